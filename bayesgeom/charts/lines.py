@@ -1,0 +1,61 @@
+"""Lines over layers or positions, with interval bands, and their null as a grey dashed line or band."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import plotly.graph_objects as go
+from jaxtyping import Float
+
+from bayesgeom.charts.theme import MEASURED, NULL
+
+Panel = tuple[int, int]
+
+
+def add_line(
+    figure: go.Figure,
+    panel: Panel,
+    x: Sequence[float] | Float[np.ndarray, " x"],
+    y: Float[np.ndarray, " x"],
+    *,
+    name: str,
+    color: str = MEASURED,
+    dash: str = "solid",
+) -> None:
+    """A measured line with markers; missing values leave a gap."""
+    figure.add_trace(
+        go.Scatter(x=list(x), y=y, name=name, mode="lines+markers", line={"color": color, "dash": dash}, marker={"size": 5}),
+        row=panel[0], col=panel[1],
+    )  # fmt: skip
+
+
+def add_band(
+    figure: go.Figure,
+    panel: Panel,
+    x: Sequence[float] | Float[np.ndarray, " x"],
+    lo: Float[np.ndarray, " x"],
+    hi: Float[np.ndarray, " x"],
+    *,
+    name: str,
+    color: str = MEASURED,
+) -> None:
+    """A shaded interval between `lo` and `hi`."""
+    red, green, blue = (int(color[i : i + 2], 16) for i in (1, 3, 5))
+    across = np.concatenate([np.asarray(x, dtype=float), np.asarray(x, dtype=float)[::-1]])
+    figure.add_trace(
+        go.Scatter(
+            x=across, y=np.concatenate([hi, lo[::-1]]), fill="toself", fillcolor=f"rgba({red},{green},{blue},0.18)",
+            line={"width": 0}, name=name, hoverinfo="skip",
+        ),
+        row=panel[0], col=panel[1],
+    )  # fmt: skip
+
+
+def add_null(
+    figure: go.Figure, panel: Panel, x: Sequence[float] | Float[np.ndarray, " x"], y: float | Float[np.ndarray, " x"], *, name: str
+) -> None:
+    """The null level, grey and dashed: a constant, or a line of its own."""
+    levels = np.broadcast_to(np.asarray(y, dtype=float), (len(x),))
+    figure.add_trace(
+        go.Scatter(x=list(x), y=levels, name=name, mode="lines", line={"color": NULL, "dash": "dash"}),
+        row=panel[0], col=panel[1],
+    )  # fmt: skip

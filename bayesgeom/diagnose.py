@@ -1,0 +1,155 @@
+"""`diagnose`: one pass of the model over fresh trials serves every probe; fresh copies of it give the nulls."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, final
+
+import torch
+from tqdm.auto import tqdm
+
+from bayesgeom.activations import Run
+from bayesgeom.diagnosis import Diagnosis
+from bayesgeom.errors import InvalidArgument, MissingSite, TaskMismatch, unknown_name
+from bayesgeom.models.base import Model
+from bayesgeom.models.checkpoint import Checkpoint, versions
+from bayesgeom.models.resolve import as_model
+from bayesgeom.models.transformer import Transformer
+from bayesgeom.plugins import discover
+from bayesgeom.probes.base import Probe
+from bayesgeom.report import Report
+from bayesgeom.sites import Site
+from bayesgeom.tasks.base import WindTunnel, derived_seed
+from bayesgeom.trials import Trials
+
+N_RECORDED = 192  # sequences whose activations are kept: enough for every interval, and independent of n
+_TRIALS, _FRESH, _RESAMPLING = 0, 1, 2  # branches of the seed
+
+AnyProbe = Probe[Any]
+
+
+def diagnose(
+    model: Model | Checkpoint | Transformer | str | Path,
+    task: WindTunnel | None = None,
+    *,
+    probes: Sequence[str | AnyProbe] | None = None,
+    n: int = 512,
+    seed: int = 0,
+    nulls: int = 3,
+) -> Diagnosis:
+    """Every probe that this model can serve, on `n` fresh sequences of the task it was trained on, or of `task`.
+
+    Behavioural numbers use all `n` sequences; activations are kept of the first 192 (each report says its own n).
+    `nulls` freshly initialised copies of the architecture get one pass each. A probe whose needs are unmet is in
+    `skipped` with the reason; asked for by name, it raises.
+
+    **Raises** `InvalidArgument` for n < 1 or nulls < 0, `UnknownName` for a probe, task or checkpoint that does not exist,
+    `TaskMismatch` where the task's ids or length do not fit, `MissingSite` for a named probe that cannot be served.
+    """
+    if nulls < 0:
+        raise InvalidArgument(f"nulls is the number of freshly initialised copies: at least 0, got {nulls}.")
+    subject = as_model(model)
+    chosen = _task_of(subject, task)
+    plan = _plan(subject, probes)
+    stream = _Stream(task=chosen, seed=derived_seed(seed, _TRIALS), device=subject.spec.device)
+    blocks = stream.blocks(n)  # here, so that a bad n is refused before the copies run
+    fresh: dict[str, list[Report]] = {name: [] for name in plan.served}
+    for index in range(nulls):
+        copy = subject.fresh(derived_seed(seed, _FRESH, index))
+        run = _run(copy, chosen, stream.blocks(min(n, N_RECORDED)), plan.sites, seed)
+        for name, probe in plan.served.items():
+            fresh[name].append(probe.measure(run))
+    run = _run(subject, chosen, blocks, plan.sites, seed, progress=-(-n // 128))
+    reports = {name: probe.measure(run, fresh[name]) for name, probe in plan.served.items()}
+    provenance = _provenance(run, chosen, {"n": n, "seed": seed, "nulls": nulls, "probes": list(plan.served)})
+    return Diagnosis(reports=reports, skipped=plan.skipped, provenance=provenance)
+
+
+def all_probes() -> dict[str, AnyProbe]:
+    """One of every probe that is installed, by name."""
+    # mypy: an abstract class as a value is what discovery is about.
+    return {name: kind() for name, kind in discover("bayesgeom.probes", Probe).items()}  # type: ignore[type-abstract]
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class _Plan:
+    """Probes that will run, the sites that they read together, and why the others will not."""
+
+    served: dict[str, AnyProbe]
+    sites: tuple[Site, ...]
+    skipped: dict[str, str]
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class _Stream:
+    """The same trials for the model and for its fresh copies."""
+
+    task: WindTunnel
+    seed: int
+    device: str
+
+    def blocks(self, n: int) -> Iterator[Trials]:
+        return self.task.stream(n, seed=self.seed, device=self.device)
+
+
+def _task_of(model: Model, task: WindTunnel | None) -> WindTunnel:
+    chosen = task or model.task
+    if chosen is None:
+        raise InvalidArgument(f"{model.spec.name} does not say what it was trained on: pass task=….")
+    if model.task is not None and chosen.d_vocab != model.task.d_vocab:
+        raise TaskMismatch(
+            f"{chosen} has {chosen.d_vocab} ids; {model.spec.name} was trained on {model.task}, which has "
+            f"{model.task.d_vocab}: the same id would mean different things. Use parameters that keep the vocabulary."
+        )
+    return chosen
+
+
+def _plan(model: Model, probes: Sequence[str | AnyProbe] | None) -> _Plan:
+    known = all_probes()
+    asked: dict[str, AnyProbe] = {}
+    for item in known.values() if probes is None else probes:
+        if isinstance(item, str) and item not in known:
+            raise unknown_name("probe", item, known)
+        probe = known[item] if isinstance(item, str) else item
+        asked[probe.name] = probe
+    served, skipped, sites = {}, {}, dict[Site, None]()
+    for name, probe in asked.items():
+        try:
+            model.require(probe.needs.sites, by=f"probe {name!r}")
+        except MissingSite as reason:
+            if probes is not None:
+                raise
+            skipped[name] = str(reason)
+            continue
+        served[name] = probe
+        sites |= dict.fromkeys((*probe.needs.sites, *(site for site in probe.needs.optional if site in model.sites)))
+    # Calibration leads, as the question that the others explain.
+    first = sorted(served, key=lambda name: (name != "calibration", list(served).index(name)))
+    return _Plan(served={name: served[name] for name in first}, sites=tuple(sites), skipped=skipped)
+
+
+def _run(
+    model: Model, task: WindTunnel, blocks: Iterator[Trials], sites: tuple[Site, ...], seed: int, *, progress: int = 0
+) -> Run:
+    shown = tqdm(blocks, total=progress, desc=model.spec.name, disable=None if progress else True, leave=False)
+    return model.run(
+        shown,
+        record=sites,
+        n_recorded=N_RECORDED,
+        null_predictives=task.null_predictives,
+        seed=derived_seed(seed, _RESAMPLING),
+    )
+
+
+def _provenance(run: Run, task: WindTunnel, arguments: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "model": run.spec.to_dict(),
+        "task": task.config(),
+        "task_label": str(task),
+        "arguments": arguments,
+        "n_recorded": run.n_recorded,
+        "versions": versions(),
+        "threads": torch.get_num_threads(),
+    }

@@ -1,0 +1,122 @@
+"""A diagnosis: every report on one model and task, what was skipped and why, and where the numbers come from."""
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, final
+
+from bayesgeom.charts.page import Section, page
+from bayesgeom.errors import OutputFault, unknown_name
+from bayesgeom.files import check_directory, directory_aside, file_aside
+from bayesgeom.plugins import discover
+from bayesgeom.report import Headline, Record, Report, headline_cells, read_parts, write_parts
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+METRICS, HTML = "metrics.parquet", "report.html"
+HEADLINES_SHOWN = 2
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Diagnosis(Mapping[str, Report]):
+    """Reports by probe name. `skipped` gives the reason for every probe that this model could not serve."""
+
+    reports: Mapping[str, Report]
+    skipped: Mapping[str, str]
+    provenance: Mapping[str, Any]
+
+    def __getitem__(self, name: str) -> Report:
+        if name in self.skipped:
+            raise unknown_name(f"report in this diagnosis (skipped: {self.skipped[name]})", name, self.reports)
+        if name not in self.reports:
+            raise unknown_name("report in this diagnosis", name, self.reports)
+        return self.reports[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.reports)
+
+    def __len__(self) -> int:
+        return len(self.reports)
+
+    @property
+    def title(self) -> str:
+        """Model and task, as tables and pages are headed."""
+        return f"{self.provenance['model']['name']} on {self.provenance['task_label']}"
+
+    def headlines(self) -> list[tuple[str, Headline]]:
+        """The first headlines of every report, with the probe's name: what the summary and the page show."""
+        return [(name, line) for name, report in self.reports.items() for line in report.headlines()[:HEADLINES_SHOWN]]
+
+    def summary(self) -> str:
+        """A table for the terminal: number, interval and null of each headline; then what was skipped."""
+        rows = [("probe", "measured", "value", "95 % interval", "null")]
+        rows += [(name, line.label, *headline_cells(line)) for name, line in self.headlines()]
+        widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+        lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+        rule = "  ".join("─" * width for width in widths)
+        skipped = [f"skipped {name}: {reason}" for name, reason in self.skipped.items()]
+        return "\n".join([self.title, "", lines[0], rule, *lines[1:], *([""] if skipped else []), *skipped])
+
+    def to_pandas(self) -> "pd.DataFrame":
+        """The tidy table: model, checkpoint, task, probe, metric, variant, layer, head, position, value, lo, hi, null, n."""
+        import pandas as pd
+
+        columns = [field.name for field in dataclasses.fields(Record)]
+        rows = [dataclasses.astuple(record) for report in self.reports.values() for record in report.records()]
+        table = pd.DataFrame(rows, columns=columns)
+        table = table.astype({"layer": "Int64", "head": "Int64", "position": "Int64"})
+        model = self.provenance["model"]
+        table.insert(0, "model", model["architecture"])
+        table.insert(1, "checkpoint", model["name"])
+        table.insert(2, "task", self.provenance["task_label"])
+        return table
+
+    def save(self, path: str | Path) -> None:
+        """Write the run directory: `report.json`, `arrays.safetensors`, `metrics.parquet`, `report.html`; all or nothing.
+
+        **Raises** `OutputFault` where it cannot be written, or where another kind of directory stands in the way.
+        """
+        target = Path(path)
+        check_target(target)
+        with directory_aside(target) as aside:
+            write_parts(aside, self.reports, {"skipped": self.skipped, "provenance": self.provenance})
+            self.to_pandas().to_parquet(aside / METRICS)
+            (aside / HTML).write_text(self._page())
+
+    @classmethod
+    def load(cls, path: str | Path) -> "Diagnosis":
+        """The diagnosis that `save` wrote, with equal values. **Raises** `OutputFault` where there is none."""
+        reports, extra = read_parts(Path(path), report_kinds())
+        return cls(reports=reports, skipped=extra["skipped"], provenance=extra["provenance"])
+
+    def html(self, path: str | Path) -> None:
+        """Write the page alone: self-contained, opens offline."""
+        with file_aside(Path(path)) as aside:
+            aside.write_text(self._page())
+
+    def _page(self) -> str:
+        sections = [
+            Section(
+                name=name, title=report.title, about=report.about, headlines=report.headlines(), figure=report.figure(),
+                n=report.n,
+            )
+            for name, report in self.reports.items()
+        ]  # fmt: skip
+        provenance = dict(self.provenance)
+        return page(self.title, sections, n_leading=HEADLINES_SHOWN, skipped=self.skipped, provenance=provenance)
+
+
+def report_kinds() -> dict[str, type[Report]]:
+    """Every class of report, by the name of its probe."""
+    # mypy: an abstract class as a value is what discovery is about.
+    return discover("bayesgeom.probes", Report)  # type: ignore[type-abstract]
+
+
+def check_target(path: Path) -> None:
+    """**Raises** `OutputFault` unless a run directory can be written here; asked before any work is done."""
+    if path.is_dir() and any(path.iterdir()) and not (path / "report.json").exists():
+        raise OutputFault(f"{path} holds something else than a report; name an empty or a new directory.")
+    check_directory(path)

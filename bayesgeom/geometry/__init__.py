@@ -1,0 +1,1 @@
+"""Geometry on arrays and nothing else: no model, no task, no plot."""

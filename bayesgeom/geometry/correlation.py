@@ -1,0 +1,37 @@
+"""Correlation of two variables, with and without a third held fixed. Ties share their mean rank; constants give NaN."""
+
+import numpy as np
+from jaxtyping import Float
+from scipy.stats import rankdata
+
+
+def pearson(x: Float[np.ndarray, "point *rest"], y: Float[np.ndarray, "point *rest"]) -> Float[np.ndarray, "*rest"]:
+    """Linear correlation along the first axis, between −1 and 1."""
+    a, b = x - x.mean(axis=0), y - y.mean(axis=0)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return np.asarray((a * b).sum(axis=0) / np.sqrt((a * a).sum(axis=0) * (b * b).sum(axis=0)))
+
+
+def spearman(x: Float[np.ndarray, "point *rest"], y: Float[np.ndarray, "point *rest"]) -> Float[np.ndarray, "*rest"]:
+    """Correlation of ranks along the first axis: 1 wherever y grows with x."""
+    return pearson(ranks(x), ranks(y))
+
+
+def partial_spearman(
+    x: Float[np.ndarray, " point"], y: Float[np.ndarray, " point"], given: Float[np.ndarray, " point"]
+) -> float:
+    """Rank correlation of x and y within levels of `given`: ranks minus their mean at each level.
+
+    NaN where x or y is a function of `given`: then the data cannot tell them apart.
+    """
+    _, level = np.unique(given, return_inverse=True)
+    size = np.bincount(level)
+    residuals = [r - (np.bincount(level, weights=r) / size)[level] for r in (ranks(x), ranks(y))]
+    if any(np.abs(residual).max() < 1e-9 * len(x) for residual in residuals):
+        return float("nan")
+    return float(pearson(*residuals))
+
+
+def ranks(x: Float[np.ndarray, "point *rest"]) -> Float[np.ndarray, "point *rest"]:
+    """Rank along the first axis, from 1; ties share their mean rank."""
+    return np.asarray(rankdata(x, axis=0), dtype=np.float64)

@@ -1,0 +1,1 @@
+"""Sequence models and the adapters that run them, one architecture a file."""

@@ -1,0 +1,181 @@
+"""What a model is to probes: sites, a spec, and one `run` that keeps its promises whatever the architecture."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import final
+
+import torch
+from jaxtyping import Float, Float64, Int64
+from torch import Tensor, nn
+
+from bayesgeom.activations import Behaviour, ModelSpec, Run
+from bayesgeom.behaviour import answer_log_probabilities, behaviour, merged, predicted_behaviour
+from bayesgeom.errors import InvalidArgument, MissingSite, NonFinite, TaskMismatch
+from bayesgeom.models.recorder import Recorder, bytes_per_sequence
+from bayesgeom.sites import Site
+from bayesgeom.tasks.base import WindTunnel
+from bayesgeom.trials import Trials, concatenate
+
+BUDGET_BYTES = 256 * 2**20
+NullPredictives = Callable[[Trials], Mapping[str, Float64[Tensor, "batch query_pos answer"]]]
+
+
+class Model(ABC):
+    """A sequence model behind one interface. An adapter says where things are; `run` does everything else."""
+
+    spec: ModelSpec
+    module: nn.Module
+    task: WindTunnel | None
+    withheld: Mapping[Site, str]
+
+    @property
+    @abstractmethod
+    def sites(self) -> frozenset[Site]:
+        """The sites on offer: those that exist and whose identities held when the model was attached.
+
+        `withheld` says of the others which identity broke.
+        """
+
+    @abstractmethod
+    def point(self, site: Site, layer: int) -> nn.Module:
+        """The submodule whose output is this site's activation in this layer."""
+
+    @abstractmethod
+    def static(self, site: Site, tokens: Int64[Tensor, " token"]) -> Float[Tensor, "layer *axes"]:
+        """A site that is read from the weights, for these token ids."""
+
+    @abstractmethod
+    def logits(self, trials: Trials) -> Float[Tensor, "batch query_pos d_vocab"]:
+        """One forward pass: logits at the scored positions."""
+
+    @abstractmethod
+    def fresh(self, seed: int) -> "Model":
+        """The same architecture at initialisation."""
+
+    @final
+    def require(self, sites: Iterable[Site], by: str) -> None:
+        """**Raises** `MissingSite` unless every site is on offer; `by` says who asks."""
+        for site in sites:
+            if site not in self.sites:
+                offered = ", ".join(sorted(s.name for s in self.sites)) or "(none)"
+                reason = f" ({self.withheld[site]})" if site in self.withheld else ""
+                raise MissingSite(
+                    f"{by} reads site {site.name!r}, which {self.spec.name} has not{reason}. It exposes: {offered}."
+                )
+
+    @final
+    def run(
+        self,
+        blocks: Iterable[Trials],
+        *,
+        record: Iterable[Site] = (),
+        n_recorded: int = 0,
+        null_predictives: NullPredictives | None = None,
+        budget_bytes: int = BUDGET_BYTES,
+        seed: int = 0,
+    ) -> Run:
+        """One pass over a stream of trials: behaviour of all, the recorded sites of the first `n_recorded`.
+
+        In evaluation mode and without gradients; the module's former mode is restored, and only hooks set here are
+        removed, also after an exception. Fewer than `n_recorded` are kept where the byte budget would be passed.
+
+        **Raises** `MissingSite`, `TaskMismatch`, `NonFinite`, and `HookFault` when a site did not fire once per pass.
+        """
+        wanted = tuple(dict.fromkeys(record))
+        self.require(wanted, by="this run")
+        was_training = self.module.training
+        self.module.eval()
+        try:
+            with torch.no_grad(), Recorder(self.spec, self.point, [s for s in wanted if not s.is_static]) as recorder:
+                parts = list(self._passes(blocks, recorder, n_recorded, budget_bytes, null_predictives))
+        finally:
+            self.module.train(was_training)
+        if not parts:
+            raise InvalidArgument("a run needs at least one block of trials; the stream was empty.")
+        kept = [part for part in parts if part.trials is not None]
+        trials = concatenate([part.trials for part in kept if part.trials is not None])
+        static = {site: self._static(site, trials) for site in wanted if site.is_static}
+        return Run(
+            spec=self.spec,
+            behaviour=merged([part.behaviour for part in parts]),
+            exact_behaviour=merged([part.exact for part in parts]),
+            null_behaviours={name: merged([part.nulls[name] for part in parts]) for name in parts[0].nulls},
+            trials=trials,
+            log_answers=torch.cat([part.log_answers for part in kept if part.log_answers is not None]),
+            recorded=recorder.finished() | static,
+            seed=seed,
+        )
+
+    @final
+    def check_fits(self, trials: Trials) -> None:
+        """**Raises** `TaskMismatch` where ids or length of these trials do not fit this model."""
+        n_pos, d_vocab, n_ctx = trials.tokens.shape[1], self.spec.d_vocab, self.spec.n_ctx
+        if n_ctx is not None and n_pos > n_ctx:
+            raise TaskMismatch(f"the task's sequences have {n_pos} tokens; {self.spec.name} has positions for {n_ctx}.")
+        ids = torch.cat([trials.tokens.flatten(), trials.answers])
+        if int(ids.min()) < 0 or int(ids.max()) >= d_vocab:
+            raise TaskMismatch(
+                f"the task uses ids {int(ids.min())} … {int(ids.max())}; {self.spec.name} has {d_vocab} ids, 0 … "
+                f"{d_vocab - 1}. Use the task that the model was trained on."
+            )
+
+    @final
+    def _static(self, site: Site, trials: Trials) -> Float[Tensor, "layer *axes"]:
+        return self.static(site, trials.token_ids()).detach()
+
+    @final
+    def _passes(
+        self,
+        blocks: Iterable[Trials],
+        recorder: Recorder,
+        n_recorded: int,
+        budget_bytes: int,
+        null_predictives: NullPredictives | None,
+    ) -> "Iterator[_Part]":
+        room: int | None = None
+        for block in blocks:
+            self.check_fits(block)
+            if room is None:
+                each = bytes_per_sequence(self.spec, recorder.sites, block)
+                room = max(1, min(n_recorded, budget_bytes // max(1, each)))
+                recorder.make_room(room)
+            # A block that only begins within the room is cut there, so that the rest of it runs without hooks.
+            cuts = (block.rows(slice(0, room)), block.rows(slice(room, None))) if 0 < room < len(block) else (block,)
+            for cut in cuts:
+                yield self._one_pass(cut, recorder, room > 0, null_predictives)
+                room = max(0, room - len(cut))
+
+    @final
+    def _one_pass(
+        self, trials: Trials, recorder: Recorder, is_kept: bool, null_predictives: NullPredictives | None
+    ) -> "_Part":
+        with recorder.recording(trials, is_on=is_kept):
+            logits = self.logits(trials)
+        if not bool(logits.isfinite().all()):
+            bad = int((~logits.isfinite().all(-1).all(-1)).sum())
+            raise NonFinite(
+                f"{self.spec.name} gave NaN or infinite logits in {bad} of {len(trials)} sequences; its weights or an "
+                f"edit are broken."
+            )
+        log_answers, leak = answer_log_probabilities(logits, trials)
+        nulls = null_predictives(trials) if null_predictives else {}
+        return _Part(
+            behaviour=behaviour(trials, log_answers, leak),
+            exact=predicted_behaviour(trials, trials.at_scored(trials.predictive)),
+            nulls={name: predicted_behaviour(trials, p) for name, p in nulls.items()},
+            trials=trials if is_kept else None,
+            log_answers=log_answers if is_kept else None,
+        )
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class _Part:
+    """What one pass leaves of one block; `trials` and `log_answers` only where activations were kept."""
+
+    behaviour: Behaviour
+    exact: Behaviour
+    nulls: Mapping[str, Behaviour]
+    trials: Trials | None
+    log_answers: Float64[Tensor, "batch query_pos answer"] | None

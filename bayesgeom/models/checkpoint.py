@@ -1,0 +1,165 @@
+"""Checkpoints: directories of `model.safetensors`, `config.json` and `card.md`, loaded strictly.
+
+Nothing in a checkpoint is ever executed: weights are safetensors, the rest is JSON and text. Each way of being wrong
+has its own sentence.
+"""
+
+import hashlib
+import importlib.metadata
+import json
+import platform
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, final
+
+import torch
+from jaxtyping import Float
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from bayesgeom.errors import BayesGeomError, CheckpointFault
+from bayesgeom.files import directory_aside
+from bayesgeom.models.config import ModelConfig, config_from_dict
+from bayesgeom.tasks.base import WindTunnel, task_from_config
+
+SCHEMA = 1
+WEIGHTS, CONFIG, CARD = "model.safetensors", "config.json", "card.md"
+VERSIONED = ("torch", "transformer-lens", "numpy", "safetensors")
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Checkpoint:
+    """A loaded checkpoint: the module in evaluation mode, its shape, its task, and where it came from."""
+
+    name: str
+    module: nn.Module
+    config: ModelConfig
+    task: WindTunnel
+    recipe: Mapping[str, Any]
+    step: int
+    weights_hash: str
+
+
+def save_checkpoint(
+    path: Path,
+    module: nn.Module,
+    config: ModelConfig,
+    *,
+    recipe: Mapping[str, Any],
+    step: int,
+    card: str,
+    scores: Mapping[str, float] | None = None,
+) -> str:
+    """Write a checkpoint directory, whole or not at all, and return the hash of its weights.
+
+    `recipe` is what `Recipe.to_dict` gives; its task is what the checkpoint is said to be trained on. `scores` go into
+    the config, where `bayesgeom checkpoints` reads them. `{weights_hash}` in the card is filled in.
+    """
+    weights = {name: tensor.detach().cpu().contiguous() for name, tensor in module.state_dict().items()}
+    digest = weights_hash(weights)
+    description = {
+        "schema": SCHEMA,
+        "model": config.to_dict(),
+        "task": recipe["task"],
+        "recipe": dict(recipe),
+        "step": step,
+        "weights_hash": digest,
+        "scores": dict(scores or {}),
+        "versions": versions(),
+    }
+    with directory_aside(path) as aside:
+        save_file(weights, aside / WEIGHTS)
+        (aside / CONFIG).write_text(json.dumps(description, indent=2) + "\n")
+        (aside / CARD).write_text(card.replace("{weights_hash}", digest))
+    return digest
+
+
+def load_checkpoint(path: Path, *, device: str | torch.device = "cpu") -> Checkpoint:
+    """Load a checkpoint directory strictly. **Raises** `CheckpointFault` with the one thing that is wrong."""
+    description = read_description(path)
+    try:
+        config = config_from_dict(description["model"])
+        task = task_from_config(description["task"])
+    except BayesGeomError as error:
+        raise CheckpointFault(f"{path / CONFIG}: {error}") from error
+    weights = read_weights(path / WEIGHTS)
+    module = config.build(seed=0)
+    _check_tensors(path, weights, module)
+    digest = weights_hash(weights)
+    if digest != description["weights_hash"]:
+        raise CheckpointFault(
+            f"the weights in {path} have hash {digest}, their config says {description['weights_hash']}: one of the two "
+            f"files was replaced or edited. Restore the pair."
+        )
+    module.load_state_dict(weights, strict=True)
+    return Checkpoint(
+        name=path.name,
+        module=module.to(device).eval(),
+        config=config,
+        task=task,
+        recipe=description["recipe"],
+        step=description["step"],
+        weights_hash=digest,
+    )
+
+
+def read_weights(path: Path) -> dict[str, Tensor]:
+    """The tensors of a safetensors file. **Raises** `CheckpointFault` when it is missing or not whole."""
+    try:
+        return load_file(path)
+    except FileNotFoundError as error:
+        raise CheckpointFault(f"{path.parent} holds no {path.name}; a checkpoint is {WEIGHTS} and {CONFIG}.") from error
+    except (SafetensorError, OSError) as error:
+        raise CheckpointFault(f"{path} is truncated or no safetensors file ({error}). Copy it again.") from error
+
+
+def weights_hash(weights: Mapping[str, Float[Tensor, "..."]]) -> str:
+    """First 16 hex digits of the SHA-256 over names, shapes, dtypes and bytes, in order of name."""
+    digest = hashlib.sha256()
+    for name in sorted(weights):
+        tensor = weights[name].detach().cpu().contiguous()
+        digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
+        digest.update(tensor.flatten().view(torch.uint8).numpy())
+    return digest.hexdigest()[:16]
+
+
+def versions() -> dict[str, str]:
+    """Python, and the libraries that decide numbers, as installed."""
+    return {"python": platform.python_version()} | {name: importlib.metadata.version(name) for name in VERSIONED}
+
+
+def read_description(path: Path) -> dict[str, Any]:
+    """A checkpoint's `config.json`. **Raises** `CheckpointFault` where it is missing, unreadable or too new."""
+    try:
+        description = json.loads((path / CONFIG).read_text())
+    except FileNotFoundError as error:
+        raise CheckpointFault(f"{path} holds no {CONFIG}; a checkpoint is {WEIGHTS} and {CONFIG}.") from error
+    except (json.JSONDecodeError, UnicodeDecodeError, OSError) as error:
+        raise CheckpointFault(f"{path / CONFIG} cannot be read as JSON: {error}.") from error
+    schema = description.get("schema") if isinstance(description, dict) else None
+    if not isinstance(schema, int):
+        raise CheckpointFault(f"{path / CONFIG} is no bayesgeom config: it has no schema number.")
+    if schema > SCHEMA:
+        raise CheckpointFault(f"{path} has schema {schema}; this bayesgeom reads up to {SCHEMA}. Upgrade bayesgeom.")
+    missing = {"model", "task", "recipe", "step", "weights_hash"} - description.keys()
+    if missing:
+        raise CheckpointFault(f"{path / CONFIG} lacks {', '.join(sorted(missing))}.")
+    return description
+
+
+def _check_tensors(path: Path, weights: Mapping[str, Tensor], module: nn.Module) -> None:
+    expected = module.state_dict()
+    for what, names in (("lacks", expected.keys() - weights.keys()), ("has unknown", weights.keys() - expected.keys())):
+        if names:
+            raise CheckpointFault(f"{path / WEIGHTS} {what} {len(names)} tensor(s): {', '.join(sorted(names)[:6])}.")
+    for name, tensor in weights.items():
+        if tensor.shape != expected[name].shape:
+            raise CheckpointFault(
+                f"{path / WEIGHTS}: {name} has shape {tuple(tensor.shape)}, the config asks for {tuple(expected[name].shape)}."
+            )
+        if not bool(tensor.isfinite().all()):
+            bad = int((~tensor.isfinite()).sum())
+            raise CheckpointFault(f"{path / WEIGHTS}: {name} has {bad} NaN or infinite weight(s); it is unusable.")

@@ -1,0 +1,44 @@
+"""What every architecture of ours shares: a frozen config that names it, sizes it and builds it."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import asdict, is_dataclass
+from typing import Any, ClassVar, final
+
+from torch import nn
+
+from bayesgeom.errors import InvalidArgument
+from bayesgeom.plugins import find
+
+
+class ModelConfig(ABC):
+    """A frozen dataclass that holds an architecture's sizes, ids and context included."""
+
+    name: ClassVar[str]
+    d_vocab: int
+    n_ctx: int
+
+    @abstractmethod
+    def build(self, *, seed: int) -> nn.Module:
+        """A fresh module, tokens to logits, initialised from this seed."""
+
+    @final
+    def to_dict(self) -> dict[str, Any]:
+        """Architecture and sizes, as JSON can hold them; `config_from_dict` is the inverse."""
+        assert is_dataclass(self) and not isinstance(self, type), "a model config is a dataclass"
+        return {"architecture": self.name, **asdict(self)}
+
+
+def config_from_dict(values: Mapping[str, Any]) -> ModelConfig:
+    """The config that `ModelConfig.to_dict` wrote.
+
+    **Raises** `UnknownName` for an architecture that does not exist, `InvalidArgument` for sizes that it does not take.
+    """
+    sizes = dict(values)
+    architecture = sizes.pop("architecture", None)
+    # mypy: an abstract class as a value is what discovery is about.
+    kind = find("bayesgeom.models", ModelConfig, str(architecture))  # type: ignore[type-abstract]
+    try:
+        return kind(**sizes)
+    except TypeError as error:
+        raise InvalidArgument(f"architecture {architecture!r} cannot be built from {sizes}: {error}.") from error

@@ -1,0 +1,120 @@
+"""Attach-time identities: what must hold between sites before any of them is believed.
+
+    softmax(scale · q·k + bias, over k ≤ q) = pattern        pattern · v = z
+    W_O z + b = attn_out                                     resid_pre + attn_out + mlp_out = resid_post
+
+A site whose identity fails is withheld, with the sentence that says which one broke and by how much.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import final
+
+import torch
+from einops import einsum, repeat
+from jaxtyping import Float, Shaped
+from torch import Tensor, nn
+
+from bayesgeom import sites as s
+from bayesgeom.trials import Trials
+
+TOLERANCE = 1e-4  # of the largest entry; float32 rounding is a hundred times smaller
+N_SEQUENCES, N_POSITIONS = 2, 7
+
+Captured = Mapping[s.Site, Shaped[Tensor, "layer *axes"]]
+AttnOut = Callable[[Float[Tensor, "batch pos head d_head"], int], Float[Tensor, "batch pos d_model"]]
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class _Identity:
+    """An equation, the sites that it vouches for, and its two sides."""
+
+    equation: str
+    sites: tuple[s.Site, ...]
+    left: Float[Tensor, "..."]
+    right: Float[Tensor, "..."]
+
+    def error(self) -> float:
+        """Largest difference as a share of the right side's largest entry."""
+        return float((self.left - self.right).abs().max() / self.right.abs().max().clamp_min(1e-12))
+
+
+def sentinel_trials(d_vocab: int, n_ctx: int | None, device: str) -> Trials:
+    """A few random tokens, every position scored: what identities are tried on."""
+    n_pos = min(N_POSITIONS, n_ctx or N_POSITIONS)
+    tokens = torch.randint(d_vocab, (N_SEQUENCES, n_pos), generator=torch.Generator().manual_seed(0)).to(device)
+    certain = torch.ones(N_SEQUENCES, n_pos, 1, dtype=torch.float64, device=device)
+    return Trials(
+        tokens=tokens, scored=torch.ones_like(tokens, dtype=torch.bool), answers=tokens.new_zeros(1), predictive=certain,
+        belief=certain, realised=torch.zeros_like(tokens), token_sets={}, relations={},
+    )  # fmt: skip
+
+
+def capture(
+    forward: Callable[[], object], point: Callable[[s.Site, int], nn.Module], sites: Mapping[s.Site, object], n_layers: int
+) -> dict[s.Site, Shaped[Tensor, "layer *axes"]]:
+    """Every position of every site over one forward pass; a site that does not fire in every layer is left out."""
+    caught: dict[s.Site, list[Tensor]] = {site: [] for site in sites}
+    handles = []
+    try:
+        for site in sites:
+            for layer in range(n_layers):
+                hook = point(site, layer).register_forward_hook(lambda _m, _i, out, site=site: caught[site].append(out))
+                handles.append(hook)
+        with torch.no_grad():
+            forward()
+    finally:
+        for handle in handles:
+            handle.remove()
+    return {site: torch.stack(values) for site, values in caught.items() if len(values) == n_layers}
+
+
+@torch.no_grad()
+def broken_identities(
+    held: Captured, *, scale: float, bias: Float[Tensor, "head query_pos key_pos"] | None, attn_out: AttnOut
+) -> dict[s.Site, str]:
+    """The sites that cannot be believed, each with the reason. Identities whose sites are absent are not tried."""
+    broken: dict[s.Site, str] = {}
+    for identity in _identities(held, scale, bias, attn_out):
+        error = identity.error()
+        if not error <= TOLERANCE:  # NaN is broken too
+            for site in identity.sites:
+                broken.setdefault(site, f"identity {identity.equation} fails by {error:.1e}")
+    return broken
+
+
+def _identities(
+    held: Captured, scale: float, bias: Float[Tensor, "head query_pos key_pos"] | None, attn_out: AttnOut
+) -> Iterator[_Identity]:
+    n_layers = max(map(len, held.values()), default=0)
+    if {s.Q_ROT, s.K_ROT, s.PATTERN} <= held.keys():
+        pattern = held[s.PATTERN]
+        k = _per_query_head(held[s.K_ROT], pattern.shape[2])
+        scores = scale * einsum(held[s.Q_ROT], k, "l b q h d, l b k h d -> l b h q k")
+        n_pos = scores.shape[-1]
+        if bias is not None:
+            scores = scores + bias[:, :n_pos, :n_pos]
+        hidden = torch.ones(n_pos, n_pos, dtype=torch.bool, device=scores.device).triu(1)
+        expected = scores.masked_fill(hidden, -torch.inf).softmax(-1)
+        sites = (s.Q_ROT, s.K_ROT, s.PATTERN)
+        yield _Identity(equation="softmax(scale · q_rot·k_rot) = pattern", sites=sites, left=expected, right=pattern)
+    if {s.PATTERN, s.V, s.Z} <= held.keys():
+        pattern = held[s.PATTERN]
+        v = _per_query_head(held[s.V], pattern.shape[2])
+        z = einsum(pattern, v, "l b h q k, l b k h d -> l b q h d")
+        yield _Identity(equation="pattern · v = z", sites=(s.V, s.Z), left=z, right=held[s.Z])
+    if {s.Z, s.ATTN_OUT} <= held.keys():
+        written = torch.stack([attn_out(held[s.Z][layer], layer) for layer in range(n_layers)])
+        yield _Identity(equation="W_O z + b = attn_out", sites=(s.Z, s.ATTN_OUT), left=written, right=held[s.ATTN_OUT])
+    if {s.RESID_PRE, s.ATTN_OUT, s.MLP_OUT, s.RESID_POST} <= held.keys():
+        sites = (s.RESID_PRE, s.ATTN_OUT, s.MLP_OUT, s.RESID_POST)
+        total = held[s.RESID_PRE] + held[s.ATTN_OUT] + held[s.MLP_OUT]
+        yield _Identity(
+            equation="resid_pre + attn_out + mlp_out = resid_post", sites=sites, left=total, right=held[s.RESID_POST]
+        )
+
+
+def _per_query_head(x: Float[Tensor, "l b k kv d"], n_heads: int) -> Float[Tensor, "l b k h d"]:
+    """Grouped keys and values, repeated for the query heads that share them."""
+    return repeat(x, "l b k kv d -> l b k (kv group) d", group=n_heads // x.shape[3])

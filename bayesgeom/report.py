@@ -1,0 +1,255 @@
+"""Reports: frozen, typed results that carry their axes, their nulls and their intervals.
+
+A report is a dataclass whose jaxtyping annotations are the only statement of its axes: tables, files and shape checks
+are derived from them. Conventions that every report follows:
+
+- array `x` may have companions `x_lo`, `x_hi`, `x_null`, with the same axes or a subset of them;
+- a scalar `x` has its interval in `intervals["x"]` and its null in `nulls["x"]`, where it has them;
+- an axis `thing` whose entries have names is labelled by the field `things`.
+"""
+
+import itertools
+import json
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Self, final
+
+import numpy as np
+from jaxtyping import AbstractArray
+from safetensors.numpy import load_file, save_file
+
+from bayesgeom.errors import InvalidArgument, OutputFault
+from bayesgeom.files import directory_aside
+
+if TYPE_CHECKING:
+    from plotly.graph_objects import Figure
+
+_COLUMN_OF_AXIS = {"layer": "layer", "head": "head", "kv_head": "head", "position": "position"}
+_COMPANIONS = ("_lo", "_hi", "_null")
+_JSON, _ARRAYS = "report.json", "arrays.safetensors"
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Headline:
+    """One number as tables print it: its 95 % interval where it is an estimate, its level without the structure."""
+
+    metric: str
+    label: str
+    value: float
+    unit: str = ""
+    lo: float = math.nan
+    hi: float = math.nan
+    null: float = math.nan
+    null_label: str = ""
+
+    def __str__(self) -> str:
+        value, interval, null = headline_cells(self)
+        return f"{self.label} {value}{f' [{interval}]' if interval else ''}{f'; null {null}' if null else ''}"
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Record:
+    """One row of the tidy table."""
+
+    probe: str
+    metric: str
+    variant: str | None
+    layer: int | None
+    head: int | None
+    position: int | None
+    value: float
+    lo: float
+    hi: float
+    null: float
+    n: int
+
+
+class Report(ABC):
+    """What a probe found. Concrete reports are frozen, keyword-only dataclasses.
+
+    `name` is the probe's, `title` heads its section, and `about` tells a reader who has not read the papers what was
+    measured, what to look for, and what the null is. `n` is the number of sequences behind the numbers.
+    """
+
+    name: ClassVar[str]
+    title: ClassVar[str]
+    about: ClassVar[str]
+    intervals: Mapping[str, tuple[float, float]]
+    nulls: Mapping[str, float]
+    n: int
+
+    @abstractmethod
+    def headlines(self) -> Sequence[Headline]:
+        """The numbers to read first, most important first."""
+
+    @abstractmethod
+    def figure(self) -> "Figure":
+        """A plotly figure drawn from the stored numbers alone, nulls included."""
+
+    @final
+    def headline(self) -> str:
+        """The first headline as a sentence."""
+        return str(self.headlines()[0])
+
+    @final
+    def scalar(self, metric: str, label: str, *, unit: str = "", null_label: str = "chance") -> Headline:
+        """The headline of one scalar field, with the interval and null that are stored for it."""
+        lo, hi = self.intervals.get(metric, (math.nan, math.nan))
+        null = self.nulls.get(metric, math.nan)
+        value = float(vars(self)[metric])
+        return Headline(metric=metric, label=label, value=value, unit=unit, lo=lo, hi=hi, null=null, null_label=null_label)
+
+    @final
+    @classmethod
+    def axes(cls) -> dict[str, tuple[str, ...]]:
+        """The axes of every array field, in order, as its annotation says."""
+        assert is_dataclass(cls), "a report is a dataclass"
+        return {f.name: tuple(f.type.dim_str.split()) for f in fields(cls) if _is_array(f.type)}
+
+    @final
+    def records(self) -> list[Record]:
+        """Every scalar, and every array over layers, heads, positions and labelled axes, as tidy rows."""
+        rows = [self._scalar_record(name) for name, value in vars(self).items() if isinstance(value, float)]
+        for metric, axes in self.axes().items():
+            if not metric.endswith(_COMPANIONS) and all(a in _COLUMN_OF_AXIS or f"{a}s" in vars(self) for a in axes):
+                rows.extend(self._array_records(metric, axes))
+        return rows
+
+    @final
+    def save(self, path: Path) -> None:
+        """Write this report alone into a directory; `Report.load` of its class reads it back."""
+        with directory_aside(path) as aside:
+            write_parts(aside, {self.name: self}, {})
+
+    @final
+    @classmethod
+    def load(cls, path: Path) -> Self:
+        """The report that `save` wrote. **Raises** `OutputFault` when the directory holds none of this kind."""
+        report = read_parts(path, {cls.name: cls})[0][cls.name]
+        assert isinstance(report, cls)
+        return report
+
+    @final
+    def scalars(self) -> dict[str, Any]:
+        """Every field that is no array, as JSON can hold it."""
+        return {f.name: _encoded(vars(self)[f.name]) for f in fields(self) if f.name not in self.axes()}  # type: ignore[arg-type]
+
+    @final
+    def arrays(self) -> dict[str, np.ndarray]:
+        """Every array field, contiguous."""
+        return {name: np.ascontiguousarray(vars(self)[name]) for name in self.axes()}
+
+    @final
+    @classmethod
+    def from_parts(cls, scalars: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> Self:
+        """The report with these fields; the inverse of `scalars` and `arrays`."""
+        decoded = {f.name: _decoded(scalars[f.name]) for f in fields(cls) if f.name in scalars}  # type: ignore[arg-type]
+        return cls(**decoded, **arrays)
+
+    @final
+    def _scalar_record(self, metric: str) -> Record:
+        lo, hi = self.intervals.get(metric, (math.nan, math.nan))
+        return Record(
+            probe=self.name, metric=metric, variant=None, layer=None, head=None, position=None,
+            value=vars(self)[metric], lo=lo, hi=hi, null=self.nulls.get(metric, math.nan), n=self.n,
+        )  # fmt: skip
+
+    @final
+    def _array_records(self, metric: str, axes: tuple[str, ...]) -> Iterator[Record]:
+        values = vars(self)[metric]
+        lo, hi, null = (self._companion(metric + suffix, axes, values.shape) for suffix in _COMPANIONS)
+        for index in itertools.product(*map(range, values.shape)):
+            place = dict(zip(axes, index, strict=True))
+            labels = [vars(self)[f"{axis}s"][i] for axis, i in place.items() if axis not in _COLUMN_OF_AXIS]
+            columns = {_COLUMN_OF_AXIS[axis]: i for axis, i in place.items() if axis in _COLUMN_OF_AXIS}
+            yield Record(
+                probe=self.name, metric=metric, variant=" / ".join(labels) or None, layer=columns.get("layer"),
+                head=columns.get("head"), position=columns.get("position"), value=float(values[index]),
+                lo=float(lo[index]), hi=float(hi[index]), null=float(null[index]), n=self.n,
+            )  # fmt: skip
+
+    @final
+    def _companion(self, name: str, axes: tuple[str, ...], shape: tuple[int, ...]) -> np.ndarray:
+        if name not in self.axes():
+            return np.full(shape, np.nan)
+        own = self.axes()[name]
+        spread = tuple(slice(None) if axis in own else None for axis in axes)
+        return np.broadcast_to(vars(self)[name][spread], shape)
+
+
+def headline_cells(line: Headline) -> tuple[str, str, str]:
+    """Value, interval and null of a headline, as every table prints them."""
+    value = f"{line.value:.4g} {line.unit}".rstrip()
+    interval = "" if math.isnan(line.lo) else f"{line.lo:.4g} … {line.hi:.4g}"
+    null = "" if math.isnan(line.null) else f"{line.null:.4f} ({line.null_label})"
+    return value, interval, null
+
+
+def write_parts(path: Path, reports: Mapping[str, Report], extra: Mapping[str, Any]) -> None:
+    """Write reports, and whatever else JSON can hold, as `report.json` and `arrays.safetensors` into a folder."""
+    arrays = {f"{key}/{name}": array for key, report in reports.items() for name, array in report.arrays().items()}
+    save_file(arrays, path / _ARRAYS)
+    held = {**extra, "reports": {key: report.scalars() for key, report in reports.items()}}
+    (path / _JSON).write_text(json.dumps(_encoded(held), indent=1, allow_nan=False) + "\n")
+
+
+def read_parts(path: Path, kinds: Mapping[str, type[Report]]) -> tuple[dict[str, Report], dict[str, Any]]:
+    """The reports of these kinds in a folder, and what else its JSON holds.
+
+    **Raises** `OutputFault` where the folder holds no whole report, or one of no known kind.
+    """
+    try:
+        held = json.loads((path / _JSON).read_text())
+        arrays = load_file(path / _ARRAYS)
+        scalars = held.pop("reports")
+    except (OSError, ValueError, KeyError) as error:
+        raise OutputFault(f"{path} holds no readable report ({_JSON} and {_ARRAYS}): {error}.") from error
+    if unknown := scalars.keys() - kinds.keys():
+        raise OutputFault(f"{path} holds reports of unknown kinds: {', '.join(sorted(unknown))}. Upgrade bayesgeom.")
+    reports: dict[str, Report] = {}
+    for key, values in scalars.items():
+        own = {name.split("/", 1)[1]: array for name, array in arrays.items() if name.split("/", 1)[0] == key}
+        try:
+            reports[key] = kinds[key].from_parts(values, own)
+        except TypeError as error:
+            raise OutputFault(f"{path}: report {key!r} has other fields than this version's: {error}.") from error
+    return reports, _decoded(held)
+
+
+def _is_array(hint: object) -> bool:
+    return isinstance(hint, type) and issubclass(hint, AbstractArray)
+
+
+def _encoded(value: Any) -> Any:
+    """As strict JSON: NaN and infinities, which it lacks, become {"float": "nan"}."""
+    match value:
+        case float() if not math.isfinite(value):
+            return {"float": str(value)}
+        case np.floating() | np.integer() | np.bool_():
+            return _encoded(value.item())
+        case Mapping():
+            return {str(key): _encoded(item) for key, item in value.items()}
+        case str() | int() | float() | bool() | None:
+            return value
+        case Sequence():
+            return [_encoded(item) for item in value]
+        case _:
+            raise InvalidArgument(f"a report field cannot hold a {type(value).__name__}: use numbers, text, arrays.")
+
+
+def _decoded(value: Any) -> Any:
+    """The inverse of `_encoded`; lists become tuples, as reports hold them."""
+    match value:
+        case {"float": str(text)}:
+            return float(text)
+        case dict():
+            return {key: _decoded(item) for key, item in value.items()}
+        case list():
+            return tuple(_decoded(item) for item in value)
+        case _:
+            return value

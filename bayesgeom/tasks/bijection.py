@@ -1,0 +1,132 @@
+"""Bijection: read pairs of a hidden one-to-one map, predict the value of each key before it is shown.
+
+An unseen key can only have a value that no earlier key had: after `s` distinct keys the posterior is uniform on the
+V − s unused values. A key seen before has its value known. Layout: k1 v1 k2 v2 … kL, and every key is a query.
+
+Reference: Agarwal, Dalal & Misra 2025, arXiv:2512.22471 (the task); labels at key positions as in the authors'
+follow-up, since a label at a value's own position asks for a copy.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, final
+
+import torch
+from jaxtyping import Bool, Float64, Int64
+from torch import Tensor
+
+from bayesgeom.errors import InvalidArgument
+from bayesgeom.tasks.base import WindTunnel
+from bayesgeom.trials import UNASKED, Trials
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Bijection(WindTunnel):
+    """A fresh uniform permutation of `n_values` values per sequence; `n_pairs` keys, the last without its value.
+
+    Ids: keys 0 … V−1, values V … 2V−1. With `repeats` keys are drawn with replacement, so that entropy falls to zero
+    whenever a key returns and is no function of position; without, a key never returns (needs `n_pairs` ≤ V).
+    """
+
+    name: ClassVar[str] = "bijection"
+    n_values: int = 20
+    n_pairs: int = 19
+    repeats: bool = False
+
+    def __post_init__(self) -> None:
+        if self.n_values < 2 or self.n_pairs < 1:
+            raise InvalidArgument(
+                f"a bijection needs n_values ≥ 2 and n_pairs ≥ 1, got {self.n_values} and {self.n_pairs}."
+            )
+        if not self.repeats and self.n_pairs > self.n_values:
+            raise InvalidArgument(
+                f"{self.n_pairs} distinct keys asked of {self.n_values}: use n_pairs ≤ n_values, or repeats=True."
+            )
+
+    @property
+    def d_vocab(self) -> int:
+        return 2 * self.n_values
+
+    @property
+    def n_pos(self) -> int:
+        return 2 * self.n_pairs - 1
+
+    def draw(self, n: int, generator: torch.Generator) -> Trials:
+        device = generator.device
+        value_of_key = torch.rand(n, self.n_values, generator=generator, device=device).argsort(dim=1)
+        if self.repeats:
+            keys = torch.randint(self.n_values, (n, self.n_pairs), generator=generator, device=device)
+        else:
+            order = torch.rand(n, self.n_values, generator=generator, device=device).argsort(dim=1)
+            keys = order[:, : self.n_pairs]
+        return self.trials(keys, value_of_key.gather(1, keys))
+
+    def trials(self, keys: Int64[Tensor, "batch pair"], values: Int64[Tensor, "batch pair"]) -> Trials:
+        """The trials of given keys and values, each counted from 0; the last value is asked for and not shown."""
+        n, n_pairs, v = len(keys), keys.shape[1], self.n_values
+        tokens = torch.stack([keys, values + v], dim=2).reshape(n, 2 * n_pairs)[:, :-1].contiguous()
+        scored = torch.zeros_like(tokens, dtype=torch.bool)
+        scored[:, 0::2] = True
+        realised = torch.full_like(tokens, UNASKED)
+        realised[:, 0::2] = values + v
+        predictive = torch.full((*tokens.shape, v), torch.nan, dtype=torch.float64, device=tokens.device)
+        predictive[:, 0::2] = self._posterior(keys, values)
+        key_ids = torch.arange(v, device=tokens.device)
+        return Trials(
+            tokens=tokens,
+            scored=scored,
+            answers=key_ids + v,
+            predictive=predictive,
+            belief=predictive,
+            realised=realised,
+            token_sets={"hypotheses": key_ids + v, "inputs": key_ids},
+            relations=self._relations(keys),
+        )
+
+    def null_predictives(self, trials: Trials) -> Mapping[str, Float64[Tensor, "batch query_pos answer"]]:
+        """`uniform` over all values; with repeats also `elimination_only`, which never recalls a stored pair."""
+        exact = trials.at_scored(trials.predictive)
+        nulls = {"uniform": torch.full_like(exact, 1 / self.n_values)}
+        if self.repeats:
+            keys = trials.tokens[:, 0::2]
+            values = trials.at_scored(trials.realised) - self.n_values
+            unused = ~_shown_before(values, self.n_values)
+            uniform = torch.where(unused.any(-1, keepdim=True), unused, True).double()
+            nulls["elimination_only"] = uniform / uniform.sum(-1, keepdim=True)
+            assert nulls["elimination_only"].shape[:2] == keys.shape
+        return nulls
+
+    def token_labels(self) -> Sequence[str]:
+        return [f"k{i}" for i in range(self.n_values)] + [f"v{i}" for i in range(self.n_values)]
+
+    def _posterior(
+        self, keys: Int64[Tensor, "batch pair"], values: Int64[Tensor, "batch pair"]
+    ) -> Float64[Tensor, "batch pair answer"]:
+        unused = (~_shown_before(values, self.n_values)).double()
+        known = torch.nn.functional.one_hot(values, self.n_values).double()
+        key_seen = _shown_before(keys, self.n_values).gather(2, keys[:, :, None])
+        # Where all values are used every key was seen, so the division by zero is never chosen.
+        return torch.where(key_seen, known, unused / unused.sum(-1, keepdim=True))
+
+    def _relations(self, keys: Int64[Tensor, "batch pair"]) -> dict[str, Bool[Tensor, "batch query_pos key_pos"]]:
+        n, n_pairs = keys.shape
+        earlier = torch.ones(n_pairs, n_pairs, dtype=torch.bool, device=keys.device).tril(-1).expand(n, -1, -1)
+        same = earlier & (keys[:, :, None] == keys[:, None, :])
+        nothing = torch.zeros_like(earlier)
+
+        def over_tokens(
+            at_keys: Bool[Tensor, "batch pair pair"], at_values: Bool[Tensor, "batch pair pair"]
+        ) -> Bool[Tensor, "batch query_pos key_pos"]:
+            return torch.stack([at_keys, at_values], dim=3).flatten(2)[:, :, :-1]
+
+        relations = {"spent_value": over_tokens(nothing, earlier), "spent_key": over_tokens(earlier, nothing)}
+        if self.repeats:
+            relations |= {"same_key": over_tokens(same, nothing), "stored_value": over_tokens(nothing, same)}
+        return relations
+
+
+def _shown_before(ids: Int64[Tensor, "batch pair"], n_ids: int) -> Bool[Tensor, "batch pair id"]:
+    """Whether each id occurs among the pairs strictly before."""
+    counts = torch.nn.functional.one_hot(ids, n_ids).cumsum(dim=1)
+    return torch.nn.functional.pad(counts[:, :-1], (0, 0, 1, 0)) > 0

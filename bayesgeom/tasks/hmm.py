@@ -1,0 +1,206 @@
+"""HMM: read a hidden Markov model's own matrices, then its symbols, and name the hidden state.
+
+Layout: a header, marker + S² transition entries (row-major), marker + S·O emission entries (row-major), separator; then
+one (marker, symbol) pair per step. Entries are probabilities on a grid, each its own token, and the exact filter runs
+on those discretised matrices: it knows what the model can see. The first symbol is emitted from the uniform initial
+state, with no transition before it:
+
+    α_0(s) ∝ E[s, o_0] / S,    α_t(s) ∝ E[s, o_t] Σ_r α_{t−1}(r) T[r, s].
+
+References: Agarwal, Dalal & Misra 2025, arXiv:2512.22471 (the task); Rabiner 1989 (the filter).
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, final
+
+import torch
+from jaxtyping import Bool, Float64, Int64
+from torch import Tensor
+
+from bayesgeom.errors import InvalidArgument
+from bayesgeom.tasks.base import WindTunnel
+from bayesgeom.trials import UNASKED, Trials
+
+N_SPECIALS = 4  # transition marker, emission marker, separator, step marker
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class HMM(WindTunnel):
+    """A fresh HMM per sequence: Dirichlet(1) rows, raised to `floor`, renormalised, rounded to `grid`.
+
+    Ids: probabilities `floor` … 1 in steps of `grid`, four specials, symbols, then the hidden states as answers.
+    At the defaults: 96 + 4 + 5 input ids, 5 answer ids, a 53-token header, 93 tokens in all.
+    """
+
+    name: ClassVar[str] = "hmm"
+    n_states: int = 5
+    n_symbols: int = 5
+    length: int = 20
+    floor: float = 0.05
+    grid: float = 0.01
+
+    def __post_init__(self) -> None:
+        if self.n_states < 2 or self.n_symbols < 2 or self.length < 1:
+            raise InvalidArgument(
+                f"an HMM needs n_states ≥ 2, n_symbols ≥ 2 and length ≥ 1, got {self.n_states}, {self.n_symbols}, {self.length}."
+            )
+        if not 0 < self.grid <= 0.5 or abs(round(1 / self.grid) * self.grid - 1) > 1e-9:
+            raise InvalidArgument(f"grid must divide 1 into whole steps (0.01, 0.05, …), got {self.grid}.")
+        if self.floor < 0 or abs(self.floor / self.grid - self._floor_steps) > 1e-6:
+            raise InvalidArgument(f"floor must be a whole number of grid steps ({self.grid}), got {self.floor}.")
+        if self._floor_steps * max(self.n_states, self.n_symbols) > self._steps:
+            raise InvalidArgument(
+                f"a floor of {self.floor} on {max(self.n_states, self.n_symbols)} entries exceeds a sum of 1; lower it."
+            )
+
+    @property
+    def _steps(self) -> int:
+        return round(1 / self.grid)
+
+    @property
+    def _floor_steps(self) -> int:
+        return round(self.floor / self.grid)
+
+    @property
+    def _first_special(self) -> int:
+        return self._steps - self._floor_steps + 1
+
+    @property
+    def _first_symbol(self) -> int:
+        return self._first_special + N_SPECIALS
+
+    @property
+    def _first_answer(self) -> int:
+        return self._first_symbol + self.n_symbols
+
+    @property
+    def header_length(self) -> int:
+        """Tokens before the first step marker."""
+        return 3 + self.n_states * (self.n_states + self.n_symbols)
+
+    @property
+    def d_vocab(self) -> int:
+        return self._first_answer + self.n_states
+
+    @property
+    def n_pos(self) -> int:
+        return self.header_length + 2 * self.length
+
+    def draw(self, n: int, generator: torch.Generator) -> Trials:
+        device = generator.device
+        transition = self._rows((n, self.n_states, self.n_states), generator)
+        emission = self._rows((n, self.n_states, self.n_symbols), generator)
+        state = torch.randint(self.n_states, (n,), generator=generator, device=device)
+        row, states, symbols = torch.arange(n, device=device), [], []
+        for step in range(self.length):
+            if step > 0:
+                state = torch.multinomial(transition[row, state].double(), 1, generator=generator)[:, 0]
+            states.append(state)
+            symbols.append(torch.multinomial(emission[row, state].double(), 1, generator=generator)[:, 0])
+        return self.trials(transition, emission, torch.stack(states, 1), torch.stack(symbols, 1))
+
+    def trials(
+        self,
+        transition: Int64[Tensor, "batch state state"],
+        emission: Int64[Tensor, "batch state symbol"],
+        states: Int64[Tensor, "batch step"],
+        symbols: Int64[Tensor, "batch step"],
+    ) -> Trials:
+        """The trials of given matrices, in whole grid steps, and given paths."""
+        n, device = len(symbols), symbols.device
+        special = torch.arange(N_SPECIALS, device=device).expand(n, -1) + self._first_special
+        step_marker = special[:, 3:].expand(-1, symbols.shape[1])
+        body = torch.stack([step_marker, symbols + self._first_symbol], dim=2).flatten(1)
+        entries = [matrix.flatten(1) - self._floor_steps for matrix in (transition, emission)]
+        tokens = torch.cat([special[:, :1], entries[0], special[:, 1:2], entries[1], special[:, 2:3], body], dim=1)
+        scored = torch.zeros_like(tokens, dtype=torch.bool)
+        scored[:, self.header_length + 1 :: 2] = True
+        realised = torch.full_like(tokens, UNASKED)
+        realised[scored] = (states + self._first_answer).flatten()
+        predictive = torch.full((*tokens.shape, self.n_states), torch.nan, dtype=torch.float64, device=device)
+        predictive[scored] = forward_filter(transition / self._steps, emission / self._steps, symbols).flatten(0, 1)
+        return Trials(
+            tokens=tokens,
+            scored=scored,
+            answers=torch.arange(self.n_states, device=device) + self._first_answer,
+            predictive=predictive,
+            belief=predictive,
+            realised=realised,
+            token_sets={"inputs": torch.arange(self.n_symbols, device=device) + self._first_symbol},
+            relations=self._relations(symbols, tokens.shape[1]),
+        )
+
+    def null_predictives(self, trials: Trials) -> Mapping[str, Float64[Tensor, "batch query_pos answer"]]:
+        """`uniform` over the states; `likelihood_only`, the posterior after the current symbol alone."""
+        exact = trials.at_scored(trials.predictive)
+        start = 2 + self.n_states**2
+        cells = trials.tokens[:, start : start + self.n_states * self.n_symbols] + self._floor_steps
+        emission = cells.reshape(-1, self.n_states, self.n_symbols).double()
+        symbols = trials.at_scored(trials.tokens) - self._first_symbol
+        likelihood = _likelihoods(emission, symbols)
+        return {
+            "uniform": torch.full_like(exact, 1 / self.n_states),
+            "likelihood_only": likelihood / likelihood.sum(-1, keepdim=True),
+        }
+
+    def token_labels(self) -> Sequence[str]:
+        probabilities = [f"{(i + self._floor_steps) * self.grid:.3g}" for i in range(self._first_special)]
+        symbols = [f"o{i}" for i in range(self.n_symbols)]
+        return [*probabilities, "T:", "E:", "|", "·", *symbols, *(f"s{i}" for i in range(self.n_states))]
+
+    def _rows(self, shape: tuple[int, int, int], generator: torch.Generator) -> Int64[Tensor, "batch row entry"]:
+        """Random stochastic rows in whole grid steps: Dirichlet(1), floored, renormalised, rounded, sum repaired."""
+        weights = torch.empty(shape, dtype=torch.float64, device=generator.device).exponential_(generator=generator)
+        probabilities = (weights / weights.sum(-1, keepdim=True)).clamp_min(self.floor)
+        steps = (probabilities / probabilities.sum(-1, keepdim=True) * self._steps).round().long()
+        steps = steps.clamp_min(self._floor_steps)
+        # Rounding leaves a surplus or deficit of a few steps: take it from the largest entry, give it to the smallest.
+        while bool((excess := steps.sum(-1) - self._steps).any()):
+            at = torch.where(excess > 0, steps.argmax(-1), steps.argmin(-1))
+            steps.scatter_add_(-1, at[..., None], -excess.sign()[..., None])
+        return steps
+
+    def _relations(
+        self, symbols: Int64[Tensor, "batch step"], n_pos: int
+    ) -> dict[str, Bool[Tensor, "batch query_pos key_pos"]]:
+        """Header cells of the current symbol's likelihoods; all transition cells; this symbol; those before it."""
+        n, length = symbols.shape
+        none = torch.zeros(n, length, n_pos, dtype=torch.bool, device=symbols.device)
+        start, first_emission = self.header_length + 1, 2 + self.n_states**2
+        emission, transition, current, earlier = none.clone(), none.clone(), none.clone(), none.clone()
+        for state in range(self.n_states):
+            emission.scatter_(2, (symbols + first_emission + state * self.n_symbols)[:, :, None], True)
+        transition[:, :, 1 : 1 + self.n_states**2] = True
+        current[:, :, start::2] = torch.eye(length, dtype=torch.bool, device=symbols.device)
+        earlier[:, :, start::2] = torch.ones(length, length, dtype=torch.bool, device=symbols.device).tril(-1)
+        return {
+            "emission_of_symbol": emission,
+            "transition_entries": transition,
+            "current_symbol": current,
+            "earlier_symbol": earlier,
+        }
+
+
+def forward_filter(
+    transition: Float64[Tensor, "batch state state"],
+    emission: Float64[Tensor, "batch state symbol"],
+    symbols: Int64[Tensor, "batch step"],
+) -> Float64[Tensor, "batch step state"]:
+    """P(s_t | o_0 … o_t) for every t, from a uniform initial state."""
+    likelihood = _likelihoods(emission.double(), symbols)
+    belief = likelihood[:, 0] / likelihood[:, 0].sum(-1, keepdim=True)
+    beliefs = [belief]
+    for step in range(1, symbols.shape[1]):
+        belief = torch.einsum("br,brs->bs", belief, transition.double()) * likelihood[:, step]
+        belief = belief / belief.sum(-1, keepdim=True)
+        beliefs.append(belief)
+    return torch.stack(beliefs, dim=1)
+
+
+def _likelihoods(
+    emission: Float64[Tensor, "batch state symbol"], symbols: Int64[Tensor, "batch step"]
+) -> Float64[Tensor, "batch step state"]:
+    """P(o_t | s) for every state."""
+    return emission.transpose(1, 2).gather(1, symbols[:, :, None].expand(-1, -1, emission.shape[1]))

@@ -1,0 +1,70 @@
+"""The optimisers of a recipe, and their state as plain tensors so that it can be stored without pickles."""
+
+import math
+from typing import final
+
+import torch
+from jaxtyping import Shaped
+from torch import Tensor, nn
+
+from bayesgeom.training.recipe import Recipe
+
+
+@final
+class Optimisers:
+    """AdamW over everything, or Muon over the blocks' matrices and AdamW over the rest."""
+
+    def __init__(self, recipe: Recipe, module: nn.Module) -> None:
+        self.recipe = recipe
+        named = dict(module.named_parameters())
+        matrices = [name for name, p in named.items() if name.startswith("blocks.") and p.ndim == 2]
+        by_muon = set(matrices) if recipe.optimiser == "muon" else set()
+        rest = [p for name, p in named.items() if name not in by_muon]
+        self.parts: list[torch.optim.Optimizer] = [
+            torch.optim.AdamW(rest, lr=recipe.lr, betas=(0.9, 0.95), weight_decay=recipe.weight_decay)
+        ]
+        if by_muon:
+            self.parts.append(
+                torch.optim.Muon(
+                    [named[name] for name in matrices],
+                    lr=recipe.matrix_lr,
+                    momentum=0.95,
+                    weight_decay=recipe.weight_decay,
+                    adjust_lr_fn="original",
+                )
+            )
+        self.peaks = [part.param_groups[0]["lr"] for part in self.parts]
+
+    def step(self, step: int) -> None:
+        """One update at this step's learning rates, and gradients cleared."""
+        for part, peak in zip(self.parts, self.peaks, strict=True):
+            part.param_groups[0]["lr"] = peak * schedule(self.recipe, step)
+            part.step()
+            part.zero_grad(set_to_none=True)
+
+    def state(self) -> dict[str, Shaped[Tensor, "..."]]:
+        """Every tensor that the next step depends on."""
+        return {
+            f"optimiser.{which}.{index}.{key}": value
+            for which, part in enumerate(self.parts)
+            for index, entries in part.state_dict()["state"].items()
+            for key, value in entries.items()
+        }
+
+    def restore(self, state: dict[str, Shaped[Tensor, "..."]]) -> None:
+        """Put back what `state` gave."""
+        for which, part in enumerate(self.parts):
+            entries: dict[int, dict[str, Tensor]] = {}
+            for name, value in state.items():
+                _, owner, index, key = name.split(".")
+                if int(owner) == which:
+                    entries.setdefault(int(index), {})[key] = value
+            part.load_state_dict({"state": entries, "param_groups": part.state_dict()["param_groups"]})
+
+
+def schedule(recipe: Recipe, step: int) -> float:
+    """Share of the peak learning rate: linear warm-up, then a half cosine to zero at the last step."""
+    if step < recipe.warmup:
+        return (step + 1) / recipe.warmup
+    progress = (step - recipe.warmup) / max(1, recipe.steps - recipe.warmup)
+    return 0.5 * (1 + math.cos(math.pi * progress))

@@ -1,0 +1,75 @@
+"""From a trained module to a checkpoint that says how it was made and how it scores."""
+
+from pathlib import Path
+
+from torch import nn
+
+from bayesgeom.models.checkpoint import save_checkpoint
+from bayesgeom.models.hooked import HookedModel
+from bayesgeom.models.transformer import Transformer
+from bayesgeom.probes.calibration import Calibration, CalibrationReport
+from bayesgeom.tasks.base import derived_seed
+from bayesgeom.training.recipe import Recipe
+
+N_SCORED = 2_000
+_SCORING = 2  # branch of the recipe's seed; 0 and 1 are its training and validation data
+
+
+def publish(recipe: Recipe, module: nn.Module, path: Path) -> CalibrationReport:
+    """Score the module on 2,000 fresh sequences and write it as a checkpoint with its card. Returns the scores."""
+    assert isinstance(module, Transformer), "recipes build our own architectures"
+    model = HookedModel(module, name=recipe.name, task=recipe.task)
+    seed = derived_seed(recipe.seed, _SCORING)
+    blocks = recipe.task.stream(N_SCORED, seed=seed, device=model.spec.device)
+    scores = Calibration().measure(model.run(blocks, null_predictives=recipe.task.null_predictives, seed=seed))
+    save_checkpoint(
+        path,
+        module,
+        module.config,
+        recipe=recipe.to_dict(),
+        step=recipe.steps,
+        card=card(recipe, model.spec.n_parameters, scores),
+        scores={"n": scores.n, "seed": seed, "entropy_mae_bits": scores.entropy_mae_bits, "kl_bits": scores.kl_bits},
+    )
+    return scores
+
+
+def card(recipe: Recipe, n_parameters: int, scores: CalibrationReport) -> str:
+    """The card's text; `{weights_hash}` is filled in by `save_checkpoint`."""
+    nulls = "\n".join(
+        f"| {name.replace('_', ' ')} | {value:.4f} | {_or_dash(scores.null_kl_bits.get(name))} |"
+        for name, value in scores.null_entropy_mae_bits.items()
+    )
+    lo, hi = scores.intervals["entropy_mae_bits"]
+    kl_lo, kl_hi = scores.intervals["kl_bits"]
+    sizes = ", ".join(f"{key} {value}" for key, value in recipe.model_config().to_dict().items())
+    return f"""# {recipe.name}
+
+Task: `{recipe.task}`
+Model: {sizes} ({n_parameters:,} parameters, float32)
+Weights: `{{weights_hash}}`
+
+## How it scores
+
+On {scores.n:,} fresh sequences, against the exact posterior; 95 % bootstrap intervals over sequences.
+
+| | entropy error (bits) | KL(exact ‖ model) (bits) |
+|---|---|---|
+| **this model** | **{scores.entropy_mae_bits:.4f}** ({lo:.4f} … {hi:.4f}) | **{scores.kl_bits:.2e}** ({kl_lo:.2e} … {kl_hi:.2e}) |
+{nulls}
+
+Entropy error with entropies averaged over sequences first: {scores.entropy_mae_of_means_bits:.4f} bits. Probability
+outside the answers: {scores.leak:.1e}.
+
+## How it was made
+
+`bayesgeom train {recipe.name}`: {recipe.steps:,} steps of fresh data, batches of {recipe.batch_size} sequences, {recipe.late_batch_size} from
+{recipe.late_from:.0%} of the steps on; {recipe.targets} targets; {recipe.optimiser} (lr {recipe.lr:g}, matrices
+{recipe.matrix_lr:g}, weight decay {recipe.weight_decay:g}), {recipe.warmup} steps of warm-up, then a cosine to zero;
+gradient norm clipped at 1; bfloat16 products, float32 for the last {recipe.float32_share:.0%}; seed {recipe.seed}.
+The recipe is in `config.json`, whole.
+"""
+
+
+def _or_dash(value: float | None) -> str:
+    return "–" if value is None else f"{value:.4f}"

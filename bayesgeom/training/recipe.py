@@ -1,0 +1,71 @@
+"""A recipe: everything that decides a trained checkpoint's weights, in one frozen value."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Literal, final
+
+from bayesgeom.errors import InvalidArgument
+from bayesgeom.models.config import ModelConfig, config_from_dict
+from bayesgeom.tasks.base import WindTunnel, task_from_config
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """What is trained on what, and how. The same recipe on the same machine gives the same weights.
+
+    - `targets`: "sampled" trains on the answers that the world realised (the setting in which the posterior predictive
+      is the unique minimiser of cross-entropy); "exact" trains on the posterior itself.
+    - `optimiser`: "muon" uses Muon for the blocks' matrices (`matrix_lr`) and AdamW for the rest (`lr`).
+    - From step `late_from`·steps on, batches hold `late_batch_size` sequences.
+    - Matrix products run in bfloat16 until step (1 − `float32_share`)·steps: the last bits of calibration need float32.
+    """
+
+    name: str
+    task: WindTunnel
+    sizes: Mapping[str, Any]
+    targets: Literal["sampled", "exact"] = "sampled"
+    optimiser: Literal["adamw", "muon"] = "muon"
+    lr: float = 1e-3
+    matrix_lr: float = 0.02
+    weight_decay: float = 0.1
+    warmup: int = 200
+    steps: int = 10_000
+    batch_size: int = 64
+    late_batch_size: int = 64
+    late_from: float = 1.0
+    float32_share: float = 0.15
+    seed: int = 0
+    snapshots: int = 20
+
+    def __post_init__(self) -> None:
+        if min(self.steps, self.batch_size, self.late_batch_size) < 1 or self.warmup < 0 or self.snapshots < 0:
+            raise InvalidArgument(
+                f"steps and batch sizes are at least 1, warmup and snapshots at least 0: {self.name} has {self.steps}, "
+                f"{self.batch_size}, {self.late_batch_size}, {self.warmup}, {self.snapshots}."
+            )
+        if not (0 <= self.late_from <= 1 and 0 <= self.float32_share <= 1):
+            raise InvalidArgument("late_from and float32_share are shares of the steps, between 0 and 1.")
+        if self.targets not in ("sampled", "exact") or self.optimiser not in ("adamw", "muon"):
+            raise InvalidArgument(f"no such targets or optimiser: {self.targets!r}, {self.optimiser!r}.")
+
+    def model_config(self) -> ModelConfig:
+        """The architecture, fitted to the task's ids and length."""
+        return config_from_dict({"d_vocab": self.task.d_vocab, "n_ctx": self.task.n_pos, **self.sizes})
+
+    def batch_size_at(self, step: int) -> int:
+        """Sequences in this step's batch."""
+        return self.late_batch_size if step >= self.late_from * self.steps else self.batch_size
+
+    def is_float32_at(self, step: int) -> bool:
+        """Whether this step's matrix products run in float32."""
+        return step >= (1 - self.float32_share) * self.steps
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON can hold it; `recipe_from_dict` is the inverse."""
+        return {**asdict(self), "task": self.task.config(), "sizes": dict(self.sizes)}
+
+
+def recipe_from_dict(values: Mapping[str, Any]) -> Recipe:
+    """The recipe that `Recipe.to_dict` wrote."""
+    return Recipe(**{**values, "task": task_from_config(values["task"])})

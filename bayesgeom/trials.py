@@ -1,0 +1,88 @@
+"""Trials: sequences drawn from a task, with the exact posterior at every scored position."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import final
+
+import torch
+from jaxtyping import Bool, Float64, Int64, Shaped
+from torch import Tensor
+
+from bayesgeom.errors import InvalidArgument
+
+UNASKED = -100  # torch's own `ignore_index`: `realised` where nothing is asked
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Trials:
+    """A batch of sequences and what an exact Bayesian observer says at each scored position.
+
+    Every sequence scores the same number of positions, so that whatever is read there is rectangular.
+    `predictive` and `belief` are NaN where nothing is asked.
+
+    - `answers`: the ids on which `predictive` lives, in its order.
+    - `realised`: the id that the world answered with, `UNASKED` elsewhere.
+    - `token_sets`: named ids whose keys may form the hypothesis frame.
+    - `relations`: named boolean maps; true where an earlier position is evidence, in that sense, for the query.
+    """
+
+    tokens: Int64[Tensor, "batch pos"]
+    scored: Bool[Tensor, "batch pos"]
+    answers: Int64[Tensor, " answer"]
+    predictive: Float64[Tensor, "batch pos answer"]
+    belief: Float64[Tensor, "batch pos hypothesis"]
+    realised: Int64[Tensor, "batch pos"]
+    token_sets: Mapping[str, Int64[Tensor, " token"]]
+    relations: Mapping[str, Bool[Tensor, "batch query_pos key_pos"]]
+
+    def __post_init__(self) -> None:
+        counts = self.scored.sum(dim=1)
+        if len(counts) == 0 or not bool((counts == counts[0]).all()) or int(counts[0]) == 0:
+            raise InvalidArgument(
+                f"every sequence must score the same, non-zero number of positions; the counts are {counts.tolist()[:8]}."
+            )
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    @property
+    def n_scored(self) -> int:
+        """Scored positions per sequence."""
+        return int(self.scored[0].sum())
+
+    def at_scored(self, values: Shaped[Tensor, "batch pos *rest"]) -> Shaped[Tensor, "batch query_pos *rest"]:
+        """The rows of `values` at the scored positions of each sequence."""
+        return values[self.scored].reshape(len(self), self.n_scored, *values.shape[2:])
+
+    def scored_positions(self) -> Int64[Tensor, "batch query_pos"]:
+        """Index of each scored position in its sequence."""
+        pos = torch.arange(self.tokens.shape[1], device=self.tokens.device)
+        return self.at_scored(pos.expand(len(self), -1))
+
+    def token_ids(self) -> Int64[Tensor, " token"]:
+        """The ids of all token sets together, sorted: the `token` axis of sites that are read from the weights."""
+        none = torch.zeros(0, dtype=torch.int64, device=self.tokens.device)
+        return torch.cat([none, *self.token_sets.values()]).unique()
+
+    def rows(self, index: slice | Int64[Tensor, " row"]) -> "Trials":
+        """The chosen sequences."""
+        cut = {f.name: getattr(self, f.name) for f in fields(self)}
+        for name in ("tokens", "scored", "predictive", "belief", "realised"):
+            cut[name] = cut[name][index]
+        return Trials(**cut | {"relations": {name: relation[index] for name, relation in self.relations.items()}})
+
+
+def concatenate(parts: list[Trials]) -> Trials:
+    """One batch out of several of the same task and length."""
+    first = parts[0]
+    return Trials(
+        tokens=torch.cat([part.tokens for part in parts]),
+        scored=torch.cat([part.scored for part in parts]),
+        answers=first.answers,
+        predictive=torch.cat([part.predictive for part in parts]),
+        belief=torch.cat([part.belief for part in parts]),
+        realised=torch.cat([part.realised for part in parts]),
+        token_sets=first.token_sets,
+        relations={name: torch.cat([part.relations[name] for part in parts]) for name in first.relations},
+    )
