@@ -9,13 +9,23 @@ Names load what they need when they are first used: importing the package alone 
 """
 
 import importlib
-from typing import TYPE_CHECKING
+import sys
+from types import ModuleType
+from typing import TYPE_CHECKING, final
 
 if TYPE_CHECKING:
+    from bayesgeom import ablations as ablations
     from bayesgeom import tasks as tasks
+    from bayesgeom.ablate import ablate as ablate
     from bayesgeom.diagnose import diagnose as diagnose
     from bayesgeom.diagnosis import Diagnosis as Diagnosis
     from bayesgeom.errors import BayesGeomError as BayesGeomError
+    from bayesgeom.intervene import fit_subspace as fit_subspace
+    from bayesgeom.intervene import intervene as intervene
+    from bayesgeom.intervene import write_strength as write_strength
+    from bayesgeom.interventions import fits as subspaces  # noqa: F401  (re-exported under another name)
+    from bayesgeom.interventions.place import Place as Place
+    from bayesgeom.interventions.subspace import Subspace as Subspace
     from bayesgeom.models.resolve import checkpoints as checkpoints
     from bayesgeom.models.resolve import load as load
     from bayesgeom.models.transformer import Transformer as Transformer
@@ -24,20 +34,43 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
+    "ablate": "bayesgeom.ablate",
     "BayesGeomError": "bayesgeom.errors",
     "Diagnosis": "bayesgeom.diagnosis",
+    "Place": "bayesgeom.interventions.place",
+    "Subspace": "bayesgeom.interventions.subspace",
     "Transformer": "bayesgeom.models.transformer",
     "TransformerConfig": "bayesgeom.models.transformer",
     "checkpoints": "bayesgeom.models.resolve",
     "diagnose": "bayesgeom.diagnose",
+    "fit_subspace": "bayesgeom.intervene",
+    "intervene": "bayesgeom.intervene",
     "load": "bayesgeom.models.resolve",
+    "write_strength": "bayesgeom.intervene",
 }
-__all__ = [*_HOMES, "__version__", "tasks"]
+_MODULES = {"ablations": "bayesgeom.ablations", "subspaces": "bayesgeom.interventions.fits", "tasks": "bayesgeom.tasks"}
+__all__ = [*_HOMES, *_MODULES, "__version__"]
 
 
 def __getattr__(name: str) -> object:
-    if name == "tasks":
-        return importlib.import_module("bayesgeom.tasks")
+    if name in _MODULES:
+        return importlib.import_module(_MODULES[name])
     if name not in _HOMES:
         raise AttributeError(f"module 'bayesgeom' has no attribute {name!r}; it has {', '.join(sorted(__all__))}")
     return getattr(importlib.import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
+
+@final
+class _Package(ModuleType):
+    """Keeps the functions `ablate` and `diagnose` where importing the modules of the same name would put these."""
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if not (name in _HOMES and isinstance(value, ModuleType)):
+            super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Package

@@ -66,8 +66,8 @@ class Behaviour:
 class Run:
     """One finished pass. Probes read it; nothing writes to it.
 
-    - `behaviour`, `exact_behaviour`, `null_behaviours`: all `n` sequences, scored for the model, for the exact predictive
-      itself, and for each null predictor.
+    - `behaviour`, `exact_behaviour`, `null_behaviours`: all `n` sequences, scored for the model, for the exact
+      predictive itself, and for each null predictor.
     - `trials`, `log_answers`, `recorded`: the sequences whose activations were kept, the first of the stream.
     - `log_answers`: natural log of the model's probability of each answer, renormalised over the answers.
     - `seed`: what a probe's own resampling starts from.

@@ -38,12 +38,10 @@ def answer_log_probabilities(
     log_all = logits.double().log_softmax(-1)
     log_answers = log_all[..., trials.answers]
     inside = log_answers.logsumexp(-1, keepdim=True)
-    return log_answers - inside, -torch.expm1(inside[..., 0]).clamp_max(0.0)
+    return log_answers - inside, torch.expm1(inside[..., 0].clamp_max(0.0)).abs()
 
 
-def predicted_behaviour(
-    trials: Trials, probabilities: Float64[Tensor, "batch query_pos answer"]
-) -> Behaviour:
+def predicted_behaviour(trials: Trials, probabilities: Float64[Tensor, "batch query_pos answer"]) -> Behaviour:
     """What a predictor with these answer probabilities and no leak is worth."""
     return behaviour(trials, probabilities.log(), torch.zeros_like(probabilities[..., 0]))
 

@@ -2,19 +2,16 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, final
 
-import torch
 from tqdm.auto import tqdm
 
+from bayesgeom.ablate import ablate
 from bayesgeom.activations import Run
-from bayesgeom.diagnosis import Diagnosis
-from bayesgeom.errors import InvalidArgument, MissingSite, TaskMismatch, unknown_name
+from bayesgeom.diagnosis import Diagnosis, provenance
+from bayesgeom.errors import InvalidArgument, MissingSite, unknown_name
 from bayesgeom.models.base import Model
-from bayesgeom.models.checkpoint import Checkpoint, versions
-from bayesgeom.models.resolve import as_model
-from bayesgeom.models.transformer import Transformer
+from bayesgeom.models.resolve import ModelLike, as_model, task_of
 from bayesgeom.plugins import discover
 from bayesgeom.probes.base import Probe
 from bayesgeom.report import Report
@@ -29,30 +26,32 @@ AnyProbe = Probe[Any]
 
 
 def diagnose(
-    model: Model | Checkpoint | Transformer | str | Path,
+    model: ModelLike,
     task: WindTunnel | None = None,
     *,
     probes: Sequence[str | AnyProbe] | None = None,
     n: int = 512,
     seed: int = 0,
     nulls: int = 3,
+    ablations: bool = False,
 ) -> Diagnosis:
     """Every probe that this model can serve, on `n` fresh sequences of the task it was trained on, or of `task`.
 
     Behavioural numbers use all `n` sequences; activations are kept of the first 192 (each report says its own n).
     `nulls` freshly initialised copies of the architecture get one pass each. A probe whose needs are unmet is in
-    `skipped` with the reason; asked for by name, it raises.
+    `skipped` with the reason; asked for by name, it raises. With `ablations` the default battery is run as well.
 
-    **Raises** `InvalidArgument` for n < 1 or nulls < 0, `UnknownName` for a probe, task or checkpoint that does not exist,
+    **Raises** `InvalidArgument` for n < 1 or nulls < 0, `UnknownName` for a probe or checkpoint that does not exist,
     `TaskMismatch` where the task's ids or length do not fit, `MissingSite` for a named probe that cannot be served.
     """
     if nulls < 0:
         raise InvalidArgument(f"nulls is the number of freshly initialised copies: at least 0, got {nulls}.")
     subject = as_model(model)
-    chosen = _task_of(subject, task)
+    chosen = task_of(subject, task)
     plan = _plan(subject, probes)
     stream = _Stream(task=chosen, seed=derived_seed(seed, _TRIALS), device=subject.spec.device)
-    blocks = stream.blocks(n)  # here, so that a bad n is refused before the copies run
+    blocks = stream.blocks(n)  # here, so that a bad n or task is refused before the copies run
+    subject.check_fits(chosen.sample(1, seed=seed))
     fresh: dict[str, list[Report]] = {name: [] for name in plan.served}
     for index in range(nulls):
         copy = subject.fresh(derived_seed(seed, _FRESH, index))
@@ -61,8 +60,12 @@ def diagnose(
             fresh[name].append(probe.measure(run))
     run = _run(subject, chosen, blocks, plan.sites, seed, progress=-(-n // 128))
     reports = {name: probe.measure(run, fresh[name]) for name, probe in plan.served.items()}
-    provenance = _provenance(run, chosen, {"n": n, "seed": seed, "nulls": nulls, "probes": list(plan.served)})
-    return Diagnosis(reports=reports, skipped=plan.skipped, provenance=provenance)
+    if ablations:
+        battery = ablate(subject, chosen, n=n, seed=seed)
+        reports[battery.name] = battery
+    arguments = {"n": n, "seed": seed, "nulls": nulls, "probes": tuple(plan.served), "ablations": ablations}
+    where = provenance(run.spec, chosen, arguments) | {"n_recorded": run.n_recorded}
+    return Diagnosis(reports=reports, skipped=plan.skipped, provenance=where)
 
 
 def all_probes() -> dict[str, AnyProbe]:
@@ -94,18 +97,6 @@ class _Stream:
         return self.task.stream(n, seed=self.seed, device=self.device)
 
 
-def _task_of(model: Model, task: WindTunnel | None) -> WindTunnel:
-    chosen = task or model.task
-    if chosen is None:
-        raise InvalidArgument(f"{model.spec.name} does not say what it was trained on: pass task=….")
-    if model.task is not None and chosen.d_vocab != model.task.d_vocab:
-        raise TaskMismatch(
-            f"{chosen} has {chosen.d_vocab} ids; {model.spec.name} was trained on {model.task}, which has "
-            f"{model.task.d_vocab}: the same id would mean different things. Use parameters that keep the vocabulary."
-        )
-    return chosen
-
-
 def _plan(model: Model, probes: Sequence[str | AnyProbe] | None) -> _Plan:
     known = all_probes()
     asked: dict[str, AnyProbe] = {}
@@ -135,21 +126,9 @@ def _run(
 ) -> Run:
     shown = tqdm(blocks, total=progress, desc=model.spec.name, disable=None if progress else True, leave=False)
     return model.run(
-        shown,
+        iter(shown),
         record=sites,
         n_recorded=N_RECORDED,
         null_predictives=task.null_predictives,
         seed=derived_seed(seed, _RESAMPLING),
     )
-
-
-def _provenance(run: Run, task: WindTunnel, arguments: dict[str, Any]) -> dict[str, Any]:
-    return {
-        "model": run.spec.to_dict(),
-        "task": task.config(),
-        "task_label": str(task),
-        "arguments": arguments,
-        "n_recorded": run.n_recorded,
-        "versions": versions(),
-        "threads": torch.get_num_threads(),
-    }

@@ -6,16 +6,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, final
 
+import torch
+
+from bayesgeom.activations import ModelSpec
 from bayesgeom.charts.page import Section, page
 from bayesgeom.errors import OutputFault, unknown_name
 from bayesgeom.files import check_directory, directory_aside, file_aside
+from bayesgeom.models.checkpoint import versions
 from bayesgeom.plugins import discover
-from bayesgeom.report import Headline, Record, Report, headline_cells, read_parts, write_parts
+from bayesgeom.report import ARRAYS, JSON, PROGRESS, Headline, Record, Report, headline_cells, read_parts, write_parts
+from bayesgeom.tasks.base import WindTunnel
 
 if TYPE_CHECKING:
     import pandas as pd
 
 METRICS, HTML = "metrics.parquet", "report.html"
+_OURS = {JSON, ARRAYS, METRICS, HTML, PROGRESS, ".DS_Store"}  # the last: macOS leaves it in every folder seen
 HEADLINES_SHOWN = 2
 
 
@@ -61,7 +67,7 @@ class Diagnosis(Mapping[str, Report]):
         return "\n".join([self.title, "", lines[0], rule, *lines[1:], *([""] if skipped else []), *skipped])
 
     def to_pandas(self) -> "pd.DataFrame":
-        """The tidy table: model, checkpoint, task, probe, metric, variant, layer, head, position, value, lo, hi, null, n."""
+        """The tidy table: model, checkpoint, task, then the columns of `Record`."""
         import pandas as pd
 
         columns = [field.name for field in dataclasses.fields(Record)]
@@ -75,7 +81,7 @@ class Diagnosis(Mapping[str, Report]):
         return table
 
     def save(self, path: str | Path) -> None:
-        """Write the run directory: `report.json`, `arrays.safetensors`, `metrics.parquet`, `report.html`; all or nothing.
+        """Write the run directory: `report.json`, `arrays.safetensors`, `metrics.parquet`, `report.html`; all or none.
 
         **Raises** `OutputFault` where it cannot be written, or where another kind of directory stands in the way.
         """
@@ -84,18 +90,20 @@ class Diagnosis(Mapping[str, Report]):
         with directory_aside(target) as aside:
             write_parts(aside, self.reports, {"skipped": self.skipped, "provenance": self.provenance})
             self.to_pandas().to_parquet(aside / METRICS)
-            (aside / HTML).write_text(self._page())
+            (aside / HTML).write_text(self._page(), encoding="utf-8")
 
     @classmethod
     def load(cls, path: str | Path) -> "Diagnosis":
         """The diagnosis that `save` wrote, with equal values. **Raises** `OutputFault` where there is none."""
         reports, extra = read_parts(Path(path), report_kinds())
+        if not {"skipped", "provenance"} <= extra.keys():
+            raise OutputFault(f"{path} holds a report alone, no whole diagnosis: load it with its own class.")
         return cls(reports=reports, skipped=extra["skipped"], provenance=extra["provenance"])
 
     def html(self, path: str | Path) -> None:
         """Write the page alone: self-contained, opens offline."""
         with file_aside(Path(path)) as aside:
-            aside.write_text(self._page())
+            aside.write_text(self._page(), encoding="utf-8")
 
     def _page(self) -> str:
         sections = [
@@ -111,12 +119,30 @@ class Diagnosis(Mapping[str, Report]):
 
 def report_kinds() -> dict[str, type[Report]]:
     """Every class of report, by the name of its probe."""
+    folders = ("bayesgeom.probes", "bayesgeom.ablations", "bayesgeom.interventions")
     # mypy: an abstract class as a value is what discovery is about.
-    return discover("bayesgeom.probes", Report)  # type: ignore[type-abstract]
+    return {name: kind for folder in folders for name, kind in discover(folder, Report).items()}  # type: ignore[type-abstract]
+
+
+def provenance(spec: ModelSpec, task: WindTunnel, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Where numbers come from: model, weights, task, arguments, versions. No clock: same seed, same file."""
+    return {
+        "model": spec.to_dict(),
+        "task": task.config(),
+        "task_label": str(task),
+        "arguments": dict(arguments),
+        "versions": versions(),
+        "threads": torch.get_num_threads(),
+    }
 
 
 def check_target(path: Path) -> None:
     """**Raises** `OutputFault` unless a run directory can be written here; asked before any work is done."""
-    if path.is_dir() and any(path.iterdir()) and not (path / "report.json").exists():
-        raise OutputFault(f"{path} holds something else than a report; name an empty or a new directory.")
+    try:
+        foreign = sorted(entry.name for entry in path.iterdir() if entry.name not in _OURS) if path.is_dir() else []
+    except OSError as error:
+        raise OutputFault(f"cannot look into {path}: {error.strerror}.") from error
+    if foreign:
+        named = ", ".join(foreign[:3])
+        raise OutputFault(f"{path} holds something else than a report ({named}); name an empty or a new directory.")
     check_directory(path)

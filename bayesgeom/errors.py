@@ -14,8 +14,10 @@ class InvalidArgument(BayesGeomError, ValueError):
     """A value outside what a function takes: n ≤ 0, odd `d_head` with rotary positions, …"""
 
 
-class UnknownName(BayesGeomError, LookupError):
+class UnknownName(BayesGeomError, KeyError):
     """A task, probe, checkpoint, recipe or architecture that does not exist; the message lists those that do."""
+
+    __str__ = Exception.__str__  # KeyError's own would put the message in quotes
 
 
 class CheckpointFault(BayesGeomError):

@@ -33,7 +33,7 @@ def directory_aside(path: Path) -> Iterator[Path]:
 
     A directory that stood there before is replaced only then. **Raises** `OutputFault` where it cannot be written.
     """
-    _make_parent(path)
+    check_directory(path)
     try:
         aside = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
     except OSError as error:
@@ -44,7 +44,11 @@ def directory_aside(path: Path) -> Iterator[Path]:
         if path.exists():
             former = aside.with_name(aside.name + ".former")
             os.replace(path, former)
-            os.replace(aside, path)
+            try:
+                os.replace(aside, path)
+            except BaseException:
+                os.replace(former, path)
+                raise
             shutil.rmtree(former)
         else:
             os.replace(aside, path)

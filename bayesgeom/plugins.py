@@ -22,10 +22,15 @@ def discover(package: str, base: type[T]) -> dict[str, type[T]]:
     """
     found: dict[str, type[T]] = {}
     for plugin in (*_from_folder(package, base), *_from_entry_points(package, base)):
+        if "name" not in vars(plugin):
+            raise InvalidArgument(
+                f"{plugin.__module__}.{plugin.__qualname__} states no name of its own: add `name = …`."
+            )
         name: str = vars(plugin)["name"]
         if name in found and found[name] is not plugin:
             raise InvalidArgument(
-                f"two {base.__name__}s are named {name!r}: {found[name].__module__} and {plugin.__module__}. Rename one."
+                f"two {base.__name__}s are named {name!r}: in {found[name].__module__} and in {plugin.__module__}. "
+                f"Rename one."
             )
         found[name] = plugin
     return dict(sorted(found.items()))
@@ -56,4 +61,6 @@ def _from_entry_points(package: str, base: type[T]) -> list[type[T]]:
 
 
 def _is_plugin(member: object, base: type) -> bool:
-    return inspect.isclass(member) and issubclass(member, base) and not inspect.isabstract(member) and member is not base
+    return (
+        inspect.isclass(member) and issubclass(member, base) and not inspect.isabstract(member) and member is not base
+    )

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self, final
 
 import numpy as np
 from jaxtyping import AbstractArray
+from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
 from bayesgeom.errors import InvalidArgument, OutputFault
@@ -29,7 +30,8 @@ if TYPE_CHECKING:
 
 _COLUMN_OF_AXIS = {"layer": "layer", "head": "head", "kv_head": "head", "position": "position"}
 _COMPANIONS = ("_lo", "_hi", "_null")
-_JSON, _ARRAYS = "report.json", "arrays.safetensors"
+JSON, ARRAYS = "report.json", "arrays.safetensors"
+PROGRESS = "progress.safetensors"  # of a battery that was stopped
 
 
 @final
@@ -102,7 +104,9 @@ class Report(ABC):
         lo, hi = self.intervals.get(metric, (math.nan, math.nan))
         null = self.nulls.get(metric, math.nan)
         value = float(vars(self)[metric])
-        return Headline(metric=metric, label=label, value=value, unit=unit, lo=lo, hi=hi, null=null, null_label=null_label)
+        return Headline(
+            metric=metric, label=label, value=value, unit=unit, lo=lo, hi=hi, null=null, null_label=null_label
+        )
 
     @final
     @classmethod
@@ -130,8 +134,9 @@ class Report(ABC):
     @classmethod
     def load(cls, path: Path) -> Self:
         """The report that `save` wrote. **Raises** `OutputFault` when the directory holds none of this kind."""
-        report = read_parts(path, {cls.name: cls})[0][cls.name]
-        assert isinstance(report, cls)
+        report = read_parts(path, {cls.name: cls})[0].get(cls.name)
+        if not isinstance(report, cls):
+            raise OutputFault(f"{path} holds no report named {cls.name!r}.")
         return report
 
     @final
@@ -148,8 +153,7 @@ class Report(ABC):
     @classmethod
     def from_parts(cls, scalars: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> Self:
         """The report with these fields; the inverse of `scalars` and `arrays`."""
-        decoded = {f.name: _decoded(scalars[f.name]) for f in fields(cls) if f.name in scalars}  # type: ignore[arg-type]
-        return cls(**decoded, **arrays)
+        return cls(**{name: _decoded(value) for name, value in scalars.items()}, **arrays)
 
     @final
     def _scalar_record(self, metric: str) -> Record:
@@ -193,9 +197,13 @@ def headline_cells(line: Headline) -> tuple[str, str, str]:
 def write_parts(path: Path, reports: Mapping[str, Report], extra: Mapping[str, Any]) -> None:
     """Write reports, and whatever else JSON can hold, as `report.json` and `arrays.safetensors` into a folder."""
     arrays = {f"{key}/{name}": array for key, report in reports.items() for name, array in report.arrays().items()}
-    save_file(arrays, path / _ARRAYS)
+    try:
+        save_file(arrays, path / ARRAYS)
+        (path / ARRAYS).chmod(0o644)  # safetensors leaves it readable by its owner alone
+    except SafetensorError as error:
+        raise OutputFault(f"{ARRAYS}: {error}.") from error
     held = {**extra, "reports": {key: report.scalars() for key, report in reports.items()}}
-    (path / _JSON).write_text(json.dumps(_encoded(held), indent=1, allow_nan=False) + "\n")
+    (path / JSON).write_text(json.dumps(_encoded(held), indent=1, allow_nan=False) + "\n", encoding="utf-8")
 
 
 def read_parts(path: Path, kinds: Mapping[str, type[Report]]) -> tuple[dict[str, Report], dict[str, Any]]:
@@ -203,12 +211,13 @@ def read_parts(path: Path, kinds: Mapping[str, type[Report]]) -> tuple[dict[str,
 
     **Raises** `OutputFault` where the folder holds no whole report, or one of no known kind.
     """
+    unreadable = f"{path} holds no readable report ({JSON} and {ARRAYS})"
     try:
-        held = json.loads((path / _JSON).read_text())
-        arrays = load_file(path / _ARRAYS)
-        scalars = held.pop("reports")
-    except (OSError, ValueError, KeyError) as error:
-        raise OutputFault(f"{path} holds no readable report ({_JSON} and {_ARRAYS}): {error}.") from error
+        held, arrays = json.loads((path / JSON).read_text(encoding="utf-8")), load_file(path / ARRAYS)
+    except (OSError, ValueError, SafetensorError) as error:
+        raise OutputFault(f"{unreadable}: {error}.") from error
+    if not isinstance(held, dict) or not isinstance(scalars := held.pop("reports", None), dict):
+        raise OutputFault(f"{unreadable}: {JSON} lists none.")
     if unknown := scalars.keys() - kinds.keys():
         raise OutputFault(f"{path} holds reports of unknown kinds: {', '.join(sorted(unknown))}. Upgrade bayesgeom.")
     reports: dict[str, Report] = {}

@@ -1,5 +1,6 @@
-"""Uncertainty: bootstrap over sequences, and permutation within a position. Positions of one sequence are not independent,
-so they are never resampled on their own.
+"""Uncertainty: bootstrap over sequences, and permutation within a position.
+
+Positions of one sequence are not independent, so they are never resampled on their own.
 
 Reference: Efron & Tibshirani 1993, chapters 6 and 13 (percentile interval).
 """
@@ -9,6 +10,9 @@ from jaxtyping import Float, Shaped
 
 LEVEL = 0.95
 DRAWS = 1_000
+MAX_UNITS = (
+    2_048  # resampled at once; more sequences are resampled in runs of consecutive ones, so that memory is bounded
+)
 
 
 def bootstrap_weights(n: int, *, seed: int, draws: int = DRAWS) -> Float[np.ndarray, "draw sequence"]:
@@ -22,29 +26,37 @@ def percentile_interval(
     """The central `level` of the resampled statistic; NaN where any resample is NaN."""
     tail = (1 - level) / 2
     lo, hi = np.quantile(resampled, [tail, 1 - tail], axis=0)
-    return lo, hi
+    return np.asarray(lo), np.asarray(hi)
 
 
 def mean_interval(
     per_sequence: Float[np.ndarray, "sequence *rest"], *, seed: int, draws: int = DRAWS
 ) -> tuple[Float[np.ndarray, "*rest"], Float[np.ndarray, "*rest"]]:
     """95 % bootstrap interval of the mean over sequences. Pass paired differences for a paired interval."""
-    weights = bootstrap_weights(len(per_sequence), seed=seed, draws=draws)
-    return percentile_interval(np.tensordot(weights, per_sequence, axes=1))
+    return ratio_interval(
+        per_sequence, np.ones((len(per_sequence), *(1,) * (per_sequence.ndim - 1))), seed=seed, draws=draws
+    )
 
 
 def ratio_interval(
     numerator: Float[np.ndarray, "sequence *rest"],
-    denominator: Float[np.ndarray, "sequence *rest"],
+    denominator: Float[np.ndarray, "sequence *#rest"],
     *,
     seed: int,
     draws: int = DRAWS,
 ) -> tuple[Float[np.ndarray, "*rest"], Float[np.ndarray, "*rest"]]:
     """95 % bootstrap interval of Σ numerator / Σ denominator over sequences, resampled together."""
-    weights = bootstrap_weights(len(numerator), seed=seed, draws=draws)
+    above, below = _in_units(numerator), _in_units(denominator)
+    weights = bootstrap_weights(len(above), seed=seed, draws=draws)
     with np.errstate(invalid="ignore", divide="ignore"):
-        ratios = np.tensordot(weights, numerator, axes=1) / np.tensordot(weights, denominator, axes=1)
+        ratios = np.tensordot(weights, above, axes=1) / np.tensordot(weights, below, axes=1)
     return percentile_interval(ratios)
+
+
+def _in_units(values: Float[np.ndarray, "sequence *rest"]) -> Float[np.ndarray, "unit *rest"]:
+    """Sums over runs of consecutive sequences, which are as independent as the sequences are."""
+    per_unit = -(-len(values) // MAX_UNITS)
+    return values if per_unit == 1 else np.add.reduceat(values, np.arange(0, len(values), per_unit), axis=0)
 
 
 def shuffled_within_position(

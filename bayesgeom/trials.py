@@ -40,7 +40,8 @@ class Trials:
         counts = self.scored.sum(dim=1)
         if len(counts) == 0 or not bool((counts == counts[0]).all()) or int(counts[0]) == 0:
             raise InvalidArgument(
-                f"every sequence must score the same, non-zero number of positions; the counts are {counts.tolist()[:8]}."
+                f"every sequence must score the same, non-zero number of positions; the counts are "
+                f"{counts.tolist()[:8]}."
             )
 
     def __len__(self) -> int:
@@ -63,7 +64,8 @@ class Trials:
     def token_ids(self) -> Int64[Tensor, " token"]:
         """The ids of all token sets together, sorted: the `token` axis of sites that are read from the weights."""
         none = torch.zeros(0, dtype=torch.int64, device=self.tokens.device)
-        return torch.cat([none, *self.token_sets.values()]).unique()
+        ids: Tensor = torch.cat([none, *self.token_sets.values()]).unique()
+        return ids
 
     def rows(self, index: slice | Int64[Tensor, " row"]) -> "Trials":
         """The chosen sequences."""

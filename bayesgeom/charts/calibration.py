@@ -24,7 +24,12 @@ def calibration_figure(
 ) -> go.Figure:
     """Four panels: mean entropies, error on a log scale, and the first two example sequences."""
     x = np.arange(1, len(exact) + 1)
-    titles = ("Entropy, mean over sequences", "Entropy error and its nulls (log scale)", "One sequence", "Another sequence")
+    titles = (
+        "Entropy, mean over sequences",
+        "Entropy error and its nulls (log scale)",
+        "One sequence",
+        "Another sequence",
+    )
     figure = panels(title, titles)
     _entropies(figure, (1, 1), exact, model)
     add_band(figure, (1, 2), x, *error_band, name="95 % interval")
@@ -42,7 +47,10 @@ def calibration_figure(
 
 
 def _entropies(
-    figure: go.Figure, panel: tuple[int, int], exact: Float[np.ndarray, " position"], model: Float[np.ndarray, " position"]
+    figure: go.Figure,
+    panel: tuple[int, int],
+    exact: Float[np.ndarray, " position"],
+    model: Float[np.ndarray, " position"],
 ) -> None:
     x = np.arange(1, len(exact) + 1)
     add_line(figure, panel, x, exact, name="exact", color=EXACT)

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import plotly.graph_objects as go
-from jaxtyping import Float
+from jaxtyping import Float, Real
 
 from bayesgeom.charts.theme import MEASURED, NULL
 
@@ -14,7 +14,7 @@ Panel = tuple[int, int]
 def add_line(
     figure: go.Figure,
     panel: Panel,
-    x: Sequence[float] | Float[np.ndarray, " x"],
+    x: Sequence[float] | Real[np.ndarray, " x"],
     y: Float[np.ndarray, " x"],
     *,
     name: str,
@@ -23,7 +23,9 @@ def add_line(
 ) -> None:
     """A measured line with markers; missing values leave a gap."""
     figure.add_trace(
-        go.Scatter(x=list(x), y=y, name=name, mode="lines+markers", line={"color": color, "dash": dash}, marker={"size": 5}),
+        go.Scatter(
+            x=list(x), y=y, name=name, mode="lines+markers", line={"color": color, "dash": dash}, marker={"size": 5}
+        ),
         row=panel[0], col=panel[1],
     )  # fmt: skip
 
@@ -31,7 +33,7 @@ def add_line(
 def add_band(
     figure: go.Figure,
     panel: Panel,
-    x: Sequence[float] | Float[np.ndarray, " x"],
+    x: Sequence[float] | Real[np.ndarray, " x"],
     lo: Float[np.ndarray, " x"],
     hi: Float[np.ndarray, " x"],
     *,
@@ -51,7 +53,12 @@ def add_band(
 
 
 def add_null(
-    figure: go.Figure, panel: Panel, x: Sequence[float] | Float[np.ndarray, " x"], y: float | Float[np.ndarray, " x"], *, name: str
+    figure: go.Figure,
+    panel: Panel,
+    x: Sequence[float] | Real[np.ndarray, " x"],
+    y: float | Float[np.ndarray, " x"],
+    *,
+    name: str,
 ) -> None:
     """The null level, grey and dashed: a constant, or a line of its own."""
     levels = np.broadcast_to(np.asarray(y, dtype=float), (len(x),))

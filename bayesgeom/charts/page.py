@@ -12,7 +12,8 @@ from bayesgeom.charts.theme import CONFIG, FONT, MEASURED
 from bayesgeom.report import Headline, headline_cells
 
 _STYLE = f"""
-body {{ font-family: {FONT}; color: #1d1f23; max-width: 1120px; margin: 2rem auto; padding: 0 1.2rem; line-height: 1.5; }}
+body {{ font-family: {FONT}; color: #1d1f23; max-width: 1120px; margin: 2rem auto; padding: 0 1.2rem;
+  line-height: 1.5; }}
 h1 {{ font-size: 1.6rem; margin-bottom: .2rem; }} h2 {{ font-size: 1.2rem; margin-top: 3rem; }}
 table {{ border-collapse: collapse; width: 100%; font-size: .92rem; }}
 th, td {{ text-align: left; padding: .35rem .7rem; border-bottom: 1px solid #e6e8eb; vertical-align: top; }}
@@ -40,14 +41,21 @@ class Section:
 
 
 def page(
-    title: str, sections: Sequence[Section], *, n_leading: int, skipped: Mapping[str, str], provenance: Mapping[str, Any]
+    title: str,
+    sections: Sequence[Section],
+    *,
+    n_leading: int,
+    skipped: Mapping[str, str],
+    provenance: Mapping[str, Any],
 ) -> str:
     """The whole document: summary, a section per report, what was skipped and why, provenance."""
     import plotly.io as pio
     from plotly.offline import get_plotlyjs
 
     leading = [(section, line) for section in sections for line in section.headlines[:n_leading]]
-    summary = _table([f'<a href="#{s.name}">{_text(s.title.split(":")[0])}</a>' for s, _ in leading], [h for _, h in leading])
+    summary = _table(
+        [f'<a href="#{s.name}">{_text(s.title.split(":")[0])}</a>' for s, _ in leading], [h for _, h in leading]
+    )
     bodies = "".join(
         f'<h2 id="{section.name}">{_text(section.title)}</h2><p class="about">{_text(section.about)}</p>'
         + pio.to_html(section.figure, full_html=False, include_plotlyjs=False, config=CONFIG)

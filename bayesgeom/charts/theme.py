@@ -11,9 +11,7 @@ FONT = "system-ui, -apple-system, 'Segoe UI', Helvetica, Arial, sans-serif"
 CONFIG = {"showSendToCloud": False, "displaylogo": False, "responsive": True}
 
 
-def panels(
-    title: str, subplot_titles: tuple[str, ...], *, n_columns: int = 2, row_height: int = 320
-) -> go.Figure:
+def panels(title: str, subplot_titles: tuple[str, ...], *, n_columns: int = 2, row_height: int = 320) -> go.Figure:
     """An empty grid of titled panels in the house look."""
     n_rows = -(-len(subplot_titles) // n_columns)
     figure = make_subplots(

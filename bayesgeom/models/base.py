@@ -13,6 +13,7 @@ from bayesgeom.activations import Behaviour, ModelSpec, Run
 from bayesgeom.behaviour import answer_log_probabilities, behaviour, merged, predicted_behaviour
 from bayesgeom.errors import InvalidArgument, MissingSite, NonFinite, TaskMismatch
 from bayesgeom.models.recorder import Recorder, bytes_per_sequence
+from bayesgeom.models.replayer import Replayer
 from bayesgeom.sites import Site
 from bayesgeom.tasks.base import WindTunnel
 from bayesgeom.trials import Trials, concatenate
@@ -53,6 +54,10 @@ class Model(ABC):
     def fresh(self, seed: int) -> "Model":
         """The same architecture at initialisation."""
 
+    @abstractmethod
+    def replayer(self) -> Replayer:
+        """What ablations run on: replays from the edited activation on, or whole passes where that is not exact."""
+
     @final
     def require(self, sites: Iterable[Site], by: str) -> None:
         """**Raises** `MissingSite` unless every site is on offer; `by` says who asks."""
@@ -77,20 +82,21 @@ class Model(ABC):
     ) -> Run:
         """One pass over a stream of trials: behaviour of all, the recorded sites of the first `n_recorded`.
 
-        In evaluation mode and without gradients; the module's former mode is restored, and only hooks set here are
+        In evaluation mode and without gradients; every submodule's former mode is restored, and only hooks set here are
         removed, also after an exception. Fewer than `n_recorded` are kept where the byte budget would be passed.
 
         **Raises** `MissingSite`, `TaskMismatch`, `NonFinite`, and `HookFault` when a site did not fire once per pass.
         """
         wanted = tuple(dict.fromkeys(record))
         self.require(wanted, by="this run")
-        was_training = self.module.training
+        training = {part: part.training for part in self.module.modules()}
         self.module.eval()
         try:
             with torch.no_grad(), Recorder(self.spec, self.point, [s for s in wanted if not s.is_static]) as recorder:
                 parts = list(self._passes(blocks, recorder, n_recorded, budget_bytes, null_predictives))
         finally:
-            self.module.train(was_training)
+            for part, was_training in training.items():
+                part.training = was_training
         if not parts:
             raise InvalidArgument("a run needs at least one block of trials; the stream was empty.")
         kept = [part for part in parts if part.trials is not None]

@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Any, final
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Shaped
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from bayesgeom.errors import BayesGeomError, CheckpointFault
+from bayesgeom.errors import BayesGeomError, CheckpointFault, OutputFault
 from bayesgeom.files import directory_aside
 from bayesgeom.models.config import ModelConfig, config_from_dict
 from bayesgeom.tasks.base import WindTunnel, task_from_config
@@ -71,10 +71,21 @@ def save_checkpoint(
         "versions": versions(),
     }
     with directory_aside(path) as aside:
-        save_file(weights, aside / WEIGHTS)
+        write_tensors(weights, aside / WEIGHTS)
         (aside / CONFIG).write_text(json.dumps(description, indent=2) + "\n")
         (aside / CARD).write_text(card.replace("{weights_hash}", digest))
     return digest
+
+
+def write_tensors(
+    tensors: Mapping[str, Shaped[Tensor, "..."]], path: Path, metadata: Mapping[str, str] | None = None
+) -> None:
+    """Write a safetensors file. **Raises** `OutputFault` where it cannot be written."""
+    try:
+        save_file(dict(tensors), path, metadata=None if metadata is None else dict(metadata))
+        path.chmod(0o644)  # safetensors leaves it readable by its owner alone
+    except (SafetensorError, OSError) as error:
+        raise OutputFault(f"cannot write {path.name} to {path.parent}: {error}.") from error
 
 
 def load_checkpoint(path: Path, *, device: str | torch.device = "cpu") -> Checkpoint:
@@ -91,8 +102,8 @@ def load_checkpoint(path: Path, *, device: str | torch.device = "cpu") -> Checkp
     digest = weights_hash(weights)
     if digest != description["weights_hash"]:
         raise CheckpointFault(
-            f"the weights in {path} have hash {digest}, their config says {description['weights_hash']}: one of the two "
-            f"files was replaced or edited. Restore the pair."
+            f"the weights in {path} have hash {digest}, their config says {description['weights_hash']}: one of the "
+            f"two files was replaced or edited. Restore the pair."
         )
     module.load_state_dict(weights, strict=True)
     return Checkpoint(
@@ -122,7 +133,7 @@ def weights_hash(weights: Mapping[str, Float[Tensor, "..."]]) -> str:
     for name in sorted(weights):
         tensor = weights[name].detach().cpu().contiguous()
         digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
-        digest.update(tensor.flatten().view(torch.uint8).numpy())
+        digest.update(tensor.flatten().view(torch.uint8).numpy().data)
     return digest.hexdigest()[:16]
 
 
@@ -147,7 +158,11 @@ def read_description(path: Path) -> dict[str, Any]:
     missing = {"model", "task", "recipe", "step", "weights_hash"} - description.keys()
     if missing:
         raise CheckpointFault(f"{path / CONFIG} lacks {', '.join(sorted(missing))}.")
-    return description
+    for key in ("model", "task", "recipe"):
+        if not isinstance(description[key], dict):
+            raise CheckpointFault(f"{path / CONFIG}: {key} must be an object, got {description[key]!r}.")
+    whole: dict[str, Any] = description
+    return whole
 
 
 def _check_tensors(path: Path, weights: Mapping[str, Tensor], module: nn.Module) -> None:
@@ -158,7 +173,8 @@ def _check_tensors(path: Path, weights: Mapping[str, Tensor], module: nn.Module)
     for name, tensor in weights.items():
         if tensor.shape != expected[name].shape:
             raise CheckpointFault(
-                f"{path / WEIGHTS}: {name} has shape {tuple(tensor.shape)}, the config asks for {tuple(expected[name].shape)}."
+                f"{path / WEIGHTS}: {name} has shape {tuple(tensor.shape)}, the config "
+                f"says {tuple(expected[name].shape)}."
             )
         if not bool(tensor.isfinite().all()):
             bad = int((~tensor.isfinite()).sum())

@@ -17,6 +17,7 @@ from bayesgeom.activations import ModelSpec
 from bayesgeom.models.base import Model
 from bayesgeom.models.checkpoint import Checkpoint, weights_hash
 from bayesgeom.models.identities import broken_identities, capture, sentinel_trials
+from bayesgeom.models.replay import Replay
 from bayesgeom.models.transformer import MultiHeadAttention, Transformer, alibi_bias
 from bayesgeom.tasks.base import WindTunnel
 from bayesgeom.trials import Trials
@@ -43,7 +44,12 @@ class HookedModel(Model):
     """Our transformer behind the `Model` interface."""
 
     def __init__(
-        self, module: Transformer, *, name: str = "transformer", task: WindTunnel | None = None, digest: str | None = None
+        self,
+        module: Transformer,
+        *,
+        name: str = "transformer",
+        task: WindTunnel | None = None,
+        digest: str | None = None,
     ) -> None:
         self.module, self.task = module, task
         self._transformer = module
@@ -77,6 +83,9 @@ class HookedModel(Model):
     def fresh(self, seed: int) -> "HookedModel":
         module = Transformer(self._transformer.config, seed=seed).to(self.spec.device)
         return HookedModel(module, name=f"{self.spec.name} at initialisation {seed}", task=self.task)
+
+    def replayer(self) -> Replay:
+        return Replay(self._transformer)
 
     def _broken(self) -> dict[s.Site, str]:
         trials = sentinel_trials(self.spec.d_vocab, self.spec.n_ctx, self.spec.device)

@@ -46,28 +46,34 @@ def sentinel_trials(d_vocab: int, n_ctx: int | None, device: str) -> Trials:
     tokens = torch.randint(d_vocab, (N_SEQUENCES, n_pos), generator=torch.Generator().manual_seed(0)).to(device)
     certain = torch.ones(N_SEQUENCES, n_pos, 1, dtype=torch.float64, device=device)
     return Trials(
-        tokens=tokens, scored=torch.ones_like(tokens, dtype=torch.bool), answers=tokens.new_zeros(1), predictive=certain,
-        belief=certain, realised=torch.zeros_like(tokens), token_sets={}, relations={},
+        tokens=tokens, scored=torch.ones_like(tokens, dtype=torch.bool), answers=tokens.new_zeros(1),
+        predictive=certain, belief=certain, realised=torch.zeros_like(tokens), token_sets={}, relations={},
     )  # fmt: skip
 
 
 def capture(
-    forward: Callable[[], object], point: Callable[[s.Site, int], nn.Module], sites: Mapping[s.Site, object], n_layers: int
+    forward: Callable[[], object],
+    point: Callable[[s.Site, int], nn.Module],
+    sites: Mapping[s.Site, object],
+    n_layers: int,
 ) -> dict[s.Site, Shaped[Tensor, "layer *axes"]]:
-    """Every position of every site over one forward pass; a site that does not fire in every layer is left out."""
-    caught: dict[s.Site, list[Tensor]] = {site: [] for site in sites}
+    """Every position of every site over one forward pass; a site that does not fire once in every layer is left out."""
+    caught: dict[s.Site, list[list[Tensor]]] = {site: [[] for _ in range(n_layers)] for site in sites}
     handles = []
     try:
-        for site in sites:
-            for layer in range(n_layers):
-                hook = point(site, layer).register_forward_hook(lambda _m, _i, out, site=site: caught[site].append(out))
+        for site, layers in caught.items():
+            for layer, outputs in enumerate(layers):
+                hook = point(site, layer).register_forward_hook(
+                    lambda _m, _i, out, outputs=outputs: outputs.append(out)
+                )
                 handles.append(hook)
         with torch.no_grad():
             forward()
     finally:
         for handle in handles:
             handle.remove()
-    return {site: torch.stack(values) for site, values in caught.items() if len(values) == n_layers}
+    once = {site: layers for site, layers in caught.items() if all(len(outputs) == 1 for outputs in layers)}
+    return {site: torch.stack([outputs[0] for outputs in layers]) for site, layers in once.items()}
 
 
 @torch.no_grad()
@@ -108,10 +114,12 @@ def _identities(
         written = torch.stack([attn_out(held[s.Z][layer], layer) for layer in range(n_layers)])
         yield _Identity(equation="W_O z + b = attn_out", sites=(s.Z, s.ATTN_OUT), left=written, right=held[s.ATTN_OUT])
     if {s.RESID_PRE, s.ATTN_OUT, s.MLP_OUT, s.RESID_POST} <= held.keys():
-        sites = (s.RESID_PRE, s.ATTN_OUT, s.MLP_OUT, s.RESID_POST)
         total = held[s.RESID_PRE] + held[s.ATTN_OUT] + held[s.MLP_OUT]
         yield _Identity(
-            equation="resid_pre + attn_out + mlp_out = resid_post", sites=sites, left=total, right=held[s.RESID_POST]
+            equation="resid_pre + attn_out + mlp_out = resid_post",
+            sites=(s.RESID_PRE, s.ATTN_OUT, s.MLP_OUT, s.RESID_POST),
+            left=total,
+            right=held[s.RESID_POST],
         )
 
 

@@ -40,7 +40,9 @@ class Recorder:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self._remove()
 
     def make_room(self, n_sequences: int) -> None:
@@ -64,7 +66,9 @@ class Recorder:
         yield
         for (site, layer), times in self._fired.items():
             if times != 1:
-                raise HookFault(f"site {site.name!r} of layer {layer} of {self.spec.name} fired {times} times in one pass.")
+                raise HookFault(
+                    f"site {site.name!r} of layer {layer} of {self.spec.name} fired {times} times in one pass."
+                )
         self._filled += len(trials)
 
     def finished(self) -> dict[Site, Shaped[Tensor, "layer *axes"]]:
@@ -81,7 +85,7 @@ class Recorder:
             self._handles.pop().remove()
 
     def _hook(self, site: Site, layer: int) -> Callable[[nn.Module, object, Tensor], None]:
-        def keep(module: nn.Module, inputs: object, output: Tensor) -> None:
+        def keep(_module: nn.Module, _inputs: object, output: Tensor) -> None:
             assert self._trials is not None, "hooks are only set while recording"
             self._fired[site, layer] += 1
             self._check_shape(site, layer, output)
@@ -99,7 +103,9 @@ class Recorder:
         n, n_pos = self._trials.tokens.shape
         known = {"batch": n, "pos": n_pos, "query_pos": n_pos, "key_pos": n_pos} | _widths(self.spec)
         expected = tuple(known.get(axis, -1) for axis in site.axes)
-        fits = len(output.shape) == len(expected) and all(e in (-1, size) for e, size in zip(expected, output.shape, strict=True))
+        fits = len(output.shape) == len(expected) and all(
+            e in (-1, size) for e, size in zip(expected, output.shape, strict=True)
+        )
         if not fits:
             raise HookFault(
                 f"site {site.name!r} of layer {layer} of {self.spec.name} has shape {tuple(output.shape)}; its axes "
@@ -107,9 +113,7 @@ class Recorder:
             )
 
 
-def cut_to_scored(
-    site: Site, values: Shaped[Tensor, "*axes"], trials: Trials
-) -> Shaped[Tensor, "*kept"]:
+def cut_to_scored(site: Site, values: Shaped[Tensor, "*axes"], trials: Trials) -> Shaped[Tensor, "*kept"]:
     """Keep the scored positions along a site's `pos` or `query_pos` axis, if it has one."""
     for axis in _SCORED_AXES:
         if axis in site.axes:

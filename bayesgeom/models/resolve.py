@@ -5,12 +5,14 @@ from pathlib import Path
 
 import torch
 
-from bayesgeom.errors import CheckpointFault, InvalidArgument, unknown_name
+from bayesgeom.errors import CheckpointFault, InvalidArgument, TaskMismatch, unknown_name
 from bayesgeom.models.base import Model
 from bayesgeom.models.checkpoint import CONFIG, WEIGHTS, Checkpoint, load_checkpoint
 from bayesgeom.models.hooked import HookedModel, from_checkpoint
 from bayesgeom.models.transformer import Transformer
+from bayesgeom.tasks.base import WindTunnel
 
+ModelLike = Model | Checkpoint | Transformer | str | Path
 FOLDER_VARIABLE = "BAYESGEOM_CHECKPOINTS"
 _PACKAGE = Path(__file__).resolve().parents[1]
 
@@ -58,7 +60,7 @@ def check_device(device: str | torch.device) -> None:
         raise InvalidArgument(f"device {str(device)!r} cannot be used here ({reason}); use cpu.") from error
 
 
-def as_model(model: Model | Checkpoint | Transformer | str | Path) -> Model:
+def as_model(model: ModelLike) -> Model:
     """Whatever stands for a model, as a `Model`. **Raises** `InvalidArgument` for anything else."""
     match model:
         case Model():
@@ -71,6 +73,22 @@ def as_model(model: Model | Checkpoint | Transformer | str | Path) -> Model:
             return HookedModel(model)
         case _:
             raise InvalidArgument(
-                f"cannot diagnose a {type(model).__name__}: pass a checkpoint's name or directory, bayesgeom.load(…), or a "
-                f"bayesgeom Transformer."
+                f"cannot diagnose a {type(model).__name__}: pass a checkpoint's name or directory, bayesgeom.load(…), "
+                f"or a bayesgeom Transformer."
             )
+
+
+def task_of(model: Model, task: WindTunnel | None) -> WindTunnel:
+    """The task to measure on: the given one, else the one that the model was trained on.
+
+    **Raises** `InvalidArgument` where there is neither, `TaskMismatch` where the two have different vocabularies.
+    """
+    chosen = task or model.task
+    if chosen is None:
+        raise InvalidArgument(f"{model.spec.name} does not say what it was trained on: pass task=….")
+    if model.task is not None and chosen.d_vocab != model.task.d_vocab:
+        raise TaskMismatch(
+            f"{chosen} has {chosen.d_vocab} ids; {model.spec.name} was trained on {model.task}, which has "
+            f"{model.task.d_vocab}: the same id would mean different things. Use parameters that keep the vocabulary."
+        )
+    return chosen

@@ -58,6 +58,7 @@ class TransformerConfig(ModelConfig):
 
     @property
     def d_head(self) -> int:
+        """Width of one head."""
         return self.d_model // self.n_heads
 
     def build(self, *, seed: int) -> "Transformer":
@@ -81,7 +82,9 @@ class Transformer(HookedRootModule):
         super().__init__()
         self.config = config
         self.embed = nn.Embedding(config.d_vocab, config.d_model)
-        self.hook_embed, self.hook_pos_embed = HookPoint(), HookPoint()
+        self.hook_embed = HookPoint()
+        if config.positions in ("learned", "sinusoidal"):
+            self.hook_pos_embed = HookPoint()
         if config.positions == "learned":
             self.pos_embed = nn.Embedding(config.n_ctx, config.d_model)
         self.blocks = nn.ModuleList(Block(config, attention) for _ in range(config.n_layers))
@@ -89,7 +92,7 @@ class Transformer(HookedRootModule):
         if not config.tied:
             self.unembed = nn.Linear(config.d_model, config.d_vocab, bias=False)
         self._initialise(seed)
-        self.setup()
+        self.setup()  # type: ignore[no-untyped-call]  # transformer-lens does not annotate it
 
     def forward(self, tokens: Int64[Tensor, "batch pos"]) -> Float[Tensor, "batch pos d_vocab"]:
         """**Raises** `TaskMismatch` where a learned position table is shorter than the sequence."""
@@ -105,12 +108,12 @@ class Transformer(HookedRootModule):
         if self.config.positions == "learned":
             if n_pos > self.config.n_ctx:
                 raise TaskMismatch(
-                    f"{n_pos} tokens asked of a model with learned positions for {self.config.n_ctx}; shorten the sequence "
-                    f"or use a model with sinusoidal, rotary, alibi or no positions."
+                    f"{n_pos} tokens asked of a model with learned positions for {self.config.n_ctx}; shorten the "
+                    f"sequence or use a model with sinusoidal, rotary, alibi or no positions."
                 )
-            return resid + self.hook_pos_embed(self.pos_embed.weight[:n_pos])
+            resid = resid + self.hook_pos_embed(self.pos_embed.weight[:n_pos].expand_as(resid))
         if self.config.positions == "sinusoidal":
-            return resid + self.hook_pos_embed(sinusoids(n_pos, self.config.d_model, resid))
+            resid = resid + self.hook_pos_embed(sinusoids(n_pos, self.config.d_model, resid).expand_as(resid))
         return resid
 
     def logits(self, resid: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch d_vocab"]:
@@ -188,7 +191,8 @@ class MultiHeadAttention(nn.Module):
             scores = scores + alibi_bias(self.config.n_heads, q.shape[1], scores)
         scores = self.hook_attn_scores(scores.masked_fill(~causal_mask(q.shape[1], q), -torch.inf))
         pattern = self.hook_pattern(scores.softmax(dim=-1))
-        return einsum(pattern, v, "b h q k, b k h d -> b q h d")
+        z: Tensor = einsum(pattern, v, "b h q k, b k h d -> b q h d")
+        return z
 
     def _fused(
         self, q: Float[Tensor, "b p h d"], k: Float[Tensor, "b p h d"], v: Float[Tensor, "b p h d"]
@@ -196,10 +200,9 @@ class MultiHeadAttention(nn.Module):
         bias = None
         if self.config.positions == "alibi":
             bias = alibi_bias(self.config.n_heads, q.shape[1], q).masked_fill(~causal_mask(q.shape[1], q), -torch.inf)
-        z = nn.functional.scaled_dot_product_attention(
-            *(rearrange(x, "b p h d -> b h p d") for x in (q, k, v)), attn_mask=bias, is_causal=bias is None
-        )
-        return rearrange(z, "b h p d -> b p h d")
+        q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+        z = nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=bias, is_causal=bias is None)
+        return z.transpose(1, 2)
 
 
 @final
@@ -252,9 +255,15 @@ def sinusoids(n_pos: int, d_model: int, like: Tensor) -> Float[Tensor, "pos d_mo
     return (waves * (INIT_STD * math.sqrt(2))).to(like.dtype)
 
 
-def rotated(x: Float[Tensor, "batch pos head d_head"]) -> Float[Tensor, "batch pos head d_head"]:
-    """Coordinates i and i + d/2 turned by pos / 10000^(2i/d): the layout of Llama's checkpoints."""
-    angles = _angles(x.shape[1], x.shape[3], x)
+def rotated(
+    x: Float[Tensor, "batch pos head d_head"], at: Int64[Tensor, " pos"] | None = None
+) -> Float[Tensor, "batch pos head d_head"]:
+    """Coordinates i and i + d/2 turned by pos / 10000^(2i/d): the layout of Llama's checkpoints.
+
+    `at` gives the positions where they are not 0, 1, 2, …
+    """
+    angles = _angles(x.shape[1] if at is None else int(at.max()) + 1, x.shape[3], x)
+    angles = angles if at is None else angles[at]
     cos, sin = (rearrange(f(angles), "p d -> p 1 d").to(x.dtype) for f in (torch.cos, torch.sin))
     a, b = x.chunk(2, dim=-1)
     return torch.cat([a * cos - b * sin, b * cos + a * sin], dim=-1)

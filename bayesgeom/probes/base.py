@@ -68,7 +68,9 @@ def planted_run(
     """A run as if a model had left these activations; its predictions are `model`, or exact where none is given."""
     exact = trials.at_scored(trials.predictive)
     predicted = exact if model is None else model
-    widths = {axis: size for site, values in recorded.items() for axis, size in zip(site.axes, values.shape[1:], strict=True)}
+    widths = {
+        axis: size for site, values in recorded.items() for axis, size in zip(site.axes, values.shape[1:], strict=True)
+    }
     n_layers = next((len(values) for values in recorded.values()), 1)
     spec = ModelSpec(
         name="planted", architecture="planted", n_layers=n_layers, n_heads=widths.get("head", n_heads),
@@ -109,4 +111,3 @@ def planted_trials(
         token_sets={name: torch.as_tensor(members, dtype=torch.int64) for name, members in (token_sets or {}).items()},
         relations={name: torch.as_tensor(related, dtype=torch.bool) for name, related in (relations or {}).items()},
     )
-

@@ -8,7 +8,7 @@ References: Agarwal, Dalal & Misra 2025, arXiv:2512.22471 (entropy error); the a
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, final
+from typing import TYPE_CHECKING, Any, ClassVar, final
 
 import numpy as np
 import torch
@@ -107,7 +107,9 @@ class Calibration(Probe[CalibrationReport]):
     def measure(self, run: Run, initialised: Sequence[CalibrationReport] = ()) -> CalibrationReport:
         seen = run.behaviour
         errors = np.abs(seen.model_entropy_bits - seen.exact_entropy_bits)
-        null_errors = {name: np.abs(b.model_entropy_bits - b.exact_entropy_bits) for name, b in run.null_behaviours.items()}
+        null_errors = {
+            name: np.abs(b.model_entropy_bits - b.exact_entropy_bits) for name, b in run.null_behaviours.items()
+        }
         # The median is the constant with the least mean absolute error.
         null_errors["constant"] = np.abs(np.median(seen.exact_entropy_bits) - seen.exact_entropy_bits)
         null_kl = {name: float(b.kl_bits.mean()) for name, b in run.null_behaviours.items()}
@@ -121,8 +123,8 @@ class Calibration(Probe[CalibrationReport]):
         error_lo, error_hi = mean_interval(errors, seed=run.seed)
         kl_lo, kl_hi = mean_interval(seen.kl_bits, seed=run.seed)
         means_gap = np.abs(seen.model_entropy_bits.mean(axis=0) - seen.exact_entropy_bits.mean(axis=0))
-        scalars = {key: float(vars(seen)[key].mean()) for key in ("kl_bits", "total_variation", "leak")}
-        profiles = {f"{key}_by_position": vars(seen)[key].mean(axis=0) for key in _PER_POSITION}
+        scalars: dict[str, Any] = {key: float(vars(seen)[key].mean()) for key in ("kl_bits", "total_variation", "leak")}
+        profiles: dict[str, Any] = {f"{key}_by_position": vars(seen)[key].mean(axis=0) for key in _PER_POSITION}
         return CalibrationReport(
             entropy_mae_bits=float(errors.mean()),
             entropy_mae_of_means_bits=float(means_gap.mean()),
@@ -159,7 +161,9 @@ class Calibration(Probe[CalibrationReport]):
         )
 
 
-def _intervals(seen: Behaviour, errors: Float[np.ndarray, "sequence position"], seed: int) -> dict[str, tuple[float, float]]:
+def _intervals(
+    seen: Behaviour, errors: Float[np.ndarray, "sequence position"], seed: int
+) -> dict[str, tuple[float, float]]:
     per_sequence = {
         "entropy_mae_bits": errors,
         "kl_bits": seen.kl_bits,
@@ -171,7 +175,7 @@ def _intervals(seen: Behaviour, errors: Float[np.ndarray, "sequence position"], 
     return {name: (float(lo), float(hi)) for name, (lo, hi) in bounds.items()}
 
 
-def _against_exact(run: Run) -> dict[str, float]:
+def _against_exact(run: Run) -> dict[str, Any]:
     """Accuracy of the exact predictive, and how much more the realised answers cost the model."""
     exact = run.exact_behaviour
     return {
@@ -183,4 +187,3 @@ def _against_exact(run: Run) -> dict[str, float]:
 def _leading_nulls(leading: str, mae: Mapping[str, float], kl: Mapping[str, float]) -> dict[str, float]:
     nulls = {"entropy_mae_bits": mae[leading]}
     return nulls | ({"kl_bits": kl[leading]} if leading in kl else {})
-

@@ -16,6 +16,7 @@ from bayesgeom.trials import Trials
 
 BLOCK = 128  # sequences drawn and run at a time
 
+
 class WindTunnel(ABC):
     """A task whose exact posterior is known at every scored position.
 
@@ -40,6 +41,10 @@ class WindTunnel(ABC):
         """`n` sequences on the generator's device. Callers use `sample`."""
 
     @abstractmethod
+    def draw_pair(self, n: int, generator: torch.Generator) -> tuple[Trials, Trials]:
+        """`n` pairs that share what is given (keys, matrices) and differ in the latent. Callers use `sample_pair`."""
+
+    @abstractmethod
     def null_predictives(self, trials: Trials) -> Mapping[str, Float64[Tensor, "batch query_pos answer"]]:
         """What predictors without the claimed computation say at the scored positions, by name."""
 
@@ -55,6 +60,12 @@ class WindTunnel(ABC):
         """
         _check_count(n)
         return self.draw(n, torch.Generator(device).manual_seed(seed))
+
+    @final
+    def sample_pair(self, n: int, *, seed: int, device: str | torch.device = "cpu") -> tuple[Trials, Trials]:
+        """`n` originals and their donors: the same question asked of two worlds. **Raises** as `sample` does."""
+        _check_count(n)
+        return self.draw_pair(n, torch.Generator(device).manual_seed(seed))
 
     @final
     def stream(self, n: int, *, seed: int, device: str | torch.device = "cpu") -> Iterator[Trials]:
@@ -123,5 +134,7 @@ def _literal(text: str) -> bool | int | float | str:
 
 
 def derived_seed(seed: int, *path: int) -> int:
-    """A seed for one part of a computation, independent of the seeds of its other parts."""
-    return int(np.random.SeedSequence([seed, *path]).generate_state(1, np.uint64)[0] >> 1)
+    """A seed for one part of a computation, independent of its other parts'. **Raises** `InvalidArgument` below 0."""
+    if seed < 0:
+        raise InvalidArgument(f"a seed is a whole number, at least 0, got {seed}.")
+    return int(np.random.SeedSequence(seed, spawn_key=path).generate_state(1, np.uint64)[0] >> 1)

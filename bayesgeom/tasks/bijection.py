@@ -53,14 +53,15 @@ class Bijection(WindTunnel):
         return 2 * self.n_pairs - 1
 
     def draw(self, n: int, generator: torch.Generator) -> Trials:
-        device = generator.device
-        value_of_key = torch.rand(n, self.n_values, generator=generator, device=device).argsort(dim=1)
-        if self.repeats:
-            keys = torch.randint(self.n_values, (n, self.n_pairs), generator=generator, device=device)
-        else:
-            order = torch.rand(n, self.n_values, generator=generator, device=device).argsort(dim=1)
-            keys = order[:, : self.n_pairs]
+        value_of_key = self._permutations(n, generator)
+        keys = self._keys(n, generator)
         return self.trials(keys, value_of_key.gather(1, keys))
+
+    def draw_pair(self, n: int, generator: torch.Generator) -> tuple[Trials, Trials]:
+        """The same keys in the same order, under two independent permutations."""
+        keys = self._keys(n, generator)
+        original, donor = (self.trials(keys, self._permutations(n, generator).gather(1, keys)) for _ in range(2))
+        return original, donor
 
     def trials(self, keys: Int64[Tensor, "batch pair"], values: Int64[Tensor, "batch pair"]) -> Trials:
         """The trials of given keys and values, each counted from 0; the last value is asked for and not shown."""
@@ -89,16 +90,22 @@ class Bijection(WindTunnel):
         exact = trials.at_scored(trials.predictive)
         nulls = {"uniform": torch.full_like(exact, 1 / self.n_values)}
         if self.repeats:
-            keys = trials.tokens[:, 0::2]
             values = trials.at_scored(trials.realised) - self.n_values
             unused = ~_shown_before(values, self.n_values)
             uniform = torch.where(unused.any(-1, keepdim=True), unused, True).double()
             nulls["elimination_only"] = uniform / uniform.sum(-1, keepdim=True)
-            assert nulls["elimination_only"].shape[:2] == keys.shape
         return nulls
 
     def token_labels(self) -> Sequence[str]:
         return [f"k{i}" for i in range(self.n_values)] + [f"v{i}" for i in range(self.n_values)]
+
+    def _permutations(self, n: int, generator: torch.Generator) -> Int64[Tensor, "batch value"]:
+        return torch.rand(n, self.n_values, generator=generator, device=generator.device).argsort(dim=1)
+
+    def _keys(self, n: int, generator: torch.Generator) -> Int64[Tensor, "batch pair"]:
+        if self.repeats:
+            return torch.randint(self.n_values, (n, self.n_pairs), generator=generator, device=generator.device)
+        return self._permutations(n, generator)[:, : self.n_pairs]
 
     def _posterior(
         self, keys: Int64[Tensor, "batch pair"], values: Int64[Tensor, "batch pair"]

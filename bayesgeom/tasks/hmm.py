@@ -44,11 +44,12 @@ class HMM(WindTunnel):
     def __post_init__(self) -> None:
         if self.n_states < 2 or self.n_symbols < 2 or self.length < 1:
             raise InvalidArgument(
-                f"an HMM needs n_states ≥ 2, n_symbols ≥ 2 and length ≥ 1, got {self.n_states}, {self.n_symbols}, {self.length}."
+                f"an HMM needs n_states ≥ 2, n_symbols ≥ 2 and length ≥ 1, got {self.n_states}, {self.n_symbols}, "
+                f"{self.length}."
             )
         if not 0 < self.grid <= 0.5 or abs(round(1 / self.grid) * self.grid - 1) > 1e-9:
             raise InvalidArgument(f"grid must divide 1 into whole steps (0.01, 0.05, …), got {self.grid}.")
-        if self.floor < 0 or abs(self.floor / self.grid - self._floor_steps) > 1e-6:
+        if not 0 <= self.floor <= 1 or abs(self.floor / self.grid - self._floor_steps) > 1e-6:
             raise InvalidArgument(f"floor must be a whole number of grid steps ({self.grid}), got {self.floor}.")
         if self._floor_steps * max(self.n_states, self.n_symbols) > self._steps:
             raise InvalidArgument(
@@ -89,17 +90,14 @@ class HMM(WindTunnel):
         return self.header_length + 2 * self.length
 
     def draw(self, n: int, generator: torch.Generator) -> Trials:
-        device = generator.device
-        transition = self._rows((n, self.n_states, self.n_states), generator)
-        emission = self._rows((n, self.n_states, self.n_symbols), generator)
-        state = torch.randint(self.n_states, (n,), generator=generator, device=device)
-        row, states, symbols = torch.arange(n, device=device), [], []
-        for step in range(self.length):
-            if step > 0:
-                state = torch.multinomial(transition[row, state].double(), 1, generator=generator)[:, 0]
-            states.append(state)
-            symbols.append(torch.multinomial(emission[row, state].double(), 1, generator=generator)[:, 0])
-        return self.trials(transition, emission, torch.stack(states, 1), torch.stack(symbols, 1))
+        transition, emission = self._matrices(n, generator)
+        return self.trials(transition, emission, *self._paths(transition, emission, generator))
+
+    def draw_pair(self, n: int, generator: torch.Generator) -> tuple[Trials, Trials]:
+        """The same matrices, and so the same header, with two independent paths."""
+        matrices = self._matrices(n, generator)
+        original, donor = (self.trials(*matrices, *self._paths(*matrices, generator)) for _ in range(2))
+        return original, donor
 
     def trials(
         self,
@@ -120,7 +118,7 @@ class HMM(WindTunnel):
         realised = torch.full_like(tokens, UNASKED)
         realised[scored] = (states + self._first_answer).flatten()
         predictive = torch.full((*tokens.shape, self.n_states), torch.nan, dtype=torch.float64, device=device)
-        predictive[scored] = forward_filter(transition / self._steps, emission / self._steps, symbols).flatten(0, 1)
+        predictive[scored] = self._filtered(transition, emission, symbols)
         return Trials(
             tokens=tokens,
             scored=scored,
@@ -131,6 +129,16 @@ class HMM(WindTunnel):
             token_sets={"inputs": torch.arange(self.n_symbols, device=device) + self._first_symbol},
             relations=self._relations(symbols, tokens.shape[1]),
         )
+
+    def _filtered(
+        self,
+        transition: Int64[Tensor, "batch state state"],
+        emission: Int64[Tensor, "batch state symbol"],
+        symbols: Int64[Tensor, "batch step"],
+    ) -> Float64[Tensor, "batch_step state"]:
+        # In float64 before the division: integers would divide into float32.
+        beliefs = forward_filter(transition.double() / self._steps, emission.double() / self._steps, symbols)
+        return beliefs.flatten(0, 1)
 
     def null_predictives(self, trials: Trials) -> Mapping[str, Float64[Tensor, "batch query_pos answer"]]:
         """`uniform` over the states; `likelihood_only`, the posterior after the current symbol alone."""
@@ -149,6 +157,29 @@ class HMM(WindTunnel):
         probabilities = [f"{(i + self._floor_steps) * self.grid:.3g}" for i in range(self._first_special)]
         symbols = [f"o{i}" for i in range(self.n_symbols)]
         return [*probabilities, "T:", "E:", "|", "·", *symbols, *(f"s{i}" for i in range(self.n_states))]
+
+    def _matrices(
+        self, n: int, generator: torch.Generator
+    ) -> tuple[Int64[Tensor, "batch state state"], Int64[Tensor, "batch state symbol"]]:
+        transition = self._rows((n, self.n_states, self.n_states), generator)
+        return transition, self._rows((n, self.n_states, self.n_symbols), generator)
+
+    def _paths(
+        self,
+        transition: Int64[Tensor, "batch state state"],
+        emission: Int64[Tensor, "batch state symbol"],
+        generator: torch.Generator,
+    ) -> tuple[Int64[Tensor, "batch step"], Int64[Tensor, "batch step"]]:
+        """Hidden states and symbols; the first state is uniform and emits with no transition before it."""
+        n, device = len(transition), generator.device
+        state = torch.randint(self.n_states, (n,), generator=generator, device=device)
+        row, states, symbols = torch.arange(n, device=device), [], []
+        for step in range(self.length):
+            if step > 0:
+                state = torch.multinomial(transition[row, state].double(), 1, generator=generator)[:, 0]
+            states.append(state)
+            symbols.append(torch.multinomial(emission[row, state].double(), 1, generator=generator)[:, 0])
+        return torch.stack(states, 1), torch.stack(symbols, 1)
 
     def _rows(self, shape: tuple[int, int, int], generator: torch.Generator) -> Int64[Tensor, "batch row entry"]:
         """Random stochastic rows in whole grid steps: Dirichlet(1), floored, renormalised, rounded, sum repaired."""

@@ -14,7 +14,6 @@ import numpy as np
 import torch
 from jaxtyping import Float
 from safetensors import safe_open
-from safetensors.torch import save_file
 from torch import Tensor, nn
 from tqdm.auto import tqdm
 
@@ -22,13 +21,13 @@ from bayesgeom.allocator import keep_freed_memory
 from bayesgeom.errors import CheckpointFault, InvalidArgument, NonFinite
 from bayesgeom.files import file_aside
 from bayesgeom.information import kl_bits
-from bayesgeom.models.checkpoint import save_checkpoint
+from bayesgeom.models.checkpoint import save_checkpoint, write_tensors
 from bayesgeom.tasks.base import derived_seed
 from bayesgeom.training.optimisers import Optimisers
 from bayesgeom.training.recipe import Recipe
 from bayesgeom.trials import Trials
 
-STATE, LOG, RECIPE, SNAPSHOTS = "state.safetensors", "log.jsonl", "recipe.json", "snapshots"
+STATE, LOG, RECIPE, SNAPSHOTS, BEFORE = "state.safetensors", "log.jsonl", "recipe.json", "snapshots", "before"
 GRADIENT_CLIP = 1.0
 HELD_OUT = 256
 DATA, VALIDATION = 0, 1  # branches of the recipe's seed
@@ -54,30 +53,37 @@ def train(
     """
     keep_freed_memory()
     _prepare(recipe, out, resume)
-    module = recipe.model_config().build(seed=recipe.seed).to(device).train()
+    has_state = resume and (out / STATE).exists()
+    module = recipe.model_config().build(seed=recipe.seed).to(device)
+    if recipe.after is not None and not has_state:
+        before = out / BEFORE
+        earlier = train(recipe.after, before, resume=(before / RECIPE).exists(), device=device, pace=pace)
+        module.load_state_dict(earlier.state_dict())
+    module.train()
     optimisers = Optimisers(recipe, module)
-    start = _restore(out / STATE, module, optimisers) if resume and (out / STATE).exists() else 0
+    start = _restore(out / STATE, module, optimisers) if has_state else 0
+    _cut_log(out / LOG, start)
     held_out = recipe.task.sample(HELD_OUT, seed=derived_seed(recipe.seed, VALIDATION), device=device)
     due = snapshot_steps(recipe)
     saved_at = time.monotonic()
     progress = tqdm(
-        range(start, recipe.steps), initial=start, total=recipe.steps, desc=recipe.name, disable=True if pace.quiet else None
+        range(start, recipe.steps),
+        initial=start,
+        total=recipe.steps,
+        desc=recipe.name,
+        disable=True if pace.quiet else None,
     )
-    try:
-        for step in progress:
-            if step in due:
-                _snapshot(recipe, module, out, step)
-            loss = _step(recipe, module, optimisers, step, device)
-            if (step + 1) % pace.log_every == 0 or step + 1 == recipe.steps:
-                line = {"step": step + 1, "loss_nats": loss, "kl_bits": _held_out_kl(module, held_out)}
-                _log(out, line)
-                progress.set_postfix(loss=f"{loss:.4f}", kl_bits=f"{line['kl_bits']:.2e}")
-            if time.monotonic() - saved_at > pace.save_seconds:
-                _save(out / STATE, module, optimisers, step + 1)
-                saved_at = time.monotonic()
-    except KeyboardInterrupt:
-        _save(out / STATE, module, optimisers, progress.n + start if progress.disable else progress.n)
-        raise
+    for step in progress:
+        if step in due:
+            _snapshot(recipe, module, out, step)
+        loss = _step(recipe, module, optimisers, step, device)
+        if (step + 1) % pace.log_every == 0 or step + 1 == recipe.steps:
+            line = {"step": step + 1, "loss_nats": loss, "kl_bits": _held_out_kl(module, held_out)}
+            _log(out, line)
+            progress.set_postfix(loss=f"{loss:.4f}", kl_bits=f"{line['kl_bits']:.2e}")
+        if time.monotonic() - saved_at > pace.save_seconds:
+            _save(out / STATE, module, optimisers, step + 1)
+            saved_at = time.monotonic()
     _save(out / STATE, module, optimisers, recipe.steps)
     _snapshot(recipe, module, out, recipe.steps)
     return module.eval()
@@ -91,9 +97,15 @@ def snapshot_steps(recipe: Recipe) -> frozenset[int]:
     return frozenset({0, *(int(step) for step in spaced)} - {recipe.steps})
 
 
-def loss_nats(
-    recipe: Recipe, logits: Float[Tensor, "batch pos d_vocab"], trials: Trials
-) -> Float[Tensor, ""]:
+def batch_seed(recipe: Recipe, step: int) -> int:
+    """The seed of one step's batch: a function of the recipe's seed and the step alone.
+
+    The formula stays as it is: every shipped checkpoint's training data follow from it.
+    """
+    return int(np.random.SeedSequence([recipe.seed, DATA, step]).generate_state(1, np.uint64)[0] >> 1)
+
+
+def loss_nats(recipe: Recipe, logits: Float[Tensor, "batch pos d_vocab"], trials: Trials) -> Float[Tensor, ""]:
     """Cross-entropy over all ids at the scored positions, against realised answers or the exact predictive."""
     if recipe.targets == "sampled":
         return nn.functional.cross_entropy(logits.flatten(0, 1), trials.realised.flatten())
@@ -102,11 +114,8 @@ def loss_nats(
     return -(exact * log_probabilities).sum(-1).mean()
 
 
-def _step(
-    recipe: Recipe, module: nn.Module, optimisers: Optimisers, step: int, device: str | torch.device
-) -> float:
-    seed = derived_seed(recipe.seed, DATA, step)
-    trials = recipe.task.sample(recipe.batch_size_at(step), seed=seed, device=device)
+def _step(recipe: Recipe, module: nn.Module, optimisers: Optimisers, step: int, device: str | torch.device) -> float:
+    trials = recipe.task.sample(recipe.batch_size_at(step), seed=batch_seed(recipe, step), device=device)
     with torch.autocast(torch.device(device).type, torch.bfloat16, enabled=not recipe.is_float32_at(step)):
         logits = module(trials.tokens)
     loss = loss_nats(recipe, logits.float(), trials)
@@ -131,7 +140,9 @@ def _prepare(recipe: Recipe, out: Path, resume: bool) -> None:
         if not resume:
             raise InvalidArgument(f"{out} already holds a run: pass resume (--resume) to go on, or another directory.")
         if json.loads((out / RECIPE).read_text()) != described:
-            raise CheckpointFault(f"{out} holds a run of another recipe than {recipe.name!r}; choose another directory.")
+            raise CheckpointFault(
+                f"{out} holds a run of another recipe than {recipe.name!r}; choose another directory."
+            )
         return
     if resume:
         raise InvalidArgument(f"nothing to resume: {out} holds no run.")
@@ -143,7 +154,7 @@ def _save(path: Path, module: nn.Module, optimisers: Optimisers, step: int) -> N
     weights = {f"weights.{name}": tensor for name, tensor in module.state_dict().items()}
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in (weights | optimisers.state()).items()}
     with file_aside(path) as aside:
-        save_file(tensors, aside, metadata={"step": str(step)})
+        write_tensors(tensors, aside, metadata={"step": str(step)})
 
 
 def _restore(path: Path, module: nn.Module, optimisers: Optimisers) -> int:
@@ -161,6 +172,14 @@ def _snapshot(recipe: Recipe, module: nn.Module, out: Path, step: int) -> None:
     if not path.exists():
         card = f"# {recipe.name} at step {step}\n\nA snapshot of training; weights {{weights_hash}}.\n"
         save_checkpoint(path, module, recipe.model_config(), recipe=recipe.to_dict(), step=step, card=card)
+
+
+def _cut_log(path: Path, step: int) -> None:
+    """Drop the lines of steps that will be run again."""
+    if path.exists():
+        lines = [line for line in path.read_text().splitlines(keepends=True) if json.loads(line)["step"] <= step]
+        with file_aside(path) as aside:
+            aside.write_text("".join(lines))
 
 
 def _log(out: Path, line: dict[str, Any]) -> None:

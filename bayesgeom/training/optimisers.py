@@ -39,6 +39,8 @@ class Optimisers:
         """One update at this step's learning rates, and gradients cleared."""
         for part, peak in zip(self.parts, self.peaks, strict=True):
             part.param_groups[0]["lr"] = peak * schedule(self.recipe, step)
+            if self.recipe.decay_steps is not None and step >= self.recipe.decay_steps:
+                part.param_groups[0]["weight_decay"] = 0.0
             part.step()
             part.zero_grad(set_to_none=True)
 
@@ -63,7 +65,7 @@ class Optimisers:
 
 
 def schedule(recipe: Recipe, step: int) -> float:
-    """Share of the peak learning rate: linear warm-up, then a half cosine to zero at the last step."""
+    """Share of the peak learning rate: linear warm-up, then a half cosine that reaches zero after the last step."""
     if step < recipe.warmup:
         return (step + 1) / recipe.warmup
     progress = (step - recipe.warmup) / max(1, recipe.steps - recipe.warmup)

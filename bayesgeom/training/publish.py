@@ -42,6 +42,8 @@ def card(recipe: Recipe, n_parameters: int, scores: CalibrationReport) -> str:
     )
     lo, hi = scores.intervals["entropy_mae_bits"]
     kl_lo, kl_hi = scores.intervals["kl_bits"]
+    mae = f"**{scores.entropy_mae_bits:.4f}** ({lo:.4f} … {hi:.4f})"
+    kl = f"**{scores.kl_bits:.2e}** ({kl_lo:.2e} … {kl_hi:.2e})"
     sizes = ", ".join(f"{key} {value}" for key, value in recipe.model_config().to_dict().items())
     return f"""# {recipe.name}
 
@@ -55,7 +57,7 @@ On {scores.n:,} fresh sequences, against the exact posterior; 95 % bootstrap int
 
 | | entropy error (bits) | KL(exact ‖ model) (bits) |
 |---|---|---|
-| **this model** | **{scores.entropy_mae_bits:.4f}** ({lo:.4f} … {hi:.4f}) | **{scores.kl_bits:.2e}** ({kl_lo:.2e} … {kl_hi:.2e}) |
+| **this model** | {mae} | {kl} |
 {nulls}
 
 Entropy error with entropies averaged over sequences first: {scores.entropy_mae_of_means_bits:.4f} bits. Probability
@@ -63,12 +65,24 @@ outside the answers: {scores.leak:.1e}.
 
 ## How it was made
 
-`bayesgeom train {recipe.name}`: {recipe.steps:,} steps of fresh data, batches of {recipe.batch_size} sequences, {recipe.late_batch_size} from
-{recipe.late_from:.0%} of the steps on; {recipe.targets} targets; {recipe.optimiser} (lr {recipe.lr:g}, matrices
-{recipe.matrix_lr:g}, weight decay {recipe.weight_decay:g}), {recipe.warmup} steps of warm-up, then a cosine to zero;
-gradient norm clipped at 1; bfloat16 products, float32 for the last {recipe.float32_share:.0%}; seed {recipe.seed}.
-The recipe is in `config.json`, whole.
+`bayesgeom train {recipe.name}`. The whole recipe is in `config.json`; in short:
+
+{_story(recipe)}
 """
+
+
+def _story(recipe: Recipe) -> str:
+    """What was done, stage by stage, one line each."""
+    first = "" if recipe.after is None else _story(recipe.after) + "\n"
+    late = f", {recipe.late_batch_size} from {recipe.late_from:.0%} of them on" if recipe.late_from < 1 else ""
+    until = "" if recipe.decay_steps is None else f" in the first {recipe.decay_steps:,} steps"
+    return (
+        f"{first}- {recipe.steps:,} steps of fresh data, {recipe.batch_size} sequences a step{late}; {recipe.targets} "
+        f"targets; {recipe.optimiser}, lr {recipe.lr:g} (matrices {recipe.matrix_lr:g}), weight decay "
+        f"{recipe.weight_decay:g}{until}; {recipe.warmup} steps of warm-up, then a cosine to zero; "
+        f"gradient norm clipped at 1; bfloat16 products, float32 for the last {recipe.float32_share:.0%} of "
+        f"the steps; seed {recipe.seed}."
+    )
 
 
 def _or_dash(value: float | None) -> str:

@@ -1,7 +1,7 @@
 """A recipe: everything that decides a trained checkpoint's weights, in one frozen value."""
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Literal, final
 
 from bayesgeom.errors import InvalidArgument
@@ -17,6 +17,9 @@ class Recipe:
     - `targets`: "sampled" trains on the answers that the world realised (the setting in which the posterior predictive
       is the unique minimiser of cross-entropy); "exact" trains on the posterior itself.
     - `optimiser`: "muon" uses Muon for the blocks' matrices (`matrix_lr`) and AdamW for the rest (`lr`).
+    - Weight decay acts in the first `decay_steps` steps, or in all. It bounds the logits, and so the calibration that
+      can be reached: the bijection with 0.1 throughout stayed 0.03 bits too uncertain.
+    - `after`: a recipe that is trained first, and whose weights this one starts from.
     - From step `late_from`·steps on, batches hold `late_batch_size` sequences.
     - Matrix products run in bfloat16 until step (1 − `float32_share`)·steps: the last bits of calibration need float32.
     """
@@ -28,7 +31,8 @@ class Recipe:
     optimiser: Literal["adamw", "muon"] = "muon"
     lr: float = 1e-3
     matrix_lr: float = 0.02
-    weight_decay: float = 0.1
+    weight_decay: float = 0.0
+    decay_steps: int | None = None
     warmup: int = 200
     steps: int = 10_000
     batch_size: int = 64
@@ -37,6 +41,7 @@ class Recipe:
     float32_share: float = 0.15
     seed: int = 0
     snapshots: int = 20
+    after: "Recipe | None" = None
 
     def __post_init__(self) -> None:
         if min(self.steps, self.batch_size, self.late_batch_size) < 1 or self.warmup < 0 or self.snapshots < 0:
@@ -63,9 +68,12 @@ class Recipe:
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON can hold it; `recipe_from_dict` is the inverse."""
-        return {**asdict(self), "task": self.task.config(), "sizes": dict(self.sizes)}
+        plain = {field.name: vars(self)[field.name] for field in fields(self)}
+        after = None if self.after is None else self.after.to_dict()
+        return {**plain, "task": self.task.config(), "sizes": dict(self.sizes), "after": after}
 
 
 def recipe_from_dict(values: Mapping[str, Any]) -> Recipe:
     """The recipe that `Recipe.to_dict` wrote."""
-    return Recipe(**{**values, "task": task_from_config(values["task"])})
+    after = None if values.get("after") is None else recipe_from_dict(values["after"])
+    return Recipe(**{**values, "task": task_from_config(values["task"]), "after": after})

@@ -1,0 +1,54 @@
+# One command on a fresh machine: `make demo`. It needs Python 3.11 or later and makes its own environment.
+# Where torch's default build is too large (Linux without a GPU):
+#     make demo PIP_ARGS="--extra-index-url https://download.pytorch.org/whl/cpu"
+
+PYTHON ?= python3
+VENV ?= .venv
+PIP_ARGS ?=
+PYTEST_ARGS ?=
+WORKERS ?= 2
+
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test test-slow test-hub lint format bench clean
+
+help: ## list what can be made
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/\1\t\2/' | expand -t 12
+
+demo: $(INSTALLED) ## diagnose a shipped checkpoint; the report lies in runs/demo/report.html
+	$(BIN)/bayesgeom diagnose bijection-v20 --out runs/demo
+
+test: $(INSTALLED) ## the default tests: no network, a few minutes
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(PYTEST_ARGS)
+
+test-slow: $(INSTALLED) ## the tests that take minutes each
+	$(BIN)/python -m pytest -m slow $(PYTEST_ARGS)
+
+test-hub: $(INSTALLED) ## the tests that need the Hugging Face hub
+	HF_HUB_OFFLINE=0 $(BIN)/python -m pytest -m hub $(PYTEST_ARGS)
+
+lint: $(INSTALLED) ## linter, formatter and type checker, changing nothing
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+
+format: $(INSTALLED) ## apply the linter's safe fixes and the formatter
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+
+bench: $(INSTALLED) ## run every script in benchmarks/
+	@for script in benchmarks/*.py; do echo "== $$script"; $(BIN)/python "$$script" || exit 1; done
+
+clean: ## remove caches, builds and the demo's report; keep .venv, checkpoints and training runs
+	rm -rf build dist runs/demo .pytest_cache .ruff_cache .mypy_cache
+	find bayesgeom tests benchmarks examples -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# Installed once, and again when the dependencies change.
+$(INSTALLED): pyproject.toml constraints.txt | $(BIN)/python
+	$(BIN)/python -m pip install $(PIP_ARGS) -c constraints.txt -e '.[test]'
+	touch $@
+
+$(BIN)/python:
+	$(PYTHON) -m venv $(VENV)

@@ -1,0 +1,29 @@
+"""Ablations: what breaks when a part is taken away, measured against the exact posterior."""
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from bayesgeom.ablations.batteries import cumulative as cumulative
+    from bayesgeom.ablations.batteries import every_attention as every_attention
+    from bayesgeom.ablations.batteries import every_head as every_head
+    from bayesgeom.ablations.batteries import every_layer as every_layer
+    from bayesgeom.ablations.batteries import every_mlp as every_mlp
+    from bayesgeom.ablations.batteries import every_pair_of_heads as every_pair_of_heads
+    from bayesgeom.ablations.batteries import everything as everything
+    from bayesgeom.ablations.batteries import top_attention_off as top_attention_off
+    from bayesgeom.ablations.component import Ablation as Ablation
+    from bayesgeom.ablations.component import Component as Component
+
+_BATTERIES = (
+    "cumulative", "every_attention", "every_head", "every_layer", "every_mlp", "every_pair_of_heads", "everything",
+    "top_attention_off",
+)  # fmt: skip
+_HOMES = dict.fromkeys(_BATTERIES, "batteries") | {"Ablation": "component", "Component": "component"}
+__all__ = [*_HOMES]
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}; it has {', '.join(sorted(__all__))}")
+    return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)

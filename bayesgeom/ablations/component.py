@@ -1,0 +1,81 @@
+"""Components of a model, sets of them to ablate, and the edits that ablate them."""
+
+from dataclasses import dataclass
+from typing import Literal, final
+
+from bayesgeom.activations import ModelSpec
+from bayesgeom.edits import Edit, Mode, Replace
+from bayesgeom.errors import InvalidArgument
+from bayesgeom.sites import ATTN_OUT, MLP_OUT, Z
+
+Kind = Literal["head", "attention", "mlp", "block"]
+KINDS = ("head", "attention", "mlp", "block")
+
+
+@final
+@dataclass(frozen=True, order=True)
+class Component:
+    """A head, an attention sublayer, an MLP, or a whole block."""
+
+    layer: int
+    kind: Kind
+    head: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.kind not in KINDS or (self.kind == "head") != (self.head is not None):
+            raise InvalidArgument(
+                f"a component is a head with its number, or one of attention, mlp, block; got {self!r}."
+            )
+
+    @property
+    def label(self) -> str:
+        """What tables and plots call it: L2H3, L2 MLP."""
+        return f"L{self.layer}H{self.head}" if self.kind == "head" else f"L{self.layer} {self.kind}"
+
+    def check_in(self, spec: ModelSpec) -> None:
+        """**Raises** `InvalidArgument` where this model has no such layer or head."""
+        if not 0 <= self.layer < spec.n_layers:
+            raise InvalidArgument(f"{self.label}: {spec.name} has layers 0 … {spec.n_layers - 1}.")
+        if self.head is not None and not 0 <= self.head < spec.n_heads:
+            raise InvalidArgument(f"{self.label}: {spec.name} has heads 0 … {spec.n_heads - 1} in a layer.")
+
+
+@final
+@dataclass(frozen=True)
+class Ablation:
+    """Components taken away together. `mode`, where given, overrides the battery's.
+
+    A block is always bypassed: what enters it leaves it.
+    """
+
+    components: tuple[Component, ...]
+    mode: Mode | None = None
+    name: str | None = None
+
+    def __post_init__(self) -> None:
+        if not self.components:
+            raise InvalidArgument("an ablation takes at least one component away; got none.")
+
+    @property
+    def label(self) -> str:
+        """The name, or the components' labels joined."""
+        return self.name or " + ".join(component.label for component in self.components)
+
+    def edits(self, mode: Mode) -> tuple[Edit, ...]:
+        """The edits that do it; heads of one layer go in one edit."""
+        chosen = self.mode or mode
+        heads: dict[int, list[int]] = {}
+        edits: list[Edit] = []
+        for component in sorted(set(self.components), key=lambda c: (c.layer, c.kind, c.head or 0)):
+            match component.kind:
+                case "head":
+                    assert component.head is not None, "checked on construction"
+                    heads.setdefault(component.layer, []).append(component.head)
+                case "attention":
+                    edits.append(Replace(site=ATTN_OUT, layer=component.layer, mode=chosen))
+                case "mlp":
+                    edits.append(Replace(site=MLP_OUT, layer=component.layer, mode=chosen))
+                case "block":
+                    edits += [Replace(site=site, layer=component.layer, mode="zero") for site in (ATTN_OUT, MLP_OUT)]
+        edits += [Replace(site=Z, layer=layer, mode=chosen, heads=tuple(own)) for layer, own in heads.items()]
+        return tuple(sorted(edits, key=lambda edit: (edit.layer, edit.site != Z)))

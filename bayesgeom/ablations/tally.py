@@ -1,0 +1,93 @@
+"""The tally: what a battery has measured so far, in memory that does not grow with n, and safe on disk.
+
+Per-sequence results are kept for at most `MAX_UNITS` units; a unit is a run of consecutive sequences, independent of
+the others, so that resampling units is resampling sequences.
+"""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self, final
+
+import numpy as np
+from jaxtyping import Bool, Float, Int
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
+
+from bayesgeom.ablations.engine import METRICS, TileScores
+from bayesgeom.errors import OutputFault
+from bayesgeom.files import file_aside
+from bayesgeom.report import PROGRESS
+
+MAX_UNITS = 4_096
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Tally:
+    """Sums over sequences. `sums` adds each sequence's mean over positions; row 0 of `profile` is the baseline."""
+
+    per_unit: int
+    counts: Int[np.ndarray, " unit"]
+    baseline: Float[np.ndarray, "metric unit"]
+    sums: Float[np.ndarray, "variant metric unit"]
+    profile: Float[np.ndarray, "row metric position"]
+    inert: Bool[np.ndarray, " variant"]
+    done: int
+
+    @classmethod
+    def empty(cls, n: int, n_variants: int, n_positions: int) -> Self:
+        """Nothing measured yet of n sequences."""
+        per_unit = -(-n // MAX_UNITS)
+        units, metrics = -(-n // per_unit), len(METRICS)
+        return cls(
+            per_unit=per_unit,
+            counts=np.zeros(units, dtype=np.int64),
+            baseline=np.zeros((metrics, units)),
+            sums=np.zeros((n_variants, metrics, units)),
+            profile=np.zeros((1 + n_variants, metrics, n_positions)),
+            inert=np.ones(n_variants, dtype=bool),
+            done=0,
+        )
+
+    def plus(self, tile: TileScores) -> Self:
+        """The tally with the next sequences of the stream added."""
+        n = tile.baseline.shape[1]
+        unit = np.arange(self.done, self.done + n) // self.per_unit
+        member = np.zeros((n, len(self.counts)))
+        member[np.arange(n), unit] = 1.0
+        both = np.concatenate([tile.baseline[None], tile.variants])
+        return type(self)(
+            per_unit=self.per_unit,
+            counts=self.counts + member.sum(axis=0).astype(np.int64),
+            baseline=self.baseline + tile.baseline.mean(axis=-1) @ member,
+            sums=self.sums + tile.variants.mean(axis=-1) @ member,
+            profile=self.profile + both.sum(axis=2),
+            inert=self.inert & tile.inert,
+            done=self.done + n,
+        )
+
+    def save(self, folder: Path, job: dict[str, Any]) -> None:
+        """Write what is done; `job` is what it belongs to."""
+        arrays = {
+            name: np.ascontiguousarray(value) for name, value in vars(self).items() if isinstance(value, np.ndarray)
+        }
+        metadata = {"job": json.dumps(job, sort_keys=True), "per_unit": str(self.per_unit), "done": str(self.done)}
+        with file_aside(folder / PROGRESS) as aside:
+            save_file(arrays, aside, metadata=metadata)
+
+    @classmethod
+    def load(cls, folder: Path, job: dict[str, Any]) -> "Tally | None":
+        """What `save` wrote for this job, or nothing. **Raises** `OutputFault` where it belongs to another job."""
+        if not (folder / PROGRESS).exists():
+            return None
+        try:
+            with safe_open(folder / PROGRESS, framework="numpy") as file:
+                metadata, arrays = file.metadata(), {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        except SafetensorError as error:
+            raise OutputFault(f"{folder / PROGRESS} cannot be read ({error}); delete it and start again.") from error
+        if metadata["job"] != json.dumps(job, sort_keys=True):
+            raise OutputFault(
+                f"{folder} holds the progress of another battery; name another directory or delete {PROGRESS} there."
+            )
+        return cls(per_unit=int(metadata["per_unit"]), done=int(metadata["done"]), **arrays)

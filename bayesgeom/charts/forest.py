@@ -1,0 +1,42 @@
+"""The forest plot: one row per thing, its estimate and interval, the null as a vertical line."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import plotly.graph_objects as go
+from jaxtyping import Float
+
+from bayesgeom.charts.theme import MEASURED, NULL, label_axes
+
+
+def add_forest(
+    figure: go.Figure,
+    panel: tuple[int, int],
+    labels: Sequence[str],
+    values: Float[np.ndarray, " row"],
+    interval: tuple[Float[np.ndarray, " row"], Float[np.ndarray, " row"]],
+    *,
+    unit: str,
+    null: float,
+) -> None:
+    """Rows from top to bottom in the given order; whiskers reach to the interval's ends."""
+    lo, hi = interval
+    figure.add_trace(
+        go.Scatter(
+            x=values, y=list(labels), mode="markers", marker={"color": MEASURED, "size": 7},
+            name="estimate, 95 % interval",
+            error_x={
+                "type": "data", "symmetric": False, "array": hi - values, "arrayminus": values - lo, "thickness": 1.4
+            },
+        ),
+        row=panel[0], col=panel[1],
+    )  # fmt: skip
+    figure.add_trace(
+        go.Scatter(
+            x=[null, null], y=[labels[0], labels[-1]], mode="lines", line={"color": NULL, "dash": "dash"},
+            name="null: no effect",
+        ),
+        row=panel[0], col=panel[1],
+    )  # fmt: skip
+    figure.update_yaxes(autorange="reversed", type="category", row=panel[0], col=panel[1])
+    label_axes(figure, panel, unit, "")

@@ -1,0 +1,122 @@
+"""Numbers per layer and head: a heat map with its null marked on the colour scale, and the profile over layers."""
+
+import textwrap
+from collections.abc import Mapping
+from typing import Literal
+
+import numpy as np
+import plotly.graph_objects as go
+from jaxtyping import Float
+
+from bayesgeom.charts.lines import add_band, add_line, add_null
+from bayesgeom.charts.theme import DIVERGING, MEASURED, NULL, SEQUENTIAL, label_axes
+
+Panel = tuple[int, int]
+_BAR_WIDTH = 0.055  # of the figure: what a colour bar takes from its panel
+_N_TICKS = 5
+
+
+def with_null(title: str, null: float, label: str) -> str:
+    """A panel's title with the null level in it; the title alone where the null is not known."""
+    return title if np.isnan(null) else f"{title} ({label}: {null:.3g})"
+
+
+def add_heads(
+    figure: go.Figure,
+    panel: Panel,
+    values: Float[np.ndarray, "layer head"],
+    *,
+    unit: str,
+    null: float,
+    limits: tuple[float, float] | None = None,
+    head: Literal["head", "key head"] = "head",
+) -> None:
+    """Layers upward, heads to the right, missing values blank; the tick "◂ null" is the level without the structure.
+
+    Without `limits` the scale is symmetric about the null. Where the null is the middle of the scale it is pale: colder
+    colours are below it, warmer ones above.
+    """
+    if not np.isfinite(values).any():
+        add_note(figure, panel, "not defined here")
+        return
+    middle = 0.0 if np.isnan(null) else null
+    reach = max(float(np.nanmax(np.abs(values - middle))), 1e-9)
+    low, high = limits or (middle - reach, middle + reach)
+    is_middle = np.isclose(middle, (low + high) / 2)
+    subplot = figure.get_subplot(*panel)
+    left, right = subplot.xaxis.domain
+    bottom, top = subplot.yaxis.domain
+    right -= _BAR_WIDTH
+    ticks, labels = _ticks(low, high, null)
+    figure.add_trace(
+        go.Heatmap(
+            z=values, x=np.arange(values.shape[1]), y=np.arange(values.shape[0]), zmin=low, zmax=high, xgap=1, ygap=1,
+            colorscale=DIVERGING if is_middle else SEQUENTIAL, name=unit, showscale=True, hoverongaps=False,
+            hovertemplate=f"layer %{{y}}, {head} %{{x}}: %{{z:.4g}}<extra>{unit}</extra>",
+            colorbar={
+                "x": right + 0.004, "xanchor": "left", "y": (bottom + top) / 2, "len": top - bottom, "thickness": 11,
+                "tickvals": ticks, "ticktext": labels, "ticks": "outside", "tickfont": {"size": 11}, "outlinewidth": 0,
+            },
+        ),
+        row=panel[0], col=panel[1],
+    )  # fmt: skip
+    figure.update_xaxes(domain=(left, right), row=panel[0], col=panel[1])
+    _whole_numbers(figure, panel, x=values.shape[1], y=values.shape[0])
+    label_axes(figure, panel, f"{head} (colour: {unit})", "layer")
+
+
+def add_profile(
+    figure: go.Figure,
+    panel: Panel,
+    values: Float[np.ndarray, " layer"],
+    *,
+    name: str,
+    band: tuple[Float[np.ndarray, " layer"], Float[np.ndarray, " layer"]] | None = None,
+    nulls: Mapping[str, Float[np.ndarray, " layer"]] | None = None,
+    color: str = MEASURED,
+) -> None:
+    """One number per layer with its 95 % band, and each known null as a grey line: dashed, then dotted.
+
+    A name that the figure has already shown in its legend is not shown again.
+    """
+    layers, named = range(len(values)), {trace.name for trace in figure.data}
+    if band is not None:
+        add_band(figure, panel, layers, *band, name=f"{name}, 95 % interval", color=color)
+        figure.data[-1].update(mode="lines", showlegend=False)
+    add_line(figure, panel, layers, values, name=name, color=color)
+    figure.data[-1].showlegend = name not in named
+    known = {label: level for label, level in (nulls or {}).items() if np.isfinite(level).any()}
+    for (label, level), dash in zip(known.items(), ("dash", "dot", "dashdot", "longdash"), strict=False):
+        add_null(figure, panel, layers, level, name=f"null: {label}")
+        figure.data[-1].update(line_dash=dash, showlegend=f"null: {label}" not in named)
+    _whole_numbers(figure, panel, x=len(values))
+
+
+def add_note(figure: go.Figure, panel: Panel, text: str) -> None:
+    """A sentence in the middle of a panel that has nothing to draw; its axes go."""
+    wrapped = "<br>".join(textwrap.wrap(text, 46))
+    figure.add_trace(
+        go.Scatter(
+            x=[0], y=[0], mode="text", text=[wrapped], textfont={"color": NULL}, hoverinfo="skip", showlegend=False
+        ),
+        row=panel[0],
+        col=panel[1],
+    )
+    figure.update_xaxes(visible=False, row=panel[0], col=panel[1])
+    figure.update_yaxes(visible=False, row=panel[0], col=panel[1])
+
+
+def _ticks(low: float, high: float, null: float) -> tuple[list[float], list[str]]:
+    """Even ticks, and the null in place of those too near it to be read apart."""
+    even = np.linspace(low, high, _N_TICKS)
+    apart = even if np.isnan(null) else even[np.abs(even - null) > 0.09 * (high - low)]
+    ticks = sorted([*map(float, apart), *([null] if low <= null <= high else [])])
+    tiny = 1e-6 * (high - low)
+    return ticks, [f"{0 if abs(tick) < tiny else tick:.2g}" + " ◂ null" * (tick == null) for tick in ticks]
+
+
+def _whole_numbers(figure: go.Figure, panel: Panel, *, x: int, y: int = 0) -> None:
+    """Ticks at whole layers and heads, about eight of them at most, on the axes whose size is given."""
+    for update, size in ((figure.update_xaxes, x), (figure.update_yaxes, y)):
+        if size:
+            update(tickmode="linear", tick0=0, dtick=-(-size // 8), row=panel[0], col=panel[1])

@@ -1,0 +1,121 @@
+"""The manifold chart: clouds along their principal axes, coloured by entropy, with their curve; layers beside nulls."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import final
+
+import numpy as np
+import plotly.graph_objects as go
+from jaxtyping import Float
+
+from bayesgeom.charts.lines import add_line, add_null
+from bayesgeom.charts.theme import EXACT, SEQUENTIAL, SERIES, label_axes, panels
+
+_SHAPE_COLORS, _ORDER_COLORS = SERIES[:4], (*SERIES[4:7], SERIES[8])
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Cloud:
+    """Points of one site along their leading principal axes, and the fitted curve in the same coordinates."""
+
+    site: str
+    points: Float[np.ndarray, "point component"]
+    curve: Float[np.ndarray, "step component"]
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Profile:
+    """One number per layer beside its null."""
+
+    name: str
+    values: Float[np.ndarray, " layer"]
+    null: Float[np.ndarray, " layer"]
+
+
+def manifold_figure(
+    *,
+    title: str,
+    clouds: Sequence[Cloud],
+    entropy: Float[np.ndarray, " point"],
+    position: Float[np.ndarray, " point"],
+    shape: Sequence[Profile],
+    order: Sequence[Profile],
+    null_labels: tuple[str, str],
+) -> go.Figure:
+    """Each cloud along its first two axes, and its first axis against entropy; then `shape` and `order` by layer."""
+    rows = [(f"{c.site}, last layer", f"{c.site}, last layer: PC1 against entropy") for c in clouds]
+    titles = (*(text for row in rows for text in row), "Variance along PC1", "Order by entropy, resid_post")
+    figure = panels(title, titles, row_height=370)
+    for row, cloud in enumerate(clouds, start=1):
+        _scatter(figure, (row, 1), cloud.points[:, 0], cloud.points[:, 1], entropy, "coloraxis")
+        _curve(figure, (row, 1), cloud.curve[:, 0], cloud.curve[:, 1])
+        label_axes(figure, (row, 1), "PC1 (activation units)", "PC2 (activation units)")
+        _scatter(figure, (row, 2), entropy, cloud.points[:, 0], position, "coloraxis2")
+        label_axes(figure, (row, 2), "exact entropy (bits)", "PC1 (activation units)")
+    figure.data[1].showlegend = True
+    bottom = len(clouds) + 1
+    _profiles(figure, (bottom, 1), shape, _SHAPE_COLORS, null_labels[0])
+    label_axes(figure, (bottom, 1), "layer", "share of variance (0 to 1)")
+    _profiles(figure, (bottom, 2), order, _ORDER_COLORS, null_labels[1])
+    label_axes(figure, (bottom, 2), "layer", "|correlation| or share (0 to 1)")
+    _colour_bars(figure, n_rows=bottom)
+    figure.update_xaxes(title_standoff=4)
+    return figure
+
+
+def _scatter(
+    figure: go.Figure,
+    panel: tuple[int, int],
+    x: Float[np.ndarray, " point"],
+    y: Float[np.ndarray, " point"],
+    color: Float[np.ndarray, " point"],
+    axis: str,
+) -> None:
+    figure.add_trace(
+        go.Scatter(
+            x=x, y=y, mode="markers", name="scored position", showlegend=False,
+            marker={"size": 5, "opacity": 0.75, "color": color, "coloraxis": axis},
+        ),
+        row=panel[0], col=panel[1],
+    )  # fmt: skip
+
+
+def _curve(
+    figure: go.Figure, panel: tuple[int, int], x: Float[np.ndarray, " step"], y: Float[np.ndarray, " step"]
+) -> None:
+    figure.add_trace(
+        go.Scatter(
+            x=x, y=y, mode="lines", name="smooth curve in entropy", showlegend=False,
+            line={"color": EXACT, "width": 2.5},
+        ),
+        row=panel[0], col=panel[1],
+    )  # fmt: skip
+
+
+def _profiles(
+    figure: go.Figure, panel: tuple[int, int], profiles: Sequence[Profile], colors: Sequence[str], null_label: str
+) -> None:
+    """Measured lines in colour, their nulls in grey under one entry of the legend; hovering names each."""
+    layers, is_named = range(len(profiles[0].values)), False
+    for color, profile in zip(colors, profiles, strict=False):
+        if np.isfinite(profile.values).any():
+            add_line(figure, panel, layers, profile.values, name=profile.name, color=color)
+    # On top, so that a null which equals what was measured is seen to.
+    for profile in profiles:
+        if not np.isnan(profile.null).all():
+            add_null(figure, panel, layers, profile.null, name=f"null: {null_label}")
+            figure.data[-1].update(showlegend=not is_named, hovertext=f"{profile.name}, {null_label}")
+            is_named = True
+    figure.update_xaxes(tickmode="linear", tick0=0, dtick=-(-len(layers) // 8), row=panel[0], col=panel[1])
+
+
+def _colour_bars(figure: go.Figure, *, n_rows: int) -> None:
+    """One scale for entropy, one for position, right of the plots and one above the other."""
+    bar = {"len": 0.8 / n_rows, "thickness": 14, "yanchor": "top"}
+    figure.update_layout(
+        coloraxis={"colorscale": SEQUENTIAL, "colorbar": {**bar, "title": "entropy (bits)", "y": 1}},
+        coloraxis2={"colorscale": "Cividis", "colorbar": {**bar, "title": "token position", "y": 1 - 1 / n_rows}},
+        legend={"y": -0.14 / n_rows},
+    )

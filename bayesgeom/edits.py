@@ -1,0 +1,180 @@
+"""Edits: frozen values that change one activation of one layer. They compose as a set; order is the model's own.
+
+An edit says where it acts and what it makes of the activation there. What it puts in place may come from a reference:
+the task's mean at each position, or the same position of another trial.
+"""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Literal, Protocol, final, runtime_checkable
+
+import torch
+from jaxtyping import Float, Shaped
+from torch import Tensor
+
+from bayesgeom.errors import InvalidArgument
+from bayesgeom.sites import Site, Z
+
+Mode = Literal["zero", "mean", "resample", "nothing"]
+MODES = ("zero", "mean", "resample", "nothing")
+SubspaceKind = Literal["swap", "remove", "keep", "rotate", "add"]
+SUBSPACE_KINDS = ("swap", "remove", "keep", "rotate", "add")
+ORTHONORMAL = 1e-4
+
+
+@runtime_checkable
+class Reference(Protocol):
+    """Where replacements come from; both broadcast against the activation."""
+
+    def mean(self, site: Site, layer: int) -> Shaped[Tensor, "..."]:
+        """The task's mean activation at each position."""
+
+    def donor(self, site: Site, layer: int) -> Shaped[Tensor, "..."]:
+        """The unedited activation of the paired trial."""
+
+
+class Edit(ABC):
+    """One change to one activation. Concrete edits are frozen dataclasses."""
+
+    site: Site
+    layer: int
+
+    @property
+    @abstractmethod
+    def label(self) -> str:
+        """What tables and plots call it."""
+
+    @abstractmethod
+    def applied(self, values: Shaped[Tensor, "..."], reference: Reference) -> Shaped[Tensor, "..."]:
+        """The activation in place of `values`, which is left as it is."""
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Replace(Edit):
+    """Put zero, the mean or another trial's activation in place: of whole activations, or of some heads of `z`.
+
+    The mode "nothing" puts the activation itself in place: the control that shows what replaying alone changes.
+    """
+
+    site: Site
+    layer: int
+    mode: Mode
+    heads: tuple[int, ...] | None = None
+
+    def __post_init__(self) -> None:
+        if self.mode not in MODES:
+            raise InvalidArgument(f"mode must be one of {', '.join(MODES)}; got {self.mode!r}.")
+        if self.heads is not None and self.site != Z:
+            raise InvalidArgument(f"heads are ablated at their output z, not at {self.site.name!r}.")
+
+    @property
+    def label(self) -> str:
+        place = (
+            f"L{self.layer} {self.site.name}"
+            if self.heads is None
+            else "+".join(f"L{self.layer}H{h}" for h in self.heads)
+        )
+        return f"{self.mode} {place}"
+
+    def applied(self, values: Shaped[Tensor, "..."], reference: Reference) -> Shaped[Tensor, "..."]:
+        substitute = self.substitute(values, reference)
+        if self.heads is None:
+            return substitute
+        edited = values.clone()
+        for head in self.heads:
+            edited[..., head, :] = substitute[..., head, :]
+        return edited
+
+    def substitute(self, values: Shaped[Tensor, "..."], reference: Reference) -> Shaped[Tensor, "..."]:
+        """What goes in place of all of `values`, expanded to its shape."""
+        match self.mode:
+            case "zero":
+                return torch.zeros_like(values)
+            case "mean":
+                return reference.mean(self.site, self.layer).expand_as(values)
+            case "resample":
+                return reference.donor(self.site, self.layer).expand_as(values)
+            case "nothing":
+                return values
+
+
+@final
+@dataclass(frozen=True, kw_only=True, eq=False)
+class InSubspace(Edit):
+    """Act on the part of an activation that lies in a subspace, given by orthonormal columns B. With P = B Bᵀ:
+
+    - "remove": x − P (x − mean), so that nothing in the subspace tells trials apart;
+    - "keep": mean + P (x − mean), so that nothing outside it does;
+    - "swap": x + P (donor − x);
+    - "rotate": x + B (R − 1) Bᵀ x with `turn` R orthogonal, which keeps every norm;
+    - "add": x + B s with `shift` s, in coordinates of the basis.
+
+    At z the heads' outputs are taken together, as one vector of heads × d_head.
+    """
+
+    site: Site
+    layer: int
+    kind: SubspaceKind
+    basis: Float[Tensor, "d r"]
+    turn: Float[Tensor, "r r"] | None = None
+    shift: Float[Tensor, " r"] | None = None
+    name: str = "subspace"
+
+    def __post_init__(self) -> None:
+        if self.kind not in SUBSPACE_KINDS:
+            raise InvalidArgument(f"kind must be one of {', '.join(SUBSPACE_KINDS)}; got {self.kind!r}.")
+        check_orthonormal(self.basis)
+        if (self.kind == "rotate") != (self.turn is not None) or (self.kind == "add") != (self.shift is not None):
+            raise InvalidArgument(f"`turn` goes with rotate and `shift` with add, and only there; got {self.kind!r}.")
+        if self.turn is not None:
+            check_orthonormal(self.turn)
+
+    @property
+    def label(self) -> str:
+        return f"{self.kind} {self.name} at L{self.layer} {self.site.name}"
+
+    def applied(self, values: Shaped[Tensor, "..."], reference: Reference) -> Shaped[Tensor, "..."]:
+        flat = self._flat(values)
+        if flat.shape[-1] != len(self.basis):
+            raise InvalidArgument(
+                f"{self.label}: the basis is {len(self.basis)} wide, the site {flat.shape[-1]}; they must agree."
+            )
+        return self._edited(flat, reference).reshape(values.shape)
+
+    def _edited(self, flat: Float[Tensor, "batch pos d"], reference: Reference) -> Float[Tensor, "batch pos d"]:
+        match self.kind:
+            case "remove":
+                return flat - self._within(flat - self._flat(reference.mean(self.site, self.layer)))
+            case "keep":
+                mean = self._flat(reference.mean(self.site, self.layer))
+                return mean + self._within(flat - mean)
+            case "swap":
+                return flat + self._within(self._flat(reference.donor(self.site, self.layer)) - flat)
+            case "rotate":
+                assert self.turn is not None, "checked on construction"
+                coordinates = flat @ self.basis
+                return flat + (coordinates @ self.turn.T - coordinates) @ self.basis.T
+            case "add":
+                assert self.shift is not None, "checked on construction"
+                return flat + self.basis @ self.shift
+
+    def _within(self, flat: Float[Tensor, "batch pos d"]) -> Float[Tensor, "batch pos d"]:
+        return flat @ self.basis @ self.basis.T
+
+    def _flat(self, values: Shaped[Tensor, "..."]) -> Shaped[Tensor, "..."]:
+        """One vector a position: heads side by side where the site has them."""
+        return values.flatten(-2) if self.site.axes[-2:] == Z.axes[-2:] else values
+
+
+def check_orthonormal(basis: Float[Tensor, "d r"]) -> None:
+    """**Raises** `InvalidArgument` unless there is a column and the columns are orthonormal to 1e-4."""
+    d, r = basis.shape
+    if not 1 <= r <= d:
+        raise InvalidArgument(f"a basis in {d} dimensions has 1 … {d} orthonormal columns, got {r}.")
+    gram = basis.T.double() @ basis.double()
+    error = float((gram - torch.eye(r, dtype=torch.float64, device=gram.device)).abs().max())
+    if not error <= ORTHONORMAL:
+        raise InvalidArgument(
+            f"the basis is not orthonormal: BᵀB is off the identity by {error:.1e}. Pass torch.linalg.qr(basis).Q."
+        )

@@ -1,0 +1,147 @@
+"""How far a set of vectors is from orthogonal, and what random directions would give.
+
+Vectors of length zero, and vectors that are NaN, have no direction: every pair with one of them is left out.
+
+References: Welch 1974 (the bound); Hotelling 1953 (density of a correlation, here about a known mean).
+"""
+
+import math
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from scipy.special import betainc, hyp2f1
+from torch import Tensor
+
+_NEGLIGIBLE = 1e-6  # of a vector's length: what float32 leaves of a vector that equals the mean
+_NODES = 2_000
+
+
+def pairwise_cosine(vectors: Float[Tensor, "*batch item d"]) -> Float[Tensor, "*batch item item"]:
+    """Cosine of the angle between every two vectors; the diagonal is 1, NaN where a vector has no direction."""
+    unit: Tensor = vectors / vectors.norm(dim=-1, keepdim=True)
+    return unit @ unit.mT
+
+
+def centred(vectors: Float[Tensor, "*batch item d"]) -> Float[Tensor, "*batch item d"]:
+    """Vectors minus their mean; NaN where nothing but rounding is left."""
+    length = vectors.norm(dim=-1, keepdim=True)
+    is_defined = length.isfinite()
+    rest = vectors - vectors.nan_to_num().sum(dim=-2, keepdim=True) / is_defined.sum(dim=-2, keepdim=True)
+    # Multiplied, not filled: three times faster on many small frames.
+    known: Tensor = torch.where(rest.norm(dim=-1, keepdim=True) <= _NEGLIGIBLE * length, torch.nan, 1.0)
+    directions: Tensor = rest * known
+    return directions
+
+
+def overlap(cosine: Float[Tensor, "*batch item item"]) -> Float[Tensor, "*batch"]:
+    """Mean |cosine| over distinct pairs: 0 is orthogonal, 1 is parallel."""
+    return _mean_of_pairs(cosine.abs())
+
+
+def overlap_max(cosine: Float[Tensor, "*batch item item"]) -> Float[Tensor, "*batch"]:
+    """Largest |cosine| over distinct pairs; `welch_bound` is the least it can be."""
+    if cosine.shape[-1] == 0:
+        return cosine.new_full(cosine.shape[:-2], torch.nan)
+    is_itself = torch.eye(cosine.shape[-1], dtype=torch.bool, device=cosine.device)
+    largest = cosine.abs().masked_fill(is_itself, -1).nan_to_num(nan=-1.0).flatten(-2).amax(dim=-1)
+    return largest.masked_fill(largest < 0, torch.nan)
+
+
+def signed_mean(cosine: Float[Tensor, "*batch item item"]) -> Float[Tensor, "*batch"]:
+    """Mean cosine over distinct pairs, between −1/(n−1) and 1."""
+    return _mean_of_pairs(cosine)
+
+
+def orthogonality(cosine: Float[Tensor, "*batch item item"]) -> Float[Tensor, "*batch"]:
+    """1 − ‖G − I‖ / ‖11ᵀ − I‖ for the Gram matrix G of unit vectors: 1 is orthonormal, 0 is parallel.
+
+    The ratio of norms is the root mean square of the cosines of distinct pairs.
+    """
+    return 1 - _mean_of_pairs(cosine.square()).clamp_min(0).sqrt()
+
+
+def dimension_utilisation(cosine: Float[Tensor, "*batch item item"], d: int) -> Float[Tensor, "*batch"]:
+    """Participation ratio (Σλ)² / Σλ² of the Gram matrix over min(n, d): 1 where all directions are used alike.
+
+    Unit vectors have Σλ = n and Σλ² = ‖G‖², so no eigenvalue is needed.
+    """
+    n = cosine.diagonal(dim1=-2, dim2=-1).isfinite().sum(dim=-1)
+    return n.square() / cosine.square().nansum(dim=(-2, -1)) / n.clamp_max(d)
+
+
+def welch_bound(n: int, d: int) -> float:
+    """√((n − d) / (d (n − 1))): the least possible largest |cosine|, and root mean square, of n directions in R^d.
+
+    0 where n ≤ d. The mean |cosine| is at least the square of it.
+    """
+    return math.sqrt((n - d) / (d * (n - 1))) if n > max(d, 1) else 0.0
+
+
+def chance_overlap(d: int) -> float:
+    """Expected |cosine| of two random directions in `d` dimensions: Γ(d/2) / (√π Γ((d+1)/2))."""
+    return math.exp(math.lgamma(d / 2) - math.lgamma((d + 1) / 2)) / math.sqrt(math.pi)
+
+
+def chance_overlap_centred(n: int, d: int) -> float:
+    """Expected |cosine| of two of `n` random vectors in `d` dimensions once their mean is removed.
+
+    Removing the mean correlates any two by ρ = −1/(n−1), so few vectors overlap visibly whatever they encode. Exact
+    for Gaussian vectors, by quadrature over θ (r = sin θ) of the density of a correlation r with d degrees of freedom.
+    """
+    if n < 2:
+        return math.nan
+    if n == 2 or d == 1:
+        return 1.0
+    rho = -1 / (n - 1)
+    theta = (np.arange(_NODES) + 0.5) / _NODES * math.pi - math.pi / 2
+    r = np.sin(theta)
+    log_density = (d - 2) * np.log(np.cos(theta)) - (d - 0.5) * np.log1p(-rho * r)
+    density = np.exp(log_density - log_density.max()) * hyp2f1(0.5, 0.5, d + 0.5, (1 + rho * r) / 2)
+    return float((np.abs(r) * density).sum() / density.sum())
+
+
+def chance_overlap_max(n: int, d: int) -> float:
+    """Expected largest |cosine| among `n` random directions in `d` dimensions: ∫ 1 − F(x)^pairs dx.
+
+    F is the distribution of one |cosine|. Pairs are independent two by two, not altogether: right to 4 %.
+    """
+    if n < 2:
+        return math.nan
+    if d == 1:
+        return 1.0
+    x = (np.arange(_NODES) + 0.5) / _NODES
+    return float(1 - (betainc(0.5, (d - 1) / 2, x * x) ** (n * (n - 1) / 2)).mean())
+
+
+def frame_statistics(vectors: Float[Tensor, "*batch item d"]) -> dict[str, Float[Tensor, "*batch"]]:
+    """Everything above for one frame of vectors, by name; `_centred` with their mean removed."""
+    raw, mean_removed = pairwise_cosine(vectors), pairwise_cosine(centred(vectors))
+    return {
+        "overlap": overlap(raw),
+        "overlap_max": overlap_max(raw),
+        "overlap_centred": overlap(mean_removed),
+        "overlap_centred_max": overlap_max(mean_removed),
+        "signed_mean": signed_mean(raw),
+        "orthogonality": orthogonality(raw),
+        "dimension_utilisation": dimension_utilisation(raw, vectors.shape[-1]),
+    }
+
+
+def frame_chances(n: int, d: int) -> dict[str, float]:
+    """What `n` random directions in R^d score. Orthogonality and utilisation: at the expected squared cosine, 1/d."""
+    return {
+        "overlap": chance_overlap(d),
+        "overlap_max": chance_overlap_max(n, d),
+        "overlap_centred": chance_overlap_centred(n, d),
+        "signed_mean": 0.0,
+        "orthogonality": 1 - d**-0.5,
+        "dimension_utilisation": n / (1 + (n - 1) / d) / min(n, d) if n else math.nan,
+    }
+
+
+def _mean_of_pairs(values: Float[Tensor, "*batch item item"]) -> Float[Tensor, "*batch"]:
+    """Mean off the diagonal, over what is not NaN: the whole sum less the diagonal's, which is faster than a choice."""
+    diagonal = values.diagonal(dim1=-2, dim2=-1)
+    n = (~diagonal.isnan()).sum(dim=-1)
+    return (values.nansum(dim=(-2, -1)) - diagonal.nansum(dim=-1)) / (n * (n - 1))

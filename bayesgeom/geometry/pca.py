@@ -1,0 +1,37 @@
+"""Principal components, from covariances: how much of a cloud's spread lies along few directions.
+
+Centred, never standardised: a coordinate counts by how far it moves. Reference: Jolliffe 2002, chapters 1–3.
+"""
+
+import torch
+from jaxtyping import Float, Float64
+from torch import Tensor
+
+
+def covariance(points: Float[Tensor, "*batch point d"]) -> Float64[Tensor, "*batch d d"]:
+    """Σ (x − x̄)(x − x̄)ᵀ / n over the points; multiplied in their own precision."""
+    centred = points - points.mean(dim=-2, keepdim=True)
+    return (centred.mT @ centred).double() / points.shape[-2]
+
+
+def principal_axes(
+    covariances: Float64[Tensor, "*batch d d"],
+) -> tuple[Float64[Tensor, "*batch d"], Float64[Tensor, "*batch d axis"]]:
+    """Variances along the principal axes, largest first, and the axes as columns of unit length.
+
+    The sign of an axis means nothing; here its largest entry is positive, so that equal clouds give equal axes.
+    """
+    variances, axes = torch.linalg.eigh(covariances)
+    variances, axes = variances.flip(-1).clamp_min(0.0), axes.flip(-1)
+    largest = axes.gather(-2, axes.abs().argmax(dim=-2, keepdim=True))
+    return variances, axes * torch.where(largest < 0, -1.0, 1.0)
+
+
+def variance_shares(variances: Float64[Tensor, "*batch d"]) -> Float64[Tensor, "*batch d"]:
+    """λ_i / Σ λ: between 0 and 1, summing to 1; NaN where nothing varies."""
+    return variances / variances.sum(dim=-1, keepdim=True)
+
+
+def participation_ratio(variances: Float64[Tensor, "*batch d"]) -> Float64[Tensor, "*batch"]:
+    """(Σ λ)² / Σ λ²: the effective number of dimensions, from 1 (a line) to d (a ball); NaN where nothing varies."""
+    return variances.sum(dim=-1) ** 2 / (variances**2).sum(dim=-1)

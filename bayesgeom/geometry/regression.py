@@ -1,0 +1,100 @@
+"""Linear read-outs that are fitted on one half of the sequences and scored on the other, from second moments alone.
+
+Once Gram matrices are known, a fit costs one solve and its held-out error no further look at the points, so that
+shuffled targets and restricted features come nearly free. The caller centres features and targets at the means of the
+fitting half, which are then the prediction with R² = 0.
+
+Reference: Hastie, Tibshirani & Friedman 2009, sections 3.4.1 (ridge) and 5.2.1 (natural cubic splines).
+"""
+
+from dataclasses import dataclass
+from typing import final
+
+import numpy as np
+import torch
+from jaxtyping import Float, Float64, Shaped
+from torch import Tensor
+
+RIDGE = 1e-3
+_TINY = 1e-60  # keeps the solve defined where no feature varies; the weights are then 0
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class SplitMoments:
+    """Second moments of features and targets, summed over the points that fit and over those that score."""
+
+    fit_gram: Float64[Tensor, "d d"]
+    fit_cross: Float64[Tensor, "d target"]
+    score_gram: Float64[Tensor, "d d"]
+    score_cross: Float64[Tensor, "d target"]
+    score_power: Float64[Tensor, " target"]
+
+
+def split_moments(
+    features: Float[Tensor, "point d"], targets: Float[Tensor, "point target"], n_fit: int
+) -> SplitMoments:
+    """Moments of the first `n_fit` points and of the rest; multiplied in the features' own precision."""
+    (x, held_x), (y, held_y) = ((values[:n_fit], values[n_fit:]) for values in (features, targets))
+    return SplitMoments(
+        fit_gram=(x.T @ x).double(),
+        fit_cross=(x.T @ y).double(),
+        score_gram=(held_x.T @ held_x).double(),
+        score_cross=(held_x.T @ held_y).double(),
+        score_power=(held_y.double() ** 2).sum(dim=0),
+    )
+
+
+def ridge(
+    gram: Float64[Tensor, "*batch d d"], cross: Float64[Tensor, "*batch d target"], *, strength: float = RIDGE
+) -> Float64[Tensor, "*batch d target"]:
+    """(XᵀX + λ I)⁻¹ XᵀY with λ = `strength` times the mean eigenvalue of XᵀX, so that units do not matter."""
+    d = gram.shape[-1]
+    level = strength * gram.diagonal(dim1=-2, dim2=-1).sum(dim=-1) / d
+    penalty = level.clamp_min(_TINY)[..., None, None] * torch.eye(d, dtype=gram.dtype, device=gram.device)
+    weights: Tensor = torch.linalg.solve(gram + penalty, cross)
+    return weights
+
+
+def squared_error(
+    weights: Float64[Tensor, "*batch d target"],
+    gram: Float64[Tensor, "*#batch d d"],
+    cross: Float64[Tensor, "*#batch d target"],
+    power: Float64[Tensor, "*#batch target"],
+) -> Float64[Tensor, "*batch target"]:
+    """Σ (y − x W)² = yᵀy − 2 wᵀXᵀy + wᵀXᵀX w of each target, at least 0."""
+    return (power - 2 * (weights * cross).sum(dim=-2) + (weights * (gram @ weights)).sum(dim=-2)).clamp_min(0.0)
+
+
+def even_knots(x: Float[np.ndarray, " point"], n_knots: int) -> Float64[np.ndarray, " knot"]:
+    """Knots evenly spaced over the range of x: quantiles would coincide where many points share a value."""
+    return np.linspace(float(x.min()), float(x.max()), n_knots)
+
+
+def natural_spline(
+    x: Float[np.ndarray, "*batch"], knots: Float64[np.ndarray, " knot"]
+) -> Float64[np.ndarray, "*batch basis"]:
+    """Basis of cubic splines that are straight beyond the outer knots, without the constant: knots − 1 columns.
+
+    N_1 = x, N_{k+1} = d_k − d_{K−1} with d_k = ((x − t_k)³₊ − (x − t_K)³₊) / (t_K − t_k), on the scale where the knots
+    span 0 to 1. All zero where the knots coincide.
+    """
+    span = knots[-1] - knots[0]
+    if span == 0:
+        return np.zeros((*x.shape, len(knots) - 1))
+    u, t = (x[..., None] - knots[0]) / span, (knots - knots[0]) / span
+    cubes = np.clip(u - t, 0, None) ** 3
+    d = (cubes[..., :-1] - cubes[..., -1:]) / (t[-1] - t[:-1])
+    return np.concatenate([u, d[..., :-1] - d[..., -1:]], axis=-1)
+
+
+def without_level_means(
+    values: Float[np.ndarray, "point column"], level: Shaped[np.ndarray, " point"]
+) -> Float64[np.ndarray, "point column"]:
+    """Values minus their mean among points of the same level; exactly 0 where a column is a function of the level."""
+    _, index, counts = np.unique(level, return_inverse=True, return_counts=True)
+    sums = np.stack([np.bincount(index, weights=column) for column in values.T], axis=1)
+    residual = values - (sums / counts[:, None])[index]
+    # What is left of a function of the level is rounding, not information.
+    is_rounding = np.abs(residual).max(axis=0) <= 1e-9 * np.abs(values).max(axis=0)
+    return np.where(is_rounding, 0.0, residual)

@@ -1,0 +1,88 @@
+"""Statistics of a cloud when its sequences are resampled: bootstrap weights in, one value per resample out.
+
+Nothing is refitted. `weights` hold the share of each sequence in each resample, as `bootstrap_weights` gives them;
+every sequence has the same number of points, which share its weight.
+"""
+
+import numpy as np
+from jaxtyping import Float, Float64, Int, Int64
+
+from bayesgeom.geometry.correlation import ranks
+from bayesgeom.geometry.regression import without_level_means
+
+_ROUNDING = 1e-6  # a share of the power below which a variance is rounding
+
+
+def resampled_cloud(
+    points: Float[np.ndarray, "sequence position d"],
+    axis: Float[np.ndarray, " d"],
+    entropy: Float64[np.ndarray, "sequence position"],
+    level: Int64[np.ndarray, "sequence position"],
+    weights: Float64[np.ndarray, "draw sequence"],
+) -> dict[str, Float64[np.ndarray, " draw"]]:
+    """Share of PC1 and its |rank correlations| with entropy, over all points and within positions.
+
+    PC1 stays the axis of all sequences: sought anew in each resample, its share would be biased upwards.
+    """
+    first = np.asarray(points @ axis, dtype=np.float64)
+    x, y = (without_level_means(ranks(v.ravel())[:, None], level.ravel()).reshape(v.shape) for v in (first, entropy))
+    return {
+        "pc1_share": resampled_axis_share(points, axis, weights),
+        "spearman": np.abs(resampled_spearman(first, entropy, weights)),
+        "partial_spearman": np.abs(resampled_correlation_at_position(x, y, weights)),
+    }
+
+
+def resampled_axis_share(
+    points: Float[np.ndarray, "sequence position d"],
+    axis: Float[np.ndarray, " d"],
+    weights: Float64[np.ndarray, "draw sequence"],
+) -> Float64[np.ndarray, " draw"]:
+    """Variance along one direction as a share of all variance, in each resample; NaN where a resample has none."""
+    centred = points - points.mean(axis=(0, 1))
+    along = np.asarray(centred @ axis, dtype=np.float64)
+    power = (centred**2).sum(axis=2).mean(axis=1, dtype=np.float64)
+    total = weights @ power - ((weights @ centred.mean(axis=1, dtype=np.float64)) ** 2).sum(axis=1)
+    variance = weights @ (along**2).mean(axis=1) - (weights @ along.mean(axis=1)) ** 2
+    return np.asarray(variance / np.where(total > _ROUNDING * (weights @ power), total, np.nan))
+
+
+def resampled_spearman(
+    x: Float[np.ndarray, "sequence position"],
+    y: Float[np.ndarray, "sequence position"],
+    weights: Float64[np.ndarray, "draw sequence"],
+) -> Float64[np.ndarray, " draw"]:
+    """Spearman's correlation in each resample, ranked anew in each; ties share their mean rank. NaN for constants."""
+    owner, share = np.repeat(np.arange(len(x)), x.shape[1]), weights / x.shape[1]
+    (rank_x, spread_x), (rank_y, spread_y) = (_weighted_ranks(v.ravel(), owner, share) for v in (x, y))
+    together = (share[:, owner] * rank_x * rank_y).sum(axis=1)
+    return np.asarray(together / np.sqrt(np.where((spread_x > 0) & (spread_y > 0), spread_x * spread_y, np.nan)))
+
+
+def _weighted_ranks(
+    values: Float[np.ndarray, " point"], owner: Int[np.ndarray, " point"], weights: Float64[np.ndarray, "draw sequence"]
+) -> tuple[Float64[np.ndarray, "draw point"], Float64[np.ndarray, " draw"]]:
+    """Σ_{j below i} w_j + ½ Σ_{j tied with i} w_j − ½, which has weighted mean 0, and its weighted variance."""
+    levels, level = np.unique(values, return_inverse=True)
+    order = level.argsort(kind="stable")
+    sizes = np.bincount(level, minlength=len(levels))
+    mass = np.add.reduceat(weights[:, owner[order]], np.cumsum(sizes) - sizes, axis=1)
+    middle = mass.cumsum(axis=1) - mass / 2 - 0.5
+    spread = (mass * middle**2).sum(axis=1)
+    return middle[:, level], np.where(spread > 1e-15, spread, 0.0)
+
+
+def resampled_correlation_at_position(
+    x: Float[np.ndarray, "sequence position"],
+    y: Float[np.ndarray, "sequence position"],
+    weights: Float64[np.ndarray, "draw sequence"],
+) -> Float64[np.ndarray, " draw"]:
+    """Pooled correlation within positions: Σ_p cov(x_p, y_p) / √(Σ_p var(x_p) Σ_p var(y_p)) of each resample.
+
+    With ranks for x and y it resamples the partial rank correlation, at the ranks that all sequences together gave.
+    """
+    mean_x, mean_y = weights @ x, weights @ y
+    pairs = ((x, y, mean_x, mean_y), (x, x, mean_x, mean_x), (y, y, mean_y, mean_y))
+    together, spread_x, spread_y = (weights @ (a * b).sum(axis=1) - (ma * mb).sum(axis=1) for a, b, ma, mb in pairs)
+    scale = np.where((spread_x > 1e-12) & (spread_y > 1e-12), spread_x * spread_y, np.nan)
+    return np.asarray(together / np.sqrt(scale))

@@ -1,0 +1,278 @@
+"""Subspaces to intervene on, public as `bayesgeom.subspaces`: fitted layer by layer on trials that are not scored.
+
+    entropy_axis()              the direction along which a linear map, or PC1, reads the exact entropy
+    frame("embedding")          the span of the hypothesis tokens' embeddings, pulled back through keys or written by OV
+    belief_readout()            the directions that a linear map to the exact belief reads
+    top_jacobian(r)             the r directions in which answer logits, now and later, are most sensitive
+    random(r), basis(tensor)    chance, and your own
+
+References: Agarwal, Dalal & Misra, *Geometric Scaling*, section 4.5 (entropy axis), and the J-lens note (frame,
+Jacobian); Shai et al. 2024, arXiv:2405.15943 (belief read-out).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, final
+
+import torch
+from jaxtyping import Float, Float64, Int64
+from torch import Tensor
+
+from bayesgeom.errors import InvalidArgument, unknown_name
+from bayesgeom.geometry.regression import ridge
+from bayesgeom.geometry.subspace import random_subspaces
+from bayesgeom.interventions.anatomy import key_pullbacks, token_embeddings, transformer_of, written_values
+from bayesgeom.interventions.base import Fit, Sample, Setting
+from bayesgeom.interventions.jacobian import jacobian_grams
+from bayesgeom.interventions.subspace import Subspace, span
+from bayesgeom.models.base import Model
+from bayesgeom.tasks.base import derived_seed
+from bayesgeom.trials import Trials
+
+FrameKind = Literal["embedding", "keys", "ov"]
+FRAMES = ("embedding", "keys", "ov")
+AxisKind = Literal["readout", "pc1"]
+AXES = ("readout", "pc1")
+FORMS = (
+    "entropy_axis", "entropy_axis:pc1", "frame", "frame:keys,HEAD", "frame:ov,HEAD", "belief_readout",
+    "top_jacobian:RANK", "random:RANK",
+)  # fmt: skip
+
+
+def entropy_axis(by: AxisKind = "readout") -> Fit:
+    """One direction, signed so that entropy grows along it.
+
+    `by` "readout": the ridge map from vectors to the exact entropy; "pc1": the first principal component (Paper III).
+    """
+    return _EntropyAxis(by)
+
+
+def frame(
+    kind: FrameKind = "embedding", *, head: int | None = None, layer: int | None = None, tokens: str | None = None
+) -> Fit:
+    """The span of hypothesis tokens, at places in the residual stream.
+
+    `kind` "embedding": their embeddings; "keys": pulled back through W_K of `head`; "ov": as `head` writes them. The
+    head is that of the layer where the intervention acts, or of `layer`. `tokens` names a token set of the task: by
+    default `hypotheses`, else `inputs`.
+    """
+    return _Frame(kind, head, layer, tokens)
+
+
+def belief_readout() -> Fit:
+    """The row space of the ridge map from vectors to the exact belief."""
+    return _BeliefReadout()
+
+
+def top_jacobian(r: int) -> Fit:
+    """The top-r eigenspace of Σ g gᵀ over gradients g of answer logits with respect to vectors at or before them."""
+    return _TopJacobian(r)
+
+
+def random(r: int) -> Fit:
+    """A subspace of r dimensions drawn uniformly, another one in each layer."""
+    return _Random(r)
+
+
+def basis(vectors: Float[Tensor, "d r"], name: str = "own basis") -> Fit:
+    """Your own columns, the same in every layer. **Raises** `InvalidArgument` unless they are orthonormal."""
+    return fixed(Subspace(name, vectors))
+
+
+def fixed(subspace: Subspace) -> Fit:
+    """The same subspace in every layer."""
+    return _Fixed(subspace)
+
+
+def fit_from_text(text: str) -> Fit:
+    """The fit that the command line writes as NAME or NAME:argument. **Raises** `UnknownName`, listing the forms."""
+    name, _, listed = text.partition(":")
+    match name, [part.strip() for part in listed.split(",") if part]:
+        case "entropy_axis", [] | ["readout"]:
+            return entropy_axis()
+        case "entropy_axis", ["pc1"]:
+            return entropy_axis("pc1")
+        case "frame", [] | ["embedding"]:
+            return frame()
+        case "frame", ["keys", head] if head.isdecimal():
+            return frame("keys", head=int(head))
+        case "frame", ["ov", head] if head.isdecimal():
+            return frame("ov", head=int(head))
+        case "belief_readout", []:
+            return belief_readout()
+        case "top_jacobian", [r] if r.isdecimal():
+            return top_jacobian(int(r))
+        case "random", [r] if r.isdecimal():
+            return random(int(r))
+    raise unknown_name("subspace", text, FORMS)
+
+
+@final
+@dataclass(frozen=True)
+class _EntropyAxis(Fit):
+    by: AxisKind
+
+    def __post_init__(self) -> None:
+        if self.by not in AXES:
+            raise InvalidArgument(f"an entropy axis is fitted by {' or '.join(AXES)}; got {self.by!r}.")
+
+    @property
+    def label(self) -> str:
+        return "entropy axis" if self.by == "readout" else "entropy axis (PC1)"
+
+    def check(self, setting: Setting) -> None:
+        """Nothing depends on the place."""
+
+    def fitted(self, sample: Sample, layers: Sequence[int]) -> dict[int, Subspace]:
+        entropies = sample.entropies()
+        target = (entropies - entropies.mean())[:, None]
+        if float(target.abs().max()) < 1e-9:
+            raise InvalidArgument(
+                "the exact entropy is the same at every scored position: this task has no entropy axis."
+            )
+        return {layer: Subspace(self.label, self._axis(sample.points(layer), target)) for layer in layers}
+
+    def _axis(self, points: Float64[Tensor, "point d"], target: Float64[Tensor, "point 1"]) -> Float64[Tensor, "d 1"]:
+        centred = points - points.mean(dim=0)
+        if self.by == "readout":
+            axis: Tensor = ridge(centred.T @ centred, centred.T @ target)
+            return axis.div(axis.norm())
+        first: Tensor = torch.linalg.eigh(centred.T @ centred).eigenvectors[:, -1:]
+        is_opposed = float((centred @ first * target).sum()) < 0
+        return -first if is_opposed else first
+
+
+@final
+@dataclass(frozen=True)
+class _Frame(Fit):
+    kind: FrameKind
+    head: int | None
+    layer: int | None
+    tokens: str | None
+
+    @property
+    def label(self) -> str:
+        if self.kind == "embedding":
+            return "frame (embedding)"
+        return f"frame ({self.kind} of {'' if self.layer is None else f'L{self.layer}'}H{self.head})"
+
+    def check(self, setting: Setting) -> None:
+        transformer_of(setting.model, self.label)
+        spec, place = setting.model.spec, setting.place
+        if not place.is_residual:
+            raise InvalidArgument(
+                f"a frame lies in the residual stream; {place.site.name!r} has coordinates of its own."
+            )
+        if self.kind not in FRAMES:
+            raise InvalidArgument(f"a frame is one of {', '.join(FRAMES)}; got {self.kind!r}.")
+        if (self.kind == "embedding") != (self.head is None):
+            raise InvalidArgument(
+                f"frame kind {self.kind!r}: keys and ov are those of one head=…, embedding of none; got {self.head}."
+            )
+        if self.head is not None and not 0 <= self.head < spec.n_heads:
+            raise InvalidArgument(f"head {self.head}: {spec.name} has heads 0 … {spec.n_heads - 1} in a layer.")
+        if self.layer is not None and not 0 <= self.layer < spec.n_layers:
+            raise InvalidArgument(f"layer {self.layer}: {spec.name} has layers 0 … {spec.n_layers - 1}.")
+        self._tokens(setting.trials)
+
+    def fitted(self, sample: Sample, layers: Sequence[int]) -> dict[int, Subspace]:
+        tokens = self._tokens(sample.run.trials)
+        return {layer: span(self.label, self._vectors(sample.model, tokens, layer).T) for layer in layers}
+
+    def _vectors(self, model: Model, tokens: Int64[Tensor, " token"], layer: int) -> Float[Tensor, "token d_model"]:
+        if self.head is None:
+            return token_embeddings(model, tokens)
+        through = key_pullbacks if self.kind == "keys" else written_values
+        return through(model, tokens, layer if self.layer is None else self.layer, self.head)
+
+    def _tokens(self, trials: Trials) -> Int64[Tensor, " token"]:
+        wanted = ("hypotheses", "inputs") if self.tokens is None else (self.tokens,)
+        for name in wanted:
+            if name in trials.token_sets:
+                return trials.token_sets[name]
+        named = ", ".join(trials.token_sets) or "(none)"
+        raise InvalidArgument(f"a frame needs a token set {' or '.join(wanted)}; this task names: {named}.")
+
+
+@final
+@dataclass(frozen=True)
+class _BeliefReadout(Fit):
+    @property
+    def label(self) -> str:
+        return "belief read-out"
+
+    def check(self, setting: Setting) -> None:
+        """Every task has a belief."""
+
+    def fitted(self, sample: Sample, layers: Sequence[int]) -> dict[int, Subspace]:
+        beliefs = sample.beliefs()
+        target = beliefs - beliefs.mean(dim=0)
+        found = {}
+        for layer in layers:
+            points = sample.points(layer)
+            centred = points - points.mean(dim=0)
+            found[layer] = span(self.label, ridge(centred.T @ centred, centred.T @ target))
+        return found
+
+
+@final
+@dataclass(frozen=True)
+class _TopJacobian(Fit):
+    r: int
+
+    @property
+    def label(self) -> str:
+        return f"top-{self.r} Jacobian"
+
+    def check(self, setting: Setting) -> None:
+        _check_rank(self.r, setting)
+
+    def fitted(self, sample: Sample, layers: Sequence[int]) -> dict[int, Subspace]:
+        grams = jacobian_grams(sample.model, sample.run.trials, sample.place.site, layers, seed=sample.seed)
+        # Eigenvalues ascend: the last columns are the directions that matter most.
+        return {
+            at: Subspace(self.label, torch.linalg.eigh(gram).eigenvectors[:, -self.r :]) for at, gram in grams.items()
+        }
+
+
+@final
+@dataclass(frozen=True)
+class _Random(Fit):
+    r: int
+
+    @property
+    def label(self) -> str:
+        return f"random ({self.r})"
+
+    def check(self, setting: Setting) -> None:
+        _check_rank(self.r, setting)
+
+    def fitted(self, sample: Sample, layers: Sequence[int]) -> dict[int, Subspace]:
+        width, seed = sample.place.width_in(sample.model.spec), derived_seed(sample.seed, 1)
+        drawn = random_subspaces(width, self.r, draws=sample.model.spec.n_layers, seed=seed)
+        return {layer: Subspace(self.label, drawn[layer]) for layer in layers}
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class _Fixed(Fit):
+    subspace: Subspace
+
+    @property
+    def label(self) -> str:
+        return self.subspace.name
+
+    def check(self, setting: Setting) -> None:
+        self.subspace.check_width(setting.place.width_in(setting.model.spec), setting.place.site.name)
+
+    def fitted(self, sample: Sample, layers: Sequence[int]) -> dict[int, Subspace]:
+        here = self.subspace.basis.to(sample.run.at(sample.place.site).device)
+        return dict.fromkeys(layers, Subspace(self.subspace.name, here))
+
+
+def _check_rank(r: int, setting: Setting) -> None:
+    width, name = setting.place.width_in(setting.model.spec), setting.model.spec.name
+    if not 1 <= r <= width:
+        raise InvalidArgument(
+            f"r = {r}: {setting.place.site.name!r} of {name} has {width} dimensions; use 1 … {width}."
+        )

@@ -1,0 +1,56 @@
+"""Which directions of an activation the answers depend on: second moments of gradients of answer logits.
+
+Reference: the J-lens note of Agarwal, Dalal & Misra's repository (J-space at a layer and position).
+"""
+
+from collections.abc import Callable, Sequence
+
+import torch
+from jaxtyping import Float64, Int64
+from torch import Tensor, nn
+
+from bayesgeom.models.base import Model
+from bayesgeom.sites import Site
+from bayesgeom.trials import Trials
+
+N_SEQUENCES, N_LOGITS = 16, 48  # each logit costs one backward pass of all these sequences
+
+
+def jacobian_grams(
+    model: Model, trials: Trials, site: Site, layers: Sequence[int], *, seed: int
+) -> dict[int, Float64[Tensor, "d d"]]:
+    """Per layer Σ g gᵀ, g = ∂ logit[p, answer] / ∂ x[i], over sequences, positions i ≤ p, and sampled (p, answer).
+
+    The first `N_SEQUENCES` sequences, and `N_LOGITS` pairs of scored position and answer drawn without replacement.
+    """
+    few = trials.rows(slice(0, N_SEQUENCES))
+    held: dict[int, Tensor] = {}
+
+    def keeping(layer: int) -> Callable[[nn.Module, object, Tensor], None]:
+        def keep(_module: nn.Module, _inputs: object, output: Tensor) -> None:
+            held[layer] = output
+
+        return keep
+
+    handles = [model.point(site, layer).register_forward_hook(keeping(layer)) for layer in layers]
+    try:
+        with torch.enable_grad():
+            logits = model.logits(few)[:, :, few.answers]
+    finally:
+        for handle in handles:
+            handle.remove()
+    places = [held[layer] for layer in layers]
+    sums: dict[int, Tensor] = {}
+    for position, answer in _chosen(logits.shape[1], logits.shape[2], seed):
+        # Sequences do not touch one another: the gradient of the sum holds each one's own.
+        gradients = torch.autograd.grad(logits[:, position, answer].sum(), places, retain_graph=True)
+        for layer, gradient in zip(layers, gradients, strict=True):
+            rows = gradient.reshape(gradient.shape[0] * gradient.shape[1], -1).double()
+            sums[layer] = sums.get(layer, 0) + rows.T @ rows
+    return sums
+
+
+def _chosen(n_positions: int, n_answers: int, seed: int) -> list[tuple[int, int]]:
+    order = torch.randperm(n_positions * n_answers, generator=torch.Generator().manual_seed(seed))
+    kept: Int64[Tensor, " pair"] = order[:N_LOGITS]
+    return [divmod(int(index), n_answers) for index in kept]

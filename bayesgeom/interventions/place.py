@@ -1,0 +1,50 @@
+"""Places: the site, and the layers of it, at which a subspace is acted on; each layer alone."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import final
+
+from bayesgeom.activations import ModelSpec
+from bayesgeom.errors import InvalidArgument
+from bayesgeom.models.base import Model
+from bayesgeom.models.replayer import STAGES
+from bayesgeom.sites import RESID_PRE, Site, Z
+
+
+@final
+@dataclass(frozen=True)
+class Place:
+    """A site and the layers at which to act, one at a time; with none, all."""
+
+    site: Site = RESID_PRE
+    layers: Sequence[int] | None = None
+
+    @property
+    def is_residual(self) -> bool:
+        """Whether vectors there are written in the residual stream's own coordinates."""
+        return self.site != Z
+
+    def check_in(self, model: Model) -> None:
+        """Check site and layers.
+
+        **Raises** `MissingSite` for a site that the model lacks, `InvalidArgument` for one that cannot be edited or a
+        layer that is not there.
+        """
+        model.require((self.site,), by="an intervention")
+        if self.site not in STAGES:
+            allowed = ", ".join(site.name for site in STAGES)
+            raise InvalidArgument(f"an intervention acts at {allowed}; not at {self.site.name!r}.")
+        n_layers = model.spec.n_layers
+        chosen = self.layers_of(model.spec)
+        if not chosen or len(set(chosen)) < len(chosen) or not all(0 <= layer < n_layers for layer in chosen):
+            raise InvalidArgument(
+                f"layers {list(chosen)}: name at least one of {model.spec.name}'s 0 … {n_layers - 1}, each once."
+            )
+
+    def layers_of(self, spec: ModelSpec) -> tuple[int, ...]:
+        """The layers that are meant."""
+        return tuple(range(spec.n_layers)) if self.layers is None else tuple(self.layers)
+
+    def width_in(self, spec: ModelSpec) -> int:
+        """Coordinates of one position there; at z all heads' together."""
+        return spec.d_model if self.is_residual else spec.n_heads * spec.d_head

@@ -1,0 +1,196 @@
+"""Replay: run a transformer again from an edited activation on, reusing everything that the edit cannot change.
+
+A baseline pass keeps what enters each layer and what each part wrote. An edit of a head's z at layer l changes the
+residual by (z′ − z) W_O of that head; an edit of an MLP's output starts after the MLP. From there on layers are
+computed as usual, except that the last one and the output need the scored rows alone.
+
+Norm weights are folded into the matrices that follow and q, k, v share one product: the same numbers to rounding in
+fewer passes over memory. The module itself is never touched.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import final
+
+import torch
+from einops import rearrange
+from jaxtyping import Float, Int64
+from torch import Tensor
+
+from bayesgeom.edits import Reference, Replace
+from bayesgeom.errors import InvalidArgument
+from bayesgeom.models.replay_layer import ReplayLayer, Scratch
+from bayesgeom.models.replayer import STAGES, Baseline, Variant, entry
+from bayesgeom.models.transformer import Transformer
+from bayesgeom.sites import ATTN_OUT, MLP_OUT, RESID_MID, RESID_POST, RESID_PRE, Site, Z
+from bayesgeom.trials import Trials
+
+
+@final
+class Replay:
+    """Replays variants of one transformer. Its weights are read once, at construction."""
+
+    def __init__(self, module: Transformer) -> None:
+        self.module, self.n_layers = module, module.config.n_layers
+        self._layers = [ReplayLayer(module, layer) for layer in range(self.n_layers)]
+        self._scratch = Scratch()
+
+    @torch.no_grad()
+    def baseline(self, trials: Trials) -> Baseline:
+        """One pass over trials, everything kept.
+
+        **Raises** `InvalidArgument` where sequences score different positions.
+        """
+        tokens, positions = trials.tokens, trials.scored_positions()
+        rows = positions[0]
+        if not bool((positions == rows).all()):
+            raise InvalidArgument("replay needs every sequence to score the same positions.")
+        held: dict[tuple[Site, int], Tensor] = {}
+        fresh = Scratch(is_kept=False)
+        resid = self.module.embedded(tokens)
+        for index, layer in enumerate(self._layers):
+            held[RESID_PRE, index] = resid
+            held[Z, index] = layer.z(resid, None, fresh)
+            held[ATTN_OUT, index] = layer.attn_out(held[Z, index], fresh)
+            held[RESID_MID, index] = resid + held[ATTN_OUT, index]
+            held[MLP_OUT, index] = layer.mlp_out(held[RESID_MID, index], fresh)
+            held[RESID_POST, index] = resid = held[RESID_MID, index] + held[MLP_OUT, index]
+        return Baseline(rows=rows, held=held, logits=self.module.logits(resid[:, rows]))
+
+    @torch.no_grad()
+    def logits(
+        self, baseline: Baseline, variants: Sequence[Variant], reference: Reference
+    ) -> Float[Tensor, "variant batch query_pos d_vocab"]:
+        """Logits at the scored rows under each variant. All variants must have the same `entry`."""
+        first, stage = entry(variants[0])
+        assert all(entry(variant) == (first, stage) for variant in variants), "variants of one batch share their entry"
+        batch = _Batch(replay=self, baseline=baseline, variants=variants, reference=reference)
+        resid = batch.first_layer(first, stage)
+        for index in range(first + 1, self.n_layers):
+            resid = batch.whole_layer(index, resid)
+        logits = self.module.logits(resid)
+        return rearrange(logits, "(variant batch) p v -> variant batch p v", variant=len(variants))
+
+    def layer(self, index: int) -> ReplayLayer:
+        """The arithmetic of one layer."""
+        return self._layers[index]
+
+    @property
+    def scratch(self) -> Scratch:
+        """Buffers that all replays share."""
+        return self._scratch
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class _Batch:
+    """Variants of one entry, stacked along the batch axis, on their way through the layers."""
+
+    replay: Replay
+    baseline: Baseline
+    variants: Sequence[Variant]
+    reference: Reference
+
+    def first_layer(self, index: int, stage: int) -> Float[Tensor, "stacked pos d_model"]:
+        """The entry layer's output: parts before the entry come from the baseline."""
+        layer, scratch = self.replay.layer(index), self.replay.scratch
+        if stage == STAGES[RESID_PRE]:
+            return self.whole_layer(index, self._stacked(RESID_PRE, index, cut=False))
+        if stage == STAGES[RESID_POST]:
+            return self._edited(RESID_POST, index, self._stacked(RESID_POST, index))
+        if stage == STAGES[MLP_OUT]:
+            written = self._edited(MLP_OUT, index, self._stacked(MLP_OUT, index))
+            post = self._stacked(RESID_MID, index).add_(written)
+        else:
+            mid = self._mid(index, stage)
+            written = self._edited(MLP_OUT, index, layer.mlp_out(mid, scratch))
+            post = mid.add_(written)
+        return self._edited(RESID_POST, index, post)
+
+    def whole_layer(
+        self, index: int, resid: Float[Tensor, "stacked pos d_model"]
+    ) -> Float[Tensor, "stacked query_pos d_model"]:
+        """One layer in full; of the last, only the scored rows. Overwrites `resid`."""
+        layer, scratch, rows = self.replay.layer(index), self.replay.scratch, self._rows(index)
+        resid = self._edited(RESID_PRE, index, resid, is_whole=True)
+        z = self._edited(Z, index, layer.z(resid, rows, scratch))
+        written = self._edited(ATTN_OUT, index, layer.attn_out(z, scratch))
+        mid = self._edited(RESID_MID, index, (resid if rows is None else resid[:, rows]).add_(written))
+        return self._edited(RESID_POST, index, mid.add_(self._edited(MLP_OUT, index, layer.mlp_out(mid, scratch))))
+
+    def _mid(self, index: int, stage: int) -> Float[Tensor, "stacked pos d_model"]:
+        if stage == STAGES[RESID_MID]:
+            return self._edited(RESID_MID, index, self._stacked(RESID_MID, index))
+        layer, base = self.replay.layer(index), self._base
+        mid = self._stacked(RESID_MID, index)
+        for variant, own in zip(self.variants, mid.chunk(len(self.variants)), strict=True):
+            at_z = [edit for edit in variant if (edit.site, edit.layer) == (Z, index)]
+            if not at_z:  # entered at attn_out: its edit below starts from the baseline
+                continue
+            z, reference = base(Z, index), _Cut(self.reference, self._rows(index))
+            for edit in at_z:
+                if isinstance(edit, Replace) and edit.heads is not None and len(at_z) == 1:
+                    layer.add_heads(own, edit.substitute(z, reference), z, edit.heads)
+                else:
+                    edited = edit.applied(z, reference)
+                    own += layer.attn_out(edited, self.replay.scratch) - layer.attn_out(z, Scratch(is_kept=False))
+                    z = edited
+        return self._edited(RESID_MID, index, self._edited_attn_out(index, mid))
+
+    def _edited_attn_out(
+        self, index: int, mid: Float[Tensor, "stacked pos d_model"]
+    ) -> Float[Tensor, "stacked pos d_model"]:
+        """Put edits of attn_out into the residual that already holds it: resid_pre + edited."""
+        reference = _Cut(self.reference, self._rows(index))
+        before, written = self._base(RESID_PRE, index), self._base(ATTN_OUT, index)
+        for variant, own in zip(self.variants, mid.chunk(len(self.variants)), strict=True):
+            edits = [edit for edit in variant if (edit.site, edit.layer) == (ATTN_OUT, index)]
+            has_z = any((edit.site, edit.layer) == (Z, index) for edit in variant)
+            for number, edit in enumerate(edits):
+                # The baseline's own attn_out where nothing changed it yet: an edit without effect is then exact.
+                current = own - before if has_z or number else written
+                torch.add(before, edit.applied(current, reference), out=own)
+        return mid
+
+    def _edited(
+        self, site: Site, index: int, values: Float[Tensor, "stacked pos *rest"], *, is_whole: bool = False
+    ) -> Float[Tensor, "stacked pos *rest"]:
+        """Apply each variant's edits of this site to its own part, in place."""
+        reference = _Cut(self.reference, None if is_whole else self._rows(index))
+        for variant, own in zip(self.variants, values.chunk(len(self.variants)), strict=True):
+            for edit in variant:
+                if (edit.site, edit.layer) == (site, index):
+                    own.copy_(edit.applied(own, reference))
+        return values
+
+    def _rows(self, index: int) -> Int64[Tensor, " query_pos"] | None:
+        return self.baseline.rows if index == self.replay.n_layers - 1 else None
+
+    def _base(self, site: Site, index: int) -> Float[Tensor, "batch pos *rest"]:
+        rows, values = self._rows(index), self.baseline.held[site, index]
+        return values if rows is None else values[:, rows]
+
+    def _stacked(self, site: Site, index: int, *, cut: bool = True) -> Float[Tensor, "stacked pos *rest"]:
+        values = self._base(site, index) if cut else self.baseline.held[site, index]
+        stacked = self.replay.scratch.take(
+            f"stacked {site.name}", (len(self.variants) * len(values), *values.shape[1:]), values
+        )
+        stacked.unflatten(0, (len(self.variants), -1)).copy_(values.expand(len(self.variants), *values.shape))
+        return stacked
+
+
+@final
+@dataclass(frozen=True)
+class _Cut:
+    """A reference cut to the rows that a layer computes."""
+
+    whole: Reference
+    rows: Int64[Tensor, " query_pos"] | None
+
+    def mean(self, site: Site, layer: int) -> Float[Tensor, "*axes"]:
+        values = self.whole.mean(site, layer)
+        return values if self.rows is None else values[self.rows]
+
+    def donor(self, site: Site, layer: int) -> Float[Tensor, "*axes"]:
+        values = self.whole.donor(site, layer)
+        return values if self.rows is None else values[:, self.rows]

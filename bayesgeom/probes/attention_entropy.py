@@ -1,0 +1,299 @@
+"""Attention entropy and consistency: how narrow attention is, and whether it is spread as the posterior is.
+
+Entropy of each attention row at scored positions, in bits and as a share of log2(visible positions). Consistency is
+1 − total variation between the attention that reaches each hypothesis' token and the exact posterior over hypotheses:
+
+    Σ_h min(attention on token h, belief in h), attention on other tokens matching no hypothesis.
+
+References: Agarwal, Dalal & Misra, Paper III (85–90 % entropy reduction in wind tunnels, definition not given there).
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, final
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from bayesgeom.activations import Run
+from bayesgeom.information import entropy_bits
+from bayesgeom.probes.base import Control, Needs, Probe, planted_run, planted_trials
+from bayesgeom.report import Headline, Report
+from bayesgeom.sites import PATTERN
+from bayesgeom.statistics import bootstrap_weights, percentile_interval, shuffled_within_position
+from bayesgeom.trials import Trials
+
+if TYPE_CHECKING:
+    from plotly.graph_objects import Figure
+
+MAX_WEIGHTS, MIN_SEQUENCES = 4_000_000, 32  # attention weights read, and sequences kept where those are too many
+HYPOTHESES = "hypotheses"
+_QUANTILES = {"5 %": 0.05, "25 %": 0.25, "50 %": 0.5, "75 %": 0.75, "95 %": 0.95}
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class AttentionEntropyReport(Report):
+    """Width of attention, and its agreement with the posterior; `_null` is uniform attention over visible positions.
+
+    `reduction` is 1 − last/first layer's entropy, heads averaged. `consistency_shuffled` uses the attention row of
+    another sequence at the same position; `consistency_ceiling` is what attention could reach with the tokens in sight.
+    `note` says why consistency says nothing, where that is so.
+    """
+
+    name: ClassVar[str] = "attention_entropy"
+    title: ClassVar[str] = "Attention entropy: does attention narrow, and does it follow the posterior?"
+    about: ClassVar[str] = (
+        "Entropy says over how many positions a head spreads its attention: as a share of the most there could be, 1 "
+        "is uniform and 0 is a single position. The papers report that it falls by 85–90 % from first to last layer. "
+        "Consistency asks for more: is attention divided among the hypotheses as the exact posterior is? 1 means equal "
+        "shares, 0 that attention goes only where the posterior is not. It is measured, not assumed: a model that "
+        "eliminates hypotheses has good reason to look at those already spent, which have no probability left, and "
+        "then lies below uniform attention. Attention taken from another sequence shows what position alone explains, "
+        "an untrained model what the architecture gives."
+    )
+
+    entropy_bits: Float[np.ndarray, "layer head"]
+    entropy_bits_lo: Float[np.ndarray, "layer head"]
+    entropy_bits_hi: Float[np.ndarray, "layer head"]
+    entropy_bits_null: Float[np.ndarray, "layer head"]
+    entropy_share: Float[np.ndarray, "layer head"]
+    entropy_share_lo: Float[np.ndarray, "layer head"]
+    entropy_share_hi: Float[np.ndarray, "layer head"]
+    entropy_share_null: Float[np.ndarray, "layer head"]
+    entropy_bits_by_layer: Float[np.ndarray, " layer"]
+    entropy_bits_by_layer_lo: Float[np.ndarray, " layer"]
+    entropy_bits_by_layer_hi: Float[np.ndarray, " layer"]
+    consistency: Float[np.ndarray, "layer head"]
+    consistency_lo: Float[np.ndarray, "layer head"]
+    consistency_hi: Float[np.ndarray, "layer head"]
+    consistency_null: Float[np.ndarray, "layer head"]
+    consistency_shuffled: Float[np.ndarray, "layer head"]
+    consistency_quantiles: Float[np.ndarray, "quantile layer head"]
+    quantiles: tuple[str, ...]
+    entropy_bits_initialisation: Float[np.ndarray, "layer head"]
+    entropy_share_initialisation: Float[np.ndarray, "layer head"]
+    consistency_initialisation: Float[np.ndarray, "layer head"]
+    reduction: float
+    consistency_last_layer: float
+    consistency_greatest: float
+    consistency_ceiling: float
+    note: str
+    intervals: Mapping[str, tuple[float, float]]
+    nulls: Mapping[str, float]
+    n: int
+
+    def headlines(self) -> Sequence[Headline]:
+        has_copies = bool(np.isfinite(self.entropy_bits_initialisation).any())
+        null_label = "initialisation" if has_copies else "uniform in every layer"
+        reduction = self.scalar("reduction", "entropy reduction, first to last layer", null_label=null_label)
+        if np.isnan(self.consistency_ceiling):
+            return (reduction,)
+        most, others = f"at most {self.consistency_ceiling:.3g}", self.consistency_shuffled[-1].mean()
+        label = f"{most}; other sequences' attention {others:.3g}; uniform"
+        last = self.scalar("consistency_last_layer", "consistency with the posterior, last layer", null_label=label)
+        greatest = self.scalar("consistency_greatest", "consistency of the most consistent head", null_label="uniform")
+        return (reduction, last, greatest) if self.consistency_ceiling > 0 else (reduction, last)
+
+    def figure(self) -> "Figure":
+        from bayesgeom.charts.heads import add_heads, add_profile, with_null
+        from bayesgeom.charts.theme import SECOND, label_axes, panels
+
+        level = float(self.consistency_null.max())
+        titles = ["Entropy, mean over heads", with_null("Entropy as a share of the possible", 1.0, "uniform")]
+        if not self.note:
+            titles += [with_null("Consistency with the posterior", level, "uniform"), "Its median, middle 50 and 90 %"]
+        figure = panels(f"{self.title}<br><sub>{self.note}</sub>" if self.note else self.title, tuple(titles))
+        figure.update_layout(margin_t=110 if self.note else 80)
+        levels = {"uniform attention": self.entropy_bits_null, "initialisation": self.entropy_bits_initialisation}
+        nulls = {name: level.mean(axis=1) for name, level in levels.items()}
+        band = (self.entropy_bits_by_layer_lo, self.entropy_bits_by_layer_hi)
+        add_profile(figure, (1, 1), self.entropy_bits_by_layer, name="entropy", band=band, nulls=nulls)
+        figure.update_yaxes(rangemode="tozero", row=1, col=1)
+        label_axes(figure, (1, 1), "layer", "attention entropy (bits)")
+        add_heads(figure, (1, 2), self.entropy_share, unit="share of log2(visible)", null=1.0, limits=(0.0, 1.0))
+        if self.note:
+            return figure
+        add_heads(figure, (2, 1), self.consistency, unit="1 − total variation", null=level, limits=(0.0, 1.0))
+        least, low, middle, high, most = self.consistency_quantiles.mean(axis=2)
+        levels = {"uniform attention": self.consistency_null, "initialisation": self.consistency_initialisation}
+        levels |= {"another sequence's attention": self.consistency_shuffled}
+        nulls = {name: level.mean(axis=1) for name, level in levels.items()}
+        add_profile(figure, (2, 2), middle, name="consistency", band=(low, high), nulls=nulls, color=SECOND)
+        add_profile(figure, (2, 2), middle, name="consistency", band=(least, most), color=SECOND)
+        figure.update_yaxes(range=[0, 1], row=2, col=2)
+        label_axes(figure, (2, 2), "layer", "consistency (1 is equal shares)")
+        return figure
+
+
+@final
+@dataclass(frozen=True)
+class AttentionEntropy(Probe[AttentionEntropyReport]):
+    """Reads the first recorded sequences, as many as it takes for a few million attention weights."""
+
+    name: ClassVar[str] = "attention_entropy"
+    needs: ClassVar[Needs] = Needs(sites=(PATTERN,))
+
+    def measure(self, run: Run, initialised: Sequence[AttentionEntropyReport] = ()) -> AttentionEntropyReport:
+        pattern = run.at(PATTERN)
+        n = min(run.n_recorded, max(MIN_SEQUENCES, MAX_WEIGHTS // pattern[:, :1].numel()))
+        pattern, trials = pattern[:, :n], run.trials.rows(slice(0, n))
+        visible = torch.arange(trials.tokens.shape[1], device=pattern.device) <= trials.scored_positions()[..., None]
+        weights = np.concatenate([np.full((1, n), 1 / n), bootstrap_weights(n, seed=run.seed)])
+        agreement = _agreement(pattern, trials, visible, run.seed)
+        bits, share, has_choice = _widths(pattern, visible)
+        drawn = {
+            "entropy_bits": _drawn(weights, bits, np.ones(n)),
+            "entropy_share": _drawn(weights, share, has_choice),
+            "consistency": _drawn(weights, agreement.found.mean(axis=2), np.ones(n)),
+        }
+        by_layer = drawn["entropy_bits"].mean(axis=2)
+        arrays = _with_bounds("entropy_bits_by_layer", by_layer)
+        for metric, draws in drawn.items():
+            arrays |= _with_bounds(metric, draws)
+            found = [vars(copy)[metric] for copy in initialised]
+            arrays[f"{metric}_initialisation"] = np.mean(found, axis=0) if found else np.full_like(draws[0], np.nan)
+        scalars = _scalars(by_layer, drawn["consistency"])
+        numbers: dict[str, Any] = {name: float(draws[0]) for name, draws in scalars.items()}
+        bounds = {name: percentile_interval(draws[1:]) for name, draws in scalars.items()}
+        untrained = [copy.reduction for copy in initialised]
+        return AttentionEntropyReport(
+            **arrays,
+            **numbers,
+            entropy_bits_null=np.full_like(bits[0], float(visible.sum(dim=-1).double().log2().mean())),
+            entropy_share_null=np.ones_like(bits[0]),
+            consistency_null=np.full_like(bits[0], agreement.uniform),
+            consistency_shuffled=agreement.shuffled,
+            consistency_ceiling=agreement.ceiling,
+            consistency_quantiles=np.quantile(agreement.found, list(_QUANTILES.values()), axis=(0, 2)),
+            quantiles=tuple(_QUANTILES),
+            note=agreement.note,
+            intervals={name: (float(lo), float(hi)) for name, (lo, hi) in bounds.items()},
+            nulls=dict.fromkeys(scalars, agreement.uniform)
+            | {"reduction": float(np.mean(untrained)) if untrained else 0.0},
+            n=n,
+        )
+
+    def controls(self) -> Iterator[Control[AttentionEntropyReport]]:
+        trials = _planted_trials()
+        n_pos, belief = trials.tokens.shape[1], trials.at_scored(trials.belief)
+        visible = torch.arange(n_pos) <= trials.scored_positions()[..., None]
+        itself = torch.nn.functional.one_hot(trials.scored_positions(), n_pos)
+        posterior = torch.nn.functional.pad(belief, (0, n_pos - belief.shape[2]))
+        layers = torch.stack([visible / visible.sum(dim=-1, keepdim=True), posterior, itself]).float()
+        run = planted_run(trials, {PATTERN: layers[:, :, None]})
+        yield Control(label="uniform, then the posterior, then one position", run=run, holds=_tells_layers_apart)
+        same = layers[:2, :1].expand(-1, len(trials), -1, -1)
+        run = planted_run(trials, {PATTERN: same[:, :, None]})
+        yield Control(label="attention that is the same in every sequence", run=run, holds=_ignores_sequences)
+
+
+def _widths(
+    pattern: Float[Tensor, "layer batch head query_pos key_pos"], visible: Bool[Tensor, "batch query_pos key_pos"]
+) -> tuple[Float[np.ndarray, "batch layer head"], Float[np.ndarray, "batch layer head"], Float[np.ndarray, " batch"]]:
+    """Entropy in bits, mean over rows; as a share of the possible, summed over rows with a choice; their number."""
+    most = visible.sum(dim=-1).float().log2()
+    share_of = torch.where(most > 0, 1 / most, 0.0)[:, None]
+    entropies = [entropy_bits(layer.float()) for layer in pattern]
+    bits = torch.stack([entropy.mean(dim=-1) for entropy in entropies], dim=1)
+    share = torch.stack([(entropy * share_of).sum(dim=-1) for entropy in entropies], dim=1)
+    has_choice = (most > 0).sum(dim=-1)
+    return bits.double().cpu().numpy(), share.double().cpu().numpy(), has_choice.double().cpu().numpy()
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class _Agreement:
+    """Σ_h min(attention, belief) per row; its mean for exchanged and uniform attention, and the most there can be."""
+
+    found: Float[np.ndarray, "batch layer query_pos head"]
+    shuffled: Float[np.ndarray, "layer head"]
+    uniform: float
+    ceiling: float
+    note: str
+
+
+def _agreement(
+    pattern: Float[Tensor, "layer batch head query_pos key_pos"],
+    trials: Trials,
+    visible: Bool[Tensor, "batch query_pos key_pos"],
+    seed: int,
+) -> _Agreement:
+    n_layers, n, n_heads, n_queries, _ = pattern.shape
+    hypotheses, n_beliefs = trials.token_sets.get(HYPOTHESES, trials.tokens[0, :0]), trials.belief.shape[2]
+    if len(hypotheses) != n_beliefs:
+        note = f"{len(hypotheses)} tokens stand for hypotheses, and the belief is over {n_beliefs}: no consistency"
+        nothing = np.full((n, n_layers, n_queries, n_heads), np.nan)
+        return _Agreement(found=nothing, shuffled=nothing[0, :, 0], uniform=np.nan, ceiling=np.nan, note=note)
+    is_token = (trials.tokens[..., None] == hypotheses).to(pattern.dtype)
+    belief = trials.at_scored(trials.belief).to(pattern.dtype)
+    # Exchanging what attention is compared with, not attention itself, moves far less.
+    itself = np.broadcast_to(np.arange(n)[:, None], (n, n_queries))
+    other = torch.as_tensor(shuffled_within_position(itself, np.random.default_rng(seed)), device=pattern.device)
+    others_belief = belief[other, torch.arange(n_queries, device=pattern.device)]
+    seen = visible.to(pattern.dtype) @ is_token
+    found, shuffled = [], []
+    for layer in pattern:
+        rows = layer.transpose(1, 2)
+        found.append(torch.minimum(rows @ is_token[:, None], belief[:, :, None]).sum(dim=-1))
+        shuffled.append(torch.minimum(rows @ is_token[other], others_belief[:, :, None]).sum(dim=-1).mean(dim=(0, 1)))
+    ceiling = float((belief * (seen > 0)).sum(dim=-1).mean())
+    return _Agreement(
+        found=torch.stack(found, dim=1).double().cpu().numpy(),
+        shuffled=torch.stack(shuffled).double().cpu().numpy(),
+        uniform=float(torch.minimum(seen / visible.sum(dim=-1, keepdim=True), belief).sum(dim=-1).mean()),
+        ceiling=ceiling,
+        note="" if ceiling > 0 else "consistency is 0 for any attention: no token in sight is of a live hypothesis",
+    )
+
+
+def _drawn(
+    weights: Float[np.ndarray, "draw sequence"],
+    sums: Float[np.ndarray, "sequence layer head"],
+    counts: Float[np.ndarray, " sequence"],
+) -> Float[np.ndarray, "draw layer head"]:
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return np.asarray(np.tensordot(weights, sums, axes=1) / (weights @ counts)[:, None, None])
+
+
+def _scalars(
+    by_layer: Float[np.ndarray, "draw layer"], consistency: Float[np.ndarray, "draw layer head"]
+) -> dict[str, Float[np.ndarray, " draw"]]:
+    """Draws of the scalars; the reduction of a single layer, or from zero entropy, is NaN."""
+    first, last = by_layer[:, 0], by_layer[:, -1]
+    has_reduction = (first > 0) & (by_layer.shape[1] > 1)
+    greatest = int(np.nan_to_num(consistency[0]).argmax())
+    return {
+        "reduction": np.where(has_reduction, 1 - last / np.where(has_reduction, first, 1), np.nan),
+        "consistency_last_layer": consistency[:, -1].mean(axis=1),
+        "consistency_greatest": consistency.reshape(len(consistency), -1)[:, greatest],
+    }
+
+
+def _with_bounds(name: str, drawn: Float[np.ndarray, "draw *rest"]) -> dict[str, Any]:
+    """The estimate, which is the first draw, and the central 95 % of the others."""
+    lo, hi = percentile_interval(drawn[1:])
+    return {name: drawn[0], f"{name}_lo": lo, f"{name}_hi": hi}
+
+
+def _planted_trials() -> Trials:
+    """Five hypothesis tokens in a row, then three scored positions that are none of them."""
+    rng = np.random.default_rng(0)
+    tokens = np.concatenate([np.tile(np.arange(5), (11, 1)), rng.integers(5, 7, size=(11, 3))], axis=1)
+    return planted_trials(rng.dirichlet(np.ones(5), size=(11, 3)), tokens, token_sets={HYPOTHESES: range(5)})
+
+
+def _tells_layers_apart(report: AttentionEntropyReport) -> bool:
+    return bool(
+        np.allclose(report.entropy_share[[0, 2], 0], [1, 0], atol=1e-5)
+        and abs(report.reduction - 1) < 1e-6
+        and np.allclose(report.consistency[:, 0], [report.consistency_null[0, 0], 1, 0], atol=1e-5)
+        and np.allclose(report.consistency_quantiles[:, 1, 0], 1, atol=1e-5)
+        and report.consistency_shuffled[1, 0] < 0.9
+    )
+
+
+def _ignores_sequences(report: AttentionEntropyReport) -> bool:
+    return bool(np.allclose(report.consistency, report.consistency_shuffled, atol=1e-6))

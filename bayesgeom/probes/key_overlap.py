@@ -1,0 +1,298 @@
+"""Key overlap: how far the keys of a named token set are from orthogonal, per layer and key head.
+
+A shared offset alone drives cosines up, so every overlap is given raw and with the mean key removed. Keys are read from
+activations (mean recorded key per token), from weights (bare normed embedding through W_K), and as columns of W_K.
+
+References: Agarwal, Dalal & Misra 2025, arXiv:2512.22471 (orthogonal keys); their Paper III (columns); Welch 1974.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, final
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from bayesgeom.activations import Run
+from bayesgeom.geometry.cosine import (
+    centred,
+    frame_chances,
+    frame_statistics,
+    overlap,
+    pairwise_cosine,
+    welch_bound,
+)
+from bayesgeom.probes.base import Control, Needs, Probe, planted_run, planted_trials
+from bayesgeom.report import Headline, Report
+from bayesgeom.sites import K_ROT, TOKEN_INPUTS, TOKEN_KEYS, W_K, K
+from bayesgeom.statistics import bootstrap_weights, percentile_interval
+
+if TYPE_CHECKING:
+    from plotly.graph_objects import Figure
+
+MAX_SEQUENCES, DRAWS, N_PROJECTIONS = 256, 200, 20
+_FIRST_LAYER = ("first_layer_overlap", "first_layer_overlap_centred", "first_layer_overlap_least")
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class KeyOverlapReport(Report):
+    """|cosine| between distinct keys (0 orthogonal, 1 parallel), by view: a token set and where its keys were read.
+
+    `_null` is random directions, `_initialisation` the mean over untrained copies, `overlap_random_projection` the same
+    embeddings through random W_K with the 95 % range over its draws. `first_layer_*` are of `views[0]`.
+    """
+
+    name: ClassVar[str] = "key_overlap"
+    title: ClassVar[str] = "Key overlap: do keys form an orthogonal frame?"
+    about: ClassVar[str] = (
+        "Attention finds a token by its key. Where the keys of the hypotheses point in unrelated directions, a query "
+        "can address one without touching the others: the papers call that a hypothesis frame. The number is the mean "
+        "|cosine| between the keys of different tokens, 0 orthogonal and 1 parallel. Random directions do not score 0 "
+        "but a level that the head's width sets (marked), and an untrained model of the same shape scores what its "
+        "random embeddings and their shared offset give. Only keys below both were made orthogonal by training. “Mean "
+        "key removed” takes out what all keys share: it raises cosines, yet adds the same to every score, and softmax "
+        "ignores that."
+    )
+
+    views: tuple[str, ...]
+    overlap: Float[np.ndarray, "view layer kv_head"]
+    overlap_lo: Float[np.ndarray, "view layer kv_head"]
+    overlap_hi: Float[np.ndarray, "view layer kv_head"]
+    overlap_null: Float[np.ndarray, " view"]
+    overlap_max: Float[np.ndarray, "view layer kv_head"]
+    overlap_max_null: Float[np.ndarray, " view"]
+    overlap_centred: Float[np.ndarray, "view layer kv_head"]
+    overlap_centred_lo: Float[np.ndarray, "view layer kv_head"]
+    overlap_centred_hi: Float[np.ndarray, "view layer kv_head"]
+    overlap_centred_null: Float[np.ndarray, " view"]
+    overlap_centred_max: Float[np.ndarray, "view layer kv_head"]
+    signed_mean: Float[np.ndarray, "view layer kv_head"]
+    signed_mean_null: Float[np.ndarray, " view"]
+    orthogonality: Float[np.ndarray, "view layer kv_head"]
+    orthogonality_null: Float[np.ndarray, " view"]
+    dimension_utilisation: Float[np.ndarray, "view layer kv_head"]
+    dimension_utilisation_null: Float[np.ndarray, " view"]
+    overlap_initialisation: Float[np.ndarray, "view layer kv_head"]
+    overlap_centred_initialisation: Float[np.ndarray, "view layer kv_head"]
+    overlap_random_projection: Float[np.ndarray, "view layer"]
+    overlap_random_projection_lo: Float[np.ndarray, "view layer"]
+    overlap_random_projection_hi: Float[np.ndarray, "view layer"]
+    welch: Float[np.ndarray, " view"]
+    n_vectors: Int[np.ndarray, " view"]
+    n_unseen: Int[np.ndarray, " view"]
+    first_layer_overlap: float
+    first_layer_overlap_least: float
+    first_layer_overlap_centred: float
+    first_layer_initialisation: Mapping[str, float]
+    intervals: Mapping[str, tuple[float, float]]
+    nulls: Mapping[str, float]
+    n: int
+
+    def headlines(self) -> Sequence[Headline]:
+        labels = {
+            "first_layer_overlap": ("mean |cos|", "random directions"),
+            "first_layer_overlap_centred": ("mean |cos|, mean key removed", "random directions, centred"),
+            "first_layer_overlap_least": ("mean |cos|, least overlapping head", "random directions"),
+        }
+        rows = []
+        for metric, (label, null_label) in labels.items():
+            untrained = self.first_layer_initialisation[metric]
+            beside = null_label if np.isnan(untrained) else f"initialisation {untrained:.3g}; {null_label}"
+            rows.append(self.scalar(metric, f"layer 0, {self.views[0]}: {label}", null_label=beside))
+        return rows
+
+    def figure(self) -> "Figure":
+        from bayesgeom.charts.heads import add_heads, add_profile, with_null
+        from bayesgeom.charts.theme import SECOND, label_axes, panels
+
+        projected = self.overlap_random_projection.mean(axis=1)
+        titles = [with_null(v, p, "random W_K") for v, p in zip(self.views, projected, strict=True)]
+        titles = [with_null(t, null, "chance") for t, null in zip(titles, self.overlap_null, strict=True)]
+        figure = panels(self.title, (f"{self.views[0]}, mean over heads", *titles))
+        shown = ("overlap", "overlap_lo", "overlap_hi", "overlap_centred", "overlap_initialisation")
+        raw, lo, hi, without_mean, untrained = (vars(self)[name][0].mean(axis=1) for name in shown)
+        nulls = {"random directions": np.full_like(raw, self.overlap_null[0]), "initialisation": untrained}
+        add_profile(figure, (1, 1), raw, name="mean |cosine|", band=(lo, hi), nulls=nulls)
+        add_profile(figure, (1, 1), without_mean, name="mean key removed", color=SECOND)
+        label_axes(figure, (1, 1), "layer", "mean |cosine| (1 is parallel)")
+        figure.update_yaxes(range=[0, 1], row=1, col=1)
+        for i, (values, null) in enumerate(zip(self.overlap, self.overlap_null, strict=True), start=1):
+            panel = (i // 2 + 1, i % 2 + 1)
+            add_heads(figure, panel, values, unit="|cosine|", null=float(null), limits=(0.0, 1.0), head="key head")
+        return figure
+
+
+@final
+@dataclass(frozen=True)
+class KeyOverlap(Probe[KeyOverlapReport]):
+    """Means over the recorded sequences; a token that none of them shows is left out and counted."""
+
+    name: ClassVar[str] = "key_overlap"
+    needs: ClassVar[Needs] = Needs(sites=(K,), optional=(K_ROT, TOKEN_KEYS, TOKEN_INPUTS, W_K))
+
+    def measure(self, run: Run, initialised: Sequence[KeyOverlapReport] = ()) -> KeyOverlapReport:
+        views = _views(run)
+        sizes = [view.vectors.shape[2:] for view in views]
+        statistics = [frame_statistics(view.vectors.double()) for view in views]
+        values: dict[str, Any] = {n: np.stack([found[n].cpu().numpy() for found in statistics]) for n in statistics[0]}
+        chances = [frame_chances(*size) for size in sizes]
+        nulls: dict[str, Any] = {n: np.array([chance[n] for chance in chances]) for n in chances[0]}
+        resampled = np.stack([view.resampled for view in views], axis=2)
+        (overlap_lo, centred_lo), (overlap_hi, centred_hi) = percentile_interval(resampled)
+        untrained, untrained_centred = (_untrained(m, views, initialised) for m in ("overlap", "overlap_centred"))
+        projected = np.stack([_random_projection(view, run.seed) for view in views], axis=1)
+        lows, highs = map(_named, percentile_interval(_first_layer(resampled)))
+        first: dict[str, Any] = _named(_first_layer(np.stack([values["overlap"], values["overlap_centred"]])))
+        return KeyOverlapReport(
+            views=tuple(view.name for view in views),
+            **values,
+            **{f"{name}_null": null for name, null in nulls.items()},
+            overlap_lo=overlap_lo,
+            overlap_hi=overlap_hi,
+            overlap_centred_lo=centred_lo,
+            overlap_centred_hi=centred_hi,
+            overlap_initialisation=untrained,
+            overlap_centred_initialisation=untrained_centred,
+            overlap_random_projection=projected[0],
+            overlap_random_projection_lo=projected[1],
+            overlap_random_projection_hi=projected[2],
+            welch=np.array([welch_bound(*size) for size in sizes]),
+            n_vectors=np.array([size[0] for size in sizes], dtype=np.int64),
+            n_unseen=np.array([view.n_unseen for view in views], dtype=np.int64),
+            **first,
+            first_layer_initialisation=_named(_first_layer(np.stack([untrained, untrained_centred]))),
+            intervals={name: (lows[name], highs[name]) for name in lows},
+            nulls=_named(nulls[name][0] for name in ("overlap", "overlap_centred", "overlap")),
+            n=min(run.n_recorded, MAX_SEQUENCES),
+        )
+
+    def controls(self) -> Iterator[Control[KeyOverlapReport]]:
+        frames = torch.stack([torch.eye(7)[:5], torch.ones(5, 7), torch.eye(7)[:5] + 3.0])
+        yield Control(label="basis, one line, basis with an offset", run=_planted(frames), holds=_tells_frames_apart)
+        spread = torch.randn(2, 61, 11, generator=torch.Generator().manual_seed(0))
+        yield Control(label="random directions", run=_planted(spread), holds=_is_at_chance)
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class _View:
+    """The vectors compared; overlap in resamples, raw and centred; what W_K was applied to, where that is known."""
+
+    name: str
+    vectors: Float[Tensor, "layer kv_head item d"]
+    resampled: Float[np.ndarray, "draw 2 layer kv_head"]
+    n_unseen: int = 0
+    inputs: Float[Tensor, "layer item d_model"] | None = None
+
+
+def _views(run: Run) -> list[_View]:
+    """Every token set in every variant recorded, hypotheses first; then the columns of W_K. Never empty."""
+    ids, sets, k, rotated = run.trials.token_ids(), run.trials.token_sets, run.at(K), run.recorded.get(K_ROT)
+    names = sorted(sets, key=lambda name: (name != "hypotheses", name))
+    members = {name: torch.searchsorted(ids, sets[name]) for name in names}
+    unknown = np.full((DRAWS, 2, run.spec.n_layers, run.spec.n_kv_heads), np.nan)
+    variants = [_from_activations(run, k, members, "activation")]
+    if rotated is not None and not torch.equal(rotated[:, :1], k[:, :1]):  # a rotation shows in any one sequence
+        variants.append(_from_activations(run, rotated, members, "activation rotated"))
+    if TOKEN_KEYS in run.recorded:
+        keys, inputs = run.at(TOKEN_KEYS).movedim(2, 1), run.recorded.get(TOKEN_INPUTS)
+        of = {name: None if inputs is None else inputs[:, at] for name, at in members.items()}
+        variants.append(
+            {
+                name: _View(name=f"{name} / weights", vectors=keys[:, :, at], resampled=unknown, inputs=of[name])
+                for name, at in members.items()
+            }
+        )
+    views = [by_set[name] for name in members for by_set in variants]
+    if W_K in run.recorded:
+        views.append(_View(name="columns", vectors=run.at(W_K), resampled=unknown))
+    nothing = torch.full((run.spec.n_layers, run.spec.n_kv_heads, 1, run.spec.d_head), torch.nan)
+    return views or [_View(name="no tokens named", vectors=nothing, resampled=unknown)]
+
+
+def _from_activations(
+    run: Run,
+    keys: Float[Tensor, "layer batch key_pos kv_head d"],
+    members: Mapping[str, Int[Tensor, " item"]],
+    variant: str,
+) -> dict[str, _View]:
+    """Mean key of each token over the sequences, and its overlap in resamples of them."""
+    n = min(run.n_recorded, MAX_SEQUENCES)
+    shown = (run.trials.tokens[:n, None, :] == run.trials.token_ids()[:, None]).to(keys.dtype)
+    counts = shown.sum(dim=2)
+    # The first row weighs every sequence alike: the estimate itself.
+    shares = np.concatenate([np.full((1, n), 1 / n), bootstrap_weights(n, seed=run.seed, draws=DRAWS)])
+    weights = torch.as_tensor(shares, dtype=keys.dtype, device=keys.device)
+    kept = {name: at[counts.sum(dim=0)[at] > 0] for name, at in members.items()}
+    vectors: dict[str, list[Tensor]] = {name: [] for name in members}
+    resampled: dict[str, list[Tensor]] = {name: [] for name in members}
+    for layer in keys[:, :n].flatten(3):
+        sums = (weights @ (shown @ layer).flatten(1)).unflatten(1, (shown.shape[1], *keys.shape[3:]))
+        means = sums / (weights @ counts)[:, :, None, None]
+        for name, at in kept.items():
+            frames = means[:, at].transpose(1, 2).contiguous()
+            drawn = [overlap(pairwise_cosine(x)) for x in (frames[1:], centred(frames[1:]))]
+            vectors[name].append(frames[0])
+            resampled[name].append(torch.stack(drawn, dim=1))
+    return {
+        name: _View(
+            name=f"{name} / {variant}",
+            vectors=torch.stack(vectors[name]),
+            resampled=torch.stack(resampled[name], dim=2).double().cpu().numpy(),
+            n_unseen=len(members[name]) - len(kept[name]),
+        )
+        for name in members
+    }
+
+
+def _random_projection(view: _View, seed: int) -> Float[np.ndarray, "3 layer"]:
+    """Overlap of the same inputs through random Gaussian W_K: mean, and 95 % range of the draws."""
+    n_layers, _, _, d = view.vectors.shape
+    if view.inputs is None:
+        return np.full((3, n_layers), np.nan)
+    generator = torch.Generator().manual_seed(seed)
+    matrices = torch.randn(N_PROJECTIONS, 1, view.inputs.shape[2], d, generator=generator).to(view.inputs)
+    drawn = overlap(pairwise_cosine(view.inputs @ matrices)).double().cpu().numpy()
+    return np.stack([drawn.mean(axis=0), *percentile_interval(drawn)])
+
+
+def _untrained(
+    metric: str, views: Sequence[_View], copies: Sequence[KeyOverlapReport]
+) -> Float[np.ndarray, "view layer kv_head"]:
+    """Mean over the untrained copies, view by view; NaN where there are none."""
+    means = []
+    for view in views:
+        found = [vars(copy)[metric][copy.views.index(view.name)] for copy in copies if view.name in copy.views]
+        means.append(np.mean(found, axis=0) if found else np.full(view.vectors.shape[:2], np.nan))
+    return np.stack(means)
+
+
+def _first_layer(both: Float[np.ndarray, "*draw 2 view layer kv_head"]) -> Float[np.ndarray, "*draw 3"]:
+    """Layer 0 of the first view, in the order of `_FIRST_LAYER`, from raw and centred overlap."""
+    raw, without_mean = (both[..., i, 0, 0, :] for i in (0, 1))
+    return np.stack([raw.mean(axis=-1), without_mean.mean(axis=-1), raw.min(axis=-1)], axis=-1)
+
+
+def _named(values: Iterable[float]) -> dict[str, float]:
+    return {name: float(value) for name, value in zip(_FIRST_LAYER, values, strict=True)}
+
+
+def _planted(frames: Float[Tensor, "layer item d"]) -> Run:
+    """One sequence that shows each token once; each layer's keys are its frame, in one head."""
+    n_items = frames.shape[1]
+    trials = planted_trials(np.ones((1, 1, 1)), np.arange(n_items)[None], token_sets={"hypotheses": range(n_items)})
+    return planted_run(trials, {K: frames[:, None, :, None, :]})
+
+
+def _tells_frames_apart(report: KeyOverlapReport) -> bool:
+    basis, line, offset = report.overlap[0, :, 0]
+    simplex = report.overlap_centred[0, [0, 2], 0]
+    return bool(basis < 1e-6 and line > 1 - 1e-6 and offset > 0.9 and np.allclose(simplex, 1 / 4, atol=1e-5))
+
+
+def _is_at_chance(report: KeyOverlapReport) -> bool:
+    pairs = [(vars(report)[m], vars(report)[f"{m}_null"]) for m in ("overlap", "overlap_centred", "orthogonality")]
+    return all(np.allclose(found, null, atol=0.02) for found, null in pairs)

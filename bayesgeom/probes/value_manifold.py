@@ -1,0 +1,298 @@
+"""Value manifold: do the vectors at scored positions lie on a curve that is ordered by the exact entropy?
+
+Sites keep their own names: "values" are the value vectors `v` and nothing else. Entropy follows position in many tasks,
+so any code for position passes a naive test; what remains within a position decides.
+
+References: Agarwal, Dalal & Misra 2025, arXiv:2512.22471 (the claim; their scripts read the residual stream);
+Hastie, Tibshirani & Friedman 2009, section 5.2.1 (the curve).
+"""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, final
+
+import numpy as np
+import torch
+from jaxtyping import Float, Float64
+from torch import Tensor
+
+from bayesgeom.activations import Run
+from bayesgeom.geometry.manifold import (
+    N_KNOTS,
+    RELATIONS,
+    SHAPES,
+    CloudStatistics,
+    EntropyScale,
+    cloud_statistics,
+    entropy_columns,
+    entropy_scale,
+    head_statistics,
+    tabulated,
+    view,
+)
+from bayesgeom.geometry.regression import even_knots
+from bayesgeom.geometry.resampling import resampled_cloud
+from bayesgeom.information import entropy_bits
+from bayesgeom.probes.base import Control, Needs, Probe, planted_run, planted_trials
+from bayesgeom.report import Headline, Report
+from bayesgeom.sites import ATTN_OUT, RESID_POST, Site, V, Z
+from bayesgeom.statistics import bootstrap_weights, percentile_interval, shuffled_within_position
+from bayesgeom.trials import Trials
+
+if TYPE_CHECKING:
+    from plotly.graph_objects import Figure
+
+MAX_POINTS = 3_072  # some 150 sequences: correlations are then known to a few hundredths
+SHUFFLES, DRAWS, N_SHOWN, N_STEPS = 10, 200, 600, 60
+_SITES, _SHOWN = (V, Z, ATTN_OUT, RESID_POST), (V, RESID_POST)
+_UNIDENTIFIED = "not identified: entropy is a function of position"
+_ORDER = {
+    "curve_share": "share on a smooth curve in entropy",
+    "entropy_r2": "R² of a linear read-out of entropy",
+    "spearman": "|Spearman| of PC1 with entropy",
+    "partial_spearman": "|Spearman| of PC1 with entropy within positions",
+}
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class ValueManifoldReport(Report):
+    """Clouds of vectors at scored positions, one per site and layer, against the exact entropy of the predictive.
+
+    Shares are of the variance, 0 to 1; correlations are absolute values, since the sign of a principal axis means
+    nothing; `entropy_r2` and `curve_share` are held out by sequence, at most 1, and 0 for the mean. `partial_spearman`
+    compares points of the same position only, and is NaN unless `identified`.
+
+    `*_null` is the shuffle of entropies within position, for shapes the architecture at initialisation;
+    `*_initialisation` is the latter for the rest. Intervals are those of the `shown_sites` in the last layer, NaN
+    elsewhere; `shown_*` are points to plot.
+    """
+
+    name: ClassVar[str] = "value_manifold"
+    title: ClassVar[str] = "Value manifold: a curve ordered by uncertainty?"
+    about: ClassVar[str] = (
+        "Each dot is the vector that the model holds at one scored position, seen along the directions in which such "
+        "vectors vary most (principal components, PC), and coloured by how uncertain the exact posterior is there. The "
+        "claim is that training bends these vectors onto one curve along which the uncertainty grows. Two levels to "
+        "beat: the same network before training, and the same vectors with entropies exchanged between sequences at "
+        "the same position, which keeps all that a code for position explains. Where entropy is a function of "
+        "position, as when no key ever returns, the two cannot be told apart and the report says 'not identified': "
+        "then only the shape counts, not the order."
+    )
+
+    pc1_share: Float[np.ndarray, "site layer"]
+    pc1_share_lo: Float[np.ndarray, "site layer"]
+    pc1_share_hi: Float[np.ndarray, "site layer"]
+    pc1_share_null: Float[np.ndarray, "site layer"]
+    pc12_share: Float[np.ndarray, "site layer"]
+    pc12_share_null: Float[np.ndarray, "site layer"]
+    participation_ratio: Float[np.ndarray, "site layer"]
+    participation_ratio_null: Float[np.ndarray, "site layer"]
+    spearman: Float[np.ndarray, "site layer"]
+    spearman_lo: Float[np.ndarray, "site layer"]
+    spearman_hi: Float[np.ndarray, "site layer"]
+    spearman_null: Float[np.ndarray, "site layer"]
+    spearman_initialisation: Float[np.ndarray, "site layer"]
+    pearson: Float[np.ndarray, "site layer"]
+    pearson_null: Float[np.ndarray, "site layer"]
+    pearson_initialisation: Float[np.ndarray, "site layer"]
+    partial_spearman: Float[np.ndarray, "site layer"]
+    partial_spearman_lo: Float[np.ndarray, "site layer"]
+    partial_spearman_hi: Float[np.ndarray, "site layer"]
+    partial_spearman_null: Float[np.ndarray, "site layer"]
+    partial_spearman_initialisation: Float[np.ndarray, "site layer"]
+    entropy_r2: Float[np.ndarray, "site layer"]
+    entropy_r2_null: Float[np.ndarray, "site layer"]
+    entropy_r2_initialisation: Float[np.ndarray, "site layer"]
+    curve_share: Float[np.ndarray, "site layer"]
+    curve_share_null: Float[np.ndarray, "site layer"]
+    curve_share_initialisation: Float[np.ndarray, "site layer"]
+    head_pc1_share: Float[np.ndarray, "layer kv_head"]
+    head_pc1_share_null: Float[np.ndarray, "layer kv_head"]
+    head_spearman: Float[np.ndarray, "layer kv_head"]
+    head_spearman_null: Float[np.ndarray, "layer kv_head"]
+    shown_points: Float[np.ndarray, "shown_site point component"]
+    shown_curve: Float[np.ndarray, "shown_site step component"]
+    shown_entropy_bits: Float[np.ndarray, " point"]
+    shown_position: Float[np.ndarray, " point"]
+    curve_entropy_bits: Float[np.ndarray, " step"]
+    identified: bool
+    sites: tuple[str, ...]
+    shown_sites: tuple[str, ...]
+    intervals: Mapping[str, tuple[float, float]]
+    nulls: Mapping[str, float]
+    n: int
+
+    def headlines(self) -> Sequence[Headline]:
+        # Without repeated evidence nothing tells entropy from position: that holds for every relation to entropy.
+        unless = "" if self.identified else " (not identified)"
+        shuffle = "shuffle within position"
+        shares = [self._last("pc1_share", f"PC1 share of {s}", s, "initialisation") for s in self.shown_sites]
+        related = [self._last(m, f"resid_post: {label}{unless}", "resid_post", shuffle) for m, label in _ORDER.items()]
+        return (shares[0], *related, *shares[1:])
+
+    def figure(self) -> "Figure":
+        from bayesgeom.charts.manifold import Cloud, Profile, manifold_figure
+
+        shown = zip(self.shown_sites, self.shown_points, self.shown_curve, strict=True)
+        shapes = zip(self.sites, self.pc1_share, self.pc1_share_null, strict=True)
+        row, of = self.sites.index("resid_post"), self.arrays()
+        return manifold_figure(
+            title=self.title if self.identified else f"{self.title} — {_UNIDENTIFIED}",
+            clouds=[Cloud(site=site, points=points, curve=curve) for site, points, curve in shown],
+            entropy=self.shown_entropy_bits,
+            position=self.shown_position,
+            shape=[Profile(name=site, values=values, null=null) for site, values, null in shapes],
+            order=[Profile(name=name, values=of[m][row], null=of[f"{m}_null"][row]) for m, name in _ORDER.items()],
+            null_labels=("initialisation", "shuffle within position"),
+        )
+
+    def _last(self, metric: str, label: str, site: str, null_label: str) -> Headline:
+        at, known = (self.sites.index(site), -1), self.arrays()
+        names = (metric, f"{metric}_lo", f"{metric}_hi", f"{metric}_null")
+        value, lo, hi, null = (float(known[name][at]) if name in known else math.nan for name in names)
+        return Headline(metric=metric, label=label, value=value, lo=lo, hi=hi, null=null, null_label=null_label)
+
+
+@final
+@dataclass(frozen=True)
+class ValueManifold(Probe[ValueManifoldReport]):
+    """Every recorded site and layer; sequences beyond `MAX_POINTS` points are left out, and `n` says how many count."""
+
+    name: ClassVar[str] = "value_manifold"
+    needs: ClassVar[Needs] = Needs(sites=(RESID_POST,), optional=(V, Z, ATTN_OUT))
+
+    def measure(self, run: Run, initialised: Sequence[ValueManifoldReport] = ()) -> ValueManifoldReport:
+        trials = run.trials.rows(slice(0, max(2, MAX_POINTS // run.trials.n_scored)))
+        # Entropies that differ by rounding are equal: they are compared by rank.
+        entropy = entropy_bits(trials.at_scored(trials.predictive)).cpu().numpy().round(9)
+        scale = _scale(entropy, trials, run.seed)
+        sites = tuple(site for site in _SITES if site in run.recorded)
+        layers = range(run.spec.n_layers)
+        clouds = [[cloud_statistics(_points(run, trials, site, i), scale) for i in layers] for site in sites]
+        last = {site: found[-1] for site, found in zip(sites, clouds, strict=True)}
+        measured: dict[str, Any] = tabulated(clouds) | _heads(run, trials, scale)
+        return ValueManifoldReport(
+            **measured | _untrained(measured, initialised),
+            **_intervals(run, trials, last, entropy),
+            **_shown(run, trials, last, entropy),
+            identified=scale.identified,
+            sites=tuple(site.name for site in sites),
+            shown_sites=tuple(site.name for site in sites if site in _SHOWN),
+            intervals={},
+            nulls={},
+            n=len(trials),
+        )
+
+    def controls(self) -> Iterator[Control[ValueManifoldReport]]:
+        rng = np.random.default_rng(0)
+        certainty, steps = rng.uniform(size=(61, 5)), np.tile(np.linspace(0.1, 0.9, 5), (61, 1))
+        (trials, curve), (in_step, code) = (_planted(x, rng) for x in (certainty, steps))
+        noise = rng.normal(size=curve.shape)
+        values = rng.normal(scale=1e3, size=(1, 61, 11, 1, 7))
+        values[0, :, -5:, 0] = curve
+        yield Control(
+            label="noise, then a curve in entropy",
+            run=planted_run(trials, {RESID_POST: torch.from_numpy(np.stack([noise, curve]))}),
+            holds=lambda r: (
+                r.curve_share[0, 1] > 0.95 > 0.1 > r.curve_share[0, 0]
+                and r.entropy_r2[0, 1] > 0.9 > 0.2 > r.entropy_r2[0, 0]
+                and r.partial_spearman[0, 1] > 0.9 > 0.2 > r.partial_spearman[0, 0]
+            ),
+        )
+        yield Control(
+            label="values: only scored positions count",
+            run=planted_run(trials, {RESID_POST: torch.from_numpy(noise[None]), V: torch.from_numpy(values)}),
+            holds=lambda r: r.sites == ("v", "resid_post") and r.curve_share[0, 0] > 0.95 > 0.1 > r.curve_share[1, 0],
+        )
+        yield Control(
+            label="a code for position is not identified",
+            run=planted_run(in_step, {RESID_POST: torch.from_numpy(code[None])}),
+            holds=lambda r: (
+                not r.identified
+                and np.isnan(r.partial_spearman).all()
+                and np.allclose((r.spearman, r.curve_share), (r.spearman_null, r.curve_share_null))
+            ),
+        )
+
+
+def _scale(entropy: Float64[np.ndarray, "sequence position"], trials: Trials, seed: int) -> EntropyScale:
+    """Entropies as they are, and shuffled; the first half of the sequences fits, the second scores."""
+    columns = entropy_columns(entropy, even_knots(entropy.ravel(), N_KNOTS))
+    rng = np.random.default_rng(seed)
+    rows = np.stack([columns, *(shuffled_within_position(columns, rng) for _ in range(SHUFFLES))])
+    return entropy_scale(rows, trials.scored_positions().cpu().numpy(), n_fit=-(-len(trials) // 2))
+
+
+def _points(run: Run, trials: Trials, site: Site, layer: int) -> Float[Tensor, "point d"]:
+    """Vectors at scored positions, heads side by side."""
+    values = run.at(site)[layer][: len(trials)]
+    return (trials.at_scored(values) if "key_pos" in site.axes else values).flatten(2).flatten(0, 1)
+
+
+def _heads(run: Run, trials: Trials, scale: EntropyScale) -> dict[str, Float[np.ndarray, "layer kv_head"]]:
+    """PC1 of the value vectors of each head on its own; NaN where values were not recorded."""
+    layers: Any = [(np.full(run.spec.n_kv_heads, np.nan),) * 2] * run.spec.n_layers
+    if V in run.recorded:
+        layers = [head_statistics(trials.at_scored(v[: len(trials)]).flatten(0, 1), scale) for v in run.at(V)]
+    share, related = np.moveaxis(np.array(layers), 1, 0)
+    return {"head_pc1_share": share, "head_spearman": related}
+
+
+def _untrained(measured: Mapping[str, Any], initialised: Sequence[ValueManifoldReport]) -> dict[str, Any]:
+    """Means over the fresh copies of the architecture; NaN where there are none."""
+    fresh = [report.arrays() for report in initialised]
+    names = {m: f"{m}_null" for m in (*SHAPES, "head_pc1_share", "head_spearman")}
+    names |= {m: f"{m}_initialisation" for m in RELATIONS}
+    return {
+        name: np.mean([arrays[m] for arrays in fresh], axis=0) if fresh else np.full_like(measured[m], np.nan)
+        for m, name in names.items()
+    }
+
+
+def _intervals(
+    run: Run, trials: Trials, last: Mapping[Site, CloudStatistics], entropy: Float64[np.ndarray, "sequence position"]
+) -> dict[str, Any]:
+    """95 % bootstrap intervals over sequences, for the last layer of the sites that are shown."""
+    weights = bootstrap_weights(len(trials), seed=run.seed, draws=DRAWS)
+    level = trials.scored_positions().cpu().numpy()
+    bounds: dict[str, Any] = {}
+    for row, site in enumerate(last):
+        if site in _SHOWN:
+            points = _points(run, trials, site, -1).unflatten(0, level.shape).cpu().numpy()
+            axis = last[site].axes[:, 0].cpu().numpy()
+            for metric, draws in resampled_cloud(points, axis, entropy, level, weights).items():
+                for end, bound in zip(("lo", "hi"), percentile_interval(draws), strict=True):
+                    unknown = np.full((len(last), run.spec.n_layers), np.nan)
+                    bounds.setdefault(f"{metric}_{end}", unknown)[row, -1] = bound
+    return bounds
+
+
+def _shown(
+    run: Run, trials: Trials, last: Mapping[Site, CloudStatistics], entropy: Float64[np.ndarray, "sequence position"]
+) -> dict[str, Any]:
+    """A sample of the last layer's points, and the curve through all of them."""
+    flat = entropy.ravel()
+    chosen = np.sort(np.random.default_rng(run.seed).permutation(len(flat))[:N_SHOWN])
+    grid = np.linspace(flat.min(), flat.max(), N_STEPS)
+    views = [view(_points(run, trials, s, -1), last[s].axes, flat, grid) for s in last if s in _SHOWN]
+    return {
+        "shown_points": np.array([points[chosen] for points, _ in views]),
+        "shown_curve": np.array([curve for _, curve in views]),
+        "shown_entropy_bits": flat[chosen],
+        "shown_position": trials.scored_positions().cpu().numpy().ravel()[chosen].astype(np.float64),
+        "curve_entropy_bits": grid,
+    }
+
+
+def _planted(
+    certainty: Float64[np.ndarray, "sequence position"], rng: np.random.Generator
+) -> tuple[Trials, Float64[np.ndarray, "sequence position d"]]:
+    """Five hypotheses, one favoured by `certainty`, over eleven tokens; a bent line in certainty, with little noise."""
+    favoured = np.eye(5)[rng.integers(5, size=certainty.shape)]
+    exact = (1 - certainty[..., None]) / 5 + certainty[..., None] * favoured
+    curve = np.stack([3 * certainty, certainty**2, np.sin(3 * certainty)], axis=-1) @ rng.normal(size=(3, 7))
+    return planted_trials(exact, rng.integers(7, size=(len(certainty), 11))), curve + 0.01 * rng.normal(
+        size=curve.shape
+    )

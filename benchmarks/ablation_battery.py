@@ -1,0 +1,207 @@
+"""The ablation battery against the loop that everyone writes, and against its own floor. Ratios of one run.
+
+    python benchmarks/ablation_battery.py --n 512 --rounds 3
+
+The battery is the default one: every head, attention sublayer, MLP and block, each alone, mean ablation. Both sides
+draw the same sequences, put the same means in place, and score KL, entropy error and correctness of every sequence.
+
+- Loop: one ablation at a time by `module.run_with_hooks`, 64 sequences a batch.
+- Engine: `bayesgeom.ablate`, everything included: checks, means, the key overlap beside it, intervals.
+- Floor: the floating-point operations of the matrix products that no replay can avoid, at the rate that this machine
+  reaches in this run on float32 products of the model's shapes with as many rows as the engine uses at once.
+"""
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from bayesgeom.ablate import N_REFERENCE, AblationJob
+from bayesgeom.ablations import engine
+from bayesgeom.ablations.component import Ablation, Component
+from bayesgeom.models.hooked import HookedModel
+from bayesgeom.models.resolve import load
+from bayesgeom.models.transformer import Transformer, TransformerConfig
+from bayesgeom.tasks.base import derived_seed
+from bayesgeom.trials import Trials
+
+BATCH = 64
+Result = TypeVar("Result")
+TARGET_SPEED, TARGET_FLOOR = 2.5, 1.5
+CLOCKS: dict[str, Callable[[], float]] = {"wall": time.perf_counter, "cpu": time.process_time}
+POINTS = {"head": "attn.hook_z", "attention": "hook_attn_out", "mlp": "hook_mlp_out"}
+
+
+# The loop.
+
+
+def plain_loop(model: HookedModel, job: AblationJob) -> tuple[np.ndarray, np.ndarray]:
+    """Damage in bits, per ablation and per ablation and position."""
+    module = model.module
+    assert isinstance(module, Transformer)
+    means = reference_means(module, job)
+    total = np.zeros((1 + len(job.battery), job.task.sample(1, seed=0).n_scored))
+    with torch.no_grad():
+        for block in job.task.stream(job.n, seed=derived_seed(job.seed, 0)):
+            for start in range(0, len(block), BATCH):
+                batch = block.rows(slice(start, start + BATCH))
+                hooked = [
+                    module.run_with_hooks(batch.tokens, fwd_hooks=hooks_of(a, means)) for a in (None, *job.battery)
+                ]
+                total += np.stack([score(logits, batch) for logits in hooked])
+    by_position = total[1:] / job.n - total[0] / job.n
+    return by_position.mean(axis=1), by_position
+
+
+def score(logits: Tensor, batch: Trials) -> np.ndarray:
+    """KL in bits summed over sequences; the other metrics are computed as the engine computes them."""
+    return engine.scores_of(batch.at_scored(logits), batch)[0].sum(axis=0)
+
+
+def reference_means(module: Transformer, job: AblationJob) -> dict[str, Tensor]:
+    """Mean activation at every position, wherever the battery acts."""
+    sums: dict[str, Tensor] = {}
+    with torch.no_grad():
+        for block in job.task.stream(N_REFERENCE, seed=derived_seed(job.seed, 3)):
+            _, cache = module.run_with_cache(
+                block.tokens, names_filter=lambda name: name.endswith(tuple(POINTS.values()))
+            )
+            for name, kept in cache.items():
+                sums[name] = sums.get(name, 0) + kept.sum(dim=0) / N_REFERENCE
+    return sums
+
+
+def hooks_of(ablation: Ablation | None, means: dict[str, Tensor]) -> list[tuple[str, Callable[..., Tensor]]]:
+    if ablation is None:
+        return []
+    (component,) = ablation.components
+    prefix = f"blocks.{component.layer}."
+    if component.kind == "block":
+        return [(prefix + POINTS[kind], lambda kept, **_: torch.zeros_like(kept)) for kind in ("attention", "mlp")]
+    name = prefix + POINTS[component.kind]
+
+    def replace(kept: Tensor, **_: object) -> Tensor:
+        if component.head is None:
+            return means[name].expand_as(kept)
+        kept = kept.clone()
+        kept[:, :, component.head] = means[name][:, component.head]
+        return kept
+
+    return [(name, replace)]
+
+
+# The floor.
+
+
+def unavoidable_flops(config: TransformerConfig, battery: list[Ablation], n_pos: int, scored: list[int]) -> float:
+    """Operations (a multiply-add is two) per sequence of the products that replay needs; one component an ablation.
+
+    The last layer and the output are needed at scored rows alone, except its keys and values; a query meets the keys up
+    to its own position. A bypassed block costs nothing itself, a head's edit one product of its width.
+    """
+    return sum(replayed(config, ablation.components[0], n_pos, scored) for ablation in battery)
+
+
+def whole_pass_flops(config: TransformerConfig, n_pos: int, scored: list[int]) -> float:
+    layers = sum(layer_flops(config, layer, n_pos, scored) for layer in range(config.n_layers))
+    return layers + output_flops(config, scored)
+
+
+def replayed(config: TransformerConfig, component: Component, n_pos: int, scored: list[int]) -> float:
+    rows = len(scored) if component.layer == config.n_layers - 1 else n_pos
+    own = {
+        "head": 2 * config.d_head * config.d_model * rows + mlp_flops(config, rows),
+        "attention": mlp_flops(config, rows),
+        "mlp": 0.0,
+        "block": 0.0,
+    }[component.kind]
+    later = range(component.layer + 1, config.n_layers)
+    return own + sum(layer_flops(config, layer, n_pos, scored) for layer in later) + output_flops(config, scored)
+
+
+def layer_flops(config: TransformerConfig, layer: int, n_pos: int, scored: list[int]) -> float:
+    queries = scored if layer == config.n_layers - 1 else list(range(n_pos))
+    d, rows = config.d_model, len(queries)
+    projections = 2 * d * d * (2 * rows + 2 * n_pos)  # q and o; k and v
+    attention = 4 * d * sum(query + 1 for query in queries)
+    return projections + attention + mlp_flops(config, rows)
+
+
+def mlp_flops(config: TransformerConfig, rows: int) -> float:
+    return 4 * config.d_model * config.d_mlp * rows
+
+
+def output_flops(config: TransformerConfig, scored: list[int]) -> float:
+    return 2 * config.d_model * config.d_vocab * len(scored)
+
+
+def measured_rate(config: TransformerConfig, rows: int, clock: Callable[[], float], *, repeats: int = 25) -> float:
+    """Operations a second over the four products of a layer, as many rows as the engine computes at once."""
+    d, wide = config.d_model, config.d_mlp
+    shapes = [(d, 3 * d), (d, d), (d, wide), (wide, d)]
+    operands = [(torch.randn(rows, a), torch.randn(a, b), torch.empty(rows, b)) for a, b in shapes]
+    seconds = []
+    for _ in range(repeats):
+        start = clock()
+        for x, weight, out in operands:
+            torch.mm(x, weight, out=out)
+        seconds.append(clock() - start)
+    return sum(2 * rows * a * b for a, b in shapes) / statistics.median(seconds)
+
+
+# The comparison.
+
+
+def timed(run: Callable[[], Result], clock: Callable[[], float]) -> tuple[float, Result]:
+    start = clock()
+    result = run()
+    return clock() - start, result
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--checkpoint", default="bijection-v20")
+    parser.add_argument("--n", type=int, default=512, help="sequences")
+    parser.add_argument("--rounds", type=int, default=3, help="both sides run in turn, this often")
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--clock", choices=CLOCKS, default="wall", help="cpu: this process alone, for a busy machine")
+    arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
+    clock = CLOCKS[arguments.clock]
+    model = load(arguments.checkpoint)
+    assert isinstance(model, HookedModel)
+    job = AblationJob.of(model, None, None, mode="mean", n=arguments.n, seed=0)
+    warm_up = AblationJob.of(model, None, None, mode="mean", n=2, seed=0)
+    warm_up.run()
+    plain_loop(model, warm_up)
+    config, trials = model.module.config, job.task.sample(1, seed=0)
+    scored = trials.scored_positions()[0].tolist()
+    engine_seconds, loop_seconds, rates, difference = [], [], [], 0.0
+    for _ in range(arguments.rounds):
+        rates.append(measured_rate(config, engine.TARGET_ROWS, clock))
+        seconds, report = timed(job.run, clock)
+        engine_seconds.append(seconds)
+        seconds, (damage, by_position) = timed(lambda: plain_loop(model, job), clock)
+        loop_seconds.append(seconds)
+        gaps = (report.damage_bits - damage, report.damage_bits_by_position - by_position)
+        difference = max(difference, *(float(np.abs(gap).max()) for gap in gaps))
+    fast, slow, rate = (statistics.median(values) for values in (engine_seconds, loop_seconds, rates))
+    passes = (job.n + N_REFERENCE) * whole_pass_flops(config, job.task.n_pos, scored)
+    floor = (job.n * unavoidable_flops(config, job.battery, job.task.n_pos, scored) + passes) / rate
+    print(f"{arguments.checkpoint}: {len(job.battery)} ablations, {job.n} sequences, {arguments.rounds} rounds")
+    print(f"{arguments.threads} thread(s), {arguments.clock} time, medians")
+    print(f"  loop    {slow:8.2f} s   (rounds: {', '.join(f'{s:.2f}' for s in loop_seconds)})")
+    print(f"  engine  {fast:8.2f} s   (rounds: {', '.join(f'{s:.2f}' for s in engine_seconds)})")
+    print(f"  floor   {floor:8.2f} s   ({rate / 1e9:.0f} GFLOP/s on products of {engine.TARGET_ROWS} rows)")
+    print(f"  loop / engine   {slow / fast:.2f}   target at least {TARGET_SPEED}")
+    print(f"  engine / floor  {fast / floor:.2f}   target at most {TARGET_FLOOR}")
+    print(f"  largest difference of a damage, per ablation or position: {difference:.1e} bits")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,147 @@
+"""What a diagnosis costs, as ratios from one run on this machine.
+
+    (a) time:   diagnose(nulls=0) against the plain forward passes of the same trials        at most 1.5
+    (b) memory: peak of diagnose(nulls=0) at ten times n against the peak at n               at most 1.15
+    (c) whole:  `bayesgeom diagnose CHECKPOINT` with its defaults, in seconds and GB         under 30 s, 2 GB
+
+In (a) the two sides alternate and the medians are compared, so that a busy machine slows both. (b) and (c) are
+processes of their own, and their peaks are what the kernel says (ru_maxrss; Linux and macOS).
+"""
+
+import argparse
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+import bayesgeom
+from bayesgeom.models.base import Model
+from bayesgeom.trials import Trials
+
+GB = 2**30
+DIAGNOSE = "import sys, bayesgeom; bayesgeom.diagnose(sys.argv[1], n=int(sys.argv[2]), nulls=0)"
+IMPORT = "import torch, bayesgeom; bayesgeom.load; bayesgeom.diagnose"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Usage:
+    """What a process took."""
+
+    seconds: float
+    peak_bytes: int
+
+
+def plain_passes(model: Model, blocks: list[Trials]) -> None:
+    """The forward passes alone: no hooks, nothing reduced, nothing kept."""
+    with torch.no_grad():
+        for block in blocks:
+            model.module(block.tokens)
+
+
+def seconds(work: Callable[[], object]) -> float:
+    """Wall time of one call."""
+    start = time.perf_counter()
+    work()
+    return time.perf_counter() - start
+
+
+def usage(*command: str) -> Usage:
+    """Run a process to its end and ask the kernel what it took."""
+    start = time.perf_counter()
+    with tempfile.TemporaryFile() as errors:
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=errors)
+        _, status, used = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
+        if process.returncode:
+            errors.seek(0)
+            raise SystemExit(f"{' '.join(command)} failed:\n{errors.read().decode()}")
+    unit = 1 if sys.platform == "darwin" else 1024
+    return Usage(seconds=time.perf_counter() - start, peak_bytes=used.ru_maxrss * unit)
+
+
+def verdict(value: float, limit: float) -> str:
+    """Whether a number keeps its limit."""
+    return f"{'ok' if value <= limit else 'OVER'}, at most {limit:g}"
+
+
+def time_ratio(model: Model, n: int, rounds: int) -> None:
+    """(a): both sides once to warm up, then in turn."""
+    blocks = list(model.task.stream(n, seed=0))  # blocks of 128, as diagnose draws them
+    sides = {
+        "forward": lambda: plain_passes(model, blocks),
+        "drawing": lambda: list(model.task.stream(n, seed=0)),
+        "diagnose": lambda: bayesgeom.diagnose(model, n=n, nulls=0),
+    }
+    for work in sides.values():
+        work()
+    taken = {name: [] for name in sides}
+    for _ in range(rounds):
+        for name, work in sides.items():
+            taken[name].append(seconds(work))
+    forward, drawing, whole = (statistics.median(taken[name]) for name in sides)
+    pairs = [d / f for d, f in zip(taken["diagnose"], taken["forward"], strict=True)]
+    print(f"(a) time, n = {n:,}, medians of {rounds} alternating rounds")
+    print(f"    forward passes {forward:.3f} s   drawing the trials {drawing:.3f} s   diagnose(nulls=0) {whole:.3f} s")
+    print(f"    diagnose / forward              {whole / forward:.3f}   ({verdict(whole / forward, 1.5)})")
+    print(f"    … round by round                {min(pairs):.3f} … {max(pairs):.3f}")
+    print(f"    diagnose / (drawing + forward)  {whole / (drawing + forward):.3f}\n")
+
+
+def memory_ratio(checkpoint: str, n: int, rounds: int) -> None:
+    """(b): the two sizes in turn."""
+    python = sys.executable
+    idle = usage(python, "-c", IMPORT).peak_bytes
+    peaks = {size: [] for size in (n, 10 * n)}
+    for _ in range(rounds):
+        for size, found in peaks.items():
+            found.append(usage(python, "-c", DIAGNOSE, checkpoint, str(size)).peak_bytes)
+    small, large = (statistics.median(found) for found in peaks.values())
+    print(f"(b) peak memory of diagnose(nulls=0), medians of {rounds} processes each")
+    sizes = {"imports alone": idle, f"n = {n:,}": small, f"n = {10 * n:,}": large}
+    print("    " + "   ".join(f"{label}: {size / GB:.2f} GB" for label, size in sizes.items()))
+    print(f"    n = {10 * n:,} / n = {n:,}     {large / small:.3f}   ({verdict(large / small, 1.15)})")
+    print(f"    … above the imports             {(large - idle) / (small - idle):.3f}\n")
+
+
+def whole_command(checkpoint: str, rounds: int) -> None:
+    """(c): with and without the report directory."""
+    command = (sys.executable, "-m", "bayesgeom", "diagnose", checkpoint)
+    with tempfile.TemporaryDirectory() as folder:
+        runs = {"": [], " --out DIR": []}
+        for index in range(rounds):
+            runs[""].append(usage(*command))
+            runs[" --out DIR"].append(usage(*command, "--out", str(Path(folder) / str(index))))
+    print(f"(c) bayesgeom diagnose {checkpoint}, defaults, medians of {rounds}, imports included")
+    for option, found in runs.items():
+        wall = statistics.median(run.seconds for run in found)
+        peak = statistics.median(run.peak_bytes for run in found) / GB
+        cost = f"{wall:6.1f} s ({verdict(wall, 30)})   {peak:.2f} GB ({verdict(peak, 2)})"
+        print(f"    {option.strip() or '(no --out)':12} {cost}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("checkpoint", nargs="?", default="bijection-v20", help="name or directory")
+    parser.add_argument("--n", type=int, default=2_000, help="sequences; (b) compares with ten times as many")
+    parser.add_argument("--rounds", type=int, default=5, help="rounds of (a); (b) and (c) take about half as many")
+    given = parser.parse_args()
+    model = bayesgeom.load(given.checkpoint)
+    print(f"{model.spec.name} on {model.task}")
+    machine = f"{platform.machine()}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}"
+    print(f"{machine}, {torch.get_num_threads()} threads, torch {torch.__version__}\n")
+    few = max(1, (given.rounds + 1) // 2)
+    time_ratio(model, given.n, given.rounds)
+    memory_ratio(given.checkpoint, given.n, few)
+    whole_command(given.checkpoint, few)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,234 @@
+"""The engine gives the numbers of the plain loop, whatever the model, the mode and the battery, and touches nothing."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from bayesgeom import ablations
+from bayesgeom.ablations import Ablation, Component, engine
+from bayesgeom.ablations.engine import METRICS, Means, TileScores, score_tile, scores_of, tiles
+from bayesgeom.edits import Replace
+from bayesgeom.errors import InvalidArgument, NonFinite
+from bayesgeom.models.hooked import HookedModel
+from bayesgeom.models.plain_loop import PlainLoop
+from bayesgeom.models.transformer import NORMS, POSITIONS
+from bayesgeom.sites import ATTN_OUT, MLP_OUT, RESID_MID, RESID_POST, RESID_PRE, Site, Z
+from tests.ablations.plain import HEADS, LAYERS, TASK, Plain, heads, lively, n_hooks, scored, some_sets
+
+POINTS = {Z: "attn.hook_z", ATTN_OUT: "hook_attn_out", MLP_OUT: "hook_mlp_out"}
+MODES = ("zero", "mean", "resample")
+BITS = 1e-5
+TRIALS, OTHERS = TASK.sample(17, seed=2), TASK.sample(23, seed=3)
+
+
+def means_of(plain: Plain) -> Means:
+    return {(site, layer): plain.means[f"blocks.{layer}.{name}"] for site, name in POINTS.items() for layer in LAYERS}
+
+
+def every_battery(model: HookedModel, *, all_pairs: bool = False) -> list[Ablation]:
+    order = [Component(2, "mlp"), *heads((1, 3)), Component(0, "attention"), Component(1, "block")]
+    off = [ablation for m in (1, 2, 3) for ablation in ablations.top_attention_off(model, m)]
+    pairs = ablations.every_pair_of_heads(model, scope="model" if all_pairs else "layer")
+    return [*ablations.everything(model), *pairs, *off, *ablations.cumulative(order), *some_sets()]
+
+
+def engine_scores(model: HookedModel, battery: list[Ablation], mode: str, plain: Plain) -> TileScores:
+    variants = [ablation.edits(mode) for ablation in battery]
+    return score_tile(model.replayer(), plain.trials, variants, means_of(plain))
+
+
+def assert_same(found: TileScores, battery: list[Ablation], mode: str, plain: Plain) -> None:
+    assert found.variants.shape == (len(battery), len(METRICS), 17, 7)
+    for ablation, scores in zip(battery, found.variants, strict=True):
+        np.testing.assert_allclose(
+            scores, plain.scores(ablation, mode), atol=BITS, rtol=0, err_msg=f"{mode} {ablation.label}"
+        )
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_every_battery_equals_the_loop_with_hooks(mode: str) -> None:
+    model = lively()
+    plain, battery = Plain.of(model.module, TRIALS, OTHERS), every_battery(model, all_pairs=True)
+    found = engine_scores(model, battery, mode, plain)
+    assert_same(found, battery, mode, plain)
+    with torch.no_grad():
+        logits = TRIALS.at_scored(model.module(TRIALS.tokens))
+    np.testing.assert_allclose(found.baseline, scored(logits, TRIALS), atol=BITS, rtol=0)
+
+
+@pytest.mark.parametrize("norm", NORMS)
+@pytest.mark.parametrize("positions", POSITIONS)
+@pytest.mark.parametrize("mode", MODES)
+def test_every_architecture_equals_the_loop_with_hooks(mode: str, positions: str, norm: str) -> None:
+    model = lively(positions=positions, norm=norm, tied=norm == "rmsnorm")
+    plain = Plain.of(model.module, TRIALS, OTHERS)
+    battery = [*ablations.everything(model), *some_sets()]
+    assert_same(engine_scores(model, battery, mode, plain), battery, mode, plain)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_the_plain_loop_is_a_replayer_too(mode: str) -> None:
+    model = lively(positions="rotary")
+    plain, battery = Plain.of(model.module, TRIALS, OTHERS), [*ablations.everything(model), *some_sets()]
+    variants = [ablation.edits(mode) for ablation in battery]
+    assert_same(score_tile(PlainLoop(model), TRIALS, variants, means_of(plain)), battery, mode, plain)
+
+
+@pytest.mark.parametrize("positions", POSITIONS)
+def test_an_edit_of_the_residual_equals_a_hook_there(positions: str) -> None:
+    model = lively(positions=positions)
+    points = {RESID_PRE: "hook_resid_pre", RESID_MID: "hook_resid_mid", RESID_POST: "hook_resid_post"}
+    plain = Plain.of(model.module, TRIALS, OTHERS)
+    means = {(site, layer): plain.means[f"blocks.{layer}.{name}"] for site, name in points.items() for layer in LAYERS}
+    for site, name in points.items():
+        for layer in LAYERS:
+            place = f"blocks.{layer}.{name}"
+            found = score_tile(model.replayer(), TRIALS, [(Replace(site=site, layer=layer, mode="mean"),)], means)
+            instead = plain.means[place]
+            with torch.no_grad():
+                hooks = [(place, lambda kept, hook, instead=instead: instead.expand_as(kept))]
+                logits = TRIALS.at_scored(model.module.run_with_hooks(TRIALS.tokens, fwd_hooks=hooks))
+            np.testing.assert_allclose(found.variants[0], scored(logits, TRIALS), atol=BITS, rtol=0, err_msg=place)
+
+
+# What an ablation changes, and what it leaves alone.
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_every_ablation_changes_the_output(mode: str) -> None:
+    model = lively()
+    found = engine_scores(model, every_battery(model), mode, Plain.of(model.module, TRIALS, OTHERS))
+    changes = np.abs(found.variants - found.baseline)[:, 0].max(axis=(1, 2))
+    assert changes.min() > 1e-4 and not found.inert.any()
+
+
+@pytest.mark.parametrize("site", [RESID_PRE, Z, ATTN_OUT, RESID_MID, MLP_OUT, RESID_POST], ids=lambda s: s.name)
+def test_ablating_nothing_changes_nothing(site: Site) -> None:
+    model = lively(norm="layernorm")
+    nothing = [(Replace(site=site, layer=layer, mode="nothing"),) for layer in LAYERS]
+    found = score_tile(model.replayer(), TRIALS, nothing, {})
+    assert found.inert.all()
+    np.testing.assert_allclose(found.variants, np.stack([found.baseline] * 3), atol=BITS, rtol=0)
+
+
+def test_a_head_that_is_already_zero_is_inert_wherever_it_stands_in_the_batch() -> None:
+    model = lively()
+    with torch.no_grad():
+        for layer, head in ((0, 1), (2, 3)):
+            model.module.get_submodule(f"blocks.{layer}.attn.W_O").weight[:, 6 * head : 6 * head + 6] = 0.0
+    for mode in MODES:
+        battery = [*ablations.everything(model), Ablation(heads((0, 1), (2, 3)))]
+        found = engine_scores(model, battery, mode, Plain.of(model.module, TRIALS, OTHERS))
+        assert [a.label for a, inert in zip(battery, found.inert, strict=True) if inert] == [
+            "L0H1",
+            "L2H3",
+            "L0H1 + L2H3",
+        ]
+
+
+def test_the_order_of_a_set_does_not_matter() -> None:
+    model, plain = lively(), Plain.of(lively().module, TRIALS, OTHERS)
+    parts = (*heads((2, 1), (0, 3)), Component(1, "mlp"), *heads((0, 0)))
+    found = engine_scores(model, [Ablation(parts), Ablation(parts[::-1])], "mean", plain)
+    np.testing.assert_array_equal(found.variants[0], found.variants[1])
+
+
+def test_all_heads_zeroed_are_the_attention_sublayer_zeroed() -> None:
+    model, plain = lively(), Plain.of(lively().module, TRIALS, OTHERS)
+    for layer in LAYERS:
+        both = [Ablation(heads(*((layer, head) for head in HEADS))), Ablation((Component(layer, "attention"),))]
+        found = engine_scores(model, both, "zero", plain)
+        np.testing.assert_allclose(found.variants[0], found.variants[1], atol=BITS, rtol=0)
+
+
+@pytest.mark.parametrize("n_training", [True, False])
+def test_module_hooks_and_inputs_stay_as_they_were(n_training: bool) -> None:
+    model = lively()
+    model.module.train(n_training)
+    fired: list[int] = []
+    own = model.module.get_submodule("blocks.1.hook_resid_mid").register_forward_hook(lambda *_: fired.append(1))
+    weights = {name: tensor.clone() for name, tensor in model.module.state_dict().items()}
+    plain = Plain.of(model.module, TRIALS, OTHERS)
+    before, tokens = {name: mean.clone() for name, mean in plain.means.items()}, TRIALS.tokens.clone()
+    hooks = n_hooks(model.module)
+    fired.clear()
+    for mode in MODES:
+        engine_scores(model, [*ablations.everything(model), *some_sets()], mode, plain)
+    assert (
+        n_hooks(model.module) == hooks
+        and own.id in model.module.get_submodule("blocks.1.hook_resid_mid")._forward_hooks
+    )
+    assert model.module.training == n_training and torch.is_grad_enabled()
+    assert all(torch.equal(weights[name], tensor) for name, tensor in model.module.state_dict().items())
+    assert all(torch.equal(before[name], mean) for name, mean in plain.means.items())
+    assert torch.equal(tokens, TRIALS.tokens)
+
+
+def test_a_replay_leaves_its_baseline_as_it_was() -> None:
+    model, plain = lively(), Plain.of(lively().module, TRIALS, OTHERS)
+    replayer = model.replayer()
+    baseline = replayer.baseline(TRIALS)
+    held = {place: values.clone() for place, values in baseline.held.items()}
+    reference = engine.TileReference(means_of(plain), baseline)
+    for mode in MODES:
+        for ablation in every_battery(model):
+            replayer.logits(baseline, [ablation.edits(mode)], reference)
+    assert all(torch.equal(held[place], values) for place, values in baseline.held.items())
+
+
+def test_two_replays_do_not_share_their_logits() -> None:
+    model, plain = lively(), Plain.of(lively().module, TRIALS, OTHERS)
+    replayer = model.replayer()
+    baseline = replayer.baseline(TRIALS)
+    reference = engine.TileReference(means_of(plain), baseline)
+    first, second = (replayer.logits(baseline, [Ablation(heads((0, h))).edits("zero")], reference) for h in (0, 1))
+    assert not torch.equal(first, second)
+    again = replayer.logits(baseline, [Ablation(heads((0, 0))).edits("zero")], reference)
+    assert torch.equal(first, again)
+
+
+# Tiles.
+
+
+@pytest.mark.parametrize("mode", ["zero", "mean"])
+def test_results_do_not_depend_on_the_tile(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, plain = lively(), Plain.of(lively().module, TRIALS, OTHERS)
+    battery = [*ablations.everything(model), *some_sets()[:-1]]  # the last resamples: donors come from the tile
+    found = []
+    for rows in (1, 31, 200, 5_000):
+        monkeypatch.setattr(engine, "TARGET_ROWS", rows)
+        parts = [engine_scores(model, battery, mode, replace(plain, trials=tile)) for tile in tiles(TRIALS)]
+        found.append(np.concatenate([part.variants for part in parts], axis=2))
+    for other in found[1:]:
+        np.testing.assert_allclose(other[:, :2], found[0][:, :2], atol=1e-6, rtol=1e-6)
+        np.testing.assert_array_equal(other[:, 2], found[0][:, 2])
+
+
+@pytest.mark.parametrize("rows", [1, 26, 39, 65, 143, 1_536])
+def test_tiles_are_the_block_in_order_and_none_is_a_sequence_alone(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine, "TARGET_ROWS", rows)
+    for n in range(1, 60):
+        block = TASK.sample(n, seed=n)
+        cut = list(tiles(block))
+        assert torch.equal(torch.cat([tile.tokens for tile in cut]), block.tokens)
+        assert n == 1 or min(map(len, cut)) > 1, (n, [len(tile) for tile in cut])
+        assert max(map(len, cut)) <= max(3, 2 * rows // 13)
+
+
+# Faults.
+
+
+def test_broken_logits_name_the_edits() -> None:
+    edit = Replace(site=Z, layer=1, mode="zero", heads=(2,))
+    with pytest.raises(NonFinite, match=r"NaN or infinite under: zero L1H2\."):
+        scores_of(torch.full((17, 7, 22), torch.nan), TRIALS, (edit,))
+    with pytest.raises(NonFinite, match=r"under: no edit\."):
+        scores_of(torch.full((17, 7, 22), torch.inf), TRIALS)
+
+
+def test_sequences_that_score_different_positions_are_refused() -> None:
+    shifted = replace(TRIALS, scored=torch.stack([row.roll(i % 2) for i, row in enumerate(TRIALS.scored)]))
+    with pytest.raises(InvalidArgument, match="every sequence to score the same positions"):
+        lively().replayer().baseline(shifted)

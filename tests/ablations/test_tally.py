@@ -1,0 +1,94 @@
+"""The tally: sums against numpy, whatever the tiles; on disk and back; as much memory for any n."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from bayesgeom.ablations import tally as module
+from bayesgeom.ablations.engine import TileScores
+from bayesgeom.ablations.tally import Tally
+from bayesgeom.errors import OutputFault
+from bayesgeom.report import PROGRESS
+
+VARIANTS, METRICS, POSITIONS = 5, 3, 7
+JOB = {"weights": "abc", "n": 23}
+
+
+def scores(n: int, rng: np.random.Generator) -> TileScores:
+    return TileScores(
+        baseline=rng.random((METRICS, n, POSITIONS)),
+        variants=rng.random((VARIANTS, METRICS, n, POSITIONS)),
+        inert=rng.random(VARIANTS) < 0.7,
+    )
+
+
+def tallied(tiles: list[TileScores]) -> Tally:
+    n = sum(tile.baseline.shape[1] for tile in tiles)
+    tally = Tally.empty(n, VARIANTS, POSITIONS)
+    for tile in tiles:
+        tally = tally.plus(tile)
+    return tally
+
+
+def assert_equal(one: Tally, other: Tally) -> None:
+    for name, value in vars(one).items():
+        np.testing.assert_array_equal(vars(other)[name], value, err_msg=name, strict=True)
+
+
+@pytest.mark.parametrize(("max_units", "per_unit"), [(100, 1), (23, 1), (22, 2), (8, 3), (1, 23)])
+def test_sums_are_those_of_all_sequences_together(
+    max_units: int, per_unit: int, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "MAX_UNITS", max_units)
+    tiles = [scores(n, rng) for n in (11, 2, 3, 7)]
+    tally = tallied(tiles)
+    baseline = np.concatenate([tile.baseline for tile in tiles], axis=1)
+    variants = np.concatenate([tile.variants for tile in tiles], axis=2)
+    assert (tally.per_unit, tally.done, len(tally.counts)) == (per_unit, 23, -(-23 // per_unit))
+    assert len(tally.counts) <= max_units and tally.sums.shape == (VARIANTS, METRICS, len(tally.counts))
+    for unit in range(len(tally.counts)):
+        members = [i for i in range(23) if i // per_unit == unit]
+        assert tally.counts[unit] == len(members)
+        np.testing.assert_allclose(tally.baseline[:, unit], sum(baseline[:, i].mean(axis=-1) for i in members))
+        np.testing.assert_allclose(tally.sums[:, :, unit], sum(variants[:, :, i].mean(axis=-1) for i in members))
+    np.testing.assert_allclose(tally.profile[0], baseline.sum(axis=1))
+    np.testing.assert_allclose(tally.profile[1:], variants.sum(axis=2))
+    np.testing.assert_array_equal(tally.inert, np.all([tile.inert for tile in tiles], axis=0))
+
+
+def test_adding_leaves_the_former_tally_as_it_was(rng: np.random.Generator) -> None:
+    first = Tally.empty(11, VARIANTS, POSITIONS).plus(scores(3, rng))
+    kept = {name: np.copy(value) for name, value in vars(first).items()}
+    first.plus(scores(5, rng))
+    for name, value in kept.items():
+        np.testing.assert_array_equal(vars(first)[name], value)
+
+
+def test_progress_comes_back_as_it_was_and_goes_on_to_the_same_sums(tmp_path: Path, rng: np.random.Generator) -> None:
+    tiles = [scores(n, rng) for n in (11, 5, 7)]
+    halfway = Tally.empty(23, VARIANTS, POSITIONS).plus(tiles[0])
+    halfway.save(tmp_path / "new", JOB)
+    resumed = Tally.load(tmp_path / "new", JOB)
+    assert resumed is not None
+    assert_equal(resumed, halfway)
+    assert_equal(resumed.plus(tiles[1]).plus(tiles[2]), tallied(tiles))
+    assert [path.name for path in (tmp_path / "new").iterdir()] == [PROGRESS]
+
+
+def test_no_progress_is_nothing(tmp_path: Path) -> None:
+    assert Tally.load(tmp_path, JOB) is None and Tally.load(tmp_path / "nowhere", JOB) is None
+
+
+def test_progress_of_another_job_is_refused(tmp_path: Path, rng: np.random.Generator) -> None:
+    Tally.empty(23, VARIANTS, POSITIONS).plus(scores(3, rng)).save(tmp_path, JOB)
+    with pytest.raises(OutputFault, match=r"holds the progress of another battery; name another directory or delete"):
+        Tally.load(tmp_path, JOB | {"n": 29})
+
+
+def test_a_broken_file_is_one_clear_error(tmp_path: Path, rng: np.random.Generator) -> None:
+    Tally.empty(23, VARIANTS, POSITIONS).save(tmp_path, JOB)
+    file = tmp_path / PROGRESS
+    file.write_bytes(file.read_bytes()[:-9])
+    with pytest.raises(OutputFault, match=r"cannot be read .*delete it and start again"):
+        Tally.load(tmp_path, JOB)

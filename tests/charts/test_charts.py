@@ -1,0 +1,219 @@
+"""Charts hold the numbers that they were given, draw the null in grey, and name their axes with units."""
+
+import json
+
+import numpy as np
+import plotly.graph_objects as go
+import pytest
+
+from bayesgeom.charts.calibration import calibration_figure
+from bayesgeom.charts.forest import add_forest
+from bayesgeom.charts.heads import add_heads, add_profile, with_null
+from bayesgeom.charts.lines import add_band, add_line, add_null
+from bayesgeom.charts.manifold import Cloud, Profile, manifold_figure
+from bayesgeom.charts.readout import Line, readout_figure
+from bayesgeom.charts.theme import MEASURED, NULL, label_axes, panels
+
+
+def test_panels_hold_their_titles_in_order() -> None:
+    figure = panels("Whole", ("one", "two", "three"))
+    assert figure.layout.title.text == "Whole"
+    assert [note.text for note in figure.layout.annotations] == ["one", "two", "three"]
+    places = [(note.x, note.y) for note in figure.layout.annotations]
+    assert places[0][1] == places[1][1] > places[2][1] and places[0][0] == places[2][0] < places[1][0]
+
+
+@pytest.mark.parametrize(("n_panels", "n_columns", "n_rows"), [(1, 2, 1), (2, 2, 1), (3, 2, 2), (5, 3, 2), (7, 1, 7)])
+def test_panels_grow_downwards(n_panels: int, n_columns: int, n_rows: int) -> None:
+    figure = panels("Whole", tuple("abcdefg"[:n_panels]), n_columns=n_columns)
+    flat = panels("Whole", ("a",), n_columns=n_columns)
+    assert figure.layout.height - flat.layout.height == 320 * (n_rows - 1)
+    add_line(figure, (n_rows, 1), [1], np.array([2.0]), name="last row")
+    with pytest.raises(Exception, match="row"):
+        add_line(figure, (n_rows + 1, 1), [1], np.array([2.0]), name="beyond")
+
+
+def test_axes_are_labelled_in_their_own_panel() -> None:
+    figure = panels("Whole", ("a", "b", "c", "d"))
+    label_axes(figure, (2, 1), "layer", "overlap (cosine)")
+    titles = [(figure.layout[f"xaxis{i}"].title.text, figure.layout[f"yaxis{i}"].title.text) for i in ("", 2, 3, 4)]
+    assert titles == [(None, None), (None, None), ("layer", "overlap (cosine)"), (None, None)]
+
+
+def test_lines_keep_numbers_and_gaps() -> None:
+    figure = panels("Whole", ("a",), n_columns=1)
+    y = np.array([0.5, np.nan, 0.25])
+    add_line(figure, (1, 1), [2, 3, 5], y, name="measured", dash="dot")
+    (line,) = figure.data
+    assert list(line.x) == [2, 3, 5] and (line.name, line.line.dash, line.line.color) == ("measured", "dot", MEASURED)
+    np.testing.assert_array_equal(line.y, y)
+    assert not line.connectgaps, "a missing value leaves a gap"
+
+
+def test_bands_go_up_one_side_and_down_the_other() -> None:
+    figure = panels("Whole", ("a",), n_columns=1)
+    add_band(figure, (1, 1), [2, 3, 5], np.array([0.1, 0.2, 0.3]), np.array([0.4, 0.5, 0.6]), name="95 % interval")
+    (band,) = figure.data
+    corners = set(zip(band.x.tolist(), band.y.tolist(), strict=True))
+    assert corners == {(2, 0.1), (3, 0.2), (5, 0.3), (2, 0.4), (3, 0.5), (5, 0.6)}
+    assert band.x.tolist() == [2, 3, 5, 5, 3, 2] and band.fill == "toself"
+    red, green, blue = (int(MEASURED[i : i + 2], 16) for i in (1, 3, 5))
+    assert band.fillcolor == f"rgba({red},{green},{blue},0.18)"
+
+
+@pytest.mark.parametrize(("level", "drawn"), [(0.25, [0.25] * 3), (np.array([0.1, 0.2, 0.3]), [0.1, 0.2, 0.3])])
+def test_nulls_are_grey_and_dashed(level: float | np.ndarray, drawn: list[float]) -> None:
+    figure = panels("Whole", ("a",), n_columns=1)
+    add_null(figure, (1, 1), [2, 3, 5], level, name="null: chance")
+    (line,) = figure.data
+    assert (list(line.x), list(line.y)) == ([2, 3, 5], drawn)
+    assert (line.mode, line.line.color, line.line.dash) == ("lines", NULL, "dash")
+
+
+@pytest.fixture
+def calibration(rng: np.random.Generator) -> go.Figure:
+    """Seven positions, two nulls, three examples."""
+    exact, model, error = rng.random((3, 7))
+    return calibration_figure(
+        title="Calibration", exact=exact, model=model, error=error, error_band=(error - 0.01, error + 0.01),
+        nulls={"uniform": rng.random(7), "likelihood_only": rng.random(7)},
+        examples=(rng.random((3, 7)), rng.random((3, 7))),
+    )  # fmt: skip
+
+
+def test_calibration_has_four_panels_with_units(calibration: go.Figure) -> None:
+    assert len(calibration.layout.annotations) == 4 and calibration.layout.title.text == "Calibration"
+    for i in ("", 2, 3, 4):
+        assert calibration.layout[f"xaxis{i}"].title.text == "scored position (1 is the first)"
+        assert calibration.layout[f"yaxis{i}"].title.text.endswith("(bits)")
+    assert calibration.layout.yaxis2.type == "log" and calibration.layout.yaxis.type != "log"
+
+
+def test_calibration_draws_every_null_beside_the_error(calibration: go.Figure) -> None:
+    in_errors = {trace.name for trace in calibration.data if trace.yaxis == "y2"}
+    assert in_errors == {"95 % interval", "model", "null: uniform", "null: likelihood only"}
+
+
+def test_the_legend_names_everything_once(calibration: go.Figure) -> None:
+    shown = [trace.name for trace in calibration.data if trace.showlegend]
+    assert shown == ["exact", "model", "null: uniform", "null: likelihood only"]
+
+
+def test_one_example_is_enough(rng: np.random.Generator) -> None:
+    profile = rng.random(5)
+    figure = calibration_figure(
+        title="Calibration", exact=profile, model=profile, error=profile, error_band=(profile, profile), nulls={},
+        examples=(rng.random((1, 5)), rng.random((1, 5))),
+    )  # fmt: skip
+    assert [trace.name for trace in figure.data if trace.yaxis == "y3"] == ["exact", "model"]
+    assert all(trace.yaxis != "y4" for trace in figure.data)
+
+
+def test_figures_fetch_nothing(calibration: go.Figure) -> None:
+    assert "http" not in json.dumps(calibration.to_plotly_json()["layout"], default=str)
+
+
+def heat_map(values: np.ndarray, **named: object) -> go.Figure:
+    figure = panels("Whole", ("a", "b"))
+    add_heads(figure, (1, 2), values, unit="|cosine|", **named)  # type: ignore[arg-type]
+    return figure
+
+
+def test_heads_hold_their_numbers_layers_upward(rng: np.random.Generator) -> None:
+    values = rng.random((2, 3))
+    values[1, 2] = np.nan
+    figure = heat_map(values, null=0.25, limits=(0.0, 1.0))
+    (heads,) = figure.data
+    np.testing.assert_array_equal(heads.z, values)
+    assert (list(heads.x), list(heads.y)) == ([0, 1, 2], [0, 1]) and (heads.zmin, heads.zmax) == (0.0, 1.0)
+    assert figure.layout.xaxis2.title.text == "head (colour: |cosine|)" and figure.layout.yaxis2.title.text == "layer"
+
+
+@pytest.mark.parametrize(("null", "n_marked"), [(0.25, 1), (0.0, 1), (1.0, 1), (-0.5, 0), (float("nan"), 0)])
+def test_the_null_of_heads_is_marked_on_the_colour_scale(null: float, n_marked: int, rng: np.random.Generator) -> None:
+    bar = heat_map(rng.random((2, 3)), null=null, limits=(0.0, 1.0)).data[0].colorbar
+    marked = [value for value, text in zip(bar.tickvals, bar.ticktext, strict=True) if text.endswith("◂ null")]
+    assert marked == [null] * n_marked and list(bar.tickvals) == sorted(bar.tickvals)
+
+
+def test_without_limits_the_null_is_the_pale_middle() -> None:
+    (heads,) = heat_map(np.array([[0.1, 0.2, 0.9]]), null=0.3).data
+    assert (heads.zmin + heads.zmax) / 2 == pytest.approx(0.3) and heads.zmax == pytest.approx(0.9)
+
+
+def test_heads_that_are_not_defined_say_so() -> None:
+    figure = heat_map(np.full((2, 3), np.nan), null=0.25)
+    (note,) = figure.data
+    assert note.mode == "text" and note.text == ("not defined here",)
+
+
+def test_profiles_draw_the_nulls_that_are_known(rng: np.random.Generator) -> None:
+    figure = panels("Whole", ("a",), n_columns=1)
+    values, level, unknown = rng.random(5), rng.random(5), np.full(5, np.nan)
+    add_profile(
+        figure, (1, 1), values, name="measured", band=(values - 1, values + 1), nulls={"a": level, "b": unknown}
+    )
+    drawn = {trace.name: trace for trace in figure.data}
+    assert set(drawn) == {"measured, 95 % interval", "measured", "null: a"} and drawn["null: a"].line.color == NULL
+    np.testing.assert_array_equal(drawn["measured"].y, values)
+    np.testing.assert_array_equal(drawn["null: a"].y, level)
+    assert list(drawn["measured"].x) == [0, 1, 2, 3, 4]
+
+
+def test_a_known_null_stands_in_the_title() -> None:
+    assert with_null("hypotheses", 0.2503, "chance") == "hypotheses (chance: 0.25)"
+    assert with_null("hypotheses", float("nan"), "chance") == "hypotheses"
+
+
+def test_forests_reach_to_their_intervals() -> None:
+    figure = panels("Whole", ("a",), n_columns=1)
+    values = np.array([0.5, 0.25, -0.125])
+    add_forest(figure, (1, 1), ["one", "two", "three"], values, (values - 0.1, values + 0.3), unit="bits", null=0.0)
+    rows, null = figure.data
+    assert list(rows.y) == ["one", "two", "three"] and figure.layout.yaxis.autorange == "reversed"
+    np.testing.assert_array_equal(rows.x, values)
+    np.testing.assert_allclose((rows.error_x.arrayminus, rows.error_x.array), [[0.1] * 3, [0.3] * 3])
+    assert list(null.x) == [0, 0] and "null" in null.name and null.line.color == NULL
+    assert figure.layout.xaxis.title.text == "bits"
+
+
+def test_clouds_lie_along_their_axes_in_the_colour_of_entropy(rng: np.random.Generator) -> None:
+    points, entropy, layers = rng.random((7, 3)), rng.random(7), rng.random((4, 5))
+    profile = [Profile(name=str(i), values=layers[i], null=layers[i + 1]) for i in (0, 2)]
+    cloud = Cloud(site="resid_post", points=points, curve=rng.random((11, 3)))
+    figure = manifold_figure(
+        title="Manifold", clouds=[cloud], entropy=entropy, position=np.arange(7.0), shape=profile[:1],
+        order=profile[1:], null_labels=("shuffled", "untrained"),
+    )  # fmt: skip
+    panels_of = {axis: [t for t in figure.data if t.yaxis == axis] for axis in ("y", "y2", "y3", "y4")}
+    np.testing.assert_array_equal(np.stack([panels_of["y"][0].x, panels_of["y"][0].y], axis=1), points[:, :2])
+    np.testing.assert_array_equal(panels_of["y"][0].marker.color, entropy)
+    np.testing.assert_array_equal(panels_of["y"][1].y, cloud.curve[:, 1])
+    np.testing.assert_array_equal(np.stack([panels_of["y2"][0].x, panels_of["y2"][0].y]), [entropy, points[:, 0]])
+    for axis, row, label in (("y3", 0, "shuffled"), ("y4", 2, "untrained")):
+        measured, null = panels_of[axis]
+        np.testing.assert_array_equal((measured.y, null.y), layers[row : row + 2])
+        assert null.name == f"null: {label}"
+    titles = [figure.layout[f"{axis}axis{i}"].title.text for axis in "xy" for i in ("", 2, 3, 4)]
+    assert all(titles) and "exact entropy (bits)" in titles
+
+
+def test_readouts_stand_beside_their_nulls(rng: np.random.Generator) -> None:
+    values, level = rng.random(5), rng.random(5)
+    texts = {"x": "layer", "y": "R² (share)", "ticks": [f"L{i}" for i in range(5)]}
+    line = Line(
+        title="one", values=values, nulls={"shuffled": level}, band=(values - 1, values + 1), before=0.125, **texts
+    )  # fmt: skip
+    empty = Line(title="two", values=np.full(5, np.nan), nulls={"shuffled": level}, note="too few sequences", **texts)
+    figure = readout_figure("Read-outs", [line, empty])
+    drawn = {trace.name: trace for trace in figure.data if trace.yaxis == "y"}
+    np.testing.assert_array_equal(drawn["measured"].y, values)
+    np.testing.assert_array_equal(drawn["null: shuffled"].y, level)
+    assert (list(drawn["embedding"].x), list(drawn["embedding"].y)) == ([-1], [0.125])
+    assert figure.layout.xaxis.ticktext == ("embedding", "L0", "L1", "L2", "L3", "L4")
+    (note,) = [trace for trace in figure.data if trace.yaxis == "y2"]
+    assert note.text == ("too few sequences",)
+    for i in ("", 2):
+        assert (
+            figure.layout[f"xaxis{i}"].title.text == "layer" and figure.layout[f"yaxis{i}"].title.text == "R² (share)"
+        )

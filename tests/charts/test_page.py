@@ -1,0 +1,160 @@
+"""The report page: whole, escaped, and never fetching anything."""
+
+import json
+from html.parser import HTMLParser
+
+import numpy as np
+import pytest
+
+from bayesgeom.charts.lines import add_line
+from bayesgeom.charts.page import Section, page
+from bayesgeom.charts.theme import panels
+from bayesgeom.diagnose import diagnose
+from bayesgeom.models.hooked import HookedModel
+from bayesgeom.models.transformer import TransformerConfig
+from bayesgeom.report import Headline, headline_cells
+from bayesgeom.tasks.bijection import Bijection
+
+VOID = {"meta", "br", "hr", "img", "link", "input"}
+FETCHING = {"src", "srcset", "data", "poster", "action", "background", "cite", "formaction"}
+
+
+class Reader(HTMLParser):
+    """Every tag with its attributes, the text outside scripts and styles, and whether tags close in order."""
+
+    def __init__(self, document: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.text: list[str] = []
+        self.open: list[str] = []
+        self.feed(document)
+        self.close()
+        assert self.open == [], "every tag is closed"
+
+    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attributes)))
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag, f"{tag} closes out of order"
+
+    def handle_data(self, data: str) -> None:
+        if not {"script", "style"} & set(self.open):
+            self.text.append(data)
+
+    def row(self, label: str) -> list[str]:
+        """The cells from one label on."""
+        start = self.text.index(label)
+        return self.text[start : start + 4]
+
+
+def section(name: str, title: str, value: float = 0.25) -> Section:
+    figure = panels(f"Figure of {title}", ("a",), n_columns=1)
+    add_line(figure, (1, 1), [2, 3, 5], np.array([0.5, np.nan, 0.25]), name="measured </script><script>alert(1)")
+    headlines = (
+        Headline(
+            metric="x",
+            label=f"first of {name}",
+            value=value,
+            unit="bits",
+            lo=0.125,
+            hi=0.5,
+            null=2.0,
+            null_label="flat",
+        ),
+        Headline(metric="y", label=f"second of {name}", value=7.0),
+        Headline(metric="z", label=f"third of {name}", value=float("nan")),
+    )
+    return Section(name=name, title=title, about="What <it> is & means.", headlines=headlines, figure=figure, n=17)
+
+
+@pytest.fixture(scope="module")
+def document() -> str:
+    """Two planted sections, two skipped probes, and names that are out for trouble."""
+    return page(
+        "tiny <i>model</i> on a & b",
+        [section("first_probe", "First: is it <so>?"), section("second_probe", "Second: is it?", 0.75)],
+        n_leading=2,
+        skipped={"third_probe": "reads site 'state' & <script>alert(1)</script>", "fourth": "no time"},
+        provenance={"model": {"name": "<u>tiny</u>"}, "seed": 3},
+    )
+
+
+def test_nothing_is_fetched(document: str) -> None:
+    tags = Reader(document).tags
+    for tag, attributes in tags:
+        assert tag not in {"link", "iframe", "object", "embed", "base", "img"}, tag
+        assert not FETCHING & attributes.keys(), (tag, attributes)
+        assert attributes.get("href", "#").startswith("#"), attributes
+    styles = document[: document.index("</style>")]
+    assert "@import" not in styles and "url(" not in styles
+    assert [tag for tag, _ in tags].count("meta") >= 1 and "http-equiv" not in styles
+
+
+def test_it_says_its_encoding_first(document: str) -> None:
+    assert document.startswith("<!doctype html>") and document.index('<meta charset="utf-8">') < 200
+    document.encode("utf-8")
+
+
+def test_every_section_is_there_with_title_text_and_figure(document: str) -> None:
+    read = Reader(document)
+    text = "\n".join(read.text)
+    for title in ("tiny <i>model</i> on a & b", "First: is it <so>?", "Second: is it?", "What <it> is & means."):
+        assert title in text
+    ids = [attributes["id"] for _, attributes in read.tags if "id" in attributes]
+    assert len(ids) == len(set(ids)) and {"first_probe", "second_probe"} <= set(ids)
+    links = [attributes["href"] for tag, attributes in read.tags if tag == "a"]
+    assert set(links) == {"#first_probe", "#second_probe"}, "the summary leads to the sections"
+    assert document.count('class="plotly-graph-div"') == 2 and document.count("Plotly.newPlot(") >= 2
+    assert text.count("17 sequences.") == 2
+
+
+def test_every_headline_stands_beside_its_null(document: str) -> None:
+    read = Reader(document)
+    assert read.row("first of first_probe") == ["first of first_probe", "0.25 bits", "0.125 … 0.5", "2.0000 (flat)"]
+    counts = {which: read.text.count(f"{which} of first_probe") for which in ("first", "second", "third")}
+    assert counts == {"first": 2, "second": 2, "third": 1}, "two lead the page, all are in their section"
+    assert read.row("third of second_probe")[1] == "nan"
+
+
+def test_what_was_skipped_is_escaped(document: str) -> None:
+    text = "".join(Reader(document).text)
+    assert "third_probe: reads site 'state' & <script>alert(1)</script>" in text and "fourth: no time" in text
+    assert document.count("<script>alert(1)") == 0, "neither from a reason nor from a trace's name"
+
+
+def test_without_skipped_probes_there_is_no_such_heading() -> None:
+    whole = page("t", [section("one", "One")], n_leading=1, skipped={}, provenance={})
+    assert "Not measured" not in whole and "Not measured" in page(
+        "t", [], n_leading=1, skipped={"a": "b"}, provenance={}
+    )
+
+
+def test_provenance_can_be_read_back(document: str) -> None:
+    read = Reader(document)
+    (held,) = [part for part in read.text if part.startswith("{")]
+    assert json.loads(held) == {"model": {"name": "<u>tiny</u>"}, "seed": 3}
+
+
+def test_a_diagnosis_prints_the_same_cells_on_page_and_terminal() -> None:
+    module = TransformerConfig(d_vocab=22, n_ctx=9, n_layers=2, n_heads=3, d_model=21, d_mlp=13).build(seed=0)
+    model = HookedModel(module, name="tiny", task=Bijection(n_values=11, n_pairs=5))
+    found = diagnose(model, probes=["calibration", "key_overlap"], n=31, nulls=1)
+    whole = page(
+        found.title,
+        [
+            Section(name=name, title=r.title, about=r.about, headlines=r.headlines(), figure=r.figure(), n=r.n)
+            for name, r in found.items()
+        ],
+        n_leading=2,
+        skipped=found.skipped,
+        provenance=found.provenance,
+    )
+    read, summary = Reader(whole), found.summary().splitlines()
+    for name, line in found.headlines():
+        (row,) = [row for row in summary if row.startswith(f"{name} ") and f"  {line.label}  " in row]
+        cells = [cell for cell in headline_cells(line) if cell]
+        assert read.row(line.label)[1 : 1 + len(cells)] == cells
+        assert all(cell in row for cell in cells)
+    assert all(report.title in read.text for report in found.values())

@@ -1,0 +1,270 @@
+"""Interventions on planted models whose used subspace is known; the report against a slow twin; what is refused."""
+
+import inspect
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from bayesgeom.behaviour import answer_log_probabilities
+from bayesgeom.edits import SUBSPACE_KINDS
+from bayesgeom.errors import BayesGeomError, InvalidArgument, MissingSite, UnknownName
+from bayesgeom.information import kl_bits
+from bayesgeom.intervene import InterventionJob, fit_subspace, intervene, write_strength
+from bayesgeom.interventions import fits
+from bayesgeom.interventions.place import Place
+from bayesgeom.interventions.report import InterventionReport, verdict_of
+from bayesgeom.interventions.subspace import Subspace, span
+from bayesgeom.sites import ATTN_OUT, PATTERN, RESID_POST, RESID_PRE, STATE, Site, Z
+from bayesgeom.tasks.base import derived_seed
+from bayesgeom.tasks.bijection import Bijection
+from bayesgeom.trials import Trials
+from tests.interventions.worlds import N_ANSWERS, TASK, Echo, coordinates, lively, past_type_checks, planted_model
+
+USED, UNUSED = Subspace("used", coordinates(*range(N_ANSWERS))), Subspace("unused", coordinates(6))
+N = 23
+
+
+@pytest.fixture(scope="module")
+def swapped() -> InterventionReport:
+    return intervene(planted_model(), subspace=USED, n=N)
+
+
+def test_a_swap_of_the_used_subspace_gives_the_donors_answer(swapped: InterventionReport) -> None:
+    assert swapped.baseline_kl_bits < 1e-5, "the planted model is exact"
+    np.testing.assert_allclose(swapped.redirect_bits, swapped.redirect_bits_ceiling, atol=1e-4)
+    assert swapped.redirect_bits[0, 0] > 0.3 > -0.3 > swapped.redirect_bits_unedited[0]
+    assert swapped.redirect_bits_most.max() < swapped.redirect_bits_lo[:, 0].min()
+    assert swapped.verdict == "used: used, in layer 0, 1" and swapped.verdict_by_layer == ("used", "used")
+    assert (swapped.n, swapped.n_floor, swapped.n_random, list(swapped.rank)) == (N, N, 20, [5, 5])
+
+
+@pytest.mark.parametrize("kind", ["swap", "remove"])
+def test_an_unused_direction_is_inert(kind: str) -> None:
+    report = intervene(planted_model(), subspace=UNUSED, kind=kind, n=N)
+    assert np.abs(report.damage_bits).max() < 2e-3 < 0.1 < report.damage_bits_ceiling[:, 0].min()
+    assert report.verdict == "inert: unused" and report.verdict_by_layer == ("inert", "inert")
+
+
+def test_keeping_the_used_subspace_costs_little_and_removing_it_all() -> None:
+    removed, kept = (intervene(planted_model(), subspace=USED, kind=kind, n=N) for kind in ("remove", "keep"))
+    assert removed.damage_bits[:, 0].min() > 0.3 > 0.05 > kept.damage_bits[:, 0].max()
+    assert np.isnan(removed.redirect_bits).all() and removed.belief_r2.min() > 0.8
+    assert np.isnan(removed.entropy_r2).all(), "the entropy is the same at every position"
+
+
+@pytest.mark.parametrize("kind", SUBSPACE_KINDS)
+def test_every_kind_runs_everywhere(kind: str) -> None:
+    for site in (RESID_POST, Z):
+        report = intervene(lively(), subspace=fits.random(3), kind=kind, at=Place(site, (1,)), n=11)
+        assert np.isnan(report.damage_bits[0]).all() and np.isfinite(report.damage_bits[1]).all()
+        assert report.layers == [1] and report.verdict_by_layer[0] == ""
+        assert np.abs(report.damage_bits[1]).max() > 1e-5, "something changed"
+
+
+def kl(logits: Tensor, trials: Trials, at: Trials) -> Tensor:
+    return kl_bits(at.at_scored(at.predictive), answer_log_probabilities(logits, trials)[0])
+
+
+@pytest.mark.parametrize("site", [RESID_PRE, ATTN_OUT], ids=lambda site: site.name)
+def test_numbers_are_those_of_plain_hooks(site: Site) -> None:
+    model, fit = lively(), fits.belief_readout()
+    report = intervene(model, subspace=fit, at=Place(site), n=13)
+    job = InterventionJob.of(model, None, fit, kind="swap", at=Place(site), n=13, seed=0)
+    ((originals, donors),) = job.pairs(13)
+    assert donors is not None
+    thirds = np.array_split(np.arange(7), 3)
+    for layer, subspace in fit_subspace(model, None, fit, at=Place(site)).items():
+        point, projection, kept = model.point(site, layer), (subspace.basis @ subspace.basis.T).float(), []
+        with torch.no_grad():
+            unedited = model.logits(originals)
+            handle = point.register_forward_hook(lambda m, i, out, kept=kept: kept.append(out))
+            model.logits(donors)
+            handle.remove()
+            handle = point.register_forward_hook(lambda m, i, x, kept=kept, p=projection: x + (kept[0] - x) @ p)
+            edited = model.logits(originals)
+            handle.remove()
+        redirect = (kl(edited, originals, originals) - kl(edited, originals, donors)).numpy()
+        before = (kl(unedited, originals, originals) - kl(unedited, originals, donors)).numpy()
+        damage = (kl(edited, originals, originals) - kl(unedited, originals, originals)).numpy()
+        for band, positions in enumerate([np.arange(7), *thirds]):
+            assert report.redirect_bits[layer, band] == pytest.approx(redirect[:, positions].mean(), abs=1e-5)
+            assert report.damage_bits[layer, band] == pytest.approx(damage[:, positions].mean(), abs=1e-5)
+            change = (redirect - before)[:, positions].mean()
+            assert report.redirect_change_bits[layer, band] == pytest.approx(change, abs=1e-5)
+
+
+def test_more_pairs_begin_with_the_fewer_and_none_is_fitted_on() -> None:
+    job = InterventionJob.of(lively(), None, None, kind="swap", at=None, n=1, seed=3)
+    many = [pair for block in job.pairs(131) for pair in block[0].tokens.tolist()]
+    few = [pair for block in job.pairs(7) for pair in block[0].tokens.tolist()]
+    assert len(many) == 131 and many[:7] == few
+    fitted = {tuple(row) for row in job.sample().run.trials.tokens.tolist()}
+    assert len(fitted) > 200 and not fitted & {tuple(row) for row in many}
+
+
+def test_the_jacobian_finds_the_used_directions() -> None:
+    for layer, found in fit_subspace(planted_model(), None, fits.top_jacobian(5)).items():
+        inside = float((found.basis[:N_ANSWERS] ** 2).sum()) / 5
+        assert inside > 0.8, f"layer {layer}: {inside} of it is where the answer is; chance is {N_ANSWERS / 13}"
+    report = intervene(planted_model(), subspace=fits.top_jacobian(5), n=N)
+    assert report.verdict_by_layer == ("used", "used")
+
+
+@pytest.mark.parametrize("by", ["readout", "pc1"])
+def test_the_entropy_axis_points_towards_entropy(by: fits.AxisKind) -> None:
+    model, axis = lively(), fits.entropy_axis(by)
+    job = InterventionJob.of(model, None, axis, kind="remove", at=Place(RESID_POST), n=1, seed=0)
+    sample = job.sample()
+    for layer, found in axis.fitted(sample, (0, 1)).items():
+        along = (sample.points(layer) @ found.basis)[:, 0].numpy()
+        assert found.rank == 1 and np.corrcoef(along, sample.entropies().numpy())[0, 1] > 0
+    with pytest.raises(InvalidArgument, match="this task has no entropy axis"):
+        fit_subspace(planted_model(), None, axis)
+
+
+def test_frames_are_spans_of_what_they_say() -> None:
+    model = lively(norm="layernorm")
+    block, embed = model.module.blocks[1], model.module.embed.weight.detach()[11:]
+    k, v = (w.weight.detach()[10:20] for w in (block.attn.W_K, block.attn.W_V))
+    normed = block.ln1(embed).detach()
+    o = block.attn.W_O.weight.detach()[:, 10:20]
+    expected = {
+        "embedding": embed,
+        "keys": torch.stack([block.ln1.w.detach() * (k.T @ (k @ e)) for e in normed]),
+        "ov": torch.stack([o @ (v @ e) for e in normed]),
+    }
+    for kind, vectors in expected.items():
+        head = None if kind == "embedding" else 1
+        found = fit_subspace(model, None, fits.frame(kind, head=head, layer=None if head is None else 1))[0]
+        own = span("own", vectors.T)
+        assert found.rank == own.rank == (11 if kind == "embedding" else 10)
+        torch.testing.assert_close(found.basis @ found.basis.T, own.basis @ own.basis.T, atol=1e-4, rtol=0)
+
+
+def test_write_strength_is_a_loop_over_heads() -> None:
+    model = lively()
+    report = write_strength(model, subspace=fits.frame(), n=11)
+    assert report.strength.shape == report.damage_bits.shape == (2, 3) and report.n == 11
+    trials = next(TASK.stream(11, seed=derived_seed(0, 6)))
+    for layer, subspace in fit_subspace(model, None, fits.frame(), at=Place(ATTN_OUT)).items():
+        z = model.run([trials], record=(Z,), n_recorded=11).at(Z)[layer]
+        output, basis = model.module.blocks[layer].attn.W_O.weight.detach(), subspace.basis.float()
+        for head in range(3):
+            written = [basis.T @ (output[:, 10 * head : 10 * head + 10] @ row) for row in z[:, :, head].flatten(0, 1)]
+            expected = float(torch.stack([vector.norm() for vector in written]).mean())
+            assert report.strength[layer, head] == pytest.approx(expected, rel=1e-4)
+    assert -1 <= report.rank_correlation <= 1 and "L0H0" in report.table() and len(report.figure().data) == 2
+    with pytest.raises(InvalidArgument, match="ablate with the battery of heads"):
+        from bayesgeom.ablate import ablate
+        from bayesgeom.ablations.batteries import every_mlp
+
+        write_strength(model, n=11, ablation=ablate(model, None, every_mlp(model), n=11))
+
+
+def test_the_report_draws_prints_and_keeps(swapped: InterventionReport, tmp_path: Path) -> None:
+    names = [trace.name for trace in swapped.figure().data]
+    for name in ("ceiling: whole activation", "random subspaces, mean", *swapped.bands):
+        assert names.count(name) == 2
+    assert swapped.bands == ("all", "first third", "middle third", "last third")
+    text = swapped.table()
+    assert "swap used at resid_pre" in text and text.endswith(swapped.verdict_rule) and "Inert" in text
+    assert swapped.headlines()[0].metric == "redirect_bits"
+    swapped.save(tmp_path / "kept")
+    again = InterventionReport.load(tmp_path / "kept")
+    np.testing.assert_array_equal(again.redirect_bits, swapped.redirect_bits)
+    assert again.table() == text
+    rows = [row for row in swapped.records() if row.metric == "damage_bits"]
+    assert len(rows) == 8 and rows[1].variant == "first third" and np.isfinite(rows[1].null)
+
+
+@pytest.mark.parametrize(
+    ("effect", "ceiling", "random", "verdict"),
+    [
+        ((2.0, 1.5, 2.5), 4.0, 1.0, "used"),
+        ((2.0, 1.5, 2.5), 4.0, 1.7, "undecided"),
+        ((0.3, 0.2, 0.4), 4.0, 0.0, "undecided"),
+        ((0.01, -0.03, 0.04), 4.0, 1.0, "inert"),
+        ((-0.5, -0.6, -0.4), 4.0, 0.0, "undecided"),
+        ((0.0, 0.0, 0.0), 0.0, 0.0, "undecided"),
+        ((np.nan, np.nan, np.nan), 1.0, 0.0, "undecided"),
+    ],
+)
+def test_the_rule(effect: tuple[float, float, float], ceiling: float, random: float, verdict: str) -> None:
+    assert verdict_of(effect, ceiling, random) == verdict
+
+
+def test_fits_have_names_on_the_command_line() -> None:
+    forms = {
+        "entropy_axis": fits.entropy_axis(),
+        "entropy_axis:pc1": fits.entropy_axis("pc1"),
+        "frame": fits.frame(),
+        "frame:keys,3": fits.frame("keys", head=3),
+        "frame:ov, 0": fits.frame("ov", head=0),
+        "belief_readout": fits.belief_readout(),
+        "top_jacobian:16": fits.top_jacobian(16),
+        "random:5": fits.random(5),
+    }
+    for text, fit in forms.items():
+        assert fits.fit_from_text(text) == fit
+    for text in ("frames", "frame:keys", "random", "random:x", "belief_readout:3"):
+        with pytest.raises(UnknownName, match=f"no subspace named '{text}'. There are: belief_readout, entropy_axis, "):
+            fits.fit_from_text(text)
+
+
+class Alone(Echo):  # type: ignore[misc]
+    """A task that draws no pairs."""
+
+    def draw_pair(self, n: int, generator: torch.Generator) -> tuple[Trials, Trials]:
+        raise NotImplementedError
+
+
+FRAME, AXIS = fits.frame("keys", head=0), fits.entropy_axis()
+
+
+def unknown_kind() -> object:
+    of = inspect.unwrap(InterventionJob.of.__func__)
+    return of(InterventionJob, lively(), None, None, kind="twist", at=None, n=1, seed=0)
+
+
+REFUSED: dict[str, tuple[Callable[[], object], type[BayesGeomError], str]] = {
+    "layer": (lambda: intervene(lively(), at=Place(RESID_PRE, (0, 2))), InvalidArgument, r"layers \[0, 2\].*0 … 1"),
+    "layer twice": (lambda: intervene(lively(), at=Place(RESID_PRE, (1, 1))), InvalidArgument, "each once"),
+    "no layer": (lambda: intervene(lively(), at=Place(RESID_PRE, ())), InvalidArgument, "at least one"),
+    "site": (lambda: intervene(lively(), at=Place(STATE)), MissingSite, "site 'state', which tiny has not"),
+    "pattern": (lambda: intervene(lively(), at=Place(PATTERN)), InvalidArgument, "not at 'pattern'"),
+    "width": (lambda: intervene(lively(), subspace=USED), InvalidArgument, "'used' is 13 wide; .* are 30 wide"),
+    "orthonormal": (lambda: fits.basis(torch.ones(30, 2)), InvalidArgument, "not orthonormal"),
+    "rank": (lambda: intervene(lively(), subspace=fits.top_jacobian(31)), InvalidArgument, "r = 31: .* 1 … 30"),
+    "rank 0": (lambda: intervene(lively(), subspace=fits.random(0)), InvalidArgument, "r = 0"),
+    "n": (lambda: intervene(lively(), n=0), InvalidArgument, "at least 1, got 0"),
+    "kind": (unknown_kind, InvalidArgument, "swap, remove, .*got 'twist'"),
+    "pairs": (lambda: intervene(planted_model(), Alone(), USED), InvalidArgument, "needs paired trials"),
+    "frame at z": (lambda: intervene(lively(), at=Place(Z)), InvalidArgument, "coordinates of its own"),
+    "frame kind": (
+        lambda: intervene(lively(), subspace=past_type_checks(FRAME, kind="qk")),
+        InvalidArgument,
+        "got 'qk'",
+    ),
+    "frame head": (lambda: intervene(lively(), subspace=fits.frame("keys", head=3)), InvalidArgument, "heads 0 … 2"),
+    "no head": (lambda: intervene(lively(), subspace=fits.frame("ov")), InvalidArgument, "one head"),
+    "tokens": (lambda: intervene(lively(), subspace=fits.frame(tokens="x")), InvalidArgument, "names: hypotheses, "),
+    "axis": (lambda: past_type_checks(AXIS, by="pc2").__post_init__(), InvalidArgument, "got 'pc2'"),
+    "zero span": (lambda: span("none", torch.zeros(7, 3)), InvalidArgument, "all zero"),
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_bad_input_is_refused_before_anything_runs(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    ask, kind, message = REFUSED[what]
+    monkeypatch.setattr(InterventionJob, "run", lambda self: pytest.fail("it ran"))
+    with pytest.raises(kind, match=message):
+        ask()
+
+
+def test_the_frame_is_the_default_and_runs_on_the_task() -> None:
+    report = intervene(lively(), Bijection(n_values=11, n_pairs=5), n=5)
+    assert report.subspace == "frame (embedding)" and report.kind == "swap" and TASK.n_values == report.rank[0] == 11

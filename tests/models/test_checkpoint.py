@@ -1,0 +1,246 @@
+"""Configs and checkpoints: there and back bit for bit, and one sentence for each way of being wrong."""
+
+import copy
+import itertools
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from bayesgeom.errors import CheckpointFault, InvalidArgument, OutputFault, UnknownName
+from bayesgeom.models import checkpoint as checkpoints
+from bayesgeom.models.checkpoint import load_checkpoint, save_checkpoint, weights_hash
+from bayesgeom.models.config import config_from_dict
+from bayesgeom.models.transformer import NORMS, POSITIONS, TransformerConfig
+from bayesgeom.tasks.bijection import Bijection
+
+TASK = Bijection(n_values=5, n_pairs=3)
+CONFIG = TransformerConfig(d_vocab=10, n_ctx=5, n_layers=2, n_heads=3, d_model=21, d_mlp=13)
+RECIPE = {"name": "tiny", "task": TASK.config(), "seed": 7}
+CARD = "# tiny\n\nweights {weights_hash}\n"
+Weights = dict[str, Tensor]
+
+
+def saved(path: Path, seed: int = 1) -> str:
+    module = CONFIG.build(seed=seed)
+    return save_checkpoint(path, module, CONFIG, recipe=RECIPE, step=17, card=CARD, scores={"kl_bits": 0.25})
+
+
+def change_config(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    description = json.loads((path / "config.json").read_text())
+    change(description)
+    (path / "config.json").write_text(json.dumps(description))
+
+
+def change_weights(path: Path, change: Callable[[Weights], object], *, rehash: bool) -> None:
+    """Edit the tensors; `rehash` makes the config agree, so that the hash is not what is found wrong."""
+    weights = load_file(path / "model.safetensors")
+    change(weights)
+    save_file(weights, path / "model.safetensors")
+    if rehash:
+        change_config(path, lambda description: description.update(weights_hash=weights_hash(weights)))
+
+
+def fill_one(value: float) -> Callable[[Weights], object]:
+    return lambda weights: weights["ln_final.w"][3:5].fill_(value)
+
+
+@pytest.mark.parametrize("kind", list(itertools.product(POSITIONS, NORMS, (True, False))), ids=str)
+def test_a_config_survives_json(kind: tuple[str, str, bool]) -> None:
+    positions, norm, tied = kind
+    config = config_from_dict(CONFIG.to_dict() | {"d_model": 30, "positions": positions, "norm": norm, "tied": tied})
+    assert config_from_dict(json.loads(json.dumps(config.to_dict()))) == config
+
+
+@pytest.mark.parametrize(
+    ("sizes", "message"),
+    [
+        ({"n_layers": 0}, r"every size of a transformer is at least 1, got .*n_layers=0"),
+        ({"d_model": 31}, r"d_model = 31 is no multiple of n_heads = 3"),
+        ({"positions": "rotary"}, r"d_head = 7 must be even"),
+        ({"n_head": 3}, r"architecture 'transformer' cannot be built from .*n_head"),
+    ],
+)
+def test_impossible_sizes_are_refused(sizes: dict[str, object], message: str) -> None:
+    with pytest.raises(InvalidArgument, match=message):
+        config_from_dict(CONFIG.to_dict() | sizes)
+
+
+@pytest.mark.parametrize(
+    ("field", "message"),
+    [
+        ("norm", r"norm must be one of rmsnorm, layernorm; got 'other'"),
+        ("positions", r"positions must be one of learned, sinusoidal, rotary, alibi, none; got 'other'"),
+    ],
+)
+def test_kinds_outside_their_list_are_refused(field: str, message: str) -> None:
+    config = copy.copy(CONFIG)
+    object.__setattr__(config, field, "other")  # past the type checks that only the tests switch on
+    with pytest.raises(InvalidArgument, match=message):
+        config.__post_init__()
+
+
+def test_unknown_architectures_name_those_that_exist() -> None:
+    with pytest.raises(UnknownName, match=r"no ModelConfig named 'transfomer'\. There are: .*transformer"):
+        config_from_dict(CONFIG.to_dict() | {"architecture": "transfomer"})
+
+
+def test_a_checkpoint_comes_back_bit_for_bit(tmp_path: Path) -> None:
+    module = CONFIG.build(seed=1).train()
+    digest = saved(tmp_path / "tiny")
+    loaded = load_checkpoint(tmp_path / "tiny")
+    assert loaded.config == CONFIG and loaded.task == TASK
+    assert (loaded.name, loaded.step, loaded.recipe, loaded.weights_hash) == ("tiny", 17, RECIPE, digest)
+    assert not loaded.module.training
+    before, after = module.state_dict(), loaded.module.state_dict()
+    assert before.keys() == after.keys() and all(torch.equal(before[name], after[name]) for name in before)
+    tokens = TASK.sample(3, seed=0).tokens
+    with torch.no_grad():
+        assert torch.equal(module.eval()(tokens), loaded.module(tokens))
+
+
+def test_the_directory_says_what_it_is(tmp_path: Path) -> None:
+    digest = saved(tmp_path / "tiny")
+    assert {file.name for file in (tmp_path / "tiny").iterdir()} == {"model.safetensors", "config.json", "card.md"}
+    assert (tmp_path / "tiny" / "card.md").read_text() == f"# tiny\n\nweights {digest}\n"
+    description = json.loads((tmp_path / "tiny" / "config.json").read_text())
+    assert (description["schema"], description["step"], description["scores"]) == (1, 17, {"kl_bits": 0.25})
+    assert {"python", "torch", "transformer-lens", "numpy", "safetensors"} <= description["versions"].keys()
+
+
+def test_the_hash_sees_every_name_shape_dtype_and_number() -> None:
+    weights = {"a": torch.arange(6.0), "b": torch.zeros(3)}
+    others = [
+        {"b": weights["b"], "c": weights["a"]},
+        weights | {"a": weights["a"].reshape(2, 3)},
+        weights | {"a": weights["a"].to(torch.float16)},
+        weights | {"a": weights["a"].nextafter(torch.tensor(9.0))},
+        {"a": weights["a"]},
+    ]
+    assert weights_hash(dict(reversed(weights.items()))) == weights_hash(weights)
+    assert weights_hash({name: tensor.expand(2, -1)[1] for name, tensor in weights.items()}) == weights_hash(weights)
+    assert len({weights_hash(w) for w in (weights, *others)}) == 6
+
+
+WEIGHT_FAULTS = {
+    "missing": (
+        lambda weights: weights.pop("blocks.1.mlp.W_in.bias"),
+        r"model\.safetensors lacks 1 tensor\(s\): blocks\.1\.mlp\.W_in\.bias\.",
+    ),
+    "extra": (
+        lambda weights: weights.update({"blocks.2.ln1.w": torch.ones(21)}),
+        r"model\.safetensors has unknown 1 tensor\(s\): blocks\.2\.ln1\.w\.",
+    ),
+    "shape": (
+        lambda weights: weights.update({"pos_embed.weight": torch.ones(7, 21)}),
+        r"pos_embed\.weight has shape \(7, 21\), the config asks for \(5, 21\)\.",
+    ),
+    "nan": (fill_one(float("nan")), r"ln_final\.w has 2 NaN or infinite weight\(s\)"),
+    "infinite": (fill_one(float("-inf")), r"ln_final\.w has 2 NaN or infinite weight\(s\)"),
+}
+
+
+@pytest.mark.parametrize("fault", WEIGHT_FAULTS)
+def test_wrong_weights_are_named(fault: str, tmp_path: Path) -> None:
+    saved(tmp_path / "tiny")
+    change, message = WEIGHT_FAULTS[fault]
+    change_weights(tmp_path / "tiny", change, rehash=True)
+    with pytest.raises(CheckpointFault, match=message):
+        load_checkpoint(tmp_path / "tiny")
+
+
+def test_edited_weights_no_longer_match_their_hash(tmp_path: Path) -> None:
+    digest = saved(tmp_path / "tiny")
+    change_weights(tmp_path / "tiny", fill_one(1.0 + 1e-6), rehash=False)
+    with pytest.raises(CheckpointFault, match=rf"have hash \w{{16}}, their config says {digest}: one of the two"):
+        load_checkpoint(tmp_path / "tiny")
+
+
+CONFIG_FAULTS: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
+    "newer": (lambda d: d.update(schema=2), r"has schema 2; this bayesgeom reads up to 1\. Upgrade"),
+    "no schema": (lambda d: d.pop("schema"), r"no bayesgeom config: it has no schema number"),
+    "no model": (lambda d: (d.pop("model"), d.pop("step")), r"config\.json lacks model, step\."),
+    "architecture": (
+        lambda d: d["model"].update(architecture="oracle"),
+        r"config\.json: there is no ModelConfig named 'oracle'\. There are: .*transformer",
+    ),
+    "size": (lambda d: d["model"].update(d_model=22), r"config\.json: d_model = 22 is no multiple of n_heads = 3"),
+    "unknown size": (lambda d: d["model"].update(width=3), r"'transformer' cannot be built from .*width"),
+    "no sizes": (lambda d: d.update(model=3), r"config\.json.* model.* 3"),
+    "task": (lambda d: d["task"].update(name="recal"), r"no WindTunnel named 'recal'\. There are: bijection, .*hmm"),
+    "task sizes": (lambda d: d["task"].update(n_pairs=7), r"config\.json: 7 distinct keys asked of 5"),
+    "no task": (lambda d: d.update(task=[]), r"config\.json.* task.* \[\]"),
+}
+
+
+@pytest.mark.parametrize("fault", CONFIG_FAULTS)
+def test_wrong_configs_are_named(fault: str, tmp_path: Path) -> None:
+    saved(tmp_path / "tiny")
+    change, message = CONFIG_FAULTS[fault]
+    change_config(tmp_path / "tiny", change)
+    with pytest.raises(CheckpointFault, match=message):
+        load_checkpoint(tmp_path / "tiny")
+
+
+@pytest.mark.parametrize("text", ['{"schema": 1,', "\x00\x01", ""])
+def test_configs_that_are_no_json_are_refused(text: str, tmp_path: Path) -> None:
+    saved(tmp_path / "tiny")
+    (tmp_path / "tiny" / "config.json").write_text(text)
+    with pytest.raises(CheckpointFault, match=r"config\.json cannot be read as JSON: "):
+        load_checkpoint(tmp_path / "tiny")
+
+
+@pytest.mark.parametrize("text", ["[1]", "null", '"schema"', '{"schema": "1"}'])
+def test_json_that_is_no_config_is_refused(text: str, tmp_path: Path) -> None:
+    saved(tmp_path / "tiny")
+    (tmp_path / "tiny" / "config.json").write_text(text)
+    with pytest.raises(CheckpointFault, match=r"is no bayesgeom config"):
+        load_checkpoint(tmp_path / "tiny")
+
+
+@pytest.mark.parametrize("file", ["model.safetensors", "config.json"])
+def test_missing_files_are_named(file: str, tmp_path: Path) -> None:
+    saved(tmp_path / "tiny")
+    (tmp_path / "tiny" / file).unlink()
+    with pytest.raises(CheckpointFault, match=rf"tiny holds no {file}; a checkpoint is model\.safetensors and config"):
+        load_checkpoint(tmp_path / "tiny")
+
+
+@pytest.mark.parametrize("kept", [0.0, 0.001, 0.5, 0.999])
+def test_truncated_weights_are_refused(kept: float, tmp_path: Path) -> None:
+    saved(tmp_path / "tiny")
+    weights = tmp_path / "tiny" / "model.safetensors"
+    whole = weights.read_bytes()
+    weights.write_bytes(whole[: int(kept * len(whole))])
+    with pytest.raises(
+        CheckpointFault, match=r"model\.safetensors is truncated or no safetensors file .* Copy it again"
+    ):
+        load_checkpoint(tmp_path / "tiny")
+
+
+@pytest.mark.parametrize("standing", [False, True], ids=["fresh", "over a former one"])
+def test_a_failing_save_changes_nothing(standing: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "tiny"
+    digest = saved(path, seed=1) if standing else ""
+
+    def half_written(weights: Weights, file: Path) -> None:
+        file.write_bytes(b"half")
+        raise SafetensorError("I/O error: No space left on device")  # what a full disk gives
+
+    monkeypatch.setattr(checkpoints, "save_file", half_written)
+    with pytest.raises(OutputFault, match=r"cannot write .*tiny.*No space left"):
+        saved(path, seed=2)
+    assert [entry.name for entry in tmp_path.iterdir()] == (["tiny"] if standing else [])
+    assert not standing or load_checkpoint(path).weights_hash == digest
+
+
+def test_a_checkpoint_replaces_the_former_one(tmp_path: Path) -> None:
+    first, second = saved(tmp_path / "tiny", seed=1), saved(tmp_path / "tiny", seed=2)
+    assert first != second == load_checkpoint(tmp_path / "tiny").weights_hash
+    assert [entry.name for entry in tmp_path.iterdir()] == ["tiny"]

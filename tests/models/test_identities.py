@@ -1,0 +1,219 @@
+"""Attach-time identities: they hold for our transformer, break where they should, and withhold with a reason."""
+
+import itertools
+import math
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from bayesgeom import sites as s
+from bayesgeom.errors import MissingSite
+from bayesgeom.models.hooked import HookedModel
+from bayesgeom.models.identities import broken_identities, capture, sentinel_trials
+from bayesgeom.models.transformer import NORMS, POSITIONS, Transformer, TransformerConfig
+from bayesgeom.sites import Site
+
+SIZES = TransformerConfig(d_vocab=23, n_ctx=11, n_layers=2, n_heads=3, d_model=30, d_mlp=17)
+EXPOSED = set(s.ALL_SITES) - {s.STATE}
+ATTENTION = {s.Q_ROT, s.K_ROT, s.PATTERN}
+RESIDUAL = {s.RESID_PRE, s.ATTN_OUT, s.MLP_OUT, s.RESID_POST}
+Held = dict[Site, Tensor]
+
+
+def lively(config: TransformerConfig = SIZES) -> Transformer:
+    module = Transformer(config, seed=0)
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.add_(torch.randn(parameter.shape, generator=generator), alpha=0.4)
+    return module
+
+
+def attention_by_hand(n_kv_heads: int = 3) -> Held:
+    """Attention computed head by head and query by query; neighbouring query heads share keys and values."""
+    n_layers, batch, n_pos, n_heads, d_head, d_model = 2, 5, 7, 6, 13, 31
+    generator = torch.Generator().manual_seed(2)
+
+    def some(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator)
+
+    q, k, v = (some(n_layers, batch, n_pos, h, d_head) for h in (n_heads, n_kv_heads, n_kv_heads))
+    pattern = torch.zeros(n_layers, batch, n_heads, n_pos, n_pos)
+    z = torch.zeros(n_layers, batch, n_pos, n_heads, d_head)
+    for layer, row, head, query in itertools.product(*map(range, (n_layers, batch, n_heads, n_pos))):
+        shared = head // (n_heads // n_kv_heads)
+        scores = torch.stack([q[layer, row, query, head] @ k[layer, row, key, shared] for key in range(query + 1)])
+        pattern[layer, row, head, query, : query + 1] = (scores / math.sqrt(d_head)).softmax(0)
+        z[layer, row, query, head] = pattern[layer, row, head, query] @ v[layer, row, :, shared]
+    residual = {site: some(n_layers, batch, n_pos, d_model) for site in (s.RESID_PRE, s.MLP_OUT)}
+    attn_out = torch.stack([written(z[layer], layer) for layer in range(n_layers)])
+    post = residual[s.RESID_PRE] + attn_out + residual[s.MLP_OUT]
+    return {
+        s.Q_ROT: q,
+        s.K_ROT: k,
+        s.V: v,
+        s.PATTERN: pattern,
+        s.Z: z,
+        s.ATTN_OUT: attn_out,
+        s.RESID_POST: post,
+    } | residual
+
+
+def written(z: Tensor, layer: int) -> Tensor:
+    """W_O z + b, with other weights in every layer."""
+    weights = torch.randn(6 * 13, 31, generator=torch.Generator().manual_seed(100 + layer))
+    return z.flatten(2) @ weights + 0.5
+
+
+def broken(held: Held) -> dict[Site, str]:
+    return broken_identities(held, scale=1 / math.sqrt(13), bias=None, attn_out=written)
+
+
+@pytest.mark.parametrize(("positions", "norm"), list(itertools.product(POSITIONS, NORMS)))
+@pytest.mark.parametrize("build", [lively, Transformer], ids=["lively", "fresh"])
+def test_every_site_of_ours_is_believed(
+    build: Callable[[TransformerConfig], Transformer], positions: str, norm: str
+) -> None:
+    model = HookedModel(build(replace(SIZES, positions=positions, norm=norm)))
+    assert model.withheld == {} and model.sites == EXPOSED
+
+
+def test_attachment_leaves_no_trace() -> None:
+    module = lively().train()
+    before = {name: tensor.clone() for name, tensor in module.state_dict().items()}
+    HookedModel(module)
+    assert all(torch.equal(before[name], tensor) for name, tensor in module.state_dict().items())
+    assert module.training and all(parameter.grad is None for parameter in module.parameters())
+    assert not any(part._forward_hooks or part._backward_hooks for part in module.modules())
+
+
+@pytest.mark.parametrize("n_kv_heads", [1, 2, 3, 6])
+def test_identities_hold_for_attention_by_hand(n_kv_heads: int) -> None:
+    assert broken(attention_by_hand(n_kv_heads)) == {}
+
+
+PLANTED: dict[Site, set[Site]] = {
+    s.Q_ROT: ATTENTION,
+    s.K_ROT: ATTENTION,
+    s.PATTERN: ATTENTION | {s.V, s.Z},
+    s.V: {s.V, s.Z},
+    s.Z: {s.V, s.Z, s.ATTN_OUT},
+    s.ATTN_OUT: {s.Z} | RESIDUAL,
+    s.MLP_OUT: RESIDUAL,
+    s.RESID_PRE: RESIDUAL,
+    s.RESID_POST: RESIDUAL,
+}
+PLACES = {"first layer": 0, "last layer": 1}
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("site", PLANTED, ids=lambda site: site.name)
+@pytest.mark.parametrize("fault", [0.1, math.nan])
+def test_one_wrong_number_breaks_what_it_enters(site: Site, place: str, fault: float) -> None:
+    held = attention_by_hand()
+    held[site] = held[site].clone()
+    held[site][PLACES[place]].view(-1)[-1] += fault  # the last query and key: no mask hides them
+    found = broken(held)
+    assert set(found) == PLANTED[site]
+    assert all(reason.startswith("identity ") and " fails by " in reason for reason in found.values())
+
+
+def test_reasons_name_the_first_identity_that_broke() -> None:
+    held = attention_by_hand()
+    held[s.PATTERN] = held[s.PATTERN].roll(1, dims=2)  # heads in another order
+    found = broken(held)
+    assert found[s.PATTERN].startswith("identity softmax(scale · q_rot·k_rot) = pattern fails by ")
+    assert found[s.V].startswith("identity pattern · v = z fails by ")
+    held = attention_by_hand() | {s.ATTN_OUT: attention_by_hand()[s.ATTN_OUT] - 0.5}
+    assert broken(held)[s.ATTN_OUT].startswith("identity W_O z + b = attn_out fails by ")
+    assert broken(held)[s.RESID_PRE].startswith("identity resid_pre + attn_out + mlp_out = resid_post fails by ")
+
+
+def test_wrong_scales_biases_and_groups_are_found() -> None:
+    held = attention_by_hand()
+    unscaled = broken_identities(held, scale=1.0, bias=None, attn_out=written)
+    biased = broken_identities(held, scale=1 / math.sqrt(13), bias=torch.ones(6, 7, 7).tril(), attn_out=written)
+    steep = broken_identities(held, scale=1 / math.sqrt(13), bias=torch.arange(7.0).expand(6, 7, 7), attn_out=written)
+    assert set(unscaled) == set(steep) == ATTENTION and biased == {}, "a constant bias changes no softmax"
+    interleaved = held | {s.K_ROT: held[s.K_ROT].flip(3)}
+    assert set(broken(interleaved)) == ATTENTION
+
+
+def test_identities_whose_sites_are_absent_are_not_tried() -> None:
+    held = attention_by_hand()
+    assert broken({site: values for site, values in held.items() if site in RESIDUAL}) == {}
+    assert broken({s.V: held[s.V] + 1}) == {} and broken({}) == {}
+    partial = {s.Z: held[s.Z] + 1, s.ATTN_OUT: held[s.ATTN_OUT]}
+    assert set(broken(partial)) == {s.Z, s.ATTN_OUT}
+
+
+def test_capture_holds_every_position_and_removes_its_hooks() -> None:
+    module = lively()
+    trials = sentinel_trials(23, 11, "cpu")
+    held = capture(
+        lambda: module(trials.tokens), lambda site, layer: module.blocks[layer].hook_resid_post, {s.RESID_POST: 0}, 2
+    )
+    assert held[s.RESID_POST].shape == (2, 2, 7, 30)
+    _, cache = module.run_with_cache(trials.tokens)
+    for layer in range(2):
+        torch.testing.assert_close(held[s.RESID_POST][layer], cache[f"blocks.{layer}.hook_resid_post"])
+    assert not any(part._forward_hooks for part in module.modules())
+
+
+@pytest.mark.parametrize("times", [(0, 0), (1, 0), (0, 2), (2, 1), (2, 2)], ids=str)
+def test_capture_leaves_out_what_does_not_fire_once_a_layer(times: tuple[int, int]) -> None:
+    points = nn.ModuleList(nn.Identity() for _ in range(2))
+
+    def forward() -> None:
+        for point, n in zip(points, times, strict=True):
+            for _ in range(n):
+                point(torch.zeros(2, 7, 30))
+
+    assert capture(forward, lambda site, layer: points[layer], {s.RESID_POST: 0}, 2) == {}
+
+
+def test_capture_removes_its_hooks_after_a_failure() -> None:
+    points = nn.ModuleList(nn.Identity() for _ in range(2))
+    with pytest.raises(ZeroDivisionError):
+        capture(lambda: 1 / 0, lambda site, layer: points[layer], {s.RESID_POST: 0}, 2)
+    assert not any(point._forward_hooks for point in points)
+
+
+@pytest.mark.parametrize(("n_ctx", "n_pos"), [(5, 5), (None, 7), (31, 7)])
+def test_sentinel_tokens_fit_the_model(n_ctx: int | None, n_pos: int) -> None:
+    trials = sentinel_trials(3, n_ctx, "cpu")
+    assert trials.tokens.shape == (2, n_pos) and set(trials.tokens.unique().tolist()) <= {0, 1, 2}
+
+
+def test_withheld_sites_are_refused_with_the_reason() -> None:
+    module = lively()
+    module.blocks[1].attn.hook_v.add_hook(lambda value, hook: 1.5 * value)
+    assert HookedModel(module).withheld == {}, "an edit upstream of the site is what the model does"
+    module.blocks[1].hook_mlp_out.register_forward_hook(lambda m, i, o: 1.5 * o)
+    module.blocks[1].hook_mlp_out.forward = lambda value: value
+    module.blocks[1].register_forward_hook(lambda m, i, o: o + 1)
+    assert HookedModel(module).withheld == {}
+    module.blocks[0].forward = lambda resid: resid + module.blocks[0].hook_attn_out(resid)
+    model = HookedModel(module, name="planted")
+    assert s.RESID_POST not in model.sites and s.ATTN_OUT in model.sites
+    with pytest.raises(
+        MissingSite,
+        match=r"probe 'p' reads site 'resid_post', which planted has not \(its hook does not fire once in every",
+    ):
+        model.require((s.RESID_POST,), by="probe 'p'")
+
+
+def test_a_module_that_breaks_an_identity_is_not_believed() -> None:
+    module = lively()
+    attention = module.blocks[1].attn
+    plain = attention.forward
+    attention.forward = lambda x: plain(x) + 0.1  # a bias that W_O does not have
+    model = HookedModel(module, name="planted")
+    assert set(model.withheld) == {s.Z, s.ATTN_OUT} and model.sites == EXPOSED - {s.Z, s.ATTN_OUT}
+    with pytest.raises(
+        MissingSite, match=r"'z', which planted has not \(identity W_O z \+ b = attn_out fails by \d\.\de"
+    ):
+        model.require((s.K, s.Z), by="this run")

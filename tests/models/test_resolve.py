@@ -1,0 +1,130 @@
+"""From a name, a path or a module to a model, and where named checkpoints lie."""
+
+import inspect
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from bayesgeom.errors import CheckpointFault, InvalidArgument, UnknownName
+from bayesgeom.models.checkpoint import load_checkpoint, save_checkpoint
+from bayesgeom.models.hooked import HookedModel
+from bayesgeom.models.resolve import as_model, check_device, checkpoint_folder, checkpoints, load
+from bayesgeom.models.transformer import TransformerConfig
+from bayesgeom.tasks.bijection import Bijection
+
+TASK = Bijection(n_values=11, n_pairs=5)
+CONFIG = TransformerConfig(d_vocab=22, n_ctx=9, n_layers=2, n_heads=3, d_model=21, d_mlp=13)
+
+
+def save(path: Path, seed: int = 1) -> str:
+    recipe = {"name": path.name, "task": TASK.config()}
+    return save_checkpoint(path, CONFIG.build(seed=seed), CONFIG, recipe=recipe, step=17, card="# tiny\n")
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of two checkpoints and of what is none, where named checkpoints are looked for."""
+    monkeypatch.setenv("BAYESGEOM_CHECKPOINTS", str(tmp_path / "shelf"))
+    for seed, name in enumerate(("tiny", "small")):
+        save(tmp_path / "shelf" / name, seed)
+    (tmp_path / "shelf" / "empty").mkdir()
+    (tmp_path / "shelf" / "notes.md").write_text("no checkpoint")
+    return tmp_path / "shelf"
+
+
+def test_named_checkpoints_are_the_folders_own(folder: Path) -> None:
+    assert checkpoint_folder() == folder
+    assert checkpoints() == {"small": folder / "small", "tiny": folder / "tiny"}
+
+
+def test_a_folder_that_is_not_there_holds_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BAYESGEOM_CHECKPOINTS", str(tmp_path / "nowhere"))
+    assert checkpoints() == {}
+    with pytest.raises(UnknownName, match=r"no checkpoint named 'tiny'\. There are: \(none\)"):
+        load("tiny")
+
+
+def test_without_the_variable_it_is_the_shipped_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("BAYESGEOM_CHECKPOINTS", raising=False)
+    assert checkpoint_folder().name in ("checkpoints", "_checkpoints")
+
+
+def test_names_and_paths_load_the_same(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder.parent)
+    for asked in ("small", folder / "small", str(folder / "small"), "shelf/small", Path("shelf/small")):
+        model = load(asked)
+        assert model.spec.name == "small" and model.task == TASK and not model.module.training
+        expected = CONFIG.build(seed=1).state_dict()
+        assert all(torch.equal(tensor, expected[name]) for name, tensor in model.module.state_dict().items())
+        assert model.spec.weights_hash == load_checkpoint(folder / "small").weights_hash
+
+
+def test_a_name_goes_before_a_directory_of_that_name(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    local = save(tmp_path / "small", seed=5)
+    monkeypatch.chdir(tmp_path)
+    assert load("small").spec.weights_hash == load_checkpoint(folder / "small").weights_hash != local
+    assert load("./small").spec.weights_hash == local
+
+
+def test_the_spec_is_what_the_config_says(folder: Path) -> None:
+    spec = load("tiny").spec
+    sizes = {"n_layers": 2, "n_heads": 3, "n_kv_heads": 3, "d_model": 21, "d_head": 7, "d_mlp": 13, "d_vocab": 22}
+    assert sizes.items() <= spec.to_dict().items()
+    assert (spec.architecture, spec.n_ctx, spec.dtype, spec.device) == ("transformer", 9, "float32", "cpu")
+    assert spec.score_scale == pytest.approx(7**-0.5)
+    assert spec.n_parameters == sum(parameter.numel() for parameter in CONFIG.build(seed=0).parameters())
+
+
+def test_fresh_copies_are_new_and_of_the_same_shape(folder: Path) -> None:
+    model = load("tiny")
+    one, again, other = (model.fresh(seed) for seed in (7, 7, 11))
+    assert one.spec.weights_hash == again.spec.weights_hash
+    assert len({one.spec.weights_hash, other.spec.weights_hash, model.spec.weights_hash}) == 3
+    same = {"name": "", "weights_hash": ""}
+    assert one.spec.to_dict() | same == model.spec.to_dict() | same
+    assert one.task == TASK and one.spec.name == "tiny at initialisation 7"
+
+
+def test_unknown_names_list_those_that_exist(folder: Path) -> None:
+    with pytest.raises(UnknownName, match=r"no checkpoint named 'tinny'\. There are: small, tiny\."):
+        load("tinny")
+
+
+def test_what_is_no_checkpoint_directory_is_refused(folder: Path) -> None:
+    with pytest.raises(
+        CheckpointFault, match=r"notes\.md is a file; a checkpoint is a directory of model\.safetensors and"
+    ):
+        load(folder / "notes.md")
+    with pytest.raises(CheckpointFault, match=r"empty holds no config\.json"):
+        load(folder / "empty")
+
+
+@pytest.mark.parametrize("device", ["gpu", "cuda:99"])
+def test_devices_that_are_not_there_are_refused(device: str, folder: Path) -> None:
+    with pytest.raises(InvalidArgument, match=rf"device '{device}' cannot be used here \(.+\); use cpu\.") as refused:
+        load("tiny", device=device)
+    assert "\n" not in str(refused.value)
+    check_device("cpu")
+    check_device(torch.device("cpu"))
+
+
+def test_whatever_stands_for_a_model_becomes_one(folder: Path) -> None:
+    model, module = load("tiny"), CONFIG.build(seed=3)
+    assert as_model(model) is model
+    for given in ("tiny", folder / "tiny", load_checkpoint(folder / "tiny")):
+        found = as_model(given)
+        assert isinstance(found, HookedModel) and found.spec == model.spec and found.task == TASK
+    bare = as_model(module)
+    assert isinstance(bare, HookedModel) and bare.module is module and bare.task is None
+
+
+def test_other_things_are_no_model() -> None:
+    for thing in (nn.Linear(2, 3), 7, None):
+        with pytest.raises(
+            InvalidArgument, match=rf"cannot diagnose a {type(thing).__name__}: pass a checkpoint's name"
+        ):
+            inspect.unwrap(as_model)(thing)  # past the type checks that only the tests switch on

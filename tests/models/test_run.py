@@ -1,0 +1,300 @@
+"""One pass: what it records, what it scores, and what it leaves behind, also when something goes wrong."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from bayesgeom import sites as s
+from bayesgeom.activations import Behaviour
+from bayesgeom.behaviour import answer_log_probabilities, behaviour
+from bayesgeom.errors import HookFault, InvalidArgument, MissingSite, NonFinite, TaskMismatch
+from bayesgeom.models.base import Model
+from bayesgeom.models.hooked import HookedModel
+from bayesgeom.models.recorder import bytes_per_sequence
+from bayesgeom.models.replayer import Replayer
+from bayesgeom.models.transformer import POSITIONS, Transformer, TransformerConfig
+from bayesgeom.sites import Site
+from bayesgeom.tasks.bijection import Bijection
+from bayesgeom.trials import Trials, concatenate
+
+TASK = Bijection(n_values=11, n_pairs=7)  # 22 ids, 13 positions of which 7 are scored
+SIZES = TransformerConfig(d_vocab=22, n_ctx=13, n_layers=2, n_heads=3, d_model=30, d_mlp=17)
+STATIC = {s.W_K, s.TOKEN_INPUTS, s.TOKEN_KEYS}
+
+
+def lively(positions: str = "learned") -> HookedModel:
+    """A model whose weights are large enough for every term to show."""
+    module = Transformer(replace(SIZES, positions=positions), seed=0)
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.add_(torch.randn(parameter.shape, generator=generator), alpha=0.4)
+    return HookedModel(module, name="tiny", task=TASK)
+
+
+def blocks(*sizes: int) -> list[Trials]:
+    return [TASK.sample(size, seed=seed) for seed, size in enumerate(sizes)]
+
+
+def n_hooks(module: nn.Module) -> int:
+    return sum(len(m._forward_hooks) + len(m._forward_pre_hooks) + len(m._backward_hooks) for m in module.modules())
+
+
+def scored_rows(trials: Trials, values: Tensor, axis: int) -> Tensor:
+    """One sequence at a time: what lies at its scored positions along an axis."""
+    positions = [torch.tensor([pos for pos in range(13) if row[pos]]) for row in trials.scored]
+    return torch.stack([row.index_select(axis - 1, kept) for row, kept in zip(values, positions, strict=True)])
+
+
+def assert_same(one: Behaviour, other: Behaviour, **close: float) -> None:
+    for name, values in vars(one).items():
+        np.testing.assert_allclose(vars(other)[name], values, err_msg=name, **close)
+
+
+@pytest.mark.parametrize("positions", POSITIONS)
+def test_every_site_is_what_transformer_lens_caches_there(positions: str) -> None:
+    model = lively(positions)
+    (trials,) = blocks(5)
+    with torch.no_grad():
+        cache = model.module.run_with_cache(trials.tokens)[1]
+    run = model.run([trials], record=model.sites, n_recorded=5)
+    assert set(run.recorded) == model.sites == set(s.ALL_SITES) - {s.STATE}
+    for site in model.sites - STATIC:
+        name = site.name if site.name.startswith(("resid", "attn_out", "mlp")) else f"attn.{site.name}"
+        if site in (s.Q_ROT, s.K_ROT):
+            name = f"attn.rot_{site.name[0]}" if positions == "rotary" else f"attn.{site.name[0]}"
+        point = "attn.hook_" + name.removeprefix("attn.") if name.startswith("attn.") else f"hook_{name}"
+        for layer in range(2):
+            cached = cache[f"blocks.{layer}.{point}"]
+            kept = next((i for i, axis in enumerate(site.axes) if axis in ("pos", "query_pos")), None)
+            expected = cached if kept is None else scored_rows(trials, cached, kept)
+            torch.testing.assert_close(run.at(site)[layer], expected, atol=1e-5, rtol=1e-5, msg=f"{site.name} {layer}")
+
+
+def test_static_sites_are_the_weights_own_products() -> None:
+    model = lively()
+    run = model.run(blocks(5), record=STATIC)
+    embedding = model.module.embed.weight.detach()
+    assert run.at(s.W_K).shape == (2, 3, 10, 30) and run.at(s.TOKEN_KEYS).shape == (2, 22, 3, 10)
+    for layer, block in enumerate(model.module.blocks):
+        for head in range(3):
+            rows = block.attn.W_K.weight.detach()[10 * head : 10 * (head + 1)]
+            assert torch.equal(run.at(s.W_K)[layer, head], rows)
+            for token in range(22):
+                x = embedding[token]
+                x = x / (x.square().mean() + 1e-5).sqrt() * block.ln1.w.detach()
+                torch.testing.assert_close(run.at(s.TOKEN_INPUTS)[layer, token], x, atol=1e-5, rtol=1e-5)
+                torch.testing.assert_close(run.at(s.TOKEN_KEYS)[layer, token, head], rows @ x, atol=1e-4, rtol=1e-5)
+
+
+def test_predictions_are_the_modules_own() -> None:
+    model, (trials,) = lively(), blocks(5)
+    run = model.run([trials], n_recorded=5)
+    with torch.no_grad():
+        log_answers, leak = answer_log_probabilities(trials.at_scored(model.module(trials.tokens)), trials)
+    assert_same(behaviour(trials, log_answers, leak), run.behaviour, atol=1e-9)
+    torch.testing.assert_close(run.log_answers, log_answers)
+    assert np.abs(run.exact_behaviour.kl_bits).max() < 1e-12
+    assert np.allclose(run.exact_behaviour.model_entropy_bits, run.behaviour.exact_entropy_bits, atol=1e-12)
+
+
+def test_recording_ends_in_the_middle_of_a_block() -> None:
+    model, parts = lively(), blocks(7, 5, 3)
+    everything = model.run(parts, record=(s.RESID_PRE, s.PATTERN), n_recorded=15)
+    cut = model.run(parts, record=(s.RESID_PRE, s.PATTERN), n_recorded=11)
+    assert (everything.n, everything.n_recorded, cut.n, cut.n_recorded) == (15, 15, 15, 11)
+    assert torch.equal(cut.trials.tokens, concatenate(parts).tokens[:11])
+    torch.testing.assert_close(cut.log_answers, everything.log_answers[:11])
+    for site, shape in ((s.RESID_PRE, (2, 11, 7, 30)), (s.PATTERN, (2, 11, 3, 7, 13))):
+        assert cut.at(site).shape == shape
+        torch.testing.assert_close(cut.at(site), everything.at(site)[:, :11])
+    assert_same(everything.behaviour, cut.behaviour, atol=1e-5)
+
+
+@pytest.mark.parametrize(("n_recorded", "kept"), [(0, 1), (1, 1), (7, 7), (8, 8), (99, 12)])
+def test_no_more_is_recorded_than_asked_for(n_recorded: int, kept: int) -> None:
+    run = lively().run(blocks(7, 5), record=(s.Z,), n_recorded=n_recorded)
+    assert (run.n, run.n_recorded, len(run.log_answers), run.at(s.Z).shape[1]) == (12, kept, kept, kept)
+
+
+def test_the_byte_budget_bounds_what_is_recorded() -> None:
+    model, parts = lively(), blocks(7, 5)
+    each = 4 * 2 * (7 * 30 + 3 * 7 * 13 + 13 * 3 * 10)  # float32, two layers
+    assert bytes_per_sequence(model.spec, (s.RESID_POST, s.PATTERN, s.K), parts[0]) == each
+    for budget, kept in ((3 * each, 3), (4 * each - 1, 3), (9 * each, 9), (0, 1)):
+        run = model.run(parts, record=(s.RESID_POST, s.PATTERN, s.K), n_recorded=11, budget_bytes=budget)
+        assert (run.n, run.n_recorded) == (12, kept)
+        assert sum(run.at(site).untyped_storage().nbytes() for site in run.recorded) == kept * each
+        assert run.behaviour.kl_bits.shape == (12, 7), "behaviour is that of all"
+
+
+def test_blocks_are_only_a_matter_of_memory() -> None:
+    model, parts = lively(), blocks(7, 1, 5)
+    streamed = model.run(iter(parts), record=(s.K, s.Z), n_recorded=13, null_predictives=TASK.null_predictives)
+    whole = model.run([concatenate(parts)], record=(s.K, s.Z), n_recorded=13, null_predictives=TASK.null_predictives)
+    assert_same(whole.behaviour, streamed.behaviour, atol=1e-4)
+    assert_same(whole.null_behaviours["uniform"], streamed.null_behaviours["uniform"], atol=1e-12)
+    for site in (s.K, s.Z):
+        torch.testing.assert_close(streamed.at(site), whole.at(site), atol=1e-4, rtol=1e-5)
+
+
+def test_nulls_are_scored_on_every_sequence() -> None:
+    task = replace(TASK, repeats=True)
+    parts = [task.sample(size, seed=size) for size in (7, 5)]
+    run = lively().run(parts, n_recorded=3, null_predictives=task.null_predictives)
+    assert run.null_behaviours.keys() == {"uniform", "elimination_only"}
+    uniform = run.null_behaviours["uniform"]
+    np.testing.assert_allclose(uniform.model_entropy_bits, np.full((12, 7), np.log2(11)), atol=1e-12)
+    np.testing.assert_allclose(uniform.kl_bits, np.log2(11) - run.behaviour.exact_entropy_bits, atol=1e-12)
+    assert lively().run(parts).null_behaviours == {}
+
+
+def test_two_runs_are_equal_to_the_last_bit() -> None:
+    model = lively()
+    one, two = (model.run(blocks(7, 5), record=model.sites, n_recorded=11, seed=17) for _ in range(2))
+    assert one.seed == two.seed == 17 and torch.equal(one.log_answers, two.log_answers)
+    assert_same(one.behaviour, two.behaviour, rtol=0)
+    assert all(torch.equal(one.at(site), two.at(site)) for site in model.sites)
+
+
+def test_nothing_carries_a_gradient() -> None:
+    model = lively()
+    run = model.run(blocks(5), record=model.sites, n_recorded=5)
+    assert torch.is_grad_enabled()
+    assert not any(values.requires_grad for values in (run.log_answers, *run.recorded.values()))
+    assert all(parameter.grad is None and parameter.requires_grad for parameter in model.module.parameters())
+
+
+def failing(error: Exception) -> Iterator[Trials]:
+    yield TASK.sample(5, seed=0)
+    raise error
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("fails", [True, False])
+def test_the_module_is_left_as_it_was(training: bool, fails: bool) -> None:
+    model, modes = lively(), []
+    model.module.train(training)
+    model.module.blocks[1].train(not training)  # somebody froze, or woke, a part
+    before = [part.training for part in model.module.modules()]
+    model.module.blocks[0].register_forward_hook(lambda m, i, o: modes.append(m.training))
+    hooks = n_hooks(model.module)
+    if fails:
+        with pytest.raises(ZeroDivisionError):
+            model.run(failing(ZeroDivisionError()), record=model.sites, n_recorded=7)
+    else:
+        model.run(blocks(5), record=model.sites, n_recorded=7)
+    assert modes == [False], "the pass itself is in evaluation mode"
+    assert [part.training for part in model.module.modules()] == before and n_hooks(model.module) == hooks
+
+
+def test_the_users_own_hooks_fire_and_stay() -> None:
+    model, seen = lively(), []
+    module = model.module
+    handle = module.blocks[1].hook_resid_post.register_forward_hook(lambda m, i, o: seen.append("torch"))
+    module.blocks[1].hook_resid_post.add_hook(lambda value, hook: seen.append(hook.name))
+    run = model.run(blocks(7, 5), record=(s.RESID_POST,), n_recorded=9)
+    assert seen == ["torch", "blocks.1.hook_resid_post"] * 3, "seven, two recorded, three beyond"
+    assert handle.id in module.blocks[1].hook_resid_post._forward_hooks and run.n == 12
+    module(TASK.sample(1, seed=0).tokens)
+    assert len(seen) == 8
+
+
+def test_a_users_edit_is_what_is_measured() -> None:
+    model = lively()
+    before = model.run(blocks(5), record=(s.RESID_POST,), n_recorded=5)
+    model.module.blocks[0].hook_mlp_out.add_hook(lambda value, hook: 0 * value)
+    after = model.run(blocks(5), record=(s.RESID_POST,), n_recorded=5)
+    assert np.abs(after.behaviour.kl_bits - before.behaviour.kl_bits).max() > 0.01
+    assert (after.at(s.RESID_POST) - before.at(s.RESID_POST)).abs().amax(dim=(1, 2, 3)).min() > 0.1
+
+
+def test_missing_sites_name_what_there_is() -> None:
+    model = lively()
+    with pytest.raises(MissingSite, match=r"this run reads site 'state', which tiny has not\. It exposes: W_K, attn"):
+        model.run(blocks(5), record=(s.Z, s.STATE))
+    with pytest.raises(MissingSite, match=r"site 'k' was not recorded in this run of tiny\. It holds: pattern, z\."):
+        model.run(blocks(5), record=(s.Z, s.PATTERN)).at(s.K)
+    with pytest.raises(MissingSite, match=r"It holds: \(none\)"):
+        model.run(blocks(5)).at(s.K)
+
+
+def test_tasks_that_do_not_fit_are_refused() -> None:
+    with pytest.raises(TaskMismatch, match=r"uses ids \d+ … 23; tiny has 22 ids, 0 … 21\. Use the task"):
+        lively().run([Bijection(n_values=12, n_pairs=7).sample(3, seed=0)])
+    with pytest.raises(TaskMismatch, match=r"the task's sequences have 21 tokens; tiny has positions for 13"):
+        lively().run([Bijection(n_values=11, n_pairs=11).sample(3, seed=0)])
+    (trials,) = blocks(5)
+    with pytest.raises(TaskMismatch, match=r"uses ids -1 … \d+; tiny has 22 ids"):
+        lively().run([replace(trials, tokens=torch.where(trials.tokens == trials.tokens[2, 3], -1, trials.tokens))])
+
+
+def test_models_without_a_position_table_go_on() -> None:
+    run = lively("rotary").run([Bijection(n_values=11, n_pairs=11).sample(3, seed=0)])
+    assert run.behaviour.kl_bits.shape == (3, 11)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_logits_that_are_no_numbers_are_refused(value: float) -> None:
+    model = lively()
+    model.module.ln_final.register_forward_hook(lambda m, i, out: out.index_fill(0, torch.tensor([1, 4]), value))
+    with pytest.raises(NonFinite, match=r"tiny gave NaN or infinite logits in 2 of 5 sequences"):
+        model.run(blocks(5), n_recorded=5)
+
+
+def test_an_empty_stream_is_refused() -> None:
+    with pytest.raises(InvalidArgument, match=r"at least one block of trials"):
+        lively().run([])
+
+
+class Faulty(Model):
+    """A model that answers, and whose hook points for `attn_out` fire as often, and as wide, as they are told to."""
+
+    sites = frozenset({s.ATTN_OUT})
+
+    def __init__(self, *outputs: tuple[int, ...]) -> None:
+        self.spec, self.task, self.withheld = lively().spec, TASK, {}
+        self.module = nn.ModuleList(nn.Identity() for _ in range(2))
+        self.outputs = outputs
+
+    def point(self, site: Site, layer: int) -> nn.Module:
+        return self.module[layer]
+
+    def static(self, site: Site, tokens: Tensor) -> Tensor:
+        raise AssertionError("no site is static")
+
+    def logits(self, trials: Trials) -> Tensor:
+        self.module[0](torch.zeros(len(trials), 13, 30))
+        for shape in self.outputs:
+            self.module[1](torch.zeros(shape))
+        return torch.zeros(len(trials), 7, 22)
+
+    def fresh(self, seed: int) -> Model:
+        raise AssertionError("nobody asks")
+
+    def replayer(self) -> Replayer:
+        raise AssertionError("nobody asks")
+
+
+@pytest.mark.parametrize(
+    ("outputs", "message"),
+    [
+        ([], r"'attn_out' of layer 1 of tiny fired 0 times in one pass"),
+        ([(5, 13, 30)] * 2, r"'attn_out' of layer 1 of tiny fired 2 times in one pass"),
+        ([(5, 13, 31)], r"layer 1 of tiny has shape \(5, 13, 31\); its axes batch pos d_model say \(5, 13, 30\)"),
+        ([(5, 7, 30)], r"has shape \(5, 7, 30\)"),
+        ([(13, 5, 30)], r"has shape \(13, 5, 30\)"),
+        ([(5, 13, 3, 10)], r"has shape \(5, 13, 3, 10\)"),
+    ],
+    ids=["silent", "twice", "wide", "cut", "transposed", "per head"],
+)
+def test_hook_points_that_break_their_word_are_found(outputs: list[tuple[int, ...]], message: str) -> None:
+    model = Faulty(*outputs)
+    with pytest.raises(HookFault, match=message):
+        model.run(blocks(5), record=(s.ATTN_OUT,), n_recorded=5)
+    assert n_hooks(model.module) == 0 and torch.is_grad_enabled()
+    assert Faulty((5, 13, 30)).run(blocks(5), record=(s.ATTN_OUT,), n_recorded=5).at(s.ATTN_OUT).shape == (2, 5, 7, 30)

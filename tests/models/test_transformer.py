@@ -1,0 +1,277 @@
+"""The transformer against a twin with loops over heads and queries, its hooks, its identities and its refusals."""
+
+import itertools
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from scipy.special import erf
+from torch import Tensor
+
+from bayesgeom.errors import TaskMismatch
+from bayesgeom.models.transformer import (
+    NORMS,
+    POSITIONS,
+    Attention,
+    Transformer,
+    TransformerConfig,
+    alibi_bias,
+    rotated,
+    sinusoids,
+)
+
+SMALL = TransformerConfig(d_vocab=11, n_ctx=7, n_layers=2, n_heads=3, d_model=30, d_mlp=13)
+KINDS = [
+    replace(SMALL, positions=positions, norm=norm, tied=tied)
+    for positions, norm, tied in itertools.product(POSITIONS, NORMS, (True, False))
+]
+
+
+every_kind = pytest.mark.parametrize(
+    "config", KINDS, ids=lambda c: f"{c.positions}-{c.norm}-{'tied' if c.tied else 'untied'}"
+)
+every_position = pytest.mark.parametrize("positions", POSITIONS)
+
+
+def lively(config: TransformerConfig, attention: Attention = "auto") -> Transformer:
+    """A transformer whose weights, biases and norms included, are large enough for every term to show."""
+    module = Transformer(config, seed=0, attention=attention)
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.add_(torch.randn(parameter.shape, generator=generator), alpha=0.4)
+    return module.eval()
+
+
+def some_tokens(n_pos: int = 7, seed: int = 2) -> Tensor:
+    return torch.randint(11, (5, n_pos), generator=torch.Generator().manual_seed(seed))
+
+
+def twin_norm(x: np.ndarray, weights: dict[str, np.ndarray], name: str) -> np.ndarray:
+    is_layernorm = f"{name}.b" in weights
+    centred = x - x.mean(-1, keepdims=True) if is_layernorm else x
+    scaled = centred / np.sqrt((centred**2).mean(-1, keepdims=True) + 1e-5)
+    return scaled * weights[f"{name}.w"] + (weights[f"{name}.b"] if is_layernorm else 0)
+
+
+def turned(x: np.ndarray) -> np.ndarray:
+    """Rotary positions as complex numbers: coordinate i is the real part, coordinate i + d/2 the imaginary one."""
+    half = x.shape[-1] // 2
+    angle = np.arange(len(x))[:, None] * 10_000.0 ** (-np.arange(half) / half)
+    turned_by = (x[:, :half] + 1j * x[:, half:]) * np.exp(1j * angle)
+    return np.concatenate([turned_by.real, turned_by.imag], axis=-1)
+
+
+def twin_attention(x: np.ndarray, weights: dict[str, np.ndarray], name: str, config: TransformerConfig) -> np.ndarray:
+    """One sequence, one head, one query at a time."""
+    out, d = np.zeros_like(x), config.d_head
+    for head in range(config.n_heads):
+        rows = slice(head * d, (head + 1) * d)
+        q, k, v = (x @ weights[f"{name}.W_{which}.weight"][rows].T for which in "QKV")
+        if config.positions == "rotary":
+            q, k = turned(q), turned(k)
+        for query in range(len(x)):
+            scores = np.array([q[query] @ k[key] / math.sqrt(d) for key in range(query + 1)])
+            if config.positions == "alibi":
+                scores -= 2 ** (-8 * (head + 1) / config.n_heads) * np.arange(query, -1, -1)
+            pattern = np.exp(scores - scores.max())
+            z = (pattern / pattern.sum()) @ v[: query + 1]
+            out[query] += weights[f"{name}.W_O.weight"][:, rows] @ z
+    return out
+
+
+def twin_logits(module: Transformer, tokens: list[int]) -> np.ndarray:
+    config = module.config
+    weights = {name: tensor.double().numpy() for name, tensor in module.state_dict().items()}
+    x = weights["embed.weight"][tokens]
+    if config.positions == "learned":
+        x = x + weights["pos_embed.weight"][: len(tokens)]
+    if config.positions == "sinusoidal":
+        x = x + np.array([[twin_wave(p, i, config.d_model) for i in range(config.d_model)] for p in range(len(tokens))])
+    for layer in range(config.n_layers):
+        block = f"blocks.{layer}"
+        x = x + twin_attention(twin_norm(x, weights, f"{block}.ln1"), weights, f"{block}.attn", config)
+        hidden = twin_norm(x, weights, f"{block}.ln2") @ weights[f"{block}.mlp.W_in.weight"].T
+        hidden = hidden + weights[f"{block}.mlp.W_in.bias"]
+        gelu = hidden * (1 + erf(hidden / math.sqrt(2))) / 2
+        x = x + gelu @ weights[f"{block}.mlp.W_out.weight"].T + weights[f"{block}.mlp.W_out.bias"]
+    output = weights["embed.weight" if config.tied else "unembed.weight"]
+    return twin_norm(x, weights, "ln_final") @ output.T
+
+
+def twin_wave(pos: int, i: int, d_model: int) -> float:
+    angle = pos / 10_000 ** ((i - i % 2) / d_model)
+    return 0.02 * math.sqrt(2) * (math.cos(angle) if i % 2 else math.sin(angle))
+
+
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+@every_kind
+def test_logits_match_a_loop_over_heads_and_queries(config: TransformerConfig, attention: Attention) -> None:
+    module, tokens = lively(config, attention), some_tokens()
+    with torch.no_grad():
+        logits = module(tokens)
+    twin = np.stack([twin_logits(module, row) for row in tokens.tolist()])
+    np.testing.assert_allclose(logits.numpy(), twin, atol=3e-5 * np.abs(twin).max())
+
+
+@every_kind
+def test_eager_and_sdpa_agree(config: TransformerConfig) -> None:
+    eager, sdpa = lively(config, "eager"), lively(config, "sdpa")
+    with torch.no_grad():
+        torch.testing.assert_close(eager(some_tokens()), sdpa(some_tokens()), atol=1e-4, rtol=1e-5)
+
+
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+@every_position
+def test_later_tokens_never_reach_earlier_logits(positions: str, attention: Attention) -> None:
+    module, tokens = lively(replace(SMALL, positions=positions), attention), some_tokens()
+    with torch.no_grad():
+        before = module(tokens)
+        for pos in range(7):
+            changed = tokens.clone()
+            changed[:, pos] = (changed[:, pos] + 1) % 11
+            after = module(changed)
+            torch.testing.assert_close(after[:, :pos], before[:, :pos], atol=1e-5, rtol=0)
+            assert ((after[:, pos:] - before[:, pos:]).abs().amax(dim=(0, 2)) > 1e-3).all(), "and do reach later ones"
+
+
+def test_rotary_products_depend_on_the_distance_alone() -> None:
+    x, y = torch.randn(2, 10, generator=torch.Generator().manual_seed(3)).double()
+    at_every = [rotated(vector.expand(1, 13, 1, 10))[0, :, 0] for vector in (x, y)]
+    products = at_every[0] @ at_every[1].T
+    for distance in range(-12, 13):
+        diagonal = products.diagonal(distance)
+        torch.testing.assert_close(diagonal, diagonal[:1].expand_as(diagonal), atol=1e-5, rtol=0)
+
+
+def test_sinusoids_of_odd_width_match_their_formula() -> None:
+    twin = np.array([[twin_wave(p, i, 5) for i in range(5)] for p in range(7)])
+    np.testing.assert_allclose(sinusoids(7, 5, torch.zeros(1)).numpy(), twin, atol=1e-7)
+
+
+def expected_hooks(config: TransformerConfig) -> set[str]:
+    rotary = {"attn.hook_rot_q", "attn.hook_rot_k"} if config.positions == "rotary" else set()
+    in_block = rotary | {
+        *("hook_resid_pre", "hook_attn_out", "hook_resid_mid", "hook_mlp_out", "hook_resid_post"),
+        *("ln1.hook_normalized", "ln2.hook_normalized", "mlp.hook_pre", "mlp.hook_post"),
+        *(f"attn.hook_{name}" for name in ("q", "k", "v", "z", "attn_scores", "pattern")),
+    }
+    outside = {"hook_embed", "ln_final.hook_normalized"}
+    outside |= {"hook_pos_embed"} if config.positions in ("learned", "sinusoidal") else set()
+    return outside | {f"blocks.{layer}.{name}" for layer in range(config.n_layers) for name in in_block}
+
+
+@every_position
+def test_every_hook_has_its_transformer_lens_name_and_fires(positions: str) -> None:
+    module = lively(replace(SMALL, positions=positions))
+    logits, cache = module.run_with_cache(some_tokens())
+    assert set(module.hook_dict) == set(cache) == expected_hooks(module.config)
+    torch.testing.assert_close(logits, module(some_tokens()), atol=1e-4, rtol=1e-5)
+
+
+@every_position
+def test_every_activation_has_its_batch_axis(positions: str) -> None:
+    module = lively(replace(SMALL, positions=positions))
+    cache = module.run_with_cache(some_tokens())[1]
+    assert {name: len(value) for name, value in cache.items()} == dict.fromkeys(cache, 5)
+
+
+@every_kind
+def test_residual_and_attention_identities(config: TransformerConfig) -> None:
+    cache = lively(config).run_with_cache(some_tokens())[1]
+    close = {"atol": 1e-4, "rtol": 1e-5}
+    for layer in range(2):
+        site = {name.removeprefix(f"blocks.{layer}."): x.detach() for name, x in cache.items()}
+        torch.testing.assert_close(site["hook_resid_pre"] + site["hook_attn_out"], site["hook_resid_mid"], **close)
+        torch.testing.assert_close(site["hook_resid_mid"] + site["hook_mlp_out"], site["hook_resid_post"], **close)
+        kind = "rot_" if config.positions == "rotary" else ""
+        q, k = site[f"attn.hook_{kind}q"], site[f"attn.hook_{kind}k"]
+        scores = torch.einsum("bqhd,bkhd->bhqk", q, k) / math.sqrt(10)
+        scores = scores + alibi_bias(3, 7, q) if config.positions == "alibi" else scores
+        scores = scores.masked_fill(torch.ones(7, 7, dtype=torch.bool).triu(1), -torch.inf)
+        torch.testing.assert_close(scores, site["attn.hook_attn_scores"], **close)
+        torch.testing.assert_close(scores.softmax(-1), site["attn.hook_pattern"], **close)
+        z = torch.einsum("bhqk,bkhd->bqhd", site["attn.hook_pattern"], site["attn.hook_v"])
+        torch.testing.assert_close(z, site["attn.hook_z"], **close)
+
+
+@pytest.mark.parametrize("head", range(3))
+def test_zeroing_one_heads_z_is_cutting_its_output_matrix(head: int) -> None:
+    module, tokens = lively(SMALL), some_tokens()
+
+    def silence(z: Tensor, hook: object) -> Tensor:
+        return torch.where(torch.arange(3)[:, None] == head, 0.0, z)
+
+    with torch.no_grad():
+        before = module(tokens)
+        silenced = module.run_with_hooks(tokens, fwd_hooks=[("blocks.1.attn.hook_z", silence)])
+        assert (silenced - before).abs().max() > 0.1
+        torch.testing.assert_close(module(tokens), before, atol=0, rtol=0, msg="hooks leave no trace")
+        module.blocks[1].attn.W_O.weight[:, 10 * head : 10 * (head + 1)] = 0
+        torch.testing.assert_close(silenced, module(tokens), atol=1e-4, rtol=1e-5)
+
+
+@pytest.mark.parametrize("site", ["attn_scores", "pattern"])
+def test_editing_attention_takes_effect(site: str) -> None:
+    module, tokens = lively(SMALL), some_tokens()
+
+    def look_here(x: Tensor, hook: object) -> Tensor:
+        return torch.eye(7).expand_as(x).log() if site == "attn_scores" else torch.eye(7).expand_as(x)
+
+    with torch.no_grad():
+        edited = module.run_with_hooks(tokens, fwd_hooks=[(f"blocks.0.attn.hook_{site}", look_here)])
+        own_value = module.run_with_cache(tokens)[1]["blocks.0.attn.hook_v"]
+        by_z = module.run_with_hooks(tokens, fwd_hooks=[("blocks.0.attn.hook_z", lambda z, hook: own_value)])
+    torch.testing.assert_close(edited, by_z, atol=1e-4, rtol=1e-5)
+    assert (edited - module(tokens)).abs().max() > 0.1
+
+
+def test_auto_attention_is_fused_unless_watched_or_trained(monkeypatch: pytest.MonkeyPatch) -> None:
+    module, tokens, fused = lively(SMALL), some_tokens(), torch.nn.functional.scaled_dot_product_attention
+    calls: list[None] = []
+    monkeypatch.setattr(
+        torch.nn.functional, "scaled_dot_product_attention", lambda *a, **k: (calls.append(None), fused(*a, **k))[1]
+    )
+
+    def n_fused(names: list[str]) -> int:
+        calls.clear()
+        module.run_with_cache(tokens, names_filter=names)
+        return len(calls)
+
+    assert n_fused([]) == 0, "gradients are taken on a CPU"
+    with torch.no_grad():
+        assert n_fused(["blocks.0.hook_resid_pre"]) == 2
+        assert n_fused(["blocks.1.attn.hook_pattern"]) == n_fused(["blocks.0.attn.hook_attn_scores"]) == 1
+        assert n_fused([]) == 2, "former hooks are gone"
+
+
+def test_learned_positions_end_where_their_table_ends() -> None:
+    with pytest.raises(TaskMismatch, match=r"13 tokens asked of a model with learned positions for 7; shorten"):
+        SMALL.build(seed=0)(some_tokens(13))
+
+
+@pytest.mark.parametrize("positions", [kind for kind in POSITIONS if kind != "learned"])
+def test_other_positions_go_on(positions: str) -> None:
+    module = lively(replace(SMALL, positions=positions))
+    with torch.no_grad():
+        assert module(some_tokens(13)).shape == (5, 13, 11)
+
+
+def test_a_seed_decides_the_weights() -> None:
+    with torch.random.fork_rng():
+        torch.manual_seed(1)
+        first, other = SMALL.build(seed=3).state_dict(), SMALL.build(seed=4).state_dict()
+        torch.manual_seed(2)
+        again = SMALL.build(seed=3).state_dict()
+    assert all(torch.equal(first[name], again[name]) for name in first)
+    assert not torch.equal(first["embed.weight"], other["embed.weight"])
+
+
+@every_kind
+def test_parameter_count(config: TransformerConfig) -> None:
+    d, norm = 30, 30 * (2 if config.norm == "layernorm" else 1)
+    ids = 11 * d * (1 if config.tied else 2) + (7 * d if config.positions == "learned" else 0)
+    block = 4 * d * d + (d * 13 + 13) + (13 * d + d) + 2 * norm
+    assert sum(p.numel() for p in config.build(seed=0).parameters()) == ids + 2 * block + norm

@@ -1,0 +1,217 @@
+"""Attention entropy and consistency against loops over rows, their bounds, and when they say nothing."""
+
+import itertools
+import math
+from pathlib import Path
+
+import numpy as np
+import plotly.graph_objects as go
+import pytest
+import torch
+
+from bayesgeom import sites as s
+from bayesgeom.activations import Run
+from bayesgeom.probes.attention_entropy import AttentionEntropy, AttentionEntropyReport
+from bayesgeom.probes.base import planted_run, planted_trials
+from bayesgeom.statistics import mean_interval
+from bayesgeom.tasks.bijection import Bijection
+
+LAYERS, N, POSITIONS, HEADS, HYPOTHESES = 3, 11, 7, 2, 5
+IDS = (6, 1, 3, 0, 4)  # token of each hypothesis; ids 2 and 5 stand for none
+
+
+def run_of(rng: np.random.Generator, *, n_queries: int = POSITIONS, ids: tuple[int, ...] | None = IDS) -> Run:
+    """Random attention; with all positions scored, the first row sees one position only."""
+    tokens = rng.integers(7, size=(N, POSITIONS))
+    exact = rng.dirichlet(np.ones(HYPOTHESES), size=(N, n_queries))
+    trials = planted_trials(exact, tokens, token_sets={} if ids is None else {"hypotheses": ids})
+    scores = torch.from_numpy(2 * rng.normal(size=(LAYERS, N, HEADS, n_queries, POSITIONS)))
+    visible = torch.arange(POSITIONS) <= trials.scored_positions()[..., None]
+    pattern = scores.masked_fill(~visible[:, None], -torch.inf).softmax(-1).float()
+    return planted_run(trials, {s.PATTERN: pattern}, seed=3)
+
+
+def slow_entropy(p: list[float]) -> float:
+    return -sum(x * math.log2(x) for x in p if x > 0)
+
+
+def slow_consistency(row: list[float], tokens: list[int], belief: list[float]) -> float:
+    """1 − total variation, with what is on no hypothesis as one more outcome that has no belief."""
+    mass = [sum(a for a, token in zip(row, tokens, strict=True) if token == i) for i in IDS]
+    rest = 1 - sum(mass)
+    return 1 - (sum(abs(m - b) for m, b in zip(mass, belief, strict=True)) + rest) / 2
+
+
+def consistencies(run: Run, layer: int, head: int) -> np.ndarray:
+    """Sequence by query position."""
+    pattern, belief = run.recorded[s.PATTERN][layer, :, head], run.trials.at_scored(run.trials.belief)
+    return np.array(
+        [
+            [
+                slow_consistency(pattern[b, q].tolist(), run.trials.tokens[b].tolist(), belief[b, q].tolist())
+                for q in range(pattern.shape[1])
+            ]
+            for b in range(N)
+        ]
+    )
+
+
+def test_entropy_equals_a_loop(rng: np.random.Generator) -> None:
+    run = run_of(rng)
+    report = AttentionEntropy().measure(run)
+    for layer, head in itertools.product(range(LAYERS), range(HEADS)):
+        pattern = run.recorded[s.PATTERN][layer, :, head].double()
+        bits = [[slow_entropy(pattern[b, q].tolist()) for q in range(POSITIONS)] for b in range(N)]
+        assert report.entropy_bits[layer, head] == pytest.approx(np.mean(bits), abs=1e-5)
+        shares = [[bits[b][q] / math.log2(q + 1) for q in range(1, POSITIONS)] for b in range(N)]
+        assert report.entropy_share[layer, head] == pytest.approx(np.mean(shares), abs=1e-5)
+        lo, hi = mean_interval(np.mean(bits, axis=1), seed=3)
+        assert report.entropy_bits_lo[layer, head] == pytest.approx(float(lo), abs=1e-5)
+        assert report.entropy_bits_hi[layer, head] == pytest.approx(float(hi), abs=1e-5)
+    np.testing.assert_allclose(report.entropy_bits_null, np.mean(np.log2(np.arange(1, POSITIONS + 1))))
+    np.testing.assert_array_equal(report.entropy_share_null, 1)
+
+
+def test_reduction_is_of_the_head_means(rng: np.random.Generator) -> None:
+    report = AttentionEntropy().measure(run_of(rng))
+    first, last = report.entropy_bits[0].mean(), report.entropy_bits[-1].mean()
+    assert report.reduction == pytest.approx(1 - last / first)
+    np.testing.assert_allclose(report.entropy_bits_by_layer, report.entropy_bits.mean(axis=1))
+    lo, hi = report.intervals["reduction"]
+    assert lo < report.reduction < hi and report.nulls["reduction"] == 0
+
+
+@pytest.mark.parametrize("n_queries", [POSITIONS, 3])
+def test_consistency_equals_a_loop(rng: np.random.Generator, n_queries: int) -> None:
+    run = run_of(rng, n_queries=n_queries)
+    report = AttentionEntropy().measure(run)
+    assert report.note == "" and report.n == N
+    for layer, head in itertools.product(range(LAYERS), range(HEADS)):
+        rows = consistencies(run, layer, head)
+        assert report.consistency[layer, head] == pytest.approx(rows.mean(), abs=1e-5)
+        expected = np.quantile(rows, [0.05, 0.25, 0.5, 0.75, 0.95])
+        np.testing.assert_allclose(report.consistency_quantiles[:, layer, head], expected, atol=1e-5)
+        lo, hi = mean_interval(rows.mean(axis=1), seed=3)
+        assert report.consistency_lo[layer, head] == pytest.approx(float(lo), abs=1e-5)
+        assert report.consistency_hi[layer, head] == pytest.approx(float(hi), abs=1e-5)
+    assert report.consistency_last_layer == pytest.approx(report.consistency[-1].mean())
+    assert report.consistency_greatest == report.consistency.max()
+
+
+def test_uniform_null_and_ceiling_equal_a_loop(rng: np.random.Generator) -> None:
+    run = run_of(rng)
+    report = AttentionEntropy().measure(run)
+    belief, uniform, reachable = run.trials.at_scored(run.trials.belief), [], []
+    for b, q in itertools.product(range(N), range(POSITIONS)):
+        tokens, posterior = run.trials.tokens[b].tolist(), belief[b, q].tolist()
+        row = [1 / (q + 1)] * (q + 1) + [0.0] * (POSITIONS - q - 1)
+        uniform.append(slow_consistency(row, tokens, posterior))
+        reachable.append(sum(p for i, p in zip(IDS, posterior, strict=True) if i in tokens[: q + 1]))
+    np.testing.assert_allclose(report.consistency_null, np.mean(uniform), atol=1e-6)
+    assert report.consistency_ceiling == pytest.approx(np.mean(reachable), abs=1e-6)
+    assert (report.consistency <= report.consistency_ceiling + 1e-6).all()
+    assert report.nulls["consistency_last_layer"] == pytest.approx(np.mean(uniform), abs=1e-6)
+
+
+def test_shuffled_attention_keeps_what_position_decides_alone(rng: np.random.Generator) -> None:
+    n, queries = 200, 2
+    tokens = np.concatenate([np.argsort(rng.random((n, 5)), axis=1), np.full((n, queries), 6)], axis=1)
+    exact = rng.dirichlet(np.ones(5), size=(n, queries))
+    trials = planted_trials(exact, tokens, token_sets={"hypotheses": range(5)})
+    own = np.zeros((n, queries, 7))
+    np.put_along_axis(own, np.repeat(tokens[:, None, :5].argsort(axis=2), queries, axis=1), exact, axis=2)
+    fixed = np.broadcast_to(own[:1], own.shape)
+    pattern = torch.from_numpy(np.stack([own, fixed])[:, :, None].astype(np.float32))
+    report = AttentionEntropy().measure(planted_run(trials, {s.PATTERN: pattern}))
+    assert report.consistency[0, 0] == pytest.approx(1, abs=1e-5)
+    pairs = [(i, j) for i in range(n) for j in range(n)]
+    expected = np.mean(
+        [np.minimum(exact[i, q], exact[j, q][np.argsort(rng.random(5))]).sum() for i, j in pairs[::41] for q in (0, 1)]
+    )
+    assert report.consistency_shuffled[0, 0] == pytest.approx(expected, abs=0.04)
+    assert report.consistency_shuffled[1, 0] == pytest.approx(report.consistency[1, 0], abs=1e-5)
+
+
+def test_exchanging_hypotheses_and_their_tokens_together_changes_nothing(rng: np.random.Generator) -> None:
+    run = run_of(rng)
+    order = [3, 0, 4, 1, 2]
+    exact = run.trials.at_scored(run.trials.belief)[..., order]
+    renamed = planted_trials(
+        exact.numpy(), run.trials.tokens.numpy(), token_sets={"hypotheses": [IDS[i] for i in order]}
+    )
+    before, after = (AttentionEntropy().measure(planted_run(t, run.recorded)) for t in (run.trials, renamed))
+    np.testing.assert_allclose(after.consistency, before.consistency, atol=1e-6)
+    np.testing.assert_allclose(after.consistency_quantiles, before.consistency_quantiles, atol=1e-6)
+
+
+def test_entropy_lies_between_nothing_and_uniform(rng: np.random.Generator) -> None:
+    report = AttentionEntropy().measure(run_of(rng))
+    assert (report.entropy_bits >= 0).all() and (report.entropy_bits <= report.entropy_bits_null).all()
+    assert (report.consistency >= 0).all() and (report.consistency <= 1).all()
+    assert (np.diff(report.consistency_quantiles, axis=0) >= 0).all()
+
+
+def test_in_the_bijection_without_repeats_consistency_cannot_be_other_than_zero(rng: np.random.Generator) -> None:
+    task = Bijection(n_values=7, n_pairs=5)
+    trials = task.sample(13, seed=1)
+    scores = torch.from_numpy(rng.normal(size=(2, 13, 3, 5, 9)))
+    hidden = torch.arange(9) > trials.scored_positions()[..., None]
+    pattern = scores.masked_fill(hidden[:, None], -torch.inf).softmax(-1).float()
+    report = AttentionEntropy().measure(planted_run(trials, {s.PATTERN: pattern}))
+    assert report.consistency_ceiling == 0 and not report.consistency.any() and "any attention" in report.note
+    assert any("at most 0" in line.null_label for line in report.headlines())
+    assert "consistency is 0 for any attention" in report.figure().layout.title.text
+
+
+def test_with_repeats_the_stored_value_can_be_attended_to() -> None:
+    trials = Bijection(n_values=3, n_pairs=11, repeats=True).sample(17, seed=2)
+    stored = trials.relations["stored_value"].float()
+    itself = torch.nn.functional.one_hot(trials.scored_positions(), trials.tokens.shape[1]).float()
+    row = torch.where(stored.any(-1, keepdim=True), stored / stored.sum(-1, keepdim=True).clamp_min(1), itself)
+    pattern = torch.stack([itself, row])[:, :, None]
+    report = AttentionEntropy().measure(planted_run(trials, {s.PATTERN: pattern}))
+    assert 0.3 < report.consistency_ceiling <= 1 and report.note == ""
+    returned = float(stored.any(-1).double().mean())
+    assert report.consistency[:, 0].tolist() == pytest.approx([0, returned], abs=1e-6)
+
+
+@pytest.mark.parametrize("ids", [None, (6, 1, 3)])
+def test_without_tokens_for_every_hypothesis_consistency_is_nan(
+    rng: np.random.Generator, ids: tuple[int, ...] | None, tmp_path: Path
+) -> None:
+    report = AttentionEntropy().measure(run_of(rng, ids=ids))
+    assert f"{0 if ids is None else 3} tokens stand for hypotheses, and the belief is over 5" in report.note
+    for name in ("consistency", "consistency_lo", "consistency_shuffled", "consistency_quantiles"):
+        assert np.isnan(vars(report)[name]).all()
+    assert math.isnan(report.consistency_greatest) and math.isfinite(report.reduction)
+    assert len(report.headlines()) == 1 and isinstance(report.figure(), go.Figure)
+    report.save(tmp_path / "r")
+    restored = AttentionEntropyReport.load(tmp_path / "r")
+    np.testing.assert_equal(restored.arrays(), report.arrays())
+    np.testing.assert_equal(restored.scalars(), report.scalars())
+
+
+def test_a_single_layer_reduces_nothing(rng: np.random.Generator) -> None:
+    run = run_of(rng)
+    report = AttentionEntropy().measure(planted_run(run.trials, {s.PATTERN: run.recorded[s.PATTERN][:1]}))
+    assert math.isnan(report.reduction)
+
+
+def test_initialisation_is_the_mean_over_copies(rng: np.random.Generator) -> None:
+    copies = [AttentionEntropy().measure(run_of(rng)) for _ in range(2)]
+    report = AttentionEntropy().measure(run_of(rng), copies)
+    for metric in ("entropy_bits", "entropy_share", "consistency"):
+        mean = np.mean([vars(copy)[metric] for copy in copies], axis=0)
+        np.testing.assert_array_equal(vars(report)[f"{metric}_initialisation"], mean)
+    assert report.nulls["reduction"] == pytest.approx(np.mean([copy.reduction for copy in copies]))
+    assert report.headlines()[0].null_label == "initialisation"
+
+
+def test_figure_draws_the_nulls(rng: np.random.Generator) -> None:
+    report = AttentionEntropy().measure(run_of(rng), [AttentionEntropy().measure(run_of(rng))])
+    figure = report.figure()
+    names = {trace.name for trace in figure.data}
+    assert {"null: uniform attention", "null: initialisation", "null: another sequence's attention"} <= names
+    maps = [trace for trace in figure.data if isinstance(trace, go.Heatmap)]
+    assert len(maps) == 2 and all(any("null" in tick for tick in trace.colorbar.ticktext) for trace in maps)
+    np.testing.assert_array_equal(maps[0].z, report.entropy_share)

@@ -1,0 +1,182 @@
+"""Belief read-out: planted beliefs are found, absent ones are not, and every number stands beside its nulls."""
+
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from bayesgeom.activations import Run
+from bayesgeom.probes import belief_readout
+from bayesgeom.probes.base import planted_run
+from bayesgeom.probes.belief_readout import COUNTS, SUBSPACES, BeliefReadout, BeliefReadoutReport
+from bayesgeom.sites import RESID_POST, RESID_PRE
+from bayesgeom.tasks.base import WindTunnel
+from bayesgeom.tasks.bijection import Bijection
+from bayesgeom.tasks.hmm import HMM
+
+N, LAYERS, D = 61, 3, 13
+REPEATS, DISTINCT = Bijection(n_values=5, n_pairs=7, repeats=True), Bijection(n_values=5, n_pairs=3)
+CHAIN = HMM(n_states=3, n_symbols=2, length=7, floor=0.1, grid=0.05)
+NOISE, WRITTEN, GUESSES = range(LAYERS)
+
+
+def planted(task: WindTunnel = REPEATS, *, n: int = N, seed: int = 0) -> Run:
+    """Noise; the belief, linearly; the best guess alone. The embedding is noise."""
+    trials, rng = task.sample(n, seed=seed), np.random.default_rng(seed)
+    belief = trials.at_scored(trials.belief).numpy()
+    noise = rng.normal(size=(*belief.shape[:2], D))
+    guesses = 9 * np.eye(belief.shape[-1], D)[belief.argmax(axis=-1)]
+    layers = np.stack([noise, belief @ rng.normal(size=(belief.shape[-1], D)), guesses + 0.1 * noise])
+    return planted_run(
+        trials, {RESID_POST: torch.from_numpy(layers), RESID_PRE: torch.from_numpy(layers[::-1].copy())}, seed=seed
+    )
+
+
+def test_an_embedded_belief_is_read_whole_and_noise_holds_none() -> None:
+    report = BeliefReadout().measure(planted())
+    assert report.r2[WRITTEN] == pytest.approx(1, abs=1e-3) and report.r2[NOISE] < 0.1
+    assert report.total_variation[WRITTEN] < 0.01 < 0.3 < report.total_variation[NOISE]
+    assert abs(report.balanced_accuracy[NOISE] - 0.5) < 0.1 < 0.3 < report.balanced_accuracy[WRITTEN] - 0.5
+    assert (np.abs(report.balanced_accuracy_null - 0.5) < 0.05).all() and (report.r2_null < 0.05).all()
+    assert report.r2_random_subspace[WRITTEN] > 0.9  # a random subspace of the belief's own rank misses little
+
+
+def test_best_guesses_are_clusters() -> None:
+    report = BeliefReadout().measure(planted(CHAIN))
+    at_three = report.cluster_counts.index("3")
+    assert report.rand_index[GUESSES, at_three] > 0.95 and report.silhouette[GUESSES, at_three] > 0.9
+    assert report.silhouette[GUESSES, at_three] > 2 * report.silhouette_null[GUESSES, at_three]
+    assert abs(report.rand_index[NOISE]).max() < 0.1 > abs(report.rand_index_null).max()
+    assert np.nanmin(report.nearest_centroid_accuracy[GUESSES]) == 1
+    assert report.nearest_centroid_accuracy[NOISE, 0] < 0.6 > report.nearest_centroid_accuracy_null[GUESSES, 0]
+    assert 1 / 3 <= report.constant_accuracy[0] < 0.6
+
+
+def test_nobody_dies_in_a_chain() -> None:
+    report = BeliefReadout().measure(planted(CHAIN))
+    assert all(np.isnan(values).all() for name, values in report.arrays().items() if name.startswith("balanced"))
+    assert "nan" in str(report.headlines()[2])
+    assert "none is ruled out" in [trace.text[0] for trace in report.figure().data if trace.mode == "text"]
+
+
+def test_without_returning_keys_there_is_no_best_guess() -> None:
+    report = BeliefReadout().measure(planted(DISTINCT))
+    assert np.isnan(report.rand_index).all() and np.isnan(report.nearest_centroid_accuracy).all()
+    assert np.isfinite(report.r2).all() and np.isfinite(report.silhouette).all()
+
+
+def test_the_embedding_is_read_where_it_was_recorded() -> None:
+    run = planted()
+    before = run.recorded[RESID_PRE].clone()
+    before[0] = run.at(RESID_POST)[WRITTEN]
+    report = BeliefReadout().measure(replace(run, recorded={RESID_POST: run.at(RESID_POST), RESID_PRE: before}))
+    assert report.embedding_r2 == pytest.approx(float(report.r2[WRITTEN]))
+    assert report.embedding_total_variation == pytest.approx(float(report.total_variation[WRITTEN]))
+    assert report.embedding_balanced_accuracy == pytest.approx(float(report.balanced_accuracy[WRITTEN]))
+    assert "embedding" in [trace.name for trace in report.figure().data]
+    without = BeliefReadout().measure(replace(run, recorded={RESID_POST: run.at(RESID_POST)}))
+    assert math.isnan(without.embedding_r2) and math.isnan(without.embedding_balanced_accuracy)
+    assert "embedding" not in [trace.name for trace in without.figure().data]
+
+
+def test_a_code_for_position_reads_no_belief_of_its_own() -> None:
+    run = planted()
+    place = torch.eye(7, D).expand(LAYERS, N, -1, -1) + 0.01 * run.at(RESID_POST)[:1]
+    report = BeliefReadout().measure(replace(run, recorded={RESID_POST: place}))
+    assert report.r2[0] < 0.1 and abs(report.r2[0] - report.r2_null[0]) < 0.1
+    assert abs(report.balanced_accuracy[0] - 0.5) < 0.1
+
+
+def test_nulls_at_initialisation_are_means_over_the_copies() -> None:
+    probe = BeliefReadout()
+    copies = [probe.measure(planted(seed=seed)) for seed in (1, 2, 3)]
+    alone, report = probe.measure(planted()), probe.measure(planted(), copies)
+    metrics = [name.removesuffix("_initialisation") for name in report.axes() if name.endswith("_initialisation")]
+    assert len(metrics) == 6
+    for metric in metrics:
+        mean = np.mean([vars(copy)[metric] for copy in copies], axis=0)
+        np.testing.assert_allclose(vars(report)[f"{metric}_initialisation"], mean, err_msg=metric)
+        assert np.isnan(vars(alone)[f"{metric}_initialisation"]).all()
+
+
+def test_subspaces_have_the_rank_of_the_belief_and_never_more_than_there_is() -> None:
+    assert SUBSPACES >= 20
+    report = BeliefReadout().measure(planted(CHAIN))
+    assert report.subspace_rank == 3
+    assert (report.r2_random_subspace_lo <= report.r2_random_subspace_hi).all()
+    run = planted()
+    narrow = BeliefReadout().measure(replace(run, recorded={RESID_POST: run.at(RESID_POST)[..., :2]}))
+    assert narrow.subspace_rank == 2
+    np.testing.assert_allclose(narrow.r2_random_subspace, narrow.r2, atol=1e-5)  # the whole space, turned
+
+
+def test_intervals_hold_the_estimate() -> None:
+    report = BeliefReadout().measure(planted())
+    for metric in ("r2", "total_variation", "balanced_accuracy"):
+        for layer in (NOISE, GUESSES):
+            value, lo, hi = (vars(report)[f"{metric}{end}"][layer] for end in ("", "_lo", "_hi"))
+            assert lo < value < hi, metric
+
+
+def test_halves_and_budget_are_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    report = BeliefReadout().measure(planted())
+    assert (report.n, report.n_held_out, report.n_clustered) == (N, N // 2, N * 7)
+    monkeypatch.setattr(belief_readout, "MAX_POINTS", 31 * 7 + 3)
+    monkeypatch.setattr(belief_readout, "N_CLUSTERED", 101)
+    less = BeliefReadout().measure(planted())
+    assert (less.n, less.n_held_out, less.n_clustered) == (31, 15, 101)
+
+
+@pytest.mark.parametrize("n", [1, 2])
+def test_few_sequences_give_fewer_answers_and_no_fault(n: int) -> None:
+    report = BeliefReadout().measure(planted(n=n))
+    assert np.isnan(report.r2).all() == (n == 1)
+    assert report.figure().data and report.headlines() and report.records()
+
+
+def test_headlines_quote_every_null_of_the_last_layer() -> None:
+    probe = BeliefReadout()
+    report = probe.measure(planted(), [probe.measure(planted(seed=1))])
+    first = report.headlines()[0]
+    assert (first.metric, first.value, first.null) == ("r2", report.r2[-1], report.r2_null[-1])
+    assert (first.lo, first.hi) == (report.r2_lo[-1], report.r2_hi[-1])
+    assert f"initialisation {report.r2_initialisation[-1]:.3g}" in first.null_label
+    assert f"random subspaces of that rank {report.r2_random_subspace[-1]:.3g}" in first.null_label
+    best = report.headlines()[3]
+    assert best.value == report.silhouette[-1].max() and f"k = {COUNTS[report.silhouette[-1].argmax()]}" in best.label
+
+
+def test_a_report_comes_back_whole(tmp_path: Path) -> None:
+    report = BeliefReadout().measure(planted(CHAIN))
+    report.save(tmp_path / "report")
+    restored = BeliefReadoutReport.load(tmp_path / "report")
+    for name, array in report.arrays().items():
+        np.testing.assert_array_equal(restored.arrays()[name], array, err_msg=name)
+    np.testing.assert_equal(restored.scalars(), report.scalars())
+    assert any(math.isnan(r.value) for r in restored.records())
+
+
+def test_the_figure_draws_every_null() -> None:
+    probe = BeliefReadout()
+    report = probe.measure(planted(CHAIN), [probe.measure(planted(CHAIN, seed=1))])
+    figure = report.figure()
+    assert figure.layout.title.text == report.title
+    names = [trace.name or "" for trace in figure.data]
+    for null in (
+        "shuffle within position",
+        "initialisation",
+        "random subspaces of that rank",
+        "mean belief",
+        "Gaussian cloud",
+    ):
+        assert f"null: {null}" in names, null
+    assert "null: one constant answer" in names
+    shown = [trace.name for trace in figure.data if trace.showlegend]
+    assert len(shown) == len(set(shown))
+    dashes = {trace.name: trace.line.dash for trace in figure.data if (trace.name or "").startswith("null")}
+    assert len(set(dashes.values())) == len(dashes)
+    titles = [figure.layout[f"{axis}{panel}"].title.text for axis in ("xaxis", "yaxis") for panel in ("", *"23456")]
+    assert all(titles) and "total variation (0 is exact)" in titles

@@ -1,0 +1,82 @@
+"""Budgets on size. Over budget means two ideas in one place."""
+
+import ast
+from collections.abc import Iterator
+
+import pytest
+
+from tests.structure.source import Rule, Source, assert_none, findings, is_public, planted
+
+FILE_LINES = 300
+FUNCTION_LINES = 50
+PARAMETERS = 7
+PUBLIC_METHODS = 12
+
+
+def long_files(source: Source) -> Iterator[str]:
+    """Files over `FILE_LINES`."""
+    n = len(source.text.splitlines())
+    if n > FILE_LINES:
+        yield f"{source.module}: {n} lines, the budget is {FILE_LINES}"
+
+
+def long_functions(source: Source) -> Iterator[str]:
+    """Functions over `FUNCTION_LINES`, docstring included, decorators not."""
+    for node in source.functions():
+        n = (node.end_lineno or node.lineno) - node.lineno + 1
+        if n > FUNCTION_LINES:
+            yield f"{source.at(node)}: {node.name} has {n} lines, the budget is {FUNCTION_LINES}"
+
+
+def many_parameters(source: Source) -> Iterator[str]:
+    """Functions over `PARAMETERS`; `self` and `cls` do not count."""
+    for node in source.functions():
+        a = node.args
+        names = [arg.arg for arg in (*a.posonlyargs, *a.args, *a.kwonlyargs, a.vararg, a.kwarg) if arg]
+        n = len([name for name in names if name not in ("self", "cls")])
+        if n > PARAMETERS:
+            yield f"{source.at(node)}: {node.name} takes {n} parameters, the budget is {PARAMETERS}"
+
+
+def wide_classes(source: Source) -> Iterator[str]:
+    """Classes over `PUBLIC_METHODS`, properties included; overloads of one method count once."""
+    for node in source.classes():
+        names = {f.name for f in node.body if isinstance(f, ast.FunctionDef | ast.AsyncFunctionDef)}
+        n = sum(map(is_public, names))
+        if n > PUBLIC_METHODS:
+            yield f"{source.at(node)}: {node.name} has {n} public methods, the budget is {PUBLIC_METHODS}"
+
+
+RULES = (long_files, long_functions, many_parameters, wide_classes)
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_budget_is_kept(rule: Rule) -> None:
+    assert_none(findings(rule))
+
+
+def _function(n_lines: int, parameters: str = "") -> str:
+    return f"def f({parameters}):\n" + "    x = 1\n" * (n_lines - 1)
+
+
+def _class(n_methods: int) -> str:
+    methods = "".join(f"    def f{i}(self): ...\n" for i in range(n_methods))
+    return f"class A:\n    def __init__(self): ...\n    def _private(self): ...\n{methods}"
+
+
+@pytest.mark.parametrize(
+    ("rule", "at_budget", "over_budget"),
+    [
+        (long_files, "x = 1\n" * FILE_LINES, "x = 1\n" * (FILE_LINES + 1)),
+        (long_functions, _function(FUNCTION_LINES), _function(FUNCTION_LINES + 1)),
+        (
+            many_parameters,
+            _function(2, "self, a, b, /, c, *d, e, f, **g"),
+            _function(2, "a, b, /, c, *d, e, f, g, **h"),
+        ),
+        (wide_classes, _class(PUBLIC_METHODS), _class(PUBLIC_METHODS + 1)),
+    ],
+)
+def test_going_over_is_found(rule: Rule, at_budget: str, over_budget: str) -> None:
+    assert list(rule(planted(at_budget))) == []
+    assert len(list(rule(planted(over_budget)))) == 1

@@ -1,0 +1,87 @@
+"""Everything public says what it is. A method that fills in a documented one of a base need not repeat it."""
+
+import ast
+from collections.abc import Iterator
+
+import pytest
+
+from tests.structure.classes import Classes, ancestors, classes_by_name
+from tests.structure.source import (
+    FunctionNode,
+    Source,
+    assert_none,
+    decorators,
+    findings,
+    is_public,
+    package_sources,
+    planted,
+)
+
+FOREIGN = {"forward"}  # methods that a library's base class documents: torch.nn.Module
+
+
+def undocumented(source: Source, known: Classes | None = None) -> Iterator[str]:
+    """Public modules, functions, classes and methods without a docstring, their own or a base's."""
+    known = classes_by_name(package_sources()) if known is None else known
+    if not ast.get_docstring(source.tree):
+        yield f"{source.module}: the module has no docstring"
+    for node in source.tree.body:
+        match node:
+            case ast.FunctionDef() | ast.AsyncFunctionDef() if _lacks_docstring(node):
+                yield f"{source.at(node)}: {node.name} has no docstring"
+            case ast.ClassDef() if is_public(node.name):
+                if not ast.get_docstring(node):
+                    yield f"{source.at(node)}: {node.name} has no docstring"
+                for method in _undocumented_methods(node, known):
+                    yield f"{source.at(method)}: {node.name}.{method.name} has no docstring"
+
+
+def _undocumented_methods(node: ast.ClassDef, known: Classes) -> Iterator[FunctionNode]:
+    bases = [known[name] for name in ancestors(node, known) if name in known]
+    inherited = {method.name for base in bases for method in _methods(base) if ast.get_docstring(method)}
+    for method in _methods(node):
+        is_repeated = bool(decorators(method) & {"overload", "setter"})
+        if _lacks_docstring(method) and not is_repeated and method.name not in inherited | FOREIGN:
+            yield method
+
+
+def _methods(node: ast.ClassDef) -> list[FunctionNode]:
+    return [member for member in node.body if isinstance(member, FunctionNode)]
+
+
+def _lacks_docstring(node: FunctionNode) -> bool:
+    return is_public(node.name) and "overload" not in decorators(node) and not ast.get_docstring(node)
+
+
+def test_everything_public_is_documented() -> None:
+    assert_none(findings(undocumented))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "x = 1",
+        "'''Doc.'''\ndef f(): ...",
+        "'''Doc.'''\nasync def f(): ...",
+        "'''Doc.'''\nclass A: ...",
+        "'''Doc.'''\nclass A:\n    '''Doc.'''\n    def f(self): ...",
+        "'''Doc.'''\nclass A(B):\n    '''Doc.'''\n    @property\n    def f(self): ...",
+    ],
+)
+def test_a_missing_docstring_is_found(text: str) -> None:
+    assert len(list(undocumented(planted(text), {}))) == 1
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "'''Doc.'''\ndef _f(): ...\nclass _A:\n    def f(self): ...",
+        "'''Doc.'''\nclass A:\n    '''Doc.'''\n    def __len__(self): ...",
+        "'''Doc.'''\nclass _A:\n    def f(self): '''Doc.'''\nclass B(_A[T]):\n    '''Doc.'''\n    def f(self): ...",
+        "'''Doc.'''\nclass A(nn.Module):\n    '''Doc.'''\n    def forward(self, x): ...",
+        "'''Doc.'''\ndef f():\n    '''Doc.'''\n    def g(): ...",
+    ],
+)
+def test_a_docstring_of_its_own_or_a_base_suffices(text: str) -> None:
+    source = planted(text)
+    assert list(undocumented(source, classes_by_name([source]))) == []

@@ -1,0 +1,188 @@
+"""The bijection against enumeration over every permutation, its layout, its nulls and its laws."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from bayesgeom.errors import InvalidArgument
+from bayesgeom.information import entropy_bits
+from bayesgeom.tasks.bijection import Bijection
+from bayesgeom.trials import UNASKED, Trials
+
+# Fewer pairs than values; with repeats also more, so that every value gets used up.
+SMALL = [
+    Bijection(n_values=5, n_pairs=3),
+    Bijection(n_values=5, n_pairs=5),
+    Bijection(n_values=5, n_pairs=3, repeats=True),
+    Bijection(n_values=5, n_pairs=11, repeats=True),
+]
+
+
+def shown_pairs(tokens: list[int], n_values: int) -> list[tuple[int, int]]:
+    return [(key, value - n_values) for key, value in zip(tokens[0::2], tokens[1::2], strict=False)]
+
+
+def consistent(pairs: list[tuple[int, int]], n_values: int) -> list[tuple[int, ...]]:
+    """Every permutation that maps each shown key to its value."""
+    return [p for p in itertools.permutations(range(n_values)) if all(p[key] == value for key, value in pairs)]
+
+
+def enumerated_posterior(pairs: list[tuple[int, int]], key: int, n_values: int) -> np.ndarray:
+    maps = consistent(pairs, n_values)
+    return np.bincount([p[key] for p in maps], minlength=n_values) / len(maps)
+
+
+def over_scored(trials: Trials) -> list[tuple[int, int]]:
+    return [(int(row), int(pos)) for row, pos in trials.scored.nonzero()]
+
+
+@pytest.mark.parametrize("task", SMALL, ids=str)
+def test_posterior_is_the_count_over_all_permutations(task: Bijection) -> None:
+    trials = task.sample(7, seed=3)
+    for row, pos in over_scored(trials):
+        tokens = trials.tokens[row].tolist()
+        twin = enumerated_posterior(shown_pairs(tokens[:pos], 5), tokens[pos], 5)
+        np.testing.assert_allclose(trials.predictive[row, pos].numpy(), twin, atol=1e-15)
+
+
+@pytest.mark.parametrize("task", SMALL, ids=str)
+def test_posterior_sums_to_one_where_asked_and_is_nan_elsewhere(task: Bijection) -> None:
+    trials = task.sample(13, seed=3)
+    sums = trials.at_scored(trials.predictive).sum(-1)
+    torch.testing.assert_close(sums, torch.ones_like(sums), atol=1e-15, rtol=0)
+    assert trials.predictive[~trials.scored].isnan().all()
+    assert torch.equal(trials.belief, trials.predictive) or trials.belief is trials.predictive
+
+
+@pytest.mark.parametrize("repeats", [False, True])
+def test_expected_posterior_is_the_prior(repeats: bool) -> None:
+    trials = Bijection(n_values=7, n_pairs=5, repeats=repeats).sample(20_000, seed=1)
+    mean = trials.at_scored(trials.predictive).mean(0)
+    assert (mean - 1 / 7).abs().max() < 0.015  # sd of the mean is at most 0.35 / √20000 = 0.0025
+
+
+@pytest.mark.parametrize("repeats", [False, True])
+def test_answers_come_true_as_often_as_the_posterior_says(repeats: bool) -> None:
+    trials = Bijection(n_values=7, n_pairs=5, repeats=repeats).sample(20_000, seed=2)
+    exact = trials.at_scored(trials.predictive).flatten(0, 1)
+    came_true = torch.nn.functional.one_hot(trials.at_scored(trials.realised).flatten() - 7, 7).double()
+    for said in exact.unique():
+        chosen = exact == said
+        assert abs(float(came_true[chosen].mean() - said)) < 0.012, f"answers given {said:.3f}"
+
+
+@pytest.mark.parametrize("task", SMALL, ids=str)
+def test_layout_is_key_value_and_every_key_asks(task: Bijection) -> None:
+    trials = task.sample(13, seed=5)
+    assert trials.tokens.shape == (13, 2 * task.n_pairs - 1) == (13, task.n_pos)
+    keys, values = trials.tokens[:, 0::2], trials.tokens[:, 1::2]
+    assert int(keys.min()) >= 0 and int(keys.max()) < 5
+    assert values.numel() == 0 or (int(values.min()) >= 5 and int(values.max()) < task.d_vocab == 10)
+    assert trials.scored[:, 0::2].all() and not trials.scored[:, 1::2].any()
+    assert trials.answers.tolist() == [5, 6, 7, 8, 9]
+    assert (trials.realised[:, 1::2] == UNASKED).all()
+    assert torch.equal(trials.realised[:, 0:-1:2], values), "what is asked at a key is shown right after it"
+    assert {name: ids.tolist() for name, ids in trials.token_sets.items()} == {
+        "hypotheses": [5, 6, 7, 8, 9],
+        "inputs": [0, 1, 2, 3, 4],
+    }
+
+
+@pytest.mark.parametrize("task", SMALL, ids=str)
+def test_realised_answers_are_one_to_one(task: Bijection) -> None:
+    trials = task.sample(13, seed=5)
+    for keys, values in zip(trials.tokens[:, 0::2].tolist(), trials.at_scored(trials.realised).tolist(), strict=True):
+        pairs = set(zip(keys, values, strict=True))
+        assert len({key for key, _ in pairs}) == len({value for _, value in pairs}) == len(pairs)
+        assert task.repeats or len(set(keys)) == task.n_pairs
+
+
+@pytest.mark.parametrize("repeats", [False, True])
+def test_relations_match_a_loop_over_tokens(repeats: bool) -> None:
+    trials = Bijection(n_values=5, n_pairs=7 if repeats else 5, repeats=repeats).sample(11, seed=4)
+    names = {"spent_value", "spent_key"} | ({"same_key", "stored_value"} if repeats else set())
+    assert trials.relations.keys() == names
+    for row, tokens in enumerate(trials.tokens.tolist()):
+        for query, pos in enumerate(trials.scored_positions()[row].tolist()):
+            for earlier, token in enumerate(tokens):
+                before, is_key = earlier < pos, earlier % 2 == 0
+                stored_for = token if is_key else tokens[earlier - 1]
+                twin = {
+                    "spent_value": before and not is_key,
+                    "spent_key": before and is_key,
+                    "same_key": before and is_key and token == tokens[pos],
+                    "stored_value": before and not is_key and stored_for == tokens[pos],
+                }
+                for name in names:
+                    assert bool(trials.relations[name][row, query, earlier]) == twin[name], (name, row, pos, earlier)
+
+
+def test_uniform_null_is_the_known_level() -> None:
+    task = Bijection()
+    trials = task.sample(5, seed=0)
+    bayes, null = trials.at_scored(trials.predictive), task.null_predictives(trials)["uniform"]
+    error = (entropy_bits(bayes) - entropy_bits(null)).abs().mean()
+    closed_form = sum(math.log2(20) - math.log2(21 - k) for k in range(1, 20)) / 19
+    assert float(error) == pytest.approx(closed_form, abs=1e-12)
+    assert round(float(error), 4) == 1.1073
+
+
+def test_without_repeats_uniform_is_the_only_null() -> None:
+    task = Bijection(n_values=5, n_pairs=3)
+    assert task.null_predictives(task.sample(2, seed=0)).keys() == {"uniform"}
+
+
+def test_elimination_only_treats_every_query_as_a_key_never_seen() -> None:
+    task = Bijection(n_values=5, n_pairs=11, repeats=True)
+    trials = task.sample(13, seed=6)
+    null = task.null_predictives(trials)["elimination_only"]
+    for row, tokens in enumerate(trials.tokens.tolist()):
+        for query, pos in enumerate(trials.scored_positions()[row].tolist()):
+            pairs = shown_pairs(tokens[:pos], 5)
+            unseen = set(range(5)) - {key for key, _ in pairs}
+            posteriors = [enumerated_posterior(pairs, key, 5) for key in unseen]
+            twin = np.mean(posteriors, axis=0) if unseen else np.full(5, 1 / 5)
+            np.testing.assert_allclose(null[row, query].numpy(), twin, atol=1e-15)
+
+
+@pytest.mark.parametrize("repeats", [False, True])
+def test_a_seed_decides_the_trials(repeats: bool) -> None:
+    task = Bijection(n_values=7, n_pairs=5, repeats=repeats)
+    first, again, other = (task.sample(17, seed=seed) for seed in (3, 3, 4))
+    assert torch.equal(first.tokens, again.tokens) and torch.equal(first.realised, again.realised)
+    assert not torch.equal(first.tokens, other.tokens)
+
+
+def test_every_permutation_is_equally_likely() -> None:
+    trials = Bijection(n_values=3, n_pairs=3).sample(12_000, seed=7)
+    keys, values = trials.tokens[:, 0::2], trials.at_scored(trials.realised) - 3
+    drawn = values.gather(1, keys.argsort(1))
+    counts = torch.unique(drawn, dim=0, return_counts=True)[1]
+    assert len(counts) == 6
+    assert (counts - 2_000).abs().max() < 170  # sd 41
+
+
+def test_labels_name_every_id() -> None:
+    assert Bijection(n_values=2, n_pairs=1).token_labels() == ["k0", "k1", "v0", "v1"]
+
+
+@pytest.mark.parametrize("n", [0, -3])
+def test_no_sequences_are_refused(n: int) -> None:
+    with pytest.raises(InvalidArgument, match=rf"number of sequences.*at least 1, got {n}\."):
+        Bijection().sample(n, seed=0)
+
+
+@pytest.mark.parametrize(
+    ("parameters", "message"),
+    [
+        ({"n_values": 1}, r"n_values ≥ 2 and n_pairs ≥ 1, got 1 and 19"),
+        ({"n_pairs": 0}, r"n_values ≥ 2 and n_pairs ≥ 1, got 20 and 0"),
+        ({"n_values": 5, "n_pairs": 7}, r"7 distinct keys asked of 5: use n_pairs ≤ n_values, or repeats=True"),
+    ],
+)
+def test_impossible_parameters_are_refused(parameters: dict[str, int], message: str) -> None:
+    with pytest.raises(InvalidArgument, match=message):
+        Bijection(**parameters)

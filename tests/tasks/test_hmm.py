@@ -1,0 +1,225 @@
+"""The HMM against a sum over every state path, its header token by token, its nulls and its laws."""
+
+import dataclasses
+import itertools
+
+import numpy as np
+import pytest
+import torch
+
+from bayesgeom.errors import InvalidArgument
+from bayesgeom.information import entropy_bits
+from bayesgeom.tasks.hmm import HMM, forward_filter
+from bayesgeom.trials import UNASKED, Trials
+
+SMALL = HMM(n_states=3, n_symbols=2, length=5)
+SHAPES = [SMALL, HMM(n_states=2, n_symbols=5, length=3, floor=0.1, grid=0.05), HMM(n_states=5, n_symbols=3, floor=0.0)]
+
+
+@dataclasses.dataclass(frozen=True)
+class Decoded:
+    """One sequence read back from its tokens, by the documented layout alone."""
+
+    transition: np.ndarray
+    emission: np.ndarray
+    symbols: list[int]
+
+
+def decoded(task: HMM, tokens: list[int]) -> Decoded:
+    s, o = task.n_states, task.n_symbols
+    steps, lowest = round(1 / task.grid), round(task.floor / task.grid)
+    first_special = steps - lowest + 1
+    t_marker, e_marker, separator, step_marker = range(first_special, first_special + 4)
+    header, body = tokens[: 3 + s * s + s * o], tokens[3 + s * s + s * o :]
+    assert (header[0], header[1 + s * s], header[-1]) == (t_marker, e_marker, separator)
+    assert body[0::2] == [step_marker] * task.length
+    t_entries, e_entries = header[1 : 1 + s * s], header[2 + s * s : -1]
+    assert all(0 <= entry < first_special for entry in t_entries + e_entries)
+    transition, emission = ((np.array(entries) + lowest) / steps for entries in (t_entries, e_entries))
+    symbols = [token - first_special - 4 for token in body[1::2]]
+    return Decoded(transition.reshape(s, s), emission.reshape(s, o), symbols)
+
+
+def summed_over_paths(hmm: Decoded, length: int) -> np.ndarray:
+    """P(s_t | o_0 … o_t) at t = length − 1: the joint of every state path, summed by its last state."""
+    weight = np.zeros(len(hmm.transition))
+    for path in itertools.product(range(len(weight)), repeat=length):
+        joint = 1 / len(weight)
+        for t, state in enumerate(path):
+            joint *= hmm.emission[state, hmm.symbols[t]]
+            joint *= hmm.transition[path[t - 1], state] if t > 0 else 1
+        weight[path[-1]] += joint
+    return weight / weight.sum()
+
+
+@pytest.fixture(scope="module")
+def paper_trials() -> Trials:
+    return HMM().sample(2_000, seed=1)
+
+
+@pytest.mark.parametrize("task", [dataclasses.replace(task, length=5) for task in SHAPES], ids=str)
+def test_filter_is_the_sum_over_all_state_paths(task: HMM) -> None:
+    trials = task.sample(3, seed=2)
+    exact = trials.at_scored(trials.predictive)
+    for row, tokens in enumerate(trials.tokens.tolist()):
+        hmm = decoded(task, tokens)
+        for t in range(5):
+            np.testing.assert_allclose(exact[row, t].numpy(), summed_over_paths(hmm, t + 1), atol=1e-13)
+
+
+def test_first_symbol_needs_no_transition() -> None:
+    # State 0 always jumps to 1 and back; had a transition come before the first symbol, the answer would be state 1.
+    transition = torch.tensor([[[0.0, 1.0], [1.0, 0.0]]], dtype=torch.float64)
+    emission = torch.tensor([[[1.0, 0.0, 0.0], [0.0, 0.5, 0.5]]], dtype=torch.float64)
+    beliefs = forward_filter(transition, emission, torch.tensor([[0, 1, 0, 2, 0]]))
+    assert beliefs[0].tolist() == [[1, 0], [0, 1], [1, 0], [0, 1], [1, 0]]
+
+
+def test_first_state_is_uniform_and_emits_before_moving() -> None:
+    task = HMM(n_states=3, n_symbols=2, length=2)
+    trials = task.sample(12_000, seed=3)
+    states = trials.at_scored(trials.realised) - trials.answers[0]
+    assert (torch.bincount(states[:, 0], minlength=3) / 12_000 - 1 / 3).abs().max() < 0.02
+    hmms = [decoded(task, tokens) for tokens in trials.tokens[:3_000].tolist()]
+    rows = range(3_000)
+    emitted = np.mean([hmms[i].emission[states[i, 0], 0] - (hmms[i].symbols[0] == 0) for i in rows])
+    moved = np.mean([hmms[i].transition[states[i, 0], 0] - float(states[i, 1] == 0) for i in rows])
+    assert abs(emitted) < 0.035 and abs(moved) < 0.035  # sd of a mean of Bernoulli surprises ≤ 0.009
+
+
+def test_default_layout_is_that_of_the_paper_repository() -> None:
+    task = HMM()
+    trials = task.sample(7, seed=5)
+    assert (task.header_length, task.n_pos, task.d_vocab) == (53, 93, 105 + 5)
+    assert trials.tokens.shape == (7, 93)
+    assert trials.scored_positions()[0].tolist() == [53 + 2 * t + 1 for t in range(20)]
+    assert int(trials.tokens.max()) < 105, "answer ids are never shown"
+    assert trials.answers.tolist() == [105, 106, 107, 108, 109]
+    assert trials.token_sets["inputs"].tolist() == [100, 101, 102, 103, 104]
+    for tokens in trials.tokens.tolist():
+        decoded(task, tokens)
+
+
+def test_header_is_row_major() -> None:
+    task = HMM(n_states=2, n_symbols=3, length=1)
+    transition, emission = torch.tensor([[[90, 10], [35, 65]]]), torch.tensor([[[5, 25, 70], [60, 30, 10]]])
+    trials = task.trials(transition, emission, torch.tensor([[1]]), torch.tensor([[2]]))
+    marker = [96, 97, 98, 99]
+    header = [marker[0], 85, 5, 30, 60, marker[1], 0, 20, 65, 55, 25, 5, marker[2]]
+    assert trials.tokens[0].tolist() == [*header, marker[3], 100 + 2]
+    assert trials.realised[0].tolist() == [UNASKED] * 14 + [103 + 1]
+    np.testing.assert_allclose(trials.predictive[0, -1].numpy(), [70 / 80, 10 / 80], rtol=1e-15)
+
+
+@pytest.mark.parametrize("task", [HMM(), *SHAPES, HMM(n_states=2, n_symbols=3, floor=0.0, grid=0.5)], ids=str)
+def test_rows_sum_to_one_and_keep_the_floor(task: HMM) -> None:
+    steps = round(1 / task.grid)
+    for tokens in task.sample(53, seed=6).tokens.tolist():
+        hmm = decoded(task, tokens)
+        for matrix in (hmm.transition, hmm.emission):
+            in_steps = matrix * steps
+            assert (in_steps.round().sum(1) == steps).all()
+            assert (in_steps >= task.floor * steps - 1e-9).all()
+
+
+@pytest.mark.parametrize("task", SHAPES, ids=str)
+def test_beliefs_sum_to_one_where_asked_and_are_nan_elsewhere(task: HMM) -> None:
+    trials = task.sample(11, seed=7)
+    sums = trials.at_scored(trials.predictive).sum(-1)
+    torch.testing.assert_close(sums, torch.ones_like(sums), atol=1e-14, rtol=0)
+    assert trials.predictive[~trials.scored].isnan().all()
+    assert (trials.realised[~trials.scored] == UNASKED).all()
+
+
+def test_null_levels_are_the_known_ones(paper_trials: Trials) -> None:
+    exact = paper_trials.at_scored(paper_trials.predictive)
+    nulls = HMM().null_predictives(paper_trials)
+    bayes = entropy_bits(exact)
+    error = {name: float((bayes - entropy_bits(null)).abs().mean()) for name, null in nulls.items()}
+    assert error.keys() == {"uniform", "likelihood_only"}
+    assert error["uniform"] == pytest.approx(0.41, abs=0.015)
+    assert error["likelihood_only"] == pytest.approx(0.16, abs=0.01)
+    assert float((bayes - bayes.median()).abs().mean()) == pytest.approx(0.19, abs=0.01)
+    assert float(bayes.mean()) == pytest.approx(1.91, abs=0.02)
+
+
+def test_likelihood_only_is_bayes_on_the_current_symbol() -> None:
+    task = HMM(n_states=3, n_symbols=5, length=7)
+    trials = task.sample(5, seed=8)
+    null = task.null_predictives(trials)["likelihood_only"]
+    for row, tokens in enumerate(trials.tokens.tolist()):
+        hmm = decoded(task, tokens)
+        for t, symbol in enumerate(hmm.symbols):
+            column = hmm.emission[:, symbol]
+            np.testing.assert_allclose(null[row, t].numpy(), column / column.sum(), atol=1e-15)
+
+
+def test_states_come_true_as_often_as_the_posterior_says(paper_trials: Trials) -> None:
+    exact = paper_trials.at_scored(paper_trials.predictive).flatten(0, 1)
+    states = paper_trials.at_scored(paper_trials.realised).flatten() - paper_trials.answers[0]
+    given = exact.gather(1, states[:, None])
+    assert float(given.mean()) == pytest.approx(float(exact.square().sum(-1).mean()), abs=0.01)
+    came_true = torch.nn.functional.one_hot(states, 5).double()
+    for low in (0.0, 0.2, 0.4, 0.6, 0.8):
+        chosen = (exact >= low) & (exact < low + 0.2)
+        assert float(exact[chosen].mean()) == pytest.approx(float(came_true[chosen].mean()), abs=0.015)
+
+
+def test_expected_belief_is_the_prior(paper_trials: Trials) -> None:
+    mean = paper_trials.at_scored(paper_trials.belief).mean(0)
+    assert (mean - 1 / 5).abs().max() < 0.025  # sd of the mean is about 0.18 / √2000 = 0.004
+
+
+def test_relations_match_a_loop_over_tokens() -> None:
+    task = HMM(n_states=3, n_symbols=2, length=5)
+    trials = task.sample(7, seed=9)
+    for row, tokens in enumerate(trials.tokens.tolist()):
+        symbols = decoded(task, tokens).symbols
+        for t, (symbol, pos) in enumerate(zip(symbols, trials.scored_positions()[row].tolist(), strict=True)):
+            twin = {
+                "emission_of_symbol": {1 + 9 + 1 + 2 * state + symbol for state in range(3)},
+                "transition_entries": set(range(1, 10)),
+                "current_symbol": {pos},
+                "earlier_symbol": {pos - 2 * back for back in range(1, t + 1)},
+            }
+            assert trials.relations.keys() == twin.keys()
+            for name, places in twin.items():
+                assert set(trials.relations[name][row, t].nonzero()[:, 0].tolist()) == places, (name, row, t)
+
+
+def test_a_seed_decides_the_trials() -> None:
+    first, again, other = (SMALL.sample(11, seed=seed) for seed in (3, 3, 4))
+    assert torch.equal(first.tokens, again.tokens) and torch.equal(first.realised, again.realised)
+    assert not torch.equal(first.tokens, other.tokens)
+
+
+def test_labels_name_every_id() -> None:
+    labels = HMM().token_labels()
+    assert len(labels) == HMM().d_vocab == len(set(labels))
+    assert (labels[0], labels[95], labels[96:100]) == ("0.05", "1", ["T:", "E:", "|", "·"])
+    assert labels[-10:] == ["o0", "o1", "o2", "o3", "o4", "s0", "s1", "s2", "s3", "s4"]
+
+
+def test_no_sequences_are_refused() -> None:
+    with pytest.raises(InvalidArgument, match=r"at least 1, got 0\."):
+        HMM().sample(0, seed=0)
+
+
+@pytest.mark.parametrize(
+    ("parameters", "message"),
+    [
+        ({"n_states": 1}, r"n_states ≥ 2, n_symbols ≥ 2 and length ≥ 1, got 1, 5, 20"),
+        ({"n_symbols": 1}, r"got 5, 1, 20"),
+        ({"length": 0}, r"got 5, 5, 0"),
+        ({"grid": 0.03}, r"grid must divide 1 into whole steps.*got 0\.03"),
+        ({"grid": 0.0}, r"grid must divide 1.*got 0\.0"),
+        ({"floor": 0.055}, r"floor must be a whole number of grid steps \(0\.01\), got 0\.055"),
+        ({"floor": -0.05}, r"floor must be .* got -0\.05"),
+        ({"floor": float("nan")}, r"floor must be .* got nan"),
+        ({"floor": float("inf")}, r"floor.* inf"),
+        ({"floor": 0.25}, r"a floor of 0\.25 on 5 entries exceeds a sum of 1; lower it"),
+    ],
+)
+def test_impossible_parameters_are_refused(parameters: dict[str, float], message: str) -> None:
+    with pytest.raises(InvalidArgument, match=message):
+        HMM(**parameters)

@@ -1,0 +1,180 @@
+"""Trials: cutting, joining and reading the scored positions; a task's way to JSON and back."""
+
+import json
+from dataclasses import fields, replace
+
+import pytest
+import torch
+
+from bayesgeom.errors import InvalidArgument, UnknownName
+from bayesgeom.tasks.base import BLOCK, WindTunnel, derived_seed, task_from_config, task_from_text
+from bayesgeom.tasks.bijection import Bijection
+from bayesgeom.tasks.hmm import HMM
+from bayesgeom.trials import Trials, concatenate
+
+TASKS = [Bijection(n_values=7, n_pairs=5, repeats=True), HMM(n_states=3, n_symbols=2, length=5, floor=0.1, grid=0.05)]
+
+
+def scored_twice(scored: list[list[bool]]) -> Trials:
+    """Trials with this scored mask and nothing else of interest."""
+    mask = torch.tensor(scored, dtype=torch.bool)
+    n, n_pos = mask.shape
+    return Trials(
+        tokens=torch.arange(n * n_pos).reshape(n, n_pos),
+        scored=mask,
+        answers=torch.tensor([1, 2]),
+        predictive=torch.zeros(n, n_pos, 2, dtype=torch.float64),
+        belief=torch.zeros(n, n_pos, 3, dtype=torch.float64),
+        realised=torch.zeros(n, n_pos, dtype=torch.int64),
+        token_sets={},
+        relations={},
+    )
+
+
+def assert_equal(one: Trials, other: Trials) -> None:
+    for name in (field.name for field in fields(Trials)):
+        a, b = getattr(one, name), getattr(other, name)
+        pairs = [(a, b)] if isinstance(a, torch.Tensor) else [(a[key], b[key]) for key in a.keys() | b.keys()]
+        for x, y in pairs:
+            torch.testing.assert_close(x, y, atol=0, rtol=0, equal_nan=True, msg=name)
+
+
+@pytest.mark.parametrize("task", TASKS, ids=str)
+def test_cut_and_joined_trials_are_the_same_trials(task: WindTunnel) -> None:
+    trials = task.sample(11, seed=1)
+    assert_equal(concatenate([trials.rows(slice(0, 2)), trials.rows(slice(2, 7)), trials.rows(slice(7, 11))]), trials)
+    assert_equal(concatenate([trials]), trials)
+
+
+@pytest.mark.parametrize("task", TASKS, ids=str)
+def test_rows_by_index_are_those_sequences(task: WindTunnel) -> None:
+    trials, index = task.sample(11, seed=2), torch.tensor([7, 2, 2])
+    chosen = trials.rows(index)
+    assert len(chosen) == 3
+    assert_equal(chosen, concatenate([trials.rows(slice(i, i + 1)) for i in index.tolist()]))
+
+
+def test_at_scored_reads_each_sequence_in_order() -> None:
+    trials = scored_twice([[False, True, False, True, False], [True, True, False, False, False]])
+    assert trials.n_scored == 2 and len(trials) == 2
+    assert trials.scored_positions().tolist() == [[1, 3], [0, 1]]
+    assert trials.at_scored(trials.tokens).tolist() == [[1, 3], [5, 6]]
+    deep = torch.arange(2 * 5 * 3 * 7).reshape(2, 5, 3, 7)
+    assert trials.at_scored(deep).shape == (2, 2, 3, 7)
+    assert torch.equal(trials.at_scored(deep)[1, 0], deep[1, 0])
+
+
+def test_ragged_scored_positions_are_refused() -> None:
+    with pytest.raises(InvalidArgument, match=r"same, non-zero number of positions; the counts are \[2, 1, 2\]"):
+        scored_twice([[True, True, False], [False, True, False], [True, False, True]])
+
+
+def test_trials_that_ask_nothing_are_refused() -> None:
+    with pytest.raises(InvalidArgument, match=r"non-zero number of positions; the counts are \[0, 0\]"):
+        scored_twice([[False] * 3, [False] * 3])
+
+
+def test_token_ids_are_those_of_all_sets_once() -> None:
+    trials = TASKS[0].sample(3, seed=0)
+    assert trials.token_ids().tolist() == list(range(14))
+    overlapping = {"a": torch.tensor([5, 3]), "b": torch.tensor([3, 2])}
+    assert replace(trials, token_sets=overlapping).token_ids().tolist() == [2, 3, 5]
+    assert scored_twice([[True]]).token_ids().tolist() == []
+
+
+def test_no_sequences_are_no_trials() -> None:
+    with pytest.raises(InvalidArgument, match=r"the counts are \[\]"):
+        TASKS[0].sample(3, seed=0).rows(slice(0, 0))
+
+
+@pytest.mark.parametrize("n", [1, BLOCK, BLOCK + 1, 2 * BLOCK + 17])
+def test_a_stream_is_a_prefix_of_a_longer_one_in_blocks(n: int) -> None:
+    blocks, longer = list(TASKS[0].stream(n, seed=3)), list(TASKS[0].stream(3 * BLOCK, seed=3))
+    assert [len(block) for block in blocks] == [min(BLOCK, n - start) for start in range(0, n, BLOCK)]
+    assert_equal(concatenate(blocks), concatenate(longer).rows(slice(0, n)))
+
+
+def test_the_blocks_of_a_stream_differ_and_follow_its_seed() -> None:
+    first, second = TASKS[0].stream(2 * BLOCK, seed=3)
+    assert not torch.equal(first.tokens, second.tokens)
+    assert not torch.equal(next(TASKS[0].stream(BLOCK, seed=4)).tokens, first.tokens)
+
+
+def test_an_empty_stream_is_refused_before_anything_is_drawn() -> None:
+    for draw in (TASKS[0].stream, TASKS[0].sample_pair):
+        with pytest.raises(InvalidArgument, match=r"number of sequences to draw: at least 1, got 0\."):
+            draw(0, seed=0)
+
+
+@pytest.mark.parametrize(("task", "shared"), [(TASKS[0], slice(0, None, 2)), (TASKS[1], slice(0, 18))], ids=str)
+def test_pairs_share_what_is_given_and_differ_in_the_latent(task: WindTunnel, shared: slice) -> None:
+    original, donor = task.sample_pair(53, seed=5)
+    assert torch.equal(original.tokens[:, shared], donor.tokens[:, shared])
+    answers = [trials.at_scored(trials.realised) - trials.answers[0] for trials in (original, donor)]
+    alike = (answers[0][:, 0] == answers[1][:, 0]).double().mean()
+    assert float(alike) == pytest.approx(1 / len(original.answers), abs=0.16), "independent first answers"
+    for trials, answer in zip((original, donor), answers, strict=True):
+        given = trials.at_scored(trials.predictive).gather(2, answer[:, :, None])
+        assert given.min() > 0, "each half's answers are possible under its own posterior"
+    again = task.sample_pair(53, seed=5)
+    assert_equal(concatenate([original, donor]), concatenate(list(again)))
+
+
+@pytest.mark.parametrize("task", [*TASKS, Bijection(), HMM()], ids=str)
+def test_a_task_survives_json(task: WindTunnel) -> None:
+    assert task_from_config(json.loads(json.dumps(task.config()))) == task
+
+
+def test_every_parameter_is_in_the_config() -> None:
+    assert TASKS[0].config() == {"name": "bijection", "n_values": 7, "n_pairs": 5, "repeats": True}
+    assert task_from_config(TASKS[0].config() | {"n_pairs": 3}) == replace(TASKS[0], n_pairs=3)
+
+
+@pytest.mark.parametrize("config", [{"name": "bijektion"}, {"n_values": 7}])
+def test_unknown_tasks_name_those_that_exist(config: dict[str, object]) -> None:
+    with pytest.raises(UnknownName, match=r"no WindTunnel named .* There are: .*bijection.*hmm"):
+        task_from_config(config)
+
+
+def test_unknown_parameters_are_named() -> None:
+    with pytest.raises(InvalidArgument, match=r"task 'hmm' cannot be built from \{'n_stats': 3\}.*n_stats"):
+        task_from_config({"name": "hmm", "n_stats": 3})
+
+
+@pytest.mark.parametrize(
+    ("text", "task"),
+    [
+        ("hmm", HMM()),
+        ("bijection:n_values=7,n_pairs=5, repeats = True", TASKS[0]),
+        ("hmm:n_states=3,n_symbols=2,length=5,floor=0.1,grid=0.05,", TASKS[1]),
+    ],
+)
+def test_a_task_can_be_written_on_a_command_line(text: str, task: WindTunnel) -> None:
+    assert task_from_text(text) == task
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("hmm:length", r"'length' in 'hmm:length' is no key=value; write a task as NAME:key=value,key=value"),
+        ("hmm:n_stats=3", r"task 'hmm' cannot be built from .*n_stats"),
+        ("hmm:length=0", r"length ≥ 1, got 5, 5, 0"),
+    ],
+)
+def test_texts_that_are_no_task_are_refused(text: str, message: str) -> None:
+    with pytest.raises(InvalidArgument, match=message):
+        task_from_text(text)
+
+
+def test_negative_seeds_are_refused() -> None:
+    with pytest.raises(InvalidArgument, match=r"seed.*-1"):
+        derived_seed(-1, 3)
+
+
+def test_derived_seeds_differ_by_seed_and_path_and_fit_torch() -> None:
+    seeds = [derived_seed(*parts) for parts in [(0,), (1,), (0, 0), (0, 1), (0, 0, 0), (0, 0, 1), (0, 1, 0), (1, 0, 0)]]
+    assert len(set(seeds)) == len(seeds)
+    assert all(0 <= seed < 2**63 for seed in seeds)
+    assert derived_seed(5, 3, 2) == derived_seed(5, 3, 2)
+    for seed in seeds:
+        torch.Generator().manual_seed(seed)

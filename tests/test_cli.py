@@ -1,0 +1,281 @@
+"""The command line: tables out, and one clear line with exit status 2 for every mistake."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from bayesgeom import selftest as selftests
+from bayesgeom.cli import main
+from bayesgeom.diagnose import all_probes
+from bayesgeom.diagnosis import Diagnosis
+from bayesgeom.models import resolve
+from bayesgeom.models.checkpoint import load_checkpoint, save_checkpoint
+from bayesgeom.models.transformer import Transformer, TransformerConfig
+from bayesgeom.report import headline_cells
+from bayesgeom.selftest import Verdict
+from bayesgeom.tasks.bijection import Bijection
+from bayesgeom.training import recipes
+from bayesgeom.training.recipe import Recipe
+
+TASK = Bijection(n_values=11, n_pairs=5)
+CONFIG = TransformerConfig(d_vocab=22, n_ctx=9, n_layers=2, n_heads=3, d_model=21, d_mlp=13)
+QUICK = ("--n", "7", "--nulls", "0", "--probes", "calibration")
+TINY = Recipe(
+    name="tiny-recipe",
+    task=Bijection(n_values=5, n_pairs=3),
+    sizes={"architecture": "transformer", "n_layers": 2, "n_heads": 3, "d_model": 21, "d_mlp": 13},
+    warmup=3,
+    steps=7,
+    batch_size=5,
+    late_batch_size=5,
+    snapshots=0,
+)
+
+
+def save(path: Path, change: Callable[[Transformer], object] = lambda module: None) -> None:
+    module = CONFIG.build(seed=1)
+    with torch.no_grad():
+        change(module)
+    recipe = {"name": path.name, "task": TASK.config()}
+    scores = {"n": 7, "entropy_mae_bits": 0.25, "kl_bits": 0.125}
+    save_checkpoint(path, module, CONFIG, recipe=recipe, step=17, card="# tiny\n", scores=scores)
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working directory with one named checkpoint and one recipe."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("BAYESGEOM_CHECKPOINTS", str(tmp_path / "shelf"))
+    monkeypatch.setitem(recipes.RECIPES, TINY.name, TINY)
+    save(tmp_path / "shelf" / "tiny")
+    return tmp_path
+
+
+def entries(folder: Path) -> set[str]:
+    return {str(path.relative_to(folder)) for path in folder.rglob("*")}
+
+
+def test_diagnose_prints_and_saves_the_same_numbers(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    chosen = ("--probes", "calibration", "key_overlap")
+    assert main(["diagnose", "tiny", "--n", "19", "--nulls", "1", "--out", "runs/tiny", *chosen]) == 0
+    out, err = capsys.readouterr()
+    saved = Diagnosis.load("runs/tiny")
+    assert list(saved) == ["calibration", "key_overlap"]
+    assert saved.provenance["arguments"]["n"] == 19 and saved.provenance["arguments"]["nulls"] == 1
+    summary, _, where = out.rstrip().rpartition("\n\n")
+    assert summary == saved.summary() and where == f"report: {Path('runs/tiny/report.html')}" and err == ""
+    page = (folder / "runs" / "tiny" / "report.html").read_text(encoding="utf-8")
+    for _, line in saved.headlines():
+        for cell in headline_cells(line):
+            assert cell.replace("<", "&lt;").replace("'", "&#x27;") in page and cell in summary
+
+
+def test_diagnose_without_out_writes_nothing(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = entries(folder)
+    assert main(["diagnose", "tiny", *QUICK]) == 0
+    assert entries(folder) == before and "report:" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("asked", ["tiny", "shelf/tiny", "./shelf/tiny/"])
+def test_a_checkpoint_is_a_name_or_a_path(asked: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["diagnose", asked, *QUICK]) == 0
+    assert capsys.readouterr().out.startswith("tiny on Bijection(n_values=11, n_pairs=5")
+
+
+def test_another_task_can_be_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["diagnose", "tiny", *QUICK, "--task", "bijection:n_values=11, n_pairs=3 ,repeats=true"]) == 0
+    assert capsys.readouterr().out.startswith("tiny on Bijection(n_values=11, n_pairs=3, repeats=True)")
+
+
+def test_a_seed_decides_what_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    printed = []
+    for seed in ("3", "3", "4"):
+        assert main(["diagnose", "tiny", *QUICK, "--seed", seed]) == 0
+        printed.append(capsys.readouterr().out)
+    assert printed[0] == printed[1] != printed[2]
+
+
+WEIGHT_FAULTS: dict[str, Callable[[dict[str, Tensor]], object]] = {
+    "missing": lambda weights: weights.pop("ln_final.w"),
+    "extra": lambda weights: weights.update(bonus=torch.ones(3)),
+    "nan": lambda weights: weights["ln_final.w"].fill_(float("nan")),
+    "shape": lambda weights: weights.update({"ln_final.w": torch.ones(5)}),
+}
+
+
+def plant(folder: Path, what: str) -> None:
+    """A broken checkpoint of this name, or a target that cannot be written to."""
+    match what:
+        case "loud":
+            save(folder / what, lambda module: module.ln_final.w.fill_(3e38))
+        case "missing" | "extra" | "nan" | "shape":
+            save(folder / what)
+            weights = load_file(folder / what / "model.safetensors")
+            WEIGHT_FAULTS[what](weights)
+            save_file(weights, folder / what / "model.safetensors")
+        case "truncated":
+            save(folder / what)
+            whole = (folder / what / "model.safetensors").read_bytes()
+            (folder / what / "model.safetensors").write_bytes(whole[:-7])
+        case "newer":
+            save(folder / what)
+            config = folder / what / "config.json"
+            config.write_text(json.dumps(json.loads(config.read_text()) | {"schema": 99}))
+    (folder / "file").write_text("a file")
+    (folder / "thesis").mkdir()
+    (folder / "thesis" / "chapter.tex").write_text("years of work")
+
+
+MISTAKES = {
+    "no such checkpoint": ("tinny", (), "there is no checkpoint named 'tinny'. There are: tiny."),
+    "missing tensor": ("missing", (), "model.safetensors lacks 1 tensor(s): ln_final.w."),
+    "extra tensor": ("extra", (), "model.safetensors has unknown 1 tensor(s): bonus."),
+    "wrong shape": ("shape", (), "ln_final.w has shape (5,), the config "),
+    "NaN weights": ("nan", (), "ln_final.w has 21 NaN or infinite weight(s)"),
+    "truncated": ("truncated", (), "model.safetensors is truncated or no safetensors file"),
+    "newer schema": ("newer", (), "newer has schema 99; this bayesgeom reads up to 1."),
+    "NaN logits": ("loud", (), "loud gave NaN or infinite logits in 7 of 7 sequences"),
+    "other ids": ("tiny", ("--task", "bijection:n_values=13,n_pairs=5"), "has 26 ids; tiny was trained on"),
+    "too long": ("tiny", ("--task", "bijection:n_values=11,n_pairs=7"), "have 13 tokens; tiny has positions for 9."),
+    "no such task": ("tiny", ("--task", "recal"), "there is no WindTunnel named 'recal'. There are: bijection, hmm"),
+    "no such parameter": ("tiny", ("--task", "bijection:n_value=11"), "task 'bijection' cannot be built from"),
+    "no value": ("tiny", ("--task", "bijection:n_values"), "'n_values' in 'bijection:n_values' is no key=value"),
+    "no sequences": ("tiny", ("--n", "0"), "n is the number of sequences to draw: at least 1, got 0."),
+    "negative seed": ("tiny", ("--seed", "-1"), "seed"),
+    "negative nulls": ("tiny", ("--nulls", "-1"), "at least 0, got -1."),
+    "no such probe": ("tiny", ("--probes", "calibraton"), "there is no probe named 'calibraton'. There are: "),
+    "no such device": ("tiny", ("--device", "gpu"), "device 'gpu' cannot be used here"),
+    "out is a file": ("tiny", ("--out", "file"), "file is a file; name a directory."),
+    "out in a file": ("tiny", ("--out", "file/run"), "cannot make the folder file: File exists."),
+    "out is too long": ("tiny", ("--out", "x" * 300), "cannot look into xxx"),
+    "out is taken": ("tiny", ("--out", "thesis"), "thesis holds something else than a report (chapter.tex)"),
+}
+
+
+def assert_one_line(capsys: pytest.CaptureFixture[str], message: str) -> None:
+    out, err = capsys.readouterr()
+    assert out == "" and err.count("\n") == 1 and err.startswith("bayesgeom: ") and message in err
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_every_mistake_is_one_line(mistake: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    checkpoint, more, message = MISTAKES[mistake]
+    plant(folder, checkpoint)
+    before = entries(folder)
+    out = () if "--out" in more else ("--out", "runs/never")
+    assert main(["diagnose", checkpoint, *QUICK, *out, *more]) == 2
+    assert_one_line(capsys, message)
+    assert entries(folder) - {"runs"} == before, "nothing half-written is left"
+
+
+@pytest.mark.parametrize("arguments", [[], ["diagnos"], ["diagnose"], ["diagnose", "tiny", "--n", "many"], ["train"]])
+def test_bad_arguments_exit_with_two(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        main(arguments)
+    out, err = capsys.readouterr()
+    assert stopped.value.code == 2 and out == "" and "bayesgeom" in err and "Traceback" not in err
+
+
+def test_outside_the_tests_there_is_no_traceback_either(folder: Path) -> None:
+    """The tests' shape checks refuse some bad values before the package itself does; here they are off."""
+    command = [
+        sys.executable,
+        "-m",
+        "bayesgeom",
+        "diagnose",
+        "tiny",
+        *QUICK,
+        "--task",
+        "bijection:n_values=11,n_pairs=2.5",
+    ]
+    root = str(Path(recipes.__file__).parents[2])
+    done = subprocess.run(
+        command,
+        env={"PYTHONPATH": root, "BAYESGEOM_CHECKPOINTS": str(folder / "shelf"), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (2, "") and done.stderr.count("\n") == 1
+    assert done.stderr.startswith("bayesgeom: ") and "2.5" in done.stderr
+
+
+def test_an_interrupted_command_says_so(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def interrupted(*arguments: object, **named: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(resolve, "load", interrupted)
+    assert main(["diagnose", "tiny"]) == 130
+    assert capsys.readouterr() == ("", "bayesgeom: interrupted\n")
+
+
+def test_checkpoints_lists_task_scores_and_hash(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["checkpoints"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines == [
+        "tiny",
+        "  task    name=bijection, n_values=11, n_pairs=5, repeats=False",
+        "  scores  entropy_mae_bits 0.25, kl_bits 0.125",
+        f"  weights {load_checkpoint(folder / 'shelf' / 'tiny').weights_hash}",
+    ]
+
+
+def test_no_checkpoints_is_an_answer(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("BAYESGEOM_CHECKPOINTS", str(folder / "nowhere"))
+    assert main(["checkpoints"]) == 0
+    assert capsys.readouterr().out == f"no checkpoints in {folder / 'nowhere'}\n"
+
+
+def test_selftest_lists_every_control(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["selftest"]) == 0
+    expected = [f"ok      {name}: {c.label}" for name, probe in all_probes().items() for c in probe.controls()]
+    lines = capsys.readouterr().out.splitlines()
+    assert lines == [*expected, "", f"{len(expected)} controls hold, 0 do not"]
+
+
+def test_a_control_that_fails_fails_the_selftest(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    verdicts = [Verdict(probe="a", control="one", held=True), Verdict(probe="b", control="two", held=False)]
+    monkeypatch.setattr(selftests, "selftest", lambda: verdicts)
+    assert main(["selftest"]) == 1
+    assert capsys.readouterr().out.splitlines() == ["ok      a: one", "FAILED  b: two", "", "1 controls hold, 1 do not"]
+
+
+def test_what_was_trained_can_be_diagnosed(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", "tiny-recipe", "--steps", "5", "--seed", "3"]) == 0
+    out = capsys.readouterr().out
+    path = Path("runs/train/tiny-recipe/checkpoint")
+    assert out.startswith("entropy error ") and out.rstrip().endswith(f"\n\ncheckpoint: {path}")
+    checkpoint = load_checkpoint(folder / path)
+    assert (checkpoint.step, checkpoint.recipe["seed"], checkpoint.task) == (5, 3, TINY.task)
+    assert main(["diagnose", str(path), *QUICK]) == 0
+    assert capsys.readouterr().out.startswith("checkpoint on Bijection(n_values=5, n_pairs=3")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("bijection-v21",), "there is no recipe named 'bijection-v21'. There are: bijection-v20, "),
+        (("tiny-recipe", "--steps", "0"), "steps and batch sizes are at least 1"),
+        (("tiny-recipe", "--seed", "-1"), "seed"),
+        (("tiny-recipe", "--device", "gpu"), "device 'gpu' cannot be used here"),
+        (("tiny-recipe", "--out", "shelf/tiny/card.md"), "cannot make the folder shelf/tiny/card.md: File exists."),
+        (("tiny-recipe", "--resume"), "nothing to resume: runs/train/tiny-recipe holds no run."),
+    ],
+    ids=lambda value: value[-1] if isinstance(value, tuple) else "",
+)
+def test_mistakes_in_training_are_one_line(
+    arguments: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["train", *arguments]) == 2
+    assert_one_line(capsys, message)

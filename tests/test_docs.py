@@ -1,0 +1,317 @@
+"""The documentation is true: its code runs, its links lead somewhere, what it names exists.
+
+A comment before a code block says what the tests do with it; readers do not see it.
+
+    <!-- runs -->           run it, in one namespace per page, in an empty folder, with tiny checkpoints
+    <!-- file: PATH -->     save it under the package, where discovery finds it, before anything on the page runs
+    <!-- output -->         what the block before prints, to the letter
+    <!-- output: words -->  the same but for numbers and spacing, which depend on the checkpoint
+
+`python -m tests.test_docs README.md` writes into a page what its blocks print with the shipped checkpoints.
+"""
+
+import ast
+import contextlib
+import importlib
+import io
+import re
+import sys
+import tempfile
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import final
+
+import pytest
+
+import bayesgeom
+from bayesgeom import cli
+from bayesgeom.plugins import discover
+from bayesgeom.probes.base import Probe
+from tests.structure.source import ROOT, assert_none, package_sources
+from tests.tiny import tiny_checkpoints, tiny_folder
+
+__all__ = ["tiny_checkpoints", "tiny_folder"]  # fixtures
+
+PAGES = sorted(path for folder in ("*.md", "docs/**/*.md", "benchmarks/*.md") for path in ROOT.glob(folder))
+BLOCK = re.compile(
+    r"(?:^<!-- (?P<mark>[^\n]+?) -->\n)?^```(?P<language>[^\n]*)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL
+)
+MARKS = re.compile(r"runs|output|output: words|file: bayesgeom/\w+/\w+\.py")
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Block:
+    """A fenced block: its mark, if it has one, its language, its text and the line on which that begins."""
+
+    mark: str
+    language: str
+    text: str
+    line: int
+
+
+def blocks(page: str) -> list[Block]:
+    return [
+        Block(
+            mark=match["mark"] or "",
+            language=match["language"].strip(),
+            text=match["text"],
+            line=page.count("\n", 0, match.start("text")),
+        )
+        for match in BLOCK.finditer(page)
+    ]
+
+
+def read(path: Path) -> str:
+    return path.read_text(encoding="utf-8")
+
+
+def label(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+# Code runs as written.
+
+
+def words(text: str) -> list[str]:
+    """What is left of a printed text without numbers, rules and spacing."""
+    return re.sub(r"[-+]?\d[\d.,]*(?:e[-+]?\d+)?|nan|[─…–]", " ", text).split()
+
+
+def outputs(page: str, name: str) -> Iterator[tuple[Block, str]]:
+    """Run a page's marked blocks in order; each output block, with what was really printed before it."""
+    namespace: dict[str, object] = {"__name__": "__main__"}
+    printed = ""
+    for block in blocks(page):
+        if block.mark == "runs":
+            with contextlib.redirect_stdout(io.StringIO()) as out:
+                exec(compile("\n" * block.line + block.text, name, "exec"), namespace)
+            printed = out.getvalue()
+        elif block.mark.startswith("output"):
+            yield block, printed
+
+
+def run_page(page: str, name: str) -> None:
+    """Run a page; **raises** where a block fails or prints something else than the page says."""
+    for block, printed in outputs(page, name):
+        if block.mark == "output":
+            assert printed == block.text, f"{name}:{block.line} prints\n{printed}"
+        else:
+            assert words(printed) == words(block.text), f"{name}:{block.line} prints\n{printed}"
+
+
+def refreshed(page: str, name: str) -> str:
+    """The page with the outputs that it prints now, numbers included."""
+    for block, printed in list(outputs(page, name)):
+        page = page.replace(f"```{block.language}\n{block.text}```", f"```{block.language}\n{printed}```")
+    return page
+
+
+def save_files(page: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """Put the page's file blocks where discovery finds them, for one test; gives the names of their modules."""
+    for block in blocks(page):
+        if not block.mark.startswith("file: "):
+            continue
+        path = folder / block.mark.removeprefix("file: ")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(block.text, encoding="utf-8")
+        parent = importlib.import_module(".".join(path.parent.relative_to(folder).parts))
+        monkeypatch.setattr(parent, "__path__", [*parent.__path__, str(path.parent)])
+        yield f"{parent.__name__}.{path.stem}"
+
+
+def forget(module: str) -> None:
+    """Undo the import of a module that was only there for a test."""
+    parent, _, name = module.rpartition(".")
+    sys.modules.pop(module, None)
+    vars(sys.modules[parent]).pop(name, None)
+
+
+RUNNABLE = [path for path in PAGES if any(block.mark for block in blocks(read(path)))]
+
+
+@pytest.mark.parametrize("path", RUNNABLE, ids=label)
+def test_page_runs_as_written(
+    path: Path, tmp_path: Path, tiny_checkpoints: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    page = read(path)
+    added = list(save_files(page, tmp_path / "added", monkeypatch))
+    try:
+        run_page(page, label(path))
+    finally:
+        for module in added:
+            forget(module)
+
+
+def test_every_mark_is_known() -> None:
+    marked = [(label(path), block) for path in PAGES for block in blocks(read(path)) if block.mark]
+    assert_none(f"{name}:{block.line}: {block.mark}" for name, block in marked if not MARKS.fullmatch(block.mark))
+
+
+@pytest.mark.parametrize(
+    "page",
+    [
+        "<!-- runs -->\n```python\nprint(1)\n```\n<!-- output -->\n```text\n2\n```\n",
+        "<!-- runs -->\n```python\nprint('a 1.5')\n```\n<!-- output: words -->\n```text\nb 1.5\n```\n",
+    ],
+)
+def test_another_output_is_noticed(page: str) -> None:
+    with pytest.raises(AssertionError, match="prints"):
+        run_page(page, "planted")
+
+
+def test_numbers_may_differ_where_the_page_says_so() -> None:
+    page = "<!-- runs -->\n```python\nprint('a 1.5e-3  b')\n```\n\n<!-- output: words -->\n```text\na 7 b\n```\n"
+    run_page(page, "planted")
+
+
+def test_outputs_can_be_refreshed() -> None:
+    page = "<!-- runs -->\n```python\nprint('a 2')\n```\n<!-- output: words -->\n```text\na 1\n```\n"
+    assert refreshed(page, "planted") == page.replace("a 1", "a 2")
+
+
+# Links lead somewhere.
+
+
+def anchors(page: str) -> set[str]:
+    """The anchors that headings make, as GitHub writes them."""
+    headings = re.findall(r"^#+ (.+)$", re.sub(BLOCK, "", page), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def broken_links(page: str, path: Path) -> Iterator[str]:
+    """Relative links of a page at `path` to files or headings that do not exist."""
+    for target in re.findall(r"\]\(([^)\s]+)\)", re.sub(BLOCK, "", page)):
+        if re.match(r"[a-z]+:", target):
+            continue
+        file, _, anchor = target.partition("#")
+        goal = (path.parent / file).resolve()
+        if not goal.exists():
+            yield f"{path.name}: {target} does not exist"
+        elif anchor and anchor not in anchors(read(goal) if file else page):
+            yield f"{path.name}: {target} has no such heading"
+
+
+@pytest.mark.parametrize("path", PAGES, ids=label)
+def test_links_lead_somewhere(path: Path) -> None:
+    assert_none(broken_links(read(path), path))
+
+
+@pytest.mark.parametrize("link", ["nowhere.md", "README.md#nowhere", "#nowhere"])
+def test_a_broken_link_is_found(link: str) -> None:
+    assert len(list(broken_links(f"# Here\n\n[there]({link})\n", ROOT / "planted.md"))) == 1
+
+
+@pytest.mark.parametrize("link", ["README.md", "#a-heading-with-code", "https://example.org/nowhere.md"])
+def test_a_good_link_is_not(link: str) -> None:
+    assert list(broken_links(f"## A heading, with `code`\n\n[there]({link})\n", ROOT / "planted.md")) == []
+
+
+# What is named exists.
+
+
+def code(page: str) -> Iterator[str]:
+    """Inline code, and the lines of blocks that are no Python."""
+    for block in blocks(page):
+        if block.language != "python":
+            yield from (line.strip().removeprefix("$ ") for line in block.text.splitlines())
+    yield from re.findall(r"`([^`\n]+)`", re.sub(BLOCK, "", page))
+
+
+def unknown_commands(page: str) -> Iterator[str]:
+    """Commands, options, make targets and files that a page names and that do not exist."""
+    targets = set(re.findall(r"^([a-z-]+):", read(ROOT / "Makefile"), re.MULTILINE))
+    for text in code(page):
+        if match := re.match(r"bayesgeom ([a-z]+)\b(.*)", text):
+            command = cli._COMMANDS.get(match[1])
+            if command is None:
+                yield f"{text}: no such command"
+                continue
+            known = {field.name.replace("_", "-") for field in fields(command)} | {"help"}
+            yield from (f"{text}: no option --{o}" for o in re.findall(r"--([a-z-]+)", match[2]) if o not in known)
+        elif (match := re.match(r"make ([a-z-]+)", text)) and match[1] not in targets:
+            yield f"{text}: no such target"
+        elif re.fullmatch(r"(bayesgeom|tests|docs|examples|benchmarks)/[\w./-]*", text) and not (ROOT / text).exists():
+            yield f"{text}: no such file"
+
+
+@pytest.mark.parametrize("path", PAGES, ids=label)
+def test_commands_and_files_exist(path: Path) -> None:
+    assert_none(unknown_commands(read(path)))
+
+
+@pytest.mark.parametrize(
+    "page", ["`bayesgeom digest x`", "```sh\nbayesgeom diagnose x --m 3\n```\n", "`make tea`", "`bayesgeom/nowhere.py`"]
+)
+def test_an_unknown_command_is_found(page: str) -> None:
+    assert len(list(unknown_commands(page))) == 1
+
+
+def test_every_probe_has_a_page_that_is_linked() -> None:
+    # mypy: an abstract class as a value is what discovery is about.
+    names = discover("bayesgeom.probes", Probe)  # type: ignore[type-abstract]
+    assert_none(f"docs/probes/{name}.md is missing" for name in names if not (ROOT / f"docs/probes/{name}.md").exists())
+    for page, prefix in ((ROOT / "README.md", "docs/"), (ROOT / "docs/index.md", "")):
+        text = read(page)
+        missing = [name for name in names if f"({prefix}probes/{name}.md)" not in text]
+        assert_none(f"{label(page)} does not link {name}" for name in missing)
+
+
+# The page of errors quotes messages that the package can raise.
+
+
+def squeezed(text: str) -> str:
+    return re.sub(r"\s+", " ", re.sub(r"…+", "…", text)).strip()
+
+
+def templates(sources: Iterable[str]) -> set[str]:
+    """Every text in these sources, with "…" for what is filled in."""
+    found = set()
+    for source in sources:
+        for node in ast.walk(ast.parse(source)):
+            match node:
+                case ast.JoinedStr(values=values):
+                    parts = [str(v.value) if isinstance(v, ast.Constant) else "…" for v in values]
+                    found.add(squeezed("".join(parts)))
+                case ast.Constant(value=str(text)):
+                    found.add(squeezed(text))
+    return found
+
+
+def unknown_messages(page: str, known: set[str]) -> list[str]:
+    """Messages, the inline code that opens each heading of level three, that the sources do not hold."""
+    quoted = re.findall(r"^### `(.+)`$", page, re.MULTILINE)
+    return [text for text in quoted if not any(squeezed(text) in template for template in known)]
+
+
+def test_quoted_messages_are_the_packages_own() -> None:
+    page = read(ROOT / "docs/errors.md")
+    assert len(re.findall(r"^### `", page, re.MULTILINE)) > 20
+    assert_none(unknown_messages(page, templates(source.text for source in package_sources())))
+
+
+def test_a_message_that_nobody_raises_is_found() -> None:
+    known = templates(["raise E(f'n is {n}, '\n 'not more')"])
+    assert unknown_messages("### `n is …, not more`\n### `n was …`\n", known) == ["n was …"]
+
+
+# The page of files lists what a run directory holds.
+
+
+def test_files_page_lists_what_is_saved(tmp_path: Path, tiny_checkpoints: Path) -> None:
+    page = read(ROOT / "docs/files.md")
+    diagnosis = bayesgeom.diagnose("bijection-v20", n=8, nulls=0, probes=["calibration"])
+    diagnosis.save(tmp_path / "run")
+    files = [path.name for folder in (tmp_path / "run", tiny_checkpoints / "hmm-s5") for path in folder.iterdir()]
+    named = [*files, *diagnosis.to_pandas().columns, *diagnosis.provenance]
+    assert_none(f"docs/files.md does not say what {name} is" for name in named if f"`{name}`" not in page)
+
+
+if __name__ == "__main__":
+    for argument in sys.argv[1:]:
+        target = Path(argument).resolve()
+        with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
+            fresh = refreshed(read(target), argument)
+        target.write_text(fresh, encoding="utf-8")

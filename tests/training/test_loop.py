@@ -1,0 +1,283 @@
+"""Training: the loss against a loop, what a run leaves, and the same weights however it was interrupted."""
+
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from bayesgeom.errors import CheckpointFault, InvalidArgument, NonFinite, OutputFault
+from bayesgeom.information import NATS_PER_BIT, entropy_bits, kl_bits
+from bayesgeom.models.checkpoint import load_checkpoint
+from bayesgeom.tasks.base import BLOCK, derived_seed
+from bayesgeom.tasks.bijection import Bijection
+from bayesgeom.training import loop
+from bayesgeom.training.loop import Pace, loss_nats, snapshot_steps, train
+from bayesgeom.training.optimisers import Optimisers
+from bayesgeom.training.recipe import Recipe, recipe_from_dict
+
+TINY = Recipe(
+    name="tiny",
+    targets="exact",
+    task=Bijection(n_values=5, n_pairs=3),
+    sizes={"architecture": "transformer", "n_layers": 2, "n_heads": 3, "d_model": 21, "d_mlp": 13},
+    warmup=3,
+    steps=11,
+    batch_size=7,
+    late_batch_size=11,
+    late_from=0.5,
+    snapshots=3,
+)
+KINDS = {"muon": TINY, "adamw": replace(TINY, optimiser="adamw", targets="sampled")}
+QUIET = Pace(quiet=True)
+SAVING = Pace(quiet=True, save_seconds=0.0)  # a state after every step
+STOP_AT, LAST_STATE = 8, 5
+INTERRUPTIONS = [(RuntimeError, "undone"), *((KeyboardInterrupt, where) for where in ("undone", "half done", "done"))]
+
+KILLED_WHILE_SAVING = """
+import json, os, signal, sys
+from pathlib import Path
+from bayesgeom.training import loop
+from bayesgeom.training.recipe import recipe_from_dict
+
+def dying(tensors, path, metadata):
+    if int(metadata["step"]) == 7:
+        Path(path).write_bytes(b"half")
+        os.kill(os.getpid(), signal.SIGKILL)
+    whole(tensors, path, metadata=metadata)
+
+whole, loop.save_file = loop.save_file, dying
+loop.train(recipe_from_dict(json.loads(sys.argv[1])), Path(sys.argv[2]), pace=loop.Pace(quiet=True, save_seconds=0.0))
+"""
+
+
+def assert_same_weights(one: nn.Module, other: nn.Module) -> None:
+    a, b = one.state_dict(), other.state_dict()
+    assert a.keys() == b.keys()
+    assert [name for name in a if not torch.equal(a[name], b[name])] == []
+
+
+def tree(path: Path) -> dict[str, bytes]:
+    return {str(file.relative_to(path)): file.read_bytes() for file in path.rglob("*") if file.is_file()}
+
+
+def log_lines(out: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]
+
+
+def stop_in_step(monkeypatch: pytest.MonkeyPatch, error: type[BaseException], where: str) -> None:
+    """Break step `STOP_AT`, its update undone, half done or done; until then the last state is that of `LAST_STATE`."""
+    update, save, stopped = Optimisers.step, loop._save, []
+
+    def broken(self: Optimisers, step: int) -> None:
+        if step == STOP_AT and where == "half done":
+            self.parts[0].step()
+        if step != STOP_AT or where == "done":
+            update(self, step)
+        if step == STOP_AT:
+            stopped.append(step)
+            raise error
+
+    def early(path: Path, module: nn.Module, optimisers: Optimisers, step: int) -> None:
+        if step <= LAST_STATE or stopped:
+            save(path, module, optimisers, step)
+
+    monkeypatch.setattr(Optimisers, "step", broken)
+    monkeypatch.setattr(loop, "_save", early)
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A directory that one whole run of each kind has left."""
+    outs = {kind: tmp_path_factory.mktemp(kind) / "tiny" for kind in KINDS}
+    for kind, out in outs.items():
+        train(KINDS[kind], out, pace=Pace(quiet=True, log_every=4))
+    return outs
+
+
+@pytest.fixture
+def finished(uninterrupted: dict[str, Path]) -> Path:
+    return uninterrupted["muon"]
+
+
+def last_weights(out: Path) -> nn.Module:
+    return load_checkpoint(out / "snapshots" / "step-0000011").module
+
+
+@pytest.mark.parametrize("targets", ["sampled", "exact"])
+def test_loss_matches_a_loop_over_positions(targets: str) -> None:
+    recipe = replace(TINY, targets=targets)
+    trials = recipe.task.sample(7, seed=1)
+    logits = torch.randn(7, 5, 10, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    terms = []
+    for row, pos in trials.scored.nonzero().tolist():
+        log_probability = np.log(np.exp(logits[row, pos].numpy()) / np.exp(logits[row, pos].numpy()).sum())
+        if targets == "sampled":
+            terms.append(-log_probability[int(trials.realised[row, pos])])
+        else:
+            pairs = zip(trials.answers.tolist(), trials.predictive[row, pos].tolist(), strict=True)
+            terms.append(-sum(p * log_probability[answer] for answer, p in pairs))
+    assert float(loss_nats(recipe, logits, trials)) == pytest.approx(np.mean(terms), rel=1e-12)
+
+
+def test_both_targets_agree_in_expectation() -> None:
+    trials = TINY.task.sample(20_000, seed=3)
+    logits = torch.randn(10, generator=torch.Generator().manual_seed(4)).expand(20_000, 5, 10)
+    sampled, exact = (float(loss_nats(replace(TINY, targets=t), logits, trials)) for t in ("sampled", "exact"))
+    assert sampled == pytest.approx(exact, abs=0.02)  # sd about 1 / √60000 = 0.004
+
+
+def test_the_posterior_itself_has_the_least_loss() -> None:
+    recipe, trials = replace(TINY, targets="exact"), TINY.task.sample(13, seed=5)
+    answers_only = trials.predictive.nan_to_num(0.2).clamp_min(1e-30).log()
+    perfect = torch.cat([torch.full((13, 5, 5), -70.0, dtype=torch.float64), answers_only], dim=2)
+    least = float(entropy_bits(trials.at_scored(trials.predictive)).mean()) * NATS_PER_BIT
+    assert float(loss_nats(recipe, perfect, trials)) == pytest.approx(least, abs=1e-12)
+    assert float(loss_nats(recipe, perfect * 0.05, trials)) > least + 0.03
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_loss_falls(kind: str, tmp_path: Path) -> None:
+    longer = replace(KINDS[kind], steps=30, batch_size=23, late_batch_size=23, lr=1e-2, snapshots=0)
+    trials, start = longer.task.sample(23, seed=6), longer.model_config().build(seed=longer.seed)
+    first = float(loss_nats(longer, start(trials.tokens), trials).detach())
+    assert first == pytest.approx(math.log(10), abs=0.1), "all ids alike"
+    end = train(longer, tmp_path / "run", pace=QUIET)
+    assert not end.training
+    assert 1.36 - 0.2 < log_lines(tmp_path / "run")[-1]["loss_nats"] < math.log(10) - 0.5, "not below the posterior's"
+
+
+def test_training_nears_the_posterior(tmp_path: Path) -> None:
+    longer = replace(TINY, steps=60, batch_size=23, late_batch_size=23, lr=1e-2, snapshots=0)
+    train(longer, tmp_path / "run", pace=QUIET)
+    assert log_lines(tmp_path / "run")[-1]["kl_bits"] < 0.2, "uniform over the answers gives 0.35"
+
+
+def test_a_run_leaves_its_recipe_log_state_and_snapshots(finished: Path) -> None:
+    left = {entry.name for entry in finished.iterdir()}
+    assert left == {"recipe.json", "log.jsonl", "state.safetensors", "snapshots"}
+    assert recipe_from_dict(json.loads((finished / "recipe.json").read_text())) == TINY
+    assert [line["step"] for line in log_lines(finished)] == [4, 8, 11]
+    assert all(line.keys() == {"step", "loss_nats", "kl_bits"} for line in log_lines(finished))
+
+
+def test_snapshots_are_checkpoints_of_their_step(finished: Path) -> None:
+    steps = sorted({*snapshot_steps(TINY), TINY.steps})
+    assert steps == [0, 10, 11]
+    loaded = [load_checkpoint(path) for path in sorted((finished / "snapshots").iterdir())]
+    assert [checkpoint.step for checkpoint in loaded] == steps
+    assert all(checkpoint.task == TINY.task and checkpoint.config == TINY.model_config() for checkpoint in loaded)
+    assert_same_weights(loaded[0].module, TINY.model_config().build(seed=TINY.seed))
+    trials = TINY.task.sample(loop.HELD_OUT, seed=derived_seed(TINY.seed, loop.VALIDATION))
+    with torch.no_grad():
+        log_model = trials.at_scored(loaded[-1].module(trials.tokens))[..., trials.answers].log_softmax(-1)
+    twin = kl_bits(trials.at_scored(trials.predictive), log_model.double()).mean()
+    assert log_lines(finished)[-1]["kl_bits"] == pytest.approx(float(twin), rel=1e-4)
+
+
+@pytest.mark.parametrize(("steps", "snapshots"), [(10_000, 20), (1_000, 5)])
+def test_snapshot_steps_are_spaced_by_ratio(steps: int, snapshots: int) -> None:
+    due = sorted(snapshot_steps(replace(TINY, steps=steps, snapshots=snapshots)))
+    assert due[:2] == [0, 10] and len(due) == snapshots, "the last of the spaced steps is the final one, taken anyway"
+    ratios = [later / earlier for earlier, later in zip(due[1:], [*due[2:], steps], strict=True)]
+    assert ratios == pytest.approx([(steps / 10) ** (1 / (snapshots - 1))] * len(ratios), rel=0.06)
+
+
+def test_short_runs_have_few_snapshots_or_none() -> None:
+    assert snapshot_steps(replace(TINY, steps=1)) == {0}
+    assert snapshot_steps(replace(TINY, steps=7)) == {0}
+    assert snapshot_steps(replace(TINY, snapshots=0)) == frozenset()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("error", "where"), INTERRUPTIONS)
+def test_an_interrupted_run_ends_at_the_same_weights(
+    error: type[BaseException],
+    where: str,
+    kind: str,
+    uninterrupted: dict[str, Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with monkeypatch.context() as patch:
+        stop_in_step(patch, error, where)
+        with pytest.raises(error):
+            train(KINDS[kind], tmp_path / "run", pace=SAVING)
+    resumed = train(KINDS[kind], tmp_path / "run", resume=True, pace=QUIET)
+    assert_same_weights(resumed, last_weights(uninterrupted[kind]))
+    for snapshot in (tmp_path / "run" / "snapshots").iterdir():
+        twin = load_checkpoint(uninterrupted[kind] / "snapshots" / snapshot.name)
+        assert load_checkpoint(snapshot).weights_hash == twin.weights_hash
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no SIGKILL")
+def test_a_run_killed_while_saving_ends_at_the_same_weights(finished: Path, tmp_path: Path) -> None:
+    told = [json.dumps(TINY.to_dict()), str(tmp_path / "run")]
+    ended = subprocess.run([sys.executable, "-c", KILLED_WHILE_SAVING, *told], env=dict(os.environ), check=False)
+    assert ended.returncode == -signal.SIGKILL
+    assert_same_weights(train(TINY, tmp_path / "run", resume=True, pace=QUIET), last_weights(finished))
+
+
+def test_a_run_stopped_before_its_first_state_starts_over(
+    finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch, pytest.raises(RuntimeError):
+        stop_in_step(patch, RuntimeError, "done")
+        train(TINY, tmp_path / "run", pace=QUIET)
+    assert not (tmp_path / "run" / "state.safetensors").exists()
+    assert_same_weights(train(TINY, tmp_path / "run", resume=True, pace=QUIET), last_weights(finished))
+
+
+def test_resuming_a_finished_run_changes_nothing(finished: Path) -> None:
+    before = tree(finished)
+    assert_same_weights(train(TINY, finished, resume=True, pace=QUIET), last_weights(finished))
+    assert tree(finished) == before
+
+
+def test_pace_does_not_change_the_weights_and_the_seed_does(finished: Path, tmp_path: Path) -> None:
+    weights = last_weights(finished)
+    assert_same_weights(train(TINY, tmp_path / "busy", pace=Pace(quiet=True, log_every=1, save_seconds=0.0)), weights)
+    other = train(replace(TINY, seed=1), tmp_path / "other", pace=QUIET)
+    assert not torch.equal(other.state_dict()["embed.weight"], weights.state_dict()["embed.weight"])
+
+
+def test_a_directory_with_a_run_is_refused_and_kept(finished: Path) -> None:
+    before = tree(finished)
+    with pytest.raises(InvalidArgument, match=r"tiny already holds a run: pass resume \(--resume\) to go on, or"):
+        train(TINY, finished, pace=QUIET)
+    with pytest.raises(CheckpointFault, match=r"tiny holds a run of another recipe than 'tiny'; choose another"):
+        train(replace(TINY, lr=0.5), finished, resume=True, pace=QUIET)
+    assert tree(finished) == before
+
+
+@pytest.mark.parametrize("branch", [(loop.DATA, 0), (loop.DATA, 1), (loop.DATA,), (loop.VALIDATION,)])
+def test_streams_share_no_draw_with_training(branch: tuple[int, ...]) -> None:
+    drawn = TINY.task.sample(BLOCK, seed=derived_seed(TINY.seed, *branch)).tokens
+    for block in TINY.task.stream(3 * BLOCK, seed=TINY.seed):
+        assert not torch.equal(block.tokens, drawn)
+
+
+def test_nothing_cannot_be_resumed(tmp_path: Path) -> None:
+    with pytest.raises(InvalidArgument, match=r"nothing to resume: .*none holds no run"):
+        train(TINY, tmp_path / "none", resume=True, pace=QUIET)
+    assert tree(tmp_path) == {}
+
+
+def test_a_place_that_cannot_be_written_is_an_output_fault(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("a file")
+    with pytest.raises(OutputFault, match=r"cannot make the folder .*file"):
+        train(TINY, tmp_path / "file" / "run", pace=QUIET)
+
+
+def test_a_loss_that_is_no_number_ends_the_run(tmp_path: Path) -> None:
+    with pytest.raises(NonFinite, match=r"the loss of tiny is nan at step 1; lower lr or matrix_lr"):
+        train(replace(TINY, lr=math.inf), tmp_path / "run", pace=QUIET)

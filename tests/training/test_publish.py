@@ -1,0 +1,118 @@
+"""Publishing: a checkpoint that loads, whose scores can be found again, and a card that says the same."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+from bayesgeom.models.checkpoint import load_checkpoint
+from bayesgeom.models.hooked import from_checkpoint
+from bayesgeom.models.transformer import Transformer
+from bayesgeom.probes.calibration import Calibration, CalibrationReport
+from bayesgeom.tasks.base import derived_seed
+from bayesgeom.tasks.bijection import Bijection
+from bayesgeom.training import publish as module
+from bayesgeom.training.publish import publish
+from bayesgeom.training.recipe import Recipe
+
+TINY = Recipe(
+    name="tiny",
+    task=Bijection(n_values=5, n_pairs=3, repeats=True),
+    sizes={"architecture": "transformer", "n_layers": 2, "n_heads": 3, "d_model": 21, "d_mlp": 13},
+    steps=1_234,
+    batch_size=7,
+    late_batch_size=11,
+    late_from=0.25,
+    seed=3,
+)
+
+
+def built() -> Transformer:
+    module = TINY.model_config().build(seed=1)
+    assert isinstance(module, Transformer)
+    return module
+
+
+@pytest.fixture(scope="module")
+def published(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, CalibrationReport]:
+    """A tiny module, published once."""
+    path = tmp_path_factory.mktemp("published") / "tiny"
+    return path, publish(TINY, built(), path)
+
+
+def test_a_published_module_loads_as_it_was(published: tuple[Path, CalibrationReport]) -> None:
+    checkpoint, expected = load_checkpoint(published[0]), built().state_dict()
+    assert all(torch.equal(tensor, expected[name]) for name, tensor in checkpoint.module.state_dict().items())
+    assert (checkpoint.step, checkpoint.task) == (1_234, TINY.task)
+    assert checkpoint.recipe == json.loads(json.dumps(TINY.to_dict()))
+
+
+def test_the_scores_can_be_found_again(published: tuple[Path, CalibrationReport]) -> None:
+    path, scores = published
+    held = json.loads((path / "config.json").read_text())["scores"]
+    assert held == {
+        "n": 2_000,
+        "seed": held["seed"],
+        "entropy_mae_bits": scores.entropy_mae_bits,
+        "kl_bits": scores.kl_bits,
+    }
+    model = from_checkpoint(load_checkpoint(path))
+    assert model.task is not None
+    run = model.run(model.task.stream(held["n"], seed=held["seed"]), seed=held["seed"])
+    again = Calibration().measure(run)
+    assert (again.entropy_mae_bits, again.kl_bits) == (held["entropy_mae_bits"], held["kl_bits"])
+
+
+def test_scoring_uses_sequences_that_training_never_saw(published: tuple[Path, CalibrationReport]) -> None:
+    held = json.loads((published[0] / "config.json").read_text())["scores"]
+    training = {derived_seed(3, 0, step) for step in range(1_234)} | {derived_seed(3, 1)}
+    assert held["seed"] not in training
+    assert published[1].n == module.N_SCORED == 2_000
+
+
+def test_the_card_says_what_the_config_holds(published: tuple[Path, CalibrationReport]) -> None:
+    path, scores = published
+    card, config = (path / "card.md").read_text(), json.loads((path / "config.json").read_text())
+    assert card.startswith("# tiny\n") and f"Weights: `{config['weights_hash']}`" in card and "{" not in card
+    assert f"Task: `{TINY.task}`" in card and f"({sum(p.numel() for p in built().parameters()):,} parameters" in card
+    for name, value in TINY.model_config().to_dict().items():
+        assert f"{name} {value}" in card
+    lo, hi = scores.intervals["entropy_mae_bits"]
+    assert (
+        f"| **this model** | **{scores.entropy_mae_bits:.4f}** ({lo:.4f} … {hi:.4f}) | **{scores.kl_bits:.2e}**" in card
+    )
+    assert "On 2,000 fresh sequences" in card
+    for words in (
+        "1,234 steps",
+        " 7 sequences",
+        ", 11 from 25%",
+        "sampled targets",
+        "muon",
+        "15% of the steps",
+        "seed 3",
+    ):
+        assert words in card, words
+
+
+def test_the_card_lists_every_null(published: tuple[Path, CalibrationReport]) -> None:
+    path, scores = published
+    rows = re.findall(r"(?m)^\| ([a-z ]+) \| ([\d.]+) \| ([\d.]+|inf|–) \|$", (path / "card.md").read_text())
+    assert {name: float(value) for name, value, _ in rows} == {
+        name.replace("_", " "): pytest.approx(value, abs=5e-5) for name, value in scores.null_entropy_mae_bits.items()
+    }
+    assert {name for name, _, _ in rows} == {"uniform", "elimination only", "constant"}
+    assert {name: kl for name, _, kl in rows}["constant"] == "–", "a constant entropy is no distribution"
+
+
+def test_publishing_again_replaces_the_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "N_SCORED", 11)
+    publish(TINY, built(), tmp_path / "tiny")
+    first = load_checkpoint(tmp_path / "tiny").weights_hash
+    other = built()
+    with torch.no_grad():
+        other.embed.weight.add_(1)
+    publish(TINY, other, tmp_path / "tiny")
+    assert load_checkpoint(tmp_path / "tiny").weights_hash != first
+    assert [entry.name for entry in tmp_path.iterdir()] == ["tiny"]

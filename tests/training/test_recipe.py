@@ -1,0 +1,126 @@
+"""Recipes: what they say at each step, their way to JSON and back, the committed ones, and their optimisers."""
+
+import itertools
+import json
+import math
+from dataclasses import replace
+
+import pytest
+
+from bayesgeom.errors import InvalidArgument, UnknownName
+from bayesgeom.models.transformer import TransformerConfig
+from bayesgeom.tasks.bijection import Bijection
+from bayesgeom.tasks.hmm import HMM
+from bayesgeom.training.optimisers import Optimisers, schedule
+from bayesgeom.training.recipe import Recipe, recipe_from_dict
+from bayesgeom.training.recipes import RECIPES, recipe
+
+SIZES = {"architecture": "transformer", "n_layers": 2, "n_heads": 3, "d_model": 21, "d_mlp": 13}
+TINY = Recipe(
+    name="tiny",
+    task=Bijection(n_values=5, n_pairs=3),
+    sizes=SIZES,
+    steps=20,
+    batch_size=7,
+    late_batch_size=11,
+    late_from=0.6,
+    float32_share=0.25,
+    warmup=5,
+)
+
+
+def test_warm_up_is_linear_and_ends_at_the_peak() -> None:
+    assert [schedule(TINY, step) for step in range(5)] == pytest.approx([0.2, 0.4, 0.6, 0.8, 1.0])
+
+
+def test_cosine_falls_from_the_peak_towards_zero() -> None:
+    shares = [schedule(TINY, step) for step in range(5, 20)]
+    assert shares == pytest.approx([math.cos(math.pi * k / 30) ** 2 for k in range(15)])
+    assert shares[0] == 1 and all(a > b > 0 for a, b in itertools.pairwise(shares))
+    assert schedule(TINY, 20) == pytest.approx(0, abs=1e-12)
+
+
+@pytest.mark.parametrize(("warmup", "first"), [(0, 1.0), (1, 1.0), (20, 0.05), (40, 0.025)])
+def test_any_warm_up_starts_well(warmup: int, first: float) -> None:
+    shares = [schedule(replace(TINY, warmup=warmup), step) for step in range(20)]
+    assert shares[0] == pytest.approx(first)
+    assert all(0 < share <= 1 for share in shares)
+
+
+def test_late_batches_and_float32_start_at_their_share_of_the_steps() -> None:
+    assert [TINY.batch_size_at(step) for step in range(20)] == [7] * 12 + [11] * 8
+    assert [TINY.is_float32_at(step) for step in range(20)] == [False] * 15 + [True] * 5
+
+
+@pytest.mark.parametrize("share", [0.0, 1.0])
+def test_shares_of_none_and_all(share: float) -> None:
+    all_or_none = replace(TINY, late_from=share, float32_share=share)
+    assert {all_or_none.batch_size_at(step) for step in range(20)} == ({7} if share else {11})
+    assert {all_or_none.is_float32_at(step) for step in range(20)} == {bool(share)}
+
+
+@pytest.mark.parametrize("kind", [TINY, replace(TINY, task=HMM(n_states=3, floor=0.0), seed=3), *RECIPES.values()])
+def test_a_recipe_survives_json(kind: Recipe) -> None:
+    assert recipe_from_dict(json.loads(json.dumps(kind.to_dict()))) == kind
+
+
+def test_the_architecture_is_fitted_to_the_task() -> None:
+    expected = TransformerConfig(d_vocab=10, n_ctx=5, n_layers=2, n_heads=3, d_model=21, d_mlp=13)
+    assert TINY.model_config() == expected
+    assert replace(TINY, task=HMM()).model_config() == replace(expected, d_vocab=110, n_ctx=93)
+    assert replace(TINY, sizes=SIZES | {"n_ctx": 17}).model_config() == replace(expected, n_ctx=17)
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_committed_recipes_are_found_by_name(name: str) -> None:
+    assert recipe(name) is RECIPES[name]
+    assert recipe(name).name == name
+
+
+def test_unknown_recipes_name_those_that_exist() -> None:
+    with pytest.raises(UnknownName, match=r"no recipe named 'bijection-20'\. There are: bijection-v20, .*hmm-s5"):
+        recipe("bijection-20")
+
+
+def test_committed_models_fit_into_sixty_megabytes() -> None:
+    modules = [kind.model_config().build(seed=0) for kind in RECIPES.values()]
+    assert sum(4 * p.numel() for module in modules for p in module.parameters()) < 60e6
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"steps": 0}, r"at least 1, .*: tiny has 0, 7, 11, 5, 20"),
+        ({"batch_size": 0}, r"tiny has 20, 0, 11, 5, 20"),
+        ({"late_batch_size": -1}, r"tiny has 20, 7, -1, 5, 20"),
+        ({"warmup": -1}, r"warmup and snapshots at least 0: tiny has 20, 7, 11, -1, 20"),
+        ({"snapshots": -1}, r"tiny has 20, 7, 11, 5, -1"),
+        ({"late_from": 1.5}, r"shares of the steps, between 0 and 1"),
+        ({"float32_share": -0.1}, r"shares of the steps, between 0 and 1"),
+    ],
+)
+def test_impossible_recipes_are_refused(change: dict[str, int], message: str) -> None:
+    with pytest.raises(InvalidArgument, match=message):
+        replace(TINY, **change)
+
+
+@pytest.mark.parametrize("field", ["targets", "optimiser"])
+def test_kinds_that_do_not_exist_are_refused(field: str) -> None:
+    changed = replace(TINY)
+    object.__setattr__(changed, field, "other")  # past the type checks that only the tests switch on
+    with pytest.raises(InvalidArgument, match=r"no such targets or optimiser: .*'other'"):
+        changed.__post_init__()
+
+
+def test_muon_takes_the_matrices_of_the_blocks_and_adamw_the_rest() -> None:
+    module = TINY.model_config().build(seed=0)
+    names = {id(p): name for name, p in module.named_parameters()}
+    parts = [
+        {names[id(p)] for group in part.param_groups for p in group["params"]}
+        for part in Optimisers(TINY, module).parts
+    ]
+    matrices = [f"attn.W_{w}.weight" for w in "QKVO"] + ["mlp.W_in.weight", "mlp.W_out.weight"]
+    assert parts[1] == {f"blocks.{layer}.{matrix}" for layer in range(2) for matrix in matrices}
+    assert parts[0] == set(names.values()) - parts[1]
+    everything = Optimisers(replace(TINY, optimiser="adamw"), module).parts
+    assert [sum(len(group["params"]) for group in part.param_groups) for part in everything] == [len(names)]
