@@ -29,7 +29,7 @@ def discover(package: str, base: type[T]) -> dict[str, type[T]]:
         name: str = vars(plugin)["name"]
         if name in found and found[name] is not plugin:
             raise InvalidArgument(
-                f"two {base.__name__}s are named {name!r}: in {found[name].__module__} and in {plugin.__module__}. "
+                f"two {base.__name__}s are named {name!r}: {found[name].__module__} and {plugin.__module__}. "
                 f"Rename one."
             )
         found[name] = plugin

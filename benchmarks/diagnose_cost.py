@@ -9,6 +9,7 @@ processes of their own, and their peaks are what the kernel says (ru_maxrss; Lin
 """
 
 import argparse
+import json
 import os
 import platform
 import statistics
@@ -28,7 +29,19 @@ from bayesgeom.trials import Trials
 
 GB = 2**30
 DIAGNOSE = "import sys, bayesgeom; bayesgeom.diagnose(sys.argv[1], n=int(sys.argv[2]), nulls=0)"
-IMPORT = "import torch, bayesgeom; bayesgeom.load; bayesgeom.diagnose"
+IMPORT = "import bayesgeom; bayesgeom.load; bayesgeom.diagnose"
+WATCH = """
+import json, os, sys, time
+start = time.perf_counter()
+child = os.fork()
+if not child:
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    os.execv(sys.argv[1], sys.argv[1:])
+_, status, used = os.wait4(child, 0)
+unit = 1 if sys.platform == "darwin" else 1024
+print(json.dumps({"seconds": time.perf_counter() - start, "peak_bytes": used.ru_maxrss * unit}))
+sys.exit(os.waitstatus_to_exitcode(status) != 0)
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,17 +67,14 @@ def seconds(work: Callable[[], object]) -> float:
 
 
 def usage(*command: str) -> Usage:
-    """Run a process to its end and ask the kernel what it took."""
-    start = time.perf_counter()
-    with tempfile.TemporaryFile() as errors:
-        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=errors)
-        _, status, used = os.wait4(process.pid, 0)
-        process.returncode = os.waitstatus_to_exitcode(status)
-        if process.returncode:
-            errors.seek(0)
-            raise SystemExit(f"{' '.join(command)} failed:\n{errors.read().decode()}")
-    unit = 1 if sys.platform == "darwin" else 1024
-    return Usage(seconds=time.perf_counter() - start, peak_bytes=used.ru_maxrss * unit)
+    """Run a process to its end and ask the kernel what it took.
+
+    A process inherits the peak of the one that starts it, and this one is large by now: a small one stands between.
+    """
+    done = subprocess.run((sys.executable, "-S", "-c", WATCH, *command), capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise SystemExit(f"{' '.join(command)} failed:\n{done.stderr}")
+    return Usage(**json.loads(done.stdout))
 
 
 def verdict(value: float, limit: float) -> str:

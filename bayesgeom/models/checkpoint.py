@@ -174,7 +174,7 @@ def _check_tensors(path: Path, weights: Mapping[str, Tensor], module: nn.Module)
         if tensor.shape != expected[name].shape:
             raise CheckpointFault(
                 f"{path / WEIGHTS}: {name} has shape {tuple(tensor.shape)}, the config "
-                f"says {tuple(expected[name].shape)}."
+                f"asks for {tuple(expected[name].shape)}."
             )
         if not bool(tensor.isfinite().all()):
             bad = int((~tensor.isfinite()).sum())

@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, is_dataclass
+from dataclasses import asdict, fields, is_dataclass
 from typing import Any, ClassVar, final
 
 import numpy as np
@@ -97,9 +97,20 @@ def task_from_config(config: Mapping[str, Any]) -> WindTunnel:
     # mypy: an abstract class as a value is what discovery is about.
     kind = find("bayesgeom.tasks", WindTunnel, str(name))  # type: ignore[type-abstract]
     try:
+        _check_types(kind, parameters)
         return kind(**parameters)
     except TypeError as error:
         raise InvalidArgument(f"task {name!r} cannot be built from {parameters}: {error}.") from error
+
+
+def _check_types(kind: type[WindTunnel], parameters: Mapping[str, Any]) -> None:
+    """**Raises** `TypeError` for a number or switch of another type than its field's: 2.5 pairs, repeats="maybe"."""
+    assert is_dataclass(kind), "a task is a dataclass"
+    for field in fields(kind):
+        if field.name in parameters and field.type in (bool, int, float):
+            value, allowed = parameters[field.name], (float, int) if field.type is float else (field.type,)
+            if type(value) not in allowed:  # not isinstance: True is an int
+                raise TypeError(f"{field.name} takes {allowed[0].__name__}, got {value!r}")
 
 
 def _check_count(n: int) -> None:

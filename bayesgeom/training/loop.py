@@ -63,7 +63,7 @@ def train(
     optimisers = Optimisers(recipe, module)
     start = _restore(out / STATE, module, optimisers) if has_state else 0
     _cut_log(out / LOG, start)
-    held_out = recipe.task.sample(HELD_OUT, seed=derived_seed(recipe.seed, VALIDATION), device=device)
+    held_out = recipe.task.sample(HELD_OUT, seed=held_out_seed(recipe), device=device)
     due = snapshot_steps(recipe)
     saved_at = time.monotonic()
     progress = tqdm(
@@ -103,6 +103,11 @@ def batch_seed(recipe: Recipe, step: int) -> int:
     The formula stays as it is: every shipped checkpoint's training data follow from it.
     """
     return int(np.random.SeedSequence([recipe.seed, DATA, step]).generate_state(1, np.uint64)[0] >> 1)
+
+
+def held_out_seed(recipe: Recipe) -> int:
+    """The seed of the trials whose KL a run reports: no batch's, and no block's of any stream."""
+    return derived_seed(recipe.seed, VALIDATION, 0)
 
 
 def loss_nats(recipe: Recipe, logits: Float[Tensor, "batch pos d_vocab"], trials: Trials) -> Float[Tensor, ""]:

@@ -229,7 +229,7 @@ def test_a_failing_save_changes_nothing(standing: bool, tmp_path: Path, monkeypa
     path = tmp_path / "tiny"
     digest = saved(path, seed=1) if standing else ""
 
-    def half_written(weights: Weights, file: Path) -> None:
+    def half_written(weights: Weights, file: Path, metadata: object = None) -> None:
         file.write_bytes(b"half")
         raise SafetensorError("I/O error: No space left on device")  # what a full disk gives
 

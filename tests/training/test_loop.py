@@ -18,7 +18,7 @@ from torch import nn
 from bayesgeom.errors import CheckpointFault, InvalidArgument, NonFinite, OutputFault
 from bayesgeom.information import NATS_PER_BIT, entropy_bits, kl_bits
 from bayesgeom.models.checkpoint import load_checkpoint
-from bayesgeom.tasks.base import BLOCK, derived_seed
+from bayesgeom.tasks.base import BLOCK
 from bayesgeom.tasks.bijection import Bijection
 from bayesgeom.training import loop
 from bayesgeom.training.loop import Pace, loss_nats, snapshot_steps, train
@@ -55,7 +55,7 @@ def dying(tensors, path, metadata):
         os.kill(os.getpid(), signal.SIGKILL)
     whole(tensors, path, metadata=metadata)
 
-whole, loop.save_file = loop.save_file, dying
+whole, loop.write_tensors = loop.write_tensors, dying
 loop.train(recipe_from_dict(json.loads(sys.argv[1])), Path(sys.argv[2]), pace=loop.Pace(quiet=True, save_seconds=0.0))
 """
 
@@ -177,7 +177,7 @@ def test_snapshots_are_checkpoints_of_their_step(finished: Path) -> None:
     assert [checkpoint.step for checkpoint in loaded] == steps
     assert all(checkpoint.task == TINY.task and checkpoint.config == TINY.model_config() for checkpoint in loaded)
     assert_same_weights(loaded[0].module, TINY.model_config().build(seed=TINY.seed))
-    trials = TINY.task.sample(loop.HELD_OUT, seed=derived_seed(TINY.seed, loop.VALIDATION))
+    trials = TINY.task.sample(loop.HELD_OUT, seed=loop.held_out_seed(TINY))
     with torch.no_grad():
         log_model = trials.at_scored(loaded[-1].module(trials.tokens))[..., trials.answers].log_softmax(-1)
     twin = kl_bits(trials.at_scored(trials.predictive), log_model.double()).mean()
@@ -259,9 +259,9 @@ def test_a_directory_with_a_run_is_refused_and_kept(finished: Path) -> None:
     assert tree(finished) == before
 
 
-@pytest.mark.parametrize("branch", [(loop.DATA, 0), (loop.DATA, 1), (loop.DATA,), (loop.VALIDATION,)])
-def test_streams_share_no_draw_with_training(branch: tuple[int, ...]) -> None:
-    drawn = TINY.task.sample(BLOCK, seed=derived_seed(TINY.seed, *branch)).tokens
+@pytest.mark.parametrize("seed", [loop.batch_seed(TINY, 0), loop.batch_seed(TINY, 1), loop.held_out_seed(TINY)])
+def test_streams_share_no_draw_with_training(seed: int) -> None:
+    drawn = TINY.task.sample(BLOCK, seed=seed).tokens
     for block in TINY.task.stream(3 * BLOCK, seed=TINY.seed):
         assert not torch.equal(block.tokens, drawn)
 
