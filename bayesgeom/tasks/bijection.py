@@ -27,12 +27,19 @@ class Bijection(WindTunnel):
 
     Ids: keys 0 … V−1, values V … 2V−1. With `repeats` keys are drawn with replacement, so that entropy falls to zero
     whenever a key returns and is no function of position; without, a key never returns (needs `n_pairs` ≤ V).
+
+    With `pooled_keys` as well, a sequence draws its keys from a random subset of them, of a size uniform on 2 … V. The
+    keys say nothing of the permutation, so the posterior given a prefix is the same function as without: only which
+    prefixes are common changes. It is there to be learned on. With keys uniform over all V, every value that was shown
+    is as likely to be asked for as every other (|seen|/V · 1/|seen| = 1/V), so nothing is gained by attending to values
+    before keys can be matched, and training sits on the uniform predictor; where returns are common, it is gained.
     """
 
     name: ClassVar[str] = "bijection"
     n_values: int = 20
     n_pairs: int = 19
     repeats: bool = False
+    pooled_keys: bool = False
 
     def __post_init__(self) -> None:
         if self.n_values < 2 or self.n_pairs < 1:
@@ -43,6 +50,8 @@ class Bijection(WindTunnel):
             raise InvalidArgument(
                 f"{self.n_pairs} distinct keys asked of {self.n_values}: use n_pairs ≤ n_values, or repeats=True."
             )
+        if self.pooled_keys and not self.repeats:
+            raise InvalidArgument("pooled_keys draws keys with replacement from a subset: it needs repeats=True.")
 
     @property
     def d_vocab(self) -> int:
@@ -103,9 +112,16 @@ class Bijection(WindTunnel):
         return torch.rand(n, self.n_values, generator=generator, device=generator.device).argsort(dim=1)
 
     def _keys(self, n: int, generator: torch.Generator) -> Int64[Tensor, "batch pair"]:
+        if self.pooled_keys:
+            return self._pooled_keys(n, generator)
         if self.repeats:
             return torch.randint(self.n_values, (n, self.n_pairs), generator=generator, device=generator.device)
         return self._permutations(n, generator)[:, : self.n_pairs]
+
+    def _pooled_keys(self, n: int, generator: torch.Generator) -> Int64[Tensor, "batch pair"]:
+        pool_size = torch.randint(2, self.n_values + 1, (n, 1), generator=generator, device=generator.device)
+        drawn = torch.rand(n, self.n_pairs, generator=generator, dtype=torch.float64, device=generator.device)
+        return self._permutations(n, generator).gather(1, (drawn * pool_size).long())
 
     def _posterior(
         self, keys: Int64[Tensor, "batch pair"], values: Int64[Tensor, "batch pair"]

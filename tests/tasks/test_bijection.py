@@ -18,6 +18,7 @@ SMALL = [
     Bijection(n_values=5, n_pairs=5),
     Bijection(n_values=5, n_pairs=3, repeats=True),
     Bijection(n_values=5, n_pairs=11, repeats=True),
+    Bijection(n_values=5, n_pairs=11, repeats=True, pooled_keys=True),
 ]
 
 
@@ -118,6 +119,39 @@ def test_relations_match_a_loop_over_tokens(repeats: bool) -> None:
                 }
                 for name in names:
                     assert bool(trials.relations[name][row, query, earlier]) == twin[name], (name, row, pos, earlier)
+
+
+def test_pooled_keys_come_from_pools_of_every_size_alike() -> None:
+    keys = Bijection(n_values=5, n_pairs=97, repeats=True, pooled_keys=True).sample(4_000, seed=7).tokens[:, 0::2]
+    sizes = torch.tensor([len(row.unique()) for row in keys])  # 97 draws leave no key of at most 5 out
+    shares = torch.bincount(sizes, minlength=6).double() / len(sizes)
+    assert shares[:2].sum() == 0
+    torch.testing.assert_close(shares[2:], torch.full((4,), 0.25).double(), atol=0.03, rtol=0)
+    every_key = torch.bincount(keys.flatten(), minlength=5) / keys.numel()
+    torch.testing.assert_close(every_key, torch.full((5,), 0.2), atol=0.01, rtol=0)
+
+
+def test_uniform_keys_make_every_shown_value_as_likely_as_any_other_and_pooled_keys_do_not() -> None:
+    """Why training with uniform keys starts on a plateau: attending to what was shown gains nothing by itself."""
+
+    def share_shown(task: Bijection) -> float:
+        trials = task.sample(20_000, seed=8)
+        values = trials.at_scored(trials.realised)
+        return float((values[:, :3] == values[:, 3:4]).any(1).double().mean())
+
+    def distinct_share(task: Bijection) -> float:
+        values = task.sample(20_000, seed=8).at_scored(task.sample(20_000, seed=8).realised)[:, :3].tolist()
+        return sum(len(set(row)) for row in values) / (7 * len(values))
+
+    uniform = Bijection(n_values=7, n_pairs=5, repeats=True)
+    pooled = Bijection(n_values=7, n_pairs=5, repeats=True, pooled_keys=True)
+    assert share_shown(uniform) == pytest.approx(distinct_share(uniform), abs=0.015)
+    assert share_shown(pooled) > distinct_share(pooled) + 0.15
+
+
+def test_pooled_keys_need_repeats() -> None:
+    with pytest.raises(InvalidArgument, match="pooled_keys draws keys with replacement.*needs repeats=True"):
+        Bijection(pooled_keys=True)
 
 
 def test_uniform_null_is_the_known_level() -> None:
