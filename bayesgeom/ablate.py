@@ -12,28 +12,30 @@ from tqdm.auto import tqdm
 from bayesgeom.ablations.attribution import attributed_damage
 from bayesgeom.ablations.batteries import Battery, everything
 from bayesgeom.ablations.component import Ablation
-from bayesgeom.ablations.engine import Means, TileReference, TileScores, score_tile, scores_of, tiles
+from bayesgeom.ablations.engine import Means, TileScores, references, score_tile, tiles, tiles_with_donors
 from bayesgeom.ablations.report import AblationReport, Context, ablation_report
+from bayesgeom.ablations.scoring import scores_of
 from bayesgeom.ablations.tally import Tally
 from bayesgeom.diagnosis import Diagnosis, provenance
 from bayesgeom.edits import Mode
 from bayesgeom.errors import HookFault, InvalidArgument
 from bayesgeom.models.base import Model
 from bayesgeom.models.replayer import Replayer, Variant
-from bayesgeom.models.resolve import ModelLike, as_model, task_of
+from bayesgeom.models.resolve import ModelLike, as_model, scored_task_of
 from bayesgeom.probes.key_overlap import KeyOverlap
 from bayesgeom.sites import Site
-from bayesgeom.tasks.base import WindTunnel, derived_seed
+from bayesgeom.tasks.base import TextTask, WindTunnel, derived_seed
 from bayesgeom.trials import Trials, concatenate
 
 Method = Literal["exact", "attribution", "both"]
 N_REFERENCE = 256  # sequences behind the means that mean ablation puts in place
+N_KEYS = 64  # sequences behind the key overlap that is set beside the battery
 _TRIALS, _RESAMPLING, _MEANS = 0, 2, 3  # branches of the seed, the first two as in diagnose
 
 
 def ablate(
     model: ModelLike,
-    task: WindTunnel | None = None,
+    task: WindTunnel | TextTask | None = None,
     battery: Sequence[Ablation] | None = None,
     *,
     mode: Mode = "mean",
@@ -70,7 +72,7 @@ class AblationJob:
     def of(
         cls,
         model: ModelLike,
-        task: WindTunnel | None,
+        task: WindTunnel | TextTask | None,
         battery: Sequence[Ablation] | None,
         *,
         mode: Mode,
@@ -97,7 +99,7 @@ class AblationJob:
         for edit in (edit for ablation in chosen for edit in ablation.edits(mode)):
             subject.require((edit.site,), by=f"ablation {edit.label!r}")
         return cls(
-            model=subject, task=task_of(subject, task), battery=chosen, mode=mode, n=n, seed=seed, method=method
+            model=subject, task=scored_task_of(subject, task), battery=chosen, mode=mode, n=n, seed=seed, method=method
         )  # fmt: skip
 
     def describe(self) -> dict[str, Any]:
@@ -118,10 +120,10 @@ class AblationJob:
         attribution = np.full(len(variants), np.nan)
         first_order = exact = None
         if self.method != "exact":
-            first_order = self._tally(lambda tile: self._attributed(tile, variants, means, replayer), None)
+            first_order = self._tally(lambda *tile: self._attributed(tile, variants, means, replayer), None)
             attribution = (first_order.sums[:, 0] - first_order.baseline[0]).sum(axis=1) / first_order.done
         if self.method != "attribution":
-            exact = self._tally(lambda tile: score_tile(replayer, tile, variants, means), out)
+            exact = self._tally(lambda t, before: score_tile(replayer, t, before, variants, means), out)
         tally = exact or first_order
         assert tally is not None, "the method was checked on construction"
         if bool(tally.inert.all()):
@@ -151,7 +153,7 @@ class AblationJob:
         where = provenance(self.model.spec, self.task, arguments)
         return Diagnosis(reports={report.name: report}, skipped={}, provenance=where)
 
-    def _tally(self, score: Callable[[Trials], TileScores], out: Path | None) -> Tally:
+    def _tally(self, score: Callable[[Trials, Trials], TileScores], out: Path | None) -> Tally:
         """Score the stream tile by tile; with `out`, skip what is already there and keep what is new."""
         stream = self.task.stream(self.n, seed=derived_seed(self.seed, _TRIALS), device=self.model.spec.device)
         tally = None if out is None else Tally.load(out, self.describe())
@@ -161,8 +163,8 @@ class AblationJob:
             for block in _without_loners(stream):
                 seen += len(block)
                 if tally is None or seen > tally.done:
-                    for tile in tiles(block):
-                        scores = score(tile)
+                    for tile, before in tiles_with_donors(block):
+                        scores = score(tile, before)
                         tally = (tally or Tally.empty(self.n, len(self.battery), block.n_scored)).plus(scores)
                     if out is not None and tally is not None:
                         tally.save(out, self.describe())
@@ -175,8 +177,8 @@ class AblationJob:
         probe = KeyOverlap()
         if not set(probe.needs.sites) <= self.model.sites:
             return ""
-        blocks = self.task.stream(N_REFERENCE, seed=derived_seed(self.seed, _TRIALS), device=self.model.spec.device)
-        found = probe.measure(self.model.run(blocks, record=probe.needs.sites, n_recorded=N_REFERENCE))
+        blocks = self.task.stream(N_KEYS, seed=derived_seed(self.seed, _TRIALS), device=self.model.spec.device)
+        found = probe.measure(self.model.run(blocks, record=probe.needs.sites, n_recorded=N_KEYS))
         if not np.isfinite(found.overlap[0]).any():
             return ""
         layer, head = np.unravel_index(np.nanargmin(found.overlap[0]), found.overlap[0].shape)
@@ -195,14 +197,17 @@ class AblationJob:
                     sums[place] = sums.get(place, 0) + held[place].sum(dim=0) / N_REFERENCE
         return sums
 
-    def _attributed(self, tile: Trials, variants: Sequence[Variant], means: Means, replayer: Replayer) -> TileScores:
+    def _attributed(
+        self, tile: tuple[Trials, Trials], variants: Sequence[Variant], means: Means, replayer: Replayer
+    ) -> TileScores:
         """First-order scores in the battery's own form; metrics other than KL are not known to first order."""
-        baseline = replayer.baseline(tile)
-        damage = attributed_damage(self.model, tile, variants, TileReference(means, baseline))
-        before = scores_of(baseline.logits, tile)
-        after = np.full((len(variants), *before.shape), np.nan)
-        after[:, 0] = before[0] + damage[:, :, None]
-        return TileScores(baseline=before, variants=after, inert=np.zeros(len(variants), dtype=bool))
+        trials, before = tile
+        reference = references(replayer, trials, before, variants, means)
+        damage = attributed_damage(self.model, trials, variants, reference)
+        untouched = scores_of(reference.baseline.logits, trials)
+        after = np.full((len(variants), *untouched.shape), np.nan)
+        after[:, 0] = untouched[0] + damage[:, :, None]
+        return TileScores(baseline=untouched, variants=after, inert=np.zeros(len(variants), dtype=bool))
 
 
 def _without_loners(stream: Iterator[Trials]) -> Iterator[Trials]:

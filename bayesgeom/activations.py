@@ -9,6 +9,7 @@ from jaxtyping import Float, Shaped
 from torch import Tensor
 
 from bayesgeom.errors import MissingSite
+from bayesgeom.information import entropy_bits
 from bayesgeom.sites import Site
 from bayesgeom.trials import Trials
 
@@ -49,7 +50,9 @@ class Behaviour:
 
     Entropy, KL and total variation use the model's distribution renormalised over the answers; `leak` is the
     probability that it put elsewhere. `answer_log2` is log2 of the probability of the realised answer, and `correct`
-    is 1 where the most probable answer was realised.
+    is 1 where the most probable answer was realised. A run holds these in float32: sum them in float64.
+
+    Where no posterior is known, all are NaN but `model_entropy_bits`, which is then over the whole vocabulary.
     """
 
     exact_entropy_bits: Float[np.ndarray, "sequence position"]
@@ -91,6 +94,21 @@ class Run:
     def n_recorded(self) -> int:
         """Sequences whose activations were kept."""
         return len(self.trials)
+
+    @property
+    def has_posterior(self) -> bool:
+        """Whether the exact posterior of these trials is known."""
+        return self.trials.has_posterior
+
+    def reference_entropy_bits(self) -> Float[np.ndarray, "batch query_pos"]:
+        """What geometry is compared with, for the recorded sequences: entropy of the exact predictive.
+
+        Of text, whose posterior nobody knows, the model's own over its whole vocabulary.
+        """
+        if self.has_posterior:
+            exact: Tensor = entropy_bits(self.trials.at_scored(self.trials.predictive))
+            return exact.cpu().numpy()
+        return self.behaviour.model_entropy_bits[: self.n_recorded].astype(np.float64)
 
     def at(self, site: Site) -> Shaped[Tensor, "layer *axes"]:
         """The recorded activations of every layer. **Raises** `MissingSite` when the site was not recorded."""

@@ -9,14 +9,14 @@ from tqdm.auto import tqdm
 from bayesgeom.ablate import ablate
 from bayesgeom.activations import Run
 from bayesgeom.diagnosis import Diagnosis, provenance
-from bayesgeom.errors import InvalidArgument, MissingSite, unknown_name
+from bayesgeom.errors import InvalidArgument, MissingSite, TaskMismatch, unknown_name
 from bayesgeom.models.base import Model
 from bayesgeom.models.resolve import ModelLike, as_model, task_of
 from bayesgeom.plugins import discover
-from bayesgeom.probes.base import Probe
+from bayesgeom.probes.base import Needs, Probe
 from bayesgeom.report import Report
 from bayesgeom.sites import Site
-from bayesgeom.tasks.base import WindTunnel, derived_seed
+from bayesgeom.tasks.base import FiniteTask, TextTask, WindTunnel, derived_seed
 from bayesgeom.trials import Trials
 
 N_RECORDED = 192  # sequences whose activations are kept: enough for every interval, and independent of n
@@ -27,7 +27,7 @@ AnyProbe = Probe[Any]
 
 def diagnose(
     model: ModelLike,
-    task: WindTunnel | None = None,
+    task: WindTunnel | TextTask | None = None,
     *,
     probes: Sequence[str | AnyProbe] | None = None,
     n: int = 512,
@@ -40,18 +40,23 @@ def diagnose(
     Behavioural numbers use all `n` sequences; activations are kept of the first 192 (each report says its own n).
     `nulls` freshly initialised copies of the architecture get one pass each. A probe whose needs are unmet is in
     `skipped` with the reason; asked for by name, it raises. With `ablations` the default battery is run as well.
+    A text task is bound to the model's tokenizer; of a task with a fixed stock of sequences at most all are drawn.
 
-    **Raises** `InvalidArgument` for n < 1 or nulls < 0, `UnknownName` for a probe or checkpoint that does not exist,
-    `TaskMismatch` where the task's ids or length do not fit, `MissingSite` for a named probe that cannot be served.
+    **Raises** `InvalidArgument` for n < 1, nulls < 0 or an empty list of probes, `UnknownName` for a probe or a
+    checkpoint that does not exist, `TaskMismatch` where the task's ids or length do not fit, or a named probe needs
+    another kind of task, `MissingSite` for a named probe whose sites the model lacks.
     """
     if nulls < 0:
         raise InvalidArgument(f"nulls is the number of freshly initialised copies: at least 0, got {nulls}.")
     subject = as_model(model)
     chosen = task_of(subject, task)
-    plan = _plan(subject, probes)
+    if isinstance(chosen, FiniteTask):
+        n = min(n, chosen.n_sequences)
+    one = chosen.sample(1, seed=seed)
+    subject.check_fits(one)
+    plan = _plan(subject, one, probes)
     stream = _Stream(task=chosen, seed=derived_seed(seed, _TRIALS), device=subject.spec.device)
     blocks = stream.blocks(n)  # here, so that a bad n or task is refused before the copies run
-    subject.check_fits(chosen.sample(1, seed=seed))
     fresh: dict[str, list[Report]] = {name: [] for name in plan.served}
     for index in range(nulls):
         copy = subject.fresh(derived_seed(seed, _FRESH, index))
@@ -97,8 +102,10 @@ class _Stream:
         return self.task.stream(n, seed=self.seed, device=self.device)
 
 
-def _plan(model: Model, probes: Sequence[str | AnyProbe] | None) -> _Plan:
+def _plan(model: Model, trials: Trials, probes: Sequence[str | AnyProbe] | None) -> _Plan:
     known = all_probes()
+    if probes is not None and not probes:
+        raise InvalidArgument(f"probes names none: leave it out for all, or choose from: {', '.join(sorted(known))}.")
     asked: dict[str, AnyProbe] = {}
     for item in known.values() if probes is None else probes:
         if isinstance(item, str) and item not in known:
@@ -108,8 +115,9 @@ def _plan(model: Model, probes: Sequence[str | AnyProbe] | None) -> _Plan:
     served, skipped, sites = {}, {}, dict[Site, None]()
     for name, probe in asked.items():
         try:
+            _require_trials(probe.needs, trials, by=f"probe {name!r}")
             model.require(probe.needs.sites, by=f"probe {name!r}")
-        except MissingSite as reason:
+        except (MissingSite, TaskMismatch) as reason:
             if probes is not None:
                 raise
             skipped[name] = str(reason)
@@ -119,6 +127,15 @@ def _plan(model: Model, probes: Sequence[str | AnyProbe] | None) -> _Plan:
     # Calibration leads, as the question that the others explain.
     first = sorted(served, key=lambda name: (name != "calibration", list(served).index(name)))
     return _Plan(served={name: served[name] for name in first}, sites=tuple(sites), skipped=skipped)
+
+
+def _require_trials(needs: Needs, trials: Trials, by: str) -> None:
+    """**Raises** `TaskMismatch` unless such trials hold what the probe reads of them."""
+    if needs.posterior and not trials.has_posterior:
+        raise TaskMismatch(f"{by} compares with the exact posterior, which nobody knows of this task's text.")
+    if needs.groups and len(trials.group_names) < 2:
+        kinds = ", ".join(trials.group_names) or "one kind"
+        raise TaskMismatch(f"{by} compares sequences of several kinds; this task has {kinds}.")
 
 
 def _run(

@@ -27,9 +27,9 @@ from bayesgeom.interventions.subspace import Subspace
 from bayesgeom.interventions.summary import Context, intervention_report
 from bayesgeom.interventions.writes import WriteReport, write_report
 from bayesgeom.models.base import Model
-from bayesgeom.models.resolve import ModelLike, as_model, task_of
+from bayesgeom.models.resolve import ModelLike, as_model, scored_task_of
 from bayesgeom.sites import ATTN_OUT, Site, Z
-from bayesgeom.tasks.base import BLOCK, WindTunnel, derived_seed
+from bayesgeom.tasks.base import BLOCK, TextTask, WindTunnel, derived_seed
 
 N_FIT, N_HELD = 256, 128  # sequences that subspaces and read-outs are fitted on, and that read-outs are scored on
 N_RANDOM, N_FLOOR = 20, 64  # random subspaces of the same rank, and the pairs that they are scored on
@@ -38,7 +38,7 @@ _PAIRS, _RESAMPLING, _FIT, _HELD, _DRAWS = 4, 2, 5, 6, 7  # branches of the seed
 
 def intervene(
     model: ModelLike,
-    task: WindTunnel | None = None,
+    task: WindTunnel | TextTask | None = None,
     subspace: Subspace | Fit | None = None,
     *,
     kind: SubspaceKind = "swap",
@@ -65,7 +65,7 @@ def intervene(
 
 def write_strength(
     model: ModelLike,
-    task: WindTunnel | None = None,
+    task: WindTunnel | TextTask | None = None,
     subspace: Subspace | Fit | None = None,
     *,
     n: int = 256,
@@ -87,7 +87,7 @@ def write_strength(
 
 
 def fit_subspace(
-    model: ModelLike, task: WindTunnel | None, subspace: Fit, *, at: Place | None = None, seed: int = 0
+    model: ModelLike, task: WindTunnel | TextTask | None, subspace: Fit, *, at: Place | None = None, seed: int = 0
 ) -> dict[int, Subspace]:
     """The subspaces that `intervene` would act on with the same arguments, by layer."""
     job = InterventionJob.of(model, task, subspace, kind="remove", at=at, n=1, seed=seed)
@@ -109,12 +109,12 @@ class InterventionJob:
 
     @classmethod
     def of(
-        cls, model: ModelLike, task: WindTunnel | None, subspace: Subspace | Fit | None, *, kind: SubspaceKind,
-        at: Place | None, n: int, seed: int,
+        cls, model: ModelLike, task: WindTunnel | TextTask | None, subspace: Subspace | Fit | None, *,
+        kind: SubspaceKind, at: Place | None, n: int, seed: int,
     ) -> "InterventionJob":  # fmt: skip
         """Check everything that can be checked before anything runs."""
         subject = as_model(model)
-        chosen, place = task_of(subject, task), at or Place()
+        chosen, place = scored_task_of(subject, task), at or Place()
         if kind not in SUBSPACE_KINDS:
             raise InvalidArgument(f"kind must be one of {', '.join(SUBSPACE_KINDS)}; got {kind!r}.")
         if n < 1:

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 _COLUMN_OF_AXIS = {"layer": "layer", "head": "head", "kv_head": "head", "position": "position"}
 _COMPANIONS = ("_lo", "_hi", "_null")
+SCHEMA = 1
 JSON, ARRAYS = "report.json", "arrays.safetensors"
 PROGRESS = "progress.safetensors"  # of a battery that was stopped
 
@@ -107,6 +108,18 @@ class Report(ABC):
         return Headline(
             metric=metric, label=label, value=value, unit=unit, lo=lo, hi=hi, null=null, null_label=null_label
         )
+
+    @final
+    def entry(
+        self, metric: str, at: tuple[int, ...], label: str, *, unit: str = "", null_label: str = "chance"
+    ) -> Headline:
+        """The headline of one entry of an array field, with its companions' entries there."""
+        axes, values = self.axes()[metric], vars(self)[metric]
+        lo, hi, null = (float(self._companion(metric + suffix, axes, values.shape)[at]) for suffix in _COMPANIONS)
+        return Headline(
+            metric=metric, label=label, value=float(values[at]), unit=unit, lo=lo, hi=hi, null=null,
+            null_label=null_label,
+        )  # fmt: skip
 
     @final
     @classmethod
@@ -190,7 +203,7 @@ def headline_cells(line: Headline) -> tuple[str, str, str]:
     """Value, interval and null of a headline, as every table prints them."""
     value = f"{line.value:.4g} {line.unit}".rstrip()
     interval = "" if math.isnan(line.lo) else f"{line.lo:.4g} … {line.hi:.4g}"
-    null = "" if math.isnan(line.null) else f"{line.null:.4f} ({line.null_label})"
+    null = "" if math.isnan(line.null) else f"{round(line.null, 4) + 0.0:.4f} ({line.null_label})"  # no -0.0000
     return value, interval, null
 
 
@@ -202,21 +215,25 @@ def write_parts(path: Path, reports: Mapping[str, Report], extra: Mapping[str, A
         (path / ARRAYS).chmod(0o644)  # safetensors leaves it readable by its owner alone
     except SafetensorError as error:
         raise OutputFault(f"{ARRAYS}: {error}.") from error
-    held = {**extra, "reports": {key: report.scalars() for key, report in reports.items()}}
+    held = {"schema": SCHEMA, **extra, "reports": {key: report.scalars() for key, report in reports.items()}}
     (path / JSON).write_text(json.dumps(_encoded(held), indent=1, allow_nan=False) + "\n", encoding="utf-8")
 
 
 def read_parts(path: Path, kinds: Mapping[str, type[Report]]) -> tuple[dict[str, Report], dict[str, Any]]:
     """The reports of these kinds in a folder, and what else its JSON holds.
 
-    **Raises** `OutputFault` where the folder holds no whole report, or one of no known kind.
+    **Raises** `OutputFault` where the folder holds no whole report, one of a newer schema, or one of no known kind.
     """
     unreadable = f"{path} holds no readable report ({JSON} and {ARRAYS})"
     try:
         held, arrays = json.loads((path / JSON).read_text(encoding="utf-8")), load_file(path / ARRAYS)
     except (OSError, ValueError, SafetensorError) as error:
         raise OutputFault(f"{unreadable}: {error}.") from error
-    if not isinstance(held, dict) or not isinstance(scalars := held.pop("reports", None), dict):
+    if not isinstance(held, dict) or not isinstance(schema := held.pop("schema", None), int):
+        raise OutputFault(f"{unreadable}: {JSON} has no schema number.")
+    if schema > SCHEMA:
+        raise OutputFault(f"{path} has schema {schema}; this bayesgeom reads up to {SCHEMA}. Upgrade bayesgeom.")
+    if not isinstance(scalars := held.pop("reports", None), dict):
         raise OutputFault(f"{unreadable}: {JSON} lists none.")
     if unknown := scalars.keys() - kinds.keys():
         raise OutputFault(f"{path} holds reports of unknown kinds: {', '.join(sorted(unknown))}. Upgrade bayesgeom.")

@@ -19,12 +19,17 @@ class Trials:
     """A batch of sequences and what an exact Bayesian observer says at each scored position.
 
     Every sequence scores the same number of positions, so that whatever is read there is rectangular.
-    `predictive` and `belief` are NaN where nothing is asked.
+    `predictive` and `belief` are NaN where nothing is asked. Text whose posterior nobody knows has no `answers`, and a
+    `predictive` and a `belief` of width 0: `has_posterior` is false, and entropy can only be the model's own.
+
+    Sequences may differ in length: shorter ones are padded on the right, where a causal model's scored positions cannot
+    see, so that no mask is needed.
 
     - `answers`: the ids on which `predictive` lives, in its order.
     - `realised`: the id that the world answered with, `UNASKED` elsewhere.
     - `token_sets`: named ids whose keys may form the hypothesis frame.
     - `relations`: named boolean maps; true where an earlier position is evidence, in that sense, for the query.
+    - `groups`: where sequences are of several kinds, the kind of each, as an index into `group_names`.
     """
 
     tokens: Int64[Tensor, "batch pos"]
@@ -35,6 +40,8 @@ class Trials:
     realised: Int64[Tensor, "batch pos"]
     token_sets: Mapping[str, Int64[Tensor, " token"]]
     relations: Mapping[str, Bool[Tensor, "batch query_pos key_pos"]]
+    groups: Int64[Tensor, " batch"] | None = None
+    group_names: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         counts = self.scored.sum(dim=1)
@@ -46,6 +53,11 @@ class Trials:
 
     def __len__(self) -> int:
         return len(self.tokens)
+
+    @property
+    def has_posterior(self) -> bool:
+        """Whether an exact posterior is known."""
+        return len(self.answers) > 0
 
     @property
     def n_scored(self) -> int:
@@ -72,12 +84,13 @@ class Trials:
         cut = {f.name: getattr(self, f.name) for f in fields(self)}
         for name in ("tokens", "scored", "predictive", "belief", "realised"):
             cut[name] = cut[name][index]
+        cut["groups"] = None if self.groups is None else self.groups[index]
         return Trials(**cut | {"relations": {name: relation[index] for name, relation in self.relations.items()}})
 
 
 def concatenate(parts: list[Trials]) -> Trials:
     """One batch out of several of the same task and length."""
-    first = parts[0]
+    first, groups = parts[0], [part.groups for part in parts if part.groups is not None]
     return Trials(
         tokens=torch.cat([part.tokens for part in parts]),
         scored=torch.cat([part.scored for part in parts]),
@@ -87,4 +100,6 @@ def concatenate(parts: list[Trials]) -> Trials:
         realised=torch.cat([part.realised for part in parts]),
         token_sets=first.token_sets,
         relations={name: torch.cat([part.relations[name] for part in parts]) for name in first.relations},
+        groups=torch.cat(groups) if groups else None,
+        group_names=first.group_names,
     )

@@ -24,6 +24,7 @@ from pathlib import Path
 import torch
 
 import bayesgeom
+from bayesgeom.diagnose import N_RECORDED, all_probes
 from bayesgeom.models.base import Model
 from bayesgeom.trials import Trials
 
@@ -102,7 +103,24 @@ def time_ratio(model: Model, n: int, rounds: int) -> None:
     print(f"    forward passes {forward:.3f} s   drawing the trials {drawing:.3f} s   diagnose(nulls=0) {whole:.3f} s")
     print(f"    diagnose / forward              {whole / forward:.3f}   ({verdict(whole / forward, 1.5)})")
     print(f"    … round by round                {min(pairs):.3f} … {max(pairs):.3f}")
-    print(f"    diagnose / (drawing + forward)  {whole / (drawing + forward):.3f}\n")
+    print(f"    diagnose / (drawing + forward)  {whole / (drawing + forward):.3f}")
+    probe_costs(model, n, forward)
+
+
+def probe_costs(model: Model, n: int, forward: float) -> None:
+    """What the probes alone take of (a), each once, after the pass that serves them all."""
+    probes = all_probes()
+    sites = {site for probe in probes.values() for site in (*probe.needs.sites, *probe.needs.optional)}
+    run = model.run(
+        model.task.stream(n, seed=0),
+        record=sorted(sites & model.sites, key=lambda site: site.name),
+        n_recorded=N_RECORDED,
+        null_predictives=model.task.null_predictives,
+    )
+    served = {name: probe for name, probe in probes.items() if set(probe.needs.sites) <= model.sites}
+    taken = {name: seconds(lambda probe=probe: probe.measure(run)) for name, probe in served.items()}
+    print(f"    probes alone / forward          {sum(taken.values()) / forward:.3f}")
+    print("    … " + "   ".join(f"{name} {cost / forward:.3f}" for name, cost in taken.items()) + "\n")
 
 
 def memory_ratio(checkpoint: str, n: int, rounds: int) -> None:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from bayesgeom.activations import Behaviour
-from bayesgeom.behaviour import answer_log_probabilities, behaviour, merged, predicted_behaviour
+from bayesgeom.behaviour import BehaviourLog, answer_log_probabilities, behaviour, predicted_behaviour
 from bayesgeom.tasks.bijection import Bijection
 from bayesgeom.trials import Trials
 
@@ -121,14 +121,45 @@ def test_kl_weighs_by_the_exact_side() -> None:
     assert sure.model_entropy_bits[0].tolist() == [0.0, 0.0, 0.0] and sure.answer_log2[0].tolist() == [0.0, 0.0, 0.0]
 
 
-def test_merging_blocks_is_scoring_them_at_once() -> None:
-    trials = TASK.sample(13, seed=4)
-    logits = some_logits(trials)
-    whole = behaviour(trials, *answer_log_probabilities(logits, trials))
-    parts = []
-    for rows in (slice(0, 2), slice(2, 7), slice(7, 13)):
+def logged(trials: Trials, logits: Tensor, cuts: list[slice]) -> tuple[Behaviour, Behaviour, dict[str, Behaviour]]:
+    log = BehaviourLog()
+    for rows in cuts:
         block = trials.rows(rows)
-        parts.append(behaviour(block, *answer_log_probabilities(logits[rows], block)))
-    together = merged(parts)
-    for name, values in vars(whole).items():
-        np.testing.assert_array_equal(vars(together)[name], values, err_msg=name)
+        log.add(block, *answer_log_probabilities(logits[rows], block), TASK.null_predictives(block))
+    assert log.n == len(trials)
+    return log.finished()
+
+
+@pytest.mark.parametrize("cuts", [[(0, 41)], [(0, 2), (2, 7), (7, 41)], [(i, i + 1) for i in range(41)]])
+def test_a_log_of_blocks_is_scoring_them_at_once(cuts: list[tuple[int, int]]) -> None:
+    trials = TASK.sample(41, seed=4)
+    logits = some_logits(trials)
+    model, exact, nulls = logged(trials, logits, [slice(*cut) for cut in cuts])
+    expected = {name: predicted_behaviour(trials, p) for name, p in TASK.null_predictives(trials).items()}
+    assert nulls.keys() == expected.keys() == {"uniform", "elimination_only"}
+    pairs = [(nulls[name], expected[name]) for name in nulls]
+    pairs += [(model, behaviour(trials, *answer_log_probabilities(logits, trials)))]
+    pairs += [(exact, predicted_behaviour(trials, trials.at_scored(trials.predictive)))]
+    for found, wanted in pairs:
+        for name, values in vars(wanted).items():
+            assert vars(found)[name].shape == (41, 5) and vars(found)[name].dtype == np.float32
+            np.testing.assert_allclose(vars(found)[name], values, atol=1e-6, err_msg=name)
+
+
+def test_a_log_holds_each_number_once() -> None:
+    trials = TASK.sample(41, seed=4)
+    model, exact, nulls = logged(trials, some_logits(trials), [slice(0, 41)])
+    everyone = [model, exact, *nulls.values()]
+    assert all(np.shares_memory(one.exact_entropy_bits, model.exact_entropy_bits) for one in everyone)
+    assert all(np.shares_memory(v, model.kl_bits.base) for v in vars(model).values()), "no copy is made at the end"
+    for none in (exact.kl_bits, exact.total_variation, *(one.leak for one in everyone[1:])):
+        assert none.strides == (0, 0) and not none.any()
+
+
+def test_a_log_takes_a_bounded_share_more_than_it_needs() -> None:
+    trials, log = TASK.sample(1, seed=4), BehaviourLog()
+    answers = answer_log_probabilities(some_logits(trials), trials)
+    for n in range(1, 101):
+        log.add(trials, *answers, {})
+        rows = log.finished()[0].kl_bits.base
+        assert rows is not None and n <= len(rows) < 2 * n + 1

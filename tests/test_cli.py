@@ -91,7 +91,7 @@ def test_a_checkpoint_is_a_name_or_a_path(asked: str, capsys: pytest.CaptureFixt
 
 def test_another_task_can_be_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["diagnose", "tiny", *QUICK, "--task", "bijection:n_values=11, n_pairs=3 ,repeats=true"]) == 0
-    assert capsys.readouterr().out.startswith("tiny on Bijection(n_values=11, n_pairs=3, repeats=True)")
+    assert capsys.readouterr().out.startswith("tiny on Bijection(n_values=11, n_pairs=3, repeats=True")
 
 
 def test_a_seed_decides_what_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
@@ -144,12 +144,22 @@ MISTAKES = {
     "NaN logits": ("loud", (), "loud gave NaN or infinite logits in 7 of 7 sequences"),
     "other ids": ("tiny", ("--task", "bijection:n_values=13,n_pairs=5"), "has 26 ids; tiny was trained on"),
     "too long": ("tiny", ("--task", "bijection:n_values=11,n_pairs=7"), "have 13 tokens; tiny has positions for 9."),
-    "no such task": ("tiny", ("--task", "recal"), "there is no WindTunnel named 'recal'. There are: bijection, hmm"),
+    "no such task": ("tiny", ("--task", "recal"), "named 'recal'. There are: bijection, "),
     "no such parameter": ("tiny", ("--task", "bijection:n_value=11"), "task 'bijection' cannot be built from"),
     "no value": ("tiny", ("--task", "bijection:n_values"), "'n_values' in 'bijection:n_values' is no key=value"),
     "no sequences": ("tiny", ("--n", "0"), "n is the number of sequences to draw: at least 1, got 0."),
     "negative seed": ("tiny", ("--seed", "-1"), "seed"),
     "negative nulls": ("tiny", ("--nulls", "-1"), "at least 0, got -1."),
+    "no probes": (
+        "tiny",
+        ("--probes",),
+        "probes names none: leave it out for all, or choose from: attention_entropy, ",
+    ),
+    "name too long": (
+        "x" * 300,
+        (),
+        f"named '{'x' * 300}'. There are: tiny.",
+    ),
     "no such probe": ("tiny", ("--probes", "calibraton"), "there is no probe named 'calibraton'. There are: "),
     "no such device": ("tiny", ("--device", "gpu"), "device 'gpu' cannot be used here"),
     "out is a file": ("tiny", ("--out", "file"), "file is a file; name a directory."),
@@ -175,12 +185,61 @@ def test_every_mistake_is_one_line(mistake: str, folder: Path, capsys: pytest.Ca
     assert entries(folder) - {"runs"} == before, "nothing half-written is left"
 
 
-@pytest.mark.parametrize("arguments", [[], ["diagnos"], ["diagnose"], ["diagnose", "tiny", "--n", "many"], ["train"]])
-def test_bad_arguments_exit_with_two(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+BAD_ARGUMENTS = {
+    "": "Expected one of {diagnose, ablate, intervene, train, export, checkpoints, selftest}. See bayesgeom --help.",
+    "diagnos": (
+        "Unrecognized options: diagnos. Available subcommands: diagnose, ablate, intervene, train, export, "
+        "checkpoints, selftest. See bayesgeom --help."
+    ),
+    "diagnose": (
+        "Missing from bayesgeom diagnose: CHECKPOINT Name of a shipped checkpoint (see `bayesgeom "
+        "checkpoints`), a directory, or owner/name on Hugging Face's hub. (required). See bayesgeom diagnose --help."
+    ),
+    "diagnose tiny --n many": (
+        "Error parsing --n: invalid literal for int() with base 10: 'many'. See bayesgeom diagnose --help."
+    ),
+    "diagnose tiny more": "Unrecognized options: more. See bayesgeom diagnose --help.",
+    "diagnose tiny --sed 3": (
+        "Unrecognized options: --sed, 3. Perhaps you meant --seed. See bayesgeom diagnose --help."
+    ),
+    "ablate tiny --mode void": (
+        "invalid choice 'void' for argument '--mode'. Expected one of ('zero', 'mean', 'resample'). "
+        "See bayesgeom ablate --help."
+    ),
+    "train": "Missing from bayesgeom train: RECIPE",
+}
+
+
+@pytest.mark.parametrize("columns", ["40", "200"])
+@pytest.mark.parametrize("line", BAD_ARGUMENTS)
+def test_bad_arguments_are_one_line_too(
+    line: str, columns: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", columns)
+    assert main(line.split()) == 2
+    assert_one_line(capsys, f"bayesgeom: {BAD_ARGUMENTS[line]}")
+
+
+@pytest.mark.parametrize("line", ["--help", "diagnose --help", "diagnose -h"])
+def test_help_is_help(line: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stopped:
-        main(arguments)
+        main(line.split())
     out, err = capsys.readouterr()
-    assert stopped.value.code == 2 and out == "" and "bayesgeom" in err and "Traceback" not in err
+    assert stopped.value.code in (None, 0) and out.startswith("usage: bayesgeom") and err == ""
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "ascii"])
+def test_boxes_of_either_kind_become_a_line(encoding: str) -> None:
+    """tyro draws its box with other characters where the terminal speaks no UTF-8."""
+    done = subprocess.run(
+        [sys.executable, "-m", "bayesgeom", "diagnose", "tiny", "--n", "many"],
+        env={"PYTHONPATH": str(Path(recipes.__file__).parents[2]), "PYTHONIOENCODING": encoding, "FORCE_COLOR": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == f"bayesgeom: {BAD_ARGUMENTS['diagnose tiny --n many']}\n"
 
 
 def test_outside_the_tests_there_is_no_traceback_either(folder: Path) -> None:
@@ -221,7 +280,7 @@ def test_checkpoints_lists_task_scores_and_hash(folder: Path, capsys: pytest.Cap
     lines = capsys.readouterr().out.splitlines()
     assert lines == [
         "tiny",
-        "  task    name=bijection, n_values=11, n_pairs=5, repeats=False",
+        "  task    " + ", ".join(f"{key}={value}" for key, value in TASK.config().items()),
         "  scores  entropy_mae_bits 0.25, kl_bits 0.125",
         f"  weights {load_checkpoint(folder / 'shelf' / 'tiny').weights_hash}",
     ]

@@ -225,6 +225,7 @@ BAD: dict[str, tuple[dict[str, object], type[Exception], str]] = {
     "fewer": ({"n": -3}, InvalidArgument, r"at least 1, got -3"),
     "negative nulls": ({"nulls": -1}, InvalidArgument, r"freshly initialised copies: at least 0, got -1"),
     "negative seed": ({"seed": -1}, InvalidArgument, r"seed.* -1"),
+    "no probes": ({"probes": []}, InvalidArgument, r"^probes names none: leave it out for all, or choose from: atten"),
     "unknown probe": (
         {"probes": ["calibraton"]},
         UnknownName,

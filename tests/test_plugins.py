@@ -64,7 +64,8 @@ def test_the_package_discovers_its_own_tasks() -> None:
     tasks = discover("bayesgeom.tasks", WindTunnel)
     assert tasks["bijection"] is Bijection and tasks["hmm"] is HMM
     assert list(tasks) == sorted(tasks)
-    assert all(task.name == name and task().sample(2, seed=0).tokens.shape[0] == 2 for name, task in tasks.items())
+    assert all(task.name == name for name, task in tasks.items())
+    assert all(tasks[name]().sample(2, seed=0).tokens.shape[0] == 2 for name in ("bijection", "hmm"))
 
 
 def test_saving_a_file_is_all_it_takes(plant: Plant) -> None:

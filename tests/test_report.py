@@ -163,7 +163,8 @@ def test_the_files_are_strict_json_and_safetensors(tmp_path: Path, rng: np.rando
     def refuse(constant: str) -> float:
         raise AssertionError(f"{constant} is no JSON")
 
-    json.loads((tmp_path / "planted" / "report.json").read_text(), parse_constant=refuse)
+    held = json.loads((tmp_path / "planted" / "report.json").read_text(), parse_constant=refuse)
+    assert held["schema"] == 1
 
 
 @pytest.mark.parametrize("levels", [{"float": 1.0}, {"float": 1.0, "int": 2.0}, {"float": math.nan}])
@@ -199,6 +200,15 @@ FAULTS: dict[str, tuple[Callable[[Path], object], str]] = {
     "half a json": (cut_short("report.json"), r"planted holds no readable report"),
     "half the arrays": (cut_short("arrays.safetensors"), r"planted holds no readable report"),
     "a list": (lambda path: (path / "report.json").write_text("[]"), r"planted holds no readable report"),
+    "no schema": (
+        change_json(lambda held: held.pop("schema")),
+        r"planted holds no .*: report\.json has no schema number\.",
+    ),
+    "a text for a schema": (change_json(lambda held: held.update(schema="1")), r"report\.json has no schema number\."),
+    "newer": (
+        change_json(lambda held: held.update(schema=2, reports=7)),
+        r"planted has schema 2; this bayesgeom reads up to 1\. Upgrade bayesgeom\.$",
+    ),
     "no reports": (change_json(lambda held: held.pop("reports")), r"planted holds no readable report"),
     "a number": (change_json(lambda held: held.update(reports=3)), r"planted holds no readable report"),
     "another kind": (
@@ -243,12 +253,24 @@ def test_headlines_carry_what_is_stored_for_them(rng: np.random.Generator) -> No
     assert planted(rng).headline() == "depth 0.3 bits [0.25 … 0.5]; null 1.2500 (flat)"
 
 
+def test_an_entry_carries_its_companions_entries(rng: np.random.Generator) -> None:
+    report = planted(rng)
+    value = float(report.overlap[-1, 0])
+    assert report.entry("overlap", (-1, 0), "overlap", null_label="flat") == Headline(
+        metric="overlap", label="overlap", value=value, lo=value - 1, hi=value + 1, null=0.25, null_label="flat"
+    )
+    line = report.entry("by_set", (1, 2, 4), "by set", unit="bits")
+    assert (line.value, line.unit, line.null) == (report.by_set[1, 2, 4], "bits", 11.0)
+    assert math.isnan(line.lo) and math.isnan(line.hi) and math.isnan(report.entry("count", (3,), "count").null)
+
+
 @pytest.mark.parametrize(
     ("line", "cells"),
     [
         (Headline(metric="x", label="x", value=math.nan), ("nan", "", "")),
         (Headline(metric="x", label="x", value=0.00012345, unit="bits"), ("0.0001234 bits", "", "")),
         (Headline(metric="x", label="x", value=1.0, lo=0.5, hi=1.5), ("1", "0.5 … 1.5", "")),
+        (Headline(metric="x", label="x", value=1.0, null=-1e-7, null_label="flat"), ("1", "", "0.0000 (flat)")),
         (
             Headline(metric="x", label="x", value=0.0031, null=1.10731, null_label="uniform"),
             ("0.0031", "", "1.1073 (uniform)"),

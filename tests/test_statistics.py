@@ -12,6 +12,7 @@ from bayesgeom.statistics import (
     percentile_interval,
     ratio_interval,
     shuffled_within_position,
+    with_bounds,
 )
 
 
@@ -175,3 +176,13 @@ def test_shuffling_is_uniform_over_sequences(rng: np.random.Generator) -> None:
     came_from = shuffled_within_position(label, rng)
     shares = np.array([[(came_from[to] == origin).mean() for origin in range(3)] for to in range(3)])
     np.testing.assert_allclose(shares, 1 / 3, atol=0.03)
+
+
+def test_bounds_leave_the_estimate_out(rng: np.random.Generator) -> None:
+    drawn = rng.normal(size=(102, 5, 3))
+    drawn[0] = 1e6
+    found = with_bounds("damage", drawn)
+    assert found.keys() == {"damage", "damage_lo", "damage_hi"}
+    np.testing.assert_array_equal(found["damage"], drawn[0])
+    np.testing.assert_array_equal((found["damage_lo"], found["damage_hi"]), percentile_interval(drawn[1:]))
+    assert found["damage_hi"].max() < 1e3

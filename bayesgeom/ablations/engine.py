@@ -14,15 +14,13 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from bayesgeom.behaviour import answer_log_probabilities, behaviour
+from bayesgeom.ablations.scoring import Exact
 from bayesgeom.edits import Replace
-from bayesgeom.errors import NonFinite
-from bayesgeom.models.replayer import Baseline, Replayer, Variant, entry
+from bayesgeom.models.replayer import STAGES, Baseline, Replayer, Variant, entry
 from bayesgeom.sites import Site
 from bayesgeom.trials import Trials
 
-METRICS = ("kl_bits", "entropy_error_bits", "correct")
-TARGET_ROWS = 1_536  # positions × sequences × variants computed at once: what stays in the processor's cache
+TARGET_ROWS = 2_400  # positions × sequences × variants computed at once: what stays in the processor's cache
 Means = dict[tuple[Site, int], Float[Tensor, "pos *rest"]]
 _NEARLY = 1e-4  # logits closer than this are tried for bit-identity
 
@@ -40,18 +38,20 @@ class TileScores:
 @final
 @dataclass(frozen=True)
 class TileReference:
-    """Replacements for one tile: the task's means, and the tile's own trials each moved on by one."""
+    """Replacements for one tile: the task's means, and for each trial the one before it."""
 
     means: Means
     baseline: Baseline
+    before: Baseline | None = None  # of the one trial before the tile; without it, the tile's last is before its first
 
     def mean(self, site: Site, layer: int) -> Float[Tensor, "pos *rest"]:
         """The task's mean at each position."""
         return self.means[site, layer]
 
     def donor(self, site: Site, layer: int) -> Float[Tensor, "batch pos *rest"]:
-        """The trial before this one in the tile; the first takes the last's."""
-        return self.baseline.held[site, layer].roll(1, dims=0)
+        """The activations of the trial before each."""
+        own = self.baseline.held[site, layer]
+        return own.roll(1, dims=0) if self.before is None else torch.cat([self.before.held[site, layer], own[:-1]])
 
 
 def tiles(block: Trials) -> Iterator[Trials]:
@@ -61,48 +61,53 @@ def tiles(block: Trials) -> Iterator[Trials]:
         yield block.rows(slice(int(rows[0]), int(rows[-1]) + 1))
 
 
-def score_tile(
-    replayer: Replayer,
-    trials: Trials,
-    variants: Sequence[Variant],
-    means: Means,
-) -> TileScores:
-    """Score every variant on one tile.
+def tiles_with_donors(block: Trials) -> Iterator[tuple[Trials, Trials]]:
+    """Each tile, and the trial before it in the block, where the last is before the first: donors know no tiles."""
+    before = block.rows(slice(-1, None))
+    for tile in tiles(block):
+        yield tile, before
+        before = tile.rows(slice(-1, None))
 
-    Variants that enter at the same place run together, as many as the cache holds.
+
+def references(
+    replayer: Replayer, trials: Trials, before: Trials, variants: Sequence[Variant], means: Means
+) -> TileReference:
+    """One pass over a tile, and over the trial before it where a variant puts it in place."""
+    is_resampled = any(
+        isinstance(edit, Replace) and edit.mode == "resample" for variant in variants for edit in variant
+    )
+    # The donor first: a replayer may remember the trials of its last baseline.
+    donated = replayer.baseline(before) if is_resampled else None
+    return TileReference(means, replayer.baseline(trials), donated)
+
+
+def score_tile(
+    replayer: Replayer, trials: Trials, before: Trials, variants: Sequence[Variant], means: Means
+) -> TileScores:
+    """Score every variant on one tile; `before` is the trial before it, from which the first is resampled.
+
+    Variants that enter at the same places run together, as many as the cache holds.
     """
-    baseline = replayer.baseline(trials)
-    reference = TileReference(means, baseline)
+    reference = references(replayer, trials, before, variants, means)
+    baseline, exact = reference.baseline, Exact.of(trials)
     together = max(1, TARGET_ROWS // trials.tokens.numel())
     scores: list[Float[np.ndarray, "metric sequence position"] | None] = [None] * len(variants)
     inert = np.zeros(len(variants), dtype=bool)
-    order = sorted(range(len(variants)), key=lambda index: entry(variants[index]))
-    for _, group in groupby(order, key=lambda index: entry(variants[index])):
+    order = sorted(range(len(variants)), key=lambda index: _places(variants[index]))
+    for _, group in groupby(order, key=lambda index: _places(variants[index])):
         members = list(group)
         for start in range(0, len(members), together):
             chosen = members[start : start + together]
             batch = [variants[index] for index in chosen]
             logits = replayer.logits(baseline, batch, reference)
             for index, own in zip(chosen, logits, strict=True):
-                scores[index] = scores_of(own, trials, variants[index])
+                scores[index] = exact.scores(own, variants[index])
             inert[chosen] = _inert(logits, replayer, baseline, batch, reference)
     return TileScores(
-        baseline=scores_of(baseline.logits, trials),
+        baseline=exact.scores(baseline.logits),
         variants=np.stack([score for score in scores if score is not None]),
         inert=inert,
     )
-
-
-def scores_of(
-    logits: Float[Tensor, "batch query_pos d_vocab"], trials: Trials, variant: Variant = ()
-) -> Float[np.ndarray, "metric sequence position"]:
-    """KL, entropy error and correctness of these logits. **Raises** `NonFinite`, naming the edits."""
-    if not bool(logits.isfinite().all()):
-        what = " and ".join(edit.label for edit in variant) or "no edit"
-        raise NonFinite(f"the logits are NaN or infinite under: {what}.")
-    scored = behaviour(trials, *answer_log_probabilities(logits, trials))
-    error = np.abs(scored.model_entropy_bits - scored.exact_entropy_bits)
-    return np.stack([scored.kl_bits, error, scored.correct])
 
 
 def _inert(
@@ -125,8 +130,17 @@ def _inert(
     return inert
 
 
+def _places(variant: Variant) -> tuple[int, ...]:
+    """Entry, and the stages edited in that layer: variants that agree in them are computed in the same way there."""
+    layer, stage = entry(variant)
+    return (layer, stage, *sorted(STAGES[edit.site] for edit in variant if edit.layer == layer))
+
+
 def _unchanged(variant: Variant) -> Variant:
-    """A variant with the same entry that changes nothing."""
-    first = entry(variant)
-    site = next(edit.site for edit in variant if entry((edit,)) == first)
-    return (Replace(site=site, layer=first[0], mode="nothing"),)
+    """The edits of a variant's first layer, each changing nothing."""
+    layer, _ = entry(variant)
+    return tuple(
+        Replace(site=edit.site, layer=layer, mode="nothing", heads=edit.heads if isinstance(edit, Replace) else None)
+        for edit in variant
+        if edit.layer == layer
+    )

@@ -84,10 +84,30 @@ class AblationReport(Report):
         top = self.ablations[self.ranked()[0]]
         return (
             self.scalar("top_damage_bits", f"most damaging: {top}", unit="bits", null_label="no effect"),
+            *self._key_overlap(),
             self.scalar("top_to_second_ratio", "top / second, heads alone"),
             self.scalar("share_above_half_of_top", "share of heads above half of the top"),
             self.scalar("baseline_kl_bits", "KL with nothing removed", unit="bits"),
+            *self._attribution(),
         )
+
+    def _key_overlap(self) -> Sequence[Headline]:
+        """Damage of the head that key overlap would have picked, and its rank among the single heads ablated."""
+        if not self.key_overlap_pick:
+            return ()
+        picked = self.key_overlap_pick.split(" ")[0]
+        heads = [index for index in self.ranked() if self.kinds[index] == "head"]
+        rank = next((rank for rank, i in enumerate(heads, 1) if f"L{self.layer[i]}H{self.head[i]}" == picked), None)
+        label = f"least key overlap: {self.key_overlap_pick}"
+        if rank is None:
+            return (Headline(metric="damage_bits", label=f"{label}, not ablated alone", value=math.nan, unit="bits"),)
+        place = f"{label}, rank {rank} of {len(heads)} heads by damage"
+        return (self.entry("damage_bits", (heads[rank - 1],), place, unit="bits"),)
+
+    def _attribution(self) -> Sequence[Headline]:
+        if math.isnan(self.attribution_rank_correlation):
+            return ()
+        return (self.scalar("attribution_rank_correlation", "rank correlation of attribution with damage"),)
 
     def figure(self) -> "Figure":
         from bayesgeom.charts.forest import add_forest

@@ -1,7 +1,8 @@
 """The tally: what a battery has measured so far, in memory that does not grow with n, and safe on disk.
 
 Per-sequence results are kept for at most `MAX_UNITS` units; a unit is a run of consecutive sequences, independent of
-the others, so that resampling units is resampling sequences.
+the others, so that resampling units is resampling sequences. With many variants units are fewer, so that all their sums
+fit `MAX_BYTES`; `MIN_UNITS` still are enough for a percentile interval.
 """
 
 import json
@@ -14,12 +15,14 @@ from jaxtyping import Bool, Float, Int
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
-from bayesgeom.ablations.engine import METRICS, TileScores
+from bayesgeom.ablations.engine import TileScores
+from bayesgeom.ablations.scoring import METRICS
 from bayesgeom.errors import OutputFault
 from bayesgeom.files import file_aside
 from bayesgeom.report import PROGRESS
 
-MAX_UNITS = 4_096
+MAX_UNITS, MIN_UNITS = 4_096, 256
+MAX_BYTES = 64 * 2**20
 
 
 @final
@@ -38,8 +41,10 @@ class Tally:
     @classmethod
     def empty(cls, n: int, n_variants: int, n_positions: int) -> Self:
         """Nothing measured yet of n sequences."""
-        per_unit = -(-n // MAX_UNITS)
-        units, metrics = -(-n // per_unit), len(METRICS)
+        metrics = len(METRICS)
+        affordable = MAX_BYTES // (8 * metrics * n_variants)
+        per_unit = -(-n // min(MAX_UNITS, max(MIN_UNITS, affordable)))
+        units = -(-n // per_unit)
         return cls(
             per_unit=per_unit,
             counts=np.zeros(units, dtype=np.int64),

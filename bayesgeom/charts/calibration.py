@@ -7,7 +7,7 @@ import plotly.graph_objects as go
 from jaxtyping import Float
 
 from bayesgeom.charts.lines import add_band, add_line, add_null
-from bayesgeom.charts.theme import EXACT, MEASURED, label_axes, panels
+from bayesgeom.charts.theme import DASHES, EXACT, MEASURED, label_axes, panels, with_room_for_legend
 
 _POSITION = "scored position (1 is the first)"
 
@@ -26,7 +26,7 @@ def calibration_figure(
     x = np.arange(1, len(exact) + 1)
     titles = (
         "Entropy, mean over sequences",
-        "Entropy error and its nulls (log scale)",
+        "Entropy error and its nulls (log scale; gaps are 0)",
         "One sequence",
         "Another sequence",
     )
@@ -34,16 +34,23 @@ def calibration_figure(
     _entropies(figure, (1, 1), exact, model)
     add_band(figure, (1, 2), x, *error_band, name="95 % interval")
     add_line(figure, (1, 2), x, error, name="model")
-    for name, level in nulls.items():
-        add_null(figure, (1, 2), x, level, name=f"null: {name.replace('_', ' ')}")
-    figure.update_yaxes(type="log", exponentformat="power", row=1, col=2)
+    floor = _floor(error)
+    for index, (name, level) in enumerate(nulls.items()):
+        add_null(figure, (1, 2), x, np.where(level > floor, level, np.nan), name=f"null: {name.replace('_', ' ')}")
+        figure.data[-1].line.dash = DASHES[index % len(DASHES)]
+    figure.update_yaxes(type="log", exponentformat="power", dtick=1, row=1, col=2)
     label_axes(figure, (1, 2), _POSITION, "|H model − H exact| (bits)")
     for column, sequence in enumerate(zip(*(values[:2] for values in examples), strict=True), start=1):
         _entropies(figure, (2, column), *sequence)
     figure.update_traces(showlegend=False)
     for trace in figure.data[:2] + tuple(t for t in figure.data if (t.name or "").startswith("null")):
         trace.showlegend = True
-    return figure
+    return with_room_for_legend(figure)
+
+
+def _floor(error: Float[np.ndarray, " position"]) -> float:
+    """A null this far below the least error is zero: on a log scale it would run out of the panel."""
+    return 0.1 * float(error[error > 0].min(initial=np.inf)) if (error > 0).any() else 0.0
 
 
 def _entropies(

@@ -38,5 +38,7 @@ def add_forest(
         ),
         row=panel[0], col=panel[1],
     )  # fmt: skip
+    # From edge to edge: between the first and the last of one row there is nothing.
+    figure.add_vline(x=null, line={"color": NULL, "dash": "dash"}, row=panel[0], col=panel[1])
     figure.update_yaxes(autorange="reversed", type="category", row=panel[0], col=panel[1])
     label_axes(figure, panel, unit, "")

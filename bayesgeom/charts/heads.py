@@ -9,7 +9,7 @@ import plotly.graph_objects as go
 from jaxtyping import Float
 
 from bayesgeom.charts.lines import add_band, add_line, add_null
-from bayesgeom.charts.theme import DIVERGING, MEASURED, NULL, SEQUENTIAL, label_axes
+from bayesgeom.charts.theme import DASHES, DIVERGING, MEASURED, NULL, SEQUENTIAL, label_axes
 
 Panel = tuple[int, int]
 _BAR_WIDTH = 0.055  # of the figure: what a colour bar takes from its panel
@@ -82,11 +82,11 @@ def add_profile(
     layers, named = range(len(values)), {trace.name for trace in figure.data}
     if band is not None:
         add_band(figure, panel, layers, *band, name=f"{name}, 95 % interval", color=color)
-        figure.data[-1].update(mode="lines", showlegend=False)
+        figure.data[-1].showlegend = False
     add_line(figure, panel, layers, values, name=name, color=color)
     figure.data[-1].showlegend = name not in named
     known = {label: level for label, level in (nulls or {}).items() if np.isfinite(level).any()}
-    for (label, level), dash in zip(known.items(), ("dash", "dot", "dashdot", "longdash"), strict=False):
+    for (label, level), dash in zip(known.items(), DASHES, strict=False):
         add_null(figure, panel, layers, level, name=f"null: {label}")
         figure.data[-1].update(line_dash=dash, showlegend=f"null: {label}" not in named)
     _whole_numbers(figure, panel, x=len(values))

@@ -45,8 +45,8 @@ def add_band(
     across = np.concatenate([np.asarray(x, dtype=float), np.asarray(x, dtype=float)[::-1]])
     figure.add_trace(
         go.Scatter(
-            x=across, y=np.concatenate([hi, lo[::-1]]), fill="toself", fillcolor=f"rgba({red},{green},{blue},0.18)",
-            line={"width": 0}, name=name, hoverinfo="skip",
+            x=across, y=np.concatenate([hi, lo[::-1]]), mode="lines", line={"width": 0}, fill="toself",
+            fillcolor=f"rgba({red},{green},{blue},0.18)", name=name, hoverinfo="skip",
         ),
         row=panel[0], col=panel[1],
     )  # fmt: skip

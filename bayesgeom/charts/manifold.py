@@ -9,7 +9,7 @@ import plotly.graph_objects as go
 from jaxtyping import Float
 
 from bayesgeom.charts.lines import add_line, add_null
-from bayesgeom.charts.theme import EXACT, SEQUENTIAL, SERIES, label_axes, panels
+from bayesgeom.charts.theme import EXACT, SEQUENTIAL, SERIES, label_axes, panels, with_room_for_legend
 
 _SHAPE_COLORS, _ORDER_COLORS = SERIES[:4], (*SERIES[4:7], SERIES[8])
 
@@ -47,7 +47,7 @@ def manifold_figure(
     """Each cloud along its first two axes, and its first axis against entropy; then `shape` and `order` by layer."""
     rows = [(f"{c.site}, last layer", f"{c.site}, last layer: PC1 against entropy") for c in clouds]
     titles = (*(text for row in rows for text in row), "Variance along PC1", "Order by entropy, resid_post")
-    figure = panels(title, titles, row_height=370)
+    figure = panels(title, titles, row_height=390)
     for row, cloud in enumerate(clouds, start=1):
         _scatter(figure, (row, 1), cloud.points[:, 0], cloud.points[:, 1], entropy, "coloraxis")
         _curve(figure, (row, 1), cloud.curve[:, 0], cloud.curve[:, 1])
@@ -61,8 +61,7 @@ def manifold_figure(
     _profiles(figure, (bottom, 2), order, _ORDER_COLORS, null_labels[1])
     label_axes(figure, (bottom, 2), "layer", "|correlation| or share (0 to 1)")
     _colour_bars(figure, n_rows=bottom)
-    figure.update_xaxes(title_standoff=4)
-    return figure
+    return with_room_for_legend(figure)
 
 
 def _scatter(
@@ -117,5 +116,4 @@ def _colour_bars(figure: go.Figure, *, n_rows: int) -> None:
     figure.update_layout(
         coloraxis={"colorscale": SEQUENTIAL, "colorbar": {**bar, "title": "entropy (bits)", "y": 1}},
         coloraxis2={"colorscale": "Cividis", "colorbar": {**bar, "title": "token position", "y": 1 - 1 / n_rows}},
-        legend={"y": -0.14 / n_rows},
     )

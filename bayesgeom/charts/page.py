@@ -8,7 +8,7 @@ from typing import Any, final
 
 import plotly.graph_objects as go
 
-from bayesgeom.charts.theme import CONFIG, FONT, MEASURED
+from bayesgeom.charts.theme import CONFIG, FONT, MEASURED, with_room_for_legend
 from bayesgeom.report import Headline, headline_cells
 
 _STYLE = f"""
@@ -17,10 +17,12 @@ body {{ font-family: {FONT}; color: #1d1f23; max-width: 1120px; margin: 2rem aut
 h1 {{ font-size: 1.6rem; margin-bottom: .2rem; }} h2 {{ font-size: 1.2rem; margin-top: 3rem; }}
 table {{ border-collapse: collapse; width: 100%; font-size: .92rem; }}
 th, td {{ text-align: left; padding: .35rem .7rem; border-bottom: 1px solid #e6e8eb; vertical-align: top; }}
-th {{ color: #5c6570; font-weight: 600; }} td.value {{ font-variant-numeric: tabular-nums; font-weight: 600; }}
+th {{ color: #5c6570; font-weight: 600; }} td.value {{ font-weight: 600; }}
+td.value, td.interval {{ font-variant-numeric: tabular-nums; white-space: nowrap; }}
 a {{ color: {MEASURED}; }} .about {{ max-width: 52rem; color: #3a4048; }} .note {{ color: #5c6570; font-size: .9rem; }}
 details {{ margin-top: 2rem; }} pre {{ font-size: .8rem; background: #f6f7f8; padding: 1rem; overflow: auto; }}
 """
+_UNDER_TOOLS = 56  # pixels over the panels of a figure without a title: plotly's tools, and the panels' titles
 _INTRODUCTION = (
     "Each number stands beside its null: what the same number would be if the claimed structure were absent. A number "
     "that does not clear its null is no evidence. Intervals are 95 % bootstrap intervals over sequences."
@@ -58,7 +60,7 @@ def page(
     )
     bodies = "".join(
         f'<h2 id="{section.name}">{_text(section.title)}</h2><p class="about">{_text(section.about)}</p>'
-        + pio.to_html(section.figure, full_html=False, include_plotlyjs=False, config=CONFIG)
+        + pio.to_html(_without_title(section), full_html=False, include_plotlyjs=False, config=CONFIG)
         + _table(None, section.headlines)
         + f'<p class="note">{section.n} sequences.</p>'
         for section in sections
@@ -75,12 +77,23 @@ def page(
     )
 
 
+def _without_title(section: Section) -> go.Figure:
+    """The figure with room for its legend, less what the heading over it says already."""
+    figure = with_room_for_legend(section.figure)
+    text = (figure.layout.title.text or "").removeprefix(section.title).removeprefix("<br>").lstrip(" —")
+    if text:
+        return figure.update_layout(title_text=text)
+    saved = figure.layout.margin.t - _UNDER_TOOLS
+    return figure.update_layout(title_text="", margin_t=_UNDER_TOOLS, height=figure.layout.height - saved)
+
+
 def _table(names: Sequence[str] | None, headlines: Sequence[Headline]) -> str:
     first = "" if names is None else "<th>diagnostic</th>"
     rows = "".join(
         "<tr>"
         + ("" if names is None else f"<td>{names[index]}</td>")
-        + f'<td>{_text(line.label)}</td><td class="value">{value}</td><td>{interval}</td><td>{_text(null)}</td></tr>'
+        + f'<td>{_text(line.label)}</td><td class="value">{value}</td><td class="interval">{interval}</td>'
+        + f"<td>{_text(null)}</td></tr>"
         for index, line in enumerate(headlines)
         for value, interval, null in [headline_cells(line)]
     )

@@ -9,9 +9,7 @@ import plotly.graph_objects as go
 from jaxtyping import Float
 
 from bayesgeom.charts.lines import add_band, add_line, add_null
-from bayesgeom.charts.theme import NULL, SECOND, label_axes, panels
-
-_DASHES = ("dash", "dot", "dashdot", "longdash", "longdashdot", "2px,6px")
+from bayesgeom.charts.theme import DASHES, NULL, SECOND, label_axes, panels, with_room_for_legend
 
 
 @final
@@ -36,9 +34,9 @@ class Line:
 
 def readout_figure(title: str, lines: Sequence[Line]) -> go.Figure:
     """One panel per line; every null has one dash and one entry in the legend across panels."""
-    figure = panels(title, tuple(line.title for line in lines), row_height=350)
+    figure = panels(title, tuple(line.title for line in lines), row_height=360)
     names = list(dict.fromkeys(name for line in lines for name in line.nulls))
-    dashes = {name: _DASHES[i % len(_DASHES)] for i, name in enumerate(names)}
+    dashes = {name: DASHES[i % len(DASHES)] for i, name in enumerate(names)}
     for index, line in enumerate(lines):
         panel = (index // 2 + 1, index % 2 + 1)
         if np.isfinite(line.values).any():
@@ -50,9 +48,7 @@ def readout_figure(title: str, lines: Sequence[Line]) -> go.Figure:
     for trace in figure.data:
         trace.showlegend = trace.name not in seen
         seen.add(trace.name)
-    figure.update_xaxes(title_standoff=4)
-    figure.update_layout(legend={"y": -0.14 / -(-len(lines) // 2)})
-    return figure
+    return with_room_for_legend(figure)
 
 
 def _draw(figure: go.Figure, panel: tuple[int, int], line: Line, dashes: Mapping[str, str]) -> None:

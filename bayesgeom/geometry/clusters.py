@@ -53,7 +53,14 @@ def k_means(
 def silhouette(
     distances: Float[Tensor, "cloud point point"], labels: Int64[Tensor, "cloud point"], n_labels: int
 ) -> Float64[Tensor, " cloud"]:
-    """Mean of (b − a) / max(a, b): a the mean distance to the own cluster, b to the nearest other one; −1 to 1.
+    """Mean over the points of their `point_silhouettes`."""
+    return point_silhouettes(distances, labels, n_labels).mean(dim=1)
+
+
+def point_silhouettes(
+    distances: Float[Tensor, "cloud point point"], labels: Int64[Tensor, "cloud point"], n_labels: int
+) -> Float64[Tensor, "cloud point"]:
+    """(b − a) / max(a, b): a the mean distance to the own cluster, b to the nearest other one; −1 to 1.
 
     Points alone in their cluster count 0; NaN where there is only one cluster.
     """
@@ -64,8 +71,8 @@ def silhouette(
     own = (total * member).sum(dim=2) / (own_size - 1).clamp_min(1)
     other = torch.where((member > 0) | (size == 0), torch.inf, total / size.clamp_min(1)).amin(dim=2)
     score = (other - own) / torch.maximum(own, other).clamp_min(torch.finfo(distances.dtype).tiny)
-    score = torch.where(own_size > 1, score, 0.0).double().mean(dim=1)
-    return torch.where((size > 0).sum(dim=2)[:, 0] > 1, score, torch.nan)
+    score = torch.where(own_size > 1, score, 0.0).double()
+    return torch.where((size > 0).sum(dim=2) > 1, score, torch.nan)
 
 
 def meetings(

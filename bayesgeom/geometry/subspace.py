@@ -39,6 +39,17 @@ def project(vectors: Float[Tensor, "*batch d"], basis: Float[Tensor, "d rank"]) 
     return vectors @ basis @ basis.T
 
 
+def principal_angles(
+    first: Float[Tensor, "*batch d rank"], second: Float[Tensor, "*batch d rank"]
+) -> Float[Tensor, "*batch rank"]:
+    """Angles between two subspaces given by orthonormal columns, in degrees, smallest first: 0 shared, 90 orthogonal.
+
+    arccos of the singular values of B₁ᵀ B₂. Reference: Björck & Golub 1973.
+    """
+    cosines: Tensor = torch.linalg.svdvals(first.mT @ second)
+    return cosines.clamp(0.0, 1.0).arccos().rad2deg()
+
+
 def restricted(
     gram: Float64[Tensor, "d d"], bases: Float64[Tensor, "draw d rank"]
 ) -> Float64[Tensor, "draw rank rank"]:

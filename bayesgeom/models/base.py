@@ -9,13 +9,14 @@ import torch
 from jaxtyping import Float, Float64, Int64
 from torch import Tensor, nn
 
-from bayesgeom.activations import Behaviour, ModelSpec, Run
-from bayesgeom.behaviour import answer_log_probabilities, behaviour, merged, predicted_behaviour
+from bayesgeom.activations import ModelSpec, Run
+from bayesgeom.behaviour import BehaviourLog, answer_log_probabilities
 from bayesgeom.errors import InvalidArgument, MissingSite, NonFinite, TaskMismatch
 from bayesgeom.models.recorder import Recorder, bytes_per_sequence
 from bayesgeom.models.replayer import Replayer
 from bayesgeom.sites import Site
 from bayesgeom.tasks.base import WindTunnel
+from bayesgeom.tasks.text import Tokenizer
 from bayesgeom.trials import Trials, concatenate
 
 BUDGET_BYTES = 256 * 2**20
@@ -28,6 +29,7 @@ class Model(ABC):
     spec: ModelSpec
     module: nn.Module
     task: WindTunnel | None
+    tokenizer: Tokenizer | None = None  # what binds a text task
     withheld: Mapping[Site, str]
 
     @property
@@ -91,24 +93,24 @@ class Model(ABC):
         self.require(wanted, by="this run")
         training = {part: part.training for part in self.module.modules()}
         self.module.eval()
+        log = BehaviourLog()
         try:
             with torch.no_grad(), Recorder(self.spec, self.point, [s for s in wanted if not s.is_static]) as recorder:
-                parts = list(self._passes(blocks, recorder, n_recorded, budget_bytes, null_predictives))
+                passes = self._cut(blocks, recorder, n_recorded, budget_bytes)
+                kept = self._pass_over(passes, recorder, log, null_predictives)
         finally:
             for part, was_training in training.items():
                 part.training = was_training
-        if not parts:
-            raise InvalidArgument("a run needs at least one block of trials; the stream was empty.")
-        kept = [part for part in parts if part.trials is not None]
-        trials = concatenate([part.trials for part in kept if part.trials is not None])
+        trials = concatenate([part.trials for part in kept])
         static = {site: self._static(site, trials) for site in wanted if site.is_static}
+        scored, exact, nulls = log.finished()
         return Run(
             spec=self.spec,
-            behaviour=merged([part.behaviour for part in parts]),
-            exact_behaviour=merged([part.exact for part in parts]),
-            null_behaviours={name: merged([part.nulls[name] for part in parts]) for name in parts[0].nulls},
+            behaviour=scored,
+            exact_behaviour=exact,
+            null_behaviours=nulls,
             trials=trials,
-            log_answers=torch.cat([part.log_answers for part in kept if part.log_answers is not None]),
+            log_answers=torch.cat([part.log_answers for part in kept]),
             recorded=recorder.finished() | static,
             seed=seed,
         )
@@ -131,14 +133,10 @@ class Model(ABC):
         return self.static(site, trials.token_ids()).detach()
 
     @final
-    def _passes(
-        self,
-        blocks: Iterable[Trials],
-        recorder: Recorder,
-        n_recorded: int,
-        budget_bytes: int,
-        null_predictives: NullPredictives | None,
-    ) -> "Iterator[_Part]":
+    def _cut(
+        self, blocks: Iterable[Trials], recorder: Recorder, n_recorded: int, budget_bytes: int
+    ) -> Iterator[tuple[Trials, bool]]:
+        """The trials of each pass, and whether its activations are kept."""
         room: int | None = None
         for block in blocks:
             self.check_fits(block)
@@ -149,39 +147,45 @@ class Model(ABC):
             # A block that only begins within the room is cut there, so that the rest of it runs without hooks.
             cuts = (block.rows(slice(0, room)), block.rows(slice(room, None))) if 0 < room < len(block) else (block,)
             for cut in cuts:
-                yield self._one_pass(cut, recorder, room > 0, null_predictives)
+                yield cut, room > 0
                 room = max(0, room - len(cut))
 
     @final
-    def _one_pass(
-        self, trials: Trials, recorder: Recorder, is_kept: bool, null_predictives: NullPredictives | None
-    ) -> "_Part":
-        with recorder.recording(trials, is_on=is_kept):
-            logits = self.logits(trials)
-        if not bool(logits.isfinite().all()):
-            bad = int((~logits.isfinite().all(-1).all(-1)).sum())
+    def _pass_over(
+        self,
+        passes: Iterable[tuple[Trials, bool]],
+        recorder: Recorder,
+        log: BehaviourLog,
+        null_predictives: NullPredictives | None,
+    ) -> "list[_Kept]":
+        """Every pass, scored into the log; what is kept of the recorded ones."""
+        kept, n_bad = list[_Kept](), 0
+        for trials, is_kept in passes:
+            with recorder.recording(trials, is_on=is_kept):
+                logits = self.logits(trials)
+            n_bad += int((~logits.isfinite().all(-1).all(-1)).sum())
+            if trials.has_posterior:
+                log_answers, leak = answer_log_probabilities(logits, trials)
+                log.add(trials, log_answers, leak, null_predictives(trials) if null_predictives else {})
+            else:
+                log_answers = logits[..., :0].double()
+                log.add_open_ended(logits)
+            if is_kept:
+                kept.append(_Kept(trials=trials, log_answers=log_answers))
+        if not log.n:
+            raise InvalidArgument("a run needs at least one block of trials; the stream was empty.")
+        if n_bad:
             raise NonFinite(
-                f"{self.spec.name} gave NaN or infinite logits in {bad} of {len(trials)} sequences; its weights or an "
-                f"edit are broken."
+                f"{self.spec.name} gave NaN or infinite logits in {n_bad} of {log.n} sequences; its weights or an edit "
+                f"are broken."
             )
-        log_answers, leak = answer_log_probabilities(logits, trials)
-        nulls = null_predictives(trials) if null_predictives else {}
-        return _Part(
-            behaviour=behaviour(trials, log_answers, leak),
-            exact=predicted_behaviour(trials, trials.at_scored(trials.predictive)),
-            nulls={name: predicted_behaviour(trials, p) for name, p in nulls.items()},
-            trials=trials if is_kept else None,
-            log_answers=log_answers if is_kept else None,
-        )
+        return kept
 
 
 @final
 @dataclass(frozen=True, kw_only=True)
-class _Part:
-    """What one pass leaves of one block; `trials` and `log_answers` only where activations were kept."""
+class _Kept:
+    """What stays of one recorded pass."""
 
-    behaviour: Behaviour
-    exact: Behaviour
-    nulls: Mapping[str, Behaviour]
-    trials: Trials | None
-    log_answers: Float64[Tensor, "batch query_pos answer"] | None
+    trials: Trials
+    log_answers: Float64[Tensor, "batch query_pos answer"]

@@ -25,6 +25,8 @@ from bayesgeom.models.config import ModelConfig, config_from_dict
 from bayesgeom.tasks.base import WindTunnel, task_from_config
 
 SCHEMA = 1
+OURS = "bayesgeom"  # the key that holds our description in a `config.json` which is Hugging Face's too
+SOURCE = "exported_from"  # the key that says of what transformer, and of what task, a Hugging Face directory is made
 WEIGHTS, CONFIG, CARD = "model.safetensors", "config.json", "card.md"
 VERSIONED = ("torch", "transformer-lens", "numpy", "safetensors")
 
@@ -70,8 +72,11 @@ def save_checkpoint(
         "scores": dict(scores or {}),
         "versions": versions(),
     }
+    foreign = config.hf_config()
+    if foreign:  # Hugging Face reads the top level, and lets be what it does not know
+        description = {**foreign, OURS: description}
     with directory_aside(path) as aside:
-        write_tensors(weights, aside / WEIGHTS)
+        write_tensors(weights, aside / WEIGHTS, metadata={"format": "pt"} if foreign else None)
         (aside / CONFIG).write_text(json.dumps(description, indent=2) + "\n")
         (aside / CARD).write_text(card.replace("{weights_hash}", digest))
     return digest
@@ -150,6 +155,8 @@ def read_description(path: Path) -> dict[str, Any]:
         raise CheckpointFault(f"{path} holds no {CONFIG}; a checkpoint is {WEIGHTS} and {CONFIG}.") from error
     except (json.JSONDecodeError, UnicodeDecodeError, OSError) as error:
         raise CheckpointFault(f"{path / CONFIG} cannot be read as JSON: {error}.") from error
+    if isinstance(description, dict) and OURS in description:
+        description = description[OURS]
     schema = description.get("schema") if isinstance(description, dict) else None
     if not isinstance(schema, int):
         raise CheckpointFault(f"{path / CONFIG} is no bayesgeom config: it has no schema number.")

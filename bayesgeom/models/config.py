@@ -22,6 +22,10 @@ class ModelConfig(ABC):
     def build(self, *, seed: int) -> nn.Module:
         """A fresh module, tokens to logits, initialised from this seed."""
 
+    @abstractmethod
+    def hf_config(self) -> Mapping[str, Any]:
+        """What `config.json` says besides where Hugging Face can read the weights as they are; empty elsewhere."""
+
     @final
     def to_dict(self) -> dict[str, Any]:
         """Architecture and sizes, as JSON can hold them; `config_from_dict` is the inverse."""

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from bayesgeom import sites as s
 from bayesgeom.activations import ModelSpec
 from bayesgeom.models.base import Model
-from bayesgeom.models.checkpoint import Checkpoint, weights_hash
+from bayesgeom.models.checkpoint import weights_hash
 from bayesgeom.models.identities import broken_identities, capture, sentinel_trials
 from bayesgeom.models.replay import Replay
 from bayesgeom.models.transformer import MultiHeadAttention, Transformer, alibi_bias
@@ -112,12 +112,6 @@ class HookedModel(Model):
         if config.positions != "alibi":
             return None
         return alibi_bias(config.n_heads, n_pos, self._transformer.embed.weight)
-
-
-def from_checkpoint(checkpoint: Checkpoint) -> HookedModel:
-    """The adapter of a loaded checkpoint, with its name, task and hash."""
-    assert isinstance(checkpoint.module, Transformer)
-    return HookedModel(checkpoint.module, name=checkpoint.name, task=checkpoint.task, digest=checkpoint.weights_hash)
 
 
 def _spec(module: Transformer, name: str, digest: str | None) -> ModelSpec:

@@ -1,9 +1,11 @@
 """Attach-time identities: what must hold between sites before any of them is believed.
 
-    softmax(scale · q·k + bias, over k ≤ q) = pattern        pattern · v = z
-    W_O z + b = attn_out                                     resid_pre + attn_out + mlp_out = resid_post
+    softmax(scale · q_rot·k_rot + bias, over k ≤ q) = pattern    pattern · v = z
+    |q_rot| = |q|, |k_rot| = |k|                                 W_O z + b = attn_out
+    resid_pre + attn_out = resid_mid                             resid_pre + attn_out + mlp_out = resid_post
 
-A site whose identity fails is withheld, with the sentence that says which one broke and by how much.
+A site whose identity fails is withheld, with the sentence that says which one broke and by how much; so is a site that
+enters no identity which could be tried. q and k stand or fall with what the scores use.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -82,18 +84,20 @@ def broken_identities(
 ) -> dict[s.Site, str]:
     """The sites that cannot be believed, each with the reason. Identities whose sites are absent are not tried."""
     broken: dict[s.Site, str] = {}
-    for identity in _identities(held, scale, bias, attn_out):
+    vouched: set[s.Site] = set()
+    for identity in (*_attention(held, scale, bias), *_writes(held, attn_out)):
         error = identity.error()
+        vouched |= {*identity.sites}
         if not error <= TOLERANCE:  # NaN is broken too
             for site in identity.sites:
                 broken.setdefault(site, f"identity {identity.equation} fails by {error:.1e}")
-    return broken
+    alone = (site for site in held if site not in vouched)
+    return broken | dict.fromkeys(alone, "no identity that vouches for it could be tried")
 
 
-def _identities(
-    held: Captured, scale: float, bias: Float[Tensor, "head query_pos key_pos"] | None, attn_out: AttnOut
+def _attention(
+    held: Captured, scale: float, bias: Float[Tensor, "head query_pos key_pos"] | None
 ) -> Iterator[_Identity]:
-    n_layers = max(map(len, held.values()), default=0)
     if {s.Q_ROT, s.K_ROT, s.PATTERN} <= held.keys():
         pattern = held[s.PATTERN]
         k = _per_query_head(held[s.K_ROT], pattern.shape[2])
@@ -103,13 +107,23 @@ def _identities(
             scores = scores + bias[:, :n_pos, :n_pos]
         hidden = torch.ones(n_pos, n_pos, dtype=torch.bool, device=scores.device).triu(1)
         expected = scores.masked_fill(hidden, -torch.inf).softmax(-1)
-        sites = (s.Q_ROT, s.K_ROT, s.PATTERN)
+        sites = (s.Q_ROT, s.K_ROT, s.PATTERN, *(site for site in (s.Q, s.K) if site in held))
         yield _Identity(equation="softmax(scale · q_rot·k_rot) = pattern", sites=sites, left=expected, right=pattern)
+        for plain, rotated in ((s.Q, s.Q_ROT), (s.K, s.K_ROT)):
+            if plain in held:
+                left, right = held[rotated].norm(dim=-1), held[plain].norm(dim=-1)
+                equation = f"|{rotated.name}| = |{plain.name}|"
+                yield _Identity(equation=equation, sites=(plain,), left=left, right=right)
     if {s.PATTERN, s.V, s.Z} <= held.keys():
         pattern = held[s.PATTERN]
         v = _per_query_head(held[s.V], pattern.shape[2])
         z = einsum(pattern, v, "l b h q k, l b k h d -> l b q h d")
         yield _Identity(equation="pattern · v = z", sites=(s.V, s.Z), left=z, right=held[s.Z])
+
+
+def _writes(held: Captured, attn_out: AttnOut) -> Iterator[_Identity]:
+    """What the sublayers add to the residual stream."""
+    n_layers = max(map(len, held.values()), default=0)
     if {s.Z, s.ATTN_OUT} <= held.keys():
         written = torch.stack([attn_out(held[s.Z][layer], layer) for layer in range(n_layers)])
         yield _Identity(equation="W_O z + b = attn_out", sites=(s.Z, s.ATTN_OUT), left=written, right=held[s.ATTN_OUT])
@@ -120,6 +134,13 @@ def _identities(
             sites=(s.RESID_PRE, s.ATTN_OUT, s.MLP_OUT, s.RESID_POST),
             left=total,
             right=held[s.RESID_POST],
+        )
+    if {s.RESID_PRE, s.ATTN_OUT, s.RESID_MID} <= held.keys():
+        yield _Identity(
+            equation="resid_pre + attn_out = resid_mid",
+            sites=(s.RESID_MID,),  # the two others answer for themselves at the end of the block
+            left=held[s.RESID_PRE] + held[s.ATTN_OUT],
+            right=held[s.RESID_MID],
         )
 
 

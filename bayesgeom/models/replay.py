@@ -17,13 +17,16 @@ from einops import rearrange
 from jaxtyping import Float, Int64
 from torch import Tensor
 
-from bayesgeom.edits import Reference, Replace
+from bayesgeom.edits import Edit, Reference, Replace
 from bayesgeom.errors import InvalidArgument
-from bayesgeom.models.replay_layer import ReplayLayer, Scratch
+from bayesgeom.models.replay_attention import Scratch
+from bayesgeom.models.replay_layer import ReplayLayer, folded, normed
 from bayesgeom.models.replayer import STAGES, Baseline, Variant, entry
 from bayesgeom.models.transformer import Transformer
 from bayesgeom.sites import ATTN_OUT, MLP_OUT, RESID_MID, RESID_POST, RESID_PRE, Site, Z
 from bayesgeom.trials import Trials
+
+MID_IN = Site("mid_in", ("batch", "pos", "d_mlp"))  # a replay's own: the MLP's input product, before norm and bias
 
 
 @final
@@ -34,6 +37,9 @@ class Replay:
         self.module, self.n_layers = module, module.config.n_layers
         self._layers = [ReplayLayer(module, layer) for layer in range(self.n_layers)]
         self._scratch = Scratch()
+        output = module.embed if module.config.tied else module.unembed
+        with torch.no_grad():
+            self._output, self._output_bias = folded(module.ln_final, output.weight, None)
 
     @torch.no_grad()
     def baseline(self, trials: Trials) -> Baseline:
@@ -46,16 +52,17 @@ class Replay:
         if not bool((positions == rows).all()):
             raise InvalidArgument("replay needs every sequence to score the same positions.")
         held: dict[tuple[Site, int], Tensor] = {}
-        fresh = Scratch(is_kept=False)
         resid = self.module.embedded(tokens)
         for index, layer in enumerate(self._layers):
             held[RESID_PRE, index] = resid
-            held[Z, index] = layer.z(resid, None, fresh)
-            held[ATTN_OUT, index] = layer.attn_out(held[Z, index], fresh)
+            held[Z, index] = layer.z(resid, None, self._scratch).clone()
+            held[ATTN_OUT, index] = layer.attn_out(held[Z, index], self._scratch).clone()
             held[RESID_MID, index] = resid + held[ATTN_OUT, index]
-            held[MLP_OUT, index] = layer.mlp_out(held[RESID_MID, index], fresh)
+            mid_in = layer.mid_in(held[RESID_MID, index], self._scratch)
+            held[MID_IN, index] = mid_in.clone()
+            held[MLP_OUT, index] = layer.mlp_out_of(held[RESID_MID, index], mid_in, self._scratch).clone()
             held[RESID_POST, index] = resid = held[RESID_MID, index] + held[MLP_OUT, index]
-        return Baseline(rows=rows, held=held, logits=self.module.logits(resid[:, rows]))
+        return Baseline(rows=rows, held=held, logits=self._logits(resid[:, rows]))
 
     @torch.no_grad()
     def logits(
@@ -64,12 +71,17 @@ class Replay:
         """Logits at the scored rows under each variant. All variants must have the same `entry`."""
         first, stage = entry(variants[0])
         assert all(entry(variant) == (first, stage) for variant in variants), "variants of one batch share their entry"
-        batch = _Batch(replay=self, baseline=baseline, variants=variants, reference=reference)
+        places = frozenset((edit.site, edit.layer) for variant in variants for edit in variant)
+        batch = _Batch(replay=self, baseline=baseline, variants=variants, reference=reference, places=places)
         resid = batch.first_layer(first, stage)
         for index in range(first + 1, self.n_layers):
             resid = batch.whole_layer(index, resid)
-        logits = self.module.logits(resid)
+        logits = self._logits(resid)
         return rearrange(logits, "(variant batch) p v -> variant batch p v", variant=len(variants))
+
+    def _logits(self, resid: Float[Tensor, "batch pos d_model"]) -> Float[Tensor, "batch pos d_vocab"]:
+        x = normed(resid, self.module.config, torch.empty_like(resid))
+        return x @ self._output if self._output_bias is None else x @ self._output + self._output_bias
 
     def layer(self, index: int) -> ReplayLayer:
         """The arithmetic of one layer."""
@@ -90,22 +102,20 @@ class _Batch:
     baseline: Baseline
     variants: Sequence[Variant]
     reference: Reference
+    places: frozenset[tuple[Site, int]]
 
     def first_layer(self, index: int, stage: int) -> Float[Tensor, "stacked pos d_model"]:
         """The entry layer's output: parts before the entry come from the baseline."""
-        layer, scratch = self.replay.layer(index), self.replay.scratch
         if stage == STAGES[RESID_PRE]:
             return self.whole_layer(index, self._stacked(RESID_PRE, index, cut=False))
         if stage == STAGES[RESID_POST]:
             return self._edited(RESID_POST, index, self._stacked(RESID_POST, index))
         if stage == STAGES[MLP_OUT]:
             written = self._edited(MLP_OUT, index, self._stacked(MLP_OUT, index))
-            post = self._stacked(RESID_MID, index).add_(written)
-        else:
-            mid = self._mid(index, stage)
-            written = self._edited(MLP_OUT, index, layer.mlp_out(mid, scratch))
-            post = mid.add_(written)
-        return self._edited(RESID_POST, index, post)
+            return self._edited(RESID_POST, index, self._stacked(RESID_MID, index).add_(written))
+        if self._has_heads_alone(index):
+            return self._edited(RESID_POST, index, self._after_heads(index))
+        return self._after_mid(index, self._mid(index, stage))
 
     def whole_layer(
         self, index: int, resid: Float[Tensor, "stacked pos d_model"]
@@ -113,10 +123,38 @@ class _Batch:
         """One layer in full; of the last, only the scored rows. Overwrites `resid`."""
         layer, scratch, rows = self.replay.layer(index), self.replay.scratch, self._rows(index)
         resid = self._edited(RESID_PRE, index, resid, is_whole=True)
-        z = self._edited(Z, index, layer.z(resid, rows, scratch))
-        written = self._edited(ATTN_OUT, index, layer.attn_out(z, scratch))
-        mid = self._edited(RESID_MID, index, (resid if rows is None else resid[:, rows]).add_(written))
-        return self._edited(RESID_POST, index, mid.add_(self._edited(MLP_OUT, index, layer.mlp_out(mid, scratch))))
+        mid = resid if rows is None else resid.index_select(1, rows)
+        if self._is_replaced(ATTN_OUT, index):
+            mid.add_(self._edited(ATTN_OUT, index, scratch.take("attn_out", tuple(mid.shape), mid)))
+        else:
+            z = self._edited(Z, index, layer.z(resid, rows, scratch))
+            if (ATTN_OUT, index) in self.places:
+                mid.add_(self._edited(ATTN_OUT, index, layer.attn_out(z, scratch)))
+            else:
+                layer.add_attn_out(mid, z)
+        return self._after_mid(index, self._edited(RESID_MID, index, mid))
+
+    def _after_mid(self, index: int, mid: Float[Tensor, "stacked pos d_model"]) -> Float[Tensor, "stacked pos d_model"]:
+        """The MLP's part of a layer, in place."""
+        layer, scratch = self.replay.layer(index), self.replay.scratch
+        if self._is_replaced(MLP_OUT, index):
+            mid.add_(self._edited(MLP_OUT, index, scratch.take("mlp_out", tuple(mid.shape), mid)))
+        elif (MLP_OUT, index) in self.places:
+            mid.add_(self._edited(MLP_OUT, index, layer.mlp_out(mid, scratch)))
+        else:
+            layer.add_mlp_out(mid, scratch)
+        return self._edited(RESID_POST, index, mid)
+
+    def _after_heads(self, index: int) -> Float[Tensor, "stacked pos d_model"]:
+        """The layer's output where heads' z is replaced: d_head wide changes of the residual and the MLP's input."""
+        layer, reference, n = self.replay.layer(index), _Cut(self.reference, self._rows(index)), len(self.variants)
+        z, mid, mid_in = self._base(Z, index), self._stacked(RESID_MID, index), self._stacked(MID_IN, index)
+        for variant, *own in zip(self.variants, mid.chunk(n), mid_in.chunk(n), strict=True):
+            edit = next(edit for edit in variant if (edit.site, edit.layer) == (Z, index))
+            assert isinstance(edit, Replace) and edit.heads is not None, "checked by _has_heads_alone"
+            layer.add_heads(own, edit.substitute(z, reference), z, edit.heads)
+        layer.add_mlp_out_of(mid, mid_in)
+        return mid
 
     def _mid(self, index: int, stage: int) -> Float[Tensor, "stacked pos d_model"]:
         if stage == STAGES[RESID_MID]:
@@ -130,10 +168,10 @@ class _Batch:
             z, reference = base(Z, index), _Cut(self.reference, self._rows(index))
             for edit in at_z:
                 if isinstance(edit, Replace) and edit.heads is not None and len(at_z) == 1:
-                    layer.add_heads(own, edit.substitute(z, reference), z, edit.heads)
+                    layer.add_heads((own,), edit.substitute(z, reference), z, edit.heads)
                 else:
                     edited = edit.applied(z, reference)
-                    own += layer.attn_out(edited, self.replay.scratch) - layer.attn_out(z, Scratch(is_kept=False))
+                    layer.add_attn_out(own, edited - z)
                     z = edited
         return self._edited(RESID_MID, index, self._edited_attn_out(index, mid))
 
@@ -156,12 +194,29 @@ class _Batch:
         self, site: Site, index: int, values: Float[Tensor, "stacked pos *rest"], *, is_whole: bool = False
     ) -> Float[Tensor, "stacked pos *rest"]:
         """Apply each variant's edits of this site to its own part, in place."""
+        if (site, index) not in self.places:
+            return values
         reference = _Cut(self.reference, None if is_whole else self._rows(index))
         for variant, own in zip(self.variants, values.chunk(len(self.variants)), strict=True):
             for edit in variant:
                 if (edit.site, edit.layer) == (site, index):
                     own.copy_(edit.applied(own, reference))
         return values
+
+    def _has_heads_alone(self, index: int) -> bool:
+        """Every variant's only edit of this layer, before its output, is one replacement of some heads."""
+        for variant in self.variants:
+            own = [edit for edit in variant if edit.layer == index and edit.site != RESID_POST]
+            if len(own) != 1 or not isinstance(own[0], Replace) or own[0].heads is None:
+                return False
+        return True
+
+    def _is_replaced(self, site: Site, index: int) -> bool:
+        """Every variant puts something else in place of all that is written here: no need to compute it."""
+        return (site, index) in self.places and all(
+            any((edit.site, edit.layer) == (site, index) and is_outright(edit) for edit in variant)
+            for variant in self.variants
+        )
 
     def _rows(self, index: int) -> Int64[Tensor, " query_pos"] | None:
         return self.baseline.rows if index == self.replay.n_layers - 1 else None
@@ -177,6 +232,11 @@ class _Batch:
         )
         stacked.unflatten(0, (len(self.variants), -1)).copy_(values.expand(len(self.variants), *values.shape))
         return stacked
+
+
+def is_outright(edit: Edit) -> bool:
+    """Whether what the edit puts in place does not depend on what it replaces."""
+    return isinstance(edit, Replace) and edit.heads is None and edit.mode != "nothing"
 
 
 @final

@@ -1,31 +1,41 @@
 """From what users have in hand (a name, a path, a module) to a `Model`; and where shipped checkpoints lie."""
 
+import json
 import os
+import re
+import sys
 from pathlib import Path
+from typing import Any
 
 import torch
+from torch import nn
 
-from bayesgeom.errors import CheckpointFault, InvalidArgument, TaskMismatch, unknown_name
+from bayesgeom.errors import CheckpointFault, InvalidArgument, TaskMismatch, UnknownName
 from bayesgeom.models.base import Model
-from bayesgeom.models.checkpoint import CONFIG, WEIGHTS, Checkpoint, load_checkpoint
-from bayesgeom.models.hooked import HookedModel, from_checkpoint
+from bayesgeom.models.checkpoint import CONFIG, OURS, WEIGHTS, Checkpoint, load_checkpoint
+from bayesgeom.models.hooked import HookedModel
+from bayesgeom.models.llama import Llama
 from bayesgeom.models.transformer import Transformer
-from bayesgeom.tasks.base import WindTunnel
+from bayesgeom.tasks.base import FiniteTask, TextTask, WindTunnel
+from bayesgeom.tasks.text import Tokenizer
 
-ModelLike = Model | Checkpoint | Transformer | str | Path
+ModelLike = Model | Checkpoint | nn.Module | str | Path
 FOLDER_VARIABLE = "BAYESGEOM_CHECKPOINTS"
+_AT_A_TIME = 32  # prompts whose logits are held at once
+_HUB_NAME, _LONGEST = re.compile(r"\w[\w.-]*/\w[\w.-]*", re.ASCII), 96
 _PACKAGE = Path(__file__).resolve().parents[1]
 
 
 def checkpoint_folder() -> Path:
     """Where named checkpoints lie: the folder that $BAYESGEOM_CHECKPOINTS names, else the shipped ones.
 
-    Shipped ones lie beside the package in a source checkout and inside it once installed from a wheel.
+    Shipped ones lie beside the package in a source checkout, which has a pyproject.toml, and inside it once installed
+    from a wheel.
     """
     if FOLDER_VARIABLE in os.environ:
         return Path(os.environ[FOLDER_VARIABLE])
-    beside, inside = _PACKAGE.parent / "checkpoints", _PACKAGE / "_checkpoints"
-    return beside if beside.is_dir() else inside
+    is_checkout = (_PACKAGE.parent / "pyproject.toml").is_file()
+    return _PACKAGE.parent / "checkpoints" if is_checkout else _PACKAGE / "_checkpoints"
 
 
 def checkpoints() -> dict[str, Path]:
@@ -35,20 +45,46 @@ def checkpoints() -> dict[str, Path]:
     return {path.name: path for path in found if (path / CONFIG).is_file()}
 
 
-def load(name: str | Path, *, device: str | torch.device = "cpu") -> Model:
-    """The model of a shipped checkpoint's name, or of a checkpoint directory.
+def load(
+    name: str | Path,
+    *,
+    device: str | torch.device = "cpu",
+    revision: str | None = None,
+    dtype: str | torch.dtype | None = None,
+    device_map: str | dict[str, Any] | None = None,
+    trust_remote_code: bool = False,
+) -> Model:
+    """The model of a shipped checkpoint's name, of a checkpoint directory, or any Hugging Face causal language model.
 
-    **Raises** `UnknownName` where there is neither, `CheckpointFault` where the directory cannot be trusted,
-    `InvalidArgument` for a device that is not there.
+    Of Hugging Face: a directory, or a hub name of the form owner/name. `dtype` is the checkpoint's own unless given;
+    `device_map="auto"` spreads whole layers over the devices that there are. Only safetensors are read, and no code
+    that comes with a model is run unless `trust_remote_code` says so.
+
+    **Raises** `UnknownName` where there is nothing of that name, `CheckpointFault` where it cannot be had or trusted,
+    `InvalidArgument` for a device that is not there and for what is no causal language model.
     """
     check_device(device)
     known = checkpoints()
     path = known.get(str(name), Path(name))
-    if not path.exists():
-        raise unknown_name("checkpoint", str(name), known)
-    if not path.is_dir():
+    options: dict[str, Any] = {"revision": revision, "dtype": dtype, "device_map": device_map}
+    is_there = _exists(path)
+    if is_there and not path.is_dir():
         raise CheckpointFault(f"{path} is a file; a checkpoint is a directory of {WEIGHTS} and {CONFIG}.")
-    return from_checkpoint(load_checkpoint(path, device=device))
+    if is_there and not _is_foreign(path):
+        if given := [option for option, value in options.items() if value is not None]:
+            raise InvalidArgument(f"{', '.join(given)} is for Hugging Face models; {path.name} is bayesgeom's own.")
+        return from_checkpoint(load_checkpoint(path, device=device))
+    if not is_there and not _is_hub_name(name):
+        listed = ", ".join(sorted(known)) or "(none)"
+        raise UnknownName(
+            f"there is no checkpoint named {str(name)!r}. There are: {listed}. A directory is named by its path, a "
+            f"model on the Hugging Face hub as owner/name."
+        )
+    from bayesgeom.models.huggingface.loading import load_huggingface
+
+    return load_huggingface(
+        path if is_there else str(name), device=device, trust_remote_code=trust_remote_code, **options
+    )
 
 
 def check_device(device: str | torch.device) -> None:
@@ -60,8 +96,11 @@ def check_device(device: str | torch.device) -> None:
         raise InvalidArgument(f"device {str(device)!r} cannot be used here ({reason}); use cpu.") from error
 
 
-def as_model(model: ModelLike) -> Model:
-    """Whatever stands for a model, as a `Model`. **Raises** `InvalidArgument` for anything else."""
+def as_model(model: ModelLike, *, tokenizer: Tokenizer | None = None) -> Model:
+    """Whatever stands for a model, as a `Model`; `tokenizer` is for a language model on text.
+
+    **Raises** `InvalidArgument` for anything else.
+    """
     match model:
         case Model():
             return model
@@ -69,26 +108,113 @@ def as_model(model: ModelLike) -> Model:
             return load(model)
         case Checkpoint():
             return from_checkpoint(model)
+        case Transformer() | Llama():
+            return of_module(model)
+    if "transformers" in sys.modules:
+        import transformers
+
+        if isinstance(model, transformers.PreTrainedModel):
+            from bayesgeom.models.huggingface.model import HFModel
+
+            return HFModel(model, tokenizer=tokenizer)
+    if type(model).__name__ in ("TransformerBridge", "HookedTransformer"):
+        from bayesgeom.models.lens import LensModel
+
+        return LensModel(model, tokenizer=tokenizer)
+    raise InvalidArgument(
+        f"cannot diagnose a {type(model).__name__}: pass a checkpoint's name or directory, bayesgeom.load(…), a "
+        f"bayesgeom Transformer, a Hugging Face model, or one of transformer-lens."
+    )
+
+
+def from_checkpoint(checkpoint: Checkpoint) -> Model:
+    """The adapter of a loaded checkpoint, with its name, task and hash."""
+    return of_module(
+        checkpoint.module, name=checkpoint.name, task=checkpoint.task, digest=checkpoint.weights_hash
+    )  # fmt: skip
+
+
+def of_module(
+    module: nn.Module, *, name: str | None = None, task: WindTunnel | None = None, digest: str | None = None
+) -> Model:
+    """The adapter of a module that a config of ours built."""
+    match module:
         case Transformer():
-            return HookedModel(model)
-        case _:
-            raise InvalidArgument(
-                f"cannot diagnose a {type(model).__name__}: pass a checkpoint's name or directory, bayesgeom.load(…), "
-                f"or a bayesgeom Transformer."
+            return HookedModel(module, name=name or "transformer", task=task, digest=digest)
+        case Llama(config=config):
+            from bayesgeom.models.huggingface.model import HFModel
+
+            return HFModel(
+                module.whole,
+                name=name or "llama",
+                task=task,
+                digest=digest,
+                rebuild=lambda seed: config.build(seed=seed).whole,
             )
+        case _:
+            raise InvalidArgument(f"no adapter for a {type(module).__name__}.")
 
 
-def task_of(model: Model, task: WindTunnel | None) -> WindTunnel:
+def task_of(model: Model, task: WindTunnel | TextTask | None) -> WindTunnel:
     """The task to measure on: the given one, else the one that the model was trained on.
 
-    **Raises** `InvalidArgument` where there is neither, `TaskMismatch` where the two have different vocabularies.
+    A text task is bound to the model's tokenizer. Where the model decides which sequences count, it is run on all.
+
+    **Raises** `InvalidArgument` where there is neither, or no tokenizer for a text task, `TaskMismatch` where the two
+    have different vocabularies.
     """
-    chosen = task or model.task
+    chosen = _bound(model, task) if isinstance(task, TextTask) else task or model.task
     if chosen is None:
         raise InvalidArgument(f"{model.spec.name} does not say what it was trained on: pass task=….")
+    if isinstance(chosen, FiniteTask) and chosen.is_selective:
+        everything = chosen.in_order(device=model.spec.device)
+        run = model.run(everything.rows(slice(i, i + _AT_A_TIME)) for i in range(0, len(everything), _AT_A_TIME))
+        return chosen.selected(run.behaviour.model_entropy_bits[:, -1])
     if model.task is not None and chosen.d_vocab != model.task.d_vocab:
         raise TaskMismatch(
             f"{chosen} has {chosen.d_vocab} ids; {model.spec.name} was trained on {model.task}, which has "
             f"{model.task.d_vocab}: the same id would mean different things. Use parameters that keep the vocabulary."
         )
     return chosen
+
+
+def scored_task_of(model: Model, task: WindTunnel | TextTask | None) -> WindTunnel:
+    """`task_of`, for what is measured in bits to the exact posterior. **Raises** `TaskMismatch` where none is known."""
+    chosen = task_of(model, task)
+    if not chosen.sample(1, seed=0).has_posterior:
+        raise TaskMismatch(
+            f"damage is counted in bits to the exact posterior, which nobody knows of {chosen}: use evidence, a wind "
+            f"tunnel, or a wind tunnel in context."
+        )
+    return chosen
+
+
+def _bound(model: Model, task: TextTask) -> WindTunnel:
+    if model.tokenizer is None:
+        raise InvalidArgument(
+            f"task {task.name!r} is text, and {model.spec.name} came without a tokenizer: load a directory that holds "
+            f"one, or pass as_model(model, tokenizer=…)."
+        )
+    return task.bind(model.tokenizer, d_vocab=model.spec.d_vocab)
+
+
+def _is_foreign(path: Path) -> bool:
+    """Whether a directory's config is Hugging Face's alone."""
+    try:
+        config = json.loads((path / CONFIG).read_text())
+    except (OSError, ValueError):
+        return False  # `load_checkpoint` says what is wrong
+    return isinstance(config, dict) and "model_type" in config and OURS not in config
+
+
+def _exists(path: Path) -> bool:
+    """Whether there is such a file; a name that is longer than names may be is none."""
+    try:
+        return path.exists()
+    except OSError:
+        return False
+
+
+def _is_hub_name(name: str | Path) -> bool:
+    """Whether this can be owner/name on the hub."""
+    return isinstance(name, str) and len(name) <= _LONGEST and bool(_HUB_NAME.fullmatch(name))

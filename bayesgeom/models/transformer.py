@@ -10,8 +10,9 @@ References: Vaswani et al. 2017 (sinusoids); Su et al. 2021 (rotary); Press et a
 """
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Literal, final
+from typing import Any, ClassVar, Literal, final
 
 import torch
 from einops import einsum, rearrange
@@ -63,6 +64,9 @@ class TransformerConfig(ModelConfig):
 
     def build(self, *, seed: int) -> "Transformer":
         return Transformer(self, seed=seed)
+
+    def hf_config(self) -> Mapping[str, Any]:
+        return {}
 
 
 NORMS = ("rmsnorm", "layernorm")

@@ -19,10 +19,10 @@ from torch import Tensor
 
 from bayesgeom.activations import Run
 from bayesgeom.information import entropy_bits
-from bayesgeom.probes.base import Control, Needs, Probe, planted_run, planted_trials
+from bayesgeom.probes.base import Control, Needs, Probe, mean_over_copies, planted_run, planted_trials
 from bayesgeom.report import Headline, Report
 from bayesgeom.sites import PATTERN
-from bayesgeom.statistics import bootstrap_weights, percentile_interval, shuffled_within_position
+from bayesgeom.statistics import bootstrap_weights, percentile_interval, shuffled_within_position, with_bounds
 from bayesgeom.trials import Trials
 
 if TYPE_CHECKING:
@@ -99,14 +99,13 @@ class AttentionEntropyReport(Report):
 
     def figure(self) -> "Figure":
         from bayesgeom.charts.heads import add_heads, add_profile, with_null
-        from bayesgeom.charts.theme import SECOND, label_axes, panels
+        from bayesgeom.charts.theme import SECOND, label_axes, panels, with_room_for_legend
 
         level = float(self.consistency_null.max())
         titles = ["Entropy, mean over heads", with_null("Entropy as a share of the possible", 1.0, "uniform")]
         if not self.note:
             titles += [with_null("Consistency with the posterior", level, "uniform"), "Its median, middle 50 and 90 %"]
         figure = panels(f"{self.title}<br><sub>{self.note}</sub>" if self.note else self.title, tuple(titles))
-        figure.update_layout(margin_t=110 if self.note else 80)
         levels = {"uniform attention": self.entropy_bits_null, "initialisation": self.entropy_bits_initialisation}
         nulls = {name: level.mean(axis=1) for name, level in levels.items()}
         band = (self.entropy_bits_by_layer_lo, self.entropy_bits_by_layer_hi)
@@ -115,7 +114,7 @@ class AttentionEntropyReport(Report):
         label_axes(figure, (1, 1), "layer", "attention entropy (bits)")
         add_heads(figure, (1, 2), self.entropy_share, unit="share of log2(visible)", null=1.0, limits=(0.0, 1.0))
         if self.note:
-            return figure
+            return with_room_for_legend(figure)
         add_heads(figure, (2, 1), self.consistency, unit="1 − total variation", null=level, limits=(0.0, 1.0))
         least, low, middle, high, most = self.consistency_quantiles.mean(axis=2)
         levels = {"uniform attention": self.consistency_null, "initialisation": self.consistency_initialisation}
@@ -125,7 +124,7 @@ class AttentionEntropyReport(Report):
         add_profile(figure, (2, 2), middle, name="consistency", band=(least, most), color=SECOND)
         figure.update_yaxes(range=[0, 1], row=2, col=2)
         label_axes(figure, (2, 2), "layer", "consistency (1 is equal shares)")
-        return figure
+        return with_room_for_legend(figure)
 
 
 @final
@@ -150,11 +149,11 @@ class AttentionEntropy(Probe[AttentionEntropyReport]):
             "consistency": _drawn(weights, agreement.found.mean(axis=2), np.ones(n)),
         }
         by_layer = drawn["entropy_bits"].mean(axis=2)
-        arrays = _with_bounds("entropy_bits_by_layer", by_layer)
+        arrays: dict[str, Any] = with_bounds("entropy_bits_by_layer", by_layer)
         for metric, draws in drawn.items():
-            arrays |= _with_bounds(metric, draws)
+            arrays |= with_bounds(metric, draws)
             found = [vars(copy)[metric] for copy in initialised]
-            arrays[f"{metric}_initialisation"] = np.mean(found, axis=0) if found else np.full_like(draws[0], np.nan)
+            arrays[f"{metric}_initialisation"] = mean_over_copies(found, like=draws[0])
         scalars = _scalars(by_layer, drawn["consistency"])
         numbers: dict[str, Any] = {name: float(draws[0]) for name, draws in scalars.items()}
         bounds = {name: percentile_interval(draws[1:]) for name, draws in scalars.items()}
@@ -223,7 +222,7 @@ def _agreement(
 ) -> _Agreement:
     n_layers, n, n_heads, n_queries, _ = pattern.shape
     hypotheses, n_beliefs = trials.token_sets.get(HYPOTHESES, trials.tokens[0, :0]), trials.belief.shape[2]
-    if len(hypotheses) != n_beliefs:
+    if len(hypotheses) != n_beliefs or n_beliefs == 0:
         note = f"{len(hypotheses)} tokens stand for hypotheses, and the belief is over {n_beliefs}: no consistency"
         nothing = np.full((n, n_layers, n_queries, n_heads), np.nan)
         return _Agreement(found=nothing, shuffled=nothing[0, :, 0], uniform=np.nan, ceiling=np.nan, note=note)
@@ -270,12 +269,6 @@ def _scalars(
         "consistency_last_layer": consistency[:, -1].mean(axis=1),
         "consistency_greatest": consistency.reshape(len(consistency), -1)[:, greatest],
     }
-
-
-def _with_bounds(name: str, drawn: Float[np.ndarray, "draw *rest"]) -> dict[str, Any]:
-    """The estimate, which is the first draw, and the central 95 % of the others."""
-    lo, hi = percentile_interval(drawn[1:])
-    return {name: drawn[0], f"{name}_lo": lo, f"{name}_hi": hi}
 
 
 def _planted_trials() -> Trials:

@@ -22,10 +22,15 @@ R = TypeVar("R", bound=Report)
 @final
 @dataclass(frozen=True, kw_only=True)
 class Needs:
-    """What a probe reads: `sites` it cannot do without, and `optional` ones that it uses where the model has them."""
+    """What a probe reads: `sites` it cannot do without, and `optional` ones that it uses where the model has them.
+
+    `posterior`: the exact posterior must be known. `groups`: sequences must be of several kinds.
+    """
 
     sites: tuple[Site, ...] = ()
     optional: tuple[Site, ...] = ()
+    posterior: bool = False
+    groups: bool = False
 
 
 @final
@@ -55,6 +60,13 @@ class Probe(ABC, Generic[R]):
     @abstractmethod
     def controls(self) -> Iterator[Control[R]]:
         """Planted runs holding only the declared sites, with what the report must say of each."""
+
+
+def mean_over_copies(
+    found: Sequence[Float[np.ndarray, "*axes"]], like: Float[np.ndarray, "*axes"]
+) -> Float[np.ndarray, "*axes"]:
+    """Mean of one array over the reports on fresh copies; NaN in the shape of `like` where there are none."""
+    return np.asarray(np.mean(found, axis=0)) if found else np.full_like(like, np.nan)
 
 
 def planted_run(

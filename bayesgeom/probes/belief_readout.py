@@ -32,7 +32,7 @@ from bayesgeom.geometry.readout import (
     summary,
 )
 from bayesgeom.geometry.subspace import random_subspaces
-from bayesgeom.probes.base import Control, Needs, Probe, planted_run, planted_trials
+from bayesgeom.probes.base import Control, Needs, Probe, mean_over_copies, planted_run, planted_trials
 from bayesgeom.report import Headline, Report
 from bayesgeom.sites import RESID_POST, RESID_PRE
 from bayesgeom.statistics import bootstrap_weights, shuffled_within_position
@@ -174,13 +174,10 @@ class BeliefReadoutReport(Report):
         return nulls | ({"one constant answer": self.constant_accuracy} if "centroid" in metric else {})
 
     def _last(self, metric: str, label: str, column: int = -1) -> Headline:
-        drawn = self._drawn(metric)
-        ends = (f"{metric}_lo", f"{metric}_hi")
-        lo, hi = (float(drawn[end][column]) if end in drawn else math.nan for end in ends)
-        (null_label, null), *others = ((name, float(level[column])) for name, level in self._nulls(metric).items())
+        null_label, *others = ((name, float(level[column])) for name, level in self._nulls(metric).items())
         beside = [f"{name} {level:.3g}" for name, level in others if not math.isnan(level)]
-        value, null_label = float(drawn[metric][column]), "; ".join([null_label, *beside])
-        return Headline(metric=metric, label=label, value=value, lo=lo, hi=hi, null=null, null_label=null_label)
+        at = (-1,) if vars(self)[metric].ndim == 1 else (-1, column)
+        return self.entry(metric, at, label, null_label="; ".join([null_label[0], *beside]))
 
 
 @final
@@ -189,7 +186,7 @@ class BeliefReadout(Probe[BeliefReadoutReport]):
     """Fitted on the first half of the sequences, scored on the rest; those beyond `MAX_POINTS` points are left out."""
 
     name: ClassVar[str] = "belief_readout"
-    needs: ClassVar[Needs] = Needs(sites=(RESID_POST,), optional=(RESID_PRE,))
+    needs: ClassVar[Needs] = Needs(sites=(RESID_POST,), optional=(RESID_PRE,), posterior=True)
 
     def measure(self, run: Run, initialised: Sequence[BeliefReadoutReport] = ()) -> BeliefReadoutReport:
         trials = run.trials.rows(slice(0, max(2, MAX_POINTS // run.trials.n_scored)))
@@ -292,7 +289,4 @@ def _guesses(layers: Sequence[Readout], targets: BeliefTargets) -> dict[str, Any
 def _untrained(measured: Mapping[str, Any], initialised: Sequence[BeliefReadoutReport]) -> dict[str, Any]:
     """Means over the fresh copies of the architecture; NaN where there are none."""
     fresh = [report.arrays() for report in initialised]
-    return {
-        f"{m}_initialisation": np.mean([arrays[m] for arrays in fresh], axis=0) if fresh else measured[m] * np.nan
-        for m in _PANELS
-    }
+    return {f"{m}_initialisation": mean_over_copies([arrays[m] for arrays in fresh], like=measured[m]) for m in _PANELS}

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, final
 
 import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Float64
 
 from bayesgeom.activations import Behaviour, Run
 from bayesgeom.probes.base import Control, Needs, Probe, planted_run, planted_trials
@@ -102,48 +102,40 @@ class Calibration(Probe[CalibrationReport]):
     """Behaviour alone: every sequence counts, no activation is read."""
 
     name: ClassVar[str] = "calibration"
-    needs: ClassVar[Needs] = Needs()
+    needs: ClassVar[Needs] = Needs(posterior=True)
 
     def measure(self, run: Run, initialised: Sequence[CalibrationReport] = ()) -> CalibrationReport:
-        seen = run.behaviour
-        errors = np.abs(seen.model_entropy_bits - seen.exact_entropy_bits)
-        null_errors = {
-            name: np.abs(b.model_entropy_bits - b.exact_entropy_bits) for name, b in run.null_behaviours.items()
-        }
+        seen, errors = _scored(run.behaviour), _entropy_errors(run.behaviour)
+        null_errors = {name: _entropy_errors(b) for name, b in run.null_behaviours.items()}
         # The median is the constant with the least mean absolute error.
-        null_errors["constant"] = np.abs(np.median(seen.exact_entropy_bits) - seen.exact_entropy_bits)
-        null_kl = {name: float(b.kl_bits.mean()) for name, b in run.null_behaviours.items()}
+        exact = seen["exact_entropy_bits"]
+        null_errors["constant"] = np.abs(np.median(exact) - exact)
+        null_kl = {name: float(b.kl_bits.mean(dtype=np.float64)) for name, b in run.null_behaviours.items()}
         null_mae = {name: float(values.mean()) for name, values in null_errors.items()}
         if initialised:
             null_mae["initialisation"] = float(np.mean([report.entropy_mae_bits for report in initialised]))
             null_kl["initialisation"] = float(np.mean([report.kl_bits for report in initialised]))
         # The uniform predictor leads: it is the level that a model which reads nothing lands on.
         order = tuple(sorted(null_errors, key=lambda name: (name != "uniform", name)))
-        intervals = _intervals(seen, errors, run.seed)
-        error_lo, error_hi = mean_interval(errors, seed=run.seed)
-        kl_lo, kl_hi = mean_interval(seen.kl_bits, seed=run.seed)
-        means_gap = np.abs(seen.model_entropy_bits.mean(axis=0) - seen.exact_entropy_bits.mean(axis=0))
-        scalars: dict[str, Any] = {key: float(vars(seen)[key].mean()) for key in ("kl_bits", "total_variation", "leak")}
-        profiles: dict[str, Any] = {f"{key}_by_position": vars(seen)[key].mean(axis=0) for key in _PER_POSITION}
+        means_gap = np.abs(seen["model_entropy_bits"].mean(axis=0) - exact.mean(axis=0))
+        scalars: dict[str, Any] = {key: float(seen[key].mean()) for key in ("kl_bits", "total_variation", "leak")}
+        profiles: dict[str, Any] = {f"{key}_by_position": seen[key].mean(axis=0) for key in _PER_POSITION}
         return CalibrationReport(
             entropy_mae_bits=float(errors.mean()),
             entropy_mae_of_means_bits=float(means_gap.mean()),
-            accuracy=float(seen.correct.mean()),
-            **_against_exact(run),
+            accuracy=float(seen["correct"].mean()),
+            exact_accuracy=float(run.exact_behaviour.correct.mean(dtype=np.float64)),
+            log_loss_gap_bits=float(np.mean(run.exact_behaviour.answer_log2 - seen["answer_log2"])),
             **scalars,
             **profiles,
+            **_bounds(seen, errors, run.seed),
             entropy_mae_bits_by_position=errors.mean(axis=0),
-            entropy_mae_bits_by_position_lo=error_lo,
-            entropy_mae_bits_by_position_hi=error_hi,
-            kl_bits_by_position_lo=kl_lo,
-            kl_bits_by_position_hi=kl_hi,
             null_entropy_mae_bits=null_mae,
             null_kl_bits=null_kl,
             null_entropy_mae_bits_by_position=np.stack([null_errors[name].mean(axis=0) for name in order]),
             predictors=order,
-            example_model_entropy_bits=seen.model_entropy_bits[:N_EXAMPLES],
-            example_exact_entropy_bits=seen.exact_entropy_bits[:N_EXAMPLES],
-            intervals=intervals,
+            example_model_entropy_bits=seen["model_entropy_bits"][:N_EXAMPLES],
+            example_exact_entropy_bits=exact[:N_EXAMPLES],
             nulls=_leading_nulls(order[0], null_mae, null_kl),
             n=run.n,
         )
@@ -161,26 +153,34 @@ class Calibration(Probe[CalibrationReport]):
         )
 
 
-def _intervals(
-    seen: Behaviour, errors: Float[np.ndarray, "sequence position"], seed: int
-) -> dict[str, tuple[float, float]]:
-    per_sequence = {
-        "entropy_mae_bits": errors,
-        "kl_bits": seen.kl_bits,
-        "total_variation": seen.total_variation,
-        "leak": seen.leak,
-        "accuracy": seen.correct,
-    }
-    bounds = {name: mean_interval(values.mean(axis=1), seed=seed) for name, values in per_sequence.items()}
-    return {name: (float(lo), float(hi)) for name, (lo, hi) in bounds.items()}
+def _scored(seen: Behaviour) -> dict[str, Float64[np.ndarray, "sequence position"]]:
+    """Every number in float64: a run holds them in float32, whose sums would be rounded."""
+    return {name: np.asarray(values, dtype=np.float64) for name, values in vars(seen).items()}
 
 
-def _against_exact(run: Run) -> dict[str, Any]:
-    """Accuracy of the exact predictive, and how much more the realised answers cost the model."""
-    exact = run.exact_behaviour
+def _entropy_errors(seen: Behaviour) -> Float64[np.ndarray, "sequence position"]:
+    return np.asarray(np.abs(np.subtract(seen.model_entropy_bits, seen.exact_entropy_bits, dtype=np.float64)))
+
+
+def _bounds(
+    seen: Mapping[str, Float64[np.ndarray, "sequence position"]],
+    errors: Float64[np.ndarray, "sequence position"],
+    seed: int,
+) -> dict[str, Any]:
+    """Intervals of the scalars and of two profiles, from one set of resamples."""
+    scalars = {"entropy_mae_bits": errors, "accuracy": seen["correct"]}
+    scalars |= {name: seen[name] for name in ("kl_bits", "total_variation", "leak")}
+    means = [values.mean(axis=1)[:, None] for values in scalars.values()]
+    lo, hi = mean_interval(np.concatenate([errors, seen["kl_bits"], *means], axis=1), seed=seed)
+    n_pos = errors.shape[1]
+    error, kl, rest = slice(0, n_pos), slice(n_pos, 2 * n_pos), 2 * n_pos
+    pairs = zip(lo[rest:].tolist(), hi[rest:].tolist(), strict=True)
     return {
-        "exact_accuracy": float(exact.correct.mean()),
-        "log_loss_gap_bits": float((exact.answer_log2 - run.behaviour.answer_log2).mean()),
+        "entropy_mae_bits_by_position_lo": lo[error],
+        "entropy_mae_bits_by_position_hi": hi[error],
+        "kl_bits_by_position_lo": lo[kl],
+        "kl_bits_by_position_hi": hi[kl],
+        "intervals": dict(zip(scalars, pairs, strict=True)),
     }
 
 

@@ -24,7 +24,7 @@ from bayesgeom.geometry.cosine import (
     pairwise_cosine,
     welch_bound,
 )
-from bayesgeom.probes.base import Control, Needs, Probe, planted_run, planted_trials
+from bayesgeom.probes.base import Control, Needs, Probe, mean_over_copies, planted_run, planted_trials
 from bayesgeom.report import Headline, Report
 from bayesgeom.sites import K_ROT, TOKEN_INPUTS, TOKEN_KEYS, W_K, K
 from bayesgeom.statistics import bootstrap_weights, percentile_interval
@@ -106,7 +106,7 @@ class KeyOverlapReport(Report):
 
     def figure(self) -> "Figure":
         from bayesgeom.charts.heads import add_heads, add_profile, with_null
-        from bayesgeom.charts.theme import SECOND, label_axes, panels
+        from bayesgeom.charts.theme import SECOND, label_axes, panels, with_room_for_legend
 
         projected = self.overlap_random_projection.mean(axis=1)
         titles = [with_null(v, p, "random W_K") for v, p in zip(self.views, projected, strict=True)]
@@ -122,7 +122,7 @@ class KeyOverlapReport(Report):
         for i, (values, null) in enumerate(zip(self.overlap, self.overlap_null, strict=True), start=1):
             panel = (i // 2 + 1, i % 2 + 1)
             add_heads(figure, panel, values, unit="|cosine|", null=float(null), limits=(0.0, 1.0), head="key head")
-        return figure
+        return with_room_for_legend(figure)
 
 
 @final
@@ -266,7 +266,7 @@ def _untrained(
     means = []
     for view in views:
         found = [vars(copy)[metric][copy.views.index(view.name)] for copy in copies if view.name in copy.views]
-        means.append(np.mean(found, axis=0) if found else np.full(view.vectors.shape[:2], np.nan))
+        means.append(mean_over_copies(found, like=np.empty(view.vectors.shape[:2])))
     return np.stack(means)
 
 

@@ -20,10 +20,10 @@ from torch import Tensor
 from bayesgeom.activations import Run
 from bayesgeom.geometry.correlation import spearman
 from bayesgeom.geometry.ranking import visible_ranks
-from bayesgeom.probes.base import Control, Needs, Probe, planted_run, planted_trials
+from bayesgeom.probes.base import Control, Needs, Probe, mean_over_copies, planted_run, planted_trials
 from bayesgeom.report import Headline, Report
 from bayesgeom.sites import K_ROT, PATTERN, Q_ROT
-from bayesgeom.statistics import bootstrap_weights, percentile_interval
+from bayesgeom.statistics import bootstrap_weights, with_bounds
 from bayesgeom.trials import Trials
 
 if TYPE_CHECKING:
@@ -96,20 +96,15 @@ class QKAlignmentReport(Report):
             untrained = self.mass_excess_initialisation[i, layer].mean()
             beside = "uniform" if np.isnan(untrained) else f"initialisation {untrained:.3g}; uniform"
             label = f"{_words(self.relations[i])}: attention above uniform, layer {layer}"
-            rows.append(self._headline("mass_excess_by_layer", (i, layer), label, beside))
+            rows.append(self.entry("mass_excess_by_layer", (i, layer), label, null_label=beside))
         leading, spread = int(strength.max(axis=1).argmax()), min(1.0, 1.96 / max(1, strength.shape[1] - 1) ** 0.5)
         label = f"{_words(self.relations[leading])}: Spearman of layer with that excess"
         beside = f"95 % of random orders within ±{spread:.2g}; none"
-        return (*rows, self._headline("layer_trend", (leading,), label, beside))
-
-    def _headline(self, metric: str, at: tuple[int, ...], label: str, null_label: str) -> Headline:
-        value, lo, hi = (float(vars(self)[f"{metric}{suffix}"][at]) for suffix in ("", "_lo", "_hi"))
-        null = _NULLS[metric]
-        return Headline(metric=metric, label=label, value=value, lo=lo, hi=hi, null=null, null_label=null_label)
+        return (*rows, self.entry("layer_trend", (leading,), label, null_label=beside))
 
     def figure(self) -> "Figure":
         from bayesgeom.charts.heads import add_heads, add_note, add_profile, with_null
-        from bayesgeom.charts.theme import SERIES, label_axes, panels
+        from bayesgeom.charts.theme import SERIES, label_axes, panels, with_room_for_legend
 
         labels = {"mass_excess": "attention above uniform", "auc": "AUC of q·k"}
         # One scale for all relations, and none so fine that rounding looks like structure.
@@ -136,7 +131,7 @@ class QKAlignmentReport(Report):
                 add_heads(figure, panel, values, unit=label, null=_NULLS[metric], limits=limits[metric])
         label_axes(figure, (1, 1), "layer", "share of attention")
         label_axes(figure, (1, 2), "layer", "difference of cosines")
-        return figure
+        return with_room_for_legend(figure)
 
 
 @final
@@ -161,11 +156,11 @@ class QKAlignment(Probe[QKAlignmentReport]):
             uniform_mass = evidence.offsets[:, 0].mean(axis=0) / rows[0]
         by_layer = means[:, 0].mean(axis=-1)
         trend = _layer_trend(by_layer)
-        arrays: dict[str, Any] = _with_bounds("mass_excess_by_layer", by_layer) | _with_bounds("layer_trend", trend)
+        arrays: dict[str, Any] = with_bounds("mass_excess_by_layer", by_layer) | with_bounds("layer_trend", trend)
         for i, metric in enumerate(_METRICS):
-            arrays |= _with_bounds(metric, means[:, i])
+            arrays |= with_bounds(metric, means[:, i])
             found = [vars(copy)[metric] for copy in initialised if copy.relations == relations]
-            arrays[f"{metric}_initialisation"] = np.mean(found, axis=0) if found else np.full(means.shape[2:], np.nan)
+            arrays[f"{metric}_initialisation"] = mean_over_copies(found, like=means[0, i])
         return QKAlignmentReport(
             relations=relations,
             **arrays,
@@ -239,12 +234,6 @@ def _layer_trend(by_layer: Float[np.ndarray, "draw relation layer"]) -> Float[np
     values = np.moveaxis(by_layer.round(6), 2, 0)
     layers = np.broadcast_to(np.arange(len(values), dtype=float)[:, None, None], values.shape)
     return spearman(layers, values)
-
-
-def _with_bounds(name: str, drawn: Float[np.ndarray, "draw *rest"]) -> dict[str, Any]:
-    """The estimate, which is the first draw, and the central 95 % of the others."""
-    lo, hi = percentile_interval(drawn[1:])
-    return {name: drawn[0], f"{name}_lo": lo, f"{name}_hi": hi}
 
 
 def _words(relation: str) -> str:

@@ -7,7 +7,6 @@ References: Agarwal, Dalal & Misra 2025, arXiv:2512.22471 (the claim; their scri
 Hastie, Tibshirani & Friedman 2009, section 5.2.1 (the curve).
 """
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, final
@@ -33,8 +32,7 @@ from bayesgeom.geometry.manifold import (
 )
 from bayesgeom.geometry.regression import even_knots
 from bayesgeom.geometry.resampling import resampled_cloud
-from bayesgeom.information import entropy_bits
-from bayesgeom.probes.base import Control, Needs, Probe, planted_run, planted_trials
+from bayesgeom.probes.base import Control, Needs, Probe, mean_over_copies, planted_run, planted_trials
 from bayesgeom.report import Headline, Report
 from bayesgeom.sites import ATTN_OUT, RESID_POST, Site, V, Z
 from bayesgeom.statistics import bootstrap_weights, percentile_interval, shuffled_within_position
@@ -61,7 +59,8 @@ class ValueManifoldReport(Report):
     """Clouds of vectors at scored positions, one per site and layer, against the exact entropy of the predictive.
 
     Shares are of the variance, 0 to 1; correlations are absolute values, since the sign of a principal axis means
-    nothing; `entropy_r2` and `curve_share` are held out by sequence, at most 1, and 0 for the mean. `partial_spearman`
+    nothing; `entropy_r2` and `curve_share` are held out by sequence, at most 1, and 0 for the mean. On text whose
+    posterior nobody knows the entropy is the model's own, and `is_own_entropy` says so. `partial_spearman`
     compares points of the same position only, and is NaN unless `identified`.
 
     `*_null` is the shuffle of entropies within position, for shapes the architecture at initialisation;
@@ -118,6 +117,7 @@ class ValueManifoldReport(Report):
     shown_position: Float[np.ndarray, " point"]
     curve_entropy_bits: Float[np.ndarray, " step"]
     identified: bool
+    is_own_entropy: bool
     sites: tuple[str, ...]
     shown_sites: tuple[str, ...]
     intervals: Mapping[str, tuple[float, float]]
@@ -126,7 +126,9 @@ class ValueManifoldReport(Report):
 
     def headlines(self) -> Sequence[Headline]:
         # Without repeated evidence nothing tells entropy from position: that holds for every relation to entropy.
-        unless = "" if self.identified else " (not identified)"
+        unless = ("" if self.identified else " (not identified)") + (
+            " (the model's own)" if self.is_own_entropy else ""
+        )
         shuffle = "shuffle within position"
         shares = [self._last("pc1_share", f"PC1 share of {s}", s, "initialisation") for s in self.shown_sites]
         related = [self._last(m, f"resid_post: {label}{unless}", "resid_post", shuffle) for m, label in _ORDER.items()]
@@ -149,10 +151,7 @@ class ValueManifoldReport(Report):
         )
 
     def _last(self, metric: str, label: str, site: str, null_label: str) -> Headline:
-        at, known = (self.sites.index(site), -1), self.arrays()
-        names = (metric, f"{metric}_lo", f"{metric}_hi", f"{metric}_null")
-        value, lo, hi, null = (float(known[name][at]) if name in known else math.nan for name in names)
-        return Headline(metric=metric, label=label, value=value, lo=lo, hi=hi, null=null, null_label=null_label)
+        return self.entry(metric, (self.sites.index(site), -1), label, null_label=null_label)
 
 
 @final
@@ -166,7 +165,7 @@ class ValueManifold(Probe[ValueManifoldReport]):
     def measure(self, run: Run, initialised: Sequence[ValueManifoldReport] = ()) -> ValueManifoldReport:
         trials = run.trials.rows(slice(0, max(2, MAX_POINTS // run.trials.n_scored)))
         # Entropies that differ by rounding are equal: they are compared by rank.
-        entropy = entropy_bits(trials.at_scored(trials.predictive)).cpu().numpy().round(9)
+        entropy = run.reference_entropy_bits()[: len(trials)].round(9)
         scale = _scale(entropy, trials, run.seed)
         sites = tuple(site for site in _SITES if site in run.recorded)
         layers = range(run.spec.n_layers)
@@ -178,6 +177,7 @@ class ValueManifold(Probe[ValueManifoldReport]):
             **_intervals(run, trials, last, entropy),
             **_shown(run, trials, last, entropy),
             identified=scale.identified,
+            is_own_entropy=not run.has_posterior,
             sites=tuple(site.name for site in sites),
             shown_sites=tuple(site.name for site in sites if site in _SHOWN),
             intervals={},
@@ -245,10 +245,7 @@ def _untrained(measured: Mapping[str, Any], initialised: Sequence[ValueManifoldR
     fresh = [report.arrays() for report in initialised]
     names = {m: f"{m}_null" for m in (*SHAPES, "head_pc1_share", "head_spearman")}
     names |= {m: f"{m}_initialisation" for m in RELATIONS}
-    return {
-        name: np.mean([arrays[m] for arrays in fresh], axis=0) if fresh else np.full_like(measured[m], np.nan)
-        for m, name in names.items()
-    }
+    return {name: mean_over_copies([arrays[m] for arrays in fresh], like=measured[m]) for m, name in names.items()}
 
 
 def _intervals(

@@ -1,24 +1,30 @@
-"""What a wind tunnel is: a task that draws its own sequences and knows its posterior exactly."""
+"""What a wind tunnel is: a task that draws its own sequences and knows its posterior exactly.
+
+A text task becomes one once it is bound to a tokenizer.
+"""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, fields, is_dataclass
-from typing import Any, ClassVar, final
+from typing import Any, ClassVar, Literal, TypeVar, final, get_args, get_origin
 
 import numpy as np
 import torch
-from jaxtyping import Float64
+from jaxtyping import Float, Float64
 from torch import Tensor
 
-from bayesgeom.errors import InvalidArgument
-from bayesgeom.plugins import find
+from bayesgeom.errors import InvalidArgument, unknown_name
+from bayesgeom.plugins import discover, find
+from bayesgeom.tasks.text import Tokenizer
 from bayesgeom.trials import Trials
 
 BLOCK = 128  # sequences drawn and run at a time
+_WRAPPED = "task"  # the field in which a text task that renders another one holds it
+T = TypeVar("T")
 
 
 class WindTunnel(ABC):
-    """A task whose exact posterior is known at every scored position.
+    """A task whose exact posterior is known at every scored position, or that has none and says so.
 
     Concrete tasks are frozen dataclasses: their fields are their parameters, and equal fields mean equal tasks.
     Ids 0 … `d_vocab` − 1 hold the input tokens and the answers, so that any causal language model serves any task.
@@ -75,6 +81,9 @@ class WindTunnel(ABC):
         **Raises** `InvalidArgument` for n < 1, before anything is drawn.
         """
         _check_count(n)
+        if isinstance(self, FiniteTask):  # a sequence comes once, in whichever block
+            whole = self.sample(n, seed=derived_seed(seed, 0), device=device)
+            return (whole.rows(slice(start, start + BLOCK)) for start in range(0, n, BLOCK))
         return (
             self.draw(BLOCK, torch.Generator(device).manual_seed(derived_seed(seed, block))).rows(slice(0, n - start))
             for block, start in enumerate(range(0, n, BLOCK))
@@ -84,7 +93,49 @@ class WindTunnel(ABC):
     def config(self) -> dict[str, Any]:
         """Name and parameters, as JSON can hold them; `task_from_config` is the inverse."""
         assert is_dataclass(self) and not isinstance(self, type), "a task is a dataclass"
-        return {"name": self.name, **asdict(self)}
+        held = {field.name: getattr(self, field.name) for field in fields(self)}
+        inner = {name: value.config() for name, value in held.items() if isinstance(value, WindTunnel)}
+        return {"name": self.name, **asdict(self), **inner}
+
+
+class FiniteTask(WindTunnel):
+    """A task with a fixed stock of sequences, drawn without replacement: the first n of a seeded order."""
+
+    @property
+    @abstractmethod
+    def n_sequences(self) -> int:
+        """How many there are to draw."""
+
+    @property
+    @abstractmethod
+    def is_selective(self) -> bool:
+        """Whether the model at hand decides which sequences are drawn, by the entropy of what it says at their end."""
+
+    @abstractmethod
+    def in_order(self, *, device: str | torch.device = "cpu") -> Trials:
+        """All sequences, as they are listed."""
+
+    @abstractmethod
+    def selected(self, entropies_bits: Float[np.ndarray, " sequence"], *, seed: int = 0) -> "FiniteTask":
+        """The chosen sequences alone, given an entropy for each in order; no longer selective."""
+
+
+class TextTask(ABC):
+    """A task in words. Which ids it uses depends on the tokenizer, so it becomes a wind tunnel when bound to one.
+
+    Concrete text tasks are frozen dataclasses. What `bind` returns holds ids and no tokenizer, and its config rebuilds
+    it: a report can be reproduced from its provenance alone.
+    """
+
+    name: ClassVar[str]
+
+    @abstractmethod
+    def bind(self, tokenizer: Tokenizer, *, d_vocab: int) -> WindTunnel:
+        """The task in this tokenizer's ids, for a model of `d_vocab` ids, which may be more than the tokenizer's.
+
+        **Raises** `InvalidArgument` where the tokenizer has too few words of one token, `TaskMismatch` where it gives
+        ids that the model has not.
+        """
 
 
 def task_from_config(config: Mapping[str, Any]) -> WindTunnel:
@@ -92,25 +143,49 @@ def task_from_config(config: Mapping[str, Any]) -> WindTunnel:
 
     **Raises** `UnknownName` for a task that does not exist, `InvalidArgument` for parameters that it does not take.
     """
-    parameters = dict(config)
-    name = parameters.pop("name", None)
+    parameters = {key: _revived(value) for key, value in config.items()}
+    name = str(parameters.pop("name", None))
     # mypy: an abstract class as a value is what discovery is about.
-    kind = find("bayesgeom.tasks", WindTunnel, str(name))  # type: ignore[type-abstract]
+    return _built(find("bayesgeom.tasks", WindTunnel, name), name, parameters)  # type: ignore[type-abstract]
+
+
+def _revived(value: Any) -> Any:
+    """What JSON made of a parameter, as it was: lists are tuples, and a mapping is the config of an inner task."""
+    match value:
+        case list():
+            return tuple(map(_revived, value))
+        case Mapping():
+            return task_from_config(value)
+        case _:
+            return value
+
+
+def _built(kind: type[T], name: str, parameters: Mapping[str, Any]) -> T:
+    """**Raises** `InvalidArgument` for parameters that this kind of task does not take."""
     try:
         _check_types(kind, parameters)
         return kind(**parameters)
     except TypeError as error:
-        raise InvalidArgument(f"task {name!r} cannot be built from {parameters}: {error}.") from error
+        raise InvalidArgument(f"task {name!r} cannot be built from {dict(parameters)}: {error}.") from error
 
 
-def _check_types(kind: type[WindTunnel], parameters: Mapping[str, Any]) -> None:
-    """**Raises** `TypeError` for a number or switch of another type than its field's: 2.5 pairs, repeats="maybe"."""
+def _check_types(kind: type, parameters: Mapping[str, Any]) -> None:
+    """**Raises** `TypeError` for a value of another type than its field's: 2.5 pairs, repeats="maybe", ks=3."""
     assert is_dataclass(kind), "a task is a dataclass"
     for field in fields(kind):
-        if field.name in parameters and field.type in (bool, int, float):
-            value, allowed = parameters[field.name], (float, int) if field.type is float else (field.type,)
-            if type(value) not in allowed:  # not isinstance: True is an int
-                raise TypeError(f"{field.name} takes {allowed[0].__name__}, got {value!r}")
+        if field.name not in parameters:
+            continue
+        value, choices = parameters[field.name], get_args(field.type)
+        if get_origin(field.type) is Literal:
+            if value not in choices:
+                raise TypeError(f"{field.name} takes {' or '.join(map(repr, choices))}, got {value!r}")
+            continue
+        if field.type in (bool, int, float):
+            allowed: tuple[Any, ...] = (float, int) if field.type is float else (field.type,)
+        else:
+            allowed = (tuple, list) if get_origin(field.type) is tuple else (type(value),)
+        if type(value) not in allowed:  # not isinstance: True is an int
+            raise TypeError(f"{field.name} takes {allowed[0].__name__}, got {value!r}")
 
 
 def _check_count(n: int) -> None:
@@ -118,8 +193,11 @@ def _check_count(n: int) -> None:
         raise InvalidArgument(f"n is the number of sequences to draw: at least 1, got {n}.")
 
 
-def task_from_text(text: str) -> WindTunnel:
+def task_from_text(text: str) -> WindTunnel | TextTask:
     """The task that NAME or NAME:key=value,key=value asks for, as the command line takes it.
+
+    Text tasks go by their names, and one that renders another task (`in-context`) by both: `bijection-in-context`. Its
+    parameters and the other task's are written together. Whole numbers joined by + are a tuple: `ks=1+2+4`, `ks=8+`.
 
     **Raises** `UnknownName` and `InvalidArgument` as `task_from_config` does.
     """
@@ -130,12 +208,39 @@ def task_from_text(text: str) -> WindTunnel:
         if not equals:
             raise InvalidArgument(f"{pair!r} in {text!r} is no key=value; write a task as NAME:key=value,key=value.")
         parameters[key.strip()] = _literal(value.strip())
-    return task_from_config({"name": name.strip(), **parameters})
+    return _named(name.strip(), parameters)
 
 
-def _literal(text: str) -> bool | int | float | str:
+def _named(name: str, parameters: Mapping[str, Any]) -> WindTunnel | TextTask:
+    # mypy: an abstract class as a value is what discovery is about.
+    texts = discover("bayesgeom.tasks", TextTask)  # type: ignore[type-abstract]
+    tunnels = discover("bayesgeom.tasks", WindTunnel)  # type: ignore[type-abstract]
+    taken = {wrapper: _field_names(kind) for wrapper, kind in texts.items()}
+    wrappers = [wrapper for wrapper in texts if _WRAPPED in taken[wrapper]]
+    plain = [tunnel for tunnel in tunnels if tunnel not in texts]
+    wrapped = {f"{tunnel}-{wrapper}": (tunnel, wrapper) for wrapper in wrappers for tunnel in plain}
+    if name in wrapped:
+        tunnel, wrapper = wrapped[name]
+        inner = {key: value for key, value in parameters.items() if key not in taken[wrapper]}
+        outer = {key: value for key, value in parameters.items() if key in taken[wrapper]}
+        return _built(texts[wrapper], name, outer | {_WRAPPED: _built(tunnels[tunnel], tunnel, inner)})
+    if name in texts and name not in wrappers:
+        return _built(texts[name], name, parameters)
+    if name in plain:
+        return _built(tunnels[name], name, parameters)
+    raise unknown_name("task", name, {*plain, *wrapped, *texts} - {*wrappers})
+
+
+def _field_names(kind: type) -> set[str]:
+    assert is_dataclass(kind), "a task is a dataclass"
+    return {field.name for field in fields(kind)}
+
+
+def _literal(text: str) -> bool | int | float | str | tuple[int, ...]:
     if text.lower() in ("true", "false"):
         return text.lower() == "true"
+    if "+" in text and all(part.isdecimal() for part in text.removesuffix("+").split("+")):
+        return tuple(map(int, text.removesuffix("+").split("+")))
     for kind in (int, float):
         try:
             return kind(text)

@@ -1,6 +1,7 @@
 """The optimisers of a recipe, and their state as plain tensors so that it can be stored without pickles."""
 
 import math
+import re
 from typing import final
 
 import torch
@@ -8,6 +9,8 @@ from jaxtyping import Shaped
 from torch import Tensor, nn
 
 from bayesgeom.training.recipe import Recipe
+
+_IN_A_BLOCK = re.compile(r"(^|\.)\d+\.")  # blocks.0.attn.W_Q.weight, model.layers.0.self_attn.q_proj.weight
 
 
 @final
@@ -17,7 +20,7 @@ class Optimisers:
     def __init__(self, recipe: Recipe, module: nn.Module) -> None:
         self.recipe = recipe
         named = dict(module.named_parameters())
-        matrices = [name for name, p in named.items() if name.startswith("blocks.") and p.ndim == 2]
+        matrices = [name for name, p in named.items() if _IN_A_BLOCK.search(name) and p.ndim == 2]
         by_muon = set(matrices) if recipe.optimiser == "muon" else set()
         rest = [p for name, p in named.items() if name not in by_muon]
         self.parts: list[torch.optim.Optimizer] = [

@@ -5,8 +5,7 @@ from pathlib import Path
 from torch import nn
 
 from bayesgeom.models.checkpoint import save_checkpoint
-from bayesgeom.models.hooked import HookedModel
-from bayesgeom.models.transformer import Transformer
+from bayesgeom.models.resolve import of_module
 from bayesgeom.probes.calibration import Calibration, CalibrationReport
 from bayesgeom.tasks.base import derived_seed
 from bayesgeom.training.recipe import Recipe
@@ -17,15 +16,14 @@ _SCORING = 2  # branch of the recipe's seed; 0 and 1 are its training and valida
 
 def publish(recipe: Recipe, module: nn.Module, path: Path) -> CalibrationReport:
     """Score the module on 2,000 fresh sequences and write it as a checkpoint with its card. Returns the scores."""
-    assert isinstance(module, Transformer), "recipes build our own architectures"
-    model = HookedModel(module, name=recipe.name, task=recipe.task)
+    model = of_module(module, name=recipe.name, task=recipe.task)
     seed = derived_seed(recipe.seed, _SCORING)
     blocks = recipe.task.stream(N_SCORED, seed=seed, device=model.spec.device)
     scores = Calibration().measure(model.run(blocks, null_predictives=recipe.task.null_predictives, seed=seed))
     save_checkpoint(
         path,
         module,
-        module.config,
+        recipe.model_config(),
         recipe=recipe.to_dict(),
         step=recipe.steps,
         card=card(recipe, model.spec.n_parameters, scores),

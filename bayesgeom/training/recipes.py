@@ -49,7 +49,7 @@ _BIJECTION_SHARPENED = Recipe(
 )
 
 # Keys uniform over all V give no gradient until keys are matched (see the task): 3,300 steps stayed on the uniform
-# predictor. Sequences with many returning keys break that plateau within a few hundred steps; the posterior is the same.
+# predictor. Sequences with many returning keys break that plateau within some hundred steps; the posterior is the same.
 _REPEATS_POOLED = Recipe(
     name="bijection-v20-repeats-pooled",
     task=Bijection(repeats=True, pooled_keys=True),
@@ -95,9 +95,10 @@ RECIPES = {
             sizes={
                 "architecture": "llama", "n_layers": 6, "n_heads": 6, "n_kv_heads": 2, "d_model": 192, "d_mlp": 512,
             },
-            steps=9_000,
-            late_batch_size=160,
-            late_from=0.6,
+            steps=6_000,
+            late_batch_size=128,
+            late_from=0.7,
+            float32_share=0.1,
         ),
         Recipe(
             name="hmm-s5",

@@ -33,7 +33,10 @@ def scores(rng: np.random.Generator, damages: Sequence[float] = DAMAGES, noise: 
 
 
 def reported(
-    tile: TileScores, battery: Sequence[Ablation] = BATTERY, attribution: Sequence[float] | None = None
+    tile: TileScores,
+    battery: Sequence[Ablation] = BATTERY,
+    attribution: Sequence[float] | None = None,
+    pick: str = "L0H1 (hypotheses / activation, mean |cos| 0.123)",
 ) -> AblationReport:
     tally = Tally.empty(N, len(battery), POSITIONS).plus(tile)
     bits = np.full(len(battery), np.nan) if attribution is None else np.array(attribution)
@@ -44,7 +47,7 @@ def reported(
         n_heads=HEADS,
         seed=3,
         attribution_bits=bits,
-        key_overlap_pick="L0H1",
+        key_overlap_pick=pick,
     )
     return ablation_report(tally, context)
 
@@ -142,6 +145,27 @@ def test_without_single_heads_their_summaries_are_unknown(rng: np.random.Generat
     assert report.figure().data and report.table() and report.headline()
 
 
+def test_the_pick_of_key_overlap_stands_beside_that_of_ablation(rng: np.random.Generator) -> None:
+    report = reported(scores(rng, noise=0.001))
+    first, second = report.headlines()[:2]
+    assert first.value == report.top_damage_bits and "L0H1 + L1H2" in first.label
+    assert second.value == report.damage_bits[1] and (second.lo, second.hi) == (
+        report.damage_bits_lo[1],
+        report.damage_bits_hi[1],
+    )
+    assert (
+        second.label
+        == "least key overlap: L0H1 (hypotheses / activation, mean |cos| 0.123), rank 5 of 6 heads by damage"
+    )
+
+
+def test_a_pick_that_was_not_ablated_alone_has_no_damage(rng: np.random.Generator) -> None:
+    report = reported(scores(rng, [0.4, 0.1, 0.2]), OTHERS)
+    assert math.isnan(report.headlines()[1].value) and report.headlines()[1].label.endswith("not ablated alone")
+    labels = [line.label for line in reported(scores(rng), pick="").headlines()]
+    assert not any("key overlap" in label for label in labels)
+
+
 @pytest.mark.parametrize(("flip", "correlation"), [(1, 1.0), (-1, -1.0)])
 def test_rank_correlation_with_attribution(flip: int, correlation: float, rng: np.random.Generator) -> None:
     cubes = [flip * d**3 for d in DAMAGES]
@@ -149,6 +173,9 @@ def test_rank_correlation_with_attribution(flip: int, correlation: float, rng: n
     assert report.attribution_rank_correlation == pytest.approx(correlation)
     np.testing.assert_array_equal(report.attribution_bits, cubes)
     assert math.isnan(reported(scores(rng)).attribution_rank_correlation)
+    last = report.headlines()[-1]
+    assert (last.metric, last.value) == ("attribution_rank_correlation", report.attribution_rank_correlation)
+    assert "attribution_rank_correlation" not in [line.metric for line in reported(scores(rng)).headlines()]
 
 
 def test_a_saved_report_comes_back_equal(tmp_path: Path, rng: np.random.Generator) -> None:

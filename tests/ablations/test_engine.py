@@ -8,19 +8,23 @@ import torch
 
 from bayesgeom import ablations
 from bayesgeom.ablations import Ablation, Component, engine
-from bayesgeom.ablations.engine import METRICS, Means, TileScores, score_tile, scores_of, tiles
+from bayesgeom.ablations.engine import Means, TileScores, score_tile, tiles, tiles_with_donors
+from bayesgeom.ablations.scoring import METRICS, scores_of
 from bayesgeom.edits import Replace
-from bayesgeom.errors import InvalidArgument, NonFinite
+from bayesgeom.errors import InvalidArgument
 from bayesgeom.models.hooked import HookedModel
 from bayesgeom.models.plain_loop import PlainLoop
+from bayesgeom.models.replay_layer import ReplayLayer
 from bayesgeom.models.transformer import NORMS, POSITIONS
 from bayesgeom.sites import ATTN_OUT, MLP_OUT, RESID_MID, RESID_POST, RESID_PRE, Site, Z
+from bayesgeom.trials import Trials
 from tests.ablations.plain import HEADS, LAYERS, TASK, Plain, heads, lively, n_hooks, scored, some_sets
 
 POINTS = {Z: "attn.hook_z", ATTN_OUT: "hook_attn_out", MLP_OUT: "hook_mlp_out"}
 MODES = ("zero", "mean", "resample")
 BITS = 1e-5
 TRIALS, OTHERS = TASK.sample(17, seed=2), TASK.sample(23, seed=3)
+LAST = TRIALS.rows(slice(-1, None))
 
 
 def means_of(plain: Plain) -> Means:
@@ -36,7 +40,7 @@ def every_battery(model: HookedModel, *, all_pairs: bool = False) -> list[Ablati
 
 def engine_scores(model: HookedModel, battery: list[Ablation], mode: str, plain: Plain) -> TileScores:
     variants = [ablation.edits(mode) for ablation in battery]
-    return score_tile(model.replayer(), plain.trials, variants, means_of(plain))
+    return score_tile(model.replayer(), plain.trials, plain.trials.rows(slice(-1, None)), variants, means_of(plain))
 
 
 def assert_same(found: TileScores, battery: list[Ablation], mode: str, plain: Plain) -> None:
@@ -73,7 +77,7 @@ def test_the_plain_loop_is_a_replayer_too(mode: str) -> None:
     model = lively(positions="rotary")
     plain, battery = Plain.of(model.module, TRIALS, OTHERS), [*ablations.everything(model), *some_sets()]
     variants = [ablation.edits(mode) for ablation in battery]
-    assert_same(score_tile(PlainLoop(model), TRIALS, variants, means_of(plain)), battery, mode, plain)
+    assert_same(score_tile(PlainLoop(model), TRIALS, LAST, variants, means_of(plain)), battery, mode, plain)
 
 
 @pytest.mark.parametrize("positions", POSITIONS)
@@ -85,7 +89,7 @@ def test_an_edit_of_the_residual_equals_a_hook_there(positions: str) -> None:
     for site, name in points.items():
         for layer in LAYERS:
             place = f"blocks.{layer}.{name}"
-            found = score_tile(model.replayer(), TRIALS, [(Replace(site=site, layer=layer, mode="mean"),)], means)
+            found = score_tile(model.replayer(), TRIALS, LAST, [(Replace(site=site, layer=layer, mode="mean"),)], means)
             instead = plain.means[place]
             with torch.no_grad():
                 hooks = [(place, lambda kept, hook, instead=instead: instead.expand_as(kept))]
@@ -108,7 +112,7 @@ def test_every_ablation_changes_the_output(mode: str) -> None:
 def test_ablating_nothing_changes_nothing(site: Site) -> None:
     model = lively(norm="layernorm")
     nothing = [(Replace(site=site, layer=layer, mode="nothing"),) for layer in LAYERS]
-    found = score_tile(model.replayer(), TRIALS, nothing, {})
+    found = score_tile(model.replayer(), TRIALS, LAST, nothing, {})
     assert found.inert.all()
     np.testing.assert_allclose(found.variants, np.stack([found.baseline] * 3), atol=BITS, rtol=0)
 
@@ -189,21 +193,49 @@ def test_two_replays_do_not_share_their_logits() -> None:
     assert torch.equal(first, again)
 
 
+def test_what_is_replaced_is_not_computed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last layer's block, and attention off everywhere with its MLPs: products of neither are asked for."""
+    model, plain = lively(), Plain.of(lively().module, TRIALS, OTHERS)
+    replayer = model.replayer()
+    reference = engine.TileReference(means_of(plain), replayer.baseline(TRIALS))
+    for name in ("z", "attn_out", "add_attn_out", "mlp_out", "mlp_out_of", "add_mlp_out", "add_mlp_out_of"):
+        monkeypatch.delattr(ReplayLayer, name)
+    parts = [
+        (Component(2, "block"),),
+        tuple(Component(layer, kind) for layer in LAYERS for kind in ("attention", "mlp")),
+    ]
+    for ablation in map(Ablation, parts):
+        (logits,) = replayer.logits(reference.baseline, [ablation.edits("zero")], reference)
+        np.testing.assert_allclose(scores_of(logits, TRIALS), plain.scores(ablation, "zero"), atol=BITS, rtol=0)
+
+
 # Tiles.
 
 
-@pytest.mark.parametrize("mode", ["zero", "mean"])
+@pytest.mark.parametrize("mode", MODES)
 def test_results_do_not_depend_on_the_tile(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    model, plain = lively(), Plain.of(lively().module, TRIALS, OTHERS)
-    battery = [*ablations.everything(model), *some_sets()[:-1]]  # the last resamples: donors come from the tile
+    model, means = lively(), means_of(Plain.of(lively().module, TRIALS, OTHERS))
+    variants = [ablation.edits(mode) for ablation in (*ablations.everything(model), *some_sets())]
     found = []
     for rows in (1, 31, 200, 5_000):
         monkeypatch.setattr(engine, "TARGET_ROWS", rows)
-        parts = [engine_scores(model, battery, mode, replace(plain, trials=tile)) for tile in tiles(TRIALS)]
+        parts = [score_tile(model.replayer(), *tile, variants, means) for tile in tiles_with_donors(TRIALS)]
         found.append(np.concatenate([part.variants for part in parts], axis=2))
+    assert len(parts) == 1 < len(list(tiles_of(31, monkeypatch)))
     for other in found[1:]:
-        np.testing.assert_allclose(other[:, :2], found[0][:, :2], atol=1e-6, rtol=1e-6)
+        np.testing.assert_allclose(other[:, :2], found[0][:, :2], atol=2e-6, rtol=2e-6)
         np.testing.assert_array_equal(other[:, 2], found[0][:, 2])
+
+
+def tiles_of(rows: int, monkeypatch: pytest.MonkeyPatch) -> list[Trials]:
+    monkeypatch.setattr(engine, "TARGET_ROWS", rows)
+    return list(tiles(TRIALS))
+
+
+def test_every_trial_is_resampled_from_the_one_before_it_in_the_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine, "TARGET_ROWS", 31)
+    donors = [torch.cat([before.tokens, tile.tokens[:-1]]) for tile, before in tiles_with_donors(TRIALS)]
+    assert len(donors) > 1 and torch.equal(torch.cat(donors), TRIALS.tokens.roll(1, dims=0))
 
 
 @pytest.mark.parametrize("rows", [1, 26, 39, 65, 143, 1_536])
@@ -218,14 +250,6 @@ def test_tiles_are_the_block_in_order_and_none_is_a_sequence_alone(rows: int, mo
 
 
 # Faults.
-
-
-def test_broken_logits_name_the_edits() -> None:
-    edit = Replace(site=Z, layer=1, mode="zero", heads=(2,))
-    with pytest.raises(NonFinite, match=r"NaN or infinite under: zero L1H2\."):
-        scores_of(torch.full((17, 7, 22), torch.nan), TRIALS, (edit,))
-    with pytest.raises(NonFinite, match=r"under: no edit\."):
-        scores_of(torch.full((17, 7, 22), torch.inf), TRIALS)
 
 
 def test_sequences_that_score_different_positions_are_refused() -> None:

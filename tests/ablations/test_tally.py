@@ -92,3 +92,16 @@ def test_a_broken_file_is_one_clear_error(tmp_path: Path, rng: np.random.Generat
     file.write_bytes(file.read_bytes()[:-9])
     with pytest.raises(OutputFault, match=r"cannot be read .*delete it and start again"):
         Tally.load(tmp_path, JOB)
+
+
+@pytest.mark.parametrize(("n_variants", "units"), [(1, 64), (10, 64), (20, 50), (50, 20), (100, 13), (10_000, 13)])
+def test_sums_fit_their_bytes_however_many_variants(
+    n_variants: int, units: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fewer units for more variants, never fewer than `MIN_UNITS`, and never more than `MAX_UNITS`."""
+    monkeypatch.setattr(module, "MAX_UNITS", 64)
+    monkeypatch.setattr(module, "MIN_UNITS", 13)
+    monkeypatch.setattr(module, "MAX_BYTES", 8 * METRICS * 1_000)
+    tally = Tally.empty(64 * 50 * 20 * 13, n_variants, POSITIONS)
+    assert tally.sums.shape == (n_variants, METRICS, units)
+    assert tally.sums.nbytes <= module.MAX_BYTES or units == 13

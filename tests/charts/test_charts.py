@@ -12,7 +12,7 @@ from bayesgeom.charts.heads import add_heads, add_profile, with_null
 from bayesgeom.charts.lines import add_band, add_line, add_null
 from bayesgeom.charts.manifold import Cloud, Profile, manifold_figure
 from bayesgeom.charts.readout import Line, readout_figure
-from bayesgeom.charts.theme import MEASURED, NULL, label_axes, panels
+from bayesgeom.charts.theme import BELOW, BETWEEN, LEGEND_ROW, MEASURED, NULL, label_axes, panels, with_room_for_legend
 
 
 def test_panels_hold_their_titles_in_order() -> None:
@@ -27,10 +27,56 @@ def test_panels_hold_their_titles_in_order() -> None:
 def test_panels_grow_downwards(n_panels: int, n_columns: int, n_rows: int) -> None:
     figure = panels("Whole", tuple("abcdefg"[:n_panels]), n_columns=n_columns)
     flat = panels("Whole", ("a",), n_columns=n_columns)
-    assert figure.layout.height - flat.layout.height == 320 * (n_rows - 1)
+    assert figure.layout.height - flat.layout.height == 340 * (n_rows - 1)
+    heights = {panel_pixels(figure, row)[1] - panel_pixels(figure, row)[0] for row in range(1, n_rows + 1)}
+    assert {round(height) for height in heights} == {340 - BETWEEN}, "a panel's height does not depend on their number"
     add_line(figure, (n_rows, 1), [1], np.array([2.0]), name="last row")
     with pytest.raises(Exception, match="row"):
         add_line(figure, (n_rows + 1, 1), [1], np.array([2.0]), name="beyond")
+
+
+def panel_pixels(figure: go.Figure, row: int) -> tuple[float, float]:
+    """Where the first panel of a row begins and ends, in pixels from the bottom of the figure."""
+    layout = figure.layout
+    height = layout.height - layout.margin.t - layout.margin.b
+    bottom, top = figure.get_subplot(row, 1).yaxis.domain
+    return layout.margin.b + bottom * height, layout.margin.b + top * height
+
+
+@pytest.mark.parametrize("n_rows", [2, 3, 5])
+def test_between_rows_there_is_room_for_two_titles(n_rows: int) -> None:
+    figure = panels("Whole", tuple("abcdefghij"[: 2 * n_rows]))
+    for row in range(1, n_rows):
+        assert panel_pixels(figure, row)[0] - panel_pixels(figure, row + 1)[1] == pytest.approx(BETWEEN)
+
+
+def legend(figure: go.Figure) -> tuple[float, float]:
+    """Pixels between the panels and the legend, and under its upper edge."""
+    layout = figure.layout
+    top = layout.margin.b + layout.legend.y * (layout.height - layout.margin.t - layout.margin.b)
+    return layout.margin.b - top, top
+
+
+@pytest.mark.parametrize(
+    ("names", "lines"),
+    [([], 0), (["measured"], 1), (["measured"] * 7, 1), (["measured"] * 11, 2), (["a long name, " * 5] * 5, 5)],
+)
+def test_legends_take_no_room_from_panels(names: list[str], lines: int) -> None:
+    plain = panels("Whole", ("a", "b", "c"))
+    for name in names:
+        add_line(plain, (2, 1), [1], np.array([2.0]), name=name)
+    add_line(plain, (1, 1), [1], np.array([2.0]), name="not shown")
+    plain.data[-1].showlegend = False
+    figure = with_room_for_legend(plain)
+    gap, room = legend(figure)
+    assert gap == pytest.approx(BELOW) and LEGEND_ROW * lines <= room < LEGEND_ROW * (lines + 1)
+    for row in (1, 2):
+        bottom, top = panel_pixels(figure, row)
+        assert top - bottom == pytest.approx(340 - BETWEEN)
+    again = with_room_for_legend(figure)
+    assert again.layout == figure.layout and plain.layout.margin.b == BELOW, (
+        "once is enough, and the first is as it was"
+    )
 
 
 def test_axes_are_labelled_in_their_own_panel() -> None:
@@ -56,7 +102,7 @@ def test_bands_go_up_one_side_and_down_the_other() -> None:
     (band,) = figure.data
     corners = set(zip(band.x.tolist(), band.y.tolist(), strict=True))
     assert corners == {(2, 0.1), (3, 0.2), (5, 0.3), (2, 0.4), (3, 0.5), (5, 0.6)}
-    assert band.x.tolist() == [2, 3, 5, 5, 3, 2] and band.fill == "toself"
+    assert band.x.tolist() == [2, 3, 5, 5, 3, 2] and band.fill == "toself" and band.mode == "lines"
     red, green, blue = (int(MEASURED[i : i + 2], 16) for i in (1, 3, 5))
     assert band.fillcolor == f"rgba({red},{green},{blue},0.18)"
 
@@ -92,6 +138,18 @@ def test_calibration_has_four_panels_with_units(calibration: go.Figure) -> None:
 def test_calibration_draws_every_null_beside_the_error(calibration: go.Figure) -> None:
     in_errors = {trace.name for trace in calibration.data if trace.yaxis == "y2"}
     assert in_errors == {"95 % interval", "model", "null: uniform", "null: likelihood only"}
+
+
+def test_nulls_of_zero_are_gaps_and_none_looks_like_another() -> None:
+    error, level = np.array([0.5, 0.03, 0.02]), np.array([1.0, 0.0, 1e-9])
+    figure = calibration_figure(
+        title="Calibration", exact=error, model=error, error=error, error_band=(error, error),
+        nulls={"one": level, "two": level, "three": level}, examples=(error[None], error[None]),
+    )  # fmt: skip
+    nulls = [trace for trace in figure.data if (trace.name or "").startswith("null")]
+    assert len({trace.line.dash for trace in nulls}) == 3
+    for trace in nulls:
+        np.testing.assert_array_equal(trace.y, [1.0, np.nan, np.nan])
 
 
 def test_the_legend_names_everything_once(calibration: go.Figure) -> None:
@@ -175,6 +233,15 @@ def test_forests_reach_to_their_intervals() -> None:
     np.testing.assert_allclose((rows.error_x.arrayminus, rows.error_x.array), [[0.1] * 3, [0.3] * 3])
     assert list(null.x) == [0, 0] and "null" in null.name and null.line.color == NULL
     assert figure.layout.xaxis.title.text == "bits"
+
+
+@pytest.mark.parametrize("n", [1, 2, 5])
+def test_the_null_of_a_forest_goes_from_edge_to_edge(n: int) -> None:
+    figure = panels("Whole", ("a", "b"))
+    values = np.linspace(0.5, 0.25, n)
+    add_forest(figure, (1, 2), list("abcde"[:n]), values, (values, values), unit="bits", null=0.125)
+    (line,) = figure.layout.shapes
+    assert (line.x0, line.x1, line.y0, line.y1, line.yref) == (0.125, 0.125, 0, 1, "y2 domain")
 
 
 def test_clouds_lie_along_their_axes_in_the_colour_of_entropy(rng: np.random.Generator) -> None:

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from bayesgeom.charts.lines import add_line
-from bayesgeom.charts.page import Section, page
+from bayesgeom.charts.page import Section, _without_title, page
 from bayesgeom.charts.theme import panels
 from bayesgeom.diagnose import diagnose
 from bayesgeom.models.hooked import HookedModel
@@ -158,3 +158,20 @@ def test_a_diagnosis_prints_the_same_cells_on_page_and_terminal() -> None:
         assert read.row(line.label)[1 : 1 + len(cells)] == cells
         assert all(cell in row for cell in cells)
     assert all(report.title in read.text for report in found.values())
+
+
+@pytest.mark.parametrize(
+    ("title", "shown"),
+    [("First: is it?", ""), ("First: is it? — not identified", "not identified"), ("Other", "Other"),
+     ("First: is it?<br><sub>a note</sub>", "<sub>a note</sub>")],
+)  # fmt: skip
+def test_a_figure_does_not_say_its_heading_again(title: str, shown: str) -> None:
+    figure = panels(title, ("a",), n_columns=1)
+    add_line(figure, (1, 1), [2, 3], np.array([0.5, 0.25]), name="measured")
+    whole = Section(name="first", title="First: is it?", about="", headlines=(), figure=figure, n=17)
+    drawn = _without_title(whole)
+    assert drawn.layout.title.text == shown and figure.layout.title.text == title
+    saved = figure.layout.margin.t - drawn.layout.margin.t
+    assert (saved > 0) == (shown == "")
+    panel = drawn.layout.height - drawn.layout.margin.t - drawn.layout.margin.b
+    assert panel == figure.layout.height - figure.layout.margin.t - figure.layout.margin.b

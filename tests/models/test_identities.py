@@ -18,7 +18,7 @@ from bayesgeom.sites import Site
 
 SIZES = TransformerConfig(d_vocab=23, n_ctx=11, n_layers=2, n_heads=3, d_model=30, d_mlp=17)
 EXPOSED = set(s.ALL_SITES) - {s.STATE}
-ATTENTION = {s.Q_ROT, s.K_ROT, s.PATTERN}
+ATTENTION = {s.Q, s.K, s.Q_ROT, s.K_ROT, s.PATTERN}
 RESIDUAL = {s.RESID_PRE, s.ATTN_OUT, s.MLP_OUT, s.RESID_POST}
 Held = dict[Site, Tensor]
 
@@ -52,12 +52,15 @@ def attention_by_hand(n_kv_heads: int = 3) -> Held:
     attn_out = torch.stack([written(z[layer], layer) for layer in range(n_layers)])
     post = residual[s.RESID_PRE] + attn_out + residual[s.MLP_OUT]
     return {
+        s.Q: q.flip(4),  # turned as one may like: lengths stay
+        s.K: -k,
         s.Q_ROT: q,
         s.K_ROT: k,
         s.V: v,
         s.PATTERN: pattern,
         s.Z: z,
         s.ATTN_OUT: attn_out,
+        s.RESID_MID: residual[s.RESID_PRE] + attn_out,
         s.RESID_POST: post,
     } | residual
 
@@ -96,14 +99,17 @@ def test_identities_hold_for_attention_by_hand(n_kv_heads: int) -> None:
 
 
 PLANTED: dict[Site, set[Site]] = {
+    s.Q: {s.Q},
+    s.K: {s.K},
     s.Q_ROT: ATTENTION,
     s.K_ROT: ATTENTION,
     s.PATTERN: ATTENTION | {s.V, s.Z},
     s.V: {s.V, s.Z},
     s.Z: {s.V, s.Z, s.ATTN_OUT},
-    s.ATTN_OUT: {s.Z} | RESIDUAL,
+    s.ATTN_OUT: {s.Z, s.RESID_MID} | RESIDUAL,
     s.MLP_OUT: RESIDUAL,
-    s.RESID_PRE: RESIDUAL,
+    s.RESID_PRE: {s.RESID_MID} | RESIDUAL,
+    s.RESID_MID: {s.RESID_MID},
     s.RESID_POST: RESIDUAL,
 }
 PLACES = {"first layer": 0, "last layer": 1}
@@ -144,10 +150,36 @@ def test_wrong_scales_biases_and_groups_are_found() -> None:
 
 def test_identities_whose_sites_are_absent_are_not_tried() -> None:
     held = attention_by_hand()
-    assert broken({site: values for site, values in held.items() if site in RESIDUAL}) == {}
-    assert broken({s.V: held[s.V] + 1}) == {} and broken({}) == {}
+    assert broken({site: values for site, values in held.items() if site in RESIDUAL}) == {} == broken({})
+    without_pattern = {site: values for site, values in held.items() if site in RESIDUAL | {s.Z}}
+    assert broken(without_pattern) == {}, "W_O vouches for z"
     partial = {s.Z: held[s.Z] + 1, s.ATTN_OUT: held[s.ATTN_OUT]}
     assert set(broken(partial)) == {s.Z, s.ATTN_OUT}
+
+
+@pytest.mark.parametrize("missing", PLANTED, ids=lambda site: site.name)
+def test_what_no_identity_vouches_for_is_not_believed(missing: Site) -> None:
+    """Without one of its sites an identity cannot be tried; what it alone vouched for is withheld."""
+    alone: dict[Site, set[Site]] = {
+        s.Q_ROT: ATTENTION, s.K_ROT: ATTENTION, s.PATTERN: ATTENTION | {s.V}, s.V: set(), s.Z: {s.V},
+        s.ATTN_OUT: RESIDUAL | {s.RESID_MID}, s.MLP_OUT: RESIDUAL - {s.ATTN_OUT},
+        s.RESID_PRE: (RESIDUAL | {s.RESID_MID}) - {s.ATTN_OUT}, s.RESID_POST: RESIDUAL - {s.ATTN_OUT},
+    }  # fmt: skip
+    held = attention_by_hand()
+    del held[missing]
+    found = broken(held)
+    assert set(found) == alone.get(missing, set()) - {missing}
+    assert set(found.values()) <= {"no identity that vouches for it could be tried"}
+
+
+def test_without_rotation_q_and_k_fall_with_the_scores() -> None:
+    held = attention_by_hand()
+    held |= {s.Q: held[s.Q_ROT], s.K: held[s.K_ROT]}
+    assert broken(held) == {}
+    held |= {s.K: held[s.K] * 1.1, s.K_ROT: held[s.K_ROT] * 1.1}
+    found = broken(held)
+    assert set(found) == ATTENTION and len(set(found.values())) == 1
+    assert found[s.K].startswith("identity softmax(scale · q_rot·k_rot) = pattern fails by ")
 
 
 def test_capture_holds_every_position_and_removes_its_hooks() -> None:
@@ -198,7 +230,8 @@ def test_withheld_sites_are_refused_with_the_reason() -> None:
     assert HookedModel(module).withheld == {}
     module.blocks[0].forward = lambda resid: resid + module.blocks[0].hook_attn_out(resid)
     model = HookedModel(module, name="planted")
-    assert s.RESID_POST not in model.sites and s.ATTN_OUT in model.sites
+    assert s.RESID_POST not in model.sites
+    assert model.withheld[s.ATTN_OUT] == "no identity that vouches for it could be tried", "it fires, all alone"
     with pytest.raises(
         MissingSite,
         match=r"probe 'p' reads site 'resid_post', which planted has not \(its hook does not fire once in every",

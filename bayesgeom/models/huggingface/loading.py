@@ -1,0 +1,160 @@
+"""From a directory or a hub name to a Hugging Face model: safetensors alone, and no code that comes with it.
+
+Nothing in a directory is executed unless the caller says `trust_remote_code=True`, and no pickle is opened at all. What
+the weights lack is an error: transformers would fill it with random numbers and go on.
+"""
+
+import contextlib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+
+from bayesgeom.errors import BayesGeomError, CheckpointFault, InvalidArgument
+from bayesgeom.models.checkpoint import CONFIG, SOURCE
+from bayesgeom.models.huggingface.model import HFModel
+from bayesgeom.models.quiet import without_bars, without_warnings
+from bayesgeom.tasks.base import WindTunnel, task_from_config
+
+_TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json")
+_PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
+
+
+def load_huggingface(
+    source: str | Path,
+    *,
+    revision: str | None = None,
+    dtype: str | torch.dtype | None = None,
+    device: str | torch.device = "cpu",
+    device_map: str | dict[str, Any] | None = None,
+    trust_remote_code: bool = False,
+) -> HFModel:
+    """The causal language model in a directory, or of a hub name. `dtype` is the checkpoint's own unless given.
+
+    **Raises** `CheckpointFault` where the hub cannot be reached, there are no safetensors or they do not fit, and
+    `InvalidArgument` for what is no causal language model, or needs code that comes with it.
+    """
+    options: dict[str, Any] = {"revision": revision, "trust_remote_code": trust_remote_code}
+    with without_bars(), without_warnings(), _translated(source):
+        config = _config(source, options)
+        hf = _model(source, config, options, dtype, device_map)
+        tokenizer = _tokenizer(source, options)
+        task = _task(config)
+    if device_map is None:
+        hf = hf.to(device)
+    return HFModel(hf, name=Path(source).name or str(source), tokenizer=tokenizer, task=task)
+
+
+def _config(source: str | Path, options: dict[str, Any]) -> Any:
+    """The config, once it is clear that reading it runs nothing. **Raises** `InvalidArgument`."""
+    from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, PreTrainedConfig
+
+    raw, _ = PreTrainedConfig.get_config_dict(source, revision=options["revision"])
+    kind = raw.get("model_type")
+    if kind not in CONFIG_MAPPING and not options["trust_remote_code"]:
+        reason = "its config names code of its own" if "auto_map" in raw else f"transformers knows no type {kind!r}"
+        raise InvalidArgument(
+            f"{source} cannot be built without code that comes with it ({reason}). Read that code; then pass "
+            f"trust_remote_code=True."
+        )
+    config = AutoConfig.from_pretrained(source, **options)
+    is_known = type(config) in MODEL_FOR_CAUSAL_LM_MAPPING or "AutoModelForCausalLM" in raw.get("auto_map", {})
+    if config.is_encoder_decoder or not is_known:
+        raise InvalidArgument(
+            f"{source} is a {kind}, which is no causal language model: it cannot be asked for the next token. Pass a "
+            f"decoder such as GPT-2, Pythia or Llama."
+        )
+    return config
+
+
+def _model(
+    source: str | Path,
+    config: Any,
+    options: dict[str, Any],
+    dtype: str | torch.dtype | None,
+    device_map: str | dict[str, Any] | None,
+) -> Any:
+    from transformers import AutoModelForCausalLM
+
+    _check_files(Path(source))
+    loaded: Any = AutoModelForCausalLM.from_pretrained(
+        source,
+        config=config,
+        dtype="auto" if dtype is None else dtype,
+        device_map=device_map,
+        use_safetensors=True,
+        output_loading_info=True,
+        **options,
+    )
+    hf, found = loaded
+    if missing := sorted(found["missing_keys"]):
+        raise CheckpointFault(
+            f"the weights of {source} lack {len(missing)} tensor(s) of {type(hf).__name__}: {', '.join(missing[:4])}. "
+            f"They would be random numbers; this is no whole causal language model."
+        )
+    return hf
+
+
+def _task(config: Any) -> WindTunnel | None:
+    """The task of a model that is the export of one of ours."""
+    source = config.to_dict().get(SOURCE)
+    described = source.get("task") if isinstance(source, dict) else None
+    return None if described is None else task_from_config(described)
+
+
+def _check_files(path: Path) -> None:
+    """**Raises** `CheckpointFault` for a directory without safetensors."""
+    if path.is_dir() and not any(path.glob("*.safetensors")):
+        pickles = sorted(file.name for pattern in _PICKLES for file in path.glob(pattern))
+        there = (
+            f"there is {', '.join(pickles[:3])}, and opening a pickle can run any code" if pickles else "it has none"
+        )
+        raise CheckpointFault(
+            f"{path} holds no safetensors ({there}). Where you trust it, load it with transformers once and "
+            f"save_pretrained it to another directory."
+        )
+
+
+def _tokenizer(source: str | Path, options: dict[str, Any]) -> Any:
+    from transformers import AutoTokenizer
+
+    path = Path(source)
+    if path.is_dir() and not any((path / name).is_file() for name in _TOKENIZER):
+        return None
+    try:
+        return AutoTokenizer.from_pretrained(source, **options)
+    except (OSError, ValueError):  # tokens are enough: a tokenizer is asked for by the tasks that need one
+        return None
+
+
+@contextlib.contextmanager
+def _translated(source: str | Path) -> Iterator[None]:
+    """Errors of the libraries below, as one sentence."""
+    try:
+        yield
+    except BayesGeomError:
+        raise
+    except SafetensorError as error:
+        raise CheckpointFault(
+            f"the safetensors in {source} are truncated or damaged ({error}). Copy them again."
+        ) from error
+    except json.JSONDecodeError as error:
+        raise CheckpointFault(f"{source}: {CONFIG} cannot be read as JSON: {error}.") from error
+    except ImportError as error:
+        raise InvalidArgument(f"{source} cannot be loaded like this: {_first_line(error)}") from error
+    except OSError as error:
+        if Path(source).is_dir():
+            raise CheckpointFault(f"{source} cannot be loaded: {_first_line(error)}") from error
+        raise CheckpointFault(
+            f"{str(source)!r} is neither a checkpoint's name nor a directory, and the Hugging Face hub did not give "
+            f"it: {_first_line(error)} Check the name, or pass a directory that was saved before."
+        ) from error
+    except (ValueError, RuntimeError) as error:
+        raise CheckpointFault(f"{source} cannot be loaded: {_first_line(error)}") from error
+
+
+def _first_line(error: Exception) -> str:
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)

@@ -1,0 +1,99 @@
+"""Adapter for any Hugging Face causal language model: plain PyTorch hooks, and the attention interface.
+
+Not over `TransformerBridge`: booting one rewrites the model in place (its state dict, its `save_pretrained`), its
+rotated keys never fire on GPT-NeoX, Phi-3 and GPT-J, and edits of its patterns do nothing on OPT. Hooks on the model
+as it is see every site of every family here, leave the weights alone, and work under `device_map`.
+
+Nothing is looked up by family. `anatomy` finds the parts by what they compute, `proof` checks every site in every layer
+against the equations that tie it to the others, edits included; a site that fails is withheld, with the reason.
+"""
+
+import warnings
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, final
+
+import torch
+from jaxtyping import Float, Int64
+from torch import Tensor, nn
+
+from bayesgeom import sites as s
+from bayesgeom.activations import ModelSpec
+from bayesgeom.models.base import Model
+from bayesgeom.models.huggingface.attach import Attached, attach
+from bayesgeom.models.huggingface.forward import evaluating
+from bayesgeom.models.huggingface.replay import PrefixReplay
+from bayesgeom.models.plain_loop import PlainLoop
+from bayesgeom.models.replayer import Replayer
+from bayesgeom.tasks.base import WindTunnel
+from bayesgeom.tasks.text import Tokenizer
+from bayesgeom.trials import Trials
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+@final
+class HFModel(Model):
+    """A Hugging Face causal language model behind the `Model` interface. `tokenizer` is there for text tasks, or None.
+
+    **Raises** `InvalidArgument` for a model that is not causal, has no recognisable blocks, or whose heads are sharded.
+    """
+
+    def __init__(
+        self,
+        hf: "PreTrainedModel",
+        *,
+        name: str | None = None,
+        tokenizer: Tokenizer | None = None,
+        task: WindTunnel | None = None,
+        digest: str | None = None,
+        rebuild: "Callable[[int], PreTrainedModel] | None" = None,
+    ) -> None:
+        self.module, self.task, self.tokenizer = hf, task, tokenizer
+        self._hf, self._rebuild = hf, rebuild
+        self._replayer: Replayer | None = None
+        self._attached: Attached = attach(hf, name or type(hf).__name__, digest)
+        self.spec: ModelSpec = self._attached.spec
+        self.withheld: Mapping[s.Site, str] = self._attached.withheld
+
+    @property
+    def sites(self) -> frozenset[s.Site]:
+        found = self._attached.plumbing.taps.sites() | self._attached.statics.sites()
+        return found.difference(self.withheld)
+
+    def point(self, site: s.Site, layer: int) -> nn.Module:
+        return self._attached.plumbing.taps.at(site, layer)
+
+    def static(self, site: s.Site, tokens: Int64[Tensor, " token"]) -> Float[Tensor, "layer *axes"]:
+        return self._attached.statics.of(site, tokens)
+
+    def logits(self, trials: Trials) -> Float[Tensor, "batch query_pos d_vocab"]:
+        with evaluating(self._hf), self._attached.plumbing.open():
+            return self._attached.forward.at_scored(trials)
+
+    def fresh(self, seed: int) -> "HFModel":
+        with torch.random.fork_rng():
+            torch.manual_seed(seed)  # transformers initialises from the global generator alone
+            hf = self._rebuild(seed) if self._rebuild is not None else type(self._hf)(self._hf.config)
+        module: nn.Module = hf
+        module.to(device=self.spec.device, dtype=self._hf.dtype).eval()
+        name = f"{self.spec.name} at initialisation {seed}"
+        return HFModel(hf, name=name, tokenizer=self.tokenizer, task=self.task, rebuild=self._rebuild)
+
+    def replayer(self) -> Replayer:
+        if self._replayer is None:
+            self._replayer = self._made_replayer()
+        return self._replayer
+
+    def _made_replayer(self) -> Replayer:
+        """Prefix reuse where it is exact; whole passes, and a warning that says so, elsewhere."""
+        replay = PrefixReplay(self, self._attached.plumbing.anatomy.blocks)
+        layer = replay.inexact_from()
+        if layer is None:
+            return replay
+        warnings.warn(
+            f"{self.spec.name} cannot be replayed from block {layer} on with the same logits: every ablation takes a "
+            f"whole pass.",
+            stacklevel=3,
+        )
+        return PlainLoop(self)

@@ -1,0 +1,189 @@
+"""Plumbing: leads the activations of a Hugging Face model through taps, for the length of a pass.
+
+Ordinary PyTorch hooks, set on entry where somebody watches and removed, they alone, on exit. No weight is read and
+none is changed: it works as well where accelerate keeps weights on another device or on disk.
+"""
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, final
+
+import torch
+from jaxtyping import Shaped
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from bayesgeom import sites as s
+from bayesgeom.models.huggingface.anatomy import Anatomy, first_input
+from bayesgeom.models.huggingface.interface import Handed, Route, has_inside, inside, routed
+from bayesgeom.models.taps import Taps
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+_INTERFACE = (s.Q_ROT, s.K_ROT, s.PATTERN)
+
+
+@final
+class Plumbing:
+    """The taps of one model and the ways to them.
+
+    `is_interface`: attention goes through Hugging Face's interface. Elsewhere the pattern is met at the attention's
+    dropout, and what the scores use is what was projected.
+    """
+
+    def __init__(self, hf: "PreTrainedModel", anatomy: Anatomy, *, is_interface: bool) -> None:
+        self.anatomy, self.is_interface = anatomy, is_interface
+        attentions = (
+            []
+            if anatomy.attention is None
+            else [anatomy.part(i, anatomy.attention) for i in range(len(anatomy.blocks))]
+        )
+        self._attentions = attentions
+        self._is_inside = not is_interface and bool(attentions) and all(has_inside(part) for part in attentions)
+        self._hf = hf
+        self.taps = Taps(self._possible(), len(anatomy.blocks))
+        self.handed: list[list[Handed]] = [[] for _ in anatomy.blocks]
+        self._entered: Tensor | None = None  # what entered the block that is running
+
+    def _possible(self) -> list[s.Site]:
+        anatomy = self.anatomy
+        found = [s.RESID_PRE, s.RESID_POST]
+        if anatomy.writers is not None:
+            found += [s.ATTN_OUT, s.MLP_OUT] + [s.RESID_MID] * (anatomy.mid_reader is not None)
+        if anatomy.output is None:
+            return found
+        found += [s.Z, *(site for site in (s.Q, s.K) if site in anatomy.projections)]
+        if self.is_interface:
+            return [*found, s.V, *_INTERFACE]
+        found += [s.PATTERN] * (anatomy.dropout is not None)
+        return [*found, *anatomy.projections.keys() & {s.V}, *({s.Q_ROT, s.K_ROT} if s.Q in found else ())]
+
+    @contextlib.contextmanager
+    def open(self, *, is_witnessed: bool = False) -> Iterator[None]:
+        """Lead activations through every watched tap inside the block; `is_witnessed` fills `handed`."""
+        handles: list[RemovableHandle] = []
+        self.handed = [[] for _ in self.anatomy.blocks]
+        try:
+            for layer in range(self.taps.n_layers):
+                handles += self._on_block(layer)
+                handles += self._on_attention(layer)
+            with self._interface(is_witnessed):
+                yield
+        finally:
+            self._entered = None
+            for handle in handles:
+                handle.remove()
+
+    @contextlib.contextmanager
+    def _interface(self, is_witnessed: bool) -> Iterator[None]:
+        layers = range(self.taps.n_layers)
+        sites = (*_INTERFACE, s.V)
+        if not (self.is_interface or self._is_inside) or not (
+            is_witnessed or any(self.taps.is_watched(layer, *sites) for layer in layers)
+        ):
+            yield
+            return
+        routes = {
+            part: Route(taps=self.taps, layer=layer, handed=self.handed[layer] if is_witnessed else None)
+            for layer, part in enumerate(self._attentions)
+        }
+        if self._is_inside:
+            with inside(routes):
+                yield
+            return
+        is_eager = is_witnessed or any(self.taps.is_watched(layer, s.PATTERN) for layer in layers)
+        with routed(self._hf, routes, is_eager=is_eager):
+            yield
+
+    def _on_block(self, layer: int) -> Iterator[RemovableHandle]:
+        taps, block, writers = self.taps, self.anatomy.blocks[layer], self.anatomy.writers
+        if taps.is_watched(layer, s.RESID_PRE, s.RESID_MID, s.MLP_OUT, s.ATTN_OUT):
+            yield block.register_forward_pre_hook(self._enter(layer), with_kwargs=True)
+        if writers is not None and taps.is_watched(layer, s.ATTN_OUT, s.RESID_MID):
+            yield self.anatomy.part(layer, writers[0]).register_forward_hook(self._attention_writes(layer))
+        if writers is not None and taps.is_watched(layer, s.MLP_OUT):
+            part = self.anatomy.part(layer, writers[1])
+            yield part.register_forward_hook(self._output(lambda x: self._mlp_writes(layer, x)))
+        if taps.is_watched(layer, s.RESID_POST):
+            yield block.register_forward_hook(self._output(lambda x: taps.through(s.RESID_POST, layer, x)))
+
+    def _on_attention(self, layer: int) -> Iterator[RemovableHandle]:
+        taps, anatomy = self.taps, self.anatomy
+        if anatomy.output is not None and taps.is_watched(layer, s.Z):
+            yield anatomy.part(layer, anatomy.output).register_forward_pre_hook(self._z(layer))
+        for site, projection in anatomy.projections.items():
+            through = self._projected_sites(site)
+            if taps.is_watched(layer, *through):
+                part = anatomy.part(layer, projection.path)
+                yield part.register_forward_hook(self._projects(layer, site, through))
+        if not self.is_interface and anatomy.dropout is not None and taps.is_watched(layer, s.PATTERN):
+            part = anatomy.part(layer, anatomy.dropout)
+            yield part.register_forward_hook(self._output(lambda x: taps.through(s.PATTERN, layer, x)))
+
+    def _projected_sites(self, site: s.Site) -> tuple[s.Site, ...]:
+        """The sites that are met where this one is projected."""
+        if self.is_interface or self._is_inside:
+            return () if site == s.V and self.is_interface else (site,)
+        return {s.Q: (s.Q, s.Q_ROT), s.K: (s.K, s.K_ROT)}.get(site, (site,))
+
+    def _enter(self, layer: int) -> Callable[..., tuple[tuple[Any, ...], dict[str, Any]]]:
+        def enter(
+            _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+        ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+            given = first_input(args, kwargs)
+            assert given is not None, "the block ran, and was seen to, when the model was attached"
+            self._entered = entered = self.taps.through(s.RESID_PRE, layer, given)
+            return ((entered, *args[1:]), kwargs) if args else (args, {**kwargs, "hidden_states": entered})
+
+        return enter
+
+    def _attention_writes(self, layer: int) -> Callable[[nn.Module, object, Any], Any]:
+        def write(written: Tensor) -> Tensor:
+            out = self.taps.through(s.ATTN_OUT, layer, written)
+            if not self.taps.is_watched(layer, s.RESID_MID):
+                return out
+            assert self._entered is not None, "the block was entered before"
+            mid = self._entered + out
+            passed = self.taps.through(s.RESID_MID, layer, mid)
+            # The block adds what entered it once more: what it must be given to arrive at the edited middle.
+            return out if passed is mid and not mid.requires_grad else passed - self._entered
+
+        return self._output(write)
+
+    def _mlp_writes(self, layer: int, written: Shaped[Tensor, "*flat d_model"]) -> Shaped[Tensor, "*flat d_model"]:
+        assert self._entered is not None, "the block was entered before"
+        return self.taps.through(s.MLP_OUT, layer, written.reshape(self._entered.shape)).reshape(written.shape)
+
+    def _z(self, layer: int) -> Callable[[nn.Module, tuple[Any, ...]], tuple[Any, ...]]:
+        n_heads = self.anatomy.sizes.n_heads
+
+        def pass_on(_module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+            z = args[0].unflatten(-1, (n_heads, -1))
+            return (self.taps.through(s.Z, layer, z).flatten(-2), *args[1:])
+
+        return pass_on
+
+    def _projects(
+        self, layer: int, site: s.Site, through: tuple[s.Site, ...]
+    ) -> Callable[[nn.Module, object, Any], Any]:
+        projection = self.anatomy.projections[site]
+
+        def pass_on(output: Tensor) -> Tensor:
+            before = values = projection.take(output)
+            for tapped in through:
+                values = self.taps.through(tapped, layer, values)
+            return output if values is before and not torch.is_grad_enabled() else projection.put(output, values)
+
+        return self._output(pass_on)
+
+    @staticmethod
+    def _output(change: Callable[[Tensor], Tensor]) -> Callable[[nn.Module, object, Any], Any]:
+        """A forward hook that changes a part's output, or the first of several."""
+
+        def hook(_module: nn.Module, _inputs: object, output: Any) -> Any:
+            if isinstance(output, tuple):
+                return (change(output[0]), *output[1:])
+            return change(output)
+
+        return hook

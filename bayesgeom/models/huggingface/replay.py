@@ -1,0 +1,173 @@
+"""Prefix reuse: variants of a Hugging Face model run again from the edited block on, many stacked along the batch.
+
+A baseline keeps what entered each block. To replay from block k, the blocks before it get a forward that gives back
+what it is given, and the kept residual stream is swapped in where block k is entered. The rest is the model's own code.
+Where a model carries more than the residual stream from block to block (shared keys, say), that is not the same; it is
+tried when a replayer is made, and such a model is run in whole passes.
+"""
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, final
+
+import torch
+from jaxtyping import Float, Shaped
+from torch import Tensor, nn
+
+from bayesgeom.edits import Edit, Reference
+from bayesgeom.errors import HookFault
+from bayesgeom.models.base import Model
+from bayesgeom.models.huggingface.anatomy import first_input
+from bayesgeom.models.identities import sentinel_trials
+from bayesgeom.models.plain_loop import PlainLoop
+from bayesgeom.models.replayer import Baseline, Variant, entry
+from bayesgeom.sites import RESID_PRE, Site
+from bayesgeom.trials import Trials
+
+_CLOSE = 1e-5  # of the largest logit: what a replay without edits may differ by
+
+
+@final
+class PrefixReplay:
+    """A `Replayer` that skips the blocks before the first edit."""
+
+    def __init__(self, model: Model, blocks: tuple[nn.Module, ...]) -> None:
+        self.model, self.blocks = model, blocks
+        self._loop = PlainLoop(model)
+        self._trials: Trials | None = None
+        self._forms: list[int] | None = None
+
+    @torch.no_grad()
+    def baseline(self, trials: Trials) -> Baseline:
+        """One pass over trials, every replayable site kept at all positions."""
+        self._trials = trials
+        return self._loop.baseline(trials)
+
+    @torch.no_grad()
+    def logits(
+        self, baseline: Baseline, variants: Sequence[Variant], reference: Reference
+    ) -> Float[Tensor, "variant batch query_pos d_vocab"]:
+        """Logits at the scored rows under each variant. All variants must have the same `entry`.
+
+        **Raises** `HookFault` when an edit's hook did not fire exactly once.
+        """
+        first, stage = entry(variants[0])
+        assert all(entry(variant) == (first, stage) for variant in variants), "variants of one batch share their entry"
+        return self._replayed(baseline, first, variants, reference)
+
+    @torch.no_grad()
+    def inexact_from(self) -> int | None:
+        """The first block from which a replay without edits gives other logits; None where there is none."""
+        spec = self.model.spec
+        trials = sentinel_trials(spec.d_vocab, spec.n_ctx, spec.device)
+        baseline = self.baseline(trials)
+        for layer in range(1, spec.n_layers):
+            (found,) = self._replayed(baseline, layer, [()], None)
+            error = (found.double() - baseline.logits.double()).abs().max()
+            if not bool(error <= _CLOSE * baseline.logits.double().abs().max()):
+                return layer
+        return None
+
+    def _replayed(
+        self, baseline: Baseline, first: int, variants: Sequence[Variant], reference: Reference | None
+    ) -> Float[Tensor, "variant batch query_pos d_vocab"]:
+        assert self._trials is not None, "baseline comes first"
+        n, size = len(variants), len(self._trials)
+        rows = torch.arange(size, device=self._trials.tokens.device).repeat(n)
+        fired: dict[tuple[Site, int], int] = {}
+        handles = []
+        try:
+            for site, layer in dict.fromkeys((edit.site, edit.layer) for variant in variants for edit in variant):
+                own = [[edit for edit in variant if (edit.site, edit.layer) == (site, layer)] for variant in variants]
+                hook = _editing(own, reference, fired, (site, layer))
+                handles.append(self.model.point(site, layer).register_forward_hook(hook))
+            with self._from(first, baseline.held[RESID_PRE, first], n):
+                logits = self.model.logits(self._trials.rows(rows))
+        finally:
+            for handle in handles:
+                handle.remove()
+        for (site, layer), times in fired.items():
+            if times != 1:
+                raise HookFault(
+                    f"the hook at {site.name!r} of layer {layer} fired {times} times in one pass of "
+                    f"{self.model.spec.name}."
+                )
+        by_variant: Tensor = logits.unflatten(0, (n, size))
+        return by_variant
+
+    @contextlib.contextmanager
+    def _from(self, first: int, entered: Float[Tensor, "batch pos d_model"], n: int) -> Iterator[None]:
+        """Skip the blocks before `first`, and enter that one with this residual stream, once per variant."""
+        skipped = self.blocks[:first]
+        own = [vars(block).get("forward") for block in skipped]
+
+        def swap(
+            _module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+        ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+            given = first_input(args, kwargs)
+            assert given is not None, "the block ran, and was seen to, when the model was attached"
+            resid = entered.to(given).repeat(n, *([1] * (entered.ndim - 1)))
+            return ((resid, *args[1:]), dict(kwargs)) if args else (args, {**kwargs, "hidden_states": resid})
+
+        handle = self.blocks[first].register_forward_pre_hook(swap, with_kwargs=True, prepend=True)
+        try:
+            for block, n_given in zip(skipped, self._n_given(), strict=False):
+                vars(block)["forward"] = _passing_on(n_given)
+            yield
+        finally:
+            handle.remove()
+            for block, former in zip(skipped, own, strict=True):
+                vars(block).pop("forward", None)
+                if former is not None:
+                    vars(block)["forward"] = former
+
+    def _n_given(self) -> list[int]:
+        """For each block, how many things it gives: 0 for a bare tensor, else the length of the tuple."""
+        if self._forms is None:
+            spec, forms = self.model.spec, [0] * len(self.blocks)
+
+            def keeping(layer: int) -> Callable[[nn.Module, object, object], None]:
+                def keep(_module: nn.Module, _inputs: object, output: object) -> None:
+                    forms[layer] = len(output) if isinstance(output, tuple) else 0
+
+                return keep
+
+            handles = [block.register_forward_hook(keeping(layer)) for layer, block in enumerate(self.blocks)]
+            try:
+                self.model.logits(sentinel_trials(spec.d_vocab, spec.n_ctx, spec.device))
+            finally:
+                for handle in handles:
+                    handle.remove()
+            self._forms = forms
+        return self._forms
+
+
+def _passing_on(n_given: int) -> Callable[..., Any]:
+    """A block's forward that changes nothing, in the block's own form."""
+
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        given = first_input(args, kwargs)
+        return (given, *[None] * (n_given - 1)) if n_given else given
+
+    return forward
+
+
+def _editing(
+    edits: Sequence[Sequence[Edit]],
+    reference: Reference | None,
+    fired: dict[tuple[Site, int], int],
+    place: tuple[Site, int],
+) -> Callable[[nn.Module, object, Tensor], Shaped[Tensor, "..."]]:
+    """A hook that gives each variant's part of the stacked batch its own edits."""
+    fired[place] = 0
+
+    def edit_parts(_module: nn.Module, _inputs: object, output: Tensor) -> Tensor:
+        fired[place] += 1
+        assert reference is not None, "edits come with a reference"
+        parts = list(output.chunk(len(edits)))
+        for index, own in enumerate(edits):
+            for edit in own:
+                parts[index] = edit.applied(parts[index], reference)
+        return torch.cat(parts)
+
+    return edit_parts

@@ -1,0 +1,293 @@
+"""Labelled evidence: nonsense labels beside decorative words, drawn from a noisy source of known rate.
+
+    apple: dax, river: dax, table: wug, stone:
+
+Two labels, y uniform over them; a line shows y with probability r and the other label with 1 − r. After k labels, m of
+them the first one,
+
+    π = P(y = first | k labels) = r^m (1 − r)^(k − m) / (r^m (1 − r)^(k − m) + (1 − r)^m r^(k − m)),
+    P(next label = first | k labels) = π r + (1 − π)(1 − r).
+
+The papers compare the model's two labels with π, as if the last line bore y itself. Who has learned how lines arise
+says the second instead, and is never surer than r: an exact observer would look underconfident beside π. So
+`query="next"` is the default, and `query="latent"` asks as the papers do.
+
+Reference: Agarwal, Dalal & Misra 2025, Paper III of their trilogy, section 4.3 ("SULA"; no numbers for its controls).
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Literal, final, get_args
+
+import torch
+from jaxtyping import Bool, Float64, Int64
+from torch import Tensor
+
+from bayesgeom.errors import InvalidArgument
+from bayesgeom.tasks.base import TextTask, WindTunnel
+from bayesgeom.tasks.text import Tokenizer, candidates, check_ids, first_symbols, labelled, mark, opening
+from bayesgeom.trials import UNASKED, Trials
+
+Evidence = Literal["none", "filler", "shuffled", "masked", "remap"]
+Query = Literal["latent", "next"]
+FLAT = ("filler", "shuffled", "masked")  # controls under which nothing is learned about y
+LINE = 4  # tokens: word, colon, label, separator
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class LabelledEvidence(TextTask):
+    """One prompt of `k_max` lines and a last word; every colon asks, after k = 0, 1, … labels; `ks` keeps some of them.
+
+    `control` takes the evidence away, at the same length, or changes what should not matter:
+
+    - `filler`: another word where each label was; `masked`: one and the same mark. The posterior is flat.
+    - `shuffled`: labels that are fair coins and know nothing of y. The truth is 1 bit at every k.
+    - `remap`: other words and other labels. The same seed draws the same evidence, so the posterior is unchanged.
+
+    Words and labels are the first that the tokenizer writes as one token, of the project's candidates or of `words` and
+    `labels`; `remap` takes the next ones. With `bos` a prompt opens as the tokenizer opens a text.
+    """
+
+    name: ClassVar[str] = "evidence"
+    k_max: int = 8
+    ks: tuple[int, ...] = ()
+    reliability: float = 0.9
+    query: Query = "next"
+    control: Evidence = "none"
+    n_words: int = 30
+    words: tuple[str, ...] = ()
+    labels: tuple[str, ...] = ()
+    colon: str = ":"
+    separator: str = ","
+    bos: bool = True
+
+    def __post_init__(self) -> None:
+        if self.query not in get_args(Query) or self.control not in get_args(Evidence):
+            raise InvalidArgument(
+                f"query is one of {', '.join(get_args(Query))} and control one of {', '.join(get_args(Evidence))}, got "
+                f"{self.query!r} and {self.control!r}."
+            )
+        if not 0.5 < self.reliability < 1:
+            raise InvalidArgument(f"reliability lies between 0.5 and 1, both excluded, got {self.reliability}.")
+        if self.k_max < 0 or any(not 0 <= k <= self.k_max for k in self.ks) or len({*self.ks}) < len(self.ks):
+            raise InvalidArgument(
+                f"ks are distinct numbers of labels, each 0 … k_max = {self.k_max}; got {list(self.ks)}."
+            )
+        if self.n_words < self._least_words:
+            raise InvalidArgument(
+                f"{self.k_max} lines of control {self.control!r} hold {self._least_words} distinct words; n_words is "
+                f"{self.n_words}."
+            )
+
+    @property
+    def _least_words(self) -> int:
+        return 2 * self.k_max + 1 if self.control == "filler" else self.k_max + 1
+
+    def bind(self, tokenizer: Tokenizer, *, d_vocab: int) -> "BoundEvidence":
+        words = self._chosen(tokenizer, self.words or candidates("words"), self.n_words, "words")
+        labels = self._chosen(tokenizer, _no_prefixes(self.labels or candidates("labels")), 2, "labels")
+        some_word, masks = next(iter(words)), dict[str, int]()
+        if self.control == "masked":
+            free = [text for text in candidates("masks") if text not in (self.colon, self.separator)]
+            masks = first_symbols(tokenizer, free, 1, kind="masks", remedy="Use control='filler', which needs none.")
+        bound = BoundEvidence(
+            n_ids=d_vocab,
+            prefix=opening(tokenizer, some_word) if self.bos else (),
+            words=tuple(words),
+            word_ids=tuple(words.values()),
+            labels=tuple(labels),
+            label_ids=tuple(labels.values()),
+            colon_id=mark(tokenizer, self.colon, after=some_word),
+            separator_id=mark(tokenizer, self.separator, after=next(iter(labels))),
+            mask_ids=tuple(masks.values()),
+            ks=tuple(sorted(self.ks or range(self.k_max + 1))),
+            reliability=self.reliability,
+            query=self.query,
+            control=self.control,
+        )
+        check_ids(bound.ids, d_vocab)
+        if len({*bound.ids}) < len(bound.ids):
+            raise InvalidArgument(f"words and labels must be distinct: {', '.join((*words, *labels))}.")
+        return bound
+
+    def _chosen(self, tokenizer: Tokenizer, tried: Sequence[str], n: int, kind: str) -> dict[str, int]:
+        """The first n that are one token each, or for `remap` the next n."""
+        sets = 2 if self.control == "remap" else 1
+        fewer = f", or n_words below {n}" if kind == "words" else ""
+        remedy = f"Pass {kind}=(…) with at least {n * sets} that it does{fewer}."
+        found = first_symbols(tokenizer, tried, n * sets, kind=kind, remedy=remedy)
+        return dict([*found.items()][-n:])
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class BoundEvidence(WindTunnel):
+    """`LabelledEvidence` in one tokenizer's ids. Answers are the two labels; the belief is over y, in their order."""
+
+    name: ClassVar[str] = "evidence"
+    n_ids: int
+    prefix: tuple[int, ...]
+    words: tuple[str, ...]
+    word_ids: tuple[int, ...]
+    labels: tuple[str, ...]
+    label_ids: tuple[int, ...]
+    colon_id: int
+    separator_id: int
+    mask_ids: tuple[int, ...]  # one with the control `masked`, else none
+    ks: tuple[int, ...]
+    reliability: float
+    query: Query
+    control: Evidence
+
+    def __str__(self) -> str:
+        ks = ", ".join(map(str, self.ks))
+        return f"evidence(control={self.control!r}, query={self.query!r}, reliability={self.reliability}, ks={ks})"
+
+    @property
+    def ids(self) -> tuple[int, ...]:
+        """Every id in use."""
+        own = (*self.prefix, *self.word_ids, *self.label_ids, *self.mask_ids)
+        return (*own, self.colon_id, self.separator_id)
+
+    @property
+    def d_vocab(self) -> int:
+        return self.n_ids
+
+    @property
+    def n_pos(self) -> int:
+        return len(self.prefix) + LINE * max(self.ks) + 2
+
+    def draw(self, n: int, generator: torch.Generator) -> Trials:
+        y = torch.randint(2, (n,), generator=generator, device=generator.device)
+        return self.trials(self._words(n, generator), y, self._labels(y, generator))
+
+    def draw_pair(self, n: int, generator: torch.Generator) -> tuple[Trials, Trials]:
+        """The same words; y and its opposite, each with labels of its own."""
+        y = torch.randint(2, (n,), generator=generator, device=generator.device)
+        words = self._words(n, generator)
+        original, donor = (self.trials(words, latent, self._labels(latent, generator)) for latent in (y, 1 - y))
+        return original, donor
+
+    def trials(
+        self, words: Int64[Tensor, "batch word"], y: Int64[Tensor, " batch"], labels: Int64[Tensor, "batch line"]
+    ) -> Trials:
+        """The trials of given words, latents and labels, each counted from 0; the last label is not shown.
+
+        The control `filler` takes the words that it shows as labels from behind those of the lines.
+        """
+        n, lines, device = len(y), max(self.ks) + 1, y.device
+        label_ids = torch.tensor(self.label_ids, device=device)
+        tokens = self._tokens(words, label_ids[labels], lines)
+        asked = torch.tensor(self.ks, device=device)
+        at = len(self.prefix) + 1 + LINE * asked
+        scored = torch.zeros_like(tokens, dtype=torch.bool)
+        scored[:, at] = True
+        realised = torch.full_like(tokens, UNASKED)
+        realised[:, at] = label_ids[y[:, None].expand(-1, len(at)) if self.query == "latent" else labels[:, asked]]
+        shown = torch.nn.functional.one_hot(labels, 2).double().cumsum(1)
+        counts = torch.nn.functional.pad(shown, (0, 0, 1, -1))[:, asked]
+        belief, predictive = (
+            torch.full((*tokens.shape, 2), torch.nan, dtype=torch.float64, device=device) for _ in range(2)
+        )
+        belief[:, at] = self._belief(torch.zeros_like(counts) if self.control in FLAT else counts)
+        predictive[:, at] = self._answer(belief[:, at])
+        return Trials(
+            tokens=tokens,
+            scored=scored,
+            answers=label_ids,
+            predictive=predictive,
+            belief=belief,
+            realised=realised,
+            token_sets={"hypotheses": label_ids, "inputs": torch.tensor(self.word_ids, device=device)},
+            relations=self._relations(n, at),
+        )
+
+    def null_predictives(self, trials: Trials) -> Mapping[str, Float64[Tensor, "batch query_pos answer"]]:
+        """`uniform`; where labels tell something, also what can be said without reading all of them.
+
+        `position_only` has the best entropy that needs no label, the median of the exact ones at each k, and guesses
+        the first label, since which one leads cannot be known: of such predictors `uniform` has the least KL.
+        `last_label` forgets all labels but the latest. With shuffled labels `as_evidence` believes them.
+        """
+        exact = trials.at_scored(trials.predictive)
+        nulls = {"uniform": torch.full_like(exact, 0.5)}
+        if self.control in ("filler", "masked"):
+            return nulls
+        labels = (trials.tokens[..., None] == trials.answers).double()
+        before = trials.at_scored(torch.nn.functional.pad(labels.cumsum(1), (0, 0, 1, -1)))
+        if self.control == "shuffled":
+            return nulls | {"as_evidence": self._answer(self._belief(before))}
+        latest = trials.at_scored(torch.nn.functional.pad(labels, (0, 0, 3, 0))[:, : self.n_pos])
+        first = torch.tensor([self._typical(k) for k in self.ks], dtype=torch.float64, device=exact.device)
+        nulls["position_only"] = torch.stack([first, 1 - first], dim=-1).expand_as(exact)
+        return nulls | {"last_label": self._answer(self._belief(latest))}
+
+    def token_labels(self) -> Sequence[str]:
+        names = zip((*self.word_ids, *self.label_ids), (*self.words, *self.labels), strict=True)
+        return labelled(dict(names) | {self.colon_id: ":", self.separator_id: ","}, self.n_ids)
+
+    def _words(self, n: int, generator: torch.Generator) -> Int64[Tensor, "batch word"]:
+        return torch.rand(n, len(self.word_ids), generator=generator, device=generator.device).argsort(dim=1)
+
+    def _labels(self, y: Int64[Tensor, " batch"], generator: torch.Generator) -> Int64[Tensor, "batch line"]:
+        size = (len(y), max(self.ks) + 1)
+        drawn = torch.rand(size, generator=generator, dtype=torch.float64, device=generator.device)
+        if self.control == "shuffled":
+            return (drawn < 0.5).long()
+        return torch.where(drawn < self.reliability, y[:, None], 1 - y[:, None])
+
+    def _tokens(
+        self, words: Int64[Tensor, "batch word"], labels: Int64[Tensor, "batch line"], lines: int
+    ) -> Int64[Tensor, "batch pos"]:
+        word_ids = torch.tensor(self.word_ids, device=words.device)[words]
+        if self.control == "filler":
+            labels = torch.cat([word_ids[:, lines : 2 * lines - 1], labels[:, -1:]], dim=1)
+        elif self.control == "masked":
+            labels = torch.full_like(labels, self.mask_ids[0])
+        colon, separator = (torch.full_like(labels, i) for i in (self.colon_id, self.separator_id))
+        body = torch.stack([word_ids[:, :lines], colon, labels, separator], dim=2).flatten(1)[:, :-2]
+        prefix = torch.tensor(self.prefix, dtype=torch.int64, device=words.device).expand(len(words), -1)
+        return torch.cat([prefix, body], dim=1)
+
+    def _belief(self, counts: Float64[Tensor, "batch query_pos label"]) -> Float64[Tensor, "batch query_pos label"]:
+        """P(y | this many of each label)."""
+        return (counts * math.log(self.reliability / (1 - self.reliability))).softmax(-1)
+
+    def _answer(self, belief: Float64[Tensor, "*shape label"]) -> Float64[Tensor, "*shape label"]:
+        """What the query's own answer is worth under a belief: y itself, or the next label."""
+        if self.query == "latent":
+            return belief
+        return belief * self.reliability + (1 - belief) * (1 - self.reliability)
+
+    def _typical(self, k: int) -> float:
+        """The larger exact probability in the prompt of median certainty, over all draws of k labels."""
+        r, weighted = self.reliability, list[tuple[float, float]]()
+        for m in range(k + 1):
+            weight = math.comb(k, m) * (r**m * (1 - r) ** (k - m) + (1 - r) ** m * r ** (k - m)) / 2
+            belief = self._belief(torch.tensor([[[float(m), float(k - m)]]], dtype=torch.float64))
+            weighted.append((float(self._answer(belief).max()), weight))
+        below = 0.0
+        for certainty, weight in sorted(weighted):
+            below += weight
+            if below >= 0.5 - 1e-12:
+                return certainty
+        raise AssertionError("weights sum to one")
+
+    def _relations(self, n: int, at: Int64[Tensor, " query_pos"]) -> dict[str, Bool[Tensor, "batch query_pos key_pos"]]:
+        """Earlier labels, or what stands in for them; the latest of these; the words before the query's."""
+        offset = torch.arange(self.n_pos, device=at.device) - len(self.prefix)
+        earlier = (offset >= 0) & (offset + len(self.prefix) < at[:, None] - 1)
+        place = {"label": earlier & (offset % LINE == 2), "word": earlier & (offset % LINE == 0)}
+        place["latest_label"] = earlier & (offset + len(self.prefix) == at[:, None] - 3)
+        return {name: related.expand(n, -1, -1).clone() for name, related in place.items()}
+
+
+def _no_prefixes(labels: Sequence[str]) -> list[str]:
+    """Labels of which none begins another one that was kept."""
+    kept: list[str] = []
+    for label in labels:
+        if not any(label.startswith(other) or other.startswith(label) for other in kept):
+            kept.append(label)
+    return kept

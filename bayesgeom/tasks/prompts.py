@@ -1,0 +1,238 @@
+"""Prompts: ordinary text, of which nobody knows the exact posterior; uncertainty is the model's own next-token entropy.
+
+For the geometry of pretrained models: prompts of four domains that break off in mid-sentence, read at their last token,
+and selected into quintiles of entropy by the model at hand. The shipped ones (`prompts.toml`) were written for this
+project.
+
+Reference: Agarwal, Dalal & Misra 2025, Paper III of their trilogy, section 4.2 (the selection; their prompts are not
+released).
+"""
+
+import tomllib
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from importlib.resources import files
+from typing import ClassVar, final
+
+import numpy as np
+import torch
+from jaxtyping import Float, Float64, Int64
+from torch import Tensor
+
+from bayesgeom.errors import InvalidArgument, unknown_name
+from bayesgeom.tasks.base import FiniteTask, TextTask
+from bayesgeom.tasks.text import Tokenizer, check_ids, labelled, opening
+from bayesgeom.trials import UNASKED, Trials
+
+QUINTILES = 5
+MAX_INPUTS = 64  # ids whose keys are compared: enough to be many, few enough to recur
+JOINT, BETWEEN = "+", "\n\n"
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Prompts(TextTask):
+    """`texts`, in groups by domain or in one, or else the shipped ones; `domain` keeps one group of them.
+
+    `domain="mathematics+code"` joins prompts of two groups, one of each, half of them in either order: two groups,
+    named by the order. The last `last` tokens of a prompt are scored. With `bos` a prompt opens as the tokenizer opens
+    a text. `per_quintile` prompts are taken of every quintile of the entropy that the model at hand has at their end,
+    in each group; 0 takes all prompts, whatever their entropy.
+    """
+
+    name: ClassVar[str] = "prompts"
+    texts: Sequence[str] | Mapping[str, Sequence[str]] | None = None
+    domain: str = ""
+    last: int = 1
+    bos: bool = True
+    per_quintile: int = 0
+
+    def __post_init__(self) -> None:
+        if self.last < 1:
+            raise InvalidArgument(
+                f"last is the number of tokens to score at the end of a prompt: at least 1, got {self.last}."
+            )
+        if isinstance(self.texts, str):
+            raise InvalidArgument("texts is a list of prompts, or lists by domain: put a single prompt into a list.")
+        for name, texts in self.groups().items():
+            if not texts or any(not text.strip() for text in texts):
+                raise InvalidArgument(f"the prompts of {name!r} are none, or one of them is empty.")
+
+    @classmethod
+    def interleaved(cls, first: str, second: str, *, last: int = 1) -> "Prompts":
+        """Shipped prompts that join one of each of two domains, half of them in either order."""
+        return cls(domain=f"{first}{JOINT}{second}", last=last)
+
+    def groups(self) -> dict[str, tuple[str, ...]]:
+        """The prompts by domain. **Raises** `UnknownName` for a domain that there is not."""
+        known = _grouped(self.texts)
+        if not self.domain:
+            return known
+        parts = [part.strip() for part in self.domain.split(JOINT)] if self.domain not in known else [self.domain]
+        for part in parts:
+            if part not in known:
+                raise unknown_name("domain", part, known)
+        match parts:
+            case [only]:
+                return {only: known[only]}
+            case [a, b] if a != b:
+                pairs = list(zip(known[a], known[b], strict=False))  # the longer group's surplus has no partner
+                return {
+                    f"{a}, then {b}": tuple(f"{x}{BETWEEN}{y}" for x, y in pairs[0::2]),
+                    f"{b}, then {a}": tuple(f"{y}{BETWEEN}{x}" for x, y in pairs[1::2]),
+                }
+            case _:
+                raise InvalidArgument(f"domain joins two different domains with {JOINT}, got {self.domain!r}.")
+
+    def bind(self, tokenizer: Tokenizer, *, d_vocab: int) -> "BoundPrompts":
+        groups = self.groups()
+        texts = [text for members in groups.values() for text in members]
+        prefix = opening(tokenizer, texts[0]) if self.bos else ()
+        ids = tuple((*prefix, *tokenizer.encode(text, add_special_tokens=False)) for text in texts)
+        check_ids((i for prompt in ids for i in prompt), d_vocab)
+        shortest = min(range(len(texts)), key=lambda i: len(ids[i]))
+        if len(ids[shortest]) < self.last:
+            raise InvalidArgument(
+                f"last={self.last} tokens are asked of each prompt; {texts[shortest]!r} has {len(ids[shortest])}."
+            )
+        return BoundPrompts(
+            n_ids=d_vocab,
+            prompts=ids,
+            groups=tuple(i for i, members in enumerate(groups.values()) for _ in members),
+            group_names=tuple(groups),
+            last=self.last,
+            per_quintile=self.per_quintile,
+        )
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class BoundPrompts(FiniteTask):
+    """`Prompts` in one tokenizer's ids, padded on the right to the longest. Trials have groups and no posterior."""
+
+    name: ClassVar[str] = "prompts"
+    n_ids: int
+    prompts: tuple[tuple[int, ...], ...]
+    groups: tuple[int, ...]
+    group_names: tuple[str, ...]
+    last: int = 1
+    per_quintile: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.n_sequences} prompts ({'; '.join(self.group_names)})"
+
+    @property
+    def d_vocab(self) -> int:
+        return self.n_ids
+
+    @property
+    def n_pos(self) -> int:
+        return max(map(len, self.prompts))
+
+    @property
+    def n_sequences(self) -> int:
+        return len(self.prompts)
+
+    def draw(self, n: int, generator: torch.Generator) -> Trials:
+        if n > self.n_sequences:
+            raise InvalidArgument(
+                f"{n} prompts are asked for and there are {self.n_sequences}: use n ≤ {self.n_sequences}."
+            )
+        return self.trials(torch.randperm(self.n_sequences, generator=generator, device=generator.device)[:n])
+
+    def draw_pair(self, n: int, generator: torch.Generator) -> tuple[Trials, Trials]:
+        """**Raises** `InvalidArgument`: of ordinary text there are no two versions that differ in a latent."""
+        raise InvalidArgument(
+            "prompts come without pairs, since nothing latent is known of them: swap on evidence or on a wind tunnel "
+            "in context (bijection-in-context)."
+        )
+
+    @property
+    def is_selective(self) -> bool:
+        return self.per_quintile > 0
+
+    def selected(self, entropies_bits: Float[np.ndarray, " sequence"], *, seed: int = 0) -> "BoundPrompts":
+        chosen = self.select(entropies_bits, per_quintile=self.per_quintile, seed=seed)
+        return replace(chosen, per_quintile=0)
+
+    def in_order(self, *, device: str | torch.device = "cpu") -> Trials:
+        """All prompts, as they are listed: the order in which `select` takes entropies."""
+        return self.trials(torch.arange(self.n_sequences, device=device))
+
+    def select(
+        self, entropies_bits: Float[np.ndarray, " prompt"], *, per_quintile: int, seed: int = 0
+    ) -> "BoundPrompts":
+        """In each group, `per_quintile` prompts of every quintile of these entropies, one for each prompt in order.
+
+        **Raises** `InvalidArgument` where there are fewer, or an entropy is missing.
+        """
+        if len(entropies_bits) != self.n_sequences or not np.isfinite(entropies_bits).all():
+            raise InvalidArgument(
+                f"{self.n_sequences} prompts need a finite entropy each; got {int(np.isfinite(entropies_bits).sum())} "
+                f"finite ones of {len(entropies_bits)}."
+            )
+        rng, chosen = np.random.default_rng(seed), list[int]()
+        for group, name in enumerate(self.group_names):
+            members = np.flatnonzero(np.array(self.groups) == group)
+            if per_quintile < 1 or len(members) < QUINTILES * per_quintile:
+                raise InvalidArgument(
+                    f"per_quintile={per_quintile} prompts of five quintiles are asked of {len(members)} in {name!r}: "
+                    f"use 1 … {len(members) // QUINTILES}."
+                )
+            for quintile in np.array_split(members[entropies_bits[members].argsort(kind="stable")], QUINTILES):
+                chosen += rng.permutation(quintile)[:per_quintile].tolist()
+        kept = sorted(chosen)
+        return replace(self, prompts=tuple(self.prompts[i] for i in kept), groups=tuple(self.groups[i] for i in kept))
+
+    def trials(self, index: Int64[Tensor, " row"]) -> Trials:
+        """The trials of these prompts, by their place in the list."""
+        device, longest = index.device, self.n_pos
+        rows = [torch.tensor(self.prompts[i], device=device) for i in index.tolist()]
+        padding = [torch.full((longest - len(row),), self._unused_id(), device=device) for row in rows]
+        tokens = torch.stack([torch.cat(pair) for pair in zip(rows, padding, strict=True)])
+        lengths = torch.tensor([len(row) for row in rows], device=device)[:, None]
+        position = torch.arange(longest, device=device)
+        nothing = torch.zeros(*tokens.shape, 0, dtype=torch.float64, device=device)
+        return Trials(
+            tokens=tokens,
+            scored=(position >= lengths - self.last) & (position < lengths),
+            answers=torch.zeros(0, dtype=torch.int64, device=device),
+            predictive=nothing,
+            belief=nothing,
+            realised=torch.full_like(tokens, UNASKED),
+            token_sets={"inputs": torch.tensor(self._common_ids(), dtype=torch.int64, device=device)},
+            relations={},
+            groups=torch.tensor(self.groups, device=device)[index],
+            group_names=self.group_names,
+        )
+
+    def null_predictives(self, trials: Trials) -> Mapping[str, Float64[Tensor, "batch query_pos answer"]]:
+        """None: there are no answers to predict."""
+        return {}
+
+    def token_labels(self) -> Sequence[str]:
+        return labelled({}, self.n_ids)
+
+    def _counts(self) -> Counter[int]:
+        return Counter(i for prompt in self.prompts for i in prompt)
+
+    def _unused_id(self) -> int:
+        """What fills up a row: an id of no prompt, so that no mean over a token's positions takes padding in."""
+        used = self._counts()
+        return next((i for i in range(self.n_ids) if i not in used), 0)
+
+    def _common_ids(self) -> list[int]:
+        ranked = sorted(self._counts().items(), key=lambda item: (-item[1], item[0]))
+        return [i for i, _ in ranked[:MAX_INPUTS]]
+
+
+def _grouped(texts: Sequence[str] | Mapping[str, Sequence[str]] | None) -> dict[str, tuple[str, ...]]:
+    match texts:
+        case None:
+            shipped = tomllib.loads((files("bayesgeom.tasks") / "prompts.toml").read_text(encoding="utf-8"))
+            return {name: tuple(members) for name, members in shipped.items()}
+        case Mapping():
+            return {name: tuple(members) for name, members in texts.items()}
+        case _:
+            return {"prompts": tuple(texts)}

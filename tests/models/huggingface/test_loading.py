@@ -1,0 +1,240 @@
+"""Loading by path and by name: the same model, nothing executed, and one sentence for each way of being wrong."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+from bayesgeom import sites as s
+from bayesgeom.errors import BayesGeomError, CheckpointFault, InvalidArgument, MissingSite, NonFinite, TaskMismatch
+from bayesgeom.models.huggingface.model import HFModel
+from bayesgeom.models.resolve import as_model, load
+from tests.families import D_VOCAB, N_CTX, saved
+from tests.models.huggingface.test_sites import text
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return saved("llama", tmp_path_factory.mktemp("loading") / "llama")
+
+
+@pytest.fixture
+def copied(llama: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(llama, tmp_path / "llama"))
+
+
+def change_config(path: Path, **changed: Any) -> None:
+    config = json.loads((path / "config.json").read_text())
+    (path / "config.json").write_text(json.dumps(config | changed))
+
+
+def test_a_path_and_a_loaded_model_are_the_same(llama: Path) -> None:
+    import transformers
+
+    model = load(llama)
+    twin = as_model(transformers.AutoModelForCausalLM.from_pretrained(llama))
+    assert isinstance(model, HFModel) and isinstance(twin, HFModel)
+    assert model.tokenizer is None and model.task is None
+    assert model.spec.weights_hash == twin.spec.weights_hash
+    assert model.spec.name == "llama" and twin.spec.name == "LlamaForCausalLM"
+    assert torch.equal(model.logits(text()), twin.logits(text()))
+    sizes = {"n_layers": 3, "n_heads": 6, "n_kv_heads": 2, "d_model": 60, "d_head": 10, "d_mlp": 29, "d_vocab": D_VOCAB}
+    assert sizes.items() <= model.spec.to_dict().items()
+    assert (model.spec.architecture, model.spec.dtype, model.spec.n_ctx) == ("llama", "float32", N_CTX)
+    assert model.spec.score_scale == pytest.approx(10**-0.5)
+
+
+def test_a_tokenizer_beside_the_weights_is_loaded(copied: Path) -> None:
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    words = Tokenizer(models.WordLevel({"[UNK]": 0, "red": 1, "blue": 2}, unk_token="[UNK]"))
+    words.pre_tokenizer = pre_tokenizers.Whitespace()
+    PreTrainedTokenizerFast(tokenizer_object=words, unk_token="[UNK]").save_pretrained(copied)
+    model = load(copied)
+    assert isinstance(model, HFModel) and model.tokenizer is not None
+    assert model.tokenizer.encode("blue red", add_special_tokens=False) == [2, 1]
+
+
+def test_bfloat16_keeps_its_sites(llama: Path) -> None:
+    whole, half = load(llama), load(llama, dtype="bfloat16")
+    assert half.spec.dtype == "bfloat16" and half.sites == whole.sites, half.withheld
+    run, twin = (m.run([text()], record=(s.K_ROT, s.PATTERN, s.RESID_POST), n_recorded=5) for m in (half, whole))
+    for site in (s.K_ROT, s.PATTERN, s.RESID_POST):
+        assert run.at(site).dtype == torch.float32
+        assert (run.at(site) - twin.at(site)).abs().max() < 0.1 * twin.at(site).abs().max()
+
+
+def test_device_map_leaves_numbers_as_they_are(llama: Path) -> None:
+    import transformers
+
+    spread = load(llama, device_map="auto")
+    whole = load(llama)
+    trials = text()
+    assert spread.sites == whole.sites
+    assert torch.equal(spread.logits(trials), whole.logits(trials))
+    # Weights on disk: parameters are on the meta device, and every site still tells the truth.
+    devices: dict[str, Any] = {"model.embed_tokens": "cpu", "model.layers.0": "cpu", "model.layers.1": "disk",
+                               "model.layers.2": "disk", "model.norm": "cpu", "model.rotary_emb": "cpu",
+                               "lm_head": "cpu"}  # fmt: skip
+    hf = transformers.AutoModelForCausalLM.from_pretrained(
+        llama, device_map=devices, offload_folder=llama.parent / "offload"
+    )
+    assert hf.model.layers[1].self_attn.k_proj.weight.device.type == "meta"
+    offloaded = as_model(hf)
+    assert offloaded.sites == whole.sites, offloaded.withheld
+    run, twin = (m.run([trials], record=m.sites, n_recorded=5) for m in (offloaded, whole))
+    for site in whole.sites:
+        torch.testing.assert_close(run.at(site), twin.at(site), atol=1e-6, rtol=1e-6)
+    assert offloaded.spec.weights_hash.endswith("tensors)") and offloaded.spec.device == "cpu"
+
+
+def test_fresh_copies_are_new_and_of_the_same_shape(llama: Path) -> None:
+    model = load(llama, dtype="bfloat16")
+    state = torch.random.get_rng_state()
+    one, again, other = (model.fresh(seed) for seed in (7, 7, 11))
+    assert torch.equal(torch.random.get_rng_state(), state)
+    assert one.spec.weights_hash == again.spec.weights_hash
+    assert len({one.spec.weights_hash, other.spec.weights_hash, model.spec.weights_hash}) == 3
+    same = {"name": "", "weights_hash": ""}
+    assert one.spec.to_dict() | same == model.spec.to_dict() | same
+    assert one.sites == model.sites and one.spec.name == "llama at initialisation 7"
+
+
+def test_a_prompt_longer_than_the_context_is_refused(llama: Path) -> None:
+    with pytest.raises(TaskMismatch, match=rf"sequences have {N_CTX + 1} tokens; llama has positions for {N_CTX}"):
+        load(llama).run([text(n_pos=N_CTX + 1)])
+    assert load(saved("mamba", llama.parent / "mamba")).spec.n_ctx is None
+
+
+def test_a_hub_name_without_a_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    with pytest.raises(
+        CheckpointFault, match=r"'somebody/some-model' is neither .* hub did not give it: .+"
+    ) as refused:
+        load("somebody/some-model", revision="main")
+    assert "\n" not in str(refused.value)
+
+
+def test_a_directory_without_safetensors(copied: Path) -> None:
+    (copied / "model.safetensors").rename(copied / "pytorch_model.bin")
+    with pytest.raises(
+        CheckpointFault, match=r"holds no safetensors \(there is pytorch_model\.bin, and opening a pick"
+    ):
+        load(copied)
+    (copied / "pytorch_model.bin").unlink()
+    with pytest.raises(CheckpointFault, match=r"holds no safetensors \(it has none\)"):
+        load(copied)
+
+
+def test_truncated_or_missing_weights(copied: Path) -> None:
+    weights = load_file(copied / "model.safetensors")
+    del weights["model.layers.1.self_attn.k_proj.weight"]
+    save_file(weights, copied / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(
+        CheckpointFault, match=r"lack 1 tensor\(s\) of LlamaForCausalLM: model\.layers\.1\.self_attn\.k"
+    ):
+        load(copied)
+    data = (copied / "model.safetensors").read_bytes()
+    (copied / "model.safetensors").write_bytes(data[: len(data) // 2])
+    with pytest.raises(CheckpointFault, match=r"truncated or damaged"):
+        load(copied)
+
+
+def test_weights_of_another_shape(copied: Path) -> None:
+    change_config(copied, intermediate_size=31)
+    with pytest.raises(CheckpointFault) as refused:
+        load(copied)
+    assert "\n" not in str(refused.value)
+
+
+def test_weights_that_are_no_numbers(copied: Path) -> None:
+    weights = load_file(copied / "model.safetensors")
+    weights["model.layers.1.self_attn.k_proj.weight"][3, 5] = torch.nan
+    save_file(weights, copied / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(NonFinite, match=r"llama gives NaN or infinite logits"):
+        load(copied)
+
+
+def test_code_that_comes_with_a_model_is_not_run(copied: Path) -> None:
+    (copied / "modeling.py").write_text("raise SystemExit('ran')")
+    change_config(
+        copied, model_type="novel", auto_map={"AutoConfig": "modeling.C", "AutoModelForCausalLM": "modeling.M"}
+    )
+    with pytest.raises(
+        InvalidArgument, match=r"cannot be built without code .* names code of its own.*trust_remote_code"
+    ):
+        load(copied)
+    change_config(copied, auto_map={})
+    with pytest.raises(InvalidArgument, match=r"cannot be built without code .*"):
+        load(copied)
+
+
+def test_encoders_are_refused(tmp_path: Path) -> None:
+    import transformers as t
+
+    bert = t.BertConfig(vocab_size=31, hidden_size=30, num_hidden_layers=2, num_attention_heads=3, intermediate_size=13)
+    t.BertForMaskedLM(bert).save_pretrained(tmp_path / "bert")
+    with pytest.raises(InvalidArgument, match=r"bert is not causal: .* Encoder-only models predict no next token"):
+        load(tmp_path / "bert")
+    t5 = t.T5Config(vocab_size=31, d_model=30, d_kv=10, d_ff=13, num_layers=2, num_heads=3)
+    t.T5ForConditionalGeneration(t5).save_pretrained(tmp_path / "t5")
+    with pytest.raises(InvalidArgument, match=r"t5 is a t5, which is no causal language model"):
+        load(tmp_path / "t5")
+
+
+def test_options_are_for_hugging_face(tmp_path: Path) -> None:
+    with pytest.raises(
+        InvalidArgument, match=r"revision, dtype is for Hugging Face models; bijection-v20 is bayesgeom"
+    ):
+        load("bijection-v20", revision="main", dtype="bfloat16")
+
+
+def test_sharded_heads_are_refused(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import transformers
+
+    hf = transformers.AutoModelForCausalLM.from_pretrained(llama)
+    monkeypatch.setattr(hf, "_tp_size", 2)
+    with pytest.raises(InvalidArgument, match=r"tensor-parallel plan, which spreads heads over processes.*device_map"):
+        as_model(hf)
+
+
+def louder(out: Any) -> Any:
+    return (1.5 * out[0], *out[1:]) if isinstance(out, tuple) else 1.5 * out
+
+
+def test_a_site_whose_identity_fails_is_withheld(llama: Path) -> None:
+    """Somebody's own hook, or another scale, makes one layer behave otherwise than its parts say."""
+    import transformers
+
+    hf = transformers.AutoModelForCausalLM.from_pretrained(llama)
+    hf.model.layers[2].self_attn.register_forward_hook(lambda m, i, out: louder(out))
+    model = as_model(hf)
+    assert {s.K_ROT, s.PATTERN, s.V, s.MLP_OUT} < model.sites
+    for site in (s.Z, s.ATTN_OUT):
+        reason = (
+            rf"site '{site.name}', which Llama\S+ has not \(identity W_O z \+ b = attn_out fails by .* in layer 2\)"
+        )
+        with pytest.raises(MissingSite, match=reason):
+            model.run([text()], record=(site,))
+    other = transformers.AutoModelForCausalLM.from_pretrained(llama)
+    other.model.layers[2].self_attn.scaling *= 1.5
+    model = as_model(other)
+    assert model.sites.isdisjoint({s.Q_ROT, s.K_ROT, s.Q, s.K, s.TOKEN_KEYS, s.W_K}) and s.PATTERN in model.sites
+    with pytest.raises(
+        MissingSite, match=r"\(identity softmax\(scale · q_rot·k_rot\) = pattern fails by .* in layer 2"
+    ):
+        model.run([text()], record=(s.K,))
+
+
+def test_other_things_are_no_model() -> None:
+    with pytest.raises(
+        InvalidArgument, match=r"cannot diagnose a Linear: .*a Hugging Face model, or one of transformer-lens"
+    ):
+        as_model(nn.Linear(2, 3))
+    assert issubclass(InvalidArgument, BayesGeomError)

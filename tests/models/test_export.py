@@ -1,0 +1,87 @@
+"""Export to Hugging Face: the same logits there, the same weights back."""
+
+import itertools
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from bayesgeom import sites as s
+from bayesgeom.errors import CheckpointFault, InvalidArgument
+from bayesgeom.models.export import export_huggingface, import_huggingface
+from bayesgeom.models.hooked import HookedModel
+from bayesgeom.models.resolve import load
+from bayesgeom.models.transformer import NORMS, POSITIONS, Transformer, TransformerConfig
+from bayesgeom.tasks.bijection import Bijection
+
+TASK = Bijection(n_values=11, n_pairs=7)
+HELD = {
+    ("rmsnorm", "rotary"): "llama", ("rmsnorm", "none"): "smollm3", ("layernorm", "learned"): "gpt2",
+    ("layernorm", "sinusoidal"): "gpt2", ("layernorm", "none"): "gpt2", ("layernorm", "rotary"): "gpt_neox",
+}  # fmt: skip
+
+
+def lively(norm: str, positions: str, tied: bool = True) -> Transformer:
+    config = TransformerConfig(
+        d_vocab=22, n_ctx=13, n_layers=3, n_heads=3, d_model=30, d_mlp=17, norm=norm, positions=positions, tied=tied
+    )  # type: ignore[arg-type]
+    module, generator = Transformer(config, seed=1), torch.Generator().manual_seed(2)
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.add_(0.3 * torch.randn(parameter.shape, generator=generator))
+    return module
+
+
+@pytest.mark.parametrize(("kind", "tied"), list(itertools.product(HELD, (True, False))))
+def test_logits_are_equal_and_weights_come_back(kind: tuple[str, str], tied: bool, tmp_path: Path) -> None:
+    import transformers
+
+    module, trials = lively(*kind, tied=tied), TASK.sample(5, seed=0)
+    assert export_huggingface(module, tmp_path / "out", task=TASK) == HELD[kind]
+    hf = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+    assert hf.config.model_type == HELD[kind] and hf.config.tie_word_embeddings == tied
+    with torch.no_grad():
+        torch.testing.assert_close(hf(trials.tokens).logits, module(trials.tokens), atol=1e-5, rtol=1e-5)
+    back = import_huggingface(tmp_path / "out")
+    assert back.config == module.config
+    assert all(torch.equal(back.state_dict()[name], tensor) for name, tensor in module.state_dict().items())
+
+
+@pytest.mark.parametrize("kind", HELD)
+def test_the_export_has_the_same_anatomy(kind: tuple[str, str], tmp_path: Path) -> None:
+    module, trials = lively(*kind), TASK.sample(5, seed=0)
+    export_huggingface(module, tmp_path / "out", task=TASK)
+    ours, theirs = HookedModel(module), load(tmp_path / "out")
+    assert theirs.task == TASK
+    assert ours.sites <= theirs.sites, theirs.withheld
+    one, two = (model.run([trials], record=ours.sites, n_recorded=5) for model in (ours, theirs))
+    for site in ours.sites:
+        torch.testing.assert_close(
+            one.at(site), two.at(site), atol=1e-5, rtol=1e-5, msg=lambda m, n=site.name: f"{n} {m}"
+        )
+    assert s.PATTERN in ours.sites
+
+
+@pytest.mark.parametrize("kind", sorted(set(itertools.product(NORMS, POSITIONS)) - HELD.keys()))
+def test_what_no_architecture_holds_is_refused(kind: tuple[str, str], tmp_path: Path) -> None:
+    with pytest.raises(
+        InvalidArgument, match=rf"no Hugging Face architecture holds {kind[1]} positions with {kind[0]}"
+    ):
+        export_huggingface(lively(*kind), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_other_directories_are_no_exports(tmp_path: Path) -> None:
+    export_huggingface(lively("rmsnorm", "rotary"), tmp_path / "out")
+    assert load(tmp_path / "out").task is None
+    config = json.loads((tmp_path / "out" / "config.json").read_text())
+    source = config.pop("exported_from")
+    (tmp_path / "out" / "config.json").write_text(json.dumps(config))
+    for path in (tmp_path / "out", tmp_path / "nowhere"):
+        with pytest.raises(CheckpointFault, match=r"is no export of a bayesgeom transformer"):
+            import_huggingface(path)
+    source["model"]["d_mlp"] = 19
+    (tmp_path / "out" / "config.json").write_text(json.dumps(config | {"exported_from": source}))
+    with pytest.raises(CheckpointFault, match=r"does not hold the transformer that its config\.json names"):
+        import_huggingface(tmp_path / "out")

@@ -1,0 +1,222 @@
+"""Symbols of one token, what opens a text, padding, and how tasks are named in text."""
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+from transformers import PreTrainedTokenizerFast
+
+from bayesgeom.errors import InvalidArgument, TaskMismatch, UnknownName
+from bayesgeom.models.transformer import TransformerConfig
+from bayesgeom.tasks import HMM, Bijection, InContext, LabelledEvidence, Prompts
+from bayesgeom.tasks.base import TextTask, WindTunnel, task_from_config, task_from_text
+from bayesgeom.tasks.text import (
+    Tokenizer,
+    candidates,
+    check_ids,
+    first_symbols,
+    labelled,
+    mark,
+    opening,
+    right_padded,
+    single_tokens,
+)
+from bayesgeom.trials import concatenate
+from tests.tasks.test_trials import assert_equal
+from tests.tasks.tokenizers import byte_tokenizer, pair_tokenizer, word_tokenizer
+
+TOKENIZERS = [word_tokenizer(), pair_tokenizer()]
+TEXT_TASKS = [
+    LabelledEvidence(k_max=3, n_words=7),
+    LabelledEvidence(k_max=3, n_words=7, control="masked", query="latent", ks=(0, 3)),
+    InContext(task=Bijection(n_values=5, n_pairs=3, repeats=True), separator=","),
+    InContext(task=HMM(n_states=3, n_symbols=2, length=5, floor=0.1, grid=0.05)),
+    Prompts(texts={"fruit": ["apple river table", "stone garden"], "tools": ["hammer window paper bread"]}, last=2),
+]
+
+
+@pytest.mark.parametrize("tokenizer", TOKENIZERS, ids=["words", "pairs"])
+def test_single_tokens_are_what_the_tokenizer_writes_in_running_text(tokenizer: PreTrainedTokenizerFast) -> None:
+    found = single_tokens(tokenizer, ["apple", "unheard", "dax", "apple", "grandmothers"])
+    assert [*found] == ["apple", "dax"]
+    text = " apple: dax, apple"
+    comma, colon = mark(tokenizer, ",", after="dax"), mark(tokenizer, ":", after="apple")
+    ids = [found["apple"], colon, found["dax"], comma, found["apple"]]
+    assert tokenizer.encode(text, add_special_tokens=False) == ids
+
+
+def test_an_unknown_word_is_no_symbol_though_its_id_is_one_token() -> None:
+    assert len(word_tokenizer().encode("unheard", add_special_tokens=False)) == 1
+    assert single_tokens(word_tokenizer(), ["unheard"]) == {}
+
+
+def test_two_words_with_one_id_are_one_symbol() -> None:
+    class Deaf:
+        def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+            return [7]
+
+        def decode(self, token_ids: list[int]) -> str:
+            return "apple"
+
+    assert isinstance(Deaf(), Tokenizer)
+    assert single_tokens(Deaf(), ["apple", "pear", "apple"]) == {"apple": 7}
+
+
+def test_too_few_symbols_names_what_was_tried_and_what_there_is() -> None:
+    with pytest.raises(
+        InvalidArgument, match=r"3 pets are needed.*of the 3 tried \(apple, cat, zzz\).*2 \(apple, cat\)\. Buy"
+    ):
+        first_symbols(word_tokenizer(), ["apple", "cat", "zzz"], 3, kind="pets", remedy="Buy some.")
+
+
+def test_a_mark_of_several_tokens_is_refused() -> None:
+    with pytest.raises(InvalidArgument, match=r"'→→' is not one token for this tokenizer; choose another mark"):
+        mark(pair_tokenizer(), "→→", after="apple")
+
+
+def test_opening_is_what_the_tokenizer_itself_puts_first() -> None:
+    assert opening(word_tokenizer(), "apple") == (word_tokenizer().bos_token_id,)
+    assert opening(pair_tokenizer(), "apple") == ()
+
+
+def test_ids_that_the_model_has_not_are_refused() -> None:
+    check_ids([0, 6], 7)
+    with pytest.raises(TaskMismatch, match=r"ids up to 7; the model has 7 ids, 0 … 6"):
+        check_ids([7, 3], 7)
+
+
+def test_labels_name_known_ids_and_number_the_others() -> None:
+    assert labelled({1: "apple"}, 3) == ["#0", "apple", "#2"]
+
+
+def test_candidates_are_distinct_and_no_label_begins_another() -> None:
+    for kind in ("words", "labels", "masks"):
+        assert len({*candidates(kind)}) == len(candidates(kind))
+    labels = candidates("labels")
+    assert not [(a, b) for a in labels for b in labels if a != b and b.startswith(a)]
+    assert not {*candidates("words")} & {*labels}
+
+
+def test_right_padded_moves_every_row_to_the_left_and_keeps_its_order() -> None:
+    rng = torch.Generator().manual_seed(0)
+    lengths, ids = [11, 1, 7, 5], torch.randint(3, 97, (4, 11), generator=rng)
+    left = torch.stack([torch.cat([torch.full((11 - n,), 2), row[:n]]) for row, n in zip(ids, lengths, strict=True)])
+    right = torch.stack([torch.cat([row[:n], torch.full((11 - n,), 2)]) for row, n in zip(ids, lengths, strict=True)])
+    mask = torch.arange(11) >= 11 - torch.tensor(lengths)[:, None]
+    for given in (mask, mask.long()):
+        tokens, real = right_padded(left, given)
+        assert torch.equal(tokens, right)
+        assert torch.equal(real, torch.arange(11) < torch.tensor(lengths)[:, None])
+    assert all(torch.equal(a, b) for a, b in zip(right_padded(right, real), (right, real), strict=True))
+
+
+def test_a_causal_model_says_the_same_whatever_the_padding_on_the_right() -> None:
+    config = TransformerConfig(n_layers=2, n_heads=3, d_model=15, d_mlp=7, d_vocab=97, n_ctx=11)
+    model = config.build(seed=0).eval()
+    tokens = torch.randint(97, (2, 5), generator=torch.Generator().manual_seed(1))
+    bare = model(tokens)
+    for pad in (0, 13):
+        padded = model(torch.cat([tokens, torch.full((2, 6), pad)], dim=1))
+        torch.testing.assert_close(padded[:, :5], bare, atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize("tokenizer", TOKENIZERS, ids=["words", "pairs"])
+@pytest.mark.parametrize("task", TEXT_TASKS, ids=str)
+def test_a_bound_task_survives_json_without_its_tokenizer(task: TextTask, tokenizer: PreTrainedTokenizerFast) -> None:
+    bound = task.bind(tokenizer, d_vocab=len(tokenizer) + 11)
+    assert isinstance(bound, WindTunnel) and bound.d_vocab == len(tokenizer) + 11
+    revived = task_from_config(json.loads(json.dumps(bound.config())))
+    assert revived == bound and type(revived) is type(bound)
+    assert_equal(revived.sample(3, seed=5), bound.sample(3, seed=5))
+    assert bound.sample(3, seed=5).tokens.shape == (3, bound.n_pos)
+    assert len(bound.token_labels()) == bound.d_vocab
+
+
+@pytest.mark.parametrize(
+    ("task", "label"),
+    list(
+        zip(
+            TEXT_TASKS,
+            [
+                "evidence(control='none', query='next', reliability=0.9, ks=0, 1, 2, 3)",
+                "evidence(control='masked', query='latent', reliability=0.9, ks=0, 3)",
+                "Bijection(n_values=5, n_pairs=3, repeats=True, pooled_keys=False) in context",
+                "HMM(n_states=3, n_symbols=2, length=5, floor=0.1, grid=0.05) in context",
+                "3 prompts (fruit; tools)",
+            ],
+            strict=True,
+        ),
+    ),
+    ids=str,
+)
+def test_a_bound_task_has_a_short_label(task: TextTask, label: str) -> None:
+    assert str(task.bind(pair_tokenizer(), d_vocab=9_973)) == label
+
+
+@pytest.mark.parametrize("task", TEXT_TASKS, ids=str)
+def test_bound_trials_can_be_cut_and_joined(task: TextTask) -> None:
+    trials = task.bind(pair_tokenizer(), d_vocab=9_973).sample(3, seed=1)
+    assert_equal(concatenate([trials.rows(slice(0, 1)), trials.rows(torch.tensor([1, 2]))]), trials)
+
+
+@pytest.mark.parametrize("task", TEXT_TASKS, ids=str)
+def test_a_model_with_fewer_ids_than_the_tokenizer_is_refused(task: TextTask) -> None:
+    with pytest.raises(TaskMismatch, match=r"the tokenizer gives ids up to \d+; the model has 97 ids, 0 … 96"):
+        task.bind(pair_tokenizer(), d_vocab=97)
+
+
+@pytest.mark.parametrize("task", [*TEXT_TASKS[:2], TEXT_TASKS[3]], ids=str)
+def test_a_tokenizer_that_splits_every_word_is_refused(task: TextTask) -> None:
+    found = r"for (0 \(none\)|26 \(A, B, C, .*\))\. Pass"
+    with pytest.raises(InvalidArgument, match=rf"one token each; of the \d+ tried \(apple, river, .*{found}"):
+        task.bind(byte_tokenizer(), d_vocab=256)
+
+
+def test_a_tokenizer_that_splits_the_labels_is_told_which_were_tried() -> None:
+    words = ("apple", "river", "table", "stone", "garden", "window", "paper")
+    task = replace(TEXT_TASKS[0], words=words, labels=("glorp", "dax", "snarf"))
+    with pytest.raises(InvalidArgument, match=r"2 labels are needed.*\(glorp, dax, snarf\).*1 \(dax\)\. Pass labels="):
+        task.bind(word_tokenizer(), d_vocab=997)
+
+
+@pytest.mark.parametrize(
+    ("text", "task"),
+    [
+        ("prompts", Prompts()),
+        ("prompts:domain=mathematics,last=3", Prompts(domain="mathematics", last=3)),
+        ("prompts:domain=code+philosophy", Prompts.interleaved("code", "philosophy")),
+        ("evidence", LabelledEvidence()),
+        ("evidence:control=filler,k_max=5", LabelledEvidence(control="filler", k_max=5)),
+        ("evidence:ks=1+2+4,bos=false", LabelledEvidence(ks=(1, 2, 4), bos=False)),
+        ("evidence:ks=8+", LabelledEvidence(ks=(8,))),
+        ("bijection-in-context:n_values=5,n_pairs=3", InContext(task=Bijection(n_values=5, n_pairs=3))),
+        ("hmm-in-context:separator=;,length=3", InContext(task=HMM(length=3), separator=";")),
+        ("bijection:n_values=7,n_pairs=5", Bijection(n_values=7, n_pairs=5)),
+    ],
+)
+def test_text_tasks_can_be_written_on_a_command_line(text: str, task: TextTask | WindTunnel) -> None:
+    assert task_from_text(text) == task
+
+
+@pytest.mark.parametrize("name", ["in-context", "evidence-in-context", "recal", "bijection-evidence"])
+def test_unknown_names_list_what_can_be_written(name: str) -> None:
+    listed = "bijection, bijection-in-context, evidence, hmm, hmm-in-context, prompts"
+    with pytest.raises(UnknownName, match=rf"no task named '{name}'\. There are: {listed}\."):
+        task_from_text(name)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("evidence:ks=3", r"task 'evidence' cannot be built from \{'ks': 3\}: ks takes tuple, got 3"),
+        ("evidence:k_max=2.5", r"k_max takes int, got 2\.5"),
+        ("evidence:query=both", r"query takes 'latent' or 'next', got 'both'"),
+        ("evidence:k=3", r"task 'evidence' cannot be built from .*'k'"),
+        ("bijection-in-context:n_value=3", r"task 'bijection' cannot be built from .*n_value"),
+        ("prompts:last=0", r"at least 1, got 0"),
+    ],
+)
+def test_wrong_parameters_are_refused(text: str, message: str) -> None:
+    with pytest.raises(InvalidArgument, match=message):
+        task_from_text(text)
