@@ -140,7 +140,7 @@ class InSubspace(Edit):
             raise InvalidArgument(
                 f"{self.label}: the basis is {len(self.basis)} wide, the site {flat.shape[-1]}; they must agree."
             )
-        return self._edited(flat, reference).reshape(values.shape)
+        return self._edited(flat, reference).reshape(values.shape).to(values)
 
     def _edited(self, flat: Float[Tensor, "batch pos d"], reference: Reference) -> Float[Tensor, "batch pos d"]:
         match self.kind:
@@ -163,8 +163,8 @@ class InSubspace(Edit):
         return flat @ self.basis @ self.basis.T
 
     def _flat(self, values: Shaped[Tensor, "..."]) -> Shaped[Tensor, "..."]:
-        """One vector a position: heads side by side where the site has them."""
-        return values.flatten(-2) if self.site.axes[-2:] == Z.axes[-2:] else values
+        """One vector a position, in the basis's own precision: heads side by side where the site has them."""
+        return (values.flatten(-2) if self.site.axes[-2:] == Z.axes[-2:] else values).to(self.basis)
 
 
 def check_orthonormal(basis: Float[Tensor, "d r"]) -> None:

@@ -28,7 +28,7 @@ from bayesgeom.interventions.summary import Context, intervention_report
 from bayesgeom.interventions.writes import WriteReport, write_report
 from bayesgeom.models.base import Model
 from bayesgeom.models.resolve import ModelLike, as_model, scored_task_of
-from bayesgeom.sites import ATTN_OUT, Site, Z
+from bayesgeom.sites import ATTN_OUT, W_O, Site, Z
 from bayesgeom.tasks.base import BLOCK, TextTask, WindTunnel, derived_seed
 
 N_FIT, N_HELD = 256, 128  # sequences that subspaces and read-outs are fitted on, and that read-outs are scored on
@@ -78,7 +78,7 @@ def write_strength(
     with none, that battery is run on `n` sequences. **Raises** as `intervene` does, and where a head is not in it.
     """
     job = InterventionJob.of(model, task, subspace, kind="remove", at=Place(ATTN_OUT), n=n, seed=seed)
-    job.model.require((Z,), by="write strength")
+    job.model.require((Z, W_O), by="write strength")
     damages = ablation or ablate(job.model, job.task, every_head(job.model), n=n, seed=seed)
     sample = job.sample()
     subspaces = job.fit.fitted(sample, range(job.model.spec.n_layers))
@@ -216,7 +216,7 @@ class InterventionJob:
             for tile in tiles(block):
                 is_scored, held = tile.scored[0], replayer.baseline(tile).held
                 for place in places:
-                    sums[place] = sums.get(place, 0) + held[place].sum(dim=0) / N_FIT
+                    sums[place] = sums.get(place, 0) + held[place].float().sum(dim=0) / N_FIT
         return {place: _pooled(mean, is_scored) for place, mean in sums.items()}
 
     def _r2(

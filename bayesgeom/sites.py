@@ -44,11 +44,15 @@ V = Site("v", _KEY)
 Z = Site("z", _QUERY)  # a head's output, before W_O
 PATTERN = Site("pattern", ("batch", "head", "query_pos", "key_pos"))
 
-TOKEN_INPUTS = Site("token_inputs", ("token", "d_model"))  # a bare embedding, normed as it would enter W_K
+TOKEN_EMBEDDINGS = Site("token_embeddings", ("token", "d_model"))  # a bare embedding, as it enters the first block
+TOKEN_INPUTS = Site("token_inputs", ("token", "d_model"))  # the same, normed as it would enter W_K
 TOKEN_KEYS = Site("token_keys", ("token", "kv_head", "d_head"))  # its key: W_K and bias applied
+NORM_WEIGHT = Site("norm_weight", ("d_model",))  # by what the norm before attention multiplies; ones without a norm
 W_K = Site("W_K", ("kv_head", "d_head", "d_model"))
+W_V = Site("W_V", ("kv_head", "d_head", "d_model"))
+W_O = Site("W_O", ("head", "d_head", "d_model"))  # from z to what is added to the residual stream
 
 ALL_SITES = (
     RESID_PRE, RESID_MID, RESID_POST, ATTN_OUT, MLP_OUT, STATE, Q, Q_ROT, K, K_ROT, V, Z, PATTERN,
-    TOKEN_INPUTS, TOKEN_KEYS, W_K,
+    TOKEN_EMBEDDINGS, TOKEN_INPUTS, TOKEN_KEYS, NORM_WEIGHT, W_K, W_V, W_O,
 )  # fmt: skip

@@ -1,30 +1,25 @@
-"""What a head reads from the residual stream and writes into it, in the stream's own coordinates."""
+"""What a head reads from the residual stream and writes into it, in the stream's own coordinates.
+
+Asked of the model's static sites, one layer at a time: of any model that offers them, whatever its architecture.
+"""
 
 import torch
-from einops import einsum, rearrange
+from einops import einsum
 from jaxtyping import Float, Int64
 from torch import Tensor
 
-from bayesgeom.errors import MissingSite
 from bayesgeom.models.base import Model
-from bayesgeom.models.transformer import MultiHeadAttention, Norm, Transformer
+from bayesgeom.sites import NORM_WEIGHT, TOKEN_EMBEDDINGS, TOKEN_INPUTS, W_K, W_O, W_V, Site
 
-
-def transformer_of(model: Model, by: str) -> Transformer:
-    """The module with the weights. **Raises** `MissingSite` for another architecture; `by` says who asks."""
-    module = model.module
-    if not isinstance(module, Transformer):
-        raise MissingSite(
-            f"{by} reads embeddings, W_K, W_V and W_O, which only a bayesgeom Transformer shows; {model.spec.name} is "
-            f"a {type(module).__name__}."
-        )
-    return module
+EMBEDDING_SITES = (TOKEN_EMBEDDINGS,)
+PULLBACK_SITES = (TOKEN_INPUTS, NORM_WEIGHT, W_K)
+WRITE_SITES = (TOKEN_INPUTS, W_V, W_O)
 
 
 @torch.no_grad()
 def token_embeddings(model: Model, tokens: Int64[Tensor, " token"]) -> Float[Tensor, "token d_model"]:
     """Embeddings with unit mean square, as a norm without weights makes them; their span stays the same."""
-    vectors: Tensor = transformer_of(model, "a frame").embed(tokens)
+    vectors = model.static(TOKEN_EMBEDDINGS, tokens, 0)
     return vectors / vectors.square().mean(dim=-1, keepdim=True).sqrt()
 
 
@@ -32,14 +27,13 @@ def token_embeddings(model: Model, tokens: Int64[Tensor, " token"]) -> Float[Ten
 def key_pullbacks(
     model: Model, tokens: Int64[Tensor, " token"], layer: int, head: int
 ) -> Float[Tensor, "token d_model"]:
-    """w ∘ W_Kᵀ W_K norm(e): along what a residual must move for the head's key of each token to grow.
+    """w ∘ W_Kᵀ W_K norm(e): along what a residual must move for the key that `head` sees of each token to grow.
 
     w is the weight of the norm before attention, which stands between the stream and W_K.
     """
-    attention, norm = _attention(model, layer), _norm(model, layer)
-    weight = rearrange(attention.W_K.weight, "(h d) m -> h d m", h=model.spec.n_heads)[head]
-    inputs: Tensor = norm(transformer_of(model, "a frame").embed(tokens))
-    pulled_back: Tensor = norm.w * einsum(inputs, weight, weight, "t m, d m, d n -> t n")
+    inputs, norm, keys = (model.static(site, tokens, layer) for site in PULLBACK_SITES)
+    weight = keys[_group(model, head)]
+    pulled_back: Tensor = norm * einsum(inputs, weight, weight, "t m, d m, d n -> t n")
     return pulled_back
 
 
@@ -48,26 +42,22 @@ def written_values(
     model: Model, tokens: Int64[Tensor, " token"], layer: int, head: int
 ) -> Float[Tensor, "token d_model"]:
     """W_O W_V norm(e): what the head writes where it attends to each token's bare embedding alone."""
-    attention, norm = _attention(model, layer), _norm(model, layer)
-    weight = rearrange(attention.W_V.weight, "(h d) m -> h d m", h=model.spec.n_heads)[head]
-    inputs: Tensor = norm(transformer_of(model, "a frame").embed(tokens))
-    written: Tensor = einsum(inputs, weight, output_weights(model, layer)[head], "t m, d m, d n -> t n")
+    inputs, values, output = (model.static(site, tokens, layer) for site in WRITE_SITES)
+    written: Tensor = einsum(inputs, values[_group(model, head)], output[head], "t m, d m, d n -> t n")
     return written
 
 
+@torch.no_grad()
 def output_weights(model: Model, layer: int) -> Float[Tensor, "head d_head d_model"]:
     """W_O of every head, as it acts on a row vector z from the right."""
-    weight = _attention(model, layer).W_O.weight.detach()
-    return rearrange(weight, "m (h d) -> h d m", h=model.spec.n_heads)
+    return model.static(W_O, torch.zeros(0, dtype=torch.int64, device=model.spec.device), layer)
 
 
-def _attention(model: Model, layer: int) -> MultiHeadAttention:
-    attention = transformer_of(model, "a frame").get_submodule(f"blocks.{layer}.attn")
-    assert isinstance(attention, MultiHeadAttention)
-    return attention
+def frame_sites(kind: str) -> tuple[Site, ...]:
+    """What a frame of this kind is made from."""
+    return {"keys": PULLBACK_SITES, "ov": WRITE_SITES}.get(kind, EMBEDDING_SITES)
 
 
-def _norm(model: Model, layer: int) -> Norm:
-    norm = transformer_of(model, "a frame").get_submodule(f"blocks.{layer}.ln1")
-    assert isinstance(norm, Norm)
-    return norm
+def _group(model: Model, head: int) -> int:
+    """Which key-value head a query head shares: neighbours do."""
+    return head // (model.spec.n_heads // model.spec.n_kv_heads)

@@ -21,7 +21,7 @@ from torch import Tensor
 from bayesgeom.errors import InvalidArgument, unknown_name
 from bayesgeom.geometry.regression import ridge
 from bayesgeom.geometry.subspace import random_subspaces
-from bayesgeom.interventions.anatomy import key_pullbacks, token_embeddings, transformer_of, written_values
+from bayesgeom.interventions.anatomy import frame_sites, key_pullbacks, token_embeddings, written_values
 from bayesgeom.interventions.base import Fit, Sample, Setting
 from bayesgeom.interventions.jacobian import jacobian_grams
 from bayesgeom.interventions.subspace import Subspace, span
@@ -53,8 +53,8 @@ def frame(
     """The span of hypothesis tokens, at places in the residual stream.
 
     `kind` "embedding": their embeddings; "keys": pulled back through W_K of `head`; "ov": as `head` writes them. The
-    head is that of the layer where the intervention acts, or of `layer`. `tokens` names a token set of the task: by
-    default `hypotheses`, else `inputs`.
+    head is that of the layer where the intervention acts, or of `layer`; where query heads share keys and values, those
+    are its group's. `tokens` names a token set of the task: by default `hypotheses`, else `inputs`.
     """
     return _Frame(kind, head, layer, tokens)
 
@@ -157,7 +157,6 @@ class _Frame(Fit):
         return f"frame ({self.kind} of {'' if self.layer is None else f'L{self.layer}'}H{self.head})"
 
     def check(self, setting: Setting) -> None:
-        transformer_of(setting.model, self.label)
         spec, place = setting.model.spec, setting.place
         if not place.is_residual:
             raise InvalidArgument(
@@ -165,6 +164,7 @@ class _Frame(Fit):
             )
         if self.kind not in FRAMES:
             raise InvalidArgument(f"a frame is one of {', '.join(FRAMES)}; got {self.kind!r}.")
+        setting.model.require(frame_sites(self.kind), by=self.label)
         if (self.kind == "embedding") != (self.head is None):
             raise InvalidArgument(
                 f"frame kind {self.kind!r}: keys and ov are those of one head=…, embedding of none; got {self.head}."

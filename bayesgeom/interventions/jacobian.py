@@ -26,9 +26,11 @@ def jacobian_grams(
     few = trials.rows(slice(0, N_SEQUENCES))
     held: dict[int, Tensor] = {}
 
-    def keeping(layer: int) -> Callable[[nn.Module, object, Tensor], None]:
-        def keep(_module: nn.Module, _inputs: object, output: Tensor) -> None:
-            held[layer] = output
+    def keeping(layer: int) -> Callable[[nn.Module, object, Tensor], Tensor]:
+        def keep(_module: nn.Module, _inputs: object, output: Tensor) -> Tensor:
+            # Where weights are frozen, or nothing before has any, the graph begins here.
+            held[layer] = output if output.requires_grad else output.detach().requires_grad_()
+            return held[layer]
 
         return keep
 

@@ -45,8 +45,8 @@ class Model(ABC):
         """The submodule whose output is this site's activation in this layer."""
 
     @abstractmethod
-    def static(self, site: Site, tokens: Int64[Tensor, " token"]) -> Float[Tensor, "layer *axes"]:
-        """A site that is read from the weights, for these token ids."""
+    def static(self, site: Site, tokens: Int64[Tensor, " token"], layer: int) -> Float[Tensor, "*axes"]:
+        """A site of one layer that is read from the weights, for these token ids."""
 
     @abstractmethod
     def logits(self, trials: Trials) -> Float[Tensor, "batch query_pos d_vocab"]:
@@ -130,7 +130,9 @@ class Model(ABC):
 
     @final
     def _static(self, site: Site, trials: Trials) -> Float[Tensor, "layer *axes"]:
-        return self.static(site, trials.token_ids()).detach()
+        tokens = trials.token_ids()
+        with torch.no_grad():
+            return torch.stack([self.static(site, tokens, layer) for layer in range(self.spec.n_layers)])
 
     @final
     def _cut(

@@ -18,7 +18,7 @@ from bayesgeom.models.base import Model
 from bayesgeom.models.checkpoint import weights_hash
 from bayesgeom.models.identities import broken_identities, capture, sentinel_trials
 from bayesgeom.models.replay import Replay
-from bayesgeom.models.transformer import MultiHeadAttention, Transformer, alibi_bias
+from bayesgeom.models.transformer import MultiHeadAttention, Norm, Transformer, alibi_bias
 from bayesgeom.tasks.base import WindTunnel
 from bayesgeom.trials import Trials
 
@@ -36,7 +36,7 @@ _POINTS: Mapping[s.Site, tuple[str, ...]] = {
     s.Z: ("attn.hook_z",),
     s.PATTERN: ("attn.hook_pattern",),
 }
-_STATIC = (s.TOKEN_INPUTS, s.TOKEN_KEYS, s.W_K)
+_STATIC = (s.TOKEN_EMBEDDINGS, s.TOKEN_INPUTS, s.TOKEN_KEYS, s.NORM_WEIGHT, s.W_K, s.W_V, s.W_O)
 
 
 @final
@@ -64,18 +64,22 @@ class HookedModel(Model):
     def point(self, site: s.Site, layer: int) -> nn.Module:
         return self._transformer.get_submodule(f"blocks.{layer}.{self._points[site]}")
 
-    def static(self, site: s.Site, tokens: Int64[Tensor, " token"]) -> Float[Tensor, "layer *axes"]:
-        attentions = [self._attention(layer) for layer in range(self.spec.n_layers)]
-        weights = torch.stack([rearrange(a.W_K.weight, "(h d) m -> h d m", h=self.spec.n_heads) for a in attentions])
-        if site == s.W_K:
-            return weights
-        embedding = self._transformer.embed(tokens)
-        inputs = torch.stack(
-            [self._transformer.get_submodule(f"blocks.{layer}.ln1")(embedding) for layer in range(self.spec.n_layers)]
-        )
-        if site == s.TOKEN_INPUTS:
-            return inputs
-        return einsum(inputs, weights, "layer token m, layer h d m -> layer token h d")
+    def static(self, site: s.Site, tokens: Int64[Tensor, " token"], layer: int) -> Float[Tensor, "*axes"]:
+        attention, norm = self._attention(layer), self._norm(layer)
+        embedded: Tensor = self._transformer.embed(tokens)
+        match site:
+            case s.TOKEN_EMBEDDINGS:
+                return embedded
+            case s.TOKEN_INPUTS:
+                return norm(embedded)
+            case s.NORM_WEIGHT:
+                return norm.w
+            case s.W_V:
+                return self._heads(attention.W_V.weight)
+            case s.W_O:
+                return self._heads(attention.W_O.weight.T)
+        weight = self._heads(attention.W_K.weight)
+        return weight if site == s.W_K else einsum(norm(embedded), weight, "token m, h d m -> token h d")
 
     def logits(self, trials: Trials) -> Float[Tensor, "batch query_pos d_vocab"]:
         return trials.at_scored(self._transformer(trials.tokens))
@@ -102,6 +106,14 @@ class HookedModel(Model):
         attention = self._transformer.get_submodule(f"blocks.{layer}.attn")
         assert isinstance(attention, MultiHeadAttention)
         return attention
+
+    def _norm(self, layer: int) -> Norm:
+        norm = self._transformer.get_submodule(f"blocks.{layer}.ln1")
+        assert isinstance(norm, Norm)
+        return norm
+
+    def _heads(self, weight: Float[Tensor, "hd m"]) -> Float[Tensor, "head d_head m"]:
+        return rearrange(weight, "(h d) m -> h d m", h=self.spec.n_heads)
 
     def _find(self, paths: tuple[str, ...]) -> str | None:
         known = {name.removeprefix("blocks.0.") for name in self._transformer.hook_dict if name.startswith("blocks.0.")}

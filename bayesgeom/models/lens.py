@@ -68,7 +68,7 @@ class LensModel(Model):
     def point(self, site: s.Site, layer: int) -> nn.Module:
         return self._taps.at(site, layer)
 
-    def static(self, site: s.Site, tokens: Int64[Tensor, " token"]) -> Float[Tensor, "layer *axes"]:
+    def static(self, site: s.Site, tokens: Int64[Tensor, " token"], layer: int) -> Float[Tensor, "*axes"]:
         raise MissingSite(f"{self.spec.name} offers no site that is read from weights; {site.name!r} is one.")
 
     def logits(self, trials: Trials) -> Float[Tensor, "batch query_pos d_vocab"]:
@@ -167,7 +167,7 @@ class LensModel(Model):
             passages = perturbed_pass(forward, self._taps.at, self._names, self.spec.n_layers, amount=_AMOUNT)
         functions = Functions(
             written=self._written,
-            keys=None,
+            projected=None,
             normed=self._normed,
             pattern=partial(self._pattern, passages),
             mid_given=given.get,

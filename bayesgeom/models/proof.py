@@ -2,7 +2,7 @@
 
 Every tap adds noise to what it gives on. What arrives further down must then be what the equations make of what *left*:
 
-    W_K norm(resid_pre) + b = k                   q, k → q_rot, k_rot keeps every norm, and turns nothing at position 0
+    W_K norm(resid_pre) + b = k, and so for v     q, k → q_rot, k_rot keeps every norm, and turns nothing at position 0
     softmax(scale · q_rot·k_rot + mask) = pattern        pattern · v = z        W_O z + b = attn_out
     resid_pre + attn_out = resid_mid              resid_pre + attn_out + mlp_out = resid_post → the next resid_pre
 
@@ -26,6 +26,10 @@ from bayesgeom.sites import Site
 TOLERANCE = 1e-4  # of the largest entry, in float32
 _RESIDUAL = (s.RESID_PRE, s.ATTN_OUT, s.MLP_OUT, s.RESID_POST)
 
+_STANDS_WITH = (
+    (s.Q, s.Q_ROT), (s.K, s.K_ROT), (s.TOKEN_KEYS, s.K), (s.W_K, s.K), (s.W_V, s.V), (s.W_O, s.Z),
+)  # fmt: skip
+
 Passages = Mapping[tuple[Site, int], Passage]
 Norm = Callable[[Site, Tensor, int], Tensor]
 
@@ -35,13 +39,14 @@ Norm = Callable[[Site, Tensor, int], Tensor]
 class Functions:
     """What the model itself computes between sites, for a layer. None where there is no such part.
 
-    - `written`: z to what attention writes. `keys`: the residual stream to k. `normed`: q or k to their norms' output.
+    - `written`: z to what attention writes. `projected`: the residual stream to k or v.
+    - `normed`: q or k to their norms' output.
     - `pattern`: rotated q and k to the pattern, mask and bias included.
     - `mid_given`: what the part that reads resid_mid was given.
     """
 
     written: Callable[[Tensor, int], Tensor] | None
-    keys: Callable[[Tensor, int], Tensor] | None
+    projected: Callable[[Site, Tensor, int], Tensor] | None
     normed: Norm
     pattern: Callable[[Tensor, Tensor, int], Tensor] | None
     mid_given: Callable[[int], Tensor | None]
@@ -80,7 +85,7 @@ def disproved(passages: Passages, functions: Functions, spec: ModelSpec, n_pos: 
                 broken = dict.fromkeys(claim.sites, reason) | broken
     for site, layer in held.keys() - vouched:
         broken.setdefault(site, f"no identity ties it to other sites in layer {layer}")
-    for site, source in ((s.Q, s.Q_ROT), (s.K, s.K_ROT), (s.TOKEN_KEYS, s.K), (s.W_K, s.K)):
+    for site, source in _STANDS_WITH:
         if source in broken:  # what a projection gave is known by what the scores use
             broken.setdefault(site, broken[source])
     return broken
@@ -124,14 +129,14 @@ class _Layer:
 
 def _claims(at: _Layer, functions: Functions, layer: int, n_layers: int) -> Iterator[_Claim]:
     yield from _residual_claims(at, functions, layer, n_layers)
-    if at.has(s.RESID_PRE, s.K) and functions.keys is not None:
-        right = functions.keys(at.left(s.RESID_PRE), layer)
-        yield _Claim(
-            equation="W_K norm(resid_pre) + b = k",
-            sites=(s.TOKEN_INPUTS, s.TOKEN_KEYS),
-            left=at.arrived(s.K),
-            right=right,
-        )
+    for site, vouched in ((s.K, (s.TOKEN_INPUTS, s.TOKEN_KEYS)), (s.V, (s.W_V,))):
+        if at.has(s.RESID_PRE, site) and functions.projected is not None:
+            yield _Claim(
+                equation=f"W_{site.name.upper()} norm(resid_pre) + b = {site.name}",
+                sites=vouched,
+                left=at.arrived(site),
+                right=functions.projected(site, at.left(s.RESID_PRE), layer),
+            )
     for plain, turned in ((s.Q, s.Q_ROT), (s.K, s.K_ROT)):
         if at.has(plain, turned):
             yield from _rotation_claims(functions.normed(plain, at.left(plain), layer), at.arrived(turned), plain)

@@ -19,8 +19,7 @@ from torch import Tensor
 
 from bayesgeom.edits import Edit, Reference, Replace
 from bayesgeom.errors import InvalidArgument
-from bayesgeom.models.replay_attention import Scratch
-from bayesgeom.models.replay_layer import ReplayLayer, folded, normed
+from bayesgeom.models.replay_layer import ReplayLayer, Scratch, folded, normed
 from bayesgeom.models.replayer import STAGES, Baseline, Variant, entry
 from bayesgeom.models.transformer import Transformer
 from bayesgeom.sites import ATTN_OUT, MLP_OUT, RESID_MID, RESID_POST, RESID_PRE, Site, Z
@@ -80,7 +79,7 @@ class Replay:
         return rearrange(logits, "(variant batch) p v -> variant batch p v", variant=len(variants))
 
     def _logits(self, resid: Float[Tensor, "batch pos d_model"]) -> Float[Tensor, "batch pos d_vocab"]:
-        x = normed(resid, self.module.config, torch.empty_like(resid))
+        x = normed(resid, self.module.config, self._scratch)
         return x @ self._output if self._output_bias is None else x @ self._output + self._output_bias
 
     def layer(self, index: int) -> ReplayLayer:

@@ -1,4 +1,8 @@
-"""One layer of a transformer as the replay computes it: few passes over memory, buffers that are used again."""
+"""One layer of a transformer as the replay computes it: few passes over memory, buffers that are used again.
+
+At some forty positions torch's fused attention spends most of its time outside the products: here all heads are
+multiplied at once, and the softmax is exp, mask, and one division of the result.
+"""
 
 import math
 from collections.abc import Sequence
@@ -9,10 +13,105 @@ from einops import rearrange
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
-from bayesgeom.models.replay_attention import ReplayAttention, Scratch
-from bayesgeom.models.transformer import EPS, MLP, MultiHeadAttention, Norm, Transformer, TransformerConfig
+from bayesgeom.models.transformer import (
+    EPS,
+    MLP,
+    MultiHeadAttention,
+    Norm,
+    Transformer,
+    TransformerConfig,
+    alibi_bias,
+    causal_mask,
+    rotated,
+)
 
-ONES = 8  # columns beside the normed input, of which the first meets the bias; rows stay aligned
+LONGEST = 128  # positions; beyond, the fused kernel is faster
+_SMALLEST, _LARGEST = 1e-25, 1e25  # sums of exponentials that need no shift by the maximum
+
+
+@final
+class Scratch:
+    """Named buffers, grown to the largest shape asked for: fresh large ones cost a page fault per 4 KiB."""
+
+    def __init__(self) -> None:
+        self._held: dict[str, Tensor] = {}
+
+    def take(self, name: str, shape: tuple[int, ...], like: Tensor) -> Float[Tensor, "*shape"]:
+        """An uninitialised buffer; the next `take` of this name gives the same memory."""
+        size, held = math.prod(shape), self._held.get(name)
+        if held is None or held.numel() < size:
+            held = self._held[name] = like.new_empty(size)
+        return held[:size].view(shape)
+
+
+@final
+class ReplayAttention:
+    """Causal attention of one layer, at all positions or at some rows. Masks and biases are made once per length."""
+
+    def __init__(self, config: TransformerConfig) -> None:
+        self.config = config
+        self._masks: dict[tuple[int, tuple[int, ...] | None], tuple[Tensor, Tensor | None]] = {}
+
+    def z(
+        self,
+        q: Float[Tensor, "head batch query_pos d_head"],
+        k: Float[Tensor, "head batch pos d_head"],
+        v: Float[Tensor, "head batch pos d_head"],
+        rows: Int64[Tensor, " query_pos"] | None,
+        scratch: Scratch,
+    ) -> Float[Tensor, "batch query_pos head d_head"]:
+        """What the heads write before W_O: softmax(q·k + bias) v over visible keys; q comes divided by √d."""
+        if self.config.positions == "rotary":
+            q, k = self._rotated(q, rows), self._rotated(k)
+        visible, bias = self._mask(k, rows)
+        if k.shape[2] > LONGEST or k.device.type != "cpu":
+            hidden = torch.zeros_like(visible).masked_fill_(visible == 0, -math.inf)
+            mask = hidden if bias is None else (bias + hidden)[:, None]
+            z = nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=1.0)
+            return rearrange(z, "h b q d -> b q h d").contiguous()
+        weights = self._scores(q, k, bias, scratch).exp_().mul_(visible)
+        total = weights.sum(dim=-1)
+        low, high = (float(end) for end in total.aminmax())
+        if not (low > _SMALLEST and high < _LARGEST):  # also where a sum is NaN
+            scores = self._scores(q, k, bias, scratch).masked_fill_(visible == 0, -math.inf)
+            weights = scores.sub_(scores.amax(dim=-1, keepdim=True)).exp_()
+            total = weights.sum(dim=-1)
+        summed = scratch.take("summed", tuple(q.shape), q)
+        torch.bmm(weights.flatten(0, 1), v.flatten(0, 1), out=summed.flatten(0, 1))
+        z = scratch.take("z", (*q.shape[1:3], *q.shape[::3]), q)
+        return torch.div(summed.permute(1, 2, 0, 3), total.permute(1, 2, 0)[..., None], out=z)
+
+    def _scores(
+        self,
+        q: Float[Tensor, "head batch query_pos d_head"],
+        k: Float[Tensor, "head batch pos d_head"],
+        bias: Float[Tensor, "head query_pos pos"] | None,
+        scratch: Scratch,
+    ) -> Float[Tensor, "head batch query_pos pos"]:
+        scores = scratch.take("scores", (*q.shape[:3], k.shape[2]), q)
+        torch.bmm(q.flatten(0, 1), k.flatten(0, 1).transpose(1, 2), out=scores.flatten(0, 1))
+        return scores if bias is None else scores.add_(bias[:, None])
+
+    def _rotated(
+        self, x: Float[Tensor, "head batch pos d_head"], rows: Int64[Tensor, " pos"] | None = None
+    ) -> Float[Tensor, "head batch pos d_head"]:
+        turned = rotated(rearrange(x, "h b p d -> b p h d"), rows)
+        return rearrange(turned, "b p h d -> h b p d").contiguous()
+
+    def _mask(
+        self, like: Float[Tensor, "head batch pos d_head"], rows: Int64[Tensor, " query_pos"] | None
+    ) -> tuple[Float[Tensor, "query_pos pos"], Float[Tensor, "head query_pos pos"] | None]:
+        """1 where a key may be seen, 0 elsewhere; what is added to the scores."""
+        n_pos = like.shape[2]
+        key = (n_pos, None if rows is None else tuple(rows.tolist()))
+        if key not in self._masks:
+            visible = causal_mask(n_pos, like).to(like.dtype)
+            is_biased = self.config.positions == "alibi"
+            bias = alibi_bias(self.config.n_heads, n_pos, like) * visible if is_biased else None
+            if rows is not None:
+                visible, bias = visible[rows], None if bias is None else bias[:, rows]
+            self._masks[key] = visible, bias
+        return self._masks[key]
 
 
 @final
@@ -31,14 +130,13 @@ class ReplayLayer:
                 [attention.W_Q.weight / math.sqrt(self.config.d_head), attention.W_K.weight, attention.W_V.weight]
             )
             self._qkv, self._qkv_bias = self._by_head(*folded(ln1, stacked, None))
-            weight, bias = folded(ln2, mlp.W_in.weight, mlp.W_in.bias)
-            assert bias is not None, "the MLP has biases"
-            # The bias is one more row of the weights, met by a column of ones: to add it apart is a pass over memory.
-            self._in, self._in_bias = nn.functional.pad(torch.cat([weight, bias[None]]), (0, 0, 0, ONES - 1)), bias
+            self._in, in_bias = folded(ln2, mlp.W_in.weight, mlp.W_in.bias)
             self._out, self._out_bias = mlp.W_out.weight.T.contiguous(), mlp.W_out.bias.detach()
             self._o = attention.W_O.weight.T.contiguous()
+            assert in_bias is not None, "the MLP has biases"
+            self._in_bias = in_bias
             # A LayerNorm's mean is linear in its input, so that centring goes into the weights.
-            self._mid_in = weight - weight.mean(dim=0) if ln2.is_layernorm else weight
+            self._mid_in = self._in - self._in.mean(dim=0) if ln2.is_layernorm else self._in
             self._heads_in = self._o @ self._mid_in
 
     def z(
@@ -129,10 +227,7 @@ class ReplayLayer:
         return parted, None if bias is None else rearrange(bias, "(part d) -> part 1 d", d=width)
 
     def _pre(self, mid: Float[Tensor, "batch pos d_model"], scratch: Scratch) -> Float[Tensor, "batch pos d_mlp"]:
-        x = scratch.take("with ones", (*mid.shape[:-1], mid.shape[-1] + ONES), mid)
-        x[..., self.config.d_model :] = 1.0
-        normed(mid, self.config, x[..., : self.config.d_model])
-        return self._product("hidden", x, self._in, None, scratch)
+        return self._product("hidden", self._normed(mid, scratch), self._in, self._in_bias, scratch)
 
     def _biased(
         self, mid: Float[Tensor, "batch pos d_model"], mid_in: Float[Tensor, "batch pos d_mlp"]
@@ -140,7 +235,7 @@ class ReplayLayer:
         return torch.addcmul(self._in_bias, mid_in, norm_scale(mid, self.config), out=mid_in)
 
     def _normed(self, x: Float[Tensor, "batch pos d_model"], scratch: Scratch) -> Float[Tensor, "batch pos d_model"]:
-        return normed(x, self.config, scratch.take("normed", tuple(x.shape), x))
+        return normed(x, self.config, scratch)
 
     def _product(
         self,
@@ -160,12 +255,12 @@ class ReplayLayer:
 
 
 def normed(
-    x: Float[Tensor, "batch pos d_model"], config: TransformerConfig, out: Float[Tensor, "batch pos d_model"]
+    x: Float[Tensor, "batch pos d_model"], config: TransformerConfig, scratch: Scratch
 ) -> Float[Tensor, "batch pos d_model"]:
-    """The norm without its weights, written to `out`."""
+    """The norm without its weights."""
     if config.norm == "layernorm":
-        return out.copy_(nn.functional.layer_norm(x, x.shape[-1:], eps=EPS))
-    return torch.mul(x, norm_scale(x, config), out=out)
+        return nn.functional.layer_norm(x, x.shape[-1:], eps=EPS)
+    return torch.mul(x, norm_scale(x, config), out=scratch.take("normed", tuple(x.shape), x))
 
 
 def norm_scale(x: Float[Tensor, "batch pos d_model"], config: TransformerConfig) -> Float[Tensor, "batch pos 1"]:

@@ -144,8 +144,10 @@ class Bijection(WindTunnel):
             return torch.stack([at_keys, at_values], dim=3).flatten(2)[:, :, :-1]
 
         relations = {"spent_value": over_tokens(nothing, earlier), "spent_key": over_tokens(earlier, nothing)}
-        if self.repeats:
-            relations |= {"same_key": over_tokens(same, nothing), "stored_value": over_tokens(nothing, same)}
+        if self.repeats:  # first, since they answer: the others only exclude
+            relations = {
+                "stored_value": over_tokens(nothing, same), "same_key": over_tokens(same, nothing), **relations,
+            }  # fmt: skip
         return relations
 
 

@@ -70,20 +70,23 @@ class _Attaching:
             self.spec = replace(self.spec, score_scale=handed[0][0].scaling)
         plumbing = Plumbing(self.hf, anatomy, is_interface=is_interface)
         passages, functions = self._perturbed(plumbing)
-        statics = Statics(self.hf, anatomy, 1.0)
-        functions = replace(functions, keys=statics.keys if s.TOKEN_KEYS in statics.sites() else None)
+        statics = Statics(self.hf, anatomy, self.spec.d_model, 1.0)
+        if s.TOKEN_INPUTS in statics.sites():
+            functions = replace(functions, projected=statics.projected)
         withheld = disproved(passages, functions, self.spec, self.tokens.shape[1])
         scale = self._embedding_scale(passages[s.RESID_PRE, 0].arrived[0])
         if scale is None:
             reason = "resid_pre of layer 0 is not the token's embedding and something that its position adds"
-            withheld |= dict.fromkeys((s.TOKEN_INPUTS, s.TOKEN_KEYS), reason)
+            withheld |= dict.fromkeys((s.TOKEN_EMBEDDINGS, s.TOKEN_INPUTS, s.TOKEN_KEYS), reason)
+        if s.NORM_WEIGHT in statics.sites() and (layer := statics.misnormed()) is not None:
+            withheld[s.NORM_WEIGHT] = f"what enters W_K in layer {layer} is no norm of the residual stream"
         self._check_causal(plumbing, withheld)
         absent = _absent(anatomy, plumbing, statics)
         return Attached(
             spec=self.spec,
             forward=self.forward,
             plumbing=plumbing,
-            statics=Statics(self.hf, anatomy, scale or 1.0),
+            statics=Statics(self.hf, anatomy, self.spec.d_model, scale or 1.0),
             withheld=absent | withheld,
         )
 
@@ -151,7 +154,7 @@ class _Attaching:
         passages = perturbed_pass(forward, taps.at, taps.sites(), n_layers, amount=_AMOUNT)
         return passages, Functions(
             written=partial(_written, anatomy) if anatomy.writers is not None else None,
-            keys=None,
+            projected=None,
             normed=partial(_normed, anatomy),
             pattern=partial(self._pattern, plumbing.handed, alibi),
             mid_given=lambda layer: given[layer],
@@ -231,9 +234,7 @@ def _normed(anatomy: Anatomy, site: s.Site, x: Float[Tensor, "batch pos head d"]
 
 def _absent(anatomy: Anatomy, plumbing: Plumbing, statics: Statics) -> dict[s.Site, str]:
     """Why a site that other models have is not met here."""
-    reasons = dict[s.Site, str]()
-    if s.TOKEN_KEYS not in statics.sites():
-        reasons |= dict.fromkeys((s.TOKEN_INPUTS, s.TOKEN_KEYS, s.W_K), "its key projection is not known here")
+    reasons = statics.absent()
     if s.K not in anatomy.projections:
         reasons |= dict.fromkeys((s.Q, s.K), "its queries and keys are projected in a way that is not known here")
     if anatomy.output is None:

@@ -64,8 +64,8 @@ class HFModel(Model):
     def point(self, site: s.Site, layer: int) -> nn.Module:
         return self._attached.plumbing.taps.at(site, layer)
 
-    def static(self, site: s.Site, tokens: Int64[Tensor, " token"]) -> Float[Tensor, "layer *axes"]:
-        return self._attached.statics.of(site, tokens)
+    def static(self, site: s.Site, tokens: Int64[Tensor, " token"], layer: int) -> Float[Tensor, "*axes"]:
+        return self._attached.statics.of(site, tokens, layer)
 
     def logits(self, trials: Trials) -> Float[Tensor, "batch query_pos d_vocab"]:
         with evaluating(self._hf), self._attached.plumbing.open():

@@ -1,9 +1,11 @@
 """Sites that are read from the weights, by asking the model's own parts: no weight is touched.
 
-W_K is what the key projection makes of the unit vectors, less what it makes of zero. So it is right for any layout, for
-quantised parts, and for weights that accelerate keeps elsewhere.
+A matrix is what a part makes of the unit vectors, less what it makes of zero; a norm's weight is half of what it makes
+of x, less what it makes of −x. So they are right for any layout, for quantised parts, for norms that multiply by one
+more than their parameter, and for weights that accelerate keeps elsewhere.
 """
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, final
 
 import torch
@@ -11,55 +13,115 @@ from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
 from bayesgeom import sites as s
-from bayesgeom.models.huggingface.anatomy import Anatomy
-from bayesgeom.sites import K, Site
+from bayesgeom.models.huggingface.anatomy import Anatomy, is_close
+from bayesgeom.sites import K, Site, V
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+_LARGE = 64.0  # root mean square at which the ε inside a norm's root no longer shows
+
 
 @final
 class Statics:
-    """Token inputs, token keys and W_K of one model. `scale` multiplies bare embeddings before the first block."""
+    """Embeddings, what a norm makes of them, and matrices. `scale` multiplies embeddings before the first block."""
 
-    def __init__(self, hf: "PreTrainedModel", anatomy: Anatomy, scale: float) -> None:
-        self._hf, self._anatomy, self._scale = hf, anatomy, scale
+    def __init__(self, hf: "PreTrainedModel", anatomy: Anatomy, d_model: int, scale: float) -> None:
+        self._hf, self._anatomy, self._d_model, self._scale = hf, anatomy, d_model, scale
+
+    def absent(self) -> dict[Site, str]:
+        """The sites that the anatomy does not allow, each with the reason."""
+        anatomy, reasons = self._anatomy, dict[Site, str]()
+        if anatomy.key_input is None or K not in anatomy.projections:
+            read = (s.TOKEN_INPUTS, s.TOKEN_KEYS, s.NORM_WEIGHT, s.W_V)
+            reasons |= dict.fromkeys(read, "its key projection is not known here, or what enters it")
+        if K not in anatomy.projections:
+            reasons[s.W_K] = "its key projection is not known here"
+        if V not in anatomy.projections:
+            reasons.setdefault(s.W_V, "its value projection is not known here")
+        if anatomy.output is None or anatomy.writers is None:
+            reasons[s.W_O] = "no part is known to write what its heads give into the residual stream"
+        elif not anatomy.is_plain_write:
+            reasons[s.W_O] = "a norm stands between W_O and the residual stream: no matrix says what one head writes"
+        return reasons
 
     def sites(self) -> frozenset[Site]:
         """Those that the anatomy allows."""
-        if K not in self._anatomy.projections:
-            return frozenset()
-        inputs = {s.TOKEN_INPUTS, s.TOKEN_KEYS} if self._anatomy.key_input is not None else set()
-        return frozenset({s.W_K, *inputs})
+        return frozenset(site for site in s.ALL_SITES if site.is_static).difference(self.absent())
 
     @torch.no_grad()
-    def of(self, site: Site, tokens: Int64[Tensor, " token"]) -> Float[Tensor, "layer *axes"]:
-        """A site for these token ids, all layers."""
-        layers = range(len(self._anatomy.blocks))
-        if site == s.W_K:
-            return torch.stack([self._matrix(layer).cpu() for layer in layers]).to(tokens.device)
-        x = embedded(self._hf, tokens[None]) * self._scale
-        parts = [self.inputs(x, layer) if site == s.TOKEN_INPUTS else self.keys(x, layer) for layer in layers]
-        return torch.stack([part[0].to(tokens.device) for part in parts]).float()
+    def of(self, site: Site, tokens: Int64[Tensor, " token"], layer: int) -> Float[Tensor, "*axes"]:
+        """A site of one layer, for these token ids."""
+        anatomy, d_model = self._anatomy, self._d_model
+        match site:
+            case s.W_K | s.W_V:
+                kind = K if site == s.W_K else V
+                found = self._matrix(lambda x: self._projected(kind, x, layer), d_model).permute(1, 2, 0)
+            case s.W_O:
+                assert anatomy.output is not None, "it is absent otherwise"
+                part, heads = anatomy.part(layer, anatomy.output), anatomy.sizes
+                wide = self._matrix(lambda x: call(part, x), heads.n_heads * heads.d_head)
+                found = wide.unflatten(0, (heads.n_heads, heads.d_head))
+            case s.NORM_WEIGHT:
+                found = self._norm_weight(layer)
+            case _:
+                found = self._of_tokens(site, tokens, layer)[0]
+        return found.to(tokens.device).float()
 
     def inputs(self, resid: Float[Tensor, "batch pos d_model"], layer: int) -> Float[Tensor, "batch pos d_model"]:
         """A residual stream, normed as it enters W_K."""
         path = self._anatomy.key_input
         return call(self._anatomy.part(layer, path), resid) if path else resid
 
-    def keys(self, resid: Float[Tensor, "batch pos d_model"], layer: int) -> Float[Tensor, "batch pos kv_head d_head"]:
-        """The keys of a residual stream, before rotation and norm."""
-        return self._projected(self.inputs(resid, layer), layer)
+    def projected(
+        self, site: Site, resid: Float[Tensor, "batch pos d_model"], layer: int
+    ) -> Float[Tensor, "batch pos kv_head d_head"]:
+        """The keys or values of a residual stream, before rotation and norm."""
+        return self._projected(site, self.inputs(resid, layer), layer)
 
-    def _projected(self, x: Float[Tensor, "batch pos d"], layer: int) -> Float[Tensor, "batch pos kv_head d_head"]:
-        projection = self._anatomy.projections[K]
+    @torch.no_grad()
+    def misnormed(self) -> int | None:
+        """The first layer where what enters W_K is no norm of the stream, times a weight, plus a bias."""
+        x = 3 * torch.randn(1, 5, self._d_model, generator=torch.Generator().manual_seed(0)).to(self._hf.dtype)
+        centred = x - x.mean(dim=-1, keepdim=True)
+        normed = [part * part.float().square().mean(dim=-1, keepdim=True).rsqrt() for part in (x, centred)]
+        for layer in range(len(self._anatomy.blocks)):
+            odd = (self.inputs(x, layer) - self.inputs(-x, layer)).float() / 2
+            weight = self._norm_weight(layer).to(odd.device)
+            expected = [weight * part.to(odd) for part in (normed if self._anatomy.key_input else [x])]
+            if not any(is_close(odd, part) for part in expected):
+                return layer
+        return None
+
+    def _of_tokens(
+        self, site: Site, tokens: Int64[Tensor, " token"], layer: int
+    ) -> Float[Tensor, "batch token *rest"]:
+        embeddings = embedded(self._hf, tokens[None]) * self._scale
+        if site == s.TOKEN_EMBEDDINGS:
+            return embeddings
+        return self.inputs(embeddings, layer) if site == s.TOKEN_INPUTS else self.projected(K, embeddings, layer)
+
+    def _projected(
+        self, site: Site, x: Float[Tensor, "batch pos d"], layer: int
+    ) -> Float[Tensor, "batch pos kv_head d_head"]:
+        projection = self._anatomy.projections[site]
         return projection.take(call(self._anatomy.part(layer, projection.path), x))
 
-    def _matrix(self, layer: int) -> Float[Tensor, "kv_head d_head d_model"]:
-        width = embedded(self._hf, torch.zeros(1, 1, dtype=torch.int64)).shape[-1]
+    def _norm_weight(self, layer: int) -> Float[Tensor, " d_model"]:
+        """Half the difference between what the norm makes of x and of −x, per entry of x / rms: x has no mean."""
+        if not self._anatomy.key_input:
+            return torch.ones(self._d_model)
+        x = torch.ones(self._d_model, dtype=torch.float64)
+        x[self._d_model // 2 :] = -1
+        x = x - x.mean()
+        x = (_LARGE * x / x.square().mean().sqrt()).to(self._hf.dtype)
+        odd = (self.inputs(x[None, None], layer) - self.inputs(-x[None, None], layer)).float()[0, 0] / 2
+        return odd * _LARGE / x.to(odd)
+
+    def _matrix(self, part: Callable[[Tensor], Tensor], width: int) -> Float[Tensor, "width *out"]:
         unit = torch.eye(width + 1, width)[None]  # the last row is zero
-        keys = self._projected(unit.to(self._hf.dtype), layer)[0].float()
-        return (keys[:-1] - keys[-1]).permute(1, 2, 0)
+        rows = part(unit.to(self._hf.dtype))[0].float()
+        return rows[:-1] - rows[-1]
 
 
 def embedded(hf: "PreTrainedModel", tokens: Int64[Tensor, "batch pos"]) -> Float[Tensor, "batch pos d_embed"]:
