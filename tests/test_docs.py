@@ -25,7 +25,7 @@ from typing import final
 import pytest
 
 import bayesgeom
-from bayesgeom import cli
+from bayesgeom import cli, commands
 from bayesgeom.plugins import discover
 from bayesgeom.probes.base import Probe
 from tests.structure.source import ROOT, assert_none, package_sources
@@ -229,7 +229,9 @@ def unknown_commands(page: str) -> Iterator[str]:
             if command is None:
                 yield f"{text}: no such command"
                 continue
-            known = {field.name.replace("_", "-") for field in fields(command)} | {"help"}
+            own = {field.name for field in fields(command)}
+            shared = {field.name for field in fields(commands.Source)} if "source" in own else set()
+            known = {name.replace("_", "-") for name in own | shared} | {"help"}
             yield from (f"{text}: no option --{o}" for o in re.findall(r"--([a-z-]+)", match[2]) if o not in known)
         elif (match := re.match(r"make ([a-z-]+)", text)) and match[1] not in targets:
             yield f"{text}: no such target"
