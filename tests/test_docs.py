@@ -14,6 +14,7 @@ import ast
 import contextlib
 import importlib
 import io
+import json
 import re
 import sys
 import tempfile
@@ -26,6 +27,7 @@ import pytest
 
 import bayesgeom
 from bayesgeom import cli, commands
+from bayesgeom.diagnosis import Diagnosis
 from bayesgeom.plugins import discover
 from bayesgeom.probes.base import Probe
 from tests.structure.source import ROOT, assert_none, package_sources
@@ -317,3 +319,14 @@ if __name__ == "__main__":
         with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
             fresh = refreshed(read(target), argument)
         target.write_text(fresh, encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    "folder", sorted((ROOT / "docs/readings").glob("*/*")), ids=lambda folder: f"{folder.parent.name}/{folder.name}"
+)
+def test_committed_readings_are_of_the_shipped_checkpoint(folder: Path) -> None:
+    shipped = json.loads((ROOT / "checkpoints" / folder.parent.name / "config.json").read_text())
+    shipped = shipped.get("bayesgeom", shipped)
+    reading = Diagnosis.load(folder)
+    assert reading.provenance["model"]["weights_hash"] == shipped["weights_hash"]
+    assert list(reading) == ["ablation" if folder.name == "ablation" else "intervention"]

@@ -1,0 +1,65 @@
+"""The replay's attention against softmax written out: all positions, few rows, large scores, long sequences."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from bayesgeom.models import replay_layer as module
+from bayesgeom.models.replay_layer import ReplayAttention, Scratch
+from bayesgeom.models.transformer import POSITIONS, alibi_bias, rotated
+from tests.ablations.plain import SIZES
+
+HEADS, BATCH, POS, WIDTH = 5, 3, 13, 6
+ROWS = torch.tensor([1, 4, 5, 12])
+
+
+def heads(seed: int, scale: float = 1.0) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return [scale * torch.randn(HEADS, BATCH, POS, WIDTH, generator=generator) for _ in range(3)]
+
+
+def written_out(q: Tensor, k: Tensor, v: Tensor, positions: str) -> Tensor:
+    """[batch, pos, head, d_head], one query at a time, in float64."""
+    q, k, v = (part.permute(1, 2, 0, 3).double() for part in (q, k, v))
+    if positions == "rotary":
+        q, k = rotated(q), rotated(k)
+    bias = alibi_bias(HEADS, POS, q) if positions == "alibi" else torch.zeros(HEADS, POS, POS).double()
+    out = torch.zeros_like(q)
+    for query in range(POS):
+        scores = torch.einsum("bhd,bkhd->bhk", q[:, query], k[:, : query + 1]) + bias[:, query, : query + 1]
+        out[:, query] = torch.einsum("bhk,bkhd->bhd", scores.softmax(-1), v[:, : query + 1])
+    return out
+
+
+@pytest.mark.parametrize("scale", [1.0, 30.0])
+@pytest.mark.parametrize("longest", [1, module.LONGEST])
+@pytest.mark.parametrize("positions", POSITIONS)
+def test_attention_is_softmax_over_visible_keys(
+    positions: str, longest: int, scale: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Scores up to some thousands: far past what exp can hold in float32."""
+    monkeypatch.setattr(module, "LONGEST", longest)
+    attention, scratch = ReplayAttention(replace(SIZES, positions=positions)), Scratch()
+    q, k, v = heads(0, scale)
+    expected = written_out(q, k, v / scale, positions).float()
+    whole = attention.z(q, k, v / scale, None, scratch)
+    torch.testing.assert_close(whole, expected, atol=1e-5 * scale, rtol=0)
+    asked = attention.z(q[:, :, ROWS].contiguous(), k, v / scale, ROWS, scratch)
+    torch.testing.assert_close(asked, expected[:, ROWS], atol=1e-5 * scale, rtol=0)
+
+
+def test_a_broken_value_stays_broken() -> None:
+    q, k, v = heads(1)
+    k[2, 1, 3] = torch.nan
+    z = ReplayAttention(SIZES).z(q, k, v, None, Scratch())
+    assert z[1, 3:, 2].isnan().all() and z[0].isfinite().all()
+
+
+def test_a_buffer_is_used_again_and_grows() -> None:
+    scratch, like = Scratch(), torch.zeros(1)
+    first = scratch.take("a", (7, 5), like)
+    assert scratch.take("a", (5, 7), like).data_ptr() == first.data_ptr() != scratch.take("b", (7, 5), like).data_ptr()
+    larger = scratch.take("a", (11, 5), like)
+    assert larger.shape == (11, 5) and scratch.take("a", (7, 5), like).data_ptr() == larger.data_ptr()
