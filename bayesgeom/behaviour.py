@@ -1,18 +1,19 @@
 """From answer log-probabilities to `Behaviour`: the one place where predictions are scored against the posterior."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import final
 
 import numpy as np
 import torch
-from jaxtyping import Float, Float64
+from jaxtyping import Bool, Float, Float64
 from torch import Tensor
 
 from bayesgeom.activations import Behaviour
 from bayesgeom.information import NATS_PER_BIT, entropy_bits, kl_bits, total_variation
 from bayesgeom.trials import Trials
 
+_AT_ONCE = 2**15  # logits reduced together: what stays in the processor's cache
 _SHARED = ("exact_entropy_bits", "leak")  # of a null predictor: the trials' own, and none
 
 
@@ -34,23 +35,50 @@ def behaviour(
     )
 
 
-def open_ended_behaviour(logits: Float[Tensor, "batch query_pos d_vocab"]) -> Behaviour:
+def open_ended_behaviour(entropy_bits: Float64[Tensor, "batch query_pos"]) -> Behaviour:
     """Behaviour on text whose posterior nobody knows: the entropy over the whole vocabulary, and NaN for the rest."""
-    entropy = _array(entropy_bits(logits.double().softmax(-1)))
+    entropy = _array(entropy_bits)
     unknown = np.full_like(entropy, np.nan)
     return Behaviour(
         **dict.fromkeys((field.name for field in fields(Behaviour)), unknown) | {"model_entropy_bits": entropy}
     )
 
 
+def whole_entropy_bits(logits: Float[Tensor, "batch query_pos d_vocab"]) -> Float64[Tensor, "batch query_pos"]:
+    """Entropy over the vocabulary, log Z − Σ p l, a few positions at a time.
+
+    Exponentials are taken in the logits' own precision, or float32 where that is less: logits say no more. Not finite
+    where any logit is not.
+    """
+    found = []
+    for rows in _rows(logits):
+        wide = rows.float() if rows.dtype != torch.float64 else rows
+        below = wide - wide.amax(-1, keepdim=True)
+        weights = below.exp()
+        total, mean = weights.sum(-1).double(), torch.linalg.vecdot(weights, below).double()
+        found.append((total.log() - mean / total) / NATS_PER_BIT)
+    return torch.cat(found).reshape(logits.shape[:2])
+
+
+def are_finite(logits: Float[Tensor, "batch query_pos d_vocab"]) -> Bool[Tensor, " batch"]:
+    """Whether every logit of a sequence is a number: a sum over what is none is none."""
+    return logits.sum(-1, dtype=torch.promote_types(logits.dtype, torch.float32)).isfinite().all(-1)
+
+
 def answer_log_probabilities(
     logits: Float[Tensor, "batch query_pos d_vocab"], trials: Trials
 ) -> tuple[Float64[Tensor, "batch query_pos answer"], Float64[Tensor, "batch query_pos"]]:
     """Natural-log probabilities renormalised over the answers, in float64, and the leak: the probability elsewhere."""
-    log_all = logits.double().log_softmax(-1)
-    log_answers = log_all[..., trials.answers]
+    total = torch.cat([rows.double().logsumexp(-1) for rows in _rows(logits)]).reshape(logits.shape[:2])
+    log_answers = logits[..., trials.answers].double() - total[..., None]
     inside = log_answers.logsumexp(-1, keepdim=True)
     return log_answers - inside, torch.expm1(inside[..., 0].clamp_max(0.0)).abs()
+
+
+def _rows(logits: Float[Tensor, "batch query_pos d_vocab"]) -> Sequence[Float[Tensor, "row d_vocab"]]:
+    """Positions of all sequences, a few at a time: vocabularies are large, and float64 copies larger."""
+    rows: Sequence[Tensor] = logits.flatten(0, 1).split(max(1, _AT_ONCE // logits.shape[-1]))
+    return rows
 
 
 def predicted_behaviour(trials: Trials, probabilities: Float64[Tensor, "batch query_pos answer"]) -> Behaviour:
@@ -87,9 +115,9 @@ class BehaviourLog:
             scored |= {(f"null {name}", field): own[field] for field in own if field not in _SHARED}
         self._write(scored)
 
-    def add_open_ended(self, logits: Float[Tensor, "batch query_pos d_vocab"]) -> None:
+    def add_open_ended(self, entropy_bits: Float64[Tensor, "batch query_pos"]) -> None:
         """Write down the next block of text whose posterior nobody knows."""
-        own = open_ended_behaviour(logits)
+        own = open_ended_behaviour(entropy_bits)
         unknown = {("exact", field): own.kl_bits for field in ("answer_log2", "correct")}
         self._write(_columns_of("model", own) | unknown)
 

@@ -59,10 +59,10 @@ def diagnose(
     blocks = stream.blocks(n)  # here, so that a bad n or task is refused before the copies run
     fresh: dict[str, list[Report]] = {name: [] for name in plan.served}
     for index in range(nulls):
-        copy = subject.fresh(derived_seed(seed, _FRESH, index))
-        run = _run(copy, chosen, stream.blocks(min(n, N_RECORDED)), plan.sites, seed)
-        for name, probe in plan.served.items():
-            fresh[name].append(probe.measure(run))
+        # No name holds a copy: it is gone before the next is made, and before the model itself is run.
+        found = _untrained(subject.fresh(derived_seed(seed, _FRESH, index)), plan, stream, min(n, N_RECORDED), seed)
+        for name, report in found.items():
+            fresh[name].append(report)
     run = _run(subject, chosen, blocks, plan.sites, seed, progress=-(-n // 128))
     reports = {name: probe.measure(run, fresh[name]) for name, probe in plan.served.items()}
     if ablations:
@@ -136,6 +136,12 @@ def _require_trials(needs: Needs, trials: Trials, by: str) -> None:
     if needs.groups and len(trials.group_names) < 2:
         kinds = ", ".join(trials.group_names) or "one kind"
         raise TaskMismatch(f"{by} compares sequences of several kinds; this task has {kinds}.")
+
+
+def _untrained(copy: Model, plan: _Plan, stream: _Stream, n: int, seed: int) -> dict[str, Report]:
+    """What every probe says of a copy at initialisation."""
+    run = _run(copy, stream.task, stream.blocks(n), plan.sites, seed)
+    return {name: probe.measure(run) for name, probe in plan.served.items()}
 
 
 def _run(

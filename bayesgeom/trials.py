@@ -65,8 +65,19 @@ class Trials:
         return int(self.scored[0].sum())
 
     def at_scored(self, values: Shaped[Tensor, "batch pos *rest"]) -> Shaped[Tensor, "batch query_pos *rest"]:
-        """The rows of `values` at the scored positions of each sequence."""
+        """The rows of `values` at the scored positions of each sequence; a view of them where that can be."""
+        if (evenly := self._even_positions()) is not None:
+            return values[:, evenly]
         return values[self.scored].reshape(len(self), self.n_scored, *values.shape[2:])
+
+    def _even_positions(self) -> slice | None:
+        """The scored positions, where they are the same in every sequence and evenly spaced."""
+        if not len(self) or not torch.equal(self.scored, self.scored[:1].expand_as(self.scored)):
+            return None
+        first, *rest = self.scored[0].nonzero()[:, 0].tolist() or [0]
+        step = rest[0] - first if rest else 1
+        is_even = rest == list(range(first + step, first + step * (len(rest) + 1), step))
+        return slice(first, first + step * len(rest) + 1, step) if is_even and self.n_scored else None
 
     def scored_positions(self) -> Int64[Tensor, "batch query_pos"]:
         """Index of each scored position in its sequence."""

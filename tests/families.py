@@ -187,6 +187,7 @@ _LLAMA: dict[str, Any] = {
 }  # fmt: skip
 _WIDE = _LLAMA | {"split": _separate(14), "d_head": 14, "n_rot": 14}
 _POST = ("post_attention_layernorm", "post_feedforward_layernorm")
+_NORMED_WRITE = frozenset({"W_O"})  # a norm stands between W_O and the stream
 _NO_IDS: dict[str, Any] = {"bos_token_id": None, "eos_token_id": None}
 _TYPES = ["sliding_attention", "full_attention", "sliding_attention"]
 _SLIDING: dict[str, Any] = {"sliding_window": 5, "layer_types": _TYPES, "query_pre_attn_scalar": 11, "head_dim": 14}
@@ -232,6 +233,7 @@ ATTENTION: dict[str, Family] = {
         build=lambda t: t.Gemma2ForCausalLM(t.Gemma2Config(**_sizes(**_SLIDING), attn_logit_softcapping=2.0)),
         **_WIDE | {
             "adds": _POST, "scale": 11**-0.5, "softcap": 2.0, "window": lambda layer: None if layer == 1 else 5,
+            "withheld": _NORMED_WRITE,
         },
     ),
     "gemma3": Family(
@@ -239,10 +241,12 @@ ATTENTION: dict[str, Family] = {
         **_WIDE | {
             "adds": _POST, "scale": 11**-0.5, "normed": _gemma3_norm,
             "base": lambda layer: 1e6 if layer == 1 else 1e4, "window": lambda layer: None if layer == 1 else 5,
+            "withheld": _NORMED_WRITE,
         },
     ),
     "olmo2": Family(
-        build=lambda t: t.Olmo2ForCausalLM(t.Olmo2Config(**_sizes())), **_LLAMA | {"adds": _POST, "normed": _olmo2_norm}
+        build=lambda t: t.Olmo2ForCausalLM(t.Olmo2Config(**_sizes())),
+        **_LLAMA | {"adds": _POST, "normed": _olmo2_norm, "withheld": _NORMED_WRITE},
     ),
     "opt": Family(
         build=lambda t: t.OPTForCausalLM(
@@ -276,7 +280,7 @@ ATTENTION: dict[str, Family] = {
         ),
         blocks="transformer.h", attention="self_attention", output="dense",
         adds=("self_attention.dense", "mlp.dense_4h_to_h"), split=_thirds(7), d_head=7, is_alibi=True,
-        withheld=frozenset({"token_inputs", "token_keys"}),
+        withheld=frozenset({"token_embeddings", "token_inputs", "token_keys"}),
     ),
 }  # fmt: skip
 RECURRENT: dict[str, Callable[[Any], Any]] = {

@@ -8,7 +8,14 @@ import torch
 from torch import Tensor
 
 from bayesgeom.activations import Behaviour
-from bayesgeom.behaviour import BehaviourLog, answer_log_probabilities, behaviour, predicted_behaviour
+from bayesgeom.behaviour import (
+    BehaviourLog,
+    answer_log_probabilities,
+    are_finite,
+    behaviour,
+    predicted_behaviour,
+    whole_entropy_bits,
+)
 from bayesgeom.tasks.bijection import Bijection
 from bayesgeom.trials import Trials
 
@@ -163,3 +170,22 @@ def test_a_log_takes_a_bounded_share_more_than_it_needs() -> None:
         log.add(trials, *answers, {})
         rows = log.finished()[0].kl_bits.base
         assert rows is not None and n <= len(rows) < 2 * n + 1
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("d_vocab", [3, 70_001])
+def test_entropy_over_the_vocabulary_is_its_definition(dtype: torch.dtype, d_vocab: int) -> None:
+    """Vocabularies beyond what is reduced at a time, and logits far from 0."""
+    logits = 5 * torch.randn(2, 3, d_vocab, generator=torch.Generator().manual_seed(0)).to(dtype) + 1_000
+    p = logits.double().softmax(-1)
+    expected = -torch.xlogy(p, p).sum(-1) / math.log(2)
+    torch.testing.assert_close(whole_entropy_bits(logits), expected, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_a_single_logit_that_is_no_number_is_found(value: float) -> None:
+    for dtype in (torch.float16, torch.bfloat16, torch.float32):
+        logits = torch.full((3, 5, 1_009), 1e4, dtype=dtype)
+        logits[1, 4, 1_008] = value
+        assert are_finite(logits).tolist() == [True, False, True]
+        assert whole_entropy_bits(logits).isfinite().all(-1).tolist() == [True, False, True]

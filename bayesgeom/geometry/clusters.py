@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Bool, Float, Float64, Int64
 from torch import Tensor
 
-from bayesgeom.geometry.pca import covariance, principal_axes
+from bayesgeom.geometry.pca import cloud_axes
 
 MAX_STEPS, N_STARTS, N_AXES = 30, 2, 10
 
@@ -21,15 +21,20 @@ def cluster_clouds(
     points: Float[Tensor, "cloud point d"], counts: Sequence[int], generator: torch.Generator
 ) -> tuple[Int64[Tensor, "count cloud point"], Float64[Tensor, "cloud count"], Float64[Tensor, "cloud count"]]:
     """k-means on leading principal axes: labels, silhouettes, and those of Gaussian clouds of that covariance."""
-    variances, axes = principal_axes(covariance(points))
-    centred = points - points.mean(dim=1, keepdim=True)
-    leading = centred @ axes[:, :, :N_AXES].to(points)
+    leading, deviations = (torch.stack(parts) for parts in zip(*map(_leading, points), strict=True))
     noise = torch.randn(leading.shape, generator=generator, dtype=points.dtype).to(points)
-    clouds = torch.cat([leading, noise * variances[:, None, :N_AXES].sqrt().to(points)])
+    clouds = torch.cat([leading, noise * deviations[:, None]])
     labels = k_means(clouds, counts, n_starts=N_STARTS, generator=generator)
     distances = torch.cdist(clouds, clouds)
     scores = torch.stack([silhouette(distances, found, k) for found, k in zip(labels, counts, strict=True)], dim=1)
     return labels[:, : len(points)], scores[: len(points)], scores[len(points) :]
+
+
+def _leading(points: Float[Tensor, "point d"]) -> tuple[Float[Tensor, "point axis"], Float[Tensor, " axis"]]:
+    """A cloud along its leading principal axes, and its standard deviation there."""
+    variances, axes = cloud_axes(points)
+    along = (points - points.mean(dim=0)) @ axes[:, :N_AXES].to(points)
+    return along, variances[:N_AXES].sqrt().to(points)
 
 
 def k_means(

@@ -14,7 +14,7 @@ from jaxtyping import Float, Float32, Float64, Int64
 from torch import Tensor
 
 from bayesgeom.geometry.correlation import ranks
-from bayesgeom.geometry.pca import covariance, participation_ratio, principal_axes, variance_shares
+from bayesgeom.geometry.pca import cloud_axes, covariance, participation_ratio, principal_axes, variance_shares
 from bayesgeom.geometry.regression import (
     SplitMoments,
     even_knots,
@@ -25,7 +25,7 @@ from bayesgeom.geometry.regression import (
     without_level_means,
 )
 
-N_KNOTS = 5
+N_KNOTS, N_AXES = 5, 3
 SHAPES = ("pc1_share", "pc12_share", "participation_ratio")
 RELATIONS = ("spearman", "pearson", "partial_spearman", "entropy_r2", "curve_share")
 _COLLINEAR = 1e-9  # a spline of few distinct entropies has columns to spare
@@ -52,7 +52,10 @@ class EntropyScale:
 @final
 @dataclass(frozen=True, kw_only=True)
 class CloudStatistics:
-    """What one cloud says. `relation` to entropy has one value per draw: true entropies first, then the shuffles."""
+    """What one cloud says. `relation` to entropy has one value per draw: true entropies first, then the shuffles.
+
+    `axes` are the first `N_AXES` principal ones.
+    """
 
     shape: dict[str, float]
     relation: dict[str, Float64[np.ndarray, " draw"]]
@@ -96,9 +99,7 @@ def cloud_statistics(points: Float[Tensor, "point d"], scale: EntropyScale) -> C
     """
     centred = points - points[: scale.n_fit].mean(dim=0)
     moments = split_moments(centred, scale.columns.flatten(1).to(points), scale.n_fit)
-    offset = centred.mean(dim=0).double()
-    total = (moments.fit_gram + moments.score_gram) / len(points) - torch.outer(offset, offset)
-    variances, axes = principal_axes(total)
+    variances, axes = _axes(points, centred, moments)
     first = (centred @ axes[:, 0].to(points.dtype)).cpu().numpy().astype(np.float64)[:, None]
     rank = ranks(first)
     at_level = unit_columns(without_level_means(rank, scale.level))
@@ -116,8 +117,18 @@ def cloud_statistics(points: Float[Tensor, "point d"], scale: EntropyScale) -> C
             "entropy_r2": _entropy_r2(moments, scale),
             "curve_share": _curve_share(moments, scale),
         },
-        axes=axes,
+        axes=axes[:, :N_AXES].clone(),
     )
+
+
+def _axes(
+    points: Float[Tensor, "point d"], centred: Float[Tensor, "point d"], moments: SplitMoments
+) -> tuple[Float64[Tensor, " axis"], Float64[Tensor, "d axis"]]:
+    """Principal axes; the second moments are at hand where there are as many points as dimensions."""
+    if len(points) < points.shape[1]:
+        return cloud_axes(points)
+    offset = centred.mean(dim=0).double()
+    return principal_axes((moments.fit_gram + moments.score_gram) / len(points) - torch.outer(offset, offset))
 
 
 def tabulated(clouds: Sequence[Sequence[CloudStatistics]]) -> dict[str, Float64[np.ndarray, "site layer"]]:
@@ -150,9 +161,7 @@ def view(
     The first axis is turned to where entropy grows. `curve_share` scores curves of this form; all points fit this one.
     """
     cloud = points.double().cpu()
-    coordinates = (cloud - cloud.mean(dim=0)) @ torch.nn.functional.pad(axes.cpu(), (0, max(0, 3 - axes.shape[1])))[
-        :, :3
-    ]
+    coordinates = (cloud - cloud.mean(dim=0)) @ torch.nn.functional.pad(axes.cpu(), (0, N_AXES - axes.shape[1]))
     if float(coordinates[:, 0] @ torch.from_numpy(entropy - entropy.mean())) < 0:
         coordinates[:, 0].neg_()
     knots = even_knots(entropy, N_KNOTS)

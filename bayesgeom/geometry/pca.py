@@ -22,9 +22,26 @@ def principal_axes(
     The sign of an axis means nothing; here its largest entry is positive, so that equal clouds give equal axes.
     """
     variances, axes = torch.linalg.eigh(covariances)
-    variances, axes = variances.flip(-1).clamp_min(0.0), axes.flip(-1)
+    return variances.flip(-1).clamp_min(0.0), _turned(axes.flip(-1))
+
+
+def cloud_axes(
+    points: Float[Tensor, "point d"],
+) -> tuple[Float64[Tensor, " axis"], Float64[Tensor, "d axis"]]:
+    """`principal_axes` of the points' covariance, no more of them than points.
+
+    Fewer points than dimensions have their axes in the span of the points: nothing d × d is made.
+    """
+    if len(points) >= points.shape[1]:
+        return principal_axes(covariance(points))
+    centred = (points - points.mean(dim=0)).double()
+    _, lengths, axes = torch.linalg.svd(centred, full_matrices=False)
+    return lengths**2 / len(points), _turned(axes.T)
+
+
+def _turned(axes: Float64[Tensor, "*batch d axis"]) -> Float64[Tensor, "*batch d axis"]:
     largest = axes.gather(-2, axes.abs().argmax(dim=-2, keepdim=True))
-    return variances, axes * torch.where(largest < 0, -1.0, 1.0)
+    return axes * torch.where(largest < 0, -1.0, 1.0)
 
 
 def variance_shares(variances: Float64[Tensor, "*batch d"]) -> Float64[Tensor, "*batch d"]:

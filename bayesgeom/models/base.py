@@ -10,9 +10,9 @@ from jaxtyping import Float, Float64, Int64
 from torch import Tensor, nn
 
 from bayesgeom.activations import ModelSpec, Run
-from bayesgeom.behaviour import BehaviourLog, answer_log_probabilities
+from bayesgeom.behaviour import BehaviourLog, answer_log_probabilities, are_finite, whole_entropy_bits
 from bayesgeom.errors import InvalidArgument, MissingSite, NonFinite, TaskMismatch
-from bayesgeom.models.recorder import Recorder, bytes_per_sequence
+from bayesgeom.models.recorder import Recorder, bytes_of_pass, bytes_per_sequence
 from bayesgeom.models.replayer import Replayer
 from bayesgeom.sites import Site
 from bayesgeom.tasks.base import WindTunnel
@@ -85,7 +85,8 @@ class Model(ABC):
         """One pass over a stream of trials: behaviour of all, the recorded sites of the first `n_recorded`.
 
         In evaluation mode and without gradients; every submodule's former mode is restored, and only hooks set here are
-        removed, also after an exception. Fewer than `n_recorded` are kept where the byte budget would be passed.
+        removed, also after an exception. Fewer than `n_recorded` are kept where the byte budget would be passed, and a
+        block whose pass would need more than that is run in parts.
 
         **Raises** `MissingSite`, `TaskMismatch`, `NonFinite`, and `HookFault` when a site did not fire once per pass.
         """
@@ -149,7 +150,9 @@ class Model(ABC):
             # A block that only begins within the room is cut there, so that the rest of it runs without hooks.
             cuts = (block.rows(slice(0, room)), block.rows(slice(room, None))) if 0 < room < len(block) else (block,)
             for cut in cuts:
-                yield cut, room > 0
+                at_once = max(1, budget_bytes // bytes_of_pass(self.spec, cut))
+                for rows in torch.arange(len(cut)).tensor_split(-(-len(cut) // at_once)):  # even parts
+                    yield cut.rows(slice(int(rows[0]), int(rows[-1]) + 1)), room > 0
                 room = max(0, room - len(cut))
 
     @final
@@ -165,13 +168,17 @@ class Model(ABC):
         for trials, is_kept in passes:
             with recorder.recording(trials, is_on=is_kept):
                 logits = self.logits(trials)
-            n_bad += int((~logits.isfinite().all(-1).all(-1)).sum())
             if trials.has_posterior:
+                is_sound = are_finite(logits)
                 log_answers, leak = answer_log_probabilities(logits, trials)
                 log.add(trials, log_answers, leak, null_predictives(trials) if null_predictives else {})
             else:
-                log_answers = logits[..., :0].double()
-                log.add_open_ended(logits)
+                entropy = whole_entropy_bits(logits)
+                is_sound = entropy.isfinite().all(-1)  # no logit goes unseen
+                log_answers = entropy.new_zeros(*entropy.shape, 0)
+                log.add_open_ended(entropy)
+            del logits  # before the next ones are made
+            n_bad += int((~is_sound).sum())
             if is_kept:
                 kept.append(_Kept(trials=trials, log_answers=log_answers))
         if not log.n:

@@ -64,22 +64,24 @@ class HookedModel(Model):
     def point(self, site: s.Site, layer: int) -> nn.Module:
         return self._transformer.get_submodule(f"blocks.{layer}.{self._points[site]}")
 
+    @torch.no_grad()
     def static(self, site: s.Site, tokens: Int64[Tensor, " token"], layer: int) -> Float[Tensor, "*axes"]:
         attention, norm = self._attention(layer), self._norm(layer)
         embedded: Tensor = self._transformer.embed(tokens)
+        inputs: Tensor = norm(embedded)
         match site:
             case s.TOKEN_EMBEDDINGS:
                 return embedded
             case s.TOKEN_INPUTS:
-                return norm(embedded)
+                return inputs
             case s.NORM_WEIGHT:
-                return norm.w
+                return norm.w.detach()
             case s.W_V:
                 return self._heads(attention.W_V.weight)
             case s.W_O:
                 return self._heads(attention.W_O.weight.T)
         weight = self._heads(attention.W_K.weight)
-        return weight if site == s.W_K else einsum(norm(embedded), weight, "token m, h d m -> token h d")
+        return weight if site == s.W_K else einsum(inputs, weight, "token m, h d m -> token h d")
 
     def logits(self, trials: Trials) -> Float[Tensor, "batch query_pos d_vocab"]:
         return trials.at_scored(self._transformer(trials.tokens))
@@ -113,7 +115,7 @@ class HookedModel(Model):
         return norm
 
     def _heads(self, weight: Float[Tensor, "hd m"]) -> Float[Tensor, "head d_head m"]:
-        return rearrange(weight, "(h d) m -> h d m", h=self.spec.n_heads)
+        return rearrange(weight.detach(), "(h d) m -> h d m", h=self.spec.n_heads)
 
     def _find(self, paths: tuple[str, ...]) -> str | None:
         known = {name.removeprefix("blocks.0.") for name in self._transformer.hook_dict if name.startswith("blocks.0.")}

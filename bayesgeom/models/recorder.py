@@ -130,5 +130,15 @@ def bytes_per_sequence(spec: ModelSpec, sites: Sequence[Site], trials: Trials) -
     return 4 * spec.n_layers * sum(math.prod(sizes.get(axis, spec.d_model) for axis in site.axes) for site in sites)
 
 
+def bytes_of_pass(spec: ModelSpec, trials: Trials) -> int:
+    """What one sequence of these takes while it is run, in float32: the widest layer's, patterns, and logits.
+
+    Logits are made at every position that is scored in any of the sequences.
+    """
+    n_pos, n_asked = trials.tokens.shape[1], int(trials.scored.any(dim=0).sum())
+    stream = n_pos * (4 * spec.d_model + 3 * spec.d_mlp)
+    return 4 * (stream + 2 * spec.n_heads * n_pos**2 + 2 * n_asked * spec.d_vocab)
+
+
 def _widths(spec: ModelSpec) -> dict[str, int]:
     return {"head": spec.n_heads, "kv_head": spec.n_kv_heads, "d_head": spec.d_head, "d_model": spec.d_model}

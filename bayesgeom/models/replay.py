@@ -8,6 +8,7 @@ Norm weights are folded into the matrices that follow and q, k, v share one prod
 fewer passes over memory. The module itself is never touched.
 """
 
+import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import final
@@ -25,8 +26,6 @@ from bayesgeom.models.transformer import Transformer
 from bayesgeom.sites import ATTN_OUT, MLP_OUT, RESID_MID, RESID_POST, RESID_PRE, Site, Z
 from bayesgeom.trials import Trials
 
-MID_IN = Site("mid_in", ("batch", "pos", "d_mlp"))  # a replay's own: the MLP's input product, before norm and bias
-
 
 @final
 class Replay:
@@ -36,6 +35,8 @@ class Replay:
         self.module, self.n_layers = module, module.config.n_layers
         self._layers = [ReplayLayer(module, layer) for layer in range(self.n_layers)]
         self._scratch = Scratch()
+        self._mid_in_of: weakref.ref[Baseline] | None = None
+        self._mid_in: dict[int, Tensor] = {}
         output = module.embed if module.config.tied else module.unembed
         with torch.no_grad():
             self._output, self._output_bias = folded(module.ln_final, output.weight, None)
@@ -57,8 +58,8 @@ class Replay:
             held[Z, index] = layer.z(resid, None, self._scratch).clone()
             held[ATTN_OUT, index] = layer.attn_out(held[Z, index], self._scratch).clone()
             held[RESID_MID, index] = resid + held[ATTN_OUT, index]
-            mid_in = layer.mid_in(held[RESID_MID, index], self._scratch)
-            held[MID_IN, index] = mid_in.clone()
+            # By the product that heads' edits start from, so that one without effect leaves every bit as it is.
+            mid_in = layer.mid_in(held[RESID_MID, index], self._scratch.take("hidden", self._wide(resid), resid))
             held[MLP_OUT, index] = layer.mlp_out_of(held[RESID_MID, index], mid_in, self._scratch).clone()
             held[RESID_POST, index] = resid = held[RESID_MID, index] + held[MLP_OUT, index]
         return Baseline(rows=rows, held=held, logits=self._logits(resid[:, rows]))
@@ -81,6 +82,22 @@ class Replay:
     def _logits(self, resid: Float[Tensor, "batch pos d_model"]) -> Float[Tensor, "batch pos d_vocab"]:
         x = normed(resid, self.module.config, self._scratch)
         return x @ self._output if self._output_bias is None else x @ self._output + self._output_bias
+
+    def mid_in(self, baseline: Baseline, index: int) -> Float[Tensor, "batch pos d_mlp"]:
+        """A baseline's MLP input before the norm's scale and the bias: made once, and kept until another is asked for.
+
+        Held for the latest baseline alone, in buffers that stay: it is the largest activation of a layer.
+        """
+        if self._mid_in_of is None or self._mid_in_of() is not baseline:
+            self._mid_in_of, self._mid_in = weakref.ref(baseline), {}
+        if index not in self._mid_in:
+            mid = baseline.held[RESID_MID, index]
+            out = self._scratch.take(f"mid_in {index}", self._wide(mid), mid)
+            self._mid_in[index] = self._layers[index].mid_in(mid, out)
+        return self._mid_in[index]
+
+    def _wide(self, resid: Float[Tensor, "batch pos d_model"]) -> tuple[int, int, int]:
+        return len(resid), resid.shape[1], self.module.config.d_mlp
 
     def layer(self, index: int) -> ReplayLayer:
         """The arithmetic of one layer."""
@@ -147,7 +164,7 @@ class _Batch:
     def _after_heads(self, index: int) -> Float[Tensor, "stacked pos d_model"]:
         """The layer's output where heads' z is replaced: d_head wide changes of the residual and the MLP's input."""
         layer, reference, n = self.replay.layer(index), _Cut(self.reference, self._rows(index)), len(self.variants)
-        z, mid, mid_in = self._base(Z, index), self._stacked(RESID_MID, index), self._stacked(MID_IN, index)
+        z, mid, mid_in = self._base(Z, index), self._stacked(RESID_MID, index), self._stacked_mid_in(index)
         for variant, *own in zip(self.variants, mid.chunk(n), mid_in.chunk(n), strict=True):
             edit = next(edit for edit in variant if (edit.site, edit.layer) == (Z, index))
             assert isinstance(edit, Replace) and edit.heads is not None, "checked by _has_heads_alone"
@@ -225,9 +242,16 @@ class _Batch:
         return values if rows is None else values[:, rows]
 
     def _stacked(self, site: Site, index: int, *, cut: bool = True) -> Float[Tensor, "stacked pos *rest"]:
-        values = self._base(site, index) if cut else self.baseline.held[site, index]
+        return self._repeated(site.name, self._base(site, index) if cut else self.baseline.held[site, index])
+
+    def _stacked_mid_in(self, index: int) -> Float[Tensor, "stacked pos d_mlp"]:
+        rows, values = self._rows(index), self.replay.mid_in(self.baseline, index)
+        return self._repeated("mid_in", values if rows is None else values[:, rows])
+
+    def _repeated(self, name: str, values: Float[Tensor, "batch pos *rest"]) -> Float[Tensor, "stacked pos *rest"]:
+        """One copy for each variant."""
         stacked = self.replay.scratch.take(
-            f"stacked {site.name}", (len(self.variants) * len(values), *values.shape[1:]), values
+            f"stacked {name}", (len(self.variants) * len(values), *values.shape[1:]), values
         )
         stacked.unflatten(0, (len(self.variants), -1)).copy_(values.expand(len(self.variants), *values.shape))
         return stacked

@@ -163,9 +163,12 @@ class ReplayLayer:
         hidden = torch.ops.aten.gelu_(self._pre(mid, scratch))
         return self._product("mlp_out", hidden, self._out, self._out_bias, scratch)
 
-    def mid_in(self, mid: Float[Tensor, "batch pos d_model"], scratch: Scratch) -> Float[Tensor, "batch pos d_mlp"]:
-        """What enters the MLP before the norm's scale and the bias: linear in `mid`."""
-        return self._product("hidden", mid, self._mid_in, None, scratch)
+    def mid_in(
+        self, mid: Float[Tensor, "batch pos d_model"], out: Float[Tensor, "batch pos d_mlp"]
+    ) -> Float[Tensor, "batch pos d_mlp"]:
+        """What enters the MLP before the norm's scale and the bias, into `out`: linear in `mid`."""
+        torch.mm(mid.reshape(-1, self.config.d_model), self._mid_in, out=out.view(-1, self.config.d_mlp))
+        return out
 
     def mlp_out_of(
         self, mid: Float[Tensor, "batch pos d_model"], mid_in: Float[Tensor, "batch pos d_mlp"], scratch: Scratch

@@ -6,7 +6,7 @@ import torch
 from scipy.stats import special_ortho_group
 from sklearn.decomposition import PCA
 
-from bayesgeom.geometry.pca import covariance, participation_ratio, principal_axes, variance_shares
+from bayesgeom.geometry.pca import cloud_axes, covariance, participation_ratio, principal_axes, variance_shares
 
 POINTS, D = 31, 7
 
@@ -75,3 +75,15 @@ def test_participation_ratio_counts_directions(variances: list[float], ratio: fl
 def test_a_cloud_that_does_not_vary_has_no_shape() -> None:
     variances, _ = principal_axes(covariance(torch.ones(5, 3)))
     assert variance_shares(variances).isnan().all() and participation_ratio(variances).isnan()
+
+
+@pytest.mark.parametrize("n_points", [2, 3, D - 1, D, POINTS])
+def test_axes_of_few_points_are_those_of_their_covariance(cloud: torch.Tensor, n_points: int) -> None:
+    few = cloud[:n_points]
+    (variances, axes), (expected, whole) = cloud_axes(few), principal_axes(covariance(few))
+    n = min(n_points, D)
+    assert variances.shape == (n,) and axes.shape == (D, n)
+    torch.testing.assert_close(variances, expected[:n])
+    assert (expected[n:] < 1e-12).all(), "nothing is left out"
+    rank = min(n_points - 1, D)  # what does not vary has any axis
+    torch.testing.assert_close(axes[:, :rank], whole[:, :rank])

@@ -23,7 +23,7 @@ from bayesgeom.trials import Trials, concatenate
 
 TASK = Bijection(n_values=11, n_pairs=7)  # 22 ids, 13 positions of which 7 are scored
 SIZES = TransformerConfig(d_vocab=22, n_ctx=13, n_layers=2, n_heads=3, d_model=30, d_mlp=17)
-STATIC = {s.W_K, s.TOKEN_INPUTS, s.TOKEN_KEYS}
+STATIC = {site for site in s.ALL_SITES if site.is_static}
 
 
 def lively(positions: str = "learned") -> HookedModel:
@@ -81,7 +81,12 @@ def test_static_sites_are_the_weights_own_products() -> None:
     embedding = model.module.embed.weight.detach()
     assert run.at(s.W_K).shape == (2, 3, 10, 30) and run.at(s.TOKEN_KEYS).shape == (2, 22, 3, 10)
     for layer, block in enumerate(model.module.blocks):
+        assert torch.equal(run.at(s.TOKEN_EMBEDDINGS)[layer], embedding)
+        assert torch.equal(run.at(s.NORM_WEIGHT)[layer], block.ln1.w.detach())
         for head in range(3):
+            own = slice(10 * head, 10 * (head + 1))
+            assert torch.equal(run.at(s.W_V)[layer, head], block.attn.W_V.weight.detach()[own])
+            assert torch.equal(run.at(s.W_O)[layer, head], block.attn.W_O.weight.detach()[:, own].T)
             rows = block.attn.W_K.weight.detach()[10 * head : 10 * (head + 1)]
             assert torch.equal(run.at(s.W_K)[layer, head], rows)
             for token in range(22):
@@ -215,7 +220,9 @@ def test_a_users_edit_is_what_is_measured() -> None:
 
 def test_missing_sites_name_what_there_is() -> None:
     model = lively()
-    with pytest.raises(MissingSite, match=r"this run reads site 'state', which tiny has not\. It exposes: W_K, attn"):
+    with pytest.raises(
+        MissingSite, match=r"this run reads site 'state', which tiny has not\. It exposes: W_K, W_O, W_V, attn"
+    ):
         model.run(blocks(5), record=(s.Z, s.STATE))
     with pytest.raises(MissingSite, match=r"site 'k' was not recorded in this run of tiny\. It holds: pattern, z\."):
         model.run(blocks(5), record=(s.Z, s.PATTERN)).at(s.K)
@@ -264,7 +271,7 @@ class Faulty(Model):
     def point(self, site: Site, layer: int) -> nn.Module:
         return self.module[layer]
 
-    def static(self, site: Site, tokens: Tensor) -> Tensor:
+    def static(self, site: Site, tokens: Tensor, layer: int) -> Tensor:
         raise AssertionError("no site is static")
 
     def logits(self, trials: Trials) -> Tensor:

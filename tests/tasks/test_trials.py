@@ -57,6 +57,19 @@ def test_rows_by_index_are_those_sequences(task: WindTunnel) -> None:
     assert_equal(chosen, concatenate([trials.rows(slice(i, i + 1)) for i in index.tolist()]))
 
 
+@pytest.mark.parametrize(
+    "row",
+    [[0, 1, 0, 0, 0], [1, 1, 1, 1, 1], [0, 1, 0, 1, 0], [0, 0, 1, 1, 1], [1, 0, 1, 1, 0], [1, 0, 0, 0, 1]],
+    ids=lambda row: "".join(map(str, row)),
+)
+def test_at_scored_is_the_mask_however_positions_lie(row: list[int]) -> None:
+    values = torch.randn(3, 5, 2, generator=torch.Generator().manual_seed(0))
+    alike = scored_twice([[bool(x) for x in row]] * 3)
+    other = scored_twice([[bool(x) for x in row], [bool(x) for x in reversed(row)], [bool(x) for x in row]])
+    for trials in (alike, other):
+        assert torch.equal(trials.at_scored(values), values[trials.scored].reshape(3, -1, 2))
+
+
 def test_at_scored_reads_each_sequence_in_order() -> None:
     trials = scored_twice([[False, True, False, True, False], [True, True, False, False, False]])
     assert trials.n_scored == 2 and len(trials) == 2

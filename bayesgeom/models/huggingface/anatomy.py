@@ -5,9 +5,10 @@ two whose outputs, added to what entered the block, give what leaves it. The par
 the one that is given exactly that; in a parallel block there is none. Names only say where to look first.
 """
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, final
+from typing import Any, TypeVar, final
 
 import torch
 from jaxtyping import Float, Shaped
@@ -17,6 +18,7 @@ from bayesgeom.errors import InvalidArgument
 from bayesgeom.models.huggingface.projection import Projection, Sizes, projections
 from bayesgeom.sites import K, Site
 
+T = TypeVar("T")
 _OUTPUTS = ("o_proj", "out_proj", "c_proj", "dense", "wo", "out")
 _CLOSE = 1e-3  # of the largest entry: parts that are not the same differ by its size
 
@@ -146,11 +148,16 @@ def first_tensor(output: object) -> Shaped[Tensor, "..."] | None:
 
 def is_close(a: Float[Tensor, "..."] | None, b: Float[Tensor, "..."] | None) -> bool:
     """Whether two activations hold the same numbers to their type's rounding, whatever their shapes."""
+    return difference(a, b) <= 1
+
+
+def difference(a: Float[Tensor, "..."] | None, b: Float[Tensor, "..."] | None) -> float:
+    """Largest difference as a share of b's largest entry and of what rounding may make of it: 1 is barely close."""
     if a is None or b is None or a.numel() != b.numel():
-        return False
+        return math.inf
     tolerance = max(_CLOSE, *(8 * torch.finfo(x.dtype).eps for x in (a, b)))
     a, b = a.double().flatten(), b.to(a.device).double().flatten()
-    return bool((a - b).abs().max() <= tolerance * b.abs().max().clamp_min(1e-12))
+    return float((a - b).abs().max() / (tolerance * b.abs().max().clamp_min(1e-12)))
 
 
 def attention_of(block: nn.Module) -> str | None:
@@ -167,7 +174,10 @@ def _output(block: nn.Module, attention: str, sizes: Sizes) -> str | None:
 
 
 def _writers(seen: Mapping[str, Seen], attention: str, output: str | None) -> tuple[tuple[str, str] | None, str | None]:
-    """The two parts that write, and the one that reads in between."""
+    """The two parts that write, and the one that reads in between.
+
+    Of several that are close the closest: in bfloat16 what is small may be close to anything small.
+    """
     if "" not in seen or seen[""].given is None:
         return None, None
     entered, leaves = seen[""].given, seen[""].gave
@@ -175,12 +185,20 @@ def _writers(seen: Mapping[str, Seen], attention: str, output: str | None) -> tu
     inside = [path for path in wide if path.startswith(f"{attention}.")]
     others = sorted((path for path in wide if path not in inside and path != attention), key=lambda p: p.count("."))
     firsts = [path for path in (attention, output, *others) if path in wide]
-    for first, second in ((a, m) for a in firsts for m in others if m != a):
-        a, m = (seen[path].gave.reshape(entered.shape) for path in (first, second))
-        if is_close(entered + a + m, leaves):
-            readers = (p for p in seen if p and p not in inside and p != attention)
-            return (first, second), next((p for p in readers if is_close(seen[p].given, entered + a)), None)
-    return None, None
+    gave = {path: seen[path].gave.reshape(entered.shape) for path in wide}
+    errors = {(a, m): difference(entered + gave[a] + gave[m], leaves) for a in firsts for m in others if m != a}
+    writers = _least(errors)
+    if writers is None:
+        return None, None
+    middle = entered + gave[writers[0]]
+    readers = (path for path in seen if path and path not in inside and path != attention)
+    return writers, _least({path: difference(seen[path].given, middle) for path in readers})
+
+
+def _least(errors: Mapping[T, float]) -> T | None:
+    """The first of those with the least error, if that is close."""
+    close = {candidate: error for candidate, error in errors.items() if error <= 1}
+    return min(close, key=close.__getitem__, default=None)
 
 
 def _entering(seen: Mapping[str, Seen], projected: Mapping[Site, Projection]) -> str | None:

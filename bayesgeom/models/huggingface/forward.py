@@ -50,4 +50,6 @@ class Forward:
             return trials.at_scored(self.logits(trials.tokens))
         kept, place = trials.scored_positions().unique(return_inverse=True)
         logits = self.logits(trials.tokens, logits_to_keep=kept)
+        if len(kept) == trials.n_scored:  # the same positions in every sequence
+            return logits
         return logits.gather(1, place.to(logits.device)[..., None].expand(*place.shape, logits.shape[-1]))

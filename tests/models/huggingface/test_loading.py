@@ -216,7 +216,7 @@ def test_a_site_whose_identity_fails_is_withheld(llama: Path) -> None:
     hf.model.layers[2].self_attn.register_forward_hook(lambda m, i, out: louder(out))
     model = as_model(hf)
     assert {s.K_ROT, s.PATTERN, s.V, s.MLP_OUT} < model.sites
-    for site in (s.Z, s.ATTN_OUT):
+    for site in (s.Z, s.ATTN_OUT, s.W_O):
         reason = (
             rf"site '{site.name}', which Llama\S+ has not \(identity W_O z \+ b = attn_out fails by .* in layer 2\)"
         )

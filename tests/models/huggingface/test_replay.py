@@ -15,20 +15,10 @@ from bayesgeom.models.huggingface.replay import PrefixReplay
 from bayesgeom.models.plain_loop import PlainLoop
 from bayesgeom.models.replayer import Baseline, entry
 from bayesgeom.models.resolve import as_model, load
-from tests.families import ATTENTION, N_LAYERS, RECURRENT, saved
+from tests.families import ATTENTION, N_LAYERS, RECURRENT
 from tests.models.huggingface.test_sites import text
 
 SITES = (s.RESID_PRE, s.Z, s.ATTN_OUT, s.RESID_MID, s.MLP_OUT, s.RESID_POST)
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    home, made = tmp_path_factory.mktemp("replay"), dict[str, Path]()
-
-    def find(name: str) -> Path:
-        return made.setdefault(name, home / name) if (home / name).exists() else saved(name, home / name)
-
-    return find
 
 
 class Shifted:

@@ -15,7 +15,7 @@ from bayesgeom.errors import MissingSite
 from bayesgeom.models.base import Model
 from bayesgeom.models.resolve import load
 from bayesgeom.trials import Trials
-from tests.families import ATTENTION, D_VOCAB, N_LAYERS, RECURRENT, Family, by_hand, saved
+from tests.families import ATTENTION, D_VOCAB, N_LAYERS, RECURRENT, Family, by_hand
 
 ATOL = 1e-5
 _ALL = frozenset(site.name for site in s.ALL_SITES) - {"state"}
@@ -29,18 +29,6 @@ def text(n: int = 5, n_pos: int = 11, seed: int = 0) -> Trials:
         tokens=tokens, scored=torch.ones_like(tokens, dtype=torch.bool), answers=torch.tensor([2]), predictive=ones,
         belief=ones, realised=torch.full_like(tokens, 2), token_sets={"some": tokens[0, :7].unique()}, relations={},
     )  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    home, made = tmp_path_factory.mktemp("families"), dict[str, Path]()
-
-    def find(name: str) -> Path:
-        if name not in made:
-            made[name] = saved(name, home / name)
-        return made[name]
-
-    return find
 
 
 def plain(folder: Path) -> Any:
@@ -106,35 +94,6 @@ def test_every_site_is_what_attention_by_hand_gives(name: str, folder: Callable[
     torch.testing.assert_close(model.logits(trials), logits, atol=ATOL, rtol=ATOL)
     answers = logits.double().log_softmax(-1)[..., 2]
     torch.testing.assert_close(torch.as_tensor(run.behaviour.leak).double(), 1 - answers.exp(), atol=1e-5, rtol=1e-5)
-
-
-@pytest.mark.parametrize("name", ATTENTION)
-def test_static_sites_are_the_weights_own(name: str, folder: Callable[[str], Path]) -> None:
-    family, model, trials = ATTENTION[name], load(folder(name)), text()
-    hf = plain(folder(name))
-    run = model.run([trials], record=[site for site in model.sites if site.is_static], n_recorded=1)
-    for layer, block in enumerate(hf.get_submodule(family.blocks)):
-        attention = block.get_submodule(family.attention)
-        with torch.no_grad():
-            _, keys, _ = family.split(attention, torch.eye(hf.config.hidden_size)[None])
-            _, offset, _ = family.split(attention, torch.zeros(1, 1, hf.config.hidden_size))
-        torch.testing.assert_close(run.at(s.W_K)[layer], (keys - offset)[0].permute(1, 2, 0), atol=ATOL, rtol=ATOL)
-        if s.TOKEN_KEYS in model.sites:
-            with torch.no_grad():
-                _, expected, _ = family.split(attention, run.at(s.TOKEN_INPUTS)[layer][None])
-            torch.testing.assert_close(run.at(s.TOKEN_KEYS)[layer], expected[0], atol=ATOL, rtol=ATOL)
-
-
-@pytest.mark.parametrize(
-    "name", ["llama", "mistral", "qwen2", "qwen3", "phi", "phi3", "gemma2", "gemma3", "olmo2", "gptj"]
-)
-def test_token_keys_are_the_keys_of_layer_0(name: str, folder: Callable[[str], Path]) -> None:
-    """Where positions come in by rotation alone, a token's first key depends on the token alone."""
-    model, trials = load(folder(name)), text()
-    run = model.run([trials], record=(s.K, s.TOKEN_KEYS), n_recorded=5)
-    for index, token in enumerate(trials.token_ids()):
-        for key in run.at(s.K)[0][trials.tokens == token]:
-            torch.testing.assert_close(key, run.at(s.TOKEN_KEYS)[0, index], atol=ATOL, rtol=ATOL)
 
 
 @pytest.mark.parametrize("name", ATTENTION)
@@ -232,8 +191,10 @@ def test_an_edited_pattern_mixes_the_values_as_it_says(name: str, folder: Callab
 @pytest.mark.parametrize("name", RECURRENT)
 def test_recurrent_models_offer_the_stream(name: str, folder: Callable[[str], Path]) -> None:
     model, trials = load(folder(name)), text()
-    assert model.sites == {s.RESID_PRE, s.RESID_POST}
+    assert model.sites == {s.RESID_PRE, s.RESID_POST, s.TOKEN_EMBEDDINGS}
     hf = _bare(folder(name))
+    embedding, tokens = hf.get_input_embeddings().weight.detach(), trials.token_ids()
+    torch.testing.assert_close(model.static(s.TOKEN_EMBEDDINGS, tokens, 1), embedding[tokens], atol=0, rtol=0)
     blocks = hf.rwkv.blocks if name == "rwkv" else hf.backbone.layers
     given: list[Tensor] = []
     gave: list[Tensor] = []
@@ -242,7 +203,7 @@ def test_recurrent_models_offer_the_stream(name: str, folder: Callable[[str], Pa
         block.register_forward_hook(lambda m, i, out: gave.append(first(out)))
     with torch.no_grad():
         logits = hf(input_ids=trials.tokens, use_cache=False).logits
-    run = model.run([trials], record=model.sites, n_recorded=5)
+    run = model.run([trials], record=(s.RESID_PRE, s.RESID_POST), n_recorded=5)
     torch.testing.assert_close(run.at(s.RESID_PRE), torch.stack(given), atol=ATOL, rtol=ATOL)
     torch.testing.assert_close(run.at(s.RESID_POST), torch.stack(gave), atol=ATOL, rtol=ATOL)
     torch.testing.assert_close(model.logits(trials), logits, atol=ATOL, rtol=ATOL)

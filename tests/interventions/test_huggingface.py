@@ -1,0 +1,230 @@
+"""Interventions through the Hugging Face path, on a tiny Llama with grouped keys: against formulas and plain hooks."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+import bayesgeom
+from bayesgeom.behaviour import answer_log_probabilities
+from bayesgeom.errors import MissingSite
+from bayesgeom.information import kl_bits
+from bayesgeom.intervene import InterventionJob, fit_subspace, intervene, write_strength
+from bayesgeom.interventions import fits
+from bayesgeom.interventions.base import Fit
+from bayesgeom.interventions.jacobian import N_LOGITS, N_SEQUENCES, jacobian_grams
+from bayesgeom.interventions.place import Place
+from bayesgeom.interventions.subspace import Subspace, span
+from bayesgeom.models.base import Model
+from bayesgeom.models.llama import LlamaConfig
+from bayesgeom.models.resolve import as_model
+from bayesgeom.sites import ATTN_OUT, RESID_PRE, Site, Z
+from bayesgeom.tasks.base import derived_seed
+from bayesgeom.trials import Trials
+from tests.families import ATTENTION, lively
+from tests.interventions.worlds import TASK
+
+N_LAYERS, N_HEADS, N_KV, D_HEAD, D_MODEL = 2, 6, 3, 10, 60
+N = 13
+
+
+def llama(dtype: torch.dtype = torch.float32) -> Any:
+    """A Llama as transformers would load it, untrained, with weights large enough for every term to show."""
+    sizes = {"n_layers": N_LAYERS, "n_heads": N_HEADS, "n_kv_heads": N_KV, "d_model": D_MODEL, "d_mlp": 29}
+    hf = LlamaConfig(d_vocab=TASK.d_vocab, n_ctx=TASK.n_pos, **sizes).build(seed=0).whole
+    return lively(hf).to(dtype).eval()
+
+
+@pytest.fixture(scope="module")
+def hf() -> Any:
+    return llama()
+
+
+@pytest.fixture(scope="module")
+def model(hf: Any) -> Model:
+    return as_model(hf)
+
+
+def projector(subspace: Subspace) -> Tensor:
+    return (subspace.basis @ subspace.basis.T).float()
+
+
+@pytest.mark.parametrize("head", [0, 3, 5])
+def test_frames_are_the_weights_own(hf: Any, model: Model, head: int) -> None:
+    block, embed = hf.model.layers[1], hf.model.embed_tokens.weight.detach()[TASK.n_values :]
+    attention, norm, kv = block.self_attn, block.input_layernorm.weight.detach(), head // (N_HEADS // N_KV)
+    k, v = (p.weight.detach()[D_HEAD * kv : D_HEAD * (kv + 1)] for p in (attention.k_proj, attention.v_proj))
+    o = attention.o_proj.weight.detach()[:, D_HEAD * head : D_HEAD * (head + 1)]
+    normed = [norm * e / (e.square().mean() + 1e-5).sqrt() for e in embed]
+    expected = {
+        "embedding": embed,
+        "keys": torch.stack([norm * (k.T @ (k @ e)) for e in normed]),
+        "ov": torch.stack([o @ (v @ e) for e in normed]),
+    }
+    for kind, vectors in expected.items():
+        place = {} if kind == "embedding" else {"head": head, "layer": 1}
+        found = fit_subspace(model, TASK, fits.frame(kind, **place))[0]  # type: ignore[arg-type]
+        own = span("own", vectors.T)
+        assert found.rank == own.rank == (11 if kind == "embedding" else D_HEAD)
+        torch.testing.assert_close(projector(found), projector(own), atol=1e-4, rtol=0)
+
+
+def site_hook(hf: Any, site: Site, layer: int, change: Callable[[Tensor], Tensor]) -> Any:
+    """A plain PyTorch hook where this Llama has `site`; `change` is given vectors, heads side by side."""
+    block = hf.model.layers[layer]
+    part = block if site == RESID_PRE else block.self_attn.o_proj
+    return part.register_forward_pre_hook(lambda module, args: (change(args[0]), *args[1:]))
+
+
+def plain_logits(hf: Any, trials: Trials, hook: Callable[[], Any] | None = None) -> Tensor:
+    handle = None if hook is None else hook()
+    with torch.no_grad():
+        logits = hf(input_ids=trials.tokens, use_cache=False).logits
+    if handle is not None:
+        handle.remove()
+    return trials.at_scored(logits)
+
+
+def kept(hf: Any, trials: Trials, site: Site, layer: int) -> Tensor:
+    """Vectors of every position."""
+    found: list[Tensor] = []
+    plain_logits(hf, trials, lambda: site_hook(hf, site, layer, lambda x: found.append(x) or x))
+    return found[0]
+
+
+def pooled_mean(hf: Any, job: InterventionJob, site: Site, layer: int) -> Tensor:
+    """Mean over the fitting trials: one vector for scored positions, one for the others."""
+    blocks = list(TASK.stream(256, seed=derived_seed(job.seed, 5)))
+    mean = torch.cat([kept(hf, trials, site, layer) for trials in blocks]).mean(dim=0)
+    is_scored = blocks[0].scored[0]
+    rows = [mean[is_scored].mean(0) if scored else mean[~is_scored].mean(0) for scored in is_scored]
+    return torch.stack(rows)
+
+
+def mean_kl(logits: Tensor, trials: Trials, exact: Trials) -> float:
+    log_answers, _ = answer_log_probabilities(logits, trials)
+    return float(kl_bits(exact.at_scored(exact.predictive), log_answers).mean())
+
+
+@pytest.mark.parametrize("site", [RESID_PRE, Z], ids=lambda site: site.name)
+@pytest.mark.parametrize("kind", ["swap", "remove"])
+def test_numbers_are_those_of_plain_hooks(hf: Any, model: Model, site: Site, kind: Any) -> None:
+    fit, at = fits.belief_readout(), Place(site)
+    report = intervene(model, TASK, fit, kind=kind, at=at, n=N)
+    job = InterventionJob.of(model, TASK, fit, kind=kind, at=at, n=N, seed=0)
+    ((originals, donors),) = job.pairs(N)
+    for layer, subspace in fit_subspace(model, TASK, fit, at=at).items():
+        p = projector(subspace)
+        target = pooled_mean(hf, job, site, layer) if donors is None else kept(hf, donors, site, layer)
+        arms = (lambda x, p=p, t=target: x + (t - x) @ p), (lambda x, t=target: t.expand_as(x))
+        found = [
+            plain_logits(hf, originals, lambda c=change, i=layer: site_hook(hf, site, i, c)) for change in arms
+        ]  # fmt: skip
+        before = mean_kl(plain_logits(hf, originals), originals, originals)
+        damage, ceiling = (mean_kl(logits, originals, originals) - before for logits in found)
+        assert report.damage_bits[layer, 0] == pytest.approx(damage, abs=1e-5)
+        assert report.damage_bits_ceiling[layer, 0] == pytest.approx(ceiling, abs=1e-5)
+        if donors is not None:
+            redirect = mean_kl(found[0], originals, originals) - mean_kl(found[0], originals, donors)
+            assert report.redirect_bits[layer, 0] == pytest.approx(redirect, abs=1e-5)
+    assert np.abs(report.damage_bits).max() > 1e-3, "something changed"
+
+
+def test_write_strength_is_a_loop_over_heads(hf: Any, model: Model) -> None:
+    report = write_strength(model, TASK, n=N)
+    assert report.strength.shape == report.damage_bits.shape == (N_LAYERS, N_HEADS) and report.n == N
+    trials = next(TASK.stream(N, seed=derived_seed(0, 6)))
+    for layer, subspace in fit_subspace(model, TASK, fits.frame(), at=Place(ATTN_OUT)).items():
+        z = trials.at_scored(kept(hf, trials, Z, layer)).flatten(0, 1)
+        output, basis = hf.model.layers[layer].self_attn.o_proj.weight.detach(), subspace.basis.float()
+        for head in range(N_HEADS):
+            own = slice(D_HEAD * head, D_HEAD * (head + 1))
+            written = [basis.T @ (output[:, own] @ row[own]) for row in z]
+            expected = float(torch.stack([vector.norm() for vector in written]).mean())
+            assert report.strength[layer, head] == pytest.approx(expected, rel=1e-4)
+
+
+def test_the_jacobian_is_autograds_from_the_embeddings_on(hf: Any, model: Model) -> None:
+    """Of layer 0 the residual stream is what `inputs_embeds` gives: no hook is needed to know it."""
+    trials = next(TASK.stream(3, seed=0))
+    (gram,) = jacobian_grams(model, trials, RESID_PRE, (0,), seed=5).values()
+    embeds = hf.model.embed_tokens(trials.tokens).detach().requires_grad_()
+    logits = trials.at_scored(hf(inputs_embeds=embeds, use_cache=False).logits)[:, :, trials.answers]
+    n_pairs = logits.shape[1] * logits.shape[2]
+    assert n_pairs > N_LOGITS and len(trials) < N_SEQUENCES
+    chosen = torch.randperm(n_pairs, generator=torch.Generator().manual_seed(5))[:N_LOGITS].tolist()
+    expected = torch.zeros(D_MODEL, D_MODEL, dtype=torch.float64)
+    for row in range(len(trials)):
+        for pair in chosen:
+            logit = logits[row, pair // logits.shape[2], pair % logits.shape[2]]
+            (gradient,) = torch.autograd.grad(logit, embeds, retain_graph=True)
+            expected += gradient[row].double().T @ gradient[row].double()
+    torch.testing.assert_close(gram, expected, atol=1e-4 * float(expected.abs().max()), rtol=0)
+
+
+def test_frozen_weights_have_a_jacobian_too(hf: Any) -> None:
+    trials = next(TASK.stream(3, seed=0))
+    frozen, places = as_model(llama().requires_grad_(False)), (0, 1)
+    expected = jacobian_grams(as_model(hf), trials, RESID_PRE, places, seed=5)
+    found = jacobian_grams(frozen, trials, RESID_PRE, places, seed=5)
+    for layer in places:
+        torch.testing.assert_close(found[layer], expected[layer], atol=1e-6, rtol=1e-4)
+
+
+FITS: list[Fit] = [
+    fits.frame(), fits.frame("keys", head=4), fits.frame("ov", head=5), fits.entropy_axis(), fits.belief_readout(),
+    fits.top_jacobian(5), fits.random(3),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("fit", FITS, ids=lambda fit: fit.label)
+def test_bfloat16_gives_what_float32_gives_to_its_rounding(model: Model, half: Model, fit: Fit) -> None:
+    for kind in ("swap", "rotate"):
+        exact, rough = (intervene(each, TASK, fit, kind=kind, n=7) for each in (model, half))  # type: ignore[arg-type]
+        assert np.isfinite(rough.damage_bits).all() and (exact.rank == rough.rank).all()
+        np.testing.assert_allclose(rough.damage_bits_ceiling, exact.damage_bits_ceiling, atol=0.3)
+
+
+@pytest.fixture(scope="module")
+def half() -> Model:
+    return as_model(llama(torch.bfloat16))
+
+
+def test_everything_runs_from_the_package_root(hf: Any) -> None:
+    """What a reader does with a model of their own: attach, diagnose, ablate, intervene."""
+    found = bayesgeom.diagnose(hf, TASK, n=17, nulls=1)
+    assert {"calibration", "key_overlap"} <= {name.replace("-", "_") for name in found.reports}, found.skipped
+    battery = bayesgeom.ablate(hf, TASK, n=N)
+    assert battery.damage_by_head.shape == (N_LAYERS, N_HEADS) and np.isfinite(battery.damage_by_head).all()
+    report = bayesgeom.intervene(hf, TASK, n=N)
+    assert report.subspace == "frame (embedding)" and np.isfinite(report.redirect_bits).all()
+    strengths = bayesgeom.write_strength(hf, TASK, n=N, ablation=battery)
+    np.testing.assert_array_equal(strengths.damage_bits, battery.damage_by_head)
+
+
+def attached(name: str) -> Model:
+    import transformers
+
+    torch.manual_seed(0)
+    return as_model(lively(ATTENTION[name].build(transformers)))
+
+
+@pytest.mark.parametrize(
+    ("name", "fit", "message"),
+    [
+        ("gemma2", fits.frame("ov", head=1), r"frame \(ov of H1\) reads site 'W_O', .* \(a norm stands between W_O"),
+        ("bloom", fits.frame(), r"frame \(embedding\) reads site 'token_embeddings', .* is not the token's embedding"),
+        ("bloom", fits.frame("keys", head=1), r"reads site 'token_inputs', which BloomForCausalLM has not \(resid_pre"),
+    ],
+)
+def test_a_family_without_the_part_says_which(name: str, fit: Fit, message: str) -> None:
+    with pytest.raises(MissingSite, match=message):
+        fit_subspace(attached(name), TASK, fit)
+
+
+def test_write_strength_needs_a_plain_write() -> None:
+    with pytest.raises(MissingSite, match=r"write strength reads site 'W_O', which Olmo2ForCausalLM has not \(a norm"):
+        write_strength(attached("olmo2"), TASK, fits.random(2), n=5)
