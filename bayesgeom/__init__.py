@@ -41,6 +41,7 @@ _HOMES = {
     "Subspace": "bayesgeom.interventions.subspace",
     "Transformer": "bayesgeom.models.transformer",
     "TransformerConfig": "bayesgeom.models.transformer",
+    "as_model": "bayesgeom.models.resolve",
     "checkpoints": "bayesgeom.models.resolve",
     "diagnose": "bayesgeom.diagnose",
     "fit_subspace": "bayesgeom.intervene",

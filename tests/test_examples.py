@@ -24,6 +24,7 @@ def test_example_runs(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("BAYESGEOM_EXAMPLE_N", "16")
     monkeypatch.setenv("BAYESGEOM_EXAMPLE_CHECKPOINT", checkpoint)
+    monkeypatch.setenv("BAYESGEOM_EXAMPLE_HF", str(ROOT / "checkpoints" / "bijection-v20-llama"))
     monkeypatch.setenv("BAYESGEOM_EXAMPLE_OUT", str(tmp_path / "out"))
     names = runpy.run_path(str(path))
     printed = capsys.readouterr().out

@@ -1,0 +1,83 @@
+# ---
+# jupyter:
+#   jupytext:
+#     text_representation:
+#       extension: .py
+#       format_name: percent
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # Diagnose a Hugging Face model
+#
+# The shipped `bijection-v20-llama` is a real `LlamaForCausalLM` that was trained on a task whose posterior is known. So
+# whatever works on it works by the path that your own model takes, and can be checked: nothing here needs a network.
+#
+# Run it as a script, or open it as a notebook (`jupytext --to notebook diagnose_a_hugging_face_model.py`).
+
+# %%
+import os
+from pathlib import Path
+
+import transformers
+
+import bayesgeom
+from bayesgeom import ablations, subspaces, tasks
+
+FOLDER = os.environ.get("BAYESGEOM_EXAMPLE_HF") or bayesgeom.checkpoints()["bijection-v20-llama"]
+N = int(os.environ.get("BAYESGEOM_EXAMPLE_N", "256"))  # sequences; the tests set a small one
+OUT = Path(os.environ.get("BAYESGEOM_EXAMPLE_OUT", "runs/example-llama"))
+
+# %% [markdown]
+# ## Load
+#
+# Any causal language model that transformers loads goes in as it is: a directory, `owner/name` on the hub, or the
+# object. A loaded model does not say what it was trained on, so the task is passed along.
+
+# %%
+hf = transformers.AutoModelForCausalLM.from_pretrained(FOLDER)
+model = bayesgeom.as_model(hf)
+task = tasks.Bijection()
+spec = model.spec
+print(f"{type(hf).__name__}: {spec.n_layers} layers, {spec.n_heads} query heads, {spec.n_kv_heads} key-value heads")
+print(f"sites: {', '.join(sorted(site.name for site in model.sites))}")
+print(f"withheld: {dict(model.withheld) or 'none'}")
+
+# %% [markdown]
+# ## Diagnose
+#
+# The same probes, with the same nulls, as for our own transformer. Keys and values have the axis of key-value heads.
+
+# %%
+diagnosis = bayesgeom.diagnose(model, task, n=N, nulls=1)
+print(diagnosis.summary())
+
+# %% [markdown]
+# ## Take parts away
+#
+# A battery replays the model from the edited block on, wherever that gives the same logits.
+
+# %%
+heads = bayesgeom.ablate(model, task, ablations.every_head(model), n=min(N, 64))
+print(heads.table())
+
+# %% [markdown]
+# ## Exchange a subspace
+#
+# Does the answer follow when the part of the stream that the value embeddings span comes from another world?
+
+# %%
+swap = bayesgeom.intervene(model, task, subspace=subspaces.frame(), n=min(N, 32))
+print(swap.table())
+
+# %% [markdown]
+# ## Save
+#
+# The directory holds `report.html`, which opens offline, and the numbers.
+
+# %%
+diagnosis.save(OUT)
+print(f"report: {OUT / 'report.html'}")
