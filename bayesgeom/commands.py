@@ -9,6 +9,7 @@ import tyro
 from bayesgeom.errors import InvalidArgument
 
 if TYPE_CHECKING:
+    from bayesgeom.diagnosis import Diagnosis
     from bayesgeom.models.base import Model
     from bayesgeom.tasks.base import TextTask, WindTunnel
 
@@ -48,11 +49,27 @@ def _task(text: str | None, *, domain: str | None = None) -> "WindTunnel | TextT
     from bayesgeom.tasks.base import task_from_text
 
     if domain is not None:
-        if (text or "prompts").partition(":")[0] != "prompts":
+        name, _, given = (text or "prompts").partition(":")
+        if name != "prompts":
             raise InvalidArgument(f"--domain chooses prompts; {text!r} has no domains. Use --task prompts.")
-        given = (text or "prompts").partition(":")[2]
         text = f"prompts:{given + ',' if given else ''}domain={domain}"
     return None if text is None else task_from_text(text)
+
+
+def _check(out: Path | None) -> None:
+    """Refuse a directory that cannot be written before anything is measured for it."""
+    from bayesgeom.diagnosis import check_target
+
+    if out is not None:
+        check_target(out)
+
+
+def _save(diagnosis: "Diagnosis", out: Path | None) -> None:
+    from bayesgeom.diagnosis import HTML
+
+    if out is not None:
+        diagnosis.save(out)
+        print(f"\nreport: {out / HTML}")
 
 
 @final
@@ -81,19 +98,15 @@ class Diagnose:
 
     def __call__(self) -> int:
         from bayesgeom.diagnose import diagnose
-        from bayesgeom.diagnosis import HTML, check_target
 
-        if self.out is not None:
-            check_target(self.out)
+        _check(self.out)
         model = self.source.load()
         task = _task(self.task, domain=self.domain)
         diagnosis = diagnose(
             model, task, probes=self.probes, n=self.n, seed=self.seed, nulls=self.nulls, ablations=self.ablations
         )
         print(diagnosis.summary())
-        if self.out is not None:
-            diagnosis.save(self.out)
-            print(f"\nreport: {self.out / HTML}")
+        _save(diagnosis, self.out)
         return 0
 
 
@@ -121,10 +134,8 @@ class Ablate:
     def __call__(self) -> int:
         from bayesgeom.ablate import AblationJob
         from bayesgeom.ablations.batteries import battery
-        from bayesgeom.diagnosis import HTML, check_target
 
-        if self.out is not None:
-            check_target(self.out)
+        _check(self.out)
         model = self.source.load()
         task = _task(self.task)
         chosen = battery(self.battery, model)
@@ -134,9 +145,7 @@ class Ablate:
         print(f"{diagnosis.title}, {self.mode} ablation, {report.n} sequences\n\n{report.table()}\n")
         for line in report.headlines():
             print(line)
-        if self.out is not None:
-            diagnosis.save(self.out)
-            print(f"\nreport: {self.out / HTML}")
+        _save(diagnosis, self.out)
         return 0
 
 
@@ -160,12 +169,11 @@ class Intervene:
     """Directory for the report."""
 
     def __call__(self) -> int:
-        from bayesgeom.diagnosis import HTML, Diagnosis, check_target, provenance
+        from bayesgeom.diagnosis import Diagnosis, provenance
         from bayesgeom.intervene import InterventionJob
         from bayesgeom.interventions.fits import fit_from_text
 
-        if self.out is not None:
-            check_target(self.out)
+        _check(self.out)
         model = self.source.load()
         task = _task(self.task)
         fit = fit_from_text(self.subspace)
@@ -175,9 +183,7 @@ class Intervene:
         where = provenance(model.spec, job.task, arguments)
         diagnosis = Diagnosis(reports={report.name: report}, skipped={}, provenance=where)
         print(f"{diagnosis.title}\n\n{report.table()}")
-        if self.out is not None:
-            diagnosis.save(self.out)
-            print(f"\nreport: {self.out / HTML}")
+        _save(diagnosis, self.out)
         return 0
 
 
@@ -195,9 +201,8 @@ class Export:
 
     def __call__(self) -> int:
         from bayesgeom.conversion import export_checkpoint, import_checkpoint
-        from bayesgeom.diagnosis import check_target
 
-        check_target(self.out)
+        _check(self.out)
         write = export_checkpoint if self.to == "hf" else import_checkpoint
         print(f"{write(self.checkpoint, self.out)}: {self.out}")
         return 0

@@ -30,8 +30,8 @@ def import_checkpoint(name: str | Path, out: Path) -> str:
     """
     path = Path(name)
     module = import_huggingface(path)
-    source = exported_from(path)
-    if source is None or source.get("task") is None:
+    task = (exported_from(path) or {}).get("task")
+    if task is None:
         raise CheckpointFault(
             f"{path} does not say on what task its transformer was trained: it cannot be a checkpoint."
         )
@@ -39,9 +39,9 @@ def import_checkpoint(name: str | Path, out: Path) -> str:
         out,
         module,
         module.config,
-        recipe={"task": source["task"]},
+        recipe={"task": task},
         step=0,
-        card=f"# {path.name}\n\nTask: `{task_from_config(source['task'])}`\nWeights: `{{weights_hash}}`\n\n"
+        card=f"# {path.name}\n\nTask: `{task_from_config(task)}`\nWeights: `{{weights_hash}}`\n\n"
         f"Read back from a Hugging Face directory.\n",
     )
     return module.config.name

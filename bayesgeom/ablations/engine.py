@@ -76,9 +76,7 @@ def references(
     is_resampled = any(
         isinstance(edit, Replace) and edit.mode == "resample" for variant in variants for edit in variant
     )
-    # The donor first: a replayer may remember the trials of its last baseline.
-    donated = replayer.baseline(before) if is_resampled else None
-    return TileReference(means, replayer.baseline(trials), donated)
+    return TileReference(means, replayer.baseline(trials), replayer.baseline(before) if is_resampled else None)
 
 
 def score_tile(

@@ -107,10 +107,8 @@ def _score_tile(
     pair: Pair, plan: Plan
 ) -> tuple[Float[np.ndarray, "sequence metric band"], Float[np.ndarray, "sequence layer arm metric band"]]:
     originals, donors = pair
-    # The donors first: a replayer may remember the trials of its last baseline.
-    donated = None if donors is None else plan.replayer.baseline(donors)
     baseline = plan.replayer.baseline(originals)
-    reference = PairReference(plan.means, donated)
+    reference = PairReference(plan.means, None if donors is None else plan.replayer.baseline(donors))
     together = max(1, TARGET_ROWS // originals.tokens.numel())
     by_layer = []
     for edits in plan.arms.values():

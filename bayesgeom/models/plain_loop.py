@@ -24,12 +24,10 @@ class PlainLoop:
 
     def __init__(self, model: Model) -> None:
         self.model = model
-        self._trials: Trials | None = None
 
     @torch.no_grad()
     def baseline(self, trials: Trials) -> Baseline:
         """One pass over trials, every replayable site kept at all positions."""
-        self._trials = trials
         held: dict[tuple[Site, int], Tensor] = {}
 
         def keeping(site: Site, layer: int) -> Callable[[nn.Module, object, Tensor], None]:
@@ -47,17 +45,16 @@ class PlainLoop:
         finally:
             for handle in handles:
                 handle.remove()
-        return Baseline(rows=trials.scored_positions()[0], held=held, logits=logits)
+        return Baseline(trials=trials, rows=trials.scored_positions()[0], held=held, logits=logits)
 
     @torch.no_grad()
     def logits(
         self, baseline: Baseline, variants: Sequence[Variant], reference: Reference
     ) -> Float[Tensor, "variant batch query_pos d_vocab"]:
         """One whole pass per variant. **Raises** `HookFault` when an edit's hook did not fire exactly once."""
-        return torch.stack([self._one(variant, reference) for variant in variants])
+        return torch.stack([self._one(baseline.trials, variant, reference) for variant in variants])
 
-    def _one(self, variant: Variant, reference: Reference) -> Float[Tensor, "batch query_pos d_vocab"]:
-        assert self._trials is not None, "baseline comes first"
+    def _one(self, trials: Trials, variant: Variant, reference: Reference) -> Float[Tensor, "batch query_pos d_vocab"]:
         fired = [0] * len(variant)
 
         def editing(number: int, edit: Edit) -> Callable[[nn.Module, object, Tensor], Shaped[Tensor, "..."]]:
@@ -72,7 +69,7 @@ class PlainLoop:
             for number, edit in enumerate(variant)
         ]
         try:
-            logits = self.model.logits(self._trials)
+            logits = self.model.logits(trials)
         finally:
             for handle in handles:
                 handle.remove()

@@ -62,7 +62,7 @@ class Replay:
             mid_in = layer.mid_in(held[RESID_MID, index], self._scratch.take("hidden", self._wide(resid), resid))
             held[MLP_OUT, index] = layer.mlp_out_of(held[RESID_MID, index], mid_in, self._scratch).clone()
             held[RESID_POST, index] = resid = held[RESID_MID, index] + held[MLP_OUT, index]
-        return Baseline(rows=rows, held=held, logits=self._logits(resid[:, rows]))
+        return Baseline(trials=trials, rows=rows, held=held, logits=self._logits(resid[:, rows]))
 
     @torch.no_grad()
     def logits(

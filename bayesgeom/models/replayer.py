@@ -20,6 +20,7 @@ Variant = Sequence[Edit]
 class Baseline:
     """What one unedited pass left: activations by site and layer at all positions, and logits at the scored rows."""
 
+    trials: Trials
     rows: Int64[Tensor, " query_pos"]
     held: Mapping[tuple[Site, int], Float[Tensor, "batch pos *rest"]]
     logits: Float[Tensor, "batch query_pos d_vocab"]

@@ -129,9 +129,7 @@ def as_model(model: ModelLike, *, tokenizer: Tokenizer | None = None) -> Model:
 
 def from_checkpoint(checkpoint: Checkpoint) -> Model:
     """The adapter of a loaded checkpoint, with its name, task and hash."""
-    return of_module(
-        checkpoint.module, name=checkpoint.name, task=checkpoint.task, digest=checkpoint.weights_hash
-    )  # fmt: skip
+    return of_module(checkpoint.module, name=checkpoint.name, task=checkpoint.task, digest=checkpoint.weights_hash)
 
 
 def of_module(

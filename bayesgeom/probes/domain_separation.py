@@ -132,10 +132,8 @@ class DomainSeparation(Probe[DomainSeparationReport]):
             _separation(_points(run, layer), torch.cat([labels[None], exchanged]), n_groups)
             for layer in range(run.spec.n_layers)
         ]
+        lo, hi = mean_interval(np.stack([layer.pop("per_sequence") for layer in layers], axis=1), seed=run.seed)
         arrays = {name: np.stack([layer[name] for layer in layers]) for name in layers[0]}
-        own = np.stack([layer.pop("per_sequence") for layer in layers], axis=1)
-        arrays.pop("per_sequence")
-        lo, hi = mean_interval(own, seed=run.seed)
         fresh: dict[str, Any] = {
             f"{name}_initialisation": mean_over_copies([vars(copy)[name] for copy in initialised], like=arrays[name])
             for name in ("silhouette", "angle_degrees", "pc12_share")

@@ -34,13 +34,11 @@ class PrefixReplay:
     def __init__(self, model: Model, blocks: tuple[nn.Module, ...]) -> None:
         self.model, self.blocks = model, blocks
         self._loop = PlainLoop(model)
-        self._trials: Trials | None = None
         self._forms: list[int] | None = None
 
     @torch.no_grad()
     def baseline(self, trials: Trials) -> Baseline:
         """One pass over trials, every replayable site kept at all positions."""
-        self._trials = trials
         return self._loop.baseline(trials)
 
     @torch.no_grad()
@@ -71,9 +69,8 @@ class PrefixReplay:
     def _replayed(
         self, baseline: Baseline, first: int, variants: Sequence[Variant], reference: Reference | None
     ) -> Float[Tensor, "variant batch query_pos d_vocab"]:
-        assert self._trials is not None, "baseline comes first"
-        n, size = len(variants), len(self._trials)
-        rows = torch.arange(size, device=self._trials.tokens.device).repeat(n)
+        trials, n = baseline.trials, len(variants)
+        rows = torch.arange(len(trials), device=trials.tokens.device).repeat(n)
         fired: dict[tuple[Site, int], int] = {}
         handles = []
         try:
@@ -82,7 +79,7 @@ class PrefixReplay:
                 hook = _editing(own, reference, fired, (site, layer))
                 handles.append(self.model.point(site, layer).register_forward_hook(hook))
             with self._from(first, baseline.held[RESID_PRE, first], n):
-                logits = self.model.logits(self._trials.rows(rows))
+                logits = self.model.logits(trials.rows(rows))
         finally:
             for handle in handles:
                 handle.remove()
@@ -92,7 +89,7 @@ class PrefixReplay:
                     f"the hook at {site.name!r} of layer {layer} fired {times} times in one pass of "
                     f"{self.model.spec.name}."
                 )
-        by_variant: Tensor = logits.unflatten(0, (n, size))
+        by_variant: Tensor = logits.unflatten(0, (n, len(trials)))
         return by_variant
 
     @contextlib.contextmanager
