@@ -9,18 +9,9 @@ from collections.abc import Callable, Sequence
 
 import tyro
 
-from bayesgeom.commands import Ablate, Checkpoints, Diagnose, Export, Intervene, Selftest, Train
+from bayesgeom.commands.base import Command
 from bayesgeom.errors import BayesGeomError, InvalidArgument
-
-_COMMANDS: dict[str, Callable[..., Callable[[], int]]] = {
-    "diagnose": Diagnose,
-    "ablate": Ablate,
-    "intervene": Intervene,
-    "train": Train,
-    "export": Export,
-    "checkpoints": Checkpoints,
-    "selftest": Selftest,
-}
+from bayesgeom.plugins import discover
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -38,14 +29,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 130
 
 
-def _parsed(arguments: Sequence[str] | None) -> Callable[[], int]:
+def _parsed(arguments: Sequence[str] | None) -> Command:
     """The command that was asked for. **Raises** `InvalidArgument` with what tyro says of arguments, on one line."""
     given = sys.argv[1:] if arguments is None else arguments
+    # mypy: an abstract class as a value is what discovery is about.
+    commands: dict[str, Callable[..., Command]] = {**discover("bayesgeom.commands", Command)}  # type: ignore[type-abstract]
     said = io.StringIO()
     try:
         with contextlib.redirect_stderr(said):
-            command: Callable[[], int] = tyro.extras.subcommand_cli_from_dict(
-                _COMMANDS,
+            command: Command = tyro.extras.subcommand_cli_from_dict(
+                commands,
                 prog="bayesgeom",
                 description="Does a sequence model do Bayesian inference, and where?",
                 args=given,
@@ -53,7 +46,7 @@ def _parsed(arguments: Sequence[str] | None) -> Callable[[], int]:
     except SystemExit as stopped:
         if stopped.code in (None, 0):  # --help has been printed
             raise
-        asked = " ".join(["bayesgeom", *(name for name in given[:1] if name in _COMMANDS)])
+        asked = " ".join(["bayesgeom", *(name for name in given[:1] if name in commands)])
         raise InvalidArgument(f"{_one_line(said.getvalue())}. See {asked} --help.") from None
     return command
 

@@ -13,11 +13,13 @@ from torch import Tensor
 
 from bayesgeom import selftest as selftests
 from bayesgeom.cli import main
+from bayesgeom.commands.base import Command
 from bayesgeom.diagnose import all_probes
 from bayesgeom.diagnosis import Diagnosis
 from bayesgeom.models import resolve
 from bayesgeom.models.checkpoint import load_checkpoint, save_checkpoint
 from bayesgeom.models.transformer import Transformer, TransformerConfig
+from bayesgeom.plugins import discover
 from bayesgeom.report import headline_cells
 from bayesgeom.selftest import Verdict
 from bayesgeom.tasks.bijection import Bijection
@@ -185,12 +187,10 @@ def test_every_mistake_is_one_line(mistake: str, folder: Path, capsys: pytest.Ca
     assert entries(folder) - {"runs"} == before, "nothing half-written is left"
 
 
+COMMANDS = ", ".join(discover("bayesgeom.commands", Command))  # type: ignore[type-abstract]  # as discovery does
 BAD_ARGUMENTS = {
-    "": "Expected one of {diagnose, ablate, intervene, train, export, checkpoints, selftest}. See bayesgeom --help.",
-    "diagnos": (
-        "Unrecognized options: diagnos. Available subcommands: diagnose, ablate, intervene, train, export, "
-        "checkpoints, selftest. See bayesgeom --help."
-    ),
+    "": f"Expected one of {{{COMMANDS}}}. See bayesgeom --help.",
+    "diagnos": f"Unrecognized options: diagnos. Available subcommands: {COMMANDS}. See bayesgeom --help.",
     "diagnose": (
         "Missing from bayesgeom diagnose: CHECKPOINT Name of a shipped checkpoint (see `bayesgeom "
         "checkpoints`), a directory, or owner/name on Hugging Face's hub. (required). See bayesgeom diagnose --help."

@@ -19,14 +19,14 @@ import re
 import sys
 import tempfile
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import final
 
 import pytest
 
 import bayesgeom
-from bayesgeom import cli, commands
+from bayesgeom.commands.base import Command, Source
 from bayesgeom.diagnosis import Diagnosis
 from bayesgeom.plugins import discover
 from bayesgeom.probes.base import Probe
@@ -224,15 +224,17 @@ def code(page: str) -> Iterator[str]:
 
 def unknown_commands(page: str) -> Iterator[str]:
     """Commands, options, make targets and files that a page names and that do not exist."""
+    commands = discover("bayesgeom.commands", Command)  # type: ignore[type-abstract]  # as discovery does
     targets = set(re.findall(r"^([a-z-]+):", read(ROOT / "Makefile"), re.MULTILINE))
     for text in code(page):
-        if match := re.match(r"bayesgeom ([a-z]+)\b(.*)", text):
-            command = cli._COMMANDS.get(match[1])
+        if match := re.match(r"bayesgeom ([a-z-]+)\b(.*)", text):
+            command = commands.get(match[1])
             if command is None:
                 yield f"{text}: no such command"
                 continue
+            assert is_dataclass(command), "a command is a dataclass"
             own = {field.name for field in fields(command)}
-            shared = {field.name for field in fields(commands.Source)} if "source" in own else set()
+            shared = {field.name for field in fields(Source)} if "source" in own else set()
             known = {name.replace("_", "-") for name in own | shared} | {"help"}
             yield from (f"{text}: no option --{o}" for o in re.findall(r"--([a-z-]+)", match[2]) if o not in known)
         elif (match := re.match(r"make ([a-z-]+)", text)) and match[1] not in targets:

@@ -1,0 +1,1 @@
+"""The commands, one file each: their arguments, and what they do. Parsing them is `cli`'s."""

@@ -1,0 +1,48 @@
+"""`bayesgeom ablate`."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar, Literal, final
+
+from bayesgeom.commands.base import Command, Of, check_target, save, task_from
+
+
+@final
+@dataclass(frozen=True)
+class Ablate(Command):
+    """Take parts of a model away one by one and rank what each costs, in bits of KL to the exact posterior."""
+
+    name: ClassVar[str] = "ablate"
+
+    source: Of
+    battery: str = "all"
+    """heads, attention, mlps, layers, pairs, or all (the first four)."""
+    mode: Literal["zero", "mean", "resample"] = "mean"
+    """What goes in place: zero, the task's mean at each position, or another trial's activation."""
+    method: Literal["exact", "attribution", "both"] = "exact"
+    """exact replays every ablation; attribution is a first-order preview from one backward pass."""
+    task: str | None = None
+    """Another task, as NAME or NAME:key=value,key=value. Default: the one it was trained on."""
+    n: int = 512
+    """Sequences to draw."""
+    seed: int = 0
+    """Seed of trials, means and intervals."""
+    out: Path | None = None
+    """Directory for the report; a stopped battery goes on from what is there."""
+
+    def __call__(self) -> int:
+        from bayesgeom.ablate import AblationJob
+        from bayesgeom.ablations.batteries import battery
+
+        check_target(self.out)
+        model = self.source.load()
+        task = task_from(self.task)
+        chosen = battery(self.battery, model)
+        job = AblationJob.of(model, task, chosen, mode=self.mode, n=self.n, seed=self.seed, method=self.method)
+        report = job.run(self.out)
+        diagnosis = job.diagnosis(report)
+        print(f"{diagnosis.title}, {self.mode} ablation, {report.n} sequences\n\n{report.table()}\n")
+        for line in report.headlines():
+            print(line)
+        save(diagnosis, self.out)
+        return 0

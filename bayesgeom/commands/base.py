@@ -1,0 +1,88 @@
+"""What every command is, and the arguments that several share."""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, ClassVar, final
+
+import tyro
+
+from bayesgeom.errors import InvalidArgument
+
+if TYPE_CHECKING:
+    from bayesgeom.diagnosis import Diagnosis
+    from bayesgeom.models.base import Model
+    from bayesgeom.tasks.base import TextTask, WindTunnel
+
+Name = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="CHECKPOINT")]
+RecipeName = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RECIPE")]
+
+
+class Command(ABC):
+    """A subcommand: a frozen dataclass whose fields are its arguments, and whose docstrings are its help.
+
+    Heavy imports belong inside `__call__`: every command is imported to print any command's help.
+    """
+
+    name: ClassVar[str]
+
+    @abstractmethod
+    def __call__(self) -> int:
+        """Do it, print what came of it, and return the exit status."""
+
+
+@final
+@dataclass(frozen=True)
+class Source:
+    """Which model, and how it is loaded."""
+
+    checkpoint: Name
+    """Name of a shipped checkpoint (see `bayesgeom checkpoints`), a directory, or owner/name on Hugging Face's hub."""
+    device: str = "cpu"
+    """Where to run: cpu, cuda, cuda:1, …"""
+    dtype: str | None = None
+    """For Hugging Face models: float32, bfloat16, … Default: as the model was saved."""
+    device_map: str | None = None
+    """For Hugging Face models: auto spreads whole layers over the devices that there are."""
+    revision: str | None = None
+    """For Hugging Face models: branch, tag or commit."""
+
+    def load(self) -> "Model":
+        """The model."""
+        from bayesgeom.models.resolve import load
+
+        return load(
+            self.checkpoint, device=self.device, dtype=self.dtype, device_map=self.device_map, revision=self.revision
+        )
+
+
+Of = Annotated[Source, tyro.conf.OmitArgPrefixes]
+
+
+def task_from(text: str | None, *, domain: str | None = None) -> "WindTunnel | TextTask | None":
+    """The task that `--task` and `--domain` ask for; none where neither is given."""
+    from bayesgeom.tasks.base import task_from_text
+
+    if domain is not None:
+        name, _, given = (text or "prompts").partition(":")
+        if name != "prompts":
+            raise InvalidArgument(f"--domain chooses prompts; {text!r} has no domains. Use --task prompts.")
+        text = f"prompts:{given + ',' if given else ''}domain={domain}"
+    return None if text is None else task_from_text(text)
+
+
+def check_target(out: Path | None) -> None:
+    """Refuse a directory that cannot be written before anything is measured for it."""
+    from bayesgeom import diagnosis
+
+    if out is not None:
+        diagnosis.check_target(out)
+
+
+def save(diagnosis: "Diagnosis", out: Path | None) -> None:
+    """Write the report where `--out` says, if it does, and print where its page lies."""
+    from bayesgeom.diagnosis import HTML
+
+    if out is not None:
+        diagnosis.save(out)
+        print(f"\nreport: {out / HTML}")

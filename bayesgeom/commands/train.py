@@ -1,0 +1,45 @@
+"""`bayesgeom train`."""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import ClassVar, final
+
+from bayesgeom.commands.base import Command, RecipeName
+
+
+@final
+@dataclass(frozen=True)
+class Train(Command):
+    """Train a committed recipe; interrupted at any moment, it goes on with --resume to the same weights."""
+
+    name: ClassVar[str] = "train"
+
+    recipe: RecipeName
+    """Name of the recipe; an unknown one lists those that exist."""
+    out: Path | None = None
+    """Directory of the run: state, log, snapshots and, at the end, the checkpoint. Default: runs/train/NAME."""
+    resume: bool = False
+    """Go on with the run in that directory."""
+    steps: int | None = None
+    """Another number of steps than the recipe's."""
+    seed: int | None = None
+    """Another seed than the recipe's."""
+    device: str = "cpu"
+    """Where to train: cpu, cuda, …"""
+
+    def __call__(self) -> int:
+        from bayesgeom.models.resolve import check_device
+        from bayesgeom.training.loop import train
+        from bayesgeom.training.publish import publish
+        from bayesgeom.training.recipes import recipe
+
+        check_device(self.device)
+        committed = recipe(self.recipe)
+        steps = committed.steps if self.steps is None else self.steps
+        chosen = replace(committed, steps=steps, seed=committed.seed if self.seed is None else self.seed)
+        out = self.out or Path("runs/train") / self.recipe
+        scores = publish(chosen, train(chosen, out, resume=self.resume, device=self.device), out / "checkpoint")
+        for line in scores.headlines():
+            print(line)
+        print(f"\ncheckpoint: {out / 'checkpoint'}")
+        return 0
