@@ -1,7 +1,7 @@
 """Trials: sequences drawn from a task, with the exact posterior at every scored position."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import final
 
 import torch
@@ -113,4 +113,29 @@ def concatenate(parts: list[Trials]) -> Trials:
         relations={name: torch.cat([part.relations[name] for part in parts]) for name in first.relations},
         groups=torch.cat(groups) if groups else None,
         group_names=first.group_names,
+    )
+
+
+def renamed(trials: Trials, names: Int64[Tensor, "batch answer"]) -> Trials:
+    """The same trials with answer a of sequence b called `names[b, a]`, wherever it stands: a consistent renaming.
+
+    The exact posterior is carried along. For trials whose beliefs are over the answers.
+    """
+    if trials.belief.shape[-1] != len(trials.answers):
+        raise InvalidArgument("only beliefs over the answers can be renamed with them.")
+    largest = max(int(trials.tokens.max()), int(trials.answers.max()))
+    called = torch.arange(largest + 1, device=trials.tokens.device).repeat(len(trials), 1)
+    called[:, trials.answers] = trials.answers[names]
+    asked = trials.realised != UNASKED
+
+    def carried(values: Float64[Tensor, "batch pos answer"]) -> Float64[Tensor, "batch pos answer"]:
+        to = names[:, None, :].expand_as(values)
+        return torch.empty_like(values).scatter_(2, to, values)
+
+    return replace(
+        trials,
+        tokens=called.gather(1, trials.tokens),
+        realised=torch.where(asked, called.gather(1, trials.realised * asked), UNASKED),
+        predictive=carried(trials.predictive),
+        belief=carried(trials.belief),
     )

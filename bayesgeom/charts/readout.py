@@ -1,4 +1,4 @@
-"""Read-outs beside their nulls: a grid of lines, each with its interval and grey levels, or a note for no answer."""
+"""Read-outs beside their nulls: beliefs in the plane, exact and as read, then lines with intervals and grey levels."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -9,6 +9,7 @@ import plotly.graph_objects as go
 from jaxtyping import Float
 
 from bayesgeom.charts.lines import add_band, add_line, add_null
+from bayesgeom.charts.simplex import POINTS, Simplex, add_simplex
 from bayesgeom.charts.theme import DASHES, NULL, SECOND, label_axes, panels, with_room_for_legend
 
 
@@ -32,19 +33,22 @@ class Line:
     note: str = "not defined here"
 
 
-def readout_figure(title: str, lines: Sequence[Line]) -> go.Figure:
-    """One panel per line; every null has one dash and one entry in the legend across panels."""
-    figure = panels(title, tuple(line.title for line in lines), row_height=360)
+def readout_figure(title: str, lines: Sequence[Line], simplexes: Sequence[Simplex] = ()) -> go.Figure:
+    """One panel per simplex, then one per line; every null has one dash and one entry in the legend across panels."""
+    titles = (*(simplex.title for simplex in simplexes), *(line.title for line in lines))
+    figure = panels(title, titles, row_height=360)
+    for index, simplex in enumerate(simplexes):
+        add_simplex(figure, (index // 2 + 1, index % 2 + 1), simplex)
     names = list(dict.fromkeys(name for line in lines for name in line.nulls))
     dashes = {name: DASHES[i % len(DASHES)] for i, name in enumerate(names)}
-    for index, line in enumerate(lines):
+    for index, line in enumerate(lines, start=len(simplexes)):
         panel = (index // 2 + 1, index % 2 + 1)
         if np.isfinite(line.values).any():
             _draw(figure, panel, line, dashes)
         else:
             _note(figure, panel, line.note)
         label_axes(figure, panel, line.x, line.y)
-    seen: set[str | None] = {None}
+    seen: set[str | None] = {None, POINTS}
     for trace in figure.data:
         trace.showlegend = trace.name not in seen
         seen.add(trace.name)
@@ -53,8 +57,9 @@ def readout_figure(title: str, lines: Sequence[Line]) -> go.Figure:
 
 def _draw(figure: go.Figure, panel: tuple[int, int], line: Line, dashes: Mapping[str, str]) -> None:
     steps = range(len(line.values))
-    if line.band is not None and np.isfinite(line.band).all():
-        add_band(figure, panel, steps, *line.band, name="95 % interval")
+    if line.band is not None and (known := np.isfinite(line.band).all(axis=0)).any():
+        lo, hi = (end[known] for end in line.band)
+        add_band(figure, panel, np.flatnonzero(known), lo, hi, name="95 % interval")
     add_line(figure, panel, steps, line.values, name="measured")
     for name, level in line.nulls.items():
         if np.isfinite(level).any():

@@ -7,6 +7,8 @@ Tibshirani, Walther & Hastie 2001 (comparison with structureless clouds).
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import final
 
 import torch
 from jaxtyping import Bool, Float, Float64, Int64
@@ -17,17 +19,35 @@ from bayesgeom.geometry.pca import cloud_axes
 MAX_STEPS, N_STARTS, N_AXES = 30, 2, 10
 
 
+@final
+@dataclass(frozen=True, kw_only=True)
+class Clusters:
+    """k-means in several clouds: whose point is whose, how well it fits there, and how well a structureless one does.
+
+    `point_scores` are silhouettes, whose mean over points is the cloud's; `gaussian_scores` are the means over Gaussian
+    clouds of the same covariances.
+    """
+
+    labels: Int64[Tensor, "count cloud point"]
+    point_scores: Float64[Tensor, "cloud count point"]
+    gaussian_scores: Float64[Tensor, "cloud count"]
+
+
 def cluster_clouds(
     points: Float[Tensor, "cloud point d"], counts: Sequence[int], generator: torch.Generator
-) -> tuple[Int64[Tensor, "count cloud point"], Float64[Tensor, "cloud count"], Float64[Tensor, "cloud count"]]:
-    """k-means on leading principal axes: labels, silhouettes, and those of Gaussian clouds of that covariance."""
+) -> Clusters:
+    """k-means on the leading principal axes of each cloud, for every number of clusters in `counts`."""
     leading, deviations = (torch.stack(parts) for parts in zip(*map(_leading, points), strict=True))
     noise = torch.randn(leading.shape, generator=generator, dtype=points.dtype).to(points)
     clouds = torch.cat([leading, noise * deviations[:, None]])
     labels = k_means(clouds, counts, n_starts=N_STARTS, generator=generator)
-    distances = torch.cdist(clouds, clouds)
-    scores = torch.stack([silhouette(distances, found, k) for found, k in zip(labels, counts, strict=True)], dim=1)
-    return labels[:, : len(points)], scores[: len(points)], scores[len(points) :]
+    distances, n_clouds = torch.cdist(clouds, clouds), len(points)
+    scores = torch.stack(
+        [point_silhouettes(distances, found, k) for found, k in zip(labels, counts, strict=True)], dim=1
+    )
+    return Clusters(
+        labels=labels[:, :n_clouds], point_scores=scores[:n_clouds], gaussian_scores=scores[n_clouds:].mean(dim=2)
+    )
 
 
 def _leading(points: Float[Tensor, "point d"]) -> tuple[Float[Tensor, "point axis"], Float[Tensor, " axis"]]:
@@ -88,16 +108,29 @@ def meetings(
     return torch.einsum("klpc,pdh->ldkch", member, others.double())
 
 
-def adjusted_rand(table: Float64[Tensor, "*batch label other"]) -> Float64[Tensor, "*batch"]:
+def adjusted_rand(
+    table: Float64[Tensor, "*batch label other"], squares: Float64[Tensor, "*batch label other"] | None = None
+) -> Float64[Tensor, "*batch"]:
     """Agreement of two labellings, from how often each pair of labels meets: 1 for one partition, 0 expected by chance.
 
     (Σ C(n_ij, 2) − E) / (½ [Σ C(a_i, 2) + Σ C(b_j, 2)] − E) with E = Σ C(a_i, 2) Σ C(b_j, 2) / C(n, 2). NaN for fewer
-    than two points, and where both labellings are trivial.
+    than two points, and where both labellings are trivial. Where points count several times, `squares` sums the squares
+    of these times, so that no point is paired with its own copies, which always agree.
     """
-    together = _pairs(table).sum(dim=(-2, -1))
-    rows, columns = _pairs(table.sum(dim=-1)).sum(dim=-1), _pairs(table.sum(dim=-2)).sum(dim=-1)
-    expected = rows * columns / _pairs(table.sum(dim=(-2, -1)))
+    own = table if squares is None else squares
+    together = _pairs(table, own).sum(dim=(-2, -1))
+    rows, columns = (_pairs(table.sum(dim=axis), own.sum(dim=axis)).sum(dim=-1) for axis in (-1, -2))
+    expected = rows * columns / _pairs(table.sum(dim=(-2, -1)), own.sum(dim=(-2, -1)))
     return (together - expected) / ((rows + columns) / 2 - expected)
+
+
+def resampled_agreement(
+    labels: Int64[Tensor, "cloud point"], others: Float[Tensor, "point other"], times: Float64[Tensor, "draw point"]
+) -> Float64[Tensor, "draw cloud"]:
+    """`adjusted_rand` of one clustering in resamples that hold each point so many times."""
+    member = torch.nn.functional.one_hot(labels.cpu()).double()
+    together = torch.einsum("lpc,ph->plch", member, others.double())
+    return adjusted_rand(*(torch.tensordot(power, together, dims=1) for power in (times, times**2)))
 
 
 def nearest_centroid_labels(
@@ -152,5 +185,6 @@ def _distances(
     return (centres**2).sum(dim=2, keepdim=True) - 2 * centres @ points.mT
 
 
-def _pairs(n: Float64[Tensor, "..."]) -> Float64[Tensor, "..."]:
-    return n * (n - 1) / 2
+def _pairs(n: Float64[Tensor, "..."], own: Float64[Tensor, "..."]) -> Float64[Tensor, "..."]:
+    """Pairs of different points among n, in which points with themselves would make up `own`."""
+    return (n**2 - own) / 2

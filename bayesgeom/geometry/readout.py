@@ -180,14 +180,6 @@ def summary(
     return {metric: np.array([row[metric] for row in rows], dtype=np.float64) for metric in rows[0]}
 
 
-def centroid_accuracy(
-    readout: Readout, is_counted: Bool[np.ndarray, "band sequence position draw"]
-) -> Float64[np.ndarray, "band draw"]:
-    """Share of the counted held-out points whose nearest centroid is the right one; NaN where none counts."""
-    n_points = is_counted.sum(axis=(1, 2))
-    return np.asarray((readout.hits & is_counted).sum(axis=(1, 2)) / np.where(n_points > 0, n_points, np.nan))
-
-
 def in_bands(
     targets: BeliefTargets, bands: Sequence[tuple[float, float]]
 ) -> Bool[np.ndarray, "band sequence position draw"]:

@@ -4,19 +4,29 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from bayesgeom.tasks.associative_recall import AssociativeRecall as AssociativeRecall
     from bayesgeom.tasks.base import TextTask as TextTask
     from bayesgeom.tasks.base import WindTunnel as WindTunnel
     from bayesgeom.tasks.bijection import Bijection as Bijection
     from bayesgeom.tasks.evidence import LabelledEvidence as LabelledEvidence
     from bayesgeom.tasks.hmm import HMM as HMM
     from bayesgeom.tasks.in_context import InContext as InContext
+    from bayesgeom.tasks.modular_recurrence import ModularRecurrence as ModularRecurrence
+    from bayesgeom.tasks.process import Mess3 as Mess3
+    from bayesgeom.tasks.process import Process as Process
     from bayesgeom.tasks.prompts import Prompts as Prompts
+    from bayesgeom.tasks.sticky_markov import StickyMarkov as StickyMarkov
 
 _HOMES = {
     "WindTunnel": "base", "TextTask": "base", "Bijection": "bijection", "HMM": "hmm", "InContext": "in_context",
-    "LabelledEvidence": "evidence", "Prompts": "prompts",
+    "LabelledEvidence": "evidence", "Prompts": "prompts", "AssociativeRecall": "associative_recall",
+    "Process": "process", "Mess3": "process", "StickyMarkov": "sticky_markov",
+    "ModularRecurrence": "modular_recurrence",
 }  # fmt: skip
-__all__ = ["HMM", "Bijection", "InContext", "LabelledEvidence", "Prompts", "TextTask", "WindTunnel"]
+__all__ = [
+    "HMM", "AssociativeRecall", "Bijection", "InContext", "LabelledEvidence", "Mess3", "ModularRecurrence", "Process",
+    "Prompts", "StickyMarkov", "TextTask", "WindTunnel",
+]  # fmt: skip
 
 
 def __getattr__(name: str) -> object:

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Literal, TypeVar, final, get_args, get_origin
 
 import numpy as np
 import torch
-from jaxtyping import Float, Float64
+from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 
 from bayesgeom.errors import InvalidArgument, unknown_name
@@ -120,6 +120,19 @@ class FiniteTask(WindTunnel):
         """The chosen sequences alone, given an entropy for each in order; no longer selective."""
 
 
+class SymmetricTask(WindTunnel):
+    """A task whose answers have names that mean nothing: renamed consistently, the question is the same."""
+
+    @property
+    @abstractmethod
+    def n_names(self) -> int:
+        """How many answers there are to rename."""
+
+    @abstractmethod
+    def relabelled(self, trials: Trials, names: Int64[Tensor, "batch name"]) -> Trials:
+        """The same latent problems with answer a of sequence b called `names[b, a]`, in all that speaks of it."""
+
+
 class TextTask(ABC):
     """A task in words. Which ids it uses depends on the tokenizer, so it becomes a wind tunnel when bound to one.
 
@@ -207,7 +220,7 @@ def task_from_text(text: str) -> WindTunnel | TextTask:
         key, equals, value = pair.partition("=")
         if not equals:
             raise InvalidArgument(f"{pair!r} in {text!r} is no key=value; write a task as NAME:key=value,key=value.")
-        parameters[key.strip()] = _literal(value.strip())
+        parameters[key.strip()] = literal(value.strip())
     return _named(name.strip(), parameters)
 
 
@@ -236,7 +249,8 @@ def _field_names(kind: type) -> set[str]:
     return {field.name for field in fields(kind)}
 
 
-def _literal(text: str) -> bool | int | float | str | tuple[int, ...]:
+def literal(text: str) -> bool | int | float | str | tuple[int, ...]:
+    """What a value on the command line stands for."""
     if text.lower() in ("true", "false"):
         return text.lower() == "true"
     if "+" in text and all(part.isdecimal() for part in text.removesuffix("+").split("+")):

@@ -16,13 +16,13 @@ from jaxtyping import Bool, Float64, Int64
 from torch import Tensor
 
 from bayesgeom.errors import InvalidArgument
-from bayesgeom.tasks.base import WindTunnel
-from bayesgeom.trials import UNASKED, Trials
+from bayesgeom.tasks.base import SymmetricTask
+from bayesgeom.trials import UNASKED, Trials, renamed
 
 
 @final
 @dataclass(frozen=True, kw_only=True)
-class Bijection(WindTunnel):
+class Bijection(SymmetricTask):
     """A fresh uniform permutation of `n_values` values per sequence; `n_pairs` keys, the last without its value.
 
     Ids: keys 0 … V−1, values V … 2V−1. With `repeats` keys are drawn with replacement, so that entropy falls to zero
@@ -104,6 +104,14 @@ class Bijection(WindTunnel):
             uniform = torch.where(unused.any(-1, keepdim=True), unused, True).double()
             nulls["elimination_only"] = uniform / uniform.sum(-1, keepdim=True)
         return nulls
+
+    @property
+    def n_names(self) -> int:
+        return self.n_values
+
+    def relabelled(self, trials: Trials, names: Int64[Tensor, "batch name"]) -> Trials:
+        """Values renamed, shown ones too."""
+        return renamed(trials, names)
 
     def token_labels(self) -> Sequence[str]:
         return [f"k{i}" for i in range(self.n_values)] + [f"v{i}" for i in range(self.n_values)]

@@ -11,7 +11,7 @@ References: Agarwal, Dalal & Misra 2025, arXiv:2512.22471 (the task); Rabiner 19
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, final
 
 import torch
@@ -19,15 +19,16 @@ from jaxtyping import Bool, Float64, Int64
 from torch import Tensor
 
 from bayesgeom.errors import InvalidArgument
-from bayesgeom.tasks.base import WindTunnel
-from bayesgeom.trials import UNASKED, Trials
+from bayesgeom.geometry.chains import mixing_times
+from bayesgeom.tasks.base import SymmetricTask
+from bayesgeom.trials import UNASKED, Trials, renamed
 
 N_SPECIALS = 4  # transition marker, emission marker, separator, step marker
 
 
 @final
 @dataclass(frozen=True, kw_only=True)
-class HMM(WindTunnel):
+class HMM(SymmetricTask):
     """A fresh HMM per sequence: Dirichlet(1) rows, raised to `floor`, renormalised, rounded to `grid`.
 
     Ids: probabilities `floor` … 1 in steps of `grid`, four specials, symbols, then the hidden states as answers.
@@ -152,6 +153,28 @@ class HMM(WindTunnel):
             "uniform": torch.full_like(exact, 1 / self.n_states),
             "likelihood_only": likelihood / likelihood.sum(-1, keepdim=True),
         }
+
+    @property
+    def n_names(self) -> int:
+        return self.n_states
+
+    def relabelled(self, trials: Trials, names: Int64[Tensor, "batch name"]) -> Trials:
+        """Hidden states renamed, and with them rows and columns of the transitions and rows of the emissions."""
+        first, n = 2 + self.n_states**2, len(trials)
+        called = names.argsort(dim=1)[:, :, None]  # who stands in each row now
+        tokens = trials.tokens.clone()
+        transition = tokens[:, 1 : first - 1].reshape(n, self.n_states, self.n_states)
+        transition = transition.gather(1, called.expand_as(transition))
+        transition = transition.gather(2, called.transpose(1, 2).expand_as(transition))
+        tokens[:, 1 : first - 1] = transition.flatten(1)
+        emission = tokens[:, first : self.header_length - 1].reshape(n, self.n_states, self.n_symbols)
+        tokens[:, first : self.header_length - 1] = emission.gather(1, called.expand_as(emission)).flatten(1)
+        return renamed(replace(trials, tokens=tokens), names)
+
+    def mixing_times(self, trials: Trials) -> Float64[Tensor, " batch"]:
+        """Steps in which each sequence's chain forgets all but 1/e of its start: how much there is to carry."""
+        cells = trials.tokens[:, 1 : 1 + self.n_states**2] + self._floor_steps
+        return mixing_times(cells.reshape(-1, self.n_states, self.n_states).double() / self._steps)
 
     def token_labels(self) -> Sequence[str]:
         probabilities = [f"{(i + self._floor_steps) * self.grid:.3g}" for i in range(self._first_special)]

@@ -15,6 +15,7 @@ from bayesgeom.geometry.clusters import (
     k_means,
     meetings,
     nearest_centroid_labels,
+    resampled_agreement,
     silhouette,
 )
 
@@ -99,6 +100,29 @@ def test_meetings_are_counted_and_empty_rows_left_out(rng: np.random.Generator) 
         assert int(table[cloud, draw, count, label, other]) == twin
 
 
+def test_resampled_agreement_counts_pairs_of_different_points_alone(rng: np.random.Generator) -> None:
+    labels, truth = torch.from_numpy(rng.integers(3, size=(CLOUDS, 13))), rng.integers(5, size=13)
+    others = torch.nn.functional.one_hot(torch.from_numpy(truth), 5).double()
+    times = torch.from_numpy(rng.integers(0, 4, size=(7, 13))).double()
+    found = resampled_agreement(labels, others, torch.cat([torch.ones(1, 13, dtype=torch.float64), times]))
+    for cloud in range(CLOUDS):
+        assert float(found[0, cloud]) == pytest.approx(adjusted_rand_score(truth, labels[cloud]), abs=1e-12)
+        for draw in range(7):
+            weight = np.triu(np.outer(times[draw], times[draw]), 1)
+            a, b = (np.equal.outer(x, x) for x in (labels[cloud].numpy(), truth))
+            together, rows, columns = (float((weight * x).sum()) for x in (a & b, a, b))
+            expected = rows * columns / weight.sum()
+            twin = (together - expected) / ((rows + columns) / 2 - expected)
+            assert float(found[draw + 1, cloud]) == pytest.approx(twin, abs=1e-12)
+
+
+def test_resampling_labels_that_agree_by_chance_stays_around_chance(rng: np.random.Generator) -> None:
+    labels, truth = torch.from_numpy(rng.integers(5, size=(1, 200))), torch.from_numpy(rng.integers(5, size=200))
+    times = torch.from_numpy(rng.multinomial(200, np.full(200, 1 / 200), size=300)).double()
+    found = resampled_agreement(labels, torch.nn.functional.one_hot(truth).double(), times)
+    assert abs(float(found.mean())) < 0.01
+
+
 def test_nearest_centroid_is_scikit_learns(blobs: tuple[torch.Tensor, np.ndarray]) -> None:
     points, truth = blobs[0][0] / 10, blobs[1][0]
     reference = NearestCentroid().fit(points, truth)
@@ -113,7 +137,8 @@ def test_blobs_stand_out_from_a_gaussian_cloud_and_a_gaussian_cloud_does_not(rng
     truth = rng.integers(BLOBS, size=211)
     blob = 20 * np.eye(BLOBS, D)[truth] + rng.normal(size=(211, D))
     gaussian = rng.normal(size=(211, D)) @ rng.normal(size=(D, D))
-    labels, scores, null = cluster_clouds(torch.from_numpy(np.stack([blob, gaussian])), [2, BLOBS], seeded())
-    assert labels.shape == (2, 2, 211) and scores.shape == null.shape == (2, 2)
+    found = cluster_clouds(torch.from_numpy(np.stack([blob, gaussian])), [2, BLOBS], seeded())
+    assert found.labels.shape == (2, 2, 211) and found.point_scores.shape == (2, 2, 211)
+    scores, null = found.point_scores.mean(2), found.gaussian_scores
     assert scores[0, 1] > 0.8 > 0.6 > null[0, 1]
     assert (scores[1] - null[1]).abs().max() < 0.08

@@ -8,6 +8,7 @@ from sklearn.linear_model import Ridge
 from sklearn.metrics import balanced_accuracy_score
 from sklearn.neighbors import NearestCentroid
 
+from bayesgeom.geometry.best_guesses import guess_scores
 from bayesgeom.geometry.readout import (
     ALIVE,
     BELIEF,
@@ -16,7 +17,6 @@ from bayesgeom.geometry.readout import (
     balanced_accuracy,
     belief_rows,
     belief_targets,
-    centroid_accuracy,
     commonest,
     distance_of_mean,
     held_out_scores,
@@ -213,7 +213,8 @@ def test_bands_and_the_commonest_answer(points: torch.Tensor, targets: BeliefTar
             if label.any() and low <= held[s, p, 0, BELIEF].max() < high:
                 right.append(found.hits[s, p, 0])
                 counts += label
-        accuracy, constant = centroid_accuracy(found, inside)[band, 0], commonest(targets, inside)[band]
+        scores = guess_scores([found], targets, bands, bootstrap_weights(HELD, seed=1, draws=31))
+        accuracy, constant = scores["nearest_centroid_accuracy"][0, band], commonest(targets, inside)[band]
         if right:
             assert accuracy == pytest.approx(np.mean(right)) and constant == pytest.approx(counts.max() / len(right))
         else:

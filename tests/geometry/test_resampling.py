@@ -9,9 +9,9 @@ from bayesgeom.geometry.correlation import partial_spearman
 from bayesgeom.geometry.pca import covariance, principal_axes, variance_shares
 from bayesgeom.geometry.regression import without_level_means
 from bayesgeom.geometry.resampling import (
-    resampled_axis_share,
-    resampled_cloud,
+    resampled_axis_shares,
     resampled_correlation_at_position,
+    resampled_order,
     resampled_spearman,
 )
 from bayesgeom.statistics import bootstrap_weights
@@ -46,10 +46,12 @@ def test_spearman_is_that_of_the_repeated_sequences(cloud: tuple[np.ndarray, np.
 
 def test_axis_share_is_that_of_the_repeated_sequences(cloud: tuple[np.ndarray, np.ndarray]) -> None:
     points, axis = cloud[0], np.array([0.6, 0.8, 0.0])
-    found = resampled_axis_share(points, axis, WEIGHTS)
+    found = resampled_axis_shares(points, np.stack([np.eye(D)[2], axis], axis=1), WEIGHTS)
+    assert found.shape == (2, DRAWS)
     for draw in range(DRAWS):
         again = points[repeated(draw)].reshape(-1, D)
-        assert found[draw] == pytest.approx((again @ axis).var() / again.var(axis=0).sum(), abs=1e-9)
+        assert found[1, draw] == pytest.approx((again @ axis).var() / again.var(axis=0).sum(), abs=1e-9)
+        assert found[0, draw] == pytest.approx(again[:, 2].var() / again.var(axis=0).sum(), abs=1e-9)
 
 
 def test_correlation_at_position_is_that_of_the_repeated_sequences(cloud: tuple[np.ndarray, np.ndarray]) -> None:
@@ -65,8 +67,9 @@ def test_even_weights_give_back_the_statistics_themselves(cloud: tuple[np.ndarra
     level = np.tile(np.arange(POSITIONS), (SEQUENCES, 1))
     variances, axes = principal_axes(covariance(torch.from_numpy(points.reshape(-1, D))))
     first = points @ axes[:, 0].numpy()
-    found = resampled_cloud(points, axes[:, 0].numpy(), entropy, level, EVEN)
-    assert found["pc1_share"][0] == pytest.approx(float(variance_shares(variances)[0]))
+    found = resampled_order(first, entropy, level, EVEN)
+    shares = resampled_axis_shares(points, axes.numpy(), EVEN)[:, 0]
+    np.testing.assert_allclose(shares, variance_shares(variances).numpy())
     assert found["spearman"][0] == pytest.approx(abs(spearmanr(first.ravel(), entropy.ravel()).statistic))
     partial = partial_spearman(first.ravel(), entropy.ravel(), level.ravel().astype(float))
     assert found["partial_spearman"][0] == pytest.approx(abs(partial))
@@ -74,7 +77,7 @@ def test_even_weights_give_back_the_statistics_themselves(cloud: tuple[np.ndarra
 
 def test_partial_correlation_is_unknown_where_entropy_follows_position(cloud: tuple[np.ndarray, np.ndarray]) -> None:
     level = np.tile(np.arange(POSITIONS), (SEQUENCES, 1))
-    found = resampled_cloud(cloud[0], np.eye(D)[0], level.astype(np.float64), level, WEIGHTS)
+    found = resampled_order(cloud[0][..., 0], level.astype(np.float64), level, WEIGHTS)
     assert np.isnan(found["partial_spearman"]).all() and np.isfinite(found["spearman"]).all()
     assert (without_level_means(rankdata(level.ravel())[:, None], level.ravel()) == 0).all()
 
@@ -82,4 +85,4 @@ def test_partial_correlation_is_unknown_where_entropy_follows_position(cloud: tu
 def test_constants_have_no_correlation_and_no_share() -> None:
     constant = np.ones((SEQUENCES, POSITIONS))
     assert np.isnan(resampled_spearman(constant, constant, WEIGHTS)).all()
-    assert np.isnan(resampled_axis_share(np.ones((SEQUENCES, POSITIONS, D)), np.eye(D)[0], WEIGHTS)).all()
+    assert np.isnan(resampled_axis_shares(np.ones((SEQUENCES, POSITIONS, D)), np.eye(D), WEIGHTS)).all()

@@ -11,11 +11,13 @@ import torch
 from bayesgeom.activations import Run
 from bayesgeom.probes import belief_readout
 from bayesgeom.probes.base import planted_run
-from bayesgeom.probes.belief_readout import COUNTS, SUBSPACES, BeliefReadout, BeliefReadoutReport
-from bayesgeom.sites import RESID_POST, RESID_PRE
+from bayesgeom.probes.belief_readout import COUNTS, SUBSPACES, BeliefReadout
+from bayesgeom.probes.belief_report import BeliefReadoutReport
+from bayesgeom.sites import RESID_POST, RESID_PRE, STATE
 from bayesgeom.tasks.base import WindTunnel
 from bayesgeom.tasks.bijection import Bijection
 from bayesgeom.tasks.hmm import HMM
+from bayesgeom.tasks.modular_recurrence import ModularRecurrence
 
 N, LAYERS, D = 61, 3, 13
 REPEATS, DISTINCT = Bijection(n_values=5, n_pairs=7, repeats=True), Bijection(n_values=5, n_pairs=3)
@@ -37,21 +39,21 @@ def planted(task: WindTunnel = REPEATS, *, n: int = N, seed: int = 0) -> Run:
 
 def test_an_embedded_belief_is_read_whole_and_noise_holds_none() -> None:
     report = BeliefReadout().measure(planted())
-    assert report.r2[WRITTEN] == pytest.approx(1, abs=1e-3) and report.r2[NOISE] < 0.1
-    assert report.total_variation[WRITTEN] < 0.01 < 0.3 < report.total_variation[NOISE]
-    assert abs(report.balanced_accuracy[NOISE] - 0.5) < 0.1 < 0.3 < report.balanced_accuracy[WRITTEN] - 0.5
+    assert report.r2[0, WRITTEN] == pytest.approx(1, abs=1e-3) and report.r2[0, NOISE] < 0.1
+    assert report.total_variation[0, WRITTEN] < 0.01 < 0.3 < report.total_variation[0, NOISE]
+    assert abs(report.balanced_accuracy[0, NOISE] - 0.5) < 0.1 < 0.3 < report.balanced_accuracy[0, WRITTEN] - 0.5
     assert (np.abs(report.balanced_accuracy_null - 0.5) < 0.05).all() and (report.r2_null < 0.05).all()
-    assert report.r2_random_subspace[WRITTEN] > 0.9  # a random subspace of the belief's own rank misses little
+    assert report.r2_random_subspace[0, WRITTEN] > 0.9  # a random subspace of the belief's own rank misses little
 
 
 def test_best_guesses_are_clusters() -> None:
     report = BeliefReadout().measure(planted(CHAIN))
     at_three = report.cluster_counts.index("3")
-    assert report.rand_index[GUESSES, at_three] > 0.95 and report.silhouette[GUESSES, at_three] > 0.9
-    assert report.silhouette[GUESSES, at_three] > 2 * report.silhouette_null[GUESSES, at_three]
-    assert abs(report.rand_index[NOISE]).max() < 0.1 > abs(report.rand_index_null).max()
-    assert np.nanmin(report.nearest_centroid_accuracy[GUESSES]) == 1
-    assert report.nearest_centroid_accuracy[NOISE, 0] < 0.6 > report.nearest_centroid_accuracy_null[GUESSES, 0]
+    assert report.rand_index[0, GUESSES, at_three] > 0.95 and report.silhouette[0, GUESSES, at_three] > 0.9
+    assert report.silhouette[0, GUESSES, at_three] > 2 * report.silhouette_null[0, GUESSES, at_three]
+    assert abs(report.rand_index[0, NOISE]).max() < 0.1 > abs(report.rand_index_null).max()
+    assert np.nanmin(report.nearest_centroid_accuracy[0, GUESSES]) == 1
+    assert report.nearest_centroid_accuracy[0, NOISE, 0] < 0.6 > report.nearest_centroid_accuracy_null[0, GUESSES, 0]
     assert 1 / 3 <= report.constant_accuracy[0] < 0.6
 
 
@@ -73,9 +75,9 @@ def test_the_embedding_is_read_where_it_was_recorded() -> None:
     before = run.recorded[RESID_PRE].clone()
     before[0] = run.at(RESID_POST)[WRITTEN]
     report = BeliefReadout().measure(replace(run, recorded={RESID_POST: run.at(RESID_POST), RESID_PRE: before}))
-    assert report.embedding_r2 == pytest.approx(float(report.r2[WRITTEN]))
-    assert report.embedding_total_variation == pytest.approx(float(report.total_variation[WRITTEN]))
-    assert report.embedding_balanced_accuracy == pytest.approx(float(report.balanced_accuracy[WRITTEN]))
+    assert report.embedding_r2 == pytest.approx(float(report.r2[0, WRITTEN]))
+    assert report.embedding_total_variation == pytest.approx(float(report.total_variation[0, WRITTEN]))
+    assert report.embedding_balanced_accuracy == pytest.approx(float(report.balanced_accuracy[0, WRITTEN]))
     assert "embedding" in [trace.name for trace in report.figure().data]
     without = BeliefReadout().measure(replace(run, recorded={RESID_POST: run.at(RESID_POST)}))
     assert math.isnan(without.embedding_r2) and math.isnan(without.embedding_balanced_accuracy)
@@ -86,8 +88,8 @@ def test_a_code_for_position_reads_no_belief_of_its_own() -> None:
     run = planted()
     place = torch.eye(7, D).expand(LAYERS, N, -1, -1) + 0.01 * run.at(RESID_POST)[:1]
     report = BeliefReadout().measure(replace(run, recorded={RESID_POST: place}))
-    assert report.r2[0] < 0.1 and abs(report.r2[0] - report.r2_null[0]) < 0.1
-    assert abs(report.balanced_accuracy[0] - 0.5) < 0.1
+    assert report.r2[0, 0] < 0.1 and abs(report.r2[0, 0] - report.r2_null[0, 0]) < 0.1
+    assert abs(report.balanced_accuracy[0, 0] - 0.5) < 0.1
 
 
 def test_nulls_at_initialisation_are_means_over_the_copies() -> None:
@@ -117,7 +119,7 @@ def test_intervals_hold_the_estimate() -> None:
     report = BeliefReadout().measure(planted())
     for metric in ("r2", "total_variation", "balanced_accuracy"):
         for layer in (NOISE, GUESSES):
-            value, lo, hi = (vars(report)[f"{metric}{end}"][layer] for end in ("", "_lo", "_hi"))
+            value, lo, hi = (vars(report)[f"{metric}{end}"][0, layer] for end in ("", "_lo", "_hi"))
             assert lo < value < hi, metric
 
 
@@ -141,12 +143,15 @@ def test_headlines_quote_every_null_of_the_last_layer() -> None:
     probe = BeliefReadout()
     report = probe.measure(planted(), [probe.measure(planted(seed=1))])
     first = report.headlines()[0]
-    assert (first.metric, first.value, first.null) == ("r2", report.r2[-1], report.r2_null[-1])
-    assert (first.lo, first.hi) == (report.r2_lo[-1], report.r2_hi[-1])
-    assert f"initialisation {report.r2_initialisation[-1]:.3g}" in first.null_label
-    assert f"random subspaces of that rank {report.r2_random_subspace[-1]:.3g}" in first.null_label
+    assert (first.metric, first.value, first.null) == ("r2", report.r2[0, -1], report.r2_null[0, -1])
+    assert (first.lo, first.hi) == (report.r2_lo[0, -1], report.r2_hi[0, -1])
+    assert f"initialisation {report.r2_initialisation[0, -1]:.3g}" in first.null_label
+    assert f"random subspaces of that rank {report.r2_random_subspace[0, -1]:.3g}" in first.null_label
     best = report.headlines()[3]
-    assert best.value == report.silhouette[-1].max() and f"k = {COUNTS[report.silhouette[-1].argmax()]}" in best.label
+    assert (
+        best.value == report.silhouette[0, -1].max()
+        and f"k = {COUNTS[report.silhouette[0, -1].argmax()]}" in best.label
+    )
 
 
 def test_a_report_comes_back_whole(tmp_path: Path) -> None:
@@ -178,5 +183,84 @@ def test_the_figure_draws_every_null() -> None:
     assert len(shown) == len(set(shown))
     dashes = {trace.name: trace.line.dash for trace in figure.data if (trace.name or "").startswith("null")}
     assert len(set(dashes.values())) == len(dashes)
-    titles = [figure.layout[f"{axis}{panel}"].title.text for axis in ("xaxis", "yaxis") for panel in ("", *"23456")]
+    panels = ["5", "6", "7", "8", "9", "10"]  # after four of beliefs in the plane, whose axes mean nothing
+    titles = [figure.layout[f"{axis}{panel}"].title.text for axis in ("xaxis", "yaxis") for panel in panels]
     assert all(titles) and "total variation (0 is exact)" in titles
+
+
+def recurrent(task: WindTunnel = CHAIN, *, n: int = N, seed: int = 0) -> Run:
+    """A stream of noise in every layer, and states that hold the belief linearly, then the best guess alone."""
+    run = planted(task, n=n, seed=seed)
+    layers = run.at(RESID_POST)
+    states = torch.nn.functional.pad(layers[[NOISE, WRITTEN, GUESSES]], (0, 4))
+    return replace(run, recorded={RESID_POST: layers[[NOISE]].expand(3, -1, -1, -1), STATE: states})
+
+
+def test_a_recurrent_state_is_read_beside_the_stream() -> None:
+    report = BeliefReadout().measure(recurrent())
+    assert report.sites == ("resid_post", "state")
+    stream, state = range(2)
+    assert max(report.r2[stream]) < 0.1 < 0.99 < report.r2[state, WRITTEN]
+    at_three = report.cluster_counts.index("3")
+    assert report.rand_index[state, GUESSES, at_three] > 0.95 > 0.1 > report.rand_index[stream, -1, at_three]
+    assert report.silhouette_lo[state, GUESSES, at_three] > report.silhouette_null[state, GUESSES, at_three] + 0.3
+    labels = [line.label for line in report.headlines()]
+    assert "R² of the belief in state, last layer" in labels
+    assert "silhouette of one cluster per hypothesis (k = 3) in state, last layer" in labels
+    titles = [note.text for note in report.figure().layout.annotations]
+    assert (
+        "Are there clusters? (state)" in titles and f"Read from state, last layer (R² {report.r2[1, -1]:.3f})" in titles
+    )
+    assert {record.variant for record in report.records() if record.metric == "r2"} == {"resid_post", "state"}
+
+
+def test_wide_states_are_read_along_leading_axes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(belief_readout, "MAX_WIDTH", 11)
+    run = recurrent()
+    noise = 0.01 * np.random.default_rng(5).normal(size=(3, N, 7, 301))
+    wide = torch.from_numpy(noise)
+    wide[..., :17] += run.at(STATE)
+    report = BeliefReadout().measure(replace(run, recorded={**run.recorded, STATE: wide}))
+    assert report.r2[1, WRITTEN] > 0.95 > 0.1 > report.r2[1, NOISE]
+
+
+def test_five_planted_clusters_are_five_and_a_filled_simplex_is_not() -> None:
+    """What "five clusters, one per state" must look like, and what an accurate model without clusters looks like."""
+    task = HMM(n_states=5, n_symbols=5, length=7, floor=0.05)
+    trials, rng = task.sample(N, seed=0), np.random.default_rng(0)
+    belief = trials.at_scored(trials.belief).numpy()
+    corners = 9 * np.eye(5, D)[belief.argmax(axis=-1)] + 0.1 * rng.normal(size=(*belief.shape[:2], D))
+    filled = belief @ rng.normal(size=(5, D))
+    report = BeliefReadout().measure(planted_run(trials, {RESID_POST: torch.from_numpy(np.stack([corners, filled]))}))
+    at_five = report.cluster_counts.index("5")
+    clusters, simplex = range(2)
+    assert report.silhouette[0, clusters].argmax() == at_five and report.silhouette_lo[0, clusters, at_five] > 0.8
+    assert report.rand_index[0, clusters, at_five] > 0.95
+    assert report.silhouette[0, simplex, at_five] < report.silhouette_null[0, simplex, at_five] + 0.15
+    assert report.rand_index[0, simplex, at_five] < 0.6 and report.r2[0, simplex] > 0.95
+    assert report.nearest_centroid_accuracy[0, simplex, 0] > 0.7, "the best guess can be told without any cluster"
+
+
+def test_the_simplex_shows_held_out_beliefs_as_they_are_and_as_they_are_read() -> None:
+    probe = BeliefReadout()
+    alone, run = probe.measure(planted(CHAIN)), planted(CHAIN)
+    copy = probe.measure(replace(run, recorded={RESID_POST: run.at(RESID_POST)[[NOISE] * 3]}))
+    report = probe.measure(replace(run, recorded={RESID_POST: run.at(RESID_POST)[[NOISE, GUESSES, WRITTEN]]}), [copy])
+    held = run.trials.rows(slice(-(N // 2), None))
+    truth = held.at_scored(held.belief).flatten(0, 1).numpy()
+    np.testing.assert_allclose(report.drawn_belief, truth, atol=1e-6)
+    assert np.abs(report.drawn_last[0] - report.drawn_belief).max() < 0.02
+    assert np.abs(report.drawn_first[0] - report.drawn_belief).mean() > 0.1
+    np.testing.assert_array_equal(report.drawn_untrained, copy.drawn_last)
+    np.testing.assert_allclose(report.drawn_first.sum(-1), 1, atol=1e-4)
+    assert np.isnan(alone.drawn_untrained).all()
+    titles = [note.text for note in report.figure().layout.annotations][:4]
+    assert titles[0] == "Exact belief" and titles[1] == f"Read from resid_post, last layer (R² {report.r2[0, -1]:.3f})"
+    assert titles[2].startswith("Read from resid_post, layer 0") and titles[3].startswith("null: the same before")
+    assert "no fresh copy was run" in [trace.text[0] for trace in alone.figure().data if trace.mode == "text"]
+
+
+def test_too_many_hypotheses_are_measured_and_not_drawn() -> None:
+    report = BeliefReadout().measure(planted(ModularRecurrence(modulus=5, length=5), n=23))
+    assert report.drawn_belief.shape == (0, 26) and np.isfinite(report.r2).all()
+    assert "26 hypotheses are too many corners to draw" in [t.text[0] for t in report.figure().data if t.mode == "text"]

@@ -1,6 +1,7 @@
 """Symbols of one token, what opens a text, padding, and how tasks are named in text."""
 
 import json
+import re
 from dataclasses import replace
 
 import pytest
@@ -201,7 +202,9 @@ def test_text_tasks_can_be_written_on_a_command_line(text: str, task: TextTask |
 
 @pytest.mark.parametrize("name", ["in-context", "evidence-in-context", "recal", "bijection-evidence"])
 def test_unknown_names_list_what_can_be_written(name: str) -> None:
-    listed = "bijection, bijection-in-context, evidence, hmm, hmm-in-context, prompts"
+    plain = ("bijection", "hmm", "mess3", "modular-recurrence", "process", "recall", "sticky-markov")
+    names = sorted([*plain, *(f"{tunnel}-in-context" for tunnel in plain), "evidence", "prompts"])
+    listed = re.escape(", ".join(names))
     with pytest.raises(UnknownName, match=rf"no task named '{name}'\. There are: {listed}\."):
         task_from_text(name)
 

@@ -1,0 +1,49 @@
+"""Markov chains: where they settle, and how fast they forget where they started.
+
+Reference: Levin & Peres 2017, Markov Chains and Mixing Times, chapters 1 and 12.
+"""
+
+import math
+
+import torch
+from jaxtyping import Float64
+from torch import Tensor
+
+_TOLERANCE = 1e-9
+
+
+def stationary(transition: Float64[Tensor, "state state"]) -> Float64[Tensor, " state"] | None:
+    """The one distribution that a step leaves as it is; None where there are several: the chain falls apart.
+
+    States are left out one by one, their probability handed to where they lead, and weighed on the way back: no
+    differences are taken, and the same chain gives the same bits, which solvers of linear equations do not promise.
+    Reference: Grassmann, Taksar & Heyman 1985.
+    """
+    reaches = (transition > 0) | torch.eye(len(transition), dtype=torch.bool, device=transition.device)
+    for _ in range(len(transition).bit_length()):
+        reaches = (reaches.double() @ reaches.double()) > 0
+    comes_back = (~reaches | reaches.mT).all(dim=1)  # from wherever it leads
+    inside = comes_back.nonzero()[:, 0]
+    if not bool(reaches[inside[0], inside].all()):
+        return None
+    among = transition[inside][:, inside].clone()
+    for last in range(len(inside) - 1, 0, -1):
+        among[:last, last] /= among[last, :last].sum()
+        among[:last, :last] += among[:last, last : last + 1] * among[last, :last]
+    weights = torch.ones(len(inside), dtype=torch.float64, device=transition.device)
+    for state in range(1, len(inside)):
+        weights[state] = (weights[:state] * among[:state, state]).sum()
+    found = torch.zeros(len(transition), dtype=torch.float64, device=transition.device)
+    found[inside] = weights / weights.sum()
+    return found
+
+
+def mixing_times(transition: Float64[Tensor, "*batch state state"]) -> Float64[Tensor, "*batch"]:
+    """Steps in which what is remembered of the start falls to 1/e: −1 / ln |λ₂|, with λ₂ the second largest eigenvalue.
+
+    0 for a chain that forgets at once, infinite for one that never does (periodic, or in parts that do not meet).
+    """
+    sizes = torch.linalg.eigvals(transition.cpu()).abs().sort(dim=-1, descending=True).values
+    second = sizes[..., 1] if sizes.shape[-1] > 1 else torch.zeros_like(sizes[..., 0])
+    times = torch.where(second > _TOLERANCE, -1 / second.clamp(_TOLERANCE, 1 - _TOLERANCE).log(), 0.0)
+    return torch.where(second < 1 - _TOLERANCE, times, math.inf).to(transition.device)

@@ -1,0 +1,143 @@
+"""What next-symbol prediction from a hidden Markov process is, whatever the process.
+
+A process is given by labelled transition matrices T^(x), whose entry (i, j) is the probability to go from state i to
+state j and to show symbol x on the way. The exact observer keeps a belief over states and pushes it through:
+
+    b_t ∝ b_{t−1} T^(x_t),    P(x_{t+1} = x | x_0 … x_t) = b_t T^(x) 1.
+
+Belief and predictive differ here: one is over hidden states, the other over symbols. Layout: the symbols, and at each
+the next one is asked for; the last answer is not shown.
+
+Reference: Shai et al. 2024, arXiv:2405.15943 (labelled matrices; beliefs as points of the simplex of states).
+"""
+
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import final
+
+import torch
+from jaxtyping import Bool, Float64, Int64
+from torch import Tensor
+
+from bayesgeom.geometry.chains import mixing_times
+from bayesgeom.tasks.base import WindTunnel
+from bayesgeom.trials import Trials
+
+
+class MarkovProcess(WindTunnel):
+    """A stationary generator of symbols, fixed for all sequences: what is hidden is its state."""
+
+    @abstractmethod
+    def labelled(self) -> Float64[Tensor, "symbol state state"]:
+        """T^(x): rows of their sum over x add to one."""
+
+    @abstractmethod
+    def start(self) -> Float64[Tensor, " state"]:
+        """The distribution of the state before the first symbol."""
+
+    @property
+    @final
+    def mixing_time(self) -> float:
+        """Steps in which the chain of hidden states forgets all but 1/e of its start: the task's difficulty."""
+        return float(mixing_times(self.labelled().sum(dim=0)))
+
+    @final
+    def draw(self, n: int, generator: torch.Generator) -> Trials:
+        return self.trials(self._symbols(n, generator))
+
+    @final
+    def draw_pair(self, n: int, generator: torch.Generator) -> tuple[Trials, Trials]:
+        """Two independent paths: what is given, the process itself, is the same in all sequences."""
+        original, donor = (self.trials(self._symbols(n, generator)) for _ in range(2))
+        return original, donor
+
+    @final
+    def trials(self, symbols: Int64[Tensor, "batch pos_and_one"]) -> Trials:
+        """The trials of given symbols; the last one is asked for and not shown."""
+        labelled, start = self.labelled().to(symbols.device), self.start().to(symbols.device)
+        tokens, ids = symbols[:, :-1].contiguous(), torch.arange(len(labelled), device=symbols.device)
+        belief = filtered(labelled, start, tokens)
+        return Trials(
+            tokens=tokens,
+            scored=torch.ones_like(tokens, dtype=torch.bool),
+            answers=ids,
+            predictive=_shown_next(labelled, belief),
+            belief=belief,
+            realised=symbols[:, 1:].contiguous(),
+            token_sets={"inputs": ids},
+            relations=_relations(tokens),
+        )
+
+    @final
+    def null_predictives(self, trials: Trials) -> Mapping[str, Float64[Tensor, "batch query_pos answer"]]:
+        """`context_free` knows the position alone; `last_symbol` and `last_two` forget all that came earlier."""
+        labelled, start = self.labelled().to(trials.tokens.device), self.start().to(trials.tokens.device)
+        step = labelled.sum(dim=0)
+        before = [start]  # the state ahead of each symbol, none of them seen
+        for _ in range(trials.tokens.shape[1]):
+            before.append(before[-1] @ step)
+        unseen = torch.stack(before).expand(len(trials), -1, -1)
+        nulls = {"context_free": _shown_next(labelled, unseen[:, 1:])}
+        for name, n_kept in (("last_symbol", 1), ("last_two", 2)):
+            belief = unseen
+            for back in reversed(range(n_kept)):
+                # Where fewer symbols have been read, those are kept and nothing is forgotten.
+                seen = trials.tokens[:, : trials.tokens.shape[1] - back]
+                moved = _updated(labelled, belief[:, : seen.shape[1]], seen)
+                belief = torch.cat([unseen[:, :1], moved], dim=1)
+            nulls[name] = _shown_next(labelled, belief[:, 1:])
+        return nulls
+
+    @final
+    def token_labels(self) -> Sequence[str]:
+        return [f"x{i}" for i in range(self.d_vocab)]
+
+    def _symbols(self, n: int, generator: torch.Generator) -> Int64[Tensor, "batch pos_and_one"]:
+        labelled, start = self.labelled().to(generator.device), self.start().to(generator.device)
+        n_states = labelled.shape[1]
+        ways = labelled.movedim(0, 1).flatten(1)  # from each state: every symbol with every next state
+        state = torch.multinomial(start.expand(n, -1), 1, generator=generator)[:, 0]
+        symbols = []
+        for _ in range(self.n_pos + 1):
+            way = torch.multinomial(ways[state], 1, generator=generator)[:, 0]
+            symbols.append(way // n_states)
+            state = way % n_states
+        return torch.stack(symbols, dim=1)
+
+
+def filtered(
+    labelled: Float64[Tensor, "symbol state state"],
+    start: Float64[Tensor, " state"],
+    symbols: Int64[Tensor, "batch pos"],
+) -> Float64[Tensor, "batch pos state"]:
+    """P(state after x_t | x_0 … x_t) for every t."""
+    belief, beliefs = start.expand(len(symbols), 1, -1), []
+    for pos in range(symbols.shape[1]):
+        belief = _updated(labelled, belief, symbols[:, pos : pos + 1])
+        beliefs.append(belief)
+    return torch.cat(beliefs, dim=1)
+
+
+def _updated(
+    labelled: Float64[Tensor, "symbol state state"],
+    belief: Float64[Tensor, "batch pos state"],
+    symbols: Int64[Tensor, "batch pos"],
+) -> Float64[Tensor, "batch pos state"]:
+    """One step of the observer at each position, from the belief before it."""
+    ways = torch.einsum("bpi,xij->bpxj", belief, labelled)
+    joint = ways.gather(2, symbols[:, :, None, None].expand(-1, -1, 1, ways.shape[3]))[:, :, 0]
+    return joint / joint.sum(dim=-1, keepdim=True)
+
+
+def _shown_next(
+    labelled: Float64[Tensor, "symbol state state"], belief: Float64[Tensor, "batch pos state"]
+) -> Float64[Tensor, "batch pos symbol"]:
+    return torch.einsum("bpi,xi->bpx", belief, labelled.sum(dim=2))
+
+
+def _relations(tokens: Int64[Tensor, "batch pos"]) -> dict[str, Bool[Tensor, "batch query_pos key_pos"]]:
+    """The symbol just read, the one before it, and all that came earlier still."""
+    n, n_pos = tokens.shape
+    pos = torch.arange(n_pos, device=tokens.device)
+    back = (pos[:, None] - pos[None, :]).expand(n, -1, -1)
+    return {"current_symbol": back == 0, "previous_symbol": back == 1, "earlier_symbol": back > 1}

@@ -1,0 +1,150 @@
+"""Modular recurrence: is this a rule or noise, and if a rule, which? Predict the next number.
+
+Half of the sequences follow x_{t+1} = a·x_t + b mod p with a and b uniform, from a uniform start; the others are
+independent and uniform. After k numbers the odds for a rule have been multiplied by (how many rules fit) · p^(k−3),
+which is 1, 1, 1, then p, p², … as long as one fits; a single misfit rules all of them out. The difficulty axis is
+`n_hypotheses`, p² rules and the noise.
+
+Reference: the follow-up of Agarwal, Dalal & Misra 2025 (arXiv:2512.22471) on the boundary of their construction, in
+their public code: p = 17, length 16.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, final
+
+import torch
+from jaxtyping import Bool, Float64, Int64
+from torch import Tensor
+
+from bayesgeom.errors import InvalidArgument
+from bayesgeom.tasks.base import WindTunnel
+from bayesgeom.trials import Trials
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class ModularRecurrence(WindTunnel):
+    """`length` numbers below `modulus`, each asking for the next one; the last answer is not shown.
+
+    `belief` is over the noise, first, and then every rule (a, b) in the order of a·p + b.
+    """
+
+    name: ClassVar[str] = "modular-recurrence"
+    modulus: int = 17
+    length: int = 16
+    rule_share: float = 0.5
+
+    def __post_init__(self) -> None:
+        if self.modulus < 2 or self.length < 1 or not 0 < self.rule_share < 1:
+            raise InvalidArgument(
+                f"a recurrence needs modulus ≥ 2, length ≥ 1 and 0 < rule_share < 1, got {self.modulus}, "
+                f"{self.length}, {self.rule_share}."
+            )
+
+    @property
+    def n_hypotheses(self) -> int:
+        """Rules, and the noise."""
+        return self.modulus**2 + 1
+
+    @property
+    def d_vocab(self) -> int:
+        return self.modulus
+
+    @property
+    def n_pos(self) -> int:
+        return self.length
+
+    def draw(self, n: int, generator: torch.Generator) -> Trials:
+        kind = torch.rand(n, generator=generator, dtype=torch.float64, device=generator.device)
+        return self.trials(self._numbers(kind < self.rule_share, self._below((n, 1), generator), generator))
+
+    def draw_pair(self, n: int, generator: torch.Generator) -> tuple[Trials, Trials]:
+        """The same start, of the same kind; another rule, or other noise."""
+        kind = torch.rand(n, generator=generator, dtype=torch.float64, device=generator.device)
+        start = self._below((n, 1), generator)
+        original, donor = (self.trials(self._numbers(kind < self.rule_share, start, generator)) for _ in range(2))
+        return original, donor
+
+    def trials(self, numbers: Int64[Tensor, "batch pos_and_one"]) -> Trials:
+        """The trials of given numbers; the last one is asked for and not shown."""
+        tokens, ids = numbers[:, :-1].contiguous(), torch.arange(self.modulus, device=numbers.device)
+        belief = self._belief(tokens)
+        return Trials(
+            tokens=tokens,
+            scored=torch.ones_like(tokens, dtype=torch.bool),
+            answers=ids,
+            predictive=self._next_number(tokens, belief),
+            belief=belief,
+            realised=numbers[:, 1:].contiguous(),
+            token_sets={"inputs": ids},
+            relations=_relations(tokens),
+        )
+
+    def null_predictives(self, trials: Trials) -> Mapping[str, Float64[Tensor, "batch query_pos answer"]]:
+        """`uniform`; `prior_odds`, which finds the rules that fit and never weighs them against the noise."""
+        rules = trials.belief[:, :, 1:]
+        fits = rules > 0
+        n_fitting = fits.sum(dim=2, keepdim=True)
+        share = self.rule_share * (n_fitting > 0).double()
+        unweighed = torch.cat([1 - share, share * fits / n_fitting.clamp_min(1)], dim=2)
+        return {
+            "uniform": torch.full_like(trials.predictive, 1 / self.modulus),
+            "prior_odds": self._next_number(trials.tokens, unweighed),
+        }
+
+    def token_labels(self) -> Sequence[str]:
+        return [str(i) for i in range(self.modulus)]
+
+    def _below(self, shape: tuple[int, int], generator: torch.Generator) -> Int64[Tensor, "batch number"]:
+        return torch.randint(self.modulus, shape, generator=generator, device=generator.device)
+
+    def _numbers(
+        self, is_rule: Bool[Tensor, " batch"], start: Int64[Tensor, "batch 1"], generator: torch.Generator
+    ) -> Int64[Tensor, "batch pos_and_one"]:
+        n = len(start)
+        slope, offset = self._below((n, 2), generator).split(1, dim=1)
+        noise = self._below((n, self.length), generator)
+        numbers = [start]
+        for step in range(self.length):
+            follows = (slope * numbers[-1] + offset) % self.modulus
+            numbers.append(torch.where(is_rule[:, None], follows, noise[:, step : step + 1]))
+        return torch.cat(numbers, dim=1)
+
+    def _successors(self, tokens: Int64[Tensor, "batch pos"]) -> Int64[Tensor, "batch pos rule"]:
+        """What every rule says comes after each number."""
+        rule = torch.arange(self.modulus**2, device=tokens.device)
+        slope, offset = rule // self.modulus, rule % self.modulus
+        return (slope * tokens[:, :, None] + offset) % self.modulus
+
+    def _belief(self, tokens: Int64[Tensor, "batch pos"]) -> Float64[Tensor, "batch pos hypothesis"]:
+        """In units of what a rule gives k numbers that it fits, 1/p; the noise gives them 1/p^k."""
+        fits = torch.ones(*tokens.shape, self.modulus**2, dtype=torch.bool, device=tokens.device)
+        fits[:, 1:] = (self._successors(tokens[:, :-1]) == tokens[:, 1:, None]).cummin(dim=1).values
+        n_steps = torch.arange(tokens.shape[1], device=tokens.device, dtype=torch.float64)
+        # In long sequences the noise's share underflows, which is right as long as a rule fits.
+        noise = torch.where(fits.any(dim=2), (1 - self.rule_share) * float(self.modulus) ** -n_steps, 1.0)
+        joint = torch.cat([noise[:, :, None], fits.double() * (self.rule_share / self.modulus**2)], dim=2)
+        return joint / joint.sum(dim=2, keepdim=True)
+
+    def _next_number(
+        self, tokens: Int64[Tensor, "batch pos"], belief: Float64[Tensor, "batch pos hypothesis"]
+    ) -> Float64[Tensor, "batch pos answer"]:
+        predictive = (belief[:, :, :1] / self.modulus).repeat(1, 1, self.modulus)
+        return predictive.scatter_add(2, self._successors(tokens), belief[:, :, 1:])
+
+
+def _relations(tokens: Int64[Tensor, "batch pos"]) -> dict[str, Bool[Tensor, "batch query_pos key_pos"]]:
+    """What followed this number when it came before; where that was; the number just read, the one before, earlier."""
+    n, n_pos = tokens.shape
+    pos = torch.arange(n_pos, device=tokens.device)
+    back = (pos[:, None] - pos[None, :]).expand(n, -1, -1)
+    same = (tokens[:, :, None] == tokens[:, None, :]) & (back > 0)
+    after_same = torch.cat([torch.zeros_like(same[:, :, :1]), same[:, :, :-1]], dim=2)
+    return {
+        "after_same_number": after_same,
+        "same_number": same,
+        "current_number": back == 0,
+        "previous_number": back == 1,
+        "earlier_number": back > 1,
+    }

@@ -1,0 +1,151 @@
+"""Processes: next-symbol prediction from any finite hidden Markov generator, and the literature's reference case.
+
+The difficulty axis is `mixing_time`, the steps for which the hidden state remembers where it was.
+
+References: Marzen & Crutchfield 2017, arXiv:1702.08565 (Mess3); Shai et al. 2024, arXiv:2405.15943 (its beliefs are a
+fractal in the triangle, which a linear map finds in a transformer's residual stream).
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Self, final
+
+import numpy as np
+import torch
+from jaxtyping import Float, Float64
+from torch import Tensor
+
+from bayesgeom.errors import InvalidArgument
+from bayesgeom.geometry.chains import stationary
+from bayesgeom.tasks.markov import MarkovProcess
+
+Labelled = tuple[tuple[tuple[float, ...], ...], ...]
+_ROUNDING = 1e-6
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Process(MarkovProcess):
+    """`length` symbols of the generator with these labelled matrices: entry [x][i][j] goes from i to j and shows x.
+
+    Entries are at least 0, and for each i they add to one over x and j. The state before the first symbol has the
+    distribution `initial`; empty, it is the stationary one. `Process.of(array)` takes an array for nested tuples.
+    """
+
+    name: ClassVar[str] = "process"
+    transition_tensors: Labelled
+    initial: tuple[float, ...] = ()
+    length: int = 16
+
+    def __post_init__(self) -> None:
+        _check_length(self.length)
+        _check_shape(self.transition_tensors)
+        rows = self.labelled().sum(dim=(0, 2))
+        entries = [entry for matrix in self.transition_tensors for row in matrix for entry in row]
+        wrong = [entry for entry in entries if not (math.isfinite(entry) and entry >= 0)]
+        if wrong:
+            raise InvalidArgument(f"transition_tensors hold {wrong[0]}: probabilities are finite and at least 0.")
+        worst = int((rows - 1).abs().argmax())
+        if abs(float(rows[worst]) - 1) > _ROUNDING:
+            raise InvalidArgument(
+                f"from state {worst} the transition tensors sum to {float(rows[worst]):.6g} over symbols and next "
+                f"states: each state's must sum to 1. Entry [x][i][j] is P(show x and go to j | in i)."
+            )
+        if self.initial:
+            self._check_initial(len(rows))
+        elif stationary(self.labelled().sum(dim=0)) is None:
+            raise InvalidArgument(
+                "this chain falls into parts and has several stationary distributions: pass initial, one probability "
+                "per state."
+            )
+
+    @classmethod
+    def of(
+        cls, tensors: Float[np.ndarray, "symbol state state"], *, initial: Sequence[float] = (), length: int = 16
+    ) -> Self:
+        """The process of an array of labelled matrices. **Raises** `InvalidArgument` as the constructor does."""
+        nested = tuple(tuple(tuple(map(float, row)) for row in matrix) for matrix in tensors)
+        return cls(transition_tensors=nested, initial=tuple(map(float, initial)), length=length)
+
+    @property
+    def d_vocab(self) -> int:
+        return len(self.transition_tensors)
+
+    @property
+    def n_pos(self) -> int:
+        return self.length
+
+    def labelled(self) -> Float64[Tensor, "symbol state state"]:
+        return torch.tensor(self.transition_tensors, dtype=torch.float64)
+
+    def start(self) -> Float64[Tensor, " state"]:
+        return torch.tensor(self.initial, dtype=torch.float64) if self.initial else _settled(self.labelled())
+
+    def _check_initial(self, n_states: int) -> None:
+        is_distribution = all(p >= 0 for p in self.initial) and abs(sum(self.initial) - 1) <= _ROUNDING
+        if len(self.initial) != n_states or not is_distribution:
+            raise InvalidArgument(
+                f"initial must hold {n_states} probabilities that sum to 1, one per state, got {self.initial}."
+            )
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Mess3(MarkovProcess):
+    """Three states and three symbols in a ring: a state is kept with probability 1 − 2x, and mostly shows its symbol.
+
+    T^(k)_{ij} = e_{jk} m_{ij} with m_{ii} = 1 − 2x, m_{ij} = x, and e_{jj} = a, e_{jk} = (1 − a)/2: the next state is
+    seen through noise. The defaults are those of the reference's released code; its figures have x = 0.05, a = 0.85.
+    Here the predictive is a linear image of the belief, and an invertible one, so that whoever predicts exactly has
+    the belief up to a linear map of probabilities; whether it stands so in the residual stream is what is measured.
+    """
+
+    name: ClassVar[str] = "mess3"
+    x: float = 0.15
+    a: float = 0.6
+    length: int = 32
+
+    def __post_init__(self) -> None:
+        _check_length(self.length)
+        if not (0 <= self.x <= 0.5 and 0 <= self.a <= 1):
+            raise InvalidArgument(f"Mess3 needs 0 ≤ x ≤ ½ and 0 ≤ a ≤ 1, got x={self.x}, a={self.a}.")
+
+    @property
+    def d_vocab(self) -> int:
+        return 3
+
+    @property
+    def n_pos(self) -> int:
+        return self.length
+
+    def labelled(self) -> Float64[Tensor, "symbol state state"]:
+        same = torch.eye(3, dtype=torch.float64)
+        moves = same * (1 - 2 * self.x) + (1 - same) * self.x
+        shows = same * self.a + (1 - same) * (1 - self.a) / 2
+        return torch.einsum("ij,jk->kij", moves, shows)
+
+    def start(self) -> Float64[Tensor, " state"]:
+        """Uniform, which is stationary for every x and a."""
+        return torch.full((3,), 1 / 3, dtype=torch.float64)
+
+
+def _settled(labelled: Float64[Tensor, "symbol state state"]) -> Float64[Tensor, " state"]:
+    found = stationary(labelled.sum(dim=0))
+    assert found is not None, "checked when the process was made"
+    return found
+
+
+def _check_length(length: int) -> None:
+    if length < 1:
+        raise InvalidArgument(f"length is the number of symbols read: at least 1, got {length}.")
+
+
+def _check_shape(tensors: Labelled) -> None:
+    n_states = len(tensors[0]) if tensors else 0
+    is_square = all(len(matrix) == n_states and all(len(row) == n_states for row in matrix) for matrix in tensors)
+    if n_states == 0 or not is_square:
+        shapes = ", ".join(f"{len(matrix)}×{'/'.join(sorted({str(len(row)) for row in matrix}))}" for matrix in tensors)
+        raise InvalidArgument(
+            f"transition_tensors must hold one square matrix per symbol, all of one size, got {shapes or 'none'}."
+        )

@@ -1,0 +1,53 @@
+"""The simplex chart: each belief at its place and in its colour, and a note where there is nothing to draw."""
+
+import numpy as np
+import plotly.graph_objects as go
+import pytest
+
+from bayesgeom.charts.readout import readout_figure
+from bayesgeom.charts.simplex import Simplex, add_simplex, belief_colours
+from bayesgeom.charts.theme import SERIES, panels
+from bayesgeom.geometry.polygon import MAX_CORNERS, corners, placed
+
+
+def drawn(simplex: Simplex) -> go.Figure:
+    figure = panels("Whole", ("left", "right"))
+    add_simplex(figure, (1, 2), simplex)
+    return figure
+
+
+@pytest.mark.parametrize("n", [2, 3, 5])
+def test_points_stand_where_their_shares_put_them(n: int, rng: np.random.Generator) -> None:
+    belief = rng.dirichlet(np.ones(n), size=17)
+    read = belief + 0.1 * rng.normal(size=belief.shape)
+    figure = drawn(Simplex(title="as read", placed=read, belief=belief))
+    outline, points, names = figure.data
+    np.testing.assert_allclose(np.stack([points.x, points.y], axis=1), placed(read))
+    np.testing.assert_allclose(np.stack([outline.x, outline.y], axis=1)[:-1], corners(n))
+    assert list(names.text) == [str(i) for i in range(n)]
+    assert len(points.marker.color) == 17 and list(points.marker.color) == list(belief_colours(belief))
+    assert points.xaxis == "x2" and figure.layout.xaxis2.visible is False and figure.layout.yaxis2.scaleanchor == "x2"
+    assert figure.layout.xaxis.visible is None, "the other panel keeps its axes"
+
+
+def test_certainty_has_its_corner_s_colour_and_doubt_a_mixture() -> None:
+    red, green, blue = (int(SERIES[1][i : i + 2], 16) for i in (1, 3, 5))
+    colours = belief_colours(np.array([[0.0, 1.0, 0.0], [0.5, 0.5, 0.0], [1.2, -0.2, 0.0]]))
+    assert colours[0] == f"rgb({red},{green},{blue})" and colours[1] not in (colours[0], colours[2])
+    assert len(belief_colours(np.eye(13))) == 13, "colours come again where corners are more than colours"
+
+
+def test_what_cannot_be_drawn_is_said() -> None:
+    missing = np.full((5, 3), np.nan)
+    assert drawn(Simplex(title="", placed=missing, belief=np.eye(3)[[0] * 5], note="none was run")).data[0].text == (
+        "none was run",
+    )
+    many = np.full((5, MAX_CORNERS + 1), 1 / (MAX_CORNERS + 1))
+    assert "25 hypotheses are too many" in drawn(Simplex(title="", placed=many, belief=many)).data[0].text[0]
+
+
+def test_simplexes_come_first_and_need_no_legend(rng: np.random.Generator) -> None:
+    belief = rng.dirichlet(np.ones(3), size=7)
+    figure = readout_figure("Whole", [], [Simplex(title=name, placed=belief, belief=belief) for name in "ab"])
+    assert [note.text for note in figure.layout.annotations] == ["a", "b"]
+    assert not any(trace.showlegend for trace in figure.data)

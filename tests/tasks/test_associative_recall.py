@@ -1,0 +1,209 @@
+"""Associative recall against enumeration over every one-to-one map, its layout, its nulls and its laws."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from bayesgeom.errors import InvalidArgument
+from bayesgeom.information import kl_bits
+from bayesgeom.tasks.associative_recall import AssociativeRecall
+from bayesgeom.trials import UNASKED, Trials
+
+SMALL = [
+    AssociativeRecall(n_pairs=2, n_keys=4, n_values=5, n_queries=2, n_filler=3, unstored_share=0.5),
+    AssociativeRecall(n_pairs=3, n_keys=3, n_values=3, n_queries=2, n_filler=0, unstored_share=0.0),
+    AssociativeRecall(n_pairs=3, n_keys=5, n_values=5, n_queries=7, n_filler=5, pooled_pairs=True),
+    AssociativeRecall(n_pairs=3, n_keys=4, n_values=4, n_queries=5, n_filler=1, unstored_share=0.0, pooled_pairs=True),
+]
+PAPER = AssociativeRecall(n_pairs=64, n_keys=256, n_values=256, n_queries=3, n_filler=32)
+
+
+def stored_pairs(task: AssociativeRecall, tokens: list[int]) -> dict[int, int]:
+    """What the tokens say, by the documented layout alone: key to value, each counted from 0."""
+    pairs = [tokens[4 * i : 4 * i + 4] for i in range(task.n_pairs)]
+    first = task.n_keys + task.n_values
+    assert all((store, sep) == (first, first + 1) for store, _, sep, _ in pairs)
+    return {key: value - task.n_keys for _, key, _, value in pairs}
+
+
+def enumerated(task: AssociativeRecall, pairs: dict[int, int], key: int) -> np.ndarray:
+    """The value of a key over every one-to-one map that has these pairs."""
+    maps = itertools.permutations(range(task.n_values), task.n_keys)
+    kept = [m[key] for m in maps if all(m[k] == v for k, v in pairs.items())]
+    return np.bincount(kept, minlength=task.n_values) / len(kept)
+
+
+def queries(trials: Trials) -> list[tuple[int, int, int]]:
+    """Row, number of the query, position."""
+    return [
+        (row, i, pos) for row, places in enumerate(trials.scored_positions().tolist()) for i, pos in enumerate(places)
+    ]
+
+
+@pytest.mark.parametrize("task", SMALL, ids=str)
+def test_posterior_is_the_count_over_all_maps(task: AssociativeRecall) -> None:
+    trials = task.sample(7, seed=3)
+    for row, _, pos in queries(trials):
+        tokens = trials.tokens[row].tolist()
+        twin = enumerated(task, stored_pairs(task, tokens), tokens[pos])
+        np.testing.assert_allclose(trials.predictive[row, pos].numpy(), twin, atol=1e-15)
+
+
+@pytest.mark.parametrize("task", [*SMALL, AssociativeRecall(), PAPER], ids=str)
+def test_layout(task: AssociativeRecall) -> None:
+    trials = task.sample(5, seed=4)
+    first = task.n_keys + task.n_values
+    for tokens, places in zip(trials.tokens.tolist(), trials.scored_positions().tolist(), strict=True):
+        pairs = stored_pairs(task, tokens)
+        assert len(pairs) == len(set(pairs.values())) and (task.pooled_pairs or len(pairs) == task.n_pairs)
+        rest = ["F"] * task.n_filler
+        for i in range(task.n_queries):
+            rest += ["F"] * (task.n_filler // 2 if i else 0) + ["Q", "k", "_"]
+        names = {first + 2: "Q", first + 3: "F", first + 4: "_", **dict.fromkeys(range(task.n_keys), "k")}
+        assert [names[token] for token in tokens[4 * task.n_pairs :]] == rest
+        assert places == [4 * task.n_pairs + i for i, name in enumerate(rest) if name == "k"]
+    assert trials.tokens.shape == (5, task.n_pos)
+    assert (trials.realised[~trials.scored] == UNASKED).all() and trials.predictive[~trials.scored].isnan().all()
+    assert trials.answers.tolist() == list(range(task.n_keys, first))
+
+
+def test_the_paper_s_sizes_give_its_length_and_vocabulary() -> None:
+    assert (PAPER.n_pos, PAPER.d_vocab, PAPER.n_between) == (329, 522, 16)
+
+
+def test_answers_come_true_as_often_as_the_posterior_says() -> None:
+    task = SMALL[0]
+    trials = task.sample(20_000, seed=2)
+    exact = trials.at_scored(trials.predictive).flatten(0, 1)
+    came_true = torch.nn.functional.one_hot(trials.at_scored(trials.realised).flatten() - 4, 5).double()
+    for said in exact.unique():
+        chosen = exact == said
+        assert abs(float(came_true[chosen].mean() - said)) < 0.01, f"answers given {said:.3f}"
+    mean = exact.mean(0)
+    assert (mean - 1 / 5).abs().max() < 0.01, "the expected posterior is the prior"
+
+
+def test_stored_keys_have_their_value_and_others_one_of_those_left() -> None:
+    trials = PAPER.sample(200, seed=5)
+    exact = trials.at_scored(trials.predictive)
+    is_stored = exact.max(-1).values == 1
+    np.testing.assert_allclose(exact[~is_stored].amax(-1), 1 / 192, rtol=1e-12)
+    assert float(is_stored.double().mean()) == pytest.approx(0.75, abs=0.06)
+    given = exact.gather(2, trials.at_scored(trials.realised)[:, :, None] - 256)
+    assert given.min() > 0, "what is realised is possible"
+    in_stored = (trials.tokens[:, 1:256:4, None] == trials.at_scored(trials.tokens)[:, None]).any(1)
+    assert torch.equal(in_stored, is_stored)
+
+
+@pytest.mark.parametrize("task", SMALL, ids=str)
+def test_nulls_by_enumeration(task: AssociativeRecall) -> None:
+    """Each null is the average of the exact posterior over the maps and queries that it cannot tell apart."""
+    trials = task.sample(5, seed=6)
+    nulls = task.null_predictives(trials)
+    assert list(nulls) == ["uniform", "bag", "last_pair", "membership"]
+    for row, i, pos in queries(trials):
+        tokens = trials.tokens[row].tolist()
+        pairs = stored_pairs(task, tokens)
+        others = [key for key in range(task.n_keys) if key not in pairs]
+
+        def averaged(keys: list[int], pairs: dict[int, int] = pairs) -> np.ndarray:
+            return np.mean([enumerated(task, pairs, key) for key in keys], axis=0)
+
+        share, asked, last = task.unstored_share, tokens[pos], tokens[4 * task.n_pairs - 3]
+        earlier = [key for key in pairs if key != last]
+        outside = averaged(others) if others else np.zeros(task.n_values)
+        bag = (1 - share) * averaged([*pairs]) + share * outside
+        before = averaged(earlier) if earlier else np.zeros(task.n_values)
+        not_last = (1 - share) * len(earlier) / len(pairs) * before + share * outside
+        twins = {
+            "uniform": np.full(task.n_values, 1 / task.n_values),
+            "bag": bag,
+            "last_pair": enumerated(task, pairs, last) if asked == last else not_last / not_last.sum(),
+            "membership": averaged([*pairs]) if asked in pairs else outside,
+        }
+        for name, twin in twins.items():
+            np.testing.assert_allclose(nulls[name][row, i].numpy(), twin, atol=1e-15, err_msg=name)
+
+
+def test_nulls_are_ordered_by_what_they_know() -> None:
+    task = AssociativeRecall()
+    trials = task.sample(500, seed=7)
+    exact = trials.at_scored(trials.predictive)
+    cost = {name: float(kl_bits(exact, null.log()).mean()) for name, null in task.null_predictives(trials).items()}
+    assert cost["uniform"] > cost["bag"] > cost["last_pair"] > cost["membership"] > 0
+    assert cost["uniform"] == pytest.approx(0.75 * math.log2(16) + 0.25 * 1, abs=0.05)
+    assert cost["membership"] == pytest.approx(0.75 * math.log2(8), abs=0.05)
+
+
+def test_relations_match_a_loop_over_tokens() -> None:
+    task = SMALL[0]
+    trials = task.sample(11, seed=8)
+    for row, i, pos in queries(trials):
+        tokens, want = trials.tokens[row].tolist(), {}
+        for place in range(4 * task.n_pairs):
+            is_pair = tokens[place - place % 4 + 1] == tokens[pos]
+            want[place] = {
+                "stored_value": is_pair and place % 4 == 3,
+                "same_key": is_pair and place % 4 == 1,
+                "stored_pair": is_pair,
+                "other_value": not is_pair and place % 4 == 3,
+            }
+        assert trials.relations.keys() == want[0].keys()
+        for name, related in trials.relations.items():
+            assert related.shape == (11, 2, task.n_pos)
+            twin = {place for place, names in want.items() if names[name]}
+            assert set(related[row, i].nonzero()[:, 0].tolist()) == twin, (name, row, i)
+
+
+def test_every_map_and_every_question_is_as_likely() -> None:
+    trials = SMALL[1].sample(12_000, seed=9)
+    keys, values, asked = trials.tokens[:, 1:12:4], trials.tokens[:, 3:12:4] - 3, trials.at_scored(trials.tokens)
+    for drawn in (values.gather(1, keys.argsort(1)), keys):
+        counts = torch.unique(drawn, dim=0, return_counts=True)[1]
+        assert len(counts) == 6 and (counts - 2_000).abs().max() < 170  # sd 41
+    place = (keys[:, :, None] == asked[:, None, :]).double().argmax(1)
+    counts = torch.unique(place, dim=0, return_counts=True)[1]
+    assert len(counts) == 9 and (counts - 12_000 / 9).abs().max() < 140  # two queries, independently; sd 34
+
+
+def test_pools_have_every_size_alike_and_store_every_key_of_theirs() -> None:
+    task = AssociativeRecall(n_pairs=5, n_keys=7, n_values=7, n_queries=3, pooled_pairs=True)
+    tokens = task.sample(4_000, seed=7).tokens
+    stored = torch.nn.functional.one_hot(tokens[:, 1:20:4], 7).sum(1)
+    sizes = torch.bincount((stored > 0).sum(1), minlength=6) / 4_000
+    torch.testing.assert_close(sizes[1:], torch.full((5,), 0.2), atol=0.03, rtol=0)
+    assert all(int(row.max()) - int(row[row > 0].min()) <= 1 for row in stored), "each about as often as the others"
+    plain = AssociativeRecall(n_pairs=5, n_keys=7, n_values=7, n_queries=3).sample(100, seed=7)
+    assert (torch.nn.functional.one_hot(plain.tokens[:, 1:20:4], 7).sum(1).amax(1) == 1).all()
+
+
+def test_labels_name_every_id() -> None:
+    labels = SMALL[0].token_labels()
+    assert len(labels) == len(set(labels)) == SMALL[0].d_vocab
+    assert labels[:5] == ["k0", "k1", "k2", "k3", "v0"] and labels[9:14] == ["STORE", "SEP", "QUERY", "FILL", "_"]
+
+
+@pytest.mark.parametrize(
+    ("parameters", "message"),
+    [
+        ({"n_pairs": 17}, r"17 pairs asked of 16 keys and 16 values.*choose n_pairs ≤ n_keys ≤ n_values"),
+        ({"n_keys": 17}, r"8 pairs asked of 17 keys and 16 values"),
+        ({"n_pairs": 16}, r"all 16 keys are stored.*unstored_share=0\.25: use more keys, or unstored_share=0"),
+        ({"n_queries": 0}, r"n_queries ≥ 1.*got 8, 0, 2, 0\.25"),
+        ({"n_filler": -1}, r"n_filler ≥ 0.*got 8, 8, -1"),
+        ({"unstored_share": 1.0}, r"unstored_share < 1, got 8, 8, 2, 1\.0"),
+        ({"unstored_share": float("nan")}, r"got 8, 8, 2, nan"),
+    ],
+)
+def test_impossible_parameters_are_refused(parameters: dict[str, float], message: str) -> None:
+    with pytest.raises(InvalidArgument, match=message):
+        AssociativeRecall(**parameters)
+
+
+def test_without_other_keys_every_query_is_for_a_stored_one() -> None:
+    task = AssociativeRecall(n_pairs=8, n_keys=8, n_values=16, unstored_share=0.0)
+    trials = task.sample(50, seed=0)
+    assert (trials.at_scored(trials.predictive).max(-1).values == 1).all()

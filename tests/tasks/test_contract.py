@@ -1,0 +1,143 @@
+"""What every wind tunnel keeps to, present and future: nothing is registered, discovery finds them."""
+
+import dataclasses
+import json
+from functools import cache
+
+import pytest
+import torch
+
+from bayesgeom.information import kl_bits
+from bayesgeom.plugins import discover
+from bayesgeom.tasks.base import WindTunnel, task_from_config, task_from_text
+from bayesgeom.tasks.process import Mess3, Process
+from bayesgeom.trials import UNASKED, Trials, concatenate
+
+N = 37
+
+
+def made_by_default() -> dict[str, WindTunnel]:
+    """Every task that can be made without a parameter; the others are made below."""
+    # mypy: an abstract class as a value is what discovery is about.
+    kinds = discover("bayesgeom.tasks", WindTunnel)  # type: ignore[type-abstract]
+    return {name: kind() for name, kind in kinds.items() if not _asks_for_anything(kind)}
+
+
+def _asks_for_anything(kind: type) -> bool:
+    fields = dataclasses.fields(kind)
+    return any(f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING for f in fields)
+
+
+TASKS = made_by_default() | {"process": Process.of(Mess3(x=0.05, a=0.85).labelled().numpy())}
+every_task = pytest.mark.parametrize("name", TASKS)
+
+
+@cache
+def drawn(name: str) -> Trials:
+    return TASKS[name].sample(N, seed=3)
+
+
+def at_scored(trials: Trials) -> tuple[torch.Tensor, torch.Tensor]:
+    """The exact predictive, and the place of the realised answer in it."""
+    realised = trials.at_scored(trials.realised)
+    return trials.at_scored(trials.predictive), (realised[..., None] == trials.answers).double().argmax(-1)
+
+
+def test_the_tasks_of_the_papers_are_among_them() -> None:
+    assert {"bijection", "hmm", "recall", "mess3", "process", "sticky-markov", "modular-recurrence"} <= TASKS.keys()
+
+
+@every_task
+def test_tokens_and_answers_are_ids_of_the_vocabulary(name: str) -> None:
+    task, trials = TASKS[name], drawn(name)
+    assert trials.tokens.shape == (N, task.n_pos)
+    for ids in (trials.tokens, trials.answers, *trials.token_sets.values()):
+        assert int(ids.min()) >= 0 and int(ids.max()) < task.d_vocab
+    assert len(trials.answers.unique()) == len(trials.answers)
+    labels = task.token_labels()
+    assert len(labels) == len(set(labels)) == task.d_vocab
+    assert trials.token_sets, "the geometry of keys needs named ids"
+
+
+@every_task
+def test_posteriors_are_distributions_where_asked_and_nan_elsewhere(name: str) -> None:
+    trials = drawn(name)
+    for exact in (trials.predictive, trials.belief):
+        asked = trials.at_scored(exact)
+        assert exact.dtype == torch.float64 and float(asked.min()) >= 0
+        torch.testing.assert_close(asked.sum(-1), torch.ones(N, trials.n_scored).double(), atol=1e-12, rtol=0)
+        assert exact[~trials.scored].isnan().all()
+    assert (trials.realised[~trials.scored] == UNASKED).all()
+
+
+@every_task
+def test_what_happens_was_possible_and_as_likely_as_said(name: str) -> None:
+    trials = TASKS[name].sample(400, seed=4)
+    exact, realised = at_scored(trials)
+    assert torch.isin(trials.at_scored(trials.realised), trials.answers).all()
+    given = exact.gather(2, realised[..., None])[..., 0]
+    assert given.min() > 0
+    surprise = given.mean(1) - exact.square().sum(-1).mean(1)  # 0 on average, if answers come as often as said
+    assert abs(float(surprise.mean())) < 5 * float(surprise.std()) / 400**0.5 + 1e-12
+
+
+@every_task
+def test_nulls_are_finite_predictors_that_know_less(name: str) -> None:
+    trials = drawn(name)
+    exact, _ = at_scored(trials)
+    nulls = TASKS[name].null_predictives(trials)
+    assert nulls
+    for null_name, null in nulls.items():
+        assert null.shape == exact.shape and null.dtype == torch.float64, null_name
+        torch.testing.assert_close(null.sum(-1), torch.ones_like(null[..., 0]), atol=1e-12, rtol=0, msg=null_name)
+        cost = float(kl_bits(exact, null.log()).mean())
+        assert 1e-6 < cost < 20, f"{null_name} costs {cost} bits"
+
+
+@every_task
+def test_relations_look_back(name: str) -> None:
+    trials = drawn(name)
+    later = torch.arange(trials.tokens.shape[1]) > trials.scored_positions()[:, :, None]
+    assert trials.relations
+    for relation_name, related in trials.relations.items():
+        assert related.shape == (N, trials.n_scored, trials.tokens.shape[1]), relation_name
+        assert not (related & later).any() and related.any(), relation_name
+
+
+@every_task
+def test_a_seed_decides_the_trials(name: str) -> None:
+    again, other = (TASKS[name].sample(N, seed=seed) for seed in (3, 4))
+    for field in ("tokens", "realised", "predictive"):
+        assert torch.equal(vars(again)[field].nan_to_num(), vars(drawn(name))[field].nan_to_num())
+    assert not torch.equal(other.tokens, drawn(name).tokens)
+
+
+@every_task
+def test_pairs_ask_the_same_of_two_worlds(name: str) -> None:
+    original, donor = TASKS[name].sample_pair(N, seed=5)
+    assert torch.equal(original.scored, donor.scored) and torch.equal(original.answers, donor.answers)
+    assert original.tokens.shape == donor.tokens.shape and not torch.equal(original.realised, donor.realised)
+    for trials in (original, donor):
+        exact, realised = at_scored(trials)
+        assert exact.gather(2, realised[..., None]).min() > 0, "its own posterior allows its answers"
+
+
+@every_task
+def test_cut_and_joined_trials_are_the_same_trials(name: str) -> None:
+    trials = drawn(name)
+    joined = concatenate([trials.rows(slice(0, 5)), trials.rows(slice(5, N))])
+    for field in ("tokens", "scored", "realised", "belief", "predictive"):
+        assert torch.equal(vars(joined)[field].nan_to_num(), vars(trials)[field].nan_to_num())
+    assert all(torch.equal(joined.relations[key], related) for key, related in trials.relations.items())
+
+
+@every_task
+def test_a_task_comes_back_from_its_config(name: str) -> None:
+    task = TASKS[name]
+    assert task_from_config(json.loads(json.dumps(task.config()))) == task
+    assert task.name == name and hash(task) == hash(task_from_config(task.config()))
+
+
+@pytest.mark.parametrize("name", made_by_default())
+def test_a_task_goes_by_its_name_on_the_command_line(name: str) -> None:
+    assert task_from_text(name) == TASKS[name]

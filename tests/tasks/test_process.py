@@ -1,0 +1,202 @@
+"""Processes against a sum over every path of states; Mess3 against its written-out matrices; what is refused."""
+
+import itertools
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from bayesgeom.errors import InvalidArgument
+from bayesgeom.information import entropy_bits, kl_bits
+from bayesgeom.tasks.base import task_from_config
+from bayesgeom.tasks.markov import MarkovProcess
+from bayesgeom.tasks.process import Mess3, Process
+from bayesgeom.tasks.sticky_markov import StickyMarkov
+
+
+def random_tensors(n_symbols: int, n_states: int, seed: int = 0) -> np.ndarray:
+    rows = np.random.default_rng(seed).dirichlet(np.ones(n_symbols * n_states), size=n_states)
+    return rows.reshape(n_states, n_symbols, n_states).transpose(1, 0, 2)
+
+
+# Never two 1s in a row: some symbols are impossible, and belief collapses.
+GOLDEN = Process(transition_tensors=(((0.5, 0.0), (1.0, 0.0)), ((0.0, 0.5), (0.0, 0.0))), length=5)
+SMALL: list[MarkovProcess] = [
+    Process.of(random_tensors(5, 3), length=5),
+    Process.of(random_tensors(2, 3, seed=1), initial=(0.7, 0.3, 0.0), length=5),
+    GOLDEN,
+    Mess3(x=0.05, a=0.85, length=5),
+    StickyMarkov(n_states=5, noise=0.4, length=4),
+]
+
+
+def path_weights(task: MarkovProcess, symbols: list[int], start: np.ndarray) -> np.ndarray:
+    """P(symbols, last state), summed over every path of hidden states from this start."""
+    labelled = task.labelled().numpy()
+    weight = np.zeros(labelled.shape[1])
+    for path in itertools.product(range(len(weight)), repeat=len(symbols) + 1):
+        joint = start[path[0]]
+        for t, symbol in enumerate(symbols):
+            joint *= labelled[symbol, path[t], path[t + 1]]
+        weight[path[-1]] += joint
+    return weight
+
+
+@pytest.mark.parametrize("task", SMALL, ids=lambda task: type(task).__name__)
+def test_belief_and_predictive_are_sums_over_all_paths(task: MarkovProcess) -> None:
+    trials, start = task.sample(3, seed=2), task.start().numpy()
+    for row, symbols in enumerate(trials.tokens.tolist()):
+        for t in range(task.n_pos):
+            weight = path_weights(task, symbols[: t + 1], start)
+            np.testing.assert_allclose(trials.belief[row, t].numpy(), weight / weight.sum(), atol=1e-13)
+            longer = [path_weights(task, [*symbols[: t + 1], x], start).sum() for x in range(task.d_vocab)]
+            np.testing.assert_allclose(trials.predictive[row, t].numpy(), longer / weight.sum(), atol=1e-13)
+
+
+@pytest.mark.parametrize("task", SMALL, ids=lambda task: type(task).__name__)
+def test_nulls_are_what_is_left_when_earlier_symbols_are_summed_out(task: MarkovProcess) -> None:
+    trials, start = task.sample(2, seed=3), task.start().numpy()
+    nulls, step = task.null_predictives(trials), task.labelled().sum(0).numpy()
+    for row, symbols in enumerate(trials.tokens.tolist()):
+        for t in range(task.n_pos):
+            for name, kept in (("context_free", 0), ("last_symbol", 1), ("last_two", 2)):
+                n_kept = min(kept, t + 1)
+                before = start @ np.linalg.matrix_power(step, t + 1 - n_kept)
+                seen = symbols[t + 1 - n_kept : t + 1]
+                joint = [path_weights(task, [*seen, x], before).sum() for x in range(task.d_vocab)]
+                np.testing.assert_allclose(nulls[name][row, t].numpy(), joint / np.sum(joint), atol=1e-13, err_msg=name)
+
+
+@pytest.mark.parametrize("task", SMALL, ids=lambda task: type(task).__name__)
+def test_layout_every_symbol_asks_for_the_next(task: MarkovProcess) -> None:
+    trials = task.sample(7, seed=4)
+    assert trials.tokens.shape == (7, task.n_pos) and trials.scored.all()
+    assert torch.equal(trials.realised[:, :-1], trials.tokens[:, 1:])
+    assert trials.answers.tolist() == list(range(task.d_vocab))
+    given = trials.predictive.gather(2, trials.realised[:, :, None])
+    assert given.min() > 0, "what comes next is possible"
+    back = trials.scored_positions()[0][:, None] - torch.arange(task.n_pos)
+    for name, twin in (("current_symbol", back == 0), ("previous_symbol", back == 1), ("earlier_symbol", back > 1)):
+        assert all(torch.equal(found, twin) for found in trials.relations[name])
+
+
+@pytest.mark.parametrize("task", [*SMALL, StickyMarkov()], ids=lambda task: type(task).__name__)
+def test_symbols_come_as_often_as_the_predictive_says(task: MarkovProcess) -> None:
+    trials = task.sample(8_000, seed=5)
+    said = trials.predictive.flatten(0, 1)
+    came = torch.nn.functional.one_hot(trials.realised.flatten(), task.d_vocab).double()
+    for low in (0.0, 0.1, 0.2, 0.4, 0.6, 0.8):
+        chosen = (said >= low) & (said < low + 0.2)
+        if int(chosen.sum()) > 2_000:
+            assert float(said[chosen].mean()) == pytest.approx(float(came[chosen].mean()), abs=0.015)
+    # A martingale: the expected belief is where the chain is expected to be.
+    ahead = task.start() @ torch.linalg.matrix_power(task.labelled().sum(0), task.n_pos)
+    torch.testing.assert_close(trials.belief[:, -1].mean(0), ahead, atol=0.02, rtol=0)
+
+
+def test_a_process_starts_where_it_settles_unless_told_otherwise() -> None:
+    process = Process.of(random_tensors(5, 3))
+    torch.testing.assert_close(process.start() @ process.labelled().sum(0), process.start())
+    assert process.start().sum() == pytest.approx(1)
+    assert SMALL[1].start().tolist() == [0.7, 0.3, 0.0]
+
+
+def test_golden_mean_never_shows_two_ones() -> None:
+    tokens = GOLDEN.sample(200, seed=6).tokens
+    assert not ((tokens[:, 1:] == 1) & (tokens[:, :-1] == 1)).any()
+    assert GOLDEN.start().tolist() == pytest.approx([2 / 3, 1 / 3])
+
+
+def test_mess3_is_the_literature_s() -> None:
+    """The matrix of the first symbol as the reference writes it for x = 0.05, a = 0.85, and the code's defaults."""
+    written = [[0.765, 0.00375, 0.00375], [0.0425, 0.0675, 0.00375], [0.0425, 0.00375, 0.0675]]
+    np.testing.assert_allclose(Mess3(x=0.05, a=0.85).labelled()[0].numpy(), written)
+    assert (Mess3().x, Mess3().a) == (0.15, 0.6)
+    same = Process.of(Mess3().labelled().numpy(), length=32)
+    torch.testing.assert_close(same.start(), Mess3().start())
+    one, other = (task.sample(5, seed=1) for task in (same, Mess3()))
+    assert torch.equal(one.tokens, other.tokens)
+    torch.testing.assert_close(one.belief, other.belief)
+
+
+def test_belief_and_predictive_differ() -> None:
+    trials = Mess3(x=0.05, a=0.85).sample(50, seed=7)
+    assert trials.belief.shape == trials.predictive.shape
+    assert (trials.belief - trials.predictive).abs().max() > 0.1
+    wide = SMALL[0].sample(3, seed=0)
+    assert (wide.belief.shape[2], wide.predictive.shape[2]) == (3, 5)
+
+
+def test_the_paper_s_ring_has_its_entropy_floor() -> None:
+    """2.639 bits at the effective self-probability 0.350 of the paper's nominal 0.3; 0.3 at its word gives 2.717."""
+    for nominal, bits in ((0.3 + 0.7 * 0.3 / (0.3 + 47 / 12), 2.639), (0.3, 1.883 / np.log(2))):
+        trials = StickyMarkov(self_probability=nominal, noise=0.0).sample(1, seed=0)
+        assert float(entropy_bits(trials.predictive[0, -1])) == pytest.approx(bits, abs=0.001)
+    ring = StickyMarkov(n_states=6, self_probability=0.4).chain()
+    weights = np.array([0, 1, 1 / 2, 1 / 3, 1 / 2, 1])
+    np.testing.assert_allclose(ring[0].numpy(), 0.4 * np.eye(6)[0] + 0.6 * weights / weights.sum())
+    np.testing.assert_allclose(ring[2].numpy(), np.roll(ring[0].numpy(), 2))
+
+
+def test_stickier_chains_are_harder_and_need_more_of_the_past() -> None:
+    def gap(self_probability: float) -> tuple[float, float]:
+        task = StickyMarkov(self_probability=self_probability)
+        trials = task.sample(200, seed=8)
+        return task.mixing_time, float(
+            kl_bits(trials.predictive, task.null_predictives(trials)["last_two"].log()).mean()
+        )
+
+    (fast, little), (slow, much) = gap(0.35), gap(0.9)
+    assert fast == pytest.approx(1.31, abs=0.01) and slow == pytest.approx(11.6, abs=0.1)
+    assert little < 0.001 < 0.08 < much
+    assert Mess3().mixing_time == pytest.approx(-1 / np.log(1 - 3 * 0.15))
+
+
+@pytest.mark.parametrize("task", SMALL, ids=lambda task: type(task).__name__)
+def test_a_process_survives_json(task: MarkovProcess) -> None:
+    again = task_from_config(json.loads(json.dumps(task.config())))
+    assert again == task and hash(again) == hash(task)
+
+
+@pytest.mark.parametrize(
+    ("tensors", "message"),
+    [
+        ((), r"one square matrix per symbol.*got none"),
+        ((((1.0, 0.0),),), r"one square matrix per symbol, all of one size, got 1×2"),
+        ((((0.5, 0.5), (1.0,)),), r"got 2×1/2"),
+        ((((0.5,),), ((0.25, 0.25), (0.5, 0.5))), r"got 1×1, 2×2"),
+        ((((0.5, 0.2), (0.0, 1.0)),), r"from state 0 the transition tensors sum to 0\.7 .*must sum to 1"),
+        ((((0.5, 0.5), (0.5, 0.5)), ((0.0, 0.0), (0.0, 0.25))), r"from state 1 the transition tensors sum to 1\.25"),
+        ((((1.5, -0.5), (0.0, 1.0)),), r"hold -0\.5: probabilities are finite and at least 0"),
+        ((((float("nan"), 1.0), (0.0, 1.0)),), r"hold nan: probabilities are finite"),
+        ((((1.0, 0.0), (0.0, 1.0)),), r"falls into parts.*pass initial"),
+    ],
+)
+def test_impossible_tensors_are_refused(tensors: tuple[tuple[tuple[float, ...], ...], ...], message: str) -> None:
+    with pytest.raises(InvalidArgument, match=message):
+        Process(transition_tensors=tensors)
+
+
+@pytest.mark.parametrize("initial", [(0.5, 0.5), (0.5, 0.5, 0.5), (1.5, -0.5, 0.0), (float("nan"), 0.5, 0.5)])
+def test_impossible_starts_are_refused(initial: tuple[float, ...]) -> None:
+    with pytest.raises(InvalidArgument, match=r"initial must hold 3 probabilities that sum to 1"):
+        Process.of(random_tensors(5, 3), initial=initial)
+
+
+@pytest.mark.parametrize(
+    ("kind", "parameters", "message"),
+    [
+        (Mess3, {"x": 0.6}, r"0 ≤ x ≤ ½ and 0 ≤ a ≤ 1, got x=0\.6"),
+        (Mess3, {"a": float("nan")}, r"a=nan"),
+        (Mess3, {"length": 0}, r"at least 1, got 0"),
+        (StickyMarkov, {"n_states": 1}, r"n_states ≥ 2 and length ≥ 1, got 1 and 20"),
+        (StickyMarkov, {"self_probability": 1.1}, r"probabilities, got 1\.1 and 0\.3"),
+        (StickyMarkov, {"noise": -0.1}, r"probabilities, got 0\.8 and -0\.1"),
+    ],
+)
+def test_impossible_parameters_are_refused(
+    kind: type[MarkovProcess], parameters: dict[str, float], message: str
+) -> None:
+    with pytest.raises(InvalidArgument, match=message):
+        kind(**parameters)
