@@ -7,6 +7,7 @@ Reference: Efron & Tibshirani 1993, chapters 6 and 13 (percentile interval).
 
 import numpy as np
 from jaxtyping import Float, Shaped
+from scipy.stats import t as student
 
 LEVEL = 0.95
 DRAWS = 1_000
@@ -42,6 +43,22 @@ def mean_interval(
     return ratio_interval(
         per_sequence, np.ones((len(per_sequence), *(1,) * (per_sequence.ndim - 1))), seed=seed, draws=draws
     )
+
+
+def seed_interval(
+    per_seed: Float[np.ndarray, "seed *rest"], *, level: float = LEVEL
+) -> tuple[Float[np.ndarray, "*rest"], Float[np.ndarray, "*rest"]]:
+    """Student's interval of the mean over a handful of trainings, too few to be resampled; NaN for fewer than two.
+
+    Pass paired differences for a paired interval.
+    """
+    n = len(per_seed)
+    if n < 2:
+        unknown = np.full(per_seed.shape[1:], np.nan)
+        return unknown, unknown
+    mean = per_seed.mean(axis=0)
+    reach = student.ppf((1 + level) / 2, n - 1) * per_seed.std(axis=0, ddof=1) / np.sqrt(n)
+    return np.asarray(mean - reach), np.asarray(mean + reach)
 
 
 def ratio_interval(

@@ -1,0 +1,77 @@
+"""Curves over training: lines without markers, with interval bands, levels in grey, steps on a log axis where asked."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import final
+
+import numpy as np
+import plotly.graph_objects as go
+from jaxtyping import Float, Real
+
+from bayesgeom.charts.lines import add_band, add_line, add_null
+from bayesgeom.charts.theme import DASHES, SERIES, label_axes
+
+Panel = tuple[int, int]
+_CROWDED = 30  # points beyond which markers hide the line
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Curve:
+    """One number over steps, with its band where there is one."""
+
+    name: str
+    values: Float[np.ndarray, " step"]
+    band: tuple[Float[np.ndarray, " step"], Float[np.ndarray, " step"]] | None = None
+
+
+def add_curves(
+    figure: go.Figure,
+    panel: Panel,
+    steps: Real[np.ndarray, " step"],
+    curves: Sequence[Curve],
+    *,
+    unit: str,
+    levels: Sequence[tuple[str, float | Float[np.ndarray, " step"]]] = (),
+    log_steps: bool = False,
+) -> None:
+    """Curves in the series' colours, levels in grey: constants or lines. The legend shows every name once.
+
+    On a log axis step 0 is drawn at half of the first step after it, and its tick says 0.
+    """
+    x = _placed(steps) if log_steps else np.asarray(steps, dtype=float)
+    for color, curve in zip(SERIES, curves, strict=False):
+        if curve.band is not None and np.isfinite(curve.band).all():
+            add_band(figure, panel, x, *curve.band, name=f"{curve.name}, 95 % interval", color=color)
+            figure.data[-1].showlegend = False
+        seen = _names(figure)
+        add_line(figure, panel, x, curve.values, name=curve.name, color=color)
+        figure.data[-1].update(
+            mode="lines" if len(x) > _CROWDED else "lines+markers", showlegend=curve.name not in seen
+        )
+    for dash, (label, level) in zip(DASHES, levels, strict=False):
+        if np.isfinite(level).any():
+            seen = _names(figure)
+            add_null(figure, panel, x, level, name=label)
+            figure.data[-1].update(line_dash=dash, showlegend=label not in seen)
+    label_axes(figure, panel, "training step", unit)
+    if log_steps:
+        figure.update_xaxes(type="log", **_ticks(steps, x), row=panel[0], col=panel[1])
+
+
+def _names(figure: go.Figure) -> set[str | None]:
+    return {trace.name for trace in figure.data if trace.showlegend is not False}
+
+
+def _placed(steps: Real[np.ndarray, " step"]) -> Float[np.ndarray, " step"]:
+    """Steps where a log axis can draw them."""
+    x = np.asarray(steps, dtype=float)
+    return np.where(x > 0, x, np.min(x[x > 0]) / 2) if (x > 0).any() else np.ones_like(x)
+
+
+def _ticks(steps: Real[np.ndarray, " step"], x: Float[np.ndarray, " step"]) -> dict[str, list[float] | list[str]]:
+    """Powers of ten inside the range, and 0 where it is drawn."""
+    powers = [10.0**k for k in range(13) if x.min() <= 10.0**k <= x.max()]
+    start = [float(x[0])] if steps[0] == 0 else []
+    labels = ["0"] * len(start) + [f"{int(p):,}" for p in powers]
+    return {"tickvals": [*start, *powers], "ticktext": labels}

@@ -1,0 +1,36 @@
+"""`bayesgeom em-experiment`."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar, final
+
+from bayesgeom.commands.base import Command, check_target, save
+
+
+@final
+@dataclass(frozen=True)
+class EMExperiment(Command):
+    """Train one attention head on a sticky chain, EM-like and under the controls, and see who is faster."""
+
+    name: ClassVar[str] = "em-experiment"
+
+    seeds: int = 5
+    """How many of the paper's seeds (42, 2024, 1337, 7777, 9999): 2 to 5."""
+    steps: int = 1_000
+    """Full-batch steps."""
+    length: int = 2_000
+    """Symbols in a sequence."""
+    out: Path | None = None
+    """Directory for the report."""
+
+    def __call__(self) -> int:
+        from bayesgeom.em_experiment import EMJob
+
+        check_target(self.out)
+        job = EMJob.of(seeds=self.seeds, steps=self.steps, length=self.length)
+        report = job.run()
+        print(f"{report.table()}\n")
+        for line in report.headlines():
+            print(line)
+        save(job.diagnosis(report), self.out)
+        return 0

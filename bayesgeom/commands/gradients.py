@@ -1,0 +1,60 @@
+"""`bayesgeom gradients`."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar, Literal, final
+
+from bayesgeom.commands.base import Command, Of, check_target, save, task_from
+from bayesgeom.errors import InvalidArgument
+
+
+@final
+@dataclass(frozen=True)
+class Gradients(Command):
+    """Measure what the loss would do to each head's attention and values, and check the gradient laws."""
+
+    name: ClassVar[str] = "gradients"
+
+    source: Of
+    task: str | None = None
+    """Another task, as NAME or NAME:key=value,key=value. Default: the one it was trained on."""
+    targets: Literal["sampled", "exact"] = "sampled"
+    """The loss: against the answers that the world gave, or the exact predictive."""
+    over_training: bool = False
+    """CHECKPOINT is the directory of a training run: measure each of its snapshots, on its own task."""
+    n: int | None = None
+    """Sequences to draw. Default: 64, and 32 of each snapshot."""
+    seed: int = 0
+    """Seed of trials and intervals."""
+    out: Path | None = None
+    """Directory for the report."""
+
+    def __call__(self) -> int:
+        check_target(self.out)
+        return self._over_training() if self.over_training else self._of_checkpoint()
+
+    def _of_checkpoint(self) -> int:
+        from bayesgeom.gradients import GradientJob
+
+        model, task = self.source.load(), task_from(self.task)
+        job = GradientJob.of(model, task, targets=self.targets, n=self.n or 64, seed=self.seed)
+        report = job.run()
+        diagnosis = job.diagnosis(report)
+        print(f"{diagnosis.title}, {report.n} sequences, {report.targets} targets\n\n{report.table()}\n")
+        for line in report.headlines():
+            print(line)
+        save(diagnosis, self.out)
+        return 0
+
+    def _over_training(self) -> int:
+        from bayesgeom.gradient_movement import MovementJob
+
+        if self.task is not None:
+            raise InvalidArgument("--task has no say over training: a run's snapshots are measured on its own task.")
+        job = MovementJob.of(self.source.checkpoint, targets=self.targets, n=self.n or 32, seed=self.seed)
+        report = job.run()
+        print(f"{report.n} sequences, {report.targets} targets\n\n{report.table()}\n")
+        for line in report.headlines():
+            print(line)
+        save(job.diagnosis(report), self.out)
+        return 0

@@ -1,0 +1,166 @@
+"""Routing and values over a run's snapshots: distances, order, one model at a time, bad input."""
+
+import gc
+import importlib
+import weakref
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import bayesgeom
+from bayesgeom import cli
+from bayesgeom.diagnosis import Diagnosis
+from bayesgeom.errors import CheckpointFault, InvalidArgument
+from bayesgeom.gradient_laws.movement import SETTLED, Frame, GradientMovementReport, moment_of
+from bayesgeom.gradient_movement import MovementJob
+from bayesgeom.information import jensen_shannon_bits
+from bayesgeom.models.checkpoint import load_checkpoint
+from bayesgeom.tasks.base import derived_seed
+from bayesgeom.tasks.bijection import Bijection
+from bayesgeom.training.loop import Pace, train
+from bayesgeom.training.recipe import Recipe
+
+TINY = Recipe(
+    name="tiny",
+    task=Bijection(n_values=7, n_pairs=5),
+    sizes={"architecture": "transformer", "n_layers": 2, "n_heads": 3, "d_model": 15, "d_mlp": 7},
+    steps=40,
+    batch_size=8,
+    warmup=2,
+    snapshots=3,
+)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    home = tmp_path_factory.mktemp("run") / "tiny"
+    train(TINY, home, pace=Pace(quiet=True))
+    return home
+
+
+@pytest.fixture(scope="module")
+def report(run: Path) -> GradientMovementReport:
+    return bayesgeom.gradient_movement(run, n=5)
+
+
+def test_every_snapshot_has_its_place(report: GradientMovementReport) -> None:
+    assert report.steps == ("0", "10", "20", "40") and report.n == 5
+    assert report.pattern_distance_bits[-1] == report.value_distance[-1] == 0
+    assert (report.pattern_distance_bits[:-1] > 0).all() and (report.value_distance[:-1] > 0).all()
+    assert np.isnan(report.pattern_moved_bits[0]) and (report.pattern_moved_bits[1:] > 0).all()
+    assert report.pattern_distance_bits_by_layer.shape == report.value_distance_by_layer.shape == (4, 2)
+    np.testing.assert_allclose(report.value_distance_by_layer.mean(axis=1), report.value_distance)
+    assert (report.routing_norm_lo <= report.routing_norm).all()
+
+
+def test_distances_are_those_of_two_plain_passes(run: Path, report: GradientMovementReport) -> None:
+    """With transformer-lens's own cache in float32, layer by layer."""
+    trials = TINY.task.sample(5, seed=derived_seed(0, 0))
+    caches = []
+    for step in (0, 40):
+        module = load_checkpoint(run / "snapshots" / f"step-{step:07d}").module
+        with torch.no_grad():
+            caches.append(module.run_with_cache(trials.tokens)[1])  # type: ignore[operator]
+    for layer in range(2):
+        before, after = (c[f"blocks.{layer}.attn.hook_pattern"].double() for c in caches)
+        bits = jensen_shannon_bits(before, after)
+        scored = torch.stack([row[:, keep].mean() for row, keep in zip(bits, trials.scored, strict=True)]).mean()
+        assert report.pattern_distance_bits_by_layer[0, layer] == pytest.approx(float(scored), rel=1e-3)
+        old, new = (c[f"blocks.{layer}.attn.hook_v"].double().flatten(1) for c in caches)
+        relative = ((old - new).norm(dim=1) / new.norm(dim=1)).mean()
+        assert report.value_distance_by_layer[0, layer] == pytest.approx(float(relative), rel=1e-4)
+
+
+def test_settled_is_the_first_step_within_a_tenth(report: GradientMovementReport) -> None:
+    for name, settled in (("pattern_distance_bits", report.routing_settled_step),
+                          ("value_distance", report.values_settled_step)):  # fmt: skip
+        share = vars(report)[name] / vars(report)[name][0]
+        steps = [int(step) for step, s in zip(report.steps, share, strict=True) if s <= SETTLED]
+        assert settled == steps[0]
+    assert report.settled_ratio == report.values_settled_step / report.routing_settled_step
+
+
+def test_planted_frames_move_as_planted() -> None:
+    """Values twice as long as at the end are one length away; uniform against one-hot of two keys is known."""
+    sharp = torch.tensor([1.0, 0.0]).expand(1, 3, 1, 1, 2)
+    last = Frame(patterns=sharp, values=torch.ones(1, 3, 1, 2, 2))
+    now = Frame(patterns=torch.full((1, 3, 1, 1, 2), 0.5), values=2 * torch.ones(1, 3, 1, 2, 2))
+    found = moment_of(7, {"loss_nats": np.zeros(3)}, now, last, last)
+    divergence = float(jensen_shannon_bits(torch.tensor([0.5, 0.5]), torch.tensor([1.0, 0.0])))
+    np.testing.assert_allclose(found.per_sequence["value_distance"], 1)
+    np.testing.assert_allclose(found.per_sequence["pattern_distance_bits"], divergence, rtol=1e-6)
+    assert found.moved == pytest.approx((divergence, 1.0), rel=1e-6)
+
+
+def test_one_model_at_a_time(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A checkpoint's module is gone before the next is loaded."""
+    alive: list[weakref.ref[nn.Module]] = []
+    most = 0
+
+    def counting(path: Path, **given: object) -> object:
+        nonlocal most
+        gc.collect()
+        most = max(most, sum(ref() is not None for ref in alive))
+        found = load_checkpoint(path, **given)  # type: ignore[arg-type]
+        alive.append(weakref.ref(found.module))
+        return found
+
+    monkeypatch.setattr(importlib.import_module("bayesgeom.gradient_movement"), "load_checkpoint", counting)
+    gc.collect()
+    gc.freeze()  # what is there already need not be looked through at every snapshot
+    try:
+        MovementJob.of(run, n=2).run()
+    finally:
+        gc.unfreeze()
+    assert len(alive) == 4 and most == 0
+
+
+def test_directories_may_be_named_in_any_order(run: Path, report: GradientMovementReport) -> None:
+    folder = run / "snapshots"
+    named = bayesgeom.gradient_movement([folder / "step-0000040", folder / "step-0000000"], n=5)
+    assert named.steps == ("0", "40")
+    np.testing.assert_allclose(named.value_distance[0], report.value_distance[0])
+
+
+def test_the_command_takes_a_run(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "moved"
+    assert cli.main(["gradients", str(run), "--over-training", "--n", "2", "--out", str(out)]) == 0
+    assert "values settle later" in capsys.readouterr().out
+    found = Diagnosis.load(out)
+    assert isinstance(found["gradient_movement"], GradientMovementReport)
+    assert found.provenance["recipe"]["seed"] == 0
+    assert cli.main(["gradients", str(run), "--over-training", "--task", "hmm"]) == 2
+
+
+def test_the_figure_has_the_step_of_the_start(report: GradientMovementReport) -> None:
+    figure = report.figure()
+    assert "0" in figure.layout.xaxis.ticktext and figure.layout.xaxis.type == "log"
+    curve = next(trace for trace in figure.data if trace.name == "patterns")
+    np.testing.assert_allclose(curve.y, report.pattern_distance_bits / report.pattern_distance_bits[0])
+    assert any(trace.name == "settled: a tenth" for trace in figure.data)
+
+
+def test_bad_input_is_refused(run: Path, tmp_path: Path) -> None:
+    folder = run / "snapshots"
+    with pytest.raises(InvalidArgument, match="holds no snapshots"):
+        MovementJob.of(tmp_path)
+    with pytest.raises(InvalidArgument, match="two snapshots or more"):
+        MovementJob.of([folder / "step-0000000"])
+    with pytest.raises(InvalidArgument, match="each of another step"):
+        MovementJob.of([folder / "step-0000000"] * 2)
+    with pytest.raises(CheckpointFault):
+        MovementJob.of([folder / "step-0000000", tmp_path])
+    with pytest.raises(InvalidArgument, match="n at least 2"):
+        MovementJob.of(run, n=1)
+    for key, other in (
+        ("task", replace(TINY, task=Bijection(n_values=7, n_pairs=5, repeats=True))),
+        ("model", replace(TINY, sizes={**TINY.sizes, "d_mlp": 9})),
+    ):
+        train(replace(other, steps=1, snapshots=1), tmp_path / key, pace=Pace(quiet=True))
+        mixed = [folder / "step-0000000", tmp_path / key / "snapshots" / "step-0000001"]
+        with pytest.raises(InvalidArgument, match=f"share their {key}"):
+            MovementJob.of(mixed)
