@@ -22,6 +22,11 @@ class ModelConfig(ABC):
     def build(self, *, seed: int) -> nn.Module:
         """A fresh module, tokens to logits, initialised from this seed."""
 
+    @classmethod
+    @abstractmethod
+    def proportions(cls, d_model: int) -> Mapping[str, int]:
+        """A width and the sizes that conventionally go with it: what `capacity_matched` makes models of."""
+
     @abstractmethod
     def hf_config(self) -> Mapping[str, Any]:
         """What `config.json` says besides where Hugging Face can read the weights as they are; empty elsewhere."""
@@ -38,7 +43,7 @@ def config_from_dict(values: Mapping[str, Any]) -> ModelConfig:
 
     **Raises** `UnknownName` for an architecture that does not exist, `InvalidArgument` for sizes that it does not take.
     """
-    sizes = dict(values)
+    sizes = {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
     architecture = sizes.pop("architecture", None)
     # mypy: an abstract class as a value is what discovery is about.
     kind = find("bayesgeom.models", ModelConfig, str(architecture))  # type: ignore[type-abstract]

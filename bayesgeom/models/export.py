@@ -5,7 +5,7 @@
     rotary, LayerNorm                        GPT-NeoX  in its sequential form
     none, RMSNorm                            SmolLM3   with its rotations switched off
 
-Nothing holds learned positions with RMSNorm, or ALiBi with our slopes.
+Nothing holds learned positions with RMSNorm, ALiBi with our slopes, or another positional prior.
 """
 
 import json
@@ -25,8 +25,9 @@ from bayesgeom.files import directory_aside
 from bayesgeom.models.checkpoint import CONFIG, SOURCE
 from bayesgeom.models.config import config_from_dict
 from bayesgeom.models.identities import sentinel_trials
+from bayesgeom.models.positions import sinusoids
 from bayesgeom.models.quiet import without_bars, without_warnings
-from bayesgeom.models.transformer import EPS, Transformer, TransformerConfig, sinusoids
+from bayesgeom.models.transformer import EPS, Transformer, TransformerConfig
 from bayesgeom.tasks.base import WindTunnel
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from bayesgeom.models.base import Model
 from bayesgeom.models.checkpoint import weights_hash
 from bayesgeom.models.identities import broken_identities, capture, sentinel_trials
 from bayesgeom.models.replay import Replay
-from bayesgeom.models.transformer import MultiHeadAttention, Norm, Transformer, alibi_bias
+from bayesgeom.models.transformer import MultiHeadAttention, Norm, Transformer
 from bayesgeom.tasks.base import WindTunnel
 from bayesgeom.trials import Trials
 
@@ -36,7 +36,9 @@ _POINTS: Mapping[s.Site, tuple[str, ...]] = {
     s.Z: ("attn.hook_z",),
     s.PATTERN: ("attn.hook_pattern",),
 }
-_STATIC = (s.TOKEN_EMBEDDINGS, s.TOKEN_INPUTS, s.TOKEN_KEYS, s.NORM_WEIGHT, s.W_K, s.W_V, s.W_O)
+_STATIC = (
+    s.TOKEN_EMBEDDINGS, s.TOKEN_INPUTS, s.TOKEN_KEYS, s.NORM_WEIGHT, s.W_K, s.W_K_GRAM, s.W_V, s.W_O,
+)  # fmt: skip
 
 
 @final
@@ -121,11 +123,11 @@ class HookedModel(Model):
         known = {name.removeprefix("blocks.0.") for name in self._transformer.hook_dict if name.startswith("blocks.0.")}
         return next((path for path in paths if path in known), None)
 
-    def _score_bias(self, n_pos: int) -> Float[Tensor, "head query_pos key_pos"] | None:
-        config = self._transformer.config
-        if config.positions != "alibi":
-            return None
-        return alibi_bias(config.n_heads, n_pos, self._transformer.embed.weight)
+    def _score_bias(self, n_pos: int) -> Float[Tensor, "layer 1 head query_pos key_pos"] | None:
+        like = self._transformer.embed.weight
+        found = [self._attention(layer).score_bias(n_pos, like) for layer in range(self.spec.n_layers)]
+        biases = [bias for bias in found if bias is not None]
+        return torch.stack(biases)[:, None] if biases else None
 
 
 def _spec(module: Transformer, name: str, digest: str | None) -> ModelSpec:

@@ -80,7 +80,11 @@ def capture(
 
 @torch.no_grad()
 def broken_identities(
-    held: Captured, *, scale: float, bias: Float[Tensor, "head query_pos key_pos"] | None, attn_out: AttnOut
+    held: Captured,
+    *,
+    scale: float,
+    bias: Float[Tensor, "*layer_and_batch head query_pos key_pos"] | None,
+    attn_out: AttnOut,
 ) -> dict[s.Site, str]:
     """The sites that cannot be believed, each with the reason. Identities whose sites are absent are not tried."""
     broken: dict[s.Site, str] = {}
@@ -96,7 +100,7 @@ def broken_identities(
 
 
 def _attention(
-    held: Captured, scale: float, bias: Float[Tensor, "head query_pos key_pos"] | None
+    held: Captured, scale: float, bias: Float[Tensor, "*layer_and_batch head query_pos key_pos"] | None
 ) -> Iterator[_Identity]:
     if {s.Q_ROT, s.K_ROT, s.PATTERN} <= held.keys():
         pattern = held[s.PATTERN]
@@ -104,7 +108,7 @@ def _attention(
         scores = scale * einsum(held[s.Q_ROT], k, "l b q h d, l b k h d -> l b h q k")
         n_pos = scores.shape[-1]
         if bias is not None:
-            scores = scores + bias[:, :n_pos, :n_pos]
+            scores = scores + bias[..., :n_pos, :n_pos]
         hidden = torch.ones(n_pos, n_pos, dtype=torch.bool, device=scores.device).triu(1)
         expected = scores.masked_fill(hidden, -torch.inf).softmax(-1)
         sites = (s.Q_ROT, s.K_ROT, s.PATTERN, *(site for site in (s.Q, s.K) if site in held))

@@ -13,17 +13,8 @@ from einops import rearrange
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
-from bayesgeom.models.transformer import (
-    EPS,
-    MLP,
-    MultiHeadAttention,
-    Norm,
-    Transformer,
-    TransformerConfig,
-    alibi_bias,
-    causal_mask,
-    rotated,
-)
+from bayesgeom.models.positions import causal_mask, rotated
+from bayesgeom.models.transformer import EPS, MLP, MultiHeadAttention, Norm, Transformer, TransformerConfig
 
 LONGEST = 128  # positions; beyond, the fused kernel is faster
 _SMALLEST, _LARGEST = 1e-25, 1e25  # sums of exponentials that need no shift by the maximum
@@ -48,8 +39,8 @@ class Scratch:
 class ReplayAttention:
     """Causal attention of one layer, at all positions or at some rows. Masks and biases are made once per length."""
 
-    def __init__(self, config: TransformerConfig) -> None:
-        self.config = config
+    def __init__(self, module: MultiHeadAttention) -> None:
+        self.module, self.config = module, module.config
         self._masks: dict[tuple[int, tuple[int, ...] | None], tuple[Tensor, Tensor | None]] = {}
 
     def z(
@@ -106,8 +97,8 @@ class ReplayAttention:
         key = (n_pos, None if rows is None else tuple(rows.tolist()))
         if key not in self._masks:
             visible = causal_mask(n_pos, like).to(like.dtype)
-            is_biased = self.config.positions == "alibi"
-            bias = alibi_bias(self.config.n_heads, n_pos, like) * visible if is_biased else None
+            bias = self.module.score_bias(n_pos, like)
+            bias = None if bias is None else bias * visible
             if rows is not None:
                 visible, bias = visible[rows], None if bias is None else bias[:, rows]
             self._masks[key] = visible, bias
@@ -124,7 +115,7 @@ class ReplayLayer:
         ln1, ln2 = module.get_submodule(f"blocks.{index}.ln1"), module.get_submodule(f"blocks.{index}.ln2")
         assert isinstance(attention, MultiHeadAttention) and isinstance(mlp, MLP)
         assert isinstance(ln1, Norm) and isinstance(ln2, Norm)
-        self._attention = ReplayAttention(module.config)
+        self._attention = ReplayAttention(attention)
         with torch.no_grad():
             stacked = torch.cat(
                 [attention.W_Q.weight / math.sqrt(self.config.d_head), attention.W_K.weight, attention.W_V.weight]

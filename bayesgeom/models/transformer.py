@@ -5,8 +5,7 @@ a name for passes a `HookPoint` of that name (`blocks.2.attn.hook_pattern`, …)
 
 Glossary: p, q and k index positions, h heads, d the head's width. Attention is softmax(q·k / √d + bias) over k ≤ q.
 
-References: Vaswani et al. 2017 (sinusoids); Su et al. 2021 (rotary); Press et al. 2022 (ALiBi); Zhang & Sennrich 2019
-(RMSNorm); Agarwal, Dalal & Misra 2025 (sizes).
+References: Zhang & Sennrich 2019 (RMSNorm); Agarwal, Dalal & Misra 2025 (sizes). `models.positions` has the positions.
 """
 
 import math
@@ -16,23 +15,35 @@ from typing import Any, ClassVar, Literal, final
 
 import torch
 from einops import einsum, rearrange
-from jaxtyping import Bool, Float, Int64
+from jaxtyping import Float, Int64
 from torch import Tensor, nn
 from transformer_lens import HookedRootModule
 from transformer_lens.hook_points import HookPoint
 
 from bayesgeom.errors import InvalidArgument, TaskMismatch
 from bayesgeom.models.config import ModelConfig
+from bayesgeom.models.positions import (
+    INIT_STD,
+    PositionalPrior,
+    alibi_bias,
+    causal_mask,
+    check_prior,
+    rotated,
+    sinusoids,
+)
 
 Attention = Literal["auto", "eager", "sdpa"]
-INIT_STD = 0.02
 EPS = 1e-5
 
 
 @final
 @dataclass(frozen=True, kw_only=True)
 class TransformerConfig(ModelConfig):
-    """Shape of a transformer; what its `config.json` holds. `d_head` is d_model / n_heads."""
+    """Shape of a transformer; what its `config.json` holds. `d_head` is d_model / n_heads.
+
+    `prior_…` belong to positions "prior" (see `PositionalPrior`): slope and exponent per head, or none for ALiBi's.
+    In the top `top_attention_off` layers attention writes nothing: its W_O is zero there, and stays so in training.
+    """
 
     name: ClassVar[str] = "transformer"
     d_vocab: int
@@ -42,8 +53,12 @@ class TransformerConfig(ModelConfig):
     d_model: int = 192
     d_mlp: int = 768
     norm: Literal["rmsnorm", "layernorm"] = "rmsnorm"
-    positions: Literal["learned", "sinusoidal", "rotary", "alibi", "none"] = "learned"
+    positions: Literal["learned", "sinusoidal", "rotary", "alibi", "prior", "none"] = "learned"
     tied: bool = True
+    prior_slopes: tuple[float, ...] = ()
+    prior_exponents: tuple[float, ...] = ()
+    prior_is_learned: bool = True
+    top_attention_off: int = 0
 
     def __post_init__(self) -> None:
         sizes = (self.d_vocab, self.n_ctx, self.n_layers, self.n_heads, self.d_model, self.d_mlp)
@@ -56,6 +71,10 @@ class TransformerConfig(ModelConfig):
                 raise InvalidArgument(f"{field} must be one of {', '.join(allowed)}; got {getattr(self, field)!r}.")
         if self.positions == "rotary" and self.d_head % 2:
             raise InvalidArgument(f"rotary positions turn pairs of coordinates: d_head = {self.d_head} must be even.")
+        if self.positions == "prior":
+            check_prior(self.n_heads, self.prior_slopes, self.prior_exponents, self.prior_is_learned)
+        if not 0 <= self.top_attention_off <= self.n_layers:
+            raise InvalidArgument(f"top_attention_off is 0 … {self.n_layers} layers, got {self.top_attention_off}.")
 
     @property
     def d_head(self) -> int:
@@ -65,12 +84,22 @@ class TransformerConfig(ModelConfig):
     def build(self, *, seed: int) -> "Transformer":
         return Transformer(self, seed=seed)
 
+    @classmethod
+    def proportions(cls, d_model: int) -> Mapping[str, int]:
+        """Heads of about 32 coordinates, an MLP four times as wide."""
+        divisors = (n for n in range(1, d_model + 1) if d_model % n == 0)
+        return {
+            "d_model": d_model,
+            "n_heads": min(divisors, key=lambda n: abs(math.log(d_model / n / 32))),
+            "d_mlp": 4 * d_model,
+        }
+
     def hf_config(self) -> Mapping[str, Any]:
         return {}
 
 
 NORMS = ("rmsnorm", "layernorm")
-POSITIONS = ("learned", "sinusoidal", "rotary", "alibi", "none")
+POSITIONS = ("learned", "sinusoidal", "rotary", "alibi", "prior", "none")
 
 
 @final
@@ -113,7 +142,7 @@ class Transformer(HookedRootModule):
             if n_pos > self.config.n_ctx:
                 raise TaskMismatch(
                     f"{n_pos} tokens asked of a model with learned positions for {self.config.n_ctx}; shorten the "
-                    f"sequence or use a model with sinusoidal, rotary, alibi or no positions."
+                    f"sequence or use a model with sinusoidal, rotary, alibi, prior or no positions."
                 )
             resid = resid + self.hook_pos_embed(self.pos_embed.weight[:n_pos].expand_as(resid))
         if self.config.positions == "sinusoidal":
@@ -133,6 +162,10 @@ class Transformer(HookedRootModule):
             into_residual = name.endswith(("W_O.weight", "W_out.weight"))
             std = INIT_STD / math.sqrt(2 * self.config.n_layers) if into_residual else INIT_STD
             nn.init.normal_(parameter, std=std, generator=generator)
+        for block in list(self.blocks)[self.config.n_layers - self.config.top_attention_off :]:
+            output = block.get_submodule("attn.W_O")
+            assert isinstance(output, nn.Linear), "what heads write goes through one matrix"
+            nn.init.zeros_(output.weight).requires_grad_(False)
 
 
 @final
@@ -168,6 +201,11 @@ class MultiHeadAttention(nn.Module):
         self.hook_attn_scores, self.hook_pattern = HookPoint(), HookPoint()
         if config.positions == "rotary":
             self.hook_rot_q, self.hook_rot_k = HookPoint(), HookPoint()
+        if config.positions == "prior":
+            self.prior = PositionalPrior(
+                config.n_heads, slopes=config.prior_slopes, exponents=config.prior_exponents,
+                is_learned=config.prior_is_learned,
+            )  # fmt: skip
 
     def forward(self, x: Float[Tensor, "batch pos d_model"]) -> Float[Tensor, "batch pos d_model"]:
         q, k, v = (
@@ -180,6 +218,16 @@ class MultiHeadAttention(nn.Module):
         out: Tensor = self.W_O(rearrange(z, "b p h d -> b p (h d)"))
         return out
 
+    def score_bias(self, n_pos: int, like: Tensor) -> Float[Tensor, "head query_pos key_pos"] | None:
+        """What positions add to the scores, where they do."""
+        match self.config.positions:
+            case "alibi":
+                return alibi_bias(self.config.n_heads, n_pos, like)
+            case "prior":
+                bias: Tensor = self.prior(n_pos, like)
+                return bias
+        return None
+
     def _is_eager(self, q: Float[Tensor, "b p h d"]) -> bool:
         if self.attention != "auto":
             return self.attention == "eager"
@@ -191,8 +239,8 @@ class MultiHeadAttention(nn.Module):
         self, q: Float[Tensor, "b p h d"], k: Float[Tensor, "b p h d"], v: Float[Tensor, "b p h d"]
     ) -> Float[Tensor, "b p h d"]:
         scores = einsum(q / math.sqrt(self.config.d_head), k, "b q h d, b k h d -> b h q k")
-        if self.config.positions == "alibi":
-            scores = scores + alibi_bias(self.config.n_heads, q.shape[1], scores)
+        if (bias := self.score_bias(q.shape[1], scores)) is not None:
+            scores = scores + bias
         scores = self.hook_attn_scores(scores.masked_fill(~causal_mask(q.shape[1], q), -torch.inf))
         pattern = self.hook_pattern(scores.softmax(dim=-1))
         z: Tensor = einsum(pattern, v, "b h q k, b k h d -> b q h d")
@@ -201,9 +249,8 @@ class MultiHeadAttention(nn.Module):
     def _fused(
         self, q: Float[Tensor, "b p h d"], k: Float[Tensor, "b p h d"], v: Float[Tensor, "b p h d"]
     ) -> Float[Tensor, "b p h d"]:
-        bias = None
-        if self.config.positions == "alibi":
-            bias = alibi_bias(self.config.n_heads, q.shape[1], q).masked_fill(~causal_mask(q.shape[1], q), -torch.inf)
+        if (bias := self.score_bias(q.shape[1], q)) is not None:
+            bias = bias.masked_fill(~causal_mask(q.shape[1], q), -torch.inf)
         q, k, v = (x.transpose(1, 2) for x in (q, k, v))
         z = nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=bias, is_causal=bias is None)
         return z.transpose(1, 2)
@@ -245,41 +292,3 @@ class Norm(nn.Module):
             y = nn.functional.rms_norm(x, shape, self.w, EPS)
         out: Tensor = self.hook_normalized(y)
         return out
-
-
-def causal_mask(n_pos: int, like: Tensor) -> Bool[Tensor, "query_pos key_pos"]:
-    """True where a key may be seen: not later than the query."""
-    return torch.ones(n_pos, n_pos, dtype=torch.bool, device=like.device).tril()
-
-
-def sinusoids(n_pos: int, d_model: int, like: Tensor) -> Float[Tensor, "pos d_model"]:
-    """sin and cos of pos / 10000^(2i/d_model), scaled to the embeddings' initial size: unscaled they drown them."""
-    angles = _angles(n_pos, d_model, like)
-    waves = torch.stack([angles.sin(), angles.cos()], dim=-1).flatten(1)[:, :d_model]
-    return (waves * (INIT_STD * math.sqrt(2))).to(like.dtype)
-
-
-def rotated(
-    x: Float[Tensor, "batch pos head d_head"], at: Int64[Tensor, " pos"] | None = None
-) -> Float[Tensor, "batch pos head d_head"]:
-    """Coordinates i and i + d/2 turned by pos / 10000^(2i/d): the layout of Llama's checkpoints.
-
-    `at` gives the positions where they are not 0, 1, 2, …
-    """
-    angles = _angles(x.shape[1] if at is None else int(at.max()) + 1, x.shape[3], x)
-    angles = angles if at is None else angles[at]
-    cos, sin = (rearrange(f(angles), "p d -> p 1 d").to(x.dtype) for f in (torch.cos, torch.sin))
-    a, b = x.chunk(2, dim=-1)
-    return torch.cat([a * cos - b * sin, b * cos + a * sin], dim=-1)
-
-
-def alibi_bias(n_heads: int, n_pos: int, like: Tensor) -> Float[Tensor, "head query_pos key_pos"]:
-    """−slope · (query − key), slopes 2^(−8h/n_heads) for h = 1 … n_heads."""
-    slopes = 2.0 ** (-8.0 * torch.arange(1, n_heads + 1, device=like.device) / n_heads)
-    pos = torch.arange(n_pos, device=like.device)
-    return (-slopes[:, None, None] * (pos[:, None] - pos[None, :])).to(like.dtype)
-
-
-def _angles(n_pos: int, width: int, like: Tensor) -> Float[Tensor, "pos half_width"]:
-    frequency = 10_000.0 ** (-torch.arange(0, width, 2, device=like.device) / width)
-    return torch.arange(n_pos, device=like.device)[:, None] * frequency[None, :]

@@ -1,0 +1,89 @@
+"""`bayesgeom length`."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, ClassVar, final
+
+import tyro
+
+from bayesgeom.commands.base import Command, check_target, save, task_from
+from bayesgeom.errors import InvalidArgument
+
+if TYPE_CHECKING:
+    from bayesgeom.models.base import Model
+    from bayesgeom.models.resolve import ModelLike
+
+Names = Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="CHECKPOINT …")]
+
+
+@final
+@dataclass(frozen=True)
+class Length(Command):
+    """Errors far beyond the training length, position by position: where they break, by how much, in which layer."""
+
+    name: ClassVar[str] = "length"
+
+    checkpoints: Names = ()
+    """Checkpoints, by name or directory: several are drawn in one chart, and see the same sequences."""
+    to: str | None = None
+    """Lengths to report on, joined by commas: 50,100. Default: 1, 1.5, 2.5 and 5 times the training length."""
+    arms: str | None = None
+    """hmm or recall: the arms that differ in positions alone, trained where they are missing."""
+    kinds: tuple[str, ...] | None = None
+    """Of the arms, only these: learned, sinusoidal, rotary, alibi, prior, gaussian, none, no-top-attention."""
+    task: str | None = None
+    """Another task, as NAME or NAME:key=value,key=value. Default: the one that the checkpoint was trained on."""
+    n: int = 512
+    """Sequences to draw."""
+    seed: int = 0
+    """Seed of trials and intervals."""
+    threshold: float = 0.01
+    """KL in bits beyond which a position counts as lost."""
+    top_attention_off: int = 0
+    """Silence attention in so many top layers."""
+    untrained_rows: bool = False
+    """Continue learned tables that are too short by rows as they are drawn at initialisation, which nothing trained."""
+    only_existing: bool = False
+    """Train no arms: shipped checkpoints, and those in --runs, must do."""
+    runs: Path = Path("runs/arms")
+    """Directory where missing arms are trained and kept."""
+    out: Path | None = None
+    """Directory for the report."""
+
+    def __call__(self) -> int:
+        from bayesgeom.length import LengthJob, with_room
+
+        check_target(self.out)
+        if bool(self.checkpoints) == (self.arms is not None):
+            raise InvalidArgument("name either checkpoints or --arms hmm (or recall), one of the two.")
+        task, lengths = task_from(self.task), self._lengths()
+        models: Sequence[ModelLike] = self.checkpoints or self._arms()
+        if self.untrained_rows:
+            models = [with_room(model, task, lengths, seed=self.seed) for model in models]
+        job = LengthJob.of(
+            models, task, lengths, n=self.n, seed=self.seed,
+            threshold_bits=self.threshold, top_attention_off=self.top_attention_off,
+        )  # fmt: skip
+        report = job.run()
+        print(f"{report.task}, {report.n} sequences\n\n{report.table()}\n")
+        for line in report.headlines():
+            print(line)
+        save(job.diagnosis(report), self.out)
+        return 0
+
+    def _lengths(self) -> tuple[int, ...] | None:
+        if self.to is None:
+            return None
+        parts = [part.strip() for part in self.to.split(",")]
+        if not all(part.isdecimal() for part in parts):
+            raise InvalidArgument(f"--to takes whole numbers joined by commas (50,100), got {self.to!r}.")
+        return tuple(map(int, parts))
+
+    def _arms(self) -> "tuple[Model, ...]":
+        from bayesgeom.training.arms import arms_of_kinds
+        from bayesgeom.training.kept import Kept
+
+        assert self.arms is not None, "checked before"
+        kept = Kept(runs=self.runs, is_trained=not self.only_existing)
+        return tuple(kept.model(recipe) for recipe in arms_of_kinds(self.arms, self.kinds))

@@ -1,0 +1,44 @@
+"""`bayesgeom relabel`."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar, final
+
+from bayesgeom.commands.base import Command, Of, check_target, save, task_from
+
+
+@final
+@dataclass(frozen=True)
+class Relabel(Command):
+    """Rename hypotheses consistently and see whether the answers follow: values of a map, hidden states of an HMM."""
+
+    name: ClassVar[str] = "relabel"
+
+    source: Of
+    task: str | None = None
+    """Another task, as NAME or NAME:key=value,key=value. Default: the one it was trained on."""
+    n: int = 512
+    """Sequences to draw."""
+    seed: int = 0
+    """Seed of trials, names and intervals."""
+    out: Path | None = None
+    """Directory for the report."""
+
+    def __call__(self) -> int:
+        from bayesgeom.generalisation.relabelling_report import RULE
+        from bayesgeom.relabelling import RelabellingJob
+
+        check_target(self.out)
+        job = RelabellingJob.of(self.source.load(), task_from(self.task), n=self.n, seed=self.seed)
+        report = job.run()
+        diagnosis = job.diagnosis(report)
+        print(
+            f"{diagnosis.title}, {report.n} sequences: {report.verdict}\n\n"
+            f"KL before {report.kl_before_bits:.3e}, after {report.kl_after_bits:.3e} bits; bound "
+            f"{report.bound_bits:.1e} bits; correlation over sequences {report.sequence_correlation:.3f}"
+        )
+        for line in report.headlines():
+            print(line)
+        print(f"\n{RULE[0].upper()}{RULE[1:]}.")
+        save(diagnosis, self.out)
+        return 0

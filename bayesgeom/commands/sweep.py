@@ -1,0 +1,60 @@
+"""`bayesgeom sweep`."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, final
+
+import tyro
+
+from bayesgeom.commands.base import Command, check_target, save
+from bayesgeom.errors import InvalidArgument
+
+TaskText = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="TASK")]
+
+
+@final
+@dataclass(frozen=True)
+class Sweep(Command):
+    """Vary one parameter of a task: how fast the exact posterior converges, and how far a checkpoint is from it."""
+
+    name: ClassVar[str] = "sweep"
+
+    task: TaskText
+    """The task, as NAME or NAME:key=value,key=value: hmm, sticky-markov:length=40, evidence."""
+    vary: str
+    """The parameter and its values: floor=0.05,0.1,0.2 or noise=0.01,0.1,0.5."""
+    checkpoint: str | None = None
+    """A checkpoint to set beside the exact posterior: a name, a directory, or owner/name on Hugging Face's hub."""
+    n: int = 512
+    """Sequences to draw at each value."""
+    seed: int = 0
+    """Seed of trials and intervals."""
+    threshold: float = 0.05
+    """Bits within which mean entropy must be of its floor to count as settled."""
+    out: Path | None = None
+    """Directory for the report."""
+
+    def __call__(self) -> int:
+        from bayesgeom.sweep import SweepJob
+        from bayesgeom.tasks.base import task_from_text
+
+        check_target(self.out)
+        key, values = self._varied()
+        job = SweepJob.of(
+            task_from_text(self.task), key, values, self.checkpoint, n=self.n, seed=self.seed,
+            threshold_bits=self.threshold,
+        )  # fmt: skip
+        report = job.run()
+        diagnosis = job.diagnosis(report)
+        print(f"{diagnosis.title}, {report.n} sequences at each value\n\n{report.table()}")
+        save(diagnosis, self.out)
+        return 0
+
+    def _varied(self) -> tuple[str, list[Any]]:
+        from bayesgeom.tasks.base import literal
+
+        key, equals, listed = self.vary.partition("=")
+        parts = [part.strip() for part in listed.split(",") if part.strip()]
+        if not equals or not parts:
+            raise InvalidArgument(f"--vary takes a parameter and its values, floor=0.05,0.1; got {self.vary!r}.")
+        return key.strip(), [literal(part) for part in parts]

@@ -1,0 +1,109 @@
+"""How a task is made longer, and whether a model has room for it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, is_dataclass, replace
+from typing import Any, final
+
+from bayesgeom.errors import InvalidArgument, TaskMismatch
+from bayesgeom.models.base import Model
+from bayesgeom.models.transformer import Transformer
+from bayesgeom.tasks.base import WindTunnel
+
+TIMES = (
+    1,
+    1.5,
+    2.5,
+    5,
+)  # of the training length, where none is asked for: 20, 30, 50, 100, as in the papers and beyond
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Stretch:
+    """The field of a task that makes it longer. `is_prefix`: a longer task only adds scored positions at the end.
+
+    Where that is so, one run at the longest says all of the shorter ones, since no causal model's answer depends on
+    what comes after it.
+    """
+
+    field: str
+    unit: str
+    is_prefix: bool
+
+    def of(self, task: WindTunnel) -> int:
+        """How long this task is."""
+        length: int = getattr(task, self.field)
+        return length
+
+    def to(self, task: WindTunnel, length: int) -> WindTunnel:
+        """The same task at another length. **Raises** `InvalidArgument` where the task has none such."""
+        changes: dict[str, Any] = {self.field: length}
+        assert is_dataclass(task), "a task is a dataclass"
+        longer: WindTunnel = replace(task, **changes)
+        return longer
+
+
+_BY_DISTANCE = Stretch(field="n_filler", unit="filler tokens between pairs and query", is_prefix=False)
+_BY_STEPS = tuple(
+    Stretch(field=field, unit="scored position (1 is the first)", is_prefix=True) for field in ("length", "n_pairs")
+)
+
+
+def stretch_of(task: WindTunnel) -> Stretch:
+    """How this task is made longer: by distance where filler stands before what is asked, else by more steps.
+
+    **Raises** `InvalidArgument` where a task has no length.
+    """
+    assert is_dataclass(task), "a task is a dataclass"
+    known = {field.name for field in fields(task)}
+    for stretch in (_BY_DISTANCE, *_BY_STEPS):
+        if stretch.field in known:
+            return stretch
+    raise InvalidArgument(
+        f"{task} has no length to vary: length is studied of tasks with a field length, n_pairs or n_filler (hmm, "
+        f"bijection, recall, …)."
+    )
+
+
+def checked_lengths(stretch: Stretch, trained: int, lengths: Sequence[int] | None) -> tuple[int, ...]:
+    """The lengths to report on, ascending, the trained one among them. **Raises** where none is longer."""
+    if lengths is None:
+        lengths = [round(times * trained) for times in TIMES] if stretch.is_prefix else _distances(trained)
+    least = 1 if stretch.is_prefix else 0
+    if not lengths or min(lengths) < least or max(lengths) <= trained:
+        raise InvalidArgument(
+            f"lengths are whole numbers, at least {least}, and one of them beyond the training length ({stretch.field}="
+            f"{trained}); got {', '.join(map(str, lengths)) or 'none'}."
+        )
+    return tuple(sorted({*lengths, trained}))
+
+
+def check_room(model: Model, task: WindTunnel, stretch: Stretch, longest: int) -> None:
+    """**Raises** `TaskMismatch` where a model has no positions for so long a sequence, with the kinds that have."""
+    n_ctx, n_pos = model.spec.n_ctx, stretch.to(task, longest).n_pos
+    if n_ctx is not None and n_pos > n_ctx:
+        raise TaskMismatch(
+            f"{stretch.field}={longest} takes {n_pos} tokens; {model.spec.name} has positions for {n_ctx}. "
+            f"Transformers with sinusoidal, rotary, alibi, prior or no positions have no such end; a learned table may "
+            f"be made longer than the training sequences (n_ctx among a recipe's sizes), and says what untrained "
+            f"positions do."
+        )
+
+
+def position_kind(model: Model) -> str:
+    """How a model knows positions: a transformer's kind; elsewhere the architecture, whose order is its own."""
+    module = model.module
+    return module.config.positions if isinstance(module, Transformer) else model.spec.architecture
+
+
+def untrained_positions(model: Model, trained: WindTunnel) -> str:
+    """Which rows of a learned table no training sequence reached; empty where there is none."""
+    n_ctx = model.spec.n_ctx
+    if position_kind(model) != "learned" or n_ctx is None or n_ctx <= trained.n_pos:
+        return ""
+    return f"tokens {trained.n_pos + 1}–{n_ctx} of its position table were never trained"
+
+
+def _distances(trained: int) -> list[int]:
+    """Fillers below, at and beyond the trained number, doubling."""
+    return [*range(trained + 1), *(max(1, trained) * 2**power for power in range(1, 6))]

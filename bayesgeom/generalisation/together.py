@@ -1,0 +1,95 @@
+"""Arms into one length report."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float
+
+from bayesgeom.generalisation.arm import Arm, Setting
+from bayesgeom.generalisation.curves import Estimate, strongest, whole_means
+from bayesgeom.generalisation.length_report import LengthReport
+from bayesgeom.statistics import mean_interval
+
+_BY_LAYER = {
+    "layer_within_kl_bits": "within_kl_bits", "layer_beyond_kl_bits": "beyond_kl_bits",
+    "layer_excess_bits": "excess_bits", "layer_excess_bits_lo": "excess_bits_lo",
+    "layer_excess_bits_hi": "excess_bits_hi", "layer_excess_bits_null": "excess_bits_null",
+    "layer_shift": "shift", "layer_shift_null": "shift_null",
+}  # fmt: skip
+
+
+def length_report(arms: Sequence[Arm], setting: Setting) -> LengthReport:
+    """One report on arms that saw the same sequences."""
+    first, n_layers = arms[0].errors, max(arm.n_layers for arm in arms)
+    best = strongest(first.null_kl_bits)
+    predictors = (best, *(name for name in first.null_kl_bits if name != best))
+    return LengthReport(
+        task=str(setting.stretch.to(setting.task, setting.trained)),
+        field=setting.stretch.field,
+        unit=setting.stretch.unit,
+        trained=setting.trained,
+        tokens_trained=setting.stretch.to(setting.task, setting.trained).n_pos,
+        threshold_bits=setting.threshold_bits,
+        arms=_distinct([arm.name for arm in arms]),
+        position_kinds=tuple(arm.position_kind for arm in arms),
+        untrained=tuple(arm.untrained for arm in arms),
+        tasks_of=tuple(arm.trained_on for arm in arms),
+        weights_hashes=tuple(arm.weights_hash for arm in arms),
+        predictors=predictors,
+        lengths=tuple(map(str, setting.lengths)),
+        at=first.at,
+        **_curves([arm.errors.kl_bits for arm in arms], "kl_bits", setting),
+        **_curves([arm.errors.entropy_error_bits for arm in arms], "entropy_mae_bits", setting),
+        kl_bits_null=first.null_kl_bits[best],
+        entropy_mae_bits_null=first.null_entropy_error_bits[best],
+        null_kl_bits=np.stack([first.null_kl_bits[name] for name in predictors]),
+        null_entropy_mae_bits=np.stack([first.null_entropy_error_bits[name] for name in predictors]),
+        **_bounds(arms, "jump_kl_bits", lambda arm: arm.jump_kl.jump),
+        predicted_kl_bits=np.array([arm.jump_kl.predicted.value for arm in arms]),
+        found_kl_bits=np.array([arm.jump_kl.found.value for arm in arms]),
+        **_bounds(arms, "jump_entropy_mae_bits", lambda arm: arm.jump_entropy.jump),
+        **_bounds(arms, "critical_length", lambda arm: arm.critical, has_null=False),
+        **_bounds(arms, "extrapolation_ratio", lambda arm: arm.ratio),
+        entry_layer=np.array([-1 if arm.depth is None else arm.depth.entry_layer for arm in arms]),
+        **{name: np.stack([arm.by_layer(own, n_layers) for arm in arms]) for name, own in _BY_LAYER.items()},
+        intervals={},
+        nulls={},
+        n=len(first.kl_bits),
+    )
+
+
+def _distinct(names: Sequence[str]) -> tuple[str, ...]:
+    """Names that occur before get a number: directories of runs are all called checkpoint."""
+    return tuple(
+        f"{name} ({names[: index + 1].count(name)})" if name in names[:index] else name
+        for index, name in enumerate(names)
+    )
+
+
+def _curves(
+    errors: Sequence[Float[np.ndarray, "sequence position"]], metric: str, setting: Setting
+) -> dict[str, Float[np.ndarray, "arm x"]]:
+    """Means along the sequence and over whole ones, with their intervals."""
+    along = [(own.mean(axis=0), *mean_interval(own, seed=setting.seed)) for own in errors]
+    at = np.arange(1, errors[0].shape[1] + 1) if setting.stretch.is_prefix else np.array(setting.lengths)
+    whole = [
+        whole_means(own, at, setting.lengths, is_prefix=setting.stretch.is_prefix, seed=setting.seed) for own in errors
+    ]
+    named: dict[str, Any] = {}
+    for name, parts in ((metric, along), (f"whole_{metric}", whole)):
+        for suffix, values in zip(("", "_lo", "_hi"), zip(*parts, strict=True), strict=True):
+            named[name + suffix] = np.stack(values)
+    return named
+
+
+def _bounds(
+    arms: Sequence[Arm], metric: str, of: Callable[[Arm], Estimate], *, has_null: bool = True
+) -> dict[str, Float[np.ndarray, " arm"]]:
+    found = [of(arm) for arm in arms]
+    named = {
+        metric: np.array([own.value for own in found]),
+        f"{metric}_lo": np.array([own.lo for own in found]),
+        f"{metric}_hi": np.array([own.hi for own in found]),
+    }
+    return named | ({f"{metric}_null": np.array([own.null for own in found])} if has_null else {})

@@ -1,0 +1,115 @@
+"""`relabel`: the paired test of invariance. The same latent problems, their hypotheses renamed consistently."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import final
+
+import numpy as np
+import torch
+from jaxtyping import Int64
+from torch import Tensor
+
+from bayesgeom.activations import Run
+from bayesgeom.behaviour import predicted_behaviour
+from bayesgeom.diagnosis import Diagnosis, provenance
+from bayesgeom.errors import InvalidArgument, TaskMismatch
+from bayesgeom.generalisation.relabelling_report import RelabellingReport, Scored, relabelling_report
+from bayesgeom.models.base import Model
+from bayesgeom.models.resolve import ModelLike, as_model, task_of
+from bayesgeom.tasks.base import SymmetricTask, TextTask, WindTunnel, derived_seed
+from bayesgeom.trials import Trials
+
+_TRIALS, _NAMES, _RESAMPLING = 0, 5, 2  # branches of the seed, the first and last as in diagnose
+
+
+def relabel(
+    model: ModelLike, task: WindTunnel | TextTask | None = None, *, n: int = 512, seed: int = 0
+) -> RelabellingReport:
+    """How the answers change when hypotheses are renamed: values of a bijection or of recall, hidden states of an HMM.
+
+    Every one of `n` fresh sequences is shown as it is and under a random renaming of its own.
+
+    **Raises** `TaskMismatch` where a task's hypotheses cannot be renamed, `InvalidArgument` for n < 2.
+    """
+    return RelabellingJob.of(model, task, n=n, seed=seed).run()
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class RelabellingJob:
+    """A checked test, ready to run."""
+
+    model: Model
+    task: SymmetricTask
+    n: int
+    seed: int
+
+    @classmethod
+    def of(cls, model: ModelLike, task: WindTunnel | TextTask | None, *, n: int, seed: int) -> "RelabellingJob":
+        """Check everything that can be checked before anything runs."""
+        if n < 2:
+            raise InvalidArgument(f"n is the number of sequences, at least 2 for an interval; got {n}.")
+        subject = as_model(model)
+        chosen = task_of(subject, task)
+        if not isinstance(chosen, SymmetricTask):
+            raise TaskMismatch(
+                f"the hypotheses of {chosen} cannot be renamed without changing the task: relabelling is for tasks "
+                f"whose answers have arbitrary names (bijection, hmm, recall)."
+            )
+        subject.check_fits(chosen.sample(1, seed=0))
+        return cls(model=subject, task=chosen, n=n, seed=seed)
+
+    def run(self) -> RelabellingReport:
+        """Two passes over the same sequences, under the names that they have and under new ones."""
+        before = self._pass(is_renamed=False)
+        after = self._pass(is_renamed=True)
+        names = torch.cat([self._names(len(block), number) for number, block in enumerate(self._blocks())])
+        given = before.log_answers.exp()
+        stuck = predicted_behaviour(after.trials, given)
+        return relabelling_report(
+            _scored(before, given),
+            _scored(after, _with_first_names(after.log_answers.exp(), names)),
+            Scored(
+                kl_bits=stuck.kl_bits,
+                entropy_error_bits=np.abs(stuck.model_entropy_bits - stuck.exact_entropy_bits),
+                answers=_with_first_names(given, names).cpu().numpy(),
+            ),
+            seed=derived_seed(self.seed, _RESAMPLING),
+        )
+
+    def diagnosis(self, report: RelabellingReport) -> Diagnosis:
+        """The report with its provenance, ready to be saved."""
+        where = provenance(self.model.spec, self.task, {"n": self.n, "seed": self.seed})
+        return Diagnosis(reports={report.name: report}, skipped={}, provenance=where)
+
+    def _pass(self, *, is_renamed: bool) -> Run:
+        """Answers of every sequence are kept, and no activation."""
+        blocks = self._renamed() if is_renamed else self._blocks()
+        return self.model.run(blocks, n_recorded=self.n, seed=derived_seed(self.seed, _RESAMPLING))
+
+    def _blocks(self) -> Iterator[Trials]:
+        return self.task.stream(self.n, seed=derived_seed(self.seed, _TRIALS), device=self.model.spec.device)
+
+    def _renamed(self) -> Iterator[Trials]:
+        for number, block in enumerate(self._blocks()):
+            yield self.task.relabelled(block, self._names(len(block), number))
+
+    def _names(self, n: int, block: int) -> Int64[Tensor, "batch name"]:
+        """A renaming of its own for every sequence."""
+        generator = torch.Generator().manual_seed(derived_seed(self.seed, _NAMES, block))
+        drawn = torch.rand(n, self.task.n_names, generator=generator, dtype=torch.float64)
+        return drawn.argsort(dim=1).to(self.model.spec.device)
+
+
+def _scored(run: Run, answers: Tensor) -> Scored:
+    own = run.behaviour
+    return Scored(
+        kl_bits=own.kl_bits.astype(np.float64),
+        entropy_error_bits=np.abs(own.model_entropy_bits.astype(np.float64) - own.exact_entropy_bits),
+        answers=answers.cpu().numpy(),
+    )
+
+
+def _with_first_names(answers: Tensor, names: Int64[Tensor, "batch name"]) -> Tensor:
+    """Probabilities under new names, in the order of the old ones."""
+    return answers.gather(2, names[:, None, :].expand_as(answers))
