@@ -24,6 +24,8 @@ class Train(Command):
     """Another number of steps than the recipe's."""
     seed: int | None = None
     """Another seed than the recipe's."""
+    keep: int | None = None
+    """How many log-spaced snapshots to keep, 0 for none, instead of the recipe's number; no weight depends on it."""
     device: str = "cpu"
     """Where to train: cpu, cuda, …"""
 
@@ -36,7 +38,9 @@ class Train(Command):
         check_device(self.device)
         committed = recipe(self.recipe)
         steps = committed.steps if self.steps is None else self.steps
-        chosen = replace(committed, steps=steps, seed=committed.seed if self.seed is None else self.seed)
+        seed = committed.seed if self.seed is None else self.seed
+        kept = committed.snapshots if self.keep is None else self.keep
+        chosen = replace(committed, steps=steps, seed=seed, snapshots=kept)
         out = self.out or Path("runs/train") / self.recipe
         scores = publish(chosen, train(chosen, out, resume=self.resume, device=self.device), out / "checkpoint")
         for line in scores.headlines():

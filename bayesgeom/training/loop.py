@@ -144,7 +144,8 @@ def _prepare(recipe: Recipe, out: Path, resume: bool) -> None:
     if (out / RECIPE).exists():
         if not resume:
             raise InvalidArgument(f"{out} already holds a run: pass resume (--resume) to go on, or another directory.")
-        if json.loads((out / RECIPE).read_text()) != described:
+        held = json.loads((out / RECIPE).read_text())
+        if {**held, "snapshots": 0} != {**described, "snapshots": 0}:  # how many are kept touches no weight
             raise CheckpointFault(
                 f"{out} holds a run of another recipe than {recipe.name!r}; choose another directory."
             )

@@ -11,6 +11,9 @@ from torch import Tensor, nn
 from bayesgeom.training.recipe import Recipe
 
 _IN_A_BLOCK = re.compile(r"(^|\.)\d+\.")  # blocks.0.attn.W_Q.weight, model.layers.0.self_attn.q_proj.weight
+# Two axes, and yet no map from one space to another: a Mamba's decay rates. Or a narrow map whose size at
+# initialisation means something: what makes its step sizes.
+_NOT_BY_MUON = ("A_log", "dt_proj.weight")
 
 
 @final
@@ -20,7 +23,7 @@ class Optimisers:
     def __init__(self, recipe: Recipe, module: nn.Module) -> None:
         self.recipe = recipe
         named = dict(module.named_parameters())
-        matrices = [name for name, p in named.items() if _IN_A_BLOCK.search(name) and p.ndim == 2]
+        matrices = [name for name, p in named.items() if _is_matrix_of_a_block(name, p)]
         by_muon = set(matrices) if recipe.optimiser == "muon" else set()
         rest = [p for name, p in named.items() if name not in by_muon]
         self.parts: list[torch.optim.Optimizer] = [
@@ -73,3 +76,8 @@ def schedule(recipe: Recipe, step: int) -> float:
         return (step + 1) / recipe.warmup
     progress = (step - recipe.warmup) / max(1, recipe.steps - recipe.warmup)
     return 0.5 * (1 + math.cos(math.pi * progress))
+
+
+def _is_matrix_of_a_block(name: str, parameter: nn.Parameter) -> bool:
+    """Whether Muon may take it: a linear map inside a block. An LSTM's four gates are taken as the one map they are."""
+    return bool(_IN_A_BLOCK.search(name)) and parameter.ndim == 2 and not name.endswith(_NOT_BY_MUON)

@@ -1,7 +1,7 @@
 """A recipe: everything that decides a trained checkpoint's weights, in one frozen value."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, final
 
 from bayesgeom.errors import InvalidArgument
@@ -65,6 +65,23 @@ class Recipe:
     def is_float32_at(self, step: int) -> bool:
         """Whether this step's matrix products run in float32."""
         return step >= (1 - self.float32_share) * self.steps
+
+    @property
+    def n_sequences(self) -> int:
+        """Sequences seen in training, by earlier stages too."""
+        own = sum(self.batch_size_at(step) for step in range(self.steps))
+        return own + (0 if self.after is None else self.after.n_sequences)
+
+    def reseeded(self, by: int) -> "Recipe":
+        """The same with other data and another initialisation, in every stage: seeds are counted up by 1,000 · `by`."""
+        after = None if self.after is None else self.after.reseeded(by)
+        return replace(self, name=f"{self.name}-seed{by}", seed=self.seed + 1_000 * by, after=after)
+
+    def lengthened(self, times: int) -> "Recipe":
+        """The same with so many times the steps, in every stage."""
+        after = None if self.after is None else self.after.lengthened(times)
+        decay = None if self.decay_steps is None else times * self.decay_steps
+        return replace(self, name=f"{self.name}-x{times}", steps=times * self.steps, decay_steps=decay, after=after)
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON can hold it; `recipe_from_dict` is the inverse."""

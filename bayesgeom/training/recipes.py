@@ -2,7 +2,9 @@
 
 from bayesgeom.errors import unknown_name
 from bayesgeom.tasks.bijection import Bijection
-from bayesgeom.tasks.hmm import HMM
+from bayesgeom.tasks.process import Mess3
+from bayesgeom.training.arms import all_arms
+from bayesgeom.training.compared import compared
 from bayesgeom.training.recipe import Recipe
 
 _TRANSFORMER = {"architecture": "transformer"}
@@ -101,20 +103,19 @@ RECIPES = {
             float32_share=0.1,
         ),
         Recipe(
-            name="hmm-s5",
-            task=HMM(),
-            sizes={
-                **_TRANSFORMER, "n_layers": 9, "n_heads": 8, "d_model": 128, "d_mlp": 512, "norm": "layernorm",
-                "tied": False,
-            },
+            name="mess3-small",
+            task=Mess3(x=0.05, a=0.6, length=64),
+            sizes={**_TRANSFORMER, "n_layers": 3, "n_heads": 4, "d_model": 64, "d_mlp": 256},
             targets="exact",
-            weight_decay=0.1,
-            decay_steps=1798,
-            steps=5_000,
-            float32_share=0.0,
+            lr=2e-3,
+            warmup=50,
+            steps=600,
+            batch_size=32,
+            late_batch_size=64,
+            late_from=0.5,
         ),
     )
-}  # fmt: skip
+} | {recipe.name: recipe for recipe in (*compared().values(), *all_arms().values())}  # fmt: skip
 
 
 def recipe(name: str) -> Recipe:

@@ -1,0 +1,70 @@
+"""A cloud as a film over training: one frame per step, a slider and a play button that need no network."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import plotly.graph_objects as go
+from jaxtyping import Float
+
+from bayesgeom.charts.theme import SEQUENTIAL, label_axes, panels
+
+_FRAME_MS = 350
+_DIGITS = 4  # of a coordinate: more would only make the page larger
+
+
+def film_figure(
+    title: str,
+    steps: Sequence[str],
+    points: Float[np.ndarray, "step point component"],
+    color: Float[np.ndarray, " point"],
+    *,
+    colored_by: str,
+    axes: tuple[str, str],
+) -> go.Figure:
+    """The last step is what stands still; axes hold every step's points, so that growth is seen as growth."""
+    figure = panels(title, ("",), n_columns=1, row_height=620)
+    drawn = [np.round(own.astype(float), _DIGITS) for own in points]
+    figure.add_trace(
+        go.Scatter(
+            x=drawn[-1][:, 0], y=drawn[-1][:, 1], mode="markers", showlegend=False, name="scored position",
+            marker={
+                "size": 6, "opacity": 0.8, "color": np.round(color, _DIGITS), "colorscale": SEQUENTIAL,
+                "colorbar": {"title": colored_by, "thickness": 14},
+            },
+            hovertemplate=f"%{{marker.color:.3f}}<extra>{colored_by}</extra>",
+        ),
+        row=1, col=1,
+    )  # fmt: skip
+    figure.frames = [
+        go.Frame(name=step, data=[go.Scatter(x=own[:, 0], y=own[:, 1])], traces=[0])
+        for step, own in zip(steps, drawn, strict=True)
+    ]
+    label_axes(figure, (1, 1), *axes)
+    reach = 1.05 * np.nanmax(np.abs(points), axis=(0, 1))
+    figure.update_xaxes(range=[-reach[0], reach[0]], row=1, col=1)
+    figure.update_yaxes(range=[-reach[1], reach[1]], row=1, col=1)
+    return figure.update_layout(sliders=[_slider(steps)], updatemenus=[_buttons()], margin_b=150, height=720)
+
+
+def _slider(steps: Sequence[str]) -> dict[str, object]:
+    now = {"mode": "immediate", "frame": {"duration": 0, "redraw": False}, "transition": {"duration": 0}}
+    return {
+        "active": len(steps) - 1, "pad": {"t": 60, "l": 90}, "currentvalue": {"prefix": "training step "},
+        "steps": [{"label": step, "method": "animate", "args": [[step], now]} for step in steps],
+    }  # fmt: skip
+
+
+def _buttons() -> dict[str, object]:
+    pace = {
+        "frame": {"duration": _FRAME_MS, "redraw": False}, "transition": {"duration": _FRAME_MS // 2},
+        "fromcurrent": False, "mode": "immediate",
+    }  # fmt: skip
+    stop = {"frame": {"duration": 0, "redraw": False}, "mode": "immediate", "transition": {"duration": 0}}
+    return {
+        "type": "buttons", "direction": "left", "showactive": False, "x": 0, "xanchor": "left", "y": 0,
+        "yanchor": "top", "pad": {"t": 70},
+        "buttons": [
+            {"label": "▶", "method": "animate", "args": [None, pace]},
+            {"label": "❚❚", "method": "animate", "args": [[None], stop]},
+        ],
+    }  # fmt: skip

@@ -1,0 +1,44 @@
+"""Attention maps side by side: a row per layer, a column per step, one scale for all."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import plotly.graph_objects as go
+from jaxtyping import Float
+
+from bayesgeom.charts.theme import SEQUENTIAL, label_axes, panels
+
+_DIGITS = 3
+
+
+def maps_figure(
+    title: str,
+    maps: Float[np.ndarray, "column row query_pos key_pos"],
+    columns: Sequence[str],
+    rows: Sequence[str],
+) -> go.Figure:
+    """Queries downward, keys to the right; what a query cannot see is 0 and looks it."""
+    titles = tuple(f"layer {row}, step {column}" for row in rows for column in columns)
+    figure = panels(title, titles, n_columns=len(columns), row_height=300)
+    for row in range(len(rows)):
+        for column in range(len(columns)):
+            panel = (row + 1, column + 1)
+            figure.add_trace(
+                go.Heatmap(
+                    z=np.round(maps[column, row], _DIGITS), coloraxis="coloraxis",
+                    name=titles[row * len(columns) + column],
+                    hovertemplate="query %{y}, key %{x}: %{z:.3f}<extra></extra>",
+                ),
+                row=panel[0], col=panel[1],
+            )  # fmt: skip
+            figure.update_yaxes(autorange="reversed", row=panel[0], col=panel[1])
+            label_axes(
+                figure, panel, "key position" if row == len(rows) - 1 else "", "scored position" if column == 0 else ""
+            )
+    scale = {
+        "colorscale": SEQUENTIAL,
+        "cmin": 0.0,
+        "cmax": float(maps.max()),
+        "colorbar": {"title": "weight", "thickness": 12},
+    }
+    return figure.update_layout(coloraxis=scale)

@@ -1,0 +1,53 @@
+"""`bayesgeom dynamics`."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, ClassVar, final
+
+import tyro
+
+from bayesgeom.commands.base import Command, check_target, save
+
+Runs = Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="RUN|CHECKPOINTS…")]
+
+
+@final
+@dataclass(frozen=True)
+class Dynamics(Command):
+    """Follow the geometry over a training's snapshots: what settles first, by how much, does anything fall again."""
+
+    name: ClassVar[str] = "dynamics"
+
+    runs: Runs
+    """Directories of runs, or names of packed trainings, one per seed; or the checkpoints of a single training."""
+    n: int = 256
+    """Sequences that every snapshot is measured on."""
+    seed: int = 0
+    """Seed of trials and intervals."""
+    maps_at: tuple[int, ...] = ()
+    """Steps whose attention is drawn. Default: four, from first to last."""
+    device: str = "cpu"
+    """Where to run: cpu, cuda, cuda:1, …"""
+    out: Path | None = None
+    """Directory for the report; of a run without a directory of its own, a stopped analysis goes on from there."""
+
+    def __call__(self) -> int:
+        from bayesgeom.dynamics import DynamicsJob
+        from bayesgeom.over_training.report import DynamicsReport
+        from bayesgeom.report import PARTS
+
+        check_target(self.out)
+        job = DynamicsJob.of(
+            self.runs, n=self.n, seed=self.seed, device=self.device, maps_at=self.maps_at or None,
+            progress=None if self.out is None else self.out / PARTS,
+        )  # fmt: skip
+        diagnosis = job.run()
+        report = diagnosis[DynamicsReport.name]
+        assert isinstance(report, DynamicsReport), "a job's diagnosis holds its own report"
+        print(f"{diagnosis.title}, {len(report.runs)} training(s), {report.n} sequences\n\n{report.table()}\n")
+        for line in report.headlines():
+            print(line)
+        for what, reason in report.missing.items():
+            print(f"not measured: {what}: {reason}")
+        save(diagnosis, self.out)
+        return 0

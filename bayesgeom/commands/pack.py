@@ -1,0 +1,39 @@
+"""`bayesgeom pack`."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, ClassVar, Literal, final
+
+import tyro
+
+from bayesgeom.commands.base import Command
+
+RunName = Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
+Target = Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="OUT")]
+
+
+@final
+@dataclass(frozen=True)
+class Pack(Command):
+    """Pack a run's snapshots to be shipped: weights alone, in half precision where scores do not change."""
+
+    name: ClassVar[str] = "pack"
+
+    run: RunName
+    """Directory of the run."""
+    out: Target
+    """Directory to write; in the folder of checkpoints, `bayesgeom dynamics` finds it by name."""
+    keep: int = 12
+    """Snapshots to keep at most; the first and the last are among them."""
+    dtype: Literal["float16", "bfloat16", "float32"] = "float16"
+    """Precision to try; a snapshot whose KL changes in its first three digits is kept as it was."""
+
+    def __call__(self) -> int:
+        from bayesgeom.training.formation import pack
+
+        packed = pack(self.run, self.out, keep=self.keep, dtype=self.dtype)
+        for own in packed:
+            print(f"step {own.step:>7,}  {own.dtype:8}  KL {own.kl_bits:.5g} → {own.kl_bits_stored:.5g} bits")
+        size = sum(file.stat().st_size for file in self.out.iterdir())
+        print(f"\n{len(packed)} snapshots, {size / 1e6:.1f} MB: {self.out}")
+        return 0

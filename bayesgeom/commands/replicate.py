@@ -1,0 +1,48 @@
+"""`bayesgeom replicate`."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar, final
+
+from bayesgeom.commands.base import Command, RecipeName, check_target, save
+
+
+@final
+@dataclass(frozen=True)
+class Replicate(Command):
+    """Train a recipe under several seeds, or load what is there: mean, spread, and every seed's curve."""
+
+    name: ClassVar[str] = "replicate"
+
+    recipe: RecipeName
+    """Name of the recipe; an unknown one lists those that exist."""
+    seeds: int = 5
+    """How many; the first is the recipe's own."""
+    only_existing: bool = False
+    """Train nothing: report the seeds that are there, and name the others."""
+    runs: Path = Path("runs/train")
+    """Directory where trainings are looked for and kept."""
+    n: int = 2000
+    """Sequences that score each of them."""
+    seed: int = 0
+    """Seed of these sequences and of intervals."""
+    out: Path | None = None
+    """Directory for the report."""
+
+    def __call__(self) -> int:
+        from bayesgeom.replicate import ReplicationJob
+        from bayesgeom.training.recipes import recipe
+
+        check_target(self.out)
+        job = ReplicationJob(
+            recipe=recipe(self.recipe), seeds=self.seeds, runs=self.runs, n=self.n, seed=self.seed,
+            is_trained=not self.only_existing,
+        )  # fmt: skip
+        report = job.run()
+        print(f"{report.recipe}, {report.n} sequences\n\n{report.table()}\n")
+        for line in report.headlines():
+            print(line)
+        if report.missing:
+            print(f"not there: {', '.join(report.missing)}")
+        save(job.diagnosis(report), self.out)
+        return 0

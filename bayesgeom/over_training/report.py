@@ -1,0 +1,157 @@
+"""The dynamics report: every diagnostic over the snapshots of one training or several, and what settles when."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, final
+
+import numpy as np
+from jaxtyping import Float
+
+from bayesgeom.over_training.settling import FALL_RULE, MIN_SEEDS, NEAR, SETTLED
+from bayesgeom.report import Headline, Report
+
+if TYPE_CHECKING:
+    from plotly.graph_objects import Figure
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class DynamicsReport(Report):
+    """One row per training, one column per snapshot; all snapshots saw the same trials.
+
+    Per training, intervals are over sequences; `…_mean` is over trainings, with Student's interval, NaN for one alone.
+
+    - `pattern_distance_bits`: Jensen–Shannon divergence of attention rows at scored positions from the last snapshot.
+    - `key_overlap`: mean |cosine| between hypothesis tokens' keys. `pc1_share`, `curve_share`: of the last layer's
+      values (of the stream where there are none). `belief_r2`: of the last layer's stream, held out.
+    - `redirect_bits`: what swapping the frame at each layer's input does to the answer; `…_ceiling` swaps all of it,
+      `…_null` random subspaces of that rank. `frame_ratio`: overlap of the frame with the directions that the answers
+      depend on, over chance.
+    - `frame_step`, `precision_step`, `precision_step_by_share`: first snapshots that settle, as
+      `over_training.settling` says; `dissociation…`: log2 of their ratio, `…_least` and `…_most` what the spacing of
+      snapshots allows.
+    - `fall…`: per curve the largest fall after a maximum, between which steps, and as a share of the curve's rise.
+    """
+
+    name: ClassVar[str] = "dynamics"
+    title: ClassVar[str] = "How the geometry forms: does the frame settle before the precision?"
+    about: ClassVar[str] = (
+        "Every snapshot of a training answers the same questions on the same sequences. The claim is that "
+        "attention patterns, the frame, settle long before the answers are precise. The frame has settled "
+        f"where patterns are within {SETTLED:.0%} of their first distance from the last snapshot; the answers "
+        f"where KL is at most {NEAR:g} times the last one. These thresholds are not alike, so precision is "
+        f"also timed by the frame's rule. Below {MIN_SEEDS} trainings, or where the spacing of snapshots "
+        "leaves room for either order, the report says that it cannot decide. The null is the first snapshot, "
+        f"where nothing was learned, and 0 for the dissociation. Of falls: {FALL_RULE}."
+    )
+
+    runs: tuple[str, ...]
+    steps: tuple[str, ...]
+    curves: tuple[str, ...]
+    kl_bits: Float[np.ndarray, "run step"]
+    kl_bits_lo: Float[np.ndarray, "run step"]
+    kl_bits_hi: Float[np.ndarray, "run step"]
+    kl_bits_mean: Float[np.ndarray, " step"]
+    kl_bits_mean_lo: Float[np.ndarray, " step"]
+    kl_bits_mean_hi: Float[np.ndarray, " step"]
+    entropy_mae_bits: Float[np.ndarray, "run step"]
+    entropy_mae_bits_lo: Float[np.ndarray, "run step"]
+    entropy_mae_bits_hi: Float[np.ndarray, "run step"]
+    entropy_mae_bits_mean: Float[np.ndarray, " step"]
+    entropy_mae_bits_mean_lo: Float[np.ndarray, " step"]
+    entropy_mae_bits_mean_hi: Float[np.ndarray, " step"]
+    pattern_distance_bits: Float[np.ndarray, "run step"]
+    pattern_distance_bits_lo: Float[np.ndarray, "run step"]
+    pattern_distance_bits_hi: Float[np.ndarray, "run step"]
+    pattern_distance_bits_by_layer: Float[np.ndarray, "run step layer"]
+    key_overlap: Float[np.ndarray, "run step layer"]
+    key_overlap_lo: Float[np.ndarray, "run step layer"]
+    key_overlap_hi: Float[np.ndarray, "run step layer"]
+    pc1_share: Float[np.ndarray, "run step"]
+    pc1_share_lo: Float[np.ndarray, "run step"]
+    pc1_share_hi: Float[np.ndarray, "run step"]
+    curve_share: Float[np.ndarray, "run step"]
+    curve_share_null: Float[np.ndarray, "run step"]
+    belief_r2: Float[np.ndarray, "run step"]
+    belief_r2_lo: Float[np.ndarray, "run step"]
+    belief_r2_hi: Float[np.ndarray, "run step"]
+    belief_r2_null: Float[np.ndarray, "run step"]
+    redirect_bits: Float[np.ndarray, "run step layer"]
+    redirect_bits_lo: Float[np.ndarray, "run step layer"]
+    redirect_bits_hi: Float[np.ndarray, "run step layer"]
+    redirect_bits_null: Float[np.ndarray, "run step layer"]
+    redirect_ceiling_bits: Float[np.ndarray, "run step layer"]
+    frame_ratio: Float[np.ndarray, "run step layer"]
+    frame_step: Float[np.ndarray, " run"]
+    precision_step: Float[np.ndarray, " run"]
+    precision_step_by_share: Float[np.ndarray, " run"]
+    dissociation_by_run: Float[np.ndarray, " run"]
+    dissociation_by_run_least: Float[np.ndarray, " run"]
+    dissociation_by_run_most: Float[np.ndarray, " run"]
+    dissociation_by_share_by_run: Float[np.ndarray, " run"]
+    fall: Float[np.ndarray, " curve"]
+    fall_lo: Float[np.ndarray, " curve"]
+    fall_hi: Float[np.ndarray, " curve"]
+    fall_share: Float[np.ndarray, " curve"]
+    fall_start: Float[np.ndarray, " curve"]
+    fall_end: Float[np.ndarray, " curve"]
+    fall_verdicts: tuple[str, ...]
+    dissociation: float
+    dissociation_by_share: float
+    verdict: str
+    verdict_by_share: str
+    key_overlap_chance: float
+    kl_bits_uniform: float
+    missing: Mapping[str, str]
+    intervals: Mapping[str, tuple[float, float]]
+    nulls: Mapping[str, float]
+    n: int
+
+    def headlines(self) -> Sequence[Headline]:
+        kl = self.entry("kl_bits_mean", (len(self.steps) - 1,), "KL at the last snapshot", unit="bits")
+        falls = (
+            self.entry("fall", (at,), f"{name}, largest fall: {self._fall_text(at)}")
+            for at, name in enumerate(self.curves)
+            if np.isfinite(self.fall[at])
+        )
+        return (
+            self.scalar("dissociation", f"log2 precision step / frame step: {self.verdict}", null_label="together"),
+            self.scalar(
+                "dissociation_by_share", f"the same, both by the frame's rule: {self.verdict_by_share}",
+                null_label="together",
+            ),
+            kl,
+            *falls,
+        )  # fmt: skip
+
+    def figure(self) -> "Figure":
+        from bayesgeom.over_training.drawing import dynamics_figure
+
+        return dynamics_figure(self.title, vars(self))
+
+    def table(self) -> str:
+        """What the command line prints: means over trainings by snapshot, then when each training settled."""
+        rows: list[tuple[str, ...]] = [
+            ("step", "KL", "entropy error", "pattern distance", "key overlap", "PC1", "belief R²", "redirect", "ratio")
+        ]
+        for at, step in enumerate(self.steps):
+            columns = [self.kl_bits, self.entropy_mae_bits, self.pattern_distance_bits, self.key_overlap[..., 0]]
+            columns += [self.pc1_share, self.belief_r2, self.redirect_bits[..., 0], self.frame_ratio[..., 0]]
+            rows.append((step, *(f"{column[:, at].mean():.4g}" for column in columns)))
+        moments: list[tuple[str, ...]] = [
+            ("training", "frame step", "precision step", "by the frame's rule", "log2 ratio", "spacing allows")
+        ]
+        for run, name in enumerate(self.runs):
+            steps = (self.frame_step[run], self.precision_step[run], self.precision_step_by_share[run])
+            reach = f"{self.dissociation_by_run_least[run]:.2f} … {self.dissociation_by_run_most[run]:.2f}"
+            moments.append((name, *(f"{step:g}" for step in steps), f"{self.dissociation_by_run[run]:.2f}", reach))
+        return f"{_aligned(rows)}\n\n{_aligned(moments)}"
+
+    def _fall_text(self, at: int) -> str:
+        where = f"from step {self.fall_start[at]:g} to {self.fall_end[at]:g}, {self.fall_share[at]:.0%} of its rise"
+        return f"{self.fall_verdicts[at]} ({where})" if self.fall_share[at] > 0 else self.fall_verdicts[at]
+
+
+def _aligned(rows: Sequence[tuple[str, ...]]) -> str:
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    return "\n".join("  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip() for row in rows)

@@ -1,0 +1,182 @@
+"""Trainings: the snapshots of one in order of step, from a run's directory, a packed training, or checkpoints."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, final
+
+import torch
+
+from bayesgeom.errors import InvalidArgument, UnknownName
+from bayesgeom.models.base import Model
+from bayesgeom.models.checkpoint import CONFIG, load_checkpoint, read_description
+from bayesgeom.models.resolve import checkpoints, from_checkpoint
+from bayesgeom.tasks.base import WindTunnel, task_from_config
+from bayesgeom.training.formation import FORMATION, formations, load_packed, read_formation, snapshot_paths
+
+Source = str | Path
+KEPT = "dynamics"  # the folder of a run in which results per snapshot are kept
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class TrainingRun:
+    """One training: its snapshots in order of step, and what they are snapshots of.
+
+    `paths` are checkpoint directories, or the files of a packed training. `folder` is the run's own directory, where
+    results may be kept; None where there is none.
+    """
+
+    name: str
+    steps: tuple[int, ...]
+    paths: tuple[Path, ...]
+    hashes: tuple[str, ...]
+    model: Mapping[str, Any]
+    task: Mapping[str, Any]
+    recipe: Mapping[str, Any]
+    folder: Path | None = None
+
+    def load(self, index: int, *, device: str | torch.device = "cpu") -> Model:
+        """The model of one snapshot."""
+        path = self.paths[index]
+        found = load_packed(path, device=device) if path.is_file() else load_checkpoint(path, device=device)
+        return from_checkpoint(found)
+
+    def wind_tunnel(self) -> WindTunnel:
+        """The task that it was trained on."""
+        return task_from_config(self.task)
+
+
+def runs_of(sources: Sequence[Source]) -> tuple[TrainingRun, ...]:
+    """The trainings that these name: run directories, packed trainings, or the checkpoints of a single training.
+
+    Several are seeds of one recipe. **Raises** `InvalidArgument` for fewer than two snapshots, snapshots of different
+    architectures or tasks, several recipes, or one training given twice; `UnknownName` for what is not there.
+    """
+    if not sources:
+        raise InvalidArgument("name at least one training: a run's directory, a packed one, or its checkpoints.")
+    places = [_place(source) for source in sources]
+    are_checkpoints = [(place / CONFIG).is_file() for place in places]
+    if any(are_checkpoints) and not all(are_checkpoints):
+        loner = places[are_checkpoints.index(True)]
+        raise InvalidArgument(f"{loner} is a single checkpoint beside whole runs: name either runs, or checkpoints.")
+    runs = (_of_checkpoints(places),) if all(are_checkpoints) else tuple(_of_run(place) for place in places)
+    _check_seeds(runs)
+    return _told_apart(runs)
+
+
+def _told_apart(runs: tuple[TrainingRun, ...]) -> tuple[TrainingRun, ...]:
+    """The same, with seeds in the names where names alone are alike."""
+    if len({run.name for run in runs}) == len(runs):
+        return runs
+    return tuple(replace(run, name=f"{run.name}, seed {run.recipe['seed']}") for run in runs)
+
+
+def _place(source: Source) -> Path:
+    name, path = str(source), Path(source)
+    named = {**checkpoints(), **formations()}
+    if name in named and not path.is_dir():
+        return named[name]
+    if not path.is_dir():
+        packed = ", ".join(formations()) or "(none)"
+        raise UnknownName(
+            f"there is no training named {name!r}. Packed trainings: {packed}. A run is named by its directory."
+        )
+    return path
+
+
+def _of_run(folder: Path) -> TrainingRun:
+    """A run's directory, or a packed training's."""
+    if not (folder / FORMATION).is_file():
+        return _of_checkpoints(snapshot_paths(folder), folder)
+    whole = read_formation(folder)
+    entries = sorted(whole["snapshots"], key=lambda entry: int(entry["step"]))
+    _check_count(folder.name, len(entries))
+    return TrainingRun(
+        name=folder.name,
+        steps=tuple(int(entry["step"]) for entry in entries),
+        paths=tuple(folder / entry["file"] for entry in entries),
+        hashes=tuple(entry["weights_hash"] for entry in entries),
+        model=whole["model"],
+        task=whole["task"],
+        recipe=whole["recipe"],
+    )
+
+
+def _of_checkpoints(paths: Sequence[Path], folder: Path | None = None) -> TrainingRun:
+    described = [read_description(path) for path in paths]
+    order = sorted(range(len(paths)), key=lambda index: int(described[index]["step"]))
+    first, last = described[order[0]], described[order[-1]]
+    name = str(last["recipe"].get("name", paths[order[-1]].name))
+    _check_count(str(folder or name), len(paths))
+    for index in order:
+        for what in ("model", "task"):
+            if described[index][what] != first[what]:
+                raise InvalidArgument(
+                    f"snapshots of different {_PLURALS[what]} are not one training: {paths[order[0]]} has "
+                    f"{_short(first[what])}, {paths[index]} has {_short(described[index][what])}."
+                )
+        if _made(described[index]["recipe"]) != _made(first["recipe"]):
+            raise InvalidArgument(
+                f"{paths[order[0]]} and {paths[index]} are of different trainings; of several seeds name the run "
+                f"directories instead."
+            )
+    steps = tuple(int(described[index]["step"]) for index in order)
+    if len(set(steps)) < len(steps):
+        raise InvalidArgument(
+            f"two snapshots of {name} are of the same step; the steps are {', '.join(map(str, steps))}."
+        )
+    return TrainingRun(
+        name=name, steps=steps, paths=tuple(paths[index] for index in order),
+        hashes=tuple(described[index]["weights_hash"] for index in order),
+        model=last["model"], task=last["task"], recipe=last["recipe"], folder=folder,
+    )  # fmt: skip
+
+
+_PLURALS = {"model": "architectures", "task": "tasks"}
+
+
+def _check_count(name: str, n: int) -> None:
+    if n < 2:
+        raise InvalidArgument(f"{name} has {n} snapshot(s); at least 2 are needed to show a training.")
+
+
+def _check_seeds(runs: Sequence[TrainingRun]) -> None:
+    """Several trainings must differ in their seed alone."""
+    first = runs[0]
+    for run in runs[1:]:
+        for what in ("model", "task"):
+            one, other = vars(first)[what], vars(run)[what]
+            if one != other:
+                raise InvalidArgument(
+                    f"trainings of different {_PLURALS[what]} cannot be put together: {first.name} has {_short(one)}, "
+                    f"{run.name} has {_short(other)}."
+                )
+        if _seedless(run.recipe) != _seedless(first.recipe):
+            raise InvalidArgument(
+                f"{first.name} and {run.name} were made by recipes that differ in more than the seed."
+            )
+        if run.steps != first.steps:
+            raise InvalidArgument(
+                f"{first.name} has snapshots at {len(first.steps)} steps up to {first.steps[-1]:,}, {run.name} at "
+                f"{len(run.steps)} up to {run.steps[-1]:,}: seeds are compared at the same steps."
+            )
+    for index, run in enumerate(runs):
+        if any(run.hashes == other.hashes for other in runs[:index]):
+            raise InvalidArgument(f"{run.name} is given twice: the same training is no second seed.")
+
+
+def _made(recipe: Mapping[str, Any]) -> Any:
+    """A recipe less what does not touch the weights."""
+    return json.loads(json.dumps({**recipe, "snapshots": 0}))
+
+
+def _seedless(recipe: Mapping[str, Any]) -> Any:
+    """A recipe less its seeds and names, in every stage."""
+    after = recipe.get("after")
+    return {**_made(recipe), "seed": 0, "name": "", "after": None if after is None else _seedless(after)}
+
+
+def _short(described: Mapping[str, Any]) -> str:
+    return ", ".join(f"{key} {value}" for key, value in described.items())

@@ -1,0 +1,52 @@
+"""Results of snapshots that were measured before: a file each, written aside and renamed, so never half there."""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, final
+
+import numpy as np
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
+
+from bayesgeom.errors import OutputFault
+from bayesgeom.files import file_aside
+from bayesgeom.over_training.measure import Measured
+
+_METHOD = 1  # counted up when what is measured changes
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Shelf:
+    """A folder of results, found by what decides them; without a folder nothing is kept."""
+
+    folder: Path | None
+    settings: Mapping[str, Any]
+
+    def find(self, weights: str, last: str) -> Measured | None:
+        """What was found of the snapshot with these weights, beside a last one with those; None where nothing was."""
+        if self.folder is None or not (file := self._file(weights, last)).exists():
+            return None
+        try:
+            with safe_open(file, framework="numpy") as held:
+                missing = json.loads((held.metadata() or {}).get("missing", "{}"))
+                return Measured(numbers={name: held.get_tensor(name) for name in held.keys()}, missing=missing)  # noqa: SIM118  (not a dict)
+        except (SafetensorError, OSError, ValueError) as error:
+            raise OutputFault(f"{file} cannot be read ({error}); delete it to have it measured again.") from error
+
+    def put(self, weights: str, last: str, found: Measured) -> None:
+        """Keep what was found."""
+        if self.folder is None:
+            return
+        arrays = {name: np.ascontiguousarray(values) for name, values in found.numbers.items()}
+        with file_aside(self._file(weights, last)) as aside:
+            save_file(arrays, aside, metadata={"missing": json.dumps(dict(found.missing))})
+            aside.chmod(0o644)
+
+    def _file(self, weights: str, last: str) -> Path:
+        assert self.folder is not None, "asked for only where there is a folder"
+        decides = json.dumps([_METHOD, weights, last, dict(self.settings)], sort_keys=True)
+        return self.folder / f"{hashlib.sha256(decides.encode()).hexdigest()[:20]}.safetensors"

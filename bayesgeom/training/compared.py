@@ -1,0 +1,121 @@
+"""Recipes to compare architectures by: on each task the same sequences in the same order, and as many weights.
+
+`<task>-<architecture>` is trained on batches whose seeds depend on the task alone, so every architecture of a row sees
+the same data; sizes come within 1 % of the row's transformer (`models.capacity` finds them, a test holds them to it).
+An MLP here sees its own position alone; `mlp-prefix` sees all that came before, without a state to fold it into.
+
+Two tasks are learned in two stages, by every architecture alike: with keys uniform over all of them nothing is gained
+by attending to values before keys can be matched (see `tasks.bijection`), and with many pairs likewise
+(`tasks.associative_recall`); where keys return often, or few pairs are stored, it is gained step by step.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from bayesgeom.tasks.associative_recall import AssociativeRecall
+from bayesgeom.tasks.bijection import Bijection
+from bayesgeom.tasks.hmm import HMM
+from bayesgeom.training.recipe import Recipe
+
+Sizes = Mapping[str, Any]
+
+_SMALL: Mapping[str, Sizes] = {  # about 0.60 M parameters
+    "transformer": {"architecture": "transformer", "n_layers": 3, "n_heads": 4, "d_model": 128, "d_mlp": 512},
+    "mamba": {"architecture": "mamba", "n_layers": 3, "d_model": 170},
+    "lstm": {"architecture": "lstm", "n_layers": 2, "d_model": 192},
+    "mlp": {"architecture": "mlp", "n_layers": 4, "d_model": 136, "d_mlp": 544},
+}
+_DEEP: Mapping[str, Sizes] = {  # about 1.82 M parameters: filtering takes the transformer nine layers
+    "transformer": {
+        "architecture": "transformer", "n_layers": 9, "n_heads": 8, "d_model": 128, "d_mlp": 512, "norm": "layernorm",
+        "tied": False,
+    },
+    "mamba": {"architecture": "mamba", "n_layers": 3, "d_model": 298, "tied": False},
+    "lstm": {"architecture": "lstm", "n_layers": 3, "d_model": 270, "tied": False},
+    "mlp": {"architecture": "mlp", "n_layers": 9, "d_model": 156, "d_mlp": 624, "tied": False},
+}  # fmt: skip
+
+_BIJECTION = Recipe(name="bijection", task=Bijection(), sizes={}, lr=2e-3, steps=6_000, float32_share=0.1)
+_REPEATS = Recipe(
+    name="repeats",
+    task=Bijection(repeats=True),
+    sizes={},
+    lr=2e-3,
+    matrix_lr=0.01,
+    warmup=50,
+    steps=5_000,
+    float32_share=0.1,
+    seed=1,
+)
+_REPEATS_POOLED = Recipe(
+    name="repeats-pooled",
+    task=Bijection(repeats=True, pooled_keys=True),
+    sizes={},
+    lr=2e-3,
+    matrix_lr=0.01,
+    steps=2_000,
+    float32_share=0.0,
+    snapshots=0,
+)
+_RECALL = Recipe(
+    name="recall",
+    task=AssociativeRecall(),
+    sizes={},
+    lr=2e-3,
+    matrix_lr=0.01,
+    warmup=50,
+    steps=3_000,
+    float32_share=0.1,
+    seed=1,
+)
+_RECALL_POOLED = Recipe(
+    name="recall-pooled",
+    task=AssociativeRecall(pooled_pairs=True),
+    sizes={},
+    lr=2e-3,
+    matrix_lr=0.01,
+    steps=2_000,
+    float32_share=0.0,
+    snapshots=0,
+)
+_HMM = Recipe(
+    name="hmm",
+    task=HMM(),
+    sizes={},
+    targets="exact",
+    weight_decay=0.1,
+    decay_steps=1798,
+    steps=5_000,
+    float32_share=0.0,
+)
+
+TASKS: Mapping[str, tuple[Recipe, ...]] = {
+    "bijection": (_BIJECTION,),
+    "repeats": (_REPEATS_POOLED, _REPEATS),
+    "recall": (_RECALL_POOLED, _RECALL),
+    "hmm": (_HMM,),
+}
+ARCHITECTURES = tuple(_SMALL)
+_SHIPPED_AS = {"hmm-transformer": "hmm-s5"}  # it was there before there was anything to compare it with
+
+
+def sizes_of(task: str, architecture: str) -> Sizes:
+    """The sizes of one architecture in the row of one task."""
+    return (_DEEP if task == "hmm" else _SMALL)[architecture]
+
+
+def compared() -> dict[str, Recipe]:
+    """Every recipe of the comparison, by task and architecture: `bijection-lstm`. One has another name."""
+    return {
+        f"{task}-{architecture}": _with_sizes(task, architecture) for task in TASKS for architecture in ARCHITECTURES
+    }
+
+
+def _with_sizes(task: str, architecture: str) -> Recipe:
+    """A task's stages, each with these sizes, the last one's name the row's."""
+    sizes, trained = sizes_of(task, architecture), None
+    for stage in TASKS[task]:
+        trained = replace(stage, name=f"{stage.name}-{architecture}", sizes=sizes, after=trained)
+    assert trained is not None, "a task has at least one stage"
+    return replace(trained, name=_SHIPPED_AS.get(trained.name, trained.name))

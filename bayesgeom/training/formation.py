@@ -1,0 +1,174 @@
+"""A training packed to be shipped: some of its snapshots, one description for all, half precision where that is free.
+
+`formation.json` says what the run was; beside it lies one safetensors file per snapshot. A snapshot is stored in half
+precision where its KL on held-out sequences keeps its first three digits, else as it was. What is read back is float32.
+"""
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal, final
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from bayesgeom.errors import CheckpointFault, InvalidArgument
+from bayesgeom.files import directory_aside
+from bayesgeom.information import kl_bits
+from bayesgeom.models.checkpoint import (
+    CARD,
+    CONFIG,
+    Checkpoint,
+    assembled,
+    load_checkpoint,
+    read_description,
+    versions,
+    weights_hash,
+    write_tensors,
+)
+from bayesgeom.models.resolve import checkpoint_folder
+from bayesgeom.tasks.base import derived_seed
+from bayesgeom.training.loop import SNAPSHOTS
+
+FORMATION, SCHEMA = "formation.json", 1
+KEEP, HELD_OUT, DIGITS = 12, 512, 3
+_HELD_OUT_BRANCH = 3  # of the recipe's seed; 0 to 2 are its training, validation and scoring
+Half = Literal["float16", "bfloat16", "float32"]
+_DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Packed:
+    """One snapshot as it is stored: its file, its precision, and its KL on held-out sequences before and after."""
+
+    step: int
+    file: str
+    dtype: str
+    weights_hash: str
+    kl_bits: float
+    kl_bits_stored: float
+
+
+def pack(run: str | Path, out: str | Path, *, keep: int = KEEP, dtype: Half = "float16") -> tuple[Packed, ...]:
+    """Write `keep` of a run's snapshots, the first and the last among them, into the directory `out`.
+
+    **Raises** `InvalidArgument` for a run without two snapshots, keep < 2, or a dtype that is none of the three.
+    """
+    source, target = Path(run), Path(out)
+    if keep < 2 or dtype not in _DTYPES:
+        raise InvalidArgument(f"keep is at least 2 and dtype one of {', '.join(_DTYPES)}; got {keep} and {dtype!r}.")
+    paths = snapshot_paths(source)
+    if len(paths) < 2:
+        raise InvalidArgument(f"{source} has {len(paths)} snapshot(s); at least 2 are needed to show a training.")
+    chosen = [paths[index] for index in chosen_among(len(paths), keep)]
+    description = read_description(chosen[-1])
+    with directory_aside(target) as aside:
+        packed = tuple(_packed(path, aside, _DTYPES[dtype]) for path in chosen)
+        held = {key: description[key] for key in ("model", "task", "recipe")}
+        whole = {"schema": SCHEMA, **held, "snapshots": [asdict(p) for p in packed], "versions": versions()}
+        (aside / FORMATION).write_text(json.dumps(whole, indent=1) + "\n")
+        (aside / CARD).write_text(_card(description, packed))
+    return packed
+
+
+def chosen_among(n: int, keep: int) -> list[int]:
+    """Indices of at most `keep` of n snapshots: the first, the last, and the others evenly between."""
+    return sorted({int(index) for index in np.linspace(0, n - 1, min(n, keep)).round()})
+
+
+def snapshot_paths(run: Path) -> list[Path]:
+    """A run's snapshots in order of step. **Raises** `InvalidArgument` where there are none."""
+    folder = run / SNAPSHOTS
+    found = sorted(path.parent for path in folder.glob(f"*/{CONFIG}")) if folder.is_dir() else []
+    if not found:
+        raise InvalidArgument(
+            f"{run} holds no {SNAPSHOTS}: name a directory that bayesgeom train wrote (with --keep above 0), a packed "
+            f"training, or checkpoint directories."
+        )
+    return found
+
+
+def formations() -> dict[str, Path]:
+    """Every packed training's directory among the named checkpoints, by name."""
+    folder = checkpoint_folder()
+    return {file.parent.name: file.parent for file in sorted(folder.glob(f"*/{FORMATION}"))}
+
+
+def read_formation(folder: Path) -> dict[str, Any]:
+    """The description that `pack` wrote. **Raises** `CheckpointFault` where it is unreadable or too new."""
+    file = folder / FORMATION
+    try:
+        held = json.loads(file.read_text())
+    except (OSError, ValueError) as error:
+        raise CheckpointFault(f"{file} cannot be read as JSON: {error}.") from error
+    schema = held.get("schema") if isinstance(held, dict) else None
+    if not isinstance(schema, int) or schema > SCHEMA:
+        raise CheckpointFault(f"{file} has schema {schema}; this bayesgeom reads up to {SCHEMA}. Upgrade bayesgeom.")
+    missing = {"model", "task", "recipe", "snapshots"} - held.keys()
+    if missing:
+        raise CheckpointFault(f"{file} lacks {', '.join(sorted(missing))}.")
+    whole: dict[str, Any] = held
+    return whole
+
+
+def load_packed(file: Path, *, device: str | torch.device = "cpu") -> Checkpoint:
+    """The snapshot in this file of a packed training, in float32. **Raises** `CheckpointFault` as a checkpoint does."""
+    description = read_formation(file.parent)
+    own = next((entry for entry in description["snapshots"] if entry["file"] == file.name), None)
+    if own is None:
+        raise CheckpointFault(f"{file.parent / FORMATION} knows no snapshot {file.name}.")
+    return assembled(file.stem, {**description, **own}, file, device=device)
+
+
+def is_unchanged(before: float, after: float, *, digits: int = DIGITS) -> bool:
+    """Whether two numbers agree to half a unit in the last of so many significant digits of the first."""
+    if before == after:
+        return True
+    return abs(before - after) <= 0.5 * 10.0 ** (math.floor(math.log10(abs(before))) - digits + 1) if before else False
+
+
+def _packed(path: Path, folder: Path, dtype: torch.dtype) -> Packed:
+    """Write one snapshot in the smallest precision of the two that keeps its score."""
+    checkpoint = load_checkpoint(path)
+    module, seed = checkpoint.module, derived_seed(int(checkpoint.recipe["seed"]), _HELD_OUT_BRANCH)
+    whole = {name: tensor.detach().clone() for name, tensor in module.state_dict().items()}
+    small = {name: tensor.to(dtype) if tensor.is_floating_point() else tensor for name, tensor in whole.items()}
+    before = _kl(module, checkpoint, seed)
+    module.load_state_dict(small)
+    after = _kl(module, checkpoint, seed)
+    is_kept = is_unchanged(before, after)
+    stored, kl, name = (small, after, dtype) if is_kept else (whole, before, torch.float32)
+    file = f"{path.name}.safetensors"
+    write_tensors({key: tensor.contiguous() for key, tensor in stored.items()}, folder / file)
+    return Packed(
+        step=checkpoint.step, file=file, dtype=str(name).removeprefix("torch."), weights_hash=weights_hash(stored),
+        kl_bits=before, kl_bits_stored=kl,
+    )  # fmt: skip
+
+
+@torch.no_grad()
+def _kl(module: nn.Module, checkpoint: Checkpoint, seed: int) -> float:
+    """Mean KL over held-out sequences."""
+    total, n = 0.0, 0
+    for trials in checkpoint.task.stream(HELD_OUT, seed=seed):
+        logits: Tensor = module(trials.tokens)[trials.scored][:, trials.answers].double()
+        found = kl_bits(trials.predictive[trials.scored], logits.log_softmax(-1))
+        total, n = total + float(found.sum()), n + len(found)
+    return total / n
+
+
+def _card(description: Mapping[str, Any], packed: Sequence[Packed]) -> str:
+    rows = "\n".join(f"| {p.step:,} | {p.dtype} | {p.kl_bits:.4g} | {p.kl_bits_stored:.4g} |" for p in packed)
+    return f"""# {description["recipe"]["name"]}, {len(packed)} snapshots of its training
+
+`bayesgeom dynamics` shows how its geometry formed. Weights alone are stored, in half precision where the KL on
+{HELD_OUT} held-out sequences keeps its first {DIGITS} digits; they are read as float32.
+
+| step | stored as | KL (bits) | KL as stored (bits) |
+|---|---|---|---|
+{rows}
+"""

@@ -1,0 +1,18 @@
+"""In miniature: fewer random subspaces and fewer groups of sequences than in earnest."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from bayesgeom.interventions import jacobian
+from bayesgeom.over_training import frame, measure
+
+
+@pytest.fixture(scope="module", autouse=True)
+def quick() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(frame, "N_RANDOM", 2)
+        patch.setattr(jacobian, "N_LOGITS", 5)
+        for module in (frame, measure):
+            patch.setattr(module, "GROUPS", 2)
+        yield

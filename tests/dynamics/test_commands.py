@@ -1,0 +1,56 @@
+"""The commands: what they print, what they leave, and mistakes in one line."""
+
+from pathlib import Path
+
+import pytest
+
+from bayesgeom.cli import main
+from bayesgeom.diagnosis import Diagnosis
+from bayesgeom.training import publish, recipes
+from tests.dynamics.trainings import a_recipe, a_run
+
+
+def test_a_run_is_packed_and_followed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run, packed, out = a_run(tmp_path / "run"), tmp_path / "packed", tmp_path / "out"
+    assert main(["pack", str(run), str(packed), "--keep", "2"]) == 0
+    assert "step     100  float16" in capsys.readouterr().out
+    assert main(["dynamics", str(packed), "--n", "8", "--maps-at", "100", "--out", str(out)]) == 0
+    printed = capsys.readouterr().out
+    assert "cannot decide" in printed and "1 training(s), 8 sequences" in printed and "report.html" in printed
+    assert sorted(path.name for path in out.iterdir()) == [
+        "arrays.safetensors",
+        "metrics.parquet",
+        "report.html",
+        "report.json",
+    ]
+    found = Diagnosis.load(out)
+    assert found["attention_maps"].scalars()["chosens"] == ["100"]
+    assert found.provenance["model"]["name"] == "packed"
+
+
+def test_seeds_are_trained_and_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(recipes.RECIPES, "small", a_recipe(steps=3, batch_size=2, warmup=1, snapshots=0))
+    monkeypatch.setattr(publish, "N_SCORED", 8)
+    shared = ["replicate", "small", "--runs", str(tmp_path), "--n", "8"]
+    assert main([*shared, "--seeds", "2"]) == 0
+    assert "small-seed1" in capsys.readouterr().out
+    assert main([*shared, "--seeds", "3", "--only-existing"]) == 0
+    assert "not there: small-seed2" in capsys.readouterr().out
+
+
+def test_mistakes_are_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "novel.txt").write_text("…")
+    mistakes = {
+        ("dynamics", "nowhere"): "there is no training named 'nowhere'",
+        ("dynamics", str(tmp_path)): "holds no snapshots",
+        ("dynamics", "nowhere", "--out", str(tmp_path / "other")): "holds something else than a report",
+        ("pack", str(tmp_path), str(tmp_path / "p")): "holds no snapshots",
+        ("replicate", "small", "--seeds", "0"): "there is no recipe named 'small'",
+    }
+    for arguments, message in mistakes.items():
+        assert main(list(arguments)) == 2
+        said = capsys.readouterr().err
+        assert message in said and said.count("\n") == 1

@@ -1,0 +1,255 @@
+"""Dynamics: paired numbers of every snapshot, what is kept between runs, and what cannot be put together."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import bayesgeom
+from bayesgeom.diagnosis import Diagnosis
+from bayesgeom.dynamics import DynamicsJob, dynamics
+from bayesgeom.errors import InvalidArgument, UnknownName
+from bayesgeom.information import jensen_shannon_bits
+from bayesgeom.intervene import intervene
+from bayesgeom.interventions.jacobian import jacobian_grams
+from bayesgeom.models.resolve import load
+from bayesgeom.over_training.frame import Frame
+from bayesgeom.over_training.report import DynamicsReport
+from bayesgeom.over_training.runs import TrainingRun, runs_of
+from bayesgeom.probes.belief_readout import BeliefReadout
+from bayesgeom.probes.calibration import Calibration
+from bayesgeom.probes.key_overlap import KeyOverlap
+from bayesgeom.sites import PATTERN, RESID_PRE, K
+from bayesgeom.tasks.base import derived_seed
+from bayesgeom.tasks.bijection import Bijection
+from tests.dynamics.trainings import SIZES, STEPS, TASK, a_recipe, a_run
+
+N = 24
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return a_run(tmp_path_factory.mktemp("one") / "run")
+
+
+@pytest.fixture(scope="module")
+def whole(run: Path) -> Diagnosis:
+    return DynamicsJob.of([run], n=N).run()
+
+
+@pytest.fixture(scope="module")
+def report(whole: Diagnosis) -> DynamicsReport:
+    found = whole["dynamics"]
+    assert isinstance(found, DynamicsReport)
+    return found
+
+
+def test_numbers_are_those_of_the_probes(run: Path, report: DynamicsReport) -> None:
+    model = load(run / "snapshots" / "step-0000030")
+    blocks = TASK.stream(N, seed=derived_seed(0, 0))
+    one = model.run(blocks, record=(K,), n_recorded=N)
+    scores, keys = Calibration().measure(one), KeyOverlap().measure(one)
+    assert report.kl_bits[0, 2] == pytest.approx(scores.kl_bits, rel=1e-6)
+    assert report.entropy_mae_bits[0, 2] == pytest.approx(scores.entropy_mae_bits, rel=1e-6)
+    view = keys.views.index("hypotheses / activation")
+    assert report.key_overlap[0, 2] == pytest.approx(keys.overlap[view].mean(axis=1), rel=1e-4)
+    assert (report.kl_bits_lo <= report.kl_bits).all() and (report.kl_bits <= report.kl_bits_hi).all()
+
+
+def test_the_belief_is_read_as_the_probe_reads_it(run: Path, report: DynamicsReport) -> None:
+    model = load(run / "snapshots" / "step-0000100")
+    one = model.run(TASK.stream(N, seed=derived_seed(0, 0)), record=BeliefReadout.needs.sites, n_recorded=N)
+    assert report.belief_r2[0, -1] == pytest.approx(BeliefReadout().measure(one).r2[0, -1], abs=1e-4)
+
+
+def test_patterns_are_compared_row_by_row_with_the_last_snapshot(run: Path, report: DynamicsReport) -> None:
+    own, last = (
+        load(run / "snapshots" / f"step-{step:07d}")
+        .run(TASK.stream(N, seed=derived_seed(0, 0)), record=(PATTERN,), n_recorded=N)
+        .at(PATTERN)
+        .double()
+        for step in (10, 100)
+    )
+    slow = [float(jensen_shannon_bits(p, q).mean()) for p, q in zip(own, last, strict=True)]
+    assert report.pattern_distance_bits_by_layer[0, 1] == pytest.approx(slow, rel=1e-5)
+    assert report.pattern_distance_bits[0, 1] == pytest.approx(np.mean(slow), rel=1e-5)
+    assert report.pattern_distance_bits[0, -1] == 0
+
+
+def test_the_swap_is_that_of_intervene(run: Path, report: DynamicsReport) -> None:
+    slow = intervene(run / "snapshots" / "step-0000100", n=N)
+    assert report.redirect_bits[0, -1] == pytest.approx(slow.redirect_bits[:, 0], rel=1e-5)
+    assert report.redirect_ceiling_bits[0, -1] == pytest.approx(slow.redirect_bits_ceiling[:, 0], rel=1e-5)
+
+
+def test_the_frame_ratio_is_that_of_the_jacobian(run: Path) -> None:
+    model = load(run / "snapshots" / "step-0000030")
+    one = model.run(TASK.stream(6, seed=0), record=(K,), n_recorded=6)
+    frame = Frame.of(model, TASK, one, n=4, seed=0)
+    ratios, seed = frame.ratios(one), derived_seed(0, 8)
+    assert ratios.shape == (3, 2)  # both groups, then each of them left out
+    for row, rows in zip(ratios, (slice(0, 6), slice(3, 6), slice(0, 3)), strict=True):
+        grams = jacobian_grams(model, one.trials.rows(rows), RESID_PRE, (0, 1), seed=seed)
+        basis = [torch.linalg.eigh(grams[layer]).eigenvectors[:, -5:] for layer in (0, 1)]
+        shared = [float((b.T @ frame.subspaces[0].basis).square().sum()) / 5 for b in basis]
+        assert row == pytest.approx(np.array(shared) * 21 / 5, rel=1e-5)
+
+
+def test_what_settles_when_follows_from_the_curves(report: DynamicsReport) -> None:
+    distance, kl = report.pattern_distance_bits[0], report.kl_bits[0]
+    assert report.frame_step[0] == STEPS[int(np.argmax(distance <= 0.1 * distance[0]))]
+    assert np.isnan(report.precision_step[0]) or report.precision_step[0] == STEPS[int(np.argmax(kl <= 2 * kl[-1]))]
+    assert "at least 3" in report.verdict or "no moment" in report.verdict
+
+
+def test_a_stopped_analysis_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run, loaded = a_run(tmp_path / "run"), list[int]()
+    load_one = TrainingRun.load
+
+    def stopping(self: TrainingRun, index: int, **options: object) -> object:
+        loaded.append(index)
+        if len(loaded) == 3:
+            raise KeyboardInterrupt
+        return load_one(self, index)
+
+    monkeypatch.setattr(TrainingRun, "load", stopping)
+    with pytest.raises(KeyboardInterrupt):
+        dynamics(run, n=8)
+    assert loaded == [3, 2, 1] and len(list((run / "dynamics").iterdir())) == 2
+    monkeypatch.setattr(
+        TrainingRun, "load", lambda self, index, **options: loaded.append(index) or load_one(self, index)
+    )
+    loaded.clear()
+    found = dynamics(run, n=8)
+    assert loaded == [3, 1, 0, 3]  # the last again, since distances are to it, and for the provenance
+    loaded.clear()
+    again = dynamics(run, n=8)
+    assert loaded == [3] and all(
+        np.array_equal(v, found.arrays()[k], equal_nan=True) for k, v in again.arrays().items()
+    )
+
+
+def test_one_model_is_in_memory_at_a_time(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import gc
+    import weakref
+
+    alive, most = weakref.WeakSet[object](), 0
+    load_one = TrainingRun.load
+
+    def counted(self: TrainingRun, index: int, **options: object) -> object:
+        nonlocal most
+        gc.collect()
+        model = load_one(self, index)
+        alive.add(model.module)
+        most = max(most, len(alive))
+        return model
+
+    monkeypatch.setattr(TrainingRun, "load", counted)
+    dynamics(*sorted((run / "snapshots").iterdir())[1:], n=8)
+    assert most == 1
+
+
+def test_checkpoints_of_a_run_are_the_run(run: Path, report: DynamicsReport, tmp_path: Path) -> None:
+    listed = dynamics(*sorted((run / "snapshots").iterdir(), reverse=True), n=N, progress=tmp_path / "kept")
+    assert listed.steps == report.steps and np.array_equal(listed.kl_bits, report.kl_bits)
+    assert len(list((tmp_path / "kept").iterdir())) == len(STEPS)
+
+
+def test_seeds_are_put_together(tmp_path: Path) -> None:
+    runs = [a_run(tmp_path / str(by), a_recipe().reseeded(by), steps=(0, 30, 100)) for by in (1, 2, 3)]
+    report = dynamics(*runs, n=8)
+    assert report.kl_bits.shape == (3, 3) and len(set(report.runs)) == 3
+    assert np.allclose(report.kl_bits_mean, report.kl_bits.mean(axis=0))
+    assert (report.kl_bits_mean_lo < report.kl_bits_mean).all()
+    assert "at least 3" not in report.verdict
+
+
+def test_seeds_of_one_name_are_told_apart(run: Path, tmp_path: Path) -> None:
+    other = a_run(tmp_path / "other", a_recipe(seed=7))
+    assert [own.name for own in runs_of([run, other])] == ["small, seed 0", "small, seed 7"]
+
+
+@pytest.mark.parametrize("architecture", ["lstm", "mamba", "mlp"])
+def test_an_architecture_gives_what_it_has(architecture: str, tmp_path: Path) -> None:
+    sizes = {"architecture": architecture, "n_layers": 2, "d_model": 22} | (
+        {"d_mlp": 13} if architecture == "mlp" else {}
+    )
+    whole = DynamicsJob.of([a_run(tmp_path / "run", a_recipe(sizes=sizes), steps=(0, 100))], n=8).run()
+    report = whole["dynamics"]
+    assert isinstance(report, DynamicsReport)
+    assert np.isfinite(report.kl_bits).all() and np.isfinite(report.belief_r2).all()
+    assert np.isfinite(report.redirect_bits).all() and np.isfinite(report.pc1_share).all()
+    assert np.isnan(report.pattern_distance_bits).all() and np.isnan(report.key_overlap).all()
+    assert "no attention heads" in whole.skipped["attention-pattern distance"] and "key overlap" in whole.skipped
+    assert "no moment" in report.verdict and "attention_maps" not in whole
+    assert "not measured" in str(report.figure())
+
+
+def test_the_report_is_saved_and_read_back(whole: Diagnosis, report: DynamicsReport, tmp_path: Path) -> None:
+    whole.save(tmp_path / "out")
+    loaded = Diagnosis.load(tmp_path / "out")
+    assert list(loaded) == ["dynamics", "manifold_film", "attention_maps"] and loaded.summary() == whole.summary()
+    assert (tmp_path / "out" / "report.html").stat().st_size < 6e6
+    rows = loaded.to_pandas().query("metric == 'kl_bits'")
+    assert rows["variant"].tolist() == [f"small / {step}" for step in STEPS]
+    assert report.table().splitlines()[1].split()[0] == "0"
+
+
+def test_figures_hold_curves_frames_and_maps(run: Path, whole: Diagnosis, report: DynamicsReport) -> None:
+    assert {"small", "layer 0", "layer 1", "random directions"} <= {trace.name for trace in report.figure().data}
+    film = whole["manifold_film"].figure()
+    assert [frame.name for frame in film.frames] == [str(step) for step in STEPS]
+    assert [step.label for step in film.layout.sliders[0].steps] == [str(step) for step in STEPS]
+    assert np.array_equal(film.frames[-1].data[0].x, film.data[0].x)
+    assert [button.label for button in film.layout.updatemenus[0].buttons] == ["▶", "❚❚"]
+    chosen = DynamicsJob.of([run], n=N, maps_at=[30]).run()["attention_maps"]
+    assert len(chosen.figure().data) == 2
+
+
+# What cannot be put together.
+
+
+def test_what_is_no_training_is_named(run: Path, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    one = a_run(tmp_path / "one", steps=(100,))
+    with pytest.raises(InvalidArgument, match=r"empty holds no snapshots: name a directory"):
+        dynamics(tmp_path / "empty")
+    with pytest.raises(UnknownName, match=r"no training named 'chess'. Packed trainings:"):
+        dynamics("chess")
+    with pytest.raises(InvalidArgument, match=r"has 1 snapshot.*at least 2"):
+        dynamics(one)
+    with pytest.raises(InvalidArgument, match=r"name at least one training"):
+        dynamics()
+    with pytest.raises(InvalidArgument, match=r"at least 4, so that half"):
+        dynamics(run, n=3)
+    with pytest.raises(InvalidArgument, match=r"single checkpoint beside whole runs"):
+        dynamics(run, one / "snapshots" / "step-0000100")
+    with pytest.raises(InvalidArgument, match=r"no snapshot was taken at step 7; there are 0, 10, 30, 100"):
+        DynamicsJob.of([run], maps_at=[7])
+
+
+def test_different_trainings_are_not_mixed(run: Path, tmp_path: Path) -> None:
+    others = {
+        "architectures": a_recipe(sizes={**SIZES, "d_mlp": 17}),
+        "tasks": a_recipe(task=Bijection(n_values=5, n_pairs=4, repeats=True)),
+        "seed": a_recipe(lr=0.5),
+    }
+    for word, recipe in others.items():
+        other = a_run(tmp_path / word, replace(recipe, seed=1_000))
+        with pytest.raises(InvalidArgument, match=word):
+            dynamics(run, other)
+        with pytest.raises(InvalidArgument, match=word if word != "seed" else "different trainings"):
+            dynamics(run / "snapshots" / "step-0000000", other / "snapshots" / "step-0000100")
+    with pytest.raises(InvalidArgument, match=r"is given twice"):
+        dynamics(run, run)
+    with pytest.raises(InvalidArgument, match=r"compared at the same steps"):
+        dynamics(run, a_run(tmp_path / "short", a_recipe(seed=1_000), steps=(0, 30)))
+    with pytest.raises(InvalidArgument, match=r"of the same step"):
+        dynamics(run / "snapshots" / "step-0000010", run / "snapshots" / "step-0000010")
+
+
+def test_the_package_offers_it(report: DynamicsReport) -> None:
+    assert bayesgeom.dynamics is dynamics and callable(bayesgeom.dynamics)
+    assert report.n == N

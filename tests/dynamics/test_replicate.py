@@ -1,0 +1,75 @@
+"""Seeds: trained where missing, loaded where there, and mean and spread that follow from the rows."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import bayesgeom
+from bayesgeom.diagnosis import Diagnosis
+from bayesgeom.errors import CheckpointFault, InvalidArgument, UnknownName
+from bayesgeom.over_training.replication import ReplicationReport
+from bayesgeom.replicate import ReplicationJob, replicate
+from bayesgeom.statistics import seed_interval
+from bayesgeom.training import publish
+from tests.dynamics.trainings import a_recipe
+
+RECIPE = a_recipe(steps=5, batch_size=4, warmup=1, snapshots=0)
+
+
+def job(runs: Path, **others: object) -> ReplicationJob:
+    return ReplicationJob(
+        **{"recipe": RECIPE, "seeds": 3, "runs": runs, "n": 16, "seed": 0, "is_trained": True} | others
+    )
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, ReplicationReport]:
+    runs = tmp_path_factory.mktemp("runs")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(publish, "N_SCORED", 16)
+        return runs, job(runs).run()
+
+
+def test_every_seed_is_trained_once(trained: tuple[Path, ReplicationReport]) -> None:
+    runs, report = trained
+    assert report.replicas == ("small", "small-seed1", "small-seed2") and len(set(report.weights_hashes)) == 3
+    before = {path: path.stat().st_mtime_ns for path in runs.rglob("*")}
+    again = replicate(RECIPE, seeds=3, runs=runs, n=16, is_trained=False)
+    assert {path: path.stat().st_mtime_ns for path in runs.rglob("*")} == before
+    assert np.array_equal(again.kl_bits, report.kl_bits) and again.missing == ()
+
+
+def test_mean_and_spread_are_over_seeds(trained: tuple[Path, ReplicationReport]) -> None:
+    _, report = trained
+    assert report.mean_kl_bits == pytest.approx(report.kl_bits.mean())
+    assert report.spread_kl_bits == pytest.approx(report.kl_bits.std(ddof=1))
+    assert report.intervals["mean_kl_bits"] == pytest.approx(tuple(map(float, seed_interval(report.kl_bits))))
+    assert (report.kl_bits_lo <= report.kl_bits).all() and (report.kl_bits <= report.kl_bits_hi).all()
+    assert report.steps == ("5",) and np.isfinite(report.curve_kl_bits).all()
+    one = replicate(RECIPE, seeds=1, runs=trained[0], n=16)
+    assert np.isnan(one.spread_kl_bits) and np.isnan(one.intervals["mean_kl_bits"]).all()
+
+
+def test_it_is_saved_drawn_and_printed(trained: tuple[Path, ReplicationReport], tmp_path: Path) -> None:
+    runs, report = trained
+    job(runs).diagnosis(report).save(tmp_path / "out")
+    loaded = Diagnosis.load(tmp_path / "out")["replication"]
+    assert isinstance(loaded, ReplicationReport) and loaded.table() == report.table()
+    names = {trace.name for trace in report.figure().data}
+    assert set(report.replicas) <= names and "mean over seeds" in report.figure().data[-2].y
+    assert report.table().splitlines()[-1].startswith("spread")
+
+
+def test_what_is_not_there_is_named(trained: tuple[Path, ReplicationReport], tmp_path: Path) -> None:
+    runs, _ = trained
+    five = replicate(RECIPE, seeds=5, runs=runs, n=16, is_trained=False)
+    assert five.missing == ("small-seed3", "small-seed4") and len(five.replicas) == 3
+    with pytest.raises(UnknownName, match=r"no checkpoint of 'small' under any of 2 seed"):
+        job(tmp_path, seeds=2, is_trained=False).run()
+    with pytest.raises(UnknownName, match=r"no recipe named 'chess'"):
+        bayesgeom.replicate("chess")
+    with pytest.raises(InvalidArgument, match=r"seeds is at least 1"):
+        replicate(RECIPE, seeds=0)
+    with pytest.raises(CheckpointFault, match=r"made by another recipe than small"):
+        replicate(a_recipe(steps=5, batch_size=4, warmup=1, lr=0.5), seeds=1, runs=runs, n=16)
