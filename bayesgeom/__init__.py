@@ -15,21 +15,31 @@ from typing import TYPE_CHECKING, final
 
 if TYPE_CHECKING:
     from bayesgeom import ablations as ablations
+    from bayesgeom import monitor as monitor
     from bayesgeom import tasks as tasks
     from bayesgeom.ablate import ablate as ablate
     from bayesgeom.diagnose import diagnose as diagnose
     from bayesgeom.diagnosis import Diagnosis as Diagnosis
+    from bayesgeom.dynamics import dynamics as dynamics
+    from bayesgeom.em_experiment import em_experiment as em_experiment
     from bayesgeom.errors import BayesGeomError as BayesGeomError
+    from bayesgeom.gradient_movement import gradient_movement as gradient_movement
+    from bayesgeom.gradients import gradients as gradients
     from bayesgeom.intervene import fit_subspace as fit_subspace
     from bayesgeom.intervene import intervene as intervene
     from bayesgeom.intervene import write_strength as write_strength
+    from bayesgeom.intervene_together import intervene_together as intervene_together
     from bayesgeom.interventions import fits as subspaces  # noqa: F401  (re-exported under another name)
     from bayesgeom.interventions.place import Place as Place
     from bayesgeom.interventions.subspace import Subspace as Subspace
+    from bayesgeom.length import length as length
     from bayesgeom.models.resolve import checkpoints as checkpoints
     from bayesgeom.models.resolve import load as load
     from bayesgeom.models.transformer import Transformer as Transformer
     from bayesgeom.models.transformer import TransformerConfig as TransformerConfig
+    from bayesgeom.relabelling import relabel as relabel
+    from bayesgeom.replicate import replicate as replicate
+    from bayesgeom.sweep import sweep as sweep
 
 __version__ = "0.1.0"
 
@@ -44,12 +54,26 @@ _HOMES = {
     "as_model": "bayesgeom.models.resolve",
     "checkpoints": "bayesgeom.models.resolve",
     "diagnose": "bayesgeom.diagnose",
+    "dynamics": "bayesgeom.dynamics",
+    "em_experiment": "bayesgeom.em_experiment",
     "fit_subspace": "bayesgeom.intervene",
+    "gradient_movement": "bayesgeom.gradient_movement",
+    "gradients": "bayesgeom.gradients",
     "intervene": "bayesgeom.intervene",
+    "intervene_together": "bayesgeom.intervene_together",
+    "length": "bayesgeom.length",
     "load": "bayesgeom.models.resolve",
+    "relabel": "bayesgeom.relabelling",
+    "sweep": "bayesgeom.sweep",
+    "replicate": "bayesgeom.replicate",
     "write_strength": "bayesgeom.intervene",
 }
-_MODULES = {"ablations": "bayesgeom.ablations", "subspaces": "bayesgeom.interventions.fits", "tasks": "bayesgeom.tasks"}
+_MODULES = {
+    "ablations": "bayesgeom.ablations",
+    "monitor": "bayesgeom.monitor",
+    "subspaces": "bayesgeom.interventions.fits",
+    "tasks": "bayesgeom.tasks",
+}
 __all__ = [*_HOMES, *_MODULES, "__version__"]
 
 

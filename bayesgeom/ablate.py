@@ -118,7 +118,8 @@ class AblationJob:
         """Measure. With `out`, progress is kept there after every block, and a stopped battery goes on from it."""
         keep_freed_memory()  # a tile's activations are as large as the last one's: 4 % of a battery was page faults
         variants: list[Variant] = [ablation.edits(self.mode) for ablation in self.battery]
-        means, replayer = self._means(variants), self.model.replayer()
+        replayer = self.model.replayer()
+        means = self._means(variants, replayer)
         attribution = np.full(len(variants), np.nan)
         first_order = exact = None
         if self.method != "exact":
@@ -165,7 +166,7 @@ class AblationJob:
             for block in _without_loners(stream):
                 seen += len(block)
                 if tally is None or seen > tally.done:
-                    for tile, before in tiles_with_donors(block):
+                    for tile, before in tiles_with_donors(block, self.model.spec):
                         scores = score(tile, before)
                         tally = (tally or Tally.empty(self.n, len(self.battery), block.n_scored)).plus(scores)
                     if out is not None and tally is not None:
@@ -186,14 +187,13 @@ class AblationJob:
         layer, head = np.unravel_index(np.nanargmin(found.overlap[0]), found.overlap[0].shape)
         return f"L{layer}H{head} ({found.views[0]}, mean |cos| {found.overlap[0][layer, head]:.3f})"
 
-    def _means(self, variants: Sequence[Variant]) -> Means:
+    def _means(self, variants: Sequence[Variant], replayer: Replayer) -> Means:
         """The task's mean activation, per position, wherever a variant acts; over trials of their own."""
         places = {(edit.site, edit.layer) for variant in variants for edit in variant}
-        replayer = self.model.replayer()
         sums: dict[tuple[Site, int], Tensor] = {}
         seed = derived_seed(self.seed, _MEANS)
         for block in self.task.stream(N_REFERENCE, seed=seed, device=self.model.spec.device):
-            for tile in tiles(block):
+            for tile in tiles(block, self.model.spec):
                 held = replayer.baseline(tile).held
                 for place in places:
                     sums[place] = sums.get(place, 0) + held[place].sum(dim=0) / N_REFERENCE

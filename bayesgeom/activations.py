@@ -20,6 +20,7 @@ class ModelSpec:
     """What a model is: sizes under the field's names, and what its numbers depend on.
 
     `score_scale` multiplies q·k; `weights_hash` identifies the weights as they were before anything wrapped them.
+    `d_state` is the width of one layer's recurrent state at one position, 0 where there is none.
     """
 
     name: str
@@ -37,6 +38,7 @@ class ModelSpec:
     dtype: str
     device: str
     weights_hash: str
+    d_state: int = 0
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON can hold it."""

@@ -1,7 +1,7 @@
 """`diagnose`: one pass of the model over fresh trials serves every probe; fresh copies of it give the nulls."""
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from typing import Any, final
 
 from tqdm.auto import tqdm
@@ -9,18 +9,20 @@ from tqdm.auto import tqdm
 from bayesgeom.ablate import ablate
 from bayesgeom.activations import Run
 from bayesgeom.diagnosis import Diagnosis, provenance
-from bayesgeom.errors import InvalidArgument, MissingSite, TaskMismatch, unknown_name
+from bayesgeom.errors import InvalidArgument, MissingSite, NoCopy, TaskMismatch, unknown_name
 from bayesgeom.models.base import Model
 from bayesgeom.models.resolve import ModelLike, as_model, task_of
 from bayesgeom.plugins import discover
 from bayesgeom.probes.base import Needs, Probe
+from bayesgeom.relabelling import relabel
 from bayesgeom.report import Report
 from bayesgeom.sites import Site
-from bayesgeom.tasks.base import FiniteTask, TextTask, WindTunnel, derived_seed
+from bayesgeom.tasks.base import FiniteTask, SymmetricTask, TextTask, WindTunnel, derived_seed
 from bayesgeom.trials import Trials
 
 N_RECORDED = 192  # sequences whose activations are kept: enough for every interval, and independent of n
 _TRIALS, _FRESH, _RESAMPLING = 0, 1, 2  # branches of the seed
+_INITIALISATION = "initialisation"  # what is skipped where no copy can be built
 
 AnyProbe = Probe[Any]
 
@@ -38,8 +40,11 @@ def diagnose(
     """Every probe that this model can serve, on `n` fresh sequences of the task it was trained on, or of `task`.
 
     Behavioural numbers use all `n` sequences; activations are kept of the first 192 (each report says its own n).
-    `nulls` freshly initialised copies of the architecture get one pass each. A probe whose needs are unmet is in
-    `skipped` with the reason; asked for by name, it raises. With `ablations` the default battery is run as well.
+    `nulls` freshly initialised copies of the architecture get one pass each; where none can be built, as of a model
+    that is partly on disk, `skipped` says so under "initialisation". A probe that this model cannot serve is in
+    `skipped` with the reason, and one that this task says nothing about in `inapplicable`; asked for by name, either
+    raises. A name may carry an option: "value_manifold:standardised". With `ablations` the default battery is run too.
+    Where no probes are named and hypotheses can be renamed, what `relabel` finds on 192 sequences is added.
     A text task is bound to the model's tokenizer; of a task with a fixed stock of sequences at most all are drawn.
 
     **Raises** `InvalidArgument` for n < 1, nulls < 0 or an empty list of probes, `UnknownName` for a probe or a
@@ -52,25 +57,38 @@ def diagnose(
     chosen = task_of(subject, task)
     if isinstance(chosen, FiniteTask):
         n = min(n, chosen.n_sequences)
-    one = chosen.sample(1, seed=seed)
-    subject.check_fits(one)
+    subject.check_fits(one := chosen.sample(1, seed=seed))
     plan = _plan(subject, one, probes)
     stream = _Stream(task=chosen, seed=derived_seed(seed, _TRIALS), device=subject.spec.device)
     blocks = stream.blocks(n)  # here, so that a bad n or task is refused before the copies run
     fresh: dict[str, list[Report]] = {name: [] for name in plan.served}
-    for index in range(nulls):
-        # No name holds a copy: it is gone before the next is made, and before the model itself is run.
-        found = _untrained(subject.fresh(derived_seed(seed, _FRESH, index)), plan, stream, min(n, N_RECORDED), seed)
-        for name, report in found.items():
-            fresh[name].append(report)
+    skipped = dict(plan.skipped)
+    try:
+        for index in range(nulls):
+            # No name holds a copy: it is gone before the next is made, and before the model itself is run.
+            found = _untrained(subject.fresh(derived_seed(seed, _FRESH, index)), plan, stream, min(n, N_RECORDED), seed)
+            for name, report in found.items():
+                fresh[name].append(report)
+    except NoCopy as reason:
+        skipped[_INITIALISATION] = str(reason)
     run = _run(subject, chosen, blocks, plan.sites, seed, progress=-(-n // 128))
     reports = {name: probe.measure(run, fresh[name]) for name, probe in plan.served.items()}
-    if ablations:
-        battery = ablate(subject, chosen, n=n, seed=seed)
-        reports[battery.name] = battery
+    reports |= _further_passes(subject, chosen, n, seed, is_whole=probes is None, ablations=ablations)
     arguments = {"n": n, "seed": seed, "nulls": nulls, "probes": tuple(plan.served), "ablations": ablations}
     where = provenance(run.spec, chosen, arguments) | {"n_recorded": run.n_recorded}
-    return Diagnosis(reports=reports, skipped=plan.skipped, provenance=where)
+    return Diagnosis(reports=reports, skipped=skipped, inapplicable=plan.inapplicable, provenance=where)
+
+
+def _further_passes(
+    model: Model, task: WindTunnel, n: int, seed: int, *, is_whole: bool, ablations: bool
+) -> dict[str, Report]:
+    """What takes passes of its own: a renaming of hypotheses, where the whole is asked for, and ablations."""
+    found = list[Report]()
+    if is_whole and n > 1 and isinstance(task, SymmetricTask):
+        found.append(relabel(model, task, n=min(n, N_RECORDED), seed=seed))
+    if ablations:
+        found.append(ablate(model, task, n=n, seed=seed))
+    return {report.name: report for report in found}
 
 
 def all_probes() -> dict[str, AnyProbe]:
@@ -82,11 +100,12 @@ def all_probes() -> dict[str, AnyProbe]:
 @final
 @dataclass(frozen=True, kw_only=True)
 class _Plan:
-    """Probes that will run, the sites that they read together, and why the others will not."""
+    """Probes that will run, the sites that they read together, and why the others will not: model, or task."""
 
     served: dict[str, AnyProbe]
     sites: tuple[Site, ...]
     skipped: dict[str, str]
+    inapplicable: dict[str, str]
 
 
 @final
@@ -108,11 +127,9 @@ def _plan(model: Model, trials: Trials, probes: Sequence[str | AnyProbe] | None)
         raise InvalidArgument(f"probes names none: leave it out for all, or choose from: {', '.join(sorted(known))}.")
     asked: dict[str, AnyProbe] = {}
     for item in known.values() if probes is None else probes:
-        if isinstance(item, str) and item not in known:
-            raise unknown_name("probe", item, known)
-        probe = known[item] if isinstance(item, str) else item
+        probe = _named(item, known) if isinstance(item, str) else item
         asked[probe.name] = probe
-    served, skipped, sites = {}, {}, dict[Site, None]()
+    served, skipped, inapplicable, sites = {}, dict[str, str](), dict[str, str](), dict[Site, None]()
     for name, probe in asked.items():
         try:
             _require_trials(probe.needs, trials, by=f"probe {name!r}")
@@ -120,13 +137,29 @@ def _plan(model: Model, trials: Trials, probes: Sequence[str | AnyProbe] | None)
         except (MissingSite, TaskMismatch) as reason:
             if probes is not None:
                 raise
-            skipped[name] = str(reason)
+            (inapplicable if isinstance(reason, TaskMismatch) else skipped)[name] = str(reason)
             continue
         served[name] = probe
         sites |= dict.fromkeys((*probe.needs.sites, *(site for site in probe.needs.optional if site in model.sites)))
     # Calibration leads, as the question that the others explain.
     first = sorted(served, key=lambda name: (name != "calibration", list(served).index(name)))
-    return _Plan(served={name: served[name] for name in first}, sites=tuple(sites), skipped=skipped)
+    chosen = {name: served[name] for name in first}
+    return _Plan(served=chosen, sites=tuple(sites), skipped=skipped, inapplicable=inapplicable)
+
+
+def _named(text: str, known: Mapping[str, AnyProbe]) -> AnyProbe:
+    """The probe that NAME or NAME:option asks for; an option is a field that is switched on."""
+    name, _, option = text.partition(":")
+    if name not in known:
+        raise unknown_name("probe", name, known)
+    probe: Any = known[name]
+    if not option:
+        return known[name]
+    options = [field.name for field in fields(probe) if field.type is bool]
+    if option not in options:
+        raise unknown_name(f"option of probe {name!r}", option, options)
+    chosen: AnyProbe = replace(probe, **{option: True})
+    return chosen
 
 
 def _require_trials(needs: Needs, trials: Trials, by: str) -> None:

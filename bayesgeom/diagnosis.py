@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, final
 
@@ -14,29 +14,48 @@ from bayesgeom.errors import OutputFault, unknown_name
 from bayesgeom.files import check_directory, directory_aside, file_aside
 from bayesgeom.models.checkpoint import versions
 from bayesgeom.plugins import discover
-from bayesgeom.report import ARRAYS, JSON, PROGRESS, Headline, Record, Report, headline_cells, read_parts, write_parts
+from bayesgeom.report import (
+    ARRAYS,
+    JSON,
+    PARTS,
+    PROGRESS,
+    Headline,
+    Record,
+    Report,
+    headline_cells,
+    read_parts,
+    write_parts,
+)
 from bayesgeom.tasks.base import WindTunnel
 
 if TYPE_CHECKING:
     import pandas as pd
 
 METRICS, HTML = "metrics.parquet", "report.html"
-_OURS = {JSON, ARRAYS, METRICS, HTML, PROGRESS, ".DS_Store"}  # the last: macOS leaves it in every folder seen
+_OURS = {JSON, ARRAYS, METRICS, HTML, PROGRESS, PARTS, ".DS_Store"}  # the last: macOS leaves it in every folder seen
+_WITH_REPORTS = (
+    "probes", "ablations", "interventions", "comparison", "over_training", "generalisation", "gradient_laws", "em",
+    "monitoring",
+)  # fmt: skip
 HEADLINES_SHOWN = 2
 
 
 @final
 @dataclass(frozen=True, kw_only=True)
 class Diagnosis(Mapping[str, Report]):
-    """Reports by probe name. `skipped` gives the reason for every probe that this model could not serve."""
+    """Reports by probe name. `skipped` gives the reason for every probe that this model could not serve.
+
+    `inapplicable` does so for those that ask for another kind of task: of groups of texts, or of an exact posterior.
+    """
 
     reports: Mapping[str, Report]
     skipped: Mapping[str, str]
     provenance: Mapping[str, Any]
+    inapplicable: Mapping[str, str] = field(default_factory=dict)
 
     def __getitem__(self, name: str) -> Report:
-        if name in self.skipped:
-            raise unknown_name(f"report in this diagnosis (skipped: {self.skipped[name]})", name, self.reports)
+        if reason := self.left_out.get(name):
+            raise unknown_name(f"report in this diagnosis (skipped: {reason})", name, self.reports)
         if name not in self.reports:
             raise unknown_name("report in this diagnosis", name, self.reports)
         return self.reports[name]
@@ -52,6 +71,11 @@ class Diagnosis(Mapping[str, Report]):
         """Model and task, as tables and pages are headed."""
         return f"{self.provenance['model']['name']} on {self.provenance['task_label']}"
 
+    @property
+    def left_out(self) -> dict[str, str]:
+        """Every probe without a report, and why: `skipped` and `inapplicable` together."""
+        return {**self.skipped, **self.inapplicable}
+
     def headlines(self) -> list[tuple[str, Headline]]:
         """The first headlines of every report, with the probe's name: what the summary and the page show."""
         return [(name, line) for name, report in self.reports.items() for line in report.headlines()[:HEADLINES_SHOWN]]
@@ -64,6 +88,8 @@ class Diagnosis(Mapping[str, Report]):
         lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
         rule = "  ".join("─" * width for width in widths)
         skipped = [f"skipped {name}: {reason}" for name, reason in self.skipped.items()]
+        if self.inapplicable:
+            skipped.append(f"not for this task: {', '.join(self.inapplicable)}")
         return "\n".join([self.title, "", lines[0], rule, *lines[1:], *([""] if skipped else []), *skipped])
 
     def to_pandas(self) -> "pd.DataFrame":
@@ -88,7 +114,8 @@ class Diagnosis(Mapping[str, Report]):
         target = Path(path)
         check_target(target)
         with directory_aside(target) as aside:
-            write_parts(aside, self.reports, {"skipped": self.skipped, "provenance": self.provenance})
+            extra = {"skipped": self.skipped, "inapplicable": self.inapplicable, "provenance": self.provenance}
+            write_parts(aside, self.reports, extra)
             self.to_pandas().to_parquet(aside / METRICS)
             (aside / HTML).write_text(self._page(), encoding="utf-8")
 
@@ -98,7 +125,10 @@ class Diagnosis(Mapping[str, Report]):
         reports, extra = read_parts(Path(path), report_kinds())
         if not {"skipped", "provenance"} <= extra.keys():
             raise OutputFault(f"{path} holds a report alone, no whole diagnosis: load it with its own class.")
-        return cls(reports=reports, skipped=extra["skipped"], provenance=extra["provenance"])
+        of_task = extra.get("inapplicable", {})  # reports that were written before these were told apart
+        return cls(
+            reports=reports, skipped=extra["skipped"], provenance=extra["provenance"], inapplicable=of_task
+        )  # fmt: skip
 
     def html(self, path: str | Path) -> None:
         """Write the page alone: self-contained, opens offline."""
@@ -114,14 +144,14 @@ class Diagnosis(Mapping[str, Report]):
             for name, report in self.reports.items()
         ]  # fmt: skip
         provenance = dict(self.provenance)
-        return page(self.title, sections, n_leading=HEADLINES_SHOWN, skipped=self.skipped, provenance=provenance)
+        return page(self.title, sections, n_leading=HEADLINES_SHOWN, skipped=self.left_out, provenance=provenance)
 
 
 def report_kinds() -> dict[str, type[Report]]:
     """Every class of report, by the name of its probe."""
-    folders = ("bayesgeom.probes", "bayesgeom.ablations", "bayesgeom.interventions")
     # mypy: an abstract class as a value is what discovery is about.
-    return {name: kind for folder in folders for name, kind in discover(folder, Report).items()}  # type: ignore[type-abstract]
+    found = [discover(f"bayesgeom.{folder}", Report) for folder in _WITH_REPORTS]  # type: ignore[type-abstract]
+    return {name: kind for kinds in found for name, kind in kinds.items()}
 
 
 def provenance(spec: ModelSpec, task: WindTunnel, arguments: Mapping[str, Any]) -> dict[str, Any]:

@@ -90,7 +90,7 @@ class Replace(Edit):
         """What goes in place of all of `values`, expanded to its shape."""
         match self.mode:
             case "zero":
-                return torch.zeros_like(values)
+                return values.new_zeros(()).expand_as(values)  # a fresh tensor of them would cost page faults
             case "mean":
                 return reference.mean(self.site, self.layer).expand_as(values)
             case "resample":
@@ -164,7 +164,7 @@ class InSubspace(Edit):
 
     def _flat(self, values: Shaped[Tensor, "..."]) -> Shaped[Tensor, "..."]:
         """One vector a position, in the basis's own precision: heads side by side where the site has them."""
-        return (values.flatten(-2) if self.site.axes[-2:] == Z.axes[-2:] else values).to(self.basis)
+        return (values.flatten(-2) if self.site.axes[-1] == Z.axes[-1] else values).to(self.basis)
 
 
 def check_orthonormal(basis: Float[Tensor, "d r"]) -> None:

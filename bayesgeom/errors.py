@@ -32,6 +32,10 @@ class MissingSite(BayesGeomError, LookupError):
     """A site that the model does not expose, or whose attach-time identity failed."""
 
 
+class NoCopy(InvalidArgument):
+    """A model whose architecture cannot be built anew here, so that no untrained copy can be compared with."""
+
+
 class HookFault(BayesGeomError, RuntimeError):
     """A hook that did not fire exactly once per pass, fired with another shape, or an edit without effect."""
 

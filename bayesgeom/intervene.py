@@ -6,7 +6,7 @@ from typing import final
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float, Float64
+from jaxtyping import Float, Float64
 from torch import Tensor
 from tqdm.auto import tqdm
 
@@ -19,7 +19,7 @@ from bayesgeom.errors import InvalidArgument
 from bayesgeom.geometry.subspace import random_subspaces
 from bayesgeom.interventions.base import Fit, Sample, Setting
 from bayesgeom.interventions.decoding import decoded_r2
-from bayesgeom.interventions.engine import Pair, Plan, Totals, bands_of, score_pairs
+from bayesgeom.interventions.engine import Pair, Plan, Totals, bands_of, pooled_by_role, score_pairs
 from bayesgeom.interventions.fits import fixed, frame
 from bayesgeom.interventions.place import Place
 from bayesgeom.interventions.report import InterventionReport
@@ -154,14 +154,14 @@ class InterventionJob:
         """Fit, act, score."""
         sample, layers = self.sample(), self.layers
         subspaces = self.fit.fitted(sample, layers)
-        random = {layer: self._random(layer, subspaces[layer].rank) for layer in layers}
-        edits = {layer: self._edits(sample, layer, subspaces[layer].basis, random[layer]) for layer in layers}
+        random = {layer: self.random_of(layer, subspaces[layer].rank) for layer in layers}
+        edits = {layer: self.edits_of(sample, layer, subspaces[layer].basis, random[layer]) for layer in layers}
         bands, weights = bands_of(sample.run.trials.n_scored)
         replayer, means = self.model.replayer(), self._means()
 
         def scored(n: int, arms: slice) -> Totals:
             chosen = {layer: edits[layer][arms] for layer in layers}
-            plan = Plan(replayer=replayer, means=means, arms=chosen, bands=weights)
+            plan = Plan(replayer=replayer, spec=self.model.spec, means=means, arms=chosen, bands=weights)
             label = f"{self.kind} {self.fit.label}" if arms.start == 0 else "random subspaces"
             return score_pairs(self._shown(n, label), plan, n)
 
@@ -185,11 +185,12 @@ class InterventionJob:
         run = self.model.run(stream, record=(self.place.site,), n_recorded=n)
         return Sample(model=self.model, run=run, place=self.place, seed=derived_seed(self.seed, branch, 1))
 
-    def _random(self, layer: int, rank: int) -> Float64[Tensor, "draw d rank"]:
+    def random_of(self, layer: int, rank: int) -> Float64[Tensor, "draw d rank"]:
+        """Random subspaces of this rank in one layer."""
         width = self.place.width_in(self.model.spec)
         return random_subspaces(width, rank, draws=N_RANDOM, seed=derived_seed(self.seed, _DRAWS, layer))
 
-    def _edits(
+    def edits_of(
         self, sample: Sample, layer: int, basis: Float[Tensor, "d r"], random: Float64[Tensor, "draw d r"]
     ) -> list[Edit]:
         """The arms of one layer: the subspace, the ceiling, the random subspaces."""
@@ -213,11 +214,11 @@ class InterventionJob:
         places = [(self.place.site, layer) for layer in self.layers]
         is_scored = torch.zeros(0, dtype=torch.bool)
         for block in self.task.stream(N_FIT, seed=derived_seed(self.seed, _FIT), device=self.model.spec.device):
-            for tile in tiles(block):
+            for tile in tiles(block, self.model.spec):
                 is_scored, held = tile.scored[0], replayer.baseline(tile).held
                 for place in places:
                     sums[place] = sums.get(place, 0) + held[place].float().sum(dim=0) / N_FIT
-        return {place: _pooled(mean, is_scored) for place, mean in sums.items()}
+        return {place: pooled_by_role(mean, is_scored) for place, mean in sums.items()}
 
     def _r2(
         self, sample: Sample, subspaces: dict[int, Subspace], random: dict[int, Float64[Tensor, "draw d r"]]
@@ -254,15 +255,6 @@ def _check_pairs(task: WindTunnel, seed: int) -> None:
         raise InvalidArgument(
             f"the pairs of {task} do not score the same positions and answers: they cannot be swapped."
         )
-
-
-def _pooled(mean: Float[Tensor, "pos *rest"], is_scored: Bool[Tensor, " pos"]) -> Float[Tensor, "pos *rest"]:
-    """At scored positions the mean over scored positions, at the others the mean over those."""
-    pooled = torch.empty_like(mean)
-    for role in (is_scored, ~is_scored):
-        if bool(role.any()):
-            pooled[role] = mean[role].mean(dim=0)
-    return pooled
 
 
 def _turn(rank: int, seed: int) -> Float64[Tensor, "rank rank"]:

@@ -33,6 +33,7 @@ _COMPANIONS = ("_lo", "_hi", "_null")
 SCHEMA = 1
 JSON, ARRAYS = "report.json", "arrays.safetensors"
 PROGRESS = "progress.safetensors"  # of a battery that was stopped
+PARTS = "parts"  # the folder of results per snapshot of an analysis that was stopped
 
 
 @final

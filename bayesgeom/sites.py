@@ -49,10 +49,13 @@ TOKEN_INPUTS = Site("token_inputs", ("token", "d_model"))  # the same, normed as
 TOKEN_KEYS = Site("token_keys", ("token", "kv_head", "d_head"))  # its key: W_K and bias applied
 NORM_WEIGHT = Site("norm_weight", ("d_model",))  # by what the norm before attention multiplies; ones without a norm
 W_K = Site("W_K", ("kv_head", "d_head", "d_model"))
+W_K_GRAM = Site(
+    "W_K_gram", ("kv_head", "d_head", "column")
+)  # inner products of a head's columns of W_K: bounded in size
 W_V = Site("W_V", ("kv_head", "d_head", "d_model"))
 W_O = Site("W_O", ("head", "d_head", "d_model"))  # from z to what is added to the residual stream
 
 ALL_SITES = (
     RESID_PRE, RESID_MID, RESID_POST, ATTN_OUT, MLP_OUT, STATE, Q, Q_ROT, K, K_ROT, V, Z, PATTERN,
-    TOKEN_EMBEDDINGS, TOKEN_INPUTS, TOKEN_KEYS, NORM_WEIGHT, W_K, W_V, W_O,
+    TOKEN_EMBEDDINGS, TOKEN_INPUTS, TOKEN_KEYS, NORM_WEIGHT, W_K, W_K_GRAM, W_V, W_O,
 )  # fmt: skip

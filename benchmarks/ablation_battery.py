@@ -5,7 +5,9 @@
 The battery is the default one: every head, attention sublayer, MLP and block, each alone, mean ablation. Both sides
 draw the same sequences, put the same means in place, and score KL, entropy error and correctness of every sequence.
 
-- Loop: one ablation at a time by `module.run_with_hooks`, 64 sequences a batch, as many as in a tile of the engine.
+- Loop: one ablation at a time by `module.run_with_hooks`, 64 sequences a batch, as many as in a tile of the engine. In
+  a process of its own, as whoever writes it has it: the engine asks the C library to keep freed memory, and in the same
+  process the loop would be served by that as well (`--shared` shows by how much).
 - Engine: `bayesgeom.ablate`, everything included: checks, means, the key overlap beside it, intervals.
 - Floor: the floating-point operations of the matrix products that no replay can avoid, at the rate that this machine
   reaches on float32 products of the model's shapes with as many rows as the engine uses at once, measured just before
@@ -14,10 +16,12 @@ draw the same sequences, put the same means in place, and score KL, entropy erro
 """
 
 import argparse
+import multiprocessing
 import os
 import statistics
 import time
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
 from typing import TypeVar
 
 import numpy as np
@@ -161,6 +165,28 @@ def measured_rate(config: TransformerConfig, rows: int, clock: Callable[[], floa
 # The comparison.
 
 
+class Loop:
+    """Where the loop runs: in a process of its own that stays, or here."""
+
+    def __init__(self, arguments: argparse.Namespace) -> None:
+        self.arguments = arguments
+        self.pool = None if arguments.shared else ProcessPoolExecutor(1, multiprocessing.get_context("spawn"))
+
+    def run(self, n: int) -> tuple[float, tuple[np.ndarray, np.ndarray]]:
+        if self.pool is None:
+            return timed_loop(self.arguments, n)
+        return self.pool.submit(timed_loop, self.arguments, n).result()
+
+
+def timed_loop(arguments: argparse.Namespace, n: int) -> tuple[float, tuple[np.ndarray, np.ndarray]]:
+    """The loop, timed where it runs."""
+    torch.set_num_threads(arguments.threads)
+    model = load(arguments.checkpoint)
+    assert isinstance(model, HookedModel)
+    job = AblationJob.of(model, None, None, mode="mean", n=n, seed=0)
+    return timed(lambda: plain_loop(model, job), CLOCKS[arguments.clock])
+
+
 def timed(run: Callable[[], Result], clock: Callable[[], float]) -> tuple[float, Result]:
     start = clock()
     result = run()
@@ -174,6 +200,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3, help="both sides run in turn, this often")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--clock", choices=CLOCKS, default="wall", help="cpu: this process alone, for a busy machine")
+    parser.add_argument("--shared", action="store_true", help="the loop in the engine's process")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     clock = CLOCKS[arguments.clock]
@@ -182,7 +209,8 @@ def main() -> None:
     job = AblationJob.of(model, None, None, mode="mean", n=arguments.n, seed=0)
     warm_up = AblationJob.of(model, None, None, mode="mean", n=2, seed=0)
     warm_up.run()
-    plain_loop(model, warm_up)
+    loop = Loop(arguments)
+    loop.run(2)
     config, trials = model.module.config, job.task.sample(1, seed=0)
     scored = trials.scored_positions()[0].tolist()
     passes = (job.n + N_REFERENCE) * whole_pass_flops(config, job.task.n_pos, scored)
@@ -194,7 +222,7 @@ def main() -> None:
         seconds, report = timed(job.run, clock)
         rates.append((before + measured_rate(config, rows, clock)) / 2)
         engine_seconds.append(seconds)
-        seconds, (damage, by_position) = timed(lambda: plain_loop(model, job), clock)
+        seconds, (damage, by_position) = loop.run(job.n)
         loop_seconds.append(seconds)
         gaps = (report.damage_bits - damage, report.damage_bits_by_position - by_position)
         difference = max(difference, *(float(np.abs(gap).max()) for gap in gaps))

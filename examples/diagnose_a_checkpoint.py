@@ -68,7 +68,7 @@ for name, report in diagnosis.items():
     print(f"\n{name} ({report.n} sequences)\n  {report.about}")
     for line in report.headlines():
         print(f"  - {line}")
-for name, reason in diagnosis.skipped.items():
+for name, reason in diagnosis.left_out.items():
     print(f"skipped {name}: {reason}")
 
 # %% [markdown]

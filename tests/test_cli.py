@@ -200,7 +200,7 @@ BAD_ARGUMENTS = {
     ),
     "diagnose tiny more": "Unrecognized options: more. See bayesgeom diagnose --help.",
     "diagnose tiny --sed 3": (
-        "Unrecognized options: --sed, 3. Perhaps you meant --seed. See bayesgeom diagnose --help."
+        "Unrecognized options: --sed, 3. Perhaps you meant --seed or --seeds. See bayesgeom diagnose --help."
     ),
     "ablate tiny --mode void": (
         "invalid choice 'void' for argument '--mode'. Expected one of ('zero', 'mean', 'resample'). "
@@ -324,7 +324,7 @@ def test_what_was_trained_can_be_diagnosed(folder: Path, capsys: pytest.CaptureF
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("bijection-v21",), "there is no recipe named 'bijection-v21'. There are: bijection-v20, "),
+        (("bijection-v21",), "there is no recipe named 'bijection-v21'. There are: bijection-lstm, "),
         (("tiny-recipe", "--steps", "0"), "steps and batch sizes are at least 1"),
         (("tiny-recipe", "--seed", "-1"), "seed"),
         (("tiny-recipe", "--device", "gpu"), "device 'gpu' cannot be used here"),

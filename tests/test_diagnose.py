@@ -4,6 +4,7 @@ import importlib
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
@@ -13,7 +14,7 @@ import torch
 from bayesgeom.activations import Run
 from bayesgeom.diagnose import N_RECORDED, all_probes, diagnose
 from bayesgeom.diagnosis import Diagnosis
-from bayesgeom.errors import InvalidArgument, MissingSite, TaskMismatch, UnknownName
+from bayesgeom.errors import InvalidArgument, MissingSite, NoCopy, TaskMismatch, UnknownName
 from bayesgeom.models.hooked import HookedModel
 from bayesgeom.models.transformer import Transformer, TransformerConfig
 from bayesgeom.probes.base import Control, Needs, Probe
@@ -103,7 +104,9 @@ def test_it_is_a_mapping_of_every_probe_or_its_excuse(monkeypatch: pytest.Monkey
     found = {**all_probes(), "seen": Seen(), "recurrent": Recurrent()}
     monkeypatch.setattr(package, "all_probes", lambda: found)
     diagnosis = diagnose(lively(), n=7, nulls=1)
-    assert set(diagnosis) | set(diagnosis.skipped) == set(found) and not set(diagnosis) & set(diagnosis.skipped)
+    assert set(diagnosis) | set(diagnosis.left_out) == {*found, "relabelling"} and not set(diagnosis) & set(
+        diagnosis.left_out
+    )
     assert len(diagnosis) == len(list(diagnosis)) and next(iter(diagnosis)) == "calibration"
     assert {type(report).name for report in diagnosis.values()} == set(diagnosis)
     assert diagnosis.skipped["recurrent"].startswith(
@@ -112,14 +115,43 @@ def test_it_is_a_mapping_of_every_probe_or_its_excuse(monkeypatch: pytest.Monkey
     assert all(diagnosis.skipped.values())
 
 
+def test_what_another_task_would_serve_is_one_short_line(tmp_path: Path) -> None:
+    diagnosis = diagnose(lively(), probes=None, n=5, nulls=0)
+    assert diagnosis.skipped == {} and list(diagnosis.inapplicable) == ["domain_separation"]
+    assert diagnosis.summary().endswith("\n\nnot for this task: domain_separation")
+    with pytest.raises(UnknownName, match=r"skipped: probe 'domain_separation' compares sequences of several kinds"):
+        diagnosis["domain_separation"]
+    diagnosis.save(tmp_path / "run")
+    assert Diagnosis.load(tmp_path / "run").inapplicable == diagnosis.inapplicable
+    assert "compares sequences of several kinds" in (tmp_path / "run" / "report.html").read_text()
+
+
+def test_a_probe_may_be_asked_for_with_an_option() -> None:
+    diagnosis = diagnose(lively(), probes=["value_manifold:standardised"], n=5, nulls=0)
+    assert vars(diagnosis["value_manifold"])["standardised"]
+    with pytest.raises(UnknownName, match=r"option of probe 'value_manifold' named 'flat'\. There are: standardised"):
+        diagnose(lively(), probes=["value_manifold:flat"], n=5)
+
+
+def test_numbers_at_initialisation_are_left_out_where_no_copy_can_be_built(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(self: HookedModel, seed: int) -> HookedModel:
+        raise NoCopy("it is partly on disk")
+
+    monkeypatch.setattr(HookedModel, "fresh", refuse)
+    diagnosis = diagnose(lively(), probes=["key_overlap"], n=5, nulls=2)
+    assert diagnosis.skipped == {"initialisation": "it is partly on disk"}
+    assert np.isnan(vars(diagnosis["key_overlap"])["overlap_initialisation"]).all()
+
+
 def test_missing_reports_say_why(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(package, "all_probes", lambda: {"seen": Seen(), "recurrent": Recurrent()})
     diagnosis = diagnose(lively(), n=5, nulls=0)
     with pytest.raises(
-        UnknownName, match=r"skipped: probe 'recurrent' reads site 'state'.*'recurrent'\. There are: seen\."
+        UnknownName,
+        match=r"skipped: probe 'recurrent' reads site 'state'.*'recurrent'\. There are: relabelling, seen\.",
     ):
         diagnosis["recurrent"]
-    with pytest.raises(UnknownName, match=r"no report in this diagnosis named 'sen'\. There are: seen\."):
+    with pytest.raises(UnknownName, match=r"no report in this diagnosis named 'sen'\. There are: relabelling, seen\."):
         diagnosis["sen"]
     assert "seen" in diagnosis and "recurrent" not in diagnosis and diagnosis.get("sen") is None
 

@@ -27,7 +27,9 @@ import pytest
 
 import bayesgeom
 from bayesgeom.commands.base import Command, Source
+from bayesgeom.comparison.report import ComparisonReport
 from bayesgeom.diagnosis import Diagnosis
+from bayesgeom.models.resolve import checkpoints
 from bayesgeom.plugins import discover
 from bayesgeom.probes.base import Probe
 from tests.structure.source import ROOT, assert_none, package_sources
@@ -324,11 +326,25 @@ if __name__ == "__main__":
 
 
 @pytest.mark.parametrize(
-    "folder", sorted((ROOT / "docs/readings").glob("*/*")), ids=lambda folder: f"{folder.parent.name}/{folder.name}"
+    "folder",
+    [folder for name in checkpoints() for folder in sorted((ROOT / "docs/readings" / name).glob("*"))],
+    ids=lambda folder: f"{folder.parent.name}/{folder.name}",
 )
 def test_committed_readings_are_of_the_shipped_checkpoint(folder: Path) -> None:
     shipped = json.loads((ROOT / "checkpoints" / folder.parent.name / "config.json").read_text())
     shipped = shipped.get("bayesgeom", shipped)
     reading = Diagnosis.load(folder)
     assert reading.provenance["model"]["weights_hash"] == shipped["weights_hash"]
-    assert list(reading) == ["ablation" if folder.name == "ablation" else "intervention"]
+    together = "joint_intervention" if folder.name.endswith("-together") else "intervention"
+    assert list(reading) == ["ablation" if folder.name == "ablation" else together]
+
+
+def test_the_committed_comparison_is_of_the_shipped_checkpoints_and_on_its_page() -> None:
+    report = Diagnosis.load(ROOT / "docs/comparison")["comparison"]
+    assert isinstance(report, ComparisonReport)
+    shipped = {name: json.loads((path / "config.json").read_text()) for name, path in checkpoints().items()}
+    made = dict(zip(report.checkpoints, report.weights_hashes, strict=True))
+    assert {name: shipped[name]["weights_hash"] for name in made if name in shipped} == {
+        name: digest for name, digest in made.items() if name in shipped
+    }
+    assert squeezed(report.table(separator=" | ")) in squeezed(read(ROOT / "docs/comparison.md"))

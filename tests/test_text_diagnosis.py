@@ -40,13 +40,13 @@ def model(folder: Path) -> Model:
 def test_prompts_are_diagnosed_with_the_models_own_entropy(model: Model, tmp_path: Path) -> None:
     diagnosis = bayesgeom.diagnose(model, Prompts(), nulls=1)
     assert diagnosis.provenance["arguments"]["n"] == 160, "of a fixed stock no more than all"
-    assert {"calibration", "belief_readout"} <= diagnosis.skipped.keys()
-    assert "exact posterior, which nobody knows" in diagnosis.skipped["calibration"]
+    assert {"calibration", "belief_readout"} <= diagnosis.inapplicable.keys()
+    assert "exact posterior, which nobody knows" in diagnosis.inapplicable["calibration"]
     assert {"value_manifold", "key_overlap", "attention_entropy", "domain_separation"} <= diagnosis.keys()
     assert vars(diagnosis["value_manifold"])["is_own_entropy"]
     assert "(the model's own)" in diagnosis.summary()
     diagnosis.save(tmp_path / "report")
-    assert bayesgeom.Diagnosis.load(tmp_path / "report").skipped == diagnosis.skipped
+    assert bayesgeom.Diagnosis.load(tmp_path / "report").inapplicable == diagnosis.inapplicable
 
 
 def test_own_entropy_is_that_of_the_whole_vocabulary_at_the_last_token(model: Model) -> None:
@@ -77,8 +77,8 @@ def test_the_model_at_hand_selects_quintiles(model: Model) -> None:
 
 def test_evidence_and_wind_tunnels_in_context_have_their_posterior(model: Model) -> None:
     diagnosis = bayesgeom.diagnose(model, LabelledEvidence(k_max=3, n_words=7), n=13, nulls=1)
-    assert "calibration" in diagnosis and "domain_separation" in diagnosis.skipped
-    assert "several kinds" in diagnosis.skipped["domain_separation"]
+    assert "calibration" in diagnosis and "domain_separation" in diagnosis.inapplicable
+    assert "several kinds" in diagnosis.inapplicable["domain_separation"]
     inside = InContext(task=Bijection(n_values=5, n_pairs=3))
     damage = bayesgeom.ablate(model, inside, bayesgeom.ablations.every_mlp(model), n=5)
     assert not damage.inert.any()

@@ -7,26 +7,32 @@ import pytest
 from bayesgeom.models.checkpoint import save_checkpoint
 from bayesgeom.models.resolve import FOLDER_VARIABLE
 from bayesgeom.models.transformer import Transformer
+from bayesgeom.training.formation import pack
 from bayesgeom.training.recipe import Recipe
 from bayesgeom.training.recipes import RECIPES
 
+FORMATION = "bijection-formation"
 SIZES = {"architecture": "transformer", "n_layers": 2, "n_heads": 3, "d_model": 15, "d_mlp": 7}
 
 
-def tiny_checkpoint(path: Path, recipe: Recipe) -> None:
-    """An untrained two-layer transformer on the recipe's task, as a checkpoint directory."""
+def tiny_checkpoint(path: Path, recipe: Recipe, *, step: int = 0) -> None:
+    """An untrained two-layer transformer on the recipe's task, as a checkpoint directory; `step` is its seed."""
     small = Recipe(name=recipe.name, task=recipe.task, sizes=SIZES, steps=1)
-    module = small.model_config().build(seed=0)
+    module = small.model_config().build(seed=step)
     assert isinstance(module, Transformer)
-    save_checkpoint(path, module, module.config, recipe=small.to_dict(), step=0, card=f"# {recipe.name}, tiny\n")
+    save_checkpoint(path, module, module.config, recipe=small.to_dict(), step=step, card=f"# {recipe.name}, tiny\n")
 
 
 @pytest.fixture(scope="session")
 def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder that holds a tiny checkpoint for every committed recipe."""
+    """A folder that holds a tiny checkpoint for every committed recipe, and a tiny packed training."""
     folder = tmp_path_factory.mktemp("checkpoints")
     for name, recipe in RECIPES.items():
         tiny_checkpoint(folder / name, recipe)
+    run = tmp_path_factory.mktemp("run")
+    for step in (0, 10, 100):
+        tiny_checkpoint(run / "snapshots" / f"step-{step:07d}", RECIPES["bijection-v20"], step=step)
+    pack(run, folder / FORMATION)
     return folder
 
 

@@ -15,13 +15,16 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from bayesgeom.ablations.scoring import Exact
+from bayesgeom.activations import ModelSpec
 from bayesgeom.edits import Replace
+from bayesgeom.models.base import BUDGET_BYTES
 from bayesgeom.models.replayer import STAGES, Baseline, Replayer, Variant, entry
 from bayesgeom.sites import Site
 from bayesgeom.trials import Trials
 
 TARGET_ROWS = 2_400  # positions × sequences × variants computed at once: what stays in the processor's cache
 Means = dict[tuple[Site, int], Float[Tensor, "pos *rest"]]
+_COPIES = 4  # of a tile's logits: the baseline's, a variant's, and what comparing them takes
 _NEARLY = 1e-4  # logits closer than this are tried for bit-identity
 
 
@@ -54,17 +57,32 @@ class TileReference:
         return own.roll(1, dims=0) if self.before is None else torch.cat([self.before.held[site, layer], own[:-1]])
 
 
-def tiles(block: Trials) -> Iterator[Trials]:
-    """A block cut into tiles whose activations stay in the processor's cache; none has a single sequence alone."""
-    size = max(2, TARGET_ROWS // block.tokens.shape[1])
+def tiles(block: Trials, spec: ModelSpec) -> Iterator[Trials]:
+    """A block cut into tiles whose activations stay in the processor's cache; none has a single sequence alone.
+
+    What a baseline keeps of a tile, and the logits over a large vocabulary, stay within the byte budget.
+    """
+    n_pos, n_asked = block.tokens.shape[1], int(block.scored.any(dim=0).sum())
+    kept = spec.n_layers * n_pos * (5 * spec.d_model + spec.n_heads * spec.d_head)
+    each = 4 * (kept + _COPIES * n_asked * spec.d_vocab)
+    size = max(2, min(TARGET_ROWS // n_pos, BUDGET_BYTES // (2 * each)))  # a tile may hold nearly twice as many
     for rows in torch.arange(len(block)).tensor_split(max(1, len(block) // size)):
         yield block.rows(slice(int(rows[0]), int(rows[-1]) + 1))
 
 
-def tiles_with_donors(block: Trials) -> Iterator[tuple[Trials, Trials]]:
+def variants_at_once(trials: Trials, logits: Float[Tensor, "batch query_pos d_vocab"]) -> int:
+    """How many variants of a tile are replayed together: as many as the cache and, with their logits, the budget hold.
+
+    `logits` are the baseline's.
+    """
+    in_budget = BUDGET_BYTES // (_COPIES * 4 * logits.numel())
+    return max(1, min(TARGET_ROWS // trials.tokens.numel(), in_budget))
+
+
+def tiles_with_donors(block: Trials, spec: ModelSpec) -> Iterator[tuple[Trials, Trials]]:
     """Each tile, and the trial before it in the block, where the last is before the first: donors know no tiles."""
     before = block.rows(slice(-1, None))
-    for tile in tiles(block):
+    for tile in tiles(block, spec):
         yield tile, before
         before = tile.rows(slice(-1, None))
 
@@ -88,7 +106,7 @@ def score_tile(
     """
     reference = references(replayer, trials, before, variants, means)
     baseline, exact = reference.baseline, Exact.of(trials)
-    together = max(1, TARGET_ROWS // trials.tokens.numel())
+    together = variants_at_once(trials, baseline.logits)
     scores: list[Float[np.ndarray, "metric sequence position"] | None] = [None] * len(variants)
     inert = np.zeros(len(variants), dtype=bool)
     order = sorted(range(len(variants)), key=lambda index: _places(variants[index]))

@@ -60,7 +60,7 @@ def page(
     )
     bodies = "".join(
         f'<h2 id="{section.name}">{_text(section.title)}</h2><p class="about">{_text(section.about)}</p>'
-        + pio.to_html(_without_title(section), full_html=False, include_plotlyjs=False, config=CONFIG)
+        + pio.to_html(_without_title(section), full_html=False, include_plotlyjs=False, config=CONFIG, auto_play=False)
         + _table(None, section.headlines)
         + f'<p class="note">{section.n} sequences.</p>'
         for section in sections

@@ -34,6 +34,13 @@ def centred(vectors: Float[Tensor, "*batch item d"]) -> Float[Tensor, "*batch it
     return directions
 
 
+def coordinates_of(gram: Float[Tensor, "*batch item same_item"]) -> Float[Tensor, "*batch item coordinate"]:
+    """Vectors with these inner products, in as many dimensions as there are vectors: G = X Xᵀ."""
+    values, axes = torch.linalg.eigh(gram.double())
+    vectors: Tensor = axes * values.clamp_min(0).sqrt()[..., None, :]
+    return vectors
+
+
 def overlap(cosine: Float[Tensor, "*batch item item"]) -> Float[Tensor, "*batch"]:
     """Mean |cosine| over distinct pairs: 0 is orthogonal, 1 is parallel."""
     return _mean_of_pairs(cosine.abs())

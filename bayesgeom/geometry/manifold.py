@@ -24,6 +24,7 @@ from bayesgeom.geometry.regression import (
     squared_error,
     without_level_means,
 )
+from bayesgeom.statistics import shuffled_within_position
 
 N_KNOTS, N_AXES = 5, 3
 SHAPES = ("pc1_share", "pc12_share", "participation_ratio")
@@ -82,6 +83,20 @@ def entropy_scale(
         n_fit=n_points_fit,
         identified=bool(np.abs(at_level[:, 0]).max() > 0),
     )
+
+
+def shuffled_scale(
+    entropy: Float64[np.ndarray, "sequence position"],
+    level: Int64[np.ndarray, "sequence position"],
+    *,
+    shuffles: int,
+    seed: int,
+) -> EntropyScale:
+    """Entropies as they are, and shuffled; the first half of the sequences fits, the second scores."""
+    columns = entropy_columns(entropy, even_knots(entropy.ravel(), N_KNOTS))
+    rng = np.random.default_rng(seed)
+    rows = np.stack([columns, *(shuffled_within_position(columns, rng) for _ in range(shuffles))])
+    return entropy_scale(rows, level, n_fit=-(-len(entropy) // 2))
 
 
 def entropy_columns(

@@ -1,11 +1,23 @@
 """Principal components, from covariances: how much of a cloud's spread lies along few directions.
 
-Centred, never standardised: a coordinate counts by how far it moves. Reference: Jolliffe 2002, chapters 1–3.
+Centred; standardised only where that is asked for, as then a coordinate no longer counts by how far it moves.
+Reference: Jolliffe 2002, chapters 1–3.
 """
 
 import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
+
+_ROUNDING = 1e-6  # of a coordinate's size: a spread that is none
+
+
+def standardised(points: Float[Tensor, "point d"]) -> Float[Tensor, "point d"]:
+    """Every coordinate with mean 0 and variance 1 over the points; one that is constant is 0."""
+    centred = points - points.mean(dim=0)
+    spread = centred.square().mean(dim=0).sqrt()
+    is_constant = spread <= _ROUNDING * points.abs().amax(dim=0)
+    unit: Tensor = centred / torch.where(is_constant, torch.inf, spread)
+    return unit
 
 
 def covariance(points: Float[Tensor, "*batch point d"]) -> Float64[Tensor, "*batch d d"]:

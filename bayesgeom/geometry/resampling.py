@@ -15,36 +15,47 @@ _ROUNDING = 1e-6  # a share of the power below which a variance is rounding
 
 def resampled_cloud(
     points: Float[np.ndarray, "sequence position d"],
-    axis: Float[np.ndarray, " d"],
+    axes: Float[np.ndarray, "d axis"],
+    weights: Float64[np.ndarray, "draw sequence"],
+    order: tuple[Float64[np.ndarray, "sequence position"], Int64[np.ndarray, "sequence position"]] | None,
+) -> dict[str, Float64[np.ndarray, " draw"]]:
+    """Shares of PC1, and of PC1 and PC2; with entropy and level in `order`, also how the first axis follows entropy."""
+    shares = resampled_axis_shares(points, axes[:, :2], weights)
+    found = {"pc1_share": shares[0], "pc12_share": shares.sum(axis=0)}
+    if order is None:
+        return found
+    return found | resampled_order((points @ axes[:, 0]).astype(np.float64), *order, weights)
+
+
+def resampled_order(
+    first: Float64[np.ndarray, "sequence position"],
     entropy: Float64[np.ndarray, "sequence position"],
     level: Int64[np.ndarray, "sequence position"],
     weights: Float64[np.ndarray, "draw sequence"],
 ) -> dict[str, Float64[np.ndarray, " draw"]]:
-    """Share of PC1 and its |rank correlations| with entropy, over all points and within positions.
-
-    PC1 stays the axis of all sequences: sought anew in each resample, its share would be biased upwards.
-    """
-    first = np.asarray(points @ axis, dtype=np.float64)
+    """|Rank correlation| of a coordinate with entropy, over all points and within positions, in each resample."""
     x, y = (without_level_means(ranks(v.ravel())[:, None], level.ravel()).reshape(v.shape) for v in (first, entropy))
     return {
-        "pc1_share": resampled_axis_share(points, axis, weights),
         "spearman": np.abs(resampled_spearman(first, entropy, weights)),
         "partial_spearman": np.abs(resampled_correlation_at_position(x, y, weights)),
     }
 
 
-def resampled_axis_share(
+def resampled_axis_shares(
     points: Float[np.ndarray, "sequence position d"],
-    axis: Float[np.ndarray, " d"],
+    axes: Float[np.ndarray, "d axis"],
     weights: Float64[np.ndarray, "draw sequence"],
-) -> Float64[np.ndarray, " draw"]:
-    """Variance along one direction as a share of all variance, in each resample; NaN where a resample has none."""
+) -> Float64[np.ndarray, "axis draw"]:
+    """Variance along each direction as a share of all variance, in each resample; NaN where a resample has none.
+
+    Directions stay as given: principal axes sought anew in each resample would have shares that are biased upwards.
+    """
     centred = points - points.mean(axis=(0, 1))
-    along = np.asarray(centred @ axis, dtype=np.float64)
+    along = np.asarray(centred @ axes, dtype=np.float64)
     power = (centred**2).sum(axis=2).mean(axis=1, dtype=np.float64)
     total = weights @ power - ((weights @ centred.mean(axis=1, dtype=np.float64)) ** 2).sum(axis=1)
     variance = weights @ (along**2).mean(axis=1) - (weights @ along.mean(axis=1)) ** 2
-    return np.asarray(variance / np.where(total > _ROUNDING * (weights @ power), total, np.nan))
+    return np.asarray(variance.T / np.where(total > _ROUNDING * (weights @ power), total, np.nan))
 
 
 def resampled_spearman(

@@ -27,8 +27,10 @@ class Sample:
     seed: int
 
     def points(self, layer: int) -> Float64[Tensor, "point d"]:
-        """Vectors at the scored positions, heads side by side at z."""
+        """Vectors at the scored positions, heads side by side at z and v."""
         values = self.run.at(self.place.site)[layer]
+        if "key_pos" in self.place.site.axes:  # recorded at every position
+            values = self.run.trials.at_scored(values)
         return values.reshape(values.shape[0] * values.shape[1], -1).double()
 
     def entropies(self) -> Float64[Tensor, " point"]:

@@ -11,10 +11,11 @@ from typing import final
 
 import numpy as np
 import torch
-from jaxtyping import Float, Float64, Int
+from jaxtyping import Bool, Float, Float64, Int
 from torch import Tensor
 
-from bayesgeom.ablations.engine import TARGET_ROWS, Means, tiles
+from bayesgeom.ablations.engine import Means, tiles, variants_at_once
+from bayesgeom.activations import ModelSpec
 from bayesgeom.behaviour import answer_log_probabilities
 from bayesgeom.edits import Edit
 from bayesgeom.errors import NonFinite
@@ -64,6 +65,7 @@ class Plan:
     """What to run on every tile: the same number of arms in each layer."""
 
     replayer: Replayer
+    spec: ModelSpec
     means: Means
     arms: Arms
     bands: Float64[np.ndarray, "position band"]
@@ -88,7 +90,7 @@ def score_pairs(pairs: Iterator[Pair], plan: Plan, n: int) -> Totals:
     baseline = np.zeros((units, N_METRICS, n_bands))
     arms = np.zeros((units, len(plan.arms), n_arms, N_METRICS, n_bands))
     done = 0
-    for tile in _tiled(pairs):
+    for tile in _tiled(pairs, plan.spec):
         of_baseline, of_arms = _score_tile(tile, plan)
         unit = np.arange(done, done + len(of_baseline)) // per_unit
         np.add.at(counts, unit, 1)
@@ -98,9 +100,9 @@ def score_pairs(pairs: Iterator[Pair], plan: Plan, n: int) -> Totals:
     return Totals(counts=counts, baseline=baseline, arms=arms)
 
 
-def _tiled(pairs: Iterator[Pair]) -> Iterator[Pair]:
+def _tiled(pairs: Iterator[Pair], spec: ModelSpec) -> Iterator[Pair]:
     for originals, donors in pairs:  # blocks of one size are cut alike
-        yield from zip(tiles(originals), repeat(None) if donors is None else tiles(donors))  # noqa: B905
+        yield from zip(tiles(originals, spec), repeat(None) if donors is None else tiles(donors, spec))  # noqa: B905
 
 
 def _score_tile(
@@ -109,19 +111,19 @@ def _score_tile(
     originals, donors = pair
     baseline = plan.replayer.baseline(originals)
     reference = PairReference(plan.means, None if donors is None else plan.replayer.baseline(donors))
-    together = max(1, TARGET_ROWS // originals.tokens.numel())
+    together = variants_at_once(originals, baseline.logits)
     by_layer = []
     for edits in plan.arms.values():
         scores = []
         for start in range(0, len(edits), together):
             chosen = edits[start : start + together]
             logits = plan.replayer.logits(baseline, [(edit,) for edit in chosen], reference)
-            scores += [_scored(own, pair, edit.label) @ plan.bands for own, edit in zip(logits, chosen, strict=True)]
+            scores += [scored(own, pair, edit.label) @ plan.bands for own, edit in zip(logits, chosen, strict=True)]
         by_layer.append(np.stack(scores, axis=1))
-    return _scored(baseline.logits, pair, "no edit") @ plan.bands, np.stack(by_layer, axis=1)
+    return scored(baseline.logits, pair, "no edit") @ plan.bands, np.stack(by_layer, axis=1)
 
 
-def _scored(
+def scored(
     logits: Float[Tensor, "batch query_pos d_vocab"], pair: Pair, what: str
 ) -> Float[np.ndarray, "sequence metric position"]:
     """KL to the original's exact posterior, KL to the donor's (NaN without one), and entropy error."""
@@ -136,3 +138,12 @@ def _scored(
         to_donor = kl_bits(donors.at_scored(donors.predictive), log_answers)
     error = (entropy_bits(log_answers.exp()) - entropy_bits(exact)).abs()
     return torch.stack([kl, to_donor, error], dim=1).cpu().numpy()
+
+
+def pooled_by_role(mean: Float[Tensor, "pos *rest"], is_scored: Bool[Tensor, " pos"]) -> Float[Tensor, "pos *rest"]:
+    """At scored positions the mean over scored positions, at the others the mean over those."""
+    pooled = torch.empty_like(mean)
+    for role in (is_scored, ~is_scored):
+        if bool(role.any()):
+            pooled[role] = mean[role].mean(dim=0)
+    return pooled

@@ -24,25 +24,26 @@ from bayesgeom.geometry.subspace import random_subspaces
 from bayesgeom.interventions.anatomy import frame_sites, key_pullbacks, token_embeddings, written_values
 from bayesgeom.interventions.base import Fit, Sample, Setting
 from bayesgeom.interventions.jacobian import jacobian_grams
-from bayesgeom.interventions.subspace import Subspace, span
+from bayesgeom.interventions.subspace import RANK_TOLERANCE, Subspace, span
 from bayesgeom.models.base import Model
 from bayesgeom.tasks.base import derived_seed
 from bayesgeom.trials import Trials
 
 FrameKind = Literal["embedding", "keys", "ov"]
 FRAMES = ("embedding", "keys", "ov")
-AxisKind = Literal["readout", "pc1"]
-AXES = ("readout", "pc1")
+AxisKind = Literal["readout", "pc1", "pc1_standardised"]
+AXES = ("readout", "pc1", "pc1_standardised")
 FORMS = (
-    "entropy_axis", "entropy_axis:pc1", "frame", "frame:keys,HEAD", "frame:ov,HEAD", "belief_readout",
-    "top_jacobian:RANK", "random:RANK",
+    "entropy_axis", "entropy_axis:pc1", "entropy_axis:pc1_standardised", "frame", "frame:keys,HEAD",
+    "frame:ov,HEAD", "belief_readout", "top_jacobian:RANK", "random:RANK",
 )  # fmt: skip
 
 
 def entropy_axis(by: AxisKind = "readout") -> Fit:
     """One direction, signed so that entropy grows along it.
 
-    `by` "readout": the ridge map from vectors to the exact entropy; "pc1": the first principal component (Paper III).
+    `by` "readout": the ridge map from vectors to the exact entropy; "pc1": the first principal component;
+    "pc1_standardised": that of standardised vectors (Paper III), as the direction whose coordinate is its score.
     """
     return _EntropyAxis(by)
 
@@ -92,6 +93,8 @@ def fit_from_text(text: str) -> Fit:
             return entropy_axis()
         case "entropy_axis", ["pc1"]:
             return entropy_axis("pc1")
+        case "entropy_axis", ["pc1_standardised"]:
+            return entropy_axis("pc1_standardised")
         case "frame", [] | ["embedding"]:
             return frame()
         case "frame", ["keys", head] if head.isdecimal():
@@ -118,7 +121,7 @@ class _EntropyAxis(Fit):
 
     @property
     def label(self) -> str:
-        return "entropy axis" if self.by == "readout" else "entropy axis (PC1)"
+        return {"readout": "entropy axis", "pc1": "entropy axis (PC1)"}.get(self.by, "entropy axis (standardised PC1)")
 
     def check(self, setting: Setting) -> None:
         """Nothing depends on the place."""
@@ -130,14 +133,26 @@ class _EntropyAxis(Fit):
             raise InvalidArgument(
                 "the exact entropy is the same at every scored position: this task has no entropy axis."
             )
-        return {layer: Subspace(self.label, self._axis(sample.points(layer), target)) for layer in layers}
+        return {layer: Subspace(self.label, self._axis(sample.points(layer), target, layer)) for layer in layers}
 
-    def _axis(self, points: Float64[Tensor, "point d"], target: Float64[Tensor, "point 1"]) -> Float64[Tensor, "d 1"]:
+    def _axis(
+        self, points: Float64[Tensor, "point d"], target: Float64[Tensor, "point 1"], layer: int
+    ) -> Float64[Tensor, "d 1"]:
         centred = points - points.mean(dim=0)
+        if float(centred.abs().max()) <= RANK_TOLERANCE * float(points.abs().max()):
+            raise InvalidArgument(
+                f"layer {layer} holds the same vector at every scored position, so that there is no {self.label}, as "
+                f"where one and the same token is asked about. Name the layers to act in, later ones."
+            )
         if self.by == "readout":
             axis: Tensor = ridge(centred.T @ centred, centred.T @ target)
             return axis.div(axis.norm())
-        first: Tensor = torch.linalg.eigh(centred.T @ centred).eigenvectors[:, -1:]
+        # Of (x − x̄) / σ, the score on a is the projection of x − x̄ on a / σ: that is the direction to act on.
+        spread = centred.square().mean(dim=0).sqrt() if self.by == "pc1_standardised" else torch.ones_like(points[0])
+        unit = torch.where(spread > 0, 1 / spread, 0.0)
+        scaled = centred * unit
+        first: Tensor = torch.linalg.eigh(scaled.T @ scaled).eigenvectors[:, -1:] * unit[:, None]
+        first = first / first.norm()
         is_opposed = float((centred @ first * target).sum()) < 0
         return -first if is_opposed else first
 

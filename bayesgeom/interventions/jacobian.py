@@ -3,10 +3,10 @@
 Reference: the J-lens note of Agarwal, Dalal & Misra's repository (J-space at a layer and position).
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
-from jaxtyping import Float64, Int64
+from jaxtyping import Float, Float64, Int64
 from torch import Tensor, nn
 
 from bayesgeom.models.base import Model
@@ -23,7 +23,18 @@ def jacobian_grams(
 
     The first `N_SEQUENCES` sequences, and `N_LOGITS` pairs of scored position and answer drawn without replacement.
     """
-    few = trials.rows(slice(0, N_SEQUENCES))
+    sums: dict[int, Tensor] = {}
+    for gradients in answer_gradients(model, trials.rows(slice(0, N_SEQUENCES)), site, layers, seed=seed):
+        for layer, gradient in gradients.items():
+            rows = gradient.reshape(gradient.shape[0] * gradient.shape[1], -1).double()
+            sums[layer] = sums.get(layer, 0) + rows.T @ rows
+    return sums
+
+
+def answer_gradients(
+    model: Model, trials: Trials, site: Site, layers: Sequence[int], *, seed: int
+) -> Iterator[dict[int, Float[Tensor, "batch pos *rest"]]]:
+    """Gradients by layer of one answer logit at one position after another, for every sequence of the trials."""
     held: dict[int, Tensor] = {}
 
     def keeping(layer: int) -> Callable[[nn.Module, object, Tensor], Tensor]:
@@ -37,19 +48,15 @@ def jacobian_grams(
     handles = [model.point(site, layer).register_forward_hook(keeping(layer)) for layer in layers]
     try:
         with torch.enable_grad():
-            logits = model.logits(few)[:, :, few.answers]
+            logits = model.logits(trials)[:, :, trials.answers]
     finally:
         for handle in handles:
             handle.remove()
     places = [held[layer] for layer in layers]
-    sums: dict[int, Tensor] = {}
     for position, answer in _chosen(logits.shape[1], logits.shape[2], seed):
         # Sequences do not touch one another: the gradient of the sum holds each one's own.
         gradients = torch.autograd.grad(logits[:, position, answer].sum(), places, retain_graph=True)
-        for layer, gradient in zip(layers, gradients, strict=True):
-            rows = gradient.reshape(gradient.shape[0] * gradient.shape[1], -1).double()
-            sums[layer] = sums.get(layer, 0) + rows.T @ rows
-    return sums
+        yield dict(zip(layers, gradients, strict=True))
 
 
 def _chosen(n_positions: int, n_answers: int, seed: int) -> list[tuple[int, int]]:

@@ -1,6 +1,6 @@
 """Places: the site, and the layers of it, at which a subspace is acted on; each layer alone."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import final
 
@@ -8,7 +8,7 @@ from bayesgeom.activations import ModelSpec
 from bayesgeom.errors import InvalidArgument
 from bayesgeom.models.base import Model
 from bayesgeom.models.replayer import STAGES
-from bayesgeom.sites import RESID_PRE, Site, Z
+from bayesgeom.sites import RESID_PRE, Site, V, Z
 
 
 @final
@@ -22,17 +22,17 @@ class Place:
     @property
     def is_residual(self) -> bool:
         """Whether vectors there are written in the residual stream's own coordinates."""
-        return self.site != Z
+        return self.site not in (Z, V)
 
-    def check_in(self, model: Model) -> None:
+    def check_in(self, model: Model, *, editable: Collection[Site] = tuple(STAGES)) -> None:
         """Check site and layers.
 
         **Raises** `MissingSite` for a site that the model lacks, `InvalidArgument` for one that cannot be edited or a
         layer that is not there.
         """
         model.require((self.site,), by="an intervention")
-        if self.site not in STAGES:
-            allowed = ", ".join(site.name for site in STAGES)
+        if self.site not in editable:
+            allowed = ", ".join(site.name for site in editable)
             raise InvalidArgument(f"an intervention acts at {allowed}; not at {self.site.name!r}.")
         n_layers = model.spec.n_layers
         chosen = self.layers_of(model.spec)
@@ -46,5 +46,7 @@ class Place:
         return tuple(range(spec.n_layers)) if self.layers is None else tuple(self.layers)
 
     def width_in(self, spec: ModelSpec) -> int:
-        """Coordinates of one position there; at z all heads' together."""
-        return spec.d_model if self.is_residual else spec.n_heads * spec.d_head
+        """Coordinates of one position there; at z and v all heads' together."""
+        if self.is_residual:
+            return spec.d_model
+        return (spec.n_kv_heads if self.site == V else spec.n_heads) * spec.d_head

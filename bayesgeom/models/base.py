@@ -14,7 +14,7 @@ from bayesgeom.behaviour import BehaviourLog, answer_log_probabilities, are_fini
 from bayesgeom.errors import InvalidArgument, MissingSite, NonFinite, TaskMismatch
 from bayesgeom.models.recorder import Recorder, bytes_of_pass, bytes_per_sequence
 from bayesgeom.models.replayer import Replayer
-from bayesgeom.sites import Site
+from bayesgeom.sites import W_K, W_K_GRAM, Site
 from bayesgeom.tasks.base import WindTunnel
 from bayesgeom.tasks.text import Tokenizer
 from bayesgeom.trials import Trials, concatenate
@@ -133,7 +133,15 @@ class Model(ABC):
     def _static(self, site: Site, trials: Trials) -> Float[Tensor, "layer *axes"]:
         tokens = trials.token_ids()
         with torch.no_grad():
-            return torch.stack([self.static(site, tokens, layer) for layer in range(self.spec.n_layers)])
+            return torch.stack([self._static_of(site, tokens, layer) for layer in range(self.spec.n_layers)])
+
+    @final
+    def _static_of(self, site: Site, tokens: Int64[Tensor, " token"], layer: int) -> Float[Tensor, "*axes"]:
+        """One layer's; products of W_K are made here, so that the matrices of all layers are never held at once."""
+        if site != W_K_GRAM:
+            return self.static(site, tokens, layer)
+        exact = (columns.double() for columns in self.static(W_K, tokens, layer))
+        return torch.stack([columns @ columns.T for columns in exact]).float()
 
     @final
     def _cut(

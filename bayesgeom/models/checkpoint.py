@@ -95,15 +95,25 @@ def write_tensors(
 
 def load_checkpoint(path: Path, *, device: str | torch.device = "cpu") -> Checkpoint:
     """Load a checkpoint directory strictly. **Raises** `CheckpointFault` with the one thing that is wrong."""
-    description = read_description(path)
+    return assembled(path.name, read_description(path), path / WEIGHTS, device=device)
+
+
+def assembled(
+    name: str, description: Mapping[str, Any], file: Path, *, device: str | torch.device = "cpu"
+) -> Checkpoint:
+    """The checkpoint of a description and a file of weights; weights in half precision give a float32 module.
+
+    **Raises** `CheckpointFault` where they do not fit each other.
+    """
+    path = file.parent
     try:
         config = config_from_dict(description["model"])
         task = task_from_config(description["task"])
     except BayesGeomError as error:
         raise CheckpointFault(f"{path / CONFIG}: {error}") from error
-    weights = read_weights(path / WEIGHTS)
+    weights = read_weights(file)
     module = config.build(seed=0)
-    _check_tensors(path, weights, module)
+    _check_tensors(file, weights, module)
     digest = weights_hash(weights)
     if digest != description["weights_hash"]:
         raise CheckpointFault(
@@ -112,7 +122,7 @@ def load_checkpoint(path: Path, *, device: str | torch.device = "cpu") -> Checkp
         )
     module.load_state_dict(weights, strict=True)
     return Checkpoint(
-        name=path.name,
+        name=name,
         module=module.to(device).eval(),
         config=config,
         task=task,
@@ -172,17 +182,16 @@ def read_description(path: Path) -> dict[str, Any]:
     return whole
 
 
-def _check_tensors(path: Path, weights: Mapping[str, Tensor], module: nn.Module) -> None:
+def _check_tensors(file: Path, weights: Mapping[str, Tensor], module: nn.Module) -> None:
     expected = module.state_dict()
     for what, names in (("lacks", expected.keys() - weights.keys()), ("has unknown", weights.keys() - expected.keys())):
         if names:
-            raise CheckpointFault(f"{path / WEIGHTS} {what} {len(names)} tensor(s): {', '.join(sorted(names)[:6])}.")
+            raise CheckpointFault(f"{file} {what} {len(names)} tensor(s): {', '.join(sorted(names)[:6])}.")
     for name, tensor in weights.items():
         if tensor.shape != expected[name].shape:
             raise CheckpointFault(
-                f"{path / WEIGHTS}: {name} has shape {tuple(tensor.shape)}, the config "
-                f"asks for {tuple(expected[name].shape)}."
+                f"{file}: {name} has shape {tuple(tensor.shape)}, the config asks for {tuple(expected[name].shape)}."
             )
         if not bool(tensor.isfinite().all()):
             bad = int((~tensor.isfinite()).sum())
-            raise CheckpointFault(f"{path / WEIGHTS}: {name} has {bad} NaN or infinite weight(s); it is unusable.")
+            raise CheckpointFault(f"{file}: {name} has {bad} NaN or infinite weight(s); it is unusable.")

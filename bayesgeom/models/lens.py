@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from bayesgeom import sites as s
 from bayesgeom.activations import ModelSpec
-from bayesgeom.errors import InvalidArgument, MissingSite
+from bayesgeom.errors import MissingSite, NoCopy
 from bayesgeom.models.base import Model
 from bayesgeom.models.checkpoint import weights_hash
 from bayesgeom.models.identities import sentinel_trials
@@ -77,7 +77,7 @@ class LensModel(Model):
 
     def fresh(self, seed: int) -> "LensModel":
         if self._lens.__class__.__name__ != "HookedTransformer":
-            raise InvalidArgument(
+            raise NoCopy(
                 f"{self.spec.name} is a bridge, which cannot be built anew: pass the Hugging Face model itself where "
                 f"copies at initialisation are asked for."
             )

@@ -56,6 +56,18 @@ class LlamaConfig(ModelConfig):
     def build(self, *, seed: int) -> "Llama":
         return Llama(self, seed=seed)
 
+    @classmethod
+    def proportions(cls, d_model: int) -> Mapping[str, int]:
+        """Heads of about 32 coordinates, an even number of them, two heads to a key; a gated MLP 8/3 as wide."""
+        pairs = [n for n in range(1, d_model // 2 + 1) if d_model % (2 * n) == 0 and d_model // n % 2 == 0]
+        n_heads = min(pairs, key=lambda n: abs(math.log(d_model / n / 32))) if pairs else 1
+        return {
+            "d_model": d_model,
+            "n_heads": n_heads,
+            "n_kv_heads": n_heads // 2 or 1,
+            "d_mlp": round(8 * d_model / 3),
+        }
+
     def hf_config(self) -> Mapping[str, Any]:
         return {**_hf_config(self).to_diff_dict(), "architectures": ["LlamaForCausalLM"], "dtype": "float32"}
 

@@ -126,7 +126,7 @@ def bytes_per_sequence(spec: ModelSpec, sites: Sequence[Site], trials: Trials) -
     """What one recorded sequence takes, all layers and sites together, in float32."""
     n_pos = trials.tokens.shape[1]
     sizes = {"batch": 1, "pos": trials.n_scored, "query_pos": trials.n_scored, "key_pos": n_pos} | _widths(spec)
-    # A width that the spec does not know (a recurrent state) counts as the residual stream's.
+    # A width that the spec does not know counts as the residual stream's.
     return 4 * spec.n_layers * sum(math.prod(sizes.get(axis, spec.d_model) for axis in site.axes) for site in sites)
 
 
@@ -136,9 +136,10 @@ def bytes_of_pass(spec: ModelSpec, trials: Trials) -> int:
     Logits are made at every position that is scored in any of the sequences.
     """
     n_pos, n_asked = trials.tokens.shape[1], int(trials.scored.any(dim=0).sum())
-    stream = n_pos * (4 * spec.d_model + 3 * spec.d_mlp)
+    stream = n_pos * (4 * spec.d_model + 3 * spec.d_mlp + 4 * spec.d_state)
     return 4 * (stream + 2 * spec.n_heads * n_pos**2 + 2 * n_asked * spec.d_vocab)
 
 
 def _widths(spec: ModelSpec) -> dict[str, int]:
-    return {"head": spec.n_heads, "kv_head": spec.n_kv_heads, "d_head": spec.d_head, "d_model": spec.d_model}
+    widths = {"head": spec.n_heads, "kv_head": spec.n_kv_heads, "d_head": spec.d_head, "d_model": spec.d_model}
+    return widths | ({"d_state": spec.d_state} if spec.d_state else {})

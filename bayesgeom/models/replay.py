@@ -86,12 +86,15 @@ class Replay:
     def mid_in(self, baseline: Baseline, index: int) -> Float[Tensor, "batch pos d_mlp"]:
         """A baseline's MLP input before the norm's scale and the bias: made once, and kept until another is asked for.
 
-        Held for the latest baseline alone, in buffers that stay: it is the largest activation of a layer.
+        Of the last layer, at the scored rows alone. Held for the latest baseline, in buffers that stay: it is the
+        largest activation of a layer.
         """
         if self._mid_in_of is None or self._mid_in_of() is not baseline:
             self._mid_in_of, self._mid_in = weakref.ref(baseline), {}
         if index not in self._mid_in:
             mid = baseline.held[RESID_MID, index]
+            if index == self.n_layers - 1:
+                mid = mid.index_select(1, baseline.rows)
             out = self._scratch.take(f"mid_in {index}", self._wide(mid), mid)
             self._mid_in[index] = self._layers[index].mid_in(mid, out)
         return self._mid_in[index]
@@ -239,14 +242,13 @@ class _Batch:
 
     def _base(self, site: Site, index: int) -> Float[Tensor, "batch pos *rest"]:
         rows, values = self._rows(index), self.baseline.held[site, index]
-        return values if rows is None else values[:, rows]
+        return values if rows is None else values.index_select(1, rows)
 
     def _stacked(self, site: Site, index: int, *, cut: bool = True) -> Float[Tensor, "stacked pos *rest"]:
         return self._repeated(site.name, self._base(site, index) if cut else self.baseline.held[site, index])
 
     def _stacked_mid_in(self, index: int) -> Float[Tensor, "stacked pos d_mlp"]:
-        rows, values = self._rows(index), self.replay.mid_in(self.baseline, index)
-        return self._repeated("mid_in", values if rows is None else values[:, rows])
+        return self._repeated("mid_in", self.replay.mid_in(self.baseline, index))
 
     def _repeated(self, name: str, values: Float[Tensor, "batch pos *rest"]) -> Float[Tensor, "stacked pos *rest"]:
         """One copy for each variant."""
@@ -276,4 +278,4 @@ class _Cut:
 
     def donor(self, site: Site, layer: int) -> Float[Tensor, "*axes"]:
         values = self.whole.donor(site, layer)
-        return values if self.rows is None else values[:, self.rows]
+        return values if self.rows is None else values.index_select(1, self.rows)

@@ -15,6 +15,12 @@ from bayesgeom.models.base import Model
 from bayesgeom.models.checkpoint import CONFIG, OURS, WEIGHTS, Checkpoint, load_checkpoint
 from bayesgeom.models.hooked import HookedModel
 from bayesgeom.models.llama import Llama
+from bayesgeom.models.lstm import LSTM
+from bayesgeom.models.mamba import Mamba
+from bayesgeom.models.mamba2 import Mamba2
+from bayesgeom.models.mlp import PositionwiseMLP
+from bayesgeom.models.residual import ResidualModel
+from bayesgeom.models.rwkv import RWKV
 from bayesgeom.models.transformer import Transformer
 from bayesgeom.tasks.base import FiniteTask, TextTask, WindTunnel
 from bayesgeom.tasks.text import Tokenizer
@@ -108,7 +114,7 @@ def as_model(model: ModelLike, *, tokenizer: Tokenizer | None = None) -> Model:
             return load(model)
         case Checkpoint():
             return from_checkpoint(model)
-        case Transformer() | Llama():
+        case Transformer() | PositionwiseMLP() | LSTM() | Mamba() | Llama() | Mamba2() | RWKV():
             return of_module(model)
     if "transformers" in sys.modules:
         import transformers
@@ -123,7 +129,7 @@ def as_model(model: ModelLike, *, tokenizer: Tokenizer | None = None) -> Model:
         return LensModel(model, tokenizer=tokenizer)
     raise InvalidArgument(
         f"cannot diagnose a {type(model).__name__}: pass a checkpoint's name or directory, bayesgeom.load(…), a "
-        f"bayesgeom Transformer, a Hugging Face model, or one of transformer-lens."
+        f"module that a ModelConfig of bayesgeom built, a Hugging Face model, or one of transformer-lens."
     )
 
 
@@ -139,12 +145,14 @@ def of_module(
     match module:
         case Transformer():
             return HookedModel(module, name=name or "transformer", task=task, digest=digest)
-        case Llama(config=config):
+        case PositionwiseMLP() | LSTM() | Mamba():
+            return ResidualModel(module, name=name, task=task, digest=digest)
+        case Llama(config=config) | Mamba2(config=config) | RWKV(config=config):
             from bayesgeom.models.huggingface.model import HFModel
 
             return HFModel(
                 module.whole,
-                name=name or "llama",
+                name=name or config.name,
                 task=task,
                 digest=digest,
                 rebuild=lambda seed: config.build(seed=seed).whole,

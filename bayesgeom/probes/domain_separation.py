@@ -20,18 +20,25 @@ from torch import Tensor
 
 from bayesgeom.activations import Run
 from bayesgeom.geometry.clusters import point_silhouettes
-from bayesgeom.geometry.pca import variance_shares
+from bayesgeom.geometry.pca import cloud_axes, standardised, variance_shares
+from bayesgeom.geometry.resampling import resampled_axis_shares
 from bayesgeom.geometry.subspace import principal_angles
 from bayesgeom.probes.base import Control, Needs, Probe, mean_over_copies, planted_run, planted_trials
 from bayesgeom.report import Headline, Report
 from bayesgeom.sites import RESID_POST, V
-from bayesgeom.statistics import mean_interval
+from bayesgeom.statistics import bootstrap_weights, mean_interval, percentile_interval
 from bayesgeom.trials import Trials
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
-RANK, SHUFFLES = 2, 50
+RANK, SHUFFLES, DRAWS = 2, 50, 200
+_PANELS = (
+    "Do domains cluster?",
+    "Angle between their planes",
+    "How flat is each?",
+    "Flatter than mixed text? (null: 0)",
+)
 _EXCHANGED = "domains exchanged"
 
 
@@ -42,10 +49,12 @@ class DomainSeparationReport(Report):
 
     `silhouette` (−1 to 1) of the groups as clusters; `angle_degrees` (0 to 90) is the mean principal angle between the
     leading planes of two groups, over all pairs. `pc12_share` is the share of a group's variance in its own leading
-    plane, and `pc12_share_mixed` that of all groups together, in samples of the same size.
+    plane, and its null that of mixed samples of the same size; `pc12_gain` is the difference, and its interval that
+    of a resampled group against single mixed samples.
 
     `*_null` is the mean over random exchanges of the groups; `silhouette_most` and `angle_most` are the 97.5th
-    percentile of those. `*_initialisation` is the untrained architecture.
+    percentile of those. `*_initialisation` is the untrained architecture. `standardised`: every coordinate had variance
+    1 within each sample whose plane is sought, as in Paper III.
     """
 
     name: ClassVar[str] = "domain_separation"
@@ -70,10 +79,17 @@ class DomainSeparationReport(Report):
     angle_most: Float[np.ndarray, " layer"]
     angle_degrees_initialisation: Float[np.ndarray, " layer"]
     pc12_share: Float[np.ndarray, "layer group"]
+    pc12_share_lo: Float[np.ndarray, "layer group"]
+    pc12_share_hi: Float[np.ndarray, "layer group"]
     pc12_share_null: Float[np.ndarray, "layer group"]
     pc12_share_initialisation: Float[np.ndarray, "layer group"]
+    pc12_gain: Float[np.ndarray, "layer group"]
+    pc12_gain_lo: Float[np.ndarray, "layer group"]
+    pc12_gain_hi: Float[np.ndarray, "layer group"]
+    pc12_gain_initialisation: Float[np.ndarray, "layer group"]
     groups: tuple[str, ...]
     site: str
+    standardised: bool
     intervals: Mapping[str, tuple[float, float]]
     nulls: Mapping[str, float]
     n: int
@@ -98,7 +114,7 @@ class DomainSeparationReport(Report):
         from bayesgeom.charts.heads import add_profile
         from bayesgeom.charts.theme import SERIES, label_axes, panels, with_room_for_legend
 
-        figure = panels(self.title, ("Do domains cluster?", "Angle between their planes", "How flat is each?"))
+        figure = panels(self.title, _PANELS)
         levels = {_EXCHANGED: self.silhouette_null, "initialisation": self.silhouette_initialisation}
         band = (self.silhouette_lo, self.silhouette_hi)
         add_profile(figure, (1, 1), self.silhouette, name="silhouette", band=band, nulls=levels)
@@ -111,16 +127,25 @@ class DomainSeparationReport(Report):
             shown = levels if i == 0 else None
             add_profile(figure, (2, 1), self.pc12_share[:, i], name=name, nulls=shown, color=SERIES[i % len(SERIES)])
         label_axes(figure, (2, 1), "layer", "share of variance in two dimensions")
+        for i, name in enumerate(self.groups):
+            color, band = SERIES[i % len(SERIES)], (self.pc12_gain_lo[:, i], self.pc12_gain_hi[:, i])
+            untrained = {f"initialisation, {name}": self.pc12_gain_initialisation[:, i]}
+            add_profile(figure, (2, 2), self.pc12_gain[:, i], name=name, band=band, nulls=untrained, color=color)
+        label_axes(figure, (2, 2), "layer", "gain in that share")
         return with_room_for_legend(figure)
 
 
 @final
 @dataclass(frozen=True)
 class DomainSeparation(Probe[DomainSeparationReport]):
-    """Value vectors where they are recorded, else the residual stream; the last scored position of each sequence."""
+    """Value vectors where they are recorded, else the residual stream; the last scored position of each sequence.
+
+    `standardised` gives every coordinate of a sample variance 1 before its plane is sought.
+    """
 
     name: ClassVar[str] = "domain_separation"
     needs: ClassVar[Needs] = Needs(sites=(RESID_POST,), optional=(V,), groups=True)
+    standardised: bool = False
 
     def measure(self, run: Run, initialised: Sequence[DomainSeparationReport] = ()) -> DomainSeparationReport:
         assert run.trials.groups is not None, "`needs.groups` was checked"
@@ -128,19 +153,20 @@ class DomainSeparation(Probe[DomainSeparationReport]):
         site = V if V in run.recorded else RESID_POST
         generator = torch.Generator().manual_seed(run.seed)
         exchanged = torch.stack([labels[torch.randperm(len(labels), generator=generator)] for _ in range(SHUFFLES)])
+        how = _How(standardised=self.standardised, seed=run.seed)
         layers = [
-            _separation(_points(run, layer), torch.cat([labels[None], exchanged]), n_groups)
+            _separation(_points(run, layer), torch.cat([labels[None], exchanged]), n_groups, how)
             for layer in range(run.spec.n_layers)
         ]
         lo, hi = mean_interval(np.stack([layer.pop("per_sequence") for layer in layers], axis=1), seed=run.seed)
         arrays = {name: np.stack([layer[name] for layer in layers]) for name in layers[0]}
         fresh: dict[str, Any] = {
             f"{name}_initialisation": mean_over_copies([vars(copy)[name] for copy in initialised], like=arrays[name])
-            for name in ("silhouette", "angle_degrees", "pc12_share")
+            for name in ("silhouette", "angle_degrees", "pc12_share", "pc12_gain")
         }
         return DomainSeparationReport(
             **arrays, **fresh, silhouette_lo=lo, silhouette_hi=hi, groups=run.trials.group_names, site=site.name,
-            intervals={}, nulls={}, n=len(labels),
+            standardised=self.standardised, intervals={}, nulls={}, n=len(labels),
         )  # fmt: skip
 
     def controls(self) -> Iterator[Control[DomainSeparationReport]]:
@@ -170,15 +196,30 @@ def _points(run: Run, layer: int) -> Float64[Tensor, "point d"]:
     return run.at(RESID_POST)[layer][:, -1].double().cpu()
 
 
+@final
+@dataclass(frozen=True, kw_only=True)
+class _How:
+    """What is done to a sample before its plane is sought, and what resampling starts from."""
+
+    standardised: bool
+    seed: int
+
+    def prepared(self, members: Float64[Tensor, "point d"]) -> Float64[Tensor, "point d"]:
+        return standardised(members) if self.standardised else members - members.mean(dim=0)
+
+
 def _separation(
-    points: Float64[Tensor, "point d"], labels: Int64[Tensor, "draw point"], n_groups: int
+    points: Float64[Tensor, "point d"], labels: Int64[Tensor, "draw point"], n_groups: int, how: _How
 ) -> dict[str, Any]:
     """All of the report for one layer; the first labelling is the true one."""
     distances = torch.cdist(points, points).expand(len(labels), -1, -1)
     silhouettes = point_silhouettes(distances, labels, n_groups)
-    found = [_planes(points, drawn, n_groups) for drawn in labels]
+    found = [_planes(points, drawn, n_groups, how) for drawn in labels]
     angles, shares = (np.stack(part) for part in zip(*found, strict=True))
     means = silhouettes.mean(dim=1).numpy()
+    resampled = _resampled_shares(points, labels[0], n_groups, how)
+    mixed = shares[1:][np.random.default_rng(how.seed).integers(len(shares) - 1, size=DRAWS)]
+    (lo, hi), (gain_lo, gain_hi) = map(percentile_interval, (resampled, resampled - mixed))
     return {
         "per_sequence": silhouettes[0].numpy(),
         "silhouette": means[0],
@@ -188,12 +229,17 @@ def _separation(
         "angle_degrees_null": angles[1:].mean(),
         "angle_most": np.quantile(angles[1:], 0.975),
         "pc12_share": shares[0],
+        "pc12_share_lo": lo,
+        "pc12_share_hi": hi,
         "pc12_share_null": shares[1:].mean(axis=0),
+        "pc12_gain": shares[0] - shares[1:].mean(axis=0),
+        "pc12_gain_lo": gain_lo,
+        "pc12_gain_hi": gain_hi,
     }
 
 
 def _planes(
-    points: Float64[Tensor, "point d"], labels: Int64[Tensor, " point"], n_groups: int
+    points: Float64[Tensor, "point d"], labels: Int64[Tensor, " point"], n_groups: int, how: _How
 ) -> tuple[Float64[np.ndarray, ""], Float64[np.ndarray, " group"]]:
     """Mean angle between the groups' leading planes, and the share of variance in each; NaN for too small a group."""
     bases, shares = [], []
@@ -201,11 +247,26 @@ def _planes(
         members = points[labels == group]
         if len(members) <= RANK:
             return np.array(np.nan), np.full(n_groups, np.nan)
-        _, spread, axes = torch.linalg.svd(members - members.mean(dim=0), full_matrices=False)
-        bases.append(axes[:RANK].T)
-        shares.append(float(variance_shares(spread**2)[:RANK].sum()))
+        variances, axes = cloud_axes(how.prepared(members))
+        bases.append(axes[:, :RANK])
+        shares.append(float(variance_shares(variances)[:RANK].sum()))
     angles = [principal_angles(a, b).mean() for a, b in combinations(bases, 2)]
     return np.array(float(torch.stack(angles).mean())), np.array(shares)
+
+
+def _resampled_shares(
+    points: Float64[Tensor, "point d"], labels: Int64[Tensor, " point"], n_groups: int, how: _How
+) -> Float64[np.ndarray, "draw group"]:
+    """Share of a group's variance in its plane when its sequences are resampled; the plane stays."""
+    found = np.full((DRAWS, n_groups), np.nan)
+    for group in range(n_groups):
+        members = points[labels == group]
+        if len(members) > RANK:
+            cloud = how.prepared(members)
+            weights = bootstrap_weights(len(cloud), seed=how.seed + group, draws=DRAWS)
+            plane = cloud_axes(cloud)[1][:, :RANK].numpy()
+            found[:, group] = resampled_axis_shares(cloud[:, None].numpy(), plane, weights).sum(axis=0)
+    return found
 
 
 def _planted_groups(labels: Int64[np.ndarray, " sequence"], rng: np.random.Generator) -> Trials:

@@ -18,15 +18,17 @@ from torch import Tensor
 from bayesgeom.activations import Run
 from bayesgeom.geometry.cosine import (
     centred,
+    coordinates_of,
     frame_chances,
     frame_statistics,
     overlap,
     pairwise_cosine,
     welch_bound,
 )
+from bayesgeom.geometry.tokens import in_parts, occurrences, token_means
 from bayesgeom.probes.base import Control, Needs, Probe, mean_over_copies, planted_run, planted_trials
 from bayesgeom.report import Headline, Report
-from bayesgeom.sites import K_ROT, TOKEN_INPUTS, TOKEN_KEYS, W_K, K
+from bayesgeom.sites import K_ROT, TOKEN_INPUTS, TOKEN_KEYS, W_K_GRAM, K
 from bayesgeom.statistics import bootstrap_weights, percentile_interval
 
 if TYPE_CHECKING:
@@ -131,11 +133,11 @@ class KeyOverlap(Probe[KeyOverlapReport]):
     """Means over the recorded sequences; a token that none of them shows is left out and counted."""
 
     name: ClassVar[str] = "key_overlap"
-    needs: ClassVar[Needs] = Needs(sites=(K,), optional=(K_ROT, TOKEN_KEYS, TOKEN_INPUTS, W_K))
+    needs: ClassVar[Needs] = Needs(sites=(K,), optional=(K_ROT, TOKEN_KEYS, TOKEN_INPUTS, W_K_GRAM))
 
     def measure(self, run: Run, initialised: Sequence[KeyOverlapReport] = ()) -> KeyOverlapReport:
         views = _views(run)
-        sizes = [view.vectors.shape[2:] for view in views]
+        sizes = [(v.vectors.shape[2], v.width or v.vectors.shape[3]) for v in views]
         statistics = [frame_statistics(view.vectors.double()) for view in views]
         values: dict[str, Any] = {n: np.stack([found[n].cpu().numpy() for found in statistics]) for n in statistics[0]}
         chances = [frame_chances(*size) for size in sizes]
@@ -179,20 +181,20 @@ class KeyOverlap(Probe[KeyOverlapReport]):
 @final
 @dataclass(frozen=True, kw_only=True)
 class _View:
-    """The vectors compared; overlap in resamples, raw and centred; what W_K was applied to, where that is known."""
+    """The vectors compared; overlap in resamples, raw and centred; what W_K was applied to; the space's dimensions."""
 
     name: str
     vectors: Float[Tensor, "layer kv_head item d"]
     resampled: Float[np.ndarray, "draw 2 layer kv_head"]
     n_unseen: int = 0
     inputs: Float[Tensor, "layer item d_model"] | None = None
+    width: int | None = None  # where the vectors are given in coordinates of their span
 
 
 def _views(run: Run) -> list[_View]:
     """Every token set in every variant recorded, hypotheses first; then the columns of W_K. Never empty."""
     ids, sets, k, rotated = run.trials.token_ids(), run.trials.token_sets, run.at(K), run.recorded.get(K_ROT)
-    names = sorted(sets, key=lambda name: (name != "hypotheses", name))
-    members = {name: torch.searchsorted(ids, sets[name]) for name in names}
+    members = {name: torch.searchsorted(ids, sets[name]) for name in sorted(sets, key=lambda x: (x != "hypotheses", x))}
     unknown = np.full((DRAWS, 2, run.spec.n_layers, run.spec.n_kv_heads), np.nan)
     variants = [_from_activations(run, k, members, "activation")]
     if rotated is not None and not torch.equal(rotated[:, :1], k[:, :1]):  # a rotation shows in any one sequence
@@ -207,8 +209,9 @@ def _views(run: Run) -> list[_View]:
             }
         )
     views = [by_set[name] for name in members for by_set in variants]
-    if W_K in run.recorded:
-        views.append(_View(name="columns", vectors=run.at(W_K), resampled=unknown))
+    if W_K_GRAM in run.recorded:
+        columns = coordinates_of(run.at(W_K_GRAM))
+        views.append(_View(name="columns", vectors=columns, resampled=unknown, width=run.spec.d_model))
     nothing = torch.full((run.spec.n_layers, run.spec.n_kv_heads, 1, run.spec.d_head), torch.nan)
     return views or [_View(name="no tokens named", vectors=nothing, resampled=unknown)]
 
@@ -221,27 +224,26 @@ def _from_activations(
 ) -> dict[str, _View]:
     """Mean key of each token over the sequences, and its overlap in resamples of them."""
     n = min(run.n_recorded, MAX_SEQUENCES)
-    shown = (run.trials.tokens[:n, None, :] == run.trials.token_ids()[:, None]).to(keys.dtype)
-    counts = shown.sum(dim=2)
-    # The first row weighs every sequence alike: the estimate itself.
-    shares = np.concatenate([np.full((1, n), 1 / n), bootstrap_weights(n, seed=run.seed, draws=DRAWS)])
-    weights = torch.as_tensor(shares, dtype=keys.dtype, device=keys.device)
-    kept = {name: at[counts.sum(dim=0)[at] > 0] for name, at in members.items()}
-    vectors: dict[str, list[Tensor]] = {name: [] for name in members}
-    resampled: dict[str, list[Tensor]] = {name: [] for name in members}
-    for layer in keys[:, :n].flatten(3):
-        sums = (weights @ (shown @ layer).flatten(1)).unflatten(1, (shown.shape[1], *keys.shape[3:]))
-        means = sums / (weights @ counts)[:, :, None, None]
+    shown = occurrences(run.trials.tokens[:n], run.trials.token_ids())
+    weights = bootstrap_weights(n, seed=run.seed, draws=DRAWS)
+    kept = {name: at[shown.any(dim=2).any(dim=0)[at]] for name, at in members.items()}
+    vectors, resampled = ({name: list[Tensor]() for name in members} for _ in range(2))
+    for layer in keys[:, :n]:
+        means = token_means(layer, shown, np.full((1, n), 1 / n))[0]
         for name, at in kept.items():
-            frames = means[:, at].transpose(1, 2).contiguous()
-            drawn = [overlap(pairwise_cosine(x)) for x in (frames[1:], centred(frames[1:]))]
-            vectors[name].append(frames[0])
-            resampled[name].append(torch.stack(drawn, dim=1))
+            vectors[name].append(means[at].transpose(0, 1))
+        for part in in_parts(weights, means.numel()):
+            drawn = token_means(layer, shown, part)
+            for name, at in kept.items():
+                frames = drawn[:, at].transpose(1, 2).contiguous()
+                resampled[name] += [
+                    torch.stack([overlap(pairwise_cosine(x)) for x in (frames, centred(frames))], dim=1)
+                ]
     return {
         name: _View(
             name=f"{name} / {variant}",
             vectors=torch.stack(vectors[name]),
-            resampled=torch.stack(resampled[name], dim=2).double().cpu().numpy(),
+            resampled=torch.cat(resampled[name]).unflatten(0, (-1, DRAWS)).movedim(0, 2).double().cpu().numpy(),
             n_unseen=len(members[name]) - len(kept[name]),
         )
         for name in members

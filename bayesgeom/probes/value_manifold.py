@@ -7,8 +7,9 @@ References: Agarwal, Dalal & Misra 2025, arXiv:2512.22471 (the claim; their scri
 Hastie, Tibshirani & Friedman 2009, section 5.2.1 (the curve).
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 from typing import TYPE_CHECKING, Any, ClassVar, final
 
 import numpy as np
@@ -18,33 +19,33 @@ from torch import Tensor
 
 from bayesgeom.activations import Run
 from bayesgeom.geometry.manifold import (
-    N_KNOTS,
     RELATIONS,
     SHAPES,
     CloudStatistics,
     EntropyScale,
     cloud_statistics,
-    entropy_columns,
-    entropy_scale,
     head_statistics,
+    shuffled_scale,
     tabulated,
     view,
 )
-from bayesgeom.geometry.regression import even_knots
+from bayesgeom.geometry.pca import standardised
 from bayesgeom.geometry.resampling import resampled_cloud
 from bayesgeom.probes.base import Control, Needs, Probe, mean_over_copies, planted_run, planted_trials
 from bayesgeom.report import Headline, Report
 from bayesgeom.sites import ATTN_OUT, RESID_POST, Site, V, Z
-from bayesgeom.statistics import bootstrap_weights, percentile_interval, shuffled_within_position
+from bayesgeom.statistics import bootstrap_weights, percentile_interval
 from bayesgeom.trials import Trials
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
+PointsOf = Callable[[Site, int], Float[Tensor, "point d"]]
 MAX_POINTS = 3_072  # some 150 sequences: correlations are then known to a few hundredths
 SHUFFLES, DRAWS, N_SHOWN, N_STEPS = 10, 200, 600, 60
 _SITES, _SHOWN = (V, Z, ATTN_OUT, RESID_POST), (V, RESID_POST)
 _UNIDENTIFIED = "not identified: entropy is a function of position"
+_BOUNDED = ("pc1_share", "pc12_share", "spearman", "partial_spearman")
 _ORDER = {
     "curve_share": "share on a smooth curve in entropy",
     "entropy_r2": "R² of a linear read-out of entropy",
@@ -64,8 +65,8 @@ class ValueManifoldReport(Report):
     compares points of the same position only, and is NaN unless `identified`.
 
     `*_null` is the shuffle of entropies within position, for shapes the architecture at initialisation;
-    `*_initialisation` is the latter for the rest. Intervals are those of the `shown_sites` in the last layer, NaN
-    elsewhere; `shown_*` are points to plot.
+    `*_initialisation` is the latter for the rest. Shares have an interval everywhere, the order in the last layer of
+    the `shown_sites` alone; `shown_*` are points to plot. `standardised`: every coordinate had variance 1 first.
     """
 
     name: ClassVar[str] = "value_manifold"
@@ -85,6 +86,8 @@ class ValueManifoldReport(Report):
     pc1_share_hi: Float[np.ndarray, "site layer"]
     pc1_share_null: Float[np.ndarray, "site layer"]
     pc12_share: Float[np.ndarray, "site layer"]
+    pc12_share_lo: Float[np.ndarray, "site layer"]
+    pc12_share_hi: Float[np.ndarray, "site layer"]
     pc12_share_null: Float[np.ndarray, "site layer"]
     participation_ratio: Float[np.ndarray, "site layer"]
     participation_ratio_null: Float[np.ndarray, "site layer"]
@@ -118,6 +121,7 @@ class ValueManifoldReport(Report):
     curve_entropy_bits: Float[np.ndarray, " step"]
     identified: bool
     is_own_entropy: bool
+    standardised: bool
     sites: tuple[str, ...]
     shown_sites: tuple[str, ...]
     intervals: Mapping[str, tuple[float, float]]
@@ -130,7 +134,8 @@ class ValueManifoldReport(Report):
             " (the model's own)" if self.is_own_entropy else ""
         )
         shuffle = "shuffle within position"
-        shares = [self._last("pc1_share", f"PC1 share of {s}", s, "initialisation") for s in self.shown_sites]
+        how = ", standardised" if self.standardised else ""
+        shares = [self._last("pc1_share", f"PC1 share of {s}{how}", s, "initialisation") for s in self.shown_sites]
         related = [self._last(m, f"resid_post: {label}{unless}", "resid_post", shuffle) for m, label in _ORDER.items()]
         return (shares[0], *related, *shares[1:])
 
@@ -157,33 +162,42 @@ class ValueManifoldReport(Report):
 @final
 @dataclass(frozen=True)
 class ValueManifold(Probe[ValueManifoldReport]):
-    """Every recorded site and layer; sequences beyond `MAX_POINTS` points are left out, and `n` says how many count."""
+    """Every recorded site and layer; sequences beyond `MAX_POINTS` points are left out, and `n` says how many count.
+
+    `standardised` gives every coordinate the same variance first, as Paper III does.
+    """
 
     name: ClassVar[str] = "value_manifold"
     needs: ClassVar[Needs] = Needs(sites=(RESID_POST,), optional=(V, Z, ATTN_OUT))
+    standardised: bool = False
 
     def measure(self, run: Run, initialised: Sequence[ValueManifoldReport] = ()) -> ValueManifoldReport:
-        trials = run.trials.rows(slice(0, max(2, MAX_POINTS // run.trials.n_scored)))
+        n = min(run.n_recorded, max(2, MAX_POINTS // run.trials.n_scored))
+        trials = run.trials.rows(slice(0, n))
         # Entropies that differ by rounding are equal: they are compared by rank.
-        entropy = run.reference_entropy_bits()[: len(trials)].round(9)
-        scale = _scale(entropy, trials, run.seed)
-        sites = tuple(site for site in _SITES if site in run.recorded)
-        layers = range(run.spec.n_layers)
-        clouds = [[cloud_statistics(_points(run, trials, site, i), scale) for i in layers] for site in sites]
-        last = {site: found[-1] for site, found in zip(sites, clouds, strict=True)}
-        measured: dict[str, Any] = tabulated(clouds) | _heads(run, trials, scale)
+        entropy = run.reference_entropy_bits()[:n].round(9)
+        level = trials.scored_positions().cpu().numpy()
+        scale = shuffled_scale(entropy, level, shuffles=SHUFFLES, seed=run.seed)
+
+        def points_of(site: Site, layer: int) -> Float[Tensor, "point d"]:
+            values = run.at(site)[layer][:n]
+            points = (trials.at_scored(values) if "key_pos" in site.axes else values).flatten(2).flatten(0, 1)
+            return standardised(points) if self.standardised else points
+
+        layers, sites = range(run.spec.n_layers), [site for site in _SITES if site in run.recorded]
+        clouds = {site: [cloud_statistics(points_of(site, i), scale) for i in layers] for site in sites}
+        measured: dict[str, Any] = tabulated([*clouds.values()]) | _heads(run, scale, points_of)
         return ValueManifoldReport(
             **measured | _untrained(measured, initialised),
-            **_intervals(run, trials, last, entropy),
-            **_shown(run, trials, last, entropy),
+            **_intervals(run, clouds, entropy, points_of),
+            **_shown(run, clouds, entropy, points_of),
             identified=scale.identified,
             is_own_entropy=not run.has_posterior,
+            standardised=self.standardised,
             sites=tuple(site.name for site in sites),
             shown_sites=tuple(site.name for site in sites if site in _SHOWN),
-            intervals={},
-            nulls={},
-            n=len(trials),
-        )
+            intervals={}, nulls={}, n=n,
+        )  # fmt: skip
 
     def controls(self) -> Iterator[Control[ValueManifoldReport]]:
         rng = np.random.default_rng(0)
@@ -217,25 +231,12 @@ class ValueManifold(Probe[ValueManifoldReport]):
         )
 
 
-def _scale(entropy: Float64[np.ndarray, "sequence position"], trials: Trials, seed: int) -> EntropyScale:
-    """Entropies as they are, and shuffled; the first half of the sequences fits, the second scores."""
-    columns = entropy_columns(entropy, even_knots(entropy.ravel(), N_KNOTS))
-    rng = np.random.default_rng(seed)
-    rows = np.stack([columns, *(shuffled_within_position(columns, rng) for _ in range(SHUFFLES))])
-    return entropy_scale(rows, trials.scored_positions().cpu().numpy(), n_fit=-(-len(trials) // 2))
-
-
-def _points(run: Run, trials: Trials, site: Site, layer: int) -> Float[Tensor, "point d"]:
-    """Vectors at scored positions, heads side by side."""
-    values = run.at(site)[layer][: len(trials)]
-    return (trials.at_scored(values) if "key_pos" in site.axes else values).flatten(2).flatten(0, 1)
-
-
-def _heads(run: Run, trials: Trials, scale: EntropyScale) -> dict[str, Float[np.ndarray, "layer kv_head"]]:
+def _heads(run: Run, scale: EntropyScale, points_of: PointsOf) -> dict[str, Float[np.ndarray, "layer kv_head"]]:
     """PC1 of the value vectors of each head on its own; NaN where values were not recorded."""
-    layers: Any = [(np.full(run.spec.n_kv_heads, np.nan),) * 2] * run.spec.n_layers
+    n_heads, n_layers = run.spec.n_kv_heads, run.spec.n_layers
+    layers: Any = [(np.full(n_heads, np.nan),) * 2] * n_layers
     if V in run.recorded:
-        layers = [head_statistics(trials.at_scored(v[: len(trials)]).flatten(0, 1), scale) for v in run.at(V)]
+        layers = [head_statistics(points_of(V, i).unflatten(1, (n_heads, -1)), scale) for i in range(n_layers)]
     share, related = np.moveaxis(np.array(layers), 1, 0)
     return {"head_pc1_share": share, "head_spearman": related}
 
@@ -249,36 +250,40 @@ def _untrained(measured: Mapping[str, Any], initialised: Sequence[ValueManifoldR
 
 
 def _intervals(
-    run: Run, trials: Trials, last: Mapping[Site, CloudStatistics], entropy: Float64[np.ndarray, "sequence position"]
+    run: Run,
+    clouds: Mapping[Site, Sequence[CloudStatistics]],
+    entropy: Float64[np.ndarray, "sequence position"],
+    points_of: PointsOf,
 ) -> dict[str, Any]:
-    """95 % bootstrap intervals over sequences, for the last layer of the sites that are shown."""
-    weights = bootstrap_weights(len(trials), seed=run.seed, draws=DRAWS)
-    level = trials.scored_positions().cpu().numpy()
-    bounds: dict[str, Any] = {}
-    for row, site in enumerate(last):
-        if site in _SHOWN:
-            points = _points(run, trials, site, -1).unflatten(0, level.shape).cpu().numpy()
-            axis = last[site].axes[:, 0].cpu().numpy()
-            for metric, draws in resampled_cloud(points, axis, entropy, level, weights).items():
-                for end, bound in zip(("lo", "hi"), percentile_interval(draws), strict=True):
-                    unknown = np.full((len(last), run.spec.n_layers), np.nan)
-                    bounds.setdefault(f"{metric}_{end}", unknown)[row, -1] = bound
+    """95 % bootstrap intervals over sequences: of shares everywhere, of the order in the last layer of shown sites."""
+    weights = bootstrap_weights(len(entropy), seed=run.seed, draws=DRAWS)
+    level = run.trials.scored_positions()[: len(entropy)].cpu().numpy()
+    names = [f"{metric}_{end}" for metric in _BOUNDED for end in ("lo", "hi")]
+    bounds: dict[str, Any] = {name: np.full((len(clouds), run.spec.n_layers), np.nan) for name in names}
+    for (row, site), layer in product(enumerate(clouds), range(run.spec.n_layers)):
+        points = points_of(site, layer).unflatten(0, level.shape).cpu().numpy()
+        order = (entropy, level) if site in _SHOWN and layer == run.spec.n_layers - 1 else None
+        for metric, draws in resampled_cloud(points, clouds[site][layer].axes.cpu().numpy(), weights, order).items():
+            bounds[f"{metric}_lo"][row, layer], bounds[f"{metric}_hi"][row, layer] = percentile_interval(draws)
     return bounds
 
 
 def _shown(
-    run: Run, trials: Trials, last: Mapping[Site, CloudStatistics], entropy: Float64[np.ndarray, "sequence position"]
+    run: Run,
+    clouds: Mapping[Site, Sequence[CloudStatistics]],
+    entropy: Float64[np.ndarray, "sequence position"],
+    points_of: PointsOf,
 ) -> dict[str, Any]:
     """A sample of the last layer's points, and the curve through all of them."""
     flat = entropy.ravel()
     chosen = np.sort(np.random.default_rng(run.seed).permutation(len(flat))[:N_SHOWN])
     grid = np.linspace(flat.min(), flat.max(), N_STEPS)
-    views = [view(_points(run, trials, s, -1), last[s].axes, flat, grid) for s in last if s in _SHOWN]
+    views = [view(points_of(s, -1), clouds[s][-1].axes, flat, grid) for s in clouds if s in _SHOWN]
     return {
         "shown_points": np.array([points[chosen] for points, _ in views]),
         "shown_curve": np.array([curve for _, curve in views]),
         "shown_entropy_bits": flat[chosen],
-        "shown_position": trials.scored_positions().cpu().numpy().ravel()[chosen].astype(np.float64),
+        "shown_position": run.trials.scored_positions().cpu().numpy().ravel()[chosen].astype(np.float64),
         "curve_entropy_bits": grid,
     }
 

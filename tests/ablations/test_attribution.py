@@ -66,7 +66,7 @@ def damage_at(plain: Plain, ablation: Ablation, mode: str, share: float) -> np.n
 
 
 @pytest.mark.parametrize("mode", ["zero", "mean", "resample"])
-@pytest.mark.parametrize("positions", ["learned", "rotary", "alibi"])
+@pytest.mark.parametrize("positions", ["learned", "rotary", "alibi", "prior"])
 def test_attribution_is_the_derivative_of_the_damage(mode: str, positions: str) -> None:
     model = double(positions=positions)
     plain = Plain.of(model.module, TRIALS, OTHERS)

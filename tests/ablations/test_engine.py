@@ -8,10 +8,11 @@ import torch
 
 from bayesgeom import ablations
 from bayesgeom.ablations import Ablation, Component, engine
-from bayesgeom.ablations.engine import Means, TileScores, score_tile, tiles, tiles_with_donors
+from bayesgeom.ablations.engine import Means, TileScores, score_tile, tiles, tiles_with_donors, variants_at_once
 from bayesgeom.ablations.scoring import METRICS, scores_of
 from bayesgeom.edits import Replace
 from bayesgeom.errors import InvalidArgument
+from bayesgeom.models.base import BUDGET_BYTES
 from bayesgeom.models.hooked import HookedModel
 from bayesgeom.models.plain_loop import PlainLoop
 from bayesgeom.models.replay_layer import ReplayLayer
@@ -24,7 +25,7 @@ POINTS = {Z: "attn.hook_z", ATTN_OUT: "hook_attn_out", MLP_OUT: "hook_mlp_out"}
 MODES = ("zero", "mean", "resample")
 BITS = 1e-5
 TRIALS, OTHERS = TASK.sample(17, seed=2), TASK.sample(23, seed=3)
-LAST = TRIALS.rows(slice(-1, None))
+LAST, SPEC = TRIALS.rows(slice(-1, None)), lively().spec
 
 
 def means_of(plain: Plain) -> Means:
@@ -219,7 +220,7 @@ def test_results_do_not_depend_on_the_tile(mode: str, monkeypatch: pytest.Monkey
     found = []
     for rows in (1, 31, 200, 5_000):
         monkeypatch.setattr(engine, "TARGET_ROWS", rows)
-        parts = [score_tile(model.replayer(), *tile, variants, means) for tile in tiles_with_donors(TRIALS)]
+        parts = [score_tile(model.replayer(), *tile, variants, means) for tile in tiles_with_donors(TRIALS, SPEC)]
         found.append(np.concatenate([part.variants for part in parts], axis=2))
     assert len(parts) == 1 < len(list(tiles_of(31, monkeypatch)))
     for other in found[1:]:
@@ -229,12 +230,12 @@ def test_results_do_not_depend_on_the_tile(mode: str, monkeypatch: pytest.Monkey
 
 def tiles_of(rows: int, monkeypatch: pytest.MonkeyPatch) -> list[Trials]:
     monkeypatch.setattr(engine, "TARGET_ROWS", rows)
-    return list(tiles(TRIALS))
+    return list(tiles(TRIALS, SPEC))
 
 
 def test_every_trial_is_resampled_from_the_one_before_it_in_the_block(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine, "TARGET_ROWS", 31)
-    donors = [torch.cat([before.tokens, tile.tokens[:-1]]) for tile, before in tiles_with_donors(TRIALS)]
+    donors = [torch.cat([before.tokens, tile.tokens[:-1]]) for tile, before in tiles_with_donors(TRIALS, SPEC)]
     assert len(donors) > 1 and torch.equal(torch.cat(donors), TRIALS.tokens.roll(1, dims=0))
 
 
@@ -243,10 +244,41 @@ def test_tiles_are_the_block_in_order_and_none_is_a_sequence_alone(rows: int, mo
     monkeypatch.setattr(engine, "TARGET_ROWS", rows)
     for n in range(1, 60):
         block = TASK.sample(n, seed=n)
-        cut = list(tiles(block))
+        cut = list(tiles(block, SPEC))
         assert torch.equal(torch.cat([tile.tokens for tile in cut]), block.tokens)
         assert n == 1 or min(map(len, cut)) > 1, (n, [len(tile) for tile in cut])
         assert max(map(len, cut)) <= max(3, 2 * rows // 13)
+
+
+@pytest.mark.parametrize("d_vocab", [22, 128_256, 1_000_003])
+def test_a_tile_stays_within_the_budget_whatever_the_vocabulary(d_vocab: int) -> None:
+    block, spec = TASK.sample(128, seed=0), replace(SPEC, d_vocab=d_vocab)
+    cut = list(tiles(block, spec))
+    assert torch.equal(torch.cat([tile.tokens for tile in cut]), block.tokens)
+    for tile in cut:
+        logits = torch.empty(len(tile), tile.n_scored, d_vocab, device="meta")
+        variants = variants_at_once(tile, logits)
+        assert variants >= 1 and (len(tile) == 2 or 4 * logits.numel() * (2 + variants) <= BUDGET_BYTES)
+
+
+def test_a_tile_stays_within_the_budget_whatever_the_depth() -> None:
+    block, spec = TASK.sample(128, seed=0), replace(SPEC, n_layers=80, d_model=8_192, n_heads=64, d_head=128)
+    (stream, heads), n_pos = (80 * 8_192, 80 * 64 * 128), block.tokens.shape[1]
+    longest = max(map(len, tiles(block, spec)))
+    assert longest <= 3 or 4 * longest * n_pos * (5 * stream + heads) <= BUDGET_BYTES
+    assert len(list(tiles(block, SPEC))) == 1, "small models are cut as before"
+
+
+def test_results_do_not_depend_on_the_budget(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, means = lively(), means_of(Plain.of(lively().module, TRIALS, OTHERS))
+    variants = [ablation.edits("zero") for ablation in ablations.every_head(model)]
+    found = []
+    for budget in (BUDGET_BYTES, 200_000):
+        monkeypatch.setattr(engine, "BUDGET_BYTES", budget)
+        parts = [score_tile(model.replayer(), *tile, variants, means) for tile in tiles_with_donors(TRIALS, SPEC)]
+        found.append(np.concatenate([part.variants for part in parts], axis=2))
+    assert len(parts) > 1
+    np.testing.assert_allclose(found[0][:, :2], found[1][:, :2], atol=2e-6, rtol=2e-6)
 
 
 # Faults.

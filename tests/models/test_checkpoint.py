@@ -76,7 +76,7 @@ def test_impossible_sizes_are_refused(sizes: dict[str, object], message: str) ->
     ("field", "message"),
     [
         ("norm", r"norm must be one of rmsnorm, layernorm; got 'other'"),
-        ("positions", r"positions must be one of learned, sinusoidal, rotary, alibi, none; got 'other'"),
+        ("positions", r"positions must be one of learned, sinusoidal, rotary, alibi, prior, none; got 'other'"),
     ],
 )
 def test_kinds_outside_their_list_are_refused(field: str, message: str) -> None:

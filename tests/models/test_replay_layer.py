@@ -7,8 +7,9 @@ import torch
 from torch import Tensor
 
 from bayesgeom.models import replay_layer as module
+from bayesgeom.models.positions import rotated
 from bayesgeom.models.replay_layer import ReplayAttention, Scratch
-from bayesgeom.models.transformer import POSITIONS, alibi_bias, rotated
+from bayesgeom.models.transformer import POSITIONS, MultiHeadAttention, TransformerConfig
 from tests.ablations.plain import SIZES
 
 HEADS, BATCH, POS, WIDTH = 5, 3, 13, 6
@@ -20,12 +21,21 @@ def heads(seed: int, scale: float = 1.0) -> list[Tensor]:
     return [scale * torch.randn(HEADS, BATCH, POS, WIDTH, generator=generator) for _ in range(3)]
 
 
-def written_out(q: Tensor, k: Tensor, v: Tensor, positions: str) -> Tensor:
+def layer(config: TransformerConfig) -> MultiHeadAttention:
+    """A layer's attention; its own prior is not the one that it starts from."""
+    module, generator = MultiHeadAttention(config, "auto"), torch.Generator().manual_seed(7)
+    for parameter in (*module.prior.parameters(),) if config.positions == "prior" else ():
+        torch.nn.init.normal_(parameter, std=0.3, generator=generator)
+    return module.requires_grad_(requires_grad=False)
+
+
+def written_out(q: Tensor, k: Tensor, v: Tensor, attention: MultiHeadAttention) -> Tensor:
     """[batch, pos, head, d_head], one query at a time, in float64."""
     q, k, v = (part.permute(1, 2, 0, 3).double() for part in (q, k, v))
-    if positions == "rotary":
+    if attention.config.positions == "rotary":
         q, k = rotated(q), rotated(k)
-    bias = alibi_bias(HEADS, POS, q) if positions == "alibi" else torch.zeros(HEADS, POS, POS).double()
+    bias = attention.score_bias(POS, q)
+    bias = torch.zeros(HEADS, POS, POS).double() if bias is None else bias
     out = torch.zeros_like(q)
     for query in range(POS):
         scores = torch.einsum("bhd,bkhd->bhk", q[:, query], k[:, : query + 1]) + bias[:, query, : query + 1]
@@ -41,9 +51,10 @@ def test_attention_is_softmax_over_visible_keys(
 ) -> None:
     """Scores up to some thousands: far past what exp can hold in float32."""
     monkeypatch.setattr(module, "LONGEST", longest)
-    attention, scratch = ReplayAttention(replace(SIZES, positions=positions)), Scratch()
+    own = layer(replace(SIZES, positions=positions))
+    attention, scratch = ReplayAttention(own), Scratch()
     q, k, v = heads(0, scale)
-    expected = written_out(q, k, v / scale, positions).float()
+    expected = written_out(q, k, v / scale, own).float()
     whole = attention.z(q, k, v / scale, None, scratch)
     torch.testing.assert_close(whole, expected, atol=1e-5 * scale, rtol=0)
     asked = attention.z(q[:, :, ROWS].contiguous(), k, v / scale, ROWS, scratch)
@@ -53,7 +64,7 @@ def test_attention_is_softmax_over_visible_keys(
 def test_a_broken_value_stays_broken() -> None:
     q, k, v = heads(1)
     k[2, 1, 3] = torch.nan
-    z = ReplayAttention(SIZES).z(q, k, v, None, Scratch())
+    z = ReplayAttention(layer(SIZES)).z(q, k, v, None, Scratch())
     assert z[1, 3:, 2].isnan().all() and z[0].isfinite().all()
 
 

@@ -89,6 +89,7 @@ def test_static_sites_are_the_weights_own_products() -> None:
             assert torch.equal(run.at(s.W_O)[layer, head], block.attn.W_O.weight.detach()[:, own].T)
             rows = block.attn.W_K.weight.detach()[10 * head : 10 * (head + 1)]
             assert torch.equal(run.at(s.W_K)[layer, head], rows)
+            torch.testing.assert_close(run.at(s.W_K_GRAM)[layer, head], rows @ rows.T)
             for token in range(22):
                 x = embedding[token]
                 x = x / (x.square().mean() + 1e-5).sqrt() * block.ln1.w.detach()
@@ -221,7 +222,8 @@ def test_a_users_edit_is_what_is_measured() -> None:
 def test_missing_sites_name_what_there_is() -> None:
     model = lively()
     with pytest.raises(
-        MissingSite, match=r"this run reads site 'state', which tiny has not\. It exposes: W_K, W_O, W_V, attn"
+        MissingSite,
+        match=r"this run reads site 'state', which tiny has not\. It exposes: W_K, W_K_gram, W_O, W_V, attn",
     ):
         model.run(blocks(5), record=(s.Z, s.STATE))
     with pytest.raises(MissingSite, match=r"site 'k' was not recorded in this run of tiny\. It holds: pattern, z\."):

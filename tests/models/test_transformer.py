@@ -11,16 +11,8 @@ from scipy.special import erf
 from torch import Tensor
 
 from bayesgeom.errors import TaskMismatch
-from bayesgeom.models.transformer import (
-    NORMS,
-    POSITIONS,
-    Attention,
-    Transformer,
-    TransformerConfig,
-    alibi_bias,
-    rotated,
-    sinusoids,
-)
+from bayesgeom.models.positions import alibi_bias, rotated, sinusoids
+from bayesgeom.models.transformer import NORMS, POSITIONS, Attention, MultiHeadAttention, Transformer, TransformerConfig
 
 SMALL = TransformerConfig(d_vocab=11, n_ctx=7, n_layers=2, n_heads=3, d_model=30, d_mlp=13)
 KINDS = [
@@ -76,6 +68,10 @@ def twin_attention(x: np.ndarray, weights: dict[str, np.ndarray], name: str, con
             scores = np.array([q[query] @ k[key] / math.sqrt(d) for key in range(query + 1)])
             if config.positions == "alibi":
                 scores -= 2 ** (-8 * (head + 1) / config.n_heads) * np.arange(query, -1, -1)
+            if config.positions == "prior":
+                slope = 2 ** (-8 * (head + 1) / config.n_heads) * np.exp(weights[f"{name}.prior.log_slope_shift"][head])
+                exponent = np.exp(weights[f"{name}.prior.log_exponent_shift"][head])
+                scores -= (slope * np.arange(query, -1, -1)) ** exponent
             pattern = np.exp(scores - scores.max())
             z = (pattern / pattern.sum()) @ v[: query + 1]
             out[query] += weights[f"{name}.W_O.weight"][:, rows] @ z
@@ -180,7 +176,8 @@ def test_every_activation_has_its_batch_axis(positions: str) -> None:
 
 @every_kind
 def test_residual_and_attention_identities(config: TransformerConfig) -> None:
-    cache = lively(config).run_with_cache(some_tokens())[1]
+    module = lively(config)
+    cache = module.run_with_cache(some_tokens())[1]
     close = {"atol": 1e-4, "rtol": 1e-5}
     for layer in range(2):
         site = {name.removeprefix(f"blocks.{layer}."): x.detach() for name, x in cache.items()}
@@ -190,6 +187,10 @@ def test_residual_and_attention_identities(config: TransformerConfig) -> None:
         q, k = site[f"attn.hook_{kind}q"], site[f"attn.hook_{kind}k"]
         scores = torch.einsum("bqhd,bkhd->bhqk", q, k) / math.sqrt(10)
         scores = scores + alibi_bias(3, 7, q) if config.positions == "alibi" else scores
+        if config.positions == "prior":
+            attention = module.get_submodule(f"blocks.{layer}.attn")
+            assert isinstance(attention, MultiHeadAttention)
+            scores = scores + attention.prior(7, q).detach()
         scores = scores.masked_fill(torch.ones(7, 7, dtype=torch.bool).triu(1), -torch.inf)
         torch.testing.assert_close(scores, site["attn.hook_attn_scores"], **close)
         torch.testing.assert_close(scores.softmax(-1), site["attn.hook_pattern"], **close)
@@ -273,5 +274,6 @@ def test_a_seed_decides_the_weights() -> None:
 def test_parameter_count(config: TransformerConfig) -> None:
     d, norm = 30, 30 * (2 if config.norm == "layernorm" else 1)
     ids = 11 * d * (1 if config.tied else 2) + (7 * d if config.positions == "learned" else 0)
-    block = 4 * d * d + (d * 13 + 13) + (13 * d + d) + 2 * norm
+    prior = 2 * 3 if config.positions == "prior" else 0
+    block = 4 * d * d + prior + (d * 13 + 13) + (13 * d + d) + 2 * norm
     assert sum(p.numel() for p in config.build(seed=0).parameters()) == ids + 2 * block + norm

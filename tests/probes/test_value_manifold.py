@@ -119,16 +119,33 @@ def test_nulls_at_initialisation_are_means_over_the_copies() -> None:
         np.testing.assert_array_equal(vars(alone)[metric], vars(report)[metric])
 
 
-def test_intervals_are_those_of_the_last_layer_of_what_is_shown() -> None:
+def test_shares_have_intervals_everywhere_and_the_order_in_the_last_layer_of_what_is_shown() -> None:
     report = ValueManifold().measure(lively())
-    for metric in ("pc1_share", "spearman", "partial_spearman"):
-        lo, hi = vars(report)[f"{metric}_lo"], vars(report)[f"{metric}_hi"]
-        known = np.zeros_like(lo, dtype=bool)
+    for metric in ("pc1_share", "pc12_share", "spearman", "partial_spearman"):
+        values, lo, hi = (vars(report)[f"{metric}{end}"] for end in ("", "_lo", "_hi"))
+        known = np.full_like(lo, metric.endswith("share"), dtype=bool)
         known[[row_of(report, "v"), row_of(report, "resid_post")], -1] = True
         assert (np.isfinite(lo) == known).all() and (np.isfinite(hi) == known).all()
         assert (lo[known] < hi[known]).all()
-    v = row_of(report, "v")
-    assert report.pc1_share_lo[v, -1] < report.pc1_share[v, -1] < report.pc1_share_hi[v, -1]
+        if metric.endswith("share"):
+            assert (lo < values).all() and (values < hi).all()
+
+
+def test_standardised_clouds_do_not_depend_on_the_size_of_a_coordinate() -> None:
+    run = lively()
+    wide = run.at(RESID_POST) * torch.tensor([1e4, 1, 1, 1, 1, 1, 1])
+    stretched = replace(run, recorded={**run.recorded, RESID_POST: wide})
+    plain, unit = (ValueManifold(standardised=s).measure(stretched) for s in (False, True))
+    row = row_of(plain, "resid_post")
+    assert (plain.pc1_share[row] > 0.999).all() and not plain.standardised
+    assert (unit.pc1_share[row] < 0.5).all() and unit.standardised
+    np.testing.assert_allclose(unit.pc1_share, ValueManifold(standardised=True).measure(run).pc1_share, atol=1e-6)
+    for layer in range(LAYERS):
+        cloud = run.at(RESID_POST)[layer].reshape(-1, D).numpy()
+        variances = np.linalg.eigvalsh(np.corrcoef(cloud.T))
+        assert unit.pc1_share[row, layer] == pytest.approx(variances[-1] / D, abs=1e-6)
+        assert unit.pc12_share[row, layer] == pytest.approx(variances[-2:].sum() / D, abs=1e-6)
+    assert "standardised" in unit.headline() and "standardised" not in plain.headline()
 
 
 def test_sequences_beyond_the_budget_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:

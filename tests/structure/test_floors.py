@@ -18,18 +18,42 @@ FLOORS = (
     {"errors", "sites", "information", "geometry", "statistics", "files", "allocator"},
     {"plugins", "trials", "activations", "behaviour", "edits", "report"},
     {"tasks", "models", "charts"},
-    {"probes", "ablations", "interventions"},
-    {"training", "diagnose", "diagnosis", "ablate", "intervene", "conversion", "selftest"},
+    {"probes", "ablations", "interventions", "gradient_laws", "em", "monitoring"},
+    {
+        "training",
+        "over_training",
+        "dynamics",
+        "replicate",
+        "comparison",
+        "compare",
+        "generalisation",
+        "length",
+        "relabelling",
+        "sweep",
+        "diagnose",
+        "diagnosis",
+        "ablate",
+        "intervene",
+        "intervene_together",
+        "conversion",
+        "selftest",
+        "gradients",
+        "gradient_movement",
+        "em_experiment",
+        "monitor",
+    },
     {"commands", "cli"},
 )
 # Folders of plug-ins, and in each the files that every plug-in may stand on.
 FOUNDATIONS = {
-    "tasks": {"base", "text"},
+    "tasks": {"base", "text", "markov"},
     "models": {
-        "base", "config", "checkpoint", "recorder", "identities", "replayer", "plain_loop", "proof", "quiet", "taps",
+        "base", "config", "checkpoint", "recorder", "identities", "replayer", "plain_loop", "positions", "proof",
+        "quiet", "taps",
     },
-    "charts": {"base", "theme", "lines"},
-    "probes": {"base"},
+    "charts": {"base", "theme", "lines", "simplex"},
+    "probes": {"base", "belief_report"},
+    "commands": {"base"},
 }  # fmt: skip
 # A folder's front knows every plug-in in it: something has to choose among them.
 FRONTS = {"models.resolve"}
@@ -37,6 +61,8 @@ FRONTS = {"models.resolve"}
 ADAPTERS = {
     "models.export": {"models.transformer"},
     "models.hooked": {"models.transformer", "models.replay"},
+    "models.mamba": {"models.causal_conv", "models.scan"},
+    "models.residual": {"models.lstm", "models.mamba", "models.mlp", "models.huggingface.replay"},
     "models.replay": {"models.transformer", "models.replay_layer", "models.replay_attention"},
     "models.replay_layer": {"models.transformer", "models.replay_attention"},
     "models.replay_attention": {"models.transformer"},

@@ -8,12 +8,10 @@ Nothing is looked up by family. `anatomy` finds the parts by what they compute, 
 against the equations that tie it to the others, edits included; a site that fails is withheld, with the reason.
 """
 
-import contextlib
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, final
 
-import torch
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
@@ -21,6 +19,7 @@ from bayesgeom import sites as s
 from bayesgeom.activations import ModelSpec
 from bayesgeom.models.base import Model
 from bayesgeom.models.huggingface.attach import Attached, attach
+from bayesgeom.models.huggingface.copies import untrained_copy
 from bayesgeom.models.huggingface.forward import evaluating
 from bayesgeom.models.huggingface.replay import PrefixReplay
 from bayesgeom.models.plain_loop import PlainLoop
@@ -73,11 +72,7 @@ class HFModel(Model):
             return self._attached.forward.at_scored(trials)
 
     def fresh(self, seed: int) -> "HFModel":
-        with torch.random.fork_rng(), _drawn_in(self._hf.dtype):
-            torch.manual_seed(seed)  # transformers initialises from the global generator alone
-            hf = self._rebuild(seed) if self._rebuild is not None else type(self._hf)(self._hf.config)
-        module: nn.Module = hf
-        module.to(self.spec.device).eval()
+        hf = untrained_copy(self._hf, seed, device=self.spec.device, rebuild=self._rebuild)
         name = f"{self.spec.name} at initialisation {seed}"
         return HFModel(hf, name=name, tokenizer=self.tokenizer, task=self.task, rebuild=self._rebuild)
 
@@ -98,14 +93,3 @@ class HFModel(Model):
             stacklevel=3,
         )
         return PlainLoop(self)
-
-
-@contextlib.contextmanager
-def _drawn_in(dtype: torch.dtype) -> Iterator[None]:
-    """New weights have this type from the start: none are made in float32 first, and buffers keep their own."""
-    former = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)
-    try:
-        yield
-    finally:
-        torch.set_default_dtype(former)

@@ -70,6 +70,7 @@ class PrefixReplay:
         self, baseline: Baseline, first: int, variants: Sequence[Variant], reference: Reference | None
     ) -> Float[Tensor, "variant batch query_pos d_vocab"]:
         trials, n = baseline.trials, len(variants)
+        self._n_given()  # a pass of its own: before any edit is hooked in
         rows = torch.arange(len(trials), device=trials.tokens.device).repeat(n)
         fired: dict[tuple[Site, int], int] = {}
         handles = []
@@ -106,9 +107,10 @@ class PrefixReplay:
             resid = entered.to(given).repeat(n, *([1] * (entered.ndim - 1)))
             return ((resid, *args[1:]), dict(kwargs)) if args else (args, {**kwargs, "hidden_states": resid})
 
+        forms = self._n_given()  # by a pass that nothing is swapped in
         handle = self.blocks[first].register_forward_pre_hook(swap, with_kwargs=True, prepend=True)
         try:
-            for block, n_given in zip(skipped, self._n_given(), strict=False):
+            for block, n_given in zip(skipped, forms, strict=False):
                 vars(block)["forward"] = _passing_on(n_given)
             yield
         finally:

@@ -36,7 +36,7 @@ class Statics:
             read = (s.TOKEN_INPUTS, s.TOKEN_KEYS, s.NORM_WEIGHT, s.W_V)
             reasons |= dict.fromkeys(read, "its key projection is not known here, or what enters it")
         if K not in anatomy.projections:
-            reasons[s.W_K] = "its key projection is not known here"
+            reasons |= dict.fromkeys((s.W_K, s.W_K_GRAM), "its key projection is not known here")
         if V not in anatomy.projections:
             reasons.setdefault(s.W_V, "its value projection is not known here")
         if anatomy.output is None or anatomy.writers is None:

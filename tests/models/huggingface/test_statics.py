@@ -38,6 +38,7 @@ def test_static_sites_are_the_weights_own(name: str, folder: Callable[[str], Pat
             )
             _, keys, values = ((made - offset)[0].permute(1, 2, 0) for made, offset in both)
         torch.testing.assert_close(run.at(s.W_K)[layer], keys, atol=ATOL, rtol=ATOL)
+        torch.testing.assert_close(run.at(s.W_K_GRAM)[layer], keys @ keys.mT, atol=ATOL, rtol=ATOL)
         torch.testing.assert_close(run.at(s.W_V)[layer], values, atol=ATOL, rtol=ATOL)
         weight = _NORMS.get(name, lambda block: block.input_layernorm.weight)(block)
         torch.testing.assert_close(run.at(s.NORM_WEIGHT)[layer], weight.detach(), atol=ATOL, rtol=ATOL)

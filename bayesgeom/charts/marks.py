@@ -1,0 +1,54 @@
+"""Marks to pass: one row per mark, what was measured with its interval, where the mark lies, and what nulls score."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import final
+
+import numpy as np
+import plotly.graph_objects as go
+from jaxtyping import Float
+
+from bayesgeom.charts.theme import EXACT, MEASURED, NULL, label_axes
+
+_SYMBOLS = ("diamond-open", "x-thin-open", "square-open")
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Rows:
+    """What is drawn, row by row from top to bottom."""
+
+    labels: tuple[str, ...]
+    values: Float[np.ndarray, " row"]
+    lo: Float[np.ndarray, " row"]
+    hi: Float[np.ndarray, " row"]
+    marks: Float[np.ndarray, " row"]
+    nulls: Mapping[str, Float[np.ndarray, " row"]]
+    what: str = "criterion"
+    mark: str = "mark to pass"
+
+
+def add_marks(figure: go.Figure, panel: tuple[int, int], rows: Rows, *, unit: str, limits: tuple[float, float]) -> None:
+    """The rows; what lies outside of `limits` is drawn at their edge, and told when pointed at."""
+
+    def points(values: Float[np.ndarray, " row"], name: str, **marker: object) -> go.Scatter:
+        return go.Scatter(
+            x=values.clip(*limits), y=list(rows.labels), mode="markers", marker=marker, name=name, customdata=values,
+            hovertemplate="%{y}: %{customdata:.4g}<extra>" + name + "</extra>",
+        )  # fmt: skip
+
+    measured = points(rows.values, "measured, 95 % interval", color=MEASURED, size=9)
+    lo, values, hi = (part.clip(*limits) for part in (rows.lo, rows.values, rows.hi))
+    measured.error_x = {
+        "type": "data", "symmetric": False, "array": hi - values, "arrayminus": values - lo, "thickness": 1.4
+    }  # fmt: skip
+    traces = [measured, points(rows.marks, rows.mark, color=EXACT, symbol="line-ns-open", size=22, line_width=2)]
+    for (name, level), symbol in zip(rows.nulls.items(), _SYMBOLS, strict=False):
+        if np.isfinite(level).any():
+            traces.append(points(level, f"null: {name}", color=NULL, symbol=symbol, size=10, line_width=2))
+    for trace in traces:
+        trace.showlegend = trace.name not in {shown.name for shown in figure.data}
+        figure.add_trace(trace, row=panel[0], col=panel[1])
+    figure.update_xaxes(range=[limits[0], limits[1] + 0.04], row=panel[0], col=panel[1])
+    figure.update_yaxes(autorange="reversed", type="category", row=panel[0], col=panel[1])
+    label_axes(figure, panel, unit, rows.what)

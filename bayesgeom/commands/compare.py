@@ -1,0 +1,45 @@
+"""`bayesgeom compare`."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar, final
+
+from bayesgeom.commands.base import Command, check_target, save
+
+
+@final
+@dataclass(frozen=True)
+class Compare(Command):
+    """Set architectures side by side: who closes the gap to the exact posterior, on which task, at which budget."""
+
+    name: ClassVar[str] = "compare"
+
+    architectures: tuple[str, ...] = ("transformer", "mamba", "lstm", "mlp")
+    """Architectures to compare."""
+    tasks: tuple[str, ...] = ("bijection", "repeats", "recall", "hmm")
+    """Tasks to compare them on."""
+    seeds: int = 1
+    """Trainings of each; the first is the shipped one."""
+    n: int = 2000
+    """Sequences that score each model."""
+    seed: int = 0
+    """Seed of these sequences and of intervals."""
+    only_existing: bool = False
+    """Train nothing: only shipped checkpoints, and those in --runs; what is missing is named."""
+    runs: Path = Path("runs/compare")
+    """Directory where missing models are trained and kept."""
+    out: Path | None = None
+    """Directory for the report."""
+
+    def __call__(self) -> int:
+        from bayesgeom.compare import ComparisonJob
+
+        check_target(self.out)
+        job = ComparisonJob(
+            architectures=self.architectures, tasks=self.tasks, seeds=self.seeds, n=self.n, seed=self.seed,
+            runs=self.runs, is_trained=not self.only_existing,
+        )  # fmt: skip
+        report = job.run()
+        print(report.table())
+        save(job.diagnosis(report), self.out)
+        return 0

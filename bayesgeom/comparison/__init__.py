@@ -1,0 +1,1 @@
+"""Who can accumulate, transport and bind: architectures trained and scored alike, beside what was published."""

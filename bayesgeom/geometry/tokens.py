@@ -1,0 +1,37 @@
+"""Mean vector of each token over the places where it occurs, for one weighting of the sequences or for many."""
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+_AT_ONCE = 2**22
+
+
+def occurrences(tokens: Int[Tensor, "batch pos"], ids: Int[Tensor, " token"]) -> Bool[Tensor, "batch token pos"]:
+    """Where each of these ids stands."""
+    shown: Tensor = tokens[:, None, :] == ids[:, None]
+    return shown
+
+
+def in_parts(weights: Float[np.ndarray, "draw batch"], each: int) -> list[Float[np.ndarray, "part batch"]]:
+    """Draws in parts of which no more than a few million numbers are made at once, where one draw makes `each`."""
+    at_once = max(1, _AT_ONCE // max(1, each))
+    return [weights[start : start + at_once] for start in range(0, len(weights), at_once)]
+
+
+def token_means(
+    vectors: Float[Tensor, "batch pos *rest"],
+    shown: Bool[Tensor, "batch token pos"],
+    weights: Float[np.ndarray, "draw batch"],
+) -> Float[Tensor, "draw token *rest"]:
+    """Σ over occurrences of w · x / Σ w, with the weight w of the occurrence's sequence; NaN for a token that weighs 0.
+
+    `weights` are those of `bootstrap_weights`: positions of one sequence are resampled together.
+    """
+    share = torch.as_tensor(weights, dtype=vectors.dtype, device=vectors.device)
+    at = shown.to(vectors.dtype)
+    sums = (share @ (at @ vectors.flatten(2)).flatten(1)).unflatten(1, (at.shape[1], *vectors.shape[2:]))
+    counts = (share @ at.sum(dim=2)).reshape(len(share), at.shape[1], *([1] * (vectors.ndim - 2)))
+    means: Tensor = sums / counts
+    return means

@@ -1,0 +1,172 @@
+"""Models of other architectures with as many parameters as a given one, to within 1 %.
+
+Comparisons of architectures mean little where one of them is twice as large. What is compared here is parameters,
+embeddings included; not time, which differs more.
+"""
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields
+from functools import cache
+from typing import Any, final
+
+import torch
+from torch import nn
+
+from bayesgeom.errors import InvalidArgument
+from bayesgeom.models.base import Model
+from bayesgeom.models.config import ModelConfig, config_from_dict
+from bayesgeom.plugins import find
+
+TOLERANCE = 0.01
+# Widths are multiples of one of these, and what an odd one costs, in doublings of the depth.
+_STEPS = {8: 0.0, 4: 0.15, 2: 0.3, 1: 0.5}
+_WIDEST, _DEEPEST = 8192, 129
+_FIRST_GUESS, _GUESSES = 64, 4
+
+
+def capacity_matched(architecture: str, reference: ModelConfig | nn.Module | Model, **sizes: Any) -> ModelConfig:
+    """The config of this architecture whose parameters come within 1 % of the reference's.
+
+    The reference is a config, a module that one built, or a model. Its ids, its context and whether output and
+    embedding are tied carry over, unless `sizes` says otherwise, as of any size. Of all pairs of a depth, between half
+    and twice the reference's, and a width, the one whose depth is nearest is taken, where a width that is no multiple
+    of 8 counts against it; what else there is goes with the width by the architecture's `proportions`.
+
+    **Raises** `UnknownName` for an architecture that does not exist, `InvalidArgument` for a reference that does not
+    say its context, for sizes that the architecture does not take, and where no size comes within 1 %.
+    """
+    # mypy: an abstract class as a value is what discovery is about.
+    kind = find("bayesgeom.models", ModelConfig, architecture)  # type: ignore[type-abstract]
+    target = _target(reference)
+    taken = {field.name for field in fields(kind)}  # type: ignore[arg-type]  # every config is a dataclass
+    if unknown := sizes.keys() - taken:
+        raise InvalidArgument(f"architecture {architecture!r} takes no {', '.join(sorted(unknown))}.")
+    carried = {name: value for name, value in target.carried.items() if name in taken}
+    if missing := {"d_vocab", "n_ctx"} - (carried | sizes).keys():
+        raise InvalidArgument(f"the reference does not say its {' and '.join(sorted(missing))}: pass them by name.")
+    family = _Family(kind, carried | sizes)
+    candidates = sorted(family.candidates(target), key=lambda candidate: (candidate.cost, candidate.error))
+    for candidate in candidates:
+        if candidate.error <= TOLERANCE:
+            return family.config(candidate.n_layers, candidate.d_model)
+    nearest = min(candidates, key=lambda candidate: candidate.error, default=None)
+    found = "there is no such model at all"
+    if nearest is not None:
+        found = f"the nearest, {family.config(nearest.n_layers, nearest.d_model)}, is {nearest.error:.1%} off"
+    given = "".join(f", {name} = {value!r}" for name, value in sizes.items())
+    raise InvalidArgument(
+        f"no {architecture} with {target.carried.get('d_vocab')} ids{given} comes within {TOLERANCE:.0%} of the "
+        f"reference's {target.n_parameters:,} parameters: {found}. Leave more sizes free, or take another reference."
+    )
+
+
+def n_parameters(config: ModelConfig) -> int:
+    """Parameters of the module that the config builds; one that is used twice counts once."""
+    with torch.device("meta"):  # shapes alone: neither memory nor draws
+        return sum(parameter.numel() for parameter in config.build(seed=0).parameters())
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class _Target:
+    """What a reference asks of its match."""
+
+    n_parameters: int
+    n_layers: int
+    carried: Mapping[str, Any]
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class _Candidate:
+    """A depth and a width, how unlike the reference's shape they are, and how far its capacity is missed."""
+
+    n_layers: int
+    d_model: int
+    cost: float
+    error: float
+
+
+@final
+class _Family:
+    """An architecture's sizes, with some of them given."""
+
+    def __init__(self, kind: type[ModelConfig], given: Mapping[str, Any]) -> None:
+        self.kind, self.given = kind, given
+        self._count = cache(self._counted)
+
+    def candidates(self, target: _Target) -> Iterator[_Candidate]:
+        """Depths and widths: at each depth, for every step, the two widths around the target."""
+        n_layers, width = self.given.get("n_layers"), self.given.get("d_model")
+        near = range(-(-target.n_layers // 2), 2 * target.n_layers + 1)
+        for depth in [n_layers] if n_layers else range(1, _DEEPEST) if width else near:
+            widest = width or self._widest(depth, target.n_parameters)
+            for step, cost in {1: 0.0}.items() if width else _STEPS.items():
+                below = widest // step * step
+                for d_model in {below, below if width else below + step} - {0}:
+                    if (n := self.n_parameters(depth, d_model)) is not None:
+                        error = abs(n / target.n_parameters - 1)
+                        cost_of_depth = abs(math.log2(depth / target.n_layers))
+                        yield _Candidate(n_layers=depth, d_model=d_model, cost=cost + cost_of_depth, error=error)
+
+    def config(self, n_layers: int, d_model: int) -> ModelConfig:
+        """The member of this depth and width."""
+        conventional = self.kind.proportions(d_model)
+        return config_from_dict({"architecture": self.kind.name, "n_layers": n_layers, **conventional, **self.given})
+
+    def n_parameters(self, n_layers: int, d_model: int) -> int | None:
+        """Exact, without building deep models: each block adds as many. None where there is no such member."""
+        two, three = (self._count(depth, d_model) for depth in (2, 3))
+        return None if two is None or three is None else two + (n_layers - 2) * (three - two)
+
+    def _counted(self, n_layers: int, d_model: int) -> int | None:
+        try:
+            config = self.config(n_layers, d_model)
+        except InvalidArgument:
+            return None
+        return n_parameters(config)
+
+    def _widest(self, n_layers: int, n: int) -> int:
+        """The width of the widest member of this depth with at most n parameters; 0 where there is none."""
+        width = _FIRST_GUESS
+        for _ in range(_GUESSES):  # parameters grow with the square of the width, or nearly
+            n_here = max(1, self._or_narrower(n_layers, width))
+            width = max(1, min(_WIDEST, round(width * math.sqrt(n / n_here))))
+        while width and self._or_narrower(n_layers, width) > n:
+            width -= 1
+        while width < _WIDEST and self._or_narrower(n_layers, width + 1) <= n:
+            width += 1
+        return width
+
+    def _or_narrower(self, n_layers: int, d_model: int) -> int:
+        """Parameters at this width; where it makes no model, at the next narrower one that does."""
+        for width in range(d_model, 0, -1):
+            if (n := self.n_parameters(n_layers, width)) is not None:
+                return n
+        return 0
+
+
+def _target(reference: ModelConfig | nn.Module | Model) -> _Target:
+    """**Raises** `InvalidArgument` for what is no reference, and for one whose context nobody knows."""
+    sizes: Mapping[str, Any]
+    if isinstance(reference, Model):
+        config, n = _config_of(reference.module), reference.spec.n_parameters
+        sizes = vars(reference.spec) if config is None else vars(config)
+    elif isinstance(reference, ModelConfig):
+        n, sizes = n_parameters(reference), vars(reference)
+    elif (config := _config_of(reference)) is not None:
+        n, sizes = sum(parameter.numel() for parameter in reference.parameters()), vars(config)
+    else:
+        raise InvalidArgument(
+            f"capacity is matched to a ModelConfig, to a module that one built, or to a Model; got a "
+            f"{type(reference).__name__}. Wrap other models with bayesgeom.as_model(…)."
+        )
+    carried = {name: sizes[name] for name in ("d_vocab", "n_ctx", "tied") if sizes.get(name) is not None}
+    return _Target(n_parameters=n, n_layers=sizes["n_layers"], carried=carried)
+
+
+def _config_of(module: nn.Module) -> ModelConfig | None:
+    """The config that built a module, where one of ours did."""
+    config = vars(module).get("config")
+    return config if isinstance(config, ModelConfig) else None

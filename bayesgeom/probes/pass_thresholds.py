@@ -1,0 +1,299 @@
+"""Pass thresholds: the marks that Paper III sets for language models, beside what chance gives at the same sizes.
+
+A model passes where its last layer's values lie mostly along one or two directions, where the keys of at least half of
+its layers are nearly orthogonal, and where attention narrows from first to last layer. Whether that says anything
+depends on who else passes: Gaussian data of the same sizes, and the same network before training.
+
+References: Agarwal, Dalal & Misra 2025, Paper III of their trilogy, sections 4.2, 4.4 and 4.5.
+"""
+
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, final
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float, Float64, Int64
+from torch import Tensor
+
+from bayesgeom.activations import Run
+from bayesgeom.geometry.chance import Chance, at_least, falls_by_more, gaussian_shares, overlap_below
+from bayesgeom.geometry.cosine import coordinates_of, overlap, pairwise_cosine
+from bayesgeom.geometry.pca import cloud_axes, standardised
+from bayesgeom.geometry.resampling import resampled_axis_shares
+from bayesgeom.geometry.tokens import in_parts, occurrences, token_means
+from bayesgeom.information import entropy_bits
+from bayesgeom.probes.base import Control, Needs, Probe, planted_run, planted_trials
+from bayesgeom.report import Headline, Report
+from bayesgeom.sites import PATTERN, W_K_GRAM, K, V
+from bayesgeom.statistics import bootstrap_weights, percentile_interval
+
+if TYPE_CHECKING:
+    from plotly.graph_objects import Figure
+
+SHARE, OVERLAP, LAYERS, REDUCTION = 0.3, 0.2, 0.5, 0.3  # what the paper asks for
+UNINFORMATIVE = 0.05  # a mark that chance passes more often than this tells nothing
+MAX_SEQUENCES, DRAWS, GAUSSIAN_DRAWS = 256, 200, 60
+MARKS = (
+    "PC1 of values", "PC1 + PC2 of values", "layers with W_K columns apart", "layers with keys apart",
+    "fall of attention entropy",
+)  # fmt: skip
+_COLUMNS, _OF_LAYERS = MARKS[2], MARKS[2:4]
+_THRESHOLDS = (SHARE, SHARE, LAYERS, LAYERS, REDUCTION)
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class PassThresholdsReport(Report):
+    """What the paper measures, its mark, and who passes; one entry a mark.
+
+    - `PC1 of values`, `PC1 + PC2 of values`: share of the variance of the last layer's value vectors at the last
+      scored position, heads side by side, every coordinate standardised over the sequences. Passed above 0.3.
+    - `layers with W_K columns apart`, `layers with keys apart`: share of layers whose mean |cosine| lies below 0.2, of
+      the columns of a head's W_K, or of the mean recorded keys of tokens; averaged over heads. Passed from 0.5 on.
+    - `fall of attention entropy`: 1 − last / first layer's, of the last scored query, heads averaged. Passed above 0.3.
+
+    `measured_null` is the expectation of chance, `chance_passes` how often chance passes, `sizes` the sizes that it was
+    given; `copies_pass` is the share of untrained copies that pass. What was not recorded is NaN.
+    """
+
+    name: ClassVar[str] = "pass_thresholds"
+    title: ClassVar[str] = "Pass thresholds: does the model pass, and would chance?"
+    about: ClassVar[str] = (
+        "The papers say that a language model has the geometry of Bayesian inference where it passes three marks: one "
+        "or two directions hold more than 30 % of the variance of its last values, the mean |cosine| of its keys is "
+        "below 0.20 in at least half of its layers, and attention entropy falls by more than 30 % from first to last "
+        "layer. A mark tells something only if data without structure fail it. Beside each stand Gaussian data of the "
+        "same number and width, and the same network before training. Random directions in more than sixteen "
+        "dimensions are below 0.20 by themselves, and few points are always flat. What passes on PC1 passes on both."
+    )
+
+    marks: tuple[str, ...]
+    measured: Float[np.ndarray, " mark"]
+    measured_lo: Float[np.ndarray, " mark"]
+    measured_hi: Float[np.ndarray, " mark"]
+    measured_null: Float[np.ndarray, " mark"]
+    threshold: Float[np.ndarray, " mark"]
+    chance_passes: Float[np.ndarray, " mark"]
+    initialisation: Float[np.ndarray, " mark"]
+    copies_pass: Float[np.ndarray, " mark"]
+    verdicts: tuple[str, ...]
+    sizes: tuple[str, ...]
+    column_overlap: Float[np.ndarray, " layer"]
+    key_overlap: Float[np.ndarray, " layer"]
+    final_entropy_bits: Float[np.ndarray, " layer"]
+    intervals: Mapping[str, tuple[float, float]]
+    nulls: Mapping[str, float]
+    n: int
+
+    def headlines(self) -> Sequence[Headline]:
+        order = (1, 3, 4, 2, 0)  # one of each kind first
+        return [self.entry("measured", (i,), self._label(i), null_label=self._chance(i)) for i in order]
+
+    def figure(self) -> "Figure":
+        from bayesgeom.charts.heads import add_profile
+        from bayesgeom.charts.marks import Rows, add_marks
+        from bayesgeom.charts.theme import SECOND, label_axes, panels, with_room_for_legend
+
+        said = "; ".join(f"{mark}: {verdict}" for mark, verdict in zip(self.marks, self.verdicts, strict=True))
+        title = "<br>".join(textwrap.wrap(said, 150))
+        figure = panels(
+            f"{self.title}<br><sub>{title}</sub>",
+            ("Measured, and its mark", "Mean |cosine| by layer", "Attention entropy by layer"),
+        )
+        rows = Rows(
+            labels=self.marks, values=self.measured, lo=self.measured_lo, hi=self.measured_hi, marks=self.threshold,
+            nulls={"chance": self.measured_null, "initialisation": self.initialisation},
+        )  # fmt: skip
+        add_marks(figure, (1, 1), rows, unit="measured (−1 to 1)", limits=(-1.0, 1.02))
+        level = np.full_like(self.key_overlap, OVERLAP)
+        add_profile(figure, (1, 2), self.key_overlap, name="keys")
+        add_profile(figure, (1, 2), self.column_overlap, name="columns of W_K", color=SECOND)
+        add_profile(figure, (1, 2), level, name="mark", color="#1d1f23")
+        label_axes(figure, (1, 2), "layer", "mean |cosine|, heads averaged")
+        add_profile(figure, (2, 1), self.final_entropy_bits, name="entropy of the last query")
+        label_axes(figure, (2, 1), "layer", "attention entropy (bits)")
+        return with_room_for_legend(figure)
+
+    def table(self) -> str:
+        """One row a mark, as the command line and a notebook print it."""
+        head = ("mark", "pass", "measured", "95 % interval", "chance", "passes", "untrained", "pass", "verdict")
+        held = (self.threshold, self.measured, self.measured_lo, self.measured_hi, self.measured_null)
+        columns = zip(*held, self.chance_passes, self.initialisation, self.copies_pass, strict=True)
+        rows: list[tuple[str, ...]] = [head]
+        for label, numbers, verdict in zip(self.marks, columns, self.verdicts, strict=True):
+            mark, value, lo, hi, null, rate, untrained, copies = numbers
+            estimate = (f"{mark:.2f}", f"{value:.3f}", f"{lo:.3f} … {hi:.3f}", f"{null:.3f}", f"{rate:.0%}")
+            rows.append((label, *estimate, f"{untrained:.3f}", f"{copies:.0%}", verdict))
+        widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+        return "\n".join("  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip() for row in rows)
+
+    def _label(self, mark: int) -> str:
+        return f"{self.marks[mark]} (mark: {self.threshold[mark]:.2g})"
+
+    def _chance(self, mark: int) -> str:
+        copies = self.copies_pass[mark]
+        untrained = "" if np.isnan(copies) else f"; untrained copies in {copies:.0%}"
+        return f"chance, which passes in {self.chance_passes[mark]:.0%}{untrained}"
+
+
+@final
+@dataclass(frozen=True)
+class PassThresholds(Probe[PassThresholdsReport]):
+    """The first recorded sequences; a mark whose site the model lacks is not measured."""
+
+    name: ClassVar[str] = "pass_thresholds"
+    needs: ClassVar[Needs] = Needs(sites=(V,), optional=(K, W_K_GRAM, PATTERN))
+
+    def measure(self, run: Run, initialised: Sequence[PassThresholdsReport] = ()) -> PassThresholdsReport:
+        n = min(run.n_recorded, MAX_SEQUENCES)
+        weights = np.concatenate([np.full((1, n), 1 / n), bootstrap_weights(n, seed=run.seed, draws=DRAWS)])
+        columns, keys, entropy = _columns(run), _keys(run, weights), _entropies(run, weights)
+        # The first row is the estimate itself; weights of a network are no sample and have no interval.
+        drawn = np.stack([*_shares(run, weights), *map(_apart, (columns, keys)), _fall(entropy)])
+        measured, (lo, hi) = drawn[:, 0], percentile_interval(drawn[:, 1:].T)
+        lo, hi = (np.where(np.equal(MARKS, _COLUMNS), np.nan, end) for end in (lo, hi))
+        copies = np.array([copy.measured for copy in initialised] or [np.full(len(MARKS), np.nan)])
+        by_copies = np.where(np.isnan(copies).any(axis=0), np.nan, _passes(copies).mean(axis=0))
+        chance = [_chance(mark, run, n) for mark in MARKS]
+        rates = np.array([c.passes for c in chance])
+        verdicts = [
+            _verdict(value, low, high, mark, others)
+            for value, low, high, mark, *others in zip(measured, lo, hi, _THRESHOLDS, rates, by_copies, strict=True)
+        ]
+        return PassThresholdsReport(
+            marks=MARKS, measured=measured, measured_lo=lo, measured_hi=hi, threshold=np.array(_THRESHOLDS),
+            measured_null=np.array([c.expected for c in chance]), chance_passes=rates, copies_pass=by_copies,
+            initialisation=copies.mean(axis=0), sizes=tuple(c.sizes for c in chance), verdicts=tuple(verdicts),
+            column_overlap=columns[0], key_overlap=keys[0], final_entropy_bits=entropy[0], intervals={}, nulls={}, n=n,
+        )  # fmt: skip
+
+    def controls(self) -> Iterator[Control[PassThresholdsReport]]:
+        rng = np.random.default_rng(0)
+        noise, line = rng.normal(size=(64, 24)), rng.normal(size=(64, 1)) * rng.normal(size=24)
+        frame, wide, narrow = np.eye(24)[:5], np.full(7, 1 / 7), np.eye(7)[6]
+        yield Control(
+            label="noise in orthogonal keys, attention as wide at the end as before",
+            run=_planted(values=(line, noise), keys=(frame, frame), pattern=(wide, wide)),
+            holds=lambda r: r.verdicts[1] == "failed" and r.measured.round(3).tolist()[3:] == [1, 0],
+        )
+        yield Control(
+            label="values on a line, parallel keys, attention that narrows to one position",
+            run=_planted(values=(noise, line), keys=(frame * 0 + 1, frame * 0 + 1), pattern=(wide, narrow)),
+            holds=lambda r: r.verdicts[0] == "passed" and r.measured.round(3).tolist()[3:] == [0, 1],
+            initialised=(_planted(values=(noise, noise), keys=(frame, frame), pattern=(wide, wide)),),
+        )
+
+
+def _shares(run: Run, weights: Float64[np.ndarray, "draw sequence"]) -> Float64[np.ndarray, "2 draw"]:
+    """Of PC1, and of PC1 and PC2 together; the axes stay those of all sequences."""
+    n = weights.shape[1]
+    values, last = run.at(V)[-1][:n], run.trials.scored_positions()[:n, -1]
+    points = standardised(values[torch.arange(n, device=values.device), last].flatten(1))
+    _, axes = cloud_axes(points)
+    two = torch.nn.functional.pad(axes[:, :2], (0, 2 - min(2, axes.shape[1])))
+    return resampled_axis_shares(points[:, None].cpu().numpy(), two.cpu().numpy(), weights).cumsum(axis=0)
+
+
+def _columns(run: Run) -> Float64[np.ndarray, "1 layer"]:
+    """Mean |cosine| of the columns of W_K, heads averaged."""
+    if W_K_GRAM not in run.recorded:
+        return np.full((1, run.spec.n_layers), np.nan)
+    grams = run.at(W_K_GRAM)
+    layers = [overlap(pairwise_cosine(coordinates_of(gram))).mean() for gram in grams]
+    return torch.stack(layers)[None].cpu().numpy()
+
+
+def _keys(run: Run, weights: Float64[np.ndarray, "draw sequence"]) -> Float64[np.ndarray, "draw layer"]:
+    """Mean |cosine| of the mean keys of tokens, heads averaged, in each resample."""
+    n, ids = weights.shape[1], _tokens(run)
+    if K not in run.recorded or len(ids) < 2:
+        return np.full((len(weights), run.spec.n_layers), np.nan)
+    shown, layers = occurrences(run.trials.tokens[:n], ids), list[Tensor]()
+    for layer in run.at(K)[:, :n]:
+        parts = (token_means(layer, shown, part) for part in in_parts(weights, len(ids) * layer[0, 0].numel()))
+        layers.append(torch.cat([overlap(pairwise_cosine(keys.transpose(1, 2))).mean(dim=1) for keys in parts]))
+    return torch.stack(layers, dim=1).double().cpu().numpy()
+
+
+def _entropies(run: Run, weights: Float64[np.ndarray, "draw sequence"]) -> Float64[np.ndarray, "draw layer"]:
+    """Attention entropy of the last scored query, heads averaged."""
+    if PATTERN not in run.recorded:
+        return np.full((len(weights), run.spec.n_layers), np.nan)
+    rows = run.at(PATTERN)[:, : weights.shape[1], :, -1]
+    found: Tensor = entropy_bits(rows.double()).mean(dim=2)
+    return np.asarray(weights @ found.T.cpu().numpy())
+
+
+def _tokens(run: Run) -> Int64[Tensor, " token"]:
+    """Tokens that the recorded sequences show, of the hypotheses where they are named, else of the first set."""
+    sets = run.trials.token_sets
+    name = "hypotheses" if "hypotheses" in sets else next(iter(sorted(sets)), "")
+    ids = sets.get(name, run.trials.tokens[0, :0])
+    return ids[torch.isin(ids, run.trials.tokens[:MAX_SEQUENCES])]
+
+
+def _apart(overlaps: Float64[np.ndarray, "draw layer"]) -> Float64[np.ndarray, " every_draw"]:
+    """Share of the layers below the mark; the columns' only draw counts for all."""
+    share = np.where(np.isnan(overlaps).any(axis=1), np.nan, (overlaps < OVERLAP).mean(axis=1))
+    return share if len(share) > 1 else share.repeat(DRAWS + 1)
+
+
+def _fall(entropy: Float64[np.ndarray, "draw layer"]) -> Float64[np.ndarray, " draw"]:
+    """1 − last / first; NaN in a single layer, and where the first has no entropy to lose."""
+    first, last = entropy[:, 0], entropy[:, -1]
+    has_fall = (first > 0) & (entropy.shape[1] > 1)
+    return np.where(has_fall, 1 - last / np.where(has_fall, first, 1), np.nan)
+
+
+def _passes(measured: Float[np.ndarray, "*copy mark"]) -> Bool[np.ndarray, "*copy mark"]:
+    """Above the mark; shares of layers also at it. NaN does not pass."""
+    marks = np.array(_THRESHOLDS)
+    return np.where(np.isin(MARKS, _OF_LAYERS), measured >= marks, measured > marks)
+
+
+def _chance(mark: str, run: Run, n: int) -> Chance:
+    """Gaussian data of the sizes that this mark was measured on."""
+    spec, n_tokens = run.spec, len(_tokens(run))
+    if mark in _OF_LAYERS:
+        vectors, d = (spec.d_head, spec.d_model) if mark == _COLUMNS else (n_tokens, spec.d_head)
+        below = overlap_below(vectors, d, frames=spec.n_kv_heads, below=OVERLAP)
+        passes = at_least(LAYERS, spec.n_layers, below)
+        return Chance(expected=below, passes=passes, sizes=f"{vectors} directions in {d} dimensions")
+    if mark == MARKS[-1]:
+        visible = [int(position) + 1 for position in run.trials.scored_positions()[:n, -1]]
+        passes = falls_by_more(visible, rows=n * spec.n_heads, share=REDUCTION, seed=run.seed)
+        return Chance(expected=0.0, passes=passes, sizes=f"random scores over {max(visible)} positions")
+    width = run.at(V)[0, 0, 0].numel()
+    shares = gaussian_shares(n, width, rank=2, draws=GAUSSIAN_DRAWS, seed=run.seed)[:, MARKS.index(mark)]
+    sizes = f"{n} Gaussian points in {width} dimensions"
+    return Chance(expected=float(shares.mean()), passes=float((shares > SHARE).mean()), sizes=sizes)
+
+
+def _verdict(value: float, lo: float, hi: float, mark: float, others: Sequence[float]) -> str:
+    """Passed, failed or undecided; and who else passes, too often for that to say anything."""
+    if np.isnan(value):
+        return "not measured"
+    said = "undecided" if lo <= mark <= hi and lo < hi else "passed" if value >= mark else "failed"
+    names = [name for name, rate in zip(("chance", "untrained copies"), others, strict=True) if rate > UNINFORMATIVE]
+    if not names:
+        return said
+    joined = " and ".join(names)
+    return f"failed, unlike {joined}" if said == "failed" else f"{said}, uninformative: {joined} pass"
+
+
+def _planted(
+    *,
+    values: Sequence[Float64[np.ndarray, "sequence d"]],
+    keys: Sequence[Float64[np.ndarray, "token d"]],
+    pattern: Sequence[Float64[np.ndarray, " key_pos"]],
+) -> Run:
+    """Two layers of one head; five tokens, then one of them and a scored position; only the last value counts."""
+    n = len(values[0])
+    tokens = np.tile([0, 1, 2, 3, 4, 0, 1], (n, 1))
+    trials = planted_trials(np.full((n, 1, 2), 0.5), tokens, token_sets={"hypotheses": range(5)})
+    v = np.stack([np.repeat(layer[:, None, None], 7, axis=1) for layer in values])
+    k = np.stack([np.tile(layer[tokens[0]][None, :, None], (n, 1, 1, 1)) for layer in keys])
+    p = np.stack([np.tile(row, (n, 1, 1, 1)) for row in pattern])
+    return planted_run(trials, {site: torch.from_numpy(x) for site, x in ((V, v), (K, k), (PATTERN, p))})

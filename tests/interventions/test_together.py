@@ -1,0 +1,288 @@
+"""Edits in several layers at once, through the Hugging Face path: against plain hooks, on labelled evidence too."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from scipy.stats import spearmanr
+from torch import Tensor
+
+from bayesgeom.behaviour import answer_log_probabilities
+from bayesgeom.cli import main
+from bayesgeom.diagnosis import Diagnosis, report_kinds
+from bayesgeom.edits import InSubspace
+from bayesgeom.errors import InvalidArgument, MissingSite
+from bayesgeom.geometry.subspace import random_subspaces
+from bayesgeom.information import entropy_bits, kl_bits
+from bayesgeom.intervene_together import N_FIT, JointJob, intervene_together
+from bayesgeom.interventions import fits
+from bayesgeom.interventions.engine import PairReference
+from bayesgeom.interventions.joint import orthogonal_to
+from bayesgeom.interventions.joint_report import verdict_of
+from bayesgeom.interventions.place import Place
+from bayesgeom.models.base import Model
+from bayesgeom.models.resolve import as_model
+from bayesgeom.sites import RESID_PRE, Site, V
+from bayesgeom.tasks.base import derived_seed
+from bayesgeom.tasks.evidence import LabelledEvidence
+from bayesgeom.trials import Trials
+from tests.families import lively
+from tests.interventions.test_huggingface import D_HEAD, N_KV, N_LAYERS, llama
+from tests.interventions.worlds import TASK
+from tests.tasks.tokenizers import word_tokenizer
+
+N = 11
+BOTH = Place(RESID_PRE, (0, 1))
+
+
+@pytest.fixture(scope="module")
+def hf() -> Any:
+    return llama()
+
+
+@pytest.fixture(scope="module")
+def model(hf: Any) -> Model:
+    return as_model(hf)
+
+
+@pytest.fixture(scope="module")
+def reader() -> Model:
+    """A tiny Llama with a tokenizer."""
+    import transformers
+
+    tokenizer = word_tokenizer()
+    torch.manual_seed(0)
+    sizes = {"vocab_size": len(tokenizer) + 3, "hidden_size": 60, "intermediate_size": 29, "num_hidden_layers": 3}
+    config = transformers.LlamaConfig(
+        **sizes, num_attention_heads=6, num_key_value_heads=3, bos_token_id=None, eos_token_id=None, pad_token_id=None
+    )
+    return as_model(lively(transformers.LlamaForCausalLM(config)).eval(), tokenizer=tokenizer)
+
+
+def edited_pass(
+    hf: Any, trials: Trials, axes: dict[int, Tensor], means: dict[int, Tensor]
+) -> tuple[Tensor, dict[int, Tensor]]:
+    """Logits at the scored rows, with each layer's input moved to its mean along its axis; and that input before."""
+    arriving: dict[int, Tensor] = {}
+
+    def cut(layer: int) -> Any:
+        def hook(_module: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
+            arriving[layer] = args[0]
+            if layer not in means:
+                return args
+            return (args[0] - (args[0] - means[layer]) @ axes[layer] @ axes[layer].T, *args[1:])
+
+        return hook
+
+    handles = [block.register_forward_pre_hook(cut(i)) for i, block in enumerate(hf.model.layers)]
+    with torch.no_grad():
+        logits = hf(input_ids=trials.tokens, use_cache=False).logits
+    for handle in handles:
+        handle.remove()
+    return trials.at_scored(logits), {layer: trials.at_scored(x) for layer, x in arriving.items()}
+
+
+def scores(logits: Tensor, trials: Trials) -> np.ndarray:
+    log_answers, _ = answer_log_probabilities(logits, trials)
+    exact = trials.at_scored(trials.predictive)
+    error = (entropy_bits(log_answers.exp()) - entropy_bits(exact)).abs()
+    return np.array([float(kl_bits(exact, log_answers).mean()), float(error.mean())])
+
+
+def role_means(hf: Any, job: JointJob) -> dict[int, Tensor]:
+    blocks = list(job.task.stream(N_FIT, seed=derived_seed(job.single.seed, 10)))
+    found = {}
+    for layer in range(N_LAYERS):
+        held: list[Tensor] = []
+        for trials in blocks:
+            handle = hf.model.layers[layer].register_forward_pre_hook(lambda m, a, h=held: h.append(a[0]) or None)
+            with torch.no_grad():
+                hf(input_ids=trials.tokens, use_cache=False)
+            handle.remove()
+        mean, is_scored = torch.cat(held).mean(dim=0), blocks[0].scored[0]
+        found[layer] = torch.stack([mean[is_scored == role].mean(dim=0) for role in is_scored])
+    return found
+
+
+def order(points: Tensor, axis: Tensor, entropy: np.ndarray) -> float:
+    """|Spearman|, where coordinates that differ by rounding are equal."""
+    along = (points.double() @ axis.double())[..., 0].flatten().numpy()
+    return float(abs(spearmanr((along / np.abs(along).max()).round(6), entropy).statistic))
+
+
+def test_numbers_are_those_of_plain_hooks(hf: Any, model: Model) -> None:
+    places = [Place(RESID_PRE, (1,)), BOTH]
+    report = intervene_together(model, TASK, at=places, n=N)
+    job = JointJob.of(model, TASK, None, at=places, kind="remove", n=N, seed=0)
+    axes = {at: s.basis.float() for at, s in job.single.fit.fitted(job.single.sample(), range(N_LAYERS)).items()}
+    means, (trials,) = role_means(hf, job), TASK.stream(N, seed=derived_seed(0, 8))
+    plain, arriving = edited_pass(hf, trials, axes, {})
+    exact = entropy_bits(trials.at_scored(trials.predictive)).flatten().numpy().round(9)
+    np.testing.assert_allclose(report.baseline_bits, scores(plain, trials), atol=1e-5)
+    for layer in range(N_LAYERS):
+        expected = order(arriving[layer], axes[layer], exact)
+        assert report.axis_correlation_baseline[layer, 0] == pytest.approx(expected, abs=1e-3)
+    for row, place in enumerate(places):
+        logits, found = edited_pass(hf, trials, axes, {i: means[i] for i in place.layers or ()})
+        np.testing.assert_allclose(
+            report.increase_bits[row], scores(logits, trials) - scores(plain, trials), atol=1e-5, err_msg=str(place)
+        )
+        for layer in range(N_LAYERS):
+            expected = order(found[layer], axes[layer], exact)
+            assert report.axis_correlation[row, layer, 0] == pytest.approx(expected, abs=1e-3)
+    assert report.sets == ("1", "0+1") and np.abs(report.increase_bits).min() > 1e-5, "something changed"
+    for row in (0, 1):  # what arrives first has not been edited
+        np.testing.assert_allclose(report.axis_correlation[row, 0, :2], report.axis_correlation_baseline[0, :2])
+
+
+@pytest.mark.parametrize(("kind", "site"), [("remove", RESID_PRE), ("keep", V), ("add", V)])
+def test_labelled_evidence_on_a_model_with_a_tokenizer(reader: Model, kind: Any, site: Site, tmp_path: Path) -> None:
+    task, axis = LabelledEvidence(k_max=3, n_words=11), fits.entropy_axis("pc1_standardised")
+    places = [Place(site, (1,)), Place(site, (1, 2))]
+    report = intervene_together(reader, task, axis, at=places, kind=kind, n=9)
+    assert report.n == report.n_kept == 9 and report.n_random == 20 and report.rank == 1
+    assert np.isfinite(report.increase_bits).all() and np.isfinite(report.axis_correlation[:, 1:]).all()
+    assert np.isnan(report.axis_correlation[:, 0]).all(), "every colon has the same embedding"
+    assert (report.increase_bits_lo <= report.increase_bits_hi).all()
+    for family in ("", "_orthogonal"):
+        low, high = (vars(report)[f"increase_bits{family}_{end}"] for end in ("least", "most"))
+        assert (low < high).all(), "random directions differ from one another"
+    differences = report.increase_bits - report.increase_bits_null
+    np.testing.assert_allclose(report.beyond_random_bits, differences, atol=1e-12)
+    assert len(report.figure().data) > 5 and "1+2" in report.table()
+    report.save(tmp_path / "report")
+    assert report_kinds()["joint_intervention"].load(tmp_path / "report").table() == report.table()  # type: ignore[attr-defined]
+
+
+def test_an_edit_at_values_is_one_of_all_key_heads_together(reader: Model) -> None:
+    report = intervene_together(reader, LabelledEvidence(k_max=2, n_words=7), at=[Place(V, (1, 2))], n=5)
+    assert report.site == "v" and np.abs(report.increase_bits_ceiling).min() > 0
+    with pytest.raises(InvalidArgument, match=rf"rank 19 of {N_KV * D_HEAD} in layer 0: no subspace of that rank"):
+        intervene_together(reader, LabelledEvidence(k_max=2, n_words=7), fits.random(19), at=[Place(V, (0,))], n=5)
+    with pytest.raises(InvalidArgument, match=r"layer 0 holds the same vector at every scored position, so that there"):
+        intervene_together(reader, LabelledEvidence(k_max=2, n_words=7), at=[Place(V, (0, 1))], n=5)
+
+
+def test_more_than_one_direction_has_no_order(model: Model) -> None:
+    report = intervene_together(model, TASK, fits.random(3), at=[BOTH], n=5)
+    assert report.rank == 3 and np.isnan(report.axis_correlation).all() and np.isfinite(report.increase_bits).all()
+
+
+def test_orthogonal_subspaces_are_orthogonal_and_random() -> None:
+    own = random_subspaces(13, 3, draws=1, seed=0)[0]
+    drawn = orthogonal_to(own, draws=5, seed=1)
+    assert drawn.shape == (5, 13, 3) and float((own.T @ drawn).abs().max()) < 1e-12
+    torch.testing.assert_close(drawn.mT @ drawn, torch.eye(3, dtype=torch.float64).expand(5, 3, 3))
+    assert float((drawn[0] - drawn[1]).abs().max()) > 0.1
+
+
+def test_the_axis_of_standardised_vectors_has_their_score(model: Model) -> None:
+    """Its coordinate is the standardised PC1 score, up to scale; that of the plain PC1 is not."""
+    job = JointJob.of(model, TASK, fits.entropy_axis("pc1_standardised"), at=[BOTH], kind="remove", n=2, seed=0)
+    sample = job.single.sample()
+    points = sample.points(1).numpy()
+    unit = (points - points.mean(axis=0)) / points.std(axis=0)
+    first = np.linalg.svd(unit, full_matrices=False)[2][0]
+    axis = job.single.fit.fitted(sample, (1,))[1].basis.numpy()[:, 0]
+    score, along = unit @ first, (points - points.mean(axis=0)) @ axis
+    assert abs(np.corrcoef(score, along)[0, 1]) == pytest.approx(1, abs=1e-9)
+    plain = fits.entropy_axis("pc1").fitted(sample, (1,))[1].basis.numpy()[:, 0]
+    assert abs(float(axis @ plain)) < 0.999
+    assert float(along @ (sample.entropies().numpy() - sample.entropies().numpy().mean())) > 0
+
+
+@pytest.mark.parametrize(
+    ("value", "beyond", "most", "said"),
+    [
+        (2.0, 1.0, 1.5, "costs more than chance"),
+        (1.0, 0.5, 1.5, "costs no more than chance"),
+        (2.0, -1.0, 1.5, "undeci"),
+    ],
+)
+def test_verdicts_follow_the_rule(value: float, beyond: float, most: float, said: str) -> None:
+    assert verdict_of(value, beyond, most).startswith(said)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"kind": "swap"}, InvalidArgument, r"kind is one of remove, keep, add; 'swap' is for one at a time"),
+        ({"kind": "rotate"}, InvalidArgument, r"'rotate' is for one at a time"),
+        ({"n": 1}, InvalidArgument, r"at least 2 to correlate anything, got 1"),
+        ({"at": []}, InvalidArgument, r"name one place or more, all at one site"),
+        ({"at": [BOTH, Place(V, (0,))]}, InvalidArgument, r"name one place or more, all at one site"),
+        ({"at": [Place(RESID_PRE, (0, 2))]}, InvalidArgument, r"layers \[0, 2\]: name at least one of"),
+    ],
+)
+def test_mistakes_are_named(model: Model, arguments: dict[str, Any], error: type, message: str) -> None:
+    with pytest.raises(error, match=message):
+        intervene_together(model, TASK, **{"at": [BOTH], "n": 3, **arguments})
+
+
+def test_edits_at_a_site_that_is_not_there(model: Model) -> None:
+    from bayesgeom.sites import STATE
+
+    with pytest.raises((InvalidArgument, MissingSite)):
+        intervene_together(model, TASK, at=[Place(STATE, (0,))], n=3)
+
+
+def test_an_edit_of_values_takes_the_heads_side_by_side() -> None:
+    values = torch.randn(2, 5, 3, 7, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    basis = random_subspaces(21, 1, draws=1, seed=0)[0]
+    edit = InSubspace(site=V, layer=0, kind="add", basis=basis, shift=torch.tensor([2.0], dtype=torch.float64))
+    expected = values.flatten(2) + 2 * basis[:, 0]
+    torch.testing.assert_close(edit.applied(values, PairReference({}, None)), expected.reshape(values.shape))
+
+
+@pytest.fixture(scope="module")
+def directory(reader: Model, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The tiny Llama and its tokenizer, saved."""
+    path = tmp_path_factory.mktemp("reader")
+    reader.module.save_pretrained(path)  # type: ignore[operator]
+    word_tokenizer().save_pretrained(path)
+    return str(path)
+
+
+def command(directory: str, *more: str) -> int:
+    task = "evidence:k_max=2,n_words=7"
+    return main(["intervene", directory, "--task", task, "--subspace", "entropy_axis", "--kind", "remove", *more])
+
+
+def test_layers_joined_by_a_plus_are_edited_at_once_from_the_shell(
+    directory: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "report"
+    assert command(directory, "--layers", "1,1+2", "--site", "v", "--n", "4", "--out", str(out)) == 0
+    printed = capsys.readouterr().out
+    assert "remove entropy axis at v, bits, n = 4" in printed and "layers 1+2: costs" in printed
+    found = Diagnosis.load(out)
+    assert list(found) == ["joint_intervention"] and vars(found["joint_intervention"])["sets"] == ("1", "1+2")
+    assert found.provenance["arguments"]["layers"] == "1,1+2" and found.provenance["arguments"]["site"] == "v"
+
+
+def test_layers_with_commas_are_edited_each_alone(directory: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert command(directory, "--layers", "1,2", "--n", "4") == 0
+    rows = [line.split()[0] for line in capsys.readouterr().out.splitlines() if line[:1].isdigit()]
+    assert rows == ["1", "2"]
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (("--layers", "1-2"), "--layers takes whole numbers joined by , or +"),
+        (("--layers", "1+7"), "layers [1, 7]: name at least one of"),
+        (("--site", "nowhere"), "there is no site to act at named 'nowhere'"),
+        (
+            ("--site", "v", "--layers", "1"),
+            "an intervention acts at resid_pre, z, attn_out, resid_mid, mlp_out, resid_post",
+        ),
+        (("--layers", "0"), "layer 0 holds the same vector at every scored position"),
+    ],
+)
+def test_mistakes_on_the_command_line_are_one_line(
+    directory: str, more: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert command(directory, *more, "--n", "3") == 2
+    assert message in capsys.readouterr().err

@@ -1,0 +1,176 @@
+"""Mamba against Hugging Face's, against a loop over channels, and its fast scan against the plain one."""
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from bayesgeom.errors import InvalidArgument
+from bayesgeom.models import causal_conv, scan
+from bayesgeom.models.causal_conv import causal_conv_silu
+from bayesgeom.models.mamba import EPS, Mamba, MambaConfig
+from bayesgeom.models.scan import plain_states, read_states, selective_scan
+
+SMALL = MambaConfig(d_vocab=11, n_ctx=7, n_layers=2, d_model=10, d_state=3, d_conv=4, expand=2, dt_rank=5)
+
+
+def lively(config: MambaConfig = SMALL) -> Mamba:
+    """A Mamba whose weights are large enough for every term to show."""
+    module, generator = Mamba(config, seed=0), torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.add_(torch.randn(parameter.shape, generator=generator), alpha=0.2)
+    return module.eval()
+
+
+def some_tokens(n_pos: int = 7) -> Tensor:
+    return torch.randint(11, (5, n_pos), generator=torch.Generator().manual_seed(2))
+
+
+def huggingface_twin(module: Mamba) -> nn.Module:
+    import transformers
+
+    config = module.config
+    twin = transformers.MambaForCausalLM(
+        transformers.MambaConfig(
+            vocab_size=config.d_vocab, hidden_size=config.d_model, state_size=config.d_state,
+            num_hidden_layers=config.n_layers, expand=config.expand, conv_kernel=config.d_conv,
+            time_step_rank=config.rank, layer_norm_epsilon=EPS, residual_in_fp32=False, tie_word_embeddings=True,
+        )
+    )  # fmt: skip
+    weights = {their_name(name): tensor for name, tensor in module.state_dict().items()}
+    twin.load_state_dict(weights | {"lm_head.weight": weights["backbone.embeddings.weight"]})
+    return twin.eval()
+
+
+def their_name(name: str) -> str:
+    for ours, theirs in (("embed.", "embeddings."), ("blocks.", "layers."), ("ln_final.", "norm_f.")):
+        name = name.replace(ours, theirs)
+    return f"backbone.{name}"
+
+
+@pytest.mark.parametrize("n_pos", [1, 3, 7, 13])
+def test_outputs_and_gradients_are_those_of_huggingface(n_pos: int) -> None:
+    module = lively()
+    twin, tokens = huggingface_twin(module), some_tokens(n_pos)
+    ours, theirs = module(tokens), twin(input_ids=tokens).logits
+    torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-5)
+    weights = torch.randn(ours.shape, generator=torch.Generator().manual_seed(3))
+    for logits in (ours, theirs):
+        (logits * weights).mean().backward()
+    gradients = {name: parameter.grad for name, parameter in twin.named_parameters()}
+    for name, parameter in module.named_parameters():
+        torch.testing.assert_close(parameter.grad, gradients[their_name(name)], atol=1e-5, rtol=1e-5, msg=name)
+
+
+def scan_inputs(dtype: torch.dtype = torch.float64) -> list[Tensor]:
+    """x, δ, A, B, C, D, z for 5 sequences, 13 positions, 7 channels with 3 states."""
+    generator = torch.Generator().manual_seed(4)
+    shapes = ((5, 13, 7), (5, 13, 7), (7, 3), (5, 13, 3), (5, 13, 3), (7,), (5, 13, 7))
+    drawn = [torch.randn(shape, generator=generator, dtype=torch.float64) for shape in shapes]
+    drawn[2] = -drawn[2].exp()
+    return [tensor.to(dtype).requires_grad_() for tensor in drawn]
+
+
+def plain(x: Tensor, delta: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor, z: Tensor) -> Tensor:
+    return read_states(plain_states(x, delta, A, B), x, C, D, z)
+
+
+@pytest.mark.parametrize("at_once", [1, 2, 5])
+@pytest.mark.parametrize("segment", [1, 4, 13, 20])
+def test_the_fast_scan_is_the_plain_one(monkeypatch: pytest.MonkeyPatch, at_once: int, segment: int) -> None:
+    monkeypatch.setattr(scan, "_CPU_BYTES", at_once * 7 * 3 * 8)
+    monkeypatch.setattr(scan, "_SEGMENT", segment)
+    given = scan_inputs()
+    weights = torch.randn(5, 13, 7, dtype=torch.float64, generator=torch.Generator().manual_seed(5))
+    fast, slow = selective_scan(*given), plain(*given)
+    torch.testing.assert_close(fast, slow, atol=1e-12, rtol=1e-12)
+    found, expected = (torch.autograd.grad((out * weights).sum(), given) for out in (fast, slow))
+    for own, twin in zip(found, expected, strict=True):
+        torch.testing.assert_close(own, twin, atol=1e-11, rtol=1e-11)
+
+
+def test_states_are_those_of_a_loop_over_channels() -> None:
+    x, raw, A, B = (tensor.detach().numpy() for tensor in scan_inputs()[:4])
+    delta, states = np.log1p(np.exp(raw)), np.zeros((5, 13, 7, 3))
+    for sequence, channel, n in np.ndindex(5, 7, 3):
+        h = 0.0
+        for t in range(13):
+            step = delta[sequence, t, channel]
+            h = np.exp(step * A[channel, n]) * h + step * B[sequence, t, n] * x[sequence, t, channel]
+            states[sequence, t, channel, n] = h
+    found = plain_states(*(torch.from_numpy(array) for array in (x, raw, A, B)))
+    np.testing.assert_allclose(found.numpy(), states, atol=1e-12)
+
+
+def test_half_precision_comes_back_as_it_came_and_is_summed_in_float32() -> None:
+    half = [tensor.detach().bfloat16().requires_grad_() for tensor in scan_inputs()]
+    wide = [tensor.detach().float().requires_grad_() for tensor in half]
+    with torch.autocast("cpu", torch.bfloat16):
+        out = selective_scan(*half)
+    assert out.dtype == torch.bfloat16
+    twin = selective_scan(*wide)
+    torch.testing.assert_close(out, twin.bfloat16(), atol=0, rtol=0)
+    found, expected = (torch.autograd.grad(own.float().sum(), given) for own, given in ((out, half), (twin, wide)))
+    for own, wider in zip(found, expected, strict=True):
+        assert own.dtype == torch.bfloat16
+        torch.testing.assert_close(own.float(), wider, atol=0.03 * float(wider.abs().max()), rtol=0.02)
+
+
+@pytest.mark.parametrize("n_pos", [1, 3, 13])
+def test_the_convolution_is_torchs(monkeypatch: pytest.MonkeyPatch, n_pos: int) -> None:
+    monkeypatch.setattr(causal_conv, "_CPU_BYTES", 2 * n_pos * 7 * 8)
+    generator = torch.Generator().manual_seed(6)
+    x, weight, bias = (
+        torch.randn(shape, generator=generator, dtype=torch.float64).requires_grad_()
+        for shape in ((5, n_pos, 7), (7, 4), (7,))
+    )
+    twin = nn.functional.conv1d(x.transpose(1, 2), weight[:, None], bias, padding=3, groups=7)[:, :, :n_pos]
+    twin = nn.functional.silu(twin).transpose(1, 2)
+    out = causal_conv_silu(x, weight, bias)
+    torch.testing.assert_close(out, twin, atol=1e-12, rtol=1e-12)
+    weights = torch.randn(out.shape, generator=generator, dtype=torch.float64)
+    found, expected = (torch.autograd.grad((y * weights).sum(), (x, weight, bias)) for y in (out, twin))
+    for own, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(own, other, atol=1e-12, rtol=1e-12)
+
+
+def test_every_hook_has_its_name_and_watching_changes_nothing() -> None:
+    module, tokens = lively(), some_tokens()
+    with torch.no_grad():
+        alone = module(tokens)
+        logits, cache = module.run_with_cache(tokens)
+    in_block = {f"blocks.{layer}.hook_{name}" for layer in (0, 1) for name in ("resid_pre", "state", "resid_post")}
+    assert set(cache) == {"hook_embed", *in_block}
+    assert cache["blocks.0.hook_state"].shape == (5, 7, 20 * 3)
+    torch.testing.assert_close(logits, alone, atol=1e-5, rtol=1e-5)
+
+
+def test_an_edited_state_changes_what_is_read_there_and_later_layers_but_nothing_before() -> None:
+    module, tokens = lively(), some_tokens()
+
+    def silence(states: Tensor, hook: object) -> Tensor:
+        return torch.where(torch.arange(7)[:, None] == 3, 0.0, states)
+
+    with torch.no_grad():
+        before = module(tokens)
+        after = module.run_with_hooks(tokens, fwd_hooks=[("blocks.0.hook_state", silence)])
+        torch.testing.assert_close(module(tokens), before, atol=0, rtol=0)
+    assert (after - before)[:, 3:].abs().amax() > 1e-3
+    torch.testing.assert_close(after[:, :3], before[:, :3], atol=1e-6, rtol=0)
+
+
+def test_sizes_that_cannot_be_are_refused() -> None:
+    with pytest.raises(InvalidArgument, match="every size of a Mamba is at least 1"):
+        MambaConfig(d_vocab=11, n_ctx=7, d_state=0)
+
+
+def test_the_rank_of_the_steps_follows_the_width() -> None:
+    assert [MambaConfig(d_vocab=2, n_ctx=2, d_model=d).rank for d in (16, 17, 192)] == [1, 2, 12]
+
+
+def test_steps_at_initialisation_are_within_their_range() -> None:
+    mixer = Mamba(SMALL, seed=0).requires_grad_(False).blocks[0].mixer
+    delta = nn.functional.softplus(mixer.dt_proj.bias)
+    assert 0.999e-3 <= float(delta.min()) < float(delta.max()) <= 0.1001
+    torch.testing.assert_close(mixer.A_log.exp(), torch.tensor([1.0, 2.0, 3.0]).expand(20, 3))

@@ -1,0 +1,140 @@
+"""Pass thresholds: each mark against its definition by hand, who else passes, and what is said of it."""
+
+from dataclasses import replace
+from itertools import combinations
+
+import numpy as np
+import pytest
+import torch
+
+from bayesgeom.activations import Run
+from bayesgeom.probes.base import planted_run, planted_trials
+from bayesgeom.probes.pass_thresholds import MARKS, PassThresholds, PassThresholdsReport
+from bayesgeom.sites import PATTERN, W_K_GRAM, K, V
+from bayesgeom.statistics import bootstrap_weights
+
+N, POSITIONS, LAYERS, KV, HEADS, D, MODEL = 31, 7, 3, 2, 4, 5, 97
+TOKENS = 6
+
+
+def run_of(rng: np.random.Generator, *, sets: dict[str, tuple[int, ...]] | None = None) -> Run:
+    tokens = rng.integers(TOKENS, size=(N, POSITIONS))
+    trials = planted_trials(np.full((N, 2, 2), 0.5), tokens, token_sets=sets or {"hypotheses": (0, 2, 5)})
+    columns = rng.normal(size=(LAYERS, KV, D, MODEL))
+    weights = rng.random(size=(LAYERS, N, HEADS, 2, POSITIONS)) ** 4
+    recorded = {
+        V: rng.normal(size=(LAYERS, N, POSITIONS, KV, D)) * np.arange(1, D + 1),
+        K: rng.normal(size=(LAYERS, N, POSITIONS, KV, D)) + 0.5,
+        W_K_GRAM: columns @ columns.swapaxes(2, 3),
+        PATTERN: weights / weights.sum(axis=-1, keepdims=True),
+    }
+    run = planted_run(trials, {site: torch.from_numpy(x) for site, x in recorded.items()}, n_heads=HEADS, seed=3)
+    return replace(run, spec=replace(run.spec, d_model=MODEL))
+
+
+def at(report: PassThresholdsReport, mark: str) -> int:
+    return report.marks.index(mark)
+
+
+def mean_cosine(vectors: np.ndarray) -> float:
+    found = [abs(a @ b) / np.linalg.norm(a) / np.linalg.norm(b) for a, b in combinations(vectors, 2)]
+    return float(np.mean(found))
+
+
+def slow_key_overlap(run: Run, layer: int, shares: np.ndarray) -> float:
+    keys, tokens = run.at(K)[layer].numpy(), run.trials.tokens.numpy()
+    weights = np.broadcast_to(shares[:, None], tokens.shape)
+    heads = []
+    for head in range(KV):
+        means = []
+        for token in (0, 2, 5):
+            shown = tokens == token
+            means.append((keys[shown, head] * weights[shown][:, None]).sum(axis=0) / weights[shown].sum())
+        heads.append(mean_cosine(np.stack(means)))
+    return float(np.mean(heads))
+
+
+def test_values_are_the_last_of_the_last_layer_standardised(rng: np.random.Generator) -> None:
+    run = run_of(rng)
+    report = PassThresholds().measure(run)
+    last = run.at(V)[-1][:, -1].flatten(1).numpy()
+    variances = np.linalg.eigvalsh(np.corrcoef(last.T))
+    one, two = (at(report, mark) for mark in ("PC1 of values", "PC1 + PC2 of values"))
+    assert report.measured[one] == pytest.approx(variances[-1] / (KV * D), abs=1e-9)
+    assert report.measured[two] == pytest.approx(variances[-2:].sum() / (KV * D), abs=1e-9)
+    assert report.measured_lo[one] < report.measured[one] < report.measured_hi[one]
+
+
+def test_overlaps_are_means_over_pairs_then_heads(rng: np.random.Generator) -> None:
+    run = run_of(rng)
+    report = PassThresholds().measure(run)
+    even = np.full(N, 1 / N)
+    for layer in range(LAYERS):
+        assert report.key_overlap[layer] == pytest.approx(slow_key_overlap(run, layer, even), abs=1e-9)
+        gram = run.at(W_K_GRAM)[layer].numpy()
+        cosines = [
+            np.mean([abs(g[i, j]) / np.sqrt(g[i, i] * g[j, j]) for i, j in combinations(range(D), 2)]) for g in gram
+        ]
+        assert report.column_overlap[layer] == pytest.approx(np.mean(cosines), abs=1e-6)
+    apart = at(report, "layers with keys apart")
+    assert report.measured[apart] == pytest.approx((report.key_overlap < 0.2).mean())
+    drawn = [
+        np.mean([slow_key_overlap(run, layer, shares) < 0.2 for layer in range(LAYERS)])
+        for shares in bootstrap_weights(N, seed=3, draws=200)
+    ]
+    assert report.measured_lo[apart] == pytest.approx(np.quantile(drawn, 0.025))
+    assert np.isnan(report.measured_lo[at(report, "layers with W_K columns apart")]), "weights are no sample"
+
+
+def test_attention_is_that_of_the_last_query(rng: np.random.Generator) -> None:
+    run = run_of(rng)
+    report = PassThresholds().measure(run)
+    rows = run.at(PATTERN)[:, :, :, -1].numpy()
+    entropy = -(rows * np.log2(rows)).sum(axis=-1).mean(axis=(1, 2))
+    np.testing.assert_allclose(report.final_entropy_bits, entropy)
+    assert report.measured[-1] == pytest.approx(1 - entropy[-1] / entropy[0])
+
+
+def test_chance_is_of_the_sizes_at_hand(rng: np.random.Generator) -> None:
+    report = PassThresholds().measure(run_of(rng))
+    assert report.sizes == (
+        f"{N} Gaussian points in {KV * D} dimensions", f"{N} Gaussian points in {KV * D} dimensions",
+        f"{D} directions in {MODEL} dimensions", f"3 directions in {D} dimensions",
+        f"random scores over {POSITIONS} positions",
+    )  # fmt: skip
+    assert report.chance_passes[2] > 0.9 and report.chance_passes[4] < 0.05
+
+
+def test_who_else_passes_is_said(rng: np.random.Generator) -> None:
+    run = run_of(rng)
+    narrow = torch.zeros_like(run.at(PATTERN))
+    narrow[..., 0] = 1.0
+    pattern = torch.cat([run.at(PATTERN)[:-1], narrow[-1:]])
+    falling = replace(run, recorded={**run.recorded, PATTERN: pattern})
+    probe = PassThresholds()
+    copies = [probe.measure(each) for each in (run, falling, falling)]
+    report, alone = probe.measure(falling, copies), probe.measure(falling)
+    assert report.copies_pass[-1] == pytest.approx(2 / 3) and np.isnan(alone.copies_pass).all()
+    assert report.initialisation[-1] == pytest.approx(np.mean([copy.measured[-1] for copy in copies]))
+    assert report.verdicts[-1] == "passed, uninformative: untrained copies pass" and alone.verdicts[-1] == "passed"
+    assert report.verdicts[2] == "passed, uninformative: chance and untrained copies pass"
+    assert copies[0].verdicts[-1] == "failed"
+    assert "untrained copies in 67%" in str(report.headlines()[2])
+    assert report.verdicts[2] in (report.figure().layout.title.text or "").replace("<br>", " ")
+    assert all(mark in report.table() for mark in MARKS)
+
+
+def test_what_is_not_recorded_is_not_measured(rng: np.random.Generator) -> None:
+    run = run_of(rng)
+    report = PassThresholds().measure(replace(run, recorded={V: run.at(V)}))
+    assert report.verdicts[2:] == ("not measured",) * 3 and np.isnan(report.measured[2:]).all()
+    assert np.isfinite(report.measured[:2]).all() and report.figure().data
+
+
+def test_a_single_sequence_and_a_single_token_give_no_answer(rng: np.random.Generator) -> None:
+    run = run_of(rng, sets={"inputs": (1,)})
+    report = PassThresholds().measure(run)
+    assert report.verdicts[3] == "not measured" and np.isnan(report.key_overlap).all()
+    few = {site: values[:, :1] if site.name != "W_K_gram" else values for site, values in run.recorded.items()}
+    one = PassThresholds().measure(replace(run, trials=run.trials.rows(slice(0, 1)), recorded=few))
+    assert one.n == 1 and np.isnan(one.measured[:2]).all()
