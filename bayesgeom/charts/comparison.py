@@ -18,10 +18,10 @@ def comparison_figure(
     architectures: Sequence[str],
     models: tuple[Sequence[str], Float[np.ndarray, " model"], Intervals],
 ) -> go.Figure:
-    """Left: tasks by architectures, each cell with its number. Right: every trained model, with its 95 % interval."""
+    """Above: tasks by architectures, each cell with its number. Below: every trained model, with its 95 % interval."""
     names, values, (lo, hi) = models
     titles = ("Share of the gap closed (null: 0)", "Every trained model (null: 0)")
-    figure = panels(title, titles, row_height=max(420, 32 * len(names)))
+    figure = panels(title, titles, n_columns=1, row_height=max(420, 32 * len(names)))
     figure.add_trace(
         go.Heatmap(
             z=shares, x=list(architectures), y=list(tasks), zmin=0, zmax=1, colorscale=SEQUENTIAL, xgap=2, ygap=2,
@@ -43,11 +43,11 @@ def comparison_figure(
             customdata=np.stack([values, lo, hi], axis=1), showlegend=False,
             hovertemplate="%{y}: %{customdata[0]:.4f} [%{customdata[1]:.4f}, %{customdata[2]:.4f}]<extra></extra>",
         ),
-        row=1, col=2,
+        row=2, col=1,
     )  # fmt: skip
     for level in (0.0, 0.5, 0.95):
-        figure.add_vline(x=level, line={"color": NULL, "dash": "dot", "width": 1}, row=1, col=2)
-    figure.update_xaxes(range=[-0.3, 1.05], row=1, col=2)
-    figure.update_yaxes(autorange="reversed", row=1, col=2)
-    label_axes(figure, (1, 2), "share closed; dotted: 0, 0.5, 0.95", "")
+        figure.add_vline(x=level, line={"color": NULL, "dash": "dot", "width": 1}, row=2, col=1)
+    figure.update_xaxes(range=[-0.3, 1.05], row=2, col=1)
+    figure.update_yaxes(autorange="reversed", row=2, col=1)
+    label_axes(figure, (2, 1), "share closed; dotted: 0, 0.5, 0.95", "")
     return figure

@@ -52,6 +52,7 @@ class Replay:
         if not bool((positions == rows).all()):
             raise InvalidArgument("replay needs every sequence to score the same positions.")
         held: dict[tuple[Site, int], Tensor] = {}
+        mid_ins: dict[int, Tensor] = {}
         resid = self.module.embedded(tokens)
         for index, layer in enumerate(self._layers):
             held[RESID_PRE, index] = resid
@@ -59,10 +60,14 @@ class Replay:
             held[ATTN_OUT, index] = layer.attn_out(held[Z, index], self._scratch).clone()
             held[RESID_MID, index] = resid + held[ATTN_OUT, index]
             # By the product that heads' edits start from, so that one without effect leaves every bit as it is.
-            mid_in = layer.mid_in(held[RESID_MID, index], self._scratch.take("hidden", self._wide(resid), resid))
-            held[MLP_OUT, index] = layer.mlp_out_of(held[RESID_MID, index], mid_in, self._scratch).clone()
+            mid_ins[index] = layer.mid_in(held[RESID_MID, index], self._wide_buffer(f"mid_in {index}", resid))
+            hidden = self._wide_buffer("hidden", resid).copy_(mid_ins[index])
+            held[MLP_OUT, index] = layer.mlp_out_of(held[RESID_MID, index], hidden, self._scratch).clone()
             held[RESID_POST, index] = resid = held[RESID_MID, index] + held[MLP_OUT, index]
-        return Baseline(trials=trials, rows=rows, held=held, logits=self._logits(resid[:, rows]))
+        mid_ins[self.n_layers - 1] = mid_ins[self.n_layers - 1].index_select(1, rows)
+        baseline = Baseline(trials=trials, rows=rows, held=held, logits=self._logits(resid[:, rows]))
+        self._mid_in_of, self._mid_in = weakref.ref(baseline), mid_ins
+        return baseline
 
     @torch.no_grad()
     def logits(
@@ -84,10 +89,9 @@ class Replay:
         return x @ self._output if self._output_bias is None else x @ self._output + self._output_bias
 
     def mid_in(self, baseline: Baseline, index: int) -> Float[Tensor, "batch pos d_mlp"]:
-        """A baseline's MLP input before the norm's scale and the bias: made once, and kept until another is asked for.
+        """A baseline's MLP input before the norm's scale and the bias; of the last layer, at the scored rows alone.
 
-        Of the last layer, at the scored rows alone. Held for the latest baseline, in buffers that stay: it is the
-        largest activation of a layer.
+        Held for one baseline, the latest made or asked for, in buffers that stay: it is the largest activation.
         """
         if self._mid_in_of is None or self._mid_in_of() is not baseline:
             self._mid_in_of, self._mid_in = weakref.ref(baseline), {}
@@ -95,12 +99,11 @@ class Replay:
             mid = baseline.held[RESID_MID, index]
             if index == self.n_layers - 1:
                 mid = mid.index_select(1, baseline.rows)
-            out = self._scratch.take(f"mid_in {index}", self._wide(mid), mid)
-            self._mid_in[index] = self._layers[index].mid_in(mid, out)
+            self._mid_in[index] = self._layers[index].mid_in(mid, self._wide_buffer(f"mid_in {index}", mid))
         return self._mid_in[index]
 
-    def _wide(self, resid: Float[Tensor, "batch pos d_model"]) -> tuple[int, int, int]:
-        return len(resid), resid.shape[1], self.module.config.d_mlp
+    def _wide_buffer(self, name: str, resid: Float[Tensor, "batch pos d_model"]) -> Float[Tensor, "batch pos d_mlp"]:
+        return self._scratch.take(name, (len(resid), resid.shape[1], self.module.config.d_mlp), resid)
 
     def layer(self, index: int) -> ReplayLayer:
         """The arithmetic of one layer."""
