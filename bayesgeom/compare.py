@@ -8,16 +8,12 @@ from typing import final
 from bayesgeom.comparison.cell import Cell, CellScores, cell, score
 from bayesgeom.comparison.report import ComparisonReport, comparison_report
 from bayesgeom.diagnosis import Diagnosis
-from bayesgeom.errors import CheckpointFault, InvalidArgument, UnknownName
-from bayesgeom.models.base import Model
-from bayesgeom.models.checkpoint import CONFIG, load_checkpoint, versions
-from bayesgeom.models.resolve import checkpoints, from_checkpoint
+from bayesgeom.errors import InvalidArgument, UnknownName
+from bayesgeom.models.checkpoint import versions
 from bayesgeom.training.compared import ARCHITECTURES, TASKS
-from bayesgeom.training.loop import RECIPE, Pace, train
-from bayesgeom.training.publish import publish
+from bayesgeom.training.kept import Kept
 
 RUNS = Path("runs/compare")
-_CHECKPOINT = "checkpoint"
 N_SCORED = 2_000
 
 
@@ -69,6 +65,10 @@ class ComparisonJob:
             raise InvalidArgument("name at least one architecture and one task to compare.")
         self.cells()
 
+    @property
+    def _kept(self) -> Kept:
+        return Kept(runs=self.runs, is_trained=self.is_trained)
+
     def cells(self) -> list[Cell]:
         """What is trained at the stated budget. **Raises** `UnknownName`."""
         rows = [(task, architecture) for task in self.tasks for architecture in self.architectures]
@@ -77,7 +77,7 @@ class ComparisonJob:
     def run(self) -> ComparisonReport:
         """Every cell, then a check of each that differs from what was published."""
         wanted = self.cells()
-        cells = [own for own in wanted if self.is_trained or self._exists(own)]
+        cells = [own for own in wanted if self.is_trained or self._kept.has(own.recipe)]
         missing = [own.name for own in wanted if own not in cells]
         if not cells:
             raise UnknownName(
@@ -92,7 +92,7 @@ class ComparisonJob:
             if standing.startswith("differs")
         }
         checks = [cell(*row, seed=1, is_check=True) for row in sorted(differing)]
-        checks = [own for own in checks if self.is_trained or self._exists(own)]
+        checks = [own for own in checks if self.is_trained or self._kept.has(own.recipe)]
         if not checks:
             return first
         return comparison_report(
@@ -116,33 +116,4 @@ class ComparisonJob:
         )
 
     def _scored(self, own: Cell) -> CellScores:
-        return score(self._model(own), own.recipe.task, n=self.n, seed=self.seed)
-
-    def _model(self, own: Cell) -> Model:
-        path = checkpoints().get(own.name)
-        if path is None:
-            path = self.runs / own.name / _CHECKPOINT
-            if not (path / CONFIG).exists():
-                self._train(own)
-        loaded = load_checkpoint(path)
-        made, committed = ({**recipe, "snapshots": 0} for recipe in (loaded.recipe, own.recipe.to_dict()))
-        if _plain(made) != _plain(committed):
-            raise CheckpointFault(
-                f"{path} was made by another recipe than {own.name} is now; move it away to have it trained again."
-            )
-        return from_checkpoint(loaded)
-
-    def _exists(self, own: Cell) -> bool:
-        return own.name in checkpoints() or (self.runs / own.name / _CHECKPOINT / CONFIG).exists()
-
-    def _train(self, own: Cell) -> None:
-        out = self.runs / own.name
-        module = train(own.recipe, out, resume=(out / RECIPE).exists(), pace=Pace())
-        publish(own.recipe, module, out / _CHECKPOINT)
-
-
-def _plain(recipe: Mapping[str, object]) -> object:
-    """A recipe as JSON gives it back."""
-    import json
-
-    return json.loads(json.dumps(recipe))
+        return score(self._kept.model(own.recipe), own.recipe.task, n=self.n, seed=self.seed)

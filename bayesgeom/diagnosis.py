@@ -22,6 +22,7 @@ from bayesgeom.report import (
     Headline,
     Record,
     Report,
+    aligned,
     headline_cells,
     read_parts,
     write_parts,
@@ -84,9 +85,8 @@ class Diagnosis(Mapping[str, Report]):
         """A table for the terminal: number, interval and null of each headline; then what was skipped."""
         rows = [("probe", "measured", "value", "95 % interval", "null")]
         rows += [(name, line.label, *headline_cells(line)) for name, line in self.headlines()]
-        widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-        lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
-        rule = "  ".join("─" * width for width in widths)
+        lines = aligned(rows)
+        rule = "  ".join("─" * max(map(len, column)) for column in zip(*rows, strict=True))
         skipped = [f"skipped {name}: {reason}" for name, reason in self.skipped.items()]
         if self.inapplicable:
             skipped.append(f"not for this task: {', '.join(self.inapplicable)}")

@@ -4,25 +4,23 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, final
+from typing import final
 
 import numpy as np
 from tqdm.auto import tqdm
 
 from bayesgeom.diagnosis import Diagnosis
-from bayesgeom.errors import CheckpointFault, InvalidArgument, UnknownName
-from bayesgeom.models.checkpoint import CONFIG, load_checkpoint, versions
-from bayesgeom.models.resolve import checkpoints, from_checkpoint
+from bayesgeom.errors import InvalidArgument, UnknownName
+from bayesgeom.models.checkpoint import versions
 from bayesgeom.over_training.replication import Replica, ReplicationReport, replication_report
 from bayesgeom.tasks.base import derived_seed
-from bayesgeom.training.loop import LOG, RECIPE, Pace, train
-from bayesgeom.training.publish import publish
+from bayesgeom.training.kept import Kept
+from bayesgeom.training.loop import LOG
 from bayesgeom.training.recipe import Recipe
 from bayesgeom.training.recipes import recipe as committed
 
 RUNS = Path("runs/train")
 N_SCORED, N_SEEDS = 2_000, 5
-_CHECKPOINT = "checkpoint"
 _TRIALS, _RESAMPLING = 0, 2  # branches of the seed, as in diagnose
 
 
@@ -66,14 +64,18 @@ class ReplicationJob:
         if self.seeds < 1 or self.n < 2:
             raise InvalidArgument(f"seeds is at least 1 and n at least 2, got {self.seeds} and {self.n}.")
 
+    @property
+    def _kept(self) -> Kept:
+        return Kept(runs=self.runs, is_trained=self.is_trained, is_run_first=True)
+
     def recipes(self) -> list[Recipe]:
         """The recipe under every seed."""
         return [self.recipe.reseeded(by) if by else self.recipe for by in range(self.seeds)]
 
     def run(self) -> ReplicationReport:
         """Train what is missing, score all."""
-        wanted = [(own, self._place(own)) for own in self.recipes()]
-        missing = [own.name for own, place in wanted if place is None] if not self.is_trained else []
+        kept, wanted = self._kept, self.recipes()
+        missing = [] if self.is_trained else [own.name for own in wanted if not kept.has(own)]
         if len(missing) == len(wanted):
             raise UnknownName(
                 f"there is no checkpoint of {self.recipe.name!r} under any of {self.seeds} seed(s), in {self.runs} or "
@@ -81,9 +83,9 @@ class ReplicationJob:
             )
         with tqdm(total=len(wanted) - len(missing), desc="seeds", disable=None, leave=False) as bar:
             replicas = []
-            for own, place in wanted:
+            for own in wanted:
                 if own.name not in missing:
-                    replicas.append(self._replica(own, place or self._trained(own)))
+                    replicas.append(self._replica(own))
                     bar.update(1)
         seed = derived_seed(self.seed, _RESAMPLING)
         return replication_report(self.recipe.name, replicas, missing=missing, seed=seed)
@@ -104,38 +106,20 @@ class ReplicationJob:
             },
         )
 
-    def _place(self, own: Recipe) -> Path | None:
-        """Where its checkpoint lies; the run comes first, since it has a log."""
-        path = self.runs / own.name / _CHECKPOINT
-        if (path / CONFIG).exists():
-            return path
-        return checkpoints().get(own.name)
-
-    def _trained(self, own: Recipe) -> Path:
-        out = self.runs / own.name
-        module = train(own, out, resume=(out / RECIPE).exists(), pace=Pace())
-        publish(own, module, out / _CHECKPOINT)
-        return out / _CHECKPOINT
-
-    def _replica(self, own: Recipe, path: Path) -> Replica:
-        loaded = load_checkpoint(path)
-        if _plain(loaded.recipe) != _plain(own.to_dict()):
-            raise CheckpointFault(
-                f"{path} was made by another recipe than {own.name} is now; move it away to have it trained again."
-            )
-        model, task = from_checkpoint(loaded), own.task
+    def _replica(self, own: Recipe) -> Replica:
+        model, task = self._kept.model(own), own.task
         stream = task.stream(self.n, seed=derived_seed(self.seed, _TRIALS), device=model.spec.device)
         run = model.run(stream, null_predictives=task.null_predictives)
         scored, exact = run.behaviour, run.behaviour.exact_entropy_bits
         uniform = float(np.log2(len(run.trials.answers)))
         return Replica(
             name=own.name,
-            weights_hash=loaded.weights_hash,
+            weights_hash=model.spec.weights_hash,
             kl_bits=scored.kl_bits.mean(axis=1, dtype=np.float64),
             entropy_mae_bits=np.abs(scored.model_entropy_bits - exact).mean(axis=1, dtype=np.float64),
             null_kl_bits=uniform - float(exact.mean(dtype=np.float64)),
             null_entropy_mae_bits=float(np.abs(uniform - exact).mean(dtype=np.float64)),
-            log=_log(path.parent / LOG),
+            log=_log(self._kept.path(own).parent / LOG),
         )
 
 
@@ -143,8 +127,3 @@ def _log(path: Path) -> Mapping[int, tuple[float, float]]:
     """A run's log by step: KL in bits and loss in nats; empty where none was kept."""
     lines = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
     return {int(line["step"]): (float(line["kl_bits"]), float(line["loss_nats"])) for line in lines}
-
-
-def _plain(recipe: Mapping[str, Any]) -> Any:
-    """A recipe less what does not touch the weights, as JSON gives it back."""
-    return json.loads(json.dumps({**recipe, "snapshots": 0}))

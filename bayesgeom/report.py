@@ -208,6 +208,12 @@ def headline_cells(line: Headline) -> tuple[str, str, str]:
     return value, interval, null
 
 
+def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Rows of text as lines whose columns are aligned; nothing trails."""
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+
+
 def write_parts(path: Path, reports: Mapping[str, Report], extra: Mapping[str, Any]) -> None:
     """Write reports, and whatever else JSON can hold, as `report.json` and `arrays.safetensors` into a folder."""
     arrays = {f"{key}/{name}": array for key, report in reports.items() for name, array in report.arrays().items()}

@@ -347,4 +347,4 @@ def test_the_committed_comparison_is_of_the_shipped_checkpoints_and_on_its_page(
     assert {name: shipped[name]["weights_hash"] for name in made if name in shipped} == {
         name: digest for name, digest in made.items() if name in shipped
     }
-    assert squeezed(report.table(separator=" | ")) in squeezed(read(ROOT / "docs/comparison.md"))
+    assert squeezed(report.table(is_markdown=True)) in squeezed(read(ROOT / "docs/comparison.md"))

@@ -15,7 +15,7 @@ from jaxtyping import Bool, Float, Int
 from bayesgeom.ablations.component import Ablation
 from bayesgeom.ablations.tally import Tally
 from bayesgeom.edits import Mode
-from bayesgeom.report import Headline, Report
+from bayesgeom.report import Headline, Report, aligned
 from bayesgeom.statistics import bootstrap_weights, percentile_interval
 
 if TYPE_CHECKING:
@@ -129,10 +129,7 @@ class AblationReport(Report):
             ("ablation", "damage (bits)", "95 % interval", "KL ratio", "entropy error +", "")
         ]
         rows += [self._row(index) for index in self.ranked()[:most]]
-        widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-        return "\n".join(
-            "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
-        )
+        return "\n".join(aligned(rows))
 
     def _row(self, index: int) -> tuple[str, ...]:
         return (

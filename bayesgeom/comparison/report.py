@@ -10,7 +10,7 @@ from jaxtyping import Float, Int
 
 from bayesgeom.comparison.cell import Cell, CellScores
 from bayesgeom.comparison.verdict import PRIMITIVE_OF, PUBLISHED, RULE, Verdict, standing, verdict
-from bayesgeom.report import Headline, Report
+from bayesgeom.report import Headline, Report, aligned
 from bayesgeom.statistics import bootstrap_weights, percentile_interval
 
 if TYPE_CHECKING:
@@ -82,17 +82,14 @@ class ComparisonReport(Report):
         models = (self.checkpoints, self.share_closed, (self.share_closed_lo, self.share_closed_hi))
         return comparison_figure(self.title, self.share_by_task, primitives, self.architectures, models)
 
-    def table(self, *, separator: str = "  ") -> str:
-        """All cells as the command line prints them, the rule below. `separator` " | " makes it Markdown."""
+    def table(self, *, is_markdown: bool = False) -> str:
+        """All cells as the command line prints them, or as Markdown, and the rule below."""
         rows = [_HEADER, *(self._row(index) for index in range(len(self.checkpoints)))]
-        if separator.strip():
+        if is_markdown:
             rows.insert(1, tuple("---" for _ in _HEADER))
-        widths = [max(len(row[column]) for row in rows) for column in range(len(_HEADER))]
-        lines = [separator.join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)) for row in rows]
-        if separator.strip():
-            lines = [f"| {line} |" for line in lines]
+        lines = [f"| {' | '.join(row)} |" for row in rows] if is_markdown else aligned(rows)
         missing = [f"Not trained: {', '.join(self.missing)}."] if self.missing else []
-        return "\n".join([*(line.rstrip() for line in lines), "", f"{RULE[0].upper()}{RULE[1:]}.", *missing])
+        return "\n".join([*lines, "", f"{RULE[0].upper()}{RULE[1:]}.", *missing])
 
     def _row(self, index: int) -> tuple[str, ...]:
         known = self.accuracy_where_known[index]

@@ -14,7 +14,7 @@ from jaxtyping import Float, Int
 from bayesgeom.em.arms import ARMS, BASELINE, EM_LIKE, Curves, steps_to
 from bayesgeom.em.chain import StickyChain
 from bayesgeom.information import NATS_PER_BIT
-from bayesgeom.report import Headline, Report
+from bayesgeom.report import Headline, Report, aligned
 from bayesgeom.statistics import seed_interval
 
 if TYPE_CHECKING:
@@ -131,14 +131,12 @@ class EMReport(Report):
             ("arm", "loss nats", "loss bits", "95 % interval", "held out bits", "sooner (times)", "reached", "held out")
         ]
         rows += [self._row(chain, arm) for arm in range(len(self.arms))]
-        widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-        lines = ["  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip() for row in rows]
         floor = (
             f"{self.chains[chain]}: self-probability {self.self_probability[chain]:.3f}, floor "
             f"{self.floor_nats[chain]:.4f} nats = {self.floor_bits[chain]:.4f} bits; exact filter "
             f"{self.filter_bits[chain]:.4f} bits, held out {self.held_out_filter_bits[chain]:.4f}"
         )
-        return "\n".join([floor, *lines])
+        return "\n".join([floor, *aligned(rows)])
 
     def _row(self, chain: int, arm: int) -> tuple[str, ...]:
         at = (chain, arm)

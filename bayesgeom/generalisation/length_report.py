@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar, final
 import numpy as np
 from jaxtyping import Float, Int
 
-from bayesgeom.report import Headline, Report
+from bayesgeom.report import Headline, Report, aligned
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
@@ -141,7 +141,7 @@ class LengthReport(Report):
         means = [("whole-sequence KL (bits) at", *self.lengths)]
         means += [(arm, *(f"{v:.4f}" for v in own)) for arm, own in zip(self.arms, self.whole_kl_bits, strict=True)]
         notes = [f"{arm}: {note}" for arm, note in zip(self.arms, self.untrained, strict=True) if note]
-        return "\n".join([*_aligned(rows), "", *_aligned(means), *([""] if notes else []), *notes])
+        return "\n".join([*aligned(rows), "", *aligned(means), *([""] if notes else []), *notes])
 
     @property
     def _first_beyond(self) -> int:
@@ -174,11 +174,6 @@ _HEADER = (
     "model", "positions", "KL within", "KL beyond", "predicted → found", "jump (largest within)", "critical length",
     "beyond / within (null)", "enters at layer",
 )  # fmt: skip
-
-
-def _aligned(rows: Sequence[tuple[str, ...]]) -> list[str]:
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    return ["  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows]
 
 
 def _signed(value: float) -> str:

@@ -10,7 +10,7 @@ from jaxtyping import Float
 from bayesgeom.activations import Behaviour
 from bayesgeom.generalisation.convergence import settled_bits, tokens_to_converge
 from bayesgeom.generalisation.curves import Estimate, strongest
-from bayesgeom.report import Headline, Report
+from bayesgeom.report import Headline, Report, aligned
 from bayesgeom.statistics import mean_interval
 
 if TYPE_CHECKING:
@@ -96,10 +96,8 @@ class SweepReport(Report):
     def table(self) -> str:
         """One row per value, as the command line prints them, and below why a model was not asked."""
         rows = [(self.vary, *_HEADER), *(self._row(index) for index in range(len(self.values)))]
-        widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-        lines = ["  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows]
         notes = [f"{self.vary}={v}: {note}" for v, note in zip(self.values, self.notes, strict=True) if note]
-        return "\n".join([*lines, *([""] if notes else []), *notes])
+        return "\n".join([*aligned(rows), *([""] if notes else []), *notes])
 
     def _row(self, index: int) -> tuple[str, ...]:
         def cell(metric: str, digits: int) -> str:

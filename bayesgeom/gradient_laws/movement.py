@@ -13,7 +13,7 @@ from torch import Tensor
 from bayesgeom.gradient_laws.capture import LayerGradients, Targets
 from bayesgeom.gradient_laws.tally import at_scored, layer_tally
 from bayesgeom.information import jensen_shannon_bits
-from bayesgeom.report import Headline, Report
+from bayesgeom.report import Headline, Report, aligned
 from bayesgeom.statistics import bootstrap_weights, percentile_interval
 from bayesgeom.trials import Trials
 
@@ -155,8 +155,7 @@ class GradientMovementReport(Report):
         for i, step in enumerate(self.steps):
             gradients = (self.routing_norm, self.value_elasticity)
             rows.append((step, *(f"{c[i]:.4f}" for c in columns), *(f"{g[i]:.2e}" for g in gradients)))
-        widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-        return "\n".join("  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip() for row in rows)
+        return "\n".join(aligned(rows))
 
 
 _DISTANCES = {"pattern_distance_bits": "patterns", "value_distance": "values"}

@@ -10,7 +10,7 @@ from jaxtyping import Float
 from bayesgeom.gradient_laws.capture import Targets
 from bayesgeom.gradient_laws.identities import IDENTITIES
 from bayesgeom.gradient_laws.tally import BIN_EDGES, LayerTally
-from bayesgeom.report import Headline, Report
+from bayesgeom.report import Headline, Report, aligned
 from bayesgeom.statistics import mean_interval
 
 if TYPE_CHECKING:
@@ -125,9 +125,7 @@ class GradientReport(Report):
             norms = (self.routing_norm, self.value_norm, self.value_elasticity)
             heads = "  ".join(f"{value:+.2f} ({null:+.2f})" for value, null in pairs)
             rows.append((str(layer), heads, *(f"{norm[layer].mean():.2e}" for norm in norms)))
-        widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-        lines = ["  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip() for row in rows]
-        return "\n".join([f"relative error against autograd: {', '.join(worst)}", "", *lines])
+        return "\n".join([f"relative error against autograd: {', '.join(worst)}", "", *aligned(rows)])
 
 
 def gradient_report(

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, ClassVar, final
 import numpy as np
 from jaxtyping import Float
 
-from bayesgeom.report import Headline, Report
+from bayesgeom.report import Headline, Report, aligned
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
@@ -151,7 +151,7 @@ class JointInterventionReport(Report):
         baseline = ", ".join(f"{m} {b:.4f}" for m, b in zip(self.metrics, self.baseline_bits, strict=True))
         title = f"{self.kind} {self.subspace} at {self.site}, bits, n = {self.n}; unedited: {baseline}"
         said = [f"layers {name}: {verdict}" for name, verdict in zip(self.sets, self.verdicts, strict=True)]
-        return "\n".join([title, *_aligned(rows), "", *_aligned(self._order()), "", *said, RULE])
+        return "\n".join([title, *aligned(rows), "", *aligned(self._order()), "", *said, RULE])
 
     def _order(self) -> list[tuple[str, ...]]:
         """|ρ| of the axis with entropy where it arrives last: unedited, edited, and under random directions."""
@@ -177,8 +177,3 @@ def verdict_of(value: float, beyond_lo: float, most: float) -> str:
     if beyond_lo > 0 and value > most:
         return "costs more than chance"
     return "costs no more than chance" if value <= most else "undecided"
-
-
-def _aligned(rows: Sequence[tuple[str, ...]]) -> list[str]:
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]

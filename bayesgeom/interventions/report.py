@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, ClassVar, final
 import numpy as np
 from jaxtyping import Float, Int
 
-from bayesgeom.report import Headline, Report
+from bayesgeom.report import Headline, Report, aligned
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
@@ -153,11 +153,9 @@ class InterventionReport(Report):
         head = ("layer", "rank", "redirect" if self.is_swap else "damage", "95 % interval", "ceiling", "random (range)")
         rows: list[tuple[str, ...]] = [self._row(layer) for layer in self.layers]
         rows.insert(0, (*head, "damage" if self.is_swap else "entropy error +", "R² entropy", "R² belief", "verdict"))
-        widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-        lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
         unedited = f"; redirect unedited {self.redirect_bits_unedited[0]:.3f}" if self.is_swap else ""
         title = f"{self.kind} {self.subspace} at {self.site}, bits, n = {self.n}{unedited}"
-        return "\n".join([title, *lines, self.verdict, self.verdict_rule])
+        return "\n".join([title, *aligned(rows), self.verdict, self.verdict_rule])
 
     def _row(self, layer: int) -> tuple[str, ...]:
         metric, other = (

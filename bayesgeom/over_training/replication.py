@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, final
 import numpy as np
 from jaxtyping import Float
 
-from bayesgeom.report import Headline, Report
+from bayesgeom.report import Headline, Report, aligned
 from bayesgeom.statistics import bootstrap_weights, percentile_interval, seed_interval
 
 if TYPE_CHECKING:
@@ -115,8 +115,7 @@ class ReplicationReport(Report):
             rows.append((name, *cells, self.weights_hashes[at]))
         below = ("mean", "spread")
         rows += [(what, *(f"{vars(self)[f'{what}_{metric}']:.4g}" for metric in METRICS), "") for what in below]
-        widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-        return "\n".join("  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip() for row in rows)
+        return "\n".join(aligned(rows))
 
 
 def replication_report(

@@ -8,7 +8,7 @@ import numpy as np
 from jaxtyping import Float
 
 from bayesgeom.over_training.settling import FALL_RULE, MIN_SEEDS, NEAR, SETTLED
-from bayesgeom.report import Headline, Report
+from bayesgeom.report import Headline, Report, aligned
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
@@ -145,13 +145,8 @@ class DynamicsReport(Report):
             steps = (self.frame_step[run], self.precision_step[run], self.precision_step_by_share[run])
             reach = f"{self.dissociation_by_run_least[run]:.2f} … {self.dissociation_by_run_most[run]:.2f}"
             moments.append((name, *(f"{step:g}" for step in steps), f"{self.dissociation_by_run[run]:.2f}", reach))
-        return f"{_aligned(rows)}\n\n{_aligned(moments)}"
+        return "\n".join([*aligned(rows), "", *aligned(moments)])
 
     def _fall_text(self, at: int) -> str:
         where = f"from step {self.fall_start[at]:g} to {self.fall_end[at]:g}, {self.fall_share[at]:.0%} of its rise"
         return f"{self.fall_verdicts[at]} ({where})" if self.fall_share[at] > 0 else self.fall_verdicts[at]
-
-
-def _aligned(rows: Sequence[tuple[str, ...]]) -> str:
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    return "\n".join("  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip() for row in rows)

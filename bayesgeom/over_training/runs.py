@@ -1,6 +1,5 @@
 """Trainings: the snapshots of one in order of step, from a run's directory, a packed training, or checkpoints."""
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,6 +13,7 @@ from bayesgeom.models.checkpoint import CONFIG, load_checkpoint, read_descriptio
 from bayesgeom.models.resolve import checkpoints, from_checkpoint
 from bayesgeom.tasks.base import WindTunnel, task_from_config
 from bayesgeom.training.formation import FORMATION, formations, load_packed, read_formation, snapshot_paths
+from bayesgeom.training.recipe import deciding
 
 Source = str | Path
 KEPT = "dynamics"  # the folder of a run in which results per snapshot are kept
@@ -117,7 +117,7 @@ def _of_checkpoints(paths: Sequence[Path], folder: Path | None = None) -> Traini
                     f"snapshots of different {_PLURALS[what]} are not one training: {paths[order[0]]} has "
                     f"{_short(first[what])}, {paths[index]} has {_short(described[index][what])}."
                 )
-        if _made(described[index]["recipe"]) != _made(first["recipe"]):
+        if deciding(described[index]["recipe"]) != deciding(first["recipe"]):
             raise InvalidArgument(
                 f"{paths[order[0]]} and {paths[index]} are of different trainings; of several seeds name the run "
                 f"directories instead."
@@ -167,15 +167,10 @@ def _check_seeds(runs: Sequence[TrainingRun]) -> None:
             raise InvalidArgument(f"{run.name} is given twice: the same training is no second seed.")
 
 
-def _made(recipe: Mapping[str, Any]) -> Any:
-    """A recipe less what does not touch the weights."""
-    return json.loads(json.dumps({**recipe, "snapshots": 0}))
-
-
 def _seedless(recipe: Mapping[str, Any]) -> Any:
     """A recipe less its seeds and names, in every stage."""
     after = recipe.get("after")
-    return {**_made(recipe), "seed": 0, "name": "", "after": None if after is None else _seedless(after)}
+    return {**deciding(recipe), "seed": 0, "name": "", "after": None if after is None else _seedless(after)}
 
 
 def _short(described: Mapping[str, Any]) -> str:

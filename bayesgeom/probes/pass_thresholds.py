@@ -25,7 +25,7 @@ from bayesgeom.geometry.resampling import resampled_axis_shares
 from bayesgeom.geometry.tokens import in_parts, occurrences, token_means
 from bayesgeom.information import entropy_bits
 from bayesgeom.probes.base import Control, Needs, Probe, planted_run, planted_trials
-from bayesgeom.report import Headline, Report
+from bayesgeom.report import Headline, Report, aligned
 from bayesgeom.sites import PATTERN, W_K_GRAM, K, V
 from bayesgeom.statistics import bootstrap_weights, percentile_interval
 
@@ -126,8 +126,7 @@ class PassThresholdsReport(Report):
             mark, value, lo, hi, null, rate, untrained, copies = numbers
             estimate = (f"{mark:.2f}", f"{value:.3f}", f"{lo:.3f} … {hi:.3f}", f"{null:.3f}", f"{rate:.0%}")
             rows.append((label, *estimate, f"{untrained:.3f}", f"{copies:.0%}", verdict))
-        widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-        return "\n".join("  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip() for row in rows)
+        return "\n".join(aligned(rows))
 
     def _label(self, mark: int) -> str:
         return f"{self.marks[mark]} (mark: {self.threshold[mark]:.2g})"

@@ -1,7 +1,5 @@
 """Models of recipes: of the named checkpoints, or of a folder of runs, where what is missing can be trained."""
 
-import json
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import final
@@ -12,7 +10,7 @@ from bayesgeom.models.checkpoint import CONFIG, load_checkpoint
 from bayesgeom.models.resolve import checkpoints, from_checkpoint
 from bayesgeom.training.loop import RECIPE, Pace, train
 from bayesgeom.training.publish import publish
-from bayesgeom.training.recipe import Recipe
+from bayesgeom.training.recipe import Recipe, deciding
 
 _CHECKPOINT = "checkpoint"
 
@@ -20,10 +18,14 @@ _CHECKPOINT = "checkpoint"
 @final
 @dataclass(frozen=True, kw_only=True)
 class Kept:
-    """A folder of runs, in which missing models are trained unless `is_trained` is false."""
+    """A folder of runs, in which missing models are trained unless `is_trained` is false.
+
+    A named checkpoint is taken before a run of that name, or after it with `is_run_first`: a run has a log.
+    """
 
     runs: Path
     is_trained: bool
+    is_run_first: bool = False
 
     def model(self, recipe: Recipe) -> Model:
         """The model that this recipe makes.
@@ -35,8 +37,7 @@ class Kept:
         if not (path / CONFIG).exists():
             self._train(recipe)
         loaded = load_checkpoint(path)
-        made, committed = (_plain({**own, "snapshots": 0}) for own in (loaded.recipe, recipe.to_dict()))
-        if made != committed:
+        if deciding(loaded.recipe) != deciding(recipe.to_dict()):
             raise CheckpointFault(
                 f"{path} was made by another recipe than {recipe.name} is now; move it away to have it trained again."
             )
@@ -44,7 +45,10 @@ class Kept:
 
     def path(self, recipe: Recipe) -> Path:
         """Where the recipe's checkpoint lies, or will."""
-        return checkpoints().get(recipe.name, self.runs / recipe.name / _CHECKPOINT)
+        run = self.runs / recipe.name / _CHECKPOINT
+        if self.is_run_first and (run / CONFIG).exists():
+            return run
+        return checkpoints().get(recipe.name, run)
 
     def has(self, recipe: Recipe) -> bool:
         """Whether it is there already."""
@@ -59,8 +63,3 @@ class Kept:
         out = self.runs / recipe.name
         module = train(recipe, out, resume=(out / RECIPE).exists(), pace=Pace())
         publish(recipe, module, out / _CHECKPOINT)
-
-
-def _plain(recipe: Mapping[str, object]) -> object:
-    """A recipe as JSON gives it back."""
-    return json.loads(json.dumps(recipe))

@@ -1,5 +1,6 @@
 """A recipe: everything that decides a trained checkpoint's weights, in one frozen value."""
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, final
@@ -88,6 +89,11 @@ class Recipe:
         plain = {field.name: vars(self)[field.name] for field in fields(self)}
         after = None if self.after is None else self.after.to_dict()
         return {**plain, "task": self.task.config(), "sizes": dict(self.sizes), "after": after}
+
+
+def deciding(recipe: Mapping[str, Any]) -> Any:
+    """What of a recipe's dictionary decides the weights, as JSON gives it back: two that agree make the same model."""
+    return json.loads(json.dumps({**recipe, "snapshots": 0}))
 
 
 def recipe_from_dict(values: Mapping[str, Any]) -> Recipe:

@@ -146,7 +146,7 @@ def test_the_table_says_what_the_scores_say(rng: np.random.Generator) -> None:
     assert report.share_by_task.tolist() == [report.share_closed.tolist()]
     printed = report.table()
     assert "0.70" in printed and "80.0%" in printed and "Realised: at least 95%" in printed
-    assert report.table(separator=" | ").splitlines()[1].startswith("| ---")
+    assert report.table(is_markdown=True).splitlines()[1].startswith("| ---")
 
 
 def test_the_figure_shows_every_model_and_the_null(rng: np.random.Generator) -> None:
@@ -167,7 +167,7 @@ def test_the_figure_shows_every_model_and_the_null(rng: np.random.Generator) -> 
 def test_what_is_missing_is_trained_and_a_difference_is_checked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("bayesgeom.compare.checkpoints", dict)
+    monkeypatch.setattr("bayesgeom.training.kept.checkpoints", dict)
     job = ComparisonJob(
         architectures=("transformer", "mlp"), tasks=("bijection",), seeds=1, n=5, seed=0, runs=tmp_path, is_trained=True
     )
@@ -186,7 +186,7 @@ def test_what_is_missing_is_trained_and_a_difference_is_checked(
 
 @pytest.mark.usefixtures("quick")
 def test_a_checkpoint_of_another_recipe_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bayesgeom.compare.checkpoints", dict)
+    monkeypatch.setattr("bayesgeom.training.kept.checkpoints", dict)
     compare(("mlp",), ("bijection",), n=5, runs=tmp_path)
     changed = {name: replace(recipe, lr=0.5) for name, recipe in cells.compared().items()}
     monkeypatch.setattr(cells, "compared", lambda: changed)
@@ -203,6 +203,6 @@ def test_what_cannot_be_compared_is_named(tmp_path: Path, monkeypatch: pytest.Mo
         compare(seeds=0)
     with pytest.raises(InvalidArgument, match=r"at least one architecture"):
         compare(())
-    monkeypatch.setattr("bayesgeom.compare.checkpoints", dict)
+    monkeypatch.setattr("bayesgeom.training.kept.checkpoints", dict)
     with pytest.raises(UnknownName, match=r"none of bijection-lstm, bijection-lstm-seed1 is there.*only-existing"):
         compare(("lstm",), ("bijection",), seeds=2, n=2, runs=tmp_path, is_trained=False)
