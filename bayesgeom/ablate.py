@@ -23,7 +23,7 @@ from bayesgeom.errors import HookFault, InvalidArgument
 from bayesgeom.models.base import Model
 from bayesgeom.models.replayer import Replayer, Variant
 from bayesgeom.models.resolve import ModelLike, as_model, scored_task_of
-from bayesgeom.probes.key_overlap import KeyOverlap
+from bayesgeom.probes.key_overlap import KeyOverlap, hypothesis_overlap
 from bayesgeom.sites import Site
 from bayesgeom.tasks.base import TextTask, WindTunnel, derived_seed
 from bayesgeom.trials import Trials, concatenate
@@ -177,15 +177,15 @@ class AblationJob:
 
     def _key_overlap_pick(self) -> str:
         """The head whose hypothesis keys overlap least: key overlap's own choice; "" where no keys have an angle."""
-        probe = KeyOverlap()
-        if not set(probe.needs.sites) <= self.model.sites:
+        needed = KeyOverlap.needs.sites
+        if not set(needed) <= self.model.sites:
             return ""
         blocks = self.task.stream(N_KEYS, seed=derived_seed(self.seed, _TRIALS), device=self.model.spec.device)
-        found = probe.measure(self.model.run(blocks, record=probe.needs.sites, n_recorded=N_KEYS))
-        if not np.isfinite(found.overlap[0]).any():
+        view, overlap = hypothesis_overlap(self.model.run(blocks, record=needed, n_recorded=N_KEYS))
+        if not np.isfinite(overlap).any():
             return ""
-        layer, head = np.unravel_index(np.nanargmin(found.overlap[0]), found.overlap[0].shape)
-        return f"L{layer}H{head} ({found.views[0]}, mean |cos| {found.overlap[0][layer, head]:.3f})"
+        layer, head = np.unravel_index(np.nanargmin(overlap), overlap.shape)
+        return f"L{layer}H{head} ({view}, mean |cos| {overlap[layer, head]:.3f})"
 
     def _means(self, variants: Sequence[Variant], replayer: Replayer) -> Means:
         """The task's mean activation, per position, wherever a variant acts; over trials of their own."""

@@ -20,7 +20,8 @@ from torch import Tensor
 
 from bayesgeom.edits import Edit, Reference, Replace
 from bayesgeom.errors import InvalidArgument
-from bayesgeom.models.replay_layer import ReplayLayer, Scratch, folded, normed
+from bayesgeom.models.replay_attention import Scratch
+from bayesgeom.models.replay_layer import ReplayLayer, folded, normed
 from bayesgeom.models.replayer import STAGES, Baseline, Variant, entry
 from bayesgeom.models.transformer import Transformer
 from bayesgeom.sites import ATTN_OUT, MLP_OUT, RESID_MID, RESID_POST, RESID_PRE, Site, Z
@@ -169,13 +170,13 @@ class _Batch:
 
     def _after_heads(self, index: int) -> Float[Tensor, "stacked pos d_model"]:
         """The layer's output where heads' z is replaced: d_head wide changes of the residual and the MLP's input."""
-        layer, reference, n = self.replay.layer(index), _Cut(self.reference, self._rows(index)), len(self.variants)
-        z, mid, mid_in = self._base(Z, index), self._stacked(RESID_MID, index), self._stacked_mid_in(index)
-        for variant, *own in zip(self.variants, mid.chunk(n), mid_in.chunk(n), strict=True):
+        layer, reference = self.replay.layer(index), _Cut(self.reference, self._rows(index))
+        z, mid = self._base(Z, index), self._stacked(RESID_MID, index)
+        mid_in, scratch = self.replay.mid_in(self.baseline, index), self.replay.scratch
+        for variant, own in zip(self.variants, mid.chunk(len(self.variants)), strict=True):
             edit = next(edit for edit in variant if (edit.site, edit.layer) == (Z, index))
             assert isinstance(edit, Replace) and edit.heads is not None, "checked by _has_heads_alone"
-            layer.add_heads(own, edit.substitute(z, reference), z, edit.heads)
-        layer.add_mlp_out_of(mid, mid_in)
+            layer.add_heads_and_mlp(own, mid_in, edit.substitute(z, reference), z, edit.heads, scratch)
         return mid
 
     def _mid(self, index: int, stage: int) -> Float[Tensor, "stacked pos d_model"]:
@@ -190,7 +191,7 @@ class _Batch:
             z, reference = base(Z, index), _Cut(self.reference, self._rows(index))
             for edit in at_z:
                 if isinstance(edit, Replace) and edit.heads is not None and len(at_z) == 1:
-                    layer.add_heads((own,), edit.substitute(z, reference), z, edit.heads)
+                    layer.add_heads(own, edit.substitute(z, reference), z, edit.heads)
                 else:
                     edited = edit.applied(z, reference)
                     layer.add_attn_out(own, edited - z)
@@ -249,9 +250,6 @@ class _Batch:
 
     def _stacked(self, site: Site, index: int, *, cut: bool = True) -> Float[Tensor, "stacked pos *rest"]:
         return self._repeated(site.name, self._base(site, index) if cut else self.baseline.held[site, index])
-
-    def _stacked_mid_in(self, index: int) -> Float[Tensor, "stacked pos d_mlp"]:
-        return self._repeated("mid_in", self.replay.mid_in(self.baseline, index))
 
     def _repeated(self, name: str, values: Float[Tensor, "batch pos *rest"]) -> Float[Tensor, "stacked pos *rest"]:
         """One copy for each variant."""

@@ -1,11 +1,6 @@
-"""One layer of a transformer as the replay computes it: few passes over memory, buffers that are used again.
-
-At some forty positions torch's fused attention spends most of its time outside the products: here all heads are
-multiplied at once, and the softmax is exp, mask, and one division of the result.
-"""
+"""One layer of a transformer as the replay computes it: few passes over memory, buffers that are used again."""
 
 import math
-from collections.abc import Sequence
 from typing import final
 
 import torch
@@ -13,96 +8,8 @@ from einops import rearrange
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
-from bayesgeom.models.positions import causal_mask, rotated
+from bayesgeom.models.replay_attention import ReplayAttention, Scratch
 from bayesgeom.models.transformer import EPS, MLP, MultiHeadAttention, Norm, Transformer, TransformerConfig
-
-LONGEST = 128  # positions; beyond, the fused kernel is faster
-_SMALLEST, _LARGEST = 1e-25, 1e25  # sums of exponentials that need no shift by the maximum
-
-
-@final
-class Scratch:
-    """Named buffers, grown to the largest shape asked for: fresh large ones cost a page fault per 4 KiB."""
-
-    def __init__(self) -> None:
-        self._held: dict[str, Tensor] = {}
-
-    def take(self, name: str, shape: tuple[int, ...], like: Tensor) -> Float[Tensor, "*shape"]:
-        """An uninitialised buffer; the next `take` of this name gives the same memory."""
-        size, held = math.prod(shape), self._held.get(name)
-        if held is None or held.numel() < size:
-            held = self._held[name] = like.new_empty(size)
-        return held[:size].view(shape)
-
-
-@final
-class ReplayAttention:
-    """Causal attention of one layer, at all positions or at some rows. Masks and biases are made once per length."""
-
-    def __init__(self, module: MultiHeadAttention) -> None:
-        self.module, self.config = module, module.config
-        self._masks: dict[tuple[int, tuple[int, ...] | None], tuple[Tensor, Tensor | None]] = {}
-
-    def z(
-        self,
-        q: Float[Tensor, "head batch query_pos d_head"],
-        k: Float[Tensor, "head batch pos d_head"],
-        v: Float[Tensor, "head batch pos d_head"],
-        rows: Int64[Tensor, " query_pos"] | None,
-        scratch: Scratch,
-    ) -> Float[Tensor, "batch query_pos head d_head"]:
-        """What the heads write before W_O: softmax(q·k + bias) v over visible keys; q comes divided by √d."""
-        if self.config.positions == "rotary":
-            q, k = self._rotated(q, rows), self._rotated(k)
-        visible, bias = self._mask(k, rows)
-        if k.shape[2] > LONGEST or k.device.type != "cpu":
-            hidden = torch.zeros_like(visible).masked_fill_(visible == 0, -math.inf)
-            mask = hidden if bias is None else (bias + hidden)[:, None]
-            z = nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=1.0)
-            return rearrange(z, "h b q d -> b q h d").contiguous()
-        weights = self._scores(q, k, bias, scratch).exp_().mul_(visible)
-        total = weights.sum(dim=-1)
-        low, high = (float(end) for end in total.aminmax())
-        if not (low > _SMALLEST and high < _LARGEST):  # also where a sum is NaN
-            scores = self._scores(q, k, bias, scratch).masked_fill_(visible == 0, -math.inf)
-            weights = scores.sub_(scores.amax(dim=-1, keepdim=True)).exp_()
-            total = weights.sum(dim=-1)
-        summed = scratch.take("summed", tuple(q.shape), q)
-        torch.bmm(weights.flatten(0, 1), v.flatten(0, 1), out=summed.flatten(0, 1))
-        z = scratch.take("z", (*q.shape[1:3], *q.shape[::3]), q)
-        return torch.div(summed.permute(1, 2, 0, 3), total.permute(1, 2, 0)[..., None], out=z)
-
-    def _scores(
-        self,
-        q: Float[Tensor, "head batch query_pos d_head"],
-        k: Float[Tensor, "head batch pos d_head"],
-        bias: Float[Tensor, "head query_pos pos"] | None,
-        scratch: Scratch,
-    ) -> Float[Tensor, "head batch query_pos pos"]:
-        scores = scratch.take("scores", (*q.shape[:3], k.shape[2]), q)
-        torch.bmm(q.flatten(0, 1), k.flatten(0, 1).transpose(1, 2), out=scores.flatten(0, 1))
-        return scores if bias is None else scores.add_(bias[:, None])
-
-    def _rotated(
-        self, x: Float[Tensor, "head batch pos d_head"], rows: Int64[Tensor, " pos"] | None = None
-    ) -> Float[Tensor, "head batch pos d_head"]:
-        turned = rotated(rearrange(x, "h b p d -> b p h d"), rows)
-        return rearrange(turned, "b p h d -> h b p d").contiguous()
-
-    def _mask(
-        self, like: Float[Tensor, "head batch pos d_head"], rows: Int64[Tensor, " query_pos"] | None
-    ) -> tuple[Float[Tensor, "query_pos pos"], Float[Tensor, "head query_pos pos"] | None]:
-        """1 where a key may be seen, 0 elsewhere; what is added to the scores."""
-        n_pos = like.shape[2]
-        key = (n_pos, None if rows is None else tuple(rows.tolist()))
-        if key not in self._masks:
-            visible = causal_mask(n_pos, like).to(like.dtype)
-            bias = self.module.score_bias(n_pos, like)
-            bias = None if bias is None else bias * visible
-            if rows is not None:
-                visible, bias = visible[rows], None if bias is None else bias[:, rows]
-            self._masks[key] = visible, bias
-        return self._masks[key]
 
 
 @final
@@ -121,14 +28,14 @@ class ReplayLayer:
                 [attention.W_Q.weight / math.sqrt(self.config.d_head), attention.W_K.weight, attention.W_V.weight]
             )
             self._qkv, self._qkv_bias = self._by_head(*folded(ln1, stacked, None))
-            self._in, in_bias = folded(ln2, mlp.W_in.weight, mlp.W_in.bias)
+            into_mlp, in_bias = folded(ln2, mlp.W_in.weight, mlp.W_in.bias)
             self._out, self._out_bias = mlp.W_out.weight.T.contiguous(), mlp.W_out.bias.detach()
             self._o = attention.W_O.weight.T.contiguous()
             assert in_bias is not None, "the MLP has biases"
-            self._in_bias = in_bias
+            self._in_bias, self._in_with_bias = in_bias, torch.cat([into_mlp, in_bias[None]])
             # A LayerNorm's mean is linear in its input, so that centring goes into the weights.
-            self._mid_in = self._in - self._in.mean(dim=0) if ln2.is_layernorm else self._in
-            self._heads_in = self._o @ self._mid_in
+            self._mid_in = into_mlp - into_mlp.mean(dim=0) if ln2.is_layernorm else into_mlp
+            self._heads_in_with_bias = torch.cat([self._o @ self._mid_in, in_bias[None]])
 
     def z(
         self, resid: Float[Tensor, "batch pos d_model"], rows: Int64[Tensor, " query_pos"] | None, scratch: Scratch
@@ -178,23 +85,47 @@ class ReplayLayer:
         """Add what the MLP writes to `mid`, in place."""
         self._add_activated(mid, self._pre(mid, scratch))
 
-    def add_mlp_out_of(self, mid: Float[Tensor, "batch pos d_model"], mid_in: Float[Tensor, "batch pos d_mlp"]) -> None:
-        """Add what the MLP writes where the product with `mid` is known. Overwrites `mid_in`."""
-        self._add_activated(mid, self._biased(mid, mid_in))
-
     def add_heads(
         self,
-        written: Sequence[Float[Tensor, "batch pos _"]],
+        resid: Float[Tensor, "batch pos d_model"],
         substitute: Float[Tensor, "batch pos head d_head"],
         z: Float[Tensor, "batch pos head d_head"],
         heads: tuple[int, ...],
+    ) -> Float[Tensor, "row heads_times_d_head"]:
+        """Add what (substitute − z) of these heads writes to `resid`, in place, and return that difference."""
+        chosen = list(heads)
+        change = (substitute[:, :, chosen] - z[:, :, chosen]).flatten(2).flatten(0, 1)
+        resid.view(-1, self.config.d_model).addmm_(change, self._o[self._columns(heads)])
+        return change
+
+    def add_heads_and_mlp(
+        self,
+        mid: Float[Tensor, "batch pos d_model"],
+        mid_in: Float[Tensor, "batch pos d_mlp"],
+        substitute: Float[Tensor, "batch pos head d_head"],
+        z: Float[Tensor, "batch pos head d_head"],
+        heads: tuple[int, ...],
+        scratch: Scratch,
     ) -> None:
-        """Add what (substitute − z) of these heads changes, in place: in the residual, and in `mid_in` where given."""
+        """`add_heads`, and what the MLP then writes; `mid_in` is that of `mid` before and stays as it is.
+
+        With W the MLP's first matrix and s the norm's scale afterwards, s (mid + change) W + b is s mid_in and the
+        product of (s change, 1) with (W_O W, b): as wide as the heads.
+        """
+        change = self.add_heads(mid, substitute, z, heads)
+        scale = norm_scale(mid, self.config)
+        scaled = scratch.take("change and one", (len(change), change.shape[1] + 1), mid)
+        torch.mul(change, scale.flatten(0, 1), out=scaled[:, :-1])
+        scaled[:, -1:] = 1
+        hidden = scratch.take("hidden", tuple(mid_in.shape), mid)
+        weight = self._heads_in_with_bias[[*self._columns(heads), -1]]
+        torch.mm(scaled, weight, out=hidden.view(-1, self.config.d_mlp))
+        self._add_activated(mid, hidden.addcmul_(mid_in, scale))
+
+    def _columns(self, heads: tuple[int, ...]) -> list[int]:
+        """Where these heads lie in the concatenated z."""
         width = self.config.d_head
-        for head in heads:
-            change = (substitute[:, :, head] - z[:, :, head]).flatten(0, 1)
-            for values, weight in zip(written, (self._o, self._heads_in), strict=False):
-                values.view(-1, weight.shape[1]).addmm_(change, weight[head * width : (head + 1) * width])
+        return [head * width + column for head in heads for column in range(width)]
 
     def _add_activated(self, mid: Float[Tensor, "batch pos d_model"], pre: Float[Tensor, "batch pos d_mlp"]) -> None:
         hidden = torch.ops.aten.gelu_(pre).flatten(0, 1)
@@ -221,15 +152,26 @@ class ReplayLayer:
         return parted, None if bias is None else rearrange(bias, "(part d) -> part 1 d", d=width)
 
     def _pre(self, mid: Float[Tensor, "batch pos d_model"], scratch: Scratch) -> Float[Tensor, "batch pos d_mlp"]:
-        return self._product("hidden", self._normed(mid, scratch), self._in, self._in_bias, scratch)
+        # The bias is a row of the weights, met by a column of ones: added apart, it takes one more pass over memory.
+        d_model = self.config.d_model
+        x = scratch.take("normed and one", (*mid.shape[:-1], d_model + 1), mid)
+        self._normed(mid, scratch, out=x[..., :d_model])
+        x[..., d_model:] = 1
+        return self._product("hidden", x, self._in_with_bias, None, scratch)
 
     def _biased(
         self, mid: Float[Tensor, "batch pos d_model"], mid_in: Float[Tensor, "batch pos d_mlp"]
     ) -> Float[Tensor, "batch pos d_mlp"]:
         return torch.addcmul(self._in_bias, mid_in, norm_scale(mid, self.config), out=mid_in)
 
-    def _normed(self, x: Float[Tensor, "batch pos d_model"], scratch: Scratch) -> Float[Tensor, "batch pos d_model"]:
-        return normed(x, self.config, scratch)
+    def _normed(
+        self,
+        x: Float[Tensor, "batch pos d_model"],
+        scratch: Scratch,
+        *,
+        out: Float[Tensor, "batch pos d_model"] | None = None,
+    ) -> Float[Tensor, "batch pos d_model"]:
+        return normed(x, self.config, scratch, out=out)
 
     def _product(
         self,
@@ -249,12 +191,18 @@ class ReplayLayer:
 
 
 def normed(
-    x: Float[Tensor, "batch pos d_model"], config: TransformerConfig, scratch: Scratch
+    x: Float[Tensor, "batch pos d_model"],
+    config: TransformerConfig,
+    scratch: Scratch,
+    *,
+    out: Float[Tensor, "batch pos d_model"] | None = None,
 ) -> Float[Tensor, "batch pos d_model"]:
-    """The norm without its weights."""
+    """The norm without its weights, into `out` where given."""
     if config.norm == "layernorm":
-        return nn.functional.layer_norm(x, x.shape[-1:], eps=EPS)
-    return torch.mul(x, norm_scale(x, config), out=scratch.take("normed", tuple(x.shape), x))
+        found = nn.functional.layer_norm(x, x.shape[-1:], eps=EPS)
+        return found if out is None else out.copy_(found)
+    into = scratch.take("normed", tuple(x.shape), x) if out is None else out
+    return torch.mul(x, norm_scale(x, config), out=into)
 
 
 def norm_scale(x: Float[Tensor, "batch pos d_model"], config: TransformerConfig) -> Float[Tensor, "batch pos 1"]:

@@ -136,7 +136,7 @@ class KeyOverlap(Probe[KeyOverlapReport]):
     needs: ClassVar[Needs] = Needs(sites=(K,), optional=(K_ROT, TOKEN_KEYS, TOKEN_INPUTS, W_K_GRAM))
 
     def measure(self, run: Run, initialised: Sequence[KeyOverlapReport] = ()) -> KeyOverlapReport:
-        views = _views(run)
+        views = _views(run, DRAWS)
         sizes = [(v.vectors.shape[2], v.width or v.vectors.shape[3]) for v in views]
         statistics = [frame_statistics(view.vectors.double()) for view in views]
         values: dict[str, Any] = {n: np.stack([found[n].cpu().numpy() for found in statistics]) for n in statistics[0]}
@@ -178,6 +178,13 @@ class KeyOverlap(Probe[KeyOverlapReport]):
         yield Control(label="random directions", run=_planted(spread), holds=_is_at_chance)
 
 
+def hypothesis_overlap(run: Run) -> tuple[str, Float[np.ndarray, "layer kv_head"]]:
+    """The report's first view, and the overlap it finds in each head: what a report says without its intervals."""
+    view = _views(run, draws=1)[0]
+    found: np.ndarray = frame_statistics(view.vectors.double())["overlap"].cpu().numpy()
+    return view.name, found
+
+
 @final
 @dataclass(frozen=True, kw_only=True)
 class _View:
@@ -191,14 +198,14 @@ class _View:
     width: int | None = None  # where the vectors are given in coordinates of their span
 
 
-def _views(run: Run) -> list[_View]:
+def _views(run: Run, draws: int) -> list[_View]:
     """Every token set in every variant recorded, hypotheses first; then the columns of W_K. Never empty."""
     ids, sets, k, rotated = run.trials.token_ids(), run.trials.token_sets, run.at(K), run.recorded.get(K_ROT)
     members = {name: torch.searchsorted(ids, sets[name]) for name in sorted(sets, key=lambda x: (x != "hypotheses", x))}
-    unknown = np.full((DRAWS, 2, run.spec.n_layers, run.spec.n_kv_heads), np.nan)
-    variants = [_from_activations(run, k, members, "activation")]
+    unknown = np.full((draws, 2, run.spec.n_layers, run.spec.n_kv_heads), np.nan)
+    variants = [_from_activations(run, k, members, "activation", draws)]
     if rotated is not None and not torch.equal(rotated[:, :1], k[:, :1]):  # a rotation shows in any one sequence
-        variants.append(_from_activations(run, rotated, members, "activation rotated"))
+        variants.append(_from_activations(run, rotated, members, "activation rotated", draws))
     if TOKEN_KEYS in run.recorded:
         keys, inputs = run.at(TOKEN_KEYS).movedim(2, 1), run.recorded.get(TOKEN_INPUTS)
         of = {name: None if inputs is None else inputs[:, at] for name, at in members.items()}
@@ -221,11 +228,12 @@ def _from_activations(
     keys: Float[Tensor, "layer batch key_pos kv_head d"],
     members: Mapping[str, Int[Tensor, " item"]],
     variant: str,
+    draws: int,
 ) -> dict[str, _View]:
     """Mean key of each token over the sequences, and its overlap in resamples of them."""
     n = min(run.n_recorded, MAX_SEQUENCES)
     shown = occurrences(run.trials.tokens[:n], run.trials.token_ids())
-    weights = bootstrap_weights(n, seed=run.seed, draws=DRAWS)
+    weights = bootstrap_weights(n, seed=run.seed, draws=draws)
     kept = {name: at[shown.any(dim=2).any(dim=0)[at]] for name, at in members.items()}
     vectors, resampled = ({name: list[Tensor]() for name in members} for _ in range(2))
     for layer in keys[:, :n]:
@@ -243,7 +251,7 @@ def _from_activations(
         name: _View(
             name=f"{name} / {variant}",
             vectors=torch.stack(vectors[name]),
-            resampled=torch.cat(resampled[name]).unflatten(0, (-1, DRAWS)).movedim(0, 2).double().cpu().numpy(),
+            resampled=torch.cat(resampled[name]).unflatten(0, (-1, draws)).movedim(0, 2).double().cpu().numpy(),
             n_unseen=len(members[name]) - len(kept[name]),
         )
         for name in members

@@ -12,7 +12,7 @@ from bayesgeom import sites as s
 from bayesgeom.activations import Run
 from bayesgeom.geometry.cosine import chance_overlap, chance_overlap_centred, welch_bound
 from bayesgeom.probes.base import planted_run, planted_trials
-from bayesgeom.probes.key_overlap import DRAWS, KeyOverlap, KeyOverlapReport
+from bayesgeom.probes.key_overlap import DRAWS, KeyOverlap, KeyOverlapReport, hypothesis_overlap
 from bayesgeom.statistics import bootstrap_weights
 
 LAYERS, N, POSITIONS, HEADS, WIDTH, MODEL = 2, 11, 7, 3, 5, 17
@@ -139,6 +139,13 @@ def test_headline_scalars_are_layer_0_of_the_first_view(everything: tuple[Run, K
     assert report.nulls["first_layer_overlap_least"] == pytest.approx(chance_overlap(WIDTH))
     first = report.headlines()[0]
     assert "layer 0, hypotheses / activation" in first.label and "initialisation" not in first.null_label
+
+
+def test_the_overlap_alone_is_the_reports(everything: tuple[Run, KeyOverlapReport]) -> None:
+    run, report = everything
+    view, overlap = hypothesis_overlap(run)
+    assert view == report.views[0]
+    assert np.array_equal(overlap, report.overlap[0])
 
 
 def test_random_projection_of_one_direction_is_one_and_of_many_is_chance(rng: np.random.Generator) -> None:

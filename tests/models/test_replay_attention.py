@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from bayesgeom.models import replay_layer as module
+from bayesgeom.models import replay_attention as module
 from bayesgeom.models.positions import rotated
-from bayesgeom.models.replay_layer import ReplayAttention, Scratch
+from bayesgeom.models.replay_attention import ReplayAttention, Scratch
 from bayesgeom.models.transformer import POSITIONS, MultiHeadAttention, TransformerConfig
 from tests.ablations.plain import SIZES
 
