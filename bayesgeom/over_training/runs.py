@@ -10,6 +10,7 @@ import torch
 from bayesgeom.errors import InvalidArgument, UnknownName
 from bayesgeom.models.base import Model
 from bayesgeom.models.checkpoint import CONFIG, load_checkpoint, read_description
+from bayesgeom.models.config import config_from_dict
 from bayesgeom.models.resolve import checkpoints, from_checkpoint
 from bayesgeom.tasks.base import WindTunnel, task_from_config
 from bayesgeom.training.formation import FORMATION, formations, load_packed, read_formation, snapshot_paths
@@ -98,14 +99,13 @@ def _of_run(folder: Path) -> TrainingRun:
         steps=tuple(int(entry["step"]) for entry in entries),
         paths=tuple(folder / entry["file"] for entry in entries),
         hashes=tuple(entry["weights_hash"] for entry in entries),
-        model=whole["model"],
-        task=whole["task"],
+        **_completed(whole),
         recipe=whole["recipe"],
     )
 
 
 def _of_checkpoints(paths: Sequence[Path], folder: Path | None = None) -> TrainingRun:
-    described = [read_description(path) for path in paths]
+    described = [{**found, **_completed(found)} for found in map(read_description, paths)]
     order = sorted(range(len(paths)), key=lambda index: int(described[index]["step"]))
     first, last = described[order[0]], described[order[-1]]
     name = str(last["recipe"].get("name", paths[order[-1]].name))
@@ -135,6 +135,14 @@ def _of_checkpoints(paths: Sequence[Path], folder: Path | None = None) -> Traini
 
 
 _PLURALS = {"model": "architectures", "task": "tasks"}
+
+
+def _completed(described: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+    """Architecture and task with every parameter named: files written before there was one lack it."""
+    return {
+        "model": config_from_dict(described["model"]).to_dict(),
+        "task": task_from_config(described["task"]).config(),
+    }
 
 
 def _check_count(name: str, n: int) -> None:

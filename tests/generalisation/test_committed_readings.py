@@ -1,0 +1,71 @@
+"""What the readings say of relabelling and of noise is what the committed reports hold."""
+
+import re
+
+import numpy as np
+import pytest
+
+from bayesgeom.diagnosis import Diagnosis
+from bayesgeom.generalisation.relabelling_report import RelabellingReport
+from bayesgeom.generalisation.sweep_report import SweepReport
+from bayesgeom.models.resolve import checkpoints
+from tests.structure.source import ROOT
+
+READINGS = ROOT / "docs" / "readings"
+
+
+def rows(title: str) -> dict[str, list[str]]:
+    """The rows of a section's table, by first cell."""
+    page = (ROOT / "docs" / "readings.md").read_text(encoding="utf-8").replace("−", "-")
+    lines = page.split(f"## {title}\n")[1].split("\n## ")[0].splitlines()
+    found = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith("|")]
+    return {cells[0].strip("`"): cells[1:] for cells in found[2:]}
+
+
+def numbers(cell: str) -> list[float]:
+    return [float(x) for x in re.findall(r"-?\d+\.?\d*(?:e-?\d+)?", cell)]
+
+
+NAMED = rows("Names exchanged")
+
+
+@pytest.mark.parametrize("name", NAMED)
+def test_a_row_of_relabelling_is_its_report(name: str) -> None:
+    report = Diagnosis.load(READINGS / "relabelling" / name)["relabelling"]
+    assert isinstance(report, RelabellingReport)
+    before, difference, size, moved, unnoticed, correlation, verdict = NAMED[name]
+    assert verdict == report.verdict
+    ends = report.intervals["kl_difference_bits"], report.intervals["prediction_change"]
+    for cell, known in (
+        (before, [report.kl_before_bits]),
+        (difference, [report.kl_difference_bits, *ends[0]]),
+        (size, [report.kl_difference_size_bits]),
+        (moved, [report.prediction_change, *ends[1]]),
+        (unnoticed, [report.nulls["prediction_change"]]),
+        (correlation, [report.sequence_correlation]),
+    ):
+        np.testing.assert_allclose(numbers(cell), known, rtol=0.06, atol=1e-6)
+
+
+def test_relabelling_is_of_the_shipped_weights() -> None:
+    for name in NAMED:
+        reading = Diagnosis.load(READINGS / "relabelling" / name)
+        assert reading.provenance["model"]["weights_hash"] in (checkpoints()[name] / "card.md").read_text()
+        assert reading.provenance["arguments"] == {"n": 512, "seed": 0}
+
+
+def test_the_rows_of_the_sweep_are_its_report() -> None:
+    report = Diagnosis.load(READINGS / "sweep" / "hmm")["sweep"]
+    assert isinstance(report, SweepReport)
+    said = rows("Less and less to infer")
+    assert tuple(said) == report.values
+    for i, (tokens, kl, null, error, error_null) in enumerate(said.values()):
+        assert numbers(tokens) == [report.exact_tokens[i], report.model_tokens[i]]
+        np.testing.assert_allclose(numbers(kl), [report.kl_bits[i]], rtol=0.02)
+        ends = vars(report)["entropy_mae_bits_lo"][i], vars(report)["entropy_mae_bits_hi"][i]
+        for cell, known in (
+            (null, [report.kl_bits_null[i]]),
+            (error, [report.entropy_mae_bits[i], *ends]),
+            (error_null, [report.entropy_mae_bits_null[i]]),
+        ):
+            np.testing.assert_allclose(numbers(cell), known, atol=6e-5)
