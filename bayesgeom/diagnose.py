@@ -21,6 +21,7 @@ from bayesgeom.tasks.base import FiniteTask, SymmetricTask, TextTask, WindTunnel
 from bayesgeom.trials import Trials
 
 N_RECORDED = 192  # sequences whose activations are kept: enough for every interval, and independent of n
+N_RENAMED = 128  # sequences that are shown under two names: two passes over one block
 _TRIALS, _FRESH, _RESAMPLING = 0, 1, 2  # branches of the seed
 _INITIALISATION = "initialisation"  # what is skipped where no copy can be built
 
@@ -44,7 +45,7 @@ def diagnose(
     that is partly on disk, `skipped` says so under "initialisation". A probe that this model cannot serve is in
     `skipped` with the reason, and one that this task says nothing about in `inapplicable`; asked for by name, either
     raises. A name may carry an option: "value_manifold:standardised". With `ablations` the default battery is run too.
-    Where no probes are named and hypotheses can be renamed, what `relabel` finds on 192 sequences is added.
+    Where no probes are named and hypotheses can be renamed, what `relabel` finds on 128 sequences is added.
     A text task is bound to the model's tokenizer; of a task with a fixed stock of sequences at most all are drawn.
 
     **Raises** `InvalidArgument` for n < 1, nulls < 0 or an empty list of probes, `UnknownName` for a probe or a
@@ -85,7 +86,7 @@ def _further_passes(
     """What takes passes of its own: a renaming of hypotheses, where the whole is asked for, and ablations."""
     found = list[Report]()
     if is_whole and n > 1 and isinstance(task, SymmetricTask):
-        found.append(relabel(model, task, n=min(n, N_RECORDED), seed=seed))
+        found.append(relabel(model, task, n=min(n, N_RENAMED), seed=seed))
     if ablations:
         found.append(ablate(model, task, n=n, seed=seed))
     return {report.name: report for report in found}
