@@ -14,14 +14,14 @@ from bayesgeom.models.base import Model
 from bayesgeom.models.resolve import ModelLike, as_model, task_of
 from bayesgeom.plugins import discover
 from bayesgeom.probes.base import Needs, Probe
-from bayesgeom.relabelling import relabel
+from bayesgeom.relabelling import RelabellingJob
 from bayesgeom.report import Report
 from bayesgeom.sites import Site
 from bayesgeom.tasks.base import FiniteTask, SymmetricTask, TextTask, WindTunnel, derived_seed
 from bayesgeom.trials import Trials
 
 N_RECORDED = 192  # sequences whose activations are kept: enough for every interval, and independent of n
-N_RENAMED = 128  # sequences that are shown under two names: two passes over one block
+N_RENAMED = 128  # sequences that are shown under two names: one block, drawn alike whatever n is
 _TRIALS, _FRESH, _RESAMPLING = 0, 1, 2  # branches of the seed
 _INITIALISATION = "initialisation"  # what is skipped where no copy can be built
 
@@ -74,21 +74,22 @@ def diagnose(
         skipped[_INITIALISATION] = str(reason)
     run = _run(subject, chosen, blocks, plan.sites, seed, progress=-(-n // 128))
     reports = {name: probe.measure(run, fresh[name]) for name, probe in plan.served.items()}
-    reports |= _further_passes(subject, chosen, n, seed, is_whole=probes is None, ablations=ablations)
+    reports |= _further_passes(subject, chosen, run, seed, is_whole=probes is None, ablations=ablations)
     arguments = {"n": n, "seed": seed, "nulls": nulls, "probes": tuple(plan.served), "ablations": ablations}
     where = provenance(run.spec, chosen, arguments) | {"n_recorded": run.n_recorded}
     return Diagnosis(reports=reports, skipped=skipped, inapplicable=plan.inapplicable, provenance=where)
 
 
 def _further_passes(
-    model: Model, task: WindTunnel, n: int, seed: int, *, is_whole: bool, ablations: bool
+    model: Model, task: WindTunnel, run: Run, seed: int, *, is_whole: bool, ablations: bool
 ) -> dict[str, Report]:
     """What takes passes of its own: a renaming of hypotheses, where the whole is asked for, and ablations."""
     found = list[Report]()
-    if is_whole and n > 1 and isinstance(task, SymmetricTask):
-        found.append(relabel(model, task, n=min(n, N_RENAMED), seed=seed))
+    if is_whole and run.n > 1 and isinstance(task, SymmetricTask):
+        job = RelabellingJob.of(model, task, n=min(run.n, N_RENAMED), seed=seed)
+        found.append(job.run(before=run))  # its first block is the same
     if ablations:
-        found.append(ablate(model, task, n=n, seed=seed))
+        found.append(ablate(model, task, n=run.n, seed=seed))
     return {report.name: report for report in found}
 
 

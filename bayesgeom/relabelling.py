@@ -59,12 +59,16 @@ class RelabellingJob:
         subject.check_fits(chosen.sample(1, seed=0))
         return cls(model=subject, task=chosen, n=n, seed=seed)
 
-    def run(self) -> RelabellingReport:
-        """Two passes over the same sequences, under the names that they have and under new ones."""
-        before = self._pass(is_renamed=False)
+    def run(self, before: Run | None = None) -> RelabellingReport:
+        """Two passes over the same sequences, under the names that they have and under new ones.
+
+        `before` stands for the first where there is one: a pass whose recorded sequences begin with these.
+        """
+        if before is None or before.n_recorded < self.n:
+            before = self._pass(is_renamed=False)
         after = self._pass(is_renamed=True)
         names = torch.cat([self._names(len(block), number) for number, block in enumerate(self._blocks())])
-        given = before.log_answers.exp()
+        given = before.log_answers[: self.n].exp()
         stuck = predicted_behaviour(after.trials, given)
         return relabelling_report(
             _scored(before, given),
@@ -102,10 +106,10 @@ class RelabellingJob:
 
 
 def _scored(run: Run, answers: Tensor) -> Scored:
-    own = run.behaviour
+    own, first = run.behaviour, slice(len(answers))
     return Scored(
-        kl_bits=own.kl_bits.astype(np.float64),
-        entropy_error_bits=np.abs(own.model_entropy_bits.astype(np.float64) - own.exact_entropy_bits),
+        kl_bits=own.kl_bits[first].astype(np.float64),
+        entropy_error_bits=np.abs(own.model_entropy_bits[first].astype(np.float64) - own.exact_entropy_bits[first]),
         answers=answers.cpu().numpy(),
     )
 

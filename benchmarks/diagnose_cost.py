@@ -117,8 +117,10 @@ def probe_costs(model: Model, n: int, forward: float) -> None:
         n_recorded=N_RECORDED,
         null_predictives=model.task.null_predictives,
     )
-    served = {  # a wind tunnel's sequences are of one kind
-        name: probe for name, probe in probes.items() if set(probe.needs.sites) <= model.sites and not probe.needs.groups
+    served = {
+        name: probe
+        for name, probe in probes.items()
+        if set(probe.needs.sites) <= model.sites and not probe.needs.groups  # a wind tunnel's sequences are of one kind
     }
     taken = {name: seconds(lambda probe=probe: probe.measure(run)) for name, probe in served.items()}
     print(f"    probes alone / forward          {sum(taken.values()) / forward:.3f}")

@@ -121,6 +121,20 @@ def chance_overlap_max(n: int, d: int) -> float:
     return float(1 - (betainc(0.5, (d - 1) / 2, x * x) ** (n * (n - 1) / 2)).mean())
 
 
+def overlaps(vectors: Float[Tensor, "draw *batch item d"]) -> Float[Tensor, "draw 2 *batch"]:
+    """Overlap as they are, and with their mean removed."""
+    return torch.stack([overlap(pairwise_cosine(x)) for x in (vectors, centred(vectors))], dim=1)
+
+
+def projected_overlap(
+    vectors: Float[Tensor, "*batch item width"], d: int, *, n: int, seed: int
+) -> Float[Tensor, "draw *batch"]:
+    """Overlap of the same vectors after each of `n` random Gaussian maps to `d` dimensions."""
+    shape = (n, *(1,) * (vectors.ndim - 2), vectors.shape[-1], d)
+    matrices = torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(vectors)
+    return overlap(pairwise_cosine(vectors @ matrices))
+
+
 def frame_statistics(vectors: Float[Tensor, "*batch item d"]) -> dict[str, Float[Tensor, "*batch"]]:
     """Everything above for one frame of vectors, by name; `_centred` with their mean removed."""
     raw, mean_removed = pairwise_cosine(vectors), pairwise_cosine(centred(vectors))

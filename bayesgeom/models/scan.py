@@ -16,14 +16,18 @@ per position. Sums are in float32, or wider, whatever comes in.
 Reference: Gu & Dao 2023, arXiv:2312.00752, algorithm 2 and section 3.3.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, final
 
+import numpy as np
 import torch
 from einops import einsum
 from jaxtyping import Float
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import silu, softplus
+
+from bayesgeom.models.compiled import as_array, refuse_second_derivatives, serves
 
 # What the states of a chunk may take at one position: a share of a CPU's second-level cache. A GPU takes all at once.
 _CPU_BYTES, _GPU_BYTES = 2**18, 2**30
@@ -41,7 +45,9 @@ def selective_scan(
     z: Float[Tensor, "batch pos d_inner"],
 ) -> Float[Tensor, "batch pos d_inner"]:
     """(C h + D ∘ x) ∘ SiLU(z) at every position; `delta` is given before its softplus. The result has x's type."""
-    out: Tensor = _Scan.apply(x, delta, A, B, C, D, z)  # type: ignore[no-untyped-call]
+    given = (x, delta, A, B, C, D, z)
+    scan = _CompiledScan if _suit_loops(given) else _Scan
+    out: Tensor = scan.apply(*given)  # type: ignore[no-untyped-call]
     return out
 
 
@@ -102,6 +108,35 @@ class _Scan(torch.autograd.Function):
                     else:
                         tensor += own
             return found
+
+
+@final
+class _CompiledScan(torch.autograd.Function):
+    """`selective_scan` in float32 on a CPU, by the loops that numba compiles, for an A that lets nothing grow."""
+
+    @staticmethod
+    def forward(ctx: Any, *given: Tensor) -> Tensor:
+        from bayesgeom.models.compiled import loops
+
+        x, A = given[0], given[2]
+        out = torch.empty(x.shape)
+        starts = torch.empty(len(x), -(-x.shape[1] // loops.SEGMENT), *A.T.shape)
+        loops.scan(_as_arrays(given), out.numpy(), starts.numpy())
+        ctx.save_for_backward(*given, starts)
+        return out.to(x.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, ...]:
+        from bayesgeom.models.compiled import loops
+
+        refuse_second_derivatives()
+        *given, starts = ctx.saved_tensors
+        arrays = _as_arrays(given)
+        found = tuple(np.zeros_like(array) for array in arrays)
+        loops.scan_backward(arrays, starts.numpy(), as_array(grad), found)
+        of_x, of_delta, of_A, *rest = map(torch.from_numpy, found)
+        own = (of_x, of_delta, of_A.T, *rest)
+        return tuple(gradient.to(tensor.dtype) for gradient, tensor in zip(own, given, strict=True))
 
 
 @final
@@ -189,6 +224,30 @@ def _parts(given: tuple[Tensor, ...]) -> Iterator[tuple[slice, _Part]]:
     for start in range(0, len(x), at_once):
         rows = slice(start, start + at_once)
         yield rows, _Part(x[rows], delta[rows], A, B[rows], C[rows], D, z[rows])
+
+
+def _suit_loops(given: tuple[Tensor, ...]) -> bool:
+    """Whether the compiled loops can take these: they check no shape, and know no state that grows."""
+    x, _, A, B, _, _, _ = given
+    expected = (
+        x.shape,
+        x.shape,
+        (x.shape[-1], B.shape[-1]),
+        (*x.shape[:2], A.shape[-1]),
+        B.shape,
+        A.shape[:1],
+        x.shape,
+    )
+    return (
+        serves(given)
+        and all(tensor.shape == shape for tensor, shape in zip(given, expected, strict=True))
+        and bool((A <= 0).all())
+    )
+
+
+def _as_arrays(given: Sequence[Tensor]) -> tuple[NDArray[np.float32], ...]:
+    """The inputs as the compiled loops take them: A has its states first."""
+    return tuple(as_array(tensor.T if tensor is given[2] else tensor) for tensor in given)
 
 
 def _by_position(x: Tensor) -> Tensor:

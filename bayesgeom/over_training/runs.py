@@ -99,13 +99,14 @@ def _of_run(folder: Path) -> TrainingRun:
         steps=tuple(int(entry["step"]) for entry in entries),
         paths=tuple(folder / entry["file"] for entry in entries),
         hashes=tuple(entry["weights_hash"] for entry in entries),
-        **_completed(whole),
+        model=_model(whole),
+        task=_task(whole),
         recipe=whole["recipe"],
     )
 
 
 def _of_checkpoints(paths: Sequence[Path], folder: Path | None = None) -> TrainingRun:
-    described = [{**found, **_completed(found)} for found in map(read_description, paths)]
+    described = [{**found, "model": _model(found), "task": _task(found)} for found in map(read_description, paths)]
     order = sorted(range(len(paths)), key=lambda index: int(described[index]["step"]))
     first, last = described[order[0]], described[order[-1]]
     name = str(last["recipe"].get("name", paths[order[-1]].name))
@@ -137,12 +138,14 @@ def _of_checkpoints(paths: Sequence[Path], folder: Path | None = None) -> Traini
 _PLURALS = {"model": "architectures", "task": "tasks"}
 
 
-def _completed(described: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
-    """Architecture and task with every parameter named: files written before there was one lack it."""
-    return {
-        "model": config_from_dict(described["model"]).to_dict(),
-        "task": task_from_config(described["task"]).config(),
-    }
+def _model(described: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The architecture with every size named: a file written before there was one lacks it."""
+    return config_from_dict(described["model"]).to_dict()
+
+
+def _task(described: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The task with every parameter named, likewise."""
+    return task_from_config(described["task"]).config()
 
 
 def _check_count(name: str, n: int) -> None:

@@ -17,12 +17,11 @@ from torch import Tensor
 
 from bayesgeom.activations import Run
 from bayesgeom.geometry.cosine import (
-    centred,
     coordinates_of,
     frame_chances,
     frame_statistics,
-    overlap,
-    pairwise_cosine,
+    overlaps,
+    projected_overlap,
     welch_bound,
 )
 from bayesgeom.geometry.tokens import in_parts, occurrences, token_means
@@ -181,8 +180,7 @@ class KeyOverlap(Probe[KeyOverlapReport]):
 def hypothesis_overlap(run: Run) -> tuple[str, Float[np.ndarray, "layer kv_head"]]:
     """The report's first view, and the overlap it finds in each head: what a report says without its intervals."""
     view = _views(run, draws=1)[0]
-    found: np.ndarray = frame_statistics(view.vectors.double())["overlap"].cpu().numpy()
-    return view.name, found
+    return view.name, frame_statistics(view.vectors.double())["overlap"].cpu().numpy()
 
 
 @final
@@ -243,10 +241,7 @@ def _from_activations(
         for part in in_parts(weights, means.numel()):
             drawn = token_means(layer, shown, part)
             for name, at in kept.items():
-                frames = drawn[:, at].transpose(1, 2).contiguous()
-                resampled[name] += [
-                    torch.stack([overlap(pairwise_cosine(x)) for x in (frames, centred(frames))], dim=1)
-                ]
+                resampled[name].append(overlaps(drawn[:, at].transpose(1, 2).contiguous()))
     return {
         name: _View(
             name=f"{name} / {variant}",
@@ -260,12 +255,9 @@ def _from_activations(
 
 def _random_projection(view: _View, seed: int) -> Float[np.ndarray, "3 layer"]:
     """Overlap of the same inputs through random Gaussian W_K: mean, and 95 % range of the draws."""
-    n_layers, _, _, d = view.vectors.shape
     if view.inputs is None:
-        return np.full((3, n_layers), np.nan)
-    generator = torch.Generator().manual_seed(seed)
-    matrices = torch.randn(N_PROJECTIONS, 1, view.inputs.shape[2], d, generator=generator).to(view.inputs)
-    drawn = overlap(pairwise_cosine(view.inputs @ matrices)).double().cpu().numpy()
+        return np.full((3, len(view.vectors)), np.nan)
+    drawn = projected_overlap(view.inputs, view.vectors.shape[-1], n=N_PROJECTIONS, seed=seed).double().cpu().numpy()
     return np.stack([drawn.mean(axis=0), *percentile_interval(drawn)])
 
 

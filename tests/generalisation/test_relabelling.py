@@ -10,7 +10,9 @@ import torch
 from jaxtyping import Int64
 from torch import Tensor
 
+from bayesgeom.activations import Run
 from bayesgeom.cli import main
+from bayesgeom.diagnose import N_RENAMED, diagnose
 from bayesgeom.diagnosis import Diagnosis
 from bayesgeom.errors import InvalidArgument, TaskMismatch
 from bayesgeom.generalisation.relabelling_report import RelabellingReport, verdict
@@ -197,3 +199,21 @@ def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["relabel", "bijection-v20", "--n", "5"]) == 0
     printed = capsys.readouterr().out
     assert "KL before" in printed and "Invariant: the 95 % intervals" in printed
+
+
+@pytest.mark.parametrize("n", [40, 200])
+def test_a_diagnosis_shows_only_the_renamed_sequences_anew(n: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its own pass is the one under the first names; the report is that of the whole test on its first block."""
+    subject, known = model(prefers_a_name), relabel(model(prefers_a_name), n=min(n, N_RENAMED))
+    passes = list[bool]()
+    whole = RelabellingJob._pass
+
+    def counted(job: RelabellingJob, *, is_renamed: bool) -> Run:
+        passes.append(is_renamed)
+        return whole(job, is_renamed=is_renamed)
+
+    monkeypatch.setattr(RelabellingJob, "_pass", counted)
+    found = diagnose(subject, n=n, nulls=0)["relabelling"]
+    assert isinstance(found, RelabellingReport) and passes == [True]
+    np.testing.assert_allclose(found.kl_difference_size_bits, known.kl_difference_size_bits, rtol=1e-4)
+    np.testing.assert_allclose(found.intervals["kl_difference_bits"], known.intervals["kl_difference_bits"], rtol=1e-4)

@@ -62,6 +62,8 @@ ADAPTERS = {
     "models.export": {"models.transformer"},
     "models.hooked": {"models.transformer", "models.replay"},
     "models.mamba": {"models.causal_conv", "models.scan"},
+    "models.causal_conv": {"models.compiled", "models.compiled.loops"},
+    "models.scan": {"models.compiled", "models.compiled.loops"},
     "models.residual": {"models.lstm", "models.mamba", "models.mlp", "models.huggingface.replay"},
     "models.replay": {"models.transformer", "models.replay_layer", "models.replay_attention"},
     "models.replay_layer": {"models.transformer", "models.replay_attention"},

@@ -6,7 +6,7 @@ import sys
 
 from tests.structure.source import ROOT
 
-HEAVY = ("torch", "transformer_lens", "transformers", "plotly", "pandas", "sklearn", "scipy", "pyarrow")
+HEAVY = ("torch", "transformer_lens", "transformers", "plotly", "pandas", "sklearn", "scipy", "pyarrow", "numba")
 
 
 def heavy_after(code: str) -> list[str]:
