@@ -139,7 +139,7 @@ class Diagnosis(Mapping[str, Report]):
         sections = [
             Section(
                 name=name, title=report.title, about=report.about, headlines=report.headlines(), figure=report.figure(),
-                n=report.n,
+                n=report.n, counts=report.counts,
             )
             for name, report in self.reports.items()
         ]  # fmt: skip

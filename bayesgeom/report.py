@@ -77,10 +77,12 @@ class Report(ABC):
     """What a probe found. Concrete reports are frozen, keyword-only dataclasses.
 
     `name` is the probe's, `title` heads its section, and `about` tells a reader who has not read the papers what was
-    measured, what to look for, and what the null is. `n` is the number of sequences behind the numbers.
+    measured, what to look for, and what the null is. `n` is the number of sequences behind the numbers, or of whatever
+    else `counts` names.
     """
 
     name: ClassVar[str]
+    counts: ClassVar[str] = "sequence"
     title: ClassVar[str]
     about: ClassVar[str]
     intervals: Mapping[str, tuple[float, float]]

@@ -25,7 +25,7 @@ details {{ margin-top: 2rem; }} pre {{ font-size: .8rem; background: #f6f7f8; pa
 _UNDER_TOOLS = 56  # pixels over the panels of a figure without a title: plotly's tools, and the panels' titles
 _INTRODUCTION = (
     "Each number stands beside its null: what the same number would be if the claimed structure were absent. A number "
-    "that does not clear its null is no evidence. Intervals are 95 % bootstrap intervals over sequences."
+    "that does not clear its null is no evidence. Intervals are 95 %, over sequences unless a section says otherwise."
 )
 
 
@@ -40,6 +40,7 @@ class Section:
     headlines: Sequence[Headline]
     figure: go.Figure
     n: int
+    counts: str = "sequence"
 
 
 def page(
@@ -62,7 +63,7 @@ def page(
         f'<h2 id="{section.name}">{_text(section.title)}</h2><p class="about">{_text(section.about)}</p>'
         + pio.to_html(_without_title(section), full_html=False, include_plotlyjs=False, config=CONFIG, auto_play=False)
         + _table(None, section.headlines)
-        + f'<p class="note">{section.n} sequences.</p>'
+        + f'<p class="note">{section.n:,} {section.counts}{"s" * (section.n != 1)}.</p>'
         for section in sections
     )
     items = "".join(f"<li><b>{_text(name)}</b>: {_text(reason)}</li>" for name, reason in skipped.items())

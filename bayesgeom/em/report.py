@@ -36,6 +36,7 @@ class EMReport(Report):
     """
 
     name: ClassVar[str] = "em_experiment"
+    counts: ClassVar[str] = "seed"
     title: ClassVar[str] = "Sticky chain: EM-like schedule against its controls"
     about: ClassVar[str] = (
         "One attention head learns to name the next symbol of a Markov chain. The EM-like arm gives the value matrix a "

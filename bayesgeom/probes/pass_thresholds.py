@@ -97,7 +97,7 @@ class PassThresholdsReport(Report):
         from bayesgeom.charts.theme import SECOND, label_axes, panels, with_room_for_legend
 
         said = "; ".join(f"{mark}: {verdict}" for mark, verdict in zip(self.marks, self.verdicts, strict=True))
-        title = "<br>".join(textwrap.wrap(said, 150))
+        title = "<br>".join(textwrap.wrap(said, 110))
         figure = panels(
             f"{self.title}<br><sub>{title}</sub>",
             ("Measured, and its mark", "Mean |cosine| by layer", "Attention entropy by layer"),

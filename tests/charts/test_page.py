@@ -1,6 +1,7 @@
 """The report page: whole, escaped, and never fetching anything."""
 
 import json
+from dataclasses import replace
 from html.parser import HTMLParser
 
 import numpy as np
@@ -116,6 +117,12 @@ def test_every_headline_stands_beside_its_null(document: str) -> None:
     counts = {which: read.text.count(f"{which} of first_probe") for which in ("first", "second", "third")}
     assert counts == {"first": 2, "second": 2, "third": 1}, "two lead the page, all are in their section"
     assert read.row("third of second_probe")[1] == "nan"
+
+
+@pytest.mark.parametrize(("n", "counts", "said"), [(1, "sequence", "1 sequence."), (2_000, "seed", "2,000 seeds.")])
+def test_a_section_says_what_it_counted(n: int, counts: str, said: str) -> None:
+    whole = replace(section("one", "One"), n=n, counts=counts)
+    assert f">{said}</p>" in page("", [whole], n_leading=1, skipped={}, provenance={})
 
 
 def test_what_was_skipped_is_escaped(document: str) -> None:
