@@ -40,4 +40,4 @@ _BY_CLUSTER = (
 
 
 def test_there_is_a_row_for_more_than_one_architecture() -> None:
-    assert {"hmm-s5", "hmm-lstm"} <= set(ROWS)
+    assert {"hmm-s5", "hmm-mamba", "hmm-lstm"} <= set(ROWS)
