@@ -6,6 +6,7 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, Literal
 
 from bayesgeom.errors import OutputFault
 
@@ -74,3 +75,15 @@ def _make_parent(path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise OutputFault(f"cannot make the folder {path.parent}: {error.strerror or error}.") from error
+
+
+def read_safetensors(path: Path, *, framework: Literal["numpy", "pt"]) -> tuple[dict[str, Any], dict[str, str]]:
+    """A file's tensors by name, as numpy's arrays or as torch's, and its metadata.
+
+    **Raises** what safetensors raises; who reads says what the file was for.
+    """
+    from safetensors import safe_open
+
+    with safe_open(path, framework=framework) as file:
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  (not a dict)
+        return tensors, file.metadata() or {}

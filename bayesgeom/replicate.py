@@ -70,7 +70,7 @@ class ReplicationJob:
 
     def recipes(self) -> list[Recipe]:
         """The recipe under every seed."""
-        return [self.recipe.reseeded(by) if by else self.recipe for by in range(self.seeds)]
+        return [self.recipe.reseeded(by) for by in range(self.seeds)]
 
     def run(self) -> ReplicationReport:
         """Train what is missing, score all."""

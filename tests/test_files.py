@@ -3,10 +3,12 @@
 import os
 from pathlib import Path
 
+import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 from bayesgeom.errors import OutputFault
-from bayesgeom.files import check_directory, directory_aside, file_aside
+from bayesgeom.files import check_directory, directory_aside, file_aside, read_safetensors
 
 
 class Stopped(BaseException):
@@ -152,3 +154,12 @@ def test_a_check_finds_files_in_the_way(tmp_path: Path) -> None:
         check_directory(tmp_path / "x")
     with pytest.raises(OutputFault, match=r"cannot make the folder .*/x: "):
         check_directory(tmp_path / "x" / "y")
+
+
+@pytest.mark.parametrize("metadata", [None, {"step": "3"}])
+def test_safetensors_come_back_with_their_metadata(metadata: dict[str, str] | None, tmp_path: Path) -> None:
+    save_file({"a": np.arange(3.0), "b": np.ones((2, 1))}, tmp_path / "x", metadata=metadata)
+    arrays, found = read_safetensors(tmp_path / "x", framework="numpy")
+    tensors, _ = read_safetensors(tmp_path / "x", framework="pt")
+    assert found == (metadata or {}) and set(arrays) == set(tensors) == {"a", "b"}
+    assert arrays["a"].tolist() == tensors["a"].tolist() == [0, 1, 2] and tensors["b"].shape == (2, 1)

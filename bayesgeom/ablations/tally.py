@@ -12,13 +12,13 @@ from typing import Any, Self, final
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from safetensors.numpy import save_file
 
 from bayesgeom.ablations.engine import TileScores
 from bayesgeom.ablations.scoring import METRICS
 from bayesgeom.errors import OutputFault
-from bayesgeom.files import file_aside
+from bayesgeom.files import file_aside, read_safetensors
 from bayesgeom.report import PROGRESS
 
 MAX_UNITS, MIN_UNITS = 4_096, 256
@@ -87,8 +87,7 @@ class Tally:
         if not (folder / PROGRESS).exists():
             return None
         try:
-            with safe_open(folder / PROGRESS, framework="numpy") as file:
-                metadata, arrays = file.metadata(), {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            arrays, metadata = read_safetensors(folder / PROGRESS, framework="numpy")
         except SafetensorError as error:
             raise OutputFault(f"{folder / PROGRESS} cannot be read ({error}); delete it and start again.") from error
         if metadata["job"] != json.dumps(job, sort_keys=True):

@@ -64,9 +64,7 @@ def cell(task: str, architecture: str, *, seed: int = 0, is_check: bool = False)
     for what, name, known in (("compared task", task, TASKS), ("compared architecture", architecture, ARCHITECTURES)):
         if name not in known:
             raise unknown_name(what, name, known)
-    recipe = compared()[f"{task}-{architecture}"]
-    if seed:
-        recipe = recipe.reseeded(seed)
+    recipe = compared()[f"{task}-{architecture}"].reseeded(seed)
     return Cell(
         task=task, architecture=architecture, recipe=recipe.lengthened(2) if is_check else recipe, is_check=is_check
     )  # fmt: skip

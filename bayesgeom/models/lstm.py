@@ -19,18 +19,17 @@ References: Hochreiter & Schmidhuber 1997; Gers et al. 2000 (forget gate). No po
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, final
+from typing import ClassVar, final
 
 import torch
-from jaxtyping import Float, Int64
+from jaxtyping import Float
 from torch import Tensor, nn
-from transformer_lens import HookedRootModule
 from transformer_lens.hook_points import HookPoint
 
 from bayesgeom.errors import InvalidArgument
 from bayesgeom.models.config import ModelConfig
+from bayesgeom.models.stack import ResidualStack
 
-INIT_STD = 0.02
 EPS = 1e-5
 FORGET_BIAS = 1.0  # Jozefowicz et al. 2015: a forget gate that starts half closed forgets before it can learn
 
@@ -59,46 +58,24 @@ class LSTMConfig(ModelConfig):
         """All else follows from the width."""
         return {"d_model": d_model}
 
-    def hf_config(self) -> Mapping[str, Any]:
-        return {}
-
 
 @final
-class LSTM(HookedRootModule):
+class LSTM(ResidualStack):
     """Tokens in, logits over all ids out. Weights are float32, drawn from the given seed."""
 
+    config: LSTMConfig
+
     def __init__(self, config: LSTMConfig, *, seed: int = 0) -> None:
-        super().__init__()
-        self.config = config
-        self.embed = nn.Embedding(config.d_vocab, config.d_model)
-        self.hook_embed = HookPoint()
-        self.blocks = nn.ModuleList(LSTMBlock(config) for _ in range(config.n_layers))
-        self.ln_final = nn.LayerNorm(config.d_model, eps=EPS)
-        if not config.tied:
-            self.unembed = nn.Linear(config.d_model, config.d_vocab, bias=False)
-        self._initialise(seed)
-        self.setup()  # type: ignore[no-untyped-call]  # transformer-lens does not annotate it
+        blocks = (LSTMBlock(config) for _ in range(config.n_layers))
+        super().__init__(config, blocks, nn.LayerNorm(config.d_model, eps=EPS), seed=seed)
 
-    def forward(self, tokens: Int64[Tensor, "batch pos"]) -> Float[Tensor, "batch pos d_vocab"]:
-        resid: Tensor = self.hook_embed(self.embed(tokens))
-        for block in self.blocks:
-            resid = block(resid)
-        output = self.embed.weight if self.config.tied else self.unembed.weight
-        return nn.functional.linear(self.ln_final(resid), output)
-
-    @torch.no_grad()
-    def _initialise(self, seed: int) -> None:
-        generator = torch.Generator().manual_seed(seed)
-        tables = (self.embed,) if self.config.tied else (self.embed, self.unembed)
-        for table in tables:
-            nn.init.normal_(table.weight, std=INIT_STD, generator=generator)
-        bound = self.config.d_model**-0.5  # torch's own
-        for block in self.blocks:
-            assert isinstance(block, LSTMBlock)
-            for name, parameter in block.lstm.named_parameters():
-                nn.init.uniform_(parameter, -bound, bound, generator=generator)
-                if name == "bias_ih_l0":
-                    parameter[self.config.d_model : 2 * self.config.d_model] = FORGET_BIAS
+    def _initialise_block(self, block: nn.Module, generator: torch.Generator) -> None:
+        assert isinstance(block, LSTMBlock)
+        width = block.lstm.hidden_size
+        for name, parameter in block.lstm.named_parameters():
+            nn.init.uniform_(parameter, -(width**-0.5), width**-0.5, generator=generator)  # torch's own bound
+            if name == "bias_ih_l0":
+                parameter[width : 2 * width] = FORGET_BIAS
 
 
 @final

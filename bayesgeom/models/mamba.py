@@ -18,20 +18,19 @@ Reference: Gu & Dao 2023, arXiv:2312.00752. No positions: the recurrence has an 
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, final
+from typing import ClassVar, final
 
 import torch
-from jaxtyping import Float, Int64
+from jaxtyping import Float
 from torch import Tensor, nn
-from transformer_lens import HookedRootModule
 from transformer_lens.hook_points import HookPoint
 
 from bayesgeom.errors import InvalidArgument
 from bayesgeom.models.causal_conv import causal_conv_silu
 from bayesgeom.models.config import ModelConfig
 from bayesgeom.models.scan import plain_states, read_states, selective_scan
+from bayesgeom.models.stack import ResidualStack
 
-INIT_STD = 0.02
 EPS = 1e-5
 DELTA_RANGE = 1e-3, 0.1  # Δ at initialisation, log-uniform
 
@@ -75,42 +74,20 @@ class MambaConfig(ModelConfig):
         """All else follows from the width."""
         return {"d_model": d_model}
 
-    def hf_config(self) -> Mapping[str, Any]:
-        return {}
-
 
 @final
-class Mamba(HookedRootModule):
+class Mamba(ResidualStack):
     """Tokens in, logits over all ids out. Weights are float32, drawn as the released models' were, from this seed."""
 
+    config: MambaConfig
+
     def __init__(self, config: MambaConfig, *, seed: int = 0) -> None:
-        super().__init__()
-        self.config = config
-        self.embed = nn.Embedding(config.d_vocab, config.d_model)
-        self.hook_embed = HookPoint()
-        self.blocks = nn.ModuleList(MambaBlock(config) for _ in range(config.n_layers))
-        self.ln_final = nn.RMSNorm(config.d_model, eps=EPS)
-        if not config.tied:
-            self.unembed = nn.Linear(config.d_model, config.d_vocab, bias=False)
-        self._initialise(seed)
-        self.setup()  # type: ignore[no-untyped-call]  # transformer-lens does not annotate it
+        blocks = (MambaBlock(config) for _ in range(config.n_layers))
+        super().__init__(config, blocks, nn.RMSNorm(config.d_model, eps=EPS), seed=seed)
 
-    def forward(self, tokens: Int64[Tensor, "batch pos"]) -> Float[Tensor, "batch pos d_vocab"]:
-        resid: Tensor = self.hook_embed(self.embed(tokens))
-        for block in self.blocks:
-            resid = block(resid)
-        output = self.embed.weight if self.config.tied else self.unembed.weight
-        return nn.functional.linear(self.ln_final(resid), output)
-
-    @torch.no_grad()
-    def _initialise(self, seed: int) -> None:
-        generator = torch.Generator().manual_seed(seed)
-        tables = (self.embed,) if self.config.tied else (self.embed, self.unembed)
-        for table in tables:
-            nn.init.normal_(table.weight, std=INIT_STD, generator=generator)
-        for block in self.blocks:
-            assert isinstance(block, MambaBlock)
-            block.mixer.initialise(generator)
+    def _initialise_block(self, block: nn.Module, generator: torch.Generator) -> None:
+        assert isinstance(block, MambaBlock)
+        block.mixer.initialise(generator)
 
 
 @final

@@ -19,7 +19,7 @@ References: Agarwal, Dalal & Misra 2025, arXiv:2512.22471 (the MLP baseline).
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, final
+from typing import ClassVar, Literal, final
 
 import torch
 from jaxtyping import Float, Int64
@@ -74,9 +74,6 @@ class MLPConfig(ModelConfig):
     def proportions(cls, d_model: int) -> Mapping[str, int]:
         """A hidden layer four times as wide."""
         return {"d_model": d_model, "d_mlp": 4 * d_model}
-
-    def hf_config(self) -> Mapping[str, Any]:
-        return {}
 
 
 @final

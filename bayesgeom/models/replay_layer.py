@@ -41,7 +41,7 @@ class ReplayLayer:
         self, resid: Float[Tensor, "batch pos d_model"], rows: Int64[Tensor, " query_pos"] | None, scratch: Scratch
     ) -> Float[Tensor, "batch query_pos head d_head"]:
         """Head outputs at all positions, or at `rows` alone."""
-        n_heads, x = self.config.n_heads, self._normed(resid, scratch)
+        n_heads, x = self.config.n_heads, normed(resid, self.config, scratch)
         if rows is None:
             q, k, v = self._heads_of(x, slice(None), scratch).chunk(3)
         else:
@@ -155,7 +155,7 @@ class ReplayLayer:
         # The bias is a row of the weights, met by a column of ones: added apart, it takes one more pass over memory.
         d_model = self.config.d_model
         x = scratch.take("normed and one", (*mid.shape[:-1], d_model + 1), mid)
-        self._normed(mid, scratch, out=x[..., :d_model])
+        normed(mid, self.config, scratch, out=x[..., :d_model])
         x[..., d_model:] = 1
         return self._product("hidden", x, self._in_with_bias, None, scratch)
 
@@ -163,15 +163,6 @@ class ReplayLayer:
         self, mid: Float[Tensor, "batch pos d_model"], mid_in: Float[Tensor, "batch pos d_mlp"]
     ) -> Float[Tensor, "batch pos d_mlp"]:
         return torch.addcmul(self._in_bias, mid_in, norm_scale(mid, self.config), out=mid_in)
-
-    def _normed(
-        self,
-        x: Float[Tensor, "batch pos d_model"],
-        scratch: Scratch,
-        *,
-        out: Float[Tensor, "batch pos d_model"] | None = None,
-    ) -> Float[Tensor, "batch pos d_model"]:
-        return normed(x, self.config, scratch, out=out)
 
     def _product(
         self,

@@ -11,7 +11,7 @@ References: Zhang & Sennrich 2019 (RMSNorm); Agarwal, Dalal & Misra 2025 (sizes)
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, final
+from typing import ClassVar, Literal, final
 
 import torch
 from einops import einsum, rearrange
@@ -93,9 +93,6 @@ class TransformerConfig(ModelConfig):
             "n_heads": min(divisors, key=lambda n: abs(math.log(d_model / n / 32))),
             "d_mlp": 4 * d_model,
         }
-
-    def hf_config(self) -> Mapping[str, Any]:
-        return {}
 
 
 NORMS = ("rmsnorm", "layernorm")

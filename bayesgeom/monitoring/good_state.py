@@ -8,11 +8,11 @@ from typing import Any, final
 
 import torch
 from jaxtyping import Shaped
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from bayesgeom.errors import CheckpointFault, InvalidArgument
-from bayesgeom.files import file_aside
+from bayesgeom.files import file_aside, read_safetensors
 from bayesgeom.models.checkpoint import write_tensors
 
 FILE = "last_good.safetensors"
@@ -66,8 +66,7 @@ class GoodState:
     @staticmethod
     def _read(path: Path) -> Tensors:
         try:
-            with safe_open(path, framework="pt") as file:
-                return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  (not a dict)
+            return read_safetensors(path, framework="pt")[0]
         except (OSError, SafetensorError) as error:
             raise CheckpointFault(f"{path}, the last good state, cannot be read back: {error}.") from error
 

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any, final
 
 import numpy as np
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from safetensors.numpy import save_file
 
 from bayesgeom.errors import OutputFault
-from bayesgeom.files import file_aside
+from bayesgeom.files import file_aside, read_safetensors
 from bayesgeom.over_training.measure import Measured
 
 _METHOD = 1  # counted up when what is measured changes
@@ -31,9 +31,8 @@ class Shelf:
         if self.folder is None or not (file := self._file(weights, last)).exists():
             return None
         try:
-            with safe_open(file, framework="numpy") as held:
-                missing = json.loads((held.metadata() or {}).get("missing", "{}"))
-                return Measured(numbers={name: held.get_tensor(name) for name in held.keys()}, missing=missing)  # noqa: SIM118  (not a dict)
+            numbers, metadata = read_safetensors(file, framework="numpy")
+            return Measured(numbers=numbers, missing=json.loads(metadata.get("missing", "{}")))
         except (SafetensorError, OSError, ValueError) as error:
             raise OutputFault(f"{file} cannot be read ({error}); delete it to have it measured again.") from error
 

@@ -17,7 +17,7 @@ from typing import Any
 from bayesgeom.errors import unknown_name
 from bayesgeom.tasks.associative_recall import AssociativeRecall
 from bayesgeom.tasks.hmm import HMM
-from bayesgeom.training.recipe import Recipe
+from bayesgeom.training.recipe import Recipe, staged
 
 LONGEST = {"hmm": HMM(n_states=3, n_symbols=3, length=200).n_pos, "recall": 1_024}  # rows of the learned tables
 _HEADS = 4
@@ -94,8 +94,4 @@ def all_arms() -> dict[str, Recipe]:
 def _arm(task: str, kind: str) -> Recipe:
     """A task's stages with this kind of positions, the last one's name the arm's."""
     sizes = {"architecture": "transformer", "n_ctx": LONGEST[task], **_SHAPES[task], **KINDS[kind]}
-    trained = None
-    for stage in TASKS[task]:
-        trained = replace(stage, name=f"{stage.name}-arm-{kind}", sizes=sizes, after=trained)
-    assert trained is not None, "a task has at least one stage"
-    return trained
+    return staged(TASKS[task], f"arm-{kind}", sizes)

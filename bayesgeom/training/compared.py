@@ -16,7 +16,7 @@ from typing import Any
 from bayesgeom.tasks.associative_recall import AssociativeRecall
 from bayesgeom.tasks.bijection import Bijection
 from bayesgeom.tasks.hmm import HMM
-from bayesgeom.training.recipe import Recipe
+from bayesgeom.training.recipe import Recipe, staged
 
 Sizes = Mapping[str, Any]
 
@@ -114,8 +114,5 @@ def compared() -> dict[str, Recipe]:
 
 def _with_sizes(task: str, architecture: str) -> Recipe:
     """A task's stages, each with these sizes, the last one's name the row's."""
-    sizes, trained = sizes_of(task, architecture), None
-    for stage in TASKS[task]:
-        trained = replace(stage, name=f"{stage.name}-{architecture}", sizes=sizes, after=trained)
-    assert trained is not None, "a task has at least one stage"
+    trained = staged(TASKS[task], architecture, sizes_of(task, architecture))
     return replace(trained, name=_SHIPPED_AS.get(trained.name, trained.name))

@@ -13,18 +13,17 @@ from typing import Any, final
 import numpy as np
 import torch
 from jaxtyping import Float
-from safetensors import safe_open
 from torch import Tensor, nn
 from tqdm.auto import tqdm
 
 from bayesgeom.allocator import keep_freed_memory
 from bayesgeom.errors import CheckpointFault, InvalidArgument, NonFinite
-from bayesgeom.files import file_aside
+from bayesgeom.files import file_aside, read_safetensors
 from bayesgeom.information import kl_bits
 from bayesgeom.models.checkpoint import save_checkpoint, write_tensors
 from bayesgeom.tasks.base import derived_seed
 from bayesgeom.training.optimisers import Optimisers
-from bayesgeom.training.recipe import Recipe
+from bayesgeom.training.recipe import Recipe, deciding
 from bayesgeom.trials import Trials
 
 STATE, LOG, RECIPE, SNAPSHOTS, BEFORE = "state.safetensors", "log.jsonl", "recipe.json", "snapshots", "before"
@@ -140,12 +139,12 @@ def _held_out_kl(module: nn.Module, trials: Trials) -> float:
 
 
 def _prepare(recipe: Recipe, out: Path, resume: bool) -> None:
-    described = json.loads(json.dumps(recipe.to_dict()))
+    described = recipe.to_dict()
     if (out / RECIPE).exists():
         if not resume:
             raise InvalidArgument(f"{out} already holds a run: pass resume (--resume) to go on, or another directory.")
         held = json.loads((out / RECIPE).read_text())
-        if {**held, "snapshots": 0} != {**described, "snapshots": 0}:  # how many are kept touches no weight
+        if deciding(held) != deciding(described):
             raise CheckpointFault(
                 f"{out} holds a run of another recipe than {recipe.name!r}; choose another directory."
             )
@@ -164,9 +163,8 @@ def _save(path: Path, module: nn.Module, optimisers: Optimisers, step: int) -> N
 
 
 def _restore(path: Path, module: nn.Module, optimisers: Optimisers) -> int:
-    with safe_open(path, framework="pt") as file:
-        step = int(file.metadata()["step"])
-        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  (not a dict)
+    tensors, metadata = read_safetensors(path, framework="pt")
+    step = int(metadata["step"])
     weights = {name.removeprefix("weights."): t for name, t in tensors.items() if name.startswith("weights.")}
     module.load_state_dict(weights, strict=True)
     optimisers.restore({name: t for name, t in tensors.items() if name.startswith("optimiser.")})

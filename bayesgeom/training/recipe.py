@@ -1,7 +1,7 @@
 """A recipe: everything that decides a trained checkpoint's weights, in one frozen value."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, final
 
@@ -74,7 +74,12 @@ class Recipe:
         return own + (0 if self.after is None else self.after.n_sequences)
 
     def reseeded(self, by: int) -> "Recipe":
-        """The same with other data and another initialisation, in every stage: seeds are counted up by 1,000 · `by`."""
+        """The same with other data and another initialisation, in every stage: seeds are counted up by 1,000 · `by`.
+
+        By 0 it is the recipe itself.
+        """
+        if not by:
+            return self
         after = None if self.after is None else self.after.reseeded(by)
         return replace(self, name=f"{self.name}-seed{by}", seed=self.seed + 1_000 * by, after=after)
 
@@ -89,6 +94,15 @@ class Recipe:
         plain = {field.name: vars(self)[field.name] for field in fields(self)}
         after = None if self.after is None else self.after.to_dict()
         return {**plain, "task": self.task.config(), "sizes": dict(self.sizes), "after": after}
+
+
+def staged(stages: Sequence[Recipe], suffix: str, sizes: Mapping[str, Any]) -> Recipe:
+    """The last of these stages after the earlier ones, each with these sizes and its name followed by the suffix."""
+    trained = None
+    for stage in stages:
+        trained = replace(stage, name=f"{stage.name}-{suffix}", sizes=sizes, after=trained)
+    assert trained is not None, "there is at least one stage"
+    return trained
 
 
 def deciding(recipe: Mapping[str, Any]) -> Any:

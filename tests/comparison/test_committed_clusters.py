@@ -1,21 +1,13 @@
 """What the page on the comparison says of clusters is what the probe finds on the shipped checkpoints."""
 
-import re
-
 import numpy as np
 import pytest
 
 from bayesgeom.diagnose import diagnose
 from bayesgeom.probes.belief_report import BeliefReadoutReport
-from tests.structure.source import ROOT
+from tests.pages import named_rows, numbers, section
 
-PAGE = (ROOT / "docs" / "comparison.md").read_text(encoding="utf-8").replace("−", "-")
-SECTION = PAGE.split("## Are there five clusters?\n")[1].split("\n## ")[0]
-ROWS = {
-    cells[0].strip(" `"): [[float(x) for x in re.findall(r"-?\d+\.\d+", cell)] for cell in cells[1:]]
-    for line in SECTION.splitlines()
-    if line.startswith("| `") and (cells := line.strip("|").split("|"))
-}
+ROWS = named_rows(section("comparison.md", "Are there five clusters?"))
 
 
 @pytest.mark.slow
@@ -30,7 +22,7 @@ def test_a_row_is_what_the_probe_finds(name: str) -> None:
         [report.r2_random_subspace[site, -1]],
     ]
     for said, found in zip(ROWS[name], known, strict=True):
-        np.testing.assert_allclose(said, found, atol=2e-3)
+        np.testing.assert_allclose(numbers(said), found, atol=2e-3)
 
 
 _BY_CLUSTER = (

@@ -1,30 +1,24 @@
 """What the page on dynamics says of the formation of the bijection is what the committed report holds."""
 
-import re
-
 import numpy as np
 import pytest
 
 from bayesgeom.diagnosis import Diagnosis
 from bayesgeom.over_training.report import DynamicsReport
-from tests.structure.source import ROOT
+from tests.pages import READINGS, numbers, rows, section
 
-PAGE = (ROOT / "docs" / "dynamics.md").read_text(encoding="utf-8").split("## Readings\n")[1].replace("−", "-")
+PAGE = section("dynamics.md", "Readings")
 
 
 @pytest.fixture(scope="module")
 def report() -> DynamicsReport:
-    found = Diagnosis.load(ROOT / "docs" / "readings" / "dynamics-bijection")["dynamics"]
+    found = Diagnosis.load(READINGS / "dynamics-bijection")["dynamics"]
     assert isinstance(found, DynamicsReport)
     return found
 
 
-def numbers(text: str) -> list[float]:
-    return [float(x) for x in re.findall(r"-?\d+\.?\d*", text.replace(",", ""))]
-
-
 def test_the_table_is_the_means_over_seeds(report: DynamicsReport) -> None:
-    lines = [numbers(line) for line in PAGE.splitlines() if line.startswith("| ") and line[2].isdigit()]
+    lines = [[number for cell in cells for number in numbers(cell)] for cells in rows(PAGE)[2:]]
     steps = [int(step) for step in report.steps]
     columns = (
         report.kl_bits, report.entropy_mae_bits, report.pattern_distance_bits, report.key_overlap[..., 0],

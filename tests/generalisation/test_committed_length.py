@@ -1,33 +1,26 @@
 """What the page on length says of the arms is what the committed report holds."""
 
-import re
-
 import numpy as np
 import pytest
 
 from bayesgeom.diagnosis import Diagnosis
 from bayesgeom.generalisation.length_report import LengthReport
 from bayesgeom.training.arms import arms
-from tests.structure.source import ROOT
+from tests.pages import READINGS, named_rows, numbers, section
 
-PAGE = (ROOT / "docs" / "length.md").read_text(encoding="utf-8").split("## Readings\n")[1].replace("−", "-")
-ROWS = [[cell.strip() for cell in line.strip("|").split("|")] for line in PAGE.splitlines() if line.startswith("| `")]
+ROWS = named_rows(section("length.md", "Readings"))
 
 
 @pytest.fixture(scope="module")
 def report() -> LengthReport:
-    found = Diagnosis.load(ROOT / "docs" / "readings" / "length-hmm")["length"]
+    found = Diagnosis.load(READINGS / "length-hmm")["length"]
     assert isinstance(found, LengthReport)
     return found
 
 
-def numbers(cell: str) -> list[float]:
-    return [float(x) for x in re.findall(r"-?\d+\.?\d*(?:e-?\d+)?", cell)]
-
-
 def test_the_rows_are_the_reports(report: LengthReport) -> None:
-    assert [f"hmm-arm-{row[0].strip('`')}" for row in ROWS] == list(report.arms)
-    for i, row in enumerate(ROWS):
+    assert [f"hmm-arm-{kind}" for kind in ROWS] == list(report.arms)
+    for i, (kind, cells) in enumerate(ROWS.items()):
         known = [
             [report.kl_bits[i, 9]],
             [report.predicted_kl_bits[i]],
@@ -38,10 +31,10 @@ def test_the_rows_are_the_reports(report: LengthReport) -> None:
             list(report.whole_kl_bits[i]),
             [report.entry_layer[i]],
         ]
-        for cell, values in zip(row[1:], known, strict=True):
+        for cell, values in zip(cells, known, strict=True):
             said = numbers(cell)
             if said:  # "never" and "nowhere" are said in words
-                np.testing.assert_allclose(said, values, rtol=0.05, atol=6e-5, err_msg=row[0])
+                np.testing.assert_allclose(said, values, rtol=0.05, atol=6e-5, err_msg=kind)
             else:
                 assert values[0] in (-1, np.inf)
 

@@ -1,7 +1,5 @@
 """What the readings say of relabelling and of noise is what the committed reports hold."""
 
-import re
-
 import numpy as np
 import pytest
 
@@ -9,24 +7,9 @@ from bayesgeom.diagnosis import Diagnosis
 from bayesgeom.generalisation.relabelling_report import RelabellingReport
 from bayesgeom.generalisation.sweep_report import SweepReport
 from bayesgeom.models.resolve import checkpoints
-from tests.structure.source import ROOT
+from tests.pages import READINGS, named_rows, numbers, rows, section
 
-READINGS = ROOT / "docs" / "readings"
-
-
-def rows(title: str) -> dict[str, list[str]]:
-    """The rows of a section's table, by first cell."""
-    page = (ROOT / "docs" / "readings.md").read_text(encoding="utf-8").replace("−", "-")
-    lines = page.split(f"## {title}\n")[1].split("\n## ")[0].splitlines()
-    found = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith("|")]
-    return {cells[0].strip("`"): cells[1:] for cells in found[2:]}
-
-
-def numbers(cell: str) -> list[float]:
-    return [float(x) for x in re.findall(r"-?\d+\.?\d*(?:e-?\d+)?", cell)]
-
-
-NAMED = rows("Names exchanged")
+NAMED = named_rows(section("readings.md", "Names exchanged"))
 
 
 @pytest.mark.parametrize("name", NAMED)
@@ -57,9 +40,9 @@ def test_relabelling_is_of_the_shipped_weights() -> None:
 def test_the_rows_of_the_sweep_are_its_report() -> None:
     report = Diagnosis.load(READINGS / "sweep" / "hmm")["sweep"]
     assert isinstance(report, SweepReport)
-    said = rows("Less and less to infer")
-    assert tuple(said) == report.values
-    for i, (tokens, kl, null, error, error_null) in enumerate(said.values()):
+    said = rows(section("readings.md", "Less and less to infer"))[2:]
+    assert tuple(cells[0] for cells in said) == report.values
+    for i, (_, tokens, kl, null, error, error_null) in enumerate(said):
         assert numbers(tokens) == [report.exact_tokens[i], report.model_tokens[i]]
         np.testing.assert_allclose(numbers(kl), [report.kl_bits[i]], rtol=0.02)
         ends = vars(report)["entropy_mae_bits_lo"][i], vars(report)["entropy_mae_bits_hi"][i]

@@ -49,7 +49,7 @@ FOUNDATIONS = {
     "tasks": {"base", "text", "markov"},
     "models": {
         "base", "config", "checkpoint", "recorder", "identities", "replayer", "plain_loop", "positions", "proof",
-        "quiet", "taps",
+        "quiet", "stack", "taps",
     },
     "charts": {"base", "theme", "lines", "simplex"},
     "probes": {"base", "belief_report"},

@@ -1,0 +1,64 @@
+"""The shell of a recurrent model: an embedding, blocks on a residual stream, a last norm, an output."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+from typing import Protocol, runtime_checkable
+
+import torch
+from jaxtyping import Float, Int64
+from torch import Tensor, nn
+from transformer_lens import HookedRootModule
+from transformer_lens.hook_points import HookPoint
+
+INIT_STD = 0.02
+
+
+@runtime_checkable
+class Sizes(Protocol):
+    """What the shell needs to know of a config."""
+
+    @property
+    def d_vocab(self) -> int:
+        """Ids."""
+
+    @property
+    def d_model(self) -> int:
+        """Width of the residual stream."""
+
+    @property
+    def tied(self) -> bool:
+        """Whether the output reads the embedding's table."""
+
+
+class ResidualStack(HookedRootModule, ABC):
+    """Tokens in, logits over all ids out. Weights are float32, drawn from a seed: tables first, then blocks."""
+
+    def __init__(self, config: Sizes, blocks: Iterable[nn.Module], ln_final: nn.Module, *, seed: int) -> None:
+        super().__init__()
+        self.config = config
+        self.embed = nn.Embedding(config.d_vocab, config.d_model)
+        self.hook_embed = HookPoint()
+        self.blocks = nn.ModuleList(blocks)
+        self.ln_final = ln_final
+        if not config.tied:
+            self.unembed = nn.Linear(config.d_model, config.d_vocab, bias=False)
+        self._initialise(torch.Generator().manual_seed(seed))
+        self.setup()  # type: ignore[no-untyped-call]  # transformer-lens does not annotate it
+
+    def forward(self, tokens: Int64[Tensor, "batch pos"]) -> Float[Tensor, "batch pos d_vocab"]:
+        resid: Tensor = self.hook_embed(self.embed(tokens))
+        for block in self.blocks:
+            resid = block(resid)
+        output = self.embed.weight if self.config.tied else self.unembed.weight
+        return nn.functional.linear(self.ln_final(resid), output)
+
+    @abstractmethod
+    def _initialise_block(self, block: nn.Module, generator: torch.Generator) -> None:
+        """Draw a block's weights."""
+
+    @torch.no_grad()
+    def _initialise(self, generator: torch.Generator) -> None:
+        for table in (self.embed,) if self.config.tied else (self.embed, self.unembed):
+            nn.init.normal_(table.weight, std=INIT_STD, generator=generator)
+        for block in self.blocks:
+            self._initialise_block(block, generator)
