@@ -1,5 +1,6 @@
 """Scores of logits against the exact posterior, with all that does not depend on the logits computed once per tile."""
 
+import math
 from dataclasses import dataclass
 from typing import Self, final
 
@@ -45,14 +46,14 @@ class Exact:
 
         **Raises** `NonFinite`, naming the edits.
         """
-        if not bool(logits.isfinite().all()):
+        if not all(math.isfinite(end) for end in logits.aminmax()):  # NaN is both least and largest
             what = " and ".join(edit.label for edit in variant) or "no edit"
             raise NonFinite(f"the logits are NaN or infinite under: {what}.")
         # A softmax over the answers alone is one over all ids, renormalised; finite logits keep 0 log q = 0.
         log_model = logits.index_select(-1, self.answers).double().log_softmax(-1)
         kl = -(self.predictive * log_model).sum(-1) / NATS_PER_BIT - self.entropy_bits
         entropy = -(log_model.exp() * log_model).sum(-1) / NATS_PER_BIT
-        correct = (log_model.argmax(-1) == self.realised).double()
+        correct = (log_model.max(dim=-1).indices == self.realised).double()
         scored: np.ndarray = torch.stack([kl, (entropy - self.entropy_bits).abs(), correct]).cpu().numpy()
         return scored
 

@@ -62,8 +62,7 @@ class Replay:
             held[RESID_MID, index] = resid + held[ATTN_OUT, index]
             # By the product that heads' edits start from, so that one without effect leaves every bit as it is.
             mid_ins[index] = layer.mid_in(held[RESID_MID, index], self._wide_buffer(f"mid_in {index}", resid))
-            hidden = self._wide_buffer("hidden", resid).copy_(mid_ins[index])
-            held[MLP_OUT, index] = layer.mlp_out_of(held[RESID_MID, index], hidden, self._scratch).clone()
+            held[MLP_OUT, index] = layer.mlp_out_of(held[RESID_MID, index], mid_ins[index], self._scratch).clone()
             held[RESID_POST, index] = resid = held[RESID_MID, index] + held[MLP_OUT, index]
         mid_ins[self.n_layers - 1] = mid_ins[self.n_layers - 1].index_select(1, rows)
         baseline = Baseline(trials=trials, rows=rows, held=held, logits=self._logits(resid[:, rows]))

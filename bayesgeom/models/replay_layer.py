@@ -71,9 +71,10 @@ class ReplayLayer:
     def mlp_out_of(
         self, mid: Float[Tensor, "batch pos d_model"], mid_in: Float[Tensor, "batch pos d_mlp"], scratch: Scratch
     ) -> Float[Tensor, "batch pos d_model"]:
-        """What the MLP writes where the product with `mid` is known. Overwrites `mid_in`."""
-        hidden = torch.ops.aten.gelu_(self._biased(mid, mid_in))
-        return self._product("mlp_out", hidden, self._out, self._out_bias, scratch)
+        """What the MLP writes where the product with `mid` is known; `mid_in` stays as it is."""
+        hidden = scratch.take("hidden", tuple(mid_in.shape), mid)
+        torch.addcmul(self._in_bias, mid_in, norm_scale(mid, self.config), out=hidden)
+        return self._product("mlp_out", torch.ops.aten.gelu_(hidden), self._out, self._out_bias, scratch)
 
     def add_attn_out(
         self, resid: Float[Tensor, "batch pos d_model"], z: Float[Tensor, "batch pos head d_head"]
@@ -158,11 +159,6 @@ class ReplayLayer:
         normed(mid, self.config, scratch, out=x[..., :d_model])
         x[..., d_model:] = 1
         return self._product("hidden", x, self._in_with_bias, None, scratch)
-
-    def _biased(
-        self, mid: Float[Tensor, "batch pos d_model"], mid_in: Float[Tensor, "batch pos d_mlp"]
-    ) -> Float[Tensor, "batch pos d_mlp"]:
-        return torch.addcmul(self._in_bias, mid_in, norm_scale(mid, self.config), out=mid_in)
 
     def _product(
         self,
