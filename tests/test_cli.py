@@ -313,10 +313,10 @@ def test_a_control_that_fails_fails_the_selftest(
 def test_what_was_trained_can_be_diagnosed(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train", "tiny-recipe", "--steps", "5", "--seed", "3"]) == 0
     out = capsys.readouterr().out
-    path = Path("runs/train/tiny-recipe/checkpoint")
+    path = Path("runs/train/tiny-recipe-seed3/checkpoint")  # where replicate looks for it
     assert out.startswith("entropy error ") and out.rstrip().endswith(f"\n\ncheckpoint: {path}")
     checkpoint = load_checkpoint(folder / path)
-    assert (checkpoint.step, checkpoint.recipe["seed"], checkpoint.task) == (5, 3, TINY.task)
+    assert (checkpoint.step, checkpoint.recipe["seed"], checkpoint.task) == (5, TINY.seed + 3_000, TINY.task)
     assert main(["diagnose", str(path), *QUICK]) == 0
     assert capsys.readouterr().out.startswith("checkpoint on Bijection(n_values=5, n_pairs=3")
 
@@ -326,7 +326,7 @@ def test_what_was_trained_can_be_diagnosed(folder: Path, capsys: pytest.CaptureF
     [
         (("bijection-v21",), "there is no recipe named 'bijection-v21'. There are: bijection-lstm, "),
         (("tiny-recipe", "--steps", "0"), "steps and batch sizes are at least 1"),
-        (("tiny-recipe", "--seed", "-1"), "seed"),
+        (("tiny-recipe", "--seed", "-1"), "seeds are counted up from 0, the recipe's own; got seed -1."),
         (("tiny-recipe", "--device", "gpu"), "device 'gpu' cannot be used here"),
         (("tiny-recipe", "--out", "shelf/tiny/card.md"), "cannot make the folder shelf/tiny/card.md: File exists."),
         (("tiny-recipe", "--resume"), "nothing to resume: runs/train/tiny-recipe holds no run."),

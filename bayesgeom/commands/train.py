@@ -17,13 +17,13 @@ class Train(Command):
     recipe: RecipeName
     """Name of the recipe; an unknown one lists those that exist."""
     out: Path | None = None
-    """Directory of the run: state, log, snapshots and, at the end, the checkpoint. Default: runs/train/NAME."""
+    """Directory of the run: state, log, snapshots and, at the end, the checkpoint. Default: runs/train/NAME[-seedK]."""
     resume: bool = False
     """Go on with the run in that directory."""
     steps: int | None = None
-    """Another number of steps than the recipe's."""
-    seed: int | None = None
-    """Another seed than the recipe's."""
+    """Another number of steps than the recipe's, in its last stage."""
+    seed: int = 0
+    """Which of the recipe's seeds, counted as `replicate` counts them: 0 is the recipe itself."""
     keep: int | None = None
     """How many log-spaced snapshots to keep, 0 for none, instead of the recipe's number; no weight depends on it."""
     device: str = "cpu"
@@ -36,12 +36,11 @@ class Train(Command):
         from bayesgeom.training.recipes import recipe
 
         check_device(self.device)
-        committed = recipe(self.recipe)
+        committed = recipe(self.recipe).reseeded(self.seed)
         steps = committed.steps if self.steps is None else self.steps
-        seed = committed.seed if self.seed is None else self.seed
         kept = committed.snapshots if self.keep is None else self.keep
-        chosen = replace(committed, steps=steps, seed=seed, snapshots=kept)
-        out = self.out or Path("runs/train") / self.recipe
+        chosen = replace(committed, steps=steps, snapshots=kept)
+        out = self.out or Path("runs/train") / committed.name
         scores = publish(chosen, train(chosen, out, resume=self.resume, device=self.device), out / "checkpoint")
         for line in scores.headlines():
             print(line)

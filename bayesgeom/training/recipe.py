@@ -76,8 +76,10 @@ class Recipe:
     def reseeded(self, by: int) -> "Recipe":
         """The same with other data and another initialisation, in every stage: seeds are counted up by 1,000 · `by`.
 
-        By 0 it is the recipe itself.
+        By 0 it is the recipe itself. **Raises** `InvalidArgument` for less.
         """
+        if by < 0:
+            raise InvalidArgument(f"seeds are counted up from 0, the recipe's own; got seed {by}.")
         if not by:
             return self
         after = None if self.after is None else self.after.reseeded(by)
