@@ -22,6 +22,12 @@ if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
 N_SHOWN = 20
+_ALIKE: Mapping[str, tuple[str, ...]] = {
+    "Heads": ("head",),
+    "Attention and MLPs": ("attention", "mlp"),
+    "Whole blocks": ("block",),
+    "Several together": ("set",),
+}
 
 
 @final
@@ -110,18 +116,22 @@ class AblationReport(Report):
         return (self.scalar("attribution_rank_correlation", "rank correlation of attribution with damage"),)
 
     def figure(self) -> "Figure":
-        from bayesgeom.charts.forest import add_forest
-        from bayesgeom.charts.heads import add_heads
-        from bayesgeom.charts.theme import panels
+        from bayesgeom.ablations.drawing import Alike, ablation_figure
 
-        figure = panels(self.title, (f"Heads, {self.mode} ablation (null: 0)", "Most damaging"), row_height=460)
-        add_heads(figure, (1, 1), self.damage_by_head, unit="damage (bits)", null=0.0)
-        shown = self.ranked()[:N_SHOWN]
-        add_forest(
-            figure, (1, 2), [self.ablations[i] for i in shown], self.damage_bits[shown],
-            (self.damage_bits_lo[shown], self.damage_bits_hi[shown]), unit="damage: increase in KL (bits)", null=0.0,
-        )  # fmt: skip
-        return figure
+        groups = []
+        for title, kinds in _ALIKE.items():
+            chosen = [index for index in self.ranked() if self.kinds[index] in kinds][:N_SHOWN]
+            if chosen:
+                group = Alike(
+                    title=title,
+                    labels=[self.ablations[index] for index in chosen],
+                    damage=self.damage_bits[chosen],
+                    interval=(self.damage_bits_lo[chosen], self.damage_bits_hi[chosen]),
+                    by_position=self.damage_bits_by_position[chosen],
+                )
+                groups.append(group)
+        heads_title = f"Heads, {self.mode} ablation (null: 0)"
+        return ablation_figure(self.title, groups, self.damage_by_head, heads_title=heads_title)
 
     def table(self, *, most: int = N_SHOWN) -> str:
         """The ranked list as the command line prints it."""

@@ -33,12 +33,13 @@ def add_forest(
     )  # fmt: skip
     figure.add_trace(
         go.Scatter(
-            x=[null, null], y=[labels[0], labels[-1]], mode="lines", line={"color": NULL, "dash": "dash"},
+            x=[null, null], y=[labels[0], labels[0]], mode="lines", line={"color": NULL, "dash": "dash"},
             name="null: no effect",
         ),
         row=panel[0], col=panel[1],
     )  # fmt: skip
-    # From edge to edge: between the first and the last of one row there is nothing.
+    # The trace above is for the legend; the line itself goes from edge to edge, beyond the first row and the last.
     figure.add_vline(x=null, line={"color": NULL, "dash": "dash"}, row=panel[0], col=panel[1])
-    figure.update_yaxes(autorange="reversed", type="category", row=panel[0], col=panel[1])
+    every = {"tickmode": "linear", "dtick": 1, "tickfont_size": 13 if len(labels) < 12 else 11}
+    figure.update_yaxes(autorange="reversed", type="category", row=panel[0], col=panel[1], **every)
     label_axes(figure, panel, unit, "")

@@ -222,13 +222,22 @@ def test_the_figure_shows_heads_intervals_and_the_null(rng: np.random.Generator)
     heat = next(trace for trace in figure.data if trace.type == "heatmap")
     np.testing.assert_array_equal(np.array(heat.z, dtype=float), report.damage_by_head)
     assert any("null" in text for text in heat.colorbar.ticktext)
-    forest = next(trace for trace in figure.data if trace.type == "scatter" and trace.mode == "markers")
-    ranked = report.ranked()
-    np.testing.assert_array_equal(np.array(forest.x, dtype=float), report.damage_bits[ranked])
-    np.testing.assert_allclose(forest.error_x.array, (report.damage_bits_hi - report.damage_bits)[ranked])
-    np.testing.assert_allclose(forest.error_x.arrayminus, (report.damage_bits - report.damage_bits_lo)[ranked])
+    forests = [trace for trace in figure.data if trace.type == "scatter" and trace.mode == "markers"]
+    assert [label for forest in forests for label in forest.y if label in report.ablations] == [
+        report.ablations[i]
+        for kinds in (("head",), ("attention", "mlp"), ("block",), ("set",))
+        for i in report.ranked()
+        if report.kinds[i] in kinds
+    ]
+    heads = [i for i in report.ranked() if report.kinds[i] == "head"]
+    np.testing.assert_array_equal(np.array(forests[0].x, dtype=float), report.damage_bits[heads])
+    np.testing.assert_allclose(forests[0].error_x.array, (report.damage_bits_hi - report.damage_bits)[heads])
+    np.testing.assert_allclose(forests[0].error_x.arrayminus, (report.damage_bits - report.damage_bits_lo)[heads])
     null = next(trace for trace in figure.data if trace.type == "scatter" and trace.mode == "lines")
     assert list(null.x) == [0.0, 0.0]
+    along = {trace.name: trace.y for trace in figure.data if trace.type == "scatter" and trace.mode == "lines+markers"}
+    assert list(along) == [report.ablations[i] for i in heads[:5]]
+    np.testing.assert_array_equal(along[report.ablations[heads[0]]], report.damage_bits_by_position[heads[0]])
     titles = [axis.title.text for axis in (figure.layout.xaxis, figure.layout.xaxis2, figure.layout.yaxis)]
     assert "damage (bits)" in titles[0] and "bits" in titles[1] and titles[2] == "layer"
     assert figure.layout.title.text

@@ -1,0 +1,69 @@
+"""The figure of an ablation report: heads on a map, what is alike side by side with intervals, damage by position."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import final
+
+import numpy as np
+import plotly.graph_objects as go
+from jaxtyping import Float
+
+from bayesgeom.charts.forest import add_forest
+from bayesgeom.charts.heads import add_heads
+from bayesgeom.charts.lines import add_line, add_null
+from bayesgeom.charts.theme import SERIES, label_axes, panels, with_room_for_legend
+
+_N_LINES = 5
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Alike:
+    """Ablations of like size, most damaging first: damages in bits with their intervals, and by scored position.
+
+    A block costs ten times a sublayer and that ten times a head: on one axis the small ones would be dots at zero.
+    """
+
+    title: str
+    labels: Sequence[str]
+    damage: Float[np.ndarray, " row"]
+    interval: tuple[Float[np.ndarray, " row"], Float[np.ndarray, " row"]]
+    by_position: Float[np.ndarray, "row position"]
+
+
+def ablation_figure(
+    title: str, groups: Sequence[Alike], by_head: Float[np.ndarray, "layer head"], *, heads_title: str
+) -> go.Figure:
+    """The map of heads where any was ablated alone, a forest for each group, the first group along the sequence."""
+    maps = () if np.isnan(by_head).all() else (heads_title,)
+    forests = (f"{group.title}, most damaging first" for group in groups)
+    titles = (*maps, *forests, f"{groups[0].title}, along the sequence")
+    figure = panels(title, titles, row_height=460)
+    places = iter([(1 + index // 2, 1 + index % 2) for index in range(len(titles))])
+    if maps:
+        add_heads(figure, next(places), by_head, unit="damage (bits)", null=0.0)
+    for group in groups:
+        add_forest(
+            figure, next(places), group.labels, group.damage, group.interval,
+            unit="damage: increase in KL (bits)", null=0.0,
+        )  # fmt: skip
+    _add_positions(figure, next(places), groups[0])
+    _name_once(figure)
+    return with_room_for_legend(figure)
+
+
+def _add_positions(figure: go.Figure, panel: tuple[int, int], group: Alike) -> None:
+    scored = range(group.by_position.shape[1])
+    add_null(figure, panel, scored, 0.0, name="null: no effect")
+    for label, damage, color in zip(group.labels[:_N_LINES], group.by_position, SERIES, strict=False):
+        add_line(figure, panel, scored, damage, name=label, color=color)
+    label_axes(figure, panel, "scored position", "damage (bits)")
+
+
+def _name_once(figure: go.Figure) -> None:
+    """Each name stands in the legend once, and hides or shows all that bear it."""
+    seen: set[str] = set()
+    for trace in figure.data:
+        if trace.type == "scatter" and trace.name:
+            trace.update(legendgroup=trace.name, showlegend=trace.name not in seen)
+            seen.add(trace.name)
