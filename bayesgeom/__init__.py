@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from bayesgeom import monitor as monitor
     from bayesgeom import tasks as tasks
     from bayesgeom.ablate import ablate as ablate
+    from bayesgeom.compare import compare as compare
     from bayesgeom.diagnose import diagnose as diagnose
     from bayesgeom.diagnosis import Diagnosis as Diagnosis
     from bayesgeom.dynamics import dynamics as dynamics
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from bayesgeom.interventions.place import Place as Place
     from bayesgeom.interventions.subspace import Subspace as Subspace
     from bayesgeom.length import length as length
+    from bayesgeom.models.capacity import capacity_matched as capacity_matched
     from bayesgeom.models.resolve import checkpoints as checkpoints
     from bayesgeom.models.resolve import load as load
     from bayesgeom.models.transformer import Transformer as Transformer
@@ -52,7 +54,9 @@ _HOMES = {
     "Transformer": "bayesgeom.models.transformer",
     "TransformerConfig": "bayesgeom.models.transformer",
     "as_model": "bayesgeom.models.resolve",
+    "capacity_matched": "bayesgeom.models.capacity",
     "checkpoints": "bayesgeom.models.resolve",
+    "compare": "bayesgeom.compare",
     "diagnose": "bayesgeom.diagnose",
     "dynamics": "bayesgeom.dynamics",
     "em_experiment": "bayesgeom.em_experiment",

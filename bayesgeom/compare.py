@@ -5,26 +5,25 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import final
 
-from bayesgeom.comparison.cell import Cell, CellScores, cell, score
+from bayesgeom.comparison.cell import Cell, cell
 from bayesgeom.comparison.report import ComparisonReport, comparison_report
+from bayesgeom.comparison.verdict import PUBLISHED
 from bayesgeom.diagnosis import Diagnosis
-from bayesgeom.errors import InvalidArgument, UnknownName
+from bayesgeom.errors import InvalidArgument
 from bayesgeom.models.checkpoint import versions
 from bayesgeom.training.compared import ARCHITECTURES, TASKS
-from bayesgeom.training.kept import Kept
-
-RUNS = Path("runs/compare")
-N_SCORED = 2_000
+from bayesgeom.training.kept import RUNS, Kept, Plan
+from bayesgeom.training.scores import N_SCORED, Scores, check_counts, scores_of
 
 
 def compare(
-    architectures: Sequence[str] = ARCHITECTURES,
-    tasks: Sequence[str] = tuple(TASKS),
+    architectures: str | Sequence[str] = ARCHITECTURES,
+    tasks: str | Sequence[str] = tuple(TASKS),
     *,
     seeds: int = 1,
     n: int = N_SCORED,
     seed: int = 0,
-    runs: Path = RUNS,
+    runs: str | Path = RUNS,
     is_trained: bool = True,
 ) -> ComparisonReport:
     """How far each architecture gets on each task: KL, entropy error, share of the gap closed, and a verdict.
@@ -32,17 +31,15 @@ def compare(
     Models are taken from the named checkpoints, or from `runs`; what is in neither is trained there, for hours, and a
     training that was stopped goes on. Where `is_trained` is false, what is missing is left out and named as missing.
     `seeds` is how many trainings of each; `n` sequences score each model. A cell whose verdict differs from the one
-    published is trained once more, with another seed and twice the budget.
+    published is trained once more, with another seed and twice the budget. One name may stand for a list of one.
 
     **Raises** `UnknownName` for tasks and architectures that are not compared, and where nothing may be trained and
-    nothing is there; `InvalidArgument` for fewer than one seed; `CheckpointFault` where a checkpoint of
-    that name was made by another recipe.
+    nothing is there; `InvalidArgument` for fewer than one seed; `CheckpointFault`, before anything is trained, where a
+    checkpoint or a run of such a name was made by another recipe.
     """
-    job = ComparisonJob(
-        architectures=tuple(architectures), tasks=tuple(tasks), seeds=seeds, n=n, seed=seed, runs=runs,
-        is_trained=is_trained,
-    )  # fmt: skip
-    return job.run()
+    return ComparisonJob.of(
+        architectures, tasks, seeds=seeds, n=n, seed=seed, kept=Kept(runs=Path(runs), is_trained=is_trained)
+    ).run()
 
 
 @final
@@ -55,49 +52,56 @@ class ComparisonJob:
     seeds: int
     n: int
     seed: int
-    runs: Path
-    is_trained: bool
+    kept: Kept
+
+    @classmethod
+    def of(
+        cls,
+        architectures: str | Sequence[str],
+        tasks: str | Sequence[str],
+        *,
+        seeds: int,
+        n: int,
+        seed: int,
+        kept: Kept,
+    ) -> "ComparisonJob":
+        """Names as a caller gives them: one, or several, each counted once."""
+        return cls(architectures=_names(architectures), tasks=_names(tasks), seeds=seeds, n=n, seed=seed, kept=kept)
 
     def __post_init__(self) -> None:
-        if self.seeds < 1 or self.n < 2:
-            raise InvalidArgument(f"seeds is at least 1 and n at least 2, got {self.seeds} and {self.n}.")
+        check_counts(seeds=self.seeds, n=self.n, seed=self.seed)
         if not self.architectures or not self.tasks:
             raise InvalidArgument("name at least one architecture and one task to compare.")
         self.cells()
-
-    @property
-    def _kept(self) -> Kept:
-        return Kept(runs=self.runs, is_trained=self.is_trained)
 
     def cells(self) -> list[Cell]:
         """What is trained at the stated budget. **Raises** `UnknownName`."""
         rows = [(task, architecture) for task in self.tasks for architecture in self.architectures]
         return [cell(*row, seed=seed) for row in rows for seed in range(self.seeds)]
 
+    def plan(self) -> Plan:
+        """What is there and what is to be trained, checks aside. **Raises** as `Kept.plan` does, for checks too."""
+        wanted = self.cells()
+        self.kept.check(_check_of(own).recipe for own in wanted if own.architecture in PUBLISHED.get(own.task, {}))
+        return self.kept.plan(own.recipe for own in wanted)
+
     def run(self) -> ComparisonReport:
         """Every cell, then a check of each that differs from what was published."""
-        wanted = self.cells()
-        cells = [own for own in wanted if self.is_trained or self._kept.has(own.recipe)]
-        missing = [own.name for own in wanted if own not in cells]
-        if not cells:
-            raise UnknownName(
-                f"none of {', '.join(missing)} is there, neither shipped nor in {self.runs}: leave out "
-                f"--only-existing to have them trained, or compare others."
-            )
-        scores = [self._scored(own) for own in cells]
+        plan, wanted = self.plan(), self.cells()
+        missing = [own.name for own in wanted if own.recipe in plan.missing]
+        cells = [own for own in wanted if own.name not in missing]
+        scores = self._scores(cells)
         first = comparison_report(cells, scores, seed=self.seed, missing=missing)
         differing = {
-            (own.task, own.architecture)
+            (own.task, own.architecture): _check_of(own)
             for own, standing in zip(cells, first.standings, strict=True)
             if standing.startswith("differs")
         }
-        checks = [cell(*row, seed=1, is_check=True) for row in sorted(differing)]
-        checks = [own for own in checks if self.is_trained or self._kept.has(own.recipe)]
+        checks = [own for own in differing.values() if self.kept.is_trained or self.kept.has(own.recipe)]
         if not checks:
             return first
-        return comparison_report(
-            [*cells, *checks], [*scores, *(self._scored(own) for own in checks)], seed=self.seed, missing=missing
-        )
+        scores += self._scores(checks)
+        return comparison_report([*cells, *checks], scores, seed=self.seed, missing=missing)
 
     def diagnosis(self, report: ComparisonReport) -> Diagnosis:
         """The report with its provenance, ready to be saved."""
@@ -115,5 +119,14 @@ class ComparisonJob:
             },
         )
 
-    def _scored(self, own: Cell) -> CellScores:
-        return score(self._kept.model(own.recipe), own.recipe.task, n=self.n, seed=self.seed)
+    def _scores(self, cells: Sequence[Cell]) -> list[Scores]:
+        return scores_of([own.recipe for own in cells], self.kept, n=self.n, seed=self.seed)
+
+
+def _check_of(own: Cell) -> Cell:
+    """The same with another seed and twice the budget."""
+    return cell(own.task, own.architecture, seed=1, is_check=True)
+
+
+def _names(asked: str | Sequence[str]) -> tuple[str, ...]:
+    return (asked,) if isinstance(asked, str) else tuple(dict.fromkeys(asked))

@@ -1,24 +1,26 @@
 """`dynamics`: the diagnostics over the snapshots of a training, or of several seeds of it, on the same trials."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, final
 
 import torch
 from tqdm.auto import tqdm
 
-from bayesgeom.activations import ModelSpec, Run
+from bayesgeom.activations import Run
 from bayesgeom.allocator import keep_freed_memory
 from bayesgeom.diagnosis import Diagnosis, provenance
 from bayesgeom.errors import InvalidArgument
 from bayesgeom.models.base import Model
+from bayesgeom.models.resolve import check_device
 from bayesgeom.over_training.measure import Bench, Measured, Reference, Setting, measured, passed, reference_of
 from bayesgeom.over_training.pictures import attention_maps, film
 from bayesgeom.over_training.report import DynamicsReport
 from bayesgeom.over_training.runs import KEPT, Source, TrainingRun, runs_of
 from bayesgeom.over_training.shelf import Shelf
 from bayesgeom.over_training.summary import dynamics_report
+from bayesgeom.tasks.base import checked_seed
 
 N_DEFAULT, N_LEAST = 256, 4
 
@@ -33,8 +35,9 @@ def dynamics(
     What was measured of a snapshot is kept, in `dynamics/` of a run's directory or else in `progress`, and not measured
     again: what was stopped goes on.
 
-    **Raises** `InvalidArgument` for n < 4, fewer than two snapshots, snapshots of different architectures or tasks, and
-    several recipes; `UnknownName` for a training that is not there; `CheckpointFault` for one that cannot be trusted.
+    **Raises** `InvalidArgument` for n < 4, a device that is not there, fewer than two snapshots, snapshots of different
+    architectures or tasks, and several recipes; `UnknownName` for a training that is not there; `CheckpointFault` for
+    one that cannot be trusted.
     """
     job = DynamicsJob.of(runs, n=n, seed=seed, device=device, progress=progress)
     report = job.run()[DynamicsReport.name]
@@ -63,12 +66,13 @@ class DynamicsJob:
             raise InvalidArgument(
                 f"n is the number of sequences: at least {N_LEAST}, so that half can be held out; got {n}."
             )
+        check_device(device)
         found = runs_of(runs)
         steps = found[0].steps
         if unknown := [step for step in maps_at or () if step not in steps]:
             listed = ", ".join(map(str, steps))
             raise InvalidArgument(f"no snapshot was taken at step {unknown[0]}; there are {listed}.")
-        bench = Bench(task=found[0].wind_tunnel(), n=n, seed=seed)
+        bench = Bench(task=found[0].wind_tunnel(), n=n, seed=checked_seed(seed))
         chosen = None if maps_at is None else tuple(sorted(set(maps_at)))
         return cls(runs=found, bench=bench, device=device, progress=progress, maps_at=chosen)
 
@@ -127,10 +131,6 @@ class DynamicsJob:
 
     def _provenance(self) -> dict[str, Any]:
         arguments = {"n": self.bench.n, "seed": self.bench.seed, "runs": [run.name for run in self.runs]}
-        where = provenance(self._spec(), self.bench.task, arguments)
+        where = provenance(self.runs[0].spec(device=self.device), self.bench.task, arguments)
         weights = {run.name: dict(zip(map(str, run.steps), run.hashes, strict=True)) for run in self.runs}
         return {**where, "weights": weights, "recipe": self.runs[0].recipe}
-
-    def _spec(self) -> ModelSpec:
-        run = self.runs[0]
-        return replace(run.load(len(run.steps) - 1, device=self.device).spec, name=run.name)

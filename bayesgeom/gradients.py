@@ -17,7 +17,7 @@ from bayesgeom.gradient_laws.report import GradientReport, gradient_report
 from bayesgeom.gradient_laws.tally import LayerTally, layer_tally, together
 from bayesgeom.models.base import Model
 from bayesgeom.models.resolve import ModelLike, as_model, scored_task_of
-from bayesgeom.tasks.base import TextTask, WindTunnel, derived_seed
+from bayesgeom.tasks.base import TextTask, WindTunnel, checked_seed, derived_seed
 from bayesgeom.trials import Trials, concatenate
 
 BUDGET_BYTES = 256 * 2**20
@@ -78,7 +78,7 @@ class GradientJob:
             raise InvalidArgument(f"n is the number of sequences: at least 2, so that one can stand in; got {count}.")
         subject.require(SITES, by="gradients")
         subject.check_fits(trials if trials is not None else task.sample(1, seed=seed))
-        return cls(model=subject, task=task, trials=trials, targets=targets, n=count, seed=seed)
+        return cls(model=subject, task=task, trials=trials, targets=targets, n=count, seed=checked_seed(seed))
 
     def run(self) -> GradientReport:
         """Measure, a tile of sequences at a time."""

@@ -1,13 +1,13 @@
 """`length`: errors far beyond the training length, position by position, for one model or for several side by side."""
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, final
 
 from torch import nn
 
-from bayesgeom.activations import Run
+from bayesgeom.activations import ModelSpec, Run
 from bayesgeom.diagnosis import Diagnosis, provenance
 from bayesgeom.errors import InvalidArgument
 from bayesgeom.generalisation.arm import (
@@ -20,13 +20,13 @@ from bayesgeom.generalisation.arm import (
 from bayesgeom.generalisation.curves import errors_across, errors_along
 from bayesgeom.generalisation.depth import Window, can_read_layers, windows_around
 from bayesgeom.generalisation.length_report import LengthReport
-from bayesgeom.generalisation.stretch import Stretch, check_room, checked_lengths, stretch_of
+from bayesgeom.generalisation.stretch import Stretch, check_room, checked_lengths, distances_to_run, stretch_of
 from bayesgeom.generalisation.together import length_report
 from bayesgeom.models.base import Model
 from bayesgeom.models.checkpoint import Checkpoint
 from bayesgeom.models.resolve import ModelLike, as_model, scored_task_of
 from bayesgeom.sites import RESID_POST
-from bayesgeom.tasks.base import TextTask, WindTunnel, derived_seed
+from bayesgeom.tasks.base import TextTask, WindTunnel, checked_seed, derived_seed
 
 N_RECORDED = 128  # sequences whose residuals are read layer by layer
 _TRIALS, _RESAMPLING = 0, 2  # branches of the seed, as in diagnose
@@ -67,8 +67,8 @@ def with_room(
     **Raises** `InvalidArgument` where it has no such table, or no length lies beyond the training length.
     """
     own = as_model(model)
-    chosen, stretch, trained = _task_and_trained(own, task)
-    n_pos = stretch.to(chosen, checked_lengths(stretch, trained, lengths)[-1]).n_pos
+    known = _Subject.of(own, task)
+    n_pos = known.stretch.to(known.task, checked_lengths(known.stretch, known.trained, lengths)[-1]).n_pos
     if own.spec.n_ctx is None or n_pos <= own.spec.n_ctx:
         return own
     return with_untrained_positions(own, n_pos, seed=seed)
@@ -76,10 +76,20 @@ def with_room(
 
 @final
 @dataclass(frozen=True, kw_only=True)
-class LengthJob:
-    """A checked measurement, ready to run; models are held by name until their turn comes, one at a time."""
+class Unmade:
+    """A model that is made when its turn comes, trained perhaps; `like` has its shape and its task, and may be it."""
 
-    models: tuple[ModelLike, ...]
+    like: Callable[[], Model]
+    make: Callable[[], Model]
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class LengthJob:
+    """A checked measurement, ready to run. Of several models one is held at a time: each is made anew for its turn."""
+
+    models: tuple[ModelLike | Unmade, ...]
+    specs: tuple[ModelSpec, ...]
     task: WindTunnel
     stretch: Stretch
     trained: int
@@ -92,7 +102,7 @@ class LengthJob:
     @classmethod
     def of(
         cls,
-        models: Sequence[ModelLike],
+        models: Sequence[ModelLike | Unmade],
         task: WindTunnel | TextTask | None,
         lengths: Sequence[int] | None,
         *,
@@ -101,31 +111,27 @@ class LengthJob:
         threshold_bits: float = 0.01,
         top_attention_off: int = 0,
     ) -> "LengthJob":
-        """Check everything that can be checked before anything runs."""
+        """Check everything that can be checked before anything is trained or runs."""
         if not models:
             raise InvalidArgument("name at least one model whose length is to be studied.")
         if n < 2 or not threshold_bits > 0:
             raise InvalidArgument(f"n is at least 2 and the threshold above 0 bits; got {n} and {threshold_bits}.")
-        found = [_task_and_trained(as_model(model), task) for model in models]
-        chosen, stretch, trained = found[0]
-        if len({str(stretch.to(own, length)) for own, _, length in found}) > 1:
-            named = "; ".join(sorted({f"{stretch.to(own, length)}" for own, _, length in found}))
-            raise InvalidArgument(
-                f"models side by side must have been trained on one task at one length; these have: {named}. Run them "
-                f"one by one, or pass a task of the length that all of them share."
-            )
+        checked_seed(seed)
+        if len(models) == 1 and not isinstance(models[0], Unmade):
+            models = [as_model(models[0])]
+        found = [_Subject.of(model, task, top_attention_off) for model in models]
+        chosen, stretch, trained = _shared(found)
         wanted = checked_lengths(stretch, trained, lengths)
-        job = cls(
-            models=tuple(models), task=chosen, stretch=stretch, trained=trained, lengths=wanted, n=n, seed=seed,
-            threshold_bits=threshold_bits, top_attention_off=top_attention_off,
+        for own in found:
+            check_room(own.spec, chosen, stretch, wanted[-1])
+        return cls(
+            models=tuple(models), specs=tuple(own.spec for own in found), task=chosen, stretch=stretch, trained=trained,
+            lengths=wanted, n=n, seed=seed, threshold_bits=threshold_bits, top_attention_off=top_attention_off,
         )  # fmt: skip
-        for model in job._loaded():
-            check_room(model, chosen, stretch, wanted[-1])
-        return job
 
     def run(self) -> LengthReport:
         """Every model in turn, then all together."""
-        arms = [self._arm(model) for model in self._loaded()]
+        arms = [self._arm(_silenced(_made(model), self.top_attention_off)) for model in self.models]
         return length_report(arms, self._setting())
 
     def diagnosis(self, report: LengthReport) -> Diagnosis:
@@ -134,16 +140,12 @@ class LengthJob:
             "lengths": self.lengths, "n": self.n, "seed": self.seed, "threshold_bits": self.threshold_bits,
             "top_attention_off": self.top_attention_off,
         }  # fmt: skip
-        where = provenance(next(self._loaded()).spec, self.task, arguments)
+        spec = replace(self.specs[0], weights_hash=report.weights_hashes[0])
+        where = provenance(spec, self.task, arguments)
         if len(self.models) > 1:
             where["model"] = {"name": ", ".join(report.arms), "architecture": "several"}
             where["weights"] = dict(zip(report.arms, report.weights_hashes, strict=True))
         return Diagnosis(reports={report.name: report}, skipped={}, provenance=where)
-
-    def _loaded(self) -> Iterator[Model]:
-        for model in self.models:
-            own = as_model(model)
-            yield without_top_attention(own, self.top_attention_off) if self.top_attention_off else own
 
     def _setting(self) -> Setting:
         return Setting(
@@ -156,10 +158,8 @@ class LengthJob:
             run = self._run(model, self.lengths[-1])
             windows = windows_around(run, self.trained) if can_read_layers(model) else None
             return measured(model, self._setting(), errors_along(run), windows)
-        runs = {length: self._run(model, length) for length in self.lengths}
-        beyond = next(length for length in self.lengths if length > self.trained)
-        earlier = max((length for length in self.lengths if length < self.trained), default=self.trained)
-        everywhere = slice(None)
+        runs = {length: self._run(model, length) for length in distances_to_run(self.trained, self.lengths)}
+        earlier, beyond, everywhere = max(0, self.trained - 1), self.trained + 1, slice(None)
         windows = None
         if can_read_layers(model):
             before, within, after = (Window.of(runs[at], everywhere) for at in (earlier, self.trained, beyond))
@@ -178,9 +178,47 @@ class LengthJob:
         )
 
 
-def _task_and_trained(model: Model, task: WindTunnel | TextTask | None) -> tuple[WindTunnel, Stretch, int]:
-    """What a model is asked, how that is made longer, and the length that it was trained at."""
-    chosen = scored_task_of(model, task)
-    stretch = stretch_of(chosen)
-    known = model.task if model.task is not None and model.task.name == chosen.name else chosen
-    return chosen, stretch, stretch.of(known)
+@final
+@dataclass(frozen=True, kw_only=True)
+class _Subject:
+    """What is known of a model before its turn."""
+
+    spec: ModelSpec
+    task: WindTunnel
+    stretch: Stretch
+    trained: int
+
+    @classmethod
+    def of(
+        cls, model: ModelLike | Unmade, task: WindTunnel | TextTask | None, top_attention_off: int = 0
+    ) -> "_Subject":
+        """What it is asked, how that is made longer, and the length that it was trained at. The model is not kept."""
+        own = _silenced(model.like() if isinstance(model, Unmade) else as_model(model), top_attention_off)
+        chosen = scored_task_of(own, task)
+        stretch = stretch_of(chosen)
+        known = own.task if own.task is not None and own.task.name == chosen.name else chosen
+        return cls(spec=own.spec, task=chosen, stretch=stretch, trained=stretch.of(known))
+
+    @property
+    def trained_on(self) -> WindTunnel:
+        """The task at the training length."""
+        return self.stretch.to(self.task, self.trained)
+
+
+def _shared(found: Sequence[_Subject]) -> tuple[WindTunnel, Stretch, int]:
+    """What all are asked, and the length that all were trained at. **Raises** `InvalidArgument` where they differ."""
+    if len({str(own.trained_on) for own in found}) > 1:
+        named = "; ".join(sorted({f"{own.trained_on}" for own in found}))
+        raise InvalidArgument(
+            f"models side by side must have been trained on one task at one length; these have: {named}. Run them "
+            f"one by one, or pass a task of the length that all of them share."
+        )
+    return found[0].task, found[0].stretch, found[0].trained
+
+
+def _made(model: ModelLike | Unmade) -> Model:
+    return model.make() if isinstance(model, Unmade) else as_model(model)
+
+
+def _silenced(model: Model, n_layers: int) -> Model:
+    return without_top_attention(model, n_layers) if n_layers else model

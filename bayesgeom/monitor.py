@@ -12,7 +12,7 @@ watch.save("runs/watched")
 
 import logging
 import math
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -47,22 +47,28 @@ class Response:
 
     `action`: "warn" says so; "stop" also sets `should_stop`; "roll_back" puts the last good state back, `most` times,
     and then stops. `optimiser`'s state is kept and put back with the weights. `folder` keeps the state there instead of
-    in memory. `on`: the marks that are acted on; orthogonality alone is no evidence that anything is wrong.
+    in memory. `on`: the marks that are acted on, one or several; orthogonality alone is no evidence that anything is
+    wrong.
     """
 
     action: Literal["warn", "stop", "roll_back"] = "warn"
-    on: frozenset[str] = frozenset({"kl_bits"})
+    on: str | Collection[str] = "kl_bits"
     optimiser: torch.optim.Optimizer | None = None
-    folder: Path | None = None
+    folder: str | Path | None = None
     most: int = 3
 
     def __post_init__(self) -> None:
         known = {"kl_bits", "key_orthogonality"}
-        if self.action not in ("warn", "stop", "roll_back") or not self.on <= known or self.most < 1:
+        if self.action not in ("warn", "stop", "roll_back") or not self.marks <= known or self.most < 1:
             raise InvalidArgument(
                 f"action is warn, stop or roll_back, `on` is of {', '.join(sorted(known))}, and `most` at least 1; got "
-                f"{self.action!r}, {set(self.on)}, {self.most}."
+                f"{self.action!r}, {self.on!r}, {self.most}."
             )
+
+    @property
+    def marks(self) -> frozenset[str]:
+        """The marks that are acted on."""
+        return frozenset({self.on} if isinstance(self.on, str) else self.on)
 
 
 @final
@@ -76,7 +82,7 @@ class Settings:
     n: int = 32
     seed: int = 0
     untrained: bool = True
-    out: Path | None = None
+    out: str | Path | None = None
 
 
 @final
@@ -101,7 +107,7 @@ class Monitor:
         if every < 1 or settings.n < 1:
             raise InvalidArgument(f"every and n are at least 1; got {every} and {settings.n}.")
         if settings.out is not None:
-            check_directory(settings.out)
+            check_directory(Path(settings.out))
         self.every, self.settings, self.response = every, settings, response
         with _as_found(model):
             self.model: Model = as_model(_unwrapped(model))
@@ -135,7 +141,7 @@ class Monitor:
             _LOG.log(logging.WARNING if event.is_warning else logging.INFO, "%s", event)
         self.events += events
         if self.settings.out is not None:
-            self._write_table(self.settings.out)
+            self._write_table(Path(self.settings.out))
         return events
 
     @property
@@ -166,8 +172,8 @@ class Monitor:
     def _responded(self, step: int, noticed: list[Event], found: Measures) -> list[Event]:
         """Keep a good state, or act on a bad one."""
         response = self.response
-        bad = [event for event in noticed if event.kind == "degenerated" and event.metric in response.on]
-        if response.action == "roll_back" and not bad and self._rules.is_healthy(found.kl_bits, response.on):
+        bad = [event for event in noticed if event.kind == "degenerated" and event.metric in response.marks]
+        if response.action == "roll_back" and not bad and self._rules.is_healthy(found.kl_bits, response.marks):
             self._good.keep(step)
         if not bad or response.action == "warn":
             return []

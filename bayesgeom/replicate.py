@@ -6,22 +6,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import final
 
-import numpy as np
-from tqdm.auto import tqdm
-
 from bayesgeom.diagnosis import Diagnosis
-from bayesgeom.errors import InvalidArgument, UnknownName
 from bayesgeom.models.checkpoint import versions
 from bayesgeom.over_training.replication import Replica, ReplicationReport, replication_report
 from bayesgeom.tasks.base import derived_seed
-from bayesgeom.training.kept import Kept
+from bayesgeom.training.kept import RUNS, Kept, Plan
 from bayesgeom.training.loop import LOG
 from bayesgeom.training.recipe import Recipe
 from bayesgeom.training.recipes import recipe as committed
+from bayesgeom.training.scores import N_SCORED, Scores, check_counts, scores_of
 
-RUNS = Path("runs/train")
-N_SCORED, N_SEEDS = 2_000, 5
-_TRIALS, _RESAMPLING = 0, 2  # branches of the seed, as in diagnose
+N_SEEDS = 5
+_RESAMPLING = 2  # branch of the seed, as in diagnose
 
 
 def replicate(
@@ -40,7 +36,8 @@ def replicate(
     are reported, and the report names the others. A training that was stopped goes on.
 
     **Raises** `UnknownName` for a recipe that does not exist, or where nothing may be trained and nothing is there;
-    `InvalidArgument` for fewer than one seed; `CheckpointFault` for a checkpoint that another recipe made.
+    `InvalidArgument` for fewer than one seed; `CheckpointFault`, before anything is trained, for a checkpoint or a run
+    that another recipe made.
     """
     chosen = committed(recipe) if isinstance(recipe, str) else recipe
     return ReplicationJob(
@@ -61,8 +58,7 @@ class ReplicationJob:
     is_trained: bool
 
     def __post_init__(self) -> None:
-        if self.seeds < 1 or self.n < 2:
-            raise InvalidArgument(f"seeds is at least 1 and n at least 2, got {self.seeds} and {self.n}.")
+        check_counts(seeds=self.seeds, n=self.n, seed=self.seed)
 
     @property
     def _kept(self) -> Kept:
@@ -72,23 +68,20 @@ class ReplicationJob:
         """The recipe under every seed."""
         return [self.recipe.reseeded(by) for by in range(self.seeds)]
 
+    def plan(self) -> Plan:
+        """Which seeds are there and which are to be trained. **Raises** as `Kept.plan` does."""
+        return self._kept.plan(self.recipes())
+
     def run(self) -> ReplicationReport:
         """Train what is missing, score all."""
-        kept, wanted = self._kept, self.recipes()
-        missing = [] if self.is_trained else [own.name for own in wanted if not kept.has(own)]
-        if len(missing) == len(wanted):
-            raise UnknownName(
-                f"there is no checkpoint of {self.recipe.name!r} under any of {self.seeds} seed(s), in {self.runs} or "
-                f"by name: leave out --only-existing to have them trained."
-            )
-        with tqdm(total=len(wanted) - len(missing), desc="seeds", disable=None, leave=False) as bar:
-            replicas = []
-            for own in wanted:
-                if own.name not in missing:
-                    replicas.append(self._replica(own))
-                    bar.update(1)
-        seed = derived_seed(self.seed, _RESAMPLING)
-        return replication_report(self.recipe.name, replicas, missing=missing, seed=seed)
+        plan = self.plan()
+        wanted = [own for own in self.recipes() if own not in plan.missing]
+        scores = scores_of(wanted, self._kept, n=self.n, seed=self.seed)
+        replicas = [self._replica(*one) for one in zip(wanted, scores, strict=True)]
+        missing = [own.name for own in plan.missing]
+        return replication_report(
+            self.recipe.name, replicas, missing=missing, seed=derived_seed(self.seed, _RESAMPLING)
+        )  # fmt: skip
 
     def diagnosis(self, report: ReplicationReport) -> Diagnosis:
         """The report with its provenance, ready to be saved."""
@@ -106,21 +99,8 @@ class ReplicationJob:
             },
         )
 
-    def _replica(self, own: Recipe) -> Replica:
-        model, task = self._kept.model(own), own.task
-        stream = task.stream(self.n, seed=derived_seed(self.seed, _TRIALS), device=model.spec.device)
-        run = model.run(stream, null_predictives=task.null_predictives)
-        scored, exact = run.behaviour, run.behaviour.exact_entropy_bits
-        uniform = float(np.log2(len(run.trials.answers)))
-        return Replica(
-            name=own.name,
-            weights_hash=model.spec.weights_hash,
-            kl_bits=scored.kl_bits.mean(axis=1, dtype=np.float64),
-            entropy_mae_bits=np.abs(scored.model_entropy_bits - exact).mean(axis=1, dtype=np.float64),
-            null_kl_bits=uniform - float(exact.mean(dtype=np.float64)),
-            null_entropy_mae_bits=float(np.abs(uniform - exact).mean(dtype=np.float64)),
-            log=_log(self._kept.path(own).parent / LOG),
-        )
+    def _replica(self, own: Recipe, scores: Scores) -> Replica:
+        return Replica(name=own.name, scores=scores, log=_log(self._kept.path(own).parent / LOG))
 
 
 def _log(path: Path) -> Mapping[int, tuple[float, float]]:

@@ -1,9 +1,10 @@
 """`sweep`: one parameter of a task varied, the exact posterior and a model beside it."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any, final
 
+import numpy as np
 import torch
 
 from bayesgeom.activations import Behaviour
@@ -15,7 +16,7 @@ from bayesgeom.generalisation.vocabulary import Vocabulary
 from bayesgeom.models.base import Model
 from bayesgeom.models.checkpoint import versions
 from bayesgeom.models.resolve import ModelLike, as_model, task_of
-from bayesgeom.tasks.base import TextTask, WindTunnel, derived_seed
+from bayesgeom.tasks.base import TextTask, WindTunnel, checked_seed, derived_seed
 
 Task = WindTunnel | TextTask
 _TRIALS, _RESAMPLING = 0, 2  # branches of the seed, as in diagnose
@@ -25,7 +26,7 @@ _INNER = "task"  # the field in which a task holds the one that it renders
 def sweep(
     task: Task,
     vary: str,
-    values: Sequence[Any],
+    values: Iterable[Any],
     model: ModelLike | None = None,
     *,
     n: int = 512,
@@ -64,7 +65,7 @@ class SweepJob:
         cls,
         task: Task,
         vary: str,
-        values: Sequence[Any],
+        values: Iterable[Any],
         model: ModelLike | None,
         *,
         n: int,
@@ -72,15 +73,15 @@ class SweepJob:
         threshold_bits: float = 0.05,
     ) -> "SweepJob":
         """Check everything that can be checked before anything runs."""
-        if n < 2 or not threshold_bits > 0 or not values:
-            raise InvalidArgument(
-                f"a sweep takes at least one value, n ≥ 2 and a threshold above 0 bits; got {len(values)} values, "
-                f"n={n}, {threshold_bits}."
-            )
+        listed = _listed(values)
+        if n < 2 or not threshold_bits > 0:
+            raise InvalidArgument(f"a sweep takes n ≥ 2 and a threshold above 0 bits; got {n} and {threshold_bits}.")
+        checked_seed(seed)
+        _check_task(task)
+        varied = [varied_task(task, vary, value) for value in listed]
         subject = None if model is None else as_model(model)
-        varied = [varied_task(task, vary, value) for value in values]
         return cls(
-            task=task, vary=vary, labels=tuple(f"{value}" for value in values),
+            task=task, vary=vary, labels=tuple(f"{value}" for value in listed),
             tasks=tuple(_bound(own, subject) for own in varied), model=subject, n=n, seed=seed,
             threshold_bits=threshold_bits,
         )  # fmt: skip
@@ -171,6 +172,19 @@ def varied_task(task: Task, vary: str, value: Any) -> Task:
         changes[vary] = _checked(vary, own[vary], value)
     varied: Task = replace(task, **changes)
     return varied
+
+
+def _check_task(task: object) -> None:
+    if not isinstance(task, WindTunnel | TextTask):
+        raise InvalidArgument(f"a sweep varies a task, such as bayesgeom.tasks.HMM(); got {task!r}.")
+
+
+def _listed(values: Any) -> list[Any]:
+    """The values of a list or an array, those of numpy as Python's own. **Raises** `InvalidArgument` for none."""
+    listed = list(values) if isinstance(values, Iterable) and not isinstance(values, str) else []
+    if not listed:
+        raise InvalidArgument(f"a sweep takes a list of values, at least one; got {values!r}.")
+    return [value.item() if isinstance(value, np.generic) else value for value in listed]
 
 
 def _checked(vary: str, default: Any, value: Any) -> Any:

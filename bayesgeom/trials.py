@@ -1,7 +1,8 @@
 """Trials: sequences drawn from a task, with the exact posterior at every scored position."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from functools import cached_property
 from typing import final
 
 import torch
@@ -11,6 +12,41 @@ from torch import Tensor
 from bayesgeom.errors import InvalidArgument
 
 UNASKED = -100  # torch's own `ignore_index`: `realised` where nothing is asked
+
+
+@final
+@dataclass(frozen=True, kw_only=True, eq=False)
+# No type parameters: shape checks would look into what has them, and so draw.
+class Relations(Mapping):  # type: ignore[type-arg]
+    """Named relations that are drawn when one is first read.
+
+    They grow with the square of the length, and what is scored alone never reads them. `draw` makes them of one tensor
+    with a row per sequence, so that sequences are chosen and joined before.
+    """
+
+    draw: Callable[[Shaped[Tensor, "batch *rest"]], Mapping[str, Bool[Tensor, "batch query_pos key_pos"]]]
+    of: Shaped[Tensor, "batch *rest"]
+
+    def __getitem__(self, name: str) -> Bool[Tensor, "batch query_pos key_pos"]:
+        return self._drawn[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._drawn)
+
+    def __len__(self) -> int:
+        return len(self._drawn)
+
+    def rows(self, index: slice | Int64[Tensor, " row"]) -> "Relations":
+        """Those of the chosen sequences."""
+        return Relations(draw=self.draw, of=self.of[index])
+
+    def and_of(self, others: Sequence["Relations"]) -> "Relations":
+        """Those of these sequences and of others of the same task and length."""
+        return Relations(draw=self.draw, of=torch.cat([self.of, *(other.of for other in others)]))
+
+    @cached_property
+    def _drawn(self) -> Mapping[str, Bool[Tensor, "batch query_pos key_pos"]]:
+        return self.draw(self.of)
 
 
 @final
@@ -39,7 +75,7 @@ class Trials:
     belief: Float64[Tensor, "batch pos hypothesis"]
     realised: Int64[Tensor, "batch pos"]
     token_sets: Mapping[str, Int64[Tensor, " token"]]
-    relations: Mapping[str, Bool[Tensor, "batch query_pos key_pos"]]
+    relations: Relations | Mapping[str, Bool[Tensor, "batch query_pos key_pos"]]
     groups: Int64[Tensor, " batch"] | None = None
     group_names: tuple[str, ...] = ()
 
@@ -96,12 +132,22 @@ class Trials:
         for name in ("tokens", "scored", "predictive", "belief", "realised"):
             cut[name] = cut[name][index]
         cut["groups"] = None if self.groups is None else self.groups[index]
-        return Trials(**cut | {"relations": {name: relation[index] for name, relation in self.relations.items()}})
+        own = self.relations
+        if isinstance(own, Relations):
+            cut["relations"] = own.rows(index)
+        else:
+            cut["relations"] = {name: related[index] for name, related in own.items()}
+        return Trials(**cut)
 
 
 def concatenate(parts: list[Trials]) -> Trials:
     """One batch out of several of the same task and length."""
     first, groups = parts[0], [part.groups for part in parts if part.groups is not None]
+    undrawn = [part.relations for part in parts if isinstance(part.relations, Relations)]
+    if len(undrawn) == len(parts):
+        relations: Mapping[str, Tensor] = undrawn[0].and_of(undrawn[1:])
+    else:
+        relations = {name: torch.cat([part.relations[name] for part in parts]) for name in first.relations}
     return Trials(
         tokens=torch.cat([part.tokens for part in parts]),
         scored=torch.cat([part.scored for part in parts]),
@@ -110,7 +156,7 @@ def concatenate(parts: list[Trials]) -> Trials:
         belief=torch.cat([part.belief for part in parts]),
         realised=torch.cat([part.realised for part in parts]),
         token_sets=first.token_sets,
-        relations={name: torch.cat([part.relations[name] for part in parts]) for name in first.relations},
+        relations=relations,
         groups=torch.cat(groups) if groups else None,
         group_names=first.group_names,
     )

@@ -1,5 +1,6 @@
 """`bayesgeom compare`."""
 
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, final
@@ -15,7 +16,7 @@ class Compare(Command):
     name: ClassVar[str] = "compare"
 
     architectures: tuple[str, ...] = ("transformer", "mamba", "lstm", "mlp")
-    """Architectures to compare."""
+    """Architectures to compare; mlp-prefix, mamba2 and rwkv can be asked for too."""
     tasks: tuple[str, ...] = ("bijection", "repeats", "recall", "hmm")
     """Tasks to compare them on."""
     seeds: int = 1
@@ -26,19 +27,23 @@ class Compare(Command):
     """Seed of these sequences and of intervals."""
     only_existing: bool = False
     """Train nothing: only shipped checkpoints, and those in --runs; what is missing is named."""
-    runs: Path = Path("runs/compare")
+    runs: Path = Path("runs/train")
     """Directory where missing models are trained and kept."""
     out: Path | None = None
     """Directory for the report."""
 
     def __call__(self) -> int:
         from bayesgeom.compare import ComparisonJob
+        from bayesgeom.training.kept import Kept
 
         check_target(self.out)
-        job = ComparisonJob(
-            architectures=self.architectures, tasks=self.tasks, seeds=self.seeds, n=self.n, seed=self.seed,
-            runs=self.runs, is_trained=not self.only_existing,
+        kept = Kept(runs=self.runs, is_trained=not self.only_existing)
+        job = ComparisonJob.of(
+            self.architectures, self.tasks, seeds=self.seeds, n=self.n, seed=self.seed, kept=kept
         )  # fmt: skip
+        print(job.plan(), file=sys.stderr)
+        if kept.is_trained:
+            print("and where a verdict differs from the published one: another seed, twice the budget", file=sys.stderr)
         report = job.run()
         print(report.table())
         save(job.diagnosis(report), self.out)

@@ -21,7 +21,7 @@ class Gradients(Command):
     targets: Literal["sampled", "exact"] = "sampled"
     """The loss: against the answers that the world gave, or the exact predictive."""
     over_training: bool = False
-    """CHECKPOINT is the directory of a training run: measure each of its snapshots, on its own task."""
+    """CHECKPOINT is a training run's directory, or a packed one's name: measure every snapshot, on its own task."""
     n: int | None = None
     """Sequences to draw. Default: 64, and 32 of each snapshot."""
     seed: int = 0
@@ -37,7 +37,7 @@ class Gradients(Command):
         from bayesgeom.gradients import GradientJob
 
         model, task = self.source.load(), task_from(self.task)
-        job = GradientJob.of(model, task, targets=self.targets, n=self.n or 64, seed=self.seed)
+        job = GradientJob.of(model, task, targets=self.targets, n=64 if self.n is None else self.n, seed=self.seed)
         report = job.run()
         diagnosis = job.diagnosis(report)
         print(f"{diagnosis.title}, {report.n} sequences, {report.targets} targets\n\n{report.table()}\n")
@@ -51,7 +51,14 @@ class Gradients(Command):
 
         if self.task is not None:
             raise InvalidArgument("--task has no say over training: a run's snapshots are measured on its own task.")
-        job = MovementJob.of(self.source.checkpoint, targets=self.targets, n=self.n or 32, seed=self.seed)
+        if given := [name for name in ("dtype", "device_map", "revision") if vars(self.source)[name] is not None]:
+            raise InvalidArgument(
+                f"{', '.join(given)} is for Hugging Face models; the snapshots of a training are bayesgeom's own."
+            )
+        job = MovementJob.of(
+            self.source.checkpoint, targets=self.targets, n=32 if self.n is None else self.n, seed=self.seed,
+            device=self.source.device,
+        )  # fmt: skip
         report = job.run()
         print(f"{report.n} sequences, {report.targets} targets\n\n{report.table()}\n")
         for line in report.headlines():

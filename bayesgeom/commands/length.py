@@ -1,5 +1,6 @@
 """`bayesgeom length`."""
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,8 +12,12 @@ from bayesgeom.commands.base import Command, check_target, save, task_from
 from bayesgeom.errors import InvalidArgument
 
 if TYPE_CHECKING:
+    from bayesgeom.length import Unmade
     from bayesgeom.models.base import Model
     from bayesgeom.models.resolve import ModelLike
+    from bayesgeom.tasks.base import TextTask, WindTunnel
+    from bayesgeom.training.kept import Kept
+    from bayesgeom.training.recipe import Recipe
 
 Names = Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="CHECKPOINT …")]
 
@@ -35,7 +40,7 @@ class Length(Command):
     task: str | None = None
     """Another task, as NAME or NAME:key=value,key=value. Default: the one that the checkpoint was trained on."""
     n: int = 512
-    """Sequences to draw."""
+    """Sequences to draw, at least 2."""
     seed: int = 0
     """Seed of trials and intervals."""
     threshold: float = 0.01
@@ -46,25 +51,32 @@ class Length(Command):
     """Continue learned tables that are too short by rows as they are drawn at initialisation, which nothing trained."""
     only_existing: bool = False
     """Train no arms: shipped checkpoints, and those in --runs, must do."""
-    runs: Path = Path("runs/arms")
+    runs: Path = Path("runs/train")
     """Directory where missing arms are trained and kept."""
     out: Path | None = None
     """Directory for the report."""
 
     def __call__(self) -> int:
-        from bayesgeom.length import LengthJob, with_room
+        from bayesgeom.length import LengthJob
+        from bayesgeom.training.kept import Kept
 
         check_target(self.out)
         if bool(self.checkpoints) == (self.arms is not None):
             raise InvalidArgument("name either checkpoints or --arms hmm (or recall), one of the two.")
         task, lengths = task_from(self.task), self._lengths()
-        models: Sequence[ModelLike] = self.checkpoints or self._arms()
+        kept, recipes = Kept(runs=self.runs, is_trained=not self.only_existing), self._recipes()
+        models: Sequence[ModelLike | Unmade] = self.checkpoints or [_arm(kept, recipe) for recipe in recipes]
         if self.untrained_rows:
-            models = [with_room(model, task, lengths, seed=self.seed) for model in models]
+            models = [_with_room(model, task, lengths, self.seed) for model in models]
         job = LengthJob.of(
             models, task, lengths, n=self.n, seed=self.seed,
             threshold_bits=self.threshold, top_attention_off=self.top_attention_off,
         )  # fmt: skip
+        if recipes:
+            plan = kept.plan(recipes)
+            print(plan, file=sys.stderr)
+            for recipe in (*plan.to_train, *plan.missing):
+                kept.model(recipe)  # trained, and read again in its turn; refused where nothing may be trained
         report = job.run()
         print(f"{report.task}, {report.n} sequences\n\n{report.table()}\n")
         for line in report.headlines():
@@ -80,10 +92,32 @@ class Length(Command):
             raise InvalidArgument(f"--to takes whole numbers joined by commas (50,100), got {self.to!r}.")
         return tuple(map(int, parts))
 
-    def _arms(self) -> "tuple[Model, ...]":
+    def _recipes(self) -> "list[Recipe]":
         from bayesgeom.training.arms import arms_of_kinds
-        from bayesgeom.training.kept import Kept
 
-        assert self.arms is not None, "checked before"
-        kept = Kept(runs=self.runs, is_trained=not self.only_existing)
-        return tuple(kept.model(recipe) for recipe in arms_of_kinds(self.arms, self.kinds))
+        return [] if self.arms is None else arms_of_kinds(self.arms, self.kinds)
+
+
+def _arm(kept: "Kept", recipe: "Recipe") -> "Unmade":
+    """An arm of the folder's, known by an untrained one until it is there."""
+    from bayesgeom.length import Unmade
+    from bayesgeom.models.resolve import of_module
+
+    return Unmade(
+        like=lambda: of_module(recipe.model_config().build(seed=0), name=recipe.name, task=recipe.task),
+        make=lambda: kept.model(recipe),
+    )
+
+
+def _with_room(
+    model: "ModelLike | Unmade", task: "WindTunnel | TextTask | None", lengths: tuple[int, ...] | None, seed: int
+) -> "Unmade":
+    """The same with its table continued, where that is too short."""
+    from bayesgeom.length import Unmade, with_room
+
+    def of(own: "ModelLike") -> "Model":
+        return with_room(own, task, lengths, seed=seed)
+
+    if isinstance(model, Unmade):
+        return Unmade(like=lambda: of(model.like()), make=lambda: of(model.make()))
+    return Unmade(like=lambda: of(model), make=lambda: of(model))

@@ -1,5 +1,6 @@
 """`bayesgeom replicate`."""
 
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, final
@@ -38,6 +39,7 @@ class Replicate(Command):
             recipe=recipe(self.recipe), seeds=self.seeds, runs=self.runs, n=self.n, seed=self.seed,
             is_trained=not self.only_existing,
         )  # fmt: skip
+        print(job.plan(), file=sys.stderr)
         report = job.run()
         print(f"{report.recipe}, {report.n} sequences\n\n{report.table()}\n")
         for line in report.headlines():

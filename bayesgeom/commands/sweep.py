@@ -9,6 +9,7 @@ import tyro
 from bayesgeom.commands.base import Command, check_target, save
 from bayesgeom.errors import InvalidArgument
 
+Varied = Annotated[tuple[str, ...], tyro.conf.UseAppendAction, tyro.conf.arg(metavar="NAME=VALUE,VALUE,…")]
 TaskText = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="TASK")]
 
 
@@ -21,8 +22,8 @@ class Sweep(Command):
 
     task: TaskText
     """The task, as NAME or NAME:key=value,key=value: hmm, sticky-markov:length=40, evidence."""
-    vary: str
-    """The parameter and its values: floor=0.05,0.1,0.2 or noise=0.01,0.1,0.5."""
+    vary: Varied
+    """The parameter and its values: floor=0.05,0.1,0.2 or noise=0.01,0.1,0.5. One at a time."""
     checkpoint: str | None = None
     """A checkpoint to set beside the exact posterior: a name, a directory, or owner/name on Hugging Face's hub."""
     n: int = 512
@@ -53,8 +54,11 @@ class Sweep(Command):
     def _varied(self) -> tuple[str, list[Any]]:
         from bayesgeom.tasks.base import literal
 
-        key, equals, listed = self.vary.partition("=")
+        if len(self.vary) != 1:
+            named = ", ".join(self.vary) or "none"
+            raise InvalidArgument(f"--vary is given once: one parameter is varied at a time; got {named}.")
+        key, equals, listed = self.vary[0].partition("=")
         parts = [part.strip() for part in listed.split(",") if part.strip()]
         if not equals or not parts:
-            raise InvalidArgument(f"--vary takes a parameter and its values, floor=0.05,0.1; got {self.vary!r}.")
+            raise InvalidArgument(f"--vary takes a parameter and its values, floor=0.05,0.1; got {self.vary[0]!r}.")
         return key.strip(), [literal(part) for part in parts]

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, ClassVar, final
 import numpy as np
 from jaxtyping import Float, Int
 
-from bayesgeom.comparison.cell import Cell, CellScores
+from bayesgeom.comparison.cell import Cell
 from bayesgeom.comparison.verdict import PRIMITIVE_OF, PUBLISHED, RULE, Verdict, standing, verdict
 from bayesgeom.report import Headline, Report, aligned
 from bayesgeom.statistics import bootstrap_weights, percentile_interval
+from bayesgeom.training.scores import Scores
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
@@ -60,9 +61,11 @@ class ComparisonReport(Report):
     share_closed: Float[np.ndarray, " checkpoint"]
     share_closed_lo: Float[np.ndarray, " checkpoint"]
     share_closed_hi: Float[np.ndarray, " checkpoint"]
+    share_closed_null: Float[np.ndarray, " checkpoint"]
     accuracy_where_known: Float[np.ndarray, " checkpoint"]
     accuracy_where_known_lo: Float[np.ndarray, " checkpoint"]
     accuracy_where_known_hi: Float[np.ndarray, " checkpoint"]
+    accuracy_where_known_null: Float[np.ndarray, " checkpoint"]
     share_by_task: Float[np.ndarray, "task architecture"]  # mean over seeds at the stated budget
     intervals: Mapping[str, tuple[float, float]]
     nulls: Mapping[str, float]
@@ -89,19 +92,22 @@ class ComparisonReport(Report):
             rows.insert(1, tuple("---" for _ in _HEADER))
         lines = [f"| {' | '.join(row)} |" for row in rows] if is_markdown else aligned(rows)
         missing = [f"Not trained: {', '.join(self.missing)}."] if self.missing else []
-        return "\n".join([*lines, "", f"{RULE[0].upper()}{RULE[1:]}.", *missing])
+        return "\n".join([*lines, "", f"{_NULLS} {RULE[0].upper()}{RULE[1:]}.", *missing])
 
     def _row(self, index: int) -> tuple[str, ...]:
-        known = self.accuracy_where_known[index]
+        kl, entropy, share, accuracy = (self.entry(metric, (index,), "") for metric in _METRICS)
         return (
             PRIMITIVE_OF[self.task_of[index]],
             self.checkpoints[index],
             f"{self.n_parameters[index]:,}",
             f"{self.trained_on[index]:,}",
-            _estimate(self.entry("kl_bits", (index,), ""), 4),
-            _estimate(self.entry("entropy_mae_bits", (index,), ""), 4),
-            _estimate(self.entry("share_closed", (index,), ""), 3),
-            "–" if math.isnan(known) else f"{known:.1%}",
+            _estimate(kl, ".4f"),
+            f"{kl.null:.4f}",
+            _estimate(entropy, ".4f"),
+            f"{entropy.null:.4f}",
+            _estimate(share, ".3f"),
+            _estimate(accuracy, ".1%"),
+            "–" if math.isnan(accuracy.null) else f"{accuracy.null:.1%}",
             self.verdicts[index],
             self.published[index] or "–",
             "check" if self.is_check[index] else self.standings[index],
@@ -109,13 +115,15 @@ class ComparisonReport(Report):
 
 
 _HEADER = (
-    "primitive", "checkpoint", "parameters", "trained on", "KL (bits)", "entropy error (bits)", "share closed",
-    "accuracy where known", "verdict", "published", "standing",
+    "primitive", "checkpoint", "parameters", "trained on", "KL (bits)", "null", "entropy error (bits)", "null",
+    "share closed", "accuracy where known", "null", "verdict", "published", "standing",
 )  # fmt: skip
+_NULLS = "Nulls are those of the best context-free predictor; its share closed is 0."
+_METRICS = ("kl_bits", "entropy_mae_bits", "share_closed", "accuracy_where_known")
 
 
 def comparison_report(
-    cells: Sequence[Cell], scores: Sequence[CellScores], *, seed: int, missing: Sequence[str] = ()
+    cells: Sequence[Cell], scores: Sequence[Scores], *, seed: int, missing: Sequence[str] = ()
 ) -> ComparisonReport:
     """Intervals by resampling sequences, verdicts, and how they stand to what was published."""
     numbers = [_numbers(own, seed) for own in scores]
@@ -150,8 +158,8 @@ def comparison_report(
     )
 
 
-def _estimate(line: Headline, digits: int) -> str:
-    return f"{line.value:.{digits}f} [{line.lo:.{digits}f}, {line.hi:.{digits}f}]"
+def _estimate(line: Headline, spec: str) -> str:
+    return "–" if math.isnan(line.value) else f"{line.value:{spec}} [{line.lo:{spec}}, {line.hi:{spec}}]"
 
 
 def _standing(cell: Cell, cells: Sequence[Cell], verdicts: Sequence[Verdict]) -> str:
@@ -167,7 +175,7 @@ def _is_in(cell: Cell, task: str, architecture: str) -> bool:
     return (cell.task, cell.architecture) == (task, architecture)
 
 
-def _numbers(scores: CellScores, seed: int) -> dict[str, float]:
+def _numbers(scores: Scores, seed: int) -> dict[str, float]:
     """Each number with its interval; the estimate is the first row of the weights, where all sequences count alike."""
     n = len(scores.kl_bits)
     weights = np.concatenate([np.full((1, n), 1 / n), bootstrap_weights(n, seed=seed)])
@@ -180,8 +188,13 @@ def _numbers(scores: CellScores, seed: int) -> dict[str, float]:
             "share_closed": np.where(free > 0, 1 - kl / free, np.nan),
             "accuracy_where_known": np.where(known > 0, weights @ scores.known_correct / known, np.nan),
         }
-    found = {"kl_bits_null": float(free[0])}
-    found["entropy_mae_bits_null"] = float(scores.context_free_entropy_error_bits.mean())
+    n_known = float(scores.known.sum())
+    found = {
+        "kl_bits_null": float(free[0]),
+        "entropy_mae_bits_null": float(scores.context_free_entropy_error_bits.mean()),
+        "share_closed_null": 0.0,
+        "accuracy_where_known_null": float(scores.context_free_known_correct.sum()) / n_known if n_known else math.nan,
+    }
     for metric, values in drawn.items():
         lo, hi = percentile_interval(values[1:])
         found |= {metric: float(values[0]), f"{metric}_lo": float(lo), f"{metric}_hi": float(hi)}

@@ -19,11 +19,13 @@ PRIMITIVE_OF: Mapping[str, str] = {
 }
 
 # Paper I, version 3 and later: three of three for transformers, two and a "limited" for Mamba, accumulation alone for
-# LSTMs, none for MLPs. Nothing was published for the bijection with returning keys as a task of its own.
+# LSTMs, none for MLPs, of which it is not said whether they see the prefix: it is held against both kinds. Nothing was
+# published for the bijection with returning keys as a task of its own, nor for Mamba 2 and RWKV.
+_MLPS: Mapping[str, Verdict] = {"mlp": "not realised", "mlp-prefix": "not realised"}
 PUBLISHED: Mapping[str, Mapping[str, Verdict]] = {
-    "bijection": {"transformer": "realised", "mamba": "realised", "lstm": "realised", "mlp": "not realised"},
-    "hmm": {"transformer": "realised", "mamba": "realised", "lstm": "not realised", "mlp": "not realised"},
-    "recall": {"transformer": "realised", "mamba": "limited", "lstm": "not realised", "mlp": "not realised"},
+    "bijection": {"transformer": "realised", "mamba": "realised", "lstm": "realised", **_MLPS},
+    "hmm": {"transformer": "realised", "mamba": "realised", "lstm": "not realised", **_MLPS},
+    "recall": {"transformer": "realised", "mamba": "limited", "lstm": "not realised", **_MLPS},
 }
 
 

@@ -3,7 +3,7 @@
 Everything is a function of per-sequence errors, so that sequences are resampled whole and intervals are paired.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import final
 
@@ -15,6 +15,7 @@ from bayesgeom.statistics import MAX_UNITS, bootstrap_weights, mean_interval, ra
 
 N_TREND = 5  # positions through which the trend before a break is drawn
 _WORST = 1e6  # bits, in place of what is infinite
+_PLACES = 4_096  # resampled at once, so that memory does not grow with the length
 
 
 @final
@@ -73,16 +74,16 @@ def jump(
 ) -> "Jump":
     """What is found at the first place beyond the training length, less what the trend before it predicts there.
 
-    The trend is a straight line through the last places within. Its extrapolation is a weighted sum of errors, so the
-    jump is a mean over sequences, and its interval a paired one. The null is the largest jump that the same line makes
-    at any of the last places within, where nothing happens.
+    The trend is a straight line through the last five places within, or as many as there are, at least two. Its
+    extrapolation is a weighted sum of errors, so the jump is a mean over sequences, and its interval a paired one. The
+    null is the largest jump that such a line makes at any of the last places within, where nothing happens.
     """
     last = int((at <= trained).sum()) - 1
     unknown = Estimate(value=np.nan, lo=np.nan, hi=np.nan)
     if last < 1 or last + 1 >= len(at):
         return Jump(predicted=unknown, found=unknown, jump=unknown)
     predicted, found = errors @ _line(at, last + 1), errors[:, last + 1]
-    earlier = [errors[:, place] - errors @ _line(at, place) for place in range(max(3, last - N_TREND + 1), last + 1)]
+    earlier = [errors[:, place] - errors @ _line(at, place) for place in range(max(2, last - N_TREND + 1), last + 1)]
     null = max((abs(float(own.mean())) for own in earlier), default=float("nan"))
     return Jump(
         predicted=_mean(predicted, seed), found=_mean(found, seed), jump=_mean(found - predicted, seed, null)
@@ -103,8 +104,11 @@ def critical_length(
     errors: Float[np.ndarray, "sequence position"], at: Int[np.ndarray, " position"], threshold: float, *, seed: int
 ) -> Estimate:
     """The first place whose mean error exceeds the threshold; infinite where none does."""
-    is_over = resampled_means(errors, seed=seed) > threshold
-    first = np.where(is_over.any(axis=1), at[is_over.argmax(axis=1)].astype(float), np.inf)
+    firsts = []
+    for some in _some_places(errors.shape[1]):
+        is_over = resampled_means(errors[:, some], seed=seed) > threshold
+        firsts.append(np.where(is_over.any(axis=1), at[some][is_over.argmax(axis=1)].astype(float), np.inf))
+    first = np.min(firsts, axis=0)
     # No interpolation between a length and never.
     lo, hi = np.quantile(first[1:], [0.025, 0.975], method="inverted_cdf")
     return Estimate(value=float(first[0]), lo=float(lo), hi=float(hi))
@@ -141,6 +145,15 @@ def whole_means(
     return whole.mean(axis=0), lo, hi
 
 
+def mean_along(
+    errors: Float[np.ndarray, "sequence position"], *, seed: int
+) -> tuple[Float[np.ndarray, " position"], Float[np.ndarray, " position"], Float[np.ndarray, " position"]]:
+    """The mean at each place, with its interval."""
+    bounds = [mean_interval(errors[:, some], seed=seed) for some in _some_places(errors.shape[1])]
+    lo, hi = (np.concatenate(ends) for ends in zip(*bounds, strict=True))
+    return errors.mean(axis=0), lo, hi
+
+
 def resampled_means(values: Float[np.ndarray, "sequence position"], *, seed: int) -> Float[np.ndarray, "draw position"]:
     """The mean over sequences, and below it that of each resample. Of many sequences, runs of them are resampled."""
     per_unit = -(-len(values) // MAX_UNITS)
@@ -155,6 +168,10 @@ def resampled_means(values: Float[np.ndarray, "sequence position"], *, seed: int
 def strongest(nulls: Mapping[str, Float[np.ndarray, " position"]]) -> str:
     """The predictor with the least mean KL: the level to beat."""
     return min(nulls, key=lambda name: float(np.nan_to_num(nulls[name], nan=_WORST, posinf=_WORST).mean()))
+
+
+def _some_places(n: int) -> Iterator[slice]:
+    return (slice(start, start + _PLACES) for start in range(0, n, _PLACES))
 
 
 def _mean(values: Float[np.ndarray, " sequence"], seed: int, null: float = float("nan")) -> Estimate:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, ClassVar, final
 import numpy as np
 from jaxtyping import Float, Int
 
+from bayesgeom.generalisation.curves import N_TREND
 from bayesgeom.report import Headline, Report, aligned
 
 if TYPE_CHECKING:
@@ -100,7 +101,7 @@ class LengthReport(Report):
         lines = []
         for index, arm in enumerate(self.arms):
             own = f"{arm}: " if len(self.arms) > 1 else ""
-            jump = f"{own}KL jump at {self._first_beyond} over the trend before it"
+            jump = f"{own}KL jump at {self._first_beyond} over {self._trend}"
             lines += [
                 self.entry("jump_kl_bits", (index,), jump, unit="bits", null_label="largest within"),
                 self.entry("extrapolation_ratio", (index,), f"{own}KL beyond / within", null_label=self.predictors[0]),
@@ -141,11 +142,25 @@ class LengthReport(Report):
         means = [("whole-sequence KL (bits) at", *self.lengths)]
         means += [(arm, *(f"{v:.4f}" for v in own)) for arm, own in zip(self.arms, self.whole_kl_bits, strict=True)]
         notes = [f"{arm}: {note}" for arm, note in zip(self.arms, self.untrained, strict=True) if note]
+        if (n := self._n_trend) < N_TREND:
+            is_known = "so that no line says what to expect beyond" if n < 2 else f"so that the trend is {self._trend}"
+            no_null = ", and nothing is left to hold such a line to within" if n == 2 else ""
+            notes.append(f"within the training length there are fewer than {N_TREND} places, {is_known}{no_null}")
         return "\n".join([*aligned(rows), "", *aligned(means), *([""] if notes else []), *notes])
 
     @property
     def _first_beyond(self) -> int:
         return int(self.at[self.at > self.trained][0])
+
+    @property
+    def _n_trend(self) -> int:
+        """Places within through which the trend is drawn."""
+        return min(N_TREND, int((self.at <= self.trained).sum()))
+
+    @property
+    def _trend(self) -> str:
+        few = {N_TREND: "the trend before it", 1: "the one place before it, which is no trend"}
+        return few.get(self._n_trend, f"a line through the {self._n_trend} places before it")
 
     def _mean_layer_null(self) -> Float[np.ndarray, " layer"]:
         known = np.isfinite(self.layer_excess_bits_null)

@@ -1,20 +1,20 @@
 """How a task is made longer, and whether a model has room for it."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
+from numbers import Integral
 from typing import Any, final
 
+from bayesgeom.activations import ModelSpec
 from bayesgeom.errors import InvalidArgument, TaskMismatch
+from bayesgeom.generalisation.curves import N_TREND
 from bayesgeom.models.base import Model
 from bayesgeom.models.transformer import Transformer
 from bayesgeom.tasks.base import WindTunnel
 
-TIMES = (
-    1,
-    1.5,
-    2.5,
-    5,
-)  # of the training length, where none is asked for: 20, 30, 50, 100, as in the papers and beyond
+# Of the training length, where none is asked for.
+TIMES = (1, 1.5, 2.5, 5)  # 20, 30, 50, 100, as in the papers and beyond
+DISTANCES = (0, 0.5, 1, 2, 4, 8, 16, 32)
 
 
 @final
@@ -68,22 +68,35 @@ def stretch_of(task: WindTunnel) -> Stretch:
 def checked_lengths(stretch: Stretch, trained: int, lengths: Sequence[int] | None) -> tuple[int, ...]:
     """The lengths to report on, ascending, the trained one among them. **Raises** where none is longer."""
     if lengths is None:
-        lengths = [round(times * trained) for times in TIMES] if stretch.is_prefix else _distances(trained)
+        times = TIMES if stretch.is_prefix else DISTANCES
+        lengths = [*(round(share * trained) for share in times), *(() if trained else (1, 2, 4, 8, 16, 32))]
     least = 1 if stretch.is_prefix else 0
-    if not lengths or min(lengths) < least or max(lengths) <= trained:
+    given: Any = lengths
+    listed = list(given) if isinstance(given, Iterable) and not isinstance(given, str) else []
+    are_whole = all(isinstance(length, Integral) and not isinstance(length, bool) for length in listed)
+    if not are_whole or not listed or min(listed) < least or max(listed) <= trained:
         raise InvalidArgument(
-            f"lengths are whole numbers, at least {least}, and one of them beyond the training length ({stretch.field}="
-            f"{trained}); got {', '.join(map(str, lengths)) or 'none'}."
+            f"lengths are a list of whole numbers, at least {least}, and one of them beyond the training length "
+            f"({stretch.field}={trained}); got {', '.join(map(str, listed)) or repr(given)}."
         )
-    return tuple(sorted({*lengths, trained}))
+    return tuple(sorted({*map(int, listed), trained}))
 
 
-def check_room(model: Model, task: WindTunnel, stretch: Stretch, longest: int) -> None:
+def distances_to_run(trained: int, lengths: Sequence[int]) -> tuple[int, ...]:
+    """These lengths, and those that say whether the training length is an edge, for each distance is a run of its own.
+
+    They are the first one beyond it, and of those within the last ten: a trend's five places before each of the five
+    at which its null is taken.
+    """
+    return tuple(sorted({*lengths, *range(max(0, trained - 2 * N_TREND + 1), trained + 2)}))
+
+
+def check_room(spec: ModelSpec, task: WindTunnel, stretch: Stretch, longest: int) -> None:
     """**Raises** `TaskMismatch` where a model has no positions for so long a sequence, with the kinds that have."""
-    n_ctx, n_pos = model.spec.n_ctx, stretch.to(task, longest).n_pos
+    n_ctx, n_pos = spec.n_ctx, stretch.to(task, longest).n_pos
     if n_ctx is not None and n_pos > n_ctx:
         raise TaskMismatch(
-            f"{stretch.field}={longest} takes {n_pos} tokens; {model.spec.name} has positions for {n_ctx}. "
+            f"{stretch.field}={longest} takes {n_pos} tokens; {spec.name} has positions for {n_ctx}. "
             f"Transformers with sinusoidal, rotary, alibi, prior or no positions have no such end; a learned table may "
             f"be made longer than the training sequences (n_ctx among a recipe's sizes), and says what untrained "
             f"positions do."
@@ -97,13 +110,12 @@ def position_kind(model: Model) -> str:
 
 
 def untrained_positions(model: Model, trained: WindTunnel) -> str:
-    """Which rows of a learned table no training sequence reached; empty where there is none."""
-    n_ctx = model.spec.n_ctx
-    if position_kind(model) != "learned" or n_ctx is None or n_ctx <= trained.n_pos:
+    """Which rows of a learned table no gradient reached; empty where there is none.
+
+    Those are the rows behind the last scored position: nothing reads what stands there, such as the last placeholder
+    of recall.
+    """
+    n_ctx, n_reached = model.spec.n_ctx, int(trained.sample(1, seed=0).scored_positions().max()) + 1
+    if position_kind(model) != "learned" or n_ctx is None or n_ctx <= n_reached:
         return ""
-    return f"tokens {trained.n_pos + 1}–{n_ctx} of its position table were never trained"
-
-
-def _distances(trained: int) -> list[int]:
-    """Fillers below, at and beyond the trained number, doubling."""
-    return [*range(trained + 1), *(max(1, trained) * 2**power for power in range(1, 6))]
+    return f"tokens {n_reached + 1}–{n_ctx} of its position table were never trained"

@@ -94,28 +94,28 @@ class SweepReport(Report):
         )
 
     def table(self) -> str:
-        """One row per value, as the command line prints them, and below why a model was not asked."""
+        """One row per value, errors with their 95 % intervals, and below why a model was not asked."""
         rows = [(self.vary, *_HEADER), *(self._row(index) for index in range(len(self.values)))]
         notes = [f"{self.vary}={v}: {note}" for v, note in zip(self.values, self.notes, strict=True) if note]
         return "\n".join([*aligned(rows), *([""] if notes else []), *notes])
 
     def _row(self, index: int) -> tuple[str, ...]:
-        def cell(metric: str, digits: int) -> str:
+        def cell(metric: str, form: str) -> str:
             line = self.entry(metric, (index,), "")
             if np.isnan(line.value):
                 return "–"
-            return f"{line.value:.{digits}f} [{line.lo:.{digits}f}, {line.hi:.{digits}f}]"
+            return f"{line.value:{form}} [{line.lo:{form}}, {line.hi:{form}}]"
 
         trained = " (trained)" if self.values[index] == self.trained_value else ""
         return (
             self.values[index] + trained,
             f"{self.exact_floor_bits[index]:.3f}",
-            cell("exact_tokens", 0),
-            cell("model_tokens", 0),
-            cell("kl_bits", 5),
-            f"{self.kl_bits_null[index]:.4f} ({self.null_names[index]})",
-            cell("entropy_mae_bits", 4),
-            f"{self.entropy_mae_bits_null[index]:.4f}",
+            cell("exact_tokens", ".0f"),
+            cell("model_tokens", ".0f"),
+            cell("kl_bits", ".1e"),
+            f"{self.kl_bits_null[index]:.1e} ({self.null_names[index]})",
+            cell("entropy_mae_bits", ".1e"),
+            f"{self.entropy_mae_bits_null[index]:.1e}",
         )
 
 

@@ -4,12 +4,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Float, Int
 
 from bayesgeom.generalisation.arm import Arm, Setting
-from bayesgeom.generalisation.curves import Estimate, strongest, whole_means
+from bayesgeom.generalisation.curves import Estimate, mean_along, strongest, whole_means
 from bayesgeom.generalisation.length_report import LengthReport
-from bayesgeom.statistics import mean_interval
 
 _BY_LAYER = {
     "layer_within_kl_bits": "within_kl_bits", "layer_beyond_kl_bits": "beyond_kl_bits",
@@ -39,8 +38,8 @@ def length_report(arms: Sequence[Arm], setting: Setting) -> LengthReport:
         predictors=predictors,
         lengths=tuple(map(str, setting.lengths)),
         at=first.at,
-        **_curves([arm.errors.kl_bits for arm in arms], "kl_bits", setting),
-        **_curves([arm.errors.entropy_error_bits for arm in arms], "entropy_mae_bits", setting),
+        **_curves([arm.errors.kl_bits for arm in arms], first.at, "kl_bits", setting),
+        **_curves([arm.errors.entropy_error_bits for arm in arms], first.at, "entropy_mae_bits", setting),
         kl_bits_null=first.null_kl_bits[best],
         entropy_mae_bits_null=first.null_entropy_error_bits[best],
         null_kl_bits=np.stack([first.null_kl_bits[name] for name in predictors]),
@@ -68,11 +67,13 @@ def _distinct(names: Sequence[str]) -> tuple[str, ...]:
 
 
 def _curves(
-    errors: Sequence[Float[np.ndarray, "sequence position"]], metric: str, setting: Setting
+    errors: Sequence[Float[np.ndarray, "sequence position"]],
+    at: Int[np.ndarray, " position"],
+    metric: str,
+    setting: Setting,
 ) -> dict[str, Float[np.ndarray, "arm x"]]:
     """Means along the sequence and over whole ones, with their intervals."""
-    along = [(own.mean(axis=0), *mean_interval(own, seed=setting.seed)) for own in errors]
-    at = np.arange(1, errors[0].shape[1] + 1) if setting.stretch.is_prefix else np.array(setting.lengths)
+    along = [mean_along(own, seed=setting.seed) for own in errors]
     whole = [
         whole_means(own, at, setting.lengths, is_prefix=setting.stretch.is_prefix, seed=setting.seed) for own in errors
     ]

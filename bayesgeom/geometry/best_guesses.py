@@ -1,4 +1,4 @@
-"""Do vectors fall into clusters, and are these the best guesses, the most probable hypotheses?
+"""Do vectors fall into clusters, and are these the best guesses, the most probable hypotheses, or what was just read?
 
 Any accurate model clusters by best guess to some degree, so every score here comes with what structureless clouds or
 shuffled beliefs give, and with an interval over sequences: points of one sequence are not independent.
@@ -19,33 +19,33 @@ from bayesgeom.statistics import percentile_interval
 def cluster_scores(
     clouds: Float[Tensor, "cloud point d"],
     targets: BeliefTargets,
+    tokens: Float[Tensor, "point shuffle token"],
     counts: Sequence[int],
     weights: Float64[np.ndarray, "draw sequence"],
     *,
     n_clustered: int,
     seed: int,
 ) -> dict[str, Float64[np.ndarray, "cloud count"]]:
-    """k-means on a sample of the points: `silhouette` and `rand_index` against the best guesses, with nulls.
+    """k-means on a sample of the points: `silhouette`, `rand_index` against the best guesses, `token_rand_index`.
 
-    Silhouettes have those of Gaussian clouds for null, adjusted Rand indices those against shuffled beliefs. Intervals
-    are over all sequences, at the clusters found; they hold each sequence as often as `weights` say.
+    The last is against the token just read, a row with a single 1, shuffled after the first. Silhouettes have
+    those of Gaussian clouds for null, adjusted Rand indices those against shuffled beliefs or tokens. Intervals are
+    over all sequences, at the clusters found; they hold each sequence as often as `weights` say.
     """
     generator = torch.Generator().manual_seed(seed)
     chosen = torch.randperm(clouds.shape[1], generator=generator)[:n_clustered].sort().values
     found = cluster_clouds(clouds[:, chosen], counts, generator)
-    labels = targets.values[chosen, :, LABEL]
-    agreement = adjusted_rand(meetings(found.labels, labels)).numpy()
+    labels = {"rand_index": targets.values[chosen, :, LABEL], "token_rand_index": tokens[chosen]}
+    agreement = {name: adjusted_rand(meetings(found.labels, others)).numpy() for name, others in labels.items()}
     owner = chosen // targets.n_positions
-    drawn = {
-        "silhouette": _resampled_silhouettes(found, owner, weights),
-        "rand_index": _resampled_agreement(found, labels[:, 0], owner, weights),
-    }
+    drawn = {"silhouette": _resampled_silhouettes(found, owner, weights)}
+    drawn |= {name: _resampled_agreement(found, others[:, 0], owner, weights) for name, others in labels.items()}
     bounds = {name: percentile_interval(values) for name, values in drawn.items()}
     return {
         "silhouette": found.point_scores.mean(dim=2).cpu().numpy(),
         "silhouette_null": found.gaussian_scores.cpu().numpy(),
-        "rand_index": agreement[:, 0],
-        "rand_index_null": agreement[:, 1:].mean(axis=1),
+        **{name: found_with[:, 0] for name, found_with in agreement.items()},
+        **{f"{name}_null": found_with[:, 1:].mean(axis=1) for name, found_with in agreement.items()},
         **{f"{name}_lo": lo for name, (lo, _) in bounds.items()},
         **{f"{name}_hi": hi for name, (_, hi) in bounds.items()},
     }

@@ -167,9 +167,9 @@ _GRADIENTS = {
 
 
 def frame_of(layers: Sequence[LayerGradients], trials: Trials) -> Frame:
-    """Patterns at scored positions and values, in float32."""
-    scored = [at_scored(layer.pattern, trials).float() for layer in layers]
-    return Frame(patterns=torch.stack(scored), values=torch.stack([layer.values.float() for layer in layers]))
+    """Patterns at scored positions and values, in float32, on the CPU."""
+    scored = [at_scored(layer.pattern, trials).float().cpu() for layer in layers]
+    return Frame(patterns=torch.stack(scored), values=torch.stack([layer.values.float().cpu() for layer in layers]))
 
 
 def joined(frames: Sequence[Frame]) -> Frame:

@@ -8,6 +8,7 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 from functools import cache
+from pathlib import Path
 from typing import Any, final
 
 import torch
@@ -16,6 +17,7 @@ from torch import nn
 from bayesgeom.errors import InvalidArgument
 from bayesgeom.models.base import Model
 from bayesgeom.models.config import ModelConfig, config_from_dict
+from bayesgeom.models.resolve import load
 from bayesgeom.plugins import find
 
 TOLERANCE = 0.01
@@ -25,20 +27,23 @@ _WIDEST, _DEEPEST = 8192, 129
 _FIRST_GUESS, _GUESSES = 64, 4
 
 
-def capacity_matched(architecture: str, reference: ModelConfig | nn.Module | Model, **sizes: Any) -> ModelConfig:
+def capacity_matched(
+    architecture: str, reference: ModelConfig | nn.Module | Model | str | Path, **sizes: Any
+) -> ModelConfig:
     """The config of this architecture whose parameters come within 1 % of the reference's.
 
-    The reference is a config, a module that one built, or a model. Its ids, its context and whether output and
-    embedding are tied carry over, unless `sizes` says otherwise, as of any size. Of all pairs of a depth, between half
-    and twice the reference's, and a width, the one whose depth is nearest is taken, where a width that is no multiple
-    of 8 counts against it; what else there is goes with the width by the architecture's `proportions`.
+    The reference is a config, a module that one built, a model, or the name of one as `load` takes it. Its ids, its
+    context and whether output and embedding are tied carry over, unless `sizes` says otherwise, as of any size. Of all
+    pairs of a depth, between half and twice the reference's, and a width, the one whose depth is nearest is taken,
+    where a width that is no multiple of 8 counts against it; what else there is goes with the width by the
+    architecture's `proportions`.
 
     **Raises** `UnknownName` for an architecture that does not exist, `InvalidArgument` for a reference that does not
     say its context, for sizes that the architecture does not take, and where no size comes within 1 %.
     """
     # mypy: an abstract class as a value is what discovery is about.
     kind = find("bayesgeom.models", ModelConfig, architecture)  # type: ignore[type-abstract]
-    target = _target(reference)
+    target = _target(load(reference) if isinstance(reference, str | Path) else reference)
     taken = {field.name for field in fields(kind)}  # type: ignore[arg-type]  # every config is a dataclass
     if unknown := sizes.keys() - taken:
         raise InvalidArgument(f"architecture {architecture!r} takes no {', '.join(sorted(unknown))}.")

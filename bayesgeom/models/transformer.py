@@ -73,6 +73,8 @@ class TransformerConfig(ModelConfig):
             raise InvalidArgument(f"rotary positions turn pairs of coordinates: d_head = {self.d_head} must be even.")
         if self.positions == "prior":
             check_prior(self.n_heads, self.prior_slopes, self.prior_exponents, self.prior_is_learned)
+        elif self.prior_slopes or self.prior_exponents or not self.prior_is_learned:
+            raise InvalidArgument(f"prior_… belong to positions 'prior'; positions are {self.positions!r}.")
         if not 0 <= self.top_attention_off <= self.n_layers:
             raise InvalidArgument(f"top_attention_off is 0 … {self.n_layers} layers, got {self.top_attention_off}.")
 

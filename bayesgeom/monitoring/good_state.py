@@ -28,9 +28,9 @@ class GoodState:
     Learning rates and other settings of an optimiser are not put back: they follow their schedule.
     """
 
-    def __init__(self, module: nn.Module, optimiser: torch.optim.Optimizer | None, folder: Path | None) -> None:
+    def __init__(self, module: nn.Module, optimiser: torch.optim.Optimizer | None, folder: str | Path | None) -> None:
         self.step: int | None = None
-        self._module, self._optimiser, self._folder = module, optimiser, folder
+        self._module, self._optimiser, self._folder = module, optimiser, None if folder is None else Path(folder)
         self._held: Tensors = {}
 
     def keep(self, step: int) -> None:

@@ -9,25 +9,26 @@ from jaxtyping import Float
 
 from bayesgeom.report import Headline, Report, aligned
 from bayesgeom.statistics import bootstrap_weights, percentile_interval, seed_interval
+from bayesgeom.training.scores import Scores
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
-METRICS = ("kl_bits", "entropy_mae_bits")
+_SCORED = {  # the scores behind each number, and those of its null
+    "kl_bits": ("kl_bits", "context_free_kl_bits"),
+    "entropy_mae_bits": ("entropy_error_bits", "context_free_entropy_error_bits"),
+}
+METRICS = tuple(_SCORED)
 _LABELS = {"kl_bits": "KL(exact ‖ model)", "entropy_mae_bits": "entropy error"}
 
 
 @final
 @dataclass(frozen=True, kw_only=True)
 class Replica:
-    """One training: its scores per sequence, those of the uniform predictor, and its log: steps, KL, loss."""
+    """One training: its scores, and its log: steps, KL, loss."""
 
     name: str
-    weights_hash: str
-    kl_bits: Float[np.ndarray, " sequence"]
-    entropy_mae_bits: Float[np.ndarray, " sequence"]
-    null_kl_bits: float
-    null_entropy_mae_bits: float
+    scores: Scores
     log: Mapping[int, tuple[float, float]]
 
 
@@ -45,7 +46,7 @@ class ReplicationReport(Report):
     about: ClassVar[str] = (
         "Data and initialisation are drawn anew, all else is the same recipe. Dots are single trainings "
         "with intervals over sequences, which say nothing of other seeds; the mean's interval is over seeds "
-        "(Student's). The null is the predictor that is uniform over the answers. The curves are the "
+        "(Student's). The null is the best predictor that reads nothing. The curves are the "
         "trainings' own logs."
     )
 
@@ -75,7 +76,8 @@ class ReplicationReport(Report):
     def headlines(self) -> Sequence[Headline]:
         of = f"of {len(self.replicas)} seed(s)"
         means = (
-            self.scalar(f"mean_{m}", f"{_LABELS[m]}, mean {of}", unit="bits", null_label="uniform") for m in METRICS
+            self.scalar(f"mean_{m}", f"{_LABELS[m]}, mean {of}", unit="bits", null_label="context-free")
+            for m in METRICS
         )
         spreads = (self.scalar(f"spread_{m}", f"{_LABELS[m]}, standard deviation {of}", unit="bits") for m in METRICS)
         return (*means, *spreads)
@@ -122,18 +124,18 @@ def replication_report(
     recipe: str, replicas: Sequence[Replica], *, missing: Sequence[str], seed: int
 ) -> ReplicationReport:
     """Scores by seed with intervals over sequences, their mean with one over seeds, and the logs on common steps."""
-    n = len(replicas[0].kl_bits)
+    n = len(replicas[0].scores.kl_bits)
     weights = bootstrap_weights(n, seed=seed)
     steps = sorted({step for own in replicas for step in own.log})
     logs = np.array([[own.log.get(step, (np.nan, np.nan)) for step in steps] for own in replicas]).reshape(
         len(replicas), len(steps), 2
     )
     found, intervals, nulls = dict[str, Any](), dict[str, tuple[float, float]](), dict[str, float]()
-    for metric in METRICS:
-        scores = np.stack([vars(own)[metric] for own in replicas])
+    for metric, names in _SCORED.items():
+        scores, free = (np.stack([vars(own.scores)[field] for own in replicas]) for field in names)
         by_seed = scores.mean(axis=1)
         lo, hi = percentile_interval(weights @ scores.T)
-        null = np.array([vars(own)[f"null_{metric}"] for own in replicas])
+        null = free.mean(axis=1)
         found |= {metric: by_seed, f"{metric}_lo": lo, f"{metric}_hi": hi, f"{metric}_null": null}
         ends = seed_interval(by_seed)
         found[f"mean_{metric}"] = float(by_seed.mean())
@@ -143,7 +145,7 @@ def replication_report(
     return ReplicationReport(
         recipe=recipe,
         replicas=tuple(own.name for own in replicas),
-        weights_hashes=tuple(own.weights_hash for own in replicas),
+        weights_hashes=tuple(own.scores.weights_hash for own in replicas),
         missing=tuple(missing),
         steps=tuple(map(str, steps)),
         curve_kl_bits=logs[:, :, 0],

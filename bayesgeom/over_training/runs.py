@@ -7,6 +7,7 @@ from typing import Any, final
 
 import torch
 
+from bayesgeom.activations import ModelSpec
 from bayesgeom.errors import InvalidArgument, UnknownName
 from bayesgeom.models.base import Model
 from bayesgeom.models.checkpoint import CONFIG, load_checkpoint, read_description
@@ -44,6 +45,10 @@ class TrainingRun:
         found = load_packed(path, device=device) if path.is_file() else load_checkpoint(path, device=device)
         return from_checkpoint(found)
 
+    def spec(self, *, device: str | torch.device = "cpu") -> ModelSpec:
+        """What the last snapshot is, under the training's name."""
+        return replace(self.load(len(self.steps) - 1, device=device).spec, name=self.name)
+
     def wind_tunnel(self) -> WindTunnel:
         """The task that it was trained on."""
         return task_from_config(self.task)
@@ -67,6 +72,14 @@ def runs_of(sources: Sequence[Source]) -> tuple[TrainingRun, ...]:
     return _told_apart(runs)
 
 
+def run_of(source: Source | Sequence[Source]) -> TrainingRun:
+    """The single training that this names, as in `runs_of`. **Raises** as that does, and for several."""
+    run, *others = runs_of([source] if isinstance(source, (str, Path)) else source)
+    if others:
+        raise InvalidArgument(f"this takes a single training; got {' and '.join(own.name for own in (run, *others))}.")
+    return run
+
+
 def _told_apart(runs: tuple[TrainingRun, ...]) -> tuple[TrainingRun, ...]:
     """The same, with seeds in the names where names alone are alike."""
     if len({run.name for run in runs}) == len(runs):
@@ -74,7 +87,11 @@ def _told_apart(runs: tuple[TrainingRun, ...]) -> tuple[TrainingRun, ...]:
     return tuple(replace(run, name=f"{run.name}, seed {run.recipe['seed']}") for run in runs)
 
 
-def _place(source: Source) -> Path:
+def _place(source: object) -> Path:
+    if not isinstance(source, (str, Path)):
+        raise InvalidArgument(
+            f"a training is named by a str or a Path, and several by as many arguments; got a {type(source).__name__}."
+        )
     name, path = str(source), Path(source)
     named = {**checkpoints(), **formations()}
     if name in named and not path.is_dir():
@@ -112,15 +129,11 @@ def _of_checkpoints(paths: Sequence[Path], folder: Path | None = None) -> Traini
     name = str(last["recipe"].get("name", paths[order[-1]].name))
     _check_count(str(folder or name), len(paths))
     for index in order:
-        for what in ("model", "task"):
-            if described[index][what] != first[what]:
-                raise InvalidArgument(
-                    f"snapshots of different {_PLURALS[what]} are not one training: {paths[order[0]]} has "
-                    f"{_short(first[what])}, {paths[index]} has {_short(described[index][what])}."
-                )
+        names = (str(paths[order[0]]), str(paths[index]))
+        _check_alike(first, described[index], names, "snapshots of different {} are not one training")
         if deciding(described[index]["recipe"]) != deciding(first["recipe"]):
             raise InvalidArgument(
-                f"{paths[order[0]]} and {paths[index]} are of different trainings; of several seeds name the run "
+                f"{names[0]} and {names[1]} are of different trainings; of several seeds name the run "
                 f"directories instead."
             )
     steps = tuple(int(described[index]["step"]) for index in order)
@@ -157,13 +170,7 @@ def _check_seeds(runs: Sequence[TrainingRun]) -> None:
     """Several trainings must differ in their seed alone."""
     first = runs[0]
     for run in runs[1:]:
-        for what in ("model", "task"):
-            one, other = vars(first)[what], vars(run)[what]
-            if one != other:
-                raise InvalidArgument(
-                    f"trainings of different {_PLURALS[what]} cannot be put together: {first.name} has {_short(one)}, "
-                    f"{run.name} has {_short(other)}."
-                )
+        _check_alike(vars(first), vars(run), (first.name, run.name), "trainings of different {} cannot be put together")
         if _seedless(run.recipe) != _seedless(first.recipe):
             raise InvalidArgument(
                 f"{first.name} and {run.name} were made by recipes that differ in more than the seed."
@@ -184,5 +191,12 @@ def _seedless(recipe: Mapping[str, Any]) -> Any:
     return {**deciding(recipe), "seed": 0, "name": "", "after": None if after is None else _seedless(after)}
 
 
-def _short(described: Mapping[str, Any]) -> str:
-    return ", ".join(f"{key} {value}" for key, value in described.items())
+def _check_alike(one: Mapping[str, Any], other: Mapping[str, Any], names: tuple[str, str], fault: str) -> None:
+    """**Raises** `InvalidArgument` with the fields in which two architectures or tasks differ, or their kinds."""
+    for what, plural in _PLURALS.items():
+        apart = [key for key, value in one[what].items() if other[what].get(key) != value]
+        if not apart:
+            continue
+        shown = apart[:1] if apart[0] in ("architecture", "name") else apart
+        here, there = (", ".join(f"{key} {held[what][key]}" for key in shown) for held in (one, other))
+        raise InvalidArgument(f"{fault.format(plural)}: {names[0]} has {here}, {names[1]} has {there}.")

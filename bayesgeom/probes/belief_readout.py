@@ -51,7 +51,8 @@ class BeliefReadout(Probe[BeliefReadoutReport]):
         clouds = [_points(run.at(site)[:, : len(trials)].flatten(1, 2), targets, run.seed) for site in sites]
         rank = min(trials.belief.shape[-1], *(points.shape[-1] for points in clouds))
         found = [_read(points, targets, rank, run.seed) for points in clouds]
-        rows = [_measured(*both, targets, run.seed) for both in zip(clouds, found, strict=True)]
+        tokens = _tokens(trials, run.seed)
+        rows = [_measured(*both, targets, tokens, run.seed) for both in zip(clouds, found, strict=True)]
         measured = {name: np.stack([row[name] for row in rows]) for name in rows[0]}
         constant_accuracy = measured.pop("constant_accuracy")[0]
         embedding = dict.fromkeys(READ, np.full(1, np.nan))
@@ -120,6 +121,15 @@ def _targets(trials: Trials, seed: int) -> BeliefTargets:
     return belief_targets(torch.stack([rows, *shuffles]), n_fit=-(-len(trials) // 2))
 
 
+def _tokens(trials: Trials, seed: int) -> Float[Tensor, "point shuffle token"]:
+    """The token just read at every point, a row with a single 1, as it is and shuffled within position."""
+    read = trials.at_scored(trials.tokens).cpu()
+    rows = torch.nn.functional.one_hot(torch.unique(read, return_inverse=True)[1]).double()
+    rng = np.random.default_rng(seed)
+    shuffles = [torch.from_numpy(shuffled_within_position(rows.numpy(), rng)) for _ in range(SHUFFLES)]
+    return torch.stack([rows, *shuffles], dim=2).flatten(0, 1)
+
+
 def _points(
     vectors: Float[Tensor, "layer point d"], targets: BeliefTargets, seed: int
 ) -> Float[Tensor, "layer point axis"]:
@@ -133,13 +143,17 @@ def _read(points: Float[Tensor, "layer point d"], targets: BeliefTargets, rank: 
 
 
 def _measured(
-    points: Float[Tensor, "layer point d"], layers: Sequence[Readout], targets: BeliefTargets, seed: int
+    points: Float[Tensor, "layer point d"],
+    layers: Sequence[Readout],
+    targets: BeliefTargets,
+    tokens: Float[Tensor, "point shuffle token"],
+    seed: int,
 ) -> dict[str, Float64[np.ndarray, "..."]]:
     """Every metric with its interval and nulls, by layer."""
     n_held, n_all = len(targets.held), len(targets.values) // targets.n_positions
     held = bootstrap_weights(n_held, seed=seed, draws=DRAWS) if n_held else np.zeros((1, 0))
     whole = bootstrap_weights(n_all, seed=seed, draws=DRAWS)
-    clusters = cluster_scores(points, targets, COUNTS, whole, n_clustered=N_CLUSTERED, seed=seed)
+    clusters = cluster_scores(points, targets, tokens, COUNTS, whole, n_clustered=N_CLUSTERED, seed=seed)
     return {**summary(layers, targets, held), **guess_scores(layers, targets, [*_BANDS.values()], held), **clusters}
 
 

@@ -30,6 +30,7 @@ _PANELS = {
     ),
     "silhouette": ("Are there clusters?", _COUNT, "silhouette (−1 to 1)", "Gaussian cloud", ""),
     "rand_index": ("Are they the best guesses?", _COUNT, "adjusted Rand index (0 is chance)", _SHUFFLE, _NO_GUESS),
+    "token_rand_index": ("Are they the last token?", _COUNT, "adjusted Rand index (0 is chance)", _SHUFFLE, ""),
     "nearest_centroid_accuracy": ("Nearest best guess", _CONFIDENCE, "accuracy", _SHUFFLE, _NO_GUESS),
 }
 READ = ("r2", "total_variation", "balanced_accuracy")
@@ -49,8 +50,9 @@ class BeliefReadoutReport(Report):
     Held out by sequence. `r2` is at most 1 and 0 for the mean belief; `total_variation` (0 to 1) compares the
     prediction, clipped at 0 and renormalised, with the belief; `balanced_accuracy` (½ at chance) is that of deciding
     which hypotheses survive, NaN where all do. `silhouette` (−1 to 1) and `rand_index` (0 at chance, 1 for one cluster
-    per best guess) are of k-means on `n_clustered` points. `rand_index` and `nearest_centroid_accuracy` leave out
-    points without a single most probable hypothesis; `constant_accuracy` is that of always naming the commonest one.
+    per best guess) are of k-means on `n_clustered` points; `token_rand_index` compares the same clusters with the token
+    just read. `rand_index` and `nearest_centroid_accuracy` leave out points without a single most probable hypothesis;
+    `constant_accuracy` is that of always naming the commonest one.
 
     `*_null` is the shuffle within position, except for `total_variation` (the mean belief) and `silhouette` (a Gaussian
     cloud of the same covariance). `*_random_subspace` is the mean and 95 % range over subspaces of `subspace_rank`.
@@ -65,10 +67,11 @@ class BeliefReadoutReport(Report):
         "lines: beliefs exchanged between sequences at the same position (what position alone explains), random "
         "subspaces with as many dimensions as there are hypotheses, and the same network before training. 'Surviving' "
         "asks which hypotheses are still possible. The other panels ask whether the vectors fall into clusters, and "
-        "whether these are the best guesses, the most probable hypotheses; k-means finds clusters in anything, hence "
-        "the Gaussian cloud beside it. Any accurate model clusters by best guess to some degree: alone that proves "
-        "little. First the beliefs themselves: a corner is certainty, and a colour is the same exact belief in every "
-        "panel, so that a read-out is right where it puts each colour where the exact posterior does."
+        "whether these are the best guesses, the most probable hypotheses, or merely the token just read; k-means "
+        "finds clusters in anything, hence the Gaussian cloud beside it. Any accurate model clusters by best guess to "
+        "some degree: alone that proves little. First the beliefs themselves: a corner is certainty, and a colour is "
+        "the same exact belief in every panel, so that a read-out is right where it puts each colour where the exact "
+        "posterior does."
     )
 
     r2: Float[np.ndarray, "site layer"]
@@ -105,6 +108,11 @@ class BeliefReadoutReport(Report):
     rand_index_hi: Float[np.ndarray, "site layer cluster_count"]
     rand_index_null: Float[np.ndarray, "site layer cluster_count"]
     rand_index_initialisation: Float[np.ndarray, "site layer cluster_count"]
+    token_rand_index: Float[np.ndarray, "site layer cluster_count"]
+    token_rand_index_lo: Float[np.ndarray, "site layer cluster_count"]
+    token_rand_index_hi: Float[np.ndarray, "site layer cluster_count"]
+    token_rand_index_null: Float[np.ndarray, "site layer cluster_count"]
+    token_rand_index_initialisation: Float[np.ndarray, "site layer cluster_count"]
     nearest_centroid_accuracy: Float[np.ndarray, "site layer confidence"]
     nearest_centroid_accuracy_lo: Float[np.ndarray, "site layer confidence"]
     nearest_centroid_accuracy_hi: Float[np.ndarray, "site layer confidence"]
@@ -133,6 +141,7 @@ class BeliefReadoutReport(Report):
             self._last("balanced_accuracy", "which hypotheses survive, balanced accuracy, last layer"),
             self._last("silhouette", f"best silhouette (k = {self.cluster_counts[best]}), last layer", best),
             self._last("rand_index", "the same clusters against best guesses, adjusted Rand", best),
+            self._last("token_rand_index", "the same clusters against the token just read, adjusted Rand", best),
         ]
         for row, site in enumerate(self.sites):
             if row > 0:
@@ -142,6 +151,7 @@ class BeliefReadoutReport(Report):
                 at = self.cluster_counts.index(k)
                 lines.append(self._last("silhouette", f"silhouette of {label}", at, site=row))
                 lines.append(self._last("rand_index", f"adjusted Rand of {label}", at, site=row))
+                lines.append(self._last("token_rand_index", f"adjusted Rand of {label}, token just read", at, site=row))
         return lines
 
     def figure(self) -> "Figure":

@@ -21,7 +21,7 @@ from jaxtyping import Bool, Float64, Int64, Shaped
 from torch import Tensor
 
 from bayesgeom.errors import InvalidArgument
-from bayesgeom.tasks.base import SymmetricTask
+from bayesgeom.tasks.base import SymmetricTask, check_parameters
 from bayesgeom.trials import UNASKED, Trials, renamed
 
 SPECIALS = ("STORE", "SEP", "QUERY", "FILL", "_")
@@ -56,6 +56,7 @@ class AssociativeRecall(SymmetricTask):
     pooled_pairs: bool = False
 
     def __post_init__(self) -> None:
+        check_parameters(self)
         if min(self.n_pairs, self.n_queries) < 1 or self.n_filler < 0 or not 0 <= self.unstored_share < 1:
             raise InvalidArgument(
                 f"recall needs n_pairs ≥ 1, n_queries ≥ 1, n_filler ≥ 0 and 0 ≤ unstored_share < 1, got "

@@ -19,6 +19,7 @@ from bayesgeom.tasks.text import Tokenizer
 from bayesgeom.trials import Trials
 
 BLOCK = 128  # sequences drawn and run at a time
+BLOCK_TOKENS = 2**20  # fewer of very long ones, so that memory does not grow with their length either
 _WRAPPED = "task"  # the field in which a text task that renders another one holds it
 T = TypeVar("T")
 
@@ -62,16 +63,16 @@ class WindTunnel(ABC):
     def sample(self, n: int, *, seed: int, device: str | torch.device = "cpu") -> Trials:
         """`n` fresh sequences. The same seed on the same kind of device gives the same sequences.
 
-        **Raises** `InvalidArgument` for n < 1.
+        **Raises** `InvalidArgument` for n < 1, or a seed that is no whole number from 0 on.
         """
         _check_count(n)
-        return self.draw(n, torch.Generator(device).manual_seed(seed))
+        return self.draw(n, torch.Generator(device).manual_seed(checked_seed(seed)))
 
     @final
     def sample_pair(self, n: int, *, seed: int, device: str | torch.device = "cpu") -> tuple[Trials, Trials]:
         """`n` originals and their donors: the same question asked of two worlds. **Raises** as `sample` does."""
         _check_count(n)
-        return self.draw_pair(n, torch.Generator(device).manual_seed(seed))
+        return self.draw_pair(n, torch.Generator(device).manual_seed(checked_seed(seed)))
 
     @final
     def stream(self, n: int, *, seed: int, device: str | torch.device = "cpu") -> Iterator[Trials]:
@@ -84,9 +85,10 @@ class WindTunnel(ABC):
         if isinstance(self, FiniteTask):  # a sequence comes once, in whichever block
             whole = self.sample(n, seed=derived_seed(seed, 0), device=device)
             return (whole.rows(slice(start, start + BLOCK)) for start in range(0, n, BLOCK))
+        size = max(1, min(BLOCK, BLOCK_TOKENS // self.n_pos))
         return (
-            self.draw(BLOCK, torch.Generator(device).manual_seed(derived_seed(seed, block))).rows(slice(0, n - start))
-            for block, start in enumerate(range(0, n, BLOCK))
+            self.draw(size, torch.Generator(device).manual_seed(derived_seed(seed, block))).rows(slice(0, n - start))
+            for block, start in enumerate(range(0, n, size))
         )
 
     @final
@@ -182,6 +184,14 @@ def _built(kind: type[T], name: str, parameters: Mapping[str, Any]) -> T:
         raise InvalidArgument(f"task {name!r} cannot be built from {dict(parameters)}: {error}.") from error
 
 
+def check_parameters(task: WindTunnel | TextTask) -> None:
+    """What a task's constructor asks first. **Raises** `InvalidArgument` for a value of another type than its field."""
+    try:
+        _check_types(type(task), vars(task))
+    except TypeError as error:
+        raise InvalidArgument(f"task {task.name!r}: {error}.") from error
+
+
 def _check_types(kind: type, parameters: Mapping[str, Any]) -> None:
     """**Raises** `TypeError` for a value of another type than its field's: 2.5 pairs, repeats="maybe", ks=3."""
     assert is_dataclass(kind), "a task is a dataclass"
@@ -263,8 +273,13 @@ def literal(text: str) -> bool | int | float | str | tuple[int, ...]:
     return text
 
 
+def checked_seed(seed: object) -> int:
+    """A seed as a plain int. **Raises** `InvalidArgument` for what is no whole number, or below 0."""
+    if isinstance(seed, bool) or not isinstance(seed, (int, np.integer)) or seed < 0:
+        raise InvalidArgument(f"a seed is a whole number, at least 0, got {seed!r}.")
+    return int(seed)
+
+
 def derived_seed(seed: int, *path: int) -> int:
-    """A seed for one part of a computation, independent of its other parts'. **Raises** `InvalidArgument` below 0."""
-    if seed < 0:
-        raise InvalidArgument(f"a seed is a whole number, at least 0, got {seed}.")
-    return int(np.random.SeedSequence(seed, spawn_key=path).generate_state(1, np.uint64)[0] >> 1)
+    """A seed for one part of a computation, independent of its other parts'. **Raises** as `checked_seed` does."""
+    return int(np.random.SeedSequence(checked_seed(seed), spawn_key=path).generate_state(1, np.uint64)[0] >> 1)

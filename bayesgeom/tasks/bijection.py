@@ -16,8 +16,8 @@ from jaxtyping import Bool, Float64, Int64
 from torch import Tensor
 
 from bayesgeom.errors import InvalidArgument
-from bayesgeom.tasks.base import SymmetricTask
-from bayesgeom.trials import UNASKED, Trials, renamed
+from bayesgeom.tasks.base import SymmetricTask, check_parameters
+from bayesgeom.trials import UNASKED, Relations, Trials, renamed
 
 
 @final
@@ -42,6 +42,7 @@ class Bijection(SymmetricTask):
     pooled_keys: bool = False
 
     def __post_init__(self) -> None:
+        check_parameters(self)
         if self.n_values < 2 or self.n_pairs < 1:
             raise InvalidArgument(
                 f"a bijection needs n_values ≥ 2 and n_pairs ≥ 1, got {self.n_values} and {self.n_pairs}."
@@ -91,7 +92,7 @@ class Bijection(SymmetricTask):
             belief=predictive,
             realised=realised,
             token_sets={"hypotheses": key_ids + v, "inputs": key_ids},
-            relations=self._relations(keys),
+            relations=Relations(draw=self._relations, of=keys),
         )
 
     def null_predictives(self, trials: Trials) -> Mapping[str, Float64[Tensor, "batch query_pos answer"]]:

@@ -25,7 +25,7 @@ from jaxtyping import Bool, Float64, Int64
 from torch import Tensor
 
 from bayesgeom.errors import InvalidArgument
-from bayesgeom.tasks.base import TextTask, WindTunnel
+from bayesgeom.tasks.base import TextTask, WindTunnel, check_parameters
 from bayesgeom.tasks.text import Tokenizer, candidates, check_ids, first_symbols, labelled, mark, opening
 from bayesgeom.trials import UNASKED, Trials
 
@@ -69,6 +69,7 @@ class LabelledEvidence(TextTask):
                 f"query is one of {', '.join(get_args(Query))} and control one of {', '.join(get_args(Evidence))}, got "
                 f"{self.query!r} and {self.control!r}."
             )
+        check_parameters(self)
         if not 0.5 < self.reliability < 1:
             raise InvalidArgument(f"reliability lies between 0.5 and 1, both excluded, got {self.reliability}.")
         if self.k_max < 0 or any(not 0 <= k <= self.k_max for k in self.ks) or len({*self.ks}) < len(self.ks):

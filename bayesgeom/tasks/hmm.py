@@ -20,8 +20,8 @@ from torch import Tensor
 
 from bayesgeom.errors import InvalidArgument
 from bayesgeom.geometry.chains import mixing_times
-from bayesgeom.tasks.base import SymmetricTask
-from bayesgeom.trials import UNASKED, Trials, renamed
+from bayesgeom.tasks.base import SymmetricTask, check_parameters
+from bayesgeom.trials import UNASKED, Relations, Trials, renamed
 
 N_SPECIALS = 4  # transition marker, emission marker, separator, step marker
 
@@ -43,6 +43,7 @@ class HMM(SymmetricTask):
     grid: float = 0.01
 
     def __post_init__(self) -> None:
+        check_parameters(self)
         if self.n_states < 2 or self.n_symbols < 2 or self.length < 1:
             raise InvalidArgument(
                 f"an HMM needs n_states ≥ 2, n_symbols ≥ 2 and length ≥ 1, got {self.n_states}, {self.n_symbols}, "
@@ -128,7 +129,7 @@ class HMM(SymmetricTask):
             belief=predictive,
             realised=realised,
             token_sets={"inputs": torch.arange(self.n_symbols, device=device) + self._first_symbol},
-            relations=self._relations(symbols, tokens.shape[1]),
+            relations=Relations(draw=self._relations, of=symbols),
         )
 
     def _filtered(
@@ -216,12 +217,10 @@ class HMM(SymmetricTask):
             steps.scatter_add_(-1, at[..., None], -excess.sign()[..., None])
         return steps
 
-    def _relations(
-        self, symbols: Int64[Tensor, "batch step"], n_pos: int
-    ) -> dict[str, Bool[Tensor, "batch query_pos key_pos"]]:
+    def _relations(self, symbols: Int64[Tensor, "batch step"]) -> dict[str, Bool[Tensor, "batch query_pos key_pos"]]:
         """Header cells of the current symbol's likelihoods; all transition cells; this symbol; those before it."""
         n, length = symbols.shape
-        none = torch.zeros(n, length, n_pos, dtype=torch.bool, device=symbols.device)
+        none = torch.zeros(n, length, self.header_length + 2 * length, dtype=torch.bool, device=symbols.device)
         start, first_emission = self.header_length + 1, 2 + self.n_states**2
         emission, transition, current, earlier = none.clone(), none.clone(), none.clone(), none.clone()
         for state in range(self.n_states):

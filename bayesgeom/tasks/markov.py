@@ -21,7 +21,7 @@ from torch import Tensor
 
 from bayesgeom.geometry.chains import mixing_times
 from bayesgeom.tasks.base import WindTunnel
-from bayesgeom.trials import Trials
+from bayesgeom.trials import Relations, Trials
 
 
 class MarkovProcess(WindTunnel):
@@ -65,7 +65,7 @@ class MarkovProcess(WindTunnel):
             belief=belief,
             realised=symbols[:, 1:].contiguous(),
             token_sets={"inputs": ids},
-            relations=_relations(tokens),
+            relations=Relations(draw=_relations, of=tokens),
         )
 
     @final

@@ -18,8 +18,8 @@ from jaxtyping import Bool, Float64, Int64
 from torch import Tensor
 
 from bayesgeom.errors import InvalidArgument
-from bayesgeom.tasks.base import WindTunnel
-from bayesgeom.trials import Trials
+from bayesgeom.tasks.base import WindTunnel, check_parameters
+from bayesgeom.trials import Relations, Trials
 
 
 @final
@@ -36,6 +36,7 @@ class ModularRecurrence(WindTunnel):
     rule_share: float = 0.5
 
     def __post_init__(self) -> None:
+        check_parameters(self)
         if self.modulus < 2 or self.length < 1 or not 0 < self.rule_share < 1:
             raise InvalidArgument(
                 f"a recurrence needs modulus ≥ 2, length ≥ 1 and 0 < rule_share < 1, got {self.modulus}, "
@@ -78,7 +79,7 @@ class ModularRecurrence(WindTunnel):
             belief=belief,
             realised=numbers[:, 1:].contiguous(),
             token_sets={"inputs": ids},
-            relations=_relations(tokens),
+            relations=Relations(draw=_relations, of=tokens),
         )
 
     def null_predictives(self, trials: Trials) -> Mapping[str, Float64[Tensor, "batch query_pos answer"]]:

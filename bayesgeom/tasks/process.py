@@ -8,8 +8,8 @@ fractal in the triangle, which a linear map finds in a transformer's residual st
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import ClassVar, Self, final
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, final
 
 import numpy as np
 import torch
@@ -18,9 +18,13 @@ from torch import Tensor
 
 from bayesgeom.errors import InvalidArgument
 from bayesgeom.geometry.chains import stationary
+from bayesgeom.tasks.base import check_parameters
 from bayesgeom.tasks.markov import MarkovProcess
 
 Labelled = tuple[tuple[tuple[float, ...], ...], ...]
+Matrices = (
+    Sequence[Sequence[Sequence[float]]] | Float[np.ndarray, "symbol state state"] | Float[Tensor, "symbol state state"]
+)
 _ROUNDING = 1e-6
 
 
@@ -30,19 +34,23 @@ class Process(MarkovProcess):
     """`length` symbols of the generator with these labelled matrices: entry [x][i][j] goes from i to j and shows x.
 
     Entries are at least 0, and for each i they add to one over x and j. The state before the first symbol has the
-    distribution `initial`; empty, it is the stationary one. `Process.of(array)` takes an array for nested tuples.
+    distribution `initial`; empty, it is the stationary one. Arrays, tensors and lists are kept as nested tuples.
     """
 
     name: ClassVar[str] = "process"
-    transition_tensors: Labelled
-    initial: tuple[float, ...] = ()
+    transition_tensors: Matrices = field(kw_only=False)
+    initial: Sequence[float] | Float[np.ndarray, " state"] | Float[Tensor, " state"] = ()
     length: int = 16
 
     def __post_init__(self) -> None:
+        tensors: Labelled = _nested("transition_tensors", self.transition_tensors, n_axes=3)
+        object.__setattr__(self, "transition_tensors", tensors)
+        object.__setattr__(self, "initial", _nested("initial", self.initial, n_axes=1))
+        check_parameters(self)
         _check_length(self.length)
-        _check_shape(self.transition_tensors)
+        _check_shape(tensors)
         rows = self.labelled().sum(dim=(0, 2))
-        entries = [entry for matrix in self.transition_tensors for row in matrix for entry in row]
+        entries = [entry for matrix in tensors for row in matrix for entry in row]
         wrong = [entry for entry in entries if not (math.isfinite(entry) and entry >= 0)]
         if wrong:
             raise InvalidArgument(f"transition_tensors hold {wrong[0]}: probabilities are finite and at least 0.")
@@ -59,14 +67,6 @@ class Process(MarkovProcess):
                 "this chain falls into parts and has several stationary distributions: pass initial, one probability "
                 "per state."
             )
-
-    @classmethod
-    def of(
-        cls, tensors: Float[np.ndarray, "symbol state state"], *, initial: Sequence[float] = (), length: int = 16
-    ) -> Self:
-        """The process of an array of labelled matrices. **Raises** `InvalidArgument` as the constructor does."""
-        nested = tuple(tuple(tuple(map(float, row)) for row in matrix) for matrix in tensors)
-        return cls(transition_tensors=nested, initial=tuple(map(float, initial)), length=length)
 
     @property
     def d_vocab(self) -> int:
@@ -107,6 +107,7 @@ class Mess3(MarkovProcess):
     length: int = 32
 
     def __post_init__(self) -> None:
+        check_parameters(self)
         _check_length(self.length)
         if not (0 <= self.x <= 0.5 and 0 <= self.a <= 1):
             raise InvalidArgument(f"Mess3 needs 0 ≤ x ≤ ½ and 0 ≤ a ≤ 1, got x={self.x}, a={self.a}.")
@@ -128,6 +129,21 @@ class Mess3(MarkovProcess):
     def start(self) -> Float64[Tensor, " state"]:
         """Uniform, which is stationary for every x and a."""
         return torch.full((3,), 1 / 3, dtype=torch.float64)
+
+
+def _nested(name: str, values: Any, *, n_axes: int) -> Any:
+    """Numbers nested so deep, as tuples. **Raises** `InvalidArgument` for anything else."""
+
+    def tupled(inner: Any, axes: int) -> Any:
+        return tuple(tupled(each, axes - 1) for each in inner) if axes else float(inner)
+
+    try:
+        return tupled(values, n_axes)
+    except (TypeError, ValueError) as error:
+        raise InvalidArgument(
+            f"{name} takes numbers nested {n_axes} deep, or an array or tensor of as many axes; got a "
+            f"{type(values).__name__} of something else."
+        ) from error
 
 
 def _settled(labelled: Float64[Tensor, "symbol state state"]) -> Float64[Tensor, " state"]:

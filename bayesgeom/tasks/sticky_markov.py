@@ -21,6 +21,7 @@ from jaxtyping import Float64
 from torch import Tensor
 
 from bayesgeom.errors import InvalidArgument
+from bayesgeom.tasks.base import check_parameters
 from bayesgeom.tasks.markov import MarkovProcess
 
 
@@ -36,6 +37,7 @@ class StickyMarkov(MarkovProcess):
     length: int = 20
 
     def __post_init__(self) -> None:
+        check_parameters(self)
         if self.n_states < 2 or self.length < 1:
             raise InvalidArgument(
                 f"a sticky chain needs n_states ≥ 2 and length ≥ 1, got {self.n_states} and {self.length}."

@@ -3,6 +3,7 @@
 `<task>-<architecture>` is trained on batches whose seeds depend on the task alone, so every architecture of a row sees
 the same data; sizes come within 1 % of the row's transformer (`models.capacity` finds them, a test holds them to it).
 An MLP here sees its own position alone; `mlp-prefix` sees all that came before, without a state to fold it into.
+`ARCHITECTURES` are shipped; those of `ON_REQUEST` have their recipes too, and are trained where they are asked for.
 
 Two tasks are learned in two stages, by every architecture alike: with keys uniform over all of them nothing is gained
 by attending to values before keys can be matched (see `tasks.bijection`), and with many pairs likewise
@@ -20,11 +21,15 @@ from bayesgeom.training.recipe import Recipe, staged
 
 Sizes = Mapping[str, Any]
 
-_SMALL: Mapping[str, Sizes] = {  # about 0.60 M parameters
+_PREFIX: Sizes = {"architecture": "mlp", "context": "prefix", "d_embed": 32, "tied": False}
+_SMALL: dict[str, Sizes] = {  # about 0.60 M parameters
     "transformer": {"architecture": "transformer", "n_layers": 3, "n_heads": 4, "d_model": 128, "d_mlp": 512},
     "mamba": {"architecture": "mamba", "n_layers": 3, "d_model": 170},
     "lstm": {"architecture": "lstm", "n_layers": 2, "d_model": 192},
     "mlp": {"architecture": "mlp", "n_layers": 4, "d_model": 136, "d_mlp": 544},
+    "mlp-prefix": {**_PREFIX, "n_layers": 3, "d_model": 134, "d_mlp": 536},
+    "mamba2": {"architecture": "mamba2", "n_layers": 3, "d_model": 174, "d_head": 87},
+    "rwkv": {"architecture": "rwkv", "n_layers": 3, "d_model": 123, "d_mlp": 492},
 }
 _DEEP: Mapping[str, Sizes] = {  # about 1.82 M parameters: filtering takes the transformer nine layers
     "transformer": {
@@ -34,7 +39,12 @@ _DEEP: Mapping[str, Sizes] = {  # about 1.82 M parameters: filtering takes the t
     "mamba": {"architecture": "mamba", "n_layers": 3, "d_model": 298, "tied": False},
     "lstm": {"architecture": "lstm", "n_layers": 3, "d_model": 270, "tied": False},
     "mlp": {"architecture": "mlp", "n_layers": 9, "d_model": 156, "d_mlp": 624, "tied": False},
+    "mlp-prefix": {**_PREFIX, "n_layers": 9, "d_model": 138, "d_mlp": 552},
+    "mamba2": {"architecture": "mamba2", "n_layers": 3, "d_model": 304, "d_head": 152},
+    "rwkv": {"architecture": "rwkv", "n_layers": 3, "d_model": 212, "d_mlp": 848},
 }  # fmt: skip
+_LONG = _SMALL | {"mlp-prefix": {**_PREFIX, "n_layers": 3, "d_model": 120, "d_mlp": 480}}  # its window costs weights
+_ROWS = {"bijection": _SMALL, "repeats": _SMALL, "recall": _LONG, "hmm": _DEEP}
 
 _BIJECTION = Recipe(name="bijection", task=Bijection(), sizes={}, lr=2e-3, steps=6_000, float32_share=0.1)
 _REPEATS = Recipe(
@@ -96,19 +106,22 @@ TASKS: Mapping[str, tuple[Recipe, ...]] = {
     "recall": (_RECALL_POOLED, _RECALL),
     "hmm": (_HMM,),
 }
-ARCHITECTURES = tuple(_SMALL)
+ARCHITECTURES = ("transformer", "mamba", "lstm", "mlp")
+ON_REQUEST = ("mlp-prefix", "mamba2", "rwkv")
 _SHIPPED_AS = {"hmm-transformer": "hmm-s5"}  # it was there before there was anything to compare it with
 
 
 def sizes_of(task: str, architecture: str) -> Sizes:
     """The sizes of one architecture in the row of one task."""
-    return (_DEEP if task == "hmm" else _SMALL)[architecture]
+    return _ROWS[task][architecture]
 
 
 def compared() -> dict[str, Recipe]:
     """Every recipe of the comparison, by task and architecture: `bijection-lstm`. One has another name."""
     return {
-        f"{task}-{architecture}": _with_sizes(task, architecture) for task in TASKS for architecture in ARCHITECTURES
+        f"{task}-{architecture}": _with_sizes(task, architecture)
+        for task in TASKS
+        for architecture in (*ARCHITECTURES, *ON_REQUEST)
     }
 
 

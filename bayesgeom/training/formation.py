@@ -21,6 +21,7 @@ from bayesgeom.information import kl_bits
 from bayesgeom.models.checkpoint import (
     CARD,
     CONFIG,
+    WEIGHTS,
     Checkpoint,
     assembled,
     load_checkpoint,
@@ -81,9 +82,21 @@ def chosen_among(n: int, keep: int) -> list[int]:
 
 
 def snapshot_paths(run: Path) -> list[Path]:
-    """A run's snapshots in order of step. **Raises** `InvalidArgument` where there are none."""
+    """A run's snapshots in order of step.
+
+    A snapshot is written aside, under a name with a dot before it, and renamed once it is whole: what an interruption
+    leaves has such a name, and is none. **Raises** `InvalidArgument` where there are no snapshots, `CheckpointFault`
+    for one that lacks a file, which no interruption leaves.
+    """
     folder = run / SNAPSHOTS
-    found = sorted(path.parent for path in folder.glob(f"*/{CONFIG}")) if folder.is_dir() else []
+    named = sorted(folder.iterdir()) if folder.is_dir() else []
+    found = [path for path in named if path.is_dir() and not path.name.startswith(".")]
+    for path in found:
+        if missing := [name for name in (CONFIG, WEIGHTS) if not (path / name).is_file()]:
+            raise CheckpointFault(
+                f"{path} holds no {' and no '.join(missing)}: it was damaged after it was written. Restore it, or "
+                f"delete the directory to go on without this snapshot."
+            )
     if not found:
         raise InvalidArgument(
             f"{run} holds no {SNAPSHOTS}: name a directory that bayesgeom train wrote (with --keep above 0), a packed "

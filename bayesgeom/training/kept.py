@@ -1,18 +1,47 @@
 """Models of recipes: of the named checkpoints, or of a folder of runs, where what is missing can be trained."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import final
 
 from bayesgeom.errors import CheckpointFault, UnknownName
 from bayesgeom.models.base import Model
-from bayesgeom.models.checkpoint import CONFIG, load_checkpoint
+from bayesgeom.models.checkpoint import CONFIG, load_checkpoint, read_description
 from bayesgeom.models.resolve import checkpoints, from_checkpoint
-from bayesgeom.training.loop import RECIPE, Pace, train
+from bayesgeom.training.loop import RECIPE, Pace, check_run, train
 from bayesgeom.training.publish import publish
 from bayesgeom.training.recipe import Recipe, deciding
 
+RUNS = Path("runs/train")  # where `bayesgeom train` puts a run too: what it made is found, not made again
 _CHECKPOINT = "checkpoint"
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What becomes of the recipes that were asked for: those that are there, to be trained in `runs`, and missing."""
+
+    there: tuple[Recipe, ...]
+    to_train: tuple[Recipe, ...]
+    missing: tuple[Recipe, ...]
+    runs: Path
+
+    @property
+    def obtained(self) -> tuple[Recipe, ...]:
+        """Those that a model will come of."""
+        return self.there + self.to_train
+
+    def __str__(self) -> str:
+        lines = [f"there: {_names(self.there)}"]
+        if self.missing:
+            lines.append(f"not there: {_names(self.missing)}")
+        if self.to_train:
+            lines.append(f"to be trained, in {self.runs}:")
+            for own in self.to_train:
+                begun = ", goes on where it stopped" if (self.runs / own.name / RECIPE).exists() else ""
+                lines.append(f"  {own.name}: {own.n_sequences:,} sequences in {_n_steps(own):,} steps{begun}")
+        return "\n".join(lines)
 
 
 @final
@@ -27,20 +56,43 @@ class Kept:
     is_trained: bool
     is_run_first: bool = False
 
-    def model(self, recipe: Recipe) -> Model:
-        """The model that this recipe makes.
+    def plan(self, recipes: Iterable[Recipe]) -> Plan:
+        """What is there of these recipes and what is not, each checked: what must fail fails before hours of training.
 
-        **Raises** `UnknownName` where it is missing and may not be trained, `CheckpointFault` where what bears its name
-        was made by another recipe.
+        **Raises** `UnknownName` where nothing of them is there and nothing may be trained, and as `check` does.
         """
-        path = self.path(recipe)
-        if not (path / CONFIG).exists():
-            self._train(recipe)
-        loaded = load_checkpoint(path)
-        if deciding(loaded.recipe) != deciding(recipe.to_dict()):
-            raise CheckpointFault(
-                f"{path} was made by another recipe than {recipe.name} is now; move it away to have it trained again."
+        wanted = tuple(recipes)
+        self.check(wanted)
+        there = tuple(own for own in wanted if self.has(own))
+        absent = tuple(own for own in wanted if own not in there)
+        if absent and not there and not self.is_trained:
+            raise UnknownName(
+                f"there is no checkpoint named {' or '.join(repr(own.name) for own in absent)}, neither shipped nor in "
+                f"{self.runs}: leave out --only-existing (is_trained=False) to have what is missing trained there, or "
+                f"ask for others."
             )
+        to_train, missing = (absent, ()) if self.is_trained else ((), absent)
+        return Plan(there=there, to_train=to_train, missing=missing, runs=self.runs)
+
+    def check(self, recipes: Iterable[Recipe]) -> None:
+        """**Raises** `CheckpointFault` where what bears a recipe's name, a stopped run too, was made by another."""
+        for recipe in recipes:
+            path = self.path(recipe)
+            if not self.has(recipe):
+                check_run(recipe, self.runs / recipe.name)
+            elif deciding(read_description(path)["recipe"]) != deciding(recipe.to_dict()):
+                raise CheckpointFault(
+                    f"{path} was made by another recipe than {recipe.name} is now; move it away to have it trained "
+                    f"again."
+                )
+
+    def model(self, recipe: Recipe) -> Model:
+        """The model that this recipe makes, trained where it is missing. **Raises** as `plan` does."""
+        if recipe in self.plan([recipe]).to_train:
+            out = self.runs / recipe.name
+            module = train(recipe, out, resume=(out / RECIPE).exists(), pace=Pace())
+            publish(recipe, module, out / _CHECKPOINT)
+        loaded = load_checkpoint(self.path(recipe))
         return from_checkpoint(replace(loaded, name=recipe.name))  # of its own run's folder it bears the folder's
 
     def path(self, recipe: Recipe) -> Path:
@@ -54,12 +106,10 @@ class Kept:
         """Whether it is there already."""
         return (self.path(recipe) / CONFIG).exists()
 
-    def _train(self, recipe: Recipe) -> None:
-        if not self.is_trained:
-            raise UnknownName(
-                f"there is no checkpoint named {recipe.name!r}, neither shipped nor in {self.runs}: leave out "
-                f"--only-existing to have it trained on {recipe.n_sequences:,} sequences, or ask for others."
-            )
-        out = self.runs / recipe.name
-        module = train(recipe, out, resume=(out / RECIPE).exists(), pace=Pace())
-        publish(recipe, module, out / _CHECKPOINT)
+
+def _names(recipes: Iterable[Recipe]) -> str:
+    return ", ".join(own.name for own in recipes) or "nothing"
+
+
+def _n_steps(recipe: Recipe) -> int:
+    return recipe.steps + (0 if recipe.after is None else _n_steps(recipe.after))

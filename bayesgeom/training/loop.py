@@ -88,6 +88,13 @@ def train(
     return module.eval()
 
 
+def check_run(recipe: Recipe, out: Path) -> None:
+    """**Raises** `CheckpointFault` where `out` holds a run of another recipe; where it holds none, all is well."""
+    file = out / RECIPE
+    if file.exists() and deciding(json.loads(file.read_text())) != deciding(recipe.to_dict()):
+        raise CheckpointFault(f"{out} holds a run of another recipe than {recipe.name!r}; choose another directory.")
+
+
 def snapshot_steps(recipe: Recipe) -> frozenset[int]:
     """Steps before which a snapshot is taken: 0, then log-spaced from 10; the final step is always added."""
     if recipe.snapshots == 0:
@@ -139,20 +146,15 @@ def _held_out_kl(module: nn.Module, trials: Trials) -> float:
 
 
 def _prepare(recipe: Recipe, out: Path, resume: bool) -> None:
-    described = recipe.to_dict()
     if (out / RECIPE).exists():
         if not resume:
             raise InvalidArgument(f"{out} already holds a run: pass resume (--resume) to go on, or another directory.")
-        held = json.loads((out / RECIPE).read_text())
-        if deciding(held) != deciding(described):
-            raise CheckpointFault(
-                f"{out} holds a run of another recipe than {recipe.name!r}; choose another directory."
-            )
+        check_run(recipe, out)
         return
     if resume:
         raise InvalidArgument(f"nothing to resume: {out} holds no run.")
     with file_aside(out / RECIPE) as aside:
-        aside.write_text(json.dumps(described, indent=2) + "\n")
+        aside.write_text(json.dumps(recipe.to_dict(), indent=2) + "\n")
 
 
 def _save(path: Path, module: nn.Module, optimisers: Optimisers, step: int) -> None:

@@ -3,6 +3,7 @@
 from bayesgeom.errors import unknown_name
 from bayesgeom.tasks.bijection import Bijection
 from bayesgeom.tasks.process import Mess3
+from bayesgeom.tasks.sticky_markov import StickyMarkov
 from bayesgeom.training.arms import all_arms
 from bayesgeom.training.compared import compared
 from bayesgeom.training.recipe import Recipe
@@ -105,6 +106,18 @@ RECIPES = {
         Recipe(
             name="mess3-small",
             task=Mess3(x=0.05, a=0.6, length=64),
+            sizes={**_TRANSFORMER, "n_layers": 3, "n_heads": 4, "d_model": 64, "d_mlp": 256},
+            targets="exact",
+            lr=2e-3,
+            warmup=50,
+            steps=600,
+            batch_size=32,
+            late_batch_size=64,
+            late_from=0.5,
+        ),
+        Recipe(
+            name="sticky-small",
+            task=StickyMarkov(length=40),
             sizes={**_TRANSFORMER, "n_layers": 3, "n_heads": 4, "d_model": 64, "d_mlp": 256},
             targets="exact",
             lr=2e-3,

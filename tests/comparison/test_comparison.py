@@ -1,26 +1,34 @@
 """The comparison of architectures: equal data, equal size, and verdicts that follow from their rule."""
 
+import shutil
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
+import bayesgeom
+from bayesgeom.cli import main
 from bayesgeom.compare import ComparisonJob, compare
 from bayesgeom.comparison import cell as cells
-from bayesgeom.comparison.cell import CellScores, cell, context_free, score
+from bayesgeom.comparison.cell import cell
 from bayesgeom.comparison.report import ComparisonReport, comparison_report
 from bayesgeom.comparison.verdict import standing, verdict
 from bayesgeom.diagnosis import Diagnosis
 from bayesgeom.errors import CheckpointFault, InvalidArgument, UnknownName
-from bayesgeom.models.resolve import of_module
-from bayesgeom.models.transformer import Transformer, TransformerConfig
+from bayesgeom.models.capacity import n_parameters
+from bayesgeom.replicate import replicate
 from bayesgeom.tasks.bijection import Bijection
-from bayesgeom.training.compared import ARCHITECTURES, TASKS, compared
+from bayesgeom.training import publish
+from bayesgeom.training.compared import ARCHITECTURES, ON_REQUEST, TASKS, compared
+from bayesgeom.training.kept import Kept
 from bayesgeom.training.recipe import Recipe
+from bayesgeom.training.scores import Scores, check_counts
 
+SLOW = pytest.mark.slow
 SMALL = {"architecture": "transformer", "n_layers": 1, "n_heads": 3, "d_model": 21, "d_mlp": 13}
 
 
@@ -33,6 +41,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
         if "hmm" not in name and "recall" not in name
     }
     monkeypatch.setattr(cells, "compared", lambda: shortened)
+    monkeypatch.setattr(publish, "N_SCORED", 8)
 
 
 # The recipes.
@@ -40,8 +49,8 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("task", TASKS)
 def test_architectures_of_a_row_have_as_many_weights_and_the_same_data(task: str) -> None:
-    row = [compared()[f"{task}-{architecture}"] for architecture in ARCHITECTURES]
-    sizes = [sum(p.numel() for p in recipe.model_config().build(seed=0).parameters()) for recipe in row]
+    row = [compared()[f"{task}-{architecture}"] for architecture in (*ARCHITECTURES, *ON_REQUEST)]
+    sizes = [n_parameters(recipe.model_config()) for recipe in row]
     assert max(abs(size / sizes[0] - 1) for size in sizes) <= 0.01
     assert len({str(replace(recipe, name="", sizes={}, after=None)) for recipe in row}) == 1
     stages = [[(s.seed, s.steps, s.batch_size, s.task) for s in _stages(recipe)] for recipe in row]
@@ -88,44 +97,19 @@ def test_nothing_is_a_contradiction_before_it_is_checked() -> None:
     assert standing(None, ["limited"], []) == "nothing published"
 
 
-# Scores.
+# The table.
 
 
-def test_the_best_context_free_predictor_of_a_bijection_is_uniform() -> None:
-    marginal = context_free(Bijection(n_values=5, n_pairs=4), seed=0)
-    assert marginal.shape == (4, 5) and float((marginal - 0.2).abs().max()) < 0.05
-    assert torch.allclose(marginal.sum(-1), torch.ones(4, dtype=torch.float64))
-
-
-def test_scores_count_where_the_answer_is_known() -> None:
-    task = Bijection(n_values=5, n_pairs=7, repeats=True)
-    module = Transformer(TransformerConfig(d_vocab=10, n_ctx=13, n_layers=1, n_heads=3, d_model=21, d_mlp=13))
-    own = score(of_module(module, task=task), task, n=11, seed=0)
-    trials = next(iter(task.stream(11, seed=_first_seed())))
-    asked = trials.at_scored(trials.predictive)
-    known = (asked.amax(-1) > 1 - 1e-9).double().mean(1)
-    assert own.known == pytest.approx(known.numpy()) and 0 < known.mean() < 1
-    assert (own.known_correct <= own.known + 1e-12).all() and (own.kl_bits > 0).all()
-    free = context_free(task, seed=0).expand_as(asked)
-    kl = torch.where(asked > 0, asked * (asked / free).log2(), 0.0).sum(-1).mean(1)
-    assert own.context_free_kl_bits == pytest.approx(kl.numpy(), abs=1e-5)
-
-
-def _first_seed() -> int:
-    from bayesgeom.tasks.base import derived_seed
-
-    return derived_seed(0, 0)
-
-
-def scores(kl: float, rng: np.random.Generator, n: int = 41) -> CellScores:
+def scores(kl: float, rng: np.random.Generator, n: int = 41) -> Scores:
     noise = rng.normal(0, 0.01, n)
-    return CellScores(
+    return Scores(
         kl_bits=kl + noise,
         context_free_kl_bits=np.full(n, 2.0),
         entropy_error_bits=kl / 2 + noise,
         context_free_entropy_error_bits=np.full(n, 1.5),
         known=np.full(n, 0.25),
         known_correct=np.full(n, 0.2),
+        context_free_known_correct=np.full(n, 0.01),
         n_parameters=17,
         weights_hash="h",
     )
@@ -143,10 +127,21 @@ def test_the_table_says_what_the_scores_say(rng: np.random.Generator) -> None:
     assert report.standings == ("as published", "differs, not yet checked", "as published")
     assert (report.share_closed_lo < report.share_closed).all() and (report.share_closed < report.share_closed_hi).all()
     assert report.accuracy_where_known == pytest.approx(0.8) and report.kl_bits_null == pytest.approx(2.0)
+    assert report.accuracy_where_known_null == pytest.approx(0.04) and not report.share_closed_null.any()
     assert report.share_by_task.tolist() == [report.share_closed.tolist()]
     printed = report.table()
-    assert "0.70" in printed and "80.0%" in printed and "Realised: at least 95%" in printed
-    assert report.table(is_markdown=True).splitlines()[1].startswith("| ---")
+    assert "0.70" in printed and "80.0% [80.0%, 80.0%]" in printed and "Realised: at least 95%" in printed
+    header, rule, first = (line.split(" | ") for line in report.table(is_markdown=True).splitlines()[:3])
+    assert len(header) == len(rule) == len(first) and set(rule[1:-1]) == {"---"}
+    assert [cell for name, cell in zip(header, first, strict=True) if name == "null"] == ["2.0000", "1.5000", "4.0%"]
+
+
+def test_where_no_answer_is_known_there_is_no_accuracy(rng: np.random.Generator) -> None:
+    nothing = np.zeros(41)
+    own = replace(scores(0.1, rng), known=nothing, known_correct=nothing, context_free_known_correct=nothing)
+    report = comparison_report([cell("bijection", "lstm")], [own], seed=0)
+    assert np.isnan(report.accuracy_where_known[0]) and np.isnan(report.accuracy_where_known_null[0])
+    assert "–  –  realised" in report.table() or "| – | – |" in report.table(is_markdown=True)
 
 
 def test_the_figure_shows_every_model_and_the_null(rng: np.random.Generator) -> None:
@@ -168,14 +163,13 @@ def test_what_is_missing_is_trained_and_a_difference_is_checked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("bayesgeom.training.kept.checkpoints", dict)
-    job = ComparisonJob(
-        architectures=("transformer", "mlp"), tasks=("bijection",), seeds=1, n=5, seed=0, runs=tmp_path, is_trained=True
-    )
+    kept = Kept(runs=tmp_path, is_trained=True)
+    job = ComparisonJob.of(("transformer", "mlp", "mlp"), "bijection", seeds=1, n=5, seed=0, kept=kept)
     report = job.run()
     names = ("bijection-transformer", "bijection-mlp", "bijection-transformer-seed1-x2")
     assert report.checkpoints == names and report.is_check == (False, False, True)
     assert report.standings[0].startswith("contradicts") and report.standings[1] == "as published"
-    again = compare(("transformer", "mlp"), ("bijection",), n=5, runs=tmp_path, is_trained=False)
+    again = bayesgeom.compare(("transformer", "mlp"), "bijection", n=5, runs=str(tmp_path), is_trained=False)
     partly = compare(("transformer", "lstm"), ("bijection",), n=5, runs=tmp_path, is_trained=False)
     assert partly.missing == ("bijection-lstm",) and partly.table().endswith("Not trained: bijection-lstm.")
     assert np.array_equal(again.kl_bits, report.kl_bits) and again.weights_hashes == report.weights_hashes
@@ -185,24 +179,71 @@ def test_what_is_missing_is_trained_and_a_difference_is_checked(
 
 
 @pytest.mark.usefixtures("quick")
-def test_a_checkpoint_of_another_recipe_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("what", ["checkpoint", "stopped run", "check"])
+def test_what_another_recipe_made_is_refused_before_anything_is_trained(
+    what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("bayesgeom.training.kept.checkpoints", dict)
-    compare(("mlp",), ("bijection",), n=5, runs=tmp_path)
-    changed = {name: replace(recipe, lr=0.5) for name, recipe in cells.compared().items()}
-    monkeypatch.setattr(cells, "compared", lambda: changed)
-    with pytest.raises(CheckpointFault, match=r"another recipe than bijection-mlp"):
-        compare(("mlp",), ("bijection",), n=5, runs=tmp_path)
+    recipe = cell("bijection", "mlp", seed=1, is_check=True) if what == "check" else cell("bijection", "mlp")
+    other = replace(recipe.recipe, lr=0.5)
+    Kept(runs=tmp_path, is_trained=True).model(other)
+    if what == "stopped run":
+        shutil.rmtree(tmp_path / other.name / "checkpoint")
+    with pytest.raises(CheckpointFault, match=r"another recipe than '?bijection-mlp"):
+        compare(("transformer", "mlp"), "bijection", n=5, runs=tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == [other.name], "nothing was trained"
+
+
+@pytest.mark.usefixtures("quick")
+def test_the_command_says_first_what_it_will_train(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("bayesgeom.training.kept.checkpoints", dict)
+    asked = ["compare", "--tasks", "bijection", "--n", "5", "--runs", str(tmp_path), "--architectures"]
+    assert main([*asked, "mlp", "mlp"]) == 0
+    out, err = capsys.readouterr()
+    first = f"there: nothing\nto be trained, in {tmp_path}:\n  bijection-mlp: 6 sequences in 3 steps\n"
+    assert err.startswith(first) and out.count("bijection-mlp ") == 1
+    assert main([*asked, "mlp", "lstm", "--only-existing"]) == 0
+    assert capsys.readouterr().err == "there: bijection-mlp\nnot there: bijection-lstm\n"
 
 
 def test_what_cannot_be_compared_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UnknownName, match=r"compared task.*'chess'.*bijection"):
-        compare(tasks=("chess",))
-    with pytest.raises(UnknownName, match=r"compared architecture.*'rnn'.*lstm"):
+        compare(tasks="chess")
+    with pytest.raises(UnknownName, match=r"compared architecture.*'rnn'.*lstm, .*mlp-prefix.*rwkv"):
         compare(("rnn",))
-    with pytest.raises(InvalidArgument, match=r"seeds is at least 1"):
-        compare(seeds=0)
     with pytest.raises(InvalidArgument, match=r"at least one architecture"):
         compare(())
     monkeypatch.setattr("bayesgeom.training.kept.checkpoints", dict)
-    with pytest.raises(UnknownName, match=r"none of bijection-lstm, bijection-lstm-seed1 is there.*only-existing"):
+    with pytest.raises(UnknownName, match=r"named 'bijection-lstm' or 'bijection-lstm-seed1', .*only-existing"):
         compare(("lstm",), ("bijection",), seeds=2, n=2, runs=tmp_path, is_trained=False)
+
+
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        ({"seeds": 0}, "seeds, the number of trainings, is a whole number, at least 1, got 0"),
+        ({"n": 1}, "^n is a whole number, at least 2, got 1"),
+        ({"seed": -1}, "a seed is a whole number, at least 0, got -1"),
+    ],
+)
+def test_counts_that_are_none_are_named(asked: dict[str, Any], message: str) -> None:
+    for ask in (compare, partial(replicate, "bijection-lstm")):
+        with pytest.raises(InvalidArgument, match=message):
+            ask(**asked)
+    with pytest.raises(InvalidArgument, match=r"seeds, the number of trainings, .* got \[0, 1\]"):
+        check_counts(seeds=[0, 1], n=5, seed=0)
+
+
+@pytest.mark.parametrize(
+    "architecture", ["mlp-prefix", pytest.param("mamba2", marks=SLOW), pytest.param("rwkv", marks=SLOW)]
+)
+def test_architectures_on_request_are_trained_by_the_same_recipes(
+    architecture: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    short = {name: replace(recipe, steps=2, batch_size=2, warmup=1, snapshots=0) for name, recipe in compared().items()}
+    monkeypatch.setattr(cells, "compared", lambda: short)
+    monkeypatch.setattr(publish, "N_SCORED", 8)
+    report = compare(architecture, "bijection", n=8, runs=tmp_path)
+    assert report.checkpoints[0] == f"bijection-{architecture}" and np.isfinite(report.kl_bits).all()

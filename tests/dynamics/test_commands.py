@@ -35,7 +35,8 @@ def test_seeds_are_trained_and_reported(
     monkeypatch.setattr(publish, "N_SCORED", 8)
     shared = ["replicate", "small", "--runs", str(tmp_path), "--n", "8"]
     assert main([*shared, "--seeds", "2"]) == 0
-    assert "small-seed1" in capsys.readouterr().out
+    out, err = capsys.readouterr()
+    assert "small-seed1" in out and "  small-seed1: 6 sequences in 3 steps\n" in err
     assert main([*shared, "--seeds", "3", "--only-existing"]) == 0
     assert "not there: small-seed2" in capsys.readouterr().out
 
@@ -47,6 +48,7 @@ def test_mistakes_are_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str
         ("dynamics", "nowhere"): "there is no training named 'nowhere'",
         ("dynamics", str(tmp_path)): "holds no snapshots",
         ("dynamics", "nowhere", "--out", str(tmp_path / "other")): "holds something else than a report",
+        ("dynamics", "bijection-formation", "--device", "foo"): "device 'foo' cannot be used here",
         ("pack", str(tmp_path), str(tmp_path / "p")): "holds no snapshots",
         ("replicate", "small", "--seeds", "0"): "there is no recipe named 'small'",
     }

@@ -1,5 +1,6 @@
 """Dynamics: paired numbers of every snapshot, what is kept between runs, and what cannot be put together."""
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,20 +11,21 @@ import torch
 import bayesgeom
 from bayesgeom.diagnosis import Diagnosis
 from bayesgeom.dynamics import DynamicsJob, dynamics
-from bayesgeom.errors import InvalidArgument, UnknownName
+from bayesgeom.errors import CheckpointFault, InvalidArgument, UnknownName
 from bayesgeom.information import jensen_shannon_bits
 from bayesgeom.intervene import intervene
 from bayesgeom.interventions.jacobian import jacobian_grams
 from bayesgeom.models.resolve import load
 from bayesgeom.over_training.frame import Frame
 from bayesgeom.over_training.report import DynamicsReport
-from bayesgeom.over_training.runs import TrainingRun, runs_of
+from bayesgeom.over_training.runs import TrainingRun, _place, runs_of
 from bayesgeom.probes.belief_readout import BeliefReadout
 from bayesgeom.probes.calibration import Calibration
 from bayesgeom.probes.key_overlap import KeyOverlap
 from bayesgeom.sites import PATTERN, RESID_PRE, K
 from bayesgeom.tasks.base import derived_seed
 from bayesgeom.tasks.bijection import Bijection
+from bayesgeom.training.formation import pack, snapshot_paths
 from tests.dynamics.trainings import SIZES, STEPS, TASK, a_recipe, a_run
 
 N = 24
@@ -226,13 +228,19 @@ def test_what_is_no_training_is_named(run: Path, tmp_path: Path) -> None:
         dynamics(run, n=3)
     with pytest.raises(InvalidArgument, match=r"single checkpoint beside whole runs"):
         dynamics(run, one / "snapshots" / "step-0000100")
+    with pytest.raises(InvalidArgument, match=r"device 'foo' cannot be used here"):
+        dynamics(run, device="foo")
+    with pytest.raises(InvalidArgument, match=r"a seed is a whole number, at least 0, got -1"):
+        dynamics(run, seed=-1)
+    with pytest.raises(InvalidArgument, match=r"as many arguments; got a list"):
+        _place([run])  # `dynamics` itself has its types checked in tests
     with pytest.raises(InvalidArgument, match=r"no snapshot was taken at step 7; there are 0, 10, 30, 100"):
         DynamicsJob.of([run], maps_at=[7])
 
 
 def test_different_trainings_are_not_mixed(run: Path, tmp_path: Path) -> None:
     others = {
-        "architectures": a_recipe(sizes={**SIZES, "d_mlp": 17}),
+        "architectures": a_recipe(sizes={**SIZES, "d_mlp": 17, "norm": "layernorm"}),
         "tasks": a_recipe(task=Bijection(n_values=5, n_pairs=4, repeats=True)),
         "seed": a_recipe(lr=0.5),
     }
@@ -242,12 +250,31 @@ def test_different_trainings_are_not_mixed(run: Path, tmp_path: Path) -> None:
             dynamics(run, other)
         with pytest.raises(InvalidArgument, match=word if word != "seed" else "different trainings"):
             dynamics(run / "snapshots" / "step-0000000", other / "snapshots" / "step-0000100")
+    apart = r"architectures .*: small has d_mlp 13, norm rmsnorm, small has d_mlp 17, norm layernorm\.$"
+    with pytest.raises(InvalidArgument, match=apart):  # and no word of the fields in which they agree
+        dynamics(run, tmp_path / "architectures")
+    lstm = a_run(tmp_path / "lstm", a_recipe(sizes={"architecture": "lstm", "n_layers": 2, "d_model": 22}))
+    with pytest.raises(InvalidArgument, match=r"small has architecture transformer, small has architecture lstm\.$"):
+        dynamics(run, lstm)
     with pytest.raises(InvalidArgument, match=r"is given twice"):
         dynamics(run, run)
     with pytest.raises(InvalidArgument, match=r"compared at the same steps"):
         dynamics(run, a_run(tmp_path / "short", a_recipe(seed=1_000), steps=(0, 30)))
     with pytest.raises(InvalidArgument, match=r"of the same step"):
         dynamics(run / "snapshots" / "step-0000010", run / "snapshots" / "step-0000010")
+
+
+def test_a_damaged_snapshot_is_named_and_an_unfinished_one_is_none(run: Path, tmp_path: Path) -> None:
+    """What an interruption leaves has a dot before its name, whole or not."""
+    copy = tmp_path / "copy"
+    shutil.copytree(run / "snapshots", copy / "snapshots")
+    shutil.copytree(copy / "snapshots" / "step-0000010", copy / "snapshots" / ".step-0000010.a1b2")
+    assert [path.name for path in snapshot_paths(copy)] == [f"step-{step:07d}" for step in STEPS]
+    for file in ("config.json", "model.safetensors"):
+        (copy / "snapshots" / "step-0000030" / file).unlink()
+        for read in (dynamics, bayesgeom.gradient_movement, lambda run: pack(run, tmp_path / "packed", keep=2)):
+            with pytest.raises(CheckpointFault, match=rf"step-0000030 holds no .*{file}.*delete the directory"):
+                read(copy)
 
 
 def test_the_package_offers_it(report: DynamicsReport) -> None:

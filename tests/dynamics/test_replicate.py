@@ -12,6 +12,7 @@ from bayesgeom.over_training.replication import ReplicationReport
 from bayesgeom.replicate import ReplicationJob, replicate
 from bayesgeom.statistics import seed_interval
 from bayesgeom.training import publish
+from bayesgeom.training.kept import Kept
 from tests.dynamics.trainings import a_recipe
 
 RECIPE = a_recipe(steps=5, batch_size=4, warmup=1, snapshots=0)
@@ -65,11 +66,19 @@ def test_what_is_not_there_is_named(trained: tuple[Path, ReplicationReport], tmp
     runs, _ = trained
     five = replicate(RECIPE, seeds=5, runs=runs, n=16, is_trained=False)
     assert five.missing == ("small-seed3", "small-seed4") and len(five.replicas) == 3
-    with pytest.raises(UnknownName, match=r"no checkpoint of 'small' under any of 2 seed"):
+    with pytest.raises(UnknownName, match=r"no checkpoint named 'small' or 'small-seed1'"):
         job(tmp_path, seeds=2, is_trained=False).run()
     with pytest.raises(UnknownName, match=r"no recipe named 'chess'"):
         bayesgeom.replicate("chess")
-    with pytest.raises(InvalidArgument, match=r"seeds is at least 1"):
+    with pytest.raises(InvalidArgument, match=r"seeds, the number of trainings, is a whole number, at least 1"):
         replicate(RECIPE, seeds=0)
     with pytest.raises(CheckpointFault, match=r"made by another recipe than small"):
         replicate(a_recipe(steps=5, batch_size=4, warmup=1, lr=0.5), seeds=1, runs=runs, n=16)
+
+
+def test_a_seed_that_another_recipe_made_is_refused_before_anything_is_trained(tmp_path: Path) -> None:
+    other = a_recipe(steps=5, batch_size=4, warmup=1, snapshots=0, lr=0.5).reseeded(2)
+    Kept(runs=tmp_path, is_trained=True).model(other)
+    with pytest.raises(CheckpointFault, match=r"made by another recipe than small-seed2"):
+        job(tmp_path).run()
+    assert [path.name for path in tmp_path.iterdir()] == ["small-seed2"]

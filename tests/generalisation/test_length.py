@@ -1,23 +1,33 @@
 """Length, end to end on small models: what each position is scored, where a planted break is found, what is refused."""
 
+import gc
+import inspect
+import sys
+import weakref
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
+from bayesgeom.activations import Run
 from bayesgeom.cli import main
 from bayesgeom.diagnosis import Diagnosis
 from bayesgeom.errors import InvalidArgument, TaskMismatch, UnknownName
 from bayesgeom.generalisation.arm import with_untrained_positions, without_top_attention
+from bayesgeom.generalisation.curves import Errors, errors_across
 from bayesgeom.generalisation.length_report import LengthReport
-from bayesgeom.length import LengthJob, length, with_room
+from bayesgeom.generalisation.stretch import checked_lengths, stretch_of
+from bayesgeom.length import LengthJob, Unmade, length, with_room
+from bayesgeom.models.base import Model
 from bayesgeom.models.checkpoint import save_checkpoint
 from bayesgeom.models.hooked import HookedModel
 from bayesgeom.models.lstm import LSTMConfig
-from bayesgeom.models.resolve import of_module
+from bayesgeom.models.resolve import ModelLike, of_module
 from bayesgeom.models.transformer import Transformer, TransformerConfig
 from bayesgeom.tasks.associative_recall import AssociativeRecall
 from bayesgeom.tasks.base import WindTunnel, derived_seed
@@ -99,13 +109,58 @@ def test_without_a_break_nothing_is_called_one() -> None:
 def test_distance_is_run_length_by_length() -> None:
     task = AssociativeRecall(n_pairs=2, n_keys=3, n_values=5, n_queries=2, n_filler=3)
     model = small("alibi", task=task)
-    found = length(model, lengths=[0, 1, 5, 11], n=13)
-    assert found.at.tolist() == [0, 1, 3, 5, 11] and found.field == "n_filler" and found.trained == 3
+    found = length(model, lengths=[0, 1, 7, 11], n=13)
+    assert found.at.tolist() == [0, 1, 2, 3, 4, 7, 11] and found.field == "n_filler" and found.trained == 3
     for place, filler in enumerate(found.at):
         trials = replace(task, n_filler=int(filler)).stream(13, seed=derived_seed(0, 0))
         assert found.kl_bits[0, place] == pytest.approx(model.run(trials).behaviour.kl_bits.mean(), rel=1e-5)
-    np.testing.assert_allclose(found.whole_kl_bits, found.kl_bits)
+    assert found.lengths == ("0", "1", "3", "7", "11")
+    np.testing.assert_allclose(found.whole_kl_bits, found.kl_bits[:, [0, 1, 3, 5, 6]])
     assert np.isfinite(found.layer_excess_bits).all() and "filler" in found.figure().layout.xaxis.title.text
+
+
+@pytest.mark.parametrize("lengths", [None, [6, 40]])
+def test_the_break_at_a_distance_is_that_of_the_first_distance_beyond(
+    lengths: list[int] | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Errors planted by distance: a line within, and far off from one filler token beyond the trained twelve."""
+    task = AssociativeRecall(n_pairs=2, n_keys=3, n_values=5, n_queries=1, n_filler=12)
+    asked = list[int]()
+
+    def planted(runs: Mapping[int, Run]) -> Errors:
+        asked.extend(runs)
+        found = errors_across(runs)
+        line = 0.001 * found.at + 0.5 * (found.at > 12)
+        return replace(found, kl_bits=np.tile(line, (len(found.kl_bits), 1)))
+
+    monkeypatch.setattr(sys.modules["bayesgeom.length"], "errors_across", planted)
+    found = length(small("alibi", task=task, n_ctx=512), lengths=lengths, n=3)
+    assert {*range(3, 14)} <= {*asked} and len(asked) <= 20, "five for the trend at each of five places, one beyond"
+    assert found.jump_kl_bits[0] == pytest.approx(0.5) and found.jump_kl_bits_null[0] == pytest.approx(0, abs=1e-9)
+    assert found.critical_length[0] == 11, "where the line passes 0.01"
+    assert "KL jump at 13 over the trend" in str(found.headlines()[0]) and "fewer than" not in found.table()
+
+
+@pytest.mark.parametrize(
+    ("trained", "jump", "null", "said"),
+    [
+        (2, True, True, "a line through the 3 places"),
+        (1, True, False, "nothing is left to"),
+        (0, False, False, "no line"),
+    ],
+)
+def test_few_distances_within_are_said_to_be_few(trained: int, jump: bool, null: bool, said: str) -> None:
+    task = AssociativeRecall(n_pairs=2, n_keys=3, n_values=5, n_queries=2, n_filler=trained)
+    found = length(small("rotary", task=task), lengths=[7], n=5)
+    assert found.at.tolist() == [*range(trained + 2), 7]
+    assert (np.isfinite(found.jump_kl_bits[0]), np.isfinite(found.jump_kl_bits_null[0])) == (jump, null)
+    assert said in found.table()
+
+
+def test_a_row_that_only_the_last_placeholder_reaches_was_never_trained() -> None:
+    task = AssociativeRecall(n_pairs=2, n_keys=3, n_values=5, n_queries=2, n_filler=3)
+    found = length(small("learned", task=task), lengths=[5], n=3)
+    assert found.untrained[0] == f"tokens {task.n_pos}–61 of its position table were never trained"
 
 
 def test_silenced_attention_is_attention_that_writes_nothing() -> None:
@@ -153,11 +208,24 @@ def test_a_report_is_saved_drawn_and_tabled(two_arms: LengthReport, tmp_path: Pa
 
 @pytest.mark.parametrize(
     ("lengths", "message"),
-    [([7], r"beyond the training length \(length=7\)"), ([0, 9], "at least 1"), ([], "got none")],
+    [
+        ([7], r"beyond the training length \(length=7\)"),
+        ([0, 9], "at least 1"),
+        ([], r"got \[\]"),
+        (50, "a list of whole numbers.*got 50"),
+        ("50,100", "a list of whole numbers.*got '50,100'"),
+        ([25.5], "a list of whole numbers.*got 25.5"),
+    ],
 )
-def test_lengths_that_say_nothing(lengths: list[int], message: str) -> None:
+def test_lengths_that_say_nothing(lengths: Any, message: str) -> None:
+    check = inspect.unwrap(checked_lengths)  # as without shape checks, which would refuse first
     with pytest.raises(InvalidArgument, match=message):
-        length(small(), lengths=lengths, n=5)
+        check(stretch_of(TASK), 7, lengths)
+
+
+def test_lengths_may_come_from_numpy() -> None:
+    check = inspect.unwrap(checked_lengths)
+    assert check(stretch_of(TASK), 7, np.array([19, 11])) == (7, 11, 19)
 
 
 def test_a_table_that_ends_is_refused_with_the_kinds_that_do_not() -> None:
@@ -188,10 +256,81 @@ def test_other_refusals() -> None:
     other = replace(TASK, length=9)
     with pytest.raises(InvalidArgument, match=r"one task at one length.*length=7.*length=9"):
         length([small(), small(task=other)], lengths=[19], n=5)
+    with pytest.raises(InvalidArgument, match=r"one task at one length.*Bijection.*HMM"):
+        length([small(), small(task=Bijection(n_values=5, n_pairs=5))], lengths=[19], n=5)
     with pytest.raises(InvalidArgument, match="n is at least 2"):
         length(small(), lengths=[19], n=1)
     with pytest.raises(InvalidArgument, match=r"use n_pairs ≤ n_values"):
         length(small(task=Bijection(n_values=5, n_pairs=5)), n=5)
+
+
+def test_models_are_held_one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each is loaded to be checked and again to be run, a single one once; none is alive while the next is loaded."""
+    alive, loads = weakref.WeakSet[HookedModel](), list[str]()
+
+    def loaded(name: ModelLike) -> Model:
+        if isinstance(name, Model):
+            return name
+        gc.collect()
+        assert not alive, "the model before is still held"
+        loads.append(str(name))
+        model = small(str(name))
+        alive.add(model)
+        return model
+
+    monkeypatch.setattr(sys.modules["bayesgeom.length"], "as_model", loaded)
+    job = LengthJob.of(["rotary", "none"], None, [11], n=3, seed=0)
+    hashes = job.diagnosis(job.run()).provenance["weights"]
+    assert loads == ["rotary", "none"] * 2 and hashes["none 0"] == small("none").spec.weights_hash
+    loads.clear()
+    del job
+    job = LengthJob.of(["alibi"], None, [11], n=3, seed=0)
+    assert job.diagnosis(job.run()).provenance["model"] == small("alibi").spec.to_dict() and loads == ["alibi"]
+
+
+def test_a_model_may_be_trained_after_everything_was_checked() -> None:
+    made = list[str]()
+
+    def make() -> Model:
+        made.append("trained")
+        return small(seed=1)
+
+    unmade = Unmade(like=small, make=make)
+    with pytest.raises(InvalidArgument, match="beyond the training length"):
+        LengthJob.of([unmade], None, [5], n=3, seed=0)
+    job = LengthJob.of([unmade], None, [11], n=3, seed=0)
+    assert not made
+    saved = job.diagnosis(job.run()).provenance["model"]
+    assert made == ["trained"] and saved["weights_hash"] == small(seed=1).spec.weights_hash != small().spec.weights_hash
+
+
+@pytest.mark.parametrize("wrong", [["--to", "5"], ["--to", "50", "--n", "1"], ["--threshold", "0"], ["--to", "9999"]])
+def test_no_arm_is_trained_for_what_is_refused(
+    wrong: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def trained(*_: object, **__: object) -> None:
+        raise AssertionError("trained before it was checked")
+
+    monkeypatch.setattr(sys.modules["bayesgeom.training.kept"], "train", trained)
+    arms_of = ["length", "--arms", "hmm", "--kinds", "learned", "--runs", str(tmp_path)]
+    assert main([*arms_of, *wrong]) in (1, 2) and not list(tmp_path.iterdir())
+    with pytest.raises(AssertionError, match="trained before"):
+        main([*arms_of, "--to", "50"])
+
+
+def test_long_sequences_are_scored_without_their_relations(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four relations of each query to each position: of 128 sequences of 3,000 steps they would be 9 GB."""
+
+    def read(*_: object) -> dict[str, Tensor]:
+        raise AssertionError("relations were drawn, and nothing reads them")
+
+    monkeypatch.setattr(HMM, "_relations", read)
+    task = HMM(n_states=2, n_symbols=2, length=3)
+    lstm = LSTMConfig(d_vocab=task.d_vocab, n_ctx=9_999, n_layers=1, d_model=3).build(seed=0)
+    found = length(of_module(lstm, name="lstm", task=task), lengths=[50], n=131)
+    assert found.kl_bits.shape == (1, 50)
+    blocks = [len(block) for block in replace(task, length=2**12).stream(131, seed=0)]
+    assert sum(blocks) == 131 and max(blocks) == 127, "a block of so long ones is smaller"
 
 
 # Arms.

@@ -1,7 +1,9 @@
 """Sweeps: the same tokens under other ids, the exact posterior alone or beside a model, one error for a wrong key."""
 
+import inspect
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -64,6 +66,9 @@ def test_the_model_is_scored_as_it_is_on_its_own_task() -> None:
     np.testing.assert_allclose(found.model_entropy_bits[0], seen.model_entropy_bits.mean(axis=0), rtol=1e-5)
     assert (found.kl_bits_lo <= found.kl_bits).all() and (found.kl_bits <= found.kl_bits_hi).all()
     assert found.notes == ("", "") and "0.05 (trained)" in found.table()
+    for metric in ("kl_bits", "entropy_mae_bits"):
+        value, lo, hi = (float(vars(found)[metric + end][1]) for end in ("", "_lo", "_hi"))
+        assert f"{value:.1e} [{lo:.1e}, {hi:.1e}]" in found.table()
 
 
 def test_a_value_without_tokens_has_the_exact_posterior_alone_and_says_why() -> None:
@@ -110,6 +115,28 @@ def test_what_cannot_be_varied(vary: str, value: object, message: str) -> None:
         sweep(TASK, vary, [value], n=5)
 
 
+@pytest.mark.parametrize("values", [np.linspace(0.1, 0.3, 3), list(np.array([0.1, 0.2, 0.3])), (0.1, 0.2, 0.3)])
+def test_values_may_come_from_numpy(values: Any) -> None:
+    report = sweep(StickyMarkov(n_states=3, length=5), "noise", values, n=5)
+    assert report.values == ("0.1", "0.2", "0.3")
+
+
+@pytest.mark.parametrize(
+    ("task", "values", "message"),
+    [
+        ("hmm", [0.1], r"varies a task, such as bayesgeom.tasks.HMM\(\); got 'hmm'"),
+        (HMM, [0.1], "varies a task"),
+        (TASK, 0.1, "takes a list of values, at least one; got 0.1"),
+        (TASK, "0.1,0.2", "takes a list of values"),
+        (TASK, [], "takes a list of values"),
+    ],
+)
+def test_what_is_no_sweep(task: Any, values: Any, message: str) -> None:
+    job = inspect.unwrap(SweepJob.of)  # as without shape checks, which would refuse first
+    with pytest.raises(InvalidArgument, match=message):
+        job(SweepJob, task, "floor", values, None, n=5, seed=0)
+
+
 def test_tasks_in_words_vary_by_their_own_and_the_inner_tasks_parameters() -> None:
     assert varied_task(LabelledEvidence(), "reliability", 0.7) == LabelledEvidence(reliability=0.7)
     inner = varied_task(InContext(task=TASK), "floor", 0.1)
@@ -133,5 +160,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     command = ["sweep", "sticky-markov:n_states=3,length=7", "--vary", "noise=0.01,0.5", "--n", "9"]
     assert main([*command, "--out", str(tmp_path / "out")]) == 0
     assert "tokens, exact" in capsys.readouterr().out and (tmp_path / "out" / "report.html").exists()
+    assert main(["sweep", "hmm", "--vary", "floor=0.1", "--vary", "length=3"]) == 2
+    assert "one parameter is varied at a time; got floor=0.1, length=3" in capsys.readouterr().err
     assert main(["sweep", "hmm", "--vary", "floor"]) == 2
     assert "a parameter and its values" in capsys.readouterr().err

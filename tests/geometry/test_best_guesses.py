@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from torch.nn.functional import one_hot
 
 from bayesgeom.geometry.best_guesses import cluster_scores, guess_scores
 from bayesgeom.geometry.clusters import adjusted_rand, meetings
@@ -12,6 +13,8 @@ from bayesgeom.statistics import bootstrap_weights, shuffled_within_position
 
 SEQUENCES, POSITIONS, H, D = 47, 5, 3, 7
 COUNTS = [2, 3, 5]
+
+TOKENS = one_hot(torch.arange(SEQUENCES * POSITIONS)[:, None] % 4 + torch.tensor([0, 1])).double()
 
 
 def targets_of(belief: np.ndarray) -> BeliefTargets:
@@ -35,12 +38,12 @@ def clouds(belief: np.ndarray, rng: np.random.Generator) -> torch.Tensor:
 
 def test_best_guesses_are_found_with_intervals_and_nulls(belief: np.ndarray, clouds: torch.Tensor) -> None:
     weights = bootstrap_weights(SEQUENCES, seed=2, draws=201)
-    scores = cluster_scores(clouds, targets_of(belief), COUNTS, weights, n_clustered=151, seed=3)
+    scores = cluster_scores(clouds, targets_of(belief), TOKENS, COUNTS, weights, n_clustered=151, seed=3)
     assert all(values.shape == (2, len(COUNTS)) for values in scores.values())
     assert scores["rand_index"][0, 1] == 1 == scores["rand_index_lo"][0, 1]
     assert scores["silhouette"][0, 1] > 0.8 > scores["silhouette_null"][0, 1] + 0.2
     assert np.abs(scores["rand_index"][1]).max() < 0.1 > np.abs(scores["rand_index_null"]).max()
-    for name in ("silhouette", "rand_index"):
+    for name in ("silhouette", "rand_index", "token_rand_index"):
         assert (scores[f"{name}_lo"] <= scores[f"{name}_hi"]).all()
         inside = (scores[f"{name}_lo"] - 0.02 <= scores[name]) & (scores[name] <= scores[f"{name}_hi"] + 0.02)
         assert inside.all(), name
@@ -49,8 +52,8 @@ def test_best_guesses_are_found_with_intervals_and_nulls(belief: np.ndarray, clo
 def test_equal_weights_are_the_estimate(belief: np.ndarray, clouds: torch.Tensor) -> None:
     """A resample that holds every sequence once gives the estimate, points of no sequence counting less."""
     even = np.full((3, SEQUENCES), 1 / SEQUENCES)
-    scores = cluster_scores(clouds, targets_of(belief), COUNTS, even, n_clustered=999, seed=3)
-    for name in ("silhouette", "rand_index"):
+    scores = cluster_scores(clouds, targets_of(belief), TOKENS, COUNTS, even, n_clustered=999, seed=3)
+    for name in ("silhouette", "rand_index", "token_rand_index"):
         for end in ("_lo", "_hi"):
             np.testing.assert_allclose(scores[name + end], scores[name], atol=1e-12)
 
@@ -60,12 +63,23 @@ def test_a_sequence_counts_as_often_as_it_was_drawn(belief: np.ndarray, clouds: 
     only = np.zeros((1, SEQUENCES))
     only[0, [5, 11]] = 0.5
     targets = targets_of(belief)
-    scores = cluster_scores(clouds, targets, [H], only, n_clustered=999, seed=3)
+    scores = cluster_scores(clouds, targets, TOKENS, [H], only, n_clustered=999, seed=3)
     kept = [5 * POSITIONS + i for i in range(POSITIONS)] + [11 * POSITIONS + i for i in range(POSITIONS)]
     guess = torch.from_numpy(belief.argmax(-1).ravel())
     twin = meetings(guess[None, None], torch.nn.functional.one_hot(guess).double()[:, None])  # clusters are the guesses
     assert float(adjusted_rand(twin)[0, 0, 0]) == 1 == scores["rand_index_lo"][0, 0]
     assert len(kept) == 2 * POSITIONS and np.isfinite(scores["silhouette_lo"]).all()
+
+
+def test_clusters_of_the_token_are_told_from_clusters_of_the_guess(
+    belief: np.ndarray, rng: np.random.Generator
+) -> None:
+    cloud = 20 * TOKENS[:, 0] @ torch.from_numpy(rng.normal(size=(5, D))) + torch.from_numpy(
+        rng.normal(size=(len(TOKENS), D))
+    )
+    even = np.full((1, SEQUENCES), 1 / SEQUENCES)
+    scores = cluster_scores(cloud[None], targets_of(belief), TOKENS, [4], even, n_clustered=999, seed=3)
+    assert scores["token_rand_index"][0, 0] > 0.99 > 0.1 > abs(scores["rand_index"][0, 0])
 
 
 def test_nearest_centroids_by_confidence(belief: np.ndarray, clouds: torch.Tensor) -> None:
@@ -83,6 +97,6 @@ def test_nearest_centroids_by_confidence(belief: np.ndarray, clouds: torch.Tenso
 def test_ties_have_no_best_guess(clouds: torch.Tensor) -> None:
     even = targets_of(np.full((SEQUENCES, POSITIONS, H), 1 / H))
     weights = bootstrap_weights(SEQUENCES, seed=2, draws=31)
-    scores = cluster_scores(clouds, even, COUNTS, weights, n_clustered=151, seed=3)
+    scores = cluster_scores(clouds, even, TOKENS, COUNTS, weights, n_clustered=151, seed=3)
     assert all(np.isnan(scores[f"rand_index{end}"]).all() for end in ("", "_lo", "_hi", "_null"))
     assert np.isfinite(scores["silhouette"]).all()

@@ -113,9 +113,11 @@ def test_the_command_prints_and_writes(
     assert (out / "report.html").exists()
 
 
-def test_bad_input_is_refused() -> None:
+def test_bad_input_is_refused(tiny_checkpoints: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(InvalidArgument, match="at least 2"):
         GradientJob.of(lively(), None, n=1)
+    assert cli.main(["gradients", "hmm-s5", "--n", "0"]) == 2
+    assert "at least 2, so that one can stand in; got 0" in capsys.readouterr().err
     with pytest.raises((InvalidArgument, TypeCheckError), match="'sampled'"):
         GradientJob.of(lively(), None, targets="soft")  # type: ignore[arg-type]
     with pytest.raises(TaskMismatch):

@@ -1,7 +1,8 @@
 """Routing and values over a run's snapshots: distances, order, one model at a time, bad input."""
 
 import gc
-import importlib
+import json
+import shutil
 import weakref
 from dataclasses import replace
 from pathlib import Path
@@ -14,13 +15,15 @@ from torch import nn
 import bayesgeom
 from bayesgeom import cli
 from bayesgeom.diagnosis import Diagnosis
-from bayesgeom.errors import CheckpointFault, InvalidArgument
+from bayesgeom.errors import InvalidArgument
 from bayesgeom.gradient_laws.movement import SETTLED, Frame, GradientMovementReport, moment_of
 from bayesgeom.gradient_movement import MovementJob
 from bayesgeom.information import jensen_shannon_bits
 from bayesgeom.models.checkpoint import load_checkpoint
+from bayesgeom.over_training import runs
 from bayesgeom.tasks.base import derived_seed
 from bayesgeom.tasks.bijection import Bijection
+from bayesgeom.training.formation import pack
 from bayesgeom.training.loop import Pace, train
 from bayesgeom.training.recipe import Recipe
 
@@ -109,7 +112,7 @@ def test_one_model_at_a_time(run: Path, monkeypatch: pytest.MonkeyPatch) -> None
         alive.append(weakref.ref(found.module))
         return found
 
-    monkeypatch.setattr(importlib.import_module("bayesgeom.gradient_movement"), "load_checkpoint", counting)
+    monkeypatch.setattr(runs, "load_checkpoint", counting)
     gc.collect()
     gc.freeze()  # what is there already need not be looked through at every snapshot
     try:
@@ -133,7 +136,41 @@ def test_the_command_takes_a_run(run: Path, tmp_path: Path, capsys: pytest.Captu
     found = Diagnosis.load(out)
     assert isinstance(found["gradient_movement"], GradientMovementReport)
     assert found.provenance["recipe"]["seed"] == 0
-    assert cli.main(["gradients", str(run), "--over-training", "--task", "hmm"]) == 2
+    assert found.provenance["model"]["name"] == "tiny"
+
+
+def test_a_packed_training_is_followed_as_the_run_is(
+    run: Path, report: GradientMovementReport, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pack(run, tmp_path / "packed", keep=4)
+    packed = bayesgeom.gradient_movement(tmp_path / "packed", n=5)
+    assert packed.steps == report.steps
+    np.testing.assert_allclose(packed.value_distance, report.value_distance, atol=1e-3)  # half precision
+    assert cli.main(["gradients", str(tmp_path / "packed"), "--over-training", "--n", "2"]) == 0
+    assert "values settle later" in capsys.readouterr().out
+
+
+def test_options_that_have_no_say_are_refused(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    refused = {
+        ("--task", "hmm"): "--task has no say",
+        ("--device", "foo"): "device 'foo' cannot be used here",
+        ("--dtype", "float16"): "dtype is for Hugging Face models",
+        ("--device-map", "auto"): "device_map is for Hugging Face models",
+        ("--n", "0"): "n at least 2; got 'sampled', 0",
+        ("--seed", "-1"): "a seed is a whole number, at least 0, got -1",
+    }
+    for arguments, message in refused.items():
+        assert cli.main(["gradients", str(run), "--over-training", *arguments]) == 2
+        assert message in capsys.readouterr().err
+
+
+def test_a_snapshot_from_before_a_size_had_a_name_is_of_the_same_architecture(run: Path, tmp_path: Path) -> None:
+    old = tmp_path / "old"
+    shutil.copytree(run / "snapshots" / "step-0000000", old)
+    described = json.loads((old / "config.json").read_text())
+    del described["model"]["top_attention_off"], described["task"]["pooled_keys"]
+    (old / "config.json").write_text(json.dumps(described))
+    assert MovementJob.of([old, run / "snapshots" / "step-0000040"]).training.steps == (0, 40)
 
 
 def test_the_figure_has_the_step_of_the_start(report: GradientMovementReport) -> None:
@@ -145,22 +182,24 @@ def test_the_figure_has_the_step_of_the_start(report: GradientMovementReport) ->
 
 
 def test_bad_input_is_refused(run: Path, tmp_path: Path) -> None:
+    """As `dynamics` refuses it: tests/dynamics/test_dynamics.py has the rest."""
     folder = run / "snapshots"
     with pytest.raises(InvalidArgument, match="holds no snapshots"):
         MovementJob.of(tmp_path)
-    with pytest.raises(InvalidArgument, match="two snapshots or more"):
+    with pytest.raises(InvalidArgument, match=r"1 snapshot\(s\); at least 2"):
         MovementJob.of([folder / "step-0000000"])
-    with pytest.raises(InvalidArgument, match="each of another step"):
+    with pytest.raises(InvalidArgument, match="of the same step"):
         MovementJob.of([folder / "step-0000000"] * 2)
-    with pytest.raises(CheckpointFault):
-        MovementJob.of([folder / "step-0000000", tmp_path])
     with pytest.raises(InvalidArgument, match="n at least 2"):
         MovementJob.of(run, n=1)
-    for key, other in (
-        ("task", replace(TINY, task=Bijection(n_values=7, n_pairs=5, repeats=True))),
-        ("model", replace(TINY, sizes={**TINY.sizes, "d_mlp": 9})),
+    for changed, message in (
+        ({"task": Bijection(n_values=7, n_pairs=5, repeats=True)}, "different tasks.*has repeats False.*repeats True"),
+        ({"sizes": {**TINY.sizes, "d_mlp": 9}}, "different architectures.*has d_mlp 7.*has d_mlp 9"),
+        ({"seed": 3}, "different trainings"),
     ):
-        train(replace(other, steps=1, snapshots=1), tmp_path / key, pace=Pace(quiet=True))
-        mixed = [folder / "step-0000000", tmp_path / key / "snapshots" / "step-0000001"]
-        with pytest.raises(InvalidArgument, match=f"share their {key}"):
-            MovementJob.of(mixed)
+        other = tmp_path / next(iter(changed))
+        train(replace(TINY, **changed), other, pace=Pace(quiet=True))  # type: ignore[arg-type]
+        with pytest.raises(InvalidArgument, match=message):
+            MovementJob.of([folder / "step-0000000", other / "snapshots" / "step-0000040"])
+    with pytest.raises(InvalidArgument, match="a single training; got tiny, seed 0 and tiny, seed 3"):
+        MovementJob.of([run, tmp_path / "seed"])

@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import nn
 
+import bayesgeom
 from bayesgeom.errors import InvalidArgument, UnknownName
 from bayesgeom.models.capacity import capacity_matched, n_parameters
 from bayesgeom.models.config import ModelConfig, config_from_dict
@@ -48,6 +49,11 @@ def test_the_reference_may_be_a_module_or_a_model() -> None:
     assert vars(found)["tied"] is False
 
 
+def test_the_reference_may_be_a_shipped_checkpoint() -> None:
+    config = bayesgeom.capacity_matched("mlp", "bijection-lstm")
+    assert (config.d_vocab, config.n_ctx) == (40, 37) and abs(built(config) / 601_728 - 1) <= 0.01
+
+
 def test_sizes_that_are_given_stay() -> None:
     config = capacity_matched("mlp", REFERENCE, context="prefix", n_ctx=29, tied=False, d_embed=16)
     assert {"context": "prefix", "n_ctx": 29, "tied": False, "d_embed": 16}.items() <= vars(config).items()
@@ -72,6 +78,8 @@ def test_what_does_not_fit_is_refused() -> None:
         InvalidArgument, match=r"to a ModelConfig, to a module that one built, or to a Model; got a Linear"
     ):
         capacity_matched("lstm", nn.Linear(3, 5))
+    with pytest.raises(UnknownName, match="no checkpoint named 'bijection-20'"):
+        capacity_matched("lstm", "bijection-20")
 
 
 def test_a_reference_without_a_context_is_asked_for_it() -> None:

@@ -232,6 +232,15 @@ def test_a_trainers_optimiser_is_kept_with_the_weights(tmp_path: Path) -> None:
     assert callback.monitor._good.put_back() in (1, 2)
 
 
+def test_folders_may_be_text_and_marks_one_or_several(tmp_path: Path) -> None:
+    settings = Settings(n=6, untrained=False, out=str(tmp_path / "out"))
+    response = Response(action="roll_back", folder=str(tmp_path / "good"), on=["kl_bits", "key_orthogonality"])
+    Monitor(tiny(), TASK, every=1, settings=settings, response=response)(0)
+    assert (tmp_path / "out" / "metrics.parquet").is_file() and len(list((tmp_path / "good").iterdir())) == 1
+    assert response.marks == {"kl_bits", "key_orthogonality"}
+    assert Response().marks == Response(on="kl_bits").marks == {"kl_bits"}
+
+
 def test_bad_input_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidArgument, match="at least 1"):
         Monitor(tiny(), TASK, every=0)
@@ -243,8 +252,9 @@ def test_bad_input_is_refused(tmp_path: Path) -> None:
         Monitor(tiny(), Bijection(n_values=20, n_pairs=3), settings=QUICK)
     with pytest.raises(InvalidArgument, match="cannot diagnose a Linear"):
         Monitor(nn.Linear(3, 3), TASK)
-    with pytest.raises(InvalidArgument, match="action is warn"):
-        Response(on=frozenset({"coverage"}))
+    for on in ("coverage", ["kl_bits", "coverage"]):
+        with pytest.raises(InvalidArgument, match="`on` is of key_orthogonality, kl_bits"):
+            Response(on=on)
     with pytest.raises(InvalidArgument, match="nothing has been measured"):
         Monitor(tiny(), TASK, settings=QUICK).report()
     (tmp_path / "file").write_text("")

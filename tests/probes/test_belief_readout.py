@@ -97,7 +97,7 @@ def test_nulls_at_initialisation_are_means_over_the_copies() -> None:
     copies = [probe.measure(planted(seed=seed)) for seed in (1, 2, 3)]
     alone, report = probe.measure(planted()), probe.measure(planted(), copies)
     metrics = [name.removesuffix("_initialisation") for name in report.axes() if name.endswith("_initialisation")]
-    assert len(metrics) == 6
+    assert len(metrics) == 7
     for metric in metrics:
         mean = np.mean([vars(copy)[metric] for copy in copies], axis=0)
         np.testing.assert_allclose(vars(report)[f"{metric}_initialisation"], mean, err_msg=metric)

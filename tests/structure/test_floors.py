@@ -6,12 +6,13 @@ Every import counts: at the top, inside functions, under TYPE_CHECKING, and by `
 """
 
 import ast
+import re
 from collections.abc import Iterator
 from graphlib import CycleError, TopologicalSorter
 
 import pytest
 
-from tests.structure.source import PACKAGE, Source, assert_none, findings, last_name, package_sources, planted
+from tests.structure.source import PACKAGE, ROOT, Source, assert_none, findings, last_name, package_sources, planted
 
 # The floor table: the one place to enter a new file or folder. The package root stands above all of it.
 FLOORS = (
@@ -59,6 +60,7 @@ FOUNDATIONS = {
 FRONTS = {"models.resolve"}
 # An adapter knows the one architecture that it adapts, and its own parts.
 ADAPTERS = {
+    "models.capacity": {"models.resolve"},
     "models.export": {"models.transformer"},
     "models.hooked": {"models.transformer", "models.replay"},
     "models.mamba": {"models.causal_conv", "models.scan"},
@@ -154,6 +156,12 @@ def test_imports_point_down() -> None:
 
 def test_imports_form_no_circle() -> None:
     assert_none(circles(package_sources()))
+
+
+def test_the_guide_lists_every_unit_on_its_floor() -> None:
+    table = re.findall(r"^\| (\d) \| (.+?) \|", (ROOT / "AGENTS.md").read_text(encoding="utf-8"), re.MULTILINE)
+    listed = [(int(floor), unit) for floor, units in table for unit in re.findall(r"`(\w+)/?`", units)]
+    assert sorted(listed) == sorted((floor, unit) for floor, units in enumerate(FLOORS) for unit in units)
 
 
 def test_each_unit_stands_on_one_floor() -> None:

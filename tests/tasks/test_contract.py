@@ -1,5 +1,6 @@
 """What every wind tunnel keeps to, present and future: nothing is registered, discovery finds them."""
 
+import copy
 import dataclasses
 import json
 from functools import cache
@@ -7,6 +8,7 @@ from functools import cache
 import pytest
 import torch
 
+from bayesgeom.errors import InvalidArgument
 from bayesgeom.information import kl_bits
 from bayesgeom.plugins import discover
 from bayesgeom.tasks.base import WindTunnel, task_from_config, task_from_text
@@ -28,7 +30,7 @@ def _asks_for_anything(kind: type) -> bool:
     return any(f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING for f in fields)
 
 
-TASKS = made_by_default() | {"process": Process.of(Mess3(x=0.05, a=0.85).labelled().numpy())}
+TASKS = made_by_default() | {"process": Process(Mess3(x=0.05, a=0.85).labelled().numpy())}
 every_task = pytest.mark.parametrize("name", TASKS)
 
 
@@ -136,6 +138,19 @@ def test_a_task_comes_back_from_its_config(name: str) -> None:
     task = TASKS[name]
     assert task_from_config(json.loads(json.dumps(task.config()))) == task
     assert task.name == name and hash(task) == hash(task_from_config(task.config()))
+
+
+@every_task
+def test_20_0_pairs_are_refused_when_the_task_is_made(name: str) -> None:
+    """By the constructor's own check: the types that tests check beside it would see to it before."""
+    task = TASKS[name]
+    whole = [field.name for field in dataclasses.fields(task) if field.type is int]  # type: ignore[arg-type]
+    assert whole
+    for field in whole:
+        odd, value = copy.copy(task), float(vars(task)[field])
+        object.__setattr__(odd, field, value)
+        with pytest.raises(InvalidArgument, match=rf"task '{name}': {field} takes int, got {value}"):
+            odd.__post_init__()  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("name", made_by_default())

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from bayesgeom.errors import InvalidArgument
 from bayesgeom.information import entropy_bits, kl_bits
 from bayesgeom.tasks.base import task_from_config
 from bayesgeom.tasks.markov import MarkovProcess
-from bayesgeom.tasks.process import Mess3, Process
+from bayesgeom.tasks.process import Mess3, Process, _nested
 from bayesgeom.tasks.sticky_markov import StickyMarkov
 
 
@@ -23,8 +24,8 @@ def random_tensors(n_symbols: int, n_states: int, seed: int = 0) -> np.ndarray:
 # Never two 1s in a row: some symbols are impossible, and belief collapses.
 GOLDEN = Process(transition_tensors=(((0.5, 0.0), (1.0, 0.0)), ((0.0, 0.5), (0.0, 0.0))), length=5)
 SMALL: list[MarkovProcess] = [
-    Process.of(random_tensors(5, 3), length=5),
-    Process.of(random_tensors(2, 3, seed=1), initial=(0.7, 0.3, 0.0), length=5),
+    Process(random_tensors(5, 3), length=5),
+    Process(random_tensors(2, 3, seed=1), initial=(0.7, 0.3, 0.0), length=5),
     GOLDEN,
     Mess3(x=0.05, a=0.85, length=5),
     StickyMarkov(n_states=5, noise=0.4, length=4),
@@ -96,7 +97,7 @@ def test_symbols_come_as_often_as_the_predictive_says(task: MarkovProcess) -> No
 
 
 def test_a_process_starts_where_it_settles_unless_told_otherwise() -> None:
-    process = Process.of(random_tensors(5, 3))
+    process = Process(random_tensors(5, 3))
     torch.testing.assert_close(process.start() @ process.labelled().sum(0), process.start())
     assert process.start().sum() == pytest.approx(1)
     assert SMALL[1].start().tolist() == [0.7, 0.3, 0.0]
@@ -113,7 +114,7 @@ def test_mess3_is_the_literature_s() -> None:
     written = [[0.765, 0.00375, 0.00375], [0.0425, 0.0675, 0.00375], [0.0425, 0.00375, 0.0675]]
     np.testing.assert_allclose(Mess3(x=0.05, a=0.85).labelled()[0].numpy(), written)
     assert (Mess3().x, Mess3().a) == (0.15, 0.6)
-    same = Process.of(Mess3().labelled().numpy(), length=32)
+    same = Process(Mess3().labelled().numpy(), length=32)
     torch.testing.assert_close(same.start(), Mess3().start())
     one, other = (task.sample(5, seed=1) for task in (same, Mess3()))
     assert torch.equal(one.tokens, other.tokens)
@@ -178,10 +179,25 @@ def test_impossible_tensors_are_refused(tensors: tuple[tuple[tuple[float, ...], 
         Process(transition_tensors=tensors)
 
 
+def test_matrices_come_in_any_form_and_are_kept_as_tuples() -> None:
+    array = Mess3().labelled().numpy()
+    forms = [array, torch.from_numpy(array), array.tolist()]
+    made = [Process(form, initial=start) for form in forms for start in ([0.5, 0.5, 0], np.array([0.5, 0.5, 0]))]
+    assert len({hash(process) for process in made}) == 1 and all(process == made[0] for process in made)
+    assert made[0] == Process(transition_tensors=array, initial=(0.5, 0.5, 0.0))
+    assert made[0].config()["transition_tensors"] == tuple(tuple(map(tuple, matrix)) for matrix in array.tolist())
+
+
+@pytest.mark.parametrize("wrong", [Mess3().labelled()[0], Mess3().labelled()[None], "abc", 3])
+def test_what_is_no_stack_of_matrices_is_refused(wrong: Any) -> None:
+    with pytest.raises(InvalidArgument, match=r"transition_tensors takes numbers nested 3 deep"):
+        _nested("transition_tensors", wrong, n_axes=3)
+
+
 @pytest.mark.parametrize("initial", [(0.5, 0.5), (0.5, 0.5, 0.5), (1.5, -0.5, 0.0), (float("nan"), 0.5, 0.5)])
 def test_impossible_starts_are_refused(initial: tuple[float, ...]) -> None:
     with pytest.raises(InvalidArgument, match=r"initial must hold 3 probabilities that sum to 1"):
-        Process.of(random_tensors(5, 3), initial=initial)
+        Process(random_tensors(5, 3), initial=initial)
 
 
 @pytest.mark.parametrize(

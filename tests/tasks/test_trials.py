@@ -1,16 +1,18 @@
 """Trials: cutting, joining and reading the scored positions; a task's way to JSON and back."""
 
 import json
+import re
 from dataclasses import fields, replace
 
+import numpy as np
 import pytest
 import torch
 
 from bayesgeom.errors import InvalidArgument, UnknownName
-from bayesgeom.tasks.base import BLOCK, WindTunnel, derived_seed, task_from_config, task_from_text
+from bayesgeom.tasks.base import BLOCK, WindTunnel, checked_seed, derived_seed, task_from_config, task_from_text
 from bayesgeom.tasks.bijection import Bijection
 from bayesgeom.tasks.hmm import HMM
-from bayesgeom.trials import Trials, concatenate
+from bayesgeom.trials import Relations, Trials, concatenate
 
 TASKS = [Bijection(n_values=7, n_pairs=5, repeats=True), HMM(n_states=3, n_symbols=2, length=5, floor=0.1, grid=0.05)]
 
@@ -188,9 +190,17 @@ def test_texts_that_are_no_task_are_refused(text: str, message: str) -> None:
         task_from_text(text)
 
 
-def test_negative_seeds_are_refused() -> None:
-    with pytest.raises(InvalidArgument, match=r"seed.*-1"):
-        derived_seed(-1, 3)
+@pytest.mark.parametrize("seed", [-1, np.int64(-1), "a", 1.5, True, None])
+def test_what_is_no_seed_is_refused(seed: object) -> None:
+    with pytest.raises(InvalidArgument, match=rf"a seed is a whole number, at least 0, got {re.escape(repr(seed))}"):
+        checked_seed(seed)
+
+
+def test_every_draw_checks_its_seed() -> None:
+    for draw in (TASKS[0].sample, TASKS[0].sample_pair, TASKS[0].stream, lambda n, seed: derived_seed(seed, n)):
+        with pytest.raises(InvalidArgument, match=r"a seed is a whole number, at least 0, got -1"):
+            list(draw(3, seed=-1))
+    assert type(checked_seed(np.int64(5))) is int and checked_seed(np.uint8(5)) == 5
 
 
 def test_derived_seeds_differ_by_seed_and_path_and_fit_torch() -> None:
@@ -200,3 +210,23 @@ def test_derived_seeds_differ_by_seed_and_path_and_fit_torch() -> None:
     assert derived_seed(5, 3, 2) == derived_seed(5, 3, 2)
     for seed in seeds:
         torch.Generator().manual_seed(seed)
+
+
+def test_relations_are_drawn_when_they_are_read_and_once() -> None:
+    drawn = list[int]()
+
+    def draw(tokens: torch.Tensor) -> dict[str, torch.Tensor]:
+        drawn.append(len(tokens))
+        return {"same": tokens[:, :, None] == tokens[:, None, :]}
+
+    first, second = torch.arange(15).reshape(5, 3) % 4, torch.arange(21).reshape(7, 3) % 5
+    trials = [
+        replace(scored_twice([[True] * 3] * len(of)), relations=Relations(draw=draw, of=of)) for of in (first, second)
+    ]
+    joined = concatenate([trials[0].rows(slice(1, None)), trials[1].rows(torch.tensor([6, 0]))])
+    assert not drawn
+    tokens = torch.cat([first[1:], second[[6, 0]]])
+    torch.testing.assert_close(joined.relations["same"], tokens[:, :, None] == tokens[:, None, :])
+    assert list(joined.relations) == ["same"] and len(joined.relations) == 1 and drawn == [6]
+    mixed = concatenate([trials[0], replace(trials[1], relations=dict(trials[1].relations))])
+    assert mixed.relations["same"].shape == (12, 3, 3)

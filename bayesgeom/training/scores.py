@@ -1,0 +1,96 @@
+"""What trained models are worth against the exact posterior, on the same sequences, beside whoever reads nothing."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from numbers import Integral
+from typing import final
+
+import numpy as np
+import torch
+from jaxtyping import Float, Float64
+from torch import Tensor
+from tqdm.auto import tqdm
+
+from bayesgeom.errors import InvalidArgument
+from bayesgeom.models.base import Model
+from bayesgeom.tasks.base import WindTunnel, derived_seed
+from bayesgeom.training.kept import Kept
+from bayesgeom.training.recipe import Recipe
+from bayesgeom.trials import Trials
+
+N_SCORED = 2_000
+N_REFERENCE = 1_024  # sequences behind the best context-free predictor
+KNOWN_BITS = 1e-6  # an answer is known where the exact posterior is this certain
+_TRIALS, _REFERENCE = 0, 1  # branches of the seed
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Scores:
+    """What one model is worth, per sequence, averaged over scored positions.
+
+    `context_free_…` is that of the best predictor which reads nothing: the exact predictive averaged over sequences,
+    position by position. `known` is the share of positions whose answer the posterior knows, and `known_correct` the
+    share where it is known and the most probable answer is it.
+    """
+
+    kl_bits: Float[np.ndarray, " sequence"]
+    context_free_kl_bits: Float[np.ndarray, " sequence"]
+    entropy_error_bits: Float[np.ndarray, " sequence"]
+    context_free_entropy_error_bits: Float[np.ndarray, " sequence"]
+    known: Float[np.ndarray, " sequence"]
+    known_correct: Float[np.ndarray, " sequence"]
+    context_free_known_correct: Float[np.ndarray, " sequence"]
+    n_parameters: int
+    weights_hash: str
+
+
+def scores_of(recipes: Sequence[Recipe], kept: Kept, *, n: int, seed: int) -> list[Scores]:
+    """Each recipe's scores, trained first where it is missing. One model is in memory at a time."""
+    bar = tqdm(recipes, desc="models", disable=None, leave=False)
+    return [score(kept.model(recipe), recipe.task, n=n, seed=seed) for recipe in bar]
+
+
+def score(model: Model, task: WindTunnel, *, n: int, seed: int) -> Scores:
+    """Score a model on `n` fresh sequences: the same ones for every model of the task."""
+    marginal = context_free(task, seed=seed)
+
+    def nulls(trials: Trials) -> dict[str, Float64[Tensor, "batch query_pos answer"]]:
+        return {"context-free": marginal.to(trials.predictive.device).expand(len(trials), -1, -1)}
+
+    stream = task.stream(n, seed=derived_seed(seed, _TRIALS), device=model.spec.device)
+    run = model.run(stream, null_predictives=nulls, seed=seed)
+    own, free = run.behaviour, run.null_behaviours["context-free"]
+    known = own.exact_entropy_bits < KNOWN_BITS
+    return Scores(
+        kl_bits=_mean(own.kl_bits),
+        context_free_kl_bits=_mean(free.kl_bits),
+        entropy_error_bits=_mean(np.abs(own.model_entropy_bits - own.exact_entropy_bits)),
+        context_free_entropy_error_bits=_mean(np.abs(free.model_entropy_bits - own.exact_entropy_bits)),
+        known=_mean(known),
+        known_correct=_mean(known * own.correct),
+        context_free_known_correct=_mean(known * free.correct),
+        n_parameters=model.spec.n_parameters,
+        weights_hash=model.spec.weights_hash,
+    )
+
+
+def context_free(task: WindTunnel, *, seed: int) -> Float64[Tensor, "query_pos answer"]:
+    """The predictive averaged over sequences: the least mean KL that a predictor which reads nothing can have."""
+    total, n = torch.zeros(1, dtype=torch.float64), 0
+    for block in task.stream(N_REFERENCE, seed=derived_seed(seed, _REFERENCE)):
+        total, n = total + block.at_scored(block.predictive).sum(dim=0), n + len(block)
+    return total / n
+
+
+def check_counts(*, seeds: object, n: object, seed: int) -> None:
+    """**Raises** `InvalidArgument`, naming what is wrong, unless trainings and sequences can be counted so."""
+    for name, value, least in (("seeds, the number of trainings,", seeds, 1), ("n", n, 2)):
+        if not isinstance(value, Integral) or value < least:
+            raise InvalidArgument(f"{name} is a whole number, at least {least}, got {value!r}.")
+    derived_seed(seed, _TRIALS)
+
+
+def _mean(values: np.ndarray) -> Float[np.ndarray, " sequence"]:
+    mean: np.ndarray = values.mean(axis=1, dtype=np.float64)
+    return mean
