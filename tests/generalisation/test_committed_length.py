@@ -41,3 +41,11 @@ def test_the_rows_are_the_reports(report: LengthReport) -> None:
 
 def test_the_arms_are_the_committed_recipes(report: LengthReport) -> None:
     assert set(report.arms) <= set(arms("hmm")) and report.trained == 10 and report.n == 512
+
+
+def test_the_shipped_model_breaks_as_the_page_says() -> None:
+    found = Diagnosis.load(READINGS / "length-s5")["length"]
+    assert isinstance(found, LengthReport) and (found.n, found.trained) == (128, 20)
+    said = section("length.md", "Which models can").replace("\n", " ")
+    low, jump, high = found.jump_kl_bits_lo[0], found.jump_kl_bits[0], found.jump_kl_bits_hi[0]
+    assert f"a jump of {jump:.3f} [{low:.3f} … {high:.3f}]" in said and found.entry_layer[0] == 4
