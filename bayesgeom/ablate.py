@@ -25,13 +25,13 @@ from bayesgeom.models.replayer import Replayer, Variant
 from bayesgeom.models.resolve import ModelLike, as_model, scored_task_of
 from bayesgeom.probes.key_overlap import KeyOverlap, hypothesis_overlap
 from bayesgeom.sites import Site
-from bayesgeom.tasks.base import TextTask, WindTunnel, derived_seed
+from bayesgeom.tasks.base import Branch, TextTask, WindTunnel, derived_seed
 from bayesgeom.trials import Trials, concatenate
 
 Method = Literal["exact", "attribution", "both"]
 N_REFERENCE = 256  # sequences behind the means that mean ablation puts in place
 N_KEYS = 64  # sequences behind the key overlap that is set beside the battery
-_TRIALS, _RESAMPLING, _MEANS = 0, 2, 3  # branches of the seed, the first two as in diagnose
+_MEANS = 3  # branch of the seed
 
 
 def ablate(
@@ -138,7 +138,7 @@ class AblationJob:
             mode=self.mode,
             n_layers=self.model.spec.n_layers,
             n_heads=self.model.spec.n_heads,
-            seed=derived_seed(self.seed, _RESAMPLING),
+            seed=derived_seed(self.seed, Branch.RESAMPLING),
             attribution_bits=attribution,
             key_overlap_pick=self._key_overlap_pick(),
         )
@@ -158,7 +158,7 @@ class AblationJob:
 
     def _tally(self, score: Callable[[Trials, Trials], TileScores], out: Path | None) -> Tally:
         """Score the stream tile by tile; with `out`, skip what is already there and keep what is new."""
-        stream = self.task.stream(self.n, seed=derived_seed(self.seed, _TRIALS), device=self.model.spec.device)
+        stream = self.task.stream(self.n, seed=derived_seed(self.seed, Branch.TRIALS), device=self.model.spec.device)
         tally = None if out is None else Tally.load(out, self.describe())
         label = f"{len(self.battery)} ablations"
         with tqdm(total=self.n, desc=label, unit="seq", disable=None, leave=False) as progress:
@@ -180,7 +180,7 @@ class AblationJob:
         needed = KeyOverlap.needs.sites
         if not set(needed) <= self.model.sites:
             return ""
-        blocks = self.task.stream(N_KEYS, seed=derived_seed(self.seed, _TRIALS), device=self.model.spec.device)
+        blocks = self.task.stream(N_KEYS, seed=derived_seed(self.seed, Branch.TRIALS), device=self.model.spec.device)
         view, overlap = hypothesis_overlap(self.model.run(blocks, record=needed, n_recorded=N_KEYS))
         if not np.isfinite(overlap).any():
             return ""

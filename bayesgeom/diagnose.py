@@ -17,12 +17,11 @@ from bayesgeom.probes.base import Needs, Probe
 from bayesgeom.relabelling import RelabellingJob
 from bayesgeom.report import Report
 from bayesgeom.sites import Site
-from bayesgeom.tasks.base import FiniteTask, SymmetricTask, TextTask, WindTunnel, derived_seed
+from bayesgeom.tasks.base import Branch, FiniteTask, SymmetricTask, TextTask, WindTunnel, derived_seed
 from bayesgeom.trials import Trials
 
 N_RECORDED = 192  # sequences whose activations are kept: enough for every interval, and independent of n
 N_RENAMED = 128  # sequences that are shown under two names: one block, drawn alike whatever n is
-_TRIALS, _FRESH, _RESAMPLING = 0, 1, 2  # branches of the seed
 _INITIALISATION = "initialisation"  # what is skipped where no copy can be built
 
 AnyProbe = Probe[Any]
@@ -60,14 +59,16 @@ def diagnose(
         n = min(n, chosen.n_sequences)
     subject.check_fits(one := chosen.sample(1, seed=seed))
     plan = _plan(subject, one, probes)
-    stream = _Stream(task=chosen, seed=derived_seed(seed, _TRIALS), device=subject.spec.device)
+    stream = _Stream(task=chosen, seed=derived_seed(seed, Branch.TRIALS), device=subject.spec.device)
     blocks = stream.blocks(n)  # here, so that a bad n or task is refused before the copies run
     fresh: dict[str, list[Report]] = {name: [] for name in plan.served}
     skipped = dict(plan.skipped)
     try:
         for index in range(nulls):
             # No name holds a copy: it is gone before the next is made, and before the model itself is run.
-            found = _untrained(subject.fresh(derived_seed(seed, _FRESH, index)), plan, stream, min(n, N_RECORDED), seed)
+            found = _untrained(
+                subject.fresh(derived_seed(seed, Branch.FRESH, index)), plan, stream, min(n, N_RECORDED), seed
+            )
             for name, report in found.items():
                 fresh[name].append(report)
     except NoCopy as reason:
@@ -188,5 +189,5 @@ def _run(
         record=sites,
         n_recorded=N_RECORDED,
         null_predictives=task.null_predictives,
-        seed=derived_seed(seed, _RESAMPLING),
+        seed=derived_seed(seed, Branch.RESAMPLING),
     )

@@ -25,10 +25,8 @@ from bayesgeom.gradients import tiles
 from bayesgeom.models.base import Model
 from bayesgeom.models.resolve import check_device
 from bayesgeom.over_training.runs import Source, TrainingRun, run_of
-from bayesgeom.tasks.base import checked_seed, derived_seed
+from bayesgeom.tasks.base import Branch, checked_seed, derived_seed
 from bayesgeom.trials import Trials
-
-_TRIALS, _RESAMPLING = 0, 2  # branches of the seed, as in diagnose
 
 
 def gradient_movement(
@@ -69,7 +67,7 @@ class MovementJob:
     def run(self) -> GradientMovementReport:
         """Measure every snapshot; the last first, since distances are to it."""
         task, steps = self.training.wind_tunnel(), self.training.steps
-        trials = task.sample(self.n, seed=derived_seed(self.seed, _TRIALS), device=self.device)
+        trials = task.sample(self.n, seed=derived_seed(self.seed, Branch.TRIALS), device=self.device)
         last, measured_last = self._measure(self._load(len(steps) - 1), trials)
         moments, before = list[Moment](), None
         for index, step in enumerate(tqdm(steps[:-1], desc="snapshots", disable=None, leave=False)):
@@ -77,7 +75,7 @@ class MovementJob:
             moments.append(moment_of(step, measured, now, last, before))
             before = now
         moments.append(moment_of(steps[-1], measured_last, last, last, before))
-        return movement_report(moments, targets=self.targets, seed=derived_seed(self.seed, _RESAMPLING))
+        return movement_report(moments, targets=self.targets, seed=derived_seed(self.seed, Branch.RESAMPLING))
 
     def diagnosis(self, report: GradientMovementReport) -> Diagnosis:
         """The report as a diagnosis of its own; the provenance's model is the last snapshot."""

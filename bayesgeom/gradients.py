@@ -17,13 +17,12 @@ from bayesgeom.gradient_laws.report import GradientReport, gradient_report
 from bayesgeom.gradient_laws.tally import LayerTally, layer_tally, together
 from bayesgeom.models.base import Model
 from bayesgeom.models.resolve import ModelLike, as_model, scored_task_of
-from bayesgeom.tasks.base import TextTask, WindTunnel, checked_seed, derived_seed
+from bayesgeom.tasks.base import Branch, TextTask, WindTunnel, checked_seed, derived_seed
 from bayesgeom.trials import Trials, concatenate
 
 BUDGET_BYTES = 256 * 2**20
 TOLERANCE = 1e-8  # relative: beyond it attention is no softmax of q·k, or its values are not what is mixed
 _COPIES = 12  # arrays of the size of one layer's attention that are held per layer and pass
-_TRIALS, _RESAMPLING = 0, 2  # branches of the seed, as in diagnose
 
 
 def gradients(
@@ -95,7 +94,7 @@ class GradientJob:
         joined = [together(of_layer) for of_layer in zip(*tallies, strict=True)]
         return gradient_report(
             torch.cat(losses).cpu().numpy(), joined, worst, targets=self.targets,
-            seed=derived_seed(self.seed, _RESAMPLING),
+            seed=derived_seed(self.seed, Branch.RESAMPLING),
         )  # fmt: skip
 
     def diagnosis(self, report: GradientReport) -> Diagnosis:
@@ -107,7 +106,7 @@ class GradientJob:
     def _tiles(self, model: Model) -> Iterator[Trials]:
         if self.trials is not None:
             return tiles(self.trials, model.spec)
-        stream = self.task.stream(self.n, seed=derived_seed(self.seed, _TRIALS), device=model.spec.device)
+        stream = self.task.stream(self.n, seed=derived_seed(self.seed, Branch.TRIALS), device=model.spec.device)
         return tiles(concatenate(list(stream)), model.spec)
 
     def _check(self, errors: np.ndarray) -> None:

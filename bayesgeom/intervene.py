@@ -29,11 +29,11 @@ from bayesgeom.interventions.writes import WriteReport, write_report
 from bayesgeom.models.base import Model
 from bayesgeom.models.resolve import ModelLike, as_model, scored_task_of
 from bayesgeom.sites import ATTN_OUT, W_O, Site, Z
-from bayesgeom.tasks.base import BLOCK, TextTask, WindTunnel, derived_seed
+from bayesgeom.tasks.base import BLOCK, Branch, TextTask, WindTunnel, derived_seed
 
 N_FIT, N_HELD = 256, 128  # sequences that subspaces and read-outs are fitted on, and that read-outs are scored on
 N_RANDOM, N_FLOOR = 20, 64  # random subspaces of the same rank, and the pairs that they are scored on
-_PAIRS, _RESAMPLING, _FIT, _HELD, _DRAWS = 4, 2, 5, 6, 7  # branches of the seed
+_PAIRS, _FIT, _HELD, _DRAWS = 4, 5, 6, 7  # branches of the seed
 
 
 def intervene(
@@ -176,7 +176,7 @@ class InterventionJob:
                 subspaces=subspaces,
                 n_layers=self.model.spec.n_layers,
                 r2=self._r2(sample, subspaces, random),
-                seed=derived_seed(self.seed, _RESAMPLING),
+                seed=derived_seed(self.seed, Branch.RESAMPLING),
             ),
         )
 

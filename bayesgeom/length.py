@@ -26,10 +26,9 @@ from bayesgeom.models.base import Model
 from bayesgeom.models.checkpoint import Checkpoint
 from bayesgeom.models.resolve import ModelLike, as_model, scored_task_of
 from bayesgeom.sites import RESID_POST
-from bayesgeom.tasks.base import TextTask, WindTunnel, checked_seed, derived_seed
+from bayesgeom.tasks.base import Branch, TextTask, WindTunnel, checked_seed, derived_seed
 
 N_RECORDED = 128  # sequences whose residuals are read layer by layer
-_TRIALS, _RESAMPLING = 0, 2  # branches of the seed, as in diagnose
 
 
 def length(
@@ -168,13 +167,13 @@ class LengthJob:
 
     def _run(self, model: Model, length: int) -> Run:
         task = self.stretch.to(self.task, length)
-        blocks = task.stream(self.n, seed=derived_seed(self.seed, _TRIALS), device=model.spec.device)
+        blocks = task.stream(self.n, seed=derived_seed(self.seed, Branch.TRIALS), device=model.spec.device)
         return model.run(
             blocks,
             record=(RESID_POST,) if can_read_layers(model) else (),
             n_recorded=min(self.n, N_RECORDED),
             null_predictives=task.null_predictives,
-            seed=derived_seed(self.seed, _RESAMPLING),
+            seed=derived_seed(self.seed, Branch.RESAMPLING),
         )
 
 

@@ -32,11 +32,10 @@ from bayesgeom.monitoring.good_state import GoodState
 from bayesgeom.monitoring.measures import METRICS, Measures, chance_levels, measured, undisturbed
 from bayesgeom.monitoring.report import MonitorReport, monitor_report
 from bayesgeom.monitoring.rules import Event, Rules, Thresholds
-from bayesgeom.tasks.base import TextTask, WindTunnel, derived_seed
+from bayesgeom.tasks.base import Branch, TextTask, WindTunnel, derived_seed
 
 EVERY = 100
 THRESHOLDS = Thresholds()
-_TRIALS, _FRESH, _RESAMPLING = 0, 1, 2  # branches of the seed, as in diagnose
 _LOG = logging.getLogger("bayesgeom.monitor")
 
 
@@ -113,7 +112,7 @@ class Monitor:
             self.model: Model = as_model(_unwrapped(model))
             self.task = task_of(self.model, task)
             self._trials = self.task.sample(
-                settings.n, seed=derived_seed(settings.seed, _TRIALS), device=self.model.spec.device
+                settings.n, seed=derived_seed(settings.seed, Branch.TRIALS), device=self.model.spec.device
             )
             self.model.check_fits(self._trials)
             self.untrained = self._of_untrained()
@@ -155,7 +154,8 @@ class Monitor:
             raise InvalidArgument("nothing has been measured yet: call the monitor with a step first.")
         return monitor_report(
             self._steps, self._measures, chance=self.chance, untrained=self.untrained,
-            thresholds=self._rules.thresholds, events=self.events, seed=derived_seed(self.settings.seed, _RESAMPLING),
+            thresholds=self._rules.thresholds, events=self.events,
+            seed=derived_seed(self.settings.seed, Branch.RESAMPLING),
         )  # fmt: skip
 
     def diagnosis(self) -> Diagnosis:
@@ -193,7 +193,7 @@ class Monitor:
     def _of_untrained(self) -> dict[str, float]:
         if not self.settings.untrained:
             return dict.fromkeys(METRICS, math.nan)
-        fresh = self.model.fresh(derived_seed(self.settings.seed, _FRESH))
+        fresh = self.model.fresh(derived_seed(self.settings.seed, Branch.FRESH))
         return measured(fresh, self._trials, seed=self.settings.seed).summary()
 
     def _uniform_kl(self) -> float:

@@ -16,10 +16,10 @@ from bayesgeom.errors import InvalidArgument, TaskMismatch
 from bayesgeom.generalisation.relabelling_report import RelabellingReport, Scored, relabelling_report
 from bayesgeom.models.base import Model
 from bayesgeom.models.resolve import ModelLike, as_model, task_of
-from bayesgeom.tasks.base import SymmetricTask, TextTask, WindTunnel, derived_seed
+from bayesgeom.tasks.base import Branch, SymmetricTask, TextTask, WindTunnel, derived_seed
 from bayesgeom.trials import Trials
 
-_TRIALS, _NAMES, _RESAMPLING = 0, 5, 2  # branches of the seed, the first and last as in diagnose
+_NAMES = 5  # branch of the seed
 
 
 def relabel(
@@ -78,7 +78,7 @@ class RelabellingJob:
                 entropy_error_bits=np.abs(stuck.model_entropy_bits - stuck.exact_entropy_bits),
                 answers=_with_first_names(given, names).cpu().numpy(),
             ),
-            seed=derived_seed(self.seed, _RESAMPLING),
+            seed=derived_seed(self.seed, Branch.RESAMPLING),
         )
 
     def diagnosis(self, report: RelabellingReport) -> Diagnosis:
@@ -89,10 +89,10 @@ class RelabellingJob:
     def _pass(self, *, is_renamed: bool) -> Run:
         """Answers of every sequence are kept, and no activation."""
         blocks = self._renamed() if is_renamed else self._blocks()
-        return self.model.run(blocks, n_recorded=self.n, seed=derived_seed(self.seed, _RESAMPLING))
+        return self.model.run(blocks, n_recorded=self.n, seed=derived_seed(self.seed, Branch.RESAMPLING))
 
     def _blocks(self) -> Iterator[Trials]:
-        return self.task.stream(self.n, seed=derived_seed(self.seed, _TRIALS), device=self.model.spec.device)
+        return self.task.stream(self.n, seed=derived_seed(self.seed, Branch.TRIALS), device=self.model.spec.device)
 
     def _renamed(self) -> Iterator[Trials]:
         for number, block in enumerate(self._blocks()):

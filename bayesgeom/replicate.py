@@ -9,7 +9,7 @@ from typing import final
 from bayesgeom.diagnosis import Diagnosis
 from bayesgeom.models.checkpoint import versions
 from bayesgeom.over_training.replication import Replica, ReplicationReport, replication_report
-from bayesgeom.tasks.base import derived_seed
+from bayesgeom.tasks.base import Branch, derived_seed
 from bayesgeom.training.kept import RUNS, Kept, Plan
 from bayesgeom.training.loop import LOG
 from bayesgeom.training.recipe import Recipe
@@ -17,7 +17,6 @@ from bayesgeom.training.recipes import recipe as committed
 from bayesgeom.training.scores import N_SCORED, Scores, check_counts, scores_of
 
 N_SEEDS = 5
-_RESAMPLING = 2  # branch of the seed, as in diagnose
 
 
 def replicate(
@@ -80,7 +79,7 @@ class ReplicationJob:
         replicas = [self._replica(*one) for one in zip(wanted, scores, strict=True)]
         missing = [own.name for own in plan.missing]
         return replication_report(
-            self.recipe.name, replicas, missing=missing, seed=derived_seed(self.seed, _RESAMPLING)
+            self.recipe.name, replicas, missing=missing, seed=derived_seed(self.seed, Branch.RESAMPLING)
         )  # fmt: skip
 
     def diagnosis(self, report: ReplicationReport) -> Diagnosis:

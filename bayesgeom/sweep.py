@@ -16,10 +16,9 @@ from bayesgeom.generalisation.vocabulary import Vocabulary
 from bayesgeom.models.base import Model
 from bayesgeom.models.checkpoint import versions
 from bayesgeom.models.resolve import ModelLike, as_model, task_of
-from bayesgeom.tasks.base import TextTask, WindTunnel, checked_seed, derived_seed
+from bayesgeom.tasks.base import Branch, TextTask, WindTunnel, checked_seed, derived_seed
 
 Task = WindTunnel | TextTask
-_TRIALS, _RESAMPLING = 0, 2  # branches of the seed, as in diagnose
 _INNER = "task"  # the field in which a task holds the one that it renders
 
 
@@ -96,7 +95,7 @@ class SweepJob:
             )
         return sweep_report(
             found, task=str(self.task), vary=self.vary, trained_value=self._trained_value(),
-            threshold_bits=self.threshold_bits, seed=derived_seed(self.seed, _RESAMPLING),
+            threshold_bits=self.threshold_bits, seed=derived_seed(self.seed, Branch.RESAMPLING),
         )  # fmt: skip
 
     def diagnosis(self, report: SweepReport) -> Diagnosis:
@@ -125,7 +124,9 @@ class SweepJob:
         known = model.task if model.task is not None else task
         vocabulary = Vocabulary.between(task, known)
         blocks = (vocabulary.rendered(block) for block in self._blocks(task, model.spec.device))
-        run = model.run(blocks, null_predictives=vocabulary.nulls(task), seed=derived_seed(self.seed, _RESAMPLING))
+        run = model.run(
+            blocks, null_predictives=vocabulary.nulls(task), seed=derived_seed(self.seed, Branch.RESAMPLING)
+        )
         return Value(
             label=label, note="", exact_entropy_bits=run.behaviour.exact_entropy_bits, own=run.behaviour,
             nulls=run.null_behaviours,
@@ -144,7 +145,7 @@ class SweepJob:
         )  # fmt: skip
 
     def _blocks(self, task: WindTunnel, device: str) -> Any:
-        return task.stream(self.n, seed=derived_seed(self.seed, _TRIALS), device=device)
+        return task.stream(self.n, seed=derived_seed(self.seed, Branch.TRIALS), device=device)
 
     def _trained_value(self) -> str:
         """The value of the parameter that the model was trained at, as it is labelled."""

@@ -26,14 +26,14 @@ from bayesgeom.models.base import Model
 from bayesgeom.over_training.frame import GROUPS, Frame
 from bayesgeom.sites import PATTERN, RESID_POST, K, Site, V
 from bayesgeom.statistics import bootstrap_weights
-from bayesgeom.tasks.base import WindTunnel, derived_seed
+from bayesgeom.tasks.base import Branch, WindTunnel, derived_seed
 from bayesgeom.trials import Trials
 
 DRAWS, MAX_POINTS, MAX_PAIRS = 200, 3_072, 128
 N_SHOWN, N_SUBSPACES, N_SHUFFLES = 240, 20, 5
 PATTERN_BYTES = 64 * 2**20  # what is kept of the last snapshot's attention
 MAX_MAP = 2**17  # entries of one snapshot's attention maps
-_TRIALS, _RESAMPLING, _SHOWN = 0, 2, 9  # branches of the seed, the first two as in diagnose
+_SHOWN = 9  # branch of the seed
 Arrays = Mapping[str, np.ndarray]
 BY_LAYER = (
     "pattern_distance_bits", "key_overlap", "redirect_bits", "redirect_ceiling_bits", "redirect_null_bits",
@@ -56,11 +56,11 @@ class Bench:
 
     def stream(self, device: str) -> Iterator[Trials]:
         """The fixed trials."""
-        return self.task.stream(self.n, seed=derived_seed(self.seed, _TRIALS), device=device)
+        return self.task.stream(self.n, seed=derived_seed(self.seed, Branch.TRIALS), device=device)
 
     def weights(self, n: int) -> Float64[np.ndarray, "draw sequence"]:
         """All sequences alike, then their shares in each resample."""
-        drawn = bootstrap_weights(n, seed=derived_seed(self.seed, _RESAMPLING), draws=DRAWS)
+        drawn = bootstrap_weights(n, seed=derived_seed(self.seed, Branch.RESAMPLING), draws=DRAWS)
         return np.concatenate([np.full((1, n), 1 / n), drawn])
 
 

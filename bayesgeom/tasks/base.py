@@ -6,6 +6,7 @@ A text task becomes one once it is bound to a tokenizer.
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, fields, is_dataclass
+from enum import IntEnum, unique
 from typing import Any, ClassVar, Literal, TypeVar, final, get_args, get_origin
 
 import numpy as np
@@ -278,6 +279,18 @@ def checked_seed(seed: object) -> int:
     if isinstance(seed, bool) or not isinstance(seed, (int, np.integer)) or seed < 0:
         raise InvalidArgument(f"a seed is a whole number, at least 0, got {seed!r}.")
     return int(seed)
+
+
+@unique
+class Branch(IntEnum):
+    """Which part of a measurement a derived seed is for. Every report of one seed sees the same trials.
+
+    What one report alone draws has a branch of its own, from 3 on, in its file.
+    """
+
+    TRIALS = 0
+    FRESH = 1
+    RESAMPLING = 2
 
 
 def derived_seed(seed: int, *path: int) -> int:

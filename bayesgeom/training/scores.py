@@ -13,7 +13,7 @@ from tqdm.auto import tqdm
 
 from bayesgeom.errors import InvalidArgument
 from bayesgeom.models.base import Model
-from bayesgeom.tasks.base import WindTunnel, derived_seed
+from bayesgeom.tasks.base import Branch, WindTunnel, derived_seed
 from bayesgeom.training.kept import Kept
 from bayesgeom.training.recipe import Recipe
 from bayesgeom.trials import Trials
@@ -21,7 +21,7 @@ from bayesgeom.trials import Trials
 N_SCORED = 2_000
 N_REFERENCE = 1_024  # sequences behind the best context-free predictor
 KNOWN_BITS = 1e-6  # an answer is known where the exact posterior is this certain
-_TRIALS, _REFERENCE = 0, 1  # branches of the seed
+_REFERENCE = 1  # branch of the seed
 
 
 @final
@@ -58,7 +58,7 @@ def score(model: Model, task: WindTunnel, *, n: int, seed: int) -> Scores:
     def nulls(trials: Trials) -> dict[str, Float64[Tensor, "batch query_pos answer"]]:
         return {"context-free": marginal.to(trials.predictive.device).expand(len(trials), -1, -1)}
 
-    stream = task.stream(n, seed=derived_seed(seed, _TRIALS), device=model.spec.device)
+    stream = task.stream(n, seed=derived_seed(seed, Branch.TRIALS), device=model.spec.device)
     run = model.run(stream, null_predictives=nulls, seed=seed)
     own, free = run.behaviour, run.null_behaviours["context-free"]
     known = own.exact_entropy_bits < KNOWN_BITS
@@ -88,7 +88,7 @@ def check_counts(*, seeds: object, n: object, seed: int) -> None:
     for name, value, least in (("seeds, the number of trainings,", seeds, 1), ("n", n, 2)):
         if not isinstance(value, Integral) or value < least:
             raise InvalidArgument(f"{name} is a whole number, at least {least}, got {value!r}.")
-    derived_seed(seed, _TRIALS)
+    derived_seed(seed, Branch.TRIALS)
 
 
 def _mean(values: np.ndarray) -> Float[np.ndarray, " sequence"]:
