@@ -49,3 +49,15 @@ def test_the_shipped_model_breaks_as_the_page_says() -> None:
     said = section("length.md", "Which models can").replace("\n", " ")
     low, jump, high = found.jump_kl_bits_lo[0], found.jump_kl_bits[0], found.jump_kl_bits_hi[0]
     assert f"a jump of {jump:.3f} [{low:.3f} … {high:.3f}]" in said and found.entry_layer[0] == 4
+
+
+@pytest.mark.parametrize("name", ["length-recall", "length-recall-recurrent"])
+def test_the_rows_by_distance_are_their_reports(name: str) -> None:
+    found = Diagnosis.load(READINGS / name)["length"]
+    assert isinstance(found, LengthReport)
+    said = named_rows(section("length.md", "Recall, at growing distance"))
+    for i, arm in enumerate(found.arms):
+        cells = said[arm.removeprefix("recall-arm-")]
+        for j, cell in enumerate(cells):
+            held = [found.whole_kl_bits[i, j], found.whole_kl_bits_lo[i, j], found.whole_kl_bits_hi[i, j]]
+            np.testing.assert_allclose(numbers(cell), held, rtol=0.01, atol=6e-5 if held[0] < 0.01 else 6e-4)
