@@ -13,7 +13,7 @@ from tqdm.auto import tqdm
 
 from bayesgeom.errors import InvalidArgument
 from bayesgeom.models.base import Model
-from bayesgeom.tasks.base import Branch, WindTunnel, derived_seed
+from bayesgeom.tasks.base import Branch, WindTunnel, checked_seed, derived_seed
 from bayesgeom.training.kept import Kept
 from bayesgeom.training.recipe import Recipe
 from bayesgeom.trials import Trials
@@ -88,7 +88,7 @@ def check_counts(*, seeds: object, n: object, seed: int) -> None:
     for name, value, least in (("seeds, the number of trainings,", seeds, 1), ("n", n, 2)):
         if not isinstance(value, Integral) or value < least:
             raise InvalidArgument(f"{name} is a whole number, at least {least}, got {value!r}.")
-    derived_seed(seed, Branch.TRIALS)
+    checked_seed(seed)
 
 
 def _mean(values: np.ndarray) -> Float[np.ndarray, " sequence"]:
