@@ -1,5 +1,7 @@
 """The committed recipes: what made the shipped checkpoints, by name."""
 
+from dataclasses import replace
+
 from bayesgeom.errors import unknown_name
 from bayesgeom.tasks.bijection import Bijection
 from bayesgeom.tasks.process import Mess3
@@ -63,6 +65,18 @@ _REPEATS_POOLED = Recipe(
     float32_share=0.0,
 )
 
+_MESS3 = Recipe(
+    name="mess3-small",
+    task=Mess3(x=0.05, a=0.6, length=64),
+    sizes={**_TRANSFORMER, "n_layers": 3, "n_heads": 4, "d_model": 64, "d_mlp": 256},
+    targets="exact",
+    lr=2e-3,
+    warmup=50,
+    steps=600,
+    batch_size=32,
+    late_batch_size=64,
+    late_from=0.5,
+)
 RECIPES = {
     recipe.name: recipe
     for recipe in (
@@ -103,30 +117,8 @@ RECIPES = {
             late_from=0.7,
             float32_share=0.1,
         ),
-        Recipe(
-            name="mess3-small",
-            task=Mess3(x=0.05, a=0.6, length=64),
-            sizes={**_TRANSFORMER, "n_layers": 3, "n_heads": 4, "d_model": 64, "d_mlp": 256},
-            targets="exact",
-            lr=2e-3,
-            warmup=50,
-            steps=600,
-            batch_size=32,
-            late_batch_size=64,
-            late_from=0.5,
-        ),
-        Recipe(
-            name="sticky-small",
-            task=StickyMarkov(length=40),
-            sizes={**_TRANSFORMER, "n_layers": 3, "n_heads": 4, "d_model": 64, "d_mlp": 256},
-            targets="exact",
-            lr=2e-3,
-            warmup=50,
-            steps=600,
-            batch_size=32,
-            late_batch_size=64,
-            late_from=0.5,
-        ),
+        _MESS3,
+        replace(_MESS3, name="sticky-small", task=StickyMarkov(length=40)),
     )
 } | {recipe.name: recipe for recipe in (*compared().values(), *all_arms().values())}  # fmt: skip
 
