@@ -64,11 +64,9 @@ def diagnose(
     fresh: dict[str, list[Report]] = {name: [] for name in plan.served}
     skipped = dict(plan.skipped)
     try:
-        for index in range(nulls):
+        for own in (derived_seed(seed, Branch.FRESH, index) for index in range(nulls)):
             # No name holds a copy: it is gone before the next is made, and before the model itself is run.
-            found = _untrained(
-                subject.fresh(derived_seed(seed, Branch.FRESH, index)), plan, stream, min(n, N_RECORDED), seed
-            )
+            found = _untrained(subject.fresh(own), plan, stream, min(n, N_RECORDED), seed)
             for name, report in found.items():
                 fresh[name].append(report)
     except NoCopy as reason:

@@ -4,9 +4,10 @@ import numpy as np
 import pytest
 
 from bayesgeom.diagnosis import Diagnosis
+from bayesgeom.over_training.replication import ReplicationReport
 from bayesgeom.over_training.report import DynamicsReport
 from bayesgeom.statistics import seed_interval
-from tests.pages import READINGS, numbers, rows, section
+from tests.pages import READINGS, named_rows, numbers, rows, section
 
 PAGE = section("dynamics.md", "Readings")
 
@@ -19,7 +20,9 @@ def report() -> DynamicsReport:
 
 
 def test_the_table_is_the_means_over_seeds_and_their_intervals(report: DynamicsReport) -> None:
-    lines = [[number for cell in cells for number in numbers(cell)] for cells in rows(PAGE)[2:]]
+    lines = [
+        [number for cell in cells for number in numbers(cell)] for cells in rows(PAGE.split("**A second task")[0])[2:]
+    ]
     steps = [int(step) for step in report.steps]
     columns = (
         report.kl_bits, report.entropy_mae_bits, report.pattern_distance_bits, report.key_overlap[..., 0],
@@ -68,3 +71,18 @@ def test_single_trainings_decide_nothing(name: str) -> None:
     found = Diagnosis.load(READINGS / f"dynamics-{name}")["dynamics"]
     assert isinstance(found, DynamicsReport) and found.verdict.startswith("cannot decide")
     assert f"{found.kl_bits[0, -1]:.4f}" in PAGE
+
+
+@pytest.mark.parametrize(("recipe", "name"), [("hmm-arm-learned", "seeds-hmm"), ("sticky-small", "seeds-sticky")])
+def test_rows_over_seeds_are_their_reports(recipe: str, name: str) -> None:
+    found = Diagnosis.load(READINGS / name)["replication"]
+    assert isinstance(found, ReplicationReport) and len(found.replicas) == 5 and not found.missing
+    trainings, kl, kl_spread, error, error_spread, _ = named_rows(PAGE)[recipe]
+    assert numbers(trainings) == [5]
+    for cell, known in (
+        (kl, [found.mean_kl_bits, *found.intervals["mean_kl_bits"]]),
+        (kl_spread, [found.spread_kl_bits]),
+        (error, [found.mean_entropy_mae_bits, *found.intervals["mean_entropy_mae_bits"]]),
+        (error_spread, [found.spread_entropy_mae_bits]),
+    ):
+        np.testing.assert_allclose(numbers(cell), known, rtol=0.06, atol=6e-5 if known[0] >= 1e-3 else 0)
