@@ -10,9 +10,10 @@ from bayesgeom.comparison.report import ComparisonReport, comparison_report
 from bayesgeom.comparison.verdict import PUBLISHED
 from bayesgeom.diagnosis import Diagnosis
 from bayesgeom.errors import InvalidArgument
+from bayesgeom.files import RUNS
 from bayesgeom.models.checkpoint import versions
 from bayesgeom.training.compared import ARCHITECTURES, TASKS
-from bayesgeom.training.kept import RUNS, Kept, Plan
+from bayesgeom.training.kept import Kept, Plan
 from bayesgeom.training.scores import N_SCORED, Scores, check_counts, scores_of
 
 

@@ -10,6 +10,8 @@ from typing import Any, Literal
 
 from bayesgeom.errors import OutputFault
 
+RUNS = Path("runs/train")  # of trainings: what `train` made is found by whatever needs it, not made again
+
 
 @contextlib.contextmanager
 def file_aside(path: Path) -> Iterator[Path]:

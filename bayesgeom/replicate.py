@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import final
 
 from bayesgeom.diagnosis import Diagnosis
+from bayesgeom.files import RUNS
 from bayesgeom.models.checkpoint import versions
 from bayesgeom.over_training.replication import Replica, ReplicationReport, replication_report
 from bayesgeom.tasks.base import Branch, derived_seed
-from bayesgeom.training.kept import RUNS, Kept, Plan
+from bayesgeom.training.kept import Kept, Plan
 from bayesgeom.training.loop import LOG
 from bayesgeom.training.recipe import Recipe
 from bayesgeom.training.recipes import recipe as committed

@@ -11,7 +11,7 @@ from jaxtyping import Float
 from bayesgeom.charts.forest import add_forest
 from bayesgeom.charts.heads import add_heads
 from bayesgeom.charts.lines import add_line, add_null
-from bayesgeom.charts.theme import SERIES, label_axes, panels, with_room_for_legend
+from bayesgeom.charts.theme import SERIES, label_axes, name_once, panels, with_room_for_legend
 
 _N_LINES = 5
 
@@ -48,7 +48,8 @@ def ablation_figure(
             unit="damage: increase in KL (bits)", null=0.0,
         )  # fmt: skip
     _add_positions(figure, next(places), groups[0])
-    _name_once(figure)
+    name_once(figure)
+    figure.for_each_trace(lambda trace: trace.update(legendgroup=trace.name))  # an entry hides all that bear its name
     return with_room_for_legend(figure)
 
 
@@ -58,12 +59,3 @@ def _add_positions(figure: go.Figure, panel: tuple[int, int], group: Alike) -> N
     for label, damage, color in zip(group.labels[:_N_LINES], group.by_position, SERIES, strict=False):
         add_line(figure, panel, scored, damage, name=label, color=color)
     label_axes(figure, panel, "scored position", "damage (bits)")
-
-
-def _name_once(figure: go.Figure) -> None:
-    """Each name stands in the legend once, and hides or shows all that bear it."""
-    seen: set[str] = set()
-    for trace in figure.data:
-        if trace.type == "scatter" and trace.name:
-            trace.update(legendgroup=trace.name, showlegend=trace.name not in seen)
-            seen.add(trace.name)

@@ -9,8 +9,8 @@ import plotly.graph_objects as go
 from jaxtyping import Float
 
 from bayesgeom.charts.lines import add_band, add_line, add_null
-from bayesgeom.charts.simplex import POINTS, Simplex, add_simplex
-from bayesgeom.charts.theme import DASHES, NULL, SECOND, label_axes, panels, with_room_for_legend
+from bayesgeom.charts.simplex import Simplex, add_simplex
+from bayesgeom.charts.theme import DASHES, NULL, SECOND, label_axes, name_once, panels, with_room_for_legend
 
 
 @final
@@ -48,10 +48,7 @@ def readout_figure(title: str, lines: Sequence[Line], simplexes: Sequence[Simple
         else:
             _note(figure, panel, line.note)
         label_axes(figure, panel, line.x, line.y)
-    seen: set[str | None] = {None, POINTS}
-    for trace in figure.data:
-        trace.showlegend = trace.name not in seen
-        seen.add(trace.name)
+    name_once(figure)
     return with_room_for_legend(figure)
 
 

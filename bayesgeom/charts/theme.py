@@ -40,6 +40,15 @@ def panels(title: str, subplot_titles: tuple[str, ...], *, n_columns: int = 2, r
     return figure
 
 
+def name_once(figure: go.Figure) -> None:
+    """Let each name stand in the legend once; what has none, or was hidden before, is not listed."""
+    seen: set[str | None] = {None}
+    for trace in figure.data:
+        if trace.type == "scatter" and trace.showlegend is not False:
+            trace.showlegend = trace.name not in seen
+            seen.add(trace.name)
+
+
 def with_room_for_legend(figure: go.Figure) -> go.Figure:
     """The figure, as much higher as the lines of its legend are, so that they take nothing from the panels."""
     layout = figure.layout

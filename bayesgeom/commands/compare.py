@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import ClassVar, final
 
 from bayesgeom.commands.base import Command, check_target, save
+from bayesgeom.files import RUNS
 
 
 @final
@@ -27,7 +28,7 @@ class Compare(Command):
     """Seed of these sequences and of intervals."""
     only_existing: bool = False
     """Train nothing: only shipped checkpoints, and those in --runs; what is missing is named."""
-    runs: Path = Path("runs/train")
+    runs: Path = RUNS
     """Directory where missing models are trained and kept."""
     out: Path | None = None
     """Directory for the report."""

@@ -10,6 +10,7 @@ import tyro
 
 from bayesgeom.commands.base import Command, check_target, save, task_from
 from bayesgeom.errors import InvalidArgument
+from bayesgeom.files import RUNS
 
 if TYPE_CHECKING:
     from bayesgeom.length import Unmade
@@ -51,7 +52,7 @@ class Length(Command):
     """Continue learned tables that are too short by rows as they are drawn at initialisation, which nothing trained."""
     only_existing: bool = False
     """Train no arms: shipped checkpoints, and those in --runs, must do."""
-    runs: Path = Path("runs/train")
+    runs: Path = RUNS
     """Directory where missing arms are trained and kept."""
     out: Path | None = None
     """Directory for the report."""

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import ClassVar, final
 
 from bayesgeom.commands.base import Command, RecipeName, check_target, save
+from bayesgeom.files import RUNS
 
 
 @final
@@ -21,7 +22,7 @@ class Replicate(Command):
     """How many; the first is the recipe's own."""
     only_existing: bool = False
     """Train nothing: report the seeds that are there, and name the others."""
-    runs: Path = Path("runs/train")
+    runs: Path = RUNS
     """Directory where trainings are looked for and kept."""
     n: int = 2000
     """Sequences that score each of them."""

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import ClassVar, final
 
 from bayesgeom.commands.base import Command, RecipeName
+from bayesgeom.files import RUNS
 
 
 @final
@@ -40,7 +41,7 @@ class Train(Command):
         steps = committed.steps if self.steps is None else self.steps
         kept = committed.snapshots if self.keep is None else self.keep
         chosen = replace(committed, steps=steps, snapshots=kept)
-        out = self.out or Path("runs/train") / committed.name
+        out = self.out or RUNS / committed.name
         scores = publish(chosen, train(chosen, out, resume=self.resume, device=self.device), out / "checkpoint")
         for line in scores.headlines():
             print(line)

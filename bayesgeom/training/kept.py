@@ -13,7 +13,6 @@ from bayesgeom.training.loop import RECIPE, Pace, check_run, train
 from bayesgeom.training.publish import publish
 from bayesgeom.training.recipe import Recipe, deciding
 
-RUNS = Path("runs/train")  # where `bayesgeom train` puts a run too: what it made is found, not made again
 _CHECKPOINT = "checkpoint"
 
 
