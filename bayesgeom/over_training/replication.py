@@ -86,7 +86,7 @@ class ReplicationReport(Report):
         from bayesgeom.charts.curves import Curve, add_curves
         from bayesgeom.charts.forest import add_forest
         from bayesgeom.charts.heads import add_note
-        from bayesgeom.charts.theme import panels, with_room_for_legend
+        from bayesgeom.charts.theme import name_once, panels, with_room_for_legend
 
         titles = ("KL over training", "Loss over training", "KL by seed", "Entropy error by seed")
         figure = panels(f"{self.title} — {self.recipe}", titles, row_height=380)
@@ -105,8 +105,11 @@ class ReplicationReport(Report):
             of, (lo, hi) = vars(self), self.intervals[f"mean_{metric}"]
             ends = (np.append(of[f"{metric}_lo"], lo), np.append(of[f"{metric}_hi"], hi))
             values = np.append(of[metric], of[f"mean_{metric}"])
-            labels = [*self.replicas, "mean over seeds"]
+            # The recipe stands in the title; its name before every seed would reach into the panel to the left.
+            labels = [name.removeprefix(self.recipe).lstrip("-") or "seed0" for name in self.replicas]
+            labels = [*labels, "mean over seeds"]
             add_forest(figure, (2, column), labels, values, ends, unit=f"{_LABELS[metric]} (bits)", null=0.0)
+        name_once(figure)
         return with_room_for_legend(figure)
 
     def table(self) -> str:
