@@ -49,11 +49,17 @@ class Exact:
         if not all(math.isfinite(end) for end in logits.aminmax()):  # NaN is both least and largest
             what = " and ".join(edit.label for edit in variant) or "no edit"
             raise NonFinite(f"the logits are NaN or infinite under: {what}.")
-        # A softmax over the answers alone is one over all ids, renormalised; finite logits keep 0 log q = 0.
-        log_model = logits.index_select(-1, self.answers).double().log_softmax(-1)
-        kl = -(self.predictive * log_model).sum(-1) / NATS_PER_BIT - self.entropy_bits
-        entropy = -(log_model.exp() * log_model).sum(-1) / NATS_PER_BIT
-        correct = (log_model.max(dim=-1).indices == self.realised).double()
+        # A softmax over the answers alone is one over all ids, renormalised; finite logits keep 0 log q = 0. Both sums
+        # are taken below the largest logit, log Z less a mean, so that exponentials are taken once.
+        wide = logits.index_select(-1, self.answers).double()
+        largest, first = wide.max(dim=-1, keepdim=True)
+        below = wide.sub_(largest)
+        weights = below.exp()
+        total = weights.sum(-1)
+        log_total = total.log()
+        kl = (log_total - torch.linalg.vecdot(self.predictive, below)) / NATS_PER_BIT - self.entropy_bits
+        entropy = (log_total - torch.linalg.vecdot(weights, below) / total) / NATS_PER_BIT
+        correct = (first[..., 0] == self.realised).double()
         scored: np.ndarray = torch.stack([kl, (entropy - self.entropy_bits).abs(), correct]).cpu().numpy()
         return scored
 

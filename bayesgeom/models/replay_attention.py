@@ -49,8 +49,9 @@ class ReplayAttention:
         v: Float[Tensor, "head batch pos d_head"],
         rows: Int64[Tensor, " query_pos"] | None,
         scratch: Scratch,
-    ) -> Float[Tensor, "batch query_pos head d_head"]:
-        """What the heads write before W_O: softmax(q·k + bias) v over visible keys; q comes divided by √d."""
+        out: Float[Tensor, "batch query_pos head d_head"],
+    ) -> None:
+        """What the heads write before W_O, into `out`: softmax(q·k + bias) v over visible keys; q comes over √d."""
         if self.config.positions == "rotary":
             q, k = self._rotated(q, rows), self._rotated(k)
         visible, bias = self._mask(k, rows)
@@ -58,7 +59,8 @@ class ReplayAttention:
             hidden = torch.zeros_like(visible).masked_fill_(visible == 0, -math.inf)
             mask = hidden if bias is None else (bias + hidden)[:, None]
             z = nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=1.0)
-            return rearrange(z, "h b q d -> b q h d").contiguous()
+            out.copy_(rearrange(z, "h b q d -> b q h d"))
+            return
         weights = self._scores(q, k, bias, scratch).exp_().mul_(visible)
         total = weights.sum(dim=-1)
         low, high = (float(end) for end in total.aminmax())
@@ -68,8 +70,7 @@ class ReplayAttention:
             total = weights.sum(dim=-1)
         summed = scratch.take("summed", tuple(q.shape), q)
         torch.bmm(weights.flatten(0, 1), v.flatten(0, 1), out=summed.flatten(0, 1))
-        z = scratch.take("z", (*q.shape[1:3], *q.shape[::3]), q)
-        return torch.div(summed.permute(1, 2, 0, 3), total.permute(1, 2, 0)[..., None], out=z)
+        torch.div(summed.permute(1, 2, 0, 3), total.permute(1, 2, 0)[..., None], out=out)
 
     def _scores(
         self,

@@ -11,6 +11,8 @@ from torch import Tensor, nn
 from bayesgeom.models.replay_attention import ReplayAttention, Scratch
 from bayesgeom.models.transformer import EPS, MLP, MultiHeadAttention, Norm, Transformer, TransformerConfig
 
+ATTENTION_ROWS = 750  # whose queries, keys, values and scores stay in the cache: 2 % of a replay, measured
+
 
 @final
 class ReplayLayer:
@@ -40,7 +42,21 @@ class ReplayLayer:
     def z(
         self, resid: Float[Tensor, "batch pos d_model"], rows: Int64[Tensor, " query_pos"] | None, scratch: Scratch
     ) -> Float[Tensor, "batch query_pos head d_head"]:
-        """Head outputs at all positions, or at `rows` alone."""
+        """Head outputs at all positions, or at `rows` alone; a few sequences at a time."""
+        n_query = resid.shape[1] if rows is None else len(rows)
+        out = scratch.take("z", (len(resid), n_query, self.config.n_heads, self.config.d_head), resid)
+        parts = max(1, min(len(resid), len(resid) * resid.shape[1] // ATTENTION_ROWS))
+        for own, into in zip(resid.tensor_split(parts), out.tensor_split(parts), strict=True):
+            self._z(own, rows, scratch, into)
+        return out
+
+    def _z(
+        self,
+        resid: Float[Tensor, "batch pos d_model"],
+        rows: Int64[Tensor, " query_pos"] | None,
+        scratch: Scratch,
+        out: Float[Tensor, "batch query_pos head d_head"],
+    ) -> None:
         n_heads, x = self.config.n_heads, normed(resid, self.config, scratch)
         if rows is None:
             q, k, v = self._heads_of(x, slice(None), scratch).chunk(3)
@@ -48,7 +64,7 @@ class ReplayLayer:
             asked = torch.index_select(x, 1, rows, out=scratch.take("asked", (len(x), len(rows), x.shape[2]), x))
             q = self._heads_of(asked, slice(0, n_heads), scratch)
             k, v = self._heads_of(x, slice(n_heads, None), scratch).chunk(2)
-        return self._attention.z(q, k, v, rows, scratch)
+        self._attention.z(q, k, v, rows, scratch, out)
 
     def attn_out(
         self, z: Float[Tensor, "batch pos head d_head"], scratch: Scratch

@@ -7,7 +7,8 @@ the fixed prior of exponent 2 at ALiBi's slopes. `no-top-attention` is the learn
 layers from the start.
 
 Tasks are small so that an arm trains in minutes: three hidden states over ten steps; four pairs, asked for over eight
-filler tokens, learned in two stages as every recall is (see `training.compared`).
+filler tokens, learned in two stages as every recall is (see `training.compared`). In `recall-mixed` batches take turns
+at every distance from none to eight: whoever saw one distance alone has no reason to know that there are others.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,12 +20,16 @@ from bayesgeom.tasks.associative_recall import AssociativeRecall
 from bayesgeom.tasks.hmm import HMM
 from bayesgeom.training.recipe import Recipe, staged
 
-LONGEST = {"hmm": HMM(n_states=3, n_symbols=3, length=200).n_pos, "recall": 1_024}  # rows of the learned tables
 _HEADS = 4
-_SHAPES: Mapping[str, Mapping[str, Any]] = {
-    "hmm": {"n_layers": 6, "n_heads": _HEADS, "d_model": 96, "d_mlp": 384, "norm": "layernorm", "tied": False},
-    "recall": {"n_layers": 3, "n_heads": _HEADS, "d_model": 96, "d_mlp": 384},
-}
+_RECALL_SHAPE = {"n_layers": 3, "n_heads": _HEADS, "d_model": 96, "d_mlp": 384, "n_ctx": 1_024}
+_SHAPES: Mapping[str, Mapping[str, Any]] = {  # n_ctx is the rows of the learned tables
+    "hmm": {
+        "n_layers": 6, "n_heads": _HEADS, "d_model": 96, "d_mlp": 384, "norm": "layernorm", "tied": False,
+        "n_ctx": HMM(n_states=3, n_symbols=3, length=200).n_pos,
+    },
+    "recall": _RECALL_SHAPE,
+    "recall-mixed": _RECALL_SHAPE,
+}  # fmt: skip
 _GAUSSIAN = {
     "positions": "prior", "prior_exponents": [2.0] * _HEADS, "prior_is_learned": False,
 }  # fmt: skip
@@ -66,7 +71,21 @@ _RECALL = Recipe(
 _RECALL_POOLED = replace(
     _RECALL, name="recall-pooled", task=replace(_PAIRS, pooled_pairs=True), warmup=200, steps=1_500, seed=0
 )  # fmt: skip
-TASKS: Mapping[str, tuple[Recipe, ...]] = {"hmm": (_HMM,), "recall": (_RECALL_POOLED, _RECALL)}
+
+
+def _mixed(stage: Recipe, steps: int) -> Recipe:
+    """The same stage at every distance from none to the task's."""
+    task = stage.task
+    assert isinstance(task, AssociativeRecall)
+    nearer = tuple(replace(task, n_filler=distance) for distance in range(task.n_filler))
+    return replace(stage, name=stage.name.replace("recall", "recall-mixed"), also=nearer, steps=steps)
+
+
+TASKS: Mapping[str, tuple[Recipe, ...]] = {
+    "hmm": (_HMM,),
+    "recall": (_RECALL_POOLED, _RECALL),
+    "recall-mixed": (_mixed(_RECALL_POOLED, 2_000), _mixed(_RECALL, 3_000)),
+}
 
 
 def arms(task: str) -> dict[str, Recipe]:
@@ -93,5 +112,5 @@ def all_arms() -> dict[str, Recipe]:
 
 def _arm(task: str, kind: str) -> Recipe:
     """A task's stages with this kind of positions, the last one's name the arm's."""
-    sizes = {"architecture": "transformer", "n_ctx": LONGEST[task], **_SHAPES[task], **KINDS[kind]}
+    sizes = {"architecture": "transformer", **_SHAPES[task], **KINDS[kind]}
     return staged(TASKS[task], f"arm-{kind}", sizes)

@@ -126,7 +126,7 @@ def loss_nats(recipe: Recipe, logits: Float[Tensor, "batch pos d_vocab"], trials
 
 
 def _step(recipe: Recipe, module: nn.Module, optimisers: Optimisers, step: int, device: str | torch.device) -> float:
-    trials = recipe.task.sample(recipe.batch_size_at(step), seed=batch_seed(recipe, step), device=device)
+    trials = recipe.task_at(step).sample(recipe.batch_size_at(step), seed=batch_seed(recipe, step), device=device)
     with torch.autocast(torch.device(device).type, torch.bfloat16, enabled=not recipe.is_float32_at(step)):
         logits = module(trials.tokens)
     loss = loss_nats(recipe, logits.float(), trials)

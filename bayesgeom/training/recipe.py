@@ -21,6 +21,7 @@ class Recipe:
     - Weight decay acts in the first `decay_steps` steps, or in all. It bounds the logits, and so the calibration that
       can be reached: the bijection with 0.1 throughout stayed 0.03 bits too uncertain.
     - `after`: a recipe that is trained first, and whose weights this one starts from.
+    - `also`: tasks that take turns with `task`, batch by batch: the same at other distances, say.
     - From step `late_from`·steps on, batches hold `late_batch_size` sequences.
     - Matrix products run in bfloat16 until step (1 − `float32_share`)·steps: the last bits of calibration need float32.
     """
@@ -43,6 +44,7 @@ class Recipe:
     seed: int = 0
     snapshots: int = 20
     after: "Recipe | None" = None
+    also: tuple[WindTunnel, ...] = ()
 
     def __post_init__(self) -> None:
         if min(self.steps, self.batch_size, self.late_batch_size) < 1 or self.warmup < 0 or self.snapshots < 0:
@@ -54,10 +56,19 @@ class Recipe:
             raise InvalidArgument("late_from and float32_share are shares of the steps, between 0 and 1.")
         if self.targets not in ("sampled", "exact") or self.optimiser not in ("adamw", "muon"):
             raise InvalidArgument(f"no such targets or optimiser: {self.targets!r}, {self.optimiser!r}.")
+        if any((other.d_vocab, other.name) != (self.task.d_vocab, self.task.name) for other in self.also):
+            raise InvalidArgument(
+                f"what takes turns with {self.task} speaks its language; {self.name} also has "
+                f"{', '.join(map(str, self.also))}."
+            )
 
     def model_config(self) -> ModelConfig:
         """The architecture, fitted to the task's ids and length."""
         return config_from_dict({"d_vocab": self.task.d_vocab, "n_ctx": self.task.n_pos, **self.sizes})
+
+    def task_at(self, step: int) -> WindTunnel:
+        """What this step's batch is drawn from."""
+        return (self.task, *self.also)[step % (1 + len(self.also))]
 
     def batch_size_at(self, step: int) -> int:
         """Sequences in this step's batch."""
@@ -92,10 +103,15 @@ class Recipe:
         return replace(self, name=f"{self.name}-x{times}", steps=times * self.steps, decay_steps=decay, after=after)
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON can hold it; `recipe_from_dict` is the inverse."""
-        plain = {field.name: vars(self)[field.name] for field in fields(self)}
+        """As JSON can hold it; `recipe_from_dict` is the inverse.
+
+        `also` is named where there is something in it: recipes without read as they did before there was such a field,
+        and so agree with those that finished checkpoints hold.
+        """
+        plain = {field.name: vars(self)[field.name] for field in fields(self) if field.name != "also"}
         after = None if self.after is None else self.after.to_dict()
-        return {**plain, "task": self.task.config(), "sizes": dict(self.sizes), "after": after}
+        also = {"also": [other.config() for other in self.also]} if self.also else {}
+        return {**plain, "task": self.task.config(), "sizes": dict(self.sizes), "after": after, **also}
 
 
 def staged(stages: Sequence[Recipe], suffix: str, sizes: Mapping[str, Any]) -> Recipe:
@@ -115,4 +131,5 @@ def deciding(recipe: Mapping[str, Any]) -> Any:
 def recipe_from_dict(values: Mapping[str, Any]) -> Recipe:
     """The recipe that `Recipe.to_dict` wrote."""
     after = None if values.get("after") is None else recipe_from_dict(values["after"])
-    return Recipe(**{**values, "task": task_from_config(values["task"]), "after": after})
+    also = tuple(task_from_config(other) for other in values.get("also", ()))
+    return Recipe(**{**values, "task": task_from_config(values["task"]), "after": after, "also": also})

@@ -12,6 +12,7 @@ from bayesgeom.ablations.engine import Means, TileScores, score_tile, tiles, til
 from bayesgeom.ablations.scoring import METRICS, scores_of
 from bayesgeom.edits import Replace
 from bayesgeom.errors import InvalidArgument
+from bayesgeom.models import replay_layer
 from bayesgeom.models.base import BUDGET_BYTES
 from bayesgeom.models.hooked import HookedModel
 from bayesgeom.models.plain_loop import PlainLoop
@@ -226,6 +227,18 @@ def test_results_do_not_depend_on_the_tile(mode: str, monkeypatch: pytest.Monkey
     for other in found[1:]:
         np.testing.assert_allclose(other[:, :2], found[0][:, :2], atol=2e-6, rtol=2e-6)
         np.testing.assert_array_equal(other[:, 2], found[0][:, 2])
+
+
+@pytest.mark.parametrize("rows", [1, 13, 31, 10_000])
+def test_head_outputs_do_not_depend_on_how_many_sequences_attend_at_once(
+    rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where a row would be less than a sequence."""
+    plain = lively()
+    held = plain.replayer().baseline(TRIALS).held
+    monkeypatch.setattr(replay_layer, "ATTENTION_ROWS", rows)
+    for place, values in plain.replayer().baseline(TRIALS).held.items():
+        torch.testing.assert_close(values, held[place], atol=1e-5, rtol=1e-5)
 
 
 def tiles_of(rows: int, monkeypatch: pytest.MonkeyPatch) -> list[Trials]:
