@@ -35,7 +35,7 @@ class Length(Command):
     to: str | None = None
     """Lengths to report on, joined by commas: 50,100. Default: 1, 1.5, 2.5 and 5 times the training length."""
     arms: str | None = None
-    """hmm or recall: the arms that differ in positions alone, trained where they are missing."""
+    """hmm, recall or recall-mixed: the arms that differ in positions alone, trained where they are missing."""
     kinds: tuple[str, ...] | None = None
     """Of the arms, only these: learned, sinusoidal, rotary, alibi, prior, gaussian, none, no-top-attention."""
     task: str | None = None
@@ -63,7 +63,7 @@ class Length(Command):
 
         check_target(self.out)
         if bool(self.checkpoints) == (self.arms is not None):
-            raise InvalidArgument("name either checkpoints or --arms hmm (or recall), one of the two.")
+            raise InvalidArgument("name either checkpoints or --arms hmm (recall, recall-mixed), one of the two.")
         task, lengths = task_from(self.task), self._lengths()
         kept, recipes = Kept(runs=self.runs, is_trained=not self.only_existing), self._recipes()
         models: Sequence[ModelLike | Unmade] = self.checkpoints or [_arm(kept, recipe) for recipe in recipes]

@@ -73,10 +73,11 @@ def _story(recipe: Recipe) -> str:
     """What was done, stage by stage, one line each."""
     first = "" if recipe.after is None else _story(recipe.after) + "\n"
     late = f", {recipe.late_batch_size} from {recipe.late_from:.0%} of them on" if recipe.late_from < 1 else ""
+    turns = f"in turn of the task and of {len(recipe.also)} others of its kind; " if recipe.also else ""
     until = "" if recipe.decay_steps is None else f" in the first {recipe.decay_steps:,} steps"
     return (
-        f"{first}- {recipe.steps:,} steps of fresh data, {recipe.batch_size} sequences a step{late}; {recipe.targets} "
-        f"targets; {recipe.optimiser}, lr {recipe.lr:g} (matrices {recipe.matrix_lr:g}), weight decay "
+        f"{first}- {recipe.steps:,} steps of fresh data, {recipe.batch_size} sequences a step{late}; {turns}"
+        f"{recipe.targets} targets; {recipe.optimiser}, lr {recipe.lr:g} (matrices {recipe.matrix_lr:g}), weight decay "
         f"{recipe.weight_decay:g}{until}; {recipe.warmup} steps of warm-up, then a cosine to zero; "
         f"gradient norm clipped at 1; bfloat16 products, float32 for the last {recipe.float32_share:.0%} of "
         f"the steps; seed {recipe.seed}."

@@ -56,10 +56,11 @@ class Recipe:
             raise InvalidArgument("late_from and float32_share are shares of the steps, between 0 and 1.")
         if self.targets not in ("sampled", "exact") or self.optimiser not in ("adamw", "muon"):
             raise InvalidArgument(f"no such targets or optimiser: {self.targets!r}, {self.optimiser!r}.")
-        if any((other.d_vocab, other.name) != (self.task.d_vocab, self.task.name) for other in self.also):
+        own = self.task
+        if any((it.name, it.d_vocab) != (own.name, own.d_vocab) or it.n_pos > own.n_pos for it in self.also):
             raise InvalidArgument(
-                f"what takes turns with {self.task} speaks its language; {self.name} also has "
-                f"{', '.join(map(str, self.also))}."
+                f"what takes turns with {own} is of its kind, with its ids, and no longer: the model has room for that "
+                f"task. {self.name} also has {', '.join(map(str, self.also))}."
             )
 
     def model_config(self) -> ModelConfig:

@@ -344,7 +344,7 @@ def test_arms_differ_in_positions_alone(task: str) -> None:
         own, stage = [], recipe
         while stage is not None:
             sizes = {k: v for k, v in stage.sizes.items() if k not in {key for kind in KINDS.values() for key in kind}}
-            own.append((stage.seed, stage.steps, stage.batch_size, stage.task, tuple(sizes.items())))
+            own.append((stage.seed, stage.steps, stage.batch_size, stage.task, stage.also, tuple(sizes.items())))
             stage = stage.after
         stages.append(own)
     assert all(own == stages[0] for own in stages)
@@ -360,8 +360,17 @@ def test_every_arm_can_be_built_and_has_room_for_ten_times_its_length() -> None:
         assert replace(recipe.task, **factor).n_pos <= config.n_ctx  # type: ignore[type-var]
 
 
+def test_mixed_arms_see_every_distance_within_and_none_beyond() -> None:
+    for recipe in arms("recall-mixed").values():
+        for stage in (recipe, recipe.after):
+            assert stage is not None
+            seen = [stage.task_at(step) for step in range(18)]
+            assert [task.n_filler for task in seen] == 2 * [8, *range(8)]  # type: ignore[attr-defined]
+            assert {replace(task, n_filler=8) for task in seen} == {stage.task}  # type: ignore[type-var]
+
+
 def test_unknown_arms() -> None:
-    with pytest.raises(UnknownName, match=r"there is no task with arms named 'mess3'. There are: hmm, recall"):
+    with pytest.raises(UnknownName, match=r"no task with arms named 'mess3'. There are: hmm, recall, recall-mixed"):
         arms("mess3")
     with pytest.raises(UnknownName, match="there is no arm of recall named 'no-top-attention'"):
         arms_of_kinds("recall", ("rotary", "no-top-attention"))

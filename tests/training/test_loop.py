@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from bayesgeom.errors import CheckpointFault, InvalidArgument, NonFinite, OutputFault
 from bayesgeom.information import NATS_PER_BIT, entropy_bits, kl_bits
@@ -24,6 +24,7 @@ from bayesgeom.training import loop
 from bayesgeom.training.loop import Pace, loss_nats, snapshot_steps, train
 from bayesgeom.training.optimisers import Optimisers
 from bayesgeom.training.recipe import Recipe, recipe_from_dict
+from bayesgeom.trials import Trials
 
 TINY = Recipe(
     name="tiny",
@@ -127,6 +128,22 @@ def test_loss_matches_a_loop_over_positions(targets: str) -> None:
             pairs = zip(trials.answers.tolist(), trials.predictive[row, pos].tolist(), strict=True)
             terms.append(-sum(p * log_probability[answer] for answer, p in pairs))
     assert float(loss_nats(recipe, logits, trials)) == pytest.approx(np.mean(terms), rel=1e-12)
+
+
+def test_each_step_is_trained_on_the_task_whose_turn_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe = replace(TINY, also=(replace(TINY.task, n_pairs=2),), steps=5)
+    seen = []
+
+    def watched(own: Recipe, logits: Tensor, trials: Trials) -> Tensor:
+        seen.append(trials.tokens)
+        return loss_nats(own, logits, trials)
+
+    monkeypatch.setattr(loop, "loss_nats", watched)
+    train(recipe, tmp_path, pace=Pace(quiet=True))
+    for step, tokens in enumerate(seen):
+        drawn = recipe.task_at(step).sample(recipe.batch_size_at(step), seed=loop.batch_seed(recipe, step))
+        assert torch.equal(tokens, drawn.tokens)
+    assert [tokens.shape[1] for tokens in seen] == [5, 3, 5, 3, 5]
 
 
 def test_both_targets_agree_in_expectation() -> None:

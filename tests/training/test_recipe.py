@@ -9,6 +9,7 @@ import pytest
 
 from bayesgeom.errors import InvalidArgument, UnknownName
 from bayesgeom.models.transformer import TransformerConfig
+from bayesgeom.tasks.base import WindTunnel
 from bayesgeom.tasks.bijection import Bijection
 from bayesgeom.tasks.hmm import HMM
 from bayesgeom.training.compared import ARCHITECTURES, TASKS, compared
@@ -60,9 +61,32 @@ def test_shares_of_none_and_all(share: float) -> None:
     assert {all_or_none.is_float32_at(step) for step in range(20)} == {bool(share)}
 
 
-@pytest.mark.parametrize("kind", [TINY, replace(TINY, task=HMM(n_states=3, floor=0.0), seed=3), *RECIPES.values()])
+SHORTER = tuple(Bijection(n_values=5, n_pairs=pairs) for pairs in (1, 2))
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [TINY, replace(TINY, task=HMM(n_states=3, floor=0.0), seed=3), replace(TINY, also=SHORTER), *RECIPES.values()],
+)
 def test_a_recipe_survives_json(kind: Recipe) -> None:
     assert recipe_from_dict(json.loads(json.dumps(kind.to_dict()))) == kind
+
+
+def test_tasks_take_turns_and_those_without_others_read_as_ever() -> None:
+    assert [replace(TINY, also=SHORTER).task_at(step) for step in range(5)] == [
+        TINY.task,
+        *SHORTER,
+        TINY.task,
+        SHORTER[0],
+    ]
+    assert {TINY.task_at(step) for step in range(5)} == {TINY.task} and "also" not in TINY.to_dict()
+    assert replace(TINY, also=SHORTER).reseeded(3).lengthened(2).also == SHORTER
+
+
+@pytest.mark.parametrize("other", [HMM(), Bijection(n_values=6, n_pairs=3), Bijection(n_values=5, n_pairs=4)])
+def test_what_takes_turns_is_of_the_tasks_kind(other: WindTunnel) -> None:
+    with pytest.raises(InvalidArgument, match=r"is of its kind, with its ids, and no longer.*tiny also has "):
+        replace(TINY, also=(other,))
 
 
 def test_the_architecture_is_fitted_to_the_task() -> None:
