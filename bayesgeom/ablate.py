@@ -154,7 +154,7 @@ class AblationJob:
             "battery": len(self.battery),
         }
         where = provenance(self.model.spec, self.task, arguments)
-        return Diagnosis(reports={report.name: report}, skipped={}, provenance=where)
+        return Diagnosis.of(report, where)
 
     def _tally(self, score: Callable[[Trials, Trials], TileScores], out: Path | None) -> Tally:
         """Score the stream tile by tile; with `out`, skip what is already there and keep what is new."""

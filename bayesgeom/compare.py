@@ -1,6 +1,6 @@
 """`compare`: train what is missing, load what exists, and set every architecture beside the exact posterior."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import final
@@ -8,10 +8,9 @@ from typing import final
 from bayesgeom.comparison.cell import Cell, cell
 from bayesgeom.comparison.report import ComparisonReport, comparison_report
 from bayesgeom.comparison.verdict import PUBLISHED
-from bayesgeom.diagnosis import Diagnosis
+from bayesgeom.diagnosis import Diagnosis, provenance
 from bayesgeom.errors import InvalidArgument
 from bayesgeom.files import RUNS
-from bayesgeom.models.checkpoint import versions
 from bayesgeom.training.compared import ARCHITECTURES, TASKS
 from bayesgeom.training.kept import Kept, Plan
 from bayesgeom.training.scores import N_SCORED, Scores, check_counts, scores_of
@@ -106,19 +105,10 @@ class ComparisonJob:
 
     def diagnosis(self, report: ComparisonReport) -> Diagnosis:
         """The report with its provenance, ready to be saved."""
-        named: Mapping[str, str] = {"name": ", ".join(self.architectures), "architecture": "several"}
-        models = dict(zip(report.checkpoints, report.weights_hashes, strict=True))
-        return Diagnosis(
-            reports={report.name: report},
-            skipped={},
-            provenance={
-                "model": named,
-                "task_label": ", ".join(self.tasks),
-                "arguments": {"seeds": self.seeds, "n": self.n, "seed": self.seed},
-                "weights": models,
-                "versions": versions(),
-            },
-        )
+        named = {"name": ", ".join(self.architectures), "architecture": "several"}
+        where = provenance(named, ", ".join(self.tasks), {"seeds": self.seeds, "n": self.n, "seed": self.seed})
+        weights = dict(zip(report.checkpoints, report.weights_hashes, strict=True))
+        return Diagnosis.of(report, where | {"weights": weights})
 
     def _scores(self, cells: Sequence[Cell]) -> list[Scores]:
         return scores_of([own.recipe for own in cells], self.kept, n=self.n, seed=self.seed)

@@ -54,6 +54,11 @@ class Diagnosis(Mapping[str, Report]):
     provenance: Mapping[str, Any]
     inapplicable: Mapping[str, str] = field(default_factory=dict)
 
+    @classmethod
+    def of(cls, report: Report, provenance: Mapping[str, Any]) -> "Diagnosis":
+        """One report, under its own name."""
+        return cls(reports={report.name: report}, skipped={}, provenance=provenance)
+
     def __getitem__(self, name: str) -> Report:
         if reason := self.left_out.get(name):
             raise unknown_name(f"report in this diagnosis (skipped: {reason})", name, self.reports)
@@ -154,11 +159,16 @@ def report_kinds() -> dict[str, type[Report]]:
     return {name: kind for kinds in found for name, kind in kinds.items()}
 
 
-def provenance(spec: ModelSpec, task: WindTunnel, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Where numbers come from: model, weights, task, arguments, versions. No clock: same seed, same file."""
+def provenance(
+    model: ModelSpec | Mapping[str, Any], task: WindTunnel | str, arguments: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Where numbers come from: model, weights, task, arguments, versions. No clock: same seed, same file.
+
+    Of several models or tasks, their name and architecture, and what they are called together.
+    """
     return {
-        "model": spec.to_dict(),
-        "task": task.config(),
+        "model": model.to_dict() if isinstance(model, ModelSpec) else dict(model),
+        **({} if isinstance(task, str) else {"task": task.config()}),
         "task_label": str(task),
         "arguments": dict(arguments),
         "versions": versions(),

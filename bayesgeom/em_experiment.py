@@ -4,15 +4,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import final
 
-import torch
 from tqdm.auto import tqdm
 
-from bayesgeom.diagnosis import Diagnosis
+from bayesgeom.diagnosis import Diagnosis, provenance
 from bayesgeom.em.arms import describe_arms, learned, recorded_steps
 from bayesgeom.em.chain import StickyChain
 from bayesgeom.em.report import EMReport, em_report
 from bayesgeom.errors import InvalidArgument
-from bayesgeom.models.checkpoint import versions
 
 SEEDS = (42, 2024, 1337, 7777, 9999)
 CHAINS = (StickyChain(diagonal="counted twice"), StickyChain(diagonal="as stated"))
@@ -75,13 +73,7 @@ class EMJob:
 
     def diagnosis(self, report: EMReport) -> Diagnosis:
         """The report as a diagnosis of its own, with provenance, ready to be saved."""
-        provenance = {
-            "model": {"name": "one attention head", "architecture": "single-head"},
-            "task": {"chains": [vars(chain) for chain in CHAINS]},
-            "task_label": "sticky chain",
-            "arguments": {"seeds": self.seeds, "steps": self.steps, "length": self.length, "every": self.every},
-            "arms": describe_arms(),
-            "versions": versions(),
-            "threads": torch.get_num_threads(),
-        }
-        return Diagnosis(reports={report.name: report}, skipped={}, provenance=provenance)
+        named = {"name": "one attention head", "architecture": "single-head"}
+        arguments = {"seeds": self.seeds, "steps": self.steps, "length": self.length, "every": self.every}
+        chains = {"task": {"chains": [vars(chain) for chain in CHAINS]}, "arms": describe_arms()}
+        return Diagnosis.of(report, provenance(named, "sticky chain", arguments) | chains)

@@ -81,9 +81,7 @@ class MovementJob:
         """The report as a diagnosis of its own; the provenance's model is the last snapshot."""
         arguments: dict[str, Any] = {"n": self.n, "seed": self.seed, "targets": self.targets}
         where = provenance(self.training.spec(device=self.device), self.training.wind_tunnel(), arguments)
-        return Diagnosis(
-            reports={report.name: report}, skipped={}, provenance={**where, "recipe": self.training.recipe}
-        )
+        return Diagnosis.of(report, where | {"recipe": self.training.recipe})
 
     def _load(self, index: int) -> Model:
         return self.training.load(index, device=self.device)

@@ -101,7 +101,7 @@ class GradientJob:
         """The report as a diagnosis of its own, with provenance, ready to be saved."""
         arguments: dict[str, Any] = {"n": self.n, "seed": self.seed, "targets": self.targets}
         where = provenance(self.model.spec, self.task, arguments)
-        return Diagnosis(reports={report.name: report}, skipped={}, provenance=where)
+        return Diagnosis.of(report, where)
 
     def _tiles(self, model: Model) -> Iterator[Trials]:
         if self.trials is not None:

@@ -139,12 +139,12 @@ class LengthJob:
             "lengths": self.lengths, "n": self.n, "seed": self.seed, "threshold_bits": self.threshold_bits,
             "top_attention_off": self.top_attention_off,
         }  # fmt: skip
-        spec = replace(self.specs[0], weights_hash=report.weights_hashes[0])
-        where = provenance(spec, self.task, arguments)
         if len(self.models) > 1:
-            where["model"] = {"name": ", ".join(report.arms), "architecture": "several"}
-            where["weights"] = dict(zip(report.arms, report.weights_hashes, strict=True))
-        return Diagnosis(reports={report.name: report}, skipped={}, provenance=where)
+            weights = dict(zip(report.arms, report.weights_hashes, strict=True))
+            named = {"name": ", ".join(report.arms), "architecture": "several"}
+            return Diagnosis.of(report, provenance(named, self.task, arguments) | {"weights": weights})
+        spec = replace(self.specs[0], weights_hash=report.weights_hashes[0])
+        return Diagnosis.of(report, provenance(spec, self.task, arguments))
 
     def _setting(self) -> Setting:
         return Setting(

@@ -163,7 +163,7 @@ class Monitor:
         report = self.report()
         arguments = {"n": self.settings.n, "seed": self.settings.seed, "every": self.every}
         where = provenance(self.model.spec, self.task, arguments)
-        return Diagnosis(reports={report.name: report}, skipped={}, provenance=where)
+        return Diagnosis.of(report, where)
 
     def save(self, path: str | Path) -> None:
         """Write the report directory: report.json, arrays.safetensors, metrics.parquet, report.html."""

@@ -6,9 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import final
 
-from bayesgeom.diagnosis import Diagnosis
+from bayesgeom.diagnosis import Diagnosis, provenance
 from bayesgeom.files import RUNS
-from bayesgeom.models.checkpoint import versions
 from bayesgeom.over_training.replication import Replica, ReplicationReport, replication_report
 from bayesgeom.tasks.base import Branch, derived_seed
 from bayesgeom.training.kept import Kept, Plan
@@ -86,18 +85,11 @@ class ReplicationJob:
     def diagnosis(self, report: ReplicationReport) -> Diagnosis:
         """The report with its provenance, ready to be saved."""
         absent = dict.fromkeys(report.missing, f"there is no checkpoint of it in {self.runs}")
-        return Diagnosis(
-            reports={report.name: report},
-            skipped=absent,
-            provenance={
-                "model": {"name": self.recipe.name, "architecture": str(self.recipe.sizes["architecture"])},
-                "task_label": str(self.recipe.task),
-                "arguments": {"seeds": self.seeds, "n": self.n, "seed": self.seed},
-                "weights": dict(zip(report.replicas, report.weights_hashes, strict=True)),
-                "recipe": self.recipe.to_dict(),
-                "versions": versions(),
-            },
-        )
+        named = {"name": self.recipe.name, "architecture": str(self.recipe.sizes["architecture"])}
+        where = provenance(named, self.recipe.task, {"seeds": self.seeds, "n": self.n, "seed": self.seed})
+        weights = dict(zip(report.replicas, report.weights_hashes, strict=True))
+        where |= {"weights": weights, "recipe": self.recipe.to_dict()}
+        return Diagnosis(reports={report.name: report}, skipped=absent, provenance=where)
 
     def _replica(self, own: Recipe, scores: Scores) -> Replica:
         return Replica(name=own.name, scores=scores, log=_log(self._kept.path(own).parent / LOG))

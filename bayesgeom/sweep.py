@@ -14,7 +14,6 @@ from bayesgeom.errors import InvalidArgument, TaskMismatch
 from bayesgeom.generalisation.sweep_report import SweepReport, Value, sweep_report
 from bayesgeom.generalisation.vocabulary import Vocabulary
 from bayesgeom.models.base import Model
-from bayesgeom.models.checkpoint import versions
 from bayesgeom.models.resolve import ModelLike, as_model, task_of
 from bayesgeom.tasks.base import Branch, TextTask, WindTunnel, checked_seed, derived_seed
 
@@ -104,12 +103,9 @@ class SweepJob:
             "vary": self.vary, "values": self.labels, "n": self.n, "seed": self.seed,
             "threshold_bits": self.threshold_bits,
         }  # fmt: skip
-        if self.model is not None:
-            where = provenance(self.model.spec, self.tasks[0], arguments)
-        else:
-            named = {"name": "the exact posterior", "architecture": "none"}
-            where = {"model": named, "arguments": arguments, "versions": versions()}
-        return Diagnosis(reports={report.name: report}, skipped={}, provenance=where | {"task_label": str(self.task)})
+        exact = {"name": "the exact posterior", "architecture": "none"}
+        where = provenance(exact if self.model is None else self.model.spec, self.tasks[0], arguments)
+        return Diagnosis.of(report, where | {"task_label": str(self.task)})
 
     def _value(self, label: str, task: WindTunnel) -> Value:
         if self.model is not None:

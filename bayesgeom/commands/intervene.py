@@ -58,7 +58,7 @@ class Intervene(Command):
         arguments = {"n": self.n, "seed": self.seed, "kind": self.kind, "subspace": self.subspace}
         arguments |= {"layers": self.layers or "all", "site": self.site}
         where = provenance(model.spec, job.task, arguments)
-        diagnosis = Diagnosis(reports={report.name: report}, skipped={}, provenance=where)
+        diagnosis = Diagnosis.of(report, where)
         print(f"{diagnosis.title}\n\n{report.table()}")
         save(diagnosis, self.out)
         return 0
