@@ -17,7 +17,12 @@ MAX_UNITS = (
 
 
 def bootstrap_weights(n: int, *, seed: int, draws: int = DRAWS) -> Float[np.ndarray, "draw sequence"]:
-    """Share of each of n sequences in each resample; rows sum to one."""
+    """Share of each of n sequences in each resample; rows sum to one. NaN for fewer than two: nothing can be resampled.
+
+    So every interval over fewer than two sequences is NaN, wherever it is made.
+    """
+    if n < 2:
+        return np.full((draws, n), np.nan)
     return np.random.default_rng(seed).multinomial(n, np.full(n, 1 / n), size=draws) / n
 
 
@@ -28,6 +33,18 @@ def percentile_interval(
     tail = (1 - level) / 2
     lo, hi = np.quantile(resampled, [tail, 1 - tail], axis=0)
     return np.asarray(lo), np.asarray(hi)
+
+
+def centred_interval(
+    resampled: Float[np.ndarray, "draw *rest"], estimate: Float[np.ndarray, "*rest"]
+) -> tuple[Float[np.ndarray, "*rest"], Float[np.ndarray, "*rest"]]:
+    """The central 95 % of the resampled statistic about their own mean, put about the estimate.
+
+    For a statistic of noisy means, which resamples of fewer distinct sequences make noisier: all of them may lie on one
+    side of it. What they are off by is a bias, and is told apart from how they scatter.
+    """
+    lo, hi = percentile_interval(resampled - resampled.mean(axis=0))
+    return estimate + lo, estimate + hi
 
 
 def with_bounds(name: str, drawn: Float[np.ndarray, "draw *rest"]) -> dict[str, Float[np.ndarray, "*rest"]]:

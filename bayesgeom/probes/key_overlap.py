@@ -8,7 +8,7 @@ References: Agarwal, Dalal & Misra 2025, arXiv:2512.22471 (orthogonal keys); the
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, final
+from typing import Any, ClassVar, final
 
 import numpy as np
 import torch
@@ -26,104 +26,11 @@ from bayesgeom.geometry.cosine import (
 )
 from bayesgeom.geometry.tokens import in_parts, occurrences, token_means
 from bayesgeom.probes.base import Control, Needs, Probe, mean_over_copies, planted_run, planted_trials
-from bayesgeom.report import Headline, Report
+from bayesgeom.probes.key_report import FIRST_LAYER, KeyOverlapReport
 from bayesgeom.sites import K_ROT, TOKEN_INPUTS, TOKEN_KEYS, W_K_GRAM, K
-from bayesgeom.statistics import bootstrap_weights, percentile_interval
-
-if TYPE_CHECKING:
-    from plotly.graph_objects import Figure
+from bayesgeom.statistics import bootstrap_weights, centred_interval, percentile_interval
 
 MAX_SEQUENCES, DRAWS, N_PROJECTIONS = 256, 200, 20
-_FIRST_LAYER = ("first_layer_overlap", "first_layer_overlap_centred", "first_layer_overlap_least")
-
-
-@final
-@dataclass(frozen=True, kw_only=True)
-class KeyOverlapReport(Report):
-    """|cosine| between distinct keys (0 orthogonal, 1 parallel), by view: a token set and where its keys were read.
-
-    `_null` is random directions, `_initialisation` the mean over untrained copies, `overlap_random_projection` the same
-    embeddings through random W_K with the 95 % range over its draws. `first_layer_*` are of `views[0]`.
-    """
-
-    name: ClassVar[str] = "key_overlap"
-    title: ClassVar[str] = "Key overlap: do keys form an orthogonal frame?"
-    about: ClassVar[str] = (
-        "Attention finds a token by its key. Where the keys of the hypotheses point in unrelated directions, a query "
-        "can address one without touching the others: the papers call that a hypothesis frame. The number is the mean "
-        "|cosine| between the keys of different tokens, 0 orthogonal and 1 parallel. Random directions do not score 0 "
-        "but a level that the head's width sets (marked), and an untrained model of the same shape scores what its "
-        "random embeddings and their shared offset give. Only keys below both were made orthogonal by training. “Mean "
-        "key removed” takes out what all keys share: it raises cosines, yet adds the same to every score, and softmax "
-        "ignores that."
-    )
-
-    views: tuple[str, ...]
-    overlap: Float[np.ndarray, "view layer kv_head"]
-    overlap_lo: Float[np.ndarray, "view layer kv_head"]
-    overlap_hi: Float[np.ndarray, "view layer kv_head"]
-    overlap_null: Float[np.ndarray, " view"]
-    overlap_max: Float[np.ndarray, "view layer kv_head"]
-    overlap_max_null: Float[np.ndarray, " view"]
-    overlap_centred: Float[np.ndarray, "view layer kv_head"]
-    overlap_centred_lo: Float[np.ndarray, "view layer kv_head"]
-    overlap_centred_hi: Float[np.ndarray, "view layer kv_head"]
-    overlap_centred_null: Float[np.ndarray, " view"]
-    overlap_centred_max: Float[np.ndarray, "view layer kv_head"]
-    signed_mean: Float[np.ndarray, "view layer kv_head"]
-    signed_mean_null: Float[np.ndarray, " view"]
-    orthogonality: Float[np.ndarray, "view layer kv_head"]
-    orthogonality_null: Float[np.ndarray, " view"]
-    dimension_utilisation: Float[np.ndarray, "view layer kv_head"]
-    dimension_utilisation_null: Float[np.ndarray, " view"]
-    overlap_initialisation: Float[np.ndarray, "view layer kv_head"]
-    overlap_centred_initialisation: Float[np.ndarray, "view layer kv_head"]
-    overlap_random_projection: Float[np.ndarray, "view layer"]
-    overlap_random_projection_lo: Float[np.ndarray, "view layer"]
-    overlap_random_projection_hi: Float[np.ndarray, "view layer"]
-    welch: Float[np.ndarray, " view"]
-    n_vectors: Int[np.ndarray, " view"]
-    n_unseen: Int[np.ndarray, " view"]
-    first_layer_overlap: float
-    first_layer_overlap_least: float
-    first_layer_overlap_centred: float
-    first_layer_initialisation: Mapping[str, float]
-    intervals: Mapping[str, tuple[float, float]]
-    nulls: Mapping[str, float]
-    n: int
-
-    def headlines(self) -> Sequence[Headline]:
-        labels = {
-            "first_layer_overlap": ("mean |cos|", "random directions"),
-            "first_layer_overlap_centred": ("mean |cos|, mean key removed", "random directions, centred"),
-            "first_layer_overlap_least": ("mean |cos|, least overlapping head", "random directions"),
-        }
-        rows = []
-        for metric, (label, null_label) in labels.items():
-            untrained = self.first_layer_initialisation[metric]
-            beside = null_label if np.isnan(untrained) else f"initialisation {untrained:.3g}; {null_label}"
-            rows.append(self.scalar(metric, f"layer 0, {self.views[0]}: {label}", null_label=beside))
-        return rows
-
-    def figure(self) -> "Figure":
-        from bayesgeom.charts.heads import add_heads, add_profile, with_null
-        from bayesgeom.charts.theme import SECOND, label_axes, panels, with_room_for_legend
-
-        projected = self.overlap_random_projection.mean(axis=1)
-        titles = [with_null(v, p, "random W_K") for v, p in zip(self.views, projected, strict=True)]
-        titles = [with_null(t, null, "chance") for t, null in zip(titles, self.overlap_null, strict=True)]
-        figure = panels(self.title, (f"{self.views[0]}, mean over heads", *titles))
-        shown = ("overlap", "overlap_lo", "overlap_hi", "overlap_centred", "overlap_initialisation")
-        raw, lo, hi, without_mean, untrained = (vars(self)[name][0].mean(axis=1) for name in shown)
-        nulls = {"random directions": np.full_like(raw, self.overlap_null[0]), "initialisation": untrained}
-        add_profile(figure, (1, 1), raw, name="mean |cosine|", band=(lo, hi), nulls=nulls)
-        add_profile(figure, (1, 1), without_mean, name="mean key removed", color=SECOND)
-        label_axes(figure, (1, 1), "layer", "mean |cosine| (1 is parallel)")
-        figure.update_yaxes(range=[0, 1], row=1, col=1)
-        for i, (values, null) in enumerate(zip(self.overlap, self.overlap_null, strict=True), start=1):
-            panel = (i // 2 + 1, i % 2 + 1)
-            add_heads(figure, panel, values, unit="|cosine|", null=float(null), limits=(0.0, 1.0), head="key head")
-        return with_room_for_legend(figure)
 
 
 @final
@@ -142,17 +49,20 @@ class KeyOverlap(Probe[KeyOverlapReport]):
         chances = [frame_chances(*size) for size in sizes]
         nulls: dict[str, Any] = {n: np.array([chance[n] for chance in chances]) for n in chances[0]}
         resampled = np.stack([view.resampled for view in views], axis=2)
-        (overlap_lo, centred_lo), (overlap_hi, centred_hi) = percentile_interval(resampled)
+        found = np.stack([values["overlap"], values["overlap_centred"]])
+        (overlap_lo, centred_lo), (overlap_hi, centred_hi) = _bounds(resampled, found)
         untrained, untrained_centred = (_untrained(m, views, initialised) for m in ("overlap", "overlap_centred"))
         projected = np.stack([_random_projection(view, run.seed) for view in views], axis=1)
-        lows, highs = map(_named, percentile_interval(_first_layer(resampled)))
-        first: dict[str, Any] = _named(_first_layer(np.stack([values["overlap"], values["overlap_centred"]])))
+        lows, highs = map(_named, _bounds(_first_layer(resampled), _first_layer(found)))
+        first: dict[str, Any] = _named(_first_layer(found))
+        copies = [copy.first_layer for copy in initialised if copy.views[:1] == (views[0].name,)]
         return KeyOverlapReport(
             views=tuple(view.name for view in views),
             **values,
             **{f"{name}_null": null for name, null in nulls.items()},
             overlap_lo=overlap_lo,
             overlap_hi=overlap_hi,
+            overlap_bias=resampled[:, 0].mean(axis=0) - found[0],
             overlap_centred_lo=centred_lo,
             overlap_centred_hi=centred_hi,
             overlap_initialisation=untrained,
@@ -165,6 +75,11 @@ class KeyOverlap(Probe[KeyOverlapReport]):
             n_unseen=np.array([view.n_unseen for view in views], dtype=np.int64),
             **first,
             first_layer_initialisation=_named(_first_layer(np.stack([untrained, untrained_centred]))),
+            first_layer_initialisation_range={
+                name: (min(copy[name] for copy in copies), max(copy[name] for copy in copies))
+                for name in first
+                if copies
+            },
             intervals={name: (lows[name], highs[name]) for name in lows},
             nulls=_named(nulls[name][0] for name in ("overlap", "overlap_centred", "overlap")),
             n=min(run.n_recorded, MAX_SEQUENCES),
@@ -253,6 +168,13 @@ def _from_activations(
     }
 
 
+def _bounds(
+    resampled: Float[np.ndarray, "draw *rest"], found: Float[np.ndarray, "*rest"]
+) -> tuple[Float[np.ndarray, "*rest"], Float[np.ndarray, "*rest"]]:
+    lo, hi = centred_interval(resampled, found)
+    return lo.clip(0, 1), hi.clip(0, 1)
+
+
 def _random_projection(view: _View, seed: int) -> Float[np.ndarray, "3 layer"]:
     """Overlap of the same inputs through random Gaussian W_K: mean, and 95 % range of the draws."""
     if view.inputs is None:
@@ -273,13 +195,13 @@ def _untrained(
 
 
 def _first_layer(both: Float[np.ndarray, "*draw 2 view layer kv_head"]) -> Float[np.ndarray, "*draw 3"]:
-    """Layer 0 of the first view, in the order of `_FIRST_LAYER`, from raw and centred overlap."""
+    """Layer 0 of the first view, in the order of `FIRST_LAYER`, from raw and centred overlap."""
     raw, without_mean = (both[..., i, 0, 0, :] for i in (0, 1))
     return np.stack([raw.mean(axis=-1), without_mean.mean(axis=-1), raw.min(axis=-1)], axis=-1)
 
 
 def _named(values: Iterable[float]) -> dict[str, float]:
-    return {name: float(value) for name, value in zip(_FIRST_LAYER, values, strict=True)}
+    return {name: float(value) for name, value in zip(FIRST_LAYER, values, strict=True)}
 
 
 def _planted(frames: Float[Tensor, "layer item d"]) -> Run:

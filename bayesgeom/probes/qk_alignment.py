@@ -42,6 +42,7 @@ class QKAlignmentReport(Report):
     - `mass_excess`: share of attention on related positions minus `uniform_mass`, that under uniform attention.
     - `contrast`: mean cos(q, k) over related minus unrelated visible positions, row by row.
     - `auc`: chance that a related position has the greater q·k than an unrelated one, ties counting half.
+    - `mass_excess_initialisation_most`: the strongest layer of any untrained copy, as the headline's layer is chosen.
     - `layer_trend`: Spearman of layer with the head-mean mass excess. `rows`: query positions behind the numbers.
     """
 
@@ -79,6 +80,7 @@ class QKAlignmentReport(Report):
     layer_trend_null: Float[np.ndarray, " relation"]
     uniform_mass: Float[np.ndarray, " relation"]
     mass_excess_initialisation: Float[np.ndarray, "relation layer head"]
+    mass_excess_initialisation_most: Float[np.ndarray, " relation"]
     contrast_initialisation: Float[np.ndarray, "relation layer head"]
     auc_initialisation: Float[np.ndarray, "relation layer head"]
     rows: Int[np.ndarray, " relation"]
@@ -93,8 +95,10 @@ class QKAlignmentReport(Report):
         strength = np.nan_to_num(np.abs(self.mass_excess_by_layer))
         rows = []
         for i, layer in enumerate(strength.argmax(axis=1).tolist()):
-            untrained = self.mass_excess_initialisation[i, layer].mean()
-            beside = "uniform" if np.isnan(untrained) else f"initialisation {untrained:.3g}; uniform"
+            untrained, most = self.mass_excess_initialisation[i, layer].mean(), self.mass_excess_initialisation_most[i]
+            beside = "uniform"
+            if not np.isnan(untrained):
+                beside = f"initialisation {untrained:.3g}, in a copy's own layer up to ±{most:.2g}; uniform"
             label = f"{_words(self.relations[i])}: attention above uniform, layer {layer}"
             rows.append(self.entry("mass_excess_by_layer", (i, layer), label, null_label=beside))
         leading, spread = int(strength.max(axis=1).argmax()), min(1.0, 1.96 / max(1, strength.shape[1] - 1) ** 0.5)
@@ -161,6 +165,10 @@ class QKAlignment(Probe[QKAlignmentReport]):
             arrays |= with_bounds(metric, means[:, i])
             found = [vars(copy)[metric] for copy in initialised if copy.relations == relations]
             arrays[f"{metric}_initialisation"] = mean_over_copies(found, like=means[0, i])
+        strongest = [
+            np.abs(copy.mass_excess_by_layer).max(axis=1) for copy in initialised if copy.relations == relations
+        ]
+        arrays["mass_excess_initialisation_most"] = np.max([*strongest, np.full(len(relations), -np.inf)], axis=0)
         return QKAlignmentReport(
             relations=relations,
             **arrays,

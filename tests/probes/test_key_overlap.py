@@ -103,9 +103,24 @@ def test_intervals_equal_a_loop_over_resamples(everything: tuple[Run, KeyOverlap
         slow_overlap(slow_mean_keys(run, s.K, 1, 2, SETS["hypotheses"], weights))
         for weights in bootstrap_weights(N, seed=3, draws=DRAWS)
     ]
-    assert report.overlap_lo[0, 1, 2] == pytest.approx(np.quantile(drawn, 0.025), abs=1e-5)
-    assert report.overlap_hi[0, 1, 2] == pytest.approx(np.quantile(drawn, 0.975), abs=1e-5)
+    bias = np.mean(drawn) - report.overlap[0, 1, 2]
+    assert report.overlap_bias[0, 1, 2] == pytest.approx(bias, abs=1e-5)
+    ends = (np.quantile(drawn, [0.025, 0.975]) - bias).clip(0, 1)
+    np.testing.assert_allclose([report.overlap_lo[0, 1, 2], report.overlap_hi[0, 1, 2]], ends, atol=1e-5)
     assert np.isnan(report.overlap_lo[[2, 9]]).all(), "weights are no sample"
+
+
+def test_few_noisy_sequences_bias_the_overlap_and_leave_it_inside_its_interval(rng: np.random.Generator) -> None:
+    """Keys on one line under noise that is as long as they are: every resample is noisier, and less parallel."""
+    n, n_items, width = 8, 31, 17
+    tokens = np.tile(np.arange(n_items), (n, 1))
+    trials = planted_trials(np.ones((n, 1, 1)), tokens, token_sets={"hypotheses": range(n_items)})
+    keys = torch.from_numpy(1.0 + rng.normal(size=(1, n, n_items, 1, width))).float()
+    report = KeyOverlap().measure(planted_run(trials, {s.K: keys}))
+    low, found, high = (float(values.item()) for values in (report.overlap_lo, report.overlap, report.overlap_hi))
+    assert low < found < high < found - report.overlap_bias.item(), "a percentile interval would end below it"
+    lo, hi = report.intervals["first_layer_overlap"]
+    assert lo < report.first_layer_overlap < hi
 
 
 def test_static_views_equal_a_loop(everything: tuple[Run, KeyOverlapReport]) -> None:
@@ -174,7 +189,9 @@ def test_initialisation_is_the_mean_over_copies_by_view(rng: np.random.Generator
             np.testing.assert_array_equal(report.overlap_initialisation[i], both)
     untrained = np.mean([copy.overlap_centred[0, 0].mean() for copy in copies])
     assert report.first_layer_initialisation["first_layer_overlap_centred"] == pytest.approx(untrained)
-    assert f"initialisation {np.mean([copy.overlap[0, 0].mean() for copy in copies]):.3g}" in report.headline()
+    found = [copy.overlap[0, 0].mean() for copy in copies]
+    beside = f"initialisation {np.mean(found):.3g}, copies {min(found):.3g} … {max(found):.3g}; random directions"
+    assert beside in report.headline()
 
 
 def test_rotated_keys_are_a_view_only_where_they_differ(rng: np.random.Generator) -> None:

@@ -184,6 +184,9 @@ def test_initialisation_is_the_mean_over_copies(rng: np.random.Generator) -> Non
     for metric in METRICS:
         mean = np.mean([vars(copy)[metric] for copy in copies], axis=0)
         np.testing.assert_array_equal(vars(report)[f"{metric}_initialisation"], mean)
+    most = np.max([np.abs(copy.mass_excess_by_layer).max(axis=1) for copy in copies], axis=0)
+    np.testing.assert_array_equal(report.mass_excess_initialisation_most, most)
+    assert f"in a copy's own layer up to ±{most[0]:.2g}; uniform" in report.headlines()[0].null_label
     assert "initialisation" in report.headline() and np.isnan(copies[0].auc_initialisation).all()
 
 

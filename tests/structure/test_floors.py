@@ -16,7 +16,7 @@ from tests.structure.source import PACKAGE, ROOT, Source, assert_none, findings,
 
 # The floor table: the one place to enter a new file or folder. The package root stands above all of it.
 FLOORS = (
-    {"errors", "sites", "information", "geometry", "statistics", "files", "allocator"},
+    {"errors", "sites", "information", "geometry", "statistics", "files", "allocator", "cells", "progress"},
     {"plugins", "trials", "activations", "behaviour", "edits", "report"},
     {"tasks", "models", "charts"},
     {"probes", "ablations", "interventions", "gradient_laws", "em", "monitoring"},
@@ -53,7 +53,7 @@ FOUNDATIONS = {
         "quiet", "stack", "taps",
     },
     "charts": {"base", "theme", "lines", "simplex"},
-    "probes": {"base", "belief_report"},
+    "probes": {"base", "belief_report", "key_report"},
     "commands": {"base"},
 }  # fmt: skip
 # A folder's front knows every plug-in in it: something has to choose among them.
