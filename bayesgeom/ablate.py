@@ -7,7 +7,6 @@ from typing import Any, Literal, final
 
 import numpy as np
 from torch import Tensor
-from tqdm.auto import tqdm
 
 from bayesgeom.ablations.attribution import attributed_damage
 from bayesgeom.ablations.batteries import Battery, everything
@@ -22,10 +21,11 @@ from bayesgeom.edits import Mode
 from bayesgeom.errors import HookFault, InvalidArgument
 from bayesgeom.models.base import Model
 from bayesgeom.models.replayer import Replayer, Variant
-from bayesgeom.models.resolve import ModelLike, as_model, scored_task_of
+from bayesgeom.models.resolve import ModelLike, TaskLike, as_model, scored_task_of
 from bayesgeom.probes.key_overlap import KeyOverlap, hypothesis_overlap
+from bayesgeom.progress import bar, kept_in
 from bayesgeom.sites import Site
-from bayesgeom.tasks.base import Branch, TextTask, WindTunnel, derived_seed
+from bayesgeom.tasks.base import Branch, WindTunnel, derived_seed
 from bayesgeom.trials import Trials, concatenate
 
 Method = Literal["exact", "attribution", "both"]
@@ -36,7 +36,7 @@ _MEANS = 3  # branch of the seed
 
 def ablate(
     model: ModelLike,
-    task: WindTunnel | TextTask | None = None,
+    task: TaskLike | None = None,
     battery: Sequence[Ablation] | None = None,
     *,
     mode: Mode = "mean",
@@ -73,7 +73,7 @@ class AblationJob:
     def of(
         cls,
         model: ModelLike,
-        task: WindTunnel | TextTask | None,
+        task: TaskLike | None,
         battery: Sequence[Ablation] | None,
         *,
         mode: Mode,
@@ -161,7 +161,7 @@ class AblationJob:
         stream = self.task.stream(self.n, seed=derived_seed(self.seed, Branch.TRIALS), device=self.model.spec.device)
         tally = None if out is None else Tally.load(out, self.describe())
         label = f"{len(self.battery)} ablations"
-        with tqdm(total=self.n, desc=label, unit="seq", disable=None, leave=False) as progress:
+        with kept_in(out), bar(total=self.n, desc=label, unit="seq", leave=False) as progress:
             seen = 0
             for block in _without_loners(stream):
                 seen += len(block)

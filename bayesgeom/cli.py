@@ -24,8 +24,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # whoever read the output, `head` say, has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
-    except KeyboardInterrupt:
-        print("bayesgeom: interrupted", file=sys.stderr)
+    except KeyboardInterrupt as stopped:
+        print("; ".join(["bayesgeom: interrupted", *vars(stopped).get("__notes__", [])]), file=sys.stderr)
         return 130
 
 

@@ -4,20 +4,20 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, final
 
-from tqdm.auto import tqdm
-
 from bayesgeom.ablate import ablate
 from bayesgeom.activations import Run
 from bayesgeom.diagnosis import Diagnosis, provenance
 from bayesgeom.errors import InvalidArgument, MissingSite, NoCopy, TaskMismatch, unknown_name
+from bayesgeom.generalisation.relabelling_report import RelabellingReport
 from bayesgeom.models.base import Model
-from bayesgeom.models.resolve import ModelLike, as_model, task_of
+from bayesgeom.models.resolve import ModelLike, TaskLike, as_model, task_of
 from bayesgeom.plugins import discover
 from bayesgeom.probes.base import Needs, Probe
+from bayesgeom.progress import bar
 from bayesgeom.relabelling import RelabellingJob
 from bayesgeom.report import Report
 from bayesgeom.sites import Site
-from bayesgeom.tasks.base import Branch, FiniteTask, SymmetricTask, TextTask, WindTunnel, derived_seed
+from bayesgeom.tasks.base import Branch, FiniteTask, WindTunnel, derived_seed
 from bayesgeom.trials import Trials
 
 N_RECORDED = 192  # sequences whose activations are kept: enough for every interval, and independent of n
@@ -29,9 +29,9 @@ AnyProbe = Probe[Any]
 
 def diagnose(
     model: ModelLike,
-    task: WindTunnel | TextTask | None = None,
+    task: TaskLike | None = None,
     *,
-    probes: Sequence[str | AnyProbe] | None = None,
+    probes: str | AnyProbe | Sequence[str | AnyProbe] | None = None,
     n: int = 512,
     seed: int = 0,
     nulls: int = 3,
@@ -44,7 +44,7 @@ def diagnose(
     that is partly on disk, `skipped` says so under "initialisation". A probe that this model cannot serve is in
     `skipped` with the reason, and one that this task says nothing about in `inapplicable`; asked for by name, either
     raises. A name may carry an option: "value_manifold:standardised". With `ablations` the default battery is run too.
-    Where no probes are named and hypotheses can be renamed, what `relabel` finds on 128 sequences is added.
+    Where no probes are named, what `relabel` finds on 128 sequences is added, or why it was not asked.
     A text task is bound to the model's tokenizer; of a task with a fixed stock of sequences at most all are drawn.
 
     **Raises** `InvalidArgument` for n < 1, nulls < 0 or an empty list of probes, `UnknownName` for a probe or a
@@ -58,9 +58,9 @@ def diagnose(
     if isinstance(chosen, FiniteTask):
         n = min(n, chosen.n_sequences)
     subject.check_fits(one := chosen.sample(1, seed=seed))
-    plan = _plan(subject, one, probes)
     stream = _Stream(task=chosen, seed=derived_seed(seed, Branch.TRIALS), device=subject.spec.device)
     blocks = stream.blocks(n)  # here, so that a bad n or task is refused before the copies run
+    plan = _plan(subject, chosen, one, probes, n=n, seed=seed)
     fresh: dict[str, list[Report]] = {name: [] for name in plan.served}
     skipped = dict(plan.skipped)
     try:
@@ -73,20 +73,19 @@ def diagnose(
         skipped[_INITIALISATION] = str(reason)
     run = _run(subject, chosen, blocks, plan.sites, seed, progress=-(-n // 128))
     reports = {name: probe.measure(run, fresh[name]) for name, probe in plan.served.items()}
-    reports |= _further_passes(subject, chosen, run, seed, is_whole=probes is None, ablations=ablations)
+    reports |= _further_passes(subject, chosen, run, plan.renaming, seed=seed, ablations=ablations)
     arguments = {"n": n, "seed": seed, "nulls": nulls, "probes": tuple(plan.served), "ablations": ablations}
     where = provenance(run.spec, chosen, arguments) | {"n_recorded": run.n_recorded}
     return Diagnosis(reports=reports, skipped=skipped, inapplicable=plan.inapplicable, provenance=where)
 
 
 def _further_passes(
-    model: Model, task: WindTunnel, run: Run, seed: int, *, is_whole: bool, ablations: bool
+    model: Model, task: WindTunnel, run: Run, renaming: RelabellingJob | None, *, seed: int, ablations: bool
 ) -> dict[str, Report]:
-    """What takes passes of its own: a renaming of hypotheses, where the whole is asked for, and ablations."""
+    """What takes passes of its own: a renaming of hypotheses, and ablations."""
     found = list[Report]()
-    if is_whole and run.n > 1 and isinstance(task, SymmetricTask):
-        job = RelabellingJob.of(model, task, n=min(run.n, N_RENAMED), seed=seed)
-        found.append(job.run(before=run))  # its first block is the same
+    if renaming is not None:
+        found.append(renaming.run(before=run))  # its first block is the same
     if ablations:
         found.append(ablate(model, task, n=run.n, seed=seed))
     return {report.name: report for report in found}
@@ -107,6 +106,7 @@ class _Plan:
     sites: tuple[Site, ...]
     skipped: dict[str, str]
     inapplicable: dict[str, str]
+    renaming: RelabellingJob | None
 
 
 @final
@@ -122,8 +122,17 @@ class _Stream:
         return self.task.stream(n, seed=self.seed, device=self.device)
 
 
-def _plan(model: Model, trials: Trials, probes: Sequence[str | AnyProbe] | None) -> _Plan:
+def _plan(
+    model: Model,
+    task: WindTunnel,
+    trials: Trials,
+    probes: str | AnyProbe | Sequence[str | AnyProbe] | None,
+    *,
+    n: int,
+    seed: int,
+) -> _Plan:
     known = all_probes()
+    probes = [probes] if isinstance(probes, str | Probe) else probes
     if probes is not None and not probes:
         raise InvalidArgument(f"probes names none: leave it out for all, or choose from: {', '.join(sorted(known))}.")
     asked: dict[str, AnyProbe] = {}
@@ -142,10 +151,17 @@ def _plan(model: Model, trials: Trials, probes: Sequence[str | AnyProbe] | None)
             continue
         served[name] = probe
         sites |= dict.fromkeys((*probe.needs.sites, *(site for site in probe.needs.optional if site in model.sites)))
+    renaming = None
+    try:
+        renaming = RelabellingJob.of(model, task, n=min(n, N_RENAMED), seed=seed) if probes is None else None
+    except (InvalidArgument, TaskMismatch) as reason:
+        (inapplicable if isinstance(reason, TaskMismatch) else skipped)[RelabellingReport.name] = str(reason)
     # Calibration leads, as the question that the others explain.
     first = sorted(served, key=lambda name: (name != "calibration", list(served).index(name)))
     chosen = {name: served[name] for name in first}
-    return _Plan(served=chosen, sites=tuple(sites), skipped=skipped, inapplicable=inapplicable)
+    return _Plan(
+        served=chosen, sites=tuple(sites), skipped=skipped, inapplicable=inapplicable, renaming=renaming
+    )  # fmt: skip
 
 
 def _named(text: str, known: Mapping[str, AnyProbe]) -> AnyProbe:
@@ -181,7 +197,7 @@ def _untrained(copy: Model, plan: _Plan, stream: _Stream, n: int, seed: int) -> 
 def _run(
     model: Model, task: WindTunnel, blocks: Iterator[Trials], sites: tuple[Site, ...], seed: int, *, progress: int = 0
 ) -> Run:
-    shown = tqdm(blocks, total=progress, desc=model.spec.name, disable=None if progress else True, leave=False)
+    shown = bar(blocks, is_quiet=not progress, total=progress, desc=model.spec.name, leave=False)
     return model.run(
         iter(shown),
         record=sites,

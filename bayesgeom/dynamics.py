@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any, final
 
 import torch
-from tqdm.auto import tqdm
 
 from bayesgeom.activations import Run
 from bayesgeom.allocator import keep_freed_memory
@@ -20,6 +19,7 @@ from bayesgeom.over_training.report import DynamicsReport
 from bayesgeom.over_training.runs import KEPT, Source, TrainingRun, runs_of
 from bayesgeom.over_training.shelf import Shelf
 from bayesgeom.over_training.summary import dynamics_report
+from bayesgeom.progress import bar, kept_in
 from bayesgeom.tasks.base import checked_seed
 
 N_DEFAULT, N_LEAST = 256, 4
@@ -80,8 +80,10 @@ class DynamicsJob:
         """Measure what is not measured yet; the curves, and film and attention maps of the first training."""
         keep_freed_memory()
         total = sum(len(run.steps) for run in self.runs)
-        with tqdm(total=total, desc="snapshots", unit="snapshot", disable=None, leave=False) as bar:
-            found = [self._measured(run, bar) for run in self.runs]
+        before = [self._held(run) for run in self.runs]
+        n_before = sum(map(len, before))
+        with bar(total=total, initial=n_before, desc="snapshots", unit="snapshot", leave=False) as shown:
+            found = [self._measured(run, held, shown) for run, held in zip(self.runs, before, strict=True)]
         report = dynamics_report(self.runs, found, n=self.bench.n)
         pictures = (
             film(self.runs[0], found[0], n=self.bench.n),
@@ -90,21 +92,25 @@ class DynamicsJob:
         reports = {own.name: own for own in (report, *pictures) if own is not None}
         return Diagnosis(reports=reports, skipped=report.missing, provenance=self._provenance())
 
-    def _measured(self, run: TrainingRun, bar: Any) -> list[Measured]:
-        """Every snapshot of one training, the last one first, since distances are to it."""
+    def _held(self, run: TrainingRun) -> dict[int, Measured]:
+        """The snapshots that were measured before, by index."""
         shelf, last = self._shelf(run), run.hashes[-1]
-        found = {index: held for index, digest in enumerate(run.hashes) if (held := shelf.find(digest, last))}
-        bar.update(len(found))
-        end = len(run.steps) - 1
+        return {index: held for index, digest in enumerate(run.hashes) if (held := shelf.find(digest, last))}
+
+    def _measured(self, run: TrainingRun, found: dict[int, Measured], shown: Any) -> list[Measured]:
+        """Every snapshot of one training, the last one first, since distances are to it; `found` are there already."""
+        shelf, last, end = self._shelf(run), run.hashes[-1], len(run.steps) - 1
         missing = [index for index in range(len(run.steps)) if index not in found]
-        if missing:
+        if not missing:
+            return [found[index] for index in range(len(run.steps))]
+        with kept_in(shelf.folder):
             reference, own = self._last(run.load(end, device=self.device), is_wanted=end in missing)
             for index in reversed(missing):
                 held = own or self._snapshot(run.load(index, device=self.device), reference)
                 own = None
                 shelf.put(run.hashes[index], last, held)
                 found[index] = held
-                bar.update(1)
+                shown.update(1)
         return [found[index] for index in range(len(run.steps))]
 
     def _last(self, model: Model, *, is_wanted: bool) -> tuple[Reference, Measured | None]:

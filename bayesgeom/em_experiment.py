@@ -4,13 +4,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import final
 
-from tqdm.auto import tqdm
-
 from bayesgeom.diagnosis import Diagnosis, provenance
 from bayesgeom.em.arms import describe_arms, learned, recorded_steps
 from bayesgeom.em.chain import StickyChain
 from bayesgeom.em.report import EMReport, em_report
 from bayesgeom.errors import InvalidArgument
+from bayesgeom.progress import bar
 
 SEEDS = (42, 2024, 1337, 7777, 9999)
 CHAINS = (StickyChain(diagonal="counted twice"), StickyChain(diagonal="as stated"))
@@ -59,7 +58,7 @@ class EMJob:
     def run(self) -> EMReport:
         """Train everything."""
         total = len(CHAINS) * len(self.seeds) * self.steps
-        with tqdm(total=total, desc="sticky chain", unit="step", disable=None, leave=False) as progress:
+        with bar(total=total, desc="sticky chain", unit="step", leave=False) as progress:
             curves = [
                 [
                     learned(

@@ -3,7 +3,7 @@
 Each message says what was asked, what there is, and what to do.
 """
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 
 class BayesGeomError(Exception):
@@ -52,3 +52,11 @@ def unknown_name(kind: str, asked: str, known: Iterable[str]) -> UnknownName:
     """The one wording for a name that does not exist."""
     listed = ", ".join(sorted(known)) or "(none)"
     return UnknownName(f"there is no {kind} named {asked!r}. There are: {listed}.")
+
+
+def check_known(of: str, given: Iterable[str], known: Collection[str]) -> None:
+    """**Raises** `InvalidArgument` for a parameter that `of` has not, with those that it has."""
+    for name in given:
+        if name not in known:
+            listed = ", ".join(sorted(known)) or "(none)"
+            raise InvalidArgument(f"{of} has no parameter {name!r}. It has: {listed}.")

@@ -1,15 +1,17 @@
-"""Writing so that nothing is ever half-written: aside first, then renamed into place."""
+"""Writing so that nothing is ever half-written: aside first, then renamed into place; and what lies there already."""
 
 import contextlib
+import errno
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sized
 from pathlib import Path
 from typing import Any, Literal
 
 from bayesgeom.errors import OutputFault
 
+_LONGEST = 40  # characters of a value that a message quotes
 RUNS = Path("runs/train")  # of trainings: what `train` made is found by whatever needs it, not made again
 
 
@@ -40,7 +42,7 @@ def directory_aside(path: Path) -> Iterator[Path]:
     try:
         aside = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
     except OSError as error:
-        raise OutputFault(f"cannot write to {path.parent}: {error.strerror or error}.") from error
+        raise _unwritable(path.parent, error) from error
     try:
         yield aside
         aside.chmod(0o755)
@@ -69,14 +71,44 @@ def check_directory(path: Path) -> None:
     try:
         Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent)).rmdir()
     except OSError as error:
-        raise OutputFault(f"cannot write to {path.parent}: {error.strerror or error}.") from error
+        raise _unwritable(path.parent, error) from error
 
 
 def _make_parent(path: Path) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise OutputFault(f"cannot make the folder {path.parent}: {error.strerror or error}.") from error
+        file = next((own for own in path.parents if own.is_file()), None)
+        reason = error.strerror or error if file is None else f"{file} is a file"
+        raise OutputFault(f"cannot make the folder {path.parent}: {reason}. Name another directory.") from error
+
+
+def _unwritable(folder: Path, error: OSError) -> OutputFault:
+    # The kernel's own folders answer "No such file or directory" to whoever makes something in them.
+    reason = "nothing can be made in it" if error.errno == errno.ENOENT else error.strerror or error
+    return OutputFault(f"cannot write to {folder}: {reason}. Name a directory that you can write to.")
+
+
+def apart(there: Mapping[str, Any], asked: Mapping[str, Any]) -> str:
+    """Where what lies there and what is asked for differ, field by field; empty where they agree."""
+    return "; ".join(_differences(there, asked))
+
+
+def _differences(there: Mapping[str, Any], asked: Mapping[str, Any]) -> Iterator[str]:
+    for key in dict.fromkeys([*there, *asked]):
+        one, other = there.get(key), asked.get(key)
+        if isinstance(one, Mapping) and isinstance(other, Mapping):
+            yield from (f"{key}.{difference}" for difference in _differences(one, other))
+        elif one != other:
+            shown = [_short(value) for value in (one, other)]
+            yield f"{key}: {shown[0]} there, {shown[1]} asked" if shown[0] != shown[1] else f"{key}: another one"
+
+
+def _short(value: Any) -> str:
+    text = "nothing" if value is None else str(value)
+    if len(text) <= _LONGEST:
+        return text
+    return f"{len(value)} entries" if isinstance(value, Sized) and not isinstance(value, str) else f"{text[:_LONGEST]}…"
 
 
 def read_safetensors(path: Path, *, framework: Literal["numpy", "pt"]) -> tuple[dict[str, Any], dict[str, str]]:

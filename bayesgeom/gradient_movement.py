@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from typing import Any, final
 
 import torch
-from tqdm.auto import tqdm
 
 from bayesgeom.diagnosis import Diagnosis, provenance
 from bayesgeom.errors import InvalidArgument
@@ -25,6 +24,7 @@ from bayesgeom.gradients import tiles
 from bayesgeom.models.base import Model
 from bayesgeom.models.resolve import check_device
 from bayesgeom.over_training.runs import Source, TrainingRun, run_of
+from bayesgeom.progress import bar
 from bayesgeom.tasks.base import Branch, checked_seed, derived_seed
 from bayesgeom.trials import Trials
 
@@ -70,7 +70,7 @@ class MovementJob:
         trials = task.sample(self.n, seed=derived_seed(self.seed, Branch.TRIALS), device=self.device)
         last, measured_last = self._measure(self._load(len(steps) - 1), trials)
         moments, before = list[Moment](), None
-        for index, step in enumerate(tqdm(steps[:-1], desc="snapshots", disable=None, leave=False)):
+        for index, step in enumerate(bar(steps[:-1], desc="snapshots", leave=False)):
             now, measured = self._measure(self._load(index), trials)
             moments.append(moment_of(step, measured, now, last, before))
             before = now

@@ -16,8 +16,8 @@ from bayesgeom.gradient_laws.precise import in_float64
 from bayesgeom.gradient_laws.report import GradientReport, gradient_report
 from bayesgeom.gradient_laws.tally import LayerTally, layer_tally, together
 from bayesgeom.models.base import Model
-from bayesgeom.models.resolve import ModelLike, as_model, scored_task_of
-from bayesgeom.tasks.base import Branch, TextTask, WindTunnel, checked_seed, derived_seed
+from bayesgeom.models.resolve import ModelLike, TaskLike, as_model, scored_task_of
+from bayesgeom.tasks.base import Branch, WindTunnel, checked_seed, derived_seed
 from bayesgeom.trials import Trials, concatenate
 
 BUDGET_BYTES = 256 * 2**20
@@ -27,7 +27,7 @@ _COPIES = 12  # arrays of the size of one layer's attention that are held per la
 
 def gradients(
     model: ModelLike,
-    trials_or_task: Trials | WindTunnel | TextTask | None = None,
+    trials_or_task: Trials | TaskLike | None = None,
     *,
     targets: Targets = "sampled",
     n: int = 64,
@@ -60,7 +60,7 @@ class GradientJob:
     def of(
         cls,
         model: ModelLike,
-        trials_or_task: Trials | WindTunnel | TextTask | None,
+        trials_or_task: Trials | TaskLike | None,
         *,
         targets: Targets = "sampled",
         n: int = 64,

@@ -8,7 +8,6 @@ import numpy as np
 import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
-from tqdm.auto import tqdm
 
 from bayesgeom.ablate import ablate
 from bayesgeom.ablations.batteries import every_head
@@ -27,9 +26,10 @@ from bayesgeom.interventions.subspace import Subspace
 from bayesgeom.interventions.summary import Context, intervention_report
 from bayesgeom.interventions.writes import WriteReport, write_report
 from bayesgeom.models.base import Model
-from bayesgeom.models.resolve import ModelLike, as_model, scored_task_of
+from bayesgeom.models.resolve import ModelLike, TaskLike, as_model, scored_task_of
+from bayesgeom.progress import bar
 from bayesgeom.sites import ATTN_OUT, W_O, Site, Z
-from bayesgeom.tasks.base import BLOCK, Branch, TextTask, WindTunnel, derived_seed
+from bayesgeom.tasks.base import BLOCK, Branch, WindTunnel, check_count, derived_seed
 
 N_FIT, N_HELD = 256, 128  # sequences that subspaces and read-outs are fitted on, and that read-outs are scored on
 N_RANDOM, N_FLOOR = 20, 64  # random subspaces of the same rank, and the pairs that they are scored on
@@ -38,7 +38,7 @@ _PAIRS, _FIT, _HELD, _DRAWS = 4, 5, 6, 7  # branches of the seed
 
 def intervene(
     model: ModelLike,
-    task: WindTunnel | TextTask | None = None,
+    task: TaskLike | None = None,
     subspace: Subspace | Fit | None = None,
     *,
     kind: SubspaceKind = "swap",
@@ -65,7 +65,7 @@ def intervene(
 
 def write_strength(
     model: ModelLike,
-    task: WindTunnel | TextTask | None = None,
+    task: TaskLike | None = None,
     subspace: Subspace | Fit | None = None,
     *,
     n: int = 256,
@@ -87,7 +87,7 @@ def write_strength(
 
 
 def fit_subspace(
-    model: ModelLike, task: WindTunnel | TextTask | None, subspace: Fit, *, at: Place | None = None, seed: int = 0
+    model: ModelLike, task: TaskLike | None, subspace: Fit, *, at: Place | None = None, seed: int = 0
 ) -> dict[int, Subspace]:
     """The subspaces that `intervene` would act on with the same arguments, by layer."""
     job = InterventionJob.of(model, task, subspace, kind="remove", at=at, n=1, seed=seed)
@@ -109,7 +109,7 @@ class InterventionJob:
 
     @classmethod
     def of(
-        cls, model: ModelLike, task: WindTunnel | TextTask | None, subspace: Subspace | Fit | None, *,
+        cls, model: ModelLike, task: TaskLike | None, subspace: Subspace | Fit | None, *,
         kind: SubspaceKind, at: Place | None, n: int, seed: int,
     ) -> "InterventionJob":  # fmt: skip
         """Check everything that can be checked before anything runs."""
@@ -117,8 +117,7 @@ class InterventionJob:
         chosen, place = scored_task_of(subject, task), at or Place()
         if kind not in SUBSPACE_KINDS:
             raise InvalidArgument(f"kind must be one of {', '.join(SUBSPACE_KINDS)}; got {kind!r}.")
-        if n < 1:
-            raise InvalidArgument(f"n is the number of trials: at least 1, got {n}.")
+        check_count(n)
         place.check_in(subject)
         one = chosen.sample(1, seed=seed, device=subject.spec.device)
         subject.check_fits(one)
@@ -239,7 +238,7 @@ class InterventionJob:
         return found
 
     def _shown(self, n: int, label: str) -> Iterator[Pair]:
-        with tqdm(total=n, desc=label, unit="seq", disable=None, leave=False) as progress:
+        with bar(total=n, desc=label, unit="seq", leave=False) as progress:
             for pair in self.pairs(n):
                 yield pair
                 progress.update(len(pair[0]))

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from typing import final
 
 import torch
-from tqdm.auto import tqdm
 
 from bayesgeom.ablations.engine import tiles
 from bayesgeom.edits import SUBSPACE_KINDS, Edit, SubspaceKind
@@ -20,9 +19,10 @@ from bayesgeom.interventions.place import Place
 from bayesgeom.interventions.subspace import Subspace
 from bayesgeom.models.base import Model
 from bayesgeom.models.replayer import STAGES
-from bayesgeom.models.resolve import ModelLike, as_model, scored_task_of
+from bayesgeom.models.resolve import ModelLike, TaskLike, as_model, scored_task_of
+from bayesgeom.progress import bar
 from bayesgeom.sites import V
-from bayesgeom.tasks.base import TextTask, WindTunnel, derived_seed
+from bayesgeom.tasks.base import WindTunnel, derived_seed
 from bayesgeom.trials import Trials
 
 N_KEPT = 256  # sequences whose coordinates are correlated with entropy
@@ -33,7 +33,7 @@ _WITHOUT_DONORS = tuple(kind for kind in SUBSPACE_KINDS if kind not in ("swap", 
 
 def intervene_together(
     model: ModelLike,
-    task: WindTunnel | TextTask | None = None,
+    task: TaskLike | None = None,
     subspace: Subspace | Fit | None = None,
     *,
     at: Sequence[Place],
@@ -62,7 +62,7 @@ class JointJob:
 
     @classmethod
     def of(
-        cls, model: ModelLike, task: WindTunnel | TextTask | None, subspace: Subspace | Fit | None, *,
+        cls, model: ModelLike, task: TaskLike | None, subspace: Subspace | Fit | None, *,
         at: Sequence[Place], kind: SubspaceKind, n: int, seed: int,
     ) -> "JointJob":  # fmt: skip
         """Check everything that can be checked before anything runs."""
@@ -104,7 +104,7 @@ class JointJob:
         means = passes.means(self._blocks(N_FIT, _FIT), edited)
         arms = [Arm(label="no edit", edits={}), *self._arms(sample, subspaces)]
         n, context = single.n, self._context(subspaces)
-        with tqdm(total=n, desc=f"{single.kind} {single.fit.label}", unit="seq", disable=None, leave=False) as progress:
+        with bar(total=n, desc=f"{single.kind} {single.fit.label}", unit="seq", leave=False) as progress:
 
             def shown() -> Iterator[Trials]:
                 for block in self._blocks(n, _TRIALS):

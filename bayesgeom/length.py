@@ -24,16 +24,16 @@ from bayesgeom.generalisation.stretch import Stretch, check_room, checked_length
 from bayesgeom.generalisation.together import length_report
 from bayesgeom.models.base import Model
 from bayesgeom.models.checkpoint import Checkpoint
-from bayesgeom.models.resolve import ModelLike, as_model, scored_task_of
+from bayesgeom.models.resolve import ModelLike, TaskLike, as_model, scored_task_of
 from bayesgeom.sites import RESID_POST
-from bayesgeom.tasks.base import Branch, TextTask, WindTunnel, checked_seed, derived_seed
+from bayesgeom.tasks.base import Branch, WindTunnel, checked_seed, derived_seed
 
 N_RECORDED = 128  # sequences whose residuals are read layer by layer
 
 
 def length(
     model: ModelLike | Sequence[ModelLike],
-    task: WindTunnel | TextTask | None = None,
+    task: TaskLike | None = None,
     lengths: Sequence[int] | None = None,
     *,
     n: int = 512,
@@ -59,7 +59,7 @@ def length(
 
 
 def with_room(
-    model: ModelLike, task: WindTunnel | TextTask | None = None, lengths: Sequence[int] | None = None, *, seed: int = 0
+    model: ModelLike, task: TaskLike | None = None, lengths: Sequence[int] | None = None, *, seed: int = 0
 ) -> Model:
     """The model itself where it has positions for these lengths, else its learned table continued by untrained rows.
 
@@ -102,7 +102,7 @@ class LengthJob:
     def of(
         cls,
         models: Sequence[ModelLike | Unmade],
-        task: WindTunnel | TextTask | None,
+        task: TaskLike | None,
         lengths: Sequence[int] | None,
         *,
         n: int,
@@ -188,9 +188,7 @@ class _Subject:
     trained: int
 
     @classmethod
-    def of(
-        cls, model: ModelLike | Unmade, task: WindTunnel | TextTask | None, top_attention_off: int = 0
-    ) -> "_Subject":
+    def of(cls, model: ModelLike | Unmade, task: TaskLike | None, top_attention_off: int = 0) -> "_Subject":
         """What it is asked, how that is made longer, and the length that it was trained at. The model is not kept."""
         own = _silenced(model.like() if isinstance(model, Unmade) else as_model(model), top_attention_off)
         chosen = scored_task_of(own, task)

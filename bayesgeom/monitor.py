@@ -27,12 +27,12 @@ from bayesgeom.diagnosis import Diagnosis, provenance
 from bayesgeom.errors import InvalidArgument
 from bayesgeom.files import check_directory, file_aside
 from bayesgeom.models.base import Model
-from bayesgeom.models.resolve import as_model, task_of
+from bayesgeom.models.resolve import TaskLike, as_model, task_of
 from bayesgeom.monitoring.good_state import GoodState
 from bayesgeom.monitoring.measures import METRICS, Measures, chance_levels, measured, undisturbed
 from bayesgeom.monitoring.report import MonitorReport, monitor_report
 from bayesgeom.monitoring.rules import Event, Rules, Thresholds
-from bayesgeom.tasks.base import Branch, TextTask, WindTunnel, derived_seed
+from bayesgeom.tasks.base import Branch, derived_seed
 
 EVERY = 100
 THRESHOLDS = Thresholds()
@@ -96,7 +96,7 @@ class Monitor:
     def __init__(
         self,
         model: Model | nn.Module,
-        task: WindTunnel | TextTask | None = None,
+        task: TaskLike | None = None,
         *,
         every: int = EVERY,
         settings: Settings = Settings(),
@@ -215,7 +215,7 @@ class Watching(Protocol):
 
 
 def trainer_callback(
-    task: WindTunnel | TextTask,
+    task: TaskLike,
     *,
     every: int = EVERY,
     settings: Settings = Settings(),

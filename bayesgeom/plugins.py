@@ -7,6 +7,7 @@ its own through an entry point in the group `bayesgeom.<folder>`. Two classes wi
 import importlib
 import inspect
 import pkgutil
+from dataclasses import fields, is_dataclass
 from importlib.metadata import entry_points
 from typing import TypeVar
 
@@ -42,6 +43,12 @@ def find(package: str, base: type[T], name: str) -> type[T]:
     if name not in known:
         raise unknown_name(base.__name__, name, known)
     return known[name]
+
+
+def field_names(plugin: type) -> set[str]:
+    """The parameters of a plug-in that is a dataclass."""
+    assert is_dataclass(plugin), "what is built from parameters is a dataclass"
+    return {field.name for field in fields(plugin)}
 
 
 def _from_folder(package: str, base: type[T]) -> list[type[T]]:

@@ -15,16 +15,14 @@ from bayesgeom.diagnosis import Diagnosis, provenance
 from bayesgeom.errors import InvalidArgument, TaskMismatch
 from bayesgeom.generalisation.relabelling_report import RelabellingReport, Scored, relabelling_report
 from bayesgeom.models.base import Model
-from bayesgeom.models.resolve import ModelLike, as_model, task_of
-from bayesgeom.tasks.base import Branch, SymmetricTask, TextTask, WindTunnel, derived_seed
+from bayesgeom.models.resolve import ModelLike, TaskLike, as_model, task_of
+from bayesgeom.tasks.base import Branch, SymmetricTask, derived_seed
 from bayesgeom.trials import Trials
 
 _NAMES = 5  # branch of the seed
 
 
-def relabel(
-    model: ModelLike, task: WindTunnel | TextTask | None = None, *, n: int = 512, seed: int = 0
-) -> RelabellingReport:
+def relabel(model: ModelLike, task: TaskLike | None = None, *, n: int = 512, seed: int = 0) -> RelabellingReport:
     """How the answers change when hypotheses are renamed: values of a bijection or of recall, hidden states of an HMM.
 
     Every one of `n` fresh sequences is shown as it is and under a random renaming of its own.
@@ -45,7 +43,7 @@ class RelabellingJob:
     seed: int
 
     @classmethod
-    def of(cls, model: ModelLike, task: WindTunnel | TextTask | None, *, n: int, seed: int) -> "RelabellingJob":
+    def of(cls, model: ModelLike, task: TaskLike | None, *, n: int, seed: int) -> "RelabellingJob":
         """Check everything that can be checked before anything runs."""
         if n < 2:
             raise InvalidArgument(f"n is the number of sequences, at least 2 for an interval; got {n}.")

@@ -22,6 +22,7 @@ from jaxtyping import AbstractArray
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
+from bayesgeom.cells import interval_cell
 from bayesgeom.errors import InvalidArgument, OutputFault
 from bayesgeom.files import directory_aside
 
@@ -204,8 +205,8 @@ class Report(ABC):
 
 def headline_cells(line: Headline) -> tuple[str, str, str]:
     """Value, interval and null of a headline, as every table prints them."""
-    value = f"{line.value:.4g} {line.unit}".rstrip()
-    interval = "" if math.isnan(line.lo) else f"{line.lo:.4g} … {line.hi:.4g}"
+    value = "–" if math.isnan(line.value) else f"{line.value:.4g} {line.unit}".rstrip()
+    interval = "" if math.isnan(line.lo) else interval_cell(line.lo, line.hi)
     null = "" if math.isnan(line.null) else f"{round(line.null, 4) + 0.0:.4f} ({line.null_label})"  # no -0.0000
     return value, interval, null
 

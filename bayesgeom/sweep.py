@@ -14,7 +14,7 @@ from bayesgeom.errors import InvalidArgument, TaskMismatch
 from bayesgeom.generalisation.sweep_report import SweepReport, Value, sweep_report
 from bayesgeom.generalisation.vocabulary import Vocabulary
 from bayesgeom.models.base import Model
-from bayesgeom.models.resolve import ModelLike, as_model, task_of
+from bayesgeom.models.resolve import ModelLike, TaskLike, as_model, as_task, task_of
 from bayesgeom.tasks.base import Branch, TextTask, WindTunnel, checked_seed, derived_seed
 
 Task = WindTunnel | TextTask
@@ -22,7 +22,7 @@ _INNER = "task"  # the field in which a task holds the one that it renders
 
 
 def sweep(
-    task: Task,
+    task: TaskLike,
     vary: str,
     values: Iterable[Any],
     model: ModelLike | None = None,
@@ -61,7 +61,7 @@ class SweepJob:
     @classmethod
     def of(
         cls,
-        task: Task,
+        task: TaskLike,
         vary: str,
         values: Iterable[Any],
         model: ModelLike | None,
@@ -75,9 +75,9 @@ class SweepJob:
         if n < 2 or not threshold_bits > 0:
             raise InvalidArgument(f"a sweep takes n ≥ 2 and a threshold above 0 bits; got {n} and {threshold_bits}.")
         checked_seed(seed)
-        _check_task(task)
-        varied = [varied_task(task, vary, value) for value in listed]
         subject = None if model is None else as_model(model)
+        task = as_task(task, trained=None if subject is None else subject.task)
+        varied = [varied_task(task, vary, value) for value in listed]
         return cls(
             task=task, vary=vary, labels=tuple(f"{value}" for value in listed),
             tasks=tuple(_bound(own, subject) for own in varied), model=subject, n=n, seed=seed,
@@ -169,11 +169,6 @@ def varied_task(task: Task, vary: str, value: Any) -> Task:
         changes[vary] = _checked(vary, own[vary], value)
     varied: Task = replace(task, **changes)
     return varied
-
-
-def _check_task(task: object) -> None:
-    if not isinstance(task, WindTunnel | TextTask):
-        raise InvalidArgument(f"a sweep varies a task, such as bayesgeom.tasks.HMM(); got {task!r}.")
 
 
 def _listed(values: Any) -> list[Any]:

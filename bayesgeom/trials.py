@@ -12,6 +12,7 @@ from torch import Tensor
 from bayesgeom.errors import InvalidArgument
 
 UNASKED = -100  # torch's own `ignore_index`: `realised` where nothing is asked
+SLACK = 1e-6  # by which the sum of probabilities may miss 1
 
 
 @final
@@ -21,11 +22,13 @@ class Relations(Mapping):  # type: ignore[type-arg]
     """Named relations that are drawn when one is first read.
 
     They grow with the square of the length, and what is scored alone never reads them. `draw` makes them of one tensor
-    with a row per sequence, so that sequences are chosen and joined before.
+    with a row per sequence, so that sequences are chosen and joined before. Where `asked_at`, the scored positions, is
+    known, what is drawn must not reach beyond them.
     """
 
     draw: Callable[[Shaped[Tensor, "batch *rest"]], Mapping[str, Bool[Tensor, "batch query_pos key_pos"]]]
     of: Shaped[Tensor, "batch *rest"]
+    asked_at: Int64[Tensor, "batch query_pos"] | None = None
 
     def __getitem__(self, name: str) -> Bool[Tensor, "batch query_pos key_pos"]:
         return self._drawn[name]
@@ -38,15 +41,24 @@ class Relations(Mapping):  # type: ignore[type-arg]
 
     def rows(self, index: slice | Int64[Tensor, " row"]) -> "Relations":
         """Those of the chosen sequences."""
-        return Relations(draw=self.draw, of=self.of[index])
+        asked_at = None if self.asked_at is None else self.asked_at[index]
+        return Relations(draw=self.draw, of=self.of[index], asked_at=asked_at)
 
     def and_of(self, others: Sequence["Relations"]) -> "Relations":
         """Those of these sequences and of others of the same task and length."""
-        return Relations(draw=self.draw, of=torch.cat([self.of, *(other.of for other in others)]))
+        parts = [self, *others]
+        asked_at = [part.asked_at for part in parts if part.asked_at is not None]
+        return Relations(
+            draw=self.draw, of=torch.cat([part.of for part in parts]),
+            asked_at=torch.cat(asked_at) if len(asked_at) == len(parts) else None,
+        )  # fmt: skip
 
     @cached_property
     def _drawn(self) -> Mapping[str, Bool[Tensor, "batch query_pos key_pos"]]:
-        return self.draw(self.of)
+        drawn = self.draw(self.of)
+        if self.asked_at is not None:
+            _check_causal(drawn, self.asked_at)
+        return drawn
 
 
 @final
@@ -185,3 +197,83 @@ def renamed(trials: Trials, names: Int64[Tensor, "batch answer"]) -> Trials:
         predictive=carried(trials.predictive),
         belief=carried(trials.belief),
     )
+
+
+def checked(trials: Trials, *, task: str) -> Trials:
+    """What a task drew, seen to be what tasks promise. Relations that are yet to be drawn are checked when they are.
+
+    **Raises** `InvalidArgument` with the field, and the first sequence and position at fault.
+    """
+    _check_layout(trials, task)
+    if trials.has_posterior:
+        _check_rows(trials, "predictive", task)
+        if trials.belief is not trials.predictive and trials.belief.shape[-1]:
+            _check_rows(trials, "belief", task)
+        asked = trials.at_scored(trials.realised)
+        strange = (asked != UNASKED) & ~torch.isin(asked, trials.answers)
+        if bool(strange.any()):
+            sequence, query, where = _first(strange, trials.scored_positions())
+            raise InvalidArgument(
+                f"task {task!r}: realised {where} is {int(asked[sequence, query])}, which is none of the answers. Give "
+                f"the id of the answer there, or UNASKED ({UNASKED})."
+            )
+    if isinstance(trials.relations, Relations):
+        return replace(trials, relations=replace(trials.relations, asked_at=trials.scored_positions()))
+    if trials.relations:
+        _check_causal(trials.relations, trials.scored_positions())
+    return trials
+
+
+def _check_layout(trials: Trials, task: str) -> None:
+    n, n_pos = trials.scored.shape
+    layout = {
+        "tokens": (torch.int64, (n, n_pos)),
+        "scored": (torch.bool, (n, n_pos)),
+        "realised": (torch.int64, (n, n_pos)),
+        "answers": (torch.int64, (len(trials.answers),)),
+        "predictive": (torch.float64, (n, n_pos, len(trials.answers))),
+        "belief": (torch.float64, (n, n_pos, trials.belief.shape[-1])),
+    }
+    for name, (dtype, shape) in layout.items():
+        found = vars(trials)[name]
+        if found.dtype != dtype or found.shape != shape:
+            raise InvalidArgument(
+                f"task {task!r}: {name} has to be {dtype} of shape {shape}, with the sequences, positions and "
+                f"answers of the other fields; it is {found.dtype} of shape {tuple(found.shape)}."
+            )
+
+
+def _check_rows(trials: Trials, name: str, task: str) -> None:
+    rows = trials.at_scored(vars(trials)[name])
+    wrong = ~((rows.amin(-1) >= 0) & ((rows.sum(-1) - 1).abs() <= SLACK))  # true of NaN and infinity
+    if bool(wrong.any()):
+        sequence, query, where = _first(wrong, trials.scored_positions())
+        row = rows[sequence, query]
+        raise InvalidArgument(
+            f"task {task!r}: {name} {where} is no distribution: its least entry is {float(row.min()):.6g}, its sum "
+            f"{float(row.sum()):.8g}. Where a position is scored, entries are at least 0 and sum to 1 within {SLACK}."
+        )
+
+
+def _check_causal(relations: Mapping[str, Tensor], asked_at: Int64[Tensor, "batch query_pos"]) -> None:
+    for name, related in relations.items():
+        if related.dtype != torch.bool or related.shape[:-1] != asked_at.shape:
+            raise InvalidArgument(
+                f"relation {name!r} has to be boolean with a row for every scored position, of shape "
+                f"{(*asked_at.shape, 'positions')}; it is {related.dtype} of shape {tuple(related.shape)}."
+            )
+        later = torch.arange(related.shape[-1], device=asked_at.device) > asked_at[..., None]
+        ahead = (related & later).any(-1)
+        if bool(ahead.any()):
+            sequence, query, where = _first(ahead, asked_at)
+            found = (related & later)[sequence, query].nonzero()[0].item()
+            raise InvalidArgument(
+                f"relation {name!r} {where} takes position {found} for evidence, which comes later: no causal model "
+                f"sees it. Leave out positions after the one that is asked."
+            )
+
+
+def _first(wrong: Bool[Tensor, "batch query_pos"], asked_at: Int64[Tensor, "batch query_pos"]) -> tuple[int, int, str]:
+    """The first sequence and query at fault, and where that is."""
+    sequence, query = wrong.nonzero()[0].tolist()
+    return sequence, query, f"of sequence {sequence} at position {int(asked_at[sequence, query])}"

@@ -1,11 +1,13 @@
 """The command line: tables out, and one clear line with exit status 2 for every mistake."""
 
+import importlib
 import json
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -16,6 +18,7 @@ from bayesgeom.cli import main
 from bayesgeom.commands.base import Command
 from bayesgeom.diagnose import all_probes
 from bayesgeom.diagnosis import Diagnosis
+from bayesgeom.information import entropy_bits
 from bayesgeom.models import resolve
 from bayesgeom.models.checkpoint import load_checkpoint, save_checkpoint
 from bayesgeom.models.transformer import Transformer, TransformerConfig
@@ -96,6 +99,22 @@ def test_another_task_can_be_asked_for(capsys: pytest.CaptureFixture[str]) -> No
     assert capsys.readouterr().out.startswith("tiny on Bijection(n_values=11, n_pairs=3, repeats=True")
 
 
+def test_parameters_that_are_not_named_are_those_of_the_checkpoints_own_task(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Bijection's defaults are 20 values and 19 pairs; the checkpoint was trained on 11 and 5."""
+    mine = "Bijection(n_values=11, n_pairs=5, repeats=True"
+    for command in (
+        ("diagnose", "tiny", *QUICK, "--task", "bijection:repeats=true"),
+        ("length", "tiny", "--task", "bijection:repeats=true", "--to", "6", "--untrained-rows", "--n", "2"),
+        ("sweep", "bijection:repeats=true", "--vary", "n_pairs=3,5", "--checkpoint", "tiny", "--n", "2"),
+    ):
+        assert main([*command]) == 0
+        assert mine in capsys.readouterr().out, command
+    assert main(["diagnose", "tiny", *QUICK, "--task", "bijection"]) == 0
+    assert capsys.readouterr().out.startswith(f"tiny on {TASK}")
+
+
 def test_a_seed_decides_what_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     printed = []
     for seed in ("3", "3", "4"):
@@ -137,6 +156,7 @@ def plant(folder: Path, what: str) -> None:
 
 MISTAKES = {
     "no such checkpoint": ("tinny", (), "there is no checkpoint named 'tinny'. There are: tiny."),
+    "no such directory": ("./tinny", (), "there is no directory './tinny' ("),
     "missing tensor": ("missing", (), "model.safetensors lacks 1 tensor(s): ln_final.w."),
     "extra tensor": ("extra", (), "model.safetensors has unknown 1 tensor(s): bonus."),
     "wrong shape": ("shape", (), "ln_final.w has shape (5,), the config "),
@@ -147,9 +167,13 @@ MISTAKES = {
     "other ids": ("tiny", ("--task", "bijection:n_values=13,n_pairs=5"), "has 26 ids; tiny was trained on"),
     "too long": ("tiny", ("--task", "bijection:n_values=11,n_pairs=7"), "have 13 tokens; tiny has positions for 9."),
     "no such task": ("tiny", ("--task", "recal"), "named 'recal'. There are: bijection, "),
-    "no such parameter": ("tiny", ("--task", "bijection:n_value=11"), "task 'bijection' cannot be built from"),
+    "no such parameter": (
+        "tiny",
+        ("--task", "bijection:n_value=11"),
+        "has no parameter 'n_value'. It has: n_pairs, n_values",
+    ),
     "no value": ("tiny", ("--task", "bijection:n_values"), "'n_values' in 'bijection:n_values' is no key=value"),
-    "no sequences": ("tiny", ("--n", "0"), "n is the number of sequences to draw: at least 1, got 0."),
+    "no sequences": ("tiny", ("--n", "0"), "n is the number of sequences to draw: a whole number, at least 1, got 0."),
     "negative seed": ("tiny", ("--seed", "-1"), "seed"),
     "negative nulls": ("tiny", ("--nulls", "-1"), "at least 0, got -1."),
     "no probes": (
@@ -165,7 +189,7 @@ MISTAKES = {
     "no such probe": ("tiny", ("--probes", "calibraton"), "there is no probe named 'calibraton'. There are: "),
     "no such device": ("tiny", ("--device", "gpu"), "device 'gpu' cannot be used here"),
     "out is a file": ("tiny", ("--out", "file"), "file is a file; name a directory."),
-    "out in a file": ("tiny", ("--out", "file/run"), "cannot make the folder file: File exists."),
+    "out in a file": ("tiny", ("--out", "file/run"), "the folder file: file is a file. Name another directory."),
     "out is too long": ("tiny", ("--out", "x" * 300), "cannot look into xxx"),
     "out is taken": ("tiny", ("--out", "thesis"), "thesis holds something else than a report (chapter.tex)"),
 }
@@ -275,15 +299,52 @@ def test_an_interrupted_command_says_so(monkeypatch: pytest.MonkeyPatch, capsys:
     assert capsys.readouterr() == ("", "bayesgeom: interrupted\n")
 
 
+def test_an_interrupted_command_that_keeps_its_progress_says_where(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(*arguments: object, **named: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("bayesgeom.training.loop._step", interrupted)
+    monkeypatch.setattr(importlib.import_module("bayesgeom.ablate"), "score_tile", interrupted)
+    kept = "bayesgeom: interrupted; what was done is kept in {}; to go on, repeat the {}.\n"
+    assert main(["train", TINY.name, "--out", "run"]) == 130
+    assert capsys.readouterr() == ("", kept.format("run", "command with --resume"))
+    assert main(["ablate", "tiny", "--battery", "mlps", "--n", "5", "--out", "battery"]) == 130
+    assert capsys.readouterr() == ("", kept.format("battery", "same command"))
+    assert main(["ablate", "tiny", "--battery", "mlps", "--n", "5"]) == 130
+    assert capsys.readouterr() == ("", "bayesgeom: interrupted\n")
+
+
+def test_resuming_with_other_steps_names_them(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", TINY.name, "--steps", "3"]) == 0
+    assert main(["train", TINY.name, "--resume"]) == 2
+    assert "'tiny-recipe' (steps: 3 there, 7 asked). Ask for what is there" in capsys.readouterr().err
+
+
 def test_checkpoints_lists_task_scores_and_hash(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["checkpoints"]) == 0
     lines = capsys.readouterr().out.splitlines()
+    trials = TASK.sample(256, seed=0)
+    exact = entropy_bits(trials.at_scored(trials.predictive)).numpy()
+    constant, uniform = np.abs(exact - np.median(exact)).mean(), (np.log2(11) - exact).mean()
     assert lines == [
         "tiny",
         "  task    " + ", ".join(f"{key}={value}" for key, value in TASK.config().items()),
-        "  scores  entropy_mae_bits 0.25, kl_bits 0.125",
+        f"  scores  entropy_mae_bits 0.25 (null {constant:.3g}, constant), kl_bits 0.125 (null {uniform:.3g}, uniform)",
         f"  weights {load_checkpoint(folder / 'shelf' / 'tiny').weights_hash}",
     ]
+
+
+def test_checkpoints_says_what_a_packed_training_is_for(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "shelf" / "film").mkdir()
+    whole = {"schema": 1, "model": CONFIG.to_dict(), "task": TASK.config(), "recipe": {"name": "small"}}
+    whole["snapshots"] = [{"step": step} for step in (0, 30, 6_000)]
+    (folder / "shelf" / "film" / "formation.json").write_text(json.dumps(whole))
+    assert main(["checkpoints"]) == 0
+    name, _, holds, purpose = capsys.readouterr().out.splitlines()[4:]
+    assert (name, holds) == ("film", "  holds   3 snapshots of small, steps 0 to 6,000")
+    assert purpose == "  for     bayesgeom dynamics film, bayesgeom gradients film --over-training"
 
 
 def test_no_checkpoints_is_an_answer(
@@ -318,7 +379,7 @@ def test_what_was_trained_can_be_diagnosed(folder: Path, capsys: pytest.CaptureF
     checkpoint = load_checkpoint(folder / path)
     assert (checkpoint.step, checkpoint.recipe["seed"], checkpoint.task) == (5, TINY.seed + 3_000, TINY.task)
     assert main(["diagnose", str(path), *QUICK]) == 0
-    assert capsys.readouterr().out.startswith("checkpoint on Bijection(n_values=5, n_pairs=3")
+    assert capsys.readouterr().out.startswith("tiny-recipe-seed3 on Bijection(n_values=5, n_pairs=3")
 
 
 @pytest.mark.parametrize(
@@ -328,7 +389,7 @@ def test_what_was_trained_can_be_diagnosed(folder: Path, capsys: pytest.CaptureF
         (("tiny-recipe", "--steps", "0"), "steps and batch sizes are at least 1"),
         (("tiny-recipe", "--seed", "-1"), "seeds are counted up from 0, the recipe's own; got seed -1."),
         (("tiny-recipe", "--device", "gpu"), "device 'gpu' cannot be used here"),
-        (("tiny-recipe", "--out", "shelf/tiny/card.md"), "cannot make the folder shelf/tiny/card.md: File exists."),
+        (("tiny-recipe", "--out", "shelf/tiny/card.md"), "make the folder shelf/tiny/card.md: shelf/tiny/card.md is a"),
         (("tiny-recipe", "--resume"), "nothing to resume: runs/train/tiny-recipe holds no run."),
     ],
     ids=lambda value: value[-1] if isinstance(value, tuple) else "",

@@ -24,6 +24,7 @@ from bayesgeom.sites import RESID_POST, STATE, Z
 from bayesgeom.tasks.base import derived_seed
 from bayesgeom.tasks.bijection import Bijection
 from bayesgeom.tasks.hmm import HMM
+from bayesgeom.tasks.process import Mess3
 
 package = importlib.import_module("bayesgeom.diagnose")  # its name in the package is the function's
 TASK = Bijection(n_values=11, n_pairs=5)  # 22 ids, 9 positions of which 5 are scored
@@ -126,6 +127,17 @@ def test_what_another_task_would_serve_is_one_short_line(tmp_path: Path) -> None
     assert "compares sequences of several kinds" in (tmp_path / "run" / "report.html").read_text()
 
 
+def test_without_a_renaming_the_reason_is_given() -> None:
+    one = diagnose(lively(), n=1, nulls=0)
+    assert "relabelling" not in one and "at least 2 for an interval" in one.skipped["relabelling"]
+    for report in one.values():
+        assert report.headlines() and report.figure().layout.title.text
+    task = Mess3(length=7)
+    sizes = replace(SIZES, d_vocab=task.d_vocab, n_ctx=task.n_pos)
+    found = diagnose(HookedModel(Transformer(sizes, seed=0), name="tiny", task=task), n=5, nulls=0)
+    assert "cannot be renamed" in found.inapplicable["relabelling"] and "relabelling" not in found
+
+
 def test_a_probe_may_be_asked_for_with_an_option() -> None:
     diagnosis = diagnose(lively(), probes=["value_manifold:standardised"], n=5, nulls=0)
     assert vars(diagnosis["value_manifold"])["standardised"]
@@ -211,7 +223,9 @@ def test_calibration_is_that_of_a_plain_forward(n: int) -> None:
     assert report.leak == pytest.approx(np.mean(leak), abs=1e-6)
     profile = np.array(errors).reshape(n, 5).mean(axis=0)
     np.testing.assert_allclose(report.entropy_mae_bits_by_position, profile, atol=1e-6)
-    assert report.nulls["entropy_mae_bits"] == pytest.approx(np.mean([math.log2(11 / (11 - s)) for s in range(5)]))
+    assert report.null_entropy_mae_bits["uniform"] == pytest.approx(
+        np.mean([math.log2(11 / (11 - s)) for s in range(5)])
+    )
 
 
 def test_a_seed_decides_every_number() -> None:
@@ -252,8 +266,17 @@ def test_another_task_with_the_same_ids_may_be_asked() -> None:
     assert diagnosis.title == f"tiny on {task}" and "elimination_only" in diagnosis["calibration"].null_kl_bits  # type: ignore[attr-defined]
 
 
+def test_names_as_on_the_command_line() -> None:
+    by_name = diagnose(lively(), "bijection:repeats=true", n=7, nulls=0, probes="calibration")
+    assert by_name.title == f"tiny on {replace(TASK, repeats=True)}" and [*by_name.reports] == ["calibration"]
+
+
 BAD: dict[str, tuple[dict[str, object], type[Exception], str]] = {
-    "no sequences": ({"n": 0}, InvalidArgument, r"n is the number of sequences to draw: at least 1, got 0"),
+    "no sequences": (
+        {"n": 0},
+        InvalidArgument,
+        r"n is the number of sequences to draw: a whole .* 1, got 0",
+    ),
     "fewer": ({"n": -3}, InvalidArgument, r"at least 1, got -3"),
     "negative nulls": ({"nulls": -1}, InvalidArgument, r"freshly initialised copies: at least 0, got -1"),
     "negative seed": ({"seed": -1}, InvalidArgument, r"seed.* -1"),

@@ -5,7 +5,7 @@ A comment before a code block says what the tests do with it; readers do not see
     <!-- runs -->           run it, in one namespace per page, in an empty folder, with tiny checkpoints
     <!-- file: PATH -->     save it under the package, where discovery finds it, before anything on the page runs
     <!-- output -->         what the block before prints, to the letter
-    <!-- output: words -->  the same but for numbers and spacing, which depend on the checkpoint
+    <!-- output: words -->  the same but for numbers, spacing and which null leads, which depend on the checkpoint
 
 `python -m tests.test_docs README.md` writes into a page what its blocks print with the shipped checkpoints.
 """
@@ -79,8 +79,13 @@ def label(path: Path) -> str:
 
 
 def words(text: str) -> list[str]:
-    """What is left of a printed text without numbers, rules and spacing."""
-    return re.sub(r"[-+]?\d[\d.,]*(?:e[-+]?\d+)?|nan|[─…–]", " ", text).split()
+    """What is left of a printed text without numbers, rules and spacing; nulls in one order, whichever is hardest."""
+    bare = re.sub(r"[-+]?\d[\d.,]*(?:e[-+]?\d+)?|nan|[─…–,]", " ", text)
+    return re.sub(r"\(([^()]*;[^()]*)\)", lambda nulls: _in_one_order(nulls[1]), bare).split()
+
+
+def _in_one_order(nulls: str) -> str:
+    return "; ".join(sorted(" ".join(null.split()) for null in nulls.split(";")))
 
 
 def outputs(page: str, name: str) -> Iterator[tuple[Block, str]]:
@@ -169,6 +174,7 @@ def test_another_output_is_noticed(page: str) -> None:
 def test_numbers_may_differ_where_the_page_says_so() -> None:
     page = "<!-- runs -->\n```python\nprint('a 1.5e-3  b')\n```\n\n<!-- output: words -->\n```text\na 7 b\n```\n"
     run_page(page, "planted")
+    assert words("1 (b; c 1e-5, d)") == words("2 (c 0.5, d; b 3)") != words("1 (b; c 1e-5, e)")
 
 
 def test_outputs_can_be_refreshed() -> None:

@@ -8,7 +8,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from bayesgeom.errors import OutputFault
-from bayesgeom.files import check_directory, directory_aside, file_aside, read_safetensors
+from bayesgeom.files import apart, check_directory, directory_aside, file_aside, read_safetensors
 
 
 class Stopped(BaseException):
@@ -69,7 +69,7 @@ def test_a_file_in_the_folders_place_is_an_output_fault(tmp_path: Path) -> None:
     (tmp_path / "folder").write_text("a file")
     for writer in (file_aside, directory_aside):
         with (
-            pytest.raises(OutputFault, match=r"cannot make the folder .*folder: File exists"),
+            pytest.raises(OutputFault, match=r"cannot make the folder .*folder: .*folder is a file. Name another"),
             writer(tmp_path / "folder" / "a"),
         ):
             raise AssertionError("the block must not run")
@@ -163,3 +163,13 @@ def test_safetensors_come_back_with_their_metadata(metadata: dict[str, str] | No
     tensors, _ = read_safetensors(tmp_path / "x", framework="pt")
     assert found == (metadata or {}) and set(arrays) == set(tensors) == {"a", "b"}
     assert arrays["a"].tolist() == tensors["a"].tolist() == [0, 1, 2] and tensors["b"].shape == (2, 1)
+
+
+def test_what_differs_is_named_field_by_field() -> None:
+    there = {"steps": 30, "task": {"name": "hmm", "length": 20}, "after": None, "battery": [*range(50)], "seed": 0}
+    asked = {"steps": 600, "task": {"name": "hmm", "length": 10}, "after": {"steps": 5}, "battery": [*range(1, 51)]}
+    assert apart(there, there) == ""
+    assert apart(there, asked | {"seed": 0}) == (
+        "steps: 30 there, 600 asked; task.length: 20 there, 10 asked; after: nothing there, {'steps': 5} asked; "
+        "battery: another one"
+    )

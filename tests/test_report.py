@@ -267,7 +267,7 @@ def test_an_entry_carries_its_companions_entries(rng: np.random.Generator) -> No
 @pytest.mark.parametrize(
     ("line", "cells"),
     [
-        (Headline(metric="x", label="x", value=math.nan), ("nan", "", "")),
+        (Headline(metric="x", label="x", value=math.nan), ("–", "", "")),
         (Headline(metric="x", label="x", value=0.00012345, unit="bits"), ("0.0001234 bits", "", "")),
         (Headline(metric="x", label="x", value=1.0, lo=0.5, hi=1.5), ("1", "0.5 … 1.5", "")),
         (Headline(metric="x", label="x", value=1.0, null=-1e-7, null_label="flat"), ("1", "", "0.0000 (flat)")),

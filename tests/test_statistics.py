@@ -81,6 +81,15 @@ def test_intervals_cover_the_truth_as_often_as_they_say(rng: np.random.Generator
     assert (lo < hi).all()
 
 
+def test_one_sequence_has_no_interval(rng: np.random.Generator) -> None:
+    values = rng.gamma(2.0, size=(1, 5, 3))
+    weights = bootstrap_weights(1, seed=0)
+    bounds = (*mean_interval(values, seed=0), *ratio_interval(values, 1 + values, seed=0))
+    for bound in (*bounds, *percentile_interval(np.tensordot(weights, values, axes=1))):
+        assert bound.shape == (5, 3) and np.isnan(bound).all()
+    assert np.isfinite(mean_interval(rng.gamma(2.0, size=(2, 5)), seed=0)).all()
+
+
 def test_constant_data_leave_nothing_uncertain() -> None:
     lo, hi = mean_interval(np.full((11, 3), 0.3), seed=0)
     np.testing.assert_allclose(np.stack([lo, hi]), 0.3, atol=1e-12)

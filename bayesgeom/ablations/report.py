@@ -14,6 +14,7 @@ from jaxtyping import Bool, Float, Int
 
 from bayesgeom.ablations.component import Ablation
 from bayesgeom.ablations.tally import Tally
+from bayesgeom.cells import interval_cell
 from bayesgeom.edits import Mode
 from bayesgeom.report import Headline, Report, aligned
 from bayesgeom.statistics import bootstrap_weights, percentile_interval
@@ -120,10 +121,10 @@ class AblationReport(Report):
 
         groups = []
         for title, kinds in _ALIKE.items():
-            chosen = [index for index in self.ranked() if self.kinds[index] in kinds][:N_SHOWN]
-            if chosen:
+            alike = [index for index in self.ranked() if self.kinds[index] in kinds]
+            if chosen := alike[:N_SHOWN]:
                 group = Alike(
-                    title=title,
+                    title=title if len(alike) <= N_SHOWN else f"{title}, {N_SHOWN} of {len(alike)}",
                     labels=[self.ablations[index] for index in chosen],
                     damage=self.damage_bits[chosen],
                     interval=(self.damage_bits_lo[chosen], self.damage_bits_hi[chosen]),
@@ -139,13 +140,15 @@ class AblationReport(Report):
             ("ablation", "damage (bits)", "95 % interval", "KL ratio", "entropy error +", "")
         ]
         rows += [self._row(index) for index in self.ranked()[:most]]
-        return "\n".join(aligned(rows))
+        n_more = len(self.ablations) - most
+        more = [f"… and {n_more} less damaging ones: report.json and arrays.safetensors (--out) hold all"]
+        return "\n".join([*aligned(rows), *(more if n_more > 0 else [])])
 
     def _row(self, index: int) -> tuple[str, ...]:
         return (
             self.ablations[index],
             f"{self.damage_bits[index]:.5f}",
-            f"{self.damage_bits_lo[index]:.5f} … {self.damage_bits_hi[index]:.5f}",
+            interval_cell(self.damage_bits_lo[index], self.damage_bits_hi[index], ".5f"),
             f"{self.kl_ratio[index]:.2f}",
             f"{self.entropy_mae_increase_bits[index]:+.5f}",
             "inert" if self.inert[index] else "",

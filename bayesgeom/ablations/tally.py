@@ -18,7 +18,7 @@ from safetensors.numpy import save_file
 from bayesgeom.ablations.engine import TileScores
 from bayesgeom.ablations.scoring import METRICS
 from bayesgeom.errors import OutputFault
-from bayesgeom.files import file_aside, read_safetensors
+from bayesgeom.files import apart, file_aside, read_safetensors
 from bayesgeom.report import PROGRESS
 
 MAX_UNITS, MIN_UNITS = 4_096, 256
@@ -90,8 +90,9 @@ class Tally:
             arrays, metadata = read_safetensors(folder / PROGRESS, framework="numpy")
         except SafetensorError as error:
             raise OutputFault(f"{folder / PROGRESS} cannot be read ({error}); delete it and start again.") from error
-        if metadata["job"] != json.dumps(job, sort_keys=True):
+        if found := apart(json.loads(metadata["job"]), json.loads(json.dumps(job))):
             raise OutputFault(
-                f"{folder} holds the progress of another battery; name another directory or delete {PROGRESS} there."
+                f"{folder} holds the progress of another battery ({found}): ask for what is there to go on with it, "
+                f"name another directory, or delete {PROGRESS} there."
             )
         return cls(per_unit=int(metadata["per_unit"]), done=int(metadata["done"]), **arrays)

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Literal, final
 
-from bayesgeom.commands.base import Command, Of, check_target, save, task_from
+from bayesgeom.commands.base import AskedTask, Command, Of, check_target, save
 
 
 @final
@@ -21,8 +21,7 @@ class Ablate(Command):
     """What goes in place: zero, the task's mean at each position, or another trial's activation."""
     method: Literal["exact", "attribution", "both"] = "exact"
     """exact replays every ablation; attribution is a first-order preview from one backward pass."""
-    task: str | None = None
-    """Another task, as NAME or NAME:key=value,key=value. Default: the one it was trained on."""
+    task: AskedTask = None
     n: int = 512
     """Sequences to draw."""
     seed: int = 0
@@ -36,9 +35,8 @@ class Ablate(Command):
 
         check_target(self.out)
         model = self.source.load()
-        task = task_from(self.task)
         chosen = battery(self.battery, model)
-        job = AblationJob.of(model, task, chosen, mode=self.mode, n=self.n, seed=self.seed, method=self.method)
+        job = AblationJob.of(model, self.task, chosen, mode=self.mode, n=self.n, seed=self.seed, method=self.method)
         report = job.run(self.out)
         diagnosis = job.diagnosis(report)
         print(f"{diagnosis.title}, {self.mode} ablation, {report.n} sequences\n\n{report.table()}\n")

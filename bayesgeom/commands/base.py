@@ -7,14 +7,20 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, final
 
 import tyro
 
-from bayesgeom.errors import InvalidArgument
-
 if TYPE_CHECKING:
     from bayesgeom.diagnosis import Diagnosis
     from bayesgeom.models.base import Model
-    from bayesgeom.tasks.base import TextTask, WindTunnel
 
 Name = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="CHECKPOINT")]
+AskedTask = Annotated[
+    str | None,
+    tyro.conf.arg(
+        metavar="NAME:KEY=VALUE,…",
+        help="Another task, by NAME or NAME:key=value,key=value: hmm:length=10, prompts:domain=code, evidence, "
+        "bijection-in-context:n_values=5. Where NAME is that of the checkpoint's own task, what is not written stays "
+        "as it is there; else it is the default. Without --task: the checkpoint's own.",
+    ),
+]
 RecipeName = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RECIPE")]
 
 
@@ -57,18 +63,6 @@ class Source:
 
 
 Of = Annotated[Source, tyro.conf.OmitArgPrefixes]
-
-
-def task_from(text: str | None, *, domain: str | None = None) -> "WindTunnel | TextTask | None":
-    """The task that `--task` and `--domain` ask for; none where neither is given."""
-    from bayesgeom.tasks.base import task_from_text
-
-    if domain is not None:
-        name, _, given = (text or "prompts").partition(":")
-        if name != "prompts":
-            raise InvalidArgument(f"--domain chooses prompts; {text!r} has no domains. Use --task prompts.")
-        text = f"prompts:{given + ',' if given else ''}domain={domain}"
-    return None if text is None else task_from_text(text)
 
 
 def check_target(out: Path | None) -> None:

@@ -1,7 +1,10 @@
 """`bayesgeom checkpoints`."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, final
+from functools import cache
+from pathlib import Path
+from typing import Any, ClassVar, final
 
 from bayesgeom.commands.base import Command
 
@@ -9,24 +12,62 @@ from bayesgeom.commands.base import Command
 @final
 @dataclass(frozen=True)
 class Checkpoints(Command):
-    """List the named checkpoints: their task, and how good they are."""
+    """List the named checkpoints: their task, how good they are, and what reads nothing; then packed trainings."""
 
     name: ClassVar[str] = "checkpoints"
 
     def __call__(self) -> int:
         from bayesgeom.models.checkpoint import read_description
         from bayesgeom.models.resolve import checkpoint_folder, checkpoints
+        from bayesgeom.training.formation import formations
 
-        found = checkpoints()
-        if not found:
+        found, packed = checkpoints(), formations()
+        if not found and not packed:
             print(f"no checkpoints in {checkpoint_folder()}")
         for name, path in found.items():
             description = read_description(path)
-            scores = description.get("scores") or {}
-            task = ", ".join(f"{key}={value}" for key, value in description["task"].items())
-            quality = ", ".join(f"{key} {value:.3g}" for key, value in scores.items() if key.endswith("bits"))
             print(
-                f"{name}\n  task    {task}\n  scores  {quality or 'not scored'}\n"
+                f"{name}\n  task    {_listed(description['task'])}\n  scores  {_quality(description)}\n"
                 f"  weights {description['weights_hash']}"
             )
+        for name, path in packed.items():
+            print("\n".join([name, *_formation(name, path)]))
         return 0
+
+
+def _formation(name: str, path: Path) -> list[str]:
+    """What a packed training is, and what it is for: it is no model, but dynamics and gradients read it."""
+    from bayesgeom.training.formation import read_formation
+
+    whole = read_formation(path)
+    steps = [int(entry["step"]) for entry in whole["snapshots"]]
+    of = f"{len(steps)} snapshots of {whole['recipe']['name']}, steps {min(steps):,} to {max(steps):,}"
+    return [
+        f"  task    {_listed(whole['task'])}",
+        f"  holds   {of}",
+        f"  for     bayesgeom dynamics {name}, bayesgeom gradients {name} --over-training",
+    ]
+
+
+def _listed(task: Mapping[str, Any]) -> str:
+    return ", ".join(f"{key}={value}" for key, value in task.items())
+
+
+def _quality(description: Mapping[str, Any]) -> str:
+    """Scores, each beside the task's null that is hardest to beat."""
+    from bayesgeom.tasks.base import task_from_config
+
+    scores = {key: value for key, value in (description.get("scores") or {}).items() if key.endswith("bits")}
+    if not scores:
+        return "not scored"
+    nulls = _nulls(task_from_config(description["task"]))
+    beside = {key: " (null {:.3g}, {})".format(*nulls[key]) if key in nulls else "" for key in scores}
+    return ", ".join(f"{key} {value:.3g}{beside[key]}" for key, value in scores.items())
+
+
+@cache
+def _nulls(task: Any) -> dict[str, tuple[float, str]]:
+    """Of each task once: frozen dataclasses with equal fields are equal."""
+    from bayesgeom.training.publish import null_levels
+
+    return null_levels(task)

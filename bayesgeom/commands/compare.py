@@ -27,7 +27,7 @@ class Compare(Command):
     seed: int = 0
     """Seed of these sequences and of intervals."""
     only_existing: bool = False
-    """Train nothing: only shipped checkpoints, and those in --runs; what is missing is named."""
+    """Train nothing: report what is there, shipped or in --runs, and name the rest; an error where nothing is."""
     runs: Path = RUNS
     """Directory where missing models are trained and kept."""
     out: Path | None = None
@@ -42,8 +42,8 @@ class Compare(Command):
         job = ComparisonJob.of(
             self.architectures, self.tasks, seeds=self.seeds, n=self.n, seed=self.seed, kept=kept
         )  # fmt: skip
-        print(job.plan(), file=sys.stderr)
         if kept.is_trained:
+            print(job.plan(), file=sys.stderr)
             print("and where a verdict differs from the published one: another seed, twice the budget", file=sys.stderr)
         report = job.run()
         print(report.table())

@@ -4,7 +4,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, final
 
-from bayesgeom.commands.base import Command, Of, check_target, save, task_from
+from bayesgeom.commands.base import AskedTask, Command, Of, check_target, save
+from bayesgeom.errors import InvalidArgument
 
 
 @final
@@ -15,9 +16,7 @@ class Diagnose(Command):
     name: ClassVar[str] = "diagnose"
 
     source: Of
-    task: str | None = None
-    """Another task, as NAME or NAME:key=value,key=value: hmm:length=10, prompts:domain=code, evidence,
-    bijection-in-context:n_values=5. Default: the one it was trained on."""
+    task: AskedTask = None
     domain: str | None = None
     """Of the task prompts, one domain: mixed, mathematics, code, philosophy, or two joined: mathematics+code."""
     n: int = 512
@@ -37,11 +36,19 @@ class Diagnose(Command):
         from bayesgeom.diagnose import diagnose
 
         check_target(self.out)
-        model = self.source.load()
-        task = task_from(self.task, domain=self.domain)
+        model, task = self.source.load(), self._task()
         diagnosis = diagnose(
             model, task, probes=self.probes, n=self.n, seed=self.seed, nulls=self.nulls, ablations=self.ablations
         )
         print(diagnosis.summary())
         save(diagnosis, self.out)
         return 0
+
+    def _task(self) -> str | None:
+        """What `--task` and `--domain` ask for."""
+        if self.domain is None:
+            return self.task
+        name, _, given = (self.task or "prompts").partition(":")
+        if name != "prompts":
+            raise InvalidArgument(f"--domain chooses prompts; {self.task!r} has no domains. Use --task prompts.")
+        return f"prompts:{given + ',' if given else ''}domain={self.domain}"

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Literal, final
 
-from bayesgeom.commands.base import Command, Of, check_target, save, task_from
+from bayesgeom.commands.base import AskedTask, Command, Of, check_target, save
 from bayesgeom.errors import InvalidArgument
 
 
@@ -16,8 +16,7 @@ class Gradients(Command):
     name: ClassVar[str] = "gradients"
 
     source: Of
-    task: str | None = None
-    """Another task, as NAME or NAME:key=value,key=value. Default: the one it was trained on."""
+    task: AskedTask = None
     targets: Literal["sampled", "exact"] = "sampled"
     """The loss: against the answers that the world gave, or the exact predictive."""
     over_training: bool = False
@@ -36,8 +35,8 @@ class Gradients(Command):
     def _of_checkpoint(self) -> int:
         from bayesgeom.gradients import GradientJob
 
-        model, task = self.source.load(), task_from(self.task)
-        job = GradientJob.of(model, task, targets=self.targets, n=64 if self.n is None else self.n, seed=self.seed)
+        n = 64 if self.n is None else self.n
+        job = GradientJob.of(self.source.load(), self.task, targets=self.targets, n=n, seed=self.seed)
         report = job.run()
         diagnosis = job.diagnosis(report)
         print(f"{diagnosis.title}, {report.n} sequences, {report.targets} targets\n\n{report.table()}\n")

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Literal, final
 
-from bayesgeom.commands.base import Command, Of, check_target, save, task_from
+from bayesgeom.commands.base import AskedTask, Command, Of, check_target, save
 from bayesgeom.errors import InvalidArgument, unknown_name
 
 if TYPE_CHECKING:
@@ -28,8 +28,7 @@ class Intervene(Command):
     """Layers to act in, each alone: 1,3. Joined by + they are acted on at once: 1+3, or 1,1+3. Default: all, alone."""
     site: str = "resid_pre"
     """Where: resid_pre, z, attn_out, resid_mid, mlp_out, resid_post; in several layers at once also v."""
-    task: str | None = None
-    """Another task, as NAME or NAME:key=value,key=value. Default: the one it was trained on."""
+    task: AskedTask = None
     n: int = 256
     """Trials, or pairs of them."""
     seed: int = 0
@@ -46,14 +45,14 @@ class Intervene(Command):
 
         check_target(self.out)
         places = self._places()
-        model, task, fit = self.source.load(), task_from(self.task), fit_from_text(self.subspace)
+        model, fit = self.source.load(), fit_from_text(self.subspace)
         job: JointJob | InterventionJob
         if any(len(place.layers or ()) > 1 for place in places):
-            job = JointJob.of(model, task, fit, at=places, kind=self.kind, n=self.n, seed=self.seed)
+            job = JointJob.of(model, self.task, fit, at=places, kind=self.kind, n=self.n, seed=self.seed)
         else:
             alone = [layer for place in places for layer in place.layers or ()]
             at = Place(places[0].site, alone or None)
-            job = InterventionJob.of(model, task, fit, kind=self.kind, at=at, n=self.n, seed=self.seed)
+            job = InterventionJob.of(model, self.task, fit, kind=self.kind, at=at, n=self.n, seed=self.seed)
         report = job.run()
         arguments = {"n": self.n, "seed": self.seed, "kind": self.kind, "subspace": self.subspace}
         arguments |= {"layers": self.layers or "all", "site": self.site}

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, final
 
 import tyro
 
-from bayesgeom.commands.base import Command, check_target, save, task_from
+from bayesgeom.commands.base import AskedTask, Command, check_target, save
 from bayesgeom.errors import InvalidArgument
 from bayesgeom.files import RUNS
 
@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from bayesgeom.length import Unmade
     from bayesgeom.models.base import Model
     from bayesgeom.models.resolve import ModelLike
-    from bayesgeom.tasks.base import TextTask, WindTunnel
     from bayesgeom.training.kept import Kept
     from bayesgeom.training.recipe import Recipe
 
@@ -38,8 +37,7 @@ class Length(Command):
     """hmm, recall or recall-mixed: the arms that differ in positions alone, trained where they are missing."""
     kinds: tuple[str, ...] | None = None
     """Of the arms, only these: learned, sinusoidal, rotary, alibi, prior, gaussian, none, no-top-attention."""
-    task: str | None = None
-    """Another task, as NAME or NAME:key=value,key=value. Default: the one that the checkpoint was trained on."""
+    task: AskedTask = None
     n: int = 512
     """Sequences to draw, at least 2."""
     seed: int = 0
@@ -51,7 +49,7 @@ class Length(Command):
     untrained_rows: bool = False
     """Continue learned tables that are too short by rows as they are drawn at initialisation, which nothing trained."""
     only_existing: bool = False
-    """Train no arms: shipped checkpoints, and those in --runs, must do."""
+    """Train nothing: report what is there, shipped or in --runs, and name the rest; an error where nothing is."""
     runs: Path = RUNS
     """Directory where missing arms are trained and kept."""
     out: Path | None = None
@@ -64,24 +62,26 @@ class Length(Command):
         check_target(self.out)
         if bool(self.checkpoints) == (self.arms is not None):
             raise InvalidArgument("name either checkpoints or --arms hmm (recall, recall-mixed), one of the two.")
-        task, lengths = task_from(self.task), self._lengths()
-        kept, recipes = Kept(runs=self.runs, is_trained=not self.only_existing), self._recipes()
+        kept, asked = Kept(runs=self.runs, is_trained=not self.only_existing), self._recipes()
+        plan, lengths = kept.plan(asked), self._lengths()
+        recipes = [recipe for recipe in asked if recipe not in plan.missing]
         models: Sequence[ModelLike | Unmade] = self.checkpoints or [_arm(kept, recipe) for recipe in recipes]
         if self.untrained_rows:
-            models = [_with_room(model, task, lengths, self.seed) for model in models]
+            models = [_with_room(model, self.task, lengths, self.seed) for model in models]
         job = LengthJob.of(
-            models, task, lengths, n=self.n, seed=self.seed,
+            models, self.task, lengths, n=self.n, seed=self.seed,
             threshold_bits=self.threshold, top_attention_off=self.top_attention_off,
         )  # fmt: skip
-        if recipes:
-            plan = kept.plan(recipes)
+        if plan.to_train:
             print(plan, file=sys.stderr)
-            for recipe in (*plan.to_train, *plan.missing):
-                kept.model(recipe)  # trained, and read again in its turn; refused where nothing may be trained
+        for recipe in plan.to_train:
+            kept.model(recipe)  # trained, and read again in its turn
         report = job.run()
         print(f"{report.task}, {report.n} sequences\n\n{report.table()}\n")
         for line in report.headlines():
             print(line)
+        if plan.missing:
+            print(f"not there: {', '.join(recipe.name for recipe in plan.missing)}")
         save(job.diagnosis(report), self.out)
         return 0
 
@@ -110,9 +110,7 @@ def _arm(kept: "Kept", recipe: "Recipe") -> "Unmade":
     )
 
 
-def _with_room(
-    model: "ModelLike | Unmade", task: "WindTunnel | TextTask | None", lengths: tuple[int, ...] | None, seed: int
-) -> "Unmade":
+def _with_room(model: "ModelLike | Unmade", task: str | None, lengths: tuple[int, ...] | None, seed: int) -> "Unmade":
     """The same with its table continued, where that is too short."""
     from bayesgeom.length import Unmade, with_room
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, final
 
-from bayesgeom.commands.base import Command, Of, check_target, save, task_from
+from bayesgeom.commands.base import AskedTask, Command, Of, check_target, save
 
 
 @final
@@ -15,8 +15,7 @@ class Relabel(Command):
     name: ClassVar[str] = "relabel"
 
     source: Of
-    task: str | None = None
-    """Another task, as NAME or NAME:key=value,key=value. Default: the one it was trained on."""
+    task: AskedTask = None
     n: int = 512
     """Sequences to draw."""
     seed: int = 0
@@ -29,7 +28,7 @@ class Relabel(Command):
         from bayesgeom.relabelling import RelabellingJob
 
         check_target(self.out)
-        job = RelabellingJob.of(self.source.load(), task_from(self.task), n=self.n, seed=self.seed)
+        job = RelabellingJob.of(self.source.load(), self.task, n=self.n, seed=self.seed)
         report = job.run()
         diagnosis = job.diagnosis(report)
         print(

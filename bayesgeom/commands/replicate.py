@@ -21,7 +21,7 @@ class Replicate(Command):
     seeds: int = 5
     """How many; the first is the recipe's own."""
     only_existing: bool = False
-    """Train nothing: report the seeds that are there, and name the others."""
+    """Train nothing: report what is there, shipped or in --runs, and name the rest; an error where nothing is."""
     runs: Path = RUNS
     """Directory where trainings are looked for and kept."""
     n: int = 2000
@@ -40,7 +40,8 @@ class Replicate(Command):
             recipe=recipe(self.recipe), seeds=self.seeds, runs=self.runs, n=self.n, seed=self.seed,
             is_trained=not self.only_existing,
         )  # fmt: skip
-        print(job.plan(), file=sys.stderr)
+        if not self.only_existing:
+            print(job.plan(), file=sys.stderr)
         report = job.run()
         print(f"{report.recipe}, {report.n} sequences\n\n{report.table()}\n")
         for line in report.headlines():

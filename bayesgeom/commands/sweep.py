@@ -21,7 +21,8 @@ class Sweep(Command):
     name: ClassVar[str] = "sweep"
 
     task: TaskText
-    """The task, as NAME or NAME:key=value,key=value: hmm, sticky-markov:length=40, evidence."""
+    """The task, as NAME or NAME:key=value,key=value: hmm, sticky-markov:length=40, evidence. What is not written is as
+    in the checkpoint's own task where it has that NAME, else the default."""
     vary: Varied
     """The parameter and its values: floor=0.05,0.1,0.2 or noise=0.01,0.1,0.5. One at a time."""
     checkpoint: str | None = None
@@ -37,14 +38,12 @@ class Sweep(Command):
 
     def __call__(self) -> int:
         from bayesgeom.sweep import SweepJob
-        from bayesgeom.tasks.base import task_from_text
 
         check_target(self.out)
         key, values = self._varied()
         job = SweepJob.of(
-            task_from_text(self.task), key, values, self.checkpoint, n=self.n, seed=self.seed,
-            threshold_bits=self.threshold,
-        )  # fmt: skip
+            self.task, key, values, self.checkpoint, n=self.n, seed=self.seed, threshold_bits=self.threshold
+        )
         report = job.run()
         diagnosis = job.diagnosis(report)
         print(f"{diagnosis.title}, {report.n} sequences at each value\n\n{report.table()}")

@@ -26,12 +26,15 @@ class Train(Command):
     seed: int = 0
     """Which of the recipe's seeds, counted as `replicate` counts them: 0 is the recipe itself."""
     keep: int | None = None
-    """How many log-spaced snapshots to keep, 0 for none, instead of the recipe's number; no weight depends on it."""
+    """How many log-spaced snapshots to keep beside that of step 0, instead of the recipe's number; 0 keeps the last
+    step's alone. No weight depends on it."""
     device: str = "cpu"
     """Where to train: cpu, cuda, …"""
 
     def __call__(self) -> int:
+        from bayesgeom.models.checkpoint import FINISHED
         from bayesgeom.models.resolve import check_device
+        from bayesgeom.progress import kept_in
         from bayesgeom.training.loop import train
         from bayesgeom.training.publish import publish
         from bayesgeom.training.recipes import recipe
@@ -42,8 +45,10 @@ class Train(Command):
         kept = committed.snapshots if self.keep is None else self.keep
         chosen = replace(committed, steps=steps, snapshots=kept)
         out = self.out or RUNS / committed.name
-        scores = publish(chosen, train(chosen, out, resume=self.resume, device=self.device), out / "checkpoint")
+        with kept_in(out, "repeat the command with --resume"):
+            module = train(chosen, out, resume=self.resume, device=self.device)
+        scores = publish(chosen, module, out / FINISHED)
         for line in scores.headlines():
             print(line)
-        print(f"\ncheckpoint: {out / 'checkpoint'}")
+        print(f"\ncheckpoint: {out / FINISHED}")
         return 0

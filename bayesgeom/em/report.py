@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, final
 import numpy as np
 from jaxtyping import Float, Int
 
+from bayesgeom.cells import interval_cell
 from bayesgeom.em.arms import ARMS, BASELINE, EM_LIKE, Curves, steps_to
 from bayesgeom.em.chain import StickyChain
 from bayesgeom.information import NATS_PER_BIT
@@ -128,9 +129,8 @@ class EMReport(Report):
         return "\n\n".join(blocks)
 
     def _block(self, chain: int) -> str:
-        rows: list[tuple[str, ...]] = [
-            ("arm", "loss nats", "loss bits", "95 % interval", "held out bits", "sooner (times)", "reached", "held out")
-        ]
+        head = ("arm", "loss nats", "loss bits", "95 % interval", "held out bits", "sooner (times)", "reached by")
+        rows: list[tuple[str, ...]] = [(*head, "held out: sooner (times)", "reached by")]
         rows += [self._row(chain, arm) for arm in range(len(self.arms))]
         floor = (
             f"{self.chains[chain]}: self-probability {self.self_probability[chain]:.3f}, floor "
@@ -145,12 +145,17 @@ class EMReport(Report):
             self.arms[arm],
             f"{self.final_loss_nats[at]:.4f}",
             f"{self.final_loss_bits[at]:.4f}",
-            f"{self.final_loss_bits_lo[at]:.4f} … {self.final_loss_bits_hi[at]:.4f}",
+            interval_cell(self.final_loss_bits_lo[at], self.final_loss_bits_hi[at], ".4f"),
             f"{self.held_out_bits[at]:.4f}",
-            f"{self.speedup[at]:.2f} [{self.speedup_lo[at]:.2f} … {self.speedup_hi[at]:.2f}]",
-            f"{self.reached[at]}/{self.n}",
-            f"{self.held_out_speedup[at]:.2f} ({self.held_out_reached[at]}/{self.n})",
+            *self._times("speedup", int(self.reached[at]), at),
+            *self._times("held_out_speedup", int(self.held_out_reached[at]), at),
         )
+
+    def _times(self, metric: str, reached: int, at: tuple[int, int]) -> tuple[str, str]:
+        value, lo, hi = (float(vars(self)[f"{metric}{end}"][at]) for end in ("", "_lo", "_hi"))
+        estimate = f"{value:.2f} [{interval_cell(lo, hi, '.2f')}]"
+        never = "not in every seed" if reached else "in no seed"
+        return never if np.isnan(value) else estimate, f"{reached}/{self.n}"
 
 
 def em_report(

@@ -3,7 +3,7 @@
 import numpy as np
 from jaxtyping import Float
 
-from bayesgeom.generalisation.curves import Estimate, resampled_means
+from bayesgeom.generalisation.curves import Estimate, first_place, resampled_means
 
 LAST_SHARE = 0.25  # of the positions, over which the level is taken that entropy settles at
 
@@ -23,9 +23,7 @@ def tokens_to_converge(
     means = resampled_means(entropies_bits, seed=seed)
     floor = means[:, -_n_last(means.shape[1]) :].mean(axis=1, keepdims=True)
     is_near = np.abs(means - floor) <= threshold_bits
-    first = np.where(is_near.any(axis=1), is_near.argmax(axis=1) + 1.0, np.inf)
-    lo, hi = np.quantile(first[1:], [0.025, 0.975], method="inverted_cdf")
-    return Estimate(value=float(first[0]), lo=float(lo), hi=float(hi))
+    return first_place(np.where(is_near.any(axis=1), is_near.argmax(axis=1) + 1.0, np.inf), len(entropies_bits))
 
 
 def _n_last(n_positions: int) -> int:

@@ -108,10 +108,14 @@ def critical_length(
     for some in _some_places(errors.shape[1]):
         is_over = resampled_means(errors[:, some], seed=seed) > threshold
         firsts.append(np.where(is_over.any(axis=1), at[some][is_over.argmax(axis=1)].astype(float), np.inf))
-    first = np.min(firsts, axis=0)
+    return first_place(np.min(firsts, axis=0), len(errors))
+
+
+def first_place(drawn: Float[np.ndarray, " draw"], n: int) -> Estimate:
+    """A place that may be infinite, from its estimate and then its resamples over n sequences; no interval of one."""
     # No interpolation between a length and never.
-    lo, hi = np.quantile(first[1:], [0.025, 0.975], method="inverted_cdf")
-    return Estimate(value=float(first[0]), lo=float(lo), hi=float(hi))
+    lo, hi = np.quantile(drawn[1:], [0.025, 0.975], method="inverted_cdf") if n > 1 else (np.nan, np.nan)
+    return Estimate(value=float(drawn[0]), lo=float(lo), hi=float(hi))
 
 
 def extrapolation_ratio(

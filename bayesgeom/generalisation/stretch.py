@@ -97,9 +97,9 @@ def check_room(spec: ModelSpec, task: WindTunnel, stretch: Stretch, longest: int
     if n_ctx is not None and n_pos > n_ctx:
         raise TaskMismatch(
             f"{stretch.field}={longest} takes {n_pos} tokens; {spec.name} has positions for {n_ctx}. "
-            f"Transformers with sinusoidal, rotary, alibi, prior or no positions have no such end; a learned table may "
-            f"be made longer than the training sequences (n_ctx among a recipe's sizes), and says what untrained "
-            f"positions do."
+            f"Transformers with sinusoidal, rotary, alibi, prior or no positions have no such end; a learned table is "
+            f"continued by rows that nothing trained with --untrained-rows (Python: bayesgeom.length.with_room), or "
+            f"made longer before training (n_ctx among a recipe's sizes)."
         )
 
 

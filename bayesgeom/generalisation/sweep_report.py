@@ -120,7 +120,8 @@ class SweepReport(Report):
 
 
 _HEADER = (
-    "floor (bits)", "tokens, exact", "tokens, model", "KL (bits)", "KL of the null", "entropy error (bits)", "its null"
+    "least entropy (bits)", "tokens, exact", "tokens, model", "KL (bits)", "KL of the null", "entropy error (bits)",
+    "its null",
 )  # fmt: skip
 
 

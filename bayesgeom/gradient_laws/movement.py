@@ -11,6 +11,7 @@ from jaxtyping import Float, Float64
 from torch import Tensor
 
 from bayesgeom.gradient_laws.capture import LayerGradients, Targets
+from bayesgeom.gradient_laws.settling import SETTLED, Settling, lag, settling
 from bayesgeom.gradient_laws.tally import at_scored, layer_tally
 from bayesgeom.information import jensen_shannon_bits
 from bayesgeom.report import Headline, Report, aligned
@@ -20,7 +21,6 @@ from bayesgeom.trials import Trials
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
-SETTLED = 0.1  # share of the first distance at which something counts as settled
 _NORMS = ("routing_norm", "value_norm", "value_elasticity")
 _PER_SEQUENCE = ("loss_nats", *_NORMS, "pattern_distance_bits", "value_distance", "correlation", "correlation_null")
 
@@ -55,8 +55,9 @@ class GradientMovementReport(Report):
     - `pattern_distance_bits`: mean Jensen–Shannon divergence of attention rows, at scored positions, to the last
       snapshot. `value_distance`: ‖v − v_last‖ / ‖v_last‖. `pattern_moved_bits`, `value_moved`: the same to the snapshot
       before (NaN at the first).
-    - `routing_settled_step`, `values_settled_step`: first snapshot whose distance is at most a tenth of the first's;
-      `settled_ratio` is values over routing: above 1, routing settles first.
+    - `routing_settled_step`, `values_settled_step`: first snapshot from which on the distance is at most a tenth of the
+      first's; NaN where only the last one's is, which is 0 whatever happened. `settled_ratio` is values over routing:
+      above 1, routing settles first.
     """
 
     name: ClassVar[str] = "gradient_movement"
@@ -65,7 +66,8 @@ class GradientMovementReport(Report):
         "The gradient laws predict that attention settles early while values go on refining. Two sides of it: how "
         "large the gradients of scores and of values are at each snapshot, and how far patterns and values still are "
         "from where they end. Each distance is shown as a share of its first. The levels to compare with are 1, where "
-        "training began, and a tenth, where a curve counts as settled. This is one run: another seed may differ."
+        "training began, and a tenth, where a curve counts as settled that stays there from a snapshot before the "
+        "last, which is at distance 0 whatever happened. This is one run: another seed may differ."
     )
 
     targets: Targets
@@ -104,10 +106,14 @@ class GradientMovementReport(Report):
     n: int
 
     def headlines(self) -> Sequence[Headline]:
+        routing, values = self._settled()
+        found = lag(values, routing)
+        ratio = f"{found.verdict} (spacing of snapshots allows {found.reach}): values' settled step over routing's"
+        within = "within a tenth of their first distance"
         return (
-            self.scalar("settled_ratio", "values settle later than routing by a factor", null_label="together"),
-            self.scalar("routing_settled_step", "patterns within a tenth of their first distance", unit="steps"),
-            self.scalar("values_settled_step", "values within a tenth of their first distance", unit="steps"),
+            self.scalar("settled_ratio", ratio, null_label="together"),
+            self.scalar("routing_settled_step", f"patterns {within}{self._censored(routing)}", unit="steps"),
+            self.scalar("values_settled_step", f"values {within}{self._censored(values)}", unit="steps"),
         )
 
     def figure(self) -> "Figure":
@@ -135,6 +141,13 @@ class GradientMovementReport(Report):
         null = [("null: another sequence's advantage", self.correlation_null)]
         add_curves(figure, (2, 2), at, [related], unit="rank correlation", levels=null, log_steps=True)
         return with_room_for_legend(figure)
+
+    def _settled(self) -> tuple[Settling, ...]:
+        steps = [int(step) for step in self.steps]
+        return tuple(settling(steps, vars(self)[name]) for name in _DISTANCES)
+
+    def _censored(self, found: Settling) -> str:
+        return f": not settled before the last snapshot, at step {self.steps[-1]}" if np.isnan(found.step) else ""
 
     def _curve(self, metric: str, label: str) -> dict[str, Any]:
         of = vars(self)
@@ -208,7 +221,7 @@ def moment_of(
 
 
 def movement_report(moments: Sequence[Moment], *, targets: Targets, seed: int) -> GradientMovementReport:
-    """Means over sequences with intervals, and when each distance first was a tenth of its first."""
+    """Means over sequences with intervals, and when each distance settled at a tenth of its first."""
     n = len(moments[0].per_sequence["loss_nats"])
     weights = bootstrap_weights(n, seed=seed)
     found: dict[str, Any] = {}
@@ -217,8 +230,9 @@ def movement_report(moments: Sequence[Moment], *, targets: Targets, seed: int) -
         found[name] = values.mean(axis=1)
         if name != "correlation_null":
             found[f"{name}_lo"], found[f"{name}_hi"] = percentile_interval(weights @ values.T)
-    steps = np.array([moment.step for moment in moments])
-    routing, values_at = (_settled(steps, found[name]) for name in _DISTANCES)
+    steps = [moment.step for moment in moments]
+    routing, values_at = (settling(steps, found[name]) for name in _DISTANCES)
+    ratio = lag(values_at, routing).ratio
     return GradientMovementReport(
         targets=targets,
         steps=tuple(str(step) for step in steps),
@@ -227,17 +241,13 @@ def movement_report(moments: Sequence[Moment], *, targets: Targets, seed: int) -
         value_moved=np.array([moment.moved[1] for moment in moments]),
         pattern_distance_bits_by_layer=np.stack([moment.pattern_by_layer for moment in moments]),
         value_distance_by_layer=np.stack([moment.values_by_layer for moment in moments]),
-        routing_settled_step=routing,
-        values_settled_step=values_at,
-        settled_ratio=values_at / routing if routing > 0 else float("nan"),
+        routing_settled_step=routing.step,
+        values_settled_step=values_at.step,
+        settled_ratio=ratio,
         intervals={},
-        nulls={"settled_ratio": 1.0},
+        nulls={"settled_ratio": 1.0} if np.isfinite(ratio) else {},
         n=n,
     )
-
-
-def _settled(steps: np.ndarray, distance: Float[np.ndarray, " step"]) -> float:
-    return float(steps[np.flatnonzero(distance <= SETTLED * distance[0])[0]])  # the last is at distance 0
 
 
 def _distances(a: Frame, b: Frame) -> tuple[Float64[Tensor, "layer batch"], Float64[Tensor, "layer batch"]]:

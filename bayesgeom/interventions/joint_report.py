@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, ClassVar, final
 import numpy as np
 from jaxtyping import Float
 
+from bayesgeom.cells import interval_cell
 from bayesgeom.report import Headline, Report, aligned
 
 if TYPE_CHECKING:
@@ -137,16 +138,16 @@ class JointInterventionReport(Report):
         for i, name in enumerate(self.sets):
             for j, metric in enumerate(self.metrics):
                 held = {end: float(vars(self)[f"increase_bits{end}"][i, j]) for end in _ENDS}
-                value, lo, hi, ceiling = (f"{held[end]:+.4f}" for end in ("", "_lo", "_hi", "_ceiling"))
+                value, ceiling = (f"{held[end]:+.4f}" for end in ("", "_ceiling"))
                 random, orthogonal = (
                     f"{held[of]:+.4f} ({held[of.replace('_null', '') + '_least']:+.4f} … "
                     f"{held[of.replace('_null', '') + '_most']:+.4f})"
                     for of in ("_null", "_orthogonal")
                 )
-                beyond = (vars(self)[f"beyond_random_bits{end}"][i, j] for end in ("", "_lo", "_hi"))
+                beyond, low, high = (float(vars(self)[f"beyond_random_bits{end}"][i, j]) for end in ("", "_lo", "_hi"))
                 rows.append(
-                    (name, metric, value, f"{lo} … {hi}", random, orthogonal, ceiling,
-                     "{:+.4f} [{:+.4f} … {:+.4f}]".format(*beyond))
+                    (name, metric, value, interval_cell(held["_lo"], held["_hi"], "+.4f"), random, orthogonal, ceiling,
+                     f"{beyond:+.4f} [{interval_cell(low, high, '+.4f')}]")
                 )  # fmt: skip
         baseline = ", ".join(f"{m} {b:.4f}" for m, b in zip(self.metrics, self.baseline_bits, strict=True))
         title = f"{self.kind} {self.subspace} at {self.site}, bits, n = {self.n}; unedited: {baseline}"
@@ -159,11 +160,12 @@ class JointInterventionReport(Report):
         for i, name in enumerate(self.sets):
             for j, target in enumerate(self.targets):
                 own, lo, hi, null, least, most = (
-                    f"{vars(self)[f'axis_correlation{end}'][i, -1, j]:.3f}"
+                    float(vars(self)[f"axis_correlation{end}"][i, -1, j])
                     for end in ("", "_lo", "_hi", "_null", "_least", "_most")
                 )
                 before = f"{self.axis_correlation_baseline[-1, j]:.3f}"
-                rows.append((name, target, before, f"{own} [{lo} … {hi}]", f"{null} ({least} … {most})"))
+                edited = f"{own:.3f} [{interval_cell(lo, hi, '.3f')}]"
+                rows.append((name, target, before, edited, f"{null:.3f} ({least:.3f} … {most:.3f})"))
         return rows
 
 
@@ -174,6 +176,8 @@ _ENDS = (
 
 def verdict_of(value: float, beyond_lo: float, most: float) -> str:
     """By `RULE`, from a cost, the lower end of its paired difference to random directions, and the most of them."""
+    if np.isnan(beyond_lo):
+        return "undecided"
     if beyond_lo > 0 and value > most:
         return "costs more than chance"
     return "costs no more than chance" if value <= most else "undecided"

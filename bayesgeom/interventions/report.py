@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, ClassVar, final
 import numpy as np
 from jaxtyping import Float, Int
 
+from bayesgeom.cells import interval_cell
 from bayesgeom.report import Headline, Report, aligned
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ USED, INERT = 0.1, 0.01  # shares of the ceiling's effect
 RULE = (
     f"The effect is the change of redirect under a swap, else the damage. Used: its 95 % interval lies above every "
     f"random subspace and it is at least {USED:.0%} of the ceiling's. Inert: its interval lies within {INERT:.0%} of "
-    f"the ceiling's on either side of zero. Undecided: neither."
+    f"the ceiling's on either side of zero. Undecided: neither; a single pair has no interval."
 )
 DECODABLE = 0.9  # R² from which a subspace is said to hold what it gives away
 _RANDOM = "random subspaces, mean"
@@ -161,12 +162,13 @@ class InterventionReport(Report):
         metric, other = (
             ("redirect_bits", "damage_bits") if self.is_swap else ("damage_bits", "entropy_mae_increase_bits")
         )
-        value, lo, hi, ceiling, mean, least, most = (
-            f"{vars(self)[metric + suffix][layer, 0]:.4f}"
-            for suffix in ("", "_lo", "_hi", "_ceiling", "_null", "_least", "_most")
+        value, ceiling, mean, least, most = (
+            f"{vars(self)[metric + suffix][layer, 0]:.4f}" for suffix in ("", "_ceiling", "_null", "_least", "_most")
         )
+        lo, hi = (float(vars(self)[metric + suffix][layer, 0]) for suffix in ("_lo", "_hi"))
         return (
-            str(layer), str(self.rank[layer]), value, f"{lo} … {hi}", ceiling, f"{mean} ({least} … {most})",
+            str(layer), str(self.rank[layer]), value, interval_cell(lo, hi, ".4f"), ceiling,
+            f"{mean} ({least} … {most})",
             f"{vars(self)[other][layer, 0]:+.4f}", f"{self.entropy_r2[layer]:.3f}", f"{self.belief_r2[layer]:.3f}",
             self.verdict_by_layer[layer],
         )  # fmt: skip

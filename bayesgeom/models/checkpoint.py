@@ -28,6 +28,7 @@ SCHEMA = 1
 OURS = "bayesgeom"  # the key that holds our description in a `config.json` which is Hugging Face's too
 SOURCE = "exported_from"  # the key that says of what transformer, and of what task, a Hugging Face directory is made
 WEIGHTS, CONFIG, CARD = "model.safetensors", "config.json", "card.md"
+FINISHED = "checkpoint"  # the folder of a run in which its finished checkpoint lies
 VERSIONED = ("torch", "transformer-lens", "numpy", "safetensors")
 
 
@@ -94,8 +95,13 @@ def write_tensors(
 
 
 def load_checkpoint(path: Path, *, device: str | torch.device = "cpu") -> Checkpoint:
-    """Load a checkpoint directory strictly. **Raises** `CheckpointFault` with the one thing that is wrong."""
-    return assembled(path.name, read_description(path), path / WEIGHTS, device=device)
+    """Load a checkpoint directory strictly. **Raises** `CheckpointFault` with the one thing that is wrong.
+
+    It bears its folder's name, or its run's where it is a run's finished one: several are told apart by them.
+    """
+    folder = path.absolute()
+    name = folder.parent.name if folder.name == FINISHED else folder.name
+    return assembled(name, read_description(path), path / WEIGHTS, device=device)
 
 
 def assembled(

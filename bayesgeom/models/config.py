@@ -7,8 +7,8 @@ from typing import Any, ClassVar, final
 
 from torch import nn
 
-from bayesgeom.errors import InvalidArgument
-from bayesgeom.plugins import find
+from bayesgeom.errors import InvalidArgument, check_known
+from bayesgeom.plugins import field_names, find
 
 
 class ModelConfig(ABC):
@@ -47,6 +47,7 @@ def config_from_dict(values: Mapping[str, Any]) -> ModelConfig:
     architecture = sizes.pop("architecture", None)
     # mypy: an abstract class as a value is what discovery is about.
     kind = find("bayesgeom.models", ModelConfig, str(architecture))  # type: ignore[type-abstract]
+    check_known(f"architecture {architecture!r}", sizes, field_names(kind))
     try:
         return kind(**sizes)
     except TypeError as error:

@@ -22,10 +22,11 @@ from bayesgeom.models.mlp import PositionwiseMLP
 from bayesgeom.models.residual import ResidualModel
 from bayesgeom.models.rwkv import RWKV
 from bayesgeom.models.transformer import Transformer
-from bayesgeom.tasks.base import FiniteTask, TextTask, WindTunnel
+from bayesgeom.tasks.base import FiniteTask, TextTask, WindTunnel, task_from_text, task_kinds
 from bayesgeom.tasks.text import Tokenizer
 
 ModelLike = Model | Checkpoint | nn.Module | str | Path
+TaskLike = WindTunnel | TextTask | str
 FOLDER_VARIABLE = "BAYESGEOM_CHECKPOINTS"
 _AT_A_TIME = 32  # prompts whose logits are held at once
 _HUB_NAME, _LONGEST = re.compile(r"\w[\w.-]*/\w[\w.-]*", re.ASCII), 96
@@ -80,6 +81,10 @@ def load(
         if given := [option for option, value in options.items() if value is not None]:
             raise InvalidArgument(f"{', '.join(given)} is for Hugging Face models; {path.name} is bayesgeom's own.")
         return from_checkpoint(load_checkpoint(path, device=device))
+    if not is_there and (isinstance(name, Path) or _is_path(name)):
+        raise UnknownName(
+            f"there is no directory {str(name)!r} ({Path(name).absolute()}); `bayesgeom checkpoints` lists names."
+        )
     if not is_there and not _is_hub_name(name):
         listed = ", ".join(sorted(known)) or "(none)"
         raise UnknownName(
@@ -161,7 +166,20 @@ def of_module(
             raise InvalidArgument(f"no adapter for a {type(module).__name__}.")
 
 
-def task_of(model: Model, task: WindTunnel | TextTask | None) -> WindTunnel:
+def as_task(task: object, *, trained: WindTunnel | None) -> WindTunnel | TextTask:
+    """A task as it is, or the one that text asks for as on the command line, beside the model's own task.
+
+    **Raises** `InvalidArgument` for anything else.
+    """
+    if isinstance(task, str):
+        return task_from_text(task, trained=trained)
+    if not isinstance(task, WindTunnel | TextTask):
+        shown = f"the class {task.__name__}" if isinstance(task, type) else repr(task)
+        raise InvalidArgument(f"a task is an instance, tasks.HMM(length=20), or text, 'hmm:length=20'; got {shown}.")
+    return task
+
+
+def task_of(model: Model, task: TaskLike | None) -> WindTunnel:
     """The task to measure on: the given one, else the one that the model was trained on.
 
     A text task is bound to the model's tokenizer. Where the model decides which sequences count, it is run on all.
@@ -169,9 +187,13 @@ def task_of(model: Model, task: WindTunnel | TextTask | None) -> WindTunnel:
     **Raises** `InvalidArgument` where there is neither, or no tokenizer for a text task, `TaskMismatch` where the two
     have different vocabularies.
     """
-    chosen = _bound(model, task) if isinstance(task, TextTask) else task or model.task
-    if chosen is None:
-        raise InvalidArgument(f"{model.spec.name} does not say what it was trained on: pass task=….")
+    given = model.task if task is None else as_task(task, trained=model.task)
+    if given is None:
+        raise InvalidArgument(
+            f"{model.spec.name} does not say what it was trained on: pass task=… (--task), one of "
+            f"{', '.join(sorted(task_kinds()))}."
+        )
+    chosen = _bound(model, given) if isinstance(given, TextTask) else given
     if isinstance(chosen, FiniteTask) and chosen.is_selective:
         everything = chosen.in_order(device=model.spec.device)
         run = model.run(everything.rows(slice(i, i + _AT_A_TIME)) for i in range(0, len(everything), _AT_A_TIME))
@@ -184,7 +206,7 @@ def task_of(model: Model, task: WindTunnel | TextTask | None) -> WindTunnel:
     return chosen
 
 
-def scored_task_of(model: Model, task: WindTunnel | TextTask | None) -> WindTunnel:
+def scored_task_of(model: Model, task: TaskLike | None) -> WindTunnel:
     """`task_of`, for what is measured in bits to the exact posterior. **Raises** `TaskMismatch` where none is known."""
     chosen = task_of(model, task)
     if not chosen.sample(1, seed=0).has_posterior:
@@ -219,6 +241,11 @@ def _exists(path: Path) -> bool:
         return path.exists()
     except OSError:
         return False
+
+
+def _is_path(name: str) -> bool:
+    """Whether this can only be a path: it has a separator, and is not owner/name."""
+    return len(name) <= _LONGEST and any(mark in name for mark in {"/", os.sep}) and not _is_hub_name(name)
 
 
 def _is_hub_name(name: str | Path) -> bool:

@@ -119,8 +119,13 @@ class ReplicationReport(Report):
             cells = (str(self.entry(metric, (at,), "")).strip().split(";")[0] for metric in METRICS)
             rows.append((name, *cells, self.weights_hashes[at]))
         below = ("mean", "spread")
-        rows += [(what, *(f"{vars(self)[f'{what}_{metric}']:.4g}" for metric in METRICS), "") for what in below]
+        rows += [(what, *(_number(vars(self)[f"{what}_{metric}"]) for metric in METRICS), "") for what in below]
         return "\n".join(aligned(rows))
+
+
+def _number(value: float) -> str:
+    """With a dash for what there is none of: a spread over one training."""
+    return "–" if np.isnan(value) else f"{value:.4g}"
 
 
 def replication_report(

@@ -132,8 +132,11 @@ class DynamicsReport(Report):
     def table(self) -> str:
         """What the command line prints: means over trainings by snapshot, then when each training settled."""
         rows: list[tuple[str, ...]] = [
-            ("step", "KL", "entropy error", "pattern distance", "key overlap", "PC1", "belief R²", "redirect", "ratio")
-        ]
+            (
+                "step", "KL (bits)", "entropy error (bits)", "pattern distance (bits)", "key overlap", "PC1 share",
+                "belief R²", "redirect (bits)", "frame ratio",
+            )
+        ]  # fmt: skip
         for at, step in enumerate(self.steps):
             columns = [self.kl_bits, self.entropy_mae_bits, self.pattern_distance_bits, self.key_overlap[..., 0]]
             columns += [self.pc1_share, self.belief_r2, self.redirect_bits[..., 0], self.frame_ratio[..., 0]]
@@ -145,7 +148,22 @@ class DynamicsReport(Report):
             steps = (self.frame_step[run], self.precision_step[run], self.precision_step_by_share[run])
             reach = f"{self.dissociation_by_run_least[run]:.2f} … {self.dissociation_by_run_most[run]:.2f}"
             moments.append((name, *(f"{step:g}" for step in steps), f"{self.dissociation_by_run[run]:.2f}", reach))
-        return "\n".join([*aligned(rows), "", *aligned(moments)])
+        return "\n".join([*aligned(rows), self._chance(), "", *aligned(moments)])
+
+    def _chance(self) -> str:
+        """The level of each column without the structure, at the last snapshot."""
+        levels = {
+            "KL {} (uniform predictor)": self.kl_bits_uniform,
+            "key overlap {} (random directions)": self.key_overlap_chance,
+            "belief R² {} (shuffled within position)": float(self.belief_r2_null[:, -1].mean()),
+            "redirect {} (random subspaces)": float(self.redirect_bits_null[:, -1, 0].mean()),
+            "frame ratio {} (random directions)": 1.0,
+        }
+        known = [said.format(f"{level:.4g}") for said, level in levels.items() if np.isfinite(level)]
+        return (
+            f"chance: {', '.join(known)}; of the other columns, the first snapshot. "
+            "Key overlap, redirect and frame ratio are those of layer 0."
+        )
 
     def _fall_text(self, at: int) -> str:
         where = f"from step {self.fall_start[at]:g} to {self.fall_end[at]:g}, {self.fall_share[at]:.0%} of its rise"

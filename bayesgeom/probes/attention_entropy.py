@@ -91,11 +91,14 @@ class AttentionEntropyReport(Report):
         reduction = self.scalar("reduction", "entropy reduction, first to last layer", null_label=null_label)
         if np.isnan(self.consistency_ceiling):
             return (reduction,)
+        if self.consistency_ceiling == 0:
+            label = "consistency with the posterior (no meaning: no live hypothesis in sight)"
+            return (reduction, Headline(metric="consistency_last_layer", label=label, value=np.nan))
         most, others = f"at most {self.consistency_ceiling:.3g}", self.consistency_shuffled[-1].mean()
         label = f"{most}; other sequences' attention {others:.3g}; uniform"
         last = self.scalar("consistency_last_layer", "consistency with the posterior, last layer", null_label=label)
         greatest = self.scalar("consistency_greatest", "consistency of the most consistent head", null_label="uniform")
-        return (reduction, last, greatest) if self.consistency_ceiling > 0 else (reduction, last)
+        return (reduction, last, greatest)
 
     def figure(self) -> "Figure":
         from bayesgeom.charts.heads import add_heads, add_profile, with_null

@@ -2,12 +2,13 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar, final
 
 import numpy as np
 from jaxtyping import Float
 
+from bayesgeom.cells import hardest_null
 from bayesgeom.report import Headline, Report
 
 if TYPE_CHECKING:
@@ -137,7 +138,7 @@ class BeliefReadoutReport(Report):
         best = int(np.argmax(np.nan_to_num(self.silhouette[0, -1], nan=-1.0)))
         lines = [
             self._last("r2", "R² of the belief, last layer"),
-            self._last("total_variation", "what is read against the belief, last layer"),
+            self._last("total_variation", "total variation of the read belief (0 is exact), last layer"),
             self._last("balanced_accuracy", "which hypotheses survive, balanced accuracy, last layer"),
             self._last("silhouette", f"best silhouette (k = {self.cluster_counts[best]}), last layer", best),
             self._last("rand_index", "the same clusters against best guesses, adjusted Rand", best),
@@ -198,7 +199,7 @@ class BeliefReadoutReport(Report):
         return nulls | ({"one constant answer": self.constant_accuracy} if "centroid" in metric else {})
 
     def _last(self, metric: str, label: str, column: int = -1, *, site: int = 0) -> Headline:
-        null_label, *others = ((name, float(level[column])) for name, level in self._nulls(metric, site).items())
-        beside = [f"{name} {level:.3g}" for name, level in others if not math.isnan(level)]
+        levels = {name: float(level[column]) for name, level in self._nulls(metric, site).items()}
+        null, said = hardest_null(levels, is_error=metric == "total_variation")
         at = (site, -1) if vars(self)[metric].ndim == 2 else (site, -1, column)
-        return self.entry(metric, at, label, null_label="; ".join([null_label[0], *beside]))
+        return replace(self.entry(metric, at, label), null=null, null_label=said)

@@ -18,6 +18,7 @@ from jaxtyping import Bool, Float, Float64, Int64
 from torch import Tensor
 
 from bayesgeom.activations import Run
+from bayesgeom.cells import interval_cell
 from bayesgeom.geometry.chance import Chance, at_least, falls_by_more, gaussian_shares, overlap_below
 from bayesgeom.geometry.cosine import coordinates_of, overlap, pairwise_cosine
 from bayesgeom.geometry.pca import cloud_axes, standardised
@@ -124,7 +125,7 @@ class PassThresholdsReport(Report):
         rows: list[tuple[str, ...]] = [head]
         for label, numbers, verdict in zip(self.marks, columns, self.verdicts, strict=True):
             mark, value, lo, hi, null, rate, untrained, copies = numbers
-            estimate = (f"{mark:.2f}", f"{value:.3f}", f"{lo:.3f} … {hi:.3f}", f"{null:.3f}", f"{rate:.0%}")
+            estimate = (f"{mark:.2f}", f"{value:.3f}", interval_cell(lo, hi, ".3f"), f"{null:.3f}", f"{rate:.0%}")
             rows.append((label, *estimate, f"{untrained:.3f}", f"{copies:.0%}", verdict))
         return "\n".join(aligned(rows))
 
@@ -152,7 +153,6 @@ class PassThresholds(Probe[PassThresholdsReport]):
         # The first row is the estimate itself; weights of a network are no sample and have no interval.
         drawn = np.stack([*_shares(run, weights), *map(_apart, (columns, keys)), _fall(entropy)])
         measured, (lo, hi) = drawn[:, 0], percentile_interval(drawn[:, 1:].T)
-        lo, hi = (np.where(np.equal(MARKS, _COLUMNS), np.nan, end) for end in (lo, hi))
         copies = np.array([copy.measured for copy in initialised] or [np.full(len(MARKS), np.nan)])
         by_copies = np.where(np.isnan(copies).any(axis=0), np.nan, _passes(copies).mean(axis=0))
         chance = [_chance(mark, run, n) for mark in MARKS]
@@ -161,6 +161,7 @@ class PassThresholds(Probe[PassThresholdsReport]):
             _verdict(value, low, high, mark, others)
             for value, low, high, mark, *others in zip(measured, lo, hi, _THRESHOLDS, rates, by_copies, strict=True)
         ]
+        lo, hi = (np.where(np.equal(MARKS, _COLUMNS), np.nan, end) for end in (lo, hi))
         return PassThresholdsReport(
             marks=MARKS, measured=measured, measured_lo=lo, measured_hi=hi, threshold=np.array(_THRESHOLDS),
             measured_null=np.array([c.expected for c in chance]), chance_passes=rates, copies_pass=by_copies,
@@ -274,7 +275,8 @@ def _verdict(value: float, lo: float, hi: float, mark: float, others: Sequence[f
     """Passed, failed or undecided; and who else passes, too often for that to say anything."""
     if np.isnan(value):
         return "not measured"
-    said = "undecided" if lo <= mark <= hi and lo < hi else "passed" if value >= mark else "failed"
+    is_open = np.isnan(lo) or (lo <= mark <= hi and lo < hi)
+    said = "undecided" if is_open else "passed" if value >= mark else "failed"
     names = [name for name, rate in zip(("chance", "untrained copies"), others, strict=True) if rate > UNINFORMATIVE]
     if not names:
         return said

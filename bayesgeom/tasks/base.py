@@ -14,10 +14,10 @@ import torch
 from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 
-from bayesgeom.errors import InvalidArgument, unknown_name
-from bayesgeom.plugins import discover, find
+from bayesgeom.errors import InvalidArgument, check_known, unknown_name
+from bayesgeom.plugins import discover, field_names, find
 from bayesgeom.tasks.text import Tokenizer
-from bayesgeom.trials import Trials
+from bayesgeom.trials import Trials, checked
 
 BLOCK = 128  # sequences drawn and run at a time
 BLOCK_TOKENS = 2**20  # fewer of very long ones, so that memory does not grow with their length either
@@ -66,14 +66,15 @@ class WindTunnel(ABC):
 
         **Raises** `InvalidArgument` for n < 1, or a seed that is no whole number from 0 on.
         """
-        _check_count(n)
-        return self.draw(n, torch.Generator(device).manual_seed(checked_seed(seed)))
+        check_count(n)
+        return checked(self.draw(n, torch.Generator(device).manual_seed(checked_seed(seed))), task=self.name)
 
     @final
     def sample_pair(self, n: int, *, seed: int, device: str | torch.device = "cpu") -> tuple[Trials, Trials]:
         """`n` originals and their donors: the same question asked of two worlds. **Raises** as `sample` does."""
-        _check_count(n)
-        return self.draw_pair(n, torch.Generator(device).manual_seed(checked_seed(seed)))
+        check_count(n)
+        original, donor = self.draw_pair(n, torch.Generator(device).manual_seed(checked_seed(seed)))
+        return checked(original, task=self.name), checked(donor, task=self.name)
 
     @final
     def stream(self, n: int, *, seed: int, device: str | torch.device = "cpu") -> Iterator[Trials]:
@@ -82,13 +83,13 @@ class WindTunnel(ABC):
         Blocks have a fixed size and seeds of their own: a longer stream begins with the sequences of a shorter one.
         **Raises** `InvalidArgument` for n < 1, before anything is drawn.
         """
-        _check_count(n)
+        check_count(n)
         if isinstance(self, FiniteTask):  # a sequence comes once, in whichever block
             whole = self.sample(n, seed=derived_seed(seed, 0), device=device)
             return (whole.rows(slice(start, start + BLOCK)) for start in range(0, n, BLOCK))
         size = max(1, min(BLOCK, BLOCK_TOKENS // self.n_pos))
         return (
-            self.draw(size, torch.Generator(device).manual_seed(derived_seed(seed, block))).rows(slice(0, n - start))
+            self.sample(size, seed=derived_seed(seed, block), device=device).rows(slice(0, n - start))
             for block, start in enumerate(range(0, n, size))
         )
 
@@ -167,17 +168,14 @@ def task_from_config(config: Mapping[str, Any]) -> WindTunnel:
 
 def _revived(value: Any) -> Any:
     """What JSON made of a parameter, as it was: lists are tuples, and a mapping is the config of an inner task."""
-    match value:
-        case list():
-            return tuple(map(_revived, value))
-        case Mapping():
-            return task_from_config(value)
-        case _:
-            return value
+    if isinstance(value, list):
+        return tuple(map(_revived, value))
+    return task_from_config(value) if isinstance(value, Mapping) else value
 
 
 def _built(kind: type[T], name: str, parameters: Mapping[str, Any]) -> T:
     """**Raises** `InvalidArgument` for parameters that this kind of task does not take."""
+    check_known(f"task {name!r}", parameters, field_names(kind))
     try:
         _check_types(kind, parameters)
         return kind(**parameters)
@@ -196,9 +194,7 @@ def check_parameters(task: WindTunnel | TextTask) -> None:
 def _check_types(kind: type, parameters: Mapping[str, Any]) -> None:
     """**Raises** `TypeError` for a value of another type than its field's: 2.5 pairs, repeats="maybe", ks=3."""
     assert is_dataclass(kind), "a task is a dataclass"
-    for field in fields(kind):
-        if field.name not in parameters:
-            continue
+    for field in (own for own in fields(kind) if own.name in parameters):
         value, choices = parameters[field.name], get_args(field.type)
         if get_origin(field.type) is Literal:
             if value not in choices:
@@ -212,16 +208,18 @@ def _check_types(kind: type, parameters: Mapping[str, Any]) -> None:
             raise TypeError(f"{field.name} takes {allowed[0].__name__}, got {value!r}")
 
 
-def _check_count(n: int) -> None:
-    if n < 1:
-        raise InvalidArgument(f"n is the number of sequences to draw: at least 1, got {n}.")
+def check_count(n: object) -> None:
+    """**Raises** `InvalidArgument` for what is no number of sequences."""
+    if isinstance(n, bool) or not isinstance(n, (int, np.integer)) or n < 1:
+        raise InvalidArgument(f"n is the number of sequences to draw: a whole number, at least 1, got {n!r}.")
 
 
-def task_from_text(text: str) -> WindTunnel | TextTask:
+def task_from_text(text: str, *, trained: WindTunnel | None = None) -> WindTunnel | TextTask:
     """The task that NAME or NAME:key=value,key=value asks for, as the command line takes it.
 
     Text tasks go by their names, and one that renders another task (`in-context`) by both: `bijection-in-context`. Its
     parameters and the other task's are written together. Whole numbers joined by + are a tuple: `ks=1+2+4`, `ks=8+`.
+    Where NAME is that of `trained`, the checkpoint's own task, what is not written is as there; else as by default.
 
     **Raises** `UnknownName` and `InvalidArgument` as `task_from_config` does.
     """
@@ -232,32 +230,36 @@ def task_from_text(text: str) -> WindTunnel | TextTask:
         if not equals:
             raise InvalidArgument(f"{pair!r} in {text!r} is no key=value; write a task as NAME:key=value,key=value.")
         parameters[key.strip()] = literal(value.strip())
-    return _named(name.strip(), parameters)
+    return _named(name.strip(), parameters, trained)
 
 
-def _named(name: str, parameters: Mapping[str, Any]) -> WindTunnel | TextTask:
+_Kinds = dict[str, tuple[type[WindTunnel | TextTask], type[TextTask] | None]]
+
+
+def task_kinds() -> _Kinds:
+    """By every name that there is the class of the task, and the class that renders it in words, if one does."""
     # mypy: an abstract class as a value is what discovery is about.
     texts = discover("bayesgeom.tasks", TextTask)  # type: ignore[type-abstract]
     tunnels = discover("bayesgeom.tasks", WindTunnel)  # type: ignore[type-abstract]
-    taken = {wrapper: _field_names(kind) for wrapper, kind in texts.items()}
-    wrappers = [wrapper for wrapper in texts if _WRAPPED in taken[wrapper]]
-    plain = [tunnel for tunnel in tunnels if tunnel not in texts]
-    wrapped = {f"{tunnel}-{wrapper}": (tunnel, wrapper) for wrapper in wrappers for tunnel in plain}
-    if name in wrapped:
-        tunnel, wrapper = wrapped[name]
-        inner = {key: value for key, value in parameters.items() if key not in taken[wrapper]}
-        outer = {key: value for key, value in parameters.items() if key in taken[wrapper]}
-        return _built(texts[wrapper], name, outer | {_WRAPPED: _built(tunnels[tunnel], tunnel, inner)})
-    if name in texts and name not in wrappers:
-        return _built(texts[name], name, parameters)
-    if name in plain:
-        return _built(tunnels[name], name, parameters)
-    raise unknown_name("task", name, {*plain, *wrapped, *texts} - {*wrappers})
+    wrappers = {name: kind for name, kind in texts.items() if _WRAPPED in field_names(kind)}
+    both: dict[str, type[WindTunnel | TextTask]] = {**tunnels, **texts}
+    plain: _Kinds = {name: (kind, None) for name, kind in both.items() if name not in wrappers}
+    inner = [(tunnel, wrapper) for wrapper in wrappers for tunnel in tunnels if tunnel not in texts]
+    return {**plain, **{f"{name}-{wrapper}": (tunnels[name], wrappers[wrapper]) for name, wrapper in inner}}
 
 
-def _field_names(kind: type) -> set[str]:
-    assert is_dataclass(kind), "a task is a dataclass"
-    return {field.name for field in fields(kind)}
+def _named(name: str, parameters: Mapping[str, Any], trained: WindTunnel | None) -> WindTunnel | TextTask:
+    if name not in (known := task_kinds()):
+        raise unknown_name("task", name, known)
+    kind, wrapper = known[name]
+    if wrapper is None:
+        kept = {key: vars(trained)[key] for key in field_names(kind)} if type(trained) is kind else {}
+        return _built(kind, name, {**kept, **parameters})
+    outer = field_names(wrapper) - {_WRAPPED}
+    check_known(f"task {name!r}", parameters, outer | field_names(kind))
+    inner = {key: value for key, value in parameters.items() if key not in outer}
+    own = {key: value for key, value in parameters.items() if key in outer}
+    return _built(wrapper, name, own | {_WRAPPED: _built(kind, kind.name, inner)})
 
 
 def literal(text: str) -> bool | int | float | str | tuple[int, ...]:

@@ -6,14 +6,14 @@ from pathlib import Path
 from typing import final
 
 from bayesgeom.errors import CheckpointFault, UnknownName
+from bayesgeom.files import apart
 from bayesgeom.models.base import Model
-from bayesgeom.models.checkpoint import CONFIG, load_checkpoint, read_description
+from bayesgeom.models.checkpoint import CONFIG, FINISHED, load_checkpoint, read_description
 from bayesgeom.models.resolve import checkpoints, from_checkpoint
+from bayesgeom.progress import kept_in
 from bayesgeom.training.loop import RECIPE, Pace, check_run, train
 from bayesgeom.training.publish import publish
 from bayesgeom.training.recipe import Recipe, deciding
-
-_CHECKPOINT = "checkpoint"
 
 
 @final
@@ -36,7 +36,7 @@ class Plan:
         if self.missing:
             lines.append(f"not there: {_names(self.missing)}")
         if self.to_train:
-            lines.append(f"to be trained, in {self.runs}:")
+            lines.append(f"to be trained, in {str(self.runs)!r}:")
             for own in self.to_train:
                 begun = ", goes on where it stopped" if (self.runs / own.name / RECIPE).exists() else ""
                 lines.append(f"  {own.name}: {own.n_sequences:,} sequences in {_n_steps(own):,} steps{begun}")
@@ -67,8 +67,8 @@ class Kept:
         if absent and not there and not self.is_trained:
             raise UnknownName(
                 f"there is no checkpoint named {' or '.join(repr(own.name) for own in absent)}, neither shipped nor in "
-                f"{self.runs}: leave out --only-existing (is_trained=False) to have what is missing trained there, or "
-                f"ask for others."
+                f"{str(self.runs)!r}: leave out --only-existing (Python: is_trained=True) to have what is missing "
+                f"trained there, or ask for others."
             )
         to_train, missing = (absent, ()) if self.is_trained else ((), absent)
         return Plan(there=there, to_train=to_train, missing=missing, runs=self.runs)
@@ -79,24 +79,24 @@ class Kept:
             path = self.path(recipe)
             if not self.has(recipe):
                 check_run(recipe, self.runs / recipe.name)
-            elif deciding(read_description(path)["recipe"]) != deciding(recipe.to_dict()):
+            elif found := apart(deciding(read_description(path)["recipe"]), deciding(recipe.to_dict())):
                 raise CheckpointFault(
-                    f"{path} was made by another recipe than {recipe.name} is now; move it away to have it trained "
-                    f"again."
+                    f"{path} was made by another recipe than {recipe.name} is now ({found}); move it away to have it "
+                    f"trained again."
                 )
 
     def model(self, recipe: Recipe) -> Model:
         """The model that this recipe makes, trained where it is missing. **Raises** as `plan` does."""
         if recipe in self.plan([recipe]).to_train:
             out = self.runs / recipe.name
-            module = train(recipe, out, resume=(out / RECIPE).exists(), pace=Pace())
-            publish(recipe, module, out / _CHECKPOINT)
-        loaded = load_checkpoint(self.path(recipe))
-        return from_checkpoint(replace(loaded, name=recipe.name))  # of its own run's folder it bears the folder's
+            with kept_in(out):
+                module = train(recipe, out, resume=(out / RECIPE).exists(), pace=Pace())
+            publish(recipe, module, out / FINISHED)
+        return from_checkpoint(replace(load_checkpoint(self.path(recipe)), name=recipe.name))
 
     def path(self, recipe: Recipe) -> Path:
         """Where the recipe's checkpoint lies, or will."""
-        run = self.runs / recipe.name / _CHECKPOINT
+        run = self.runs / recipe.name / FINISHED
         if self.is_run_first and (run / CONFIG).exists():
             return run
         return checkpoints().get(recipe.name, run)

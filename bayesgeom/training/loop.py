@@ -14,13 +14,13 @@ import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
-from tqdm.auto import tqdm
 
 from bayesgeom.allocator import keep_freed_memory
 from bayesgeom.errors import CheckpointFault, InvalidArgument, NonFinite
-from bayesgeom.files import file_aside, read_safetensors
+from bayesgeom.files import apart, file_aside, read_safetensors
 from bayesgeom.information import kl_bits
 from bayesgeom.models.checkpoint import save_checkpoint, write_tensors
+from bayesgeom.progress import bar
 from bayesgeom.tasks.base import derived_seed
 from bayesgeom.training.optimisers import Optimisers
 from bayesgeom.training.recipe import Recipe, deciding
@@ -65,12 +65,12 @@ def train(
     held_out = recipe.task.sample(HELD_OUT, seed=held_out_seed(recipe), device=device)
     due = snapshot_steps(recipe)
     saved_at = time.monotonic()
-    progress = tqdm(
+    progress = bar(
         range(start, recipe.steps),
         initial=start,
         total=recipe.steps,
         desc=recipe.name,
-        disable=True if pace.quiet else None,
+        is_quiet=pace.quiet,
     )
     for step in progress:
         if step in due:
@@ -91,8 +91,11 @@ def train(
 def check_run(recipe: Recipe, out: Path) -> None:
     """**Raises** `CheckpointFault` where `out` holds a run of another recipe; where it holds none, all is well."""
     file = out / RECIPE
-    if file.exists() and deciding(json.loads(file.read_text())) != deciding(recipe.to_dict()):
-        raise CheckpointFault(f"{out} holds a run of another recipe than {recipe.name!r}; choose another directory.")
+    if file.exists() and (found := apart(deciding(json.loads(file.read_text())), deciding(recipe.to_dict()))):
+        raise CheckpointFault(
+            f"{out} holds a run of another recipe than {recipe.name!r} ({found}). Ask for what is there, with the "
+            f"options that it was begun with; else name another directory, or move that one away."
+        )
 
 
 def snapshot_steps(recipe: Recipe) -> frozenset[int]:
@@ -148,7 +151,9 @@ def _held_out_kl(module: nn.Module, trials: Trials) -> float:
 def _prepare(recipe: Recipe, out: Path, resume: bool) -> None:
     if (out / RECIPE).exists():
         if not resume:
-            raise InvalidArgument(f"{out} already holds a run: pass resume (--resume) to go on, or another directory.")
+            raise InvalidArgument(
+                f"{out} already holds a run: go on by --resume (Python: resume=True), or name another directory."
+            )
         check_run(recipe, out)
         return
     if resume:

@@ -9,10 +9,10 @@ import numpy as np
 import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
-from tqdm.auto import tqdm
 
 from bayesgeom.errors import InvalidArgument
 from bayesgeom.models.base import Model
+from bayesgeom.progress import bar
 from bayesgeom.tasks.base import Branch, WindTunnel, checked_seed, derived_seed
 from bayesgeom.training.kept import Kept
 from bayesgeom.training.recipe import Recipe
@@ -47,8 +47,8 @@ class Scores:
 
 def scores_of(recipes: Sequence[Recipe], kept: Kept, *, n: int, seed: int) -> list[Scores]:
     """Each recipe's scores, trained first where it is missing. One model is in memory at a time."""
-    bar = tqdm(recipes, desc="models", disable=None, leave=False)
-    return [score(kept.model(recipe), recipe.task, n=n, seed=seed) for recipe in bar]
+    shown = bar(recipes, desc="models", leave=False)
+    return [score(kept.model(recipe), recipe.task, n=n, seed=seed) for recipe in shown]
 
 
 def score(model: Model, task: WindTunnel, *, n: int, seed: int) -> Scores:

@@ -37,8 +37,9 @@ def reported(
     battery: Sequence[Ablation] = BATTERY,
     attribution: Sequence[float] | None = None,
     pick: str = "L0H1 (hypotheses / activation, mean |cos| 0.123)",
+    n: int = N,
 ) -> AblationReport:
-    tally = Tally.empty(N, len(battery), POSITIONS).plus(tile)
+    tally = Tally.empty(n, len(battery), POSITIONS).plus(tile)
     bits = np.full(len(battery), np.nan) if attribution is None else np.array(attribution)
     context = Context(
         battery=battery,
@@ -208,7 +209,7 @@ def test_tidy_rows_carry_label_and_interval(rng: np.random.Generator) -> None:
 def test_the_table_is_ranked_and_names_the_inert(rng: np.random.Generator) -> None:
     report = reported(scores(rng))
     lines = report.table().splitlines()
-    assert len(lines) == 1 + len(BATTERY) and len(report.table(most=4).splitlines()) == 5
+    assert len(lines) == 1 + len(BATTERY) and report.table(most=4).splitlines()[-1].startswith("… and 5 less")
     assert [line.startswith(report.ablations[i]) for line, i in zip(lines[1:], report.ranked(), strict=True)] == [
         True
     ] * 9
@@ -247,4 +248,16 @@ def test_a_long_battery_shows_its_top_alone(rng: np.random.Generator) -> None:
     battery = [replace(HEAD_ABLATIONS[0], name=f"number {i}") for i in range(31)]
     report = reported(scores(rng, [0.1 * i for i in range(31)]), battery)
     forest = next(trace for trace in report.figure().data if trace.type == "scatter" and trace.mode == "markers")
-    assert next(iter(forest.y)) == "number 30" and len(forest.y) == 20 and len(report.table().splitlines()) == 21
+    assert next(iter(forest.y)) == "number 30" and len(forest.y) == 20 and len(report.table().splitlines()) == 22
+    assert "31" in "".join(note.text for note in report.figure().layout.annotations if "Heads" in note.text)
+
+
+def test_one_sequence_has_damages_without_intervals(rng: np.random.Generator, tmp_path: Path) -> None:
+    tile = scores(rng)
+    one = TileScores(baseline=tile.baseline[:, :1], variants=tile.variants[:, :, :1], inert=tile.inert)
+    report = reported(one, n=1)
+    assert np.isfinite(report.damage_bits).all() and np.isnan(report.damage_bits_lo).all()
+    assert "…" not in report.table() and report.table().count(" – ") == len(BATTERY)
+    assert report.figure().data and math.isnan(report.headlines()[0].lo)
+    report.save(tmp_path / "one")
+    assert AblationReport.load(tmp_path / "one").table() == report.table()

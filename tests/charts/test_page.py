@@ -116,7 +116,7 @@ def test_every_headline_stands_beside_its_null(document: str) -> None:
     assert read.row("first of first_probe") == ["first of first_probe", "0.25 bits", "0.125 … 0.5", "2.0000 (flat)"]
     counts = {which: read.text.count(f"{which} of first_probe") for which in ("first", "second", "third")}
     assert counts == {"first": 2, "second": 2, "third": 1}, "two lead the page, all are in their section"
-    assert read.row("third of second_probe")[1] == "nan"
+    assert read.row("third of second_probe")[1] == "–"
 
 
 @pytest.mark.parametrize(("n", "counts", "said"), [(1, "sequence", "1 sequence."), (2_000, "seed", "2,000 seeds.")])

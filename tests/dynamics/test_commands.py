@@ -38,7 +38,12 @@ def test_seeds_are_trained_and_reported(
     out, err = capsys.readouterr()
     assert "small-seed1" in out and "  small-seed1: 6 sequences in 3 steps\n" in err
     assert main([*shared, "--seeds", "3", "--only-existing"]) == 0
-    assert "not there: small-seed2" in capsys.readouterr().out
+    out, err = capsys.readouterr()
+    assert "not there: small-seed2" in out and err == ""
+    (tmp_path / "small-seed1").rename(tmp_path / "elsewhere")
+    assert main([*shared, "--seeds", "2", "--only-existing"]) == 0
+    (spread,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("spread"))
+    assert spread.split() == ["spread", "–", "–"]
 
 
 def test_mistakes_are_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

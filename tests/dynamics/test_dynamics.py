@@ -196,7 +196,11 @@ def test_the_report_is_saved_and_read_back(whole: Diagnosis, report: DynamicsRep
     assert (tmp_path / "out" / "report.html").stat().st_size < 6e6
     rows = loaded.to_pandas().query("metric == 'kl_bits'")
     assert rows["variant"].tolist() == [f"small / {step}" for step in STEPS]
-    assert report.table().splitlines()[1].split()[0] == "0"
+    head, first, *_ = report.table().splitlines()
+    assert first.split()[0] == "0" and "redirect (bits)" in head and "frame ratio" in head
+    chance = next(line for line in report.table().splitlines() if line.startswith("chance: "))
+    assert f"redirect {report.redirect_bits_null[:, -1, 0].mean():.4g} (random" in chance and "frame ratio 1 " in chance
+    assert f"key overlap {report.key_overlap_chance:.4g}" in chance and "nan" not in chance
 
 
 def test_figures_hold_curves_frames_and_maps(run: Path, whole: Diagnosis, report: DynamicsReport) -> None:

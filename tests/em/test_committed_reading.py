@@ -6,6 +6,7 @@ from bayesgeom.diagnosis import Diagnosis
 from bayesgeom.em.report import EMReport
 from bayesgeom.em_experiment import SEEDS
 from bayesgeom.gradient_laws.movement import GradientMovementReport
+from bayesgeom.gradient_laws.settling import lag, settling
 from tests.pages import READINGS, numbers, rows, section
 
 
@@ -42,6 +43,12 @@ def test_the_shares_of_the_movement_are_the_reports() -> None:
         for step, cell in zip(lines[at][1:-1], lines[at + 1][1:-1], strict=True):
             i = report.steps.index(step.replace(",", ""))
             np.testing.assert_allclose(numbers(cell), [s[i] for s in shares], atol=6e-3)
-        said = numbers(lines[at + 1][-1])
-        known = [report.routing_settled_step, report.values_settled_step, report.settled_ratio]
-        np.testing.assert_allclose(said, known, atol=0.06)
+        steps = [int(step) for step in report.steps]
+        routing, values = (settling(steps, v) for v in (report.pattern_distance_bits, report.value_distance))
+        found, cell = lag(values, routing), lines[at + 1][-1]
+        stored = [report.routing_settled_step, report.values_settled_step, report.settled_ratio]
+        np.testing.assert_equal(stored, [routing.step, values.step, found.ratio])
+        ended = steps[-1] if np.isnan(values.step) else values.step
+        known = np.array([routing.step, ended, found.ratio, found.least, found.most])
+        np.testing.assert_allclose(numbers(cell), known[np.isfinite(known)], atol=0.06)
+        assert np.isnan(values.step) == ("not before the last" in cell)

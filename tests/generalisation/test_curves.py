@@ -98,3 +98,9 @@ def test_convergence_is_when_the_mean_comes_near_its_floor(rng: np.random.Genera
     assert [tokens_to_converge(entropies, t, seed=0).value for t in (0.05, 0.15, 3.0)] == [5, 4, 1]
     found = tokens_to_converge(entropies, 0.03, seed=0)
     assert found.lo <= found.value <= found.hi
+
+
+def test_of_one_sequence_no_place_has_an_interval(rng: np.random.Generator) -> None:
+    errors = planted(rng, step=0.5, n=1)
+    places = critical_length(errors, AT, 0.5, seed=0), tokens_to_converge(errors, 0.05, seed=0)
+    assert all(np.isfinite(place.value) and np.isnan([place.lo, place.hi]).all() for place in places)

@@ -231,7 +231,8 @@ def test_lengths_may_come_from_numpy() -> None:
 def test_a_table_that_ends_is_refused_with_the_kinds_that_do_not() -> None:
     with pytest.raises(
         TaskMismatch,
-        match=r"length=35 takes 83 tokens; learned 0 has positions for 61.*sinusoidal, rotary, alibi, prior",
+        match=r"length=35 takes 83 tokens; learned 0 has positions for 61.*sinusoidal, rotary, alibi, prior.*"
+        r"--untrained-rows \(Python: bayesgeom\.length\.with_room\)",
     ):
         length(small("learned"), lengths=[35], n=5)
 
@@ -410,3 +411,20 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     for wrong, message in ((["--to", "x"], "whole numbers"), (["--arms", "hmm"], "one of the two")):
         assert main(["length", named[0], *wrong]) == 2
         assert message in capsys.readouterr().err
+
+
+def test_the_command_reports_the_arms_that_are_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    there, missing = (
+        Recipe(name=positions, task=TASK, sizes=_sizes(positions), steps=1, batch_size=2, snapshots=0)
+        for positions in ("rotary", "none")
+    )
+    monkeypatch.setattr("bayesgeom.training.arms.arms_of_kinds", lambda task, kinds: [missing, there])
+    asked = ["length", "--arms", "hmm", "--only-existing", "--runs", str(tmp_path), "--to", "11", "--n", "5"]
+    assert main(asked) == 2
+    assert f"named 'none' or 'rotary', neither shipped nor in {str(tmp_path)!r}" in capsys.readouterr().err
+    Kept(runs=tmp_path, is_trained=True).model(there)
+    assert main(asked) == 0
+    out, err = capsys.readouterr()
+    assert out.endswith("not there: none\n") and "rotary" in out and err == ""

@@ -11,7 +11,7 @@ import torch
 
 from bayesgeom.cli import main
 from bayesgeom.diagnosis import Diagnosis
-from bayesgeom.errors import InvalidArgument, TaskMismatch
+from bayesgeom.errors import InvalidArgument, TaskMismatch, UnknownName
 from bayesgeom.generalisation.sweep_report import SweepReport
 from bayesgeom.generalisation.vocabulary import Vocabulary
 from bayesgeom.information import entropy_bits
@@ -124,8 +124,8 @@ def test_values_may_come_from_numpy(values: Any) -> None:
 @pytest.mark.parametrize(
     ("task", "values", "message"),
     [
-        ("hmm", [0.1], r"varies a task, such as bayesgeom.tasks.HMM\(\); got 'hmm'"),
-        (HMM, [0.1], "varies a task"),
+        ("hm", [0.1], r"no task named 'hm'"),
+        (HMM, [0.1], "got the class HMM"),
         (TASK, 0.1, "takes a list of values, at least one; got 0.1"),
         (TASK, "0.1,0.2", "takes a list of values"),
         (TASK, [], "takes a list of values"),
@@ -133,7 +133,7 @@ def test_values_may_come_from_numpy(values: Any) -> None:
 )
 def test_what_is_no_sweep(task: Any, values: Any, message: str) -> None:
     job = inspect.unwrap(SweepJob.of)  # as without shape checks, which would refuse first
-    with pytest.raises(InvalidArgument, match=message):
+    with pytest.raises((InvalidArgument, UnknownName), match=message):
         job(SweepJob, task, "floor", values, None, n=5, seed=0)
 
 

@@ -2,6 +2,8 @@
 
 import gc
 import json
+import math
+import re
 import shutil
 import weakref
 from dataclasses import replace
@@ -16,7 +18,8 @@ import bayesgeom
 from bayesgeom import cli
 from bayesgeom.diagnosis import Diagnosis
 from bayesgeom.errors import InvalidArgument
-from bayesgeom.gradient_laws.movement import SETTLED, Frame, GradientMovementReport, moment_of
+from bayesgeom.gradient_laws.movement import Frame, GradientMovementReport, Moment, moment_of, movement_report
+from bayesgeom.gradient_laws.settling import Settling, lag, settling
 from bayesgeom.gradient_movement import MovementJob
 from bayesgeom.information import jensen_shannon_bits
 from bayesgeom.models.checkpoint import load_checkpoint
@@ -78,13 +81,63 @@ def test_distances_are_those_of_two_plain_passes(run: Path, report: GradientMove
         assert report.value_distance_by_layer[0, layer] == pytest.approx(float(relative), rel=1e-4)
 
 
-def test_settled_is_the_first_step_within_a_tenth(report: GradientMovementReport) -> None:
-    for name, settled in (("pattern_distance_bits", report.routing_settled_step),
-                          ("value_distance", report.values_settled_step)):  # fmt: skip
-        share = vars(report)[name] / vars(report)[name][0]
-        steps = [int(step) for step, s in zip(report.steps, share, strict=True) if s <= SETTLED]
-        assert settled == steps[0]
-    assert report.settled_ratio == report.values_settled_step / report.routing_settled_step
+STEPS, NAN = (0, 10, 20, 40, 80), math.nan
+
+
+@pytest.mark.parametrize(
+    ("distance", "known"),
+    [
+        ([5.0, 0.5, 0.4, 0.3, 0.0], (10, 1)),
+        ([5.0, 0.4, 0.6, 0.5, 0.0], (40, 20)),  # a curve that leaves again has not settled
+        ([5.0, 4.0, 3.0, 0.51, 0.0], (NAN, 40)),  # the last snapshot is at distance 0 whatever happened
+        ([0.0] * 5, (NAN, NAN)),
+    ],
+)
+def test_settled_is_the_first_step_within_a_tenth_for_good_and_before_the_last(
+    distance: list[float], known: tuple[float, float]
+) -> None:
+    found = settling(STEPS, np.array(distance))
+    np.testing.assert_equal((found.step, found.before), known)
+
+
+@pytest.mark.parametrize(
+    ("values", "routing", "known", "verdict", "reach"),
+    [
+        (Settling(40, 20), Settling(10, 5), (4, 2, 8), "values settle later", "2.00 … 8.00"),
+        (Settling(40, 20), Settling(40, 20), (1, 0.5, 2), "cannot say which", "0.50 … 2.00"),
+        (Settling(10, 1), Settling(40, 20), (0.25, 0.025, 0.5), "routing settles later", "0.03 … 0.50"),
+        (Settling(NAN, 40), Settling(20, 10), (NAN, 2, NAN), "cannot say .* not both settled before", "2.00 or more"),
+        (Settling(10, 1), Settling(NAN, 40), (NAN, NAN, 0.25), "cannot say .* not both settled before", "0.25 or less"),
+        (Settling(NAN, 40), Settling(NAN, 40), (NAN, NAN, NAN), "cannot say", "anything"),
+    ],
+)
+def test_the_spacing_of_snapshots_bounds_the_ratio(
+    values: Settling, routing: Settling, known: tuple[float, ...], verdict: str, reach: str
+) -> None:
+    found = lag(values, routing)
+    np.testing.assert_allclose((found.ratio, found.least, found.most), known)
+    assert re.match(verdict, found.verdict) and found.reach == reach
+
+
+def test_what_only_the_last_snapshot_has_settled_is_no_settled_step() -> None:
+    """Distances as frames would give them: patterns settle at step 20, values only where training ends."""
+    distances = {"pattern_distance_bits": (5.0, 4.0, 0.5, 0.4, 0.0), "value_distance": (5.0, 4.0, 3.0, 2.0, 0.0)}
+    flat = dict.fromkeys(("loss_nats", "routing_norm", "value_norm", "value_elasticity", "correlation",
+                          "correlation_null"), np.ones(3))  # fmt: skip
+    moments = [
+        Moment(
+            step=step, per_sequence={**flat, **{name: np.full(3, own[at]) for name, own in distances.items()}},
+            pattern_by_layer=np.ones(2), values_by_layer=np.ones(2), moved=(NAN, NAN),
+        )
+        for at, step in enumerate(STEPS)
+    ]  # fmt: skip
+    found = movement_report(moments, targets="sampled", seed=0)
+    assert (found.routing_settled_step, found.nulls) == (20, {})
+    assert math.isnan(found.values_settled_step) and math.isnan(found.settled_ratio)
+    ratio, patterns, values = map(str, found.headlines())
+    assert "spacing of snapshots allows 2.00 or more" in ratio and "null" not in ratio
+    assert patterns.endswith("first distance 20 steps")
+    assert "values within a tenth of their first distance: not settled before the last snapshot, at step 80" in values
 
 
 def test_planted_frames_move_as_planted() -> None:
@@ -132,7 +185,7 @@ def test_directories_may_be_named_in_any_order(run: Path, report: GradientMoveme
 def test_the_command_takes_a_run(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "moved"
     assert cli.main(["gradients", str(run), "--over-training", "--n", "2", "--out", str(out)]) == 0
-    assert "values settle later" in capsys.readouterr().out
+    assert "values' settled step over routing's" in capsys.readouterr().out
     found = Diagnosis.load(out)
     assert isinstance(found["gradient_movement"], GradientMovementReport)
     assert found.provenance["recipe"]["seed"] == 0
@@ -147,7 +200,7 @@ def test_a_packed_training_is_followed_as_the_run_is(
     assert packed.steps == report.steps
     np.testing.assert_allclose(packed.value_distance, report.value_distance, atol=1e-3)  # half precision
     assert cli.main(["gradients", str(tmp_path / "packed"), "--over-training", "--n", "2"]) == 0
-    assert "values settle later" in capsys.readouterr().out
+    assert "values' settled step over routing's" in capsys.readouterr().out
 
 
 def test_options_that_have_no_say_are_refused(run: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -268,3 +268,10 @@ def test_bad_input_is_refused_before_anything_runs(what: str, monkeypatch: pytes
 def test_the_frame_is_the_default_and_runs_on_the_task() -> None:
     report = intervene(lively(), Bijection(n_values=11, n_pairs=5), n=5)
     assert report.subspace == "frame (embedding)" and report.kind == "swap" and TASK.n_values == report.rank[0] == 11
+
+
+def test_one_pair_gives_numbers_and_no_verdict() -> None:
+    report = intervene(lively(), subspace=fits.random(3), at=Place(RESID_POST), n=1)
+    assert np.isfinite(report.redirect_bits).all() and np.isnan(report.redirect_bits_lo).all()
+    assert set(report.verdict_by_layer) == {"undecided"} and report.verdict.startswith("undecided")
+    assert report.table().splitlines()[2].split()[3] == "–" and report.figure().data

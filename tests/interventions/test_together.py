@@ -199,6 +199,7 @@ def test_the_axis_of_standardised_vectors_has_their_score(model: Model) -> None:
         (2.0, 1.0, 1.5, "costs more than chance"),
         (1.0, 0.5, 1.5, "costs no more than chance"),
         (2.0, -1.0, 1.5, "undeci"),
+        (1.0, np.nan, 1.5, "undeci"),
     ],
 )
 def test_verdicts_follow_the_rule(value: float, beyond: float, most: float, said: str) -> None:

@@ -64,7 +64,7 @@ def test_a_config_survives_json(kind: tuple[str, str, bool]) -> None:
         ({"n_layers": 0}, r"every size of a transformer is at least 1, got .*n_layers=0"),
         ({"d_model": 31}, r"d_model = 31 is no multiple of n_heads = 3"),
         ({"positions": "rotary"}, r"d_head = 7 must be even"),
-        ({"n_head": 3}, r"architecture 'transformer' cannot be built from .*n_head"),
+        ({"n_head": 3}, r"architecture 'transformer' has no parameter 'n_head'. It has: .*n_heads"),
     ],
 )
 def test_impossible_sizes_are_refused(sizes: dict[str, object], message: str) -> None:
@@ -103,6 +103,13 @@ def test_a_checkpoint_comes_back_bit_for_bit(tmp_path: Path) -> None:
     tokens = TASK.sample(3, seed=0).tokens
     with torch.no_grad():
         assert torch.equal(module.eval()(tokens), loaded.module(tokens))
+
+
+def test_a_runs_finished_checkpoint_bears_the_runs_name(tmp_path: Path) -> None:
+    for folder in ("one/checkpoint", "two"):
+        saved(tmp_path / folder)
+    names = [load_checkpoint(tmp_path / folder).name for folder in ("one/checkpoint", "two")]
+    assert names == ["one", "two"]
 
 
 def test_the_directory_says_what_it_is(tmp_path: Path) -> None:
@@ -171,7 +178,7 @@ CONFIG_FAULTS: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
         r"config\.json: there is no ModelConfig named 'oracle'\. There are: .*transformer",
     ),
     "size": (lambda d: d["model"].update(d_model=22), r"config\.json: d_model = 22 is no multiple of n_heads = 3"),
-    "unknown size": (lambda d: d["model"].update(width=3), r"'transformer' cannot be built from .*width"),
+    "unknown size": (lambda d: d["model"].update(width=3), r"'transformer' has no parameter 'width'"),
     "no sizes": (lambda d: d.update(model=3), r"config\.json.* model.* 3"),
     "task": (lambda d: d["task"].update(name="recal"), r"no WindTunnel named 'recal'\. There are: bijection, .*hmm"),
     "task sizes": (lambda d: d["task"].update(n_pairs=7), r"config\.json: 7 distinct keys asked of 5"),

@@ -11,7 +11,7 @@ from bayesgeom.errors import CheckpointFault, InvalidArgument, UnknownName
 from bayesgeom.models import resolve
 from bayesgeom.models.checkpoint import load_checkpoint, save_checkpoint
 from bayesgeom.models.hooked import HookedModel
-from bayesgeom.models.resolve import as_model, check_device, checkpoint_folder, checkpoints, load
+from bayesgeom.models.resolve import as_model, as_task, check_device, checkpoint_folder, checkpoints, load, task_of
 from bayesgeom.models.transformer import TransformerConfig
 from bayesgeom.tasks.bijection import Bijection
 
@@ -149,3 +149,21 @@ def test_other_things_are_no_model() -> None:
             InvalidArgument, match=rf"cannot diagnose a {type(thing).__name__}: pass a checkpoint's name"
         ):
             inspect.unwrap(as_model)(thing)  # past the type checks that only the tests switch on
+
+
+def test_a_task_may_be_text(folder: Path) -> None:
+    model = load("tiny")
+    assert task_of(model, "bijection:repeats=true") == Bijection(n_values=11, n_pairs=5, repeats=True)
+    assert task_of(model, None) == TASK
+
+
+def test_other_things_are_no_task() -> None:
+    for thing, shown in ((Bijection, "the class Bijection"), (7, "7")):
+        with pytest.raises(InvalidArgument, match=rf"a task is an instance, .* or text, .*; got {shown}\."):
+            inspect.unwrap(as_task)(thing, trained=None)
+
+
+@pytest.mark.parametrize("name", ["./E1", "/nowhere/E1", "a/b/c", Path("E1")])
+def test_a_path_to_nowhere_is_no_name(name: str | Path, folder: Path) -> None:
+    with pytest.raises(UnknownName, match=rf"^there is no directory '{name}' \(.*\); `bayesgeom checkpoints` lists"):
+        load(name)

@@ -12,8 +12,10 @@ from bayesgeom.behaviour import predicted_behaviour
 from bayesgeom.probes.base import planted_run, planted_trials
 from bayesgeom.probes.calibration import Calibration, CalibrationReport
 from bayesgeom.statistics import mean_interval
+from bayesgeom.tasks.base import WindTunnel
 from bayesgeom.tasks.bijection import Bijection
 from bayesgeom.tasks.hmm import HMM
+from bayesgeom.tasks.sticky_markov import StickyMarkov
 
 N, POSITIONS, ANSWERS = 13, 5, 7
 
@@ -95,7 +97,7 @@ def test_bounds(noise: float, rng: np.random.Generator) -> None:
         assert lo <= vars(report)[name] + 1e-12 and vars(report)[name] <= hi + 1e-12, name
 
 
-def null_run(task: Bijection | HMM, n: int) -> Run:
+def null_run(task: WindTunnel, n: int) -> Run:
     """The exact predictor itself on a task, with the task's null predictors beside it."""
     trials = task.sample(n, seed=1)
     exact = predicted_behaviour(trials, trials.at_scored(trials.predictive))
@@ -108,11 +110,30 @@ def null_run(task: Bijection | HMM, n: int) -> Run:
 def test_nulls_of_the_bijection_are_the_papers_own() -> None:
     report = Calibration().measure(null_run(Bijection(), 11))
     expected = np.mean([math.log2(20) - math.log2(20 - s) for s in range(19)])
-    assert report.nulls["entropy_mae_bits"] == report.null_entropy_mae_bits["uniform"] == pytest.approx(expected)
-    assert round(report.nulls["entropy_mae_bits"], 4) == 1.1073
-    line = report.headlines()[0]
-    assert (line.metric, line.value, line.null_label) == ("entropy_mae_bits", pytest.approx(0), "uniform predictor")
-    assert report.predictors == ("uniform", "constant"), "uniform leads"
+    assert report.null_entropy_mae_bits["uniform"] == pytest.approx(expected)
+    assert round(report.null_entropy_mae_bits["uniform"], 4) == round(report.nulls["kl_bits"], 4) == 1.1073
+    error, kl = report.headlines()[:2]
+    assert (error.metric, error.value, error.null_label) == (
+        "entropy_mae_bits",
+        pytest.approx(0),
+        "constant; uniform 1.11",
+    )
+    assert error.null == report.nulls["entropy_mae_bits"] == report.null_entropy_mae_bits["constant"] < 0.75
+    assert (kl.null, kl.null_label) == (report.nulls["kl_bits"], "uniform"), "a constant entropy has no KL"
+    assert report.predictors == ("uniform", "constant"), "uniform is drawn first"
+
+
+def test_without_a_uniform_predictor_kl_has_a_null_too() -> None:
+    report = Calibration().measure(null_run(StickyMarkov(n_states=3, length=11), 101))
+    error, kl = report.headlines()[:2]
+    assert kl.null == min(report.null_kl_bits.values()) > 0 and kl.null_label.startswith("last two; ")
+    assert error.null == min(report.null_entropy_mae_bits.values()) and "constant" in error.null_label
+
+
+def test_the_leading_null_of_the_hmm_is_the_hardest_to_beat() -> None:
+    lines = Calibration().measure(null_run(HMM(), 499)).headlines()[:2]
+    assert all(line.null_label.startswith("likelihood only; ") and line.null < 0.2 for line in lines)
+    assert "constant 0.1" in lines[0].null_label and "uniform 0.4" in lines[0].null_label
 
 
 def test_nulls_of_the_hmm_are_the_papers_own() -> None:

@@ -215,8 +215,11 @@ def test_unknown_names_list_what_can_be_written(name: str) -> None:
         ("evidence:ks=3", r"task 'evidence' cannot be built from \{'ks': 3\}: ks takes tuple, got 3"),
         ("evidence:k_max=2.5", r"k_max takes int, got 2\.5"),
         ("evidence:query=both", r"query takes 'latent' or 'next', got 'both'"),
-        ("evidence:k=3", r"task 'evidence' cannot be built from .*'k'"),
-        ("bijection-in-context:n_value=3", r"task 'bijection' cannot be built from .*n_value"),
+        ("evidence:k=3", r"task 'evidence' has no parameter 'k'. It has: .*ks"),
+        (
+            "bijection-in-context:n_value=3",
+            r"task 'bijection-in-context' has no parameter 'n_value'. It has: .*n_values",
+        ),
         ("prompts:last=0", r"at least 1, got 0"),
     ],
 )

@@ -1,5 +1,6 @@
 """Trials: cutting, joining and reading the scored positions; a task's way to JSON and back."""
 
+import inspect
 import json
 import re
 from dataclasses import fields, replace
@@ -12,7 +13,7 @@ from bayesgeom.errors import InvalidArgument, UnknownName
 from bayesgeom.tasks.base import BLOCK, WindTunnel, checked_seed, derived_seed, task_from_config, task_from_text
 from bayesgeom.tasks.bijection import Bijection
 from bayesgeom.tasks.hmm import HMM
-from bayesgeom.trials import Relations, Trials, concatenate
+from bayesgeom.trials import UNASKED, Relations, Trials, checked, concatenate
 
 TASKS = [Bijection(n_values=7, n_pairs=5, repeats=True), HMM(n_states=3, n_symbols=2, length=5, floor=0.1, grid=0.05)]
 
@@ -120,8 +121,20 @@ def test_the_blocks_of_a_stream_differ_and_follow_its_seed() -> None:
 
 def test_an_empty_stream_is_refused_before_anything_is_drawn() -> None:
     for draw in (TASKS[0].stream, TASKS[0].sample_pair):
-        with pytest.raises(InvalidArgument, match=r"number of sequences to draw: at least 1, got 0\."):
+        with pytest.raises(InvalidArgument, match=r"number of sequences to draw: a whole number, at least 1, got 0\."):
             draw(0, seed=0)
+
+
+@pytest.mark.parametrize("n", [8.0, True, "8"])
+def test_a_number_of_sequences_is_whole(n: object) -> None:
+    draw = inspect.unwrap(WindTunnel.stream)  # past the type checks that only the tests switch on
+    with pytest.raises(InvalidArgument, match=rf"a whole number, at least 1, got {re.escape(repr(n))}\."):
+        draw(TASKS[0], n, seed=0)
+
+
+def test_a_task_in_words_names_its_own_parameters_and_the_inner_tasks() -> None:
+    with pytest.raises(InvalidArgument, match=r"^task 'bijection-in-context' has no parameter 'n'\. It has: .*n_pairs"):
+        task_from_text("bijection-in-context:n=20")
 
 
 @pytest.mark.parametrize(("task", "shared"), [(TASKS[0], slice(0, None, 2)), (TASKS[1], slice(0, 18))], ids=str)
@@ -161,7 +174,7 @@ def test_unknown_tasks_name_those_that_exist(config: dict[str, object]) -> None:
 
 
 def test_unknown_parameters_are_named() -> None:
-    with pytest.raises(InvalidArgument, match=r"task 'hmm' cannot be built from \{'n_stats': 3\}.*n_stats"):
+    with pytest.raises(InvalidArgument, match=r"task 'hmm' has no parameter 'n_stats'\. It has: floor, grid, length, "):
         task_from_config({"name": "hmm", "n_stats": 3})
 
 
@@ -177,11 +190,20 @@ def test_a_task_can_be_written_on_a_command_line(text: str, task: WindTunnel) ->
     assert task_from_text(text) == task
 
 
+def test_what_is_not_written_is_the_trained_tasks_own_where_the_names_agree() -> None:
+    trained = replace(TASKS[0], n_pairs=2)
+    assert task_from_text("bijection:n_pairs=3", trained=trained) == replace(trained, n_pairs=3)
+    assert task_from_text("bijection", trained=trained) == trained
+    assert task_from_text("hmm:length=7", trained=trained) == HMM(length=7), "another task has its defaults"
+    rendered = task_from_text("bijection-in-context:n_pairs=3", trained=trained)
+    assert rendered == task_from_text("bijection-in-context:n_pairs=3"), "and so has the same one in words"
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
         ("hmm:length", r"'length' in 'hmm:length' is no key=value; write a task as NAME:key=value,key=value"),
-        ("hmm:n_stats=3", r"task 'hmm' cannot be built from .*n_stats"),
+        ("hmm:n_stats=3", r"task 'hmm' has no parameter 'n_stats'\. It has: floor, grid, length, "),
         ("hmm:length=0", r"length ≥ 1, got 5, 5, 0"),
     ],
 )
@@ -230,3 +252,104 @@ def test_relations_are_drawn_when_they_are_read_and_once() -> None:
     assert list(joined.relations) == ["same"] and len(joined.relations) == 1 and drawn == [6]
     mixed = concatenate([trials[0], replace(trials[1], relations=dict(trials[1].relations))])
     assert mixed.relations["same"].shape == (12, 3, 3)
+
+
+def planted() -> Trials:
+    """Three sequences of five positions; two are scored, not the same in each; two answers, a belief of three."""
+    scored = torch.tensor([[False, True, False, True, False]] * 2 + [[True, False, False, False, True]])
+    nothing = torch.full((3, 5, 1), torch.nan, dtype=torch.float64)
+    certain = torch.where(scored[..., None], 1.0, nothing)
+    return Trials(
+        tokens=torch.zeros(3, 5, dtype=torch.int64),
+        scored=scored,
+        answers=torch.tensor([4, 6]),
+        predictive=certain * torch.tensor([0.25, 0.75]).double(),
+        belief=certain * torch.tensor([0.5, 0.5, 0.0]).double(),
+        realised=torch.where(scored, 6, UNASKED),
+        token_sets={},
+        relations={"first": torch.tensor([True] + [False] * 4).expand(3, 2, 5)},
+    )
+
+
+def planted_with(name: str, value: object, at: tuple[int, ...] = (2, 4)) -> Trials:
+    """The same with another value at sequence 2 and position 4, the last one that is scored."""
+    changed: torch.Tensor = vars(planted())[name].clone()
+    changed[at] = torch.as_tensor(value, dtype=changed.dtype)
+    return replace(planted(), **{name: changed})
+
+
+def test_what_keeps_the_promises_passes_as_it_is() -> None:
+    good = planted()
+    assert checked(good, task="coins") is good
+    assert checked(planted_with("realised", 0, at=(0, 0)), task="coins"), "what is not scored is free"
+    assert checked(planted_with("predictive", 3.0, at=(0, 0)), task="coins")
+    textual = replace(good, answers=good.answers[:0], predictive=good.predictive[..., :0], belief=good.belief[..., :0])
+    assert checked(textual, task="prompts") is textual, "nobody knows its posterior"
+
+
+@pytest.mark.parametrize(
+    ("name", "row", "message"),
+    [
+        ("predictive", [0.6, 0.6], r"predictive of sequence 2 at position 4 is no distribution: .* 0.6, its sum 1.2\."),
+        ("predictive", [-0.2, 1.2], r"predictive of sequence 2 at position 4 .* least entry is -0.2, its sum 1\."),
+        ("predictive", [torch.nan, 1.0], r"predictive of sequence 2 at position 4 .*nan"),
+        ("predictive", [torch.inf, 1.0], r"predictive of sequence 2 at position 4 .*its sum inf"),
+        (
+            "predictive",
+            [0.5, 0.5 + 2e-6],
+            r"predictive .* its sum 1\.000002\. Where a position is scored, .* sum to 1 within 1e-06",
+        ),
+        ("belief", [1.0, 0.5, 0.5], r"belief of sequence 2 at position 4 .*its sum 2\."),
+        ("realised", 5, r"realised of sequence 2 at position 4 is 5, which is none of the answers"),
+    ],
+)
+def test_a_draw_that_breaks_a_promise_is_refused(name: str, row: object, message: str) -> None:
+    with pytest.raises(InvalidArgument, match=rf"task 'coins': {message}"):
+        checked(planted_with(name, row), task="coins")
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        (
+            "predictive",
+            torch.zeros(3, 5, 2),
+            r"predictive has to be torch.float64 of shape \(3, 5, 2\), .* torch.float32",
+        ),
+        ("belief", torch.zeros(3, 2, 7).double(), r"belief has to be .* of shape \(3, 5, 7\), .* shape \(3, 2, 7\)\."),
+        ("realised", torch.zeros(3, 5), r"realised has to be torch.int64 of shape \(3, 5\), .* it is torch.float32"),
+        ("tokens", torch.zeros(2, 5, dtype=torch.int64), r"tokens has to be .* \(3, 5\), .* of shape \(2, 5\)"),
+    ],
+)
+def test_fields_of_another_type_or_shape_are_refused(name: str, value: torch.Tensor, message: str) -> None:
+    """Past the shape checks of the tests, which no user has."""
+    trials = planted()
+    object.__setattr__(trials, name, value)
+    with pytest.raises(InvalidArgument, match=rf"task 'coins': {message}"):
+        checked(trials, task="coins")
+
+
+def test_every_way_to_draw_checks(monkeypatch: pytest.MonkeyPatch) -> None:
+    bad = planted_with("predictive", 0.6)
+    monkeypatch.setattr(Bijection, "draw", lambda *_: bad)
+    monkeypatch.setattr(Bijection, "draw_pair", lambda *_: (planted(), bad))
+    for draw in (TASKS[0].sample, TASKS[0].sample_pair, TASKS[0].stream):
+        with pytest.raises(InvalidArgument, match=r"task 'bijection': predictive of sequence 2 at position 4"):
+            list(draw(3, seed=0))
+
+
+def test_relations_to_later_positions_are_refused_when_they_are_drawn() -> None:
+    ahead = planted().relations["first"].clone()
+    ahead[1, 0, 2] = True
+    message = r"relation 'first' of sequence 1 at position 1 takes position 2 for evidence, which comes later"
+    with pytest.raises(InvalidArgument, match=message):
+        checked(replace(planted(), relations={"first": ahead}), task="coins")
+    lazy = Relations(draw=lambda of: {"first": of}, of=ahead)
+    drawn = checked(replace(planted(), relations=lazy), task="coins")
+    with pytest.raises(InvalidArgument, match=message):
+        _ = drawn.relations["first"]
+    with pytest.raises(InvalidArgument, match="of sequence 3 at position 1 takes position 2"):
+        _ = concatenate([drawn.rows(slice(0, 1)), drawn.rows(torch.tensor([2, 0, 1]))]).relations["first"]
+    assert "first" in concatenate([drawn.rows(slice(0, 1)), drawn.rows(slice(2, 3))]).relations
+    with pytest.raises(InvalidArgument, match=r"a row for every scored position, of shape \(3, 2, 'positions'\)"):
+        checked(replace(planted(), relations={"wide": torch.zeros(3, 5, 5, dtype=torch.bool)}), task="coins")

@@ -269,9 +269,9 @@ def test_pace_does_not_change_the_weights_and_the_seed_does(finished: Path, tmp_
 
 def test_a_directory_with_a_run_is_refused_and_kept(finished: Path) -> None:
     before = tree(finished)
-    with pytest.raises(InvalidArgument, match=r"tiny already holds a run: pass resume \(--resume\) to go on, or"):
+    with pytest.raises(InvalidArgument, match=r"already holds a run: go on by --resume \(Python: resume=True\), or"):
         train(TINY, finished, pace=QUIET)
-    with pytest.raises(CheckpointFault, match=r"tiny holds a run of another recipe than 'tiny'; choose another"):
+    with pytest.raises(CheckpointFault, match=r"than 'tiny' \(lr: \S+ there, 0\.5 asked\)\. Ask for what is there"):
         train(replace(TINY, lr=0.5), finished, resume=True, pace=QUIET)
     assert tree(finished) == before
 

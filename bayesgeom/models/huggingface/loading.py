@@ -57,8 +57,8 @@ def _config(source: str | Path, options: dict[str, Any]) -> Any:
     if kind not in CONFIG_MAPPING and not options["trust_remote_code"]:
         reason = "its config names code of its own" if "auto_map" in raw else f"transformers knows no type {kind!r}"
         raise InvalidArgument(
-            f"{source} cannot be built without code that comes with it ({reason}). Read that code; then pass "
-            f"trust_remote_code=True."
+            f"{source} cannot be built without code that comes with it ({reason}). The command line runs no such "
+            f"code; from Python, read it, then bayesgeom.load(…, trust_remote_code=True)."
         )
     config = AutoConfig.from_pretrained(source, **options)
     is_known = type(config) in MODEL_FOR_CAUSAL_LM_MAPPING or "AutoModelForCausalLM" in raw.get("auto_map", {})
@@ -87,9 +87,16 @@ def _model(
         device_map=device_map,
         use_safetensors=True,
         output_loading_info=True,
+        ignore_mismatched_sizes=True,  # refused below, by name
         **options,
     )
     hf, found = loaded
+    if wrong := sorted(found["mismatched_keys"]):
+        listed = "; ".join(f"{name} is {tuple(there)}, not {tuple(asked)}" for name, there, asked in wrong[:4])
+        raise CheckpointFault(
+            f"the weights of {source} do not have the shapes that its {CONFIG} asks for in {len(wrong)} tensor(s): "
+            f"{listed}. Put the {CONFIG} beside them that they were saved with."
+        )
     if missing := sorted(found["missing_keys"]):
         raise CheckpointFault(
             f"the weights of {source} lack {len(missing)} tensor(s) of {type(hf).__name__}: {', '.join(missing[:4])}. "

@@ -1,0 +1,71 @@
+"""When a distance to the last snapshot has settled, and how much later one does than another.
+
+    settled step    the first snapshot from which on the distance is at most a tenth of the first one's
+
+The last snapshot is at distance 0 from itself, whatever came before, and so says nothing: what only it has within a
+tenth had not settled when training ended.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import final
+
+import numpy as np
+from jaxtyping import Float
+
+SETTLED = 0.1  # share of the first distance at which something counts as settled
+
+
+@final
+@dataclass(frozen=True)
+class Settling:
+    """The settled step, NaN where no snapshot before the last has settled, and the last one that has not."""
+
+    step: float
+    before: float
+
+
+def settling(steps: Sequence[int], distance: Float[np.ndarray, " step"]) -> Settling:
+    """Between which snapshots a distance came within a tenth of its first for good. Both NaN where nothing moves."""
+    outside = np.flatnonzero(~(distance[:-1] <= SETTLED * distance[0]))
+    if len(outside) == 0:
+        return Settling(float("nan"), float("nan"))
+    at = int(outside[-1])
+    is_over = at + 2 == len(steps)
+    return Settling(step=float("nan") if is_over else float(steps[at + 1]), before=float(max(steps[at], 1)))
+
+
+@final
+@dataclass(frozen=True)
+class Lag:
+    """How many times later values settle than routing; `least` and `most` are what the spacing of snapshots allows.
+
+    NaN: the ratio where either has not settled, and the bound that is then unknown.
+    """
+
+    ratio: float
+    least: float
+    most: float
+
+    @property
+    def verdict(self) -> str:
+        """Which of the two settles later, or that it cannot be said. Each settles after the snapshot before."""
+        if np.isnan(self.ratio):
+            return "cannot say which settles later, as not both settled before the last snapshot"
+        if self.least >= 1:
+            return "values settle later than routing"
+        return "routing settles later than values" if self.most <= 1 else "cannot say which settles later"
+
+    @property
+    def reach(self) -> str:
+        """The bounds in words."""
+        if np.isfinite(self.least):
+            return f"{self.least:.2f} … {self.most:.2f}" if np.isfinite(self.most) else f"{self.least:.2f} or more"
+        return f"{self.most:.2f} or less" if np.isfinite(self.most) else "anything"
+
+
+def lag(values: Settling, routing: Settling) -> Lag:
+    """How much later the first settles than the second."""
+    return Lag(
+        ratio=values.step / routing.step, least=values.before / routing.step, most=values.step / routing.before
+    )  # fmt: skip
