@@ -1,7 +1,12 @@
-"""What tables and headlines print in a cell: an interval, and a null with its name."""
+"""What tables and headlines print in a cell: a number, an interval, and a null with its name."""
 
 import math
 from collections.abc import Mapping
+
+
+def number_cell(value: float, unit: str = "") -> str:
+    """A number with its unit; a dash where there is none, as of a spread over one training."""
+    return "–" if math.isnan(value) else f"{value:.4g} {unit}".rstrip()
 
 
 def interval_cell(lo: float, hi: float, form: str = ".4g") -> str:

@@ -22,7 +22,7 @@ from jaxtyping import AbstractArray
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
-from bayesgeom.cells import interval_cell
+from bayesgeom.cells import interval_cell, number_cell
 from bayesgeom.errors import InvalidArgument, OutputFault
 from bayesgeom.files import directory_aside
 
@@ -205,10 +205,9 @@ class Report(ABC):
 
 def headline_cells(line: Headline) -> tuple[str, str, str]:
     """Value, interval and null of a headline, as every table prints them."""
-    value = "–" if math.isnan(line.value) else f"{line.value:.4g} {line.unit}".rstrip()
     interval = "" if math.isnan(line.lo) else interval_cell(line.lo, line.hi)
     null = "" if math.isnan(line.null) else f"{round(line.null, 4) + 0.0:.4f} ({line.null_label})"  # no -0.0000
-    return value, interval, null
+    return number_cell(line.value, line.unit), interval, null
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> list[str]:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, final
 import numpy as np
 from jaxtyping import Float
 
+from bayesgeom.cells import number_cell
 from bayesgeom.report import Headline, Report, aligned
 from bayesgeom.statistics import bootstrap_weights, percentile_interval, seed_interval
 from bayesgeom.training.scores import Scores
@@ -119,13 +120,8 @@ class ReplicationReport(Report):
             cells = (str(self.entry(metric, (at,), "")).strip().split(";")[0] for metric in METRICS)
             rows.append((name, *cells, self.weights_hashes[at]))
         below = ("mean", "spread")
-        rows += [(what, *(_number(vars(self)[f"{what}_{metric}"]) for metric in METRICS), "") for what in below]
+        rows += [(what, *(number_cell(vars(self)[f"{what}_{metric}"]) for metric in METRICS), "") for what in below]
         return "\n".join(aligned(rows))
-
-
-def _number(value: float) -> str:
-    """With a dash for what there is none of: a spread over one training."""
-    return "–" if np.isnan(value) else f"{value:.4g}"
 
 
 def replication_report(

@@ -161,14 +161,13 @@ class QKAlignment(Probe[QKAlignmentReport]):
         by_layer = means[:, 0].mean(axis=-1)
         trend = _layer_trend(by_layer)
         arrays: dict[str, Any] = with_bounds("mass_excess_by_layer", by_layer) | with_bounds("layer_trend", trend)
+        copies = [copy for copy in initialised if copy.relations == relations]
         for i, metric in enumerate(_METRICS):
             arrays |= with_bounds(metric, means[:, i])
-            found = [vars(copy)[metric] for copy in initialised if copy.relations == relations]
+            found = [vars(copy)[metric] for copy in copies]
             arrays[f"{metric}_initialisation"] = mean_over_copies(found, like=means[0, i])
-        strongest = [
-            np.abs(copy.mass_excess_by_layer).max(axis=1) for copy in initialised if copy.relations == relations
-        ]
-        arrays["mass_excess_initialisation_most"] = np.max([*strongest, np.full(len(relations), -np.inf)], axis=0)
+        strongest = [np.abs(copy.mass_excess_by_layer).max(axis=1) for copy in copies]
+        arrays["mass_excess_initialisation_most"] = np.max(strongest or [np.full(len(relations), np.nan)], axis=0)
         return QKAlignmentReport(
             relations=relations,
             **arrays,

@@ -188,6 +188,7 @@ def test_initialisation_is_the_mean_over_copies(rng: np.random.Generator) -> Non
     np.testing.assert_array_equal(report.mass_excess_initialisation_most, most)
     assert f"in a copy's own layer up to ±{most[0]:.2g}; uniform" in report.headlines()[0].null_label
     assert "initialisation" in report.headline() and np.isnan(copies[0].auc_initialisation).all()
+    assert np.isnan(copies[0].mass_excess_initialisation_most).all()
 
 
 def test_without_relations_there_is_no_number(rng: np.random.Generator, tmp_path: Path) -> None:
