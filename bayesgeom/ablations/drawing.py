@@ -19,12 +19,13 @@ _N_LINES = 5
 @final
 @dataclass(frozen=True, kw_only=True)
 class Alike:
-    """Ablations of like size, most damaging first: damages in bits with their intervals, and by scored position.
+    """The most damaging of `n` ablations of like size: damages in bits with their intervals, and by scored position.
 
     A block costs ten times a sublayer and that ten times a head: on one axis the small ones would be dots at zero.
     """
 
     title: str
+    n: int
     labels: Sequence[str]
     damage: Float[np.ndarray, " row"]
     interval: tuple[Float[np.ndarray, " row"], Float[np.ndarray, " row"]]
@@ -36,8 +37,8 @@ def ablation_figure(
 ) -> go.Figure:
     """The map of heads where any was ablated alone, a forest for each group, the first group along the sequence."""
     maps = () if np.isnan(by_head).all() else (heads_title,)
-    forests = (f"{group.title}, most damaging first" for group in groups)
-    titles = (*maps, *forests, f"{groups[0].title}, along the sequence")
+    forests = (f"{_few(group, len(group.labels))}, most damaging first" for group in groups)
+    titles = (*maps, *forests, f"{_few(groups[0], _N_LINES)}, along the sequence")
     figure = panels(title, titles, row_height=460)
     places = iter([(1 + index // 2, 1 + index % 2) for index in range(len(titles))])
     if maps:
@@ -51,6 +52,11 @@ def ablation_figure(
     name_once(figure)
     figure.for_each_trace(lambda trace: trace.update(legendgroup=trace.name))  # an entry hides all that bear its name
     return with_room_for_legend(figure)
+
+
+def _few(group: Alike, n: int) -> str:
+    """What a panel that shows `n` of a group is called."""
+    return group.title if group.n <= n else f"{group.title}, {n} of {group.n}"
 
 
 def _add_positions(figure: go.Figure, panel: tuple[int, int], group: Alike) -> None:

@@ -124,7 +124,8 @@ class AblationReport(Report):
             alike = [index for index in self.ranked() if self.kinds[index] in kinds]
             if chosen := alike[:N_SHOWN]:
                 group = Alike(
-                    title=title if len(alike) <= N_SHOWN else f"{title}, {N_SHOWN} of {len(alike)}",
+                    title=title,
+                    n=len(alike),
                     labels=[self.ablations[index] for index in chosen],
                     damage=self.damage_bits[chosen],
                     interval=(self.damage_bits_lo[chosen], self.damage_bits_hi[chosen]),
