@@ -145,7 +145,7 @@ class _Batch:
         """One layer in full; of the last, only the scored rows. Overwrites `resid`."""
         layer, scratch, rows = self.replay.layer(index), self.replay.scratch, self._rows(index)
         resid = self._edited(RESID_PRE, index, resid, is_whole=True)
-        mid = resid if rows is None else resid.index_select(1, rows)
+        mid = self._at(rows, "asked of resid", resid)
         if self._is_replaced(ATTN_OUT, index):
             mid.add_(self._edited(ATTN_OUT, index, scratch.take("attn_out", tuple(mid.shape), mid)))
         else:
@@ -188,9 +188,15 @@ class _Batch:
             if not at_z:  # entered at attn_out: its edit below starts from the baseline
                 continue
             z, reference = base(Z, index), _Cut(self.reference, self._rows(index))
+            if any(self._is_every_head(edit) for edit in at_z):
+                # Taken out of a sum that they dominate, heads leave its rounding behind: start from what was before.
+                for edit in at_z:
+                    z = edit.applied(z, reference)
+                layer.add_attn_out(own.copy_(base(RESID_PRE, index)), z)
+                continue
             for edit in at_z:
                 if isinstance(edit, Replace) and edit.heads is not None and len(at_z) == 1:
-                    layer.add_heads(own, edit.substitute(z, reference), z, edit.heads)
+                    layer.add_heads(own, edit.substitute(z, reference), z, edit.heads, self.replay.scratch)
                 else:
                     edited = edit.applied(z, reference)
                     layer.add_attn_out(own, edited - z)
@@ -226,12 +232,17 @@ class _Batch:
         return values
 
     def _has_heads_alone(self, index: int) -> bool:
-        """Every variant's only edit of this layer, before its output, is one replacement of some heads."""
+        """Every variant's only edit of this layer, before its output, is one replacement of some heads, not of all."""
         for variant in self.variants:
             own = [edit for edit in variant if edit.layer == index and edit.site != RESID_POST]
-            if len(own) != 1 or not isinstance(own[0], Replace) or own[0].heads is None:
+            if len(own) != 1 or not isinstance(own[0], Replace) or own[0].heads is None or self._is_every_head(own[0]):
                 return False
         return True
+
+    def _is_every_head(self, edit: Edit) -> bool:
+        """Named one by one: "nothing" of whole activations, the control of any edit, stays a change of zero."""
+        heads = edit.heads if isinstance(edit, Replace) else None
+        return heads is not None and len(set(heads)) == self.replay.module.config.n_heads
 
     def _is_replaced(self, site: Site, index: int) -> bool:
         """Every variant puts something else in place of all that is written here: no need to compute it."""
@@ -244,8 +255,15 @@ class _Batch:
         return self.baseline.rows if index == self.replay.n_layers - 1 else None
 
     def _base(self, site: Site, index: int) -> Float[Tensor, "batch pos *rest"]:
-        rows, values = self._rows(index), self.baseline.held[site, index]
-        return values if rows is None else values.index_select(1, rows)
+        return self._at(self._rows(index), f"asked of {site.name}", self.baseline.held[site, index])
+
+    def _at(
+        self, rows: Int64[Tensor, " query_pos"] | None, name: str, values: Float[Tensor, "batch pos *rest"]
+    ) -> Float[Tensor, "batch query_pos *rest"]:
+        if rows is None:
+            return values
+        out = self.replay.scratch.take(name, (len(values), len(rows), *values.shape[2:]), values)
+        return torch.index_select(values, 1, rows, out=out)
 
     def _stacked(self, site: Site, index: int, *, cut: bool = True) -> Float[Tensor, "stacked pos *rest"]:
         return self._repeated(site.name, self._base(site, index) if cut else self.baseline.held[site, index])

@@ -1,11 +1,15 @@
 """What a replayed layer works with: buffers that are used again, and attention in few passes over memory.
 
 At some forty positions torch's fused attention spends most of its time outside the products: here all heads are
-multiplied at once, and the softmax is exp, mask, and one division of the result.
+multiplied at once, and the softmax is exp, mask, and one product with the result. Buffers and the views of them are
+made once for each shape: a dozen views take as long as a small product.
 """
 
 import math
-from typing import final
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, TypeVar, final
 
 import torch
 from einops import rearrange
@@ -14,6 +18,8 @@ from torch import Tensor, nn
 
 from bayesgeom.models.positions import causal_mask, rotated
 from bayesgeom.models.transformer import MultiHeadAttention
+
+Made = TypeVar("Made")
 
 LONGEST = 128  # positions; beyond, the fused kernel is faster
 _SMALLEST, _LARGEST = 1e-25, 1e25  # sums of exponentials that need no shift by the maximum
@@ -25,13 +31,79 @@ class Scratch:
 
     def __init__(self) -> None:
         self._held: dict[str, Tensor] = {}
+        self._made: dict[Hashable, Any] = {}
 
     def take(self, name: str, shape: tuple[int, ...], like: Tensor) -> Float[Tensor, "*shape"]:
         """An uninitialised buffer; the next `take` of this name gives the same memory."""
+        made: Tensor | None = self._made.get((name, shape))
+        if made is not None:
+            return made
         size, held = math.prod(shape), self._held.get(name)
         if held is None or held.numel() < size:
             held = self._held[name] = like.new_empty(size)
-        return held[:size].view(shape)
+            self._made.clear()  # whatever is made of a smaller buffer would keep it
+        view = self._made[name, shape] = held[:size].view(shape)
+        return view
+
+    def once(self, key: Hashable, make: Callable[[], Made]) -> Made:
+        """What `make` gives, made when first asked for by this key: buffers of this scratch, and views of them."""
+        if key not in self._made:
+            made = make()
+            self._made[key] = made
+        found: Made = self._made[key]
+        return found
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class HeadBuffers:
+    """Queries, keys and values of some sequences, what attention over them needs on its way, and where it goes.
+
+    Queries come over √d_head.
+    """
+
+    q: Float[Tensor, "head batch query_pos d_head"]
+    k: Float[Tensor, "head batch pos d_head"]
+    v: Float[Tensor, "head batch pos d_head"]
+    scores: Float[Tensor, "head batch query_pos pos"]
+    total: Float[Tensor, "head batch query_pos"]
+    summed: Float[Tensor, "head batch query_pos d_head"]
+    out: Float[Tensor, "batch query_pos head d_head"]
+
+    @classmethod
+    def around(
+        cls,
+        q: Float[Tensor, "head batch query_pos d_head"],
+        k: Float[Tensor, "head batch pos d_head"],
+        v: Float[Tensor, "head batch pos d_head"],
+        out: Float[Tensor, "batch query_pos head d_head"],
+        scratch: Scratch,
+    ) -> "HeadBuffers":
+        """With room for the rest from `scratch`."""
+        return cls(
+            q=q,
+            k=k,
+            v=v,
+            scores=scratch.take("scores", (*q.shape[:3], k.shape[2]), q),
+            total=scratch.take("total", tuple(q.shape[:3]), q),
+            summed=scratch.take("summed", tuple(q.shape), q),
+            out=out,
+        )
+
+    @cached_property
+    def score_product(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys the other way round and scores, one matrix per head and sequence."""
+        return self.q.flatten(0, 1), self.k.flatten(0, 1).transpose(1, 2), self.scores.flatten(0, 1)
+
+    @cached_property
+    def value_product(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Weights, values and weighted sums, one matrix per head and sequence."""
+        return self.scores.flatten(0, 1), self.v.flatten(0, 1), self.summed.flatten(0, 1)
+
+    @cached_property
+    def normalised(self) -> tuple[Tensor, Tensor]:
+        """The factors of `out`, laid out like it: weighted sums, and what stands in `total`."""
+        return self.summed.permute(1, 2, 0, 3), self.total.permute(1, 2, 0)[..., None]
 
 
 @final
@@ -42,46 +114,33 @@ class ReplayAttention:
         self.module, self.config = module, module.config
         self._masks: dict[tuple[int, tuple[int, ...] | None], tuple[Tensor, Tensor | None]] = {}
 
-    def z(
-        self,
-        q: Float[Tensor, "head batch query_pos d_head"],
-        k: Float[Tensor, "head batch pos d_head"],
-        v: Float[Tensor, "head batch pos d_head"],
-        rows: Int64[Tensor, " query_pos"] | None,
-        scratch: Scratch,
-        out: Float[Tensor, "batch query_pos head d_head"],
-    ) -> None:
-        """What the heads write before W_O, into `out`: softmax(q·k + bias) v over visible keys; q comes over √d."""
+    def z(self, heads: HeadBuffers, rows: Int64[Tensor, " query_pos"] | None) -> None:
+        """What the heads write before W_O, into their `out`: softmax(q·k + bias) v over visible keys."""
         if self.config.positions == "rotary":
-            q, k = self._rotated(q, rows), self._rotated(k)
-        visible, bias = self._mask(k, rows)
-        if k.shape[2] > LONGEST or k.device.type != "cpu":
+            heads = replace(heads, q=self._rotated(heads.q, rows), k=self._rotated(heads.k))
+        visible, bias = self._mask(heads.k, rows)
+        if heads.k.shape[2] > LONGEST or heads.k.device.type != "cpu":
             hidden = torch.zeros_like(visible).masked_fill_(visible == 0, -math.inf)
             mask = hidden if bias is None else (bias + hidden)[:, None]
-            z = nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=1.0)
-            out.copy_(rearrange(z, "h b q d -> b q h d"))
+            z = nn.functional.scaled_dot_product_attention(heads.q, heads.k, heads.v, attn_mask=mask, scale=1.0)
+            heads.out.copy_(rearrange(z, "h b q d -> b q h d"))
             return
-        weights = self._scores(q, k, bias, scratch).exp_().mul_(visible)
-        total = weights.sum(dim=-1)
-        low, high = (float(end) for end in total.aminmax())
+        torch.sum(self._scores(heads, bias).exp_().mul_(visible), dim=-1, out=heads.total)
+        low, high = (float(end) for end in heads.total.aminmax())
         if not (low > _SMALLEST and high < _LARGEST):  # also where a sum is NaN
-            scores = self._scores(q, k, bias, scratch).masked_fill_(visible == 0, -math.inf)
-            weights = scores.sub_(scores.amax(dim=-1, keepdim=True)).exp_()
-            total = weights.sum(dim=-1)
-        summed = scratch.take("summed", tuple(q.shape), q)
-        torch.bmm(weights.flatten(0, 1), v.flatten(0, 1), out=summed.flatten(0, 1))
-        torch.div(summed.permute(1, 2, 0, 3), total.permute(1, 2, 0)[..., None], out=out)
+            scores = self._scores(heads, bias).masked_fill_(visible == 0, -math.inf)
+            torch.sum(scores.sub_(scores.amax(dim=-1, keepdim=True)).exp_(), dim=-1, out=heads.total)
+        weights, values, summed = heads.value_product
+        torch.bmm(weights, values, out=summed)
+        heads.total.reciprocal_()
+        torch.mul(*heads.normalised, out=heads.out)
 
     def _scores(
-        self,
-        q: Float[Tensor, "head batch query_pos d_head"],
-        k: Float[Tensor, "head batch pos d_head"],
-        bias: Float[Tensor, "head query_pos pos"] | None,
-        scratch: Scratch,
+        self, heads: HeadBuffers, bias: Float[Tensor, "head query_pos pos"] | None
     ) -> Float[Tensor, "head batch query_pos pos"]:
-        scores = scratch.take("scores", (*q.shape[:3], k.shape[2]), q)
-        torch.bmm(q.flatten(0, 1), k.flatten(0, 1).transpose(1, 2), out=scores.flatten(0, 1))
-        return scores if bias is None else scores.add_(bias[:, None])
+        queries, keys, scores = heads.score_product
+        torch.bmm(queries, keys, out=scores)
+        return heads.scores if bias is None else heads.scores.add_(bias[:, None])
 
     def _rotated(
         self, x: Float[Tensor, "head batch pos d_head"], rows: Int64[Tensor, " pos"] | None = None

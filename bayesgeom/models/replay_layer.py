@@ -1,6 +1,7 @@
 """One layer of a transformer as the replay computes it: few passes over memory, buffers that are used again."""
 
 import math
+from dataclasses import dataclass
 from typing import final
 
 import torch
@@ -8,10 +9,11 @@ from einops import rearrange
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
-from bayesgeom.models.replay_attention import ReplayAttention, Scratch
+from bayesgeom.models.replay_attention import HeadBuffers, ReplayAttention, Scratch
 from bayesgeom.models.transformer import EPS, MLP, MultiHeadAttention, Norm, Transformer, TransformerConfig
 
-ATTENTION_ROWS = 750  # whose queries, keys, values and scores stay in the cache: 2 % of a replay, measured
+ATTENTION_ROWS = 500  # whose queries, keys, values and scores stay in the cache: 2 % of a replay, measured
+_LINE = 16  # numbers to a line of the cache: rows that start on one are written faster
 
 
 @final
@@ -29,7 +31,13 @@ class ReplayLayer:
             stacked = torch.cat(
                 [attention.W_Q.weight / math.sqrt(self.config.d_head), attention.W_K.weight, attention.W_V.weight]
             )
-            self._qkv, self._qkv_bias = self._by_head(*folded(ln1, stacked, None))
+            weight, bias = self._by_head(*folded(ln1, stacked, None))
+            parts = [slice(None)], [slice(attention.config.n_heads), slice(attention.config.n_heads, None)]
+            # Of all positions: q, k and v by one product; of some rows: q there, k and v everywhere.
+            self._projections = {
+                whole: [(weight[part], None if bias is None else bias[part]) for part in of]
+                for whole, of in zip((True, False), parts, strict=True)
+            }
             into_mlp, in_bias = folded(ln2, mlp.W_in.weight, mlp.W_in.bias)
             self._out, self._out_bias = mlp.W_out.weight.T.contiguous(), mlp.W_out.bias.detach()
             self._o = attention.W_O.weight.T.contiguous()
@@ -44,27 +52,18 @@ class ReplayLayer:
     ) -> Float[Tensor, "batch query_pos head d_head"]:
         """Head outputs at all positions, or at `rows` alone; a few sequences at a time."""
         n_query = resid.shape[1] if rows is None else len(rows)
-        out = scratch.take("z", (len(resid), n_query, self.config.n_heads, self.config.d_head), resid)
-        parts = max(1, min(len(resid), len(resid) * resid.shape[1] // ATTENTION_ROWS))
-        for own, into in zip(resid.tensor_split(parts), out.tensor_split(parts), strict=True):
-            self._z(own, rows, scratch, into)
-        return out
-
-    def _z(
-        self,
-        resid: Float[Tensor, "batch pos d_model"],
-        rows: Int64[Tensor, " query_pos"] | None,
-        scratch: Scratch,
-        out: Float[Tensor, "batch query_pos head d_head"],
-    ) -> None:
-        n_heads, x = self.config.n_heads, normed(resid, self.config, scratch)
-        if rows is None:
-            q, k, v = self._heads_of(x, slice(None), scratch).chunk(3)
-        else:
-            asked = torch.index_select(x, 1, rows, out=scratch.take("asked", (len(x), len(rows), x.shape[2]), x))
-            q = self._heads_of(asked, slice(0, n_heads), scratch)
-            k, v = self._heads_of(x, slice(n_heads, None), scratch).chunk(2)
-        self._attention.z(q, k, v, rows, scratch, out)
+        key = ("rooms", *resid.shape, n_query, rows is None, ATTENTION_ROWS)
+        for part in scratch.once(key, lambda: self._rooms(resid, n_query, rows is None, scratch)):
+            normed(resid[part.where], self.config, scratch, out=part.x)
+            if rows is not None:
+                torch.index_select(part.x, 1, rows, out=part.asked)
+            for (weight, bias), (x, out) in zip(self._projections[rows is None], part.products, strict=True):
+                if bias is None:
+                    torch.bmm(x, weight, out=out)
+                else:
+                    torch.baddbmm(bias, x, weight, out=out)
+            self._attention.z(part.heads, rows)
+        return scratch.take("z", (len(resid), n_query, self.config.n_heads, self.config.d_head), resid)
 
     def attn_out(
         self, z: Float[Tensor, "batch pos head d_head"], scratch: Scratch
@@ -89,7 +88,7 @@ class ReplayLayer:
     ) -> Float[Tensor, "batch pos d_model"]:
         """What the MLP writes where the product with `mid` is known; `mid_in` stays as it is."""
         hidden = scratch.take("hidden", tuple(mid_in.shape), mid)
-        torch.addcmul(self._in_bias, mid_in, norm_scale(mid, self.config), out=hidden)
+        torch.addcmul(self._in_bias, mid_in, norm_scale(mid, self.config, scratch), out=hidden)
         return self._product("mlp_out", torch.ops.aten.gelu_(hidden), self._out, self._out_bias, scratch)
 
     def add_attn_out(
@@ -108,10 +107,14 @@ class ReplayLayer:
         substitute: Float[Tensor, "batch pos head d_head"],
         z: Float[Tensor, "batch pos head d_head"],
         heads: tuple[int, ...],
+        scratch: Scratch,
     ) -> Float[Tensor, "row heads_times_d_head"]:
         """Add what (substitute − z) of these heads writes to `resid`, in place, and return that difference."""
-        chosen = list(heads)
-        change = (substitute[:, :, chosen] - z[:, :, chosen]).flatten(2).flatten(0, 1)
+        if len(heads) == 1:  # views, which a list of heads would copy
+            substitute, z = (x[:, :, heads[0] : heads[0] + 1] for x in (substitute, z))
+        else:
+            substitute, z = (x[:, :, list(heads)] for x in (substitute, z))
+        change = torch.sub(substitute, z, out=scratch.take("change", tuple(z.shape), z)).flatten(2).flatten(0, 1)
         resid.view(-1, self.config.d_model).addmm_(change, self._o[self._columns(heads)])
         return change
 
@@ -129,8 +132,8 @@ class ReplayLayer:
         With W the MLP's first matrix and s the norm's scale afterwards, s (mid + change) W + b is s mid_in and the
         product of (s change, 1) with (W_O W, b): as wide as the heads.
         """
-        change = self.add_heads(mid, substitute, z, heads)
-        scale = norm_scale(mid, self.config)
+        change = self.add_heads(mid, substitute, z, heads, scratch)
+        scale = norm_scale(mid, self.config, scratch)
         scaled = scratch.take("change and one", (len(change), change.shape[1] + 1), mid)
         torch.mul(change, scale.flatten(0, 1), out=scaled[:, :-1])
         scaled[:, -1:] = 1
@@ -148,18 +151,32 @@ class ReplayLayer:
         hidden = torch.ops.aten.gelu_(pre).flatten(0, 1)
         mid.add_(self._out_bias).view(-1, self.config.d_model).addmm_(hidden, self._out)
 
-    def _heads_of(
-        self, x: Float[Tensor, "batch pos d_model"], chosen: slice, scratch: Scratch
-    ) -> Float[Tensor, "part batch pos d_head"]:
-        """Queries, keys and values, head by head, each contiguous: what products of attention are fastest on."""
-        weight = self._qkv[chosen]
-        out = scratch.take(f"heads from {chosen.start}", (len(weight), *x.shape[:2], weight.shape[2]), x)
-        every = x.flatten(0, 1).expand(len(weight), -1, -1)
-        if self._qkv_bias is None:
-            torch.bmm(every, weight, out=out.flatten(1, 2))
-        else:
-            torch.baddbmm(self._qkv_bias[chosen], every, weight, out=out.flatten(1, 2))
-        return out
+    def _rooms(
+        self, resid: Float[Tensor, "batch pos d_model"], n_query: int, is_whole: bool, scratch: Scratch
+    ) -> list["_Room"]:
+        """Where the heads' outputs of a batch of this shape are computed, a few sequences at a time."""
+        n_pos, n_heads, width = resid.shape[1], self.config.n_heads, self.config.d_head
+        n_parts = max(1, min(len(resid), len(resid) * n_pos // ATTENTION_ROWS))
+        out, rooms, start = scratch.take("z", (len(resid), n_query, n_heads, width), resid), [], 0
+        for own in out.tensor_split(n_parts):
+            n = len(own)
+            x = scratch.take("normed", (n, n_pos, resid.shape[2]), resid)
+            asked = x if is_whole else scratch.take("asked", (n, n_query, resid.shape[2]), resid)
+            # Head by head, each contiguous: what products of attention are fastest on.
+            if is_whole:
+                every = scratch.take("qkv", (3 * n_heads, n, n_pos, width), resid)
+                q, k, v = every.chunk(3)
+                targets = [(x, every)]
+            else:
+                q = scratch.take("q", (n_heads, n, n_query, width), resid)
+                both = scratch.take("kv", (2 * n_heads, n, n_pos, width), resid)
+                k, v = both.chunk(2)
+                targets = [(asked, q), (x, both)]
+            products = [(of.flatten(0, 1).expand(len(into), -1, -1), into.flatten(1, 2)) for of, into in targets]
+            heads = HeadBuffers.around(q, k, v, own, scratch)
+            rooms.append(_Room(where=slice(start, start + n), x=x, asked=asked, products=products, heads=heads))
+            start += n
+        return rooms
 
     def _by_head(
         self, weight: Float[Tensor, "d_model all"], bias: Float[Tensor, " all"] | None
@@ -171,10 +188,12 @@ class ReplayLayer:
     def _pre(self, mid: Float[Tensor, "batch pos d_model"], scratch: Scratch) -> Float[Tensor, "batch pos d_mlp"]:
         # The bias is a row of the weights, met by a column of ones: added apart, it takes one more pass over memory.
         d_model = self.config.d_model
-        x = scratch.take("normed and one", (*mid.shape[:-1], d_model + 1), mid)
-        normed(mid, self.config, scratch, out=x[..., :d_model])
-        x[..., d_model:] = 1
-        return self._product("hidden", x, self._in_with_bias, None, scratch)
+        wide = scratch.take("normed and one", (*mid.shape[:-1], _LINE * (d_model // _LINE + 1)), mid)
+        normed(mid, self.config, scratch, out=wide[..., :d_model])
+        wide[..., d_model] = 1
+        x, out = wide.flatten(0, 1)[:, : d_model + 1], scratch.take("hidden", (*mid.shape[:-1], self.config.d_mlp), mid)
+        torch.mm(x, self._in_with_bias, out=out.view(len(x), -1))
+        return out
 
     def _product(
         self,
@@ -200,29 +219,43 @@ def normed(
     *,
     out: Float[Tensor, "batch pos d_model"] | None = None,
 ) -> Float[Tensor, "batch pos d_model"]:
-    """The norm without its weights, into `out` where given."""
+    """The norm without what `folded` puts into the weights, into `out` where given."""
     if config.norm == "layernorm":
         found = nn.functional.layer_norm(x, x.shape[-1:], eps=EPS)
         return found if out is None else out.copy_(found)
     into = scratch.take("normed", tuple(x.shape), x) if out is None else out
-    return torch.mul(x, norm_scale(x, config), out=into)
+    return torch.mul(x, norm_scale(x, config, scratch), out=into)
 
 
-def norm_scale(x: Float[Tensor, "batch pos d_model"], config: TransformerConfig) -> Float[Tensor, "batch pos 1"]:
-    """What the norm multiplies by."""
+def norm_scale(
+    x: Float[Tensor, "batch pos d_model"], config: TransformerConfig, scratch: Scratch
+) -> Float[Tensor, "batch pos 1"]:
+    """What the norm multiplies by; an RMSNorm's without √d_model, which `folded` puts into the weights."""
     if config.norm == "layernorm":
         return x.var(dim=-1, keepdim=True, correction=0).add_(EPS).rsqrt_()
-    # Σx²/d from the 2-norm: one pass to read.
-    square: Tensor = torch.linalg.vector_norm(x, dim=-1, keepdim=True).square_().div_(x.shape[-1])
-    return square.add_(EPS).rsqrt_()
+    # Σx² from the 2-norm: one pass to read.
+    scale = scratch.take("scale", (*x.shape[:-1], 1), x)
+    torch.linalg.vector_norm(x, dim=-1, keepdim=True, out=scale)
+    return scale.square_().add_(EPS * x.shape[-1]).rsqrt_()
 
 
 def folded(
     norm: Norm, weight: Float[Tensor, "b a"], bias: Float[Tensor, " b"] | None
 ) -> tuple[Float[Tensor, "a b"], Float[Tensor, " b"] | None]:
     """Weights of the product that follows an affine norm, as seen from the bare normed input, ready for x @ weight."""
-    folded = (weight * norm.w).T.contiguous()
     if not norm.is_layernorm:
-        return folded, None if bias is None else bias.detach()
+        return (weight * norm.w).T.mul(math.sqrt(len(norm.w))).contiguous(), None if bias is None else bias.detach()
     offset = weight @ norm.b
-    return folded, offset if bias is None else offset + bias
+    return (weight * norm.w).T.contiguous(), offset if bias is None else offset + bias
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class _Room:
+    """Where the heads of some sequences of a batch are computed."""
+
+    where: slice  # of the batch
+    x: Float[Tensor, "batch pos d_model"]  # normed
+    asked: Float[Tensor, "batch query_pos d_model"]  # of x, the rows that ask
+    products: list[tuple[Tensor, Tensor]]  # input and output of each product that makes queries, keys and values
+    heads: HeadBuffers

@@ -75,6 +75,22 @@ def test_every_architecture_equals_the_loop_with_hooks(mode: str, positions: str
 
 
 @pytest.mark.parametrize("mode", MODES)
+def test_heads_that_dominate_the_residual_leave_no_rounding_behind(mode: str) -> None:
+    """They write some hundred times what was there: a difference of sums would keep two digits fewer."""
+    model, every = lively(), [Ablation(heads(*((layer, head) for head in HEADS))) for layer in LAYERS]
+    battery = [
+        *every,
+        Ablation((*every[0].components, Component(1, "mlp"))),
+        Ablation((*every[0].components, *heads((1, 3)))),
+    ]
+    with torch.no_grad():
+        for layer in LAYERS:
+            model.module.get_parameter(f"blocks.{layer}.attn.W_O.weight").mul_(300)
+    plain = Plain.of(model.module, TRIALS, OTHERS)
+    assert_same(engine_scores(model, battery, mode, plain), battery, mode, plain)
+
+
+@pytest.mark.parametrize("mode", MODES)
 def test_the_plain_loop_is_a_replayer_too(mode: str) -> None:
     model = lively(positions="rotary")
     plain, battery = Plain.of(model.module, TRIALS, OTHERS), [*ablations.everything(model), *some_sets()]

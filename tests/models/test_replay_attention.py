@@ -8,8 +8,9 @@ from torch import Tensor
 
 from bayesgeom.models import replay_attention as module
 from bayesgeom.models.positions import rotated
-from bayesgeom.models.replay_attention import ReplayAttention, Scratch
-from bayesgeom.models.transformer import POSITIONS, MultiHeadAttention, TransformerConfig
+from bayesgeom.models.replay_attention import HeadBuffers, ReplayAttention, Scratch
+from bayesgeom.models.replay_layer import ReplayLayer
+from bayesgeom.models.transformer import NORMS, POSITIONS, MultiHeadAttention, Transformer, TransformerConfig
 from tests.ablations.plain import SIZES
 
 HEADS, BATCH, POS, WIDTH = 5, 3, 13, 6
@@ -32,7 +33,7 @@ def layer(config: TransformerConfig) -> MultiHeadAttention:
 def z_of(attention: ReplayAttention, q: Tensor, k: Tensor, v: Tensor, rows: Tensor | None, scratch: Scratch) -> Tensor:
     """What it writes into every other row of a buffer, so that it must go by the strides."""
     out = torch.full((BATCH, 2 * q.shape[2], HEADS, WIDTH), torch.nan)
-    attention.z(q, k, v, rows, scratch, out[:, ::2])
+    attention.z(HeadBuffers.around(q, k, v, out[:, ::2], scratch), rows)
     assert out[:, 1::2].isnan().all()
     return out[:, ::2]
 
@@ -82,3 +83,27 @@ def test_a_buffer_is_used_again_and_grows() -> None:
     assert scratch.take("a", (5, 7), like).data_ptr() == first.data_ptr() != scratch.take("b", (7, 5), like).data_ptr()
     larger = scratch.take("a", (11, 5), like)
     assert larger.shape == (11, 5) and scratch.take("a", (7, 5), like).data_ptr() == larger.data_ptr()
+
+
+def test_what_is_made_of_buffers_is_made_once_until_one_of_them_grows() -> None:
+    scratch, like = Scratch(), torch.zeros(1)
+    made = scratch.once("pair", lambda: [scratch.take("a", (3,), like), scratch.take("b", (5,), like)])
+    assert scratch.once("pair", lambda: pytest.fail("made twice")) is made
+    grown = scratch.take("b", (7,), like)
+    again = scratch.once("pair", lambda: [scratch.take("a", (3,), like), scratch.take("b", (5,), like)])
+    assert again is not made and again[1].data_ptr() == grown.data_ptr() and again[0].data_ptr() == made[0].data_ptr()
+
+
+@pytest.mark.parametrize("norm", NORMS)
+def test_batches_of_changing_shape_share_their_buffers(norm: str) -> None:
+    """Smaller, larger, all positions and some, all of them asked for by rows: each as with buffers of its own."""
+    own = ReplayLayer(Transformer(replace(SIZES, norm=norm), seed=3), 1)
+    generator, scratch = torch.Generator().manual_seed(0), Scratch()
+    with torch.no_grad():
+        for n_sequences, n_pos, rows in [(2, 9, None), (5, 13, ROWS), (2, 9, ROWS[:3]), (5, 13, None), (2, 9, None)]:
+            resid = torch.randn(n_sequences, n_pos, SIZES.d_model, generator=generator)
+            for asked in (rows, None, torch.arange(n_pos)):
+                found = own.z(resid, asked, scratch).clone()
+                assert torch.equal(found, own.z(resid, asked, Scratch()))
+                whole = own.z(resid, None, Scratch())
+                torch.testing.assert_close(found, whole if asked is None else whole[:, asked], atol=1e-5, rtol=1e-5)
