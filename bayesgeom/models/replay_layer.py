@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from bayesgeom.models.replay_attention import HeadBuffers, ReplayAttention, Scratch
 from bayesgeom.models.transformer import EPS, MLP, MultiHeadAttention, Norm, Transformer, TransformerConfig
 
-ATTENTION_ROWS = 500  # whose queries, keys, values and scores stay in the cache: 2 % of a replay, measured
+ATTENTION_ROWS = 500  # a thread's, whose queries, keys, values and scores stay in its cache: 3 % of a replay, measured
 _LINE = 16  # numbers to a line of the cache: rows that start on one are written faster
 
 
@@ -52,8 +52,9 @@ class ReplayLayer:
     ) -> Float[Tensor, "batch query_pos head d_head"]:
         """Head outputs at all positions, or at `rows` alone; a few sequences at a time."""
         n_query = resid.shape[1] if rows is None else len(rows)
-        key = ("rooms", *resid.shape, n_query, rows is None, ATTENTION_ROWS)
-        for part in scratch.once(key, lambda: self._rooms(resid, n_query, rows is None, scratch)):
+        at_once = ATTENTION_ROWS * torch.get_num_threads()
+        key = ("rooms", *resid.shape, n_query, rows is None, at_once)
+        for part in scratch.once(key, lambda: self._rooms(resid, n_query, rows is None, at_once, scratch)):
             normed(resid[part.where], self.config, scratch, out=part.x)
             if rows is not None:
                 torch.index_select(part.x, 1, rows, out=part.asked)
@@ -152,11 +153,11 @@ class ReplayLayer:
         mid.add_(self._out_bias).view(-1, self.config.d_model).addmm_(hidden, self._out)
 
     def _rooms(
-        self, resid: Float[Tensor, "batch pos d_model"], n_query: int, is_whole: bool, scratch: Scratch
+        self, resid: Float[Tensor, "batch pos d_model"], n_query: int, is_whole: bool, at_once: int, scratch: Scratch
     ) -> list["_Room"]:
         """Where the heads' outputs of a batch of this shape are computed, a few sequences at a time."""
         n_pos, n_heads, width = resid.shape[1], self.config.n_heads, self.config.d_head
-        n_parts = max(1, min(len(resid), len(resid) * n_pos // ATTENTION_ROWS))
+        n_parts = max(1, min(len(resid), len(resid) * n_pos // at_once))
         out, rooms, start = scratch.take("z", (len(resid), n_query, n_heads, width), resid), [], 0
         for own in out.tensor_split(n_parts):
             n = len(own)
