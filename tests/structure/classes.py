@@ -2,8 +2,9 @@
 
 import ast
 from collections.abc import Iterable, Mapping
+from functools import cache
 
-from tests.structure.source import Source, last_name
+from tests.structure.source import Source, last_name, package_sources
 
 Classes = Mapping[str, ast.ClassDef]
 
@@ -11,6 +12,12 @@ Classes = Mapping[str, ast.ClassDef]
 def classes_by_name(sources: Iterable[Source]) -> Classes:
     """Every class of these sources; where two share a name, the later."""
     return {node.name: node for source in sources for node in source.classes()}
+
+
+@cache
+def package_classes() -> Classes:
+    """Every class of the package: walked once, not once for each of its files."""
+    return classes_by_name(package_sources())
 
 
 def ancestors(node: ast.ClassDef, known: Classes) -> set[str]:

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.structure.classes import Classes, ancestors, classes_by_name
-from tests.structure.source import Source, assert_none, decorators, findings, last_name, package_sources, planted
+from tests.structure.classes import Classes, ancestors, classes_by_name, package_classes
+from tests.structure.source import Source, assert_none, decorators, findings, last_name, planted
 
 ABSTRACT_BASES = {"ABC", "Protocol"}
 # An enumeration with members cannot be subclassed; a TypedDict has no implementation.
@@ -16,7 +16,7 @@ CLOSED_BASES = {"Enum", "IntEnum", "StrEnum", "Flag", "IntFlag", "TypedDict"}
 
 def open_classes(source: Source, known: Classes | None = None) -> Iterator[str]:
     """Classes that are neither abstract, nor final, nor exceptions."""
-    known = classes_by_name(package_sources()) if known is None else known
+    known = package_classes() if known is None else known
     for node in source.classes():
         if not (_is_final(node, known) or _is_abstract(node)):
             yield f"{source.at(node)}: {node.name} is neither abstract nor final: decorate it with typing.final"

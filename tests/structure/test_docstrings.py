@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.structure.classes import Classes, ancestors, classes_by_name
+from tests.structure.classes import Classes, ancestors, classes_by_name, package_classes
 from tests.structure.source import (
     FunctionNode,
     Source,
@@ -13,7 +13,6 @@ from tests.structure.source import (
     decorators,
     findings,
     is_public,
-    package_sources,
     planted,
 )
 
@@ -22,7 +21,7 @@ FOREIGN = {"forward"}  # methods that a library's base class documents: torch.nn
 
 def undocumented(source: Source, known: Classes | None = None) -> Iterator[str]:
     """Public modules, functions, classes and methods without a docstring, their own or a base's."""
-    known = classes_by_name(package_sources()) if known is None else known
+    known = package_classes() if known is None else known
     if not ast.get_docstring(source.tree):
         yield f"{source.module}: the module has no docstring"
     for node in source.tree.body:
