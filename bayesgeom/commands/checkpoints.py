@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar, final
 
@@ -54,20 +53,13 @@ def _listed(task: Mapping[str, Any]) -> str:
 
 
 def _quality(description: Mapping[str, Any]) -> str:
-    """Scores, each beside the task's null that is hardest to beat."""
-    from bayesgeom.tasks.base import task_from_config
+    """Scores as they were published, each beside the null that is hardest to beat."""
+    from bayesgeom.cells import hardest_null
 
-    scores = {key: value for key, value in (description.get("scores") or {}).items() if key.endswith("bits")}
-    if not scores:
-        return "not scored"
-    nulls = _nulls(task_from_config(description["task"]))
-    beside = {key: " (null {:.3g}, {})".format(*nulls[key]) if key in nulls else "" for key in scores}
-    return ", ".join(f"{key} {value:.3g}{beside[key]}" for key, value in scores.items())
-
-
-@cache
-def _nulls(task: Any) -> dict[str, tuple[float, str]]:
-    """Of each task once: frozen dataclasses with equal fields are equal."""
-    from bayesgeom.training.publish import null_levels
-
-    return null_levels(task)
+    scores = description.get("scores") or {}
+    said = []
+    for key in (key for key in scores if key.endswith("bits")):
+        level, name = hardest_null(scores.get("nulls", {}).get(key, {}), is_error=True)
+        beside = f" (null {level:.3g}, {name.split('; ')[0]})" if name else ""
+        said.append(f"{key} {scores[key]:.3g}{beside}")
+    return ", ".join(said) or "not scored"

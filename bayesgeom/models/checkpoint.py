@@ -54,7 +54,7 @@ def save_checkpoint(
     recipe: Mapping[str, Any],
     step: int,
     card: str,
-    scores: Mapping[str, float] | None = None,
+    scores: Mapping[str, Any] | None = None,
 ) -> str:
     """Write a checkpoint directory, whole or not at all, and return the hash of its weights.
 

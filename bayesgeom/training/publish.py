@@ -1,21 +1,18 @@
 """From a trained module to a checkpoint that says how it was made and how it scores."""
 
-from dataclasses import replace
+import math
 from pathlib import Path
+from typing import Any
 
 from torch import nn
 
-from bayesgeom.behaviour import predicted_behaviour
-from bayesgeom.cells import hardest_null
 from bayesgeom.models.checkpoint import save_checkpoint
 from bayesgeom.models.resolve import of_module
-from bayesgeom.probes.base import planted_run
 from bayesgeom.probes.calibration import Calibration, CalibrationReport
-from bayesgeom.tasks.base import WindTunnel, derived_seed
+from bayesgeom.tasks.base import derived_seed
 from bayesgeom.training.recipe import Recipe
 
 N_SCORED = 2_000
-N_FOR_NULLS = 256
 _SCORING = 2  # branch of the recipe's seed; 0 and 1 are its training and validation data
 
 
@@ -32,24 +29,22 @@ def publish(recipe: Recipe, module: nn.Module, path: Path) -> CalibrationReport:
         recipe=recipe.to_dict(),
         step=recipe.steps,
         card=card(recipe, model.spec.n_parameters, scores),
-        scores={"n": scores.n, "seed": seed, "entropy_mae_bits": scores.entropy_mae_bits, "kl_bits": scores.kl_bits},
+        scores=kept_scores(scores, seed=seed),
     )
     return scores
 
 
-def null_levels(task: WindTunnel) -> dict[str, tuple[float, str]]:
-    """By score, the level of the predictor without the computation that is hardest to beat, and its name.
+def kept_scores(scores: CalibrationReport, *, seed: int) -> dict[str, Any]:
+    """What a checkpoint's config says of its quality, and what those who read nothing reach on the same sequences.
 
-    On 256 sequences, with no model; empty where nobody knows the posterior.
+    Levels that are infinite or not known are left out.
     """
-    trials = task.sample(N_FOR_NULLS, seed=0)
-    if not trials.has_posterior:
-        return {}
-    nulls = {name: predicted_behaviour(trials, said) for name, said in task.null_predictives(trials).items()}
-    scores = Calibration().measure(replace(planted_run(trials, {}), null_behaviours=nulls))
     levels = {"entropy_mae_bits": scores.null_entropy_mae_bits, "kl_bits": scores.null_kl_bits}
-    found = {score: hardest_null(own, is_error=True) for score, own in levels.items()}
-    return {score: (level, name.split("; ")[0]) for score, (level, name) in found.items()}
+    nulls = {
+        score: {name: level for name, level in own.items() if math.isfinite(level)} for score, own in levels.items()
+    }
+    own = {"entropy_mae_bits": scores.entropy_mae_bits, "kl_bits": scores.kl_bits}
+    return {"n": scores.n, "seed": seed, **own, "nulls": nulls}
 
 
 def card(recipe: Recipe, n_parameters: int, scores: CalibrationReport) -> str:

@@ -1,14 +1,15 @@
 """Publishing: a checkpoint that loads, whose scores can be found again, and a card that says the same."""
 
 import json
+import math
 import re
 from pathlib import Path
 
 import pytest
 import torch
 
-from bayesgeom.models.checkpoint import load_checkpoint
-from bayesgeom.models.resolve import from_checkpoint
+from bayesgeom.models.checkpoint import load_checkpoint, read_description
+from bayesgeom.models.resolve import checkpoints, from_checkpoint
 from bayesgeom.models.transformer import Transformer
 from bayesgeom.probes.calibration import Calibration, CalibrationReport
 from bayesgeom.tasks.base import derived_seed
@@ -57,6 +58,10 @@ def test_the_scores_can_be_found_again(published: tuple[Path, CalibrationReport]
         "seed": held["seed"],
         "entropy_mae_bits": scores.entropy_mae_bits,
         "kl_bits": scores.kl_bits,
+        "nulls": {
+            "entropy_mae_bits": scores.null_entropy_mae_bits,
+            "kl_bits": {name: kl for name, kl in scores.null_kl_bits.items() if math.isfinite(kl)},
+        },
     }
     model = from_checkpoint(load_checkpoint(path))
     assert model.task is not None
@@ -104,6 +109,18 @@ def test_the_card_lists_every_null(published: tuple[Path, CalibrationReport]) ->
     }
     assert {name for name, _, _ in rows} == {"uniform", "elimination only", "constant"}
     assert {name: kl for name, _, kl in rows}["constant"] == "–", "a constant entropy is no distribution"
+
+
+@pytest.mark.parametrize("name", sorted(checkpoints()))
+def test_a_shipped_config_holds_the_levels_that_its_card_prints(name: str) -> None:
+    path = checkpoints()[name]
+    scores, card = read_description(path)["scores"], (path / "card.md").read_text()
+    printed = {row: levels for row, *levels in re.findall(r"(?m)^\| ([a-z ]+) \| ([\d.]+) \| ([\d.]+|inf|–) \|$", card)}
+    for column, score in enumerate(("entropy_mae_bits", "kl_bits")):
+        held = {key.replace("_", " "): f"{level:.4f}" for key, level in scores["nulls"][score].items()}
+        assert held == {row: levels[column] for row, levels in printed.items() if levels[column] not in ("–", "inf")}
+    best = min(scores["nulls"]["kl_bits"].values())
+    assert scores["kl_bits"] < best or name.endswith("-mlp"), "an MLP that sees one position is no better than those"
 
 
 def test_publishing_again_replaces_the_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
