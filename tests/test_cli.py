@@ -85,6 +85,16 @@ def test_diagnose_prints_and_saves_the_same_numbers(folder: Path, capsys: pytest
             assert cell.replace("<", "&lt;").replace("'", "&#x27;") in page and cell in summary
 
 
+def test_what_is_replaced_is_named_where_it_is_something_else(capsys: pytest.CaptureFixture[str]) -> None:
+    def said(*asked: str) -> str:
+        assert main(["diagnose", "tiny", "--n", "5", "--nulls", "0", "--out", "runs/tiny", "--probes", *asked]) == 0
+        return capsys.readouterr().out.rstrip().splitlines()[-1]
+
+    where = f"report: {Path('runs/tiny/report.html')}"
+    assert said("calibration") == where == said("calibration"), "the same again is no loss"
+    assert said("key_overlap") == f"{where}, in place of that of tiny on {TASK} (calibration)"
+
+
 def test_diagnose_without_out_writes_nothing(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before = entries(folder)
     assert main(["diagnose", "tiny", *QUICK]) == 0

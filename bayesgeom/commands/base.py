@@ -74,9 +74,25 @@ def check_target(out: Path | None) -> None:
 
 
 def save(diagnosis: "Diagnosis", out: Path | None) -> None:
-    """Write the report where `--out` says, if it does, and print where its page lies."""
+    """Write the report where `--out` says, if it does, and print where its page lies, and what lay there before."""
     from bayesgeom.diagnosis import HTML
 
     if out is not None:
+        before = _said_at(out)
         diagnosis.save(out)
-        print(f"\nreport: {out / HTML}")
+        gone = f", in place of that of {before}" if before not in ("", _said(diagnosis)) else ""
+        print(f"\nreport: {out / HTML}{gone}")
+
+
+def _said_at(out: Path) -> str:
+    from bayesgeom.diagnosis import Diagnosis
+    from bayesgeom.errors import OutputFault
+
+    try:
+        return _said(Diagnosis.load(out))
+    except OutputFault:  # nothing, or nothing that could be read
+        return ""
+
+
+def _said(diagnosis: "Diagnosis") -> str:
+    return f"{diagnosis.title} ({', '.join(diagnosis.reports)})"
