@@ -38,8 +38,8 @@ def length_figure(
     places, unit, trained = at
     kl, entropy, whole, layers = curves
     titles = (
-        "KL along the sequence (log scale)",
-        "Entropy error along the sequence (log scale)",
+        "KL, place by place (log scale)",
+        "Entropy error, place by place (log scale)",
         "The same, as means over whole sequences (log scale)",
         "Excess beyond the training length, layer by layer",
     )
@@ -55,7 +55,7 @@ def length_figure(
     figure.data[-1].line.dash = "2px,6px"
     label_axes(figure, (1, 1), unit, "KL(exact ‖ model) (bits)")
     label_axes(figure, (1, 2), unit, "|H model − H exact| (bits)")
-    label_axes(figure, (2, 1), "length of the sequence", "mean KL (bits)")
+    label_axes(figure, (2, 1), "length asked for", "mean KL (bits)")
     label_axes(figure, (2, 2), "layer", "KL beyond − KL within (bits)")
     return with_room_for_legend(figure)
 
