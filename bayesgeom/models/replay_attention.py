@@ -57,38 +57,31 @@ class Scratch:
 @final
 @dataclass(frozen=True, kw_only=True)
 class HeadBuffers:
-    """Queries, keys and values of some sequences, what attention over them needs on its way, and where it goes.
+    """Queries (over √d_head), keys and values of some sequences, where what the heads write goes, and room between.
 
-    Queries come over √d_head.
+    The room is taken when it is first needed: attention of long sequences has no use for one of query × position.
     """
 
     q: Float[Tensor, "head batch query_pos d_head"]
     k: Float[Tensor, "head batch pos d_head"]
     v: Float[Tensor, "head batch pos d_head"]
-    scores: Float[Tensor, "head batch query_pos pos"]
-    total: Float[Tensor, "head batch query_pos"]
-    summed: Float[Tensor, "head batch query_pos d_head"]
     out: Float[Tensor, "batch query_pos head d_head"]
+    scratch: Scratch
 
-    @classmethod
-    def around(
-        cls,
-        q: Float[Tensor, "head batch query_pos d_head"],
-        k: Float[Tensor, "head batch pos d_head"],
-        v: Float[Tensor, "head batch pos d_head"],
-        out: Float[Tensor, "batch query_pos head d_head"],
-        scratch: Scratch,
-    ) -> "HeadBuffers":
-        """With room for the rest from `scratch`."""
-        return cls(
-            q=q,
-            k=k,
-            v=v,
-            scores=scratch.take("scores", (*q.shape[:3], k.shape[2]), q),
-            total=scratch.take("total", tuple(q.shape[:3]), q),
-            summed=scratch.take("summed", tuple(q.shape), q),
-            out=out,
-        )
+    @cached_property
+    def scores(self) -> Float[Tensor, "head batch query_pos pos"]:
+        """Scores, then weights."""
+        return self.scratch.take("scores", (*self.q.shape[:3], self.k.shape[2]), self.q)
+
+    @cached_property
+    def total(self) -> Float[Tensor, "head batch query_pos"]:
+        """Sums of weights, then one over them."""
+        return self.scratch.take("total", tuple(self.q.shape[:3]), self.q)
+
+    @cached_property
+    def summed(self) -> Float[Tensor, "head batch query_pos d_head"]:
+        """Weighted sums of values."""
+        return self.scratch.take("summed", tuple(self.q.shape), self.q)
 
     @cached_property
     def score_product(self) -> tuple[Tensor, Tensor, Tensor]:

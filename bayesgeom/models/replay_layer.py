@@ -52,7 +52,8 @@ class ReplayLayer:
     ) -> Float[Tensor, "batch query_pos head d_head"]:
         """Head outputs at all positions, or at `rows` alone; a few sequences at a time."""
         n_query = resid.shape[1] if rows is None else len(rows)
-        at_once = ATTENTION_ROWS * torch.get_num_threads()
+        is_cached = resid.device.type == "cpu"
+        at_once = ATTENTION_ROWS * torch.get_num_threads() if is_cached else resid[..., 0].numel()
         key = ("rooms", *resid.shape, n_query, rows is None, at_once)
         for part in scratch.once(key, lambda: self._rooms(resid, n_query, rows is None, at_once, scratch)):
             normed(resid[part.where], self.config, scratch, out=part.x)
@@ -174,7 +175,7 @@ class ReplayLayer:
                 k, v = both.chunk(2)
                 targets = [(asked, q), (x, both)]
             products = [(of.flatten(0, 1).expand(len(into), -1, -1), into.flatten(1, 2)) for of, into in targets]
-            heads = HeadBuffers.around(q, k, v, own, scratch)
+            heads = HeadBuffers(q=q, k=k, v=v, out=own, scratch=scratch)
             rooms.append(_Room(where=slice(start, start + n), x=x, asked=asked, products=products, heads=heads))
             start += n
         return rooms

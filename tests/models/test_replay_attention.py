@@ -33,7 +33,7 @@ def layer(config: TransformerConfig) -> MultiHeadAttention:
 def z_of(attention: ReplayAttention, q: Tensor, k: Tensor, v: Tensor, rows: Tensor | None, scratch: Scratch) -> Tensor:
     """What it writes into every other row of a buffer, so that it must go by the strides."""
     out = torch.full((BATCH, 2 * q.shape[2], HEADS, WIDTH), torch.nan)
-    attention.z(HeadBuffers.around(q, k, v, out[:, ::2], scratch), rows)
+    attention.z(HeadBuffers(q=q, k=k, v=v, out=out[:, ::2], scratch=scratch), rows)
     assert out[:, 1::2].isnan().all()
     return out[:, ::2]
 
@@ -68,6 +68,19 @@ def test_attention_is_softmax_over_visible_keys(
     torch.testing.assert_close(whole, expected, atol=1e-5 * scale, rtol=0)
     asked = z_of(attention, q[:, :, ROWS].contiguous(), k, v / scale, ROWS, scratch)
     torch.testing.assert_close(asked, expected[:, ROWS], atol=1e-5 * scale, rtol=0)
+
+
+def test_long_sequences_take_no_room_of_query_times_position(monkeypatch: pytest.MonkeyPatch) -> None:
+    taken: list[str] = []
+    take = Scratch.take
+    monkeypatch.setattr(Scratch, "take", lambda self, name, *rest: (taken.append(name), take(self, name, *rest))[1])
+    attention, (q, k, v) = ReplayAttention(layer(SIZES)), heads(2)
+    z_of(attention, q, k, v, None, Scratch())
+    assert set(taken) == {"scores", "total", "summed"}
+    taken.clear()
+    monkeypatch.setattr(module, "LONGEST", POS - 1)
+    z_of(attention, q, k, v, None, Scratch())
+    assert taken == []
 
 
 def test_a_broken_value_stays_broken() -> None:
