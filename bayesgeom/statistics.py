@@ -5,6 +5,9 @@ Positions of one sequence are not independent, so they are never resampled on th
 Reference: Efron & Tibshirani 1993, chapters 6 and 13 (percentile interval).
 """
 
+from dataclasses import dataclass
+from typing import final
+
 import numpy as np
 from jaxtyping import Float, Shaped
 from scipy.stats import t as student
@@ -91,6 +94,26 @@ def ratio_interval(
     with np.errstate(invalid="ignore", divide="ignore"):
         ratios = np.tensordot(weights, above, axes=1) / np.tensordot(weights, below, axes=1)
     return percentile_interval(ratios)
+
+
+@final
+@dataclass(frozen=True)
+class Crossing:
+    """The snapshot at which something first holds, and the one before it: it came to hold in between.
+
+    NaN: the step where it never did, and `before` where nothing is known of that either.
+    """
+
+    step: float
+    before: float
+
+
+NEVER = Crossing(float("nan"), float("nan"))
+
+
+def times_later(later: Crossing, earlier: Crossing) -> tuple[float, float, float]:
+    """One step over the other, and the least and the most that the spacing of snapshots allows."""
+    return later.step / earlier.step, later.before / earlier.step, later.step / earlier.before
 
 
 def _in_units(values: Float[np.ndarray, "sequence *rest"]) -> Float[np.ndarray, "unit *rest"]:

@@ -11,11 +11,11 @@ from jaxtyping import Float, Float64
 from torch import Tensor
 
 from bayesgeom.gradient_laws.capture import LayerGradients, Targets
-from bayesgeom.gradient_laws.settling import SETTLED, Settling, lag, settling
+from bayesgeom.gradient_laws.settling import SETTLED, lag, settling
 from bayesgeom.gradient_laws.tally import at_scored, layer_tally
 from bayesgeom.information import jensen_shannon_bits
 from bayesgeom.report import Headline, Report, aligned
-from bayesgeom.statistics import bootstrap_weights, percentile_interval
+from bayesgeom.statistics import Crossing, bootstrap_weights, percentile_interval
 from bayesgeom.trials import Trials
 
 if TYPE_CHECKING:
@@ -142,11 +142,11 @@ class GradientMovementReport(Report):
         add_curves(figure, (2, 2), at, [related], unit="rank correlation", levels=null, log_steps=True)
         return with_room_for_legend(figure)
 
-    def _settled(self) -> tuple[Settling, ...]:
+    def _settled(self) -> tuple[Crossing, ...]:
         steps = [int(step) for step in self.steps]
         return tuple(settling(steps, vars(self)[name]) for name in _DISTANCES)
 
-    def _censored(self, found: Settling) -> str:
+    def _censored(self, found: Crossing) -> str:
         return f": not settled before the last snapshot, at step {self.steps[-1]}" if np.isnan(found.step) else ""
 
     def _curve(self, metric: str, label: str) -> dict[str, Any]:

@@ -13,26 +13,22 @@ from typing import final
 import numpy as np
 from jaxtyping import Float
 
+from bayesgeom.statistics import NEVER, Crossing, times_later
+
 SETTLED = 0.1  # share of the first distance at which something counts as settled
 
 
-@final
-@dataclass(frozen=True)
-class Settling:
-    """The settled step, NaN where no snapshot before the last has settled, and the last one that has not."""
+def settling(steps: Sequence[int], distance: Float[np.ndarray, " step"]) -> Crossing:
+    """Between which snapshots a distance came within a tenth of its first for good; `NEVER` where nothing moves.
 
-    step: float
-    before: float
-
-
-def settling(steps: Sequence[int], distance: Float[np.ndarray, " step"]) -> Settling:
-    """Between which snapshots a distance came within a tenth of its first for good. Both NaN where nothing moves."""
+    Where it had not before the last snapshot, the step is NaN, and `before` the last one but one.
+    """
     outside = np.flatnonzero(~(distance[:-1] <= SETTLED * distance[0]))
     if len(outside) == 0:
-        return Settling(float("nan"), float("nan"))
+        return NEVER
     at = int(outside[-1])
     is_over = at + 2 == len(steps)
-    return Settling(step=float("nan") if is_over else float(steps[at + 1]), before=float(max(steps[at], 1)))
+    return Crossing(step=float("nan") if is_over else float(steps[at + 1]), before=float(max(steps[at], 1)))
 
 
 @final
@@ -64,8 +60,6 @@ class Lag:
         return f"{self.most:.2f} or less" if np.isfinite(self.most) else "anything"
 
 
-def lag(values: Settling, routing: Settling) -> Lag:
+def lag(values: Crossing, routing: Crossing) -> Lag:
     """How much later the first settles than the second."""
-    return Lag(
-        ratio=values.step / routing.step, least=values.before / routing.step, most=values.step / routing.before
-    )  # fmt: skip
+    return Lag(*times_later(values, routing))

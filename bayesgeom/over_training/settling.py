@@ -15,46 +15,34 @@ from typing import final
 import numpy as np
 from jaxtyping import Float
 
-from bayesgeom.statistics import percentile_interval, seed_interval
+from bayesgeom.statistics import NEVER, Crossing, percentile_interval, seed_interval, times_later
 
 SETTLED, NEAR, THERE = 0.1, 2.0, 0.1
 MIN_SEEDS = 3
 Steps = Sequence[int]
 
 
-@final
-@dataclass(frozen=True)
-class Moment:
-    """A snapshot at which something holds for the first time, and the one before: it happened in between."""
-
-    step: float
-    before: float
-
-
-NEVER = Moment(float("nan"), float("nan"))
-
-
-def frame_moment(steps: Steps, distance: Float[np.ndarray, " step"]) -> Moment:
+def frame_moment(steps: Steps, distance: Float[np.ndarray, " step"]) -> Crossing:
     """When attention has settled. NaN where it is where it ends from the start."""
     return _first(steps, distance <= SETTLED * distance[0]) if distance[0] > 0 else NEVER
 
 
-def precision_moment(steps: Steps, kl_bits: Float[np.ndarray, " step"]) -> Moment:
+def precision_moment(steps: Steps, kl_bits: Float[np.ndarray, " step"]) -> Crossing:
     """When the error has come down to twice the last one. NaN where it was never larger."""
     return _first(steps, kl_bits <= NEAR * kl_bits[-1])
 
 
-def precision_by_share(steps: Steps, kl_bits: Float[np.ndarray, " step"]) -> Moment:
+def precision_by_share(steps: Steps, kl_bits: Float[np.ndarray, " step"]) -> Crossing:
     """When a tenth of the error's way down is left: the frame's rule. NaN where the error did not come down."""
     way = kl_bits - kl_bits[-1]
     return _first(steps, way <= SETTLED * way[0]) if way[0] > 0 else NEVER
 
 
-def _first(steps: Steps, holds: np.ndarray) -> Moment:
+def _first(steps: Steps, holds: np.ndarray) -> Crossing:
     found = np.flatnonzero(holds)
     if len(found) == 0 or found[0] == 0:
         return NEVER  # never; or from the start, so that there is no moment
-    return Moment(float(steps[found[0]]), float(max(steps[found[0] - 1], 1)))
+    return Crossing(float(steps[found[0]]), float(max(steps[found[0] - 1], 1)))
 
 
 @final
@@ -86,17 +74,10 @@ class Dissociation:
         return "cannot decide: the interval holds 0"
 
 
-def dissociation(later: Sequence[Moment], earlier: Sequence[Moment]) -> Dissociation:
+def dissociation(later: Sequence[Crossing], earlier: Sequence[Crossing]) -> Dissociation:
     """How much later, in doublings of the step, one entry per training."""
-    pairs = list(zip(later, earlier, strict=True))
-    per_run, least, most = (
-        np.log2([own / other for own, other in ratios])
-        for ratios in (
-            [(a.step, b.step) for a, b in pairs],
-            [(a.before, b.step) for a, b in pairs],
-            [(a.step, b.before) for a, b in pairs],
-        )
-    )
+    ratios = [times_later(own, other) for own, other in zip(later, earlier, strict=True)]
+    per_run, least, most = np.log2(ratios).T
     lo, hi = seed_interval(least)[0], seed_interval(most)[1]
     return Dissociation(
         per_run=per_run, least=least, most=most, mean=float(per_run.mean()), lo=float(lo), hi=float(hi)

@@ -19,11 +19,12 @@ from bayesgeom import cli
 from bayesgeom.diagnosis import Diagnosis
 from bayesgeom.errors import InvalidArgument
 from bayesgeom.gradient_laws.movement import Frame, GradientMovementReport, Moment, moment_of, movement_report
-from bayesgeom.gradient_laws.settling import Settling, lag, settling
+from bayesgeom.gradient_laws.settling import lag, settling
 from bayesgeom.gradient_movement import MovementJob
 from bayesgeom.information import jensen_shannon_bits
 from bayesgeom.models.checkpoint import load_checkpoint
 from bayesgeom.over_training import runs
+from bayesgeom.statistics import Crossing
 from bayesgeom.tasks.base import derived_seed
 from bayesgeom.tasks.bijection import Bijection
 from bayesgeom.training.formation import pack
@@ -103,16 +104,16 @@ def test_settled_is_the_first_step_within_a_tenth_for_good_and_before_the_last(
 @pytest.mark.parametrize(
     ("values", "routing", "known", "verdict", "reach"),
     [
-        (Settling(40, 20), Settling(10, 5), (4, 2, 8), "values settle later", "2.00 … 8.00"),
-        (Settling(40, 20), Settling(40, 20), (1, 0.5, 2), "cannot say which", "0.50 … 2.00"),
-        (Settling(10, 1), Settling(40, 20), (0.25, 0.025, 0.5), "routing settles later", "0.03 … 0.50"),
-        (Settling(NAN, 40), Settling(20, 10), (NAN, 2, NAN), "cannot say .* not both settled before", "2.00 or more"),
-        (Settling(10, 1), Settling(NAN, 40), (NAN, NAN, 0.25), "cannot say .* not both settled before", "0.25 or less"),
-        (Settling(NAN, 40), Settling(NAN, 40), (NAN, NAN, NAN), "cannot say", "anything"),
+        (Crossing(40, 20), Crossing(10, 5), (4, 2, 8), "values settle later", "2.00 … 8.00"),
+        (Crossing(40, 20), Crossing(40, 20), (1, 0.5, 2), "cannot say which", "0.50 … 2.00"),
+        (Crossing(10, 1), Crossing(40, 20), (0.25, 0.025, 0.5), "routing settles later", "0.03 … 0.50"),
+        (Crossing(NAN, 40), Crossing(20, 10), (NAN, 2, NAN), "cannot say .* not both settled before", "2.00 or more"),
+        (Crossing(10, 1), Crossing(NAN, 40), (NAN, NAN, 0.25), "cannot say .* not both settled before", "0.25 or less"),
+        (Crossing(NAN, 40), Crossing(NAN, 40), (NAN, NAN, NAN), "cannot say", "anything"),
     ],
 )
 def test_the_spacing_of_snapshots_bounds_the_ratio(
-    values: Settling, routing: Settling, known: tuple[float, ...], verdict: str, reach: str
+    values: Crossing, routing: Crossing, known: tuple[float, ...], verdict: str, reach: str
 ) -> None:
     found = lag(values, routing)
     np.testing.assert_allclose((found.ratio, found.least, found.most), known)
