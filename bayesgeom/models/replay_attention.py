@@ -22,6 +22,7 @@ from bayesgeom.models.transformer import MultiHeadAttention
 Made = TypeVar("Made")
 
 LONGEST = 128  # positions; beyond, the fused kernel is faster
+MOST_MADE = 1_000  # views and what is made of them; a battery has some fifty
 _SMALLEST, _LARGEST = 1e-25, 1e25  # sums of exponentials that need no shift by the maximum
 
 
@@ -42,16 +43,18 @@ class Scratch:
         if held is None or held.numel() < size:
             held = self._held[name] = like.new_empty(size)
             self._made.clear()  # whatever is made of a smaller buffer would keep it
-        view = self._made[name, shape] = held[:size].view(shape)
-        return view
+        return self._keep((name, shape), held[:size].view(shape))
 
     def once(self, key: Hashable, make: Callable[[], Made]) -> Made:
         """What `make` gives, made when first asked for by this key: buffers of this scratch, and views of them."""
-        if key not in self._made:
-            made = make()
-            self._made[key] = made
-        found: Made = self._made[key]
-        return found
+        found: Made | None = self._made.get(key)
+        return self._keep(key, make()) if found is None else found
+
+    def _keep(self, key: Hashable, made: Made) -> Made:
+        if len(self._made) >= MOST_MADE:
+            self._made.clear()
+        self._made[key] = made
+        return made
 
 
 @final

@@ -107,6 +107,15 @@ def test_what_is_made_of_buffers_is_made_once_until_one_of_them_grows() -> None:
     assert again is not made and again[1].data_ptr() == grown.data_ptr() and again[0].data_ptr() == made[0].data_ptr()
 
 
+def test_views_are_kept_in_bounded_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MOST_MADE", 3)
+    scratch, like = Scratch(), torch.zeros(1)
+    first = scratch.take("a", (9,), like)
+    shapes = [scratch.take("a", (n,), like) for n in range(1, 9)]
+    assert all(view.data_ptr() == first.data_ptr() and len(view) == n for n, view in enumerate(shapes, start=1))
+    assert len(scratch._made) <= 3 and scratch.once("made", lambda: [1]) is scratch.once("made", lambda: [2])
+
+
 @pytest.mark.parametrize("norm", NORMS)
 def test_batches_of_changing_shape_share_their_buffers(norm: str) -> None:
     """Smaller, larger, all positions and some, all of them asked for by rows: each as with buffers of its own."""
