@@ -22,7 +22,7 @@ from bayesgeom.models.transformer import MultiHeadAttention
 Made = TypeVar("Made")
 
 LONGEST = 128  # positions; beyond, the fused kernel is faster
-MOST_MADE = 1_000  # views and what is made of them; a battery has some fifty
+MOST_MADE = 1_000  # views and what is made of them; a battery has about a hundred
 _SMALLEST, _LARGEST = 1e-25, 1e25  # sums of exponentials that need no shift by the maximum
 
 
