@@ -5,12 +5,20 @@ from bayesgeom.diagnosis import Diagnosis
 from tests.pages import READINGS, section
 
 
-def test_an_mlp_over_the_prefix_accumulates_and_does_not_bind() -> None:
+def test_an_mlp_over_the_prefix_accumulates_transports_in_part_and_does_not_bind() -> None:
     found = Diagnosis.load(READINGS / "mlp-prefix")["comparison"]
     assert isinstance(found, ComparisonReport)
-    said = section("comparison.md", "What came out")
-    sums, binds = (found.checkpoints.index(f"{task}-mlp-prefix") for task in ("bijection", "repeats"))
-    assert f"is {found.kl_bits[sums]:.4f} bits" in said and f"({found.share_closed[sums]:.4f} of the gap" in said
-    assert f"at {found.kl_bits[binds]:.2f} of {found.kl_bits_null[binds]:.2f} bits" in said
-    known, chance = (100 * values[binds] for values in (found.accuracy_where_known, found.accuracy_where_known_null))
-    assert f"{known:.1f} % of the values" in said and f"{chance:.1f} % being" in said
+    said = " ".join(section("comparison.md", "What came out").split())
+    at = {checkpoint: index for index, checkpoint in enumerate(found.checkpoints)}
+    for name, digits in (("bijection", 2), ("hmm", 1)):
+        own, check = at[f"{name}-mlp-prefix"], at[f"{name}-mlp-prefix-seed1-x2"]
+        assert f"`{name}-mlp-prefix` is {found.kl_bits[own]:.4f} bits from the exact" in said
+        assert f"({100 * found.share_closed[own]:.{digits}f} %" in said
+        assert f"twice the budget{' it is' if name == 'bijection' else ''} {found.kl_bits[check]:.4f}" in said
+        assert found.standings[own].startswith("contradicts")
+    for name in ("recall", "repeats"):
+        own = at[f"{name}-mlp-prefix"]
+        assert f"`{name}-mlp-prefix` is at {found.kl_bits[own]:.2f} of {found.kl_bits_null[own]:.2f} bits" in said
+        known, chance = (100 * v[own] for v in (found.accuracy_where_known, found.accuracy_where_known_null))
+        assert f"names {known:.1f} %" in said and f"{chance:.1f} % being chance" in said
+        assert found.verdicts[own] == "not realised"
