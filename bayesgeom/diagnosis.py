@@ -130,6 +130,8 @@ class Diagnosis(Mapping[str, Report]):
         reports, extra = read_parts(Path(path), report_kinds())
         if not {"skipped", "provenance"} <= extra.keys():
             raise OutputFault(f"{path} holds a report alone, no whole diagnosis: load it with its own class.")
+        if not {"model", "task_label"} <= extra["provenance"].keys():
+            raise OutputFault(f"{path} does not say of what model and task its reports are: run it again.")
         of_task = extra.get("inapplicable", {})  # reports that were written before these were told apart
         return cls(
             reports=reports, skipped=extra["skipped"], provenance=extra["provenance"], inapplicable=of_task

@@ -93,6 +93,8 @@ def test_what_is_replaced_is_named_where_it_is_something_else(capsys: pytest.Cap
     where = f"report: {Path('runs/tiny/report.html')}"
     assert said("calibration") == where == said("calibration"), "the same again is no loss"
     assert said("key_overlap") == f"{where}, in place of that of tiny on {TASK} (calibration)"
+    Path("runs/tiny/report.json").write_text("{")
+    assert said("calibration") == where, "what cannot be read is no reason to lose what was measured"
 
 
 def test_diagnose_without_out_writes_nothing(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -205,6 +205,12 @@ def test_what_is_no_diagnosis_is_refused(whole: Diagnosis, tmp_path: Path) -> No
     with pytest.raises(OutputFault, match=r"nowhere holds no readable report"):
         Diagnosis.load(tmp_path / "nowhere")
     whole["calibration"].save(tmp_path / "alone")
+    whole.save(tmp_path / "of no task")
+    held = json.loads((tmp_path / "of no task" / "report.json").read_text())
+    del held["provenance"]["task_label"]
+    (tmp_path / "of no task" / "report.json").write_text(json.dumps(held))
+    with pytest.raises(OutputFault, match=r"of no task does not say of what model and task"):
+        Diagnosis.load(tmp_path / "of no task")
     with pytest.raises(OutputFault, match=r"alone holds a report alone, no whole diagnosis"):
         Diagnosis.load(tmp_path / "alone")
     whole.save(tmp_path / "run")

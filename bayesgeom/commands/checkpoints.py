@@ -54,12 +54,11 @@ def _listed(task: Mapping[str, Any]) -> str:
 
 def _quality(description: Mapping[str, Any]) -> str:
     """Scores as they were published, each beside the null that is hardest to beat."""
-    from bayesgeom.cells import hardest_null
-
     scores = description.get("scores") or {}
     said = []
     for key in (key for key in scores if key.endswith("bits")):
-        level, name = hardest_null(scores.get("nulls", {}).get(key, {}), is_error=True)
-        beside = f" (null {level:.3g}, {name.split('; ')[0]})" if name else ""
+        nulls = scores.get("nulls", {}).get(key, {})
+        hardest = min(nulls, key=nulls.__getitem__, default=None)
+        beside = "" if hardest is None else f" (null {nulls[hardest]:.3g}, {hardest})"
         said.append(f"{key} {scores[key]:.3g}{beside}")
     return ", ".join(said) or "not scored"

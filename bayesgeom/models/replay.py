@@ -188,19 +188,18 @@ class _Batch:
             if not at_z:  # entered at attn_out: its edit below starts from the baseline
                 continue
             z, reference = base(Z, index), _Cut(self.reference, self._rows(index))
-            if any(self._is_every_head(edit) for edit in at_z):
-                # Taken out of a sum that they dominate, heads leave its rounding behind: start from what was before.
-                for edit in at_z:
-                    z = edit.applied(z, reference)
-                layer.add_attn_out(own.copy_(base(RESID_PRE, index)), z)
+            first, is_whole = at_z[0], any(self._is_every_head(edit) for edit in at_z)
+            if isinstance(first, Replace) and first.heads is not None and len(at_z) == 1 and not is_whole:
+                layer.add_heads(own, first.substitute(z, reference), z, first.heads, self.replay.scratch)
                 continue
+            edited = z
             for edit in at_z:
-                if isinstance(edit, Replace) and edit.heads is not None and len(at_z) == 1:
-                    layer.add_heads(own, edit.substitute(z, reference), z, edit.heads, self.replay.scratch)
-                else:
-                    edited = edit.applied(z, reference)
-                    layer.add_attn_out(own, edited - z)
-                    z = edited
+                edited = edit.applied(edited, reference)
+            if is_whole:
+                # Taken out of a sum that they dominate, heads leave its rounding behind: start from what was before.
+                layer.add_attn_out(own.copy_(base(RESID_PRE, index)), edited)
+            else:
+                layer.add_attn_out(own, edited - z)
         return self._edited(RESID_MID, index, self._edited_attn_out(index, mid))
 
     def _edited_attn_out(

@@ -36,25 +36,25 @@ class Scratch:
 
     def take(self, name: str, shape: tuple[int, ...], like: Tensor) -> Float[Tensor, "*shape"]:
         """An uninitialised buffer; the next `take` of this name gives the same memory."""
-        made: Tensor | None = self._made.get((name, shape))
-        if made is not None:
-            return made
-        size, held = math.prod(shape), self._held.get(name)
-        if held is None or held.numel() < size:
-            held = self._held[name] = like.new_empty(size)
-            self._made.clear()  # whatever is made of a smaller buffer would keep it
-        return self._keep((name, shape), held[:size].view(shape))
+        return self.once((name, shape), lambda: self._grown(name, math.prod(shape), like).view(shape))
 
     def once(self, key: Hashable, make: Callable[[], Made]) -> Made:
         """What `make` gives, made when first asked for by this key: buffers of this scratch, and views of them."""
         found: Made | None = self._made.get(key)
-        return self._keep(key, make()) if found is None else found
-
-    def _keep(self, key: Hashable, made: Made) -> Made:
+        if found is not None:
+            return found
+        made = make()
         if len(self._made) >= MOST_MADE:
             self._made.clear()
         self._made[key] = made
         return made
+
+    def _grown(self, name: str, size: int, like: Tensor) -> Float[Tensor, " size"]:
+        held = self._held.get(name)
+        if held is None or held.numel() < size:
+            held = self._held[name] = like.new_empty(size)
+            self._made.clear()  # whatever is made of a smaller buffer would keep it
+        return held[:size]
 
 
 @final

@@ -52,10 +52,12 @@ class ReplayLayer:
     ) -> Float[Tensor, "batch query_pos head d_head"]:
         """Head outputs at all positions, or at `rows` alone; a few sequences at a time."""
         n_query = resid.shape[1] if rows is None else len(rows)
-        is_cached = resid.device.type == "cpu"
-        at_once = ATTENTION_ROWS * torch.get_num_threads() if is_cached else resid[..., 0].numel()
-        key = ("rooms", *resid.shape, n_query, rows is None, at_once)
-        for part in scratch.once(key, lambda: self._rooms(resid, n_query, rows is None, at_once, scratch)):
+        n_parts = 1
+        if resid.device.type == "cpu":
+            at_once = ATTENTION_ROWS * torch.get_num_threads()
+            n_parts = max(1, min(len(resid), len(resid) * resid.shape[1] // at_once))
+        key = ("rooms", *resid.shape, n_query, rows is None, n_parts)
+        for part in scratch.once(key, lambda: self._rooms(resid, n_query, rows is None, n_parts, scratch)):
             normed(resid[part.where], self.config, scratch, out=part.x)
             if rows is not None:
                 torch.index_select(part.x, 1, rows, out=part.asked)
@@ -154,11 +156,10 @@ class ReplayLayer:
         mid.add_(self._out_bias).view(-1, self.config.d_model).addmm_(hidden, self._out)
 
     def _rooms(
-        self, resid: Float[Tensor, "batch pos d_model"], n_query: int, is_whole: bool, at_once: int, scratch: Scratch
+        self, resid: Float[Tensor, "batch pos d_model"], n_query: int, is_whole: bool, n_parts: int, scratch: Scratch
     ) -> list["_Room"]:
         """Where the heads' outputs of a batch of this shape are computed, a few sequences at a time."""
         n_pos, n_heads, width = resid.shape[1], self.config.n_heads, self.config.d_head
-        n_parts = max(1, min(len(resid), len(resid) * n_pos // at_once))
         out, rooms, start = scratch.take("z", (len(resid), n_query, n_heads, width), resid), [], 0
         for own in out.tensor_split(n_parts):
             n = len(own)
@@ -193,9 +194,7 @@ class ReplayLayer:
         wide = scratch.take("normed and one", (*mid.shape[:-1], _LINE * (d_model // _LINE + 1)), mid)
         normed(mid, self.config, scratch, out=wide[..., :d_model])
         wide[..., d_model] = 1
-        x, out = wide.flatten(0, 1)[:, : d_model + 1], scratch.take("hidden", (*mid.shape[:-1], self.config.d_mlp), mid)
-        torch.mm(x, self._in_with_bias, out=out.view(len(x), -1))
-        return out
+        return self._product("hidden", wide[..., : d_model + 1], self._in_with_bias, None, scratch)
 
     def _product(
         self,
