@@ -15,6 +15,7 @@ PRIMITIVE_OF: Mapping[str, str] = {
     "bijection": "accumulation",
     "repeats": "accumulation and binding",
     "hmm": "transport",
+    "slow-hmm": "transport",
     "recall": "binding",
 }
 

@@ -7,6 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, fields, is_dataclass
 from enum import IntEnum, unique
+from types import NoneType, UnionType
 from typing import Any, ClassVar, Literal, TypeVar, final, get_args, get_origin
 
 import numpy as np
@@ -200,8 +201,10 @@ def _check_types(kind: type, parameters: Mapping[str, Any]) -> None:
             if value not in choices:
                 raise TypeError(f"{field.name} takes {' or '.join(map(repr, choices))}, got {value!r}")
             continue
-        if field.type in (bool, int, float):
-            allowed: tuple[Any, ...] = (float, int) if field.type is float else (field.type,)
+        if get_origin(field.type) is UnionType and NoneType in choices:  # `float | None` and the like
+            allowed: tuple[Any, ...] = (*choices, int) if float in choices else choices
+        elif field.type in (bool, int, float):
+            allowed = (float, int) if field.type is float else (field.type,)
         else:
             allowed = (tuple, list) if get_origin(field.type) is tuple else (type(value),)
         if type(value) not in allowed:  # not isinstance: True is an int

@@ -10,6 +10,7 @@ state, with no transition before it:
 References: Agarwal, Dalal & Misra 2025, arXiv:2512.22471 (the task); Rabiner 1989 (the filter).
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar, final
@@ -31,6 +32,10 @@ N_SPECIALS = 4  # transition marker, emission marker, separator, step marker
 class HMM(SymmetricTask):
     """A fresh HMM per sequence: Dirichlet(1) rows, raised to `floor`, renormalised, rounded to `grid`.
 
+    With `stay`, every state keeps that probability at each step, and only the rest of its transition row is random. The
+    published task has none, and forgets its start within a step or two; a high `stay` makes a slow chain, on which
+    carrying the belief can be told from rereading the last symbols (`SLOW` is the shipped choice).
+
     Ids: probabilities `floor` … 1 in steps of `grid`, four specials, symbols, then the hidden states as answers.
     At the defaults: 96 + 4 + 5 input ids, 5 answer ids, a 53-token header, 93 tokens in all.
     """
@@ -41,6 +46,7 @@ class HMM(SymmetricTask):
     length: int = 20
     floor: float = 0.05
     grid: float = 0.01
+    stay: float | None = None
 
     def __post_init__(self) -> None:
         check_parameters(self)
@@ -57,6 +63,21 @@ class HMM(SymmetricTask):
             raise InvalidArgument(
                 f"a floor of {self.floor} on {max(self.n_states, self.n_symbols)} entries exceeds a sum of 1; lower it."
             )
+        if self.stay is not None:
+            self._check_stay(self.stay)
+
+    def _check_stay(self, stay: float) -> None:
+        if not 0 < stay < 1 or abs(stay / self.grid - round(stay / self.grid)) > 1e-6:
+            raise InvalidArgument(
+                f"stay must be a probability between 0 and 1 on the grid ({self.grid}), or None, got {stay}."
+            )
+        if self._left_steps < self._floor_steps * (self.n_states - 1):
+            most = 1 - self.floor * (self.n_states - 1)
+            raise InvalidArgument(
+                f"stay={stay} leaves {1 - stay:.3g} for {self.n_states - 1} transitions of at least floor={self.floor} "
+                f"each: such a mixing time cannot be reached. With this floor and {self.n_states} states, stay is at "
+                f"most {most:.3g} (mixing time {-1 / math.log1p(-self.floor * self.n_states):.3g} steps); lower floor."
+            )
 
     @property
     def _steps(self) -> int:
@@ -65,6 +86,11 @@ class HMM(SymmetricTask):
     @property
     def _floor_steps(self) -> int:
         return round(self.floor / self.grid)
+
+    @property
+    def _left_steps(self) -> int:
+        """Whole grid steps of a transition row that do not stay."""
+        return self._steps - round((self.stay or 0) / self.grid)
 
     @property
     def _first_special(self) -> int:
@@ -185,8 +211,19 @@ class HMM(SymmetricTask):
     def _matrices(
         self, n: int, generator: torch.Generator
     ) -> tuple[Int64[Tensor, "batch state state"], Int64[Tensor, "batch state symbol"]]:
-        transition = self._rows((n, self.n_states, self.n_states), generator)
-        return transition, self._rows((n, self.n_states, self.n_symbols), generator)
+        if self.stay is None:
+            transition = self._rows((n, self.n_states, self.n_states), self._steps, generator)
+        else:
+            transition = self._sticky_rows(n, generator)
+        return transition, self._rows((n, self.n_states, self.n_symbols), self._steps, generator)
+
+    def _sticky_rows(self, n: int, generator: torch.Generator) -> Int64[Tensor, "batch state state"]:
+        """Transition rows with `stay` on the diagonal and random entries elsewhere."""
+        moves = self._rows((n, self.n_states, self.n_states - 1), self._left_steps, generator)
+        rows = torch.full((n, self.n_states, self.n_states), self._steps - self._left_steps, device=generator.device)
+        elsewhere = ~torch.eye(self.n_states, dtype=torch.bool, device=generator.device)
+        rows[:, elsewhere] = moves.flatten(1)
+        return rows
 
     def _paths(
         self,
@@ -205,14 +242,16 @@ class HMM(SymmetricTask):
             symbols.append(torch.multinomial(emission[row, state].double(), 1, generator=generator)[:, 0])
         return torch.stack(states, 1), torch.stack(symbols, 1)
 
-    def _rows(self, shape: tuple[int, int, int], generator: torch.Generator) -> Int64[Tensor, "batch row entry"]:
-        """Random stochastic rows in whole grid steps: Dirichlet(1), floored, renormalised, rounded, sum repaired."""
+    def _rows(
+        self, shape: tuple[int, int, int], total: int, generator: torch.Generator
+    ) -> Int64[Tensor, "batch row entry"]:
+        """Random rows of `total` grid steps each: Dirichlet(1), floored, renormalised, rounded, sum repaired."""
         weights = torch.empty(shape, dtype=torch.float64, device=generator.device).exponential_(generator=generator)
-        probabilities = (weights / weights.sum(-1, keepdim=True)).clamp_min(self.floor)
-        steps = (probabilities / probabilities.sum(-1, keepdim=True) * self._steps).round().long()
+        probabilities = (weights / weights.sum(-1, keepdim=True)).clamp_min(self._floor_steps / total)
+        steps = (probabilities / probabilities.sum(-1, keepdim=True) * total).round().long()
         steps = steps.clamp_min(self._floor_steps)
         # Rounding leaves a surplus or deficit of a few steps: take it from the largest entry, give it to the smallest.
-        while bool((excess := steps.sum(-1) - self._steps).any()):
+        while bool((excess := steps.sum(-1) - total).any()):
             at = torch.where(excess > 0, steps.argmax(-1), steps.argmin(-1))
             steps.scatter_add_(-1, at[..., None], -excess.sign()[..., None])
         return steps
@@ -234,6 +273,9 @@ class HMM(SymmetricTask):
             "current_symbol": current,
             "earlier_symbol": earlier,
         }
+
+
+SLOW = HMM(n_states=3, n_symbols=3, length=64, floor=0.01, stay=0.96)
 
 
 def forward_filter(

@@ -16,7 +16,7 @@ from typing import Any
 
 from bayesgeom.tasks.associative_recall import AssociativeRecall
 from bayesgeom.tasks.bijection import Bijection
-from bayesgeom.tasks.hmm import HMM
+from bayesgeom.tasks.hmm import HMM, SLOW
 from bayesgeom.training.recipe import Recipe, staged
 
 Sizes = Mapping[str, Any]
@@ -43,8 +43,20 @@ _DEEP: Mapping[str, Sizes] = {  # about 1.82 M parameters: filtering takes the t
     "mamba2": {"architecture": "mamba2", "n_layers": 3, "d_model": 304, "d_head": 152},
     "rwkv": {"architecture": "rwkv", "n_layers": 3, "d_model": 212, "d_mlp": 848},
 }  # fmt: skip
+_SLOW: Mapping[str, Sizes] = {  # about 1.23 M parameters: a belief carried over 64 steps
+    "transformer": {
+        "architecture": "transformer", "n_layers": 6, "n_heads": 4, "d_model": 128, "d_mlp": 512, "norm": "layernorm",
+        "tied": False,
+    },
+    "mamba": {"architecture": "mamba", "n_layers": 3, "d_model": 242, "tied": False},
+    "lstm": {"architecture": "lstm", "n_layers": 3, "d_model": 222, "tied": False},
+    "mlp": {"architecture": "mlp", "n_layers": 6, "d_model": 156, "d_mlp": 624, "tied": False},
+    "mlp-prefix": {**_PREFIX, "n_layers": 5, "d_model": 124, "d_mlp": 496},
+    "mamba2": {"architecture": "mamba2", "n_layers": 3, "d_model": 250, "d_head": 125},
+    "rwkv": {"architecture": "rwkv", "n_layers": 6, "d_model": 124, "d_mlp": 496},
+}  # fmt: skip
 _LONG = _SMALL | {"mlp-prefix": {**_PREFIX, "n_layers": 3, "d_model": 120, "d_mlp": 480}}  # its window costs weights
-_ROWS = {"bijection": _SMALL, "repeats": _SMALL, "recall": _LONG, "hmm": _DEEP}
+_ROWS = {"bijection": _SMALL, "repeats": _SMALL, "recall": _LONG, "hmm": _DEEP, "slow-hmm": _SLOW}
 
 _BIJECTION = Recipe(name="bijection", task=Bijection(), sizes={}, lr=2e-3, steps=6_000, float32_share=0.1)
 _REPEATS = Recipe(
@@ -99,12 +111,15 @@ _HMM = Recipe(
     steps=5_000,
     float32_share=0.0,
 )
+# Sampled targets: exact ones would distill the filter into the network.
+_SLOW_HMM = Recipe(name="slow-hmm", task=SLOW, sizes={}, steps=4_000, float32_share=0.1)
 
 TASKS: Mapping[str, tuple[Recipe, ...]] = {
     "bijection": (_BIJECTION,),
     "repeats": (_REPEATS_POOLED, _REPEATS),
     "recall": (_RECALL_POOLED, _RECALL),
     "hmm": (_HMM,),
+    "slow-hmm": (_SLOW_HMM,),
 }
 ARCHITECTURES = ("transformer", "mamba", "lstm", "mlp")
 ON_REQUEST = ("mlp-prefix", "mamba2", "rwkv")
@@ -123,6 +138,12 @@ def compared() -> dict[str, Recipe]:
         for task in TASKS
         for architecture in (*ARCHITECTURES, *ON_REQUEST)
     }
+
+
+def untied() -> Recipe:
+    """`bijection-transformer` with an unembedding of its own: a token's embedding is not its logit."""
+    tied = _with_sizes("bijection", "transformer")
+    return replace(tied, name=f"{tied.name}-untied", sizes={**tied.sizes, "tied": False})
 
 
 def _with_sizes(task: str, architecture: str) -> Recipe:

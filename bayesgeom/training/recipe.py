@@ -125,8 +125,11 @@ def staged(stages: Sequence[Recipe], suffix: str, sizes: Mapping[str, Any]) -> R
 
 
 def deciding(recipe: Mapping[str, Any]) -> Any:
-    """What of a recipe's dictionary decides the weights, as JSON gives it back: two that agree make the same model."""
-    return json.loads(json.dumps({**recipe, "snapshots": 0}))
+    """What of a recipe's dictionary decides the weights, as JSON gives it back: two that agree make the same model.
+
+    A dictionary written before its task had some parameter is read with that parameter's default.
+    """
+    return json.loads(json.dumps({**recipe_from_dict(recipe).to_dict(), "snapshots": 0}))
 
 
 def recipe_from_dict(values: Mapping[str, Any]) -> Recipe:

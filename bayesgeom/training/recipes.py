@@ -7,7 +7,7 @@ from bayesgeom.tasks.bijection import Bijection
 from bayesgeom.tasks.process import Mess3
 from bayesgeom.tasks.sticky_markov import StickyMarkov
 from bayesgeom.training.arms import all_arms
-from bayesgeom.training.compared import compared
+from bayesgeom.training.compared import compared, untied
 from bayesgeom.training.recipe import Recipe
 
 _TRANSFORMER = {"architecture": "transformer"}
@@ -120,7 +120,7 @@ RECIPES = {
         _MESS3,
         replace(_MESS3, name="sticky-small", task=StickyMarkov(length=40)),
     )
-} | {recipe.name: recipe for recipe in (*compared().values(), *all_arms().values())}  # fmt: skip
+} | {recipe.name: recipe for recipe in (*compared().values(), untied(), *all_arms().values())}  # fmt: skip
 
 
 def recipe(name: str) -> Recipe:

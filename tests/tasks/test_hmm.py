@@ -9,7 +9,8 @@ import torch
 
 from bayesgeom.errors import InvalidArgument
 from bayesgeom.information import entropy_bits
-from bayesgeom.tasks.hmm import HMM, forward_filter
+from bayesgeom.tasks.base import task_from_text
+from bayesgeom.tasks.hmm import HMM, SLOW, forward_filter
 from bayesgeom.trials import UNASKED, Trials
 
 SMALL = HMM(n_states=3, n_symbols=2, length=5)
@@ -223,3 +224,22 @@ def test_no_sequences_are_refused() -> None:
 def test_impossible_parameters_are_refused(parameters: dict[str, float], message: str) -> None:
     with pytest.raises(InvalidArgument, match=message):
         HMM(**parameters)
+
+
+def test_a_sticky_chain_stays_as_often_as_it_says() -> None:
+    trials = SLOW.sample(50, seed=0)
+    cells = trials.tokens[:, 1 : 1 + SLOW.n_states**2].reshape(-1, SLOW.n_states, SLOW.n_states) + 1  # floor is 1 step
+    assert bool((cells.diagonal(dim1=1, dim2=2) == 96).all())
+    assert bool((cells.sum(-1) == 100).all())
+    assert cells.min() >= 1
+    assert float(SLOW.mixing_times(trials).median()) > 10
+
+
+def test_an_unreachable_mixing_time_is_refused_by_name() -> None:
+    with pytest.raises(InvalidArgument, match=r"stay=0\.95 leaves 0\.05 for 4 .*cannot be reached.*at most 0\.8"):
+        HMM(stay=0.95)
+    for wrong in (0.0, 1.0, 0.955, float("nan")):
+        with pytest.raises(InvalidArgument, match="stay must be a probability"):
+            HMM(stay=wrong, floor=0.01)
+    with pytest.raises(InvalidArgument, match="stay takes float"):
+        task_from_text("hmm:stay=often,floor=0.01")

@@ -107,10 +107,10 @@ def test_unknown_recipes_name_those_that_exist() -> None:
         recipe("bijection-20")
 
 
-def test_shipped_compared_models_fit_into_sixty_megabytes() -> None:
+def test_shipped_compared_models_fit_into_eighty_megabytes() -> None:
     shipped = [compared()[f"{task}-{architecture}"] for task in TASKS for architecture in ARCHITECTURES]
     modules = [kind.model_config().build(seed=0) for kind in shipped]
-    assert sum(4 * p.numel() for module in modules for p in module.parameters()) < 60e6
+    assert sum(4 * p.numel() for module in modules for p in module.parameters()) < 80e6
 
 
 @pytest.mark.parametrize(
