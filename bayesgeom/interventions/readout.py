@@ -21,7 +21,7 @@ PERMUTATIONS, LEVEL = 40, 0.975
 @final
 @dataclass(frozen=True, kw_only=True)
 class Erasure:
-    """Held-out R² of the quantity from the whole site: as it is, edited, and of shuffled values from the edited site."""
+    """Held-out R² of the quantity from the whole site: as it is, edited, and edited with shuffled values."""
 
     before: float
     after: float

@@ -215,7 +215,7 @@ class InterventionReport(Report):
         value, ceiling, most, matched, indirect = (
             f"{held[metric + end][layer, 0]:.4g}" for end in ("", "_ceiling", "_most", "_matched_most", "_indirect")
         )
-        interval = interval_cell(*(float(held[metric + end][layer, 0]) for end in ("_lo", "_hi")), ".3g")
+        interval = interval_cell(held[metric + "_lo"][layer, 0], held[metric + "_hi"][layer, 0], ".3g")
         last = ("redirect_bits", "redirect_bits_ceiling") if self.is_swap else ("entropy_mae_increase_bits",)
         others = (f"{held[name][layer, 0]:.3f}" for name in last)
         return (str(layer), value, interval, ceiling, most, matched, indirect, *others)
@@ -229,9 +229,7 @@ class InterventionReport(Report):
             f"{self.removal_kl_bits_ceiling[layer, 0]:.3g}", self.verdict_by_layer[layer],
         )  # fmt: skip
 
-    def _line(
-        self, metric: str, label: str, layer: int, *, unit: str = "bits", null: float | None = None
-    ) -> Headline:
+    def _line(self, metric: str, label: str, layer: int, *, unit: str = "bits", null: float | None = None) -> Headline:
         value, lo, hi, level = (
             float(vars(self)[name][layer, 0]) if (name := metric + suffix) in vars(self) else math.nan
             for suffix in ("", "_lo", "_hi", "_null")
