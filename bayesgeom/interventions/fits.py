@@ -126,8 +126,14 @@ def fit_from_text(text: str) -> Fit:
     """The fit that the command line writes as NAME or NAME:argument. **Raises** `UnknownName`, listing the forms."""
     name, _, listed = text.partition(":")
     parts = [part.strip() for part in listed.split(",") if part]
-    if (of_quantity := _of_quantity(name, parts)) is not None:
-        return of_quantity
+    fit = _of_quantity(name, parts) or _of_place(name, parts)
+    if fit is None:
+        raise unknown_name("subspace", text, FORMS)
+    return fit
+
+
+def _of_place(name: str, parts: Sequence[str]) -> Fit | None:
+    """The fits that name no quantity; None where this is none of them."""
     match name, parts:
         case "entropy_axis", [] | ["readout"]:
             return entropy_axis()
@@ -147,7 +153,7 @@ def fit_from_text(text: str) -> Fit:
             return top_jacobian(int(r))
         case "random", [r] if r.isdecimal():
             return random(int(r))
-    raise unknown_name("subspace", text, FORMS)
+    return None
 
 
 def _of_quantity(name: str, parts: Sequence[str]) -> Fit | None:

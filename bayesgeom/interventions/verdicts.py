@@ -15,9 +15,9 @@ OWN_KL_SHARE, CEILING_SHARE = 0.5, 0.01  # margins of "not used"
 IDENTITY = 1e-6  # share of the squared difference outside the subspace below which there is none
 SAME_AS_UNTRAINED = 0.99  # of the ceiling, reached by trained and untrained networks alike
 RULE = (
-    f"Used: under a swap, the model's own value moves towards the donor's, and the 95 % interval of that movement (and, "
-    f"for a belief or log-odds, of the answer shift) lies above zero, above every random subspace of the same rank and "
-    f"above every subspace with the same share of variance (at least {LEAST_CONTROLS} each). Not used (linearly, at "
+    f"Used: under a swap, the model's own value moves towards the donor's, and the 95 % interval of that movement "
+    f"(and, for a belief or log-odds, of the answer shift) lies above zero, above every random subspace of the same rank "
+    f"and above every subspace with the same share of variance (at least {LEAST_CONTROLS} each). Not used (linearly, at "
     f"this site and these positions): after removal a linear map predicts the quantity no better than shuffled values, "
     f"and the interval of the KL increase lies within ±{OWN_KL_SHARE:g} of the model's own KL and within "
     f"±{CEILING_SHARE:.0%} of the ceiling. By construction: donor and recipient differ only inside the subspace. Not "

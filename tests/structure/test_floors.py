@@ -36,6 +36,7 @@ FLOORS = (
         "ablate",
         "intervene",
         "intervene_together",
+        "erase_onwards",
         "conversion",
         "selftest",
         "gradients",
