@@ -16,9 +16,9 @@ IDENTITY = 1e-6  # share of the squared difference outside the subspace below wh
 SAME_AS_UNTRAINED = 0.99  # of the ceiling, reached by trained and untrained networks alike
 RULE = (
     f"Used: under a swap, the model's own value moves towards the donor's, and the 95 % interval of that movement "
-    f"(and, for a belief or log-odds, of the answer shift) lies above zero, above every random subspace of the same rank "
-    f"and above every subspace with the same share of variance (at least {LEAST_CONTROLS} each). Not used (linearly, at "
-    f"this site and these positions): after removal a linear map predicts the quantity no better than shuffled values, "
+    f"(and, for a belief or log-odds, of the answer shift) lies above zero, above every random subspace of the same "
+    f"rank and above every subspace with the same share of variance (at least {LEAST_CONTROLS} each). Not used "
+    f"(linearly, at this site and these positions): after removal a linear map predicts the quantity no better than shuffled values, "
     f"and the interval of the KL increase lies within ±{OWN_KL_SHARE:g} of the model's own KL and within "
     f"±{CEILING_SHARE:.0%} of the ceiling. By construction: donor and recipient differ only inside the subspace. Not "
     f"identified: the quantity is a function of position. Undecided: everything else."
@@ -78,7 +78,7 @@ def verdict_of(evidence: Evidence) -> tuple[str, str]:
         return NOT_IDENTIFIED, "the quantity is a function of position"
     if evidence.kind == "swap" and evidence.outside_share <= IDENTITY:
         return BY_CONSTRUCTION, "donor and recipient differ only inside the subspace"
-    if min(evidence.share_of_ceiling, evidence.untrained_share) >= SAME_AS_UNTRAINED:
+    if evidence.share_of_ceiling >= SAME_AS_UNTRAINED and evidence.untrained_share >= SAME_AS_UNTRAINED:
         return BY_CONSTRUCTION, "untrained networks reach the ceiling, too"
     against_use, against_disuse = _against_use(evidence), _against_disuse(evidence)
     if not against_use:

@@ -52,6 +52,7 @@ CASES = {
     "position": (replace(USED, is_identified=False), "not identified"),
     "identity": (replace(USED, outside_share=1e-9), "by construction"),
     "as untrained": (replace(USED, share_of_ceiling=0.995, untrained_share=0.999), "by construction"),
+    "untrained unknown": (replace(USED, share_of_ceiling=0.999, untrained_share=np.nan), "used"),
     "untrained alone": (replace(USED, untrained_share=0.999), "used"),
 }  # fmt: skip
 
