@@ -10,7 +10,7 @@ from torch import Tensor
 
 from bayesgeom.geometry.regression import ridge
 from bayesgeom.geometry.subspace import random_subspaces
-from bayesgeom.information import kl_bits
+from bayesgeom.information import entropy_bits, kl_bits
 from bayesgeom.interventions import planted
 from bayesgeom.interventions.planted import LAYER, NOISE, SITE, WIDTH
 from bayesgeom.interventions.planted_network import PlantedBlock, PlantedModel
@@ -30,7 +30,8 @@ class World:
 
     def kl_bits(self, x: Tensor) -> float:
         """Mean KL over all tokens when `x` is at the site."""
-        assert isinstance(block := self.model.module.blocks[LAYER], PlantedBlock)
+        block = self.model.module.blocks[LAYER]
+        assert isinstance(block, PlantedBlock)
         with torch.no_grad():
             logits = self.model.module.unembed(block(x.float()[:, None]))
         return float(kl_bits(beliefs(), logits[:, 0, EVERY.answers].double().log_softmax(-1)).mean())
@@ -172,3 +173,77 @@ def test_an_untrained_network_has_the_shape_and_none_of_the_features() -> None:
     first, second = model.fresh(0), model.fresh(0)
     assert first.spec.weights_hash == second.spec.weights_hash != model.spec.weights_hash
     assert first.logits(EVERY).shape == model.logits(EVERY).shape
+
+
+@final
+@dataclass(frozen=True)
+class Swapped:
+    """The model's own y after a swap, over every pair of posteriors and every nuisance, without sampling."""
+
+    own: Tensor
+    donor: Tensor
+    edited: Tensor
+
+    def movement(self) -> float:
+        """Σ (edited − own)(donor − own) / Σ (donor − own)²: the naive measure."""
+        apart = self.donor - self.own
+        return float(((self.edited - self.own) * apart).sum() / apart.square().sum())
+
+    def slope(self) -> float:
+        """Of the edited y on the donor's; own and donor's are independent, so that own y needs no second regressor."""
+        donor = self.donor - self.donor.mean(dim=0)
+        return float((self.edited * donor).sum() / donor.square().sum())
+
+
+def swapped(here: World, through: Tensor) -> Swapped:
+    """Own x plus (donor's − own) times this matrix."""
+    own_id, donor_id, nuisance = torch.cartesian_prod(*(torch.arange(15),) * 3).T
+    own, donor = own_id * 15 + nuisance, donor_id * 15 + nuisance
+
+    def y_of(x: Tensor) -> Tensor:
+        block = here.model.module.blocks[LAYER]
+        assert isinstance(block, PlantedBlock)
+        with torch.no_grad():
+            logits = here.model.module.unembed(block(x.float()[:, None]))[:, 0, EVERY.answers]
+        answers = logits.double().softmax(-1)
+        return entropy_bits(answers)[:, None] if here.y.shape[1] == 1 else answers
+
+    before = y_of(here.x)
+    return Swapped(before[own], before[donor], y_of(here.x[own] + (here.x[donor] - here.x[own]) @ through))
+
+
+def projector(directions: Tensor) -> Tensor:
+    basis = torch.linalg.qr(directions).Q
+    return basis @ basis.T
+
+
+@pytest.mark.parametrize("build", USED + IGNORED)
+def test_a_swap_along_the_covariance_moves_the_answer_all_the_way_or_not_at_all(
+    build: Callable[[], PlantedModel],
+) -> None:
+    here = world(build)
+    assert swapped(here, projector(here.covariance())).slope() == pytest.approx(float(build in USED), abs=1e-3)
+
+
+@pytest.mark.parametrize("build", USED)
+def test_a_swap_along_the_decoder_does_not_move_the_answer(build: Callable[[], PlantedModel]) -> None:
+    here = world(build)
+    assert abs(swapped(here, projector(here.decoder())).slope()) < 0.1
+
+
+def test_damage_alone_counts_as_half_a_movement_and_has_no_slope() -> None:
+    """The mean in place of everything: nothing of the donor is in it."""
+    for build in USED + IGNORED:
+        here = world(build)
+        after = swapped(here, torch.zeros(WIDTH, WIDTH, dtype=torch.float64))
+        flat = Swapped(after.own, after.donor, after.own.mean(dim=0).expand_as(after.own))
+        assert flat.movement() == pytest.approx(0.5, abs=1e-6)
+        assert flat.slope() == pytest.approx(0.0, abs=1e-9)
+
+
+def test_a_swap_along_a_decoder_can_steer_what_the_network_does_not_use() -> None:
+    """The illusion of Makelov, Lange & Nanda 2023, arXiv:2311.17030: a copy that nothing reads, written elsewhere."""
+    here = world(planted.ignores_belief)
+    random = [swapped(here, basis @ basis.T).slope() for basis in random_subspaces(WIDTH, 2, draws=20, seed=1)]
+    assert swapped(here, projector(here.decoder())).slope() > 2 * max(random)
+    assert abs(here.cost(here.without_linear_trace())) < 1e-6
