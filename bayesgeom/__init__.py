@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from bayesgeom.intervene import write_strength as write_strength
     from bayesgeom.intervene_together import intervene_together as intervene_together
     from bayesgeom.interventions import fits as subspaces  # noqa: F401  (re-exported under another name)
+    from bayesgeom.interventions.design import Design as Design
     from bayesgeom.interventions.place import Place as Place
     from bayesgeom.interventions.subspace import Subspace as Subspace
     from bayesgeom.length import length as length
@@ -49,6 +50,7 @@ _HOMES = {
     "ablate": "bayesgeom.ablate",
     "BayesGeomError": "bayesgeom.errors",
     "Diagnosis": "bayesgeom.diagnosis",
+    "Design": "bayesgeom.interventions.design",
     "Place": "bayesgeom.interventions.place",
     "Subspace": "bayesgeom.interventions.subspace",
     "Transformer": "bayesgeom.models.transformer",
