@@ -125,9 +125,9 @@ class InterventionJob:
         controls = {at: self._controls(subspaces[at], moments[at], at) for at in layers}
         random = {at: self.random_of(at, subspaces[at].rank) for at in layers}
         means = self._means(sample)
-        main = self._scored(self.n, self._main_arms(sample, subspaces), means, is_main=True)
+        main = self._scored(self.n, self._main_arms(sample, subspaces), (means, sample), is_main=True)
         arms = {at: self._control_arms(sample, subspaces[at], random[at], controls[at].bases, at) for at in layers}
-        control = self._scored(min(self.n, self.design.n_control), arms, means, is_main=False)
+        control = self._scored(min(self.n, self.design.n_control), arms, (means, sample), is_main=False)
         read = self._sample(N_READ + N_HELD, _HELD)
         about, n_random = self.fit.about, self.design.n_random
         values = about.quantity.exact(sample.run.trials)
@@ -194,14 +194,14 @@ class InterventionJob:
         return matched_subspaces(own, covariance, draws=self.design.n_matched, seed=seed)
 
     def _scored(
-        self, n: int, arms: Mapping[int, list[Edit]], means: Means, *, is_main: bool
+        self, n: int, arms: Mapping[int, list[Edit]], fitted: tuple[Means, Sample], *, is_main: bool
     ) -> Totals:
         """Every arm on `n` pairs; of the main ones also the subspace's own without its direct path."""
-        trials = self.task.sample(1, seed=self.seed)
+        (means, sample), trials = fitted, self.task.sample(1, seed=self.seed)
         towards = (1 if is_main else 0) if self.place.score_after else None
-        movement = Movement(
-            quantity=self.fit.about.quantity, are_hypotheses=answers_are_hypotheses(trials), towards_arm=towards
-        )
+        quantity, are_hypotheses = self.fit.about.quantity, answers_are_hypotheses(trials)
+        center = quantity.own(sample.run.log_answers.double(), are_hypotheses=are_hypotheses).mean(dim=0)
+        movement = Movement(quantity=quantity, are_hypotheses=are_hypotheses, center=center, towards_arm=towards)
         has_direct = self.place.is_residual and RESID_POST in self.model.sites
         plan = Plan(
             replayer=self.model.replayer(), spec=self.model.spec, means=means, arms=arms,
@@ -281,7 +281,7 @@ class InterventionJob:
         if not subspaces:
             return found
         arms = {at: [self.arms(sample, at).own(own), self.arms(sample, at).ceiling()] for at, own in subspaces.items()}
-        sums = self._scored(min(self.n, self.design.n_control), arms, {}, is_main=True).arms[..., 0].sum(axis=0)
+        sums = self._scored(min(self.n, self.design.n_control), arms, ({}, sample), is_main=True).arms[..., 0].sum(axis=0)
         for row, layer in enumerate(subspaces):
             way = sums[row, :2, MOVED] / sums[row, :2, DISTANCE] if sums[row, :2, DISTANCE].all() else (0.0, 0.0)
             found[layer] = float(way[0] / way[1]) if way[1] > 0 else float("nan")
