@@ -37,24 +37,21 @@ class Arms:
 
     def controls(self, bases: Float64[Tensor, "draw d rank"], like_own: Subspace | None = None) -> list[Edit]:
         """The edits of control subspaces; "add" shifts them as it does `like_own`, else by their own spread."""
-        shift = None if like_own is None else self._spread(like_own.reads)
-        found = []
-        for basis in bases:
-            named = Subspace(RANDOM, basis)
-            found.append(self._edit(named, self._spread(basis) if shift is None else shift))
-        return found
+        of_own = None if like_own is None else like_own.reads
+        return [self._edit(Subspace(RANDOM, basis), self._spread(basis if of_own is None else of_own)) for basis in bases]
 
-    def _edit(self, subspace: Subspace, spread: Float[Tensor, " r"]) -> Edit:
+    def _edit(self, subspace: Subspace, shift: Float[Tensor, " r"] | None) -> Edit:
         return InSubspace(
             site=self.site, layer=self.layer, kind=self.kind, basis=subspace.basis.to(self.like),
             dual=None if subspace.dual is None else subspace.dual.to(self.like),
             turn=turn(subspace.rank, self.seed).to(self.like) if self.kind == "rotate" else None,
-            shift=spread if self.kind == "add" else None, name=subspace.name,
+            shift=shift, name=subspace.name,
         )  # fmt: skip
 
-    def _spread(self, reads: Float[Tensor, "d r"]) -> Float[Tensor, " r"]:
+    def _spread(self, reads: Float[Tensor, "d r"]) -> Float[Tensor, " r"] | None:
+        """One standard deviation of each coordinate, where coordinates are shifted."""
         if self.kind != "add":
-            return torch.empty(0)
+            return None
         return (self.points @ reads.to(self.points)).std(dim=0).to(self.like)
 
 

@@ -187,7 +187,9 @@ class InterventionJob:
     ) -> list[Edit]:
         """The ceiling, then random subspaces, then those with the same share of variance."""
         arms = self.arms(sample, layer)
-        return [arms.ceiling(), *arms.controls(random, own), *arms.controls(matched)]
+        controls = arms.controls(matched)
+        controls *= -(-self.design.n_matched // len(controls))  # where the whole complement is the only one
+        return [arms.ceiling(), *arms.controls(random, own), *controls]
 
     def _controls(self, own: Subspace, covariance: Float64[Tensor, "d d"], layer: int) -> Matched:
         seed = derived_seed(self.seed, _DRAWS, layer, 1)

@@ -3,8 +3,8 @@
 A draw is B = qr(Λ^τ G), Λ the eigenvalues of the site's covariance in the eigenbasis and G Gaussian. τ = 0 is a uniform
 subspace, a large τ the leading principal components, a large negative τ the trailing ones; bisection over τ finds the
 wanted share. Draws come from the orthogonal complement of the given subspace, at its rank where enough variance is left
-there, else at the least higher rank that reaches the share. Where the complement as a whole has too little, they come
-from all directions and overlap with the subspace.
+there, else at the least higher rank that reaches the share. Where all other directions together carry less than that,
+the whole complement is the only control: it has less variance and every other dimension.
 """
 
 from dataclasses import dataclass
@@ -19,6 +19,7 @@ from bayesgeom.interventions.subspace import Subspace
 
 TOLERANCE = 0.05  # of the wanted share, by which a draw's own may differ
 HEADROOM = 1.1  # leading components must reach this multiple of the share, or all draws would be the same
+WHOLE, NONE = "whole complement", "not matched"
 _STEPS, _STEEPEST = 40, 8.0
 
 
@@ -38,29 +39,22 @@ class Matched:
         return self.bases.shape[2]
 
 
-def matched_subspaces(
-    own: Subspace, covariance: Float64[Tensor, "d d"], *, draws: int, seed: int
-) -> Matched:
+def matched_subspaces(own: Subspace, covariance: Float64[Tensor, "d d"], *, draws: int, seed: int) -> Matched:
     """Subspaces with the same share of variance as `own`, within `TOLERANCE` of it."""
     wanted, total = own.variance_share(covariance), float(covariance.diagonal().sum())
     rest = torch.linalg.qr(own.basis.to(covariance), mode="complete").Q[:, own.rank :]
-    for by, frame in (("complement", rest), ("all directions", torch.eye(own.width).to(covariance))):
-        if frame.shape[1] == 0:
-            continue
-        values, vectors = torch.linalg.eigh(frame.T @ covariance @ frame)
-        values, vectors = values.flip(0).clamp_min(0.0) / total, vectors.flip(1)
-        rank = _least_rank(values, HEADROOM * wanted, own.rank)
-        if rank is None or (by == "all directions" and rank > own.rank):
-            continue
-        bases = frame @ vectors @ _tilted(values, wanted, rank, draws=draws, seed=seed)
-        shares = (bases * (covariance @ bases)).sum(dim=(1, 2)) / total
-        is_close = bool(((shares - wanted).abs() <= TOLERANCE * wanted).all())
-        name = by if rank == own.rank else f"{by}, rank {rank}"
-        if is_close:
-            return Matched(bases=bases, share=float(shares.mean()), by=name, is_matched=True)
-    leading = torch.linalg.eigh(covariance).eigenvectors[:, -own.rank :]
-    share = float((leading * (covariance @ leading)).sum()) / total
-    return Matched(bases=leading.expand(draws, -1, -1), share=share, by="not matched", is_matched=False)
+    if rest.shape[1] == 0:
+        return Matched(bases=own.basis.to(covariance).expand(draws, -1, -1), share=wanted, by=NONE, is_matched=False)
+    values, vectors = torch.linalg.eigh(rest.T @ covariance @ rest)
+    values, vectors = values.flip(0).clamp_min(0.0) / total, vectors.flip(1)
+    rank = _least_rank(values, HEADROOM * wanted, own.rank)
+    if rank is None:  # everything else together carries hardly more, or less: it stands in for them
+        return Matched(bases=rest.expand(1, -1, -1), share=float(values.sum()), by=WHOLE, is_matched=True)
+    bases = rest @ vectors @ _tilted(values, wanted, rank, draws=draws, seed=seed)
+    shares = (bases * (covariance @ bases)).sum(dim=(1, 2)) / total
+    is_close = bool(((shares - wanted).abs() <= TOLERANCE * wanted).all())
+    by = "complement" if rank == own.rank else f"complement, rank {rank}"
+    return Matched(bases=bases, share=float(shares.mean()), by=by if is_close else NONE, is_matched=is_close)
 
 
 def _least_rank(values: Float64[Tensor, " d"], share: float, rank: int) -> int | None:

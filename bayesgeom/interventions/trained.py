@@ -1,6 +1,6 @@
 """A trained swap subspace: distributed alignment search with one orthonormal basis a layer.
 
-The basis B is the Q of a matrix that is trained by gradient through the model, so that the swap x + B Bᵀ (donor − x)
+The basis B is the Q of a matrix that starts from the covariance directions and is trained through the model, so that the swap x + B Bᵀ (donor − x)
 moves the model's own quantity to what it is in the donor. The model's weights stay as they are.
 
 References: Geiger et al. 2024, arXiv:2303.02536 (distributed alignment search); Makelov et al. 2023, arXiv:2311.17030
@@ -18,12 +18,13 @@ from torch import Tensor, nn
 from bayesgeom.behaviour import answer_log_probabilities
 from bayesgeom.errors import InvalidArgument
 from bayesgeom.interventions.base import About, Fit, Sample, Setting
+from bayesgeom.interventions.erasers import JointMoments
 from bayesgeom.interventions.quantity import Quantity, answers_are_hypotheses
 from bayesgeom.interventions.subspace import Subspace
 from bayesgeom.tasks.base import derived_seed
 from bayesgeom.trials import Trials
 
-STEPS, BATCH, LEARNING_RATE = 60, 16, 0.03
+STEPS, BATCH, LEARNING_RATE = 80, 16, 0.02
 _TRAIN = 1  # branch of the sample's seed
 
 
@@ -65,6 +66,7 @@ class TrainedSwap(Fit):
         like = next(sample.model.module.parameters())
         generator = torch.Generator().manual_seed(seed)
         start = torch.randn(width, self.rank, generator=generator, dtype=torch.float64)
+        start = _from_covariance(sample, layer, self.quantity, start)
         weights = start.to(like.device, torch.float32).requires_grad_()
         optimizer = torch.optim.Adam([weights], lr=LEARNING_RATE)
         schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, self.steps)
@@ -91,6 +93,17 @@ class TrainedSwap(Fit):
             return (log_own.exp() * (log_own - log_edited)).sum(dim=-1).mean()
         target, found = (self.quantity.own(log, are_hypotheses=are_hypotheses) for log in (log_own, log_edited))
         return (found - target).square().mean()
+
+
+def _from_covariance(
+    sample: Sample, layer: int, quantity: Quantity, start: Float64[Tensor, "d rank"]
+) -> Float64[Tensor, "d rank"]:
+    """The leading directions of Cov(x, y), then random ones: training starts from where the quantity lies."""
+    moments = JointMoments.of(sample.points(layer), sample.values(quantity))
+    left, singular, _ = torch.linalg.svd(moments.cross.cpu(), full_matrices=False)
+    kept = left[:, singular > 1e-6 * singular[0]][:, : start.shape[1]]
+    basis: Tensor = torch.linalg.qr(torch.cat([kept, start[:, kept.shape[1] :]], dim=1)).Q
+    return basis
 
 
 @torch.no_grad()

@@ -92,7 +92,7 @@ def sentence(subspace: str, verdicts: Mapping[int, str]) -> str:
     """The strongest verdict first, with its layers; then the others."""
     groups = {verdict: [at for at, own in verdicts.items() if own == verdict] for verdict in VERDICTS}
     said = [f"{verdict} {_layers(layers)}" for verdict, layers in groups.items() if layers]
-    return f"{subspace}: {'; '.join(said)}"
+    return f"{'; '.join(said)}: {subspace}"
 
 
 def _layers(layers: Sequence[int]) -> str:
@@ -111,7 +111,7 @@ def _against_use(evidence: Evidence) -> list[str]:
         elif evidence.is_matched and not effect.lo > matched:
             found.append(f"a variance-matched subspace reaches the {name}")
     if not evidence.is_matched:
-        found.append("no control has the same share of variance")
+        found.append("no control subspace has the same share of variance")
     if evidence.n_controls < LEAST_CONTROLS:
         found.append(f"fewer than {LEAST_CONTROLS} controls of a kind")
     return found
