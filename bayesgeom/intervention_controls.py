@@ -19,6 +19,7 @@ from bayesgeom.interventions.planted_network import PlantedModel
 from bayesgeom.interventions.report import InterventionReport
 
 N = 64  # pairs
+_STEPS = 25  # of a trained swap: enough to steer, in seconds
 _DESIGN = Design(kind="swap", n_random=20, n_matched=20, n_control=16, n_untrained=1)
 
 
@@ -50,7 +51,7 @@ def intervention_controls() -> Iterator[InterventionControl]:
         yield InterventionControl(
             label=f"decoder ({quantity}): misses what is used", build=uses, fit=decoder(quantity), holds=_is_missed
         )
-    for fit in (decoder("belief"), trained_swap(2, "belief")):
+    for fit in (decoder("belief"), trained_swap(2, "belief", steps=_STEPS)):
         yield InterventionControl(
             label=f"{fit.label}: steers what is not used", build=ignores_belief, fit=fit, holds=_is_not_called_used
         )

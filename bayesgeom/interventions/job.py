@@ -32,6 +32,7 @@ from bayesgeom.interventions.matching import Matched, matched_subspaces
 from bayesgeom.interventions.place import Place
 from bayesgeom.interventions.positions import Positions
 from bayesgeom.interventions.quantity import answers_are_hypotheses, is_function_of_position
+from bayesgeom.interventions.quantity_fits import Eraser
 from bayesgeom.interventions.report import InterventionReport
 from bayesgeom.interventions.subspace import Subspace
 from bayesgeom.interventions.summary import Context, Controls, intervention_report
@@ -146,7 +147,7 @@ class InterventionJob:
                 random=slice(1, 1 + n_random), matched=slice(1 + n_random, 1 + n_random + self.design.n_matched),
                 found=controls,
             ),
-            is_identified=is_identified, is_readout=about.is_readout,
+            is_identified=is_identified, is_readout=about.is_readout, claims_the_quantity=self._claims_the_quantity,
             follows_answer=about.quantity.name != "entropy" and not self.place.score_after,
             seed=derived_seed(self.seed, Branch.RESAMPLING),
         )  # fmt: skip
@@ -167,15 +168,24 @@ class InterventionJob:
         )  # fmt: skip
 
     def _main_arms(self, sample: Sample, subspaces: Mapping[int, Subspace]) -> dict[int, list[Edit]]:
-        """The subspace and the ceiling; under a swap also their removal."""
+        """The subspace and the ceiling; under a swap also their removal, and that of all linear trace of the quantity."""
         found = {}
+        erasers = subspaces if isinstance(self.fit, Eraser) or not self._claims_the_quantity else self._erasers(sample)
         for layer, own in subspaces.items():
             arms = self.arms(sample, layer)
             found[layer] = [arms.own(own), arms.ceiling()]
             if self.kind == "swap":
                 removal = self.arms(sample, layer, "remove")
-                found[layer] += [removal.own(own), removal.ceiling()]
+                found[layer] += [removal.own(own), removal.ceiling(), removal.own(erasers[layer])]
         return found
+
+    @property
+    def _claims_the_quantity(self) -> bool:
+        """Whether the subspace is said to hold the quantity, so that erasing the quantity is a test of it."""
+        return self.kind == "swap" and self.fit.about.at_scored
+
+    def _erasers(self, sample: Sample) -> Mapping[int, Subspace]:
+        return Eraser(self.fit.about.quantity, oblique=True).fitted(sample, self.layers)
 
     def _control_arms(
         self,

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import final
 
 from bayesgeom.interventions.design import LEAST_CONTROLS
-from bayesgeom.interventions.readout import Erasure
+from bayesgeom.interventions.readout import SLACK, Erasure
 
 USED, NOT_USED, UNDECIDED = "used", "not used", "undecided"
 NOT_IDENTIFIED, BY_CONSTRUCTION = "not identified", "by construction"
@@ -17,8 +17,9 @@ SAME_AS_UNTRAINED = 0.99  # of the ceiling, reached by trained and untrained net
 RULE = (
     f"Used: under a swap, the model's own value moves towards the donor's, and the 95 % interval of that movement (and, "
     f"for a belief or log-odds, of the answer shift) lies above zero, above every random subspace of the same rank and "
-    f"above every subspace with the same share of variance (at least {LEAST_CONTROLS} each). Not used (linearly, at "
-    f"this site and these positions): after removal a linear map predicts the quantity no better than shuffled values, "
+    f"above every subspace with the same share of variance (at least {LEAST_CONTROLS} each); and erasing the quantity "
+    f"there by LEACE costs more than the margin that follows. Not used (linearly, at this site and these positions): "
+    f"after removal a linear map predicts at most {SLACK:.0%} more of the quantity's variance than of shuffled values, "
     f"and the interval of the KL increase lies within ±{OWN_KL_SHARE:g} of the model's own KL and within "
     f"±{CEILING_SHARE:.0%} of the ceiling. By construction: donor and recipient differ only inside the subspace. Not "
     f"identified: the quantity is a function of position. Undecided: everything else."
@@ -54,6 +55,7 @@ class Evidence:
         is_identified: whether the quantity varies between sequences at the same position.
         is_readout: whether the subspace is made of decoder weights.
         outside_share: share of donor − recipient outside the subspace.
+        erasing: KL increase where LEACE erases the quantity; None for subspaces that are not said to hold it.
         share_of_ceiling, untrained_share: movement as a share of the ceiling's, here and in untrained networks.
     """
 
@@ -70,6 +72,7 @@ class Evidence:
     outside_share: float
     share_of_ceiling: float
     untrained_share: float
+    erasing: Interval | None = None
 
 
 def verdict_of(evidence: Evidence) -> tuple[str, str]:
@@ -110,11 +113,18 @@ def _against_use(evidence: Evidence) -> list[str]:
             found.append(f"a random subspace reaches the {name}")
         elif evidence.is_matched and not effect.lo > matched:
             found.append(f"a variance-matched subspace reaches the {name}")
+    if evidence.erasing is not None and not evidence.erasing.lo > _margin(evidence):
+        found.append("erasing the quantity costs nothing here, so the subspace steers the answer in another way")
     if not evidence.is_matched:
         found.append("no control subspace has the same share of variance")
     if evidence.n_controls < LEAST_CONTROLS:
         found.append(f"fewer than {LEAST_CONTROLS} controls of a kind")
     return found
+
+
+def _margin(evidence: Evidence) -> float:
+    """The KL increase up to which an erased quantity is not used."""
+    return min(OWN_KL_SHARE * evidence.own_kl, CEILING_SHARE * evidence.removal_ceiling)
 
 
 def _against_disuse(evidence: Evidence) -> list[str]:
