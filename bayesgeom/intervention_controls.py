@@ -18,9 +18,9 @@ from bayesgeom.interventions.planted import LAYER, SITE, ignores_belief, ignores
 from bayesgeom.interventions.planted_network import PlantedModel
 from bayesgeom.interventions.report import InterventionReport
 
-N = 64  # pairs
-_STEPS = 25  # of a trained swap: enough to steer, in seconds
-_DESIGN = Design(kind="swap", n_random=20, n_matched=20, n_control=16, n_untrained=1)
+N = 48  # pairs
+_STEPS = 12  # of a trained swap: enough to steer, in seconds
+_DESIGN = Design(kind="swap", n_random=20, n_matched=20, n_control=16, n_untrained=0, n_fit=512)
 
 
 @final

@@ -31,6 +31,8 @@ def selftest() -> list[Verdict]:
             fresh = [probe.measure(run) for run in control.initialised]
             held = bool(control.holds(probe.measure(control.run, fresh)))
             verdicts.append(Verdict(probe=name, control=control.label, held=held))
-    for own in intervention_controls():
-        verdicts.append(Verdict(probe=INTERVENTION, control=own.label, held=own.holds(own.report())))
+    verdicts += [
+        Verdict(probe=INTERVENTION, control=control.label, held=control.holds(control.report()))
+        for control in intervention_controls()
+    ]
     return verdicts
