@@ -114,7 +114,7 @@ def bands_of(n_scored: int) -> tuple[tuple[str, ...], Float64[np.ndarray, "posit
 def score_pairs(pairs: Iterator[Pair], plan: Plan, n: int) -> Totals:
     """Score every arm on `n` pairs that come in blocks."""
     per_unit = -(-n // MAX_UNITS)
-    units, n_bands = -(-n // per_unit), plan.bands.shape[1]
+    units, n_bands = -(-n // per_unit), _weights(plan, 0).shape[1]
     n_arms = len(next(iter(plan.arms.values()))) + len(plan.without_direct)
     counts = np.zeros(units, dtype=np.int64)
     baseline = np.zeros((units, N_METRICS, n_bands))
@@ -142,7 +142,7 @@ def _score_tile(
     baseline = plan.replayer.baseline(originals)
     reference = PairReference(plan.means, None if donors is None else plan.replayer.baseline(donors))
     together = variants_at_once(originals, baseline.logits)
-    weights = plan.bands if plan.positions is None else plan.positions.weights(originals.n_scored, number)
+    weights = _weights(plan, number)
     scorer = _Scorer.of(pair, plan, baseline, reference)
     by_layer = []
     for layer, edits in plan.arms.items():
@@ -165,6 +165,11 @@ def _score_tile(
         assert len(scores) == len(variants), f"every arm of layer {layer} is scored once"
         by_layer.append(np.stack(scores, axis=1))
     return scorer.scores(baseline.logits, scorer.way, "no edit") @ weights, np.stack(by_layer, axis=1)
+
+
+def _weights(plan: Plan, number: int) -> Float64[np.ndarray, "position band"]:
+    """What averages over positions in this tile."""
+    return plan.bands if plan.positions is None else plan.positions.weights(len(plan.bands), number)
 
 
 def _variants(

@@ -14,7 +14,7 @@ from torch import Tensor
 from bayesgeom.geometry.regression import ridge
 from bayesgeom.interventions.subspace import Subspace
 
-STRENGTH = 1e-6  # of the ridge: directions of small variance must be read, too
+STRENGTH = 1e-9  # of the ridge: directions of small variance must be read, too
 PERMUTATIONS, LEVEL = 40, 0.975
 SLACK = 0.01  # share of the variance: the eraser is itself estimated, and leaves about 1 / n of it
 
