@@ -81,7 +81,7 @@ def verdict_of(evidence: Evidence) -> tuple[str, str]:
         return NOT_IDENTIFIED, "the quantity is a function of position"
     if evidence.kind == "swap" and evidence.outside_share <= IDENTITY:
         return BY_CONSTRUCTION, "donor and recipient differ only inside the subspace"
-    if min(evidence.share_of_ceiling, evidence.untrained_share) >= SAME_AS_UNTRAINED:
+    if evidence.share_of_ceiling >= SAME_AS_UNTRAINED and evidence.untrained_share >= SAME_AS_UNTRAINED:
         return BY_CONSTRUCTION, "untrained networks reach the ceiling, too"
     against_use, against_disuse = _against_use(evidence), _against_disuse(evidence)
     if not against_use:

@@ -53,6 +53,11 @@ CASES = {
     "identity": (replace(USED, outside_share=1e-9), "by construction"),
     "as untrained": (replace(USED, share_of_ceiling=0.995, untrained_share=0.999), "by construction"),
     "untrained alone": (replace(USED, untrained_share=0.999), "used"),
+    "no untrained network": (replace(USED, share_of_ceiling=0.995, untrained_share=np.nan), "used"),
+    "erasing costs": (replace(USED, erasing=Interval(0.3, 0.2, 0.4)), "used"),
+    "erasing costs nothing": (replace(USED, erasing=Interval(0.001, 0.0005, 0.0015)), "undecided"),
+    "erasing, no interval": (replace(USED, erasing=Interval(0.3, np.nan, np.nan)), "undecided"),
+    "erased to the noise": (replace(IDLE, erasure=Erasure(before=0.9, after=-0.01, permuted=-0.02)), "not used"),
 }  # fmt: skip
 
 
