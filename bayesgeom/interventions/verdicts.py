@@ -15,12 +15,13 @@ OWN_KL_SHARE, CEILING_SHARE = 0.5, 0.01  # margins of "not used"
 IDENTITY = 1e-6  # share of the squared difference outside the subspace below which there is none
 SAME_AS_UNTRAINED = 0.99  # of the ceiling, reached by trained and untrained networks alike
 RULE = (
-    f"Used: under a swap, the model's own value moves towards the donor's, and the 95 % interval of that movement (and, "
-    f"for a belief or log-odds, of the answer shift) lies above zero, above every random subspace of the same rank and "
-    f"above every subspace with the same share of variance (at least {LEAST_CONTROLS} each); and erasing the quantity "
-    f"there by LEACE costs more than the margin that follows. Not used (linearly, at this site and these positions): "
-    f"after removal a linear map predicts at most {SLACK:.0%} more of the quantity's variance than of shuffled values, "
-    f"and the interval of the KL increase lies within ±{OWN_KL_SHARE:g} of the model's own KL and within "
+    "Used: under a swap, the model's own value moves towards the donor's, and the 95 % interval of that movement (and, "
+    "for a belief or log-odds, of the answer shift) lies above zero, above every random subspace of the same rank and "
+    f"above every subspace with the same share of variance (at least {LEAST_CONTROLS} each). A subspace that is said "
+    "to hold a quantity is used only if, besides, erasing the quantity there by LEACE costs more than the margin that "
+    "follows, and the movement is above zero without the direct path from the site to the output. Not used (linearly, "
+    f"at this site and these positions): after removal a linear map predicts at most {SLACK:.0%} more of the quantity's "
+    f"variance than of shuffled values, and the interval of the KL increase lies within ±{OWN_KL_SHARE:g} of the model's own KL and within "
     f"±{CEILING_SHARE:.0%} of the ceiling. By construction: donor and recipient differ only inside the subspace. Not "
     f"identified: the quantity is a function of position. Undecided: everything else."
 )
@@ -56,6 +57,7 @@ class Evidence:
         is_readout: whether the subspace is made of decoder weights.
         outside_share: share of donor − recipient outside the subspace.
         erasing: KL increase where LEACE erases the quantity; None for subspaces that are not said to hold it.
+        indirect: movement without the direct path to the output; None where it does not count.
         share_of_ceiling, untrained_share: movement as a share of the ceiling's, here and in untrained networks.
     """
 
@@ -73,6 +75,7 @@ class Evidence:
     share_of_ceiling: float
     untrained_share: float
     erasing: Interval | None = None
+    indirect: Interval | None = None
 
 
 def verdict_of(evidence: Evidence) -> tuple[str, str]:
@@ -115,6 +118,8 @@ def _against_use(evidence: Evidence) -> list[str]:
             found.append(f"a variance-matched subspace reaches the {name}")
     if evidence.erasing is not None and not evidence.erasing.lo > _margin(evidence):
         found.append("erasing the quantity costs nothing here, so the subspace steers the answer in another way")
+    if evidence.indirect is not None and not evidence.indirect.lo > 0:
+        found.append("nothing moves without the direct path to the output, so the site may only hold the answer")
     if not evidence.is_matched:
         found.append("no control subspace has the same share of variance")
     if evidence.n_controls < LEAST_CONTROLS:

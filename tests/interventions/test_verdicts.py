@@ -54,6 +54,8 @@ CASES = {
     "as untrained": (replace(USED, share_of_ceiling=0.995, untrained_share=0.999), "by construction"),
     "untrained alone": (replace(USED, untrained_share=0.999), "used"),
     "no untrained network": (replace(USED, share_of_ceiling=0.995, untrained_share=np.nan), "used"),
+    "direct path alone": (replace(USED, indirect=Interval(0.0, -0.01, 0.01)), "undecided"),
+    "indirectly, too": (replace(USED, indirect=Interval(0.1, 0.05, 0.2)), "used"),
     "erasing costs": (replace(USED, erasing=Interval(0.3, 0.2, 0.4)), "used"),
     "erasing costs nothing": (replace(USED, erasing=Interval(0.001, 0.0005, 0.0015)), "undecided"),
     "erasing, no interval": (replace(USED, erasing=Interval(0.3, np.nan, np.nan)), "undecided"),
