@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from bayesgeom.diagnosis import Diagnosis as Diagnosis
     from bayesgeom.dynamics import dynamics as dynamics
     from bayesgeom.em_experiment import em_experiment as em_experiment
+    from bayesgeom.erase_onwards import erase_onwards as erase_onwards
     from bayesgeom.errors import BayesGeomError as BayesGeomError
     from bayesgeom.gradient_movement import gradient_movement as gradient_movement
     from bayesgeom.gradients import gradients as gradients
@@ -62,6 +63,7 @@ _HOMES = {
     "diagnose": "bayesgeom.diagnose",
     "dynamics": "bayesgeom.dynamics",
     "em_experiment": "bayesgeom.em_experiment",
+    "erase_onwards": "bayesgeom.erase_onwards",
     "fit_subspace": "bayesgeom.intervene",
     "gradient_movement": "bayesgeom.gradient_movement",
     "gradients": "bayesgeom.gradients",

@@ -229,7 +229,9 @@ class Subtract(Edit):
 def check_dual(basis: Float[Tensor, "d r"], dual: Float[Tensor, "d r"]) -> None:
     """**Raises** `InvalidArgument` unless the dual columns read the basis's own coordinates, DᵀB = 1, to 1e-3."""
     if dual.shape != basis.shape:
-        raise InvalidArgument(f"the dual has shape {tuple(dual.shape)}, the basis {tuple(basis.shape)}; they must agree.")
+        raise InvalidArgument(
+            f"the dual has shape {tuple(dual.shape)}, the basis {tuple(basis.shape)}; they must agree."
+        )
     gram = dual.T.double() @ basis.double()
     error = float((gram - torch.eye(len(gram), dtype=torch.float64, device=gram.device)).abs().max())
     if not error <= DUAL:

@@ -35,6 +35,8 @@ def intervene(
     `interventions.verdicts.RULE`): used, not used, by construction, not identified or undecided.
 
     Args:
+        model: a model, its name or its directory.
+        task: a task or its name; by default the one that the model was trained on.
         subspace: one of `bayesgeom.subspaces`, or a `Subspace`; by default the frame of hypothesis embeddings.
         kind: what is done, or a `Design` with donors and numbers of controls. "swap": the component becomes that of
             another sequence; "remove": the task's mean; "keep": everything else becomes the mean; "rotate": its
@@ -42,6 +44,7 @@ def intervene(
             standard deviation. The mean is over all scored positions at those and over all others at the others.
         at: site, layers and positions; by default `resid_pre` of every layer.
         n: sequences, or pairs of them, that are scored.
+        seed: of sequences, fits, controls and intervals.
 
     Raises:
         InvalidArgument: before anything runs, for an unknown kind, n < 1, a layer that is not there, a basis of the

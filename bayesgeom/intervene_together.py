@@ -46,10 +46,10 @@ def intervene_together(
     """What becomes of the answer when one subspace is acted on in several layers in the same pass.
 
     Each place of `at` is one edit, of all its layers at once: `(Place(RESID_PRE, (12,)), Place(RESID_PRE, (8, 12)))`;
-    all are at one site, any of `intervene` or `v`. `subspace`: by default the covariance direction of entropy, fitted in every layer on
-    trials that are not scored. `kind`: "remove", "keep" or "add", as in `intervene`. Beside each edit stand 20 random
-    subspaces of the same rank and 20 that are orthogonal to the own, and the report says how the axis is ordered by
-    entropy where it arrives at each layer. Every arm is a whole pass. **Raises** as `intervene` does.
+    all are at one site, any of `intervene` or `v`. By default the covariance direction of entropy, fitted in every
+    layer on trials that are not scored. `kind`: "remove", "keep" or "add", as in `intervene`. Each edit has 20 random
+    subspaces of the same rank as controls and 20 that are orthogonal to the own. The report says how the axis is
+    ordered by entropy where it arrives at each layer. Every condition is a whole pass. **Raises** as `intervene` does.
     """
     return JointJob.of(model, task, subspace, at=at, kind=kind, n=n, seed=seed).run()
 

@@ -38,7 +38,9 @@ class Arms:
     def controls(self, bases: Float64[Tensor, "draw d rank"], like_own: Subspace | None = None) -> list[Edit]:
         """The edits of control subspaces; "add" shifts them as it does `like_own`, else by their own spread."""
         of_own = None if like_own is None else like_own.reads
-        return [self._edit(Subspace(RANDOM, basis), self._spread(basis if of_own is None else of_own)) for basis in bases]
+        return [
+            self._edit(Subspace(RANDOM, basis), self._spread(basis if of_own is None else of_own)) for basis in bases
+        ]
 
     def _edit(self, subspace: Subspace, shift: Float[Tensor, " r"] | None) -> Edit:
         return InSubspace(

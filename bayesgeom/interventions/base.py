@@ -11,7 +11,7 @@ from torch import Tensor
 from bayesgeom.activations import Run
 from bayesgeom.information import entropy_bits
 from bayesgeom.interventions.place import Place
-from bayesgeom.interventions.quantity import Quantity, confounds
+from bayesgeom.interventions.quantity import BELIEF, Quantity, confounds
 from bayesgeom.interventions.subspace import Subspace
 from bayesgeom.models.base import Model
 from bayesgeom.trials import Trials
@@ -30,7 +30,7 @@ class About:
         at_scored: whether it is fitted at scored positions, and so acts there alone unless a place says otherwise.
     """
 
-    quantity: Quantity = Quantity("belief")
+    quantity: Quantity = BELIEF
     is_readout: bool = False
     at_scored: bool = False
 

@@ -68,6 +68,7 @@ def _roots(within: Float64[Tensor, "d d"]) -> tuple[Float64[Tensor, "d d"], Floa
 
 def _span(name: str, columns: Float64[Tensor, "d component"], moments: JointMoments) -> Float64[Tensor, "d rank"]:
     """Orthonormal basis of the columns' span. **Raises** where the quantity and the activations do not covary."""
+    left: Tensor
     left, singular, _ = torch.linalg.svd(columns, full_matrices=False)
     spread = moments.within.diagonal().sum().sqrt()
     if not bool(moments.cross.isfinite().all()) or float(moments.cross.norm()) <= 1e-9 * float(spread):

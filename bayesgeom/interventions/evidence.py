@@ -19,9 +19,7 @@ _SCORED = 256  # sequences of the fitting sample that coordinates are read from
 def reads(sample: Sample, quantity: Quantity, layers: Sequence[int]) -> dict[int, Read]:
     """Activations and the quantity, sequence by sequence, in each layer."""
     values = quantity.exact(sample.run.trials)
-    return {
-        at: Read(points=sample.points(at).unflatten(0, tuple(values.shape[:2])), values=values) for at in layers
-    }
+    return {at: Read(points=sample.points(at).unflatten(0, tuple(values.shape[:2])), values=values) for at in layers}
 
 
 def erasures(

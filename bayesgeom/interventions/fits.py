@@ -125,13 +125,16 @@ def fixed(subspace: Subspace) -> Fit:
 def fit_from_text(text: str) -> Fit:
     """The fit that the command line writes as NAME or NAME:argument. **Raises** `UnknownName`, listing the forms."""
     name, _, listed = text.partition(":")
-    match name, [part.strip() for part in listed.split(",") if part]:
-        case ("covariance" | "leace") as kind, [quantity, *rest] if (given := _given(rest)) is not None:
-            return Eraser(Quantity.of(quantity), oblique=kind == "leace", given=given)
-        case "trained_swap", [r, quantity] if r.isdecimal():
-            return trained_swap(int(r), quantity)
-        case "decoder", [quantity]:
-            return decoder(quantity)
+    parts = [part.strip() for part in listed.split(",") if part]
+    fit = _of_quantity(name, parts) or _of_place(name, parts)
+    if fit is None:
+        raise unknown_name("subspace", text, FORMS)
+    return fit
+
+
+def _of_place(name: str, parts: Sequence[str]) -> Fit | None:
+    """The fits that name no quantity; None where this is none of them."""
+    match name, parts:
         case "entropy_axis", [] | ["readout"]:
             return entropy_axis()
         case "entropy_axis", ["pc1"]:
@@ -150,7 +153,19 @@ def fit_from_text(text: str) -> Fit:
             return top_jacobian(int(r))
         case "random", [r] if r.isdecimal():
             return random(int(r))
-    raise unknown_name("subspace", text, FORMS)
+    return None
+
+
+def _of_quantity(name: str, parts: Sequence[str]) -> Fit | None:
+    """The fits that name a quantity; None where this is none of them."""
+    match name, parts:
+        case ("covariance" | "leace") as kind, [quantity, *rest] if (given := _given(rest)) is not None:
+            return Eraser(Quantity.of(quantity), oblique=kind == "leace", given=given)
+        case "trained_swap", [r, quantity] if r.isdecimal():
+            return trained_swap(int(r), quantity)
+        case "decoder", [quantity]:
+            return decoder(quantity)
+    return None
 
 
 def _given(rest: Sequence[str]) -> tuple[str, ...] | None:
@@ -174,7 +189,9 @@ class _EntropyAxis(Fit):
 
     @property
     def label(self) -> str:
-        return {"readout": "decoder (entropy)", "pc1": "entropy axis (PC1)"}.get(self.by, "entropy axis (standardised PC1)")
+        return {"readout": "decoder (entropy)", "pc1": "entropy axis (PC1)"}.get(
+            self.by, "entropy axis (standardised PC1)"
+        )
 
     @property
     def about(self) -> About:

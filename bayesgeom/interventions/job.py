@@ -99,9 +99,7 @@ class InterventionJob:
     def positions(self) -> Positions:
         """Where it acts in a sequence."""
         by_fit = "scored" if self.fit.about.at_scored else "all"
-        return Positions(
-            are_scored=(self.place.positions or by_fit) == "scored", score_after=self.place.score_after
-        )
+        return Positions(are_scored=(self.place.positions or by_fit) == "scored", score_after=self.place.score_after)
 
     def pairs(self, n: int) -> Iterator[Pair]:
         """The sequences that are scored, in blocks; donors only where they are swapped in."""
@@ -168,7 +166,7 @@ class InterventionJob:
         )  # fmt: skip
 
     def _main_arms(self, sample: Sample, subspaces: Mapping[int, Subspace]) -> dict[int, list[Edit]]:
-        """The subspace and the ceiling; under a swap also their removal, and that of all linear trace of the quantity."""
+        """The subspace and the ceiling; under a swap also their removal, and the erasure of the quantity."""
         found = {}
         erasers = subspaces if isinstance(self.fit, Eraser) or not self._claims_the_quantity else self._erasers(sample)
         for layer, own in subspaces.items():
@@ -271,18 +269,21 @@ class InterventionJob:
         both = self._drawn(N_COMPARED, derived_seed(self.seed, _PAIRS, 0, 1))
         originals, donors = (replayer.baseline(trials) for trials in both)
         mask = Positions(are_scored=self.positions.are_scored or self.place.score_after).mask(both[0], 0)
-        return {at: _outside_share(originals.held[site, at], donors.held[site, at], mask, subspaces[at]) for at in subspaces}
+        return {
+            at: _outside_share(originals.held[site, at], donors.held[site, at], mask, subspaces[at]) for at in subspaces
+        }
 
     def _untrained(self) -> dict[int, float]:
-        """Movement as a share of the ceiling's in untrained networks, the least of them; NaN where nothing is fitted."""
+        """Movement as a share of the ceiling's in untrained networks, the least of them; NaN where nothing fits."""
         shares = list[dict[int, float]]()
         for number in range(self.design.n_untrained if self.kind == "swap" else 0):
             model = self.model.fresh(derived_seed(self.seed, _UNTRAINED, number) % 2**31)
             design = replace(self.design, n_fit=min(self.design.n_fit, N_READ))
-            shares.append(replace(self, model=model, design=design)._share_of_ceiling())
+            shares.append(replace(self, model=model, design=design).share_of_ceiling())
         return {at: min(share[at] for share in shares) for at in self.layers} if shares else {}
 
-    def _share_of_ceiling(self) -> dict[int, float]:
+    def share_of_ceiling(self) -> dict[int, float]:
+        """Movement as a share of the ceiling's in each layer, on as many pairs as controls; NaN where nothing fits."""
         sample, found = self.sample(), dict.fromkeys(self.layers, float("nan"))
         subspaces: dict[int, Subspace] = {}
         for layer in self.layers:
@@ -311,9 +312,7 @@ def _covariance(points: Float64[Tensor, "point d"]) -> Float64[Tensor, "d d"]:
     return centered.T @ centered / len(points)
 
 
-def _outside_share(
-    original: Tensor, donor: Tensor, mask: Bool[Tensor, " pos"] | None, subspace: Subspace
-) -> float:
+def _outside_share(original: Tensor, donor: Tensor, mask: Bool[Tensor, " pos"] | None, subspace: Subspace) -> float:
     apart = (donor - original).double().flatten(2)
     apart = apart if mask is None else apart[:, mask.to(apart.device)]
     rest = apart - apart @ subspace.reads.to(apart) @ subspace.basis.to(apart).T

@@ -88,6 +88,9 @@ class Quantity:
         return slice(self.hypothesis, self.hypothesis + 1)
 
 
+BELIEF = Quantity("belief")
+
+
 def answers_are_hypotheses(trials: Trials) -> bool:
     """Whether the belief is the predictive itself, hypothesis by answer."""
     predictive, belief = (trials.at_scored(values) for values in (trials.predictive, trials.belief))

@@ -76,7 +76,7 @@ class Eraser(Fit):
 @final
 @dataclass(frozen=True)
 class Decoder(Fit):
-    """The row space of the ridge map from vectors to the quantity: it reads the quantity out, and no more is claimed."""
+    """The row space of the ridge map from vectors to the quantity: it reads the quantity out, no more."""
 
     quantity: Quantity
 
@@ -128,5 +128,7 @@ def _residual(
     y, x = values - values.mean(dim=0), held - held.mean(dim=0)
     left: Tensor = y - x @ (torch.linalg.pinv(x.T @ x, rtol=1e-9) @ (x.T @ y))
     if float(left.square().sum()) <= 1e-6 * float(y.square().sum()):
-        raise InvalidArgument(f"{label}: what is held fixed predicts the quantity exactly, so that nothing is left of it.")
+        raise InvalidArgument(
+            f"{label}: what is held fixed predicts the quantity exactly, so that nothing is left of it."
+        )
     return left

@@ -22,7 +22,7 @@ SLACK = 0.01  # share of the variance: the eraser is itself estimated, and leave
 @final
 @dataclass(frozen=True, kw_only=True)
 class Erasure:
-    """Held-out R² of the quantity from the whole site: as it is, edited, and of shuffled values from the edited site."""
+    """Held-out R² of the quantity from the whole site: as it is, edited, and edited with shuffled values."""
 
     before: float
     after: float

@@ -3,9 +3,9 @@
     movement      Σ (y' − y)(y_donor − y) / Σ (y_donor − y)²      y: the model's own value of the quantity
     answer shift  KL(original's exact ‖ model) − KL(donor's exact ‖ model), bits (fields: `redirect_…`)
 
-Movement is 1 where a swap gives the model the donor's value, 0 where it changes nothing. Every number stands between its
-ceiling, the same done to the whole activation, and its controls: random subspaces of the same rank, and subspaces with
-the same share of variance.
+Movement is 1 where a swap gives the model the donor's value, 0 where it changes nothing. Every number has its ceiling,
+the same done to the whole activation, and its controls: random subspaces of the same rank, and subspaces with the same
+share of variance.
 """
 
 import math
@@ -47,8 +47,8 @@ class InterventionReport(Report):
     name: ClassVar[str] = "intervention"
     title: ClassVar[str] = "Intervention: does the model use what lies in the subspace?"
     about: ClassVar[str] = (
-        "One component of an activation is swapped with that of another sequence or removed, and everything after it is "
-        "computed again. If the model uses the quantity that lies there, a swap moves the model's own value of it "
+        "One component of an activation is swapped with that of another sequence or removed, and everything after it "
+        "is computed again. If the model uses the quantity that lies there, a swap moves the model's own value of it "
         "towards the donor's (movement 0: not at all, 1: all the way). The ceiling is the whole activation. Controls "
         "are random subspaces of the same rank and subspaces with the same share of variance. That removal costs "
         "nothing shows something only if it is complete: the quantity can then no longer be decoded. " + RULE
@@ -162,8 +162,8 @@ class InterventionReport(Report):
         damage = self._line("damage_bits", f"KL increase, {where}", at)
         removal = self._line("removal_kl_bits", f"KL increase on removal, {where}", at, null=math.nan)
         read = Headline(
-            metric="r2_after", label=f"R² of the {self.quantity} after removal, {where}", value=float(self.r2_after[at]),
-            null=float(self.r2_before[at]), null_label="before",
+            metric="r2_after", label=f"R² of the {self.quantity} after removal, {where}",
+            value=float(self.r2_after[at]), null=float(self.r2_before[at]), null_label="before",
         )  # fmt: skip
         if not self.is_swap:
             return damage, self._line("damage_bits_ceiling", f"ceiling, layer {at}", at), read
@@ -215,7 +215,7 @@ class InterventionReport(Report):
         value, ceiling, most, matched, indirect = (
             f"{held[metric + end][layer, 0]:.4g}" for end in ("", "_ceiling", "_most", "_matched_most", "_indirect")
         )
-        interval = interval_cell(*(float(held[metric + end][layer, 0]) for end in ("_lo", "_hi")), ".3g")
+        interval = interval_cell(held[metric + "_lo"][layer, 0], held[metric + "_hi"][layer, 0], ".3g")
         last = ("redirect_bits", "redirect_bits_ceiling") if self.is_swap else ("entropy_mae_increase_bits",)
         others = (f"{held[name][layer, 0]:.3f}" for name in last)
         return (str(layer), value, interval, ceiling, most, matched, indirect, *others)
@@ -229,9 +229,7 @@ class InterventionReport(Report):
             f"{self.removal_kl_bits_ceiling[layer, 0]:.3g}", self.verdict_by_layer[layer],
         )  # fmt: skip
 
-    def _line(
-        self, metric: str, label: str, layer: int, *, unit: str = "bits", null: float | None = None
-    ) -> Headline:
+    def _line(self, metric: str, label: str, layer: int, *, unit: str = "bits", null: float | None = None) -> Headline:
         value, lo, hi, level = (
             float(vars(self)[name][layer, 0]) if (name := metric + suffix) in vars(self) else math.nan
             for suffix in ("", "_lo", "_hi", "_null")

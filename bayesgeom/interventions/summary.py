@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import final
+from typing import Any, final
 
 import numpy as np
 from jaxtyping import Float, Float64
@@ -71,22 +71,21 @@ def intervention_report(main: Totals, control: Totals, context: Context) -> Inte
         share = np.where(effect["_ceiling"] > 0, effect[""] / effect["_ceiling"], np.nan)
     lo, hi = _interval(_redirect(main.arms)[:, :, OWN], main, context.seed)
     edges = ("", "_ceiling", "_null", "_least", "_most")
-    found = {f"redirect_bits{end}": unedited + redirect[end] for end in edges}
+    found: dict[str, Any] = {f"redirect_bits{end}": unedited + redirect[end] for end in edges}
     found |= {"redirect_bits_lo": lo, "redirect_bits_hi": hi, "share_of_ceiling": share}
     matched = ("_matched", "_matched_least", "_matched_most")
     found |= {f"redirect_change_bits{end}": redirect[end] for end in ("", "_lo", "_hi", "_indirect", *matched)}
     for name, rows in (("damage_bits", damage), ("entropy_mae_increase_bits", error), ("movement", movement)):
         found |= {f"{name}{end}": values for end, values in rows.items()}
     found |= {f"removal_kl_bits{end}": values for end, values in removal.items()}
+    found = {name: _spread(values, layers, context.n_layers) for name, values in found.items()}
+    found |= {name: str(vars(context)[name]) for name in ("kind", "site", "quantity", "donors", "positions")}
     own_kl = float(main.baseline[:, KL, 0].sum() / n)
     tables = {"redirect": redirect, "damage": damage, "movement": movement, "removal": removal}
     tables |= {"erasing": _removal(main, context, erasure=True)} if context.claims_the_quantity else {}
     verdicts = {at: verdict_of(_evidence(tables, row, at, context, own_kl)) for row, at in enumerate(layers)}
     return InterventionReport(
-        **{name: _spread(values, layers, context.n_layers) for name, values in found.items()},
-        **_per_layer(context),
-        **_decoding(context),
-        **{name: str(vars(context)[name]) for name in ("kind", "site", "quantity", "donors", "positions")},
+        **(found | _per_layer(context) | _decoding(context)),
         subspace=context.label,
         bands=context.bands,
         redirect_bits_unedited=unedited,
@@ -155,7 +154,7 @@ def _movement(main: Totals, control: Totals, context: Context) -> Rows:
 
 def _spread_of(drawn: Float[np.ndarray, "layer arm band"], controls: Controls) -> Rows:
     """Mean, least and most over the random subspaces, and over those with the same share of variance."""
-    found = {}
+    found: Rows = {}
     for (mean, least, most), arms in (
         (("_null", "_least", "_most"), controls.random),
         (("_matched", "_matched_least", "_matched_most"), controls.matched),
@@ -219,7 +218,7 @@ def _spread(
     return spread
 
 
-def _per_layer(context: Context) -> dict[str, np.ndarray | tuple[str, ...]]:
+def _per_layer(context: Context) -> dict[str, Any]:
     """Numbers that have no bands: ranks, shares, R² of the quantity, and how controls were matched."""
     layers, found = list(context.subspaces), context.controls.found
     columns = {

@@ -1,7 +1,7 @@
 """A trained swap subspace: distributed alignment search with one orthonormal basis a layer.
 
-The basis B is the Q of a matrix that starts from the covariance directions and is trained through the model, so that the swap x + B Bᵀ (donor − x)
-moves the model's own quantity to what it is in the donor. The model's weights stay as they are.
+The basis B is the Q of a matrix that starts from the covariance directions. It is trained so that the swap
+x + B Bᵀ (donor − x) moves the model's own quantity to what it is in the donor. The model's weights stay as they are.
 
 References: Geiger et al. 2024, arXiv:2303.02536 (distributed alignment search); Makelov et al. 2023, arXiv:2311.17030
 (such a subspace may act through directions that the model does not use otherwise).

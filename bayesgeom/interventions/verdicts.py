@@ -20,8 +20,9 @@ RULE = (
     f"above every subspace with the same share of variance (at least {LEAST_CONTROLS} each). A subspace that is said "
     "to hold a quantity is used only if, besides, erasing the quantity there by LEACE costs more than the margin that "
     "follows, and the movement is above zero without the direct path from the site to the output. Not used (linearly, "
-    f"at this site and these positions): after removal a linear map predicts at most {SLACK:.0%} more of the quantity's "
-    f"variance than of shuffled values, and the interval of the KL increase lies within ±{OWN_KL_SHARE:g} of the model's own KL and within "
+    "at this site and these positions): after removal a linear map predicts at most "
+    f"{SLACK:.0%} more of the quantity's variance than of shuffled values, and the interval of the KL increase lies "
+    f"within ±{OWN_KL_SHARE:g} of the model's own KL and within "
     f"±{CEILING_SHARE:.0%} of the ceiling. By construction: donor and recipient differ only inside the subspace. Not "
     f"identified: the quantity is a function of position. Undecided: everything else."
 )

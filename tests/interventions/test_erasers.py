@@ -66,14 +66,18 @@ def test_leace_changes_least_of_all_projectors_that_erase() -> None:
 def test_leace_is_the_authors_own() -> None:
     """Against `concept-erasure` 0.2.4 without its shrinkage and truncation."""
     if importlib.util.find_spec("concept_erasure") is None:
-        pytest.skip("the optional package concept-erasure is not installed: pip install --no-deps concept-erasure==0.2.4")
+        pytest.skip(
+            "the optional package concept-erasure is not installed: pip install --no-deps concept-erasure==0.2.4"
+        )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the package calls what torch deprecates
         from concept_erasure import LeaceFitter
 
     for x, y in (mixed(), (mixed()[0], mixed()[1][:, :1])):
         fitter = LeaceFitter.fit(x, y, shrinkage=False, svd_tol=1e-9, constrain_cov_trace=False)
-        torch.testing.assert_close(without(x, leace_subspace("y", JointMoments.of(x, y))), fitter.eraser(x), atol=1e-6, rtol=1e-6)
+        torch.testing.assert_close(
+            without(x, leace_subspace("y", JointMoments.of(x, y))), fitter.eraser(x), atol=1e-6, rtol=1e-6
+        )
 
 
 def test_a_direction_that_does_not_vary_does_no_harm() -> None:
@@ -147,6 +151,6 @@ def test_what_cannot_be_matched_is_said() -> None:
     assert second.by == "complement, rank 2" and second.rank == 2 and second.is_matched
     most = matched_subspaces(Subspace("PC1 and PC2", leading[:, :2]), covariance, draws=20, seed=0)
     assert most.by == "whole complement" and most.bases.shape == (1, 7, 5)
-    assert most.share == pytest.approx(values[:-2].sum() / values.sum()) and HEADROOM * 12 / 15.4 > most.share
+    assert most.share == pytest.approx(values[:-2].sum() / values.sum()) and most.share < HEADROOM * 12 / 15.4
     everything = matched_subspaces(Subspace("all", torch.eye(7, dtype=torch.float64)), covariance, draws=20, seed=0)
     assert everything.by == "not matched" and not everything.is_matched

@@ -14,9 +14,10 @@ from bayesgeom.behaviour import answer_log_probabilities
 from bayesgeom.edits import SUBSPACE_KINDS
 from bayesgeom.errors import BayesGeomError, InvalidArgument, MissingSite, UnknownName
 from bayesgeom.information import kl_bits
-from bayesgeom.intervene import InterventionJob, fit_subspace, intervene, write_strength
+from bayesgeom.intervene import fit_subspace, intervene, write_strength
 from bayesgeom.interventions import fits
 from bayesgeom.interventions.design import Design
+from bayesgeom.interventions.job import InterventionJob
 from bayesgeom.interventions.place import Place
 from bayesgeom.interventions.report import InterventionReport
 from bayesgeom.interventions.subspace import Subspace, span
@@ -97,7 +98,9 @@ def test_numbers_are_those_of_plain_hooks(site: Site, positions: Literal["all", 
             handle = point.register_forward_hook(lambda m, i, out, kept=kept: kept.append(out))
             donated = model.logits(donors)
             handle.remove()
-            handle = point.register_forward_hook(lambda m, i, x, kept=kept, p=projection: x + acts * ((kept[0] - x) @ p))
+            handle = point.register_forward_hook(
+                lambda m, i, x, kept=kept, p=projection: x + acts * ((kept[0] - x) @ p)
+            )
             edited = model.logits(originals)
             handle.remove()
         redirect = (kl(edited, originals, originals) - kl(edited, originals, donors)).numpy()
@@ -215,11 +218,15 @@ def test_fits_have_names_on_the_command_line() -> None:
     for text, fit in forms.items():
         assert fits.fit_from_text(text) == fit
     for text in ("frames", "frame:keys", "random", "random:x", "belief_readout:3", "leace:entropy,held=position"):
-        with pytest.raises(UnknownName, match=f"no subspace named '{text}'. There are: belief_readout, covariance:QUANT"):
+        with pytest.raises(
+            UnknownName, match=f"no subspace named '{text}'. There are: belief_readout, covariance:QUANT"
+        ):
             fits.fit_from_text(text)
-    with pytest.raises(UnknownName, match="no quantity named 'surprise'. There are: belief, entropy, log_odds:HYPOTH"):
+    with pytest.raises(
+        UnknownName, match=r"no quantity named 'surprise'\. There are: belief, entropy, log_odds:HYPOTH"
+    ):
         fits.fit_from_text("covariance:surprise")
-    with pytest.raises(UnknownName, match="no quantity to hold fixed named 'length'. There are: answer, position"):
+    with pytest.raises(UnknownName, match=r"no quantity to hold fixed named 'length'\. There are: answer, position"):
         fits.fit_from_text("covariance:entropy,given=length")
 
 
@@ -257,9 +264,7 @@ REFUSED: dict[str, tuple[Callable[[], object], type[BayesGeomError], str]] = {
     "donors": (lambda: past_type_checks(Design(), donors="any").__post_init__(), InvalidArgument, "got 'any'"),
     "controls": (lambda: Design(n_random=0), InvalidArgument, "at least 1"),
     "hypothesis": (lambda: intervene(lively(), subspace=fits.leace("log_odds:11")), InvalidArgument, "0 … 10"),
-    "positions": (
-        lambda: past_type_checks(Place(), positions="odd").check_in(lively()), InvalidArgument, "got 'odd'"
-    ),
+    "positions": (lambda: past_type_checks(Place(), positions="odd").check_in(lively()), InvalidArgument, "got 'odd'"),
     "score after": (
         lambda: intervene(planted_model(), subspace=USED, at=Place(score_after=True)),
         InvalidArgument,
@@ -290,7 +295,12 @@ def test_bad_input_is_refused_before_anything_runs(what: str, monkeypatch: pytes
 
 def test_the_frame_is_the_default_and_runs_on_the_task() -> None:
     report = intervene(lively(), Bijection(n_values=11, n_pairs=5), n=5)
-    assert report.subspace == "frame (embedding)" and report.kind == "swap" and report.donors == "paired" and TASK.n_values == report.rank[0] == 11
+    assert (
+        report.subspace == "frame (embedding)"
+        and report.kind == "swap"
+        and report.donors == "paired"
+        and TASK.n_values == report.rank[0] == 11
+    )
 
 
 def test_one_pair_gives_numbers_and_no_verdict() -> None:

@@ -37,6 +37,7 @@ FLOORS = (
         "intervene",
         "intervene_together",
         "intervention_controls",
+        "erase_onwards",
         "conversion",
         "selftest",
         "gradients",
