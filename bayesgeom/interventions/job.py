@@ -294,7 +294,8 @@ class InterventionJob:
         if not subspaces:
             return found
         arms = {at: [self.arms(sample, at).own(own), self.arms(sample, at).ceiling()] for at, own in subspaces.items()}
-        sums = self._scored(min(self.n, self.design.n_control), arms, ({}, sample), is_main=True).arms[..., 0].sum(axis=0)
+        totals = self._scored(min(self.n, self.design.n_control), arms, ({}, sample), is_main=True)
+        sums = totals.arms[..., 0].sum(axis=0)
         for row, layer in enumerate(subspaces):
             way = sums[row, :2, MOVED] / sums[row, :2, DISTANCE] if sums[row, :2, DISTANCE].all() else (0.0, 0.0)
             found[layer] = float(way[0] / way[1]) if way[1] > 0 else float("nan")
