@@ -5,7 +5,8 @@ from functools import cache
 import pytest
 
 from bayesgeom.intervention_controls import InterventionControl, intervention_controls
-from bayesgeom.interventions.planted import LAYER
+from bayesgeom.interventions.fits import leace
+from bayesgeom.interventions.planted import LAYER, uses_entropy
 from bayesgeom.interventions.report import InterventionReport
 from bayesgeom.interventions.verdicts import CEILING_SHARE, OWN_KL_SHARE
 
@@ -76,3 +77,12 @@ def test_a_used_quantity_moves_all_the_way_and_a_copy_not_at_all() -> None:
         goal = 1.0 if control.label.endswith(": used") else 0.0
         assert report.movement[LAYER, 0] == pytest.approx(goal, abs=0.03)
         assert report.movement_lo[LAYER, 0] - 0.01 < goal < report.movement_hi[LAYER, 0] + 0.01
+
+
+def test_a_used_entropy_survives_when_the_log_odds_of_the_answers_are_held_fixed() -> None:
+    """By symmetry they are uncorrelated with it: log probabilities themselves would take the entropy away."""
+    own, given = leace("entropy"), leace("entropy", given=("answer",))
+    for fit in (own, given):
+        report = InterventionControl(label="", build=uses_entropy, fit=fit, holds=bool).report()
+        assert report.verdict_by_layer[LAYER] == "used"
+        assert report.movement[LAYER, 0] > 0.8
