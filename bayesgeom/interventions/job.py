@@ -203,9 +203,7 @@ class InterventionJob:
         seed = derived_seed(self.seed, _DRAWS, layer, 1)
         return matched_subspaces(own, covariance, draws=self.design.n_matched, seed=seed)
 
-    def _scored(
-        self, n: int, arms: Mapping[int, list[Edit]], fitted: tuple[Means, Sample], *, is_main: bool
-    ) -> Totals:
+    def _scored(self, n: int, arms: Mapping[int, list[Edit]], fitted: tuple[Means, Sample], *, is_main: bool) -> Totals:
         """Every arm on `n` pairs; of the main ones also the subspace's own without its direct path."""
         (means, sample), trials = fitted, self.task.sample(1, seed=self.seed)
         towards = (1 if is_main else 0) if self.place.score_after else None

@@ -16,12 +16,16 @@ directions that are orthonormal and turned out of the coordinate axes, with y th
 | `ignores_entropy` | entropy | a belief code, uncorrelated with entropy | not used |
 | `ignores_belief` | belief | two tokens whose difference names the answer, and an entropy code | not used |
 
+The belief's decoder in `ignores_belief` also has a component along `key`, by which it cancels nuisance and which is
+read for another purpose: a swap along it steers the answer, although nothing uses the belief.
+
 The least-squares read-out of the first two is along `faint`, which is free of noise: it has under 1 % of the site's
 variance, is read by nothing, and without it y is still decodable with R² = 1 / (1 + τ²). Code and faint copy are one
 quantity written twice; that a direction decodes best does not make it the one that is read.
 
-References: Haufe et al. 2014 (weights of a decoder and the pattern of a source); `shared` definitions in the docs on
-interventions.
+References:
+    Haufe et al. 2014, NeuroImage 87 (weights of a decoder and the pattern of a source); Makelov, Lange & Nanda 2023,
+    arXiv:2311.17030 (a swap along a direction that nothing reads can steer the answer).
 """
 
 from collections.abc import Mapping, Sequence
