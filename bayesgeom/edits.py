@@ -79,7 +79,7 @@ class Replace(Edit):
         return f"{self.mode} {place}"
 
     def applied(self, values: Shaped[Tensor, "..."], reference: Reference) -> Shaped[Tensor, "..."]:
-        substitute = self.substitute(values, reference)
+        substitute = self.substitute(values, reference).to(values)  # a mean is float32, whatever the model is
         if self.heads is None:
             return substitute
         edited = values.clone()

@@ -98,7 +98,7 @@ def _report(
         erasures = list(scrubbed.erasures.values())
         r2["before"][first] = erasures[0].before
         r2["after"][first] = max(each.after for each in erasures)
-        r2["excess"][first] = excess = max(each.after - each.permuted for each in erasures)
+        r2["excess"][first] = excess = max(each.after - max(each.permuted, 0.0) for each in erasures)
         verdicts[first] = verdict_onwards(
             (float(lo), float(hi)), float(values[3]), own_kl, excess=excess, is_identified=is_identified
         )

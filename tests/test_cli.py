@@ -17,6 +17,7 @@ from bayesgeom.cli import main
 from bayesgeom.commands.base import Command
 from bayesgeom.diagnose import all_probes
 from bayesgeom.diagnosis import Diagnosis
+from bayesgeom.intervention_controls import intervention_controls
 from bayesgeom.models import resolve
 from bayesgeom.models.checkpoint import load_checkpoint, save_checkpoint
 from bayesgeom.models.transformer import Transformer, TransformerConfig
@@ -367,9 +368,12 @@ def test_no_checkpoints_is_an_answer(
     assert capsys.readouterr().out == f"no checkpoints in {folder / 'nowhere'}\n"
 
 
-def test_selftest_lists_every_control(capsys: pytest.CaptureFixture[str]) -> None:
+def test_selftest_lists_every_control(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    chosen = list(intervention_controls())[:2]  # all of them: tests/interventions
+    monkeypatch.setattr(selftests, "intervention_controls", lambda: chosen)
     assert main(["selftest"]) == 0
     expected = [f"ok      {name}: {c.label}" for name, probe in all_probes().items() for c in probe.controls()]
+    expected += [f"ok      intervention: {control.label}" for control in chosen]
     lines = capsys.readouterr().out.splitlines()
     assert lines == [*expected, "", f"{len(expected)} controls hold, 0 do not"]
 

@@ -68,11 +68,18 @@ class Totals:
 class Movement:
     """How the model's own value of a quantity is followed: towards the donor's, or towards what one arm makes of it.
 
-    MOVED sums (y − y_own)(y_target − y_own), DISTANCE sums (y_target − y_own)²: their ratio is the share of the way.
+    MOVED sums (y − y_own) · w and DISTANCE w · w. Towards the donor's, w is what of y_donor the tile's y_own does not
+    predict, both taken from `center`: the ratio is the slope of y on y_donor at a given y_own, 1 for a complete
+    transfer and 0 for an edit that does not look at the donor. (With w = y_donor − y_own the mean in place of
+    everything would score 1/2.) Towards an arm, w = y_arm − y_own: the ratio is the share of the way.
+
+    Args:
+        center: the model's own mean value at each scored position.
     """
 
     quantity: Quantity
     are_hypotheses: bool
+    center: Float64[Tensor, "query_pos part"]
     towards_arm: int | None = None
 
     def value(self, log_answers: Float64[Tensor, "batch query_pos answer"]) -> Float64[Tensor, "batch query_pos part"]:
@@ -144,20 +151,20 @@ def _score_tile(
         def logits_of(chosen: Sequence[Variant]) -> Float[Tensor, "variant batch query_pos d_vocab"]:
             return plan.replayer.logits(baseline, chosen, reference)
 
-        target = scorer.target
-        if plan.movement is not None and plan.movement.towards_arm is not None:
+        way = scorer.way
+        if plan.movement is not None and plan.movement.towards_arm is not None and scorer.own is not None:
             (towards,) = logits_of([variants[plan.movement.towards_arm]])
-            target = plan.movement.value(answer_log_probabilities(towards, originals)[0])
+            way = plan.movement.value(answer_log_probabilities(towards, originals)[0]) - scorer.own
         scores = []
         for start in range(0, len(variants), together):
             chosen = variants[start : start + together]
             scores += [
-                scorer.scores(own, target, variant[0].label) @ weights
+                scorer.scores(own, way, variant[0].label) @ weights
                 for own, variant in zip(logits_of(chosen), chosen, strict=True)
             ]
         assert len(scores) == len(variants), f"every arm of layer {layer} is scored once"
         by_layer.append(np.stack(scores, axis=1))
-    return scorer.scores(baseline.logits, scorer.target, "no edit") @ weights, np.stack(by_layer, axis=1)
+    return scorer.scores(baseline.logits, scorer.way, "no edit") @ weights, np.stack(by_layer, axis=1)
 
 
 def _weights(plan: Plan, number: int) -> Float64[np.ndarray, "position band"]:
@@ -188,43 +195,51 @@ def _direct_path(edit: Edit, last: int, baseline: Baseline, reference: PairRefer
 @final
 @dataclass(frozen=True, kw_only=True)
 class _Scorer:
-    """Metrics of one tile; `own` and `target` are the model's values without an edit, on originals and on donors."""
+    """Metrics of one tile; `own` is the model's value without an edit, `way` the w of `Movement`."""
 
     pair: Pair
     movement: Movement | None
     has_donor_answer: bool
     own: Float64[Tensor, "batch query_pos part"] | None
-    target: Float64[Tensor, "batch query_pos part"] | None
+    way: Float64[Tensor, "batch query_pos part"] | None
 
     @classmethod
     def of(cls, pair: Pair, plan: Plan, baseline: Baseline, reference: PairReference) -> "_Scorer":
         """Of a tile whose passes have been made."""
         originals, donors = pair
-        own = target = None
+        own = way = None
         if plan.movement is not None:
             own = plan.movement.value(answer_log_probabilities(baseline.logits, originals)[0])
             if donors is not None and reference.donors is not None:
-                target = plan.movement.value(answer_log_probabilities(reference.donors.logits, donors)[0])
+                donor = plan.movement.value(answer_log_probabilities(reference.donors.logits, donors)[0])
+                way = _unpredicted(donor - plan.movement.center, own - plan.movement.center)
         # Scored after the edit, the donor's own tokens have not been seen: its posterior is no prediction there.
         is_after = plan.positions is not None and plan.positions.score_after
-        return cls(pair=pair, movement=plan.movement, has_donor_answer=not is_after, own=own, target=target)
+        return cls(pair=pair, movement=plan.movement, has_donor_answer=not is_after, own=own, way=way)
 
     def scores(
         self,
         logits: Float[Tensor, "batch query_pos d_vocab"],
-        target: Float64[Tensor, "batch query_pos part"] | None,
+        way: Float64[Tensor, "batch query_pos part"] | None,
         what: str,
     ) -> Float[np.ndarray, "sequence metric position"]:
-        """The metrics of `scored`, then MOVED and DISTANCE; NaN where there is no target."""
+        """The metrics of `scored`, then MOVED and DISTANCE; NaN where there is nothing to move towards."""
         originals, donors = self.pair
         log_answers = _log_answers(logits, originals, what)
         first = _bits(log_answers, originals, donors if self.has_donor_answer else None)
         moved = distance = torch.full_like(first[0], torch.nan)
-        if self.movement is not None and self.own is not None and target is not None:
-            way = target - self.own
+        if self.movement is not None and self.own is not None and way is not None:
             moved = ((self.movement.value(log_answers) - self.own) * way).sum(dim=-1)
             distance = way.square().sum(dim=-1)
         return torch.stack([*first, moved, distance], dim=1).cpu().numpy()
+
+
+def _unpredicted(
+    donor: Float64[Tensor, "batch query_pos part"], own: Float64[Tensor, "batch query_pos part"]
+) -> Float64[Tensor, "batch query_pos part"]:
+    """What is left of the donors' values after one regression, through zero, on the recipients' own."""
+    power = own.square().sum()
+    return donor - own * ((donor * own).sum() / power) if bool(power > 0) else donor
 
 
 def scored(

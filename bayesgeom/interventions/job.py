@@ -32,6 +32,7 @@ from bayesgeom.interventions.matching import Matched, matched_subspaces
 from bayesgeom.interventions.place import Place
 from bayesgeom.interventions.positions import Positions
 from bayesgeom.interventions.quantity import answers_are_hypotheses, is_function_of_position
+from bayesgeom.interventions.quantity_fits import Eraser
 from bayesgeom.interventions.report import InterventionReport
 from bayesgeom.interventions.subspace import Subspace
 from bayesgeom.interventions.summary import Context, Controls, intervention_report
@@ -123,9 +124,9 @@ class InterventionJob:
         controls = {at: self._controls(subspaces[at], moments[at], at) for at in layers}
         random = {at: self.random_of(at, subspaces[at].rank) for at in layers}
         means = self._means(sample)
-        main = self._scored(self.n, self._main_arms(sample, subspaces), means, is_main=True)
+        main = self._scored(self.n, self._main_arms(sample, subspaces), (means, sample), is_main=True)
         arms = {at: self._control_arms(sample, subspaces[at], random[at], controls[at].bases, at) for at in layers}
-        control = self._scored(min(self.n, self.design.n_control), arms, means, is_main=False)
+        control = self._scored(min(self.n, self.design.n_control), arms, (means, sample), is_main=False)
         read = self._sample(N_READ + N_HELD, _HELD)
         about, n_random = self.fit.about, self.design.n_random
         values = about.quantity.exact(sample.run.trials)
@@ -144,8 +145,8 @@ class InterventionJob:
                 random=slice(1, 1 + n_random), matched=slice(1 + n_random, 1 + n_random + self.design.n_matched),
                 found=controls,
             ),
-            is_identified=is_identified, is_readout=about.is_readout,
-            follows_answer=about.quantity.name != "entropy" and not self.place.score_after,
+            is_identified=is_identified, is_readout=about.is_readout, claims_the_quantity=self._claims_the_quantity,
+            follows_answer=about.quantity.name != "entropy" and not self.place.score_after, n=self.n,
             seed=derived_seed(self.seed, Branch.RESAMPLING),
         )  # fmt: skip
         return intervention_report(main, control, context)
@@ -165,15 +166,24 @@ class InterventionJob:
         )  # fmt: skip
 
     def _main_arms(self, sample: Sample, subspaces: Mapping[int, Subspace]) -> dict[int, list[Edit]]:
-        """The subspace and the ceiling; under a swap also their removal."""
+        """The subspace and the ceiling; under a swap also their removal, and the erasure of the quantity."""
         found = {}
+        erasers = subspaces if isinstance(self.fit, Eraser) or not self._claims_the_quantity else self._erasers(sample)
         for layer, own in subspaces.items():
             arms = self.arms(sample, layer)
             found[layer] = [arms.own(own), arms.ceiling()]
             if self.kind == "swap":
                 removal = self.arms(sample, layer, "remove")
-                found[layer] += [removal.own(own), removal.ceiling()]
+                found[layer] += [removal.own(own), removal.ceiling(), removal.own(erasers[layer])]
         return found
+
+    @property
+    def _claims_the_quantity(self) -> bool:
+        """Whether the subspace is said to hold the quantity, so that erasing the quantity is a test of it."""
+        return self.kind == "swap" and self.fit.about.at_scored
+
+    def _erasers(self, sample: Sample) -> Mapping[int, Subspace]:
+        return Eraser(self.fit.about.quantity, oblique=True).fitted(sample, self.layers)
 
     def _control_arms(
         self,
@@ -193,13 +203,13 @@ class InterventionJob:
         seed = derived_seed(self.seed, _DRAWS, layer, 1)
         return matched_subspaces(own, covariance, draws=self.design.n_matched, seed=seed)
 
-    def _scored(self, n: int, arms: Mapping[int, list[Edit]], means: Means, *, is_main: bool) -> Totals:
+    def _scored(self, n: int, arms: Mapping[int, list[Edit]], fitted: tuple[Means, Sample], *, is_main: bool) -> Totals:
         """Every arm on `n` pairs; of the main ones also the subspace's own without its direct path."""
-        trials = self.task.sample(1, seed=self.seed)
+        (means, sample), trials = fitted, self.task.sample(1, seed=self.seed)
         towards = (1 if is_main else 0) if self.place.score_after else None
-        movement = Movement(
-            quantity=self.fit.about.quantity, are_hypotheses=answers_are_hypotheses(trials), towards_arm=towards
-        )
+        quantity, are_hypotheses = self.fit.about.quantity, answers_are_hypotheses(trials)
+        center = quantity.own(sample.run.log_answers.double(), are_hypotheses=are_hypotheses).mean(dim=0)
+        movement = Movement(quantity=quantity, are_hypotheses=are_hypotheses, center=center, towards_arm=towards)
         has_direct = self.place.is_residual and RESID_POST in self.model.sites
         plan = Plan(
             replayer=self.model.replayer(), spec=self.model.spec, means=means, arms=arms,
@@ -282,7 +292,8 @@ class InterventionJob:
         if not subspaces:
             return found
         arms = {at: [self.arms(sample, at).own(own), self.arms(sample, at).ceiling()] for at, own in subspaces.items()}
-        sums = self._scored(min(self.n, self.design.n_control), arms, {}, is_main=True).arms[..., 0].sum(axis=0)
+        totals = self._scored(min(self.n, self.design.n_control), arms, ({}, sample), is_main=True)
+        sums = totals.arms[..., 0].sum(axis=0)
         for row, layer in enumerate(subspaces):
             way = sums[row, :2, MOVED] / sums[row, :2, DISTANCE] if sums[row, :2, DISTANCE].all() else (0.0, 0.0)
             found[layer] = float(way[0] / way[1]) if way[1] > 0 else float("nan")

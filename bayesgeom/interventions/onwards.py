@@ -68,8 +68,8 @@ class Targets:
     @classmethod
     def of(cls, trials: Trials, quantity: Quantity) -> "Targets":
         """Of every position; before the first scored position and after the last one, the mean stands in."""
-        exact, positions = quantity.exact(trials), trials.scored_positions()[0]
-        elsewhere = (~trials.scored[0]).nonzero()[:, 0]
+        exact, positions = quantity.exact(trials), trials.scored_positions()[0].contiguous()
+        elsewhere = (~trials.scored[0]).nonzero()[:, 0].contiguous()
         upcoming = torch.searchsorted(positions, elsewhere)
         parts = [_taken(exact, upcoming), _taken(exact, upcoming - 1)]
         return cls(scored=exact.flatten(0, 1), others=torch.cat(parts, dim=-1).flatten(0, 1))

@@ -8,6 +8,7 @@ import numpy as np
 from jaxtyping import Float
 
 from bayesgeom.cells import interval_cell
+from bayesgeom.interventions.readout import SLACK
 from bayesgeom.interventions.verdicts import CEILING_SHARE, NOT_IDENTIFIED, NOT_USED, OWN_KL_SHARE, UNDECIDED
 from bayesgeom.report import Headline, Report, aligned
 
@@ -15,9 +16,10 @@ if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
 RULE = (
-    f"Not used (linearly) from a layer on: in every layer from there on a linear map predicts the quantity no better "
-    f"than shuffled values, and the 95 % interval of the KL increase lies within ±{OWN_KL_SHARE:g} of the model's own "
-    f"KL and within ±{CEILING_SHARE:.0%} of the ceiling. Removal alone never shows use."
+    f"Not used (linearly) from a layer on: in every layer from there on a linear map predicts at most {SLACK:.0%} more "
+    f"of the quantity's variance than of shuffled values, and the 95 % interval of the KL increase lies within "
+    f"±{OWN_KL_SHARE:g} of the model's own KL and within ±{CEILING_SHARE:.0%} of the ceiling. Removal alone never shows "
+    f"use."
 )
 
 
@@ -29,7 +31,7 @@ class OnwardsReport(Report):
     - `kl_increase_bits` with a paired interval; `…_ceiling`: the whole activation replaced by its mean; `…_least`,
       `…_most`: range over random subspaces of the same ranks.
     - `r2_before`, `r2_after`: the most over the erased layers of the held-out R² of the quantity at scored positions.
-    - `r2_excess`: the most by which R² exceeds the 97.5 % level of shuffled values; 0 or less is complete erasure.
+    - `r2_excess`: the most by which R² exceeds the 97.5 % level of shuffled values, and 0.
     """
 
     name: ClassVar[str] = "erasure_onwards"
@@ -124,4 +126,4 @@ def verdict_onwards(
         return NOT_IDENTIFIED
     reach = max(abs(end) for end in increase)
     is_cheap = reach <= OWN_KL_SHARE * own_kl and reach <= CEILING_SHARE * ceiling
-    return NOT_USED if is_cheap and excess <= 0 else UNDECIDED
+    return NOT_USED if is_cheap and excess <= SLACK else UNDECIDED

@@ -104,7 +104,10 @@ def is_function_of_position(values: Float64[Tensor, "batch query_pos component"]
 
 
 def confounds(trials: Trials, names: tuple[str, ...]) -> Float64[Tensor, "batch query_pos column"]:
-    """What a quantity is to be told apart from: dummies of the position, clipped log2 answer probabilities."""
+    """What a quantity is to be told apart from: dummies of the position, log-odds of the answers.
+
+    Log-odds are clipped log2 probabilities minus their mean over the answers: the mean itself is nearly the entropy.
+    """
     n, p = len(trials), trials.n_scored
     columns = []
     for name in names:
@@ -112,7 +115,8 @@ def confounds(trials: Trials, names: tuple[str, ...]) -> Float64[Tensor, "batch 
             columns.append(torch.eye(p, dtype=torch.float64, device=trials.tokens.device).expand(n, p, p))
         elif name == "answer":
             exact = trials.at_scored(trials.predictive)
-            columns.append((exact.clamp_min(1e-300).log() / NATS_PER_BIT).clamp_min(-CLIP_BITS))
+            bits = (exact.clamp_min(1e-300).log() / NATS_PER_BIT).clamp_min(-CLIP_BITS)
+            columns.append(bits - bits.mean(dim=-1, keepdim=True))
         else:
             raise unknown_name("quantity to hold fixed", name, CONFOUNDS)
     return torch.cat(columns, dim=-1)

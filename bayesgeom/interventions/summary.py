@@ -15,7 +15,8 @@ from bayesgeom.interventions.subspace import Subspace
 from bayesgeom.interventions.verdicts import RULE, Evidence, Interval, sentence, verdict_of
 from bayesgeom.statistics import ratio_interval
 
-OWN, CEILING = range(2)  # arms of the main totals; a swap is followed by the removal and its ceiling
+OWN, CEILING = range(2)  # arms of the main totals; a swap is followed by the removal, its ceiling and the erasure
+_ERASURE = 4
 _REMOVAL = {"swap": (2, 3), "remove": (OWN, CEILING)}
 Rows = dict[str, Float[np.ndarray, "layer band"]]
 
@@ -52,7 +53,9 @@ class Context:
     controls: Controls
     is_identified: bool
     is_readout: bool
+    claims_the_quantity: bool
     follows_answer: bool
+    n: int
     seed: int
 
 
@@ -80,6 +83,7 @@ def intervention_report(main: Totals, control: Totals, context: Context) -> Inte
     found |= {name: str(vars(context)[name]) for name in ("kind", "site", "quantity", "donors", "positions")}
     own_kl = float(main.baseline[:, KL, 0].sum() / n)
     tables = {"redirect": redirect, "damage": damage, "movement": movement, "removal": removal}
+    tables |= {"erasing": _removal(main, context, erasure=True)} if context.claims_the_quantity else {}
     verdicts = {at: verdict_of(_evidence(tables, row, at, context, own_kl)) for row, at in enumerate(layers)}
     return InterventionReport(
         **(found | _per_layer(context) | _decoding(context)),
@@ -102,7 +106,7 @@ def intervention_report(main: Totals, control: Totals, context: Context) -> Inte
 
 def without_direct_path(kind: str) -> int:
     """Where the arm without the direct path stands: after all others."""
-    return 4 if kind == "swap" else 2
+    return 5 if kind == "swap" else 2
 
 
 def _count(arms: slice) -> int:
@@ -161,12 +165,13 @@ def _spread_of(drawn: Float[np.ndarray, "layer arm band"], controls: Controls) -
     return found
 
 
-def _removal(main: Totals, context: Context) -> Rows:
-    """KL increase where the subspace is removed; NaN for kinds that are scored without it."""
+def _removal(main: Totals, context: Context, *, erasure: bool = False) -> Rows:
+    """KL increase where the subspace, or all linear trace of the quantity, is removed; NaN for kinds without it."""
     paired = main.arms[..., KL, :] - main.baseline[:, None, None, KL]
     if context.kind not in _REMOVAL:
         return dict.fromkeys(("", "_lo", "_hi", "_ceiling"), np.full_like(paired[0, :, OWN], np.nan))
     removed, ceiling = _REMOVAL[context.kind]
+    removed = _ERASURE if erasure else removed
     lo, hi = _interval(paired[:, :, removed], main, context.seed)
     mean = paired.sum(axis=0) / main.counts.sum()
     return {"": mean[:, removed], "_lo": lo, "_hi": hi, "_ceiling": mean[:, ceiling]}
@@ -179,8 +184,8 @@ def _interval(
 
 
 def _evidence(tables: Mapping[str, Rows], row: int, layer: int, context: Context, own_kl: float) -> Evidence:
-    def interval(rows: Rows) -> Interval:
-        return Interval(*(float(rows[end][row, 0]) for end in ("", "_lo", "_hi")))
+    def interval(rows: Rows, part: str = "") -> Interval:
+        return Interval(*(float(rows[part + end][row, 0]) for end in ("", "_lo", "_hi")))
 
     def beyond(rows: Rows) -> tuple[Interval, float, float]:
         return interval(rows), float(rows["_most"][row, 0]), float(rows["_matched_most"][row, 0])
@@ -189,12 +194,16 @@ def _evidence(tables: Mapping[str, Rows], row: int, layer: int, context: Context
     effects = {"movement": beyond(movement)}
     if context.follows_answer:
         effects["answer shift"] = beyond(tables["redirect"])
+    indirect = interval(movement, "_indirect")
+    has_indirect = context.claims_the_quantity and bool(np.isfinite(indirect.value))
     with np.errstate(divide="ignore", invalid="ignore"):
         share = float(movement[""][row, 0] / movement["_ceiling"][row, 0])
     return Evidence(
-        kind=context.kind, effects=effects, is_matched=controls.found[layer].is_matched,
+        kind=context.kind, effects=effects, is_matched=controls.found[layer].is_matched, n=context.n,
         n_controls=min(_count(controls.random), _count(controls.matched)), erasure=context.erasures.get(layer),
-        removal=interval(tables["removal"]), removal_ceiling=float(tables["removal"]["_ceiling"][row, 0]),
+        removal=interval(tables["removal"]), erasing=interval(tables["erasing"]) if "erasing" in tables else None,
+        indirect=indirect if has_indirect else None,
+        removal_ceiling=float(tables["removal"]["_ceiling"][row, 0]),
         own_kl=own_kl, is_identified=context.is_identified, is_readout=context.is_readout,
         outside_share=context.outside_share[layer], share_of_ceiling=share,
         untrained_share=context.untrained.get(layer, float("nan")),

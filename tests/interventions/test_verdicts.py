@@ -20,7 +20,7 @@ from tests.interventions.worlds import TASK, coordinates, lively, planted_model
 FEW = Design(n_random=3, n_matched=2, n_control=5, n_untrained=0, n_fit=101)
 ERASED, LEFT = (Erasure(before=0.9, after=after, permuted=0.01) for after in (-0.02, 0.4))
 USED = Evidence(
-    kind="swap", effects={"movement": (Interval(0.6, 0.5, 0.7), 0.1, 0.4)}, is_matched=True, n_controls=20,
+    kind="swap", effects={"movement": (Interval(0.6, 0.5, 0.7), 0.1, 0.4)}, is_matched=True, n=64, n_controls=20,
     erasure=LEFT, removal=Interval(0.3, 0.2, 0.4), removal_ceiling=2.0, own_kl=0.01, is_identified=True,
     is_readout=False, outside_share=0.5, share_of_ceiling=0.6, untrained_share=0.2,
 )  # fmt: skip
@@ -38,6 +38,9 @@ CASES = {
     ),
     "not matched": (replace(USED, is_matched=False), "undecided"),
     "few controls": (replace(USED, n_controls=19), "undecided"),
+    "few sequences": (replace(USED, n=15), "undecided"),
+    "little is read": (replace(USED, removal_ceiling=0.004), "undecided"),
+    "not a bit changes": (replace(IDLE, removal=Interval(0.0, 0.0, 0.0), own_kl=0.0, removal_ceiling=0.0), "not used"),
     "removal alone": (replace(USED, kind="remove"), "undecided"),
     "no interval": (replace(USED, effects={"movement": (Interval(0.6, np.nan, np.nan), 0.1, 0.4)}), "undecided"),
     "not used": (IDLE, "not used"),
@@ -54,6 +57,13 @@ CASES = {
     "as untrained": (replace(USED, share_of_ceiling=0.995, untrained_share=0.999), "by construction"),
     "untrained unknown": (replace(USED, share_of_ceiling=0.999, untrained_share=np.nan), "used"),
     "untrained alone": (replace(USED, untrained_share=0.999), "used"),
+    "no untrained network": (replace(USED, share_of_ceiling=0.995, untrained_share=np.nan), "used"),
+    "direct path alone": (replace(USED, indirect=Interval(0.0, -0.01, 0.01)), "undecided"),
+    "indirectly, too": (replace(USED, indirect=Interval(0.1, 0.05, 0.2)), "used"),
+    "erasing costs": (replace(USED, erasing=Interval(0.3, 0.2, 0.4)), "used"),
+    "erasing costs nothing": (replace(USED, erasing=Interval(0.001, 0.0005, 0.0015)), "undecided"),
+    "erasing, no interval": (replace(USED, erasing=Interval(0.3, np.nan, np.nan)), "undecided"),
+    "erased to the noise": (replace(IDLE, erasure=Erasure(before=0.9, after=-0.01, permuted=-0.02)), "not used"),
 }  # fmt: skip
 
 

@@ -36,6 +36,7 @@ FLOORS = (
         "ablate",
         "intervene",
         "intervene_together",
+        "intervention_controls",
         "erase_onwards",
         "conversion",
         "selftest",
