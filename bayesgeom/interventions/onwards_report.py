@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 RULE = (
     f"Not used (linearly) from a layer on: in every layer from there on a linear map predicts at most {SLACK:.0%} more "
     f"of the quantity's variance than of shuffled values, and the 95 % interval of the KL increase lies within "
-    f"±{OWN_KL_SHARE:g} of the model's own KL and within ±{CEILING_SHARE:.0%} of the ceiling. Removal alone never shows "
-    f"use."
+    f"±{OWN_KL_SHARE:g} of the model's own KL and within ±{CEILING_SHARE:.0%} of the ceiling. Removal alone never "
+    "shows use."
 )
 
 

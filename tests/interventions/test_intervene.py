@@ -91,6 +91,7 @@ def test_numbers_are_those_of_plain_hooks(site: Site, positions: Literal["all", 
     assert donors is not None
     thirds = np.array_split(np.arange(7), 3)
     acts = (originals.scored[0] if positions == "scored" else torch.ones(13, dtype=torch.bool))[:, None]
+    center = job.sample().run.log_answers.exp().mean(dim=0)
     for layer, subspace in job.fit.fitted(job.sample(), job.layers).items():
         point, projection, kept = model.point(site, layer), subspace.projector().T.float(), []
         with torch.no_grad():
@@ -108,7 +109,9 @@ def test_numbers_are_those_of_plain_hooks(site: Site, positions: Literal["all", 
         damage = (kl(edited, originals, originals) - kl(unedited, originals, originals)).numpy()
         for band, at in enumerate([np.arange(7), *thirds]):
             assert report.redirect_bits[layer, band] == pytest.approx(redirect[:, at].mean(), abs=1e-5)
-            way, moved = (answers(to) - answers(unedited) for to in (donated, edited))
+            recipient, donor = (answers(logits) - center for logits in (unedited, donated))
+            way = donor - recipient * (donor * recipient).sum() / recipient.square().sum()
+            moved = answers(edited) - answers(unedited)
             share = (moved * way)[:, at].sum() / way.square()[:, at].sum()
             assert report.movement[layer, band] == pytest.approx(float(share), abs=1e-4)
             assert report.damage_bits[layer, band] == pytest.approx(damage[:, at].mean(), abs=1e-5)
