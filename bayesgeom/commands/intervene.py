@@ -38,7 +38,8 @@ class Intervene(Command):
     layers: str | None = None
     """Layers to act in, each alone: 1,3. Joined by + they are acted on at once: 1+3, or 1,1+3. Default: all, alone."""
     site: str = "resid_pre"
-    """Where: resid_pre, z, attn_out, resid_mid, mlp_out, resid_post; in several layers at once also v."""
+    """Where: resid_pre, z, attn_out, resid_mid, mlp_out, resid_post; in several layers at once also v; with
+    --score-after also carried, the state (h, c) of an LSTM."""
     task: AskedTask = None
     n: int = 256
     """Trials, or pairs of them."""
@@ -81,9 +82,10 @@ class Intervene(Command):
     def _places(self) -> "list[Place]":
         """One place for every set of layers; one for all of them where none is named."""
         from bayesgeom.intervene_together import EDITABLE
+        from bayesgeom.interventions.carried import CARRIED
         from bayesgeom.interventions.place import Place
 
-        known = {site.name: site for site in EDITABLE}
+        known = {site.name: site for site in (*EDITABLE, CARRIED)}
         if self.site not in known:
             raise unknown_name("site to act at", self.site, known)
         sets = [] if self.layers is None else [part.split("+") for part in self.layers.split(",")]

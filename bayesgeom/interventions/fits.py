@@ -301,6 +301,7 @@ class _TopJacobian(Fit):
         return About()
 
     def check(self, setting: Setting) -> None:
+        setting.model.require((setting.place.site,), by=self.label)
         _check_rank(self.r, setting)
 
     def fitted(self, sample: Sample, layers: Sequence[int]) -> dict[int, Subspace]:

@@ -9,11 +9,13 @@ from jaxtyping import Bool, Float64
 from torch import Tensor
 
 from bayesgeom.ablations.engine import Means, tiles
+from bayesgeom.activations import Run
 from bayesgeom.edits import Edit, SubspaceKind
 from bayesgeom.errors import InvalidArgument
 from bayesgeom.geometry.subspace import random_subspaces
 from bayesgeom.interventions.arms import Arms
 from bayesgeom.interventions.base import Fit, Sample, Setting
+from bayesgeom.interventions.carried import CARRIED, CarriedReplayer
 from bayesgeom.interventions.design import Design
 from bayesgeom.interventions.engine import (
     DISTANCE,
@@ -38,11 +40,12 @@ from bayesgeom.interventions.subspace import Subspace
 from bayesgeom.interventions.summary import Context, Controls, intervention_report
 from bayesgeom.interventions.trained import TrainedSwap
 from bayesgeom.models.base import Model
+from bayesgeom.models.replayer import Replayer
 from bayesgeom.models.resolve import ModelLike, TaskLike, as_model, scored_task_of
 from bayesgeom.progress import bar
 from bayesgeom.sites import RESID_POST, Site
 from bayesgeom.tasks.base import BLOCK, Branch, WindTunnel, check_count, derived_seed
-from bayesgeom.trials import Trials
+from bayesgeom.trials import Trials, concatenate
 
 N_READ, N_HELD = 256, 128  # sequences that read-outs are fitted on, and that they are scored on
 N_MEAN, N_COMPARED = 256, 32  # sequences behind the mean activation, and pairs behind the share outside a subspace
@@ -212,7 +215,7 @@ class InterventionJob:
         movement = Movement(quantity=quantity, are_hypotheses=are_hypotheses, center=center, towards_arm=towards)
         has_direct = self.place.is_residual and RESID_POST in self.model.sites
         plan = Plan(
-            replayer=self.model.replayer(), spec=self.model.spec, means=means, arms=arms,
+            replayer=self._replayer(), spec=self.model.spec, means=means, arms=arms,
             bands=bands_of(trials.n_scored)[1], positions=self.positions,
             movement=movement if self.kind == "swap" else None, without_direct=(0,) if is_main and has_direct else (),
         )  # fmt: skip
@@ -222,11 +225,28 @@ class InterventionJob:
     def _sample(self, n: int, branch: int) -> Sample:
         device = self.model.spec.device
         stream = self.task.stream(n, seed=derived_seed(self.seed, branch), device=device)
-        run = self.model.run(stream, record=(self.place.site,), n_recorded=n, budget_bytes=_BUDGET)
+        if self.place.site == CARRIED:
+            run = self._recorded(list(stream))
+        else:
+            run = self.model.run(stream, record=(self.place.site,), n_recorded=n, budget_bytes=_BUDGET)
         return Sample(
             model=self.model, run=run, place=self.place, seed=derived_seed(self.seed, branch, 1),
             draw_pairs=self._pairs_to_train, mask=self.positions.mask(run.trials, 0),
         )  # fmt: skip
+
+    def _replayer(self) -> Replayer:
+        return CarriedReplayer(self.model) if self.place.site == CARRIED else self.model.replayer()
+
+    def _recorded(self, blocks: list[Trials]) -> Run:
+        """A run with the carried states of every layer at the scored positions, which no module of the model gives."""
+        run = self.model.run(blocks, record=(), n_recorded=sum(map(len, blocks)), budget_bytes=_BUDGET)
+        replayer, found = self._replayer(), list[Tensor]()
+        for block in blocks:
+            for tile in tiles(block, self.model.spec):
+                held = replayer.baseline(tile).held
+                layers = [tile.at_scored(held[CARRIED, layer]) for layer in range(self.model.spec.n_layers)]
+                found.append(torch.stack(layers))
+        return replace(run, recorded={CARRIED: torch.cat(found, dim=1)}, trials=concatenate(blocks))
 
     def _pairs_to_train(self, n: int, seed: int) -> tuple[Trials, Trials]:
         """Recipients and donors of a branch of their own."""
@@ -249,7 +269,7 @@ class InterventionJob:
                 (site, at): sample.points(at).mean(dim=0).to(like).reshape(rest).expand(n_pos, *rest)
                 for at in self.layers
             }
-        replayer, sums = self.model.replayer(), dict[tuple[Site, int], Tensor]()
+        replayer, sums = self._replayer(), dict[tuple[Site, int], Tensor]()
         is_scored = torch.zeros(0, dtype=torch.bool)
         for block in self.task.stream(N_MEAN, seed=derived_seed(self.seed, _FIT), device=self.model.spec.device):
             for tile in tiles(block, self.model.spec):
@@ -263,7 +283,7 @@ class InterventionJob:
         """Share of Σ |donor − recipient|² outside each subspace, where it acts; NaN without donors or difference."""
         if self.kind != "swap":
             return dict.fromkeys(subspaces, float("nan"))
-        replayer, site = self.model.replayer(), self.place.site
+        replayer, site = self._replayer(), self.place.site
         both = self._drawn(N_COMPARED, derived_seed(self.seed, _PAIRS, 0, 1))
         originals, donors = (replayer.baseline(trials) for trials in both)
         mask = Positions(are_scored=self.positions.are_scored or self.place.score_after).mask(both[0], 0)

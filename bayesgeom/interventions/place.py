@@ -6,6 +6,7 @@ from typing import Literal, final
 
 from bayesgeom.activations import ModelSpec
 from bayesgeom.errors import InvalidArgument
+from bayesgeom.interventions.carried import CARRIED, check_carries
 from bayesgeom.models.base import Model
 from bayesgeom.models.replayer import STAGES
 from bayesgeom.sites import RESID_PRE, Site, V, Z
@@ -33,18 +34,25 @@ class Place:
     @property
     def is_residual(self) -> bool:
         """Whether vectors there are written in the residual stream's own coordinates."""
-        return self.site not in (Z, V)
+        return self.site not in (Z, V, CARRIED)
 
-    def check_in(self, model: Model, *, editable: Collection[Site] = tuple(STAGES)) -> None:
+    def check_in(self, model: Model, *, editable: Collection[Site] = (*STAGES, CARRIED)) -> None:
         """Check site and layers.
 
         **Raises** `MissingSite` for a site that the model lacks, `InvalidArgument` for one that cannot be edited or a
         layer that is not there.
         """
-        model.require((self.site,), by="an intervention")
+        if self.site != CARRIED:
+            model.require((self.site,), by="an intervention")
         if self.site not in editable:
             allowed = ", ".join(site.name for site in editable)
             raise InvalidArgument(f"an intervention acts at {allowed}; not at {self.site.name!r}.")
+        if self.site == CARRIED:
+            check_carries(model)
+            if not self.score_after:
+                raise InvalidArgument(
+                    "a carried state is edited after one position: use Place(CARRIED, score_after=True)."
+                )
         if self.positions not in (None, "all", "scored"):
             raise InvalidArgument(f"positions must be 'all' or 'scored'; got {self.positions!r}.")
         n_layers = model.spec.n_layers
@@ -62,4 +70,6 @@ class Place:
         """Coordinates of one position there; at z and v all heads' together."""
         if self.is_residual:
             return spec.d_model
+        if self.site == CARRIED:
+            return 2 * spec.d_model
         return (spec.n_kv_heads if self.site == V else spec.n_heads) * spec.d_head

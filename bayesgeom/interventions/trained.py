@@ -51,6 +51,7 @@ class TrainedSwap(Fit):
 
     def check(self, setting: Setting) -> None:
         self.quantity.check(setting.trials)
+        setting.model.require((setting.place.site,), by=self.label)
         width, name = setting.place.width_in(setting.model.spec), setting.model.spec.name
         if not 1 <= self.rank <= width:
             raise InvalidArgument(

@@ -1,0 +1,109 @@
+"""The state that an LSTM carries from one position to the next, (h, c), as a site to intervene on.
+
+An edit of `hook_state` comes after the recurrence has run, so nothing that follows sees it. Here the recurrence of a
+layer is run up to a position, its state is edited there, and the rest of the sequence is run from the edited state.
+"""
+
+from collections.abc import Sequence
+from typing import final
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from bayesgeom.edits import AtPositions, Reference
+from bayesgeom.errors import InvalidArgument
+from bayesgeom.models.base import Model
+from bayesgeom.models.lstm import LSTM, LSTMBlock
+from bayesgeom.models.mamba import Mamba
+from bayesgeom.models.replayer import Baseline, Variant
+from bayesgeom.sites import RESID_PRE, Site
+from bayesgeom.trials import Trials
+
+CARRIED = Site("carried", ("batch", "pos", "d_state"))
+
+
+def check_carries(model: Model) -> None:
+    """**Raises** `InvalidArgument` where no state of this model can be edited on its way."""
+    match model.module:
+        case LSTM():
+            return
+        case Mamba():
+            reason = f"the state of a Mamba layer has {model.spec.d_state} numbers, too many to fit a subspace in"
+        case _:
+            reason = "it carries no recurrent state"
+    raise InvalidArgument(
+        f"site 'carried' is the state (h, c) of an LSTM, which {model.spec.name} does not provide: {reason}. Use "
+        f"site 'resid_pre' with score_after instead."
+    )
+
+
+@final
+class CarriedReplayer:
+    """A `Replayer` of an LSTM, for variants that each edit the state of one layer after one position."""
+
+    def __init__(self, model: Model) -> None:
+        check_carries(model)
+        assert isinstance(model.module, LSTM), "checked above"
+        self.module = model.module
+
+    @torch.no_grad()
+    def baseline(self, trials: Trials) -> Baseline:
+        """One pass, with what enters each layer and the state after each position."""
+        held: dict[tuple[Site, int], Tensor] = {}
+        resid: Tensor = self.module.embed(trials.tokens)
+        for layer, block in enumerate(self._blocks()):
+            held[RESID_PRE, layer] = resid
+            held[CARRIED, layer] = states = states_of(block, resid)
+            resid = resid + states[..., : resid.shape[-1]]
+        rows = trials.scored_positions()[0]
+        return Baseline(trials=trials, rows=rows, held=held, logits=self._logits(resid[:, rows]))
+
+    @torch.no_grad()
+    def logits(
+        self, baseline: Baseline, variants: Sequence[Variant], reference: Reference
+    ) -> Float[Tensor, "variant batch query_pos d_vocab"]:
+        """Logits at the scored rows under each variant."""
+        return torch.stack([self._one(baseline, variant, reference) for variant in variants])
+
+    def _one(
+        self, baseline: Baseline, variant: Variant, reference: Reference
+    ) -> Float[Tensor, "batch query_pos d_vocab"]:
+        (edit,) = variant
+        assert isinstance(edit, AtPositions), "a state is edited after one position"
+        (at,) = edit.mask.nonzero()[:, 0].tolist()
+        resid, states = (baseline.held[site, edit.layer] for site in (RESID_PRE, CARRIED))
+        edited, width = edit.applied(states, reference)[:, at], resid.shape[-1]
+        block = self._blocks()[edit.layer]
+        written = [states[:, :at, :width], edited[:, None, :width]]
+        if at + 1 < resid.shape[1]:
+            carried = tuple(part.contiguous()[None] for part in edited.split(width, dim=-1))
+            written.append(block.lstm(block.ln(resid[:, at + 1 :]), carried)[0])
+        resid = resid + torch.cat(written, dim=1)
+        for later in self._blocks()[edit.layer + 1 :]:
+            resid = later(resid)
+        return self._logits(resid[:, baseline.rows])
+
+    def _blocks(self) -> list[LSTMBlock]:
+        blocks = list(self.module.blocks)
+        assert all(isinstance(block, LSTMBlock) for block in blocks), "an LSTM is made of them"
+        return blocks  # type: ignore[return-value]
+
+    def _logits(self, resid: Float[Tensor, "batch pos d_model"]) -> Float[Tensor, "batch pos d_vocab"]:
+        output = self.module.embed.weight if self.module.config.tied else self.module.unembed.weight
+        return torch.nn.functional.linear(self.module.ln_final(resid), output)
+
+
+@torch.no_grad()
+def states_of(block: LSTMBlock, resid: Float[Tensor, "batch pos d_model"]) -> Float[Tensor, "batch pos state"]:
+    """h and c side by side after every position: torch's own LSTM gives c after the last one alone."""
+    lstm, d = block.lstm, resid.shape[-1]
+    given = block.ln(resid) @ lstm.weight_ih_l0.T + lstm.bias_ih_l0 + lstm.bias_hh_l0
+    h = c = torch.zeros_like(resid[:, 0])
+    states = []
+    for at in range(resid.shape[1]):
+        i, f, g, o = (given[:, at] + h @ lstm.weight_hh_l0.T).split(d, dim=-1)
+        c = f.sigmoid() * c + i.sigmoid() * g.tanh()
+        h = o.sigmoid() * c.tanh()
+        states.append(torch.cat([h, c], dim=-1))
+    return torch.stack(states, dim=1)
