@@ -98,11 +98,13 @@ class CarriedReplayer:
 def states_of(block: LSTMBlock, resid: Float[Tensor, "batch pos d_model"]) -> Float[Tensor, "batch pos state"]:
     """h and c side by side after every position: torch's own LSTM gives c after the last one alone."""
     lstm, d = block.lstm, resid.shape[-1]
-    given = block.ln(resid) @ lstm.weight_ih_l0.T + lstm.bias_ih_l0 + lstm.bias_hh_l0
+    weights = dict(lstm.named_parameters())
+    recurrent = weights["weight_hh_l0"].T
+    given = block.ln(resid) @ weights["weight_ih_l0"].T + weights["bias_ih_l0"] + weights["bias_hh_l0"]
     h = c = torch.zeros_like(resid[:, 0])
     states = []
     for at in range(resid.shape[1]):
-        i, f, g, o = (given[:, at] + h @ lstm.weight_hh_l0.T).split(d, dim=-1)
+        i, f, g, o = (given[:, at] + h @ recurrent).split(d, dim=-1)
         c = f.sigmoid() * c + i.sigmoid() * g.tanh()
         h = o.sigmoid() * c.tanh()
         states.append(torch.cat([h, c], dim=-1))
