@@ -153,7 +153,7 @@ class AblationJob:
             "method": self.method,
             "battery": len(self.battery),
         }
-        where = provenance(self.model.spec, self.task, arguments)
+        where = provenance(self.model, self.task, arguments)
         return Diagnosis.of(report, where)
 
     def _tally(self, score: Callable[[Trials, Trials], TileScores], out: Path | None) -> Tally:

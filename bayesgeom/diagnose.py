@@ -75,7 +75,7 @@ def diagnose(
     reports = {name: probe.measure(run, fresh[name]) for name, probe in plan.served.items()}
     reports |= _further_passes(subject, chosen, run, plan.renaming, seed=seed, ablations=ablations)
     arguments = {"n": n, "seed": seed, "nulls": nulls, "probes": tuple(plan.served), "ablations": ablations}
-    where = provenance(run.spec, chosen, arguments) | {"n_recorded": run.n_recorded}
+    where = provenance(subject, chosen, arguments) | {"n_recorded": run.n_recorded}
     return Diagnosis(reports=reports, skipped=skipped, inapplicable=plan.inapplicable, provenance=where)
 
 

@@ -12,6 +12,7 @@ from bayesgeom.activations import ModelSpec
 from bayesgeom.charts.page import Section, page
 from bayesgeom.errors import OutputFault, unknown_name
 from bayesgeom.files import check_directory, directory_aside, file_aside
+from bayesgeom.models.base import Model
 from bayesgeom.models.checkpoint import versions
 from bayesgeom.plugins import discover
 from bayesgeom.report import (
@@ -93,6 +94,10 @@ class Diagnosis(Mapping[str, Report]):
         lines = aligned(rows)
         rule = "  ".join("─" * max(map(len, column)) for column in zip(*rows, strict=True))
         skipped = [f"skipped {name}: {reason}" for name, reason in self.skipped.items()]
+        if foreign := self.provenance.get("foreign_hooks"):
+            skipped.append(
+                f"forward hooks that bayesgeom did not set may have edited activations: {', '.join(foreign)}"
+            )
         if self.inapplicable:
             skipped.append(f"not for this task: {', '.join(self.inapplicable)}")
         return "\n".join([self.title, "", lines[0], rule, *lines[1:], *([""] if skipped else []), *skipped])
@@ -162,14 +167,18 @@ def report_kinds() -> dict[str, type[Report]]:
 
 
 def provenance(
-    model: ModelSpec | Mapping[str, Any], task: WindTunnel | str, arguments: Mapping[str, Any]
+    model: Model | ModelSpec | Mapping[str, Any], task: WindTunnel | str, arguments: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Where numbers come from: model, weights, task, arguments, versions. No clock: same seed, same file.
 
-    Of several models or tasks, their name and architecture, and what they are called together.
+    Of several models or tasks, their name and architecture, and what they are called together. `foreign_hooks` names
+    the submodules whose forward hooks bayesgeom did not set, where there are any: they may have edited activations.
     """
+    foreign = model.foreign_hooks() if isinstance(model, Model) else ()
+    spec = model.spec if isinstance(model, Model) else model
     return {
-        "model": model.to_dict() if isinstance(model, ModelSpec) else dict(model),
+        "model": spec.to_dict() if isinstance(spec, ModelSpec) else dict(spec),
+        **({"foreign_hooks": list(foreign)} if foreign else {}),
         **({} if isinstance(task, str) else {"task": task.config()}),
         "task_label": str(task),
         "arguments": dict(arguments),

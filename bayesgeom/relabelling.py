@@ -81,7 +81,7 @@ class RelabellingJob:
 
     def diagnosis(self, report: RelabellingReport) -> Diagnosis:
         """The report with its provenance, ready to be saved."""
-        where = provenance(self.model.spec, self.task, {"n": self.n, "seed": self.seed})
+        where = provenance(self.model, self.task, {"n": self.n, "seed": self.seed})
         return Diagnosis.of(report, where)
 
     def _pass(self, *, is_renamed: bool) -> Run:

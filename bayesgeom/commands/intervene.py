@@ -56,7 +56,7 @@ class Intervene(Command):
         report = job.run()
         arguments = {"n": self.n, "seed": self.seed, "kind": self.kind, "subspace": self.subspace}
         arguments |= {"layers": self.layers or "all", "site": self.site}
-        where = provenance(model.spec, job.task, arguments)
+        where = provenance(model, job.task, arguments)
         diagnosis = Diagnosis.of(report, where)
         print(f"{diagnosis.title}\n\n{report.table()}")
         save(diagnosis, self.out)

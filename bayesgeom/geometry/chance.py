@@ -41,7 +41,7 @@ def gaussian_shares(n: int, d: int, *, rank: int, draws: int, seed: int) -> Floa
     generator = torch.Generator().manual_seed(seed)
     found = np.empty((draws, rank))
     for draw in range(draws):
-        cloud = standardised(torch.randn(n, d, generator=generator))
+        cloud = standardised(torch.randn(n, d, generator=generator, dtype=torch.float32))
         gram = (cloud @ cloud.T if n < d else cloud.T @ cloud).double()
         variances = torch.linalg.eigvalsh(gram).flip(0)
         found[draw] = (variances.cumsum(0) / variances.sum())[:rank].numpy()

@@ -131,7 +131,7 @@ def projected_overlap(
 ) -> Float[Tensor, "draw *batch"]:
     """Overlap of the same vectors after each of `n` random Gaussian maps to `d` dimensions."""
     shape = (n, *(1,) * (vectors.ndim - 2), vectors.shape[-1], d)
-    matrices = torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(vectors)
+    matrices = torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float32).to(vectors)
     return overlap(pairwise_cosine(vectors @ matrices))
 
 

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from bayesgeom import sites as s
 from bayesgeom.activations import ModelSpec
+from bayesgeom.errors import InvalidArgument
 from bayesgeom.models.base import Model
 from bayesgeom.models.checkpoint import weights_hash
 from bayesgeom.models.identities import broken_identities, capture, sentinel_trials
@@ -89,10 +90,16 @@ class HookedModel(Model):
         return trials.at_scored(self._transformer(trials.tokens))
 
     def fresh(self, seed: int) -> "HookedModel":
-        module = Transformer(self._transformer.config, seed=seed).to(self.spec.device)
+        module = self._transformer.config.build(seed=seed).to(self.spec.device)
+        assert isinstance(module, Transformer)
         return HookedModel(module, name=f"{self.spec.name} at initialisation {seed}", task=self.task)
 
     def replayer(self) -> Replay:
+        if foreign := self.foreign_hooks():
+            raise InvalidArgument(
+                f"{', '.join(foreign[:4])} of {self.spec.name} hold(s) forward hooks that bayesgeom did not set. "
+                f"Ablations and interventions compute layers themselves and would not see them: remove the hooks."
+            )
         return Replay(self._transformer)
 
     def _broken(self) -> dict[s.Site, str]:
