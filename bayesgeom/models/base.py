@@ -96,9 +96,6 @@ class Model(ABC):
             for name, part in self.module.named_modules()
             if part._forward_hooks or part._forward_pre_hooks
         ]
-        torch_wide = torch.nn.modules.module
-        if torch_wide._global_forward_hooks or torch_wide._global_forward_pre_hooks:
-            found.append("(every module)")
         return tuple(found)
 
     @final

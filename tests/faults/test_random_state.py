@@ -9,7 +9,6 @@ import bayesgeom
 from bayesgeom import tasks
 from bayesgeom.errors import InvalidArgument
 from bayesgeom.models.config import config_from_dict
-from bayesgeom.tasks.base import WindTunnel
 
 TASKS = (
     tasks.Bijection(n_values=5, n_pairs=3),
