@@ -18,7 +18,7 @@ from bayesgeom.commands.base import Command
 from bayesgeom.diagnose import all_probes
 from bayesgeom.diagnosis import Diagnosis
 from bayesgeom.models import resolve
-from bayesgeom.models.checkpoint import load_checkpoint, save_checkpoint
+from bayesgeom.models.checkpoint import hashed, load_checkpoint, save_checkpoint
 from bayesgeom.models.transformer import Transformer, TransformerConfig
 from bayesgeom.plugins import discover
 from bayesgeom.report import headline_cells
@@ -352,7 +352,7 @@ def test_checkpoints_says_what_a_packed_training_is_for(folder: Path, capsys: py
     (folder / "shelf" / "film").mkdir()
     whole = {"schema": 1, "model": CONFIG.to_dict(), "task": TASK.config(), "recipe": {"name": "small"}}
     whole["snapshots"] = [{"step": step} for step in (0, 30, 6_000)]
-    (folder / "shelf" / "film" / "formation.json").write_text(json.dumps(whole))
+    (folder / "shelf" / "film" / "formation.json").write_text(json.dumps(hashed(whole)))
     assert main(["checkpoints"]) == 0
     name, _, holds, purpose = capsys.readouterr().out.splitlines()[4:]
     assert (name, holds) == ("film", "  holds   3 snapshots of small, steps 0 to 6,000")

@@ -11,11 +11,21 @@ from bayesgeom.commands.base import Command
 @final
 @dataclass(frozen=True)
 class Checkpoints(Command):
-    """List the named checkpoints: their task, how good they are, and what reads nothing; then packed trainings."""
+    """List available checkpoints with task, KL and entropy error; then packed trainings."""
 
     name: ClassVar[str] = "checkpoints"
 
+    seal: tuple[Path, ...] = ()
+    """Instead of listing: store the hash of the configs in these directories again, after a change that you made on
+    purpose, or for checkpoints of an earlier version. The weights' own hash must hold."""
+
     def __call__(self) -> int:
+        if self.seal:
+            from bayesgeom.training.formation import seal
+
+            for folder in self.seal:
+                print(f"{folder}: {seal(folder)}")
+            return 0
         from bayesgeom.models.checkpoint import read_description
         from bayesgeom.models.resolve import checkpoint_folder, checkpoints
         from bayesgeom.training.formation import formations
