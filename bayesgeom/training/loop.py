@@ -16,17 +16,18 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from bayesgeom.allocator import keep_freed_memory
-from bayesgeom.errors import CheckpointFault, InvalidArgument, NonFinite
-from bayesgeom.files import apart, file_aside, read_safetensors
+from bayesgeom.errors import BayesGeomError, CheckpointFault, InvalidArgument, NonFinite
+from bayesgeom.files import apart, file_aside
 from bayesgeom.information import kl_bits
-from bayesgeom.models.checkpoint import save_checkpoint, write_tensors
+from bayesgeom.models.checkpoint import save_checkpoint
 from bayesgeom.progress import bar
 from bayesgeom.tasks.base import derived_seed
 from bayesgeom.training.optimisers import Optimisers
 from bayesgeom.training.recipe import Recipe, deciding
+from bayesgeom.training.state import LOG, STATE, append_log, cut_log, locked, restore_state, save_state
 from bayesgeom.trials import Trials
 
-STATE, LOG, RECIPE, SNAPSHOTS, BEFORE = "state.safetensors", "log.jsonl", "recipe.json", "snapshots", "before"
+RECIPE, SNAPSHOTS, BEFORE = "recipe.json", "snapshots", "before"
 GRADIENT_CLIP = 1.0
 HELD_OUT = 256
 DATA, VALIDATION = 0, 1  # branches of the recipe's seed
@@ -47,11 +48,20 @@ def train(
 ) -> nn.Module:
     """Train `recipe` in the directory `out` and return the module; its state, log and snapshots stay there.
 
-    **Raises** `InvalidArgument` when `out` already holds a run and `resume` is not set, `CheckpointFault` when it
-    holds another recipe's, `NonFinite` when the loss stops being a number.
+    Raises:
+        InvalidArgument: `out` already holds a run and `resume` is not set, or another process trains in it.
+        CheckpointFault: `out` holds another recipe's run, or a state that is damaged.
+        NonFinite: the loss stopped being a number.
+        OutputFault: something could not be written; with room, `resume` goes on.
     """
     keep_freed_memory()
     _prepare(recipe, out, resume)
+    with locked(out):
+        return _trained(recipe, out, resume, device, pace)
+
+
+def _trained(recipe: Recipe, out: Path, resume: bool, device: str | torch.device, pace: Pace) -> nn.Module:
+    """Train in a directory that is prepared and locked."""
     has_state = resume and (out / STATE).exists()
     module = recipe.model_config().build(seed=recipe.seed).to(device)
     if recipe.after is not None and not has_state:
@@ -60,8 +70,8 @@ def train(
         module.load_state_dict(earlier.state_dict())
     module.train()
     optimisers = Optimisers(recipe, module)
-    start = _restore(out / STATE, module, optimisers) if has_state else 0
-    _cut_log(out / LOG, start)
+    start = restore_state(out / STATE, recipe, module, optimisers) if has_state else 0
+    cut_log(out / LOG, start)
     held_out = recipe.task.sample(HELD_OUT, seed=held_out_seed(recipe), device=device)
     due = snapshot_steps(recipe)
     saved_at = time.monotonic()
@@ -78,12 +88,12 @@ def train(
         loss = _step(recipe, module, optimisers, step, device)
         if (step + 1) % pace.log_every == 0 or step + 1 == recipe.steps:
             line = {"step": step + 1, "loss_nats": loss, "kl_bits": _held_out_kl(module, held_out)}
-            _log(out, line)
+            append_log(out / LOG, line)
             progress.set_postfix(loss=f"{loss:.4f}", kl_bits=f"{line['kl_bits']:.2e}")
         if time.monotonic() - saved_at > pace.save_seconds:
-            _save(out / STATE, module, optimisers, step + 1)
+            save_state(out / STATE, recipe, module, optimisers, step + 1)
             saved_at = time.monotonic()
-    _save(out / STATE, module, optimisers, recipe.steps)
+    save_state(out / STATE, recipe, module, optimisers, recipe.steps)
     _snapshot(recipe, module, out, recipe.steps)
     return module.eval()
 
@@ -91,11 +101,19 @@ def train(
 def check_run(recipe: Recipe, out: Path) -> None:
     """**Raises** `CheckpointFault` where `out` holds a run of another recipe; where it holds none, all is well."""
     file = out / RECIPE
-    if file.exists() and (found := apart(deciding(json.loads(file.read_text())), deciding(recipe.to_dict()))):
+    if file.exists() and (found := apart(_recipe_in(file), deciding(recipe.to_dict()))):
         raise CheckpointFault(
             f"{out} holds a run of another recipe than {recipe.name!r} ({found}). Ask for what is there, with the "
             f"options that it was begun with; else name another directory, or move that one away."
         )
+
+
+def _recipe_in(file: Path) -> Any:
+    """What decides the weights, of the recipe in this file. **Raises** `CheckpointFault` where it cannot be read."""
+    try:
+        return deciding(json.loads(file.read_text()))
+    except (OSError, ValueError, TypeError, AttributeError, KeyError, BayesGeomError) as error:
+        raise CheckpointFault(f"{file} is not a recipe that can be read ({error}). Restore it from a copy.") from error
 
 
 def snapshot_steps(recipe: Recipe) -> frozenset[int]:
@@ -162,37 +180,8 @@ def _prepare(recipe: Recipe, out: Path, resume: bool) -> None:
         aside.write_text(json.dumps(recipe.to_dict(), indent=2) + "\n")
 
 
-def _save(path: Path, module: nn.Module, optimisers: Optimisers, step: int) -> None:
-    weights = {f"weights.{name}": tensor for name, tensor in module.state_dict().items()}
-    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in (weights | optimisers.state()).items()}
-    with file_aside(path) as aside:
-        write_tensors(tensors, aside, metadata={"step": str(step)})
-
-
-def _restore(path: Path, module: nn.Module, optimisers: Optimisers) -> int:
-    tensors, metadata = read_safetensors(path, framework="pt")
-    step = int(metadata["step"])
-    weights = {name.removeprefix("weights."): t for name, t in tensors.items() if name.startswith("weights.")}
-    module.load_state_dict(weights, strict=True)
-    optimisers.restore({name: t for name, t in tensors.items() if name.startswith("optimiser.")})
-    return step
-
-
 def _snapshot(recipe: Recipe, module: nn.Module, out: Path, step: int) -> None:
     path = out / SNAPSHOTS / f"step-{step:07d}"
     if not path.exists():
         card = f"# {recipe.name} at step {step}\n\nA snapshot of training; weights {{weights_hash}}.\n"
         save_checkpoint(path, module, recipe.model_config(), recipe=recipe.to_dict(), step=step, card=card)
-
-
-def _cut_log(path: Path, step: int) -> None:
-    """Drop the lines of steps that will be run again."""
-    if path.exists():
-        lines = [line for line in path.read_text().splitlines(keepends=True) if json.loads(line)["step"] <= step]
-        with file_aside(path) as aside:
-            aside.write_text("".join(lines))
-
-
-def _log(out: Path, line: dict[str, Any]) -> None:
-    with (out / LOG).open("a") as file:
-        file.write(json.dumps(line) + "\n")

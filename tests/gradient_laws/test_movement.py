@@ -22,8 +22,7 @@ from bayesgeom.gradient_laws.movement import Frame, GradientMovementReport, Mome
 from bayesgeom.gradient_laws.settling import lag, settling
 from bayesgeom.gradient_movement import MovementJob
 from bayesgeom.information import jensen_shannon_bits
-from bayesgeom.models.checkpoint import hashed
-from bayesgeom.models.checkpoint import load_checkpoint
+from bayesgeom.models.checkpoint import hashed, load_checkpoint
 from bayesgeom.over_training import runs
 from bayesgeom.statistics import Crossing
 from bayesgeom.tasks.base import derived_seed
