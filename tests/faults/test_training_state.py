@@ -1,4 +1,4 @@
-"""A stopped training is checked before it goes on: bit flips, wrong steps, lost tensors, damaged logs, two processes."""
+"""A stopped training is checked before it goes on: bit flips, wrong steps, damaged logs, a second process."""
 
 import json
 import shutil
