@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, final
 
 if TYPE_CHECKING:
     from bayesgeom import ablations as ablations
+    from bayesgeom import claims as claims
     from bayesgeom import monitor as monitor
     from bayesgeom import tasks as tasks
     from bayesgeom.ablate import ablate as ablate
@@ -74,6 +75,7 @@ _HOMES = {
 }
 _MODULES = {
     "ablations": "bayesgeom.ablations",
+    "claims": "bayesgeom.claims",
     "monitor": "bayesgeom.monitor",
     "subspaces": "bayesgeom.interventions.fits",
     "tasks": "bayesgeom.tasks",
