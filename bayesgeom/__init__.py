@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from bayesgeom import monitor as monitor
     from bayesgeom import tasks as tasks
     from bayesgeom.ablate import ablate as ablate
+    from bayesgeom.claims.reproduction import reproduce as reproduce
     from bayesgeom.compare import compare as compare
     from bayesgeom.diagnose import diagnose as diagnose
     from bayesgeom.diagnosis import Diagnosis as Diagnosis
@@ -71,6 +72,7 @@ _HOMES = {
     "relabel": "bayesgeom.relabelling",
     "sweep": "bayesgeom.sweep",
     "replicate": "bayesgeom.replicate",
+    "reproduce": "bayesgeom.claims.reproduction",
     "write_strength": "bayesgeom.intervene",
 }
 _MODULES = {

@@ -58,7 +58,7 @@ class Run:
 
 @final
 @dataclass(frozen=True, kw_only=True)
-class Test:
+class Condition:
     """One decidable part of a criterion: the interval of `number` lies below (above) `times` · `than`.
 
     `than` is a constant, the name of another number, or "baseline", the strongest baseline of the number itself.
@@ -129,7 +129,7 @@ class Claim:
     is_criterion_later: bool
     does_not_show: str
     runs: Sequence[Run]
-    tests: Sequence[Test]
+    conditions: Sequence[Condition]
     seeds: int
     seeds_required: int
     hold: Hold | None

@@ -6,14 +6,14 @@ from collections.abc import Iterator, Mapping
 from importlib import resources
 from typing import Any
 
-from bayesgeom.claims.claim import Claim, Hold, Measurement, Number, Origin, Run, Test, Value, Verdict
+from bayesgeom.claims.claim import Claim, Condition, Hold, Measurement, Number, Origin, Run, Value, Verdict
 from bayesgeom.errors import InvalidArgument, unknown_name
 
 FOLDER, MEASURED = "data", "measured.toml"
 _CLAIM = {
     "id": str, "claim": str, "source": str, "published": str, "criterion": str, "does_not_show": str, "run": list,
-    "tests": list, "seeds": int, "seeds_required": int, "hold": dict, "finding": str, "shown": list, "against": str,
-    "in_readme": int, "is_criterion_later": bool,
+    "conditions": list, "seeds": int, "seeds_required": int, "hold": dict, "finding": str, "shown": list,
+    "against": str, "in_readme": int, "is_criterion_later": bool,
 }  # fmt: skip
 _REQUIRED = ("id", "claim", "source", "published", "criterion", "does_not_show")
 _RUN = {"name": str, "command": str, "report": str, "needs": list, "minutes": (int, float), "numbers": dict}
@@ -21,7 +21,7 @@ _NUMBER = {
     "label": str, "unit": str, "probe": str, "metric": str, "variant": str, "variant_has": str, "layer": int,
     "head": int, "position": int, "reduce": str, "baseline_label": str, "tolerance": (int, float),
 }  # fmt: skip
-_TEST = {"number": str, "is": str, "than": (str, int, float), "times": (int, float)}
+_CONDITION = {"number": str, "is": str, "than": (str, int, float), "times": (int, float)}
 _HOLD = {"verdict": str, "reason": str}
 _VALUE = {"value": (int, float), "lo": (int, float), "hi": (int, float), "baseline": (int, float)}
 _ORIGIN = {"model": str, "weights_hash": str, "n": int, "seed": int}
@@ -83,7 +83,7 @@ def _claim(entry: Mapping[str, Any], measured: Mapping[str, Any] | None, where: 
     claim = Claim(
         **{name: entry[name] for name in _REQUIRED},
         runs=runs,
-        tests=tuple(_test(test, where) for test in entry.get("tests", [])),
+        conditions=tuple(_condition(condition, where) for condition in entry.get("conditions", [])),
         seeds=entry.get("seeds", 1),
         seeds_required=entry.get("seeds_required", 1),
         is_criterion_later=entry.get("is_criterion_later", False),
@@ -106,14 +106,14 @@ def _claim(entry: Mapping[str, Any], measured: Mapping[str, Any] | None, where: 
 
 
 def _named(claim: Claim) -> Iterator[str]:
-    """Every number that a claim's tests and texts refer to."""
+    """Every number that a claim's conditions and texts refer to."""
     yield from claim.shown
     if claim.against in claim.numbers or (claim.against and " " not in claim.against):
         yield claim.against
-    for test in claim.tests:
-        yield test.number
-        if isinstance(test.than, str) and test.than != "baseline":
-            yield test.than
+    for condition in claim.conditions:
+        yield condition.number
+        if isinstance(condition.than, str) and condition.than != "baseline":
+            yield condition.than
 
 
 def _run(entry: Mapping[str, Any], where: str) -> Run:
@@ -136,11 +136,11 @@ def _number(name: str, entry: Mapping[str, Any], where: str) -> Number:
     return Number(name=name, **{"unit": "", **entry})
 
 
-def _test(entry: Mapping[str, Any], where: str) -> Test:
-    _check(entry, _TEST, ("number", "is", "than"), f"a test of {where}")
+def _condition(entry: Mapping[str, Any], where: str) -> Condition:
+    _check(entry, _CONDITION, ("number", "is", "than"), f"a condition of {where}")
     if entry["is"] not in ("below", "above"):
-        raise InvalidArgument(f"a test of {where}: 'is' must be below or above, got {entry['is']!r}.")
-    return Test(number=entry["number"], side=entry["is"], than=entry["than"], times=float(entry.get("times", 1)))
+        raise InvalidArgument(f"a condition of {where}: 'is' must be below or above, got {entry['is']!r}.")
+    return Condition(number=entry["number"], side=entry["is"], than=entry["than"], times=float(entry.get("times", 1)))
 
 
 def _hold(entry: Mapping[str, Any], where: str) -> Hold:

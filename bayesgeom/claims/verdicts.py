@@ -4,48 +4,48 @@ import math
 from collections.abc import Mapping
 from typing import Literal
 
-from bayesgeom.claims.claim import Claim, Test, Value, Verdict
+from bayesgeom.claims.claim import Claim, Condition, Value, Verdict
 
 Outcome = Literal["met", "failed", "open"]
 
 
-def outcome(test: Test, numbers: Mapping[str, Value]) -> Outcome:
-    """Return whether a test is met, failed, or left open by the intervals.
+def outcome(condition: Condition, numbers: Mapping[str, Value]) -> Outcome:
+    """Return whether a condition is met, failed, or left open by the intervals.
 
     A number without an interval counts as a point. A threshold that is a number itself counts by its value.
 
     Args:
-        test: The test.
+        condition: The condition.
         numbers: The measured numbers by name.
 
     Returns:
         "met" if the whole interval lies on the required side, "failed" if it lies on the other, else "open".
     """
-    found = numbers[test.number]
+    found = numbers[condition.number]
     low = found.value if math.isnan(found.lo) else found.lo
     high = found.value if math.isnan(found.hi) else found.hi
-    limit = threshold(test, numbers)
+    limit = threshold(condition, numbers)
     if any(map(math.isnan, (low, high, limit))):
         return "open"
     is_below, is_above = high < limit, low > limit
-    if test.side == "below":
+    if condition.side == "below":
         return "met" if is_below else "failed" if is_above else "open"
     return "met" if is_above else "failed" if is_below else "open"
 
 
-def threshold(test: Test, numbers: Mapping[str, Value]) -> float:
-    """Return what the number of a test is compared with."""
-    if not isinstance(test.than, str):
-        return test.times * test.than
-    against = numbers[test.number].baseline if test.than == "baseline" else numbers[test.than].value
-    return test.times * against
+def threshold(condition: Condition, numbers: Mapping[str, Value]) -> float:
+    """Return what the number of a condition is compared with."""
+    if not isinstance(condition.than, str):
+        return condition.times * condition.than
+    against = numbers[condition.number].baseline if condition.than == "baseline" else numbers[condition.than].value
+    return condition.times * against
 
 
 def verdict(claim: Claim, numbers: Mapping[str, Value] | None = None) -> Verdict:
     """Return the verdict on a claim.
 
-    Every test met: supported. One failed: contradicted. Otherwise, and with fewer trainings than the criterion asks
-    for: not decided. A claim on hold keeps the verdict that its hold states.
+    Every condition met: supported. One failed: contradicted. Otherwise, and with fewer trainings than the criterion
+    asks for: not decided. A claim on hold keeps the verdict that its hold states.
 
     Args:
         claim: The claim.
@@ -59,9 +59,9 @@ def verdict(claim: Claim, numbers: Mapping[str, Value] | None = None) -> Verdict
     if claim.hold is not None:
         return claim.hold.verdict
     judged = claim.measured.numbers if numbers is None and claim.measured is not None else numbers
-    if judged is None or not claim.tests:
+    if judged is None or not claim.conditions:
         return Verdict.NOT_TESTED
-    outcomes = [outcome(test, judged) for test in claim.tests]
+    outcomes = [outcome(condition, judged) for condition in claim.conditions]
     if claim.seeds < claim.seeds_required or ("open" in outcomes and "failed" not in outcomes):
         return Verdict.NOT_DECIDED
     return Verdict.CONTRADICTED if "failed" in outcomes else Verdict.SUPPORTED
