@@ -21,7 +21,8 @@ class Verdict(StrEnum):
 class Number:
     """Where a number stands in a report: the row of `metrics.parquet` with these entries.
 
-    Where several rows match, `reduce` chooses the one with the smallest or the largest value.
+    Where several rows match, `reduce` chooses the one with the smallest or the largest value. `is_point`: the number is
+    judged by its value, because it has no interval by its nature. Without it, a missing interval decides nothing.
     """
 
     name: str
@@ -36,6 +37,7 @@ class Number:
     position: int | None = None
     reduce: Literal["only", "min", "max"] = "only"
     baseline_label: str = ""
+    is_point: bool = False
     tolerance: float = 1e-3
 
 

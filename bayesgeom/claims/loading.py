@@ -19,7 +19,7 @@ _REQUIRED = ("id", "claim", "source", "published", "criterion", "does_not_show")
 _RUN = {"name": str, "command": str, "report": str, "needs": list, "minutes": (int, float), "numbers": dict}
 _NUMBER = {
     "label": str, "unit": str, "probe": str, "metric": str, "variant": str, "variant_has": str, "layer": int,
-    "head": int, "position": int, "reduce": str, "baseline_label": str, "tolerance": (int, float),
+    "head": int, "position": int, "reduce": str, "baseline_label": str, "is_point": bool, "tolerance": (int, float),
 }  # fmt: skip
 _CONDITION = {"number": str, "is": str, "than": (str, int, float), "times": (int, float)}
 _HOLD = {"verdict": str, "reason": str}

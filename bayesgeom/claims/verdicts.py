@@ -9,21 +9,22 @@ from bayesgeom.claims.claim import Claim, Condition, Value, Verdict
 Outcome = Literal["met", "failed", "open"]
 
 
-def outcome(condition: Condition, numbers: Mapping[str, Value]) -> Outcome:
+def outcome(condition: Condition, numbers: Mapping[str, Value], *, is_point: bool = False) -> Outcome:
     """Return whether a condition is met, failed, or left open by the intervals.
 
-    A number without an interval counts as a point. A threshold that is a number itself counts by its value.
+    A number without an interval leaves the condition open, unless it is judged as a point. A threshold that is a number
+    itself counts by its value.
 
     Args:
         condition: The condition.
         numbers: The measured numbers by name.
+        is_point: Whether the number is judged by its value alone.
 
     Returns:
         "met" if the whole interval lies on the required side, "failed" if it lies on the other, else "open".
     """
     found = numbers[condition.number]
-    low = found.value if math.isnan(found.lo) else found.lo
-    high = found.value if math.isnan(found.hi) else found.hi
+    low, high = (found.value, found.value) if is_point else (found.lo, found.hi)
     limit = threshold(condition, numbers)
     if any(map(math.isnan, (low, high, limit))):
         return "open"
@@ -61,7 +62,9 @@ def verdict(claim: Claim, numbers: Mapping[str, Value] | None = None) -> Verdict
     judged = claim.measured.numbers if numbers is None and claim.measured is not None else numbers
     if judged is None or not claim.conditions:
         return Verdict.NOT_TESTED
-    outcomes = [outcome(condition, judged) for condition in claim.conditions]
+    outcomes = [
+        outcome(condition, judged, is_point=claim.numbers[condition.number].is_point) for condition in claim.conditions
+    ]
     if claim.seeds < claim.seeds_required or ("open" in outcomes and "failed" not in outcomes):
         return Verdict.NOT_DECIDED
     return Verdict.CONTRADICTED if "failed" in outcomes else Verdict.SUPPORTED

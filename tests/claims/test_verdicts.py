@@ -23,8 +23,8 @@ def value(x: float, lo: float = math.nan, hi: float = math.nan, baseline: float 
         (value(0.6, 0.4, 0.7), "above", "open"),
         (value(0.8, 0.6, 0.9), "above", "met"),
         (value(0.8, 0.6, 0.9), "below", "failed"),
-        (value(0.4), "below", "met"),
-        (value(0.6), "below", "failed"),
+        (value(0.4), "below", "open"),
+        (value(0.6), "below", "open"),
         (value(math.nan), "below", "open"),
         (value(0.5), "below", "open"),
     ],
@@ -32,6 +32,12 @@ def value(x: float, lo: float = math.nan, hi: float = math.nan, baseline: float 
 def test_the_whole_interval_decides(found: Value, side: str, expected: str) -> None:
     limit = Condition(number="x", side=side, than=0.5)  # type: ignore[arg-type]
     assert outcome(limit, {"x": found}) == expected
+
+
+def test_a_point_is_judged_by_its_value() -> None:
+    limit = Condition(number="x", side="below", than=0.5)
+    found = [outcome(limit, {"x": x}, is_point=True) for x in (value(0.4, 0.3, 0.7), value(0.6), value(math.nan))]
+    assert found == ["met", "failed", "open"]
 
 
 def test_thresholds_are_constants_numbers_or_baselines() -> None:
