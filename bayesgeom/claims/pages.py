@@ -110,7 +110,7 @@ def _detail(claim: Claim) -> str:
                  for n, v in claim.measured.numbers.items())  # fmt: skip
         lines.append(f"- Measured: {'; '.join(shown)}.")
         lines.append(f"- Recorded {claim.measured.date} ({_origins(claim)}).")
-    if claim.finding:
+    if claim.finding and claim.measured is not None:
         lines.append(f"- Finding: {claim.finding}")
     lines.append(f"- Does not show: {claim.does_not_show}")
     return "\n".join([*lines, "", "```sh", *dict.fromkeys(claim.commands), "```"])

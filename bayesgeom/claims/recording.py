@@ -17,7 +17,7 @@ from bayesgeom.errors import InvalidArgument
 from bayesgeom.files import file_aside
 
 
-def record(claim: Claim, repository: Path, *, is_fresh: bool = False) -> Measurement:
+def record(claim: Claim, repository: Path, *, stale: set[Path] | None = None) -> Measurement:
     """Record the numbers of a claim.
 
     A report that is there already is read; one that is not is made by the claim's command.
@@ -25,7 +25,7 @@ def record(claim: Claim, repository: Path, *, is_fresh: bool = False) -> Measure
     Args:
         claim: The claim.
         repository: Root of the source checkout, under which the reports lie.
-        is_fresh: Make every report anew.
+        stale: Folders of reports, relative to `repository`, that are made anew; those that were made leave the set.
 
     Returns:
         The measurement, which is also written to the package's file.
@@ -41,8 +41,10 @@ def record(claim: Claim, repository: Path, *, is_fresh: bool = False) -> Measure
     origins: dict[str, Origin] = {}
     for run in (run for run in claim.runs if run.report is not None and run.numbers):
         folder = repository / str(run.report)
-        if is_fresh or not (folder / METRICS).is_file():
+        if not (folder / METRICS).is_file() or (stale is not None and Path(str(run.report)) in stale):
             _make(claim, run, folder)
+            if stale is not None:
+                stale.discard(Path(str(run.report)))
         values.update(values_of(run, folder))
         origins[run.name] = origin_of(folder)
     found = Measurement(

@@ -83,10 +83,20 @@ class Reproduce(Command):
     def _record(self, claims: "Iterable[Claim]") -> None:
         from bayesgeom.claims.recording import record
         from bayesgeom.claims.verdicts import verdict
+        from bayesgeom.errors import BayesGeomError
 
-        for claim in claims:
+        chosen = list(claims)
+        reports = {Path(run.report) for claim in chosen for run in claim.runs if run.report is not None}
+        stale = reports if self.fresh else set()
+        for claim in chosen:
             if not claim.numbers or any(run.report is None for run in claim.runs if run.numbers):
                 print(f"{claim.id}: no numbers to record")
                 continue
-            measured = record(claim, Path(), is_fresh=self.fresh)
+            try:
+                measured = record(claim, Path(), stale=stale)
+            except BayesGeomError as error:
+                if self.ids:
+                    raise
+                print(f"{claim.id}: not recorded: {error}")
+                continue
             print(f"{claim.id}: {len(measured.numbers)} numbers, {verdict(claim, measured.numbers)}")
