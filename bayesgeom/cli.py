@@ -17,7 +17,7 @@ from bayesgeom.plugins import discover
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit status; a user's mistake is one line on standard error."""
     try:
-        return int(_parsed(arguments)())
+        return int(parsed(arguments)())
     except BayesGeomError as error:
         print(f"bayesgeom: {error}", file=sys.stderr)
         return 2
@@ -29,7 +29,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 130
 
 
-def _parsed(arguments: Sequence[str] | None) -> Command:
+def parsed(arguments: Sequence[str] | None) -> Command:
     """The command that was asked for. **Raises** `InvalidArgument` with what tyro says of arguments, on one line."""
     given = sys.argv[1:] if arguments is None else arguments
     # mypy: an abstract class as a value is what discovery is about.

@@ -43,7 +43,7 @@ FLOORS = (
         "em_experiment",
         "monitor",
     },
-    {"commands", "cli"},
+    {"commands", "cli", "claims"},
 )
 # Folders of plug-ins, and in each the files that every plug-in may stand on.
 FOUNDATIONS = {
