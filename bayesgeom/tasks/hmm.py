@@ -73,12 +73,19 @@ class HMM(SymmetricTask, DynamicTask):
             raise InvalidArgument(
                 f"stay must be a probability between 0 and 1 on the grid ({self.grid}), or None, got {stay}."
             )
+        if round(stay / self.grid) < self._floor_steps:
+            raise InvalidArgument(
+                f"stay={stay} lies below floor={self.floor}, the least probability that the header can state; raise "
+                f"stay or lower floor."
+            )
         if self._left_steps < self._floor_steps * (self.n_states - 1):
             most = 1 - self.floor * (self.n_states - 1)
+            kept = 1 - self.floor * self.n_states  # the largest second eigenvalue that the floor allows
+            longest = -1 / math.log(kept) if kept > 1e-9 else 0.0
             raise InvalidArgument(
                 f"stay={stay} leaves {1 - stay:.3g} for {self.n_states - 1} transitions of at least floor={self.floor} "
                 f"each: such a mixing time cannot be reached. With this floor and {self.n_states} states, stay is at "
-                f"most {most:.3g} (mixing time {-1 / math.log1p(-self.floor * self.n_states):.3g} steps); lower floor."
+                f"most {most:.3g} (mixing time {longest:.3g} steps); lower floor."
             )
 
     @property
