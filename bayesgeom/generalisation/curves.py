@@ -11,6 +11,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from bayesgeom.activations import Behaviour, Run
+from bayesgeom.memory import EffectiveMemory, effective_memory
 from bayesgeom.statistics import MAX_UNITS, bootstrap_weights, mean_interval, ratio_interval
 
 N_TREND = 5  # positions through which the trend before a break is drawn
@@ -21,13 +22,17 @@ _PLACES = 4_096  # resampled at once, so that memory does not grow with the leng
 @final
 @dataclass(frozen=True, kw_only=True)
 class Errors:
-    """One model's errors at ascending places: positions, or distances. `nulls` are means, by predictor."""
+    """One model's errors at ascending places: positions, or distances. `nulls` are means, by predictor.
+
+    `memory` is the model's effective memory over the whole run, where the hidden state moves.
+    """
 
     at: Int[np.ndarray, " position"]
     kl_bits: Float[np.ndarray, "sequence position"]
     entropy_error_bits: Float[np.ndarray, "sequence position"]
     null_kl_bits: Mapping[str, Float[np.ndarray, " position"]]
     null_entropy_error_bits: Mapping[str, Float[np.ndarray, " position"]]
+    memory: EffectiveMemory | None = None
 
 
 @final
@@ -51,6 +56,7 @@ def errors_along(run: Run) -> Errors:
         entropy_error_bits=_entropy_error(own),
         null_kl_bits={name: b.kl_bits.mean(axis=0, dtype=np.float64) for name, b in run.null_behaviours.items()},
         null_entropy_error_bits={name: _entropy_error(b).mean(axis=0) for name, b in run.null_behaviours.items()},
+        memory=None if run.windows is None else effective_memory(run.windows, own.kl_bits, seed=run.seed),
     )
 
 

@@ -9,6 +9,7 @@ from jaxtyping import Float, Int
 from bayesgeom.generalisation.arm import Arm, Setting
 from bayesgeom.generalisation.curves import Estimate, mean_along, strongest, whole_means
 from bayesgeom.generalisation.length_report import LengthReport
+from bayesgeom.memory import EffectiveMemory
 
 _BY_LAYER = {
     "layer_within_kl_bits": "within_kl_bits", "layer_beyond_kl_bits": "beyond_kl_bits",
@@ -52,10 +53,24 @@ def length_report(arms: Sequence[Arm], setting: Setting) -> LengthReport:
         **_bounds(arms, "extrapolation_ratio", lambda arm: arm.ratio),
         entry_layer=np.array([-1 if arm.depth is None else arm.depth.entry_layer for arm in arms]),
         **{name: np.stack([arm.by_layer(own, n_layers) for arm in arms]) for name, own in _BY_LAYER.items()},
+        **_memories([arm.errors.memory for arm in arms]),
         intervals={},
         nulls={},
         n=len(first.kl_bits),
     )
+
+
+def _memories(found: Sequence[EffectiveMemory | None]) -> dict[str, Any]:
+    """Effective memories of all arms, and what the task can show; {} where the hidden state does not move."""
+    known = [memory for memory in found if memory is not None]
+    if len(known) < len(found):
+        return {}
+    return {
+        "effective_memory_symbols": np.array([memory.symbols for memory in known]),
+        "effective_memory_symbols_lo": np.array([memory.symbols for memory in known]),
+        "effective_memory_symbols_hi": np.array([memory.symbols_hi for memory in known]),
+        "transport": known[0].note,
+    }
 
 
 def _distinct(names: Sequence[str]) -> tuple[str, ...]:
