@@ -92,10 +92,11 @@ class KeyOverlap(Probe[KeyOverlapReport]):
         yield Control(label="random directions", run=_planted(spread), holds=_is_at_chance)
 
 
-def hypothesis_overlap(run: Run) -> tuple[str, Float[np.ndarray, "layer kv_head"]]:
-    """The report's first view, and the overlap it finds in each head: what a report says without its intervals."""
-    view = _views(run, draws=1)[0]
-    return view.name, frame_statistics(view.vectors.double())["overlap"].cpu().numpy()
+def overlap_by_view(run: Run) -> dict[str, Float[np.ndarray, "layer kv_head"]]:
+    """The overlap of each view, by its name, without intervals."""
+    return {
+        view.name: frame_statistics(view.vectors.double())["overlap"].cpu().numpy() for view in _views(run, draws=1)
+    }
 
 
 @final
