@@ -176,7 +176,7 @@ class AblationJob:
         return tally
 
     def _key_overlap_pick(self) -> str:
-        """The head of layer 0 whose keys overlap least, for each token set and place where keys are read, joined by ";".
+        """The head of layer 0 with the least key overlap, for each token set and reading of the keys, joined by "; ".
 
         Empty for a model without keys, and where no keys have an angle.
         """

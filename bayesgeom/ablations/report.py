@@ -1,7 +1,7 @@
 """The ablation report: KL increase of each ablation, ranked, with paired intervals.
 
-`damage_bits` is the KL increase: KL(exact ‖ model) with the ablation minus KL without it. Its baseline is 0. A component
-whose ablation leaves the logits bit-identical has no effect (`inert`, `no_effect`): an exact statement, not an estimate.
+`damage_bits` is the KL increase: KL(exact ‖ model) with the ablation minus KL without it; its baseline is 0. A
+component whose ablation leaves the logits bit-identical has no effect (`inert`, `no_effect`): an exact statement.
 """
 
 import math
@@ -140,7 +140,8 @@ class AblationReport(Report):
 
     def _picked(self, pick: str) -> Headline:
         heads = [index for index in self.ranked() if self.kinds[index] == "head"]
-        at = [f"L{self.layer[i]}H{self.head[i]}" == pick.split(" ")[0] for i in heads]
+        named = pick.split(" ", maxsplit=1)[0]
+        at = [f"L{self.layer[i]}H{self.head[i]}" == named for i in heads]
         label = f"least key overlap: {pick}"
         if not any(at):
             return Headline(metric="damage_bits", label=f"{label}, not ablated alone", value=math.nan, unit="bits")

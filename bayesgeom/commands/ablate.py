@@ -10,7 +10,7 @@ from bayesgeom.commands.base import AskedTask, Command, Of, check_target, save
 @final
 @dataclass(frozen=True)
 class Ablate(Command):
-    """Ablate components one by one, rank the KL increases in bits, and decide the published claims on layers and heads."""
+    """Ablate components one by one, rank the KL increases in bits, and decide the claims on layers and heads."""
 
     name: ClassVar[str] = "ablate"
 

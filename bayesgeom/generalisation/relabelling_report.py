@@ -17,11 +17,11 @@ Verdict = Literal["invariant", "invariant on average only", "not invariant", "un
 SHARE, CEILING_SHARE, ROUNDING = 0.5, 0.01, 1e-3
 RULE = (
     f"the bound is {SHARE:.0%} of the model's own KL, or {CEILING_SHARE:.0%} of the KL of a uniform prediction where "
-    f"that is less. invariant: the 95 % interval of the mean difference in KL lies within ± the bound and holds 0 (to a "
-    f"thousandth of the bound), and the interval of the mean size of the difference per sequence lies below the bound; "
-    f"invariant on average only: the mean difference as before, the size above the bound; not invariant: the mean "
-    f"difference lies beyond the bound; undecided: an interval reaches across the bound, or the mean difference is "
-    f"significant and within the bound"
+    f"that is less. invariant: the 95 % interval of the mean difference in KL lies within ± the bound and holds 0 (to "
+    f"a thousandth of the bound), and the interval of the mean size of the difference per sequence lies below the "
+    f"bound; invariant on average only: the mean difference as before, the size above the bound; not invariant: the "
+    f"mean difference lies beyond the bound; undecided: an interval reaches across the bound, or the mean difference "
+    f"is significant and within the bound"
 )
 
 

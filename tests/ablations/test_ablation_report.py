@@ -209,7 +209,8 @@ def test_tidy_rows_carry_label_and_interval(rng: np.random.Generator) -> None:
 def test_the_table_is_ranked_and_names_what_has_no_effect(rng: np.random.Generator) -> None:
     report = reported(scores(rng))
     lines = report.table().splitlines()
-    assert len(lines) == 1 + len(BATTERY) and report.table(most=4).splitlines()[-1].startswith("… and 5 with smaller KL increases")
+    last = report.table(most=4).splitlines()[-1]
+    assert len(lines) == 1 + len(BATTERY) and last.startswith("… and 5 with smaller KL increases")
     assert [line.startswith(report.ablations[i]) for line, i in zip(lines[1:], report.ranked(), strict=True)] == [
         True
     ] * 9
