@@ -222,7 +222,7 @@ def test_figure_holds_a_map_per_relation_and_its_null(rng: np.random.Generator) 
 
 
 def other_row(run: Run, relation: str, layer: int, head: int, shift: int) -> list[tuple[float, ...]]:
-    """Per row, the metrics minus those with the relation of the sequence `shift` places before, where both are known."""
+    """Per row, the metrics minus those with the relation of another sequence, where both are known."""
     q, k, pattern = (run.recorded[site][layer].double().numpy() for site in (s.Q_ROT, s.K_ROT, s.PATTERN))
     found = []
     for b, i in itertools.product(range(N), range(QUERIES)):
