@@ -54,10 +54,10 @@ class AttentionEntropyReport(Report):
     about: ClassVar[str] = (
         "Entropy says over how many positions a head spreads its attention: as a share of the maximum, 1 is uniform "
         "and 0 is a single position. The papers report that it falls by 85–90 % from first to last layer. Consistency "
-        "asks whether attention is divided among the hypotheses as the exact posterior is: 1 means equal shares, 0 that "
-        "attention goes only where the posterior is 0. A model that eliminates hypotheses may attend to those already "
-        "excluded, and then lies below uniform attention. The baselines are uniform attention, attention of another "
-        "sequence at the same position, which shows what position alone explains, and untrained networks."
+        "asks whether attention is divided among the hypotheses as the exact posterior is: 1 means equal shares, 0 "
+        "that attention goes only where the posterior is 0. A model that eliminates hypotheses may attend to those "
+        "already excluded, and then lies below uniform attention. The baselines are uniform attention, attention of "
+        "another sequence at the same position, which shows what position alone explains, and untrained networks."
     )
 
     entropy_bits: Float[np.ndarray, "layer head"]
