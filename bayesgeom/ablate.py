@@ -178,15 +178,16 @@ class AblationJob:
     def _key_overlap_pick(self) -> str:
         """The head of layer 0 with the least key overlap, for each token set and reading of the keys, joined by "; ".
 
-        Empty for a model without keys, and where no keys have an angle.
+        Where several heads share their keys it is a key head, L0K0 and not L0H0, and no single head is chosen. Empty for a model without keys, and where no keys have an angle.
         """
         if not set(KeyOverlap.needs.sites) <= self.model.sites:
             return ""
         wanted = (*KeyOverlap.needs.sites, *(site for site in KeyOverlap.needs.optional if site in self.model.sites))
         blocks = self.task.stream(N_KEYS, seed=derived_seed(self.seed, Branch.TRIALS), device=self.model.spec.device)
         found = overlap_by_view(self.model.run(blocks, record=wanted, n_recorded=N_KEYS))
+        letter = "H" if self.model.spec.n_kv_heads == self.model.spec.n_heads else "K"
         return "; ".join(
-            f"L0H{np.nanargmin(overlap[0])} ({view}, mean |cos| {np.nanmin(overlap[0]):.3f})"
+            f"L0{letter}{np.nanargmin(overlap[0])} ({view}, mean |cos| {np.nanmin(overlap[0]):.3f})"
             for view, overlap in found.items()
             if np.isfinite(overlap[0]).any()
         )

@@ -50,7 +50,7 @@ class Effects:
         """The rows where `chosen` is true."""
         at = np.flatnonzero(chosen)
         return Effects(
-            labels=[self.labels[i] for i in at], layer=self.layer[at], kl_increase_bits=self.kl_increase_bits[at],
+            labels=[self.labels[int(i)] for i in at], layer=self.layer[at], kl_increase_bits=self.kl_increase_bits[at],
             lo=self.lo[at], hi=self.hi[at], kl_ratio_lo=self.kl_ratio_lo[at], kl_ratio_hi=self.kl_ratio_hi[at],
         )  # fmt: skip
 
@@ -156,8 +156,11 @@ def key_overlap_finds_it(heads: Effects, picks: Sequence[str], *, own_kl_bits: f
     layer 0 matters, there is none to find.
     """
     first = heads.where(heads.layer == 0)
-    named = [pick.split(" ")[0] for pick in picks if pick.startswith("L0H")]
-    if len(first.labels) < 2 or not named or not np.isfinite(first.lo).all():
+    named = [pick.split(" ", maxsplit=1)[0] for pick in picks if pick.startswith("L0H")]
+    verdict: Verdict
+    if any(pick.startswith("L0K") for pick in picks):
+        verdict, reason = "not tested", "heads share their keys, so key overlap chooses no single head"
+    elif len(first.labels) < 2 or not named or not np.isfinite(first.lo).all():
         verdict, reason = _unknown("heads of layer 0, or key overlap")
     else:
         top = first.ranked()[0]

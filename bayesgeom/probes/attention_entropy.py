@@ -212,8 +212,9 @@ class AttentionEntropy(Probe[AttentionEntropyReport]):
         same = layers[:2, :1].expand(-1, len(trials), -1, -1)
         run = planted_run(trials, {PATTERN: same[:, :, None]})
         yield Control(label="attention that is the same in every sequence", run=run, holds=_ignores_sequences)
-        same = _planted_trials(is_constant=True)
-        run = planted_run(same, {PATTERN: posterior[:1].expand(len(same), -1, -1).float()[None, :, None]})
+        alike = _planted_trials(is_constant=True)
+        rows = posterior[:1].expand(len(alike), -1, -1).float()
+        run = planted_run(alike, {PATTERN: rows[None, :, None]})
         yield Control(label="a posterior that is a function of position", run=run, holds=_is_not_identified)
 
 

@@ -178,7 +178,7 @@ def _from_activations(
             resampled=torch.cat(resampled[name]).unflatten(0, (-1, draws)).movedim(0, 2).double().cpu().numpy(),
             crossfit=torch.stack(between[name]).double().cpu().numpy(),
             n_unseen=len(members[name]) - len(kept[name]),
-            inputs=None if inputs[name] is None else inputs[name][:1],  # deeper keys are not of bare embeddings
+            inputs=None if (bare := inputs[name]) is None else bare[:1],  # deeper keys are not of bare embeddings
         )
         for name in members
     }
