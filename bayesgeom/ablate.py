@@ -178,7 +178,8 @@ class AblationJob:
     def _key_overlap_pick(self) -> str:
         """The head of layer 0 with the least key overlap, for each token set and reading of the keys, joined by "; ".
 
-        Where several heads share their keys it is a key head, L0K0 and not L0H0, and no single head is chosen. Empty for a model without keys, and where no keys have an angle.
+        Where several heads share their keys it is a key head, L0K0 and not L0H0, and no single head is chosen. Empty
+        for a model without keys, and where no keys have an angle.
         """
         if not set(KeyOverlap.needs.sites) <= self.model.sites:
             return ""
