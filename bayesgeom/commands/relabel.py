@@ -32,7 +32,8 @@ class Relabel(Command):
         report = job.run()
         diagnosis = job.diagnosis(report)
         print(
-            f"{diagnosis.title}, {report.n} sequences: {report.verdict}\n\n"
+            f"{diagnosis.title}, {report.n} sequences: {report.verdict}\n"
+            f"({report.verdict_reason})\n\n"
             f"KL before {report.kl_before_bits:.3e}, after {report.kl_after_bits:.3e} bits; bound "
             f"{report.bound_bits:.1e} bits; correlation over sequences {report.sequence_correlation:.3f}"
         )

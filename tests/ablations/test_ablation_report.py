@@ -156,7 +156,7 @@ def test_the_pick_of_key_overlap_stands_beside_that_of_ablation(rng: np.random.G
     )
     assert (
         second.label
-        == "least key overlap: L0H1 (hypotheses / activation, mean |cos| 0.123), rank 5 of 6 heads by damage"
+        == "least key overlap: L0H1 (hypotheses / activation, mean |cos| 0.123), rank 5 of 6 heads by KL increase"
     )
 
 
@@ -206,14 +206,15 @@ def test_tidy_rows_carry_label_and_interval(rng: np.random.Generator) -> None:
     assert rows["top_damage_bits", None].null == 0.0
 
 
-def test_the_table_is_ranked_and_names_the_inert(rng: np.random.Generator) -> None:
+def test_the_table_is_ranked_and_names_what_has_no_effect(rng: np.random.Generator) -> None:
     report = reported(scores(rng))
     lines = report.table().splitlines()
-    assert len(lines) == 1 + len(BATTERY) and report.table(most=4).splitlines()[-1].startswith("… and 5 less")
+    last = report.table(most=4).splitlines()[-1]
+    assert len(lines) == 1 + len(BATTERY) and last.startswith("… and 5 with smaller KL increases")
     assert [line.startswith(report.ablations[i]) for line, i in zip(lines[1:], report.ranked(), strict=True)] == [
         True
     ] * 9
-    assert [line.endswith("inert") for line in lines].count(True) == 1
+    assert [line.endswith("no_effect") for line in lines].count(True) == 1
     assert f"{report.damage_bits[7]:.5f}" in lines[1]
 
 
@@ -240,7 +241,7 @@ def test_the_figure_shows_heads_intervals_and_the_null(rng: np.random.Generator)
     assert list(along) == [report.ablations[i] for i in heads[:5]]
     np.testing.assert_array_equal(along[report.ablations[heads[0]]], report.damage_bits_by_position[heads[0]])
     titles = [axis.title.text for axis in (figure.layout.xaxis, figure.layout.xaxis2, figure.layout.yaxis)]
-    assert "damage (bits)" in titles[0] and "bits" in titles[1] and titles[2] == "layer"
+    assert "KL increase (bits)" in titles[0] and "bits" in titles[1] and titles[2] == "layer"
     assert figure.layout.title.text
 
 
