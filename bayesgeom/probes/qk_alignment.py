@@ -19,7 +19,7 @@ from torch import Tensor
 
 from bayesgeom.activations import Run
 from bayesgeom.geometry.correlation import spearman
-from bayesgeom.geometry.ranking import visible_ranks
+from bayesgeom.geometry.ranking import rounding_of_products, visible_ranks
 from bayesgeom.probes.base import Control, Needs, Probe, mean_over_copies, planted_run, planted_trials
 from bayesgeom.report import Headline, Report
 from bayesgeom.sites import K_ROT, PATTERN, Q_ROT
@@ -41,7 +41,8 @@ class QKAlignmentReport(Report):
 
     - `mass_excess`: share of attention on related positions minus `uniform_mass`, that under uniform attention.
     - `contrast`: mean cos(q, k) over related minus unrelated visible positions, row by row.
-    - `auc`: chance that a related position has the greater q·k than an unrelated one, ties counting half.
+    - `auc`: chance that a related position has the greater q·k than an unrelated one. Ties count half; scores that
+      differ by no more than rounding are ties.
     - `mass_excess_initialisation_most`: the strongest layer of any untrained copy, as the headline's layer is chosen.
     - `layer_trend`: Spearman of layer with the head-mean mass excess. `rows`: query positions behind the numbers.
     """
@@ -231,7 +232,9 @@ def _layer_sums(run: Run, layer: int, evidence: _Evidence) -> Float[np.ndarray, 
     k = k.repeat_interleave(q.shape[2] // k.shape[2], dim=2)
     scores = torch.einsum("bqhd,bkhd->bhqk", q, k)
     lengths = torch.einsum("bqh,bkh->bhqk", q.norm(dim=-1), k.norm(dim=-1))
-    found = (pattern, scores / lengths, visible_ranks(scores, evidence.visible[:, None]))
+    visible = evidence.visible[:, None]
+    rounding = rounding_of_products(lengths, visible, d=q.shape[-1], dtype=run.at(Q_ROT).dtype)
+    found = (pattern, scores / lengths, visible_ranks(scores, visible, rounding))
     sums = [values.flatten(2) @ weights for values, weights in zip(found, evidence.weights, strict=True)]
     return torch.stack(sums, dim=1).movedim(2, 3).double().numpy()
 
