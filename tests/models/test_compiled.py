@@ -115,8 +115,8 @@ def test_a_whole_model_is_the_same_without_numba(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(compiled, "has_numba", lambda: False)
     slow = result_and_gradients(lambda *_: module(tokens), weights)
     # The longest chain of float32 additions has 353 links: in each of 2 layers products over 10, 20 and 20 terms, a
-    # convolution over 4 and a scan over 17; an unembedding over 10; the same back; a sum over 5 · 17 rows. Each link is off
-    # by at most 2^-24 of the tensor's largest entry, in either way of computing. (Found: up to 16 links' worth.)
+    # convolution over 4 and a scan over 17; an unembedding over 10; the same back; a sum over 5 · 17 rows. Each link is
+    # off by at most 2^-24 of the tensor's largest entry, in either way of computing. (Found: up to 16 links' worth.)
     limit = 2 * 353 * 2.0**-24
     for own, twin in zip(fast, slow, strict=True):
         assert float((own - twin).abs().max()) <= limit * float(twin.abs().max())
