@@ -1,11 +1,12 @@
 """`bayesgeom train`."""
 
+import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import ClassVar, final
+from typing import ClassVar, Literal, final
 
 from bayesgeom.commands.base import Command, RecipeName
-from bayesgeom.files import RUNS
+from bayesgeom.files import RUNS, check_directory
 
 
 @final
@@ -30,12 +31,16 @@ class Train(Command):
     step's alone. No weight depends on it."""
     device: str = "cpu"
     """Where to train: cpu, cuda, …"""
+    precision: Literal["auto", "bfloat16", "float32"] = "auto"
+    """Of matrix products. auto: bfloat16 where the processor computes it natively and the architecture has a kernel,
+    else float32. With --resume: that of the run."""
 
     def __call__(self) -> int:
         from bayesgeom.models.checkpoint import FINISHED
         from bayesgeom.models.resolve import check_device
         from bayesgeom.progress import kept_in
-        from bayesgeom.training.loop import train
+        from bayesgeom.training.duration import as_duration, estimated_seconds
+        from bayesgeom.training.loop import check_startable, remaining_stages, run_precision, train
         from bayesgeom.training.publish import publish
         from bayesgeom.training.recipes import recipe
 
@@ -45,9 +50,16 @@ class Train(Command):
         kept = committed.snapshots if self.keep is None else self.keep
         chosen = replace(committed, steps=steps, snapshots=kept)
         out = self.out or RUNS / committed.name
+        check_startable(chosen, out, resume=self.resume)
+        check_directory(out)
+        precision = run_precision(chosen, out, self.precision, self.device)
+        stages = remaining_stages(chosen, out)
+        seconds = estimated_seconds(stages, device=self.device, precision=precision)
+        n_steps = sum(stage.steps - start for stage, start in stages)
+        print(f"{n_steps:,} steps in {precision}, about {as_duration(seconds)}", file=sys.stderr)
         with kept_in(out, "repeat the command with --resume"):
-            module = train(chosen, out, resume=self.resume, device=self.device)
-        scores = publish(chosen, module, out / FINISHED)
+            module = train(chosen, out, resume=self.resume, device=self.device, precision=precision)
+        scores = publish(chosen, module, out / FINISHED, precision=precision)
         for line in scores.headlines():
             print(line)
         print(f"\ncheckpoint: {out / FINISHED}")

@@ -55,12 +55,13 @@ def save_checkpoint(
     recipe: Mapping[str, Any],
     step: int,
     card: str,
-    scores: Mapping[str, Any] | None = None,
+    entries: Mapping[str, Any] | None = None,
 ) -> str:
     """Write a checkpoint directory, whole or not at all, and return the hash of its weights.
 
-    `recipe` is what `Recipe.to_dict` gives; its task is what the checkpoint is said to be trained on. `scores` go into
-    the config, where `bayesgeom checkpoints` reads them. `{weights_hash}` in the card is filled in.
+    `recipe` is what `Recipe.to_dict` gives; its task is what the checkpoint is said to be trained on. `entries` are
+    further entries of the config: `scores`, which `bayesgeom checkpoints` reads, and `precision`, that of the
+    training's matrix products. `{weights_hash}` in the card is filled in.
     """
     weights = {name: tensor.detach().cpu().contiguous() for name, tensor in module.state_dict().items()}
     digest = weights_hash(weights)
@@ -71,8 +72,9 @@ def save_checkpoint(
         "recipe": dict(recipe),
         "step": step,
         "weights_hash": digest,
-        "scores": dict(scores or {}),
+        "scores": {},
         "versions": versions(),
+        **(entries or {}),
     }
     foreign = config.hf_config()
     # Hugging Face reads the top level, and lets be what it does not know.

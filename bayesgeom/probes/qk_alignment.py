@@ -19,7 +19,7 @@ from torch import Tensor
 
 from bayesgeom.activations import Run
 from bayesgeom.geometry.correlation import spearman
-from bayesgeom.geometry.ranking import visible_ranks
+from bayesgeom.geometry.ranking import rounding_of_products, visible_ranks
 from bayesgeom.probes.base import Control, Needs, Probe, mean_over_copies, planted_run, planted_trials
 from bayesgeom.report import Headline, Report
 from bayesgeom.sites import K_ROT, PATTERN, Q_ROT
@@ -43,7 +43,8 @@ class QKAlignmentReport(Report):
 
     - `mass_excess`: share of attention on related positions minus `uniform_mass`, that under uniform attention.
     - `contrast`: mean cos(q, k) over related minus unrelated visible positions, row by row.
-    - `auc`: chance that a related position has the greater q·k than an unrelated one, ties counting half.
+    - `auc`: chance that a related position has the greater q·k than an unrelated one. Ties count half;
+      scores that differ by no more than rounding are ties.
     - `…_over_other`: each of these minus its value for the same relation of another sequence at the same position, with
       a paired interval. It is 0 for attention that depends on positions alone.
     - `identified`: 1 where the relation differs between sequences, else 0. `mask_difference`: share of the visible
@@ -335,7 +336,8 @@ def _layer_sums(
     k = k.repeat_interleave(q.shape[2] // k.shape[2], dim=2)
     scores = torch.einsum("bqhd,bkhd->bhqk", q, k)
     lengths = torch.einsum("bqh,bkh->bhqk", q.norm(dim=-1), k.norm(dim=-1))
-    found = (pattern, scores / lengths, visible_ranks(scores, visible[:, None]))
+    rounding = rounding_of_products(lengths, visible[:, None], d=q.shape[-1], dtype=run.at(Q_ROT).dtype)
+    found = (pattern, scores / lengths, visible_ranks(scores, visible[:, None], rounding))
     sums = [
         torch.stack([values.flatten(2) @ weights for values, weights in zip(found, of.weights, strict=True)], dim=1)
         for of in evidences

@@ -13,7 +13,7 @@ from bayesgeom.tasks.base import WindTunnel, task_from_config
 @final
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """What is trained on what, and how. The same recipe on the same machine gives the same weights.
+    """What is trained on what, and how. The same recipe and precision give the same weights on one machine.
 
     - `targets`: "sampled" trains on the answers that the world realised (the setting in which the posterior predictive
       is the unique minimiser of cross-entropy); "exact" trains on the posterior itself.
@@ -23,7 +23,9 @@ class Recipe:
     - `after`: a recipe that is trained first, and whose weights this one starts from.
     - `also`: tasks that take turns with `task`, batch by batch: the same at other distances, say.
     - From step `late_from`·steps on, batches hold `late_batch_size` sequences.
-    - Matrix products run in bfloat16 until step (1 − `float32_share`)·steps: the last bits of calibration need float32.
+    - From step (1 − `float32_share`)·steps on, matrix products run in float32: the last bits of calibration need it.
+      Before that they run in the precision of the run, bfloat16 where the processor computes it natively. That is no
+      part of the recipe (see `training.precision`): the same recipe can be trained on every machine.
     """
 
     name: str
@@ -76,7 +78,7 @@ class Recipe:
         return self.late_batch_size if step >= self.late_from * self.steps else self.batch_size
 
     def is_float32_at(self, step: int) -> bool:
-        """Whether this step's matrix products run in float32."""
+        """Whether this step's matrix products run in float32 whatever the precision of the run is."""
         return step >= (1 - self.float32_share) * self.steps
 
     @property

@@ -62,6 +62,22 @@ def save_state(path: Path, recipe: Recipe, module: nn.Module, optimisers: Optimi
         write_tensors(tensors, aside, metadata={_OWN: json.dumps(own)})  # one entry: several have no fixed order
 
 
+def steps_done(path: Path, recipe: Recipe) -> int:
+    """Read how many steps a saved state has behind it, without its tensors.
+
+    Raises:
+        CheckpointFault: the file is damaged, or says a step that the recipe does not have.
+    """
+    from safetensors import safe_open
+
+    try:
+        with safe_open(path, framework="pt") as file:
+            metadata = file.metadata() or {}
+    except (SafetensorError, OSError) as error:
+        raise CheckpointFault(f"{path} is truncated or damaged ({error}). {_REMEDY}") from error
+    return _step(_own(metadata), path, recipe)
+
+
 def restore_state(path: Path, recipe: Recipe, module: nn.Module, optimisers: Optimisers) -> int:
     """Load what `save_state` wrote into the module and its optimizers.
 

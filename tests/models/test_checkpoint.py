@@ -31,7 +31,8 @@ Weights = dict[str, Tensor]
 
 def saved(path: Path, seed: int = 1) -> str:
     module = CONFIG.build(seed=seed)
-    return save_checkpoint(path, module, CONFIG, recipe=RECIPE, step=17, card=CARD, scores={"kl_bits": 0.25})
+    entries = {"scores": {"kl_bits": 0.25}}
+    return save_checkpoint(path, module, CONFIG, recipe=RECIPE, step=17, card=CARD, entries=entries)
 
 
 def change_config(path: Path, change: Callable[[dict[str, Any]], object], *, rehash: bool = True) -> None:

@@ -131,6 +131,20 @@ def test_uniform_attention_is_the_null(rng: np.random.Generator) -> None:
     assert np.isnan(report.layer_trend[0]), "rounding has no trend"
 
 
+def test_rounding_among_equal_scores_is_no_evidence(rng: np.random.Generator) -> None:
+    """Keys that differ in their last bit, and in favor of the related positions: the AUC would be 1."""
+    run = uniform_run(rng)
+    q, k = torch.ones_like(run.recorded[s.Q_ROT]), torch.ones_like(run.recorded[s.K_ROT])
+    related = run.trials.relations["random"][:, -1]  # as the last query has it
+    k = k * (1 + 2.0**-23 * related.float())[None, :, :, None, None]
+    assert bool(((q[0, 0, 0, 0] * k[0, 0, :, 0]).sum(-1) > q.shape[-1]).any()), "the scores do differ"
+    near = planted_run(run.trials, run.recorded | {s.Q_ROT: q, s.K_ROT: k})
+    np.testing.assert_allclose(QKAlignment().measure(near).auc[0], 0.5, atol=1e-6)
+    real = k * (1 + 1e-3 * related.float())[None, :, :, None, None]
+    apart = planted_run(run.trials, run.recorded | {s.Q_ROT: q, s.K_ROT: real})
+    assert QKAlignment().measure(apart).auc[0].min() > 0.6
+
+
 def test_uniform_mass_is_the_mean_share_of_related_positions(rng: np.random.Generator) -> None:
     run = run_of(rng)
     report = QKAlignment().measure(run)

@@ -182,7 +182,7 @@ def test_training_nears_the_posterior(tmp_path: Path) -> None:
 
 def test_a_run_leaves_its_recipe_log_state_and_snapshots(finished: Path) -> None:
     left = {entry.name for entry in finished.iterdir()}
-    assert left == {"recipe.json", "log.jsonl", "state.safetensors", "snapshots", ".lock"}
+    assert left == {"recipe.json", "precision.json", "log.jsonl", "state.safetensors", "snapshots", ".lock"}
     assert recipe_from_dict(json.loads((finished / "recipe.json").read_text())) == TINY
     assert [line["step"] for line in log_lines(finished)] == [4, 8, 11]
     assert all(line.keys() == {"step", "loss_nats", "kl_bits"} for line in log_lines(finished))
