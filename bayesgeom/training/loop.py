@@ -24,6 +24,7 @@ from bayesgeom.progress import bar
 from bayesgeom.tasks.base import derived_seed
 from bayesgeom.training.optimisers import Optimisers
 from bayesgeom.training.recipe import Recipe, deciding
+from bayesgeom.training.warm_start import start_from_shipped
 from bayesgeom.trials import Trials
 
 STATE, LOG, RECIPE, SNAPSHOTS, BEFORE = "state.safetensors", "log.jsonl", "recipe.json", "snapshots", "before"
@@ -58,6 +59,8 @@ def train(
         before = out / BEFORE
         earlier = train(recipe.after, before, resume=(before / RECIPE).exists(), device=device, pace=pace)
         module.load_state_dict(earlier.state_dict())
+    elif recipe.warm_start is not None and not has_state:
+        start_from_shipped(recipe, module)
     module.train()
     optimisers = Optimisers(recipe, module)
     start = _restore(out / STATE, module, optimisers) if has_state else 0

@@ -8,6 +8,7 @@ from bayesgeom.tasks.process import Mess3
 from bayesgeom.tasks.sticky_markov import StickyMarkov
 from bayesgeom.training.arms import all_arms
 from bayesgeom.training.compared import compared, untied
+from bayesgeom.training.rates import MULTIPLES, at_rates, sweep
 from bayesgeom.training.recipe import Recipe
 
 _TRANSFORMER = {"architecture": "transformer"}
@@ -65,6 +66,24 @@ _REPEATS_POOLED = Recipe(
     float32_share=0.0,
 )
 
+# Two more stages for `bijection-v20`, from its shipped weights. What is left of its error is noise of small batches, not
+# bias: larger batches without weight decay, at falling rates, and float32 for the last third.
+_REFINED_LARGER = Recipe(
+    name="bijection-v20-refined-larger",
+    task=Bijection(),
+    sizes=_BIJECTION_SIZES,
+    lr=1e-3,
+    matrix_lr=0.005,
+    warmup=100,
+    steps=8_000,
+    batch_size=128,
+    late_batch_size=256,
+    late_from=0.6,
+    float32_share=0.1,
+    seed=4,
+    warm_start="bijection-v20@8339b24b32f58847",
+)
+
 _MESS3 = Recipe(
     name="mess3-small",
     task=Mess3(x=0.05, a=0.6, length=64),
@@ -117,14 +136,36 @@ RECIPES = {
             late_from=0.7,
             float32_share=0.1,
         ),
+        Recipe(
+            name="bijection-v20-refined",
+            task=Bijection(),
+            sizes=_BIJECTION_SIZES,
+            lr=5e-4,
+            matrix_lr=0.002,
+            warmup=50,
+            steps=4_000,
+            batch_size=256,
+            late_batch_size=512,
+            late_from=0.6,
+            float32_share=0.3,
+            seed=5,
+            after=_REFINED_LARGER,
+        ),
         _MESS3,
         replace(_MESS3, name="sticky-small", task=StickyMarkov(length=40)),
     )
-} | {recipe.name: recipe for recipe in (*compared().values(), untied(), *all_arms().values())}  # fmt: skip
+} | {recipe.name: recipe for recipe in (*compared().values(), untied(), *sweep().values(), *all_arms().values())}  # fmt: skip
 
 
 def recipe(name: str) -> Recipe:
-    """The committed recipe of this name. **Raises** `UnknownName`, listing those that exist."""
-    if name not in RECIPES:
-        raise unknown_name("recipe", name, RECIPES)
-    return RECIPES[name]
+    """Return the committed recipe of this name, or one at other rates: `<name>-lr0.3`, `<name>-lr3`.
+
+    Raises:
+        UnknownName: There is no such recipe; the error lists those that exist.
+    """
+    if name in RECIPES:
+        return RECIPES[name]
+    base, _, multiple = name.rpartition("-lr")
+    if base in RECIPES and multiple in {f"{own:g}" for own in MULTIPLES}:
+        return at_rates(RECIPES[base], float(multiple))
+    raise unknown_name("recipe", name, RECIPES)

@@ -1,0 +1,51 @@
+"""The learning-rate sweep: one row at a quarter of its budget, three multiples of the committed rates, per architecture.
+
+`<row>-<architecture>-quarter-lr<multiple>` is one trial. `<recipe>-lr<multiple>` is any recipe of the comparison at its
+whole budget with rates multiplied, for the rows that use what the sweep found.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from bayesgeom.training.compared import ARCHITECTURES, ON_REQUEST, compared
+from bayesgeom.training.recipe import Recipe
+
+MULTIPLES = (0.3, 1.0, 3.0)
+SWEPT_ROW = "recall"
+_QUARTER = 4
+
+
+def at_rates(recipe: Recipe, multiple: float) -> Recipe:
+    """Multiply both learning rates of every stage.
+
+    Args:
+        recipe: The recipe whose rates are multiplied.
+        multiple: Factor of `lr` and `matrix_lr`.
+
+    Returns:
+        The recipe named `<name>-lr<multiple>`.
+
+    Example:
+        >>> from bayesgeom.training.recipes import recipe
+        >>> low = at_rates(recipe("bijection-lstm"), 0.3)
+        >>> low.name, round(low.lr / recipe("bijection-lstm").lr, 3)
+        ('bijection-lstm-lr0.3', 0.3)
+    """
+    after = None if recipe.after is None else at_rates(recipe.after, multiple)
+    rates = {"lr": recipe.lr * multiple, "matrix_lr": recipe.matrix_lr * multiple}
+    return replace(recipe, name=f"{recipe.name}-lr{multiple:g}", after=after, **rates)
+
+
+def quartered(recipe: Recipe) -> Recipe:
+    """Return the recipe with a quarter of the steps, of the warm-up and of the decay in every stage, as `…-quarter`."""
+    after = None if recipe.after is None else quartered(recipe.after)
+    decay = None if recipe.decay_steps is None else recipe.decay_steps // _QUARTER
+    shortened = {"steps": max(1, recipe.steps // _QUARTER), "warmup": recipe.warmup // _QUARTER, "decay_steps": decay}
+    return replace(recipe, name=f"{recipe.name}-quarter", after=after, snapshots=0, **shortened)
+
+
+def sweep() -> Mapping[str, Recipe]:
+    """Return the trials of the sweep by name: every architecture of the swept row at every multiple."""
+    rows = (compared()[f"{SWEPT_ROW}-{architecture}"] for architecture in (*ARCHITECTURES, *ON_REQUEST))
+    trials = (at_rates(quartered(row), multiple) for row in rows for multiple in MULTIPLES)
+    return {trial.name: trial for trial in trials}
