@@ -1,4 +1,4 @@
-"""The learning-rate sweep: one row at a quarter of its budget, three multiples of the committed rates, per architecture.
+"""The learning-rate sweep: one row, a quarter of its budget, three multiples of the committed rates per architecture.
 
 `<row>-<architecture>-quarter-lr<multiple>` is one trial. `<recipe>-lr<multiple>` is any recipe of the comparison at its
 whole budget with rates multiplied, for the rows that use what the sweep found.

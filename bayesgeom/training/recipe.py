@@ -61,7 +61,8 @@ class Recipe:
             raise InvalidArgument(f"no such targets or optimiser: {self.targets!r}, {self.optimiser!r}.")
         if self.warm_start is not None and (self.after is not None or self.warm_start.count("@") != 1):
             raise InvalidArgument(
-                f"warm_start must be 'checkpoint@hash' in a recipe without after, got {self.warm_start!r} in {self.name}."
+                f"warm_start must be 'checkpoint@hash' in a recipe without after, got "
+                f"{self.warm_start!r} in {self.name}."
             )
         own = self.task
         if any((it.name, it.d_vocab) != (own.name, own.d_vocab) or it.n_pos > own.n_pos for it in self.also):

@@ -120,16 +120,18 @@ def test_weights_that_were_replaced_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UnknownName, match="no shipped checkpoint named 'nothing'"):
         train(replace(warm(), warm_start="nothing@0123"), tmp_path / "b", pace=Pace(quiet=True))
     other = replace(warm(), sizes={**warm().sizes, "n_layers": 2})
-    with pytest.raises(CheckpointFault, match="warm builds .* but sticky-small is "):
+    with pytest.raises(CheckpointFault, match=r"warm builds .* but sticky-small is "):
         train(other, tmp_path / "c", pace=Pace(quiet=True))
     for wrong in ({"warm_start": "sticky-small"}, {"after": recipe(SHIPPED)}):
         with pytest.raises(InvalidArgument, match=r"'checkpoint@hash' in a recipe without after"):
             replace(warm(), **wrong)
 
 
-def test_the_flagship_starts_from_the_shipped_weights() -> None:
-    first = list(stages(recipe("bijection-v20-refined")))[-1]
+@pytest.mark.parametrize("name", ["bijection-v20-refined", "bijection-v20-refined-sampled"])
+def test_the_flagship_starts_from_the_shipped_weights(name: str) -> None:
+    first = list(stages(recipe(name)))[-1]
     config = json.loads((checkpoints()["bijection-v20"] / "config.json").read_text())
     assert first.warm_start == f"bijection-v20@{config['weights_hash']}"
-    assert all(stage.weight_decay == 0 for stage in stages(recipe("bijection-v20-refined")))
-    assert recipe("bijection-v20-refined").model_config() == recipe("bijection-v20").model_config()
+    assert all(stage.weight_decay == 0 for stage in stages(recipe(name)))
+    assert {stage.targets for stage in stages(recipe(name))} == {"sampled" if "sampled" in name else "exact"}
+    assert recipe(name).model_config() == recipe("bijection-v20").model_config()
