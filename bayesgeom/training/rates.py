@@ -11,6 +11,21 @@ from bayesgeom.training.compared import ARCHITECTURES, ON_REQUEST, compared
 from bayesgeom.training.recipe import Recipe
 
 MULTIPLES = (0.3, 1.0, 3.0)
+# The best multiple per architecture, once all three trials on the swept row are there; the comparison then uses it.
+CHOSEN: Mapping[str, float] = {}
+_COMMON = "none: one setting for all, chosen on the transformer"
+_STAGED = "none: rates and the pooled first stage were tuned on the transformer"
+_DECAY = "none: the decay schedule was tuned on the transformer"
+SEARCHED: Mapping[str, str] = {  # how the hyperparameters of each row were found, while there is no sweep
+    "bijection": _COMMON,
+    "repeats": _STAGED,
+    "recall": _STAGED,
+    "recall-16": _STAGED,
+    "recall-64": _STAGED,
+    "hmm": _DECAY,
+    "hmm-sampled": _DECAY,
+    "slow-hmm": _COMMON,
+}
 SWEPT_ROW = "recall"
 _QUARTER = 4
 

@@ -84,7 +84,7 @@ def test_fields_agree_with_their_pairs() -> None:
     found = order_of(STEPS, curves(EXPONENTIAL, EARLY))
     own = found.fields()
     assert own["precision_step_by_scale"].shape == (3, 3) == own["frame_step_by_measure"].shape
-    assert own["dissociation_by_scale"] == pytest.approx(np.log2([[2] * 3, [4] * 3, [32] * 3]))
+    assert own["dissociation_by_scale"] == pytest.approx(np.array([[1] * 3, [3] * 3, [5] * 3]))
     assert len(own["order_by_scale"]) == 9 and own["order_by_scale"][8].startswith("the frame settles first")
     assert tuple(SCALES) == ("KL", "√KL", "log KL")
 
