@@ -114,6 +114,7 @@ class Model(ABC):
             log_answers=torch.cat([part.log_answers for part in kept]),
             recorded=recorder.finished() | static,
             seed=seed,
+            windows=log.windows(),
         )
 
     @final

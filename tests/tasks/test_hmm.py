@@ -137,7 +137,8 @@ def test_null_levels_are_the_known_ones(paper_trials: Trials) -> None:
     nulls = HMM().null_predictives(paper_trials)
     bayes = entropy_bits(exact)
     error = {name: float((bayes - entropy_bits(null)).abs().mean()) for name, null in nulls.items()}
-    assert error.keys() == {"uniform", "likelihood_only"}
+    windows = {f"window_{w}_{start}" for w in range(1, 5) for start in ("uniform", "stationary")}
+    assert error.keys() == {"uniform", "likelihood_only", "stationary"} | windows
     assert error["uniform"] == pytest.approx(0.41, abs=0.015)
     assert error["likelihood_only"] == pytest.approx(0.16, abs=0.01)
     assert float((bayes - bayes.median()).abs().mean()) == pytest.approx(0.19, abs=0.01)
