@@ -174,12 +174,12 @@ class DynamicsReport(Report):
         ]
         for at, said in enumerate(self.order_by_scale):
             one, other = divmod(at, len(self.frame_measures))
-            ends = interval_cell(*(float(end[one, other]) for end in self._order_ends))
+            lo, hi = (float(end[one, other]) for end in self._order_ends)
             rows.append(
                 (
                     self.scales[one], _steps(self.precision_step_by_scale[:, one]), self.frame_measures[other],
                     _steps(self.frame_step_by_measure[:, other]),
-                    f"{self.dissociation_by_scale[one, other]:.2f} [{ends}]", said,
+                    f"{self.dissociation_by_scale[one, other]:.2f} [{interval_cell(lo, hi)}]", said,
                 )
             )  # fmt: skip
         return [*aligned(rows), f"frame or precision first: {self.order}"]

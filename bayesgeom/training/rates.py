@@ -47,16 +47,23 @@ def at_rates(recipe: Recipe, multiple: float) -> Recipe:
         ('bijection-lstm-lr0.3', 0.3)
     """
     after = None if recipe.after is None else at_rates(recipe.after, multiple)
-    rates = {"lr": recipe.lr * multiple, "matrix_lr": recipe.matrix_lr * multiple}
-    return replace(recipe, name=f"{recipe.name}-lr{multiple:g}", after=after, **rates)
+    name, lr, matrix_lr = f"{recipe.name}-lr{multiple:g}", recipe.lr * multiple, recipe.matrix_lr * multiple
+    return replace(recipe, name=name, after=after, lr=lr, matrix_lr=matrix_lr)
 
 
 def quartered(recipe: Recipe) -> Recipe:
     """Return the recipe with a quarter of the steps, of the warm-up and of the decay in every stage, as `…-quarter`."""
     after = None if recipe.after is None else quartered(recipe.after)
     decay = None if recipe.decay_steps is None else recipe.decay_steps // _QUARTER
-    shortened = {"steps": max(1, recipe.steps // _QUARTER), "warmup": recipe.warmup // _QUARTER, "decay_steps": decay}
-    return replace(recipe, name=f"{recipe.name}-quarter", after=after, snapshots=0, **shortened)
+    return replace(
+        recipe,
+        name=f"{recipe.name}-quarter",
+        after=after,
+        snapshots=0,
+        steps=max(1, recipe.steps // _QUARTER),
+        warmup=recipe.warmup // _QUARTER,
+        decay_steps=decay,
+    )
 
 
 def sweep() -> Mapping[str, Recipe]:

@@ -12,6 +12,7 @@ from jaxtyping import Float, Float64
 from torch import Tensor
 
 from bayesgeom.errors import InvalidArgument
+from bayesgeom.memory import effective_memory
 from bayesgeom.models.base import Model
 from bayesgeom.progress import bar
 from bayesgeom.tasks.base import Branch, WindTunnel, checked_seed, derived_seed
@@ -71,6 +72,7 @@ def score(model: Model, task: WindTunnel, *, n: int, seed: int) -> Scores:
     run = model.run(stream, null_predictives=nulls, seed=seed)
     own, free = run.behaviour, run.null_behaviours["context-free"]
     known = own.exact_entropy_bits < KNOWN_BITS
+    memory = None if run.windows is None else effective_memory(run.windows, own.kl_bits, seed=seed)
     return Scores(
         kl_bits=_mean(own.kl_bits),
         context_free_kl_bits=_mean(free.kl_bits),
@@ -82,6 +84,9 @@ def score(model: Model, task: WindTunnel, *, n: int, seed: int) -> Scores:
         n_parameters=model.spec.n_parameters,
         weights_hash=model.spec.weights_hash,
         baseline_kl_bits={name: float(found.kl_bits.mean()) for name, found in run.null_behaviours.items()},
+        memory_symbols=math.nan if memory is None else memory.symbols,
+        memory_symbols_hi=math.nan if memory is None else memory.symbols_hi,
+        window_gap_bits=math.nan if memory is None else memory.transport_gap_bits,
     )
 
 
