@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, final
+from typing import TYPE_CHECKING, Any, ClassVar, final
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -175,8 +175,10 @@ def comparison_report(
 ) -> ComparisonReport:
     """Put together intervals over sequences, verdicts on trainings and cells, and the terms of every cell."""
     numbers = [_numbers(own, seed) for own in scores]
-    verdicts = [_verdict(cell, own, found) for cell, own, found in zip(cells, scores, numbers, strict=True)]
-    of_cell = [_cell_verdict(cell, cells, verdicts) for cell in cells]
+    verdicts = [
+        verdict_on(cell.task, found["share_closed"], own.memory_symbols, own.window_gap_bits)
+        for cell, own, found in zip(cells, scores, numbers, strict=True)
+    ]
     strongest = [min(own.baseline_kl_bits.items(), key=lambda entry: entry[1]) for own in scores]
     return ComparisonReport(
         checkpoints=tuple(cell.name for cell in cells),
@@ -185,22 +187,11 @@ def comparison_report(
         task_of=tuple(cell.task for cell in cells),
         architecture_of=tuple(cell.architecture for cell in cells),
         is_check=tuple(cell.is_check for cell in cells),
-        verdicts=tuple(verdicts),
-        cell_verdicts=tuple(of_cell),
-        published=tuple(_published(cell) for cell in cells),
-        standings=tuple(
-            standing(_verdict_published(cell), found, is_published_size=cell.has_published_sizes)
-            for cell, found in zip(cells, of_cell, strict=True)
-        ),
-        targets=tuple(cell.targets for cell in cells),
-        rate_search=tuple(cell.rate_search for cell in cells),
+        **stated(cells, verdicts),
         strongest_baselines=tuple(name for name, _ in strongest),
         weights_hashes=tuple(own.weights_hash for own in scores),
         missing=tuple(missing),
         n_parameters=np.array([own.n_parameters for own in scores]),
-        n_state_floats=np.array([state_floats(c.recipe.model_config(), c.recipe.task.n_pos) for c in cells]),
-        n_seeds=np.array([len(_seeds_of(cell, cells, verdicts)) for cell in cells]),
-        rate_trials=np.array([cell.rate_trials for cell in cells]),
         trained_on=np.array([cell.recipe.n_sequences for cell in cells]),
         strongest_baseline_kl_bits=np.array([level for _, level in strongest]),
         memory_symbols=np.array([own.memory_symbols for own in scores]),
@@ -212,6 +203,32 @@ def comparison_report(
         nulls={},
         n=len(scores[0].kl_bits),
     )
+
+
+def stated(cells: Sequence[Cell], verdicts: Sequence[str]) -> dict[str, Any]:
+    """Return the fields of a report that follow from the cells and the verdicts on their trainings."""
+    of_cell = [_cell_verdict(cell, cells, verdicts) for cell in cells]
+    return {
+        "verdicts": tuple(verdicts),
+        "cell_verdicts": tuple(of_cell),
+        "published": tuple(_published(cell) for cell in cells),
+        "standings": tuple(
+            standing(_verdict_published(cell), found, is_published_size=cell.has_published_sizes)
+            for cell, found in zip(cells, of_cell, strict=True)
+        ),
+        "targets": tuple(cell.targets for cell in cells),
+        "rate_search": tuple(cell.rate_search for cell in cells),
+        "n_state_floats": np.array([state_floats(c.recipe.model_config(), c.recipe.task.n_pos) for c in cells]),
+        "n_seeds": np.array([len(_seeds_of(cell, cells, verdicts)) for cell in cells]),
+        "rate_trials": np.array([cell.rate_trials for cell in cells]),
+    }
+
+
+def verdict_on(task: str, share_closed: float, memory_symbols: float, window_gap_bits: float) -> str:
+    """Return the verdict on one training: by effective memory where the task has latent dynamics, else by share."""
+    if task in TRANSPORT_TASKS:
+        return transport_verdict(memory_symbols, window_gap_bits)
+    return verdict(share_closed)
 
 
 def _of_cell(stands: str) -> str:
@@ -233,13 +250,6 @@ def _estimate(line: Headline, spec: str) -> str:
 
 def _memory(symbols: float, most: float) -> str:
     return "–" if math.isnan(symbols) else f"{symbols:g} [{symbols:g}, {most:g}]"
-
-
-def _verdict(cell: Cell, scores: Scores, numbers: Mapping[str, float]) -> str:
-    """The verdict on one training."""
-    if cell.task in TRANSPORT_TASKS:
-        return transport_verdict(scores.memory_symbols, scores.window_gap_bits)
-    return verdict(numbers["share_closed"])
 
 
 def _seeds_of(cell: Cell, cells: Sequence[Cell], verdicts: Sequence[str]) -> list[str]:

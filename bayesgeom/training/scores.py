@@ -12,8 +12,10 @@ from jaxtyping import Float, Float64
 from torch import Tensor
 
 from bayesgeom.errors import InvalidArgument
-from bayesgeom.memory import effective_memory
+from bayesgeom.information import kl_bits
+from bayesgeom.memory import TRANSPORT_WINDOW, WindowScores, effective_memory, joined, window_scores
 from bayesgeom.models.base import Model
+from bayesgeom.observers import STARTS
 from bayesgeom.progress import bar
 from bayesgeom.tasks.base import Branch, WindTunnel, checked_seed, derived_seed
 from bayesgeom.training.baselines import context_aware
@@ -88,6 +90,32 @@ def score(model: Model, task: WindTunnel, *, n: int, seed: int) -> Scores:
         memory_symbols_hi=math.nan if memory is None else memory.symbols_hi,
         window_gap_bits=math.nan if memory is None else memory.transport_gap_bits,
     )
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Levels:
+    """What baselines score on a task: mean KL in bits, and that of the stationary observer of the last ten symbols."""
+
+    kl_bits: Mapping[str, float]
+    window_gap_bits: float
+
+
+def levels(task: WindTunnel, *, n: int, seed: int) -> Levels:
+    """Score the baselines alone, on the sequences that `score` takes for the same `n` and `seed`."""
+    marginal = context_free(task, seed=seed)
+    total, windows = dict[str, float](), list[WindowScores]()
+    for block in task.stream(n, seed=derived_seed(seed, Branch.TRIALS)):
+        exact = block.at_scored(block.predictive)
+        said = {"context-free": marginal.expand(len(block), -1, -1), **context_aware(task, block)}
+        for name, predictive in said.items():
+            total[name] = total.get(name, 0.0) + float(kl_bits(exact, predictive.log()).mean(dim=1).sum())
+        own = window_scores(block)
+        windows += [] if own is None else [own]
+    gap = math.nan
+    if (whole := joined(windows)) is not None:
+        gap = float(whole.kl_bits.mean(axis=2)[STARTS.index("stationary"), TRANSPORT_WINDOW:][:1].sum())
+    return Levels(kl_bits={name: value / n for name, value in total.items()}, window_gap_bits=gap)
 
 
 def context_free(task: WindTunnel, *, seed: int) -> Float64[Tensor, "query_pos answer"]:

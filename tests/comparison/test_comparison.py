@@ -315,7 +315,7 @@ def test_the_command_says_first_what_it_will_train(
     assert main([*asked, "mlp", "mlp"]) == 0
     out, err = capsys.readouterr()
     first = f"there: nothing\nto be trained, in {str(tmp_path)!r}:\n  bijection-mlp: 6 sequences in 3 steps\n"
-    assert err.startswith(first) and out.count("bijection-mlp ") == 1
+    assert err.startswith(first) and out.count("bijection-mlp ") == 2
     assert main([*asked, "mlp", "lstm", "--only-existing"]) == 0
     out, err = capsys.readouterr()
     assert err == "" and out.count("bijection-lstm") == 1 and "Not trained: bijection-lstm." in out
