@@ -16,8 +16,10 @@ class Train(Command):
 
     name: ClassVar[str] = "train"
 
-    recipe: RecipeName
+    recipe: RecipeName = ""
     """Name of the recipe; an unknown one lists those that exist."""
+    status: bool = False
+    """Train nothing: list what of the training queue is finished, running and next, with estimated times."""
     out: Path | None = None
     """Directory of the run: state, log, snapshots and, at the end, the checkpoint. Default: runs/train/NAME[-seedK]."""
     resume: bool = False
@@ -44,6 +46,11 @@ class Train(Command):
         from bayesgeom.training.publish import publish
         from bayesgeom.training.recipes import recipe
 
+        if self.status:
+            from bayesgeom.training.queue import progress, status_table
+
+            print(status_table(progress(RUNS if self.out is None else self.out)))
+            return 0
         check_device(self.device)
         committed = recipe(self.recipe).reseeded(self.seed)
         steps = committed.steps if self.steps is None else self.steps

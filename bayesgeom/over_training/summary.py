@@ -7,6 +7,7 @@ import numpy as np
 from jaxtyping import Float
 
 from bayesgeom.over_training.measure import Measured
+from bayesgeom.over_training.order import FRAME, PRECISION, order_of
 from bayesgeom.over_training.report import DynamicsReport
 from bayesgeom.over_training.runs import TrainingRun
 from bayesgeom.over_training.settling import (
@@ -47,7 +48,11 @@ def dynamics_report(runs: Sequence[TrainingRun], found: Sequence[Sequence[Measur
     kl = numbers["kl_bits"][:, :, 0]
     precisions, shares = ([moment(steps, own) for own in kl] for moment in (precision_moment, precision_by_share))
     by_rule, by_share = dissociation(precisions, frames), dissociation(shares, frames)
-    words = {"first": "the frame", "second": "precision"}
+    words = {"first": FRAME, "second": PRECISION}
+    curves = {
+        "kl_bits": kl, "pattern_distance_bits": distance[:, :, 0], "key_overlap": numbers["key_overlap"][:, :, 0],
+        "curve_share": numbers["curve_share"][:, :, 0],
+    }  # fmt: skip
     return DynamicsReport(
         runs=tuple(run.name for run in runs),
         steps=tuple(str(step) for step in steps),
@@ -65,6 +70,7 @@ def dynamics_report(runs: Sequence[TrainingRun], found: Sequence[Sequence[Measur
         dissociation_by_share=by_share.mean,
         verdict=by_rule.verdict(**words),
         verdict_by_share=by_share.verdict(**words),
+        **order_of(steps, curves).fields(),
         **_falls(numbers, steps),
         key_overlap_chance=float(found[0][0].numbers["key_overlap_chance"][0]),
         kl_bits_uniform=float(found[0][0].numbers["uniform_kl_bits"][0]),

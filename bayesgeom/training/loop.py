@@ -35,6 +35,7 @@ from bayesgeom.training.precision import (
 )
 from bayesgeom.training.recipe import Recipe, deciding
 from bayesgeom.training.state import LOG, STATE, append_log, cut_log, locked, restore_state, save_state, steps_done
+from bayesgeom.training.warm_start import start_from_shipped
 from bayesgeom.trials import Trials
 
 RECIPE, SNAPSHOTS, BEFORE = "recipe.json", "snapshots", "before"
@@ -105,6 +106,8 @@ def _trained(
             pace=pace,
         )
         module.load_state_dict(earlier.state_dict())
+    elif recipe.warm_start is not None and not has_state:
+        start_from_shipped(recipe, module)
     module.train()
     optimisers = Optimisers(recipe, module)
     start = restore_state(out / STATE, recipe, module, optimisers) if has_state else 0

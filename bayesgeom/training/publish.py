@@ -92,6 +92,9 @@ outside the answers: {scores.leak:.1e}.
 def _story(recipe: Recipe, precision: Precision | None) -> str:
     """What was done, stage by stage, one line each."""
     first = "" if recipe.after is None else _story(recipe.after, precision) + "\n"
+    if recipe.warm_start is not None:
+        name, digest = recipe.warm_start.split("@")
+        first = f"- Starts from the weights of `{name}` (hash `{digest}`); what follows comes on top of its training.\n"
     late = f", {recipe.late_batch_size} from {recipe.late_from:.0%} of them on" if recipe.late_from < 1 else ""
     turns = f"in turn of the task and of {len(recipe.also)} others of its kind; " if recipe.also else ""
     until = "" if recipe.decay_steps is None else f" in the first {recipe.decay_steps:,} steps"
