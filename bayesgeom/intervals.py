@@ -17,7 +17,7 @@ References:
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, final
 
 import numpy as np
@@ -32,7 +32,6 @@ MAX_SKEW = 0.25  # standardized skewness of the mean, |Σ d³| / (Σ d²)^1.5
 _LIGHT, _RANGE, _SLOPE = 0.8, 0.55, 2.6  # tail weights up to the first keep the level; beyond, decades of it per unit
 _COLUMNS = 1_024  # handled at once
 _ROUNDING = 1e-12
-MAX_GROUPS = 256  # left out in turn; of more sequences, runs of them
 
 Scale = Literal["plain", "correlation", "share"]
 
@@ -146,26 +145,6 @@ def bootstrap_t(
     return Interval(lo=lo, hi=hi, code=code, n_different=different, n=n)
 
 
-def jackknife_weights(n: int) -> Float64[np.ndarray, "replicate sequence"]:
-    """Return the weights whose statistics `jackknife_interval` takes: all sequences alike, then each group left out.
-
-    A group is one sequence; of more than `MAX_GROUPS` sequences, a run of consecutive ones.
-
-    Example:
-        >>> jackknife_weights(3)
-        array([[0.33333333, 0.33333333, 0.33333333],
-               [0.        , 0.5       , 0.5       ],
-               [0.5       , 0.        , 0.5       ],
-               [0.5       , 0.5       , 0.        ]])
-    """
-    if n < 2:
-        return np.full((1 + n, n), 1.0 if n else 0.0)
-    n_groups = min(n, MAX_GROUPS)
-    group = np.arange(n) * n_groups // n
-    kept = group != np.arange(n_groups)[:, None]
-    return np.concatenate([np.full((1, n), 1 / n), kept / kept.sum(axis=1, keepdims=True)])
-
-
 def jackknife_interval(
     replicates: Float[np.ndarray, "replicate *rest"],
     weights: Float64[np.ndarray, "draw sequence"],
@@ -188,9 +167,7 @@ def jackknife_interval(
         on_scale = there(replicates.astype(np.float64))
         pseudo = n * on_scale[0] - (n - 1) * on_scale[1:]
     found = bootstrap_t(pseudo, np.ones((n, *(1,) * (pseudo.ndim - 1))), weights)
-    return Interval(
-        lo=np.asarray(back(found.lo)), hi=np.asarray(back(found.hi)), code=found.code, n_different=found.n_different, n=n
-    )  # fmt: skip
+    return replace(found, lo=np.asarray(back(found.lo)), hi=np.asarray(back(found.hi)))
 
 
 def tail_weight(

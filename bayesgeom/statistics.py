@@ -12,14 +12,14 @@ from dataclasses import dataclass, replace
 from typing import final
 
 import numpy as np
-from jaxtyping import Float, Shaped
+from jaxtyping import Float, Float64, Shaped
 from scipy.stats import t as student
 
 from bayesgeom.intervals import Interval, Scale, bootstrap_t, jackknife_interval
-from bayesgeom.intervals import jackknife_weights as jackknife_weights
 
 LEVEL = 0.95
 DRAWS = 1_000
+MAX_GROUPS = 256  # left out in turn; of more sequences, runs of consecutive ones
 MAX_UNITS = (
     2_048  # resampled at once; more sequences are resampled in runs of consecutive ones, so that memory is bounded
 )
@@ -33,6 +33,26 @@ def bootstrap_weights(n: int, *, seed: int, draws: int = DRAWS) -> Float[np.ndar
     if n < 2:
         return np.full((draws, n), np.nan)
     return np.random.default_rng(seed).multinomial(n, np.full(n, 1 / n), size=draws) / n
+
+
+def jackknife_weights(n: int, *, most: int = MAX_GROUPS) -> Float64[np.ndarray, "replicate sequence"]:
+    """Return the weights whose statistics `statistic_interval` takes: all sequences alike, then each group left out.
+
+    A group is one sequence; of more than `most` sequences, a run of consecutive ones.
+
+    Example:
+        >>> jackknife_weights(3)
+        array([[0.33333333, 0.33333333, 0.33333333],
+               [0.        , 0.5       , 0.5       ],
+               [0.5       , 0.        , 0.5       ],
+               [0.5       , 0.5       , 0.        ]])
+    """
+    if n < 2:
+        return np.full((1 + n, n), 1.0 if n else 0.0)
+    n_groups = min(n, most)
+    group = np.arange(n) * n_groups // n
+    kept = group != np.arange(n_groups)[:, None]
+    return np.concatenate([np.full((1, n), 1 / n), kept / kept.sum(axis=1, keepdims=True)])
 
 
 def percentile_interval(
@@ -62,9 +82,7 @@ def with_bounds(name: str, drawn: Float[np.ndarray, "draw *rest"]) -> dict[str, 
     return {name: drawn[0], f"{name}_lo": lo, f"{name}_hi": hi}
 
 
-def mean_interval(
-    per_sequence: Float[np.ndarray, "sequence *rest"], *, seed: int, draws: int = DRAWS
-) -> Interval:
+def mean_interval(per_sequence: Float[np.ndarray, "sequence *rest"], *, seed: int, draws: int = DRAWS) -> Interval:
     """Return the 95 % bootstrap-t interval of the mean over sequences; iterating gives both ends.
 
     Where the sample is too small or too skewed for an interval that covers, the ends are NaN and `why_not` says why.
@@ -144,6 +162,22 @@ def statistic_bounds(
     """Return the statistic of all sequences as `name`, and the ends of its interval as `name_lo` and `name_hi`."""
     lo, hi = statistic_interval(replicates, seed=seed, scale=scale)
     return {name: replicates[0], f"{name}_lo": lo, f"{name}_hi": hi}
+
+
+def linearized_draws(
+    replicates: Float[np.ndarray, "replicate *rest"], *, seed: int, draws: int = DRAWS
+) -> Float[np.ndarray, "draw *rest"]:
+    """Return bootstrap draws of a smooth statistic to first order, from its values under `jackknife_weights(n)`.
+
+    θ + Σ_g (w_g − 1/G) (G − 1) (θ − θ without g) of the G groups. For what is then computed from several statistics
+    and is not smooth itself, such as the order of layers.
+
+    Reference: Efron & Tibshirani 1993, chapter 20.
+    """
+    n = len(replicates) - 1
+    influence = (n - 1) * (replicates[0] - replicates[1:])
+    weights = bootstrap_weights(n, seed=seed, draws=draws)
+    return np.asarray(replicates[0] + np.tensordot(weights - 1 / max(n, 1), influence, axes=1))
 
 
 def permutation_p(

@@ -11,7 +11,7 @@ from jaxtyping import Float, Int
 from bayesgeom.comparison.cell import Cell
 from bayesgeom.comparison.verdict import PRIMITIVE_OF, PUBLISHED, RULE, Verdict, standing, verdict
 from bayesgeom.report import Headline, Report, aligned
-from bayesgeom.statistics import bootstrap_weights, percentile_interval
+from bayesgeom.statistics import mean_interval, r2_interval, ratio_interval
 from bayesgeom.training.scores import Scores
 
 if TYPE_CHECKING:
@@ -176,26 +176,25 @@ def _is_in(cell: Cell, task: str, architecture: str) -> bool:
 
 
 def _numbers(scores: Scores, seed: int) -> dict[str, float]:
-    """Each number with its interval; the estimate is the first row of the weights, where all sequences count alike."""
-    n = len(scores.kl_bits)
-    weights = np.concatenate([np.full((1, n), 1 / n), bootstrap_weights(n, seed=seed)])
-    kl, free, error = (weights @ v for v in (scores.kl_bits, scores.context_free_kl_bits, scores.entropy_error_bits))
-    known = weights @ scores.known
+    """Each number with its interval, over the same sequences."""
+    own, free, known, correct = (
+        np.asarray(v, dtype=np.float64)
+        for v in (scores.kl_bits, scores.context_free_kl_bits, scores.known, scores.known_correct)
+    )
+    n_known = float(known.sum())
     with np.errstate(divide="ignore", invalid="ignore"):
-        drawn = {
-            "kl_bits": kl,
-            "entropy_mae_bits": error,
-            "share_closed": np.where(free > 0, 1 - kl / free, np.nan),
-            "accuracy_where_known": np.where(known > 0, weights @ scores.known_correct / known, np.nan),
+        estimates = {
+            "kl_bits": (own.mean(), mean_interval(own, seed=seed)),
+            "entropy_mae_bits": (scores.entropy_error_bits.mean(), mean_interval(scores.entropy_error_bits, seed=seed)),
+            "share_closed": (1 - own.sum() / free.sum(), r2_interval(own, free, seed=seed)),
+            "accuracy_where_known": (correct.sum() / n_known, ratio_interval(correct, known, seed=seed)),
         }
-    n_known = float(scores.known.sum())
     found = {
-        "kl_bits_null": float(free[0]),
+        "kl_bits_null": float(free.mean()),
         "entropy_mae_bits_null": float(scores.context_free_entropy_error_bits.mean()),
         "share_closed_null": 0.0,
         "accuracy_where_known_null": float(scores.context_free_known_correct.sum()) / n_known if n_known else math.nan,
     }
-    for metric, values in drawn.items():
-        lo, hi = percentile_interval(values[1:])
-        found |= {metric: float(values[0]), f"{metric}_lo": float(lo), f"{metric}_hi": float(hi)}
+    for metric, (value, (lo, hi)) in estimates.items():
+        found |= {metric: float(value), f"{metric}_lo": float(lo), f"{metric}_hi": float(hi)}
     return found

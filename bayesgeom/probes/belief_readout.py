@@ -25,11 +25,11 @@ from bayesgeom.geometry.subspace import random_subspaces
 from bayesgeom.probes.base import Control, Needs, Probe, mean_over_copies, planted_run, planted_trials
 from bayesgeom.probes.belief_report import METRICS, READ, BeliefReadoutReport
 from bayesgeom.sites import RESID_POST, RESID_PRE, STATE
-from bayesgeom.statistics import bootstrap_weights, shuffled_within_position
+from bayesgeom.statistics import jackknife_weights, shuffled_within_position
 from bayesgeom.trials import Trials
 
 MAX_POINTS, MAX_WIDTH, N_CLUSTERED, N_DRAWN, COUNTS = 3_072, 192, 500, 1_000, range(2, 9)
-SHUFFLES, SUBSPACES, DRAWS = 5, 20, 200
+SHUFFLES, SUBSPACES = 5, 20
 _BANDS = {"all": (0, 2), "below 0.5": (0, 0.5), "0.5–0.75": (0.5, 0.75), "0.75–0.9": (0.75, 0.9), "above 0.9": (0.9, 2)}
 
 
@@ -151,10 +151,11 @@ def _measured(
 ) -> dict[str, Float64[np.ndarray, "..."]]:
     """Every metric with its interval and nulls, by layer."""
     n_held, n_all = len(targets.held), len(targets.values) // targets.n_positions
-    held = bootstrap_weights(n_held, seed=seed, draws=DRAWS) if n_held else np.zeros((1, 0))
-    whole = bootstrap_weights(n_all, seed=seed, draws=DRAWS)
+    held = jackknife_weights(n_held)
+    whole = jackknife_weights(n_all)
     clusters = cluster_scores(points, targets, tokens, COUNTS, whole, n_clustered=N_CLUSTERED, seed=seed)
-    return {**summary(layers, targets, held), **guess_scores(layers, targets, [*_BANDS.values()], held), **clusters}
+    guesses = guess_scores(layers, targets, [*_BANDS.values()], held, seed=seed)
+    return {**summary(layers, targets, held, seed=seed), **guesses, **clusters}
 
 
 def _untrained(measured: Mapping[str, Any], initialised: Sequence[BeliefReadoutReport]) -> dict[str, Any]:

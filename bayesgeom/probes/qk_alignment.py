@@ -23,7 +23,7 @@ from bayesgeom.geometry.ranking import visible_ranks
 from bayesgeom.probes.base import Control, Needs, Probe, mean_over_copies, planted_run, planted_trials
 from bayesgeom.report import Headline, Report
 from bayesgeom.sites import K_ROT, PATTERN, Q_ROT
-from bayesgeom.statistics import bootstrap_weights, with_bounds
+from bayesgeom.statistics import jackknife_weights, linearized_draws, percentile_interval, statistic_bounds
 from bayesgeom.trials import Trials
 
 if TYPE_CHECKING:
@@ -153,17 +153,18 @@ class QKAlignment(Probe[QKAlignmentReport]):
         evidence = _evidence(run, relations, n)
         sums = np.stack([_layer_sums(run, layer, evidence) for layer in range(run.spec.n_layers)], axis=3)
         sums = sums - evidence.offsets[..., None, None]
-        weights = np.concatenate([np.full((1, n), 1 / n), bootstrap_weights(n, seed=run.seed)])
+        weights = jackknife_weights(n)
         rows = np.tensordot(weights, evidence.rows, axes=1)
         with np.errstate(invalid="ignore", divide="ignore"):
             means = np.tensordot(weights, sums, axes=1) / rows[:, None, :, None, None]
             uniform_mass = evidence.offsets[:, 0].mean(axis=0) / rows[0]
         by_layer = means[:, 0].mean(axis=-1)
-        trend = _layer_trend(by_layer)
-        arrays: dict[str, Any] = with_bounds("mass_excess_by_layer", by_layer) | with_bounds("layer_trend", trend)
+        arrays: dict[str, Any] = statistic_bounds("mass_excess_by_layer", by_layer, seed=run.seed)
+        lo, hi = percentile_interval(_layer_trend(linearized_draws(by_layer, seed=run.seed)))
+        arrays |= {"layer_trend": _layer_trend(by_layer[:1])[0], "layer_trend_lo": lo, "layer_trend_hi": hi}
         copies = [copy for copy in initialised if copy.relations == relations]
         for i, metric in enumerate(_METRICS):
-            arrays |= with_bounds(metric, means[:, i])
+            arrays |= statistic_bounds(metric, means[:, i], seed=run.seed)
             found = [vars(copy)[metric] for copy in copies]
             arrays[f"{metric}_initialisation"] = mean_over_copies(found, like=means[0, i])
         strongest = [np.abs(copy.mass_excess_by_layer).max(axis=1) for copy in copies]
