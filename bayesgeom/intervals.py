@@ -86,7 +86,7 @@ class Interval:
             case code if code == FINE:
                 return ""
             case code if code == CONSTANT:
-                return f"all {n} sequences have the same value, which leaves their spread unknown"
+                return f"all {n} sequences are at 0 or at 1: how rare an exception is, is unknown"
             case code if code == FEW and n <= MIN_DIFFERENT:
                 return f"{n} sequence{'s' * (n != 1)}, and more than {MIN_DIFFERENT} are needed"
             case code if code == FEW:
@@ -99,8 +99,9 @@ class Interval:
 
 def no_interval(shape: tuple[int, ...], n: int, code: int = FEW) -> Interval:
     """Return NaN for every entry, with one reason."""
-    unknown, zeros = np.full(shape, np.nan), np.zeros(shape, dtype=np.int64)
-    return Interval(lo=unknown, hi=unknown, code=zeros + code, n_different=zeros, n=n)
+    unknown = np.full(shape, np.nan)
+    zeros, codes = np.zeros(shape, dtype=np.int64), np.full(shape, code, dtype=np.int64)
+    return Interval(lo=unknown, hi=unknown, code=codes, n_different=zeros, n=n)
 
 
 def withheld(intervals: Mapping[str, Interval]) -> dict[str, str]:
@@ -114,7 +115,7 @@ def withheld(intervals: Mapping[str, Interval]) -> dict[str, str]:
     for name, interval in intervals.items():
         places = np.argwhere(interval.code != FINE)
         if len(places):
-            why, n = interval.why_not(tuple(places[0])), interval.code.size
+            why, n = interval.why_not(tuple(map(int, places[0]))), interval.code.size
             found[name] = why if interval.code.ndim == 0 else f"{len(places)} of {n} entries; the first: {why}"
     return found
 
@@ -222,7 +223,11 @@ def _columns(
     most = MAX_TAIL + _PER_DOUBLING * np.log2(max(n, 64) / 64)
     code = np.where((np.maximum(upper, lower) > most) & (skew > MAX_SKEW), HEAVY, FINE)
     code = np.where(~np.isfinite(lo) | ~np.isfinite(hi) | (different < MIN_DIFFERENT), FEW, code)
-    code = np.where(different == 0, CONSTANT, code)
+    # All at 0 or 1 may hide a rare exception; any other constant is a property of the model.
+    is_edge = (np.abs(ratio) <= _ROUNDING) | (np.abs(ratio - 1) <= _ROUNDING)
+    is_constant = different == 0
+    lo, hi = (np.where(is_constant, ratio, end) for end in (lo, hi))
+    code = np.where(is_constant, np.where(is_edge, CONSTANT, FINE), code)
     code = np.where(np.isfinite(ratio), code, MISSING)
     return np.where(code == FINE, lo, np.nan), np.where(code == FINE, hi, np.nan), code, different
 

@@ -145,7 +145,7 @@ def r2_interval(
     R² is larger and which no interval over held-out sequences covers.
     """
     found = ratio_interval(squared_error, squared_deviation, seed=seed, draws=draws)
-    return replace(found, lo=1 - found.hi, hi=1 - found.lo)
+    return replace(found, lo=np.asarray(1 - found.hi), hi=np.asarray(1 - found.lo))
 
 
 def statistic_interval(

@@ -16,6 +16,7 @@ import argparse
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import final
 
 import numpy as np
@@ -96,13 +97,17 @@ def percentile_row(name: str, draw: Callable[[np.random.Generator, tuple[int, in
     return Row(f"before: percentile bootstrap, mean, {name}", "nothing any more", measure, True)
 
 
-def pools() -> dict[str, np.ndarray]:
+def pools(kept: Path | None) -> dict[str, np.ndarray]:
     """Mean KL of each sequence under shipped models: the skewness that intervals meet in practice."""
+    if kept is not None and kept.exists():
+        return dict(np.load(kept))
     found = {}
     for name in CHECKPOINTS:
         model = as_model(name)
         run = model.run(task_of(model, None).stream(POOL, seed=123), seed=0)
         found[name] = run.behaviour.kl_bits.mean(axis=1, dtype=np.float64)
+    if kept is not None:
+        np.savez(kept, **found)
     return found
 
 
@@ -375,9 +380,9 @@ def converged(n: int, m: int, rng: np.random.Generator) -> tuple[Ends, float]:
     return (lo, hi, np.ones(m, dtype=bool)), truth
 
 
-def all_rows() -> Iterator[Row]:
+def all_rows(kept: Path | None) -> Iterator[Row]:
     """Means first, which are cheap, then the rest."""
-    named = list(populations(pools()))
+    named = list(populations(pools(kept)))
     for name, draw, truth in named:
         yield mean_row(name, draw, truth)
     yield Row("ratio of correlated lognormal means", "length, ablation", ratio, True)
@@ -423,13 +428,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--many", type=int, default=1_000, help="data sets of rows that are cheap")
     parser.add_argument("--few", type=int, default=200, help="data sets of the other rows")
+    parser.add_argument("--kept", type=Path, help="an .npz file that keeps the KL of shipped models between runs")
     parser.add_argument("--rows", default="", help="only rows whose name holds this text")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     started = time.perf_counter()
     print(f"| {'statistic':58s} | n | shown | coverage where shown | wrong, of all | |")
     print("|---|---|---|---|---|---|")
-    for index, row in enumerate(all_rows()):
+    for index, row in enumerate(all_rows(arguments.kept)):
         if arguments.rows not in row.name:
             continue
         m = arguments.many if row.is_cheap else arguments.few

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from bayesgeom.geometry.clusters import Clusters, adjusted_rand, cluster_clouds, meetings, resampled_agreement
 from bayesgeom.geometry.readout import LABEL, BeliefTargets, Readout, commonest, in_bands
-from bayesgeom.statistics import statistic_interval
+from bayesgeom.statistics import ratio_interval, statistic_interval
 
 
 def cluster_scores(
@@ -55,7 +55,6 @@ def guess_scores(
     readouts: Sequence[Readout],
     targets: BeliefTargets,
     bands: Sequence[tuple[float, float]],
-    weights: Float64[np.ndarray, "draw sequence"],
     *,
     seed: int = 0,
 ) -> dict[str, Float64[np.ndarray, "..."]]:
@@ -69,7 +68,7 @@ def guess_scores(
     for readout in readouts:
         n_hits = (readout.hits & is_counted).sum(axis=2, dtype=np.float64)
         everything = _ratio(n_hits.sum(axis=1), n_points.sum(axis=1))
-        lo, hi = statistic_interval(_ratio(weights @ n_hits[:, :, 0].T, weights @ n_points[:, :, 0].T), seed=seed)
+        lo, hi = ratio_interval(n_hits[:, :, 0].T, n_points[:, :, 0].T, seed=seed)
         rows.append({"": everything[:, 0], "_null": everything[:, 1:].mean(axis=1), "_lo": lo, "_hi": hi})
     name = "nearest_centroid_accuracy"
     scores = {f"{name}{end}": np.stack([row[end] for row in rows]) for end in rows[0]}

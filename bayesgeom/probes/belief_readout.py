@@ -154,7 +154,7 @@ def _measured(
     held = jackknife_weights(n_held)
     whole = jackknife_weights(n_all)
     clusters = cluster_scores(points, targets, tokens, COUNTS, whole, n_clustered=N_CLUSTERED, seed=seed)
-    guesses = guess_scores(layers, targets, [*_BANDS.values()], held, seed=seed)
+    guesses = guess_scores(layers, targets, [*_BANDS.values()], seed=seed)
     return {**summary(layers, targets, held, seed=seed), **guesses, **clusters}
 
 

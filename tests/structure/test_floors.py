@@ -16,7 +16,18 @@ from tests.structure.source import PACKAGE, ROOT, Source, assert_none, findings,
 
 # The floor table: the one place to enter a new file or folder. The package root stands above all of it.
 FLOORS = (
-    {"errors", "sites", "information", "geometry", "intervals", "statistics", "files", "allocator", "cells", "progress"},
+    {
+        "errors",
+        "sites",
+        "information",
+        "geometry",
+        "intervals",
+        "statistics",
+        "files",
+        "allocator",
+        "cells",
+        "progress",
+    },
     {"plugins", "trials", "activations", "behaviour", "edits", "report"},
     {"tasks", "models", "charts"},
     {"probes", "ablations", "interventions", "gradient_laws", "em", "monitoring"},
