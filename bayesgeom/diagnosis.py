@@ -92,7 +92,10 @@ class Diagnosis(Mapping[str, Report]):
         rows += [(name, line.label, *headline_cells(line)) for name, line in self.headlines()]
         lines = aligned(rows)
         rule = "  ".join("─" * max(map(len, column)) for column in zip(*rows, strict=True))
-        skipped = [f"skipped {name}: {reason}" for name, reason in self.skipped.items()]
+        skipped = [
+            f"no interval, {n}, {own.label}: {own.no_interval}" for n, own in self.headlines() if own.no_interval
+        ]
+        skipped += [f"skipped {name}: {reason}" for name, reason in self.skipped.items()]
         if self.inapplicable:
             skipped.append(f"not for this task: {', '.join(self.inapplicable)}")
         return "\n".join([self.title, "", lines[0], rule, *lines[1:], *([""] if skipped else []), *skipped])
