@@ -26,7 +26,7 @@ from scipy.special import expit, logit
 
 LEVEL = 0.025  # in each tail
 MIN_DIFFERENT = 8  # sequences that must differ from the median: fewer say nothing of the spread
-MAX_TAIL = 1.55  # at 64 sequences: a heavier tail, of a sample that is skewed as well, has no interval
+MAX_TAIL = 1.35  # at 64 sequences: a heavier tail, of a sample that is skewed as well, has no interval
 _PER_DOUBLING = 0.05  # that is added to it whenever the number of sequences doubles
 MAX_SKEW = 0.25  # standardized skewness of the mean, |Σ d³| / (Σ d²)^1.5
 _LIGHT, _RANGE, _SLOPE = 0.8, 0.55, 2.6  # tail weights up to the first keep the level; beyond, decades of it per unit
@@ -191,9 +191,15 @@ def tail_weight(
     return np.asarray(logs.sum(axis=0) / np.maximum(n_upper, 1))
 
 
-def tail_level(tail: Float64[np.ndarray, "*rest"], n: int) -> Float64[np.ndarray, "*rest"]:
-    """Return the level at which the end on the side of this tail is taken: 0.025, and less for a heavy tail."""
-    decades = _SLOPE * (64 / max(n, 64)) ** 0.15 * np.clip(tail - _LIGHT, 0, _RANGE)
+def tail_level(
+    tail: Float64[np.ndarray, "*rest"], other: Float64[np.ndarray, "*rest"], n: int
+) -> Float64[np.ndarray, "*rest"]:
+    """Return the level at which the end on the side of this tail is taken: 0.025, and less for a heavy tail.
+
+    Where the other tail is as heavy, errors of the two partly cancel, and the level is lowered half as far.
+    """
+    own, others = (np.clip(of - _LIGHT, 0, _RANGE) for of in (tail, other))
+    decades = _SLOPE * (64 / max(n, 64)) ** 0.15 * (own - np.minimum(own, others) / 2)
     return np.asarray(LEVEL * 10**-decades)
 
 
@@ -216,8 +222,8 @@ def _columns(
     upper, lower = tail_weight(deviations), tail_weight(-deviations)
     t.sort(axis=0)
     with np.errstate(invalid="ignore"):
-        lo = ratio - _at(t, 1 - tail_level(lower, n)) * error
-        hi = ratio - _at(t, tail_level(upper, n)) * error
+        lo = ratio - _at(t, 1 - tail_level(lower, upper, n)) * error
+        hi = ratio - _at(t, tail_level(upper, lower, n)) * error
     with np.errstate(divide="ignore", invalid="ignore"):
         skew = np.abs((influence**3).sum(axis=0)) / (influence**2).sum(axis=0) ** 1.5
     most = MAX_TAIL + _PER_DOUBLING * np.log2(max(n, 64) / 64)

@@ -51,7 +51,8 @@ def twin_of_a_ratio(top: np.ndarray, bottom: np.ndarray, seed: int, draws: int) 
     t = [(r - ratio) / e for r, e in (found(a, b) for a, b in pairs)]
     influence = (top - ratio * bottom) / bottom.mean()
     deviations = (influence - np.median(influence))[:, None]
-    upper, lower = (float(tail_level(tail_weight(sign * deviations), len(top))[0]) for sign in (1, -1))
+    above, below = (tail_weight(sign * deviations) for sign in (1, -1))
+    upper, lower = (float(tail_level(*both, len(top))[0]) for both in ((above, below), (below, above)))
     return ratio - twin_quantile(t, 1 - lower) * error, ratio - twin_quantile(t, upper) * error
 
 
