@@ -27,7 +27,9 @@ def tokens_to_converge(
     mean, lo, hi = mean_along(away, seed=seed)
     may_be = np.isnan(lo) | ((lo <= threshold_bits) & (hi >= -threshold_bits))
     is_certain = (lo >= -threshold_bits) & (hi <= threshold_bits)
-    return first_place(np.arange(1, n_positions + 1), np.abs(mean) <= threshold_bits, may_be, is_certain)
+    return first_place(
+        np.arange(1, n_positions + 1), np.abs(mean) <= threshold_bits, may_be, is_certain, np.isfinite(lo)
+    )
 
 
 def _n_last(n_positions: int) -> int:

@@ -110,7 +110,7 @@ def critical_length(
     """
     mean, lo, hi = mean_along(errors, seed=seed)
     is_known = np.isfinite(lo)
-    ends = (mean > threshold, ~is_known | (hi > threshold), is_known & (lo > threshold))
+    ends = (mean > threshold, ~is_known | (hi > threshold), is_known & (lo > threshold), is_known)
     return first_place(at, *ends)
 
 
@@ -119,10 +119,14 @@ def first_place(
     is_there: Bool[np.ndarray, " position"],
     may_be: Bool[np.ndarray, " position"],
     is_certain: Bool[np.ndarray, " position"],
+    is_known: Bool[np.ndarray, " position"],
 ) -> Estimate:
-    """The first place where something is there, with the first where it may be and where it certainly is."""
+    """The first place where something is there, with the first where it may be and where it certainly is.
+
+    `is_known` says which places have an interval at all; without any there is no interval of the place either.
+    """
     value, lo, hi = (float(at[own.argmax()]) if own.any() else np.inf for own in (is_there, may_be, is_certain))
-    return Estimate(value=value, lo=lo, hi=hi)
+    return Estimate(value=value, lo=lo, hi=hi) if is_known.any() else Estimate(value=value, lo=np.nan, hi=np.nan)
 
 
 def extrapolation_ratio(
