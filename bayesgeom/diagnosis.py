@@ -93,7 +93,10 @@ class Diagnosis(Mapping[str, Report]):
         rows += [(name, line.label, *headline_cells(line)) for name, line in self.headlines()]
         lines = aligned(rows)
         rule = "  ".join("─" * max(map(len, column)) for column in zip(*rows, strict=True))
-        skipped = [f"skipped {name}: {reason}" for name, reason in self.skipped.items()]
+        skipped = [
+            f"no interval, {n}, {own.label}: {own.no_interval}" for n, own in self.headlines() if own.no_interval
+        ]
+        skipped += [f"skipped {name}: {reason}" for name, reason in self.skipped.items()]
         if foreign := self.provenance.get("foreign_hooks"):
             skipped.append(
                 f"forward hooks that bayesgeom did not set may have edited activations: {', '.join(foreign)}"

@@ -5,6 +5,7 @@ are derived from them. Conventions that every report follows:
 
 - array `x` may have companions `x_lo`, `x_hi`, `x_null`, with the same axes or a subset of them;
 - a scalar `x` has its interval in `intervals["x"]` and its null in `nulls["x"]`, where it has them;
+- where an estimate has no interval, both ends are NaN, and a field `no_interval` may hold the reason by metric;
 - an axis `thing` whose entries have names is labelled by the field `things`.
 """
 
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 
 _COLUMN_OF_AXIS = {"layer": "layer", "head": "head", "kv_head": "head", "position": "position"}
 _COMPANIONS = ("_lo", "_hi", "_null")
+NO_INTERVAL = "too few sequences, or too few that differ, for one that covers"
 SCHEMA = 1
 JSON, ARRAYS = "report.json", "arrays.safetensors"
 PROGRESS = "progress.safetensors"  # of a battery that was stopped
@@ -50,10 +52,12 @@ class Headline:
     hi: float = math.nan
     null: float = math.nan
     null_label: str = ""
+    no_interval: str = ""
 
     def __str__(self) -> str:
         value, interval, null = headline_cells(self)
-        return f"{self.label} {value}{f' [{interval}]' if interval else ''}{f'; null {null}' if null else ''}"
+        why = f" [no interval: {self.no_interval}]" if self.no_interval else f" [{interval}]" if interval else ""
+        return f"{self.label} {value}{why}{f'; null {null}' if null else ''}"
 
 
 @final
@@ -110,8 +114,9 @@ class Report(ABC):
         null = self.nulls.get(metric, math.nan)
         value = float(vars(self)[metric])
         return Headline(
-            metric=metric, label=label, value=value, unit=unit, lo=lo, hi=hi, null=null, null_label=null_label
-        )
+            metric=metric, label=label, value=value, unit=unit, lo=lo, hi=hi, null=null, null_label=null_label,
+            no_interval=self._why_not(metric, value, lo),
+        )  # fmt: skip
 
     @final
     def entry(
@@ -122,8 +127,17 @@ class Report(ABC):
         lo, hi, null = (float(self._companion(metric + suffix, axes, values.shape)[at]) for suffix in _COMPANIONS)
         return Headline(
             metric=metric, label=label, value=float(values[at]), unit=unit, lo=lo, hi=hi, null=null,
-            null_label=null_label,
+            null_label=null_label, no_interval=self._why_not(metric, float(values[at]), lo),
         )  # fmt: skip
+
+    @final
+    def _why_not(self, metric: str, value: float, lo: float) -> str:
+        """Why an estimate that should have an interval has none; "" where it has one, or is no estimate."""
+        is_estimate = metric in self.intervals or f"{metric}_lo" in self.axes()
+        if not is_estimate or math.isnan(value) or not math.isnan(lo):
+            return ""
+        reasons: Mapping[str, str] = vars(self).get("no_interval", {})
+        return reasons.get(metric, NO_INTERVAL)
 
     @final
     @classmethod
@@ -205,7 +219,7 @@ class Report(ABC):
 
 def headline_cells(line: Headline) -> tuple[str, str, str]:
     """Value, interval and null of a headline, as every table prints them."""
-    interval = "" if math.isnan(line.lo) else interval_cell(line.lo, line.hi)
+    interval = ("–" if line.no_interval else "") if math.isnan(line.lo) else interval_cell(line.lo, line.hi)
     null = "" if math.isnan(line.null) else f"{round(line.null, 4) + 0.0:.4f} ({line.null_label})"  # no -0.0000
     return number_cell(line.value, line.unit), interval, null
 

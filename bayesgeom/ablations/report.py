@@ -25,7 +25,7 @@ from bayesgeom.ablations.tally import Tally
 from bayesgeom.cells import interval_cell
 from bayesgeom.edits import Mode
 from bayesgeom.report import Headline, Report, aligned
-from bayesgeom.statistics import bootstrap_weights, percentile_interval
+from bayesgeom.statistics import ratio_interval
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
@@ -249,17 +249,16 @@ def ablation_report(tally: Tally, context: Context) -> AblationReport:
 
 def _effects(tally: Tally, seed: int) -> dict[str, Float[np.ndarray, " ablation"]]:
     """Each effect with its paired bootstrap interval over units."""
-    weights = bootstrap_weights(len(tally.counts), seed=seed)
-    sizes = weights @ tally.counts
+    sizes = tally.counts[:, None].astype(np.float64)
     found: dict[str, np.ndarray] = {}
     for index, metric in enumerate(("damage_bits", "entropy_mae_increase_bits", "accuracy_change")):
         change = tally.sums[:, index] - tally.baseline[index]
         found[metric] = change.sum(axis=1) / tally.done
-        found[f"{metric}_lo"], found[f"{metric}_hi"] = percentile_interval((weights @ change.T) / sizes[:, None])
+        found[f"{metric}_lo"], found[f"{metric}_hi"] = ratio_interval(change.T, sizes, seed=seed)
     with np.errstate(divide="ignore", invalid="ignore"):
         found["kl_ratio"] = tally.sums[:, 0].sum(axis=1) / tally.baseline[0].sum()
-        resampled = (weights @ tally.sums[:, 0].T) / (weights @ tally.baseline[0])[:, None]
-    found["kl_ratio_lo"], found["kl_ratio_hi"] = percentile_interval(resampled)
+    ratio = ratio_interval(tally.sums[:, 0].T, tally.baseline[0][:, None], seed=seed)
+    found["kl_ratio_lo"], found["kl_ratio_hi"] = ratio
     return found
 
 

@@ -23,7 +23,7 @@ from bayesgeom.comparison.verdict import (
 )
 from bayesgeom.models.state_size import state_floats
 from bayesgeom.report import Headline, Report, aligned
-from bayesgeom.statistics import mean_interval, ratio_interval
+from bayesgeom.statistics import mean_interval, r2_interval, ratio_interval
 from bayesgeom.training.scores import Scores
 
 if TYPE_CHECKING:
@@ -290,25 +290,25 @@ def _by_task(cells: Sequence[Cell], shares: Sequence[float]) -> Float[np.ndarray
 
 
 def _numbers(scores: Scores, seed: int) -> dict[str, float]:
-    """Each number with its interval over sequences."""
-    kl, free, known = scores.kl_bits, scores.context_free_kl_bits, scores.known
+    """Each number with its interval, over the same sequences."""
+    own, free, known, correct = (
+        np.asarray(v, dtype=np.float64)
+        for v in (scores.kl_bits, scores.context_free_kl_bits, scores.known, scores.known_correct)
+    )
     n_known = float(known.sum())
-    missed = known - scores.known_correct
-    ratios = {"share_closed": (kl, free), "accuracy_where_known": (missed, known)}
+    with np.errstate(divide="ignore", invalid="ignore"):
+        estimates = {
+            "kl_bits": (own.mean(), mean_interval(own, seed=seed)),
+            "entropy_mae_bits": (scores.entropy_error_bits.mean(), mean_interval(scores.entropy_error_bits, seed=seed)),
+            "share_closed": (1 - own.sum() / free.sum(), r2_interval(own, free, seed=seed)),
+            "accuracy_where_known": (correct.sum() / n_known, ratio_interval(correct, known, seed=seed)),
+        }
     found = {
         "kl_bits_null": float(free.mean()),
         "entropy_mae_bits_null": float(scores.context_free_entropy_error_bits.mean()),
         "share_closed_null": 0.0,
         "accuracy_where_known_null": float(scores.context_free_known_correct.sum()) / n_known if n_known else math.nan,
     }
-    for metric, values in (("kl_bits", kl), ("entropy_mae_bits", scores.entropy_error_bits)):
-        lo, hi = mean_interval(values, seed=seed)
-        found |= {metric: float(values.mean()), f"{metric}_lo": float(lo), f"{metric}_hi": float(hi)}
-    for metric, (above, below) in ratios.items():
-        if not below.sum() > 0:
-            found |= {metric: math.nan, f"{metric}_lo": math.nan, f"{metric}_hi": math.nan}
-            continue
-        lo, hi = ratio_interval(above, below, seed=seed)
-        value = 1 - float(above.sum() / below.sum())
-        found |= {metric: value, f"{metric}_lo": 1 - float(hi), f"{metric}_hi": 1 - float(lo)}
+    for metric, (value, (lo, hi)) in estimates.items():
+        found |= {metric: float(value), f"{metric}_lo": float(lo), f"{metric}_hi": float(hi)}
     return found

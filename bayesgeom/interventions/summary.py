@@ -95,7 +95,8 @@ def _changes(
 def _interval(
     sums: Float[np.ndarray, "unit layer band"], main: Totals, seed: int
 ) -> tuple[Float[np.ndarray, "layer band"], Float[np.ndarray, "layer band"]]:
-    return ratio_interval(sums, main.counts[:, None, None].astype(float), seed=seed)
+    lo, hi = ratio_interval(sums, main.counts[:, None, None].astype(float), seed=seed)
+    return lo, hi
 
 
 def _verdict(effect: Mapping[str, Float[np.ndarray, "layer band"]], row: int) -> str:

@@ -25,7 +25,7 @@ from bayesgeom.information import entropy_bits
 from bayesgeom.probes.base import Control, Needs, Probe, mean_over_copies, planted_run, planted_trials
 from bayesgeom.report import Headline, Report
 from bayesgeom.sites import PATTERN
-from bayesgeom.statistics import bootstrap_weights, percentile_interval, with_bounds
+from bayesgeom.statistics import jackknife_weights, statistic_bounds, statistic_interval
 from bayesgeom.trials import Trials
 
 if TYPE_CHECKING:
@@ -158,7 +158,7 @@ class AttentionEntropy(Probe[AttentionEntropyReport]):
         n = min(run.n_recorded, max(MIN_SEQUENCES, MAX_WEIGHTS // pattern[:, :1].numel()))
         pattern, trials = pattern[:, :n], run.trials.rows(slice(0, n))
         visible = torch.arange(trials.tokens.shape[1], device=pattern.device) <= trials.scored_positions()[..., None]
-        weights = np.concatenate([np.full((1, n), 1 / n), bootstrap_weights(n, seed=run.seed)])
+        weights = jackknife_weights(n)
         agreement = _agreement(pattern, trials, visible)
         bits, share, has_choice = _widths(pattern, visible)
         drawn = {
@@ -167,19 +167,19 @@ class AttentionEntropy(Probe[AttentionEntropyReport]):
             "consistency": _drawn(weights, agreement.found.mean(axis=2), np.ones(n)),
         }
         by_layer = drawn["entropy_bits"].mean(axis=2)
-        arrays: dict[str, Any] = with_bounds("entropy_bits_by_layer", by_layer)
+        arrays: dict[str, Any] = statistic_bounds("entropy_bits_by_layer", by_layer, seed=run.seed)
         for metric, draws in drawn.items():
-            arrays |= with_bounds(metric, draws)
+            arrays |= statistic_bounds(metric, draws, seed=run.seed)
             found = [vars(copy)[metric] for copy in initialised]
             arrays[f"{metric}_initialisation"] = mean_over_copies(found, like=draws[0])
         over = _drawn(weights, agreement.found.mean(axis=2) - agreement.shuffled, np.ones(n))
         over = np.full_like(over, np.nan) if agreement.note else over
-        arrays |= with_bounds("consistency_over_other", over)
+        arrays |= statistic_bounds("consistency_over_other", over, seed=run.seed)
         scalars = _scalars(by_layer, drawn["consistency"]) | {
             "consistency_over_other_last_layer": over[:, -1].mean(axis=1)
         }
         numbers: dict[str, Any] = {name: float(draws[0]) for name, draws in scalars.items()}
-        bounds = {name: percentile_interval(draws[1:]) for name, draws in scalars.items()}
+        bounds = {name: statistic_interval(draws, seed=run.seed) for name, draws in scalars.items()}
         untrained = [copy.reduction for copy in initialised]
         return AttentionEntropyReport(
             **arrays,

@@ -35,11 +35,11 @@ from bayesgeom.probes.base import (
 )
 from bayesgeom.probes.belief_report import METRICS, READ, BeliefReadoutReport
 from bayesgeom.sites import RESID_POST, RESID_PRE, STATE
-from bayesgeom.statistics import bootstrap_weights, percentile_interval, shuffled_within_position
+from bayesgeom.statistics import jackknife_weights, r2_interval, shuffled_within_position
 from bayesgeom.trials import Trials
 
 MAX_POINTS, MAX_WIDTH, N_CLUSTERED, N_DRAWN, COUNTS = 3_072, 192, 500, 1_000, range(2, 9)
-SHUFFLES, SUBSPACES, DRAWS = 5, 20, 200
+SHUFFLES, SUBSPACES = 5, 20
 WIDTHS = (1, 2, 3, 4, 10)  # symbols of the window observers whose beliefs are compared
 _BANDS = {"all": (0, 2), "below 0.5": (0, 0.5), "0.5–0.75": (0.5, 0.75), "0.75–0.9": (0.75, 0.9), "above 0.9": (0.9, 2)}
 
@@ -172,10 +172,11 @@ def _measured(
 ) -> dict[str, Float64[np.ndarray, "..."]]:
     """Every metric with its interval and nulls, by layer."""
     n_held, n_all = len(targets.held), len(targets.values) // targets.n_positions
-    held = bootstrap_weights(n_held, seed=seed, draws=DRAWS) if n_held else np.zeros((1, 0))
-    whole = bootstrap_weights(n_all, seed=seed, draws=DRAWS)
+    held = jackknife_weights(n_held)
+    whole = jackknife_weights(n_all)
     clusters = cluster_scores(points, targets, tokens, COUNTS, whole, n_clustered=N_CLUSTERED, seed=seed)
-    return {**summary(layers, targets, held), **guess_scores(layers, targets, [*_BANDS.values()], held), **clusters}
+    guesses = guess_scores(layers, targets, [*_BANDS.values()], seed=seed)
+    return {**summary(layers, targets, held, seed=seed), **guesses, **clusters}
 
 
 def _untrained(measured: Mapping[str, Any], initialised: Sequence[BeliefReadoutReport]) -> dict[str, Any]:
@@ -190,14 +191,14 @@ def _windows(trials: Trials, targets: BeliefTargets, seed: int) -> dict[str, Any
     if trials.observers is None or not widths:
         return {}
     exact, n_held = trials.at_scored(trials.belief), len(targets.held)
-    held = bootstrap_weights(n_held, seed=seed, draws=DRAWS) if n_held else np.zeros((1, 0))
+    held = jackknife_weights(n_held)
     rows = []
     for start in STARTS:
         all_widths = window_beliefs(trials.observers.filter, exact, start)
         beliefs = torch.stack([belief for width, belief in enumerate(all_widths) if width in widths])
         read = summary(_read(beliefs.flatten(1, 2), targets, beliefs.shape[-1], seed), targets, held)
         row = {f"window_map_{name}": read[name] for name in ("r2", "r2_lo", "r2_hi")}
-        rows.append(row | _unfitted(beliefs[:, len(exact) - n_held :].cpu().numpy(), targets, held))
+        rows.append(row | _unfitted(beliefs[:, len(exact) - n_held :].cpu().numpy(), targets, seed))
     stacked = {name: np.stack([row[name] for row in rows]) for name in rows[0]}
     return {**stacked, "window_starts": STARTS, "windows": tuple(map(str, widths))}
 
@@ -205,13 +206,13 @@ def _windows(trials: Trials, targets: BeliefTargets, seed: int) -> dict[str, Any
 def _unfitted(
     beliefs: Float64[np.ndarray, "window sequence position hypothesis"],
     targets: BeliefTargets,
-    weights: Float64[np.ndarray, "draw sequence"],
+    seed: int,
 ) -> dict[str, Float64[np.ndarray, " window"]]:
     """R² of beliefs as they are, on held-out sequences, with its interval."""
     truth, mean = targets.held[:, :, 0, BELIEF].double().numpy(), targets.means[0, BELIEF].double().numpy()
     error, spread = ((beliefs - truth) ** 2).sum(axis=(2, 3)), ((truth - mean) ** 2).sum(axis=(1, 2))
     with np.errstate(invalid="ignore", divide="ignore"):
-        lo, hi = percentile_interval(1 - (weights @ error.T) / (weights @ spread)[:, None])
+        lo, hi = r2_interval(error.T, spread[:, None], seed=seed)
         return {"window_r2": 1 - error.sum(axis=1) / spread.sum(), "window_r2_lo": lo, "window_r2_hi": hi}
 
 

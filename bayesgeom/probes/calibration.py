@@ -10,7 +10,7 @@ References: Agarwal, Dalal & Misra 2025, arXiv:2512.22471 (entropy error); the a
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import TYPE_CHECKING, Any, ClassVar, final
 
@@ -106,6 +106,7 @@ class CalibrationReport(Report):
     intervals: Mapping[str, tuple[float, float]]
     nulls: Mapping[str, float]
     n: int
+    no_interval: Mapping[str, str] = field(default_factory=dict)
 
     def headlines(self) -> Sequence[Headline]:
         mae, kl = (_hardest(levels) for levels in (self.null_entropy_mae_bits, self.null_kl_bits))
@@ -248,7 +249,8 @@ def _bounds(
     scalars = {"entropy_mae_bits": errors, "accuracy": seen["correct"]}
     scalars |= {name: seen[name] for name in ("kl_bits", "total_variation", "leak")}
     means = [values.mean(axis=1)[:, None] for values in scalars.values()]
-    lo, hi = mean_interval(np.concatenate([errors, seen["kl_bits"], *means], axis=1), seed=seed)
+    found = mean_interval(np.concatenate([errors, seen["kl_bits"], *means], axis=1), seed=seed)
+    lo, hi = found
     n_pos = errors.shape[1]
     error, kl, rest = slice(0, n_pos), slice(n_pos, 2 * n_pos), 2 * n_pos
     pairs = zip(lo[rest:].tolist(), hi[rest:].tolist(), strict=True)
@@ -258,6 +260,7 @@ def _bounds(
         "kl_bits_by_position_lo": lo[kl],
         "kl_bits_by_position_hi": hi[kl],
         "intervals": dict(zip(scalars, pairs, strict=True)),
+        "no_interval": {name: why for i, name in enumerate(scalars) if (why := found.why_not((rest + i,)))},
     }
 
 

@@ -23,7 +23,7 @@ from bayesgeom.geometry.ranking import rounding_of_products, visible_ranks
 from bayesgeom.probes.base import Control, Needs, Probe, mean_over_copies, planted_run, planted_trials
 from bayesgeom.report import Headline, Report
 from bayesgeom.sites import K_ROT, PATTERN, Q_ROT
-from bayesgeom.statistics import bootstrap_weights, with_bounds
+from bayesgeom.statistics import jackknife_weights, linearized_draws, percentile_interval, statistic_bounds
 from bayesgeom.trials import Trials
 
 if TYPE_CHECKING:
@@ -191,18 +191,22 @@ class QKAlignment(Probe[QKAlignmentReport]):
         relations = tuple(run.trials.relations)
         per_sequence = run.at(PATTERN)[:, :1].numel()
         n = min(run.n_recorded, max(MIN_SEQUENCES, MAX_SCORES // per_sequence))
-        weights = np.concatenate([np.full((1, n), 1 / n), bootstrap_weights(n, seed=run.seed)])
+        weights = jackknife_weights(n)
         masks = _masks(run, relations, n)
         own, compared = _evidence(masks, masks.has_both), _compared(masks)
         sums = np.stack([_layer_sums(run, layer, (own, compared)) for layer in range(run.spec.n_layers)], axis=4)
         means, over = (_means(found, evidence, weights) for found, evidence in zip(sums, (own, compared), strict=True))
         by_layer, over_by_layer = means[:, 0].mean(axis=-1), over[:, 0].mean(axis=-1)
-        trend = np.where(masks.is_constant, np.nan, _layer_trend(over_by_layer))
-        arrays: dict[str, Any] = with_bounds("mass_excess_by_layer", by_layer) | with_bounds("layer_trend", trend)
-        arrays |= with_bounds("mass_over_other_by_layer", over_by_layer)
+        arrays: dict[str, Any] = statistic_bounds("mass_excess_by_layer", by_layer, seed=run.seed)
+        arrays |= statistic_bounds("mass_over_other_by_layer", over_by_layer, seed=run.seed)
+        trend = _layer_trend(over_by_layer[:1])[0]
+        ends = percentile_interval(_layer_trend(linearized_draws(over_by_layer, seed=run.seed)))
+        known = ("layer_trend", "layer_trend_lo", "layer_trend_hi"), (trend, *ends)
+        arrays |= {name: np.where(masks.is_constant, np.nan, value) for name, value in zip(*known, strict=True)}
         copies = [copy for copy in initialised if copy.relations == relations]
         for i, (metric, short) in enumerate(zip(_METRICS, ("mass", "contrast", "auc"), strict=True)):
-            arrays |= with_bounds(metric, means[:, i]) | with_bounds(f"{short}_over_other", over[:, i])
+            arrays |= statistic_bounds(metric, means[:, i], seed=run.seed)
+            arrays |= statistic_bounds(f"{short}_over_other", over[:, i], seed=run.seed)
             found = [vars(copy)[metric] for copy in copies]
             arrays[f"{metric}_initialisation"] = mean_over_copies(found, like=means[0, i])
         found = [copy.mass_over_other for copy in copies]

@@ -21,6 +21,7 @@ FLOORS = (
         "sites",
         "information",
         "geometry",
+        "intervals",
         "statistics",
         "files",
         "allocator",
