@@ -2,7 +2,8 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from dataclasses import field as default
 from typing import TYPE_CHECKING, ClassVar, final
 
 import numpy as np
@@ -100,9 +101,9 @@ class LengthReport(Report):
     layer_excess_bits_null: Float[np.ndarray, "arm layer"]
     layer_shift: Float[np.ndarray, "arm layer"]
     layer_shift_null: Float[np.ndarray, "arm layer"]
-    effective_memory_symbols: Float[np.ndarray, " arm"] = field(default_factory=_none)
-    effective_memory_symbols_lo: Float[np.ndarray, " arm"] = field(default_factory=_none)
-    effective_memory_symbols_hi: Float[np.ndarray, " arm"] = field(default_factory=_none)
+    effective_memory_symbols: Float[np.ndarray, " arm"] = default(default_factory=_none)
+    effective_memory_symbols_lo: Float[np.ndarray, " arm"] = default(default_factory=_none)
+    effective_memory_symbols_hi: Float[np.ndarray, " arm"] = default(default_factory=_none)
     transport: str = ""
     intervals: Mapping[str, tuple[float, float]]
     nulls: Mapping[str, float]
