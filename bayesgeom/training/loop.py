@@ -82,6 +82,13 @@ def train(
     check_startable(recipe, out, resume=resume)
     precision = run_precision(recipe, out, precision, device)
     _record(recipe, out, precision)
+    return _train(recipe, out, resume, device, precision, pace)
+
+
+def _train(
+    recipe: Recipe, out: Path, resume: bool, device: str | torch.device, precision: Precision, pace: Pace
+) -> nn.Module:
+    """Train every step that the run in `out` lacks; earlier stages first."""
     has_state = resume and (out / STATE).exists()
     module = recipe.model_config().build(seed=recipe.seed).to(device)
     if recipe.after is not None and not has_state:
