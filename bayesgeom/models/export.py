@@ -80,6 +80,7 @@ def import_huggingface(path: Path) -> Transformer:
     config = config_from_dict(source["model"])
     assert isinstance(config, TransformerConfig), "only transformers are exported"
     module, target = config.build(seed=0), target_of(config)
+    assert isinstance(module, Transformer)
     try:
         with without_bars(), without_warnings():
             found = type(target.build(config)).from_pretrained(path, use_safetensors=True).state_dict()

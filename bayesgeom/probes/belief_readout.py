@@ -196,7 +196,7 @@ def _windows(trials: Trials, targets: BeliefTargets, seed: int) -> dict[str, Any
     for start in STARTS:
         all_widths = window_beliefs(trials.observers.filter, exact, start)
         beliefs = torch.stack([belief for width, belief in enumerate(all_widths) if width in widths])
-        read = summary(_read(beliefs.flatten(1, 2), targets, beliefs.shape[-1], seed), targets, held)
+        read = summary(_read(beliefs.flatten(1, 2), targets, beliefs.shape[-1], seed), targets, held, seed=seed)
         row = {f"window_map_{name}": read[name] for name in ("r2", "r2_lo", "r2_hi")}
         rows.append(row | _unfitted(beliefs[:, len(exact) - n_held :].cpu().numpy(), targets, seed))
     stacked = {name: np.stack([row[name] for row in rows]) for name in rows[0]}

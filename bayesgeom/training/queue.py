@@ -16,10 +16,11 @@ from bayesgeom.files import RUNS
 from bayesgeom.models.checkpoint import CONFIG, FINISHED, read_description
 from bayesgeom.models.resolve import checkpoints
 from bayesgeom.report import aligned
-from bayesgeom.training.loop import BEFORE, LOG, RECIPE, STATE
+from bayesgeom.training.loop import BEFORE, RECIPE
 from bayesgeom.training.rates import sweep
 from bayesgeom.training.recipe import Recipe
 from bayesgeom.training.recipes import recipe
+from bayesgeom.training.state import LOG, STATE, read_log, steps_done
 
 State = Literal["finished", "shipped", "running", "stopped", "waiting"]
 _ALIVE_SECONDS = 300.0  # a run saves its state every minute
