@@ -179,6 +179,7 @@ def comparison_report(
         verdict_on(cell.task, found["share_closed"], own.memory_symbols, own.window_gap_bits)
         for cell, own, found in zip(cells, scores, numbers, strict=True)
     ]
+    metrics: dict[str, Any] = {metric: np.array([own[metric] for own in numbers]) for metric in numbers[0]}
     strongest = [min(own.baseline_kl_bits.items(), key=lambda entry: entry[1]) for own in scores]
     return ComparisonReport(
         checkpoints=tuple(cell.name for cell in cells),
@@ -197,7 +198,7 @@ def comparison_report(
         memory_symbols=np.array([own.memory_symbols for own in scores]),
         memory_symbols_hi=np.array([own.memory_symbols_hi for own in scores]),
         window_gap_bits=np.array([own.window_gap_bits for own in scores]),
-        **{metric: np.array([own[metric] for own in numbers]) for metric in numbers[0]},
+        **metrics,
         share_by_task=_by_task(cells, [own["share_closed"] for own in numbers]),
         intervals={},
         nulls={},
