@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
 MAX_SCORES, MIN_SEQUENCES = 4_000_000, 32  # scores ranked, and sequences kept where those are too many
+MIN_FOR_ORDER = 256  # sequences for an interval of the order of layers, unless every resample agrees
 _METRICS = ("mass_excess", "contrast", "auc")
 _NULLS = {"mass_excess": 0.0, "contrast": 0.0, "auc": 0.5, "mass_excess_by_layer": 0.0, "layer_trend": 0.0}
 
@@ -161,6 +162,8 @@ class QKAlignment(Probe[QKAlignmentReport]):
         by_layer = means[:, 0].mean(axis=-1)
         arrays: dict[str, Any] = statistic_bounds("mass_excess_by_layer", by_layer, seed=run.seed)
         lo, hi = percentile_interval(_layer_trend(linearized_draws(by_layer, seed=run.seed)))
+        # Layers that are nearly alike change places among few sequences, and no interval of their order covers.
+        lo, hi = (np.where((lo == hi) | (n >= MIN_FOR_ORDER), end, np.nan) for end in (lo, hi))
         arrays |= {"layer_trend": _layer_trend(by_layer[:1])[0], "layer_trend_lo": lo, "layer_trend_hi": hi}
         copies = [copy for copy in initialised if copy.relations == relations]
         for i, metric in enumerate(_METRICS):
