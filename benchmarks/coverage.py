@@ -220,10 +220,10 @@ def spearman_row(slope: float, *, is_absolute: bool = False) -> Row:
             x, y = _correlated(n, rng, slope)
             if is_absolute:
                 lo, hi = percentile_interval(np.abs(resampled_spearman(x, y, bootstrap_weights(n, seed=1, draws=100))))
-                found.append((lo, hi, True))
+                found.append((float(lo), float(hi), 1.0))
             else:
                 own = statistic_interval(resampled_spearman(x, y, weights), seed=1, scale="correlation")
-                found.append(tuple(map(float, shown(own))))
+                found.append((float(own.lo), float(own.hi), float(own.code == FINE)))
         lo, hi, is_shown = np.array(found, dtype=float).T
         return (lo, hi, is_shown.astype(bool)), truth
 
@@ -241,9 +241,8 @@ def at_position(n: int, m: int, rng: np.random.Generator) -> tuple[Ends, float]:
 
     big = [v + 3 * np.arange(5) for v in _correlated(40_000, rng, 0.5)]
     levels = np.tile(np.arange(5), (40_000, 1))
-    truth = float(
-        resampled_correlation_at_position(*(inside(v, levels) for v in big), np.full((1, 40_000), 1 / 40_000))[0]
-    )
+    x, y = (inside(v, levels) for v in big)
+    truth = float(resampled_correlation_at_position(x, y, np.full((1, 40_000), 1 / 40_000))[0])
     for _ in range(m):
         x, y = (inside(v + 3 * np.arange(5), level) for v in _correlated(n, rng, 0.5))
         found.append(statistic_interval(resampled_correlation_at_position(x, y, weights), seed=1, scale="correlation"))
@@ -322,7 +321,7 @@ def key_overlap(n: int, m: int, rng: np.random.Generator) -> tuple[Ends, float]:
 
     def overlap(keys: np.ndarray) -> np.ndarray:
         unit = keys / np.linalg.norm(keys, axis=-1, keepdims=True)
-        return np.abs(unit @ unit.swapaxes(-1, -2))[..., upper[0], upper[1]].mean(axis=-1)
+        return np.asarray(np.abs(unit @ unit.swapaxes(-1, -2))[..., upper[0], upper[1]].mean(axis=-1))
 
     for _ in range(m):
         keys = means + rng.normal(size=(n, 20, 32)) + rng.normal(size=(n, 1, 32))

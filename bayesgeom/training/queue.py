@@ -20,7 +20,7 @@ from bayesgeom.training.loop import BEFORE, RECIPE
 from bayesgeom.training.rates import sweep
 from bayesgeom.training.recipe import Recipe
 from bayesgeom.training.recipes import recipe
-from bayesgeom.training.state import LOG, STATE, read_log, steps_done
+from bayesgeom.training.state import LOG, STATE
 
 State = Literal["finished", "shipped", "running", "stopped", "waiting"]
 _ALIVE_SECONDS = 300.0  # a run saves its state every minute
