@@ -203,8 +203,9 @@ class QKAlignment(Probe[QKAlignmentReport]):
         trend = _layer_trend(over_by_layer[:1])[0]
         ends = percentile_interval(_layer_trend(linearized_draws(over_by_layer, seed=run.seed)))
         # Layers that are nearly alike change places among few sequences, and no interval of their order covers.
-        ends = [np.where((ends[0] == ends[1]) | (n >= MIN_FOR_ORDER), end, np.nan) for end in ends]
-        known = ("layer_trend", "layer_trend_lo", "layer_trend_hi"), (trend, *ends)
+        is_known = (ends[0] == ends[1]) | (n >= MIN_FOR_ORDER)
+        bounds = [np.where(is_known, end, np.nan) for end in ends]
+        known = ("layer_trend", "layer_trend_lo", "layer_trend_hi"), (trend, *bounds)
         arrays |= {name: np.where(masks.is_constant, np.nan, value) for name, value in zip(*known, strict=True)}
         copies = [copy for copy in initialised if copy.relations == relations]
         for i, (metric, short) in enumerate(zip(_METRICS, ("mass", "contrast", "auc"), strict=True)):
