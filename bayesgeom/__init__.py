@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from bayesgeom.diagnosis import Diagnosis as Diagnosis
     from bayesgeom.dynamics import dynamics as dynamics
     from bayesgeom.em_experiment import em_experiment as em_experiment
+    from bayesgeom.erase_onwards import erase_onwards as erase_onwards
     from bayesgeom.errors import BayesGeomError as BayesGeomError
     from bayesgeom.gradient_movement import gradient_movement as gradient_movement
     from bayesgeom.gradients import gradients as gradients
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from bayesgeom.intervene import write_strength as write_strength
     from bayesgeom.intervene_together import intervene_together as intervene_together
     from bayesgeom.interventions import fits as subspaces  # noqa: F401  (re-exported under another name)
+    from bayesgeom.interventions.design import Design as Design
     from bayesgeom.interventions.place import Place as Place
     from bayesgeom.interventions.subspace import Subspace as Subspace
     from bayesgeom.length import length as length
@@ -51,6 +53,7 @@ _HOMES = {
     "ablate": "bayesgeom.ablate",
     "BayesGeomError": "bayesgeom.errors",
     "Diagnosis": "bayesgeom.diagnosis",
+    "Design": "bayesgeom.interventions.design",
     "Place": "bayesgeom.interventions.place",
     "Subspace": "bayesgeom.interventions.subspace",
     "Transformer": "bayesgeom.models.transformer",
@@ -62,6 +65,7 @@ _HOMES = {
     "diagnose": "bayesgeom.diagnose",
     "dynamics": "bayesgeom.dynamics",
     "em_experiment": "bayesgeom.em_experiment",
+    "erase_onwards": "bayesgeom.erase_onwards",
     "fit_subspace": "bayesgeom.intervene",
     "gradient_movement": "bayesgeom.gradient_movement",
     "gradients": "bayesgeom.gradients",

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Literal, Protocol, final, runtime_checkable
 
 import torch
-from jaxtyping import Float, Shaped
+from jaxtyping import Bool, Float, Int64, Shaped
 from torch import Tensor
 
 from bayesgeom.errors import InvalidArgument
@@ -20,6 +20,7 @@ MODES = ("zero", "mean", "resample", "nothing")
 SubspaceKind = Literal["swap", "remove", "keep", "rotate", "add"]
 SUBSPACE_KINDS = ("swap", "remove", "keep", "rotate", "add")
 ORTHONORMAL = 1e-4
+DUAL = 1e-3  # looser: an oblique projector that reads directions of small variance has large entries
 
 
 @runtime_checkable
@@ -78,7 +79,7 @@ class Replace(Edit):
         return f"{self.mode} {place}"
 
     def applied(self, values: Shaped[Tensor, "..."], reference: Reference) -> Shaped[Tensor, "..."]:
-        substitute = self.substitute(values, reference)
+        substitute = self.substitute(values, reference).to(values)  # a mean is float32, whatever the model is
         if self.heads is None:
             return substitute
         edited = values.clone()
@@ -102,13 +103,15 @@ class Replace(Edit):
 @final
 @dataclass(frozen=True, kw_only=True, eq=False)
 class InSubspace(Edit):
-    """Act on the part of an activation that lies in a subspace, given by orthonormal columns B. With P = B Bᵀ:
+    """Act on the component of an activation in a subspace, given by orthonormal columns B. With P = B Bᵀ:
 
     - "remove": x − P (x − mean), so that nothing in the subspace tells trials apart;
     - "keep": mean + P (x − mean), so that nothing outside it does;
     - "swap": x + P (donor − x);
     - "rotate": x + B (R − 1) Bᵀ x with `turn` R orthogonal, which keeps every norm;
     - "add": x + B s with `shift` s, in coordinates of the basis.
+
+    With `dual` columns D, DᵀB = 1, the projector is oblique: P = B Dᵀ, as in LEACE.
 
     At z the heads' outputs are taken together, as one vector of heads × d_head.
     """
@@ -119,12 +122,15 @@ class InSubspace(Edit):
     basis: Float[Tensor, "d r"]
     turn: Float[Tensor, "r r"] | None = None
     shift: Float[Tensor, " r"] | None = None
+    dual: Float[Tensor, "d r"] | None = None
     name: str = "subspace"
 
     def __post_init__(self) -> None:
         if self.kind not in SUBSPACE_KINDS:
             raise InvalidArgument(f"kind must be one of {', '.join(SUBSPACE_KINDS)}; got {self.kind!r}.")
         check_orthonormal(self.basis)
+        if self.dual is not None:
+            check_dual(self.basis, self.dual)
         if (self.kind == "rotate") != (self.turn is not None) or (self.kind == "add") != (self.shift is not None):
             raise InvalidArgument(f"`turn` goes with rotate and `shift` with add, and only there; got {self.kind!r}.")
         if self.turn is not None:
@@ -153,18 +159,83 @@ class InSubspace(Edit):
                 return flat + self._within(self._flat(reference.donor(self.site, self.layer)) - flat)
             case "rotate":
                 assert self.turn is not None, "checked on construction"
-                coordinates = flat @ self.basis
+                coordinates = flat @ self._reads
                 return flat + (coordinates @ self.turn.T - coordinates) @ self.basis.T
             case "add":
                 assert self.shift is not None, "checked on construction"
                 return flat + self.basis @ self.shift
 
     def _within(self, flat: Float[Tensor, "batch pos d"]) -> Float[Tensor, "batch pos d"]:
-        return flat @ self.basis @ self.basis.T
+        return flat @ self._reads @ self.basis.T
+
+    @property
+    def _reads(self) -> Float[Tensor, "d r"]:
+        """Columns that read the coordinates."""
+        return self.basis if self.dual is None else self.dual
 
     def _flat(self, values: Shaped[Tensor, "..."]) -> Shaped[Tensor, "..."]:
         """One vector a position, in the basis's own precision: heads side by side where the site has them."""
         return (values.flatten(-2) if self.site.axes[-1] == Z.axes[-1] else values).to(self.basis)
+
+
+@final
+@dataclass(frozen=True, kw_only=True, eq=False)
+class AtPositions(Edit):
+    """Apply an edit at the masked positions and leave the others as they are.
+
+    `rows` are the scored positions: a last layer may be computed there alone.
+    """
+
+    edit: Edit
+    mask: Bool[Tensor, " pos"]
+    rows: Int64[Tensor, " query_pos"]
+    site: Site
+    layer: int
+
+    @classmethod
+    def of(cls, edit: Edit, mask: Bool[Tensor, " pos"], rows: Int64[Tensor, " query_pos"]) -> "AtPositions":
+        """The edit, limited to these positions."""
+        return cls(edit=edit, mask=mask, rows=rows, site=edit.site, layer=edit.layer)
+
+    @property
+    def label(self) -> str:
+        return f"{self.edit.label} at {int(self.mask.sum())} positions"
+
+    def applied(self, values: Shaped[Tensor, "..."], reference: Reference) -> Shaped[Tensor, "..."]:
+        mask = self.mask if values.shape[1] == len(self.mask) else self.mask[self.rows]
+        chosen = mask.reshape(-1, *(1,) * (values.ndim - 2)).to(values.device)
+        return torch.where(chosen, self.edit.applied(values, reference), values)
+
+
+@final
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Subtract(Edit):
+    """Subtract a fixed tensor, such as the contribution of an earlier edit that reached this site unchanged."""
+
+    site: Site
+    layer: int
+    amount: Float[Tensor, "batch pos d"]
+    rows: Int64[Tensor, " query_pos"]
+
+    @property
+    def label(self) -> str:
+        return f"subtract at L{self.layer} {self.site.name}"
+
+    def applied(self, values: Shaped[Tensor, "..."], reference: Reference) -> Shaped[Tensor, "..."]:
+        amount = self.amount if values.shape[1] == self.amount.shape[1] else self.amount[:, self.rows]
+        return values - amount.to(values)
+
+
+def check_dual(basis: Float[Tensor, "d r"], dual: Float[Tensor, "d r"]) -> None:
+    """**Raises** `InvalidArgument` unless the dual columns read the basis's own coordinates, DᵀB = 1, to 1e-3."""
+    if dual.shape != basis.shape:
+        raise InvalidArgument(
+            f"the dual has shape {tuple(dual.shape)}, the basis {tuple(basis.shape)}; they must agree."
+        )
+    gram = dual.T.double() @ basis.double()
+    error = float((gram - torch.eye(len(gram), dtype=torch.float64, device=gram.device)).abs().max())
+    if not error <= DUAL:
+        raise InvalidArgument(f"the dual does not read the basis: DᵀB is off the identity by {error:.1e}.")
 
 
 def check_orthonormal(basis: Float[Tensor, "d r"]) -> None:

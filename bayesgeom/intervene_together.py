@@ -9,9 +9,10 @@ import torch
 from bayesgeom.ablations.engine import tiles
 from bayesgeom.edits import SUBSPACE_KINDS, Edit, SubspaceKind
 from bayesgeom.errors import InvalidArgument
-from bayesgeom.intervene import N_FIT, N_RANDOM, InterventionJob
 from bayesgeom.interventions.base import Fit, Sample, Setting
-from bayesgeom.interventions.fits import entropy_axis, fixed
+from bayesgeom.interventions.design import Design
+from bayesgeom.interventions.fits import covariance, fixed
+from bayesgeom.interventions.job import InterventionJob
 from bayesgeom.interventions.joint import Arm, Passes, orthogonal_to, score_arms
 from bayesgeom.interventions.joint_report import JointInterventionReport
 from bayesgeom.interventions.joint_summary import JointContext, joint_report
@@ -25,6 +26,7 @@ from bayesgeom.sites import V
 from bayesgeom.tasks.base import WindTunnel, derived_seed
 from bayesgeom.trials import Trials
 
+N_FIT, N_RANDOM = 256, 20  # sequences behind the mean activation, and random subspaces of the same rank
 N_KEPT = 256  # sequences whose coordinates are correlated with entropy
 EDITABLE = (*STAGES, V)
 _TRIALS, _RESAMPLING, _FIT, _ORTHOGONAL = 8, 9, 10, 11  # branches of the seed
@@ -44,10 +46,10 @@ def intervene_together(
     """What becomes of the answer when one subspace is acted on in several layers in the same pass.
 
     Each place of `at` is one edit, of all its layers at once: `(Place(RESID_PRE, (12,)), Place(RESID_PRE, (8, 12)))`;
-    all are at one site, any of `intervene` or `v`. `subspace`: by default the entropy axis, fitted in every layer on
-    trials that are not scored. `kind`: "remove", "keep" or "add", as in `intervene`. Beside each edit stand 20 random
-    subspaces of the same rank and 20 that are orthogonal to the own, and the report says how the axis is ordered by
-    entropy where it arrives at each layer. Every arm is a whole pass. **Raises** as `intervene` does.
+    all are at one site, any of `intervene` or `v`. By default the covariance direction of entropy, fitted in every
+    layer on trials that are not scored. `kind`: "remove", "keep" or "add", as in `intervene`. Each edit has 20 random
+    subspaces of the same rank as controls and 20 that are orthogonal to the own. The report says how the axis is
+    ordered by entropy where it arrives at each layer. Every condition is a whole pass. **Raises** as `intervene` does.
     """
     return JointJob.of(model, task, subspace, at=at, kind=kind, n=n, seed=seed).run()
 
@@ -80,9 +82,12 @@ class JointJob:
         everywhere = Place(at[0].site)
         one = chosen.sample(1, seed=seed, device=subject.spec.device)
         subject.check_fits(one)
-        fit = entropy_axis() if subspace is None else fixed(subspace) if isinstance(subspace, Subspace) else subspace
+        fit = covariance() if subspace is None else fixed(subspace) if isinstance(subspace, Subspace) else subspace
         fit.check(Setting(model=subject, place=everywhere, trials=one))
-        job = InterventionJob(model=subject, task=chosen, fit=fit, kind=kind, place=everywhere, n=n, seed=seed)
+        job = InterventionJob(
+            model=subject, task=chosen, fit=fit, design=Design(kind, n_random=N_RANDOM), place=everywhere, donors="",
+            n=n, seed=seed,
+        )  # fmt: skip
         return cls(single=job, sets=tuple(place.layers_of(subject.spec) for place in at))
 
     @property
@@ -149,7 +154,8 @@ class JointJob:
         seed = derived_seed(self.single.seed, _ORTHOGONAL, layer)
         random = self.single.random_of(layer, rank)
         orthogonal = orthogonal_to(subspace.basis.cpu(), draws=N_RANDOM, seed=seed)
-        return self.single.edits_of(sample, layer, subspace.basis, torch.cat([random, orthogonal]))
+        arms = self.single.arms(sample, layer)
+        return [arms.own(subspace), arms.ceiling(), *arms.controls(torch.cat([random, orthogonal]), subspace)]
 
     def _context(self, subspaces: dict[int, Subspace]) -> JointContext:
         single = self.single

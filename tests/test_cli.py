@@ -18,6 +18,7 @@ from bayesgeom.cli import main
 from bayesgeom.commands.base import Command
 from bayesgeom.diagnose import all_probes
 from bayesgeom.diagnosis import Diagnosis
+from bayesgeom.intervention_controls import intervention_controls
 from bayesgeom.models import resolve
 from bayesgeom.models.checkpoint import hashed, load_checkpoint, save_checkpoint
 from bayesgeom.models.transformer import Transformer, TransformerConfig
@@ -381,9 +382,12 @@ def test_no_checkpoints_is_an_answer(
     assert capsys.readouterr().out == f"no checkpoints in {folder / 'nowhere'}\n"
 
 
-def test_selftest_lists_every_control(capsys: pytest.CaptureFixture[str]) -> None:
+def test_selftest_lists_every_control(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    chosen = list(intervention_controls())[:2]  # all of them: tests/interventions
+    monkeypatch.setattr(selftests, "intervention_controls", lambda: chosen)
     assert main(["selftest"]) == 0
     expected = [f"ok      {name}: {c.label}" for name, probe in all_probes().items() for c in probe.controls()]
+    expected += [f"ok      intervention: {control.label}" for control in chosen]
     lines = capsys.readouterr().out.splitlines()
     assert lines == [*expected, "", f"{len(expected)} controls hold, 0 do not"]
 

@@ -14,16 +14,25 @@ if TYPE_CHECKING:
 @final
 @dataclass(frozen=True)
 class Intervene(Command):
-    """Act on a subspace of the activations and see whether the answer follows: layer by layer, or in several."""
+    """Act on a subspace of the activations and report whether the model uses what lies there."""
 
     name: ClassVar[str] = "intervene"
 
     source: Of
     subspace: str = "frame"
-    """entropy_axis, entropy_axis:pc1, entropy_axis:pc1_standardised, frame, frame:keys,HEAD, frame:ov,HEAD,
-    belief_readout, top_jacobian:RANK, random:RANK."""
+    """covariance:QUANTITY, leace:QUANTITY (both also with ,given=position+answer), trained_swap:RANK,QUANTITY,
+    decoder:QUANTITY, entropy_axis, entropy_axis:pc1, entropy_axis:pc1_standardised, frame, frame:keys,HEAD,
+    frame:ov,HEAD, belief_readout, top_jacobian:RANK, random:RANK. QUANTITY: entropy, belief or log_odds:HYPOTHESIS."""
     kind: Literal["swap", "remove", "keep", "rotate", "add"] = "swap"
-    """What is done to it; a swap takes it from a paired trial that differs in the latent."""
+    """What is done to it; a swap takes it from another sequence. Only a swap can show that something is used."""
+    donors: Literal["auto", "paired", "independent"] = "auto"
+    """Sequences to swap from: the task's pairs, independent ones, or pairs where they differ in the quantity."""
+    positions: Literal["all", "scored"] | None = None
+    """Positions to act at. Default: scored for subspaces of a quantity, all for others."""
+    score_after: bool = False
+    """Act at one scored position and score at later ones only."""
+    controls: int = 20
+    """Random subspaces, and as many with the same share of variance; fewer than 20 cannot show use."""
     layers: str | None = None
     """Layers to act in, each alone: 1,3. Joined by + they are acted on at once: 1+3, or 1,1+3. Default: all, alone."""
     site: str = "resid_pre"
@@ -38,9 +47,10 @@ class Intervene(Command):
 
     def __call__(self) -> int:
         from bayesgeom.diagnosis import Diagnosis, provenance
-        from bayesgeom.intervene import InterventionJob
         from bayesgeom.intervene_together import JointJob
+        from bayesgeom.interventions.design import Design
         from bayesgeom.interventions.fits import fit_from_text
+        from bayesgeom.interventions.job import InterventionJob
         from bayesgeom.interventions.place import Place
 
         check_target(self.out)
@@ -51,11 +61,13 @@ class Intervene(Command):
             job = JointJob.of(model, self.task, fit, at=places, kind=self.kind, n=self.n, seed=self.seed)
         else:
             alone = [layer for place in places for layer in place.layers or ()]
-            at = Place(places[0].site, alone or None)
-            job = InterventionJob.of(model, self.task, fit, kind=self.kind, at=at, n=self.n, seed=self.seed)
+            at = Place(places[0].site, alone or None, self.positions, self.score_after)
+            design = Design(self.kind, donors=self.donors, n_random=self.controls, n_matched=self.controls)
+            job = InterventionJob.of(model, self.task, fit, kind=design, at=at, n=self.n, seed=self.seed)
         report = job.run()
         arguments = {"n": self.n, "seed": self.seed, "kind": self.kind, "subspace": self.subspace}
-        arguments |= {"layers": self.layers or "all", "site": self.site}
+        arguments |= {"layers": self.layers or "all", "site": self.site, "positions": self.positions or "by subspace"}
+        arguments |= {"donors": self.donors, "score_after": self.score_after, "controls": self.controls}
         where = provenance(model, job.task, arguments)
         diagnosis = Diagnosis.of(report, where)
         print(f"{diagnosis.title}\n\n{report.table()}")

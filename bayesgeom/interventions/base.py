@@ -1,30 +1,55 @@
-"""What a fit is: from trials that are not scored to a subspace in each layer."""
+"""What a fit is: from sequences that are not scored to a subspace in each layer."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import final
 
-from jaxtyping import Float64
+from jaxtyping import Bool, Float64
 from torch import Tensor
 
 from bayesgeom.activations import Run
 from bayesgeom.information import entropy_bits
 from bayesgeom.interventions.place import Place
+from bayesgeom.interventions.quantity import BELIEF, Quantity, confounds
 from bayesgeom.interventions.subspace import Subspace
 from bayesgeom.models.base import Model
 from bayesgeom.trials import Trials
+
+DrawPairs = Callable[[int, int], tuple[Trials, Trials]]
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class About:
+    """What a subspace is said to hold.
+
+    Args:
+        quantity: what the verdict is about.
+        is_readout: whether it is made of read-out weights, which can never show that something is not used.
+        at_scored: whether it is fitted at scored positions, and so acts there alone unless a place says otherwise.
+    """
+
+    quantity: Quantity = BELIEF
+    is_readout: bool = False
+    at_scored: bool = False
 
 
 @final
 @dataclass(frozen=True, kw_only=True)
 class Sample:
-    """Trials to fit on, and what the model left at a place there."""
+    """Sequences to fit on, and the model's activations at a place there.
+
+    `draw_pairs(n, seed)` draws recipients and donors that are neither fitted on nor scored, for fits that train; `mask`
+    are the positions where the intervention will act, by default all.
+    """
 
     model: Model
     run: Run
     place: Place
     seed: int
+    draw_pairs: DrawPairs | None = None
+    mask: Bool[Tensor, " pos"] | None = None
 
     def points(self, layer: int) -> Float64[Tensor, "point d"]:
         """Vectors at the scored positions, heads side by side at z and v."""
@@ -32,6 +57,14 @@ class Sample:
         if "key_pos" in self.place.site.axes:  # recorded at every position
             values = self.run.trials.at_scored(values)
         return values.reshape(values.shape[0] * values.shape[1], -1).double()
+
+    def values(self, quantity: Quantity) -> Float64[Tensor, "point component"]:
+        """The quantity at each point."""
+        return quantity.exact(self.run.trials).flatten(0, 1)
+
+    def confounds(self, names: tuple[str, ...]) -> Float64[Tensor, "point column"]:
+        """The named confounds at each point."""
+        return confounds(self.run.trials, names).flatten(0, 1)
 
     def entropies(self) -> Float64[Tensor, " point"]:
         """Exact entropy at each point, bits."""
@@ -45,7 +78,7 @@ class Sample:
 @final
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """Where a fit is asked for: known before anything runs. `trials` is a sample of the task."""
+    """Where a fit is requested: known before anything runs. `trials` is a sample of the task."""
 
     model: Model
     place: Place
@@ -59,6 +92,11 @@ class Fit(ABC):
     @abstractmethod
     def label(self) -> str:
         """What tables and plots call it."""
+
+    @property
+    @abstractmethod
+    def about(self) -> About:
+        """What it is said to hold."""
 
     @abstractmethod
     def check(self, setting: Setting) -> None:

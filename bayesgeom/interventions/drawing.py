@@ -27,6 +27,7 @@ class Profile:
     ceiling: Float[np.ndarray, " layer"]
     floor: Float[np.ndarray, " layer"]
     floor_range: tuple[Float[np.ndarray, " layer"], Float[np.ndarray, " layer"]]
+    matched: Float[np.ndarray, " layer"] | None
     unedited: float
 
 
@@ -48,6 +49,9 @@ def _draw(figure: "Figure", panel: tuple[int, int], profile: Profile, bands: Seq
     least, most = (edge[layers] for edge in profile.floor_range)
     add_band(figure, panel, layers, least, most, name="random subspaces, range", color=NULL)
     add_null(figure, panel, layers, profile.floor[layers], name="random subspaces, mean")
+    if profile.matched is not None:
+        matched = profile.matched[layers]
+        add_line(figure, panel, layers, matched, name="same share of variance, most", color=NULL, dash="dash")
     add_null(figure, panel, layers, profile.unedited, name="unedited")
     figure.data[-1].line.dash = "dot"
     add_line(figure, panel, layers, profile.ceiling[layers], name="ceiling: whole activation", color=EXACT, dash="dot")

@@ -1,7 +1,9 @@
-"""The engine: every pair of trials scored under every arm, streamed in tiles; what stays is a few sums per unit.
+"""The engine: every pair of sequences scored under every condition, streamed in tiles; what stays is sums per unit.
 
-An arm is one edit of one layer: the subspace, the ceiling (the whole activation), or a random subspace of the same
-rank. A unit is a run of consecutive pairs; units are independent, so that resampling them is resampling pairs.
+A condition ("arm") is one edit of one layer: the subspace, the ceiling (the whole activation), or a control subspace.
+It may be scored a second time without its direct path: what the edit added to the residual stream is subtracted again
+before the final norm, so that only what later blocks computed from it is left. A unit is a run of consecutive pairs;
+units are independent, so that resampling them is resampling pairs.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,15 +19,17 @@ from torch import Tensor
 from bayesgeom.ablations.engine import Means, tiles, variants_at_once
 from bayesgeom.activations import ModelSpec
 from bayesgeom.behaviour import answer_log_probabilities
-from bayesgeom.edits import Edit
+from bayesgeom.edits import AtPositions, Edit, Subtract
 from bayesgeom.errors import NonFinite
 from bayesgeom.information import entropy_bits, kl_bits
-from bayesgeom.models.replayer import Baseline, Replayer
-from bayesgeom.sites import Site
+from bayesgeom.interventions.positions import Positions
+from bayesgeom.interventions.quantity import Quantity
+from bayesgeom.models.replayer import Baseline, Replayer, Variant
+from bayesgeom.sites import RESID_POST, Site
 from bayesgeom.trials import Trials
 
-KL, KL_DONOR, ENTROPY_ERROR = range(3)  # metrics, in bits
-N_METRICS = 3
+KL, KL_DONOR, ENTROPY_ERROR, MOVED, DISTANCE = range(5)  # the first three in bits
+N_METRICS = 5
 MAX_UNITS = 2_048
 Pair = tuple[Trials, Trials | None]
 Arms = Mapping[int, Sequence[Edit]]
@@ -61,37 +65,63 @@ class Totals:
 
 @final
 @dataclass(frozen=True, kw_only=True)
+class Movement:
+    """How the model's own value of a quantity is followed: towards the donor's, or towards what one arm makes of it.
+
+    MOVED sums (y − y_own) · w and DISTANCE w · w. Towards the donor's, w is what of y_donor the tile's y_own does not
+    predict, both taken from `center`: the ratio is the slope of y on y_donor at a given y_own, 1 for a complete
+    transfer and 0 for an edit that does not look at the donor. (With w = y_donor − y_own the mean in place of
+    everything would score 1/2.) Towards an arm, w = y_arm − y_own: the ratio is the share of the way.
+
+    Args:
+        center: the model's own mean value at each scored position.
+    """
+
+    quantity: Quantity
+    are_hypotheses: bool
+    center: Float64[Tensor, "query_pos part"]
+    towards_arm: int | None = None
+
+    def value(self, log_answers: Float64[Tensor, "batch query_pos answer"]) -> Float64[Tensor, "batch query_pos part"]:
+        """The model's own value."""
+        return self.quantity.own(log_answers, are_hypotheses=self.are_hypotheses)
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What to run on every tile: the same number of arms in each layer."""
+    """What to run on every tile: the same number of arms in each layer.
+
+    Arms in `without_direct` are scored again without their direct path, after all others.
+    """
 
     replayer: Replayer
     spec: ModelSpec
     means: Means
     arms: Arms
     bands: Float64[np.ndarray, "position band"]
+    positions: Positions | None = None
+    movement: Movement | None = None
+    without_direct: tuple[int, ...] = ()
 
 
 def bands_of(n_scored: int) -> tuple[tuple[str, ...], Float64[np.ndarray, "position band"]]:
     """All scored positions and their thirds, where there are three: names, and weights that average over each."""
-    thirds = np.array_split(np.arange(n_scored), 3) if n_scored >= 3 else []
-    members = [np.arange(n_scored), *thirds]
-    weights = np.zeros((n_scored, len(members)))
-    for band, positions in enumerate(members):
-        weights[positions, band] = 1 / len(positions)
-    return ("all", "first third", "middle third", "last third")[: len(members)], weights
+    everywhere = Positions(are_scored=False)
+    return everywhere.bands(n_scored), everywhere.weights(n_scored, 0)
 
 
 def score_pairs(pairs: Iterator[Pair], plan: Plan, n: int) -> Totals:
     """Score every arm on `n` pairs that come in blocks."""
     per_unit = -(-n // MAX_UNITS)
-    units, n_bands = -(-n // per_unit), plan.bands.shape[1]
-    n_arms = len(next(iter(plan.arms.values())))
+    units, n_bands = -(-n // per_unit), _weights(plan, 0).shape[1]
+    n_arms = len(next(iter(plan.arms.values()))) + len(plan.without_direct)
     counts = np.zeros(units, dtype=np.int64)
     baseline = np.zeros((units, N_METRICS, n_bands))
     arms = np.zeros((units, len(plan.arms), n_arms, N_METRICS, n_bands))
     done = 0
-    for tile in _tiled(pairs, plan.spec):
-        of_baseline, of_arms = _score_tile(tile, plan)
+    for number, tile in enumerate(_tiled(pairs, plan.spec)):
+        of_baseline, of_arms = _score_tile(tile, plan, number)
         unit = np.arange(done, done + len(of_baseline)) // per_unit
         np.add.at(counts, unit, 1)
         np.add.at(baseline, unit, of_baseline)
@@ -106,38 +136,137 @@ def _tiled(pairs: Iterator[Pair], spec: ModelSpec) -> Iterator[Pair]:
 
 
 def _score_tile(
-    pair: Pair, plan: Plan
+    pair: Pair, plan: Plan, number: int
 ) -> tuple[Float[np.ndarray, "sequence metric band"], Float[np.ndarray, "sequence layer arm metric band"]]:
     originals, donors = pair
     baseline = plan.replayer.baseline(originals)
     reference = PairReference(plan.means, None if donors is None else plan.replayer.baseline(donors))
     together = variants_at_once(originals, baseline.logits)
+    weights = _weights(plan, number)
+    scorer = _Scorer.of(pair, plan, baseline, reference)
     by_layer = []
-    for edits in plan.arms.values():
+    for layer, edits in plan.arms.items():
+        variants = _variants(edits, plan, (baseline, reference), number)
+
+        def logits_of(chosen: Sequence[Variant]) -> Float[Tensor, "variant batch query_pos d_vocab"]:
+            return plan.replayer.logits(baseline, chosen, reference)
+
+        way = scorer.way
+        if plan.movement is not None and plan.movement.towards_arm is not None and scorer.own is not None:
+            (towards,) = logits_of([variants[plan.movement.towards_arm]])
+            way = plan.movement.value(answer_log_probabilities(towards, originals)[0]) - scorer.own
         scores = []
-        for start in range(0, len(edits), together):
-            chosen = edits[start : start + together]
-            logits = plan.replayer.logits(baseline, [(edit,) for edit in chosen], reference)
-            scores += [scored(own, pair, edit.label) @ plan.bands for own, edit in zip(logits, chosen, strict=True)]
+        for start in range(0, len(variants), together):
+            chosen = variants[start : start + together]
+            scores += [
+                scorer.scores(own, way, variant[0].label) @ weights
+                for own, variant in zip(logits_of(chosen), chosen, strict=True)
+            ]
+        assert len(scores) == len(variants), f"every arm of layer {layer} is scored once"
         by_layer.append(np.stack(scores, axis=1))
-    return scored(baseline.logits, pair, "no edit") @ plan.bands, np.stack(by_layer, axis=1)
+    return scorer.scores(baseline.logits, scorer.way, "no edit") @ weights, np.stack(by_layer, axis=1)
+
+
+def _weights(plan: Plan, number: int) -> Float64[np.ndarray, "position band"]:
+    """What averages over positions in this tile."""
+    return plan.bands if plan.positions is None else plan.positions.weights(len(plan.bands), number)
+
+
+def _variants(
+    edits: Sequence[Edit], plan: Plan, passes: tuple[Baseline, PairReference], number: int
+) -> list[tuple[Edit, ...]]:
+    """The arms of one layer in this tile, then those without their direct path."""
+    baseline, reference = passes
+    mask = None if plan.positions is None else plan.positions.mask(baseline.trials, number)
+    limited = [edit if mask is None else AtPositions.of(edit, mask, baseline.rows) for edit in edits]
+    return [(edit,) for edit in limited] + [
+        (limited[index], _direct_path(limited[index], plan.spec.n_layers - 1, baseline, reference))
+        for index in plan.without_direct
+    ]
+
+
+def _direct_path(edit: Edit, last: int, baseline: Baseline, reference: PairReference) -> Subtract:
+    """What the edit adds to the residual stream, to be subtracted from it before the final norm."""
+    own = baseline.held[edit.site, edit.layer]
+    added = edit.applied(own, reference) - own
+    return Subtract(site=RESID_POST, layer=last, amount=added, rows=baseline.rows)
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class _Scorer:
+    """Metrics of one tile; `own` is the model's value without an edit, `way` the w of `Movement`."""
+
+    pair: Pair
+    movement: Movement | None
+    has_donor_answer: bool
+    own: Float64[Tensor, "batch query_pos part"] | None
+    way: Float64[Tensor, "batch query_pos part"] | None
+
+    @classmethod
+    def of(cls, pair: Pair, plan: Plan, baseline: Baseline, reference: PairReference) -> "_Scorer":
+        """Of a tile whose passes have been made."""
+        originals, donors = pair
+        own = way = None
+        if plan.movement is not None:
+            own = plan.movement.value(answer_log_probabilities(baseline.logits, originals)[0])
+            if donors is not None and reference.donors is not None:
+                donor = plan.movement.value(answer_log_probabilities(reference.donors.logits, donors)[0])
+                way = _unpredicted(donor - plan.movement.center, own - plan.movement.center)
+        # Scored after the edit, the donor's own tokens have not been seen: its posterior is no prediction there.
+        is_after = plan.positions is not None and plan.positions.score_after
+        return cls(pair=pair, movement=plan.movement, has_donor_answer=not is_after, own=own, way=way)
+
+    def scores(
+        self,
+        logits: Float[Tensor, "batch query_pos d_vocab"],
+        way: Float64[Tensor, "batch query_pos part"] | None,
+        what: str,
+    ) -> Float[np.ndarray, "sequence metric position"]:
+        """The metrics of `scored`, then MOVED and DISTANCE; NaN where there is nothing to move towards."""
+        originals, donors = self.pair
+        log_answers = _log_answers(logits, originals, what)
+        first = _bits(log_answers, originals, donors if self.has_donor_answer else None)
+        moved = distance = torch.full_like(first[0], torch.nan)
+        if self.movement is not None and self.own is not None and way is not None:
+            moved = ((self.movement.value(log_answers) - self.own) * way).sum(dim=-1)
+            distance = way.square().sum(dim=-1)
+        return torch.stack([*first, moved, distance], dim=1).cpu().numpy()
+
+
+def _unpredicted(
+    donor: Float64[Tensor, "batch query_pos part"], own: Float64[Tensor, "batch query_pos part"]
+) -> Float64[Tensor, "batch query_pos part"]:
+    """What is left of the donors' values after one regression, through zero, on the recipients' own."""
+    power = own.square().sum()
+    return donor - own * ((donor * own).sum() / power) if bool(power > 0) else donor
 
 
 def scored(
     logits: Float[Tensor, "batch query_pos d_vocab"], pair: Pair, what: str
 ) -> Float[np.ndarray, "sequence metric position"]:
     """KL to the original's exact posterior, KL to the donor's (NaN without one), and entropy error."""
+    originals, donors = pair
+    return torch.stack(_bits(_log_answers(logits, originals, what), originals, donors), dim=1).cpu().numpy()
+
+
+def _log_answers(
+    logits: Float[Tensor, "batch query_pos d_vocab"], originals: Trials, what: str
+) -> Float64[Tensor, "batch query_pos answer"]:
     if not bool(logits.isfinite().all()):
         raise NonFinite(f"the logits are NaN or infinite under: {what}.")
-    originals, donors = pair
-    log_answers, _ = answer_log_probabilities(logits, originals)
+    return answer_log_probabilities(logits, originals)[0]
+
+
+def _bits(
+    log_answers: Float64[Tensor, "batch query_pos answer"], originals: Trials, donors: Trials | None
+) -> list[Float64[Tensor, "batch query_pos"]]:
     exact = originals.at_scored(originals.predictive)
     kl = kl_bits(exact, log_answers)
     to_donor = torch.full_like(kl, torch.nan)
     if donors is not None:
         to_donor = kl_bits(donors.at_scored(donors.predictive), log_answers)
-    error = (entropy_bits(log_answers.exp()) - entropy_bits(exact)).abs()
-    return torch.stack([kl, to_donor, error], dim=1).cpu().numpy()
+    return [kl, to_donor, (entropy_bits(log_answers.exp()) - entropy_bits(exact)).abs()]
 
 
 def pooled_by_role(mean: Float[Tensor, "pos *rest"], is_scored: Bool[Tensor, " pos"]) -> Float[Tensor, "pos *rest"]:

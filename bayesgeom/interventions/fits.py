@@ -1,13 +1,17 @@
-"""Subspaces to intervene on, public as `bayesgeom.subspaces`: fitted layer by layer on trials that are not scored.
+"""Subspaces to intervene on, public as `bayesgeom.subspaces`: fitted layer by layer on sequences that are not scored.
 
-    entropy_axis()              the direction along which a linear map, or PC1, reads the exact entropy
+    covariance("entropy")       the span of Cov(x, y): where a quantity lies
+    leace("entropy")            the least-change eraser of a quantity
+    trained_swap(r, "belief")   the r directions whose swap moves the output to the donor's: an upper bound
+    decoder("entropy")          the weights of a linear read-out: what predicts y, and no more
+    entropy_axis("pc1")         the first principal component, signed by entropy
     frame("embedding")          the span of the hypothesis tokens' embeddings, pulled back through keys or written by OV
-    belief_readout()            the directions that a linear map to the exact belief reads
     top_jacobian(r)             the r directions in which answer logits, now and later, are most sensitive
     random(r), basis(tensor)    chance, and your own
 
-References: Agarwal, Dalal & Misra, *Geometric Scaling*, section 4.5 (entropy axis), and the J-lens note (frame,
-Jacobian); Shai et al. 2024, arXiv:2405.15943 (belief read-out).
+References: Belrose et al. 2023, arXiv:2306.03819 (LEACE); Geiger et al. 2024, arXiv:2303.02536 (trained swap); Agarwal,
+Dalal & Misra, *Geometric Scaling*, section 4.5 (entropy axis), and the J-lens note (frame, Jacobian); Shai et al. 2024,
+arXiv:2405.15943 (belief decoder).
 """
 
 from collections.abc import Sequence
@@ -22,9 +26,12 @@ from bayesgeom.errors import InvalidArgument, unknown_name
 from bayesgeom.geometry.regression import ridge
 from bayesgeom.geometry.subspace import random_subspaces
 from bayesgeom.interventions.anatomy import frame_sites, key_pullbacks, token_embeddings, written_values
-from bayesgeom.interventions.base import Fit, Sample, Setting
+from bayesgeom.interventions.base import About, Fit, Sample, Setting
 from bayesgeom.interventions.jacobian import jacobian_grams
+from bayesgeom.interventions.quantity import Quantity
+from bayesgeom.interventions.quantity_fits import Decoder, Eraser
 from bayesgeom.interventions.subspace import RANK_TOLERANCE, Subspace, span
+from bayesgeom.interventions.trained import STEPS, TrainedSwap
 from bayesgeom.models.base import Model
 from bayesgeom.tasks.base import derived_seed
 from bayesgeom.trials import Trials
@@ -34,15 +41,45 @@ FRAMES = ("embedding", "keys", "ov")
 AxisKind = Literal["readout", "pc1", "pc1_standardised"]
 AXES = ("readout", "pc1", "pc1_standardised")
 FORMS = (
-    "entropy_axis", "entropy_axis:pc1", "entropy_axis:pc1_standardised", "frame", "frame:keys,HEAD",
-    "frame:ov,HEAD", "belief_readout", "top_jacobian:RANK", "random:RANK",
+    "covariance:QUANTITY[,given=NAME+NAME]", "leace:QUANTITY[,given=NAME+NAME]", "trained_swap:RANK,QUANTITY",
+    "decoder:QUANTITY", "entropy_axis", "entropy_axis:pc1", "entropy_axis:pc1_standardised", "frame",
+    "frame:keys,HEAD", "frame:ov,HEAD", "belief_readout", "top_jacobian:RANK", "random:RANK",
 )  # fmt: skip
+
+
+def covariance(quantity: str | Quantity = "entropy", *, given: Sequence[str] = ()) -> Fit:
+    """The span of Cov(x, y), removed and swapped by its orthogonal projector.
+
+    Args:
+        quantity: "entropy", "belief" or "log_odds:H".
+        given: "position" and "answer" (log answer probabilities): correlated quantities that are erased first.
+    """
+    return Eraser(Quantity.of(quantity), oblique=False, given=tuple(given))
+
+
+def leace(quantity: str | Quantity = "entropy", *, given: Sequence[str] = ()) -> Fit:
+    """The least-change affine eraser of a quantity, and the component that it removes. Arguments as `covariance`."""
+    return Eraser(Quantity.of(quantity), oblique=True, given=tuple(given))
+
+
+def trained_swap(rank: int, quantity: str | Quantity = "belief", *, steps: int = STEPS) -> Fit:
+    """Directions trained so that swapping them moves the model's own quantity to the donor's.
+
+    An upper bound of what a subspace of this rank can do, trained on sequences of its own: it shows that the output can
+    be moved through this site, not that the site holds the quantity along these directions.
+    """
+    return TrainedSwap(rank, Quantity.of(quantity), steps)
+
+
+def decoder(quantity: str | Quantity = "entropy") -> Fit:
+    """The weights of a ridge map to the quantity. A read-out only: its removal can never show "not used"."""
+    return Decoder(Quantity.of(quantity))
 
 
 def entropy_axis(by: AxisKind = "readout") -> Fit:
     """One direction, signed so that entropy grows along it.
 
-    `by` "readout": the ridge map from vectors to the exact entropy; "pc1": the first principal component;
+    `by` "readout": the ridge map from vectors to the exact entropy, as `decoder`; "pc1": first principal component;
     "pc1_standardised": that of standardised vectors (Paper III), as the direction whose coordinate is its score.
     """
     return _EntropyAxis(by)
@@ -61,8 +98,8 @@ def frame(
 
 
 def belief_readout() -> Fit:
-    """The row space of the ridge map from vectors to the exact belief."""
-    return _BeliefReadout()
+    """The row space of the ridge map from vectors to the exact belief, as `decoder("belief")`."""
+    return Decoder(Quantity("belief"))
 
 
 def top_jacobian(r: int) -> Fit:
@@ -88,7 +125,16 @@ def fixed(subspace: Subspace) -> Fit:
 def fit_from_text(text: str) -> Fit:
     """The fit that the command line writes as NAME or NAME:argument. **Raises** `UnknownName`, listing the forms."""
     name, _, listed = text.partition(":")
-    match name, [part.strip() for part in listed.split(",") if part]:
+    parts = [part.strip() for part in listed.split(",") if part]
+    fit = _of_quantity(name, parts) or _of_place(name, parts)
+    if fit is None:
+        raise unknown_name("subspace", text, FORMS)
+    return fit
+
+
+def _of_place(name: str, parts: Sequence[str]) -> Fit | None:
+    """The fits that name no quantity; None where this is none of them."""
+    match name, parts:
         case "entropy_axis", [] | ["readout"]:
             return entropy_axis()
         case "entropy_axis", ["pc1"]:
@@ -107,7 +153,29 @@ def fit_from_text(text: str) -> Fit:
             return top_jacobian(int(r))
         case "random", [r] if r.isdecimal():
             return random(int(r))
-    raise unknown_name("subspace", text, FORMS)
+    return None
+
+
+def _of_quantity(name: str, parts: Sequence[str]) -> Fit | None:
+    """The fits that name a quantity; None where this is none of them."""
+    match name, parts:
+        case ("covariance" | "leace") as kind, [quantity, *rest] if (given := _given(rest)) is not None:
+            return Eraser(Quantity.of(quantity), oblique=kind == "leace", given=given)
+        case "trained_swap", [r, quantity] if r.isdecimal():
+            return trained_swap(int(r), quantity)
+        case "decoder", [quantity]:
+            return decoder(quantity)
+    return None
+
+
+def _given(rest: Sequence[str]) -> tuple[str, ...] | None:
+    """The names after given=, none where there is nothing, and None where something else is written."""
+    match rest:
+        case []:
+            return ()
+        case [only] if only.startswith("given="):
+            return tuple(only.removeprefix("given=").split("+"))
+    return None
 
 
 @final
@@ -121,7 +189,13 @@ class _EntropyAxis(Fit):
 
     @property
     def label(self) -> str:
-        return {"readout": "entropy axis", "pc1": "entropy axis (PC1)"}.get(self.by, "entropy axis (standardised PC1)")
+        return {"readout": "decoder (entropy)", "pc1": "entropy axis (PC1)"}.get(
+            self.by, "entropy axis (standardised PC1)"
+        )
+
+    @property
+    def about(self) -> About:
+        return About(quantity=Quantity("entropy"), is_readout=self.by == "readout", at_scored=True)
 
     def check(self, setting: Setting) -> None:
         """Nothing depends on the place."""
@@ -171,6 +245,10 @@ class _Frame(Fit):
             return "frame (embedding)"
         return f"frame ({self.kind} of {'' if self.layer is None else f'L{self.layer}'}H{self.head})"
 
+    @property
+    def about(self) -> About:
+        return About()
+
     def check(self, setting: Setting) -> None:
         spec, place = setting.model.spec, setting.place
         if not place.is_residual:
@@ -211,33 +289,16 @@ class _Frame(Fit):
 
 @final
 @dataclass(frozen=True)
-class _BeliefReadout(Fit):
-    @property
-    def label(self) -> str:
-        return "belief read-out"
-
-    def check(self, setting: Setting) -> None:
-        """Every task has a belief."""
-
-    def fitted(self, sample: Sample, layers: Sequence[int]) -> dict[int, Subspace]:
-        beliefs = sample.beliefs()
-        target = beliefs - beliefs.mean(dim=0)
-        found = {}
-        for layer in layers:
-            points = sample.points(layer)
-            centred = points - points.mean(dim=0)
-            found[layer] = span(self.label, ridge(centred.T @ centred, centred.T @ target))
-        return found
-
-
-@final
-@dataclass(frozen=True)
 class _TopJacobian(Fit):
     r: int
 
     @property
     def label(self) -> str:
         return f"top-{self.r} Jacobian"
+
+    @property
+    def about(self) -> About:
+        return About()
 
     def check(self, setting: Setting) -> None:
         _check_rank(self.r, setting)
@@ -259,6 +320,10 @@ class _Random(Fit):
     def label(self) -> str:
         return f"random ({self.r})"
 
+    @property
+    def about(self) -> About:
+        return About()
+
     def check(self, setting: Setting) -> None:
         _check_rank(self.r, setting)
 
@@ -276,6 +341,10 @@ class _Fixed(Fit):
     @property
     def label(self) -> str:
         return self.subspace.name
+
+    @property
+    def about(self) -> About:
+        return About()
 
     def check(self, setting: Setting) -> None:
         self.subspace.check_width(setting.place.width_in(setting.model.spec), setting.place.site.name)

@@ -1,8 +1,8 @@
-"""Places: the site, and the layers of it, at which a subspace is acted on; each layer alone."""
+"""Places: the site, its layers and positions at which a subspace is acted on; each layer alone."""
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import final
+from typing import Literal, final
 
 from bayesgeom.activations import ModelSpec
 from bayesgeom.errors import InvalidArgument
@@ -14,10 +14,21 @@ from bayesgeom.sites import RESID_PRE, Site, V, Z
 @final
 @dataclass(frozen=True)
 class Place:
-    """A site and the layers at which to act, one at a time; with none, all."""
+    """Where to act.
+
+    Args:
+        site: the hook point.
+        layers: layers to act in, one at a time; with none, all.
+        positions: "all" or "scored"; with none, "scored" for subspaces that are fitted there (those of a quantity),
+            "all" for others.
+        score_after: act at one scored position and score at later ones only, so that what is carried on is told from
+            what is read out at once.
+    """
 
     site: Site = RESID_PRE
     layers: Sequence[int] | None = None
+    positions: Literal["all", "scored"] | None = None
+    score_after: bool = False
 
     @property
     def is_residual(self) -> bool:
@@ -34,6 +45,8 @@ class Place:
         if self.site not in editable:
             allowed = ", ".join(site.name for site in editable)
             raise InvalidArgument(f"an intervention acts at {allowed}; not at {self.site.name!r}.")
+        if self.positions not in (None, "all", "scored"):
+            raise InvalidArgument(f"positions must be 'all' or 'scored'; got {self.positions!r}.")
         n_layers = model.spec.n_layers
         chosen = self.layers_of(model.spec)
         if not chosen or len(set(chosen)) < len(chosen) or not all(0 <= layer < n_layers for layer in chosen):

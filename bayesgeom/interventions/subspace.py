@@ -1,13 +1,13 @@
-"""A subspace under its name: orthonormal columns in the coordinates of one site."""
+"""A named subspace: orthonormal columns in the coordinates of one site, and how its coordinates are read."""
 
 from dataclasses import dataclass
 from typing import final
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Float64
 from torch import Tensor
 
-from bayesgeom.edits import check_orthonormal
+from bayesgeom.edits import check_dual, check_orthonormal
 from bayesgeom.errors import InvalidArgument
 
 RANK_TOLERANCE = 1e-6  # of the largest singular value: below it a direction is rounding
@@ -16,13 +16,33 @@ RANK_TOLERANCE = 1e-6  # of the largest singular value: below it a direction is 
 @final
 @dataclass(frozen=True, eq=False)
 class Subspace:
-    """A named subspace. **Raises** `InvalidArgument` unless the columns of `basis` are orthonormal."""
+    """A named subspace, and the projector onto it: orthogonal, P = B Bᵀ, or with a `dual` oblique, P = B Dᵀ.
+
+    **Raises** `InvalidArgument` unless the columns of `basis` are orthonormal and DᵀB is the identity.
+    """
 
     name: str
     basis: Float[Tensor, "d r"]
+    dual: Float[Tensor, "d r"] | None = None
 
     def __post_init__(self) -> None:
         check_orthonormal(self.basis)
+        if self.dual is not None:
+            check_dual(self.basis, self.dual)
+
+    @property
+    def reads(self) -> Float[Tensor, "d r"]:
+        """Columns that read the coordinates: the dual, or the basis itself."""
+        return self.basis if self.dual is None else self.dual
+
+    def projector(self) -> Float64[Tensor, "d d"]:
+        """P, as it acts on a column vector."""
+        return self.basis.double() @ self.reads.double().T
+
+    def variance_share(self, covariance: Float64[Tensor, "d d"]) -> float:
+        """tr(P Σ Pᵀ) / tr Σ: the share of the site's variance that removal takes away."""
+        reads = self.reads.to(covariance)
+        return float((reads * (covariance @ reads)).sum() / covariance.diagonal().sum())
 
     @property
     def width(self) -> int:

@@ -1,70 +1,116 @@
-"""From totals to the report: paired intervals over pairs, ceilings and floors, verdicts."""
+"""From totals to the report: paired intervals over pairs, ceilings, controls and verdicts."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import final
+from typing import Any, final
 
 import numpy as np
 from jaxtyping import Float, Float64
 
-from bayesgeom.interventions.engine import ENTROPY_ERROR, KL, KL_DONOR, Totals
-from bayesgeom.interventions.report import RULE, InterventionReport, overall_verdict, verdict_of
+from bayesgeom.interventions.engine import DISTANCE, ENTROPY_ERROR, KL, KL_DONOR, MOVED, Totals
+from bayesgeom.interventions.matching import Matched
+from bayesgeom.interventions.readout import Erasure
+from bayesgeom.interventions.report import InterventionReport
 from bayesgeom.interventions.subspace import Subspace
+from bayesgeom.interventions.verdicts import RULE, Evidence, Interval, sentence, verdict_of
 from bayesgeom.statistics import ratio_interval
 
-_SUBSPACE, _CEILING = range(2)  # arms of the main totals; those of the floor's are random subspaces
+OWN, CEILING = range(2)  # arms of the main totals; a swap is followed by the removal, its ceiling and the erasure
+_ERASURE = 4
+_REMOVAL = {"swap": (2, 3), "remove": (OWN, CEILING)}
+Rows = dict[str, Float[np.ndarray, "layer band"]]
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Controls:
+    """Which arms of the control totals are what, and the matched subspaces themselves."""
+
+    random: slice
+    matched: slice
+    found: Mapping[int, Matched]
 
 
 @final
 @dataclass(frozen=True, kw_only=True)
 class Context:
-    """What a report needs beside the totals. R² per layer: the subspace's own, then those of random ones."""
+    """What a report needs beside the totals. R² per layer: the subspace's own coordinates, then random ones'."""
 
     kind: str
     site: str
     label: str
+    quantity: str
+    donors: str
+    positions: str
     bands: tuple[str, ...]
     subspaces: Mapping[int, Subspace]
     n_layers: int
     r2: Mapping[str, Mapping[int, Float64[np.ndarray, " subspace"]]]
+    erasures: Mapping[int, Erasure]
+    variance_share: Mapping[int, float]
+    outside_share: Mapping[int, float]
+    untrained: Mapping[int, float]
+    controls: Controls
+    is_identified: bool
+    is_readout: bool
+    claims_the_quantity: bool
+    follows_answer: bool
+    n: int
     seed: int
 
 
-def intervention_report(main: Totals, floor: Totals, context: Context) -> InterventionReport:
-    """Intervals, ceilings, floors and verdicts; layers where nothing was done are NaN."""
-    layers, n, is_swap = list(context.subspaces), int(main.counts.sum()), context.kind == "swap"
-    redirect, damage, error = (_changes(main, floor, of, context.seed) for of in (_redirect, _kl, _entropy_error))
+def intervention_report(main: Totals, control: Totals, context: Context) -> InterventionReport:
+    """Intervals, ceilings, controls and verdicts; layers where nothing was done are NaN."""
+    layers, n = list(context.subspaces), int(main.counts.sum())
+    redirect, damage, error = (
+        _changes(main, control, of, context) for of in (_redirect, _metric(KL), _metric(ENTROPY_ERROR))
+    )
+    movement, removal = _movement(main, control, context), _removal(main, context)
     unedited = _redirect(main.baseline).sum(axis=0) / n
-    effect = redirect if is_swap else damage
-    verdicts = {layer: _verdict(effect, row) for row, layer in enumerate(layers)}
     with np.errstate(divide="ignore", invalid="ignore"):
+        effect = movement if context.kind == "swap" else damage
         share = np.where(effect["_ceiling"] > 0, effect[""] / effect["_ceiling"], np.nan)
-    lo, hi = _interval(_redirect(main.arms)[:, :, _SUBSPACE], main, context.seed)
-    raw = {suffix: unedited + change for suffix, change in redirect.items()} | {"_lo": lo, "_hi": hi}
-    found = {f"redirect_bits{suffix}": values for suffix, values in raw.items()}
-    found |= {f"redirect_change_bits{suffix}": redirect[suffix] for suffix in ("", "_lo", "_hi")}
-    found |= {f"damage_bits{suffix}": values for suffix, values in damage.items()}
-    found |= {f"entropy_mae_increase_bits{suffix}": values for suffix, values in error.items()}
+    lo, hi = _interval(_redirect(main.arms)[:, :, OWN], main, context.seed)
+    edges = ("", "_ceiling", "_null", "_least", "_most")
+    found: dict[str, Any] = {f"redirect_bits{end}": unedited + redirect[end] for end in edges}
+    found |= {"redirect_bits_lo": lo, "redirect_bits_hi": hi, "share_of_ceiling": share}
+    matched = ("_matched", "_matched_least", "_matched_most")
+    found |= {f"redirect_change_bits{end}": redirect[end] for end in ("", "_lo", "_hi", "_indirect", *matched)}
+    for name, rows in (("damage_bits", damage), ("entropy_mae_increase_bits", error), ("movement", movement)):
+        found |= {f"{name}{end}": values for end, values in rows.items()}
+    found |= {f"removal_kl_bits{end}": values for end, values in removal.items()}
+    found = {name: _spread(values, layers, context.n_layers) for name, values in found.items()}
+    found |= {name: str(vars(context)[name]) for name in ("kind", "site", "quantity", "donors", "positions")}
+    own_kl = float(main.baseline[:, KL, 0].sum() / n)
+    tables = {"redirect": redirect, "damage": damage, "movement": movement, "removal": removal}
+    tables |= {"erasing": _removal(main, context, erasure=True)} if context.claims_the_quantity else {}
+    verdicts = {at: verdict_of(_evidence(tables, row, at, context, own_kl)) for row, at in enumerate(layers)}
     return InterventionReport(
-        **{name: _spread(values, layers, context.n_layers) for name, values in found.items()},
-        share_of_ceiling=_spread(share, layers, context.n_layers),
-        **_decoding(context),
-        kind=context.kind,
-        site=context.site,
+        **(found | _per_layer(context) | _decoding(context)),
         subspace=context.label,
         bands=context.bands,
-        rank=np.array([context.subspaces[at].rank if at in context.subspaces else 0 for at in range(context.n_layers)]),
         redirect_bits_unedited=unedited,
-        baseline_kl_bits=float(main.baseline[:, KL, 0].sum() / n),
-        verdict=overall_verdict(context.label, verdicts, _own_r2(context)),
+        baseline_kl_bits=own_kl,
+        verdict=sentence(context.label, {at: verdict for at, (verdict, _) in verdicts.items()}),
         verdict_rule=RULE,
-        verdict_by_layer=tuple(verdicts.get(layer, "") for layer in range(context.n_layers)),
-        n_random=floor.arms.shape[2],
-        n_floor=int(floor.counts.sum()),
+        verdict_by_layer=tuple(verdicts.get(at, ("", ""))[0] for at in range(context.n_layers)),
+        reason_by_layer=tuple(verdicts.get(at, ("", ""))[1] for at in range(context.n_layers)),
+        n_random=_count(context.controls.random),
+        n_matched=_count(context.controls.matched),
+        n_floor=int(control.counts.sum()),
         intervals={},
         nulls={},
         n=n,
     )
+
+
+def without_direct_path(kind: str) -> int:
+    """Where the arm without the direct path stands: after all others."""
+    return 5 if kind == "swap" else 2
+
+
+def _count(arms: slice) -> int:
+    return int(arms.stop) - int(arms.start)
 
 
 def _redirect(sums: Float[np.ndarray, "*axes metric band"]) -> Float[np.ndarray, "*axes band"]:
@@ -72,24 +118,63 @@ def _redirect(sums: Float[np.ndarray, "*axes metric band"]) -> Float[np.ndarray,
     return difference
 
 
-def _kl(sums: Float[np.ndarray, "*axes metric band"]) -> Float[np.ndarray, "*axes band"]:
-    return sums[..., KL, :]
-
-
-def _entropy_error(sums: Float[np.ndarray, "*axes metric band"]) -> Float[np.ndarray, "*axes band"]:
-    return sums[..., ENTROPY_ERROR, :]
+def _metric(index: int) -> Callable[[Float[np.ndarray, "*axes metric band"]], Float[np.ndarray, "*axes band"]]:
+    return lambda sums: sums[..., index, :]
 
 
 def _changes(
-    main: Totals, floor: Totals, of: Callable[[Float[np.ndarray, "..."]], Float[np.ndarray, "..."]], seed: int
-) -> dict[str, Float[np.ndarray, "layer band"]]:
-    """A metric's change from the unedited model on the same pairs, with its interval, ceiling and floor."""
+    main: Totals, control: Totals, of: Callable[[Float[np.ndarray, "..."]], Float[np.ndarray, "..."]], context: Context
+) -> Rows:
+    """A metric's change from the unedited model on the same pairs: interval, ceiling, controls, without direct path."""
     paired = of(main.arms) - of(main.baseline)[:, None, None]
-    drawn = (of(floor.arms) - of(floor.baseline)[:, None, None]).sum(axis=0) / floor.counts.sum()
+    drawn = (of(control.arms) - of(control.baseline)[:, None, None]).sum(axis=0) / control.counts.sum()
     mean = paired.sum(axis=0) / main.counts.sum()
-    lo, hi = _interval(paired[:, :, _SUBSPACE], main, seed)
-    edges = {"_null": drawn.mean(axis=1), "_least": drawn.min(axis=1), "_most": drawn.max(axis=1)}
-    return {"": mean[:, _SUBSPACE], "_lo": lo, "_hi": hi, "_ceiling": mean[:, _CEILING], **edges}
+    lo, hi = _interval(paired[:, :, OWN], main, context.seed)
+    at = without_direct_path(context.kind)
+    indirect = mean[:, at] if mean.shape[1] > at else np.full_like(lo, np.nan)
+    found = {"": mean[:, OWN], "_lo": lo, "_hi": hi, "_ceiling": mean[:, CEILING], "_indirect": indirect}
+    return found | _spread_of(drawn, context.controls)
+
+
+def _movement(main: Totals, control: Totals, context: Context) -> Rows:
+    """Share of the way to the target, of all pairs together: Σ moved / Σ distance."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        drawn = control.arms[..., MOVED, :].sum(axis=0) / control.arms[..., DISTANCE, :].sum(axis=0)
+        mean = main.arms[..., MOVED, :].sum(axis=0) / main.arms[..., DISTANCE, :].sum(axis=0)
+    found = {"": mean[:, OWN], "_ceiling": mean[:, CEILING]}
+    for name, arm in (("", OWN), ("_indirect", without_direct_path(context.kind))):
+        unknown = np.full_like(mean[:, OWN], np.nan)
+        if arm < mean.shape[1]:
+            found[name] = mean[:, arm]
+            sums = (main.arms[:, :, arm, metric] for metric in (MOVED, DISTANCE))
+            found[f"{name}_lo"], found[f"{name}_hi"] = ratio_interval(*sums, seed=context.seed)
+        else:
+            found |= {name: unknown, f"{name}_lo": unknown, f"{name}_hi": unknown}
+    return found | _spread_of(drawn, context.controls)
+
+
+def _spread_of(drawn: Float[np.ndarray, "layer arm band"], controls: Controls) -> Rows:
+    """Mean, least and most over the random subspaces, and over those with the same share of variance."""
+    found: Rows = {}
+    for (mean, least, most), arms in (
+        (("_null", "_least", "_most"), controls.random),
+        (("_matched", "_matched_least", "_matched_most"), controls.matched),
+    ):
+        own = drawn[:, arms]
+        found |= {mean: own.mean(axis=1), least: own.min(axis=1), most: own.max(axis=1)}
+    return found
+
+
+def _removal(main: Totals, context: Context, *, erasure: bool = False) -> Rows:
+    """KL increase where the subspace, or all linear trace of the quantity, is removed; NaN for kinds without it."""
+    paired = main.arms[..., KL, :] - main.baseline[:, None, None, KL]
+    if context.kind not in _REMOVAL:
+        return dict.fromkeys(("", "_lo", "_hi", "_ceiling"), np.full_like(paired[0, :, OWN], np.nan))
+    removed, ceiling = _REMOVAL[context.kind]
+    removed = _ERASURE if erasure else removed
+    lo, hi = _interval(paired[:, :, removed], main, context.seed)
+    mean = paired.sum(axis=0) / main.counts.sum()
+    return {"": mean[:, removed], "_lo": lo, "_hi": hi, "_ceiling": mean[:, ceiling]}
 
 
 def _interval(
@@ -99,9 +184,31 @@ def _interval(
     return lo, hi
 
 
-def _verdict(effect: Mapping[str, Float[np.ndarray, "layer band"]], row: int) -> str:
-    value, lo, hi, ceiling, most = (float(effect[suffix][row, 0]) for suffix in ("", "_lo", "_hi", "_ceiling", "_most"))
-    return verdict_of((value, lo, hi), ceiling, most)
+def _evidence(tables: Mapping[str, Rows], row: int, layer: int, context: Context, own_kl: float) -> Evidence:
+    def interval(rows: Rows, part: str = "") -> Interval:
+        return Interval(*(float(rows[part + end][row, 0]) for end in ("", "_lo", "_hi")))
+
+    def beyond(rows: Rows) -> tuple[Interval, float, float]:
+        return interval(rows), float(rows["_most"][row, 0]), float(rows["_matched_most"][row, 0])
+
+    movement, controls = tables["movement"], context.controls
+    effects = {"movement": beyond(movement)}
+    if context.follows_answer:
+        effects["answer shift"] = beyond(tables["redirect"])
+    indirect = interval(movement, "_indirect")
+    has_indirect = context.claims_the_quantity and bool(np.isfinite(indirect.value))
+    with np.errstate(divide="ignore", invalid="ignore"):
+        share = float(movement[""][row, 0] / movement["_ceiling"][row, 0])
+    return Evidence(
+        kind=context.kind, effects=effects, is_matched=controls.found[layer].is_matched, n=context.n,
+        n_controls=min(_count(controls.random), _count(controls.matched)), erasure=context.erasures.get(layer),
+        removal=interval(tables["removal"]), erasing=interval(tables["erasing"]) if "erasing" in tables else None,
+        indirect=indirect if has_indirect else None,
+        removal_ceiling=float(tables["removal"]["_ceiling"][row, 0]),
+        own_kl=own_kl, is_identified=context.is_identified, is_readout=context.is_readout,
+        outside_share=context.outside_share[layer], share_of_ceiling=share,
+        untrained_share=context.untrained.get(layer, float("nan")),
+    )  # fmt: skip
 
 
 def _spread(
@@ -113,6 +220,26 @@ def _spread(
     return spread
 
 
+def _per_layer(context: Context) -> dict[str, Any]:
+    """Numbers that have no bands: ranks, shares, R² of the quantity, and how controls were matched."""
+    layers, found = list(context.subspaces), context.controls.found
+    columns = {
+        "variance_share": [context.variance_share[at] for at in layers],
+        "outside_share": [context.outside_share[at] for at in layers],
+        "movement_untrained": [context.untrained.get(at, np.nan) for at in layers],
+        "matched_share": [found[at].share for at in layers],
+    }
+    for name, part in (("r2_before", "before"), ("r2_after", "after"), ("r2_permuted", "permuted")):
+        columns[name] = [vars(context.erasures[at])[part] if at in context.erasures else np.nan for at in layers]
+    spread = {name: _spread(np.array(values), layers, context.n_layers) for name, values in columns.items()}
+    everywhere = range(context.n_layers)
+    ranks = {
+        "rank": np.array([context.subspaces[at].rank if at in layers else 0 for at in everywhere]),
+        "matched_rank": np.array([found[at].rank if at in layers else 0 for at in everywhere]),
+    }
+    return {**spread, **ranks, "matched_by": tuple(found[at].by if at in layers else "" for at in everywhere)}
+
+
 def _decoding(context: Context) -> dict[str, Float[np.ndarray, " layer"]]:
     """Held-out R² of the subspace's own coordinates, and the mean over random subspaces."""
     layers, found = list(context.subspaces), {}
@@ -121,7 +248,3 @@ def _decoding(context: Context) -> dict[str, Float[np.ndarray, " layer"]]:
         for suffix, values in (("", draws[:, 0]), ("_null", draws[:, 1:].mean(axis=1))):
             found[f"{what}_r2{suffix}"] = _spread(values, layers, context.n_layers)
     return found
-
-
-def _own_r2(context: Context) -> dict[str, dict[int, float]]:
-    return {what: {at: float(draws[0]) for at, draws in by_layer.items()} for what, by_layer in context.r2.items()}

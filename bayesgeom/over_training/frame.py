@@ -16,10 +16,10 @@ from jaxtyping import Float, Float64
 from bayesgeom.activations import Run
 from bayesgeom.edits import Edit, InSubspace, Replace
 from bayesgeom.geometry.subspace import random_subspaces
-from bayesgeom.intervene import InterventionJob
 from bayesgeom.interventions.base import Sample
 from bayesgeom.interventions.engine import KL, KL_DONOR, Plan, score_pairs
 from bayesgeom.interventions.jacobian import answer_gradients
+from bayesgeom.interventions.job import InterventionJob
 from bayesgeom.interventions.place import Place
 from bayesgeom.interventions.subspace import Subspace
 from bayesgeom.models.base import Model

@@ -112,7 +112,7 @@ def mean_kl(logits: Tensor, trials: Trials, exact: Trials) -> float:
 @pytest.mark.parametrize("site", [RESID_PRE, Z], ids=lambda site: site.name)
 @pytest.mark.parametrize("kind", ["swap", "remove"])
 def test_numbers_are_those_of_plain_hooks(hf: Any, model: Model, site: Site, kind: Any) -> None:
-    fit, at = fits.belief_readout(), Place(site)
+    fit, at = fits.belief_readout(), Place(site, positions="all")
     report = intervene(model, TASK, fit, kind=kind, at=at, n=N)
     job = InterventionJob.of(model, TASK, fit, kind=kind, at=at, n=N, seed=0)
     ((originals, donors),) = job.pairs(N)

@@ -161,7 +161,7 @@ def test_an_edit_at_values_is_one_of_all_key_heads_together(reader: Model) -> No
     assert report.site == "v" and np.abs(report.increase_bits_ceiling).min() > 0
     with pytest.raises(InvalidArgument, match=rf"rank 19 of {N_KV * D_HEAD} in layer 0: no subspace of that rank"):
         intervene_together(reader, LabelledEvidence(k_max=2, n_words=7), fits.random(19), at=[Place(V, (0,))], n=5)
-    with pytest.raises(InvalidArgument, match=r"layer 0 holds the same vector at every scored position, so that there"):
+    with pytest.raises(InvalidArgument, match=r"layer 0 holds the same vector at every scored position, so covariance"):
         intervene_together(reader, LabelledEvidence(k_max=2, n_words=7), at=[Place(V, (0, 1))], n=5)
 
 
@@ -257,7 +257,7 @@ def test_layers_joined_by_a_plus_are_edited_at_once_from_the_shell(
     out = tmp_path / "report"
     assert command(directory, "--layers", "1,1+2", "--site", "v", "--n", "4", "--out", str(out)) == 0
     printed = capsys.readouterr().out
-    assert "remove entropy axis at v, bits, n = 4" in printed and "layers 1+2: costs" in printed
+    assert "remove decoder (entropy) at v, bits, n = 4" in printed and "layers 1+2: costs" in printed
     found = Diagnosis.load(out)
     assert list(found) == ["joint_intervention"] and vars(found["joint_intervention"])["sets"] == ("1", "1+2")
     assert found.provenance["arguments"]["layers"] == "1,1+2" and found.provenance["arguments"]["site"] == "v"
@@ -266,7 +266,7 @@ def test_layers_joined_by_a_plus_are_edited_at_once_from_the_shell(
 def test_layers_with_commas_are_edited_each_alone(directory: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert command(directory, "--layers", "1,2", "--n", "4") == 0
     rows = [line.split()[0] for line in capsys.readouterr().out.splitlines() if line[:1].isdigit()]
-    assert rows == ["1", "2"]
+    assert rows == ["1", "2"] * 2, "one table of effects, one of erasure"
 
 
 @pytest.mark.parametrize(

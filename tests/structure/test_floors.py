@@ -48,6 +48,8 @@ FLOORS = (
         "ablate",
         "intervene",
         "intervene_together",
+        "intervention_controls",
+        "erase_onwards",
         "conversion",
         "selftest",
         "gradients",

@@ -1,0 +1,129 @@
+"""`erase_onwards`: is a quantity used from a layer on? Erased in every later layer and at all positions in one pass."""
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from bayesgeom.ablations.engine import tiles
+from bayesgeom.edits import Edit
+from bayesgeom.errors import InvalidArgument
+from bayesgeom.interventions.engine import KL, PairReference, scored
+from bayesgeom.interventions.onwards import Scrubbed, Scrubber, like_erasers, replaced_by_mean
+from bayesgeom.interventions.onwards_report import RULE, OnwardsReport, verdict_onwards
+from bayesgeom.interventions.place import Place
+from bayesgeom.interventions.quantity import Quantity, is_function_of_position
+from bayesgeom.models.base import Model
+from bayesgeom.models.resolve import ModelLike, TaskLike, as_model, scored_task_of
+from bayesgeom.sites import RESID_POST, RESID_PRE
+from bayesgeom.statistics import mean_interval
+from bayesgeom.tasks.base import Branch, WindTunnel, check_count, derived_seed
+from bayesgeom.trials import Trials, concatenate
+
+N_FIT, N_READ, N_HELD = 768, 256, 128  # sequences that erasers and read-outs are fitted on, and read-outs scored on
+N_RANDOM, N_CONTROL = 20, 16  # random subspaces, and the sequences that they are scored on
+_TRIALS, _FIT, _DRAWS, _SHUFFLE = 12, 13, 14, 15  # branches of the seed
+
+
+def erase_onwards(
+    model: ModelLike,
+    task: TaskLike | None = None,
+    quantity: str | Quantity = "entropy",
+    *,
+    at: Place | None = None,
+    oblique: bool = True,
+    n: int = 256,
+    seed: int = 0,
+) -> OnwardsReport:
+    """Erase a quantity in every layer from one on, at all positions, in a single pass, and report what it costs.
+
+    Args:
+        model: a model, its name or its directory.
+        task: a task or its name; by default the one that the model was trained on.
+        quantity: "entropy", "belief" or "log_odds:H".
+        at: `resid_pre` or `resid_post`, and the first layers to try; by default `resid_pre` and every layer but 0,
+            whose scored positions may all hold the same vector.
+        oblique: erase by LEACE, else by the orthogonal projector onto Cov(x, y).
+        n: sequences that are scored.
+        seed: of sequences, fits and intervals.
+
+    Raises:
+        InvalidArgument: for another site, a layer that is not there, n < 2, or a first layer with nothing to erase.
+
+    References:
+        Belrose et al. 2023, arXiv:2306.03819, section 5.
+    """
+    subject, place = as_model(model), at or Place()
+    chosen, about = scored_task_of(subject, task), Quantity.of(quantity)
+    check_count(n)
+    place.check_in(subject, editable=(RESID_PRE, RESID_POST))
+    one = chosen.sample(1, seed=seed, device=subject.spec.device)
+    subject.check_fits(one)
+    about.check(one)
+    firsts = place.layers_of(subject.spec) if place.layers is not None else tuple(range(1, subject.spec.n_layers))
+    if not firsts:
+        raise InvalidArgument("a model of one layer has no later ones: name layer 0 with at=Place(RESID_PRE, (0,)).")
+    scrubber = Scrubber(
+        model=subject, site=place.site, quantity=about, oblique=oblique, n_fit=N_FIT, n_read=N_READ
+    )  # fmt: skip
+    stream = chosen.stream(N_FIT + N_READ + N_HELD, seed=derived_seed(seed, _FIT), device=subject.spec.device)
+    trials = concatenate(list(stream))
+    shuffle = derived_seed(seed, _SHUFFLE)
+    found = {first: scrubber.from_layer(trials, first, seed=shuffle) for first in firsts}
+    return _report(
+        scrubber, chosen, found, n=n, seed=seed, is_identified=not is_function_of_position(about.exact(trials))
+    )
+
+
+def _report(
+    scrubber: Scrubber, task: WindTunnel, found: dict[int, Scrubbed], *, n: int, seed: int, is_identified: bool
+) -> OnwardsReport:
+    model, n_layers = scrubber.model, scrubber.model.spec.n_layers
+    ends = ("", "_lo", "_hi", "_ceiling", "_least", "_most")
+    increase = {end: np.full(n_layers, np.nan) for end in ends}
+    r2 = {part: np.full(n_layers, np.nan) for part in ("before", "after", "excess")}
+    verdicts, own_kl = [""] * n_layers, float("nan")
+    for first, scrubbed in found.items():
+        arms = [list(scrubbed.edits.values()), [replaced_by_mean(scrubbed.edits[first])]]
+        draws = [like_erasers(scrubbed, seed=derived_seed(seed, _DRAWS, number)) for number in range(N_RANDOM)]
+        main, control = (
+            _kl(model, _stream(model, task, count, seed), chosen)
+            for count, chosen in ((n, arms), (min(n, N_CONTROL), draws))
+        )
+        paired, own_kl = main[:, 1:] - main[:, :1], float(main[:, 0].mean())
+        lo, hi = mean_interval(paired[:, 0], seed=derived_seed(seed, Branch.RESAMPLING))
+        drawn = (control[:, 1:] - control[:, :1]).mean(axis=0)
+        values = (paired[:, 0].mean(), lo, hi, paired[:, 1].mean(), drawn.min(), drawn.max())
+        for end, value in zip(ends, values, strict=True):
+            increase[end][first] = value
+        erasures = list(scrubbed.erasures.values())
+        r2["before"][first] = erasures[0].before
+        r2["after"][first] = max(each.after for each in erasures)
+        r2["excess"][first] = excess = max(each.after - max(each.permuted, 0.0) for each in erasures)
+        verdicts[first] = verdict_onwards(
+            (float(lo), float(hi)), float(values[3]), own_kl, excess=excess, is_identified=is_identified
+        )
+    said = "; ".join(f"from layer {at} on: {verdict}" for at, verdict in enumerate(verdicts) if verdict)
+    return OnwardsReport(
+        site=scrubber.site.name, subspace=scrubber.name, quantity=scrubber.quantity.label,
+        kl_increase_bits=increase[""], kl_increase_bits_lo=increase["_lo"], kl_increase_bits_hi=increase["_hi"],
+        kl_increase_bits_ceiling=increase["_ceiling"], kl_increase_bits_least=increase["_least"],
+        kl_increase_bits_most=increase["_most"], r2_before=r2["before"], r2_after=r2["after"],
+        r2_excess=r2["excess"], baseline_kl_bits=own_kl, n_random=N_RANDOM, verdict=f"{said}: {scrubber.name}",
+        verdict_rule=RULE, verdict_by_layer=tuple(verdicts), intervals={}, nulls={}, n=n,
+    )  # fmt: skip
+
+
+def _stream(model: Model, task: WindTunnel, n: int, seed: int) -> Iterator[Trials]:
+    for block in task.stream(n, seed=derived_seed(seed, _TRIALS), device=model.spec.device):
+        yield from tiles(block, model.spec)
+
+
+def _kl(model: Model, blocks: Iterator[Trials], arms: Sequence[Sequence[Edit]]) -> np.ndarray:
+    """KL of each sequence, averaged over scored positions: as it is, then under each set of edits."""
+    replayer, rows = model.replayer(), list[np.ndarray]()
+    for block in blocks:
+        baseline = replayer.baseline(block)
+        reference = PairReference({}, None)
+        logits = [baseline.logits, *(replayer.logits(baseline, [tuple(edits)], reference)[0] for edits in arms)]
+        rows.append(np.stack([scored(own, (block, None), "erasure")[:, KL].mean(axis=1) for own in logits], axis=1))
+    return np.concatenate(rows)

@@ -1,0 +1,51 @@
+"""The design of an intervention: what is done, whom donors are, and how many controls stand beside it."""
+
+from dataclasses import dataclass
+from typing import Literal, final
+
+from bayesgeom.edits import SUBSPACE_KINDS, SubspaceKind
+from bayesgeom.errors import InvalidArgument
+
+Donors = Literal["auto", "paired", "independent"]
+DONORS = ("auto", "paired", "independent")
+LEAST_CONTROLS = 20  # fewer random or matched subspaces cannot support "used"
+
+
+@final
+@dataclass(frozen=True)
+class Design:
+    """What is done to the subspace, and the controls.
+
+    Args:
+        kind: "swap", "remove", "keep", "rotate" or "add".
+        donors: "paired": the task's pairs, which share what is given; "independent": other sequences at the same
+            positions; "auto": pairs where the quantity differs within them, else independent sequences.
+        n_random, n_matched: random subspaces of the same rank, and subspaces with the same share of variance.
+        n_control: pairs that controls are scored on.
+        n_untrained: untrained networks in which the swap is repeated.
+        n_fit: sequences that subspaces are fitted on.
+    """
+
+    kind: SubspaceKind = "swap"
+    donors: Donors = "auto"
+    n_random: int = 20
+    n_matched: int = 20
+    n_control: int = 32
+    n_untrained: int = 1
+    n_fit: int = 1_024
+
+    def __post_init__(self) -> None:
+        if self.kind not in SUBSPACE_KINDS:
+            raise InvalidArgument(f"kind must be one of {', '.join(SUBSPACE_KINDS)}; got {self.kind!r}.")
+        if self.donors not in DONORS:
+            raise InvalidArgument(f"donors must be one of {', '.join(DONORS)}; got {self.donors!r}.")
+        if min(self.n_random, self.n_matched, self.n_control) < 1 or self.n_untrained < 0 or self.n_fit < 2:
+            raise InvalidArgument(
+                f"n_random, n_matched and n_control must be at least 1, n_fit at least 2 and n_untrained at least 0; "
+                f"got {self}."
+            )
+
+    @classmethod
+    def of(cls, kind: "SubspaceKind | Design") -> "Design":
+        """A design of this kind, all else as by default."""
+        return kind if isinstance(kind, Design) else cls(kind)

@@ -1,0 +1,354 @@
+"""A checked intervention: it fits subspaces, draws controls, runs every condition and hands the sums to the summary."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import final
+
+import torch
+from jaxtyping import Bool, Float64
+from torch import Tensor
+
+from bayesgeom.ablations.engine import Means, tiles
+from bayesgeom.edits import Edit, SubspaceKind
+from bayesgeom.errors import InvalidArgument
+from bayesgeom.geometry.subspace import random_subspaces
+from bayesgeom.interventions.arms import Arms
+from bayesgeom.interventions.base import Fit, Sample, Setting
+from bayesgeom.interventions.design import Design
+from bayesgeom.interventions.engine import (
+    DISTANCE,
+    MOVED,
+    Movement,
+    Pair,
+    Plan,
+    Totals,
+    bands_of,
+    pooled_by_role,
+    score_pairs,
+)
+from bayesgeom.interventions.evidence import coordinate_r2, erasures, reads
+from bayesgeom.interventions.fits import fixed, frame
+from bayesgeom.interventions.matching import Matched, matched_subspaces
+from bayesgeom.interventions.place import Place
+from bayesgeom.interventions.positions import Positions
+from bayesgeom.interventions.quantity import answers_are_hypotheses, is_function_of_position
+from bayesgeom.interventions.quantity_fits import Eraser
+from bayesgeom.interventions.report import InterventionReport
+from bayesgeom.interventions.subspace import Subspace
+from bayesgeom.interventions.summary import Context, Controls, intervention_report
+from bayesgeom.interventions.trained import TrainedSwap
+from bayesgeom.models.base import Model
+from bayesgeom.models.resolve import ModelLike, TaskLike, as_model, scored_task_of
+from bayesgeom.progress import bar
+from bayesgeom.sites import RESID_POST, Site
+from bayesgeom.tasks.base import BLOCK, Branch, WindTunnel, check_count, derived_seed
+from bayesgeom.trials import Trials
+
+N_READ, N_HELD = 256, 128  # sequences that read-outs are fitted on, and that they are scored on
+N_MEAN, N_COMPARED = 256, 32  # sequences behind the mean activation, and pairs behind the share outside a subspace
+_PAIRS, _FIT, _HELD, _DRAWS, _DONORS, _UNTRAINED, _TRAIN, _SHUFFLE = 4, 5, 6, 7, 8, 9, 10, 11  # branches of the seed
+_BUDGET = 2**30  # bytes of activations that fits may record
+_SAME = 1e-6  # share of a quantity's variance below which pairs do not differ in it
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class InterventionJob:
+    """A checked intervention, ready to run."""
+
+    model: Model
+    task: WindTunnel
+    fit: Fit
+    design: Design
+    place: Place
+    donors: str
+    n: int
+    seed: int
+
+    @classmethod
+    def of(
+        cls, model: ModelLike, task: TaskLike | None, subspace: Subspace | Fit | None, *,
+        kind: SubspaceKind | Design, at: Place | None, n: int, seed: int,
+    ) -> "InterventionJob":  # fmt: skip
+        """Check everything that can be checked before anything runs."""
+        subject, design = as_model(model), Design.of(kind)
+        chosen, place = scored_task_of(subject, task), at or Place()
+        check_count(n)
+        place.check_in(subject)
+        one = chosen.sample(1, seed=seed, device=subject.spec.device)
+        subject.check_fits(one)
+        fit = frame() if subspace is None else fixed(subspace) if isinstance(subspace, Subspace) else subspace
+        fit.check(Setting(model=subject, place=place, trials=one))
+        has_donors = design.kind == "swap" or isinstance(fit, TrainedSwap)
+        donors = _donors_of(chosen, fit, design, seed) if has_donors else ""
+        job = cls(model=subject, task=chosen, fit=fit, design=design, place=place, donors=donors, n=n, seed=seed)
+        job.positions.check(one)
+        return job
+
+    @property
+    def layers(self) -> tuple[int, ...]:
+        """The layers that are acted on."""
+        return self.place.layers_of(self.model.spec)
+
+    @property
+    def kind(self) -> SubspaceKind:
+        """What is done to the subspace."""
+        return self.design.kind
+
+    @property
+    def positions(self) -> Positions:
+        """Where it acts in a sequence."""
+        by_fit = "scored" if self.fit.about.at_scored else "all"
+        return Positions(are_scored=(self.place.positions or by_fit) == "scored", score_after=self.place.score_after)
+
+    def pairs(self, n: int) -> Iterator[Pair]:
+        """The sequences that are scored, in blocks; donors only where they are swapped in."""
+        if self.kind != "swap":
+            stream = self.task.stream(n, seed=derived_seed(self.seed, _PAIRS), device=self.model.spec.device)
+            yield from ((trials, None) for trials in stream)
+            return
+        for block, start in enumerate(range(0, n, BLOCK)):
+            both = self._drawn(BLOCK, derived_seed(self.seed, _PAIRS, block))
+            originals, donors = (trials.rows(slice(0, n - start)) for trials in both)
+            yield originals, donors
+
+    def sample(self) -> Sample:
+        """The sequences that subspaces are fitted on, and the model's activations there."""
+        return self._sample(self.design.n_fit, _FIT)
+
+    def run(self) -> InterventionReport:
+        """Fit, act, score."""
+        sample, layers = self.sample(), self.layers
+        subspaces = self.fit.fitted(sample, layers)
+        moments = {at: _covariance(sample.points(at)) for at in layers}
+        controls = {at: self._controls(subspaces[at], moments[at], at) for at in layers}
+        random = {at: self.random_of(at, subspaces[at].rank) for at in layers}
+        means = self._means(sample)
+        main = self._scored(self.n, self._main_arms(sample, subspaces), (means, sample), is_main=True)
+        arms = {at: self._control_arms(sample, subspaces[at], random[at], controls[at].bases, at) for at in layers}
+        control = self._scored(min(self.n, self.design.n_control), arms, (means, sample), is_main=False)
+        read = self._sample(N_READ + N_HELD, _HELD)
+        about, n_random = self.fit.about, self.design.n_random
+        values = about.quantity.exact(sample.run.trials)
+        is_identified = not is_function_of_position(values)
+        context = Context(
+            kind=self.kind, site=self.place.site.name, label=self.fit.label, quantity=about.quantity.label,
+            donors=self.donors if self.kind == "swap" else "none", positions=self.positions.label,
+            bands=self.positions.bands(sample.run.trials.n_scored), subspaces=subspaces,
+            n_layers=self.model.spec.n_layers, r2=coordinate_r2(sample, read, subspaces, random, n_held=N_HELD),
+            erasures=erasures(
+                reads(read, about.quantity, layers), subspaces, n_fit=N_READ, seed=derived_seed(self.seed, _SHUFFLE)
+            ),
+            variance_share={at: subspaces[at].variance_share(moments[at]) for at in layers},
+            outside_share=self._outside(subspaces), untrained=self._untrained() if is_identified else {},
+            controls=Controls(
+                random=slice(1, 1 + n_random), matched=slice(1 + n_random, 1 + n_random + self.design.n_matched),
+                found=controls,
+            ),
+            is_identified=is_identified, is_readout=about.is_readout, claims_the_quantity=self._claims_the_quantity,
+            follows_answer=about.quantity.name != "entropy" and not self.place.score_after, n=self.n,
+            seed=derived_seed(self.seed, Branch.RESAMPLING),
+        )  # fmt: skip
+        return intervention_report(main, control, context)
+
+    def random_of(self, layer: int, rank: int) -> Float64[Tensor, "draw d rank"]:
+        """Random subspaces of this rank in one layer."""
+        width = self.place.width_in(self.model.spec)
+        seed = derived_seed(self.seed, _DRAWS, layer)
+        return random_subspaces(width, rank, draws=self.design.n_random, seed=seed)
+
+    def arms(self, sample: Sample, layer: int, kind: SubspaceKind | None = None) -> Arms:
+        """What makes the edits of one layer."""
+        like = sample.run.at(self.place.site)
+        return Arms(
+            site=self.place.site, layer=layer, kind=kind or self.kind, like=like, points=sample.points(layer),
+            seed=self.seed,
+        )  # fmt: skip
+
+    def _main_arms(self, sample: Sample, subspaces: Mapping[int, Subspace]) -> dict[int, list[Edit]]:
+        """The subspace and the ceiling; under a swap also their removal, and the erasure of the quantity."""
+        found = {}
+        erasers = subspaces if isinstance(self.fit, Eraser) or not self._claims_the_quantity else self._erasers(sample)
+        for layer, own in subspaces.items():
+            arms = self.arms(sample, layer)
+            found[layer] = [arms.own(own), arms.ceiling()]
+            if self.kind == "swap":
+                removal = self.arms(sample, layer, "remove")
+                found[layer] += [removal.own(own), removal.ceiling(), removal.own(erasers[layer])]
+        return found
+
+    @property
+    def _claims_the_quantity(self) -> bool:
+        """Whether the subspace is said to hold the quantity, so that erasing the quantity is a test of it."""
+        return self.kind == "swap" and self.fit.about.at_scored
+
+    def _erasers(self, sample: Sample) -> Mapping[int, Subspace]:
+        return Eraser(self.fit.about.quantity, oblique=True).fitted(sample, self.layers)
+
+    def _control_arms(
+        self,
+        sample: Sample,
+        own: Subspace,
+        random: Float64[Tensor, "draw d r"],
+        matched: Float64[Tensor, "matched d rank"],
+        layer: int,
+    ) -> list[Edit]:
+        """The ceiling, then random subspaces, then those with the same share of variance."""
+        arms = self.arms(sample, layer)
+        controls = arms.controls(matched)
+        controls *= -(-self.design.n_matched // len(controls))  # where the whole complement is the only one
+        return [arms.ceiling(), *arms.controls(random, own), *controls]
+
+    def _controls(self, own: Subspace, covariance: Float64[Tensor, "d d"], layer: int) -> Matched:
+        seed = derived_seed(self.seed, _DRAWS, layer, 1)
+        return matched_subspaces(own, covariance, draws=self.design.n_matched, seed=seed)
+
+    def _scored(self, n: int, arms: Mapping[int, list[Edit]], fitted: tuple[Means, Sample], *, is_main: bool) -> Totals:
+        """Every arm on `n` pairs; of the main ones also the subspace's own without its direct path."""
+        (means, sample), trials = fitted, self.task.sample(1, seed=self.seed)
+        towards = (1 if is_main else 0) if self.place.score_after else None
+        quantity, are_hypotheses = self.fit.about.quantity, answers_are_hypotheses(trials)
+        center = quantity.own(sample.run.log_answers.double(), are_hypotheses=are_hypotheses).mean(dim=0)
+        movement = Movement(quantity=quantity, are_hypotheses=are_hypotheses, center=center, towards_arm=towards)
+        has_direct = self.place.is_residual and RESID_POST in self.model.sites
+        plan = Plan(
+            replayer=self.model.replayer(), spec=self.model.spec, means=means, arms=arms,
+            bands=bands_of(trials.n_scored)[1], positions=self.positions,
+            movement=movement if self.kind == "swap" else None, without_direct=(0,) if is_main and has_direct else (),
+        )  # fmt: skip
+        label = f"{self.kind} {self.fit.label}" if is_main else "control subspaces"
+        return score_pairs(self._shown(n, label), plan, n)
+
+    def _sample(self, n: int, branch: int) -> Sample:
+        device = self.model.spec.device
+        stream = self.task.stream(n, seed=derived_seed(self.seed, branch), device=device)
+        run = self.model.run(stream, record=(self.place.site,), n_recorded=n, budget_bytes=_BUDGET)
+        return Sample(
+            model=self.model, run=run, place=self.place, seed=derived_seed(self.seed, branch, 1),
+            draw_pairs=self._pairs_to_train, mask=self.positions.mask(run.trials, 0),
+        )  # fmt: skip
+
+    def _pairs_to_train(self, n: int, seed: int) -> tuple[Trials, Trials]:
+        """Recipients and donors of a branch of their own."""
+        return self._drawn(n, derived_seed(self.seed, _TRAIN, seed))
+
+    def _drawn(self, n: int, seed: int) -> tuple[Trials, Trials]:
+        """Recipients and donors: the task's pairs, or sequences that have nothing to do with one another."""
+        device = self.model.spec.device
+        if self.donors == "independent":
+            return _independent(self.task, n, seed, device)
+        return self.task.sample_pair(n, seed=seed, device=device)
+
+    def _means(self, sample: Sample) -> Means:
+        """Mean activation of each layer: one vector for scored positions, one for the others."""
+        site, like = self.place.site, sample.run.at(self.place.site)
+        if self.positions.are_scored or self.positions.score_after:
+            n_pos = sample.run.trials.tokens.shape[1]
+            rest = like.shape[3:]
+            return {
+                (site, at): sample.points(at).mean(dim=0).to(like).reshape(rest).expand(n_pos, *rest)
+                for at in self.layers
+            }
+        replayer, sums = self.model.replayer(), dict[tuple[Site, int], Tensor]()
+        is_scored = torch.zeros(0, dtype=torch.bool)
+        for block in self.task.stream(N_MEAN, seed=derived_seed(self.seed, _FIT), device=self.model.spec.device):
+            for tile in tiles(block, self.model.spec):
+                is_scored, held = tile.scored[0], replayer.baseline(tile).held
+                for layer in self.layers:
+                    sums[site, layer] = sums.get((site, layer), 0) + held[site, layer].float().sum(dim=0) / N_MEAN
+        return {place: pooled_by_role(mean, is_scored) for place, mean in sums.items()}
+
+    @torch.no_grad()
+    def _outside(self, subspaces: Mapping[int, Subspace]) -> dict[int, float]:
+        """Share of Σ |donor − recipient|² outside each subspace, where it acts; NaN without donors or difference."""
+        if self.kind != "swap":
+            return dict.fromkeys(subspaces, float("nan"))
+        replayer, site = self.model.replayer(), self.place.site
+        both = self._drawn(N_COMPARED, derived_seed(self.seed, _PAIRS, 0, 1))
+        originals, donors = (replayer.baseline(trials) for trials in both)
+        mask = Positions(are_scored=self.positions.are_scored or self.place.score_after).mask(both[0], 0)
+        return {
+            at: _outside_share(originals.held[site, at], donors.held[site, at], mask, subspaces[at]) for at in subspaces
+        }
+
+    def _untrained(self) -> dict[int, float]:
+        """Movement as a share of the ceiling's in untrained networks, the least of them; NaN where nothing fits."""
+        shares = list[dict[int, float]]()
+        for number in range(self.design.n_untrained if self.kind == "swap" else 0):
+            model = self.model.fresh(derived_seed(self.seed, _UNTRAINED, number) % 2**31)
+            design = replace(self.design, n_fit=min(self.design.n_fit, N_READ))
+            shares.append(replace(self, model=model, design=design).share_of_ceiling())
+        return {at: min(share[at] for share in shares) for at in self.layers} if shares else {}
+
+    def share_of_ceiling(self) -> dict[int, float]:
+        """Movement as a share of the ceiling's in each layer, on as many pairs as controls; NaN where nothing fits."""
+        sample, found = self.sample(), dict.fromkeys(self.layers, float("nan"))
+        subspaces: dict[int, Subspace] = {}
+        for layer in self.layers:
+            try:
+                subspaces |= self.fit.fitted(sample, (layer,))
+            except InvalidArgument:  # such as a layer where every vector is the same
+                continue
+        if not subspaces:
+            return found
+        arms = {at: [self.arms(sample, at).own(own), self.arms(sample, at).ceiling()] for at, own in subspaces.items()}
+        totals = self._scored(min(self.n, self.design.n_control), arms, ({}, sample), is_main=True)
+        sums = totals.arms[..., 0].sum(axis=0)
+        for row, layer in enumerate(subspaces):
+            way = sums[row, :2, MOVED] / sums[row, :2, DISTANCE] if sums[row, :2, DISTANCE].all() else (0.0, 0.0)
+            found[layer] = float(way[0] / way[1]) if way[1] > 0 else float("nan")
+        return found
+
+    def _shown(self, n: int, label: str) -> Iterator[Pair]:
+        with bar(total=n, desc=label, unit="seq", leave=False) as progress:
+            for pair in self.pairs(n):
+                yield pair
+                progress.update(len(pair[0]))
+
+
+def _covariance(points: Float64[Tensor, "point d"]) -> Float64[Tensor, "d d"]:
+    centered = points - points.mean(dim=0)
+    return centered.T @ centered / len(points)
+
+
+def _outside_share(original: Tensor, donor: Tensor, mask: Bool[Tensor, " pos"] | None, subspace: Subspace) -> float:
+    apart = (donor - original).double().flatten(2)
+    apart = apart if mask is None else apart[:, mask.to(apart.device)]
+    rest = apart - apart @ subspace.reads.to(apart) @ subspace.basis.to(apart).T
+    total = float(apart.square().sum())
+    return float(rest.square().sum()) / total if total > 0 else float("nan")
+
+
+def _donors_of(task: WindTunnel, fit: Fit, design: Design, seed: int) -> str:
+    """Whose activations are swapped in. **Raises** `InvalidArgument` where pairs cannot be swapped."""
+    if design.donors == "independent":
+        _check_pairs(task, *_independent(task, 2, seed, "cpu"))
+        return "independent"
+    try:
+        originals, donors = task.sample_pair(N_COMPARED, seed=seed)
+    except NotImplementedError as error:
+        if design.donors == "paired":
+            raise InvalidArgument(
+                f"{task} draws no pairs. Use donors='independent' or 'auto', or kind 'remove' or 'keep'."
+            ) from error
+        _check_pairs(task, *_independent(task, 2, seed, "cpu"))
+        return "independent"
+    _check_pairs(task, originals, donors)
+    if design.donors == "paired":
+        return "paired"
+    own, other = (fit.about.quantity.exact(trials) for trials in (originals, donors))
+    spread = float((own - own.mean(dim=(0, 1))).square().sum())
+    return "paired" if float((own - other).square().sum()) > _SAME * spread else "independent"
+
+
+def _independent(task: WindTunnel, n: int, seed: int, device: str) -> tuple[Trials, Trials]:
+    originals, donors = (task.sample(n, seed=derived_seed(seed, _DONORS, i), device=device) for i in range(2))
+    return originals, donors
+
+
+def _check_pairs(task: WindTunnel, originals: Trials, donors: Trials) -> None:
+    same = [torch.equal(vars(originals)[name], vars(donors)[name]) for name in ("scored", "answers")]
+    if originals.tokens.shape != donors.tokens.shape or not all(same):
+        raise InvalidArgument(
+            f"the pairs of {task} do not score the same positions and answers: they cannot be swapped."
+        )

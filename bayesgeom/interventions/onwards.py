@@ -1,0 +1,205 @@
+"""Erase a quantity in every layer from one on and at all positions, in a single pass, as concept scrubbing does.
+
+A later layer may compute the quantity again from what an earlier edit left. So erasers are fitted one layer after
+another on the stream that has been edited so far. At scored positions the quantity is that of the position; at the
+others both that of the next scored position and that of the last one, as either may be kept there.
+
+Reference: Belrose et al. 2023, arXiv:2306.03819, section 5 (concept scrubbing).
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import final
+
+import torch
+from jaxtyping import Bool, Float, Float64, Int64, Shaped
+from torch import Tensor, nn
+
+from bayesgeom.edits import Edit, Reference
+from bayesgeom.errors import InvalidArgument
+from bayesgeom.geometry.subspace import random_subspaces
+from bayesgeom.interventions.erasers import JointMoments, covariance_subspace, leace_subspace
+from bayesgeom.interventions.quantity import Quantity
+from bayesgeom.interventions.readout import Erasure, Read, erasure
+from bayesgeom.interventions.subspace import Subspace
+from bayesgeom.models.base import Model
+from bayesgeom.sites import Site
+from bayesgeom.tasks.base import derived_seed
+from bayesgeom.trials import Trials
+
+
+@final
+@dataclass(frozen=True, kw_only=True, eq=False)
+class EraseByRole(Edit):
+    """x − P (x − mean), with one eraser and mean for scored positions and another for the rest, where there is one."""
+
+    site: Site
+    layer: int
+    scored: tuple[Subspace, Float64[Tensor, " d"]]
+    others: tuple[Subspace, Float64[Tensor, " d"]] | None
+    mask: Bool[Tensor, " pos"]
+    name: str
+
+    @property
+    def label(self) -> str:
+        return f"erase {self.name} at L{self.layer} {self.site.name}"
+
+    def applied(self, values: Shaped[Tensor, "..."], reference: Reference) -> Shaped[Tensor, "..."]:
+        edited, mask = values.clone(), self.mask.to(values.device)
+        if values.shape[1] != len(mask):  # computed at the scored positions alone
+            mask = mask[mask]
+        for role, eraser in ((mask, self.scored), (~mask, self.others)):
+            if eraser is not None and bool(role.any()):
+                subspace, mean = eraser
+                part = values[:, role]
+                away = (part - mean.to(part)) @ subspace.reads.to(part) @ subspace.basis.to(part).T
+                edited[:, role] = part - away
+        return edited
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Targets:
+    """The quantity for each role: at scored positions its own, at the others the next and the last one."""
+
+    scored: Float64[Tensor, "point component"]
+    others: Float64[Tensor, "other_point both"]
+
+    @classmethod
+    def of(cls, trials: Trials, quantity: Quantity) -> "Targets":
+        """Of every position; before the first scored position and after the last one, the mean stands in."""
+        exact, positions = quantity.exact(trials), trials.scored_positions()[0].contiguous()
+        elsewhere = (~trials.scored[0]).nonzero()[:, 0].contiguous()
+        upcoming = torch.searchsorted(positions, elsewhere)
+        parts = [_taken(exact, upcoming), _taken(exact, upcoming - 1)]
+        return cls(scored=exact.flatten(0, 1), others=torch.cat(parts, dim=-1).flatten(0, 1))
+
+
+def _taken(
+    exact: Float64[Tensor, "batch query_pos component"], index: Int64[Tensor, " other"]
+) -> Float64[Tensor, "batch other component"]:
+    there = (index >= 0) & (index < exact.shape[1])
+    mean = exact.mean(dim=(0, 1))
+    return torch.where(there[:, None], exact[:, index.clamp(0, exact.shape[1] - 1)], mean)
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Scrubbed:
+    """Erasers by layer, and what a linear map finds of the quantity in each edited layer."""
+
+    edits: Mapping[int, EraseByRole]
+    erasures: Mapping[int, Erasure]
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Scrubber:
+    """Fits the erasers of a quantity in one pass: each layer's on the stream as the earlier ones left it.
+
+    The first `n_fit` sequences fit the erasers, the next `n_read` the read-out, and the others score it.
+    """
+
+    model: Model
+    site: Site
+    quantity: Quantity
+    oblique: bool
+    n_fit: int
+    n_read: int
+
+    @property
+    def name(self) -> str:
+        """What reports call it."""
+        return f"{'LEACE' if self.oblique else 'covariance'} ({self.quantity.label})"
+
+    @torch.no_grad()
+    def from_layer(self, trials: Trials, first: int, *, seed: int) -> Scrubbed:
+        """Erase in every layer from `first` on. **Raises** `InvalidArgument` where the first holds nothing to erase."""
+        edits, erasures = dict[int, EraseByRole](), dict[int, Erasure]()
+        values = self.quantity.exact(trials)
+
+        def acting(layer: int) -> Callable[[nn.Module, object, Tensor], Tensor | None]:
+            def act(_module: nn.Module, _inputs: object, output: Tensor) -> Tensor | None:
+                edits[layer] = edit = self._eraser(trials, output, layer)
+                points = trials.at_scored(output).double()
+                fit, held = (
+                    Read(points=points[rows], values=values[rows])
+                    for rows in (slice(self.n_fit, self.n_fit + self.n_read), slice(self.n_fit + self.n_read, None))
+                )
+                erasures[layer] = erasure(fit, held, edit.scored[0], seed=seed + layer)
+                return edit.applied(output, _NOTHING)
+
+            return act
+
+        handles = [
+            self.model.point(self.site, at).register_forward_hook(acting(at))
+            for at in range(first, self.model.spec.n_layers)
+        ]
+        try:
+            self.model.logits(trials)
+        finally:
+            for handle in handles:
+                handle.remove()
+        return Scrubbed(edits=edits, erasures=erasures)
+
+    def _eraser(self, trials: Trials, output: Float[Tensor, "batch pos d"], layer: int) -> EraseByRole:
+        few, mask = trials.rows(slice(0, self.n_fit)), trials.scored[0]
+        values, targets = output[: self.n_fit], Targets.of(few, self.quantity)
+        own = self._one(values[:, mask], targets.scored)
+        if own is None:
+            raise InvalidArgument(
+                f"layer {layer} holds nothing that varies with the {self.quantity.label}. Start from a later layer."
+            )
+        others = self._one(values[:, ~mask], targets.others)
+        return EraseByRole(site=self.site, layer=layer, scored=own, others=others, mask=mask, name=self.name)
+
+    def _one(
+        self, values: Float[Tensor, "batch pos d"], target: Float64[Tensor, "point component"]
+    ) -> tuple[Subspace, Float64[Tensor, " d"]] | None:
+        """The eraser and the mean of one role; None where there is nothing to erase."""
+        points = values.flatten(0, 1).double()
+        if not len(points) or float((points - points.mean(dim=0)).abs().max()) < 1e-6 * float(points.abs().max()):
+            return None
+        if float((target - target.mean(dim=0)).abs().max()) < 1e-9:
+            return None
+        make = leace_subspace if self.oblique else covariance_subspace
+        return make(self.name, JointMoments.of(points, target)), points.mean(dim=0)
+
+
+def like_erasers(scrubbed: Scrubbed, *, seed: int) -> list[EraseByRole]:
+    """Random subspaces of the same ranks, at the same layers and about the same means."""
+    found = []
+    for layer, edit in scrubbed.edits.items():
+        roles = [
+            None if role is None else (_random_like(role[0], derived_seed(seed, layer, index)), role[1])
+            for index, role in enumerate((edit.scored, edit.others))
+        ]
+        assert roles[0] is not None, "scored positions always have an eraser"
+        found.append(replace(edit, scored=roles[0], others=roles[1], name="a random subspace"))
+    return found
+
+
+def replaced_by_mean(edit: EraseByRole) -> EraseByRole:
+    """The whole activation replaced by its mean in each role: the ceiling of what erasure can cost."""
+    d = edit.scored[0].width
+    whole = Subspace("whole activation", torch.eye(d, dtype=torch.float64, device=edit.scored[1].device))
+    others = None if edit.others is None else (whole, edit.others[1])
+    return replace(edit, scored=(whole, edit.scored[1]), others=others, name="whole activation")
+
+
+def _random_like(own: Subspace, seed: int) -> Subspace:
+    return Subspace("a random subspace", random_subspaces(own.width, own.rank, draws=1, seed=seed)[0])
+
+
+@final
+class _Nothing:
+    """A reference for edits that need none."""
+
+    def mean(self, site: Site, layer: int) -> Tensor:
+        raise AssertionError(f"nothing refers to the mean of {site.name} in layer {layer}")
+
+    def donor(self, site: Site, layer: int) -> Tensor:
+        raise AssertionError(f"nothing refers to donors of {site.name} in layer {layer}")
+
+
+_NOTHING = _Nothing()

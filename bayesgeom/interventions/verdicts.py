@@ -1,0 +1,163 @@
+"""Verdicts on one site, one layer and its positions: from the evidence to one of a few words, with the reason."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import final
+
+from bayesgeom.interventions.design import LEAST_CONTROLS
+from bayesgeom.interventions.readout import SLACK, Erasure
+
+USED, NOT_USED, UNDECIDED = "used", "not used", "undecided"
+NOT_IDENTIFIED, BY_CONSTRUCTION = "not identified", "by construction"
+VERDICTS = (USED, BY_CONSTRUCTION, NOT_USED, UNDECIDED, NOT_IDENTIFIED)
+OWN_KL_SHARE, CEILING_SHARE = 0.5, 0.01  # margins of "not used"
+IDENTITY = 1e-6  # share of the squared difference outside the subspace below which there is none
+LEAST_SEQUENCES = 16  # fewer have no interval worth the name
+SAME_AS_UNTRAINED = 0.99  # of the ceiling, reached by trained and untrained networks alike
+RULE = (
+    "Used: under a swap, the model's own value moves towards the donor's, and the 95 % interval of that movement (and, "
+    "for a belief or log-odds, of the answer shift) lies above zero, above every random subspace of the same rank and "
+    f"above every subspace with the same share of variance (at least {LEAST_CONTROLS} each). A subspace of a quantity "
+    "is used only if, besides, erasing the quantity there by LEACE costs more than the margin below, and the movement "
+    "is above zero without the direct path from the site to the output. Not used (linearly, at this site and these "
+    f"positions): after removal a linear map predicts at most {SLACK:.0%} more of the quantity's variance than of "
+    f"shuffled values, and the interval of the KL increase lies within ±{OWN_KL_SHARE:g} of the model's own KL and "
+    f"within ±{CEILING_SHARE:.0%} of the ceiling. By construction: donor and recipient differ only inside the "
+    "subspace. Not identified: the quantity is a function of position. Undecided: everything else, and fewer than "
+    f"{LEAST_SEQUENCES} sequences."
+)
+
+
+@final
+@dataclass(frozen=True)
+class Interval:
+    """An estimate and the ends of its 95 % interval."""
+
+    value: float
+    lo: float
+    hi: float
+
+    def lies_within(self, reach: float) -> bool:
+        """Whether the whole interval lies within `reach` on either side of zero; no where an end is not known."""
+        return max(abs(self.lo), abs(self.hi)) <= reach
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Evidence:
+    """What a verdict on one layer rests on.
+
+    Args:
+        kind: what was done.
+        effects: by name, under a swap: the effect, and the most of random and of matched subspaces.
+        is_matched: whether control subspaces with the same share of variance exist.
+        n: sequences behind the intervals.
+        n_controls: the lesser of the numbers of random and of matched subspaces.
+        erasure: R² before and after removal; None where the quantity never varies.
+        removal: KL increase on removal, with its `removal_ceiling` and the model's `own_kl`.
+        is_identified: whether the quantity varies between sequences at the same position.
+        is_readout: whether the subspace is made of decoder weights.
+        outside_share: share of donor − recipient outside the subspace.
+        erasing: KL increase where LEACE erases the quantity; None for subspaces that are not said to hold it.
+        indirect: movement without the direct path to the output; None where it does not count.
+        share_of_ceiling, untrained_share: movement as a share of the ceiling's, here and in untrained networks.
+    """
+
+    kind: str
+    effects: Mapping[str, tuple[Interval, float, float]]
+    is_matched: bool
+    n: int
+    n_controls: int
+    erasure: Erasure | None
+    removal: Interval
+    removal_ceiling: float
+    own_kl: float
+    is_identified: bool
+    is_readout: bool
+    outside_share: float
+    share_of_ceiling: float
+    untrained_share: float
+    erasing: Interval | None = None
+    indirect: Interval | None = None
+
+
+def verdict_of(evidence: Evidence) -> tuple[str, str]:
+    """One of `VERDICTS` by `RULE`, and why."""
+    if not evidence.is_identified:
+        return NOT_IDENTIFIED, "the quantity is a function of position"
+    if evidence.kind == "swap" and evidence.outside_share <= IDENTITY:
+        return BY_CONSTRUCTION, "donor and recipient differ only inside the subspace"
+    if evidence.share_of_ceiling >= SAME_AS_UNTRAINED and evidence.untrained_share >= SAME_AS_UNTRAINED:
+        return BY_CONSTRUCTION, "untrained networks reach the ceiling, too"
+    if evidence.n < LEAST_SEQUENCES:
+        return UNDECIDED, f"{evidence.n} sequences; a verdict takes at least {LEAST_SEQUENCES}"
+    against_use, against_disuse = _against_use(evidence), _against_disuse(evidence)
+    if not against_use:
+        return USED, "moves towards the donor's beyond all controls"
+    if not against_disuse:
+        return NOT_USED, "erased, at no cost"
+    return UNDECIDED, f"not shown used: {against_use[0]}; not shown unused: {against_disuse[0]}"
+
+
+def sentence(subspace: str, verdicts: Mapping[int, str]) -> str:
+    """The strongest verdict first, with its layers; then the others."""
+    groups = {verdict: [at for at, own in verdicts.items() if own == verdict] for verdict in VERDICTS}
+    said = [f"{verdict} {_layers(layers)}" for verdict, layers in groups.items() if layers]
+    return f"{'; '.join(said)}: {subspace}"
+
+
+def _layers(layers: Sequence[int]) -> str:
+    return f"in layer{'s' if len(layers) > 1 else ''} {', '.join(map(str, layers))}"
+
+
+def _against_use(evidence: Evidence) -> list[str]:
+    if evidence.kind != "swap":
+        return ["only a swap can show use"]
+    found = []
+    for name, (effect, random, matched) in evidence.effects.items():
+        if not effect.lo > 0:
+            found.append(f"the {name} is not above zero")
+        elif not effect.lo > random:
+            found.append(f"a random subspace reaches the {name}")
+        elif evidence.is_matched and not effect.lo > matched:
+            found.append(f"a variance-matched subspace reaches the {name}")
+    return found + _against_site(evidence)
+
+
+def _against_site(evidence: Evidence) -> list[str]:
+    """What makes an effect no sign of use, however large it is."""
+    found = []
+    if evidence.removal_ceiling <= OWN_KL_SHARE * evidence.own_kl:
+        found.append("even the whole activation costs less than half of the model's own KL, so little is read here")
+    if evidence.erasing is not None and not evidence.erasing.lo > _margin(evidence):
+        found.append("erasing the quantity costs nothing here, so the subspace steers the answer in another way")
+    if evidence.indirect is not None and not evidence.indirect.lo > 0:
+        found.append("nothing moves without the direct path to the output, so the site may only hold the answer")
+    if not evidence.is_matched:
+        found.append("no control subspace has the same share of variance")
+    if evidence.n_controls < LEAST_CONTROLS:
+        found.append(f"fewer than {LEAST_CONTROLS} controls of a kind")
+    return found
+
+
+def _margin(evidence: Evidence) -> float:
+    """The KL increase up to which an erased quantity is not used."""
+    return min(OWN_KL_SHARE * evidence.own_kl, CEILING_SHARE * evidence.removal_ceiling)
+
+
+def _against_disuse(evidence: Evidence) -> list[str]:
+    if evidence.kind not in ("swap", "remove"):
+        return ["only removal can show that something is not used"]
+    if evidence.is_readout:
+        return ["decoder weights only read the quantity out"]
+    if evidence.erasure is None or not evidence.erasure.is_complete:
+        after = math.nan if evidence.erasure is None else evidence.erasure.after
+        return [f"still decodable after removal (R² {after:.3f})"]
+    if evidence.removal == Interval(0.0, 0.0, 0.0):
+        return []  # not a bit of the answers changes
+    if not evidence.removal.lies_within(OWN_KL_SHARE * evidence.own_kl):
+        return [f"KL increase beyond half of the model's own KL ({evidence.own_kl:.2g} bits)"]
+    if not evidence.removal.lies_within(CEILING_SHARE * evidence.removal_ceiling):
+        return ["KL increase beyond 1 % of the ceiling"]
+    return []

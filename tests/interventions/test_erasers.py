@@ -1,0 +1,156 @@
+"""Erasers by their defining properties and against the authors' package; controls by their share; R² by a slow twin."""
+
+import importlib.util
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from bayesgeom.errors import InvalidArgument
+from bayesgeom.geometry.subspace import random_subspaces
+from bayesgeom.interventions.erasers import JointMoments, covariance_subspace, leace_subspace, without
+from bayesgeom.interventions.matching import HEADROOM, TOLERANCE, matched_subspaces
+from bayesgeom.interventions.readout import Read, erasure
+from bayesgeom.interventions.subspace import Subspace
+
+N, D, K = 4_001, 13, 3
+
+
+def mixed(seed: int = 0, n: int = N) -> tuple[Tensor, Tensor]:
+    """Activations with very unequal variances, and quantities that they hold under noise."""
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(n, D, generator=generator, dtype=torch.float64) * torch.logspace(1, -2, D, dtype=torch.float64)
+    weights = torch.randn(D, K, generator=torch.Generator().manual_seed(7), dtype=torch.float64)
+    mixing = torch.randn(D, D, generator=torch.Generator().manual_seed(8), dtype=torch.float64)
+    y = (x / x.std(dim=0)) @ weights + torch.randn(n, K, generator=generator, dtype=torch.float64)
+    return x @ mixing + 3.0, y
+
+
+def cross(x: Tensor, y: Tensor) -> Tensor:
+    return (x - x.mean(0)).T @ (y - y.mean(0)) / len(x)
+
+
+@pytest.mark.parametrize("make", [covariance_subspace, leace_subspace])
+def test_nothing_covaries_with_the_quantity_after_erasure(make: object) -> None:
+    x, y = mixed()
+    eraser = make("y", JointMoments.of(x, y))  # type: ignore[operator]
+    assert eraser.rank == K
+    left = without(x, eraser)
+    assert float(cross(left, y).abs().max()) < 1e-9 < 0.1 < float(cross(x, y).abs().max())
+    torch.testing.assert_close(left.mean(dim=0), x.mean(dim=0), atol=1e-9, rtol=0)
+    projector = eraser.projector()
+    torch.testing.assert_close(projector @ projector, projector, atol=1e-6, rtol=0)
+
+
+def test_leace_changes_least_of_all_projectors_that_erase() -> None:
+    """Theorem 4.2: every other P with P Σxy = Σxy, here P + C with C Σxy = 0, moves the points further."""
+    x, y = mixed()
+    moments = JointMoments.of(x, y)
+    least, orthogonal = leace_subspace("y", moments), covariance_subspace("y", moments)
+
+    def moved(projector: Tensor) -> float:
+        return float((projector @ moments.within @ projector.T).diagonal().sum())
+
+    assert moved(least.projector()) < moved(orthogonal.projector())
+    for seed in range(11):
+        other = torch.randn(D, D, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+        other = other - other @ orthogonal.projector()
+        for step in (1e-3, -1e-3, 0.1, -0.1):
+            changed = least.projector() + step * other
+            torch.testing.assert_close(changed @ moments.cross, moments.cross, atol=1e-6, rtol=0)
+            assert moved(changed) > moved(least.projector())
+
+
+def test_leace_is_the_authors_own() -> None:
+    """Against `concept-erasure` 0.2.4 without its shrinkage and truncation."""
+    if importlib.util.find_spec("concept_erasure") is None:
+        pytest.skip(
+            "the optional package concept-erasure is not installed: pip install --no-deps concept-erasure==0.2.4"
+        )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the package calls what torch deprecates
+        from concept_erasure import LeaceFitter
+
+    for x, y in (mixed(), (mixed()[0], mixed()[1][:, :1])):
+        fitter = LeaceFitter.fit(x, y, shrinkage=False, svd_tol=1e-9, constrain_cov_trace=False)
+        torch.testing.assert_close(
+            without(x, leace_subspace("y", JointMoments.of(x, y))), fitter.eraser(x), atol=1e-6, rtol=1e-6
+        )
+
+
+def test_a_direction_that_does_not_vary_does_no_harm() -> None:
+    x, y = mixed()
+    flat = torch.cat([x, torch.full((N, 1), 2.0, dtype=torch.float64)], dim=1)
+    padded, plain = leace_subspace("y", JointMoments.of(flat, y)), leace_subspace("y", JointMoments.of(x, y))
+    torch.testing.assert_close(padded.projector()[:D, :D], plain.projector(), atol=1e-6, rtol=0)
+    with pytest.raises(InvalidArgument, match="does not vary"):
+        leace_subspace("y", JointMoments.of(x, torch.ones(N, 1, dtype=torch.float64)))
+
+
+def test_the_decoder_leaves_the_quantity_and_its_covariance_does_not() -> None:
+    """Haufe et al. 2014: with a large nuisance on its direction, what reads y out is not where y lies."""
+    generator = torch.Generator().manual_seed(3)
+    y, nuisance, *noise = torch.randn(D + 1, 60, 31, generator=generator, dtype=torch.float64)
+    # Coordinate 0 holds y and a nuisance, coordinate 1 the nuisance alone, coordinates 2 and 3 y again, faintly.
+    parts = [y + 3 * nuisance, 3 * nuisance, y + 0.3 * noise[0], y + 0.3 * noise[1], *noise[2 : D - 2]]
+    points, values = torch.stack(parts, dim=-1), y[..., None]
+    fit, held = (Read(points=points[rows], values=values[rows]) for rows in (slice(41), slice(41, None)))
+    moments = JointMoments.of(points.flatten(0, 1), values.flatten(0, 1))
+    weights = torch.linalg.solve(moments.within + 1e-6 * torch.eye(D, dtype=torch.float64), moments.cross)
+    read = erasure(fit, held, Subspace("decoder", weights / weights.norm()), seed=0)
+    erased = erasure(fit, held, covariance_subspace("covariance", moments), seed=0)
+    assert read.before > 0.99 and read.after > 0.9 and not read.is_complete
+    assert abs(erased.after) < 0.05 and erased.before == read.before
+
+
+def test_r2_after_an_edit_is_that_of_least_squares_on_edited_points() -> None:
+    x, y = mixed(n=1_001)
+    points, values = x.unflatten(0, (77, 13)), y.unflatten(0, (77, 13))
+    fit, held = (Read(points=points[rows], values=values[rows]) for rows in (slice(53), slice(53, None)))
+    half = Subspace("half", random_subspaces(D, 5, draws=1, seed=0)[0])
+    found = erasure(fit, held, half, seed=0)
+    for eraser, r2 in ((None, found.before), (half, found.after)):
+        a, b = (
+            (x if eraser is None else x @ (torch.eye(D, dtype=torch.float64) - eraser.projector()).T)
+            for x in (fit.points.flatten(0, 1), held.points.flatten(0, 1))
+        )
+        target, mean = fit.values.flatten(0, 1), fit.values.mean(dim=(0, 1))
+        weights = torch.linalg.lstsq(a - a.mean(0), target - mean, driver="gelsd").solution
+        error = held.values.flatten(0, 1) - mean - (b - a.mean(0)) @ weights
+        expected = 1 - error.square().sum() / (held.values.flatten(0, 1) - mean).square().sum()
+        assert r2 == pytest.approx(float(expected), abs=1e-3)
+    assert found.permuted < 0.02 < found.after
+
+
+def covariance_of(*variances: float) -> Tensor:
+    turned = random_subspaces(len(variances), len(variances), draws=1, seed=5)[0]
+    return turned @ torch.diag(torch.tensor(variances, dtype=torch.float64)) @ turned.T
+
+
+def test_controls_carry_the_same_share_of_variance_and_lie_outside() -> None:
+    covariance = covariance_of(7.0, 5.0, 3.0, 2.0, 2.0, *[0.1] * 12)
+    for rank, seed in ((1, 0), (3, 1), (5, 2)):
+        own = Subspace("own", random_subspaces(17, rank, draws=1, seed=seed)[0])
+        found = matched_subspaces(own, covariance, draws=23, seed=4)
+        assert found.is_matched and found.by == "complement" and found.bases.shape == (23, 17, rank)
+        share = own.variance_share(covariance)
+        for basis in found.bases:
+            assert Subspace("draw", basis).variance_share(covariance) == pytest.approx(share, rel=TOLERANCE)
+            assert float((basis.T @ own.basis).abs().max()) < 1e-9
+        spread = torch.linalg.svdvals(found.bases.movedim(1, 2).flatten(0, 1))
+        assert float(spread[16 - rank]) > 0.05, "the draws differ in every direction that is left"
+
+
+def test_what_cannot_be_matched_is_said() -> None:
+    covariance = covariance_of(7.0, 5.0, 3.0, 0.1, 0.1, 0.1, 0.1)
+    values, vectors = np.linalg.eigh(covariance.numpy())
+    leading = torch.from_numpy(np.ascontiguousarray(vectors[:, ::-1]))
+    second = matched_subspaces(Subspace("PC1", leading[:, :1]), covariance, draws=20, seed=0)
+    assert second.by == "complement, rank 2" and second.rank == 2 and second.is_matched
+    most = matched_subspaces(Subspace("PC1 and PC2", leading[:, :2]), covariance, draws=20, seed=0)
+    assert most.by == "whole complement" and most.bases.shape == (1, 7, 5)
+    assert most.share == pytest.approx(values[:-2].sum() / values.sum()) and most.share < HEADROOM * 12 / 15.4
+    everything = matched_subspaces(Subspace("all", torch.eye(7, dtype=torch.float64)), covariance, draws=20, seed=0)
+    assert everything.by == "not matched" and not everything.is_matched

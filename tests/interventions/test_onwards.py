@@ -1,0 +1,99 @@
+"""Erasure from a layer on: complete in every layer, against plain hooks, and where a copy is read or is not."""
+
+import numpy as np
+import pytest
+import torch
+
+from bayesgeom.behaviour import answer_log_probabilities
+from bayesgeom.erase_onwards import erase_onwards
+from bayesgeom.errors import InvalidArgument, UnknownName
+from bayesgeom.information import kl_bits
+from bayesgeom.interventions.engine import PairReference
+from bayesgeom.interventions.onwards import Scrubber, Targets
+from bayesgeom.interventions.onwards_report import OnwardsReport, verdict_onwards
+from bayesgeom.interventions.place import Place
+from bayesgeom.interventions.quantity import Quantity
+from bayesgeom.sites import ATTN_OUT, RESID_POST, RESID_PRE
+from bayesgeom.tasks.base import derived_seed
+from bayesgeom.trials import concatenate
+from tests.interventions.worlds import TASK, lively, planted_model
+
+NONE = PairReference({}, None)
+
+
+def test_the_next_and_the_last_quantity_stand_at_the_other_positions() -> None:
+    trials, entropy = TASK.sample(5, seed=0), Quantity("entropy")
+    targets = Targets.of(trials, entropy)
+    exact, positions = entropy.exact(trials)[..., 0], trials.scored_positions()[0].tolist()
+    elsewhere = [p for p in range(trials.tokens.shape[1]) if p not in positions]
+    found = targets.others.reshape(5, len(elsewhere), 2)
+    for column, p in enumerate(elsewhere):
+        upcoming, former = (
+            ([q for q in positions if q > p] or [None])[0],
+            ([q for q in positions if q < p] or [None])[-1],
+        )
+        for part, q in ((0, upcoming), (1, former)):
+            expected = exact.mean().expand(5) if q is None else exact[:, positions.index(q)]
+            torch.testing.assert_close(found[:, column, part], expected)
+
+
+@pytest.mark.parametrize("site", [RESID_PRE, RESID_POST], ids=lambda site: site.name)
+def test_erasure_is_complete_in_every_layer_and_costs_what_plain_hooks_say(site: object) -> None:
+    model = lively()
+    report = erase_onwards(model, quantity="belief", at=Place(site, (0, 1)), n=11)  # type: ignore[arg-type]
+    assert report.r2_after.max() < 0.05 and report.layers == [0, 1]
+    scrubber = Scrubber(model=model, site=site, quantity=Quantity("belief"), oblique=True, n_fit=768, n_read=256)  # type: ignore[arg-type]
+    stream = list(TASK.stream(768 + 256 + 128, seed=derived_seed(0, 13)))
+    scrubbed = scrubber.from_layer(concatenate(stream), 0, seed=0)
+    assert list(scrubbed.edits) == [0, 1]
+    scored = next(TASK.stream(11, seed=derived_seed(0, 12)))
+    with torch.no_grad():
+        before = model.logits(scored)
+        handles = [
+            model.point(site, at).register_forward_hook(lambda m, i, out, edit=edit: edit.applied(out, NONE))  # type: ignore[arg-type]
+            for at, edit in scrubbed.edits.items()
+        ]
+        after = model.logits(scored)
+        for handle in handles:
+            handle.remove()
+    exact = scored.at_scored(scored.predictive)
+    kl = [float(kl_bits(exact, answer_log_probabilities(logits, scored)[0]).mean()) for logits in (before, after)]
+    assert report.baseline_kl_bits == pytest.approx(kl[0], abs=1e-5)
+    assert report.kl_increase_bits[0] == pytest.approx(kl[1] - kl[0], abs=1e-4)
+
+
+def test_what_the_answer_is_made_of_cannot_be_erased_for_free() -> None:
+    report = erase_onwards(planted_model(), quantity="belief", n=23)
+    assert report.kl_increase_bits[1] > 0.3 and report.verdict_by_layer == ("", "undecided")
+    assert report.kl_increase_bits_ceiling[1] == pytest.approx(report.kl_increase_bits[1], rel=0.2)
+    assert report.verdict.startswith("from layer 1 on: undecided") and report.table().startswith(report.verdict)
+    assert report.figure().data and report.headlines()[0].metric == "kl_increase_bits"
+
+
+def test_the_report_is_kept(tmp_path: object) -> None:
+    report = erase_onwards(planted_model(), quantity="belief", n=5)
+    report.save(tmp_path / "kept")  # type: ignore[operator]
+    assert OnwardsReport.load(tmp_path / "kept").table() == report.table()  # type: ignore[operator]
+
+
+@pytest.mark.parametrize(
+    ("increase", "excess", "is_identified", "said"),
+    [
+        ((-0.001, 0.002), -0.01, True, "not used"),
+        ((-0.001, 0.002), 0.02, True, "undecided"),
+        ((-0.001, 0.006), -0.01, True, "undecided"),
+        ((-0.001, 0.002), -0.01, False, "not identified"),
+        ((np.nan, np.nan), -0.01, True, "undecided"),
+    ],
+)
+def test_the_rule(increase: tuple[float, float], excess: float, is_identified: bool, said: str) -> None:
+    assert verdict_onwards(increase, 2.0, 0.01, excess=excess, is_identified=is_identified) == said
+
+
+def test_bad_input_is_refused() -> None:
+    with pytest.raises(InvalidArgument, match="not at 'attn_out'"):
+        erase_onwards(lively(), at=Place(ATTN_OUT))
+    with pytest.raises(UnknownName, match="named 'surprise'"):
+        erase_onwards(lively(), quantity="surprise")
+    with pytest.raises(InvalidArgument, match="layers"):
+        erase_onwards(lively(), at=Place(RESID_PRE, (2,)))

@@ -1,0 +1,181 @@
+"""The rule, case by case, and what is not evidence: identities, functions of position, direct paths."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from bayesgeom.intervene import intervene
+from bayesgeom.interventions import fits
+from bayesgeom.interventions.design import Design
+from bayesgeom.interventions.place import Place
+from bayesgeom.interventions.readout import Erasure
+from bayesgeom.interventions.subspace import Subspace
+from bayesgeom.interventions.verdicts import Evidence, Interval, sentence, verdict_of
+from bayesgeom.sites import MLP_OUT, RESID_POST, RESID_PRE
+from bayesgeom.tasks.bijection import Bijection
+from tests.interventions.worlds import TASK, coordinates, lively, planted_model
+
+FEW = Design(n_random=3, n_matched=2, n_control=5, n_untrained=0, n_fit=101)
+ERASED, LEFT = (Erasure(before=0.9, after=after, permuted=0.01) for after in (-0.02, 0.4))
+USED = Evidence(
+    kind="swap", effects={"movement": (Interval(0.6, 0.5, 0.7), 0.1, 0.4)}, is_matched=True, n=64, n_controls=20,
+    erasure=LEFT, removal=Interval(0.3, 0.2, 0.4), removal_ceiling=2.0, own_kl=0.01, is_identified=True,
+    is_readout=False, outside_share=0.5, share_of_ceiling=0.6, untrained_share=0.2,
+)  # fmt: skip
+IDLE = replace(
+    USED, effects={"movement": (Interval(0.0, -0.1, 0.1), 0.1, 0.4)}, erasure=ERASED,
+    removal=Interval(0.001, -0.003, 0.004),
+)  # fmt: skip
+CASES = {
+    "used": (USED, "used"),
+    "random reach": (replace(USED, effects={"movement": (Interval(0.6, 0.5, 0.7), 0.55, 0.4)}), "undecided"),
+    "matched reach": (replace(USED, effects={"movement": (Interval(0.6, 0.5, 0.7), 0.1, 0.55)}), "undecided"),
+    "away from the donor": (replace(USED, effects={"movement": (Interval(-0.6, -0.7, -0.5), -0.9, -0.9)}), "undecided"),
+    "one effect of two": (
+        replace(USED, effects={**USED.effects, "answer shift": (Interval(1.0, 0.5, 1.5), 0.7, 0.1)}), "undecided",
+    ),
+    "not matched": (replace(USED, is_matched=False), "undecided"),
+    "few controls": (replace(USED, n_controls=19), "undecided"),
+    "few sequences": (replace(USED, n=15), "undecided"),
+    "little is read": (replace(USED, removal_ceiling=0.004), "undecided"),
+    "not a bit changes": (replace(IDLE, removal=Interval(0.0, 0.0, 0.0), own_kl=0.0, removal_ceiling=0.0), "not used"),
+    "removal alone": (replace(USED, kind="remove"), "undecided"),
+    "no interval": (replace(USED, effects={"movement": (Interval(0.6, np.nan, np.nan), 0.1, 0.4)}), "undecided"),
+    "not used": (IDLE, "not used"),
+    "not used on removal": (replace(IDLE, kind="remove"), "not used"),
+    "still decodable": (replace(IDLE, erasure=LEFT), "undecided"),
+    "never measured": (replace(IDLE, erasure=None), "undecided"),
+    "read-out": (replace(IDLE, is_readout=True), "undecided"),
+    "beyond its own KL": (replace(IDLE, removal=Interval(0.001, -0.003, 0.006)), "undecided"),
+    "below its own KL": (replace(IDLE, removal=Interval(-0.001, -0.006, 0.003)), "undecided"),
+    "beyond the ceiling": (replace(IDLE, removal_ceiling=0.3), "undecided"),
+    "kept": (replace(IDLE, kind="keep"), "undecided"),
+    "position": (replace(USED, is_identified=False), "not identified"),
+    "identity": (replace(USED, outside_share=1e-9), "by construction"),
+    "as untrained": (replace(USED, share_of_ceiling=0.995, untrained_share=0.999), "by construction"),
+    "untrained unknown": (replace(USED, share_of_ceiling=0.999, untrained_share=np.nan), "used"),
+    "untrained alone": (replace(USED, untrained_share=0.999), "used"),
+    "no untrained network": (replace(USED, share_of_ceiling=0.995, untrained_share=np.nan), "used"),
+    "direct path alone": (replace(USED, indirect=Interval(0.0, -0.01, 0.01)), "undecided"),
+    "indirectly, too": (replace(USED, indirect=Interval(0.1, 0.05, 0.2)), "used"),
+    "erasing costs": (replace(USED, erasing=Interval(0.3, 0.2, 0.4)), "used"),
+    "erasing costs nothing": (replace(USED, erasing=Interval(0.001, 0.0005, 0.0015)), "undecided"),
+    "erasing, no interval": (replace(USED, erasing=Interval(0.3, np.nan, np.nan)), "undecided"),
+    "erased to the noise": (replace(IDLE, erasure=Erasure(before=0.9, after=-0.01, permuted=-0.02)), "not used"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_rule(case: str) -> None:
+    evidence, verdict = CASES[case]
+    found, reason = verdict_of(evidence)
+    assert found == verdict and reason
+
+
+def test_the_sentence_says_the_strongest_first() -> None:
+    said = sentence("belief", {0: "by construction", 1: "undecided", 2: "used", 3: "used"})
+    assert said == "used in layers 2, 3; by construction in layer 0; undecided in layer 1: belief"
+
+
+def test_the_embedding_frame_of_layer_0_is_an_identity() -> None:
+    """Pairs share keys and positions, so donor and recipient differ in the embeddings of the answers alone."""
+    report = intervene(lively(), subspace=fits.frame(), kind=replace(FEW, n_untrained=1), n=11)
+    assert report.verdict_by_layer[0] == "by construction" and report.outside_share[0] < 1e-9 < report.outside_share[1]
+    np.testing.assert_allclose(report.movement[0, 0], 1, atol=1e-4)
+    np.testing.assert_allclose(report.movement_untrained[0], 1, atol=1e-4)
+
+
+def test_the_entropy_of_keys_that_never_repeat_is_not_identified() -> None:
+    report = intervene(lively(), Bijection(n_values=11, n_pairs=5), fits.leace("entropy"), kind=FEW, n=11)
+    assert set(report.verdict_by_layer) <= {"not identified"} and report.donors == "independent"
+
+
+def test_entropy_is_swapped_between_sequences_that_differ_in_it() -> None:
+    """Pairs share keys, and with them the entropy; sequences that have nothing to do with one another do not."""
+    place = Place(RESID_PRE, (1,))
+    assert intervene(lively(), subspace=fits.covariance("entropy"), kind=FEW, at=place, n=5).donors == "independent"
+    assert intervene(lively(), subspace=fits.covariance("belief"), kind=FEW, at=place, n=5).donors == "paired"
+
+
+def test_without_the_direct_path_nothing_is_left_at_the_end_of_the_stream() -> None:
+    report = intervene(lively(), subspace=fits.covariance("belief"), kind=FEW, at=Place(RESID_POST), n=11)
+    assert abs(report.damage_bits_indirect[1, 0]) < 1e-6 < 1e-3 < abs(report.damage_bits[1, 0])
+    assert abs(report.movement_indirect[1, 0]) < 1e-6
+    assert abs(report.damage_bits_indirect[0, 0]) > 1e-4, "a later block reads what was edited"
+
+
+def test_the_indirect_effect_is_that_of_plain_hooks() -> None:
+    """The edit is subtracted again from what enters the final norm."""
+    from bayesgeom.behaviour import answer_log_probabilities
+    from bayesgeom.information import kl_bits
+    from bayesgeom.interventions.job import InterventionJob
+
+    model, fit, place = lively(), fits.covariance("belief"), Place(MLP_OUT, (0,))
+    job = InterventionJob.of(model, None, fit, kind=FEW, at=place, n=7, seed=0)
+    ((originals, donors),) = job.pairs(7)
+    assert donors is not None
+    projector = job.fit.fitted(job.sample(), (0,))[0].projector().T.float()
+    point, last, kept = model.point(MLP_OUT, 0), model.point(RESID_POST, 1), list[torch.Tensor]()
+    mask = originals.scored[0][:, None]
+    with torch.no_grad():
+        unedited = model.logits(originals)
+        for trials in (originals, donors):
+            handle = point.register_forward_hook(lambda m, i, out: kept.append(out))
+            model.logits(trials)
+            handle.remove()
+        change = mask * ((kept[1] - kept[0]) @ projector)
+        handles = [
+            point.register_forward_hook(lambda m, i, out: out + change),
+            last.register_forward_hook(lambda m, i, out: out - change),
+        ]
+        edited = model.logits(originals)
+        for handle in handles:
+            handle.remove()
+    exact = originals.at_scored(originals.predictive)
+    after, before = (kl_bits(exact, answer_log_probabilities(logits, originals)[0]) for logits in (edited, unedited))
+    assert job.run().damage_bits_indirect[0, 0] == pytest.approx(float((after - before).mean()), abs=1e-5)
+
+
+def test_scored_after_the_edit_only_what_is_carried_on_counts() -> None:
+    """At the end of the stream nothing is carried on; one layer before, attention carries it."""
+    place = Place(RESID_POST, positions="scored", score_after=True)
+    report = intervene(lively(), subspace=fits.covariance("belief"), kind=FEW, at=place, n=11)
+    assert report.bands == ("all later", "next scored", "second next") and report.positions.startswith("one scored")
+    assert np.isnan(report.redirect_bits).all(), "the donor's later tokens were not seen"
+    np.testing.assert_allclose(report.damage_bits[1], 0, atol=1e-7)
+    np.testing.assert_allclose(report.damage_bits_ceiling[1], 0, atol=1e-7)
+    assert abs(report.damage_bits_ceiling[0, 0]) > 1e-3
+    np.testing.assert_allclose(report.movement_ceiling[0], 1, atol=1e-6)
+
+
+def test_what_is_held_fixed_is_not_moved() -> None:
+    """With `given`, a swap leaves what linearly predicts the position where it was."""
+    from bayesgeom.interventions.job import InterventionJob
+
+    fit = fits.covariance("entropy", given=("position",))
+    job = InterventionJob.of(lively(), None, fit, kind=FEW, at=Place(RESID_PRE, (1,)), n=7, seed=0)
+    sample = job.sample()
+    own, held, points = fit.fitted(sample, (1,))[1], sample.confounds(("position",)), sample.points(1)
+    along = (points @ own.reads)[:, 0]
+    centered = held - held.mean(dim=0)
+    assert float((centered * (along - along.mean())[:, None]).mean(dim=0).abs().max()) < 1e-6 * float(along.std())
+    values = sample.values(fit.about.quantity)[:, 0]
+    assert abs(np.corrcoef(along, values)[0, 1]) > 0.05
+
+
+def test_training_finds_a_subspace_that_moves_the_answer() -> None:
+    """The used coordinates are five of thirteen: trained directions do better than most drawn at random."""
+    design = replace(FEW, n_control=23)
+    fit = fits.trained_swap(4, "belief", steps=15)
+    report = intervene(planted_model(), subspace=fit, kind=design, at=Place(RESID_PRE, (1,)), n=23)
+    assert report.movement[1, 0] > 0.9 > report.movement_most[1, 0]
+
+
+def test_seeds_make_the_same_numbers() -> None:
+    unused = Subspace("unused", coordinates(6))
+    first, second = (intervene(planted_model(), subspace=unused, kind=FEW, n=5, seed=3).arrays() for _ in range(2))
+    for name, values in first.items():
+        np.testing.assert_array_equal(values, second[name], err_msg=name)
+    assert TASK.n_pairs == 7
