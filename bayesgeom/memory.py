@@ -168,7 +168,8 @@ def effective_memory(
     """Compare a model with every window observer of its task.
 
     The effective memory is the least w whose stronger observer the model does not beat. It beats an observer if the
-    95 % interval of the paired difference in mean KL, observer minus model, lies above 0. So a predictor that is the
+    95 % interval of the paired difference in mean KL, observer minus model, lies above 0, or if it is the better one in
+    every sequence; where there is no such interval otherwise, it is not beaten. So a predictor that is the
     window observer of width w has effective memory w: it beats w − 1 and ties with w. Observers are tried in order of
     their width, so that the chance to call the memory too long is at most 2.5 %. A model that beats every observer
     which is at least 1e-6 bits from the posterior has the length of the sequence.
@@ -183,6 +184,9 @@ def effective_memory(
     observer = np.take_along_axis(scores.kl_bits, stronger[None, :, None], axis=0)[0]
     gain = observer.T - kl_bits.mean(axis=1, dtype=np.float64)[:, None]
     lo, hi = mean_interval(gain, seed=seed)
+    # What holds in every sequence needs no interval, and rare differences have none.
+    is_beaten = (lo > _ROUNDING_BITS) | ((gain >= -_ROUNDING_BITS).all(axis=0) & (gain.mean(axis=0) > _ROUNDING_BITS))
+    is_no_worse = (hi <= _ROUNDING_BITS) | (np.abs(gain) <= _ROUNDING_BITS).all(axis=0)
     is_distinct = means.min(axis=0) >= RESOLUTION_BITS
     is_known = len(gain) > 1
     return EffectiveMemory(
@@ -191,8 +195,8 @@ def effective_memory(
         gain_bits=gain.mean(axis=0),
         gain_bits_lo=lo,
         gain_bits_hi=hi,
-        symbols=_first_without(lo > _ROUNDING_BITS, is_distinct) if is_known else math.nan,
-        symbols_hi=_first_without(hi > _ROUNDING_BITS, is_distinct) if is_known else math.nan,
+        symbols=_first_without(is_beaten, is_distinct) if is_known else math.nan,
+        symbols_hi=_first_without(~is_no_worse, is_distinct) if is_known else math.nan,
         transport_gap_bits=float(means[STARTS.index("stationary"), TRANSPORT_WINDOW:][:1].sum()),
     )
 

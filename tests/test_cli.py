@@ -179,7 +179,7 @@ MISTAKES = {
     "wrong shape": ("shape", (), "ln_final.w has shape (5,), the config "),
     "NaN weights": ("nan", (), "ln_final.w has 21 NaN or infinite weight(s)"),
     "truncated": ("truncated", (), "model.safetensors is truncated or no safetensors file"),
-    "newer schema": ("newer", (), "newer has schema 99; this bayesgeom reads up to 1."),
+    "newer schema": ("newer", (), "newer has schema 99; this bayesgeom reads up to 2."),
     "NaN logits": ("loud", (), "loud gave NaN or infinite logits in 7 of 7 sequences"),
     "other ids": ("tiny", ("--task", "bijection:n_values=13,n_pairs=5"), "has 26 ids; tiny was trained on"),
     "too long": ("tiny", ("--task", "bijection:n_values=11,n_pairs=7"), "have 13 tokens; tiny has positions for 9."),

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import ClassVar, Literal, final
 
 from bayesgeom.commands.base import Command, RecipeName
+from bayesgeom.errors import InvalidArgument
 from bayesgeom.files import RUNS, check_directory
 
 
@@ -51,6 +52,8 @@ class Train(Command):
 
             print(status_table(progress(RUNS if self.out is None else self.out)))
             return 0
+        if not self.recipe:
+            raise InvalidArgument("Missing from bayesgeom train: RECIPE; `bayesgeom train --status` lists the queue.")
         check_device(self.device)
         committed = recipe(self.recipe).reseeded(self.seed)
         steps = committed.steps if self.steps is None else self.steps

@@ -378,10 +378,10 @@ def _verdict(
     if rows[i] == 0:
         return "not measured: no query sees both related and unrelated positions"
     profile, lo, hi = (arrays[f"mass_over_other_by_layer{end}"][i] for end in ("", "_lo", "_hi"))
-    if np.isnan(lo).all():
-        return "not measured: too few sequences to compare with another"
     if not identified[i]:
         return f"not identified as evidence-following: {POSITIONAL}"
+    if np.isnan(lo).all():
+        return "not measured: too few sequences to compare with another"
     layer, level = int(np.nan_to_num(np.abs(profile)).argmax()), float(np.nan_to_num(untrained[i]))
     return "above" if lo[layer] > level else "below" if hi[layer] < -level else "at baseline"
 

@@ -91,7 +91,7 @@ def test_autocast_is_refused_and_foreign_hooks_are_recorded() -> None:
     diagnosis = bayesgeom.diagnose(model, n=3, probes=["calibration"], nulls=0)
     assert diagnosis.provenance["foreign_hooks"] == ["blocks.1.mlp"]
     assert "may have edited activations: blocks.1.mlp" in diagnosis.summary()
-    with pytest.raises(InvalidArgument, match=r"blocks\.1\.mlp of mess3-small hold.*remove the hooks"):
+    with pytest.raises(InvalidArgument, match=r"blocks\.1\.mlp of mess3-small hold.*change the logits.*remove"):
         bayesgeom.ablate(model, n=3)
     handle.remove()
     assert "foreign_hooks" not in bayesgeom.diagnose(model, n=3, probes=["calibration"], nulls=0).provenance

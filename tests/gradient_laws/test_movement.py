@@ -61,7 +61,7 @@ def test_every_snapshot_has_its_place(report: GradientMovementReport) -> None:
     assert np.isnan(report.pattern_moved_bits[0]) and (report.pattern_moved_bits[1:] > 0).all()
     assert report.pattern_distance_bits_by_layer.shape == report.value_distance_by_layer.shape == (4, 2)
     np.testing.assert_allclose(report.value_distance_by_layer.mean(axis=1), report.value_distance)
-    assert (report.routing_norm_lo <= report.routing_norm).all()
+    assert np.isnan(report.routing_norm_lo).all(), "five sequences give no interval"
 
 
 def test_distances_are_those_of_two_plain_passes(run: Path, report: GradientMovementReport) -> None:
