@@ -1,17 +1,22 @@
 """`erase_onwards`: is a quantity used from a layer on? Erased in every later layer and at all positions in one pass."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import final
 
 import numpy as np
 
 from bayesgeom.ablations.engine import tiles
 from bayesgeom.edits import Edit
 from bayesgeom.errors import InvalidArgument
+from bayesgeom.interventions.base import Fit
 from bayesgeom.interventions.engine import KL, PairReference, scored
+from bayesgeom.interventions.fits import covariance, leace
 from bayesgeom.interventions.onwards import Scrubbed, Scrubber, like_erasers, replaced_by_mean
 from bayesgeom.interventions.onwards_report import RULE, OnwardsReport, verdict_onwards
 from bayesgeom.interventions.place import Place
 from bayesgeom.interventions.quantity import Quantity, is_function_of_position
+from bayesgeom.interventions.quantity_fits import Eraser
 from bayesgeom.models.base import Model
 from bayesgeom.models.resolve import ModelLike, TaskLike, as_model, scored_task_of
 from bayesgeom.sites import RESID_POST, RESID_PRE
@@ -52,26 +57,52 @@ def erase_onwards(
     References:
         Belrose et al. 2023, arXiv:2306.03819, section 5.
     """
-    subject, place = as_model(model), at or Place()
-    chosen, about = scored_task_of(subject, task), Quantity.of(quantity)
-    check_count(n)
-    place.check_in(subject, editable=(RESID_PRE, RESID_POST))
-    one = chosen.sample(1, seed=seed, device=subject.spec.device)
-    subject.check_fits(one)
-    about.check(one)
-    firsts = place.layers_of(subject.spec) if place.layers is not None else tuple(range(1, subject.spec.n_layers))
-    if not firsts:
-        raise InvalidArgument("a model of one layer has no later ones: name layer 0 with at=Place(RESID_PRE, (0,)).")
-    scrubber = Scrubber(
-        model=subject, site=place.site, quantity=about, oblique=oblique, n_fit=N_FIT, n_read=N_READ
-    )  # fmt: skip
-    stream = chosen.stream(N_FIT + N_READ + N_HELD, seed=derived_seed(seed, _FIT), device=subject.spec.device)
-    trials = concatenate(list(stream))
-    shuffle = derived_seed(seed, _SHUFFLE)
-    found = {first: scrubber.from_layer(trials, first, seed=shuffle) for first in firsts}
-    return _report(
-        scrubber, chosen, found, n=n, seed=seed, is_identified=not is_function_of_position(about.exact(trials))
-    )
+    fit = (leace if oblique else covariance)(quantity)
+    return OnwardsJob.of(model, task, fit, at=at, n=n, seed=seed).run()
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class OnwardsJob:
+    """A checked erasure, ready to run."""
+
+    task: WindTunnel
+    scrubber: Scrubber
+    firsts: tuple[int, ...]
+    n: int
+    seed: int
+
+    @classmethod
+    def of(
+        cls, model: ModelLike, task: TaskLike | None, fit: Fit, *, at: Place | None, n: int, seed: int
+    ) -> "OnwardsJob":
+        """Check everything that can be checked before anything runs; `fit` is LEACE or covariance of a quantity."""
+        subject, place = as_model(model), at or Place()
+        chosen = scored_task_of(subject, task)
+        if not isinstance(fit, Eraser) or fit.given:
+            raise InvalidArgument(
+                f"only covariance:QUANTITY and leace:QUANTITY erase a quantity, and without given; got {fit.label}."
+            )
+        check_count(n)
+        place.check_in(subject, editable=(RESID_PRE, RESID_POST))
+        one = chosen.sample(1, seed=seed, device=subject.spec.device)
+        subject.check_fits(one)
+        fit.quantity.check(one)
+        n_layers = subject.spec.n_layers
+        firsts = tuple(range(min(1, n_layers - 1), n_layers)) if place.layers is None else tuple(place.layers)
+        scrubber = Scrubber(
+            model=subject, site=place.site, quantity=fit.quantity, oblique=fit.oblique, n_fit=N_FIT, n_read=N_READ
+        )  # fmt: skip
+        return cls(task=chosen, scrubber=scrubber, firsts=firsts, n=n, seed=seed)
+
+    def run(self) -> OnwardsReport:
+        """Fit layer by layer on the edited stream, then score."""
+        device, n_fitted = self.scrubber.model.spec.device, N_FIT + N_READ + N_HELD
+        trials = concatenate(list(self.task.stream(n_fitted, seed=derived_seed(self.seed, _FIT), device=device)))
+        shuffle = derived_seed(self.seed, _SHUFFLE)
+        found = {first: self.scrubber.from_layer(trials, first, seed=shuffle) for first in self.firsts}
+        is_identified = not is_function_of_position(self.scrubber.quantity.exact(trials))
+        return _report(self.scrubber, self.task, found, n=self.n, seed=self.seed, is_identified=is_identified)
 
 
 def _report(

@@ -1,6 +1,6 @@
 """`bayesgeom intervene`."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Literal, final
 
@@ -31,6 +31,8 @@ class Intervene(Command):
     """Positions to act at. Default: scored for subspaces of a quantity, all for others."""
     score_after: bool = False
     """Act at one scored position and score at later ones only."""
+    onwards: bool = False
+    """Erase the quantity of --subspace in every layer from each of --layers on, at all positions, in one pass."""
     controls: int = 20
     """Random subspaces, and as many with the same share of variance; fewer than 20 cannot show use."""
     layers: str | None = None
@@ -47,27 +49,29 @@ class Intervene(Command):
 
     def __call__(self) -> int:
         from bayesgeom.diagnosis import Diagnosis, provenance
+        from bayesgeom.erase_onwards import OnwardsJob
         from bayesgeom.intervene_together import JointJob
         from bayesgeom.interventions.design import Design
         from bayesgeom.interventions.fits import fit_from_text
         from bayesgeom.interventions.job import InterventionJob
-        from bayesgeom.interventions.place import Place
 
         check_target(self.out)
         places = self._places()
         model, fit = self.source.load(), fit_from_text(self.subspace)
-        job: JointJob | InterventionJob
-        if any(len(place.layers or ()) > 1 for place in places):
+        job: JointJob | InterventionJob | OnwardsJob
+        if self.onwards:
+            job = OnwardsJob.of(model, self.task, fit, at=_alone(places), n=self.n, seed=self.seed)
+        elif any(len(place.layers or ()) > 1 for place in places):
             job = JointJob.of(model, self.task, fit, at=places, kind=self.kind, n=self.n, seed=self.seed)
         else:
-            alone = [layer for place in places for layer in place.layers or ()]
-            at = Place(places[0].site, alone or None, self.positions, self.score_after)
+            at = replace(_alone(places), positions=self.positions, score_after=self.score_after)
             design = Design(self.kind, donors=self.donors, n_random=self.controls, n_matched=self.controls)
             job = InterventionJob.of(model, self.task, fit, kind=design, at=at, n=self.n, seed=self.seed)
         report = job.run()
         arguments = {"n": self.n, "seed": self.seed, "kind": self.kind, "subspace": self.subspace}
         arguments |= {"layers": self.layers or "all", "site": self.site, "positions": self.positions or "by subspace"}
         arguments |= {"donors": self.donors, "score_after": self.score_after, "controls": self.controls}
+        arguments |= {"onwards": self.onwards}
         where = provenance(model, job.task, arguments)
         diagnosis = Diagnosis.of(report, where)
         print(f"{diagnosis.title}\n\n{report.table()}")
@@ -88,3 +92,12 @@ class Intervene(Command):
                 f"--layers takes whole numbers joined by , or +, such as 1,3 or 1+3; got {self.layers!r}."
             )
         return [Place(known[self.site], tuple(map(int, layers))) for layers in sets] or [Place(known[self.site])]
+
+
+def _alone(places: "list[Place]") -> "Place":
+    """One place with the layers of all, each of which is acted on alone. **Raises** where some are joined by +."""
+    from bayesgeom.interventions.place import Place
+
+    if any(len(place.layers or ()) > 1 for place in places):
+        raise InvalidArgument("--onwards takes first layers joined by commas, as in --layers 1,3; not by +.")
+    return Place(places[0].site, tuple(layer for place in places for layer in place.layers or ()) or None)

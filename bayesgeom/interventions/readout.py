@@ -33,6 +33,11 @@ class Erasure:
         """Whether a linear map predicts at most 1 % more of the variance than it does of shuffled values, or than 0."""
         return self.after <= max(self.permuted, 0.0) + SLACK
 
+    @property
+    def has_quantity(self) -> bool:
+        """Whether the site holds anything of the quantity before the edit: otherwise there is nothing to erase."""
+        return self.before > max(self.permuted, 0.0) + SLACK
+
 
 @final
 @dataclass(frozen=True, kw_only=True)

@@ -19,8 +19,9 @@ RULE = (
     "Used: under a swap, the model's own value moves towards the donor's, and the 95 % interval of that movement (and, "
     "for a belief or log-odds, of the answer shift) lies above zero, above every random subspace of the same rank and "
     f"above every subspace with the same share of variance (at least {LEAST_CONTROLS} each). A subspace of a quantity "
-    "is used only if, besides, erasing the quantity there by LEACE costs more than the margin below, and the movement "
-    "is above zero without the direct path from the site to the output. Not used (linearly, at this site and these "
+    "is used only if, besides, the quantity is decodable at the site, erasing the quantity there by LEACE costs more "
+    "than the margin below, and the movement is above zero without the direct path from the site to the output. Not "
+    "used (linearly, at this site and these "
     f"positions): after removal a linear map predicts at most {SLACK:.0%} more of the quantity's variance than of "
     f"shuffled values, and the interval of the KL increase lies within ±{OWN_KL_SHARE:g} of the model's own KL and "
     f"within ±{CEILING_SHARE:.0%} of the ceiling. By construction: donor and recipient differ only inside the "
@@ -128,6 +129,8 @@ def _against_use(evidence: Evidence) -> list[str]:
 def _against_site(evidence: Evidence) -> list[str]:
     """What makes an effect no sign of use, however large it is."""
     found = []
+    if evidence.erasing is not None and evidence.erasure is not None and not evidence.erasure.has_quantity:
+        found.append(f"the quantity is not decodable here (R² {evidence.erasure.before:.3f})")
     if evidence.removal_ceiling <= OWN_KL_SHARE * evidence.own_kl:
         found.append("even the whole activation costs less than half of the model's own KL, so little is read here")
     if evidence.erasing is not None and not evidence.erasing.lo > _margin(evidence):
@@ -151,6 +154,8 @@ def _against_disuse(evidence: Evidence) -> list[str]:
         return ["only removal can show that something is not used"]
     if evidence.is_readout:
         return ["decoder weights only read the quantity out"]
+    if evidence.erasure is not None and not evidence.erasure.has_quantity:
+        return [f"there is nothing to remove (R² {evidence.erasure.before:.3f})"]
     if evidence.erasure is None or not evidence.erasure.is_complete:
         after = math.nan if evidence.erasure is None else evidence.erasure.after
         return [f"still decodable after removal (R² {after:.3f})"]

@@ -5,9 +5,10 @@ import pytest
 import torch
 
 from bayesgeom.behaviour import answer_log_probabilities
-from bayesgeom.erase_onwards import erase_onwards
+from bayesgeom.erase_onwards import OnwardsJob, erase_onwards
 from bayesgeom.errors import InvalidArgument, UnknownName
 from bayesgeom.information import kl_bits
+from bayesgeom.interventions import fits
 from bayesgeom.interventions.engine import PairReference
 from bayesgeom.interventions.onwards import Scrubber, Targets
 from bayesgeom.interventions.onwards_report import OnwardsReport, verdict_onwards
@@ -91,6 +92,8 @@ def test_the_rule(increase: tuple[float, float], excess: float, is_identified: b
 
 
 def test_bad_input_is_refused() -> None:
+    with pytest.raises(InvalidArgument, match="only covariance:QUANTITY and leace:QUANTITY erase"):
+        OnwardsJob.of(lively(), None, fits.frame(), at=None, n=5, seed=0)
     with pytest.raises(InvalidArgument, match="not at 'attn_out'"):
         erase_onwards(lively(), at=Place(ATTN_OUT))
     with pytest.raises(UnknownName, match="named 'surprise'"):

@@ -40,6 +40,10 @@ CASES = {
     "few controls": (replace(USED, n_controls=19), "undecided"),
     "few sequences": (replace(USED, n=15), "undecided"),
     "little is read": (replace(USED, removal_ceiling=0.004), "undecided"),
+    "nothing is decodable": (
+        replace(USED, erasure=Erasure(before=0.005, after=0.0, permuted=0.0), erasing=USED.removal), "undecided",
+    ),
+    "nothing to remove": (replace(IDLE, erasure=Erasure(before=0.005, after=0.0, permuted=0.0)), "undecided"),
     "not a bit changes": (replace(IDLE, removal=Interval(0.0, 0.0, 0.0), own_kl=0.0, removal_ceiling=0.0), "not used"),
     "removal alone": (replace(USED, kind="remove"), "undecided"),
     "no interval": (replace(USED, effects={"movement": (Interval(0.6, np.nan, np.nan), 0.1, 0.4)}), "undecided"),
