@@ -108,10 +108,7 @@ def test_activation_views_equal_a_loop(everything: tuple[Run, KeyOverlapReport])
 def test_intervals_equal_a_loop_that_leaves_out_each_sequence(everything: tuple[Run, KeyOverlapReport]) -> None:
     run, report = everything
     rows = np.array(
-        [
-            slow_overlap(slow_mean_keys(run, s.K, 1, 2, SETS["hypotheses"], weights))
-            for weights in jackknife_weights(N)
-        ]
+        [slow_overlap(slow_mean_keys(run, s.K, 1, 2, SETS["hypotheses"], weights)) for weights in jackknife_weights(N)]
     )
     at = report.views.index("hypotheses / activation")
     bias = (N - 1) * (rows[1:].mean() - rows[0])
