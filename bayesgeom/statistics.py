@@ -219,7 +219,7 @@ def times_later(later: Crossing, earlier: Crossing) -> tuple[float, float, float
 def _in_units(values: Float[np.ndarray, "sequence *rest"]) -> Float[np.ndarray, "unit *rest"]:
     """Sums over runs of consecutive sequences, which are as independent as the sequences are."""
     per_unit = -(-len(values) // MAX_UNITS)
-    return values if per_unit == 1 else np.add.reduceat(values, np.arange(0, len(values), per_unit), axis=0)
+    return values if per_unit <= 1 else np.add.reduceat(values, np.arange(0, len(values), per_unit), axis=0)
 
 
 def shuffled_within_position(

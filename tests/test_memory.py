@@ -102,6 +102,20 @@ def test_one_sequence_has_no_memory_to_speak_of() -> None:
     assert math.isnan(found.symbols) and math.isnan(found.symbols_hi) and math.isnan(found.first_not_beaten[1])
 
 
+def test_a_gain_without_an_interval_leaves_the_memory_undecided() -> None:
+    """Five of 211 sequences are worse than the window of three: nobody can say how much worse on the average."""
+    trials = SLOW_TRIALS
+    scores = window_scores(trials)
+    assert scores is not None
+    own = scores.kl_bits[STARTS.index("stationary"), 3].copy()
+    tied = effective_memory(scores, own[:, None], seed=0)
+    own[:5] += 0.1
+    found = effective_memory(scores, own[:, None], seed=0)
+    assert tied.symbols == 3, "exactly tied in every sequence"
+    assert math.isnan(found.symbols) and math.isnan(found.symbols_hi) and not found.transports
+    assert "Undecided whether the model transports" in found.verdict and "does not transport" not in found.verdict
+
+
 def test_without_latent_dynamics_there_is_nothing_to_score() -> None:
     assert window_scores(Bijection(n_values=5, n_pairs=3).sample(2, seed=0)) is None and joined([]) is None
 

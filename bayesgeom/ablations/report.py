@@ -104,7 +104,7 @@ class AblationReport(Report):
         """The published claims A1, A2, A3 and A5, decided on this checkpoint by their stated criteria."""
         heads, blocks = self._of_kind("head"), np.array([kind == "block" for kind in self.kinds])
         ends = (self.entropy_mae_increase_bits, self.entropy_mae_increase_bits_lo, self.entropy_mae_increase_bits_hi)
-        errors = [1 + end[blocks] / self.baseline_entropy_mae_bits for end in ends]
+        errors = [1 + np.where(self.inert, 0.0, end)[blocks] / self.baseline_entropy_mae_bits for end in ends]
         named = [label for label, is_block in zip(self.ablations, blocks, strict=True) if is_block]
         n_layers = len(self.damage_by_layer_sum)
         return (
@@ -115,10 +115,18 @@ class AblationReport(Report):
         )
 
     def _of_kind(self, kind: str) -> Effects:
+        # What leaves every logit bit-identical has exactly no effect and needs no interval.
+        lo, hi = (np.where(self.inert, 0.0, end) for end in (self.damage_bits_lo, self.damage_bits_hi))
+        ratio_lo, ratio_hi = (np.where(self.inert, 1.0, end) for end in (self.kl_ratio_lo, self.kl_ratio_hi))
         everything = Effects(
-            labels=self.ablations, layer=self.layer, kl_increase_bits=self.damage_bits, lo=self.damage_bits_lo,
-            hi=self.damage_bits_hi, kl_ratio_lo=self.kl_ratio_lo, kl_ratio_hi=self.kl_ratio_hi,
-        )  # fmt: skip
+            labels=self.ablations,
+            layer=self.layer,
+            kl_increase_bits=self.damage_bits,
+            lo=lo,
+            hi=hi,
+            kl_ratio_lo=ratio_lo,
+            kl_ratio_hi=ratio_hi,
+        )
         return everything.where(np.array([own == kind for own in self.kinds]))
 
     def headlines(self) -> Sequence[Headline]:

@@ -229,7 +229,7 @@ def verdict_on(task: str, share_closed: float, memory_symbols: float, window_gap
     """Return the verdict on one training: by effective memory where the task has latent dynamics, else by share."""
     if task in TRANSPORT_TASKS:
         return transport_verdict(memory_symbols, window_gap_bits)
-    return verdict(share_closed)
+    return "not decided: share of the gap not measured" if math.isnan(share_closed) else verdict(share_closed)
 
 
 def _of_cell(stands: str) -> str:

@@ -69,7 +69,7 @@ def transport_verdict(memory_symbols: float, window_gap_bits: float) -> str:
     """Return the verdict on one training of a task with latent dynamics.
 
     Args:
-        memory_symbols: The effective memory; NaN where it was not measured.
+        memory_symbols: The effective memory; NaN where it was not measured, or has no interval.
         window_gap_bits: KL of the stationary observer of the last ten symbols; NaN likewise.
 
     Example:
@@ -81,7 +81,7 @@ def transport_verdict(memory_symbols: float, window_gap_bits: float) -> str:
     if window_gap_bits < TRANSPORT_BITS:
         return NOT_TESTABLE
     if math.isnan(memory_symbols):
-        return "not decided: effective memory not measured"
+        return "not decided: effective memory not measured, or without an interval"
     return "realised" if memory_symbols > TRANSPORT_WINDOW else "not realised"
 
 

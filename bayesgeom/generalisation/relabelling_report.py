@@ -20,8 +20,8 @@ RULE = (
     f"that is less. invariant: the 95 % interval of the mean difference in KL lies within ± the bound and holds 0 (to "
     f"a thousandth of the bound), and the interval of the mean size of the difference per sequence lies below the "
     f"bound; invariant on average only: the mean difference as before, the size above the bound; not invariant: the "
-    f"mean difference lies beyond the bound; undecided: an interval reaches across the bound, or the mean difference "
-    f"is significant and within the bound"
+    f"mean difference lies beyond the bound; undecided: an interval is missing or reaches across the bound, or the "
+    f"mean difference is significant and within the bound"
 )
 
 
@@ -118,21 +118,21 @@ def relabelling_report(
         "prediction_change": _change(before, after),
         "entropy_mae_difference_bits": _by_sequence(after.entropy_error_bits - before.entropy_error_bits),
     }
-    lo, hi = mean_interval(np.stack(list(differences.values()), axis=1), seed=seed)
-    intervals = dict(zip(differences, zip(lo.tolist(), hi.tolist(), strict=True), strict=True))
+    found = mean_interval(np.stack(list(differences.values()), axis=1), seed=seed)
+    intervals = dict(zip(differences, zip(found.lo.tolist(), found.hi.tolist(), strict=True), strict=True))
+    names = ("kl_difference_bits", "kl_difference_size_bits")
+    missing = [why for i in range(len(names)) if (why := found.why_not((i,)))]
     kl_before = float(before.kl_bits.mean())
     bound = min(SHARE * kl_before, CEILING_SHARE * uniform_kl_bits)
-    difference, size = intervals["kl_difference_bits"], intervals["kl_difference_size_bits"]
+    is_identical = not differences["kl_difference_size_bits"].any()
+    difference, size = ((0.0, 0.0) if is_identical else intervals[name] for name in names)
     along = after.kl_bits - before.kl_bits
     low, high = mean_interval(along, seed=seed)
     one, other = _by_sequence(before.kl_bits), _by_sequence(after.kl_bits)
     gap = _by_sequence(stuck.kl_bits - before.kl_bits)
     return RelabellingReport(
         verdict=verdict(difference, size, bound),
-        verdict_reason=(
-            f"mean difference [{difference[0]:.2g} … {difference[1]:.2g}], mean size per sequence "
-            f"[{size[0]:.2g} … {size[1]:.2g}], bound ± {bound:.2g} bits, own KL {kl_before:.2g} bits"
-        ),
+        verdict_reason=_reason(difference, size, bound, kl_before, missing, is_identical=is_identical),
         kl_before_bits=kl_before,
         kl_after_bits=float(after.kl_bits.mean()),
         **{name: float(values.mean()) for name, values in differences.items()},
@@ -154,15 +154,35 @@ def relabelling_report(
 
 
 def verdict(mean: tuple[float, float], size: tuple[float, float], bound: float) -> Verdict:
-    """Apply `RULE` to the intervals of the mean difference and of its mean size per sequence, in bits."""
+    """Apply `RULE` to the intervals of the mean difference and of its mean size per sequence, in bits; NaN is open.
+
+    Example:
+        >>> verdict((-0.5, 0.5), (float("nan"), float("nan")), 1.0)
+        'undecided'
+    """
     lo, hi = mean
     if lo > bound or hi < -bound:
         return "not invariant"
     rounding = ROUNDING * bound
     is_equivalent = -bound <= lo <= rounding and -rounding <= hi <= bound
-    if not is_equivalent or size[0] <= bound < size[1]:
+    if not is_equivalent or np.isnan(size).any() or size[0] <= bound < size[1]:
         return "undecided"
     return "invariant" if size[1] <= bound else "invariant on average only"
+
+
+def _reason(
+    difference: tuple[float, float], size: tuple[float, float], bound: float, kl_before: float,
+    missing: Sequence[str], *, is_identical: bool,
+) -> str:  # fmt: skip
+    terms = f"bound ± {bound:.2g} bits, own KL {kl_before:.2g} bits"
+    if is_identical:
+        return f"the KL of every sequence is exactly the same after renaming; {terms}"
+    if missing:
+        return f"no interval: {missing[0]}; {terms}"
+    return (
+        f"mean difference [{difference[0]:.2g} … {difference[1]:.2g}], mean size per sequence "
+        f"[{size[0]:.2g} … {size[1]:.2g}], {terms}"
+    )
 
 
 def _by_sequence(values: Float[np.ndarray, "sequence position"]) -> Float[np.ndarray, " sequence"]:

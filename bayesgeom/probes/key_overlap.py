@@ -13,7 +13,7 @@ from typing import Any, ClassVar, final
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from bayesgeom.activations import Run
@@ -32,11 +32,12 @@ from bayesgeom.geometry.tokens import in_parts, occurrences, token_means
 from bayesgeom.probes.base import Control, Needs, Probe, mean_over_copies, planted_run, planted_trials
 from bayesgeom.probes.key_report import LEVELS, KeyOverlapReport
 from bayesgeom.sites import K_ROT, TOKEN_INPUTS, TOKEN_KEYS, W_K_GRAM, K
-from bayesgeom.statistics import bootstrap_weights, centred_interval, percentile_interval
+from bayesgeom.statistics import jackknife_weights, percentile_interval, statistic_interval
 
-MAX_SEQUENCES, DRAWS, N_PROJECTIONS = 256, 200, 40
+MAX_SEQUENCES, N_PROJECTIONS = 256, 40
 N_SPLITS, MIN_SPLIT = 8, 4  # halves of the sequences for cross-fitting, and the fewest sequences to split
 MAX_RANDOM = 2**26  # numbers drawn for the level of random directions
+ROUNDING = 1e-6  # overlaps that leaving out any one sequence changes by less are the same in all of them
 _ORDER = {"inputs": 0, "hypotheses": 1}
 
 
@@ -49,19 +50,19 @@ class KeyOverlap(Probe[KeyOverlapReport]):
     needs: ClassVar[Needs] = Needs(sites=(K,), optional=(K_ROT, TOKEN_KEYS, TOKEN_INPUTS, W_K_GRAM))
 
     def measure(self, run: Run, initialised: Sequence[KeyOverlapReport] = ()) -> KeyOverlapReport:
-        views = _views(run, DRAWS)
+        views = _views(run, jackknife_weights(min(run.n_recorded, MAX_SEQUENCES)))
         sizes = [(v.vectors.shape[2], v.width or v.vectors.shape[3]) for v in views]
         statistics = [frame_statistics(view.vectors.double()) for view in views]
         values: dict[str, Any] = {n: np.stack([found[n].cpu().numpy() for found in statistics]) for n in statistics[0]}
         chances = [frame_chances(*size) for size in sizes]
         nulls: dict[str, Any] = {n: np.array([chance[n] for chance in chances]) for n in chances[0]}
-        resampled = np.stack([view.resampled for view in views], axis=2)
+        rows = np.stack([view.rows for view in views], axis=2)
         found = np.stack([values["overlap"], values["overlap_centred"]])
-        bounds = _bounds(resampled, found)
-        of_mean = _bounds(resampled.mean(axis=-1), found.mean(axis=-1))
+        bounds, of_mean = _bounds(rows, run.seed), _bounds(rows.mean(axis=-1), run.seed)
         levels = np.stack([_levels(view, size, initialised, run.seed) for view, size in zip(views, sizes, strict=True)])
         crossfit = np.stack([view.crossfit for view in views])
-        signs = _signs(found, bounds, crossfit, levels)
+        is_exact = np.array([view.is_exact for view in views])
+        signs = _signs(found, bounds, is_exact, crossfit, levels)
         arrays: dict[str, Any] = {}
         for i, (metric, chance) in enumerate((("overlap", "chance"), ("overlap_centred", "centred_chance"))):
             arrays |= {f"{metric}_lo": bounds[0][i], f"{metric}_hi": bounds[1][i]}
@@ -74,7 +75,7 @@ class KeyOverlap(Probe[KeyOverlapReport]):
             **values,
             **{f"{name}_null": null for name, null in nulls.items()},
             **arrays,
-            overlap_bias=resampled[:, 0].mean(axis=0) - found[0],
+            overlap_bias=_bias(rows[:, 0]),
             overlap_crossfit=crossfit,
             levels=LEVELS,
             verdict=signs[0],
@@ -97,42 +98,46 @@ class KeyOverlap(Probe[KeyOverlapReport]):
 
 def overlap_by_view(run: Run) -> dict[str, Float[np.ndarray, "layer kv_head"]]:
     """The overlap of each view, by its name, without intervals."""
-    return {
-        view.name: frame_statistics(view.vectors.double())["overlap"].cpu().numpy() for view in _views(run, draws=1)
-    }
+    alike = jackknife_weights(min(run.n_recorded, MAX_SEQUENCES))[:1]
+    views = _views(run, alike)
+    return {view.name: frame_statistics(view.vectors.double())["overlap"].cpu().numpy() for view in views}
 
 
 @final
 @dataclass(frozen=True, kw_only=True)
 class _View:
-    """The vectors compared; overlap in resamples, raw and centred; what W_K was applied to; the space's dimensions."""
+    """The vectors compared; overlap under each row of weights, raw and centered; what W_K was applied to; dimensions.
+
+    `is_exact`: the vectors are weights of the network, which are no sample of anything.
+    """
 
     name: str
     vectors: Float[Tensor, "layer kv_head item d"]
-    resampled: Float[np.ndarray, "draw 2 layer kv_head"]
+    rows: Float[np.ndarray, "row 2 layer kv_head"]
     crossfit: Float[np.ndarray, "layer kv_head"]
+    is_exact: bool = False
     n_unseen: int = 0
     inputs: Float[Tensor, "known_layer named_item d_model"] | None = None  # of the first layers
     width: int | None = None  # where the vectors are given in coordinates of their span
 
 
-def _views(run: Run, draws: int) -> list[_View]:
+def _views(run: Run, weights: Float[np.ndarray, "row batch"]) -> list[_View]:
     """Every token set in every variant recorded, inputs first; then the columns of W_K. Never empty."""
     ids, sets, k, rotated = run.trials.token_ids(), run.trials.token_sets, run.at(K), run.recorded.get(K_ROT)
     members = {name: torch.searchsorted(ids, sets[name]) for name in sorted(sets, key=lambda x: (_ORDER.get(x, 2), x))}
-    unknown = np.full((draws, 2, run.spec.n_layers, run.spec.n_kv_heads), np.nan)
+    unknown = np.full((len(weights), 2, run.spec.n_layers, run.spec.n_kv_heads), np.nan)
     inputs = run.recorded.get(TOKEN_INPUTS)
     of = {name: None if inputs is None else inputs[:, at] for name, at in members.items()}
-    variants = [_from_activations(run, k, members, of, "activation", draws)]
+    variants = [_from_activations(run, k, members, of, "activation", weights)]
     if rotated is not None and not torch.equal(rotated[:, :1], k[:, :1]):  # a rotation shows in any one sequence
-        variants.append(_from_activations(run, rotated, members, of, "activation rotated", draws))
+        variants.append(_from_activations(run, rotated, members, of, "activation rotated", weights))
     if TOKEN_KEYS in run.recorded:
         keys = run.at(TOKEN_KEYS).movedim(2, 1)
         variants.append(
             {
                 name: _View(
-                    name=f"{name} / weights", vectors=keys[:, :, at], resampled=unknown, crossfit=unknown[0, 0],
-                    inputs=of[name],
+                    name=f"{name} / weights", vectors=keys[:, :, at], rows=unknown, crossfit=unknown[0, 0],
+                    inputs=of[name], is_exact=True,
                 )
                 for name, at in members.items()
             }
@@ -141,10 +146,10 @@ def _views(run: Run, draws: int) -> list[_View]:
     if W_K_GRAM in run.recorded:
         columns, width = coordinates_of(run.at(W_K_GRAM)), run.spec.d_model
         views.append(
-            _View(name="columns", vectors=columns, resampled=unknown, crossfit=unknown[0, 0], width=width)
-        )  # fmt: skip
+            _View(name="columns", vectors=columns, rows=unknown, crossfit=unknown[0, 0], is_exact=True, width=width)
+        )
     nothing = torch.full((run.spec.n_layers, run.spec.n_kv_heads, 1, run.spec.d_head), torch.nan)
-    return views or [_View(name="no tokens named", vectors=nothing, resampled=unknown, crossfit=unknown[0, 0])]
+    return views or [_View(name="no tokens named", vectors=nothing, rows=unknown, crossfit=unknown[0, 0])]
 
 
 def _from_activations(
@@ -153,14 +158,14 @@ def _from_activations(
     members: Mapping[str, Int[Tensor, " item"]],
     inputs: Mapping[str, Float[Tensor, "layer _ d_model"] | None],
     variant: str,
-    draws: int,
+    weights: Float[np.ndarray, "row batch"],
 ) -> dict[str, _View]:
-    """Mean key of each token over the sequences, and its overlap in resamples and between halves of them."""
-    n = min(run.n_recorded, MAX_SEQUENCES)
+    """Mean key of each token over the sequences; its overlap under each row of weights, and between halves of them."""
+    n = weights.shape[1]
     shown = occurrences(run.trials.tokens[:n], run.trials.token_ids())
-    weights, halves = bootstrap_weights(n, seed=run.seed, draws=draws), _halves(n, run.seed)
+    halves = _halves(n, run.seed)
     kept = {name: at[shown.any(dim=2).any(dim=0)[at]] for name, at in members.items()}
-    vectors, resampled, between = ({name: list[Tensor]() for name in members} for _ in range(3))
+    vectors, rows, between = ({name: list[Tensor]() for name in members} for _ in range(3))
     for layer in keys[:, :n]:
         means = token_means(layer, shown, np.full((1, n), 1 / n))[0]
         one, other = (token_means(layer, shown, half).transpose(1, 2) for half in halves)
@@ -170,12 +175,12 @@ def _from_activations(
         for part in in_parts(weights, means.numel()):
             drawn = token_means(layer, shown, part)
             for name, at in kept.items():
-                resampled[name].append(overlaps(drawn[:, at].transpose(1, 2).contiguous()))
+                rows[name].append(overlaps(drawn[:, at].transpose(1, 2).contiguous()))
     return {
         name: _View(
             name=f"{name} / {variant}",
             vectors=torch.stack(vectors[name]),
-            resampled=torch.cat(resampled[name]).unflatten(0, (-1, draws)).movedim(0, 2).double().cpu().numpy(),
+            rows=torch.cat(rows[name]).unflatten(0, (-1, len(weights))).movedim(0, 2).double().cpu().numpy(),
             crossfit=torch.stack(between[name]).double().cpu().numpy(),
             n_unseen=len(members[name]) - len(kept[name]),
             inputs=None if (bare := inputs[name]) is None else bare[:1],  # deeper keys are not of bare embeddings
@@ -194,10 +199,18 @@ def _halves(n: int, seed: int) -> Float[np.ndarray, "2 split batch"]:
 
 
 def _bounds(
-    resampled: Float[np.ndarray, "draw *rest"], found: Float[np.ndarray, "*rest"]
+    rows: Float[np.ndarray, "row *rest"], seed: int
 ) -> tuple[Float[np.ndarray, "*rest"], Float[np.ndarray, "*rest"]]:
-    lo, hi = centred_interval(resampled, found)
-    return lo.clip(0, 1), hi.clip(0, 1)
+    """Interval of the overlap less its jackknife bias; the overlap itself where it is the same without any sequence."""
+    lo, hi = statistic_interval(rows, seed=seed, scale="share")
+    is_same = (np.abs(rows - rows[0]).max(axis=0) < ROUNDING) & (len(rows) > 2)
+    return np.where(is_same, rows[0], lo), np.where(is_same, rows[0], hi)
+
+
+def _bias(rows: Float[np.ndarray, "row *rest"]) -> Float[np.ndarray, "*rest"]:
+    """The jackknife estimate of bias; NaN for a single sequence."""
+    n = len(rows) - 1
+    return (n - 1 if n > 1 else np.nan) * (rows[1:].mean(axis=0) - rows[0])
 
 
 def _levels(
@@ -223,15 +236,18 @@ def _levels(
 def _signs(
     found: Float[np.ndarray, "2 view layer kv_head"],
     bounds: tuple[Float[np.ndarray, "2 view layer kv_head"], Float[np.ndarray, "2 view layer kv_head"]],
+    is_exact: Bool[np.ndarray, " view"],
     crossfit: Float[np.ndarray, "view layer kv_head"],
     levels: Float[np.ndarray, "view 2 3 level layer"],
 ) -> list[Float[np.ndarray, "view level layer kv_head"]]:
-    """Verdicts, raw and centered. Weights have no interval; noise in mean keys must not make an overlap "below"."""
+    """Verdicts, raw and centered; NaN, which is undecided, where there is no interval and the vectors are a sample.
+
+    Weights are exact and need none. Noise in mean keys must not make an overlap "below".
+    """
     signs = []
     for i, (values, lo, hi) in enumerate(zip(found, *bounds, strict=True)):
-        low = np.where(np.isnan(lo), values, lo)
-        high = np.where(np.isnan(hi), values, hi)
-        high = np.fmax(high, crossfit) if i == 0 else high
+        low, high = (np.where(is_exact[:, None, None], values, end) for end in (lo, hi))
+        high = np.where(np.isnan(high) | (i > 0), high, np.fmax(high, crossfit))
         level_lo, level_hi = levels[:, i, 1][..., None], levels[:, i, 2][..., None]
         signs.append(verdicts(*np.broadcast_arrays(low[:, None], high[:, None], level_lo, level_hi)))
     return signs

@@ -24,7 +24,8 @@ class KeyOverlapReport(Report):
     - `chance`, `chance_lo`, `chance_hi`: expectation and 95 % range of each of `levels` for a single head: the same
       embeddings through random W_K, as many random directions, and the heads of untrained networks (least and most).
       `centred_chance`: the same with the mean key removed.
-    - `verdict`, `verdict_centred`: −1 below, 0 at, 1 above that level, by `geometry.cosine.verdicts`.
+    - `verdict`, `verdict_centred`: −1 below, 0 at, 1 above that level, by `geometry.cosine.verdicts`; NaN where the
+      level is not known, or the overlap has no interval and is not that of weights, which are exact.
     - `overlap_mean`, `overlap_centred_mean`: mean over heads; `…_null` is the first known level.
     - `overlap_crossfit`: the overlap from two halves of the sequences, free of the noise in mean keys, which turns keys
       apart. Keys of activations are means over `n` sequences: `overlap_bias` is about how far that number alone moves
@@ -102,6 +103,8 @@ class KeyOverlapReport(Report):
 
     def said(self, view: int, layer: int = 0, *, is_centred: bool = False) -> str:
         """Verdicts of one view and layer in words: for each known level, how many heads are below, at or above it."""
+        if np.isfinite(self.overlap[view, layer]).all() and not self._has_ends(view, layer, is_centred=is_centred):
+            return f"undecided: too few of {self.n} sequences differ, or a few carry the overlap, for an interval"
         found = (self.verdict_centred if is_centred else self.verdict)[view, :, layer]
         parts = []
         for level, heads in zip(self.levels, found, strict=True):
@@ -109,6 +112,12 @@ class KeyOverlapReport(Report):
             if counts:
                 parts.append(f"{', '.join(counts)} {level}")
         return "; ".join(parts) or "no level known"
+
+    def _has_ends(self, view: int, layer: int, *, is_centred: bool) -> bool:
+        """Whether a head has an interval, or needs none because its keys are weights."""
+        found = (self.verdict_centred if is_centred else self.verdict)[view, :, layer]
+        known = np.isfinite(self.chance[view, :, layer])
+        return bool(np.isfinite(found[known]).any()) or not known.any()
 
     def _headline(
         self,

@@ -29,6 +29,7 @@ from bayesgeom.trials import Trials
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
+ROUNDING = 1e-6  # of a share of attention: a layer this close to the baseline is at it, with an interval or without
 MAX_SCORES, MIN_SEQUENCES = 4_000_000, 32  # scores ranked, and sequences kept where those are too many
 SHIFTS = (1, 2, 3)  # the other sequences: so many places further in the batch, around its end
 POSITIONAL = "the same positions in every sequence"
@@ -380,9 +381,11 @@ def _verdict(
     profile, lo, hi = (arrays[f"mass_over_other_by_layer{end}"][i] for end in ("", "_lo", "_hi"))
     if not identified[i]:
         return f"not identified as evidence-following: {POSITIONAL}"
-    if np.isnan(lo).all():
+    if np.isnan(profile).all():
         return "not measured: too few sequences to compare with another"
     layer, level = int(np.nan_to_num(np.abs(profile)).argmax()), float(np.nan_to_num(untrained[i]))
+    if np.isnan(lo[layer]) and abs(profile[layer]) > ROUNDING:
+        return f"undecided: no interval in layer {layer}, as the sample is too small or too uneven"
     return "above" if lo[layer] > level else "below" if hi[layer] < -level else "at baseline"
 
 

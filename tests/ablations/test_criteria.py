@@ -1,6 +1,7 @@
 """The criteria of the published ablation claims, on planted effects with known answers."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -57,12 +58,42 @@ def test_a_negative_or_zero_second_head_does_not_break_the_ratio() -> None:
 @pytest.mark.parametrize(
     ("ratio", "spread", "verdict"),
     [((12.0, 300.0, 15.0), 0.1, "supported"), ((12.0, 300.0, 8.0), 0.1, "contradicted"),
-     ((12.0, 300.0, 10.5), 0.1, "not decided"), ((), 0.1, "not tested"), ((12.0, 15.0), np.nan, "not tested")],
+     ((12.0, 300.0, 10.5), 0.1, "not decided"), ((), 0.1, "not tested"), ((12.0, 15.0), np.nan, "not decided")],
 )  # fmt: skip
 def test_every_block_must_cost_a_factor_of_ten(ratio: tuple[float, ...], spread: float, verdict: str) -> None:
     found = np.array(ratio)
     labels = [f"L{i} block" for i in range(len(ratio))]
     assert blocks_matter(labels, found, found * (1 - spread), found * (1 + spread)).verdict == verdict
+
+
+def test_a_missing_interval_supports_nothing_and_hides_no_contradiction() -> None:
+    ratio, lo, hi = np.array([300.0, 12.0, 8.0]), np.array([np.nan, 11.0, 7.0]), np.array([np.nan, 13.0, 9.0])
+    labels = ["L0 block", "L1 block", "L2 block"]
+    assert blocks_matter(labels, ratio, lo, hi).verdict == "contradicted"
+    found = blocks_matter(labels[:2], ratio[:2], lo[:2], hi[:2])
+    assert found.verdict == "not decided" and found.reason == "no interval for 1 of 2, the first L0 block"
+    one = heads([[0.3, 0.05, 0.01], [0.09, 0.0, 0.0]])
+    holed = replace(one, lo=np.where(one.layer == 0, np.nan, one.lo))
+    for open_one in (
+        one_head_is_unique(holed),
+        key_overlap_finds_it(holed, ("L0H0 (a)",), own_kl_bits=OWN_KL),
+        late_heads_are_negligible(
+            replace(one, hi=np.full(6, np.nan), lo=np.full(6, np.nan)), n_layers=2, own_kl_bits=1
+        ),
+    ):
+        assert open_one.verdict == "not decided" and open_one.reason.startswith("no interval for 3 of")
+
+
+def test_an_ablation_that_changes_no_logit_has_exactly_no_effect() -> None:
+    report = Diagnosis.load(READINGS / "bijection-v20" / "ablation")["ablation"]
+    assert isinstance(report, AblationReport)
+    late = [i for i, kind in enumerate(report.kinds) if kind == "head" and report.layer[i] >= 3]
+    inert = np.isin(np.arange(len(report.kinds)), late)
+    without = {f"{name}_{end}": np.where(inert, np.nan, vars(report)[f"{name}_{end}"])
+               for name in ("damage_bits", "kl_ratio") for end in ("lo", "hi")}  # fmt: skip
+    unknown, exact = replace(report, **without), replace(report, **without, inert=inert)
+    assert unknown.criteria()[2].verdict == "not decided", unknown.criteria()[2].reason
+    assert exact.criteria()[2].verdict == "supported", exact.criteria()[2].reason
 
 
 @pytest.mark.parametrize(

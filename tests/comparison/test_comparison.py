@@ -128,7 +128,7 @@ def test_a_contradiction_needs_the_published_sizes() -> None:
         (20.0, 0.019, NOT_TESTABLE),
         (11.0, 0.02, "realised"),
         (10.0, 0.05, "not realised"),
-        (np.nan, 0.05, "not decided: effective memory not measured"),
+        (np.nan, 0.05, "not decided: effective memory not measured, or without an interval"),
         (np.nan, np.nan, "not decided: effective memory not measured"),
     ],
 )

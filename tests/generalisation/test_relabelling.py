@@ -167,6 +167,9 @@ def test_a_preference_for_a_name_cancels_in_the_mean_and_not_sequence_by_sequenc
         ((-1.5, -1.1), (1.1, 1.9), "not invariant"),
         ((0.1, 0.5), (0.1, 0.9), "undecided"),  # significant, and within the bound
         ((1e-4, 0.5), (0.1, 0.9), "invariant"),  # 0 lies outside by rounding alone
+        ((-0.5, 0.5), (np.nan, np.nan), "undecided"),
+        ((np.nan, np.nan), (0.1, 0.9), "undecided"),
+        ((0.0, 0.0), (0.0, 0.0), "invariant"),
     ],
 )
 def test_the_verdict_follows_its_rule(mean: tuple[float, float], size: tuple[float, float], expected: str) -> None:
@@ -190,6 +193,15 @@ def pair(rng: np.random.Generator, *, own_kl: float, change: Callable[[np.ndarra
         Scored(kl_bits=kl, entropy_error_bits=kl, answers=exact) for kl in (before, change(before), before + 0.3)
     )
     return relabelling_report(first, second, stuck, uniform_kl_bits=0.4, seed=1)
+
+
+def test_the_same_kl_in_every_sequence_is_invariant_and_a_change_in_a_few_is_undecided(
+    rng: np.random.Generator,
+) -> None:
+    same = pair(rng, own_kl=4e-3, change=lambda kl: kl)
+    assert same.verdict == "invariant" and "exactly the same after renaming" in same.verdict_reason
+    few = pair(rng, own_kl=4e-3, change=lambda kl: kl + 1.0 * (np.arange(len(kl)) < 5)[:, None])
+    assert few.verdict == "undecided" and few.verdict_reason.startswith("no interval: 5 of 211 sequences differ")
 
 
 def test_verdicts_do_not_depend_on_the_size_of_a_small_kl() -> None:

@@ -285,7 +285,9 @@ def test_beliefs_of_window_observers_stand_beside_the_read_out() -> None:
             seen = CHAIN.window_predictives(run.trials, int(width), start).numpy()[31:]  # the answer is the state
             r2 = 1 - ((held - seen) ** 2).sum() / ((held - mean) ** 2).sum()
             assert report.window_r2[row, column] == pytest.approx(r2, abs=1e-5)
-    assert (report.window_r2_lo <= report.window_r2).all() and (report.window_r2 <= report.window_r2_hi).all()
+    is_shown = np.isfinite(report.window_r2_lo)
+    assert (report.window_r2_lo <= report.window_r2)[is_shown].all() and is_shown.sum() >= 6
+    assert (report.window_r2 <= report.window_r2_hi)[is_shown].all()
     assert (np.diff(report.window_r2, axis=1) > 0).all() and report.window_map_r2[1, 3] > 0.98
     # Written whole, the belief is read better than any of these; the levels stand in the headline.
     assert report.r2[0, WRITTEN] > report.window_map_r2.max() > report.r2[0, NOISE]

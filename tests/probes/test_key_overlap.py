@@ -20,8 +20,8 @@ from bayesgeom.geometry.cosine import (
     welch_bound,
 )
 from bayesgeom.probes.base import planted_run, planted_trials
-from bayesgeom.probes.key_overlap import DRAWS, KeyOverlap, KeyOverlapReport, overlap_by_view
-from bayesgeom.statistics import bootstrap_weights
+from bayesgeom.probes.key_overlap import KeyOverlap, KeyOverlapReport, overlap_by_view
+from bayesgeom.statistics import jackknife_weights, statistic_interval
 
 LAYERS, N, POSITIONS, HEADS, WIDTH, MODEL = 2, 11, 7, 3, 5, 17
 SETS = {"inputs": (9, 1), "hypotheses": (6, 2, 4), "empty": ()}
@@ -105,30 +105,62 @@ def test_activation_views_equal_a_loop(everything: tuple[Run, KeyOverlapReport])
             assert report.overlap_centred[at, layer, head] == pytest.approx(expected, abs=1e-5)
 
 
-def test_intervals_equal_a_loop_over_resamples(everything: tuple[Run, KeyOverlapReport]) -> None:
+def test_intervals_equal_a_loop_that_leaves_out_each_sequence(everything: tuple[Run, KeyOverlapReport]) -> None:
     run, report = everything
-    drawn = [
-        slow_overlap(slow_mean_keys(run, s.K, 1, 2, SETS["hypotheses"], weights))
-        for weights in bootstrap_weights(N, seed=3, draws=DRAWS)
-    ]
+    rows = np.array(
+        [slow_overlap(slow_mean_keys(run, s.K, 1, 2, SETS["hypotheses"], weights)) for weights in jackknife_weights(N)]
+    )
     at = report.views.index("hypotheses / activation")
-    bias = np.mean(drawn) - report.overlap[at, 1, 2]
-    assert report.overlap_bias[at, 1, 2] == pytest.approx(bias, abs=1e-5)
-    ends = (np.quantile(drawn, [0.025, 0.975]) - bias).clip(0, 1)
-    np.testing.assert_allclose([report.overlap_lo[at, 1, 2], report.overlap_hi[at, 1, 2]], ends, atol=1e-5)
+    bias = (N - 1) * (rows[1:].mean() - rows[0])
+    assert report.overlap_bias[at, 1, 2] == pytest.approx(bias, abs=1e-4)
+    ends = statistic_interval(rows, seed=3, scale="share")
+    found = [report.overlap_lo[at, 1, 2], report.overlap_hi[at, 1, 2]]
+    np.testing.assert_allclose(found, [float(ends.lo), float(ends.hi)], atol=1e-4)
+    assert found[0] < found[1]
     assert np.isnan(report.overlap_lo[[2, 5, 9]]).all(), "weights are no sample"
 
 
-def test_few_noisy_sequences_bias_the_overlap_and_leave_it_inside_its_interval(rng: np.random.Generator) -> None:
-    """Keys on one line under noise that is as long as they are: every resample is noisier, and less parallel."""
-    n, n_items, width = 8, 31, 17
+def test_the_interval_is_of_the_overlap_less_what_noise_in_the_means_takes_off(rng: np.random.Generator) -> None:
+    """Keys on one line under noise that is as long as they are: with any number of sequences they seem to part."""
+    n, n_items, width = 31, 13, 17
     tokens = np.tile(np.arange(n_items), (n, 1))
     trials = planted_trials(np.ones((n, 1, 1)), tokens, token_sets={"hypotheses": range(n_items)})
     keys = torch.from_numpy(1.0 + rng.normal(size=(1, n, n_items, 1, width))).float()
     report = KeyOverlap().measure(planted_run(trials, {s.K: keys}))
     low, found, high = (float(values.item()) for values in (report.overlap_lo, report.overlap, report.overlap_hi))
-    assert low < found < high < found - report.overlap_bias.item(), "a percentile interval would end below it"
-    assert report.overlap_mean_lo[0, 0] < report.overlap_mean[0, 0] < report.overlap_mean_hi[0, 0]
+    free = found - report.overlap_bias.item()
+    assert abs(free - 1) < abs(found - 1) / 3, "the keys themselves are parallel"
+    assert found < low < high <= 1, "a percentile interval would end below"
+    assert report.overlap_mean_lo[0, 0] == low and report.overlap_mean_hi[0, 0] == high
+
+
+@pytest.mark.parametrize(("n", "is_decided"), [(7, False), (31, True)])
+def test_a_sample_without_an_interval_has_no_verdict(n: int, is_decided: bool, rng: np.random.Generator) -> None:
+    n_items, width = 11, 13
+    trials = planted_trials(
+        np.full((n, 1, 2), 0.5), np.tile(np.arange(n_items), (n, 1)), token_sets={"inputs": range(n_items)}
+    )
+    keys = np.ones((n_items, 1, width)) + 0.1 * rng.normal(size=(1, n, n_items, 1, width))
+    report = KeyOverlap().measure(planted_run(trials, {s.K: torch.from_numpy(keys).float()}))
+    verdict = report.verdict[0, report.levels.index("random directions"), 0, 0]
+    assert np.isfinite(report.overlap_lo[0, 0, 0]) == is_decided
+    assert (verdict == 1) if is_decided else math.isnan(verdict)
+    expected = "1 above random directions" if is_decided else "undecided: too few of 7 sequences differ"
+    assert report.said(0).startswith(expected)
+
+
+def test_keys_that_are_the_same_in_every_sequence_are_exact(rng: np.random.Generator) -> None:
+    """As in layer 0 without positions: nothing is left to chance, also where the overlap is exactly 0 or 1."""
+    n, n_items, width = 17, 11, 13
+    trials = planted_trials(
+        np.full((n, 1, 2), 0.5), np.tile(np.arange(n_items), (n, 1)), token_sets={"inputs": range(n_items)}
+    )
+    heads = np.stack([np.eye(n_items, width), np.ones((n_items, width)), rng.normal(size=(n_items, width))], axis=1)
+    k = torch.from_numpy(np.tile(heads, (1, n, 1, 1, 1))).float()
+    report = KeyOverlap().measure(planted_run(trials, {s.K: k}))
+    np.testing.assert_allclose(report.overlap_lo, report.overlap, atol=1e-6)
+    np.testing.assert_array_equal(report.overlap_lo, report.overlap_hi)
+    assert report.verdict[0, report.levels.index("random directions"), 0].tolist() == [-1, 1, 0]
 
 
 def test_static_views_equal_a_loop(everything: tuple[Run, KeyOverlapReport]) -> None:

@@ -306,6 +306,24 @@ def test_a_head_that_follows_the_evidence_is_above_its_baseline() -> None:
     assert report.headlines()[0].label.startswith("stored value: above, attention above baseline, layer 0")
 
 
+def test_a_layer_without_an_interval_is_undecided_and_one_exactly_at_the_baseline_is_not() -> None:
+    """Six sequences: too few for an interval; attention that is uniform differs from the baseline in none of them."""
+    task = Bijection(n_values=7, n_pairs=5, repeats=True)
+    trials = task.sample(6, seed=0)
+    relation = next(name for name in trials.relations if trials.relations[name].any())
+    related = trials.relations[relation].double()
+    n, n_scored, n_pos = related.shape
+    visible = torch.arange(n_pos) <= trials.scored_positions()[..., None]
+    said = []
+    for scores in (5 * related, torch.zeros_like(related)):
+        pattern = softmaxed(scores, visible)[None, :, None]
+        flat = torch.ones(1, n, n_scored, 1, 2)
+        keys = torch.ones(1, n, n_pos, 1, 2)
+        report = QKAlignment().measure(planted_run(trials, {s.Q_ROT: flat, s.K_ROT: keys, s.PATTERN: pattern}))
+        said.append(report.verdicts[report.relations.index(relation)])
+    assert said[0].startswith("undecided: no interval in layer 0") and not said[1].startswith("undecided"), said
+
+
 def test_header_rows_and_the_current_symbol_are_not_identified() -> None:
     trials = HMM(n_states=2, n_symbols=3, length=5).sample(13, seed=0)
     n_pos = trials.tokens.shape[1]
