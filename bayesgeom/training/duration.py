@@ -2,7 +2,7 @@
 
 import itertools
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import torch
 
@@ -11,7 +11,7 @@ from bayesgeom.training.optimisers import Optimisers
 from bayesgeom.training.precision import Precision
 from bayesgeom.training.recipe import Recipe
 
-TIMED_STEPS, SECONDS = 3, 6.0  # for each batch size and precision, after one step that warms up
+TIMED_STEPS, SECONDS = 3, 3.0  # for each batch size and precision, after one step of the stage that warms up
 
 
 def estimated_seconds(
@@ -59,20 +59,17 @@ def _stage_seconds(
 ) -> float:
     module = recipe.model_config().build(seed=recipe.seed).to(device).train()
     optimisers = Optimisers(recipe, module)
+    segments = _segments(recipe, start, precision)
+    if segments:
+        training_step(recipe, module, optimisers, segments[0][0], device, precision)  # warms up
     seconds = 0.0
-    for first, end in _segments(recipe, start):
+    for first, end in segments:
         kinds = 1 + len(recipe.also)  # every task that takes turns is timed
-        taken: list[float] = []
-        began = time.perf_counter()
-        for index in itertools.count():
-            before = time.perf_counter()
-            training_step(recipe, module, optimisers, first + index % kinds, device, precision)
-            if index:
-                taken.append(time.perf_counter() - before)
-            is_late = time.perf_counter() - began > SECONDS
-            if len(taken) >= kinds * (1 if is_late else -(-TIMED_STEPS // kinds)):
-                break
-        seconds += (end - first) * sum(taken) / len(taken)
+        n_timed, began = 0, time.perf_counter()
+        while n_timed < kinds or (n_timed < TIMED_STEPS and time.perf_counter() - began < SECONDS):
+            training_step(recipe, module, optimisers, first + n_timed % kinds, device, precision)
+            n_timed += 1
+        seconds += (end - first) * (time.perf_counter() - began) / n_timed
     n_reports = -(-(recipe.steps - start) // log_every)
     if n_reports:
         held_out, before = held_out_trials(recipe, device), time.perf_counter()
@@ -81,12 +78,11 @@ def _stage_seconds(
     return seconds
 
 
-def _segments(recipe: Recipe, start: int) -> Iterator[tuple[int, int]]:
+def _segments(recipe: Recipe, start: int, precision: Precision) -> list[tuple[int, int]]:
     """First step and end of each run of steps with one batch size and one precision."""
 
     def kind(step: int) -> tuple[int, bool]:
-        return recipe.batch_size_at(step), recipe.is_float32_at(step)
+        return recipe.batch_size_at(step), precision == "float32" or recipe.is_float32_at(step)
 
-    for _, group in itertools.groupby(range(start, recipe.steps), kind):
-        steps = list(group)
-        yield steps[0], steps[-1] + 1
+    groups = (list(steps) for _, steps in itertools.groupby(range(start, recipe.steps), kind))
+    return [(steps[0], steps[-1] + 1) for steps in groups]
