@@ -7,6 +7,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 
 import tyro
 
@@ -80,7 +81,7 @@ def _drop_unwritable() -> None:
     try:
         flush()
     except OSError:
-        with contextlib.suppress(OSError), open(os.devnull, "w") as nowhere:
+        with contextlib.suppress(OSError), Path(os.devnull).open("w") as nowhere:
             os.dup2(nowhere.fileno(), sys.stdout.fileno())
 
 

@@ -128,11 +128,12 @@ def _checked(probe: AnyProbe) -> AnyProbe:
 class _Plan:
     """Probes that will run, the sites that they read together, and why the others will not: model, or task.
 
-    `contained`: those of other packages that nobody named, whose errors cost their own report alone.
+    `contained`: those of other packages, whose errors cost their own report alone unless they were named.
     """
 
     served: dict[str, AnyProbe]
     contained: frozenset[str]
+    is_named: bool
     sites: tuple[Site, ...]
     skipped: dict[str, str]
     inapplicable: dict[str, str]
@@ -193,9 +194,11 @@ def _plan(
     # Calibration leads, as the question that the others explain.
     first = sorted(served, key=lambda name: (name != "calibration", list(served).index(name)))
     chosen = {name: served[name] for name in first}
-    foreign = frozenset(name for name, probe in chosen.items() if probes is None and is_foreign(type(probe)))
+    by_name = set(known) if probes is None else {item.partition(":")[0] for item in probes if isinstance(item, str)}
+    foreign = frozenset(n for n, probe in chosen.items() if n in by_name and is_foreign(type(probe)))
     return _Plan(
-        served=chosen, contained=foreign, sites=tuple(sites), skipped=skipped, inapplicable=inapplicable, renaming=renaming
+        served=chosen, contained=foreign, is_named=probes is not None, sites=tuple(sites), skipped=skipped,
+        inapplicable=inapplicable, renaming=renaming,
     )  # fmt: skip
 
 
@@ -242,6 +245,8 @@ def _measured(
             reports[name] = _usable(report) if name in plan.contained else report
         if measuring.fault:
             faults[name] = f"plug-in {name!r} failed: {measuring.fault.rstrip('.')}."
+            if plan.is_named:
+                raise InvalidArgument(faults[name])
     return reports, faults
 
 

@@ -103,7 +103,7 @@ def put_back(path: Path) -> None:
     """
     target = _target(path)
     with contextlib.suppress(OSError):  # whoever reads or writes there says what is wrong
-        if target.is_dir() and any(target.iterdir()) or target.is_file():
+        if (target.is_dir() and any(target.iterdir())) or target.is_file():
             return
         former = [own.path for own in _remains(target) if own.is_former]
         if former:
@@ -194,7 +194,7 @@ def _owner() -> str:
 
 
 def _here() -> str:
-    """Eight hex digits of this machine and, in a container, its process numbers: elsewhere they mean other processes."""
+    """Eight hex digits of this machine, and in a container of its own process numbers: elsewhere they mean others."""
     try:
         numbering = str(Path("/proc/self/ns/pid").readlink())
     except OSError:  # another system than Linux

@@ -3,19 +3,14 @@
 import importlib
 import json
 import sys
-import warnings
 from pathlib import Path
 
 import pytest
 
 import bayesgeom
 from bayesgeom.cli import main
-from bayesgeom.diagnosis import Diagnosis
-from bayesgeom.errors import BayesGeomError
-from bayesgeom.models.checkpoint import hashed
 from bayesgeom.diagnose import all_probes
-from bayesgeom.plugins import Broken, discovered
-from bayesgeom.probes.base import Probe
+from bayesgeom.models.checkpoint import hashed
 from tests.test_cli import QUICK, save
 
 
@@ -60,15 +55,13 @@ def test_a_bad_checkpoint_is_listed_with_its_error(folder: Path, capsys: pytest.
 
 
 PROBE = """
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
 from bayesgeom.probes.base import Needs, Probe
 from bayesgeom.probes.calibration import Calibration
 
 @dataclass(frozen=True)
 class Guest(Probe):
-    name = "guest"
+    name = "{name}"
     needs = Needs()
     def measure(self, run, initialised=()):
         return Calibration().measure(run)
@@ -76,99 +69,81 @@ class Guest(Probe):
         return iter(())
 """
 BROKEN = {
-    "raises on import": ("raise RuntimeError('no licence')", "RuntimeError: no licence"),
-    "ends the process": ("raise SystemExit(3)", "SystemExit: 3"),
-    "is not there": (None, "ModuleNotFoundError"),
-    "is another thing": ("Guest = 3", "offers no Probe"),
-    "is no subclass": ("class Guest: name = 'guest'", "offers no Probe"),
-    "is abstract": (PROBE.replace("def controls", "def other"), "leaves controls undefined"),
-    "has no name": (PROBE.replace('name = "guest"', ""), "states no name of its own"),
-    "has a name that is none": (PROBE.replace('"guest"', "3"), "states no name of its own"),
-    "has a name in use": (PROBE.replace('"guest"', '"calibration"'), "is named 'calibration'"),
-    "has no needs": (PROBE.replace("needs = Needs()", ""), "needs"),
-    "needs something else": (PROBE.replace("Needs()", "3"), "needs"),
-    "takes arguments": (PROBE.replace("    def measure", "    size: int\n    def measure"), "TypeError"),
-    "raises in its measurement": (PROBE.replace("return Calibration", "1 / 0; return Calibration"), "ZeroDivision"),
-    "returns something else": (PROBE.replace("return Calibration().measure(run)", "return 3"), "int"),
-    "raises in its controls": (PROBE.replace("return iter(())", "return iter([3, 4])"), "AttributeError"),
+    "import": ("raise RuntimeError('no licence')", "RuntimeError: no licence"),
+    "exit": ("raise SystemExit(3)", "SystemExit: 3"),
+    "absent": (None, "ModuleNotFoundError"),
+    "number": ("Guest = 3", "it offers no Probe"),
+    "stranger": ("class Guest: name = 'stranger'", "it offers no Probe"),
+    "abstract": (PROBE.replace("def controls", "def other"), "leaves controls undefined"),
+    "nameless": (PROBE.replace('name = "{name}"', ""), "states no name of its own"),
+    "misnamed": (PROBE.replace('"{name}"', "3"), "states no name of its own"),
+    "twin": (PROBE.replace("{name}", "calibration"), "are named 'calibration'"),
+    "needless": (PROBE.replace("needs = Needs()", ""), "needs"),
+    "needy": (PROBE.replace("Needs()", "3"), "needs"),
+    "sized": (PROBE.replace("    def measure", "    size: int\n    def measure"), "TypeError"),
+    "divides": (PROBE.replace("return Calibration", "1 / 0; return Calibration"), "ZeroDivisionError"),
+    "returns": (PROBE.replace("return Calibration().measure(run)", "return 3"), "must return a Report, got int"),
+    "control": (PROBE.replace("return iter(())", "return iter([3, 4])"), "AttributeError"),
 }
+ONLY_IN_THE_SELFTEST, ONLY_IN_A_DIAGNOSIS = {"control"}, {"divides", "returns"}
+
+
+def install(site: Path, group: str, modules: dict[str, str | None]) -> None:
+    """An installed package that offers `Guest` of each module; a module without a text is not there."""
+    info = site / "guest-1.0.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: guest\nVersion: 1.0\n")
+    offered = "".join(f"{name} = guest_{name}:Guest\n" for name in modules)
+    (info / "entry_points.txt").write_text(f"[{group}]\n{offered}")
+    for name, text in modules.items():
+        sys.modules.pop(f"guest_{name}", None)
+        if text is not None:
+            (site / f"guest_{name}.py").write_text(text.replace("{name}", name))
+    importlib.invalidate_caches()
 
 
 @pytest.fixture
-def guest(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An installed package that offers `guest:Guest` as a probe; its source is yet to be written."""
+def site(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.syspath_prepend(folder / "site")
-    monkeypatch.delitem(sys.modules, "guest", raising=False)
-    info = folder / "site" / "guest-1.0.dist-info"
-    info.mkdir(parents=True)
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: guest\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text("[bayesgeom.probes]\nguest = guest:Guest\n")
-    importlib.invalidate_caches()
-    return folder / "site" / "guest.py"
+    return folder / "site"
 
 
-@pytest.mark.parametrize("kind", BROKEN)
-def test_a_broken_plug_in_is_named_and_the_rest_runs(kind: str, guest: Path, folder: Path) -> None:
-    text, reason = BROKEN[kind]
-    if text is not None:
-        guest.write_text(text)
+def test_broken_plug_ins_are_named_and_the_rest_is_measured(site: Path) -> None:
+    install(site, "bayesgeom.probes", {name: text for name, (text, _) in BROKEN.items()})
     found = bayesgeom.diagnose("tiny", n=5, nulls=1)
-    assert {"calibration", "key_overlap"} <= set(found)
-    told = [why for name, why in found.skipped.items() if name.startswith("guest")]
-    if kind == "raises in its controls":  # a diagnosis asks for none
-        assert told == []
-    else:
-        assert len(told) == 1 and "guest" in told[0] and reason in told[0], told
-        assert f"skipped guest: {told[0]}" in found.summary() and set(found) == set(found) - {"guest"}
-    with warnings.catch_warnings(record=True):  # its reports might have been found in the same place
-        warnings.simplefilter("always")
-        found.save(folder / "run")
-        assert set(Diagnosis.load(folder / "run")) == set(found)
+    assert {"calibration", "key_overlap"} <= set(found) - set(BROKEN) == set(found) - ONLY_IN_THE_SELFTEST
+    for name in BROKEN.keys() - ONLY_IN_THE_SELFTEST:
+        assert f"plug-in {name!r} " in found.skipped[name] and BROKEN[name][1] in found.skipped[name], name
+        assert f"skipped {name}: {found.skipped[name]}" in found.summary()
 
 
-@pytest.mark.parametrize("kind", BROKEN)
-def test_a_broken_plug_in_fails_the_selftest_and_the_rest_is_tested(
-    kind: str, guest: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    text, _ = BROKEN[kind]
-    if text is not None:
-        guest.write_text(text)
+def test_broken_plug_ins_fail_the_selftest_and_the_rest_is_tested(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    install(site, "bayesgeom.probes", {name: text for name, (text, _) in BROKEN.items()})
     module = importlib.import_module("bayesgeom.selftest")
-    few = {name: own for name, own in all_probes().items() if name in ("guest", "key_overlap")}
+    few = {name: own for name, own in all_probes().items() if name in (*BROKEN, "key_overlap")}
     monkeypatch.setattr(module, "all_probes", lambda: few)
     verdicts = module.selftest()
-    assert any(own.held for own in verdicts if own.probe == "key_overlap")
-    bad = [own for own in verdicts if not own.held]
-    measures = kind in ("raises in its measurement", "returns something else")  # it has no control that would show it
-    assert measures or (bad and all(own.probe.startswith("guest") for own in bad))
+    assert [own for own in verdicts if own.probe == "key_overlap" and own.held]
+    failed = {own.probe: own.control for own in verdicts if not own.held}
+    assert failed.keys() == BROKEN.keys() - ONLY_IN_A_DIAGNOSIS
+    assert all(BROKEN[name][1] in why for name, why in failed.items())
 
 
-def test_a_sound_plug_in_runs(guest: Path) -> None:
-    guest.write_text(PROBE)
-    found = bayesgeom.diagnose("tiny", n=5, nulls=0)
-    assert "guest" in found and "guest" not in found.skipped
+def test_a_sound_plug_in_runs_and_a_broken_one_that_was_named_is_an_error(
+    site: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    install(site, "bayesgeom.probes", {"sound": PROBE, "divides": BROKEN["divides"][0], "sized": BROKEN["sized"][0]})
+    found = bayesgeom.diagnose("tiny", n=5, nulls=0, probes=["sound"])
+    assert list(found) == ["sound"] and "sound" not in found.skipped
+    for name, reason in (("divides", "ZeroDivisionError"), ("sized", "TypeError")):
+        assert main(["diagnose", "tiny", "--n", "5", "--nulls", "0", "--probes", name]) == 2
+        said = capsys.readouterr().err
+        assert said.startswith(f"bayesgeom: plug-in {name!r} ") and reason in said and said.count("\n") == 1
 
 
-def test_a_broken_plug_in_that_was_named_is_an_error(guest: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    guest.write_text(BROKEN["raises in its measurement"][0] or "")
-    assert main(["diagnose", "tiny", "--n", "5", "--nulls", "0", "--probes", "guest"]) == 2, "no traceback"
-    assert "guest" in capsys.readouterr().err
-    with pytest.raises(BayesGeomError, match="ZeroDivisionError"):
-        bayesgeom.diagnose("tiny", n=5, nulls=0, probes=["guest"])
-
-
-def test_a_broken_command_breaks_no_other(guest: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    info = guest.parent / "guest-1.0.dist-info" / "entry_points.txt"
-    info.write_text("[bayesgeom.commands]\nguest = guest:Guest\n")
-    guest.write_text("raise RuntimeError('no licence')")
-    with pytest.warns(UserWarning, match=r"plug-in 'guest' .*RuntimeError: no licence"):
+def test_a_broken_command_breaks_no_other(site: Path) -> None:
+    install(site, "bayesgeom.commands", {"import": BROKEN["import"][0]})
+    with pytest.warns(
+        UserWarning, match=r"plug-in 'import' \(guest_import:Guest\) cannot be used: RuntimeError: no"
+    ):
         assert main(["diagnose", "tiny", *QUICK]) == 0
-
-
-def test_what_is_broken_is_told_apart(guest: Path) -> None:
-    guest.write_text("raise RuntimeError('no licence')")
-    found, broken = discovered("bayesgeom.probes", Probe)  # type: ignore[type-abstract]  # as discovery does
-    assert "calibration" in found
-    assert broken == (
-        Broken(name="guest", reason="plug-in 'guest' (guest:Guest) cannot be used: RuntimeError: no licence."),
-    )
