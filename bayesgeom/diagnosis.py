@@ -16,14 +16,13 @@ from bayesgeom.models.base import Model
 from bayesgeom.models.checkpoint import versions
 from bayesgeom.plugins import discover
 from bayesgeom.report import (
-    ARRAYS,
-    JSON,
-    PARTS,
-    PROGRESS,
+    HTML,
+    METRICS,
     Headline,
     Record,
     Report,
     aligned,
+    check_holds_report_alone,
     headline_cells,
     read_parts,
     write_parts,
@@ -33,8 +32,6 @@ from bayesgeom.tasks.base import WindTunnel
 if TYPE_CHECKING:
     import pandas as pd
 
-METRICS, HTML = "metrics.parquet", "report.html"
-_OURS = {JSON, ARRAYS, METRICS, HTML, PROGRESS, PARTS, ".DS_Store"}  # the last: macOS leaves it in every folder seen
 _WITH_REPORTS = (
     "probes", "ablations", "interventions", "comparison", "over_training", "generalisation", "gradient_laws", "em",
     "monitoring",
@@ -192,11 +189,5 @@ def provenance(
 
 def check_target(path: Path) -> None:
     """**Raises** `OutputFault` unless a run directory can be written here; asked before any work is done."""
-    try:
-        foreign = sorted(entry.name for entry in path.iterdir() if entry.name not in _OURS) if path.is_dir() else []
-    except OSError as error:
-        raise OutputFault(f"cannot look into {path}: {error.strerror}.") from error
-    if foreign:
-        named = ", ".join(foreign[:3])
-        raise OutputFault(f"{path} holds something else than a report ({named}); name an empty or a new directory.")
+    check_holds_report_alone(path)
     check_directory(path)

@@ -21,11 +21,11 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self, final
 import numpy as np
 from jaxtyping import AbstractArray
 from safetensors import SafetensorError
-from safetensors.numpy import load_file, save_file
+from safetensors.numpy import load_file
 
 from bayesgeom.cells import interval_cell, number_cell
 from bayesgeom.errors import InvalidArgument, OutputFault
-from bayesgeom.files import directory_aside
+from bayesgeom.files import directory_aside, is_remains, put_back, write_arrays
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
@@ -37,6 +37,8 @@ SCHEMA = 1
 JSON, ARRAYS = "report.json", "arrays.safetensors"
 PROGRESS = "progress.safetensors"  # of a battery that was stopped
 PARTS = "parts"  # the folder of results per snapshot of an analysis that was stopped
+METRICS, HTML = "metrics.parquet", "report.html"
+_OURS = {JSON, ARRAYS, METRICS, HTML, PROGRESS, PARTS, ".DS_Store"}  # the last: macOS leaves it in every folder seen
 
 
 @final
@@ -157,7 +159,12 @@ class Report(ABC):
 
     @final
     def save(self, path: Path) -> None:
-        """Write this report alone into a directory; `Report.load` of its class reads it back."""
+        """Write this report alone into a directory; `Report.load` of its class reads it back.
+
+        Raises:
+            OutputFault: the directory cannot be written, or holds something else than a report.
+        """
+        check_holds_report_alone(path)
         with directory_aside(path) as aside:
             write_parts(aside, {self.name: self}, {})
 
@@ -233,11 +240,7 @@ def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
 def write_parts(path: Path, reports: Mapping[str, Report], extra: Mapping[str, Any]) -> None:
     """Write reports, and whatever else JSON can hold, as `report.json` and `arrays.safetensors` into a folder."""
     arrays = {f"{key}/{name}": array for key, report in reports.items() for name, array in report.arrays().items()}
-    try:
-        save_file(arrays, path / ARRAYS)
-        (path / ARRAYS).chmod(0o644)  # safetensors leaves it readable by its owner alone
-    except SafetensorError as error:
-        raise OutputFault(f"{ARRAYS}: {error}.") from error
+    write_arrays(arrays, path / ARRAYS)
     held = {"schema": SCHEMA, **extra, "reports": {key: report.scalars() for key, report in reports.items()}}
     (path / JSON).write_text(json.dumps(_encoded(held), indent=1, allow_nan=False) + "\n", encoding="utf-8")
 
@@ -245,8 +248,10 @@ def write_parts(path: Path, reports: Mapping[str, Report], extra: Mapping[str, A
 def read_parts(path: Path, kinds: Mapping[str, type[Report]]) -> tuple[dict[str, Report], dict[str, Any]]:
     """The reports of these kinds in a folder, and what else its JSON holds.
 
-    **Raises** `OutputFault` where the folder holds no whole report, one of a newer schema, or one of no known kind.
+    A report that a killed process had moved away, to replace it, is put back first. **Raises** `OutputFault` where the
+    folder holds no whole report, one of a newer schema, or one of no known kind.
     """
+    put_back(path)
     unreadable = f"{path} holds no readable report ({JSON} and {ARRAYS})"
     try:
         held, arrays = json.loads((path / JSON).read_text(encoding="utf-8")), load_file(path / ARRAYS)
@@ -268,6 +273,21 @@ def read_parts(path: Path, kinds: Mapping[str, type[Report]]) -> tuple[dict[str,
         except TypeError as error:
             raise OutputFault(f"{path}: report {key!r} has other fields than this version's: {error}.") from error
     return reports, _decoded(held)
+
+
+def check_holds_report_alone(path: Path) -> None:
+    """Check that a directory, where there is one, holds nothing but a report, so that it may be replaced.
+
+    Raises:
+        OutputFault: it holds something else, or cannot be looked into.
+    """
+    try:
+        entries = sorted(entry.name for entry in path.iterdir()) if path.is_dir() else []
+    except OSError as error:
+        raise OutputFault(f"cannot look into {path}: {error.strerror}.") from error
+    if foreign := [name for name in entries if name not in _OURS and not is_remains(name, of=_OURS)]:
+        named = ", ".join(foreign[:3])
+        raise OutputFault(f"{path} holds something else than a report ({named}); name an empty or a new directory.")
 
 
 def _is_array(hint: object) -> bool:

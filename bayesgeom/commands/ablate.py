@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Literal, final
 
-from bayesgeom.commands.base import AskedTask, Command, Of, check_target, save
+from bayesgeom.commands.base import AskedTask, Command, Of, check_target, conclude
 
 
 @final
@@ -39,11 +39,7 @@ class Ablate(Command):
         job = AblationJob.of(model, self.task, chosen, mode=self.mode, n=self.n, seed=self.seed, method=self.method)
         report = job.run(self.out)
         diagnosis = job.diagnosis(report)
-        print(f"{diagnosis.title}, {self.mode} ablation, {report.n} sequences\n\n{report.table()}\n")
-        for line in report.headlines():
-            print(line)
-        print()
-        for criterion in report.criteria():
-            print(criterion)
-        save(diagnosis, self.out)
-        return 0
+        title = f"{diagnosis.title}, {self.mode} ablation, {report.n} sequences\n\n{report.table()}\n"
+        return conclude(
+            diagnosis, self.out, title, *map(str, report.headlines()), "", *map(str, report.criteria())
+        )  # fmt: skip

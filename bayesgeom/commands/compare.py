@@ -1,11 +1,10 @@
 """`bayesgeom compare`."""
 
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, final
 
-from bayesgeom.commands.base import Command, check_target, save
+from bayesgeom.commands.base import Command, check_target, conclude, note
 from bayesgeom.files import RUNS
 
 
@@ -46,16 +45,12 @@ class Compare(Command):
             diagnosis = restated(self.from_report)
             old = diagnosis[ComparisonReport.name]
             assert isinstance(old, ComparisonReport), "a restated comparison holds one"
-            print(old.table())
-            save(diagnosis, self.out)
-            return 0
+            return conclude(diagnosis, self.out, old.table())
         kept = Kept(runs=self.runs, is_trained=not self.only_existing)
         job = ComparisonJob.of(
             self.architectures, self.tasks, seeds=self.seeds, n=self.n, seed=self.seed, kept=kept
         )  # fmt: skip
         if kept.is_trained:
-            print(job.plan(), file=sys.stderr)
+            note(str(job.plan()))
         report = job.run()
-        print(report.table())
-        save(job.diagnosis(report), self.out)
-        return 0
+        return conclude(job.diagnosis(report), self.out, report.table())

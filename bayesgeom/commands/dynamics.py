@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar, final
 
 import tyro
 
-from bayesgeom.commands.base import Command, check_target, save
+from bayesgeom.commands.base import Command, check_target, conclude
 
 Runs = Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="RUN|CHECKPOINTS…")]
 
@@ -52,10 +52,6 @@ class Dynamics(Command):
             ).run()  # fmt: skip
         report = diagnosis[DynamicsReport.name]
         assert isinstance(report, DynamicsReport), "a job's diagnosis holds its own report"
-        print(f"{diagnosis.title}, {len(report.runs)} training(s), {report.n} sequences\n\n{report.table()}\n")
-        for line in report.headlines():
-            print(line)
-        for what, reason in report.missing.items():
-            print(f"not measured: {what}: {reason}")
-        save(diagnosis, self.out)
-        return 0
+        title = f"{diagnosis.title}, {len(report.runs)} training(s), {report.n} sequences\n\n{report.table()}\n"
+        missing = [f"not measured: {what}: {reason}" for what, reason in report.missing.items()]
+        return conclude(diagnosis, self.out, title, *map(str, report.headlines()), *missing)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, final
 
 import tyro
 
-from bayesgeom.commands.base import Command
+from bayesgeom.commands.base import Command, tell
 from bayesgeom.errors import InvalidArgument
 from bayesgeom.files import RUNS
 
@@ -55,10 +55,10 @@ class Reproduce(Command):
         elif self.ids or self.run:
             status = self._reproduce(chosen)
         elif self.all:
-            print("\n".join(aligned(overview(chosen))))
+            tell("\n".join(aligned(overview(chosen))))
         if self.write_docs:
             for path in write(Path()):
-                print(f"written: {path}")
+                tell(f"written: {path}")
         return status
 
     def _reproduce(self, claims: "Iterable[Claim]") -> int:
@@ -68,15 +68,15 @@ class Reproduce(Command):
 
         are_same = True
         for claim in claims:
-            print(f"{claim.id}: {claim.claim}")
+            tell(f"{claim.id}: {claim.claim}")
             try:
                 again = reproduce(claim, out=None if self.out is None else self.out / claim.id, runs=self.runs)
             except BayesGeomError as error:
                 if self.ids:
                     raise
-                print(f"not run: {error}\n")
+                tell(f"not run: {error}\n")
                 continue
-            print(f"{again.output if not again.found else ''}\n{again.table()}\n")
+            tell(f"{again.output if not again.found else ''}\n{again.table()}\n")
             are_same &= again.is_reproduced
         return 0 if are_same else 1
 
@@ -90,13 +90,13 @@ class Reproduce(Command):
         stale = reports if self.fresh else set()
         for claim in chosen:
             if not claim.numbers or any(run.report is None for run in claim.runs if run.numbers):
-                print(f"{claim.id}: no numbers to record")
+                tell(f"{claim.id}: no numbers to record")
                 continue
             try:
                 measured = record(claim, Path(), stale=stale)
             except BayesGeomError as error:
                 if self.ids:
                     raise
-                print(f"{claim.id}: not recorded: {error}")
+                tell(f"{claim.id}: not recorded: {error}")
                 continue
-            print(f"{claim.id}: {len(measured.numbers)} numbers, {verdict(claim, measured.numbers)}")
+            tell(f"{claim.id}: {len(measured.numbers)} numbers, {verdict(claim, measured.numbers)}")

@@ -1,11 +1,10 @@
 """`bayesgeom train`."""
 
-import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar, Literal, final
 
-from bayesgeom.commands.base import Command, RecipeName
+from bayesgeom.commands.base import Command, RecipeName, note, tell
 from bayesgeom.errors import InvalidArgument
 from bayesgeom.files import RUNS, check_directory
 
@@ -50,7 +49,7 @@ class Train(Command):
         if self.status:
             from bayesgeom.training.queue import progress, status_table
 
-            print(status_table(progress(RUNS if self.out is None else self.out)))
+            tell(status_table(progress(RUNS if self.out is None else self.out)))
             return 0
         if not self.recipe:
             raise InvalidArgument("Missing from bayesgeom train: RECIPE; `bayesgeom train --status` lists the queue.")
@@ -66,11 +65,9 @@ class Train(Command):
         stages = remaining_stages(chosen, out)
         seconds = estimated_seconds(stages, device=self.device, precision=precision)
         n_steps = sum(stage.steps - start for stage, start in stages)
-        print(f"{n_steps:,} steps in {precision}, about {as_duration(seconds)}", file=sys.stderr)
+        note(f"{n_steps:,} steps in {precision}, about {as_duration(seconds)}")
         with kept_in(out, "repeat the command with --resume"):
             module = train(chosen, out, resume=self.resume, device=self.device, precision=precision)
         scores = publish(chosen, module, out / FINISHED, precision=precision)
-        for line in scores.headlines():
-            print(line)
-        print(f"\ncheckpoint: {out / FINISHED}")
+        tell(*map(str, scores.headlines()), f"\ncheckpoint: {out / FINISHED}")
         return 0
