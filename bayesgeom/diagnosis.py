@@ -127,7 +127,7 @@ class Diagnosis(Mapping[str, Report]):
             extra = {"skipped": self.skipped, "inapplicable": self.inapplicable, "provenance": self.provenance}
             write_parts(aside, self.reports, extra)
             self.to_pandas().to_parquet(aside / METRICS)
-            (aside / HTML).write_text(self._page(), encoding="utf-8")
+            (aside / HTML).write_text(self._page(), encoding="utf-8", errors="replace")
 
     @classmethod
     def load(cls, path: str | Path) -> "Diagnosis":
@@ -145,7 +145,7 @@ class Diagnosis(Mapping[str, Report]):
     def html(self, path: str | Path) -> None:
         """Write the page alone: self-contained, opens offline."""
         with file_aside(Path(path)) as aside:
-            aside.write_text(self._page(), encoding="utf-8")
+            aside.write_text(self._page(), encoding="utf-8", errors="replace")
 
     def _page(self) -> str:
         sections = [
