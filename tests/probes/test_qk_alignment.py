@@ -316,7 +316,7 @@ def test_a_layer_without_an_interval_is_undecided_and_one_exactly_at_the_baselin
     visible = torch.arange(n_pos) <= trials.scored_positions()[..., None]
     said = []
     for scores in (5 * related, torch.zeros_like(related)):
-        pattern = softmaxed(scores, visible)[None, :, None]
+        pattern = softmaxed(scores[:, None], visible)[None]
         flat = torch.ones(1, n, n_scored, 1, 2)
         keys = torch.ones(1, n, n_pos, 1, 2)
         report = QKAlignment().measure(planted_run(trials, {s.Q_ROT: flat, s.K_ROT: keys, s.PATTERN: pattern}))
