@@ -23,7 +23,6 @@ import torch
 from torch import nn
 
 from bayesgeom.behaviour import predicted_behaviour
-from bayesgeom.diagnosis import METRICS as TABLE
 from bayesgeom.diagnosis import Diagnosis, provenance
 from bayesgeom.errors import InvalidArgument
 from bayesgeom.files import check_directory, file_aside
@@ -33,6 +32,7 @@ from bayesgeom.monitoring.good_state import GoodState, non_finite
 from bayesgeom.monitoring.measures import METRICS, Measures, chance_levels, measured, undisturbed
 from bayesgeom.monitoring.report import MonitorReport, monitor_report
 from bayesgeom.monitoring.rules import Event, Rules, Thresholds
+from bayesgeom.report import METRICS as TABLE
 from bayesgeom.tasks.base import Branch, derived_seed
 
 EVERY = 100

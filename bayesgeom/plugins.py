@@ -79,9 +79,9 @@ def discovered(package: str, base: type[T]) -> tuple[dict[str, type[T]], tuple[B
         found[vars(plugin)["name"]] = plugin
     broken: list[Broken] = []
     for entry in entry_points(group=package):
-        plugin, fault = _loaded(entry, package, base)
-        if plugin is not None and not (fault := _fault(plugin, found, base)):
-            found[vars(plugin)["name"]] = plugin
+        offered, fault = _loaded(entry, package, base)
+        if offered is not None and not (fault := _fault(offered, found, base)):
+            found[vars(offered)["name"]] = offered
         elif fault:
             reason = f"plug-in {entry.name!r} ({entry.value}) cannot be used: {fault.rstrip('.')}."
             broken.append(Broken(entry.name, reason))
@@ -132,7 +132,7 @@ def _loaded(entry: EntryPoint, package: str, base: type[T]) -> tuple[type[T] | N
         if not inspect.isclass(member) or not any(own.__module__.partition(".")[0] == ours for own in member.__mro__):
             return None, f"it offers no {base.__name__}"
         if issubclass(member, base) and member is not base:
-            missing = ", ".join(sorted(member.__abstractmethods__))
+            missing = ", ".join(sorted(vars(member).get("__abstractmethods__", ())))
             return None, f"{member.__name__} leaves {missing} undefined"
         return None, ""
     return None, loading.fault

@@ -51,7 +51,8 @@ class Effects:
     @property
     def known(self) -> Bool[np.ndarray, " row"]:
         """Where the KL increase has an interval."""
-        return np.isfinite(self.lo) & np.isfinite(self.hi)
+        known: Bool[np.ndarray, " row"] = np.isfinite(self.lo) & np.isfinite(self.hi)
+        return known
 
     def where(self, chosen: Bool[np.ndarray, " row"]) -> "Effects":
         """The rows where `chosen` is true."""

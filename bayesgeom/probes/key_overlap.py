@@ -210,7 +210,7 @@ def _bounds(
 def _bias(rows: Float[np.ndarray, "row *rest"]) -> Float[np.ndarray, "*rest"]:
     """The jackknife estimate of bias; NaN for a single sequence."""
     n = len(rows) - 1
-    return (n - 1 if n > 1 else np.nan) * (rows[1:].mean(axis=0) - rows[0])
+    return np.asarray((n - 1 if n > 1 else np.nan) * (rows[1:].mean(axis=0) - rows[0]))
 
 
 def _levels(

@@ -166,8 +166,8 @@ class PassThresholds(Probe[PassThresholdsReport]):
         chance = [_chance(mark, run, n) for mark in MARKS]
         rates = np.array([c.passes for c in chance])
         verdicts = [
-            _verdict(value, *((value, value) if sure else ends), threshold, others)
-            for value, sure, *ends, threshold, (*others,) in zip(
+            _verdict(value, value if sure else low, value if sure else high, threshold, others)
+            for value, sure, low, high, threshold, others in zip(
                 measured, is_exact, lo, hi, _THRESHOLDS, zip(rates, by_copies, strict=True), strict=True
             )
         ]
