@@ -10,20 +10,34 @@ WORKERS ?= 2
 
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
+PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
+NUMERICAL := $(addprefix tests/,geometry probes models training ablations interventions tasks)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow test-hub lint format bench clean
+.PHONY: help demo test test-all test-tiers test-avx2 test-slow test-hub lint format bench clean
 
 help: ## list what can be made
-	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/\1\t\2/' | expand -t 12
+	@grep -E '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## (.*)/\1\t\2/' | expand -t 12
 
 demo: $(INSTALLED) ## diagnose a shipped checkpoint; the report lies in runs/demo/report.html
 	$(BIN)/bayesgeom diagnose bijection-v20 --out runs/demo
 
-test: $(INSTALLED) ## the default tests: no network, a few minutes
-	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(PYTEST_ARGS)
+test: $(INSTALLED) ## the default tests: no network, under five minutes on two cores
+	$(PYTEST) $(PYTEST_ARGS)
 
-test-slow: $(INSTALLED) ## the tests that take minutes each
+test-all: ## what is too slow for `make test`: lint, the other tiers, the numerical tests without AVX-512
+	$(MAKE) lint
+	$(MAKE) test-tiers
+	$(MAKE) test-avx2
+
+test-tiers: $(INSTALLED) ## families, examples, exhaustive and slow tests
+	$(PYTEST) -m "(families or examples or exhaustive or slow) and not hub" $(PYTEST_ARGS)
+
+# torch, oneDNN and MKL choose their loops by these variables; elsewhere than on x86 they change nothing.
+test-avx2: $(INSTALLED) ## the numerical folders as on a processor without AVX-512
+	ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 MKL_ENABLE_INSTRUCTIONS=AVX2 $(PYTEST) $(NUMERICAL) $(PYTEST_ARGS)
+
+test-slow: $(INSTALLED) ## the slow tests alone
 	$(BIN)/python -m pytest -m slow $(PYTEST_ARGS)
 
 test-hub: $(INSTALLED) ## the tests that need the Hugging Face hub

@@ -15,9 +15,11 @@ from typing import TYPE_CHECKING, final
 
 if TYPE_CHECKING:
     from bayesgeom import ablations as ablations
+    from bayesgeom import claims as claims
     from bayesgeom import monitor as monitor
     from bayesgeom import tasks as tasks
     from bayesgeom.ablate import ablate as ablate
+    from bayesgeom.claims.reproduction import reproduce as reproduce
     from bayesgeom.compare import compare as compare
     from bayesgeom.diagnose import diagnose as diagnose
     from bayesgeom.diagnosis import Diagnosis as Diagnosis
@@ -74,10 +76,12 @@ _HOMES = {
     "relabel": "bayesgeom.relabelling",
     "sweep": "bayesgeom.sweep",
     "replicate": "bayesgeom.replicate",
+    "reproduce": "bayesgeom.claims.reproduction",
     "write_strength": "bayesgeom.intervene",
 }
 _MODULES = {
     "ablations": "bayesgeom.ablations",
+    "claims": "bayesgeom.claims",
     "monitor": "bayesgeom.monitor",
     "subspaces": "bayesgeom.interventions.fits",
     "tasks": "bayesgeom.tasks",

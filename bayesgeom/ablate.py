@@ -22,7 +22,7 @@ from bayesgeom.errors import HookFault, InvalidArgument
 from bayesgeom.models.base import Model
 from bayesgeom.models.replayer import Replayer, Variant
 from bayesgeom.models.resolve import ModelLike, TaskLike, as_model, scored_task_of
-from bayesgeom.probes.key_overlap import KeyOverlap, hypothesis_overlap
+from bayesgeom.probes.key_overlap import KeyOverlap, overlap_by_view
 from bayesgeom.progress import bar, kept_in
 from bayesgeom.sites import Site
 from bayesgeom.tasks.base import Branch, WindTunnel, derived_seed
@@ -153,7 +153,7 @@ class AblationJob:
             "method": self.method,
             "battery": len(self.battery),
         }
-        where = provenance(self.model.spec, self.task, arguments)
+        where = provenance(self.model, self.task, arguments)
         return Diagnosis.of(report, where)
 
     def _tally(self, score: Callable[[Trials, Trials], TileScores], out: Path | None) -> Tally:
@@ -176,16 +176,22 @@ class AblationJob:
         return tally
 
     def _key_overlap_pick(self) -> str:
-        """The head whose hypothesis keys overlap least: key overlap's own choice; "" where no keys have an angle."""
-        needed = KeyOverlap.needs.sites
-        if not set(needed) <= self.model.sites:
+        """The head of layer 0 with the least key overlap, for each token set and reading of the keys, joined by "; ".
+
+        Where several heads share their keys it is a key head, L0K0 and not L0H0, and no single head is chosen. Empty
+        for a model without keys, and where no keys have an angle.
+        """
+        if not set(KeyOverlap.needs.sites) <= self.model.sites:
             return ""
+        wanted = (*KeyOverlap.needs.sites, *(site for site in KeyOverlap.needs.optional if site in self.model.sites))
         blocks = self.task.stream(N_KEYS, seed=derived_seed(self.seed, Branch.TRIALS), device=self.model.spec.device)
-        view, overlap = hypothesis_overlap(self.model.run(blocks, record=needed, n_recorded=N_KEYS))
-        if not np.isfinite(overlap).any():
-            return ""
-        layer, head = np.unravel_index(np.nanargmin(overlap), overlap.shape)
-        return f"L{layer}H{head} ({view}, mean |cos| {overlap[layer, head]:.3f})"
+        found = overlap_by_view(self.model.run(blocks, record=wanted, n_recorded=N_KEYS))
+        letter = "H" if self.model.spec.n_kv_heads == self.model.spec.n_heads else "K"
+        return "; ".join(
+            f"L0{letter}{np.nanargmin(overlap[0])} ({view}, mean |cos| {np.nanmin(overlap[0]):.3f})"
+            for view, overlap in found.items()
+            if np.isfinite(overlap[0]).any()
+        )
 
     def _means(self, variants: Sequence[Variant], replayer: Replayer) -> Means:
         """The task's mean activation, per position, wherever a variant acts; over trials of their own."""

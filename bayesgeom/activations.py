@@ -10,6 +10,7 @@ from torch import Tensor
 
 from bayesgeom.errors import MissingSite
 from bayesgeom.information import entropy_bits
+from bayesgeom.memory import WindowScores
 from bayesgeom.sites import Site
 from bayesgeom.trials import Trials
 
@@ -76,6 +77,7 @@ class Run:
     - `trials`, `log_answers`, `recorded`: the sequences whose activations were kept, the first of the stream.
     - `log_answers`: natural log of the model's probability of each answer, renormalised over the answers.
     - `seed`: what a probe's own resampling starts from.
+    - `windows`: the window observers' scores on all `n` sequences, where the task has latent dynamics.
     """
 
     spec: ModelSpec
@@ -86,6 +88,7 @@ class Run:
     log_answers: Float[Tensor, "batch query_pos answer"]
     recorded: Mapping[Site, Shaped[Tensor, "layer *axes"]]
     seed: int
+    windows: WindowScores | None = None
 
     @property
     def n(self) -> int:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from bayesgeom.activations import Behaviour
 from bayesgeom.information import NATS_PER_BIT, entropy_bits, kl_bits, total_variation
+from bayesgeom.memory import WindowScores, joined, window_scores
 from bayesgeom.trials import Trials
 
 _AT_ONCE = 2**15  # logits reduced together: what stays in the processor's cache
@@ -98,6 +99,7 @@ class BehaviourLog:
         self.n = 0
         self._rows = np.empty((0, 0, 0), dtype=np.float32)
         self._columns: tuple[tuple[str, str], ...] = ()
+        self._windows: list[WindowScores] = []
 
     def add(
         self,
@@ -106,7 +108,12 @@ class BehaviourLog:
         leak: Float64[Tensor, "batch query_pos"],
         nulls: Mapping[str, Float64[Tensor, "batch query_pos answer"]],
     ) -> None:
-        """Score the next block: what the model says, and what null predictors say, at the scored positions."""
+        """Score the next block: what the model says, and what null predictors say, at the scored positions.
+
+        With null predictors, window observers are scored too, where the task has latent dynamics.
+        """
+        if nulls and (windows := window_scores(trials)) is not None:
+            self._windows.append(windows)
         scored = _columns_of("model", behaviour(trials, log_answers, leak))
         exact = _at_realised(trials, trials.at_scored(trials.predictive).log())
         scored |= {("exact", field): values for field, values in exact.items()}
@@ -147,6 +154,10 @@ class BehaviourLog:
             for name, own in of.items()
         }
         return model, exact, nulls
+
+    def windows(self) -> WindowScores | None:
+        """Return the window observers' scores on all sequences; None where the task has no latent dynamics."""
+        return joined(self._windows)
 
     def _make_room(self, more: int, shape: tuple[int, int]) -> None:
         needed = self.n + more

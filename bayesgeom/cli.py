@@ -1,35 +1,91 @@
 """The command line: arguments in, tables out. Exit status 0: done; 1: a selftest failed; 2: bad arguments or input."""
 
+import codecs
 import contextlib
 import io
 import os
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 
 import tyro
 
-from bayesgeom.commands.base import Command
+from bayesgeom.commands.base import Command, flush, note
 from bayesgeom.errors import BayesGeomError, InvalidArgument
 from bayesgeom.plugins import discover
+
+_PLAIN = "bayesgeom.plain"
+_ALIKE = {"─": "-", "–": "-", "—": "-", "−": "-", "→": ">", "‖": "|", "·": ".", "…": ".", "×": "x", "≤": "<", "≥": ">"}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit status; a user's mistake is one line on standard error."""
     try:
-        return int(_parsed(arguments)())
+        with _any_encoding(), _flushed():
+            return int(parsed(arguments)())
     except BayesGeomError as error:
-        print(f"bayesgeom: {error}", file=sys.stderr)
+        notes = _notes(error)
+        note("; ".join([f"bayesgeom: {error}".rstrip("." if notes else ""), *notes]))
         return 2
     except BrokenPipeError:  # whoever read the output, `head` say, has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except KeyboardInterrupt as stopped:
-        print("; ".join(["bayesgeom: interrupted", *vars(stopped).get("__notes__", [])]), file=sys.stderr)
+        note("; ".join(["bayesgeom: interrupted", *_notes(stopped)]))
         return 130
+    finally:
+        _drop_unwritable()
 
 
-def _parsed(arguments: Sequence[str] | None) -> Command:
+def _notes(error: BaseException) -> list[str]:
+    return list(vars(error).get("__notes__", []))
+
+
+@contextlib.contextmanager
+def _any_encoding() -> Iterator[None]:
+    """Let standard output replace characters that it cannot encode, instead of ending the command."""
+    stream = sys.stdout
+    if not isinstance(stream, io.TextIOWrapper) or stream.errors != "strict":
+        yield
+        return
+    codecs.register_error(_PLAIN, _plain)
+    stream.reconfigure(errors=_PLAIN)
+    try:
+        yield
+    finally:
+        with contextlib.suppress(OSError):
+            stream.reconfigure(errors="strict")
+
+
+def _plain(error: UnicodeError) -> tuple[str, int]:
+    """What stands for characters that cannot be encoded: one each, so that tables stay aligned."""
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    part = error.object[error.start : error.end]
+    return "".join(_ALIKE.get(character, "?") for character in part), error.end
+
+
+@contextlib.contextmanager
+def _flushed() -> Iterator[None]:
+    """Write what is buffered before the process ends, where a failure could not be told; help ends by SystemExit."""
+    try:
+        yield
+    except SystemExit:
+        flush()
+        raise
+    flush()
+
+
+def _drop_unwritable() -> None:
+    """Let what standard output did not take go: the interpreter would try again, and complain, when it ends."""
+    try:
+        flush()
+    except OSError:
+        with contextlib.suppress(OSError), Path(os.devnull).open("w") as nowhere:
+            os.dup2(nowhere.fileno(), sys.stdout.fileno())
+
+
+def parsed(arguments: Sequence[str] | None) -> Command:
     """The command that was asked for. **Raises** `InvalidArgument` with what tyro says of arguments, on one line."""
     given = sys.argv[1:] if arguments is None else arguments
     # mypy: an abstract class as a value is what discovery is about.

@@ -1,4 +1,4 @@
-"""`compare`: train what is missing, load what exists, and set every architecture beside the exact posterior."""
+"""`compare`: load or train every architecture on every task, and score them against the exact posterior."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,13 +7,12 @@ from typing import final
 
 from bayesgeom.comparison.cell import Cell, cell
 from bayesgeom.comparison.report import ComparisonReport, comparison_report
-from bayesgeom.comparison.verdict import PUBLISHED
 from bayesgeom.diagnosis import Diagnosis, provenance
 from bayesgeom.errors import InvalidArgument
 from bayesgeom.files import RUNS
-from bayesgeom.training.compared import ARCHITECTURES, TASKS
+from bayesgeom.training.compared import ALL_TASKS, ARCHITECTURES, TASKS, architectures_of
 from bayesgeom.training.kept import Kept, Plan
-from bayesgeom.training.scores import N_SCORED, Scores, check_counts, scores_of
+from bayesgeom.training.scores import N_SCORED, check_counts, scores_of
 
 
 def compare(
@@ -26,12 +25,13 @@ def compare(
     runs: str | Path = RUNS,
     is_trained: bool = True,
 ) -> ComparisonReport:
-    """How far each architecture gets on each task: KL, entropy error, share of the gap closed, and a verdict.
+    """Compare architectures on tasks: KL, entropy error, share of the gap closed, baselines, and a verdict per cell.
 
     Models are taken from the named checkpoints, or from `runs`; what is in neither is trained there, for hours, and a
     training that was stopped goes on. Where `is_trained` is false, what is missing is left out and named as missing.
-    `seeds` is how many trainings of each; `n` sequences score each model. A cell whose verdict differs from the one
-    published is trained once more, with another seed and twice the budget. One name may stand for a list of one.
+    `seeds` is the number of trainings of each, all at the same budget; one seed gives no verdict. `n` sequences score
+    each model. Second seeds with twice the budget that exist already are listed as checks and decide nothing. One name
+    may stand for a list of one.
 
     **Raises** `UnknownName` for tasks and architectures that are not compared, and where nothing may be trained and
     nothing is there; `InvalidArgument` for fewer than one seed; `CheckpointFault`, before anything is trained, where a
@@ -76,32 +76,28 @@ class ComparisonJob:
 
     def cells(self) -> list[Cell]:
         """What is trained at the stated budget. **Raises** `UnknownName`."""
-        rows = [(task, architecture) for task in self.tasks for architecture in self.architectures]
+        rows = [(task, architecture) for task in self.tasks for architecture in self.architectures_on(task)]
         return [cell(*row, seed=seed) for row in rows for seed in range(self.seeds)]
 
+    def architectures_on(self, task: str) -> tuple[str, ...]:
+        """Return the requested architectures that have a recipe on this task; all of them where none has."""
+        own = tuple(name for name in self.architectures if task in ALL_TASKS and name in architectures_of(task))
+        return own or self.architectures
+
     def plan(self) -> Plan:
-        """What is there and what is to be trained, checks aside. **Raises** as `Kept.plan` does, for checks too."""
-        wanted = self.cells()
-        self.kept.check(_check_of(own).recipe for own in wanted if own.architecture in PUBLISHED.get(own.task, {}))
-        return self.kept.plan(own.recipe for own in wanted)
+        """Return what is there and what is to be trained. **Raises** as `Kept.plan` does, for checks too."""
+        self.kept.check(own.recipe for own in self._checks())
+        return self.kept.plan(own.recipe for own in self.cells())
 
     def run(self) -> ComparisonReport:
-        """Every cell, then a check of each that differs from what was published."""
+        """Score every cell at the stated budget, and the checks that exist."""
         plan, wanted = self.plan(), self.cells()
         missing = [own.name for own in wanted if own.recipe in plan.missing]
         cells = [own for own in wanted if own.name not in missing]
-        scores = self._scores(cells)
-        first = comparison_report(cells, scores, seed=self.seed, missing=missing)
-        differing = {
-            (own.task, own.architecture): _check_of(own)
-            for own, standing in zip(cells, first.standings, strict=True)
-            if standing.startswith("differs")
-        }
-        checks = [own for own in differing.values() if self.kept.is_trained or self.kept.has(own.recipe)]
-        if not checks:
-            return first
-        scores += self._scores(checks)
-        return comparison_report([*cells, *checks], scores, seed=self.seed, missing=missing)
+        cells += [own for own in self._checks() if self.kept.has(own.recipe)]
+        recipes = [own.recipe for own in cells]
+        scores = scores_of(recipes, self.kept, n=self.n, seed=self.seed)
+        return comparison_report(cells, scores, seed=self.seed, missing=missing)
 
     def diagnosis(self, report: ComparisonReport) -> Diagnosis:
         """The report with its provenance, ready to be saved."""
@@ -110,13 +106,10 @@ class ComparisonJob:
         weights = dict(zip(report.checkpoints, report.weights_hashes, strict=True))
         return Diagnosis.of(report, where | {"weights": weights})
 
-    def _scores(self, cells: Sequence[Cell]) -> list[Scores]:
-        return scores_of([own.recipe for own in cells], self.kept, n=self.n, seed=self.seed)
-
-
-def _check_of(own: Cell) -> Cell:
-    """The same with another seed and twice the budget."""
-    return cell(own.task, own.architecture, seed=1, is_check=True)
+    def _checks(self) -> list[Cell]:
+        """Second seeds with twice the budget: they are no seeds at equal budget, and none is trained."""
+        rows = [(task, architecture) for task in self.tasks for architecture in self.architectures_on(task)]
+        return [cell(*row, seed=1, is_check=True) for row in rows]
 
 
 def _names(asked: str | Sequence[str]) -> tuple[str, ...]:

@@ -11,7 +11,7 @@ from bayesgeom.errors import InvalidArgument, MissingSite, NoCopy, TaskMismatch,
 from bayesgeom.generalisation.relabelling_report import RelabellingReport
 from bayesgeom.models.base import Model
 from bayesgeom.models.resolve import ModelLike, TaskLike, as_model, task_of
-from bayesgeom.plugins import discover
+from bayesgeom.plugins import Contained, discovered, is_foreign
 from bayesgeom.probes.base import Needs, Probe
 from bayesgeom.progress import bar
 from bayesgeom.relabelling import RelabellingJob
@@ -66,16 +66,18 @@ def diagnose(
     try:
         for own in (derived_seed(seed, Branch.FRESH, index) for index in range(nulls)):
             # No name holds a copy: it is gone before the next is made, and before the model itself is run.
-            found = _untrained(subject.fresh(own), plan, stream, min(n, N_RECORDED), seed)
+            found, faults = _untrained(subject.fresh(own), plan, stream, min(n, N_RECORDED), seed)
+            skipped |= faults
             for name, report in found.items():
                 fresh[name].append(report)
     except NoCopy as reason:
         skipped[_INITIALISATION] = str(reason)
     run = _run(subject, chosen, blocks, plan.sites, seed, progress=-(-n // 128))
-    reports = {name: probe.measure(run, fresh[name]) for name, probe in plan.served.items()}
+    reports, faults = _measured(plan, run, {name: own for name, own in fresh.items() if name not in skipped})
+    skipped |= faults
     reports |= _further_passes(subject, chosen, run, plan.renaming, seed=seed, ablations=ablations)
     arguments = {"n": n, "seed": seed, "nulls": nulls, "probes": tuple(plan.served), "ablations": ablations}
-    where = provenance(run.spec, chosen, arguments) | {"n_recorded": run.n_recorded}
+    where = provenance(subject, chosen, arguments) | {"n_recorded": run.n_recorded}
     return Diagnosis(reports=reports, skipped=skipped, inapplicable=plan.inapplicable, provenance=where)
 
 
@@ -92,17 +94,46 @@ def _further_passes(
 
 
 def all_probes() -> dict[str, AnyProbe]:
-    """One of every probe that is installed, by name."""
+    """One of every probe that is installed and can be used, by name."""
+    return _probes()[0]
+
+
+def broken_probes() -> dict[str, str]:
+    """Why a plug-in of another package cannot be used as a probe, by the name of its entry point."""
+    return _probes()[1]
+
+
+def _probes() -> tuple[dict[str, AnyProbe], dict[str, str]]:
     # mypy: an abstract class as a value is what discovery is about.
-    return {name: kind() for name, kind in discover("bayesgeom.probes", Probe).items()}  # type: ignore[type-abstract]
+    kinds, unusable = discovered("bayesgeom.probes", Probe)  # type: ignore[type-abstract]
+    found: dict[str, AnyProbe] = {}
+    broken = {own.name if own.name not in kinds else f"{own.name} (plug-in)": own.reason for own in unusable}
+    for name, kind in kinds.items():
+        with Contained(is_foreign=is_foreign(kind)) as making:
+            found[name] = _checked(kind())
+        if making.fault:
+            broken[name] = f"plug-in {name!r} ({kind.__module__}) cannot be used: {making.fault.rstrip('.')}."
+    return found, broken
+
+
+def _checked(probe: AnyProbe) -> AnyProbe:
+    """The probe. **Raises** `InvalidArgument` where it does not say what it reads."""
+    if not isinstance(probe.needs, Needs):
+        raise InvalidArgument(f"its needs must be a Needs(…), got {probe.needs!r}")
+    return probe
 
 
 @final
 @dataclass(frozen=True, kw_only=True)
 class _Plan:
-    """Probes that will run, the sites that they read together, and why the others will not: model, or task."""
+    """Probes that will run, the sites that they read together, and why the others will not: model, or task.
+
+    `contained`: those of other packages, whose errors cost their own report alone unless they were named.
+    """
 
     served: dict[str, AnyProbe]
+    contained: frozenset[str]
+    is_named: bool
     sites: tuple[Site, ...]
     skipped: dict[str, str]
     inapplicable: dict[str, str]
@@ -135,11 +166,15 @@ def _plan(
     probes = [probes] if isinstance(probes, str | Probe) else probes
     if probes is not None and not probes:
         raise InvalidArgument(f"probes names none: leave it out for all, or choose from: {', '.join(sorted(known))}.")
+    if probes is not None and (named := [own for own in broken_probes().items() if own[0] in probes]):
+        raise InvalidArgument(named[0][1])
     asked: dict[str, AnyProbe] = {}
     for item in known.values() if probes is None else probes:
         probe = _named(item, known) if isinstance(item, str) else item
         asked[probe.name] = probe
     served, skipped, inapplicable, sites = {}, dict[str, str](), dict[str, str](), dict[Site, None]()
+    if probes is None:
+        skipped |= broken_probes()
     for name, probe in asked.items():
         try:
             _require_trials(probe.needs, trials, by=f"probe {name!r}")
@@ -159,8 +194,11 @@ def _plan(
     # Calibration leads, as the question that the others explain.
     first = sorted(served, key=lambda name: (name != "calibration", list(served).index(name)))
     chosen = {name: served[name] for name in first}
+    by_name = set(known) if probes is None else {item.partition(":")[0] for item in probes if isinstance(item, str)}
+    foreign = frozenset(n for n, probe in chosen.items() if n in by_name and is_foreign(type(probe)))
     return _Plan(
-        served=chosen, sites=tuple(sites), skipped=skipped, inapplicable=inapplicable, renaming=renaming
+        served=chosen, contained=foreign, is_named=probes is not None, sites=tuple(sites), skipped=skipped,
+        inapplicable=inapplicable, renaming=renaming,
     )  # fmt: skip
 
 
@@ -188,10 +226,36 @@ def _require_trials(needs: Needs, trials: Trials, by: str) -> None:
         raise TaskMismatch(f"{by} compares sequences of several kinds; this task has {kinds}.")
 
 
-def _untrained(copy: Model, plan: _Plan, stream: _Stream, n: int, seed: int) -> dict[str, Report]:
-    """What every probe says of a copy at initialisation."""
+def _untrained(
+    copy: Model, plan: _Plan, stream: _Stream, n: int, seed: int
+) -> tuple[dict[str, Report], dict[str, str]]:
+    """What every probe says of an untrained network, and which plug-ins failed."""
     run = _run(copy, stream.task, stream.blocks(n), plan.sites, seed)
-    return {name: probe.measure(run) for name, probe in plan.served.items()}
+    return _measured(plan, run, {name: [] for name in plan.served})
+
+
+def _measured(
+    plan: _Plan, run: Run, untrained: Mapping[str, Sequence[Report]]
+) -> tuple[dict[str, Report], dict[str, str]]:
+    """The reports on a run of the probes that `untrained` names, and why plug-ins failed."""
+    reports, faults = dict[str, Report](), dict[str, str]()
+    for name, before in untrained.items():
+        with Contained(is_foreign=name in plan.contained) as measuring:
+            report = plan.served[name].measure(run, before)
+            reports[name] = _usable(report) if name in plan.contained else report
+        if measuring.fault:
+            faults[name] = f"plug-in {name!r} failed: {measuring.fault.rstrip('.')}."
+            if plan.is_named:
+                raise InvalidArgument(faults[name])
+    return reports, faults
+
+
+def _usable(report: object) -> Report:
+    """The report of a plug-in. **Raises** whatever its parts raise that tables and files are made from."""
+    if not isinstance(report, Report):
+        raise InvalidArgument(f"its measure must return a Report, got {type(report).__name__} {report!r:.40}")
+    report.headlines(), report.records(), report.scalars(), report.arrays(), report.figure()
+    return report
 
 
 def _run(

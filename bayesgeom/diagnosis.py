@@ -12,17 +12,17 @@ from bayesgeom.activations import ModelSpec
 from bayesgeom.charts.page import Section, page
 from bayesgeom.errors import OutputFault, unknown_name
 from bayesgeom.files import check_directory, directory_aside, file_aside
+from bayesgeom.models.base import Model
 from bayesgeom.models.checkpoint import versions
 from bayesgeom.plugins import discover
 from bayesgeom.report import (
-    ARRAYS,
-    JSON,
-    PARTS,
-    PROGRESS,
+    HTML,
+    METRICS,
     Headline,
     Record,
     Report,
     aligned,
+    check_holds_report_alone,
     headline_cells,
     read_parts,
     write_parts,
@@ -32,8 +32,6 @@ from bayesgeom.tasks.base import WindTunnel
 if TYPE_CHECKING:
     import pandas as pd
 
-METRICS, HTML = "metrics.parquet", "report.html"
-_OURS = {JSON, ARRAYS, METRICS, HTML, PROGRESS, PARTS, ".DS_Store"}  # the last: macOS leaves it in every folder seen
 _WITH_REPORTS = (
     "probes", "ablations", "interventions", "comparison", "over_training", "generalisation", "gradient_laws", "em",
     "monitoring",
@@ -92,7 +90,14 @@ class Diagnosis(Mapping[str, Report]):
         rows += [(name, line.label, *headline_cells(line)) for name, line in self.headlines()]
         lines = aligned(rows)
         rule = "  ".join("─" * max(map(len, column)) for column in zip(*rows, strict=True))
-        skipped = [f"skipped {name}: {reason}" for name, reason in self.skipped.items()]
+        skipped = [
+            f"no interval, {n}, {own.label}: {own.no_interval}" for n, own in self.headlines() if own.no_interval
+        ]
+        skipped += [f"skipped {name}: {reason}" for name, reason in self.skipped.items()]
+        if foreign := self.provenance.get("foreign_hooks"):
+            skipped.append(
+                f"forward hooks that bayesgeom did not set may have edited activations: {', '.join(foreign)}"
+            )
         if self.inapplicable:
             skipped.append(f"not for this task: {', '.join(self.inapplicable)}")
         return "\n".join([self.title, "", lines[0], rule, *lines[1:], *([""] if skipped else []), *skipped])
@@ -122,7 +127,7 @@ class Diagnosis(Mapping[str, Report]):
             extra = {"skipped": self.skipped, "inapplicable": self.inapplicable, "provenance": self.provenance}
             write_parts(aside, self.reports, extra)
             self.to_pandas().to_parquet(aside / METRICS)
-            (aside / HTML).write_text(self._page(), encoding="utf-8")
+            (aside / HTML).write_text(self._page(), encoding="utf-8", errors="replace")
 
     @classmethod
     def load(cls, path: str | Path) -> "Diagnosis":
@@ -140,7 +145,7 @@ class Diagnosis(Mapping[str, Report]):
     def html(self, path: str | Path) -> None:
         """Write the page alone: self-contained, opens offline."""
         with file_aside(Path(path)) as aside:
-            aside.write_text(self._page(), encoding="utf-8")
+            aside.write_text(self._page(), encoding="utf-8", errors="replace")
 
     def _page(self) -> str:
         sections = [
@@ -162,14 +167,18 @@ def report_kinds() -> dict[str, type[Report]]:
 
 
 def provenance(
-    model: ModelSpec | Mapping[str, Any], task: WindTunnel | str, arguments: Mapping[str, Any]
+    model: Model | ModelSpec | Mapping[str, Any], task: WindTunnel | str, arguments: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Where numbers come from: model, weights, task, arguments, versions. No clock: same seed, same file.
 
-    Of several models or tasks, their name and architecture, and what they are called together.
+    Of several models or tasks, their name and architecture, and what they are called together. `foreign_hooks` names
+    the submodules whose forward hooks bayesgeom did not set, where there are any: they may have edited activations.
     """
+    foreign = model.foreign_hooks() if isinstance(model, Model) else ()
+    spec = model.spec if isinstance(model, Model) else model
     return {
-        "model": model.to_dict() if isinstance(model, ModelSpec) else dict(model),
+        "model": spec.to_dict() if isinstance(spec, ModelSpec) else dict(spec),
+        **({"foreign_hooks": list(foreign)} if foreign else {}),
         **({} if isinstance(task, str) else {"task": task.config()}),
         "task_label": str(task),
         "arguments": dict(arguments),
@@ -180,11 +189,5 @@ def provenance(
 
 def check_target(path: Path) -> None:
     """**Raises** `OutputFault` unless a run directory can be written here; asked before any work is done."""
-    try:
-        foreign = sorted(entry.name for entry in path.iterdir() if entry.name not in _OURS) if path.is_dir() else []
-    except OSError as error:
-        raise OutputFault(f"cannot look into {path}: {error.strerror}.") from error
-    if foreign:
-        named = ", ".join(foreign[:3])
-        raise OutputFault(f"{path} holds something else than a report ({named}); name an empty or a new directory.")
+    check_holds_report_alone(path)
     check_directory(path)

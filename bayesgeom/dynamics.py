@@ -84,9 +84,9 @@ class DynamicsJob:
         n_before = sum(map(len, before))
         with bar(total=total, initial=n_before, desc="snapshots", unit="snapshot", leave=False) as shown:
             found = [self._measured(run, held, shown) for run, held in zip(self.runs, before, strict=True)]
-        report = dynamics_report(self.runs, found, n=self.bench.n)
+        report = dynamics_report(self.runs, found, n=self.bench.n, seed=self.bench.seed)
         pictures = (
-            film(self.runs[0], found[0], n=self.bench.n),
+            film(self.runs[0], found[0], n=self.bench.n, seed=self.bench.seed),
             attention_maps(self.runs[0], found[0], self.maps_at),
         )
         reports = {own.name: own for own in (report, *pictures) if own is not None}

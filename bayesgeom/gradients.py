@@ -100,7 +100,7 @@ class GradientJob:
     def diagnosis(self, report: GradientReport) -> Diagnosis:
         """The report as a diagnosis of its own, with provenance, ready to be saved."""
         arguments: dict[str, Any] = {"n": self.n, "seed": self.seed, "targets": self.targets}
-        where = provenance(self.model.spec, self.task, arguments)
+        where = provenance(self.model, self.task, arguments)
         return Diagnosis.of(report, where)
 
     def _tiles(self, model: Model) -> Iterator[Trials]:

@@ -18,20 +18,21 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, Protocol, final, runtime_checkable
 
+import numpy as np
 import torch
 from torch import nn
 
 from bayesgeom.behaviour import predicted_behaviour
-from bayesgeom.diagnosis import METRICS as TABLE
 from bayesgeom.diagnosis import Diagnosis, provenance
 from bayesgeom.errors import InvalidArgument
 from bayesgeom.files import check_directory, file_aside
 from bayesgeom.models.base import Model
 from bayesgeom.models.resolve import TaskLike, as_model, task_of
-from bayesgeom.monitoring.good_state import GoodState
+from bayesgeom.monitoring.good_state import GoodState, non_finite
 from bayesgeom.monitoring.measures import METRICS, Measures, chance_levels, measured, undisturbed
 from bayesgeom.monitoring.report import MonitorReport, monitor_report
 from bayesgeom.monitoring.rules import Event, Rules, Thresholds
+from bayesgeom.report import METRICS as TABLE
 from bayesgeom.tasks.base import Branch, derived_seed
 
 EVERY = 100
@@ -42,7 +43,7 @@ _LOG = logging.getLogger("bayesgeom.monitor")
 @final
 @dataclass(frozen=True, kw_only=True)
 class Response:
-    """What to do about degeneration, and about which.
+    """What to do about degeneration, and about which. Weights or KL that are not finite always call for the action.
 
     `action`: "warn" says so; "stop" also sets `should_stop`; "roll_back" puts the last good state back, `most` times,
     and then stops. `optimiser`'s state is kept and put back with the weights. `folder` keeps the state there instead of
@@ -122,7 +123,7 @@ class Monitor:
         self._rules = Rules(thresholds)
         self._good = GoodState(self.model.module, response.optimiser, response.folder)
         self._steps, self._measures = list[int](), list[Measures]()
-        self._rollbacks = 0
+        self._rollbacks, self._was_broken = 0, False
 
     def __call__(self, step: int) -> tuple[Event, ...]:
         """Measure if it is time; what was noticed and done."""
@@ -134,8 +135,13 @@ class Monitor:
         self._steps.append(step)
         self._measures.append(found)
         chance = {**self.chance, "separation": found.separation_null}
-        noticed = self._rules.update(step, found.summary(), found.kl_bits, chance)
-        events = (*noticed, *self._responded(step, noticed, found))
+        broken = self._broken(step, found)
+        if broken is None:
+            noticed = self._rules.update(step, found.summary(), found.kl_bits, chance)
+        else:  # no other rule can be judged; said once, until the numbers are finite again
+            noticed = [] if self._was_broken else [broken]
+        events = (*noticed, *self._responded(step, noticed if broken is None else [broken], found))
+        self._was_broken = broken is not None
         for event in events:
             _LOG.log(logging.WARNING if event.is_warning else logging.INFO, "%s", event)
         self.events += events
@@ -162,7 +168,7 @@ class Monitor:
         """The report as a diagnosis of its own; the provenance's weights are those at the start."""
         report = self.report()
         arguments = {"n": self.settings.n, "seed": self.settings.seed, "every": self.every}
-        where = provenance(self.model.spec, self.task, arguments)
+        where = provenance(self.model, self.task, arguments)
         return Diagnosis.of(report, where)
 
     def save(self, path: str | Path) -> None:
@@ -172,7 +178,7 @@ class Monitor:
     def _responded(self, step: int, noticed: list[Event], found: Measures) -> list[Event]:
         """Keep a good state, or act on a bad one."""
         response = self.response
-        bad = [event for event in noticed if event.kind == "degenerated" and event.metric in response.marks]
+        bad = [event for event in noticed if _calls_for_action(event, response.marks)]
         if response.action == "roll_back" and not bad and self._rules.is_healthy(found.kl_bits, response.marks):
             self._good.keep(step)
         if not bad or response.action == "warn":
@@ -185,6 +191,17 @@ class Monitor:
             return [self._done(step, "rolled back", cause, float(back))]
         self.should_stop = True
         return [self._done(step, "stopped", cause, cause.value)]
+
+    def _broken(self, step: int, found: Measures) -> Event | None:
+        """The event of weights or KL that are not finite: the first rule, whatever the response acts on."""
+        bad = {
+            "weights": non_finite(self.model.module.state_dict().values()),
+            "kl_bits": int((~np.isfinite(found.kl_bits)).sum()) if self._trials.has_posterior else 0,
+        }
+        wrong = next((metric for metric, count in bad.items() if count), None)
+        if wrong is None:
+            return None
+        return Event(step=step, kind="not finite", metric=wrong, value=float(bad[wrong]), threshold=0.0)
 
     @staticmethod
     def _done(step: int, kind: Literal["rolled back", "stopped"], cause: Event, value: float) -> Event:
@@ -253,6 +270,10 @@ def trainer_callback(
                 self.monitor.save(settings.out)
 
     return Watch()
+
+
+def _calls_for_action(event: Event, marks: frozenset[str]) -> bool:
+    return event.kind == "not finite" or (event.kind == "degenerated" and event.metric in marks)
 
 
 def _unwrapped(model: Model | nn.Module) -> Model | nn.Module:

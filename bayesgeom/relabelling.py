@@ -1,4 +1,4 @@
-"""`relabel`: the paired test of invariance. The same latent problems, their hypotheses renamed consistently."""
+"""`relabel`: a paired test of invariance. The same latent problems with their hypotheses renamed consistently."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -23,11 +23,13 @@ _NAMES = 5  # branch of the seed
 
 
 def relabel(model: ModelLike, task: TaskLike | None = None, *, n: int = 512, seed: int = 0) -> RelabellingReport:
-    """How the answers change when hypotheses are renamed: values of a bijection or of recall, hidden states of an HMM.
+    """Measure how the answers change when hypotheses are renamed: values of a bijection or recall, states of an HMM.
 
-    Every one of `n` fresh sequences is shown as it is and under a random renaming of its own.
+    The model sees each of `n` fresh sequences as drawn, and under a random renaming of its own.
 
-    **Raises** `TaskMismatch` where a task's hypotheses cannot be renamed, `InvalidArgument` for n < 2.
+    Raises:
+        TaskMismatch: The task's hypotheses cannot be renamed.
+        InvalidArgument: n is less than 2.
     """
     return RelabellingJob.of(model, task, n=n, seed=seed).run()
 
@@ -76,12 +78,13 @@ class RelabellingJob:
                 entropy_error_bits=np.abs(stuck.model_entropy_bits - stuck.exact_entropy_bits),
                 answers=_with_first_names(given, names).cpu().numpy(),
             ),
+            uniform_kl_bits=_uniform_kl_bits(before, given.shape[-1]),
             seed=derived_seed(self.seed, Branch.RESAMPLING),
         )
 
     def diagnosis(self, report: RelabellingReport) -> Diagnosis:
         """The report with its provenance, ready to be saved."""
-        where = provenance(self.model.spec, self.task, {"n": self.n, "seed": self.seed})
+        where = provenance(self.model, self.task, {"n": self.n, "seed": self.seed})
         return Diagnosis.of(report, where)
 
     def _pass(self, *, is_renamed: bool) -> Run:
@@ -110,6 +113,11 @@ def _scored(run: Run, answers: Tensor) -> Scored:
         entropy_error_bits=np.abs(own.model_entropy_bits[first].astype(np.float64) - own.exact_entropy_bits[first]),
         answers=answers.cpu().numpy(),
     )
+
+
+def _uniform_kl_bits(run: Run, n_answers: int) -> float:
+    """KL of a uniform prediction: log2 of the number of answers minus the mean exact entropy."""
+    return float(np.log2(n_answers) - run.behaviour.exact_entropy_bits.mean(dtype=np.float64))
 
 
 def _with_first_names(answers: Tensor, names: Int64[Tensor, "batch name"]) -> Tensor:

@@ -1,6 +1,5 @@
 """`replicate`: one recipe under several seeds, trained where it is missing and loaded where it is there."""
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,10 +10,10 @@ from bayesgeom.files import RUNS
 from bayesgeom.over_training.replication import Replica, ReplicationReport, replication_report
 from bayesgeom.tasks.base import Branch, derived_seed
 from bayesgeom.training.kept import Kept, Plan
-from bayesgeom.training.loop import LOG
 from bayesgeom.training.recipe import Recipe
 from bayesgeom.training.recipes import recipe as committed
 from bayesgeom.training.scores import N_SCORED, Scores, check_counts, scores_of
+from bayesgeom.training.state import LOG, read_log
 
 N_SEEDS = 5
 
@@ -97,5 +96,4 @@ class ReplicationJob:
 
 def _log(path: Path) -> Mapping[int, tuple[float, float]]:
     """A run's log by step: KL in bits and loss in nats; empty where none was kept."""
-    lines = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-    return {int(line["step"]): (float(line["kl_bits"]), float(line["loss_nats"])) for line in lines}
+    return {int(line["step"]): (float(line["kl_bits"]), float(line["loss_nats"])) for line in read_log(path)}

@@ -5,6 +5,7 @@ are derived from them. Conventions that every report follows:
 
 - array `x` may have companions `x_lo`, `x_hi`, `x_null`, with the same axes or a subset of them;
 - a scalar `x` has its interval in `intervals["x"]` and its null in `nulls["x"]`, where it has them;
+- where an estimate has no interval, both ends are NaN, and a field `no_interval` may hold the reason by metric;
 - an axis `thing` whose entries have names is labelled by the field `things`.
 """
 
@@ -20,21 +21,24 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self, final
 import numpy as np
 from jaxtyping import AbstractArray
 from safetensors import SafetensorError
-from safetensors.numpy import load_file, save_file
+from safetensors.numpy import load_file
 
 from bayesgeom.cells import interval_cell, number_cell
 from bayesgeom.errors import InvalidArgument, OutputFault
-from bayesgeom.files import directory_aside
+from bayesgeom.files import directory_aside, is_remains, put_back, write_arrays
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
 _COLUMN_OF_AXIS = {"layer": "layer", "head": "head", "kv_head": "head", "position": "position"}
 _COMPANIONS = ("_lo", "_hi", "_null")
+NO_INTERVAL = "too few sequences, or too few that differ, for one that covers"
 SCHEMA = 1
 JSON, ARRAYS = "report.json", "arrays.safetensors"
 PROGRESS = "progress.safetensors"  # of a battery that was stopped
 PARTS = "parts"  # the folder of results per snapshot of an analysis that was stopped
+METRICS, HTML = "metrics.parquet", "report.html"
+_OURS = {JSON, ARRAYS, METRICS, HTML, PROGRESS, PARTS, ".DS_Store"}  # the last: macOS leaves it in every folder seen
 
 
 @final
@@ -50,10 +54,12 @@ class Headline:
     hi: float = math.nan
     null: float = math.nan
     null_label: str = ""
+    no_interval: str = ""
 
     def __str__(self) -> str:
         value, interval, null = headline_cells(self)
-        return f"{self.label} {value}{f' [{interval}]' if interval else ''}{f'; null {null}' if null else ''}"
+        why = f" [no interval: {self.no_interval}]" if self.no_interval else f" [{interval}]" if interval else ""
+        return f"{self.label} {value}{why}{f'; null {null}' if null else ''}"
 
 
 @final
@@ -110,8 +116,9 @@ class Report(ABC):
         null = self.nulls.get(metric, math.nan)
         value = float(vars(self)[metric])
         return Headline(
-            metric=metric, label=label, value=value, unit=unit, lo=lo, hi=hi, null=null, null_label=null_label
-        )
+            metric=metric, label=label, value=value, unit=unit, lo=lo, hi=hi, null=null, null_label=null_label,
+            no_interval=self._why_not(metric, value, lo),
+        )  # fmt: skip
 
     @final
     def entry(
@@ -122,8 +129,17 @@ class Report(ABC):
         lo, hi, null = (float(self._companion(metric + suffix, axes, values.shape)[at]) for suffix in _COMPANIONS)
         return Headline(
             metric=metric, label=label, value=float(values[at]), unit=unit, lo=lo, hi=hi, null=null,
-            null_label=null_label,
+            null_label=null_label, no_interval=self._why_not(metric, float(values[at]), lo),
         )  # fmt: skip
+
+    @final
+    def _why_not(self, metric: str, value: float, lo: float) -> str:
+        """Why an estimate that should have an interval has none; "" where it has one, or is no estimate."""
+        is_estimate = metric in self.intervals or f"{metric}_lo" in self.axes()
+        if not is_estimate or math.isnan(value) or not math.isnan(lo):
+            return ""
+        reasons: Mapping[str, str] = vars(self).get("no_interval", {})
+        return reasons.get(metric, NO_INTERVAL)
 
     @final
     @classmethod
@@ -143,7 +159,12 @@ class Report(ABC):
 
     @final
     def save(self, path: Path) -> None:
-        """Write this report alone into a directory; `Report.load` of its class reads it back."""
+        """Write this report alone into a directory; `Report.load` of its class reads it back.
+
+        Raises:
+            OutputFault: the directory cannot be written, or holds something else than a report.
+        """
+        check_holds_report_alone(path)
         with directory_aside(path) as aside:
             write_parts(aside, {self.name: self}, {})
 
@@ -205,7 +226,7 @@ class Report(ABC):
 
 def headline_cells(line: Headline) -> tuple[str, str, str]:
     """Value, interval and null of a headline, as every table prints them."""
-    interval = "" if math.isnan(line.lo) else interval_cell(line.lo, line.hi)
+    interval = ("–" if line.no_interval else "") if math.isnan(line.lo) else interval_cell(line.lo, line.hi)
     null = "" if math.isnan(line.null) else f"{round(line.null, 4) + 0.0:.4f} ({line.null_label})"  # no -0.0000
     return number_cell(line.value, line.unit), interval, null
 
@@ -219,11 +240,7 @@ def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
 def write_parts(path: Path, reports: Mapping[str, Report], extra: Mapping[str, Any]) -> None:
     """Write reports, and whatever else JSON can hold, as `report.json` and `arrays.safetensors` into a folder."""
     arrays = {f"{key}/{name}": array for key, report in reports.items() for name, array in report.arrays().items()}
-    try:
-        save_file(arrays, path / ARRAYS)
-        (path / ARRAYS).chmod(0o644)  # safetensors leaves it readable by its owner alone
-    except SafetensorError as error:
-        raise OutputFault(f"{ARRAYS}: {error}.") from error
+    write_arrays(arrays, path / ARRAYS)
     held = {"schema": SCHEMA, **extra, "reports": {key: report.scalars() for key, report in reports.items()}}
     (path / JSON).write_text(json.dumps(_encoded(held), indent=1, allow_nan=False) + "\n", encoding="utf-8")
 
@@ -231,8 +248,10 @@ def write_parts(path: Path, reports: Mapping[str, Report], extra: Mapping[str, A
 def read_parts(path: Path, kinds: Mapping[str, type[Report]]) -> tuple[dict[str, Report], dict[str, Any]]:
     """The reports of these kinds in a folder, and what else its JSON holds.
 
-    **Raises** `OutputFault` where the folder holds no whole report, one of a newer schema, or one of no known kind.
+    A report that a killed process had moved away, to replace it, is put back first. **Raises** `OutputFault` where the
+    folder holds no whole report, one of a newer schema, or one of no known kind.
     """
+    put_back(path)
     unreadable = f"{path} holds no readable report ({JSON} and {ARRAYS})"
     try:
         held, arrays = json.loads((path / JSON).read_text(encoding="utf-8")), load_file(path / ARRAYS)
@@ -254,6 +273,21 @@ def read_parts(path: Path, kinds: Mapping[str, type[Report]]) -> tuple[dict[str,
         except TypeError as error:
             raise OutputFault(f"{path}: report {key!r} has other fields than this version's: {error}.") from error
     return reports, _decoded(held)
+
+
+def check_holds_report_alone(path: Path) -> None:
+    """Check that a directory, where there is one, holds nothing but a report, so that it may be replaced.
+
+    Raises:
+        OutputFault: it holds something else, or cannot be looked into.
+    """
+    try:
+        entries = sorted(entry.name for entry in path.iterdir()) if path.is_dir() else []
+    except OSError as error:
+        raise OutputFault(f"cannot look into {path}: {error.strerror}.") from error
+    if foreign := [name for name in entries if name not in _OURS and not is_remains(name, of=_OURS)]:
+        named = ", ".join(foreign[:3])
+        raise OutputFault(f"{path} holds something else than a report ({named}); name an empty or a new directory.")
 
 
 def _is_array(hint: object) -> bool:

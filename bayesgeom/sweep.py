@@ -104,7 +104,7 @@ class SweepJob:
             "threshold_bits": self.threshold_bits,
         }  # fmt: skip
         exact = {"name": "the exact posterior", "architecture": "none"}
-        where = provenance(exact if self.model is None else self.model.spec, self.tasks[0], arguments)
+        where = provenance(exact if self.model is None else self.model, self.tasks[0], arguments)
         return Diagnosis.of(report, where | {"task_label": str(self.task)})
 
     def _value(self, label: str, task: WindTunnel) -> Value:

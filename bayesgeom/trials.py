@@ -10,6 +10,7 @@ from jaxtyping import Bool, Float64, Int64, Shaped
 from torch import Tensor
 
 from bayesgeom.errors import InvalidArgument
+from bayesgeom.observers import WindowObservers
 
 UNASKED = -100  # torch's own `ignore_index`: `realised` where nothing is asked
 SLACK = 1e-6  # by which the sum of probabilities may miss 1
@@ -78,6 +79,8 @@ class Trials:
     - `token_sets`: named ids whose keys may form the hypothesis frame.
     - `relations`: named boolean maps; true where an earlier position is evidence, in that sense, for the query.
     - `groups`: where sequences are of several kinds, the kind of each, as an index into `group_names`.
+    - `observers`: the filter behind the posterior, where the hidden state moves from step to step: what window
+      observers are made of.
     """
 
     tokens: Int64[Tensor, "batch pos"]
@@ -90,6 +93,7 @@ class Trials:
     relations: Relations | Mapping[str, Bool[Tensor, "batch query_pos key_pos"]]
     groups: Int64[Tensor, " batch"] | None = None
     group_names: tuple[str, ...] = ()
+    observers: WindowObservers | None = None
 
     def __post_init__(self) -> None:
         counts = self.scored.sum(dim=1)
@@ -144,6 +148,7 @@ class Trials:
         for name in ("tokens", "scored", "predictive", "belief", "realised"):
             cut[name] = cut[name][index]
         cut["groups"] = None if self.groups is None else self.groups[index]
+        cut["observers"] = None if self.observers is None else self.observers.rows(index)
         own = self.relations
         if isinstance(own, Relations):
             cut["relations"] = own.rows(index)
@@ -155,6 +160,7 @@ class Trials:
 def concatenate(parts: list[Trials]) -> Trials:
     """One batch out of several of the same task and length."""
     first, groups = parts[0], [part.groups for part in parts if part.groups is not None]
+    observers = [part.observers for part in parts if part.observers is not None]
     undrawn = [part.relations for part in parts if isinstance(part.relations, Relations)]
     if len(undrawn) == len(parts):
         relations: Mapping[str, Tensor] = undrawn[0].and_of(undrawn[1:])
@@ -171,6 +177,7 @@ def concatenate(parts: list[Trials]) -> Trials:
         relations=relations,
         groups=torch.cat(groups) if groups else None,
         group_names=first.group_names,
+        observers=observers[0].and_of(observers[1:]) if len(observers) == len(parts) else None,
     )
 
 

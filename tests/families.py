@@ -4,11 +4,12 @@ Widths are primes wherever a family lets them be: heads divide the width in most
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor, nn
 
@@ -191,6 +192,16 @@ _NORMED_WRITE = frozenset({"W_O"})  # a norm stands between W_O and the stream
 _NO_IDS: dict[str, Any] = {"bos_token_id": None, "eos_token_id": None}
 _TYPES = ["sliding_attention", "full_attention", "sliding_attention"]
 _SLIDING: dict[str, Any] = {"sliding_window": 5, "layer_types": _TYPES, "query_pre_attn_scalar": 11, "head_dim": 14}
+
+# The default tests take one family of each kind: the plain one, one of packed projections and biases, one whose
+# attention and MLP are parallel, one with norms after its sublayers, and a recurrent one. `make test-all` takes all.
+TYPICAL = ("llama", "gpt2", "gptj", "gemma2", "mamba")
+
+
+def each(names: Iterable[str]) -> list[Any]:
+    """The names as parameters of a test, those that are not typical marked `families`."""
+    return [pytest.param(name, marks=() if name in TYPICAL else pytest.mark.families) for name in names]
+
 
 ATTENTION: dict[str, Family] = {
     "gpt2": Family(

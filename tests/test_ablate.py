@@ -40,6 +40,8 @@ def assert_equal(one: AblationReport, other: AblationReport) -> None:
     for name, value in vars(one).items():
         if isinstance(value, np.ndarray):
             np.testing.assert_array_equal(vars(other)[name], value, err_msg=name, strict=True)
+        elif name == "intervals":  # NaN where there is none
+            assert repr(vars(other)[name]) == repr(value)
         else:
             assert vars(other)[name] == value or (value != value and vars(other)[name] != vars(other)[name]), name
 

@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -19,7 +20,7 @@ from bayesgeom.diagnose import all_probes
 from bayesgeom.diagnosis import Diagnosis
 from bayesgeom.intervention_controls import intervention_controls
 from bayesgeom.models import resolve
-from bayesgeom.models.checkpoint import load_checkpoint, save_checkpoint
+from bayesgeom.models.checkpoint import hashed, load_checkpoint, save_checkpoint
 from bayesgeom.models.transformer import Transformer, TransformerConfig
 from bayesgeom.plugins import discover
 from bayesgeom.report import headline_cells
@@ -54,7 +55,7 @@ def save(path: Path, change: Callable[[Transformer], object] = lambda module: No
         "kl_bits": 0.125,
         "nulls": {"entropy_mae_bits": {"uniform": 0.75, "constant": 0.5}},
     }
-    save_checkpoint(path, module, CONFIG, recipe=recipe, step=17, card="# tiny\n", scores=scores)
+    save_checkpoint(path, module, CONFIG, recipe=recipe, step=17, card="# tiny\n", entries={"scores": scores})
 
 
 @pytest.fixture(autouse=True)
@@ -178,7 +179,7 @@ MISTAKES = {
     "wrong shape": ("shape", (), "ln_final.w has shape (5,), the config "),
     "NaN weights": ("nan", (), "ln_final.w has 21 NaN or infinite weight(s)"),
     "truncated": ("truncated", (), "model.safetensors is truncated or no safetensors file"),
-    "newer schema": ("newer", (), "newer has schema 99; this bayesgeom reads up to 1."),
+    "newer schema": ("newer", (), "newer has schema 99; this bayesgeom reads up to 2."),
     "NaN logits": ("loud", (), "loud gave NaN or infinite logits in 7 of 7 sequences"),
     "other ids": ("tiny", ("--task", "bijection:n_values=13,n_pairs=5"), "has 26 ids; tiny was trained on"),
     "too long": ("tiny", ("--task", "bijection:n_values=11,n_pairs=7"), "have 13 tokens; tiny has positions for 9."),
@@ -321,15 +322,28 @@ def test_an_interrupted_command_that_keeps_its_progress_says_where(
     def interrupted(*arguments: object, **named: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("bayesgeom.training.loop._step", interrupted)
+    monkeypatch.setattr("bayesgeom.training.duration.estimated_seconds", lambda *_, **named: 754.0)
+    monkeypatch.setattr("bayesgeom.training.precision.is_bfloat16_fast", lambda kind: False)
+    monkeypatch.setattr("bayesgeom.training.loop.training_step", interrupted)
     monkeypatch.setattr(importlib.import_module("bayesgeom.ablate"), "score_tile", interrupted)
     kept = "bayesgeom: interrupted; what was done is kept in {}; to go on, repeat the {}.\n"
     assert main(["train", TINY.name, "--out", "run"]) == 130
-    assert capsys.readouterr() == ("", kept.format("run", "command with --resume"))
+    estimate = "7 steps in float32, about 12 min 34 s\n"
+    assert capsys.readouterr() == ("", estimate + kept.format("run", "command with --resume"))
     assert main(["ablate", "tiny", "--battery", "mlps", "--n", "5", "--out", "battery"]) == 130
     assert capsys.readouterr() == ("", kept.format("battery", "same command"))
     assert main(["ablate", "tiny", "--battery", "mlps", "--n", "5"]) == 130
     assert capsys.readouterr() == ("", "bayesgeom: interrupted\n")
+
+
+def test_a_training_is_estimated_and_records_its_precision(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", TINY.name, "--steps", "3", "--precision", "float32"]) == 0
+    assert re.fullmatch(r"3 steps in float32, about \d+ s\n", capsys.readouterr().err)
+    made = Path("runs/train") / TINY.name / "checkpoint"
+    assert json.loads((made / "config.json").read_text())["precision"] == "float32"
+    assert "; float32 products; seed" in (made / "card.md").read_text()
+    assert main(["train", TINY.name, "--steps", "3", "--resume", "--precision", "bfloat16"]) == 2
+    assert "was begun in float32 and cannot go on in bfloat16" in capsys.readouterr().err
 
 
 def test_resuming_with_other_steps_names_them(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -353,7 +367,7 @@ def test_checkpoints_says_what_a_packed_training_is_for(folder: Path, capsys: py
     (folder / "shelf" / "film").mkdir()
     whole = {"schema": 1, "model": CONFIG.to_dict(), "task": TASK.config(), "recipe": {"name": "small"}}
     whole["snapshots"] = [{"step": step} for step in (0, 30, 6_000)]
-    (folder / "shelf" / "film" / "formation.json").write_text(json.dumps(whole))
+    (folder / "shelf" / "film" / "formation.json").write_text(json.dumps(hashed(whole)))
     assert main(["checkpoints"]) == 0
     name, _, holds, purpose = capsys.readouterr().out.splitlines()[4:]
     assert (name, holds) == ("film", "  holds   3 snapshots of small, steps 0 to 6,000")
@@ -405,7 +419,7 @@ def test_what_was_trained_can_be_diagnosed(folder: Path, capsys: pytest.CaptureF
         (("tiny-recipe", "--steps", "0"), "steps and batch sizes are at least 1"),
         (("tiny-recipe", "--seed", "-1"), "seeds are counted up from 0, the recipe's own; got seed -1."),
         (("tiny-recipe", "--device", "gpu"), "device 'gpu' cannot be used here"),
-        (("tiny-recipe", "--out", "shelf/tiny/card.md"), "make the folder shelf/tiny/card.md: shelf/tiny/card.md is a"),
+        (("tiny-recipe", "--out", "shelf/tiny/card.md"), "shelf/tiny/card.md is a file; name a directory."),
         (("tiny-recipe", "--resume"), "nothing to resume: runs/train/tiny-recipe holds no run."),
     ],
     ids=lambda value: value[-1] if isinstance(value, tuple) else "",

@@ -119,7 +119,7 @@ def test_it_is_a_mapping_of_every_probe_or_its_excuse(monkeypatch: pytest.Monkey
 def test_what_another_task_would_serve_is_one_short_line(tmp_path: Path) -> None:
     diagnosis = diagnose(lively(), probes=None, n=5, nulls=0)
     assert diagnosis.skipped == {} and list(diagnosis.inapplicable) == ["domain_separation"]
-    assert diagnosis.summary().endswith("\n\nnot for this task: domain_separation")
+    assert diagnosis.summary().endswith("\nnot for this task: domain_separation")
     with pytest.raises(UnknownName, match=r"skipped: probe 'domain_separation' compares sequences of several kinds"):
         diagnosis["domain_separation"]
     diagnosis.save(tmp_path / "run")

@@ -233,7 +233,7 @@ def code(page: str) -> Iterator[str]:
 def unknown_commands(page: str) -> Iterator[str]:
     """Commands, options, make targets and files that a page names and that do not exist."""
     commands = discover("bayesgeom.commands", Command)  # type: ignore[type-abstract]  # as discovery does
-    targets = set(re.findall(r"^([a-z-]+):", read(ROOT / "Makefile"), re.MULTILINE))
+    targets = set(re.findall(r"^([a-z0-9-]+):", read(ROOT / "Makefile"), re.MULTILINE))
     for text in code(page):
         if match := re.match(r"bayesgeom ([a-z-]+)\b(.*)", text):
             command = commands.get(match[1])
@@ -245,7 +245,7 @@ def unknown_commands(page: str) -> Iterator[str]:
             shared = {field.name for field in fields(Source)} if "source" in own else set()
             known = {name.replace("_", "-") for name in own | shared} | {"help"}
             yield from (f"{text}: no option --{o}" for o in re.findall(r"--([a-z-]+)", match[2]) if o not in known)
-        elif (match := re.match(r"make ([a-z-]+)", text)) and match[1] not in targets:
+        elif (match := re.match(r"make ([a-z0-9-]+)", text)) and match[1] not in targets:
             yield f"{text}: no such target"
         elif re.fullmatch(r"(bayesgeom|tests|docs|examples|benchmarks)/[\w./-]*", text) and not (ROOT / text).exists():
             yield f"{text}: no such file"

@@ -15,6 +15,7 @@ __all__ = ["tiny_checkpoints", "tiny_folder"]  # fixtures
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 
 
+@pytest.mark.examples
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
 @pytest.mark.parametrize("checkpoint", ["bijection-v20", "hmm-s5"])
 def test_example_runs(

@@ -1,4 +1,4 @@
-"""The figure of an ablation report: heads on a map, what is alike side by side with intervals, damage by position."""
+"""The figure of an ablation report: a map of heads, KL increases with intervals by kind, and by position."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ _N_LINES = 5
 @final
 @dataclass(frozen=True, kw_only=True)
 class Alike:
-    """The most damaging of `n` ablations of like size: damages in bits with their intervals, and by scored position.
+    """The largest of `n` KL increases of one kind, in bits, with their intervals, and by scored position.
 
     A block costs ten times a sublayer and that ten times a head: on one axis the small ones would be dots at zero.
     """
@@ -37,16 +37,16 @@ def ablation_figure(
 ) -> go.Figure:
     """The map of heads where any was ablated alone, a forest for each group, the first group along the sequence."""
     maps = () if np.isnan(by_head).all() else (heads_title,)
-    forests = (f"{_few(group, len(group.labels))}, most damaging first" for group in groups)
+    forests = (f"{_few(group, len(group.labels))}, largest first" for group in groups)
     titles = (*maps, *forests, f"{_few(groups[0], _N_LINES)}, along the sequence")
     figure = panels(title, titles, row_height=460)
     places = iter([(1 + index // 2, 1 + index % 2) for index in range(len(titles))])
     if maps:
-        add_heads(figure, next(places), by_head, unit="damage (bits)", null=0.0)
+        add_heads(figure, next(places), by_head, unit="KL increase (bits)", null=0.0)
     for group in groups:
         add_forest(
             figure, next(places), group.labels, group.damage, group.interval,
-            unit="damage: increase in KL (bits)", null=0.0,
+            unit="KL increase (bits)", null=0.0,
         )  # fmt: skip
     _add_positions(figure, next(places), groups[0])
     name_once(figure)
@@ -61,7 +61,7 @@ def _few(group: Alike, n: int) -> str:
 
 def _add_positions(figure: go.Figure, panel: tuple[int, int], group: Alike) -> None:
     scored = range(group.by_position.shape[1])
-    add_null(figure, panel, scored, 0.0, name="null: no effect")
+    add_null(figure, panel, scored, 0.0, name="baseline: no effect")
     for label, damage, color in zip(group.labels[:_N_LINES], group.by_position, SERIES, strict=False):
         add_line(figure, panel, scored, damage, name=label, color=color)
-    label_axes(figure, panel, "scored position", "damage (bits)")
+    label_axes(figure, panel, "scored position", "KL increase (bits)")

@@ -1,7 +1,7 @@
-"""The ablation report: what each removal costs, ranked, with paired intervals.
+"""The ablation report: KL increase of each ablation, ranked, with paired intervals.
 
-`damage_bits` is the increase in KL(exact ‖ model). Reference levels: `diagnostics` in the docs; a damage of zero is the
-null, and a component whose removal leaves the logits bit-identical is `inert`.
+`damage_bits` is the KL increase: KL(exact ‖ model) with the ablation minus KL without it; its baseline is 0. A
+component whose ablation leaves the logits bit-identical has no effect (`inert`, `no_effect`): an exact statement.
 """
 
 import math
@@ -13,11 +13,19 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from bayesgeom.ablations.component import Ablation
+from bayesgeom.ablations.criteria import (
+    Criterion,
+    Effects,
+    blocks_matter,
+    key_overlap_finds_it,
+    late_heads_are_negligible,
+    one_head_is_unique,
+)
 from bayesgeom.ablations.tally import Tally
 from bayesgeom.cells import interval_cell
 from bayesgeom.edits import Mode
 from bayesgeom.report import Headline, Report, aligned
-from bayesgeom.statistics import bootstrap_weights, percentile_interval
+from bayesgeom.statistics import ratio_interval
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
@@ -44,10 +52,10 @@ class AblationReport(Report):
     name: ClassVar[str] = "ablation"
     title: ClassVar[str] = "Ablation: what breaks without it?"
     about: ClassVar[str] = (
-        "Each part is taken away in turn and the model is scored again against the exact posterior on the same "
-        "sequences. Damage is the increase in KL, in bits; zero, the null, means that nothing was lost. This is the "
-        "test of use: what can be read out of an activation need not matter to the answer. Whiskers are 95 % paired "
-        "intervals."
+        "Each component is ablated in turn and the model is scored again against the exact posterior on the same "
+        "sequences. The number is the KL increase in bits; the baseline is 0. What can be read out of an activation "
+        "need not matter to the answer, and this tests whether it does. Whiskers are 95 % paired intervals. The "
+        "published claims on layers and heads are decided by stated criteria (`criteria`)."
     )
 
     mode: Mode
@@ -84,37 +92,75 @@ class AblationReport(Report):
     n: int
 
     def ranked(self) -> list[int]:
-        """Indices of the ablations, most damaging first."""
+        """Indices of the ablations, largest KL increase first."""
         return [int(index) for index in np.argsort(-self.damage_bits, kind="stable")]
+
+    @property
+    def no_effect(self) -> tuple[str, ...]:
+        """Ablations that leave every logit bit-identical."""
+        return tuple(label for label, is_inert in zip(self.ablations, self.inert, strict=True) if is_inert)
+
+    def criteria(self) -> tuple[Criterion, ...]:
+        """The published claims A1, A2, A3 and A5, decided on this checkpoint by their stated criteria."""
+        heads, blocks = self._of_kind("head"), np.array([kind == "block" for kind in self.kinds])
+        ends = (self.entropy_mae_increase_bits, self.entropy_mae_increase_bits_lo, self.entropy_mae_increase_bits_hi)
+        errors = [1 + np.where(self.inert, 0.0, end)[blocks] / self.baseline_entropy_mae_bits for end in ends]
+        named = [label for label, is_block in zip(self.ablations, blocks, strict=True) if is_block]
+        n_layers = len(self.damage_by_layer_sum)
+        return (
+            blocks_matter(named, *errors),
+            one_head_is_unique(heads),
+            late_heads_are_negligible(heads, n_layers=n_layers, own_kl_bits=self.baseline_kl_bits),
+            key_overlap_finds_it(heads, self.key_overlap_pick.split("; "), own_kl_bits=self.baseline_kl_bits),
+        )
+
+    def _of_kind(self, kind: str) -> Effects:
+        # What leaves every logit bit-identical has exactly no effect and needs no interval.
+        lo, hi = (np.where(self.inert, 0.0, end) for end in (self.damage_bits_lo, self.damage_bits_hi))
+        ratio_lo, ratio_hi = (np.where(self.inert, 1.0, end) for end in (self.kl_ratio_lo, self.kl_ratio_hi))
+        everything = Effects(
+            labels=self.ablations,
+            layer=self.layer,
+            kl_increase_bits=self.damage_bits,
+            lo=lo,
+            hi=hi,
+            kl_ratio_lo=ratio_lo,
+            kl_ratio_hi=ratio_hi,
+        )
+        return everything.where(np.array([own == kind for own in self.kinds]))
 
     def headlines(self) -> Sequence[Headline]:
         top = self.ablations[self.ranked()[0]]
         return (
-            self.scalar("top_damage_bits", f"most damaging: {top}", unit="bits", null_label="no effect"),
+            self.scalar("top_damage_bits", f"largest KL increase: {top}", unit="bits", null_label="no effect"),
             *self._key_overlap(),
-            self.scalar("top_to_second_ratio", "top / second, heads alone"),
-            self.scalar("share_above_half_of_top", "share of heads above half of the top"),
-            self.scalar("baseline_kl_bits", "KL with nothing removed", unit="bits"),
+            self.scalar("top_to_second_ratio", "largest / second-largest KL increase of a single head"),
+            self.scalar("share_above_half_of_top", "share of heads above half of the largest"),
+            self.scalar("baseline_kl_bits", "KL without ablation", unit="bits"),
             *self._attribution(),
         )
 
     def _key_overlap(self) -> Sequence[Headline]:
-        """Damage of the head that key overlap would have picked, and its rank among the single heads ablated."""
+        """KL increase of each head that key overlap would have chosen, and its rank among the heads ablated."""
         if not self.key_overlap_pick:
             return ()
-        picked = self.key_overlap_pick.split(" ")[0]
+        return tuple(self._picked(pick) for pick in self.key_overlap_pick.split("; "))
+
+    def _picked(self, pick: str) -> Headline:
         heads = [index for index in self.ranked() if self.kinds[index] == "head"]
-        rank = next((rank for rank, i in enumerate(heads, 1) if f"L{self.layer[i]}H{self.head[i]}" == picked), None)
-        label = f"least key overlap: {self.key_overlap_pick}"
-        if rank is None:
-            return (Headline(metric="damage_bits", label=f"{label}, not ablated alone", value=math.nan, unit="bits"),)
-        place = f"{label}, rank {rank} of {len(heads)} heads by damage"
-        return (self.entry("damage_bits", (heads[rank - 1],), place, unit="bits"),)
+        named = pick.split(" ", maxsplit=1)[0]
+        at = [f"L{self.layer[i]}H{self.head[i]}" == named for i in heads]
+        label = f"least key overlap: {pick}"
+        if not any(at):
+            return Headline(metric="damage_bits", label=f"{label}, not ablated alone", value=math.nan, unit="bits")
+        rank = at.index(True)
+        place = f"{label}, rank {rank + 1} of {len(heads)} heads by KL increase"
+        return self.entry("damage_bits", (heads[rank],), place, unit="bits", null_label="no effect")
 
     def _attribution(self) -> Sequence[Headline]:
         if math.isnan(self.attribution_rank_correlation):
             return ()
-        return (self.scalar("attribution_rank_correlation", "rank correlation of attribution with damage"),)
+        return (self.scalar("attribution_rank_correlation", "rank correlation of attribution with KL increase"),)
 
     def figure(self) -> "Figure":
         from bayesgeom.ablations.drawing import Alike, ablation_figure
@@ -132,17 +178,17 @@ class AblationReport(Report):
                     by_position=self.damage_bits_by_position[chosen],
                 )
                 groups.append(group)
-        heads_title = f"Heads, {self.mode} ablation (null: 0)"
+        heads_title = f"Heads, {self.mode} ablation (baseline: 0)"
         return ablation_figure(self.title, groups, self.damage_by_head, heads_title=heads_title)
 
     def table(self, *, most: int = N_SHOWN) -> str:
         """The ranked list as the command line prints it."""
         rows: list[tuple[str, ...]] = [
-            ("ablation", "damage (bits)", "95 % interval", "KL ratio", "entropy error +", "")
+            ("ablation", "KL increase (bits)", "95 % interval", "KL ratio", "entropy error +", "")
         ]
         rows += [self._row(index) for index in self.ranked()[:most]]
         n_more = len(self.ablations) - most
-        more = [f"… and {n_more} less damaging ones: report.json and arrays.safetensors (--out) hold all"]
+        more = [f"… and {n_more} with smaller KL increases: report.json and arrays.safetensors (--out) hold all"]
         return "\n".join([*aligned(rows), *(more if n_more > 0 else [])])
 
     def _row(self, index: int) -> tuple[str, ...]:
@@ -152,7 +198,7 @@ class AblationReport(Report):
             interval_cell(self.damage_bits_lo[index], self.damage_bits_hi[index], ".5f"),
             f"{self.kl_ratio[index]:.2f}",
             f"{self.entropy_mae_increase_bits[index]:+.5f}",
-            "inert" if self.inert[index] else "",
+            "no_effect" if self.inert[index] else "",
         )
 
 
@@ -211,17 +257,16 @@ def ablation_report(tally: Tally, context: Context) -> AblationReport:
 
 def _effects(tally: Tally, seed: int) -> dict[str, Float[np.ndarray, " ablation"]]:
     """Each effect with its paired bootstrap interval over units."""
-    weights = bootstrap_weights(len(tally.counts), seed=seed)
-    sizes = weights @ tally.counts
+    sizes = tally.counts[:, None].astype(np.float64)
     found: dict[str, np.ndarray] = {}
     for index, metric in enumerate(("damage_bits", "entropy_mae_increase_bits", "accuracy_change")):
         change = tally.sums[:, index] - tally.baseline[index]
         found[metric] = change.sum(axis=1) / tally.done
-        found[f"{metric}_lo"], found[f"{metric}_hi"] = percentile_interval((weights @ change.T) / sizes[:, None])
+        found[f"{metric}_lo"], found[f"{metric}_hi"] = ratio_interval(change.T, sizes, seed=seed)
     with np.errstate(divide="ignore", invalid="ignore"):
         found["kl_ratio"] = tally.sums[:, 0].sum(axis=1) / tally.baseline[0].sum()
-        resampled = (weights @ tally.sums[:, 0].T) / (weights @ tally.baseline[0])[:, None]
-    found["kl_ratio_lo"], found["kl_ratio_hi"] = percentile_interval(resampled)
+    ratio = ratio_interval(tally.sums[:, 0].T, tally.baseline[0][:, None], seed=seed)
+    found["kl_ratio_lo"], found["kl_ratio_hi"] = ratio
     return found
 
 

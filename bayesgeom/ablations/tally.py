@@ -13,12 +13,11 @@ from typing import Any, Self, final
 import numpy as np
 from jaxtyping import Bool, Float, Int
 from safetensors import SafetensorError
-from safetensors.numpy import save_file
 
 from bayesgeom.ablations.engine import TileScores
 from bayesgeom.ablations.scoring import METRICS
 from bayesgeom.errors import OutputFault
-from bayesgeom.files import apart, file_aside, read_safetensors
+from bayesgeom.files import apart, file_aside, read_safetensors, write_arrays
 from bayesgeom.report import PROGRESS
 
 MAX_UNITS, MIN_UNITS = 4_096, 256
@@ -79,7 +78,7 @@ class Tally:
         }
         metadata = {"job": json.dumps(job, sort_keys=True), "per_unit": str(self.per_unit), "done": str(self.done)}
         with file_aside(folder / PROGRESS) as aside:
-            save_file(arrays, aside, metadata=metadata)
+            write_arrays(arrays, aside, metadata)
 
     @classmethod
     def load(cls, folder: Path, job: dict[str, Any]) -> "Tally | None":
@@ -88,11 +87,14 @@ class Tally:
             return None
         try:
             arrays, metadata = read_safetensors(folder / PROGRESS, framework="numpy")
-        except SafetensorError as error:
+            there, per_unit, done = json.loads(metadata["job"]), int(metadata["per_unit"]), int(metadata["done"])
+            found = apart(dict(there), json.loads(json.dumps(job)))
+            tally = None if found else cls(per_unit=per_unit, done=done, **arrays)
+        except (SafetensorError, OSError, KeyError, ValueError, TypeError) as error:
             raise OutputFault(f"{folder / PROGRESS} cannot be read ({error}); delete it and start again.") from error
-        if found := apart(json.loads(metadata["job"]), json.loads(json.dumps(job))):
+        if tally is None:
             raise OutputFault(
                 f"{folder} holds the progress of another battery ({found}): ask for what is there to go on with it, "
                 f"name another directory, or delete {PROGRESS} there."
             )
-        return cls(per_unit=int(metadata["per_unit"]), done=int(metadata["done"]), **arrays)
+        return tally

@@ -41,7 +41,7 @@ def add_curves(
     """
     x = _placed(steps) if log_steps else np.asarray(steps, dtype=float)
     for color, curve in zip(SERIES, curves, strict=False):
-        if curve.band is not None and np.isfinite(curve.band).all():
+        if curve.band is not None and np.isfinite(curve.band).all(axis=0).any():
             add_band(figure, panel, x, *curve.band, name=f"{curve.name}, 95 % interval", color=color)
             figure.data[-1].showlegend = False
         seen = _names(figure)

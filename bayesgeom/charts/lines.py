@@ -40,9 +40,12 @@ def add_band(
     name: str,
     color: str = MEASURED,
 ) -> None:
-    """A shaded interval between `lo` and `hi`."""
+    """A shaded interval between `lo` and `hi`, where both are known."""
+    known = np.isfinite(lo) & np.isfinite(hi)
+    lo, hi = lo[known], hi[known]
     red, green, blue = (int(color[i : i + 2], 16) for i in (1, 3, 5))
-    across = np.concatenate([np.asarray(x, dtype=float), np.asarray(x, dtype=float)[::-1]])
+    along = np.asarray(x, dtype=float)[known]
+    across = np.concatenate([along, along[::-1]])
     figure.add_trace(
         go.Scatter(
             x=across, y=np.concatenate([hi, lo[::-1]]), mode="lines", line={"width": 0}, fill="toself",

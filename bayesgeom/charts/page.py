@@ -93,7 +93,8 @@ def _table(names: Sequence[str] | None, headlines: Sequence[Headline]) -> str:
     rows = "".join(
         "<tr>"
         + ("" if names is None else f"<td>{names[index]}</td>")
-        + f'<td>{_text(line.label)}</td><td class="value">{value}</td><td class="interval">{interval}</td>'
+        + f'<td>{_text(line.label)}</td><td class="value">{value}</td>'
+        + f'<td class="interval" title="{_text(line.no_interval)}">{interval}</td>'
         + f"<td>{_text(null)}</td></tr>"
         for index, line in enumerate(headlines)
         for value, interval, null in [headline_cells(line)]

@@ -1,4 +1,4 @@
-"""Relabelling: error per sequence before and after with the diagonal, and the difference along the sequence."""
+"""Relabeling: error per sequence before and after, with the diagonal, and the difference by position."""
 
 import numpy as np
 import plotly.graph_objects as go

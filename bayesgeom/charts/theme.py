@@ -5,7 +5,7 @@ from plotly.subplots import make_subplots
 
 MEASURED, SECOND, THIRD, NULL, EXACT = "#2563a8", "#c2571a", "#3f8f5b", "#8a8f98", "#1d1f23"
 SERIES = (MEASURED, SECOND, THIRD, "#7d4fa1", "#b08900", "#0f8b8d", "#a8325e", "#5c6b7a", "#6b8e23")
-DASHES = ("dash", "dot", "dashdot", "longdash", "longdashdot", "2px,6px")  # of nulls, so that grey lines differ
+DASHES = ("dash", "dot", "dashdot", "longdash", "longdashdot", "2px,6px", "9px,3px,2px,3px,2px,3px", "1px,3px")  # grey
 SEQUENTIAL = "Viridis"
 DIVERGING = "RdBu_r"
 FONT = "system-ui, -apple-system, 'Segoe UI', Helvetica, Arial, sans-serif"

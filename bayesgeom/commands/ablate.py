@@ -4,13 +4,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Literal, final
 
-from bayesgeom.commands.base import AskedTask, Command, Of, check_target, save
+from bayesgeom.commands.base import AskedTask, Command, Of, check_target, conclude
 
 
 @final
 @dataclass(frozen=True)
 class Ablate(Command):
-    """Take parts of a model away one by one and rank what each costs, in bits of KL to the exact posterior."""
+    """Ablate components one by one, rank the KL increases in bits, and decide the claims on layers and heads."""
 
     name: ClassVar[str] = "ablate"
 
@@ -39,8 +39,7 @@ class Ablate(Command):
         job = AblationJob.of(model, self.task, chosen, mode=self.mode, n=self.n, seed=self.seed, method=self.method)
         report = job.run(self.out)
         diagnosis = job.diagnosis(report)
-        print(f"{diagnosis.title}, {self.mode} ablation, {report.n} sequences\n\n{report.table()}\n")
-        for line in report.headlines():
-            print(line)
-        save(diagnosis, self.out)
-        return 0
+        title = f"{diagnosis.title}, {self.mode} ablation, {report.n} sequences\n\n{report.table()}\n"
+        return conclude(
+            diagnosis, self.out, title, *map(str, report.headlines()), "", *map(str, report.criteria())
+        )  # fmt: skip

@@ -1,11 +1,17 @@
 """What every command is, and the arguments that several share."""
 
+import contextlib
+import json
+import sys
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, ClassVar, final
 
 import tyro
+
+from bayesgeom.errors import OutputFault
 
 if TYPE_CHECKING:
     from bayesgeom.diagnosis import Diagnosis
@@ -73,26 +79,88 @@ def check_target(out: Path | None) -> None:
         diagnosis.check_target(out)
 
 
-def save(diagnosis: "Diagnosis", out: Path | None) -> None:
-    """Write the report where `--out` says, if it does, and print where its page lies, and what lay there before."""
-    from bayesgeom.diagnosis import HTML
+def conclude(diagnosis: "Diagnosis", out: Path | None, *lines: str) -> int:
+    """Save the report where `--out` says, if it does; only then print the lines, and where the report's page lies.
 
-    if out is not None:
-        before = _said_at(out)
-        diagnosis.save(out)
-        gone = f", in place of that of {before}" if before not in ("", _said(diagnosis)) else ""
-        print(f"\nreport: {out / HTML}{gone}")
+    What cannot be saved is printed all the same.
 
+    Returns:
+        The exit status, 0.
 
-def _said_at(out: Path) -> str:
-    from bayesgeom.diagnosis import Diagnosis
-    from bayesgeom.errors import OutputFault
+    Raises:
+        OutputFault: the report cannot be saved, or standard output cannot be written.
+    """
+    from bayesgeom.report import HTML
 
+    if out is None:
+        tell(*lines)
+        return 0
+    before = _title_at(out)
     try:
-        return _said(Diagnosis.load(out))
-    except OutputFault:  # nothing, or nothing that could be read
+        diagnosis.save(out)
+    except OutputFault:
+        with contextlib.suppress(OutputFault):
+            tell(*lines)
+        raise
+    gone = f", in place of that of {before}" if before not in ("", _title(diagnosis)) else ""
+    try:
+        tell(*lines, f"\nreport: {out / HTML}{gone}")
+    except OutputFault as fault:
+        raise OutputFault(f"{fault} The report is complete: {out / HTML}.") from fault
+    return 0
+
+
+def tell(*lines: str) -> None:
+    """Print lines to standard output, now.
+
+    Raises:
+        OutputFault: standard output cannot be written, for example because the disk is full.
+        BrokenPipeError: whoever read it has stopped.
+    """
+    with _writing_output():
+        print("\n".join(lines), flush=True)
+
+
+def flush() -> None:
+    """Write what standard output has buffered. **Raises** as `tell` does."""
+    with _writing_output():
+        if sys.stdout is not None:
+            sys.stdout.flush()
+
+
+def note(text: str) -> None:
+    """Print a line on standard error, if there is one that can be written: it costs no work."""
+    if sys.stderr is None:
+        return
+    with contextlib.suppress(OSError):
+        print(text, file=sys.stderr, flush=True)
+
+
+@contextlib.contextmanager
+def _writing_output() -> Iterator[None]:
+    """Around writing to standard output: says so where it cannot be written. **Raises** as `tell` does."""
+    try:
+        yield
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise OutputFault(f"cannot write to standard output: {error.strerror or error}.") from error
+
+
+def _title_at(out: Path) -> str:
+    """What a report that lies there is of; "" where there is none, or none that says so."""
+    from bayesgeom.report import JSON
+
+    file = out / JSON
+    try:
+        held = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else None
+    except (OSError, ValueError, RecursionError):
         return ""
+    match held:
+        case {"provenance": {"model": {"name": str(name)}, "task_label": str(task)}, "reports": dict(reports)}:
+            return f"{name} on {task} ({', '.join(reports)})"
+    return ""
 
 
-def _said(diagnosis: "Diagnosis") -> str:
+def _title(diagnosis: "Diagnosis") -> str:
     return f"{diagnosis.title} ({', '.join(diagnosis.reports)})"

@@ -1,40 +1,72 @@
 """`bayesgeom checkpoints`."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, final
 
-from bayesgeom.commands.base import Command
+from bayesgeom.commands.base import Command, tell
 
 
 @final
 @dataclass(frozen=True)
 class Checkpoints(Command):
-    """List the named checkpoints: their task, how good they are, and what reads nothing; then packed trainings."""
+    """List available checkpoints with task, KL and entropy error; then packed trainings."""
 
     name: ClassVar[str] = "checkpoints"
 
+    seal: tuple[Path, ...] = ()
+    """Instead of listing: store the hash of the configs in these directories again, after a change that you made on
+    purpose, or for checkpoints of an earlier version. The weights' own hash must hold."""
+
     def __call__(self) -> int:
-        from bayesgeom.models.checkpoint import read_description
+        if self.seal:
+            from bayesgeom.training.formation import seal
+
+            for folder in self.seal:
+                tell(f"{folder}: {seal(folder)}")
+            return 0
+        from bayesgeom.models.checkpoint import WEIGHTS
         from bayesgeom.models.resolve import checkpoint_folder, checkpoints
         from bayesgeom.training.formation import formations
 
         found, packed = checkpoints(), formations()
-        if not found and not packed:
-            print(f"no checkpoints in {checkpoint_folder()}")
-        for name, path in found.items():
-            description = read_description(path)
-            print(
-                f"{name}\n  task    {_listed(description['task'])}\n  scores  {_quality(description)}\n"
-                f"  weights {description['weights_hash']}"
-            )
+        # Without a config it is found by no name, but somebody may look for it here.
+        halves = {path.parent.name: path.parent for path in checkpoint_folder().glob(f"*/{WEIGHTS}")}
+        for name, path in sorted({**halves, **found}.items()):
+            tell(name, *_lines(path, _checkpoint))
         for name, path in packed.items():
-            print("\n".join([name, *_formation(name, path)]))
+            tell(name, *_lines(path, _formation))
+        if not found and not packed and not halves:
+            tell(f"no checkpoints in {checkpoint_folder()}")
         return 0
 
 
-def _formation(name: str, path: Path) -> list[str]:
+def _lines(path: Path, told: Callable[[Path], list[str]]) -> list[str]:
+    """What is told of an entry, or why it cannot be used: one bad entry does not cost the list."""
+    from bayesgeom.errors import BayesGeomError
+
+    try:
+        return told(path)
+    except BayesGeomError as error:
+        return [f"  error   {error}"]
+    except (OSError, LookupError, TypeError, ValueError, AttributeError, RecursionError) as error:
+        return [f"  error   {path} cannot be read ({type(error).__name__}: {error}). Restore it, or delete it."]
+
+
+def _checkpoint(path: Path) -> list[str]:
+    """Task, scores and hash of a checkpoint."""
+    from bayesgeom.models.checkpoint import read_description
+
+    description = read_description(path)
+    return [
+        f"  task    {_listed(description['task'])}",
+        f"  scores  {_quality(description)}",
+        f"  weights {description['weights_hash']}",
+    ]
+
+
+def _formation(path: Path) -> list[str]:
     """What a packed training is, and what it is for: it is no model, but dynamics and gradients read it."""
     from bayesgeom.training.formation import read_formation
 
@@ -44,7 +76,7 @@ def _formation(name: str, path: Path) -> list[str]:
     return [
         f"  task    {_listed(whole['task'])}",
         f"  holds   {of}",
-        f"  for     bayesgeom dynamics {name}, bayesgeom gradients {name} --over-training",
+        f"  for     bayesgeom dynamics {path.name}, bayesgeom gradients {path.name} --over-training",
     ]
 
 
@@ -53,7 +85,7 @@ def _listed(task: Mapping[str, Any]) -> str:
 
 
 def _quality(description: Mapping[str, Any]) -> str:
-    """Scores as they were published, each beside the null that is hardest to beat."""
+    """Scores as they were published, each with the baseline that is hardest to beat."""
     scores = description.get("scores") or {}
     said = []
     for key in (key for key in scores if key.endswith("bits")):

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, final
 
-from bayesgeom.commands.base import AskedTask, Command, Of, check_target, save
+from bayesgeom.commands.base import AskedTask, Command, Of, check_target, conclude
 from bayesgeom.errors import InvalidArgument
 
 
@@ -40,9 +40,7 @@ class Diagnose(Command):
         diagnosis = diagnose(
             model, task, probes=self.probes, n=self.n, seed=self.seed, nulls=self.nulls, ablations=self.ablations
         )
-        print(diagnosis.summary())
-        save(diagnosis, self.out)
-        return 0
+        return conclude(diagnosis, self.out, diagnosis.summary())
 
     def _task(self) -> str | None:
         """What `--task` and `--domain` ask for."""

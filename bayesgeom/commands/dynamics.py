@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar, final
 
 import tyro
 
-from bayesgeom.commands.base import Command, check_target, save
+from bayesgeom.commands.base import Command, check_target, conclude
 
 Runs = Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="RUN|CHECKPOINTS…")]
 
@@ -18,7 +18,7 @@ class Dynamics(Command):
 
     name: ClassVar[str] = "dynamics"
 
-    runs: Runs
+    runs: Runs = ()
     """Directories of runs, or names of packed trainings, one per seed; or the checkpoints of a single training."""
     n: int = 256
     """Sequences that every snapshot is measured on."""
@@ -28,26 +28,30 @@ class Dynamics(Command):
     """Steps whose attention is drawn. Default: four, from first to last."""
     device: str = "cpu"
     """Where to run: cpu, cuda, cuda:1, …"""
+    from_report: Path | None = None
+    """A saved report instead of runs: decide the order again from the curves that it stores; nothing is measured."""
     out: Path | None = None
     """Directory for the report; of a run without a directory of its own, a stopped analysis goes on from there."""
 
     def __call__(self) -> int:
         from bayesgeom.dynamics import DynamicsJob
+        from bayesgeom.errors import InvalidArgument
+        from bayesgeom.over_training.again import decided_again
         from bayesgeom.over_training.report import DynamicsReport
         from bayesgeom.report import PARTS
 
         check_target(self.out)
-        job = DynamicsJob.of(
-            self.runs, n=self.n, seed=self.seed, device=self.device, maps_at=self.maps_at or None,
-            progress=None if self.out is None else self.out / PARTS,
-        )  # fmt: skip
-        diagnosis = job.run()
+        if self.from_report is not None and self.runs:
+            raise InvalidArgument(f"name runs or --from-report, not both; got {', '.join(self.runs)}.")
+        if self.from_report is not None:
+            diagnosis = decided_again(self.from_report)
+        else:
+            diagnosis = DynamicsJob.of(
+                self.runs, n=self.n, seed=self.seed, device=self.device, maps_at=self.maps_at or None,
+                progress=None if self.out is None else self.out / PARTS,
+            ).run()  # fmt: skip
         report = diagnosis[DynamicsReport.name]
         assert isinstance(report, DynamicsReport), "a job's diagnosis holds its own report"
-        print(f"{diagnosis.title}, {len(report.runs)} training(s), {report.n} sequences\n\n{report.table()}\n")
-        for line in report.headlines():
-            print(line)
-        for what, reason in report.missing.items():
-            print(f"not measured: {what}: {reason}")
-        save(diagnosis, self.out)
-        return 0
+        title = f"{diagnosis.title}, {len(report.runs)} training(s), {report.n} sequences\n\n{report.table()}\n"
+        missing = [f"not measured: {what}: {reason}" for what, reason in report.missing.items()]
+        return conclude(diagnosis, self.out, title, *map(str, report.headlines()), *missing)

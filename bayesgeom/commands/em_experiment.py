@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, final
 
-from bayesgeom.commands.base import Command, check_target, save
+from bayesgeom.commands.base import Command, check_target, conclude
 
 
 @final
@@ -29,8 +29,4 @@ class EMExperiment(Command):
         check_target(self.out)
         job = EMJob.of(seeds=self.seeds, steps=self.steps, length=self.length)
         report = job.run()
-        print(f"{report.table()}\n")
-        for line in report.headlines():
-            print(line)
-        save(job.diagnosis(report), self.out)
-        return 0
+        return conclude(job.diagnosis(report), self.out, f"{report.table()}\n", *map(str, report.headlines()))

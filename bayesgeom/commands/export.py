@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Literal, final
 
-from bayesgeom.commands.base import Command, Name, check_target
+from bayesgeom.commands.base import Command, Name, check_target, tell
 
 
 @final
@@ -26,5 +26,5 @@ class Export(Command):
 
         check_target(self.out)
         write = export_checkpoint if self.to == "hf" else import_checkpoint
-        print(f"{write(self.checkpoint, self.out)}: {self.out}")
+        tell(f"{write(self.checkpoint, self.out)}: {self.out}")
         return 0

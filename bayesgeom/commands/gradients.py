@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Literal, final
 
-from bayesgeom.commands.base import AskedTask, Command, Of, check_target, save
+from bayesgeom.commands.base import AskedTask, Command, Of, check_target, conclude
 from bayesgeom.errors import InvalidArgument
 
 
@@ -39,11 +39,8 @@ class Gradients(Command):
         job = GradientJob.of(self.source.load(), self.task, targets=self.targets, n=n, seed=self.seed)
         report = job.run()
         diagnosis = job.diagnosis(report)
-        print(f"{diagnosis.title}, {report.n} sequences, {report.targets} targets\n\n{report.table()}\n")
-        for line in report.headlines():
-            print(line)
-        save(diagnosis, self.out)
-        return 0
+        title = f"{diagnosis.title}, {report.n} sequences, {report.targets} targets\n\n{report.table()}\n"
+        return conclude(diagnosis, self.out, title, *map(str, report.headlines()))
 
     def _over_training(self) -> int:
         from bayesgeom.gradient_movement import MovementJob
@@ -59,8 +56,5 @@ class Gradients(Command):
             device=self.source.device,
         )  # fmt: skip
         report = job.run()
-        print(f"{report.n} sequences, {report.targets} targets\n\n{report.table()}\n")
-        for line in report.headlines():
-            print(line)
-        save(job.diagnosis(report), self.out)
-        return 0
+        title = f"{report.n} sequences, {report.targets} targets\n\n{report.table()}\n"
+        return conclude(job.diagnosis(report), self.out, title, *map(str, report.headlines()))

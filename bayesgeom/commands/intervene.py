@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Literal, final
 
-from bayesgeom.commands.base import AskedTask, Command, Of, check_target, save
+from bayesgeom.commands.base import AskedTask, Command, Of, check_target, conclude
 from bayesgeom.errors import InvalidArgument, unknown_name
 
 if TYPE_CHECKING:
@@ -73,11 +73,9 @@ class Intervene(Command):
         arguments |= {"layers": self.layers or "all", "site": self.site, "positions": self.positions or "by subspace"}
         arguments |= {"donors": self.donors, "score_after": self.score_after, "controls": self.controls}
         arguments |= {"onwards": self.onwards}
-        where = provenance(model.spec, job.task, arguments)
+        where = provenance(model, job.task, arguments)
         diagnosis = Diagnosis.of(report, where)
-        print(f"{diagnosis.title}\n\n{report.table()}")
-        save(diagnosis, self.out)
-        return 0
+        return conclude(diagnosis, self.out, f"{diagnosis.title}\n\n{report.table()}")
 
     def _places(self) -> "list[Place]":
         """One place for every set of layers; one for all of them where none is named."""

@@ -1,6 +1,5 @@
 """`bayesgeom length`."""
 
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, final
 
 import tyro
 
-from bayesgeom.commands.base import AskedTask, Command, check_target, save
+from bayesgeom.commands.base import AskedTask, Command, check_target, conclude, note
 from bayesgeom.errors import InvalidArgument
 from bayesgeom.files import RUNS
 
@@ -73,17 +72,14 @@ class Length(Command):
             threshold_bits=self.threshold, top_attention_off=self.top_attention_off,
         )  # fmt: skip
         if plan.to_train:
-            print(plan, file=sys.stderr)
+            note(str(plan))
         for recipe in plan.to_train:
             kept.model(recipe)  # trained, and read again in its turn
         report = job.run()
-        print(f"{report.task}, {report.n} sequences\n\n{report.table()}\n")
-        for line in report.headlines():
-            print(line)
+        lines = [f"{report.task}, {report.n} sequences\n\n{report.table()}\n", *map(str, report.headlines())]
         if plan.missing:
-            print(f"not there: {', '.join(recipe.name for recipe in plan.missing)}")
-        save(job.diagnosis(report), self.out)
-        return 0
+            lines.append(f"not there: {', '.join(recipe.name for recipe in plan.missing)}")
+        return conclude(job.diagnosis(report), self.out, *lines)
 
     def _lengths(self) -> tuple[int, ...] | None:
         if self.to is None:

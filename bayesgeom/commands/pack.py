@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar, Literal, final
 
 import tyro
 
-from bayesgeom.commands.base import Command
+from bayesgeom.commands.base import Command, tell
 
 RunName = Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
 Target = Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="OUT")]
@@ -31,9 +31,26 @@ class Pack(Command):
     def __call__(self) -> int:
         from bayesgeom.training.formation import pack
 
+        self._check_target()
         packed = pack(self.run, self.out, keep=self.keep, dtype=self.dtype)
-        for own in packed:
-            print(f"step {own.step:>7,}  {own.dtype:8}  KL {own.kl_bits:.5g} → {own.kl_bits_stored:.5g} bits")
+        steps = [
+            f"step {own.step:>7,}  {own.dtype:8}  KL {own.kl_bits:.5g} → {own.kl_bits_stored:.5g} bits"
+            for own in packed
+        ]
         size = sum(file.stat().st_size for file in self.out.iterdir())
-        print(f"\n{len(packed)} snapshots, {size / 1e6:.1f} MB: {self.out}")
+        tell(*steps, f"\n{len(packed)} snapshots, {size / 1e6:.1f} MB: {self.out}")
         return 0
+
+    def _check_target(self) -> None:
+        """Refuse a directory that holds anything else than a packed training: it would be replaced."""
+        from bayesgeom.errors import OutputFault
+        from bayesgeom.models.checkpoint import CARD
+        from bayesgeom.training.formation import FORMATION
+
+        entries = sorted(self.out.iterdir()) if self.out.is_dir() else []
+        known = (CARD, FORMATION, ".DS_Store")
+        if foreign := [own.name for own in entries if own.name not in known and own.suffix != ".safetensors"]:
+            named = ", ".join(foreign[:3])
+            raise OutputFault(
+                f"{self.out} holds something else than a packed training ({named}); name an empty or a new directory."
+            )

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, final
 
-from bayesgeom.commands.base import AskedTask, Command, Of, check_target, save
+from bayesgeom.commands.base import AskedTask, Command, Of, check_target, conclude
 
 
 @final
@@ -31,13 +31,11 @@ class Relabel(Command):
         job = RelabellingJob.of(self.source.load(), self.task, n=self.n, seed=self.seed)
         report = job.run()
         diagnosis = job.diagnosis(report)
-        print(
-            f"{diagnosis.title}, {report.n} sequences: {report.verdict}\n\n"
+        measured = (
+            f"{diagnosis.title}, {report.n} sequences: {report.verdict}\n"
+            f"({report.verdict_reason})\n\n"
             f"KL before {report.kl_before_bits:.3e}, after {report.kl_after_bits:.3e} bits; bound "
             f"{report.bound_bits:.1e} bits; correlation over sequences {report.sequence_correlation:.3f}"
         )
-        for line in report.headlines():
-            print(line)
-        print(f"\n{RULE[0].upper()}{RULE[1:]}.")
-        save(diagnosis, self.out)
-        return 0
+        rule = f"\n{RULE[0].upper()}{RULE[1:]}."
+        return conclude(diagnosis, self.out, measured, *map(str, report.headlines()), rule)

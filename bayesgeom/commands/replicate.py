@@ -1,11 +1,10 @@
 """`bayesgeom replicate`."""
 
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, final
 
-from bayesgeom.commands.base import Command, RecipeName, check_target, save
+from bayesgeom.commands.base import Command, RecipeName, check_target, conclude, note
 from bayesgeom.files import RUNS
 
 
@@ -41,12 +40,9 @@ class Replicate(Command):
             is_trained=not self.only_existing,
         )  # fmt: skip
         if not self.only_existing:
-            print(job.plan(), file=sys.stderr)
+            note(str(job.plan()))
         report = job.run()
-        print(f"{report.recipe}, {report.n} sequences\n\n{report.table()}\n")
-        for line in report.headlines():
-            print(line)
+        lines = [f"{report.recipe}, {report.n} sequences\n\n{report.table()}\n", *map(str, report.headlines())]
         if report.missing:
-            print(f"not there: {', '.join(report.missing)}")
-        save(job.diagnosis(report), self.out)
-        return 0
+            lines.append(f"not there: {', '.join(report.missing)}")
+        return conclude(job.diagnosis(report), self.out, *lines)

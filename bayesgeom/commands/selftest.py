@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import ClassVar, final
 
-from bayesgeom.commands.base import Command
+from bayesgeom.commands.base import Command, tell
 
 
 @final
@@ -17,8 +17,9 @@ class Selftest(Command):
         from bayesgeom.selftest import selftest
 
         verdicts = selftest()
-        for verdict in verdicts:
-            print(f"{'ok    ' if verdict.held else 'FAILED'}  {verdict.probe}: {verdict.control}")
         failed = sum(not verdict.held for verdict in verdicts)
-        print(f"\n{len(verdicts) - failed} controls hold, {failed} do not")
+        tell(
+            *(f"{'ok    ' if own.held else 'FAILED'}  {own.probe}: {own.control}" for own in verdicts),
+            f"\n{len(verdicts) - failed} controls hold, {failed} do not",
+        )
         return int(failed > 0)

@@ -6,7 +6,7 @@ from typing import Annotated, Any, ClassVar, final
 
 import tyro
 
-from bayesgeom.commands.base import Command, check_target, save
+from bayesgeom.commands.base import Command, check_target, conclude
 from bayesgeom.errors import InvalidArgument
 
 Varied = Annotated[tuple[str, ...], tyro.conf.UseAppendAction, tyro.conf.arg(metavar="NAME=VALUE,VALUE,…")]
@@ -46,9 +46,8 @@ class Sweep(Command):
         )
         report = job.run()
         diagnosis = job.diagnosis(report)
-        print(f"{diagnosis.title}, {report.n} sequences at each value\n\n{report.table()}")
-        save(diagnosis, self.out)
-        return 0
+        title = f"{diagnosis.title}, {report.n} sequences at each value\n\n{report.table()}"
+        return conclude(diagnosis, self.out, title)
 
     def _varied(self) -> tuple[str, list[Any]]:
         from bayesgeom.tasks.base import literal

@@ -2,10 +2,11 @@
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import ClassVar, final
+from typing import ClassVar, Literal, final
 
-from bayesgeom.commands.base import Command, RecipeName
-from bayesgeom.files import RUNS
+from bayesgeom.commands.base import Command, RecipeName, note, tell
+from bayesgeom.errors import InvalidArgument
+from bayesgeom.files import RUNS, check_directory
 
 
 @final
@@ -15,8 +16,10 @@ class Train(Command):
 
     name: ClassVar[str] = "train"
 
-    recipe: RecipeName
+    recipe: RecipeName = ""
     """Name of the recipe; an unknown one lists those that exist."""
+    status: bool = False
+    """Train nothing: list what of the training queue is finished, running and next, with estimated times."""
     out: Path | None = None
     """Directory of the run: state, log, snapshots and, at the end, the checkpoint. Default: runs/train/NAME[-seedK]."""
     resume: bool = False
@@ -30,25 +33,41 @@ class Train(Command):
     step's alone. No weight depends on it."""
     device: str = "cpu"
     """Where to train: cpu, cuda, …"""
+    precision: Literal["auto", "bfloat16", "float32"] = "auto"
+    """Of matrix products. auto: bfloat16 where the processor computes it natively and the architecture has a kernel,
+    else float32. With --resume: that of the run."""
 
     def __call__(self) -> int:
         from bayesgeom.models.checkpoint import FINISHED
         from bayesgeom.models.resolve import check_device
         from bayesgeom.progress import kept_in
-        from bayesgeom.training.loop import train
+        from bayesgeom.training.duration import as_duration, estimated_seconds
+        from bayesgeom.training.loop import check_startable, remaining_stages, run_precision, train
         from bayesgeom.training.publish import publish
         from bayesgeom.training.recipes import recipe
 
+        if self.status:
+            from bayesgeom.training.queue import progress, status_table
+
+            tell(status_table(progress(RUNS if self.out is None else self.out)))
+            return 0
+        if not self.recipe:
+            raise InvalidArgument("Missing from bayesgeom train: RECIPE; `bayesgeom train --status` lists the queue.")
         check_device(self.device)
         committed = recipe(self.recipe).reseeded(self.seed)
         steps = committed.steps if self.steps is None else self.steps
         kept = committed.snapshots if self.keep is None else self.keep
         chosen = replace(committed, steps=steps, snapshots=kept)
         out = self.out or RUNS / committed.name
+        check_startable(chosen, out, resume=self.resume)
+        check_directory(out)
+        precision = run_precision(chosen, out, self.precision, self.device)
+        stages = remaining_stages(chosen, out)
+        seconds = estimated_seconds(stages, device=self.device, precision=precision)
+        n_steps = sum(stage.steps - start for stage, start in stages)
+        note(f"{n_steps:,} steps in {precision}, about {as_duration(seconds)}")
         with kept_in(out, "repeat the command with --resume"):
-            module = train(chosen, out, resume=self.resume, device=self.device)
-        scores = publish(chosen, module, out / FINISHED)
-        for line in scores.headlines():
-            print(line)
-        print(f"\ncheckpoint: {out / FINISHED}")
+            module = train(chosen, out, resume=self.resume, device=self.device, precision=precision)
+        scores = publish(chosen, module, out / FINISHED, precision=precision)
+        tell(*map(str, scores.headlines()), f"\ncheckpoint: {out / FINISHED}")
         return 0

@@ -1,17 +1,19 @@
-"""One cell of the comparison: a task and an architecture, and the recipe that trains the one on the other."""
+"""One cell of the comparison: a task, an architecture, the recipe, and the terms that differ between cells."""
 
 from dataclasses import dataclass
 from typing import final
 
+from bayesgeom.comparison.verdict import has_published_sizes
 from bayesgeom.errors import unknown_name
-from bayesgeom.training.compared import ARCHITECTURES, ON_REQUEST, TASKS, compared
+from bayesgeom.training.compared import ALL_TASKS, ARCHITECTURES, ON_REQUEST, architectures_of, compared
+from bayesgeom.training.rates import CHOSEN, MULTIPLES, SEARCHED, at_rates
 from bayesgeom.training.recipe import Recipe
 
 
 @final
 @dataclass(frozen=True, kw_only=True)
 class Cell:
-    """A task and an architecture, trained once. `is_check`: with another seed and twice the budget."""
+    """A task and an architecture, trained once. `is_check`: a second seed at twice the budget, no seed."""
 
     task: str
     architecture: str
@@ -20,20 +22,52 @@ class Cell:
 
     @property
     def name(self) -> str:
-        """Of the checkpoint."""
+        """Name of the checkpoint."""
         return self.recipe.name
+
+    @property
+    def rate_trials(self) -> int:
+        """Learning rates that were tried for this architecture; 0 where none was."""
+        return len(MULTIPLES) if self.architecture in CHOSEN else 0
+
+    @property
+    def rate_search(self) -> str:
+        """How the hyperparameters of this row were found."""
+        return f"{self.rate_trials} rates each" if self.rate_trials else SEARCHED[self.task]
+
+    @property
+    def targets(self) -> str:
+        """Kind of training targets: exact posteriors distill the filter into the network."""
+        return "exact (distilled)" if self.recipe.targets == "exact" else "sampled"
+
+    @property
+    def has_published_sizes(self) -> bool:
+        """Whether the task has the sizes at which the papers report it."""
+        return has_published_sizes(self.recipe.task)
 
 
 def cell(task: str, architecture: str, *, seed: int = 0, is_check: bool = False) -> Cell:
-    """The cell of this row and column. Seed 0 is the committed recipe's own; others are counted from it.
+    """Return the cell of this row and column.
 
-    **Raises** `UnknownName` for a task or architecture that is not compared.
+    Args:
+        task: A task of the comparison.
+        architecture: An architecture that has a recipe on it.
+        seed: 0 is the committed recipe's own; others are counted from it.
+        is_check: Twice the budget, as the second trainings of earlier versions had.
+
+    Raises:
+        UnknownName: The task is not compared, or the architecture is not on this task.
     """
-    architectures = (*ARCHITECTURES, *ON_REQUEST)
-    for what, name, known in (("compared task", task, TASKS), ("compared architecture", architecture, architectures)):
-        if name not in known:
-            raise unknown_name(what, name, known)
-    recipe = compared()[f"{task}-{architecture}"].reseeded(seed)
+    if task not in ALL_TASKS:
+        raise unknown_name("compared task", task, ALL_TASKS)
+    if architecture not in (*ARCHITECTURES, *ON_REQUEST):
+        raise unknown_name("compared architecture", architecture, (*ARCHITECTURES, *ON_REQUEST))
+    if architecture not in architectures_of(task):
+        raise unknown_name(f"architecture with a recipe on {task}", architecture, architectures_of(task))
+    recipe = compared()[f"{task}-{architecture}"]
+    if CHOSEN.get(architecture, 1.0) != 1.0:
+        recipe = at_rates(recipe, CHOSEN[architecture])
+    recipe = recipe.reseeded(seed)
     return Cell(
         task=task, architecture=architecture, recipe=recipe.lengthened(2) if is_check else recipe, is_check=is_check
     )  # fmt: skip

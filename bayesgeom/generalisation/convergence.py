@@ -3,7 +3,7 @@
 import numpy as np
 from jaxtyping import Float
 
-from bayesgeom.generalisation.curves import Estimate, first_place, resampled_means
+from bayesgeom.generalisation.curves import Estimate, first_place, mean_along
 
 LAST_SHARE = 0.25  # of the positions, over which the level is taken that entropy settles at
 
@@ -18,12 +18,18 @@ def tokens_to_converge(
 ) -> Estimate:
     """The first scored position, counted from 1, at which mean entropy is within the threshold of its floor.
 
-    Sequences are resampled whole, and the floor with them. Infinite where no position is that near.
+    Infinite where no position is that near. The interval runs from the first position that may be near to the first
+    that certainly is, by the intervals of the mean differences from the floor.
     """
-    means = resampled_means(entropies_bits, seed=seed)
-    floor = means[:, -_n_last(means.shape[1]) :].mean(axis=1, keepdims=True)
-    is_near = np.abs(means - floor) <= threshold_bits
-    return first_place(np.where(is_near.any(axis=1), is_near.argmax(axis=1) + 1.0, np.inf), len(entropies_bits))
+    n_positions = entropies_bits.shape[1]
+    values = entropies_bits.astype(np.float64)
+    away = values - values[:, -_n_last(n_positions) :].mean(axis=1, keepdims=True)
+    mean, lo, hi = mean_along(away, seed=seed)
+    may_be = np.isnan(lo) | ((lo <= threshold_bits) & (hi >= -threshold_bits))
+    is_certain = (lo >= -threshold_bits) & (hi <= threshold_bits)
+    return first_place(
+        np.arange(1, n_positions + 1), np.abs(mean) <= threshold_bits, may_be, is_certain, np.isfinite(lo)
+    )
 
 
 def _n_last(n_positions: int) -> int:

@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from typing import final
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 
 from bayesgeom.activations import Behaviour, Run
-from bayesgeom.statistics import MAX_UNITS, bootstrap_weights, mean_interval, ratio_interval
+from bayesgeom.memory import EffectiveMemory, effective_memory
+from bayesgeom.statistics import mean_interval, ratio_interval
 
 N_TREND = 5  # positions through which the trend before a break is drawn
 _WORST = 1e6  # bits, in place of what is infinite
@@ -21,13 +22,17 @@ _PLACES = 4_096  # resampled at once, so that memory does not grow with the leng
 @final
 @dataclass(frozen=True, kw_only=True)
 class Errors:
-    """One model's errors at ascending places: positions, or distances. `nulls` are means, by predictor."""
+    """One model's errors at ascending places: positions, or distances. `nulls` are means, by predictor.
+
+    `memory` is the model's effective memory over the whole run, where the hidden state moves.
+    """
 
     at: Int[np.ndarray, " position"]
     kl_bits: Float[np.ndarray, "sequence position"]
     entropy_error_bits: Float[np.ndarray, "sequence position"]
     null_kl_bits: Mapping[str, Float[np.ndarray, " position"]]
     null_entropy_error_bits: Mapping[str, Float[np.ndarray, " position"]]
+    memory: EffectiveMemory | None = None
 
 
 @final
@@ -51,6 +56,7 @@ def errors_along(run: Run) -> Errors:
         entropy_error_bits=_entropy_error(own),
         null_kl_bits={name: b.kl_bits.mean(axis=0, dtype=np.float64) for name, b in run.null_behaviours.items()},
         null_entropy_error_bits={name: _entropy_error(b).mean(axis=0) for name, b in run.null_behaviours.items()},
+        memory=None if run.windows is None else effective_memory(run.windows, own.kl_bits, seed=run.seed),
     )
 
 
@@ -103,19 +109,30 @@ class Jump:
 def critical_length(
     errors: Float[np.ndarray, "sequence position"], at: Int[np.ndarray, " position"], threshold: float, *, seed: int
 ) -> Estimate:
-    """The first place whose mean error exceeds the threshold; infinite where none does."""
-    firsts = []
-    for some in _some_places(errors.shape[1]):
-        is_over = resampled_means(errors[:, some], seed=seed) > threshold
-        firsts.append(np.where(is_over.any(axis=1), at[some][is_over.argmax(axis=1)].astype(float), np.inf))
-    return first_place(np.min(firsts, axis=0), len(errors))
+    """The first place whose mean error exceeds the threshold; infinite where none does.
+
+    The interval runs from the first place where the error may exceed it to the first where it certainly does, by the
+    intervals of the means. A place whose mean has no interval may exceed it, and does not certainly.
+    """
+    mean, lo, hi = mean_along(errors, seed=seed)
+    is_known = np.isfinite(lo)
+    ends = (mean > threshold, ~is_known | (hi > threshold), is_known & (lo > threshold), is_known)
+    return first_place(at, *ends)
 
 
-def first_place(drawn: Float[np.ndarray, " draw"], n: int) -> Estimate:
-    """A place that may be infinite, from its estimate and then its resamples over n sequences; no interval of one."""
-    # No interpolation between a length and never.
-    lo, hi = np.quantile(drawn[1:], [0.025, 0.975], method="inverted_cdf") if n > 1 else (np.nan, np.nan)
-    return Estimate(value=float(drawn[0]), lo=float(lo), hi=float(hi))
+def first_place(
+    at: Int[np.ndarray, " position"],
+    is_there: Bool[np.ndarray, " position"],
+    may_be: Bool[np.ndarray, " position"],
+    is_certain: Bool[np.ndarray, " position"],
+    is_known: Bool[np.ndarray, " position"],
+) -> Estimate:
+    """The first place where something is there, with the first where it may be and where it certainly is.
+
+    `is_known` says which places have an interval at all; without any there is no interval of the place either.
+    """
+    value, lo, hi = (float(at[own.argmax()]) if own.any() else np.inf for own in (is_there, may_be, is_certain))
+    return Estimate(value=value, lo=lo, hi=hi) if is_known.any() else Estimate(value=value, lo=np.nan, hi=np.nan)
 
 
 def extrapolation_ratio(
@@ -156,17 +173,6 @@ def mean_along(
     bounds = [mean_interval(errors[:, some], seed=seed) for some in _some_places(errors.shape[1])]
     lo, hi = (np.concatenate(ends) for ends in zip(*bounds, strict=True))
     return errors.mean(axis=0), lo, hi
-
-
-def resampled_means(values: Float[np.ndarray, "sequence position"], *, seed: int) -> Float[np.ndarray, "draw position"]:
-    """The mean over sequences, and below it that of each resample. Of many sequences, runs of them are resampled."""
-    per_unit = -(-len(values) // MAX_UNITS)
-    starts = np.arange(0, len(values), per_unit)
-    sums = np.add.reduceat(values.astype(np.float64), starts, axis=0)
-    sizes = np.add.reduceat(np.ones((len(values), 1)), starts, axis=0)
-    weights = np.concatenate([np.ones((1, len(starts))), bootstrap_weights(len(starts), seed=seed)])
-    means: np.ndarray = weights @ sums / (weights @ sizes)
-    return means
 
 
 def strongest(nulls: Mapping[str, Float[np.ndarray, " position"]]) -> str:

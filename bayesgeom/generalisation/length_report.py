@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from dataclasses import field as default
 from typing import TYPE_CHECKING, ClassVar, final
 
 import numpy as np
@@ -15,6 +16,11 @@ if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
 
+def _none() -> Float[np.ndarray, " arm"]:
+    """Of a task without latent dynamics, and of reports that were saved before there were window observers."""
+    return np.zeros(0)
+
+
 @final
 @dataclass(frozen=True, kw_only=True)
 class LengthReport(Report):
@@ -23,7 +29,9 @@ class LengthReport(Report):
     Places are scored positions counted from 1, or, where length is distance, filler tokens (`unit` says which). Arms'
     `untrained` says which rows of a learned table training never reached. `critical_length` is infinite where no place
     exceeds `threshold_bits`. `entry_layer` is the first layer whose excess is clear of its null, −1 where there is
-    none; layers that cannot be read are NaN. `whole_…` are means over whole sequences of each length.
+    none; layers that cannot be read are NaN. `whole_…` are means over whole sequences of each length. On tasks whose
+    hidden state moves, `effective_memory_symbols` is that of `bayesgeom.memory` over the longest sequences, and
+    `transport` says whether such sequences can show transport.
     """
 
     name: ClassVar[str] = "length"
@@ -93,6 +101,10 @@ class LengthReport(Report):
     layer_excess_bits_null: Float[np.ndarray, "arm layer"]
     layer_shift: Float[np.ndarray, "arm layer"]
     layer_shift_null: Float[np.ndarray, "arm layer"]
+    effective_memory_symbols: Float[np.ndarray, " arm"] = default(default_factory=_none)
+    effective_memory_symbols_lo: Float[np.ndarray, " arm"] = default(default_factory=_none)
+    effective_memory_symbols_hi: Float[np.ndarray, " arm"] = default(default_factory=_none)
+    transport: str = ""
     intervals: Mapping[str, tuple[float, float]]
     nulls: Mapping[str, float]
     n: int
@@ -107,6 +119,9 @@ class LengthReport(Report):
                 self.entry("extrapolation_ratio", (index,), f"{own}KL beyond / within", null_label=self.predictors[0]),
                 self.entry("critical_length", (index,), f"{own}first place with KL over {self.threshold_bits:g} bits"),
             ]
+            if self.transport:
+                label = f"{own}effective memory, at length {self.lengths[-1]}"
+                lines.append(self.entry("effective_memory_symbols", (index,), label, unit="symbols"))
         return tuple(lines)
 
     def figure(self) -> "Figure":
@@ -141,7 +156,12 @@ class LengthReport(Report):
         rows = [_HEADER, *(self._row(index) for index in range(len(self.arms)))]
         means = [("whole-sequence KL (bits) at", *self.lengths)]
         means += [(arm, *(f"{v:.4f}" for v in own)) for arm, own in zip(self.arms, self.whole_kl_bits, strict=True)]
-        notes = [f"{arm}: {note}" for arm, note in zip(self.arms, self.untrained, strict=True) if note]
+        memories = zip(
+            self.arms, self.effective_memory_symbols, self.effective_memory_symbols_hi, strict=bool(self.transport)
+        )
+        notes = [f"{arm}: effective memory {_whole(lo)} … {_whole(hi)} symbols" for arm, lo, hi in memories]
+        notes += [self.transport] if self.transport else []
+        notes += [f"{arm}: {note}" for arm, note in zip(self.arms, self.untrained, strict=True) if note]
         if (n := self._n_trend) < N_TREND:
             is_known = "so that no line says what to expect beyond" if n < 2 else f"so that the trend is {self._trend}"
             no_null = ", and nothing is left to hold such a line to within" if n == 2 else ""
@@ -193,6 +213,10 @@ _HEADER = (
 
 def _signed(value: float) -> str:
     return f"{value:+.1e}"
+
+
+def _whole(value: float) -> str:
+    return "–" if math.isnan(value) else f"{value:.0f}"
 
 
 def _length(value: float) -> str:

@@ -9,6 +9,7 @@ from jaxtyping import Float, Int
 from bayesgeom.generalisation.arm import Arm, Setting
 from bayesgeom.generalisation.curves import Estimate, mean_along, strongest, whole_means
 from bayesgeom.generalisation.length_report import LengthReport
+from bayesgeom.memory import EffectiveMemory
 
 _BY_LAYER = {
     "layer_within_kl_bits": "within_kl_bits", "layer_beyond_kl_bits": "beyond_kl_bits",
@@ -20,7 +21,7 @@ _BY_LAYER = {
 
 def length_report(arms: Sequence[Arm], setting: Setting) -> LengthReport:
     """One report on arms that saw the same sequences."""
-    first, n_layers = arms[0].errors, max(arm.n_layers for arm in arms)
+    first = arms[0].errors
     best = strongest(first.null_kl_bits)
     predictors = (best, *(name for name in first.null_kl_bits if name != best))
     return LengthReport(
@@ -51,11 +52,31 @@ def length_report(arms: Sequence[Arm], setting: Setting) -> LengthReport:
         **_bounds(arms, "critical_length", lambda arm: arm.critical, has_null=False),
         **_bounds(arms, "extrapolation_ratio", lambda arm: arm.ratio),
         entry_layer=np.array([-1 if arm.depth is None else arm.depth.entry_layer for arm in arms]),
-        **{name: np.stack([arm.by_layer(own, n_layers) for arm in arms]) for name, own in _BY_LAYER.items()},
+        **_by_layer(arms),
+        **_memories([arm.errors.memory for arm in arms]),
         intervals={},
         nulls={},
         n=len(first.kl_bits),
     )
+
+
+def _by_layer(arms: Sequence[Arm]) -> dict[str, Any]:
+    """What depth found, padded to the layers of the deepest arm."""
+    n_layers = max(arm.n_layers for arm in arms)
+    return {name: np.stack([arm.by_layer(own, n_layers) for arm in arms]) for name, own in _BY_LAYER.items()}
+
+
+def _memories(found: Sequence[EffectiveMemory | None]) -> dict[str, Any]:
+    """Effective memories of all arms, and what the task can show; {} where the hidden state does not move."""
+    known = [memory for memory in found if memory is not None]
+    if len(known) < len(found):
+        return {}
+    return {
+        "effective_memory_symbols": np.array([memory.symbols for memory in known]),
+        "effective_memory_symbols_lo": np.array([memory.symbols for memory in known]),
+        "effective_memory_symbols_hi": np.array([memory.symbols_hi for memory in known]),
+        "transport": known[0].note,
+    }
 
 
 def _distinct(names: Sequence[str]) -> tuple[str, ...]:
@@ -71,7 +92,7 @@ def _curves(
     at: Int[np.ndarray, " position"],
     metric: str,
     setting: Setting,
-) -> dict[str, Float[np.ndarray, "arm x"]]:
+) -> dict[str, Any]:
     """Means along the sequence and over whole ones, with their intervals."""
     along = [mean_along(own, seed=setting.seed) for own in errors]
     whole = [
@@ -86,7 +107,7 @@ def _curves(
 
 def _bounds(
     arms: Sequence[Arm], metric: str, of: Callable[[Arm], Estimate], *, has_null: bool = True
-) -> dict[str, Float[np.ndarray, " arm"]]:
+) -> dict[str, Any]:
     found = [of(arm) for arm in arms]
     named = {
         metric: np.array([own.value for own in found]),

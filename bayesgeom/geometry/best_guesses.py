@@ -13,7 +13,7 @@ from torch import Tensor
 
 from bayesgeom.geometry.clusters import Clusters, adjusted_rand, cluster_clouds, meetings, resampled_agreement
 from bayesgeom.geometry.readout import LABEL, BeliefTargets, Readout, commonest, in_bands
-from bayesgeom.statistics import percentile_interval
+from bayesgeom.statistics import ratio_interval, statistic_interval
 
 
 def cluster_scores(
@@ -30,7 +30,7 @@ def cluster_scores(
 
     The last is against the token just read, a row with a single 1, shuffled after the first. Silhouettes have
     those of Gaussian clouds for null, adjusted Rand indices those against shuffled beliefs or tokens. Intervals are
-    over all sequences, at the clusters found; they hold each sequence as often as `weights` say.
+    over all sequences, at the clusters found; `weights` are the `jackknife_weights` of all sequences.
     """
     generator = torch.Generator().manual_seed(seed)
     chosen = torch.randperm(clouds.shape[1], generator=generator)[:n_clustered].sort().values
@@ -40,7 +40,7 @@ def cluster_scores(
     owner = chosen // targets.n_positions
     drawn = {"silhouette": _resampled_silhouettes(found, owner, weights)}
     drawn |= {name: _resampled_agreement(found, others[:, 0], owner, weights) for name, others in labels.items()}
-    bounds = {name: percentile_interval(values) for name, values in drawn.items()}
+    bounds = {name: statistic_interval(values, seed=seed) for name, values in drawn.items()}
     return {
         "silhouette": found.point_scores.mean(dim=2).cpu().numpy(),
         "silhouette_null": found.gaussian_scores.cpu().numpy(),
@@ -55,7 +55,8 @@ def guess_scores(
     readouts: Sequence[Readout],
     targets: BeliefTargets,
     bands: Sequence[tuple[float, float]],
-    weights: Float64[np.ndarray, "draw sequence"],
+    *,
+    seed: int = 0,
 ) -> dict[str, Float64[np.ndarray, "..."]]:
     """How often the nearest of the best guesses' mean vectors is the right one, in each band of confidence.
 
@@ -67,7 +68,7 @@ def guess_scores(
     for readout in readouts:
         n_hits = (readout.hits & is_counted).sum(axis=2, dtype=np.float64)
         everything = _ratio(n_hits.sum(axis=1), n_points.sum(axis=1))
-        lo, hi = percentile_interval(_ratio(weights @ n_hits[:, :, 0].T, weights @ n_points[:, :, 0].T))
+        lo, hi = ratio_interval(n_hits[:, :, 0].T, n_points[:, :, 0].T, seed=seed)
         rows.append({"": everything[:, 0], "_null": everything[:, 1:].mean(axis=1), "_lo": lo, "_hi": hi})
     name = "nearest_centroid_accuracy"
     scores = {f"{name}{end}": np.stack([row[end] for row in rows]) for end in rows[0]}

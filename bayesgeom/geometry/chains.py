@@ -38,6 +38,29 @@ def stationary(transition: Float64[Tensor, "state state"]) -> Float64[Tensor, " 
     return found
 
 
+def stationary_rows(
+    transition: Float64[Tensor, "batch state state"], otherwise: Float64[Tensor, " state"]
+) -> Float64[Tensor, "batch state"]:
+    """Return the stationary distribution of every chain, and `otherwise` for a chain that has several.
+
+    Chains whose entries are all positive are solved together, by the elimination of `stationary`.
+    """
+    is_positive = (transition > 0).flatten(1).all(dim=1)
+    found = torch.empty(transition.shape[:2], dtype=torch.float64, device=transition.device)
+    among = transition[is_positive].clone()
+    for last in range(among.shape[1] - 1, 0, -1):
+        among[:, :last, last] /= among[:, last, :last].sum(dim=1, keepdim=True)
+        among[:, :last, :last] += among[:, :last, last, None] * among[:, last, None, :last]
+    weights = torch.ones(among.shape[:2], dtype=torch.float64, device=transition.device)
+    for state in range(1, among.shape[1]):
+        weights[:, state] = (weights[:, :state] * among[:, :state, state]).sum(dim=1)
+    found[is_positive] = weights / weights.sum(dim=1, keepdim=True)
+    for row in (~is_positive).nonzero()[:, 0].tolist():
+        own = stationary(transition[row])
+        found[row] = otherwise if own is None else own
+    return found
+
+
 def mixing_times(transition: Float64[Tensor, "*batch state state"]) -> Float64[Tensor, "*batch"]:
     """Steps in which what is remembered of the start falls to 1/e: −1 / ln |λ₂|, with λ₂ the second largest eigenvalue.
 

@@ -41,11 +41,23 @@ def gaussian_shares(n: int, d: int, *, rank: int, draws: int, seed: int) -> Floa
     generator = torch.Generator().manual_seed(seed)
     found = np.empty((draws, rank))
     for draw in range(draws):
-        cloud = standardised(torch.randn(n, d, generator=generator))
+        cloud = standardised(torch.randn(n, d, generator=generator, dtype=torch.float32))
         gram = (cloud @ cloud.T if n < d else cloud.T @ cloud).double()
         variances = torch.linalg.eigvalsh(gram).flip(0)
         found[draw] = (variances.cumsum(0) / variances.sum())[:rank].numpy()
     return found
+
+
+def gaussian_first_share(n: int, d: int) -> float:
+    """Return the share of PC1 of n independent standard Gaussian points in R^d: (√n + √d)² / (n d), at most 1.
+
+    Reference: Marchenko & Pastur 1967 (the edge of the spectrum).
+
+    Example:
+        >>> round(gaussian_first_share(64, 128), 4)
+        0.0455
+    """
+    return min(1.0, (math.sqrt(n) + math.sqrt(d)) ** 2 / (n * d))
 
 
 def overlap_below(n: int, d: int, *, frames: int, below: float) -> float:

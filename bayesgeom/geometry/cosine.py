@@ -6,15 +6,17 @@ References: Welch 1974 (the bound); Hotelling 1953 (density of a correlation, he
 """
 
 import math
+from functools import cache
 
 import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Float64
 from scipy.special import betainc, hyp2f1
 from torch import Tensor
 
 _NEGLIGIBLE = 1e-6  # of a vector's length: what float32 leaves of a vector that equals the mean
 _NODES = 2_000
+_AT_ONCE = 2**21  # numbers of random directions drawn together
 
 
 def pairwise_cosine(vectors: Float[Tensor, "*batch item d"]) -> Float[Tensor, "*batch item item"]:
@@ -126,13 +128,58 @@ def overlaps(vectors: Float[Tensor, "draw *batch item d"]) -> Float[Tensor, "dra
     return torch.stack([overlap(pairwise_cosine(x)) for x in (vectors, centred(vectors))], dim=1)
 
 
-def projected_overlap(
+def projected_overlaps(
     vectors: Float[Tensor, "*batch item width"], d: int, *, n: int, seed: int
-) -> Float[Tensor, "draw *batch"]:
-    """Overlap of the same vectors after each of `n` random Gaussian maps to `d` dimensions."""
+) -> Float[Tensor, "draw 2 *batch"]:
+    """Overlap of the same vectors after each of `n` random Gaussian maps to `d` dimensions, raw and centered."""
     shape = (n, *(1,) * (vectors.ndim - 2), vectors.shape[-1], d)
-    matrices = torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(vectors)
-    return overlap(pairwise_cosine(vectors @ matrices))
+    matrices = torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float32).to(vectors)
+    return overlaps(vectors @ matrices)
+
+
+@cache
+def random_overlaps(n: int, d: int, *, draws: int, seed: int) -> Float64[np.ndarray, "draw 2"]:
+    """Overlap of `n` random directions in R^d, raw and centered, in each of `draws` draws; NaN for fewer than two.
+
+    Their mean is `chance_overlap` and `chance_overlap_centred`; one set of directions scatters about it. For 20
+    directions in 32 dimensions the central 95 % are 0.127 to 0.157.
+    """
+    if n < 2:
+        return np.full((draws, 2), np.nan)
+    generator = torch.Generator().manual_seed(seed)
+    sizes = [len(part) for part in np.array_split(np.arange(draws), -(-draws * n * d // _AT_ONCE))]
+    found = [overlaps(torch.randn(size, n, d, generator=generator, dtype=torch.float64)) for size in sizes if size]
+    return torch.cat(found).numpy()
+
+
+def cross_fitted_overlap(
+    one: Float[Tensor, "*batch item d"], other: Float[Tensor, "*batch item d"]
+) -> Float[Tensor, "*batch"]:
+    """Mean |cosine| of noisy vectors, from two estimates of each with independent noise.
+
+    cos_ij = (x_i·y_j + x_j·y_i) / (2 √(x_i·y_i x_j·y_j)): noise cancels in every product on average, where in the
+    plain cosine it lengthens the vectors and turns them apart. Absolute values of what noise is left are too large, so
+    the result errs upward where the plain overlap errs downward. Pairs with x_i·y_i ≤ 0 are left out.
+    """
+    products = one @ other.mT
+    power = products.diagonal(dim1=-2, dim2=-1)
+    length = torch.where(power > 0, power, torch.nan).sqrt()
+    cosine: Tensor = (products + products.mT) / 2 / (length[..., :, None] * length[..., None, :])
+    return overlap(cosine.clamp(-1, 1))
+
+
+def verdicts(
+    lo: Float[np.ndarray, "*axes"],
+    hi: Float[np.ndarray, "*axes"],
+    level_lo: Float[np.ndarray, "*#axes"],
+    level_hi: Float[np.ndarray, "*#axes"],
+) -> Float[np.ndarray, "*axes"]:
+    """−1 where the interval of an overlap lies below that of its chance level, 1 above, 0 where they meet.
+
+    NaN where either is not known.
+    """
+    found = np.where(hi < level_lo, -1.0, np.where(lo > level_hi, 1.0, 0.0))
+    return np.where(np.isnan(lo + hi + level_lo + level_hi), np.nan, found)
 
 
 def frame_statistics(vectors: Float[Tensor, "*batch item d"]) -> dict[str, Float[Tensor, "*batch"]]:

@@ -1,24 +1,69 @@
-"""Ranks within rows of which only a part may be seen."""
+"""Ranks within rows of which only a part may be seen, with scores that differ by rounding counted as ties."""
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from bayesgeom.geometry.correlation import ranks
-
 
 def visible_ranks(
-    scores: Float[Tensor, "*batch item"], visible: Bool[Tensor, "*#batch item"]
+    scores: Float[Tensor, "*batch item"],
+    visible: Bool[Tensor, "*#batch item"],
+    tolerance: Float[Tensor, "*#batch 1"] | float = 0.0,
 ) -> Float[Tensor, "*batch item"]:
-    """Rank of each visible score among the visible ones of its row, from 1; ties share their mean rank.
+    """Rank each visible score among the visible ones of its row, from 1; ties share their mean rank.
 
-    On the CPU, where numpy sorts short rows several times faster than torch. What stands at hidden items means nothing.
+    Two scores tie where they differ by at most the tolerance. This need not be transitive, so a rank is
+    (number below + number below or tied + 1) / 2, each pair judged by itself. That is the usual mean rank where ties
+    are transitive, and the Mann–Whitney identity holds for it as it stands, because every pair of items shares one
+    point between them.
+
+    Args:
+        scores: On the CPU, where numpy sorts short rows several times faster than torch.
+        visible: What is ranked. The values at hidden items mean nothing.
+        tolerance: Of each row; see `rounding_of_products`.
+
+    Example:
+        >>> scores = torch.tensor([[3.0, 1.0, 1.001, 2.0]])
+        >>> visible_ranks(scores, torch.ones(1, 4, dtype=torch.bool), tolerance=0.01).tolist()
+        [[4.0, 1.5, 1.5, 3.0]]
     """
     shown = scores.masked_fill(~visible, torch.inf)
     order = torch.from_numpy(shown.numpy().argsort(axis=-1))
     count = torch.arange(1, scores.shape[-1] + 1, dtype=scores.dtype)
     rank = torch.empty_like(shown).scatter_(-1, order, count.expand_as(shown))
-    # Equal scores are rare in a trained model, and only their rows pay for a careful ranking. ∞ − ∞ is NaN: no tie.
-    has_tie = (shown.gather(-1, order).diff(dim=-1) == 0).any(dim=-1)
-    rank[has_tie] = torch.as_tensor(ranks(shown[has_tie].T.numpy()).T, dtype=rank.dtype)
+    in_order = shown.gather(-1, order)
+    within = torch.as_tensor(tolerance, dtype=torch.float64).expand(*shown.shape[:-1], 1)
+    # Close scores are rare in a trained model, and only their rows pay for a careful ranking. ∞ − ∞ is NaN: no tie.
+    has_tie = (in_order.diff(dim=-1) <= within).any(dim=-1)
+    # In float64 adding the tolerance does not round, so that a is tied with b exactly where b is tied with a.
+    value, sorted_value, within = shown[has_tie].double(), in_order[has_tie].double(), within[has_tie]
+    below = torch.searchsorted(sorted_value, value - within, right=False)
+    upto = torch.searchsorted(sorted_value, value + within, right=True)
+    rank[has_tie] = ((below + upto + 1) / 2).to(rank.dtype)
     return rank
+
+
+def rounding_of_products(
+    lengths: Float[Tensor, "*batch item"], visible: Bool[Tensor, "*#batch item"], *, d: int, dtype: torch.dtype
+) -> Float[Tensor, "*batch 1"]:
+    """Bound how far two equal products q·k of one row may come out apart.
+
+    A sum of d products in float32, in any order, is off by at most d u Σ|q_i k_i| ≤ d u |q| |k| with u = 2^−24
+    (Higham 2002, section 3.1). Entries that were themselves rounded, with the unit roundoff v of the dtype that they
+    were computed in, add v |q| |k| for q and v |q| |k| for k. Two products differ by at most twice the sum of these.
+
+    Args:
+        lengths: |q| |k| of each product, in float32.
+        visible: The products of a row that are compared. The largest of them decides.
+        d: Terms of a product.
+        dtype: In which q and k were computed.
+
+    Returns:
+        2 (d u + 2 v) max |q| |k| for each row; 0 where nothing is visible.
+
+    References:
+        Higham 2002, Accuracy and Stability of Numerical Algorithms, 2nd edition.
+    """
+    roundoff, own = torch.finfo(torch.float32).eps / 2, torch.finfo(dtype).eps / 2
+    largest = lengths.masked_fill(~visible, 0.0).amax(dim=-1, keepdim=True)
+    return 2 * (d * roundoff + 2 * own) * largest

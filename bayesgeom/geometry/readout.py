@@ -16,7 +16,7 @@ from torch import Tensor
 from bayesgeom.geometry.clusters import nearest_centroid_labels
 from bayesgeom.geometry.regression import SplitMoments, ridge, split_moments, squared_error
 from bayesgeom.geometry.subspace import restricted
-from bayesgeom.statistics import percentile_interval
+from bayesgeom.statistics import percentile_interval, statistic_interval
 
 BELIEF, ALIVE, LABEL = range(3)  # the kinds of target
 _TIE = 1e-9  # beliefs this close are equal: no hypothesis is the most probable one
@@ -161,16 +161,24 @@ def balanced_accuracy(
 
 
 def summary(
-    readouts: Sequence[Readout], targets: BeliefTargets, weights: Float64[np.ndarray, "draw sequence"]
+    readouts: Sequence[Readout],
+    targets: BeliefTargets,
+    weights: Float64[np.ndarray, "replicate sequence"],
+    *,
+    seed: int = 0,
 ) -> dict[str, Float64[np.ndarray, " cloud"]]:
-    """Held-out scores of every cloud, their 95 % intervals, and what the shuffles and the subspaces reach."""
+    """Held-out scores of every cloud, their 95 % intervals, and what the shuffles and the subspaces reach.
+
+    `weights` are `jackknife_weights` of the held-out sequences. The maps stay as fitted: an interval of R² is that of
+    the R² of this map on held-out sequences, and says nothing of the best linear map.
+    """
     n_held, n_draws = len(targets.held), len(targets.means)
     even = np.full((1, n_held), 1 / max(1, n_held))
     rows = []
     for readout in readouts:
         row = {metric: score[0] for metric, score in held_out_scores(readout, targets, even).items()}
-        for metric, resampled in held_out_scores(readout, targets, weights).items():
-            row[f"{metric}_lo"], row[f"{metric}_hi"] = percentile_interval(resampled)
+        for metric, replicates in held_out_scores(readout, targets, weights).items():
+            row[f"{metric}_lo"], row[f"{metric}_hi"] = statistic_interval(replicates, seed=seed)
         for metric, maps in (("r2", readout.r2), ("balanced_accuracy", readout.balanced_accuracy)):
             shuffled, within = maps[1:n_draws], maps[n_draws:]
             row[f"{metric}_null"], row[f"{metric}_random_subspace"] = shuffled.mean(), within.mean()

@@ -1,7 +1,7 @@
-"""Statistics of a cloud when its sequences are resampled: bootstrap weights in, one value per resample out.
+"""Statistics of a cloud when its sequences are reweighted: weights in, one value per row of them out.
 
-Nothing is refitted. `weights` hold the share of each sequence in each resample, as `bootstrap_weights` gives them;
-every sequence has the same number of points, which share its weight.
+`weights` hold the share of each sequence in each row, as `jackknife_weights` or `bootstrap_weights` give them; every
+sequence has the same number of points, which share its weight. Correlations keep their sign.
 """
 
 import numpy as np
@@ -20,11 +20,31 @@ def resampled_cloud(
     order: tuple[Float64[np.ndarray, "sequence position"], Int64[np.ndarray, "sequence position"]] | None,
 ) -> dict[str, Float64[np.ndarray, " draw"]]:
     """Shares of PC1, and of PC1 and PC2; with entropy and level in `order`, also how the first axis follows entropy."""
-    shares = resampled_axis_shares(points, axes[:, :2], weights)
-    found = {"pc1_share": shares[0], "pc12_share": shares.sum(axis=0)}
+    shares = refitted_axis_shares(points, axes[:, :2], weights).cumsum(axis=1)
+    found = {"pc1_share": shares[:, 0], "pc12_share": shares[:, -1]}
     if order is None:
         return found
     return found | resampled_order((points @ axes[:, 0]).astype(np.float64), *order, weights)
+
+
+def order_under_permutation(
+    first: Float64[np.ndarray, "sequence position"],
+    entropy: Float64[np.ndarray, "sequence position"],
+    level: Int64[np.ndarray, "sequence position"],
+    orders: Int64[np.ndarray, "permutation sequence"],
+) -> dict[str, Float64[np.ndarray, " permutation"]]:
+    """Rank correlations as in `resampled_order`, with the entropies of whole sequences exchanged in each permutation.
+
+    Positions keep their place, so that what position explains stays, and so does the dependence within a sequence.
+    """
+    x, y = (ranks(v.ravel()) for v in (first, entropy))
+    inside = [without_level_means(v[:, None], level.ravel())[:, 0] for v in (x, y)]
+    found = {}
+    for name, (a, b) in {"spearman": (x - x.mean(), y - y.mean()), "partial_spearman": inside}.items():
+        length = np.sqrt((a @ a) * (b @ b))
+        permuted = b.reshape(first.shape)[orders].reshape(len(orders), -1)
+        found[name] = permuted @ a / length if length > 0 else np.full(len(orders), np.nan)
+    return found
 
 
 def resampled_order(
@@ -33,11 +53,11 @@ def resampled_order(
     level: Int64[np.ndarray, "sequence position"],
     weights: Float64[np.ndarray, "draw sequence"],
 ) -> dict[str, Float64[np.ndarray, " draw"]]:
-    """|Rank correlation| of a coordinate with entropy, over all points and within positions, in each resample."""
+    """Rank correlation of a coordinate with entropy, over all points and within positions, in each row of weights."""
     x, y = (without_level_means(ranks(v.ravel())[:, None], level.ravel()).reshape(v.shape) for v in (first, entropy))
     return {
-        "spearman": np.abs(resampled_spearman(first, entropy, weights)),
-        "partial_spearman": np.abs(resampled_correlation_at_position(x, y, weights)),
+        "spearman": resampled_spearman(first, entropy, weights),
+        "partial_spearman": resampled_correlation_at_position(x, y, weights),
     }
 
 
@@ -48,7 +68,7 @@ def resampled_axis_shares(
 ) -> Float64[np.ndarray, "axis draw"]:
     """Variance along each direction as a share of all variance, in each resample; NaN where a resample has none.
 
-    Directions stay as given: principal axes sought anew in each resample would have shares that are biased upwards.
+    Directions stay as given. Of axes that were fitted to the same points use `refitted_axis_shares`.
     """
     centred = points - points.mean(axis=(0, 1))
     along = np.asarray(centred @ axes, dtype=np.float64)
@@ -56,6 +76,39 @@ def resampled_axis_shares(
     total = weights @ power - ((weights @ centred.mean(axis=1, dtype=np.float64)) ** 2).sum(axis=1)
     variance = weights @ (along**2).mean(axis=1) - (weights @ along.mean(axis=1)) ** 2
     return np.asarray(variance.T / np.where(total > _ROUNDING * (weights @ power), total, np.nan))
+
+
+def refitted_axis_shares(
+    points: Float[np.ndarray, "sequence position d"],
+    axes: Float[np.ndarray, "d axis"],
+    weights: Float64[np.ndarray, "row sequence"],
+    *,
+    steps: int = 2,
+) -> Float64[np.ndarray, "row axis"]:
+    """Share of the variance along each principal axis, with the axes fitted anew under each row of weights.
+
+    The first principal axis of a sample always finds more variance than it has in the population. With
+    `jackknife_weights` the jackknife takes that bias off to first order, which it can only do if each row has its own
+    axes. They are found by block power iteration from the axes of all points, which are near. NaN where nothing varies.
+    """
+    n_positions, (d, n_axes) = points.shape[1], axes.shape
+    flat = (points - points.mean(axis=(0, 1))).reshape(-1, d)
+    of_point = np.repeat(weights.T, n_positions, axis=0).astype(flat.dtype) / n_positions
+    means = of_point.T @ flat
+    power = weights @ (flat**2).sum(axis=1, dtype=np.float64).reshape(-1, n_positions).mean(axis=1)
+
+    def applied(basis: Float[np.ndarray, "row d axis"]) -> Float[np.ndarray, "row d axis"]:
+        along = (flat @ basis.transpose(1, 0, 2).reshape(d, -1)).reshape(len(flat), len(weights), n_axes)
+        product = (flat.T @ (along * of_point[:, :, None]).reshape(len(flat), -1)).reshape(d, len(weights), n_axes)
+        return np.asarray(product.transpose(1, 0, 2) - means[:, :, None] * (means[:, None] @ basis))
+
+    basis = np.broadcast_to(axes.astype(flat.dtype), (len(weights), d, n_axes))
+    for _ in range(steps):
+        basis = np.linalg.qr(applied(basis))[0]
+    along = basis.transpose(0, 2, 1).astype(np.float64) @ applied(basis).astype(np.float64)
+    variances = np.linalg.eigvalsh((along + along.transpose(0, 2, 1)) / 2)[:, ::-1]
+    total = power - (means.astype(np.float64) ** 2).sum(axis=1)
+    return np.asarray(variances / np.where(total > _ROUNDING * power, total, np.nan)[:, None])
 
 
 def resampled_spearman(

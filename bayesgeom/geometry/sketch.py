@@ -19,7 +19,9 @@ def leading_coordinates(
     if points.shape[1] <= n_axes:
         return points
     centred = points[:n_fit] - points[:n_fit].mean(dim=0)
-    start = torch.randn(points.shape[1], n_axes, generator=torch.Generator().manual_seed(seed)).to(points)
+    start = torch.randn(points.shape[1], n_axes, generator=torch.Generator().manual_seed(seed), dtype=torch.float32).to(
+        points
+    )
     basis = torch.linalg.qr(centred.mT @ (centred @ start)).Q
     basis = torch.linalg.qr(centred.mT @ (centred @ basis)).Q
     along: Tensor = points @ basis

@@ -15,7 +15,7 @@ from bayesgeom.gradient_laws.settling import SETTLED, lag, settling
 from bayesgeom.gradient_laws.tally import at_scored, layer_tally
 from bayesgeom.information import jensen_shannon_bits
 from bayesgeom.report import Headline, Report, aligned
-from bayesgeom.statistics import Crossing, bootstrap_weights, percentile_interval
+from bayesgeom.statistics import Crossing, mean_interval
 from bayesgeom.trials import Trials
 
 if TYPE_CHECKING:
@@ -223,13 +223,12 @@ def moment_of(
 def movement_report(moments: Sequence[Moment], *, targets: Targets, seed: int) -> GradientMovementReport:
     """Means over sequences with intervals, and when each distance settled at a tenth of its first."""
     n = len(moments[0].per_sequence["loss_nats"])
-    weights = bootstrap_weights(n, seed=seed)
     found: dict[str, Any] = {}
     for name in _PER_SEQUENCE:
         values = np.stack([moment.per_sequence[name] for moment in moments])
         found[name] = values.mean(axis=1)
         if name != "correlation_null":
-            found[f"{name}_lo"], found[f"{name}_hi"] = percentile_interval(weights @ values.T)
+            found[f"{name}_lo"], found[f"{name}_hi"] = mean_interval(values.T, seed=seed)
     steps = [moment.step for moment in moments]
     routing, values_at = (settling(steps, found[name]) for name in _DISTANCES)
     ratio = lag(values_at, routing).ratio

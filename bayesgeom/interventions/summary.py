@@ -180,7 +180,8 @@ def _removal(main: Totals, context: Context, *, erasure: bool = False) -> Rows:
 def _interval(
     sums: Float[np.ndarray, "unit layer band"], main: Totals, seed: int
 ) -> tuple[Float[np.ndarray, "layer band"], Float[np.ndarray, "layer band"]]:
-    return ratio_interval(sums, main.counts[:, None, None].astype(float), seed=seed)
+    lo, hi = ratio_interval(sums, main.counts[:, None, None].astype(float), seed=seed)
+    return lo, hi
 
 
 def _evidence(tables: Mapping[str, Rows], row: int, layer: int, context: Context, own_kl: float) -> Evidence:

@@ -72,6 +72,33 @@ class Model(ABC):
                 )
 
     @final
+    def check_surroundings(self) -> None:
+        """Refuse to measure where autocast would change the numbers unseen.
+
+        Raises:
+            InvalidArgument: `torch.autocast` is on for this model's device.
+        """
+        kind = torch.device(self.spec.device).type
+        if torch.is_autocast_enabled(kind):
+            raise InvalidArgument(
+                f"torch.autocast is on for {kind} ({torch.get_autocast_dtype(kind)}) and would change the numbers of "
+                f"{self.spec.name}: measure outside of it, or load the model in the dtype that you want to measure."
+            )
+
+    @final
+    def foreign_hooks(self) -> tuple[str, ...]:
+        """Names of submodules with forward hooks that bayesgeom did not set. Call it outside of a run.
+
+        Such hooks may edit activations, so every report's provenance lists them.
+        """
+        found = [
+            name or "(whole model)"
+            for name, part in self.module.named_modules()
+            if part._forward_hooks or part._forward_pre_hooks
+        ]
+        return tuple(found)
+
+    @final
     def run(
         self,
         blocks: Iterable[Trials],
@@ -88,8 +115,10 @@ class Model(ABC):
         removed, also after an exception. Fewer than `n_recorded` are kept where the byte budget would be passed, and a
         block whose pass would need more than that is run in parts.
 
-        **Raises** `MissingSite`, `TaskMismatch`, `NonFinite`, and `HookFault` when a site did not fire once per pass.
+        **Raises** `MissingSite`, `TaskMismatch`, `NonFinite`, `HookFault` when a site did not fire once per pass, and
+        `InvalidArgument` under autocast.
         """
+        self.check_surroundings()
         wanted = tuple(dict.fromkeys(record))
         self.require(wanted, by="this run")
         training = {part: part.training for part in self.module.modules()}
@@ -114,6 +143,7 @@ class Model(ABC):
             log_answers=torch.cat([part.log_answers for part in kept]),
             recorded=recorder.finished() | static,
             seed=seed,
+            windows=log.windows(),
         )
 
     @final

@@ -24,8 +24,9 @@ from bayesgeom.files import directory_aside
 from bayesgeom.models.config import ModelConfig, config_from_dict
 from bayesgeom.tasks.base import WindTunnel, task_from_config
 
-SCHEMA = 1
+SCHEMA = 2  # 2: a hash ties model, task, recipe and scores to the weights
 OURS = "bayesgeom"  # the key that holds our description in a `config.json` which is Hugging Face's too
+CONFIG_HASH = "config_hash"  # the key of the hash over everything else in the file
 SOURCE = "exported_from"  # the key that says of what transformer, and of what task, a Hugging Face directory is made
 WEIGHTS, CONFIG, CARD = "model.safetensors", "config.json", "card.md"
 FINISHED = "checkpoint"  # the folder of a run in which its finished checkpoint lies
@@ -54,12 +55,13 @@ def save_checkpoint(
     recipe: Mapping[str, Any],
     step: int,
     card: str,
-    scores: Mapping[str, Any] | None = None,
+    entries: Mapping[str, Any] | None = None,
 ) -> str:
     """Write a checkpoint directory, whole or not at all, and return the hash of its weights.
 
-    `recipe` is what `Recipe.to_dict` gives; its task is what the checkpoint is said to be trained on. `scores` go into
-    the config, where `bayesgeom checkpoints` reads them. `{weights_hash}` in the card is filled in.
+    `recipe` is what `Recipe.to_dict` gives; its task is what the checkpoint is said to be trained on. `entries` are
+    further entries of the config: `scores`, which `bayesgeom checkpoints` reads, and `precision`, that of the
+    training's matrix products. `{weights_hash}` in the card is filled in.
     """
     weights = {name: tensor.detach().cpu().contiguous() for name, tensor in module.state_dict().items()}
     digest = weights_hash(weights)
@@ -70,15 +72,16 @@ def save_checkpoint(
         "recipe": dict(recipe),
         "step": step,
         "weights_hash": digest,
-        "scores": dict(scores or {}),
+        "scores": {},
         "versions": versions(),
+        **(entries or {}),
     }
     foreign = config.hf_config()
-    if foreign:  # Hugging Face reads the top level, and lets be what it does not know
-        description = {**foreign, OURS: description}
+    # Hugging Face reads the top level, and lets be what it does not know.
+    whole = hashed({**foreign, OURS: description} if foreign else description)
     with directory_aside(path) as aside:
         write_tensors(weights, aside / WEIGHTS, metadata={"format": "pt"} if foreign else None)
-        (aside / CONFIG).write_text(json.dumps(description, indent=2) + "\n")
+        (aside / CONFIG).write_text(json.dumps(whole, indent=2) + "\n")
         (aside / CARD).write_text(card.replace("{weights_hash}", digest))
     return digest
 
@@ -158,21 +161,72 @@ def weights_hash(weights: Mapping[str, Float[Tensor, "..."]]) -> str:
     return digest.hexdigest()[:16]
 
 
+def hashed(whole: Mapping[str, Any]) -> dict[str, Any]:
+    """Add to a description the hash of everything that it says.
+
+    Args:
+        whole: What `config.json` or `formation.json` will hold.
+
+    Returns:
+        The same with `config_hash`, which `check_hashed` compares; in a Hugging Face config, below our own key.
+    """
+    plain: dict[str, Any] = json.loads(json.dumps(whole))  # as it will be read back: tuples are lists
+    _described(plain)[CONFIG_HASH] = config_hash(plain)
+    return plain
+
+
+def config_hash(whole: Mapping[str, Any]) -> str:
+    """First 16 hex digits of the SHA-256 over a description as JSON with sorted keys, without the hash itself."""
+    own = _described(whole)
+    rest = {key: value for key, value in own.items() if key != CONFIG_HASH}
+    content = {**whole, OURS: rest} if OURS in whole else rest
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def check_hashed(whole: Mapping[str, Any], file: Path) -> None:
+    """Check that nothing in a description was changed after it was written.
+
+    Raises:
+        CheckpointFault: it was, or it comes from a version that did not store the hash.
+    """
+    stored, found = _described(whole).get(CONFIG_HASH), config_hash(whole)
+    if stored is None:
+        raise CheckpointFault(
+            f"{file} has no {CONFIG_HASH}: it was written by an earlier bayesgeom, or edited. Where you trust it, run "
+            f"`bayesgeom checkpoints --seal {file.parent}` once."
+        )
+    if stored != found:
+        raise CheckpointFault(
+            f"{file} was edited after it was written: its contents have hash {found}, it says {stored}. Model, task "
+            f"and recipe belong to the weights; restore the file. To change something on purpose, run `bayesgeom "
+            f"checkpoints --seal {file.parent}` afterwards."
+        )
+
+
+def _described(whole: Mapping[str, Any]) -> dict[str, Any]:
+    """Our part of a description: all of it, or what lies below our key in a Hugging Face config."""
+    own: dict[str, Any] = whole.get(OURS, whole)
+    return own
+
+
 def versions() -> dict[str, str]:
     """Python, and the libraries that decide numbers, as installed."""
     return {"python": platform.python_version()} | {name: importlib.metadata.version(name) for name in VERSIONED}
 
 
 def read_description(path: Path) -> dict[str, Any]:
-    """A checkpoint's `config.json`. **Raises** `CheckpointFault` where it is missing, unreadable or too new."""
+    """Read a checkpoint's `config.json`.
+
+    Raises:
+        CheckpointFault: it is missing, unreadable, too new, incomplete, or was edited after it was written.
+    """
     try:
-        description = json.loads((path / CONFIG).read_text())
+        whole = json.loads((path / CONFIG).read_text())
     except FileNotFoundError as error:
         raise CheckpointFault(f"{path} holds no {CONFIG}; a checkpoint is {WEIGHTS} and {CONFIG}.") from error
     except (json.JSONDecodeError, UnicodeDecodeError, OSError) as error:
         raise CheckpointFault(f"{path / CONFIG} cannot be read as JSON: {error}.") from error
-    if isinstance(description, dict) and OURS in description:
-        description = description[OURS]
+    description = whole[OURS] if isinstance(whole, dict) and OURS in whole else whole
     schema = description.get("schema") if isinstance(description, dict) else None
     if not isinstance(schema, int):
         raise CheckpointFault(f"{path / CONFIG} is no bayesgeom config: it has no schema number.")
@@ -184,8 +238,9 @@ def read_description(path: Path) -> dict[str, Any]:
     for key in ("model", "task", "recipe"):
         if not isinstance(description[key], dict):
             raise CheckpointFault(f"{path / CONFIG}: {key} must be an object, got {description[key]!r}.")
-    whole: dict[str, Any] = description
-    return whole
+    check_hashed(whole, path / CONFIG)
+    found: dict[str, Any] = description
+    return found
 
 
 def _check_tensors(file: Path, weights: Mapping[str, Tensor], module: nn.Module) -> None:

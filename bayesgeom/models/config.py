@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, is_dataclass
 from typing import Any, ClassVar, final
 
+import torch
 from torch import nn
 
 from bayesgeom.errors import InvalidArgument, check_known
@@ -18,9 +19,23 @@ class ModelConfig(ABC):
     d_vocab: int
     n_ctx: int
 
-    @abstractmethod
+    @final
     def build(self, *, seed: int) -> nn.Module:
-        """A fresh module, tokens to logits, initialised from this seed."""
+        """Make a new float32 module, tokens to logits, with weights drawn from this seed.
+
+        The global random state and the default dtype neither matter nor change.
+        """
+        former = torch.get_default_dtype()
+        torch.set_default_dtype(torch.float32)
+        try:
+            with torch.random.fork_rng(devices=()):
+                return self._build(seed=seed)
+        finally:
+            torch.set_default_dtype(former)
+
+    @abstractmethod
+    def _build(self, *, seed: int) -> nn.Module:
+        """Make the module. Called by `build`, with float32 as the default dtype."""
 
     @classmethod
     @abstractmethod

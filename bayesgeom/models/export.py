@@ -57,7 +57,8 @@ def export_huggingface(module: Transformer, path: Path, *, task: WindTunnel | No
     config = module.config
     target = target_of(config)
     own = {name: tensor.detach().float().cpu() for name, tensor in module.state_dict().items()}
-    hf = target.build(config)
+    with torch.random.fork_rng(devices=()):  # transformers initializes from the global generator alone
+        hf = target.build(config)
     weights = {name: tensor.contiguous().clone() for name, tensor in target.weights(config, own).items()}
     if config.tied:
         hf.tie_weights()
@@ -79,6 +80,7 @@ def import_huggingface(path: Path) -> Transformer:
     config = config_from_dict(source["model"])
     assert isinstance(config, TransformerConfig), "only transformers are exported"
     module, target = config.build(seed=0), target_of(config)
+    assert isinstance(module, Transformer)
     try:
         with without_bars(), without_warnings():
             found = type(target.build(config)).from_pretrained(path, use_safetensors=True).state_dict()

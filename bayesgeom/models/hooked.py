@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from bayesgeom import sites as s
 from bayesgeom.activations import ModelSpec
+from bayesgeom.errors import InvalidArgument
 from bayesgeom.models.base import Model
 from bayesgeom.models.checkpoint import weights_hash
 from bayesgeom.models.identities import broken_identities, capture, sentinel_trials
@@ -89,11 +90,26 @@ class HookedModel(Model):
         return trials.at_scored(self._transformer(trials.tokens))
 
     def fresh(self, seed: int) -> "HookedModel":
-        module = Transformer(self._transformer.config, seed=seed).to(self.spec.device)
+        module = self._transformer.config.build(seed=seed).to(self.spec.device)
+        assert isinstance(module, Transformer)
         return HookedModel(module, name=f"{self.spec.name} at initialisation {seed}", task=self.task)
 
     def replayer(self) -> Replay:
+        if (foreign := self.foreign_hooks()) and not self._is_unedited():
+            raise InvalidArgument(
+                f"{', '.join(foreign[:4])} of {self.spec.name} hold(s) forward hooks that bayesgeom did not set and "
+                f"that change the logits. Ablations and interventions compute layers themselves and would not see "
+                f"them: remove the hooks."
+            )
         return Replay(self._transformer)
+
+    def _is_unedited(self) -> bool:
+        """Whether the module gives the same logits as its weights do without anybody's hooks."""
+        tokens = sentinel_trials(self.spec.d_vocab, self.spec.n_ctx, self.spec.device).tokens
+        bare = self._transformer.config.build(seed=0).to(self.spec.device)
+        bare.load_state_dict(self._transformer.state_dict())
+        with torch.no_grad():
+            return torch.equal(bare.eval()(tokens), self._transformer(tokens))
 
     def _broken(self) -> dict[s.Site, str]:
         trials = sentinel_trials(self.spec.d_vocab, self.spec.n_ctx, self.spec.device)

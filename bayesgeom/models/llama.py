@@ -53,7 +53,7 @@ class LlamaConfig(ModelConfig):
                 f"rotary positions turn pairs of coordinates: d_head = {self.d_model // self.n_heads} must be even."
             )
 
-    def build(self, *, seed: int) -> "Llama":
+    def _build(self, *, seed: int) -> "Llama":
         return Llama(self, seed=seed)
 
     @classmethod

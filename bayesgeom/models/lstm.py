@@ -50,7 +50,7 @@ class LSTMConfig(ModelConfig):
         if min(self.d_vocab, self.n_ctx, self.n_layers, self.d_model) < 1:
             raise InvalidArgument(f"every size of an LSTM is at least 1, got {self}.")
 
-    def build(self, *, seed: int) -> "LSTM":
+    def _build(self, *, seed: int) -> "LSTM":
         return LSTM(self, seed=seed)
 
     @classmethod

@@ -66,7 +66,7 @@ class MambaConfig(ModelConfig):
         """Width of what Δ is made from."""
         return self.dt_rank or -(-self.d_model // 16)
 
-    def build(self, *, seed: int) -> "Mamba":
+    def _build(self, *, seed: int) -> "Mamba":
         return Mamba(self, seed=seed)
 
     @classmethod

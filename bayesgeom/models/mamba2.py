@@ -55,7 +55,7 @@ class Mamba2Config(ModelConfig):
                 f"expand · d_model = {self.expand * self.d_model} must be a multiple of d_head = {self.d_head}."
             )
 
-    def build(self, *, seed: int) -> "Mamba2":
+    def _build(self, *, seed: int) -> "Mamba2":
         return Mamba2(self, seed=seed)
 
     @classmethod

@@ -67,7 +67,7 @@ class MLPConfig(ModelConfig):
         """Width of an embedding."""
         return self.d_embed or self.d_model
 
-    def build(self, *, seed: int) -> "PositionwiseMLP":
+    def _build(self, *, seed: int) -> "PositionwiseMLP":
         return PositionwiseMLP(self, seed=seed)
 
     @classmethod

@@ -160,10 +160,16 @@ def of_module(
                 name=name or config.name,
                 task=task,
                 digest=digest,
-                rebuild=lambda seed: config.build(seed=seed).whole,
+                rebuild=lambda seed: _whole(config.build(seed=seed)),
             )
         case _:
             raise InvalidArgument(f"no adapter for a {type(module).__name__}.")
+
+
+def _whole(module: nn.Module) -> Any:
+    """The Hugging Face model inside a module of ours that wraps one."""
+    assert isinstance(module, Llama | Mamba2 | RWKV)
+    return module.whole
 
 
 def as_task(task: object, *, trained: WindTunnel | None) -> WindTunnel | TextTask:
@@ -184,9 +190,10 @@ def task_of(model: Model, task: TaskLike | None) -> WindTunnel:
 
     A text task is bound to the model's tokenizer. Where the model decides which sequences count, it is run on all.
 
-    **Raises** `InvalidArgument` where there is neither, or no tokenizer for a text task, `TaskMismatch` where the two
-    have different vocabularies.
+    **Raises** `InvalidArgument` where there is neither, or no tokenizer for a text task, or under autocast,
+    `TaskMismatch` where the two have different vocabularies.
     """
+    model.check_surroundings()
     given = model.task if task is None else as_task(task, trained=model.task)
     if given is None:
         raise InvalidArgument(

@@ -50,7 +50,7 @@ class RWKVConfig(ModelConfig):
                 f"an RWKV starts from ramps over layers and channels: 2 of each at least, got {self}."
             )
 
-    def build(self, *, seed: int) -> "RWKV":
+    def _build(self, *, seed: int) -> "RWKV":
         return RWKV(self, seed=seed)
 
     @classmethod

@@ -83,7 +83,7 @@ class TransformerConfig(ModelConfig):
         """Width of one head."""
         return self.d_model // self.n_heads
 
-    def build(self, *, seed: int) -> "Transformer":
+    def _build(self, *, seed: int) -> "Transformer":
         return Transformer(self, seed=seed)
 
     @classmethod

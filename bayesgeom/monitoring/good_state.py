@@ -3,6 +3,7 @@
 On disk it is one safetensors file, written aside and then renamed, so that a state is there whole or not at all.
 """
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, final
 
@@ -34,11 +35,17 @@ class GoodState:
         self._held: Tensors = {}
 
     def keep(self, step: int) -> None:
-        """Keep the state as it is now, in place of the one before. **Raises** `OutputFault` where it cannot."""
+        """Keep the state as it is now, in place of the one before; a state that is not finite is never kept.
+
+        Raises:
+            OutputFault: the folder cannot be written to.
+        """
         tensors = {_WEIGHTS + name: value for name, value in self._module.state_dict().items()}
         if self._optimiser is not None:
             tensors |= _flat(self._optimiser)
         # Copies: training goes on in place, and weights may share memory, which a file cannot.
+        if non_finite(tensors.values()):
+            return
         copies = {name: value.detach().clone(memory_format=torch.contiguous_format) for name, value in tensors.items()}
         if self._folder is None:
             self._held = copies
@@ -69,6 +76,12 @@ class GoodState:
             return read_safetensors(path, framework="pt")[0]
         except (OSError, SafetensorError) as error:
             raise CheckpointFault(f"{path}, the last good state, cannot be read back: {error}.") from error
+
+
+def non_finite(tensors: Iterable[Shaped[Tensor, "..."]]) -> int:
+    """How many entries of these tensors are NaN or infinite."""
+    floating = (tensor.detach() for tensor in tensors if tensor.is_floating_point())
+    return sum(tensor.numel() - int(tensor.isfinite().sum()) for tensor in floating)
 
 
 def _flat(optimiser: torch.optim.Optimizer) -> Tensors:

@@ -11,7 +11,7 @@ from jaxtyping import Float64
 
 from bayesgeom.errors import InvalidArgument
 
-Kind = Literal["reached", "lost", "degenerated", "rolled back", "stopped"]
+Kind = Literal["reached", "lost", "degenerated", "not finite", "rolled back", "stopped"]
 CONFIRMED = 2  # measurements in a row on the other side of a threshold before it counts as crossed
 BLOCK = 5  # measurements whose median stands for where KL is
 LEAST_RISE, NOISES, ERRORS = 1.5, 5.0, 3.0
@@ -52,7 +52,9 @@ class Event:
 
     def __str__(self) -> str:
         if self.kind == "rolled back":
-            return f"step {self.step}: rolled back to step {self.value:.0f}, because {self.metric} degenerated"
+            return f"step {self.step}: rolled back to step {self.value:.0f}, because {self.metric} went wrong"
+        if self.kind == "not finite":
+            return f"step {self.step}: {self.value:.0f} entries of {self.metric} are NaN or infinite"
         chance = "" if math.isnan(self.chance) else f", chance {self.chance:.3g}"
         return f"step {self.step}: {self.metric} {self.kind} ({self.value:.4g}; threshold {self.threshold:.3g}{chance})"
 

@@ -23,7 +23,7 @@ def dynamics_figure(title: str, report: Numbers) -> go.Figure:
     titles = (
         "Error of the answers", "Error of their entropy", "Patterns: distance from the last, share of the first",
         "The same, by layer", "Key overlap, by layer", "Shape of the last values", "Belief read-out, last layer",
-        "Swapping the frame, by layer", "Frame ratio, by layer", "How much later precision settles, by training",
+        "Swapping the frame, by layer", "Frame ratio, by layer", "How much later precision settles, by scale",
     )  # fmt: skip
     figure = panels(title, titles, row_height=340)
     steps = np.array([int(step) for step in report["steps"]])
@@ -74,15 +74,12 @@ def _by_layer(values: Float[np.ndarray, "run step layer"]) -> list[Curve]:
 
 
 def _dissociations(figure: go.Figure, panel: Panel, report: Numbers) -> None:
-    """Each training with what the spacing of snapshots allows, then the mean with its interval."""
-    lo, hi = report["intervals"]["dissociation"]
-    labels = [*(f"training {at}" for at in range(1, 1 + len(report["runs"]))), "mean"]  # names may be long
-    values = np.append(report["dissociation_by_run"], report["dissociation"])
-    ends = (np.append(report["dissociation_by_run_least"], lo), np.append(report["dissociation_by_run_most"], hi))
+    """Every scale of KL against every frame measure: mean over trainings, with its interval."""
+    values = report["dissociation_by_scale"].ravel()
     if not np.isfinite(values).any():
-        add_note(figure, panel, report["verdict"])
+        add_note(figure, panel, report["order"])
         label_axes(figure, panel, "", "")
         return
-    add_forest(
-        figure, panel, labels, values, ends, unit="log2(precision step / frame step)", null=0.0
-    )  # fmt: skip
+    labels = [f"{scale} / {measure}" for scale in report["scales"] for measure in report["frame_measures"]]
+    ends = (report["dissociation_by_scale_lo"].ravel(), report["dissociation_by_scale_hi"].ravel())
+    add_forest(figure, panel, labels, values, ends, unit="log2(precision step / frame step)", null=0.0)

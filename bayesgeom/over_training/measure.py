@@ -1,7 +1,8 @@
-"""One snapshot on the fixed trials: every number as it is, and in resamples of the sequences that all snapshots share.
+"""One snapshot on the fixed trials: every number as it is, and without some of the sequences that all snapshots share.
 
-Row 0 of each array is the estimate, the others are bootstrap resamples. The weights of a resample are the same at every
-snapshot, so that differences between snapshots are paired. What an architecture has not is NaN, with the reason.
+Row 0 of each array is the estimate; in the others one group of sequences is left out, and rows that are left over are
+NaN. The groups are the same at every snapshot, so that differences between snapshots are paired. `rows.interval_of`
+turns rows into an interval. What an architecture has not is NaN, with the reason.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -15,22 +16,24 @@ from torch import Tensor
 
 from bayesgeom.activations import Run
 from bayesgeom.errors import InvalidArgument, MissingSite, TaskMismatch
+from bayesgeom.geometry.chance import gaussian_first_share
 from bayesgeom.geometry.cosine import chance_overlap, overlap, pairwise_cosine
 from bayesgeom.geometry.manifold import EntropyScale, cloud_statistics, shuffled_scale
 from bayesgeom.geometry.readout import belief_rows, belief_targets, held_out_scores, read_out
-from bayesgeom.geometry.resampling import resampled_axis_shares
+from bayesgeom.geometry.resampling import refitted_axis_shares, resampled_axis_shares
 from bayesgeom.geometry.subspace import random_subspaces
 from bayesgeom.geometry.tokens import in_parts, occurrences, token_means
 from bayesgeom.information import jensen_shannon_bits
 from bayesgeom.models.base import Model
 from bayesgeom.over_training.frame import GROUPS, Frame
 from bayesgeom.sites import PATTERN, RESID_POST, K, Site, V
-from bayesgeom.statistics import bootstrap_weights
+from bayesgeom.statistics import MAX_GROUPS, jackknife_weights
 from bayesgeom.tasks.base import Branch, WindTunnel, derived_seed
 from bayesgeom.trials import Trials
 
-DRAWS, MAX_POINTS, MAX_PAIRS = 200, 3_072, 128
+ROWS, MAX_POINTS, MAX_PAIRS = 1 + MAX_GROUPS, 3_072, 128
 N_SHOWN, N_SUBSPACES, N_SHUFFLES = 240, 20, 5
+ABOVE_GAUSSIAN = 1.25  # a share of PC1 no larger than this, over that of Gaussian points, has no interval
 PATTERN_BYTES = 64 * 2**20  # what is kept of the last snapshot's attention
 MAX_MAP = 2**17  # entries of one snapshot's attention maps
 _SHOWN = 9  # branch of the seed
@@ -57,11 +60,6 @@ class Bench:
     def stream(self, device: str) -> Iterator[Trials]:
         """The fixed trials."""
         return self.task.stream(self.n, seed=derived_seed(self.seed, Branch.TRIALS), device=device)
-
-    def weights(self, n: int) -> Float64[np.ndarray, "draw sequence"]:
-        """All sequences alike, then their shares in each resample."""
-        drawn = bootstrap_weights(n, seed=derived_seed(self.seed, Branch.RESAMPLING), draws=DRAWS)
-        return np.concatenate([np.full((1, n), 1 / n), drawn])
 
 
 @final
@@ -123,19 +121,21 @@ class Setting:
 def measured(at: Setting) -> Measured:
     """Everything that this architecture offers."""
     n_layers = at.model.spec.n_layers
-    numbers: dict[str, np.ndarray] = {name: np.full((1 + DRAWS, n_layers), np.nan) for name in BY_LAYER}
-    numbers |= {name: np.full(1 + DRAWS, np.nan) for name in SCALARS}
+    numbers: dict[str, np.ndarray] = {name: np.full((ROWS, n_layers), np.nan) for name in BY_LAYER}
+    numbers |= {name: np.full(ROWS, np.nan) for name in SCALARS}
     missing: dict[str, str] = {}
     for title, part in PARTS.items():
         try:
-            numbers |= part(at)
+            found = part(at)
         except (MissingSite, InvalidArgument, TaskMismatch) as reason:
             missing[title] = str(reason)
+        else:
+            numbers |= {name: _padded(own) if name in numbers else own for name, own in found.items()}
     return Measured(numbers=numbers, missing=missing)
 
 
 def _calibration(at: Setting) -> Arrays:
-    own, weights = at.run.behaviour, at.bench.weights(at.run.n)
+    own, weights = at.run.behaviour, jackknife_weights(at.run.n)
     error = np.abs(np.subtract(own.model_entropy_bits, own.exact_entropy_bits, dtype=np.float64))
     kl = own.kl_bits.mean(axis=1, dtype=np.float64)
     free = np.log2(len(at.run.trials.answers)) - own.exact_entropy_bits.mean(dtype=np.float64)
@@ -153,7 +153,7 @@ def _patterns(at: Setting) -> Arrays:
     own = at.run.at(PATTERN)[:, :n]
     pairs = zip(own, at.reference.patterns.to(own.device), strict=True)
     apart = torch.stack([jensen_shannon_bits(p.double(), q.double()).mean(dim=(1, 2)) for p, q in pairs])
-    return {"pattern_distance_bits": at.bench.weights(n) @ apart.clamp_min(0).T.cpu().numpy()}
+    return {"pattern_distance_bits": jackknife_weights(n) @ apart.clamp_min(0).T.cpu().numpy()}
 
 
 def _maps(at: Setting) -> Arrays:
@@ -173,7 +173,7 @@ def _keys(at: Setting) -> Arrays:
         raise InvalidArgument("key overlap needs a token set hypotheses or inputs, which this task does not name.")
     shown, found = occurrences(at.run.trials.tokens, sets[name]), []
     for layer in at.run.at(K):
-        parts = in_parts(at.bench.weights(at.run.n_recorded), layer[0, 0].numel() * len(sets[name]))
+        parts = in_parts(jackknife_weights(at.run.n_recorded), layer[0, 0].numel() * len(sets[name]))
         drawn = torch.cat([overlap(pairwise_cosine(token_means(layer, shown, part).transpose(1, 2))) for part in parts])
         found.append(drawn.mean(dim=1).double().cpu().numpy())
     return {"key_overlap": np.stack(found, axis=1), "key_overlap_chance": _alone(chance_overlap(at.model.spec.d_head))}
@@ -184,19 +184,30 @@ def _manifold(at: Setting) -> Arrays:
     points, entropy = _cloud(at.run)
     statistics = cloud_statistics(points.flatten(0, 1), _scale(at.run, at.bench, len(points)))
     flat = points.cpu().numpy()
-    axes, weights = at.reference.axes.numpy(), at.bench.weights(len(points))
+    axes, weights = at.reference.axes.numpy(), jackknife_weights(len(points))
     curves = _curve_shares(at, points, float(statistics.relation["curve_share"][0]))
     placed = ((flat - flat.mean(axis=(0, 1))).astype(np.float64) @ axes).reshape(-1, axes.shape[1])
     chosen = np.sort(np.random.default_rng(derived_seed(at.bench.seed, _SHOWN)).permutation(len(placed))[:N_SHOWN])
     return {
-        "pc1_share": resampled_axis_shares(flat, statistics.axes[:, :1].cpu().numpy(), weights)[0],
+        "pc1_share": _first_share(flat, statistics.axes[:, :2].cpu().numpy(), weights),
         "final_axes_share": resampled_axis_shares(flat, axes, weights).sum(axis=0),
         "final_axes_share_null": _alone(axes.shape[1] / len(axes)),
-        "curve_share": _linearised(curves, at.bench),
+        "curve_share": curves,
         "curve_share_null": _alone(float(statistics.relation["curve_share"][1:].mean())),
         "points": placed[chosen],
         "point_entropy_bits": entropy.ravel()[chosen],
     }
+
+
+def _first_share(
+    points: Float[np.ndarray, "sequence position d"],
+    axes: Float[np.ndarray, "d axis"],
+    weights: Float64[np.ndarray, "row sequence"],
+) -> Float64[np.ndarray, " _"]:
+    """Share of PC1, fitted anew in each row; the estimate alone where PC1 is not told apart from the next component."""
+    rows = refitted_axis_shares(points, axes, weights)[:, 0]
+    least = ABOVE_GAUSSIAN * gaussian_first_share(len(points), points.shape[2])
+    return rows if rows[0] > least else _alone(float(rows[0]))
 
 
 def _curve_shares(
@@ -225,7 +236,7 @@ def _belief(at: Setting) -> Arrays:
     bases = random_subspaces(width, rank, draws=N_SUBSPACES, seed=derived_seed(at.bench.seed, _SHOWN))
     found = read_out(points.flatten(0, 1), targets, bases.to(points.device))
     return {
-        "belief_r2": held_out_scores(found, targets, at.bench.weights(len(targets.held)))["r2"],
+        "belief_r2": held_out_scores(found, targets, jackknife_weights(len(targets.held)))["r2"],
         "belief_r2_null": _alone(float(found.r2[1:].mean())),
     }
 
@@ -235,8 +246,7 @@ def _frame(at: Setting) -> Arrays:
     found = frame.redirects()
     by_pair = found.pop("redirect_bits")
     rest = {name: _alone(values) for name, values in found.items()}
-    ratios = _linearised(frame.ratios(at.run), at.bench)
-    return {"redirect_bits": at.bench.weights(len(by_pair)) @ by_pair, "frame_ratio": ratios, **rest}
+    return {"redirect_bits": jackknife_weights(len(by_pair)) @ by_pair, "frame_ratio": frame.ratios(at.run), **rest}
 
 
 PARTS: Mapping[str, Callable[[Setting], Arrays]] = {
@@ -250,22 +260,14 @@ PARTS: Mapping[str, Callable[[Setting], Arrays]] = {
 }
 
 
-def _alone(value: float | Float64[np.ndarray, " layer"]) -> Float64[np.ndarray, "draw *layer"]:
-    """An estimate that is not resampled."""
-    held = np.asarray(value, dtype=np.float64)
-    drawn = np.full((1 + DRAWS, *held.shape), np.nan)
-    drawn[0] = held
-    return drawn
+def _alone(value: float | Float64[np.ndarray, " layer"]) -> Float64[np.ndarray, "row *layer"]:
+    """An estimate of which nothing is left out."""
+    return np.asarray(value, dtype=np.float64)[None]
 
 
-def _linearised(found: Float64[np.ndarray, "left_out *layer"], bench: Bench) -> Float64[np.ndarray, "draw *layer"]:
-    """Resamples to first order, from an estimate and its values with each group of sequences left out.
-
-    θ + Σ_g (w_g − 1/G) (G − 1) (θ − θ without g). Reference: Efron & Tibshirani 1993, chapter 20.
-    """
-    n = len(found) - 1
-    influence = (n - 1) * (found[0] - found[1:])
-    return np.asarray(found[0] + np.tensordot(bench.weights(n) - 1 / n, influence, axes=1))
+def _padded(rows: Float64[np.ndarray, "row *layer"]) -> Float64[np.ndarray, "all_rows *layer"]:
+    """As many rows for every number, the last of them NaN."""
+    return np.pad(rows, ((0, ROWS - len(rows)), *((0, 0),) * (rows.ndim - 1)), constant_values=np.nan)
 
 
 def _n_points(run: Run) -> int:

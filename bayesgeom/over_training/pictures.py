@@ -8,9 +8,9 @@ import numpy as np
 from jaxtyping import Float
 
 from bayesgeom.over_training.measure import Measured
+from bayesgeom.over_training.rows import interval_of
 from bayesgeom.over_training.runs import TrainingRun
 from bayesgeom.report import Headline, Report
-from bayesgeom.statistics import percentile_interval
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
@@ -109,12 +109,12 @@ class AttentionMapsReport(Report):
         return maps_figure(f"{self.title} — {self.run}", self.maps, self.chosens, self.shown_layers)
 
 
-def film(run: TrainingRun, found: Sequence[Measured], *, n: int) -> ManifoldFilmReport | None:
+def film(run: TrainingRun, found: Sequence[Measured], *, n: int, seed: int) -> ManifoldFilmReport | None:
     """The film of a training; None where its architecture gives no cloud."""
     if "points" not in found[-1].numbers:
         return None
     share = np.stack([own.numbers["final_axes_share"] for own in found])
-    lo, hi = percentile_interval(share[:, 1:].T)
+    lo, hi = interval_of(share.T, seed=seed, scale="share")
     return ManifoldFilmReport(
         run=run.name,
         steps=tuple(str(step) for step in run.steps),

@@ -9,7 +9,7 @@ from jaxtyping import Float
 
 from bayesgeom.cells import number_cell
 from bayesgeom.report import Headline, Report, aligned
-from bayesgeom.statistics import bootstrap_weights, percentile_interval, seed_interval
+from bayesgeom.statistics import mean_interval, seed_interval
 from bayesgeom.training.scores import Scores
 
 if TYPE_CHECKING:
@@ -129,7 +129,6 @@ def replication_report(
 ) -> ReplicationReport:
     """Scores by seed with intervals over sequences, their mean with one over seeds, and the logs on common steps."""
     n = len(replicas[0].scores.kl_bits)
-    weights = bootstrap_weights(n, seed=seed)
     steps = sorted({step for own in replicas for step in own.log})
     logs = np.array([[own.log.get(step, (np.nan, np.nan)) for step in steps] for own in replicas]).reshape(
         len(replicas), len(steps), 2
@@ -138,7 +137,7 @@ def replication_report(
     for metric, names in _SCORED.items():
         scores, free = (np.stack([vars(own.scores)[field] for own in replicas]) for field in names)
         by_seed = scores.mean(axis=1)
-        lo, hi = percentile_interval(weights @ scores.T)
+        lo, hi = mean_interval(scores.T, seed=seed)
         null = free.mean(axis=1)
         found |= {metric: by_seed, f"{metric}_lo": lo, f"{metric}_hi": hi, f"{metric}_null": null}
         ends = seed_interval(by_seed)

@@ -15,7 +15,8 @@ from typing import final
 import numpy as np
 from jaxtyping import Float
 
-from bayesgeom.statistics import NEVER, Crossing, percentile_interval, seed_interval, times_later
+from bayesgeom.over_training.rows import interval_of
+from bayesgeom.statistics import NEVER, Crossing, seed_interval, times_later
 
 SETTLED, NEAR, THERE = 0.1, 2.0, 0.1
 MIN_SEEDS = 3
@@ -126,8 +127,8 @@ def largest_fall(curve: Float[np.ndarray, " step"]) -> tuple[int, int]:
     return int(np.argmax(curve[: end + 1])), end
 
 
-def fall(curves: Float[np.ndarray, "run draw step"]) -> Fall:
-    """The largest fall of the mean over trainings; draw 0 is the estimate, the others are paired resamples.
+def fall(curves: Float[np.ndarray, "run row step"], *, seed: int) -> Fall:
+    """The largest fall of the mean over trainings; row 0 is the estimate, in the others a group of sequences is absent.
 
     With enough trainings each is measured between steps that the others chose, and the interval is Student's; else it
     is over the sequences, and speaks of these trainings alone.
@@ -145,7 +146,7 @@ def fall(curves: Float[np.ndarray, "run draw step"]) -> Fall:
         size, (lo, hi) = float(falls.mean()), seed_interval(falls)
     else:
         size = float(mean[start] - mean[end])
-        lo, hi = percentile_interval((curves[:, 1:, start] - curves[:, 1:, end]).mean(axis=0))
+        lo, hi = interval_of((curves[:, :, start] - curves[:, :, end]).mean(axis=0), seed=seed)
         if start == end:
             lo = hi = np.zeros(())
     return Fall(start=start, end=end, size=size, lo=float(lo), hi=float(hi), rise=rise)

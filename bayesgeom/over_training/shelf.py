@@ -9,13 +9,12 @@ from typing import Any, final
 
 import numpy as np
 from safetensors import SafetensorError
-from safetensors.numpy import save_file
 
 from bayesgeom.errors import OutputFault
-from bayesgeom.files import file_aside, read_safetensors
+from bayesgeom.files import file_aside, read_safetensors, write_arrays
 from bayesgeom.over_training.measure import Measured
 
-_METHOD = 1  # counted up when what is measured changes
+_METHOD = 2  # counted up when what is measured changes
 
 
 @final
@@ -42,8 +41,7 @@ class Shelf:
             return
         arrays = {name: np.ascontiguousarray(values) for name, values in found.numbers.items()}
         with file_aside(self._file(weights, last)) as aside:
-            save_file(arrays, aside, metadata={"missing": json.dumps(dict(found.missing))})
-            aside.chmod(0o644)
+            write_arrays(arrays, aside, {"missing": json.dumps(dict(found.missing))})
 
     def _file(self, weights: str, last: str) -> Path:
         assert self.folder is not None, "asked for only where there is a folder"

@@ -6,8 +6,11 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
+from bayesgeom.intervals import Scale
 from bayesgeom.over_training.measure import Measured
+from bayesgeom.over_training.order import FRAME, PRECISION, order_of
 from bayesgeom.over_training.report import DynamicsReport
+from bayesgeom.over_training.rows import interval_of
 from bayesgeom.over_training.runs import TrainingRun
 from bayesgeom.over_training.settling import (
     Dissociation,
@@ -17,10 +20,17 @@ from bayesgeom.over_training.settling import (
     precision_by_share,
     precision_moment,
 )
-from bayesgeom.statistics import percentile_interval, seed_interval
+from bayesgeom.statistics import seed_interval
 
-Stacked = Mapping[str, Float[np.ndarray, "run step draw *layer"]]
-_WITH_INTERVALS = ("kl_bits", "entropy_mae_bits", "key_overlap", "pc1_share", "belief_r2", "redirect_bits")
+Stacked = Mapping[str, Float[np.ndarray, "run step row *layer"]]
+_WITH_INTERVALS: Mapping[str, Scale] = {
+    "kl_bits": "plain",
+    "entropy_mae_bits": "plain",
+    "key_overlap": "share",
+    "pc1_share": "share",
+    "belief_r2": "plain",
+    "redirect_bits": "plain",
+}
 _MEANS = ("kl_bits", "entropy_mae_bits")
 _PLAIN = {
     "curve_share": "curve_share",
@@ -37,7 +47,9 @@ def stacked(found: Sequence[Sequence[Measured]], names: Sequence[str]) -> Stacke
     return {name: np.stack([np.stack([own.numbers[name] for own in run]) for run in found]) for name in names}
 
 
-def dynamics_report(runs: Sequence[TrainingRun], found: Sequence[Sequence[Measured]], *, n: int) -> DynamicsReport:
+def dynamics_report(
+    runs: Sequence[TrainingRun], found: Sequence[Sequence[Measured]], *, n: int, seed: int
+) -> DynamicsReport:
     """Estimates, intervals, what settles when, and what falls again."""
     names = (*_WITH_INTERVALS, *_PLAIN, "pattern_distance_bits")
     numbers = stacked(found, names)
@@ -47,12 +59,16 @@ def dynamics_report(runs: Sequence[TrainingRun], found: Sequence[Sequence[Measur
     kl = numbers["kl_bits"][:, :, 0]
     precisions, shares = ([moment(steps, own) for own in kl] for moment in (precision_moment, precision_by_share))
     by_rule, by_share = dissociation(precisions, frames), dissociation(shares, frames)
-    words = {"first": "the frame", "second": "precision"}
+    words = {"first": FRAME, "second": PRECISION}
+    curves = {
+        "kl_bits": kl, "pattern_distance_bits": distance[:, :, 0], "key_overlap": numbers["key_overlap"][:, :, 0],
+        "curve_share": numbers["curve_share"][:, :, 0],
+    }  # fmt: skip
     return DynamicsReport(
         runs=tuple(run.name for run in runs),
         steps=tuple(str(step) for step in steps),
-        **_estimates(numbers),
-        **_with_bounds("pattern_distance_bits", distance),
+        **_estimates(numbers, seed),
+        **_distance(distance, seed),
         pattern_distance_bits_by_layer=numbers["pattern_distance_bits"][:, :, 0],
         frame_step=np.array([moment.step for moment in frames]),
         precision_step=np.array([moment.step for moment in precisions]),
@@ -65,7 +81,8 @@ def dynamics_report(runs: Sequence[TrainingRun], found: Sequence[Sequence[Measur
         dissociation_by_share=by_share.mean,
         verdict=by_rule.verdict(**words),
         verdict_by_share=by_share.verdict(**words),
-        **_falls(numbers, steps),
+        **order_of(steps, curves).fields(),
+        **_falls(numbers, steps, seed),
         key_overlap_chance=float(found[0][0].numbers["key_overlap_chance"][0]),
         kl_bits_uniform=float(found[0][0].numbers["uniform_kl_bits"][0]),
         missing=dict(found[0][0].missing),
@@ -79,10 +96,11 @@ def _named(by_rule: Dissociation, by_share: Dissociation) -> tuple[tuple[str, Di
     return ("dissociation", by_rule), ("dissociation_by_share", by_share)
 
 
-def _estimates(numbers: Stacked) -> dict[str, Any]:
+def _estimates(numbers: Stacked, seed: int) -> dict[str, Any]:
     found: dict[str, Any] = {}
-    for name in _WITH_INTERVALS:
-        found |= _with_bounds(name, numbers[name])
+    for name, scale in _WITH_INTERVALS.items():
+        lo, hi = interval_of(np.moveaxis(numbers[name], 2, 0), seed=seed, scale=scale)
+        found |= {name: numbers[name][:, :, 0], f"{name}_lo": lo, f"{name}_hi": hi}
     for name in _MEANS:
         lo, hi = seed_interval(numbers[name][:, :, 0])
         mean = numbers[name][:, :, 0].mean(axis=0)
@@ -90,12 +108,15 @@ def _estimates(numbers: Stacked) -> dict[str, Any]:
     return found | {field: numbers[name][:, :, 0] for name, field in _PLAIN.items()}
 
 
-def _with_bounds(name: str, values: Float[np.ndarray, "run step draw *layer"]) -> dict[str, Any]:
-    lo, hi = percentile_interval(np.moveaxis(values[:, :, 1:], 2, 0))
-    return {name: values[:, :, 0], f"{name}_lo": lo, f"{name}_hi": hi}
+def _distance(rows: Float[np.ndarray, "run step row"], seed: int) -> dict[str, Any]:
+    """Attention-pattern distance, which is exactly 0 at the last snapshot: it is the distance to that."""
+    interval, found = interval_of(np.moveaxis(rows, 2, 0), seed=seed), rows[:, :, 0]
+    is_itself = (np.arange(found.shape[1]) == found.shape[1] - 1) & (found == 0)
+    lo, hi = (np.where(is_itself, 0.0, end) for end in interval)
+    return {"pattern_distance_bits": found, "pattern_distance_bits_lo": lo, "pattern_distance_bits_hi": hi}
 
 
-def _falls(numbers: Stacked, steps: Sequence[int]) -> dict[str, Any]:
+def _falls(numbers: Stacked, steps: Sequence[int], seed: int) -> dict[str, Any]:
     """The largest fall of every curve that is said to rise."""
     curves = {
         "PC1 share": numbers["pc1_share"],
@@ -105,7 +126,7 @@ def _falls(numbers: Stacked, steps: Sequence[int]) -> dict[str, Any]:
     for layer in range(numbers["redirect_bits"].shape[-1]):
         curves[f"redirect, layer {layer}"] = numbers["redirect_bits"][..., layer]
         curves[f"frame ratio, layer {layer}"] = numbers["frame_ratio"][..., layer]
-    falls = {name: fall(np.moveaxis(values, 1, 2)) for name, values in curves.items()}
+    falls = {name: fall(np.moveaxis(values, 1, 2), seed=seed) for name, values in curves.items()}
     return {
         "curves": tuple(falls),
         "fall": np.array([own.size for own in falls.values()]),

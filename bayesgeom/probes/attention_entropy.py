@@ -5,6 +5,9 @@ Entropy of each attention row at scored positions, in bits and as a share of log
 
     Σ_h min(attention on token h, belief in h), attention on other tokens matching no hypothesis.
 
+Its baselines are uniform attention and attention of another sequence at the same position. Where the posterior over the
+visible positions is the same in every sequence, the two cannot be told apart and consistency is not identified.
+
 References: Agarwal, Dalal & Misra, Paper III (85–90 % entropy reduction in wind tunnels, definition not given there).
 """
 
@@ -22,7 +25,7 @@ from bayesgeom.information import entropy_bits
 from bayesgeom.probes.base import Control, Needs, Probe, mean_over_copies, planted_run, planted_trials
 from bayesgeom.report import Headline, Report
 from bayesgeom.sites import PATTERN
-from bayesgeom.statistics import bootstrap_weights, percentile_interval, shuffled_within_position, with_bounds
+from bayesgeom.statistics import jackknife_weights, statistic_bounds, statistic_interval
 from bayesgeom.trials import Trials
 
 if TYPE_CHECKING:
@@ -30,6 +33,8 @@ if TYPE_CHECKING:
 
 MAX_WEIGHTS, MIN_SEQUENCES = 4_000_000, 32  # attention weights read, and sequences kept where those are too many
 HYPOTHESES = "hypotheses"
+UNDEFINED = "undefined: consistency is 0 for any attention, since no consistent hypothesis appears in the context"
+NOT_IDENTIFIED = "not identified: the posterior over the visible positions is the same in every sequence"
 _QUANTILES = {"5 %": 0.05, "25 %": 0.25, "50 %": 0.5, "75 %": 0.75, "95 %": 0.95}
 
 
@@ -39,20 +44,20 @@ class AttentionEntropyReport(Report):
     """Width of attention, and its agreement with the posterior; `_null` is uniform attention over visible positions.
 
     `reduction` is 1 − last/first layer's entropy, heads averaged. `consistency_shuffled` uses the attention row of
-    another sequence at the same position; `consistency_ceiling` is what attention could reach with the tokens in sight.
-    `note` says why consistency says nothing, where that is so.
+    another sequence at the same position, `consistency_over_other` is consistency minus that, with a paired interval,
+    and `consistency_ceiling` is the most that attention could reach with the visible tokens. `note` says why
+    consistency is undefined, or not identified (`identified`), where that is so.
     """
 
     name: ClassVar[str] = "attention_entropy"
     title: ClassVar[str] = "Attention entropy: does attention narrow, and does it follow the posterior?"
     about: ClassVar[str] = (
-        "Entropy says over how many positions a head spreads its attention: as a share of the most there could be, 1 "
-        "is uniform and 0 is a single position. The papers report that it falls by 85–90 % from first to last layer. "
-        "Consistency asks for more: is attention divided among the hypotheses as the exact posterior is? 1 means equal "
-        "shares, 0 that attention goes only where the posterior is not. It is measured, not assumed: a model that "
-        "eliminates hypotheses has good reason to look at those already spent, which have no probability left, and "
-        "then lies below uniform attention. Attention taken from another sequence shows what position alone explains, "
-        "an untrained model what the architecture gives."
+        "Entropy says over how many positions a head spreads its attention: as a share of the maximum, 1 is uniform "
+        "and 0 is a single position. The papers report that it falls by 85–90 % from first to last layer. Consistency "
+        "asks whether attention is divided among the hypotheses as the exact posterior is: 1 means equal shares, 0 "
+        "that attention goes only where the posterior is 0. A model that eliminates hypotheses may attend to those "
+        "already excluded, and then lies below uniform attention. The baselines are uniform attention, attention of "
+        "another sequence at the same position, which shows what position alone explains, and untrained networks."
     )
 
     entropy_bits: Float[np.ndarray, "layer head"]
@@ -71,6 +76,9 @@ class AttentionEntropyReport(Report):
     consistency_hi: Float[np.ndarray, "layer head"]
     consistency_null: Float[np.ndarray, "layer head"]
     consistency_shuffled: Float[np.ndarray, "layer head"]
+    consistency_over_other: Float[np.ndarray, "layer head"]
+    consistency_over_other_lo: Float[np.ndarray, "layer head"]
+    consistency_over_other_hi: Float[np.ndarray, "layer head"]
     consistency_quantiles: Float[np.ndarray, "quantile layer head"]
     quantiles: tuple[str, ...]
     entropy_bits_initialisation: Float[np.ndarray, "layer head"]
@@ -78,8 +86,10 @@ class AttentionEntropyReport(Report):
     consistency_initialisation: Float[np.ndarray, "layer head"]
     reduction: float
     consistency_last_layer: float
+    consistency_over_other_last_layer: float
     consistency_greatest: float
     consistency_ceiling: float
+    identified: bool
     note: str
     intervals: Mapping[str, tuple[float, float]]
     nulls: Mapping[str, float]
@@ -87,18 +97,23 @@ class AttentionEntropyReport(Report):
 
     def headlines(self) -> Sequence[Headline]:
         has_copies = bool(np.isfinite(self.entropy_bits_initialisation).any())
-        null_label = "initialisation" if has_copies else "uniform in every layer"
+        null_label = "untrained" if has_copies else "uniform in every layer"
         reduction = self.scalar("reduction", "entropy reduction, first to last layer", null_label=null_label)
         if np.isnan(self.consistency_ceiling):
             return (reduction,)
-        if self.consistency_ceiling == 0:
-            label = "consistency with the posterior (no meaning: no live hypothesis in sight)"
-            return (reduction, Headline(metric="consistency_last_layer", label=label, value=np.nan))
+        if self.note:
+            label = f"attention–posterior consistency ({self.note})"
+            return (reduction, self.scalar("consistency_over_other_last_layer", label))
         most, others = f"at most {self.consistency_ceiling:.3g}", self.consistency_shuffled[-1].mean()
-        label = f"{most}; other sequences' attention {others:.3g}; uniform"
-        last = self.scalar("consistency_last_layer", "consistency with the posterior, last layer", null_label=label)
+        label = f"{most}; attention of another sequence {others:.3g}; uniform"
+        last = self.scalar("consistency_last_layer", "attention–posterior consistency, last layer", null_label=label)
+        over = self.scalar(
+            "consistency_over_other_last_layer",
+            "the same minus that of another sequence's attention",
+            null_label="none",
+        )
         greatest = self.scalar("consistency_greatest", "consistency of the most consistent head", null_label="uniform")
-        return (reduction, last, greatest)
+        return (reduction, last, over, greatest)
 
     def figure(self) -> "Figure":
         from bayesgeom.charts.heads import add_heads, add_profile, with_null
@@ -109,7 +124,7 @@ class AttentionEntropyReport(Report):
         if not self.note:
             titles += [with_null("Consistency with the posterior", level, "uniform"), "Its median, middle 50 and 90 %"]
         figure = panels(f"{self.title}<br><sub>{self.note}</sub>" if self.note else self.title, tuple(titles))
-        levels = {"uniform attention": self.entropy_bits_null, "initialisation": self.entropy_bits_initialisation}
+        levels = {"uniform attention": self.entropy_bits_null, "untrained": self.entropy_bits_initialisation}
         nulls = {name: level.mean(axis=1) for name, level in levels.items()}
         band = (self.entropy_bits_by_layer_lo, self.entropy_bits_by_layer_hi)
         add_profile(figure, (1, 1), self.entropy_bits_by_layer, name="entropy", band=band, nulls=nulls)
@@ -120,7 +135,7 @@ class AttentionEntropyReport(Report):
             return with_room_for_legend(figure)
         add_heads(figure, (2, 1), self.consistency, unit="1 − total variation", null=level, limits=(0.0, 1.0))
         least, low, middle, high, most = self.consistency_quantiles.mean(axis=2)
-        levels = {"uniform attention": self.consistency_null, "initialisation": self.consistency_initialisation}
+        levels = {"uniform attention": self.consistency_null, "untrained": self.consistency_initialisation}
         levels |= {"another sequence's attention": self.consistency_shuffled}
         nulls = {name: level.mean(axis=1) for name, level in levels.items()}
         add_profile(figure, (2, 2), middle, name="consistency", band=(low, high), nulls=nulls, color=SECOND)
@@ -143,8 +158,8 @@ class AttentionEntropy(Probe[AttentionEntropyReport]):
         n = min(run.n_recorded, max(MIN_SEQUENCES, MAX_WEIGHTS // pattern[:, :1].numel()))
         pattern, trials = pattern[:, :n], run.trials.rows(slice(0, n))
         visible = torch.arange(trials.tokens.shape[1], device=pattern.device) <= trials.scored_positions()[..., None]
-        weights = np.concatenate([np.full((1, n), 1 / n), bootstrap_weights(n, seed=run.seed)])
-        agreement = _agreement(pattern, trials, visible, run.seed)
+        weights = jackknife_weights(n)
+        agreement = _agreement(pattern, trials, visible)
         bits, share, has_choice = _widths(pattern, visible)
         drawn = {
             "entropy_bits": _drawn(weights, bits, np.ones(n)),
@@ -152,14 +167,19 @@ class AttentionEntropy(Probe[AttentionEntropyReport]):
             "consistency": _drawn(weights, agreement.found.mean(axis=2), np.ones(n)),
         }
         by_layer = drawn["entropy_bits"].mean(axis=2)
-        arrays: dict[str, Any] = with_bounds("entropy_bits_by_layer", by_layer)
+        arrays: dict[str, Any] = statistic_bounds("entropy_bits_by_layer", by_layer, seed=run.seed)
         for metric, draws in drawn.items():
-            arrays |= with_bounds(metric, draws)
+            arrays |= statistic_bounds(metric, draws, seed=run.seed)
             found = [vars(copy)[metric] for copy in initialised]
             arrays[f"{metric}_initialisation"] = mean_over_copies(found, like=draws[0])
-        scalars = _scalars(by_layer, drawn["consistency"])
+        over = _drawn(weights, agreement.found.mean(axis=2) - agreement.shuffled, np.ones(n))
+        over = np.full_like(over, np.nan) if agreement.note else over
+        arrays |= statistic_bounds("consistency_over_other", over, seed=run.seed)
+        scalars = _scalars(by_layer, drawn["consistency"]) | {
+            "consistency_over_other_last_layer": over[:, -1].mean(axis=1)
+        }
         numbers: dict[str, Any] = {name: float(draws[0]) for name, draws in scalars.items()}
-        bounds = {name: percentile_interval(draws[1:]) for name, draws in scalars.items()}
+        bounds = {name: statistic_interval(draws, seed=run.seed) for name, draws in scalars.items()}
         untrained = [copy.reduction for copy in initialised]
         return AttentionEntropyReport(
             **arrays,
@@ -167,14 +187,16 @@ class AttentionEntropy(Probe[AttentionEntropyReport]):
             entropy_bits_null=np.full_like(bits[0], float(visible.sum(dim=-1).double().log2().mean())),
             entropy_share_null=np.ones_like(bits[0]),
             consistency_null=np.full_like(bits[0], agreement.uniform),
-            consistency_shuffled=agreement.shuffled,
+            consistency_shuffled=agreement.shuffled.mean(axis=0),
+            identified=agreement.is_identified,
             consistency_ceiling=agreement.ceiling,
             consistency_quantiles=np.quantile(agreement.found, list(_QUANTILES.values()), axis=(0, 2)),
             quantiles=tuple(_QUANTILES),
             note=agreement.note,
             intervals={name: (float(lo), float(hi)) for name, (lo, hi) in bounds.items()},
             nulls=dict.fromkeys(scalars, agreement.uniform)
-            | {"reduction": float(np.mean(untrained)) if untrained else 0.0},
+            | {"reduction": float(np.mean(untrained)) if untrained else 0.0}
+            | {"consistency_over_other_last_layer": np.nan if agreement.note else 0.0},
             n=n,
         )
 
@@ -190,6 +212,10 @@ class AttentionEntropy(Probe[AttentionEntropyReport]):
         same = layers[:2, :1].expand(-1, len(trials), -1, -1)
         run = planted_run(trials, {PATTERN: same[:, :, None]})
         yield Control(label="attention that is the same in every sequence", run=run, holds=_ignores_sequences)
+        alike = _planted_trials(is_constant=True)
+        rows = posterior[:1].expand(len(alike), -1, -1).float()
+        run = planted_run(alike, {PATTERN: rows[None, :, None]})
+        yield Control(label="a posterior that is a function of position", run=run, holds=_is_not_identified)
 
 
 def _widths(
@@ -211,9 +237,10 @@ class _Agreement:
     """Σ_h min(attention, belief) per row; its mean for exchanged and uniform attention, and the most there can be."""
 
     found: Float[np.ndarray, "batch layer query_pos head"]
-    shuffled: Float[np.ndarray, "layer head"]
+    shuffled: Float[np.ndarray, "batch layer head"]
     uniform: float
     ceiling: float
+    is_identified: bool
     note: str
 
 
@@ -221,33 +248,35 @@ def _agreement(
     pattern: Float[Tensor, "layer batch head query_pos key_pos"],
     trials: Trials,
     visible: Bool[Tensor, "batch query_pos key_pos"],
-    seed: int,
 ) -> _Agreement:
     n_layers, n, n_heads, n_queries, _ = pattern.shape
     hypotheses, n_beliefs = trials.token_sets.get(HYPOTHESES, trials.tokens[0, :0]), trials.belief.shape[2]
     if len(hypotheses) != n_beliefs or n_beliefs == 0:
         note = f"{len(hypotheses)} tokens stand for hypotheses, and the belief is over {n_beliefs}: no consistency"
         nothing = np.full((n, n_layers, n_queries, n_heads), np.nan)
-        return _Agreement(found=nothing, shuffled=nothing[0, :, 0], uniform=np.nan, ceiling=np.nan, note=note)
+        return _Agreement(
+            found=nothing, shuffled=nothing[:, :, 0], uniform=np.nan, ceiling=np.nan, is_identified=False, note=note
+        )  # fmt: skip
     is_token = (trials.tokens[..., None] == hypotheses).to(pattern.dtype)
     belief = trials.at_scored(trials.belief).to(pattern.dtype)
-    # Exchanging what attention is compared with, not attention itself, moves far less.
-    itself = np.broadcast_to(np.arange(n)[:, None], (n, n_queries))
-    other = torch.as_tensor(shuffled_within_position(itself, np.random.default_rng(seed)), device=pattern.device)
-    others_belief = belief[other, torch.arange(n_queries, device=pattern.device)]
+    # Exchanging what attention is compared with, not attention itself, moves far less. No sequence is its own other.
+    others_tokens, others_belief = (of.roll(-1, dims=0) for of in (is_token, belief))
     seen = visible.to(pattern.dtype) @ is_token
+    wanted = torch.where(visible, belief @ is_token.mT, 0)  # the posterior of the token at each visible position
+    varies = bool((wanted != wanted[:1]).any())
     found, shuffled = [], []
     for layer in pattern:
         rows = layer.transpose(1, 2)
         found.append(torch.minimum(rows @ is_token[:, None], belief[:, :, None]).sum(dim=-1))
-        shuffled.append(torch.minimum(rows @ is_token[other], others_belief[:, :, None]).sum(dim=-1).mean(dim=(0, 1)))
+        shuffled.append(torch.minimum(rows @ others_tokens[:, None], others_belief[:, :, None]).sum(dim=-1).mean(dim=1))
     ceiling = float((belief * (seen > 0)).sum(dim=-1).mean())
     return _Agreement(
         found=torch.stack(found, dim=1).double().cpu().numpy(),
-        shuffled=torch.stack(shuffled).double().cpu().numpy(),
+        shuffled=torch.stack(shuffled, dim=1).double().cpu().numpy(),
         uniform=float(torch.minimum(seen / visible.sum(dim=-1, keepdim=True), belief).sum(dim=-1).mean()),
         ceiling=ceiling,
-        note="" if ceiling > 0 else "consistency is 0 for any attention: no token in sight is of a live hypothesis",
+        is_identified=varies,
+        note=UNDEFINED if ceiling == 0 else "" if varies else NOT_IDENTIFIED,
     )
 
 
@@ -274,11 +303,24 @@ def _scalars(
     }
 
 
-def _planted_trials() -> Trials:
+def _planted_trials(*, is_constant: bool = False) -> Trials:
     """Five hypothesis tokens in a row, then three scored positions that are none of them."""
     rng = np.random.default_rng(0)
+    exact = rng.dirichlet(np.ones(5), size=(11, 3))
     tokens = np.concatenate([np.tile(np.arange(5), (11, 1)), rng.integers(5, 7, size=(11, 3))], axis=1)
-    return planted_trials(rng.dirichlet(np.ones(5), size=(11, 3)), tokens, token_sets={HYPOTHESES: range(5)})
+    return planted_trials(
+        exact[:1].repeat(11, axis=0) if is_constant else exact, tokens, token_sets={HYPOTHESES: range(5)}
+    )
+
+
+def _is_not_identified(report: AttentionEntropyReport) -> bool:
+    """Attention equals the posterior, and so does that of any other sequence."""
+    return bool(
+        not report.identified
+        and report.note == NOT_IDENTIFIED
+        and np.isclose(report.consistency_last_layer, 1, atol=1e-5)
+        and np.isnan(report.consistency_over_other_last_layer)
+    )
 
 
 def _tells_layers_apart(report: AttentionEntropyReport) -> bool:
@@ -288,6 +330,7 @@ def _tells_layers_apart(report: AttentionEntropyReport) -> bool:
         and np.allclose(report.consistency[:, 0], [report.consistency_null[0, 0], 1, 0], atol=1e-5)
         and np.allclose(report.consistency_quantiles[:, 1, 0], 1, atol=1e-5)
         and report.consistency_shuffled[1, 0] < 0.9
+        and report.identified
     )
 
 

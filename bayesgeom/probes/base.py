@@ -2,16 +2,18 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Generic, TypeVar, final
 
 import numpy as np
 import torch
-from jaxtyping import Float, Float64, Shaped
+from jaxtyping import Float, Float64, Int64, Shaped
 from torch import Tensor
 
 from bayesgeom.activations import ModelSpec, Run
 from bayesgeom.behaviour import predicted_behaviour
+from bayesgeom.memory import window_scores
+from bayesgeom.observers import Beliefs, Filter, WindowObservers
 from bayesgeom.report import Report
 from bayesgeom.sites import Site
 from bayesgeom.trials import UNASKED, Trials
@@ -93,6 +95,7 @@ def planted_run(
     return Run(
         spec=spec, behaviour=predicted_behaviour(trials, predicted), exact_behaviour=predicted_behaviour(trials, exact),
         null_behaviours={}, trials=trials, log_answers=predicted.log(), recorded=recorded, seed=seed,
+        windows=window_scores(trials),
     )  # fmt: skip
 
 
@@ -123,3 +126,38 @@ def planted_trials(
         token_sets={name: torch.as_tensor(members, dtype=torch.int64) for name, members in (token_sets or {}).items()},
         relations={name: torch.as_tensor(related, dtype=torch.bool) for name, related in (relations or {}).items()},
     )
+
+
+def planted_chain(*, stay: float, seed: int, n: int = 83, length: int = 43) -> Trials:
+    """Trials whose answer is one of two hidden states, seen through noise, and kept with probability `stay`.
+
+    From the second state the chain moves twice as often. It starts from its stationary distribution, (2/3, 1/3).
+    """
+    rng = np.random.default_rng(seed)
+    moves = torch.tensor([[stay, 1 - stay], [2 - 2 * stay, 2 * stay - 1]], dtype=torch.float64)
+    shows = torch.tensor([[0.6, 0.4], [0.4, 0.6]], dtype=torch.float64)
+    settled = torch.tensor([[2 / 3, 1 / 3]], dtype=torch.float64)
+    state, tokens = (rng.random(n) < 1 / 3).astype(int), np.empty((n, length), dtype=np.int64)
+    for place in range(length):
+        state = np.where(rng.random(n) < moves.numpy()[state, 1], 1, 0) if place else state
+        tokens[:, place] = rng.random(n) < shows.numpy()[state, 1]
+    likelihood = shows.T[torch.from_numpy(tokens)]
+    belief, exact = settled.expand(n, -1), []
+    for place in range(length):
+        belief = (belief @ moves if place else belief) * likelihood[:, place]
+        belief = belief / belief.sum(dim=1, keepdim=True)
+        exact.append(belief)
+
+    def filter_of(seen: Int64[Tensor, "batch pos"]) -> Filter:
+        def weighed(beliefs: Beliefs, first: int) -> Beliefs:
+            return beliefs * shows.T[seen[:, first : first + beliefs.shape[1]]]
+
+        return Filter(
+            priors={"uniform": torch.full_like(settled, 1 / 2), "stationary": settled},
+            weighed=weighed,
+            moved=lambda beliefs, first: weighed(beliefs @ moves, first),
+            answers=lambda beliefs: beliefs,
+        )
+
+    trials = planted_trials(torch.stack(exact, dim=1).numpy(), tokens)
+    return replace(trials, observers=WindowObservers(draw=filter_of, of=trials.tokens))

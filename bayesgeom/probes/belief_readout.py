@@ -9,6 +9,7 @@ Agarwal, Dalal & Misra 2025, arXiv:2512.22471 (clusters by hidden state).
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, ClassVar, final
 
 import numpy as np
@@ -22,14 +23,24 @@ from bayesgeom.geometry.polygon import MAX_CORNERS
 from bayesgeom.geometry.readout import BELIEF, BeliefTargets, Readout, belief_rows, belief_targets, read_out, summary
 from bayesgeom.geometry.sketch import leading_coordinates
 from bayesgeom.geometry.subspace import random_subspaces
-from bayesgeom.probes.base import Control, Needs, Probe, mean_over_copies, planted_run, planted_trials
+from bayesgeom.observers import STARTS, window_beliefs
+from bayesgeom.probes.base import (
+    Control,
+    Needs,
+    Probe,
+    mean_over_copies,
+    planted_chain,
+    planted_run,
+    planted_trials,
+)
 from bayesgeom.probes.belief_report import METRICS, READ, BeliefReadoutReport
 from bayesgeom.sites import RESID_POST, RESID_PRE, STATE
-from bayesgeom.statistics import bootstrap_weights, shuffled_within_position
+from bayesgeom.statistics import jackknife_weights, r2_interval, shuffled_within_position
 from bayesgeom.trials import Trials
 
 MAX_POINTS, MAX_WIDTH, N_CLUSTERED, N_DRAWN, COUNTS = 3_072, 192, 500, 1_000, range(2, 9)
-SHUFFLES, SUBSPACES, DRAWS = 5, 20, 200
+SHUFFLES, SUBSPACES = 5, 20
+WIDTHS = (1, 2, 3, 4, 10)  # symbols of the window observers whose beliefs are compared
 _BANDS = {"all": (0, 2), "below 0.5": (0, 0.5), "0.5–0.75": (0.5, 0.75), "0.75–0.9": (0.75, 0.9), "above 0.9": (0.9, 2)}
 
 
@@ -53,7 +64,7 @@ class BeliefReadout(Probe[BeliefReadoutReport]):
         found = [_read(points, targets, rank, run.seed) for points in clouds]
         tokens = _tokens(trials, run.seed)
         rows = [_measured(*both, targets, tokens, run.seed) for both in zip(clouds, found, strict=True)]
-        measured = {name: np.stack([row[name] for row in rows]) for name in rows[0]}
+        measured: dict[str, Any] = {name: np.stack([row[name] for row in rows]) for name in rows[0]}
         constant_accuracy = measured.pop("constant_accuracy")[0]
         embedding = dict.fromkeys(READ, np.full(1, np.nan))
         if RESID_PRE in run.recorded:
@@ -63,6 +74,7 @@ class BeliefReadout(Probe[BeliefReadoutReport]):
             **measured,
             **_untrained(measured, initialised),
             **_drawn(found, targets, initialised, run.seed),
+            **_windows(trials, targets, run.seed),
             constant_accuracy=constant_accuracy,
             embedding_r2=float(embedding["r2"][0]),
             embedding_total_variation=float(embedding["total_variation"][0]),
@@ -96,6 +108,15 @@ class BeliefReadout(Probe[BeliefReadoutReport]):
             label="the belief is in the embedding only",
             run=before,
             holds=lambda r: r.embedding_r2 > 0.99 > 0.1 > r.r2[0, 0] and r.embedding_balanced_accuracy > 0.9,
+        )
+        # A high R² with nothing carried: the vectors hold no more than the current symbol.
+        chain = planted_chain(stay=0.9, seed=0)
+        assert chain.observers is not None
+        after = [*islice(window_beliefs(chain.observers.filter, chain.at_scored(chain.belief), "stationary"), 2)][1]
+        yield Control(
+            label="the belief after the current symbol is read as well as that observer's",
+            run=planted_run(chain, {RESID_POST: (after @ after.new_tensor(rng.normal(size=(2, 7))))[None]}),
+            holds=lambda r: r.r2[0, 0] > 0.3 and abs(r.r2[0, 0] - r.window_map_r2[1, 0]) < 0.01 < 0.05 < 1 - r.r2[0, 0],
         )
 
 
@@ -151,10 +172,11 @@ def _measured(
 ) -> dict[str, Float64[np.ndarray, "..."]]:
     """Every metric with its interval and nulls, by layer."""
     n_held, n_all = len(targets.held), len(targets.values) // targets.n_positions
-    held = bootstrap_weights(n_held, seed=seed, draws=DRAWS) if n_held else np.zeros((1, 0))
-    whole = bootstrap_weights(n_all, seed=seed, draws=DRAWS)
+    held = jackknife_weights(n_held)
+    whole = jackknife_weights(n_all)
     clusters = cluster_scores(points, targets, tokens, COUNTS, whole, n_clustered=N_CLUSTERED, seed=seed)
-    return {**summary(layers, targets, held), **guess_scores(layers, targets, [*_BANDS.values()], held), **clusters}
+    guesses = guess_scores(layers, targets, [*_BANDS.values()], seed=seed)
+    return {**summary(layers, targets, held, seed=seed), **guesses, **clusters}
 
 
 def _untrained(measured: Mapping[str, Any], initialised: Sequence[BeliefReadoutReport]) -> dict[str, Any]:
@@ -163,12 +185,43 @@ def _untrained(measured: Mapping[str, Any], initialised: Sequence[BeliefReadoutR
     return {f"{m}_initialisation": mean_over_copies([arrays[m] for arrays in fresh], like=measured[m]) for m in METRICS}
 
 
+def _windows(trials: Trials, targets: BeliefTargets, seed: int) -> dict[str, Any]:
+    """How much of the belief window observers have: as it is, and through the best linear map; {} without dynamics."""
+    widths = [width for width in WIDTHS if width < trials.n_scored]
+    if trials.observers is None or not widths:
+        return {}
+    exact, n_held = trials.at_scored(trials.belief), len(targets.held)
+    held = jackknife_weights(n_held)
+    rows = []
+    for start in STARTS:
+        all_widths = window_beliefs(trials.observers.filter, exact, start)
+        beliefs = torch.stack([belief for width, belief in enumerate(all_widths) if width in widths])
+        read = summary(_read(beliefs.flatten(1, 2), targets, beliefs.shape[-1], seed), targets, held, seed=seed)
+        row = {f"window_map_{name}": read[name] for name in ("r2", "r2_lo", "r2_hi")}
+        rows.append(row | _unfitted(beliefs[:, len(exact) - n_held :].cpu().numpy(), targets, seed))
+    stacked = {name: np.stack([row[name] for row in rows]) for name in rows[0]}
+    return {**stacked, "window_starts": STARTS, "windows": tuple(map(str, widths))}
+
+
+def _unfitted(
+    beliefs: Float64[np.ndarray, "window sequence position hypothesis"],
+    targets: BeliefTargets,
+    seed: int,
+) -> dict[str, Float64[np.ndarray, " window"]]:
+    """R² of beliefs as they are, on held-out sequences, with its interval."""
+    truth, mean = targets.held[:, :, 0, BELIEF].double().numpy(), targets.means[0, BELIEF].double().numpy()
+    error, spread = ((beliefs - truth) ** 2).sum(axis=(2, 3)), ((truth - mean) ** 2).sum(axis=(1, 2))
+    with np.errstate(invalid="ignore", divide="ignore"):
+        lo, hi = r2_interval(error.T, spread[:, None], seed=seed)
+        return {"window_r2": 1 - error.sum(axis=1) / spread.sum(), "window_r2_lo": lo, "window_r2_hi": hi}
+
+
 def _drawn(
     found: Sequence[Sequence[Readout]],
     targets: BeliefTargets,
     initialised: Sequence[BeliefReadoutReport],
     seed: int,
-) -> dict[str, Float64[np.ndarray, "..."]]:
+) -> dict[str, Any]:
     """Some held-out beliefs, and how they are read; in the first fresh copy too, which read the same sequences."""
     belief = targets.held[:, :, 0, BELIEF].flatten(0, 1).double().numpy()
     n_drawn = min(N_DRAWN, len(belief)) if belief.shape[1] <= MAX_CORNERS else 0

@@ -2,13 +2,14 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, ClassVar, final
 
 import numpy as np
 from jaxtyping import Float
 
 from bayesgeom.cells import hardest_null
+from bayesgeom.memory import WIDEST_BASELINE
 from bayesgeom.report import Headline, Report
 
 if TYPE_CHECKING:
@@ -39,6 +40,11 @@ _OTHER_NULLS = {"initialisation": "initialisation", "random_subspace": "random s
 METRICS = tuple(_PANELS)
 
 
+def _none() -> Float[np.ndarray, "window_start window"]:
+    """Of a task without latent dynamics, and of reports that were saved before there were window observers."""
+    return np.zeros((0, 0))
+
+
 @final
 @dataclass(frozen=True, kw_only=True)
 class BeliefReadoutReport(Report):
@@ -57,6 +63,9 @@ class BeliefReadoutReport(Report):
 
     `*_null` is the shuffle within position, except for `total_variation` (the mean belief) and `silhouette` (a Gaussian
     cloud of the same covariance). `*_random_subspace` is the mean and 95 % range over subspaces of `subspace_rank`.
+
+    On tasks whose hidden state moves, `window_r2` is the R² of the belief of an observer that sees only the last w
+    symbols, taken as it is, and `window_map_r2` that of a linear map from it, fitted and scored as for the vectors.
     """
 
     name: ClassVar[str] = "belief_readout"
@@ -66,8 +75,9 @@ class BeliefReadoutReport(Report):
         "the other half: R² is 1 when the belief can be read off exactly and 0 when the map does no better than the "
         "average belief. Being readable is not being used, and much is readable by accident, so compare with the grey "
         "lines: beliefs exchanged between sequences at the same position (what position alone explains), random "
-        "subspaces with as many dimensions as there are hypotheses, and the same network before training. 'Surviving' "
-        "asks which hypotheses are still possible. The other panels ask whether the vectors fall into clusters, and "
+        "subspaces with as many dimensions as there are hypotheses, and the same network before training. Where the "
+        "hidden state moves, the belief of an observer of the last few symbols is a grey line too. 'Surviving' asks "
+        "which hypotheses are still possible. The other panels ask whether the vectors fall into clusters, and "
         "whether these are the best guesses, the most probable hypotheses, or merely the token just read; k-means "
         "finds clusters in anything, hence the Gaussian cloud beside it. Any accurate model clusters by best guess to "
         "some degree: alone that proves little. First the beliefs themselves: a corner is certainty, and a colour is "
@@ -124,6 +134,14 @@ class BeliefReadoutReport(Report):
     drawn_first: Float[np.ndarray, "site point hypothesis"]
     drawn_last: Float[np.ndarray, "site point hypothesis"]
     drawn_untrained: Float[np.ndarray, "site point hypothesis"]
+    window_r2: Float[np.ndarray, "window_start window"] = field(default_factory=_none)
+    window_r2_lo: Float[np.ndarray, "window_start window"] = field(default_factory=_none)
+    window_r2_hi: Float[np.ndarray, "window_start window"] = field(default_factory=_none)
+    window_map_r2: Float[np.ndarray, "window_start window"] = field(default_factory=_none)
+    window_map_r2_lo: Float[np.ndarray, "window_start window"] = field(default_factory=_none)
+    window_map_r2_hi: Float[np.ndarray, "window_start window"] = field(default_factory=_none)
+    window_starts: tuple[str, ...] = ()
+    windows: tuple[str, ...] = ()
     sites: tuple[str, ...]
     cluster_counts: tuple[str, ...]
     confidences: tuple[str, ...]
@@ -196,7 +214,17 @@ class BeliefReadoutReport(Report):
         drawn = self._drawn(metric, row)
         labels = {"null": _PANELS[metric][3], **_OTHER_NULLS}
         nulls = {label: drawn[f"{metric}_{end}"] for end, label in labels.items() if f"{metric}_{end}" in drawn}
+        if metric == "r2":
+            nulls |= {name: np.full_like(drawn["r2"], level) for name, level in self._window_levels().items()}
         return nulls | ({"one constant answer": self.constant_accuracy} if "centroid" in metric else {})
+
+    def _window_levels(self) -> dict[str, float]:
+        """R² of the narrowest window observer and of the one of up to four symbols, the stronger start of each."""
+        best = np.maximum(self.window_r2, self.window_map_r2).max(axis=0, initial=-np.inf)
+        levels = {int(width): float(r2) for width, r2 in zip(self.windows, best, strict=True)}
+        shown = {1, max((width for width in levels if width <= WIDEST_BASELINE), default=1)}
+        named = {1: "belief after the current symbol alone"}
+        return {named.get(w, f"belief after the last {w} symbols"): levels[w] for w in sorted(shown & levels.keys())}
 
     def _last(self, metric: str, label: str, column: int = -1, *, site: int = 0) -> Headline:
         levels = {name: float(level[column]) for name, level in self._nulls(metric, site).items()}

@@ -2,35 +2,43 @@
 
 A shared offset alone drives cosines up, so every overlap is given raw and with the mean key removed. Keys are read from
 activations (mean recorded key per token), from weights (bare normed embedding through W_K), and as columns of W_K.
+Each head is compared with three levels: the same embeddings through random W_K, random directions, untrained networks.
 
 References: Agarwal, Dalal & Misra 2025, arXiv:2512.22471 (orthogonal keys); their Paper III (columns); Welch 1974.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, final
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from bayesgeom.activations import Run
 from bayesgeom.geometry.cosine import (
     coordinates_of,
+    cross_fitted_overlap,
     frame_chances,
     frame_statistics,
     overlaps,
-    projected_overlap,
+    projected_overlaps,
+    random_overlaps,
+    verdicts,
     welch_bound,
 )
 from bayesgeom.geometry.tokens import in_parts, occurrences, token_means
 from bayesgeom.probes.base import Control, Needs, Probe, mean_over_copies, planted_run, planted_trials
-from bayesgeom.probes.key_report import FIRST_LAYER, KeyOverlapReport
+from bayesgeom.probes.key_report import LEVELS, KeyOverlapReport
 from bayesgeom.sites import K_ROT, TOKEN_INPUTS, TOKEN_KEYS, W_K_GRAM, K
-from bayesgeom.statistics import bootstrap_weights, centred_interval, percentile_interval
+from bayesgeom.statistics import jackknife_weights, percentile_interval, statistic_interval
 
-MAX_SEQUENCES, DRAWS, N_PROJECTIONS = 256, 200, 20
+MAX_SEQUENCES, N_PROJECTIONS = 256, 40
+N_SPLITS, MIN_SPLIT = 8, 4  # halves of the sequences for cross-fitting, and the fewest sequences to split
+MAX_RANDOM = 2**26  # numbers drawn for the level of random directions
+ROUNDING = 1e-6  # overlaps that leaving out any one sequence changes by less are the same in all of them
+_ORDER = {"inputs": 0, "hypotheses": 1}
 
 
 @final
@@ -42,46 +50,41 @@ class KeyOverlap(Probe[KeyOverlapReport]):
     needs: ClassVar[Needs] = Needs(sites=(K,), optional=(K_ROT, TOKEN_KEYS, TOKEN_INPUTS, W_K_GRAM))
 
     def measure(self, run: Run, initialised: Sequence[KeyOverlapReport] = ()) -> KeyOverlapReport:
-        views = _views(run, DRAWS)
+        views = _views(run, jackknife_weights(min(run.n_recorded, MAX_SEQUENCES)))
         sizes = [(v.vectors.shape[2], v.width or v.vectors.shape[3]) for v in views]
         statistics = [frame_statistics(view.vectors.double()) for view in views]
         values: dict[str, Any] = {n: np.stack([found[n].cpu().numpy() for found in statistics]) for n in statistics[0]}
         chances = [frame_chances(*size) for size in sizes]
         nulls: dict[str, Any] = {n: np.array([chance[n] for chance in chances]) for n in chances[0]}
-        resampled = np.stack([view.resampled for view in views], axis=2)
+        rows = np.stack([view.rows for view in views], axis=2)
         found = np.stack([values["overlap"], values["overlap_centred"]])
-        (overlap_lo, centred_lo), (overlap_hi, centred_hi) = _bounds(resampled, found)
-        untrained, untrained_centred = (_untrained(m, views, initialised) for m in ("overlap", "overlap_centred"))
-        projected = np.stack([_random_projection(view, run.seed) for view in views], axis=1)
-        lows, highs = map(_named, _bounds(_first_layer(resampled), _first_layer(found)))
-        first: dict[str, Any] = _named(_first_layer(found))
-        copies = [copy.first_layer for copy in initialised if copy.views[:1] == (views[0].name,)]
+        bounds, of_mean = _bounds(rows, run.seed), _bounds(rows.mean(axis=-1), run.seed)
+        levels = np.stack([_levels(view, size, initialised, run.seed) for view, size in zip(views, sizes, strict=True)])
+        crossfit = np.stack([view.crossfit for view in views])
+        is_exact = np.array([view.is_exact for view in views])
+        signs = _signs(found, bounds, is_exact, crossfit, levels)
+        arrays: dict[str, Any] = {}
+        for i, (metric, chance) in enumerate((("overlap", "chance"), ("overlap_centred", "centred_chance"))):
+            arrays |= {f"{metric}_lo": bounds[0][i], f"{metric}_hi": bounds[1][i]}
+            arrays |= {f"{metric}_mean": found[i].mean(axis=-1), f"{metric}_mean_null": _first_known(levels[:, i, 0])}
+            arrays |= {f"{metric}_mean_lo": of_mean[0][i], f"{metric}_mean_hi": of_mean[1][i]}
+            arrays |= {f"{metric}_initialisation": _untrained(metric, views, initialised)}
+            arrays |= dict(zip((chance, f"{chance}_lo", f"{chance}_hi"), levels[:, i].swapaxes(0, 1), strict=True))
         return KeyOverlapReport(
             views=tuple(view.name for view in views),
             **values,
             **{f"{name}_null": null for name, null in nulls.items()},
-            overlap_lo=overlap_lo,
-            overlap_hi=overlap_hi,
-            overlap_bias=resampled[:, 0].mean(axis=0) - found[0],
-            overlap_centred_lo=centred_lo,
-            overlap_centred_hi=centred_hi,
-            overlap_initialisation=untrained,
-            overlap_centred_initialisation=untrained_centred,
-            overlap_random_projection=projected[0],
-            overlap_random_projection_lo=projected[1],
-            overlap_random_projection_hi=projected[2],
+            **arrays,
+            overlap_bias=_bias(rows[:, 0]),
+            overlap_crossfit=crossfit,
+            levels=LEVELS,
+            verdict=signs[0],
+            verdict_centred=signs[1],
             welch=np.array([welch_bound(*size) for size in sizes]),
             n_vectors=np.array([size[0] for size in sizes], dtype=np.int64),
             n_unseen=np.array([view.n_unseen for view in views], dtype=np.int64),
-            **first,
-            first_layer_initialisation=_named(_first_layer(np.stack([untrained, untrained_centred]))),
-            first_layer_initialisation_range={
-                name: (min(copy[name] for copy in copies), max(copy[name] for copy in copies))
-                for name in first
-                if copies
-            },
-            intervals={name: (lows[name], highs[name]) for name in lows},
-            nulls=_named(nulls[name][0] for name in ("overlap", "overlap_centred", "overlap")),
+            intervals={},
+            nulls={},
             n=min(run.n_recorded, MAX_SEQUENCES),
         )
 
@@ -90,97 +93,170 @@ class KeyOverlap(Probe[KeyOverlapReport]):
         yield Control(label="basis, one line, basis with an offset", run=_planted(frames), holds=_tells_frames_apart)
         spread = torch.randn(2, 61, 11, generator=torch.Generator().manual_seed(0))
         yield Control(label="random directions", run=_planted(spread), holds=_is_at_chance)
+        yield Control(label="parallel keys under noise as long as they are", run=_noisy(), holds=_sees_through_noise)
 
 
-def hypothesis_overlap(run: Run) -> tuple[str, Float[np.ndarray, "layer kv_head"]]:
-    """The report's first view, and the overlap it finds in each head: what a report says without its intervals."""
-    view = _views(run, draws=1)[0]
-    return view.name, frame_statistics(view.vectors.double())["overlap"].cpu().numpy()
+def overlap_by_view(run: Run) -> dict[str, Float[np.ndarray, "layer kv_head"]]:
+    """The overlap of each view, by its name, without intervals."""
+    alike = jackknife_weights(min(run.n_recorded, MAX_SEQUENCES))[:1]
+    views = _views(run, alike)
+    return {view.name: frame_statistics(view.vectors.double())["overlap"].cpu().numpy() for view in views}
 
 
 @final
 @dataclass(frozen=True, kw_only=True)
 class _View:
-    """The vectors compared; overlap in resamples, raw and centred; what W_K was applied to; the space's dimensions."""
+    """The vectors compared; overlap under each row of weights, raw and centered; what W_K was applied to; dimensions.
+
+    `is_exact`: the vectors are weights of the network, which are no sample of anything.
+    """
 
     name: str
     vectors: Float[Tensor, "layer kv_head item d"]
-    resampled: Float[np.ndarray, "draw 2 layer kv_head"]
+    rows: Float[np.ndarray, "row 2 layer kv_head"]
+    crossfit: Float[np.ndarray, "layer kv_head"]
+    is_exact: bool = False
     n_unseen: int = 0
-    inputs: Float[Tensor, "layer item d_model"] | None = None
+    inputs: Float[Tensor, "known_layer named_item d_model"] | None = None  # of the first layers
     width: int | None = None  # where the vectors are given in coordinates of their span
 
 
-def _views(run: Run, draws: int) -> list[_View]:
-    """Every token set in every variant recorded, hypotheses first; then the columns of W_K. Never empty."""
+def _views(run: Run, weights: Float[np.ndarray, "row batch"]) -> list[_View]:
+    """Every token set in every variant recorded, inputs first; then the columns of W_K. Never empty."""
     ids, sets, k, rotated = run.trials.token_ids(), run.trials.token_sets, run.at(K), run.recorded.get(K_ROT)
-    members = {name: torch.searchsorted(ids, sets[name]) for name in sorted(sets, key=lambda x: (x != "hypotheses", x))}
-    unknown = np.full((draws, 2, run.spec.n_layers, run.spec.n_kv_heads), np.nan)
-    variants = [_from_activations(run, k, members, "activation", draws)]
+    members = {name: torch.searchsorted(ids, sets[name]) for name in sorted(sets, key=lambda x: (_ORDER.get(x, 2), x))}
+    unknown = np.full((len(weights), 2, run.spec.n_layers, run.spec.n_kv_heads), np.nan)
+    inputs = run.recorded.get(TOKEN_INPUTS)
+    of = {name: None if inputs is None else inputs[:, at] for name, at in members.items()}
+    variants = [_from_activations(run, k, members, of, "activation", weights)]
     if rotated is not None and not torch.equal(rotated[:, :1], k[:, :1]):  # a rotation shows in any one sequence
-        variants.append(_from_activations(run, rotated, members, "activation rotated", draws))
+        variants.append(_from_activations(run, rotated, members, of, "activation rotated", weights))
     if TOKEN_KEYS in run.recorded:
-        keys, inputs = run.at(TOKEN_KEYS).movedim(2, 1), run.recorded.get(TOKEN_INPUTS)
-        of = {name: None if inputs is None else inputs[:, at] for name, at in members.items()}
+        keys = run.at(TOKEN_KEYS).movedim(2, 1)
         variants.append(
             {
-                name: _View(name=f"{name} / weights", vectors=keys[:, :, at], resampled=unknown, inputs=of[name])
+                name: _View(
+                    name=f"{name} / weights", vectors=keys[:, :, at], rows=unknown, crossfit=unknown[0, 0],
+                    inputs=of[name], is_exact=True,
+                )
                 for name, at in members.items()
             }
-        )
+        )  # fmt: skip
     views = [by_set[name] for name in members for by_set in variants]
     if W_K_GRAM in run.recorded:
-        columns = coordinates_of(run.at(W_K_GRAM))
-        views.append(_View(name="columns", vectors=columns, resampled=unknown, width=run.spec.d_model))
+        columns, width = coordinates_of(run.at(W_K_GRAM)), run.spec.d_model
+        views.append(
+            _View(name="columns", vectors=columns, rows=unknown, crossfit=unknown[0, 0], is_exact=True, width=width)
+        )
     nothing = torch.full((run.spec.n_layers, run.spec.n_kv_heads, 1, run.spec.d_head), torch.nan)
-    return views or [_View(name="no tokens named", vectors=nothing, resampled=unknown)]
+    return views or [_View(name="no tokens named", vectors=nothing, rows=unknown, crossfit=unknown[0, 0])]
 
 
 def _from_activations(
     run: Run,
     keys: Float[Tensor, "layer batch key_pos kv_head d"],
     members: Mapping[str, Int[Tensor, " item"]],
+    inputs: Mapping[str, Float[Tensor, "layer _ d_model"] | None],
     variant: str,
-    draws: int,
+    weights: Float[np.ndarray, "row batch"],
 ) -> dict[str, _View]:
-    """Mean key of each token over the sequences, and its overlap in resamples of them."""
-    n = min(run.n_recorded, MAX_SEQUENCES)
+    """Mean key of each token over the sequences; its overlap under each row of weights, and between halves of them."""
+    n = weights.shape[1]
     shown = occurrences(run.trials.tokens[:n], run.trials.token_ids())
-    weights = bootstrap_weights(n, seed=run.seed, draws=draws)
+    halves = _halves(n, run.seed)
     kept = {name: at[shown.any(dim=2).any(dim=0)[at]] for name, at in members.items()}
-    vectors, resampled = ({name: list[Tensor]() for name in members} for _ in range(2))
+    vectors, rows, between = ({name: list[Tensor]() for name in members} for _ in range(3))
     for layer in keys[:, :n]:
         means = token_means(layer, shown, np.full((1, n), 1 / n))[0]
+        one, other = (token_means(layer, shown, half).transpose(1, 2) for half in halves)
         for name, at in kept.items():
             vectors[name].append(means[at].transpose(0, 1))
+            between[name].append(cross_fitted_overlap(one[:, :, at], other[:, :, at]).nanmean(dim=0))
         for part in in_parts(weights, means.numel()):
             drawn = token_means(layer, shown, part)
             for name, at in kept.items():
-                resampled[name].append(overlaps(drawn[:, at].transpose(1, 2).contiguous()))
+                rows[name].append(overlaps(drawn[:, at].transpose(1, 2).contiguous()))
     return {
         name: _View(
             name=f"{name} / {variant}",
             vectors=torch.stack(vectors[name]),
-            resampled=torch.cat(resampled[name]).unflatten(0, (-1, draws)).movedim(0, 2).double().cpu().numpy(),
+            rows=torch.cat(rows[name]).unflatten(0, (-1, len(weights))).movedim(0, 2).double().cpu().numpy(),
+            crossfit=torch.stack(between[name]).double().cpu().numpy(),
             n_unseen=len(members[name]) - len(kept[name]),
+            inputs=None if (bare := inputs[name]) is None else bare[:1],  # deeper keys are not of bare embeddings
         )
         for name in members
     }
 
 
+def _halves(n: int, seed: int) -> Float[np.ndarray, "2 split batch"]:
+    """Weights of random halves of the sequences; NaN where there are too few to split."""
+    if n < MIN_SPLIT:
+        return np.full((2, 1, n), np.nan)
+    order = np.random.default_rng(seed).random((N_SPLITS, n)).argsort(axis=1)
+    first = (order < n // 2).astype(float)
+    return np.stack([half / half.sum(axis=1, keepdims=True) for half in (first, 1 - first)])
+
+
 def _bounds(
-    resampled: Float[np.ndarray, "draw *rest"], found: Float[np.ndarray, "*rest"]
+    rows: Float[np.ndarray, "row *rest"], seed: int
 ) -> tuple[Float[np.ndarray, "*rest"], Float[np.ndarray, "*rest"]]:
-    lo, hi = centred_interval(resampled, found)
-    return lo.clip(0, 1), hi.clip(0, 1)
+    """Interval of the overlap less its jackknife bias; the overlap itself where it is the same without any sequence."""
+    lo, hi = statistic_interval(rows, seed=seed, scale="share")
+    is_same = (np.abs(rows - rows[0]).max(axis=0) < ROUNDING) & (len(rows) > 2)
+    return np.where(is_same, rows[0], lo), np.where(is_same, rows[0], hi)
 
 
-def _random_projection(view: _View, seed: int) -> Float[np.ndarray, "3 layer"]:
-    """Overlap of the same inputs through random Gaussian W_K: mean, and 95 % range of the draws."""
-    if view.inputs is None:
-        return np.full((3, len(view.vectors)), np.nan)
-    drawn = projected_overlap(view.inputs, view.vectors.shape[-1], n=N_PROJECTIONS, seed=seed).double().cpu().numpy()
-    return np.stack([drawn.mean(axis=0), *percentile_interval(drawn)])
+def _bias(rows: Float[np.ndarray, "row *rest"]) -> Float[np.ndarray, "*rest"]:
+    """The jackknife estimate of bias; NaN for a single sequence."""
+    n = len(rows) - 1
+    return np.asarray((n - 1 if n > 1 else np.nan) * (rows[1:].mean(axis=0) - rows[0]))
+
+
+def _levels(
+    view: _View, size: tuple[int, int], copies: Sequence[KeyOverlapReport], seed: int
+) -> Float[np.ndarray, "2 3 level layer"]:
+    """Raw and centered; expectation and 95 % range of one head's overlap at each level, in the order of `LEVELS`."""
+    n_layers = len(view.vectors)
+    draws = int(np.clip(MAX_RANDOM // max(1, size[0] * size[1]), 40, 400))
+    directions = random_overlaps(*size, draws=draws, seed=0)[..., None].repeat(n_layers, axis=2)
+    projected = np.full((1, 2, n_layers), np.nan)
+    if view.inputs is not None:
+        d = view.vectors.shape[-1]
+        drawn = projected_overlaps(view.inputs, d, n=N_PROJECTIONS, seed=seed).double().cpu().numpy()
+        projected = np.pad(drawn, ((0, 0), (0, 0), (0, n_layers - drawn.shape[2])), constant_values=np.nan)
+    found = [(vars(c)["overlap"], vars(c)["overlap_centred"], c.views) for c in copies if view.name in c.views]
+    heads = [np.stack([raw[v.index(view.name)], centred[v.index(view.name)]]) for raw, centred, v in found]
+    untrained = np.concatenate(heads, axis=2) if heads else np.full((2, n_layers, 1), np.nan)
+    ranges = [np.stack([level.mean(axis=0), *percentile_interval(level)]) for level in (projected, directions)]
+    ranges.append(np.stack([untrained.mean(axis=2), untrained.min(axis=2), untrained.max(axis=2)]))
+    return np.stack(ranges).transpose(2, 1, 0, 3)
+
+
+def _signs(
+    found: Float[np.ndarray, "2 view layer kv_head"],
+    bounds: tuple[Float[np.ndarray, "2 view layer kv_head"], Float[np.ndarray, "2 view layer kv_head"]],
+    is_exact: Bool[np.ndarray, " view"],
+    crossfit: Float[np.ndarray, "view layer kv_head"],
+    levels: Float[np.ndarray, "view 2 3 level layer"],
+) -> list[Float[np.ndarray, "view level layer kv_head"]]:
+    """Verdicts, raw and centered; NaN, which is undecided, where there is no interval and the vectors are a sample.
+
+    Weights are exact and need none. Noise in mean keys must not make an overlap "below".
+    """
+    signs = []
+    for i, (values, lo, hi) in enumerate(zip(found, *bounds, strict=True)):
+        low, high = (np.where(is_exact[:, None, None], values, end) for end in (lo, hi))
+        high = np.where(np.isnan(high) | (i > 0), high, np.fmax(high, crossfit))
+        level_lo, level_hi = levels[:, i, 1][..., None], levels[:, i, 2][..., None]
+        signs.append(verdicts(*np.broadcast_arrays(low[:, None], high[:, None], level_lo, level_hi)))
+    return signs
+
+
+def _first_known(levels: Float[np.ndarray, "view level layer"]) -> Float[np.ndarray, "view layer"]:
+    """The first level that is known, view by view and layer by layer."""
+    first = np.isnan(levels).argmin(axis=1)[:, None]
+    return np.take_along_axis(levels, first, axis=1)[:, 0]
 
 
 def _untrained(
@@ -192,16 +268,6 @@ def _untrained(
         found = [vars(copy)[metric][copy.views.index(view.name)] for copy in copies if view.name in copy.views]
         means.append(mean_over_copies(found, like=np.empty(view.vectors.shape[:2])))
     return np.stack(means)
-
-
-def _first_layer(both: Float[np.ndarray, "*draw 2 view layer kv_head"]) -> Float[np.ndarray, "*draw 3"]:
-    """Layer 0 of the first view, in the order of `FIRST_LAYER`, from raw and centred overlap."""
-    raw, without_mean = (both[..., i, 0, 0, :] for i in (0, 1))
-    return np.stack([raw.mean(axis=-1), without_mean.mean(axis=-1), raw.min(axis=-1)], axis=-1)
-
-
-def _named(values: Iterable[float]) -> dict[str, float]:
-    return {name: float(value) for name, value in zip(FIRST_LAYER, values, strict=True)}
 
 
 def _planted(frames: Float[Tensor, "layer item d"]) -> Run:
@@ -220,3 +286,17 @@ def _tells_frames_apart(report: KeyOverlapReport) -> bool:
 def _is_at_chance(report: KeyOverlapReport) -> bool:
     pairs = [(vars(report)[m], vars(report)[f"{m}_null"]) for m in ("overlap", "overlap_centred", "orthogonality")]
     return all(np.allclose(found, null, atol=0.02) for found, null in pairs)
+
+
+def _noisy() -> Run:
+    """Parallel keys with independent noise as long as they are, in eight sequences: plainly averaged, they part."""
+    n, n_items = 8, 31
+    generator = torch.Generator().manual_seed(1)
+    trials = planted_trials(
+        np.ones((n, 1, 1)), np.tile(np.arange(n_items), (n, 1)), token_sets={"inputs": range(n_items)}
+    )
+    return planted_run(trials, {K: 1 + torch.randn(1, n, n_items, 1, 17, generator=generator)})
+
+
+def _sees_through_noise(report: KeyOverlapReport) -> bool:
+    return bool(report.overlap[0, 0, 0] < 0.92 < 0.97 < report.overlap_crossfit[0, 0, 0])

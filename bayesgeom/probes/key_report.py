@@ -12,7 +12,8 @@ from bayesgeom.report import Headline, Report
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
-FIRST_LAYER = ("first_layer_overlap", "first_layer_overlap_centred", "first_layer_overlap_least")
+LEVELS = ("random W_K", "random directions", "untrained")
+_SAID = {-1.0: "below", 0.0: "at", 1.0: "above"}
 
 
 @final
@@ -20,22 +21,27 @@ FIRST_LAYER = ("first_layer_overlap", "first_layer_overlap_centred", "first_laye
 class KeyOverlapReport(Report):
     """|cosine| between distinct keys (0 orthogonal, 1 parallel), by view: a token set and where its keys were read.
 
-    `_null` is random directions, `_initialisation` the mean over untrained copies (`_range`: least and most of them),
-    `overlap_random_projection` the same embeddings through random W_K with the 95 % range over its draws.
-    `first_layer_*` are of `views[0]`. Keys of activations are means over `n` sequences: `overlap_bias` is about how far
-    that number alone moves the overlap, and intervals say how it would scatter over others of that number.
+    - `chance`, `chance_lo`, `chance_hi`: expectation and 95 % range of each of `levels` for a single head: the same
+      embeddings through random W_K, as many random directions, and the heads of untrained networks (least and most).
+      `centred_chance`: the same with the mean key removed.
+    - `verdict`, `verdict_centred`: −1 below, 0 at, 1 above that level, by `geometry.cosine.verdicts`; NaN where the
+      level is not known, or the overlap has no interval and is not that of weights, which are exact.
+    - `overlap_mean`, `overlap_centred_mean`: mean over heads; `…_null` is the first known level.
+    - `overlap_crossfit`: the overlap from two halves of the sequences, free of the noise in mean keys, which turns keys
+      apart. Keys of activations are means over `n` sequences: `overlap_bias` is about how far that number alone moves
+      the overlap. "Below" is said only where the cross-fitted overlap lies below too.
     """
 
     name: ClassVar[str] = "key_overlap"
-    title: ClassVar[str] = "Key overlap: do keys form an orthogonal frame?"
+    title: ClassVar[str] = "Key overlap: are the keys of different tokens orthogonal?"
     about: ClassVar[str] = (
-        "Attention finds a token by its key. Where the keys of the hypotheses point in unrelated directions, a query "
-        "can address one without touching the others: the papers call that a hypothesis frame. The number is the mean "
-        "|cosine| between the keys of different tokens, 0 orthogonal and 1 parallel. Random directions do not score 0 "
-        "but a level that the head's width sets (marked), and an untrained model of the same shape scores what its "
-        "random embeddings and their shared offset give. Only keys below both were made orthogonal by training. “Mean "
-        "key removed” takes out what all keys share: it raises cosines, yet adds the same to every score, and softmax "
-        "ignores that."
+        "Attention finds a token by its key. Where the keys of different tokens point in unrelated directions, a query "
+        "can address one without the others. The number is the mean |cosine| between keys of different tokens, 0 "
+        "orthogonal and 1 parallel. Every token set that the task names is shown, inputs first, since the papers do "
+        "not say which they used. Random directions do not score 0: their level depends on the width of the head. "
+        "The same embeddings through random W_K show what the embedding alone gives, and untrained networks what the "
+        "architecture gives. Each head is reported as below, at or above each of these levels. “Mean key removed” "
+        "subtracts what all keys share: that adds the same to every score, and softmax ignores it."
     )
 
     views: tuple[str, ...]
@@ -57,56 +63,91 @@ class KeyOverlapReport(Report):
     orthogonality_null: Float[np.ndarray, " view"]
     dimension_utilisation: Float[np.ndarray, "view layer kv_head"]
     dimension_utilisation_null: Float[np.ndarray, " view"]
+    overlap_crossfit: Float[np.ndarray, "view layer kv_head"]
+    overlap_mean: Float[np.ndarray, "view layer"]
+    overlap_mean_lo: Float[np.ndarray, "view layer"]
+    overlap_mean_hi: Float[np.ndarray, "view layer"]
+    overlap_mean_null: Float[np.ndarray, "view layer"]
+    overlap_centred_mean: Float[np.ndarray, "view layer"]
+    overlap_centred_mean_lo: Float[np.ndarray, "view layer"]
+    overlap_centred_mean_hi: Float[np.ndarray, "view layer"]
+    overlap_centred_mean_null: Float[np.ndarray, "view layer"]
+    levels: tuple[str, ...]
+    chance: Float[np.ndarray, "view level layer"]
+    chance_lo: Float[np.ndarray, "view level layer"]
+    chance_hi: Float[np.ndarray, "view level layer"]
+    centred_chance: Float[np.ndarray, "view level layer"]
+    centred_chance_lo: Float[np.ndarray, "view level layer"]
+    centred_chance_hi: Float[np.ndarray, "view level layer"]
+    verdict: Float[np.ndarray, "view level layer kv_head"]
+    verdict_centred: Float[np.ndarray, "view level layer kv_head"]
     overlap_initialisation: Float[np.ndarray, "view layer kv_head"]
     overlap_centred_initialisation: Float[np.ndarray, "view layer kv_head"]
-    overlap_random_projection: Float[np.ndarray, "view layer"]
-    overlap_random_projection_lo: Float[np.ndarray, "view layer"]
-    overlap_random_projection_hi: Float[np.ndarray, "view layer"]
     welch: Float[np.ndarray, " view"]
     n_vectors: Int[np.ndarray, " view"]
     n_unseen: Int[np.ndarray, " view"]
-    first_layer_overlap: float
-    first_layer_overlap_least: float
-    first_layer_overlap_centred: float
-    first_layer_initialisation: Mapping[str, float]
-    first_layer_initialisation_range: Mapping[str, tuple[float, float]]
     intervals: Mapping[str, tuple[float, float]]
     nulls: Mapping[str, float]
     n: int
 
-    @property
-    def first_layer(self) -> Mapping[str, float]:
-        """The overlaps of the first view's first layer, by name."""
-        return {name: vars(self)[name] for name in FIRST_LAYER}
-
     def headlines(self) -> Sequence[Headline]:
-        labels = {
-            "first_layer_overlap": ("mean |cos|", "random directions"),
-            "first_layer_overlap_centred": ("mean |cos|, mean key removed", "random directions, centred"),
-            "first_layer_overlap_least": ("mean |cos|, least overlapping head", "random directions"),
-        }
-        rows = []
-        for metric, (label, null_label) in labels.items():
-            untrained = self.first_layer_initialisation[metric]
-            beside = null_label
-            if not np.isnan(untrained):
-                low, high = self.first_layer_initialisation_range[metric]
-                beside = f"initialisation {untrained:.3g}, copies {low:.3g} … {high:.3g}; {null_label}"
-            rows.append(self.scalar(metric, f"layer 0, {self.views[0]}: {label}", null_label=beside))
-        return rows
+        """Layer 0 of every view, raw, then with the mean key removed; the label says how many heads lie where."""
+        plain = [self._headline(view, "overlap_mean", self.verdict, self.chance, "") for view in range(len(self.views))]
+        centred = [
+            self._headline(
+                view, "overlap_centred_mean", self.verdict_centred, self.centred_chance, ", mean key removed"
+            )
+            for view in range(len(self.views))
+        ]
+        return (*plain, *centred)
+
+    def said(self, view: int, layer: int = 0, *, is_centred: bool = False) -> str:
+        """Verdicts of one view and layer in words: for each known level, how many heads are below, at or above it."""
+        if np.isfinite(self.overlap[view, layer]).all() and not self._has_ends(view, layer, is_centred=is_centred):
+            return f"undecided: too few of {self.n} sequences differ, or a few carry the overlap, for an interval"
+        found = (self.verdict_centred if is_centred else self.verdict)[view, :, layer]
+        parts = []
+        for level, heads in zip(self.levels, found, strict=True):
+            counts = [f"{int((heads == sign).sum())} {word}" for sign, word in _SAID.items() if (heads == sign).any()]
+            if counts:
+                parts.append(f"{', '.join(counts)} {level}")
+        return "; ".join(parts) or "no level known"
+
+    def _has_ends(self, view: int, layer: int, *, is_centred: bool) -> bool:
+        """Whether a head has an interval, or needs none because its keys are weights."""
+        found = (self.verdict_centred if is_centred else self.verdict)[view, :, layer]
+        known = np.isfinite(self.chance[view, :, layer])
+        return bool(np.isfinite(found[known]).any()) or not known.any()
+
+    def _headline(
+        self,
+        view: int,
+        metric: str,
+        verdict: Float[np.ndarray, "view level layer kv_head"],
+        chance: Float[np.ndarray, "view level layer"],
+        suffix: str,
+    ) -> Headline:
+        said = self.said(view, is_centred=verdict is self.verdict_centred)
+        levels = [
+            f"{name} {value:.3f}" for name, value in zip(self.levels, chance[view, :, 0], strict=True) if value == value
+        ]
+        beside = f"first of: {', '.join(levels)}"
+        if self.welch[view] > 0:
+            beside += f"; Welch bound of the largest |cos| {self.welch[view]:.3f}: 0 is impossible"
+        label = f"layer 0, {self.views[view]}{suffix}, heads: {said}"
+        return self.entry(metric, (view, 0), label, null_label=beside)
 
     def figure(self) -> "Figure":
         from bayesgeom.charts.heads import add_heads, add_profile, with_null
         from bayesgeom.charts.theme import SECOND, label_axes, panels, with_room_for_legend
 
-        projected = self.overlap_random_projection.mean(axis=1)
-        titles = [with_null(v, p, "random W_K") for v, p in zip(self.views, projected, strict=True)]
+        titles = [with_null(v, p, "random W_K") for v, p in zip(self.views, self.chance[:, 0, 0], strict=True)]
         titles = [with_null(t, null, "chance") for t, null in zip(titles, self.overlap_null, strict=True)]
         figure = panels(self.title, (f"{self.views[0]}, mean over heads", *titles))
-        shown = ("overlap", "overlap_lo", "overlap_hi", "overlap_centred", "overlap_initialisation")
-        raw, lo, hi, without_mean, untrained = (vars(self)[name][0].mean(axis=1) for name in shown)
-        nulls = {"random directions": np.full_like(raw, self.overlap_null[0]), "initialisation": untrained}
-        add_profile(figure, (1, 1), raw, name="mean |cosine|", band=(lo, hi), nulls=nulls)
+        raw, without_mean = self.overlap_mean[0], self.overlap_centred_mean[0]
+        band = (self.overlap_mean_lo[0], self.overlap_mean_hi[0])
+        nulls = dict(zip(self.levels, self.chance[0], strict=True))
+        add_profile(figure, (1, 1), raw, name="mean |cosine|", band=band, nulls=nulls)
         add_profile(figure, (1, 1), without_mean, name="mean key removed", color=SECOND)
         label_axes(figure, (1, 1), "layer", "mean |cosine| (1 is parallel)")
         figure.update_yaxes(range=[0, 1], row=1, col=1)

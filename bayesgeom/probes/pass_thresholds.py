@@ -22,25 +22,28 @@ from bayesgeom.cells import interval_cell
 from bayesgeom.geometry.chance import Chance, at_least, falls_by_more, gaussian_shares, overlap_below
 from bayesgeom.geometry.cosine import coordinates_of, overlap, pairwise_cosine
 from bayesgeom.geometry.pca import cloud_axes, standardised
-from bayesgeom.geometry.resampling import resampled_axis_shares
+from bayesgeom.geometry.resampling import refitted_axis_shares
 from bayesgeom.geometry.tokens import in_parts, occurrences, token_means
 from bayesgeom.information import entropy_bits
+from bayesgeom.intervals import Scale
 from bayesgeom.probes.base import Control, Needs, Probe, planted_run, planted_trials
 from bayesgeom.report import Headline, Report, aligned
 from bayesgeom.sites import PATTERN, W_K_GRAM, K, V
-from bayesgeom.statistics import bootstrap_weights, percentile_interval
+from bayesgeom.statistics import jackknife_weights, linearized_draws, percentile_interval, statistic_interval
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
 SHARE, OVERLAP, LAYERS, REDUCTION = 0.3, 0.2, 0.5, 0.3  # what the paper asks for
 UNINFORMATIVE = 0.05  # a mark that chance passes more often than this tells nothing
-MAX_SEQUENCES, DRAWS, GAUSSIAN_DRAWS = 256, 200, 60
+MAX_SEQUENCES, GAUSSIAN_DRAWS, MIN_DRAWN = 256, 60, 9
+ABOVE_GAUSSIAN = 1.25  # a share of PC1 no larger than this, over that of Gaussian points, has no interval
 MARKS = (
     "PC1 of values", "PC1 + PC2 of values", "layers with W_K columns apart", "layers with keys apart",
     "fall of attention entropy",
 )  # fmt: skip
-_COLUMNS, _OF_LAYERS = MARKS[2], MARKS[2:4]
+_COLUMNS, _KEYS, _OF_LAYERS = MARKS[2], MARKS[3], MARKS[2:4]
+_SCALES: tuple[Scale, ...] = ("share", "share", "plain", "plain", "plain")
 _THRESHOLDS = (SHARE, SHARE, LAYERS, LAYERS, REDUCTION)
 
 
@@ -148,20 +151,30 @@ class PassThresholds(Probe[PassThresholdsReport]):
 
     def measure(self, run: Run, initialised: Sequence[PassThresholdsReport] = ()) -> PassThresholdsReport:
         n = min(run.n_recorded, MAX_SEQUENCES)
-        weights = np.concatenate([np.full((1, n), 1 / n), bootstrap_weights(n, seed=run.seed, draws=DRAWS)])
+        weights = jackknife_weights(n)
         columns, keys, entropy = _columns(run), _keys(run, weights), _entropies(run, weights)
-        # The first row is the estimate itself; weights of a network are no sample and have no interval.
-        drawn = np.stack([*_shares(run, weights), *map(_apart, (columns, keys)), _fall(entropy)])
-        measured, (lo, hi) = drawn[:, 0], percentile_interval(drawn[:, 1:].T)
+        marks = [*_shares(run, weights), _apart(columns), _apart(keys), _fall(entropy)]
+        measured = np.array([rows[0] for rows in marks])
+        lo, hi = _ends(marks, keys, run.seed)
+        # Weights are no sample; and what no sequence changes is decided, even where an exception may exist (0 or 1).
+        is_exact = [
+            mark == _COLUMNS or (len(of) > MIN_DRAWN and np.ptp(of) < 1e-9)
+            for mark, of in zip(MARKS, marks, strict=True)
+        ]
         copies = np.array([copy.measured for copy in initialised] or [np.full(len(MARKS), np.nan)])
         by_copies = np.where(np.isnan(copies).any(axis=0), np.nan, _passes(copies).mean(axis=0))
         chance = [_chance(mark, run, n) for mark in MARKS]
         rates = np.array([c.passes for c in chance])
         verdicts = [
-            _verdict(value, low, high, mark, others)
-            for value, low, high, mark, *others in zip(measured, lo, hi, _THRESHOLDS, rates, by_copies, strict=True)
+            _verdict(value, value if sure else low, value if sure else high, threshold, others)
+            for value, sure, low, high, threshold, others in zip(
+                measured, is_exact, lo, hi, _THRESHOLDS, zip(rates, by_copies, strict=True), strict=True
+            )
         ]
-        lo, hi = (np.where(np.equal(MARKS, _COLUMNS), np.nan, end) for end in (lo, hi))
+        # Where PC1 is not told apart from the next component the sample's share is too large, and by an unknown amount:
+        # it may fail a mark, and has no interval.
+        is_flat = np.array([c.expected * ABOVE_GAUSSIAN for c in chance]) >= measured
+        lo, hi = (np.where(is_flat & np.isin(MARKS, MARKS[:2]), np.nan, end) for end in (lo, hi))
         return PassThresholdsReport(
             marks=MARKS, measured=measured, measured_lo=lo, measured_hi=hi, threshold=np.array(_THRESHOLDS),
             measured_null=np.array([c.expected for c in chance]), chance_passes=rates, copies_pass=by_copies,
@@ -186,14 +199,31 @@ class PassThresholds(Probe[PassThresholdsReport]):
         )
 
 
-def _shares(run: Run, weights: Float64[np.ndarray, "draw sequence"]) -> Float64[np.ndarray, "2 draw"]:
-    """Of PC1, and of PC1 and PC2 together; the axes stay those of all sequences."""
+def _ends(
+    marks: Sequence[Float64[np.ndarray, " _"]], keys: Float64[np.ndarray, "row layer"], seed: int
+) -> Float64[np.ndarray, "2 mark"]:
+    """Ends of the intervals, NaN where there is none.
+
+    Shares of layers below a mark jump, so theirs is the range of draws, to first order, of all layers' overlaps. Layers
+    whose overlap no sequence changes stay where they are in every draw.
+    """
+    found = [statistic_interval(rows, seed=seed, scale=scale) for rows, scale in zip(marks, _SCALES, strict=True)]
+    ends = np.array([[float(own.lo), float(own.hi)] for own in found]).T
+    n = len(keys) - 1
+    drawn = _apart(linearized_draws(keys, seed=seed)) if n >= MIN_DRAWN else np.full(2, np.nan)
+    ends[:, MARKS.index(_KEYS)] = percentile_interval(drawn)
+    ends[:, MARKS.index(_COLUMNS)] = np.nan
+    return ends
+
+
+def _shares(run: Run, weights: Float64[np.ndarray, "row sequence"]) -> Float64[np.ndarray, "2 row"]:
+    """Of PC1, and of PC1 and PC2 together; the axes are fitted anew in each row."""
     n = weights.shape[1]
     values, last = run.at(V)[-1][:n], run.trials.scored_positions()[:n, -1]
     points = standardised(values[torch.arange(n, device=values.device), last].flatten(1))
     _, axes = cloud_axes(points)
-    two = torch.nn.functional.pad(axes[:, :2], (0, 2 - min(2, axes.shape[1])))
-    return resampled_axis_shares(points[:, None].cpu().numpy(), two.cpu().numpy(), weights).cumsum(axis=0)
+    shares = refitted_axis_shares(points[:, None].cpu().numpy(), axes[:, :2].cpu().numpy(), weights).T.cumsum(axis=0)
+    return shares[[0, -1]]
 
 
 def _columns(run: Run) -> Float64[np.ndarray, "1 layer"]:
@@ -205,8 +235,8 @@ def _columns(run: Run) -> Float64[np.ndarray, "1 layer"]:
     return torch.stack(layers)[None].cpu().numpy()
 
 
-def _keys(run: Run, weights: Float64[np.ndarray, "draw sequence"]) -> Float64[np.ndarray, "draw layer"]:
-    """Mean |cosine| of the mean keys of tokens, heads averaged, in each resample."""
+def _keys(run: Run, weights: Float64[np.ndarray, "row sequence"]) -> Float64[np.ndarray, "row layer"]:
+    """Mean |cosine| of the mean keys of tokens, heads averaged, under each row of weights."""
     n, ids = weights.shape[1], _tokens(run)
     if K not in run.recorded or len(ids) < 2:
         return np.full((len(weights), run.spec.n_layers), np.nan)
@@ -217,7 +247,7 @@ def _keys(run: Run, weights: Float64[np.ndarray, "draw sequence"]) -> Float64[np
     return torch.stack(layers, dim=1).double().cpu().numpy()
 
 
-def _entropies(run: Run, weights: Float64[np.ndarray, "draw sequence"]) -> Float64[np.ndarray, "draw layer"]:
+def _entropies(run: Run, weights: Float64[np.ndarray, "row sequence"]) -> Float64[np.ndarray, "row layer"]:
     """Attention entropy of the last scored query, heads averaged."""
     if PATTERN not in run.recorded:
         return np.full((len(weights), run.spec.n_layers), np.nan)
@@ -234,13 +264,12 @@ def _tokens(run: Run) -> Int64[Tensor, " token"]:
     return ids[torch.isin(ids, run.trials.tokens[:MAX_SEQUENCES])]
 
 
-def _apart(overlaps: Float64[np.ndarray, "draw layer"]) -> Float64[np.ndarray, " every_draw"]:
-    """Share of the layers below the mark; the columns' only draw counts for all."""
-    share = np.where(np.isnan(overlaps).any(axis=1), np.nan, (overlaps < OVERLAP).mean(axis=1))
-    return share if len(share) > 1 else share.repeat(DRAWS + 1)
+def _apart(overlaps: Float64[np.ndarray, "row layer"]) -> Float64[np.ndarray, " row"]:
+    """Share of the layers below the mark."""
+    return np.where(np.isnan(overlaps).any(axis=1), np.nan, (overlaps < OVERLAP).mean(axis=1))
 
 
-def _fall(entropy: Float64[np.ndarray, "draw layer"]) -> Float64[np.ndarray, " draw"]:
+def _fall(entropy: Float64[np.ndarray, "row layer"]) -> Float64[np.ndarray, " row"]:
     """1 − last / first; NaN in a single layer, and where the first has no entropy to lose."""
     first, last = entropy[:, 0], entropy[:, -1]
     has_fall = (first > 0) & (entropy.shape[1] > 1)
@@ -275,7 +304,9 @@ def _verdict(value: float, lo: float, hi: float, mark: float, others: Sequence[f
     """Passed, failed or undecided; and who else passes, too often for that to say anything."""
     if np.isnan(value):
         return "not measured"
-    is_open = np.isnan(lo) or (lo <= mark <= hi and lo < hi)
+    if np.isnan(lo):
+        return "undecided: no interval, as the sample is too small or too uneven"
+    is_open = lo <= mark <= hi and lo < hi
     said = "undecided" if is_open else "passed" if value >= mark else "failed"
     names = [name for name, rate in zip(("chance", "untrained copies"), others, strict=True) if rate > UNINFORMATIVE]
     if not names:

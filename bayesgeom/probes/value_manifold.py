@@ -18,6 +18,7 @@ from jaxtyping import Float, Float64
 from torch import Tensor
 
 from bayesgeom.activations import Run
+from bayesgeom.geometry.chance import gaussian_first_share
 from bayesgeom.geometry.manifold import (
     RELATIONS,
     SHAPES,
@@ -30,11 +31,11 @@ from bayesgeom.geometry.manifold import (
     view,
 )
 from bayesgeom.geometry.pca import standardised
-from bayesgeom.geometry.resampling import resampled_cloud
+from bayesgeom.geometry.resampling import order_under_permutation, resampled_cloud, resampled_order
 from bayesgeom.probes.base import Control, Needs, Probe, mean_over_copies, planted_run, planted_trials
 from bayesgeom.report import Headline, Report
 from bayesgeom.sites import ATTN_OUT, RESID_POST, Site, V, Z
-from bayesgeom.statistics import bootstrap_weights, percentile_interval
+from bayesgeom.statistics import jackknife_weights, permutation_p, statistic_interval
 from bayesgeom.trials import Trials
 
 if TYPE_CHECKING:
@@ -42,7 +43,8 @@ if TYPE_CHECKING:
 
 PointsOf = Callable[[Site, int], Float[Tensor, "point d"]]
 MAX_POINTS = 3_072  # some 150 sequences: correlations are then known to a few hundredths
-SHUFFLES, DRAWS, N_SHOWN, N_STEPS = 10, 200, 600, 60
+SHUFFLES, PERMUTATIONS, GROUPS, N_SHOWN, N_STEPS = 10, 199, 20, 600, 60
+_ABOVE_GAUSSIAN = 1.25  # a share that is no larger is not told apart from the next component's
 _SITES, _SHOWN = (V, Z, ATTN_OUT, RESID_POST), (V, RESID_POST)
 _UNIDENTIFIED = "not identified: entropy is a function of position"
 _BOUNDED = ("pc1_share", "pc12_share", "spearman", "partial_spearman")
@@ -65,8 +67,12 @@ class ValueManifoldReport(Report):
     compares points of the same position only, and is NaN unless `identified`.
 
     `*_null` is the shuffle of entropies within position, for shapes the architecture at initialisation;
-    `*_initialisation` is the latter for the rest. Shares have an interval everywhere, the order in the last layer of
-    the `shown_sites` alone; `shown_*` are points to plot. `standardised`: every coordinate had variance 1 first.
+    `*_initialisation` is the latter for the rest. Intervals of shares are corrected for the bias of fitted axes;
+    shares below 1.25 times `pc1_share_gaussian`, the share of PC1 of as many Gaussian points as there are sequences,
+    have none. `*_signed` are the correlations along PC1, whose largest entry is positive, with intervals in the last
+    layer of the `shown_sites`. The absolute value has an interval only where the signed one excludes 0. `*_p` are
+    two-sided p-values of permuting the entropies of whole sequences, which leaves what position explains.
+    `shown_*` are points to plot. `standardised`: every coordinate had variance 1 first.
     """
 
     name: ClassVar[str] = "value_manifold"
@@ -96,6 +102,10 @@ class ValueManifoldReport(Report):
     spearman_hi: Float[np.ndarray, "site layer"]
     spearman_null: Float[np.ndarray, "site layer"]
     spearman_initialisation: Float[np.ndarray, "site layer"]
+    spearman_signed: Float[np.ndarray, "site layer"]
+    spearman_signed_lo: Float[np.ndarray, "site layer"]
+    spearman_signed_hi: Float[np.ndarray, "site layer"]
+    spearman_p: Float[np.ndarray, "site layer"]
     pearson: Float[np.ndarray, "site layer"]
     pearson_null: Float[np.ndarray, "site layer"]
     pearson_initialisation: Float[np.ndarray, "site layer"]
@@ -104,6 +114,11 @@ class ValueManifoldReport(Report):
     partial_spearman_hi: Float[np.ndarray, "site layer"]
     partial_spearman_null: Float[np.ndarray, "site layer"]
     partial_spearman_initialisation: Float[np.ndarray, "site layer"]
+    partial_spearman_signed: Float[np.ndarray, "site layer"]
+    partial_spearman_signed_lo: Float[np.ndarray, "site layer"]
+    partial_spearman_signed_hi: Float[np.ndarray, "site layer"]
+    partial_spearman_p: Float[np.ndarray, "site layer"]
+    pc1_share_gaussian: Float[np.ndarray, "site layer"]
     entropy_r2: Float[np.ndarray, "site layer"]
     entropy_r2_null: Float[np.ndarray, "site layer"]
     entropy_r2_initialisation: Float[np.ndarray, "site layer"]
@@ -255,17 +270,35 @@ def _intervals(
     entropy: Float64[np.ndarray, "sequence position"],
     points_of: PointsOf,
 ) -> dict[str, Any]:
-    """95 % bootstrap intervals over sequences: of shares everywhere, of the order in the last layer of shown sites."""
-    weights = bootstrap_weights(len(entropy), seed=run.seed, draws=DRAWS)
-    level = run.trials.scored_positions()[: len(entropy)].cpu().numpy()
-    names = [f"{metric}_{end}" for metric in _BOUNDED for end in ("lo", "hi")]
-    bounds: dict[str, Any] = {name: np.full((len(clouds), run.spec.n_layers), np.nan) for name in names}
-    for (row, site), layer in product(enumerate(clouds), range(run.spec.n_layers)):
+    """Intervals of shares everywhere; signed correlations and p-values everywhere, with intervals where shown."""
+    n, n_layers = len(entropy), run.spec.n_layers
+    level = run.trials.scored_positions()[:n].cpu().numpy()
+    rng = np.random.default_rng(run.seed)
+    orders = np.stack([rng.permutation(n) for _ in range(PERMUTATIONS)])
+    few, each, even = jackknife_weights(n, most=GROUPS), jackknife_weights(n), np.full((1, n), 1 / n)
+    names = [f"{metric}_{end}" for metric in _BOUNDED for end in ("lo", "hi", "signed", "signed_lo", "signed_hi", "p")]
+    found: dict[str, Any] = {name: np.full((len(clouds), n_layers), np.nan) for name in (*names, "pc1_share_gaussian")}
+    for (row, site), layer in product(enumerate(clouds), range(n_layers)):
         points = points_of(site, layer).unflatten(0, level.shape).cpu().numpy()
-        order = (entropy, level) if site in _SHOWN and layer == run.spec.n_layers - 1 else None
-        for metric, draws in resampled_cloud(points, clouds[site][layer].axes.cpu().numpy(), weights, order).items():
-            bounds[f"{metric}_lo"][row, layer], bounds[f"{metric}_hi"][row, layer] = percentile_interval(draws)
-    return bounds
+        axes, at = clouds[site][layer].axes.cpu().numpy(), (row, layer)
+        found["pc1_share_gaussian"][at] = least = gaussian_first_share(n, points.shape[2])
+        if clouds[site][layer].shape["pc1_share"] > _ABOVE_GAUSSIAN * least:
+            for metric, shares in resampled_cloud(points, axes, few, None).items():
+                found[f"{metric}_lo"][at], found[f"{metric}_hi"][at] = statistic_interval(
+                    shares, seed=run.seed, scale="share"
+                )
+        first = (points @ axes[:, 0]).astype(np.float64)
+        is_bounded = site in _SHOWN and layer == n_layers - 1
+        permuted = order_under_permutation(first, entropy, level, orders)
+        for metric, signed in resampled_order(first, entropy, level, each if is_bounded else even).items():
+            found[f"{metric}_signed"][at] = signed[0]
+            found[f"{metric}_p"][at] = permutation_p(np.asarray(signed[0]), permuted[metric])
+            if is_bounded:
+                lo, hi = map(float, statistic_interval(signed, seed=run.seed, scale="correlation"))
+                found[f"{metric}_signed_lo"][at], found[f"{metric}_signed_hi"][at] = lo, hi
+                if lo > 0 or hi < 0:
+                    found[f"{metric}_lo"][at], found[f"{metric}_hi"][at] = sorted((abs(lo), abs(hi)))
+    return {name: values for name, values in found.items() if name in ValueManifoldReport.axes()}
 
 
 def _shown(

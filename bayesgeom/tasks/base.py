@@ -279,6 +279,11 @@ def literal(text: str) -> bool | int | float | str | tuple[int, ...]:
     return text
 
 
+def random_order(n: int, size: int, generator: torch.Generator) -> Int64[Tensor, "batch place"]:
+    """`n` random orders of 0 … size − 1. Drawn in float32 whatever torch's default dtype is."""
+    return torch.rand(n, size, generator=generator, dtype=torch.float32, device=generator.device).argsort(dim=1)
+
+
 def checked_seed(seed: object) -> int:
     """A seed as a plain int. **Raises** `InvalidArgument` for what is no whole number, or below 0."""
     if isinstance(seed, bool) or not isinstance(seed, (int, np.integer)) or seed < 0:

@@ -16,7 +16,7 @@ from jaxtyping import Bool, Float64, Int64
 from torch import Tensor
 
 from bayesgeom.errors import InvalidArgument
-from bayesgeom.tasks.base import SymmetricTask, check_parameters
+from bayesgeom.tasks.base import SymmetricTask, check_parameters, random_order
 from bayesgeom.trials import UNASKED, Relations, Trials, renamed
 
 
@@ -118,7 +118,7 @@ class Bijection(SymmetricTask):
         return [f"k{i}" for i in range(self.n_values)] + [f"v{i}" for i in range(self.n_values)]
 
     def _permutations(self, n: int, generator: torch.Generator) -> Int64[Tensor, "batch value"]:
-        return torch.rand(n, self.n_values, generator=generator, device=generator.device).argsort(dim=1)
+        return random_order(n, self.n_values, generator)
 
     def _keys(self, n: int, generator: torch.Generator) -> Int64[Tensor, "batch pair"]:
         if self.pooled_keys:

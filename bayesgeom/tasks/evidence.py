@@ -25,7 +25,7 @@ from jaxtyping import Bool, Float64, Int64
 from torch import Tensor
 
 from bayesgeom.errors import InvalidArgument
-from bayesgeom.tasks.base import TextTask, WindTunnel, check_parameters
+from bayesgeom.tasks.base import TextTask, WindTunnel, check_parameters, random_order
 from bayesgeom.tasks.text import Tokenizer, candidates, check_ids, first_symbols, labelled, mark, opening
 from bayesgeom.trials import UNASKED, Trials
 
@@ -230,7 +230,7 @@ class BoundEvidence(WindTunnel):
         return labelled(dict(names) | {self.colon_id: ":", self.separator_id: ","}, self.n_ids)
 
     def _words(self, n: int, generator: torch.Generator) -> Int64[Tensor, "batch word"]:
-        return torch.rand(n, len(self.word_ids), generator=generator, device=generator.device).argsort(dim=1)
+        return random_order(n, len(self.word_ids), generator)
 
     def _labels(self, y: Int64[Tensor, " batch"], generator: torch.Generator) -> Int64[Tensor, "batch line"]:
         size = (len(y), max(self.ks) + 1)

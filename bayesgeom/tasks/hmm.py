@@ -20,8 +20,10 @@ from jaxtyping import Bool, Float64, Int64
 from torch import Tensor
 
 from bayesgeom.errors import InvalidArgument
-from bayesgeom.geometry.chains import mixing_times
+from bayesgeom.geometry.chains import mixing_times, stationary_rows
+from bayesgeom.observers import Beliefs, Filter, full_support
 from bayesgeom.tasks.base import SymmetricTask, check_parameters
+from bayesgeom.tasks.windows import DynamicTask
 from bayesgeom.trials import UNASKED, Relations, Trials, renamed
 
 N_SPECIALS = 4  # transition marker, emission marker, separator, step marker
@@ -29,7 +31,7 @@ N_SPECIALS = 4  # transition marker, emission marker, separator, step marker
 
 @final
 @dataclass(frozen=True, kw_only=True)
-class HMM(SymmetricTask):
+class HMM(SymmetricTask, DynamicTask):
     """A fresh HMM per sequence: Dirichlet(1) rows, raised to `floor`, renormalised, rounded to `grid`.
 
     With `stay`, every state keeps that probability at each step, and only the rest of its transition row is random. The
@@ -71,12 +73,19 @@ class HMM(SymmetricTask):
             raise InvalidArgument(
                 f"stay must be a probability between 0 and 1 on the grid ({self.grid}), or None, got {stay}."
             )
+        if round(stay / self.grid) < self._floor_steps:
+            raise InvalidArgument(
+                f"stay={stay} lies below floor={self.floor}, the least probability that the header can state; raise "
+                f"stay or lower floor."
+            )
         if self._left_steps < self._floor_steps * (self.n_states - 1):
             most = 1 - self.floor * (self.n_states - 1)
+            kept = 1 - self.floor * self.n_states  # the largest second eigenvalue that the floor allows
+            longest = -1 / math.log(kept) if kept > 1e-9 else 0.0
             raise InvalidArgument(
                 f"stay={stay} leaves {1 - stay:.3g} for {self.n_states - 1} transitions of at least floor={self.floor} "
                 f"each: such a mixing time cannot be reached. With this floor and {self.n_states} states, stay is at "
-                f"most {most:.3g} (mixing time {-1 / math.log1p(-self.floor * self.n_states):.3g} steps); lower floor."
+                f"most {most:.3g} (mixing time {longest:.3g} steps); lower floor."
             )
 
     @property
@@ -156,6 +165,7 @@ class HMM(SymmetricTask):
             realised=realised,
             token_sets={"inputs": torch.arange(self.n_symbols, device=device) + self._first_symbol},
             relations=Relations(draw=self._relations, of=symbols),
+            observers=self.observers(tokens),
         )
 
     def _filtered(
@@ -168,18 +178,47 @@ class HMM(SymmetricTask):
         beliefs = forward_filter(transition.double() / self._steps, emission.double() / self._steps, symbols)
         return beliefs.flatten(0, 1)
 
+    def filter_of(self, tokens: Int64[Tensor, "batch pos"]) -> Filter:
+        """The filter of `forward_filter`; a window's first symbol is weighed with no transition before it."""
+        transition, emission, symbols = self._read(tokens)
+        likelihood = _likelihoods(emission, symbols)
+        uniform = torch.full((self.n_states,), 1 / self.n_states, dtype=torch.float64, device=tokens.device)
+
+        def weighed(belief: Beliefs, first: int) -> Beliefs:
+            return belief * likelihood[:, first : first + belief.shape[1]]
+
+        return Filter(
+            priors={"uniform": uniform[None], "stationary": full_support(stationary_rows(transition, uniform))},
+            weighed=weighed,
+            moved=lambda belief, first: weighed(belief @ transition, first),
+            answers=lambda belief: belief,
+        )
+
     def null_predictives(self, trials: Trials) -> Mapping[str, Float64[Tensor, "batch query_pos answer"]]:
-        """`uniform` over the states; `likelihood_only`, the posterior after the current symbol alone."""
+        """`uniform` over the states; `likelihood_only`, the posterior after the current symbol alone; windows.
+
+        `likelihood_only` is the window of one symbol from the uniform prior at every position.
+        """
         exact = trials.at_scored(trials.predictive)
-        start = 2 + self.n_states**2
-        cells = trials.tokens[:, start : start + self.n_states * self.n_symbols] + self._floor_steps
-        emission = cells.reshape(-1, self.n_states, self.n_symbols).double()
-        symbols = trials.at_scored(trials.tokens) - self._first_symbol
+        _, emission, symbols = self._read(trials.tokens)
         likelihood = _likelihoods(emission, symbols)
         return {
             "uniform": torch.full_like(exact, 1 / self.n_states),
             "likelihood_only": likelihood / likelihood.sum(-1, keepdim=True),
+            **self.window_baselines(trials),
         }
+
+    def _read(
+        self, tokens: Int64[Tensor, "batch pos"]
+    ) -> tuple[
+        Float64[Tensor, "batch state state"], Float64[Tensor, "batch state symbol"], Int64[Tensor, "batch step"]
+    ]:
+        """Transitions, emissions and symbols, as the header and the body state them."""
+        first, s = 2 + self.n_states**2, self.n_states
+        cells = (tokens[:, : self.header_length] + self._floor_steps).double() / self._steps
+        transition = cells[:, 1 : first - 1].reshape(-1, s, s)
+        emission = cells[:, first : self.header_length - 1].reshape(-1, s, self.n_symbols)
+        return transition, emission, tokens[:, self.header_length + 1 :: 2] - self._first_symbol
 
     @property
     def n_names(self) -> int:
@@ -196,12 +235,11 @@ class HMM(SymmetricTask):
         tokens[:, 1 : first - 1] = transition.flatten(1)
         emission = tokens[:, first : self.header_length - 1].reshape(n, self.n_states, self.n_symbols)
         tokens[:, first : self.header_length - 1] = emission.gather(1, called.expand_as(emission)).flatten(1)
-        return renamed(replace(trials, tokens=tokens), names)
+        return renamed(replace(trials, tokens=tokens, observers=self.observers(tokens)), names)
 
     def mixing_times(self, trials: Trials) -> Float64[Tensor, " batch"]:
         """Steps in which each sequence's chain forgets all but 1/e of its start: how much there is to carry."""
-        cells = trials.tokens[:, 1 : 1 + self.n_states**2] + self._floor_steps
-        return mixing_times(cells.reshape(-1, self.n_states, self.n_states).double() / self._steps)
+        return mixing_times(self._read(trials.tokens)[0])
 
     def token_labels(self) -> Sequence[str]:
         probabilities = [f"{(i + self._floor_steps) * self.grid:.3g}" for i in range(self._first_special)]

@@ -19,12 +19,13 @@ import torch
 from jaxtyping import Bool, Float64, Int64
 from torch import Tensor
 
-from bayesgeom.geometry.chains import mixing_times
-from bayesgeom.tasks.base import WindTunnel
+from bayesgeom.geometry.chains import mixing_times, stationary
+from bayesgeom.observers import Beliefs, Filter, full_support
+from bayesgeom.tasks.windows import DynamicTask
 from bayesgeom.trials import Relations, Trials
 
 
-class MarkovProcess(WindTunnel):
+class MarkovProcess(DynamicTask):
     """A stationary generator of symbols, fixed for all sequences: what is hidden is its state."""
 
     @abstractmethod
@@ -66,11 +67,34 @@ class MarkovProcess(WindTunnel):
             realised=symbols[:, 1:].contiguous(),
             token_sets={"inputs": ids},
             relations=Relations(draw=_relations, of=tokens),
+            observers=self.observers(tokens),
+        )
+
+    @final
+    def filter_of(self, tokens: Int64[Tensor, "batch pos"]) -> Filter:
+        """The filter of `filtered`; a prior is that of the state before the window's first symbol."""
+        labelled, start = self.labelled().to(tokens.device), self.start().to(tokens.device)
+        settled = stationary(labelled.sum(dim=0))
+
+        def moved(belief: Beliefs, first: int) -> Beliefs:
+            return _updated(labelled, belief, tokens[:, first : first + belief.shape[1]])
+
+        return Filter(
+            priors={
+                "uniform": torch.full_like(start, 1 / len(start))[None],
+                "stationary": full_support(start if settled is None else settled)[None],
+            },
+            weighed=moved,
+            moved=moved,
+            answers=lambda belief: _shown_next(labelled, belief),
         )
 
     @final
     def null_predictives(self, trials: Trials) -> Mapping[str, Float64[Tensor, "batch query_pos answer"]]:
-        """`context_free` knows the position alone; `last_symbol` and `last_two` forget all that came earlier."""
+        """`context_free` knows the position alone; `last_symbol` and `last_two` forget all that came earlier; windows.
+
+        `last_symbol` and `last_two` know the position, and so where the chain is expected to be; windows do not.
+        """
         labelled, start = self.labelled().to(trials.tokens.device), self.start().to(trials.tokens.device)
         step = labelled.sum(dim=0)
         before = [start]  # the state ahead of each symbol, none of them seen
@@ -86,7 +110,7 @@ class MarkovProcess(WindTunnel):
                 moved = _updated(labelled, belief[:, : seen.shape[1]], seen)
                 belief = torch.cat([unseen[:, :1], moved], dim=1)
             nulls[name] = _shown_next(labelled, belief[:, 1:])
-        return nulls
+        return nulls | self.window_baselines(trials)
 
     @final
     def token_labels(self) -> Sequence[str]:

@@ -1,13 +1,14 @@
-"""Recipes to compare architectures by: on each task the same sequences in the same order, and as many weights.
+"""Recipes for the comparison of architectures: per task the same sequences in the same order, and equal parameters.
 
 `<task>-<architecture>` is trained on batches whose seeds depend on the task alone, so every architecture of a row sees
-the same data; sizes come within 1 % of the row's transformer (`models.capacity` finds them, a test holds them to it).
-An MLP here sees its own position alone; `mlp-prefix` sees all that came before, without a state to fold it into.
-`ARCHITECTURES` are shipped; those of `ON_REQUEST` have their recipes too, and are trained where they are asked for.
+the same data. Parameter counts agree within 1 % of the row's transformer (`models.capacity` finds the sizes, a test
+checks them). `mlp` sees its own position only; `mlp-prefix` sees the whole prefix without a recurrent state.
+`ARCHITECTURES` of `TASKS` are shipped; those of `ON_REQUEST` and the rows of `FURTHER_TASKS` have recipes and are
+trained on request.
 
-Two tasks are learned in two stages, by every architecture alike: with keys uniform over all of them nothing is gained
-by attending to values before keys can be matched (see `tasks.bijection`), and with many pairs likewise
-(`tasks.associative_recall`); where keys return often, or few pairs are stored, it is gained step by step.
+`repeats` and `recall` are learned in stages, by every architecture alike. With all keys equally likely there is no
+gradient toward attending to values before keys can be matched (see `tasks.bijection` and `tasks.associative_recall`);
+on sequences with returning keys, or with few stored pairs, there is.
 """
 
 from collections.abc import Mapping
@@ -56,7 +57,23 @@ _SLOW: Mapping[str, Sizes] = {  # about 1.23 M parameters: a belief carried over
     "rwkv": {"architecture": "rwkv", "n_layers": 6, "d_model": 124, "d_mlp": 496},
 }  # fmt: skip
 _LONG = _SMALL | {"mlp-prefix": {**_PREFIX, "n_layers": 3, "d_model": 120, "d_mlp": 480}}  # its window costs weights
-_ROWS = {"bijection": _SMALL, "repeats": _SMALL, "recall": _LONG, "hmm": _DEEP, "slow-hmm": _SLOW}
+# Rotary positions: a learned table would have to learn "the token before" again at each of 329 positions.
+_ROTARY: Sizes = {**_SMALL["transformer"], "positions": "rotary"}
+_LSTM, _MAMBA2 = _SMALL["lstm"], _SMALL["mamba2"]
+_RECALL_16: Mapping[str, Sizes] = {  # about 0.60 M parameters
+    "transformer": _ROTARY,
+    "mamba2": {**_MAMBA2, "d_model": 172, "d_head": 86},
+    "lstm": {**_LSTM, "d_model": 191},
+}
+_RECALL_64: Mapping[str, Sizes] = {  # about 0.66 M parameters
+    "transformer": _ROTARY,
+    "mamba2": {**_MAMBA2, "d_model": 158, "d_head": 79},
+    "lstm": {**_LSTM, "d_model": 187},
+}
+_ROWS: Mapping[str, Mapping[str, Sizes]] = {
+    "bijection": _SMALL, "repeats": _SMALL, "recall": _LONG, "hmm": _DEEP, "slow-hmm": _SLOW, "hmm-sampled": _DEEP,
+    "recall-16": _RECALL_16, "recall-64": _RECALL_64,
+}  # fmt: skip
 
 _BIJECTION = Recipe(name="bijection", task=Bijection(), sizes={}, lr=2e-3, steps=6_000, float32_share=0.1)
 _REPEATS = Recipe(
@@ -113,6 +130,49 @@ _HMM = Recipe(
 )
 # Sampled targets: exact ones would distill the filter into the network.
 _SLOW_HMM = Recipe(name="slow-hmm", task=SLOW, sizes={}, steps=4_000, float32_share=0.1)
+# The published sizes: 64 pairs, 256 keys and values, 3 queries after 32 filler tokens. Three answers a sequence train
+# slowly, so half of the batches ask 16 questions with little filler between them.
+_PUBLISHED = AssociativeRecall(n_pairs=64, n_keys=256, n_values=256, n_queries=3, n_filler=32)
+_DENSE = replace(_PUBLISHED, n_queries=16, n_filler=2)
+_RECALL_16_STAGES = (
+    replace(
+        _RECALL_POOLED,
+        name="recall-16-pooled",
+        task=AssociativeRecall(n_pairs=16, n_keys=32, n_values=32, pooled_pairs=True),
+        steps=3_000,
+    ),
+    replace(_RECALL, name="recall-16", task=AssociativeRecall(n_pairs=16, n_keys=32, n_values=32), steps=4_000),
+)
+# Batches of 32 in the long stages: no stage of Mamba-2 takes more than two hours on two cores without AVX-512.
+_RECALL_64_STAGES = (
+    replace(
+        _RECALL_POOLED,
+        name="recall-64-few",
+        task=replace(_DENSE, n_pairs=16, pooled_pairs=True),
+        steps=3_000,
+    ),
+    replace(
+        _RECALL_POOLED,
+        name="recall-64-pooled",
+        task=replace(_DENSE, pooled_pairs=True),
+        steps=2_500,
+        warmup=50,
+        batch_size=32,
+        late_batch_size=32,
+        seed=1,
+    ),
+    replace(
+        _RECALL,
+        name="recall-64",
+        task=_PUBLISHED,
+        also=(_DENSE,),
+        steps=2_500,
+        batch_size=32,
+        late_batch_size=32,
+        seed=2,
+    ),
+)
+_HMM_SAMPLED = replace(_HMM, name="hmm-sampled", targets="sampled")
 
 TASKS: Mapping[str, tuple[Recipe, ...]] = {
     "bijection": (_BIJECTION,),
@@ -121,32 +181,53 @@ TASKS: Mapping[str, tuple[Recipe, ...]] = {
     "hmm": (_HMM,),
     "slow-hmm": (_SLOW_HMM,),
 }
+FURTHER_TASKS: Mapping[str, tuple[Recipe, ...]] = {
+    "hmm-sampled": (_HMM_SAMPLED,),
+    "recall-16": _RECALL_16_STAGES,
+    "recall-64": _RECALL_64_STAGES,
+}
+ALL_TASKS = {**TASKS, **FURTHER_TASKS}
 ARCHITECTURES = ("transformer", "mamba", "lstm", "mlp")
 ON_REQUEST = ("mlp-prefix", "mamba2", "rwkv")
 _SHIPPED_AS = {"hmm-transformer": "hmm-s5"}  # it was there before there was anything to compare it with
 
 
 def sizes_of(task: str, architecture: str) -> Sizes:
-    """The sizes of one architecture in the row of one task."""
+    """Return the sizes of one architecture in the row of one task."""
     return _ROWS[task][architecture]
 
 
+def architectures_of(task: str) -> tuple[str, ...]:
+    """Return the architectures that have a recipe on this task, the shipped ones first."""
+    return tuple(own for own in (*ARCHITECTURES, *ON_REQUEST) if own in _ROWS[task])
+
+
 def compared() -> dict[str, Recipe]:
-    """Every recipe of the comparison, by task and architecture: `bijection-lstm`. One has another name."""
+    """Return every recipe of the comparison by task and architecture, such as `bijection-lstm`.
+
+    The recipe's own name is its key, except for `hmm-transformer`, whose checkpoint is shipped as `hmm-s5`.
+    """
     return {
         f"{task}-{architecture}": _with_sizes(task, architecture)
-        for task in TASKS
-        for architecture in (*ARCHITECTURES, *ON_REQUEST)
+        for task in ALL_TASKS
+        for architecture in architectures_of(task)
     }
 
 
 def untied() -> Recipe:
-    """`bijection-transformer` with an unembedding of its own: a token's embedding is not its logit."""
+    """Return `bijection-transformer` with its own unembedding: a token's embedding is not its logit."""
     tied = _with_sizes("bijection", "transformer")
     return replace(tied, name=f"{tied.name}-untied", sizes={**tied.sizes, "tied": False})
 
 
 def _with_sizes(task: str, architecture: str) -> Recipe:
-    """A task's stages, each with these sizes, the last one's name the row's."""
-    trained = staged(TASKS[task], architecture, sizes_of(task, architecture))
+    """Return a task's stages with these sizes; the last one bears the row's name.
+
+    Stages may have sequences of several lengths: the model has room for the last one's.
+    """
+    stages = ALL_TASKS[task]
+    sizes = dict(sizes_of(task, architecture))
+    if len({stage.task.n_pos for stage in stages}) > 1:
+        sizes["n_ctx"] = max(stage.task.n_pos for stage in stages)
+    trained = staged(stages, architecture, sizes)
     return replace(trained, name=_SHIPPED_AS.get(trained.name, trained.name))

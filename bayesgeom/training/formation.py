@@ -6,6 +6,7 @@ precision where its KL on held-out sequences keeps its first three digits, else 
 
 import json
 import math
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -16,14 +17,18 @@ import torch
 from torch import Tensor, nn
 
 from bayesgeom.errors import CheckpointFault, InvalidArgument
-from bayesgeom.files import directory_aside
+from bayesgeom.files import directory_aside, file_aside
 from bayesgeom.information import kl_bits
 from bayesgeom.models.checkpoint import (
     CARD,
     CONFIG,
+    CONFIG_HASH,
+    OURS,
     WEIGHTS,
     Checkpoint,
     assembled,
+    check_hashed,
+    hashed,
     load_checkpoint,
     read_description,
     versions,
@@ -34,7 +39,7 @@ from bayesgeom.models.resolve import checkpoint_folder
 from bayesgeom.tasks.base import derived_seed
 from bayesgeom.training.loop import SNAPSHOTS
 
-FORMATION, SCHEMA = "formation.json", 1
+FORMATION, SCHEMA = "formation.json", 2
 KEEP, HELD_OUT, DIGITS = 12, 512, 3
 _HELD_OUT_BRANCH = 3  # of the recipe's seed; 0 to 2 are its training, validation and scoring
 Half = Literal["float16", "bfloat16", "float32"]
@@ -71,7 +76,7 @@ def pack(run: str | Path, out: str | Path, *, keep: int = KEEP, dtype: Half = "f
         packed = tuple(_packed(path, aside, _DTYPES[dtype]) for path in chosen)
         held = {key: description[key] for key in ("model", "task", "recipe")}
         whole = {"schema": SCHEMA, **held, "snapshots": [asdict(p) for p in packed], "versions": versions()}
-        (aside / FORMATION).write_text(json.dumps(whole, indent=1) + "\n")
+        (aside / FORMATION).write_text(json.dumps(hashed(whole), indent=1) + "\n")
         (aside / CARD).write_text(_card(description, packed))
     return packed
 
@@ -124,6 +129,7 @@ def read_formation(folder: Path) -> dict[str, Any]:
     missing = {"model", "task", "recipe", "snapshots"} - held.keys()
     if missing:
         raise CheckpointFault(f"{file} lacks {', '.join(sorted(missing))}.")
+    check_hashed(held, file)
     whole: dict[str, Any] = held
     return whole
 
@@ -135,6 +141,46 @@ def load_packed(file: Path, *, device: str | torch.device = "cpu") -> Checkpoint
     if own is None:
         raise CheckpointFault(f"{file.parent / FORMATION} knows no snapshot {file.name}.")
     return assembled(file.stem, {**description, **own}, file, device=device)
+
+
+def seal(folder: str | Path) -> str:
+    """Store the hash of a checkpoint's or a packed training's description again, as of now.
+
+    Args:
+        folder: Directory of the checkpoint or of the packed training.
+
+    Returns:
+        The hash. Weights are checked against their own hashes first.
+
+    Raises:
+        CheckpointFault: the description cannot be read, or the weights do not fit it.
+    """
+    path = Path(folder)
+    file = path / (FORMATION if (path / FORMATION).is_file() else CONFIG)
+    try:
+        whole = json.loads(file.read_text())
+    except (OSError, ValueError) as error:
+        raise CheckpointFault(f"{file} cannot be read as JSON: {error}.") from error
+    if not isinstance(whole, dict):
+        raise CheckpointFault(f"{file} is not a JSON object.")
+    own = whole.get(OURS, whole)
+    own["schema"] = SCHEMA
+    sealed = hashed(whole)
+    text = json.dumps(sealed, indent=1 if file.name == FORMATION else 2) + "\n"
+    with tempfile.TemporaryDirectory() as scratch:  # nothing is replaced unless the whole loads
+        trial = Path(scratch) / path.absolute().name
+        trial.mkdir()
+        for part in path.glob("*.safetensors"):
+            (trial / part.name).symlink_to(part.absolute())
+        (trial / file.name).write_text(text)
+        if file.name == FORMATION:
+            for entry in read_formation(trial)["snapshots"]:
+                load_packed(trial / entry["file"])
+        else:
+            load_checkpoint(trial)
+    with file_aside(file) as aside:
+        aside.write_text(text)
+    return str(sealed.get(OURS, sealed)[CONFIG_HASH])
 
 
 def is_unchanged(before: float, after: float, *, digits: int = DIGITS) -> bool:

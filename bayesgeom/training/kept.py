@@ -11,7 +11,7 @@ from bayesgeom.models.base import Model
 from bayesgeom.models.checkpoint import CONFIG, FINISHED, load_checkpoint, read_description
 from bayesgeom.models.resolve import checkpoints, from_checkpoint
 from bayesgeom.progress import kept_in
-from bayesgeom.training.loop import RECIPE, Pace, check_run, train
+from bayesgeom.training.loop import RECIPE, Pace, check_run, run_precision, train
 from bayesgeom.training.publish import publish
 from bayesgeom.training.recipe import Recipe, deciding
 
@@ -91,7 +91,7 @@ class Kept:
             out = self.runs / recipe.name
             with kept_in(out):
                 module = train(recipe, out, resume=(out / RECIPE).exists(), pace=Pace())
-            publish(recipe, module, out / FINISHED)
+            publish(recipe, module, out / FINISHED, precision=run_precision(recipe, out, "auto"))
         return from_checkpoint(replace(load_checkpoint(self.path(recipe)), name=recipe.name))
 
     def path(self, recipe: Recipe) -> Path:

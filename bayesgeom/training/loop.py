@@ -4,6 +4,7 @@ Step s draws its batch from a seed derived from (recipe seed, s) alone, so a run
 SIGKILL, repeats at most the steps since its last state and ends at the weights of an uninterrupted one.
 """
 
+import contextlib
 import json
 import time
 from dataclasses import dataclass
@@ -16,17 +17,28 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from bayesgeom.allocator import keep_freed_memory
-from bayesgeom.errors import CheckpointFault, InvalidArgument, NonFinite
-from bayesgeom.files import apart, file_aside, read_safetensors
+from bayesgeom.errors import BayesGeomError, CheckpointFault, InvalidArgument, NonFinite
+from bayesgeom.files import apart, file_aside
 from bayesgeom.information import kl_bits
-from bayesgeom.models.checkpoint import save_checkpoint, write_tensors
+from bayesgeom.models.checkpoint import save_checkpoint
 from bayesgeom.progress import bar
 from bayesgeom.tasks.base import derived_seed
 from bayesgeom.training.optimisers import Optimisers
+from bayesgeom.training.precision import (
+    BEFORE_RECORDS,
+    Precision,
+    RequestedPrecision,
+    check_precision,
+    record_precision,
+    recorded_precision,
+    resolve_precision,
+)
 from bayesgeom.training.recipe import Recipe, deciding
+from bayesgeom.training.state import LOG, STATE, append_log, cut_log, locked, restore_state, save_state, steps_done
+from bayesgeom.training.warm_start import start_from_shipped
 from bayesgeom.trials import Trials
 
-STATE, LOG, RECIPE, SNAPSHOTS, BEFORE = "state.safetensors", "log.jsonl", "recipe.json", "snapshots", "before"
+RECIPE, SNAPSHOTS, BEFORE = "recipe.json", "snapshots", "before"
 GRADIENT_CLIP = 1.0
 HELD_OUT = 256
 DATA, VALIDATION = 0, 1  # branches of the recipe's seed
@@ -43,26 +55,64 @@ class Pace:
 
 
 def train(
-    recipe: Recipe, out: Path, *, resume: bool = False, device: str | torch.device = "cpu", pace: Pace = Pace()
+    recipe: Recipe,
+    out: Path,
+    *,
+    resume: bool = False,
+    device: str | torch.device = "cpu",
+    precision: RequestedPrecision = "auto",
+    pace: Pace = Pace(),
 ) -> nn.Module:
     """Train `recipe` in the directory `out` and return the module; its state, log and snapshots stay there.
 
-    **Raises** `InvalidArgument` when `out` already holds a run and `resume` is not set, `CheckpointFault` when it
-    holds another recipe's, `NonFinite` when the loss stops being a number.
+    Args:
+        recipe: What is trained.
+        out: The run's directory.
+        resume: Go on with the run in `out`.
+        device: Where to train.
+        precision: Of matrix products. "auto" is bfloat16 where `device` computes it natively, else float32. A resumed
+            run keeps the precision that it was begun with.
+        pace: How often the run reports and saves.
+
+    Raises:
+        InvalidArgument: When `out` already holds a run and `resume` is not set, when `precision` is not that of the
+            run, when the architecture has no kernel for it, or when another process trains in `out`.
+        CheckpointFault: When `out` holds another recipe's run, or a state that is damaged.
+        NonFinite: When the loss stops being a number.
+        OutputFault: When something could not be written; with room, `resume` goes on.
     """
     keep_freed_memory()
-    _prepare(recipe, out, resume)
+    check_startable(recipe, out, resume=resume)
+    precision = run_precision(recipe, out, precision, device)
+    _record(recipe, out, precision)
+    with locked(out):
+        return _trained(recipe, out, resume=resume, device=device, precision=precision, pace=pace)
+
+
+def _trained(
+    recipe: Recipe, out: Path, *, resume: bool, device: str | torch.device, precision: Precision, pace: Pace
+) -> nn.Module:
+    """Train in a directory that is checked and locked."""
     has_state = resume and (out / STATE).exists()
     module = recipe.model_config().build(seed=recipe.seed).to(device)
     if recipe.after is not None and not has_state:
         before = out / BEFORE
-        earlier = train(recipe.after, before, resume=(before / RECIPE).exists(), device=device, pace=pace)
+        earlier = train(
+            recipe.after,
+            before,
+            resume=(before / RECIPE).exists(),
+            device=device,
+            precision=precision,
+            pace=pace,
+        )
         module.load_state_dict(earlier.state_dict())
+    elif recipe.warm_start is not None and not has_state:
+        start_from_shipped(recipe, module)
     module.train()
     optimisers = Optimisers(recipe, module)
-    start = _restore(out / STATE, module, optimisers) if has_state else 0
-    _cut_log(out / LOG, start)
-    held_out = recipe.task.sample(HELD_OUT, seed=held_out_seed(recipe), device=device)
+    start = restore_state(out / STATE, recipe, module, optimisers) if has_state else 0
+    cut_log(out / LOG, start)
+    held_out = held_out_trials(recipe, device)
     due = snapshot_steps(recipe)
     saved_at = time.monotonic()
     progress = bar(
@@ -74,28 +124,70 @@ def train(
     )
     for step in progress:
         if step in due:
-            _snapshot(recipe, module, out, step)
-        loss = _step(recipe, module, optimisers, step, device)
+            _snapshot(recipe, module, out, step, precision)
+        loss = training_step(recipe, module, optimisers, step, device, precision)
         if (step + 1) % pace.log_every == 0 or step + 1 == recipe.steps:
-            line = {"step": step + 1, "loss_nats": loss, "kl_bits": _held_out_kl(module, held_out)}
-            _log(out, line)
+            line = {"step": step + 1, "loss_nats": loss, "kl_bits": held_out_kl(module, held_out)}
+            append_log(out / LOG, line)
             progress.set_postfix(loss=f"{loss:.4f}", kl_bits=f"{line['kl_bits']:.2e}")
         if time.monotonic() - saved_at > pace.save_seconds:
-            _save(out / STATE, module, optimisers, step + 1)
+            save_state(out / STATE, recipe, module, optimisers, step + 1)
             saved_at = time.monotonic()
-    _save(out / STATE, module, optimisers, recipe.steps)
-    _snapshot(recipe, module, out, recipe.steps)
+    save_state(out / STATE, recipe, module, optimisers, recipe.steps)
+    _snapshot(recipe, module, out, recipe.steps, precision)
     return module.eval()
+
+
+def check_startable(recipe: Recipe, out: Path, *, resume: bool) -> None:
+    """**Raises** as `train` does where `out` holds what must not be touched, or not what is to be resumed."""
+    if (out / RECIPE).exists():
+        if not resume:
+            raise InvalidArgument(
+                f"{out} already holds a run: go on by --resume (Python: resume=True), or name another directory."
+            )
+        check_run(recipe, out)
+    elif resume:
+        raise InvalidArgument(f"nothing to resume: {out} holds no run.")
+
+
+def run_precision(
+    recipe: Recipe, out: Path, requested: RequestedPrecision, device: str | torch.device = "cpu"
+) -> Precision:
+    """Return the precision of the run in `out`: the one it was begun with, or, where none was begun, the resolved one.
+
+    **Raises** `InvalidArgument` where another one is requested of a run that was begun.
+    """
+    if not (out / RECIPE).exists():
+        return resolve_precision(requested, recipe.model_config(), device)
+    begun = recorded_precision(out) or BEFORE_RECORDS
+    check_precision(out, begun, requested)
+    return begun
+
+
+def remaining_stages(recipe: Recipe, out: Path) -> list[tuple[Recipe, int]]:
+    """Return the stages that the run in `out` has still to train, each with the step that it starts at."""
+    if (out / STATE).exists():
+        return [(recipe, steps_done(out / STATE, recipe))]
+    earlier = [] if recipe.after is None else remaining_stages(recipe.after, out / BEFORE)
+    return [*earlier, (recipe, 0)]
 
 
 def check_run(recipe: Recipe, out: Path) -> None:
     """**Raises** `CheckpointFault` where `out` holds a run of another recipe; where it holds none, all is well."""
     file = out / RECIPE
-    if file.exists() and (found := apart(deciding(json.loads(file.read_text())), deciding(recipe.to_dict()))):
+    if file.exists() and (found := apart(_recipe_in(file), deciding(recipe.to_dict()))):
         raise CheckpointFault(
             f"{out} holds a run of another recipe than {recipe.name!r} ({found}). Ask for what is there, with the "
             f"options that it was begun with; else name another directory, or move that one away."
         )
+
+
+def _recipe_in(file: Path) -> Any:
+    """What decides the weights, of the recipe in this file. **Raises** `CheckpointFault` where it cannot be read."""
+    try:
+        return deciding(json.loads(file.read_text()))
+    except (OSError, ValueError, TypeError, AttributeError, KeyError, BayesGeomError) as error:
+        raise CheckpointFault(f"{file} is not a recipe that can be read ({error}). Restore it from a copy.") from error
 
 
 def snapshot_steps(recipe: Recipe) -> frozenset[int]:
@@ -128,9 +220,22 @@ def loss_nats(recipe: Recipe, logits: Float[Tensor, "batch pos d_vocab"], trials
     return -(exact * log_probabilities).sum(-1).mean()
 
 
-def _step(recipe: Recipe, module: nn.Module, optimisers: Optimisers, step: int, device: str | torch.device) -> float:
+def training_step(
+    recipe: Recipe,
+    module: nn.Module,
+    optimisers: Optimisers,
+    step: int,
+    device: str | torch.device,
+    precision: Precision,
+) -> float:
+    """Train the module on this step's batch and return the loss in nats; `device` is where the module is.
+
+    **Raises** `NonFinite` when the loss is not a number.
+    """
     trials = recipe.task_at(step).sample(recipe.batch_size_at(step), seed=batch_seed(recipe, step), device=device)
-    with torch.autocast(torch.device(device).type, torch.bfloat16, enabled=not recipe.is_float32_at(step)):
+    is_half = precision == "bfloat16" and not recipe.is_float32_at(step)
+    # On a device without autocast, float32 does not ask for any.
+    with torch.autocast(torch.device(device).type, torch.bfloat16) if is_half else contextlib.nullcontext():
         logits = module(trials.tokens)
     loss = loss_nats(recipe, logits.float(), trials)
     loss.backward()
@@ -142,57 +247,36 @@ def _step(recipe: Recipe, module: nn.Module, optimisers: Optimisers, step: int, 
     return value
 
 
+def held_out_trials(recipe: Recipe, device: str | torch.device) -> Trials:
+    """Return the sequences on which a run reports its KL."""
+    return recipe.task.sample(HELD_OUT, seed=held_out_seed(recipe), device=device)
+
+
 @torch.no_grad()
-def _held_out_kl(module: nn.Module, trials: Trials) -> float:
+def held_out_kl(module: nn.Module, trials: Trials) -> float:
+    """Return the mean KL divergence, in bits, from the exact predictive to the module's."""
     logits = module(trials.tokens)[trials.scored][:, trials.answers].double()
     return float(kl_bits(trials.predictive[trials.scored], logits.log_softmax(-1)).mean())
 
 
-def _prepare(recipe: Recipe, out: Path, resume: bool) -> None:
-    if (out / RECIPE).exists():
-        if not resume:
-            raise InvalidArgument(
-                f"{out} already holds a run: go on by --resume (Python: resume=True), or name another directory."
-            )
-        check_run(recipe, out)
-        return
-    if resume:
-        raise InvalidArgument(f"nothing to resume: {out} holds no run.")
-    with file_aside(out / RECIPE) as aside:
-        aside.write_text(json.dumps(recipe.to_dict(), indent=2) + "\n")
+def _record(recipe: Recipe, out: Path, precision: Precision) -> None:
+    """Write what a new run is made by; the recipe comes last, because it says that there is a run."""
+    if not (out / RECIPE).exists():
+        record_precision(out, precision)
+        with file_aside(out / RECIPE) as aside:
+            aside.write_text(json.dumps(recipe.to_dict(), indent=2) + "\n")
 
 
-def _save(path: Path, module: nn.Module, optimisers: Optimisers, step: int) -> None:
-    weights = {f"weights.{name}": tensor for name, tensor in module.state_dict().items()}
-    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in (weights | optimisers.state()).items()}
-    with file_aside(path) as aside:
-        write_tensors(tensors, aside, metadata={"step": str(step)})
-
-
-def _restore(path: Path, module: nn.Module, optimisers: Optimisers) -> int:
-    tensors, metadata = read_safetensors(path, framework="pt")
-    step = int(metadata["step"])
-    weights = {name.removeprefix("weights."): t for name, t in tensors.items() if name.startswith("weights.")}
-    module.load_state_dict(weights, strict=True)
-    optimisers.restore({name: t for name, t in tensors.items() if name.startswith("optimiser.")})
-    return step
-
-
-def _snapshot(recipe: Recipe, module: nn.Module, out: Path, step: int) -> None:
+def _snapshot(recipe: Recipe, module: nn.Module, out: Path, step: int, precision: Precision) -> None:
     path = out / SNAPSHOTS / f"step-{step:07d}"
     if not path.exists():
         card = f"# {recipe.name} at step {step}\n\nA snapshot of training; weights {{weights_hash}}.\n"
-        save_checkpoint(path, module, recipe.model_config(), recipe=recipe.to_dict(), step=step, card=card)
-
-
-def _cut_log(path: Path, step: int) -> None:
-    """Drop the lines of steps that will be run again."""
-    if path.exists():
-        lines = [line for line in path.read_text().splitlines(keepends=True) if json.loads(line)["step"] <= step]
-        with file_aside(path) as aside:
-            aside.write_text("".join(lines))
-
-
-def _log(out: Path, line: dict[str, Any]) -> None:
-    with (out / LOG).open("a") as file:
-        file.write(json.dumps(line) + "\n")
+        save_checkpoint(
+            path,
+            module,
+            recipe.model_config(),
+            recipe=recipe.to_dict(),
+            step=step,
+            card=card,
+            entries={"precision": precision},
+        )

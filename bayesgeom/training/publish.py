@@ -10,14 +10,19 @@ from bayesgeom.models.checkpoint import save_checkpoint
 from bayesgeom.models.resolve import of_module
 from bayesgeom.probes.calibration import Calibration, CalibrationReport
 from bayesgeom.tasks.base import derived_seed
+from bayesgeom.training.precision import Precision
 from bayesgeom.training.recipe import Recipe
 
 N_SCORED = 2_000
 _SCORING = 2  # branch of the recipe's seed; 0 and 1 are its training and validation data
 
 
-def publish(recipe: Recipe, module: nn.Module, path: Path) -> CalibrationReport:
-    """Score the module on 2,000 fresh sequences and write it as a checkpoint with its card. Returns the scores."""
+def publish(recipe: Recipe, module: nn.Module, path: Path, *, precision: Precision | None = None) -> CalibrationReport:
+    """Score the module on 2,000 fresh sequences and write it as a checkpoint with its card. Returns the scores.
+
+    `precision` is that of its training; `training.precision.recorded_precision` reads it in a run's directory. Without
+    it the card says that it is not known.
+    """
     model = of_module(module, name=recipe.name, task=recipe.task)
     seed = derived_seed(recipe.seed, _SCORING)
     blocks = recipe.task.stream(N_SCORED, seed=seed, device=model.spec.device)
@@ -28,8 +33,8 @@ def publish(recipe: Recipe, module: nn.Module, path: Path) -> CalibrationReport:
         recipe.model_config(),
         recipe=recipe.to_dict(),
         step=recipe.steps,
-        card=card(recipe, model.spec.n_parameters, scores),
-        scores=kept_scores(scores, seed=seed),
+        card=card(recipe, model.spec.n_parameters, scores, precision),
+        entries={"scores": kept_scores(scores, seed=seed), "precision": precision},
     )
     return scores
 
@@ -47,7 +52,7 @@ def kept_scores(scores: CalibrationReport, *, seed: int) -> dict[str, Any]:
     return {"n": scores.n, "seed": seed, **own, "nulls": nulls}
 
 
-def card(recipe: Recipe, n_parameters: int, scores: CalibrationReport) -> str:
+def card(recipe: Recipe, n_parameters: int, scores: CalibrationReport, precision: Precision | None = None) -> str:
     """The card's text; `{weights_hash}` is filled in by `save_checkpoint`."""
     nulls = "\n".join(
         f"| {name.replace('_', ' ')} | {value:.4f} | {_or_dash(scores.null_kl_bits.get(name))} |"
@@ -80,13 +85,16 @@ outside the answers: {scores.leak:.1e}.
 
 `bayesgeom train {recipe.name}`. The whole recipe is in `config.json`; in short:
 
-{_story(recipe)}
+{_story(recipe, precision)}
 """
 
 
-def _story(recipe: Recipe) -> str:
+def _story(recipe: Recipe, precision: Precision | None) -> str:
     """What was done, stage by stage, one line each."""
-    first = "" if recipe.after is None else _story(recipe.after) + "\n"
+    first = "" if recipe.after is None else _story(recipe.after, precision) + "\n"
+    if recipe.warm_start is not None:
+        name, digest = recipe.warm_start.split("@")
+        first = f"- Starts from the weights of `{name}` (hash `{digest}`); what follows comes on top of its training.\n"
     late = f", {recipe.late_batch_size} from {recipe.late_from:.0%} of them on" if recipe.late_from < 1 else ""
     turns = f"in turn of the task and of {len(recipe.also)} others of its kind; " if recipe.also else ""
     until = "" if recipe.decay_steps is None else f" in the first {recipe.decay_steps:,} steps"
@@ -94,9 +102,18 @@ def _story(recipe: Recipe) -> str:
         f"{first}- {recipe.steps:,} steps of fresh data, {recipe.batch_size} sequences a step{late}; {turns}"
         f"{recipe.targets} targets; {recipe.optimiser}, lr {recipe.lr:g} (matrices {recipe.matrix_lr:g}), weight decay "
         f"{recipe.weight_decay:g}{until}; {recipe.warmup} steps of warm-up, then a cosine to zero; "
-        f"gradient norm clipped at 1; bfloat16 products, float32 for the last {recipe.float32_share:.0%} of "
-        f"the steps; seed {recipe.seed}."
+        f"gradient norm clipped at 1; {_products(recipe, precision)}; seed {recipe.seed}."
     )
+
+
+def _products(recipe: Recipe, precision: Precision | None) -> str:
+    match precision:
+        case "float32":
+            return "float32 products"
+        case "bfloat16":
+            return f"bfloat16 products, float32 for the last {recipe.float32_share:.0%} of the steps"
+        case None:
+            return "precision of products not recorded"
 
 
 def _or_dash(value: float | None) -> str:

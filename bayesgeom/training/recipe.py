@@ -13,7 +13,7 @@ from bayesgeom.tasks.base import WindTunnel, task_from_config
 @final
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """What is trained on what, and how. The same recipe on the same machine gives the same weights.
+    """What is trained on what, and how. The same recipe and precision give the same weights on one machine.
 
     - `targets`: "sampled" trains on the answers that the world realised (the setting in which the posterior predictive
       is the unique minimiser of cross-entropy); "exact" trains on the posterior itself.
@@ -21,9 +21,13 @@ class Recipe:
     - Weight decay acts in the first `decay_steps` steps, or in all. It bounds the logits, and so the calibration that
       can be reached: the bijection with 0.1 throughout stayed 0.03 bits too uncertain.
     - `after`: a recipe that is trained first, and whose weights this one starts from.
+    - `warm_start`: the shipped checkpoint whose weights it starts from, with their hash: "name@hash". Seeds of data and
+      budget count from there.
     - `also`: tasks that take turns with `task`, batch by batch: the same at other distances, say.
     - From step `late_from`·steps on, batches hold `late_batch_size` sequences.
-    - Matrix products run in bfloat16 until step (1 − `float32_share`)·steps: the last bits of calibration need float32.
+    - From step (1 − `float32_share`)·steps on, matrix products run in float32: the last bits of calibration need it.
+      Before that they run in the precision of the run, bfloat16 where the processor computes it natively. That is no
+      part of the recipe (see `training.precision`): the same recipe can be trained on every machine.
     """
 
     name: str
@@ -45,6 +49,7 @@ class Recipe:
     snapshots: int = 20
     after: "Recipe | None" = None
     also: tuple[WindTunnel, ...] = ()
+    warm_start: str | None = None
 
     def __post_init__(self) -> None:
         if min(self.steps, self.batch_size, self.late_batch_size) < 1 or self.warmup < 0 or self.snapshots < 0:
@@ -56,6 +61,11 @@ class Recipe:
             raise InvalidArgument("late_from and float32_share are shares of the steps, between 0 and 1.")
         if self.targets not in ("sampled", "exact") or self.optimiser not in ("adamw", "muon"):
             raise InvalidArgument(f"no such targets or optimiser: {self.targets!r}, {self.optimiser!r}.")
+        if self.warm_start is not None and (self.after is not None or self.warm_start.count("@") != 1):
+            raise InvalidArgument(
+                f"warm_start must be 'checkpoint@hash' in a recipe without after, got "
+                f"{self.warm_start!r} in {self.name}."
+            )
         own = self.task
         if any((it.name, it.d_vocab) != (own.name, own.d_vocab) or it.n_pos > own.n_pos for it in self.also):
             raise InvalidArgument(
@@ -76,7 +86,7 @@ class Recipe:
         return self.late_batch_size if step >= self.late_from * self.steps else self.batch_size
 
     def is_float32_at(self, step: int) -> bool:
-        """Whether this step's matrix products run in float32."""
+        """Whether this step's matrix products run in float32 whatever the precision of the run is."""
         return step >= (1 - self.float32_share) * self.steps
 
     @property
@@ -106,13 +116,15 @@ class Recipe:
     def to_dict(self) -> dict[str, Any]:
         """As JSON can hold it; `recipe_from_dict` is the inverse.
 
-        `also` is named where there is something in it: recipes without read as they did before there was such a field,
-        and so agree with those that finished checkpoints hold.
+        `also` and `warm_start` are left out where they are empty: recipes without read as they did before there were
+        such fields, and so agree with those that finished checkpoints hold.
         """
-        plain = {field.name: vars(self)[field.name] for field in fields(self) if field.name != "also"}
+        optional = ("also", "warm_start")
+        plain = {field.name: vars(self)[field.name] for field in fields(self) if field.name not in optional}
         after = None if self.after is None else self.after.to_dict()
         also = {"also": [other.config() for other in self.also]} if self.also else {}
-        return {**plain, "task": self.task.config(), "sizes": dict(self.sizes), "after": after, **also}
+        start = {} if self.warm_start is None else {"warm_start": self.warm_start}
+        return {**plain, "task": self.task.config(), "sizes": dict(self.sizes), "after": after, **also, **start}
 
 
 def staged(stages: Sequence[Recipe], suffix: str, sizes: Mapping[str, Any]) -> Recipe:

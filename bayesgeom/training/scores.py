@@ -1,6 +1,7 @@
-"""What trained models are worth against the exact posterior, on the same sequences, beside whoever reads nothing."""
+"""Scores of trained models against the exact posterior, and of baselines, on the same sequences."""
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Integral
 from typing import final
@@ -11,9 +12,13 @@ from jaxtyping import Float, Float64
 from torch import Tensor
 
 from bayesgeom.errors import InvalidArgument
+from bayesgeom.information import kl_bits
+from bayesgeom.memory import TRANSPORT_WINDOW, WindowScores, effective_memory, joined, window_scores
 from bayesgeom.models.base import Model
+from bayesgeom.observers import STARTS
 from bayesgeom.progress import bar
 from bayesgeom.tasks.base import Branch, WindTunnel, checked_seed, derived_seed
+from bayesgeom.training.baselines import context_aware
 from bayesgeom.training.kept import Kept
 from bayesgeom.training.recipe import Recipe
 from bayesgeom.trials import Trials
@@ -27,11 +32,13 @@ _REFERENCE = 1  # branch of the seed
 @final
 @dataclass(frozen=True, kw_only=True)
 class Scores:
-    """What one model is worth, per sequence, averaged over scored positions.
+    """Scores of one model per sequence, averaged over scored positions.
 
-    `context_free_…` is that of the best predictor which reads nothing: the exact predictive averaged over sequences,
-    position by position. `known` is the share of positions whose answer the posterior knows, and `known_correct` the
-    share where it is known and the most probable answer is it.
+    `context_free_…` are those of the best context-free predictor: the exact predictive averaged over sequences, by
+    position. `known` is the share of positions whose answer the posterior knows, and `known_correct` the share where
+    it is known and the most probable answer is correct. `baseline_kl_bits` holds every baseline of the task, mean over
+    sequences; one that excludes the truth is infinite. `memory_symbols` is the effective memory and `window_gap_bits`
+    the KL of the stationary observer of the last ten symbols; NaN on tasks without latent dynamics.
     """
 
     kl_bits: Float[np.ndarray, " sequence"]
@@ -43,10 +50,14 @@ class Scores:
     context_free_known_correct: Float[np.ndarray, " sequence"]
     n_parameters: int
     weights_hash: str
+    baseline_kl_bits: Mapping[str, float]
+    memory_symbols: float = math.nan
+    memory_symbols_hi: float = math.nan
+    window_gap_bits: float = math.nan
 
 
 def scores_of(recipes: Sequence[Recipe], kept: Kept, *, n: int, seed: int) -> list[Scores]:
-    """Each recipe's scores, trained first where it is missing. One model is in memory at a time."""
+    """Return each recipe's scores, trained first where it is missing. One model is in memory at a time."""
     shown = bar(recipes, desc="models", leave=False)
     return [score(kept.model(recipe), recipe.task, n=n, seed=seed) for recipe in shown]
 
@@ -56,12 +67,14 @@ def score(model: Model, task: WindTunnel, *, n: int, seed: int) -> Scores:
     marginal = context_free(task, seed=seed)
 
     def nulls(trials: Trials) -> dict[str, Float64[Tensor, "batch query_pos answer"]]:
-        return {"context-free": marginal.to(trials.predictive.device).expand(len(trials), -1, -1)}
+        free = marginal.to(trials.predictive.device).expand(len(trials), -1, -1)
+        return {"context-free": free, **context_aware(task, trials)}
 
     stream = task.stream(n, seed=derived_seed(seed, Branch.TRIALS), device=model.spec.device)
     run = model.run(stream, null_predictives=nulls, seed=seed)
     own, free = run.behaviour, run.null_behaviours["context-free"]
     known = own.exact_entropy_bits < KNOWN_BITS
+    memory = None if run.windows is None else effective_memory(run.windows, own.kl_bits, seed=seed)
     return Scores(
         kl_bits=_mean(own.kl_bits),
         context_free_kl_bits=_mean(free.kl_bits),
@@ -72,11 +85,41 @@ def score(model: Model, task: WindTunnel, *, n: int, seed: int) -> Scores:
         context_free_known_correct=_mean(known * free.correct),
         n_parameters=model.spec.n_parameters,
         weights_hash=model.spec.weights_hash,
+        baseline_kl_bits={name: float(found.kl_bits.mean()) for name, found in run.null_behaviours.items()},
+        memory_symbols=math.nan if memory is None else memory.symbols,
+        memory_symbols_hi=math.nan if memory is None else memory.symbols_hi,
+        window_gap_bits=math.nan if memory is None else memory.transport_gap_bits,
     )
 
 
+@final
+@dataclass(frozen=True, kw_only=True)
+class Levels:
+    """What baselines score on a task: mean KL in bits, and that of the stationary observer of the last ten symbols."""
+
+    kl_bits: Mapping[str, float]
+    window_gap_bits: float
+
+
+def levels(task: WindTunnel, *, n: int, seed: int) -> Levels:
+    """Score the baselines alone, on the sequences that `score` takes for the same `n` and `seed`."""
+    marginal = context_free(task, seed=seed)
+    total, windows = dict[str, float](), list[WindowScores]()
+    for block in task.stream(n, seed=derived_seed(seed, Branch.TRIALS)):
+        exact = block.at_scored(block.predictive)
+        said = {"context-free": marginal.expand(len(block), -1, -1), **context_aware(task, block)}
+        for name, predictive in said.items():
+            total[name] = total.get(name, 0.0) + float(kl_bits(exact, predictive.log()).mean(dim=1).sum())
+        own = window_scores(block)
+        windows += [] if own is None else [own]
+    gap = math.nan
+    if (whole := joined(windows)) is not None:
+        gap = float(whole.kl_bits.mean(axis=2)[STARTS.index("stationary"), TRANSPORT_WINDOW:][:1].sum())
+    return Levels(kl_bits={name: value / n for name, value in total.items()}, window_gap_bits=gap)
+
+
 def context_free(task: WindTunnel, *, seed: int) -> Float64[Tensor, "query_pos answer"]:
-    """The predictive averaged over sequences: the least mean KL that a predictor which reads nothing can have."""
+    """Return the predictive averaged over sequences: the context-free predictor with the least mean KL."""
     total, n = torch.zeros(1, dtype=torch.float64), 0
     for block in task.stream(N_REFERENCE, seed=derived_seed(seed, _REFERENCE)):
         total, n = total + block.at_scored(block.predictive).sum(dim=0), n + len(block)

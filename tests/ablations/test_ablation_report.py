@@ -13,7 +13,7 @@ from bayesgeom.ablations.engine import TileScores
 from bayesgeom.ablations.report import AblationReport, Context, ablation_report
 from bayesgeom.ablations.tally import Tally
 from bayesgeom.errors import OutputFault
-from bayesgeom.statistics import DRAWS, bootstrap_weights
+from bayesgeom.statistics import mean_interval, ratio_interval
 
 N, POSITIONS, LAYERS, HEADS = 29, 7, 2, 3
 HEAD_ABLATIONS = [Ablation((Component(layer, "head", head),)) for layer in range(LAYERS) for head in range(HEADS)]
@@ -54,10 +54,9 @@ def reported(
 
 
 def by_hand(values: np.ndarray) -> tuple[float, float, float]:
-    """Mean over sequences and its percentile interval, one resample at a time."""
-    weights = bootstrap_weights(N, seed=3)
-    means = [float((row * values).sum()) for row in weights]
-    return float(values.mean()), float(np.quantile(means, 0.025)), float(np.quantile(means, 0.975))
+    """Mean over sequences and its interval."""
+    lo, hi = mean_interval(values, seed=3)
+    return float(values.mean()), float(lo), float(hi)
 
 
 def test_effects_and_intervals_are_of_paired_differences(rng: np.random.Generator) -> None:
@@ -75,13 +74,11 @@ def test_effects_and_intervals_are_of_paired_differences(rng: np.random.Generato
 
 def test_the_ratio_is_resampled_with_its_baseline(rng: np.random.Generator) -> None:
     tile = scores(rng)
-    report, weights = reported(tile), bootstrap_weights(N, seed=3)
+    report = reported(tile)
     with_it, without = tile.baseline[0].mean(axis=-1), tile.variants[4, 0].mean(axis=-1)
-    draws = [(row * without).sum() / (row * with_it).sum() for row in weights]
-    assert len(draws) == DRAWS
     assert report.kl_ratio[4] == pytest.approx(without.sum() / with_it.sum())
     found = (report.kl_ratio_lo[4], report.kl_ratio_hi[4])
-    np.testing.assert_allclose(found, np.quantile(draws, [0.025, 0.975]))
+    np.testing.assert_allclose(found, tuple(ratio_interval(without, with_it, seed=3)))
 
 
 def test_a_constant_shift_has_an_interval_of_no_width(rng: np.random.Generator) -> None:
@@ -156,7 +153,7 @@ def test_the_pick_of_key_overlap_stands_beside_that_of_ablation(rng: np.random.G
     )
     assert (
         second.label
-        == "least key overlap: L0H1 (hypotheses / activation, mean |cos| 0.123), rank 5 of 6 heads by damage"
+        == "least key overlap: L0H1 (hypotheses / activation, mean |cos| 0.123), rank 5 of 6 heads by KL increase"
     )
 
 
@@ -206,14 +203,15 @@ def test_tidy_rows_carry_label_and_interval(rng: np.random.Generator) -> None:
     assert rows["top_damage_bits", None].null == 0.0
 
 
-def test_the_table_is_ranked_and_names_the_inert(rng: np.random.Generator) -> None:
+def test_the_table_is_ranked_and_names_what_has_no_effect(rng: np.random.Generator) -> None:
     report = reported(scores(rng))
     lines = report.table().splitlines()
-    assert len(lines) == 1 + len(BATTERY) and report.table(most=4).splitlines()[-1].startswith("… and 5 less")
+    last = report.table(most=4).splitlines()[-1]
+    assert len(lines) == 1 + len(BATTERY) and last.startswith("… and 5 with smaller KL increases")
     assert [line.startswith(report.ablations[i]) for line, i in zip(lines[1:], report.ranked(), strict=True)] == [
         True
     ] * 9
-    assert [line.endswith("inert") for line in lines].count(True) == 1
+    assert [line.endswith("no_effect") for line in lines].count(True) == 1
     assert f"{report.damage_bits[7]:.5f}" in lines[1]
 
 
@@ -240,7 +238,7 @@ def test_the_figure_shows_heads_intervals_and_the_null(rng: np.random.Generator)
     assert list(along) == [report.ablations[i] for i in heads[:5]]
     np.testing.assert_array_equal(along[report.ablations[heads[0]]], report.damage_bits_by_position[heads[0]])
     titles = [axis.title.text for axis in (figure.layout.xaxis, figure.layout.xaxis2, figure.layout.yaxis)]
-    assert "damage (bits)" in titles[0] and "bits" in titles[1] and titles[2] == "layer"
+    assert "KL increase (bits)" in titles[0] and "bits" in titles[1] and titles[2] == "layer"
     assert figure.layout.title.text
 
 

@@ -112,11 +112,12 @@ def test_a_redundant_pair_is_harmless_alone_and_fatal_together(pair: Sequence[tu
 
 
 @pytest.mark.parametrize("mode", ["zero", "mean", "resample"])
-def test_a_dead_head_is_reported_inert(mode: str) -> None:
+def test_a_dead_head_is_reported_to_have_no_effect(mode: str) -> None:
     report = bayesgeom.ablate(planted((1, 2)), mode=mode, n=16)
     assert [label for label, inert in zip(report.ablations, report.inert, strict=True) if inert] == ["L0H1"]
     assert report.damage_bits[report.ablations.index("L0H1")] == 0.0
-    assert "inert" in report.table().splitlines()[1 + report.ranked().index(report.ablations.index("L0H1"))]
+    assert report.no_effect == ("L0H1",)
+    assert "no_effect" in report.table().splitlines()[1 + report.ranked().index(report.ablations.index("L0H1"))]
 
 
 def test_attention_off_above_the_head_is_harmless_and_with_it_fatal() -> None:

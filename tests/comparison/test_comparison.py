@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import bayesgeom
 from bayesgeom.cli import main
@@ -16,16 +17,26 @@ from bayesgeom.compare import ComparisonJob, compare
 from bayesgeom.comparison import cell as cells
 from bayesgeom.comparison.cell import cell
 from bayesgeom.comparison.report import ComparisonReport, comparison_report
-from bayesgeom.comparison.verdict import standing, verdict
+from bayesgeom.comparison.verdict import (
+    NOT_TESTABLE,
+    cell_verdict,
+    has_published_sizes,
+    standing,
+    transport_verdict,
+    verdict,
+)
 from bayesgeom.diagnosis import Diagnosis
 from bayesgeom.errors import CheckpointFault, InvalidArgument, UnknownName
 from bayesgeom.models.capacity import n_parameters
+from bayesgeom.models.state_size import state_floats
 from bayesgeom.replicate import replicate
 from bayesgeom.tasks.bijection import Bijection
 from bayesgeom.training import publish
+from bayesgeom.training.baselines import context_aware
 from bayesgeom.training.compared import ARCHITECTURES, ON_REQUEST, TASKS, compared
 from bayesgeom.training.kept import Kept
 from bayesgeom.training.recipe import Recipe
+from bayesgeom.training.recipes import recipe
 from bayesgeom.training.scores import Scores, check_counts
 
 SLOW = pytest.mark.slow
@@ -88,13 +99,88 @@ def test_the_verdict_follows_its_rule(share: float, expected: str) -> None:
     assert verdict(share) == expected
 
 
-def test_nothing_is_a_contradiction_before_it_is_checked() -> None:
-    assert standing("realised", ["realised", "realised"], []) == "as published"
-    assert standing("realised", ["limited"], []) == "differs, not yet checked"
-    assert standing("realised", ["limited"], ["limited"]).startswith("contradicts")
-    assert standing("realised", ["limited"], ["realised"]).startswith("undecided")
-    assert standing("realised", ["limited", "realised"], ["limited"]).startswith("undecided")
-    assert standing(None, ["limited"], []) == "nothing published"
+def test_one_seed_decides_nothing_and_seeds_must_agree() -> None:
+    assert cell_verdict(["realised"]) == "not decided: one seed"
+    assert cell_verdict(["realised", "realised"]) == "realised"
+    assert cell_verdict(["realised", "limited", "realised"]) == "not decided: seeds disagree (limited, realised)"
+    assert cell_verdict([NOT_TESTABLE]) == NOT_TESTABLE
+    unknown = "not decided: effective memory not measured"
+    assert cell_verdict(["realised", unknown]) == unknown
+
+
+def test_a_contradiction_needs_the_published_sizes() -> None:
+    stands = partial(standing, "limited")
+    assert stands("realised", is_published_size=True) == "contradicts"
+    assert stands("realised", is_published_size=False) == "differs at these sizes"
+    assert stands("limited", is_published_size=False) == "as published at these sizes"
+    assert stands("not decided: one seed", is_published_size=True) == "not decided: one seed"
+    assert stands(NOT_TESTABLE, is_published_size=True) == NOT_TESTABLE
+    assert standing(None, "realised", is_published_size=True) == "nothing published"
+    assert not has_published_sizes(compared()["recall-lstm"].task) and has_published_sizes(
+        compared()["recall-64-lstm"].task
+    )
+
+
+@pytest.mark.parametrize(
+    ("symbols", "gap", "expected"),
+    [
+        (20.0, 0.0, NOT_TESTABLE),
+        (20.0, 0.019, NOT_TESTABLE),
+        (11.0, 0.02, "realised"),
+        (10.0, 0.05, "not realised"),
+        (np.nan, 0.05, "not decided: effective memory not measured, or without an interval"),
+        (np.nan, np.nan, "not decided: effective memory not measured"),
+    ],
+)
+def test_transport_is_judged_by_memory_where_the_task_can_show_it(symbols: float, gap: float, expected: str) -> None:
+    assert transport_verdict(symbols, gap) == expected
+
+
+def test_cells_state_their_terms() -> None:
+    assert cell("hmm", "lstm").targets == "exact (distilled)" and cell("hmm-sampled", "lstm").targets == "sampled"
+    assert cell("hmm", "lstm").rate_search == "none: the decay schedule was tuned on the transformer"
+    assert "pooled first stage" in cell("recall", "lstm").rate_search and cell("recall", "lstm").rate_trials == 0
+    with pytest.raises(UnknownName, match=r"architecture with a recipe on recall-64.*'mamba'.*mamba2"):
+        cell("recall-64", "mamba")
+
+
+def test_the_rates_that_a_sweep_found_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cells, "CHOSEN", {"lstm": 3.0, "mlp": 1.0})
+    assert cell("recall", "lstm", seed=1).name == "recall-lstm-lr3-seed1" and cell("recall", "lstm").rate_trials == 3
+    assert cell("recall", "mlp").name == "recall-mlp" and cell("recall", "mlp").rate_search == "3 rates each"
+
+
+# State, and baselines that see the context.
+
+
+def test_state_sizes_are_those_of_what_is_kept() -> None:
+    size = {name: state_floats(compared()[name].model_config(), compared()[name].task.n_pos) for name in compared()}
+    assert size["bijection-transformer"] == 2 * 37 * 128 * 3 and size["bijection-lstm"] == 2 * 192 * 2
+    assert size["bijection-mamba"] == 3 * 340 * (16 + 3) and size["bijection-mlp"] == 0
+    assert size["bijection-mamba2"] == 3 * (348 * 32 + 3 * (348 + 64)) and size["bijection-rwkv"] == 5 * 123 * 3
+    assert size["recall-mlp-prefix"] == compared()["recall-mlp-prefix"].task.n_pos
+    assert state_floats(recipe("bijection-v20-llama").model_config(), 37) == 2 * 37 * 2 * 32 * 6
+
+
+def test_the_bag_of_values_is_exact_where_keys_never_return() -> None:
+    task = Bijection(n_values=5, n_pairs=5)
+    trials = task.sample(7, seed=3)
+    said = context_aware(task, trials)
+    torch.testing.assert_close(said["bag_of_values"], trials.at_scored(trials.predictive))
+    assert set(said) == {"uniform", "bag_of_values"}
+
+
+def test_membership_knows_whether_a_key_returned_and_not_its_value() -> None:
+    task = Bijection(n_values=5, n_pairs=7, repeats=True)
+    trials = task.sample(11, seed=3)
+    said = context_aware(task, trials)["key_membership"]
+    keys, values = trials.tokens[:, 0::2], trials.at_scored(trials.realised) - 5
+    for row in range(11):
+        for at in range(7):
+            shown = set(values[row, :at].tolist())
+            allowed = shown if keys[row, at] in keys[row, :at] else set(range(5)) - shown
+            slow = [(1 / len(allowed)) if value in allowed else 0.0 for value in range(5)]
+            assert said[row, at].tolist() == pytest.approx(slow)
 
 
 # The table.
@@ -112,6 +198,7 @@ def scores(kl: float, rng: np.random.Generator, n: int = 41) -> Scores:
         context_free_known_correct=np.full(n, 0.01),
         n_parameters=17,
         weights_hash="h",
+        baseline_kl_bits={"context-free": 2.0, "bag_of_values": 0.5, "elimination_only": np.inf},
     )
 
 
@@ -124,16 +211,40 @@ def test_the_table_says_what_the_scores_say(rng: np.random.Generator) -> None:
     report = table(0.02, 0.6, 1.9, rng=rng)
     assert report.share_closed == pytest.approx([0.99, 0.7, 0.05], abs=0.01)
     assert report.verdicts == ("realised", "limited", "not realised")
-    assert report.standings == ("as published", "differs, not yet checked", "as published")
+    assert report.standings == report.cell_verdicts == ("not decided: one seed",) * 3
+    assert report.strongest_baselines == ("bag_of_values",) * 3 and report.n_seeds.tolist() == [1, 1, 1]
+    assert report.strongest_baseline_kl_bits == pytest.approx(0.5) and np.isnan(report.memory_symbols).all()
     assert (report.share_closed_lo < report.share_closed).all() and (report.share_closed < report.share_closed_hi).all()
     assert report.accuracy_where_known == pytest.approx(0.8) and report.kl_bits_null == pytest.approx(2.0)
     assert report.accuracy_where_known_null == pytest.approx(0.04) and not report.share_closed_null.any()
     assert report.share_by_task.tolist() == [report.share_closed.tolist()]
     printed = report.table()
-    assert "0.70" in printed and "80.0% [80.0%, 80.0%]" in printed and "Realised: at least 95%" in printed
-    header, rule, first = (line.split(" | ") for line in report.table(is_markdown=True).splitlines()[:3])
-    assert len(header) == len(rule) == len(first) and set(rule[1:-1]) == {"---"}
-    assert [cell for name, cell in zip(header, first, strict=True) if name == "null"] == ["2.0000", "1.5000", "4.0%"]
+    assert "0.70" in printed and "80.0% [80.0%, 80.0%]; chance 4.0%" in printed
+    assert "One training is realised where at least 95%" in printed and "bag_of_values: 0.5" in printed
+    for part in report.table(is_markdown=True).split("\n\n")[:2]:
+        header, rule, first = (line.split(" | ") for line in part.splitlines()[:3])
+        assert len(header) == len(rule) == len(first) and set(rule[1:-1]) == {"---"}
+
+
+def test_seeds_at_the_same_budget_make_a_verdict_and_checks_do_not(rng: np.random.Generator) -> None:
+    own = [cell("bijection", "lstm", seed=seed) for seed in (0, 1)]
+    check = cell("bijection", "lstm", seed=1, is_check=True)
+    report = comparison_report([*own, check], [scores(kl, rng) for kl in (0.02, 0.03, 1.9)], seed=0)
+    assert report.cell_verdicts[:2] == ("realised",) * 2 and report.standings[0] == "as published"
+    assert report.n_seeds.tolist() == [2, 2, 1] and report.share_by_task == pytest.approx(0.9875, abs=0.005)
+    assert "1, twice the budget" in report.table()
+    recall = [cell("recall", "mamba", seed=seed) for seed in (0, 1)]
+    report = comparison_report(recall, [scores(kl, rng) for kl in (0.02, 0.03)], seed=0)
+    assert set(report.standings) == {"differs at these sizes"}
+
+
+def test_the_papers_hmm_cannot_show_transport(rng: np.random.Generator) -> None:
+    own = replace(scores(0.02, rng), memory_symbols=20.0, memory_symbols_hi=20.0, window_gap_bits=1e-6)
+    report = comparison_report([cell("hmm", "lstm"), cell("hmm", "lstm", seed=1)], [own, own], seed=0)
+    assert set(report.verdicts) == set(report.standings) == {NOT_TESTABLE}
+    slow = replace(own, window_gap_bits=0.06)
+    report = comparison_report([cell("slow-hmm", "lstm"), cell("slow-hmm", "lstm", seed=1)], [slow, slow], seed=0)
+    assert set(report.cell_verdicts) == {"realised"} and "20 [20, 20]" in report.table()
 
 
 def test_where_no_answer_is_known_there_is_no_accuracy(rng: np.random.Generator) -> None:
@@ -141,7 +252,7 @@ def test_where_no_answer_is_known_there_is_no_accuracy(rng: np.random.Generator)
     own = replace(scores(0.1, rng), known=nothing, known_correct=nothing, context_free_known_correct=nothing)
     report = comparison_report([cell("bijection", "lstm")], [own], seed=0)
     assert np.isnan(report.accuracy_where_known[0]) and np.isnan(report.accuracy_where_known_null[0])
-    assert "–  –  realised" in report.table() or "| – | – |" in report.table(is_markdown=True)
+    assert "| – | – | realised |" in report.table(is_markdown=True)
 
 
 def test_the_figure_shows_every_model_and_the_null(rng: np.random.Generator) -> None:
@@ -159,16 +270,17 @@ def test_the_figure_shows_every_model_and_the_null(rng: np.random.Generator) -> 
 
 
 @pytest.mark.usefixtures("quick")
-def test_what_is_missing_is_trained_and_a_difference_is_checked(
+def test_what_is_missing_is_trained_and_checks_only_where_they_exist(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("bayesgeom.training.kept.checkpoints", dict)
     kept = Kept(runs=tmp_path, is_trained=True)
     job = ComparisonJob.of(("transformer", "mlp", "mlp"), "bijection", seeds=1, n=5, seed=0, kept=kept)
+    job.kept.model(cell("bijection", "transformer", seed=1, is_check=True).recipe)
     report = job.run()
     names = ("bijection-transformer", "bijection-mlp", "bijection-transformer-seed1-x2")
     assert report.checkpoints == names and report.is_check == (False, False, True)
-    assert report.standings[0].startswith("contradicts") and report.standings[1] == "as published"
+    assert set(report.standings) == {"not decided: one seed"}
     again = bayesgeom.compare(("transformer", "mlp"), "bijection", n=5, runs=str(tmp_path), is_trained=False)
     partly = compare(("transformer", "lstm"), ("bijection",), n=5, runs=tmp_path, is_trained=False)
     assert partly.missing == ("bijection-lstm",) and partly.table().endswith("Not trained: bijection-lstm.")
@@ -203,7 +315,7 @@ def test_the_command_says_first_what_it_will_train(
     assert main([*asked, "mlp", "mlp"]) == 0
     out, err = capsys.readouterr()
     first = f"there: nothing\nto be trained, in {str(tmp_path)!r}:\n  bijection-mlp: 6 sequences in 3 steps\n"
-    assert err.startswith(first) and out.count("bijection-mlp ") == 1
+    assert err.startswith(first) and out.count("bijection-mlp ") == 2
     assert main([*asked, "mlp", "lstm", "--only-existing"]) == 0
     out, err = capsys.readouterr()
     assert err == "" and out.count("bijection-lstm") == 1 and "Not trained: bijection-lstm." in out

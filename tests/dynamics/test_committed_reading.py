@@ -21,7 +21,8 @@ def report() -> DynamicsReport:
 
 def test_the_table_is_the_means_over_seeds_and_their_intervals(report: DynamicsReport) -> None:
     lines = [
-        [number for cell in cells for number in numbers(cell)] for cells in rows(PAGE.split("**A second task")[0])[2:]
+        [number for cell in cells for number in numbers(cell)]
+        for cells in rows(PAGE.split("- **Does the frame")[0])[2:]
     ]
     steps = [int(step) for step in report.steps]
     columns = (
@@ -45,24 +46,48 @@ def test_the_table_is_the_means_over_seeds_and_their_intervals(report: DynamicsR
 
 def test_the_verdicts_are_the_reports(report: DynamicsReport) -> None:
     assert report.verdict.startswith("cannot decide")
-    assert report.verdict_by_share.startswith("precision settles first")
-    for name, value in (("dissociation", report.dissociation), ("dissociation_by_share", report.dissociation_by_share)):
-        low, high = report.intervals[name]
-        assert f"log2 ratio {value:.2f} [{low:.2f} … {high:.2f}]" in PAGE.replace("\n  ", " ")
+    assert report.order.startswith("not decided: the order changes with the scale")
+    assert "Of nine pairs, three say precision, one says the frame, five are open." in PAGE
+    assert "the frame first in 1, precision first in 3 of 9 pairs" in report.order
+    low, high = report.intervals["dissociation"]
+    assert f"log2 ratio {report.dissociation:.2f} [{low:.2f} … {high:.2f}]" in PAGE.replace("\n  ", " ")
     np.testing.assert_array_equal(report.frame_step, [3060, 3060, 4285])
     np.testing.assert_array_equal(report.precision_step, [6000] * 3)
-    np.testing.assert_array_equal(report.precision_step_by_share, [290] * 3)
+    np.testing.assert_array_equal(report.precision_step_by_scale, [[290, 3060, 6000]] * 3)
+
+
+def test_the_table_of_scales_and_measures_is_the_report(report: DynamicsReport) -> None:
+    lines = {cells[0]: cells[1:] for cells in rows(PAGE.replace("\n  |", "\n|")) if cells[0] in report.frame_measures}
+    assert set(lines) == set(report.frame_measures)
+    for at, name in enumerate(report.frame_measures):
+        moments = set(report.frame_step_by_measure[:, at].tolist())
+        assert set(numbers(lines[name][0])) == moments
+        for scale, said in enumerate(lines[name][1:]):
+            found = [
+                of[scale, at]
+                for of in (
+                    report.dissociation_by_scale,
+                    report.dissociation_by_scale_lo,
+                    report.dissociation_by_scale_hi,
+                )
+            ]
+            np.testing.assert_allclose(numbers(said), found, atol=6e-3)
 
 
 def test_the_second_task_says_what_its_report_says() -> None:
     found = Diagnosis.load(READINGS / "dynamics-sticky")["dynamics"]
     assert isinstance(found, DynamicsReport)
     said = PAGE[PAGE.index("**A second task") : PAGE.index("**Single trainings.**")].replace("\n", " ")
-    assert found.verdict.startswith("cannot decide")
-    assert found.verdict_by_share.startswith("precision settles first, by a factor of 4.")
-    for name, value in (("dissociation", found.dissociation), ("dissociation_by_share", found.dissociation_by_share)):
-        low, high = found.intervals[name]
-        assert f"{value:.2f} [{low:.2f} … {high:.2f}]" in said
+    assert found.verdict.startswith("cannot decide") and found.order.startswith("not decided: the order changes")
+    low, high = found.intervals["dissociation"]
+    assert f"log2 ratio {found.dissociation:.2f} [{low:.2f} … {high:.2f}]" in said
+    for scale, measure in ((0, 0), (1, 0), (2, 0), (2, 2)):
+        value, lo, hi = (
+            of[scale, measure]
+            for of in (found.dissociation_by_scale, found.dissociation_by_scale_lo, found.dissociation_by_scale_hi)
+        )
+        assert f"{value:.2f} [{lo:.2f} … {hi:.2f}]" in said
+    assert found.precision_step_by_scale.tolist() == [[70, 165, 484]] * 5
     assert set(found.frame_step.tolist()) == {314, 390} and set(found.precision_step.tolist()) == {484}
 
 

@@ -9,7 +9,7 @@ import torch
 
 from bayesgeom.dynamics import dynamics
 from bayesgeom.errors import CheckpointFault, InvalidArgument
-from bayesgeom.models.checkpoint import load_checkpoint
+from bayesgeom.models.checkpoint import hashed, load_checkpoint
 from bayesgeom.models.resolve import FOLDER_VARIABLE
 from bayesgeom.training import formation
 from bayesgeom.training.formation import chosen_among, formations, is_unchanged, load_packed, pack
@@ -88,6 +88,9 @@ def test_what_was_edited_or_is_too_new_is_refused(run: Path, tmp_path: Path) -> 
         load_packed(file)
     held["snapshots"][0]["weights_hash"] = "0" * 16
     (folder / "formation.json").write_text(json.dumps(held))
+    with pytest.raises(CheckpointFault, match=r"formation\.json was edited after it was written"):
+        load_packed(file)
+    (folder / "formation.json").write_text(json.dumps(hashed(held)))
     with pytest.raises(CheckpointFault, match=r"replaced or edited"):
         load_packed(file)
     (folder / "formation.json").write_text(json.dumps({"schema": 1}))

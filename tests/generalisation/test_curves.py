@@ -8,7 +8,6 @@ from bayesgeom.generalisation.curves import (
     critical_length,
     extrapolation_ratio,
     jump,
-    resampled_means,
     strongest,
     whole_means,
 )
@@ -77,13 +76,6 @@ def test_whole_sequence_means_dilute_the_break(rng: np.random.Generator) -> None
     assert whole[1] - whole[0] < 0.1 < 0.9 < errors[:, 13].mean() and (lo < whole).all() and (whole < hi).all()
     at_each, *_ = whole_means(errors, AT, (13, 14, 31), is_prefix=False, seed=0)
     np.testing.assert_allclose(at_each, errors.mean(axis=0)[[12, 13, 30]], atol=1e-12)
-
-
-def test_many_sequences_are_resampled_in_runs(rng: np.random.Generator) -> None:
-    values = rng.normal(size=(5_003, 3))
-    drawn = resampled_means(values, seed=0)
-    np.testing.assert_allclose(drawn[0], values.mean(axis=0), atol=1e-12)
-    np.testing.assert_allclose(drawn[1:].std(axis=0), 1 / np.sqrt(5_003), rtol=0.15)
 
 
 def test_the_strongest_null_has_the_least_finite_kl() -> None:

@@ -203,7 +203,18 @@ def test_a_report_is_saved_drawn_and_tabled(two_arms: LengthReport, tmp_path: Pa
     names = {trace.name for trace in two_arms.figure().data}
     assert {"learned 0", "rotary 0", "null: likelihood only", "threshold 0.01 bits"} <= names
     assert length([small(), small()], lengths=[11], n=5).arms == ("rotary 0", "rotary 0 (2)")
-    assert len(two_arms.headlines()) == 6 and len(two_arms.table().splitlines()) == 9
+    assert len(two_arms.headlines()) == 8 and len(two_arms.table().splitlines()) == 12
+
+
+def test_the_effective_memory_of_every_arm_is_stated(two_arms: LengthReport) -> None:
+    assert two_arms.effective_memory_symbols.shape == (2,) and set(two_arms.predictors) >= {
+        "window_4_stationary", "window_1_uniform", "stationary",
+    }  # fmt: skip
+    assert two_arms.predictors[0] == "window_4_stationary", "the strongest predictor that carries nothing"
+    assert (two_arms.effective_memory_symbols <= two_arms.effective_memory_symbols_hi).all()
+    table = two_arms.table()
+    assert "learned 0: effective memory 0 … 0 symbols" in table, "an untrained model is no better than the prior"
+    assert table.count(two_arms.transport) == 1 and "transport" in two_arms.transport
 
 
 @pytest.mark.parametrize(

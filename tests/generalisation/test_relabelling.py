@@ -15,7 +15,7 @@ from bayesgeom.cli import main
 from bayesgeom.diagnose import N_RENAMED, diagnose
 from bayesgeom.diagnosis import Diagnosis
 from bayesgeom.errors import InvalidArgument, TaskMismatch
-from bayesgeom.generalisation.relabelling_report import RelabellingReport, verdict
+from bayesgeom.generalisation.relabelling_report import RelabellingReport, Scored, relabelling_report, verdict
 from bayesgeom.models.hooked import HookedModel
 from bayesgeom.models.transformer import Transformer, TransformerConfig
 from bayesgeom.relabelling import RelabellingJob, relabel
@@ -165,15 +165,60 @@ def test_a_preference_for_a_name_cancels_in_the_mean_and_not_sequence_by_sequenc
         ((-1.5, 0.5), (0.1, 0.9), "undecided"),
         ((1.1, 1.5), (1.1, 1.9), "not invariant"),
         ((-1.5, -1.1), (1.1, 1.9), "not invariant"),
+        ((0.1, 0.5), (0.1, 0.9), "undecided"),  # significant, and within the bound
+        ((1e-4, 0.5), (0.1, 0.9), "invariant"),  # 0 lies outside by rounding alone
+        ((-0.5, 0.5), (np.nan, np.nan), "undecided"),
+        ((np.nan, np.nan), (0.1, 0.9), "undecided"),
+        ((0.0, 0.0), (0.0, 0.0), "invariant"),
     ],
 )
 def test_the_verdict_follows_its_rule(mean: tuple[float, float], size: tuple[float, float], expected: str) -> None:
     assert verdict(mean, size, 1.0) == expected
 
 
-def test_the_bound_is_a_share_of_the_error_or_a_thousandth_of_a_bit() -> None:
+def test_the_bound_is_half_of_the_models_own_kl_or_a_hundredth_of_the_uniform_one() -> None:
     found = relabel(model(says_nothing), n=31)
-    assert found.bound_bits == pytest.approx(0.1 * found.kl_before_bits)
+    assert found.bound_bits == pytest.approx(0.01 * found.kl_before_bits, rel=1e-4), "it is the uniform prediction"
+    rng = np.random.default_rng(0)
+    accurate = pair(rng, own_kl=4e-5, change=lambda kl: kl)
+    assert accurate.bound_bits == pytest.approx(0.5 * accurate.kl_before_bits)
+
+
+def pair(rng: np.random.Generator, *, own_kl: float, change: Callable[[np.ndarray], np.ndarray]) -> RelabellingReport:
+    """Two passes of an accurate model: skewed KL of mean `own_kl`, and the same KL changed by the renaming."""
+    n, positions, answers = 211, 7, 3
+    before = own_kl * rng.lognormal(-0.5, 1.0, size=(n, 1)) * np.ones(positions)
+    exact = rng.dirichlet(np.ones(answers), size=(n, positions))
+    first, second, stuck = (
+        Scored(kl_bits=kl, entropy_error_bits=kl, answers=exact) for kl in (before, change(before), before + 0.3)
+    )
+    return relabelling_report(first, second, stuck, uniform_kl_bits=0.4, seed=1)
+
+
+def test_the_same_kl_in_every_sequence_is_invariant_and_a_change_in_a_few_is_undecided(
+    rng: np.random.Generator,
+) -> None:
+    same = pair(rng, own_kl=4e-3, change=lambda kl: kl)
+    assert same.verdict == "invariant" and "exactly the same after renaming" in same.verdict_reason
+    few = pair(rng, own_kl=4e-3, change=lambda kl: kl + 1.0 * (np.arange(len(kl)) < 5)[:, None])
+    assert few.verdict == "undecided" and few.verdict_reason.startswith("no interval: 5 of 211 sequences differ")
+
+
+def test_verdicts_do_not_depend_on_the_size_of_a_small_kl() -> None:
+    """A floor of 0.001 bits called each of these invariant: thirty times the KL of the model itself."""
+    for own_kl in (4e-5, 4e-4, 4e-3):
+        rng = np.random.default_rng(3)
+        sign = np.where(rng.random((211, 1)) < 0.5, 1.0, -1.0)
+        noise = 1 + 0.1 * rng.normal(size=(211, 1))
+        planted: dict[str, Callable[[np.ndarray], np.ndarray]] = {
+            "invariant": lambda kl, noise=noise: kl * noise,
+            "not invariant": lambda kl, noise=noise: 3 * kl * noise,  # renaming triples the error
+            "invariant on average only": lambda kl, sign=sign: kl + 0.9 * sign * kl.mean(),  # prefers some names
+        }
+        for verdict_of_it, change in planted.items():
+            found = pair(np.random.default_rng(5), own_kl=own_kl, change=change)
+            assert found.verdict == verdict_of_it, (own_kl, found.verdict_reason)
+            assert f"own KL {found.kl_before_bits:.2g} bits" in found.verdict_reason
 
 
 def test_a_report_is_saved_and_drawn(tmp_path: Path) -> None:
@@ -198,7 +243,7 @@ def test_refusals() -> None:
 def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["relabel", "bijection-v20", "--n", "5"]) == 0
     printed = capsys.readouterr().out
-    assert "KL before" in printed and "Invariant: the 95 % intervals" in printed
+    assert "KL before" in printed and "The bound is 50% of the model's own KL" in printed
 
 
 @pytest.mark.parametrize("n", [40, 200])

@@ -6,10 +6,9 @@ import torch
 from torch.nn.functional import one_hot
 
 from bayesgeom.geometry.best_guesses import cluster_scores, guess_scores
-from bayesgeom.geometry.clusters import adjusted_rand, meetings
 from bayesgeom.geometry.readout import BeliefTargets, belief_rows, belief_targets, read_out
 from bayesgeom.geometry.subspace import random_subspaces
-from bayesgeom.statistics import bootstrap_weights, shuffled_within_position
+from bayesgeom.statistics import bootstrap_weights, jackknife_weights, shuffled_within_position
 
 SEQUENCES, POSITIONS, H, D = 47, 5, 3, 7
 COUNTS = [2, 3, 5]
@@ -37,38 +36,18 @@ def clouds(belief: np.ndarray, rng: np.random.Generator) -> torch.Tensor:
 
 
 def test_best_guesses_are_found_with_intervals_and_nulls(belief: np.ndarray, clouds: torch.Tensor) -> None:
-    weights = bootstrap_weights(SEQUENCES, seed=2, draws=201)
+    weights = jackknife_weights(SEQUENCES)
     scores = cluster_scores(clouds, targets_of(belief), TOKENS, COUNTS, weights, n_clustered=151, seed=3)
     assert all(values.shape == (2, len(COUNTS)) for values in scores.values())
-    assert scores["rand_index"][0, 1] == 1 == scores["rand_index_lo"][0, 1]
+    assert scores["rand_index"][0, 1] == 1
+    assert np.isnan(scores["rand_index_lo"][0, 1]), "no point is in the wrong cluster: how rare one is, is unknown"
     assert scores["silhouette"][0, 1] > 0.8 > scores["silhouette_null"][0, 1] + 0.2
     assert np.abs(scores["rand_index"][1]).max() < 0.1 > np.abs(scores["rand_index_null"]).max()
     for name in ("silhouette", "rand_index", "token_rand_index"):
-        assert (scores[f"{name}_lo"] <= scores[f"{name}_hi"]).all()
-        inside = (scores[f"{name}_lo"] - 0.02 <= scores[name]) & (scores[name] <= scores[f"{name}_hi"] + 0.02)
+        lo, hi = (scores[f"{name}_{end}"] for end in ("lo", "hi"))
+        assert not (lo > hi).any() and np.isfinite(lo).sum() >= 4
+        inside = ~((lo - 0.02 > scores[name]) | (scores[name] > hi + 0.02))
         assert inside.all(), name
-
-
-def test_equal_weights_are_the_estimate(belief: np.ndarray, clouds: torch.Tensor) -> None:
-    """A resample that holds every sequence once gives the estimate, points of no sequence counting less."""
-    even = np.full((3, SEQUENCES), 1 / SEQUENCES)
-    scores = cluster_scores(clouds, targets_of(belief), TOKENS, COUNTS, even, n_clustered=999, seed=3)
-    for name in ("silhouette", "rand_index", "token_rand_index"):
-        for end in ("_lo", "_hi"):
-            np.testing.assert_allclose(scores[name + end], scores[name], atol=1e-12)
-
-
-def test_a_sequence_counts_as_often_as_it_was_drawn(belief: np.ndarray, clouds: torch.Tensor) -> None:
-    """All weight on two sequences leaves their points alone, as often as there are sequences to draw."""
-    only = np.zeros((1, SEQUENCES))
-    only[0, [5, 11]] = 0.5
-    targets = targets_of(belief)
-    scores = cluster_scores(clouds, targets, TOKENS, [H], only, n_clustered=999, seed=3)
-    kept = [5 * POSITIONS + i for i in range(POSITIONS)] + [11 * POSITIONS + i for i in range(POSITIONS)]
-    guess = torch.from_numpy(belief.argmax(-1).ravel())
-    twin = meetings(guess[None, None], torch.nn.functional.one_hot(guess).double()[:, None])  # clusters are the guesses
-    assert float(adjusted_rand(twin)[0, 0, 0]) == 1 == scores["rand_index_lo"][0, 0]
-    assert len(kept) == 2 * POSITIONS and np.isfinite(scores["silhouette_lo"]).all()
 
 
 def test_clusters_of_the_token_are_told_from_clusters_of_the_guess(
@@ -86,7 +65,7 @@ def test_nearest_centroids_by_confidence(belief: np.ndarray, clouds: torch.Tenso
     targets = targets_of(belief)
     found = [read_out(cloud, targets, random_subspaces(D, H, draws=2, seed=0)) for cloud in clouds]
     bands = [(0.0, 2.0), (0.7, 2.0), (3.0, 4.0)]
-    scores = guess_scores(found, targets, bands, bootstrap_weights(24, seed=4, draws=201))
+    scores = guess_scores(found, targets, bands, seed=4)
     assert scores["nearest_centroid_accuracy"][0, 0] == 1 > 0.6 > scores["nearest_centroid_accuracy"][1, 0]
     lo, hi = (scores[f"nearest_centroid_accuracy_{end}"][1, 0] for end in ("lo", "hi"))
     assert lo < scores["nearest_centroid_accuracy"][1, 0] < hi

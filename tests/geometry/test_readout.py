@@ -27,7 +27,7 @@ from bayesgeom.geometry.readout import (
 )
 from bayesgeom.geometry.regression import RIDGE
 from bayesgeom.geometry.subspace import random_subspaces
-from bayesgeom.statistics import bootstrap_weights, shuffled_within_position
+from bayesgeom.statistics import bootstrap_weights, jackknife_weights, shuffled_within_position
 
 SEQUENCES, FIT, POSITIONS, H, D, DRAWS, SUBSPACES = 43, 23, 5, 3, 7, 2, 11
 SPLIT = FIT * POSITIONS
@@ -194,12 +194,13 @@ def test_scores_under_even_weights_are_those_of_the_readout(points: torch.Tensor
 
 def test_summary_puts_each_score_beside_its_nulls(points: torch.Tensor, targets: BeliefTargets) -> None:
     found = [read_out(cloud, targets, BASES) for cloud in (points, points**2)]
-    table = summary(found, targets, bootstrap_weights(HELD, seed=1, draws=101))
+    table = summary(found, targets, jackknife_weights(HELD))
     assert all(values.shape == (2,) for values in table.values())
     assert table["r2_null"][1] == pytest.approx(found[1].r2[1:DRAWS].mean())
     assert table["r2_random_subspace"][1] == pytest.approx(found[1].r2[DRAWS:].mean())
     for metric in ("r2", "total_variation", "balanced_accuracy"):
-        assert (table[f"{metric}_lo"] < table[metric]).all() and (table[metric] < table[f"{metric}_hi"]).all()
+        lo, hi = (table[f"{metric}_{end}"] for end in ("lo", "hi"))
+        assert np.isnan([lo, hi]).all() if HELD < 9 else ((lo < table[metric]) & (table[metric] < hi)).all()
 
 
 def test_bands_and_the_commonest_answer(points: torch.Tensor, targets: BeliefTargets) -> None:
@@ -213,7 +214,7 @@ def test_bands_and_the_commonest_answer(points: torch.Tensor, targets: BeliefTar
             if label.any() and low <= held[s, p, 0, BELIEF].max() < high:
                 right.append(found.hits[s, p, 0])
                 counts += label
-        scores = guess_scores([found], targets, bands, bootstrap_weights(HELD, seed=1, draws=31))
+        scores = guess_scores([found], targets, bands)
         accuracy, constant = scores["nearest_centroid_accuracy"][0, band], commonest(targets, inside)[band]
         if right:
             assert accuracy == pytest.approx(np.mean(right)) and constant == pytest.approx(counts.max() / len(right))
@@ -224,5 +225,5 @@ def test_bands_and_the_commonest_answer(points: torch.Tensor, targets: BeliefTar
 def test_nothing_held_out_is_no_answer(points: torch.Tensor, belief: torch.Tensor) -> None:
     targets = belief_targets(belief_rows(belief[:1])[None].expand(2, -1, -1, -1, -1), 1)
     found = read_out(points[:POSITIONS], targets, BASES)
-    table = summary([found], targets, np.zeros((1, 0)))
+    table = summary([found], targets, jackknife_weights(0))
     assert all(np.isnan(values).all() for values in table.values())

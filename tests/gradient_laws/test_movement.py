@@ -22,7 +22,7 @@ from bayesgeom.gradient_laws.movement import Frame, GradientMovementReport, Mome
 from bayesgeom.gradient_laws.settling import lag, settling
 from bayesgeom.gradient_movement import MovementJob
 from bayesgeom.information import jensen_shannon_bits
-from bayesgeom.models.checkpoint import load_checkpoint
+from bayesgeom.models.checkpoint import hashed, load_checkpoint
 from bayesgeom.over_training import runs
 from bayesgeom.statistics import Crossing
 from bayesgeom.tasks.base import derived_seed
@@ -61,7 +61,7 @@ def test_every_snapshot_has_its_place(report: GradientMovementReport) -> None:
     assert np.isnan(report.pattern_moved_bits[0]) and (report.pattern_moved_bits[1:] > 0).all()
     assert report.pattern_distance_bits_by_layer.shape == report.value_distance_by_layer.shape == (4, 2)
     np.testing.assert_allclose(report.value_distance_by_layer.mean(axis=1), report.value_distance)
-    assert (report.routing_norm_lo <= report.routing_norm).all()
+    assert np.isnan(report.routing_norm_lo).all(), "five sequences give no interval"
 
 
 def test_distances_are_those_of_two_plain_passes(run: Path, report: GradientMovementReport) -> None:
@@ -223,7 +223,7 @@ def test_a_snapshot_from_before_a_size_had_a_name_is_of_the_same_architecture(ru
     shutil.copytree(run / "snapshots" / "step-0000000", old)
     described = json.loads((old / "config.json").read_text())
     del described["model"]["top_attention_off"], described["task"]["pooled_keys"]
-    (old / "config.json").write_text(json.dumps(described))
+    (old / "config.json").write_text(json.dumps(hashed(described)))
     assert MovementJob.of([old, run / "snapshots" / "step-0000040"]).training.steps == (0, 40)
 
 

@@ -180,6 +180,7 @@ FITS: list[Fit] = [
 ]  # fmt: skip
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("fit", FITS, ids=lambda fit: fit.label)
 def test_bfloat16_gives_what_float32_gives_to_its_rounding(model: Model, half: Model, fit: Fit) -> None:
     for kind in ("swap", "rotate"):

@@ -21,6 +21,7 @@ def built(config: ModelConfig) -> int:
     return sum(parameter.numel() for parameter in config.build(seed=0).parameters())
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_every_architecture_comes_within_one_percent(architecture: str) -> None:
     config = capacity_matched(architecture, REFERENCE)

@@ -13,12 +13,14 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from bayesgeom.cli import main
 from bayesgeom.errors import CheckpointFault, InvalidArgument, OutputFault, UnknownName
 from bayesgeom.models import checkpoint as checkpoints
-from bayesgeom.models.checkpoint import load_checkpoint, save_checkpoint, weights_hash
+from bayesgeom.models.checkpoint import hashed, load_checkpoint, save_checkpoint, weights_hash
 from bayesgeom.models.config import config_from_dict
 from bayesgeom.models.transformer import NORMS, POSITIONS, TransformerConfig
 from bayesgeom.tasks.bijection import Bijection
+from bayesgeom.training.formation import seal
 
 TASK = Bijection(n_values=5, n_pairs=3)
 CONFIG = TransformerConfig(d_vocab=10, n_ctx=5, n_layers=2, n_heads=3, d_model=21, d_mlp=13)
@@ -29,12 +31,16 @@ Weights = dict[str, Tensor]
 
 def saved(path: Path, seed: int = 1) -> str:
     module = CONFIG.build(seed=seed)
-    return save_checkpoint(path, module, CONFIG, recipe=RECIPE, step=17, card=CARD, scores={"kl_bits": 0.25})
+    entries = {"scores": {"kl_bits": 0.25}}
+    return save_checkpoint(path, module, CONFIG, recipe=RECIPE, step=17, card=CARD, entries=entries)
 
 
-def change_config(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
+def change_config(path: Path, change: Callable[[dict[str, Any]], object], *, rehash: bool = True) -> None:
+    """Edit the config; `rehash` stores its hash again, so that the hash is not what is found wrong."""
     description = json.loads((path / "config.json").read_text())
     change(description)
+    if rehash:
+        description = hashed(description)
     (path / "config.json").write_text(json.dumps(description))
 
 
@@ -117,7 +123,7 @@ def test_the_directory_says_what_it_is(tmp_path: Path) -> None:
     assert {file.name for file in (tmp_path / "tiny").iterdir()} == {"model.safetensors", "config.json", "card.md"}
     assert (tmp_path / "tiny" / "card.md").read_text() == f"# tiny\n\nweights {digest}\n"
     description = json.loads((tmp_path / "tiny" / "config.json").read_text())
-    assert (description["schema"], description["step"], description["scores"]) == (1, 17, {"kl_bits": 0.25})
+    assert (description["schema"], description["step"], description["scores"]) == (2, 17, {"kl_bits": 0.25})
     assert {"python", "torch", "transformer-lens", "numpy", "safetensors"} <= description["versions"].keys()
 
 
@@ -170,7 +176,7 @@ def test_edited_weights_no_longer_match_their_hash(tmp_path: Path) -> None:
 
 
 CONFIG_FAULTS: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
-    "newer": (lambda d: d.update(schema=2), r"has schema 2; this bayesgeom reads up to 1\. Upgrade"),
+    "newer": (lambda d: d.update(schema=3), r"has schema 3; this bayesgeom reads up to 2\. Upgrade"),
     "no schema": (lambda d: d.pop("schema"), r"no bayesgeom config: it has no schema number"),
     "no model": (lambda d: (d.pop("model"), d.pop("step")), r"config\.json lacks model, step\."),
     "architecture": (
@@ -193,6 +199,37 @@ def test_wrong_configs_are_named(fault: str, tmp_path: Path) -> None:
     change_config(tmp_path / "tiny", change)
     with pytest.raises(CheckpointFault, match=message):
         load_checkpoint(tmp_path / "tiny")
+
+
+EDITS: dict[str, Callable[[dict[str, Any]], object]] = {
+    "heads": lambda d: d["model"].update(n_heads=1),  # every shape still fits
+    "norm": lambda d: d["model"].update(norm="layernorm"),
+    "task": lambda d: d["task"].update(n_pairs=2),
+    "recipe": lambda d: d["recipe"].update(steps=99),
+    "step": lambda d: d.update(step=18),
+    "scores": lambda d: d["scores"].update(kl_bits=0.0),
+    "more": lambda d: d.update(note="trust me"),
+}
+
+
+@pytest.mark.parametrize("edit", EDITS)
+def test_a_config_that_was_edited_does_not_load(edit: str, tmp_path: Path) -> None:
+    saved(tmp_path / "tiny")
+    change_config(tmp_path / "tiny", EDITS[edit], rehash=False)
+    with pytest.raises(CheckpointFault, match=r"config\.json was edited after .*contents have hash \w{16}.*--seal"):
+        load_checkpoint(tmp_path / "tiny")
+
+
+def test_a_config_without_its_hash_does_not_load_until_it_is_sealed(tmp_path: Path) -> None:
+    saved(tmp_path / "tiny")
+    change_config(tmp_path / "tiny", lambda d: (d.pop("config_hash"), d.update(schema=1)), rehash=False)
+    with pytest.raises(CheckpointFault, match=r"config\.json has no config_hash.*bayesgeom checkpoints --seal"):
+        load_checkpoint(tmp_path / "tiny")
+    assert main(["checkpoints", "--seal", str(tmp_path / "tiny")]) == 0
+    assert load_checkpoint(tmp_path / "tiny").step == 17
+    change_weights(tmp_path / "tiny", fill_one(1.5), rehash=False)
+    with pytest.raises(CheckpointFault, match="replaced or edited"):
+        seal(tmp_path / "tiny")
 
 
 @pytest.mark.parametrize("text", ['{"schema": 1,', "\x00\x01", ""])

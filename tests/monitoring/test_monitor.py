@@ -172,6 +172,40 @@ def test_it_goes_back_to_the_last_good_state_and_stops_when_that_does_not_help(o
         assert level == pytest.approx(watch.report().kl_bits[at])
 
 
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+@pytest.mark.parametrize("action", ["warn", "stop", "roll_back"])
+def test_weights_that_are_not_finite_are_noticed_at_once(action: Any, value: float) -> None:
+    module = tiny()
+    response = Response(action=action, on="key_orthogonality")
+    watch = Monitor(module, TASK, every=1, settings=QUICK, response=response)
+    loop(module, 2, watch)
+    good = copy.deepcopy(module.state_dict())
+    with torch.no_grad():
+        next(iter(module.parameters()))[0, :3] = value
+    events = watch(2)
+    assert (events[0].kind, events[0].metric, events[0].value) == ("not finite", "weights", 3)
+    assert "3 entries of weights are NaN or infinite" in str(events[0])
+    assert [event.kind for event in events[1:]] == {"warn": [], "stop": ["stopped"], "roll_back": ["rolled back"]}[
+        action
+    ]
+    assert watch.should_stop == (action == "stop")
+    if action == "roll_back":
+        assert events[1].value == 1
+        assert all(torch.equal(good[name], tensor) for name, tensor in module.state_dict().items())
+    if action == "warn":
+        assert watch(3) == ()  # said once
+
+
+def test_a_state_that_is_not_finite_is_never_kept() -> None:
+    module = tiny()
+    watch = Monitor(module, TASK, every=1, settings=QUICK, response=Response(action="roll_back"))
+    with torch.no_grad():
+        next(iter(module.parameters()))[0, 0] = math.nan
+    events = [event for step in range(4) for event in watch(step)]
+    assert [event.kind for event in events[:2]] == ["not finite", "stopped"]
+    assert watch._good.step is None and watch.should_stop
+
+
 def hf_model() -> Any:
     return (
         LlamaConfig(d_vocab=10, n_ctx=8, n_layers=2, n_heads=2, n_kv_heads=1, d_model=20, d_mlp=11).build(seed=0).whole

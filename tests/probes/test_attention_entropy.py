@@ -160,8 +160,8 @@ def test_in_the_bijection_without_repeats_consistency_cannot_be_other_than_zero(
     report = AttentionEntropy().measure(planted_run(trials, {s.PATTERN: pattern}))
     assert report.consistency_ceiling == 0 and not report.consistency.any() and "any attention" in report.note
     said = report.headlines()[1]
-    assert math.isnan(said.value) and "no meaning: no live hypothesis in sight" in said.label
-    assert "consistency is 0 for any attention" in report.figure().layout.title.text
+    assert math.isnan(said.value) and "undefined: consistency is 0 for any attention" in said.label
+    assert math.isnan(report.consistency_over_other_last_layer) and "any attention" in report.figure().layout.title.text
 
 
 def test_with_repeats_the_stored_value_can_be_attended_to() -> None:
@@ -205,14 +205,52 @@ def test_initialisation_is_the_mean_over_copies(rng: np.random.Generator) -> Non
         mean = np.mean([vars(copy)[metric] for copy in copies], axis=0)
         np.testing.assert_array_equal(vars(report)[f"{metric}_initialisation"], mean)
     assert report.nulls["reduction"] == pytest.approx(np.mean([copy.reduction for copy in copies]))
-    assert report.headlines()[0].null_label == "initialisation"
+    assert report.headlines()[0].null_label == "untrained"
 
 
 def test_figure_draws_the_nulls(rng: np.random.Generator) -> None:
     report = AttentionEntropy().measure(run_of(rng), [AttentionEntropy().measure(run_of(rng))])
     figure = report.figure()
     names = {trace.name for trace in figure.data}
-    assert {"null: uniform attention", "null: initialisation", "null: another sequence's attention"} <= names
+    assert {"null: uniform attention", "null: untrained", "null: another sequence's attention"} <= names
     maps = [trace for trace in figure.data if isinstance(trace, go.Heatmap)]
     assert len(maps) == 2 and all(any("null" in tick for tick in trace.colorbar.ticktext) for trace in maps)
     np.testing.assert_array_equal(maps[0].z, report.entropy_share)
+
+
+def test_consistency_over_another_sequence_equals_a_loop(rng: np.random.Generator) -> None:
+    run = run_of(rng, n_queries=3)
+    report = AttentionEntropy().measure(run)
+    pattern, belief = run.recorded[s.PATTERN], run.trials.at_scored(run.trials.belief)
+    for layer, head in itertools.product(range(LAYERS), range(HEADS)):
+        own = consistencies(run, layer, head).mean(axis=1)
+        other = [
+            np.mean(
+                [
+                    slow_consistency(
+                        pattern[layer, b, head, q].tolist(),
+                        run.trials.tokens[(b + 1) % N].tolist(),
+                        belief[(b + 1) % N, q].tolist(),
+                    )
+                    for q in range(3)
+                ]
+            )
+            for b in range(N)
+        ]
+        assert report.consistency_shuffled[layer, head] == pytest.approx(np.mean(other), abs=1e-5)
+        assert report.consistency_over_other[layer, head] == pytest.approx(np.mean(own - other), abs=1e-5)
+        lo, hi = mean_interval(own - np.array(other), seed=3)
+        held = (report.consistency_over_other_lo[layer, head], report.consistency_over_other_hi[layer, head])
+        assert held == pytest.approx((float(lo), float(hi)), abs=1e-5)
+    assert report.identified
+
+
+def test_a_posterior_that_only_position_decides_is_not_identified(rng: np.random.Generator) -> None:
+    exact = np.tile(rng.dirichlet(np.ones(HYPOTHESES), size=(1, 3)), (N, 1, 1))
+    tokens = np.tile(rng.integers(7, size=POSITIONS), (N, 1))
+    tokens[0, -1] = 5 - 3 * (tokens[0, -1] == 5)  # a token that stands for no hypothesis, in one sequence: no matter
+    tokens[:, -1] = np.where(np.isin(tokens[:, -1], IDS), 5, tokens[:, -1])
+    trials = planted_trials(exact, tokens, token_sets={"hypotheses": IDS})
+    report = AttentionEntropy().measure(planted_run(trials, {s.PATTERN: run_of(rng, n_queries=3).recorded[s.PATTERN]}))
+    assert not report.identified and "not identified" in report.note
+    assert math.isnan(report.headlines()[1].value) and "not identified" in report.headlines()[1].label

@@ -272,3 +272,25 @@ def test_too_many_hypotheses_are_measured_and_not_drawn() -> None:
     report = BeliefReadout().measure(planted(ModularRecurrence(modulus=5, length=5), n=23))
     assert report.drawn_belief.shape == (0, 26) and np.isfinite(report.r2).all()
     assert "26 hypotheses are too many corners to draw" in [t.text[0] for t in report.figure().data if t.mode == "text"]
+
+
+def test_beliefs_of_window_observers_stand_beside_the_read_out() -> None:
+    run = planted(CHAIN)
+    report = BeliefReadout().measure(run)
+    assert report.windows == ("1", "2", "3", "4") and report.window_starts == ("uniform", "stationary")
+    exact = run.trials.at_scored(run.trials.belief).numpy()
+    mean, held = exact[:31].mean(axis=(0, 1)), exact[31:]
+    for row, start in enumerate(report.window_starts):
+        for column, width in enumerate(report.windows):
+            seen = CHAIN.window_predictives(run.trials, int(width), start).numpy()[31:]  # the answer is the state
+            r2 = 1 - ((held - seen) ** 2).sum() / ((held - mean) ** 2).sum()
+            assert report.window_r2[row, column] == pytest.approx(r2, abs=1e-5)
+    is_shown = np.isfinite(report.window_r2_lo)
+    assert (report.window_r2_lo <= report.window_r2)[is_shown].all() and is_shown.sum() >= 6
+    assert (report.window_r2 <= report.window_r2_hi)[is_shown].all()
+    assert (np.diff(report.window_r2, axis=1) > 0).all() and report.window_map_r2[1, 3] > 0.98
+    # Written whole, the belief is read better than any of these; the levels stand in the headline.
+    assert report.r2[0, WRITTEN] > report.window_map_r2.max() > report.r2[0, NOISE]
+    label = report.headlines()[0].null_label
+    assert "belief after the last 4 symbols" in label and "belief after the current symbol alone" in label
+    assert BeliefReadout().measure(planted(REPEATS)).windows == (), "what is hidden does not move"

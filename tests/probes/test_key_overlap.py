@@ -1,5 +1,6 @@
-"""Key overlap against loops over tokens and pairs, its views, its nulls and what is missing."""
+"""Key overlap against loops over tokens and pairs; its views, levels and verdicts, and what is missing."""
 
+import itertools
 import math
 from pathlib import Path
 
@@ -10,10 +11,17 @@ import torch
 
 from bayesgeom import sites as s
 from bayesgeom.activations import Run
-from bayesgeom.geometry.cosine import chance_overlap, chance_overlap_centred, welch_bound
+from bayesgeom.geometry.cosine import (
+    chance_overlap,
+    chance_overlap_centred,
+    cross_fitted_overlap,
+    overlap,
+    pairwise_cosine,
+    welch_bound,
+)
 from bayesgeom.probes.base import planted_run, planted_trials
-from bayesgeom.probes.key_overlap import DRAWS, KeyOverlap, KeyOverlapReport, hypothesis_overlap
-from bayesgeom.statistics import bootstrap_weights
+from bayesgeom.probes.key_overlap import KeyOverlap, KeyOverlapReport, overlap_by_view
+from bayesgeom.statistics import jackknife_weights, statistic_interval
 
 LAYERS, N, POSITIONS, HEADS, WIDTH, MODEL = 2, 11, 7, 3, 5, 17
 SETS = {"inputs": (9, 1), "hypotheses": (6, 2, 4), "empty": ()}
@@ -73,12 +81,12 @@ def everything(rng: np.random.Generator) -> tuple[Run, KeyOverlapReport]:
     return run, KeyOverlap().measure(run)
 
 
-def test_views_are_every_set_in_every_variant_hypotheses_first(everything: tuple[Run, KeyOverlapReport]) -> None:
+def test_views_are_every_set_in_every_variant_inputs_first(everything: tuple[Run, KeyOverlapReport]) -> None:
     _, report = everything
     variants = ("activation", "activation rotated", "weights")
-    of_sets = [f"{name} / {variant}" for name in ("hypotheses", "empty", "inputs") for variant in variants]
+    of_sets = [f"{name} / {variant}" for name in ("inputs", "hypotheses", "empty") for variant in variants]
     assert report.views == (*of_sets, "columns")
-    assert report.n_vectors.tolist() == [3, 3, 3, 0, 0, 0, 2, 2, 2, WIDTH] and not report.n_unseen.any()
+    assert report.n_vectors.tolist() == [2, 2, 2, 3, 3, 3, 0, 0, 0, WIDTH] and not report.n_unseen.any()
     assert report.n == N
 
 
@@ -97,30 +105,62 @@ def test_activation_views_equal_a_loop(everything: tuple[Run, KeyOverlapReport])
             assert report.overlap_centred[at, layer, head] == pytest.approx(expected, abs=1e-5)
 
 
-def test_intervals_equal_a_loop_over_resamples(everything: tuple[Run, KeyOverlapReport]) -> None:
+def test_intervals_equal_a_loop_that_leaves_out_each_sequence(everything: tuple[Run, KeyOverlapReport]) -> None:
     run, report = everything
-    drawn = [
-        slow_overlap(slow_mean_keys(run, s.K, 1, 2, SETS["hypotheses"], weights))
-        for weights in bootstrap_weights(N, seed=3, draws=DRAWS)
-    ]
-    bias = np.mean(drawn) - report.overlap[0, 1, 2]
-    assert report.overlap_bias[0, 1, 2] == pytest.approx(bias, abs=1e-5)
-    ends = (np.quantile(drawn, [0.025, 0.975]) - bias).clip(0, 1)
-    np.testing.assert_allclose([report.overlap_lo[0, 1, 2], report.overlap_hi[0, 1, 2]], ends, atol=1e-5)
-    assert np.isnan(report.overlap_lo[[2, 9]]).all(), "weights are no sample"
+    rows = np.array(
+        [slow_overlap(slow_mean_keys(run, s.K, 1, 2, SETS["hypotheses"], weights)) for weights in jackknife_weights(N)]
+    )
+    at = report.views.index("hypotheses / activation")
+    bias = (N - 1) * (rows[1:].mean() - rows[0])
+    assert report.overlap_bias[at, 1, 2] == pytest.approx(bias, abs=1e-4)
+    ends = statistic_interval(rows, seed=3, scale="share")
+    found = [report.overlap_lo[at, 1, 2], report.overlap_hi[at, 1, 2]]
+    np.testing.assert_allclose(found, [float(ends.lo), float(ends.hi)], atol=1e-4)
+    assert found[0] < found[1]
+    assert np.isnan(report.overlap_lo[[2, 5, 9]]).all(), "weights are no sample"
 
 
-def test_few_noisy_sequences_bias_the_overlap_and_leave_it_inside_its_interval(rng: np.random.Generator) -> None:
-    """Keys on one line under noise that is as long as they are: every resample is noisier, and less parallel."""
-    n, n_items, width = 8, 31, 17
+def test_the_interval_is_of_the_overlap_less_what_noise_in_the_means_takes_off(rng: np.random.Generator) -> None:
+    """Keys on one line under noise that is as long as they are: with any number of sequences they seem to part."""
+    n, n_items, width = 31, 13, 17
     tokens = np.tile(np.arange(n_items), (n, 1))
     trials = planted_trials(np.ones((n, 1, 1)), tokens, token_sets={"hypotheses": range(n_items)})
     keys = torch.from_numpy(1.0 + rng.normal(size=(1, n, n_items, 1, width))).float()
     report = KeyOverlap().measure(planted_run(trials, {s.K: keys}))
     low, found, high = (float(values.item()) for values in (report.overlap_lo, report.overlap, report.overlap_hi))
-    assert low < found < high < found - report.overlap_bias.item(), "a percentile interval would end below it"
-    lo, hi = report.intervals["first_layer_overlap"]
-    assert lo < report.first_layer_overlap < hi
+    free = found - report.overlap_bias.item()
+    assert abs(free - 1) < abs(found - 1) / 3, "the keys themselves are parallel"
+    assert found < low < high <= 1, "a percentile interval would end below"
+    assert report.overlap_mean_lo[0, 0] == low and report.overlap_mean_hi[0, 0] == high
+
+
+@pytest.mark.parametrize(("n", "is_decided"), [(7, False), (31, True)])
+def test_a_sample_without_an_interval_has_no_verdict(n: int, is_decided: bool, rng: np.random.Generator) -> None:
+    n_items, width = 11, 13
+    trials = planted_trials(
+        np.full((n, 1, 2), 0.5), np.tile(np.arange(n_items), (n, 1)), token_sets={"inputs": range(n_items)}
+    )
+    keys = np.ones((n_items, 1, width)) + 0.1 * rng.normal(size=(1, n, n_items, 1, width))
+    report = KeyOverlap().measure(planted_run(trials, {s.K: torch.from_numpy(keys).float()}))
+    verdict = report.verdict[0, report.levels.index("random directions"), 0, 0]
+    assert np.isfinite(report.overlap_lo[0, 0, 0]) == is_decided
+    assert (verdict == 1) if is_decided else math.isnan(verdict)
+    expected = "1 above random directions" if is_decided else "undecided: too few of 7 sequences differ"
+    assert report.said(0).startswith(expected)
+
+
+def test_keys_that_are_the_same_in_every_sequence_are_exact(rng: np.random.Generator) -> None:
+    """As in layer 0 without positions: nothing is left to chance, also where the overlap is exactly 0 or 1."""
+    n, n_items, width = 17, 11, 13
+    trials = planted_trials(
+        np.full((n, 1, 2), 0.5), np.tile(np.arange(n_items), (n, 1)), token_sets={"inputs": range(n_items)}
+    )
+    heads = np.stack([np.eye(n_items, width), np.ones((n_items, width)), rng.normal(size=(n_items, width))], axis=1)
+    k = torch.from_numpy(np.tile(heads, (1, n, 1, 1, 1))).float()
+    report = KeyOverlap().measure(planted_run(trials, {s.K: k}))
+    np.testing.assert_allclose(report.overlap_lo, report.overlap, atol=1e-6)
+    np.testing.assert_array_equal(report.overlap_lo, report.overlap_hi)
+    assert report.verdict[0, report.levels.index("random directions"), 0].tolist() == [-1, 1, 0]
 
 
 def test_static_views_equal_a_loop(everything: tuple[Run, KeyOverlapReport]) -> None:
@@ -129,7 +169,7 @@ def test_static_views_equal_a_loop(everything: tuple[Run, KeyOverlapReport]) -> 
     token_keys, weights = run.recorded[s.TOKEN_KEYS].double().numpy(), run.recorded[s.W_K_GRAM].double().numpy()
     for layer, head in np.ndindex(LAYERS, HEADS):
         frame = [token_keys[layer, order.index(i), head] for i in SETS["hypotheses"]]
-        assert report.overlap[2, layer, head] == pytest.approx(slow_overlap(frame), abs=1e-6)
+        assert report.overlap[5, layer, head] == pytest.approx(slow_overlap(frame), abs=1e-6)
         gram = weights[layer, head]
         cosines = [abs(gram[i, j]) / math.sqrt(gram[i, i] * gram[j, j]) for i in range(WIDTH) for j in range(i)]
         assert report.overlap[9, layer, head] == pytest.approx(sum(cosines) / len(cosines), abs=1e-6)
@@ -144,26 +184,29 @@ def test_nulls_are_those_of_each_views_size(everything: tuple[Run, KeyOverlapRep
     np.testing.assert_allclose(report.welch, [welch_bound(n, d) for n, d in zip(counts, widths, strict=True)])
 
 
-def test_headline_scalars_are_layer_0_of_the_first_view(everything: tuple[Run, KeyOverlapReport]) -> None:
+def test_headlines_are_layer_0_of_every_view_inputs_first(everything: tuple[Run, KeyOverlapReport]) -> None:
     _, report = everything
-    assert report.first_layer_overlap == pytest.approx(report.overlap[0, 0].mean(), abs=1e-9)
-    assert report.first_layer_overlap_least == report.overlap[0, 0].min()
-    assert report.first_layer_overlap_centred == pytest.approx(report.overlap_centred[0, 0].mean(), abs=1e-9)
-    lo, hi = report.intervals["first_layer_overlap"]
-    assert lo < hi
-    assert report.nulls["first_layer_overlap_least"] == pytest.approx(chance_overlap(WIDTH))
-    first = report.headlines()[0]
-    assert "layer 0, hypotheses / activation" in first.label and "initialisation" not in first.null_label
+    lines = report.headlines()
+    assert len(lines) == 2 * len(report.views)
+    for i, view in enumerate(report.views):
+        for line, values in ((lines[i], report.overlap), (lines[i + len(report.views)], report.overlap_centred)):
+            assert line.label.startswith(f"layer 0, {view}")
+            assert line.value == pytest.approx(values[i, 0].mean(), abs=1e-9, nan_ok=True)
+    assert lines[0].label.startswith("layer 0, inputs / activation, heads: ")
+    of_hypotheses = lines[report.views.index("hypotheses / activation")]
+    assert of_hypotheses.lo < of_hypotheses.value < of_hypotheses.hi
+    assert "untrained" not in lines[0].null_label
+    assert "mean key removed" in lines[-1].label
 
 
 def test_the_overlap_alone_is_the_reports(everything: tuple[Run, KeyOverlapReport]) -> None:
     run, report = everything
-    view, overlap = hypothesis_overlap(run)
-    assert view == report.views[0]
-    assert np.array_equal(overlap, report.overlap[0])
+    found = overlap_by_view(run)
+    assert tuple(found) == report.views
+    np.testing.assert_array_equal(np.stack([*found.values()]), report.overlap)
 
 
-def test_random_projection_of_one_direction_is_one_and_of_many_is_chance(rng: np.random.Generator) -> None:
+def test_random_w_k_of_one_direction_is_one_and_of_many_is_chance(rng: np.random.Generator) -> None:
     sets = {"hypotheses": tuple(range(TOKENS))}
     extra = static(rng, sets)
     extra["TOKEN_INPUTS"][0] = torch.arange(1.0, TOKENS + 1)[:, None] * torch.ones(MODEL)
@@ -171,27 +214,85 @@ def test_random_projection_of_one_direction_is_one_and_of_many_is_chance(rng: np
     wide[1, :, :TOKENS] = torch.eye(TOKENS)
     extra["TOKEN_INPUTS"][1] = wide[1]
     report = KeyOverlap().measure(run_of(rng, sets=sets, **extra))
-    at = report.views.index("hypotheses / weights")
-    assert report.overlap_random_projection[at, 0] == pytest.approx(1, abs=1e-6)
-    assert report.overlap_random_projection[at, 1] == pytest.approx(chance_overlap(WIDTH), abs=0.03)
-    assert report.overlap_random_projection_lo[at, 1] < report.overlap_random_projection_hi[at, 1]
-    assert np.isnan(report.overlap_random_projection[report.views.index("columns")]).all()
+    at, level = report.views.index("hypotheses / weights"), report.levels.index("random W_K")
+    assert report.chance[at, level, 0] == pytest.approx(1, abs=1e-6)
+    assert report.chance[at, level, 1] == pytest.approx(chance_overlap(WIDTH), abs=0.03)
+    assert report.chance_lo[at, level, 1] < report.chance[at, level, 1] < report.chance_hi[at, level, 1]
+    assert (report.verdict[at, level, 0] == -1).all(), "keys are orthogonal where the embedding alone has one direction"
+    assert np.isnan(report.chance[report.views.index("columns"), level]).all()
+    recorded = report.views.index("hypotheses / activation")
+    assert np.isfinite(report.chance[recorded, level, 0]) and np.isnan(report.chance[recorded, level, 1]), (
+        "deeper keys are not of bare embeddings"
+    )
 
 
-def test_initialisation_is_the_mean_over_copies_by_view(rng: np.random.Generator) -> None:
-    copies = [KeyOverlap().measure(run_of(rng, W_K_GRAM=static(rng)["W_K_GRAM"])) for _ in range(2)]
+def test_levels_are_ranges_of_one_head(rng: np.random.Generator) -> None:
+    copies = [KeyOverlap().measure(run_of(rng, W_K_GRAM=static(rng)["W_K_GRAM"])) for _ in range(3)]
     report = KeyOverlap().measure(run_of(rng, **static(rng)), copies)
+    directions, untrained = report.levels.index("random directions"), report.levels.index("untrained")
+    expected = [chance_overlap(WIDTH)] * 7
+    known = [i for i, n in enumerate(report.n_vectors) if n > 1 and report.views[i] != "columns"]
+    np.testing.assert_allclose(report.chance[known, directions, 0], expected[: len(known)], atol=0.04)
     for i, view in enumerate(report.views):
         if view.endswith("weights"):
-            assert np.isnan(report.overlap_initialisation[i]).all()
-        else:
-            both = np.mean([copy.overlap[copy.views.index(view)] for copy in copies], axis=0)
-            np.testing.assert_array_equal(report.overlap_initialisation[i], both)
-    untrained = np.mean([copy.overlap_centred[0, 0].mean() for copy in copies])
-    assert report.first_layer_initialisation["first_layer_overlap_centred"] == pytest.approx(untrained)
-    found = [copy.overlap[0, 0].mean() for copy in copies]
-    beside = f"initialisation {np.mean(found):.3g}, copies {min(found):.3g} … {max(found):.3g}; random directions"
-    assert beside in report.headline()
+            assert np.isnan(report.overlap_initialisation[i]).all() and np.isnan(report.chance[i, untrained]).all()
+            continue
+        found = np.stack([copy.overlap[copy.views.index(view)] for copy in copies])
+        np.testing.assert_array_equal(report.overlap_initialisation[i], found.mean(axis=0))
+        ends = [found.mean(axis=(0, 2)), found.min(axis=(0, 2)), found.max(axis=(0, 2))]
+        held = [report.chance[i, untrained], report.chance_lo[i, untrained], report.chance_hi[i, untrained]]
+        np.testing.assert_allclose(held, ends, err_msg=view)
+
+
+def test_every_head_gets_its_own_verdict(rng: np.random.Generator) -> None:
+    """One head's keys are orthonormal, one's parallel, one's random directions: below, above and at chance."""
+    n_items, width, n = 11, 13, 17
+    trials = planted_trials(
+        np.full((n, 1, 2), 0.5), np.tile(np.arange(n_items), (n, 1)), token_sets={"inputs": range(n_items)}
+    )
+    heads = np.stack([np.eye(n_items, width), np.ones((n_items, width)), rng.normal(size=(n_items, width))], axis=1)
+    k = torch.from_numpy(np.tile(heads, (1, n, 1, 1, 1)) + 1e-3 * rng.normal(size=(1, n, n_items, 3, width)))
+    report = KeyOverlap().measure(planted_run(trials, {s.K: k.float()}))
+    assert report.verdict[0, report.levels.index("random directions"), 0].tolist() == [-1, 1, 0]
+    assert report.said(0) == "1 below, 1 at, 1 above random directions"
+    assert "1 below, 1 at, 1 above random directions" in report.headline()
+
+
+def test_noise_alone_is_not_below_chance(rng: np.random.Generator) -> None:
+    """Parallel keys under strong noise lie below every level; two halves of the sequences show that it is the noise."""
+    n, n_items, width = 8, 11, 13
+    trials = planted_trials(
+        np.full((n, 1, 2), 0.5), np.tile(np.arange(n_items), (n, 1)), token_sets={"inputs": range(n_items)}
+    )
+    keys = 1.0 + 4 * rng.normal(size=(1, n, n_items, 1, width))
+    copy = planted_run(trials, {s.K: torch.ones(1, n, n_items, 1, width)})
+    report = KeyOverlap().measure(
+        planted_run(trials, {s.K: torch.from_numpy(keys).float()}), [KeyOverlap().measure(copy)]
+    )
+    at = report.levels.index("untrained")
+    assert report.overlap_hi[0, 0, 0] < report.chance_lo[0, at, 0], "a naive comparison says below"
+    assert report.overlap_crossfit[0, 0, 0] > report.overlap[0, 0, 0] + 0.1
+
+
+def test_the_cross_fitted_overlap_equals_a_loop(rng: np.random.Generator) -> None:
+    one = rng.normal(size=(3, 5, 7)) + 2
+    other = one + 0.1 * rng.normal(size=one.shape)
+    found = cross_fitted_overlap(torch.from_numpy(one), torch.from_numpy(other))
+    for b in range(3):
+        cosines = []
+        for i, j in itertools.combinations(range(5), 2):
+            up = (one[b, i] @ other[b, j] + one[b, j] @ other[b, i]) / 2
+            cosines.append(abs(up / math.sqrt((one[b, i] @ other[b, i]) * (one[b, j] @ other[b, j]))))
+        assert float(found[b]) == pytest.approx(np.mean(np.minimum(cosines, 1)), abs=1e-9)
+    same = cross_fitted_overlap(torch.from_numpy(one), torch.from_numpy(one))
+    np.testing.assert_allclose(same, overlap(pairwise_cosine(torch.from_numpy(one))), atol=1e-12)
+
+
+def test_more_keys_than_dimensions_have_a_welch_bound_in_the_headline(rng: np.random.Generator) -> None:
+    sets = {"inputs": tuple(range(TOKENS))}
+    report = KeyOverlap().measure(run_of(rng, sets=sets))
+    bound = welch_bound(TOKENS, WIDTH)
+    assert bound > 0 and f"Welch bound of the largest |cos| {bound:.3f}: 0 is impossible" in report.headline()
 
 
 def test_rotated_keys_are_a_view_only_where_they_differ(rng: np.random.Generator) -> None:
@@ -214,7 +315,8 @@ def test_tokens_never_shown_are_left_out_and_counted(rng: np.random.Generator) -
 
 def test_without_named_tokens_the_answer_is_nan(rng: np.random.Generator, tmp_path: Path) -> None:
     report = KeyOverlap().measure(run_of(rng, sets={}))
-    assert report.views == ("no tokens named",) and math.isnan(report.first_layer_overlap)
+    assert report.views == ("no tokens named",) and math.isnan(report.overlap_mean[0, 0])
+    assert "no level known" in report.headline()
     assert np.isnan(report.overlap).all() and report.headlines()
     assert isinstance(report.figure(), go.Figure)
     report.save(tmp_path / "r")
@@ -238,8 +340,9 @@ def test_figure_shows_every_view_its_chance_and_the_untrained(everything: tuple[
     titles = [note.text for note in figure.layout.annotations]
     assert any(title.startswith("hypotheses / weights (random W_K: ") and "(chance: " in title for title in titles)
     names = {trace.name for trace in figure.data}
-    assert {"null: random directions", "null: initialisation", "mean |cosine|", "mean key removed"} <= names
+    assert {"null: random directions", "null: untrained", "mean |cosine|", "mean key removed"} <= names
     maps = [trace for trace in figure.data if isinstance(trace, go.Heatmap)]
     assert len(maps) == 7, "the three views of the empty set have no map"
     assert all(any("null" in tick for tick in trace.colorbar.ticktext) for trace in maps)
     np.testing.assert_array_equal(maps[0].z, report.overlap[0])
+    assert titles[0].startswith("inputs / activation")

@@ -11,7 +11,7 @@ from bayesgeom.activations import Run
 from bayesgeom.probes.base import planted_run, planted_trials
 from bayesgeom.probes.pass_thresholds import MARKS, PassThresholds, PassThresholdsReport
 from bayesgeom.sites import PATTERN, W_K_GRAM, K, V
-from bayesgeom.statistics import bootstrap_weights
+from bayesgeom.statistics import bootstrap_weights, jackknife_weights
 
 N, POSITIONS, LAYERS, KV, HEADS, D, MODEL = 31, 7, 3, 2, 4, 5, 97
 TOKENS = 6
@@ -23,7 +23,8 @@ def run_of(rng: np.random.Generator, *, sets: dict[str, tuple[int, ...]] | None 
     columns = rng.normal(size=(LAYERS, KV, D, MODEL))
     weights = rng.random(size=(LAYERS, N, HEADS, 2, POSITIONS)) ** 4
     recorded = {
-        V: rng.normal(size=(LAYERS, N, POSITIONS, KV, D)) * np.arange(1, D + 1),
+        V: (rng.normal(size=(LAYERS, N, POSITIONS, KV, D)) + rng.normal(size=(LAYERS, N, POSITIONS, 1, 1)))
+        * np.arange(1, D + 1),
         K: rng.normal(size=(LAYERS, N, POSITIONS, KV, D)) + 0.5,
         W_K_GRAM: columns @ columns.swapaxes(2, 3),
         PATTERN: weights / weights.sum(axis=-1, keepdims=True),
@@ -62,7 +63,23 @@ def test_values_are_the_last_of_the_last_layer_standardised(rng: np.random.Gener
     one, two = (at(report, mark) for mark in ("PC1 of values", "PC1 + PC2 of values"))
     assert report.measured[one] == pytest.approx(variances[-1] / (KV * D), abs=1e-9)
     assert report.measured[two] == pytest.approx(variances[-2:].sum() / (KV * D), abs=1e-9)
-    assert report.measured_lo[one] < report.measured[one] < report.measured_hi[one]
+    assert report.measured_lo[two] < report.measured[two] < report.measured_hi[two]
+
+
+def test_noise_has_no_interval_and_still_fails_the_mark(rng: np.random.Generator) -> None:
+    run = run_of(rng)
+    noise = torch.from_numpy(rng.normal(size=(LAYERS, N, POSITIONS, 1, 101)))
+    report = PassThresholds().measure(replace(run, recorded={**run.recorded, V: noise}))
+    assert np.isnan(report.measured_lo[:2]).all() and report.verdicts[:2] == ("failed", "failed")
+
+
+def test_too_few_sequences_leave_the_mark_undecided(rng: np.random.Generator) -> None:
+    run = run_of(rng)
+    few = {site: values[:, :7] if site.name != "W_K_gram" else values for site, values in run.recorded.items()}
+    report = PassThresholds().measure(replace(run, trials=run.trials.rows(slice(0, 7)), recorded=few))
+    said = [report.verdicts[at(report, mark)] for mark in MARKS if mark != "layers with W_K columns apart"]
+    assert all(own.startswith("undecided: no interval") for own in said), said
+    assert not report.verdicts[2].startswith("undecided"), "weights are no sample"
 
 
 def test_overlaps_are_means_over_pairs_then_heads(rng: np.random.Generator) -> None:
@@ -78,10 +95,11 @@ def test_overlaps_are_means_over_pairs_then_heads(rng: np.random.Generator) -> N
         assert report.column_overlap[layer] == pytest.approx(np.mean(cosines), abs=1e-6)
     apart = at(report, "layers with keys apart")
     assert report.measured[apart] == pytest.approx((report.key_overlap < 0.2).mean())
-    drawn = [
-        np.mean([slow_key_overlap(run, layer, shares) < 0.2 for layer in range(LAYERS)])
-        for shares in bootstrap_weights(N, seed=3, draws=200)
-    ]
+    rows = np.array(
+        [[slow_key_overlap(run, layer, shares) for layer in range(LAYERS)] for shares in jackknife_weights(N)]
+    )
+    moved = (bootstrap_weights(N, seed=3) - 1 / N) @ ((N - 1) * (rows[0] - rows[1:]))
+    drawn = ((rows[0] + moved) < 0.2).mean(axis=1)
     assert report.measured_lo[apart] == pytest.approx(np.quantile(drawn, 0.025))
     assert np.isnan(report.measured_lo[at(report, "layers with W_K columns apart")]), "weights are no sample"
 

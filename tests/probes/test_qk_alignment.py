@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -12,8 +13,10 @@ import torch
 from bayesgeom import sites as s
 from bayesgeom.activations import Run
 from bayesgeom.probes.base import planted_run, planted_trials
-from bayesgeom.probes.qk_alignment import QKAlignment, QKAlignmentReport
-from bayesgeom.statistics import bootstrap_weights
+from bayesgeom.probes.qk_alignment import SHIFTS, QKAlignment, QKAlignmentReport
+from bayesgeom.statistics import jackknife_weights, statistic_interval
+from bayesgeom.tasks.bijection import Bijection
+from bayesgeom.tasks.hmm import HMM
 from bayesgeom.trials import Trials
 
 LAYERS, N, POSITIONS, QUERIES, HEADS, KV_HEADS, WIDTH = 3, 11, 7, 5, 4, 2, 13
@@ -103,13 +106,12 @@ def test_intervals_equal_a_loop_over_resamples(rng: np.random.Generator) -> None
     report = QKAlignment().measure(run)
     per_sequence = slow_rows(run, "random", 1, 2)
     for metric in METRICS:
-        drawn = []
-        for weights in bootstrap_weights(N, seed=3):
-            top = sum(w * row[metric] for w, rows in zip(weights, per_sequence, strict=True) for row in rows)
-            drawn.append(top / sum(w * len(rows) for w, rows in zip(weights, per_sequence, strict=True)))
-        lo, hi = np.quantile(drawn, [0.025, 0.975])
-        assert vars(report)[f"{metric}_lo"][0, 1, 2] == pytest.approx(lo, abs=2e-5)
-        assert vars(report)[f"{metric}_hi"][0, 1, 2] == pytest.approx(hi, abs=2e-5)
+        top = np.array([sum(row[metric] for row in rows) for rows in per_sequence], dtype=float)
+        sizes = np.array([len(rows) for rows in per_sequence], dtype=float)
+        left_out = np.array([(row @ top) / (row @ sizes) for row in jackknife_weights(N)])
+        lo, hi = statistic_interval(left_out, seed=3)
+        assert vars(report)[f"{metric}_lo"][0, 1, 2] == pytest.approx(float(lo), abs=2e-4, nan_ok=True)
+        assert vars(report)[f"{metric}_hi"][0, 1, 2] == pytest.approx(float(hi), abs=2e-4, nan_ok=True)
 
 
 def uniform_run(rng: np.random.Generator) -> Run:
@@ -126,6 +128,20 @@ def test_uniform_attention_is_the_null(rng: np.random.Generator) -> None:
         np.testing.assert_allclose(vars(report)[metric][0], null, atol=1e-6)
         np.testing.assert_array_equal(vars(report)[f"{metric}_null"], null)
     assert np.isnan(report.layer_trend[0]), "rounding has no trend"
+
+
+def test_rounding_among_equal_scores_is_no_evidence(rng: np.random.Generator) -> None:
+    """Keys that differ in their last bit, and in favor of the related positions: the AUC would be 1."""
+    run = uniform_run(rng)
+    q, k = torch.ones_like(run.recorded[s.Q_ROT]), torch.ones_like(run.recorded[s.K_ROT])
+    related = run.trials.relations["random"][:, -1]  # as the last query has it
+    k = k * (1 + 2.0**-23 * related.float())[None, :, :, None, None]
+    assert bool(((q[0, 0, 0, 0] * k[0, 0, :, 0]).sum(-1) > q.shape[-1]).any()), "the scores do differ"
+    near = planted_run(run.trials, run.recorded | {s.Q_ROT: q, s.K_ROT: k})
+    np.testing.assert_allclose(QKAlignment().measure(near).auc[0], 0.5, atol=1e-6)
+    real = k * (1 + 1e-3 * related.float())[None, :, :, None, None]
+    apart = planted_run(run.trials, run.recorded | {s.Q_ROT: q, s.K_ROT: real})
+    assert QKAlignment().measure(apart).auc[0].min() > 0.6
 
 
 def test_uniform_mass_is_the_mean_share_of_related_positions(rng: np.random.Generator) -> None:
@@ -172,10 +188,11 @@ def test_layer_trend_is_the_order_of_the_head_means(rng: np.random.Generator) ->
     run = run_of(rng, n=31)
     report = QKAlignment().measure(run)
     np.testing.assert_allclose(report.mass_excess_by_layer, report.mass_excess.mean(axis=2))
-    order = report.mass_excess_by_layer[0].argsort().argsort() + 1
+    np.testing.assert_allclose(report.mass_over_other_by_layer, report.mass_over_other.mean(axis=2))
+    order = report.mass_over_other_by_layer[0].argsort().argsort() + 1
     expected = 1 - 6 * sum((layer + 1 - rank) ** 2 for layer, rank in enumerate(order)) / (LAYERS * (LAYERS**2 - 1))
     assert report.layer_trend[0] == pytest.approx(expected)
-    assert -1 <= report.layer_trend_lo[0] <= report.layer_trend_hi[0] <= 1
+    assert np.isnan(report.layer_trend_lo[0]) or -1 <= report.layer_trend_lo[0] <= report.layer_trend_hi[0] <= 1
 
 
 def test_initialisation_is_the_mean_over_copies(rng: np.random.Generator) -> None:
@@ -184,11 +201,14 @@ def test_initialisation_is_the_mean_over_copies(rng: np.random.Generator) -> Non
     for metric in METRICS:
         mean = np.mean([vars(copy)[metric] for copy in copies], axis=0)
         np.testing.assert_array_equal(vars(report)[f"{metric}_initialisation"], mean)
-    most = np.max([np.abs(copy.mass_excess_by_layer).max(axis=1) for copy in copies], axis=0)
-    np.testing.assert_array_equal(report.mass_excess_initialisation_most, most)
-    assert f"in a copy's own layer up to ±{most[0]:.2g}; uniform" in report.headlines()[0].null_label
-    assert "initialisation" in report.headline() and np.isnan(copies[0].auc_initialisation).all()
-    assert np.isnan(copies[0].mass_excess_initialisation_most).all()
+    mean = np.mean([copy.mass_over_other for copy in copies], axis=0)
+    np.testing.assert_array_equal(report.mass_over_other_initialisation, mean)
+    most = np.max([np.abs(copy.mass_over_other_by_layer).max(axis=1) for copy in copies], axis=0)
+    np.testing.assert_array_equal(report.mass_over_other_initialisation_most, most)
+    beside = f"their strongest layer ±{most[0]:.2g}; another sequence's relation"
+    assert beside in report.headlines()[0].null_label
+    assert "untrained" in report.headline() and np.isnan(copies[0].auc_initialisation).all()
+    assert np.isnan(copies[0].mass_over_other_initialisation_most).all()
 
 
 def test_without_relations_there_is_no_number(rng: np.random.Generator, tmp_path: Path) -> None:
@@ -205,9 +225,111 @@ def test_figure_holds_a_map_per_relation_and_its_null(rng: np.random.Generator) 
     report = QKAlignment().measure(run_of(rng), [QKAlignment().measure(run_of(rng))])
     figure = report.figure()
     names = {trace.name for trace in figure.data}
-    assert {"random", "once", "null: uniform attention", "null: initialisation", "null: no difference"} <= names
+    assert {"random", "once", "null: another sequence's relation", "null: untrained"} <= names
     maps = [trace for trace in figure.data if isinstance(trace, go.Heatmap)]
-    assert len(maps) == 4, "relations without rows have no map"
+    assert len(maps) == 3, "relations without rows have no map, and one that holds in one sequence has no baseline"
     assert all(any("null" in tick for tick in trace.colorbar.ticktext) for trace in maps)
     titles = [note.text for note in figure.layout.annotations]
-    assert "random: attention above uniform (null: 0)" in titles and "random: AUC of q·k (null: 0.5)" in titles
+    assert "random: attention above another sequence's relation (baseline: 0)" in titles
+    assert "all (not identified): AUC of q·k (baseline: 0.5)" in titles
+
+
+def other_row(run: Run, relation: str, layer: int, head: int, shift: int) -> list[tuple[float, ...]]:
+    """Per row, the metrics minus those with the relation of another sequence, where both are known."""
+    q, k, pattern = (run.recorded[site][layer].double().numpy() for site in (s.Q_ROT, s.K_ROT, s.PATTERN))
+    found = []
+    for b, i in itertools.product(range(N), range(QUERIES)):
+        seen = POSITIONS - QUERIES + i + 1
+        rows = [
+            slow_row(
+                pattern[b, head, i, :seen].tolist(), q[b, i, head], k[b, :seen, head // 2],
+                run.trials.relations[relation][of, i, :seen].tolist(),
+            )
+            for of in (b, (b - shift) % N)
+        ]  # fmt: skip
+        if rows[0] is not None and rows[1] is not None:
+            found.append(tuple(rows[0][metric] - rows[1][metric] for metric in METRICS))
+    return found
+
+
+def test_the_baseline_equals_a_loop_over_other_sequences(rng: np.random.Generator) -> None:
+    run = run_of(rng)
+    report = QKAlignment().measure(run)
+    for layer, head in itertools.product(range(LAYERS), range(HEADS)):
+        rows = [row for shift in SHIFTS for row in other_row(run, "random", layer, head, shift)]
+        found = [vars(report)[f"{name}_over_other"][0, layer, head] for name in ("mass", "contrast", "auc")]
+        np.testing.assert_allclose(found, np.mean(rows, axis=0), atol=3e-5)
+    differs = (run.trials.relations["random"] != run.trials.relations["random"].roll(1, 0)).double()
+    visible = torch.arange(POSITIONS) <= run.trials.scored_positions()[..., None]
+    assert report.mask_difference[0] == pytest.approx(float(differs[visible].mean()), abs=1e-6)
+    assert (report.mass_over_other_lo[0] < report.mass_over_other[0]).all()
+    assert (report.mass_over_other[0] < report.mass_over_other_hi[0]).all()
+
+
+def bijection_run(weights: Callable[[torch.Tensor, Trials], torch.Tensor], *, repeats: bool) -> Run:
+    """One layer and head with these attention weights on sequences of a bijection; q and k are one and the same."""
+    trials = Bijection(n_values=7, n_pairs=11 if repeats else 5, repeats=repeats).sample(61, seed=1)
+    n_pos = trials.tokens.shape[1]
+    itself = torch.nn.functional.one_hot(trials.scored_positions(), n_pos).float()
+    visible = torch.arange(n_pos) <= trials.scored_positions()[..., None]
+    scores = weights(itself, trials)
+    pattern = (20 * scores).masked_fill(~visible, -torch.inf).softmax(-1)[None, :, None]
+    k = torch.eye(n_pos)[None, None, :, None].expand(1, 61, -1, -1, -1)
+    return planted_run(trials, {s.Q_ROT: scores[None, :, :, None] + 1e-3, s.K_ROT: k, s.PATTERN: pattern})
+
+
+@pytest.mark.parametrize("repeats", [False, True])
+def test_used_values_are_not_identified_and_attention_to_itself_scores_nothing(repeats: bool) -> None:
+    """Against uniform attention such a head avoids used values by far; which positions they hold is always the same."""
+    report = QKAlignment().measure(bijection_run(lambda itself, _: itself, repeats=repeats))
+    at = report.relations.index("spent_value")
+    assert report.mass_excess[at, 0, 0] < -0.35
+    assert report.identified[at] == 0 and report.mask_difference[at] == 0
+    for name in ("mass", "contrast", "auc"):
+        assert vars(report)[f"{name}_over_other"][at, 0, 0] == 0
+    assert np.isnan(report.layer_trend[at])
+    said = [line for line in report.headlines() if line.label.startswith("spent value")]
+    assert len(said) == 1 and math.isnan(said[0].value)
+    assert said[0].label == "spent value: not identified as evidence-following: the same positions in every sequence"
+    if repeats:
+        stored = report.relations.index("stored_value")
+        assert report.identified[stored] == 1 and abs(report.mass_over_other[stored, 0, 0]) < 0.01
+        assert report.verdicts[stored] == "at baseline"
+
+
+def test_a_head_that_follows_the_evidence_is_above_its_baseline() -> None:
+    run = bijection_run(lambda _, trials: trials.relations["stored_value"].float(), repeats=True)
+    report = QKAlignment().measure(run)
+    at = report.relations.index("stored_value")
+    assert report.verdicts[at] == "above" and report.mass_over_other_lo[at, 0, 0] > 0.4
+    assert report.auc_over_other[at, 0, 0] > 0.3 and report.contrast_over_other[at, 0, 0] > 0.2
+    assert report.headlines()[0].label.startswith("stored value: above, attention above baseline, layer 0")
+
+
+def test_a_layer_without_an_interval_is_undecided_and_one_exactly_at_the_baseline_is_not() -> None:
+    """Six sequences: too few for an interval; attention that is uniform differs from the baseline in none of them."""
+    task = Bijection(n_values=7, n_pairs=5, repeats=True)
+    trials = task.sample(6, seed=0)
+    relation = next(name for name in trials.relations if trials.relations[name].any())
+    related = trials.relations[relation].double()
+    n, n_scored, n_pos = related.shape
+    visible = torch.arange(n_pos) <= trials.scored_positions()[..., None]
+    said = []
+    for scores in (5 * related, torch.zeros_like(related)):
+        pattern = softmaxed(scores[:, None], visible)[None]
+        flat = torch.ones(1, n, n_scored, 1, 2)
+        keys = torch.ones(1, n, n_pos, 1, 2)
+        report = QKAlignment().measure(planted_run(trials, {s.Q_ROT: flat, s.K_ROT: keys, s.PATTERN: pattern}))
+        said.append(report.verdicts[report.relations.index(relation)])
+    assert said[0].startswith("undecided: no interval in layer 0") and not said[1].startswith("undecided"), said
+
+
+def test_header_rows_and_the_current_symbol_are_not_identified() -> None:
+    trials = HMM(n_states=2, n_symbols=3, length=5).sample(13, seed=0)
+    n_pos = trials.tokens.shape[1]
+    q = torch.zeros(1, 13, 5, 1, 2) + 1.0
+    k = torch.ones(1, 13, n_pos, 1, 2)
+    pattern = torch.full((1, 13, 1, 5, n_pos), 1 / n_pos)
+    report = QKAlignment().measure(planted_run(trials, {s.Q_ROT: q, s.K_ROT: k, s.PATTERN: pattern}))
+    found = dict(zip(report.relations, report.identified.tolist(), strict=True))
+    assert found == {"emission_of_symbol": 1, "transition_entries": 0, "current_symbol": 0, "earlier_symbol": 0}

@@ -125,10 +125,17 @@ def test_shares_have_intervals_everywhere_and_the_order_in_the_last_layer_of_wha
         values, lo, hi = (vars(report)[f"{metric}{end}"] for end in ("", "_lo", "_hi"))
         known = np.full_like(lo, metric.endswith("share"), dtype=bool)
         known[[row_of(report, "v"), row_of(report, "resid_post")], -1] = True
+        if not metric.endswith("share"):
+            low, high, p = (vars(report)[f"{metric}_{end}"] for end in ("signed_lo", "signed_hi", "p"))
+            assert (np.isfinite(low) == known).all() and np.isfinite(p).all()
+            np.testing.assert_allclose(np.abs(vars(report)[f"{metric}_signed"]), values, atol=1e-6)
+            known = known & ((low > 0) | (high < 0))
+        else:
+            known = values > 1.25 * report.pc1_share_gaussian if metric == "pc1_share" else np.isfinite(lo)
         assert (np.isfinite(lo) == known).all() and (np.isfinite(hi) == known).all()
         assert (lo[known] < hi[known]).all()
         if metric.endswith("share"):
-            assert (lo < values).all() and (values < hi).all()
+            assert ((lo < values + 0.05) & (values - 0.05 < hi))[known].all()
 
 
 def test_standardised_clouds_do_not_depend_on_the_size_of_a_coordinate() -> None:

@@ -137,7 +137,8 @@ def test_null_levels_are_the_known_ones(paper_trials: Trials) -> None:
     nulls = HMM().null_predictives(paper_trials)
     bayes = entropy_bits(exact)
     error = {name: float((bayes - entropy_bits(null)).abs().mean()) for name, null in nulls.items()}
-    assert error.keys() == {"uniform", "likelihood_only"}
+    windows = {f"window_{w}_{start}" for w in range(1, 5) for start in ("uniform", "stationary")}
+    assert error.keys() == {"uniform", "likelihood_only", "stationary"} | windows
     assert error["uniform"] == pytest.approx(0.41, abs=0.015)
     assert error["likelihood_only"] == pytest.approx(0.16, abs=0.01)
     assert float((bayes - bayes.median()).abs().mean()) == pytest.approx(0.19, abs=0.01)
@@ -238,6 +239,10 @@ def test_a_sticky_chain_stays_as_often_as_it_says() -> None:
 def test_an_unreachable_mixing_time_is_refused_by_name() -> None:
     with pytest.raises(InvalidArgument, match=r"stay=0\.95 leaves 0\.05 for 4 .*cannot be reached.*at most 0\.8"):
         HMM(stay=0.95)
+    with pytest.raises(InvalidArgument, match=r"stay=0\.5 leaves 0\.5 .*at most 0\.2 \(mixing time 0 steps\)"):
+        HMM(floor=0.2, stay=0.5)
+    with pytest.raises(InvalidArgument, match=r"stay=0\.02 lies below floor=0\.05, the least probability"):
+        HMM(stay=0.02)  # an entry below the floor has no token
     for wrong in (0.0, 1.0, 0.955, float("nan")):
         with pytest.raises(InvalidArgument, match="stay must be a probability"):
             HMM(stay=wrong, floor=0.01)

@@ -143,7 +143,7 @@ def test_a_bound_task_survives_json_without_its_tokenizer(task: TextTask, tokeni
                 "evidence(control='none', query='next', reliability=0.9, ks=0, 1, 2, 3)",
                 "evidence(control='masked', query='latent', reliability=0.9, ks=0, 3)",
                 "Bijection(n_values=5, n_pairs=3, repeats=True, pooled_keys=False) in context",
-                "HMM(n_states=3, n_symbols=2, length=5, floor=0.1, grid=0.05) in context",
+                "HMM(n_states=3, n_symbols=2, length=5, floor=0.1, grid=0.05, stay=None) in context",
                 "3 prompts (fruit; tools)",
             ],
             strict=True,

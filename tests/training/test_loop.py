@@ -24,6 +24,7 @@ from bayesgeom.training import loop
 from bayesgeom.training.loop import Pace, loss_nats, snapshot_steps, train
 from bayesgeom.training.optimisers import Optimisers
 from bayesgeom.training.recipe import Recipe, recipe_from_dict
+from bayesgeom.training.state import read_log
 from bayesgeom.trials import Trials
 
 TINY = Recipe(
@@ -47,16 +48,16 @@ INTERRUPTIONS = [(RuntimeError, "undone"), *((KeyboardInterrupt, where) for wher
 KILLED_WHILE_SAVING = """
 import json, os, signal, sys
 from pathlib import Path
-from bayesgeom.training import loop
+from bayesgeom.training import loop, state
 from bayesgeom.training.recipe import recipe_from_dict
 
 def dying(tensors, path, metadata):
-    if int(metadata["step"]) == 7:
+    if json.loads(metadata["state"])["step"] == 7:
         Path(path).write_bytes(b"half")
         os.kill(os.getpid(), signal.SIGKILL)
     whole(tensors, path, metadata=metadata)
 
-whole, loop.write_tensors = loop.write_tensors, dying
+whole, state.write_tensors = state.write_tensors, dying
 loop.train(recipe_from_dict(json.loads(sys.argv[1])), Path(sys.argv[2]), pace=loop.Pace(quiet=True, save_seconds=0.0))
 """
 
@@ -72,12 +73,12 @@ def tree(path: Path) -> dict[str, bytes]:
 
 
 def log_lines(out: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]
+    return read_log(out / "log.jsonl")
 
 
 def stop_in_step(monkeypatch: pytest.MonkeyPatch, error: type[BaseException], where: str) -> None:
     """Break step `STOP_AT`, its update undone, half done or done; until then the last state is that of `LAST_STATE`."""
-    update, save, stopped = Optimisers.step, loop._save, []
+    update, save, stopped = Optimisers.step, loop.save_state, []
 
     def broken(self: Optimisers, step: int) -> None:
         if step == STOP_AT and where == "half done":
@@ -88,12 +89,12 @@ def stop_in_step(monkeypatch: pytest.MonkeyPatch, error: type[BaseException], wh
             stopped.append(step)
             raise error
 
-    def early(path: Path, module: nn.Module, optimisers: Optimisers, step: int) -> None:
+    def early(path: Path, recipe: Recipe, module: nn.Module, optimisers: Optimisers, step: int) -> None:
         if step <= LAST_STATE or stopped:
-            save(path, module, optimisers, step)
+            save(path, recipe, module, optimisers, step)
 
     monkeypatch.setattr(Optimisers, "step", broken)
-    monkeypatch.setattr(loop, "_save", early)
+    monkeypatch.setattr(loop, "save_state", early)
 
 
 @pytest.fixture(scope="module")
@@ -181,7 +182,7 @@ def test_training_nears_the_posterior(tmp_path: Path) -> None:
 
 def test_a_run_leaves_its_recipe_log_state_and_snapshots(finished: Path) -> None:
     left = {entry.name for entry in finished.iterdir()}
-    assert left == {"recipe.json", "log.jsonl", "state.safetensors", "snapshots"}
+    assert left == {"recipe.json", "precision.json", "log.jsonl", "state.safetensors", "snapshots", ".lock"}
     assert recipe_from_dict(json.loads((finished / "recipe.json").read_text())) == TINY
     assert [line["step"] for line in log_lines(finished)] == [4, 8, 11]
     assert all(line.keys() == {"step", "loss_nats", "kl_bits"} for line in log_lines(finished))

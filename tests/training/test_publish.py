@@ -40,7 +40,7 @@ def built() -> Transformer:
 def published(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, CalibrationReport]:
     """A tiny module, published once."""
     path = tmp_path_factory.mktemp("published") / "tiny"
-    return path, publish(TINY, built(), path)
+    return path, publish(TINY, built(), path, precision="bfloat16")
 
 
 def test_a_published_module_loads_as_it_was(published: tuple[Path, CalibrationReport]) -> None:

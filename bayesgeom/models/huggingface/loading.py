@@ -16,11 +16,11 @@ from safetensors import SafetensorError
 from bayesgeom.errors import BayesGeomError, CheckpointFault, InvalidArgument
 from bayesgeom.models.checkpoint import CONFIG, SOURCE
 from bayesgeom.models.huggingface.model import HFModel
+from bayesgeom.models.huggingface.sources import check_config, check_weight_files
 from bayesgeom.models.quiet import without_bars, without_warnings
 from bayesgeom.tasks.base import WindTunnel, task_from_config
 
 _TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json")
-_PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 
 
 def load_huggingface(
@@ -38,7 +38,8 @@ def load_huggingface(
     `InvalidArgument` for what is no causal language model, or needs code that comes with it.
     """
     options: dict[str, Any] = {"revision": revision, "trust_remote_code": trust_remote_code}
-    with without_bars(), without_warnings(), _translated(source):
+    # What transformers draws for weights that it then replaces must not move the caller's random state.
+    with without_bars(), without_warnings(), _translated(source), torch.random.fork_rng(devices=()):
         config = _config(source, options)
         hf = _model(source, config, options, dtype, device_map)
         tokenizer = _tokenizer(source, options)
@@ -53,6 +54,8 @@ def _config(source: str | Path, options: dict[str, Any]) -> Any:
     from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, PreTrainedConfig
 
     raw, _ = PreTrainedConfig.get_config_dict(source, revision=options["revision"])
+    if not options["trust_remote_code"]:
+        check_config(raw, source)
     kind = raw.get("model_type")
     if kind not in CONFIG_MAPPING and not options["trust_remote_code"]:
         reason = "its config names code of its own" if "auto_map" in raw else f"transformers knows no type {kind!r}"
@@ -79,7 +82,7 @@ def _model(
 ) -> Any:
     from transformers import AutoModelForCausalLM
 
-    _check_files(Path(source))
+    check_weight_files(source, revision=options["revision"])
     loaded: Any = AutoModelForCausalLM.from_pretrained(
         source,
         config=config,
@@ -110,19 +113,6 @@ def _task(config: Any) -> WindTunnel | None:
     source = config.to_dict().get(SOURCE)
     described = source.get("task") if isinstance(source, dict) else None
     return None if described is None else task_from_config(described)
-
-
-def _check_files(path: Path) -> None:
-    """**Raises** `CheckpointFault` for a directory without safetensors."""
-    if path.is_dir() and not any(path.glob("*.safetensors")):
-        pickles = sorted(file.name for pattern in _PICKLES for file in path.glob(pattern))
-        there = (
-            f"there is {', '.join(pickles[:3])}, and opening a pickle can run any code" if pickles else "it has none"
-        )
-        raise CheckpointFault(
-            f"{path} holds no safetensors ({there}). Where you trust it, load it with transformers once and "
-            f"save_pretrained it to another directory."
-        )
 
 
 def _tokenizer(source: str | Path, options: dict[str, Any]) -> Any:

@@ -82,7 +82,9 @@ class Statics:
     @torch.no_grad()
     def misnormed(self) -> int | None:
         """The first layer where what enters W_K is no norm of the stream, times a weight, plus a bias."""
-        x = 3 * torch.randn(1, 5, self._d_model, generator=torch.Generator().manual_seed(0)).to(self._hf.dtype)
+        x = 3 * torch.randn(1, 5, self._d_model, generator=torch.Generator().manual_seed(0), dtype=torch.float32).to(
+            self._hf.dtype
+        )
         centred = x - x.mean(dim=-1, keepdim=True)
         normed = [part * part.float().square().mean(dim=-1, keepdim=True).rsqrt() for part in (x, centred)]
         for layer in range(len(self._anatomy.blocks)):

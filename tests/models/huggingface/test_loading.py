@@ -49,6 +49,83 @@ def test_a_path_and_a_loaded_model_are_the_same(llama: Path) -> None:
     assert model.spec.score_scale == pytest.approx(10**-0.5)
 
 
+def in_parts(path: Path, named: str) -> None:
+    """The same weights, under the name that an index gives them."""
+    weights = load_file(path / "model.safetensors")
+    index = {"metadata": {}, "weight_map": dict.fromkeys(weights, named)}
+    (path / "model.safetensors.index.json").write_text(json.dumps(index))
+    (path / "model.safetensors").rename(path / "part.safetensors")
+
+
+def test_an_index_of_files_beside_it_is_followed(copied: Path, llama: Path) -> None:
+    in_parts(copied, "part.safetensors")
+    assert load(copied).spec.weights_hash == load(llama).spec.weights_hash
+
+
+@pytest.mark.parametrize(
+    "named",
+    [
+        "weights.bin",
+        "../other.safetensors",
+        "sub/part.safetensors",
+        "/part.safetensors",
+        ".safetensors",
+        "a\\b.safetensors",
+    ],
+)
+def test_an_index_that_names_anything_else_is_refused(copied: Path, named: str) -> None:
+    in_parts(copied, named)
+    torch.save(load_file(copied / "part.safetensors"), copied / "weights.bin")
+    shutil.copy(copied / "part.safetensors", copied.parent / "other.safetensors")
+    with pytest.raises(CheckpointFault, match=r"index\.json names '.*as a file of weights. Only \*\.safetensors files"):
+        load(copied)
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [("{", "cannot be read as JSON"), ("[]", "has no weight_map"), ('{"weight_map": 3}', "has no weight_map")],
+)
+def test_a_damaged_index_is_refused(copied: Path, text: str, reason: str) -> None:
+    in_parts(copied, "part.safetensors")
+    (copied / "model.safetensors.index.json").write_text(text)
+    with pytest.raises(CheckpointFault, match=reason):
+        load(copied)
+
+
+def test_an_index_that_names_a_part_that_is_not_there_is_refused(copied: Path) -> None:
+    in_parts(copied, "lost.safetensors")
+    with pytest.raises(CheckpointFault, match=r"names 'lost\.safetensors', which is not in"):
+        load(copied)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"_attn_implementation": "org/kernel"},
+        {"attn_implementation": "org/kernel:function"},
+        {"_attn_implementation_internal": "flash_attention_2"},
+        {"_experts_implementation": "org/kernel"},
+        {"_attn_implementation": {"": "eager", "text_config": "org/kernel"}},
+        {"text_config": {"_attn_implementation": "org/kernel"}},
+    ],
+)
+def test_an_attention_implementation_from_the_hub_is_refused(copied: Path, changed: dict[str, Any]) -> None:
+    change_config(copied, **changed)
+    with pytest.raises(InvalidArgument, match=r"sets .*_implementation.* to '.*', which transformers may fetch"):
+        load(copied)
+
+
+def test_an_attention_implementation_of_transformers_is_read(copied: Path) -> None:
+    change_config(copied, _attn_implementation="sdpa")
+    assert load(copied).spec.architecture == "llama"
+
+
+def test_a_config_may_not_name_weights_elsewhere(copied: Path) -> None:
+    change_config(copied, transformers_weights="../other.safetensors")
+    with pytest.raises(InvalidArgument, match=r"sets transformers_weights to '\.\./other"):
+        load(copied)
+
+
 def test_a_tokenizer_beside_the_weights_is_loaded(copied: Path) -> None:
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast

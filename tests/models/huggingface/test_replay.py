@@ -15,7 +15,7 @@ from bayesgeom.models.huggingface.replay import PrefixReplay
 from bayesgeom.models.plain_loop import PlainLoop
 from bayesgeom.models.replayer import Baseline, entry
 from bayesgeom.models.resolve import as_model, load
-from tests.families import ATTENTION, N_LAYERS, RECURRENT
+from tests.families import ATTENTION, N_LAYERS, RECURRENT, each
 from tests.models.huggingface.test_sites import text
 
 SITES = (s.RESID_PRE, s.Z, s.ATTN_OUT, s.RESID_MID, s.MLP_OUT, s.RESID_POST)
@@ -51,7 +51,7 @@ def variants(model: HFModel) -> list[list[Edit]]:
     return found
 
 
-@pytest.mark.parametrize("name", [*ATTENTION, *RECURRENT])
+@pytest.mark.parametrize("name", each([*ATTENTION, *RECURRENT]))
 def test_a_replay_gives_what_whole_passes_give(name: str, folder: Callable[[str], Path]) -> None:
     model, trials = load(folder(name)), text()
     assert isinstance(model, HFModel)

@@ -15,7 +15,7 @@ from bayesgeom.errors import MissingSite
 from bayesgeom.models.base import Model
 from bayesgeom.models.resolve import load
 from bayesgeom.trials import Trials
-from tests.families import ATTENTION, D_VOCAB, N_LAYERS, RECURRENT, Family, by_hand
+from tests.families import ATTENTION, D_VOCAB, N_LAYERS, RECURRENT, Family, by_hand, each
 
 ATOL = 1e-5
 _ALL = frozenset(site.name for site in s.ALL_SITES) - {"state"}
@@ -78,7 +78,7 @@ def truth(hf: Any, family: Family, tokens: Tensor) -> tuple[dict[str, list[Tenso
     return found, logits
 
 
-@pytest.mark.parametrize("name", ATTENTION)
+@pytest.mark.parametrize("name", each(ATTENTION))
 def test_every_site_is_what_attention_by_hand_gives(name: str, folder: Callable[[str], Path]) -> None:
     family, model, trials = ATTENTION[name], load(folder(name)), text()
     absent = family.withheld | ({"resid_mid"} if family.is_parallel else set())
@@ -96,7 +96,7 @@ def test_every_site_is_what_attention_by_hand_gives(name: str, folder: Callable[
     torch.testing.assert_close(torch.as_tensor(run.behaviour.leak).double(), 1 - answers.exp(), atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize("name", ATTENTION)
+@pytest.mark.parametrize("name", each(ATTENTION))
 def test_ablating_a_head_is_zeroing_it_before_the_output_projection(name: str, folder: Callable[[str], Path]) -> None:
     family, model, trials = ATTENTION[name], load(folder(name)), text()
     hf, (layer, head), d = plain(folder(name)), (1, 2), family.d_head
@@ -136,7 +136,7 @@ def edited_logits(model: Model, trials: Trials, site: s.Site, layer: int, change
         handle.remove()
 
 
-@pytest.mark.parametrize("name", ATTENTION)
+@pytest.mark.parametrize("name", each(ATTENTION))
 def test_edits_of_the_stream_and_of_what_is_written_agree(name: str, folder: Callable[[str], Path]) -> None:
     """Adding a vector where a part writes is adding it to the stream right behind."""
     model, trials = load(folder(name)), text()
@@ -157,7 +157,7 @@ def test_edits_of_the_stream_and_of_what_is_written_agree(name: str, folder: Cal
             assert (mid - post).abs().max() > 1e-3, "the MLP reads the middle"
 
 
-@pytest.mark.parametrize("name", ATTENTION)
+@pytest.mark.parametrize("name", each(ATTENTION))
 def test_an_edit_takes_effect_at_every_site_of_every_layer(name: str, folder: Callable[[str], Path]) -> None:
     model, trials = load(folder(name)), text()
     before = model.logits(trials)
@@ -188,7 +188,7 @@ def test_an_edited_pattern_mixes_the_values_as_it_says(name: str, folder: Callab
     torch.testing.assert_close(held["z"], means.repeat_interleave(group, dim=2), atol=ATOL, rtol=ATOL)
 
 
-@pytest.mark.parametrize("name", RECURRENT)
+@pytest.mark.parametrize("name", each(RECURRENT))
 def test_recurrent_models_offer_the_stream(name: str, folder: Callable[[str], Path]) -> None:
     model, trials = load(folder(name)), text()
     assert model.sites == {s.RESID_PRE, s.RESID_POST, s.TOKEN_EMBEDDINGS}
@@ -238,7 +238,7 @@ def _hooks(module: nn.Module) -> Iterator[tuple[str, int]]:
         yield name, len(part._forward_hooks) + len(part._forward_pre_hooks)
 
 
-@pytest.mark.parametrize("name", [*ATTENTION, *RECURRENT])
+@pytest.mark.parametrize("name", each([*ATTENTION, *RECURRENT]))
 def test_padding_behind_a_sequence_changes_nothing(name: str, folder: Callable[[str], Path]) -> None:
     """Sequences of several lengths in one block say what each says alone, at its own scored positions."""
     model, lengths = load(folder(name)), (5, 11, 7)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from bayesgeom import sites as s
 from bayesgeom.models.resolve import load
-from tests.families import ATTENTION
+from tests.families import ATTENTION, each
 from tests.models.huggingface.test_sites import ATOL, plain, text
 
 _NORMS: dict[str, Callable[[Any], Tensor]] = {  # the weight of the norm before attention, elsewhere `input_layernorm`
@@ -23,7 +23,7 @@ _NORMS: dict[str, Callable[[Any], Tensor]] = {  # the weight of the norm before 
 }
 
 
-@pytest.mark.parametrize("name", ATTENTION)
+@pytest.mark.parametrize("name", each(ATTENTION))
 def test_static_sites_are_the_weights_own(name: str, folder: Callable[[str], Path]) -> None:
     family, model, trials = ATTENTION[name], load(folder(name)), text()
     hf = plain(folder(name))

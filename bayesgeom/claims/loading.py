@@ -1,0 +1,186 @@
+"""Reading the claims from the TOML files of the package, with every entry checked by name."""
+
+import functools
+import tomllib
+from collections.abc import Iterator, Mapping
+from importlib import resources
+from typing import Any
+
+from bayesgeom.claims.claim import Claim, Condition, Hold, Measurement, Number, Origin, Run, Value, Verdict
+from bayesgeom.errors import InvalidArgument, unknown_name
+
+FOLDER, MEASURED = "data", "measured.toml"
+_CLAIM = {
+    "id": str, "claim": str, "source": str, "published": str, "criterion": str, "does_not_show": str, "run": list,
+    "conditions": list, "seeds": int, "seeds_required": int, "hold": dict, "finding": str, "shown": list,
+    "against": str, "in_readme": int, "is_criterion_later": bool,
+}  # fmt: skip
+_REQUIRED = ("id", "claim", "source", "published", "criterion", "does_not_show")
+_RUN = {"name": str, "command": str, "report": str, "needs": list, "minutes": (int, float), "numbers": dict}
+_NUMBER = {
+    "label": str, "unit": str, "probe": str, "metric": str, "variant": str, "variant_has": str, "layer": int,
+    "head": int, "position": int, "reduce": str, "baseline_label": str, "is_point": bool, "tolerance": (int, float),
+}  # fmt: skip
+_CONDITION = {"number": str, "is": str, "than": (str, int, float), "times": (int, float)}
+_HOLD = {"verdict": str, "reason": str}
+_VALUE = {"value": (int, float), "lo": (int, float), "hi": (int, float), "baseline": (int, float)}
+_ORIGIN = {"model": str, "weights_hash": str, "n": int, "seed": int}
+
+
+@functools.cache
+def load() -> Mapping[str, Claim]:
+    """Return every claim by its id, in the order of the files.
+
+    Raises:
+        InvalidArgument: If an entry is missing, misspelled or of another type; the message names claim and entry.
+
+    Example:
+        >>> import bayesgeom
+        >>> bayesgeom.claims.load()["B1"].claim
+        'A transformer matches the exact posterior on the bijection task.'
+    """
+    folder = resources.files("bayesgeom.claims") / FOLDER
+    texts = {f.name: f.read_text(encoding="utf-8") for f in folder.iterdir() if f.name.endswith(".toml")}
+    measured = tomllib.loads(texts.pop(MEASURED, ""))
+    return parsed([texts[name] for name in sorted(texts)], measured)
+
+
+def find(claim_id: str) -> Claim:
+    """Return the claim with this id.
+
+    Raises:
+        UnknownName: If there is none; the message lists those that exist.
+    """
+    known = load()
+    if claim_id not in known:
+        raise unknown_name("claim", claim_id, known)
+    return known[claim_id]
+
+
+def parsed(texts: list[str], measured: Mapping[str, Any]) -> dict[str, Claim]:
+    """Return the claims that these TOML texts state, with the measurements recorded for them.
+
+    Raises:
+        InvalidArgument: If an entry is missing, misspelled or of another type, if an id appears twice, or if a
+            measurement belongs to no claim.
+    """
+    claims: dict[str, Claim] = {}
+    for text in texts:
+        for entry in tomllib.loads(text).get("claim", []):
+            where = f"claim {entry.get('id', '(without an id)')!r}"
+            if entry.get("id") in claims:
+                raise InvalidArgument(f"{where} is stated twice: every id belongs to one claim.")
+            own = _claim(entry, measured.get(entry.get("id", "")), where)
+            claims[own.id] = own
+    if strangers := sorted(measured.keys() - claims.keys()):
+        raise InvalidArgument(f"measurements are recorded for unknown claims: {', '.join(strangers)}.")
+    return claims
+
+
+def _claim(entry: Mapping[str, Any], measured: Mapping[str, Any] | None, where: str) -> Claim:
+    _check(entry, _CLAIM, _REQUIRED, where)
+    runs = tuple(_run(run, where) for run in entry.get("run", []))
+    claim = Claim(
+        **{name: entry[name] for name in _REQUIRED},
+        runs=runs,
+        conditions=tuple(_condition(condition, where) for condition in entry.get("conditions", [])),
+        seeds=entry.get("seeds", 1),
+        seeds_required=entry.get("seeds_required", 1),
+        is_criterion_later=entry.get("is_criterion_later", False),
+        hold=_hold(entry["hold"], where) if "hold" in entry else None,
+        finding=entry.get("finding", ""),
+        shown=tuple(entry.get("shown", [])),
+        against=entry.get("against", ""),
+        in_readme=entry.get("in_readme", 0),
+        measured=None if measured is None else _measurement(measured, where),
+    )
+    for name in _named(claim):
+        if name not in claim.numbers:
+            raise InvalidArgument(f"{where} refers to number {name!r}. Its runs define: {_listed(claim.numbers)}.")
+    if claim.measured is not None and claim.measured.numbers.keys() != claim.numbers.keys():
+        raise InvalidArgument(
+            f"{where}: the measurement records {_listed(claim.measured.numbers)}, the runs define "
+            f"{_listed(claim.numbers)}. Record it again: bayesgeom reproduce {claim.id} --record."
+        )
+    return claim
+
+
+def _named(claim: Claim) -> Iterator[str]:
+    """Every number that a claim's conditions and texts refer to."""
+    yield from claim.shown
+    if claim.against in claim.numbers or (claim.against and " " not in claim.against):
+        yield claim.against
+    for condition in claim.conditions:
+        yield condition.number
+        if isinstance(condition.than, str) and condition.than != "baseline":
+            yield condition.than
+
+
+def _run(entry: Mapping[str, Any], where: str) -> Run:
+    _check(entry, _RUN, ("name", "command"), f"a run of {where}")
+    place = f"run {entry['name']!r} of {where}"
+    if not entry["command"].startswith("bayesgeom "):
+        raise InvalidArgument(f"{place}: the command must start with 'bayesgeom ', got {entry['command']!r}.")
+    numbers = {name: _number(name, own, place) for name, own in entry.get("numbers", {}).items()}
+    return Run(
+        name=entry["name"], command=entry["command"], report=entry.get("report"), needs=tuple(entry.get("needs", [])),
+        minutes=float(entry.get("minutes", 1)), numbers=numbers,
+    )  # fmt: skip
+
+
+def _number(name: str, entry: Mapping[str, Any], where: str) -> Number:
+    place = f"number {name!r} of {where}"
+    _check(entry, _NUMBER, ("label", "probe", "metric"), place)
+    if entry.get("reduce", "only") not in ("only", "min", "max"):
+        raise InvalidArgument(f"{place}: reduce must be one of only, min, max, got {entry['reduce']!r}.")
+    return Number(name=name, **{"unit": "", **entry})
+
+
+def _condition(entry: Mapping[str, Any], where: str) -> Condition:
+    _check(entry, _CONDITION, ("number", "is", "than"), f"a condition of {where}")
+    if entry["is"] not in ("below", "above"):
+        raise InvalidArgument(f"a condition of {where}: 'is' must be below or above, got {entry['is']!r}.")
+    return Condition(number=entry["number"], side=entry["is"], than=entry["than"], times=float(entry.get("times", 1)))
+
+
+def _hold(entry: Mapping[str, Any], where: str) -> Hold:
+    _check(entry, _HOLD, tuple(_HOLD), f"the hold of {where}")
+    allowed = [str(v) for v in Verdict if v not in (Verdict.SUPPORTED, Verdict.CONTRADICTED)]
+    if entry["verdict"] not in allowed:
+        raise InvalidArgument(
+            f"the hold of {where}: verdict must be one of {', '.join(allowed)}, got {entry['verdict']!r}. Supported "
+            f"and contradicted follow from measured numbers alone."
+        )
+    return Hold(verdict=Verdict(entry["verdict"]), reason=entry["reason"])
+
+
+def _measurement(entry: Mapping[str, Any], where: str) -> Measurement:
+    place = f"the measurement of {where}"
+    fields = {"date": str, "machine": str, "numbers": dict, "origins": dict}
+    _check(entry, fields, tuple(fields), place)
+    for kind, known in (("numbers", _VALUE), ("origins", _ORIGIN)):
+        for name, own in entry[kind].items():
+            _check(own, known, tuple(known), f"{kind} {name!r} of {place}")
+    values = {name: Value(**{key: float(x) for key, x in own.items()}) for name, own in entry["numbers"].items()}
+    origins = {name: Origin(**own) for name, own in entry["origins"].items()}
+    return Measurement(date=entry["date"], machine=entry["machine"], numbers=values, origins=origins)
+
+
+def _check(entry: Mapping[str, Any], known: Mapping[str, Any], required: tuple[str, ...], where: str) -> None:
+    """**Raises** `InvalidArgument` for an entry that is missing, unknown or of another type."""
+    for name in required:
+        if name not in entry:
+            raise InvalidArgument(f"{where} has no {name!r}: add it.")
+    for name, value in entry.items():
+        if name not in known:
+            raise InvalidArgument(f"{where} has no field {name!r}. Fields: {_listed(known)}.")
+        if not isinstance(value, known[name]) or (isinstance(value, bool) and known[name] is not bool):
+            raise InvalidArgument(f"{where}: {name!r} must be of type {_type_name(known[name])}, got {value!r}.")
+
+
+def _type_name(kind: Any) -> str:
+    return " or ".join(k.__name__ for k in kind) if isinstance(kind, tuple) else str(kind.__name__)
+
+
+def _listed(names: Mapping[str, Any]) -> str:
+    return ", ".join(sorted(names)) or "(none)"

@@ -1,0 +1,70 @@
+"""What a claim's commands need: checkpoints and trainings, where they lie, how to make them and how long that takes."""
+
+import shlex
+from pathlib import Path
+
+from bayesgeom.claims.claim import Claim, Run
+from bayesgeom.errors import CheckpointFault, UnknownName
+from bayesgeom.files import RUNS
+from bayesgeom.models.checkpoint import FINISHED
+from bayesgeom.models.resolve import checkpoints
+from bayesgeom.training.recipe import Recipe
+
+# Floating-point operations per second of training on two CPU cores: `bijection-v20` takes an hour and a half.
+_RATE = 1.5e11
+
+
+def arguments_of(run: Run, runs: Path = RUNS) -> list[str]:
+    """Return the arguments of a run's command line; a checkpoint that lies in `runs` is named by its path."""
+    shipped = checkpoints()
+    words = shlex.split(run.command)[1:]
+    return [_place(word, runs) if word in run.needs and word not in shipped else word for word in words]
+
+
+def check_needs(claim: Claim, runs: Path = RUNS) -> None:
+    """Check that every checkpoint that the claim's commands load is there.
+
+    Raises:
+        CheckpointFault: If one is absent; the message says how to make it and how long that takes.
+    """
+    shipped = checkpoints()
+    absent = [name for run in claim.runs for name in run.needs if not _is_there(name, shipped, runs)]
+    if absent:
+        ways = "; ".join(_way(name) for name in dict.fromkeys(absent))
+        raise CheckpointFault(
+            f"claim {claim.id} needs {', '.join(map(repr, dict.fromkeys(absent)))}, which is neither shipped nor in "
+            f"{str(runs)!r}. {ways}."
+        )
+
+
+def estimated_minutes(recipe: Recipe) -> float:
+    """Return roughly how long a recipe trains on two CPU cores, earlier stages included."""
+    n_parameters = sum(p.numel() for p in recipe.model_config().build(seed=0).parameters())
+    return 6 * n_parameters * recipe.n_sequences * recipe.task.n_pos / _RATE / 60
+
+
+def _is_there(name: str, shipped: dict[str, Path], runs: Path) -> bool:
+    if "/" in name:  # on the Hugging Face hub: loading it says what is wrong
+        return True
+    return name in shipped or (runs / name / FINISHED).is_dir()
+
+
+def _place(name: str, runs: Path) -> str:
+    path = runs / name / FINISHED
+    return str(path) if path.is_dir() else name
+
+
+def _way(name: str) -> str:
+    from bayesgeom.training.recipes import recipe
+
+    base, _, seed = name.partition("-seed")
+    try:
+        found = recipe(name if not seed.isdecimal() else base)
+    except UnknownName:
+        return f"No recipe makes {name!r} yet"
+    option = f" --seed {seed}" if seed.isdecimal() else ""
+    return f"Make {name!r} with `bayesgeom train {found.name}{option}` (about {_duration(estimated_minutes(found))})"
+
+
+def _duration(minutes: float) -> str:
+    return f"{minutes / 60:.0f} hours" if minutes >= 120 else f"{max(minutes, 1):.0f} minutes"

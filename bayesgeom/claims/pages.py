@@ -1,0 +1,168 @@
+"""The generated parts of the documentation: the table in the README and the list in `docs/claims.md`."""
+
+import math
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from bayesgeom.claims.claim import Claim, Value, Verdict
+from bayesgeom.claims.loading import load
+from bayesgeom.claims.reproduction import short, text
+from bayesgeom.claims.verdicts import verdict
+from bayesgeom.errors import InvalidArgument
+
+START, END = "<!-- generated: {} -->", "<!-- end of generated text -->"
+README, PAGE = "README.md", "docs/claims.md"
+_GROUPS = {
+    "B": "Bijection: calibration", "H": "Hidden Markov models: calibration", "T": "Transport",
+    "G": "Geometry on the wind tunnels", "A": "Ablations", "P": "Primitives and architectures",
+    "Y": "Related literature", "D": "Gradients and training", "J": "Interventions and formation",
+    "L": "Language models", "C": "The construction boundary",
+}  # fmt: skip
+
+
+def write(repository: Path) -> list[Path]:
+    """Write the generated parts of the documentation into the source checkout.
+
+    Returns:
+        The files that changed.
+    """
+    changed = []
+    for name in (README, PAGE):
+        path = repository / name
+        if not path.is_file():
+            raise InvalidArgument(f"{repository} holds no {name}: name the root of a source checkout.")
+        before = path.read_text(encoding="utf-8")
+        after = refreshed(before, load())
+        if after != before:
+            path.write_text(after, encoding="utf-8")
+            changed.append(path)
+    return changed
+
+
+def refreshed(page: str, claims: Mapping[str, Claim]) -> str:
+    """Return a page with its generated parts as the claims state them now."""
+    for name, made in (("findings", findings), ("open", still_open), ("summary", summary), ("claims", details)):
+        start = START.format(name)
+        if start in page:
+            before, _, rest = page.partition(start)
+            _, end, after = rest.partition(END)
+            if not end:
+                raise InvalidArgument(f"the page has no {END!r} after {start!r}.")
+            page = f"{before}{start}\n\n{made(claims.values())}\n\n{END}{after}"
+    return page
+
+
+def findings(claims: Iterable[Claim]) -> str:
+    """Return the README's table: a row for every claim with a verdict that its numbers decide."""
+    chosen = [c for c in claims if c.in_readme and verdict(c) in (Verdict.SUPPORTED, Verdict.CONTRADICTED)]
+    rows = [
+        (c.finding, f"{c.id}, {verdict(c)}", _measured(c), _baseline(c), c.does_not_show)
+        for c in sorted(chosen, key=lambda c: c.in_readme)
+    ]
+    return _table(("finding", "claim", "measured [95 % interval]", "strongest baseline", "does not show"), rows)
+
+
+def still_open(claims: Iterable[Claim]) -> str:
+    """Return the README's list of claims that have no verdict, each with the reason."""
+    chosen = [c for c in claims if c.in_readme and verdict(c) not in (Verdict.SUPPORTED, Verdict.CONTRADICTED)]
+    rows = [(c.claim, f"{c.id}, {verdict(c)}", _reason(c)) for c in sorted(chosen, key=lambda c: c.in_readme)]
+    return _table(("the papers say", "claim", "why there is no verdict"), rows)
+
+
+def summary(claims: Iterable[Claim]) -> str:
+    """Return a table with a row for every claim."""
+    rows = [
+        (f"[{c.id}](#{c.id.lower()})", c.claim, str(verdict(c)), _measured(c), _baseline(c), _seeds(c)) for c in claims
+    ]
+    return _table(("id", "claim", "verdict", "measured [95 % interval]", "strongest baseline", "trainings"), rows)
+
+
+def details(claims: Iterable[Claim]) -> str:
+    """Return every claim with its source, criterion, commands and measurement, by group."""
+    by_group: dict[str, list[Claim]] = {}
+    for claim in claims:
+        by_group.setdefault(claim.id[0], []).append(claim)
+    parts = []
+    for letter, title in _GROUPS.items():
+        parts += [f"## {title}", *(_detail(claim) for claim in by_group.get(letter, []))]
+    return "\n\n".join(parts)
+
+
+def overview(claims: Iterable[Claim]) -> list[tuple[str, ...]]:
+    """Return the rows of the table on the terminal."""
+    rows: list[tuple[str, ...]] = [("id", "verdict", "measured [95 % interval]", "claim")]
+    for c in claims:
+        first = "–" if c.measured is None else text(c.measured.numbers[c.shown[0]], c.numbers[c.shown[0]].unit)
+        rows.append((c.id, str(verdict(c)), first, _clipped(c.claim)))
+    return rows
+
+
+def _detail(claim: Claim) -> str:
+    lines = [
+        f"### {claim.id}", "", f"**{claim.claim}** {str(verdict(claim)).capitalize()}.", "",
+        f"- Published: {claim.published} ({claim.source}).",
+        f"- Criterion{' (written after a first measurement)' if claim.is_criterion_later else ''}: {claim.criterion}",
+    ]  # fmt: skip
+    if claim.hold is not None:
+        lines.append(f"- Why there is no verdict: {claim.hold.reason}.")
+    if claim.measured is not None:
+        shown = (f"{claim.numbers[n].label}: {text(v, claim.numbers[n].unit)}{_beside(claim, n, v)}"
+                 for n, v in claim.measured.numbers.items())  # fmt: skip
+        lines.append(f"- Measured: {'; '.join(shown)}.")
+        lines.append(f"- Recorded {claim.measured.date} ({_origins(claim)}).")
+    if claim.finding and claim.measured is not None:
+        lines.append(f"- Finding: {claim.finding}")
+    lines.append(f"- Does not show: {claim.does_not_show}")
+    return "\n".join([*lines, "", "```sh", *dict.fromkeys(claim.commands), "```"])
+
+
+def _origins(claim: Claim) -> str:
+    assert claim.measured is not None, "only of what was measured"
+    told = []
+    for origin in claim.measured.origins.values():
+        weights = f", weights `{origin.weights_hash}`" if origin.weights_hash else ""
+        n = f", n = {origin.n}" if origin.n else ""
+        told.append(f"{origin.model}{weights}{n}, seed {origin.seed}")
+    return "; ".join(dict.fromkeys(told))
+
+
+def _measured(claim: Claim) -> str:
+    if claim.measured is None:
+        return "–"
+    numbers = claim.measured.numbers
+    return "; ".join(f"{claim.numbers[n].label} {text(numbers[n], claim.numbers[n].unit)}" for n in claim.shown)
+
+
+def _baseline(claim: Claim) -> str:
+    if claim.measured is None or not claim.against:
+        return "–"
+    number, value = claim.numbers[claim.against], claim.measured.numbers[claim.against]
+    if math.isnan(value.baseline):
+        return f"{number.label}: {text(value, number.unit)}" if claim.against not in claim.shown[:1] else "–"
+    return f"{short(value.baseline)} ({number.baseline_label or 'see the report'})"
+
+
+def _beside(claim: Claim, name: str, value: Value) -> str:
+    label = claim.numbers[name].baseline_label or "strongest baseline"
+    return "" if math.isnan(value.baseline) else f" ({label}: {short(value.baseline)})"
+
+
+def _reason(claim: Claim) -> str:
+    if claim.hold is not None:
+        return claim.hold.reason
+    if claim.seeds < claim.seeds_required:
+        return f"{claim.seeds} of {claim.seeds_required} trainings"
+    return "not measured yet" if claim.measured is None else "the interval includes the threshold"
+
+
+def _seeds(claim: Claim) -> str:
+    return "–" if claim.measured is None else str(claim.seeds)
+
+
+def _clipped(sentence: str, width: int = 60) -> str:
+    return sentence if len(sentence) <= width else f"{sentence[: width - 1]}…"
+
+
+def _table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
+    cells = [head, tuple("---" for _ in head), *rows]
+    return "\n".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |" for row in cells)

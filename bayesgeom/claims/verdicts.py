@@ -1,0 +1,70 @@
+"""From measured numbers to a verdict, by a claim's own criterion."""
+
+import math
+from collections.abc import Mapping
+from typing import Literal
+
+from bayesgeom.claims.claim import Claim, Condition, Value, Verdict
+
+Outcome = Literal["met", "failed", "open"]
+
+
+def outcome(condition: Condition, numbers: Mapping[str, Value], *, is_point: bool = False) -> Outcome:
+    """Return whether a condition is met, failed, or left open by the intervals.
+
+    A number without an interval leaves the condition open, unless it is judged as a point. A threshold that is a number
+    itself counts by its value.
+
+    Args:
+        condition: The condition.
+        numbers: The measured numbers by name.
+        is_point: Whether the number is judged by its value alone.
+
+    Returns:
+        "met" if the whole interval lies on the required side, "failed" if it lies on the other, else "open".
+    """
+    found = numbers[condition.number]
+    low, high = (found.value, found.value) if is_point else (found.lo, found.hi)
+    limit = threshold(condition, numbers)
+    if any(map(math.isnan, (low, high, limit))):
+        return "open"
+    is_below, is_above = high < limit, low > limit
+    if condition.side == "below":
+        return "met" if is_below else "failed" if is_above else "open"
+    return "met" if is_above else "failed" if is_below else "open"
+
+
+def threshold(condition: Condition, numbers: Mapping[str, Value]) -> float:
+    """Return what the number of a condition is compared with."""
+    if not isinstance(condition.than, str):
+        return condition.times * condition.than
+    against = numbers[condition.number].baseline if condition.than == "baseline" else numbers[condition.than].value
+    return condition.times * against
+
+
+def verdict(claim: Claim, numbers: Mapping[str, Value] | None = None) -> Verdict:
+    """Return the verdict on a claim.
+
+    Every condition met: supported. One failed: contradicted. Otherwise, and with fewer trainings than the criterion
+    asks for: not decided. A claim on hold keeps the verdict that its hold states.
+
+    Args:
+        claim: The claim.
+        numbers: Numbers to judge instead of the recorded ones.
+
+    Example:
+        >>> import bayesgeom
+        >>> str(verdict(bayesgeom.claims.find("C1")))
+        'not tested'
+    """
+    if claim.hold is not None:
+        return claim.hold.verdict
+    judged = claim.measured.numbers if numbers is None and claim.measured is not None else numbers
+    if judged is None or not claim.conditions:
+        return Verdict.NOT_TESTED
+    outcomes = [
+        outcome(condition, judged, is_point=claim.numbers[condition.number].is_point) for condition in claim.conditions
+    ]
+    if claim.seeds < claim.seeds_required or ("open" in outcomes and "failed" not in outcomes):
+        return Verdict.NOT_DECIDED
+    return Verdict.CONTRADICTED if "failed" in outcomes else Verdict.SUPPORTED

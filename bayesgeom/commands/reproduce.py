@@ -1,0 +1,102 @@
+"""`bayesgeom reproduce`."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, ClassVar, final
+
+import tyro
+
+from bayesgeom.commands.base import Command, tell
+from bayesgeom.errors import InvalidArgument
+from bayesgeom.files import RUNS
+
+if TYPE_CHECKING:
+    from bayesgeom.claims.claim import Claim
+
+Ids = Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="ID …")]
+
+
+@final
+@dataclass(frozen=True)
+class Reproduce(Command):
+    """Measure a claim of the literature again and compare with the recorded numbers and verdict."""
+
+    name: ClassVar[str] = "reproduce"
+
+    ids: Ids = ()
+    """Ids of claims, such as B1 or G3."""
+    all: bool = False
+    """Print the table of all claims with their verdicts. With --run: reproduce all of them."""
+    run: bool = False
+    """With --all: run every claim's commands. Takes hours."""
+    out: Path | None = None
+    """Directory for the reports, one folder per claim and run. Default: they are not kept."""
+    runs: Path = RUNS
+    """Folder of trainings, where checkpoints that are not shipped are looked for."""
+    record: bool = False
+    """For maintainers: write the numbers into the package; a missing report is made under docs/."""
+    fresh: bool = False
+    """With --record: make the reports anew instead of reading those that are there."""
+    write_docs: bool = False
+    """For maintainers: write the generated parts of README.md and docs/claims.md."""
+
+    def __call__(self) -> int:
+        from bayesgeom.claims.loading import find, load
+        from bayesgeom.claims.pages import overview, write
+        from bayesgeom.report import aligned
+
+        if not (self.ids or self.all or self.write_docs):
+            raise InvalidArgument("name a claim, such as B1, or pass --all for the table of all claims.")
+        chosen = [find(claim_id) for claim_id in self.ids] or (list(load().values()) if self.all else [])
+        status = 0
+        if self.record:
+            self._record(chosen)
+        elif self.ids or self.run:
+            status = self._reproduce(chosen)
+        elif self.all:
+            tell("\n".join(aligned(overview(chosen))))
+        if self.write_docs:
+            for path in write(Path()):
+                tell(f"written: {path}")
+        return status
+
+    def _reproduce(self, claims: "Iterable[Claim]") -> int:
+        """Run each claim; what cannot be run is reported, and where one claim was named it is an error."""
+        from bayesgeom.claims.reproduction import reproduce
+        from bayesgeom.errors import BayesGeomError
+
+        are_same = True
+        for claim in claims:
+            tell(f"{claim.id}: {claim.claim}")
+            try:
+                again = reproduce(claim, out=None if self.out is None else self.out / claim.id, runs=self.runs)
+            except BayesGeomError as error:
+                if self.ids:
+                    raise
+                tell(f"not run: {error}\n")
+                continue
+            tell(f"{again.output if not again.found else ''}\n{again.table()}\n")
+            are_same &= again.is_reproduced
+        return 0 if are_same else 1
+
+    def _record(self, claims: "Iterable[Claim]") -> None:
+        from bayesgeom.claims.recording import record
+        from bayesgeom.claims.verdicts import verdict
+        from bayesgeom.errors import BayesGeomError
+
+        chosen = list(claims)
+        reports = {Path(run.report) for claim in chosen for run in claim.runs if run.report is not None}
+        stale = reports if self.fresh else set()
+        for claim in chosen:
+            if not claim.numbers or any(run.report is None for run in claim.runs if run.numbers):
+                tell(f"{claim.id}: no numbers to record")
+                continue
+            try:
+                measured = record(claim, Path(), stale=stale)
+            except BayesGeomError as error:
+                if self.ids:
+                    raise
+                tell(f"{claim.id}: not recorded: {error}")
+                continue
+            tell(f"{claim.id}: {len(measured.numbers)} numbers, {verdict(claim, measured.numbers)}")

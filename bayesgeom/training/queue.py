@@ -1,0 +1,181 @@
+"""The training queue: an ordered list of trainings with estimated times, and what a folder of runs holds of it.
+
+Minutes are for two cores without AVX-512 in float32, from the processor time of a step. One training at a time, in this
+order; a stopped one goes on with `--resume`. Stages of one recipe are trained by one command.
+"""
+
+import json
+import math
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, final
+
+from bayesgeom.files import RUNS
+from bayesgeom.models.checkpoint import CONFIG, FINISHED, read_description
+from bayesgeom.models.resolve import checkpoints
+from bayesgeom.report import aligned
+from bayesgeom.training.loop import BEFORE, RECIPE
+from bayesgeom.training.rates import sweep
+from bayesgeom.training.recipe import Recipe
+from bayesgeom.training.recipes import recipe
+from bayesgeom.training.state import LOG, STATE
+
+State = Literal["finished", "shipped", "running", "stopped", "waiting"]
+_ALIVE_SECONDS = 300.0  # a run saves its state every minute
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Queued:
+    """One training of the queue."""
+
+    recipe: str
+    minutes: int
+    seed: int = 0
+
+    @property
+    def reseeded(self) -> Recipe:
+        """The recipe with this entry's seed; its name is the run's directory."""
+        return recipe(self.recipe).reseeded(self.seed)
+
+    @property
+    def command(self) -> str:
+        """What trains it."""
+        return f"bayesgeom train {self.recipe}" + (f" --seed {self.seed}" if self.seed else "")
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Progress:
+    """What a folder of runs holds of one training of the queue."""
+
+    queued: Queued
+    state: State
+    steps_done: int
+    steps: int
+    kl_bits: float = math.nan  # of the finished checkpoint
+
+    @property
+    def minutes_left(self) -> float:
+        """Estimated minutes that remain."""
+        return (
+            0.0 if self.state in ("finished", "shipped") else self.queued.minutes * (1 - self.steps_done / self.steps)
+        )
+
+
+def queue() -> tuple[Queued, ...]:
+    """Return the trainings in their order.
+
+    Example:
+        >>> queue()[0].command
+        'bayesgeom train slow-hmm-transformer'
+    """
+    return tuple(Queued(recipe=name, seed=seed, minutes=minutes) for name, seed, minutes in _entries())
+
+
+def progress(runs: Path = RUNS, entries: Sequence[Queued] | None = None) -> list[Progress]:
+    """Read what is finished, running and waiting.
+
+    Args:
+        runs: The folder in which `bayesgeom train` writes.
+        entries: Trainings to look for; by default the queue.
+
+    Returns:
+        One entry per training, in the queue's order. A run whose state was written in the last five minutes is running.
+    """
+    shipped = checkpoints()
+    return [_progress(own, runs, shipped) for own in (queue() if entries is None else entries)]
+
+
+def status_table(found: Sequence[Progress]) -> str:
+    """Return one line per training, then what is next and how long the rest takes."""
+    rows: list[tuple[str, ...]] = [("training", "state", "steps", "minutes left", "KL (bits)")]
+    for own in found:
+        steps = f"{own.steps_done:,} of {own.steps:,}"
+        kl = "" if math.isnan(own.kl_bits) else f"{own.kl_bits:.4g}"
+        rows.append((own.queued.reseeded.name, own.state, steps, f"{own.minutes_left:.0f}", kl))
+    waiting = [own for own in found if own.state in ("stopped", "waiting")]
+    hours = sum(own.minutes_left for own in found) / 60
+    resumed = " --resume" if waiting and waiting[0].state == "stopped" else ""
+    next_one = f"next: {waiting[0].queued.command}{resumed}" if waiting else "nothing is waiting"
+    n_done = sum(own.state in ("finished", "shipped") for own in found)
+    below = f"{n_done} of {len(found)} finished; about {hours:.0f} hours left on two cores in float32; {next_one}"
+    return "\n".join([*aligned(rows), "", below])
+
+
+def _progress(own: Queued, runs: Path, shipped: Mapping[str, Path]) -> Progress:
+    chosen = own.reseeded
+    folder, steps = runs / chosen.name, sum(stage.steps for stage in _stages(chosen))
+    places: tuple[tuple[State, Path], ...] = (
+        ("finished", folder / FINISHED),
+        ("shipped", shipped.get(chosen.name, folder)),
+    )
+    for state, path in places:
+        if (path / CONFIG).exists():
+            kl_bits = float(read_description(path).get("scores", {}).get("kl_bits", math.nan))
+            return Progress(queued=own, state=state, steps_done=steps, steps=steps, kl_bits=kl_bits)
+    if not (folder / RECIPE).exists():
+        return Progress(queued=own, state="waiting", steps_done=0, steps=steps)
+    states = [*folder.glob(f"**/{STATE}"), folder / RECIPE]
+    is_alive = time.time() - max(file.stat().st_mtime for file in states) < _ALIVE_SECONDS
+    return Progress(
+        queued=own, state="running" if is_alive else "stopped", steps_done=_steps_done(chosen, folder), steps=steps
+    )
+
+
+def _stages(chosen: Recipe | None) -> Iterator[Recipe]:
+    while chosen is not None:
+        yield chosen
+        chosen = chosen.after
+
+
+def _steps_done(chosen: Recipe, folder: Path) -> int:
+    """Logged steps of this stage and the earlier ones; an earlier stage is done once a later one has a log."""
+    log = folder / LOG
+    if log.exists() and (lines := log.read_text().splitlines()):
+        return int(json.loads(lines[-1])["step"]) + sum(stage.steps for stage in _stages(chosen.after))
+    return 0 if chosen.after is None else _steps_done(chosen.after, folder / BEFORE)
+
+
+_Entry = tuple[str, int, int]  # recipe, seed, minutes
+_QUICK = {  # at most a quarter of an hour with bfloat16, half an hour in float32: three seeds
+    "bijection-transformer": 21, "bijection-lstm": 13, "bijection-mlp": 14,
+    "repeats-transformer": 24, "repeats-lstm": 18, "repeats-mlp": 17,
+    "recall-transformer": 27, "recall-lstm": 19, "recall-mlp": 20,
+}  # fmt: skip
+_LONGER = {  # two seeds
+    "bijection-mamba": 30, "repeats-mamba": 36, "recall-mamba": 40, "hmm-transformer": 110, "hmm-lstm": 60,
+    "hmm-mamba": 110, "hmm-mlp": 70, "slow-hmm-transformer": 114, "slow-hmm-lstm": 61, "slow-hmm-mamba": 120,
+    "slow-hmm-mlp-prefix": 77,
+}  # fmt: skip
+_RECALL_MINUTES = {
+    "recall-transformer": 27, "recall-mamba": 40, "recall-lstm": 19, "recall-mlp": 20, "recall-mlp-prefix": 21,
+    "recall-mamba2": 72, "recall-rwkv": 73,
+}  # fmt: skip
+
+
+def _entries() -> Iterator[_Entry]:
+    """Slow chains, untied, seeds, the sweep, recall at published sizes, sampled targets, the flagship, the rest."""
+    yield from (
+        (f"slow-hmm-{own}", 0, _LONGER[f"slow-hmm-{own}"]) for own in ("transformer", "lstm", "mamba", "mlp-prefix")
+    )
+    yield from (("bijection-transformer-untied", seed, 21) for seed in (0, 1))
+    yield from ((name, seed, minutes) for name, minutes in _QUICK.items() for seed in (1, 2))
+    yield from ((_named(name), 1, minutes) for name, minutes in _LONGER.items())
+    yield from ((name, 0, max(1, _RECALL_MINUTES[name.split("-quarter")[0]] // 4)) for name in sweep())
+    yield from (("recall-16-transformer", 0, 68), ("recall-16-mamba2", 0, 140), ("recall-16-lstm", 0, 37))
+    yield from (("recall-64-transformer", 0, 160), ("recall-64-mamba2", 0, 225), ("recall-64-lstm", 0, 80))
+    yield from (("hmm-sampled-transformer", 0, 110), ("hmm-sampled-lstm", 0, 60))
+    yield from (("bijection-v20-refined", 0, 110), ("bijection-v20-refined-sampled", 0, 230))
+    yield from (
+        ("bijection-mamba2", 0, 51),
+        ("bijection-rwkv", 0, 48),
+        ("recall-mamba2", 0, 72),
+        ("recall-rwkv", 0, 73),
+    )
+
+
+def _named(name: str) -> str:
+    return "hmm-s5" if name == "hmm-transformer" else name

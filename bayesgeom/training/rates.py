@@ -1,0 +1,73 @@
+"""The learning-rate sweep: one row, a quarter of its budget, three multiples of the committed rates per architecture.
+
+`<row>-<architecture>-quarter-lr<multiple>` is one trial. `<recipe>-lr<multiple>` is any recipe of the comparison at its
+whole budget with rates multiplied, for the rows that use what the sweep found.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from bayesgeom.training.compared import ARCHITECTURES, ON_REQUEST, compared
+from bayesgeom.training.recipe import Recipe
+
+MULTIPLES = (0.3, 1.0, 3.0)
+# The best multiple per architecture, once all three trials on the swept row are there; the comparison then uses it.
+CHOSEN: Mapping[str, float] = {}
+_COMMON = "none: one setting for all, chosen on the transformer"
+_STAGED = "none: rates and the pooled first stage were tuned on the transformer"
+_DECAY = "none: the decay schedule was tuned on the transformer"
+SEARCHED: Mapping[str, str] = {  # how the hyperparameters of each row were found, while there is no sweep
+    "bijection": _COMMON,
+    "repeats": _STAGED,
+    "recall": _STAGED,
+    "recall-16": _STAGED,
+    "recall-64": _STAGED,
+    "hmm": _DECAY,
+    "hmm-sampled": _DECAY,
+    "slow-hmm": _COMMON,
+}
+SWEPT_ROW = "recall"
+_QUARTER = 4
+
+
+def at_rates(recipe: Recipe, multiple: float) -> Recipe:
+    """Multiply both learning rates of every stage.
+
+    Args:
+        recipe: The recipe whose rates are multiplied.
+        multiple: Factor of `lr` and `matrix_lr`.
+
+    Returns:
+        The recipe named `<name>-lr<multiple>`.
+
+    Example:
+        >>> from bayesgeom.training.recipes import recipe
+        >>> low = at_rates(recipe("bijection-lstm"), 0.3)
+        >>> low.name, round(low.lr / recipe("bijection-lstm").lr, 3)
+        ('bijection-lstm-lr0.3', 0.3)
+    """
+    after = None if recipe.after is None else at_rates(recipe.after, multiple)
+    name, lr, matrix_lr = f"{recipe.name}-lr{multiple:g}", recipe.lr * multiple, recipe.matrix_lr * multiple
+    return replace(recipe, name=name, after=after, lr=lr, matrix_lr=matrix_lr)
+
+
+def quartered(recipe: Recipe) -> Recipe:
+    """Return the recipe with a quarter of the steps, of the warm-up and of the decay in every stage, as `…-quarter`."""
+    after = None if recipe.after is None else quartered(recipe.after)
+    decay = None if recipe.decay_steps is None else recipe.decay_steps // _QUARTER
+    return replace(
+        recipe,
+        name=f"{recipe.name}-quarter",
+        after=after,
+        snapshots=0,
+        steps=max(1, recipe.steps // _QUARTER),
+        warmup=recipe.warmup // _QUARTER,
+        decay_steps=decay,
+    )
+
+
+def sweep() -> Mapping[str, Recipe]:
+    """Return the trials of the sweep by name: every architecture of the swept row at every multiple."""
+    rows = (compared()[f"{SWEPT_ROW}-{architecture}"] for architecture in (*ARCHITECTURES, *ON_REQUEST))
+    trials = (at_rates(quartered(row), multiple) for row in rows for multiple in MULTIPLES)
+    return {trial.name: trial for trial in trials}

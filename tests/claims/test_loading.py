@@ -1,0 +1,129 @@
+"""The claims are read from TOML, and an entry that is wrong is refused by name."""
+
+import re
+import shlex
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from bayesgeom.claims.claim import Verdict
+from bayesgeom.claims.loading import find, load, parsed
+from bayesgeom.cli import parsed as command_of
+from bayesgeom.errors import BayesGeomError, InvalidArgument, UnknownName
+
+CLAIM = """
+[[claim]]
+id = "Z1"
+claim = "A sentence."
+source = "a paper"
+published = "1 bit"
+criterion = "A rule."
+does_not_show = "Much."
+"""
+RUN = """
+[[claim.run]]
+name = "main"
+command = "bayesgeom diagnose bijection-v20 --n 7"
+[claim.run.numbers]
+kl = { label = "KL", unit = "bits", probe = "calibration", metric = "kl_bits" }
+"""
+
+
+def test_every_claim_of_the_contract_is_there() -> None:
+    ids = [
+        *(f"B{i}" for i in range(1, 6)), *(f"H{i}" for i in range(1, 9)), *(f"G{i}" for i in range(1, 9)),
+        *(f"A{i}" for i in range(1, 6)), *(f"P{i}" for i in range(1, 5)), *(f"D{i}" for i in range(1, 4)),
+        *(f"L{i}" for i in range(1, 9)), *(f"J{i}" for i in range(1, 6)), *(f"C{i}" for i in range(1, 8)),
+        "T1", "Y1", "Y2",
+    ]  # fmt: skip
+    assert len(ids) == 56
+    assert not set(ids) - load().keys()
+
+
+@pytest.mark.parametrize("claim_id", load())
+def test_a_claim_can_be_decided(claim_id: str) -> None:
+    claim = find(claim_id)
+    assert re.fullmatch(r"[A-Z]\d+", claim.id)
+    assert re.search(r"supported|contradicted|[Uu]sed", claim.criterion) or claim.criterion.startswith("As ")
+    assert len(claim.criterion.split()) > 3 and claim.runs
+    assert claim.conditions or claim.hold is not None, "without tests there must be a reason"
+    assert claim.measured is None or (claim.shown and claim.against and claim.does_not_show)
+    assert not claim.in_readme or claim.finding or claim.hold is not None
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (("published =", "publisht ="), r"claim 'Z1' has no 'published'"),
+        (('claim = "A', 'clam = 1\nclaim = "A'), r"claim 'Z1' has no field 'clam'.*Fields: .*published"),
+        (('"1 bit"', "1"), r"claim 'Z1': 'published' must be of type str, got 1"),
+        (("[[claim.run]]", 'seeds = "two"\n[[claim.run]]'), r"'seeds' must be of type int, got 'two'"),
+        (("[[claim.run]]", "seeds = true\n[[claim.run]]"), r"'seeds' must be of type int, got True"),
+        (('"bayesgeom diag', '"diag'), r"run 'main' of claim 'Z1': the command must start with 'bayesgeom '"),
+        (('probe = "calibration", ', ""), r"number 'kl' of run 'main' of claim 'Z1' has no 'probe'"),
+        (('metric = "kl_bits"', 'metric = "kl_bits", reduce = "sum"'), r"reduce must be one of only, min, max"),
+        (
+            ("[[claim.run]]", 'conditions = [{ number = "kl", is = "near", than = 1 }]\n[[claim.run]]'),
+            r"'is' must be below or above, got 'near'",
+        ),
+        (
+            ("[[claim.run]]", 'conditions = [{ number = "lk", is = "below", than = 1 }]\n[[claim.run]]'),
+            r"claim 'Z1' refers to number 'lk'. Its runs define: kl",
+        ),
+        (
+            ("[[claim.run]]", 'hold = { verdict = "supported", reason = "trust us" }\n[[claim.run]]'),
+            r"the hold of claim 'Z1': verdict must be one of not decided, .* got 'supported'",
+        ),
+    ],
+)
+def test_a_wrong_entry_is_refused_by_name(change: tuple[str, str], message: str) -> None:
+    text = CLAIM + RUN
+    assert parsed([text], {})["Z1"].numbers["kl"].metric == "kl_bits"
+    assert text.count(change[0]) >= 1
+    with pytest.raises(InvalidArgument, match=message):
+        parsed([text.replace(*change, 1)], {})
+
+
+def test_two_claims_of_one_id_are_refused() -> None:
+    with pytest.raises(InvalidArgument, match="claim 'Z1' is stated twice"):
+        parsed([CLAIM, CLAIM], {})
+
+
+def test_a_measurement_of_no_claim_is_refused() -> None:
+    with pytest.raises(InvalidArgument, match="unknown claims: Z2"):
+        parsed([CLAIM], {"Z2": {}})
+
+
+def test_a_measurement_with_other_numbers_is_refused() -> None:
+    measured = tomllib.loads('[Z1]\ndate = "2026-01-01"\nmachine = "m"\n[Z1.numbers]\n[Z1.origins]\n')
+    with pytest.raises(InvalidArgument, match=r"records \(none\), the runs define kl. Record it again"):
+        parsed([CLAIM + RUN], measured)
+
+
+def test_an_unknown_claim_is_refused_with_those_that_exist() -> None:
+    with pytest.raises(UnknownName, match=r"no claim named 'B99'. There are: A1, .*Y2"):
+        find("B99")
+
+
+def test_an_unreadable_measurement_is_no_verdict() -> None:
+    assert {str(v) for v in Verdict} == {
+        "supported", "contradicted", "not decided", "not testable on this task", "not tested",
+    }  # fmt: skip
+
+
+def test_criteria_hold_no_machine_path() -> None:
+    folder = Path(__file__).resolve().parents[2] / "bayesgeom/claims/data"
+    assert len(list(folder.glob("*.toml"))) >= 8
+    for path in folder.glob("*.toml"):
+        assert not re.search(r"/(home|tmp|work|root)/", path.read_text(encoding="utf-8")), path.name
+
+
+def test_commands_are_understood() -> None:
+    """One of every kind: tests/test_docs.py looks up all their options, since the page of claims lists them."""
+    commands = {run.command.split()[1]: run.command for claim in load().values() for run in claim.runs}
+    assert {"diagnose", "ablate", "intervene", "compare", "dynamics", "length"} < commands.keys()
+    for command in commands.values():
+        command_of(shlex.split(command)[1:])
+    with pytest.raises(BayesGeomError):
+        command_of(["diagnose", "bijection-v20", "--sequences", "7"])

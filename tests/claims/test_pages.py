@@ -1,0 +1,110 @@
+"""The pages say what the claims say, and the claims say what the committed reports hold."""
+
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from bayesgeom.claims.claim import Claim, Hold, Value, Verdict
+from bayesgeom.claims.loading import load
+from bayesgeom.claims.pages import END, PAGE, README, START, findings, refreshed, still_open, summary, write
+from bayesgeom.claims.reading import origin_of, values_of
+from bayesgeom.claims.reproduction import short, text
+from bayesgeom.claims.verdicts import verdict
+from bayesgeom.errors import InvalidArgument
+from bayesgeom.models.checkpoint import read_description
+from bayesgeom.models.resolve import checkpoints
+from tests.structure.source import ROOT
+
+MEASURED = [claim for claim in load().values() if claim.measured is not None]
+
+
+@pytest.mark.parametrize("name", [README, PAGE])
+def test_the_committed_page_is_what_the_claims_generate(name: str) -> None:
+    page = (ROOT / name).read_text(encoding="utf-8")
+    assert START.format("findings" if name == README else "claims") in page
+    assert refreshed(page, load()) == page, "run `bayesgeom reproduce --write-docs`"
+
+
+@pytest.mark.parametrize("claim", MEASURED, ids=lambda claim: claim.id)
+def test_recorded_numbers_are_those_of_the_committed_reports(claim: Claim) -> None:
+    assert claim.measured is not None
+    found: dict[str, Value] = {}
+    for run in claim.runs:
+        assert run.report is not None or not run.numbers, "a recorded number has a committed report"
+        if run.report is not None and run.numbers:
+            found |= values_of(run, ROOT / run.report)
+            assert claim.measured.origins[run.name] == origin_of(ROOT / run.report)
+    assert found.keys() == claim.measured.numbers.keys()
+    for name, value in found.items():
+        np.testing.assert_array_equal(list(vars(value).values()), list(vars(claim.measured.numbers[name]).values()))
+
+
+def test_measurements_are_of_the_shipped_weights() -> None:
+    shipped = {name: read_description(path)["weights_hash"] for name, path in checkpoints().items()}
+    seen = 0
+    for claim in MEASURED:
+        assert claim.measured is not None
+        for origin in claim.measured.origins.values():
+            if origin.model in shipped:
+                assert origin.weights_hash == shipped[origin.model], claim.id
+                seen += 1
+    assert seen > 10
+
+
+@pytest.mark.parametrize("claim", MEASURED, ids=lambda claim: claim.id)
+def test_a_command_states_the_sequences_and_the_seed_of_its_report(claim: Claim) -> None:
+    assert claim.measured is not None
+    for run in claim.runs:
+        if run.name in claim.measured.origins and " --n " in run.command:
+            origin = claim.measured.origins[run.name]
+            assert f"--n {origin.n} " in f"{run.command} " and f"--seed {origin.seed} " in f"{run.command} "
+
+
+def test_a_changed_number_changes_the_page() -> None:
+    claims = dict(load())
+    page = (ROOT / README).read_text(encoding="utf-8")
+    measured = claims["B1"].measured
+    assert measured is not None
+    other = {**measured.numbers, "kl": replace(measured.numbers["kl"], value=0.00777)}
+    changed = {**claims, "B1": replace(claims["B1"], measured=replace(measured, numbers=other))}
+    assert "KL 0.00777 [" in refreshed(page, changed) != refreshed(page, claims)
+
+
+def test_a_claim_on_hold_leaves_the_findings() -> None:
+    claims = dict(load())
+    assert "| B1, supported |" in findings(claims.values()) and "| B1," not in still_open(claims.values())
+    hold = Hold(verdict=Verdict.NOT_DECIDED, reason="under revision: a test")
+    claims["B1"] = replace(claims["B1"], hold=hold)
+    assert "| B1," not in findings(claims.values())
+    assert "| B1, not decided | under revision: a test |" in still_open(claims.values())
+
+
+def test_every_claim_is_in_the_summary_and_every_row_has_a_reason() -> None:
+    table = summary(load().values())
+    for claim in load().values():
+        assert f"[{claim.id}](#{claim.id.lower()})" in table
+        if verdict(claim) in (Verdict.NOT_DECIDED, Verdict.NOT_TESTABLE, Verdict.NOT_TESTED):
+            assert claim.hold is not None or claim.seeds < claim.seeds_required or claim.measured is not None
+
+
+def test_numbers_are_short() -> None:
+    assert [short(x) for x in (0.0021638, 3.187e-5, 1.10733, -16.648, 618.0, math.nan)] == [
+        "0.00216", "3.19e-5", "1.107", "-16.65", "618", "–",
+    ]  # fmt: skip
+    assert text(Value(value=0.5, lo=0.25, hi=0.75, baseline=1.0), "bits") == "0.5 [0.25, 0.75] bits"
+    assert text(Value(value=0.5, lo=math.nan, hi=math.nan, baseline=1.0)) == "0.5"
+
+
+def test_pages_are_written_into_a_checkout_only(tmp_path: Path) -> None:
+    with pytest.raises(InvalidArgument, match=r"holds no README\.md: name the root of a source checkout"):
+        write(tmp_path)
+    (tmp_path / "docs").mkdir()
+    for name in (README, PAGE):
+        (tmp_path / name).write_text(f"# Page\n\n{START.format('summary')}\n{END}\n\nend\n", encoding="utf-8")
+    assert len(write(tmp_path)) == 2 and write(tmp_path) == []
+    assert (tmp_path / PAGE).read_text(encoding="utf-8").endswith(f"{END}\n\nend\n")
+    with pytest.raises(InvalidArgument, match="has no '<!-- end of generated text -->' after"):
+        refreshed(START.format("summary"), load())

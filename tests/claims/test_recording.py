@@ -1,0 +1,70 @@
+"""What is recorded is what the report holds, and it reads back as it was written."""
+
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from bayesgeom.claims import loading, recording
+from bayesgeom.claims.claim import Claim
+from bayesgeom.claims.loading import load
+from bayesgeom.claims.reading import values_of
+from bayesgeom.claims.recording import record
+from bayesgeom.errors import InvalidArgument
+from tests.structure.source import ROOT
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The package's data in a folder that may be written to."""
+    data = tmp_path / "data"
+    data.mkdir()
+    for path in (ROOT / "bayesgeom/claims/data").glob("*.toml"):
+        (data / path.name).write_bytes(path.read_bytes())
+    for module in (loading, recording):
+        monkeypatch.setattr(f"{module.__name__}.resources.files", lambda _: tmp_path)
+    load.cache_clear()
+    yield data
+    monkeypatch.undo()
+    load.cache_clear()
+
+
+def test_a_recorded_claim_reads_back(folder: Path) -> None:
+    before = load()
+    (folder / "measured.toml").unlink()
+    load.cache_clear()
+    assert load()["D3"].measured is None
+    measured = record(load()["D3"], ROOT)
+    after = load()["D3"]
+    assert after.measured is not None and before["D3"].measured is not None
+    assert str(after.measured.numbers) == str(before["D3"].measured.numbers)  # NaN is no NaN
+    assert after.measured.origins == before["D3"].measured.origins == measured.origins
+    assert [c.id for c in load().values() if c.measured is not None] == ["D3"]
+    record(load()["A4"], ROOT)
+    assert {c.id for c in load().values() if c.measured is not None} == {"D3", "A4"}
+    found = load()["A4"].measured
+    assert found is not None and math.isnan(found.numbers["hmm"].baseline)
+
+
+def test_only_stale_or_missing_reports_are_made(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[Path] = []
+    monkeypatch.setattr(recording, "_make", lambda _claim, _run, path: made.append(path))
+    claim = load()["A4"]
+    record(claim, ROOT)
+    assert made == []
+    stale = {Path(str(claim.runs[0].report))}
+    record(claim, ROOT, stale=stale)
+    assert made == [ROOT / str(claim.runs[0].report)] and stale == set()
+    record(claim, ROOT, stale=stale)
+    assert len(made) == 1
+
+
+def test_a_claim_without_a_report_cannot_be_recorded(folder: Path) -> None:
+    claim: Claim = load()["D3"]
+    nowhere = replace(claim, runs=tuple(replace(run, report=None) for run in claim.runs))
+    for unfit in (load()["C1"], nowhere):
+        with pytest.raises(InvalidArgument, match=f"claim {unfit.id} defines no numbers, or no folder"):
+            record(unfit, ROOT)
+    assert values_of(claim.runs[0], ROOT / str(claim.runs[0].report))

@@ -1,0 +1,143 @@
+"""A claim's command is run again, through the command line's own classes, and compared with what is recorded."""
+
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+import bayesgeom
+from bayesgeom.claims.claim import Claim, Measurement, Number, Value, Verdict
+from bayesgeom.claims.loading import load
+from bayesgeom.claims.needs import arguments_of, check_needs, estimated_minutes
+from bayesgeom.claims.reading import agree, value_of, values_of
+from bayesgeom.claims.reproduction import compared, machine, reproduce
+from bayesgeom.cli import main
+from bayesgeom.errors import CheckpointFault, InvalidArgument, OutputFault
+from bayesgeom.training.recipes import RECIPES
+from tests.tiny import tiny_checkpoints, tiny_folder
+
+__all__ = ["tiny_checkpoints", "tiny_folder"]  # fixtures
+
+
+@pytest.fixture(scope="module")
+def small() -> Claim:
+    """B1 on few sequences, without a recorded measurement."""
+    claim = load()["B1"]
+    run = replace(claim.runs[0], command="bayesgeom diagnose bijection-v20 --probes calibration --n 31 --nulls 0")
+    return replace(claim, runs=(run,), measured=None)
+
+
+def test_what_is_recorded_is_reproduced(small: Claim, tiny_checkpoints: Path, tmp_path: Path) -> None:
+    first = reproduce(small, out=tmp_path / "first")
+    assert first.agrees == {} and first.recorded_verdict == Verdict.NOT_TESTED
+    assert first.verdict == Verdict.CONTRADICTED, "an untrained network does not match the posterior"
+    assert "bijection-v20 on Bijection" in first.output
+    assert values_of(small.runs[0], tmp_path / "first/calibration") == first.found
+    known = Measurement(date="2026-01-01", machine=machine(), numbers=first.found, origins={})
+    again = reproduce(replace(small, measured=known))
+    assert again.agrees == {"kl": True, "error": True} and again.is_reproduced
+    assert "verdict: recorded contradicted, reproduced contradicted" in again.table()
+
+
+def test_another_number_is_noticed(small: Claim, tiny_checkpoints: Path) -> None:
+    found = reproduce(small).found
+    moved = {name: replace(x, value=1.1 * x.value) for name, x in found.items()}
+    known = Measurement(date="2026-01-01", machine=machine(), numbers=moved, origins={})
+    again = compared(replace(small, measured=known), found)
+    assert again.agrees == {"kl": False, "error": False} and not again.is_reproduced
+    assert again.table().count(" no") == 2
+
+
+def test_another_machine_may_move_a_number_within_its_interval() -> None:
+    recorded = Value(value=1.0, lo=0.9, hi=1.1, baseline=math.nan)
+    near, far = (replace(recorded, value=x) for x in (1.05, 1.2))
+    assert agree(near, recorded, 1e-3, is_same_machine=False) and not agree(near, recorded, 1e-3, is_same_machine=True)
+    assert not agree(far, recorded, 1e-3, is_same_machine=False)
+    exact = replace(recorded, lo=math.nan, hi=math.nan)
+    assert agree(exact, exact, 0.0, is_same_machine=True) and not agree(near, exact, 1e-3, is_same_machine=False)
+
+
+def test_an_absent_checkpoint_is_refused_with_the_way_to_make_it(tmp_path: Path) -> None:
+    claim = load()["H7"]
+    with pytest.raises(
+        CheckpointFault,
+        match=r"claim H7 needs 'hmm-arm-learned', .*`bayesgeom train hmm-arm-learned` \(about \d+ minutes\).*--seed 4`",
+    ):
+        reproduce(claim, runs=tmp_path)
+    with pytest.raises(CheckpointFault, match="No recipe makes 'recurrence-integer' yet"):
+        reproduce("C1", runs=tmp_path)
+
+
+def test_a_training_in_the_folder_of_runs_is_taken(small: Claim, tmp_path: Path) -> None:
+    run = replace(small.runs[0], needs=("mine",), command="bayesgeom diagnose mine --n 7")
+    with pytest.raises(CheckpointFault, match="claim B1 needs 'mine'"):
+        check_needs(replace(small, runs=(run,)), tmp_path)
+    (tmp_path / "mine/checkpoint").mkdir(parents=True)
+    check_needs(replace(small, runs=(run,)), tmp_path)
+    assert arguments_of(run, tmp_path) == ["diagnose", str(tmp_path / "mine/checkpoint"), "--n", "7"]
+    assert arguments_of(small.runs[0], tmp_path)[1] == "bijection-v20"
+
+
+def test_the_estimate_grows_with_the_training() -> None:
+    short, long = RECIPES["mess3-small"], RECIPES["bijection-v20"]
+    assert 0 < estimated_minutes(short) < estimated_minutes(replace(short, steps=5 * short.steps))
+    assert 60 < estimated_minutes(long) < 180, "an hour and a half on two cores"
+
+
+def table(*rows: tuple[str, str | None, int | None, float]) -> pd.DataFrame:
+    columns = ["metric", "variant", "layer", "value"]
+    return (
+        pd.DataFrame(rows, columns=columns)
+        .assign(probe="p", lo=math.nan, hi=math.nan, null=2.0, head=None, position=None)
+        .astype({"layer": "Int64", "head": "Int64", "position": "Int64"})
+    )
+
+
+def test_a_number_is_one_row_or_the_extreme_of_several() -> None:
+    found = table(
+        ("m", "L0 block", 0, 3.0), ("m", "L1 block", 1, 5.0), ("m", "L1 mlp", 1, 11.0), ("k", None, None, 7.0)
+    )
+    number = Number(name="x", label="x", unit="", probe="p", metric="m")
+    assert value_of(replace(number, metric="k"), found).value == 7
+    assert value_of(replace(number, metric="k", reduce="max"), found).baseline == 2
+    assert value_of(replace(number, variant="L1 block"), found).value == 5
+    assert value_of(replace(number, layer=0), found).value == 3
+    assert value_of(replace(number, variant_has="block", reduce="max"), found).value == 5
+    assert value_of(replace(number, variant_has="block", reduce="min"), found).value == 3
+    for ambiguous in (number, replace(number, layer=1), replace(number, metric="other")):
+        with pytest.raises(InvalidArgument, match=r"number 'x' \(p\.\w+\) matches [023] rows"):
+            value_of(ambiguous, found)
+
+
+def test_a_missing_report_names_the_command(small: Claim, tmp_path: Path) -> None:
+    with pytest.raises(OutputFault, match=r"no report in .*Run: bayesgeom diagnose bijection-v20 .* --out"):
+        values_of(small.runs[0], tmp_path)
+
+
+def test_the_command_line_lists_claims_and_refuses_unknown_ones(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["reproduce", "--all"]) == 0
+    listed = capsys.readouterr().out
+    assert all(f"\n{claim_id} " in listed for claim_id in load())
+    assert main(["reproduce", "B99"]) == 2
+    assert "there is no claim named 'B99'. There are: A1" in capsys.readouterr().err
+    assert main(["reproduce"]) == 2
+    assert "name a claim, such as B1, or pass --all" in capsys.readouterr().err
+
+
+def test_a_difference_is_an_exit_status(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    claim = load()["B1"]
+    assert claim.measured is not None
+    recorded = dict(claim.measured.numbers)
+    moved = {name: replace(x, value=2 * x.value, hi=2 * x.hi) for name, x in recorded.items()}
+    for found, status, told in ((recorded, 0, "yes"), (moved, 1, "no")):
+        again = compared(claim, found)
+        monkeypatch.setattr("bayesgeom.claims.reproduction.reproduce", lambda *_, result=again, **__: result)
+        assert main(["reproduce", "B1"]) == status
+        assert capsys.readouterr().out.count(f" {told}\n") == 2
+
+
+def test_python_offers_the_same() -> None:
+    assert bayesgeom.claims.find("B1") is bayesgeom.claims.load()["B1"]
+    assert bayesgeom.reproduce is reproduce

@@ -1,0 +1,89 @@
+"""Verdicts follow from intervals, and from nothing else."""
+
+import math
+from dataclasses import replace
+
+import pytest
+
+from bayesgeom.claims.claim import Claim, Condition, Hold, Measurement, Value, Verdict
+from bayesgeom.claims.loading import load
+from bayesgeom.claims.verdicts import outcome, threshold, verdict
+
+
+def value(x: float, lo: float = math.nan, hi: float = math.nan, baseline: float = math.nan) -> Value:
+    return Value(value=x, lo=lo, hi=hi, baseline=baseline)
+
+
+@pytest.mark.parametrize(
+    ("found", "side", "expected"),
+    [
+        (value(0.3, 0.2, 0.4), "below", "met"),
+        (value(0.3, 0.2, 0.4), "above", "failed"),
+        (value(0.6, 0.5, 0.7), "below", "open"),
+        (value(0.6, 0.4, 0.7), "above", "open"),
+        (value(0.8, 0.6, 0.9), "above", "met"),
+        (value(0.8, 0.6, 0.9), "below", "failed"),
+        (value(0.4), "below", "open"),
+        (value(0.6), "below", "open"),
+        (value(math.nan), "below", "open"),
+        (value(0.5), "below", "open"),
+    ],
+)
+def test_the_whole_interval_decides(found: Value, side: str, expected: str) -> None:
+    limit = Condition(number="x", side=side, than=0.5)  # type: ignore[arg-type]
+    assert outcome(limit, {"x": found}) == expected
+
+
+def test_a_point_is_judged_by_its_value() -> None:
+    limit = Condition(number="x", side="below", than=0.5)
+    found = [outcome(limit, {"x": x}, is_point=True) for x in (value(0.4, 0.3, 0.7), value(0.6), value(math.nan))]
+    assert found == ["met", "failed", "open"]
+
+
+def test_thresholds_are_constants_numbers_or_baselines() -> None:
+    numbers = {"x": value(1.0, baseline=7.0), "y": value(3.0, 2.0, 5.0)}
+    assert threshold(Condition(number="x", side="below", than=2.0, times=5.0), numbers) == 10
+    assert threshold(Condition(number="x", side="below", than="y", times=0.5), numbers) == 1.5
+    assert threshold(Condition(number="x", side="below", than="baseline", times=0.01), numbers) == pytest.approx(0.07)
+
+
+def claim_with(**changes: object) -> Claim:
+    base = replace(load()["B1"], hold=None, measured=None, conditions=(Condition(number="kl", side="below", than=1.0),))
+    return replace(base, **changes)  # type: ignore[arg-type]
+
+
+GOOD, BAD, UNSURE = ({"kl": value(x, x - 0.2, x + 0.2)} for x in (0.5, 1.5, 1.1))
+
+
+def test_the_verdict_of_one_test() -> None:
+    claim = claim_with()
+    assert verdict(claim, GOOD) == Verdict.SUPPORTED
+    assert verdict(claim, BAD) == Verdict.CONTRADICTED
+    assert verdict(claim, UNSURE) == Verdict.NOT_DECIDED
+    assert verdict(claim) == Verdict.NOT_TESTED
+
+
+def test_one_failed_test_contradicts_and_all_must_be_met() -> None:
+    above = Condition(number="kl", side="above", than=0.0)
+    claim = claim_with(conditions=(above, Condition(number="kl", side="below", than=1.0)))
+    assert verdict(claim, GOOD) == Verdict.SUPPORTED
+    assert verdict(claim, BAD) == Verdict.CONTRADICTED
+    assert verdict(claim, UNSURE) == Verdict.NOT_DECIDED
+
+
+def test_fewer_trainings_than_required_decide_nothing() -> None:
+    claim = claim_with(seeds=1, seeds_required=2)
+    assert verdict(claim, GOOD) == verdict(claim, BAD) == Verdict.NOT_DECIDED
+    assert verdict(replace(claim, seeds=2), BAD) == Verdict.CONTRADICTED
+
+
+def test_a_hold_keeps_its_verdict_whatever_the_numbers() -> None:
+    claim = claim_with(hold=Hold(verdict=Verdict.NOT_TESTABLE, reason="no dynamics"))
+    assert verdict(claim, GOOD) == Verdict.NOT_TESTABLE
+
+
+def test_recorded_numbers_are_judged_unless_others_are_given() -> None:
+    measured = Measurement(date="2026-01-01", machine="m", numbers=GOOD, origins={})
+    claim = claim_with(measured=measured)
+    assert verdict(claim) == Verdict.SUPPORTED
+    assert verdict(claim, BAD) == Verdict.CONTRADICTED

@@ -1,0 +1,119 @@
+"""The order of frame and precision: one rule, three scales, several frame measures, and when it is not decided."""
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from bayesgeom.cli import main
+from bayesgeom.diagnosis import Diagnosis
+from bayesgeom.errors import OutputFault
+from bayesgeom.over_training.again import decided_again
+from bayesgeom.over_training.order import SCALES, order_of, settled_moment
+from bayesgeom.over_training.report import DynamicsReport
+from tests.pages import READINGS
+
+STEPS = (0, 10, 20, 40, 80, 160, 320)
+
+
+def slow_moment(steps: tuple[int, ...], curve: list[float]) -> float:
+    """From the end backwards, while a tenth or less is left."""
+    whole = abs(curve[0] - curve[-1])
+    found = math.nan
+    for step, value in reversed(list(zip(steps, curve, strict=True))):
+        if whole == 0 or abs(value - curve[-1]) > 0.1 * whole:
+            break
+        found = step
+    return found
+
+
+def test_a_moment_is_where_a_curve_settles_for_good(rng: np.random.Generator) -> None:
+    for _ in range(50):
+        curve = rng.normal(size=7) * np.array([9, 7, 5, 0.5, 0.5, 0.5, 0.1])
+        found = settled_moment(STEPS, curve)
+        assert found.step == pytest.approx(slow_moment(STEPS, curve.tolist()), nan_ok=True)
+    passing = settled_moment(STEPS, np.array([1.0, 0.0, 0.5, 0.05, 0.0, 0.0, 0.0]))
+    assert (passing.step, passing.before) == (40.0, 20.0), "where it only passes by, it has not settled"
+    assert math.isnan(settled_moment(STEPS, np.ones(7)).step) and math.isnan(
+        settled_moment(STEPS, np.full(7, np.nan)).step
+    )
+
+
+def curves(kl: list[float], frame: list[float], n_runs: int = 3) -> dict[str, np.ndarray]:
+    own = {"kl_bits": kl, "pattern_distance_bits": frame, "curve_share": frame}
+    held = {name: np.tile(values, (n_runs, 1)) for name, values in own.items()}
+    return held | {"key_overlap": np.repeat(held["curve_share"][..., None], 5, axis=2)}
+
+
+EARLY, LATE = [1, 0.05, 0.01, 0, 0, 0, 0.0], [1, 0.99, 0.98, 0.97, 0.96, 0.95, 0.0]
+EXPONENTIAL = [2.0 ** (-2 * k) for k in range(7)]
+
+
+def test_an_order_on_all_scales_is_decided_and_one_that_changes_is_not() -> None:
+    abrupt = [1.0, 1.0, 1.0, 1.0, 1.0, 1e-3, 1e-3]
+    assert order_of(STEPS, curves(abrupt, EARLY)).verdict == "the frame settles first on all scales and measures"
+    assert (
+        order_of(STEPS, curves([1, *[1e-3] * 6], LATE)).verdict == "precision settles first on all scales and measures"
+    )
+    between = order_of(STEPS, curves(EXPONENTIAL, [1, 0.9, 0.8, 0.7, 0.05, 0, 0]))
+    assert [int(step) for step in between.precision_steps[0]] == [20, 80, 320]
+    assert between.verdict.startswith(
+        "not decided: the order changes with the scale or the measure (the frame first in 3, "
+    )
+    tied = order_of(STEPS, curves([1, 0.9, 0.8, 1e-9, 1e-9, 1e-9, 1e-9], [1, 0.9, 0.8, 0.05, 0, 0, 0]))
+    assert tied.verdict.startswith("not decided: some pairs are open")
+
+
+def test_few_trainings_or_measures_decide_nothing() -> None:
+    abrupt = [1.0, 1.0, 1.0, 1.0, 1.0, 1e-3, 1e-3]
+    assert "2 training(s), and at least 3" in order_of(STEPS, curves(abrupt, EARLY, n_runs=2)).verdict
+    without = curves(abrupt, EARLY) | {
+        "pattern_distance_bits": np.full((3, 7), np.nan),
+        "key_overlap": np.full((3, 7, 5), np.nan),
+    }
+    found = order_of(STEPS, without)
+    assert found.frame_measures == ("manifold curve fit",)
+    assert found.verdict == "not decided: 1 frame measure(s), and at least 2 are needed"
+    nothing = order_of(STEPS, without | {"curve_share": np.full((3, 7), np.nan)})
+    assert nothing.fields()["dissociation_by_scale"].shape == (3, 0) and nothing.fields()["order_by_scale"] == ()
+
+
+def test_fields_agree_with_their_pairs() -> None:
+    found = order_of(STEPS, curves(EXPONENTIAL, EARLY))
+    own = found.fields()
+    assert own["precision_step_by_scale"].shape == (3, 3) == own["frame_step_by_measure"].shape
+    assert own["dissociation_by_scale"] == pytest.approx(np.array([[1] * 3, [3] * 3, [5] * 3]))
+    assert len(own["order_by_scale"]) == 9 and own["order_by_scale"][8].startswith("the frame settles first")
+    assert tuple(SCALES) == ("KL", "√KL", "log KL")
+
+
+# Reports that were saved before.
+
+
+def test_the_shipped_trainings_reach_nine_tenths_at_290_3060_and_6000() -> None:
+    found = Diagnosis.load(READINGS / "dynamics-bijection")["dynamics"]
+    assert isinstance(found, DynamicsReport)
+    assert found.precision_step_by_scale.tolist() == [[290, 3060, 6000]] * 3
+    at = found.frame_measures.index("attention patterns")
+    assert found.frame_step_by_measure[:, at].tolist() == [3060, 3060, 4285]
+    assert found.order.startswith("not decided: the order changes with the scale or the measure")
+
+
+def test_a_saved_report_is_timed_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    old = tmp_path / "old"
+    old.mkdir()
+    for file in ("report.json", "arrays.safetensors"):
+        (old / file).write_bytes((READINGS / "dynamics-sticky" / file).read_bytes())
+    held = json.loads((old / "report.json").read_text())
+    del held["reports"]["dynamics"]["order"], held["reports"]["dynamics"]["scales"]
+    (old / "report.json").write_text(json.dumps(held))
+    with pytest.raises(OutputFault, match="other fields"):
+        Diagnosis.load(old)
+    assert main(["dynamics", "--from-report", str(old), "--out", str(tmp_path / "new")]) == 0
+    assert "frame or precision first: " in capsys.readouterr().out
+    again, known = (Diagnosis.load(path)["dynamics"] for path in (tmp_path / "new", READINGS / "dynamics-sticky"))
+    assert isinstance(again, DynamicsReport) and isinstance(known, DynamicsReport) and again.table() == known.table()
+    with pytest.raises(OutputFault, match="holds no readable report of `bayesgeom dynamics`"):
+        decided_again(tmp_path)

@@ -1,0 +1,132 @@
+"""A stopped training is checked before it goes on: bit flips, wrong steps, damaged logs, a second process."""
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from bayesgeom.errors import CheckpointFault, InvalidArgument, OutputFault
+from bayesgeom.files import read_safetensors
+from bayesgeom.training import state
+from bayesgeom.training.loop import Pace, train
+from bayesgeom.training.state import append_log, locked, read_log
+from tests.training.test_loop import TINY, assert_same_weights
+
+QUIET = Pace(quiet=True, log_every=4)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("state") / "run"
+    train(TINY, out, pace=QUIET)
+    return out
+
+
+@pytest.fixture
+def run(whole: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(whole, tmp_path / "run"))
+
+
+def rewrite(run: Path, *, step: object = None, without: str = "") -> None:
+    """The same state with another step, or without some tensors; its stored hash is kept."""
+    path = run / "state.safetensors"
+    _, metadata = read_safetensors(path, framework="pt")
+    tensors = {name: tensor for name, tensor in load_file(path).items() if not (without and without in name)}
+    own = json.loads(metadata["state"])
+    save_file(tensors, path, metadata={"state": json.dumps(own if step is None else own | {"step": step})})
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_flipped_bit_is_found(run: Path, seed: int) -> None:
+    path, rng = run / "state.safetensors", np.random.default_rng(seed)
+    content = bytearray(path.read_bytes())
+    at = int(rng.integers(len(content)))
+    content[at] ^= 1 << int(rng.integers(8))
+    path.write_bytes(content)
+    with pytest.raises(CheckpointFault, match=r"state\.safetensors .*Delete it to train from the start"):
+        train(TINY, run, resume=True, pace=QUIET)
+
+
+@pytest.mark.parametrize(
+    "step", [1_000_000, 0, -1, 12, 7, True, 3.5, "many", 10**4_000], ids=lambda step: f"{step!r:.8}"
+)
+def test_a_step_that_is_not_the_stored_one_is_refused(run: Path, step: object) -> None:
+    rewrite(run, step=step)
+    with pytest.raises(CheckpointFault, match=r"steps are done; tiny has 11|was changed after it was written"):
+        train(TINY, run, resume=True, pace=QUIET)
+
+
+@pytest.mark.parametrize("without", ["weights.ln_final", "optimiser.0", "momentum"])
+def test_missing_tensors_are_refused(run: Path, without: str) -> None:
+    rewrite(run, without=without)
+    with pytest.raises(CheckpointFault, match="was changed after it was written"):
+        train(TINY, run, resume=True, pace=QUIET)
+
+
+def test_a_state_without_its_metadata_is_refused(run: Path) -> None:
+    save_file(load_file(run / "state.safetensors"), run / "state.safetensors")
+    with pytest.raises(CheckpointFault, match="says that an unknown number of steps are done"):
+        train(TINY, run, resume=True, pace=QUIET)
+
+
+@pytest.mark.parametrize("text", ["{", "[]", "null", '{"name": "tiny"}', "\x00"])
+def test_a_damaged_recipe_is_refused(run: Path, text: str) -> None:
+    (run / "recipe.json").write_text(text)
+    with pytest.raises(CheckpointFault, match=r"recipe\.json is not a recipe that can be read"):
+        train(TINY, run, resume=True, pace=QUIET)
+
+
+def test_a_half_written_log_line_is_dropped_with_a_warning(run: Path) -> None:
+    log = run / "log.jsonl"
+    before = read_log(log)
+    with log.open("a") as file:
+        file.write('{"step": 12, "loss_na')
+    with pytest.warns(UserWarning, match=r"log\.jsonl: dropped 1 line"):
+        assert read_log(log) == before
+    with pytest.warns(UserWarning, match="dropped 1 line"):
+        module = train(TINY, run, resume=True, pace=QUIET)
+    assert_same_weights(module, train(TINY, run, resume=True, pace=QUIET))
+    assert read_log(log) == before
+
+
+def test_a_changed_number_in_the_log_is_dropped(run: Path) -> None:
+    lines = (run / "log.jsonl").read_text().splitlines()
+    held = json.loads(lines[1])
+    lines[1] = json.dumps(held | {"kl_bits": 0.0})
+    (run / "log.jsonl").write_text("\n".join(lines) + "\n")
+    with pytest.warns(UserWarning, match=r"dropped 1 line\(s\).*line 2"):
+        assert [line["step"] for line in read_log(run / "log.jsonl")] == [4, 11]
+
+
+def test_a_full_disk_under_the_log_is_one_sentence(tmp_path: Path) -> None:
+    with pytest.raises(OutputFault, match=r"cannot write .*Make room, then --resume"):
+        append_log(Path("/dev/full"), {"step": 1})
+
+
+def test_a_second_process_is_refused_and_a_killed_one_forgotten(run: Path) -> None:
+    holding = (
+        "import sys, time; from pathlib import Path; from bayesgeom.training.state import locked\n"
+        "with locked(Path(sys.argv[1])): print('held', flush=True); time.sleep(60)"
+    )
+    with subprocess.Popen([sys.executable, "-c", holding, str(run)], stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdout is not None and other.stdout.readline() == "held\n"
+        with pytest.raises(InvalidArgument, match=r"another process is training in .*run"):
+            train(TINY, run, resume=True, pace=QUIET)
+        other.kill()
+        other.wait()
+    with locked(run):
+        pass
+
+
+def test_the_hash_sees_the_step_the_seed_and_every_number() -> None:
+    tensors = {"weights.a": torch.arange(5.0)}
+    changed = {"weights.a": torch.arange(5.0).nextafter(torch.tensor(9.0))}
+    hashes = [state._state_hash(tensors, TINY, 3), state._state_hash(tensors, TINY, 4)]
+    hashes += [state._state_hash(tensors, TINY.reseeded(1), 3), state._state_hash(changed, TINY, 3)]
+    assert len(set(hashes)) == 4

@@ -1,0 +1,160 @@
+"""The precision of products: chosen by what the processor does, kept by a run, and no part of a recipe."""
+
+import inspect
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from bayesgeom.errors import CheckpointFault, InvalidArgument
+from bayesgeom.models.checkpoint import load_checkpoint, read_description
+from bayesgeom.models.resolve import checkpoints
+from bayesgeom.tasks.bijection import Bijection
+from bayesgeom.training import loop, precision
+from bayesgeom.training.loop import Pace, remaining_stages, run_precision, train
+from bayesgeom.training.precision import is_bfloat16_fast, missing_kernel, recorded_precision, resolve_precision
+from bayesgeom.training.publish import publish
+from bayesgeom.training.recipe import Recipe, deciding
+
+TINY = Recipe(
+    name="tiny",
+    task=Bijection(n_values=5, n_pairs=3),
+    sizes={"architecture": "lstm", "n_layers": 2, "d_model": 11},
+    warmup=3,
+    steps=7,
+    batch_size=5,
+    snapshots=0,
+)
+CONFIG, QUIET = TINY.model_config(), Pace(quiet=True)
+HAS_KERNEL = not missing_kernel(CONFIG, "cpu")
+
+
+@pytest.fixture(params=[True, False], ids=["fast", "slow"])
+def is_fast(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """On a processor that is fast at bfloat16, and on one that is not."""
+    monkeypatch.setattr(precision, "is_bfloat16_fast", lambda kind: request.param)
+    return bool(request.param)
+
+
+def test_auto_is_what_the_processor_is_fast_at_and_has_a_kernel_for(is_fast: bool) -> None:
+    expected = "bfloat16" if is_fast and HAS_KERNEL else "float32"
+    assert resolve_precision("auto", CONFIG, "cpu") == expected
+    assert resolve_precision("float32", CONFIG, "cpu") == "float32"
+
+
+@pytest.mark.parametrize(("own", "other", "expected"), [(1.0, 2.0, True), (2.0, 1.0, False), (200.0, 1.0, False)])
+def test_the_faster_product_decides(own: float, other: float, expected: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(precision, "_product_seconds", lambda x: own if x.dtype == torch.bfloat16 else other)
+    assert precision._is_measured_fast() == expected
+
+
+def test_the_timed_choice_is_the_same_twice_and_known_to_be_false_without_the_instructions() -> None:
+    found = is_bfloat16_fast("cpu")
+    assert precision._is_measured_fast() == found
+    assert not (found and "AVX2" in torch.backends.cpu.get_cpu_capability() and not HAS_KERNEL)
+
+
+def test_a_missing_kernel_is_float32_where_left_open_and_refused_where_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    def without(*given: object) -> None:
+        raise RuntimeError("could not create a primitive descriptor for the LSTM. Run workload with environment …")
+
+    monkeypatch.setattr(precision, "is_bfloat16_fast", lambda kind: True)
+    monkeypatch.setattr(torch.nn.LSTM, "forward", without)
+    assert missing_kernel(CONFIG, "cpu") == "could not create a primitive descriptor for the LSTM"
+    assert resolve_precision("auto", CONFIG, "cpu") == "float32"
+    with pytest.raises(InvalidArgument, match=r"lstm cannot be trained in bfloat16 on this cpu: could not.*float32"):
+        resolve_precision("bfloat16", CONFIG, "cpu")
+
+
+def test_other_errors_of_a_pass_are_not_taken_for_a_missing_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*given: object) -> None:
+        raise RuntimeError("shapes do not fit")
+
+    monkeypatch.setattr(torch.nn.LSTM, "forward", broken)
+    with pytest.raises(RuntimeError, match="shapes do not fit"):
+        missing_kernel(CONFIG, "cpu")
+
+
+def test_asking_for_kernels_leaves_the_random_state_alone() -> None:
+    before = torch.random.get_rng_state()
+    missing_kernel(CONFIG, "cpu")
+    assert torch.equal(torch.random.get_rng_state(), before)
+
+
+def test_unknown_precisions_are_named() -> None:
+    unchecked = inspect.unwrap(resolve_precision)  # without the tests' own look at types
+    with pytest.raises(InvalidArgument, match=r"precision must be one of auto, bfloat16, float32, got 'half'"):
+        unchecked("half", CONFIG, "cpu")
+
+
+def test_float32_differs_from_bfloat16_in_weights_and_not_in_its_recipe(tmp_path: Path) -> None:
+    sizes = {"architecture": "transformer", "n_layers": 2, "n_heads": 3, "d_model": 21, "d_mlp": 13}
+    own = replace(TINY, sizes=sizes)
+    modules = {kind: train(own, tmp_path / kind, precision=kind, pace=QUIET) for kind in ("bfloat16", "float32")}
+    a, b = (module.state_dict() for module in modules.values())
+    assert any(not torch.equal(a[name], b[name]) for name in a)
+    told = {}
+    for kind, module in modules.items():
+        snapshot = tmp_path / kind / "snapshots" / "step-0000007"
+        publish(own, module, tmp_path / kind / "checkpoint", precision=recorded_precision(tmp_path / kind))
+        for path in (snapshot, tmp_path / kind / "checkpoint"):
+            assert read_description(path)["precision"] == kind
+            load_checkpoint(path)
+        told[kind] = deciding(read_description(snapshot)["recipe"])
+    assert told["bfloat16"] == told["float32"] == deciding(own.to_dict())
+    assert "; bfloat16 products, float32 for the last 15% of" in (tmp_path / "bfloat16/checkpoint/card.md").read_text()
+    assert "; float32 products; seed 0" in (tmp_path / "float32" / "checkpoint" / "card.md").read_text()
+
+
+def test_shipped_recipes_do_not_mention_it() -> None:
+    for path in checkpoints().values():
+        assert "precision" not in read_description(path)["recipe"]
+
+
+def test_a_run_keeps_the_precision_it_was_begun_with(is_fast: bool, tmp_path: Path) -> None:
+    begun = "float32" if is_fast else "bfloat16"  # not what the processor would choose
+    own = replace(TINY, sizes={"architecture": "mlp", "n_layers": 2, "d_model": 21, "d_mlp": 13}, after=None)
+    whole = train(own, tmp_path / "whole", precision=begun, pace=QUIET)
+    out = tmp_path / "run"
+    with pytest.MonkeyPatch.context() as patch:
+        step = loop.training_step
+        patch.setattr(loop, "training_step", lambda *given: _stopping(step, *given))
+        with pytest.raises(KeyboardInterrupt):
+            train(own, out, precision=begun, pace=Pace(quiet=True, save_seconds=0.0))
+    assert run_precision(own, out, "auto") == begun
+    assert remaining_stages(own, out) == [(own, 4)]
+    for other in {"bfloat16", "float32"} - {begun}:
+        with pytest.raises(InvalidArgument, match=rf"was begun in {begun} and cannot go on in {other}"):
+            train(own, out, resume=True, precision=other, pace=QUIET)
+    resumed = train(own, out, resume=True, pace=QUIET).state_dict()
+    assert all(torch.equal(resumed[name], tensor) for name, tensor in whole.state_dict().items())
+
+
+def test_a_run_without_a_record_is_of_the_time_when_all_were_in_bfloat16(tmp_path: Path) -> None:
+    train(TINY, tmp_path / "run", precision="float32", pace=QUIET)
+    (tmp_path / "run" / "precision.json").unlink()
+    assert run_precision(TINY, tmp_path / "run", "auto") == "bfloat16"
+
+
+@pytest.mark.parametrize("text", ["{", "{}", "[]", json.dumps({"precision": "half"})])
+def test_a_spoilt_record_is_named(text: str, tmp_path: Path) -> None:
+    (tmp_path / "precision.json").write_text(text)
+    with pytest.raises(CheckpointFault, match=r"precision\.json (cannot be read|must name bfloat16 or float32)"):
+        recorded_precision(tmp_path)
+
+
+def test_stages_share_the_precision_and_are_counted(tmp_path: Path) -> None:
+    staged = replace(TINY, name="second", after=TINY)
+    assert remaining_stages(staged, tmp_path / "run") == [(TINY, 0), (staged, 0)]
+    train(staged, tmp_path / "run", precision="float32", pace=QUIET)
+    assert recorded_precision(tmp_path / "run") == recorded_precision(tmp_path / "run" / "before") == "float32"
+    assert remaining_stages(staged, tmp_path / "run") == [(staged, 7)]
+
+
+def _stopping(step: object, *given: object) -> float:
+    if given[3] == 4:
+        raise KeyboardInterrupt
+    assert callable(step)
+    return float(step(*given))

@@ -1,0 +1,137 @@
+"""Recipes of the training queue: sizes, data, budgets, learning-rate sweep, and starts from shipped weights."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from bayesgeom.errors import CheckpointFault, InvalidArgument, UnknownName
+from bayesgeom.models.capacity import n_parameters
+from bayesgeom.models.checkpoint import load_checkpoint, weights_hash
+from bayesgeom.models.resolve import checkpoints
+from bayesgeom.tasks.associative_recall import AssociativeRecall
+from bayesgeom.training.compared import FURTHER_TASKS, architectures_of
+from bayesgeom.training.loop import Pace, loss_nats, train
+from bayesgeom.training.optimisers import Optimisers
+from bayesgeom.training.rates import MULTIPLES, sweep
+from bayesgeom.training.recipe import Recipe, recipe_from_dict
+from bayesgeom.training.recipes import RECIPES, recipe
+
+FURTHER = [f"{task}-{own}" for task in FURTHER_TASKS for own in architectures_of(task)]
+STEPPED = ["hmm-sampled-transformer", "hmm-sampled-lstm", *(name for name in FURTHER if name.startswith("recall"))]
+
+
+def stages(own: Recipe | None) -> Iterator[Recipe]:
+    while own is not None:
+        yield own
+        own = own.after
+
+
+@pytest.mark.parametrize("task", FURTHER_TASKS)
+def test_a_further_row_has_equal_parameters_and_equal_data(task: str) -> None:
+    row = [recipe(f"{task}-{own}") for own in architectures_of(task)]
+    sizes = [n_parameters(own.model_config()) for own in row]
+    assert max(abs(size / sizes[0] - 1) for size in sizes) <= 0.01
+    data = [[(s.seed, s.steps, s.batch_size, s.task, s.also, s.lr, s.matrix_lr) for s in stages(own)] for own in row]
+    assert all(own == data[0] for own in data)
+
+
+@pytest.mark.parametrize("name", STEPPED)
+def test_every_stage_of_a_queued_recipe_takes_a_step(name: str) -> None:
+    module = recipe(name).model_config().build(seed=0)
+    before = weights_hash(module.state_dict())
+    for stage in stages(recipe(name)):
+        assert stage.model_config() == recipe(name).model_config()
+        optimisers, trials = Optimisers(stage, module), stage.task.sample(2, seed=3)
+        loss = loss_nats(stage, module(trials.tokens), trials)
+        loss.backward()
+        optimisers.step(stage.warmup)
+        assert torch.isfinite(loss) and before != (before := weights_hash(module.state_dict()))
+
+
+def test_the_last_stage_of_recall_64_is_scored_at_the_published_sizes() -> None:
+    published = AssociativeRecall(n_pairs=64, n_keys=256, n_values=256, n_queries=3, n_filler=32)
+    assert {recipe(f"recall-64-{own}").task for own in ("transformer", "mamba2", "lstm")} == {published}
+    assert published.n_pos == 329 and published.d_vocab == 522
+
+
+def test_the_sampled_hmm_differs_from_the_exact_one_in_targets_alone() -> None:
+    sampled, exact = recipe("hmm-sampled-lstm"), recipe("hmm-lstm")
+    assert replace(sampled, name=exact.name, targets="exact") == exact and sampled.targets == "sampled"
+
+
+def test_the_sweep_has_three_rates_at_a_quarter_of_the_budget() -> None:
+    trials = sweep()
+    for architecture in ("transformer", "mamba", "lstm", "mlp", "mlp-prefix", "mamba2", "rwkv"):
+        whole = recipe(f"recall-{architecture}")
+        for multiple in MULTIPLES:
+            trial = trials[f"recall-{architecture}-quarter-lr{multiple:g}"]
+            assert recipe(trial.name) is RECIPES[trial.name]
+            assert trial.n_sequences * 4 == whole.n_sequences and trial.model_config() == whole.model_config()
+            ratios = [a.lr / b.lr for a, b in zip(stages(trial), stages(whole), strict=True)]
+            ratios += [a.matrix_lr / b.matrix_lr for a, b in zip(stages(trial), stages(whole), strict=True)]
+            assert ratios == pytest.approx([multiple] * 4)
+    assert len(trials) == 21
+
+
+def test_any_recipe_is_found_at_the_rates_of_the_sweep() -> None:
+    fast, whole = recipe("repeats-lstm-lr3"), recipe("repeats-lstm")
+    assert fast.n_sequences == whole.n_sequences and fast.lr == 3 * whole.lr and fast.name == "repeats-lstm-lr3"
+    with pytest.raises(UnknownName, match="repeats-lstm-lr7"):
+        recipe("repeats-lstm-lr7")
+    with pytest.raises(UnknownName, match="repeats-rnn-lr3"):
+        recipe("repeats-rnn-lr3")
+
+
+# Starts from shipped weights.
+
+SHIPPED = "sticky-small"
+
+
+def warm(steps: int = 1, digest: str | None = None) -> Recipe:
+    config = json.loads((checkpoints()[SHIPPED] / "config.json").read_text())
+    own = recipe(SHIPPED)
+    start = f"{SHIPPED}@{config['weights_hash'] if digest is None else digest}"
+    tiny = {"steps": steps, "warmup": 0, "lr": 1e-12, "matrix_lr": 1e-12, "weight_decay": 0.0, "batch_size": 2}
+    return replace(own, name="warm", warm_start=start, late_batch_size=2, snapshots=0, **tiny)
+
+
+def test_a_warm_start_is_the_shipped_weights_and_is_recorded(tmp_path: Path) -> None:
+    own = warm()
+    module = train(own, tmp_path / "run", pace=Pace(quiet=True))
+    cold = train(replace(own, warm_start=None), tmp_path / "cold", pace=Pace(quiet=True))
+    shipped = load_checkpoint(checkpoints()[SHIPPED]).module
+    near = [
+        max(float((a - b).detach().abs().max()) for a, b in zip(it.parameters(), shipped.parameters(), strict=True))
+        for it in (module, cold)
+    ]
+    assert near[0] < 1e-6 < 1e-2 < near[1]
+    assert json.loads((tmp_path / "run" / "recipe.json").read_text())["warm_start"] == own.warm_start
+    assert recipe_from_dict(json.loads(json.dumps(own.to_dict()))) == own
+    assert "warm_start" not in replace(own, warm_start=None).to_dict()
+
+
+def test_weights_that_were_replaced_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointFault, match=r"warm starts from sticky-small with weights 0123, but the shipped"):
+        train(warm(digest="0123"), tmp_path / "a", pace=Pace(quiet=True))
+    with pytest.raises(UnknownName, match="no shipped checkpoint named 'nothing'"):
+        train(replace(warm(), warm_start="nothing@0123"), tmp_path / "b", pace=Pace(quiet=True))
+    other = replace(warm(), sizes={**warm().sizes, "n_layers": 2})
+    with pytest.raises(CheckpointFault, match=r"warm builds .* but sticky-small is "):
+        train(other, tmp_path / "c", pace=Pace(quiet=True))
+    for wrong in ({"warm_start": "sticky-small"}, {"after": recipe(SHIPPED)}):
+        with pytest.raises(InvalidArgument, match=r"'checkpoint@hash' in a recipe without after"):
+            replace(warm(), **wrong)
+
+
+@pytest.mark.parametrize("name", ["bijection-v20-refined", "bijection-v20-refined-sampled"])
+def test_the_flagship_starts_from_the_shipped_weights(name: str) -> None:
+    first = list(stages(recipe(name)))[-1]
+    config = json.loads((checkpoints()["bijection-v20"] / "config.json").read_text())
+    assert first.warm_start == f"bijection-v20@{config['weights_hash']}"
+    assert all(stage.weight_decay == 0 for stage in stages(recipe(name)))
+    assert {stage.targets for stage in stages(recipe(name))} == {"sampled" if "sampled" in name else "exact"}
+    assert recipe(name).model_config() == recipe("bijection-v20").model_config()
