@@ -171,9 +171,14 @@ def verdict(mean: tuple[float, float], size: tuple[float, float], bound: float) 
 
 
 def _reason(
-    difference: tuple[float, float], size: tuple[float, float], bound: float, kl_before: float,
-    missing: Sequence[str], *, is_identical: bool,
-) -> str:  # fmt: skip
+    difference: tuple[float, float],
+    size: tuple[float, float],
+    bound: float,
+    kl_before: float,
+    missing: Sequence[str],
+    *,
+    is_identical: bool,
+) -> str:
     terms = f"bound ± {bound:.2g} bits, own KL {kl_before:.2g} bits"
     if is_identical:
         return f"the KL of every sequence is exactly the same after renaming; {terms}"

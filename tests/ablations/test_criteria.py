@@ -89,8 +89,11 @@ def test_an_ablation_that_changes_no_logit_has_exactly_no_effect() -> None:
     assert isinstance(report, AblationReport)
     late = [i for i, kind in enumerate(report.kinds) if kind == "head" and report.layer[i] >= 3]
     inert = np.isin(np.arange(len(report.kinds)), late)
-    without = {f"{name}_{end}": np.where(inert, np.nan, vars(report)[f"{name}_{end}"])
-               for name in ("damage_bits", "kl_ratio") for end in ("lo", "hi")}  # fmt: skip
+    without = {
+        f"{name}_{end}": np.where(inert, np.nan, vars(report)[f"{name}_{end}"])
+        for name in ("damage_bits", "kl_ratio")
+        for end in ("lo", "hi")
+    }
     unknown, exact = replace(report, **without), replace(report, **without, inert=inert)
     assert unknown.criteria()[2].verdict == "not decided", unknown.criteria()[2].reason
     assert exact.criteria()[2].verdict == "supported", exact.criteria()[2].reason
