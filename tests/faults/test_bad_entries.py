@@ -143,7 +143,5 @@ def test_a_sound_plug_in_runs_and_a_broken_one_that_was_named_is_an_error(
 
 def test_a_broken_command_breaks_no_other(site: Path) -> None:
     install(site, "bayesgeom.commands", {"import": BROKEN["import"][0]})
-    with pytest.warns(
-        UserWarning, match=r"plug-in 'import' \(guest_import:Guest\) cannot be used: RuntimeError: no"
-    ):
+    with pytest.warns(UserWarning, match=r"plug-in 'import' \(guest_import:Guest\) cannot be used: RuntimeError: no"):
         assert main(["diagnose", "tiny", *QUICK]) == 0
