@@ -45,7 +45,8 @@ def _notes(error: BaseException) -> list[str]:
 def _any_encoding() -> Iterator[None]:
     """Let standard output replace characters that it cannot encode, instead of ending the command."""
     stream = sys.stdout
-    if not isinstance(stream, io.TextIOWrapper) or stream.errors != "strict":
+    # The second is what Python chooses in the C locale; it helps file names, and no other character.
+    if not isinstance(stream, io.TextIOWrapper) or (before := stream.errors) not in ("strict", "surrogateescape"):
         yield
         return
     codecs.register_error(_PLAIN, _plain)
@@ -54,7 +55,7 @@ def _any_encoding() -> Iterator[None]:
         yield
     finally:
         with contextlib.suppress(OSError):
-            stream.reconfigure(errors="strict")
+            stream.reconfigure(errors=before)
 
 
 def _plain(error: UnicodeError) -> tuple[str, int]:

@@ -85,15 +85,17 @@ def test_a_closed_pipe_costs_no_report(monkeypatch: pytest.MonkeyPatch, capsys: 
     assert len(Diagnosis.load("run")) == 1 and capsys.readouterr().err == ""
 
 
-@pytest.mark.parametrize("encoding", ["ascii", "cp1252"])
-def test_any_encoding_of_standard_output_will_do(encoding: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("encoding", "errors"), [("ascii", "strict"), ("cp1252", "strict"), ("ascii", "surrogateescape")]
+)
+def test_any_encoding_of_standard_output_will_do(encoding: str, errors: str, monkeypatch: pytest.MonkeyPatch) -> None:
     printed = io.BytesIO()
-    with io.TextIOWrapper(printed, encoding=encoding) as narrow, monkeypatch.context() as patch:
+    with io.TextIOWrapper(printed, encoding=encoding, errors=errors) as narrow, monkeypatch.context() as patch:
         patch.setattr(sys, "stdout", narrow)
         status = main(["diagnose", *COMMANDS["diagnose"], "--out", "run"])
         narrow.flush()
         text = printed.getvalue().decode(encoding)
-        assert narrow.errors == "strict", "the stream is left as it was"
+        assert narrow.errors == errors, "the stream is left as it was"
     summary = Diagnosis.load("run").summary()
     assert status == 0 and "─" in summary and "--------" in text and "─" not in text
     assert [len(line) for line in summary.splitlines()] == [len(line) for line in text.splitlines()[:-2]]
