@@ -245,7 +245,7 @@ def unknown_commands(page: str) -> Iterator[str]:
             shared = {field.name for field in fields(Source)} if "source" in own else set()
             known = {name.replace("_", "-") for name in own | shared} | {"help"}
             yield from (f"{text}: no option --{o}" for o in re.findall(r"--([a-z-]+)", match[2]) if o not in known)
-        elif (match := re.match(r"make ([a-z-]+)", text)) and match[1] not in targets:
+        elif (match := re.match(r"make ([a-z0-9-]+)", text)) and match[1] not in targets:
             yield f"{text}: no such target"
         elif re.fullmatch(r"(bayesgeom|tests|docs|examples|benchmarks)/[\w./-]*", text) and not (ROOT / text).exists():
             yield f"{text}: no such file"
