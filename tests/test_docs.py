@@ -233,7 +233,7 @@ def code(page: str) -> Iterator[str]:
 def unknown_commands(page: str) -> Iterator[str]:
     """Commands, options, make targets and files that a page names and that do not exist."""
     commands = discover("bayesgeom.commands", Command)  # type: ignore[type-abstract]  # as discovery does
-    targets = set(re.findall(r"^([a-z-]+):", read(ROOT / "Makefile"), re.MULTILINE))
+    targets = set(re.findall(r"^([a-z0-9-]+):", read(ROOT / "Makefile"), re.MULTILINE))
     for text in code(page):
         if match := re.match(r"bayesgeom ([a-z-]+)\b(.*)", text):
             command = commands.get(match[1])
