@@ -47,14 +47,20 @@ def step(chosen: Recipe, module: nn.Module, optimisers: Optimisers, trials: Tria
     return time.perf_counter() - start
 
 
-def timings(chosen: Recipe, batch_size: int, rounds: int, kinds: Sequence[str]) -> dict[str, float]:
-    """Median seconds of a step for each combination, and of drawing a batch, in this process."""
+def timings(chosen: Recipe, batch_size: int, rounds: int, kinds: Sequence[str], seconds: float) -> dict[str, float]:
+    """Median seconds of a step for each combination, and of drawing a batch, in this process.
+
+    After so many seconds no further round begins, but there is one after the warm-up.
+    """
+    began = time.perf_counter()
     config = chosen.model_config()
     assert isinstance(config, TransformerConfig)
     modules = {attention: Transformer(config, seed=0, attention=attention) for attention in ATTENTIONS}
     optimisers = {attention: Optimisers(chosen, module.train()) for attention, module in modules.items()}
     taken: dict[str, list[float]] = {}
     for index in range(rounds + 1):  # the first round warms up
+        if index > 1 and time.perf_counter() - began > seconds:
+            break
         start = time.perf_counter()
         trials = chosen.task.sample(batch_size, seed=index)
         found = {"drawing": time.perf_counter() - start}
@@ -109,6 +115,7 @@ def main() -> None:
     parser.add_argument("--batch-size", type=int, default=64)
     parser.add_argument("--rounds", type=int, default=7, help="steps of each combination in a process")
     parser.add_argument("--processes", type=int, default=2, help="processes for each side of the allocator")
+    parser.add_argument("--seconds", type=float, default=40.0, help="of a process, after which no further round begins")
     parser.add_argument("--products", nargs="+", choices=PRODUCTS, help="default: those that are native here")
     parser.add_argument("--child", choices=("default", "kept"), help=argparse.SUPPRESS)
     given = parser.parse_args()
@@ -116,7 +123,7 @@ def main() -> None:
         asked = given.child == "kept"
         if asked and not keep_freed_memory():
             print("this C library cannot be asked to keep freed memory", file=sys.stderr)
-        print(json.dumps(timings(recipe(given.recipe), given.batch_size, given.rounds, given.products)))
+        print(json.dumps(timings(recipe(given.recipe), given.batch_size, given.rounds, given.products, given.seconds)))
         return
     machine = f"{platform.machine()}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}"
     print(f"{given.recipe}, batch {given.batch_size}")
@@ -124,7 +131,7 @@ def main() -> None:
     print(f"{machine}, {torch.get_num_threads()} threads, torch {torch.__version__}")
     print(f"products in {', '.join(kinds)}\n", flush=True)
     arguments = [given.recipe, "--batch-size", str(given.batch_size), "--rounds", str(given.rounds)]
-    arguments += ["--products", *kinds]
+    arguments += ["--seconds", str(given.seconds), "--products", *kinds]
     report(both_allocators(arguments, given.processes), kinds)
 
 
