@@ -254,7 +254,7 @@ def _usable(report: object) -> Report:
     """The report of a plug-in. **Raises** whatever its parts raise that tables and files are made from."""
     if not isinstance(report, Report):
         raise InvalidArgument(f"its measure must return a Report, got {type(report).__name__} {report!r:.40}")
-    report.headlines(), report.records(), report.scalars(), report.arrays(), report.figure()
+    report.headlines(), report.records(), report.scalars(), report.arrays()
     return report
 
 

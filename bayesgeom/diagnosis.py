@@ -14,7 +14,7 @@ from bayesgeom.errors import OutputFault, unknown_name
 from bayesgeom.files import check_directory, directory_aside, file_aside
 from bayesgeom.models.base import Model
 from bayesgeom.models.checkpoint import versions
-from bayesgeom.plugins import discover
+from bayesgeom.plugins import Contained, discover, is_foreign
 from bayesgeom.report import (
     HTML,
     METRICS,
@@ -31,6 +31,7 @@ from bayesgeom.tasks.base import WindTunnel
 
 if TYPE_CHECKING:
     import pandas as pd
+    from plotly.graph_objects import Figure
 
 _WITH_REPORTS = (
     "probes", "ablations", "interventions", "comparison", "over_training", "generalisation", "gradient_laws", "em",
@@ -150,13 +151,22 @@ class Diagnosis(Mapping[str, Report]):
     def _page(self) -> str:
         sections = [
             Section(
-                name=name, title=report.title, about=report.about, headlines=report.headlines(), figure=report.figure(),
+                name=name, title=report.title, about=report.about, headlines=report.headlines(), figure=_figure(report),
                 n=report.n, counts=report.counts,
             )
             for name, report in self.reports.items()
         ]  # fmt: skip
         provenance = dict(self.provenance)
         return page(self.title, sections, n_leading=HEADLINES_SHOWN, skipped=self.left_out, provenance=provenance)
+
+
+def _figure(report: Report) -> "Figure":
+    """The figure of a report; of a plug-in's that cannot be drawn, an empty one that says why."""
+    with Contained(is_foreign=is_foreign(type(report))) as drawing:
+        return report.figure()
+    from plotly.graph_objects import Figure
+
+    return Figure(layout={"title": {"text": f"This plug-in's figure cannot be drawn: {drawing.fault}"}})
 
 
 def report_kinds() -> dict[str, type[Report]]:

@@ -10,6 +10,7 @@ import pytest
 import bayesgeom
 from bayesgeom.cli import main
 from bayesgeom.diagnose import all_probes
+from bayesgeom.diagnosis import _figure
 from bayesgeom.models.checkpoint import hashed
 from tests.test_cli import QUICK, save
 
@@ -145,3 +146,21 @@ def test_a_broken_command_breaks_no_other(site: Path) -> None:
     install(site, "bayesgeom.commands", {"import": BROKEN["import"][0]})
     with pytest.warns(UserWarning, match=r"plug-in 'import' \(guest_import:Guest\) cannot be used: RuntimeError: no"):
         assert main(["diagnose", "tiny", *QUICK]) == 0
+
+
+UNDRAWN = """
+from bayesgeom.report import Report
+
+class Guest(Report):
+    name = "undrawn"
+    def headlines(self):
+        return ()
+    def figure(self):
+        raise RuntimeError("no ink")
+"""
+
+
+def test_a_figure_that_cannot_be_drawn_costs_no_page(site: Path) -> None:
+    install(site, "bayesgeom.probes", {"undrawn": UNDRAWN})
+    text = _figure(importlib.import_module("guest_undrawn").Guest()).layout.title.text
+    assert text == "This plug-in's figure cannot be drawn: RuntimeError: no ink"
