@@ -145,7 +145,8 @@ def test_labelled_evidence_on_a_model_with_a_tokenizer(reader: Model, kind: Any,
     assert report.n == report.n_kept == 9 and report.n_random == 20 and report.rank == 1
     assert np.isfinite(report.increase_bits).all() and np.isfinite(report.axis_correlation[:, 1:]).all()
     assert np.isnan(report.axis_correlation[:, 0]).all(), "every colon has the same embedding"
-    assert (report.increase_bits_lo <= report.increase_bits_hi).all()
+    has_interval = np.isfinite(report.increase_bits_lo)  # nine sequences may be too few for one
+    assert (report.increase_bits_lo <= report.increase_bits_hi)[has_interval].all()
     for family in ("", "_orthogonal"):
         low, high = (vars(report)[f"increase_bits{family}_{end}"] for end in ("least", "most"))
         assert (low < high).all(), "random directions differ from one another"
@@ -257,7 +258,7 @@ def test_layers_joined_by_a_plus_are_edited_at_once_from_the_shell(
     out = tmp_path / "report"
     assert command(directory, "--layers", "1,1+2", "--site", "v", "--n", "4", "--out", str(out)) == 0
     printed = capsys.readouterr().out
-    assert "remove decoder (entropy) at v, bits, n = 4" in printed and "layers 1+2: costs" in printed
+    assert "remove decoder (entropy) at v, bits, n = 4" in printed and "layers 1+2: " in printed
     found = Diagnosis.load(out)
     assert list(found) == ["joint_intervention"] and vars(found["joint_intervention"])["sets"] == ("1", "1+2")
     assert found.provenance["arguments"]["layers"] == "1,1+2" and found.provenance["arguments"]["site"] == "v"
