@@ -5,7 +5,7 @@ A comment before a code block says what the tests do with it; readers do not see
     <!-- runs -->           run it, in one namespace per page, in an empty folder, with tiny checkpoints
     <!-- file: PATH -->     save it under the package, where discovery finds it, before anything on the page runs
     <!-- output -->         what the block before prints, to the letter
-    <!-- output: words -->  the same but for numbers, spacing and which null leads, which depend on the checkpoint
+    <!-- output: words -->  the same but for numbers, spacing, counts of verdicts and which baseline leads
 
 `python -m tests.test_docs README.md` writes into a page what its blocks print with the shipped checkpoints.
 """
@@ -79,7 +79,8 @@ def label(path: Path) -> str:
 
 
 def words(text: str) -> list[str]:
-    """What is left of a printed text without numbers, rules and spacing; nulls in one order, whichever is hardest."""
+    """What is left of a printed text without numbers, rules, spacing and counts of verdicts; baselines in one order."""
+    text = re.sub(r"\d+ (?:below|at|above)(?=,| \w)|; Welch bound[^;)]*", " ", text)  # small models have a Welch bound
     bare = re.sub(r"[-+]?\d[\d.,]*(?:e[-+]?\d+)?|nan|[─…–,]", " ", text)
     return re.sub(r"\(([^()]*;[^()]*)\)", lambda nulls: _in_one_order(nulls[1]), bare).split()
 
@@ -175,6 +176,7 @@ def test_numbers_may_differ_where_the_page_says_so() -> None:
     page = "<!-- runs -->\n```python\nprint('a 1.5e-3  b')\n```\n\n<!-- output: words -->\n```text\na 7 b\n```\n"
     run_page(page, "planted")
     assert words("1 (b; c 1e-5, d)") == words("2 (c 0.5, d; b 3)") != words("1 (b; c 1e-5, e)")
+    assert words("3 at x; 2 above, 1 below y") == words("6 above x; 6 at y") != words("6 at z; 1 at y")
 
 
 def test_outputs_can_be_refreshed() -> None:
@@ -333,7 +335,12 @@ if __name__ == "__main__":
 
 @pytest.mark.parametrize(
     "folder",
-    [folder for name in checkpoints() for folder in sorted((ROOT / "docs/readings" / name).glob("*"))],
+    [
+        folder
+        for name in checkpoints()
+        for place in (name, f"interventions/{name}")
+        for folder in sorted((ROOT / "docs/readings" / place).glob("*"))
+    ],
     ids=lambda folder: f"{folder.parent.name}/{folder.name}",
 )
 def test_committed_readings_are_of_the_shipped_checkpoint(folder: Path) -> None:

@@ -100,7 +100,8 @@ def _claim(entry: Mapping[str, Any], measured: Mapping[str, Any] | None, where: 
     if claim.measured is not None and claim.measured.numbers.keys() != claim.numbers.keys():
         raise InvalidArgument(
             f"{where}: the measurement records {_listed(claim.measured.numbers)}, the runs define "
-            f"{_listed(claim.numbers)}. Record it again: bayesgeom reproduce {claim.id} --record."
+            f"{_listed(claim.numbers)}. Delete {claim.id} from {MEASURED} and record it again: bayesgeom reproduce "
+            f"{claim.id} --record."
         )
     return claim
 

@@ -97,7 +97,7 @@ def test_a_measurement_of_no_claim_is_refused() -> None:
 
 def test_a_measurement_with_other_numbers_is_refused() -> None:
     measured = tomllib.loads('[Z1]\ndate = "2026-01-01"\nmachine = "m"\n[Z1.numbers]\n[Z1.origins]\n')
-    with pytest.raises(InvalidArgument, match=r"records \(none\), the runs define kl. Record it again"):
+    with pytest.raises(InvalidArgument, match=r"records \(none\), the runs define kl. Delete Z1 from measured.toml"):
         parsed([CLAIM + RUN], measured)
 
 
