@@ -81,8 +81,8 @@ def save_checkpoint(
     whole = hashed({**foreign, OURS: description} if foreign else description)
     with directory_aside(path) as aside:
         write_tensors(weights, aside / WEIGHTS, metadata={"format": "pt"} if foreign else None)
-        (aside / CONFIG).write_text(json.dumps(whole, indent=2) + "\n")
-        (aside / CARD).write_text(card.replace("{weights_hash}", digest))
+        (aside / CONFIG).write_text(json.dumps(whole, indent=2) + "\n", encoding="utf-8")
+        (aside / CARD).write_text(card.replace("{weights_hash}", digest), encoding="utf-8")
     return digest
 
 
@@ -221,7 +221,7 @@ def read_description(path: Path) -> dict[str, Any]:
         CheckpointFault: it is missing, unreadable, too new, incomplete, or was edited after it was written.
     """
     try:
-        whole = json.loads((path / CONFIG).read_text())
+        whole = json.loads((path / CONFIG).read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise CheckpointFault(f"{path} holds no {CONFIG}; a checkpoint is {WEIGHTS} and {CONFIG}.") from error
     except (json.JSONDecodeError, UnicodeDecodeError, OSError) as error:

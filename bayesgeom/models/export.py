@@ -93,7 +93,7 @@ def import_huggingface(path: Path) -> Transformer:
 def exported_from(path: Path) -> Mapping[str, Any] | None:
     """What a directory's config says of the transformer and the task behind it; None for any other model."""
     try:
-        config = json.loads((path / CONFIG).read_text())
+        config = json.loads((path / CONFIG).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
     found = config.get(SOURCE) if isinstance(config, dict) else None

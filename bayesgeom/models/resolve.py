@@ -236,7 +236,7 @@ def _bound(model: Model, task: TextTask) -> WindTunnel:
 def _is_foreign(path: Path) -> bool:
     """Whether a directory's config is Hugging Face's alone."""
     try:
-        config = json.loads((path / CONFIG).read_text())
+        config = json.loads((path / CONFIG).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return False  # `load_checkpoint` says what is wrong
     return isinstance(config, dict) and "model_type" in config and OURS not in config

@@ -76,8 +76,8 @@ def pack(run: str | Path, out: str | Path, *, keep: int = KEEP, dtype: Half = "f
         packed = tuple(_packed(path, aside, _DTYPES[dtype]) for path in chosen)
         held = {key: description[key] for key in ("model", "task", "recipe")}
         whole = {"schema": SCHEMA, **held, "snapshots": [asdict(p) for p in packed], "versions": versions()}
-        (aside / FORMATION).write_text(json.dumps(hashed(whole), indent=1) + "\n")
-        (aside / CARD).write_text(_card(description, packed))
+        (aside / FORMATION).write_text(json.dumps(hashed(whole), indent=1) + "\n", encoding="utf-8")
+        (aside / CARD).write_text(_card(description, packed), encoding="utf-8")
     return packed
 
 
@@ -120,7 +120,7 @@ def read_formation(folder: Path) -> dict[str, Any]:
     """The description that `pack` wrote. **Raises** `CheckpointFault` where it is unreadable or too new."""
     file = folder / FORMATION
     try:
-        held = json.loads(file.read_text())
+        held = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise CheckpointFault(f"{file} cannot be read as JSON: {error}.") from error
     schema = held.get("schema") if isinstance(held, dict) else None
@@ -158,7 +158,7 @@ def seal(folder: str | Path) -> str:
     path = Path(folder)
     file = path / (FORMATION if (path / FORMATION).is_file() else CONFIG)
     try:
-        whole = json.loads(file.read_text())
+        whole = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise CheckpointFault(f"{file} cannot be read as JSON: {error}.") from error
     if not isinstance(whole, dict):
@@ -172,14 +172,14 @@ def seal(folder: str | Path) -> str:
         trial.mkdir()
         for part in path.glob("*.safetensors"):
             (trial / part.name).symlink_to(part.absolute())
-        (trial / file.name).write_text(text)
+        (trial / file.name).write_text(text, encoding="utf-8")
         if file.name == FORMATION:
             for entry in read_formation(trial)["snapshots"]:
                 load_packed(trial / entry["file"])
         else:
             load_checkpoint(trial)
     with file_aside(file) as aside:
-        aside.write_text(text)
+        aside.write_text(text, encoding="utf-8")
     return str(sealed.get(OURS, sealed)[CONFIG_HASH])
 
 

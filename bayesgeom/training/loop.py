@@ -185,7 +185,7 @@ def check_run(recipe: Recipe, out: Path) -> None:
 def _recipe_in(file: Path) -> Any:
     """What decides the weights, of the recipe in this file. **Raises** `CheckpointFault` where it cannot be read."""
     try:
-        return deciding(json.loads(file.read_text()))
+        return deciding(json.loads(file.read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError, AttributeError, KeyError, BayesGeomError) as error:
         raise CheckpointFault(f"{file} is not a recipe that can be read ({error}). Restore it from a copy.") from error
 
@@ -264,7 +264,7 @@ def _record(recipe: Recipe, out: Path, precision: Precision) -> None:
     if not (out / RECIPE).exists():
         record_precision(out, precision)
         with file_aside(out / RECIPE) as aside:
-            aside.write_text(json.dumps(recipe.to_dict(), indent=2) + "\n")
+            aside.write_text(json.dumps(recipe.to_dict(), indent=2) + "\n", encoding="utf-8")
 
 
 def _snapshot(recipe: Recipe, module: nn.Module, out: Path, step: int, precision: Precision) -> None:

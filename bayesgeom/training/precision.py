@@ -94,7 +94,7 @@ def recorded_precision(out: Path) -> Precision | None:
         CheckpointFault: Where the record cannot be read.
     """
     try:
-        found = json.loads((out / PRECISION).read_text())["precision"]
+        found = json.loads((out / PRECISION).read_text(encoding="utf-8"))["precision"]
     except FileNotFoundError:
         return None
     except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError) as error:
@@ -108,7 +108,7 @@ def recorded_precision(out: Path) -> Precision | None:
 def record_precision(out: Path, precision: Precision) -> None:
     """Write the precision of the run in `out`, where `recorded_precision` finds it."""
     with file_aside(out / PRECISION) as aside:
-        aside.write_text(json.dumps({"precision": precision}) + "\n")
+        aside.write_text(json.dumps({"precision": precision}) + "\n", encoding="utf-8")
 
 
 def check_precision(out: Path, begun: Precision, requested: RequestedPrecision) -> None:

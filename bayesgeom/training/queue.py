@@ -134,7 +134,7 @@ def _stages(chosen: Recipe | None) -> Iterator[Recipe]:
 def _steps_done(chosen: Recipe, folder: Path) -> int:
     """Logged steps of this stage and the earlier ones; an earlier stage is done once a later one has a log."""
     log = folder / LOG
-    if log.exists() and (lines := log.read_text().splitlines()):
+    if log.exists() and (lines := log.read_text(encoding="utf-8").splitlines()):
         return int(json.loads(lines[-1])["step"]) + sum(stage.steps for stage in _stages(chosen.after))
     return 0 if chosen.after is None else _steps_done(chosen.after, folder / BEFORE)
 

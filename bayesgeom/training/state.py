@@ -139,7 +139,8 @@ def cut_log(path: Path, step: int) -> None:
     if path.exists():
         lines = [line for line in read_log(path) if line["step"] <= step]
         with file_aside(path) as aside:
-            aside.write_text("".join(json.dumps({**line, _CHECK: _checksum(line)}) + "\n" for line in lines))
+            kept = (json.dumps({**line, _CHECK: _checksum(line)}) + "\n" for line in lines)
+            aside.write_text("".join(kept), encoding="utf-8")
 
 
 _REMEDY = "Delete it to train from the start, or restore it from a copy."
