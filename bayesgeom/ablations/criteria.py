@@ -4,7 +4,8 @@ The claims are A1, A2, A3 and A5 of the project's list. The thresholds below wer
 the shipped models were already known, so on those models the verdicts are descriptions and no tests; they are tests on
 a model that is measured for the first time. A verdict holds for one checkpoint: it says nothing about other trainings.
 The claims file asks more of A2 and A5, over several checkpoints: `bayesgeom reproduce` decides the claims, this module
-describes one report. An effect without an interval supports nothing, and an ablation that changes no logit has exactly no effect.
+describes one report. An effect without an interval supports nothing, and an ablation that changes no logit has
+exactly no effect.
 
 References: Agarwal, Dalal & Misra 2025, arXiv:2512.22471 (layers, heads); the ratio of 2 is the threshold that the
 authors' J-lens note sets for a dominating head.
