@@ -64,18 +64,6 @@ def percentile_interval(
     return np.asarray(lo), np.asarray(hi)
 
 
-def centred_interval(
-    resampled: Float[np.ndarray, "draw *rest"], estimate: Float[np.ndarray, "*rest"]
-) -> tuple[Float[np.ndarray, "*rest"], Float[np.ndarray, "*rest"]]:
-    """The central 95 % of the resampled statistic about their own mean, put about the estimate.
-
-    For a statistic of noisy means, which resamples of fewer distinct sequences make noisier: all of them may lie on one
-    side of it. What they are off by is a bias, and is told apart from how they scatter.
-    """
-    lo, hi = percentile_interval(resampled - resampled.mean(axis=0))
-    return estimate + lo, estimate + hi
-
-
 def with_bounds(name: str, drawn: Float[np.ndarray, "draw *rest"]) -> dict[str, Float[np.ndarray, "*rest"]]:
     """The estimate, which is the first draw, as `name`, and the central 95 % of the others as `name_lo`, `name_hi`."""
     lo, hi = percentile_interval(drawn[1:])

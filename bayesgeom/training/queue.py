@@ -4,7 +4,6 @@ Minutes are for two cores without AVX-512 in float32, from the processor time of
 order; a stopped one goes on with `--resume`. Stages of one recipe are trained by one command.
 """
 
-import json
 import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,7 +19,7 @@ from bayesgeom.training.loop import BEFORE, RECIPE
 from bayesgeom.training.rates import sweep
 from bayesgeom.training.recipe import Recipe
 from bayesgeom.training.recipes import recipe
-from bayesgeom.training.state import LOG, STATE
+from bayesgeom.training.state import LOG, STATE, read_log
 
 State = Literal["finished", "shipped", "running", "stopped", "waiting"]
 _ALIVE_SECONDS = 300.0  # a run saves its state every minute
@@ -133,9 +132,8 @@ def _stages(chosen: Recipe | None) -> Iterator[Recipe]:
 
 def _steps_done(chosen: Recipe, folder: Path) -> int:
     """Logged steps of this stage and the earlier ones; an earlier stage is done once a later one has a log."""
-    log = folder / LOG
-    if log.exists() and (lines := log.read_text(encoding="utf-8").splitlines()):
-        return int(json.loads(lines[-1])["step"]) + sum(stage.steps for stage in _stages(chosen.after))
+    if lines := read_log(folder / LOG):
+        return int(lines[-1]["step"]) + sum(stage.steps for stage in _stages(chosen.after))
     return 0 if chosen.after is None else _steps_done(chosen.after, folder / BEFORE)
 
 

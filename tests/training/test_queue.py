@@ -1,15 +1,15 @@
 """The training queue and its status: read from a folder of runs, without loading a model."""
 
-import json
 import os
 from pathlib import Path
 
 import pytest
 
 from bayesgeom.cli import main
-from bayesgeom.training.loop import LOG, RECIPE
+from bayesgeom.training.loop import RECIPE
 from bayesgeom.training.queue import Queued, progress, queue, status_table
 from bayesgeom.training.recipes import recipe
+from bayesgeom.training.state import LOG, append_log
 
 ENTRIES = (
     Queued(recipe="sticky-small", minutes=3),
@@ -23,7 +23,8 @@ def begun(runs: Path, name: str, step: int, *, before: bool = False) -> None:
     inner = folder / "before" if before else folder
     inner.mkdir(parents=True)
     (folder / RECIPE).write_text("{}")
-    (inner / LOG).write_text("".join(json.dumps({"step": at}) + "\n" for at in (100, step)))
+    for at in (100, step):
+        append_log(inner / LOG, {"step": at})
 
 
 def test_every_entry_is_a_recipe_and_stands_once() -> None:
@@ -49,8 +50,17 @@ def test_what_is_done_running_and_next_is_read_from_the_folder(tmp_path: Path) -
     assert running.minutes_left == pytest.approx(16) and shipped.minutes_left == 0 and shipped.kl_bits < 1e-3
     table = status_table([shipped, running, waiting])
     assert "recall-lstm-seed7" in table and table.endswith("next: bayesgeom train recall-mlp --seed 7")
-    (tmp_path / "recall-lstm-seed7" / LOG).write_text(json.dumps({"step": 1_500}) + "\n")
+    append_log(tmp_path / "recall-lstm-seed7" / LOG, {"step": 1_500})
     assert progress(tmp_path, ENTRIES)[1].steps_done == 1_500 + recipe("recall-lstm").after.steps  # type: ignore[union-attr]
+
+
+def test_half_a_log_line_does_not_cost_the_status(tmp_path: Path) -> None:
+    begun(tmp_path, "recall-mlp-seed7", 1_000)
+    with (tmp_path / "recall-mlp-seed7" / LOG).open("a") as file:
+        file.write('{"step": 11')
+    with pytest.warns(UserWarning, match="dropped 1 line"):
+        found = progress(tmp_path, ENTRIES)[2]
+    assert found.steps_done == 1_000 + recipe("recall-mlp").after.steps  # type: ignore[union-attr]
 
 
 def test_a_run_that_was_not_touched_for_long_has_stopped(tmp_path: Path) -> None:
