@@ -105,3 +105,7 @@ class Fit(ABC):
     @abstractmethod
     def fitted(self, sample: Sample, layers: Sequence[int]) -> dict[int, Subspace]:
         """The subspace of each layer."""
+
+    def without_groups(self, sample: Sample, layers: Sequence[int]) -> dict[int, list[Subspace]]:
+        """The subspaces fitted without each group of its sequences in turn; none where a fit does not offer that."""
+        return {}

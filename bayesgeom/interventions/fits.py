@@ -27,7 +27,7 @@ from bayesgeom.geometry.regression import ridge
 from bayesgeom.geometry.subspace import random_subspaces
 from bayesgeom.interventions.anatomy import frame_sites, key_pullbacks, token_embeddings, written_values
 from bayesgeom.interventions.base import About, Fit, Sample, Setting
-from bayesgeom.interventions.jacobian import jacobian_grams
+from bayesgeom.interventions.jacobian import N_SEQUENCES, jacobian_grams
 from bayesgeom.interventions.quantity import Quantity
 from bayesgeom.interventions.quantity_fits import Decoder, Eraser
 from bayesgeom.interventions.subspace import RANK_TOLERANCE, Subspace, span
@@ -40,6 +40,7 @@ FrameKind = Literal["embedding", "keys", "ov"]
 FRAMES = ("embedding", "keys", "ov")
 AxisKind = Literal["readout", "pc1", "pc1_standardised"]
 AXES = ("readout", "pc1", "pc1_standardised")
+_GRAM_BYTES = 2**30  # of second moments kept for every sequence by itself
 FORMS = (
     "covariance:QUANTITY[,given=NAME+NAME]", "leace:QUANTITY[,given=NAME+NAME]", "trained_swap:RANK,QUANTITY",
     "decoder:QUANTITY", "entropy_axis", "entropy_axis:pc1", "entropy_axis:pc1_standardised", "frame",
@@ -305,11 +306,23 @@ class _TopJacobian(Fit):
         _check_rank(self.r, setting)
 
     def fitted(self, sample: Sample, layers: Sequence[int]) -> dict[int, Subspace]:
-        grams = jacobian_grams(sample.model, sample.run.trials, sample.place.site, layers, seed=sample.seed)
+        return {at: self._top(gram.sum(dim=0)) for at, gram in self._grams(sample, layers, n_groups=1).items()}
+
+    def without_groups(self, sample: Sample, layers: Sequence[int]) -> dict[int, list[Subspace]]:
+        if len(layers) * (N_SEQUENCES + 1) * 8 * sample.place.width_in(sample.model.spec) ** 2 > _GRAM_BYTES:
+            return {}
+        grams = self._grams(sample, layers, n_groups=N_SEQUENCES)
+        return {at: [self._top(gram.sum(dim=0) - group) for group in gram] for at, gram in grams.items()}
+
+    def _grams(
+        self, sample: Sample, layers: Sequence[int], *, n_groups: int
+    ) -> dict[int, Float64[Tensor, "group d d"]]:
+        trials, site = sample.run.trials, sample.place.site
+        return jacobian_grams(sample.model, trials, site, layers, n_groups=n_groups, seed=sample.seed)
+
+    def _top(self, gram: Float64[Tensor, "d d"]) -> Subspace:
         # Eigenvalues ascend: the last columns are the directions that matter most.
-        return {
-            at: Subspace(self.label, torch.linalg.eigh(gram).eigenvectors[:, -self.r :]) for at, gram in grams.items()
-        }
+        return Subspace(self.label, torch.linalg.eigh(gram).eigenvectors[:, -self.r :])
 
 
 @final

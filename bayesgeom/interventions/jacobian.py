@@ -13,21 +13,22 @@ from bayesgeom.models.base import Model
 from bayesgeom.sites import Site
 from bayesgeom.trials import Trials
 
-N_SEQUENCES, N_LOGITS = 16, 48  # each logit costs one backward pass of all these sequences
+N_SEQUENCES, N_LOGITS = 32, 48  # each logit costs one backward pass of all these sequences
 
 
 def jacobian_grams(
-    model: Model, trials: Trials, site: Site, layers: Sequence[int], *, seed: int
-) -> dict[int, Float64[Tensor, "d d"]]:
+    model: Model, trials: Trials, site: Site, layers: Sequence[int], *, n_groups: int = 1, seed: int
+) -> dict[int, Float64[Tensor, "group d d"]]:
     """Per layer Σ g gᵀ, g = ∂ logit[p, answer] / ∂ x[i], over sequences, positions i ≤ p, and sampled (p, answer).
 
-    The first `N_SEQUENCES` sequences, and `N_LOGITS` pairs of scored position and answer drawn without replacement.
+    The first `N_SEQUENCES` sequences in `n_groups` runs of consecutive ones, and `N_LOGITS` pairs of scored position
+    and answer drawn without replacement.
     """
     sums: dict[int, Tensor] = {}
     for gradients in answer_gradients(model, trials.rows(slice(0, N_SEQUENCES)), site, layers, seed=seed):
         for layer, gradient in gradients.items():
-            rows = gradient.reshape(gradient.shape[0] * gradient.shape[1], -1).double()
-            sums[layer] = sums.get(layer, 0) + rows.T @ rows
+            groups = [rows.flatten(0, 1).flatten(1).double() for rows in gradient.tensor_split(n_groups)]
+            sums[layer] = sums.get(layer, 0) + torch.stack([rows.T @ rows for rows in groups])
     return sums
 
 

@@ -31,6 +31,7 @@ from bayesgeom.interventions.engine import (
 from bayesgeom.interventions.evidence import coordinate_r2, erasures, reads
 from bayesgeom.interventions.fits import fixed, frame
 from bayesgeom.interventions.matching import Matched, matched_subspaces
+from bayesgeom.interventions.overlap import Overlap, overlaps
 from bayesgeom.interventions.place import Place
 from bayesgeom.interventions.positions import Positions
 from bayesgeom.interventions.quantity import answers_are_hypotheses, is_function_of_position
@@ -143,7 +144,8 @@ class InterventionJob:
                 reads(read, about.quantity, layers), subspaces, n_fit=N_READ, seed=derived_seed(self.seed, _SHUFFLE)
             ),
             variance_share={at: subspaces[at].variance_share(moments[at]) for at in layers},
-            outside_share=self._outside(subspaces), untrained=self._untrained() if is_identified else {},
+            outside_share=self._outside(subspaces), overlaps=self._overlaps(sample, subspaces),
+            untrained=self._untrained() if is_identified else {},
             controls=Controls(
                 random=slice(1, 1 + n_random), matched=slice(1 + n_random, 1 + n_random + self.design.n_matched),
                 found=controls,
@@ -153,6 +155,12 @@ class InterventionJob:
             seed=derived_seed(self.seed, Branch.RESAMPLING),
         )  # fmt: skip
         return intervention_report(main, control, context)
+
+    def _overlaps(self, sample: Sample, subspaces: Mapping[int, Subspace]) -> dict[int, Overlap]:
+        """How much of each subspace lies in the span of the hypothesis tokens' embeddings."""
+        setting = Setting(model=self.model, place=self.place, trials=sample.run.trials.rows(slice(0, 1)))
+        replicates = self.fit.without_groups(sample, self.layers)
+        return overlaps(setting, sample, subspaces, replicates, seed=derived_seed(self.seed, _DRAWS, 2))
 
     def random_of(self, layer: int, rank: int) -> Float64[Tensor, "draw d rank"]:
         """Random subspaces of this rank in one layer."""

@@ -41,6 +41,8 @@ class InterventionReport(Report):
     - `r2_before`, `r2_after`: held-out R² of the quantity from the whole site before and after removal, by a map fitted
       on sequences of its own; `r2_permuted`: the 97.5 % level of shuffled values after removal.
     - `entropy_r2`, `belief_r2`: held-out R² of a linear map from the subspace's coordinates alone.
+    - `frame_overlap`: share of the subspace inside the span of the hypothesis tokens' embeddings, with mean and largest
+      over 1,000 random subspaces; NaN away from the residual stream. An interval for `top_jacobian` only.
     - `outside_share`: share of the squared difference of donor and recipient outside the subspace.
     """
 
@@ -95,6 +97,8 @@ class InterventionReport(Report):
     redirect_change_bits_matched_least: Float[np.ndarray, "layer band"]
     redirect_change_bits_matched_most: Float[np.ndarray, "layer band"]
     redirect_change_bits_indirect: Float[np.ndarray, "layer band"]
+    redirect_change_bits_indirect_lo: Float[np.ndarray, "layer band"]
+    redirect_change_bits_indirect_hi: Float[np.ndarray, "layer band"]
     damage_bits: Float[np.ndarray, "layer band"]
     damage_bits_lo: Float[np.ndarray, "layer band"]
     damage_bits_hi: Float[np.ndarray, "layer band"]
@@ -106,6 +110,8 @@ class InterventionReport(Report):
     damage_bits_matched_most: Float[np.ndarray, "layer band"]
     damage_bits_ceiling: Float[np.ndarray, "layer band"]
     damage_bits_indirect: Float[np.ndarray, "layer band"]
+    damage_bits_indirect_lo: Float[np.ndarray, "layer band"]
+    damage_bits_indirect_hi: Float[np.ndarray, "layer band"]
     entropy_mae_increase_bits: Float[np.ndarray, "layer band"]
     entropy_mae_increase_bits_lo: Float[np.ndarray, "layer band"]
     entropy_mae_increase_bits_hi: Float[np.ndarray, "layer band"]
@@ -117,12 +123,19 @@ class InterventionReport(Report):
     entropy_mae_increase_bits_matched_most: Float[np.ndarray, "layer band"]
     entropy_mae_increase_bits_ceiling: Float[np.ndarray, "layer band"]
     entropy_mae_increase_bits_indirect: Float[np.ndarray, "layer band"]
+    entropy_mae_increase_bits_indirect_lo: Float[np.ndarray, "layer band"]
+    entropy_mae_increase_bits_indirect_hi: Float[np.ndarray, "layer band"]
     removal_kl_bits: Float[np.ndarray, "layer band"]
     removal_kl_bits_lo: Float[np.ndarray, "layer band"]
     removal_kl_bits_hi: Float[np.ndarray, "layer band"]
     removal_kl_bits_ceiling: Float[np.ndarray, "layer band"]
     share_of_ceiling: Float[np.ndarray, "layer band"]
     outside_share: Float[np.ndarray, " layer"]
+    frame_overlap: Float[np.ndarray, " layer"]
+    frame_overlap_lo: Float[np.ndarray, " layer"]
+    frame_overlap_hi: Float[np.ndarray, " layer"]
+    frame_overlap_null: Float[np.ndarray, " layer"]
+    frame_overlap_most: Float[np.ndarray, " layer"]
     matched_share: Float[np.ndarray, " layer"]
     matched_rank: Int[np.ndarray, " layer"]
     matched_by: tuple[str, ...]
@@ -203,7 +216,19 @@ class InterventionReport(Report):
         holds = ("layer", "rank", "variance", "R² before", "after", "shuffled", "KL + on removal", "ceiling", "verdict")
         effects = aligned([self._head(), *map(self._effect, self.layers)])
         erased = aligned([holds, *map(self._erased, self.layers)])
-        return "\n".join([self.verdict, "", title, level, *effects, "", *erased, "", *reasons, "", self.verdict_rule])
+        rest = [*self._overlaps(), "", *reasons, "", self.verdict_rule]
+        return "\n".join([self.verdict, "", title, level, *effects, "", *erased, "", *rest])
+
+    def _overlaps(self) -> list[str]:
+        """Overlap with the hypothesis tokens' embeddings, in the layers where it has an interval."""
+        head = ("layer", "inside the span of hypothesis embeddings", "95 % interval", "random, mean", "most of 1,000")
+        rows = [
+            (str(at), f"{self.frame_overlap[at]:.3f}",
+             interval_cell(self.frame_overlap_lo[at], self.frame_overlap_hi[at], ".3f"),
+             f"{self.frame_overlap_null[at]:.3f}", f"{self.frame_overlap_most[at]:.3f}")
+            for at in self.layers if np.isfinite(self.frame_overlap_lo[at])
+        ]  # fmt: skip
+        return ["", *aligned([head, *rows])] if rows else []
 
     def _head(self) -> tuple[str, ...]:
         effect = ("movement",) if self.is_swap else ("KL +",)

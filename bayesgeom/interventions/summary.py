@@ -9,6 +9,7 @@ from jaxtyping import Float, Float64
 
 from bayesgeom.interventions.engine import DISTANCE, ENTROPY_ERROR, KL, KL_DONOR, MOVED, Totals
 from bayesgeom.interventions.matching import Matched
+from bayesgeom.interventions.overlap import Overlap
 from bayesgeom.interventions.readout import Erasure
 from bayesgeom.interventions.report import InterventionReport
 from bayesgeom.interventions.subspace import Subspace
@@ -17,6 +18,7 @@ from bayesgeom.statistics import ratio_interval
 
 OWN, CEILING = range(2)  # arms of the main totals; a swap is followed by the removal, its ceiling and the erasure
 _ERASURE = 4
+_INDIRECT = ("_indirect", "_indirect_lo", "_indirect_hi")
 _REMOVAL = {"swap": (2, 3), "remove": (OWN, CEILING)}
 Rows = dict[str, Float[np.ndarray, "layer band"]]
 
@@ -49,6 +51,7 @@ class Context:
     erasures: Mapping[int, Erasure]
     variance_share: Mapping[int, float]
     outside_share: Mapping[int, float]
+    overlaps: Mapping[int, Overlap]
     untrained: Mapping[int, float]
     controls: Controls
     is_identified: bool
@@ -75,7 +78,7 @@ def intervention_report(main: Totals, control: Totals, context: Context) -> Inte
     found: dict[str, Any] = {f"redirect_bits{end}": unedited + redirect[end] for end in edges}
     found |= {"redirect_bits_lo": lo, "redirect_bits_hi": hi, "share_of_ceiling": share}
     matched = ("_matched", "_matched_least", "_matched_most")
-    found |= {f"redirect_change_bits{end}": redirect[end] for end in ("", "_lo", "_hi", "_indirect", *matched)}
+    found |= {f"redirect_change_bits{end}": redirect[end] for end in ("", "_lo", "_hi", *_INDIRECT, *matched)}
     for name, rows in (("damage_bits", damage), ("entropy_mae_increase_bits", error), ("movement", movement)):
         found |= {f"{name}{end}": values for end, values in rows.items()}
     found |= {f"removal_kl_bits{end}": values for end, values in removal.items()}
@@ -131,8 +134,11 @@ def _changes(
     mean = paired.sum(axis=0) / main.counts.sum()
     lo, hi = _interval(paired[:, :, OWN], main, context.seed)
     at = without_direct_path(context.kind)
-    indirect = mean[:, at] if mean.shape[1] > at else np.full_like(lo, np.nan)
-    found = {"": mean[:, OWN], "_lo": lo, "_hi": hi, "_ceiling": mean[:, CEILING], "_indirect": indirect}
+    found = {"": mean[:, OWN], "_lo": lo, "_hi": hi, "_ceiling": mean[:, CEILING]}
+    found |= dict.fromkeys(_INDIRECT, np.full_like(lo, np.nan))
+    if mean.shape[1] > at:
+        found["_indirect"] = mean[:, at]
+        found["_indirect_lo"], found["_indirect_hi"] = _interval(paired[:, :, at], main, context.seed)
     return found | _spread_of(drawn, context.controls)
 
 
@@ -229,6 +235,10 @@ def _per_layer(context: Context) -> dict[str, Any]:
         "movement_untrained": [context.untrained.get(at, np.nan) for at in layers],
         "matched_share": [found[at].share for at in layers],
     }
+    for end in ("", "_lo", "_hi", "_null", "_most"):
+        part = end.lstrip("_") or "value"
+        own = context.overlaps
+        columns[f"frame_overlap{end}"] = [vars(own[at])[part] if at in own else np.nan for at in layers]
     for name, part in (("r2_before", "before"), ("r2_after", "after"), ("r2_permuted", "permuted")):
         columns[name] = [vars(context.erasures[at])[part] if at in context.erasures else np.nan for at in layers]
     spread = {name: _spread(np.array(values), layers, context.n_layers) for name, values in columns.items()}

@@ -136,6 +136,18 @@ def test_the_jacobian_finds_the_used_directions() -> None:
     assert report.verdict_by_layer == ("used", "used")
 
 
+def test_overlap_with_the_embeddings_has_an_interval_and_chance() -> None:
+    inside = intervene(lively(), subspace=fits.frame(), n=N, kind=replace(FEW, kind="remove"))
+    np.testing.assert_allclose(inside.frame_overlap, 1, atol=1e-6, err_msg="the frame lies in itself")
+    found = intervene(lively(), subspace=fits.top_jacobian(4), n=N, kind=replace(FEW, kind="remove"))
+    share = inside.rank[0] / 30
+    np.testing.assert_allclose(found.frame_overlap_null, share, atol=0.02, err_msg="a random subspace's share is k / d")
+    assert (found.frame_overlap_lo < found.frame_overlap).all() and (found.frame_overlap < found.frame_overlap_hi).all()
+    assert "inside the span" in found.table() and "inside the span" not in inside.table()
+    elsewhere = intervene(lively(), subspace=fits.random(2), at=Place(Z), n=N, kind=replace(FEW, kind="remove"))
+    assert np.isnan(elsewhere.frame_overlap).all(), "there are no embeddings at z"
+
+
 @pytest.mark.parametrize("by", ["readout", "pc1"])
 def test_the_entropy_axis_points_towards_entropy(by: fits.AxisKind) -> None:
     model, axis = lively(), fits.entropy_axis(by)
