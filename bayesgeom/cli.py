@@ -12,8 +12,8 @@ from pathlib import Path
 import tyro
 
 from bayesgeom.commands.base import Command, flush, note
-from bayesgeom.errors import BayesGeomError, InvalidArgument
-from bayesgeom.plugins import discover
+from bayesgeom.core.errors import BayesGeomError, InvalidArgument
+from bayesgeom.core.plugins import discover
 
 _PLAIN = "bayesgeom.plain"
 _ALIKE = {"─": "-", "–": "-", "—": "-", "−": "-", "→": ">", "‖": "|", "·": ".", "…": ".", "×": "x", "≤": "<", "≥": ">"}

@@ -28,14 +28,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bayesgeom.ablate import N_REFERENCE, AblationJob
 from bayesgeom.ablations.component import Ablation, Component
+from bayesgeom.ablations.run import N_REFERENCE, AblationJob
 from bayesgeom.ablations.scoring import scores_of
-from bayesgeom.models.hooked import HookedModel
+from bayesgeom.core.trials import Trials
+from bayesgeom.models.adapters.hooked import HookedModel
+from bayesgeom.models.native.transformer import Transformer, TransformerConfig
 from bayesgeom.models.resolve import load
-from bayesgeom.models.transformer import Transformer, TransformerConfig
 from bayesgeom.tasks.base import derived_seed
-from bayesgeom.trials import Trials
 
 BATCH = 64
 Result = TypeVar("Result")

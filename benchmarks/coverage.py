@@ -26,23 +26,11 @@ import numpy as np
 import torch
 from scipy.stats import binomtest
 
-from bayesgeom.generalisation.convergence import tokens_to_converge
-from bayesgeom.generalisation.curves import critical_length
-from bayesgeom.geometry.chance import gaussian_first_share
-from bayesgeom.geometry.clusters import adjusted_rand, meetings, resampled_agreement
-from bayesgeom.geometry.correlation import ranks
-from bayesgeom.geometry.readout import balanced_accuracy
-from bayesgeom.geometry.regression import without_level_means
-from bayesgeom.geometry.resampling import (
-    order_under_permutation,
-    refitted_axis_shares,
-    resampled_correlation_at_position,
-    resampled_spearman,
-)
-from bayesgeom.intervals import CONSTANT, FEW, FINE, HEAVY, MISSING, Interval
+from bayesgeom.generalization.convergence import tokens_to_converge
+from bayesgeom.generalization.curves import critical_length
 from bayesgeom.models.resolve import as_model, task_of
 from bayesgeom.probes.qk_alignment import MIN_FOR_ORDER
-from bayesgeom.statistics import (
+from bayesgeom.stats.bootstrap import (
     bootstrap_weights,
     jackknife_weights,
     linearized_draws,
@@ -53,6 +41,18 @@ from bayesgeom.statistics import (
     ratio_interval,
     seed_interval,
     statistic_interval,
+)
+from bayesgeom.stats.chance import gaussian_first_share
+from bayesgeom.stats.clusters import adjusted_rand, meetings, resampled_agreement
+from bayesgeom.stats.correlation import ranks
+from bayesgeom.stats.intervals import CONSTANT, FEW, FINE, HEAVY, MISSING, Interval
+from bayesgeom.stats.readout import balanced_accuracy
+from bayesgeom.stats.regression import without_level_means
+from bayesgeom.stats.resampling import (
+    order_under_permutation,
+    refitted_axis_shares,
+    resampled_correlation_at_position,
+    resampled_spearman,
 )
 
 LOW, HIGH = 0.92, 0.97

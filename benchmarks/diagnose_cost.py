@@ -24,9 +24,9 @@ from pathlib import Path
 import torch
 
 import bayesgeom
-from bayesgeom.diagnose import N_RECORDED, all_probes
+from bayesgeom.core.trials import Trials
 from bayesgeom.models.base import Model
-from bayesgeom.trials import Trials
+from bayesgeom.probes.one_pass import N_RECORDED, all_probes
 
 GB = 2**30
 DIAGNOSE = "import sys, bayesgeom; bayesgeom.diagnose(sys.argv[1], n=int(sys.argv[2]), nulls=0)"

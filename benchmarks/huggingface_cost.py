@@ -25,13 +25,13 @@ import torch
 from diagnose_cost import GB, IMPORT, seconds, usage, verdict
 
 import bayesgeom
-from bayesgeom import sites as s
+from bayesgeom.core import sites as s
+from bayesgeom.core.trials import Trials
 from bayesgeom.models.base import Model
 from bayesgeom.models.huggingface.model import HFModel
 from bayesgeom.tasks.evidence import LabelledEvidence
 from bayesgeom.tasks.prompts import Prompts
 from bayesgeom.tasks.text import candidates
-from bayesgeom.trials import Trials
 
 RECORDED = (s.K, s.V, s.PATTERN, s.RESID_PRE, s.RESID_POST)
 N, N_POS, N_FEW, N_MANY = 16, 64, 400, 4_000

@@ -16,9 +16,9 @@ from unittest.mock import patch
 import torch
 from torch import Tensor, nn
 
-from bayesgeom.allocator import keep_freed_memory
+from bayesgeom.core.allocator import keep_freed_memory
 from bayesgeom.models import compiled
-from bayesgeom.models.mamba import EPS, Mamba, MambaConfig
+from bayesgeom.models.native.mamba import EPS, Mamba, MambaConfig
 
 LIMIT = 10.0  # times faster than the slow path
 CLOCKS: Mapping[str, Callable[[], float]] = {"wall": time.perf_counter, "cpu": time.process_time}

@@ -18,11 +18,11 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from bayesgeom.allocator import keep_freed_memory
+from bayesgeom.core.allocator import keep_freed_memory
 from bayesgeom.models.resolve import of_module
-from bayesgeom.monitor import EVERY, Monitor, Settings
-from bayesgeom.monitoring.good_state import GoodState
 from bayesgeom.training.loop import GRADIENT_CLIP, loss_nats
+from bayesgeom.training.monitor.good_state import GoodState
+from bayesgeom.training.monitor.watch import EVERY, Monitor, Settings
 from bayesgeom.training.optimisers import Optimisers
 from bayesgeom.training.recipe import Recipe
 from bayesgeom.training.recipes import recipe

@@ -24,14 +24,14 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
-from bayesgeom.allocator import keep_freed_memory
-from bayesgeom.models.transformer import Transformer, TransformerConfig
+from bayesgeom.core.allocator import keep_freed_memory
+from bayesgeom.core.trials import Trials
+from bayesgeom.models.native.transformer import Transformer, TransformerConfig
 from bayesgeom.training.loop import GRADIENT_CLIP, loss_nats
 from bayesgeom.training.optimisers import Optimisers
 from bayesgeom.training.precision import is_bfloat16_fast
 from bayesgeom.training.recipe import Recipe
 from bayesgeom.training.recipes import recipe
-from bayesgeom.trials import Trials
 
 ATTENTIONS, PRODUCTS = ("eager", "sdpa"), ("bfloat16", "float32")
 

@@ -25,8 +25,8 @@ from pathlib import Path
 import torch
 
 import bayesgeom
-from bayesgeom.behaviour import answer_log_probabilities, behaviour
-from bayesgeom.information import entropy_bits
+from bayesgeom.core.behavior import answer_log_probabilities, behaviour
+from bayesgeom.stats.information import entropy_bits
 
 CHECKPOINT = os.environ.get("BAYESGEOM_EXAMPLE_CHECKPOINT", "bijection-v20")  # a name or a directory
 N = int(os.environ.get("BAYESGEOM_EXAMPLE_N", "512"))  # sequences; the tests set a small one

@@ -22,7 +22,7 @@
 import os
 from pathlib import Path
 
-from bayesgeom.dynamics import DynamicsJob
+from bayesgeom.dynamics.run import DynamicsJob
 
 RUN = os.environ.get("BAYESGEOM_EXAMPLE_FORMATION", "bijection-formation")  # a packed training, or a run's directory
 N = int(os.environ.get("BAYESGEOM_EXAMPLE_N", "128"))  # sequences; the tests set a small one

@@ -13,18 +13,18 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from bayesgeom import selftest as selftests
 from bayesgeom.cli import main
 from bayesgeom.commands.base import Command
-from bayesgeom.diagnose import all_probes
-from bayesgeom.diagnosis import Diagnosis
-from bayesgeom.intervention_controls import intervention_controls
+from bayesgeom.core.plugins import discover
+from bayesgeom.interventions.controls import intervention_controls
 from bayesgeom.models import resolve
 from bayesgeom.models.checkpoint import hashed, load_checkpoint, save_checkpoint
-from bayesgeom.models.transformer import Transformer, TransformerConfig
-from bayesgeom.plugins import discover
-from bayesgeom.report import headline_cells
-from bayesgeom.selftest import Verdict
+from bayesgeom.models.native.transformer import Transformer, TransformerConfig
+from bayesgeom.probes import controls as selftests
+from bayesgeom.probes.controls import Verdict
+from bayesgeom.probes.one_pass import all_probes
+from bayesgeom.results.diagnosis import Diagnosis
+from bayesgeom.results.report import headline_cells
 from bayesgeom.tasks.bijection import Bijection
 from bayesgeom.training import recipes
 from bayesgeom.training.recipe import Recipe

@@ -28,10 +28,10 @@ import pytest
 import bayesgeom
 from bayesgeom.commands.base import Command, Source
 from bayesgeom.comparison.report import ComparisonReport
-from bayesgeom.diagnosis import Diagnosis
+from bayesgeom.core.plugins import discover
 from bayesgeom.models.resolve import checkpoints
-from bayesgeom.plugins import discover
 from bayesgeom.probes.base import Probe
+from bayesgeom.results.diagnosis import Diagnosis
 from tests.structure.source import ROOT, assert_none, package_sources
 from tests.tiny import tiny_checkpoints, tiny_folder
 

@@ -4,10 +4,10 @@ import math
 
 import pytest
 
-from bayesgeom.diagnose import all_probes, diagnose
+from bayesgeom.core.plugins import discover
 from bayesgeom.models.config import ModelConfig, config_from_dict
 from bayesgeom.models.resolve import of_module
-from bayesgeom.plugins import discover
+from bayesgeom.probes.one_pass import all_probes, diagnose
 from bayesgeom.tasks.bijection import Bijection
 
 TASK = Bijection(n_values=5, n_pairs=4)

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from bayesgeom.models.checkpoint import save_checkpoint
+from bayesgeom.models.native.transformer import Transformer
 from bayesgeom.models.resolve import FOLDER_VARIABLE
-from bayesgeom.models.transformer import Transformer
 from bayesgeom.training.formation import pack
 from bayesgeom.training.recipe import Recipe
 from bayesgeom.training.recipes import RECIPES

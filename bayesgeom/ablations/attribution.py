@@ -13,13 +13,13 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from bayesgeom.behaviour import answer_log_probabilities
-from bayesgeom.edits import Edit, Reference
-from bayesgeom.information import kl_bits
+from bayesgeom.core.behavior import answer_log_probabilities
+from bayesgeom.core.edits import Edit, Reference
+from bayesgeom.core.sites import Site
+from bayesgeom.core.trials import Trials
 from bayesgeom.models.base import Model
-from bayesgeom.models.replayer import Variant
-from bayesgeom.sites import Site
-from bayesgeom.trials import Trials
+from bayesgeom.models.replay.replayer import Variant
+from bayesgeom.stats.information import kl_bits
 
 
 def attributed_damage(

@@ -3,10 +3,10 @@
 from dataclasses import dataclass
 from typing import Literal, final
 
-from bayesgeom.activations import ModelSpec
-from bayesgeom.edits import Edit, Mode, Replace
-from bayesgeom.errors import InvalidArgument
-from bayesgeom.sites import ATTN_OUT, MLP_OUT, Z
+from bayesgeom.core.edits import Edit, Mode, Replace
+from bayesgeom.core.errors import InvalidArgument
+from bayesgeom.core.run import ModelSpec
+from bayesgeom.core.sites import ATTN_OUT, MLP_OUT, Z
 
 Kind = Literal["head", "attention", "mlp", "block"]
 KINDS = ("head", "attention", "mlp", "block")

@@ -11,7 +11,7 @@ from jaxtyping import Float
 from bayesgeom.charts.forest import add_forest
 from bayesgeom.charts.heads import add_heads
 from bayesgeom.charts.lines import add_line, add_null
-from bayesgeom.charts.theme import SERIES, label_axes, name_once, panels, with_room_for_legend
+from bayesgeom.results.theme import SERIES, label_axes, name_once, panels, with_room_for_legend
 
 _N_LINES = 5
 

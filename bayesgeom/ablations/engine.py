@@ -15,12 +15,12 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from bayesgeom.ablations.scoring import Exact
-from bayesgeom.activations import ModelSpec
-from bayesgeom.edits import Replace
+from bayesgeom.core.edits import Replace
+from bayesgeom.core.run import ModelSpec
+from bayesgeom.core.sites import Site
+from bayesgeom.core.trials import Trials
 from bayesgeom.models.base import BUDGET_BYTES
-from bayesgeom.models.replayer import STAGES, Baseline, Replayer, Variant, entry
-from bayesgeom.sites import Site
-from bayesgeom.trials import Trials
+from bayesgeom.models.replay.replayer import STAGES, Baseline, Replayer, Variant, entry
 
 TARGET_ROWS = 2_400  # positions × sequences × variants computed at once: what stays in the processor's cache
 Means = dict[tuple[Site, int], Float[Tensor, "pos *rest"]]

@@ -22,10 +22,10 @@ from bayesgeom.ablations.criteria import (
     one_head_is_unique,
 )
 from bayesgeom.ablations.tally import Tally
-from bayesgeom.cells import interval_cell
-from bayesgeom.edits import Mode
-from bayesgeom.report import Headline, Report, aligned
-from bayesgeom.statistics import ratio_interval
+from bayesgeom.core.edits import Mode
+from bayesgeom.results.cells import interval_cell
+from bayesgeom.results.report import Headline, Report, aligned
+from bayesgeom.stats.bootstrap import ratio_interval
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
@@ -271,6 +271,6 @@ def _effects(tally: Tally, seed: int) -> dict[str, Float[np.ndarray, " ablation"
 
 
 def _rank_correlation(x: Float[np.ndarray, " a"], y: Float[np.ndarray, " a"]) -> float:
-    from bayesgeom.geometry.correlation import spearman
+    from bayesgeom.stats.correlation import spearman
 
     return float(spearman(x, y)) if len(x) > 2 else math.nan

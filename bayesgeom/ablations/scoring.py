@@ -9,10 +9,10 @@ import torch
 from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 
-from bayesgeom.errors import NonFinite
-from bayesgeom.information import NATS_PER_BIT, entropy_bits
-from bayesgeom.models.replayer import Variant
-from bayesgeom.trials import Trials
+from bayesgeom.core.errors import NonFinite
+from bayesgeom.core.trials import Trials
+from bayesgeom.models.replay.replayer import Variant
+from bayesgeom.stats.information import NATS_PER_BIT, entropy_bits
 
 METRICS = ("kl_bits", "entropy_error_bits", "correct")
 

@@ -7,7 +7,7 @@ import plotly.graph_objects as go
 from jaxtyping import Float
 
 from bayesgeom.charts.lines import add_band, add_line, add_null
-from bayesgeom.charts.theme import DASHES, EXACT, MEASURED, label_axes, panels, with_room_for_legend
+from bayesgeom.results.theme import DASHES, EXACT, MEASURED, label_axes, panels, with_room_for_legend
 
 _POSITION = "scored position (1 is the first)"
 

@@ -9,7 +9,7 @@ import plotly.graph_objects as go
 from jaxtyping import Float, Real
 
 from bayesgeom.charts.lines import add_band, add_line, add_null
-from bayesgeom.charts.theme import DASHES, SERIES, label_axes
+from bayesgeom.results.theme import DASHES, SERIES, label_axes
 
 Panel = tuple[int, int]
 _CROWDED = 30  # points beyond which markers hide the line

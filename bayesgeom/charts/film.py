@@ -6,7 +6,7 @@ import numpy as np
 import plotly.graph_objects as go
 from jaxtyping import Float
 
-from bayesgeom.charts.theme import SEQUENTIAL, label_axes, panels
+from bayesgeom.results.theme import SEQUENTIAL, label_axes, panels
 
 _FRAME_MS = 350
 _DIGITS = 4  # of a coordinate: more would only make the page larger

@@ -6,7 +6,7 @@ import numpy as np
 import plotly.graph_objects as go
 from jaxtyping import Float
 
-from bayesgeom.charts.theme import MEASURED, NULL, label_axes
+from bayesgeom.results.theme import MEASURED, NULL, label_axes
 
 
 def add_forest(

@@ -9,7 +9,7 @@ import plotly.graph_objects as go
 from jaxtyping import Float
 
 from bayesgeom.charts.lines import add_band, add_line, add_null
-from bayesgeom.charts.theme import DASHES, DIVERGING, MEASURED, NULL, SEQUENTIAL, label_axes
+from bayesgeom.results.theme import DASHES, DIVERGING, MEASURED, NULL, SEQUENTIAL, label_axes
 
 Panel = tuple[int, int]
 _BAR_WIDTH = 0.055  # of the figure: what a colour bar takes from its panel

@@ -6,7 +6,7 @@ import numpy as np
 import plotly.graph_objects as go
 from jaxtyping import Float, Real
 
-from bayesgeom.charts.theme import MEASURED, NULL
+from bayesgeom.results.theme import MEASURED, NULL
 
 Panel = tuple[int, int]
 

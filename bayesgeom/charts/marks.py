@@ -8,7 +8,7 @@ import numpy as np
 import plotly.graph_objects as go
 from jaxtyping import Float
 
-from bayesgeom.charts.theme import EXACT, MEASURED, NULL, label_axes
+from bayesgeom.results.theme import EXACT, MEASURED, NULL, label_axes
 
 _SYMBOLS = ("diamond-open", "x-thin-open", "square-open")
 

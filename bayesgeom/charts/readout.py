@@ -10,7 +10,7 @@ from jaxtyping import Float
 
 from bayesgeom.charts.lines import add_band, add_line, add_null
 from bayesgeom.charts.simplex import Simplex, add_simplex
-from bayesgeom.charts.theme import DASHES, NULL, SECOND, label_axes, name_once, panels, with_room_for_legend
+from bayesgeom.results.theme import DASHES, NULL, SECOND, label_axes, name_once, panels, with_room_for_legend
 
 
 @final

@@ -12,8 +12,8 @@ import numpy as np
 import plotly.graph_objects as go
 from jaxtyping import Float
 
-from bayesgeom.charts.theme import EXACT, NULL, SERIES
-from bayesgeom.geometry.polygon import MAX_CORNERS, corners, placed
+from bayesgeom.results.theme import EXACT, NULL, SERIES
+from bayesgeom.stats.polygon import MAX_CORNERS, corners, placed
 
 POINTS = "beliefs"  # the name of what is drawn here, which needs no legend
 

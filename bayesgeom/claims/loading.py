@@ -7,7 +7,7 @@ from importlib import resources
 from typing import Any
 
 from bayesgeom.claims.claim import Claim, Condition, Hold, Measurement, Number, Origin, Run, Value, Verdict
-from bayesgeom.errors import InvalidArgument, unknown_name
+from bayesgeom.core.errors import InvalidArgument, unknown_name
 
 FOLDER, MEASURED = "data", "measured.toml"
 _CLAIM = {

@@ -4,8 +4,8 @@ import shlex
 from pathlib import Path
 
 from bayesgeom.claims.claim import Claim, Run
-from bayesgeom.errors import CheckpointFault, UnknownName
-from bayesgeom.files import RUNS
+from bayesgeom.core.errors import CheckpointFault, UnknownName
+from bayesgeom.core.files import RUNS
 from bayesgeom.models.checkpoint import FINISHED
 from bayesgeom.models.resolve import checkpoints
 from bayesgeom.training.recipe import Recipe

@@ -8,7 +8,7 @@ from bayesgeom.claims.claim import Claim, Value, Verdict
 from bayesgeom.claims.loading import load
 from bayesgeom.claims.reproduction import short, text
 from bayesgeom.claims.verdicts import verdict
-from bayesgeom.errors import InvalidArgument
+from bayesgeom.core.errors import InvalidArgument
 
 START, END = "<!-- generated: {} -->", "<!-- end of generated text -->"
 README, PAGE = "README.md", "docs/claims.md"

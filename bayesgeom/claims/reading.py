@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bayesgeom.claims.claim import Number, Origin, Run, Value
-from bayesgeom.errors import InvalidArgument, OutputFault
-from bayesgeom.report import JSON, METRICS
+from bayesgeom.core.errors import InvalidArgument, OutputFault
+from bayesgeom.results.report import JSON, METRICS
 
 if TYPE_CHECKING:
     import pandas as pd

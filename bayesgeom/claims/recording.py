@@ -12,9 +12,9 @@ from bayesgeom.claims.needs import arguments_of, check_needs
 from bayesgeom.claims.reading import origin_of, values_of
 from bayesgeom.claims.reproduction import machine
 from bayesgeom.cli import parsed
-from bayesgeom.errors import InvalidArgument
-from bayesgeom.files import file_aside
-from bayesgeom.report import HTML, METRICS
+from bayesgeom.core.errors import InvalidArgument
+from bayesgeom.core.files import file_aside
+from bayesgeom.results.report import HTML, METRICS
 
 
 def record(claim: Claim, repository: Path, *, stale: set[Path] | None = None) -> Measurement:

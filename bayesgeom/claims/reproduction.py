@@ -15,8 +15,8 @@ from bayesgeom.claims.needs import arguments_of, check_needs
 from bayesgeom.claims.reading import agree, values_of
 from bayesgeom.claims.verdicts import verdict
 from bayesgeom.cli import parsed
-from bayesgeom.files import RUNS
-from bayesgeom.report import aligned
+from bayesgeom.core.files import RUNS
+from bayesgeom.results.report import aligned
 
 
 @final
@@ -76,7 +76,7 @@ def reproduce(claim: str | Claim, *, out: str | Path | None = None, runs: str | 
         >>> import bayesgeom
         >>> bayesgeom.reproduce("Z9")  # doctest: +IGNORE_EXCEPTION_DETAIL
         Traceback (most recent call last):
-        bayesgeom.errors.UnknownName: there is no claim named 'Z9'.
+        bayesgeom.core.errors.UnknownName: there is no claim named 'Z9'.
     """
     own = find(claim) if isinstance(claim, str) else claim
     check_needs(own, Path(runs))

@@ -30,8 +30,8 @@ class Ablate(Command):
     """Directory for the report; a stopped battery goes on from what is there."""
 
     def __call__(self) -> int:
-        from bayesgeom.ablate import AblationJob
         from bayesgeom.ablations.batteries import battery
+        from bayesgeom.ablations.run import AblationJob
 
         check_target(self.out)
         model = self.source.load()

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, final
 
 import tyro
 
-from bayesgeom.errors import OutputFault
+from bayesgeom.core.errors import OutputFault
 
 if TYPE_CHECKING:
-    from bayesgeom.diagnosis import Diagnosis
     from bayesgeom.models.base import Model
+    from bayesgeom.results.diagnosis import Diagnosis
 
 Name = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="CHECKPOINT")]
 AskedTask = Annotated[
@@ -73,7 +73,7 @@ Of = Annotated[Source, tyro.conf.OmitArgPrefixes]
 
 def check_target(out: Path | None) -> None:
     """Refuse a directory that cannot be written before anything is measured for it."""
-    from bayesgeom import diagnosis
+    from bayesgeom.results import diagnosis
 
     if out is not None:
         diagnosis.check_target(out)
@@ -90,7 +90,7 @@ def conclude(diagnosis: "Diagnosis", out: Path | None, *lines: str) -> int:
     Raises:
         OutputFault: the report cannot be saved, or standard output cannot be written.
     """
-    from bayesgeom.report import HTML
+    from bayesgeom.results.report import HTML
 
     if out is None:
         tell(*lines)
@@ -149,7 +149,7 @@ def _writing_output() -> Iterator[None]:
 
 def _title_at(out: Path) -> str:
     """What a report that lies there is of; "" where there is none, or none that says so."""
-    from bayesgeom.report import JSON
+    from bayesgeom.results.report import JSON
 
     file = out / JSON
     try:

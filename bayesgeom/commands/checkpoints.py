@@ -44,7 +44,7 @@ class Checkpoints(Command):
 
 def _lines(path: Path, told: Callable[[Path], list[str]]) -> list[str]:
     """What is told of an entry, or why it cannot be used: one bad entry does not cost the list."""
-    from bayesgeom.errors import BayesGeomError
+    from bayesgeom.core.errors import BayesGeomError
 
     try:
         return told(path)

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import ClassVar, final
 
 from bayesgeom.commands.base import Command, check_target, conclude, note
-from bayesgeom.files import RUNS
+from bayesgeom.core.files import RUNS
 
 
 @final
@@ -35,9 +35,9 @@ class Compare(Command):
     """Directory for the report."""
 
     def __call__(self) -> int:
-        from bayesgeom.compare import ComparisonJob
         from bayesgeom.comparison.again import restated
         from bayesgeom.comparison.report import ComparisonReport
+        from bayesgeom.comparison.run import ComparisonJob
         from bayesgeom.training.kept import Kept
 
         check_target(self.out)

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import ClassVar, final
 
 from bayesgeom.commands.base import AskedTask, Command, Of, check_target, conclude
-from bayesgeom.errors import InvalidArgument
+from bayesgeom.core.errors import InvalidArgument
 
 
 @final
@@ -33,7 +33,7 @@ class Diagnose(Command):
     """Run the default ablation battery as well."""
 
     def __call__(self) -> int:
-        from bayesgeom.diagnose import diagnose
+        from bayesgeom.probes.one_pass import diagnose
 
         check_target(self.out)
         model, task = self.source.load(), self._task()

@@ -34,11 +34,11 @@ class Dynamics(Command):
     """Directory for the report; of a run without a directory of its own, a stopped analysis goes on from there."""
 
     def __call__(self) -> int:
-        from bayesgeom.dynamics import DynamicsJob
-        from bayesgeom.errors import InvalidArgument
-        from bayesgeom.over_training.again import decided_again
-        from bayesgeom.over_training.report import DynamicsReport
-        from bayesgeom.report import PARTS
+        from bayesgeom.core.errors import InvalidArgument
+        from bayesgeom.dynamics.again import decided_again
+        from bayesgeom.dynamics.report import DynamicsReport
+        from bayesgeom.dynamics.run import DynamicsJob
+        from bayesgeom.results.report import PARTS
 
         check_target(self.out)
         if self.from_report is not None and self.runs:

@@ -24,7 +24,7 @@ class EMExperiment(Command):
     """Directory for the report."""
 
     def __call__(self) -> int:
-        from bayesgeom.em_experiment import EMJob
+        from bayesgeom.experiments.em.run import EMJob
 
         check_target(self.out)
         job = EMJob.of(seeds=self.seeds, steps=self.steps, length=self.length)

@@ -22,7 +22,7 @@ class Export(Command):
     """hf is what transformers reads; bayesgeom is our own form."""
 
     def __call__(self) -> int:
-        from bayesgeom.conversion import export_checkpoint, import_checkpoint
+        from bayesgeom.models.conversion import export_checkpoint, import_checkpoint
 
         check_target(self.out)
         write = export_checkpoint if self.to == "hf" else import_checkpoint

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import ClassVar, Literal, final
 
 from bayesgeom.commands.base import AskedTask, Command, Of, check_target, conclude
-from bayesgeom.errors import InvalidArgument
+from bayesgeom.core.errors import InvalidArgument
 
 
 @final
@@ -33,7 +33,7 @@ class Gradients(Command):
         return self._over_training() if self.over_training else self._of_checkpoint()
 
     def _of_checkpoint(self) -> int:
-        from bayesgeom.gradients import GradientJob
+        from bayesgeom.gradients.run import GradientJob
 
         n = 64 if self.n is None else self.n
         job = GradientJob.of(self.source.load(), self.task, targets=self.targets, n=n, seed=self.seed)
@@ -43,7 +43,7 @@ class Gradients(Command):
         return conclude(diagnosis, self.out, title, *map(str, report.headlines()))
 
     def _over_training(self) -> int:
-        from bayesgeom.gradient_movement import MovementJob
+        from bayesgeom.gradients.run_movement import MovementJob
 
         if self.task is not None:
             raise InvalidArgument("--task has no say over training: a run's snapshots are measured on its own task.")

@@ -5,10 +5,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Literal, final
 
 from bayesgeom.commands.base import AskedTask, Command, Of, check_target, conclude
-from bayesgeom.errors import InvalidArgument, unknown_name
+from bayesgeom.core.errors import InvalidArgument, unknown_name
 
 if TYPE_CHECKING:
-    from bayesgeom.interventions.place import Place
+    from bayesgeom.subspaces.place import Place
 
 
 @final
@@ -49,12 +49,13 @@ class Intervene(Command):
     """Directory for the report."""
 
     def __call__(self) -> int:
-        from bayesgeom.diagnosis import Diagnosis, provenance
-        from bayesgeom.erase_onwards import OnwardsJob
-        from bayesgeom.intervene_together import JointJob
         from bayesgeom.interventions.design import Design
-        from bayesgeom.interventions.fits import fit_from_text
         from bayesgeom.interventions.job import InterventionJob
+        from bayesgeom.interventions.run_onwards import OnwardsJob
+        from bayesgeom.interventions.run_together import JointJob
+        from bayesgeom.models.provenance import provenance
+        from bayesgeom.results.diagnosis import Diagnosis
+        from bayesgeom.subspaces.fits import fit_from_text
 
         check_target(self.out)
         places = self._places()
@@ -79,9 +80,9 @@ class Intervene(Command):
 
     def _places(self) -> "list[Place]":
         """One place for every set of layers; one for all of them where none is named."""
-        from bayesgeom.intervene_together import EDITABLE
         from bayesgeom.interventions.carried import CARRIED
-        from bayesgeom.interventions.place import Place
+        from bayesgeom.interventions.run_together import EDITABLE
+        from bayesgeom.subspaces.place import Place
 
         known = {site.name: site for site in (*EDITABLE, CARRIED)}
         if self.site not in known:
@@ -96,7 +97,7 @@ class Intervene(Command):
 
 def _alone(places: "list[Place]") -> "Place":
     """One place with the layers of all, each of which is acted on alone. **Raises** where some are joined by +."""
-    from bayesgeom.interventions.place import Place
+    from bayesgeom.subspaces.place import Place
 
     if any(len(place.layers or ()) > 1 for place in places):
         raise InvalidArgument("--onwards takes first layers joined by commas, as in --layers 1,3; not by +.")

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, final
 import tyro
 
 from bayesgeom.commands.base import AskedTask, Command, check_target, conclude, note
-from bayesgeom.errors import InvalidArgument
-from bayesgeom.files import RUNS
+from bayesgeom.core.errors import InvalidArgument
+from bayesgeom.core.files import RUNS
 
 if TYPE_CHECKING:
-    from bayesgeom.length import Unmade
+    from bayesgeom.generalization.length import Unmade
     from bayesgeom.models.base import Model
     from bayesgeom.models.resolve import ModelLike
     from bayesgeom.training.kept import Kept
@@ -55,7 +55,7 @@ class Length(Command):
     """Directory for the report."""
 
     def __call__(self) -> int:
-        from bayesgeom.length import LengthJob
+        from bayesgeom.generalization.length import LengthJob
         from bayesgeom.training.kept import Kept
 
         check_target(self.out)
@@ -97,7 +97,7 @@ class Length(Command):
 
 def _arm(kept: "Kept", recipe: "Recipe") -> "Unmade":
     """An arm of the folder's, known by an untrained one until it is there."""
-    from bayesgeom.length import Unmade
+    from bayesgeom.generalization.length import Unmade
     from bayesgeom.models.resolve import of_module
 
     return Unmade(
@@ -108,7 +108,7 @@ def _arm(kept: "Kept", recipe: "Recipe") -> "Unmade":
 
 def _with_room(model: "ModelLike | Unmade", task: str | None, lengths: tuple[int, ...] | None, seed: int) -> "Unmade":
     """The same with its table continued, where that is too short."""
-    from bayesgeom.length import Unmade, with_room
+    from bayesgeom.generalization.length import Unmade, with_room
 
     def of(own: "ModelLike") -> "Model":
         return with_room(own, task, lengths, seed=seed)

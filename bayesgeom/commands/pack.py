@@ -43,7 +43,7 @@ class Pack(Command):
 
     def _check_target(self) -> None:
         """Refuse a directory that holds anything else than a packed training: it would be replaced."""
-        from bayesgeom.errors import OutputFault
+        from bayesgeom.core.errors import OutputFault
         from bayesgeom.models.checkpoint import CARD
         from bayesgeom.training.formation import FORMATION
 

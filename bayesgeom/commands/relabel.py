@@ -24,8 +24,8 @@ class Relabel(Command):
     """Directory for the report."""
 
     def __call__(self) -> int:
-        from bayesgeom.generalisation.relabelling_report import RULE
-        from bayesgeom.relabelling import RelabellingJob
+        from bayesgeom.generalization.relabeling import RelabellingJob
+        from bayesgeom.generalization.relabeling_report import RULE
 
         check_target(self.out)
         job = RelabellingJob.of(self.source.load(), self.task, n=self.n, seed=self.seed)

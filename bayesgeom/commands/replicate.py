@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import ClassVar, final
 
 from bayesgeom.commands.base import Command, RecipeName, check_target, conclude, note
-from bayesgeom.files import RUNS
+from bayesgeom.core.files import RUNS
 
 
 @final
@@ -31,7 +31,7 @@ class Replicate(Command):
     """Directory for the report."""
 
     def __call__(self) -> int:
-        from bayesgeom.replicate import ReplicationJob
+        from bayesgeom.comparison.replication import ReplicationJob
         from bayesgeom.training.recipes import recipe
 
         check_target(self.out)

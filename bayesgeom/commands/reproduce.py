@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, final
 import tyro
 
 from bayesgeom.commands.base import Command, tell
-from bayesgeom.errors import InvalidArgument
-from bayesgeom.files import RUNS
+from bayesgeom.core.errors import InvalidArgument
+from bayesgeom.core.files import RUNS
 
 if TYPE_CHECKING:
     from bayesgeom.claims.claim import Claim
@@ -44,7 +44,7 @@ class Reproduce(Command):
     def __call__(self) -> int:
         from bayesgeom.claims.loading import find, load
         from bayesgeom.claims.pages import overview, write
-        from bayesgeom.report import aligned
+        from bayesgeom.results.report import aligned
 
         if not (self.ids or self.all or self.write_docs):
             raise InvalidArgument("name a claim, such as B1, or pass --all for the table of all claims.")
@@ -64,7 +64,7 @@ class Reproduce(Command):
     def _reproduce(self, claims: "Iterable[Claim]") -> int:
         """Run each claim; what cannot be run is reported, and where one claim was named it is an error."""
         from bayesgeom.claims.reproduction import reproduce
-        from bayesgeom.errors import BayesGeomError
+        from bayesgeom.core.errors import BayesGeomError
 
         are_same = True
         for claim in claims:
@@ -83,7 +83,7 @@ class Reproduce(Command):
     def _record(self, claims: "Iterable[Claim]") -> None:
         from bayesgeom.claims.recording import record
         from bayesgeom.claims.verdicts import verdict
-        from bayesgeom.errors import BayesGeomError
+        from bayesgeom.core.errors import BayesGeomError
 
         chosen = list(claims)
         reports = {Path(run.report) for claim in chosen for run in claim.runs if run.report is not None}

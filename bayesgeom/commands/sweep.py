@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, final
 import tyro
 
 from bayesgeom.commands.base import Command, check_target, conclude
-from bayesgeom.errors import InvalidArgument
+from bayesgeom.core.errors import InvalidArgument
 
 Varied = Annotated[tuple[str, ...], tyro.conf.UseAppendAction, tyro.conf.arg(metavar="NAME=VALUE,VALUE,…")]
 TaskText = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="TASK")]
@@ -37,7 +37,7 @@ class Sweep(Command):
     """Directory for the report."""
 
     def __call__(self) -> int:
-        from bayesgeom.sweep import SweepJob
+        from bayesgeom.generalization.sweeps import SweepJob
 
         check_target(self.out)
         key, values = self._varied()

@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import ClassVar, Literal, final
 
 from bayesgeom.commands.base import Command, RecipeName, note, tell
-from bayesgeom.errors import InvalidArgument
-from bayesgeom.files import RUNS, check_directory
+from bayesgeom.core.errors import InvalidArgument
+from bayesgeom.core.files import RUNS, check_directory
 
 
 @final
@@ -38,9 +38,9 @@ class Train(Command):
     else float32. With --resume: that of the run."""
 
     def __call__(self) -> int:
+        from bayesgeom.core.progress import kept_in
         from bayesgeom.models.checkpoint import FINISHED
         from bayesgeom.models.resolve import check_device
-        from bayesgeom.progress import kept_in
         from bayesgeom.training.duration import as_duration, estimated_seconds
         from bayesgeom.training.loop import check_startable, remaining_stages, run_precision, train
         from bayesgeom.training.publish import publish

@@ -10,10 +10,10 @@ from safetensors import SafetensorError
 
 from bayesgeom.comparison.cell import Cell, cell
 from bayesgeom.comparison.report import ComparisonReport, stated, verdict_on
-from bayesgeom.diagnosis import Diagnosis
-from bayesgeom.errors import OutputFault
-from bayesgeom.files import read_safetensors
-from bayesgeom.report import ARRAYS, JSON
+from bayesgeom.core.errors import OutputFault
+from bayesgeom.core.files import read_safetensors
+from bayesgeom.results.diagnosis import Diagnosis
+from bayesgeom.results.report import ARRAYS, JSON
 from bayesgeom.training.scores import Levels, levels
 
 

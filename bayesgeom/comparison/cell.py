@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import final
 
 from bayesgeom.comparison.verdict import has_published_sizes
-from bayesgeom.errors import unknown_name
+from bayesgeom.core.errors import unknown_name
 from bayesgeom.training.compared import ALL_TASKS, ARCHITECTURES, ON_REQUEST, architectures_of, compared
 from bayesgeom.training.rates import CHOSEN, MULTIPLES, SEARCHED, at_rates
 from bayesgeom.training.recipe import Recipe

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, final
 import numpy as np
 from jaxtyping import Float, Int
 
-from bayesgeom.cells import number_cell
 from bayesgeom.comparison.cell import Cell
 from bayesgeom.comparison.verdict import (
     PRIMITIVE_OF,
@@ -21,9 +20,10 @@ from bayesgeom.comparison.verdict import (
     transport_verdict,
     verdict,
 )
-from bayesgeom.models.state_size import state_floats
-from bayesgeom.report import Headline, Report, aligned
-from bayesgeom.statistics import mean_interval, r2_interval, ratio_interval
+from bayesgeom.models.native.state_size import state_floats
+from bayesgeom.results.cells import number_cell
+from bayesgeom.results.report import Headline, Report, aligned
+from bayesgeom.stats.bootstrap import mean_interval, r2_interval, ratio_interval
 from bayesgeom.training.scores import Scores
 
 if TYPE_CHECKING:
@@ -107,7 +107,7 @@ class ComparisonReport(Report):
         )
 
     def figure(self) -> "Figure":
-        from bayesgeom.charts.comparison import comparison_figure
+        from bayesgeom.comparison.drawing import comparison_figure
 
         primitives = [f"{task}<br>({PRIMITIVE_OF[task]})" for task in self.tasks]
         models = (self.checkpoints, self.share_closed, (self.share_closed_lo, self.share_closed_hi))

@@ -7,10 +7,10 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
-from bayesgeom.edits import Edit, InSubspace, Replace, SubspaceKind
-from bayesgeom.geometry.subspace import random_subspaces
-from bayesgeom.interventions.subspace import Subspace
-from bayesgeom.sites import Site
+from bayesgeom.core.edits import Edit, InSubspace, Replace, SubspaceKind
+from bayesgeom.core.sites import Site
+from bayesgeom.stats.subspace import random_subspaces
+from bayesgeom.subspaces.subspace import Subspace
 
 RANDOM = "a random subspace"
 

@@ -11,14 +11,14 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from bayesgeom.edits import AtPositions, Reference
-from bayesgeom.errors import InvalidArgument
+from bayesgeom.core.edits import AtPositions, Reference
+from bayesgeom.core.errors import InvalidArgument
+from bayesgeom.core.sites import RESID_PRE, Site
+from bayesgeom.core.trials import Trials
 from bayesgeom.models.base import Model
-from bayesgeom.models.lstm import LSTM, LSTMBlock
-from bayesgeom.models.mamba import Mamba
-from bayesgeom.models.replayer import Baseline, Variant
-from bayesgeom.sites import RESID_PRE, Site
-from bayesgeom.trials import Trials
+from bayesgeom.models.native.lstm import LSTM, LSTMBlock
+from bayesgeom.models.native.mamba import Mamba
+from bayesgeom.models.replay.replayer import Baseline, Variant
 
 CARRIED = Site("carried", ("batch", "pos", "d_state"))
 

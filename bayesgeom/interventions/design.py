@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from typing import Literal, final
 
-from bayesgeom.edits import SUBSPACE_KINDS, SubspaceKind
-from bayesgeom.errors import InvalidArgument
+from bayesgeom.core.edits import SUBSPACE_KINDS, SubspaceKind
+from bayesgeom.core.errors import InvalidArgument
 
 Donors = Literal["auto", "paired", "independent"]
 DONORS = ("auto", "paired", "independent")

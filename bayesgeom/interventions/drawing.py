@@ -8,7 +8,7 @@ import numpy as np
 from jaxtyping import Float
 
 from bayesgeom.charts.lines import add_band, add_line, add_null
-from bayesgeom.charts.theme import EXACT, NULL, SERIES, label_axes, panels
+from bayesgeom.results.theme import EXACT, NULL, SERIES, label_axes, panels
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure

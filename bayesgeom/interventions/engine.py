@@ -17,16 +17,16 @@ from jaxtyping import Bool, Float, Float64, Int
 from torch import Tensor
 
 from bayesgeom.ablations.engine import Means, tiles, variants_at_once
-from bayesgeom.activations import ModelSpec
-from bayesgeom.behaviour import answer_log_probabilities
-from bayesgeom.edits import AtPositions, Edit, Subtract
-from bayesgeom.errors import NonFinite
-from bayesgeom.information import entropy_bits, kl_bits
-from bayesgeom.interventions.positions import Positions
-from bayesgeom.interventions.quantity import Quantity
-from bayesgeom.models.replayer import Baseline, Replayer, Variant
-from bayesgeom.sites import RESID_POST, Site
-from bayesgeom.trials import Trials
+from bayesgeom.core.behavior import answer_log_probabilities
+from bayesgeom.core.edits import AtPositions, Edit, Subtract
+from bayesgeom.core.errors import NonFinite
+from bayesgeom.core.run import ModelSpec
+from bayesgeom.core.sites import RESID_POST, Site
+from bayesgeom.core.trials import Trials
+from bayesgeom.models.replay.replayer import Baseline, Replayer, Variant
+from bayesgeom.stats.information import entropy_bits, kl_bits
+from bayesgeom.subspaces.positions import Positions
+from bayesgeom.subspaces.quantity import Quantity
 
 KL, KL_DONOR, ENTROPY_ERROR, MOVED, DISTANCE = range(5)  # the first three in bits
 N_METRICS = 5

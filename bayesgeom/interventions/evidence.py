@@ -7,11 +7,11 @@ import torch
 from jaxtyping import Float64
 from torch import Tensor
 
-from bayesgeom.interventions.base import Sample
-from bayesgeom.interventions.decoding import decoded_r2
-from bayesgeom.interventions.quantity import Quantity
-from bayesgeom.interventions.readout import Erasure, Read, erasure
-from bayesgeom.interventions.subspace import Subspace
+from bayesgeom.subspaces.base import Sample
+from bayesgeom.subspaces.decoding import decoded_r2
+from bayesgeom.subspaces.quantity import Quantity
+from bayesgeom.subspaces.readout import Erasure, Read, erasure
+from bayesgeom.subspaces.subspace import Subspace
 
 _SCORED = 256  # sequences of the fitting sample that coordinates are read from
 

@@ -9,12 +9,13 @@ from jaxtyping import Bool, Float64
 from torch import Tensor
 
 from bayesgeom.ablations.engine import Means, tiles
-from bayesgeom.activations import Run
-from bayesgeom.edits import Edit, SubspaceKind
-from bayesgeom.errors import InvalidArgument
-from bayesgeom.geometry.subspace import random_subspaces
+from bayesgeom.core.edits import Edit, SubspaceKind
+from bayesgeom.core.errors import InvalidArgument
+from bayesgeom.core.progress import bar
+from bayesgeom.core.run import Run
+from bayesgeom.core.sites import RESID_POST, Site
+from bayesgeom.core.trials import Trials, concatenate
 from bayesgeom.interventions.arms import Arms
-from bayesgeom.interventions.base import Fit, Sample, Setting
 from bayesgeom.interventions.carried import CARRIED, CarriedReplayer
 from bayesgeom.interventions.design import Design
 from bayesgeom.interventions.engine import (
@@ -29,24 +30,23 @@ from bayesgeom.interventions.engine import (
     score_pairs,
 )
 from bayesgeom.interventions.evidence import coordinate_r2, erasures, reads
-from bayesgeom.interventions.fits import fixed, frame
-from bayesgeom.interventions.matching import Matched, matched_subspaces
-from bayesgeom.interventions.overlap import Overlap, overlaps
-from bayesgeom.interventions.place import Place
-from bayesgeom.interventions.positions import Positions
-from bayesgeom.interventions.quantity import answers_are_hypotheses, is_function_of_position
-from bayesgeom.interventions.quantity_fits import Eraser
 from bayesgeom.interventions.report import InterventionReport
-from bayesgeom.interventions.subspace import Subspace
 from bayesgeom.interventions.summary import Context, Controls, intervention_report
-from bayesgeom.interventions.trained import TrainedSwap
 from bayesgeom.models.base import Model
-from bayesgeom.models.replayer import Replayer
+from bayesgeom.models.replay.replayer import Replayer
 from bayesgeom.models.resolve import ModelLike, TaskLike, as_model, scored_task_of
-from bayesgeom.progress import bar
-from bayesgeom.sites import RESID_POST, Site
+from bayesgeom.stats.subspace import random_subspaces
+from bayesgeom.subspaces.base import Fit, Sample, Setting
+from bayesgeom.subspaces.fits import fixed, frame
+from bayesgeom.subspaces.matching import Matched, matched_subspaces
+from bayesgeom.subspaces.overlap import Overlap, overlaps
+from bayesgeom.subspaces.place import Place
+from bayesgeom.subspaces.positions import Positions
+from bayesgeom.subspaces.quantity import answers_are_hypotheses, is_function_of_position
+from bayesgeom.subspaces.quantity_fits import Eraser
+from bayesgeom.subspaces.subspace import Subspace
+from bayesgeom.subspaces.trained import TrainedSwap
 from bayesgeom.tasks.base import BLOCK, Branch, WindTunnel, check_count, derived_seed
-from bayesgeom.trials import Trials, concatenate
 
 N_READ, N_HELD = 256, 128  # sequences that read-outs are fitted on, and that they are scored on
 N_MEAN, N_COMPARED = 256, 32  # sequences behind the mean activation, and pairs behind the share outside a subspace

@@ -15,16 +15,16 @@ from jaxtyping import Float, Float64, Int
 from torch import Tensor, nn
 
 from bayesgeom.ablations.engine import Means
-from bayesgeom.behaviour import answer_log_probabilities
-from bayesgeom.edits import Edit, Reference
-from bayesgeom.errors import HookFault
-from bayesgeom.geometry.subspace import random_subspaces
-from bayesgeom.information import entropy_bits
+from bayesgeom.core.behavior import answer_log_probabilities
+from bayesgeom.core.edits import Edit, Reference
+from bayesgeom.core.errors import HookFault
+from bayesgeom.core.sites import Site
+from bayesgeom.core.trials import Trials
 from bayesgeom.interventions.engine import MAX_UNITS, PairReference, pooled_by_role, scored
-from bayesgeom.interventions.subspace import Subspace
 from bayesgeom.models.base import Model
-from bayesgeom.sites import Site
-from bayesgeom.trials import Trials
+from bayesgeom.stats.information import entropy_bits
+from bayesgeom.stats.subspace import random_subspaces
+from bayesgeom.subspaces.subspace import Subspace
 
 Edits = Mapping[int, Edit]
 Watch = Callable[[int, Tensor], None]

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, ClassVar, final
 import numpy as np
 from jaxtyping import Float
 
-from bayesgeom.cells import interval_cell
-from bayesgeom.report import Headline, Report, aligned
+from bayesgeom.results.cells import interval_cell
+from bayesgeom.results.report import Headline, Report, aligned
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
@@ -103,7 +103,7 @@ class JointInterventionReport(Report):
         from bayesgeom.charts.heads import add_profile
         from bayesgeom.charts.lines import add_line
         from bayesgeom.charts.marks import Rows, add_marks
-        from bayesgeom.charts.theme import EXACT, SERIES, label_axes, panels, with_room_for_legend
+        from bayesgeom.results.theme import EXACT, SERIES, label_axes, panels, with_room_for_legend
 
         titles = [f"Increase of {metric}" for metric in self.metrics]
         figure = panels(f"{self.title} {self.kind} {self.subspace} at {self.site}", (*titles, "Order along the axis"))

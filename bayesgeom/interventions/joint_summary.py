@@ -7,12 +7,12 @@ from typing import Any, final
 import numpy as np
 from jaxtyping import Float, Float64
 
-from bayesgeom.geometry.correlation import ranks
-from bayesgeom.geometry.regression import without_level_means
-from bayesgeom.geometry.resampling import resampled_correlation_at_position, resampled_spearman
 from bayesgeom.interventions.joint import Scores
 from bayesgeom.interventions.joint_report import METRICS, TARGETS, JointInterventionReport, verdict_of
-from bayesgeom.statistics import bootstrap_weights, percentile_interval, ratio_interval
+from bayesgeom.stats.bootstrap import bootstrap_weights, percentile_interval, ratio_interval
+from bayesgeom.stats.correlation import ranks
+from bayesgeom.stats.regression import without_level_means
+from bayesgeom.stats.resampling import resampled_correlation_at_position, resampled_spearman
 
 DRAWS = 200
 OWN, CEILING, FIRST_RANDOM = range(3)  # arms of a set; arm 0 of all is the model as it is

@@ -15,17 +15,17 @@ import torch
 from jaxtyping import Bool, Float, Float64, Int64, Shaped
 from torch import Tensor, nn
 
-from bayesgeom.edits import Edit, Reference
-from bayesgeom.errors import InvalidArgument
-from bayesgeom.geometry.subspace import random_subspaces
-from bayesgeom.interventions.erasers import JointMoments, covariance_subspace, leace_subspace
-from bayesgeom.interventions.quantity import Quantity
-from bayesgeom.interventions.readout import Erasure, Read, erasure
-from bayesgeom.interventions.subspace import Subspace
+from bayesgeom.core.edits import Edit, Reference
+from bayesgeom.core.errors import InvalidArgument
+from bayesgeom.core.sites import Site
+from bayesgeom.core.trials import Trials
 from bayesgeom.models.base import Model
-from bayesgeom.sites import Site
+from bayesgeom.stats.subspace import random_subspaces
+from bayesgeom.subspaces.erasers import JointMoments, covariance_subspace, leace_subspace
+from bayesgeom.subspaces.quantity import Quantity
+from bayesgeom.subspaces.readout import Erasure, Read, erasure
+from bayesgeom.subspaces.subspace import Subspace
 from bayesgeom.tasks.base import derived_seed
-from bayesgeom.trials import Trials
 
 
 @final

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, ClassVar, final
 import numpy as np
 from jaxtyping import Float
 
-from bayesgeom.cells import interval_cell
-from bayesgeom.interventions.readout import SLACK
 from bayesgeom.interventions.verdicts import CEILING_SHARE, NOT_IDENTIFIED, NOT_USED, OWN_KL_SHARE, UNDECIDED
-from bayesgeom.report import Headline, Report, aligned
+from bayesgeom.results.cells import interval_cell
+from bayesgeom.results.report import Headline, Report, aligned
+from bayesgeom.subspaces.readout import SLACK
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
@@ -76,7 +76,7 @@ class OnwardsReport(Report):
 
     def figure(self) -> "Figure":
         from bayesgeom.charts.lines import add_band, add_line
-        from bayesgeom.charts.theme import EXACT, NULL, SERIES, label_axes, panels
+        from bayesgeom.results.theme import EXACT, NULL, SERIES, label_axes, panels
 
         figure = panels(f"{self.verdict}", ("KL increase", "R² of the quantity"))
         at = self.layers

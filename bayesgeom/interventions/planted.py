@@ -34,10 +34,10 @@ import torch
 from jaxtyping import Float64, Int64
 from torch import Tensor
 
-from bayesgeom.geometry.subspace import random_subspaces
+from bayesgeom.core.sites import RESID_PRE
 from bayesgeom.interventions.planted_network import PlantedBlock, PlantedModel, PlantedNetwork
 from bayesgeom.interventions.planted_task import LEVELS, N_ANSWERS, N_G, N_K, PlantedTask, beliefs, entropies, factors
-from bayesgeom.sites import RESID_PRE
+from bayesgeom.stats.subspace import random_subspaces
 
 SITE, LAYER = RESID_PRE, 1  # where features lie
 WIDTH = 61

@@ -9,14 +9,14 @@ from torch import Tensor, nn
 from transformer_lens import HookedRootModule
 from transformer_lens.hook_points import HookPoint
 
-from bayesgeom import sites as s
-from bayesgeom.activations import ModelSpec
+from bayesgeom.core import sites as s
+from bayesgeom.core.run import ModelSpec
+from bayesgeom.core.sites import Site
+from bayesgeom.core.trials import Trials
 from bayesgeom.models.base import Model
 from bayesgeom.models.checkpoint import weights_hash
-from bayesgeom.models.plain_loop import PlainLoop
-from bayesgeom.sites import Site
+from bayesgeom.models.replay.plain_loop import PlainLoop
 from bayesgeom.tasks.base import WindTunnel
-from bayesgeom.trials import Trials
 
 _POINTS: Mapping[Site, str] = {
     s.RESID_PRE: "hook_resid_pre", s.MLP_OUT: "hook_mlp_out", s.RESID_POST: "hook_resid_post",

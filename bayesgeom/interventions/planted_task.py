@@ -17,10 +17,10 @@ import torch
 from jaxtyping import Float64, Int64
 from torch import Tensor
 
-from bayesgeom.errors import InvalidArgument
-from bayesgeom.information import entropy_bits
+from bayesgeom.core.errors import InvalidArgument
+from bayesgeom.core.trials import Trials
+from bayesgeom.stats.information import entropy_bits
 from bayesgeom.tasks.base import WindTunnel
-from bayesgeom.trials import Trials
 
 LEVELS = (0.4, 0.55, 0.7, 0.85, 0.97)  # probability of the named answer
 N_ANSWERS, N_G, N_K = 3, 5, 3

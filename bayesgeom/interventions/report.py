@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, ClassVar, final
 import numpy as np
 from jaxtyping import Float, Int
 
-from bayesgeom.cells import interval_cell
 from bayesgeom.interventions.verdicts import RULE
-from bayesgeom.report import Headline, Report, aligned
+from bayesgeom.results.cells import interval_cell
+from bayesgeom.results.report import Headline, Report, aligned
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure

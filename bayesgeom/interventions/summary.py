@@ -8,13 +8,13 @@ import numpy as np
 from jaxtyping import Float, Float64
 
 from bayesgeom.interventions.engine import DISTANCE, ENTROPY_ERROR, KL, KL_DONOR, MOVED, Totals
-from bayesgeom.interventions.matching import Matched
-from bayesgeom.interventions.overlap import Overlap
-from bayesgeom.interventions.readout import Erasure
 from bayesgeom.interventions.report import InterventionReport
-from bayesgeom.interventions.subspace import Subspace
 from bayesgeom.interventions.verdicts import RULE, Evidence, Interval, sentence, verdict_of
-from bayesgeom.statistics import ratio_interval
+from bayesgeom.stats.bootstrap import ratio_interval
+from bayesgeom.subspaces.matching import Matched
+from bayesgeom.subspaces.overlap import Overlap
+from bayesgeom.subspaces.readout import Erasure
+from bayesgeom.subspaces.subspace import Subspace
 
 OWN, CEILING = range(2)  # arms of the main totals; a swap is followed by the removal, its ceiling and the erasure
 _ERASURE = 4

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import final
 
 from bayesgeom.interventions.design import LEAST_CONTROLS
-from bayesgeom.interventions.readout import SLACK, Erasure
+from bayesgeom.subspaces.readout import SLACK, Erasure
 
 USED, NOT_USED, UNDECIDED = "used", "not used", "undecided"
 NOT_IDENTIFIED, BY_CONSTRUCTION = "not identified", "by construction"

@@ -9,15 +9,15 @@ import torch
 from jaxtyping import Float, Float64, Int64
 from torch import Tensor, nn
 
-from bayesgeom.activations import ModelSpec, Run
-from bayesgeom.behaviour import BehaviourLog, answer_log_probabilities, are_finite, whole_entropy_bits
-from bayesgeom.errors import InvalidArgument, MissingSite, NonFinite, TaskMismatch
+from bayesgeom.core.behavior import BehaviourLog, answer_log_probabilities, are_finite, whole_entropy_bits
+from bayesgeom.core.errors import InvalidArgument, MissingSite, NonFinite, TaskMismatch
+from bayesgeom.core.run import ModelSpec, Run
+from bayesgeom.core.sites import W_K, W_K_GRAM, Site
+from bayesgeom.core.trials import Trials, concatenate
 from bayesgeom.models.recorder import Recorder, bytes_of_pass, bytes_per_sequence
-from bayesgeom.models.replayer import Replayer
-from bayesgeom.sites import W_K, W_K_GRAM, Site
+from bayesgeom.models.replay.replayer import Replayer
 from bayesgeom.tasks.base import WindTunnel
 from bayesgeom.tasks.text import Tokenizer
-from bayesgeom.trials import Trials, concatenate
 
 BUDGET_BYTES = 256 * 2**20
 NullPredictives = Callable[[Trials], Mapping[str, Float64[Tensor, "batch query_pos answer"]]]

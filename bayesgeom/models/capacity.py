@@ -14,11 +14,11 @@ from typing import Any, final
 import torch
 from torch import nn
 
-from bayesgeom.errors import InvalidArgument
+from bayesgeom.core.errors import InvalidArgument
+from bayesgeom.core.plugins import find
 from bayesgeom.models.base import Model
 from bayesgeom.models.config import ModelConfig, config_from_dict
 from bayesgeom.models.resolve import load
-from bayesgeom.plugins import find
 
 TOLERANCE = 0.01
 # Widths are multiples of one of these, and what an odd one costs, in doublings of the depth.
@@ -42,7 +42,7 @@ def capacity_matched(
     say its context, for sizes that the architecture does not take, and where no size comes within 1 %.
     """
     # mypy: an abstract class as a value is what discovery is about.
-    kind = find("bayesgeom.models", ModelConfig, architecture)  # type: ignore[type-abstract]
+    kind = find("bayesgeom.models.native", ModelConfig, architecture, group="bayesgeom.models")  # type: ignore[type-abstract]
     target = _target(load(reference) if isinstance(reference, str | Path) else reference)
     taken = {field.name for field in fields(kind)}  # type: ignore[arg-type]  # every config is a dataclass
     if unknown := sizes.keys() - taken:

@@ -19,8 +19,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from bayesgeom.errors import BayesGeomError, CheckpointFault, OutputFault
-from bayesgeom.files import directory_aside
+from bayesgeom.core.errors import BayesGeomError, CheckpointFault, OutputFault
+from bayesgeom.core.files import directory_aside
 from bayesgeom.models.config import ModelConfig, config_from_dict
 from bayesgeom.tasks.base import WindTunnel, task_from_config
 

@@ -8,8 +8,8 @@ from typing import Any, ClassVar, final
 import torch
 from torch import nn
 
-from bayesgeom.errors import InvalidArgument, check_known
-from bayesgeom.plugins import field_names, find
+from bayesgeom.core.errors import InvalidArgument, check_known
+from bayesgeom.core.plugins import field_names, find
 
 
 class ModelConfig(ABC):
@@ -61,7 +61,7 @@ def config_from_dict(values: Mapping[str, Any]) -> ModelConfig:
     sizes = {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
     architecture = sizes.pop("architecture", None)
     # mypy: an abstract class as a value is what discovery is about.
-    kind = find("bayesgeom.models", ModelConfig, str(architecture))  # type: ignore[type-abstract]
+    kind = find("bayesgeom.models.native", ModelConfig, str(architecture), group="bayesgeom.models")  # type: ignore[type-abstract]
     check_known(f"architecture {architecture!r}", sizes, field_names(kind))
     try:
         return kind(**sizes)

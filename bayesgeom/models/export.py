@@ -20,14 +20,14 @@ from jaxtyping import Float
 from safetensors import SafetensorError
 from torch import Tensor
 
-from bayesgeom.errors import CheckpointFault, InvalidArgument
-from bayesgeom.files import directory_aside
+from bayesgeom.core.errors import CheckpointFault, InvalidArgument
+from bayesgeom.core.files import directory_aside
+from bayesgeom.models.adapters.identities import sentinel_trials
 from bayesgeom.models.checkpoint import CONFIG, SOURCE
 from bayesgeom.models.config import config_from_dict
-from bayesgeom.models.identities import sentinel_trials
-from bayesgeom.models.positions import sinusoids
-from bayesgeom.models.quiet import without_bars, without_warnings
-from bayesgeom.models.transformer import EPS, Transformer, TransformerConfig
+from bayesgeom.models.huggingface.quiet import without_bars, without_warnings
+from bayesgeom.models.native.positions import sinusoids
+from bayesgeom.models.native.transformer import EPS, Transformer, TransformerConfig
 from bayesgeom.tasks.base import WindTunnel
 
 if TYPE_CHECKING:

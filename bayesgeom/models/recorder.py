@@ -11,10 +11,10 @@ from jaxtyping import Shaped
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from bayesgeom.activations import ModelSpec
-from bayesgeom.errors import HookFault
-from bayesgeom.sites import Site
-from bayesgeom.trials import Trials
+from bayesgeom.core.errors import HookFault
+from bayesgeom.core.run import ModelSpec
+from bayesgeom.core.sites import Site
+from bayesgeom.core.trials import Trials
 
 Point = Callable[[Site, int], nn.Module]
 _SCORED_AXES = ("pos", "query_pos")

@@ -10,18 +10,18 @@ from typing import Any
 import torch
 from torch import nn
 
-from bayesgeom.errors import CheckpointFault, InvalidArgument, TaskMismatch, UnknownName
+from bayesgeom.core.errors import CheckpointFault, InvalidArgument, TaskMismatch, UnknownName
+from bayesgeom.models.adapters.hooked import HookedModel
+from bayesgeom.models.adapters.residual import ResidualModel
 from bayesgeom.models.base import Model
 from bayesgeom.models.checkpoint import CONFIG, OURS, WEIGHTS, Checkpoint, load_checkpoint
-from bayesgeom.models.hooked import HookedModel
-from bayesgeom.models.llama import Llama
-from bayesgeom.models.lstm import LSTM
-from bayesgeom.models.mamba import Mamba
-from bayesgeom.models.mamba2 import Mamba2
-from bayesgeom.models.mlp import PositionwiseMLP
-from bayesgeom.models.residual import ResidualModel
-from bayesgeom.models.rwkv import RWKV
-from bayesgeom.models.transformer import Transformer
+from bayesgeom.models.native.llama import Llama
+from bayesgeom.models.native.lstm import LSTM
+from bayesgeom.models.native.mamba import Mamba
+from bayesgeom.models.native.mamba2 import Mamba2
+from bayesgeom.models.native.mlp import PositionwiseMLP
+from bayesgeom.models.native.rwkv import RWKV
+from bayesgeom.models.native.transformer import Transformer
 from bayesgeom.tasks.base import FiniteTask, TextTask, WindTunnel, task_from_text, task_kinds
 from bayesgeom.tasks.text import Tokenizer
 
@@ -129,7 +129,7 @@ def as_model(model: ModelLike, *, tokenizer: Tokenizer | None = None) -> Model:
 
             return HFModel(model, tokenizer=tokenizer)
     if type(model).__name__ in ("TransformerBridge", "HookedTransformer"):
-        from bayesgeom.models.lens import LensModel
+        from bayesgeom.models.adapters.lens import LensModel
 
         return LensModel(model, tokenizer=tokenizer)
     raise InvalidArgument(

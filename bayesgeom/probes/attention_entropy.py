@@ -20,13 +20,13 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from bayesgeom.activations import Run
-from bayesgeom.information import entropy_bits
+from bayesgeom.core.run import Run
+from bayesgeom.core.sites import PATTERN
+from bayesgeom.core.trials import Trials
 from bayesgeom.probes.base import Control, Needs, Probe, mean_over_copies, planted_run, planted_trials
-from bayesgeom.report import Headline, Report
-from bayesgeom.sites import PATTERN
-from bayesgeom.statistics import jackknife_weights, statistic_bounds, statistic_interval
-from bayesgeom.trials import Trials
+from bayesgeom.results.report import Headline, Report
+from bayesgeom.stats.bootstrap import jackknife_weights, statistic_bounds, statistic_interval
+from bayesgeom.stats.information import entropy_bits
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
@@ -117,7 +117,7 @@ class AttentionEntropyReport(Report):
 
     def figure(self) -> "Figure":
         from bayesgeom.charts.heads import add_heads, add_profile, with_null
-        from bayesgeom.charts.theme import SECOND, label_axes, panels, with_room_for_legend
+        from bayesgeom.results.theme import SECOND, label_axes, panels, with_room_for_legend
 
         level = float(self.consistency_null.max())
         titles = ["Entropy, mean over heads", with_null("Entropy as a share of the possible", 1.0, "uniform")]

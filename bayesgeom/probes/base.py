@@ -10,13 +10,13 @@ import torch
 from jaxtyping import Float, Float64, Int64, Shaped
 from torch import Tensor
 
-from bayesgeom.activations import ModelSpec, Run
-from bayesgeom.behaviour import predicted_behaviour
-from bayesgeom.memory import window_scores
-from bayesgeom.observers import Beliefs, Filter, WindowObservers
-from bayesgeom.report import Report
-from bayesgeom.sites import Site
-from bayesgeom.trials import UNASKED, Trials
+from bayesgeom.core.behavior import predicted_behaviour
+from bayesgeom.core.memory import window_scores
+from bayesgeom.core.observers import Beliefs, Filter, WindowObservers
+from bayesgeom.core.run import ModelSpec, Run
+from bayesgeom.core.sites import Site
+from bayesgeom.core.trials import UNASKED, Trials
+from bayesgeom.results.report import Report
 
 R = TypeVar("R", bound=Report)
 

@@ -17,13 +17,10 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
-from bayesgeom.activations import Run
-from bayesgeom.geometry.best_guesses import cluster_scores, guess_scores
-from bayesgeom.geometry.polygon import MAX_CORNERS
-from bayesgeom.geometry.readout import BELIEF, BeliefTargets, Readout, belief_rows, belief_targets, read_out, summary
-from bayesgeom.geometry.sketch import leading_coordinates
-from bayesgeom.geometry.subspace import random_subspaces
-from bayesgeom.observers import STARTS, window_beliefs
+from bayesgeom.core.observers import STARTS, window_beliefs
+from bayesgeom.core.run import Run
+from bayesgeom.core.sites import RESID_POST, RESID_PRE, STATE
+from bayesgeom.core.trials import Trials
 from bayesgeom.probes.base import (
     Control,
     Needs,
@@ -34,9 +31,12 @@ from bayesgeom.probes.base import (
     planted_trials,
 )
 from bayesgeom.probes.belief_report import METRICS, READ, BeliefReadoutReport
-from bayesgeom.sites import RESID_POST, RESID_PRE, STATE
-from bayesgeom.statistics import jackknife_weights, r2_interval, shuffled_within_position
-from bayesgeom.trials import Trials
+from bayesgeom.stats.best_guesses import cluster_scores, guess_scores
+from bayesgeom.stats.bootstrap import jackknife_weights, r2_interval, shuffled_within_position
+from bayesgeom.stats.polygon import MAX_CORNERS
+from bayesgeom.stats.readout import BELIEF, BeliefTargets, Readout, belief_rows, belief_targets, read_out, summary
+from bayesgeom.stats.sketch import leading_coordinates
+from bayesgeom.stats.subspace import random_subspaces
 
 MAX_POINTS, MAX_WIDTH, N_CLUSTERED, N_DRAWN, COUNTS = 3_072, 192, 500, 1_000, range(2, 9)
 SHUFFLES, SUBSPACES = 5, 20

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, ClassVar, final
 import numpy as np
 from jaxtyping import Float
 
-from bayesgeom.cells import hardest_null
-from bayesgeom.memory import WIDEST_BASELINE
-from bayesgeom.report import Headline, Report
+from bayesgeom.core.memory import WIDEST_BASELINE
+from bayesgeom.results.cells import hardest_null
+from bayesgeom.results.report import Headline, Report
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure

@@ -1,7 +1,7 @@
 """Calibration: does the model say what an exact Bayesian observer would say?
 
 On tasks whose hidden state moves, the report also states the model's *effective memory*: how many of the last symbols
-an observer must see to predict as well (`bayesgeom.memory`).
+an observer must see to predict as well (`bayesgeom.core.memory`).
 
 Entropy error is averaged over sequences and positions, |H_model − H_exact|; the order that averages entropies over
 sequences first, which hides errors of opposite sign, is given beside it. KL is KL(exact ‖ model).
@@ -18,9 +18,7 @@ import numpy as np
 import torch
 from jaxtyping import Float, Float64
 
-from bayesgeom.activations import Behaviour, Run
-from bayesgeom.cells import hardest_null
-from bayesgeom.memory import (
+from bayesgeom.core.memory import (
     TRANSPORT_BITS,
     TRANSPORT_WINDOW,
     WIDEST_BASELINE,
@@ -29,10 +27,12 @@ from bayesgeom.memory import (
     window_name,
     window_predictives,
 )
-from bayesgeom.observers import STARTS
+from bayesgeom.core.observers import STARTS
+from bayesgeom.core.run import Behaviour, Run
 from bayesgeom.probes.base import Control, Needs, Probe, planted_chain, planted_run, planted_trials
-from bayesgeom.report import Headline, Report
-from bayesgeom.statistics import mean_interval
+from bayesgeom.results.cells import hardest_null
+from bayesgeom.results.report import Headline, Report
+from bayesgeom.stats.bootstrap import mean_interval
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure

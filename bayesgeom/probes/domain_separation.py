@@ -18,17 +18,17 @@ import torch
 from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 
-from bayesgeom.activations import Run
-from bayesgeom.geometry.chance import gaussian_first_share
-from bayesgeom.geometry.clusters import point_silhouettes
-from bayesgeom.geometry.pca import cloud_axes, standardised, variance_shares
-from bayesgeom.geometry.resampling import refitted_axis_shares
-from bayesgeom.geometry.subspace import principal_angles
+from bayesgeom.core.run import Run
+from bayesgeom.core.sites import RESID_POST, V
+from bayesgeom.core.trials import Trials
 from bayesgeom.probes.base import Control, Needs, Probe, mean_over_copies, planted_run, planted_trials
-from bayesgeom.report import Headline, Report
-from bayesgeom.sites import RESID_POST, V
-from bayesgeom.statistics import jackknife_weights, mean_interval, percentile_interval, statistic_interval
-from bayesgeom.trials import Trials
+from bayesgeom.results.report import Headline, Report
+from bayesgeom.stats.bootstrap import jackknife_weights, mean_interval, percentile_interval, statistic_interval
+from bayesgeom.stats.chance import gaussian_first_share
+from bayesgeom.stats.clusters import point_silhouettes
+from bayesgeom.stats.pca import cloud_axes, standardised, variance_shares
+from bayesgeom.stats.resampling import refitted_axis_shares
+from bayesgeom.stats.subspace import principal_angles
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
@@ -115,7 +115,7 @@ class DomainSeparationReport(Report):
 
     def figure(self) -> "Figure":
         from bayesgeom.charts.heads import add_profile
-        from bayesgeom.charts.theme import SERIES, label_axes, panels, with_room_for_legend
+        from bayesgeom.results.theme import SERIES, label_axes, panels, with_room_for_legend
 
         figure = panels(self.title, _PANELS)
         levels = {_EXCHANGED: self.silhouette_null, "initialisation": self.silhouette_initialisation}

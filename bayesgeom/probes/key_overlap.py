@@ -16,8 +16,12 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from bayesgeom.activations import Run
-from bayesgeom.geometry.cosine import (
+from bayesgeom.core.run import Run
+from bayesgeom.core.sites import K_ROT, TOKEN_INPUTS, TOKEN_KEYS, W_K_GRAM, K
+from bayesgeom.probes.base import Control, Needs, Probe, mean_over_copies, planted_run, planted_trials
+from bayesgeom.probes.key_report import LEVELS, KeyOverlapReport
+from bayesgeom.stats.bootstrap import jackknife_weights, percentile_interval, statistic_interval
+from bayesgeom.stats.cosine import (
     coordinates_of,
     cross_fitted_overlap,
     frame_chances,
@@ -28,11 +32,7 @@ from bayesgeom.geometry.cosine import (
     verdicts,
     welch_bound,
 )
-from bayesgeom.geometry.tokens import in_parts, occurrences, token_means
-from bayesgeom.probes.base import Control, Needs, Probe, mean_over_copies, planted_run, planted_trials
-from bayesgeom.probes.key_report import LEVELS, KeyOverlapReport
-from bayesgeom.sites import K_ROT, TOKEN_INPUTS, TOKEN_KEYS, W_K_GRAM, K
-from bayesgeom.statistics import jackknife_weights, percentile_interval, statistic_interval
+from bayesgeom.stats.tokens import in_parts, occurrences, token_means
 
 MAX_SEQUENCES, N_PROJECTIONS = 256, 40
 N_SPLITS, MIN_SPLIT = 8, 4  # halves of the sequences for cross-fitting, and the fewest sequences to split

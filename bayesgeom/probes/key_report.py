@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar, final
 import numpy as np
 from jaxtyping import Float, Int
 
-from bayesgeom.report import Headline, Report
+from bayesgeom.results.report import Headline, Report
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
@@ -139,7 +139,7 @@ class KeyOverlapReport(Report):
 
     def figure(self) -> "Figure":
         from bayesgeom.charts.heads import add_heads, add_profile, with_null
-        from bayesgeom.charts.theme import SECOND, label_axes, panels, with_room_for_legend
+        from bayesgeom.results.theme import SECOND, label_axes, panels, with_room_for_legend
 
         titles = [with_null(v, p, "random W_K") for v, p in zip(self.views, self.chance[:, 0, 0], strict=True)]
         titles = [with_null(t, null, "chance") for t, null in zip(titles, self.overlap_null, strict=True)]

@@ -17,19 +17,19 @@ import torch
 from jaxtyping import Bool, Float, Float64, Int64
 from torch import Tensor
 
-from bayesgeom.activations import Run
-from bayesgeom.cells import interval_cell
-from bayesgeom.geometry.chance import Chance, at_least, falls_by_more, gaussian_shares, overlap_below
-from bayesgeom.geometry.cosine import coordinates_of, overlap, pairwise_cosine
-from bayesgeom.geometry.pca import cloud_axes, standardised
-from bayesgeom.geometry.resampling import refitted_axis_shares
-from bayesgeom.geometry.tokens import in_parts, occurrences, token_means
-from bayesgeom.information import entropy_bits
-from bayesgeom.intervals import Scale
+from bayesgeom.core.run import Run
+from bayesgeom.core.sites import PATTERN, W_K_GRAM, K, V
 from bayesgeom.probes.base import Control, Needs, Probe, planted_run, planted_trials
-from bayesgeom.report import Headline, Report, aligned
-from bayesgeom.sites import PATTERN, W_K_GRAM, K, V
-from bayesgeom.statistics import jackknife_weights, linearized_draws, percentile_interval, statistic_interval
+from bayesgeom.results.cells import interval_cell
+from bayesgeom.results.report import Headline, Report, aligned
+from bayesgeom.stats.bootstrap import jackknife_weights, linearized_draws, percentile_interval, statistic_interval
+from bayesgeom.stats.chance import Chance, at_least, falls_by_more, gaussian_shares, overlap_below
+from bayesgeom.stats.cosine import coordinates_of, overlap, pairwise_cosine
+from bayesgeom.stats.information import entropy_bits
+from bayesgeom.stats.intervals import Scale
+from bayesgeom.stats.pca import cloud_axes, standardised
+from bayesgeom.stats.resampling import refitted_axis_shares
+from bayesgeom.stats.tokens import in_parts, occurrences, token_means
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
@@ -98,7 +98,7 @@ class PassThresholdsReport(Report):
     def figure(self) -> "Figure":
         from bayesgeom.charts.heads import add_profile
         from bayesgeom.charts.marks import Rows, add_marks
-        from bayesgeom.charts.theme import SECOND, label_axes, panels, with_room_for_legend
+        from bayesgeom.results.theme import SECOND, label_axes, panels, with_room_for_legend
 
         said = "; ".join(f"{mark}: {verdict}" for mark, verdict in zip(self.marks, self.verdicts, strict=True))
         title = "<br>".join(textwrap.wrap(said, 110))

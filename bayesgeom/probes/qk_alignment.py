@@ -17,14 +17,14 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from bayesgeom.activations import Run
-from bayesgeom.geometry.correlation import spearman
-from bayesgeom.geometry.ranking import rounding_of_products, visible_ranks
+from bayesgeom.core.run import Run
+from bayesgeom.core.sites import K_ROT, PATTERN, Q_ROT
+from bayesgeom.core.trials import Trials
 from bayesgeom.probes.base import Control, Needs, Probe, mean_over_copies, planted_run, planted_trials
-from bayesgeom.report import Headline, Report
-from bayesgeom.sites import K_ROT, PATTERN, Q_ROT
-from bayesgeom.statistics import jackknife_weights, linearized_draws, percentile_interval, statistic_bounds
-from bayesgeom.trials import Trials
+from bayesgeom.results.report import Headline, Report
+from bayesgeom.stats.bootstrap import jackknife_weights, linearized_draws, percentile_interval, statistic_bounds
+from bayesgeom.stats.correlation import spearman
+from bayesgeom.stats.ranking import rounding_of_products, visible_ranks
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
@@ -145,7 +145,7 @@ class QKAlignmentReport(Report):
 
     def figure(self) -> "Figure":
         from bayesgeom.charts.heads import add_heads, add_note, add_profile, with_null
-        from bayesgeom.charts.theme import SERIES, label_axes, panels, with_room_for_legend
+        from bayesgeom.results.theme import SERIES, label_axes, panels, with_room_for_legend
 
         labels = {"mass_over_other": "attention above another sequence's relation", "auc": "AUC of q·k"}
         levels = {"mass_over_other": 0.0, "auc": 0.5}

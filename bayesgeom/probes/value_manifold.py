@@ -17,9 +17,14 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
-from bayesgeom.activations import Run
-from bayesgeom.geometry.chance import gaussian_first_share
-from bayesgeom.geometry.manifold import (
+from bayesgeom.core.run import Run
+from bayesgeom.core.sites import ATTN_OUT, RESID_POST, Site, V, Z
+from bayesgeom.core.trials import Trials
+from bayesgeom.probes.base import Control, Needs, Probe, mean_over_copies, planted_run, planted_trials
+from bayesgeom.results.report import Headline, Report
+from bayesgeom.stats.bootstrap import jackknife_weights, permutation_p, statistic_interval
+from bayesgeom.stats.chance import gaussian_first_share
+from bayesgeom.stats.manifold import (
     RELATIONS,
     SHAPES,
     CloudStatistics,
@@ -30,13 +35,8 @@ from bayesgeom.geometry.manifold import (
     tabulated,
     view,
 )
-from bayesgeom.geometry.pca import standardised
-from bayesgeom.geometry.resampling import order_under_permutation, resampled_cloud, resampled_order
-from bayesgeom.probes.base import Control, Needs, Probe, mean_over_copies, planted_run, planted_trials
-from bayesgeom.report import Headline, Report
-from bayesgeom.sites import ATTN_OUT, RESID_POST, Site, V, Z
-from bayesgeom.statistics import jackknife_weights, permutation_p, statistic_interval
-from bayesgeom.trials import Trials
+from bayesgeom.stats.pca import standardised
+from bayesgeom.stats.resampling import order_under_permutation, resampled_cloud, resampled_order
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure

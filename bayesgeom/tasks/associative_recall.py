@@ -20,9 +20,9 @@ import torch
 from jaxtyping import Bool, Float64, Int64, Shaped
 from torch import Tensor
 
-from bayesgeom.errors import InvalidArgument
+from bayesgeom.core.errors import InvalidArgument
+from bayesgeom.core.trials import UNASKED, Trials, renamed
 from bayesgeom.tasks.base import SymmetricTask, check_parameters
-from bayesgeom.trials import UNASKED, Trials, renamed
 
 SPECIALS = ("STORE", "SEP", "QUERY", "FILL", "_")
 N_SPECIALS = 10  # five more ids that nothing uses, as in the paper's generator, so that vocabularies agree

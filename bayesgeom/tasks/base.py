@@ -15,10 +15,10 @@ import torch
 from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 
-from bayesgeom.errors import InvalidArgument, check_known, unknown_name
-from bayesgeom.plugins import discover, field_names, find
+from bayesgeom.core.errors import InvalidArgument, check_known, unknown_name
+from bayesgeom.core.plugins import discover, field_names, find
+from bayesgeom.core.trials import Trials, checked
 from bayesgeom.tasks.text import Tokenizer
-from bayesgeom.trials import Trials, checked
 
 BLOCK = 128  # sequences drawn and run at a time
 BLOCK_TOKENS = 2**20  # fewer of very long ones, so that memory does not grow with their length either

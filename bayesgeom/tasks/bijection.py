@@ -15,9 +15,9 @@ import torch
 from jaxtyping import Bool, Float64, Int64
 from torch import Tensor
 
-from bayesgeom.errors import InvalidArgument
+from bayesgeom.core.errors import InvalidArgument
+from bayesgeom.core.trials import UNASKED, Relations, Trials, renamed
 from bayesgeom.tasks.base import SymmetricTask, check_parameters, random_order
-from bayesgeom.trials import UNASKED, Relations, Trials, renamed
 
 
 @final

@@ -19,12 +19,12 @@ import torch
 from jaxtyping import Bool, Float64, Int64
 from torch import Tensor
 
-from bayesgeom.errors import InvalidArgument
-from bayesgeom.geometry.chains import mixing_times, stationary_rows
-from bayesgeom.observers import Beliefs, Filter, full_support
+from bayesgeom.core.errors import InvalidArgument
+from bayesgeom.core.observers import Beliefs, Filter, full_support
+from bayesgeom.core.trials import UNASKED, Relations, Trials, renamed
+from bayesgeom.stats.chains import mixing_times, stationary_rows
 from bayesgeom.tasks.base import SymmetricTask, check_parameters
 from bayesgeom.tasks.windows import DynamicTask
-from bayesgeom.trials import UNASKED, Relations, Trials, renamed
 
 N_SPECIALS = 4  # transition marker, emission marker, separator, step marker
 

@@ -14,10 +14,10 @@ import torch
 from jaxtyping import Float64, Int64
 from torch import Tensor
 
-from bayesgeom.errors import InvalidArgument
+from bayesgeom.core.errors import InvalidArgument
+from bayesgeom.core.trials import UNASKED, Trials
 from bayesgeom.tasks.base import TextTask, WindTunnel
 from bayesgeom.tasks.text import Tokenizer, candidates, check_ids, first_symbols, labelled, mark, opening
-from bayesgeom.trials import UNASKED, Trials
 
 
 @final

@@ -19,10 +19,10 @@ import torch
 from jaxtyping import Bool, Float64, Int64
 from torch import Tensor
 
-from bayesgeom.geometry.chains import mixing_times, stationary
-from bayesgeom.observers import Beliefs, Filter, full_support
+from bayesgeom.core.observers import Beliefs, Filter, full_support
+from bayesgeom.core.trials import Relations, Trials
+from bayesgeom.stats.chains import mixing_times, stationary
 from bayesgeom.tasks.windows import DynamicTask
-from bayesgeom.trials import Relations, Trials
 
 
 class MarkovProcess(DynamicTask):

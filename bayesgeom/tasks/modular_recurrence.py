@@ -17,9 +17,9 @@ import torch
 from jaxtyping import Bool, Float64, Int64
 from torch import Tensor
 
-from bayesgeom.errors import InvalidArgument
+from bayesgeom.core.errors import InvalidArgument
+from bayesgeom.core.trials import Relations, Trials
 from bayesgeom.tasks.base import WindTunnel, check_parameters
-from bayesgeom.trials import Relations, Trials
 
 
 @final

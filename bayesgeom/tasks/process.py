@@ -16,8 +16,8 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
-from bayesgeom.errors import InvalidArgument
-from bayesgeom.geometry.chains import stationary
+from bayesgeom.core.errors import InvalidArgument
+from bayesgeom.stats.chains import stationary
 from bayesgeom.tasks.base import check_parameters
 from bayesgeom.tasks.markov import MarkovProcess
 

@@ -20,10 +20,10 @@ import torch
 from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 
-from bayesgeom.errors import InvalidArgument, unknown_name
+from bayesgeom.core.errors import InvalidArgument, unknown_name
+from bayesgeom.core.trials import UNASKED, Trials
 from bayesgeom.tasks.base import FiniteTask, TextTask
 from bayesgeom.tasks.text import Tokenizer, check_ids, labelled, opening
-from bayesgeom.trials import UNASKED, Trials
 
 QUINTILES = 5
 MAX_INPUTS = 64  # ids whose keys are compared: enough to be many, few enough to recur

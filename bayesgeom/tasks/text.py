@@ -12,7 +12,7 @@ from typing import Protocol, runtime_checkable
 from jaxtyping import Bool, Int64, Shaped
 from torch import Tensor
 
-from bayesgeom.errors import InvalidArgument, TaskMismatch
+from bayesgeom.core.errors import InvalidArgument, TaskMismatch
 
 N_LISTED = 40  # candidates that an error names
 

@@ -12,11 +12,11 @@ from typing import final
 from jaxtyping import Float64, Int64
 from torch import Tensor
 
-from bayesgeom.errors import InvalidArgument, unknown_name
-from bayesgeom.memory import WIDEST_BASELINE, window_name, window_predictives
-from bayesgeom.observers import STARTS, Filter, WindowObservers
+from bayesgeom.core.errors import InvalidArgument, unknown_name
+from bayesgeom.core.memory import WIDEST_BASELINE, window_name, window_predictives
+from bayesgeom.core.observers import STARTS, Filter, WindowObservers
+from bayesgeom.core.trials import Trials
 from bayesgeom.tasks.base import WindTunnel
-from bayesgeom.trials import Trials
 
 
 class DynamicTask(WindTunnel):

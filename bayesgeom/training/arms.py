@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from bayesgeom.errors import unknown_name
+from bayesgeom.core.errors import unknown_name
 from bayesgeom.tasks.associative_recall import AssociativeRecall
 from bayesgeom.tasks.hmm import HMM
 from bayesgeom.training.recipe import Recipe, staged

@@ -6,9 +6,9 @@ import torch
 from jaxtyping import Float64
 from torch import Tensor
 
+from bayesgeom.core.trials import Trials
 from bayesgeom.tasks.base import WindTunnel
 from bayesgeom.tasks.bijection import Bijection
-from bayesgeom.trials import Trials
 
 Predictives = Mapping[str, Float64[Tensor, "batch query_pos answer"]]
 

@@ -16,9 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from bayesgeom.errors import CheckpointFault, InvalidArgument
-from bayesgeom.files import directory_aside, file_aside
-from bayesgeom.information import kl_bits
+from bayesgeom.core.errors import CheckpointFault, InvalidArgument
+from bayesgeom.core.files import directory_aside, file_aside
 from bayesgeom.models.checkpoint import (
     CARD,
     CONFIG,
@@ -36,6 +35,7 @@ from bayesgeom.models.checkpoint import (
     write_tensors,
 )
 from bayesgeom.models.resolve import checkpoint_folder
+from bayesgeom.stats.information import kl_bits
 from bayesgeom.tasks.base import derived_seed
 from bayesgeom.training.loop import SNAPSHOTS
 

@@ -16,12 +16,13 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from bayesgeom.allocator import keep_freed_memory
-from bayesgeom.errors import BayesGeomError, CheckpointFault, InvalidArgument, NonFinite
-from bayesgeom.files import apart, file_aside
-from bayesgeom.information import kl_bits
+from bayesgeom.core.allocator import keep_freed_memory
+from bayesgeom.core.errors import BayesGeomError, CheckpointFault, InvalidArgument, NonFinite
+from bayesgeom.core.files import apart, file_aside
+from bayesgeom.core.progress import bar
+from bayesgeom.core.trials import Trials
 from bayesgeom.models.checkpoint import save_checkpoint
-from bayesgeom.progress import bar
+from bayesgeom.stats.information import kl_bits
 from bayesgeom.tasks.base import derived_seed
 from bayesgeom.training.optimisers import Optimisers
 from bayesgeom.training.precision import (
@@ -36,7 +37,6 @@ from bayesgeom.training.precision import (
 from bayesgeom.training.recipe import Recipe, deciding
 from bayesgeom.training.state import LOG, STATE, append_log, cut_log, locked, restore_state, save_state, steps_done
 from bayesgeom.training.warm_start import start_from_shipped
-from bayesgeom.trials import Trials
 
 RECIPE, SNAPSHOTS, BEFORE = "recipe.json", "snapshots", "before"
 GRADIENT_CLIP = 1.0

@@ -13,8 +13,8 @@ from typing import Literal
 
 import torch
 
-from bayesgeom.errors import CheckpointFault, InvalidArgument
-from bayesgeom.files import file_aside
+from bayesgeom.core.errors import CheckpointFault, InvalidArgument
+from bayesgeom.core.files import file_aside
 from bayesgeom.models.config import ModelConfig
 
 Precision = Literal["bfloat16", "float32"]

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, final
 
-from bayesgeom.files import RUNS
+from bayesgeom.core.files import RUNS
 from bayesgeom.models.checkpoint import CONFIG, FINISHED, read_description
 from bayesgeom.models.resolve import checkpoints
-from bayesgeom.report import aligned
+from bayesgeom.results.report import aligned
 from bayesgeom.training.loop import BEFORE, RECIPE
 from bayesgeom.training.rates import sweep
 from bayesgeom.training.recipe import Recipe

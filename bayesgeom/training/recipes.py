@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from bayesgeom.errors import unknown_name
+from bayesgeom.core.errors import unknown_name
 from bayesgeom.tasks.bijection import Bijection
 from bayesgeom.tasks.process import Mess3
 from bayesgeom.tasks.sticky_markov import StickyMarkov

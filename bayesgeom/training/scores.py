@@ -11,17 +11,17 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
-from bayesgeom.errors import InvalidArgument
-from bayesgeom.information import kl_bits
-from bayesgeom.memory import TRANSPORT_WINDOW, WindowScores, effective_memory, joined, window_scores
+from bayesgeom.core.errors import InvalidArgument
+from bayesgeom.core.memory import TRANSPORT_WINDOW, WindowScores, effective_memory, joined, window_scores
+from bayesgeom.core.observers import STARTS
+from bayesgeom.core.progress import bar
+from bayesgeom.core.trials import Trials
 from bayesgeom.models.base import Model
-from bayesgeom.observers import STARTS
-from bayesgeom.progress import bar
+from bayesgeom.stats.information import kl_bits
 from bayesgeom.tasks.base import Branch, WindTunnel, checked_seed, derived_seed
 from bayesgeom.training.baselines import context_aware
 from bayesgeom.training.kept import Kept
 from bayesgeom.training.recipe import Recipe
-from bayesgeom.trials import Trials
 
 N_SCORED = 2_000
 N_REFERENCE = 1_024  # sequences behind the best context-free predictor

@@ -16,8 +16,8 @@ from jaxtyping import Shaped
 from safetensors import SafetensorError
 from torch import Tensor, nn
 
-from bayesgeom.errors import CheckpointFault, InvalidArgument, OutputFault
-from bayesgeom.files import file_aside, read_safetensors
+from bayesgeom.core.errors import CheckpointFault, InvalidArgument, OutputFault
+from bayesgeom.core.files import file_aside, read_safetensors
 from bayesgeom.models.checkpoint import weights_hash, write_tensors
 from bayesgeom.training.optimisers import Optimisers
 from bayesgeom.training.recipe import Recipe

@@ -2,7 +2,7 @@
 
 from torch import nn
 
-from bayesgeom.errors import CheckpointFault, unknown_name
+from bayesgeom.core.errors import CheckpointFault, unknown_name
 from bayesgeom.models.checkpoint import load_checkpoint
 from bayesgeom.models.resolve import checkpoints
 from bayesgeom.training.recipe import Recipe

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from bayesgeom.ablations import Ablation, Component
-from bayesgeom.models.hooked import HookedModel
-from bayesgeom.models.transformer import Transformer, TransformerConfig
+from bayesgeom.core.trials import Trials
+from bayesgeom.models.adapters.hooked import HookedModel
+from bayesgeom.models.native.transformer import Transformer, TransformerConfig
 from bayesgeom.tasks.bijection import Bijection
-from bayesgeom.trials import Trials
 
 TASK = Bijection(n_values=11, n_pairs=7)  # 22 ids, 13 positions of which 7 are scored
 SIZES = TransformerConfig(d_vocab=22, n_ctx=13, n_layers=3, n_heads=5, d_model=30, d_mlp=17)

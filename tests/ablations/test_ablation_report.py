@@ -12,8 +12,8 @@ from bayesgeom.ablations import Ablation, Component
 from bayesgeom.ablations.engine import TileScores
 from bayesgeom.ablations.report import AblationReport, Context, ablation_report
 from bayesgeom.ablations.tally import Tally
-from bayesgeom.errors import OutputFault
-from bayesgeom.statistics import mean_interval, ratio_interval
+from bayesgeom.core.errors import OutputFault
+from bayesgeom.stats.bootstrap import mean_interval, ratio_interval
 
 N, POSITIONS, LAYERS, HEADS = 29, 7, 2, 3
 HEAD_ABLATIONS = [Ablation((Component(layer, "head", head),)) for layer in range(LAYERS) for head in range(HEADS)]

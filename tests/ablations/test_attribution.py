@@ -12,8 +12,8 @@ import bayesgeom
 from bayesgeom import ablations
 from bayesgeom.ablations import Ablation, Component
 from bayesgeom.ablations.attribution import attributed_damage
-from bayesgeom.models.hooked import HookedModel
-from bayesgeom.sites import ATTN_OUT, MLP_OUT, Site, Z
+from bayesgeom.core.sites import ATTN_OUT, MLP_OUT, Site, Z
+from bayesgeom.models.adapters.hooked import HookedModel
 from tests.ablations.plain import LAYERS, TASK, Plain, heads, lively, n_hooks, scored
 
 POINTS = {Z: "attn.hook_z", ATTN_OUT: "hook_attn_out", MLP_OUT: "hook_mlp_out"}

@@ -14,7 +14,7 @@ from bayesgeom.ablations.criteria import (
     one_head_is_unique,
 )
 from bayesgeom.ablations.report import AblationReport
-from bayesgeom.diagnosis import Diagnosis
+from bayesgeom.results.diagnosis import Diagnosis
 from tests.pages import READINGS
 
 OWN_KL = 1e-3

@@ -10,16 +10,16 @@ from bayesgeom import ablations
 from bayesgeom.ablations import Ablation, Component, engine
 from bayesgeom.ablations.engine import Means, TileScores, score_tile, tiles, tiles_with_donors, variants_at_once
 from bayesgeom.ablations.scoring import METRICS, scores_of
-from bayesgeom.edits import Replace
-from bayesgeom.errors import InvalidArgument
+from bayesgeom.core.edits import Replace
+from bayesgeom.core.errors import InvalidArgument
+from bayesgeom.core.sites import ATTN_OUT, MLP_OUT, RESID_MID, RESID_POST, RESID_PRE, Site, Z
+from bayesgeom.core.trials import Trials
 from bayesgeom.models import replay_layer
+from bayesgeom.models.adapters.hooked import HookedModel
 from bayesgeom.models.base import BUDGET_BYTES
-from bayesgeom.models.hooked import HookedModel
-from bayesgeom.models.plain_loop import PlainLoop
-from bayesgeom.models.replay_layer import ReplayLayer
-from bayesgeom.models.transformer import NORMS, POSITIONS
-from bayesgeom.sites import ATTN_OUT, MLP_OUT, RESID_MID, RESID_POST, RESID_PRE, Site, Z
-from bayesgeom.trials import Trials
+from bayesgeom.models.native.transformer import NORMS, POSITIONS
+from bayesgeom.models.replay.layer import ReplayLayer
+from bayesgeom.models.replay.plain_loop import PlainLoop
 from tests.ablations.plain import HEADS, LAYERS, TASK, Plain, heads, lively, n_hooks, scored, some_sets
 
 POINTS = {Z: "attn.hook_z", ATTN_OUT: "hook_attn_out", MLP_OUT: "hook_mlp_out"}

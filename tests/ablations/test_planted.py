@@ -11,9 +11,9 @@ import bayesgeom
 from bayesgeom import ablations
 from bayesgeom.ablations.component import Ablation, Component
 from bayesgeom.ablations.report import AblationReport
-from bayesgeom.errors import HookFault
-from bayesgeom.models.hooked import HookedModel
-from bayesgeom.models.transformer import Transformer, TransformerConfig
+from bayesgeom.core.errors import HookFault
+from bayesgeom.models.adapters.hooked import HookedModel
+from bayesgeom.models.native.transformer import Transformer, TransformerConfig
 from bayesgeom.tasks.bijection import Bijection
 
 V, PAIRS = 11, 7

@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from bayesgeom.ablations.scoring import METRICS, Exact, scores_of
-from bayesgeom.behaviour import answer_log_probabilities, behaviour
-from bayesgeom.edits import Replace
-from bayesgeom.errors import NonFinite
-from bayesgeom.sites import Z
+from bayesgeom.core.behavior import answer_log_probabilities, behaviour
+from bayesgeom.core.edits import Replace
+from bayesgeom.core.errors import NonFinite
+from bayesgeom.core.sites import Z
 from tests.ablations.plain import TASK, scored
 
 TRIALS = TASK.sample(17, seed=2)

@@ -12,7 +12,7 @@ from bayesgeom.charts.heads import add_heads, add_profile, with_null
 from bayesgeom.charts.lines import add_band, add_line, add_null
 from bayesgeom.charts.manifold import Cloud, Profile, manifold_figure
 from bayesgeom.charts.readout import Line, readout_figure
-from bayesgeom.charts.theme import BELOW, BETWEEN, LEGEND_ROW, MEASURED, NULL, label_axes, panels, with_room_for_legend
+from bayesgeom.results.theme import BELOW, BETWEEN, LEGEND_ROW, MEASURED, NULL, label_axes, panels, with_room_for_legend
 
 
 def test_panels_hold_their_titles_in_order() -> None:

@@ -3,7 +3,7 @@
 import numpy as np
 
 from bayesgeom.charts.curves import Curve, add_curves
-from bayesgeom.charts.theme import NULL, SERIES, panels
+from bayesgeom.results.theme import NULL, SERIES, panels
 
 STEPS = np.array([0, 10, 100, 1_000])
 

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 from bayesgeom.charts.lines import add_line
-from bayesgeom.charts.page import Section, _without_title, page
-from bayesgeom.charts.theme import panels
-from bayesgeom.diagnose import diagnose
-from bayesgeom.models.hooked import HookedModel
-from bayesgeom.models.transformer import TransformerConfig
-from bayesgeom.report import Headline, headline_cells
+from bayesgeom.models.adapters.hooked import HookedModel
+from bayesgeom.models.native.transformer import TransformerConfig
+from bayesgeom.probes.one_pass import diagnose
+from bayesgeom.results.page import Section, _without_title, page
+from bayesgeom.results.report import Headline, headline_cells
+from bayesgeom.results.theme import panels
 from bayesgeom.tasks.bijection import Bijection
 
 VOID = {"meta", "br", "hr", "img", "link", "input"}

@@ -6,8 +6,8 @@ import pytest
 
 from bayesgeom.charts.readout import readout_figure
 from bayesgeom.charts.simplex import Simplex, add_simplex, belief_colours
-from bayesgeom.charts.theme import SERIES, panels
-from bayesgeom.geometry.polygon import MAX_CORNERS, corners, placed
+from bayesgeom.results.theme import SERIES, panels
+from bayesgeom.stats.polygon import MAX_CORNERS, corners, placed
 
 
 def drawn(simplex: Simplex) -> go.Figure:

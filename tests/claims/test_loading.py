@@ -10,7 +10,7 @@ import pytest
 from bayesgeom.claims.claim import Verdict
 from bayesgeom.claims.loading import find, load, parsed
 from bayesgeom.cli import parsed as command_of
-from bayesgeom.errors import BayesGeomError, InvalidArgument, UnknownName
+from bayesgeom.core.errors import BayesGeomError, InvalidArgument, UnknownName
 
 CLAIM = """
 [[claim]]

@@ -13,7 +13,7 @@ from bayesgeom.claims.pages import END, PAGE, README, START, findings, refreshed
 from bayesgeom.claims.reading import origin_of, values_of
 from bayesgeom.claims.reproduction import short, text
 from bayesgeom.claims.verdicts import verdict
-from bayesgeom.errors import InvalidArgument
+from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.models.checkpoint import read_description
 from bayesgeom.models.resolve import checkpoints
 from tests.structure.source import ROOT

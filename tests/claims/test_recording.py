@@ -12,7 +12,7 @@ from bayesgeom.claims.claim import Claim
 from bayesgeom.claims.loading import load
 from bayesgeom.claims.reading import values_of
 from bayesgeom.claims.recording import record
-from bayesgeom.errors import InvalidArgument
+from bayesgeom.core.errors import InvalidArgument
 from tests.structure.source import ROOT
 
 

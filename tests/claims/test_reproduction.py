@@ -14,7 +14,7 @@ from bayesgeom.claims.needs import arguments_of, check_needs, estimated_minutes
 from bayesgeom.claims.reading import agree, value_of, values_of
 from bayesgeom.claims.reproduction import compared, machine, reproduce
 from bayesgeom.cli import main
-from bayesgeom.errors import CheckpointFault, InvalidArgument, OutputFault
+from bayesgeom.core.errors import CheckpointFault, InvalidArgument, OutputFault
 from bayesgeom.training.recipes import RECIPES
 from tests.tiny import tiny_checkpoints, tiny_folder
 

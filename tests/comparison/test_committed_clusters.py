@@ -5,9 +5,9 @@ from collections.abc import Mapping
 import numpy as np
 import pytest
 
-from bayesgeom.diagnose import diagnose
-from bayesgeom.diagnosis import Diagnosis
 from bayesgeom.probes.belief_report import BeliefReadoutReport
+from bayesgeom.probes.one_pass import diagnose
+from bayesgeom.results.diagnosis import Diagnosis
 from tests.pages import READINGS, named_rows, numbers, section
 
 CLUSTERS, READ = (

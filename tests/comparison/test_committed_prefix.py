@@ -1,7 +1,7 @@
 """What the page on the comparison says of MLPs over the whole prefix is what the committed report holds."""
 
 from bayesgeom.comparison.report import ComparisonReport
-from bayesgeom.diagnosis import Diagnosis
+from bayesgeom.results.diagnosis import Diagnosis
 from tests.pages import READINGS, section
 
 

@@ -13,10 +13,11 @@ import torch
 
 import bayesgeom
 from bayesgeom.cli import main
-from bayesgeom.compare import ComparisonJob, compare
 from bayesgeom.comparison import cell as cells
 from bayesgeom.comparison.cell import cell
+from bayesgeom.comparison.replication import replicate
 from bayesgeom.comparison.report import ComparisonReport, comparison_report
+from bayesgeom.comparison.run import ComparisonJob, compare
 from bayesgeom.comparison.verdict import (
     NOT_TESTABLE,
     cell_verdict,
@@ -25,11 +26,10 @@ from bayesgeom.comparison.verdict import (
     transport_verdict,
     verdict,
 )
-from bayesgeom.diagnosis import Diagnosis
-from bayesgeom.errors import CheckpointFault, InvalidArgument, UnknownName
+from bayesgeom.core.errors import CheckpointFault, InvalidArgument, UnknownName
 from bayesgeom.models.capacity import n_parameters
-from bayesgeom.models.state_size import state_floats
-from bayesgeom.replicate import replicate
+from bayesgeom.models.native.state_size import state_floats
+from bayesgeom.results.diagnosis import Diagnosis
 from bayesgeom.tasks.bijection import Bijection
 from bayesgeom.training import publish
 from bayesgeom.training.baselines import context_aware

@@ -4,8 +4,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from bayesgeom.dynamics import frame, measure
 from bayesgeom.interventions import jacobian
-from bayesgeom.over_training import frame, measure
 
 
 @pytest.fixture(scope="module", autouse=True)

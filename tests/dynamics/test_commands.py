@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from bayesgeom.cli import main
-from bayesgeom.diagnosis import Diagnosis
+from bayesgeom.results.diagnosis import Diagnosis
 from bayesgeom.training import publish, recipes
 from tests.dynamics.trainings import a_recipe, a_run
 

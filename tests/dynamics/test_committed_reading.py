@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from bayesgeom.diagnosis import Diagnosis
-from bayesgeom.over_training.replication import ReplicationReport
-from bayesgeom.over_training.report import DynamicsReport
-from bayesgeom.statistics import seed_interval
+from bayesgeom.dynamics.replication import ReplicationReport
+from bayesgeom.dynamics.report import DynamicsReport
+from bayesgeom.results.diagnosis import Diagnosis
+from bayesgeom.stats.bootstrap import seed_interval
 from tests.pages import READINGS, named_rows, numbers, rows, section
 
 PAGE = section("dynamics.md", "Readings")

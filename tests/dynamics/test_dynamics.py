@@ -9,21 +9,21 @@ import pytest
 import torch
 
 import bayesgeom
-from bayesgeom.diagnosis import Diagnosis
-from bayesgeom.dynamics import DynamicsJob, dynamics
-from bayesgeom.errors import CheckpointFault, InvalidArgument, UnknownName
-from bayesgeom.information import jensen_shannon_bits
-from bayesgeom.intervene import intervene
-from bayesgeom.interventions.jacobian import jacobian_grams
+from bayesgeom.core.errors import CheckpointFault, InvalidArgument, UnknownName
+from bayesgeom.core.sites import PATTERN, RESID_PRE, K
+from bayesgeom.dynamics.frame import Frame
+from bayesgeom.dynamics.report import DynamicsReport
+from bayesgeom.dynamics.run import DynamicsJob, dynamics
+from bayesgeom.dynamics.runs import TrainingRun, _place, runs_of
+from bayesgeom.interventions.run import intervene
 from bayesgeom.models.resolve import load
-from bayesgeom.over_training.frame import Frame
-from bayesgeom.over_training.report import DynamicsReport
-from bayesgeom.over_training.runs import TrainingRun, _place, runs_of
 from bayesgeom.probes.belief_readout import BeliefReadout
 from bayesgeom.probes.calibration import Calibration
 from bayesgeom.probes.key_overlap import KeyOverlap
-from bayesgeom.sites import PATTERN, RESID_PRE, K
-from bayesgeom.statistics import mean_interval
+from bayesgeom.results.diagnosis import Diagnosis
+from bayesgeom.stats.bootstrap import mean_interval
+from bayesgeom.stats.information import jensen_shannon_bits
+from bayesgeom.subspaces.jacobian import jacobian_grams
 from bayesgeom.tasks.base import derived_seed
 from bayesgeom.tasks.bijection import Bijection
 from bayesgeom.training.formation import pack, snapshot_paths

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from bayesgeom.dynamics import dynamics
-from bayesgeom.errors import CheckpointFault, InvalidArgument
+from bayesgeom.core.errors import CheckpointFault, InvalidArgument
+from bayesgeom.dynamics.run import dynamics
 from bayesgeom.models.checkpoint import hashed, load_checkpoint
 from bayesgeom.models.resolve import FOLDER_VARIABLE
 from bayesgeom.training import formation

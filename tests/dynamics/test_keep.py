@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from bayesgeom.cli import main
-from bayesgeom.errors import CheckpointFault
+from bayesgeom.core.errors import CheckpointFault
 from bayesgeom.training import publish, recipes
 from bayesgeom.training.loop import Pace, snapshot_steps, train
 from tests.dynamics.trainings import a_recipe

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from bayesgeom.cli import main
-from bayesgeom.diagnosis import Diagnosis
-from bayesgeom.errors import OutputFault
-from bayesgeom.over_training.again import decided_again
-from bayesgeom.over_training.order import SCALES, order_of, settled_moment
-from bayesgeom.over_training.report import DynamicsReport
+from bayesgeom.core.errors import OutputFault
+from bayesgeom.dynamics.again import decided_again
+from bayesgeom.dynamics.order import SCALES, order_of, settled_moment
+from bayesgeom.dynamics.report import DynamicsReport
+from bayesgeom.results.diagnosis import Diagnosis
 from tests.pages import READINGS
 
 STEPS = (0, 10, 20, 40, 80, 160, 320)

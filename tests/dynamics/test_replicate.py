@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 import bayesgeom
-from bayesgeom.diagnosis import Diagnosis
-from bayesgeom.errors import CheckpointFault, InvalidArgument, UnknownName
-from bayesgeom.over_training.replication import ReplicationReport
-from bayesgeom.replicate import ReplicationJob, replicate
-from bayesgeom.statistics import seed_interval
+from bayesgeom.comparison.replication import ReplicationJob, replicate
+from bayesgeom.core.errors import CheckpointFault, InvalidArgument, UnknownName
+from bayesgeom.dynamics.replication import ReplicationReport
+from bayesgeom.results.diagnosis import Diagnosis
+from bayesgeom.stats.bootstrap import seed_interval
 from bayesgeom.training import publish
 from bayesgeom.training.kept import Kept
 from tests.dynamics.trainings import a_recipe

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from bayesgeom.over_training.settling import (
+from bayesgeom.dynamics.settling import (
     dissociation,
     fall,
     frame_moment,
@@ -13,7 +13,7 @@ from bayesgeom.over_training.settling import (
     precision_by_share,
     precision_moment,
 )
-from bayesgeom.statistics import Crossing, jackknife_weights, seed_interval
+from bayesgeom.stats.bootstrap import Crossing, jackknife_weights, seed_interval
 
 STEPS = (0, 10, 20, 40, 80)
 

@@ -9,9 +9,9 @@ import pytest
 
 import bayesgeom
 from bayesgeom.cli import main
-from bayesgeom.diagnose import all_probes
-from bayesgeom.diagnosis import _figure
 from bayesgeom.models.checkpoint import hashed
+from bayesgeom.probes.one_pass import all_probes
+from bayesgeom.results.diagnosis import _figure
 from tests.test_cli import QUICK, save
 
 
@@ -120,7 +120,7 @@ def test_broken_plug_ins_are_named_and_the_rest_is_measured(site: Path) -> None:
 
 def test_broken_plug_ins_fail_the_selftest_and_the_rest_is_tested(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     install(site, "bayesgeom.probes", {name: text for name, (text, _) in BROKEN.items()})
-    module = importlib.import_module("bayesgeom.selftest")
+    module = importlib.import_module("bayesgeom.probes.controls")
     few = {name: own for name, own in all_probes().items() if name in (*BROKEN, "key_overlap")}
     monkeypatch.setattr(module, "all_probes", lambda: few)
     verdicts = module.selftest()
@@ -149,7 +149,7 @@ def test_a_broken_command_breaks_no_other(site: Path) -> None:
 
 
 UNDRAWN = """
-from bayesgeom.report import Report
+from bayesgeom.results.report import Report
 
 class Guest(Report):
     name = "undrawn"

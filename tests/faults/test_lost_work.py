@@ -17,13 +17,13 @@ import pytest
 import safetensors
 import safetensors.numpy
 
-from bayesgeom import files
 from bayesgeom.cli import main
-from bayesgeom.diagnosis import Diagnosis
-from bayesgeom.errors import OutputFault
-from bayesgeom.files import check_directory, directory_aside, file_aside
-from bayesgeom.over_training.measure import Measured
-from bayesgeom.over_training.shelf import Shelf
+from bayesgeom.core import files
+from bayesgeom.core.errors import OutputFault
+from bayesgeom.core.files import check_directory, directory_aside, file_aside
+from bayesgeom.dynamics.measure import Measured
+from bayesgeom.dynamics.shelf import Shelf
+from bayesgeom.results.diagnosis import Diagnosis
 from tests.structure.source import ROOT
 from tests.test_cli import QUICK, save
 
@@ -279,7 +279,7 @@ def test_only_a_report_is_replaced(folder: Path, capsys: pytest.CaptureFixture[s
 KILLED = """
 import os, sys
 from pathlib import Path
-from bayesgeom import files
+from bayesgeom.core import files
 moment, path = sys.argv[1], Path(sys.argv[2])
 replace, calls = os.replace, []
 def dying(source, target):

@@ -7,7 +7,7 @@ import torch
 
 import bayesgeom
 from bayesgeom import tasks
-from bayesgeom.errors import InvalidArgument
+from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.models.config import config_from_dict
 
 TASKS = (
@@ -40,7 +40,7 @@ def doubles() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def drawn() -> list[bayesgeom.trials.Trials]:
+def drawn() -> list[bayesgeom.core.trials.Trials]:
     """What the tasks draw with float32 as torch's default."""
     return [task.sample(11, seed=3) for task in TASKS]
 

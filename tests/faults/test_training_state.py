@@ -11,8 +11,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from bayesgeom.errors import CheckpointFault, InvalidArgument, OutputFault
-from bayesgeom.files import read_safetensors
+from bayesgeom.core.errors import CheckpointFault, InvalidArgument, OutputFault
+from bayesgeom.core.files import read_safetensors
 from bayesgeom.training import state
 from bayesgeom.training.loop import Pace, train
 from bayesgeom.training.state import append_log, locked, read_log

@@ -6,18 +6,18 @@ import numpy as np
 import pytest
 import torch
 
-from bayesgeom.edits import AtPositions, InSubspace, Replace
-from bayesgeom.errors import InvalidArgument, MissingSite
-from bayesgeom.geometry.subspace import random_subspaces
-from bayesgeom.intervene import intervene
+from bayesgeom.core.edits import AtPositions, InSubspace, Replace
+from bayesgeom.core.errors import InvalidArgument, MissingSite
 from bayesgeom.interventions import fits
 from bayesgeom.interventions.carried import CARRIED, CarriedReplayer, states_of
 from bayesgeom.interventions.design import Design
 from bayesgeom.interventions.engine import PairReference
-from bayesgeom.interventions.place import Place
-from bayesgeom.models.lstm import LSTM, LSTMConfig
-from bayesgeom.models.mamba import Mamba, MambaConfig
-from bayesgeom.models.residual import ResidualModel
+from bayesgeom.interventions.run import intervene
+from bayesgeom.models.adapters.residual import ResidualModel
+from bayesgeom.models.native.lstm import LSTM, LSTMConfig
+from bayesgeom.models.native.mamba import Mamba, MambaConfig
+from bayesgeom.stats.subspace import random_subspaces
+from bayesgeom.subspaces.place import Place
 from tests.interventions.worlds import TASK, lively
 
 FEW = Design(n_random=3, n_matched=2, n_control=5, n_untrained=1, n_fit=101)

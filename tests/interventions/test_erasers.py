@@ -8,12 +8,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from bayesgeom.errors import InvalidArgument
-from bayesgeom.geometry.subspace import random_subspaces
-from bayesgeom.interventions.erasers import JointMoments, covariance_subspace, leace_subspace, without
-from bayesgeom.interventions.matching import HEADROOM, TOLERANCE, matched_subspaces
-from bayesgeom.interventions.readout import Read, erasure
-from bayesgeom.interventions.subspace import Subspace
+from bayesgeom.core.errors import InvalidArgument
+from bayesgeom.stats.subspace import random_subspaces
+from bayesgeom.subspaces.erasers import JointMoments, covariance_subspace, leace_subspace, without
+from bayesgeom.subspaces.matching import HEADROOM, TOLERANCE, matched_subspaces
+from bayesgeom.subspaces.readout import Read, erasure
+from bayesgeom.subspaces.subspace import Subspace
 
 N, D, K = 4_001, 13, 3
 

@@ -9,21 +9,21 @@ import torch
 from torch import Tensor
 
 import bayesgeom
-from bayesgeom.behaviour import answer_log_probabilities
-from bayesgeom.errors import MissingSite
-from bayesgeom.information import kl_bits
-from bayesgeom.intervene import InterventionJob, fit_subspace, intervene, write_strength
+from bayesgeom.core.behavior import answer_log_probabilities
+from bayesgeom.core.errors import MissingSite
+from bayesgeom.core.sites import ATTN_OUT, RESID_PRE, Site, Z
+from bayesgeom.core.trials import Trials
 from bayesgeom.interventions import fits
-from bayesgeom.interventions.base import Fit
-from bayesgeom.interventions.jacobian import N_LOGITS, N_SEQUENCES, jacobian_grams
-from bayesgeom.interventions.place import Place
-from bayesgeom.interventions.subspace import Subspace, span
+from bayesgeom.interventions.run import InterventionJob, fit_subspace, intervene, write_strength
 from bayesgeom.models.base import Model
-from bayesgeom.models.llama import LlamaConfig
+from bayesgeom.models.native.llama import LlamaConfig
 from bayesgeom.models.resolve import as_model
-from bayesgeom.sites import ATTN_OUT, RESID_PRE, Site, Z
+from bayesgeom.stats.information import kl_bits
+from bayesgeom.subspaces.base import Fit
+from bayesgeom.subspaces.jacobian import N_LOGITS, N_SEQUENCES, jacobian_grams
+from bayesgeom.subspaces.place import Place
+from bayesgeom.subspaces.subspace import Subspace, span
 from bayesgeom.tasks.base import derived_seed
-from bayesgeom.trials import Trials
 from tests.families import ATTENTION, lively
 from tests.interventions.worlds import TASK
 

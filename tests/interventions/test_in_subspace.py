@@ -6,13 +6,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from bayesgeom.edits import SUBSPACE_KINDS, InSubspace
-from bayesgeom.errors import InvalidArgument
-from bayesgeom.geometry.subspace import random_subspaces
-from bayesgeom.information import NATS_PER_BIT
+from bayesgeom.core.edits import SUBSPACE_KINDS, InSubspace
+from bayesgeom.core.errors import InvalidArgument
+from bayesgeom.core.sites import ATTN_OUT, RESID_POST, RESID_PRE, Site, Z
 from bayesgeom.interventions.engine import PairReference
-from bayesgeom.models.plain_loop import PlainLoop
-from bayesgeom.sites import ATTN_OUT, RESID_POST, RESID_PRE, Site, Z
+from bayesgeom.models.replay.plain_loop import PlainLoop
+from bayesgeom.stats.information import NATS_PER_BIT
+from bayesgeom.stats.subspace import random_subspaces
 from tests.interventions.worlds import TASK, lively, past_type_checks
 
 D, R = 7, 3

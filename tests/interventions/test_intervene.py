@@ -10,21 +10,21 @@ import pytest
 import torch
 from torch import Tensor
 
-from bayesgeom.behaviour import answer_log_probabilities
-from bayesgeom.edits import SUBSPACE_KINDS
-from bayesgeom.errors import BayesGeomError, InvalidArgument, MissingSite, UnknownName
-from bayesgeom.information import kl_bits
-from bayesgeom.intervene import fit_subspace, intervene, write_strength
+from bayesgeom.core.behavior import answer_log_probabilities
+from bayesgeom.core.edits import SUBSPACE_KINDS
+from bayesgeom.core.errors import BayesGeomError, InvalidArgument, MissingSite, UnknownName
+from bayesgeom.core.sites import ATTN_OUT, PATTERN, RESID_POST, RESID_PRE, STATE, Site, Z
+from bayesgeom.core.trials import Trials
 from bayesgeom.interventions import fits
 from bayesgeom.interventions.design import Design
 from bayesgeom.interventions.job import InterventionJob
-from bayesgeom.interventions.place import Place
 from bayesgeom.interventions.report import InterventionReport
-from bayesgeom.interventions.subspace import Subspace, span
-from bayesgeom.sites import ATTN_OUT, PATTERN, RESID_POST, RESID_PRE, STATE, Site, Z
+from bayesgeom.interventions.run import fit_subspace, intervene, write_strength
+from bayesgeom.stats.information import kl_bits
+from bayesgeom.subspaces.place import Place
+from bayesgeom.subspaces.subspace import Subspace, span
 from bayesgeom.tasks.base import derived_seed
 from bayesgeom.tasks.bijection import Bijection
-from bayesgeom.trials import Trials
 from tests.interventions.worlds import N_ANSWERS, TASK, Echo, coordinates, lively, past_type_checks, planted_model
 
 USED, UNUSED = Subspace("used", coordinates(*range(N_ANSWERS))), Subspace("unused", coordinates(6))
@@ -193,8 +193,8 @@ def test_write_strength_is_a_loop_over_heads() -> None:
             assert report.strength[layer, head] == pytest.approx(expected, rel=1e-4)
     assert -1 <= report.rank_correlation <= 1 and "L0H0" in report.table() and len(report.figure().data) == 2
     with pytest.raises(InvalidArgument, match="ablate with the battery of heads"):
-        from bayesgeom.ablate import ablate
         from bayesgeom.ablations.batteries import every_mlp
+        from bayesgeom.ablations.run import ablate
 
         write_strength(model, n=11, ablation=ablate(model, None, every_mlp(model), n=11))
 

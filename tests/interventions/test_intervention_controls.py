@@ -4,11 +4,11 @@ from functools import cache
 
 import pytest
 
-from bayesgeom.intervention_controls import InterventionControl, intervention_controls
-from bayesgeom.interventions.fits import leace
+from bayesgeom.interventions.controls import InterventionControl, intervention_controls
 from bayesgeom.interventions.planted import LAYER, uses_entropy
 from bayesgeom.interventions.report import InterventionReport
 from bayesgeom.interventions.verdicts import CEILING_SHARE, OWN_KL_SHARE
+from bayesgeom.subspaces.fits import leace
 
 CONTROLS = {control.label: control for control in intervention_controls()}
 ERASERS = [

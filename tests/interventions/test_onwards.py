@@ -4,19 +4,19 @@ import numpy as np
 import pytest
 import torch
 
-from bayesgeom.behaviour import answer_log_probabilities
-from bayesgeom.erase_onwards import OnwardsJob, erase_onwards
-from bayesgeom.errors import InvalidArgument, UnknownName
-from bayesgeom.information import kl_bits
+from bayesgeom.core.behavior import answer_log_probabilities
+from bayesgeom.core.errors import InvalidArgument, UnknownName
+from bayesgeom.core.sites import ATTN_OUT, RESID_POST, RESID_PRE
+from bayesgeom.core.trials import concatenate
 from bayesgeom.interventions import fits
 from bayesgeom.interventions.engine import PairReference
 from bayesgeom.interventions.onwards import Scrubber, Targets
 from bayesgeom.interventions.onwards_report import OnwardsReport, verdict_onwards
-from bayesgeom.interventions.place import Place
-from bayesgeom.interventions.quantity import Quantity
-from bayesgeom.sites import ATTN_OUT, RESID_POST, RESID_PRE
+from bayesgeom.interventions.run_onwards import OnwardsJob, erase_onwards
+from bayesgeom.stats.information import kl_bits
+from bayesgeom.subspaces.place import Place
+from bayesgeom.subspaces.quantity import Quantity
 from bayesgeom.tasks.base import derived_seed
-from bayesgeom.trials import concatenate
 from tests.interventions.worlds import TASK, lively, planted_model
 
 NONE = PairReference({}, None)

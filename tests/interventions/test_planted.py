@@ -8,13 +8,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from bayesgeom.geometry.regression import ridge
-from bayesgeom.geometry.subspace import random_subspaces
-from bayesgeom.information import entropy_bits, kl_bits
 from bayesgeom.interventions import planted
 from bayesgeom.interventions.planted import LAYER, NOISE, SITE, WIDTH
 from bayesgeom.interventions.planted_network import PlantedBlock, PlantedModel
 from bayesgeom.interventions.planted_task import N_ANSWERS, PlantedTask, beliefs, entropies, factors
+from bayesgeom.stats.information import entropy_bits, kl_bits
+from bayesgeom.stats.regression import ridge
+from bayesgeom.stats.subspace import random_subspaces
 
 EVERY = PlantedTask().every_token()
 

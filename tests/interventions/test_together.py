@@ -9,25 +9,25 @@ import torch
 from scipy.stats import spearmanr
 from torch import Tensor
 
-from bayesgeom.behaviour import answer_log_probabilities
 from bayesgeom.cli import main
-from bayesgeom.diagnosis import Diagnosis, report_kinds
-from bayesgeom.edits import InSubspace
-from bayesgeom.errors import InvalidArgument, MissingSite
-from bayesgeom.geometry.subspace import random_subspaces
-from bayesgeom.information import entropy_bits, kl_bits
-from bayesgeom.intervene_together import N_FIT, JointJob, intervene_together
+from bayesgeom.core.behavior import answer_log_probabilities
+from bayesgeom.core.edits import InSubspace
+from bayesgeom.core.errors import InvalidArgument, MissingSite
+from bayesgeom.core.sites import RESID_PRE, Site, V
+from bayesgeom.core.trials import Trials
 from bayesgeom.interventions import fits
 from bayesgeom.interventions.engine import PairReference
 from bayesgeom.interventions.joint import orthogonal_to
 from bayesgeom.interventions.joint_report import verdict_of
-from bayesgeom.interventions.place import Place
+from bayesgeom.interventions.run_together import N_FIT, JointJob, intervene_together
 from bayesgeom.models.base import Model
 from bayesgeom.models.resolve import as_model
-from bayesgeom.sites import RESID_PRE, Site, V
+from bayesgeom.results.diagnosis import Diagnosis, report_kinds
+from bayesgeom.stats.information import entropy_bits, kl_bits
+from bayesgeom.stats.subspace import random_subspaces
+from bayesgeom.subspaces.place import Place
 from bayesgeom.tasks.base import derived_seed
 from bayesgeom.tasks.evidence import LabelledEvidence
-from bayesgeom.trials import Trials
 from tests.families import lively
 from tests.interventions.test_huggingface import D_HEAD, N_KV, N_LAYERS, llama
 from tests.interventions.worlds import TASK
@@ -224,7 +224,7 @@ def test_mistakes_are_named(model: Model, arguments: dict[str, Any], error: type
 
 
 def test_edits_at_a_site_that_is_not_there(model: Model) -> None:
-    from bayesgeom.sites import STATE
+    from bayesgeom.core.sites import STATE
 
     with pytest.raises((InvalidArgument, MissingSite)):
         intervene_together(model, TASK, at=[Place(STATE, (0,))], n=3)

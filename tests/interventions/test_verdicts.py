@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 import torch
 
-from bayesgeom.intervene import intervene
+from bayesgeom.core.sites import MLP_OUT, RESID_POST, RESID_PRE
 from bayesgeom.interventions import fits
 from bayesgeom.interventions.design import Design
-from bayesgeom.interventions.place import Place
-from bayesgeom.interventions.readout import Erasure
-from bayesgeom.interventions.subspace import Subspace
+from bayesgeom.interventions.run import intervene
 from bayesgeom.interventions.verdicts import Evidence, Interval, sentence, verdict_of
-from bayesgeom.sites import MLP_OUT, RESID_POST, RESID_PRE
+from bayesgeom.subspaces.place import Place
+from bayesgeom.subspaces.readout import Erasure
+from bayesgeom.subspaces.subspace import Subspace
 from bayesgeom.tasks.bijection import Bijection
 from tests.interventions.worlds import TASK, coordinates, lively, planted_model
 
@@ -112,9 +112,9 @@ def test_without_the_direct_path_nothing_is_left_at_the_end_of_the_stream() -> N
 
 def test_the_indirect_effect_is_that_of_plain_hooks() -> None:
     """The edit is subtracted again from what enters the final norm."""
-    from bayesgeom.behaviour import answer_log_probabilities
-    from bayesgeom.information import kl_bits
+    from bayesgeom.core.behavior import answer_log_probabilities
     from bayesgeom.interventions.job import InterventionJob
+    from bayesgeom.stats.information import kl_bits
 
     model, fit, place = lively(), fits.covariance("belief"), Place(MLP_OUT, (0,))
     job = InterventionJob.of(model, None, fit, kind=FEW, at=place, n=7, seed=0)

@@ -9,11 +9,11 @@ import torch
 from jaxtyping import Float64
 from torch import Tensor
 
-from bayesgeom.models.hooked import HookedModel
-from bayesgeom.models.transformer import Transformer, TransformerConfig
+from bayesgeom.core.trials import Trials
+from bayesgeom.models.adapters.hooked import HookedModel
+from bayesgeom.models.native.transformer import Transformer, TransformerConfig
 from bayesgeom.tasks.base import WindTunnel
 from bayesgeom.tasks.bijection import Bijection
-from bayesgeom.trials import Trials
 
 N_TOKENS, N_ANSWERS, WIDTH = 7, 5, 13  # the answer lives in coordinates 0 … 4, the rest is written and never read
 

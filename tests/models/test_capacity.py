@@ -5,13 +5,13 @@ import torch
 from torch import nn
 
 import bayesgeom
-from bayesgeom.errors import InvalidArgument, UnknownName
+from bayesgeom.core.errors import InvalidArgument, UnknownName
+from bayesgeom.core.plugins import discover, find
 from bayesgeom.models.capacity import capacity_matched, n_parameters
 from bayesgeom.models.config import ModelConfig, config_from_dict
-from bayesgeom.models.lstm import LSTMConfig
+from bayesgeom.models.native.lstm import LSTMConfig
+from bayesgeom.models.native.transformer import TransformerConfig
 from bayesgeom.models.resolve import as_model
-from bayesgeom.models.transformer import TransformerConfig
-from bayesgeom.plugins import discover, find
 
 REFERENCE = TransformerConfig(d_vocab=40, n_ctx=37, n_layers=2, n_heads=4, d_model=128, d_mlp=512)
 ARCHITECTURES = sorted(discover("bayesgeom.models", ModelConfig))  # type: ignore[type-abstract]

@@ -14,11 +14,11 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from bayesgeom.cli import main
-from bayesgeom.errors import CheckpointFault, InvalidArgument, OutputFault, UnknownName
+from bayesgeom.core.errors import CheckpointFault, InvalidArgument, OutputFault, UnknownName
 from bayesgeom.models import checkpoint as checkpoints
 from bayesgeom.models.checkpoint import hashed, load_checkpoint, save_checkpoint, weights_hash
 from bayesgeom.models.config import config_from_dict
-from bayesgeom.models.transformer import NORMS, POSITIONS, TransformerConfig
+from bayesgeom.models.native.transformer import NORMS, POSITIONS, TransformerConfig
 from bayesgeom.tasks.bijection import Bijection
 from bayesgeom.training.formation import seal
 

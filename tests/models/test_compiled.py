@@ -9,12 +9,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from bayesgeom.errors import InvalidArgument
+from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.models import compiled
-from bayesgeom.models.causal_conv import causal_conv_silu
-from bayesgeom.models.compiled import loops
-from bayesgeom.models.mamba import MambaConfig
-from bayesgeom.models.scan import plain_states, read_states, selective_scan
+from bayesgeom.models.native.causal_conv import causal_conv_silu
+from bayesgeom.models.native.compiled import loops
+from bayesgeom.models.native.mamba import MambaConfig
+from bayesgeom.models.native.scan import plain_states, read_states, selective_scan
 from tests.structure.test_light_import import heavy_after
 
 # Sequences, positions, channels, states: none, one, or several full blocks and segments, with and without a rest.
@@ -204,5 +204,5 @@ def test_without_a_place_for_its_cache_it_compiles_all_the_same(monkeypatch: pyt
 
 
 def test_numba_loads_with_the_first_scan_and_not_before() -> None:
-    assert "numba" not in heavy_after("import bayesgeom.models.mamba")
+    assert "numba" not in heavy_after("import bayesgeom.models.native.mamba")
     assert "numba" in heavy_after("import numba")

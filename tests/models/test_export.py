@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from bayesgeom import sites as s
-from bayesgeom.errors import CheckpointFault, InvalidArgument
+from bayesgeom.core import sites as s
+from bayesgeom.core.errors import CheckpointFault, InvalidArgument
+from bayesgeom.models.adapters.hooked import HookedModel
 from bayesgeom.models.export import export_huggingface, import_huggingface
-from bayesgeom.models.hooked import HookedModel
+from bayesgeom.models.native.transformer import NORMS, POSITIONS, Transformer, TransformerConfig
 from bayesgeom.models.resolve import load
-from bayesgeom.models.transformer import NORMS, POSITIONS, Transformer, TransformerConfig
 from bayesgeom.tasks.bijection import Bijection
 
 TASK = Bijection(n_values=11, n_pairs=7)

@@ -9,12 +9,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from bayesgeom import sites as s
-from bayesgeom.errors import MissingSite
-from bayesgeom.models.hooked import HookedModel
-from bayesgeom.models.identities import broken_identities, capture, sentinel_trials
-from bayesgeom.models.transformer import NORMS, POSITIONS, Transformer, TransformerConfig
-from bayesgeom.sites import Site
+from bayesgeom.core import sites as s
+from bayesgeom.core.errors import MissingSite
+from bayesgeom.core.sites import Site
+from bayesgeom.models.adapters.hooked import HookedModel
+from bayesgeom.models.adapters.identities import broken_identities, capture, sentinel_trials
+from bayesgeom.models.native.transformer import NORMS, POSITIONS, Transformer, TransformerConfig
 
 SIZES = TransformerConfig(d_vocab=23, n_ctx=11, n_layers=2, n_heads=3, d_model=30, d_mlp=17)
 EXPOSED = set(s.ALL_SITES) - {s.STATE}

@@ -8,10 +8,10 @@ import torch
 import transformer_lens
 from torch import nn
 
-from bayesgeom import sites as s
-from bayesgeom.errors import InvalidArgument, MissingSite
+from bayesgeom.core import sites as s
+from bayesgeom.core.errors import InvalidArgument, MissingSite
+from bayesgeom.models.adapters.lens import LensModel
 from bayesgeom.models.base import Model
-from bayesgeom.models.lens import LensModel
 from bayesgeom.models.resolve import as_model, load
 from tests.families import ATTENTION, saved
 from tests.models.huggingface.test_sites import edited_logits, plain, text

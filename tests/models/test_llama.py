@@ -5,12 +5,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from bayesgeom import sites as s
-from bayesgeom.errors import InvalidArgument
+from bayesgeom.core import sites as s
+from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.models.checkpoint import load_checkpoint
 from bayesgeom.models.config import config_from_dict
 from bayesgeom.models.huggingface.model import HFModel
-from bayesgeom.models.llama import Llama, LlamaConfig
+from bayesgeom.models.native.llama import Llama, LlamaConfig
 from bayesgeom.models.resolve import as_model, load
 from bayesgeom.tasks.bijection import Bijection
 from bayesgeom.training.loop import Pace, train

@@ -5,8 +5,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from bayesgeom.errors import InvalidArgument
-from bayesgeom.models.lstm import LSTM, LSTMConfig
+from bayesgeom.core.errors import InvalidArgument
+from bayesgeom.models.native.lstm import LSTM, LSTMConfig
 
 SMALL = LSTMConfig(d_vocab=11, n_ctx=7, n_layers=2, d_model=10)
 

@@ -5,11 +5,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from bayesgeom.errors import InvalidArgument
+from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.models import causal_conv, scan
-from bayesgeom.models.causal_conv import causal_conv_silu
-from bayesgeom.models.mamba import EPS, Mamba, MambaConfig
-from bayesgeom.models.scan import plain_states, read_states, selective_scan
+from bayesgeom.models.native.causal_conv import causal_conv_silu
+from bayesgeom.models.native.mamba import EPS, Mamba, MambaConfig
+from bayesgeom.models.native.scan import plain_states, read_states, selective_scan
 
 SMALL = MambaConfig(d_vocab=11, n_ctx=7, n_layers=2, d_model=10, d_state=3, d_conv=4, expand=2, dt_rank=5)
 

@@ -6,13 +6,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from bayesgeom import sites as s
-from bayesgeom.errors import InvalidArgument
+from bayesgeom.core import sites as s
+from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.models.config import config_from_dict
 from bayesgeom.models.huggingface.model import HFModel
-from bayesgeom.models.mamba2 import Mamba2, Mamba2Config
+from bayesgeom.models.native.mamba2 import Mamba2, Mamba2Config
+from bayesgeom.models.native.rwkv import RWKV, RWKVConfig
 from bayesgeom.models.resolve import as_model, load
-from bayesgeom.models.rwkv import RWKV, RWKVConfig
 from bayesgeom.tasks.bijection import Bijection
 from bayesgeom.training.loop import LOG, Pace, train
 from bayesgeom.training.optimisers import Optimisers

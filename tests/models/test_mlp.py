@@ -8,8 +8,8 @@ import torch
 from scipy.special import erf
 from torch import Tensor
 
-from bayesgeom.errors import InvalidArgument, TaskMismatch
-from bayesgeom.models.mlp import MLPConfig, PositionwiseMLP
+from bayesgeom.core.errors import InvalidArgument, TaskMismatch
+from bayesgeom.models.native.mlp import MLPConfig, PositionwiseMLP
 
 POSITION = MLPConfig(d_vocab=11, n_ctx=7, n_layers=2, d_model=10, d_mlp=13)
 PREFIX = replace(POSITION, context="prefix", d_embed=3, tied=False)

@@ -6,14 +6,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from bayesgeom.edits import Replace
-from bayesgeom.errors import InvalidArgument
+from bayesgeom.core.edits import Replace
+from bayesgeom.core.errors import InvalidArgument
+from bayesgeom.core.sites import ATTN_OUT, Z
+from bayesgeom.models.adapters.hooked import HookedModel
 from bayesgeom.models.config import config_from_dict
-from bayesgeom.models.hooked import HookedModel
-from bayesgeom.models.positions import PositionalPrior, alibi_bias, alibi_slopes
-from bayesgeom.models.replayer import Variant
-from bayesgeom.models.transformer import Transformer, TransformerConfig
-from bayesgeom.sites import ATTN_OUT, Z
+from bayesgeom.models.native.positions import PositionalPrior, alibi_bias, alibi_slopes
+from bayesgeom.models.native.transformer import Transformer, TransformerConfig
+from bayesgeom.models.replay.replayer import Variant
 from bayesgeom.tasks.bijection import Bijection
 from bayesgeom.training.optimisers import Optimisers
 from bayesgeom.training.recipe import Recipe

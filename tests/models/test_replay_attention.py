@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 
 from bayesgeom.models import replay_attention as module
-from bayesgeom.models.positions import rotated
-from bayesgeom.models.replay_attention import HeadBuffers, ReplayAttention, Scratch
-from bayesgeom.models.replay_layer import ReplayLayer
-from bayesgeom.models.transformer import NORMS, POSITIONS, MultiHeadAttention, Transformer, TransformerConfig
+from bayesgeom.models.native.positions import rotated
+from bayesgeom.models.native.transformer import NORMS, POSITIONS, MultiHeadAttention, Transformer, TransformerConfig
+from bayesgeom.models.replay.attention import HeadBuffers, ReplayAttention, Scratch
+from bayesgeom.models.replay.layer import ReplayLayer
 from tests.ablations.plain import SIZES
 
 HEADS, BATCH, POS, WIDTH = 5, 3, 13, 6

@@ -2,11 +2,11 @@
 
 import torch
 
-from bayesgeom.edits import Replace
-from bayesgeom.models.hooked import HookedModel
-from bayesgeom.models.replayer import Baseline, Replayer
-from bayesgeom.models.transformer import Transformer, TransformerConfig
-from bayesgeom.sites import Z
+from bayesgeom.core.edits import Replace
+from bayesgeom.core.sites import Z
+from bayesgeom.models.adapters.hooked import HookedModel
+from bayesgeom.models.native.transformer import Transformer, TransformerConfig
+from bayesgeom.models.replay.replayer import Baseline, Replayer
 from bayesgeom.tasks.bijection import Bijection
 
 TASK = Bijection(n_values=11, n_pairs=5)

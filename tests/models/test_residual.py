@@ -6,18 +6,18 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from bayesgeom import sites as s
-from bayesgeom.ablate import ablate
 from bayesgeom.ablations.batteries import every_layer, every_mlp
 from bayesgeom.ablations.engine import TileReference
-from bayesgeom.edits import Replace
-from bayesgeom.errors import InvalidArgument, MissingSite
-from bayesgeom.intervene import intervene
-from bayesgeom.interventions.place import Place
+from bayesgeom.ablations.run import ablate
+from bayesgeom.core import sites as s
+from bayesgeom.core.edits import Replace
+from bayesgeom.core.errors import InvalidArgument, MissingSite
+from bayesgeom.interventions.run import intervene
+from bayesgeom.models.adapters.residual import ResidualModel
 from bayesgeom.models.config import ModelConfig, config_from_dict
-from bayesgeom.models.plain_loop import PlainLoop
-from bayesgeom.models.residual import ResidualModel
+from bayesgeom.models.replay.plain_loop import PlainLoop
 from bayesgeom.models.resolve import as_model, load
+from bayesgeom.subspaces.place import Place
 from bayesgeom.tasks.bijection import Bijection
 from bayesgeom.training.loop import Pace, train
 from bayesgeom.training.publish import publish

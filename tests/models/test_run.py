@@ -8,18 +8,18 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from bayesgeom import sites as s
-from bayesgeom.activations import Behaviour
-from bayesgeom.behaviour import answer_log_probabilities, behaviour
-from bayesgeom.errors import HookFault, InvalidArgument, MissingSite, NonFinite, TaskMismatch
+from bayesgeom.core import sites as s
+from bayesgeom.core.behavior import answer_log_probabilities, behaviour
+from bayesgeom.core.errors import HookFault, InvalidArgument, MissingSite, NonFinite, TaskMismatch
+from bayesgeom.core.run import Behaviour
+from bayesgeom.core.sites import Site
+from bayesgeom.core.trials import Trials, concatenate
+from bayesgeom.models.adapters.hooked import HookedModel
 from bayesgeom.models.base import Model
-from bayesgeom.models.hooked import HookedModel
+from bayesgeom.models.native.transformer import POSITIONS, Transformer, TransformerConfig
 from bayesgeom.models.recorder import bytes_per_sequence
-from bayesgeom.models.replayer import Replayer
-from bayesgeom.models.transformer import POSITIONS, Transformer, TransformerConfig
-from bayesgeom.sites import Site
+from bayesgeom.models.replay.replayer import Replayer
 from bayesgeom.tasks.bijection import Bijection
-from bayesgeom.trials import Trials, concatenate
 
 TASK = Bijection(n_values=11, n_pairs=7)  # 22 ids, 13 positions of which 7 are scored
 SIZES = TransformerConfig(d_vocab=22, n_ctx=13, n_layers=2, n_heads=3, d_model=30, d_mlp=17)

@@ -10,9 +10,16 @@ import torch
 from scipy.special import erf
 from torch import Tensor
 
-from bayesgeom.errors import TaskMismatch
-from bayesgeom.models.positions import alibi_bias, rotated, sinusoids
-from bayesgeom.models.transformer import NORMS, POSITIONS, Attention, MultiHeadAttention, Transformer, TransformerConfig
+from bayesgeom.core.errors import TaskMismatch
+from bayesgeom.models.native.positions import alibi_bias, rotated, sinusoids
+from bayesgeom.models.native.transformer import (
+    NORMS,
+    POSITIONS,
+    Attention,
+    MultiHeadAttention,
+    Transformer,
+    TransformerConfig,
+)
 
 SMALL = TransformerConfig(d_vocab=11, n_ctx=7, n_layers=2, n_heads=3, d_model=30, d_mlp=13)
 KINDS = [

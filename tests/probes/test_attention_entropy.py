@@ -9,11 +9,11 @@ import plotly.graph_objects as go
 import pytest
 import torch
 
-from bayesgeom import sites as s
-from bayesgeom.activations import Run
+from bayesgeom.core import sites as s
+from bayesgeom.core.run import Run
 from bayesgeom.probes.attention_entropy import AttentionEntropy, AttentionEntropyReport
 from bayesgeom.probes.base import planted_run, planted_trials
-from bayesgeom.statistics import mean_interval
+from bayesgeom.stats.bootstrap import mean_interval
 from bayesgeom.tasks.bijection import Bijection
 
 LAYERS, N, POSITIONS, HEADS, HYPOTHESES = 3, 11, 7, 2, 5

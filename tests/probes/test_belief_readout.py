@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 import torch
 
-from bayesgeom.activations import Run
+from bayesgeom.core.run import Run
+from bayesgeom.core.sites import RESID_POST, RESID_PRE, STATE
 from bayesgeom.probes import belief_readout
 from bayesgeom.probes.base import planted_run
 from bayesgeom.probes.belief_readout import COUNTS, SUBSPACES, BeliefReadout
 from bayesgeom.probes.belief_report import BeliefReadoutReport
-from bayesgeom.sites import RESID_POST, RESID_PRE, STATE
 from bayesgeom.tasks.base import WindTunnel
 from bayesgeom.tasks.bijection import Bijection
 from bayesgeom.tasks.hmm import HMM

@@ -7,12 +7,12 @@ import plotly.graph_objects as go
 import pytest
 import torch
 
-from bayesgeom.activations import Run
-from bayesgeom.behaviour import predicted_behaviour
-from bayesgeom.memory import window_scores
+from bayesgeom.core.behavior import predicted_behaviour
+from bayesgeom.core.memory import window_scores
+from bayesgeom.core.run import Run
 from bayesgeom.probes.base import planted_run, planted_trials
 from bayesgeom.probes.calibration import Calibration, CalibrationReport
-from bayesgeom.statistics import mean_interval
+from bayesgeom.stats.bootstrap import mean_interval
 from bayesgeom.tasks.base import WindTunnel
 from bayesgeom.tasks.bijection import Bijection
 from bayesgeom.tasks.hmm import HMM

@@ -13,13 +13,13 @@ import pytest
 import torch
 
 import bayesgeom
-from bayesgeom.activations import Run
-from bayesgeom.diagnose import all_probes, diagnose
-from bayesgeom.diagnosis import Diagnosis, report_kinds
-from bayesgeom.models.hooked import HookedModel
-from bayesgeom.models.transformer import Transformer, TransformerConfig
+from bayesgeom.core.run import Run
+from bayesgeom.models.adapters.hooked import HookedModel
+from bayesgeom.models.native.transformer import Transformer, TransformerConfig
 from bayesgeom.probes.base import Control, Probe, mean_over_copies
-from bayesgeom.report import Report
+from bayesgeom.probes.one_pass import all_probes, diagnose
+from bayesgeom.results.diagnosis import Diagnosis, report_kinds
+from bayesgeom.results.report import Report
 from bayesgeom.tasks.bijection import Bijection
 
 NAMES = tuple(all_probes())

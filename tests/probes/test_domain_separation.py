@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from bayesgeom.activations import Run
+from bayesgeom.core.run import Run
+from bayesgeom.core.sites import RESID_POST
 from bayesgeom.probes.base import planted_run, planted_trials
 from bayesgeom.probes.domain_separation import DomainSeparation
-from bayesgeom.sites import RESID_POST
 
 N, D, LAYERS = 66, 13, 2
 LABELS = np.arange(N) % 3

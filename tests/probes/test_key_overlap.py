@@ -9,9 +9,12 @@ import plotly.graph_objects as go
 import pytest
 import torch
 
-from bayesgeom import sites as s
-from bayesgeom.activations import Run
-from bayesgeom.geometry.cosine import (
+from bayesgeom.core import sites as s
+from bayesgeom.core.run import Run
+from bayesgeom.probes.base import planted_run, planted_trials
+from bayesgeom.probes.key_overlap import KeyOverlap, KeyOverlapReport, overlap_by_view
+from bayesgeom.stats.bootstrap import jackknife_weights, statistic_interval
+from bayesgeom.stats.cosine import (
     chance_overlap,
     chance_overlap_centred,
     cross_fitted_overlap,
@@ -19,9 +22,6 @@ from bayesgeom.geometry.cosine import (
     pairwise_cosine,
     welch_bound,
 )
-from bayesgeom.probes.base import planted_run, planted_trials
-from bayesgeom.probes.key_overlap import KeyOverlap, KeyOverlapReport, overlap_by_view
-from bayesgeom.statistics import jackknife_weights, statistic_interval
 
 LAYERS, N, POSITIONS, HEADS, WIDTH, MODEL = 2, 11, 7, 3, 5, 17
 SETS = {"inputs": (9, 1), "hypotheses": (6, 2, 4), "empty": ()}

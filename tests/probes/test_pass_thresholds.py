@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 import torch
 
-from bayesgeom.activations import Run
+from bayesgeom.core.run import Run
+from bayesgeom.core.sites import PATTERN, W_K_GRAM, K, V
 from bayesgeom.probes.base import planted_run, planted_trials
 from bayesgeom.probes.pass_thresholds import MARKS, PassThresholds, PassThresholdsReport
-from bayesgeom.sites import PATTERN, W_K_GRAM, K, V
-from bayesgeom.statistics import bootstrap_weights, jackknife_weights
+from bayesgeom.stats.bootstrap import bootstrap_weights, jackknife_weights
 
 N, POSITIONS, LAYERS, KV, HEADS, D, MODEL = 31, 7, 3, 2, 4, 5, 97
 TOKENS = 6

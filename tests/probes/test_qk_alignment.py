@@ -10,14 +10,14 @@ import plotly.graph_objects as go
 import pytest
 import torch
 
-from bayesgeom import sites as s
-from bayesgeom.activations import Run
+from bayesgeom.core import sites as s
+from bayesgeom.core.run import Run
+from bayesgeom.core.trials import Trials
 from bayesgeom.probes.base import planted_run, planted_trials
 from bayesgeom.probes.qk_alignment import SHIFTS, QKAlignment, QKAlignmentReport
-from bayesgeom.statistics import jackknife_weights, statistic_interval
+from bayesgeom.stats.bootstrap import jackknife_weights, statistic_interval
 from bayesgeom.tasks.bijection import Bijection
 from bayesgeom.tasks.hmm import HMM
-from bayesgeom.trials import Trials
 
 LAYERS, N, POSITIONS, QUERIES, HEADS, KV_HEADS, WIDTH = 3, 11, 7, 5, 4, 2, 13
 METRICS = ("mass_excess", "contrast", "auc")

@@ -9,13 +9,13 @@ import plotly.graph_objects as go
 import pytest
 import torch
 
-from bayesgeom.activations import Run
-from bayesgeom.geometry.manifold import RELATIONS, SHAPES
-from bayesgeom.geometry.pca import covariance, principal_axes, variance_shares
+from bayesgeom.core.run import Run
+from bayesgeom.core.sites import ATTN_OUT, RESID_POST, V, Z
 from bayesgeom.probes import value_manifold
 from bayesgeom.probes.base import planted_run
 from bayesgeom.probes.value_manifold import ValueManifold, ValueManifoldReport
-from bayesgeom.sites import ATTN_OUT, RESID_POST, V, Z
+from bayesgeom.stats.manifold import RELATIONS, SHAPES
+from bayesgeom.stats.pca import covariance, principal_axes, variance_shares
 from bayesgeom.tasks.base import WindTunnel
 from bayesgeom.tasks.bijection import Bijection
 from bayesgeom.tasks.hmm import HMM

@@ -4,7 +4,7 @@ import pytest
 import torch
 from jaxtyping import TypeCheckError
 
-from bayesgeom.information import entropy_bits
+from bayesgeom.stats.information import entropy_bits
 
 
 def test_shapes_are_checked() -> None:

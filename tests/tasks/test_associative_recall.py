@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 import torch
 
-from bayesgeom.errors import InvalidArgument
-from bayesgeom.information import kl_bits
+from bayesgeom.core.errors import InvalidArgument
+from bayesgeom.core.trials import UNASKED, Trials
+from bayesgeom.stats.information import kl_bits
 from bayesgeom.tasks.associative_recall import AssociativeRecall
-from bayesgeom.trials import UNASKED, Trials
 
 SMALL = [
     AssociativeRecall(n_pairs=2, n_keys=4, n_values=5, n_queries=2, n_filler=3, unstored_share=0.5),

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 import torch
 
-from bayesgeom.errors import InvalidArgument
-from bayesgeom.information import entropy_bits
+from bayesgeom.core.errors import InvalidArgument
+from bayesgeom.core.trials import UNASKED, Trials
+from bayesgeom.stats.information import entropy_bits
 from bayesgeom.tasks.bijection import Bijection
-from bayesgeom.trials import UNASKED, Trials
 
 # Fewer pairs than values; with repeats also more, so that every value gets used up.
 SMALL = [

@@ -8,12 +8,12 @@ from functools import cache
 import pytest
 import torch
 
-from bayesgeom.errors import InvalidArgument
-from bayesgeom.information import kl_bits
-from bayesgeom.plugins import discover
+from bayesgeom.core.errors import InvalidArgument
+from bayesgeom.core.plugins import discover
+from bayesgeom.core.trials import UNASKED, Trials, concatenate
+from bayesgeom.stats.information import kl_bits
 from bayesgeom.tasks.base import WindTunnel, task_from_config, task_from_text
 from bayesgeom.tasks.process import Mess3, Process
-from bayesgeom.trials import UNASKED, Trials, concatenate
 
 N = 37
 

@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 import torch
 
-from bayesgeom.errors import InvalidArgument
-from bayesgeom.information import entropy_bits
+from bayesgeom.core.errors import InvalidArgument
+from bayesgeom.core.trials import UNASKED, Trials
+from bayesgeom.stats.information import entropy_bits
 from bayesgeom.tasks.base import task_from_text
 from bayesgeom.tasks.hmm import HMM, SLOW, forward_filter
-from bayesgeom.trials import UNASKED, Trials
 
 SMALL = HMM(n_states=3, n_symbols=2, length=5)
 SHAPES = [SMALL, HMM(n_states=2, n_symbols=5, length=3, floor=0.1, grid=0.05), HMM(n_states=5, n_symbols=3, floor=0.0)]

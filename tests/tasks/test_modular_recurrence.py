@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from bayesgeom.errors import InvalidArgument
-from bayesgeom.information import kl_bits
+from bayesgeom.core.errors import InvalidArgument
+from bayesgeom.stats.information import kl_bits
 from bayesgeom.tasks.modular_recurrence import ModularRecurrence
 
 SMALL = [

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from bayesgeom.errors import InvalidArgument
-from bayesgeom.information import entropy_bits, kl_bits
+from bayesgeom.core.errors import InvalidArgument
+from bayesgeom.stats.information import entropy_bits, kl_bits
 from bayesgeom.tasks.base import task_from_config
 from bayesgeom.tasks.markov import MarkovProcess
 from bayesgeom.tasks.process import Mess3, Process, _nested

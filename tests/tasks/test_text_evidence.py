@@ -9,10 +9,10 @@ import pytest
 import torch
 from jaxtyping import TypeCheckError
 
-from bayesgeom.errors import InvalidArgument
-from bayesgeom.information import entropy_bits, kl_bits
+from bayesgeom.core.errors import InvalidArgument
+from bayesgeom.core.trials import UNASKED, Trials
+from bayesgeom.stats.information import entropy_bits, kl_bits
 from bayesgeom.tasks.evidence import BoundEvidence, LabelledEvidence
-from bayesgeom.trials import UNASKED, Trials
 from tests.tasks.tokenizers import pair_tokenizer, word_tokenizer
 
 K, R = 5, 0.8

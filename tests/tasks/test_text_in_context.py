@@ -9,12 +9,12 @@ import torch
 from jaxtyping import Float64
 from torch import Tensor
 
-from bayesgeom.errors import InvalidArgument
+from bayesgeom.core.errors import InvalidArgument
+from bayesgeom.core.trials import UNASKED, Trials
 from bayesgeom.tasks.base import WindTunnel
 from bayesgeom.tasks.bijection import Bijection
 from bayesgeom.tasks.hmm import HMM
 from bayesgeom.tasks.in_context import BoundInContext, InContext
-from bayesgeom.trials import UNASKED, Trials
 from tests.tasks.test_trials import assert_equal
 from tests.tasks.tokenizers import pair_tokenizer, word_tokenizer
 

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from bayesgeom.errors import InvalidArgument, TaskMismatch, UnknownName
+from bayesgeom.core.errors import InvalidArgument, TaskMismatch, UnknownName
+from bayesgeom.core.trials import UNASKED, Trials, concatenate
 from bayesgeom.tasks.base import BLOCK, derived_seed
 from bayesgeom.tasks.prompts import BoundPrompts, Prompts
-from bayesgeom.trials import UNASKED, Trials, concatenate
 from tests.tasks.test_trials import assert_equal
 from tests.tasks.tokenizers import pair_tokenizer, word_tokenizer
 

@@ -8,8 +8,9 @@ import pytest
 import torch
 from transformers import PreTrainedTokenizerFast
 
-from bayesgeom.errors import InvalidArgument, TaskMismatch, UnknownName
-from bayesgeom.models.transformer import TransformerConfig
+from bayesgeom.core.errors import InvalidArgument, TaskMismatch, UnknownName
+from bayesgeom.core.trials import concatenate
+from bayesgeom.models.native.transformer import TransformerConfig
 from bayesgeom.tasks import HMM, Bijection, InContext, LabelledEvidence, Prompts
 from bayesgeom.tasks.base import TextTask, WindTunnel, task_from_config, task_from_text
 from bayesgeom.tasks.text import (
@@ -23,7 +24,6 @@ from bayesgeom.tasks.text import (
     right_padded,
     single_tokens,
 )
-from bayesgeom.trials import concatenate
 from tests.tasks.test_trials import assert_equal
 from tests.tasks.tokenizers import byte_tokenizer, pair_tokenizer, word_tokenizer
 

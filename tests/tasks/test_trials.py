@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 import torch
 
-from bayesgeom.errors import InvalidArgument, UnknownName
-from bayesgeom.observers import WindowObservers
+from bayesgeom.core.errors import InvalidArgument, UnknownName
+from bayesgeom.core.observers import WindowObservers
+from bayesgeom.core.trials import UNASKED, Relations, Trials, checked, concatenate
 from bayesgeom.tasks.base import BLOCK, WindTunnel, checked_seed, derived_seed, task_from_config, task_from_text
 from bayesgeom.tasks.bijection import Bijection
 from bayesgeom.tasks.hmm import HMM
-from bayesgeom.trials import UNASKED, Relations, Trials, checked, concatenate
 
 TASKS = [Bijection(n_values=7, n_pairs=5, repeats=True), HMM(n_states=3, n_symbols=2, length=5, floor=0.1, grid=0.05)]
 

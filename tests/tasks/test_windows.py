@@ -7,18 +7,18 @@ import numpy as np
 import pytest
 import torch
 
-from bayesgeom.errors import InvalidArgument, UnknownName
-from bayesgeom.geometry.chains import stationary, stationary_rows
-from bayesgeom.information import kl_bits
-from bayesgeom.memory import RESOLUTION_BITS, window_name, window_predictives, window_scores
-from bayesgeom.observers import STARTS, window_beliefs
+from bayesgeom.core.errors import InvalidArgument, UnknownName
+from bayesgeom.core.memory import RESOLUTION_BITS, window_name, window_predictives, window_scores
+from bayesgeom.core.observers import STARTS, window_beliefs
+from bayesgeom.core.trials import Trials, concatenate
+from bayesgeom.stats.chains import stationary, stationary_rows
+from bayesgeom.stats.information import kl_bits
 from bayesgeom.tasks.hmm import HMM, SLOW
 from bayesgeom.tasks.markov import MarkovProcess
 from bayesgeom.tasks.modular_recurrence import ModularRecurrence
 from bayesgeom.tasks.process import Mess3, Process
 from bayesgeom.tasks.sticky_markov import StickyMarkov
 from bayesgeom.tasks.windows import DynamicTask
-from bayesgeom.trials import Trials, concatenate
 
 UNIFORM, STATIONARY = range(2)
 HMMS = [

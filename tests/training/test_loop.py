@@ -15,9 +15,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from bayesgeom.errors import CheckpointFault, InvalidArgument, NonFinite, OutputFault
-from bayesgeom.information import NATS_PER_BIT, entropy_bits, kl_bits
+from bayesgeom.core.errors import CheckpointFault, InvalidArgument, NonFinite, OutputFault
+from bayesgeom.core.trials import Trials
 from bayesgeom.models.checkpoint import load_checkpoint
+from bayesgeom.stats.information import NATS_PER_BIT, entropy_bits, kl_bits
 from bayesgeom.tasks.base import BLOCK
 from bayesgeom.tasks.bijection import Bijection
 from bayesgeom.training import loop
@@ -25,7 +26,6 @@ from bayesgeom.training.loop import Pace, loss_nats, snapshot_steps, train
 from bayesgeom.training.optimisers import Optimisers
 from bayesgeom.training.recipe import Recipe, recipe_from_dict
 from bayesgeom.training.state import read_log
-from bayesgeom.trials import Trials
 
 TINY = Recipe(
     name="tiny",

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from bayesgeom.errors import CheckpointFault, InvalidArgument
+from bayesgeom.core.errors import CheckpointFault, InvalidArgument
 from bayesgeom.models.checkpoint import load_checkpoint, read_description
 from bayesgeom.models.resolve import checkpoints
 from bayesgeom.tasks.bijection import Bijection

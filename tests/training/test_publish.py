@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from bayesgeom.models.checkpoint import load_checkpoint, read_description
+from bayesgeom.models.native.transformer import Transformer
 from bayesgeom.models.resolve import checkpoints, from_checkpoint
-from bayesgeom.models.transformer import Transformer
 from bayesgeom.probes.calibration import Calibration, CalibrationReport
 from bayesgeom.tasks.base import derived_seed
 from bayesgeom.tasks.bijection import Bijection

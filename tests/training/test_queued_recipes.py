@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from bayesgeom.errors import CheckpointFault, InvalidArgument, UnknownName
+from bayesgeom.core.errors import CheckpointFault, InvalidArgument, UnknownName
 from bayesgeom.models.capacity import n_parameters
 from bayesgeom.models.checkpoint import load_checkpoint, weights_hash
 from bayesgeom.models.resolve import checkpoints

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from bayesgeom.errors import InvalidArgument, UnknownName
-from bayesgeom.models.transformer import TransformerConfig
+from bayesgeom.core.errors import InvalidArgument, UnknownName
+from bayesgeom.models.native.transformer import TransformerConfig
 from bayesgeom.tasks.base import WindTunnel
 from bayesgeom.tasks.bijection import Bijection
 from bayesgeom.tasks.hmm import HMM

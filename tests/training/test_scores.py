@@ -3,8 +3,8 @@
 import pytest
 import torch
 
+from bayesgeom.models.native.transformer import Transformer, TransformerConfig
 from bayesgeom.models.resolve import of_module
-from bayesgeom.models.transformer import Transformer, TransformerConfig
 from bayesgeom.tasks.base import derived_seed
 from bayesgeom.tasks.bijection import Bijection
 from bayesgeom.training.scores import context_free, score

@@ -14,9 +14,9 @@ import torch
 from jaxtyping import Float, Shaped
 from torch import Tensor, nn
 
-from bayesgeom.errors import InvalidArgument
+from bayesgeom.core.errors import InvalidArgument
+from bayesgeom.core.sites import K, Site
 from bayesgeom.models.huggingface.projection import Projection, Sizes, projections
-from bayesgeom.sites import K, Site
 
 T = TypeVar("T")
 _OUTPUTS = ("o_proj", "out_proj", "c_proj", "dense", "wo", "out")

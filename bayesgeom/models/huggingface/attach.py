@@ -9,18 +9,18 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from bayesgeom import sites as s
-from bayesgeom.activations import ModelSpec
-from bayesgeom.errors import InvalidArgument, NonFinite
+from bayesgeom.core import sites as s
+from bayesgeom.core.errors import InvalidArgument, NonFinite
+from bayesgeom.core.run import ModelSpec
+from bayesgeom.models.adapters.identities import sentinel_trials
+from bayesgeom.models.adapters.proof import Functions, Passages, disproved, tolerance_of
+from bayesgeom.models.adapters.taps import Taps, perturbed_pass
 from bayesgeom.models.huggingface.anatomy import Anatomy, anatomy_of, attention_of, blocks_of, first_input, is_close
 from bayesgeom.models.huggingface.describe import refuse_sharded, sizes_of, spec_of
 from bayesgeom.models.huggingface.forward import Forward, evaluating
 from bayesgeom.models.huggingface.interface import Handed, Route, routed
 from bayesgeom.models.huggingface.plumbing import Plumbing
 from bayesgeom.models.huggingface.statics import Statics, call, embedded
-from bayesgeom.models.identities import sentinel_trials
-from bayesgeom.models.proof import Functions, Passages, disproved, tolerance_of
-from bayesgeom.models.taps import Taps, perturbed_pass
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

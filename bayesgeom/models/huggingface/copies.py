@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from bayesgeom.errors import NoCopy
+from bayesgeom.core.errors import NoCopy
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from bayesgeom.activations import ModelSpec
-from bayesgeom.errors import InvalidArgument
+from bayesgeom.core.errors import InvalidArgument
+from bayesgeom.core.run import ModelSpec
 from bayesgeom.models.checkpoint import weights_hash
 from bayesgeom.models.huggingface.projection import Sizes
 

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
-from bayesgeom.trials import Trials
+from bayesgeom.core.trials import Trials
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

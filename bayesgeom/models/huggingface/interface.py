@@ -16,9 +16,9 @@ import torch
 from jaxtyping import Float, Shaped
 from torch import Tensor, nn
 
-from bayesgeom.models.quiet import without_warnings
-from bayesgeom.models.taps import Taps, per_query_head
-from bayesgeom.sites import K_ROT, PATTERN, Q_ROT, V
+from bayesgeom.core.sites import K_ROT, PATTERN, Q_ROT, V
+from bayesgeom.models.adapters.taps import Taps, per_query_head
+from bayesgeom.models.huggingface.quiet import without_warnings
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -13,11 +13,11 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 
-from bayesgeom.errors import BayesGeomError, CheckpointFault, InvalidArgument
+from bayesgeom.core.errors import BayesGeomError, CheckpointFault, InvalidArgument
 from bayesgeom.models.checkpoint import CONFIG, SOURCE
 from bayesgeom.models.huggingface.model import HFModel
+from bayesgeom.models.huggingface.quiet import without_bars, without_warnings
 from bayesgeom.models.huggingface.sources import check_config, check_weight_files
-from bayesgeom.models.quiet import without_bars, without_warnings
 from bayesgeom.tasks.base import WindTunnel, task_from_config
 
 _TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json")

@@ -15,18 +15,18 @@ from typing import TYPE_CHECKING, final
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
-from bayesgeom import sites as s
-from bayesgeom.activations import ModelSpec
+from bayesgeom.core import sites as s
+from bayesgeom.core.run import ModelSpec
+from bayesgeom.core.trials import Trials
 from bayesgeom.models.base import Model
 from bayesgeom.models.huggingface.attach import Attached, attach
 from bayesgeom.models.huggingface.copies import untrained_copy
 from bayesgeom.models.huggingface.forward import evaluating
 from bayesgeom.models.huggingface.replay import PrefixReplay
-from bayesgeom.models.plain_loop import PlainLoop
-from bayesgeom.models.replayer import Replayer
+from bayesgeom.models.replay.plain_loop import PlainLoop
+from bayesgeom.models.replay.replayer import Replayer
 from bayesgeom.tasks.base import WindTunnel
 from bayesgeom.tasks.text import Tokenizer
-from bayesgeom.trials import Trials
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -13,10 +13,10 @@ from jaxtyping import Shaped
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from bayesgeom import sites as s
+from bayesgeom.core import sites as s
+from bayesgeom.models.adapters.taps import Taps
 from bayesgeom.models.huggingface.anatomy import Anatomy, first_input
 from bayesgeom.models.huggingface.interface import Handed, Route, has_inside, inside, routed
-from bayesgeom.models.taps import Taps
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

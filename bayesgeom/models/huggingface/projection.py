@@ -9,7 +9,7 @@ from einops import rearrange
 from jaxtyping import Float
 from torch import Tensor
 
-from bayesgeom.sites import K, Q, Site, V
+from bayesgeom.core.sites import K, Q, Site, V
 
 Layout = Literal["own", "stacked", "grouped"]
 _SEPARATE = (("q_proj", "k_proj", "v_proj"), ("query", "key", "value"), ("wq", "wk", "wv"))

@@ -14,15 +14,15 @@ import torch
 from jaxtyping import Float, Shaped
 from torch import Tensor, nn
 
-from bayesgeom.edits import Edit, Reference
-from bayesgeom.errors import HookFault
+from bayesgeom.core.edits import Edit, Reference
+from bayesgeom.core.errors import HookFault
+from bayesgeom.core.sites import RESID_PRE, Site
+from bayesgeom.core.trials import Trials
+from bayesgeom.models.adapters.identities import sentinel_trials
 from bayesgeom.models.base import Model
 from bayesgeom.models.huggingface.anatomy import first_input
-from bayesgeom.models.identities import sentinel_trials
-from bayesgeom.models.plain_loop import PlainLoop
-from bayesgeom.models.replayer import Baseline, Variant, entry
-from bayesgeom.sites import RESID_PRE, Site
-from bayesgeom.trials import Trials
+from bayesgeom.models.replay.plain_loop import PlainLoop
+from bayesgeom.models.replay.replayer import Baseline, Variant, entry
 
 _CLOSE = 1e-5  # of the largest logit: what a replay without edits may differ by
 

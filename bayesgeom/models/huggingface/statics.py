@@ -12,9 +12,9 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
-from bayesgeom import sites as s
+from bayesgeom.core import sites as s
+from bayesgeom.core.sites import K, Site, V
 from bayesgeom.models.huggingface.anatomy import Anatomy, is_close
-from bayesgeom.sites import K, Site, V
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import bayesgeom
-from bayesgeom.errors import NoCopy
+from bayesgeom.core.errors import NoCopy
 from bayesgeom.models.huggingface.model import HFModel
 from bayesgeom.models.resolve import as_model, load
 from bayesgeom.tasks.bijection import Bijection

@@ -11,10 +11,10 @@ import torch
 from torch import nn
 
 import bayesgeom
-from bayesgeom import sites as s
+from bayesgeom.core import sites as s
 from bayesgeom.models.base import Model
 from bayesgeom.models.huggingface.model import HFModel
-from bayesgeom.models.llama import LlamaConfig
+from bayesgeom.models.native.llama import LlamaConfig
 from bayesgeom.models.recorder import bytes_of_pass
 from bayesgeom.models.resolve import load, of_module
 from bayesgeom.tasks.bijection import Bijection

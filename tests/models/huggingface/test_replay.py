@@ -8,12 +8,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from bayesgeom import sites as s
-from bayesgeom.edits import Edit, Replace
+from bayesgeom.core import sites as s
+from bayesgeom.core.edits import Edit, Replace
 from bayesgeom.models.huggingface.model import HFModel
 from bayesgeom.models.huggingface.replay import PrefixReplay
-from bayesgeom.models.plain_loop import PlainLoop
-from bayesgeom.models.replayer import Baseline, entry
+from bayesgeom.models.replay.plain_loop import PlainLoop
+from bayesgeom.models.replay.replayer import Baseline, entry
 from bayesgeom.models.resolve import as_model, load
 from tests.families import ATTENTION, N_LAYERS, RECURRENT, each
 from tests.models.huggingface.test_sites import text

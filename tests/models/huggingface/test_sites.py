@@ -9,12 +9,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from bayesgeom import sites as s
-from bayesgeom.edits import Replace
-from bayesgeom.errors import MissingSite
+from bayesgeom.core import sites as s
+from bayesgeom.core.edits import Replace
+from bayesgeom.core.errors import MissingSite
+from bayesgeom.core.trials import Trials
 from bayesgeom.models.base import Model
 from bayesgeom.models.resolve import load
-from bayesgeom.trials import Trials
 from tests.families import ATTENTION, D_VOCAB, N_LAYERS, RECURRENT, Family, by_hand, each
 
 ATOL = 1e-5

@@ -1,0 +1,53 @@
+"""Architectures side by side: a heat map of the share of the gap closed, and every model's interval beside the rule."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import plotly.graph_objects as go
+from jaxtyping import Float
+
+from bayesgeom.results.theme import MEASURED, NULL, SEQUENTIAL, label_axes, panels
+
+Intervals = tuple[Float[np.ndarray, " model"], Float[np.ndarray, " model"]]
+
+
+def comparison_figure(
+    title: str,
+    shares: Float[np.ndarray, "task architecture"],
+    tasks: Sequence[str],
+    architectures: Sequence[str],
+    models: tuple[Sequence[str], Float[np.ndarray, " model"], Intervals],
+) -> go.Figure:
+    """Above: tasks by architectures, each cell with its number. Below: every trained model, with its 95 % interval."""
+    names, values, (lo, hi) = models
+    titles = ("Share of the gap closed (null: 0)", "Every trained model (null: 0)")
+    figure = panels(title, titles, n_columns=1, row_height=max(420, 32 * len(names)))
+    figure.add_trace(
+        go.Heatmap(
+            z=shares, x=list(architectures), y=list(tasks), zmin=0, zmax=1, colorscale=SEQUENTIAL, xgap=2, ygap=2,
+            text=[[("" if np.isnan(v) else f"{v:.3f}") for v in row] for row in shares], texttemplate="%{text}",
+            showscale=False, hovertemplate="%{y}, %{x}: %{z:.4f}<extra>share closed</extra>", name="share closed",
+        ),
+        row=1, col=1,
+    )  # fmt: skip
+    figure.update_yaxes(autorange="reversed", row=1, col=1)
+    label_axes(figure, (1, 1), "architecture", "task (primitive)")
+    shown = np.maximum(values, -0.25)  # a model that is worse than reading nothing may be so by any amount
+    figure.add_trace(
+        go.Scatter(
+            x=shown, y=list(names), mode="markers", marker={"color": MEASURED, "size": 9}, name="share closed",
+            error_x={
+                "type": "data", "symmetric": False, "array": np.maximum(hi - values, 0),
+                "arrayminus": np.maximum(values - lo, 0), "color": MEASURED,
+            },
+            customdata=np.stack([values, lo, hi], axis=1), showlegend=False,
+            hovertemplate="%{y}: %{customdata[0]:.4f} [%{customdata[1]:.4f}, %{customdata[2]:.4f}]<extra></extra>",
+        ),
+        row=2, col=1,
+    )  # fmt: skip
+    for level in (0.0, 0.5, 0.95):
+        figure.add_vline(x=level, line={"color": NULL, "dash": "dot", "width": 1}, row=2, col=1)
+    figure.update_xaxes(range=[-0.3, 1.05], row=2, col=1)
+    figure.update_yaxes(autorange="reversed", row=2, col=1)
+    label_axes(figure, (2, 1), "share closed; dotted: 0, 0.5, 0.95", "")
+    return figure

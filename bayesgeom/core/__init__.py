@@ -1,0 +1,1 @@
+"""What everything stands on: sites, trials, runs, edits, errors, files and plug-ins."""

@@ -1,0 +1,188 @@
+"""From answer log-probabilities to `Behaviour`: the one place where predictions are scored against the posterior."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from typing import final
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float, Float64
+from torch import Tensor
+
+from bayesgeom.core.memory import WindowScores, joined, window_scores
+from bayesgeom.core.run import Behaviour
+from bayesgeom.core.trials import Trials
+from bayesgeom.stats.information import NATS_PER_BIT, entropy_bits, kl_bits, total_variation
+
+_AT_ONCE = 2**15  # logits reduced together: what stays in the processor's cache
+_SHARED = ("exact_entropy_bits", "leak")  # of a null predictor: the trials' own, and none
+
+
+def behaviour(
+    trials: Trials,
+    log_answers: Float64[Tensor, "batch query_pos answer"],
+    leak: Float64[Tensor, "batch query_pos"],
+) -> Behaviour:
+    """Score natural-log answer probabilities, normalised over the answers, against the trials' exact predictive."""
+    exact = trials.at_scored(trials.predictive)
+    model = log_answers.exp()
+    return Behaviour(
+        exact_entropy_bits=_array(entropy_bits(exact)),
+        model_entropy_bits=_array(entropy_bits(model)),
+        kl_bits=_array(kl_bits(exact, log_answers)),
+        total_variation=_array(total_variation(exact, model)),
+        leak=_array(leak),
+        **_at_realised(trials, log_answers),
+    )
+
+
+def open_ended_behaviour(entropy_bits: Float64[Tensor, "batch query_pos"]) -> Behaviour:
+    """Behaviour on text whose posterior nobody knows: the entropy over the whole vocabulary, and NaN for the rest."""
+    entropy = _array(entropy_bits)
+    unknown = np.full_like(entropy, np.nan)
+    return Behaviour(
+        **dict.fromkeys((field.name for field in fields(Behaviour)), unknown) | {"model_entropy_bits": entropy}
+    )
+
+
+def whole_entropy_bits(logits: Float[Tensor, "batch query_pos d_vocab"]) -> Float64[Tensor, "batch query_pos"]:
+    """Entropy over the vocabulary, log Z − Σ p l, a few positions at a time.
+
+    Exponentials are taken in the logits' own precision, or float32 where that is less: logits say no more. Not finite
+    where any logit is not.
+    """
+    found = []
+    for rows in _rows(logits):
+        wide = rows.float() if rows.dtype != torch.float64 else rows
+        below = wide - wide.amax(-1, keepdim=True)
+        weights = below.exp()
+        total, mean = weights.sum(-1).double(), torch.linalg.vecdot(weights, below).double()
+        found.append((total.log() - mean / total) / NATS_PER_BIT)
+    return torch.cat(found).reshape(logits.shape[:2])
+
+
+def are_finite(logits: Float[Tensor, "batch query_pos d_vocab"]) -> Bool[Tensor, " batch"]:
+    """Whether every logit of a sequence is a number: a sum over what is none is none."""
+    return logits.sum(-1, dtype=torch.promote_types(logits.dtype, torch.float32)).isfinite().all(-1)
+
+
+def answer_log_probabilities(
+    logits: Float[Tensor, "batch query_pos d_vocab"], trials: Trials
+) -> tuple[Float64[Tensor, "batch query_pos answer"], Float64[Tensor, "batch query_pos"]]:
+    """Natural-log probabilities renormalised over the answers, in float64, and the leak: the probability elsewhere."""
+    total = torch.cat([rows.double().logsumexp(-1) for rows in _rows(logits)]).reshape(logits.shape[:2])
+    log_answers = logits[..., trials.answers].double() - total[..., None]
+    inside = log_answers.logsumexp(-1, keepdim=True)
+    return log_answers - inside, torch.expm1(inside[..., 0].clamp_max(0.0)).abs()
+
+
+def _rows(logits: Float[Tensor, "batch query_pos d_vocab"]) -> Sequence[Float[Tensor, "row d_vocab"]]:
+    """Positions of all sequences, a few at a time: vocabularies are large, and float64 copies larger."""
+    rows: Sequence[Tensor] = logits.flatten(0, 1).split(max(1, _AT_ONCE // logits.shape[-1]))
+    return rows
+
+
+def predicted_behaviour(trials: Trials, probabilities: Float64[Tensor, "batch query_pos answer"]) -> Behaviour:
+    """What a predictor with these answer probabilities and no leak is worth."""
+    return behaviour(trials, probabilities.log(), torch.zeros_like(probabilities[..., 0]))
+
+
+@final
+class BehaviourLog:
+    """Behaviour of a model, of the exact predictive and of null predictors, written down block by block.
+
+    Each number is held once, in float32, in one array that doubles when it is full: entropies of the exact predictive
+    are the same beside every predictor, and from itself it differs by nothing.
+    """
+
+    def __init__(self) -> None:
+        self.n = 0
+        self._rows = np.empty((0, 0, 0), dtype=np.float32)
+        self._columns: tuple[tuple[str, str], ...] = ()
+        self._windows: list[WindowScores] = []
+
+    def add(
+        self,
+        trials: Trials,
+        log_answers: Float64[Tensor, "batch query_pos answer"],
+        leak: Float64[Tensor, "batch query_pos"],
+        nulls: Mapping[str, Float64[Tensor, "batch query_pos answer"]],
+    ) -> None:
+        """Score the next block: what the model says, and what null predictors say, at the scored positions.
+
+        With null predictors, window observers are scored too, where the task has latent dynamics.
+        """
+        if nulls and (windows := window_scores(trials)) is not None:
+            self._windows.append(windows)
+        scored = _columns_of("model", behaviour(trials, log_answers, leak))
+        exact = _at_realised(trials, trials.at_scored(trials.predictive).log())
+        scored |= {("exact", field): values for field, values in exact.items()}
+        for name, probabilities in nulls.items():
+            own = vars(predicted_behaviour(trials, probabilities))
+            scored |= {(f"null {name}", field): own[field] for field in own if field not in _SHARED}
+        self._write(scored)
+
+    def add_open_ended(self, entropy_bits: Float64[Tensor, "batch query_pos"]) -> None:
+        """Write down the next block of text whose posterior nobody knows."""
+        own = open_ended_behaviour(entropy_bits)
+        unknown = {("exact", field): own.kl_bits for field in ("answer_log2", "correct")}
+        self._write(_columns_of("model", own) | unknown)
+
+    def _write(self, scored: Mapping[tuple[str, str], Float[np.ndarray, "sequence position"]]) -> None:
+        self._columns = tuple(scored)
+        n_more, n_scored = next(iter(scored.values())).shape
+        self._make_room(n_more, (len(scored), n_scored))
+        for column, values in enumerate(scored.values()):
+            self._rows[self.n : self.n + n_more, column] = values
+        self.n += n_more
+
+    def finished(self) -> tuple[Behaviour, Behaviour, dict[str, Behaviour]]:
+        """Behaviour of the model, of the exact predictive, and of each null predictor, over all blocks."""
+        held = dict(zip(self._columns, self._rows[: self.n].swapaxes(0, 1), strict=True))
+        of: dict[str, dict[str, Float[np.ndarray, "sequence position"]]] = {}
+        for (predictor, field), values in held.items():
+            of.setdefault(predictor, {})[field] = values
+        entropy = of["model"]["exact_entropy_bits"]
+        none = np.broadcast_to(np.float32(0), entropy.shape)
+        exact = Behaviour(
+            exact_entropy_bits=entropy, model_entropy_bits=entropy, kl_bits=none, total_variation=none, leak=none,
+            **of.pop("exact"),
+        )  # fmt: skip
+        model = Behaviour(**of.pop("model"))
+        nulls = {
+            name.removeprefix("null "): Behaviour(exact_entropy_bits=entropy, leak=none, **own)
+            for name, own in of.items()
+        }
+        return model, exact, nulls
+
+    def windows(self) -> WindowScores | None:
+        """Return the window observers' scores on all sequences; None where the task has no latent dynamics."""
+        return joined(self._windows)
+
+    def _make_room(self, more: int, shape: tuple[int, int]) -> None:
+        needed = self.n + more
+        if needed > len(self._rows):
+            grown = np.empty((max(needed, 2 * len(self._rows)), *shape), dtype=np.float32)
+            if self.n:
+                grown[: self.n] = self._rows[: self.n]
+            self._rows = grown
+
+
+def _columns_of(predictor: str, behaviour: Behaviour) -> dict[tuple[str, str], Float[np.ndarray, "sequence position"]]:
+    return {(predictor, field): values for field, values in vars(behaviour).items()}
+
+
+def _at_realised(
+    trials: Trials, log_answers: Float64[Tensor, "batch query_pos answer"]
+) -> dict[str, Float[np.ndarray, "sequence position"]]:
+    """What the answers that the world gave were worth."""
+    asked = trials.at_scored(trials.realised)[..., None]
+    realised = (trials.answers == asked).double().argmax(-1, keepdim=True)
+    return {
+        "answer_log2": _array(log_answers.gather(-1, realised)[..., 0] / NATS_PER_BIT),
+        "correct": _array((log_answers.argmax(-1, keepdim=True) == realised)[..., 0].double()),
+    }
+
+
+def _array(values: Float[Tensor, "batch query_pos"]) -> Float[np.ndarray, "sequence position"]:
+    return values.detach().cpu().numpy()

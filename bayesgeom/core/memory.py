@@ -1,0 +1,229 @@
+"""Effective memory: how many of the last symbols an observer must see to predict as well as a model does.
+
+The model is compared with the window observers of `bayesgeom.core.observers`, the stronger of the two starts at each
+width. They are nested: a predictor that uses only the last w symbols cannot beat the one of width w by more than its
+prior is off, while one that carries an exact belief beats all of them.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import final
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float, Float64, Int
+from torch import Tensor
+
+from bayesgeom.core.observers import STARTS, window_beliefs
+from bayesgeom.core.trials import Trials
+from bayesgeom.stats.bootstrap import mean_interval
+from bayesgeom.stats.information import NATS_PER_BIT
+from bayesgeom.stats.intervals import MIN_DIFFERENT
+
+WIDEST_BASELINE = 4  # symbols: wider windows are scored here, and are no baselines by name
+RESOLUTION_BITS = 1e-6  # a window observer this close to the posterior counts as the posterior
+TRANSPORT_WINDOW = 10  # symbols
+TRANSPORT_BITS = 0.02  # what a window of that many symbols must cost, if a task is to show transport
+_STOP_BITS = 1e-8  # wider windows are not computed
+_ROUNDING_BITS = 1e-9
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class WindowScores:
+    """Mean KL(exact ‖ window observer) of every sequence, in bits.
+
+    The axis `start` is that of `bayesgeom.core.observers.STARTS`; `window` counts the symbols that are seen, from 0.
+    """
+
+    kl_bits: Float64[np.ndarray, "start window sequence"]
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class EffectiveMemory:
+    """A model beside the window observers of its task; see `effective_memory`.
+
+    Attributes:
+        kl_bits: Mean KL of every window observer.
+        stronger: Which start is the stronger one at each width, as an index into `STARTS`.
+        gain_bits: KL of the stronger window observer minus KL of the model, at each width, with its paired interval.
+        symbols: The effective memory: the least number of symbols whose observer the model does not beat. `symbols_hi`
+            is the least number whose observer is at least as good with the same confidence. NaN, which is undecided,
+            where the gain over that observer has no interval.
+        transport_gap_bits: KL of the stationary observer of the last 10 symbols. 0 for shorter sequences.
+    """
+
+    kl_bits: Float64[np.ndarray, "start window"]
+    stronger: Int[np.ndarray, " window"]
+    gain_bits: Float64[np.ndarray, " window"]
+    gain_bits_lo: Float64[np.ndarray, " window"]
+    gain_bits_hi: Float64[np.ndarray, " window"]
+    symbols: float
+    symbols_hi: float
+    transport_gap_bits: float
+
+    @property
+    def length(self) -> int:
+        """Symbols in a sequence: the widest window, which is the exact filter."""
+        return int(self.kl_bits.shape[1]) - 1
+
+    @property
+    def can_show_transport(self) -> bool:
+        """Whether ten symbols are too few on this task, so that carrying the belief can be told from rereading."""
+        return self.transport_gap_bits >= TRANSPORT_BITS
+
+    @property
+    def transports(self) -> bool:
+        """Whether the task can show transport and the model beats every observer of up to ten symbols."""
+        return self.can_show_transport and self.symbols > TRANSPORT_WINDOW
+
+    def named(self, width: int) -> tuple[str, float]:
+        """Return name and mean KL of the stronger window observer of this width."""
+        start = int(self.stronger[width])
+        return window_name(width, STARTS[start]), float(self.kl_bits[start, width])
+
+    @property
+    def first_not_beaten(self) -> tuple[str, float]:
+        """Name and mean KL of the narrowest window observer that the model does not beat; NaN where undecided."""
+        return ("", math.nan) if math.isnan(self.symbols) else self.named(int(self.symbols))
+
+    @property
+    def verdict(self) -> str:
+        """`note`, and whether the model transports where the task can show it."""
+        if not self.can_show_transport:
+            return self.note
+        if math.isnan(self.symbols):
+            return f"{self.note} Undecided whether the model transports: its gain over an observer has no interval."
+        said = "transports" if self.transports else "does not transport"
+        beaten = (
+            f"{'beats' if self.transports else 'does not beat'} the observer of the last {TRANSPORT_WINDOW} symbols"
+        )
+        return f"{self.note} It {beaten}: the model {said} the belief."
+
+    @property
+    def note(self) -> str:
+        """What the task allows to conclude, in one sentence."""
+        return transport_note(self.transport_gap_bits)
+
+
+def window_name(width: int, start: str) -> str:
+    """Return the name of a window observer among a task's baselines: "window_3_stationary", "stationary".
+
+    Example:
+        >>> window_name(3, "stationary"), window_name(0, "stationary")
+        ('window_3_stationary', 'stationary')
+    """
+    return f"window_{width}_{start}" if width else start
+
+
+def transport_note(gap_bits: float) -> str:
+    """Return whether a task on which the stationary window-10 observer costs so many bits can show transport.
+
+    Example:
+        >>> transport_note(0.0)
+        'This task cannot show transport: the last 10 symbols are enough to within 0.0000 bits (0.02 bits needed).'
+    """
+    if gap_bits >= TRANSPORT_BITS:
+        return f"This task can show transport: the last {TRANSPORT_WINDOW} symbols alone lose {gap_bits:.4f} bits."
+    return (
+        f"This task cannot show transport: the last {TRANSPORT_WINDOW} symbols are enough to within {gap_bits:.4f} "
+        f"bits ({TRANSPORT_BITS:g} bits needed)."
+    )
+
+
+def window_predictives(trials: Trials, start: str) -> Iterator[Float64[Tensor, "batch query_pos answer"]]:
+    """Yield what the window observers of width 0, 1, 2, … say at the scored positions."""
+    assert trials.observers is not None, "asked of a task with a hidden state that moves"
+    own = trials.observers.filter
+    return (own.answers(belief) for belief in window_beliefs(own, trials.at_scored(trials.belief), start))
+
+
+def window_scores(trials: Trials) -> WindowScores | None:
+    """Score every window observer on these sequences; None for a task without latent dynamics.
+
+    Wider windows are left out, and their KL set to 0, once the mean over these sequences is below 1e-8 bits.
+    """
+    if trials.observers is None:
+        return None
+    exact = trials.at_scored(trials.predictive)
+    length = trials.n_scored
+    own = torch.xlogy(exact, exact).sum(dim=2)
+    found = torch.zeros(len(STARTS), length + 1, len(trials), dtype=torch.float64, device=exact.device)
+    for start, name in enumerate(STARTS):
+        for width, said in enumerate(window_predictives(trials, name)):
+            short = slice(width, length)  # before, the window reaches the first symbol
+            cross = torch.xlogy(exact[:, short], said[:, short]).sum(dim=2)
+            found[start, width] = (own[:, short] - cross).sum(dim=1) / (length * NATS_PER_BIT)
+            if float(found[start, width].mean()) < _STOP_BITS:
+                break
+    return WindowScores(kl_bits=found.cpu().numpy())
+
+
+def joined(parts: Sequence[WindowScores]) -> WindowScores | None:
+    """Return the scores of all sequences of several blocks; None where there is no block."""
+    return WindowScores(kl_bits=np.concatenate([part.kl_bits for part in parts], axis=2)) if parts else None
+
+
+def effective_memory(
+    scores: WindowScores, kl_bits: Float[np.ndarray, "sequence position"], *, seed: int
+) -> EffectiveMemory:
+    """Compare a model with every window observer of its task.
+
+    The effective memory is the least w whose stronger observer the model does not beat. It beats an observer if the
+    95 % interval of the paired difference in mean KL, observer minus model, lies above 0. So a predictor that is the
+    window observer of width w has effective memory w: it beats w − 1 and ties with w. Observers are tried in order of
+    their width, so that the chance to call the memory too long is at most 2.5 %. A model that beats every observer
+    which is at least 1e-6 bits from the posterior has the length of the sequence.
+
+    A gain that a few sequences carry has no interval. It counts all the same where no sequence contradicts it and 8 or
+    more show it (the sign test gives p = 0.004): wide windows fall short of the exact filter in few sequences. Else the
+    memory is NaN, undecided, from that width on.
+
+    Args:
+        scores: The window observers' KL on the same sequences.
+        kl_bits: The model's KL.
+        seed: Of the resampling.
+    """
+    means = scores.kl_bits.mean(axis=2)
+    stronger = means.argmin(axis=0)
+    observer = np.take_along_axis(scores.kl_bits, stronger[None, :, None], axis=0)[0]
+    gain = observer.T - kl_bits.mean(axis=1, dtype=np.float64)[:, None]
+    is_tied = np.abs(gain).max(axis=0) <= _ROUNDING_BITS  # in every sequence: needs no interval
+    lo, hi = (np.where(is_tied, 0.0, end) for end in mean_interval(gain, seed=seed))
+    sure_lo, sure_hi = (_or_one_sided(end, gain) for end in (lo, hi))
+    is_distinct = means.min(axis=0) >= RESOLUTION_BITS
+    is_known = len(gain) > 1
+    return EffectiveMemory(
+        kl_bits=means,
+        stronger=stronger,
+        gain_bits=gain.mean(axis=0),
+        gain_bits_lo=lo,
+        gain_bits_hi=hi,
+        symbols=_first_without(sure_lo, is_distinct) if is_known else math.nan,
+        symbols_hi=_first_without(sure_hi, is_distinct) if is_known else math.nan,
+        transport_gap_bits=float(means[STARTS.index("stationary"), TRANSPORT_WINDOW:][:1].sum()),
+    )
+
+
+def _or_one_sided(
+    end: Float[np.ndarray, " window"], gain: Float[np.ndarray, "sequence window"]
+) -> Float[np.ndarray, " window"]:
+    """This end; where it is missing and all sequences agree which of the two is better, the mean gain instead."""
+    agree = (gain >= -_ROUNDING_BITS).all(axis=0) | (gain <= _ROUNDING_BITS).all(axis=0)
+    is_sure = agree & ((np.abs(gain) > _ROUNDING_BITS).sum(axis=0) >= MIN_DIFFERENT)
+    return np.where(np.isnan(end) & is_sure, gain.mean(axis=0), end)
+
+
+def _first_without(end: Float[np.ndarray, " window"], is_distinct: Bool[np.ndarray, " window"]) -> float:
+    """The first width at which this end of the gain is not above 0; NaN where the first such end is missing.
+
+    The widest where all that differ from the posterior are beaten.
+    """
+    differs = np.logical_and.accumulate(is_distinct)
+    stands = differs & ~(end > _ROUNDING_BITS)
+    if not stands.any():
+        return float(len(end) - 1)
+    at = int(stands.argmax())
+    return math.nan if np.isnan(end[at]) else float(at)

@@ -1,0 +1,157 @@
+"""Discovery: the final subclasses found in a folder of the package, and those that other packages offer.
+
+Saving a file with a class in it is all it takes to add a task, a probe or a model. Another installed package adds
+its own through an entry point in the group `bayesgeom.<folder>`. Two classes with one name are an error. An entry point
+that cannot be used is left out with a warning: a broken package of somebody else's must not end a diagnosis.
+"""
+
+import importlib
+import inspect
+import pkgutil
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, is_dataclass
+from importlib.metadata import EntryPoint, entry_points
+from types import TracebackType
+from typing import Self, TypeVar, final
+
+from bayesgeom.core.errors import InvalidArgument, unknown_name
+
+T = TypeVar("T")
+
+
+@final
+@dataclass(frozen=True)
+class Broken:
+    """An entry point that cannot be used, and why."""
+
+    name: str
+    reason: str
+
+
+@final
+class Contained:
+    """Runs code of another package: an exception in the block ends the block, and is described in `fault`.
+
+    This is the one place where any exception is caught: what somebody else's code raises has no name here. Code of
+    this package (`is_foreign` false) raises as ever.
+    """
+
+    def __init__(self, *, is_foreign: bool = True) -> None:
+        self.fault = ""
+        self._is_foreign = is_foreign
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        if not self._is_foreign or not isinstance(error, Exception | SystemExit):
+            return False
+        said = " ".join(str(error).split())
+        self.fault = f"{type(error).__name__}: {said}" if said else type(error).__name__
+        return True
+
+
+def discover(package: str, base: type[T], *, group: str | None = None) -> dict[str, type[T]]:
+    """Every concrete subclass of `base` in `package`'s modules and in its entry points, by its `name`.
+
+    An entry point that cannot be used is left out, with a warning. The group of entry points has the package's name
+    unless `group` gives another.
+
+    **Raises** `InvalidArgument` when two classes in the folder carry the same name.
+    """
+    found, broken = discovered(package, base, group=group)
+    for own in broken:
+        warnings.warn(own.reason, stacklevel=2)
+    return found
+
+
+def discovered(
+    package: str, base: type[T], *, group: str | None = None
+) -> tuple[dict[str, type[T]], tuple[Broken, ...]]:
+    """What `discover` finds, and the entry points that cannot be used, each with the reason, without a warning.
+
+    **Raises** `InvalidArgument` when two classes in the folder carry the same name.
+    """
+    found: dict[str, type[T]] = {}
+    for plugin in _from_folder(package, base):
+        if fault := _fault(plugin, found, base):
+            raise InvalidArgument(fault)
+        found[vars(plugin)["name"]] = plugin
+    broken: list[Broken] = []
+    for entry in entry_points(group=group or package):
+        offered, fault = _loaded(entry, package, base)
+        if offered is not None and not (fault := _fault(offered, found, base)):
+            found[vars(offered)["name"]] = offered
+        elif fault:
+            reason = f"plug-in {entry.name!r} ({entry.value}) cannot be used: {fault.rstrip('.')}."
+            broken.append(Broken(entry.name, reason))
+    return dict(sorted(found.items())), tuple(broken)
+
+
+def find(package: str, base: type[T], name: str, *, group: str | None = None) -> type[T]:
+    """The subclass of `base` with this name. **Raises** `UnknownName`, listing those that exist."""
+    known = discover(package, base, group=group)
+    if name not in known:
+        raise unknown_name(base.__name__, name, known)
+    return known[name]
+
+
+def is_foreign(kind: type) -> bool:
+    """Whether a class comes from another package than this one."""
+    return kind.__module__.partition(".")[0] != __name__.partition(".")[0]
+
+
+def field_names(plugin: type) -> set[str]:
+    """The parameters of a plug-in that is a dataclass."""
+    assert is_dataclass(plugin), "what is built from parameters is a dataclass"
+    return {field.name for field in fields(plugin)}
+
+
+def _from_folder(package: str, base: type[T]) -> list[type[T]]:
+    folder = importlib.import_module(package)
+    modules = [importlib.import_module(f"{package}.{info.name}") for info in pkgutil.iter_modules(folder.__path__)]
+    return [
+        member
+        for module in modules
+        for member in vars(module).values()
+        if _is_plugin(member, base) and member.__module__ == module.__name__
+    ]
+
+
+def _loaded(entry: EntryPoint, package: str, base: type[T]) -> tuple[type[T] | None, str]:
+    """The class that an entry point offers, or None and why there is none.
+
+    Of one group several kinds are discovered, probes and their reports: what is of another kind is no fault here.
+    """
+    with Contained() as loading:
+        member = entry.load()
+        if _is_plugin(member, base):
+            kind: type[T] = member
+            return kind, ""
+        ours = package.partition(".")[0]
+        if not inspect.isclass(member) or not any(own.__module__.partition(".")[0] == ours for own in member.__mro__):
+            return None, f"it offers no {base.__name__}"
+        if issubclass(member, base) and member is not base:
+            missing = ", ".join(sorted(vars(member).get("__abstractmethods__", ())))
+            return None, f"{member.__name__} leaves {missing} undefined"
+        return None, ""
+    return None, loading.fault
+
+
+def _fault(plugin: type, found: Mapping[str, type], base: type) -> str:
+    """Why a class cannot be known by its name; "" where it can."""
+    name = vars(plugin).get("name")
+    if not isinstance(name, str) or not name:
+        return f"{plugin.__module__}.{plugin.__qualname__} states no name of its own: add `name = …`."
+    if name in found and found[name] is not plugin:
+        return f"two {base.__name__}s are named {name!r}: {found[name].__module__} and {plugin.__module__}. Rename one."
+    return ""
+
+
+def _is_plugin(member: object, base: type) -> bool:
+    return (
+        inspect.isclass(member) and issubclass(member, base) and not inspect.isabstract(member) and member is not base
+    )

@@ -1,0 +1,123 @@
+"""What one pass of a model over trials leaves: behaviour of every sequence, activations of the recorded ones."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, final
+
+import numpy as np
+from jaxtyping import Float, Shaped
+from torch import Tensor
+
+from bayesgeom.core.errors import MissingSite
+from bayesgeom.core.memory import WindowScores
+from bayesgeom.core.sites import Site
+from bayesgeom.core.trials import Trials
+from bayesgeom.stats.information import entropy_bits
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class ModelSpec:
+    """What a model is: sizes under the field's names, and what its numbers depend on.
+
+    `score_scale` multiplies q·k; `weights_hash` identifies the weights as they were before anything wrapped them.
+    `d_state` is the width of one layer's recurrent state at one position, 0 where there is none.
+    """
+
+    name: str
+    architecture: str
+    n_layers: int
+    n_heads: int
+    n_kv_heads: int
+    d_model: int
+    d_head: int
+    d_mlp: int
+    d_vocab: int
+    n_ctx: int | None  # None: no position table, any length
+    score_scale: float
+    n_parameters: int
+    dtype: str
+    device: str
+    weights_hash: str
+    d_state: int = 0
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON can hold it."""
+        return asdict(self)
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Behaviour:
+    """What predictions were worth, per sequence and scored position, in bits.
+
+    Entropy, KL and total variation use the model's distribution renormalised over the answers; `leak` is the
+    probability that it put elsewhere. `answer_log2` is log2 of the probability of the realised answer, and `correct`
+    is 1 where the most probable answer was realised. A run holds these in float32: sum them in float64.
+
+    Where no posterior is known, all are NaN but `model_entropy_bits`, which is then over the whole vocabulary.
+    """
+
+    exact_entropy_bits: Float[np.ndarray, "sequence position"]
+    model_entropy_bits: Float[np.ndarray, "sequence position"]
+    kl_bits: Float[np.ndarray, "sequence position"]
+    total_variation: Float[np.ndarray, "sequence position"]
+    leak: Float[np.ndarray, "sequence position"]
+    answer_log2: Float[np.ndarray, "sequence position"]
+    correct: Float[np.ndarray, "sequence position"]
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """One finished pass. Probes read it; nothing writes to it.
+
+    - `behaviour`, `exact_behaviour`, `null_behaviours`: all `n` sequences, scored for the model, for the exact
+      predictive itself, and for each null predictor.
+    - `trials`, `log_answers`, `recorded`: the sequences whose activations were kept, the first of the stream.
+    - `log_answers`: natural log of the model's probability of each answer, renormalised over the answers.
+    - `seed`: what a probe's own resampling starts from.
+    - `windows`: the window observers' scores on all `n` sequences, where the task has latent dynamics.
+    """
+
+    spec: ModelSpec
+    behaviour: Behaviour
+    exact_behaviour: Behaviour
+    null_behaviours: Mapping[str, Behaviour]
+    trials: Trials
+    log_answers: Float[Tensor, "batch query_pos answer"]
+    recorded: Mapping[Site, Shaped[Tensor, "layer *axes"]]
+    seed: int
+    windows: WindowScores | None = None
+
+    @property
+    def n(self) -> int:
+        """Sequences behind the behavioural numbers."""
+        return len(self.behaviour.kl_bits)
+
+    @property
+    def n_recorded(self) -> int:
+        """Sequences whose activations were kept."""
+        return len(self.trials)
+
+    @property
+    def has_posterior(self) -> bool:
+        """Whether the exact posterior of these trials is known."""
+        return self.trials.has_posterior
+
+    def reference_entropy_bits(self) -> Float[np.ndarray, "batch query_pos"]:
+        """What geometry is compared with, for the recorded sequences: entropy of the exact predictive.
+
+        Of text, whose posterior nobody knows, the model's own over its whole vocabulary.
+        """
+        if self.has_posterior:
+            exact: Tensor = entropy_bits(self.trials.at_scored(self.trials.predictive))
+            return exact.cpu().numpy()
+        return self.behaviour.model_entropy_bits[: self.n_recorded].astype(np.float64)
+
+    def at(self, site: Site) -> Shaped[Tensor, "layer *axes"]:
+        """The recorded activations of every layer. **Raises** `MissingSite` when the site was not recorded."""
+        if site not in self.recorded:
+            held = ", ".join(sorted(s.name for s in self.recorded)) or "(none)"
+            raise MissingSite(f"site {site.name!r} was not recorded in this run of {self.spec.name}. It holds: {held}.")
+        return self.recorded[site]

@@ -1,0 +1,1 @@
+"""How behavior and geometry change over training."""

@@ -1,0 +1,113 @@
+"""The hypothesis frame of a snapshot: what swapping it does to the answer, and whether the answer depends on it.
+
+    redirect = KL(original's exact ‖ model) − KL(donor's exact ‖ model), bits, with the donor's part in the frame
+    frame ratio = ‖P_J P_F‖² / min(r, rank F), over what a random J would give; J: the top-r Jacobian directions
+
+References: the J-lens note of Agarwal, Dalal & Misra's repository (both).
+"""
+
+from dataclasses import dataclass
+from typing import final
+
+import numpy as np
+import torch
+from jaxtyping import Float, Float64
+
+from bayesgeom.core.edits import Edit, InSubspace, Replace
+from bayesgeom.core.run import Run
+from bayesgeom.core.sites import RESID_PRE
+from bayesgeom.interventions.engine import KL, KL_DONOR, Plan, score_pairs
+from bayesgeom.interventions.job import InterventionJob
+from bayesgeom.models.base import Model
+from bayesgeom.stats.subspace import random_subspaces
+from bayesgeom.subspaces.base import Sample
+from bayesgeom.subspaces.jacobian import answer_gradients
+from bayesgeom.subspaces.place import Place
+from bayesgeom.subspaces.subspace import Subspace
+from bayesgeom.tasks.base import WindTunnel, derived_seed
+
+N_RANDOM, N_FLOOR = 20, 16  # random subspaces of the same rank, and the pairs that they are scored on
+MAX_RANK = 8  # of the Jacobian's leading directions
+GROUPS, GROUP_SIZE = 8, 4  # of sequences behind the Jacobian
+_DRAWS, _JACOBIAN = 7, 8  # branches of the seed
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Frame:
+    """The frame in every layer, and the swap that acts on it. **Raises** as `intervene` does, before anything runs."""
+
+    model: Model
+    job: InterventionJob
+    subspaces: dict[int, Subspace]
+
+    @classmethod
+    def of(cls, model: Model, task: WindTunnel, run: Run, *, n: int, seed: int) -> "Frame":
+        """The span of the hypothesis tokens' embeddings, at `resid_pre` of every layer."""
+        job = InterventionJob.of(model, task, None, kind="swap", at=Place(RESID_PRE), n=n, seed=seed)
+        sample = Sample(model=model, run=run, place=job.place, seed=seed)
+        return cls(model=model, job=job, subspaces=job.fit.fitted(sample, job.layers))
+
+    def redirects(self) -> dict[str, Float64[np.ndarray, "..."]]:
+        """Per pair and layer under the swap, and per layer of the ceiling and of random subspaces."""
+        chosen = {layer: self._edits(layer) for layer in self.job.layers}
+        swapped = self._scored({layer: edits[:2] for layer, edits in chosen.items()}, self.job.n)
+        floor = self._scored({layer: edits[2:] for layer, edits in chosen.items()}, min(self.job.n, N_FLOOR))
+        return {
+            "redirect_bits": swapped[:, :, 0],
+            "redirect_ceiling_bits": swapped[:, :, 1].mean(axis=0),
+            "redirect_null_bits": floor.mean(axis=(0, 2)),
+        }
+
+    def ratios(self, run: Run) -> Float64[np.ndarray, "left_out layer"]:
+        """How far the directions that the answers depend on lie in the frame, over chance; 1 is chance.
+
+        First from all groups of sequences together, then with each group left out.
+        """
+        layers, seed = self.job.layers, derived_seed(self.job.seed, _JACOBIAN)
+        size = min(GROUP_SIZE, max(1, run.n_recorded // GROUPS))
+        n_groups = min(GROUPS, run.n_recorded // size)
+        few, grams = run.trials.rows(slice(0, n_groups * size)), dict[int, torch.Tensor]()
+        for gradients in answer_gradients(self.model, few, RESID_PRE, layers, seed=seed):
+            for layer, gradient in gradients.items():
+                rows = gradient.reshape(n_groups, size * gradient.shape[1], -1).double()
+                grams[layer] = grams.get(layer, 0) + rows.mT @ rows
+        return np.stack([_left_out(grams[layer].cpu(), self.subspaces[layer].basis.cpu()) for layer in layers], axis=1)
+
+    def _edits(self, layer: int) -> list[Edit]:
+        """The swap of the frame, of all, and of random subspaces."""
+        own = self.subspaces[layer]
+        seed = derived_seed(self.job.seed, _DRAWS, layer)
+        random = random_subspaces(own.width, own.rank, draws=N_RANDOM, seed=seed)
+        like = next(self.model.module.parameters())
+        arms: list[Edit] = [
+            InSubspace(
+                site=RESID_PRE, layer=layer, kind="swap", basis=basis.to(like), turn=None, shift=None, name=own.name
+            )
+            for basis in (own.basis, *random)
+        ]
+        return [arms[0], Replace(site=RESID_PRE, layer=layer, mode="resample"), *arms[1:]]
+
+    def _scored(self, arms: dict[int, list[Edit]], n: int) -> Float[np.ndarray, "pair layer arm"]:
+        n_scored = self.job.task.sample(1, seed=0).n_scored
+        plan = Plan(
+            replayer=self.model.replayer(), spec=self.model.spec, means={}, arms=arms,
+            bands=np.full((n_scored, 1), 1 / n_scored),
+        )  # fmt: skip
+        sums = score_pairs(self.job.pairs(n), plan, n).arms[..., 0]
+        redirect: np.ndarray = sums[..., KL] - sums[..., KL_DONOR]
+        return redirect
+
+
+def _left_out(
+    grams: Float64[torch.Tensor, "group d d"], frame: Float[torch.Tensor, "d rank"]
+) -> Float64[np.ndarray, " left_out"]:
+    total = grams.sum(dim=0)
+    return np.array([_overlap(kept, frame) for kept in (total, *(total - grams))])
+
+
+def _overlap(gram: Float64[torch.Tensor, "d d"], frame: Float[torch.Tensor, "d rank"]) -> float:
+    rank = min(MAX_RANK, frame.shape[1])
+    leading = torch.linalg.eigh(gram).eigenvectors[:, -rank:]
+    shared = float((leading.T @ frame.double().to(leading)).square().sum()) / rank
+    return shared / (frame.shape[1] / len(frame))

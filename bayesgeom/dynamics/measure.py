@@ -1,0 +1,291 @@
+"""One snapshot on the fixed trials: every number as it is, and without some of the sequences that all snapshots share.
+
+Row 0 of each array is the estimate; in the others one group of sequences is left out, and rows that are left over are
+NaN. The groups are the same at every snapshot, so that differences between snapshots are paired. `rows.interval_of`
+turns rows into an interval. What an architecture has not is NaN, with the reason.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import final
+
+import numpy as np
+import torch
+from jaxtyping import Float, Float64
+from torch import Tensor
+
+from bayesgeom.core.errors import InvalidArgument, MissingSite, TaskMismatch
+from bayesgeom.core.run import Run
+from bayesgeom.core.sites import PATTERN, RESID_POST, K, Site, V
+from bayesgeom.core.trials import Trials
+from bayesgeom.dynamics.frame import GROUPS, Frame
+from bayesgeom.models.base import Model
+from bayesgeom.stats.bootstrap import MAX_GROUPS, jackknife_weights
+from bayesgeom.stats.chance import gaussian_first_share
+from bayesgeom.stats.cosine import chance_overlap, overlap, pairwise_cosine
+from bayesgeom.stats.information import jensen_shannon_bits
+from bayesgeom.stats.manifold import EntropyScale, cloud_statistics, shuffled_scale
+from bayesgeom.stats.readout import belief_rows, belief_targets, held_out_scores, read_out
+from bayesgeom.stats.resampling import refitted_axis_shares, resampled_axis_shares
+from bayesgeom.stats.subspace import random_subspaces
+from bayesgeom.stats.tokens import in_parts, occurrences, token_means
+from bayesgeom.tasks.base import Branch, WindTunnel, derived_seed
+
+ROWS, MAX_POINTS, MAX_PAIRS = 1 + MAX_GROUPS, 3_072, 128
+N_SHOWN, N_SUBSPACES, N_SHUFFLES = 240, 20, 5
+ABOVE_GAUSSIAN = 1.25  # a share of PC1 no larger than this, over that of Gaussian points, has no interval
+PATTERN_BYTES = 64 * 2**20  # what is kept of the last snapshot's attention
+MAX_MAP = 2**17  # entries of one snapshot's attention maps
+_SHOWN = 9  # branch of the seed
+Arrays = Mapping[str, np.ndarray]
+BY_LAYER = (
+    "pattern_distance_bits", "key_overlap", "redirect_bits", "redirect_ceiling_bits", "redirect_null_bits",
+    "frame_ratio",
+)  # fmt: skip
+SCALARS = (
+    "kl_bits", "entropy_mae_bits", "pc1_share", "curve_share", "curve_share_null", "belief_r2", "belief_r2_null",
+    "final_axes_share", "final_axes_share_null", "key_overlap_chance", "uniform_kl_bits",
+)  # fmt: skip
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Bench:
+    """What every snapshot of every training is measured on."""
+
+    task: WindTunnel
+    n: int
+    seed: int
+
+    def stream(self, device: str) -> Iterator[Trials]:
+        """The fixed trials."""
+        return self.task.stream(self.n, seed=derived_seed(self.seed, Branch.TRIALS), device=device)
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Reference:
+    """What is kept of the last snapshot: where its attention went, and the axes of its values."""
+
+    patterns: Float[Tensor, "layer batch head query_pos key_pos"] | None
+    axes: Float64[Tensor, "d axis"]
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Measured:
+    """One snapshot. `numbers` by name; `missing` says of those that are NaN why."""
+
+    numbers: Arrays
+    missing: Mapping[str, str]
+
+
+def sites_of(model: Model) -> tuple[Site, ...]:
+    """What is recorded."""
+    return tuple(site for site in (K, V, PATTERN, RESID_POST) if site in model.sites)
+
+
+def passed(model: Model, bench: Bench) -> Run:
+    """One pass over the fixed trials."""
+    run = model.run(bench.stream(model.spec.device), record=sites_of(model), n_recorded=bench.n)
+    if run.n_recorded < 2:
+        raise InvalidArgument(f"one sequence of {bench.task} fills the budget: too long to be followed over training.")
+    return run
+
+
+def reference_of(bench: Bench, run: Run) -> Reference:
+    """What the other snapshots are compared with, of the last one's pass."""
+    patterns = None
+    if PATTERN in run.recorded:
+        held = run.at(PATTERN)
+        each = held[:, :1].numel() * held.element_size()
+        patterns = held[:, : max(1, PATTERN_BYTES // each)].clone()
+    points, entropy = _cloud(run)
+    axes = cloud_statistics(points.flatten(0, 1), _scale(run, bench, len(points))).axes[:, :2].cpu()
+    first = (points.flatten(0, 1).double().cpu() @ axes)[:, 0].numpy()
+    turn = np.array([np.sign(np.dot(first - first.mean(), entropy.ravel())) or 1.0, 1.0])[: axes.shape[1]]
+    return Reference(patterns=patterns, axes=axes * torch.from_numpy(turn))
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """A snapshot that has been run, and what it is compared with."""
+
+    model: Model
+    bench: Bench
+    run: Run
+    reference: Reference
+
+
+def measured(at: Setting) -> Measured:
+    """Everything that this architecture offers."""
+    n_layers = at.model.spec.n_layers
+    numbers: dict[str, np.ndarray] = {name: np.full((ROWS, n_layers), np.nan) for name in BY_LAYER}
+    numbers |= {name: np.full(ROWS, np.nan) for name in SCALARS}
+    missing: dict[str, str] = {}
+    for title, part in PARTS.items():
+        try:
+            found = part(at)
+        except (MissingSite, InvalidArgument, TaskMismatch) as reason:
+            missing[title] = str(reason)
+        else:
+            numbers |= {name: _padded(own) if name in numbers else own for name, own in found.items()}
+    return Measured(numbers=numbers, missing=missing)
+
+
+def _calibration(at: Setting) -> Arrays:
+    own, weights = at.run.behaviour, jackknife_weights(at.run.n)
+    error = np.abs(np.subtract(own.model_entropy_bits, own.exact_entropy_bits, dtype=np.float64))
+    kl = own.kl_bits.mean(axis=1, dtype=np.float64)
+    free = np.log2(len(at.run.trials.answers)) - own.exact_entropy_bits.mean(dtype=np.float64)
+    return {
+        "kl_bits": weights @ kl,
+        "entropy_mae_bits": weights @ error.mean(axis=1),
+        "uniform_kl_bits": _alone(float(free)),
+    }
+
+
+def _patterns(at: Setting) -> Arrays:
+    at.model.require((PATTERN,), by="pattern distance")
+    assert at.reference.patterns is not None, "all snapshots are of one architecture"
+    n = at.reference.patterns.shape[1]
+    own = at.run.at(PATTERN)[:, :n]
+    pairs = zip(own, at.reference.patterns.to(own.device), strict=True)
+    apart = torch.stack([jensen_shannon_bits(p.double(), q.double()).mean(dim=(1, 2)) for p, q in pairs])
+    return {"pattern_distance_bits": jackknife_weights(n) @ apart.clamp_min(0).T.cpu().numpy()}
+
+
+def _maps(at: Setting) -> Arrays:
+    at.model.require((PATTERN,), by="attention maps")
+    maps = at.run.at(PATTERN)[:, 0].mean(dim=1)
+    if maps.numel() > MAX_MAP:
+        raise InvalidArgument(f"attention maps of {tuple(maps.shape)} are too large to be drawn for every snapshot.")
+    return {"maps": maps.double().cpu().numpy()}
+
+
+def _keys(at: Setting) -> Arrays:
+    """Mean |cosine| between the keys of hypothesis tokens, mean over key heads."""
+    at.model.require((K,), by="key overlap")
+    sets = at.run.trials.token_sets
+    name = next((name for name in ("hypotheses", "inputs") if name in sets), None)
+    if name is None:
+        raise InvalidArgument("key overlap needs a token set hypotheses or inputs, which this task does not name.")
+    shown, found = occurrences(at.run.trials.tokens, sets[name]), []
+    for layer in at.run.at(K):
+        parts = in_parts(jackknife_weights(at.run.n_recorded), layer[0, 0].numel() * len(sets[name]))
+        drawn = torch.cat([overlap(pairwise_cosine(token_means(layer, shown, part).transpose(1, 2))) for part in parts])
+        found.append(drawn.mean(dim=1).double().cpu().numpy())
+    return {"key_overlap": np.stack(found, axis=1), "key_overlap_chance": _alone(chance_overlap(at.model.spec.d_head))}
+
+
+def _manifold(at: Setting) -> Arrays:
+    """Shape of the last layer's values, or of its stream where it has none, and its cloud on the last one's axes."""
+    points, entropy = _cloud(at.run)
+    statistics = cloud_statistics(points.flatten(0, 1), _scale(at.run, at.bench, len(points)))
+    flat = points.cpu().numpy()
+    axes, weights = at.reference.axes.numpy(), jackknife_weights(len(points))
+    curves = _curve_shares(at, points, float(statistics.relation["curve_share"][0]))
+    placed = ((flat - flat.mean(axis=(0, 1))).astype(np.float64) @ axes).reshape(-1, axes.shape[1])
+    chosen = np.sort(np.random.default_rng(derived_seed(at.bench.seed, _SHOWN)).permutation(len(placed))[:N_SHOWN])
+    return {
+        "pc1_share": _first_share(flat, statistics.axes[:, :2].cpu().numpy(), weights),
+        "final_axes_share": resampled_axis_shares(flat, axes, weights).sum(axis=0),
+        "final_axes_share_null": _alone(axes.shape[1] / len(axes)),
+        "curve_share": curves,
+        "curve_share_null": _alone(float(statistics.relation["curve_share"][1:].mean())),
+        "points": placed[chosen],
+        "point_entropy_bits": entropy.ravel()[chosen],
+    }
+
+
+def _first_share(
+    points: Float[np.ndarray, "sequence position d"],
+    axes: Float[np.ndarray, "d axis"],
+    weights: Float64[np.ndarray, "row sequence"],
+) -> Float64[np.ndarray, " _"]:
+    """Share of PC1, fitted anew in each row; the estimate alone where PC1 is not told apart from the next component."""
+    rows = refitted_axis_shares(points, axes, weights)[:, 0]
+    least = ABOVE_GAUSSIAN * gaussian_first_share(len(points), points.shape[2])
+    return rows if rows[0] > least else _alone(float(rows[0]))
+
+
+def _curve_shares(
+    at: Setting, points: Float[Tensor, "sequence position d"], whole: float
+) -> Float64[np.ndarray, " left_out"]:
+    """Share on a smooth curve in entropy: of all sequences, then with each of some groups left out."""
+    n, found = len(points), [whole]
+    entropy = at.run.reference_entropy_bits()[:n].round(9)
+    level = at.run.trials.scored_positions()[:n].cpu().numpy()
+    for group in np.array_split(np.arange(n), min(GROUPS, n // 2)):
+        kept = np.delete(np.arange(n), group)
+        scale = shuffled_scale(entropy[kept], level[kept], shuffles=0, seed=at.bench.seed)
+        cloud = points[torch.from_numpy(kept).to(points.device)].flatten(0, 1)
+        found.append(float(cloud_statistics(cloud, scale).relation["curve_share"][0]))
+    return np.array(found)
+
+
+def _belief(at: Setting) -> Arrays:
+    """Held-out R² of a linear map from the last layer's stream to the exact belief."""
+    at.model.require((RESID_POST,), by="the belief read-out")
+    points = at.run.at(RESID_POST)[-1][: _n_points(at.run)]
+    trials = at.run.trials.rows(slice(0, len(points)))
+    targets = belief_targets(belief_rows(trials.at_scored(trials.belief).cpu())[None], n_fit=-(-len(points) // 2))
+    width = points.shape[-1]
+    rank = min(trials.belief.shape[-1], width)
+    bases = random_subspaces(width, rank, draws=N_SUBSPACES, seed=derived_seed(at.bench.seed, _SHOWN))
+    found = read_out(points.flatten(0, 1), targets, bases.to(points.device))
+    return {
+        "belief_r2": held_out_scores(found, targets, jackknife_weights(len(targets.held)))["r2"],
+        "belief_r2_null": _alone(float(found.r2[1:].mean())),
+    }
+
+
+def _frame(at: Setting) -> Arrays:
+    frame = Frame.of(at.model, at.bench.task, at.run, n=min(at.bench.n, MAX_PAIRS), seed=at.bench.seed)
+    found = frame.redirects()
+    by_pair = found.pop("redirect_bits")
+    rest = {name: _alone(values) for name, values in found.items()}
+    return {"redirect_bits": jackknife_weights(len(by_pair)) @ by_pair, "frame_ratio": frame.ratios(at.run), **rest}
+
+
+PARTS: Mapping[str, Callable[[Setting], Arrays]] = {
+    "calibration": _calibration,
+    "attention-pattern distance": _patterns,
+    "attention maps": _maps,
+    "key overlap": _keys,
+    "value manifold": _manifold,
+    "belief read-out": _belief,
+    "hypothesis frame": _frame,
+}
+
+
+def _alone(value: float | Float64[np.ndarray, " layer"]) -> Float64[np.ndarray, "row *layer"]:
+    """An estimate of which nothing is left out."""
+    return np.asarray(value, dtype=np.float64)[None]
+
+
+def _padded(rows: Float64[np.ndarray, "row *layer"]) -> Float64[np.ndarray, "all_rows *layer"]:
+    """As many rows for every number, the last of them NaN."""
+    return np.pad(rows, ((0, ROWS - len(rows)), *((0, 0),) * (rows.ndim - 1)), constant_values=np.nan)
+
+
+def _n_points(run: Run) -> int:
+    return min(run.n_recorded, max(2, MAX_POINTS // run.trials.n_scored))
+
+
+def _cloud(run: Run) -> tuple[Float[Tensor, "sequence position d"], Float64[np.ndarray, "sequence position"]]:
+    """Vectors at scored positions of the last layer, and the exact entropy there."""
+    n = _n_points(run)
+    site = V if V in run.recorded else RESID_POST
+    values = run.at(site)[-1][:n]
+    trials = run.trials.rows(slice(0, n))
+    points = trials.at_scored(values) if "key_pos" in site.axes else values
+    return points.flatten(2), run.reference_entropy_bits()[:n].round(9)
+
+
+def _scale(run: Run, bench: Bench, n: int) -> EntropyScale:
+    level = run.trials.rows(slice(0, n)).scored_positions().cpu().numpy()
+    return shuffled_scale(
+        run.reference_entropy_bits()[:n].round(9), level, shuffles=N_SHUFFLES, seed=derived_seed(bench.seed, _SHOWN)
+    )

@@ -1,0 +1,143 @@
+"""Does the key frame settle before the precision? The order on several scales and for several frame measures.
+
+Every curve is timed by one rule: the first snapshot from which on at most a tenth of the distance between the first
+and the last value is left. KL is timed on three scales, since KL, √KL and log KL have covered nine tenths of their way
+at different steps of one training. An order that changes with the scale or with the measure is "not decided".
+
+The swap of the key frame at layer 0 is not a frame measure: where donor and recipient differ in the frame alone, it is
+the identity, and follows the answers.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, final
+
+import numpy as np
+from jaxtyping import Float
+
+from bayesgeom.dynamics.settling import MIN_SEEDS, SETTLED, Dissociation, Steps, dissociation
+from bayesgeom.stats.bootstrap import NEVER, Crossing
+
+FRAME, PRECISION = "the frame", "precision"
+MIN_MEASURES = 2
+SCALES: Mapping[str, Callable[[np.ndarray], np.ndarray]] = {
+    "KL": lambda kl_bits: kl_bits,
+    "√KL": np.sqrt,
+    "log KL": np.log,
+}
+ORDER_RULE = (
+    f"the order is decided if over {MIN_SEEDS} trainings or more it is the same on the scales {', '.join(SCALES)} and "
+    f"for at least {MIN_MEASURES} frame measures, with intervals that exclude 0; else it is not decided"
+)
+
+
+def settled_moment(steps: Steps, curve: Float[np.ndarray, " step"]) -> Crossing:
+    """Return the first snapshot from which on at most a tenth of the way from first to last value is left.
+
+    Args:
+        steps: Training step of every snapshot.
+        curve: Any number over these snapshots.
+
+    Returns:
+        That step and the one before; NaN for a curve that ends where it began, or was not measured.
+
+    Example:
+        >>> settled_moment((0, 10, 20, 40, 80), np.array([1.0, 0.05, 0.5, 0.08, 0.0])).step
+        40.0
+    """
+    left = np.abs(curve - curve[-1])
+    if not left[0] > 0 or not np.isfinite(left).all():
+        return NEVER
+    at = int(np.flatnonzero(left > SETTLED * left[0])[-1]) + 1  # the first one is above, the last one below
+    return Crossing(float(steps[at]), float(max(steps[at - 1], 1)))
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Order:
+    """When each scale of KL and each frame measure settled, per training, and how they compare."""
+
+    frame_measures: tuple[str, ...]
+    precision_steps: Float[np.ndarray, "run scale"]
+    frame_steps: Float[np.ndarray, "run frame_measure"]
+    pairs: tuple[tuple[Dissociation, ...], ...]  # by scale, then by measure
+
+    @property
+    def verdicts(self) -> tuple[tuple[str, ...], ...]:
+        """What each pair alone would say."""
+        return tuple(tuple(own.verdict(first=FRAME, second=PRECISION) for own in row) for row in self.pairs)
+
+    @property
+    def verdict(self) -> str:
+        """Which of the two settles first on all scales and measures, or that it is not decided and why."""
+        n_runs, n_measures = len(self.precision_steps), len(self.frame_measures)
+        if n_measures < MIN_MEASURES:
+            return f"not decided: {n_measures} frame measure(s), and at least {MIN_MEASURES} are needed"
+        if n_runs < MIN_SEEDS:
+            return f"not decided: {n_runs} training(s), and at least {MIN_SEEDS} are needed"
+        found = {
+            (scale, measure): said
+            for scale, row in zip(SCALES, self.verdicts, strict=True)
+            for measure, said in zip(self.frame_measures, row, strict=True)
+        }
+        first = {who: [at for at, said in found.items() if said.startswith(f"{who} settles first")] for who in _BOTH}
+        for who in _BOTH:
+            if len(first[who]) == len(found):
+                return f"{who} settles first on all scales and measures"
+        counts = f"the frame first in {len(first[FRAME])}, precision first in {len(first[PRECISION])}"
+        reason = "the order changes with the scale or the measure" if all(first.values()) else "some pairs are open"
+        return f"not decided: {reason} ({counts} of {len(found)} pairs)"
+
+    def fields(self) -> dict[str, Any]:
+        """Return the report's fields."""
+        shape = (len(SCALES), len(self.frame_measures))
+
+        def table(value: Callable[[Dissociation], float]) -> Float[np.ndarray, "scale frame_measure"]:
+            return np.array([[value(own) for own in row] for row in self.pairs], dtype=float).reshape(shape)
+
+        return {
+            "scales": tuple(SCALES),
+            "frame_measures": self.frame_measures,
+            "precision_step_by_scale": self.precision_steps,
+            "frame_step_by_measure": self.frame_steps,
+            "dissociation_by_scale": table(lambda own: own.mean),
+            "dissociation_by_scale_lo": table(lambda own: own.lo),
+            "dissociation_by_scale_hi": table(lambda own: own.hi),
+            "order_by_scale": tuple(said for row in self.verdicts for said in row),
+            "order": self.verdict,
+        }
+
+
+_BOTH = (FRAME, PRECISION)
+
+
+def order_of(steps: Steps, curves: Mapping[str, np.ndarray]) -> Order:
+    """Time every scale and frame measure of some trainings.
+
+    Args:
+        steps: Training step of every snapshot, the same in all trainings.
+        curves: `kl_bits`, `pattern_distance_bits`, `curve_share` by run and step, `key_overlap` by run, step and layer,
+            as a dynamics report stores them; what an architecture has not is NaN.
+
+    Returns:
+        Moments, log2 ratios with intervals, and the verdict.
+    """
+    kl = np.maximum(curves["kl_bits"], np.finfo(float).tiny)
+    measures = {
+        "attention patterns": curves["pattern_distance_bits"],
+        "key overlap, layer 0": curves["key_overlap"][..., 0],
+        "manifold curve fit": curves["curve_share"],
+    }
+    measures = {name: own for name, own in measures.items() if np.isfinite(own).all()}
+    precise = [[settled_moment(steps, own) for own in scale(kl)] for scale in SCALES.values()]
+    framed = [[settled_moment(steps, own) for own in values] for values in measures.values()]
+    return Order(
+        frame_measures=tuple(measures),
+        precision_steps=_steps_of(precise, len(kl)),
+        frame_steps=_steps_of(framed, len(kl)),
+        pairs=tuple(tuple(dissociation(later, earlier) for earlier in framed) for later in precise),
+    )
+
+
+def _steps_of(moments: Sequence[Sequence[Crossing]], n_runs: int) -> Float[np.ndarray, "run what"]:
+    return np.array([[own.step for own in row] for row in moments], dtype=float).reshape(len(moments), n_runs).T

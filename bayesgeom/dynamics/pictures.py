@@ -1,0 +1,153 @@
+"""What one training looks like: its values as a film on the last snapshot's axes, and where its attention goes."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, final
+
+import numpy as np
+from jaxtyping import Float
+
+from bayesgeom.dynamics.measure import Measured
+from bayesgeom.dynamics.rows import interval_of
+from bayesgeom.dynamics.runs import TrainingRun
+from bayesgeom.results.report import Headline, Report
+
+if TYPE_CHECKING:
+    from plotly.graph_objects import Figure
+
+N_MAPS, MAX_ROWS = 4, 3  # steps that are drawn unless others are named; layers that are
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class ManifoldFilmReport(Report):
+    """Vectors of the last layer at some scored positions, each snapshot's centred, along the last one's PC1 and PC2.
+
+    `final_axes_share`: the share of a snapshot's variance along these two. Its null is a random plane.
+    """
+
+    name: ClassVar[str] = "manifold_film"
+    title: ClassVar[str] = "The value manifold over training"
+    about: ClassVar[str] = (
+        "Each dot is the last layer's value vector at one scored position, always of the same sequences, seen "
+        "along the two directions in which these vectors vary most at the end of training; the colour is the "
+        "exact entropy there. Press the button, or move the slider. Where entropy is a function of position, "
+        "as when no key returns, any code for position would order the colours too. The null of the share "
+        "along these axes is a random plane."
+    )
+
+    run: str
+    steps: tuple[str, ...]
+    cloud: Float[np.ndarray, "step point component"]
+    entropy_bits: Float[np.ndarray, " point"]
+    final_axes_share: Float[np.ndarray, " step"]
+    final_axes_share_lo: Float[np.ndarray, " step"]
+    final_axes_share_hi: Float[np.ndarray, " step"]
+    final_axes_share_null: Float[np.ndarray, " step"]
+    intervals: Mapping[str, tuple[float, float]]
+    nulls: Mapping[str, float]
+    n: int
+
+    def headlines(self) -> Sequence[Headline]:
+        label = "variance along the last snapshot's PC1 and PC2, step"
+        return tuple(
+            self.entry("final_axes_share", (at,), f"{label} {self.steps[at]}", null_label="random plane")
+            for at in sorted({0, len(self.steps) // 2, len(self.steps) - 1})
+        )
+
+    def figure(self) -> "Figure":
+        from bayesgeom.charts.film import film_figure
+
+        axes = ("last snapshot's PC1 (activation units)", "last snapshot's PC2 (activation units)")
+        return film_figure(
+            f"{self.title} — {self.run}",
+            self.steps,
+            self.cloud,
+            self.entropy_bits,
+            colored_by="entropy (bits)",
+            axes=axes,
+        )
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class AttentionMapsReport(Report):
+    """Attention of one sequence, mean over heads, at some steps and layers. `focus`: the mean largest weight of a row.
+
+    Its null is the first snapshot.
+    """
+
+    name: ClassVar[str] = "attention_maps"
+    title: ClassVar[str] = "Attention over training"
+    about: ClassVar[str] = (
+        "Where the scored positions (down) of one sequence look (right), mean over heads, at a few steps of "
+        "training: a map that looks like the last one has settled. The number is the largest weight of a row, "
+        "mean over rows; the null is the first snapshot."
+    )
+
+    run: str
+    chosens: tuple[str, ...]
+    shown_layers: tuple[str, ...]
+    maps: Float[np.ndarray, "chosen shown_layer query_pos key_pos"]
+    focus: Float[np.ndarray, "chosen shown_layer"]
+    intervals: Mapping[str, tuple[float, float]]
+    nulls: Mapping[str, float]
+    n: int
+
+    def headlines(self) -> Sequence[Headline]:
+        return tuple(
+            Headline(
+                metric="focus", label=f"largest weight of a row, layer {layer}, step {self.chosens[-1]}",
+                value=float(self.focus[-1, row]), null=float(self.focus[0, row]), null_label=f"step {self.chosens[0]}",
+            )
+            for row, layer in enumerate(self.shown_layers)
+        )  # fmt: skip
+
+    def figure(self) -> "Figure":
+        from bayesgeom.charts.maps import maps_figure
+
+        return maps_figure(f"{self.title} — {self.run}", self.maps, self.chosens, self.shown_layers)
+
+
+def film(run: TrainingRun, found: Sequence[Measured], *, n: int, seed: int) -> ManifoldFilmReport | None:
+    """The film of a training; None where its architecture gives no cloud."""
+    if "points" not in found[-1].numbers:
+        return None
+    share = np.stack([own.numbers["final_axes_share"] for own in found])
+    lo, hi = interval_of(share.T, seed=seed, scale="share")
+    return ManifoldFilmReport(
+        run=run.name,
+        steps=tuple(str(step) for step in run.steps),
+        cloud=np.stack([own.numbers["points"] for own in found]),
+        entropy_bits=found[-1].numbers["point_entropy_bits"],
+        final_axes_share=share[:, 0],
+        final_axes_share_lo=lo,
+        final_axes_share_hi=hi,
+        final_axes_share_null=np.array([own.numbers["final_axes_share_null"][0] for own in found]),
+        intervals={},
+        nulls={},
+        n=n,
+    )
+
+
+def attention_maps(run: TrainingRun, found: Sequence[Measured], at: Sequence[int] | None) -> AttentionMapsReport | None:
+    """Maps at the chosen steps, by default a few from first to last; None where there is no attention to draw."""
+    if "maps" not in found[-1].numbers:
+        return None
+    last = len(run.steps) - 1
+    chosen = sorted({int(index) for index in np.linspace(0, last, min(N_MAPS, last + 1)).round()})
+    if at is not None:
+        chosen = [run.steps.index(step) for step in at]
+    whole = np.stack([found[index].numbers["maps"] for index in chosen])
+    layers = sorted({int(layer) for layer in np.linspace(0, whole.shape[1] - 1, min(MAX_ROWS, whole.shape[1])).round()})
+    maps = whole[:, layers]
+    return AttentionMapsReport(
+        run=run.name,
+        chosens=tuple(str(run.steps[index]) for index in chosen),
+        shown_layers=tuple(str(layer) for layer in layers),
+        maps=maps,
+        focus=maps.max(axis=-1).mean(axis=-1),
+        intervals={},
+        nulls={},
+        n=1,
+    )

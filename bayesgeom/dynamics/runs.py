@@ -1,0 +1,202 @@
+"""Trainings: the snapshots of one in order of step, from a run's directory, a packed training, or checkpoints."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, final
+
+import torch
+
+from bayesgeom.core.errors import InvalidArgument, UnknownName
+from bayesgeom.core.run import ModelSpec
+from bayesgeom.models.base import Model
+from bayesgeom.models.checkpoint import CONFIG, load_checkpoint, read_description
+from bayesgeom.models.config import config_from_dict
+from bayesgeom.models.resolve import checkpoints, from_checkpoint
+from bayesgeom.tasks.base import WindTunnel, task_from_config
+from bayesgeom.training.formation import FORMATION, formations, load_packed, read_formation, snapshot_paths
+from bayesgeom.training.recipe import deciding
+
+Source = str | Path
+KEPT = "dynamics"  # the folder of a run in which results per snapshot are kept
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class TrainingRun:
+    """One training: its snapshots in order of step, and what they are snapshots of.
+
+    `paths` are checkpoint directories, or the files of a packed training. `folder` is the run's own directory, where
+    results may be kept; None where there is none.
+    """
+
+    name: str
+    steps: tuple[int, ...]
+    paths: tuple[Path, ...]
+    hashes: tuple[str, ...]
+    model: Mapping[str, Any]
+    task: Mapping[str, Any]
+    recipe: Mapping[str, Any]
+    folder: Path | None = None
+
+    def load(self, index: int, *, device: str | torch.device = "cpu") -> Model:
+        """The model of one snapshot."""
+        path = self.paths[index]
+        found = load_packed(path, device=device) if path.is_file() else load_checkpoint(path, device=device)
+        return from_checkpoint(found)
+
+    def spec(self, *, device: str | torch.device = "cpu") -> ModelSpec:
+        """What the last snapshot is, under the training's name."""
+        return replace(self.load(len(self.steps) - 1, device=device).spec, name=self.name)
+
+    def wind_tunnel(self) -> WindTunnel:
+        """The task that it was trained on."""
+        return task_from_config(self.task)
+
+
+def runs_of(sources: Sequence[Source]) -> tuple[TrainingRun, ...]:
+    """The trainings that these name: run directories, packed trainings, or the checkpoints of a single training.
+
+    Several are seeds of one recipe. **Raises** `InvalidArgument` for fewer than two snapshots, snapshots of different
+    architectures or tasks, several recipes, or one training given twice; `UnknownName` for what is not there.
+    """
+    if not sources:
+        raise InvalidArgument("name at least one training: a run's directory, a packed one, or its checkpoints.")
+    places = [_place(source) for source in sources]
+    are_checkpoints = [(place / CONFIG).is_file() for place in places]
+    if any(are_checkpoints) and not all(are_checkpoints):
+        loner = places[are_checkpoints.index(True)]
+        raise InvalidArgument(f"{loner} is a single checkpoint beside whole runs: name either runs, or checkpoints.")
+    runs = (_of_checkpoints(places),) if all(are_checkpoints) else tuple(_of_run(place) for place in places)
+    _check_seeds(runs)
+    return _told_apart(runs)
+
+
+def run_of(source: Source | Sequence[Source]) -> TrainingRun:
+    """The single training that this names, as in `runs_of`. **Raises** as that does, and for several."""
+    run, *others = runs_of([source] if isinstance(source, (str, Path)) else source)
+    if others:
+        raise InvalidArgument(f"this takes a single training; got {' and '.join(own.name for own in (run, *others))}.")
+    return run
+
+
+def _told_apart(runs: tuple[TrainingRun, ...]) -> tuple[TrainingRun, ...]:
+    """The same, with seeds in the names where names alone are alike."""
+    if len({run.name for run in runs}) == len(runs):
+        return runs
+    return tuple(replace(run, name=f"{run.name}, seed {run.recipe['seed']}") for run in runs)
+
+
+def _place(source: object) -> Path:
+    if not isinstance(source, (str, Path)):
+        raise InvalidArgument(
+            f"a training is named by a str or a Path, and several by as many arguments; got a {type(source).__name__}."
+        )
+    name, path = str(source), Path(source)
+    named = {**checkpoints(), **formations()}
+    if name in named and not path.is_dir():
+        return named[name]
+    if not path.is_dir():
+        packed = ", ".join(formations()) or "(none)"
+        raise UnknownName(
+            f"there is no training named {name!r}. Packed trainings: {packed}. A run is named by its directory."
+        )
+    return path
+
+
+def _of_run(folder: Path) -> TrainingRun:
+    """A run's directory, or a packed training's."""
+    if not (folder / FORMATION).is_file():
+        return _of_checkpoints(snapshot_paths(folder), folder)
+    whole = read_formation(folder)
+    entries = sorted(whole["snapshots"], key=lambda entry: int(entry["step"]))
+    _check_count(folder.name, len(entries))
+    return TrainingRun(
+        name=folder.name,
+        steps=tuple(int(entry["step"]) for entry in entries),
+        paths=tuple(folder / entry["file"] for entry in entries),
+        hashes=tuple(entry["weights_hash"] for entry in entries),
+        model=_model(whole),
+        task=_task(whole),
+        recipe=whole["recipe"],
+    )
+
+
+def _of_checkpoints(paths: Sequence[Path], folder: Path | None = None) -> TrainingRun:
+    described = [{**found, "model": _model(found), "task": _task(found)} for found in map(read_description, paths)]
+    order = sorted(range(len(paths)), key=lambda index: int(described[index]["step"]))
+    first, last = described[order[0]], described[order[-1]]
+    name = str(last["recipe"].get("name", paths[order[-1]].name))
+    _check_count(str(folder or name), len(paths))
+    for index in order:
+        names = (str(paths[order[0]]), str(paths[index]))
+        _check_alike(first, described[index], names, "snapshots of different {} are not one training")
+        if deciding(described[index]["recipe"]) != deciding(first["recipe"]):
+            raise InvalidArgument(
+                f"{names[0]} and {names[1]} are of different trainings; of several seeds name the run "
+                f"directories instead."
+            )
+    steps = tuple(int(described[index]["step"]) for index in order)
+    if len(set(steps)) < len(steps):
+        raise InvalidArgument(
+            f"two snapshots of {name} are of the same step; the steps are {', '.join(map(str, steps))}."
+        )
+    return TrainingRun(
+        name=name, steps=steps, paths=tuple(paths[index] for index in order),
+        hashes=tuple(described[index]["weights_hash"] for index in order),
+        model=last["model"], task=last["task"], recipe=last["recipe"], folder=folder,
+    )  # fmt: skip
+
+
+_PLURALS = {"model": "architectures", "task": "tasks"}
+
+
+def _model(described: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The architecture with every size named: a file written before there was one lacks it."""
+    return config_from_dict(described["model"]).to_dict()
+
+
+def _task(described: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The task with every parameter named, likewise."""
+    return task_from_config(described["task"]).config()
+
+
+def _check_count(name: str, n: int) -> None:
+    if n < 2:
+        raise InvalidArgument(f"{name} has {n} snapshot(s); at least 2 are needed to show a training.")
+
+
+def _check_seeds(runs: Sequence[TrainingRun]) -> None:
+    """Several trainings must differ in their seed alone."""
+    first = runs[0]
+    for run in runs[1:]:
+        _check_alike(vars(first), vars(run), (first.name, run.name), "trainings of different {} cannot be put together")
+        if _seedless(run.recipe) != _seedless(first.recipe):
+            raise InvalidArgument(
+                f"{first.name} and {run.name} were made by recipes that differ in more than the seed."
+            )
+        if run.steps != first.steps:
+            raise InvalidArgument(
+                f"{first.name} has snapshots at {len(first.steps)} steps up to {first.steps[-1]:,}, {run.name} at "
+                f"{len(run.steps)} up to {run.steps[-1]:,}: seeds are compared at the same steps."
+            )
+    for index, run in enumerate(runs):
+        if any(run.hashes == other.hashes for other in runs[:index]):
+            raise InvalidArgument(f"{run.name} is given twice: the same training is no second seed.")
+
+
+def _seedless(recipe: Mapping[str, Any]) -> Any:
+    """A recipe less its seeds and names, in every stage."""
+    after = recipe.get("after")
+    return {**deciding(recipe), "seed": 0, "name": "", "after": None if after is None else _seedless(after)}
+
+
+def _check_alike(one: Mapping[str, Any], other: Mapping[str, Any], names: tuple[str, str], fault: str) -> None:
+    """**Raises** `InvalidArgument` with the fields in which two architectures or tasks differ, or their kinds."""
+    for what, plural in _PLURALS.items():
+        apart = [key for key, value in one[what].items() if other[what].get(key) != value]
+        if not apart:
+            continue
+        shown = apart[:1] if apart[0] in ("architecture", "name") else apart
+        here, there = (", ".join(f"{key} {held[what][key]}" for key in shown) for held in (one, other))
+        raise InvalidArgument(f"{fault.format(plural)}: {names[0]} has {here}, {names[1]} has {there}.")

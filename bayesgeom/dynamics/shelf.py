@@ -1,0 +1,49 @@
+"""Results of snapshots that were measured before: a file each, written aside and renamed, so never half there."""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, final
+
+import numpy as np
+from safetensors import SafetensorError
+
+from bayesgeom.core.errors import OutputFault
+from bayesgeom.core.files import file_aside, read_safetensors, write_arrays
+from bayesgeom.dynamics.measure import Measured
+
+_METHOD = 2  # counted up when what is measured changes
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Shelf:
+    """A folder of results, found by what decides them; without a folder nothing is kept."""
+
+    folder: Path | None
+    settings: Mapping[str, Any]
+
+    def find(self, weights: str, last: str) -> Measured | None:
+        """What was found of the snapshot with these weights, beside a last one with those; None where nothing was."""
+        if self.folder is None or not (file := self._file(weights, last)).exists():
+            return None
+        try:
+            numbers, metadata = read_safetensors(file, framework="numpy")
+            return Measured(numbers=numbers, missing=json.loads(metadata.get("missing", "{}")))
+        except (SafetensorError, OSError, ValueError) as error:
+            raise OutputFault(f"{file} cannot be read ({error}); delete it to have it measured again.") from error
+
+    def put(self, weights: str, last: str, found: Measured) -> None:
+        """Keep what was found."""
+        if self.folder is None:
+            return
+        arrays = {name: np.ascontiguousarray(values) for name, values in found.numbers.items()}
+        with file_aside(self._file(weights, last)) as aside:
+            write_arrays(arrays, aside, {"missing": json.dumps(dict(found.missing))})
+
+    def _file(self, weights: str, last: str) -> Path:
+        assert self.folder is not None, "asked for only where there is a folder"
+        decides = json.dumps([_METHOD, weights, last, dict(self.settings)], sort_keys=True)
+        return self.folder / f"{hashlib.sha256(decides.encode()).hexdigest()[:20]}.safetensors"

@@ -1,0 +1,1 @@
+"""Replications of single published experiments; nothing else uses them."""

@@ -1,0 +1,1 @@
+"""The published EM schedule on one attention head."""

@@ -1,0 +1,116 @@
+"""The arms of the comparison: the same gradient, the same start, other step sizes; and one run of all of them.
+
+An arm that gives the values a tenfold step is compared with arms that give it to everything, to the output alone or to
+the routing alone: what holds for all of them is no merit of values.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import final
+
+import numpy as np
+import torch
+from jaxtyping import Float
+
+from bayesgeom.core.errors import InvalidArgument, NonFinite
+from bayesgeom.experiments.em.chain import Sequence, StickyChain
+from bayesgeom.experiments.em.head import MATRICES, Outcome, Weights, initial_weights, outcome, outcome_and_gradients
+from bayesgeom.tasks.base import derived_seed
+
+SMALL, LARGE = 0.01, 0.1
+_DATA, _HELD_OUT, _INIT = 0, 1, 2  # branches of a seed
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Arm:
+    """A name, and the matrices that take the larger step."""
+
+    name: str
+    larger: frozenset[str]
+
+    def rate(self, matrix: str) -> float:
+        """The step size of one matrix."""
+        return LARGE if matrix in self.larger else SMALL
+
+
+BASELINE, EM_LIKE = "SGD 0.01", "EM-like: 0.1 on W_V"
+ARMS = (
+    Arm(name=BASELINE, larger=frozenset()),
+    Arm(name=EM_LIKE, larger=frozenset({"W_V"})),
+    Arm(name="SGD 0.1", larger=frozenset(MATRICES)),
+    Arm(name="0.1 on W_O", larger=frozenset({"W_O"})),
+    Arm(name="0.1 on W_Q and W_K", larger=frozenset({"W_Q", "W_K"})),
+)
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Curves:
+    """One seed's losses (nats), before every update and after the last; held-out ones at `held_out_steps` alone."""
+
+    loss: Float[np.ndarray, "arm step"]
+    held_out: Float[np.ndarray, "arm record"]
+    entropy: Float[np.ndarray, " arm"]
+    accuracy: Float[np.ndarray, " arm"]
+    held_out_accuracy: Float[np.ndarray, " arm"]
+    floors: tuple[float, float]  # what the exact filter scores on the two sequences
+
+
+def recorded_steps(steps: int, every: int) -> list[int]:
+    """Steps at which the held-out sequence is scored: every so many, and the last."""
+    return [*range(0, steps, every), steps]
+
+
+def learned(
+    chain: StickyChain, *, seed: int, steps: int, length: int, every: int, tick: Callable[[], object]
+) -> Curves:
+    """Train all arms side by side from one start on one sequence; `tick` is called after every step."""
+    if steps < 1 or every < 1:
+        raise InvalidArgument(f"steps and the distance between records are at least 1, got {steps} and {every}.")
+    data, held = (chain.sequence(length - 1, seed=derived_seed(seed, branch)) for branch in (_DATA, _HELD_OUT))
+    start = initial_weights(chain.d_input, chain.n_symbols, seed=derived_seed(seed, _INIT))
+    weights = {name: matrix.expand(len(ARMS), -1, -1).clone() for name, matrix in start.items()}
+    rates = {name: torch.tensor([arm.rate(name) for arm in ARMS])[:, None, None] for name in MATRICES}
+    due, losses, held_out = set(recorded_steps(steps, every)), [], []
+    for step in range(steps):
+        if step in due:
+            held_out.append(_scored(weights, held))
+        now, gradients = outcome_and_gradients(weights, data.inputs.float(), data.symbols)
+        losses.append(now.loss_nats)
+        weights = {name: matrix - rates[name] * gradients[name] for name, matrix in weights.items()}
+        tick()
+    last, elsewhere = _scored(weights, data), _scored(weights, held)
+    loss = torch.stack([*losses, last.loss_nats], dim=1).double().numpy()
+    if not np.isfinite(loss).all():
+        raise NonFinite(f"an arm's loss is no longer a number with seed {seed}; use fewer steps.")
+    return Curves(
+        loss=loss,
+        held_out=torch.stack([*(o.loss_nats for o in held_out), elsewhere.loss_nats], dim=1).double().numpy(),
+        entropy=last.entropy_nats.double().numpy(),
+        accuracy=last.accuracy.double().numpy(),
+        held_out_accuracy=elsewhere.accuracy.double().numpy(),
+        floors=(data.floor_nats, held.floor_nats),
+    )
+
+
+def steps_to(losses: Float[np.ndarray, " record"], at: Float[np.ndarray, " record"], threshold: float) -> float:
+    """The first step, between records by a straight line, at which the loss is as low as `threshold`.
+
+    NaN if never, and where the loss is that low from the start, so that there is nothing to reach.
+    """
+    reached = np.flatnonzero(losses <= threshold)
+    if not len(reached) or reached[0] == 0:
+        return float("nan")
+    i = int(reached[0])
+    share = (losses[i - 1] - threshold) / (losses[i - 1] - losses[i])
+    return float(at[i - 1] + share * (at[i] - at[i - 1]))
+
+
+def _scored(weights: Weights, on: Sequence) -> Outcome:
+    return outcome(weights, on.inputs.float(), on.symbols)
+
+
+def describe_arms() -> Mapping[str, Mapping[str, float]]:
+    """Step sizes of every arm, by matrix, for the report's provenance."""
+    return {arm.name: {name: arm.rate(name) for name in MATRICES} for arm in ARMS}

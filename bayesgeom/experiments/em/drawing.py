@@ -1,0 +1,66 @@
+"""The figure of the sticky-chain experiment: loss against step on both sequences, and how much sooner each arm is."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, final
+
+import numpy as np
+from jaxtyping import Float, Int
+
+from bayesgeom.charts.curves import Curve, add_curves
+from bayesgeom.charts.forest import add_forest
+from bayesgeom.results.theme import panels, with_room_for_legend
+from bayesgeom.stats.bootstrap import seed_interval
+
+if TYPE_CHECKING:
+    from plotly.graph_objects import Figure
+
+Interval = tuple[Float[np.ndarray, " arm"], Float[np.ndarray, " arm"], Float[np.ndarray, " arm"]]
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class ChainCurves:
+    """One chain's losses in bits, on the sequence trained on and on the held-out one, and its entropy rate."""
+
+    chain: str
+    trained_on: Float[np.ndarray, "arm seed record"]
+    held_out: Float[np.ndarray, "arm seed record"]
+    floor: float
+
+
+def em_figure(
+    title: str,
+    arms: Sequence[str],
+    steps: Int[np.ndarray, " record"],
+    chains: Sequence[ChainCurves],
+    speeds: tuple[Interval, Interval],
+) -> "Figure":
+    """One row of curves per chain, then the speeds (value, lo, hi) of the first on both of its sequences."""
+    rows = [(f"{of.chain}: trained on", f"{of.chain}: held out") for of in chains]
+    titles = (*(text for row in rows for text in row), "Sooner at SGD 0.01's final loss", "The same, held out")
+    figure = panels(title, titles, row_height=380)
+    for row, of in enumerate(chains, start=1):
+        for column, losses in enumerate((of.trained_on, of.held_out), start=1):
+            curves = [_curve(name, losses[arm]) for arm, name in enumerate(arms)]
+            levels = [("entropy rate of the chain", of.floor)]
+            add_curves(figure, (row, column), steps, curves, unit="loss (bits)", levels=levels)
+            _show_the_middle(figure, (row, column), losses, of.floor)
+    bottom = len(chains) + 1
+    for column, (values, lo, hi) in enumerate(speeds, start=1):
+        add_forest(figure, (bottom, column), arms, values, (lo, hi), unit="times sooner", null=1.0)
+        figure.update_traces(showlegend=False, row=bottom, col=column)
+    return with_room_for_legend(figure)
+
+
+def _curve(name: str, losses: Float[np.ndarray, "seed record"]) -> Curve:
+    return Curve(name=name, values=losses.mean(axis=0), band=seed_interval(losses))
+
+
+def _show_the_middle(
+    figure: "Figure", panel: tuple[int, int], losses: Float[np.ndarray, "arm seed record"], floor: float
+) -> None:
+    """From just under what is lowest to just over where all arms start: an arm that overfits may leave upwards."""
+    low, high = min(floor, float(losses.mean(axis=1).min())), float(losses[..., 0].max())
+    room = 0.1 * (high - low)
+    figure.update_yaxes(range=[low - room, high + 2 * room], row=panel[0], col=panel[1])

@@ -1,0 +1,1 @@
+"""Beyond the training distribution: other lengths, other names, sweeps over a parameter."""

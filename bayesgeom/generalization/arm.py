@@ -1,0 +1,126 @@
+"""One model's part of the length report."""
+
+from dataclasses import dataclass, replace
+from typing import final
+
+import numpy as np
+import torch
+from jaxtyping import Float
+
+from bayesgeom.core.errors import InvalidArgument
+from bayesgeom.generalization.curves import (
+    Errors,
+    Estimate,
+    Jump,
+    critical_length,
+    extrapolation_ratio,
+    jump,
+    strongest,
+)
+from bayesgeom.generalization.depth import Depth, Window, depth
+from bayesgeom.generalization.stretch import Stretch, position_kind, untrained_positions
+from bayesgeom.models.adapters.hooked import HookedModel
+from bayesgeom.models.base import Model
+from bayesgeom.models.native.transformer import Transformer
+from bayesgeom.tasks.base import WindTunnel
+
+_TABLE = "pos_embed.weight"
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """What all arms share."""
+
+    task: WindTunnel
+    stretch: Stretch
+    trained: int
+    lengths: tuple[int, ...]
+    threshold_bits: float
+    seed: int
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Arm:
+    """What was found of one model. `depth` is missing where its layers cannot be read."""
+
+    name: str
+    position_kind: str
+    untrained: str
+    trained_on: str
+    weights_hash: str
+    n_layers: int
+    errors: Errors
+    jump_kl: Jump
+    jump_entropy: Jump
+    critical: Estimate
+    ratio: Estimate
+    depth: Depth | None
+
+    def by_layer(self, field: str, n_layers: int) -> Float[np.ndarray, " layer"]:
+        """One of the depth's arrays, padded with NaN to the layers of the deepest arm."""
+        padded = np.full(n_layers, np.nan)
+        if self.depth is not None:
+            values = vars(self.depth)[field]
+            padded[: len(values)] = values
+        return padded
+
+
+def measured(model: Model, setting: Setting, errors: Errors, windows: tuple[Window, Window, Window] | None) -> Arm:
+    """Everything that one model's errors and residuals say."""
+    trained, kl = setting.trained, errors.kl_bits
+    null = errors.null_kl_bits[strongest(errors.null_kl_bits)]
+    return Arm(
+        name=model.spec.name,
+        position_kind=position_kind(model),
+        untrained=untrained_positions(model, setting.stretch.to(setting.task, trained)),
+        trained_on=str(model.task or ""),
+        weights_hash=model.spec.weights_hash,
+        n_layers=model.spec.n_layers,
+        errors=errors,
+        jump_kl=jump(kl, errors.at, trained, seed=setting.seed),
+        jump_entropy=jump(errors.entropy_error_bits, errors.at, trained, seed=setting.seed),
+        critical=critical_length(kl, errors.at, setting.threshold_bits, seed=setting.seed),
+        ratio=extrapolation_ratio(kl, errors.at, trained, null, seed=setting.seed),
+        depth=None if windows is None else depth(model, windows),
+    )
+
+
+def with_untrained_positions(model: Model, n_ctx: int, *, seed: int = 0) -> Model:
+    """The same transformer with its learned table continued to `n_ctx` rows, drawn as at initialisation.
+
+    That is what a longer table holds after training on the same sequences: no gradient reaches its last rows, and
+    weight decay, where there is some, shrinks them a little. **Raises** `InvalidArgument` for any other model.
+    """
+    module = model.module
+    if not isinstance(module, Transformer) or module.config.positions != "learned":
+        raise InvalidArgument(
+            f"{model.spec.name} has no table of learned positions to continue ({position_kind(model)}): only those of "
+            f"bayesgeom's own transformers can be."
+        )
+    longer = Transformer(replace(module.config, n_ctx=n_ctx), seed=seed).to(model.spec.device)
+    weights, rows = dict(module.state_dict()), longer.state_dict()[_TABLE]
+    weights[_TABLE] = torch.cat([weights[_TABLE], rows[len(weights[_TABLE]) :]])
+    longer.load_state_dict(weights, strict=True)
+    return HookedModel(longer.eval(), name=f"{model.spec.name} + untrained rows", task=model.task)
+
+
+def without_top_attention(model: Model, n_layers: int) -> Model:
+    """The same transformer with attention silenced in so many top layers. Its own weights stay as they are.
+
+    **Raises** `InvalidArgument` for any other model, or more layers than there are.
+    """
+    module = model.module
+    if not isinstance(module, Transformer):
+        raise InvalidArgument(
+            f"attention can be switched off in the top layers of bayesgeom's own transformers; {model.spec.name} is a "
+            f"{model.spec.architecture}: take its attention away with bayesgeom.ablate."
+        )
+    config = replace(module.config, top_attention_off=n_layers)
+    silenced = Transformer(config, seed=0).to(model.spec.device)
+    off = {f"blocks.{layer}.attn.W_O.weight" for layer in range(config.n_layers - n_layers, config.n_layers)}
+    weights = {name: tensor * 0 if name in off else tensor for name, tensor in module.state_dict().items()}
+    silenced.load_state_dict(weights, strict=True)
+    name = f"{model.spec.name} without attention in {n_layers} top layer{'s' if n_layers > 1 else ''}"
+    return HookedModel(silenced.eval(), name=name, task=model.task)

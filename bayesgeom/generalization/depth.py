@@ -1,0 +1,121 @@
+"""Where an error first enters: what each layer would answer, read through the final norm and the output matrix.
+
+Two windows of positions are compared, the last within the training length and the first beyond it. The null is the same
+comparison one window earlier, where nothing happens.
+
+Reference: nostalgebraist 2020 (the logit lens).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import final
+
+import numpy as np
+import torch
+from jaxtyping import Float, Float64
+from torch import Tensor
+
+from bayesgeom.core.run import Run
+from bayesgeom.core.sites import RESID_POST
+from bayesgeom.models.base import Model
+from bayesgeom.models.native.transformer import Transformer
+from bayesgeom.stats.bootstrap import mean_interval
+from bayesgeom.stats.information import kl_bits
+
+N_WINDOW = 5  # positions to either side of the training length
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Depth:
+    """By layer: KL of the read-out within and beyond, the excess with its interval and null, and how far means moved.
+
+    `shift` is |mean residual beyond − mean residual within| over the spread within; its null compares the window within
+    with the one before it.
+    """
+
+    within_kl_bits: Float[np.ndarray, " layer"]
+    beyond_kl_bits: Float[np.ndarray, " layer"]
+    excess_bits: Float[np.ndarray, " layer"]
+    excess_bits_lo: Float[np.ndarray, " layer"]
+    excess_bits_hi: Float[np.ndarray, " layer"]
+    excess_bits_null: Float[np.ndarray, " layer"]
+    shift: Float[np.ndarray, " layer"]
+    shift_null: Float[np.ndarray, " layer"]
+
+    @property
+    def entry_layer(self) -> int:
+        """The first layer whose excess lies, with its whole interval, above the null's; −1 where there is none."""
+        is_clear = self.excess_bits_lo > np.maximum(0.0, np.nan_to_num(self.excess_bits_null))
+        return int(is_clear.argmax()) if is_clear.any() else -1
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Window:
+    """What was recorded at some positions: residuals after each layer, and the exact answer there."""
+
+    resid: Float[Tensor, "layer batch query_pos d_model"]
+    exact: Float64[Tensor, "batch query_pos answer"]
+    run: Run
+
+    @classmethod
+    def of(cls, run: Run, positions: Sequence[int] | slice) -> "Window":
+        """The window of these scored positions."""
+        exact = run.trials.at_scored(run.trials.predictive)
+        return cls(resid=run.at(RESID_POST)[:, :, positions], exact=exact[:, positions], run=run)
+
+
+def can_read_layers(model: Model) -> bool:
+    """Whether residuals of this model can be read through its own output: of our transformers."""
+    return isinstance(model.module, Transformer) and RESID_POST in model.sites
+
+
+def windows_around(run: Run, trained: int) -> tuple[Window, Window, Window]:
+    """Before, within and beyond: windows of one run, as wide as there is room for."""
+    n_scored = run.trials.n_scored
+    width = max(1, min(N_WINDOW, trained // 2, n_scored - trained))
+    starts = (max(0, trained - 2 * width), trained - width, trained)
+    before, within, beyond = (Window.of(run, slice(start, start + width)) for start in starts)
+    return before, within, beyond
+
+
+@torch.no_grad()
+def depth(model: Model, windows: tuple[Window, Window, Window]) -> Depth:
+    """Compare windows before, within and beyond, layer by layer."""
+    module = model.module
+    assert isinstance(module, Transformer), "asked of `can_read_layers` before"
+    before, within, beyond = (_read(module, window) for window in windows)
+    excess, earlier = beyond - within, within - before
+    lo, hi = mean_interval(excess, seed=windows[0].run.seed)
+    return Depth(
+        within_kl_bits=within.mean(axis=0),
+        beyond_kl_bits=beyond.mean(axis=0),
+        excess_bits=excess.mean(axis=0),
+        excess_bits_lo=lo,
+        excess_bits_hi=hi,
+        excess_bits_null=np.abs(earlier.mean(axis=0)),
+        shift=_shift(windows[2].resid, windows[1].resid),
+        shift_null=_shift(windows[1].resid, windows[0].resid),
+    )
+
+
+def _read(module: Transformer, window: Window) -> Float[np.ndarray, "sequence layer"]:
+    """KL of every layer's read-out to the exact answer, averaged over the window."""
+    answers = window.run.trials.answers
+    found = []
+    for resid in window.resid:
+        log_answers = module.logits(resid)[..., answers].double().log_softmax(-1)
+        found.append(kl_bits(window.exact, log_answers).mean(dim=1))
+    read: np.ndarray = torch.stack(found, dim=1).cpu().numpy()
+    return read
+
+
+def _shift(
+    there: Float[Tensor, "layer batch query_pos d_model"], here: Float[Tensor, "layer batch query_pos d_model"]
+) -> Float[np.ndarray, " layer"]:
+    away = (there.double().mean(dim=(1, 2)) - here.double().mean(dim=(1, 2))).norm(dim=-1)
+    centred = here.double() - here.double().mean(dim=(1, 2), keepdim=True)
+    spread = centred.square().sum(-1).mean(dim=(1, 2)).sqrt()
+    shift: np.ndarray = (away / spread).cpu().numpy()
+    return shift

@@ -1,0 +1,89 @@
+"""Length: errors along positions with the training length marked, whole-sequence means, and where the excess enters."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import final
+
+import numpy as np
+import plotly.graph_objects as go
+from jaxtyping import Float, Int
+
+from bayesgeom.charts.lines import add_band, add_line, add_null
+from bayesgeom.results.theme import DASHES, NULL, SERIES, label_axes, panels, with_room_for_legend
+
+_CROWDED = 30  # places beyond which markers hide the line
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Curves:
+    """One curve per arm with its band, and levels in grey."""
+
+    values: Float[np.ndarray, "arm x"]
+    lo: Float[np.ndarray, "arm x"]
+    hi: Float[np.ndarray, "arm x"]
+    nulls: Mapping[str, Float[np.ndarray, " x"]]
+
+
+def length_figure(
+    title: str,
+    *,
+    arms: Sequence[str],
+    at: tuple[Int[np.ndarray, " place"], str, int],
+    curves: tuple[Curves, Curves, Curves, Curves],
+    lengths: Int[np.ndarray, " length"],
+    threshold_bits: float,
+) -> go.Figure:
+    """Four panels: KL, entropy error, whole-sequence means, excess by layer. `at`: places, unit, the trained one."""
+    places, unit, trained = at
+    kl, entropy, whole, layers = curves
+    titles = (
+        "KL, place by place (log scale)",
+        "Entropy error, place by place (log scale)",
+        "The same, as means over whole sequences (log scale)",
+        "Excess beyond the training length, layer by layer",
+    )
+    figure = panels(title, titles)
+    n_layers = layers.values.shape[1]
+    drawn = ((kl, places), (entropy, places), (whole, lengths), (layers, np.arange(n_layers)))
+    for number, (own, x) in enumerate(drawn):
+        _add(figure, (1 + number // 2, 1 + number % 2), x, own, arms, is_log=number < 3)
+    for column in (1, 2):
+        figure.add_vline(x=trained, line={"color": NULL, "dash": "dot", "width": 1.5}, row=1, col=column)
+    figure.add_vline(x=trained, line={"color": NULL, "dash": "dot", "width": 1.5}, row=2, col=1)
+    add_null(figure, (1, 1), places, threshold_bits, name=f"threshold {threshold_bits:g} bits")
+    figure.data[-1].line.dash = "2px,6px"
+    label_axes(figure, (1, 1), unit, "KL(exact ‖ model) (bits)")
+    label_axes(figure, (1, 2), unit, "|H model − H exact| (bits)")
+    label_axes(figure, (2, 1), "length asked for", "mean KL (bits)")
+    label_axes(figure, (2, 2), "layer", "KL beyond − KL within (bits)")
+    return with_room_for_legend(figure)
+
+
+def _add(
+    figure: go.Figure,
+    panel: tuple[int, int],
+    x: Int[np.ndarray, " x"],
+    curves: Curves,
+    arms: Sequence[str],
+    *,
+    is_log: bool,
+) -> None:
+    """The arms' curves and the nulls; a name that the legend has shown is not shown again."""
+    for index, (arm, values) in enumerate(zip(arms, curves.values, strict=True)):
+        color = SERIES[index % len(SERIES)]
+        lo, hi = curves.lo[index], curves.hi[index]
+        if np.isfinite(lo).all() and np.isfinite(hi).all():
+            low = np.maximum(lo, 1e-9) if is_log else lo
+            add_band(figure, panel, x, low, hi, name=f"{arm}, 95 % interval", color=color)
+            figure.data[-1].showlegend = False
+        add_line(figure, panel, x, values, name=arm, color=color)
+        mode = "lines" if len(x) > _CROWDED else "lines+markers"
+        figure.data[-1].update(mode=mode, showlegend=panel == (1, 1), legendgroup=arm)
+    for dash, (name, level) in zip(DASHES, curves.nulls.items(), strict=False):
+        seen = {trace.name for trace in figure.data if trace.showlegend is not False}
+        label = f"null: {name.replace('_', ' ')}"
+        add_null(figure, panel, x, np.where(level > 0, level, np.nan) if is_log else level, name=label)
+        figure.data[-1].update(line_dash=dash, showlegend=label not in seen)
+    if is_log:
+        figure.update_yaxes(type="log", exponentformat="power", row=panel[0], col=panel[1])

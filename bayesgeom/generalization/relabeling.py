@@ -1,0 +1,126 @@
+"""`relabel`: a paired test of invariance. The same latent problems with their hypotheses renamed consistently."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import final
+
+import numpy as np
+import torch
+from jaxtyping import Int64
+from torch import Tensor
+
+from bayesgeom.core.behavior import predicted_behaviour
+from bayesgeom.core.errors import InvalidArgument, TaskMismatch
+from bayesgeom.core.run import Run
+from bayesgeom.core.trials import Trials
+from bayesgeom.generalization.relabeling_report import RelabellingReport, Scored, relabelling_report
+from bayesgeom.models.base import Model
+from bayesgeom.models.provenance import provenance
+from bayesgeom.models.resolve import ModelLike, TaskLike, as_model, task_of
+from bayesgeom.results.diagnosis import Diagnosis
+from bayesgeom.tasks.base import Branch, SymmetricTask, derived_seed
+
+_NAMES = 5  # branch of the seed
+
+
+def relabel(model: ModelLike, task: TaskLike | None = None, *, n: int = 512, seed: int = 0) -> RelabellingReport:
+    """Measure how the answers change when hypotheses are renamed: values of a bijection or recall, states of an HMM.
+
+    The model sees each of `n` fresh sequences as drawn, and under a random renaming of its own.
+
+    Raises:
+        TaskMismatch: The task's hypotheses cannot be renamed.
+        InvalidArgument: n is less than 2.
+    """
+    return RelabellingJob.of(model, task, n=n, seed=seed).run()
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class RelabellingJob:
+    """A checked test, ready to run."""
+
+    model: Model
+    task: SymmetricTask
+    n: int
+    seed: int
+
+    @classmethod
+    def of(cls, model: ModelLike, task: TaskLike | None, *, n: int, seed: int) -> "RelabellingJob":
+        """Check everything that can be checked before anything runs."""
+        if n < 2:
+            raise InvalidArgument(f"n is the number of sequences, at least 2 for an interval; got {n}.")
+        subject = as_model(model)
+        chosen = task_of(subject, task)
+        if not isinstance(chosen, SymmetricTask):
+            raise TaskMismatch(
+                f"the hypotheses of {chosen} cannot be renamed without changing the task: relabelling is for tasks "
+                f"whose answers have arbitrary names (bijection, hmm, recall)."
+            )
+        subject.check_fits(chosen.sample(1, seed=0))
+        return cls(model=subject, task=chosen, n=n, seed=seed)
+
+    def run(self, before: Run | None = None) -> RelabellingReport:
+        """Two passes over the same sequences, under the names that they have and under new ones.
+
+        `before` stands for the first where there is one: a pass whose recorded sequences begin with these.
+        """
+        if before is None or before.n_recorded < self.n:
+            before = self._pass(is_renamed=False)
+        after = self._pass(is_renamed=True)
+        names = torch.cat([self._names(len(block), number) for number, block in enumerate(self._blocks())])
+        given = before.log_answers[: self.n].exp()
+        stuck = predicted_behaviour(after.trials, given)
+        return relabelling_report(
+            _scored(before, given),
+            _scored(after, _with_first_names(after.log_answers.exp(), names)),
+            Scored(
+                kl_bits=stuck.kl_bits,
+                entropy_error_bits=np.abs(stuck.model_entropy_bits - stuck.exact_entropy_bits),
+                answers=_with_first_names(given, names).cpu().numpy(),
+            ),
+            uniform_kl_bits=_uniform_kl_bits(before, given.shape[-1]),
+            seed=derived_seed(self.seed, Branch.RESAMPLING),
+        )
+
+    def diagnosis(self, report: RelabellingReport) -> Diagnosis:
+        """The report with its provenance, ready to be saved."""
+        where = provenance(self.model, self.task, {"n": self.n, "seed": self.seed})
+        return Diagnosis.of(report, where)
+
+    def _pass(self, *, is_renamed: bool) -> Run:
+        """Answers of every sequence are kept, and no activation."""
+        blocks = self._renamed() if is_renamed else self._blocks()
+        return self.model.run(blocks, n_recorded=self.n, seed=derived_seed(self.seed, Branch.RESAMPLING))
+
+    def _blocks(self) -> Iterator[Trials]:
+        return self.task.stream(self.n, seed=derived_seed(self.seed, Branch.TRIALS), device=self.model.spec.device)
+
+    def _renamed(self) -> Iterator[Trials]:
+        for number, block in enumerate(self._blocks()):
+            yield self.task.relabelled(block, self._names(len(block), number))
+
+    def _names(self, n: int, block: int) -> Int64[Tensor, "batch name"]:
+        """A renaming of its own for every sequence."""
+        generator = torch.Generator().manual_seed(derived_seed(self.seed, _NAMES, block))
+        drawn = torch.rand(n, self.task.n_names, generator=generator, dtype=torch.float64)
+        return drawn.argsort(dim=1).to(self.model.spec.device)
+
+
+def _scored(run: Run, answers: Tensor) -> Scored:
+    own, first = run.behaviour, slice(len(answers))
+    return Scored(
+        kl_bits=own.kl_bits[first].astype(np.float64),
+        entropy_error_bits=np.abs(own.model_entropy_bits[first].astype(np.float64) - own.exact_entropy_bits[first]),
+        answers=answers.cpu().numpy(),
+    )
+
+
+def _uniform_kl_bits(run: Run, n_answers: int) -> float:
+    """KL of a uniform prediction: log2 of the number of answers minus the mean exact entropy."""
+    return float(np.log2(n_answers) - run.behaviour.exact_entropy_bits.mean(dtype=np.float64))
+
+
+def _with_first_names(answers: Tensor, names: Int64[Tensor, "batch name"]) -> Tensor:
+    """Probabilities under new names, in the order of the old ones."""
+    return answers.gather(2, names[:, None, :].expand_as(answers))

@@ -1,0 +1,47 @@
+"""Relabeling: error per sequence before and after, with the diagonal, and the difference by position."""
+
+import numpy as np
+import plotly.graph_objects as go
+from jaxtyping import Float
+
+from bayesgeom.charts.lines import add_band, add_line, add_null
+from bayesgeom.results.theme import MEASURED, NULL, label_axes, panels, with_room_for_legend
+
+
+def relabelling_figure(
+    title: str,
+    *,
+    before: Float[np.ndarray, " sequence"],
+    after: Float[np.ndarray, " sequence"],
+    difference: Float[np.ndarray, " position"],
+    band: tuple[Float[np.ndarray, " position"], Float[np.ndarray, " position"]],
+    bound: float,
+) -> go.Figure:
+    """Left: one point per sequence on log axes, and y = x. Right: mean difference by position, and the bound."""
+    figure = panels(title, ("One point per sequence (log scales)", "Difference along the sequence"))
+    figure.add_trace(
+        go.Scatter(
+            x=before, y=after, mode="markers", marker={"color": MEASURED, "size": 5, "opacity": 0.6}, name="sequences",
+            hovertemplate="before %{x:.3e}, after %{y:.3e}<extra></extra>",
+        ),
+        row=1, col=1,
+    )  # fmt: skip
+    seen = np.concatenate([before, after])
+    ends = [float(seen[seen > 0].min(initial=1e-9)), float(seen.max(initial=1e-9))]
+    figure.add_trace(
+        go.Scatter(
+            x=ends, y=ends, mode="lines", line={"color": NULL, "dash": "dash"}, name="y = x: names do not matter"
+        ),
+        row=1, col=1,
+    )  # fmt: skip
+    figure.update_xaxes(type="log", exponentformat="power", row=1, col=1)
+    figure.update_yaxes(type="log", exponentformat="power", row=1, col=1)
+    label_axes(figure, (1, 1), "KL before (bits)", "KL after (bits)")
+    x = np.arange(1, len(difference) + 1)
+    add_band(figure, (1, 2), x, *band, name="95 % interval")
+    add_line(figure, (1, 2), x, difference, name="KL after − before")
+    for level, name in ((bound, "bound of the verdict"), (-bound, "the bound below")):
+        add_null(figure, (1, 2), x, level, name=name)
+    figure.data[-1].showlegend = False
+    label_axes(figure, (1, 2), "scored position (1 is the first)", "KL after − before (bits)")
+    return with_room_for_legend(figure)

@@ -1,0 +1,90 @@
+"""A parameter varied: entropies as evidence comes in, tokens until they settle, and errors beside their nulls."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import final
+
+import numpy as np
+import plotly.graph_objects as go
+from jaxtyping import Float
+
+from bayesgeom.charts.lines import add_line, add_null
+from bayesgeom.results.theme import EXACT, MEASURED, SERIES, label_axes, panels, with_room_for_legend
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Estimates:
+    """One number per value, with its interval."""
+
+    values: Float[np.ndarray, " value"]
+    lo: Float[np.ndarray, " value"]
+    hi: Float[np.ndarray, " value"]
+
+
+def sweep_figure(
+    title: str,
+    varied: tuple[str, Sequence[str]],
+    *,
+    entropies: tuple[Float[np.ndarray, "value position"], Float[np.ndarray, "value position"]],
+    tokens: tuple[Estimates, Estimates],
+    errors: tuple[Estimates, Estimates],
+    nulls: tuple[Float[np.ndarray, " value"], Float[np.ndarray, " value"]],
+) -> go.Figure:
+    """Four panels. Pairs are the exact posterior's and the model's; of `errors` and `nulls`, KL's and entropy's."""
+    vary, labels = varied
+    titles = (
+        "Entropy as evidence comes in (model: dotted)",
+        "Observations until it settles",
+        "KL to the exact posterior (log scale)",
+        "Entropy error (log scale)",
+    )
+    figure = panels(title, titles)
+    exact, model = entropies
+    steps = np.arange(1, exact.shape[1] + 1)
+    for index, label in enumerate(labels):
+        color = SERIES[index % len(SERIES)]
+        add_line(figure, (1, 1), steps, exact[index], name=f"{vary}={label}", color=color)
+        if np.isfinite(model[index]).any():
+            add_line(figure, (1, 1), steps, model[index], name=f"{vary}={label}, model", color=color, dash="dot")
+            figure.data[-1].showlegend = False
+    label_axes(figure, (1, 1), "scored position (1 is the first)", "entropy (bits)")
+    x, is_ordinal = _places(labels)
+    for own, name, color in ((tokens[0], "exact", EXACT), (tokens[1], "model", MEASURED)):
+        _estimates(figure, (1, 2), x, own, name, color)
+    for column, (own, null) in enumerate(zip(errors, nulls, strict=True), start=1):
+        _estimates(figure, (2, column), x, own, "model", MEASURED)
+        add_null(figure, (2, column), x, null, name="null: strongest shortcut")
+        figure.data[-1].showlegend = column == 1
+        figure.update_yaxes(type="log", exponentformat="power", row=2, col=column)
+    units = ("observations", "KL(exact ‖ model) (bits)", "|H model − H exact| (bits)")
+    for panel, unit in zip(((1, 2), (2, 1), (2, 2)), units, strict=True):
+        label_axes(figure, panel, vary, unit)
+        if is_ordinal:
+            figure.update_xaxes(tickvals=list(x), ticktext=list(labels), row=panel[0], col=panel[1])
+    return with_room_for_legend(figure)
+
+
+def _places(labels: Sequence[str]) -> tuple[Float[np.ndarray, " value"], bool]:
+    """Values where an axis can hold them: numbers as they are, anything else in its order."""
+    try:
+        return np.array([float(label) for label in labels]), False
+    except ValueError:
+        return np.arange(len(labels), dtype=float), True
+
+
+def _estimates(
+    figure: go.Figure, panel: tuple[int, int], x: Float[np.ndarray, " value"], own: Estimates, name: str, color: str
+) -> None:
+    """Points with whiskers, joined; a name that the legend has shown is not shown again."""
+    if not np.isfinite(own.values).any():
+        return
+    seen = {trace.name for trace in figure.data if trace.showlegend is not False}
+    add_line(figure, panel, x, own.values, name=name, color=color)
+    figure.data[-1].update(
+        showlegend=name not in seen,
+        error_y={
+            "type": "data", "symmetric": False, "array": np.maximum(own.hi - own.values, 0),
+            "arrayminus": np.maximum(own.values - own.lo, 0), "thickness": 1.4,
+        },
+    )  # fmt: skip

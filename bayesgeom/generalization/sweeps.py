@@ -1,0 +1,199 @@
+"""`sweep`: one parameter of a task varied, the exact posterior and a model beside it."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, fields, is_dataclass, replace
+from typing import Any, final
+
+import numpy as np
+import torch
+
+from bayesgeom.core.behavior import BehaviourLog
+from bayesgeom.core.errors import InvalidArgument, TaskMismatch
+from bayesgeom.core.run import Behaviour
+from bayesgeom.generalization.sweep_report import SweepReport, Value, sweep_report
+from bayesgeom.generalization.vocabulary import Vocabulary
+from bayesgeom.models.base import Model
+from bayesgeom.models.provenance import provenance
+from bayesgeom.models.resolve import ModelLike, TaskLike, as_model, as_task, task_of
+from bayesgeom.results.diagnosis import Diagnosis
+from bayesgeom.tasks.base import Branch, TextTask, WindTunnel, checked_seed, derived_seed
+
+Task = WindTunnel | TextTask
+_INNER = "task"  # the field in which a task holds the one that it renders
+
+
+def sweep(
+    task: TaskLike,
+    vary: str,
+    values: Iterable[Any],
+    model: ModelLike | None = None,
+    *,
+    n: int = 512,
+    seed: int = 0,
+    threshold_bits: float = 0.05,
+) -> SweepReport:
+    """How fast the exact posterior converges at each value of one parameter, and how far a model is from it.
+
+    `vary` is a parameter of the task: floor of an HMM, noise of a sticky chain, reliability of evidence. Convergence is
+    counted in scored positions, until mean entropy is within `threshold_bits` of its floor. The same seed is used at
+    every value. A model is asked in the ids that it was trained on; where it has none for a value (an HMM's floor below
+    the trained one), or no room, that value's `notes` say so and the exact posterior stands alone.
+
+    **Raises** `InvalidArgument` for a parameter that the task has not, with those that it has, or a value that it does
+    not take; `TaskMismatch` where the model can be asked at no value.
+    """
+    return SweepJob.of(task, vary, values, model, n=n, seed=seed, threshold_bits=threshold_bits).run()
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class SweepJob:
+    """A checked sweep, ready to run. `tasks` are bound where they are text."""
+
+    task: Task
+    vary: str
+    labels: tuple[str, ...]
+    tasks: tuple[WindTunnel, ...]
+    model: Model | None
+    n: int
+    seed: int
+    threshold_bits: float
+
+    @classmethod
+    def of(
+        cls,
+        task: TaskLike,
+        vary: str,
+        values: Iterable[Any],
+        model: ModelLike | None,
+        *,
+        n: int,
+        seed: int,
+        threshold_bits: float = 0.05,
+    ) -> "SweepJob":
+        """Check everything that can be checked before anything runs."""
+        listed = _listed(values)
+        if n < 2 or not threshold_bits > 0:
+            raise InvalidArgument(f"a sweep takes n ≥ 2 and a threshold above 0 bits; got {n} and {threshold_bits}.")
+        checked_seed(seed)
+        subject = None if model is None else as_model(model)
+        task = as_task(task, trained=None if subject is None else subject.task)
+        varied = [varied_task(task, vary, value) for value in listed]
+        return cls(
+            task=task, vary=vary, labels=tuple(f"{value}" for value in listed),
+            tasks=tuple(_bound(own, subject) for own in varied), model=subject, n=n, seed=seed,
+            threshold_bits=threshold_bits,
+        )  # fmt: skip
+
+    def run(self) -> SweepReport:
+        """Every value in turn. **Raises** `TaskMismatch` where the model could be asked at none."""
+        found = [self._value(label, task) for label, task in zip(self.labels, self.tasks, strict=True)]
+        if self.model is not None and all(value.own is None for value in found):
+            raise TaskMismatch(
+                f"{self.model.spec.name} can be asked at no value of {self.vary}; at {self.labels[0]}: {found[0].note} "
+                f"Leave the model out to see the exact posterior alone."
+            )
+        return sweep_report(
+            found, task=str(self.task), vary=self.vary, trained_value=self._trained_value(),
+            threshold_bits=self.threshold_bits, seed=derived_seed(self.seed, Branch.RESAMPLING),
+        )  # fmt: skip
+
+    def diagnosis(self, report: SweepReport) -> Diagnosis:
+        """The report with its provenance, ready to be saved."""
+        arguments: dict[str, Any] = {
+            "vary": self.vary, "values": self.labels, "n": self.n, "seed": self.seed,
+            "threshold_bits": self.threshold_bits,
+        }  # fmt: skip
+        exact = {"name": "the exact posterior", "architecture": "none"}
+        where = provenance(exact if self.model is None else self.model, self.tasks[0], arguments)
+        return Diagnosis.of(report, where | {"task_label": str(self.task)})
+
+    def _value(self, label: str, task: WindTunnel) -> Value:
+        if self.model is not None:
+            try:
+                return self._asked(label, task, self.model)
+            except TaskMismatch as reason:
+                return self._exact(label, task, note=str(reason))
+        return self._exact(label, task, note="")
+
+    def _asked(self, label: str, task: WindTunnel, model: Model) -> Value:
+        """The model's answers. **Raises** `TaskMismatch` where it has no ids or no room for this value."""
+        known = model.task if model.task is not None else task
+        vocabulary = Vocabulary.between(task, known)
+        blocks = (vocabulary.rendered(block) for block in self._blocks(task, model.spec.device))
+        run = model.run(
+            blocks, null_predictives=vocabulary.nulls(task), seed=derived_seed(self.seed, Branch.RESAMPLING)
+        )
+        return Value(
+            label=label, note="", exact_entropy_bits=run.behaviour.exact_entropy_bits, own=run.behaviour,
+            nulls=run.null_behaviours,
+        )  # fmt: skip
+
+    def _exact(self, label: str, task: WindTunnel, *, note: str) -> Value:
+        """The exact posterior and the null predictors alone."""
+        log = BehaviourLog()
+        for block in self._blocks(task, "cpu"):
+            exact = block.at_scored(block.predictive)
+            log.add(block, exact.log(), torch.zeros_like(exact[..., 0]), task.null_predictives(block))
+        exactly: Behaviour
+        exactly, _, nulls = log.finished()
+        return Value(
+            label=label, note=note, exact_entropy_bits=exactly.exact_entropy_bits, own=None, nulls=nulls
+        )  # fmt: skip
+
+    def _blocks(self, task: WindTunnel, device: str) -> Any:
+        return task.stream(self.n, seed=derived_seed(self.seed, Branch.TRIALS), device=device)
+
+    def _trained_value(self) -> str:
+        """The value of the parameter that the model was trained at, as it is labelled."""
+        trained = None if self.model is None else self.model.task
+        if trained is None or not is_dataclass(trained) or self.vary not in {field.name for field in fields(trained)}:
+            return ""
+        return f"{getattr(trained, self.vary)}"
+
+
+def varied_task(task: Task, vary: str, value: Any) -> Task:
+    """The task with one parameter changed; of a task in words, that of the task it renders too.
+
+    **Raises** `InvalidArgument` for a parameter that there is not, or a value of another type or out of range.
+    """
+    assert is_dataclass(task), "a task is a dataclass"
+    own = {field.name: getattr(task, field.name) for field in fields(task)}
+    inner = own.get(_INNER)
+    changes: dict[str, Any] = {}
+    if vary not in own and isinstance(inner, WindTunnel):
+        changes[_INNER] = varied_task(inner, vary, value)
+    elif vary not in own or vary == _INNER:
+        known = {*own} - {_INNER}
+        raise InvalidArgument(f"{task} has no parameter {vary!r} to vary. It has: {', '.join(sorted(known))}.")
+    else:
+        changes[vary] = _checked(vary, own[vary], value)
+    varied: Task = replace(task, **changes)
+    return varied
+
+
+def _listed(values: Any) -> list[Any]:
+    """The values of a list or an array, those of numpy as Python's own. **Raises** `InvalidArgument` for none."""
+    listed = list(values) if isinstance(values, Iterable) and not isinstance(values, str) else []
+    if not listed:
+        raise InvalidArgument(f"a sweep takes a list of values, at least one; got {values!r}.")
+    return [value.item() if isinstance(value, np.generic) else value for value in listed]
+
+
+def _checked(vary: str, default: Any, value: Any) -> Any:
+    """A value of the parameter's type: a whole number may stand for any number."""
+    allowed = (int, float) if type(default) is float else (type(default),)
+    if type(value) not in allowed:
+        raise InvalidArgument(f"{vary} takes values of type {type(default).__name__}, got {value!r}.")
+    return value
+
+
+def _bound(task: Task, model: Model | None) -> WindTunnel:
+    """A wind tunnel as it is; a task in words in the model's ids. **Raises** where its posterior is unknown."""
+    if isinstance(task, TextTask):
+        if model is None:
+            raise InvalidArgument(f"{task} is text: it gets its ids from a model's tokenizer, so name a model.")
+        task = task_of(model, task)
+    if not task.sample(1, seed=0).has_posterior:
+        raise TaskMismatch(f"a sweep compares with the exact posterior, which nobody knows of {task}.")
+    return task

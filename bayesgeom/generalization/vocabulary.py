@@ -1,0 +1,63 @@
+"""One task in the ids of another: the same tokens under other numbers.
+
+An HMM with a higher floor has fewer probability tokens, and so other ids for the same symbols. What an id means is its
+label, and labels are unique in a task, so that trials can be put into the vocabulary that a model was trained on.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import final
+
+import torch
+from jaxtyping import Float64, Int64
+from torch import Tensor
+
+from bayesgeom.core.errors import TaskMismatch
+from bayesgeom.core.trials import UNASKED, Trials
+from bayesgeom.tasks.base import WindTunnel
+
+_NAMED = 6  # missing tokens that an error names
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Vocabulary:
+    """Ids of one task in another's: `there` maps to the known ids, `back` the other way, −1 where there is none."""
+
+    there: Int64[Tensor, " id"]
+    back: Int64[Tensor, " known"]
+
+    @classmethod
+    def between(cls, task: WindTunnel, known: WindTunnel) -> "Vocabulary":
+        """The ids of `task` among those of `known`. **Raises** `TaskMismatch` for tokens that are not among them."""
+        own, places = task.token_labels(), {label: index for index, label in enumerate(known.token_labels())}
+        if missing := [label for label in own if label not in places]:
+            shown = ", ".join(missing[:_NAMED]) + (", …" if len(missing) > _NAMED else "")
+            raise TaskMismatch(f"{task} uses tokens that {known} has not: {shown}.")
+        there = torch.tensor([places[label] for label in own])
+        back = torch.full((len(places),), -1).scatter_(0, there, torch.arange(len(own)))
+        return cls(there=there, back=back)
+
+    def rendered(self, trials: Trials) -> Trials:
+        """Trials of the task in known ids."""
+        return _mapped(trials, self.there)
+
+    def read(self, trials: Trials) -> Trials:
+        """The inverse of `rendered`."""
+        return _mapped(trials, self.back)
+
+    def nulls(self, task: WindTunnel) -> Callable[[Trials], Mapping[str, Float64[Tensor, "batch query_pos answer"]]]:
+        """The task's null predictors, for trials in known ids."""
+        return lambda trials: task.null_predictives(self.read(trials))
+
+
+def _mapped(trials: Trials, to: Int64[Tensor, " id"]) -> Trials:
+    to = to.to(trials.tokens.device)
+    asked = trials.realised != UNASKED
+    return replace(
+        trials,
+        tokens=to[trials.tokens],
+        answers=to[trials.answers],
+        realised=torch.where(asked, to[trials.realised * asked], UNASKED),
+        token_sets={name: to[members] for name, members in trials.token_sets.items()},
+    )

@@ -1,1 +1,0 @@
-"""Geometry on arrays and nothing else: no model, no task, no plot."""

@@ -1,0 +1,1 @@
+"""The published laws of attention gradients, and what gradient steps move."""

@@ -1,0 +1,159 @@
+"""One forward and one backward pass: everything in every layer that the gradient laws speak of."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Literal, final
+
+import torch
+from einops import rearrange, reduce
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from bayesgeom.core import sites as s
+from bayesgeom.core.trials import Trials
+from bayesgeom.models.adapters.hooked import HookedModel
+from bayesgeom.models.adapters.taps import per_query_head
+from bayesgeom.models.base import Model
+from bayesgeom.stats.attention_laws import agreement, value_gradient
+
+Targets = Literal["sampled", "exact"]
+SITES = (s.Q_ROT, s.K_ROT, s.V, s.Z)
+PerHead = Float[Tensor, "batch head query_pos key_pos"]
+Vectors = Float[Tensor, "batch head pos d_head"]
+KeyVectors = Float[Tensor, "batch kv_head pos d_head"]
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class LayerGradients:
+    """Activations and gradients of one layer's attention, one row per sequence, of that sequence's own loss in nats.
+
+    - `pattern` α and `agreement` b of every query head; `upstream` u = ∂L/∂c.
+    - `by_*`: what autograd gave, keys and values per key-value head. `by_score` and `by_value_matrix` are None where
+      the model has no point for the scores, or no value matrix that is known here.
+    - `value_inputs`: what W_V was applied to.
+    """
+
+    queries: Vectors
+    keys: KeyVectors
+    values: KeyVectors
+    mixed: Vectors
+    pattern: PerHead
+    agreement: PerHead
+    upstream: Vectors
+    by_query: Vectors
+    by_key: KeyVectors
+    by_value: KeyVectors
+    by_score: PerHead | None
+    value_inputs: Float[Tensor, "batch pos d_model"] | None
+    by_value_matrix: Float[Tensor, "kd d_model"] | None
+
+    @property
+    def n_heads(self) -> int:
+        """Query heads."""
+        return self.pattern.shape[1]
+
+    def of_query_heads(self, x: KeyVectors) -> Vectors:
+        """Keys or values, repeated for the query heads that share them."""
+        return per_query_head(x, self.n_heads)
+
+    def of_kv_heads(self, x: Vectors) -> KeyVectors:
+        """What each query head does to keys or values, added up over those that share one."""
+        return reduce(x, "b (kv group) p d -> b kv p d", "sum", kv=self.values.shape[1])
+
+    def value_update(self) -> KeyVectors:
+        """Σ_i α_ij u_i per key-value head: the value law's own ∂L/∂v."""
+        return self.of_kv_heads(value_gradient(self.pattern, self.upstream))
+
+
+def loss_nats(
+    logits: Float[Tensor, "batch query_pos d_vocab"], trials: Trials, targets: Targets
+) -> Float[Tensor, " batch"]:
+    """Cross-entropy over all ids, mean over a sequence's scored positions: what training minimised, per sequence."""
+    log_said = logits.log_softmax(dim=-1)
+    if targets == "sampled":
+        realised = trials.at_scored(trials.realised)
+        return -log_said.gather(-1, realised[..., None])[..., 0].mean(dim=1)
+    exact = trials.at_scored(trials.predictive).to(log_said)
+    return -(exact * log_said[..., trials.answers]).sum(-1).mean(dim=1)
+
+
+def captured(model: Model, trials: Trials, targets: Targets) -> tuple[Float[Tensor, " batch"], list[LayerGradients]]:
+    """The loss of every sequence, and every layer's gradients. The model is in float64 and wants gradients."""
+    held: dict[tuple[str, int], Tensor] = {}
+    with _holding(model, held), torch.enable_grad():
+        loss = loss_nats(model.logits(trials), trials, targets)
+    layers = range(model.spec.n_layers)
+    matrices = {layer: part.weight for layer in layers if (part := _value_matrix(model, layer)) is not None}
+    wanted = [place for place in held if place[0] not in ("pattern", "value_inputs")]
+    # Sequences do not touch one another, so the gradient of the sum holds each one's own.
+    found = torch.autograd.grad(loss.sum(), [*(held[place] for place in wanted), *matrices.values()])
+    by = dict(zip(wanted, found[: len(wanted)], strict=True))
+    by_matrix = dict(zip(matrices, found[len(wanted) :], strict=True))
+    at = {place: value.detach() for place, value in held.items()}
+    return loss.detach(), [_layer(model, layer, at, by, by_matrix.get(layer)) for layer in layers]
+
+
+def _layer(
+    model: Model,
+    layer: int,
+    held: dict[tuple[str, int], Tensor],
+    by: dict[tuple[str, int], Tensor],
+    by_matrix: Tensor | None,
+) -> LayerGradients:
+    q, k, v, z = (rearrange(held[site.name, layer], "b p h d -> b h p d") for site in SITES)
+    by_q, by_k, by_v, u = (rearrange(by[site.name, layer], "b p h d -> b h p d") for site in SITES)
+    pattern = held.get(("pattern", layer))
+    if pattern is None:
+        pattern = _causal_softmax(q @ per_query_head(k, q.shape[1]).mT * model.spec.score_scale)
+    return LayerGradients(
+        queries=q, keys=k, values=v, mixed=z, pattern=pattern, upstream=u,
+        agreement=agreement(u, per_query_head(v, q.shape[1])), by_query=by_q, by_key=by_k, by_value=by_v,
+        by_score=by.get(("attn_scores", layer)), value_inputs=held.get(("value_inputs", layer)),
+        by_value_matrix=by_matrix,
+    )  # fmt: skip
+
+
+@contextmanager
+def _holding(model: Model, held: dict[tuple[str, int], Tensor]) -> Iterator[None]:
+    """Hooks that keep what passes; only they are removed afterwards, also after an exception."""
+
+    def keeping(name: str, layer: int) -> Callable[[nn.Module, tuple[Tensor, ...], Tensor], None]:
+        def keep(_module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+            held[name, layer] = inputs[0] if name == "value_inputs" else output
+
+        return keep
+
+    handles = [
+        part.register_forward_hook(keeping(name, layer))
+        for layer in range(model.spec.n_layers)
+        for name, part in _points(model, layer)
+    ]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _points(model: Model, layer: int) -> Iterator[tuple[str, nn.Module]]:
+    for site in SITES:
+        yield site.name, model.point(site, layer)
+    if isinstance(model, HookedModel):
+        yield "pattern", model.point(s.PATTERN, layer)
+        yield "attn_scores", model.module.get_submodule(f"blocks.{layer}.attn.hook_attn_scores")
+    if (part := _value_matrix(model, layer)) is not None:
+        yield "value_inputs", part
+
+
+def _value_matrix(model: Model, layer: int) -> nn.Linear | None:
+    """The linear part that makes this layer's values alone, where there is one under a name known here."""
+    ends = (f".{layer}.attn.W_V", f".{layer}.self_attn.v_proj", f".{layer}.attention.v_proj")
+    named = ((f".{name}", part) for name, part in model.module.named_modules())
+    return next((part for name, part in named if name.endswith(ends) and isinstance(part, nn.Linear)), None)
+
+
+def _causal_softmax(scores: PerHead) -> PerHead:
+    hidden = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu(1)
+    return scores.masked_fill(hidden, -torch.inf).softmax(dim=-1)

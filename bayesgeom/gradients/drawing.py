@@ -1,0 +1,84 @@
+"""The figure of the gradient laws: correlation per head beside its null, and advantage against attention, by layer."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, final
+
+import numpy as np
+from jaxtyping import Float
+
+from bayesgeom.charts.heads import add_heads, add_note
+from bayesgeom.charts.lines import add_line, add_null
+from bayesgeom.results.theme import SERIES, label_axes, panels, with_room_for_legend
+
+if TYPE_CHECKING:
+    from plotly.graph_objects import Figure
+
+_FEWEST_PAIRS = 20  # in a bin, below which a mean is noise
+_NULL = "null: another sequence's advantage"
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class HeadMap:
+    """One number per layer and head."""
+
+    title: str
+    values: Float[np.ndarray, "layer head"]
+    head: Literal["head", "key head"] = "head"
+    is_norm: bool = False
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Binned:
+    """Mean relative advantage by attention over uniform; `edges` are log2, `pairs` how many are in a bin."""
+
+    edges: Float[np.ndarray, " edge"]
+    values: Float[np.ndarray, "layer head bin"]
+    null: Float[np.ndarray, "layer head bin"]
+    pairs: Float[np.ndarray, "layer head bin"]
+
+
+def gradients_figure(title: str, maps: tuple[HeadMap, ...], binned: Binned) -> "Figure":
+    """Maps over heads, two in a row; then one panel per layer: a line per head, their nulls in grey."""
+    layers = range(len(binned.values))
+    titles = (*(of.title for of in maps), *(f"Layer {layer}: advantage against attention" for layer in layers))
+    figure = panels(title, titles, row_height=330)
+    for index, of in enumerate(maps):
+        panel = (index // 2 + 1, index % 2 + 1)
+        if of.is_norm:
+            _add_norms(figure, panel, of)
+        else:
+            add_heads(figure, panel, of.values, unit="rank correlation", null=0.0, limits=(-1.0, 1.0), head=of.head)
+    for layer in layers:
+        place = len(maps) + layer
+        _add_layer(figure, (place // 2 + 1, place % 2 + 1), binned, layer)
+    return with_room_for_legend(figure)
+
+
+def _add_norms(figure: "Figure", panel: tuple[int, int], of: HeadMap) -> None:
+    """On a log scale; blank where a norm is zero."""
+    logs = np.log10(np.where(of.values > 0, of.values, np.nan))
+    known = np.isfinite(logs).any()
+    limits = (float(np.nanmin(logs)) - 0.01, float(np.nanmax(logs)) + 0.01) if known else None
+    add_heads(figure, panel, logs, unit="log10 nats", null=float("nan"), limits=limits, head=of.head)
+
+
+def _add_layer(figure: "Figure", panel: tuple[int, int], binned: Binned, layer: int) -> None:
+    """Bins of few pairs are left out."""
+    x = 2.0 ** np.concatenate([binned.edges - 0.5, binned.edges[-1:] + 0.5])
+    is_enough = binned.pairs[layer] >= _FEWEST_PAIRS
+    if not is_enough.any():
+        add_note(figure, panel, "too few pairs of positions to draw")
+        return
+    named = {trace.name for trace in figure.data if trace.showlegend}
+    for values, count in zip(binned.null[layer], is_enough, strict=True):
+        add_null(figure, panel, x, np.where(count, values, np.nan), name=_NULL)
+        figure.data[-1].update(showlegend=_NULL not in named, line_width=1)
+        named.add(_NULL)
+    for head, (values, count) in enumerate(zip(binned.values[layer], is_enough, strict=True)):
+        name = f"head {head}"
+        add_line(figure, panel, x, np.where(count, values, np.nan), name=name, color=SERIES[head % len(SERIES)])
+        figure.data[-1].showlegend = name not in named
+    figure.update_xaxes(type="log", row=panel[0], col=panel[1])
+    label_axes(figure, panel, "attention / uniform attention", "advantage (row's rms)")

@@ -1,0 +1,117 @@
+"""Per-head statistics of attention and advantage, added up tile by tile, one row per sequence.
+
+Correlations are taken within one query's row: rows differ in how large their gradients are, and within a row the mean
+advantage under the attention is zero by construction.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import final
+
+import torch
+from jaxtyping import Bool, Float, Float64
+from torch import Tensor
+
+from bayesgeom.core.trials import Trials
+from bayesgeom.gradients.capture import LayerGradients
+from bayesgeom.stats.attention_laws import advantage, routing_gradient
+
+FEWEST = 3  # visible keys below which a row's correlation says nothing
+BIN_EDGES = tuple(float(k) for k in range(-7, 5))  # log2 of attention over uniform attention
+N_BINS = len(BIN_EDGES) + 1
+PerSequence = Float64[Tensor, "batch head"]
+AtScored = Float[Tensor, "batch head query_pos key_pos"]
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class LayerTally:
+    """One layer of one tile. `maps` are summed over sequences: advantage, then attention.
+
+    `correlation_null` pairs each sequence's attention with another one's advantage at the same place. `binned` holds,
+    per bin of attention, the sum of relative advantages and their number, then the same for the null.
+    """
+
+    correlation: PerSequence
+    correlation_null: PerSequence
+    routing_norm: PerSequence
+    value_norm: Float64[Tensor, "batch kv_head"]
+    value_elasticity: Float64[Tensor, "batch kv_head"]
+    maps: Float64[Tensor, "2 head query_pos key_pos"]
+    binned: Float64[Tensor, "4 head bin"]
+
+
+def layer_tally(layer: LayerGradients, trials: Trials) -> LayerTally:
+    """Everything that the report says of a layer, for these sequences; at least two, so that one can stand for another.
+
+    Norms are root mean squares over a sequence: ∂L/∂s over visible pairs, ‖∂L/∂v‖ over positions, and ‖∂L/∂v‖·‖v‖.
+    """
+    gain = advantage(layer.pattern, layer.agreement)
+    routing, pulled = routing_gradient(layer.pattern, layer.agreement), layer.value_update()
+    visible = _visible(trials)
+    attention, saved = (at_scored(x, trials) for x in (layer.pattern, gain))
+    n_pos = layer.pattern.shape[-1]
+    n_pairs = n_pos * (n_pos + 1) / 2
+    by_length = pulled.norm(dim=-1)
+    return LayerTally(
+        correlation=_row_correlation(attention, saved, visible),
+        correlation_null=_row_correlation(attention, saved.roll(1, dims=0), visible),
+        routing_norm=(routing.square().sum((2, 3)) / n_pairs).sqrt(),
+        value_norm=by_length.square().mean(dim=2).sqrt(),
+        value_elasticity=(by_length * layer.values.norm(dim=-1)).square().mean(dim=2).sqrt(),
+        maps=torch.stack([x.sum(dim=0) for x in (saved, attention)]),
+        binned=torch.cat([_binned(attention, s, visible) for s in (saved, saved.roll(1, dims=0))]),
+    )
+
+
+def together(tiles: Sequence[LayerTally]) -> LayerTally:
+    """The tally of several tiles of one layer."""
+    rows = ("correlation", "correlation_null", "routing_norm", "value_norm", "value_elasticity")
+    of = [vars(tile) for tile in tiles]
+    joined = {name: torch.cat([tile[name] for tile in of]) for name in rows}
+    sums = {name: torch.stack([tile[name] for tile in of]).sum(dim=0) for name in ("maps", "binned")}
+    return LayerTally(**joined, **sums)
+
+
+def _visible(trials: Trials) -> Bool[Tensor, "batch 1 query_pos key_pos"]:
+    keys = torch.arange(trials.tokens.shape[1], device=trials.tokens.device)
+    return (keys <= trials.scored_positions()[..., None])[:, None]
+
+
+def at_scored(x: Float[Tensor, "batch head pos key_pos"], trials: Trials) -> AtScored:
+    """The rows of the scored positions."""
+    return trials.at_scored(x.transpose(1, 2)).transpose(1, 2)
+
+
+def _row_correlation(x: AtScored, y: AtScored, visible: Bool[Tensor, "batch 1 query_pos key_pos"]) -> PerSequence:
+    """Spearman within every scored row of enough visible keys, mean over a sequence's rows; NaN without such a row."""
+    a, b = (_centred_ranks(values, visible) for values in (x, y))
+    rows = (a * b).sum(-1) / (a.square().sum(-1) * b.square().sum(-1)).sqrt()
+    is_enough = (visible.sum(-1) >= FEWEST).expand_as(rows)
+    return torch.where(is_enough, rows, torch.nan).nanmean(dim=-1)
+
+
+def _centred_ranks(x: AtScored, visible: Bool[Tensor, "batch 1 query_pos key_pos"]) -> AtScored:
+    """Rank among the visible keys of the row, less its mean; 0 for hidden ones, which come last in the order."""
+    order = x.masked_fill(~visible, torch.inf).argsort(dim=-1).argsort(dim=-1).to(x)
+    middle = (visible.sum(-1, keepdim=True) - 1) / 2
+    return torch.where(visible, order - middle, 0.0)
+
+
+def _binned(
+    attention: AtScored, saved: AtScored, visible: Bool[Tensor, "batch 1 query_pos key_pos"]
+) -> Float64[Tensor, "2 head bin"]:
+    """Sum of advantages, in units of the row's root mean square, and their number, by attention over uniform."""
+    count = visible.sum(-1, keepdim=True)
+    is_counted = visible & (count >= FEWEST)
+    size = (saved.square().masked_fill(~visible, 0).sum(-1, keepdim=True) / count).sqrt()
+    relative = torch.where(is_counted, saved / size, 0.0).nan_to_num()
+    edges = torch.tensor(BIN_EDGES, dtype=attention.dtype, device=attention.device)
+    bins = torch.bucketize((attention * count).clamp_min(1e-30).log2(), edges)
+    found = attention.new_zeros(2, attention.shape[1], N_BINS)
+    for head in range(attention.shape[1]):
+        here = is_counted[:, 0]
+        where = bins[:, head][here]
+        found[0, head].index_add_(0, where, relative[:, head][here])
+        found[1, head].index_add_(0, where, torch.ones_like(relative[:, head][here]))
+    return found

@@ -1,0 +1,160 @@
+"""`erase_onwards`: is a quantity used from a layer on? Erased in every later layer and at all positions in one pass."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import final
+
+import numpy as np
+
+from bayesgeom.ablations.engine import tiles
+from bayesgeom.core.edits import Edit
+from bayesgeom.core.errors import InvalidArgument
+from bayesgeom.core.sites import RESID_POST, RESID_PRE
+from bayesgeom.core.trials import Trials, concatenate
+from bayesgeom.interventions.engine import KL, PairReference, scored
+from bayesgeom.interventions.onwards import Scrubbed, Scrubber, like_erasers, replaced_by_mean
+from bayesgeom.interventions.onwards_report import RULE, OnwardsReport, verdict_onwards
+from bayesgeom.models.base import Model
+from bayesgeom.models.resolve import ModelLike, TaskLike, as_model, scored_task_of
+from bayesgeom.stats.bootstrap import mean_interval
+from bayesgeom.subspaces.base import Fit
+from bayesgeom.subspaces.fits import covariance, leace
+from bayesgeom.subspaces.place import Place
+from bayesgeom.subspaces.quantity import Quantity, is_function_of_position
+from bayesgeom.subspaces.quantity_fits import Eraser
+from bayesgeom.tasks.base import Branch, WindTunnel, check_count, derived_seed
+
+N_FIT, N_READ, N_HELD = 768, 256, 128  # sequences that erasers and read-outs are fitted on, and read-outs scored on
+N_RANDOM, N_CONTROL = 20, 16  # random subspaces, and the sequences that they are scored on
+_TRIALS, _FIT, _DRAWS, _SHUFFLE = 12, 13, 14, 15  # branches of the seed
+
+
+def erase_onwards(
+    model: ModelLike,
+    task: TaskLike | None = None,
+    quantity: str | Quantity = "entropy",
+    *,
+    at: Place | None = None,
+    oblique: bool = True,
+    n: int = 256,
+    seed: int = 0,
+) -> OnwardsReport:
+    """Erase a quantity in every layer from one on, at all positions, in a single pass, and report what it costs.
+
+    Args:
+        model: a model, its name or its directory.
+        task: a task or its name; by default the one that the model was trained on.
+        quantity: "entropy", "belief" or "log_odds:H".
+        at: `resid_pre` or `resid_post`, and the first layers to try; by default `resid_pre` and every layer but 0,
+            whose scored positions may all hold the same vector.
+        oblique: erase by LEACE, else by the orthogonal projector onto Cov(x, y).
+        n: sequences that are scored.
+        seed: of sequences, fits and intervals.
+
+    Raises:
+        InvalidArgument: for another site, a layer that is not there, n < 2, or a first layer with nothing to erase.
+
+    References:
+        Belrose et al. 2023, arXiv:2306.03819, section 5.
+    """
+    fit = (leace if oblique else covariance)(quantity)
+    return OnwardsJob.of(model, task, fit, at=at, n=n, seed=seed).run()
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class OnwardsJob:
+    """A checked erasure, ready to run."""
+
+    task: WindTunnel
+    scrubber: Scrubber
+    firsts: tuple[int, ...]
+    n: int
+    seed: int
+
+    @classmethod
+    def of(
+        cls, model: ModelLike, task: TaskLike | None, fit: Fit, *, at: Place | None, n: int, seed: int
+    ) -> "OnwardsJob":
+        """Check everything that can be checked before anything runs; `fit` is LEACE or covariance of a quantity."""
+        subject, place = as_model(model), at or Place()
+        chosen = scored_task_of(subject, task)
+        if not isinstance(fit, Eraser) or fit.given:
+            raise InvalidArgument(
+                f"only covariance:QUANTITY and leace:QUANTITY erase a quantity, and without given; got {fit.label}."
+            )
+        check_count(n)
+        place.check_in(subject, editable=(RESID_PRE, RESID_POST))
+        one = chosen.sample(1, seed=seed, device=subject.spec.device)
+        subject.check_fits(one)
+        fit.quantity.check(one)
+        n_layers = subject.spec.n_layers
+        firsts = tuple(range(min(1, n_layers - 1), n_layers)) if place.layers is None else tuple(place.layers)
+        scrubber = Scrubber(
+            model=subject, site=place.site, quantity=fit.quantity, oblique=fit.oblique, n_fit=N_FIT, n_read=N_READ
+        )  # fmt: skip
+        return cls(task=chosen, scrubber=scrubber, firsts=firsts, n=n, seed=seed)
+
+    def run(self) -> OnwardsReport:
+        """Fit layer by layer on the edited stream, then score."""
+        device, n_fitted = self.scrubber.model.spec.device, N_FIT + N_READ + N_HELD
+        trials = concatenate(list(self.task.stream(n_fitted, seed=derived_seed(self.seed, _FIT), device=device)))
+        shuffle = derived_seed(self.seed, _SHUFFLE)
+        found = {first: self.scrubber.from_layer(trials, first, seed=shuffle) for first in self.firsts}
+        is_identified = not is_function_of_position(self.scrubber.quantity.exact(trials))
+        return _report(self.scrubber, self.task, found, n=self.n, seed=self.seed, is_identified=is_identified)
+
+
+def _report(
+    scrubber: Scrubber, task: WindTunnel, found: dict[int, Scrubbed], *, n: int, seed: int, is_identified: bool
+) -> OnwardsReport:
+    model, n_layers = scrubber.model, scrubber.model.spec.n_layers
+    ends = ("", "_lo", "_hi", "_ceiling", "_least", "_most")
+    increase = {end: np.full(n_layers, np.nan) for end in ends}
+    r2 = {part: np.full(n_layers, np.nan) for part in ("before", "after", "excess")}
+    verdicts, own_kl = [""] * n_layers, float("nan")
+    for first, scrubbed in found.items():
+        arms = [list(scrubbed.edits.values()), [replaced_by_mean(scrubbed.edits[first])]]
+        draws = [like_erasers(scrubbed, seed=derived_seed(seed, _DRAWS, number)) for number in range(N_RANDOM)]
+        main, control = (
+            _kl(model, _stream(model, task, count, seed), chosen)
+            for count, chosen in ((n, arms), (min(n, N_CONTROL), draws))
+        )
+        paired, own_kl = main[:, 1:] - main[:, :1], float(main[:, 0].mean())
+        lo, hi = mean_interval(paired[:, 0], seed=derived_seed(seed, Branch.RESAMPLING))
+        drawn = (control[:, 1:] - control[:, :1]).mean(axis=0)
+        values = (paired[:, 0].mean(), lo, hi, paired[:, 1].mean(), drawn.min(), drawn.max())
+        for end, value in zip(ends, values, strict=True):
+            increase[end][first] = value
+        erasures = list(scrubbed.erasures.values())
+        r2["before"][first] = erasures[0].before
+        r2["after"][first] = max(each.after for each in erasures)
+        r2["excess"][first] = excess = max(each.after - max(each.permuted, 0.0) for each in erasures)
+        verdicts[first] = verdict_onwards(
+            (float(lo), float(hi)), float(values[3]), own_kl, excess=excess, is_identified=is_identified
+        )
+    said = "; ".join(f"from layer {at} on: {verdict}" for at, verdict in enumerate(verdicts) if verdict)
+    return OnwardsReport(
+        site=scrubber.site.name, subspace=scrubber.name, quantity=scrubber.quantity.label,
+        kl_increase_bits=increase[""], kl_increase_bits_lo=increase["_lo"], kl_increase_bits_hi=increase["_hi"],
+        kl_increase_bits_ceiling=increase["_ceiling"], kl_increase_bits_least=increase["_least"],
+        kl_increase_bits_most=increase["_most"], r2_before=r2["before"], r2_after=r2["after"],
+        r2_excess=r2["excess"], baseline_kl_bits=own_kl, n_random=N_RANDOM, verdict=f"{said}: {scrubber.name}",
+        verdict_rule=RULE, verdict_by_layer=tuple(verdicts), intervals={}, nulls={}, n=n,
+    )  # fmt: skip
+
+
+def _stream(model: Model, task: WindTunnel, n: int, seed: int) -> Iterator[Trials]:
+    for block in task.stream(n, seed=derived_seed(seed, _TRIALS), device=model.spec.device):
+        yield from tiles(block, model.spec)
+
+
+def _kl(model: Model, blocks: Iterator[Trials], arms: Sequence[Sequence[Edit]]) -> np.ndarray:
+    """KL of each sequence, averaged over scored positions: as it is, then under each set of edits."""
+    replayer, rows = model.replayer(), list[np.ndarray]()
+    for block in blocks:
+        baseline = replayer.baseline(block)
+        reference = PairReference({}, None)
+        logits = [baseline.logits, *(replayer.logits(baseline, [tuple(edits)], reference)[0] for edits in arms)]
+        rows.append(np.stack([scored(own, (block, None), "erasure")[:, KL].mean(axis=1) for own in logits], axis=1))
+    return np.concatenate(rows)

@@ -1,0 +1,167 @@
+"""Adapter for modules with transformer-lens hook points: our own architectures.
+
+On attachment every site proves itself on a small input; a site whose identity fails is withheld, with the reason.
+"""
+
+import math
+from collections.abc import Mapping
+from typing import final
+
+import torch
+from einops import einsum, rearrange
+from jaxtyping import Float, Int64
+from torch import Tensor, nn
+
+from bayesgeom.core import sites as s
+from bayesgeom.core.errors import InvalidArgument
+from bayesgeom.core.run import ModelSpec
+from bayesgeom.core.trials import Trials
+from bayesgeom.models.adapters.identities import broken_identities, capture, sentinel_trials
+from bayesgeom.models.base import Model
+from bayesgeom.models.checkpoint import weights_hash
+from bayesgeom.models.native.transformer import MultiHeadAttention, Norm, Transformer
+from bayesgeom.models.replay.stream import Replay
+from bayesgeom.tasks.base import WindTunnel
+
+_POINTS: Mapping[s.Site, tuple[str, ...]] = {
+    s.RESID_PRE: ("hook_resid_pre",),
+    s.RESID_MID: ("hook_resid_mid",),
+    s.RESID_POST: ("hook_resid_post",),
+    s.ATTN_OUT: ("hook_attn_out",),
+    s.MLP_OUT: ("hook_mlp_out",),
+    s.Q: ("attn.hook_q",),
+    s.K: ("attn.hook_k",),
+    s.Q_ROT: ("attn.hook_rot_q", "attn.hook_q"),  # without rotation the scores use q and k themselves
+    s.K_ROT: ("attn.hook_rot_k", "attn.hook_k"),
+    s.V: ("attn.hook_v",),
+    s.Z: ("attn.hook_z",),
+    s.PATTERN: ("attn.hook_pattern",),
+}
+_STATIC = (
+    s.TOKEN_EMBEDDINGS, s.TOKEN_INPUTS, s.TOKEN_KEYS, s.NORM_WEIGHT, s.W_K, s.W_K_GRAM, s.W_V, s.W_O,
+)  # fmt: skip
+
+
+@final
+class HookedModel(Model):
+    """Our transformer behind the `Model` interface."""
+
+    def __init__(
+        self,
+        module: Transformer,
+        *,
+        name: str = "transformer",
+        task: WindTunnel | None = None,
+        digest: str | None = None,
+    ) -> None:
+        self.module, self.task = module, task
+        self._transformer = module
+        self.spec = _spec(module, name, digest)
+        self._points = {site: found for site, paths in _POINTS.items() if (found := self._find(paths)) is not None}
+        self.withheld = self._broken()
+
+    @property
+    def sites(self) -> frozenset[s.Site]:
+        return frozenset({*self._points, *_STATIC} - self.withheld.keys())
+
+    def point(self, site: s.Site, layer: int) -> nn.Module:
+        return self._transformer.get_submodule(f"blocks.{layer}.{self._points[site]}")
+
+    @torch.no_grad()
+    def static(self, site: s.Site, tokens: Int64[Tensor, " token"], layer: int) -> Float[Tensor, "*axes"]:
+        attention, norm = self._attention(layer), self._norm(layer)
+        embedded: Tensor = self._transformer.embed(tokens)
+        inputs: Tensor = norm(embedded)
+        match site:
+            case s.TOKEN_EMBEDDINGS:
+                return embedded
+            case s.TOKEN_INPUTS:
+                return inputs
+            case s.NORM_WEIGHT:
+                return norm.w.detach()
+            case s.W_V:
+                return self._heads(attention.W_V.weight)
+            case s.W_O:
+                return self._heads(attention.W_O.weight.T)
+        weight = self._heads(attention.W_K.weight)
+        return weight if site == s.W_K else einsum(inputs, weight, "token m, h d m -> token h d")
+
+    def logits(self, trials: Trials) -> Float[Tensor, "batch query_pos d_vocab"]:
+        return trials.at_scored(self._transformer(trials.tokens))
+
+    def fresh(self, seed: int) -> "HookedModel":
+        module = self._transformer.config.build(seed=seed).to(self.spec.device)
+        assert isinstance(module, Transformer)
+        return HookedModel(module, name=f"{self.spec.name} at initialisation {seed}", task=self.task)
+
+    def replayer(self) -> Replay:
+        if (foreign := self.foreign_hooks()) and not self._is_unedited():
+            raise InvalidArgument(
+                f"{', '.join(foreign[:4])} of {self.spec.name} hold(s) forward hooks that bayesgeom did not set and "
+                f"that change the logits. Ablations and interventions compute layers themselves and would not see "
+                f"them: remove the hooks."
+            )
+        return Replay(self._transformer)
+
+    def _is_unedited(self) -> bool:
+        """Whether the module gives the same logits as its weights do without anybody's hooks."""
+        tokens = sentinel_trials(self.spec.d_vocab, self.spec.n_ctx, self.spec.device).tokens
+        bare = self._transformer.config.build(seed=0).to(self.spec.device)
+        bare.load_state_dict(self._transformer.state_dict())
+        with torch.no_grad():
+            return torch.equal(bare.eval()(tokens), self._transformer(tokens))
+
+    def _broken(self) -> dict[s.Site, str]:
+        trials = sentinel_trials(self.spec.d_vocab, self.spec.n_ctx, self.spec.device)
+        held = capture(lambda: self._transformer(trials.tokens), self.point, self._points, self.spec.n_layers)
+        silent = {site: "its hook does not fire once in every layer" for site in self._points if site not in held}
+        return silent | broken_identities(
+            held, scale=self.spec.score_scale, bias=self._score_bias(trials.tokens.shape[1]), attn_out=self._attn_out
+        )
+
+    def _attn_out(self, z: Float[Tensor, "batch pos head d_head"], layer: int) -> Float[Tensor, "batch pos d_model"]:
+        return rearrange(z, "b p h d -> b p (h d)") @ self._attention(layer).W_O.weight.T
+
+    def _attention(self, layer: int) -> MultiHeadAttention:
+        attention = self._transformer.get_submodule(f"blocks.{layer}.attn")
+        assert isinstance(attention, MultiHeadAttention)
+        return attention
+
+    def _norm(self, layer: int) -> Norm:
+        norm = self._transformer.get_submodule(f"blocks.{layer}.ln1")
+        assert isinstance(norm, Norm)
+        return norm
+
+    def _heads(self, weight: Float[Tensor, "hd m"]) -> Float[Tensor, "head d_head m"]:
+        return rearrange(weight.detach(), "(h d) m -> h d m", h=self.spec.n_heads)
+
+    def _find(self, paths: tuple[str, ...]) -> str | None:
+        known = {name.removeprefix("blocks.0.") for name in self._transformer.hook_dict if name.startswith("blocks.0.")}
+        return next((path for path in paths if path in known), None)
+
+    def _score_bias(self, n_pos: int) -> Float[Tensor, "layer 1 head query_pos key_pos"] | None:
+        like = self._transformer.embed.weight
+        found = [self._attention(layer).score_bias(n_pos, like) for layer in range(self.spec.n_layers)]
+        biases = [bias for bias in found if bias is not None]
+        return torch.stack(biases)[:, None] if biases else None
+
+
+def _spec(module: Transformer, name: str, digest: str | None) -> ModelSpec:
+    config, weight = module.config, module.embed.weight
+    return ModelSpec(
+        name=name,
+        architecture=config.name,
+        n_layers=config.n_layers,
+        n_heads=config.n_heads,
+        n_kv_heads=config.n_heads,
+        d_model=config.d_model,
+        d_head=config.d_head,
+        d_mlp=config.d_mlp,
+        d_vocab=config.d_vocab,
+        n_ctx=config.n_ctx if config.positions == "learned" else None,
+        score_scale=1 / math.sqrt(config.d_head),
+        n_parameters=sum(parameter.numel() for parameter in module.parameters()),
+        dtype=str(weight.dtype).removeprefix("torch."),
+        device=str(weight.device),
+        weights_hash=digest or weights_hash(module.state_dict()),
+    )

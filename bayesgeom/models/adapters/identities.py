@@ -1,0 +1,153 @@
+"""Attach-time identities: what must hold between sites before any of them is believed.
+
+    softmax(scale · q_rot·k_rot + bias, over k ≤ q) = pattern    pattern · v = z
+    |q_rot| = |q|, |k_rot| = |k|                                 W_O z + b = attn_out
+    resid_pre + attn_out = resid_mid                             resid_pre + attn_out + mlp_out = resid_post
+
+A site whose identity fails is withheld, with the sentence that says which one broke and by how much; so is a site that
+enters no identity which could be tried. q and k stand or fall with what the scores use.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import final
+
+import torch
+from einops import einsum, repeat
+from jaxtyping import Float, Shaped
+from torch import Tensor, nn
+
+from bayesgeom.core import sites as s
+from bayesgeom.core.trials import Trials
+
+TOLERANCE = 1e-4  # of the largest entry; float32 rounding is a hundred times smaller
+N_SEQUENCES, N_POSITIONS = 2, 7
+
+Captured = Mapping[s.Site, Shaped[Tensor, "layer *axes"]]
+AttnOut = Callable[[Float[Tensor, "batch pos head d_head"], int], Float[Tensor, "batch pos d_model"]]
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class _Identity:
+    """An equation, the sites that it vouches for, and its two sides."""
+
+    equation: str
+    sites: tuple[s.Site, ...]
+    left: Float[Tensor, "..."]
+    right: Float[Tensor, "..."]
+
+    def error(self) -> float:
+        """Largest difference as a share of the right side's largest entry."""
+        return float((self.left - self.right).abs().max() / self.right.abs().max().clamp_min(1e-12))
+
+
+def sentinel_trials(d_vocab: int, n_ctx: int | None, device: str) -> Trials:
+    """A few random tokens, every position scored: what identities are tried on."""
+    n_pos = min(N_POSITIONS, n_ctx or N_POSITIONS)
+    tokens = torch.randint(d_vocab, (N_SEQUENCES, n_pos), generator=torch.Generator().manual_seed(0)).to(device)
+    certain = torch.ones(N_SEQUENCES, n_pos, 1, dtype=torch.float64, device=device)
+    return Trials(
+        tokens=tokens, scored=torch.ones_like(tokens, dtype=torch.bool), answers=tokens.new_zeros(1),
+        predictive=certain, belief=certain, realised=torch.zeros_like(tokens), token_sets={}, relations={},
+    )  # fmt: skip
+
+
+def capture(
+    forward: Callable[[], object],
+    point: Callable[[s.Site, int], nn.Module],
+    sites: Mapping[s.Site, object],
+    n_layers: int,
+) -> dict[s.Site, Shaped[Tensor, "layer *axes"]]:
+    """Every position of every site over one forward pass; a site that does not fire once in every layer is left out."""
+    caught: dict[s.Site, list[list[Tensor]]] = {site: [[] for _ in range(n_layers)] for site in sites}
+    handles = []
+    try:
+        for site, layers in caught.items():
+            for layer, outputs in enumerate(layers):
+                hook = point(site, layer).register_forward_hook(
+                    lambda _m, _i, out, outputs=outputs: outputs.append(out)
+                )
+                handles.append(hook)
+        with torch.no_grad():
+            forward()
+    finally:
+        for handle in handles:
+            handle.remove()
+    once = {site: layers for site, layers in caught.items() if all(len(outputs) == 1 for outputs in layers)}
+    return {site: torch.stack([outputs[0] for outputs in layers]) for site, layers in once.items()}
+
+
+@torch.no_grad()
+def broken_identities(
+    held: Captured,
+    *,
+    scale: float,
+    bias: Float[Tensor, "*layer_and_batch head query_pos key_pos"] | None,
+    attn_out: AttnOut,
+) -> dict[s.Site, str]:
+    """The sites that cannot be believed, each with the reason. Identities whose sites are absent are not tried."""
+    broken: dict[s.Site, str] = {}
+    vouched: set[s.Site] = set()
+    for identity in (*_attention(held, scale, bias), *_writes(held, attn_out)):
+        error = identity.error()
+        vouched |= {*identity.sites}
+        if not error <= TOLERANCE:  # NaN is broken too
+            for site in identity.sites:
+                broken.setdefault(site, f"identity {identity.equation} fails by {error:.1e}")
+    alone = (site for site in held if site not in vouched)
+    return broken | dict.fromkeys(alone, "no identity that vouches for it could be tried")
+
+
+def _attention(
+    held: Captured, scale: float, bias: Float[Tensor, "*layer_and_batch head query_pos key_pos"] | None
+) -> Iterator[_Identity]:
+    if {s.Q_ROT, s.K_ROT, s.PATTERN} <= held.keys():
+        pattern = held[s.PATTERN]
+        k = _per_query_head(held[s.K_ROT], pattern.shape[2])
+        scores = scale * einsum(held[s.Q_ROT], k, "l b q h d, l b k h d -> l b h q k")
+        n_pos = scores.shape[-1]
+        if bias is not None:
+            scores = scores + bias[..., :n_pos, :n_pos]
+        hidden = torch.ones(n_pos, n_pos, dtype=torch.bool, device=scores.device).triu(1)
+        expected = scores.masked_fill(hidden, -torch.inf).softmax(-1)
+        sites = (s.Q_ROT, s.K_ROT, s.PATTERN, *(site for site in (s.Q, s.K) if site in held))
+        yield _Identity(equation="softmax(scale · q_rot·k_rot) = pattern", sites=sites, left=expected, right=pattern)
+        for plain, rotated in ((s.Q, s.Q_ROT), (s.K, s.K_ROT)):
+            if plain in held:
+                left, right = held[rotated].norm(dim=-1), held[plain].norm(dim=-1)
+                equation = f"|{rotated.name}| = |{plain.name}|"
+                yield _Identity(equation=equation, sites=(plain,), left=left, right=right)
+    if {s.PATTERN, s.V, s.Z} <= held.keys():
+        pattern = held[s.PATTERN]
+        v = _per_query_head(held[s.V], pattern.shape[2])
+        z = einsum(pattern, v, "l b h q k, l b k h d -> l b q h d")
+        yield _Identity(equation="pattern · v = z", sites=(s.V, s.Z), left=z, right=held[s.Z])
+
+
+def _writes(held: Captured, attn_out: AttnOut) -> Iterator[_Identity]:
+    """What the sublayers add to the residual stream."""
+    n_layers = max(map(len, held.values()), default=0)
+    if {s.Z, s.ATTN_OUT} <= held.keys():
+        written = torch.stack([attn_out(held[s.Z][layer], layer) for layer in range(n_layers)])
+        yield _Identity(equation="W_O z + b = attn_out", sites=(s.Z, s.ATTN_OUT), left=written, right=held[s.ATTN_OUT])
+    if {s.RESID_PRE, s.ATTN_OUT, s.MLP_OUT, s.RESID_POST} <= held.keys():
+        total = held[s.RESID_PRE] + held[s.ATTN_OUT] + held[s.MLP_OUT]
+        yield _Identity(
+            equation="resid_pre + attn_out + mlp_out = resid_post",
+            sites=(s.RESID_PRE, s.ATTN_OUT, s.MLP_OUT, s.RESID_POST),
+            left=total,
+            right=held[s.RESID_POST],
+        )
+    if {s.RESID_PRE, s.ATTN_OUT, s.RESID_MID} <= held.keys():
+        yield _Identity(
+            equation="resid_pre + attn_out = resid_mid",
+            sites=(s.RESID_MID,),  # the two others answer for themselves at the end of the block
+            left=held[s.RESID_PRE] + held[s.ATTN_OUT],
+            right=held[s.RESID_MID],
+        )
+
+
+def _per_query_head(x: Float[Tensor, "l b k kv d"], n_heads: int) -> Float[Tensor, "l b k h d"]:
+    """Grouped keys and values, repeated for the query heads that share them."""
+    return repeat(x, "l b k kv d -> l b k (kv group) d", group=n_heads // x.shape[3])

@@ -1,0 +1,252 @@
+"""Adapter for models that transformer-lens made: a `TransformerBridge`, or a `HookedTransformer` of version 3.
+
+Activations are met at transformer-lens's own hook points, so a user's hooks there act on what is measured. A name in
+its table is no promise: on some families hooks of rotated keys never fire, or edits of patterns do nothing. What cannot
+be proven is withheld. The Hugging Face model itself, passed as it was before it was booted, offers more.
+"""
+
+import contextlib
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any, final
+
+import torch
+from einops import einsum
+from jaxtyping import Float, Int64
+from torch import Tensor, nn
+
+from bayesgeom.core import sites as s
+from bayesgeom.core.errors import MissingSite, NoCopy
+from bayesgeom.core.run import ModelSpec
+from bayesgeom.core.trials import Trials
+from bayesgeom.models.adapters.identities import sentinel_trials
+from bayesgeom.models.adapters.proof import Functions, disproved
+from bayesgeom.models.adapters.taps import Passage, Taps, per_query_head, perturbed_pass
+from bayesgeom.models.base import Model
+from bayesgeom.models.checkpoint import weights_hash
+from bayesgeom.models.replay.plain_loop import PlainLoop
+from bayesgeom.models.replay.replayer import Replayer
+from bayesgeom.tasks.text import Tokenizer
+
+_POINTS: Mapping[s.Site, str] = {
+    s.RESID_PRE: "hook_resid_pre",
+    s.RESID_MID: "hook_resid_mid",
+    s.RESID_POST: "hook_resid_post",
+    s.ATTN_OUT: "hook_attn_out",
+    s.MLP_OUT: "hook_mlp_out",
+    s.Q: "attn.hook_q",
+    s.K: "attn.hook_k",
+    s.Q_ROT: "attn.hook_rot_q",
+    s.K_ROT: "attn.hook_rot_k",
+    s.V: "attn.hook_v",
+    s.Z: "attn.hook_z",
+    s.PATTERN: "attn.hook_pattern",
+}
+_UNTURNED = ((s.Q_ROT, s.Q), (s.K_ROT, s.K))
+_AMOUNT = 0.3  # standard deviations of noise in the proof
+
+
+@final
+class LensModel(Model):
+    """A model with transformer-lens's hook points, named as there, behind the `Model` interface."""
+
+    def __init__(self, module: nn.Module, *, name: str | None = None, tokenizer: Tokenizer | None = None) -> None:
+        self.module, self.task = module, None
+        lens: Any = module
+        self._lens = lens
+        self.tokenizer = tokenizer or lens.tokenizer
+        self.spec = _spec(self._lens, name or type(module).__name__)
+        self._names = dict(self._found())
+        self._taps = Taps(self._names, self.spec.n_layers)
+        self.withheld = self._disproved()
+
+    @property
+    def sites(self) -> frozenset[s.Site]:
+        return frozenset(self._names).difference(self.withheld)
+
+    def point(self, site: s.Site, layer: int) -> nn.Module:
+        return self._taps.at(site, layer)
+
+    def static(self, site: s.Site, tokens: Int64[Tensor, " token"], layer: int) -> Float[Tensor, "*axes"]:
+        raise MissingSite(f"{self.spec.name} offers no site that is read from weights; {site.name!r} is one.")
+
+    def logits(self, trials: Trials) -> Float[Tensor, "batch query_pos d_vocab"]:
+        with self._open():
+            return trials.at_scored(self._lens(trials.tokens))
+
+    def fresh(self, seed: int) -> "LensModel":
+        if self._lens.__class__.__name__ != "HookedTransformer":
+            raise NoCopy(
+                f"{self.spec.name} is a bridge, which cannot be built anew: pass the Hugging Face model itself where "
+                f"copies at initialisation are asked for."
+            )
+        with torch.random.fork_rng():
+            torch.manual_seed(seed)
+            return LensModel(type(self._lens)(self._lens.cfg), name=f"{self.spec.name} at initialisation {seed}")
+
+    def replayer(self) -> Replayer:
+        return PlainLoop(self)
+
+    def _found(self) -> Iterator[tuple[s.Site, str]]:
+        """Names of hook points that every block has; without rotation the scores use q and k themselves."""
+        known = self._lens.hook_dict
+        names = dict(_POINTS)
+        if self._lens.cfg.positional_embedding_type != "rotary":
+            names |= {turned: _POINTS[plain] for turned, plain in _UNTURNED}
+        for site, name in names.items():
+            if all(f"blocks.{layer}.{name}" in known for layer in range(self.spec.n_layers)):
+                yield site, name
+
+    @contextlib.contextmanager
+    def _open(self) -> Iterator[None]:
+        """Lead activations at watched hook points through their taps; our hooks, and only they, are removed again."""
+        ours = []
+        try:
+            for layer in range(self.spec.n_layers):
+                for site, change in self._changes(layer):
+                    point = self._lens.hook_dict[f"blocks.{layer}.{self._names[site]}"]
+                    point.add_hook(change)
+                    ours.append((point, point.fwd_hooks[-1]))
+            yield
+        finally:
+            for point, handle in ours:
+                handle.hook.remove()
+                point.fwd_hooks.remove(handle)
+
+    def _changes(self, layer: int) -> Iterator[tuple[s.Site, Callable[..., Tensor]]]:
+        """What to do at which hook points of this layer.
+
+        A bridge's `hook_resid_mid` is what the MLP's norm is given, so that an edit there would leave the stream as it
+        is. The middle is edited where attention writes: by what makes the stream arrive there.
+        """
+        entered: list[Tensor] = []
+        has_middle = self._taps.is_watched(layer, s.RESID_MID)
+
+        def enter(value: Tensor, hook: object) -> Tensor:  # noqa: ARG001  (transformer-lens passes it by name)
+            entered.append(self._taps.through(s.RESID_PRE, layer, value))
+            return entered[-1]
+
+        def write(value: Tensor, hook: object) -> Tensor:  # noqa: ARG001
+            out = self._taps.through(s.ATTN_OUT, layer, value)
+            if not has_middle:
+                return out
+            mid = entered[-1] + out
+            passed = self._taps.through(s.RESID_MID, layer, mid)
+            return out if passed is mid and not mid.requires_grad else passed - entered[-1]
+
+        for site in self._names:
+            if site in (s.RESID_PRE, s.ATTN_OUT) and (has_middle or self._taps.is_watched(layer, site)):
+                yield site, enter if site == s.RESID_PRE else write
+            elif site != s.RESID_MID and self._taps.is_watched(layer, site):
+                yield site, partial(self._pass_on, site, layer)
+
+    def _pass_on(self, site: s.Site, layer: int, value: Tensor, hook: object) -> Tensor:
+        return self._taps.through(site, layer, value)
+
+    @torch.no_grad()
+    def _disproved(self) -> dict[s.Site, str]:
+        tokens = sentinel_trials(self.spec.d_vocab, self.spec.n_ctx, self.spec.device).tokens
+        given: dict[int, Tensor] = {}
+
+        def forward() -> None:
+            handles = [
+                reader.register_forward_pre_hook(partial(_keep, given, layer), with_kwargs=True)
+                for layer in range(self.spec.n_layers)
+                for reader in self._parts(layer, ("ln2", "mlp"))[:1]
+            ]
+            try:
+                with self._open():
+                    self._lens(tokens)
+            finally:
+                for handle in handles:
+                    handle.remove()
+
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # a bridge warns of edits without effect; they are found out here
+            passages = perturbed_pass(forward, self._taps.at, self._names, self.spec.n_layers, amount=_AMOUNT)
+        functions = Functions(
+            written=self._written,
+            projected=None,
+            normed=self._normed,
+            pattern=partial(self._pattern, passages),
+            mid_given=given.get,
+        )
+        return disproved(passages, functions, self.spec, tokens.shape[1])
+
+    def _parts(self, layer: int, names: Sequence[str], within: str = "") -> list[Any]:
+        """The parts of a block that exist among these."""
+        block = self._lens.blocks[layer]
+        home = block.get_submodule(within) if within else block
+        children = dict(home.named_children())
+        return [children[name] for name in names if name in children]
+
+    def _written(self, z: Float[Tensor, "batch pos head d_head"], layer: int) -> Float[Tensor, "batch pos d_model"]:
+        attention = self._lens.blocks[layer].attn
+        out = einsum(z, attention.W_O, "b p h d, h d m -> b p m")
+        out = out if attention.b_O is None else out + attention.b_O
+        for norm in self._parts(layer, ("ln1_post",)):
+            out = norm(out)
+        written: Tensor = out
+        return written
+
+    def _normed(self, site: s.Site, x: Float[Tensor, "b p h d"], layer: int) -> Float[Tensor, "b p h d"]:
+        for norm in self._parts(layer, (f"{site.name}_norm",), within="attn"):
+            wide = any(p.shape[-1] == x.shape[-1] * x.shape[-2] for p in norm.parameters())
+            x = norm(x.flatten(-2)).reshape(x.shape) if wide else norm(x)
+        return x
+
+    def _pattern(
+        self,
+        passages: Mapping[tuple[s.Site, int], Passage],
+        q: Float[Tensor, "batch pos head d_head"],
+        k: Float[Tensor, "batch pos kv_head d_head"],
+        layer: int,
+    ) -> Float[Tensor, "batch head query_pos key_pos"]:
+        """The pattern that the spec's scale makes of rotated queries and keys, over the keys that are visible."""
+        scores = torch.einsum("b q h d, b h k d -> b h q k", q, per_query_head(k.transpose(1, 2), q.shape[2]))
+        scores = self.spec.score_scale * scores.float()
+        cap = self._lens.cfg.attn_scores_soft_cap
+        scores = cap * (scores / cap).tanh() if cap > 0 else scores
+        is_visible = passages[s.PATTERN, layer].arrived[0] > 0  # a sliding window may hide some
+        return scores.masked_fill(~is_visible.tril(), -torch.inf).softmax(-1)
+
+
+def _keep(
+    given: dict[int, Tensor], layer: int, _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> None:
+    value = args[0] if args else kwargs.get("hidden_states")
+    if isinstance(value, Tensor):
+        given[layer] = value
+
+
+def _spec(lens: Any, name: str) -> ModelSpec:
+    cfg, parameters = lens.cfg, dict(lens.named_parameters())
+    first = next(iter(parameters.values()))
+    return ModelSpec(
+        name=name,
+        architecture=type(lens).__name__,
+        n_layers=cfg.n_layers,
+        n_heads=cfg.n_heads,
+        n_kv_heads=cfg.n_key_value_heads or cfg.n_heads,
+        d_model=cfg.d_model,
+        d_head=cfg.d_head,
+        d_mlp=cfg.d_mlp or 4 * cfg.d_model,
+        d_vocab=cfg.d_vocab,
+        n_ctx=cfg.n_ctx,
+        score_scale=_scale(lens),
+        n_parameters=sum(parameter.numel() for parameter in parameters.values()),
+        dtype=str(first.dtype).removeprefix("torch."),
+        device=str(first.device),
+        weights_hash=weights_hash(lens.state_dict()),
+    )
+
+
+def _scale(lens: Any) -> float:
+    """What multiplies q·k: the wrapped attention's own, else what the config says, else 1 / √d_head."""
+    attentions: Sequence[nn.Module] = [part for name, part in lens.blocks[0].named_children() if name == "attn"]
+    for part in (inner for attention in attentions for inner in attention.modules()):
+        if isinstance(scaling := vars(part).get("scaling"), float):
+            return scaling
+    divisor = float(lens.cfg.attn_scale)
+    return 1 / divisor if divisor > 0 else float(lens.cfg.d_head) ** -0.5

@@ -1,0 +1,198 @@
+"""Proof: which sites of an attached model can be believed, and which equation broke where one cannot.
+
+Every tap adds noise to what it gives on. What arrives further down must then be what the equations make of what *left*:
+
+    W_K norm(resid_pre) + b = k, and so for v     q, k → q_rot, k_rot keeps every norm, and turns nothing at position 0
+    softmax(scale · q_rot·k_rot + mask) = pattern        pattern · v = z        W_O z + b = attn_out
+    resid_pre + attn_out = resid_mid              resid_pre + attn_out + mlp_out = resid_post → the next resid_pre
+
+so that one pass shows both that a site holds what its name says and that an edit there takes effect.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import final
+
+import torch
+from einops import einsum
+from jaxtyping import Float
+from torch import Tensor
+
+from bayesgeom.core import sites as s
+from bayesgeom.core.run import ModelSpec
+from bayesgeom.core.sites import Site
+from bayesgeom.models.adapters.taps import Passage, per_query_head
+
+TOLERANCE = 1e-4  # of the largest entry, in float32
+_RESIDUAL = (s.RESID_PRE, s.ATTN_OUT, s.MLP_OUT, s.RESID_POST)
+
+_STANDS_WITH = (
+    (s.Q, s.Q_ROT), (s.K, s.K_ROT), (s.TOKEN_KEYS, s.K), (s.W_K, s.K), (s.W_K_GRAM, s.K), (s.W_V, s.V), (s.W_O, s.Z),
+)  # fmt: skip
+
+Passages = Mapping[tuple[Site, int], Passage]
+Norm = Callable[[Site, Tensor, int], Tensor]
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Functions:
+    """What the model itself computes between sites, for a layer. None where there is no such part.
+
+    - `written`: z to what attention writes. `projected`: the residual stream to k or v.
+    - `normed`: q or k to their norms' output.
+    - `pattern`: rotated q and k to the pattern, mask and bias included.
+    - `mid_given`: what the part that reads resid_mid was given.
+    """
+
+    written: Callable[[Tensor, int], Tensor] | None
+    projected: Callable[[Site, Tensor, int], Tensor] | None
+    normed: Norm
+    pattern: Callable[[Tensor, Tensor, int], Tensor] | None
+    mid_given: Callable[[int], Tensor | None]
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class _Claim:
+    """An equation in one layer, the sites that it vouches for, and its two sides."""
+
+    equation: str
+    sites: tuple[Site, ...]
+    left: Float[Tensor, "..."]
+    right: Float[Tensor, "..."]
+
+    def error(self) -> float:
+        """Largest difference as a share of the right side's largest entry."""
+        left, right = self.left.double(), self.right.to(self.left.device).double()
+        if left.shape != right.shape:
+            return float("inf")
+        return float((left - right).abs().max() / right.abs().max().clamp_min(1e-12))
+
+
+@torch.no_grad()
+def disproved(passages: Passages, functions: Functions, spec: ModelSpec, n_pos: int) -> dict[Site, str]:
+    """The sites that cannot be believed, each with its reason."""
+    broken = dict(_misplaced(passages, spec, n_pos))
+    held = {place: passage for place, passage in passages.items() if place[0] not in broken}
+    vouched = {(site, layer) for site in (s.RESID_PRE, s.RESID_POST) for layer in range(spec.n_layers)}
+    for layer in range(spec.n_layers):
+        for claim in _claims(_Layer(held, layer), functions, layer, spec.n_layers):
+            error = claim.error()
+            vouched |= {(site, layer) for site in claim.sites}
+            if not error <= tolerance_of(spec.dtype):  # NaN is broken too
+                reason = f"identity {claim.equation} fails by {error:.1e} in layer {layer}"
+                broken = dict.fromkeys(claim.sites, reason) | broken
+    for site, layer in held.keys() - vouched:
+        broken.setdefault(site, f"no identity ties it to other sites in layer {layer}")
+    for site, source in _STANDS_WITH:
+        if source in broken:  # what a projection gave is known by what the scores use
+            broken.setdefault(site, broken[source])
+    return broken
+
+
+def _misplaced(passages: Passages, spec: ModelSpec, n_pos: int) -> Iterator[tuple[Site, str]]:
+    """Sites that are not met once in every layer, in their own shape."""
+    for (site, layer), passage in passages.items():
+        if len(passage.arrived) != 1:
+            yield site, f"it is met {len(passage.arrived)} times in layer {layer}, not once"
+        elif (shape := tuple(passage.arrived[0].shape))[1:] != _widths(site, spec, n_pos):
+            yield site, f"its shape {shape} in layer {layer} is not {' '.join(site.axes)}"
+
+
+def tolerance_of(dtype: str) -> float:
+    """What rounding may make of an equation, as a share of its largest entry."""
+    return max(TOLERANCE, 8 * torch.finfo(getattr(torch, dtype)).eps)
+
+
+def _widths(site: Site, spec: ModelSpec, n_pos: int) -> tuple[int, ...]:
+    known = {"d_model": spec.d_model, "head": spec.n_heads, "kv_head": spec.n_kv_heads, "d_head": spec.d_head}
+    return tuple(known.get(axis, n_pos) for axis in site.axes[1:])
+
+
+@final
+class _Layer:
+    """The passages of one layer and the next."""
+
+    def __init__(self, passages: Passages, layer: int) -> None:
+        self._passages, self._layer = passages, layer
+
+    def has(self, *sites: Site) -> bool:
+        return all((site, self._layer) in self._passages for site in sites)
+
+    def arrived(self, site: Site, ahead: int = 0) -> Float[Tensor, "..."]:
+        return self._passages[site, self._layer + ahead].arrived[0]
+
+    def left(self, site: Site) -> Float[Tensor, "..."]:
+        return self._passages[site, self._layer].left[0]
+
+
+def _claims(at: _Layer, functions: Functions, layer: int, n_layers: int) -> Iterator[_Claim]:
+    yield from _residual_claims(at, functions, layer, n_layers)
+    for site, vouched in ((s.K, (s.TOKEN_INPUTS, s.TOKEN_KEYS)), (s.V, (s.W_V,))):
+        if at.has(s.RESID_PRE, site) and functions.projected is not None:
+            yield _Claim(
+                equation=f"W_{site.name.upper()} norm(resid_pre) + b = {site.name}",
+                sites=vouched,
+                left=at.arrived(site),
+                right=functions.projected(site, at.left(s.RESID_PRE), layer),
+            )
+    for plain, turned in ((s.Q, s.Q_ROT), (s.K, s.K_ROT)):
+        if at.has(plain, turned):
+            yield from _rotation_claims(functions.normed(plain, at.left(plain), layer), at.arrived(turned), plain)
+    if at.has(s.Q_ROT, s.K_ROT, s.PATTERN) and functions.pattern is not None:
+        yield _Claim(
+            equation="softmax(scale · q_rot·k_rot) = pattern",
+            sites=(s.Q_ROT, s.K_ROT),
+            left=at.arrived(s.PATTERN),
+            right=functions.pattern(at.left(s.Q_ROT), at.left(s.K_ROT), layer),
+        )
+    if at.has(s.PATTERN, s.V, s.Z):
+        pattern = at.left(s.PATTERN)
+        v = per_query_head(at.left(s.V).transpose(1, 2), pattern.shape[1])
+        z = einsum(pattern, v, "b h q k, b h k d -> b q h d")
+        claim = _Claim(equation="pattern · v = z", sites=(s.PATTERN,), left=at.arrived(s.Z), right=z)
+        yield claim
+        unchanged = einsum(at.arrived(s.PATTERN), v, "b h q k, b h k d -> b q h d")
+        twin = replace(claim, right=unchanged)  # where an edited pattern has no effect, v and z may still be right
+        yield replace(min(claim, twin, key=_Claim.error), sites=(s.V, s.Z))
+    if at.has(s.Z, s.ATTN_OUT) and functions.written is not None:
+        right = functions.written(at.left(s.Z), layer)
+        yield _Claim(equation="W_O z + b = attn_out", sites=(s.Z, s.ATTN_OUT), left=at.arrived(s.ATTN_OUT), right=right)
+
+
+def _residual_claims(at: _Layer, functions: Functions, layer: int, n_layers: int) -> Iterator[_Claim]:
+    if at.has(*_RESIDUAL):
+        middle = at.left(s.RESID_MID) if at.has(s.RESID_MID) else at.left(s.RESID_PRE) + at.left(s.ATTN_OUT)
+        yield _Claim(
+            equation="resid_pre + attn_out + mlp_out = resid_post",
+            sites=_RESIDUAL,
+            left=at.arrived(s.RESID_POST),
+            right=middle + at.left(s.MLP_OUT),
+        )
+    if at.has(s.RESID_MID):
+        given, mid = functions.mid_given(layer), at.left(s.RESID_MID)
+        right = torch.full_like(mid, torch.nan) if given is None else given.reshape(mid.shape)
+        yield _Claim(equation="the MLP reads resid_mid", sites=(s.RESID_MID,), left=mid, right=right)
+    if layer + 1 < n_layers and at.has(s.RESID_PRE, s.RESID_POST):
+        left, arrived = at.left(s.RESID_POST), at.arrived(s.RESID_PRE, ahead=1)
+        # RWKV halves the stream every few layers: the same up to one factor.
+        factor = (arrived.double().to(left.device) * left.double()).sum() / left.double().square().sum()
+        sites = (s.RESID_PRE, s.RESID_POST)
+        yield _Claim(equation="resid_post is the next resid_pre", sites=sites, left=arrived, right=factor * left)
+
+
+def _rotation_claims(
+    normed: Float[Tensor, "batch pos head d"], turned: Float[Tensor, "batch pos head d"], plain: Site
+) -> Iterator[_Claim]:
+    """A rotation may carry one factor along (OPT scales its queries, YaRN both): the same at every position."""
+    before, after = normed.double().norm(dim=-1), turned.double().norm(dim=-1)
+    factor = after.norm() / before.norm().clamp_min(1e-12)
+    name = f"{plain.name}_rot"
+    yield _Claim(equation=f"|{plain.name}| = |{name}|", sites=(plain,), left=after, right=factor * before)
+    yield _Claim(
+        equation=f"{plain.name} = {name} at position 0",
+        sites=(plain,),
+        left=turned[:, 0].double(),
+        right=factor * normed[:, 0].double(),
+    )

@@ -1,0 +1,163 @@
+"""Adapter for our modules that have a residual stream but no attention: MLP, LSTM and Mamba.
+
+Every block reads the stream and writes once into it. What must hold before a site is believed is the block's own form:
+
+    MLP    resid_pre + mlp_out = resid_post
+    LSTM   resid_pre + state = resid_post
+    Mamba  resid_pre + W_out ((C · state + D ∘ x) ∘ SiLU(z)) = resid_post
+
+It is tried with noise added at every point, so that one pass shows that a site holds what its name says and that an
+edit there takes effect. An edit of `state` changes what is read and not what is carried on: that has been computed.
+"""
+
+from collections.abc import Mapping
+from typing import final
+
+import torch
+from jaxtyping import Float, Int64
+from torch import Tensor, nn
+
+from bayesgeom.core import sites as s
+from bayesgeom.core.run import ModelSpec
+from bayesgeom.core.sites import Site
+from bayesgeom.core.trials import Trials
+from bayesgeom.models.adapters.identities import TOLERANCE, sentinel_trials
+from bayesgeom.models.adapters.taps import perturbed_pass
+from bayesgeom.models.base import Model
+from bayesgeom.models.checkpoint import weights_hash
+from bayesgeom.models.huggingface.replay import PrefixReplay
+from bayesgeom.models.native.lstm import LSTM, LSTMBlock
+from bayesgeom.models.native.mamba import Mamba, MambaBlock
+from bayesgeom.models.native.mlp import MLPBlock, PositionwiseMLP
+from bayesgeom.models.replay.replayer import Replayer
+from bayesgeom.tasks.base import WindTunnel
+
+ResidualModule = PositionwiseMLP | LSTM | Mamba
+
+_STREAM = (s.RESID_PRE, s.RESID_POST)
+_AMOUNT = 0.3  # standard deviations of noise in the proof
+_HEADS = (s.Q, s.K, s.Q_ROT, s.K_ROT, s.V, s.Z, s.PATTERN, s.TOKEN_INPUTS, s.TOKEN_KEYS, s.W_K, s.W_V, s.W_O)
+_NO_HEADS = "it has no attention heads"
+_ONE_WRITE = "a block of it writes into the stream once, and not by attention"
+_NO_STATE = "an MLP carries nothing from one position to the next"
+
+
+@final
+class ResidualModel(Model):
+    """An MLP, an LSTM or a Mamba of ours behind the `Model` interface."""
+
+    def __init__(
+        self,
+        module: ResidualModule,
+        *,
+        name: str | None = None,
+        task: WindTunnel | None = None,
+        digest: str | None = None,
+    ) -> None:
+        self.module, self.task = module, task
+        self._module = module
+        self.spec = _spec(module, name or module.config.name, digest)
+        self._points = (*_STREAM, s.MLP_OUT if isinstance(module, PositionwiseMLP) else s.STATE)
+        self.withheld: Mapping[Site, str] = self._absent() | self._broken()
+
+    @property
+    def sites(self) -> frozenset[Site]:
+        return frozenset({*self._points, s.TOKEN_EMBEDDINGS} - self.withheld.keys())
+
+    def point(self, site: Site, layer: int) -> nn.Module:
+        return self._module.get_submodule(f"blocks.{layer}.hook_{site.name}")
+
+    @torch.no_grad()
+    def static(self, site: Site, tokens: Int64[Tensor, " token"], layer: int) -> Float[Tensor, "*axes"]:
+        assert site == s.TOKEN_EMBEDDINGS, "nothing else is on offer"
+        module = self._module
+        embedded: Tensor = module.entering(tokens) if isinstance(module, PositionwiseMLP) else module.embed(tokens)
+        return embedded
+
+    def logits(self, trials: Trials) -> Float[Tensor, "batch query_pos d_vocab"]:
+        return trials.at_scored(self._module(trials.tokens))
+
+    def fresh(self, seed: int) -> "ResidualModel":
+        module = self._module.config.build(seed=seed).to(self.spec.device)
+        assert isinstance(module, PositionwiseMLP | LSTM | Mamba)
+        return ResidualModel(module, name=f"{self.spec.name} at initialisation {seed}", task=self.task)
+
+    def replayer(self) -> Replayer:
+        return PrefixReplay(self, tuple(self._module.blocks))
+
+    def _absent(self) -> dict[Site, str]:
+        reasons = dict.fromkeys(_HEADS, _NO_HEADS) | dict.fromkeys((s.ATTN_OUT, s.RESID_MID), _ONE_WRITE)
+        is_mlp = isinstance(self._module, PositionwiseMLP)
+        return reasons | ({s.STATE: _NO_STATE} if is_mlp else {s.MLP_OUT: _ONE_WRITE})
+
+    @torch.no_grad()
+    def _broken(self) -> dict[Site, str]:
+        """The sites that a noisy pass disproves, each with the reason."""
+        trials = sentinel_trials(self.spec.d_vocab, self.spec.n_ctx, self.spec.device)
+        n_layers, broken = self.spec.n_layers, dict[Site, str]()
+        passages = perturbed_pass(
+            lambda: self._module(trials.tokens), self.point, self._points, n_layers, amount=_AMOUNT
+        )
+        for layer in range(n_layers):
+            silent = [site for site in self._points if len(passages[site, layer].arrived) != 1]
+            if silent:
+                broken |= dict.fromkeys(silent, f"its hook does not fire once in layer {layer}")
+                continue
+            pre, wrote = (passages[site, layer].left[0] for site in (s.RESID_PRE, self._points[-1]))
+            total = pre + _written(self._module.blocks[layer], pre, wrote)
+            if not _is_close(total, passages[s.RESID_POST, layer].arrived[0]):
+                reason = f"identity resid_pre + what is written from {self._points[-1].name} = resid_post fails"
+                broken |= dict.fromkeys(self._points, f"{reason} in layer {layer}")
+        return broken
+
+
+def _written(
+    block: nn.Module, resid: Float[Tensor, "batch pos d_model"], site: Float[Tensor, "batch pos width"]
+) -> Float[Tensor, "batch pos d_model"]:
+    """What a block writes, given what enters it and what its own site holds."""
+    match block:
+        case MLPBlock() | LSTMBlock():
+            return site
+        case MambaBlock():
+            written: Tensor = block.mixer.written(block.norm(resid), site)
+            return written
+    raise AssertionError(f"no form for a {type(block).__name__}")
+
+
+def _is_close(left: Float[Tensor, "*axes"], right: Float[Tensor, "*axes"]) -> bool:
+    return bool((left - right).abs().max() <= TOLERANCE * right.abs().max())
+
+
+def _spec(module: ResidualModule, name: str, digest: str | None) -> ModelSpec:
+    config, weight = module.config, module.embed.weight
+    hidden, d_state = _widths(module)
+    has_table = isinstance(module, PositionwiseMLP) and module.config.context == "position"
+    return ModelSpec(
+        name=name,
+        architecture=config.name,
+        n_layers=config.n_layers,
+        n_heads=0,
+        n_kv_heads=0,
+        d_model=config.d_model,
+        d_head=0,
+        d_mlp=hidden,
+        d_state=d_state,
+        d_vocab=config.d_vocab,
+        n_ctx=config.n_ctx if has_table else None,
+        score_scale=1.0,
+        n_parameters=sum(parameter.numel() for parameter in module.parameters()),
+        dtype=str(weight.dtype).removeprefix("torch."),
+        device=str(weight.device),
+        weights_hash=digest or weights_hash(module.state_dict()),
+    )
+
+
+def _widths(module: ResidualModule) -> tuple[int, int]:
+    """The widest thing that a block makes of one position, and its state."""
+    match module:
+        case PositionwiseMLP(config=config):
+            return config.d_mlp, 0
+        case LSTM(config=config):
+            return 4 * config.d_model, config.d_model
+        case Mamba(config=config):
+            return 2 * config.d_inner, config.d_inner * config.d_state

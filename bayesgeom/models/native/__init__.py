@@ -1,0 +1,1 @@
+"""Architectures of this package, and the parts that they share."""

@@ -1,0 +1,127 @@
+"""A small Llama trained on a wind tunnel: our ground truth in Hugging Face's own format.
+
+The module *is* a `transformers.LlamaForCausalLM`, weights, names and all: rotary positions, grouped keys, RMSNorm and a
+gated MLP. A checkpoint of it is read by plain `AutoModelForCausalLM.from_pretrained` as it lies.
+
+References: Touvron et al. 2023; Ainslie et al. 2023 (grouped keys); Shazeer 2020 (gated MLP).
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, final
+
+import torch
+from jaxtyping import Float, Int64
+from torch import Tensor, nn
+
+from bayesgeom.core.errors import InvalidArgument
+from bayesgeom.models.config import ModelConfig
+
+if TYPE_CHECKING:
+    import transformers
+
+INIT_STD = 0.02
+EPS = 1e-5
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class LlamaConfig(ModelConfig):
+    """Shape of a Llama. Each of `n_kv_heads` keys and values serves n_heads / n_kv_heads query heads."""
+
+    name: ClassVar[str] = "llama"
+    d_vocab: int
+    n_ctx: int
+    n_layers: int = 6
+    n_heads: int = 6
+    n_kv_heads: int = 2
+    d_model: int = 192
+    d_mlp: int = 512
+
+    def __post_init__(self) -> None:
+        sizes = (self.d_vocab, self.n_ctx, self.n_layers, self.n_heads, self.n_kv_heads, self.d_model, self.d_mlp)
+        if min(sizes) < 1:
+            raise InvalidArgument(f"every size of a Llama is at least 1, got {self}.")
+        if self.d_model % self.n_heads or self.n_heads % self.n_kv_heads:
+            raise InvalidArgument(
+                f"d_model = {self.d_model} must be a multiple of n_heads = {self.n_heads}, and n_heads of n_kv_heads = "
+                f"{self.n_kv_heads}."
+            )
+        if self.d_model // self.n_heads % 2:
+            raise InvalidArgument(
+                f"rotary positions turn pairs of coordinates: d_head = {self.d_model // self.n_heads} must be even."
+            )
+
+    def _build(self, *, seed: int) -> "Llama":
+        return Llama(self, seed=seed)
+
+    @classmethod
+    def proportions(cls, d_model: int) -> Mapping[str, int]:
+        """Heads of about 32 coordinates, an even number of them, two heads to a key; a gated MLP 8/3 as wide."""
+        pairs = [n for n in range(1, d_model // 2 + 1) if d_model % (2 * n) == 0 and d_model // n % 2 == 0]
+        n_heads = min(pairs, key=lambda n: abs(math.log(d_model / n / 32))) if pairs else 1
+        return {
+            "d_model": d_model,
+            "n_heads": n_heads,
+            "n_kv_heads": n_heads // 2 or 1,
+            "d_mlp": round(8 * d_model / 3),
+        }
+
+    def hf_config(self) -> Mapping[str, Any]:
+        return {**_hf_config(self).to_diff_dict(), "architectures": ["LlamaForCausalLM"], "dtype": "float32"}
+
+
+@final
+class Llama(nn.Module):
+    """Tokens in, logits out; `whole` is the Hugging Face model, whose parts and parameter names this module has.
+
+    Weights are float32, drawn from N(0, 0.02²) with the given seed, smaller where they write into the residual stream.
+    """
+
+    def __init__(self, config: LlamaConfig, *, seed: int = 0) -> None:
+        import transformers
+
+        super().__init__()
+        self.config = config
+        whole = transformers.LlamaForCausalLM(_hf_config(config))
+        whole.set_attn_implementation("eager")  # the fused backward pass is several times slower on a CPU
+        self._whole = (whole,)  # in a tuple: its parts are registered below, under its own names
+        self.model, self.lm_head = whole.model, whole.lm_head
+        self._initialise(seed)
+
+    @property
+    def whole(self) -> "transformers.LlamaForCausalLM":
+        """The Hugging Face model; it shares every parameter."""
+        return self._whole[0]
+
+    def forward(self, tokens: Int64[Tensor, "batch pos"]) -> Float[Tensor, "batch pos d_vocab"]:
+        logits: Tensor = self.whole(input_ids=tokens, use_cache=False).logits
+        return logits
+
+    def _initialise(self, seed: int) -> None:
+        generator = torch.Generator().manual_seed(seed)
+        for name, parameter in self.named_parameters():
+            if parameter.ndim < 2:
+                continue  # norms start at one
+            into_residual = name.endswith(("o_proj.weight", "down_proj.weight"))
+            std = INIT_STD / math.sqrt(2 * self.config.n_layers) if into_residual else INIT_STD
+            nn.init.normal_(parameter, std=std, generator=generator)
+
+
+def _hf_config(config: LlamaConfig) -> "transformers.LlamaConfig":
+    import transformers
+
+    return transformers.LlamaConfig(
+        vocab_size=config.d_vocab,
+        max_position_embeddings=config.n_ctx,
+        num_hidden_layers=config.n_layers,
+        num_attention_heads=config.n_heads,
+        num_key_value_heads=config.n_kv_heads,
+        hidden_size=config.d_model,
+        intermediate_size=config.d_mlp,
+        rms_norm_eps=EPS,
+        tie_word_embeddings=False,
+        bos_token_id=None,
+        eos_token_id=None,
+    )

@@ -1,0 +1,127 @@
+"""A small Mamba-2 trained on a wind tunnel: a selective state space model with one decay per head, Hugging Face's own.
+
+The module *is* a `transformers.Mamba2ForCausalLM`, weights, names and all. A checkpoint of it is read by plain
+`AutoModelForCausalLM.from_pretrained` as it lies, and attached like any Hugging Face model.
+
+    h_t = exp(Δ_t A) h_{t−1} + Δ_t B_t x_tᵀ      y_t = C_t h_t + D x_t      for each head, A one number
+
+Glossary, names of Dao & Gu 2024 to ours: P (head dimension) d_head, N d_state, expand · d_model / d_head heads, Q (a
+chunk's length) chunk_size. Within a chunk the recurrence is computed as products of matrices.
+
+Reference: Dao & Gu 2024, arXiv:2405.21060. No positions: the recurrence has an order.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, final
+
+import torch
+from jaxtyping import Float, Int64
+from torch import Tensor, nn
+
+from bayesgeom.core.errors import InvalidArgument
+from bayesgeom.models.config import ModelConfig
+
+if TYPE_CHECKING:
+    import transformers
+
+INIT_STD = 0.02
+EPS = 1e-5
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Mamba2Config(ModelConfig):
+    """Shape of a Mamba-2. `n_ctx` is the length that it is trained on; it runs on any."""
+
+    name: ClassVar[str] = "mamba2"
+    d_vocab: int
+    n_ctx: int
+    n_layers: int = 6
+    d_model: int = 192
+    d_head: int = 64
+    d_state: int = 32
+    d_conv: int = 4
+    expand: int = 2
+    chunk_size: int = 16
+
+    def __post_init__(self) -> None:
+        sizes = (self.d_vocab, self.n_ctx, self.n_layers, self.d_model, self.d_head, self.d_state, self.d_conv)
+        if min(*sizes, self.expand, self.chunk_size) < 1:
+            raise InvalidArgument(f"every size of a Mamba-2 is at least 1, got {self}.")
+        if self.expand * self.d_model % self.d_head:
+            raise InvalidArgument(
+                f"expand · d_model = {self.expand * self.d_model} must be a multiple of d_head = {self.d_head}."
+            )
+
+    def _build(self, *, seed: int) -> "Mamba2":
+        return Mamba2(self, seed=seed)
+
+    @classmethod
+    def proportions(cls, d_model: int) -> Mapping[str, int]:
+        """Four heads, or two where the width is odd."""
+        return {"d_model": d_model, "d_head": d_model // 2 if d_model % 2 == 0 else d_model}
+
+    def hf_config(self) -> Mapping[str, Any]:
+        ours = _hf_config(self).to_diff_dict()
+        del ours["time_step_limit"]  # no limit, its default: JSON has no infinity
+        return {**ours, "architectures": ["Mamba2ForCausalLM"], "dtype": "float32"}
+
+
+@final
+class Mamba2(nn.Module):
+    """Tokens in, logits out; `whole` is the Hugging Face model, whose parts and parameter names this module has.
+
+    Weights are float32 and drawn as transformers draws them, from this seed; what writes into the residual stream is
+    smaller when deep.
+    """
+
+    def __init__(self, config: Mamba2Config, *, seed: int = 0) -> None:
+        import transformers
+
+        super().__init__()
+        self.config = config
+        with torch.random.fork_rng(devices=()):
+            torch.manual_seed(seed)  # transformers initialises from the global generator alone
+            whole = transformers.Mamba2ForCausalLM(_hf_config(config))
+        self._whole = (whole,)  # in a tuple: its parts are registered below, under its own names
+        self.backbone, self.lm_head = whole.backbone, whole.lm_head
+        with torch.no_grad():
+            for name, parameter in self.named_parameters():
+                if name.endswith("out_proj.weight"):
+                    parameter.div_(math.sqrt(config.n_layers))
+
+    @property
+    def whole(self) -> "transformers.Mamba2ForCausalLM":
+        """The Hugging Face model; it shares every parameter."""
+        return self._whole[0]
+
+    def forward(self, tokens: Int64[Tensor, "batch pos"]) -> Float[Tensor, "batch pos d_vocab"]:
+        logits: Tensor = self.whole(input_ids=tokens, use_cache=False).logits
+        return logits
+
+
+def _hf_config(config: Mamba2Config) -> "transformers.Mamba2Config":
+    import transformers
+
+    return transformers.Mamba2Config(
+        vocab_size=config.d_vocab,
+        hidden_size=config.d_model,
+        num_hidden_layers=config.n_layers,
+        num_heads=config.expand * config.d_model // config.d_head,
+        head_dim=config.d_head,
+        state_size=config.d_state,
+        conv_kernel=config.d_conv,
+        expand=config.expand,
+        chunk_size=config.chunk_size,
+        n_groups=1,
+        layer_norm_epsilon=EPS,
+        initializer_range=INIT_STD,
+        rescale_prenorm_residual=False,  # transformers 5.23 would rescale the weights of a checkpoint that it loads too
+        residual_in_fp32=False,
+        tie_word_embeddings=False,
+        pad_token_id=None,
+        bos_token_id=None,
+        eos_token_id=None,
+    )

@@ -1,0 +1,260 @@
+"""The selective scan of Mamba-1, fast where plain autograd is slow: on a CPU, one position after the other.
+
+    h_t = exp(Δ_t A) ∘ h_{t−1} + (Δ_t x_t) B_t   out_t = (C_t h_t + D ∘ x_t) ∘ SiLU(z_t)   Δ = softplus(δ)   h_{−1} = 0
+
+for every channel d of the d_inner and every coordinate n of its state. `plain_states` and `read_states` say it as it is
+written; `selective_scan` gives the same outputs with a backward pass by hand. With g_t = ∂L/∂h_t, which runs from the
+end, and y_t = C_t h_t,
+
+    g_t = ∂L/∂y_t C_t + exp(Δ_{t+1} A) ∘ g_{t+1}      p_t = g_t ∘ exp(Δ_t A) ∘ h_{t−1} = ∂L/∂(Δ_t A)
+    ∂L/∂C_t = Σ_d ∂L/∂y_t h_t     ∂L/∂B_t = Σ_d g_t Δ_t x_t     ∂L/∂(Δ_t x_t) = Σ_n g_t B_t     ∂L/∂A = Σ_t p_t Δ_t
+
+Why it is fast: a few sequences and one position at a time, so that what is made of them stays in the processor's cache;
+channels last, so that every product runs along whole rows; states are made again on the way back and not kept; no node
+per position. Sums are in float32, or wider, whatever comes in.
+
+Reference: Gu & Dao 2023, arXiv:2312.00752, algorithm 2 and section 3.3.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Any, final
+
+import numpy as np
+import torch
+from einops import einsum
+from jaxtyping import Float
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn.functional import silu, softplus
+
+from bayesgeom.models.native.compiled import as_array, refuse_second_derivatives, serves
+
+# What the states of a chunk may take at one position: a share of a CPU's second-level cache. A GPU takes all at once.
+_CPU_BYTES, _GPU_BYTES = 2**18, 2**30
+_SEGMENT = 4  # positions between the states that are kept; the states between are made again on the way back
+_N_GIVEN = 7
+
+
+def selective_scan(
+    x: Float[Tensor, "batch pos d_inner"],
+    delta: Float[Tensor, "batch pos d_inner"],
+    A: Float[Tensor, "d_inner d_state"],
+    B: Float[Tensor, "batch pos d_state"],
+    C: Float[Tensor, "batch pos d_state"],
+    D: Float[Tensor, " d_inner"],
+    z: Float[Tensor, "batch pos d_inner"],
+) -> Float[Tensor, "batch pos d_inner"]:
+    """(C h + D ∘ x) ∘ SiLU(z) at every position; `delta` is given before its softplus. The result has x's type."""
+    given = (x, delta, A, B, C, D, z)
+    scan = _CompiledScan if _suit_loops(given) else _Scan
+    out: Tensor = scan.apply(*given)  # type: ignore[no-untyped-call]
+    return out
+
+
+def plain_states(
+    x: Float[Tensor, "batch pos d_inner"],
+    delta: Float[Tensor, "batch pos d_inner"],
+    A: Float[Tensor, "d_inner d_state"],
+    B: Float[Tensor, "batch pos d_state"],
+) -> Float[Tensor, "batch pos d_inner d_state"]:
+    """Every state, one position after the other; for whoever wants to see them."""
+    x, delta, A, B = (_wide(part) for part in (x, delta, A, B))
+    delta = softplus(delta)
+    decay = (delta[..., None] * A).exp().unbind(1)
+    written = ((delta * x)[..., None] * B[..., None, :]).unbind(1)
+    states = [written[0]]
+    for forget, new in zip(decay[1:], written[1:], strict=True):
+        states.append(torch.addcmul(new, forget, states[-1]))
+    return torch.stack(states, dim=1)
+
+
+def read_states(
+    states: Float[Tensor, "batch pos d_inner d_state"],
+    x: Float[Tensor, "batch pos d_inner"],
+    C: Float[Tensor, "batch pos d_state"],
+    D: Float[Tensor, " d_inner"],
+    z: Float[Tensor, "batch pos d_inner"],
+) -> Float[Tensor, "batch pos d_inner"]:
+    """(C h + D ∘ x) ∘ SiLU(z) for given states."""
+    with torch.autocast(states.device.type, enabled=False):
+        y = einsum(states, _wide(C), "b p d n, b p n -> b p d")
+        return ((y + D * _wide(x)) * silu(_wide(z))).to(x.dtype)
+
+
+@final
+class _Scan(torch.autograd.Function):
+    """`selective_scan`. Within, positions come first, then sequences, states and channels; A has its states first."""
+
+    @staticmethod
+    def forward(ctx: Any, *given: Tensor) -> Tensor:
+        with torch.autocast(given[0].device.type, enabled=False):
+            out, starts = torch.empty_like(given[0]), []
+            for rows, part in _parts(given):
+                read, kept = part.forwards()
+                out[rows] = read.transpose(0, 1)
+                starts.append(kept)
+        ctx.save_for_backward(*given, *starts)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, ...]:
+        given, starts = ctx.saved_tensors[:_N_GIVEN], ctx.saved_tensors[_N_GIVEN:]
+        with torch.autocast(grad.device.type, enabled=False):
+            found = tuple(torch.zeros_like(tensor) for tensor in given)
+            for (rows, part), kept in zip(_parts(given), starts, strict=True):
+                for tensor, own in zip(found, part.gradients(_by_position(grad[rows]), kept), strict=True):
+                    if tensor.ndim == 3:
+                        tensor[rows] = own.transpose(0, 1)
+                    else:
+                        tensor += own
+            return found
+
+
+@final
+class _CompiledScan(torch.autograd.Function):
+    """`selective_scan` in float32 on a CPU, by the loops that numba compiles, for an A that lets nothing grow."""
+
+    @staticmethod
+    def forward(ctx: Any, *given: Tensor) -> Tensor:
+        from bayesgeom.models.native.compiled import loops
+
+        x, A = given[0], given[2]
+        out = torch.empty(x.shape)
+        starts = torch.empty(len(x), -(-x.shape[1] // loops.SEGMENT), *A.T.shape)
+        loops.scan(_as_arrays(given), out.numpy(), starts.numpy())
+        ctx.save_for_backward(*given, starts)
+        return out.to(x.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, ...]:
+        from bayesgeom.models.native.compiled import loops
+
+        refuse_second_derivatives()
+        *given, starts = ctx.saved_tensors
+        arrays = _as_arrays(given)
+        found = tuple(np.zeros_like(array) for array in arrays)
+        loops.scan_backward(arrays, starts.numpy(), as_array(grad), found)
+        of_x, of_delta, of_A, *rest = map(torch.from_numpy, found)
+        own = (of_x, of_delta, of_A.T, *rest)
+        return tuple(gradient.to(tensor.dtype) for gradient, tensor in zip(own, given, strict=True))
+
+
+@final
+class _Part:
+    """Some sequences' inputs, widened, with views of each position ready."""
+
+    def __init__(self, x: Tensor, delta: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor, z: Tensor) -> None:
+        self.x, self.raw, self.B, self.C, self.z = (_by_position(tensor) for tensor in (x, delta, B, C, z))
+        self.A, self.D, self.n_pos = A, D, len(self.x)
+        self.delta = softplus(self.raw)
+        self.written = self.delta * self.x
+        self.delta_row, self.written_row, self.B_row, self.C_row = (
+            tensor.unsqueeze(2).unbind(0) for tensor in (self.delta, self.written, self.B, self.C)
+        )
+        self.B_column, self.C_column = (tensor.unsqueeze(3).unbind(0) for tensor in (self.B, self.C))
+
+    def room(self, n: int) -> Tensor:
+        """Uninitialised states of n positions."""
+        return self.A.new_empty(n, self.x.shape[1], *self.A.shape)
+
+    def forwards(self) -> tuple[Tensor, Tensor]:
+        """What is read at every position, and the state before each segment but the first."""
+        (decay, h), starts = self.room(2).unbind(0), self.room((self.n_pos - 1) // _SEGMENT)
+        y = torch.empty_like(self.x)
+        y_row = y.unsqueeze(2).unbind(0)
+        for t in range(self.n_pos):
+            if t and t % _SEGMENT == 0:
+                starts[t // _SEGMENT - 1] = h
+            self._step(t, h if t else None, decay, h)
+            torch.bmm(self.C_row[t], h, out=y_row[t])
+        return y.addcmul_(self.D, self.x).mul_(silu(self.z)), starts
+
+    def gradients(self, grad: Tensor, starts: Tensor) -> tuple[Tensor, ...]:
+        """Of x, δ, A, B, C, D and z, in this order."""
+        gate = self.z.sigmoid()  # SiLU is z σ(z), and its derivative σ(z) (1 + z (1 − σ(z)))
+        of_y = grad * gate * self.z
+        y, of_written, of_delta, of_A, of_B, of_C = self._backwards(of_y, starts)
+        of_z = grad.mul_(gate).mul_(y.addcmul_(self.D, self.x)).mul_((1 - gate).mul_(self.z).add_(1))
+        of_delta.addcmul_(of_written, self.x).mul_(self.raw.sigmoid())
+        of_x = of_written.mul_(self.delta).addcmul_(self.D, of_y)
+        return of_x, of_delta, of_A, of_B, of_C, of_y.mul_(self.x).sum((0, 1)), of_z
+
+    def _step(self, t: int, before: Tensor | None, decay: Tensor, h: Tensor) -> None:
+        """exp(Δ_t A) into `decay` and h_t into `h`, which may be where h_{t−1} lies."""
+        if before is None:
+            torch.mul(self.written_row[t], self.B_column[t], out=h)
+            return
+        torch.mul(self.delta_row[t], self.A, out=decay).exp_()
+        torch.mul(before, decay, out=h).addcmul_(self.written_row[t], self.B_column[t])
+
+    def _backwards(self, of_y: Tensor, starts: Tensor) -> tuple[Tensor, ...]:
+        """C h, and gradients of Δ x, of Δ by way of the decay, of A, B and C; the last segment comes first."""
+        y, of_written, of_delta = (torch.zeros_like(self.x) for _ in range(3))
+        of_B, of_C = torch.empty_like(self.B), torch.empty_like(self.C)
+        y_row, of_y_row, of_written_row, of_delta_row, of_B_row, of_C_row = (
+            tensor.unsqueeze(2).unbind(0) for tensor in (y, of_y, of_written, of_delta, of_B, of_C)
+        )
+        (g, p, of_A), (decay, h) = self.room(3).zero_(), (self.room(_SEGMENT).unbind(0) for _ in range(2))
+        ones = self.A.new_ones(1, 1, len(self.A)).expand(len(g), 1, -1)
+        for first in reversed(range(0, self.n_pos, _SEGMENT)):
+            at_start = starts[first // _SEGMENT - 1] if first else None
+            segment = range(first, min(first + _SEGMENT, self.n_pos))
+            before = (at_start, *h)  # of the segment's positions
+            for i, t in enumerate(segment):
+                self._step(t, before[i], decay[i], h[i])
+                torch.bmm(self.C_row[t], h[i], out=y_row[t])
+            for i, t in reversed(list(enumerate(segment))):
+                g.addcmul_(of_y_row[t], self.C_column[t])
+                torch.bmm(of_y_row[t], h[i].transpose(1, 2), out=of_C_row[t])
+                torch.bmm(self.written_row[t], g.transpose(1, 2), out=of_B_row[t])
+                torch.bmm(self.B_row[t], g, out=of_written_row[t])
+                if (earlier := before[i]) is not None:
+                    torch.mul(g.mul_(decay[i]), earlier, out=p)
+                    of_A.addcmul_(p, self.delta_row[t])
+                    torch.bmm(ones, p.mul_(self.A), out=of_delta_row[t])
+        return y, of_written, of_delta, of_A.sum(0).T, of_B, of_C
+
+
+def _parts(given: tuple[Tensor, ...]) -> Iterator[tuple[slice, _Part]]:
+    """Slices of the batch, and their inputs."""
+    x, delta, A, B, C, D, z = given
+    A, D = _wide(A.T).contiguous(), _wide(D)
+    room = _CPU_BYTES if x.device.type == "cpu" else _GPU_BYTES
+    at_once = max(1, room // (A.numel() * A.element_size()))
+    for start in range(0, len(x), at_once):
+        rows = slice(start, start + at_once)
+        yield rows, _Part(x[rows], delta[rows], A, B[rows], C[rows], D, z[rows])
+
+
+def _suit_loops(given: tuple[Tensor, ...]) -> bool:
+    """Whether the compiled loops can take these: they check no shape, and know no state that grows."""
+    x, _, A, B, _, _, _ = given
+    expected = (
+        x.shape,
+        x.shape,
+        (x.shape[-1], B.shape[-1]),
+        (*x.shape[:2], A.shape[-1]),
+        B.shape,
+        A.shape[:1],
+        x.shape,
+    )
+    return (
+        serves(given)
+        and all(tensor.shape == shape for tensor, shape in zip(given, expected, strict=True))
+        and bool((A <= 0).all())
+    )
+
+
+def _as_arrays(given: Sequence[Tensor]) -> tuple[NDArray[np.float32], ...]:
+    """The inputs as the compiled loops take them: A has its states first."""
+    return tuple(as_array(tensor.T if tensor is given[2] else tensor) for tensor in given)
+
+
+def _by_position(x: Tensor) -> Tensor:
+    """Positions first, widened and laid out in that order."""
+    return _wide(x).transpose(0, 1).contiguous()
+
+
+def _wide(x: Tensor) -> Tensor:
+    """float32, or what is wider."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))

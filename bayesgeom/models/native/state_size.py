@@ -1,0 +1,46 @@
+"""How many floats an architecture carries from one position to the next, beside its parameters."""
+
+from bayesgeom.core.errors import unknown_name
+from bayesgeom.models.config import ModelConfig
+
+KNOWN = ("transformer", "llama", "lstm", "mamba", "mamba2", "rwkv", "mlp")
+
+
+def state_floats(config: ModelConfig, n_pos: int) -> int:
+    """Count the floats that a model keeps after reading a sequence.
+
+    Args:
+        config: Its architecture.
+        n_pos: Tokens read. Only the cache of keys and values of a transformer, and the prefix of an MLP, grow with it.
+
+    Returns:
+        Keys and values of all layers; or states, and the inputs that convolutions and token shifts remember.
+
+    Raises:
+        UnknownName: The architecture's state is not known here.
+
+    Example:
+        >>> from bayesgeom.models.native.lstm import LSTMConfig
+        >>> state_floats(LSTMConfig(d_vocab=7, n_ctx=5, n_layers=2, d_model=192), n_pos=37)
+        768
+    """
+    sizes = config.to_dict()
+    name, depth, width = str(sizes["architecture"]), int(sizes["n_layers"]), int(sizes["d_model"])
+    match name:
+        case "transformer":
+            return 2 * n_pos * width * depth
+        case "llama":
+            return 2 * n_pos * int(sizes["n_kv_heads"]) * (width // int(sizes["n_heads"])) * depth
+        case "lstm":
+            return 2 * width * depth
+        case "mamba":
+            return depth * int(sizes["expand"]) * width * (int(sizes["d_state"]) + int(sizes["d_conv"]) - 1)
+        case "mamba2":  # its convolution also runs over B and C
+            d_inner, d_state = int(sizes["expand"]) * width, int(sizes["d_state"])
+            return depth * (d_inner * d_state + (int(sizes["d_conv"]) - 1) * (d_inner + 2 * d_state))
+        case "rwkv":  # numerator, denominator and exponent of the average, and the last input of both mixes
+            return 5 * width * depth
+        case "mlp":  # one position has no state; over the prefix, its ids are the state
+            return n_pos if sizes["context"] == "prefix" else 0
+        case _:
+            raise unknown_name("architecture with a known state size", name, KNOWN)

@@ -1,0 +1,293 @@
+"""The transformer of the wind tunnels: one file, read top to bottom, with transformer-lens's hook names.
+
+Pre-norm and causal. `HookedRootModule` gives `run_with_cache` and `run_with_hooks`; every activation that the field has
+a name for passes a `HookPoint` of that name (`blocks.2.attn.hook_pattern`, …).
+
+Glossary: p, q and k index positions, h heads, d the head's width. Attention is softmax(q·k / √d + bias) over k ≤ q.
+
+References: Zhang & Sennrich 2019 (RMSNorm); Agarwal, Dalal & Misra 2025 (sizes). `models.positions` has the positions.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar, Literal, final
+
+import torch
+from einops import einsum, rearrange
+from jaxtyping import Float, Int64
+from torch import Tensor, nn
+from transformer_lens import HookedRootModule
+from transformer_lens.hook_points import HookPoint
+
+from bayesgeom.core.errors import InvalidArgument, TaskMismatch
+from bayesgeom.models.config import ModelConfig
+from bayesgeom.models.native.positions import (
+    INIT_STD,
+    PositionalPrior,
+    alibi_bias,
+    causal_mask,
+    check_prior,
+    rotated,
+    sinusoids,
+)
+
+Attention = Literal["auto", "eager", "sdpa"]
+EPS = 1e-5
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class TransformerConfig(ModelConfig):
+    """Shape of a transformer; what its `config.json` holds. `d_head` is d_model / n_heads.
+
+    `prior_…` belong to positions "prior" (see `PositionalPrior`): slope and exponent per head, or none for ALiBi's.
+    In the top `top_attention_off` layers attention writes nothing: its W_O is zero there, and stays so in training.
+    """
+
+    name: ClassVar[str] = "transformer"
+    d_vocab: int
+    n_ctx: int
+    n_layers: int = 6
+    n_heads: int = 6
+    d_model: int = 192
+    d_mlp: int = 768
+    norm: Literal["rmsnorm", "layernorm"] = "rmsnorm"
+    positions: Literal["learned", "sinusoidal", "rotary", "alibi", "prior", "none"] = "learned"
+    tied: bool = True
+    prior_slopes: tuple[float, ...] = ()
+    prior_exponents: tuple[float, ...] = ()
+    prior_is_learned: bool = True
+    top_attention_off: int = 0
+
+    def __post_init__(self) -> None:
+        sizes = (self.d_vocab, self.n_ctx, self.n_layers, self.n_heads, self.d_model, self.d_mlp)
+        if min(sizes) < 1:
+            raise InvalidArgument(f"every size of a transformer is at least 1, got {self}.")
+        if self.d_model % self.n_heads:
+            raise InvalidArgument(f"d_model = {self.d_model} is no multiple of n_heads = {self.n_heads}.")
+        for field, allowed in (("norm", NORMS), ("positions", POSITIONS)):
+            if getattr(self, field) not in allowed:
+                raise InvalidArgument(f"{field} must be one of {', '.join(allowed)}; got {getattr(self, field)!r}.")
+        if self.positions == "rotary" and self.d_head % 2:
+            raise InvalidArgument(f"rotary positions turn pairs of coordinates: d_head = {self.d_head} must be even.")
+        if self.positions == "prior":
+            check_prior(self.n_heads, self.prior_slopes, self.prior_exponents, self.prior_is_learned)
+        elif self.prior_slopes or self.prior_exponents or not self.prior_is_learned:
+            raise InvalidArgument(f"prior_… belong to positions 'prior'; positions are {self.positions!r}.")
+        if not 0 <= self.top_attention_off <= self.n_layers:
+            raise InvalidArgument(f"top_attention_off is 0 … {self.n_layers} layers, got {self.top_attention_off}.")
+
+    @property
+    def d_head(self) -> int:
+        """Width of one head."""
+        return self.d_model // self.n_heads
+
+    def _build(self, *, seed: int) -> "Transformer":
+        return Transformer(self, seed=seed)
+
+    @classmethod
+    def proportions(cls, d_model: int) -> Mapping[str, int]:
+        """Heads of about 32 coordinates, an MLP four times as wide."""
+        divisors = (n for n in range(1, d_model + 1) if d_model % n == 0)
+        return {
+            "d_model": d_model,
+            "n_heads": min(divisors, key=lambda n: abs(math.log(d_model / n / 32))),
+            "d_mlp": 4 * d_model,
+        }
+
+
+NORMS = ("rmsnorm", "layernorm")
+POSITIONS = ("learned", "sinusoidal", "rotary", "alibi", "prior", "none")
+
+
+@final
+class Transformer(HookedRootModule):
+    """Tokens in, logits over all ids out. Weights are float32, drawn from N(0, 0.02²) with the given seed.
+
+    `attention`: "eager" computes scores and pattern, "sdpa" lets torch fuse them (equal to rounding). "auto" is "eager"
+    where somebody hooks the scores or the pattern, which only exist when computed, and where gradients are taken on a
+    CPU, whose fused backward pass is several times slower; "sdpa" everywhere else.
+    """
+
+    def __init__(self, config: TransformerConfig, *, seed: int = 0, attention: Attention = "auto") -> None:
+        super().__init__()
+        self.config = config
+        self.embed = nn.Embedding(config.d_vocab, config.d_model)
+        self.hook_embed = HookPoint()
+        if config.positions in ("learned", "sinusoidal"):
+            self.hook_pos_embed = HookPoint()
+        if config.positions == "learned":
+            self.pos_embed = nn.Embedding(config.n_ctx, config.d_model)
+        self.blocks = nn.ModuleList(Block(config, attention) for _ in range(config.n_layers))
+        self.ln_final = Norm(config)
+        if not config.tied:
+            self.unembed = nn.Linear(config.d_model, config.d_vocab, bias=False)
+        self._initialise(seed)
+        self.setup()  # type: ignore[no-untyped-call]  # transformer-lens does not annotate it
+
+    def forward(self, tokens: Int64[Tensor, "batch pos"]) -> Float[Tensor, "batch pos d_vocab"]:
+        """**Raises** `TaskMismatch` where a learned position table is shorter than the sequence."""
+        resid = self.embedded(tokens)
+        for block in self.blocks:
+            resid = block(resid)
+        return self.logits(resid)
+
+    def embedded(self, tokens: Int64[Tensor, "batch pos"]) -> Float[Tensor, "batch pos d_model"]:
+        """What enters block 0."""
+        resid: Tensor = self.hook_embed(self.embed(tokens))
+        n_pos = tokens.shape[1]
+        if self.config.positions == "learned":
+            if n_pos > self.config.n_ctx:
+                raise TaskMismatch(
+                    f"{n_pos} tokens asked of a model with learned positions for {self.config.n_ctx}; shorten the "
+                    f"sequence or use a model with sinusoidal, rotary, alibi, prior or no positions."
+                )
+            resid = resid + self.hook_pos_embed(self.pos_embed.weight[:n_pos].expand_as(resid))
+        if self.config.positions == "sinusoidal":
+            resid = resid + self.hook_pos_embed(sinusoids(n_pos, self.config.d_model, resid).expand_as(resid))
+        return resid
+
+    def logits(self, resid: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch d_vocab"]:
+        """What a final residual says: final norm, then the output (or transposed embedding) matrix."""
+        output = self.embed.weight if self.config.tied else self.unembed.weight
+        return nn.functional.linear(self.ln_final(resid), output)
+
+    def _initialise(self, seed: int) -> None:
+        generator = torch.Generator().manual_seed(seed)
+        for name, parameter in self.named_parameters():
+            if parameter.ndim < 2:
+                continue  # norms start at one, biases at zero
+            into_residual = name.endswith(("W_O.weight", "W_out.weight"))
+            std = INIT_STD / math.sqrt(2 * self.config.n_layers) if into_residual else INIT_STD
+            nn.init.normal_(parameter, std=std, generator=generator)
+        for block in list(self.blocks)[self.config.n_layers - self.config.top_attention_off :]:
+            output = block.get_submodule("attn.W_O")
+            assert isinstance(output, nn.Linear), "what heads write goes through one matrix"
+            nn.init.zeros_(output.weight).requires_grad_(False)
+
+
+@final
+class Block(nn.Module):
+    """resid_pre → + attention(norm) → resid_mid → + mlp(norm) → resid_post."""
+
+    def __init__(self, config: TransformerConfig, attention: Attention) -> None:
+        super().__init__()
+        self.ln1, self.ln2 = Norm(config), Norm(config)
+        self.attn = MultiHeadAttention(config, attention)
+        self.mlp = MLP(config)
+        self.hook_resid_pre, self.hook_attn_out, self.hook_resid_mid = HookPoint(), HookPoint(), HookPoint()
+        self.hook_mlp_out, self.hook_resid_post = HookPoint(), HookPoint()
+
+    def forward(self, resid: Float[Tensor, "batch pos d_model"]) -> Float[Tensor, "batch pos d_model"]:
+        resid = self.hook_resid_pre(resid)
+        resid = self.hook_resid_mid(resid + self.hook_attn_out(self.attn(self.ln1(resid))))
+        post: Tensor = self.hook_resid_post(resid + self.hook_mlp_out(self.mlp(self.ln2(resid))))
+        return post
+
+
+@final
+class MultiHeadAttention(nn.Module):
+    """Causal attention without biases. `hook_q`, `hook_k` are before rotation, `hook_rot_q`, `hook_rot_k` after."""
+
+    def __init__(self, config: TransformerConfig, attention: Attention) -> None:
+        super().__init__()
+        self.config, self.attention = config, attention
+        self.W_Q, self.W_K, self.W_V, self.W_O = (
+            nn.Linear(config.d_model, config.d_model, bias=False) for _ in range(4)
+        )
+        self.hook_q, self.hook_k, self.hook_v, self.hook_z = HookPoint(), HookPoint(), HookPoint(), HookPoint()
+        self.hook_attn_scores, self.hook_pattern = HookPoint(), HookPoint()
+        if config.positions == "rotary":
+            self.hook_rot_q, self.hook_rot_k = HookPoint(), HookPoint()
+        if config.positions == "prior":
+            self.prior = PositionalPrior(
+                config.n_heads, slopes=config.prior_slopes, exponents=config.prior_exponents,
+                is_learned=config.prior_is_learned,
+            )  # fmt: skip
+
+    def forward(self, x: Float[Tensor, "batch pos d_model"]) -> Float[Tensor, "batch pos d_model"]:
+        q, k, v = (
+            hook(rearrange(linear(x), "b p (h d) -> b p h d", h=self.config.n_heads))
+            for linear, hook in ((self.W_Q, self.hook_q), (self.W_K, self.hook_k), (self.W_V, self.hook_v))
+        )
+        if self.config.positions == "rotary":
+            q, k = self.hook_rot_q(rotated(q)), self.hook_rot_k(rotated(k))
+        z = self.hook_z(self._eager(q, k, v) if self._is_eager(q) else self._fused(q, k, v))
+        out: Tensor = self.W_O(rearrange(z, "b p h d -> b p (h d)"))
+        return out
+
+    def score_bias(self, n_pos: int, like: Tensor) -> Float[Tensor, "head query_pos key_pos"] | None:
+        """What positions add to the scores, where they do."""
+        match self.config.positions:
+            case "alibi":
+                return alibi_bias(self.config.n_heads, n_pos, like)
+            case "prior":
+                bias: Tensor = self.prior(n_pos, like)
+                return bias
+        return None
+
+    def _is_eager(self, q: Float[Tensor, "b p h d"]) -> bool:
+        if self.attention != "auto":
+            return self.attention == "eager"
+        points = (self.hook_attn_scores, self.hook_pattern)
+        is_watched = any(bool(point._forward_hooks or point._backward_hooks) for point in points)
+        return is_watched or (q.requires_grad and q.device.type == "cpu")
+
+    def _eager(
+        self, q: Float[Tensor, "b p h d"], k: Float[Tensor, "b p h d"], v: Float[Tensor, "b p h d"]
+    ) -> Float[Tensor, "b p h d"]:
+        scores = einsum(q / math.sqrt(self.config.d_head), k, "b q h d, b k h d -> b h q k")
+        if (bias := self.score_bias(q.shape[1], scores)) is not None:
+            scores = scores + bias
+        scores = self.hook_attn_scores(scores.masked_fill(~causal_mask(q.shape[1], q), -torch.inf))
+        pattern = self.hook_pattern(scores.softmax(dim=-1))
+        z: Tensor = einsum(pattern, v, "b h q k, b k h d -> b q h d")
+        return z
+
+    def _fused(
+        self, q: Float[Tensor, "b p h d"], k: Float[Tensor, "b p h d"], v: Float[Tensor, "b p h d"]
+    ) -> Float[Tensor, "b p h d"]:
+        if (bias := self.score_bias(q.shape[1], q)) is not None:
+            bias = bias.masked_fill(~causal_mask(q.shape[1], q), -torch.inf)
+        q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+        z = nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=bias, is_causal=bias is None)
+        return z.transpose(1, 2)
+
+
+@final
+class MLP(nn.Module):
+    """Linear, GELU, linear, with biases."""
+
+    def __init__(self, config: TransformerConfig) -> None:
+        super().__init__()
+        self.W_in, self.W_out = nn.Linear(config.d_model, config.d_mlp), nn.Linear(config.d_mlp, config.d_model)
+        nn.init.zeros_(self.W_in.bias)
+        nn.init.zeros_(self.W_out.bias)
+        self.hook_pre, self.hook_post = HookPoint(), HookPoint()
+
+    def forward(self, x: Float[Tensor, "batch pos d_model"]) -> Float[Tensor, "batch pos d_model"]:
+        out: Tensor = self.W_out(self.hook_post(nn.functional.gelu(self.hook_pre(self.W_in(x)))))
+        return out
+
+
+@final
+class Norm(nn.Module):
+    """LayerNorm (x − mean) / sd · w + b, or RMSNorm x / rms · w; ε = 1e-5 inside the root."""
+
+    def __init__(self, config: TransformerConfig) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.ones(config.d_model))
+        if config.norm == "layernorm":
+            self.b = nn.Parameter(torch.zeros(config.d_model))
+        self.is_layernorm = config.norm == "layernorm"
+        self.hook_normalized = HookPoint()
+
+    def forward(self, x: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch d_model"]:
+        shape = self.w.shape
+        if self.is_layernorm:
+            y = nn.functional.layer_norm(x, shape, self.w, self.b, EPS)
+        else:
+            y = nn.functional.rms_norm(x, shape, self.w, EPS)
+        out: Tensor = self.hook_normalized(y)
+        return out

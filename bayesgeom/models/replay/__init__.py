@@ -1,0 +1,1 @@
+"""Edited forward passes that reuse what an edit did not change."""

@@ -1,0 +1,160 @@
+"""What a replayed layer works with: buffers that are used again, and attention in few passes over memory.
+
+At some forty positions torch's fused attention spends most of its time outside the products: here all heads are
+multiplied at once, and the softmax is exp, mask, and one product with the result. Buffers and the views of them are
+made once for each shape: a dozen views take as long as a small product.
+"""
+
+import math
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, TypeVar, final
+
+import torch
+from einops import rearrange
+from jaxtyping import Float, Int64
+from torch import Tensor, nn
+
+from bayesgeom.models.native.positions import causal_mask, rotated
+from bayesgeom.models.native.transformer import MultiHeadAttention
+
+Made = TypeVar("Made")
+
+LONGEST = 128  # positions; beyond, the fused kernel is faster
+MOST_MADE = 1_000  # views and what is made of them; a battery has about a hundred
+_SMALLEST, _LARGEST = 1e-25, 1e25  # sums of exponentials that need no shift by the maximum
+
+
+@final
+class Scratch:
+    """Named buffers, grown to the largest shape asked for: fresh large ones cost a page fault per 4 KiB."""
+
+    def __init__(self) -> None:
+        self._held: dict[str, Tensor] = {}
+        self._made: dict[Hashable, Any] = {}
+
+    def take(self, name: str, shape: tuple[int, ...], like: Tensor) -> Float[Tensor, "*shape"]:
+        """An uninitialised buffer; the next `take` of this name gives the same memory."""
+        return self.once((name, shape), lambda: self._grown(name, math.prod(shape), like).view(shape))
+
+    def once(self, key: Hashable, make: Callable[[], Made]) -> Made:
+        """What `make` gives, made when first asked for by this key: buffers of this scratch, and views of them."""
+        found: Made | None = self._made.get(key)
+        if found is not None:
+            return found
+        made = make()
+        if len(self._made) >= MOST_MADE:
+            self._made.clear()
+        self._made[key] = made
+        return made
+
+    def _grown(self, name: str, size: int, like: Tensor) -> Float[Tensor, " size"]:
+        held = self._held.get(name)
+        if held is None or held.numel() < size:
+            held = self._held[name] = like.new_empty(size)
+            self._made.clear()  # whatever is made of a smaller buffer would keep it
+        return held[:size]
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class HeadBuffers:
+    """Queries (over √d_head), keys and values of some sequences, where what the heads write goes, and room between.
+
+    The room is taken when it is first needed: attention of long sequences has no use for one of query × position.
+    """
+
+    q: Float[Tensor, "head batch query_pos d_head"]
+    k: Float[Tensor, "head batch pos d_head"]
+    v: Float[Tensor, "head batch pos d_head"]
+    out: Float[Tensor, "batch query_pos head d_head"]
+    scratch: Scratch
+
+    @cached_property
+    def scores(self) -> Float[Tensor, "head batch query_pos pos"]:
+        """Scores, then weights."""
+        return self.scratch.take("scores", (*self.q.shape[:3], self.k.shape[2]), self.q)
+
+    @cached_property
+    def total(self) -> Float[Tensor, "head batch query_pos"]:
+        """Sums of weights, then one over them."""
+        return self.scratch.take("total", tuple(self.q.shape[:3]), self.q)
+
+    @cached_property
+    def summed(self) -> Float[Tensor, "head batch query_pos d_head"]:
+        """Weighted sums of values."""
+        return self.scratch.take("summed", tuple(self.q.shape), self.q)
+
+    @cached_property
+    def score_product(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys the other way round and scores, one matrix per head and sequence."""
+        return self.q.flatten(0, 1), self.k.flatten(0, 1).transpose(1, 2), self.scores.flatten(0, 1)
+
+    @cached_property
+    def value_product(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Weights, values and weighted sums, one matrix per head and sequence."""
+        return self.scores.flatten(0, 1), self.v.flatten(0, 1), self.summed.flatten(0, 1)
+
+    @cached_property
+    def normalised(self) -> tuple[Tensor, Tensor]:
+        """The factors of `out`, laid out like it: weighted sums, and what stands in `total`."""
+        return self.summed.permute(1, 2, 0, 3), self.total.permute(1, 2, 0)[..., None]
+
+
+@final
+class ReplayAttention:
+    """Causal attention of one layer, at all positions or at some rows. Masks and biases are made once per length."""
+
+    def __init__(self, module: MultiHeadAttention) -> None:
+        self.module, self.config = module, module.config
+        self._masks: dict[tuple[int, tuple[int, ...] | None], tuple[Tensor, Tensor | None]] = {}
+
+    def z(self, heads: HeadBuffers, rows: Int64[Tensor, " query_pos"] | None) -> None:
+        """What the heads write before W_O, into their `out`: softmax(q·k + bias) v over visible keys."""
+        if self.config.positions == "rotary":
+            heads = replace(heads, q=self._rotated(heads.q, rows), k=self._rotated(heads.k))
+        visible, bias = self._mask(heads.k, rows)
+        if heads.k.shape[2] > LONGEST or heads.k.device.type != "cpu":
+            hidden = torch.zeros_like(visible).masked_fill_(visible == 0, -math.inf)
+            mask = hidden if bias is None else (bias + hidden)[:, None]
+            z = nn.functional.scaled_dot_product_attention(heads.q, heads.k, heads.v, attn_mask=mask, scale=1.0)
+            heads.out.copy_(rearrange(z, "h b q d -> b q h d"))
+            return
+        torch.sum(self._scores(heads, bias).exp_().mul_(visible), dim=-1, out=heads.total)
+        low, high = (float(end) for end in heads.total.aminmax())
+        if not (low > _SMALLEST and high < _LARGEST):  # also where a sum is NaN
+            scores = self._scores(heads, bias).masked_fill_(visible == 0, -math.inf)
+            torch.sum(scores.sub_(scores.amax(dim=-1, keepdim=True)).exp_(), dim=-1, out=heads.total)
+        weights, values, summed = heads.value_product
+        torch.bmm(weights, values, out=summed)
+        heads.total.reciprocal_()
+        torch.mul(*heads.normalised, out=heads.out)
+
+    def _scores(
+        self, heads: HeadBuffers, bias: Float[Tensor, "head query_pos pos"] | None
+    ) -> Float[Tensor, "head batch query_pos pos"]:
+        queries, keys, scores = heads.score_product
+        torch.bmm(queries, keys, out=scores)
+        return heads.scores if bias is None else heads.scores.add_(bias[:, None])
+
+    def _rotated(
+        self, x: Float[Tensor, "head batch pos d_head"], rows: Int64[Tensor, " pos"] | None = None
+    ) -> Float[Tensor, "head batch pos d_head"]:
+        turned = rotated(rearrange(x, "h b p d -> b p h d"), rows)
+        return rearrange(turned, "b p h d -> h b p d").contiguous()
+
+    def _mask(
+        self, like: Float[Tensor, "head batch pos d_head"], rows: Int64[Tensor, " query_pos"] | None
+    ) -> tuple[Float[Tensor, "query_pos pos"], Float[Tensor, "head query_pos pos"] | None]:
+        """1 where a key may be seen, 0 elsewhere; what is added to the scores."""
+        n_pos = like.shape[2]
+        key = (n_pos, None if rows is None else tuple(rows.tolist()))
+        if key not in self._masks:
+            visible = causal_mask(n_pos, like).to(like.dtype)
+            bias = self.module.score_bias(n_pos, like)
+            bias = None if bias is None else bias * visible
+            if rows is not None:
+                visible, bias = visible[rows], None if bias is None else bias[:, rows]
+            self._masks[key] = visible, bias
+        return self._masks[key]

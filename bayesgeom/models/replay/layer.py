@@ -1,0 +1,262 @@
+"""One layer of a transformer as the replay computes it: few passes over memory, buffers that are used again."""
+
+import math
+from dataclasses import dataclass
+from typing import final
+
+import torch
+from einops import rearrange
+from jaxtyping import Float, Int64
+from torch import Tensor, nn
+
+from bayesgeom.models.native.transformer import EPS, MLP, MultiHeadAttention, Norm, Transformer, TransformerConfig
+from bayesgeom.models.replay.attention import HeadBuffers, ReplayAttention, Scratch
+
+ATTENTION_ROWS = 500  # a thread's, whose queries, keys, values and scores stay in its cache: 3 % of a replay, measured
+_LINE = 16  # numbers to a line of the cache: rows that start on one are written faster
+
+
+@final
+class ReplayLayer:
+    """The arithmetic of one block, with norm weights folded into the products that follow."""
+
+    def __init__(self, module: Transformer, index: int) -> None:
+        self.config = module.config
+        attention, mlp = module.get_submodule(f"blocks.{index}.attn"), module.get_submodule(f"blocks.{index}.mlp")
+        ln1, ln2 = module.get_submodule(f"blocks.{index}.ln1"), module.get_submodule(f"blocks.{index}.ln2")
+        assert isinstance(attention, MultiHeadAttention) and isinstance(mlp, MLP)
+        assert isinstance(ln1, Norm) and isinstance(ln2, Norm)
+        self._attention = ReplayAttention(attention)
+        with torch.no_grad():
+            stacked = torch.cat(
+                [attention.W_Q.weight / math.sqrt(self.config.d_head), attention.W_K.weight, attention.W_V.weight]
+            )
+            weight, bias = self._by_head(*folded(ln1, stacked, None))
+            parts = [slice(None)], [slice(attention.config.n_heads), slice(attention.config.n_heads, None)]
+            # Of all positions: q, k and v by one product; of some rows: q there, k and v everywhere.
+            self._projections = {
+                whole: [(weight[part], None if bias is None else bias[part]) for part in of]
+                for whole, of in zip((True, False), parts, strict=True)
+            }
+            into_mlp, in_bias = folded(ln2, mlp.W_in.weight, mlp.W_in.bias)
+            self._out, self._out_bias = mlp.W_out.weight.T.contiguous(), mlp.W_out.bias.detach()
+            self._o = attention.W_O.weight.T.contiguous()
+            assert in_bias is not None, "the MLP has biases"
+            self._in_bias, self._in_with_bias = in_bias, torch.cat([into_mlp, in_bias[None]])
+            # A LayerNorm's mean is linear in its input, so that centring goes into the weights.
+            self._mid_in = into_mlp - into_mlp.mean(dim=0) if ln2.is_layernorm else into_mlp
+            self._heads_in_with_bias = torch.cat([self._o @ self._mid_in, in_bias[None]])
+
+    def z(
+        self, resid: Float[Tensor, "batch pos d_model"], rows: Int64[Tensor, " query_pos"] | None, scratch: Scratch
+    ) -> Float[Tensor, "batch query_pos head d_head"]:
+        """Head outputs at all positions, or at `rows` alone; a few sequences at a time."""
+        n_query = resid.shape[1] if rows is None else len(rows)
+        n_parts = 1
+        if resid.device.type == "cpu":
+            at_once = ATTENTION_ROWS * torch.get_num_threads()
+            n_parts = max(1, min(len(resid), len(resid) * resid.shape[1] // at_once))
+        key = ("rooms", *resid.shape, n_query, rows is None, n_parts)
+        for part in scratch.once(key, lambda: self._rooms(resid, n_query, rows is None, n_parts, scratch)):
+            normed(resid[part.where], self.config, scratch, out=part.x)
+            if rows is not None:
+                torch.index_select(part.x, 1, rows, out=part.asked)
+            for (weight, bias), (x, out) in zip(self._projections[rows is None], part.products, strict=True):
+                if bias is None:
+                    torch.bmm(x, weight, out=out)
+                else:
+                    torch.baddbmm(bias, x, weight, out=out)
+            self._attention.z(part.heads, rows)
+        return scratch.take("z", (len(resid), n_query, self.config.n_heads, self.config.d_head), resid)
+
+    def attn_out(
+        self, z: Float[Tensor, "batch pos head d_head"], scratch: Scratch
+    ) -> Float[Tensor, "batch pos d_model"]:
+        """What the heads write together."""
+        return self._product("attn_out", z.flatten(2), self._o, None, scratch)
+
+    def mlp_out(self, mid: Float[Tensor, "batch pos d_model"], scratch: Scratch) -> Float[Tensor, "batch pos d_model"]:
+        """What the MLP writes."""
+        hidden = torch.ops.aten.gelu_(self._pre(mid, scratch))
+        return self._product("mlp_out", hidden, self._out, self._out_bias, scratch)
+
+    def mid_in(
+        self, mid: Float[Tensor, "batch pos d_model"], out: Float[Tensor, "batch pos d_mlp"]
+    ) -> Float[Tensor, "batch pos d_mlp"]:
+        """What enters the MLP before the norm's scale and the bias, into `out`: linear in `mid`."""
+        torch.mm(mid.reshape(-1, self.config.d_model), self._mid_in, out=out.view(-1, self.config.d_mlp))
+        return out
+
+    def mlp_out_of(
+        self, mid: Float[Tensor, "batch pos d_model"], mid_in: Float[Tensor, "batch pos d_mlp"], scratch: Scratch
+    ) -> Float[Tensor, "batch pos d_model"]:
+        """What the MLP writes where the product with `mid` is known; `mid_in` stays as it is."""
+        hidden = scratch.take("hidden", tuple(mid_in.shape), mid)
+        torch.addcmul(self._in_bias, mid_in, norm_scale(mid, self.config, scratch), out=hidden)
+        return self._product("mlp_out", torch.ops.aten.gelu_(hidden), self._out, self._out_bias, scratch)
+
+    def add_attn_out(
+        self, resid: Float[Tensor, "batch pos d_model"], z: Float[Tensor, "batch pos head d_head"]
+    ) -> None:
+        """Add what the heads write together to `resid`, in place."""
+        resid.view(-1, self.config.d_model).addmm_(z.reshape(-1, self.config.d_model), self._o)
+
+    def add_mlp_out(self, mid: Float[Tensor, "batch pos d_model"], scratch: Scratch) -> None:
+        """Add what the MLP writes to `mid`, in place."""
+        self._add_activated(mid, self._pre(mid, scratch))
+
+    def add_heads(
+        self,
+        resid: Float[Tensor, "batch pos d_model"],
+        substitute: Float[Tensor, "batch pos head d_head"],
+        z: Float[Tensor, "batch pos head d_head"],
+        heads: tuple[int, ...],
+        scratch: Scratch,
+    ) -> Float[Tensor, "row heads_times_d_head"]:
+        """Add what (substitute − z) of these heads writes to `resid`, in place, and return that difference."""
+        if len(heads) == 1:  # views, which a list of heads would copy
+            substitute, z = (x[:, :, heads[0] : heads[0] + 1] for x in (substitute, z))
+        else:
+            substitute, z = (x[:, :, list(heads)] for x in (substitute, z))
+        change = torch.sub(substitute, z, out=scratch.take("change", tuple(z.shape), z)).flatten(2).flatten(0, 1)
+        resid.view(-1, self.config.d_model).addmm_(change, self._o[self._columns(heads)])
+        return change
+
+    def add_heads_and_mlp(
+        self,
+        mid: Float[Tensor, "batch pos d_model"],
+        mid_in: Float[Tensor, "batch pos d_mlp"],
+        substitute: Float[Tensor, "batch pos head d_head"],
+        z: Float[Tensor, "batch pos head d_head"],
+        heads: tuple[int, ...],
+        scratch: Scratch,
+    ) -> None:
+        """`add_heads`, and what the MLP then writes; `mid_in` is that of `mid` before and stays as it is.
+
+        With W the MLP's first matrix and s the norm's scale afterwards, s (mid + change) W + b is s mid_in and the
+        product of (s change, 1) with (W_O W, b): as wide as the heads.
+        """
+        change = self.add_heads(mid, substitute, z, heads, scratch)
+        scale = norm_scale(mid, self.config, scratch)
+        scaled = scratch.take("change and one", (len(change), change.shape[1] + 1), mid)
+        torch.mul(change, scale.flatten(0, 1), out=scaled[:, :-1])
+        scaled[:, -1:] = 1
+        hidden = scratch.take("hidden", tuple(mid_in.shape), mid)
+        weight = self._heads_in_with_bias[[*self._columns(heads), -1]]
+        torch.mm(scaled, weight, out=hidden.view(-1, self.config.d_mlp))
+        self._add_activated(mid, hidden.addcmul_(mid_in, scale))
+
+    def _columns(self, heads: tuple[int, ...]) -> list[int]:
+        """Where these heads lie in the concatenated z."""
+        width = self.config.d_head
+        return [head * width + column for head in heads for column in range(width)]
+
+    def _add_activated(self, mid: Float[Tensor, "batch pos d_model"], pre: Float[Tensor, "batch pos d_mlp"]) -> None:
+        hidden = torch.ops.aten.gelu_(pre).flatten(0, 1)
+        mid.add_(self._out_bias).view(-1, self.config.d_model).addmm_(hidden, self._out)
+
+    def _rooms(
+        self, resid: Float[Tensor, "batch pos d_model"], n_query: int, is_whole: bool, n_parts: int, scratch: Scratch
+    ) -> list["_Room"]:
+        """Where the heads' outputs of a batch of this shape are computed, a few sequences at a time."""
+        n_pos, n_heads, width = resid.shape[1], self.config.n_heads, self.config.d_head
+        out, rooms, start = scratch.take("z", (len(resid), n_query, n_heads, width), resid), [], 0
+        for own in out.tensor_split(n_parts):
+            n = len(own)
+            x = scratch.take("normed", (n, n_pos, resid.shape[2]), resid)
+            asked = x if is_whole else scratch.take("asked", (n, n_query, resid.shape[2]), resid)
+            # Head by head, each contiguous: what products of attention are fastest on.
+            if is_whole:
+                every = scratch.take("qkv", (3 * n_heads, n, n_pos, width), resid)
+                q, k, v = every.chunk(3)
+                targets = [(x, every)]
+            else:
+                q = scratch.take("q", (n_heads, n, n_query, width), resid)
+                both = scratch.take("kv", (2 * n_heads, n, n_pos, width), resid)
+                k, v = both.chunk(2)
+                targets = [(asked, q), (x, both)]
+            products = [(of.flatten(0, 1).expand(len(into), -1, -1), into.flatten(1, 2)) for of, into in targets]
+            heads = HeadBuffers(q=q, k=k, v=v, out=own, scratch=scratch)
+            rooms.append(_Room(where=slice(start, start + n), x=x, asked=asked, products=products, heads=heads))
+            start += n
+        return rooms
+
+    def _by_head(
+        self, weight: Float[Tensor, "d_model all"], bias: Float[Tensor, " all"] | None
+    ) -> tuple[Float[Tensor, "part d_model d_head"], Float[Tensor, "part 1 d_head"] | None]:
+        width = self.config.d_head
+        parted = rearrange(weight, "m (part d) -> part m d", d=width).contiguous()
+        return parted, None if bias is None else rearrange(bias, "(part d) -> part 1 d", d=width)
+
+    def _pre(self, mid: Float[Tensor, "batch pos d_model"], scratch: Scratch) -> Float[Tensor, "batch pos d_mlp"]:
+        # The bias is a row of the weights, met by a column of ones: added apart, it takes one more pass over memory.
+        d_model = self.config.d_model
+        wide = scratch.take("normed and one", (*mid.shape[:-1], _LINE * (d_model // _LINE + 1)), mid)
+        normed(mid, self.config, scratch, out=wide[..., :d_model])
+        wide[..., d_model] = 1
+        return self._product("hidden", wide[..., : d_model + 1], self._in_with_bias, None, scratch)
+
+    def _product(
+        self,
+        name: str,
+        x: Float[Tensor, "batch pos a"],
+        weight: Float[Tensor, "a b"],
+        bias: Float[Tensor, " b"] | None,
+        scratch: Scratch,
+    ) -> Float[Tensor, "batch pos b"]:
+        out = scratch.take(name, (*x.shape[:-1], weight.shape[1]), x)
+        flat, rows = out.view(-1, weight.shape[1]), x.reshape(-1, len(weight))
+        if bias is None:
+            torch.mm(rows, weight, out=flat)
+        else:
+            torch.addmm(bias, rows, weight, out=flat)
+        return out
+
+
+def normed(
+    x: Float[Tensor, "batch pos d_model"],
+    config: TransformerConfig,
+    scratch: Scratch,
+    *,
+    out: Float[Tensor, "batch pos d_model"] | None = None,
+) -> Float[Tensor, "batch pos d_model"]:
+    """The norm without what `folded` puts into the weights, into `out` where given."""
+    if config.norm == "layernorm":
+        found = nn.functional.layer_norm(x, x.shape[-1:], eps=EPS)
+        return found if out is None else out.copy_(found)
+    into = scratch.take("normed", tuple(x.shape), x) if out is None else out
+    return torch.mul(x, norm_scale(x, config, scratch), out=into)
+
+
+def norm_scale(
+    x: Float[Tensor, "batch pos d_model"], config: TransformerConfig, scratch: Scratch
+) -> Float[Tensor, "batch pos 1"]:
+    """What the norm multiplies by; an RMSNorm's without √d_model, which `folded` puts into the weights."""
+    if config.norm == "layernorm":
+        return x.var(dim=-1, keepdim=True, correction=0).add_(EPS).rsqrt_()
+    # Σx² from the 2-norm: one pass to read.
+    scale = scratch.take("scale", (*x.shape[:-1], 1), x)
+    torch.linalg.vector_norm(x, dim=-1, keepdim=True, out=scale)
+    return scale.square_().add_(EPS * x.shape[-1]).rsqrt_()
+
+
+def folded(
+    norm: Norm, weight: Float[Tensor, "b a"], bias: Float[Tensor, " b"] | None
+) -> tuple[Float[Tensor, "a b"], Float[Tensor, " b"] | None]:
+    """Weights of the product that follows an affine norm, as seen from the bare normed input, ready for x @ weight."""
+    if not norm.is_layernorm:
+        return (weight * norm.w).T.mul(math.sqrt(len(norm.w))).contiguous(), None if bias is None else bias.detach()
+    offset = weight @ norm.b
+    return (weight * norm.w).T.contiguous(), offset if bias is None else offset + bias
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class _Room:
+    """Where the heads of some sequences of a batch are computed."""
+
+    where: slice  # of the batch
+    x: Float[Tensor, "batch pos d_model"]  # normed
+    asked: Float[Tensor, "batch query_pos d_model"]  # of x, the rows that ask
+    products: list[tuple[Tensor, Tensor]]  # input and output of each product that makes queries, keys and values
+    heads: HeadBuffers

@@ -1,0 +1,298 @@
+"""Replay: run a transformer again from an edited activation on, reusing everything that the edit cannot change.
+
+A baseline pass keeps what enters each layer and what each part wrote. An edit of a head's z at layer l changes the
+residual by (z′ − z) W_O of that head; an edit of an MLP's output starts after the MLP. From there on layers are
+computed as usual, except that the last one and the output need the scored rows alone.
+
+Norm weights are folded into the matrices that follow and q, k, v share one product: the same numbers to rounding in
+fewer passes over memory. The module itself is never touched.
+"""
+
+import weakref
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import final
+
+import torch
+from einops import rearrange
+from jaxtyping import Float, Int64
+from torch import Tensor
+
+from bayesgeom.core.edits import Edit, Reference, Replace
+from bayesgeom.core.errors import InvalidArgument
+from bayesgeom.core.sites import ATTN_OUT, MLP_OUT, RESID_MID, RESID_POST, RESID_PRE, Site, Z
+from bayesgeom.core.trials import Trials
+from bayesgeom.models.native.transformer import Transformer
+from bayesgeom.models.replay.attention import Scratch
+from bayesgeom.models.replay.layer import ReplayLayer, folded, normed
+from bayesgeom.models.replay.replayer import STAGES, Baseline, Variant, entry
+
+
+@final
+class Replay:
+    """Replays variants of one transformer. Its weights are read once, at construction."""
+
+    def __init__(self, module: Transformer) -> None:
+        self.module, self.n_layers = module, module.config.n_layers
+        self._layers = [ReplayLayer(module, layer) for layer in range(self.n_layers)]
+        self._scratch = Scratch()
+        self._mid_in_of: weakref.ref[Baseline] | None = None
+        self._mid_in: dict[int, Tensor] = {}
+        output = module.embed if module.config.tied else module.unembed
+        with torch.no_grad():
+            self._output, self._output_bias = folded(module.ln_final, output.weight, None)
+
+    @torch.no_grad()
+    def baseline(self, trials: Trials) -> Baseline:
+        """One pass over trials, everything kept.
+
+        **Raises** `InvalidArgument` where sequences score different positions.
+        """
+        tokens, positions = trials.tokens, trials.scored_positions()
+        rows = positions[0]
+        if not bool((positions == rows).all()):
+            raise InvalidArgument("replay needs every sequence to score the same positions.")
+        held: dict[tuple[Site, int], Tensor] = {}
+        mid_ins: dict[int, Tensor] = {}
+        resid = self.module.embedded(tokens)
+        for index, layer in enumerate(self._layers):
+            held[RESID_PRE, index] = resid
+            held[Z, index] = layer.z(resid, None, self._scratch).clone()
+            held[ATTN_OUT, index] = layer.attn_out(held[Z, index], self._scratch).clone()
+            held[RESID_MID, index] = resid + held[ATTN_OUT, index]
+            # By the product that heads' edits start from, so that one without effect leaves every bit as it is.
+            mid_ins[index] = layer.mid_in(held[RESID_MID, index], self._wide_buffer(f"mid_in {index}", resid))
+            held[MLP_OUT, index] = layer.mlp_out_of(held[RESID_MID, index], mid_ins[index], self._scratch).clone()
+            held[RESID_POST, index] = resid = held[RESID_MID, index] + held[MLP_OUT, index]
+        mid_ins[self.n_layers - 1] = mid_ins[self.n_layers - 1].index_select(1, rows)
+        baseline = Baseline(trials=trials, rows=rows, held=held, logits=self._logits(resid[:, rows]))
+        self._mid_in_of, self._mid_in = weakref.ref(baseline), mid_ins
+        return baseline
+
+    @torch.no_grad()
+    def logits(
+        self, baseline: Baseline, variants: Sequence[Variant], reference: Reference
+    ) -> Float[Tensor, "variant batch query_pos d_vocab"]:
+        """Logits at the scored rows under each variant. All variants must have the same `entry`."""
+        first, stage = entry(variants[0])
+        assert all(entry(variant) == (first, stage) for variant in variants), "variants of one batch share their entry"
+        places = frozenset((edit.site, edit.layer) for variant in variants for edit in variant)
+        batch = _Batch(replay=self, baseline=baseline, variants=variants, reference=reference, places=places)
+        resid = batch.first_layer(first, stage)
+        for index in range(first + 1, self.n_layers):
+            resid = batch.whole_layer(index, resid)
+        logits = self._logits(resid)
+        return rearrange(logits, "(variant batch) p v -> variant batch p v", variant=len(variants))
+
+    def _logits(self, resid: Float[Tensor, "batch pos d_model"]) -> Float[Tensor, "batch pos d_vocab"]:
+        x = normed(resid, self.module.config, self._scratch)
+        return x @ self._output if self._output_bias is None else x @ self._output + self._output_bias
+
+    def mid_in(self, baseline: Baseline, index: int) -> Float[Tensor, "batch pos d_mlp"]:
+        """A baseline's MLP input before the norm's scale and the bias; of the last layer, at the scored rows alone.
+
+        Held for one baseline, the latest made or asked for, in buffers that stay: it is the largest activation.
+        """
+        if self._mid_in_of is None or self._mid_in_of() is not baseline:
+            self._mid_in_of, self._mid_in = weakref.ref(baseline), {}
+        if index not in self._mid_in:
+            mid = baseline.held[RESID_MID, index]
+            if index == self.n_layers - 1:
+                mid = mid.index_select(1, baseline.rows)
+            self._mid_in[index] = self._layers[index].mid_in(mid, self._wide_buffer(f"mid_in {index}", mid))
+        return self._mid_in[index]
+
+    def _wide_buffer(self, name: str, resid: Float[Tensor, "batch pos d_model"]) -> Float[Tensor, "batch pos d_mlp"]:
+        return self._scratch.take(name, (len(resid), resid.shape[1], self.module.config.d_mlp), resid)
+
+    def layer(self, index: int) -> ReplayLayer:
+        """The arithmetic of one layer."""
+        return self._layers[index]
+
+    @property
+    def scratch(self) -> Scratch:
+        """Buffers that all replays share."""
+        return self._scratch
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class _Batch:
+    """Variants of one entry, stacked along the batch axis, on their way through the layers."""
+
+    replay: Replay
+    baseline: Baseline
+    variants: Sequence[Variant]
+    reference: Reference
+    places: frozenset[tuple[Site, int]]
+
+    def first_layer(self, index: int, stage: int) -> Float[Tensor, "stacked pos d_model"]:
+        """The entry layer's output: parts before the entry come from the baseline."""
+        if stage == STAGES[RESID_PRE]:
+            return self.whole_layer(index, self._stacked(RESID_PRE, index, cut=False))
+        if stage == STAGES[RESID_POST]:
+            return self._edited(RESID_POST, index, self._stacked(RESID_POST, index))
+        if stage == STAGES[MLP_OUT]:
+            written = self._edited(MLP_OUT, index, self._stacked(MLP_OUT, index))
+            return self._edited(RESID_POST, index, self._stacked(RESID_MID, index).add_(written))
+        if self._has_heads_alone(index):
+            return self._edited(RESID_POST, index, self._after_heads(index))
+        return self._after_mid(index, self._mid(index, stage))
+
+    def whole_layer(
+        self, index: int, resid: Float[Tensor, "stacked pos d_model"]
+    ) -> Float[Tensor, "stacked query_pos d_model"]:
+        """One layer in full; of the last, only the scored rows. Overwrites `resid`."""
+        layer, scratch, rows = self.replay.layer(index), self.replay.scratch, self._rows(index)
+        resid = self._edited(RESID_PRE, index, resid, is_whole=True)
+        mid = self._at(rows, "asked of resid", resid)
+        if self._is_replaced(ATTN_OUT, index):
+            mid.add_(self._edited(ATTN_OUT, index, scratch.take("attn_out", tuple(mid.shape), mid)))
+        else:
+            z = self._edited(Z, index, layer.z(resid, rows, scratch))
+            if (ATTN_OUT, index) in self.places:
+                mid.add_(self._edited(ATTN_OUT, index, layer.attn_out(z, scratch)))
+            else:
+                layer.add_attn_out(mid, z)
+        return self._after_mid(index, self._edited(RESID_MID, index, mid))
+
+    def _after_mid(self, index: int, mid: Float[Tensor, "stacked pos d_model"]) -> Float[Tensor, "stacked pos d_model"]:
+        """The MLP's part of a layer, in place."""
+        layer, scratch = self.replay.layer(index), self.replay.scratch
+        if self._is_replaced(MLP_OUT, index):
+            mid.add_(self._edited(MLP_OUT, index, scratch.take("mlp_out", tuple(mid.shape), mid)))
+        elif (MLP_OUT, index) in self.places:
+            mid.add_(self._edited(MLP_OUT, index, layer.mlp_out(mid, scratch)))
+        else:
+            layer.add_mlp_out(mid, scratch)
+        return self._edited(RESID_POST, index, mid)
+
+    def _after_heads(self, index: int) -> Float[Tensor, "stacked pos d_model"]:
+        """The layer's output where heads' z is replaced: d_head wide changes of the residual and the MLP's input."""
+        layer, reference = self.replay.layer(index), _Cut(self.reference, self._rows(index))
+        z, mid = self._base(Z, index), self._stacked(RESID_MID, index)
+        mid_in, scratch = self.replay.mid_in(self.baseline, index), self.replay.scratch
+        for variant, own in zip(self.variants, mid.chunk(len(self.variants)), strict=True):
+            edit = next(edit for edit in variant if (edit.site, edit.layer) == (Z, index))
+            assert isinstance(edit, Replace) and edit.heads is not None, "checked by _has_heads_alone"
+            layer.add_heads_and_mlp(own, mid_in, edit.substitute(z, reference), z, edit.heads, scratch)
+        return mid
+
+    def _mid(self, index: int, stage: int) -> Float[Tensor, "stacked pos d_model"]:
+        if stage == STAGES[RESID_MID]:
+            return self._edited(RESID_MID, index, self._stacked(RESID_MID, index))
+        layer, base = self.replay.layer(index), self._base
+        mid = self._stacked(RESID_MID, index)
+        for variant, own in zip(self.variants, mid.chunk(len(self.variants)), strict=True):
+            at_z = [edit for edit in variant if (edit.site, edit.layer) == (Z, index)]
+            if not at_z:  # entered at attn_out: its edit below starts from the baseline
+                continue
+            z, reference = base(Z, index), _Cut(self.reference, self._rows(index))
+            first, is_whole = at_z[0], any(self._is_every_head(edit) for edit in at_z)
+            if isinstance(first, Replace) and first.heads is not None and len(at_z) == 1 and not is_whole:
+                layer.add_heads(own, first.substitute(z, reference), z, first.heads, self.replay.scratch)
+                continue
+            edited = z
+            for edit in at_z:
+                edited = edit.applied(edited, reference)
+            if is_whole:
+                # Taken out of a sum that they dominate, heads leave its rounding behind: start from what was before.
+                layer.add_attn_out(own.copy_(base(RESID_PRE, index)), edited)
+            else:
+                layer.add_attn_out(own, edited - z)
+        return self._edited(RESID_MID, index, self._edited_attn_out(index, mid))
+
+    def _edited_attn_out(
+        self, index: int, mid: Float[Tensor, "stacked pos d_model"]
+    ) -> Float[Tensor, "stacked pos d_model"]:
+        """Put edits of attn_out into the residual that already holds it: resid_pre + edited."""
+        reference = _Cut(self.reference, self._rows(index))
+        before, written = self._base(RESID_PRE, index), self._base(ATTN_OUT, index)
+        for variant, own in zip(self.variants, mid.chunk(len(self.variants)), strict=True):
+            edits = [edit for edit in variant if (edit.site, edit.layer) == (ATTN_OUT, index)]
+            has_z = any((edit.site, edit.layer) == (Z, index) for edit in variant)
+            for number, edit in enumerate(edits):
+                # The baseline's own attn_out where nothing changed it yet: an edit without effect is then exact.
+                current = own - before if has_z or number else written
+                torch.add(before, edit.applied(current, reference), out=own)
+        return mid
+
+    def _edited(
+        self, site: Site, index: int, values: Float[Tensor, "stacked pos *rest"], *, is_whole: bool = False
+    ) -> Float[Tensor, "stacked pos *rest"]:
+        """Apply each variant's edits of this site to its own part, in place."""
+        if (site, index) not in self.places:
+            return values
+        reference = _Cut(self.reference, None if is_whole else self._rows(index))
+        for variant, own in zip(self.variants, values.chunk(len(self.variants)), strict=True):
+            for edit in variant:
+                if (edit.site, edit.layer) == (site, index):
+                    own.copy_(edit.applied(own, reference))
+        return values
+
+    def _has_heads_alone(self, index: int) -> bool:
+        """Every variant's only edit of this layer, before its output, is one replacement of some heads, not of all."""
+        for variant in self.variants:
+            own = [edit for edit in variant if edit.layer == index and edit.site != RESID_POST]
+            if len(own) != 1 or not isinstance(own[0], Replace) or own[0].heads is None or self._is_every_head(own[0]):
+                return False
+        return True
+
+    def _is_every_head(self, edit: Edit) -> bool:
+        """Named one by one: "nothing" of whole activations, the control of any edit, stays a change of zero."""
+        heads = edit.heads if isinstance(edit, Replace) else None
+        return heads is not None and len(set(heads)) == self.replay.module.config.n_heads
+
+    def _is_replaced(self, site: Site, index: int) -> bool:
+        """Every variant puts something else in place of all that is written here: no need to compute it."""
+        return (site, index) in self.places and all(
+            any((edit.site, edit.layer) == (site, index) and is_outright(edit) for edit in variant)
+            for variant in self.variants
+        )
+
+    def _rows(self, index: int) -> Int64[Tensor, " query_pos"] | None:
+        return self.baseline.rows if index == self.replay.n_layers - 1 else None
+
+    def _base(self, site: Site, index: int) -> Float[Tensor, "batch pos *rest"]:
+        return self._at(self._rows(index), f"asked of {site.name}", self.baseline.held[site, index])
+
+    def _at(
+        self, rows: Int64[Tensor, " query_pos"] | None, name: str, values: Float[Tensor, "batch pos *rest"]
+    ) -> Float[Tensor, "batch query_pos *rest"]:
+        if rows is None:
+            return values
+        out = self.replay.scratch.take(name, (len(values), len(rows), *values.shape[2:]), values)
+        return torch.index_select(values, 1, rows, out=out)
+
+    def _stacked(self, site: Site, index: int, *, cut: bool = True) -> Float[Tensor, "stacked pos *rest"]:
+        return self._repeated(site.name, self._base(site, index) if cut else self.baseline.held[site, index])
+
+    def _repeated(self, name: str, values: Float[Tensor, "batch pos *rest"]) -> Float[Tensor, "stacked pos *rest"]:
+        """One copy for each variant."""
+        stacked = self.replay.scratch.take(
+            f"stacked {name}", (len(self.variants) * len(values), *values.shape[1:]), values
+        )
+        stacked.unflatten(0, (len(self.variants), -1)).copy_(values.expand(len(self.variants), *values.shape))
+        return stacked
+
+
+def is_outright(edit: Edit) -> bool:
+    """Whether what the edit puts in place does not depend on what it replaces."""
+    return isinstance(edit, Replace) and edit.heads is None and edit.mode != "nothing"
+
+
+@final
+@dataclass(frozen=True)
+class _Cut:
+    """A reference cut to the rows that a layer computes."""
+
+    whole: Reference
+    rows: Int64[Tensor, " query_pos"] | None
+
+    def mean(self, site: Site, layer: int) -> Float[Tensor, "*axes"]:
+        values = self.whole.mean(site, layer)
+        return values if self.rows is None else values[self.rows]
+
+    def donor(self, site: Site, layer: int) -> Float[Tensor, "*axes"]:
+        values = self.whole.donor(site, layer)
+        return values if self.rows is None else values.index_select(1, self.rows)

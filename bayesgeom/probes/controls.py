@@ -1,0 +1,50 @@
+"""Selftest: every installed probe, and the interventions, against planted controls, on this machine."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import final
+
+from bayesgeom.core.plugins import Contained, is_foreign
+from bayesgeom.interventions.controls import intervention_controls
+from bayesgeom.probes.one_pass import AnyProbe, all_probes, broken_probes
+
+INTERVENTION = "intervention"
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Verdict:
+    """One control of one probe, or of the interventions, and whether it gave the known answer."""
+
+    probe: str
+    control: str
+    held: bool
+
+
+def selftest() -> list[Verdict]:
+    """Run every control of every installed probe, then those of the interventions.
+
+    A plug-in of another package that cannot be used, or fails, has a verdict of its own that says why; the rest runs.
+
+    Returns:
+        One verdict per control.
+    """
+    verdicts = [Verdict(probe=name, control=reason, held=False) for name, reason in broken_probes().items()]
+    for name, probe in all_probes().items():
+        with Contained(is_foreign=is_foreign(type(probe))) as testing:
+            verdicts.extend(_verdicts(name, probe))
+        if testing.fault:
+            failed = f"plug-in {name!r} failed: {testing.fault.rstrip('.')}."
+            verdicts.append(Verdict(probe=name, control=failed, held=False))
+    verdicts += [
+        Verdict(probe=INTERVENTION, control=control.label, held=control.holds(control.report()))
+        for control in intervention_controls()
+    ]
+    return verdicts
+
+
+def _verdicts(name: str, probe: AnyProbe) -> Iterator[Verdict]:
+    for control in probe.controls():
+        untrained = [probe.measure(run) for run in control.initialised]
+        held = bool(control.holds(probe.measure(control.run, untrained)))
+        yield Verdict(probe=name, control=control.label, held=held)

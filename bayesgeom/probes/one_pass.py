@@ -1,0 +1,272 @@
+"""`diagnose`: one pass of the model over fresh trials serves every probe; fresh copies of it give the nulls."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any, final
+
+from bayesgeom.ablations.run import ablate
+from bayesgeom.core.errors import InvalidArgument, MissingSite, NoCopy, TaskMismatch, unknown_name
+from bayesgeom.core.plugins import Contained, discovered, is_foreign
+from bayesgeom.core.progress import bar
+from bayesgeom.core.run import Run
+from bayesgeom.core.sites import Site
+from bayesgeom.core.trials import Trials
+from bayesgeom.generalization.relabeling import RelabellingJob
+from bayesgeom.generalization.relabeling_report import RelabellingReport
+from bayesgeom.models.base import Model
+from bayesgeom.models.provenance import provenance
+from bayesgeom.models.resolve import ModelLike, TaskLike, as_model, task_of
+from bayesgeom.probes.base import Needs, Probe
+from bayesgeom.results.diagnosis import Diagnosis
+from bayesgeom.results.report import Report
+from bayesgeom.tasks.base import Branch, FiniteTask, WindTunnel, derived_seed
+
+N_RECORDED = 192  # sequences whose activations are kept: enough for every interval, and independent of n
+N_RENAMED = 128  # sequences that are shown under two names: one block, drawn alike whatever n is
+_INITIALISATION = "initialisation"  # what is skipped where no copy can be built
+
+AnyProbe = Probe[Any]
+
+
+def diagnose(
+    model: ModelLike,
+    task: TaskLike | None = None,
+    *,
+    probes: str | AnyProbe | Sequence[str | AnyProbe] | None = None,
+    n: int = 512,
+    seed: int = 0,
+    nulls: int = 3,
+    ablations: bool = False,
+) -> Diagnosis:
+    """Every probe that this model can serve, on `n` fresh sequences of the task it was trained on, or of `task`.
+
+    Behavioural numbers use all `n` sequences; activations are kept of the first 192 (each report says its own n).
+    `nulls` freshly initialised copies of the architecture get one pass each; where none can be built, as of a model
+    that is partly on disk, `skipped` says so under "initialisation". A probe that this model cannot serve is in
+    `skipped` with the reason, and one that this task says nothing about in `inapplicable`; asked for by name, either
+    raises. A name may carry an option: "value_manifold:standardised". With `ablations` the default battery is run too.
+    Where no probes are named, what `relabel` finds on 128 sequences is added, or why it was not asked.
+    A text task is bound to the model's tokenizer; of a task with a fixed stock of sequences at most all are drawn.
+
+    **Raises** `InvalidArgument` for n < 1, nulls < 0 or an empty list of probes, `UnknownName` for a probe or a
+    checkpoint that does not exist, `TaskMismatch` where the task's ids or length do not fit, or a named probe needs
+    another kind of task, `MissingSite` for a named probe whose sites the model lacks.
+    """
+    if nulls < 0:
+        raise InvalidArgument(f"nulls is the number of freshly initialised copies: at least 0, got {nulls}.")
+    subject = as_model(model)
+    chosen = task_of(subject, task)
+    if isinstance(chosen, FiniteTask):
+        n = min(n, chosen.n_sequences)
+    subject.check_fits(one := chosen.sample(1, seed=seed))
+    stream = _Stream(task=chosen, seed=derived_seed(seed, Branch.TRIALS), device=subject.spec.device)
+    blocks = stream.blocks(n)  # here, so that a bad n or task is refused before the copies run
+    plan = _plan(subject, chosen, one, probes, n=n, seed=seed)
+    fresh: dict[str, list[Report]] = {name: [] for name in plan.served}
+    skipped = dict(plan.skipped)
+    try:
+        for own in (derived_seed(seed, Branch.FRESH, index) for index in range(nulls)):
+            # No name holds a copy: it is gone before the next is made, and before the model itself is run.
+            found, faults = _untrained(subject.fresh(own), plan, stream, min(n, N_RECORDED), seed)
+            skipped |= faults
+            for name, report in found.items():
+                fresh[name].append(report)
+    except NoCopy as reason:
+        skipped[_INITIALISATION] = str(reason)
+    run = _run(subject, chosen, blocks, plan.sites, seed, progress=-(-n // 128))
+    reports, faults = _measured(plan, run, {name: own for name, own in fresh.items() if name not in skipped})
+    skipped |= faults
+    reports |= _further_passes(subject, chosen, run, plan.renaming, seed=seed, ablations=ablations)
+    arguments = {"n": n, "seed": seed, "nulls": nulls, "probes": tuple(plan.served), "ablations": ablations}
+    where = provenance(subject, chosen, arguments) | {"n_recorded": run.n_recorded}
+    return Diagnosis(reports=reports, skipped=skipped, inapplicable=plan.inapplicable, provenance=where)
+
+
+def _further_passes(
+    model: Model, task: WindTunnel, run: Run, renaming: RelabellingJob | None, *, seed: int, ablations: bool
+) -> dict[str, Report]:
+    """What takes passes of its own: a renaming of hypotheses, and ablations."""
+    found = list[Report]()
+    if renaming is not None:
+        found.append(renaming.run(before=run))  # its first block is the same
+    if ablations:
+        found.append(ablate(model, task, n=run.n, seed=seed))
+    return {report.name: report for report in found}
+
+
+def all_probes() -> dict[str, AnyProbe]:
+    """One of every probe that is installed and can be used, by name."""
+    return _probes()[0]
+
+
+def broken_probes() -> dict[str, str]:
+    """Why a plug-in of another package cannot be used as a probe, by the name of its entry point."""
+    return _probes()[1]
+
+
+def _probes() -> tuple[dict[str, AnyProbe], dict[str, str]]:
+    # mypy: an abstract class as a value is what discovery is about.
+    kinds, unusable = discovered("bayesgeom.probes", Probe)  # type: ignore[type-abstract]
+    found: dict[str, AnyProbe] = {}
+    broken = {own.name if own.name not in kinds else f"{own.name} (plug-in)": own.reason for own in unusable}
+    for name, kind in kinds.items():
+        with Contained(is_foreign=is_foreign(kind)) as making:
+            found[name] = _checked(kind())
+        if making.fault:
+            broken[name] = f"plug-in {name!r} ({kind.__module__}) cannot be used: {making.fault.rstrip('.')}."
+    return found, broken
+
+
+def _checked(probe: AnyProbe) -> AnyProbe:
+    """The probe. **Raises** `InvalidArgument` where it does not say what it reads."""
+    if not isinstance(probe.needs, Needs):
+        raise InvalidArgument(f"its needs must be a Needs(…), got {probe.needs!r}")
+    return probe
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class _Plan:
+    """Probes that will run, the sites that they read together, and why the others will not: model, or task.
+
+    `contained`: those of other packages, whose errors cost their own report alone unless they were named.
+    """
+
+    served: dict[str, AnyProbe]
+    contained: frozenset[str]
+    is_named: bool
+    sites: tuple[Site, ...]
+    skipped: dict[str, str]
+    inapplicable: dict[str, str]
+    renaming: RelabellingJob | None
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class _Stream:
+    """The same trials for the model and for its fresh copies."""
+
+    task: WindTunnel
+    seed: int
+    device: str
+
+    def blocks(self, n: int) -> Iterator[Trials]:
+        return self.task.stream(n, seed=self.seed, device=self.device)
+
+
+def _plan(
+    model: Model,
+    task: WindTunnel,
+    trials: Trials,
+    probes: str | AnyProbe | Sequence[str | AnyProbe] | None,
+    *,
+    n: int,
+    seed: int,
+) -> _Plan:
+    known = all_probes()
+    probes = [probes] if isinstance(probes, str | Probe) else probes
+    if probes is not None and not probes:
+        raise InvalidArgument(f"probes names none: leave it out for all, or choose from: {', '.join(sorted(known))}.")
+    if probes is not None and (named := [own for own in broken_probes().items() if own[0] in probes]):
+        raise InvalidArgument(named[0][1])
+    asked: dict[str, AnyProbe] = {}
+    for item in known.values() if probes is None else probes:
+        probe = _named(item, known) if isinstance(item, str) else item
+        asked[probe.name] = probe
+    served, skipped, inapplicable, sites = {}, dict[str, str](), dict[str, str](), dict[Site, None]()
+    if probes is None:
+        skipped |= broken_probes()
+    for name, probe in asked.items():
+        try:
+            _require_trials(probe.needs, trials, by=f"probe {name!r}")
+            model.require(probe.needs.sites, by=f"probe {name!r}")
+        except (MissingSite, TaskMismatch) as reason:
+            if probes is not None:
+                raise
+            (inapplicable if isinstance(reason, TaskMismatch) else skipped)[name] = str(reason)
+            continue
+        served[name] = probe
+        sites |= dict.fromkeys((*probe.needs.sites, *(site for site in probe.needs.optional if site in model.sites)))
+    renaming = None
+    try:
+        renaming = RelabellingJob.of(model, task, n=min(n, N_RENAMED), seed=seed) if probes is None else None
+    except (InvalidArgument, TaskMismatch) as reason:
+        (inapplicable if isinstance(reason, TaskMismatch) else skipped)[RelabellingReport.name] = str(reason)
+    # Calibration leads, as the question that the others explain.
+    first = sorted(served, key=lambda name: (name != "calibration", list(served).index(name)))
+    chosen = {name: served[name] for name in first}
+    by_name = set(known) if probes is None else {item.partition(":")[0] for item in probes if isinstance(item, str)}
+    foreign = frozenset(n for n, probe in chosen.items() if n in by_name and is_foreign(type(probe)))
+    return _Plan(
+        served=chosen, contained=foreign, is_named=probes is not None, sites=tuple(sites), skipped=skipped,
+        inapplicable=inapplicable, renaming=renaming,
+    )  # fmt: skip
+
+
+def _named(text: str, known: Mapping[str, AnyProbe]) -> AnyProbe:
+    """The probe that NAME or NAME:option asks for; an option is a field that is switched on."""
+    name, _, option = text.partition(":")
+    if name not in known:
+        raise unknown_name("probe", name, known)
+    probe: Any = known[name]
+    if not option:
+        return known[name]
+    options = [field.name for field in fields(probe) if field.type is bool]
+    if option not in options:
+        raise unknown_name(f"option of probe {name!r}", option, options)
+    chosen: AnyProbe = replace(probe, **{option: True})
+    return chosen
+
+
+def _require_trials(needs: Needs, trials: Trials, by: str) -> None:
+    """**Raises** `TaskMismatch` unless such trials hold what the probe reads of them."""
+    if needs.posterior and not trials.has_posterior:
+        raise TaskMismatch(f"{by} compares with the exact posterior, which nobody knows of this task's text.")
+    if needs.groups and len(trials.group_names) < 2:
+        kinds = ", ".join(trials.group_names) or "one kind"
+        raise TaskMismatch(f"{by} compares sequences of several kinds; this task has {kinds}.")
+
+
+def _untrained(
+    copy: Model, plan: _Plan, stream: _Stream, n: int, seed: int
+) -> tuple[dict[str, Report], dict[str, str]]:
+    """What every probe says of an untrained network, and which plug-ins failed."""
+    run = _run(copy, stream.task, stream.blocks(n), plan.sites, seed)
+    return _measured(plan, run, {name: [] for name in plan.served})
+
+
+def _measured(
+    plan: _Plan, run: Run, untrained: Mapping[str, Sequence[Report]]
+) -> tuple[dict[str, Report], dict[str, str]]:
+    """The reports on a run of the probes that `untrained` names, and why plug-ins failed."""
+    reports, faults = dict[str, Report](), dict[str, str]()
+    for name, before in untrained.items():
+        with Contained(is_foreign=name in plan.contained) as measuring:
+            report = plan.served[name].measure(run, before)
+            reports[name] = _usable(report) if name in plan.contained else report
+        if measuring.fault:
+            faults[name] = f"plug-in {name!r} failed: {measuring.fault.rstrip('.')}."
+            if plan.is_named:
+                raise InvalidArgument(faults[name])
+    return reports, faults
+
+
+def _usable(report: object) -> Report:
+    """The report of a plug-in. **Raises** whatever its parts raise that tables and files are made from."""
+    if not isinstance(report, Report):
+        raise InvalidArgument(f"its measure must return a Report, got {type(report).__name__} {report!r:.40}")
+    report.headlines(), report.records(), report.scalars(), report.arrays()
+    return report
+
+
+def _run(
+    model: Model, task: WindTunnel, blocks: Iterator[Trials], sites: tuple[Site, ...], seed: int, *, progress: int = 0
+) -> Run:
+    shown = bar(blocks, is_quiet=not progress, total=progress, desc=model.spec.name, leave=False)
+    return model.run(
+        iter(shown),
+        record=sites,
+        n_recorded=N_RECORDED,
+        null_predictives=task.null_predictives,
+        seed=derived_seed(seed, Branch.RESAMPLING),
+    )

@@ -1,0 +1,1 @@
+"""What measurements return: reports, diagnoses, tables and pages."""

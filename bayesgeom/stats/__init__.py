@@ -1,0 +1,1 @@
+"""Functions on arrays: information, intervals, and the geometry of vectors."""

@@ -1,0 +1,103 @@
+"""Do vectors fall into clusters, and are these the best guesses, the most probable hypotheses, or what was just read?
+
+Any accurate model clusters by best guess to some degree, so every score here comes with what structureless clouds or
+shuffled beliefs give, and with an interval over sequences: points of one sequence are not independent.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from jaxtyping import Float, Float64, Int64
+from torch import Tensor
+
+from bayesgeom.stats.bootstrap import ratio_interval, statistic_interval
+from bayesgeom.stats.clusters import Clusters, adjusted_rand, cluster_clouds, meetings, resampled_agreement
+from bayesgeom.stats.readout import LABEL, BeliefTargets, Readout, commonest, in_bands
+
+
+def cluster_scores(
+    clouds: Float[Tensor, "cloud point d"],
+    targets: BeliefTargets,
+    tokens: Float[Tensor, "point shuffle token"],
+    counts: Sequence[int],
+    weights: Float64[np.ndarray, "draw sequence"],
+    *,
+    n_clustered: int,
+    seed: int,
+) -> dict[str, Float64[np.ndarray, "cloud count"]]:
+    """k-means on a sample of the points: `silhouette`, `rand_index` against the best guesses, `token_rand_index`.
+
+    The last is against the token just read, a row with a single 1, shuffled after the first. Silhouettes have
+    those of Gaussian clouds for null, adjusted Rand indices those against shuffled beliefs or tokens. Intervals are
+    over all sequences, at the clusters found; `weights` are the `jackknife_weights` of all sequences.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    chosen = torch.randperm(clouds.shape[1], generator=generator)[:n_clustered].sort().values
+    found = cluster_clouds(clouds[:, chosen], counts, generator)
+    labels = {"rand_index": targets.values[chosen, :, LABEL], "token_rand_index": tokens[chosen]}
+    agreement = {name: adjusted_rand(meetings(found.labels, others)).numpy() for name, others in labels.items()}
+    owner = chosen // targets.n_positions
+    drawn = {"silhouette": _resampled_silhouettes(found, owner, weights)}
+    drawn |= {name: _resampled_agreement(found, others[:, 0], owner, weights) for name, others in labels.items()}
+    bounds = {name: statistic_interval(values, seed=seed) for name, values in drawn.items()}
+    return {
+        "silhouette": found.point_scores.mean(dim=2).cpu().numpy(),
+        "silhouette_null": found.gaussian_scores.cpu().numpy(),
+        **{name: found_with[:, 0] for name, found_with in agreement.items()},
+        **{f"{name}_null": found_with[:, 1:].mean(axis=1) for name, found_with in agreement.items()},
+        **{f"{name}_lo": lo for name, (lo, _) in bounds.items()},
+        **{f"{name}_hi": hi for name, (_, hi) in bounds.items()},
+    }
+
+
+def guess_scores(
+    readouts: Sequence[Readout],
+    targets: BeliefTargets,
+    bands: Sequence[tuple[float, float]],
+    *,
+    seed: int = 0,
+) -> dict[str, Float64[np.ndarray, "..."]]:
+    """How often the nearest of the best guesses' mean vectors is the right one, in each band of confidence.
+
+    The null is the same after a shuffle; `constant_accuracy` is that of always naming the commonest guess.
+    """
+    is_counted = in_bands(targets, bands)
+    n_points = is_counted.sum(axis=2, dtype=np.float64)  # band, sequence, draw
+    rows = []
+    for readout in readouts:
+        n_hits = (readout.hits & is_counted).sum(axis=2, dtype=np.float64)
+        everything = _ratio(n_hits.sum(axis=1), n_points.sum(axis=1))
+        lo, hi = ratio_interval(n_hits[:, :, 0].T, n_points[:, :, 0].T, seed=seed)
+        rows.append({"": everything[:, 0], "_null": everything[:, 1:].mean(axis=1), "_lo": lo, "_hi": hi})
+    name = "nearest_centroid_accuracy"
+    scores = {f"{name}{end}": np.stack([row[end] for row in rows]) for end in rows[0]}
+    return scores | {"constant_accuracy": commonest(targets, is_counted)}
+
+
+def _resampled_silhouettes(
+    found: Clusters, owner: Int64[Tensor, " point"], weights: Float64[np.ndarray, "draw sequence"]
+) -> Float64[np.ndarray, "draw cloud count"]:
+    """Means over points, each counted as often as its sequence."""
+    counted = weights[:, owner.numpy()]
+    total = np.tensordot(counted, found.point_scores.movedim(2, 0).cpu().numpy(), axes=1)
+    n_points = counted.sum(axis=1)[:, None, None]
+    return _ratio(total, np.broadcast_to(n_points, total.shape))
+
+
+def _resampled_agreement(
+    found: Clusters,
+    labels: Float[Tensor, "point hypothesis"],
+    owner: Int64[Tensor, " point"],
+    weights: Float64[np.ndarray, "draw sequence"],
+) -> Float64[np.ndarray, "draw cloud count"]:
+    """Adjusted Rand indices of tables in which each point counts as often as its sequence."""
+    occurring = labels[:, labels.any(dim=0)]  # a hypothesis that is never the best guess has empty columns
+    times = torch.from_numpy(weights * weights.shape[1])[:, owner]
+    drawn = [resampled_agreement(of_count, occurring, times) for of_count in found.labels]
+    return torch.stack(drawn, dim=2).numpy()
+
+
+def _ratio(above: Float64[np.ndarray, "*axes"], below: Float64[np.ndarray, "*axes"]) -> Float64[np.ndarray, "*axes"]:
+    """NaN where nothing is counted."""
+    return np.asarray(above / np.where(below > 0, below, np.nan))

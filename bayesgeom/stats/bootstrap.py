@@ -1,0 +1,219 @@
+"""Uncertainty: intervals over sequences, and permutation within a position.
+
+Positions of one sequence are not independent, so they are never resampled on their own. `mean_interval`,
+`ratio_interval` and `statistic_interval` cover 95 %, or give no interval and the reason: see
+`bayesgeom.stats.intervals`.
+`percentile_interval` of a bootstrap distribution does not cover for skewed values and is kept for ranges of draws.
+
+References:
+    Efron & Tibshirani 1993, chapters 11 to 13.
+"""
+
+from dataclasses import dataclass, replace
+from typing import final
+
+import numpy as np
+from jaxtyping import Float, Float64, Shaped
+from scipy.stats import t as student
+
+from bayesgeom.stats.intervals import Interval, Scale, bootstrap_t, jackknife_interval
+
+LEVEL = 0.95
+DRAWS = 1_000
+MAX_GROUPS = 256  # left out in turn; of more sequences, runs of consecutive ones
+MAX_UNITS = (
+    2_048  # resampled at once; more sequences are resampled in runs of consecutive ones, so that memory is bounded
+)
+
+
+def bootstrap_weights(n: int, *, seed: int, draws: int = DRAWS) -> Float[np.ndarray, "draw sequence"]:
+    """Share of each of n sequences in each resample; rows sum to one. NaN for fewer than two: nothing can be resampled.
+
+    So every interval over fewer than two sequences is NaN, wherever it is made.
+    """
+    if n < 2:
+        return np.full((draws, n), np.nan)
+    return np.random.default_rng(seed).multinomial(n, np.full(n, 1 / n), size=draws) / n
+
+
+def jackknife_weights(n: int, *, most: int = MAX_GROUPS) -> Float64[np.ndarray, "replicate sequence"]:
+    """Return the weights whose statistics `statistic_interval` takes: all sequences alike, then each group left out.
+
+    A group is one sequence; of more than `most` sequences, a run of consecutive ones.
+
+    Example:
+        >>> jackknife_weights(3)
+        array([[0.33333333, 0.33333333, 0.33333333],
+               [0.        , 0.5       , 0.5       ],
+               [0.5       , 0.        , 0.5       ],
+               [0.5       , 0.5       , 0.        ]])
+    """
+    if n < 2:
+        return np.full((1 + n, n), 1.0 if n else 0.0)
+    n_groups = min(n, most)
+    group = np.arange(n) * n_groups // n
+    kept = group != np.arange(n_groups)[:, None]
+    return np.concatenate([np.full((1, n), 1 / n), kept / kept.sum(axis=1, keepdims=True)])
+
+
+def percentile_interval(
+    resampled: Float[np.ndarray, "draw *rest"], *, level: float = LEVEL
+) -> tuple[Float[np.ndarray, "*rest"], Float[np.ndarray, "*rest"]]:
+    """The central `level` of the resampled statistic; NaN where any resample is NaN."""
+    tail = (1 - level) / 2
+    lo, hi = np.quantile(resampled, [tail, 1 - tail], axis=0)
+    return np.asarray(lo), np.asarray(hi)
+
+
+def with_bounds(name: str, drawn: Float[np.ndarray, "draw *rest"]) -> dict[str, Float[np.ndarray, "*rest"]]:
+    """The estimate, which is the first draw, as `name`, and the central 95 % of the others as `name_lo`, `name_hi`."""
+    lo, hi = percentile_interval(drawn[1:])
+    return {name: drawn[0], f"{name}_lo": lo, f"{name}_hi": hi}
+
+
+def mean_interval(per_sequence: Float[np.ndarray, "sequence *rest"], *, seed: int, draws: int = DRAWS) -> Interval:
+    """Return the 95 % bootstrap-t interval of the mean over sequences; iterating gives both ends.
+
+    Where the sample is too small or too skewed for an interval that covers, the ends are NaN and `why_not` says why.
+
+    Args:
+        per_sequence: One value per sequence; paired differences for a paired interval.
+        seed: Seed of the resamples. Equal seeds and lengths give the same resamples.
+        draws: Number of resamples.
+
+    Example:
+        >>> lo, hi = mean_interval(np.random.default_rng(0).exponential(size=200), seed=0)
+        >>> bool(lo < 1 < hi)
+        True
+    """
+    ones = np.ones((len(per_sequence), *(1,) * (per_sequence.ndim - 1)))
+    return ratio_interval(per_sequence, ones, seed=seed, draws=draws)
+
+
+def seed_interval(
+    per_seed: Float[np.ndarray, "seed *rest"], *, level: float = LEVEL
+) -> tuple[Float[np.ndarray, "*rest"], Float[np.ndarray, "*rest"]]:
+    """Student's interval of the mean over a handful of trainings, too few to be resampled; NaN for fewer than two.
+
+    Pass paired differences for a paired interval.
+    """
+    n = len(per_seed)
+    if n < 2:
+        unknown = np.full(per_seed.shape[1:], np.nan)
+        return unknown, unknown
+    mean = per_seed.mean(axis=0)
+    reach = student.ppf((1 + level) / 2, n - 1) * per_seed.std(axis=0, ddof=1) / np.sqrt(n)
+    return np.asarray(mean - reach), np.asarray(mean + reach)
+
+
+def ratio_interval(
+    numerator: Float[np.ndarray, "sequence *rest"],
+    denominator: Float[np.ndarray, "sequence *#rest"],
+    *,
+    seed: int,
+    draws: int = DRAWS,
+) -> Interval:
+    """Return the 95 % bootstrap-t interval of Σ numerator / Σ denominator, whose sequences are resampled together.
+
+    An R² on held-out sequences with the map fixed is 1 minus such a ratio: see `r2_interval`.
+    """
+    above, below = _in_units(numerator), _in_units(denominator)
+    return bootstrap_t(above, below, bootstrap_weights(len(above), seed=seed, draws=draws))
+
+
+def r2_interval(
+    squared_error: Float[np.ndarray, "sequence *rest"],
+    squared_deviation: Float[np.ndarray, "sequence *#rest"],
+    *,
+    seed: int,
+    draws: int = DRAWS,
+) -> Interval:
+    """Return the 95 % interval of 1 − Σ squared_error / Σ squared_deviation over held-out sequences.
+
+    The map is fixed, so this is the R² *of this map* on new sequences. It says nothing of the best linear map, whose
+    R² is larger and which no interval over held-out sequences covers.
+    """
+    found = ratio_interval(squared_error, squared_deviation, seed=seed, draws=draws)
+    return replace(found, lo=np.asarray(1 - found.hi), hi=np.asarray(1 - found.lo))
+
+
+def statistic_interval(
+    replicates: Float[np.ndarray, "replicate *rest"], *, seed: int, scale: Scale = "plain", draws: int = DRAWS
+) -> Interval:
+    """Return the 95 % interval of a smooth statistic, from its values under `jackknife_weights(n)`."""
+    groups = len(replicates) - 1
+    return jackknife_interval(replicates, bootstrap_weights(groups, seed=seed, draws=draws), scale=scale)
+
+
+def statistic_bounds(
+    name: str, replicates: Float[np.ndarray, "replicate *rest"], *, seed: int, scale: Scale = "plain"
+) -> dict[str, Float[np.ndarray, "*rest"]]:
+    """Return the statistic of all sequences as `name`, and the ends of its interval as `name_lo` and `name_hi`."""
+    lo, hi = statistic_interval(replicates, seed=seed, scale=scale)
+    return {name: replicates[0], f"{name}_lo": lo, f"{name}_hi": hi}
+
+
+def linearized_draws(
+    replicates: Float[np.ndarray, "replicate *rest"], *, seed: int, draws: int = DRAWS
+) -> Float[np.ndarray, "draw *rest"]:
+    """Return bootstrap draws of a smooth statistic to first order, from its values under `jackknife_weights(n)`.
+
+    θ + Σ_g (w_g − 1/G) (G − 1) (θ − θ without g) of the G groups. For what is then computed from several statistics
+    and is not smooth itself, such as the order of layers.
+
+    Reference: Efron & Tibshirani 1993, chapter 20.
+    """
+    n = len(replicates) - 1
+    influence = (n - 1) * (replicates[0] - replicates[1:])
+    weights = bootstrap_weights(n, seed=seed, draws=draws)
+    return np.asarray(replicates[0] + np.tensordot(weights - 1 / max(n, 1), influence, axes=1))
+
+
+def permutation_p(
+    found: Float[np.ndarray, "*rest"], permuted: Float[np.ndarray, "permutation *rest"]
+) -> Float[np.ndarray, "*rest"]:
+    """Return the two-sided p-value (1 + #{|permuted| ≥ |found|}) / (1 + #permutations); NaN where `found` is.
+
+    Reference: Phipson & Smyth 2010 (why the found value is counted among the permutations).
+
+    Example:
+        >>> float(permutation_p(np.array(0.9), np.linspace(-0.5, 0.5, 19)))
+        0.05
+    """
+    size, sizes = np.abs(found), np.abs(permuted)
+    reached = (sizes >= size * (1 - 1e-12)).sum(axis=0)
+    return np.where(np.isnan(found), np.nan, (1 + reached) / (1 + len(permuted)))
+
+
+@final
+@dataclass(frozen=True)
+class Crossing:
+    """The snapshot at which something first holds, and the one before it: it came to hold in between.
+
+    NaN: the step where it never did, and `before` where nothing is known of that either.
+    """
+
+    step: float
+    before: float
+
+
+NEVER = Crossing(float("nan"), float("nan"))
+
+
+def times_later(later: Crossing, earlier: Crossing) -> tuple[float, float, float]:
+    """One step over the other, and the least and the most that the spacing of snapshots allows."""
+    return later.step / earlier.step, later.before / earlier.step, later.step / earlier.before
+
+
+def _in_units(values: Float[np.ndarray, "sequence *rest"]) -> Float[np.ndarray, "unit *rest"]:
+    """Sums over runs of consecutive sequences, which are as independent as the sequences are."""
+    per_unit = -(-len(values) // MAX_UNITS)
+    return values if per_unit <= 1 else np.add.reduceat(values, np.arange(0, len(values), per_unit), axis=0)
+
+
+def shuffled_within_position(
+    values: Shaped[np.ndarray, "sequence position *rest"], rng: np.random.Generator
+) -> Shaped[np.ndarray, "sequence position *rest"]:
+    """Sequences exchanged at random, separately at each position: what position alone explains survives."""
+    order = rng.random(values.shape[:2]).argsort(axis=0)
+    return np.take_along_axis(values, order.reshape(*order.shape, *(1,) * (values.ndim - 2)), axis=0)

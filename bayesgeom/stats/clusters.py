@@ -1,0 +1,190 @@
+"""Clusters: k-means for a range of k, how well separated they are, and whether they are those of a given labelling.
+
+k-means finds clusters in anything; silhouettes mean something beside those of a Gaussian cloud of the same covariance.
+
+References: Arthur & Vassilvitskii 2007 (k-means++); Rousseeuw 1987 (silhouette); Hubert & Arabie 1985 (adjusted Rand);
+Tibshirani, Walther & Hastie 2001 (comparison with structureless clouds).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import final
+
+import torch
+from jaxtyping import Bool, Float, Float64, Int64
+from torch import Tensor
+
+from bayesgeom.stats.pca import cloud_axes
+
+MAX_STEPS, N_STARTS, N_AXES = 30, 2, 10
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Clusters:
+    """k-means in several clouds: whose point is whose, how well it fits there, and how well a structureless one does.
+
+    `point_scores` are silhouettes, whose mean over points is the cloud's; `gaussian_scores` are the means over Gaussian
+    clouds of the same covariances.
+    """
+
+    labels: Int64[Tensor, "count cloud point"]
+    point_scores: Float64[Tensor, "cloud count point"]
+    gaussian_scores: Float64[Tensor, "cloud count"]
+
+
+def cluster_clouds(
+    points: Float[Tensor, "cloud point d"], counts: Sequence[int], generator: torch.Generator
+) -> Clusters:
+    """k-means on the leading principal axes of each cloud, for every number of clusters in `counts`."""
+    leading, deviations = (torch.stack(parts) for parts in zip(*map(_leading, points), strict=True))
+    noise = torch.randn(leading.shape, generator=generator, dtype=points.dtype).to(points)
+    clouds = torch.cat([leading, noise * deviations[:, None]])
+    labels = k_means(clouds, counts, n_starts=N_STARTS, generator=generator)
+    distances, n_clouds = torch.cdist(clouds, clouds), len(points)
+    scores = torch.stack(
+        [point_silhouettes(distances, found, k) for found, k in zip(labels, counts, strict=True)], dim=1
+    )
+    return Clusters(
+        labels=labels[:, :n_clouds], point_scores=scores[:n_clouds], gaussian_scores=scores[n_clouds:].mean(dim=2)
+    )
+
+
+def _leading(points: Float[Tensor, "point d"]) -> tuple[Float[Tensor, "point axis"], Float[Tensor, " axis"]]:
+    """A cloud along its leading principal axes, and its standard deviation there."""
+    variances, axes = cloud_axes(points)
+    along = (points - points.mean(dim=0)) @ axes[:, :N_AXES].to(points)
+    return along, variances[:N_AXES].sqrt().to(points)
+
+
+def k_means(
+    points: Float[Tensor, "cloud point d"], counts: Sequence[int], *, n_starts: int, generator: torch.Generator
+) -> Int64[Tensor, "count cloud point"]:
+    """Labels for each number of clusters in `counts`, the best of `n_starts` runs from k-means++ seeds.
+
+    Least sum of squared distances to the own centre; a cluster that loses all its points keeps its place.
+    """
+    n_clouds = len(points)
+    repeated = points.repeat(n_starts, 1, 1)
+    seeds = _spread_seeds(repeated, max(counts), generator)
+    found = []
+    for k in counts:
+        labels, spread = _lloyd(repeated, seeds[:, :k])
+        best = spread.reshape(n_starts, n_clouds).argmin(dim=0)
+        found.append(labels.reshape(n_starts, n_clouds, -1)[best, torch.arange(n_clouds, device=points.device)])
+    return torch.stack(found)
+
+
+def silhouette(
+    distances: Float[Tensor, "cloud point point"], labels: Int64[Tensor, "cloud point"], n_labels: int
+) -> Float64[Tensor, " cloud"]:
+    """Mean over the points of their `point_silhouettes`."""
+    return point_silhouettes(distances, labels, n_labels).mean(dim=1)
+
+
+def point_silhouettes(
+    distances: Float[Tensor, "cloud point point"], labels: Int64[Tensor, "cloud point"], n_labels: int
+) -> Float64[Tensor, "cloud point"]:
+    """(b − a) / max(a, b): a the mean distance to the own cluster, b to the nearest other one; −1 to 1.
+
+    Points alone in their cluster count 0; NaN where there is only one cluster.
+    """
+    member = torch.nn.functional.one_hot(labels, n_labels).to(distances.dtype)
+    size = member.sum(dim=1, keepdim=True)
+    total = distances @ member
+    own_size = (member * size).sum(dim=2)
+    own = (total * member).sum(dim=2) / (own_size - 1).clamp_min(1)
+    other = torch.where((member > 0) | (size == 0), torch.inf, total / size.clamp_min(1)).amin(dim=2)
+    score = (other - own) / torch.maximum(own, other).clamp_min(torch.finfo(distances.dtype).tiny)
+    score = torch.where(own_size > 1, score, 0.0).double()
+    return torch.where((size > 0).sum(dim=2) > 1, score, torch.nan)
+
+
+def meetings(
+    labels: Int64[Tensor, "count cloud point"], others: Float[Tensor, "point draw other"]
+) -> Float64[Tensor, "cloud draw count label other"]:
+    """How often each label meets each other label; those come as rows with a single 1, or empty where left out."""
+    member = torch.nn.functional.one_hot(labels.cpu()).double()
+    return torch.einsum("klpc,pdh->ldkch", member, others.double())
+
+
+def adjusted_rand(
+    table: Float64[Tensor, "*batch label other"], squares: Float64[Tensor, "*batch label other"] | None = None
+) -> Float64[Tensor, "*batch"]:
+    """Agreement of two labellings, from how often each pair of labels meets: 1 for one partition, 0 expected by chance.
+
+    (Σ C(n_ij, 2) − E) / (½ [Σ C(a_i, 2) + Σ C(b_j, 2)] − E) with E = Σ C(a_i, 2) Σ C(b_j, 2) / C(n, 2). NaN for fewer
+    than two points, and where both labellings are trivial. Where points count several times, `squares` sums the squares
+    of these times, so that no point is paired with its own copies, which always agree.
+    """
+    own = table if squares is None else squares
+    together = _pairs(table, own).sum(dim=(-2, -1))
+    rows, columns = (_pairs(table.sum(dim=axis), own.sum(dim=axis)).sum(dim=-1) for axis in (-1, -2))
+    expected = rows * columns / _pairs(table.sum(dim=(-2, -1)), own.sum(dim=(-2, -1)))
+    return (together - expected) / ((rows + columns) / 2 - expected)
+
+
+def resampled_agreement(
+    labels: Int64[Tensor, "cloud point"], others: Float[Tensor, "point other"], times: Float64[Tensor, "draw point"]
+) -> Float64[Tensor, "draw cloud"]:
+    """`adjusted_rand` of one clustering in resamples that hold each point so many times."""
+    member = torch.nn.functional.one_hot(labels.cpu()).double()
+    together = torch.einsum("lpc,ph->plch", member, others.double())
+    return adjusted_rand(*(torch.tensordot(power, together, dims=1) for power in (times, times**2)))
+
+
+def nearest_centroid_labels(
+    points: Float[Tensor, "point d"], centroids: Float[Tensor, "d label"], is_known: Bool[Tensor, " label"]
+) -> Int64[Tensor, " point"]:
+    """The label whose centroid is nearest (Euclidean) to each point, among the known ones."""
+    score = points @ centroids - (centroids**2).sum(dim=0) / 2
+    return torch.where(is_known, score, -torch.inf).argmax(dim=1)
+
+
+def _spread_seeds(
+    points: Float[Tensor, "cloud point d"], k: int, generator: torch.Generator
+) -> Float[Tensor, "cloud k d"]:
+    """k-means++: each next seed is a point drawn in proportion to its squared distance from the nearest seed so far."""
+    clouds = torch.arange(len(points), device=points.device)
+    weight = torch.ones_like(points[:, :, 0])
+    chosen: list[Tensor] = []
+    for _ in range(k):
+        # Where every point coincides with a seed, any will do.
+        weight = torch.where(weight.sum(dim=1, keepdim=True) > 0, weight, 1.0)
+        drawn = torch.multinomial(weight.cpu(), 1, generator=generator)[:, 0].to(points.device)
+        chosen.append(points[clouds, drawn])
+        distance = ((points - chosen[-1][:, None]) ** 2).sum(dim=2)
+        weight = distance if len(chosen) == 1 else torch.minimum(weight, distance)
+    return torch.stack(chosen, dim=1)
+
+
+def _lloyd(
+    points: Float[Tensor, "cloud point d"], seeds: Float[Tensor, "cloud k d"]
+) -> tuple[Int64[Tensor, "cloud point"], Float[Tensor, " cloud"]]:
+    """Assign and average until nothing moves, `MAX_STEPS` times at most; labels, and Σ distance² less Σ|x|².
+
+    A point as near to two centres counts in both means: such centres coincide.
+    """
+    centres, members = seeds, torch.zeros(0, device=points.device)
+    for _ in range(MAX_STEPS):
+        distance = _distances(points, centres)
+        nearest = (distance == distance.amin(dim=1, keepdim=True)).to(points.dtype)
+        if torch.equal(nearest, members):
+            break
+        members = nearest
+        size = members.sum(dim=2, keepdim=True)
+        centres = torch.where(size > 0, (members @ points) / size.clamp_min(1), centres)
+    least = _distances(points, centres).min(dim=1)
+    return least.indices, least.values.sum(dim=1)
+
+
+def _distances(
+    points: Float[Tensor, "cloud point d"], centres: Float[Tensor, "cloud k d"]
+) -> Float[Tensor, "cloud k point"]:
+    """Squared distances, less the |x|² that all centres share."""
+    return (centres**2).sum(dim=2, keepdim=True) - 2 * centres @ points.mT
+
+
+def _pairs(n: Float64[Tensor, "..."], own: Float64[Tensor, "..."]) -> Float64[Tensor, "..."]:
+    """Pairs of different points among n, in which points with themselves would make up `own`."""
+    return (n**2 - own) / 2

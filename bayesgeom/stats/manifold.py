@@ -1,0 +1,219 @@
+"""A cloud of points against one number per point: is the cloud a curve, and does the number order the points along it?
+
+The number is the exact entropy. Each statistic is computed for the entropies as they are and, in the same stroke, for
+entropies shuffled across sequences within each position, which keep whatever position alone explains.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import final
+
+import numpy as np
+import torch
+from jaxtyping import Float, Float32, Float64, Int64
+from torch import Tensor
+
+from bayesgeom.stats.bootstrap import shuffled_within_position
+from bayesgeom.stats.correlation import ranks
+from bayesgeom.stats.pca import cloud_axes, covariance, participation_ratio, principal_axes, variance_shares
+from bayesgeom.stats.regression import (
+    SplitMoments,
+    even_knots,
+    natural_spline,
+    ridge,
+    split_moments,
+    squared_error,
+    without_level_means,
+)
+
+N_KNOTS, N_AXES = 5, 3
+SHAPES = ("pc1_share", "pc12_share", "participation_ratio")
+RELATIONS = ("spearman", "pearson", "partial_spearman", "entropy_r2", "curve_share")
+_COLLINEAR = 1e-9  # a spline of few distinct entropies has columns to spare
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class EntropyScale:
+    """The entropies to compare clouds with: draw 0 as they are, the other draws shuffled within position.
+
+    `unit_*` have mean 0 and length 1 over the points, NaN where constant; `columns` are the entropy and its spline
+    basis, centred at the mean of the first `n_fit` points. `identified` says that entropy is no function of position.
+    """
+
+    unit_values: Float64[np.ndarray, "point draw"]
+    unit_ranks: Float64[np.ndarray, "point draw"]
+    unit_ranks_at_level: Float64[np.ndarray, "point draw"]
+    columns: Float32[Tensor, "point draw column"]
+    level: Int64[np.ndarray, " point"]
+    n_fit: int
+    identified: bool
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class CloudStatistics:
+    """What one cloud says. `relation` to entropy has one value per draw: true entropies first, then the shuffles.
+
+    `axes` are the first `N_AXES` principal ones.
+    """
+
+    shape: dict[str, float]
+    relation: dict[str, Float64[np.ndarray, " draw"]]
+    axes: Float64[Tensor, "d axis"]
+
+
+def entropy_scale(
+    rows: Float64[np.ndarray, "draw sequence position column"],
+    level: Int64[np.ndarray, "sequence position"],
+    n_fit: int,
+) -> EntropyScale:
+    """The scale of these draws of `entropy_columns`; the first `n_fit` sequences fit, the rest score."""
+    n_draws, _, n_positions, _ = rows.shape
+    flat = rows.reshape(n_draws, -1, rows.shape[-1])
+    columns = torch.from_numpy(np.ascontiguousarray(flat.transpose(1, 0, 2)[:, :, 1:])).float()
+    at_level = without_level_means(flat[:, :, 0].T, level.ravel())
+    n_points_fit = n_fit * n_positions
+    return EntropyScale(
+        unit_values=unit_columns(flat[:, :, 1].T),
+        unit_ranks=unit_columns(flat[:, :, 0].T),
+        unit_ranks_at_level=unit_columns(at_level),
+        columns=columns - columns[:n_points_fit].mean(dim=0),
+        level=level.ravel(),
+        n_fit=n_points_fit,
+        identified=bool(np.abs(at_level[:, 0]).max() > 0),
+    )
+
+
+def shuffled_scale(
+    entropy: Float64[np.ndarray, "sequence position"],
+    level: Int64[np.ndarray, "sequence position"],
+    *,
+    shuffles: int,
+    seed: int,
+) -> EntropyScale:
+    """Entropies as they are, and shuffled; the first half of the sequences fits, the second scores."""
+    columns = entropy_columns(entropy, even_knots(entropy.ravel(), N_KNOTS))
+    rng = np.random.default_rng(seed)
+    rows = np.stack([columns, *(shuffled_within_position(columns, rng) for _ in range(shuffles))])
+    return entropy_scale(rows, level, n_fit=-(-len(entropy) // 2))
+
+
+def entropy_columns(
+    entropy: Float64[np.ndarray, "sequence position"], knots: Float64[np.ndarray, " knot"]
+) -> Float64[np.ndarray, "sequence position column"]:
+    """Rank, value and spline basis of every entropy: what is shuffled together."""
+    rank = ranks(entropy.ravel()).reshape(*entropy.shape, 1)
+    return np.concatenate([rank, entropy[..., None], natural_spline(entropy, knots)], axis=-1)
+
+
+def cloud_statistics(points: Float[Tensor, "point d"], scale: EntropyScale) -> CloudStatistics:
+    """Shape of the cloud, and how its first axis, a linear read-out and a smooth curve relate to entropy.
+
+    `entropy_r2` and `curve_share` are held out: 1 − Σ|error|² / Σ|deviation from the fitting half's mean|².
+    """
+    centred = points - points[: scale.n_fit].mean(dim=0)
+    moments = split_moments(centred, scale.columns.flatten(1).to(points), scale.n_fit)
+    variances, axes = _axes(points, centred, moments)
+    first = (centred @ axes[:, 0].to(points.dtype)).cpu().numpy().astype(np.float64)[:, None]
+    rank = ranks(first)
+    at_level = unit_columns(without_level_means(rank, scale.level))
+    shares = variance_shares(variances)
+    return CloudStatistics(
+        shape={
+            "pc1_share": float(shares[0]),
+            "pc12_share": float(shares[:2].sum()),
+            "participation_ratio": float(participation_ratio(variances)),
+        },
+        relation={
+            "spearman": np.abs(unit_columns(rank).T @ scale.unit_ranks)[0],
+            "pearson": np.abs(unit_columns(first).T @ scale.unit_values)[0],
+            "partial_spearman": np.abs(at_level.T @ scale.unit_ranks_at_level)[0],
+            "entropy_r2": _entropy_r2(moments, scale),
+            "curve_share": _curve_share(moments, scale),
+        },
+        axes=axes[:, :N_AXES].clone(),
+    )
+
+
+def _axes(
+    points: Float[Tensor, "point d"], centred: Float[Tensor, "point d"], moments: SplitMoments
+) -> tuple[Float64[Tensor, " axis"], Float64[Tensor, "d axis"]]:
+    """Principal axes; the second moments are at hand where there are as many points as dimensions."""
+    if len(points) < points.shape[1]:
+        return cloud_axes(points)
+    offset = centred.mean(dim=0).double()
+    return principal_axes((moments.fit_gram + moments.score_gram) / len(points) - torch.outer(offset, offset))
+
+
+def tabulated(clouds: Sequence[Sequence[CloudStatistics]]) -> dict[str, Float64[np.ndarray, "site layer"]]:
+    """Statistics by site and layer under their names; `*_null` is the mean of a relation over the shuffles."""
+    shapes = {m: np.array([[cloud.shape[m] for cloud in layers] for layers in clouds]) for m in SHAPES}
+    related = {m: np.array([[cloud.relation[m] for cloud in layers] for layers in clouds]) for m in RELATIONS}
+    nulls = {f"{m}_null": values[:, :, 1:].mean(axis=-1) for m, values in related.items()}
+    return shapes | {m: values[:, :, 0] for m, values in related.items()} | nulls
+
+
+def head_statistics(
+    points: Float[Tensor, "point head d_head"], scale: EntropyScale
+) -> tuple[Float64[np.ndarray, " head"], Float64[np.ndarray, " head"]]:
+    """PC1 share of every head on its own, and |Spearman| of its PC1 with entropy."""
+    by_head = points.movedim(1, 0)
+    variances, axes = principal_axes(covariance(by_head))
+    first = (by_head @ axes[:, :, :1].to(points.dtype))[:, :, 0].T.cpu().numpy()
+    related = np.abs(unit_columns(ranks(first)).T @ scale.unit_ranks[:, 0])
+    return variance_shares(variances)[:, 0].cpu().numpy(), related
+
+
+def view(
+    points: Float[Tensor, "point d"],
+    axes: Float64[Tensor, "d axis"],
+    entropy: Float64[np.ndarray, " point"],
+    at: Float64[np.ndarray, " step"],
+) -> tuple[Float64[np.ndarray, "point component"], Float64[np.ndarray, "step component"]]:
+    """The points along three of their axes, and the smooth curve through them at the entropies `at`.
+
+    The first axis is turned to where entropy grows. `curve_share` scores curves of this form; all points fit this one.
+    """
+    cloud = points.double().cpu()
+    coordinates = (cloud - cloud.mean(dim=0)) @ torch.nn.functional.pad(axes.cpu(), (0, N_AXES - axes.shape[1]))
+    if float(coordinates[:, 0] @ torch.from_numpy(entropy - entropy.mean())) < 0:
+        coordinates[:, 0].neg_()
+    knots = even_knots(entropy, N_KNOTS)
+    design, grid = (
+        torch.from_numpy(np.column_stack([np.ones(len(x)), natural_spline(x, knots)])) for x in (entropy, at)
+    )
+    weights = ridge(design.T @ design, design.T @ coordinates, strength=_COLLINEAR)
+    return coordinates.numpy(), (grid @ weights).numpy()
+
+
+def unit_columns(values: Float[np.ndarray, "point column"]) -> Float64[np.ndarray, "point column"]:
+    """Columns with mean 0 and length 1, so that products are correlations; NaN where a column is constant."""
+    centred = values - values.mean(axis=0, dtype=np.float64)
+    length = np.sqrt((centred**2).sum(axis=0))
+    is_constant = length <= 1e-12 * np.abs(values).max(axis=0) * np.sqrt(len(values))
+    return np.asarray(centred / np.where(is_constant, np.nan, length))
+
+
+def _entropy_r2(moments: SplitMoments, scale: EntropyScale) -> Float64[np.ndarray, " draw"]:
+    """Share of the held-out variance of entropy that a linear read-out of the points predicts; 0 is the mean."""
+    shape = scale.columns.shape[1:]
+    fit, held = (c.reshape(-1, *shape)[:, :, 0] for c in (moments.fit_cross, moments.score_cross))
+    power = moments.score_power.reshape(shape)[:, 0]
+    error = squared_error(ridge(moments.fit_gram, fit), moments.score_gram, held, power)
+    return (1 - error / power).cpu().numpy()
+
+
+def _curve_share(moments: SplitMoments, scale: EntropyScale) -> Float64[np.ndarray, " draw"]:
+    """Share of the held-out variance of the points that a smooth curve in entropy predicts; 0 is the mean."""
+    basis = scale.columns[:, :, 1:].double().to(moments.fit_gram.device)
+    fit, held = (torch.einsum("nda,ndb->dab", b, b) for b in (basis[: scale.n_fit], basis[scale.n_fit :]))
+    shape = scale.columns.shape[1:]
+    crosses = (c.reshape(-1, *shape)[:, :, 1:].permute(1, 2, 0) for c in (moments.fit_cross, moments.score_cross))
+    fit_cross, held_cross = crosses
+    weights = ridge(fit, fit_cross, strength=_COLLINEAR)
+    power = moments.score_gram.diagonal().expand(len(weights), -1)
+    error = squared_error(weights, held, held_cross, power).sum(dim=-1)
+    # A curve in a constant is a point: no answer, rather than a share of 0.
+    is_curve = fit.diagonal(dim1=-2, dim2=-1).sum(dim=-1) > 0
+    return torch.where(is_curve, 1 - error / power.sum(dim=-1), torch.nan).cpu().numpy()

@@ -1,0 +1,263 @@
+"""Reading a belief off a cloud of vectors: linear maps, fitted on one half of the sequences and scored on the other.
+
+One belief gives three kinds of target: its values, which hypotheses survive (belief > 0), and the most probable one.
+All are read as they are, and shuffled across sequences within each position, which keeps whatever position explains.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import final
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float, Float32, Float64, Int64
+from torch import Tensor
+
+from bayesgeom.stats.bootstrap import percentile_interval, statistic_interval
+from bayesgeom.stats.clusters import nearest_centroid_labels
+from bayesgeom.stats.regression import SplitMoments, ridge, split_moments, squared_error
+from bayesgeom.stats.subspace import restricted
+
+BELIEF, ALIVE, LABEL = range(3)  # the kinds of target
+_TIE = 1e-9  # beliefs this close are equal: no hypothesis is the most probable one
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class BeliefTargets:
+    """The targets at every point, draw 0 as they are and the others shuffled; the first `n_fit` points fit.
+
+    A row of LABEL has a single 1 at the most probable hypothesis, and none where that is a tie. `centred` is `values`
+    less `means`, their mean over the points that fit.
+    """
+
+    values: Float32[Tensor, "point draw kind hypothesis"]
+    centred: Float32[Tensor, "point draw kind hypothesis"]
+    means: Float32[Tensor, "draw kind hypothesis"]
+    n_fit: int
+    n_positions: int
+
+    @property
+    def held(self) -> Float32[Tensor, "sequence position draw kind hypothesis"]:
+        """Values of the sequences that score."""
+        values = self.values[self.n_fit :]
+        return values.reshape(len(values) // self.n_positions, self.n_positions, *values.shape[1:])
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Readout:
+    """What one cloud gives away. The axis `map` runs over the draws of the targets, then over the subspaces.
+
+    `predicted_belief` and `decided_alive` are what the first map says of held-out points; `hits` says, per draw,
+    whether the nearest centroid is that of the most probable hypothesis.
+    """
+
+    r2: Float64[np.ndarray, " map"]
+    balanced_accuracy: Float64[np.ndarray, " map"]
+    predicted_belief: Float64[np.ndarray, "sequence position hypothesis"]
+    decided_alive: Bool[np.ndarray, "sequence position hypothesis"]
+    hits: Bool[np.ndarray, "sequence position draw"]
+
+
+def belief_rows(
+    belief: Float64[Tensor, "sequence position hypothesis"],
+) -> Float64[Tensor, "sequence position kind hypothesis"]:
+    """The three kinds of target side by side: what is shuffled together."""
+    n_hypotheses = belief.shape[-1]
+    ordered = belief.sort(dim=-1, descending=True).values
+    is_clear = ordered[..., 0] - ordered[..., 1:2].sum(dim=-1) > _TIE
+    label = torch.nn.functional.one_hot(belief.argmax(dim=-1), n_hypotheses) * is_clear[..., None]
+    return torch.stack([belief, (belief > 0).double(), label.double()], dim=2)
+
+
+def belief_targets(rows: Float64[Tensor, "draw sequence position kind hypothesis"], n_fit: int) -> BeliefTargets:
+    """The targets of these draws of `belief_rows`; the first `n_fit` sequences fit, the rest score."""
+    values = rows.flatten(1, 2).transpose(0, 1)
+    n_fit_points = n_fit * rows.shape[2]
+    means = values[:n_fit_points].mean(dim=0)
+    return BeliefTargets(
+        values=values.float(),
+        centred=(values - means).float(),
+        means=means.float(),
+        n_fit=n_fit_points,
+        n_positions=rows.shape[2],
+    )
+
+
+def read_out(
+    points: Float[Tensor, "point d"], targets: BeliefTargets, bases: Float64[Tensor, "subspace d rank"]
+) -> Readout:
+    """Fit every map on the first half and score it on the second.
+
+    R² is 1 − Σ|b − b̂|² / Σ|b − b̄|², with b̄ the fitting half's mean. A hypothesis is decided alive where its linear
+    score is nearer to the mean score of living hypotheses in the fitting half than to that of dead ones.
+    """
+    centred = points - points[: targets.n_fit].mean(dim=0)
+    held = centred[targets.n_fit :]
+    moments = split_moments(centred, targets.centred.flatten(1).to(points), targets.n_fit)
+    n_draws = len(targets.means)
+    draws = torch.tensor([*range(n_draws), *[0] * len(bases)], device=points.device)
+    crosses = (moments.fit_cross, moments.score_cross)
+    fit_cross, held_cross = (cross.reshape(-1, *targets.means.shape)[:, draws] for cross in crosses)
+    maps = _maps(moments, fit_cross[:, :, :LABEL], n_draws, bases)
+    scores = (held @ maps[:, :, ALIVE].flatten(1).to(points)).reshape(len(held), *maps.shape[1::2])
+    decided = scores > _midpoints(maps[:, :, ALIVE], fit_cross[:, :, ALIVE], targets, draws).to(points)
+    in_sequences = (len(held) // targets.n_positions, targets.n_positions)
+    decided_by_sequence = decided.unflatten(0, in_sequences).cpu().numpy()
+    truth = (targets.held[:, :, :, ALIVE] > 0)[:, :, draws.cpu()].numpy()
+    even = np.full((1, len(truth)), 1 / max(1, len(truth)))
+    predicted = (held @ maps[:, 0, BELIEF].to(points)).cpu() + targets.means[0, BELIEF]
+    return Readout(
+        r2=_r2(maps[:, :, BELIEF], moments, held_cross[:, :, BELIEF], draws),
+        balanced_accuracy=balanced_accuracy(decided_by_sequence, truth, even)[0],
+        predicted_belief=predicted.double().unflatten(0, in_sequences).numpy(),
+        decided_alive=decided_by_sequence[:, :, 0],
+        hits=_hits(held, fit_cross[:, :n_draws, LABEL], targets).unflatten(0, in_sequences).cpu().numpy(),
+    )
+
+
+def held_out_scores(
+    readout: Readout, targets: BeliefTargets, weights: Float64[np.ndarray, "draw sequence"]
+) -> dict[str, Float64[np.ndarray, " draw"]]:
+    """`r2`, `total_variation` and `balanced_accuracy` of the first map, with the held-out sequences weighted.
+
+    Total variation is that of the prediction made a distribution: negative entries to 0, then divided by the sum.
+    """
+    truth = targets.held[:, :, 0].double().numpy()
+    belief, mean = truth[:, :, BELIEF], targets.means[0, BELIEF].double().numpy()
+    error, spread = (((belief - x) ** 2).sum(axis=(1, 2)) for x in (readout.predicted_belief, mean))
+    distance = np.abs(belief - renormalised(readout.predicted_belief)).sum(axis=2).sum(axis=1) / 2 / targets.n_positions
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return {
+            "r2": 1 - (weights @ error) / (weights @ spread),
+            "total_variation": weights @ distance / weights.sum(axis=1),
+            "balanced_accuracy": balanced_accuracy(readout.decided_alive, truth[:, :, ALIVE] > 0, weights),
+        }
+
+
+def distance_of_mean(targets: BeliefTargets) -> float:
+    """Total variation of the fitting half's mean belief from held-out beliefs; NaN where none is held out."""
+    distance = (targets.held[:, :, 0, BELIEF] - targets.means[0, BELIEF]).abs().double().sum(dim=-1) / 2
+    return float(distance.mean())
+
+
+def balanced_accuracy(
+    decided: Bool[np.ndarray, "sequence position *rest hypothesis"],
+    truth: Bool[np.ndarray, "sequence position *rest hypothesis"],
+    weights: Float64[np.ndarray, "draw sequence"],
+) -> Float64[np.ndarray, "draw *rest"]:
+    """½ (share of the true found + share of the false found), in each cell of position and hypothesis, then their mean.
+
+    ½ at chance whatever the base rate, and for any rule that knows the position alone. Sequences count by their weight;
+    cells without both classes are left out; NaN where no cell is left.
+    """
+    true, yes, hit = (np.tensordot(weights, x.astype(np.float64), axes=1) for x in (truth, decided, decided & truth))
+    false = weights.sum(axis=1).reshape(-1, *(1,) * (true.ndim - 1)) - true
+    has_both = (true > _TIE) & (false > _TIE)
+    found = hit / np.where(has_both, true, 1) + (false - yes + hit) / np.where(has_both, false, 1)
+    n_cells = has_both.sum(axis=(1, -1))
+    return np.asarray((found / 2 * has_both).sum(axis=(1, -1)) / np.where(n_cells > 0, n_cells, np.nan))
+
+
+def summary(
+    readouts: Sequence[Readout],
+    targets: BeliefTargets,
+    weights: Float64[np.ndarray, "replicate sequence"],
+    *,
+    seed: int = 0,
+) -> dict[str, Float64[np.ndarray, " cloud"]]:
+    """Held-out scores of every cloud, their 95 % intervals, and what the shuffles and the subspaces reach.
+
+    `weights` are `jackknife_weights` of the held-out sequences. The maps stay as fitted: an interval of R² is that of
+    the R² of this map on held-out sequences, and says nothing of the best linear map.
+    """
+    n_held, n_draws = len(targets.held), len(targets.means)
+    even = np.full((1, n_held), 1 / max(1, n_held))
+    rows = []
+    for readout in readouts:
+        row = {metric: score[0] for metric, score in held_out_scores(readout, targets, even).items()}
+        for metric, replicates in held_out_scores(readout, targets, weights).items():
+            row[f"{metric}_lo"], row[f"{metric}_hi"] = statistic_interval(replicates, seed=seed)
+        for metric, maps in (("r2", readout.r2), ("balanced_accuracy", readout.balanced_accuracy)):
+            shuffled, within = maps[1:n_draws], maps[n_draws:]
+            row[f"{metric}_null"], row[f"{metric}_random_subspace"] = shuffled.mean(), within.mean()
+            ends = (f"{metric}_random_subspace_lo", f"{metric}_random_subspace_hi")
+            row |= dict(zip(ends, percentile_interval(within), strict=True))
+        rows.append(row | {"total_variation_null": distance_of_mean(targets)})
+    return {metric: np.array([row[metric] for row in rows], dtype=np.float64) for metric in rows[0]}
+
+
+def in_bands(
+    targets: BeliefTargets, bands: Sequence[tuple[float, float]]
+) -> Bool[np.ndarray, "band sequence position draw"]:
+    """Held-out points with a single most probable hypothesis, whose belief is from `low` up to below `high`."""
+    held = targets.held.numpy()
+    confidence, is_clear = held[:, :, :, BELIEF].max(axis=-1), held[:, :, :, LABEL].any(axis=-1)
+    return np.stack([is_clear & (confidence >= low) & (confidence < high) for low, high in bands])
+
+
+def commonest(
+    targets: BeliefTargets, is_counted: Bool[np.ndarray, "band sequence position draw"]
+) -> Float64[np.ndarray, " band"]:
+    """Accuracy of naming one hypothesis, the commonest, at every counted point; NaN where none counts."""
+    labels = targets.held[:, :, 0, LABEL].double().numpy()
+    counts = np.einsum("bsp,sph->bh", is_counted[:, :, :, 0], labels)
+    n_points = counts.sum(axis=1)
+    return np.asarray(counts.max(axis=1) / np.where(n_points > 0, n_points, np.nan))
+
+
+def renormalised(predicted: Float64[np.ndarray, "*batch hypothesis"]) -> Float64[np.ndarray, "*batch hypothesis"]:
+    """A linear prediction made a distribution: negatives to 0, divided by the sum; uniform where nothing is left."""
+    clipped = np.clip(predicted, 0, None)
+    total = clipped.sum(axis=-1, keepdims=True)
+    return np.asarray(np.where(total > 0, clipped / np.where(total > 0, total, 1), 1 / predicted.shape[-1]))
+
+
+def _maps(
+    moments: SplitMoments,
+    cross: Float64[Tensor, "d map kind hypothesis"],
+    n_draws: int,
+    bases: Float64[Tensor, "subspace d rank"],
+) -> Float64[Tensor, "d map kind hypothesis"]:
+    """Linear maps from all of the space to every draw, then from each subspace to the true targets."""
+    whole = ridge(moments.fit_gram, cross[:, :n_draws].flatten(1))
+    within = ridge(restricted(moments.fit_gram, bases), bases.mT @ cross[:, 0].flatten(1))
+    of_subspaces = (bases @ within).movedim(0, 1)
+    return torch.cat([whole.reshape(len(cross), n_draws, -1), of_subspaces], dim=1).reshape(cross.shape)
+
+
+def _r2(
+    maps: Float64[Tensor, "d map hypothesis"],
+    moments: SplitMoments,
+    held_cross: Float64[Tensor, "d map hypothesis"],
+    draws: Int64[Tensor, " map"],
+) -> Float64[np.ndarray, " map"]:
+    power = moments.score_power.reshape(-1, 3, maps.shape[2])[draws, BELIEF]
+    error = squared_error(maps.flatten(1), moments.score_gram, held_cross.flatten(1), power.flatten())
+    return (1 - error.reshape(power.shape).sum(dim=1) / power.sum(dim=1)).cpu().numpy()
+
+
+def _midpoints(
+    maps: Float64[Tensor, "d map hypothesis"],
+    cross: Float64[Tensor, "d map hypothesis"],
+    targets: BeliefTargets,
+    draws: Int64[Tensor, " map"],
+) -> Float64[Tensor, "map hypothesis"]:
+    """½ (mean score of the living + mean score of the dead) over the fitting half; NaN where one class is missing.
+
+    With Σ x = 0, the living sum to Xᵀy and the dead to −Xᵀy.
+    """
+    share = targets.means[:, ALIVE].to(maps)[draws]
+    return (maps * cross).sum(dim=0) / targets.n_fit * (1 / share - 1 / (1 - share)) / 2
+
+
+def _hits(
+    held: Float[Tensor, "point d"], sums: Float64[Tensor, "d draw hypothesis"], targets: BeliefTargets
+) -> Bool[Tensor, "point draw"]:
+    """Whether the nearest centroid is that of the most probable hypothesis; false where that is a tie."""
+    share = targets.means[:, LABEL].to(sums)
+    centroids = (sums / (share * targets.n_fit).clamp_min(1)).to(held)
+    truth = targets.values[targets.n_fit :, :, LABEL].to(held)
+    nearest = [nearest_centroid_labels(held, centroids[:, draw], share[draw] > 0) for draw in range(centroids.shape[1])]
+    return truth.gather(2, torch.stack(nearest, dim=1)[:, :, None])[:, :, 0] > 0

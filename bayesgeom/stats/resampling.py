@@ -1,0 +1,152 @@
+"""Statistics of a cloud when its sequences are reweighted: weights in, one value per row of them out.
+
+`weights` hold the share of each sequence in each row, as `jackknife_weights` or `bootstrap_weights` give them; every
+sequence has the same number of points, which share its weight. Correlations keep their sign.
+"""
+
+import numpy as np
+from jaxtyping import Float, Float64, Int, Int64
+
+from bayesgeom.stats.correlation import ranks
+from bayesgeom.stats.regression import without_level_means
+
+_ROUNDING = 1e-6  # a share of the power below which a variance is rounding
+
+
+def resampled_cloud(
+    points: Float[np.ndarray, "sequence position d"],
+    axes: Float[np.ndarray, "d axis"],
+    weights: Float64[np.ndarray, "draw sequence"],
+    order: tuple[Float64[np.ndarray, "sequence position"], Int64[np.ndarray, "sequence position"]] | None,
+) -> dict[str, Float64[np.ndarray, " draw"]]:
+    """Shares of PC1, and of PC1 and PC2; with entropy and level in `order`, also how the first axis follows entropy."""
+    shares = refitted_axis_shares(points, axes[:, :2], weights).cumsum(axis=1)
+    found = {"pc1_share": shares[:, 0], "pc12_share": shares[:, -1]}
+    if order is None:
+        return found
+    return found | resampled_order((points @ axes[:, 0]).astype(np.float64), *order, weights)
+
+
+def order_under_permutation(
+    first: Float64[np.ndarray, "sequence position"],
+    entropy: Float64[np.ndarray, "sequence position"],
+    level: Int64[np.ndarray, "sequence position"],
+    orders: Int64[np.ndarray, "permutation sequence"],
+) -> dict[str, Float64[np.ndarray, " permutation"]]:
+    """Rank correlations as in `resampled_order`, with the entropies of whole sequences exchanged in each permutation.
+
+    Positions keep their place, so that what position explains stays, and so does the dependence within a sequence.
+    """
+    x, y = (ranks(v.ravel()) for v in (first, entropy))
+    inside = [without_level_means(v[:, None], level.ravel())[:, 0] for v in (x, y)]
+    found = {}
+    for name, (a, b) in {"spearman": (x - x.mean(), y - y.mean()), "partial_spearman": inside}.items():
+        length = np.sqrt((a @ a) * (b @ b))
+        permuted = b.reshape(first.shape)[orders].reshape(len(orders), -1)
+        found[name] = permuted @ a / length if length > 0 else np.full(len(orders), np.nan)
+    return found
+
+
+def resampled_order(
+    first: Float64[np.ndarray, "sequence position"],
+    entropy: Float64[np.ndarray, "sequence position"],
+    level: Int64[np.ndarray, "sequence position"],
+    weights: Float64[np.ndarray, "draw sequence"],
+) -> dict[str, Float64[np.ndarray, " draw"]]:
+    """Rank correlation of a coordinate with entropy, over all points and within positions, in each row of weights."""
+    x, y = (without_level_means(ranks(v.ravel())[:, None], level.ravel()).reshape(v.shape) for v in (first, entropy))
+    return {
+        "spearman": resampled_spearman(first, entropy, weights),
+        "partial_spearman": resampled_correlation_at_position(x, y, weights),
+    }
+
+
+def resampled_axis_shares(
+    points: Float[np.ndarray, "sequence position d"],
+    axes: Float[np.ndarray, "d axis"],
+    weights: Float64[np.ndarray, "draw sequence"],
+) -> Float64[np.ndarray, "axis draw"]:
+    """Variance along each direction as a share of all variance, in each resample; NaN where a resample has none.
+
+    Directions stay as given. Of axes that were fitted to the same points use `refitted_axis_shares`.
+    """
+    centred = points - points.mean(axis=(0, 1))
+    along = np.asarray(centred @ axes, dtype=np.float64)
+    power = (centred**2).sum(axis=2).mean(axis=1, dtype=np.float64)
+    total = weights @ power - ((weights @ centred.mean(axis=1, dtype=np.float64)) ** 2).sum(axis=1)
+    variance = weights @ (along**2).mean(axis=1) - (weights @ along.mean(axis=1)) ** 2
+    return np.asarray(variance.T / np.where(total > _ROUNDING * (weights @ power), total, np.nan))
+
+
+def refitted_axis_shares(
+    points: Float[np.ndarray, "sequence position d"],
+    axes: Float[np.ndarray, "d axis"],
+    weights: Float64[np.ndarray, "row sequence"],
+    *,
+    steps: int = 2,
+) -> Float64[np.ndarray, "row axis"]:
+    """Share of the variance along each principal axis, with the axes fitted anew under each row of weights.
+
+    The first principal axis of a sample always finds more variance than it has in the population. With
+    `jackknife_weights` the jackknife takes that bias off to first order, which it can only do if each row has its own
+    axes. They are found by block power iteration from the axes of all points, which are near. NaN where nothing varies.
+    """
+    n_positions, (d, n_axes) = points.shape[1], axes.shape
+    flat = (points - points.mean(axis=(0, 1))).reshape(-1, d)
+    of_point = np.repeat(weights.T, n_positions, axis=0).astype(flat.dtype) / n_positions
+    means = of_point.T @ flat
+    power = weights @ (flat**2).sum(axis=1, dtype=np.float64).reshape(-1, n_positions).mean(axis=1)
+
+    def applied(basis: Float[np.ndarray, "row d axis"]) -> Float[np.ndarray, "row d axis"]:
+        along = (flat @ basis.transpose(1, 0, 2).reshape(d, -1)).reshape(len(flat), len(weights), n_axes)
+        product = (flat.T @ (along * of_point[:, :, None]).reshape(len(flat), -1)).reshape(d, len(weights), n_axes)
+        return np.asarray(product.transpose(1, 0, 2) - means[:, :, None] * (means[:, None] @ basis))
+
+    basis = np.broadcast_to(axes.astype(flat.dtype), (len(weights), d, n_axes))
+    for _ in range(steps):
+        basis = np.linalg.qr(applied(basis))[0]
+    along = basis.transpose(0, 2, 1).astype(np.float64) @ applied(basis).astype(np.float64)
+    variances = np.linalg.eigvalsh((along + along.transpose(0, 2, 1)) / 2)[:, ::-1]
+    total = power - (means.astype(np.float64) ** 2).sum(axis=1)
+    return np.asarray(variances / np.where(total > _ROUNDING * power, total, np.nan)[:, None])
+
+
+def resampled_spearman(
+    x: Float[np.ndarray, "sequence position"],
+    y: Float[np.ndarray, "sequence position"],
+    weights: Float64[np.ndarray, "draw sequence"],
+) -> Float64[np.ndarray, " draw"]:
+    """Spearman's correlation in each resample, ranked anew in each; ties share their mean rank. NaN for constants."""
+    owner, share = np.repeat(np.arange(len(x)), x.shape[1]), weights / x.shape[1]
+    (rank_x, spread_x), (rank_y, spread_y) = (_weighted_ranks(v.ravel(), owner, share) for v in (x, y))
+    together = (share[:, owner] * rank_x * rank_y).sum(axis=1)
+    return np.asarray(together / np.sqrt(np.where((spread_x > 0) & (spread_y > 0), spread_x * spread_y, np.nan)))
+
+
+def _weighted_ranks(
+    values: Float[np.ndarray, " point"], owner: Int[np.ndarray, " point"], weights: Float64[np.ndarray, "draw sequence"]
+) -> tuple[Float64[np.ndarray, "draw point"], Float64[np.ndarray, " draw"]]:
+    """Σ_{j below i} w_j + ½ Σ_{j tied with i} w_j − ½, which has weighted mean 0, and its weighted variance."""
+    levels, level = np.unique(values, return_inverse=True)
+    order = level.argsort(kind="stable")
+    sizes = np.bincount(level, minlength=len(levels))
+    mass = np.add.reduceat(weights[:, owner[order]], np.cumsum(sizes) - sizes, axis=1)
+    middle = mass.cumsum(axis=1) - mass / 2 - 0.5
+    spread = (mass * middle**2).sum(axis=1)
+    return middle[:, level], np.where(spread > 1e-15, spread, 0.0)
+
+
+def resampled_correlation_at_position(
+    x: Float[np.ndarray, "sequence position"],
+    y: Float[np.ndarray, "sequence position"],
+    weights: Float64[np.ndarray, "draw sequence"],
+) -> Float64[np.ndarray, " draw"]:
+    """Pooled correlation within positions: Σ_p cov(x_p, y_p) / √(Σ_p var(x_p) Σ_p var(y_p)) of each resample.
+
+    With ranks for x and y it resamples the partial rank correlation, at the ranks that all sequences together gave.
+    """
+    mean_x, mean_y = weights @ x, weights @ y
+    pairs = ((x, y, mean_x, mean_y), (x, x, mean_x, mean_x), (y, y, mean_y, mean_y))
+    together, spread_x, spread_y = (weights @ (a * b).sum(axis=1) - (ma * mb).sum(axis=1) for a, b, ma, mb in pairs)
+    scale = np.where((spread_x > 1e-12) & (spread_y > 1e-12), spread_x * spread_y, np.nan)
+    return np.asarray(together / np.sqrt(scale))

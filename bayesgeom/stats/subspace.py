@@ -1,0 +1,57 @@
+"""Subspaces given by orthonormal columns: random ones, projection onto them, and what is left of a Gram matrix."""
+
+import numpy as np
+import torch
+from jaxtyping import Float, Float64
+from torch import Tensor
+
+from bayesgeom.core.errors import InvalidArgument
+
+_TOLERANCE = 1e-6
+
+
+def random_subspaces(d: int, rank: int, *, draws: int, seed: int) -> Float64[Tensor, "draw d rank"]:
+    """Orthonormal bases of subspaces drawn uniformly (Haar): the column spaces of Gaussian matrices.
+
+    **Raises** `InvalidArgument` unless 1 ≤ rank ≤ d.
+    """
+    if not 1 <= rank <= d:
+        raise InvalidArgument(f"a subspace of {d} dimensions has rank 1 … {d}, got {rank}.")
+    gaussian = np.random.default_rng(seed).normal(size=(draws, d, rank))
+    basis: Tensor = torch.linalg.qr(torch.from_numpy(gaussian)).Q
+    return basis
+
+
+def require_orthonormal(basis: Float[Tensor, "*batch d rank"]) -> None:
+    """**Raises** `InvalidArgument` unless the columns have unit length and are orthogonal, to one part in a million."""
+    gram = basis.mT @ basis
+    worst = float((gram - torch.eye(gram.shape[-1], dtype=gram.dtype, device=gram.device)).abs().max())
+    if not worst <= _TOLERANCE:
+        raise InvalidArgument(
+            f"the columns of a basis must be orthonormal; BᵀB differs from the identity by {worst:.2g}. Pass the Q of "
+            f"torch.linalg.qr(basis)."
+        )
+
+
+def project(vectors: Float[Tensor, "*batch d"], basis: Float[Tensor, "d rank"]) -> Float[Tensor, "*batch d"]:
+    """B Bᵀ x: the part of each vector in the subspace. **Raises** `InvalidArgument` unless B is orthonormal."""
+    require_orthonormal(basis)
+    return vectors @ basis @ basis.T
+
+
+def principal_angles(
+    first: Float[Tensor, "*batch d rank"], second: Float[Tensor, "*batch d rank"]
+) -> Float[Tensor, "*batch rank"]:
+    """Angles between two subspaces given by orthonormal columns, in degrees, smallest first: 0 shared, 90 orthogonal.
+
+    arccos of the singular values of B₁ᵀ B₂. Reference: Björck & Golub 1973.
+    """
+    cosines: Tensor = torch.linalg.svdvals(first.mT @ second)
+    return cosines.clamp(0.0, 1.0).arccos().rad2deg()
+
+
+def restricted(
+    gram: Float64[Tensor, "d d"], bases: Float64[Tensor, "draw d rank"]
+) -> Float64[Tensor, "draw rank rank"]:
+    """Bᵀ G B: second moments of the coordinates within each subspace."""
+    return bases.mT @ (gram @ bases)

@@ -1,0 +1,376 @@
+"""Subspaces to intervene on, public as `bayesgeom.subspaces`: fitted layer by layer on sequences that are not scored.
+
+    covariance("entropy")       the span of Cov(x, y): where a quantity lies
+    leace("entropy")            the least-change eraser of a quantity
+    trained_swap(r, "belief")   the r directions whose swap moves the output to the donor's: an upper bound
+    decoder("entropy")          the weights of a linear read-out: what predicts y, and no more
+    entropy_axis("pc1")         the first principal component, signed by entropy
+    frame("embedding")          the span of the hypothesis tokens' embeddings, pulled back through keys or written by OV
+    top_jacobian(r)             the r directions in which answer logits, now and later, are most sensitive
+    random(r), basis(tensor)    chance, and your own
+
+References: Belrose et al. 2023, arXiv:2306.03819 (LEACE); Geiger et al. 2024, arXiv:2303.02536 (trained swap); Agarwal,
+Dalal & Misra, *Geometric Scaling*, section 4.5 (entropy axis), and the J-lens note (frame, Jacobian); Shai et al. 2024,
+arXiv:2405.15943 (belief decoder).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, final
+
+import torch
+from jaxtyping import Float, Float64, Int64
+from torch import Tensor
+
+from bayesgeom.core.errors import InvalidArgument, unknown_name
+from bayesgeom.core.trials import Trials
+from bayesgeom.models.base import Model
+from bayesgeom.stats.regression import ridge
+from bayesgeom.stats.subspace import random_subspaces
+from bayesgeom.subspaces.anatomy import frame_sites, key_pullbacks, token_embeddings, written_values
+from bayesgeom.subspaces.base import About, Fit, Sample, Setting
+from bayesgeom.subspaces.jacobian import N_SEQUENCES, jacobian_grams
+from bayesgeom.subspaces.quantity import Quantity
+from bayesgeom.subspaces.quantity_fits import Decoder, Eraser
+from bayesgeom.subspaces.subspace import RANK_TOLERANCE, Subspace, span
+from bayesgeom.subspaces.trained import STEPS, TrainedSwap
+from bayesgeom.tasks.base import derived_seed
+
+FrameKind = Literal["embedding", "keys", "ov"]
+FRAMES = ("embedding", "keys", "ov")
+AxisKind = Literal["readout", "pc1", "pc1_standardised"]
+AXES = ("readout", "pc1", "pc1_standardised")
+_GRAM_BYTES = 2**30  # of second moments kept for every sequence by itself
+FORMS = (
+    "covariance:QUANTITY[,given=NAME+NAME]", "leace:QUANTITY[,given=NAME+NAME]", "trained_swap:RANK,QUANTITY",
+    "decoder:QUANTITY", "entropy_axis", "entropy_axis:pc1", "entropy_axis:pc1_standardised", "frame",
+    "frame:keys,HEAD", "frame:ov,HEAD", "belief_readout", "top_jacobian:RANK", "random:RANK",
+)  # fmt: skip
+
+
+def covariance(quantity: str | Quantity = "entropy", *, given: Sequence[str] = ()) -> Fit:
+    """The span of Cov(x, y), removed and swapped by its orthogonal projector.
+
+    Args:
+        quantity: "entropy", "belief" or "log_odds:H".
+        given: "position" and "answer" (log answer probabilities): correlated quantities that are erased first.
+    """
+    return Eraser(Quantity.of(quantity), oblique=False, given=tuple(given))
+
+
+def leace(quantity: str | Quantity = "entropy", *, given: Sequence[str] = ()) -> Fit:
+    """The least-change affine eraser of a quantity, and the component that it removes. Arguments as `covariance`."""
+    return Eraser(Quantity.of(quantity), oblique=True, given=tuple(given))
+
+
+def trained_swap(rank: int, quantity: str | Quantity = "belief", *, steps: int = STEPS) -> Fit:
+    """Directions trained so that swapping them moves the model's own quantity to the donor's.
+
+    An upper bound of what a subspace of this rank can do, trained on sequences of its own: it shows that the output can
+    be moved through this site, not that the site holds the quantity along these directions.
+    """
+    return TrainedSwap(rank, Quantity.of(quantity), steps)
+
+
+def decoder(quantity: str | Quantity = "entropy") -> Fit:
+    """The weights of a ridge map to the quantity. A read-out only: its removal can never show "not used"."""
+    return Decoder(Quantity.of(quantity))
+
+
+def entropy_axis(by: AxisKind = "readout") -> Fit:
+    """One direction, signed so that entropy grows along it.
+
+    `by` "readout": the ridge map from vectors to the exact entropy, as `decoder`; "pc1": first principal component;
+    "pc1_standardised": that of standardised vectors (Paper III), as the direction whose coordinate is its score.
+    """
+    return _EntropyAxis(by)
+
+
+def frame(
+    kind: FrameKind = "embedding", *, head: int | None = None, layer: int | None = None, tokens: str | None = None
+) -> Fit:
+    """The span of hypothesis tokens, at places in the residual stream.
+
+    `kind` "embedding": their embeddings; "keys": pulled back through W_K of `head`; "ov": as `head` writes them. The
+    head is that of the layer where the intervention acts, or of `layer`; where query heads share keys and values, those
+    are its group's. `tokens` names a token set of the task: by default `hypotheses`, else `inputs`.
+    """
+    return _Frame(kind, head, layer, tokens)
+
+
+def belief_readout() -> Fit:
+    """The row space of the ridge map from vectors to the exact belief, as `decoder("belief")`."""
+    return Decoder(Quantity("belief"))
+
+
+def top_jacobian(r: int) -> Fit:
+    """The top-r eigenspace of Σ g gᵀ over gradients g of answer logits with respect to vectors at or before them."""
+    return _TopJacobian(r)
+
+
+def random(r: int) -> Fit:
+    """A subspace of r dimensions drawn uniformly, another one in each layer."""
+    return _Random(r)
+
+
+def basis(vectors: Float[Tensor, "d r"], name: str = "own basis") -> Fit:
+    """Your own columns, the same in every layer. **Raises** `InvalidArgument` unless they are orthonormal."""
+    return fixed(Subspace(name, vectors))
+
+
+def fixed(subspace: Subspace) -> Fit:
+    """The same subspace in every layer."""
+    return _Fixed(subspace)
+
+
+def fit_from_text(text: str) -> Fit:
+    """The fit that the command line writes as NAME or NAME:argument. **Raises** `UnknownName`, listing the forms."""
+    name, _, listed = text.partition(":")
+    parts = [part.strip() for part in listed.split(",") if part]
+    fit = _of_quantity(name, parts) or _of_place(name, parts)
+    if fit is None:
+        raise unknown_name("subspace", text, FORMS)
+    return fit
+
+
+def _of_place(name: str, parts: Sequence[str]) -> Fit | None:
+    """The fits that name no quantity; None where this is none of them."""
+    match name, parts:
+        case "entropy_axis", [] | ["readout"]:
+            return entropy_axis()
+        case "entropy_axis", ["pc1"]:
+            return entropy_axis("pc1")
+        case "entropy_axis", ["pc1_standardised"]:
+            return entropy_axis("pc1_standardised")
+        case "frame", [] | ["embedding"]:
+            return frame()
+        case "frame", ["keys", head] if head.isdecimal():
+            return frame("keys", head=int(head))
+        case "frame", ["ov", head] if head.isdecimal():
+            return frame("ov", head=int(head))
+        case "belief_readout", []:
+            return belief_readout()
+        case "top_jacobian", [r] if r.isdecimal():
+            return top_jacobian(int(r))
+        case "random", [r] if r.isdecimal():
+            return random(int(r))
+    return None
+
+
+def _of_quantity(name: str, parts: Sequence[str]) -> Fit | None:
+    """The fits that name a quantity; None where this is none of them."""
+    match name, parts:
+        case ("covariance" | "leace") as kind, [quantity, *rest] if (given := _given(rest)) is not None:
+            return Eraser(Quantity.of(quantity), oblique=kind == "leace", given=given)
+        case "trained_swap", [r, quantity] if r.isdecimal():
+            return trained_swap(int(r), quantity)
+        case "decoder", [quantity]:
+            return decoder(quantity)
+    return None
+
+
+def _given(rest: Sequence[str]) -> tuple[str, ...] | None:
+    """The names after given=, none where there is nothing, and None where something else is written."""
+    match rest:
+        case []:
+            return ()
+        case [only] if only.startswith("given="):
+            return tuple(only.removeprefix("given=").split("+"))
+    return None
+
+
+@final
+@dataclass(frozen=True)
+class _EntropyAxis(Fit):
+    by: AxisKind
+
+    def __post_init__(self) -> None:
+        if self.by not in AXES:
+            raise InvalidArgument(f"an entropy axis is fitted by {' or '.join(AXES)}; got {self.by!r}.")
+
+    @property
+    def label(self) -> str:
+        return {"readout": "decoder (entropy)", "pc1": "entropy axis (PC1)"}.get(
+            self.by, "entropy axis (standardised PC1)"
+        )
+
+    @property
+    def about(self) -> About:
+        return About(quantity=Quantity("entropy"), is_readout=self.by == "readout", at_scored=True)
+
+    def check(self, setting: Setting) -> None:
+        """Nothing depends on the place."""
+
+    def fitted(self, sample: Sample, layers: Sequence[int]) -> dict[int, Subspace]:
+        entropies = sample.entropies()
+        target = (entropies - entropies.mean())[:, None]
+        if float(target.abs().max()) < 1e-9:
+            raise InvalidArgument(
+                "the exact entropy is the same at every scored position: this task has no entropy axis."
+            )
+        return {layer: Subspace(self.label, self._axis(sample.points(layer), target, layer)) for layer in layers}
+
+    def _axis(
+        self, points: Float64[Tensor, "point d"], target: Float64[Tensor, "point 1"], layer: int
+    ) -> Float64[Tensor, "d 1"]:
+        centred = points - points.mean(dim=0)
+        if float(centred.abs().max()) <= RANK_TOLERANCE * float(points.abs().max()):
+            raise InvalidArgument(
+                f"layer {layer} holds the same vector at every scored position, so that there is no {self.label}, as "
+                f"where one and the same token is asked about. Name the layers to act in, later ones."
+            )
+        if self.by == "readout":
+            axis: Tensor = ridge(centred.T @ centred, centred.T @ target)
+            return axis.div(axis.norm())
+        # Of (x − x̄) / σ, the score on a is the projection of x − x̄ on a / σ: that is the direction to act on.
+        spread = centred.square().mean(dim=0).sqrt() if self.by == "pc1_standardised" else torch.ones_like(points[0])
+        unit = torch.where(spread > 0, 1 / spread, 0.0)
+        scaled = centred * unit
+        first: Tensor = torch.linalg.eigh(scaled.T @ scaled).eigenvectors[:, -1:] * unit[:, None]
+        first = first / first.norm()
+        is_opposed = float((centred @ first * target).sum()) < 0
+        return -first if is_opposed else first
+
+
+@final
+@dataclass(frozen=True)
+class _Frame(Fit):
+    kind: FrameKind
+    head: int | None
+    layer: int | None
+    tokens: str | None
+
+    @property
+    def label(self) -> str:
+        if self.kind == "embedding":
+            return "frame (embedding)"
+        return f"frame ({self.kind} of {'' if self.layer is None else f'L{self.layer}'}H{self.head})"
+
+    @property
+    def about(self) -> About:
+        return About()
+
+    def check(self, setting: Setting) -> None:
+        spec, place = setting.model.spec, setting.place
+        if not place.is_residual:
+            raise InvalidArgument(
+                f"a frame lies in the residual stream; {place.site.name!r} has coordinates of its own."
+            )
+        if self.kind not in FRAMES:
+            raise InvalidArgument(f"a frame is one of {', '.join(FRAMES)}; got {self.kind!r}.")
+        setting.model.require(frame_sites(self.kind), by=self.label)
+        if (self.kind == "embedding") != (self.head is None):
+            raise InvalidArgument(
+                f"frame kind {self.kind!r}: keys and ov are those of one head=…, embedding of none; got {self.head}."
+            )
+        if self.head is not None and not 0 <= self.head < spec.n_heads:
+            raise InvalidArgument(f"head {self.head}: {spec.name} has heads 0 … {spec.n_heads - 1} in a layer.")
+        if self.layer is not None and not 0 <= self.layer < spec.n_layers:
+            raise InvalidArgument(f"layer {self.layer}: {spec.name} has layers 0 … {spec.n_layers - 1}.")
+        self._tokens(setting.trials)
+
+    def fitted(self, sample: Sample, layers: Sequence[int]) -> dict[int, Subspace]:
+        tokens = self._tokens(sample.run.trials)
+        return {layer: span(self.label, self._vectors(sample.model, tokens, layer).T) for layer in layers}
+
+    def _vectors(self, model: Model, tokens: Int64[Tensor, " token"], layer: int) -> Float[Tensor, "token d_model"]:
+        if self.head is None:
+            return token_embeddings(model, tokens)
+        through = key_pullbacks if self.kind == "keys" else written_values
+        return through(model, tokens, layer if self.layer is None else self.layer, self.head)
+
+    def _tokens(self, trials: Trials) -> Int64[Tensor, " token"]:
+        wanted = ("hypotheses", "inputs") if self.tokens is None else (self.tokens,)
+        for name in wanted:
+            if name in trials.token_sets:
+                return trials.token_sets[name]
+        named = ", ".join(trials.token_sets) or "(none)"
+        raise InvalidArgument(f"a frame needs a token set {' or '.join(wanted)}; this task names: {named}.")
+
+
+@final
+@dataclass(frozen=True)
+class _TopJacobian(Fit):
+    r: int
+
+    @property
+    def label(self) -> str:
+        return f"top-{self.r} Jacobian"
+
+    @property
+    def about(self) -> About:
+        return About()
+
+    def check(self, setting: Setting) -> None:
+        setting.model.require((setting.place.site,), by=self.label)
+        _check_rank(self.r, setting)
+
+    def fitted(self, sample: Sample, layers: Sequence[int]) -> dict[int, Subspace]:
+        return {at: self._top(gram.sum(dim=0)) for at, gram in self._grams(sample, layers, n_groups=1).items()}
+
+    def without_groups(self, sample: Sample, layers: Sequence[int]) -> dict[int, list[Subspace]]:
+        if len(layers) * (N_SEQUENCES + 1) * 8 * sample.place.width_in(sample.model.spec) ** 2 > _GRAM_BYTES:
+            return {}
+        grams = self._grams(sample, layers, n_groups=N_SEQUENCES)
+        return {at: [self._top(gram.sum(dim=0) - group) for group in gram] for at, gram in grams.items()}
+
+    def _grams(
+        self, sample: Sample, layers: Sequence[int], *, n_groups: int
+    ) -> dict[int, Float64[Tensor, "group d d"]]:
+        trials, site = sample.run.trials, sample.place.site
+        return jacobian_grams(sample.model, trials, site, layers, n_groups=n_groups, seed=sample.seed)
+
+    def _top(self, gram: Float64[Tensor, "d d"]) -> Subspace:
+        # Eigenvalues ascend: the last columns are the directions that matter most.
+        return Subspace(self.label, torch.linalg.eigh(gram).eigenvectors[:, -self.r :])
+
+
+@final
+@dataclass(frozen=True)
+class _Random(Fit):
+    r: int
+
+    @property
+    def label(self) -> str:
+        return f"random ({self.r})"
+
+    @property
+    def about(self) -> About:
+        return About()
+
+    def check(self, setting: Setting) -> None:
+        _check_rank(self.r, setting)
+
+    def fitted(self, sample: Sample, layers: Sequence[int]) -> dict[int, Subspace]:
+        width, seed = sample.place.width_in(sample.model.spec), derived_seed(sample.seed, 1)
+        drawn = random_subspaces(width, self.r, draws=sample.model.spec.n_layers, seed=seed)
+        return {layer: Subspace(self.label, drawn[layer]) for layer in layers}
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class _Fixed(Fit):
+    subspace: Subspace
+
+    @property
+    def label(self) -> str:
+        return self.subspace.name
+
+    @property
+    def about(self) -> About:
+        return About()
+
+    def check(self, setting: Setting) -> None:
+        self.subspace.check_width(setting.place.width_in(setting.model.spec), setting.place.site.name)
+
+    def fitted(self, sample: Sample, layers: Sequence[int]) -> dict[int, Subspace]:
+        here = self.subspace.basis.to(sample.run.at(sample.place.site).device)
+        return dict.fromkeys(layers, Subspace(self.subspace.name, here))
+
+
+def _check_rank(r: int, setting: Setting) -> None:
+    width, name = setting.place.width_in(setting.model.spec), setting.model.spec.name
+    if not 1 <= r <= width:
+        raise InvalidArgument(
+            f"r = {r}: {setting.place.site.name!r} of {name} has {width} dimensions; use 1 … {width}."
+        )

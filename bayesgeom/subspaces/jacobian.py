@@ -1,0 +1,66 @@
+"""Which directions of an activation the answers depend on: second moments of gradients of answer logits.
+
+Reference: the J-lens note of Agarwal, Dalal & Misra's repository (J-space at a layer and position).
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+
+import torch
+from jaxtyping import Float, Float64, Int64
+from torch import Tensor, nn
+
+from bayesgeom.core.sites import Site
+from bayesgeom.core.trials import Trials
+from bayesgeom.models.base import Model
+
+N_SEQUENCES, N_LOGITS = 32, 48  # each logit costs one backward pass of all these sequences
+
+
+def jacobian_grams(
+    model: Model, trials: Trials, site: Site, layers: Sequence[int], *, n_groups: int = 1, seed: int
+) -> dict[int, Float64[Tensor, "group d d"]]:
+    """Per layer Σ g gᵀ, g = ∂ logit[p, answer] / ∂ x[i], over sequences, positions i ≤ p, and sampled (p, answer).
+
+    The first `N_SEQUENCES` sequences in `n_groups` runs of consecutive ones, and `N_LOGITS` pairs of scored position
+    and answer drawn without replacement.
+    """
+    sums: dict[int, Tensor] = {}
+    for gradients in answer_gradients(model, trials.rows(slice(0, N_SEQUENCES)), site, layers, seed=seed):
+        for layer, gradient in gradients.items():
+            groups = [rows.flatten(0, 1).flatten(1).double() for rows in gradient.tensor_split(n_groups)]
+            sums[layer] = sums.get(layer, 0) + torch.stack([rows.T @ rows for rows in groups])
+    return sums
+
+
+def answer_gradients(
+    model: Model, trials: Trials, site: Site, layers: Sequence[int], *, seed: int
+) -> Iterator[dict[int, Float[Tensor, "batch pos *rest"]]]:
+    """Gradients by layer of one answer logit at one position after another, for every sequence of the trials."""
+    held: dict[int, Tensor] = {}
+
+    def keeping(layer: int) -> Callable[[nn.Module, object, Tensor], Tensor]:
+        def keep(_module: nn.Module, _inputs: object, output: Tensor) -> Tensor:
+            # Where weights are frozen, or nothing before has any, the graph begins here.
+            held[layer] = output if output.requires_grad else output.detach().requires_grad_()
+            return held[layer]
+
+        return keep
+
+    handles = [model.point(site, layer).register_forward_hook(keeping(layer)) for layer in layers]
+    try:
+        with torch.enable_grad():
+            logits = model.logits(trials)[:, :, trials.answers]
+    finally:
+        for handle in handles:
+            handle.remove()
+    places = [held[layer] for layer in layers]
+    for position, answer in _chosen(logits.shape[1], logits.shape[2], seed):
+        # Sequences do not touch one another: the gradient of the sum holds each one's own.
+        gradients = torch.autograd.grad(logits[:, position, answer].sum(), places, retain_graph=True)
+        yield dict(zip(layers, gradients, strict=True))
+
+
+def _chosen(n_positions: int, n_answers: int, seed: int) -> list[tuple[int, int]]:
+    order = torch.randperm(n_positions * n_answers, generator=torch.Generator().manual_seed(seed))
+    kept: Int64[Tensor, " pair"] = order[:N_LOGITS]
+    return [divmod(int(index), n_answers) for index in kept]

@@ -1,0 +1,71 @@
+"""How much of a subspace lies in the span of the hypothesis tokens' embeddings.
+
+    overlap = ‖Fᵀ B‖² / r        B, F: orthonormal bases of the subspace (rank r) and of the span
+
+The mean squared cosine of the principal angles: 1 inside the span, k / d on average for a random subspace, where the
+span has k of d dimensions. Where embeddings are tied to the output, logits are products with them, so that a late
+layer's sensitive directions lie in their span by construction.
+
+Reference: the J-lens note of Agarwal, Dalal & Misra's repository (overlap of J-space and embeddings).
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import final
+
+import numpy as np
+from jaxtyping import Float, Float64
+from torch import Tensor
+
+from bayesgeom.core.errors import BayesGeomError
+from bayesgeom.stats.bootstrap import statistic_interval
+from bayesgeom.stats.subspace import random_subspaces
+from bayesgeom.subspaces.base import Sample, Setting
+from bayesgeom.subspaces.fits import frame
+from bayesgeom.subspaces.subspace import Subspace
+
+DRAWS = 1_000
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Overlap:
+    """Overlap in one layer: interval over the groups of sequences that the fit left out in turn, and chance.
+
+    `null` and `most` are mean and largest over `DRAWS` random subspaces of the same rank.
+    """
+
+    value: float
+    lo: float
+    hi: float
+    null: float
+    most: float
+
+
+def overlaps(
+    setting: Setting,
+    sample: Sample,
+    subspaces: Mapping[int, Subspace],
+    replicates: Mapping[int, Sequence[Subspace]],
+    *,
+    seed: int,
+) -> dict[int, Overlap]:
+    """The overlap in each layer; empty where the site or the task has no such span."""
+    embedding = frame()
+    try:
+        embedding.check(setting)
+    except BayesGeomError:
+        return {}
+    found = {}
+    for layer, span in embedding.fitted(sample, tuple(subspaces)).items():
+        inside, own = span.basis.double(), subspaces[layer]
+        random = random_subspaces(own.width, own.rank, draws=DRAWS, seed=seed)
+        chance = np.array([_overlap(inside.cpu(), drawn) for drawn in random])
+        again = np.array([_overlap(inside, one.basis) for one in (own, *replicates.get(layer, ()))])
+        lo, hi = (float(end) for end in statistic_interval(again, seed=seed, scale="share"))
+        found[layer] = Overlap(value=float(again[0]), lo=lo, hi=hi, null=float(chance.mean()), most=float(chance.max()))
+    return found
+
+
+def _overlap(span: Float64[Tensor, "d k"], basis: Float[Tensor, "d r"]) -> float:
+    return float((span.T @ basis.to(span)).square().sum()) / basis.shape[1]

@@ -1,0 +1,127 @@
+"""What an intervention is about: posterior entropy, the belief, or one hypothesis' log-odds.
+
+Each has an exact value at every scored position, from the task's posterior, and a value of the model's own, from its
+predictions. The model has no visible belief over hidden states; there its answer distribution stands for it.
+"""
+
+from dataclasses import dataclass
+from typing import Literal, final
+
+import torch
+from jaxtyping import Float64
+from torch import Tensor
+
+from bayesgeom.core.errors import InvalidArgument, unknown_name
+from bayesgeom.core.trials import Trials
+from bayesgeom.stats.information import NATS_PER_BIT, entropy_bits
+
+QuantityName = Literal["entropy", "belief", "log_odds"]
+FORMS = ("entropy", "belief", "log_odds:HYPOTHESIS")
+CLIP_BITS = 10.0  # log-odds and log probabilities of what is excluded would be infinite
+CONFOUNDS = ("position", "answer")
+_CONSTANT = 1e-9  # a share of the variance below which it is rounding
+
+
+@final
+@dataclass(frozen=True)
+class Quantity:
+    """A quantity of the exact posterior. `hypothesis` is an index into the belief, for log-odds alone."""
+
+    name: QuantityName
+    hypothesis: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.name not in ("entropy", "belief", "log_odds"):
+            raise unknown_name("quantity", self.name, FORMS)
+        if (self.name == "log_odds") != (self.hypothesis is not None):
+            raise InvalidArgument(f"log_odds takes one hypothesis, as log_odds:3, and nothing else does; got {self}.")
+
+    @classmethod
+    def of(cls, text: "str | Quantity") -> "Quantity":
+        """The quantity written as `entropy`, `belief` or `log_odds:3`. **Raises** `UnknownName`, listing the forms."""
+        if isinstance(text, Quantity):
+            return text
+        match text.split(":"):
+            case ["entropy"]:
+                return cls("entropy")
+            case ["belief"]:
+                return cls("belief")
+            case ["log_odds", index] if index.isdecimal():
+                return cls("log_odds", int(index))
+        raise unknown_name("quantity", text, FORMS)
+
+    @property
+    def label(self) -> str:
+        """What tables and sentences call it."""
+        return f"log-odds of hypothesis {self.hypothesis}" if self.name == "log_odds" else self.name
+
+    def check(self, trials: Trials) -> None:
+        """**Raises** `InvalidArgument` for a hypothesis that the task does not have."""
+        n = trials.belief.shape[-1]
+        if self.hypothesis is not None and not 0 <= self.hypothesis < n:
+            raise InvalidArgument(f"log_odds:{self.hypothesis}: the task's belief has hypotheses 0 … {n - 1}.")
+
+    def exact(self, trials: Trials) -> Float64[Tensor, "batch query_pos component"]:
+        """Its value in the exact posterior at each scored position."""
+        if self.name == "entropy":
+            return entropy_bits(trials.at_scored(trials.predictive))[..., None]
+        belief = trials.at_scored(trials.belief)
+        return belief if self.name == "belief" else _log_odds(belief[..., self._chosen])
+
+    def own(
+        self, log_answers: Float64[Tensor, "batch query_pos answer"], *, are_hypotheses: bool
+    ) -> Float64[Tensor, "batch query_pos component"]:
+        """The model's own value at each scored position, from natural-log answer probabilities.
+
+        For the belief, and where the answers are not the hypotheses, it is the whole answer distribution.
+        """
+        probabilities = log_answers.exp()
+        if self.name == "entropy":
+            return entropy_bits(probabilities)[..., None]
+        if self.name == "log_odds" and are_hypotheses:
+            return _log_odds(probabilities[..., self._chosen])
+        return probabilities
+
+    @property
+    def _chosen(self) -> slice:
+        assert self.hypothesis is not None, "checked on construction"
+        return slice(self.hypothesis, self.hypothesis + 1)
+
+
+BELIEF = Quantity("belief")
+
+
+def answers_are_hypotheses(trials: Trials) -> bool:
+    """Whether the belief is the predictive itself, hypothesis by answer."""
+    predictive, belief = (trials.at_scored(values) for values in (trials.predictive, trials.belief))
+    return predictive.shape == belief.shape and bool((predictive - belief).abs().max() < 1e-9)
+
+
+def is_function_of_position(values: Float64[Tensor, "batch query_pos component"]) -> bool:
+    """Whether all sequences share the same value at each position, to rounding."""
+    spread = (values - values.mean(dim=0)).square().sum()
+    return bool(spread <= _CONSTANT * (values.square().sum() + 1e-30))
+
+
+def confounds(trials: Trials, names: tuple[str, ...]) -> Float64[Tensor, "batch query_pos column"]:
+    """What a quantity is to be told apart from: dummies of the position, log-odds of the answers.
+
+    Log-odds are clipped log2 probabilities minus their mean over the answers: the mean itself is nearly the entropy.
+    """
+    n, p = len(trials), trials.n_scored
+    columns = []
+    for name in names:
+        if name == "position":
+            columns.append(torch.eye(p, dtype=torch.float64, device=trials.tokens.device).expand(n, p, p))
+        elif name == "answer":
+            exact = trials.at_scored(trials.predictive)
+            bits = (exact.clamp_min(1e-300).log() / NATS_PER_BIT).clamp_min(-CLIP_BITS)
+            columns.append(bits - bits.mean(dim=-1, keepdim=True))
+        else:
+            raise unknown_name("quantity to hold fixed", name, CONFOUNDS)
+    return torch.cat(columns, dim=-1)
+
+
+def _log_odds(p: Float64[Tensor, "*batch"]) -> Float64[Tensor, "*batch"]:
+    odds = (p.clamp_min(1e-300).log() - (1 - p).clamp_min(1e-300).log()) / NATS_PER_BIT
+    return odds.clamp(-CLIP_BITS, CLIP_BITS)

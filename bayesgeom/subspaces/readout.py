@@ -1,0 +1,86 @@
+"""How well a linear map predicts a quantity from a site before and after an edit, with the level of shuffled values.
+
+The map is fitted on one set of sequences and scored on another; the subspace was fitted on a third. Fitting the map on
+the sequences that the eraser was fitted on would find exactly nothing there, whatever the eraser leaves elsewhere.
+"""
+
+from dataclasses import dataclass
+from typing import final
+
+import torch
+from jaxtyping import Float64
+from torch import Tensor
+
+from bayesgeom.stats.regression import ridge
+from bayesgeom.subspaces.subspace import Subspace
+
+STRENGTH = 1e-9  # of the ridge: directions of small variance must be read, too
+PERMUTATIONS, LEVEL = 40, 0.975
+SLACK = 0.01  # share of the variance: the eraser is itself estimated, and leaves about 1 / n of it
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Erasure:
+    """Held-out R² of the quantity from the whole site: as it is, edited, and edited with shuffled values."""
+
+    before: float
+    after: float
+    permuted: float
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether a linear map predicts at most 1 % more of the variance than it does of shuffled values, or than 0."""
+        return self.after <= max(self.permuted, 0.0) + SLACK
+
+    @property
+    def has_quantity(self) -> bool:
+        """Whether the site holds anything of the quantity before the edit: otherwise there is nothing to erase."""
+        return self.before > max(self.permuted, 0.0) + SLACK
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Read:
+    """Activations and the quantity of some sequences."""
+
+    points: Float64[Tensor, "sequence position d"]
+    values: Float64[Tensor, "sequence position component"]
+
+
+def erasure(fit: Read, held: Read, eraser: Subspace, *, seed: int) -> Erasure:
+    """R² before and after x − P (x − mean), and the 97.5 % level over `PERMUTATIONS` shuffles after it."""
+    generator = torch.Generator().manual_seed(seed)
+    before = _r2(fit, held, None, [(fit.values, held.values)])
+    shuffles = [(_shuffled(fit.values, generator), _shuffled(held.values, generator)) for _ in range(PERMUTATIONS)]
+    after = _r2(fit, held, eraser, [(fit.values, held.values), *shuffles])
+    return Erasure(before=float(before[0]), after=float(after[0]), permuted=float(after[1:].quantile(LEVEL)))
+
+
+def _r2(
+    fit: Read, held: Read, eraser: Subspace | None, targets: list[tuple[Tensor, Tensor]]
+) -> Float64[Tensor, " target"]:
+    """Held-out R² for each pair of values; 0 is the fitting mean. NaN where the held values never vary."""
+    mean = fit.points.mean(dim=(0, 1))
+    x, held_x = (read.points.flatten(0, 1) - mean for read in (fit, held))
+    if eraser is not None:
+        reads, basis = eraser.reads.to(x), eraser.basis.to(x)
+        x, held_x = x - x @ reads @ basis.T, held_x - held_x @ reads @ basis.T
+    y = torch.stack([values.flatten(0, 1) for values, _ in targets])
+    held_y = torch.stack([values.flatten(0, 1) for _, values in targets])
+    center = y.mean(dim=1, keepdim=True)
+    cross = torch.cat(list(x.T @ (y - center)), dim=1)
+    predicted = (held_x @ ridge(x.T @ x, cross, strength=STRENGTH)).unflatten(1, (len(targets), -1)).movedim(1, 0)
+    power = (held_y - center).square().sum(dim=(1, 2))
+    errors = (held_y - center - predicted).square().sum(dim=(1, 2))
+    return torch.where(power > 1e-9 * held_y[0].numel(), 1 - errors / power, torch.nan).cpu()
+
+
+def _shuffled(
+    values: Float64[Tensor, "sequence position component"], generator: torch.Generator
+) -> Float64[Tensor, "sequence position component"]:
+    """Whole sequences exchanged, and each turned by a random number of positions, so that position tells nothing."""
+    n, p, _ = values.shape
+    turned = (torch.arange(p) + torch.randint(p, (n, 1), generator=generator)) % p
+    order = torch.randperm(n, generator=generator)
+    return values[order.to(values.device)[:, None], turned.to(values.device)]

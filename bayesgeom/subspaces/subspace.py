@@ -1,0 +1,75 @@
+"""A named subspace: orthonormal columns in the coordinates of one site, and how its coordinates are read."""
+
+from dataclasses import dataclass
+from typing import final
+
+import torch
+from jaxtyping import Float, Float64
+from torch import Tensor
+
+from bayesgeom.core.edits import check_dual, check_orthonormal
+from bayesgeom.core.errors import InvalidArgument
+
+RANK_TOLERANCE = 1e-6  # of the largest singular value: below it a direction is rounding
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Subspace:
+    """A named subspace, and the projector onto it: orthogonal, P = B Bᵀ, or with a `dual` oblique, P = B Dᵀ.
+
+    **Raises** `InvalidArgument` unless the columns of `basis` are orthonormal and DᵀB is the identity.
+    """
+
+    name: str
+    basis: Float[Tensor, "d r"]
+    dual: Float[Tensor, "d r"] | None = None
+
+    def __post_init__(self) -> None:
+        check_orthonormal(self.basis)
+        if self.dual is not None:
+            check_dual(self.basis, self.dual)
+
+    @property
+    def reads(self) -> Float[Tensor, "d r"]:
+        """Columns that read the coordinates: the dual, or the basis itself."""
+        return self.basis if self.dual is None else self.dual
+
+    def projector(self) -> Float64[Tensor, "d d"]:
+        """P, as it acts on a column vector."""
+        return self.basis.double() @ self.reads.double().T
+
+    def variance_share(self, covariance: Float64[Tensor, "d d"]) -> float:
+        """tr(P Σ Pᵀ) / tr Σ: the share of the site's variance that removal takes away."""
+        reads = self.reads.to(covariance)
+        return float((reads * (covariance @ reads)).sum() / covariance.diagonal().sum())
+
+    @property
+    def width(self) -> int:
+        """Dimensions of the space around it."""
+        return len(self.basis)
+
+    @property
+    def rank(self) -> int:
+        """Dimensions of the subspace."""
+        return self.basis.shape[1]
+
+    def check_width(self, width: int, where: str) -> None:
+        """**Raises** `InvalidArgument` where vectors at the named place have another width."""
+        if self.width != width:
+            raise InvalidArgument(
+                f"the basis of {self.name!r} is {self.width} wide; vectors at {where} are {width} wide."
+            )
+
+
+def span(name: str, columns: Float[Tensor, "d n"]) -> Subspace:
+    """The span of some vectors: left singular vectors whose singular value exceeds a millionth of the largest.
+
+    **Raises** `InvalidArgument` where all vectors are zero or one is not finite.
+    """
+    if not bool(columns.isfinite().all()) or not bool(columns.any()):
+        raise InvalidArgument(
+            f"{name}: the vectors to span are all zero, or not finite; there is no such subspace here."
+        )
+    left, singular, _ = torch.linalg.svd(columns.double(), full_matrices=False)
+    return Subspace(name, left[:, singular > RANK_TOLERANCE * singular[0]])

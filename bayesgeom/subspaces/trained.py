@@ -1,0 +1,143 @@
+"""A trained swap subspace: distributed alignment search with one orthonormal basis a layer.
+
+The basis B is the Q of a matrix that starts from the covariance directions. It is trained so that the swap
+x + B Bᵀ (donor − x) moves the model's own quantity to what it is in the donor. The model's weights stay as they are.
+
+References: Geiger et al. 2024, arXiv:2303.02536 (distributed alignment search); Makelov et al. 2023, arXiv:2311.17030
+(such a subspace may act through directions that the model does not use otherwise).
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import final
+
+import torch
+from jaxtyping import Bool, Float, Float64
+from torch import Tensor, nn
+
+from bayesgeom.core.behavior import answer_log_probabilities
+from bayesgeom.core.errors import InvalidArgument
+from bayesgeom.core.trials import Trials
+from bayesgeom.subspaces.base import About, Fit, Sample, Setting
+from bayesgeom.subspaces.erasers import JointMoments
+from bayesgeom.subspaces.quantity import Quantity, answers_are_hypotheses
+from bayesgeom.subspaces.subspace import Subspace
+from bayesgeom.tasks.base import derived_seed
+
+STEPS, BATCH, LEARNING_RATE = 80, 16, 0.02
+_TRAIN = 1  # branch of the sample's seed
+
+
+@final
+@dataclass(frozen=True)
+class TrainedSwap(Fit):
+    """The subspace of this rank whose swap was trained to move the quantity, on sequences of its own."""
+
+    rank: int
+    quantity: Quantity
+    steps: int = STEPS
+
+    def __post_init__(self) -> None:
+        if self.steps < 1:
+            raise InvalidArgument(f"steps of a trained swap must be a positive integer, got {self.steps}.")
+
+    @property
+    def label(self) -> str:
+        return f"trained swap ({self.quantity.label}, rank {self.rank})"
+
+    @property
+    def about(self) -> About:
+        return About(quantity=self.quantity, at_scored=True)
+
+    def check(self, setting: Setting) -> None:
+        self.quantity.check(setting.trials)
+        setting.model.require((setting.place.site,), by=self.label)
+        width, name = setting.place.width_in(setting.model.spec), setting.model.spec.name
+        if not 1 <= self.rank <= width:
+            raise InvalidArgument(
+                f"rank = {self.rank}: {setting.place.site.name!r} of {name} has {width} dimensions; use 1 … {width}."
+            )
+
+    def fitted(self, sample: Sample, layers: Sequence[int]) -> dict[int, Subspace]:
+        return {layer: Subspace(self.label, self._trained(sample, layer)) for layer in layers}
+
+    def _trained(self, sample: Sample, layer: int) -> Float64[Tensor, "d rank"]:
+        assert sample.draw_pairs is not None, "interventions hand pairs to the fits that train"
+        width, seed = sample.place.width_in(sample.model.spec), derived_seed(sample.seed, _TRAIN, layer)
+        like = next(sample.model.module.parameters())
+        generator = torch.Generator().manual_seed(seed)
+        start = torch.randn(width, self.rank, generator=generator, dtype=torch.float64)
+        start = _from_covariance(sample, layer, self.quantity, start)
+        weights = start.to(like.device, torch.float32).requires_grad_()
+        optimizer = torch.optim.Adam([weights], lr=LEARNING_RATE)
+        schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, self.steps)
+        for step in range(self.steps):
+            pair = sample.draw_pairs(BATCH, derived_seed(seed, step))
+            with torch.enable_grad():
+                loss = self._loss(sample, layer, torch.linalg.qr(weights).Q, pair)
+            (weights.grad,) = torch.autograd.grad(loss, [weights])
+            optimizer.step()
+            schedule.step()
+        basis: Tensor = torch.linalg.qr(weights.detach().double()).Q
+        return basis
+
+    def _loss(
+        self, sample: Sample, layer: int, basis: Float[Tensor, "d rank"], pair: tuple[Trials, Trials]
+    ) -> Float[Tensor, ""]:
+        """Mean squared distance to the donor's own value; for whole distributions, KL(donor's own ‖ edited)."""
+        originals, donors = pair
+        own, held = _held(sample, layer, donors)
+        edited = _swapped(sample, layer, basis, originals, held)
+        log_own, log_edited = (answer_log_probabilities(logits, originals)[0] for logits in (own, edited))
+        are_hypotheses = answers_are_hypotheses(originals)
+        if self.quantity.name == "belief" or (self.quantity.name == "log_odds" and not are_hypotheses):
+            return (log_own.exp() * (log_own - log_edited)).sum(dim=-1).mean()
+        target, found = (self.quantity.own(log, are_hypotheses=are_hypotheses) for log in (log_own, log_edited))
+        return (found - target).square().mean()
+
+
+def _from_covariance(
+    sample: Sample, layer: int, quantity: Quantity, start: Float64[Tensor, "d rank"]
+) -> Float64[Tensor, "d rank"]:
+    """The leading directions of Cov(x, y), then random ones: training starts from where the quantity lies."""
+    moments = JointMoments.of(sample.points(layer), sample.values(quantity))
+    left, singular, _ = torch.linalg.svd(moments.cross.cpu(), full_matrices=False)
+    kept = left[:, singular > 1e-6 * singular[0]][:, : start.shape[1]]
+    basis: Tensor = torch.linalg.qr(torch.cat([kept, start[:, kept.shape[1] :]], dim=1)).Q
+    return basis
+
+
+@torch.no_grad()
+def _held(sample: Sample, layer: int, donors: Trials) -> tuple[Tensor, Tensor]:
+    """The donors' logits, and their activations at the place."""
+    kept: list[Tensor] = []
+
+    def keep(_module: nn.Module, _inputs: object, output: Tensor) -> None:
+        kept.append(output.detach())
+
+    return _hooked(sample, layer, keep, donors), kept[0]
+
+
+def _swapped(
+    sample: Sample, layer: int, basis: Float[Tensor, "d rank"], originals: Trials, held: Float[Tensor, "batch pos *d"]
+) -> Float[Tensor, "batch query_pos d_vocab"]:
+    def swap(_module: nn.Module, _inputs: object, output: Tensor) -> Tensor:
+        flat, donor = (values.reshape(*values.shape[:2], -1) for values in (output.detach(), held))
+        change = ((donor - flat) @ basis) @ basis.T
+        return (flat + _masked(change, sample.mask)).reshape(output.shape)
+
+    return _hooked(sample, layer, swap, originals)
+
+
+def _masked(change: Float[Tensor, "batch pos d"], mask: Bool[Tensor, " pos"] | None) -> Float[Tensor, "batch pos d"]:
+    return change if mask is None else change * mask.to(change)[:, None]
+
+
+def _hooked(
+    sample: Sample, layer: int, hook: Callable[[nn.Module, object, Tensor], Tensor | None], trials: Trials
+) -> Float[Tensor, "batch query_pos d_vocab"]:
+    handle = sample.model.point(sample.place.site, layer).register_forward_hook(hook)
+    try:
+        return sample.model.logits(trials)
+    finally:
+        handle.remove()

@@ -1,0 +1,1 @@
+"""Watch a running training: events, responses and the last good state."""

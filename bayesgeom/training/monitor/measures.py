@@ -1,0 +1,195 @@
+"""What a monitor measures: one forward pass over a few fixed sequences, and the hypotheses' keys from the weights.
+
+Nothing of the model is changed: every submodule's mode, the random state and everybody's hooks are as before, also
+after an exception.
+"""
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import final
+
+import numpy as np
+import torch
+from jaxtyping import Float, Float64, Int64
+from torch import Tensor, nn
+
+from bayesgeom.core.behavior import answer_log_probabilities
+from bayesgeom.core.sites import PATTERN, TOKEN_KEYS, Site, V
+from bayesgeom.core.trials import Trials
+from bayesgeom.models.base import Model
+from bayesgeom.stats.bootstrap import shuffled_within_position
+from bayesgeom.stats.correlation import ranks
+from bayesgeom.stats.cosine import centred, orthogonality, pairwise_cosine
+from bayesgeom.stats.information import entropy_bits, kl_bits, total_variation
+
+APART = 0.5  # cosine, 60 degrees: hypotheses whose keys are closer than that share a direction
+MAX_POINTS = 256  # scored positions compared in pairs
+DRAWS = 200
+METRICS = ("key_orthogonality", "coverage", "separation", "kl_bits", "attention_entropy_bits")
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Measures:
+    """One measurement; NaN where the model has no such site or the task no posterior.
+
+    - `key_orthogonality`: 1 − the root mean square cosine of distinct hypotheses' keys, per layer and key head.
+    - `coverage`: share of hypotheses whose key, the mean key removed, is more than 60° from every other's.
+    - `separation`: rank correlation, over pairs of scored positions, of the distance between their last-layer values
+      with the total variation between their exact posteriors. `separation_null`: posteriors of other sequences at the
+      same position.
+    - `kl_bits`: KL(exact ‖ model) of every sequence. `attention_entropy_bits`: mean over scored rows.
+    """
+
+    key_orthogonality: Float64[np.ndarray, "layer kv_head"]
+    coverage: Float64[np.ndarray, "layer kv_head"]
+    attention_entropy_bits: Float64[np.ndarray, "layer head"]
+    kl_bits: Float64[np.ndarray, " sequence"]
+    separation: float
+    separation_null: float
+
+    def summary(self) -> dict[str, float]:
+        """The numbers that thresholds are set on: frames of the first layer, everything else over all there is."""
+        return {
+            "key_orthogonality": float(self.key_orthogonality[0].mean()),
+            "coverage": float(self.coverage[0].mean()),
+            "separation": self.separation,
+            "kl_bits": float(self.kl_bits.mean()),
+            "attention_entropy_bits": float(self.attention_entropy_bits.mean()),
+        }
+
+
+def measured(model: Model, trials: Trials, *, seed: int) -> Measures:
+    """Everything, from one pass over these trials; `seed` chooses the points compared and the null's exchange."""
+    held: dict[tuple[Site, int], Tensor] = {}
+    with undisturbed(model.module), torch.no_grad(), _watching(model, trials, held):
+        logits = model.logits(trials)
+        frames = _frame_statistics(model, trials)
+    kl = np.full(len(trials), np.nan)
+    if trials.has_posterior:
+        log_answers, _ = answer_log_probabilities(logits, trials)
+        kl = kl_bits(trials.at_scored(trials.predictive), log_answers).mean(dim=1).cpu().numpy()
+    spec, last = model.spec, held.get((V, model.spec.n_layers - 1))
+    separated = _separation(last, trials, seed) if last is not None and trials.has_posterior else (math.nan,) * 2
+    entropies = [held.get((PATTERN, layer)) for layer in range(spec.n_layers)]
+    blank = torch.full((spec.n_heads,), torch.nan)
+    return Measures(
+        key_orthogonality=frames[0],
+        coverage=frames[1],
+        attention_entropy_bits=torch.stack([(blank if e is None else e).double().cpu() for e in entropies]).numpy(),
+        kl_bits=kl,
+        separation=separated[0],
+        separation_null=separated[1],
+    )
+
+
+def chance_levels(model: Model, trials: Trials, uniform_kl_bits: float, *, seed: int) -> dict[str, float]:
+    """What each number is by chance: random directions of that width and count, uniform attention, uniform answers.
+
+    NaN for separation, whose null comes with every measurement.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    n = len(_hypotheses(trials))
+    draws = torch.randn(DRAWS, max(n, 1), model.spec.d_head, generator=generator, dtype=torch.float64)
+    orthogonal, covered = _of_frames(draws)
+    visible = (trials.scored_positions() + 1).double()
+    return {
+        "key_orthogonality": float(orthogonal.mean()) if n > 1 else math.nan,
+        "coverage": float(covered.mean()) if n > 1 else math.nan,
+        "separation": math.nan,
+        "kl_bits": uniform_kl_bits,
+        "attention_entropy_bits": float(visible.log2().mean()),
+    }
+
+
+@contextmanager
+def undisturbed(module: nn.Module) -> Iterator[None]:
+    """Evaluation mode and no autocast inside; every submodule's mode and the random state as before afterwards."""
+    training = {part: part.training for part in module.modules()}
+    module.eval()
+    device = next((p.device.type for p in module.parameters()), "cpu")
+    try:
+        with torch.random.fork_rng(), torch.autocast(device, enabled=False):
+            yield
+    finally:
+        for part, was_training in training.items():
+            part.training = was_training
+
+
+@contextmanager
+def _watching(model: Model, trials: Trials, held: dict[tuple[Site, int], Tensor]) -> Iterator[None]:
+    """Hooks on every layer's pattern, of which only the entropy is kept, and on the last layer's values."""
+
+    def attention(layer: int) -> Callable[[nn.Module, object, Tensor], None]:
+        def keep(_module: nn.Module, _inputs: object, output: Tensor) -> None:
+            scored = trials.at_scored(output.transpose(1, 2))
+            held[PATTERN, layer] = entropy_bits(scored.float()).mean(dim=(0, 1))
+
+        return keep
+
+    def values(_module: nn.Module, _inputs: object, output: Tensor) -> None:
+        held[V, model.spec.n_layers - 1] = output
+
+    handles = []
+    if PATTERN in model.sites:
+        layers = range(model.spec.n_layers)
+        handles = [model.point(PATTERN, layer).register_forward_hook(attention(layer)) for layer in layers]
+    if V in model.sites:
+        handles.append(model.point(V, model.spec.n_layers - 1).register_forward_hook(values))
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _hypotheses(trials: Trials) -> Int64[Tensor, " token"]:
+    """The ids whose keys form the frame: the hypotheses, or the first set that the task names."""
+    sets = trials.token_sets
+    return sets.get("hypotheses", next(iter(sets.values()), trials.answers[:0]))
+
+
+def _frame_statistics(model: Model, trials: Trials) -> tuple[np.ndarray, np.ndarray]:
+    ids, spec = _hypotheses(trials), model.spec
+    if TOKEN_KEYS not in model.sites or len(ids) < 2:
+        unknown = np.full((spec.n_layers, spec.n_kv_heads), np.nan)
+        return unknown, unknown
+    keys = torch.stack([model.static(TOKEN_KEYS, ids, layer) for layer in range(spec.n_layers)])
+    orthogonal, covered = _of_frames(keys.transpose(1, 2).double())
+    return orthogonal.cpu().numpy(), covered.cpu().numpy()
+
+
+def _of_frames(
+    keys: Float64[Tensor, "*frame item d"],
+) -> tuple[Float64[Tensor, "*frame"], Float64[Tensor, "*frame"]]:
+    """Orthogonality of raw keys; coverage of keys less their mean, which softmax does not see."""
+    apart = pairwise_cosine(centred(keys))
+    itself = torch.eye(apart.shape[-1], dtype=torch.bool, device=apart.device)
+    nearest = apart.masked_fill(itself, -1).nan_to_num(nan=1.0).amax(dim=-1)
+    return orthogonality(pairwise_cosine(keys)), (nearest < APART).double().mean(dim=-1)
+
+
+def _separation(values: Float[Tensor, "batch pos kv_head d_head"], trials: Trials, seed: int) -> tuple[float, float]:
+    """The correlation, and the same with posteriors exchanged between sequences within each position."""
+    rng = np.random.default_rng(seed)
+    exact = trials.at_scored(trials.predictive).cpu().numpy()
+    exchanged = shuffled_within_position(exact, rng)
+    points = trials.at_scored(values).flatten(2).flatten(0, 1).double().cpu()
+    chosen = torch.from_numpy(np.sort(rng.permutation(len(points))[:MAX_POINTS]))
+    above = torch.triu_indices(len(chosen), len(chosen), 1)
+    distance = _unit_ranks(torch.cdist(points[chosen], points[chosen])[above[0], above[1]])
+    found = []
+    for posteriors in (exact, exchanged):
+        p = torch.from_numpy(posteriors).flatten(0, 1)[chosen]
+        found.append(float(distance @ _unit_ranks(total_variation(p[above[0]], p[above[1]]))))
+    return found[0], found[1]
+
+
+def _unit_ranks(x: Float64[Tensor, " pair"]) -> Float64[np.ndarray, " pair"]:
+    """Ranks with mean 0 and length 1; NaN where all are equal. Differences of rounding are ties."""
+    r = ranks(x.numpy().round(9))
+    r = r - r.mean()
+    length = float(np.linalg.norm(r))
+    return r / length if length > 0 else np.full_like(r, np.nan)

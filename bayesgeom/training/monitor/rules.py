@@ -1,0 +1,201 @@
+"""What a monitor makes of its measurements: thresholds crossed, and degeneration, by rules that noise does not trip."""
+
+import math
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal, final
+
+import numpy as np
+from jaxtyping import Float64
+
+from bayesgeom.core.errors import InvalidArgument
+
+Kind = Literal["reached", "lost", "degenerated", "not finite", "rolled back", "stopped"]
+CONFIRMED = 2  # measurements in a row on the other side of a threshold before it counts as crossed
+BLOCK = 5  # measurements whose median stands for where KL is
+LEAST_RISE, NOISES, ERRORS = 1.5, 5.0, 3.0
+_JUMPS = 200
+_MAD = 1.4826  # from the median of |x| to the standard deviation of a Gaussian
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Thresholds:
+    """What counts as good: at least so much orthogonality, coverage and separation, at most so much KL.
+
+    Orthogonality below `degenerate_orthogonality`, after having been above it, marks degeneration.
+    """
+
+    key_orthogonality: float = 0.9
+    coverage: float = 0.8
+    separation: float = 0.7
+    kl_bits: float = 0.01
+    degenerate_orthogonality: float = 0.7
+
+    def __post_init__(self) -> None:
+        if self.kl_bits <= 0 or not all(math.isfinite(value) for value in vars(self).values()):
+            raise InvalidArgument(f"thresholds are finite numbers, that of KL above 0; got {self}.")
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Event:
+    """Something that a monitor noticed or did. Of a rollback, `value` is the step whose weights were put back."""
+
+    step: int
+    kind: Kind
+    metric: str
+    value: float
+    threshold: float
+    chance: float = math.nan
+
+    def __str__(self) -> str:
+        if self.kind == "rolled back":
+            return f"step {self.step}: rolled back to step {self.value:.0f}, because {self.metric} went wrong"
+        if self.kind == "not finite":
+            return f"step {self.step}: {self.value:.0f} entries of {self.metric} are NaN or infinite"
+        chance = "" if math.isnan(self.chance) else f", chance {self.chance:.3g}"
+        return f"step {self.step}: {self.metric} {self.kind} ({self.value:.4g}; threshold {self.threshold:.3g}{chance})"
+
+    @property
+    def is_warning(self) -> bool:
+        """Whether somebody should look."""
+        return self.kind != "reached"
+
+
+@final
+class Side:
+    """On which side of a threshold a number is; it changes after `CONFIRMED` measurements in a row on the other."""
+
+    def __init__(self) -> None:
+        self.is_good = False
+        self._against = 0
+
+    def moved(self, is_good: bool) -> bool:
+        """Whether this measurement settles that the side has changed."""
+        self._against = self._against + 1 if is_good != self.is_good else 0
+        if self._against < CONFIRMED:
+            return False
+        self.is_good, self._against = is_good, 0
+        return True
+
+
+@final
+class RisingKL:
+    """Whether KL has risen for good, told from the jitter of training.
+
+    Where KL is, is the median of its last five measurements (in log); where it was at its best, the least median of any
+    five. It has risen if it is higher by a factor of 1.5, by five times the standard deviation that its own jumps from
+    one measurement to the next show, by more than three standard errors over the sequences (paired, since they are
+    always the same), and by `least_bits`.
+    """
+
+    def __init__(self, least_bits: float) -> None:
+        self.least_bits = least_bits
+        self._recent: deque[Float64[np.ndarray, " sequence"]] = deque(maxlen=BLOCK)
+        self._jumps: deque[float] = deque(maxlen=_JUMPS)
+        self._best: Float64[np.ndarray, "measurement sequence"] | None = None
+        self._n = 0
+
+    def update(self, kl_bits: Float64[np.ndarray, " sequence"]) -> bool:
+        """Take the next measurement in; whether KL has risen."""
+        if self._recent:
+            self._jumps.append(_level(kl_bits[None]) - _level(self._recent[-1][None]))
+        self._recent.append(kl_bits)
+        self._n += 1
+        if len(self._recent) < BLOCK:
+            return False
+        now = np.stack(self._recent)
+        has_risen = self._best is not None and self._is_above(now, self._best)
+        if self._n % BLOCK == 0 and (self._best is None or _level(now) < _level(self._best)):
+            self._best = now
+        return has_risen
+
+    def is_near_best(self, kl_bits: Float64[np.ndarray, " sequence"]) -> bool:
+        """Whether one measurement is no worse than the best five by the least factor that counts."""
+        return self._best is None or _level(kl_bits[None]) <= _level(self._best) + math.log(LEAST_RISE)
+
+    def forget_recent(self) -> None:
+        """Begin to look again, beside the same best: the weights were put back."""
+        self._recent.clear()
+        self._n = 0
+
+    def _is_above(
+        self, now: Float64[np.ndarray, "measurement sequence"], best: Float64[np.ndarray, "measurement sequence"]
+    ) -> bool:
+        noise = _MAD * float(np.median(np.abs(self._jumps))) / math.sqrt(2)
+        by_sequence = np.median(now, axis=0) - np.median(best, axis=0)
+        error = float(by_sequence.std(ddof=1) / math.sqrt(len(by_sequence))) if len(by_sequence) > 1 else 0.0
+        rise = float(by_sequence.mean())
+        return _level(now) - _level(best) > max(math.log(LEAST_RISE), NOISES * noise) and rise > max(
+            ERRORS * error, self.least_bits
+        )
+
+
+def _level(kl_bits: Float64[np.ndarray, "measurement sequence"]) -> float:
+    """Median over measurements of the log of the mean KL; nearly exact predictions may give a negative zero."""
+    return float(np.median(np.log(np.maximum(kl_bits.mean(axis=1), 1e-12))))
+
+
+@final
+class Rules:
+    """The state of every rule. `update` gives what a measurement makes happen."""
+
+    def __init__(self, thresholds: Thresholds) -> None:
+        self.thresholds = thresholds
+        self._chance: Mapping[str, float] = {}
+        self.rising = RisingKL(least_bits=thresholds.kl_bits / 10)
+        self._sides = {name: Side() for name in ("key_orthogonality", "coverage", "separation", "kl_bits")}
+        self._frame, self._marked = Side(), set[str]()
+
+    def update(
+        self,
+        step: int,
+        summary: Mapping[str, float],
+        kl_bits: Float64[np.ndarray, " sequence"],
+        chance: Mapping[str, float],
+    ) -> list[Event]:
+        """Thresholds crossed either way, then marks of degeneration; each mark once, until it is lifted.
+
+        `chance` is told with every event.
+        """
+        self._chance, events = chance, []
+        for name, side in self._sides.items():
+            value, threshold = summary[name], float(vars(self.thresholds)[name])
+            is_good = value <= threshold if name == "kl_bits" else value >= threshold
+            if not math.isnan(value) and side.moved(is_good):
+                kind: Kind = "reached" if is_good else "lost"
+                events.append(self._event(step, kind, name, value, threshold))
+        return events + self._degeneration(step, summary, kl_bits)
+
+    def is_healthy(self, kl_bits: Float64[np.ndarray, " sequence"], on: frozenset[str]) -> bool:
+        """Whether none of the numbers `on` is marked and KL is near its best: a state worth going back to."""
+        return not self._marked & on and self.rising.is_near_best(kl_bits)
+
+    def lift_marks(self) -> None:
+        """Forget what led to a rollback; the best that was seen is kept."""
+        self._marked.clear()
+        self.rising.forget_recent()
+
+    def _degeneration(
+        self, step: int, summary: Mapping[str, float], kl_bits: Float64[np.ndarray, " sequence"]
+    ) -> list[Event]:
+        floor, frame = self.thresholds.degenerate_orthogonality, summary["key_orthogonality"]
+        found = dict[str, tuple[bool, float]]()
+        if not math.isnan(frame) and self._frame.moved(frame >= floor):
+            found["key_orthogonality"] = (not self._frame.is_good, floor)
+        if np.isfinite(kl_bits).all():
+            found["kl_bits"] = (self.rising.update(kl_bits), self.thresholds.kl_bits)
+        events = []
+        for name, (is_bad, threshold) in found.items():
+            if is_bad and name not in self._marked:
+                events.append(self._event(step, "degenerated", name, summary[name], threshold))
+                self._marked.add(name)
+            elif not is_bad:
+                self._marked.discard(name)
+        return events
+
+    def _event(self, step: int, kind: Kind, metric: str, value: float, threshold: float) -> Event:
+        chance = self._chance.get(metric, math.nan)
+        return Event(step=step, kind=kind, metric=metric, value=value, threshold=threshold, chance=chance)

@@ -1,0 +1,290 @@
+"""`Monitor`: watch a training run from inside any loop, and `trainer_callback`: from inside `transformers.Trainer`.
+
+watch = bayesgeom.monitor.Monitor(module, task, every=100)
+for step in range(steps):
+    ...
+    optimiser.step()
+    watch(step)
+    if watch.should_stop:
+        break
+watch.save("runs/watched")
+"""
+
+import logging
+import math
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal, Protocol, final, runtime_checkable
+
+import numpy as np
+import torch
+from torch import nn
+
+from bayesgeom.core.behavior import predicted_behaviour
+from bayesgeom.core.errors import InvalidArgument
+from bayesgeom.core.files import check_directory, file_aside
+from bayesgeom.models.base import Model
+from bayesgeom.models.provenance import provenance
+from bayesgeom.models.resolve import TaskLike, as_model, task_of
+from bayesgeom.results.diagnosis import Diagnosis
+from bayesgeom.results.report import METRICS as TABLE
+from bayesgeom.tasks.base import Branch, derived_seed
+from bayesgeom.training.monitor.good_state import GoodState, non_finite
+from bayesgeom.training.monitor.measures import METRICS, Measures, chance_levels, measured, undisturbed
+from bayesgeom.training.monitor.report import MonitorReport, monitor_report
+from bayesgeom.training.monitor.rules import Event, Rules, Thresholds
+
+EVERY = 100
+THRESHOLDS = Thresholds()
+_LOG = logging.getLogger("bayesgeom.monitor")
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Response:
+    """What to do about degeneration, and about which. Weights or KL that are not finite always call for the action.
+
+    `action`: "warn" says so; "stop" also sets `should_stop`; "roll_back" puts the last good state back, `most` times,
+    and then stops. `optimiser`'s state is kept and put back with the weights. `folder` keeps the state there instead of
+    in memory. `on`: the marks that are acted on, one or several; orthogonality alone is no evidence that anything is
+    wrong.
+    """
+
+    action: Literal["warn", "stop", "roll_back"] = "warn"
+    on: str | Collection[str] = "kl_bits"
+    optimiser: torch.optim.Optimizer | None = None
+    folder: str | Path | None = None
+    most: int = 3
+
+    def __post_init__(self) -> None:
+        known = {"kl_bits", "key_orthogonality"}
+        if self.action not in ("warn", "stop", "roll_back") or not self.marks <= known or self.most < 1:
+            raise InvalidArgument(
+                f"action is warn, stop or roll_back, `on` is of {', '.join(sorted(known))}, and `most` at least 1; got "
+                f"{self.action!r}, {self.on!r}, {self.most}."
+            )
+
+    @property
+    def marks(self) -> frozenset[str]:
+        """The marks that are acted on."""
+        return frozenset({self.on} if isinstance(self.on, str) else self.on)
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """`n` fixed sequences; `untrained`: measure a fresh copy of the architecture first, as a second level to compare.
+
+    `out`: a directory whose metrics.parquet is written anew at every measurement.
+    """
+
+    n: int = 32
+    seed: int = 0
+    untrained: bool = True
+    out: str | Path | None = None
+
+
+@final
+class Monitor:
+    """Call it with the step, after the optimiser's; every `every` steps it measures the model.
+
+    What it notices goes to the log "bayesgeom.monitor" and to `events`. The model is left as it was, but for a
+    rollback. **Raises** `InvalidArgument` for `every` or n < 1 or a task without sequences for this model,
+    `TaskMismatch` where ids or length do not fit, `OutputFault` where `out` cannot be written.
+    """
+
+    def __init__(
+        self,
+        model: Model | nn.Module,
+        task: TaskLike | None = None,
+        *,
+        every: int = EVERY,
+        settings: Settings = Settings(),
+        thresholds: Thresholds = THRESHOLDS,
+        response: Response = Response(),
+    ) -> None:
+        if every < 1 or settings.n < 1:
+            raise InvalidArgument(f"every and n are at least 1; got {every} and {settings.n}.")
+        if settings.out is not None:
+            check_directory(Path(settings.out))
+        self.every, self.settings, self.response = every, settings, response
+        with _as_found(model):
+            self.model: Model = as_model(_unwrapped(model))
+            self.task = task_of(self.model, task)
+            self._trials = self.task.sample(
+                settings.n, seed=derived_seed(settings.seed, Branch.TRIALS), device=self.model.spec.device
+            )
+            self.model.check_fits(self._trials)
+            self.untrained = self._of_untrained()
+        self.chance = chance_levels(self.model, self._trials, self._uniform_kl(), seed=settings.seed)
+        self.events: list[Event] = []
+        self.should_stop = False
+        self._rules = Rules(thresholds)
+        self._good = GoodState(self.model.module, response.optimiser, response.folder)
+        self._steps, self._measures = list[int](), list[Measures]()
+        self._rollbacks, self._was_broken = 0, False
+
+    def __call__(self, step: int) -> tuple[Event, ...]:
+        """Measure if it is time; what was noticed and done."""
+        return self.measure(step) if step % self.every == 0 else ()
+
+    def measure(self, step: int) -> tuple[Event, ...]:
+        """Measure now."""
+        found = measured(self.model, self._trials, seed=self.settings.seed)
+        self._steps.append(step)
+        self._measures.append(found)
+        chance = {**self.chance, "separation": found.separation_null}
+        broken = self._broken(step, found)
+        if broken is None:
+            noticed = self._rules.update(step, found.summary(), found.kl_bits, chance)
+        else:  # no other rule can be judged; said once, until the numbers are finite again
+            noticed = [] if self._was_broken else [broken]
+        events = (*noticed, *self._responded(step, noticed if broken is None else [broken], found))
+        self._was_broken = broken is not None
+        for event in events:
+            _LOG.log(logging.WARNING if event.is_warning else logging.INFO, "%s", event)
+        self.events += events
+        if self.settings.out is not None:
+            self._write_table(Path(self.settings.out))
+        return events
+
+    @property
+    def has_measured(self) -> bool:
+        """Whether there is anything to report."""
+        return bool(self._steps)
+
+    def report(self) -> MonitorReport:
+        """Everything measured so far. **Raises** `InvalidArgument` before the first measurement."""
+        if not self._steps:
+            raise InvalidArgument("nothing has been measured yet: call the monitor with a step first.")
+        return monitor_report(
+            self._steps, self._measures, chance=self.chance, untrained=self.untrained,
+            thresholds=self._rules.thresholds, events=self.events,
+            seed=derived_seed(self.settings.seed, Branch.RESAMPLING),
+        )  # fmt: skip
+
+    def diagnosis(self) -> Diagnosis:
+        """The report as a diagnosis of its own; the provenance's weights are those at the start."""
+        report = self.report()
+        arguments = {"n": self.settings.n, "seed": self.settings.seed, "every": self.every}
+        where = provenance(self.model, self.task, arguments)
+        return Diagnosis.of(report, where)
+
+    def save(self, path: str | Path) -> None:
+        """Write the report directory: report.json, arrays.safetensors, metrics.parquet, report.html."""
+        self.diagnosis().save(path)
+
+    def _responded(self, step: int, noticed: list[Event], found: Measures) -> list[Event]:
+        """Keep a good state, or act on a bad one."""
+        response = self.response
+        bad = [event for event in noticed if _calls_for_action(event, response.marks)]
+        if response.action == "roll_back" and not bad and self._rules.is_healthy(found.kl_bits, response.marks):
+            self._good.keep(step)
+        if not bad or response.action == "warn":
+            return []
+        cause = bad[0]
+        if response.action == "roll_back" and self._good.step is not None and self._rollbacks < response.most:
+            self._rollbacks += 1
+            back = self._good.put_back()
+            self._rules.lift_marks()
+            return [self._done(step, "rolled back", cause, float(back))]
+        self.should_stop = True
+        return [self._done(step, "stopped", cause, cause.value)]
+
+    def _broken(self, step: int, found: Measures) -> Event | None:
+        """The event of weights or KL that are not finite: the first rule, whatever the response acts on."""
+        bad = {
+            "weights": non_finite(self.model.module.state_dict().values()),
+            "kl_bits": int((~np.isfinite(found.kl_bits)).sum()) if self._trials.has_posterior else 0,
+        }
+        wrong = next((metric for metric, count in bad.items() if count), None)
+        if wrong is None:
+            return None
+        return Event(step=step, kind="not finite", metric=wrong, value=float(bad[wrong]), threshold=0.0)
+
+    @staticmethod
+    def _done(step: int, kind: Literal["rolled back", "stopped"], cause: Event, value: float) -> Event:
+        return Event(step=step, kind=kind, metric=cause.metric, value=value, threshold=cause.threshold)
+
+    def _of_untrained(self) -> dict[str, float]:
+        if not self.settings.untrained:
+            return dict.fromkeys(METRICS, math.nan)
+        fresh = self.model.fresh(derived_seed(self.settings.seed, Branch.FRESH))
+        return measured(fresh, self._trials, seed=self.settings.seed).summary()
+
+    def _uniform_kl(self) -> float:
+        if not self._trials.has_posterior:
+            return math.nan
+        exact = self._trials.at_scored(self._trials.predictive)
+        return float(predicted_behaviour(self._trials, torch.full_like(exact, 1 / exact.shape[-1])).kl_bits.mean())
+
+    def _write_table(self, folder: Path) -> None:
+        with file_aside(folder / TABLE) as aside:
+            self.diagnosis().to_pandas().to_parquet(aside)
+
+
+@runtime_checkable
+class Watching(Protocol):
+    """A `transformers.TrainerCallback` that holds a monitor once training has begun."""
+
+    monitor: Monitor | None
+
+
+def trainer_callback(
+    task: TaskLike,
+    *,
+    every: int = EVERY,
+    settings: Settings = Settings(),
+    thresholds: Thresholds = THRESHOLDS,
+    response: Response = Response(),
+) -> Watching:
+    """A callback for `transformers.Trainer(callbacks=[…])`, which watches its model on this task.
+
+    The monitor is made when training begins, where the trainer's model then lies, and is `callback.monitor`. On a
+    rollback the trainer's optimiser is put back as well; with `settings.out` the whole report is written at the end.
+    """
+    from transformers import TrainerCallback
+
+    @final
+    class Watch(TrainerCallback):
+        """Measures on time, and passes on that training should stop."""
+
+        def __init__(self) -> None:
+            self.monitor: Monitor | None = None
+
+        def on_train_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:
+            owned = response.optimiser or given.get("optimizer")
+            self.monitor = Monitor(
+                given["model"], task, every=every, settings=settings, thresholds=thresholds,
+                response=replace(response, optimiser=owned),
+            )  # fmt: skip
+
+        def on_step_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:
+            assert self.monitor is not None, "training has begun"
+            self.monitor(state.global_step)
+            control.should_training_stop |= self.monitor.should_stop
+
+        def on_train_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:
+            if self.monitor is not None and settings.out is not None and self.monitor.has_measured:
+                self.monitor.save(settings.out)
+
+    return Watch()
+
+
+def _calls_for_action(event: Event, marks: frozenset[str]) -> bool:
+    return event.kind == "not finite" or (event.kind == "degenerated" and event.metric in marks)
+
+
+def _unwrapped(model: Model | nn.Module) -> Model | nn.Module:
+    """What torch's parallel wrappers hold."""
+    wrappers = (nn.DataParallel, nn.parallel.DistributedDataParallel)
+    return model.module if isinstance(model, wrappers) else model
+
+
+@contextmanager
+def _as_found(model: Model | nn.Module) -> Iterator[None]:
+    """Modes of all submodules and the random state as before afterwards."""
+    with undisturbed(model if isinstance(model, nn.Module) else model.module):
+        yield

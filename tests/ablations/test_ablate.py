@@ -1,0 +1,280 @@
+"""ablate: the whole way from a model to a report, bad input, and batteries that stop and go on."""
+
+import importlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from jaxtyping import TypeCheckError
+
+import bayesgeom
+from bayesgeom import ablations, cli
+from bayesgeom.ablations import Ablation, Component
+from bayesgeom.ablations.report import AblationReport
+from bayesgeom.ablations.run import N_REFERENCE, AblationJob, ablate
+from bayesgeom.core.errors import InvalidArgument, MissingSite, OutputFault, TaskMismatch, UnknownName
+from bayesgeom.core.sites import Z
+from bayesgeom.core.trials import concatenate
+from bayesgeom.models.adapters.hooked import HookedModel
+from bayesgeom.results.diagnosis import Diagnosis
+from bayesgeom.results.report import PROGRESS
+from bayesgeom.tasks.base import derived_seed
+from bayesgeom.tasks.bijection import Bijection
+from tests.ablations.plain import TASK, Plain, heads, lively, scored, some_sets
+from tests.tiny import tiny_checkpoints, tiny_folder
+
+__all__ = ["tiny_checkpoints", "tiny_folder"]  # fixtures
+
+MODULE = importlib.import_module("bayesgeom.ablate")  # its name in the package is the function's
+SMALL = [Ablation(heads((1, 2))), Ablation((Component(0, "mlp"),)), Ablation((Component(2, "block"),))]
+
+
+def job(model: HookedModel, **changes: Any) -> AblationJob:
+    return AblationJob.of(model, None, SMALL, **{"mode": "mean", "n": 300, "seed": 0} | changes)
+
+
+def assert_equal(one: AblationReport, other: AblationReport) -> None:
+    for name, value in vars(one).items():
+        if isinstance(value, np.ndarray):
+            np.testing.assert_array_equal(vars(other)[name], value, err_msg=name, strict=True)
+        elif name == "intervals":  # NaN where there is none
+            assert repr(vars(other)[name]) == repr(value)
+        else:
+            assert vars(other)[name] == value or (value != value and vars(other)[name] != vars(other)[name]), name
+
+
+# The numbers.
+
+
+@pytest.mark.parametrize("mode", ["zero", "mean"])
+def test_damage_is_what_one_pass_per_ablation_gives(mode: str) -> None:
+    """Two blocks of the stream, the task's own means, and nothing shared with the engine but the trials."""
+    model, n, seed = lively(), 150, 5
+    trials = concatenate(list(TASK.stream(n, seed=derived_seed(seed, 0))))
+    others = concatenate(list(TASK.stream(N_REFERENCE, seed=derived_seed(seed, 3))))
+    plain, battery = Plain.of(model.module, trials, others), [*SMALL, *some_sets()[:3]]
+    report = bayesgeom.ablate(model, battery=battery, mode=mode, n=n, seed=seed)
+    with torch.no_grad():
+        before = scored(trials.at_scored(model.module(trials.tokens)), trials)
+    assert report.baseline_kl_bits == pytest.approx(before[0].mean(), abs=1e-5)
+    for i, ablation in enumerate(battery):
+        change = plain.scores(ablation, mode) - before
+        found = (report.damage_bits[i], report.entropy_mae_increase_bits[i], report.accuracy_change[i])
+        np.testing.assert_allclose(found, change.mean(axis=(1, 2)), atol=1e-5, err_msg=ablation.label)
+        np.testing.assert_allclose(report.damage_bits_by_position[i], change[0].mean(axis=0), atol=1e-5)
+
+
+def test_the_default_battery_takes_every_part_away_once() -> None:
+    report = bayesgeom.ablate(lively(), n=17)
+    assert len(report.ablations) == len(set(report.ablations)) == 15 + 3 * 3
+    assert [report.kinds.count(kind) for kind in ("head", "attention", "mlp", "block")] == [15, 3, 3, 3]
+    assert np.isfinite(report.damage_by_head).all() and (report.n, report.mode) == (17, "mean")
+    assert report.key_overlap_pick.startswith("L")
+
+
+def test_the_seed_decides_every_number() -> None:
+    first, again, other = (ablate(lively(), battery=SMALL, n=17, seed=seed) for seed in (0, 0, 1))
+    assert_equal(first, again)
+    assert first.damage_bits[0] != other.damage_bits[0]
+
+
+def test_memory_for_many_sequences_is_bounded_and_the_means_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = job(lively(), n=67).run()
+    monkeypatch.setattr("bayesgeom.ablations.tally.MAX_UNITS", 11)
+    units = job(lively(), n=67).run()
+    for name in ("damage_bits", "kl_ratio", "accuracy_change", "damage_bits_by_position"):
+        np.testing.assert_allclose(vars(units)[name], vars(whole)[name], atol=1e-12, err_msg=name)
+
+
+def test_no_sequence_is_its_own_donor(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes: list[int] = []
+
+    def spied(replayer: Any, tile: Any, *rest: Any) -> Any:
+        sizes.append(len(tile))
+        return score_tile(replayer, tile, *rest)
+
+    score_tile = MODULE.score_tile
+    monkeypatch.setattr(MODULE, "score_tile", spied)
+    report = job(lively(), n=129, mode="resample").run()  # the stream's second block has one sequence
+    assert sum(sizes) == report.n == 129 and min(sizes) > 1
+
+
+@pytest.mark.parametrize("mode", ["mean", "resample"])
+def test_the_report_does_not_depend_on_the_tile(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = []
+    for rows in (13 * 128, 13 * 31, 1):
+        monkeypatch.setattr("bayesgeom.ablations.engine.TARGET_ROWS", rows)
+        found.append(job(lively(), n=150, mode=mode).run())
+    for other in found[1:]:
+        for name in ("damage_bits", "damage_bits_lo", "entropy_mae_increase_bits", "damage_bits_by_position"):
+            np.testing.assert_allclose(vars(other)[name], vars(found[0])[name], atol=1e-6, err_msg=name)
+
+
+# Stopping and going on.
+
+
+def interrupted_after(n_tiles: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C while the next tile is scored."""
+    score_tile, calls = MODULE.score_tile, [0]
+
+    def scoring(*arguments: Any) -> Any:
+        calls[0] += 1
+        if calls[0] > n_tiles:
+            raise KeyboardInterrupt
+        return score_tile(*arguments)
+
+    monkeypatch.setattr(MODULE, "score_tile", scoring)
+
+
+@pytest.mark.parametrize("mode", ["mean", "resample"])
+@pytest.mark.parametrize("n_tiles", [0, 1, 2])
+def test_a_stopped_battery_goes_on_to_the_same_report(
+    n_tiles: int, mode: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = lively()
+    monkeypatch.setattr("bayesgeom.ablations.engine.TARGET_ROWS", 13 * 128)  # a block of the stream is one tile
+    straight = job(model, mode=mode).run()
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        interrupted_after(n_tiles, patch)
+        job(model, mode=mode).run(tmp_path)
+    assert (tmp_path / PROGRESS).exists() == (n_tiles > 0)
+    scored_again: list[int] = []
+    score_tile = MODULE.score_tile
+    monkeypatch.setattr(MODULE, "score_tile", lambda *a: scored_again.append(1) or score_tile(*a))
+    assert_equal(job(model, mode=mode).run(tmp_path), straight)
+    assert len(scored_again) == 3 - n_tiles
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"n": 301},
+        {"seed": 1},
+        {"mode": "zero"},
+        {"battery": SMALL[:2]},
+        {"battery": [*SMALL[:2], Ablation(SMALL[2].components, mode="zero")]},
+        {"battery": [*SMALL[:2], Ablation(heads((0, 0)), name="L2 block")]},
+        {"task": Bijection(n_values=11, n_pairs=7, repeats=True)},
+    ],
+    ids=lambda changes: next(iter(changes)),
+)
+def test_progress_of_another_battery_is_refused(changes: dict[str, Any], tmp_path: Path) -> None:
+    asked = {"task": None, "battery": SMALL, "mode": "mean", "n": 3, "seed": 0}
+    first = AblationJob.of(lively(), **asked)
+    first.run(tmp_path)
+    assert_equal(AblationJob.of(lively(), **asked).run(tmp_path), first.run())
+    with pytest.raises(OutputFault, match="holds the progress of another battery"):
+        AblationJob.of(lively(), **asked | changes).run(tmp_path)
+
+
+# Bad input: one clear error, before anything runs.
+
+
+def missing_z() -> HookedModel:
+    model = lively()
+    model.withheld = {Z: "its identity broke"}
+    return model
+
+
+@pytest.mark.parametrize(
+    ("build", "arguments", "error", "message"),
+    [
+        (lively, {"battery": [Ablation((Component(3, "mlp"),))]}, InvalidArgument, r"L3 mlp: tiny has layers 0 … 2\."),
+        (lively, {"battery": [Ablation((Component(-1, "block"),))]}, InvalidArgument, r"tiny has layers 0 … 2\."),
+        (lively, {"battery": [Ablation(heads((0, 0), (1, 5)))]}, InvalidArgument, r"L1H5: tiny has heads 0 … 4 in a"),
+        (lively, {"battery": [Ablation(heads((1, -1)))]}, InvalidArgument, r"L1H-1: tiny has heads 0 … 4 in a layer"),
+        (missing_z, {}, MissingSite, r"ablation 'mean L0H0' reads site 'z', which tiny has not \(its identity broke\)"),
+        (lively, {"mode": "resample", "n": 1}, InvalidArgument, r"at least 1, and 2 to resample .*; got 1\."),
+        (lively, {"battery": [Ablation(heads((0, 0)), mode="resample")], "n": 1}, InvalidArgument, r"2 to resample"),
+        (lively, {"battery": []}, InvalidArgument, r"the battery is empty: pass at least one ablation"),
+        (lively, {"mode": "nothing"}, InvalidArgument, r"mode is zero, mean or resample, .*got 'nothing'"),
+        (lively, {"n": 0}, InvalidArgument, r"n is the number of sequences: at least 1, .*; got 0\."),
+        (lively, {"n": -3}, InvalidArgument, r"got -3\."),
+        (lively, {"task": Bijection(n_values=7, n_pairs=5)}, TaskMismatch, r"has 14 ids; tiny was trained on"),
+    ],
+)
+def test_bad_input_is_one_clear_error_before_anything_runs(
+    build: Callable[[], HookedModel], arguments: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    model, passes = build(), []
+    model.module.embed.register_forward_hook(lambda *_: passes.append(1))
+    with pytest.raises(error, match=message):
+        ablate(model, **arguments)
+    assert passes == []
+
+
+@pytest.mark.parametrize("arguments", [{"mode": "median"}, {"method": "guess"}])
+def test_an_unknown_mode_or_method_is_refused(arguments: dict[str, Any]) -> None:
+    with pytest.raises((InvalidArgument, TypeCheckError), match=r"median|guess"):  # the latter where types are checked
+        ablate(lively(), **arguments)
+
+
+def test_components_and_sets_check_themselves() -> None:
+    for build in (lambda: Component(0, "head"), lambda: Component(0, "mlp", 1), lambda: Component(0, "neuron")):
+        with pytest.raises((InvalidArgument, TypeError), match=r"component|neuron"):
+            build()
+    with pytest.raises(InvalidArgument, match="takes at least one component away"):
+        Ablation(())
+
+
+@pytest.mark.parametrize("m", [0, 4, -1])
+def test_attention_off_in_layers_that_are_not_there(m: int) -> None:
+    with pytest.raises(InvalidArgument, match=rf"attention off in the top {m} layers of tiny, which has 3: use 1 … 3"):
+        ablations.top_attention_off(lively(), m)
+
+
+# The ways in.
+
+
+def test_functions_keep_their_names_beside_modules_of_the_same_name() -> None:
+    assert MODULE.ablate is bayesgeom.ablate
+    diagnose = importlib.import_module("bayesgeom.diagnose").diagnose
+    assert [bayesgeom.diagnose, bayesgeom.diagnose] == [diagnose, diagnose]
+
+
+def test_diagnose_can_take_the_battery_along() -> None:
+    diagnosis = bayesgeom.diagnose(lively(), probes=["calibration"], n=17, nulls=0, ablations=True)
+    assert list(diagnosis) == ["calibration", "ablation"]
+    assert_equal(diagnosis["ablation"], ablate(lively(), n=17))
+    assert "ablation" in diagnosis.summary()
+
+
+def test_command_line_prints_a_ranked_table_and_saves_a_report(
+    tmp_path: Path, tiny_checkpoints: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "run"
+    arguments = ["ablate", "bijection-v20", "--battery", "heads", "--mode", "zero", "--n", "7", "--out", str(out)]
+    assert cli.main(arguments) == 0
+    printed = capsys.readouterr().out
+    report = Diagnosis.load(out)["ablation"]
+    assert isinstance(report, AblationReport) and report.table() in printed
+    assert all(str(line) in printed for line in report.headlines()) and "least key overlap: L" in printed
+    assert report.ablations == tuple(f"L{layer}H{head}" for layer in range(2) for head in range(3))
+    assert "zero ablation" in printed and not (out / PROGRESS).exists() and (out / "report.html").stat().st_size > 1_000
+
+
+def test_command_line_goes_on_where_it_was_stopped(
+    tmp_path: Path, tiny_checkpoints: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "run"
+    arguments = ["ablate", "bijection-v20", "--battery", "mlps", "--n", "131", "--out", str(out)]
+    monkeypatch.setattr("bayesgeom.ablations.engine.TARGET_ROWS", 37 * 128)
+    with monkeypatch.context() as patch:
+        interrupted_after(1, patch)
+        assert cli.main(arguments) == 130
+    assert "interrupted" in capsys.readouterr().err and [path.name for path in out.iterdir()] == [PROGRESS]
+    assert cli.main(arguments) == 0
+    assert_equal(
+        Diagnosis.load(out)["ablation"],
+        ablate("bijection-v20", battery=ablations.every_mlp(bayesgeom.load("bijection-v20")), n=131),
+    )
+
+
+def test_an_unknown_battery_lists_those_that_exist() -> None:
+    with pytest.raises(
+        UnknownName, match=r"no battery named 'neurons'. There are: all, attention, heads, layers, mlps"
+    ):
+        importlib.import_module("bayesgeom.ablations.batteries").battery("neurons", lively())

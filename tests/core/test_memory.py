@@ -1,0 +1,132 @@
+"""Effective memory: planted window observers have their own width, the exact filter the whole sequence."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from bayesgeom.core.behavior import BehaviourLog, predicted_behaviour
+from bayesgeom.core.memory import (
+    EffectiveMemory,
+    WindowScores,
+    effective_memory,
+    joined,
+    transport_note,
+    window_predictives,
+    window_scores,
+)
+from bayesgeom.core.observers import STARTS
+from bayesgeom.core.trials import Trials
+from bayesgeom.tasks.bijection import Bijection
+from bayesgeom.tasks.hmm import HMM, SLOW
+from bayesgeom.tasks.process import Mess3
+from bayesgeom.tasks.windows import DynamicTask
+
+SLOW_TRIALS = SLOW.sample(211, seed=1)
+FAST_TRIALS = HMM().sample(211, seed=1)
+
+
+def memory_of(trials: Trials, said: torch.Tensor) -> EffectiveMemory:
+    scores = window_scores(trials)
+    assert scores is not None
+    return effective_memory(scores, predicted_behaviour(trials, said).kl_bits, seed=0)
+
+
+def window(trials: Trials, w: int, start: str = "stationary") -> torch.Tensor:
+    return [*window_predictives(trials, start)][w]
+
+
+@pytest.mark.parametrize("w", [0, 1, 2, 3, 5, 11, 23])
+def test_a_planted_window_observer_remembers_its_own_width(w: int) -> None:
+    found = memory_of(SLOW_TRIALS, window(SLOW_TRIALS, w))
+    assert (found.symbols, found.symbols_hi) == (w, w)
+    assert found.gain_bits[w] == pytest.approx(0, abs=1e-12) and (w == 0 or found.gain_bits_lo[w - 1] > 0)
+    assert found.first_not_beaten == (
+        f"window_{w}_stationary" if w else "stationary",
+        pytest.approx(found.kl_bits[1, w]),
+    )
+    assert found.transports == (w > 10)
+
+
+def test_the_weaker_start_is_no_lower_bar() -> None:
+    """From uniform, three symbols of the fast chain beat two from stationary, and not three."""
+    found = memory_of(FAST_TRIALS, window(FAST_TRIALS, 3, "uniform"))
+    assert found.symbols == found.symbols_hi == 3
+    assert all(STARTS[start] == "stationary" for start in found.stronger[1:5])
+
+
+def test_the_exact_filter_remembers_the_whole_sequence() -> None:
+    for trials, length in ((SLOW_TRIALS, 64), (FAST_TRIALS, 20)):
+        found = memory_of(trials, trials.at_scored(trials.predictive))
+        assert (found.symbols, found.symbols_hi, found.length) == (length, length, length)
+
+
+def test_only_the_slow_task_can_show_transport() -> None:
+    slow, fast = (memory_of(trials, trials.at_scored(trials.predictive)) for trials in (SLOW_TRIALS, FAST_TRIALS))
+    assert slow.can_show_transport and slow.transports and "the model transports the belief" in slow.verdict
+    assert not fast.can_show_transport and not fast.transports
+    assert fast.verdict == transport_note(fast.transport_gap_bits) and fast.transport_gap_bits < 1e-5
+    short = memory_of(
+        trials := HMM(length=7, floor=0.01, stay=0.9).sample(53, seed=0), trials.at_scored(trials.predictive)
+    )
+    assert short.transport_gap_bits == 0, "ten symbols are the whole sequence"
+
+
+def test_a_model_between_two_windows_has_an_interval_that_says_so(rng: np.random.Generator) -> None:
+    """A predictor whose mean KL ties with the window of 3 and scatters: the interval holds 3."""
+    scores = window_scores(SLOW_TRIALS)
+    assert scores is not None
+    target = scores.kl_bits[1, 3]
+    noisy = target * np.exp(0.3 * rng.normal(size=len(target)) - 0.045)
+    found = effective_memory(scores, noisy[:, None], seed=0)
+    assert found.symbols <= 3 <= found.symbols_hi
+
+
+def test_noise_is_seldom_called_memory(rng: np.random.Generator) -> None:
+    """A predictor as good as the window of 2 on average must not be given 3 symbols more often than its level says."""
+    n, draws, longer = 101, 200, 0
+    observer = rng.gamma(0.5, size=(6, n)) * np.array([9, 7, 5, 3, 2, 0])[:, None] / 100
+    for draw in range(draws):
+        own = rng.gamma(0.5, size=n) * 5 / 100  # the distribution of width 2, independent of it
+        mixed = WindowScores(kl_bits=np.stack([observer * 2, observer]))
+        mixed.kl_bits[1, 2] = rng.gamma(0.5, size=n) * 5 / 100
+        mixed.kl_bits[0, 2] = 1.0
+        longer += effective_memory(mixed, own[:, None], seed=draw).symbols > 2
+    assert longer / draws < 0.07
+
+
+def test_one_sequence_has_no_memory_to_speak_of() -> None:
+    trials = FAST_TRIALS.rows(slice(0, 1))
+    found = memory_of(trials, trials.at_scored(trials.predictive))
+    assert math.isnan(found.symbols) and math.isnan(found.symbols_hi) and math.isnan(found.first_not_beaten[1])
+
+
+def test_a_gain_without_an_interval_leaves_the_memory_undecided() -> None:
+    """Five of 211 sequences are worse than the window of three: nobody can say how much worse on the average."""
+    trials = SLOW_TRIALS
+    scores = window_scores(trials)
+    assert scores is not None
+    own = scores.kl_bits[STARTS.index("stationary"), 3].copy()
+    tied = effective_memory(scores, own[:, None], seed=0)
+    own[:5] += 0.1
+    found = effective_memory(scores, own[:, None], seed=0)
+    assert tied.symbols == 3, "exactly tied in every sequence"
+    assert math.isnan(found.symbols) and math.isnan(found.symbols_hi) and not found.transports
+    assert "Undecided whether the model transports" in found.verdict and "does not transport" not in found.verdict
+
+
+def test_without_latent_dynamics_there_is_nothing_to_score() -> None:
+    assert window_scores(Bijection(n_values=5, n_pairs=3).sample(2, seed=0)) is None and joined([]) is None
+
+
+def test_a_log_scores_the_windows_of_all_blocks() -> None:
+    task: DynamicTask = Mess3(length=7)
+    trials, log = task.sample(11, seed=2), BehaviourLog()
+    for rows in (slice(0, 4), slice(4, 11)):
+        block = trials.rows(rows)
+        exact = block.at_scored(block.predictive)
+        log.add(block, exact.log(), torch.zeros_like(exact[..., 0]), task.null_predictives(block))
+    whole, logged = window_scores(trials), log.windows()
+    assert whole is not None and logged is not None
+    np.testing.assert_allclose(logged.kl_bits, whole.kl_bits, atol=1e-12)

@@ -1,0 +1,53 @@
+"""Bars on terminals and nowhere else; what an interruption says of what is kept."""
+
+import os
+import pty
+import re
+import struct
+import sys
+from fcntl import ioctl
+from pathlib import Path
+from termios import TIOCSWINSZ
+
+import pytest
+
+from bayesgeom.core.progress import bar, kept_in
+
+
+def drawn(monkeypatch: pytest.MonkeyPatch, size: tuple[int, int] | None, *, is_quiet: bool = False) -> str:
+    """What a bar over three steps writes to a terminal of this size (rows, columns), or to a file."""
+    above, below = os.pipe() if size is None else pty.openpty()
+    with os.fdopen(below, "w") as stream:
+        if size is not None:
+            ioctl(below, TIOCSWINSZ, struct.pack("HHHH", *size, 0, 0))
+        monkeypatch.setattr(sys, "stderr", stream)
+        for _ in bar(range(3), is_quiet=is_quiet, desc="snapshots", mininterval=0, miniters=1):
+            pass
+        stream.write("end")
+        stream.flush()
+        monkeypatch.undo()
+        found = os.read(above, 100_000).decode()
+    os.close(above)
+    return found
+
+
+@pytest.mark.parametrize("size", [(0, 0), (24, 70)], ids=["without a size", "of 70 columns"])
+def test_a_terminal_shows_how_far_and_how_long(size: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = drawn(monkeypatch, size).split("\r")
+    assert [line for line in lines if re.match(r"snapshots:  67%\|.*\| 2/3 \[\d\d:\d\d<\d\d:\d\d", line)], lines
+    assert max(map(len, lines)) <= (size[1] or 80) + len("\r\nend")
+
+
+def test_nothing_is_drawn_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert drawn(monkeypatch, None) == "end"
+    assert drawn(monkeypatch, (24, 70), is_quiet=True) == "end"
+
+
+def test_an_interruption_says_where_progress_lies_and_how_to_go_on(tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt) as stopped, kept_in(tmp_path, "repeat the command with --resume"):
+        raise KeyboardInterrupt
+    said = f"what was done is kept in {tmp_path}; to go on, repeat the command with --resume."
+    assert stopped.value.__notes__ == [said]
+    with pytest.raises(KeyboardInterrupt) as stopped, kept_in(None):
+        raise KeyboardInterrupt
+    assert not vars(stopped.value)

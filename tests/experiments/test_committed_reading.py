@@ -1,0 +1,54 @@
+"""What the readings say of the experiment and of training is what the committed reports hold."""
+
+import numpy as np
+
+from bayesgeom.experiments.em.report import EMReport
+from bayesgeom.experiments.em.run import SEEDS
+from bayesgeom.gradients.movement import GradientMovementReport
+from bayesgeom.gradients.settling import lag, settling
+from bayesgeom.results.diagnosis import Diagnosis
+from tests.pages import READINGS, numbers, rows, section
+
+
+def test_the_experiment_is_of_the_papers_size_and_its_table_is_the_reports() -> None:
+    reading = Diagnosis.load(READINGS / "em-experiment")
+    report, text = reading["em_experiment"], section("readings.md", "The EM-like schedule")
+    assert isinstance(report, EMReport)
+    arguments = reading.provenance["arguments"]
+    assert (arguments["seeds"], arguments["steps"], arguments["length"]) == (SEEDS, 1_000, 2_000)
+    said = {cells[0]: [numbers(cell) for cell in cells[1:]] for cells in rows(text)}
+    for arm, name in enumerate(report.arms):
+        expected = [
+            [report.final_loss_nats[0, arm]],
+            [vars(report)[f"final_loss_bits{end}"][0, arm] for end in ("", "_lo", "_hi")],
+            [report.held_out_bits[0, arm]],
+            [vars(report)[f"speedup{end}"][0, arm] for end in ("", "_lo", "_hi")],
+            [vars(report)[f"em_margin_bits{end}"][0, arm] for end in ("", "_lo", "_hi")],
+            [vars(report)[f"em_held_out_margin_bits{end}"][0, arm] for end in ("", "_lo", "_hi")],
+        ]
+        for found, known, atol in zip(said[name], expected, (6e-4, 6e-4, 6e-4, 0.06, 6e-4, 6e-4), strict=True):
+            np.testing.assert_allclose(found, known[: len(found)], atol=atol, err_msg=name)
+
+
+def test_the_shares_of_the_movement_are_the_reports() -> None:
+    lines = rows(section("readings.md", "What the loss does to attention and values"))
+    for name, folder in (
+        ("`hmm-s5`", "hmm-s5"), ("`bijection-v20-llama`", "bijection-v20-llama"),
+        ("`bijection-v20`, first stage", "bijection-v20-decayed"),
+    ):  # fmt: skip
+        at = next(i for i, cells in enumerate(lines) if cells[0].startswith(f"{name}, step"))
+        report = Diagnosis.load(READINGS / "gradient-movement" / folder)["gradient_movement"]
+        assert isinstance(report, GradientMovementReport)
+        shares = [v / v[0] for v in (report.pattern_distance_bits, report.value_distance)]
+        for step, cell in zip(lines[at][1:-1], lines[at + 1][1:-1], strict=True):
+            i = report.steps.index(step.replace(",", ""))
+            np.testing.assert_allclose(numbers(cell), [s[i] for s in shares], atol=6e-3)
+        steps = [int(step) for step in report.steps]
+        routing, values = (settling(steps, v) for v in (report.pattern_distance_bits, report.value_distance))
+        found, cell = lag(values, routing), lines[at + 1][-1]
+        stored = [report.routing_settled_step, report.values_settled_step, report.settled_ratio]
+        np.testing.assert_equal(stored, [routing.step, values.step, found.ratio])
+        ended = steps[-1] if np.isnan(values.step) else values.step
+        known = np.array([routing.step, ended, found.ratio, found.least, found.most])
+        np.testing.assert_allclose(numbers(cell), known[np.isfinite(known)], atol=0.06)
+        assert np.isnan(values.step) == ("not before the last" in cell)

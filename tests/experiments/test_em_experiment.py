@@ -1,0 +1,179 @@
+"""The experiment: arms that differ in step size alone, honest speeds, and the way to a saved report."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import bayesgeom
+from bayesgeom import cli
+from bayesgeom.core.errors import InvalidArgument, OutputFault
+from bayesgeom.experiments.em.arms import ARMS, BASELINE, EM_LIKE, Curves, learned, recorded_steps, steps_to
+from bayesgeom.experiments.em.chain import StickyChain
+from bayesgeom.experiments.em.head import MATRICES, initial_weights
+from bayesgeom.experiments.em.report import EMReport, em_report
+from bayesgeom.experiments.em.run import CHAINS, SEEDS, EMJob
+from bayesgeom.results.diagnosis import Diagnosis
+from bayesgeom.stats.information import NATS_PER_BIT
+from bayesgeom.tasks.base import derived_seed
+from tests.experiments.test_head import plain_loss
+
+CHAIN = StickyChain(diagonal="counted twice")
+NAMES = [arm.name for arm in ARMS]
+
+
+@pytest.fixture(scope="module")
+def report() -> EMReport:
+    return bayesgeom.em_experiment(seeds=3, steps=25, length=61, every=7)
+
+
+def test_the_arms_are_those_of_the_comparison() -> None:
+    rates = {arm.name: tuple(arm.rate(matrix) for matrix in MATRICES) for arm in ARMS}
+    assert rates == {
+        "SGD 0.01": (0.01, 0.01, 0.01, 0.01),
+        "EM-like: 0.1 on W_V": (0.01, 0.01, 0.1, 0.01),
+        "SGD 0.1": (0.1, 0.1, 0.1, 0.1),
+        "0.1 on W_O": (0.01, 0.01, 0.01, 0.1),
+        "0.1 on W_Q and W_K": (0.1, 0.1, 0.01, 0.01),
+    }
+    assert SEEDS == (42, 2024, 1337, 7777, 9999)
+
+
+@pytest.mark.parametrize("arm", ARMS, ids=lambda arm: arm.name)
+def test_an_arm_is_plain_descent_with_torchs_own_optimiser(arm: object) -> None:
+    """The same start and data, a group per matrix, autograd; the loss before every step and after the last."""
+    index = ARMS.index(arm)  # type: ignore[arg-type]
+    seed, steps = 3, 6
+    curves = learned(CHAIN, seed=seed, steps=steps, length=50, every=2, tick=lambda: None)
+    start = initial_weights(20, 8, seed=derived_seed(seed, 2))
+    weights = {name: value[0].double().clone().requires_grad_() for name, value in start.items()}
+    groups = [{"params": [weights[name]], "lr": ARMS[index].rate(name)} for name in MATRICES]
+    optimiser = torch.optim.SGD(groups, lr=1.0)
+    data, held = (CHAIN.sequence(49, seed=derived_seed(seed, branch)) for branch in (0, 1))
+    losses, held_out = [], []
+    for step in range(steps + 1):
+        loss = plain_loss(weights, data.inputs, data.symbols)
+        losses.append(float(loss.detach()))
+        if step in recorded_steps(steps, 2):
+            held_out.append(float(plain_loss(weights, held.inputs, held.symbols).detach()))
+        optimiser.zero_grad()
+        loss.backward()
+        optimiser.step()
+    np.testing.assert_allclose(curves.loss[index], losses, atol=2e-6)
+    np.testing.assert_allclose(curves.held_out[index], held_out, atol=2e-6)
+    assert curves.floors == (data.floor_nats, held.floor_nats)
+
+
+def test_steps_to_a_threshold() -> None:
+    at = np.array([0.0, 10.0, 20.0, 30.0])
+    losses = np.array([4.0, 3.0, 1.0, 0.5])
+    assert steps_to(losses, at, 2.0) == 15.0
+    assert steps_to(losses, at, 3.0) == 10.0
+    assert np.isnan(steps_to(losses, at, 0.1))  # never
+    assert np.isnan(steps_to(losses, at, 4.5))  # nothing to reach
+
+
+def planted(rates: list[float], drops: list[float]) -> list[Curves]:
+    """Loss falls as 2 − rate·step/100 + a seed's own offset; held out it stays."""
+    steps = np.arange(101.0)
+    found = []
+    for drop in drops:
+        loss = np.stack([2 + drop - rate * steps / 100 for rate in rates])
+        rest = {name: np.zeros(len(rates)) for name in ("entropy", "accuracy", "held_out_accuracy")}
+        held = np.full((len(rates), 11), 2.0)
+        found.append(Curves(loss=loss, held_out=held, floors=(1.0, 1.5), **rest))
+    return found
+
+
+def test_planted_speeds_and_margins_are_found_with_paired_intervals() -> None:
+    curves = planted([0.1, 0.2, 0.4, 0.05, 0.1], [0.0, 0.3, -0.2])
+    found = em_report([CHAIN], [1, 2, 3], [curves], recorded_steps(100, 10))
+    np.testing.assert_allclose(found.speedup[0, [0, 1, 2, 4]], [1, 2, 4, 1], rtol=1e-9)
+    assert np.isnan(found.speedup[0, 3]) and list(found.reached[0]) == [3, 3, 3, 0, 3]
+    np.testing.assert_allclose(found.speedup_lo[0, 1], 2, rtol=1e-6)  # seeds differ in level alone: pairing removes it
+    margin = np.array([0.1, 0.0, -0.2, 0.15, 0.1]) / NATS_PER_BIT
+    np.testing.assert_allclose(found.em_margin_bits[0], margin, atol=1e-9)
+    np.testing.assert_allclose(found.em_margin_bits_lo[0], margin, atol=1e-9)
+    assert found.final_loss_bits_hi[0, 0] - found.final_loss_bits_lo[0, 0] > 0.5
+    assert np.isnan(found.held_out_speedup).all() and not found.held_out_reached.any()
+    np.testing.assert_allclose(found.final_loss_bits, found.final_loss_nats / np.log(2))
+    assert (found.filter_bits[0], found.held_out_filter_bits[0]) == (1 / NATS_PER_BIT, 1.5 / NATS_PER_BIT)
+
+
+def test_the_authors_speed_is_to_the_mean_final_loss() -> None:
+    curves = planted([0.1, 0.2, 0.4, 0.05, 0.1], [0.0, 0.06, -0.06])
+    found = em_report([CHAIN], [1, 2, 3], [curves], recorded_steps(100, 10))
+    took = np.array([50.0, 80.0, 20.0])  # to a loss of 1.9, falling 0.2 per hundred steps
+    assert found.speedup_authors[0, 1] == pytest.approx(np.exp(np.log(100 / took).mean()), rel=1e-6)
+
+
+def test_the_report_says_both_units_and_both_sequences(report: EMReport) -> None:
+    assert report.arms == tuple(NAMES) and report.seeds == ("42", "2024", "1337")
+    assert report.loss_bits_by_step.shape == report.held_out_bits_by_step.shape == (2, 5, 3, 5)
+    np.testing.assert_allclose(report.final_loss_bits, report.loss_bits_by_step[..., -1].mean(axis=2))
+    np.testing.assert_allclose(report.held_out_bits, report.held_out_bits_by_step[..., -1].mean(axis=2))
+    np.testing.assert_allclose(report.floor_bits, [2.639, 2.717], atol=5e-4)
+    assert report.em_margin_bits[0, NAMES.index(EM_LIKE)] == 0
+    assert (report.speedup[:, NAMES.index(BASELINE)] == 1).all()
+    text = report.table()
+    assert "1.8292 nats = 2.6390 bits" in text and "self-probability 0.350" in text and "0.300" in text
+
+
+def test_the_figure_shows_curves_floor_and_no_difference(report: EMReport) -> None:
+    figure = report.figure()
+    names = [trace.name for trace in figure.data]
+    assert all(names.count(name) == 4 for name in NAMES)
+    floors = [trace for trace in figure.data if trace.name == "entropy rate of the chain"]
+    assert [float(trace.y[0]) for trace in floors] == [*([report.floor_bits[0]] * 2), *([report.floor_bits[1]] * 2)]
+    curve = next(trace for trace in figure.data if trace.name == EM_LIKE)
+    np.testing.assert_allclose(curve.y, report.loss_bits_by_step[0, 1].mean(axis=0))
+    assert figure.layout.yaxis.title.text == "loss (bits)"
+    assert any(trace.name == "null: no effect" and trace.x[0] == 1 for trace in figure.data)
+
+
+def test_seeds_decide_everything(report: EMReport) -> None:
+    again = bayesgeom.em_experiment(seeds=[42, 2024, 1337], steps=25, length=61, every=7)
+    np.testing.assert_array_equal(again.loss_bits_by_step, report.loss_bits_by_step)
+
+
+def test_the_command_writes_a_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "em"
+    assert cli.main(["em-experiment", "--seeds", "2", "--steps", "4", "--length", "30", "--out", str(out)]) == 0
+    assert "EM-like" in capsys.readouterr().out
+    found = Diagnosis.load(out)["em_experiment"]
+    assert isinstance(found, EMReport) and found.n == 2
+    assert (out / "report.html").stat().st_size > 10**6
+    rows = Diagnosis.load(out).to_pandas()
+    assert set(rows[rows.metric == "speedup"].variant) == {
+        f"diagonal {chain.diagonal} / {name}" for chain in CHAINS for name in NAMES
+    }
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"seeds": 1}, "2 … 5"),
+        ({"seeds": 6}, "2 … 5"),
+        ({"seeds": [3]}, "two different seeds"),
+        ({"seeds": [3, 3]}, "each given once"),
+        ({"steps": 0}, "at least 1"),
+        ({"length": 2}, "3 symbols"),
+    ],
+)
+def test_bad_input_is_refused(changes: dict[str, object], message: str) -> None:
+    with pytest.raises(InvalidArgument, match=message):
+        EMJob.of(**{"seeds": 2, "steps": 1, "length": 5} | changes)  # type: ignore[arg-type]
+
+
+def test_a_folder_of_other_things_is_refused_before_training(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("mine")
+    assert cli.main(["em-experiment", "--out", str(tmp_path)]) == 2
+    with pytest.raises(OutputFault):
+        Diagnosis.load(tmp_path)
+
+
+def test_a_speed_that_is_not_there_is_said_in_words() -> None:
+    curves = planted([0.1, 0.2, 0.4, 0.05, 0.1], [0.0, 0.3, -0.2])
+    text = em_report([CHAIN], [1, 2, 3], [curves], recorded_steps(100, 10)).table()
+    assert "in no seed" in text and "0/3" in text and "nan" not in text

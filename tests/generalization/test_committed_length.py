@@ -1,0 +1,90 @@
+"""What the page on length says of the arms is what the committed report holds."""
+
+import re
+
+import numpy as np
+import pytest
+
+from bayesgeom.generalization.length_report import LengthReport
+from bayesgeom.results.diagnosis import Diagnosis
+from bayesgeom.training.arms import arms
+from tests.pages import READINGS, named_rows, numbers, section
+
+ROWS = named_rows(section("length.md", "Readings"))
+
+
+@pytest.fixture(scope="module")
+def report() -> LengthReport:
+    found = Diagnosis.load(READINGS / "length-hmm")["length"]
+    assert isinstance(found, LengthReport)
+    return found
+
+
+def test_the_rows_are_the_reports(report: LengthReport) -> None:
+    assert [f"hmm-arm-{kind}" for kind in ROWS] == list(report.arms)
+    for i, (kind, cells) in enumerate(ROWS.items()):
+        known = [
+            [report.kl_bits[i, 9]],
+            [report.predicted_kl_bits[i]],
+            [report.found_kl_bits[i]],
+            [report.jump_kl_bits[i], report.jump_kl_bits_lo[i], report.jump_kl_bits_hi[i]],
+            [report.jump_kl_bits_null[i]],
+            [report.critical_length[i], report.critical_length_lo[i], report.critical_length_hi[i]],
+            list(report.whole_kl_bits[i]),
+            [report.entry_layer[i]],
+        ]
+        for cell, values in zip(cells, known, strict=True):
+            said = numbers(cell)
+            if said:  # "never" and "nowhere" are said in words
+                np.testing.assert_allclose(said, values, rtol=0.05, atol=6e-5, err_msg=kind)
+            else:
+                assert values[0] in (-1, np.inf)
+
+
+def test_the_arms_are_the_committed_recipes(report: LengthReport) -> None:
+    assert set(report.arms) <= set(arms("hmm")) and report.trained == 10 and report.n == 512
+
+
+def test_the_shipped_model_breaks_as_the_page_says() -> None:
+    found = Diagnosis.load(READINGS / "length-s5")["length"]
+    assert isinstance(found, LengthReport) and (found.n, found.trained) == (128, 20)
+    said = section("length.md", "Which models can").replace("\n", " ")
+    low, jump, high = found.jump_kl_bits_lo[0], found.jump_kl_bits[0], found.jump_kl_bits_hi[0]
+    assert f"a jump of {jump:.3f} [{low:.3f} … {high:.3f}]" in said and found.entry_layer[0] == 4
+
+
+BY_DISTANCE = {
+    "length-recall-mixed": "Recall, at growing distance",
+    "length-recall-mixed-seed1": "The same with another seed",
+    "length-recall": "Recall, trained at one distance",
+    "length-recall-recurrent": "Recall, trained at one distance",
+}
+
+
+def by_distance(name: str) -> tuple[LengthReport, dict[str, list[str]]]:
+    """A committed report, and what the page says of its models: arms by their kind."""
+    found = Diagnosis.load(READINGS / name)["length"]
+    assert isinstance(found, LengthReport)
+    rows = named_rows(section("length.md", BY_DISTANCE[name]))
+    return found, {arm: rows[re.sub(r"^recall-(?:mixed-)?arm-|-seed1$", "", arm)] for arm in found.arms}
+
+
+@pytest.mark.parametrize("name", BY_DISTANCE)
+def test_the_rows_by_distance_are_their_reports(name: str) -> None:
+    found, said = by_distance(name)
+    for i, cells in enumerate(said.values()):
+        shown = [j for j, length in enumerate(found.lengths) if "mixed" not in name or length != "4"]
+        for j, cell in zip(shown, cells, strict=False):
+            held = [found.whole_kl_bits[i, j], found.whole_kl_bits_lo[i, j], found.whole_kl_bits_hi[i, j]]
+            np.testing.assert_allclose(numbers(cell), held, rtol=0.01, atol=6e-5 if held[0] < 0.01 else 6e-4)
+        assert len(cells) == len(shown) + (2 if "mixed" in name else 0)
+
+
+@pytest.mark.parametrize("name", [name for name in BY_DISTANCE if "mixed" in name])
+def test_the_jumps_at_the_edge_are_their_reports(name: str) -> None:
+    found, said = by_distance(name)
+    assert found.trained == 8 and found.n == 512
+    for i, cells in enumerate(said.values()):
+        held = [found.jump_kl_bits[i], found.jump_kl_bits_lo[i], found.jump_kl_bits_hi[i], found.jump_kl_bits_null[i]]
+        np.testing.assert_allclose(numbers(cells[-2]), held, rtol=0.06, atol=6e-8)
+        assert numbers(cells[-1]) == [found.critical_length[i]]

@@ -1,0 +1,441 @@
+"""Length, end to end on small models: what each position is scored, where a planted break is found, what is refused."""
+
+import gc
+import inspect
+import sys
+import weakref
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from bayesgeom.cli import main
+from bayesgeom.core.errors import InvalidArgument, TaskMismatch, UnknownName
+from bayesgeom.core.run import Run
+from bayesgeom.generalization.arm import with_untrained_positions, without_top_attention
+from bayesgeom.generalization.curves import Errors, errors_across
+from bayesgeom.generalization.length import LengthJob, Unmade, length, with_room
+from bayesgeom.generalization.length_report import LengthReport
+from bayesgeom.generalization.stretch import checked_lengths, stretch_of
+from bayesgeom.models.adapters.hooked import HookedModel
+from bayesgeom.models.base import Model
+from bayesgeom.models.checkpoint import save_checkpoint
+from bayesgeom.models.native.lstm import LSTMConfig
+from bayesgeom.models.native.transformer import Transformer, TransformerConfig
+from bayesgeom.models.resolve import ModelLike, of_module
+from bayesgeom.results.diagnosis import Diagnosis
+from bayesgeom.tasks.associative_recall import AssociativeRecall
+from bayesgeom.tasks.base import WindTunnel, derived_seed
+from bayesgeom.tasks.bijection import Bijection
+from bayesgeom.tasks.hmm import HMM
+from bayesgeom.tasks.modular_recurrence import ModularRecurrence
+from bayesgeom.training.arms import KINDS, TASKS, all_arms, arms, arms_of_kinds
+from bayesgeom.training.kept import Kept
+from bayesgeom.training.recipe import Recipe
+
+TASK = HMM(n_states=2, n_symbols=3, length=7)
+SIZES = TransformerConfig(d_vocab=TASK.d_vocab, n_ctx=61, n_layers=2, n_heads=3, d_model=30, d_mlp=13)
+
+
+def small(positions: str = "rotary", *, task: WindTunnel = TASK, seed: int = 0, n_ctx: int = 61) -> HookedModel:
+    config = replace(SIZES, positions=positions, d_vocab=task.d_vocab, n_ctx=n_ctx)
+    return HookedModel(Transformer(config, seed=seed), name=f"{positions} {seed}", task=task)
+
+
+@pytest.fixture(scope="module")
+def two_arms() -> LengthReport:
+    return length([small("learned"), small("rotary")], lengths=[11, 19], n=23)
+
+
+def test_curves_are_the_errors_at_each_position(two_arms: LengthReport) -> None:
+    model = small("rotary")
+    blocks = replace(TASK, length=19).stream(23, seed=derived_seed(0, 0))
+    seen = model.run(blocks).behaviour
+    np.testing.assert_allclose(two_arms.kl_bits[1], seen.kl_bits.mean(axis=0), rtol=1e-5)
+    error = np.abs(seen.model_entropy_bits - seen.exact_entropy_bits).mean(axis=0)
+    np.testing.assert_allclose(two_arms.entropy_mae_bits[1], error, rtol=1e-5)
+    np.testing.assert_allclose(two_arms.whole_kl_bits[1], [seen.kl_bits[:, :k].mean() for k in (7, 11, 19)], rtol=1e-5)
+    assert two_arms.at.tolist() == list(range(1, 20)) and two_arms.lengths == ("7", "11", "19")
+    for metric in ("kl_bits", "entropy_mae_bits", "whole_kl_bits"):
+        lo, value, hi = (vars(two_arms)[metric + suffix] for suffix in ("_lo", "", "_hi"))
+        assert (lo <= value).all() and (value <= hi).all()
+
+
+@pytest.mark.parametrize(
+    "task", [TASK, Bijection(n_values=5, n_pairs=7, repeats=True), ModularRecurrence(length=7)], ids=lambda t: t.name
+)
+def test_one_long_run_says_all_of_the_short_ones(task: WindTunnel) -> None:
+    """A causal model's errors at the first positions do not depend on how long the sequence is."""
+    model = small(task=task)
+    longer = LengthJob.of([model], None, [19], n=5, seed=0)
+    field = longer.stretch.field
+    for n_steps in (7, 11):
+        trials = longer.stretch.to(task, n_steps).stream(5, seed=derived_seed(0, 0))
+        short, whole = model.run(trials).behaviour, longer._run(model, 19).behaviour
+        if field == "length" and task.name == "hmm":  # draws step by step, so that the sequences are the same
+            np.testing.assert_allclose(short.kl_bits, whole.kl_bits[:, :n_steps], atol=1e-5)
+        assert short.kl_bits.shape[1] == n_steps
+
+
+def test_a_planted_break_is_found_where_it_is_and_in_the_first_layer() -> None:
+    """Beyond the trained tokens the table shouts one answer, which every layer's read-out hears."""
+    model = small("learned")
+    with torch.no_grad():
+        table, embed = (model.module.get_submodule(name).weight for name in ("pos_embed", "embed"))
+        answers = TASK.sample(1, seed=0).answers
+        embed[answers[0]] *= 100
+        silent, _ = torch.linalg.qr(torch.cat([embed[answers].T, torch.ones(30, 1)], dim=1))
+        table[: TASK.n_pos] = 20 * silent[:, 2]  # says nothing of either answer
+        table[TASK.n_pos :] = 20 * silent[:, 0] * (silent[:, 0] @ embed[answers[0]]).sign()
+    found = length(model, lengths=[19], n=23, threshold_bits=2.0)
+    assert found.jump_kl_bits_lo[0] > 1 > 0.5 > found.jump_kl_bits_null[0]
+    assert found.critical_length[0] == 8 == found.critical_length_lo[0] and found.entry_layer[0] == 0
+    assert found.extrapolation_ratio_lo[0] > 3
+    assert (found.layer_shift[0] > 3 * found.layer_shift_null[0]).all()
+    assert found.untrained[0] == f"tokens {TASK.n_pos + 1}–61 of its position table were never trained"
+    assert found.untrained[0] in found.table() and "layer" in found.table()
+
+
+def test_without_a_break_nothing_is_called_one() -> None:
+    found = length(small("none"), lengths=[19], n=61)
+    assert found.jump_kl_bits_lo[0] < 0.05 and found.untrained == ("",) and found.entry_layer[0] == -1
+
+
+def test_distance_is_run_length_by_length() -> None:
+    task = AssociativeRecall(n_pairs=2, n_keys=3, n_values=5, n_queries=2, n_filler=3)
+    model = small("alibi", task=task)
+    found = length(model, lengths=[0, 1, 7, 11], n=13)
+    assert found.at.tolist() == [0, 1, 2, 3, 4, 7, 11] and found.field == "n_filler" and found.trained == 3
+    for place, filler in enumerate(found.at):
+        trials = replace(task, n_filler=int(filler)).stream(13, seed=derived_seed(0, 0))
+        assert found.kl_bits[0, place] == pytest.approx(model.run(trials).behaviour.kl_bits.mean(), rel=1e-5)
+    assert found.lengths == ("0", "1", "3", "7", "11")
+    np.testing.assert_allclose(found.whole_kl_bits, found.kl_bits[:, [0, 1, 3, 5, 6]])
+    assert np.isfinite(found.layer_excess_bits).all() and "filler" in found.figure().layout.xaxis.title.text
+
+
+@pytest.mark.parametrize("lengths", [None, [6, 40]])
+def test_the_break_at_a_distance_is_that_of_the_first_distance_beyond(
+    lengths: list[int] | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Errors planted by distance: a line within, and far off from one filler token beyond the trained twelve."""
+    task = AssociativeRecall(n_pairs=2, n_keys=3, n_values=5, n_queries=1, n_filler=12)
+    asked = list[int]()
+
+    def planted(runs: Mapping[int, Run]) -> Errors:
+        asked.extend(runs)
+        found = errors_across(runs)
+        line = 0.001 * found.at + 0.5 * (found.at > 12)
+        return replace(found, kl_bits=np.tile(line, (len(found.kl_bits), 1)))
+
+    monkeypatch.setattr(sys.modules["bayesgeom.length"], "errors_across", planted)
+    found = length(small("alibi", task=task, n_ctx=512), lengths=lengths, n=3)
+    assert {*range(3, 14)} <= {*asked} and len(asked) <= 20, "five for the trend at each of five places, one beyond"
+    assert found.jump_kl_bits[0] == pytest.approx(0.5) and found.jump_kl_bits_null[0] == pytest.approx(0, abs=1e-9)
+    assert found.critical_length[0] == 11, "where the line passes 0.01"
+    assert "KL jump at 13 over the trend" in str(found.headlines()[0]) and "fewer than" not in found.table()
+
+
+@pytest.mark.parametrize(
+    ("trained", "jump", "null", "said"),
+    [
+        (2, True, True, "a line through the 3 places"),
+        (1, True, False, "nothing is left to"),
+        (0, False, False, "no line"),
+    ],
+)
+def test_few_distances_within_are_said_to_be_few(trained: int, jump: bool, null: bool, said: str) -> None:
+    task = AssociativeRecall(n_pairs=2, n_keys=3, n_values=5, n_queries=2, n_filler=trained)
+    found = length(small("rotary", task=task), lengths=[7], n=5)
+    assert found.at.tolist() == [*range(trained + 2), 7]
+    assert (np.isfinite(found.jump_kl_bits[0]), np.isfinite(found.jump_kl_bits_null[0])) == (jump, null)
+    assert said in found.table()
+
+
+def test_a_row_that_only_the_last_placeholder_reaches_was_never_trained() -> None:
+    task = AssociativeRecall(n_pairs=2, n_keys=3, n_values=5, n_queries=2, n_filler=3)
+    found = length(small("learned", task=task), lengths=[5], n=3)
+    assert found.untrained[0] == f"tokens {task.n_pos}–61 of its position table were never trained"
+
+
+def test_silenced_attention_is_attention_that_writes_nothing() -> None:
+    model = small("learned")
+    silenced = without_top_attention(model, 1)
+    trials = TASK.sample(5, seed=3)
+
+    def nothing(out: Tensor, hook: object) -> Tensor:
+        return torch.zeros_like(out)
+
+    module = model.module
+    assert isinstance(module, Transformer)
+    with torch.no_grad():
+        before = model.logits(trials)
+        hooked = trials.at_scored(module.run_with_hooks(trials.tokens, fwd_hooks=[("blocks.1.hook_attn_out", nothing)]))
+        torch.testing.assert_close(silenced.logits(trials), hooked, atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(model.logits(trials), before, atol=0, rtol=0)
+    assert (hooked - before).abs().max() > 1e-4
+    report = length(model, lengths=[11], n=7, top_attention_off=2)
+    assert report.arms == ("learned 0 without attention in 2 top layers",)
+
+
+def test_other_architectures_have_curves_and_no_layers() -> None:
+    lstm = LSTMConfig(d_vocab=TASK.d_vocab, n_ctx=61, n_layers=3, d_model=11).build(seed=0)
+    model = of_module(lstm, name="lstm", task=TASK)
+    found = length([small(), model], lengths=[11], n=7)
+    assert found.position_kinds == ("rotary", "lstm") and found.layer_excess_bits.shape == (2, 3)
+    assert np.isnan(found.layer_excess_bits[1]).all() and np.isfinite(found.layer_excess_bits[0, :2]).all()
+    found.figure()
+    with pytest.raises(InvalidArgument, match=r"own transformers; lstm is a"):
+        length(model, lengths=[11], n=7, top_attention_off=1)
+
+
+def test_a_report_is_saved_drawn_and_tabled(two_arms: LengthReport, tmp_path: Path) -> None:
+    job = LengthJob.of([small("learned"), small("rotary")], None, [11, 19], n=23, seed=0)
+    job.diagnosis(two_arms).save(tmp_path / "run")
+    again = Diagnosis.load(tmp_path / "run")["length"]
+    assert isinstance(again, LengthReport) and again.arms == ("learned 0", "rotary 0")
+    np.testing.assert_array_equal(again.kl_bits, two_arms.kl_bits)
+    names = {trace.name for trace in two_arms.figure().data}
+    assert {"learned 0", "rotary 0", "null: likelihood only", "threshold 0.01 bits"} <= names
+    assert length([small(), small()], lengths=[11], n=5).arms == ("rotary 0", "rotary 0 (2)")
+    assert len(two_arms.headlines()) == 8 and len(two_arms.table().splitlines()) == 12
+
+
+def test_the_effective_memory_of_every_arm_is_stated(two_arms: LengthReport) -> None:
+    assert two_arms.effective_memory_symbols.shape == (2,) and set(two_arms.predictors) >= {
+        "window_4_stationary", "window_1_uniform", "stationary",
+    }  # fmt: skip
+    assert two_arms.predictors[0] == "window_4_stationary", "the strongest predictor that carries nothing"
+    assert (two_arms.effective_memory_symbols <= two_arms.effective_memory_symbols_hi).all()
+    table = two_arms.table()
+    assert "learned 0: effective memory 0 … 0 symbols" in table, "an untrained model is no better than the prior"
+    assert table.count(two_arms.transport) == 1 and "transport" in two_arms.transport
+
+
+@pytest.mark.parametrize(
+    ("lengths", "message"),
+    [
+        ([7], r"beyond the training length \(length=7\)"),
+        ([0, 9], "at least 1"),
+        ([], r"got \[\]"),
+        (50, "a list of whole numbers.*got 50"),
+        ("50,100", "a list of whole numbers.*got '50,100'"),
+        ([25.5], "a list of whole numbers.*got 25.5"),
+    ],
+)
+def test_lengths_that_say_nothing(lengths: Any, message: str) -> None:
+    check = inspect.unwrap(checked_lengths)  # as without shape checks, which would refuse first
+    with pytest.raises(InvalidArgument, match=message):
+        check(stretch_of(TASK), 7, lengths)
+
+
+def test_lengths_may_come_from_numpy() -> None:
+    check = inspect.unwrap(checked_lengths)
+    assert check(stretch_of(TASK), 7, np.array([19, 11])) == (7, 11, 19)
+
+
+def test_a_table_that_ends_is_refused_with_the_kinds_that_do_not() -> None:
+    with pytest.raises(
+        TaskMismatch,
+        match=r"length=35 takes 83 tokens; learned 0 has positions for 61.*sinusoidal, rotary, alibi, prior.*"
+        r"--untrained-rows \(Python: bayesgeom\.length\.with_room\)",
+    ):
+        length(small("learned"), lengths=[35], n=5)
+
+
+def test_a_table_is_continued_by_rows_that_no_gradient_reached() -> None:
+    model = small("learned", n_ctx=TASK.n_pos)
+    longer = with_room(model, lengths=[19], seed=3)
+    assert longer.spec.n_ctx == replace(TASK, length=19).n_pos and longer.spec.name == "learned 0 + untrained rows"
+    trials = TASK.sample(5, seed=2)
+    with torch.no_grad():
+        torch.testing.assert_close(longer.logits(trials), model.logits(trials), atol=0, rtol=0)
+    rows = longer.module.get_submodule("pos_embed").weight[TASK.n_pos :]
+    assert float(rows.detach().std()) == pytest.approx(0.02, rel=0.1)
+    assert "never trained" in length(longer, lengths=[19], n=5).untrained[0]
+    roomy = small("learned")
+    assert with_room(roomy, lengths=[19]) is roomy, "it had room"
+    with pytest.raises(InvalidArgument, match="no table of learned positions to continue \\(rotary\\)"):
+        with_untrained_positions(small(), 99)
+
+
+def test_other_refusals() -> None:
+    other = replace(TASK, length=9)
+    with pytest.raises(InvalidArgument, match=r"one task at one length.*length=7.*length=9"):
+        length([small(), small(task=other)], lengths=[19], n=5)
+    with pytest.raises(InvalidArgument, match=r"one task at one length.*Bijection.*HMM"):
+        length([small(), small(task=Bijection(n_values=5, n_pairs=5))], lengths=[19], n=5)
+    with pytest.raises(InvalidArgument, match="n is at least 2"):
+        length(small(), lengths=[19], n=1)
+    with pytest.raises(InvalidArgument, match=r"use n_pairs ≤ n_values"):
+        length(small(task=Bijection(n_values=5, n_pairs=5)), n=5)
+
+
+def test_models_are_held_one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each is loaded to be checked and again to be run, a single one once; none is alive while the next is loaded."""
+    alive, loads = weakref.WeakSet[HookedModel](), list[str]()
+
+    def loaded(name: ModelLike) -> Model:
+        if isinstance(name, Model):
+            return name
+        gc.collect()
+        assert not alive, "the model before is still held"
+        loads.append(str(name))
+        model = small(str(name))
+        alive.add(model)
+        return model
+
+    monkeypatch.setattr(sys.modules["bayesgeom.length"], "as_model", loaded)
+    job = LengthJob.of(["rotary", "none"], None, [11], n=3, seed=0)
+    hashes = job.diagnosis(job.run()).provenance["weights"]
+    assert loads == ["rotary", "none"] * 2 and hashes["none 0"] == small("none").spec.weights_hash
+    loads.clear()
+    del job
+    job = LengthJob.of(["alibi"], None, [11], n=3, seed=0)
+    assert job.diagnosis(job.run()).provenance["model"] == small("alibi").spec.to_dict() and loads == ["alibi"]
+
+
+def test_a_model_may_be_trained_after_everything_was_checked() -> None:
+    made = list[str]()
+
+    def make() -> Model:
+        made.append("trained")
+        return small(seed=1)
+
+    unmade = Unmade(like=small, make=make)
+    with pytest.raises(InvalidArgument, match="beyond the training length"):
+        LengthJob.of([unmade], None, [5], n=3, seed=0)
+    job = LengthJob.of([unmade], None, [11], n=3, seed=0)
+    assert not made
+    saved = job.diagnosis(job.run()).provenance["model"]
+    assert made == ["trained"] and saved["weights_hash"] == small(seed=1).spec.weights_hash != small().spec.weights_hash
+
+
+@pytest.mark.parametrize("wrong", [["--to", "5"], ["--to", "50", "--n", "1"], ["--threshold", "0"], ["--to", "9999"]])
+def test_no_arm_is_trained_for_what_is_refused(
+    wrong: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def trained(*_: object, **__: object) -> None:
+        raise AssertionError("trained before it was checked")
+
+    monkeypatch.setattr(sys.modules["bayesgeom.training.kept"], "train", trained)
+    arms_of = ["length", "--arms", "hmm", "--kinds", "learned", "--runs", str(tmp_path)]
+    assert main([*arms_of, *wrong]) in (1, 2) and not list(tmp_path.iterdir())
+    with pytest.raises(AssertionError, match="trained before"):
+        main([*arms_of, "--to", "50"])
+
+
+def test_long_sequences_are_scored_without_their_relations(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four relations of each query to each position: of 128 sequences of 3,000 steps they would be 9 GB."""
+
+    def read(*_: object) -> dict[str, Tensor]:
+        raise AssertionError("relations were drawn, and nothing reads them")
+
+    monkeypatch.setattr(HMM, "_relations", read)
+    task = HMM(n_states=2, n_symbols=2, length=3)
+    lstm = LSTMConfig(d_vocab=task.d_vocab, n_ctx=9_999, n_layers=1, d_model=3).build(seed=0)
+    found = length(of_module(lstm, name="lstm", task=task), lengths=[50], n=131)
+    assert found.kl_bits.shape == (1, 50)
+    blocks = [len(block) for block in replace(task, length=2**12).stream(131, seed=0)]
+    assert sum(blocks) == 131 and max(blocks) == 127, "a block of so long ones is smaller"
+
+
+# Arms.
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_arms_differ_in_positions_alone(task: str) -> None:
+    rows = arms(task)
+    stages = []
+    for recipe in rows.values():
+        own, stage = [], recipe
+        while stage is not None:
+            sizes = {k: v for k, v in stage.sizes.items() if k not in {key for kind in KINDS.values() for key in kind}}
+            own.append((stage.seed, stage.steps, stage.batch_size, stage.task, stage.also, tuple(sizes.items())))
+            stage = stage.after
+        stages.append(own)
+    assert all(own == stages[0] for own in stages)
+    kinds = {str(recipe.sizes["positions"]) for recipe in rows.values()}
+    assert kinds == {"learned", "sinusoidal", "rotary", "alibi", "prior", "none"}
+
+
+def test_every_arm_can_be_built_and_has_room_for_ten_times_its_length() -> None:
+    for name, recipe in all_arms().items():
+        config = recipe.model_config()
+        config.build(seed=0)
+        factor = {"length": 100} if name.startswith("hmm") else {"n_filler": 80}
+        assert replace(recipe.task, **factor).n_pos <= config.n_ctx  # type: ignore[type-var]
+
+
+def test_mixed_arms_see_every_distance_within_and_none_beyond() -> None:
+    for recipe in arms("recall-mixed").values():
+        for stage in (recipe, recipe.after):
+            assert stage is not None
+            seen = [stage.task_at(step) for step in range(18)]
+            assert [task.n_filler for task in seen] == 2 * [8, *range(8)]  # type: ignore[attr-defined]
+            assert {replace(task, n_filler=8) for task in seen} == {stage.task}  # type: ignore[type-var]
+
+
+def test_unknown_arms() -> None:
+    with pytest.raises(UnknownName, match=r"no task with arms named 'mess3'. There are: hmm, recall, recall-mixed"):
+        arms("mess3")
+    with pytest.raises(UnknownName, match="there is no arm of recall named 'no-top-attention'"):
+        arms_of_kinds("recall", ("rotary", "no-top-attention"))
+
+
+def test_models_of_recipes_are_trained_once_and_kept(tmp_path: Path) -> None:
+    recipe = Recipe(
+        name="tiny-arm", task=TASK, sizes=_sizes("rotary"), steps=2, batch_size=3, snapshots=0, targets="exact"
+    )
+    with pytest.raises(UnknownName, match="no checkpoint named 'tiny-arm'"):
+        Kept(runs=tmp_path, is_trained=False).model(recipe)
+    kept = Kept(runs=tmp_path, is_trained=True)
+    first = kept.model(recipe)
+    assert (
+        first.spec.name == "tiny-arm"
+        and kept.has(recipe)
+        and kept.model(recipe).spec.weights_hash == first.spec.weights_hash
+    )
+
+
+def _sizes(positions: str) -> dict[str, object]:
+    return {
+        "architecture": "transformer", "n_layers": 2, "n_heads": 3, "d_model": 30, "d_mlp": 13, "positions": positions,
+    }  # fmt: skip
+
+
+def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for positions in ("rotary", "none"):
+        recipe = Recipe(name=positions, task=TASK, sizes=_sizes(positions), steps=1)
+        module = recipe.model_config().build(seed=0)
+        config = recipe.model_config()
+        save_checkpoint(tmp_path / positions, module, config, recipe=recipe.to_dict(), step=0, card="# tiny\n")
+    named = [str(tmp_path / "rotary"), str(tmp_path / "none")]
+    assert main(["length", *named, "--to", "11,19", "--n", "5", "--out", str(tmp_path / "out")]) == 0
+    printed = capsys.readouterr().out
+    assert "rotary" in printed and "whole-sequence KL" in printed and (tmp_path / "out" / "report.html").exists()
+    for wrong, message in ((["--to", "x"], "whole numbers"), (["--arms", "hmm"], "one of the two")):
+        assert main(["length", named[0], *wrong]) == 2
+        assert message in capsys.readouterr().err
+
+
+def test_the_command_reports_the_arms_that_are_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    there, missing = (
+        Recipe(name=positions, task=TASK, sizes=_sizes(positions), steps=1, batch_size=2, snapshots=0)
+        for positions in ("rotary", "none")
+    )
+    monkeypatch.setattr("bayesgeom.training.arms.arms_of_kinds", lambda task, kinds: [missing, there])
+    asked = ["length", "--arms", "hmm", "--only-existing", "--runs", str(tmp_path), "--to", "11", "--n", "5"]
+    assert main(asked) == 2
+    assert f"named 'none' or 'rotary', neither shipped nor in {str(tmp_path)!r}" in capsys.readouterr().err
+    Kept(runs=tmp_path, is_trained=True).model(there)
+    assert main(asked) == 0
+    out, err = capsys.readouterr()
+    assert out.endswith("not there: none\n") and "rotary" in out and err == ""

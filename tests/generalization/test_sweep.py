@@ -1,0 +1,166 @@
+"""Sweeps: the same tokens under other ids, the exact posterior alone or beside a model, one error for a wrong key."""
+
+import inspect
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from bayesgeom.cli import main
+from bayesgeom.core.errors import InvalidArgument, TaskMismatch, UnknownName
+from bayesgeom.generalization.sweep_report import SweepReport
+from bayesgeom.generalization.sweeps import SweepJob, sweep, varied_task
+from bayesgeom.generalization.vocabulary import Vocabulary
+from bayesgeom.models.adapters.hooked import HookedModel
+from bayesgeom.models.native.transformer import Transformer, TransformerConfig
+from bayesgeom.results.diagnosis import Diagnosis
+from bayesgeom.stats.information import entropy_bits
+from bayesgeom.tasks.base import derived_seed
+from bayesgeom.tasks.bijection import Bijection
+from bayesgeom.tasks.evidence import LabelledEvidence
+from bayesgeom.tasks.hmm import HMM
+from bayesgeom.tasks.in_context import InContext
+from bayesgeom.tasks.sticky_markov import StickyMarkov
+
+TASK = HMM(n_states=2, n_symbols=3, length=7)
+SIZES = TransformerConfig(d_vocab=TASK.d_vocab, n_ctx=TASK.n_pos, n_layers=1, n_heads=3, d_model=15, d_mlp=7)
+
+
+def small() -> HookedModel:
+    return HookedModel(Transformer(SIZES, seed=0), name="small", task=TASK)
+
+
+def test_a_higher_floor_is_the_same_tokens_under_other_ids() -> None:
+    noisy = replace(TASK, floor=0.1)
+    vocabulary, trials = Vocabulary.between(noisy, TASK), noisy.sample(5, seed=0)
+    rendered = vocabulary.rendered(trials)
+    own, known = noisy.token_labels(), TASK.token_labels()
+    for before, after in zip(trials.tokens.flatten().tolist(), rendered.tokens.flatten().tolist(), strict=True):
+        assert own[before] == known[after]
+    assert torch.equal(rendered.answers, TASK.sample(1, seed=0).answers)
+    back = vocabulary.read(rendered)
+    assert all(torch.equal(getattr(back, name), getattr(trials, name)) for name in ("tokens", "answers", "realised"))
+    nulls = vocabulary.nulls(noisy)(rendered)
+    torch.testing.assert_close(nulls["likelihood_only"], noisy.null_predictives(trials)["likelihood_only"])
+
+
+def test_what_a_vocabulary_lacks_is_named() -> None:
+    with pytest.raises(TaskMismatch, match=r"uses tokens that .* has not: 0\.03, 0\.04\."):
+        Vocabulary.between(replace(TASK, floor=0.03), TASK)
+
+
+def test_fewer_values_are_the_first_of_more() -> None:
+    few, many = Bijection(n_values=5, n_pairs=3), Bijection(n_values=11, n_pairs=7)
+    rendered = Vocabulary.between(few, many).rendered(few.sample(3, seed=0))
+    assert rendered.answers.tolist() == [11, 12, 13, 14, 15] and int(rendered.tokens.max()) < 16
+
+
+def test_the_model_is_scored_as_it_is_on_its_own_task() -> None:
+    model = small()
+    found = sweep(TASK, "floor", [0.05, 0.15], model, n=17)
+    seen = model.run(TASK.stream(17, seed=derived_seed(0, 0))).behaviour
+    assert found.kl_bits[0] == pytest.approx(seen.kl_bits.mean(), rel=1e-5) and found.trained_value == "0.05"
+    np.testing.assert_allclose(found.model_entropy_bits[0], seen.model_entropy_bits.mean(axis=0), rtol=1e-5)
+    assert (found.kl_bits_lo <= found.kl_bits).all() and (found.kl_bits <= found.kl_bits_hi).all()
+    assert found.notes == ("", "") and "0.05 (trained)" in found.table()
+    for metric in ("kl_bits", "entropy_mae_bits"):
+        value, lo, hi = (float(vars(found)[metric + end][1]) for end in ("", "_lo", "_hi"))
+        assert f"{value:.1e} [{lo:.1e}, {hi:.1e}]" in found.table()
+
+
+def test_a_value_without_tokens_has_the_exact_posterior_alone_and_says_why() -> None:
+    found = sweep(TASK, "floor", [0.03, 0.05], small(), n=7)
+    assert "0.03, 0.04" in found.notes[0] and found.notes[0] in found.table() and found.notes[1] == ""
+    assert np.isnan(found.kl_bits[0]) and np.isnan(found.model_tokens[0]) and np.isfinite(found.exact_tokens).all()
+    with pytest.raises(TaskMismatch, match=r"small can be asked at no value of floor; at 0.01"):
+        sweep(TASK, "floor", [0.01, 0.02], small(), n=7)
+    with pytest.raises(TaskMismatch, match="positions for"):
+        sweep(TASK, "length", [40], small(), n=7)
+
+
+def test_without_a_model_the_exact_posterior_stands_alone() -> None:
+    task = StickyMarkov(n_states=3, length=11)
+    found = sweep(task, "noise", [0.0, 0.3, 1.0], n=31)
+    for place, noise in enumerate((0.0, 0.3, 1.0)):
+        trials = replace(task, noise=noise).stream(31, seed=derived_seed(0, 0))
+        exact = torch.cat([entropy_bits(block.predictive) for block in trials]).mean(dim=0)
+        np.testing.assert_allclose(found.exact_entropy_bits[place], exact.numpy(), rtol=1e-5)
+    assert np.isnan(found.kl_bits).all() and found.trained_value == ""
+    assert (np.diff(found.exact_floor_bits) > 0).all() and found.exact_floor_bits[2] == pytest.approx(np.log2(3))
+    assert found.exact_tokens[2] == 1, "nothing is learned from pure noise"
+    assert found.kl_bits_null[2] == pytest.approx(0, abs=1e-9)
+
+
+def test_lengths_may_vary_too() -> None:
+    found = sweep(StickyMarkov(n_states=3), "length", [3, 7], n=5)
+    assert found.exact_entropy_bits.shape == (2, 7) and np.isnan(found.exact_entropy_bits[0, 3:]).all()
+    found.figure()
+
+
+@pytest.mark.parametrize(
+    ("vary", "value", "message"),
+    [
+        ("flor", 0.1, r"has no parameter 'flor' to vary. It has: floor, grid, length, n_states, n_symbols"),
+        ("floor", "high", "floor takes values of type float, got 'high'"),
+        ("length", 2.5, "length takes values of type int, got 2.5"),
+        ("length", True, "length takes values of type int, got True"),
+        ("floor", 0.6, "exceeds a sum of 1"),
+    ],
+)
+def test_what_cannot_be_varied(vary: str, value: object, message: str) -> None:
+    with pytest.raises(InvalidArgument, match=message):
+        sweep(TASK, vary, [value], n=5)
+
+
+@pytest.mark.parametrize("values", [np.linspace(0.1, 0.3, 3), list(np.array([0.1, 0.2, 0.3])), (0.1, 0.2, 0.3)])
+def test_values_may_come_from_numpy(values: Any) -> None:
+    report = sweep(StickyMarkov(n_states=3, length=5), "noise", values, n=5)
+    assert report.values == ("0.1", "0.2", "0.3")
+
+
+@pytest.mark.parametrize(
+    ("task", "values", "message"),
+    [
+        ("hm", [0.1], r"no task named 'hm'"),
+        (HMM, [0.1], "got the class HMM"),
+        (TASK, 0.1, "takes a list of values, at least one; got 0.1"),
+        (TASK, "0.1,0.2", "takes a list of values"),
+        (TASK, [], "takes a list of values"),
+    ],
+)
+def test_what_is_no_sweep(task: Any, values: Any, message: str) -> None:
+    job = inspect.unwrap(SweepJob.of)  # as without shape checks, which would refuse first
+    with pytest.raises((InvalidArgument, UnknownName), match=message):
+        job(SweepJob, task, "floor", values, None, n=5, seed=0)
+
+
+def test_tasks_in_words_vary_by_their_own_and_the_inner_tasks_parameters() -> None:
+    assert varied_task(LabelledEvidence(), "reliability", 0.7) == LabelledEvidence(reliability=0.7)
+    inner = varied_task(InContext(task=TASK), "floor", 0.1)
+    assert inner == InContext(task=replace(TASK, floor=0.1))
+    with pytest.raises(InvalidArgument, match="name a model"):
+        sweep(LabelledEvidence(), "reliability", [0.7], n=5)
+
+
+def test_a_report_is_saved_drawn_and_tabled(tmp_path: Path) -> None:
+    job = SweepJob.of(TASK, "floor", [0.05, 0.1], small(), n=7, seed=0)
+    report = job.run()
+    job.diagnosis(report).save(tmp_path / "run")
+    again = Diagnosis.load(tmp_path / "run")["sweep"]
+    assert isinstance(again, SweepReport) and again.values == ("0.05", "0.1")
+    names = {trace.name for trace in report.figure().data}
+    assert {"floor=0.1", "floor=0.1, model", "exact", "model", "null: strongest shortcut"} <= names
+    assert report.headlines()[0].null > 0
+
+
+def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["sweep", "sticky-markov:n_states=3,length=7", "--vary", "noise=0.01,0.5", "--n", "9"]
+    assert main([*command, "--out", str(tmp_path / "out")]) == 0
+    assert "tokens, exact" in capsys.readouterr().out and (tmp_path / "out" / "report.html").exists()
+    assert main(["sweep", "hmm", "--vary", "floor=0.1", "--vary", "length=3"]) == 2
+    assert "one parameter is varied at a time; got floor=0.1, length=3" in capsys.readouterr().err
+    assert main(["sweep", "hmm", "--vary", "floor"]) == 2
+    assert "a parameter and its values" in capsys.readouterr().err

@@ -1,0 +1,136 @@
+"""gradients: the whole way from a model to a saved report, and bad input."""
+
+import importlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from jaxtyping import TypeCheckError
+
+import bayesgeom
+from bayesgeom import cli
+from bayesgeom.core.errors import HookFault, InvalidArgument, TaskMismatch
+from bayesgeom.gradients.capture import captured, loss_nats
+from bayesgeom.gradients.identities import IDENTITIES
+from bayesgeom.gradients.precise import in_float64
+from bayesgeom.gradients.report import GradientReport
+from bayesgeom.gradients.run import GradientJob, tiles
+from bayesgeom.models.adapters.hooked import HookedModel
+from bayesgeom.results.diagnosis import Diagnosis
+from bayesgeom.stats.attention_laws import advantage
+from bayesgeom.tasks.base import derived_seed
+from bayesgeom.tasks.bijection import Bijection
+from tests.ablations.plain import TASK, lively
+from tests.tiny import tiny_checkpoints, tiny_folder
+
+__all__ = ["tiny_checkpoints", "tiny_folder"]  # fixtures
+
+MODULE = importlib.import_module("bayesgeom.gradients")  # its name in the package is the function's
+
+
+@pytest.fixture(scope="module")
+def report() -> GradientReport:
+    return bayesgeom.gradients(lively(), n=11)
+
+
+def test_the_report_carries_laws_correlations_and_maps(report: GradientReport) -> None:
+    assert report.identitys == IDENTITIES and report.identity_error.shape == (len(IDENTITIES), 3)
+    assert report.largest_identity_error < 1e-10 and report.largest_identity_error_nats < 1e-10
+    assert report.correlation.shape == report.correlation_null.shape == (3, 5)
+    assert (report.correlation_lo <= report.correlation).all() and (report.correlation <= report.correlation_hi).all()
+    assert report.mean_advantage_nats.shape == report.mean_attention.shape == (3, 5, 7, 13)
+    np.testing.assert_allclose(report.mean_attention.sum(axis=-1), 1, atol=1e-5)
+    assert report.mean_correlation == pytest.approx(report.correlation.mean())
+    assert report.n == 11
+
+
+def test_trials_may_be_given(report: GradientReport) -> None:
+    trials = next(iter(TASK.stream(11, seed=derived_seed(0, 0))))
+    given = bayesgeom.gradients(lively(), trials)
+    np.testing.assert_allclose(given.correlation, report.correlation, atol=1e-12)
+    np.testing.assert_allclose(given.mean_advantage_nats, report.mean_advantage_nats, atol=1e-12)
+
+
+def test_the_loss_is_what_the_model_scores(report: GradientReport) -> None:
+    trials = next(iter(TASK.stream(11, seed=derived_seed(0, 0))))
+    with torch.no_grad():
+        logits = lively().module(trials.tokens)
+    expected = torch.nn.functional.cross_entropy(logits.flatten(0, 1), trials.realised.flatten())
+    assert report.loss_nats == pytest.approx(float(expected), abs=1e-5)
+
+
+def test_descent_on_the_loss_lowers_it_as_the_advantage_says() -> None:
+    """A head's scores nudged along its advantage: the loss falls by Σ α A², to first order."""
+    model = lively()
+    trials = TASK.sample(4, seed=3)
+    wide = in_float64(model)
+    before, layers = captured(wide, trials, "sampled")
+    gain, pattern, size = advantage(layers[1].pattern, layers[1].agreement), layers[1].pattern, 1e-4
+    point = wide.module.get_submodule("blocks.1.attn.hook_attn_scores")
+    handle = point.register_forward_hook(lambda m, i, scores: scores + size * gain.nan_to_num())
+    with torch.no_grad():
+        after = loss_nats(wide.logits(trials), trials, "sampled")
+    handle.remove()
+    predicted = size * (pattern * gain.square()).sum((1, 2, 3))
+    torch.testing.assert_close(before - after, predicted, rtol=1e-2, atol=0)
+    assert bool((predicted > 0).all())
+
+
+def test_tiles_hold_at_least_two_and_everything_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    trials, spec = TASK.sample(11, seed=0), lively().spec
+    monkeypatch.setattr(MODULE, "BUDGET_BYTES", 1)
+    cut = list(tiles(trials, spec))
+    assert [len(tile) for tile in cut] == [3, 2, 2, 2, 2]
+    assert torch.equal(torch.cat([tile.tokens for tile in cut]), trials.tokens)
+    small = bayesgeom.gradients(lively(), n=11)
+    monkeypatch.undo()
+    np.testing.assert_allclose(small.correlation, bayesgeom.gradients(lively(), n=11).correlation, atol=1e-12)
+
+
+def test_the_figure_draws_advantage_against_attention_per_head_with_its_null(report: GradientReport) -> None:
+    figure = report.figure()
+    names = [trace.name for trace in figure.data]
+    assert names.count("head 4") == 3 and names.count("null: another sequence's advantage") == 15
+    line = next(trace for trace in figure.data if trace.name == "head 2")
+    kept = np.where(report.pairs_by_attention[0, 2] >= 20, report.advantage_by_attention[0, 2], np.nan)
+    np.testing.assert_array_equal(np.asarray(line.y, dtype=float), kept)
+    assert figure.layout.xaxis5.title.text == "attention / uniform attention"
+    assert "nats" in figure.data[2].name
+
+
+def test_the_command_prints_and_writes(
+    tmp_path: Path, tiny_checkpoints: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "laws"
+    assert cli.main(["gradients", "hmm-s5", "--n", "3", "--targets", "exact", "--out", str(out)]) == 0
+    printed = capsys.readouterr().out
+    assert "relative error against autograd" in printed and "exact targets" in printed
+    again = Diagnosis.load(out)["gradients"]
+    assert isinstance(again, GradientReport) and again.n == 3 and again.targets == "exact"
+    table = Diagnosis.load(out).to_pandas()
+    assert set(table[table.metric == "identity_error"].variant) == set(IDENTITIES)
+    assert (out / "report.html").exists()
+
+
+def test_bad_input_is_refused(tiny_checkpoints: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(InvalidArgument, match="at least 2"):
+        GradientJob.of(lively(), None, n=1)
+    assert cli.main(["gradients", "hmm-s5", "--n", "0"]) == 2
+    assert "at least 2, so that one can stand in; got 0" in capsys.readouterr().err
+    with pytest.raises((InvalidArgument, TypeCheckError), match="'sampled'"):
+        GradientJob.of(lively(), None, targets="soft")  # type: ignore[arg-type]
+    with pytest.raises(TaskMismatch):
+        GradientJob.of(lively(), Bijection(n_values=40, n_pairs=7))
+    with pytest.raises(InvalidArgument, match="pass task"):
+        GradientJob.of(HookedModel(lively().module), None)  # type: ignore[arg-type]
+
+
+def test_attention_that_breaks_the_laws_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(MODULE, "TOLERANCE", 0.0)
+    with pytest.raises(HookFault, match="the gradient laws are off"):
+        bayesgeom.gradients(lively(), n=2)
+
+
+def test_a_checkpoints_name_will_do(tiny_checkpoints: Path) -> None:
+    assert bayesgeom.gradients("bijection-v20", n=2).n == 2

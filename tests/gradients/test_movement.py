@@ -1,0 +1,259 @@
+"""Routing and values over a run's snapshots: distances, order, one model at a time, bad input."""
+
+import gc
+import json
+import math
+import re
+import shutil
+import weakref
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import bayesgeom
+from bayesgeom import cli
+from bayesgeom.core.errors import InvalidArgument
+from bayesgeom.dynamics import runs
+from bayesgeom.gradients.movement import Frame, GradientMovementReport, Moment, moment_of, movement_report
+from bayesgeom.gradients.run_movement import MovementJob
+from bayesgeom.gradients.settling import lag, settling
+from bayesgeom.models.checkpoint import hashed, load_checkpoint
+from bayesgeom.results.diagnosis import Diagnosis
+from bayesgeom.stats.bootstrap import Crossing
+from bayesgeom.stats.information import jensen_shannon_bits
+from bayesgeom.tasks.base import derived_seed
+from bayesgeom.tasks.bijection import Bijection
+from bayesgeom.training.formation import pack
+from bayesgeom.training.loop import Pace, train
+from bayesgeom.training.recipe import Recipe
+
+TINY = Recipe(
+    name="tiny",
+    task=Bijection(n_values=7, n_pairs=5),
+    sizes={"architecture": "transformer", "n_layers": 2, "n_heads": 3, "d_model": 15, "d_mlp": 7},
+    steps=40,
+    batch_size=8,
+    warmup=2,
+    snapshots=3,
+)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    home = tmp_path_factory.mktemp("run") / "tiny"
+    train(TINY, home, pace=Pace(quiet=True))
+    return home
+
+
+@pytest.fixture(scope="module")
+def report(run: Path) -> GradientMovementReport:
+    return bayesgeom.gradient_movement(run, n=5)
+
+
+def test_every_snapshot_has_its_place(report: GradientMovementReport) -> None:
+    assert report.steps == ("0", "10", "20", "40") and report.n == 5
+    assert report.pattern_distance_bits[-1] == report.value_distance[-1] == 0
+    assert (report.pattern_distance_bits[:-1] > 0).all() and (report.value_distance[:-1] > 0).all()
+    assert np.isnan(report.pattern_moved_bits[0]) and (report.pattern_moved_bits[1:] > 0).all()
+    assert report.pattern_distance_bits_by_layer.shape == report.value_distance_by_layer.shape == (4, 2)
+    np.testing.assert_allclose(report.value_distance_by_layer.mean(axis=1), report.value_distance)
+    assert np.isnan(report.routing_norm_lo).all(), "five sequences give no interval"
+
+
+def test_distances_are_those_of_two_plain_passes(run: Path, report: GradientMovementReport) -> None:
+    """With transformer-lens's own cache in float32, layer by layer."""
+    trials = TINY.task.sample(5, seed=derived_seed(0, 0))
+    caches = []
+    for step in (0, 40):
+        module = load_checkpoint(run / "snapshots" / f"step-{step:07d}").module
+        with torch.no_grad():
+            caches.append(module.run_with_cache(trials.tokens)[1])  # type: ignore[operator]
+    for layer in range(2):
+        before, after = (c[f"blocks.{layer}.attn.hook_pattern"].double() for c in caches)
+        bits = jensen_shannon_bits(before, after)
+        scored = torch.stack([row[:, keep].mean() for row, keep in zip(bits, trials.scored, strict=True)]).mean()
+        assert report.pattern_distance_bits_by_layer[0, layer] == pytest.approx(float(scored), rel=1e-3)
+        old, new = (c[f"blocks.{layer}.attn.hook_v"].double().flatten(1) for c in caches)
+        relative = ((old - new).norm(dim=1) / new.norm(dim=1)).mean()
+        assert report.value_distance_by_layer[0, layer] == pytest.approx(float(relative), rel=1e-4)
+
+
+STEPS, NAN = (0, 10, 20, 40, 80), math.nan
+
+
+@pytest.mark.parametrize(
+    ("distance", "known"),
+    [
+        ([5.0, 0.5, 0.4, 0.3, 0.0], (10, 1)),
+        ([5.0, 0.4, 0.6, 0.5, 0.0], (40, 20)),  # a curve that leaves again has not settled
+        ([5.0, 4.0, 3.0, 0.51, 0.0], (NAN, 40)),  # the last snapshot is at distance 0 whatever happened
+        ([0.0] * 5, (NAN, NAN)),
+    ],
+)
+def test_settled_is_the_first_step_within_a_tenth_for_good_and_before_the_last(
+    distance: list[float], known: tuple[float, float]
+) -> None:
+    found = settling(STEPS, np.array(distance))
+    np.testing.assert_equal((found.step, found.before), known)
+
+
+@pytest.mark.parametrize(
+    ("values", "routing", "known", "verdict", "reach"),
+    [
+        (Crossing(40, 20), Crossing(10, 5), (4, 2, 8), "values settle later", "2.00 … 8.00"),
+        (Crossing(40, 20), Crossing(40, 20), (1, 0.5, 2), "cannot say which", "0.50 … 2.00"),
+        (Crossing(10, 1), Crossing(40, 20), (0.25, 0.025, 0.5), "routing settles later", "0.03 … 0.50"),
+        (Crossing(NAN, 40), Crossing(20, 10), (NAN, 2, NAN), "cannot say .* not both settled before", "2.00 or more"),
+        (Crossing(10, 1), Crossing(NAN, 40), (NAN, NAN, 0.25), "cannot say .* not both settled before", "0.25 or less"),
+        (Crossing(NAN, 40), Crossing(NAN, 40), (NAN, NAN, NAN), "cannot say", "anything"),
+    ],
+)
+def test_the_spacing_of_snapshots_bounds_the_ratio(
+    values: Crossing, routing: Crossing, known: tuple[float, ...], verdict: str, reach: str
+) -> None:
+    found = lag(values, routing)
+    np.testing.assert_allclose((found.ratio, found.least, found.most), known)
+    assert re.match(verdict, found.verdict) and found.reach == reach
+
+
+def test_what_only_the_last_snapshot_has_settled_is_no_settled_step() -> None:
+    """Distances as frames would give them: patterns settle at step 20, values only where training ends."""
+    distances = {"pattern_distance_bits": (5.0, 4.0, 0.5, 0.4, 0.0), "value_distance": (5.0, 4.0, 3.0, 2.0, 0.0)}
+    flat = dict.fromkeys(("loss_nats", "routing_norm", "value_norm", "value_elasticity", "correlation",
+                          "correlation_null"), np.ones(3))  # fmt: skip
+    moments = [
+        Moment(
+            step=step, per_sequence={**flat, **{name: np.full(3, own[at]) for name, own in distances.items()}},
+            pattern_by_layer=np.ones(2), values_by_layer=np.ones(2), moved=(NAN, NAN),
+        )
+        for at, step in enumerate(STEPS)
+    ]  # fmt: skip
+    found = movement_report(moments, targets="sampled", seed=0)
+    assert (found.routing_settled_step, found.nulls) == (20, {})
+    assert math.isnan(found.values_settled_step) and math.isnan(found.settled_ratio)
+    ratio, patterns, values = map(str, found.headlines())
+    assert "spacing of snapshots allows 2.00 or more" in ratio and "null" not in ratio
+    assert patterns.endswith("first distance 20 steps")
+    assert "values within a tenth of their first distance: not settled before the last snapshot, at step 80" in values
+
+
+def test_planted_frames_move_as_planted() -> None:
+    """Values twice as long as at the end are one length away; uniform against one-hot of two keys is known."""
+    sharp = torch.tensor([1.0, 0.0]).expand(1, 3, 1, 1, 2)
+    last = Frame(patterns=sharp, values=torch.ones(1, 3, 1, 2, 2))
+    now = Frame(patterns=torch.full((1, 3, 1, 1, 2), 0.5), values=2 * torch.ones(1, 3, 1, 2, 2))
+    found = moment_of(7, {"loss_nats": np.zeros(3)}, now, last, last)
+    divergence = float(jensen_shannon_bits(torch.tensor([0.5, 0.5]), torch.tensor([1.0, 0.0])))
+    np.testing.assert_allclose(found.per_sequence["value_distance"], 1)
+    np.testing.assert_allclose(found.per_sequence["pattern_distance_bits"], divergence, rtol=1e-6)
+    assert found.moved == pytest.approx((divergence, 1.0), rel=1e-6)
+
+
+def test_one_model_at_a_time(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A checkpoint's module is gone before the next is loaded."""
+    alive: list[weakref.ref[nn.Module]] = []
+    most = 0
+
+    def counting(path: Path, **given: object) -> object:
+        nonlocal most
+        gc.collect()
+        most = max(most, sum(ref() is not None for ref in alive))
+        found = load_checkpoint(path, **given)  # type: ignore[arg-type]
+        alive.append(weakref.ref(found.module))
+        return found
+
+    monkeypatch.setattr(runs, "load_checkpoint", counting)
+    gc.collect()
+    gc.freeze()  # what is there already need not be looked through at every snapshot
+    try:
+        MovementJob.of(run, n=2).run()
+    finally:
+        gc.unfreeze()
+    assert len(alive) == 4 and most == 0
+
+
+def test_directories_may_be_named_in_any_order(run: Path, report: GradientMovementReport) -> None:
+    folder = run / "snapshots"
+    named = bayesgeom.gradient_movement([folder / "step-0000040", folder / "step-0000000"], n=5)
+    assert named.steps == ("0", "40")
+    np.testing.assert_allclose(named.value_distance[0], report.value_distance[0])
+
+
+def test_the_command_takes_a_run(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "moved"
+    assert cli.main(["gradients", str(run), "--over-training", "--n", "2", "--out", str(out)]) == 0
+    assert "values' settled step over routing's" in capsys.readouterr().out
+    found = Diagnosis.load(out)
+    assert isinstance(found["gradient_movement"], GradientMovementReport)
+    assert found.provenance["recipe"]["seed"] == 0
+    assert found.provenance["model"]["name"] == "tiny"
+
+
+def test_a_packed_training_is_followed_as_the_run_is(
+    run: Path, report: GradientMovementReport, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pack(run, tmp_path / "packed", keep=4)
+    packed = bayesgeom.gradient_movement(tmp_path / "packed", n=5)
+    assert packed.steps == report.steps
+    np.testing.assert_allclose(packed.value_distance, report.value_distance, atol=1e-3)  # half precision
+    assert cli.main(["gradients", str(tmp_path / "packed"), "--over-training", "--n", "2"]) == 0
+    assert "values' settled step over routing's" in capsys.readouterr().out
+
+
+def test_options_that_have_no_say_are_refused(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    refused = {
+        ("--task", "hmm"): "--task has no say",
+        ("--device", "foo"): "device 'foo' cannot be used here",
+        ("--dtype", "float16"): "dtype is for Hugging Face models",
+        ("--device-map", "auto"): "device_map is for Hugging Face models",
+        ("--n", "0"): "n at least 2; got 'sampled', 0",
+        ("--seed", "-1"): "a seed is a whole number, at least 0, got -1",
+    }
+    for arguments, message in refused.items():
+        assert cli.main(["gradients", str(run), "--over-training", *arguments]) == 2
+        assert message in capsys.readouterr().err
+
+
+def test_a_snapshot_from_before_a_size_had_a_name_is_of_the_same_architecture(run: Path, tmp_path: Path) -> None:
+    old = tmp_path / "old"
+    shutil.copytree(run / "snapshots" / "step-0000000", old)
+    described = json.loads((old / "config.json").read_text())
+    del described["model"]["top_attention_off"], described["task"]["pooled_keys"]
+    (old / "config.json").write_text(json.dumps(hashed(described)))
+    assert MovementJob.of([old, run / "snapshots" / "step-0000040"]).training.steps == (0, 40)
+
+
+def test_the_figure_has_the_step_of_the_start(report: GradientMovementReport) -> None:
+    figure = report.figure()
+    assert "0" in figure.layout.xaxis.ticktext and figure.layout.xaxis.type == "log"
+    curve = next(trace for trace in figure.data if trace.name == "patterns")
+    np.testing.assert_allclose(curve.y, report.pattern_distance_bits / report.pattern_distance_bits[0])
+    assert any(trace.name == "settled: a tenth" for trace in figure.data)
+
+
+def test_bad_input_is_refused(run: Path, tmp_path: Path) -> None:
+    """As `dynamics` refuses it: tests/dynamics/test_dynamics.py has the rest."""
+    folder = run / "snapshots"
+    with pytest.raises(InvalidArgument, match="holds no snapshots"):
+        MovementJob.of(tmp_path)
+    with pytest.raises(InvalidArgument, match=r"1 snapshot\(s\); at least 2"):
+        MovementJob.of([folder / "step-0000000"])
+    with pytest.raises(InvalidArgument, match="of the same step"):
+        MovementJob.of([folder / "step-0000000"] * 2)
+    with pytest.raises(InvalidArgument, match="n at least 2"):
+        MovementJob.of(run, n=1)
+    for changed, message in (
+        ({"task": Bijection(n_values=7, n_pairs=5, repeats=True)}, "different tasks.*has repeats False.*repeats True"),
+        ({"sizes": {**TINY.sizes, "d_mlp": 9}}, "different architectures.*has d_mlp 7.*has d_mlp 9"),
+        ({"seed": 3}, "different trainings"),
+    ):
+        other = tmp_path / next(iter(changed))
+        train(replace(TINY, **changed), other, pace=Pace(quiet=True))  # type: ignore[arg-type]
+        with pytest.raises(InvalidArgument, match=message):
+            MovementJob.of([folder / "step-0000000", other / "snapshots" / "step-0000040"])
+    with pytest.raises(InvalidArgument, match="a single training; got tiny, seed 0 and tiny, seed 3"):
+        MovementJob.of([run, tmp_path / "seed"])

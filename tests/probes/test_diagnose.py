@@ -1,0 +1,322 @@
+"""diagnose: what is measured, what is skipped and why, and that a seed decides every number."""
+
+import importlib
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
+import pytest
+import torch
+
+from bayesgeom.core.errors import InvalidArgument, MissingSite, NoCopy, TaskMismatch, UnknownName
+from bayesgeom.core.run import Run
+from bayesgeom.core.sites import RESID_POST, STATE, Z
+from bayesgeom.models.adapters.hooked import HookedModel
+from bayesgeom.models.native.transformer import Transformer, TransformerConfig
+from bayesgeom.probes.base import Control, Needs, Probe
+from bayesgeom.probes.calibration import CalibrationReport
+from bayesgeom.probes.one_pass import N_RECORDED, all_probes, diagnose
+from bayesgeom.results.diagnosis import Diagnosis
+from bayesgeom.results.report import Headline, Report
+from bayesgeom.tasks.base import derived_seed
+from bayesgeom.tasks.bijection import Bijection
+from bayesgeom.tasks.hmm import HMM
+from bayesgeom.tasks.process import Mess3
+
+package = importlib.import_module("bayesgeom.diagnose")  # its name in the package is the function's
+TASK = Bijection(n_values=11, n_pairs=5)  # 22 ids, 9 positions of which 5 are scored
+SIZES = TransformerConfig(d_vocab=22, n_ctx=9, n_layers=2, n_heads=3, d_model=21, d_mlp=13)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SeenReport(Report):
+    """What the probe was given."""
+
+    name: ClassVar[str] = "seen"
+    title: ClassVar[str] = "Seen"
+    about: ClassVar[str] = "A probe for tests."
+    sites: tuple[str, ...]
+    fresh: tuple["SeenReport", ...]
+    norm: float
+    n: int
+    n_recorded: int
+    intervals: Mapping[str, tuple[float, float]]
+    nulls: Mapping[str, float]
+
+    def headlines(self) -> Sequence[Headline]:
+        return (self.scalar("norm", "norm"),)
+
+    def figure(self) -> None:  # type: ignore[override]
+        raise AssertionError("nothing plots while measuring")
+
+
+@dataclass(frozen=True)
+class Seen(Probe[SeenReport]):
+    """Says what was in the run; reads z, and the recurrent state where there is one."""
+
+    name: ClassVar[str] = "seen"
+    needs: ClassVar[Needs] = Needs(sites=(Z,), optional=(STATE, RESID_POST))
+
+    def measure(self, run: Run, initialised: Sequence[SeenReport] = ()) -> SeenReport:
+        return SeenReport(
+            sites=tuple(site.name for site in run.recorded), fresh=tuple(initialised), n=run.n,
+            n_recorded=run.n_recorded, norm=float(run.at(Z).norm()), intervals={}, nulls={},
+        )  # fmt: skip
+
+    def controls(self) -> Iterator[Control[SeenReport]]:
+        return iter(())
+
+
+@dataclass(frozen=True)
+class Recurrent(Probe[SeenReport]):
+    """Needs what no transformer has."""
+
+    name: ClassVar[str] = "recurrent"
+    needs: ClassVar[Needs] = Needs(sites=(Z, STATE))
+
+    def measure(self, run: Run, initialised: Sequence[SeenReport] = ()) -> SeenReport:
+        raise AssertionError("its needs are not met")
+
+    def controls(self) -> Iterator[Control[SeenReport]]:
+        return iter(())
+
+
+def lively(config: TransformerConfig = SIZES, name: str = "tiny", task: Bijection | None = TASK) -> HookedModel:
+    module = Transformer(config, seed=0)
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.add_(torch.randn(parameter.shape, generator=generator), alpha=0.3)
+    return HookedModel(module, name=name, task=task)
+
+
+def tables(diagnosis: Diagnosis) -> list[dict[str, object]]:
+    """Every field of every report, arrays as lists; NaN as text, so that equal means equal."""
+    return [
+        report.scalars() | {name: np.nan_to_num(values, nan=-7.25).tolist() for name, values in report.arrays().items()}
+        for report in diagnosis.values()
+    ]
+
+
+def test_it_is_a_mapping_of_every_probe_or_its_excuse(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = {**all_probes(), "seen": Seen(), "recurrent": Recurrent()}
+    monkeypatch.setattr(package, "all_probes", lambda: found)
+    diagnosis = diagnose(lively(), n=7, nulls=1)
+    assert set(diagnosis) | set(diagnosis.left_out) == {*found, "relabelling"} and not set(diagnosis) & set(
+        diagnosis.left_out
+    )
+    assert len(diagnosis) == len(list(diagnosis)) and next(iter(diagnosis)) == "calibration"
+    assert {type(report).name for report in diagnosis.values()} == set(diagnosis)
+    assert diagnosis.skipped["recurrent"].startswith(
+        "probe 'recurrent' reads site 'state', which tiny has not. It exposes: "
+    )
+    assert all(diagnosis.skipped.values())
+
+
+def test_what_another_task_would_serve_is_one_short_line(tmp_path: Path) -> None:
+    diagnosis = diagnose(lively(), probes=None, n=5, nulls=0)
+    assert diagnosis.skipped == {} and list(diagnosis.inapplicable) == ["domain_separation"]
+    assert diagnosis.summary().endswith("\nnot for this task: domain_separation")
+    with pytest.raises(UnknownName, match=r"skipped: probe 'domain_separation' compares sequences of several kinds"):
+        diagnosis["domain_separation"]
+    diagnosis.save(tmp_path / "run")
+    assert Diagnosis.load(tmp_path / "run").inapplicable == diagnosis.inapplicable
+    assert "compares sequences of several kinds" in (tmp_path / "run" / "report.html").read_text()
+
+
+def test_without_a_renaming_the_reason_is_given() -> None:
+    one = diagnose(lively(), n=1, nulls=0)
+    assert "relabelling" not in one and "at least 2 for an interval" in one.skipped["relabelling"]
+    for report in one.values():
+        assert report.headlines() and report.figure().layout.title.text
+    task = Mess3(length=7)
+    sizes = replace(SIZES, d_vocab=task.d_vocab, n_ctx=task.n_pos)
+    found = diagnose(HookedModel(Transformer(sizes, seed=0), name="tiny", task=task), n=5, nulls=0)
+    assert "cannot be renamed" in found.inapplicable["relabelling"] and "relabelling" not in found
+
+
+def test_a_probe_may_be_asked_for_with_an_option() -> None:
+    diagnosis = diagnose(lively(), probes=["value_manifold:standardised"], n=5, nulls=0)
+    assert vars(diagnosis["value_manifold"])["standardised"]
+    with pytest.raises(UnknownName, match=r"option of probe 'value_manifold' named 'flat'\. There are: standardised"):
+        diagnose(lively(), probes=["value_manifold:flat"], n=5)
+
+
+def test_numbers_at_initialisation_are_left_out_where_no_copy_can_be_built(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(self: HookedModel, seed: int) -> HookedModel:
+        raise NoCopy("it is partly on disk")
+
+    monkeypatch.setattr(HookedModel, "fresh", refuse)
+    diagnosis = diagnose(lively(), probes=["key_overlap"], n=5, nulls=2)
+    assert diagnosis.skipped == {"initialisation": "it is partly on disk"}
+    assert np.isnan(vars(diagnosis["key_overlap"])["overlap_initialisation"]).all()
+
+
+def test_missing_reports_say_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(package, "all_probes", lambda: {"seen": Seen(), "recurrent": Recurrent()})
+    diagnosis = diagnose(lively(), n=5, nulls=0)
+    with pytest.raises(
+        UnknownName,
+        match=r"skipped: probe 'recurrent' reads site 'state'.*'recurrent'\. There are: relabelling, seen\.",
+    ):
+        diagnosis["recurrent"]
+    with pytest.raises(UnknownName, match=r"no report in this diagnosis named 'sen'\. There are: relabelling, seen\."):
+        diagnosis["sen"]
+    assert "seen" in diagnosis and "recurrent" not in diagnosis and diagnosis.get("sen") is None
+
+
+def test_a_named_probe_that_cannot_be_served_raises(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(package, "all_probes", lambda: {"seen": Seen(), "recurrent": Recurrent()})
+    for asked in ("recurrent", Recurrent()):
+        with pytest.raises(MissingSite, match=r"probe 'recurrent' reads site 'state', which tiny has not"):
+            diagnose(lively(), probes=["seen", asked], n=5)
+
+
+def test_probes_are_chosen_by_name_or_value() -> None:
+    diagnosis = diagnose(lively(), probes=[Seen(), "calibration"], n=5, nulls=0)
+    assert list(diagnosis) == ["calibration", "seen"] and diagnosis.skipped == {}
+    assert diagnosis.provenance["arguments"]["probes"] == ("calibration", "seen")
+
+
+def test_a_probe_gets_its_sites_and_the_optional_ones_that_exist() -> None:
+    report = diagnose(lively(), probes=[Seen()], n=5, nulls=2)["seen"]
+    assert isinstance(report, SeenReport)
+    assert set(report.sites) == {"z", "resid_post"}
+    assert [copy.sites for copy in report.fresh] == [report.sites] * 2
+    assert len({report.norm, *(copy.norm for copy in report.fresh)}) == 3, "every copy has weights of its own"
+
+
+@pytest.mark.parametrize("n", [7, N_RECORDED + 11])
+def test_activations_are_kept_of_a_bounded_number(n: int) -> None:
+    report = diagnose(lively(), probes=[Seen()], n=n, nulls=1)["seen"]
+    assert isinstance(report, SeenReport)
+    assert (report.n, report.n_recorded) == (n, min(n, N_RECORDED)) and report.fresh[0].n == min(n, N_RECORDED)
+
+
+def test_activations_do_not_depend_on_n() -> None:
+    short, long = (diagnose(lively(), probes=[Seen()], n=n, nulls=0)["seen"] for n in (N_RECORDED, N_RECORDED + 100))
+    assert short.norm == pytest.approx(long.norm, rel=1e-6)  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("n", [131, 5])
+def test_calibration_is_that_of_a_plain_forward(n: int) -> None:
+    model = lively()
+    report = diagnose(model, probes=["calibration"], n=n, seed=7, nulls=0)["calibration"]
+    assert isinstance(report, CalibrationReport)
+    errors, kl, leak = [], [], []
+    for trials in TASK.stream(n, seed=derived_seed(7, 0)):
+        with torch.no_grad():
+            p_all = model.module(trials.tokens).double().softmax(-1).numpy()
+        for row, pos in zip(*np.nonzero(trials.scored.numpy()), strict=True):
+            inside = p_all[row, pos, 11:]
+            p, q = trials.predictive[row, pos].numpy(), inside / inside.sum()
+            exact = -sum(x * math.log2(x) for x in p if x > 0)
+            errors.append(abs(exact + (q * np.log2(q)).sum()))
+            kl.append(sum(x * math.log2(x / y) for x, y in zip(p, q, strict=True) if x > 0))
+            leak.append(1 - inside.sum())
+    assert len(errors) == 5 * n and report.n == n
+    assert report.entropy_mae_bits == pytest.approx(np.mean(errors), abs=1e-6)
+    assert report.kl_bits == pytest.approx(np.mean(kl), abs=1e-6)
+    assert report.leak == pytest.approx(np.mean(leak), abs=1e-6)
+    profile = np.array(errors).reshape(n, 5).mean(axis=0)
+    np.testing.assert_allclose(report.entropy_mae_bits_by_position, profile, atol=1e-6)
+    assert report.null_entropy_mae_bits["uniform"] == pytest.approx(
+        np.mean([math.log2(11 / (11 - s)) for s in range(5)])
+    )
+
+
+def test_a_seed_decides_every_number() -> None:
+    one, two = (diagnose(lively(), n=7, seed=3, nulls=0) for _ in range(2))
+    assert tables(one) == tables(two) and one.provenance == two.provenance and one.summary() == two.summary()
+    other = diagnose(lively(), n=7, seed=4, nulls=0, probes=["calibration"])
+    assert tables(one)[0] != tables(other)[0]
+
+
+def test_fresh_copies_add_the_null_and_nothing_else() -> None:
+    without, with_copies = (diagnose(lively(), probes=["calibration"], n=31, nulls=nulls) for nulls in (0, 2))
+    assert "initialisation" not in without["calibration"].null_kl_bits  # type: ignore[attr-defined]
+    assert with_copies["calibration"].null_kl_bits["initialisation"] > 0  # type: ignore[attr-defined]
+    assert without["calibration"].intervals == with_copies["calibration"].intervals
+
+
+def test_the_model_is_left_as_it_was() -> None:
+    model = lively()
+    model.module.train()
+    before = {name: tensor.clone() for name, tensor in model.module.state_dict().items()}
+    diagnose(model, n=5, nulls=1, probes=[Seen()])
+    assert model.module.training and not any(part._forward_hooks for part in model.module.modules())
+    assert all(torch.equal(before[name], tensor) for name, tensor in model.module.state_dict().items())
+
+
+def test_provenance_says_where_the_numbers_come_from() -> None:
+    model = lively()
+    provenance = diagnose(model, n=19, seed=5, nulls=1, probes=["calibration"]).provenance
+    assert provenance["model"] == model.spec.to_dict() and provenance["task"] == TASK.config()
+    expected = {"n": 19, "seed": 5, "nulls": 1, "probes": ("calibration",)}
+    assert expected.items() <= provenance["arguments"].items()
+    assert provenance["n_recorded"] >= 1 and {"python", "torch", "numpy"} <= provenance["versions"].keys()
+
+
+def test_another_task_with_the_same_ids_may_be_asked() -> None:
+    task = replace(TASK, repeats=True)
+    diagnosis = diagnose(lively(), task, n=19, nulls=0, probes=["calibration"])
+    assert diagnosis.title == f"tiny on {task}" and "elimination_only" in diagnosis["calibration"].null_kl_bits  # type: ignore[attr-defined]
+
+
+def test_names_as_on_the_command_line() -> None:
+    by_name = diagnose(lively(), "bijection:repeats=true", n=7, nulls=0, probes="calibration")
+    assert by_name.title == f"tiny on {replace(TASK, repeats=True)}" and [*by_name.reports] == ["calibration"]
+
+
+BAD: dict[str, tuple[dict[str, object], type[Exception], str]] = {
+    "no sequences": (
+        {"n": 0},
+        InvalidArgument,
+        r"n is the number of sequences to draw: a whole .* 1, got 0",
+    ),
+    "fewer": ({"n": -3}, InvalidArgument, r"at least 1, got -3"),
+    "negative nulls": ({"nulls": -1}, InvalidArgument, r"freshly initialised copies: at least 0, got -1"),
+    "negative seed": ({"seed": -1}, InvalidArgument, r"seed.* -1"),
+    "no probes": ({"probes": []}, InvalidArgument, r"^probes names none: leave it out for all, or choose from: atten"),
+    "unknown probe": (
+        {"probes": ["calibraton"]},
+        UnknownName,
+        r"no probe named 'calibraton'\. There are: .*calibration",
+    ),
+    "other ids": (
+        {"task": Bijection(n_values=12, n_pairs=5)},
+        TaskMismatch,
+        r"n_values=12.* has 24 ids; tiny was trained on Bijection\(n_values=11.*, which has 22: the same id",
+    ),
+    "another kind": (
+        {"task": HMM(n_states=3, n_symbols=2)},
+        TaskMismatch,
+        r"HMM\(.*ids; tiny was trained on Bijection",
+    ),
+    "too long": (
+        {"task": Bijection(n_values=11, n_pairs=7)},
+        TaskMismatch,
+        r"have 13 tokens; tiny has positions for 9",
+    ),
+}
+
+
+@pytest.mark.parametrize("mistake", BAD)
+def test_mistakes_are_named(mistake: str) -> None:
+    arguments, error, message = BAD[mistake]
+    with pytest.raises(error, match=message):
+        diagnose(lively(), **{"n": 3, **arguments})  # type: ignore[arg-type]
+
+
+def test_a_bare_module_needs_a_task() -> None:
+    module = lively().module
+    with pytest.raises(InvalidArgument, match=r"transformer does not say what it was trained on: pass task=…"):
+        diagnose(module, n=3)
+    with pytest.raises(
+        TaskMismatch, match=r"uses ids 0 … \d+; transformer has 22 ids|uses ids \d+ … 2\d; transformer has 22"
+    ):
+        diagnose(module, Bijection(n_values=13, n_pairs=5), n=13, nulls=0)
+    assert diagnose(module, TASK, n=3, nulls=0, probes=["calibration"]).title.startswith("transformer on Bijection(")

@@ -1,0 +1,254 @@
+"""A diagnosis on disk: four files, equal values back, one tidy table, one page, and nothing half-written."""
+
+import dataclasses
+import json
+import math
+from pathlib import Path
+from types import MappingProxyType
+
+import numpy as np
+import pandas as pd
+import pytest
+import safetensors.numpy
+from safetensors import SafetensorError
+
+from bayesgeom.core.errors import OutputFault
+from bayesgeom.models.adapters.hooked import HookedModel
+from bayesgeom.models.native.transformer import TransformerConfig
+from bayesgeom.probes.one_pass import diagnose
+from bayesgeom.results import diagnosis as module
+from bayesgeom.results.diagnosis import Diagnosis, check_target, report_kinds
+from bayesgeom.results.report import headline_cells
+from bayesgeom.tasks.bijection import Bijection
+
+FILES = {"report.json", "arrays.safetensors", "metrics.parquet", "report.html"}
+TASK = Bijection(n_values=11, n_pairs=5)
+SIZES = TransformerConfig(d_vocab=22, n_ctx=9, n_layers=2, n_heads=3, d_model=21, d_mlp=13)
+
+
+@pytest.fixture(scope="module")
+def whole() -> Diagnosis:
+    """Two probes on a tiny model, and one skipped."""
+    model = HookedModel(SIZES.build(seed=0), name="tiny <b>", task=TASK)
+    found = diagnose(model, probes=["calibration", "key_overlap"], n=31, nulls=1)
+    return dataclasses.replace(
+        found, skipped={**found.skipped, "recurrent": "reads site 'state' & <that> is not there"}
+    )
+
+
+def with_missing_numbers(found: Diagnosis) -> Diagnosis:
+    """The same with NaN and infinities in scalars, mappings and arrays."""
+    report = found["calibration"]
+    kl = report.kl_bits_by_position.copy()  # type: ignore[attr-defined]
+    kl[2] = np.nan
+    changed = dataclasses.replace(
+        report, leak=math.nan, kl_bits=math.inf, kl_bits_by_position=kl, nulls={"kl_bits": -math.inf}
+    )  # type: ignore[type-var]
+    return dataclasses.replace(found, reports={**found.reports, "calibration": changed})
+
+
+def assert_equal(one: Diagnosis, other: Diagnosis) -> None:
+    assert dict(one.skipped) == dict(other.skipped) and list(one) == list(other)
+    assert one.provenance == other.provenance
+    for name in one:
+        assert type(one[name]) is type(other[name]) and one[name].n == other[name].n
+        np.testing.assert_equal(one[name].scalars(), other[name].scalars())
+        for field, values in one[name].arrays().items():
+            restored = other[name].arrays()[field]
+            assert restored.dtype == values.dtype
+            np.testing.assert_array_equal(restored, values, err_msg=f"{name}.{field}")
+
+
+def entries(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_a_saved_diagnosis_comes_back_equal(whole: Diagnosis, tmp_path: Path) -> None:
+    for found in (whole, with_missing_numbers(whole)):
+        found.save(tmp_path / "deep" / "run")
+        assert set(entries(tmp_path / "deep" / "run")) == FILES and entries(tmp_path / "deep") == ["run"]
+        assert_equal(Diagnosis.load(tmp_path / "deep" / "run"), found)
+        assert_equal(Diagnosis.load(str(tmp_path / "deep" / "run")), found)
+
+
+def test_a_loaded_diagnosis_says_and_draws_the_same(whole: Diagnosis, tmp_path: Path) -> None:
+    whole.save(tmp_path / "run")
+    loaded = Diagnosis.load(tmp_path / "run")
+    assert loaded.summary() == whole.summary() and loaded.title == whole.title
+    pd.testing.assert_frame_equal(loaded.to_pandas(), whole.to_pandas())
+    assert all(loaded[name].figure() == whole[name].figure() for name in whole)
+
+
+def test_an_empty_diagnosis_is_one_too(whole: Diagnosis, tmp_path: Path) -> None:
+    nothing = dataclasses.replace(whole, reports={})
+    nothing.save(tmp_path / "run")
+    assert_equal(Diagnosis.load(tmp_path / "run"), nothing)
+    assert "skipped recurrent" in nothing.summary() and len(nothing.to_pandas()) == 0
+
+
+def test_the_table_holds_every_record(whole: Diagnosis, tmp_path: Path) -> None:
+    whole.save(tmp_path / "run")
+    table = pd.read_parquet(tmp_path / "run" / "metrics.parquet")
+    columns = [
+        "model",
+        "checkpoint",
+        "task",
+        "probe",
+        "metric",
+        "layer",
+        "head",
+        "position",
+        "value",
+        "lo",
+        "hi",
+        "null",
+        "n",
+    ]
+    assert set(columns) <= set(table.columns) and len(table) == sum(len(report.records()) for report in whole.values())
+    assert set(table["model"]) == {"transformer"} and set(table["checkpoint"]) == {"tiny <b>"}
+    assert set(table["task"]) == {str(TASK)} and set(table["probe"]) == set(whole)
+    assert {str(table[column].dtype) for column in ("layer", "head", "position")} == {"Int64"}
+    assert {str(table[column].dtype) for column in ("value", "lo", "hi", "null")} == {"float64"}
+    calibration = table[table["probe"] == "calibration"]
+    (kl,) = calibration[calibration["metric"] == "kl_bits"].itertuples()
+    assert (kl.value, kl.n) == (whole["calibration"].kl_bits, 31) and kl.lo <= kl.value <= kl.hi  # type: ignore[attr-defined]
+    profile = calibration[calibration["metric"] == "kl_bits_by_position"].sort_values("position")
+    np.testing.assert_array_equal(profile["value"], whole["calibration"].kl_bits_by_position)  # type: ignore[attr-defined]
+    assert profile["position"].tolist() == [0, 1, 2, 3, 4] and profile["layer"].isna().all()
+
+
+def test_the_summary_prints_every_headline_and_excuse(whole: Diagnosis) -> None:
+    text = whole.summary()
+    assert text.startswith("tiny <b> on Bijection(n_values=11, n_pairs=5")
+    for name, line in whole.headlines():
+        (row,) = [row for row in text.splitlines() if row.startswith(f"{name} ") and f"  {line.label}  " in row]
+        assert all(cell in row for cell in headline_cells(line))
+    assert text.splitlines()[-1] == "skipped recurrent: reads site 'state' & <that> is not there"
+
+
+def test_saving_again_replaces_the_former_report(whole: Diagnosis, tmp_path: Path) -> None:
+    whole.save(tmp_path / "run")
+    other = dataclasses.replace(whole, skipped={})
+    other.save(tmp_path / "run")
+    assert_equal(Diagnosis.load(tmp_path / "run"), other)
+    assert entries(tmp_path) == ["run"]
+
+
+def test_an_empty_directory_may_be_used(whole: Diagnosis, tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    whole.save(tmp_path / "run")
+    assert set(entries(tmp_path / "run")) == FILES
+    assert all((tmp_path / "run" / file).stat().st_mode & 0o444 == 0o444 for file in FILES), "others may read them"
+
+
+def test_other_peoples_directories_are_left_alone(whole: Diagnosis, tmp_path: Path) -> None:
+    (tmp_path / "thesis").mkdir()
+    (tmp_path / "thesis" / "chapter.tex").write_text("years of work")
+    with pytest.raises(
+        OutputFault, match=r"thesis holds something else than a report \(chapter\.tex\); name an empty or a"
+    ):
+        whole.save(tmp_path / "thesis")
+    assert (tmp_path / "thesis" / "chapter.tex").read_text() == "years of work" and entries(tmp_path) == ["thesis"]
+
+
+def test_what_was_put_beside_a_report_is_not_lost(whole: Diagnosis, tmp_path: Path) -> None:
+    whole.save(tmp_path / "run")
+    (tmp_path / "run" / "notes.md").write_text("what I think of it")
+    with pytest.raises(OutputFault, match=r"run holds .*notes\.md"):
+        whole.save(tmp_path / "run")
+    assert (tmp_path / "run" / "notes.md").read_text() == "what I think of it"
+
+
+@pytest.mark.parametrize("target", ["file", "file/run", "file/deep/run"])
+def test_a_file_in_the_way_is_refused(target: str, whole: Diagnosis, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("a file")
+    with pytest.raises(OutputFault, match=r"file is a file; name a directory|cannot make the folder .*file"):
+        whole.save(tmp_path / target)
+    assert (tmp_path / "file").read_text() == "a file" and entries(tmp_path) == ["file"]
+
+
+def test_checking_a_target_leaves_nothing(tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    check_target(tmp_path / "folder" / "run")
+    assert entries(tmp_path / "folder") == []
+
+
+FAILURES = {
+    "arrays": (safetensors.numpy, "save_file", SafetensorError("I/O error: No space left on device")),
+    "page": (module, "page", OSError(28, "No space left on device")),
+    "interrupted": (module, "page", KeyboardInterrupt()),
+}
+
+
+@pytest.mark.parametrize("standing", [False, True], ids=["fresh", "over a former one"])
+@pytest.mark.parametrize("failure", FAILURES)
+def test_a_failing_save_leaves_nothing(
+    failure: str, standing: bool, whole: Diagnosis, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if standing:
+        whole.save(tmp_path / "run")
+    place, name, error = FAILURES[failure]
+
+    def fail(*arguments: object, **named: object) -> None:
+        raise error
+
+    monkeypatch.setattr(place, name, fail)
+    expected = KeyboardInterrupt if failure == "interrupted" else OutputFault
+    with pytest.raises(expected, match=None if failure == "interrupted" else r"cannot write .*run.*No space left"):
+        dataclasses.replace(whole, skipped={}).save(tmp_path / "run")
+    assert entries(tmp_path) == (["run"] if standing else [])
+    if standing:
+        assert_equal(Diagnosis.load(tmp_path / "run"), whole)
+
+
+def test_what_is_no_diagnosis_is_refused(whole: Diagnosis, tmp_path: Path) -> None:
+    with pytest.raises(OutputFault, match=r"nowhere holds no readable report"):
+        Diagnosis.load(tmp_path / "nowhere")
+    whole["calibration"].save(tmp_path / "alone")
+    whole.save(tmp_path / "of no task")
+    held = json.loads((tmp_path / "of no task" / "report.json").read_text())
+    del held["provenance"]["task_label"]
+    (tmp_path / "of no task" / "report.json").write_text(json.dumps(held))
+    with pytest.raises(OutputFault, match=r"of no task does not say of what model and task"):
+        Diagnosis.load(tmp_path / "of no task")
+    with pytest.raises(OutputFault, match=r"alone holds a report alone, no whole diagnosis"):
+        Diagnosis.load(tmp_path / "alone")
+    whole.save(tmp_path / "run")
+    held = json.loads((tmp_path / "run" / "report.json").read_text())
+    (tmp_path / "run" / "report.json").write_text(json.dumps(held | {"reports": held["reports"] | {"oracle": {}}}))
+    with pytest.raises(OutputFault, match=r"run holds reports of unknown kinds: oracle\. Upgrade bayesgeom"):
+        Diagnosis.load(tmp_path / "run")
+
+
+def test_every_report_can_be_read_back(whole: Diagnosis) -> None:
+    kinds = report_kinds()
+    assert all(kinds[name] is type(report) for name, report in whole.items())
+
+
+def test_html_alone_is_one_file(whole: Diagnosis, tmp_path: Path) -> None:
+    whole.html(tmp_path / "deep" / "page.html")
+    whole.html(str(tmp_path / "page.html"))
+    assert entries(tmp_path / "deep") == ["page.html"]
+    assert (tmp_path / "page.html").read_text(encoding="utf-8").startswith("<!doctype html>")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OutputFault, match=r"cannot make the folder"):
+        whole.html(tmp_path / "file" / "page.html")
+
+
+def test_files_are_utf8_whatever_the_locale(whole: Diagnosis, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    written = Path.write_text
+
+    def as_on_an_old_locale(self: Path, data: str, encoding: str = "ascii", **named: str) -> int:
+        return written(self, data, encoding, **named)
+
+    monkeypatch.setattr(Path, "write_text", as_on_an_old_locale)
+    whole.save(tmp_path / "run")
+    whole.html(tmp_path / "page.html")
+
+
+def test_any_mapping_will_do(whole: Diagnosis, tmp_path: Path) -> None:
+    found = dataclasses.replace(
+        whole, reports=MappingProxyType(dict(whole.reports)), skipped=MappingProxyType(dict(whole.skipped))
+    )
+    found.save(tmp_path / "run")
+    assert_equal(Diagnosis.load(tmp_path / "run"), whole)

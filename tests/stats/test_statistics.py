@@ -1,0 +1,296 @@
+"""Intervals and permutations against slow loops, and the laws that they keep."""
+
+import tracemalloc
+
+import numpy as np
+import pytest
+
+from bayesgeom.stats import bootstrap as statistics
+from bayesgeom.stats.bootstrap import (
+    bootstrap_weights,
+    jackknife_weights,
+    linearized_draws,
+    mean_interval,
+    percentile_interval,
+    permutation_p,
+    r2_interval,
+    ratio_interval,
+    shuffled_within_position,
+    statistic_bounds,
+    statistic_interval,
+    with_bounds,
+)
+from bayesgeom.stats.intervals import tail_level, tail_weight, withheld
+from bayesgeom.stats.resampling import resampled_spearman
+
+
+def resamples(values: np.ndarray, seed: int, draws: int) -> list[np.ndarray]:
+    """Each resample written out: every sequence as often as it was drawn."""
+    n = len(values)
+    counts = np.rint(bootstrap_weights(n, seed=seed, draws=draws) * n).astype(int)
+    return [np.repeat(values, row, axis=0) for row in counts]
+
+
+def twin_quantile(values: list[float], share: float) -> float:
+    """Linear between the order statistics around index share · (n − 1)."""
+    ordered, at = sorted(values), share * (len(values) - 1)
+    low = int(at)
+    high = min(low + 1, len(values) - 1)
+    return ordered[low] + (at - low) * (ordered[high] - ordered[low])
+
+
+def twin_of_a_ratio(top: np.ndarray, bottom: np.ndarray, seed: int, draws: int) -> tuple[float, float]:
+    """The bootstrap-t interval of Σ top / Σ bottom, one resample at a time, with the levels that the tails ask for."""
+
+    def found(a: np.ndarray, b: np.ndarray) -> tuple[float, float]:
+        ratio = a.sum() / b.sum()
+        return ratio, float(np.sqrt(((a - ratio * b) ** 2).mean() / len(a)) / b.mean())
+
+    ratio, error = found(top, bottom)
+    pairs = zip(resamples(top, seed, draws), resamples(bottom, seed, draws), strict=True)
+    t = [(r - ratio) / e for r, e in (found(a, b) for a, b in pairs)]
+    influence = (top - ratio * bottom) / bottom.mean()
+    deviations = (influence - np.median(influence))[:, None]
+    above, below = (tail_weight(sign * deviations) for sign in (1, -1))
+    upper, lower = (float(tail_level(*both, len(top))[0]) for both in ((above, below), (below, above)))
+    return ratio - twin_quantile(t, 1 - lower) * error, ratio - twin_quantile(t, upper) * error
+
+
+def test_mean_interval_equals_a_loop_over_resamples(rng: np.random.Generator) -> None:
+    values = rng.gamma(2.0, size=(13, 5, 3))
+    lo, hi = mean_interval(values, seed=7, draws=101)
+    assert lo.shape == hi.shape == (5, 3)
+    assert np.isfinite(lo).sum() > 11
+    for i, j in zip(*np.nonzero(np.isfinite(lo)), strict=True):
+        twin = twin_of_a_ratio(values[:, i, j], np.ones(13), 7, 101)
+        assert (lo[i, j], hi[i, j]) == pytest.approx(twin, abs=1e-9)
+
+
+def test_ratio_interval_equals_a_loop_over_resamples(rng: np.random.Generator) -> None:
+    top, bottom = rng.gamma(2.0, size=(13, 5)), 1 + rng.gamma(2.0, size=(13, 5))
+    lo, hi = ratio_interval(top, bottom, seed=7, draws=101)
+    assert np.isfinite(lo).sum() >= 3
+    for i in np.flatnonzero(np.isfinite(lo)):
+        assert (lo[i], hi[i]) == pytest.approx(twin_of_a_ratio(top[:, i], bottom[:, i], 7, 101), abs=1e-9)
+
+
+def test_ratios_are_resampled_together(rng: np.random.Generator) -> None:
+    bottom = 1 + rng.gamma(2.0, size=(17, 3))
+    lo, hi = ratio_interval(0.7 * bottom, bottom, seed=1)
+    np.testing.assert_allclose(np.stack([lo, hi]), 0.7, atol=1e-12)
+
+
+def test_weights_are_shares_of_whole_sequences() -> None:
+    weights = bootstrap_weights(7, seed=3, draws=101)
+    assert weights.shape == (101, 7)
+    np.testing.assert_allclose(weights.sum(axis=1), 1, atol=1e-12)
+    np.testing.assert_allclose(weights * 7, np.round(weights * 7), atol=1e-12)
+    assert np.abs(weights.mean(axis=0) - 1 / 7).max() < 0.05
+
+
+def test_a_seed_decides_the_interval(rng: np.random.Generator) -> None:
+    values = rng.normal(size=(31, 3))
+    first, again, other = (tuple(mean_interval(values, seed=seed)) for seed in (1, 1, 2))
+    assert np.array_equal(first, again) and not np.array_equal(first, other)
+
+
+def test_intervals_cover_the_truth_as_often_as_they_say(rng: np.random.Generator) -> None:
+    lo, hi = mean_interval(rng.exponential(size=(61, 599)), seed=5)
+    coverage = np.mean((lo <= 1) & (hi >= 1))  # 599 independent experiments of 61 sequences, mean 1
+    assert 0.89 < coverage < 0.98
+    assert (lo < hi).all()
+
+
+def test_too_few_sequences_have_no_interval(rng: np.random.Generator) -> None:
+    for n in (1, 2, 7):
+        values = rng.gamma(2.0, size=(n, 5, 3))
+        for found in (mean_interval(values, seed=0), ratio_interval(values, 1 + values, seed=0)):
+            assert found.lo.shape == (5, 3) and np.isnan([found.lo, found.hi]).all()
+            assert found.why_not((4, 2)) == f"{n} sequence{'s' * (n != 1)}, and more than 8 are needed"
+    assert np.isfinite([*mean_interval(rng.gamma(2.0, size=(11, 5)), seed=0)]).all()
+
+
+def test_the_rule_that_withholds(rng: np.random.Generator) -> None:
+    """Rare failures, no failure at all, a heavy tail; and one more failure, or a lighter tail, that is enough."""
+    failures = np.zeros((64, 4))
+    failures[:3, 1], failures[:7, 2], failures[:8, 3] = 1, 1, 1
+    found = mean_interval(failures, seed=0)
+    assert np.isfinite(found.lo).tolist() == np.isfinite(found.hi).tolist() == [False, False, False, True]
+    assert found.why_not((0,)) == "all 64 sequences are at 0 or at 1: how rare an exception is, is unknown"
+    assert found.why_not((1,)) == "3 of 64 sequences differ from the rest, and at least 8 must"
+    assert found.why_not((2,)).startswith("7 of 64") and found.why_not((3,)) == ""
+    heavy = mean_interval(rng.lognormal(0, 4.0, size=64), seed=0)
+    assert np.isnan(heavy.lo) and "heavy tail" in heavy.why_not()
+    assert np.isfinite(mean_interval(rng.lognormal(0, 1.0, size=64), seed=0).lo)
+    assert withheld({"kl": found, "fine": mean_interval(failures[:, 3], seed=0)}) == {
+        "kl": "3 of 4 entries; the first: all 64 sequences are at 0 or at 1: how rare an exception is, is unknown"
+    }
+
+
+@pytest.mark.parametrize("sigma", [1.0, 1.5])
+def test_means_of_skewed_values_are_covered_where_percentiles_do_not(rng: np.random.Generator, sigma: float) -> None:
+    values, mean = rng.lognormal(0, sigma, size=(127, 601)), np.exp(sigma**2 / 2)
+    lo, hi = mean_interval(values, seed=5)
+    known = np.isfinite(lo)
+    covered = ((lo <= mean) & (mean <= hi))[known].mean()
+    low, high = percentile_interval(bootstrap_weights(127, seed=5) @ values)
+    before = ((low <= mean) & (mean <= high)).mean()
+    assert known.mean() > 0.9 and 0.91 < covered < 0.985 and before < covered - 0.02
+
+
+def test_a_fixed_map_keeps_its_r2(rng: np.random.Generator) -> None:
+    error, spread = rng.gamma(2.0, 0.1, size=(31, 5)), rng.gamma(2.0, 1.0, size=(31, 5))
+    lo, hi = r2_interval(error, spread, seed=3)
+    low, high = ratio_interval(error, spread, seed=3)
+    np.testing.assert_allclose((lo, hi), (1 - high, 1 - low))
+
+
+def test_the_jackknife_of_a_mean_is_the_interval_of_the_mean(rng: np.random.Generator) -> None:
+    values = rng.gamma(2.0, size=(31, 5))
+    weights = jackknife_weights(31)
+    assert weights.shape == (32, 31) and np.allclose(weights.sum(axis=1), 1)
+    found = statistic_interval(weights @ values, seed=3)
+    np.testing.assert_allclose(tuple(found), tuple(mean_interval(values, seed=3)), atol=1e-9)
+    bounds = statistic_bounds("height", weights @ values, seed=3)
+    np.testing.assert_allclose(bounds["height"], values.mean(axis=0))
+    np.testing.assert_array_equal((bounds["height_lo"], bounds["height_hi"]), tuple(found))
+
+
+def test_groups_are_left_out_where_sequences_are_many() -> None:
+    weights = jackknife_weights(11, most=3)
+    assert weights.shape == (4, 11)
+    assert [row.tolist().count(0.0) for row in weights] == [0, 4, 4, 3]
+    np.testing.assert_allclose(weights.sum(axis=1), 1)
+
+
+def test_correlations_keep_their_sign_and_cover_zero(rng: np.random.Generator) -> None:
+    weights, inside = jackknife_weights(37), 0
+    for _ in range(199):
+        x, y = rng.normal(size=(2, 37, 3)) + rng.normal(size=(2, 37, 1))
+        lo, hi = statistic_interval(resampled_spearman(x, y, weights), seed=1, scale="correlation")
+        assert -1 < lo < hi < 1
+        inside += bool(lo <= 0 <= hi)
+    assert 0.89 < inside / 199 < 0.99
+    falling = statistic_interval(resampled_spearman(x, 0.2 * y - x, weights), seed=1, scale="correlation")
+    assert falling.hi < 0
+
+
+def test_permutation_p_counts_what_reaches_as_far(rng: np.random.Generator) -> None:
+    permuted = np.array([[0.1, -0.9], [-0.5, 0.2], [0.3, 0.1]])
+    np.testing.assert_allclose(permutation_p(np.array([0.3, np.nan]), permuted), [0.75, np.nan])
+    found = rng.normal(size=1_009)
+    p = permutation_p(found, rng.normal(size=(99, 1_009)))
+    assert 0.03 < (p <= 0.05).mean() < 0.07 and p.min() >= 0.01
+
+
+def test_linearized_draws_scatter_as_resamples_do(rng: np.random.Generator) -> None:
+    values = rng.gamma(2.0, size=(31, 5))
+    drawn = linearized_draws(jackknife_weights(31) @ values, seed=3, draws=101)
+    np.testing.assert_allclose(drawn, bootstrap_weights(31, seed=3, draws=101) @ values, atol=1e-9)
+
+
+def test_constant_data_leave_nothing_uncertain() -> None:
+    lo, hi = mean_interval(np.full((11, 3), 0.3), seed=0)
+    np.testing.assert_allclose(np.stack([lo, hi]), 0.3, atol=1e-12)
+    assert np.isnan(mean_interval(np.ones(11), seed=0).lo), "all correct: an error may be rare"
+
+
+def test_paired_differences_are_surer_than_the_parts(rng: np.random.Generator) -> None:
+    shared = 10 * rng.normal(size=101)
+    first, second = shared + 0.1, shared + 0.01 * rng.normal(size=101)
+    lo, hi = mean_interval(first - second, seed=0)
+    alone_lo, alone_hi = mean_interval(first, seed=0)
+    assert lo > 0.09 and hi < 0.11 and alone_hi - alone_lo > 1
+    shifted = mean_interval(first, seed=0).lo - mean_interval(first - 0.5, seed=0).lo
+    assert shifted == pytest.approx(0.5, abs=1e-12), "one seed draws the same sequences for both"
+
+
+def test_positions_of_a_sequence_stay_together(rng: np.random.Generator) -> None:
+    one = rng.normal(size=(29, 1))
+    lo, hi = mean_interval(np.repeat(one, 7, axis=1).mean(axis=1), seed=0)
+    alone = tuple(mean_interval(one[:, 0], seed=0))
+    np.testing.assert_allclose((lo, hi), alone, atol=1e-12, err_msg="seven copies of one number are one number")
+
+
+def test_level_widens_the_interval(rng: np.random.Generator) -> None:
+    draws = rng.normal(size=(1_009, 3))
+    (lo, hi), (wide_lo, wide_hi) = percentile_interval(draws, level=0.5), percentile_interval(draws, level=0.99)
+    assert (wide_lo < lo).all() and (hi < wide_hi).all()
+    assert ((draws > lo) & (draws < hi)).mean(axis=0) == pytest.approx(0.5, abs=0.01)
+
+
+def test_missing_numbers_stay_missing(rng: np.random.Generator) -> None:
+    values = rng.normal(size=(11, 3))
+    values[4, 1] = np.nan
+    for bound in mean_interval(values, seed=0):
+        assert np.isnan(bound).tolist() == [False, True, False]
+    for bound in ratio_interval(np.ones((11, 3)), np.array([2.0, 0.0, 2.0]) * np.ones((11, 3)), seed=0):
+        assert np.isnan(bound).tolist() == [False, True, False], "0 / 0 is no number, and no warning"
+
+
+def test_many_sequences_are_resampled_in_runs(rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(statistics, "MAX_UNITS", 11)
+    values = rng.gamma(2.0, size=(31, 3))  # runs of three, and a last one of one
+    sums, sizes = (
+        np.stack([part[start : start + 3].sum(axis=0) for start in range(0, 31, 3)])
+        for part in (values, values * 0 + 1)
+    )
+    lo, hi = mean_interval(values, seed=2, draws=101)
+    for j in range(3):
+        assert (lo[j], hi[j]) == pytest.approx(twin_of_a_ratio(sums[:, j], sizes[:, j], 2, 101), abs=1e-9)
+
+
+def test_runs_of_sequences_give_intervals_of_the_same_width(rng: np.random.Generator) -> None:
+    values = rng.exponential(size=(5 * statistics.MAX_UNITS, 3))
+    lo, hi = mean_interval(values, seed=0)
+    np.testing.assert_allclose(hi - lo, 2 * 1.96 / np.sqrt(len(values)), rtol=0.12)
+
+
+def peak_bytes(n: int) -> int:
+    values = np.ones(n)
+    tracemalloc.start()
+    mean_interval(values, seed=0, draws=101)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    return peak
+
+
+def test_memory_does_not_grow_with_the_number_of_sequences() -> None:
+    assert peak_bytes(20_011) < 1.15 * peak_bytes(2_000)
+
+
+def test_shuffling_keeps_every_positions_values(rng: np.random.Generator) -> None:
+    values = rng.normal(size=(13, 5, 3))
+    before = values.copy()
+    shuffled = shuffled_within_position(values, rng)
+    assert np.array_equal(values, before) and shuffled.shape == (13, 5, 3)
+    for position in range(5):
+        assert sorted(map(tuple, shuffled[:, position])) == sorted(map(tuple, values[:, position]))
+
+
+def test_shuffling_treats_positions_apart(rng: np.random.Generator) -> None:
+    label = np.repeat(np.arange(101)[:, None], 7, axis=1)
+    shuffled = shuffled_within_position(label, rng)
+    orders = {tuple(shuffled[:, position]) for position in range(7)}
+    assert len(orders) == 7 and tuple(range(101)) not in orders
+    assert np.array_equal(
+        shuffled_within_position(label, np.random.default_rng(5)),
+        shuffled_within_position(label, np.random.default_rng(5)),
+    )
+
+
+def test_shuffling_is_uniform_over_sequences(rng: np.random.Generator) -> None:
+    label = np.repeat(np.arange(3)[:, None], 6_007, axis=1)
+    came_from = shuffled_within_position(label, rng)
+    shares = np.array([[(came_from[to] == origin).mean() for origin in range(3)] for to in range(3)])
+    np.testing.assert_allclose(shares, 1 / 3, atol=0.03)
+
+
+def test_bounds_leave_the_estimate_out(rng: np.random.Generator) -> None:
+    drawn = rng.normal(size=(102, 5, 3))
+    drawn[0] = 1e6
+    found = with_bounds("damage", drawn)
+    assert found.keys() == {"damage", "damage_lo", "damage_hi"}
+    np.testing.assert_array_equal(found["damage"], drawn[0])
+    np.testing.assert_array_equal((found["damage_lo"], found["damage_hi"]), percentile_interval(drawn[1:]))
+    assert found["damage_hi"].max() < 1e3

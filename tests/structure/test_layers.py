@@ -1,0 +1,229 @@
+"""Imports point down the layers of docs/architecture.md, and a unit stays within its budget.
+
+A file may import a lower layer, or its own layer as long as no circle arises. In the folders whose files are meant to
+be added and deleted one at a time, a file imports no sibling and nothing from neighboring folders but shared modules.
+Every import counts: at the top, inside functions, under TYPE_CHECKING, and by `import_module("…")`.
+"""
+
+import ast
+import re
+from collections import Counter
+from collections.abc import Iterator
+from graphlib import CycleError, TopologicalSorter
+
+import pytest
+
+from tests.structure.source import PACKAGE, ROOT, Source, assert_none, findings, last_name, package_sources, planted
+
+UNIT_LINES, CORE_LINES = 3_500, 2_500
+EXEMPT = {"models"}
+# Folders of plug-ins, and in each the modules that every plug-in may import.
+SHARED = {
+    "tasks": {"base", "text", "windows", "markov"},
+    "charts": {"lines", "simplex"},
+    "probes": {"base", "belief_report", "key_report"},
+    "commands": {"base"},
+}
+# What chooses among the plug-ins of a folder, and so knows them.
+FRONTS = {"probes.one_pass", "probes.controls"}
+# A probe receives a finished run: it never touches a model, and what takes a second pass is no probe.
+UNSEEN = {
+    "probes": ("models", "ablations", "interventions"),
+    # An architecture is plain PyTorch: it does not know how it is loaded, hooked or replayed.
+    "models.native": ("models.adapters", "models.huggingface", "models.replay", "models.resolve"),
+}
+
+
+def _layers() -> dict[str, int]:
+    """Layer of every unit, from the table in docs/architecture.md."""
+    text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| (\d) \| ((?:`\w+` ?)+)\|", text, re.MULTILINE)
+    return {unit: int(layer) for layer, units in rows for unit in re.findall(r"`(\w+)`", units)}
+
+
+LAYER_OF = _layers()
+_ROOF = max(LAYER_OF.values()) + 1
+
+
+def imported(source: Source, modules: frozenset[str]) -> Iterator[tuple[ast.stmt | ast.expr, str]]:
+    """Each import of the package's own, with the module that it names; `modules` are those that exist."""
+    for node in ast.walk(source.tree):
+        match node:
+            case ast.Import(names=names):
+                yield from ((node, alias.name) for alias in names if _is_ours(alias.name))
+            case ast.ImportFrom(module=module, names=names, level=level):
+                home = module or ""
+                if level:
+                    yield node, PACKAGE
+                elif _is_ours(home):
+                    full = [f"{home}.{alias.name}" for alias in names]
+                    yield from ((node, name) for name in sorted({n if n in modules else home for n in full}))
+            case ast.Call(func=function, args=[ast.Constant(value=str(name)), *_]):
+                if last_name(function) == "import_module" and _is_ours(name):
+                    yield node, name
+
+
+def upward_imports(source: Source, modules: frozenset[str] | None = None) -> Iterator[str]:
+    """Imports of the package root, of a higher floor, or of a plug-in that this file must do without."""
+    if modules is None:
+        modules = frozenset(other.module for other in package_sources())
+    if _unit(source.module) not in {*LAYER_OF, "", "__main__"}:
+        yield f"{source.module}: not in the table of layers"
+        return
+    for node, target in imported(source, modules):
+        if target == PACKAGE:
+            yield f"{source.at(node)}: imports the package root"
+        elif _layer(target) > _layer(source.module):
+            yield f"{source.at(node)}: imports {target}, a layer above"
+        elif folder := _blind_to(_short(source.module), _short(target)):
+            yield f"{source.at(node)}: imports {target}, which {folder} must not see"
+        elif _layer(target) == _layer(source.module) and not _may_stand_on(source.module, target):
+            yield f"{source.at(node)}: imports {target}, a plug-in of the same folder"
+
+
+def circles(sources: tuple[Source, ...]) -> list[str]:
+    """A circle of imports, if there is one, as the chain of its modules."""
+    modules = frozenset(source.module for source in sources)
+    graph = {source.module: {target for _, target in imported(source, modules)} for source in sources}
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        return [" ← ".join(error.args[1])]
+    return []
+
+
+def large_units(sources: tuple[Source, ...]) -> Iterator[str]:
+    """Units over the budget."""
+    lines = Counter[str]()
+    for source in sources:
+        lines[_unit(source.module)] += len(source.text.splitlines())
+    for unit, n in lines.items():
+        budget = CORE_LINES if unit == "core" else UNIT_LINES
+        if n > budget and unit not in EXEMPT:
+            yield f"{unit}: {n} lines, the budget is {budget}"
+
+
+def _is_ours(module: str) -> bool:
+    return module == PACKAGE or module.startswith(f"{PACKAGE}.")
+
+
+def _unit(module: str) -> str:
+    """The file or folder directly under the package: "tasks" for "bayesgeom.tasks.hmm"."""
+    return f"{module}.".split(".")[1]
+
+
+def _layer(module: str) -> int:
+    return LAYER_OF.get(_unit(module), _ROOF)
+
+
+def _short(module: str) -> str:
+    return module.removeprefix(f"{PACKAGE}.")
+
+
+def _is_in(module: str, folder: str) -> bool:
+    return f"{module}.".startswith(f"{folder}.")
+
+
+def _blind_to(short: str, target: str) -> str:
+    """The folder that keeps this module from seeing the target; "" where none does."""
+    if short in FRONTS:
+        return ""
+    kept = [own for own, unseen in UNSEEN.items() if _is_in(short, own) and any(_is_in(target, u) for u in unseen)]
+    return kept[0] if kept else ""
+
+
+def _may_stand_on(module: str, target: str) -> bool:
+    short, target_short, folder = _short(module), _short(target), _unit(target)
+    if folder not in SHARED or target_short in {folder, *(f"{folder}.{name}" for name in SHARED[folder])}:
+        return True
+    plugin = ".".join(short.split(".")[:2])
+    if target_short == plugin or target_short.startswith(f"{plugin}."):
+        return True  # a plug-in may be a package: its files are its own
+    if _unit(module) == folder:
+        return short == folder or short in FRONTS
+    # Beyond their own folder, plug-ins of one layer are as foreign to one another; topics may use a folder's front.
+    return _unit(module) not in SHARED or target_short in FRONTS
+
+
+def test_imports_point_down() -> None:
+    assert_none(findings(upward_imports))
+
+
+def test_imports_form_no_circle() -> None:
+    assert_none(circles(package_sources()))
+
+
+def test_units_stay_within_their_budget() -> None:
+    assert_none(large_units(package_sources()))
+
+
+def test_the_table_lists_every_unit_once() -> None:
+    found = {_unit(source.module) for source in package_sources()} - {"", "__main__"}
+    assert found == set(LAYER_OF)
+
+
+NAMES = (
+    "cli",
+    "core.errors",
+    "core.trials",
+    "tasks",
+    "tasks.base",
+    "tasks.hmm",
+    "models.base",
+    "models.resolve",
+    "models.native.lstm",
+    "models.native.rnn.gates",
+    "probes.base",
+    "probes.one_pass",
+    "probes.key_overlap",
+)
+MODULES = frozenset({PACKAGE, *(f"{PACKAGE}.{name}" for name in NAMES)})
+
+
+@pytest.mark.parametrize(
+    ("module", "text", "finding"),
+    [
+        ("core.trials", "from bayesgeom.tasks.base import WindTunnel", "a layer above"),
+        ("core.trials", "from bayesgeom import cli", "a layer above"),
+        ("core.trials", "def f():\n    import bayesgeom.cli", "a layer above"),
+        ("core.trials", "if TYPE_CHECKING:\n    from bayesgeom.cli import main", "a layer above"),
+        ("core.trials", "importlib.import_module('bayesgeom.cli')", "a layer above"),
+        ("core.trials", "from bayesgeom import diagnose_everything", "the package root"),
+        ("core.trials", "import bayesgeom", "the package root"),
+        ("core.trials", "from . import errors", "the package root"),
+        ("tasks.recall", "from bayesgeom.tasks.hmm import HMM", "a plug-in of the same folder"),
+        ("tasks.recall", "from bayesgeom.tasks import hmm", "a plug-in of the same folder"),
+        ("probes.belief", "from bayesgeom.probes.key_overlap import KeyOverlap", "a plug-in of the same folder"),
+        ("probes.key_overlap", "from bayesgeom.models.base import Model", "must not see"),
+        ("models.native.mamba", "from bayesgeom.models.resolve import load", "must not see"),
+        ("novelty", "", "not in the table of layers"),
+    ],
+)
+def test_a_wrong_import_is_found(module: str, text: str, finding: str) -> None:
+    found = list(upward_imports(planted(text, f"{PACKAGE}.{module}"), MODULES))
+    assert len(found) == 1
+    assert finding in found[0]
+
+
+@pytest.mark.parametrize(
+    ("module", "text"),
+    [
+        ("tasks.recall", "from bayesgeom.tasks.base import WindTunnel\nfrom bayesgeom.core.trials import Trials"),
+        ("tasks", "from bayesgeom.tasks.hmm import HMM"),
+        ("core.trials", "from bayesgeom.core import errors\nimport torch"),
+        ("models.resolve", "from bayesgeom.models.native.lstm import LSTM\nfrom bayesgeom.tasks.hmm import HMM"),
+        ("models.native.rnn.model", "from bayesgeom.models.native.rnn.gates import Gate"),
+        ("probes.one_pass", "from bayesgeom.models.base import Model\nfrom bayesgeom.probes.key_overlap import K"),
+        ("cli", "from bayesgeom.tasks.hmm import HMM"),
+        ("__main__", "from bayesgeom.cli import main"),
+    ],
+)
+def test_a_right_import_is_not(module: str, text: str) -> None:
+    assert list(upward_imports(planted(text, f"{PACKAGE}.{module}"), MODULES)) == []
+
+
+def test_a_circle_is_found() -> None:
+    a = planted("from bayesgeom.b import x", f"{PACKAGE}.a")
+    b = planted("def f():\n    from bayesgeom.a import y", f"{PACKAGE}.b")
+    assert circles((a,)) == []
+    assert len(circles((a, b))) == 1

@@ -1,0 +1,87 @@
+"""The last good state: put back to the bit, weights and optimiser, from memory and from disk."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from bayesgeom.core.errors import CheckpointFault, InvalidArgument
+from bayesgeom.training.monitor.good_state import FILE, GoodState
+
+OPTIMISERS = {
+    "adamw": lambda p: torch.optim.AdamW(p, lr=0.1),
+    "momentum": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9),
+    "plain": lambda p: torch.optim.SGD(p, lr=0.1),
+}
+
+
+def model() -> nn.Module:
+    torch.manual_seed(0)
+    part = nn.Sequential(nn.Linear(3, 5), nn.BatchNorm1d(5), nn.Linear(5, 3))
+    part[2].weight = nn.Parameter(part[0].weight.detach().T.clone())
+    return part
+
+
+def step(module: nn.Module, optimiser: torch.optim.Optimizer, seed: int) -> None:
+    x = torch.randn(7, 3, generator=torch.Generator().manual_seed(seed))
+    optimiser.zero_grad()
+    (module(x) - x.roll(1)).square().mean().backward()
+    optimiser.step()
+
+
+@pytest.mark.parametrize("kind", OPTIMISERS)
+@pytest.mark.parametrize("on_disk", [False, True], ids=["memory", "disk"])
+def test_training_goes_on_as_if_nothing_had_been(kind: str, on_disk: bool, tmp_path: Path) -> None:
+    module = model()
+    optimiser = OPTIMISERS[kind](module.parameters())
+    for seed in range(3):
+        step(module, optimiser, seed)
+    good = GoodState(module, optimiser, tmp_path if on_disk else None)
+    good.keep(3)
+    places = [p.data_ptr() for p in module.parameters()]
+    step(module, optimiser, 3)
+    expected = {name: value.clone() for name, value in module.state_dict().items()}
+    for seed in (9, 10):
+        step(module, optimiser, seed)
+    assert good.put_back() == 3
+    step(module, optimiser, 3)
+    for name, value in module.state_dict().items():
+        assert torch.equal(value, expected[name])
+    assert [p.data_ptr() for p in module.parameters()] == places  # in place: an optimiser holds these very tensors
+    assert (tmp_path / FILE).exists() == on_disk
+
+
+def test_weights_that_share_memory_can_be_kept_on_disk(tmp_path: Path) -> None:
+    module = nn.Sequential(nn.Embedding(5, 3), nn.Linear(3, 5, bias=False))
+    module[1].weight = module[0].weight
+    good = GoodState(module, None, tmp_path)
+    good.keep(1)
+    before = module[0].weight.detach().clone()
+    with torch.no_grad():
+        module[0].weight.zero_()
+    good.put_back()
+    assert torch.equal(module[0].weight, before) and module[1].weight is module[0].weight
+
+
+def test_a_later_state_takes_the_place_of_an_earlier(tmp_path: Path) -> None:
+    module = model()
+    good = GoodState(module, None, tmp_path)
+    good.keep(1)
+    with torch.no_grad():
+        module[0].weight.fill_(7)
+    good.keep(2)
+    assert [path.name for path in tmp_path.iterdir()] == [FILE]
+    with torch.no_grad():
+        module[0].weight.zero_()
+    assert good.put_back() == 2 and bool((module[0].weight == 7).all())
+
+
+def test_nothing_kept_and_a_broken_file_are_errors(tmp_path: Path) -> None:
+    good = GoodState(model(), None, tmp_path)
+    with pytest.raises(InvalidArgument, match="nothing to go back to"):
+        good.put_back()
+    good.keep(1)
+    (tmp_path / FILE).write_bytes(b"half")
+    with pytest.raises(CheckpointFault, match="cannot be read back"):
+        good.put_back()

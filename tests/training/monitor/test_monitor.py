@@ -1,0 +1,296 @@
+"""The monitor in a plain loop and in transformers' Trainer: what it logs, writes, stops and puts back."""
+
+import copy
+import logging
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from torch import nn
+
+import bayesgeom
+from bayesgeom.core.errors import InvalidArgument, OutputFault, TaskMismatch
+from bayesgeom.models.native.llama import LlamaConfig
+from bayesgeom.models.native.transformer import Transformer, TransformerConfig
+from bayesgeom.results.diagnosis import Diagnosis
+from bayesgeom.results.report import Record
+from bayesgeom.tasks.bijection import Bijection
+from bayesgeom.training.monitor.measures import measured
+from bayesgeom.training.monitor.report import MonitorReport
+from bayesgeom.training.monitor.watch import Monitor, Response, Settings, trainer_callback
+from tests.ablations.plain import n_hooks
+
+TASK = Bijection(n_values=5, n_pairs=3)
+QUICK = Settings(n=6, untrained=False)
+
+
+def tiny(seed: int = 0) -> Transformer:
+    return Transformer(TransformerConfig(d_vocab=10, n_ctx=5, n_layers=2, n_heads=3, d_model=21, d_mlp=11), seed=seed)
+
+
+def loop(module: nn.Module, steps: int, watch: Monitor | None = None, *, noise_from: int | None = None) -> list[float]:
+    """A plain loop, dropout-like noise included; from `noise_from` on every step destroys a bit of the weights."""
+    optimiser = torch.optim.SGD(module.parameters(), lr=0.05)
+    torch.manual_seed(3)
+    losses = []
+    for step in range(steps):
+        trials = TASK.sample(4, seed=step)
+        logits = module(trials.tokens)
+        loss = nn.functional.cross_entropy(logits.flatten(0, 1), trials.realised.flatten())
+        loss.backward()
+        optimiser.step()
+        optimiser.zero_grad()
+        with torch.no_grad():
+            for parameter in module.parameters():
+                parameter.add_(torch.randn(parameter.shape), alpha=1e-4)
+                if noise_from is not None and step >= noise_from:
+                    parameter.add_(torch.randn(parameter.shape), alpha=0.5)
+        losses.append(float(loss.detach()))
+        if watch is not None:
+            watch(step)
+            if watch.should_stop:
+                break
+    return losses
+
+
+def test_a_watched_training_is_the_training() -> None:
+    """Losses, weights, modes, hooks and random draws as without."""
+    alone, watched = tiny(), tiny()
+    watched.train()
+    hooks = n_hooks(watched)
+    watch = Monitor(watched, TASK, every=2, settings=QUICK)
+    assert loop(alone, 7) == loop(watched, 7, watch)
+    for name, value in alone.state_dict().items():
+        assert torch.equal(value, watched.state_dict()[name])
+    assert watched.training and n_hooks(watched) == hooks
+    assert watch.report().steps == ("0", "2", "4", "6")
+
+
+def test_it_measures_the_weights_as_they_are_then() -> None:
+    module = tiny()
+    watch = Monitor(module, TASK, every=1, settings=QUICK)
+    watch(0)
+    with torch.no_grad():
+        module.embed.weight.mul_(30)
+    watch(1)
+    report = watch.report()
+    trials = watch._trials
+    now = measured(bayesgeom.as_model(module), trials, seed=0)  # type: ignore[attr-defined]
+    assert report.kl_bits[1] == pytest.approx(now.kl_bits.mean()) and report.kl_bits[0] != report.kl_bits[1]
+    np.testing.assert_allclose(report.key_orthogonality_by_head[1], now.key_orthogonality)
+
+
+def test_each_number_stands_beside_chance_and_an_untrained_copy() -> None:
+    watch = Monitor(tiny(), TASK, every=1, settings=Settings(n=6))
+    watch(0)
+    report = watch.report()
+    entropies = watch._trials.at_scored(watch._trials.predictive)
+    uniform = np.log2(5) + torch.xlogy(entropies, entropies).sum(-1).mean().item() / np.log(2)
+    assert report.kl_bits_null[0] == pytest.approx(uniform)
+    assert 0 < report.key_orthogonality_null[0] < 1 and 0 < report.coverage_null[0] <= 1
+    assert math.isfinite(report.separation_null[0]) and report.attention_entropy_bits_null[0] > 0
+    for name in ("kl_bits", "key_orthogonality", "coverage", "separation", "attention_entropy_bits"):
+        assert math.isfinite(vars(report)[f"{name}_initialisation"])
+    assert report.thresholds == {
+        "key_orthogonality": 0.9, "coverage": 0.8, "separation": 0.7, "kl_bits": 0.01, "degenerate_orthogonality": 0.7,
+    }  # fmt: skip
+
+
+def test_the_table_has_the_columns_of_every_report(tmp_path: Path) -> None:
+    out = tmp_path / "watched"
+    watch = Monitor(tiny(), TASK, every=2, settings=Settings(n=6, untrained=False, out=out))
+    loop(tiny(), 1, watch)
+    table = pd.read_parquet(out / "metrics.parquet")
+    assert list(table.columns) == ["model", "checkpoint", "task", *Record.__dataclass_fields__]
+    kl = table[(table.metric == "kl_bits") & (table.variant == "0")]
+    assert kl.value.item() == pytest.approx(watch.report().kl_bits[0]) and kl.null.item() > 0
+    watch(2)
+    assert len(pd.read_parquet(out / "metrics.parquet")) > len(table)
+    watch.save(out)
+    again = Diagnosis.load(out)["monitor"]
+    assert isinstance(again, MonitorReport) and again.steps == ("0", "2")
+    assert (out / "report.html").stat().st_size > 10**6
+
+
+def test_the_figure_draws_thresholds_and_chance() -> None:
+    watch = Monitor(tiny(), TASK, every=1, settings=QUICK)
+    for step in range(3):
+        watch(step)
+    figure = watch.report().figure()
+    levels = {trace.name: trace for trace in figure.data}
+    assert {"measured", "threshold", "null: chance"} <= levels.keys()
+    assert figure.layout.xaxis.title.text == "training step"
+    thresholds = [float(t.y[0]) for t in figure.data if t.name == "threshold"]
+    assert thresholds == [0.01, 0.9, 0.8, 0.7]
+
+
+def test_degeneration_is_logged_and_may_stop(caplog: pytest.LogCaptureFixture) -> None:
+    module = tiny()
+    watch = Monitor(module, TASK, every=1, settings=QUICK, response=Response(action="stop"))
+    with caplog.at_level(logging.WARNING, "bayesgeom.monitor"):
+        losses = loop(module, 60, watch, noise_from=20)
+    assert watch.should_stop and 22 <= len(losses) <= 32
+    kinds = [event.kind for event in watch.events]
+    assert kinds.count("degenerated") >= 1 and kinds[-1] == "stopped"
+    assert any("kl_bits degenerated" in message for message in caplog.messages)
+    assert watch.report().marked_steps[-1] == len(losses) - 1
+
+
+def test_by_default_it_only_says_so() -> None:
+    module = tiny()
+    watch = Monitor(module, TASK, every=1, settings=QUICK)
+    assert len(loop(module, 30, watch, noise_from=15)) == 30
+    assert not watch.should_stop and any(event.kind == "degenerated" for event in watch.events)
+
+
+@pytest.mark.parametrize("on_disk", [False, True], ids=["memory", "disk"])
+def test_it_goes_back_to_the_last_good_state_and_stops_when_that_does_not_help(on_disk: bool, tmp_path: Path) -> None:
+    module = tiny()
+    response = Response(action="roll_back", most=2, folder=tmp_path if on_disk else None)
+    watch = Monitor(module, TASK, every=1, settings=QUICK, response=response)
+    kept: dict[int, dict[str, torch.Tensor]] = {}
+    put_back = watch._good.put_back
+
+    def witnessed() -> int:
+        back = put_back()
+        kept[back] = copy.deepcopy(module.state_dict())
+        return back
+
+    watch._good.put_back = witnessed  # type: ignore[method-assign]
+    loop(module, 80, watch, noise_from=20)
+    done = [event for event in watch.events if event.kind in ("rolled back", "stopped")]
+    assert [event.kind for event in done] == ["rolled back", "rolled back", "stopped"]
+    assert 15 <= done[0].value <= 22 and "rolled back to step" in str(done[0])
+    for back, state in kept.items():
+        module.load_state_dict(state)
+        level = measured(watch.model, watch._trials, seed=0).kl_bits.mean()
+        at = watch.report().steps.index(str(back))
+        assert level == pytest.approx(watch.report().kl_bits[at])
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+@pytest.mark.parametrize("action", ["warn", "stop", "roll_back"])
+def test_weights_that_are_not_finite_are_noticed_at_once(action: Any, value: float) -> None:
+    module = tiny()
+    response = Response(action=action, on="key_orthogonality")
+    watch = Monitor(module, TASK, every=1, settings=QUICK, response=response)
+    loop(module, 2, watch)
+    good = copy.deepcopy(module.state_dict())
+    with torch.no_grad():
+        next(iter(module.parameters()))[0, :3] = value
+    events = watch(2)
+    assert (events[0].kind, events[0].metric, events[0].value) == ("not finite", "weights", 3)
+    assert "3 entries of weights are NaN or infinite" in str(events[0])
+    assert [event.kind for event in events[1:]] == {"warn": [], "stop": ["stopped"], "roll_back": ["rolled back"]}[
+        action
+    ]
+    assert watch.should_stop == (action == "stop")
+    if action == "roll_back":
+        assert events[1].value == 1
+        assert all(torch.equal(good[name], tensor) for name, tensor in module.state_dict().items())
+    if action == "warn":
+        assert watch(3) == ()  # said once
+
+
+def test_a_state_that_is_not_finite_is_never_kept() -> None:
+    module = tiny()
+    watch = Monitor(module, TASK, every=1, settings=QUICK, response=Response(action="roll_back"))
+    with torch.no_grad():
+        next(iter(module.parameters()))[0, 0] = math.nan
+    events = [event for step in range(4) for event in watch(step)]
+    assert [event.kind for event in events[:2]] == ["not finite", "stopped"]
+    assert watch._good.step is None and watch.should_stop
+
+
+def hf_model() -> Any:
+    return (
+        LlamaConfig(d_vocab=10, n_ctx=8, n_layers=2, n_heads=2, n_kv_heads=1, d_model=20, d_mlp=11).build(seed=0).whole
+    )
+
+
+def trainer(model: Any, folder: Path, callback: Any, steps: int) -> Any:
+    import transformers
+
+    trials = TASK.sample(64, seed=0)
+    # transformers shifts labels itself: the answer to a position stands one place later.
+    labels = torch.full_like(trials.tokens, -100)
+    labels[:, 1:] = trials.realised[:, :-1]
+    rows = [{"input_ids": x, "labels": y} for x, y in zip(trials.tokens, labels, strict=True)]
+    arguments = transformers.TrainingArguments(
+        output_dir=str(folder), max_steps=steps, per_device_train_batch_size=4, report_to=[], use_cpu=True,
+        save_strategy="no", logging_strategy="no", disable_tqdm=True, seed=0,
+    )  # fmt: skip
+    return transformers.Trainer(
+        model=model, args=arguments, train_dataset=rows, callbacks=[] if callback is None else [callback]
+    )
+
+
+def test_the_trainer_is_watched_and_its_training_unchanged(tmp_path: Path) -> None:
+    out = tmp_path / "watched"
+    callback = trainer_callback(TASK, every=2, settings=Settings(n=6, out=out))
+    watched, alone = hf_model(), hf_model()
+    trainer(watched, tmp_path / "a", callback, 5).train()
+    trainer(alone, tmp_path / "b", None, 5).train()
+    assert callback.monitor is not None and callback.monitor.report().steps == ("2", "4")
+    for name, value in alone.state_dict().items():
+        assert torch.equal(value, watched.state_dict()[name])
+    report = Diagnosis.load(out)["monitor"]
+    assert isinstance(report, MonitorReport) and np.isfinite(report.kl_bits).all()
+    assert np.isfinite(report.key_orthogonality).all() and np.isfinite(report.separation).all()
+
+
+def test_the_trainer_is_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    callback = trainer_callback(TASK, every=1, settings=QUICK, response=Response(action="stop"))
+
+    def stop(self: Monitor, step: int) -> tuple[()]:
+        self.should_stop = step >= 3
+        return ()
+
+    monkeypatch.setattr(Monitor, "measure", stop)
+    run = trainer(hf_model(), tmp_path, callback, 9)
+    run.train()
+    assert run.state.global_step == 3
+
+
+def test_a_trainers_optimiser_is_kept_with_the_weights(tmp_path: Path) -> None:
+    callback = trainer_callback(TASK, every=1, settings=QUICK, response=Response(action="roll_back"))
+    run = trainer(hf_model(), tmp_path, callback, 2)
+    run.train()
+    assert callback.monitor is not None
+    held = callback.monitor._good._held
+    assert any(name.startswith("optimiser.") for name in held) and any(name.startswith("weights.") for name in held)
+    assert callback.monitor._good.put_back() in (1, 2)
+
+
+def test_folders_may_be_text_and_marks_one_or_several(tmp_path: Path) -> None:
+    settings = Settings(n=6, untrained=False, out=str(tmp_path / "out"))
+    response = Response(action="roll_back", folder=str(tmp_path / "good"), on=["kl_bits", "key_orthogonality"])
+    Monitor(tiny(), TASK, every=1, settings=settings, response=response)(0)
+    assert (tmp_path / "out" / "metrics.parquet").is_file() and len(list((tmp_path / "good").iterdir())) == 1
+    assert response.marks == {"kl_bits", "key_orthogonality"}
+    assert Response().marks == Response(on="kl_bits").marks == {"kl_bits"}
+
+
+def test_bad_input_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InvalidArgument, match="at least 1"):
+        Monitor(tiny(), TASK, every=0)
+    with pytest.raises(InvalidArgument, match="at least 1"):
+        Monitor(tiny(), TASK, settings=Settings(n=0))
+    with pytest.raises(InvalidArgument, match="pass task"):
+        Monitor(tiny(), settings=QUICK)
+    with pytest.raises(TaskMismatch):
+        Monitor(tiny(), Bijection(n_values=20, n_pairs=3), settings=QUICK)
+    with pytest.raises(InvalidArgument, match="cannot diagnose a Linear"):
+        Monitor(nn.Linear(3, 3), TASK)
+    for on in ("coverage", ["kl_bits", "coverage"]):
+        with pytest.raises(InvalidArgument, match="`on` is of key_orthogonality, kl_bits"):
+            Response(on=on)
+    with pytest.raises(InvalidArgument, match="nothing has been measured"):
+        Monitor(tiny(), TASK, settings=QUICK).report()
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OutputFault):
+        Monitor(tiny(), TASK, settings=Settings(out=tmp_path / "file"))

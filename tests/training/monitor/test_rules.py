@@ -1,0 +1,125 @@
+"""Thresholds and degeneration: what trips them, and that noise does not."""
+
+import numpy as np
+import pytest
+
+from bayesgeom.core.errors import InvalidArgument
+from bayesgeom.training.monitor.rules import BLOCK, Event, RisingKL, Rules, Side, Thresholds
+
+GOOD = {"key_orthogonality": 0.95, "coverage": 0.9, "separation": 0.8, "kl_bits": 0.001, "attention_entropy_bits": 1.0}
+CHANCE = {"key_orthogonality": 0.82, "coverage": 0.98, "kl_bits": 1.1}
+N = 16
+
+
+def spread(kl: float, rng: np.random.Generator) -> np.ndarray:
+    """KL of sequences about a mean: they differ, and are the same sequences every time."""
+    own = np.random.default_rng(7).lognormal(0, 0.5, size=N)
+    return kl * own / own.mean() * rng.lognormal(0, 0.05, size=N)
+
+
+def first_alarm(levels: np.ndarray, seed: int = 0) -> int | None:
+    rng, rule = np.random.default_rng(seed), RisingKL(least_bits=1e-3)
+    return next((i for i, level in enumerate(levels) if rule.update(spread(level, rng))), None)
+
+
+@pytest.mark.parametrize(("jitter", "seed"), [(0.02, 0), (0.1, 1), (0.3, 1), (0.6, 1)])
+def test_jitter_about_a_level_never_alarms(jitter: float, seed: int) -> None:
+    levels = 0.02 * np.random.default_rng(seed).lognormal(0, jitter, size=900)
+    assert first_alarm(levels, seed) is None
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_a_noisy_training_that_goes_down_never_alarms(seed: int) -> None:
+    steps = np.arange(1_000)
+    levels = 2 * np.exp(-steps / 150).clip(0.002) * np.random.default_rng(seed).lognormal(0, 0.3, size=1_000)
+    assert first_alarm(levels, seed) is None
+
+
+@pytest.mark.parametrize(("jitter", "within"), [(0.05, BLOCK), (0.3, 2 * BLOCK)])
+@pytest.mark.parametrize("seed", range(3))
+def test_a_lasting_rise_alarms_soon(jitter: float, within: int, seed: int) -> None:
+    noise = np.random.default_rng(seed).lognormal(0, jitter, size=160)
+    levels = np.where(np.arange(160) < 100, 0.01, 0.1) * noise
+    found = first_alarm(levels, seed)
+    assert found is not None and 100 <= found < 100 + within
+
+
+def test_a_slow_rise_alarms_in_the_end() -> None:
+    levels = np.concatenate([np.full(50, 0.01), 0.01 * 1.02 ** np.arange(100)])
+    found = first_alarm(levels * np.random.default_rng(0).lognormal(0, 0.05, size=150))
+    assert found is not None and 60 < found < 110
+
+
+def test_one_spike_does_not_alarm() -> None:
+    levels = np.full(100, 0.01)
+    levels[[40, 41, 70]] = 5.0
+    assert first_alarm(levels) is None
+
+
+def test_a_rise_that_is_too_small_to_matter_does_not_alarm() -> None:
+    assert first_alarm(np.where(np.arange(100) < 50, 1e-6, 1e-5)) is None
+
+
+def test_a_rise_of_a_few_sequences_does_not_alarm() -> None:
+    """One of sixteen is lost: the mean is up tenfold, the paired error over sequences says that it may be chance."""
+    rule, base = RisingKL(least_bits=1e-3), np.full(N, 0.01)
+    lost = base.copy()
+    lost[3] = 1.5
+    assert not any(rule.update(base if i < 30 else lost) for i in range(60))
+
+
+def test_a_side_changes_after_two_in_a_row() -> None:
+    side = Side()
+    moved = [side.moved(is_good) for is_good in (True, False, True, True, False, True, False, False)]
+    assert moved == [False, False, False, True, False, False, False, True]
+
+
+def events(values: list[float], metric: str = "key_orthogonality") -> list[Event]:
+    rules, kl = Rules(Thresholds()), np.full(N, 0.001)
+    return [
+        e
+        for i, v in enumerate(values)
+        for e in rules.update(10 * i, GOOD | {metric: v}, kl, CHANCE)
+        if e.metric == metric
+    ]
+
+
+def test_thresholds_are_told_when_reached_and_when_lost_with_their_chance() -> None:
+    found = events([0.5, 0.95, 0.95, 0.95, 0.8, 0.8, 0.95])
+    assert [(e.step, e.kind, e.is_warning) for e in found if e.kind != "degenerated"] == [
+        (20, "reached", False), (50, "lost", True),
+    ]  # fmt: skip
+    assert str(found[0]) == "step 20: key_orthogonality reached (0.95; threshold 0.9, chance 0.82)"
+
+
+def test_kl_is_good_below_its_threshold() -> None:
+    assert [(e.step, e.kind) for e in events([0.5, 0.005, 0.005, 0.5, 0.5], "kl_bits")] == [
+        (20, "reached"),
+        (40, "lost"),
+    ]
+
+
+def test_a_frame_degenerates_only_after_it_was_there() -> None:
+    assert not [e for e in events([0.5] * 6) if e.kind == "degenerated"]
+    found = [e for e in events([0.95] * 3 + [0.6] * 4 + [0.95] * 2 + [0.6] * 2) if e.kind == "degenerated"]
+    assert [e.step for e in found] == [40, 100]  # confirmed by a second measurement; once per fall
+    assert found[0].threshold == 0.7
+
+
+def test_nan_crosses_nothing() -> None:
+    assert events([np.nan] * 5) == []
+
+
+def test_health_is_about_the_marks_that_are_acted_on() -> None:
+    rules, kl = Rules(Thresholds()), np.full(N, 0.001)
+    for i, value in enumerate([0.95] * 3 + [0.5] * 2):
+        rules.update(i, GOOD | {"key_orthogonality": value}, kl, CHANCE)
+    assert rules.is_healthy(kl, frozenset({"kl_bits"}))
+    assert not rules.is_healthy(kl, frozenset({"key_orthogonality"}))
+    assert not rules.is_healthy(2 * kl, frozenset({"kl_bits"}))  # not marked, and no state to go back to either
+
+
+def test_thresholds_that_cannot_be_are_refused() -> None:
+    for changes in ({"kl_bits": 0.0}, {"coverage": float("nan")}):
+        with pytest.raises(InvalidArgument, match="finite numbers"):
+            Thresholds(**changes)
