@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from bayesgeom import ablations as ablations
     from bayesgeom import claims as claims
+    from bayesgeom import subspaces as subspaces
     from bayesgeom import tasks as tasks
     from bayesgeom.ablations.run import ablate as ablate
     from bayesgeom.claims.reproduction import reproduce as reproduce
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
     from bayesgeom.generalization.sweeps import sweep as sweep
     from bayesgeom.gradients.run import gradients as gradients
     from bayesgeom.gradients.run_movement import gradient_movement as gradient_movement
-    from bayesgeom.interventions import fits as subspaces  # noqa: F401  (re-exported under another name)
     from bayesgeom.interventions.design import Design as Design
     from bayesgeom.interventions.run import fit_subspace as fit_subspace
     from bayesgeom.interventions.run import intervene as intervene

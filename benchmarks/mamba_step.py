@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from bayesgeom.core.allocator import keep_freed_memory
-from bayesgeom.models import compiled
+from bayesgeom.models.native import compiled
 from bayesgeom.models.native.mamba import EPS, Mamba, MambaConfig
 
 LIMIT = 10.0  # times faster than the slow path

@@ -28,7 +28,7 @@ from tests.tiny import tiny_checkpoints, tiny_folder
 
 __all__ = ["tiny_checkpoints", "tiny_folder"]  # fixtures
 
-MODULE = importlib.import_module("bayesgeom.ablate")  # its name in the package is the function's
+MODULE = importlib.import_module("bayesgeom.ablations.run")  # its name in the package is the function's
 SMALL = [Ablation(heads((1, 2))), Ablation((Component(0, "mlp"),)), Ablation((Component(2, "block"),))]
 
 
@@ -231,7 +231,7 @@ def test_attention_off_in_layers_that_are_not_there(m: int) -> None:
 
 def test_functions_keep_their_names_beside_modules_of_the_same_name() -> None:
     assert MODULE.ablate is bayesgeom.ablate
-    diagnose = importlib.import_module("bayesgeom.diagnose").diagnose
+    diagnose = importlib.import_module("bayesgeom.probes.one_pass").diagnose
     assert [bayesgeom.diagnose, bayesgeom.diagnose] == [diagnose, diagnose]
 
 

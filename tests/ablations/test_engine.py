@@ -14,10 +14,10 @@ from bayesgeom.core.edits import Replace
 from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.core.sites import ATTN_OUT, MLP_OUT, RESID_MID, RESID_POST, RESID_PRE, Site, Z
 from bayesgeom.core.trials import Trials
-from bayesgeom.models import replay_layer
 from bayesgeom.models.adapters.hooked import HookedModel
 from bayesgeom.models.base import BUDGET_BYTES
 from bayesgeom.models.native.transformer import NORMS, POSITIONS
+from bayesgeom.models.replay import layer as replay_layer
 from bayesgeom.models.replay.layer import ReplayLayer
 from bayesgeom.models.replay.plain_loop import PlainLoop
 from tests.ablations.plain import HEADS, LAYERS, TASK, Plain, heads, lively, n_hooks, scored, some_sets

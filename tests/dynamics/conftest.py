@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 from bayesgeom.dynamics import frame, measure
-from bayesgeom.interventions import jacobian
+from bayesgeom.subspaces import jacobian
 
 
 @pytest.fixture(scope="module", autouse=True)

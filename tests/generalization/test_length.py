@@ -133,7 +133,7 @@ def test_the_break_at_a_distance_is_that_of_the_first_distance_beyond(
         line = 0.001 * found.at + 0.5 * (found.at > 12)
         return replace(found, kl_bits=np.tile(line, (len(found.kl_bits), 1)))
 
-    monkeypatch.setattr(sys.modules["bayesgeom.length"], "errors_across", planted)
+    monkeypatch.setattr(sys.modules["bayesgeom.generalization.length"], "errors_across", planted)
     found = length(small("alibi", task=task, n_ctx=512), lengths=lengths, n=3)
     assert {*range(3, 14)} <= {*asked} and len(asked) <= 20, "five for the trend at each of five places, one beyond"
     assert found.jump_kl_bits[0] == pytest.approx(0.5) and found.jump_kl_bits_null[0] == pytest.approx(0, abs=1e-9)
@@ -290,7 +290,7 @@ def test_models_are_held_one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
         alive.add(model)
         return model
 
-    monkeypatch.setattr(sys.modules["bayesgeom.length"], "as_model", loaded)
+    monkeypatch.setattr(sys.modules["bayesgeom.generalization.length"], "as_model", loaded)
     job = LengthJob.of(["rotary", "none"], None, [11], n=3, seed=0)
     hashes = job.diagnosis(job.run()).provenance["weights"]
     assert loads == ["rotary", "none"] * 2 and hashes["none 0"] == small("none").spec.weights_hash

@@ -26,7 +26,7 @@ from tests.tiny import tiny_checkpoints, tiny_folder
 
 __all__ = ["tiny_checkpoints", "tiny_folder"]  # fixtures
 
-MODULE = importlib.import_module("bayesgeom.gradients")  # its name in the package is the function's
+MODULE = importlib.import_module("bayesgeom.gradients.run")  # its name in the package is the function's
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,6 @@ import torch
 
 from bayesgeom.core.edits import AtPositions, InSubspace, Replace
 from bayesgeom.core.errors import InvalidArgument, MissingSite
-from bayesgeom.interventions import fits
 from bayesgeom.interventions.carried import CARRIED, CarriedReplayer, states_of
 from bayesgeom.interventions.design import Design
 from bayesgeom.interventions.engine import PairReference
@@ -17,6 +16,7 @@ from bayesgeom.models.adapters.residual import ResidualModel
 from bayesgeom.models.native.lstm import LSTM, LSTMConfig
 from bayesgeom.models.native.mamba import Mamba, MambaConfig
 from bayesgeom.stats.subspace import random_subspaces
+from bayesgeom.subspaces import fits
 from bayesgeom.subspaces.place import Place
 from tests.interventions.worlds import TASK, lively
 

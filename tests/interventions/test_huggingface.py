@@ -13,12 +13,12 @@ from bayesgeom.core.behavior import answer_log_probabilities
 from bayesgeom.core.errors import MissingSite
 from bayesgeom.core.sites import ATTN_OUT, RESID_PRE, Site, Z
 from bayesgeom.core.trials import Trials
-from bayesgeom.interventions import fits
 from bayesgeom.interventions.run import InterventionJob, fit_subspace, intervene, write_strength
 from bayesgeom.models.base import Model
 from bayesgeom.models.native.llama import LlamaConfig
 from bayesgeom.models.resolve import as_model
 from bayesgeom.stats.information import kl_bits
+from bayesgeom.subspaces import fits
 from bayesgeom.subspaces.base import Fit
 from bayesgeom.subspaces.jacobian import N_LOGITS, N_SEQUENCES, jacobian_grams
 from bayesgeom.subspaces.place import Place

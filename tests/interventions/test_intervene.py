@@ -15,12 +15,12 @@ from bayesgeom.core.edits import SUBSPACE_KINDS
 from bayesgeom.core.errors import BayesGeomError, InvalidArgument, MissingSite, UnknownName
 from bayesgeom.core.sites import ATTN_OUT, PATTERN, RESID_POST, RESID_PRE, STATE, Site, Z
 from bayesgeom.core.trials import Trials
-from bayesgeom.interventions import fits
 from bayesgeom.interventions.design import Design
 from bayesgeom.interventions.job import InterventionJob
 from bayesgeom.interventions.report import InterventionReport
 from bayesgeom.interventions.run import fit_subspace, intervene, write_strength
 from bayesgeom.stats.information import kl_bits
+from bayesgeom.subspaces import fits
 from bayesgeom.subspaces.place import Place
 from bayesgeom.subspaces.subspace import Subspace, span
 from bayesgeom.tasks.base import derived_seed

@@ -8,12 +8,12 @@ from bayesgeom.core.behavior import answer_log_probabilities
 from bayesgeom.core.errors import InvalidArgument, UnknownName
 from bayesgeom.core.sites import ATTN_OUT, RESID_POST, RESID_PRE
 from bayesgeom.core.trials import concatenate
-from bayesgeom.interventions import fits
 from bayesgeom.interventions.engine import PairReference
 from bayesgeom.interventions.onwards import Scrubber, Targets
 from bayesgeom.interventions.onwards_report import OnwardsReport, verdict_onwards
 from bayesgeom.interventions.run_onwards import OnwardsJob, erase_onwards
 from bayesgeom.stats.information import kl_bits
+from bayesgeom.subspaces import fits
 from bayesgeom.subspaces.place import Place
 from bayesgeom.subspaces.quantity import Quantity
 from bayesgeom.tasks.base import derived_seed

@@ -15,7 +15,6 @@ from bayesgeom.core.edits import InSubspace
 from bayesgeom.core.errors import InvalidArgument, MissingSite
 from bayesgeom.core.sites import RESID_PRE, Site, V
 from bayesgeom.core.trials import Trials
-from bayesgeom.interventions import fits
 from bayesgeom.interventions.engine import PairReference
 from bayesgeom.interventions.joint import orthogonal_to
 from bayesgeom.interventions.joint_report import verdict_of
@@ -25,6 +24,7 @@ from bayesgeom.models.resolve import as_model
 from bayesgeom.results.diagnosis import Diagnosis, report_kinds
 from bayesgeom.stats.information import entropy_bits, kl_bits
 from bayesgeom.stats.subspace import random_subspaces
+from bayesgeom.subspaces import fits
 from bayesgeom.subspaces.place import Place
 from bayesgeom.tasks.base import derived_seed
 from bayesgeom.tasks.evidence import LabelledEvidence

@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from bayesgeom.core.sites import MLP_OUT, RESID_POST, RESID_PRE
-from bayesgeom.interventions import fits
 from bayesgeom.interventions.design import Design
 from bayesgeom.interventions.run import intervene
 from bayesgeom.interventions.verdicts import Evidence, Interval, sentence, verdict_of
+from bayesgeom.subspaces import fits
 from bayesgeom.subspaces.place import Place
 from bayesgeom.subspaces.readout import Erasure
 from bayesgeom.subspaces.subspace import Subspace

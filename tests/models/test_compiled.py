@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from bayesgeom.core.errors import InvalidArgument
-from bayesgeom.models import compiled
+from bayesgeom.models.native import compiled
 from bayesgeom.models.native.causal_conv import causal_conv_silu
 from bayesgeom.models.native.compiled import loops
 from bayesgeom.models.native.mamba import MambaConfig

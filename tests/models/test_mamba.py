@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from bayesgeom.core.errors import InvalidArgument
-from bayesgeom.models import causal_conv, scan
+from bayesgeom.models.native import causal_conv, scan
 from bayesgeom.models.native.causal_conv import causal_conv_silu
 from bayesgeom.models.native.mamba import EPS, Mamba, MambaConfig
 from bayesgeom.models.native.scan import plain_states, read_states, selective_scan

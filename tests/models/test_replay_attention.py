@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from bayesgeom.models import replay_attention as module
 from bayesgeom.models.native.positions import rotated
 from bayesgeom.models.native.transformer import NORMS, POSITIONS, MultiHeadAttention, Transformer, TransformerConfig
+from bayesgeom.models.replay import attention as module
 from bayesgeom.models.replay.attention import HeadBuffers, ReplayAttention, Scratch
 from bayesgeom.models.replay.layer import ReplayLayer
 from tests.ablations.plain import SIZES

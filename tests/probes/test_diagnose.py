@@ -26,7 +26,7 @@ from bayesgeom.tasks.bijection import Bijection
 from bayesgeom.tasks.hmm import HMM
 from bayesgeom.tasks.process import Mess3
 
-package = importlib.import_module("bayesgeom.diagnose")  # its name in the package is the function's
+package = importlib.import_module("bayesgeom.probes.one_pass")  # its name in the package is the function's
 TASK = Bijection(n_values=11, n_pairs=5)  # 22 ids, 9 positions of which 5 are scored
 SIZES = TransformerConfig(d_vocab=22, n_ctx=9, n_layers=2, n_heads=3, d_model=21, d_mlp=13)
 
