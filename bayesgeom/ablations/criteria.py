@@ -172,8 +172,8 @@ def late_heads_are_redundant(heads: Effects, *, n_layers: int, uniform_kl_bits: 
     return Criterion(
         id="A3",
         claim="late heads are moderate or redundant",
-        rule=f"supported: for every head of the last layer the interval of the KL increase lies below {UNIFORM_SHARE:g} "
-        f"times the uniform predictor's KL; contradicted: for one it lies above",
+        rule=f"supported: for every head of the last layer the interval of the KL increase lies below "
+        f"{UNIFORM_SHARE:g} times the uniform predictor's KL; contradicted: for one it lies above",
         verdict=verdict,
         reason=reason,
     )
@@ -209,8 +209,8 @@ def key_overlap_finds_it(heads: Effects, picks: Sequence[str]) -> Criterion:
     return Criterion(
         id="A5",
         claim="the head with the least key overlap is the head whose removal costs most",
-        rule=f"supported: the KL increase of the head with the least overlap, as a share of the largest of any head, is "
-        f"1; contradicted: the share lies below {OVERLAP_SHARE:g}; each for every token set",
+        rule=f"supported: the KL increase of the head with the least overlap, as a share of the largest of any head, "
+        f"is 1; contradicted: the share lies below {OVERLAP_SHARE:g}; each for every token set",
         verdict=verdict,
         reason=reason,
     )

@@ -12,8 +12,8 @@ Outcome = Literal["met", "failed", "open"]
 def outcome(condition: Condition, numbers: Mapping[str, Value], *, is_point: bool = False) -> Outcome:
     """Return whether a condition is met, failed, or left open by the intervals.
 
-    A number without an interval leaves the condition open, unless it is judged as a point. So does a missing number. A threshold that is a number
-    itself counts by its value.
+    A number without an interval leaves the condition open, unless it is judged as a point. So does a missing number. A
+    threshold that is a number itself counts by its value.
 
     Args:
         condition: The condition.
