@@ -31,7 +31,7 @@ def typical_seconds(recipe: Recipe) -> float:
     Example:
         >>> from bayesgeom.training.recipes import recipe
         >>> as_duration(typical_seconds(recipe("bijection-lstm")))
-        '12 min 58 s'
+        '12 min 57 s'
     """
     n_parameters = sum(p.numel() for p in recipe.model_config().build(seed=0).parameters())
     rate = _RATES.get(str(recipe.sizes.get("architecture")), _SLOWEST)
