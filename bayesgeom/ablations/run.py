@@ -1,5 +1,6 @@
 """`ablate`: run a battery of ablations on fresh trials and report what each costs."""
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +28,7 @@ from bayesgeom.models.replay.replayer import Replayer, Variant
 from bayesgeom.models.resolve import ModelLike, TaskLike, as_model, scored_task_of
 from bayesgeom.probes.key_overlap import KeyOverlap, overlap_by_view
 from bayesgeom.results.diagnosis import Diagnosis
+from bayesgeom.stats.information import entropy_bits
 from bayesgeom.tasks.base import Branch, WindTunnel, derived_seed
 
 Method = Literal["exact", "attribution", "both"]
@@ -142,6 +144,7 @@ class AblationJob:
             seed=derived_seed(self.seed, Branch.RESAMPLING),
             attribution_bits=attribution,
             key_overlap_pick=self._key_overlap_pick(),
+            uniform_kl_bits=self.uniform_kl_bits(),
         )
         return ablation_report(tally, context)
 
@@ -156,6 +159,15 @@ class AblationJob:
         }
         where = provenance(self.model, self.task, arguments)
         return Diagnosis.of(report, where)
+
+    def uniform_kl_bits(self) -> float:
+        """Return the KL of uniform predictions over the answers, on the sequences of the battery; needs no model."""
+        stream = self.task.stream(self.n, seed=derived_seed(self.seed, Branch.TRIALS), device=self.model.spec.device)
+        total = 0.0
+        for block in stream:
+            exact = entropy_bits(block.at_scored(block.predictive))
+            total += float((math.log2(len(block.answers)) - exact).mean(dim=1).sum())
+        return total / self.n
 
     def _tally(self, score: Callable[[Trials, Trials], TileScores], out: Path | None) -> Tally:
         """Score the stream tile by tile; with `out`, skip what is already there and keep what is new."""

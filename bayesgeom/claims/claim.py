@@ -63,13 +63,16 @@ class Run:
 class Condition:
     """One decidable part of a criterion: the interval of `number` lies below (above) `times` · `than`.
 
-    `than` is a constant, the name of another number, or "baseline", the strongest baseline of the number itself.
+    `than` is a constant, the name of another number, or "baseline", the strongest baseline of the number itself. The
+    condition fails where the interval lies on the other side of `fails_times` · `than`; by default that is the same
+    threshold. Between two thresholds it is open.
     """
 
     number: str
     side: Literal["below", "above"]
     than: float | str
     times: float = 1.0
+    fails_times: float | None = None
 
 
 @final
@@ -150,3 +153,8 @@ class Claim:
     def numbers(self) -> dict[str, Number]:
         """Every number of every run, by its name."""
         return {name: number for run in self.runs for name, number in run.numbers.items()}
+
+    @property
+    def unrecorded(self) -> list[str]:
+        """Numbers that the runs define and the measurement lacks; empty where nothing was measured."""
+        return [] if self.measured is None else [name for name in self.numbers if name not in self.measured.numbers]

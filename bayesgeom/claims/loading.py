@@ -21,7 +21,9 @@ _NUMBER = {
     "label": str, "unit": str, "probe": str, "metric": str, "variant": str, "variant_has": str, "layer": int,
     "head": int, "position": int, "reduce": str, "baseline_label": str, "is_point": bool, "tolerance": (int, float),
 }  # fmt: skip
-_CONDITION = {"number": str, "is": str, "than": (str, int, float), "times": (int, float)}
+_CONDITION = {
+    "number": str, "is": str, "than": (str, int, float), "times": (int, float), "fails_times": (int, float),
+}  # fmt: skip
 _HOLD = {"verdict": str, "reason": str}
 _VALUE = {"value": (int, float), "lo": (int, float), "hi": (int, float), "baseline": (int, float)}
 _ORIGIN = {"model": str, "weights_hash": str, "n": int, "seed": int}
@@ -60,9 +62,11 @@ def find(claim_id: str) -> Claim:
 def parsed(texts: list[str], measured: Mapping[str, Any]) -> dict[str, Claim]:
     """Return the claims that these TOML texts state, with the measurements recorded for them.
 
+    A measurement may lack numbers that a run defines: `Claim.unrecorded` names them.
+
     Raises:
         InvalidArgument: If an entry is missing, misspelled or of another type, if an id appears twice, or if a
-            measurement belongs to no claim.
+            measurement, or a number of one, belongs to no claim.
     """
     claims: dict[str, Claim] = {}
     for text in texts:
@@ -97,13 +101,22 @@ def _claim(entry: Mapping[str, Any], measured: Mapping[str, Any] | None, where: 
     for name in _named(claim):
         if name not in claim.numbers:
             raise InvalidArgument(f"{where} refers to number {name!r}. Its runs define: {_listed(claim.numbers)}.")
-    if claim.measured is not None and claim.measured.numbers.keys() != claim.numbers.keys():
-        raise InvalidArgument(
-            f"{where}: the measurement records {_listed(claim.measured.numbers)}, the runs define "
-            f"{_listed(claim.numbers)}. Delete {claim.id} from {MEASURED} and record it again: bayesgeom reproduce "
-            f"{claim.id} --record."
-        )
+    if claim.measured is not None:
+        _check_recorded(claim, where)
     return claim
+
+
+def _check_recorded(claim: Claim, where: str) -> None:
+    """**Raises** `InvalidArgument` where a number is recorded that no run defines.
+
+    A number that a run defines and nobody has recorded yet is allowed: conditions that need it are open until then.
+    """
+    assert claim.measured is not None, "only of what was measured"
+    if strangers := sorted(claim.measured.numbers.keys() - claim.numbers.keys()):
+        raise InvalidArgument(
+            f"{where}: the measurement records {', '.join(strangers)}, which no run defines; the runs define "
+            f"{_listed(claim.numbers)}. Delete these lines from {MEASURED}, or give the runs these numbers again."
+        )
 
 
 def _named(claim: Claim) -> Iterator[str]:
@@ -141,7 +154,16 @@ def _condition(entry: Mapping[str, Any], where: str) -> Condition:
     _check(entry, _CONDITION, ("number", "is", "than"), f"a condition of {where}")
     if entry["is"] not in ("below", "above"):
         raise InvalidArgument(f"a condition of {where}: 'is' must be below or above, got {entry['is']!r}.")
-    return Condition(number=entry["number"], side=entry["is"], than=entry["than"], times=float(entry.get("times", 1)))
+    times = float(entry.get("times", 1))
+    fails_times = None if "fails_times" not in entry else float(entry["fails_times"])
+    if fails_times is not None and (fails_times < times) != (entry["is"] == "above"):
+        order = "less than" if entry["is"] == "above" else "greater than"
+        raise InvalidArgument(
+            f"a condition of {where}: fails_times must be {order} times ({times:g}), got {fails_times:g}."
+        )
+    return Condition(
+        number=entry["number"], side=entry["is"], than=entry["than"], times=times, fails_times=fails_times
+    )  # fmt: skip
 
 
 def _hold(entry: Mapping[str, Any], where: str) -> Hold:

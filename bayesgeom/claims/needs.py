@@ -8,10 +8,7 @@ from bayesgeom.core.errors import CheckpointFault, UnknownName
 from bayesgeom.core.files import RUNS
 from bayesgeom.models.checkpoint import FINISHED
 from bayesgeom.models.resolve import checkpoints
-from bayesgeom.training.recipe import Recipe
-
-# Floating-point operations per second of training on two CPU cores: `bijection-v20` takes an hour and a half.
-_RATE = 1.5e11
+from bayesgeom.training.duration import as_duration, typical_seconds
 
 
 def arguments_of(run: Run, runs: Path = RUNS) -> list[str]:
@@ -37,12 +34,6 @@ def check_needs(claim: Claim, runs: Path = RUNS) -> None:
         )
 
 
-def estimated_minutes(recipe: Recipe) -> float:
-    """Return roughly how long a recipe trains on two CPU cores, earlier stages included."""
-    n_parameters = sum(p.numel() for p in recipe.model_config().build(seed=0).parameters())
-    return 6 * n_parameters * recipe.n_sequences * recipe.task.n_pos / _RATE / 60
-
-
 def _is_there(name: str, shipped: dict[str, Path], runs: Path) -> bool:
     if "/" in name:  # on the Hugging Face hub: loading it says what is wrong
         return True
@@ -63,8 +54,5 @@ def _way(name: str) -> str:
     except UnknownName:
         return f"No recipe makes {name!r} yet"
     option = f" --seed {seed}" if seed.isdecimal() else ""
-    return f"Make {name!r} with `bayesgeom train {found.name}{option}` (about {_duration(estimated_minutes(found))})"
-
-
-def _duration(minutes: float) -> str:
-    return f"{minutes / 60:.0f} hours" if minutes >= 120 else f"{max(minutes, 1):.0f} minutes"
+    time = as_duration(typical_seconds(found))
+    return f"Make {name!r} with `bayesgeom train {found.name}{option}` (about {time} on two cores in float32)"

@@ -92,7 +92,7 @@ def overview(claims: Iterable[Claim]) -> list[tuple[str, ...]]:
     """Return the rows of the table on the terminal."""
     rows: list[tuple[str, ...]] = [("id", "verdict", "measured [95 % interval]", "claim")]
     for c in claims:
-        first = "–" if c.measured is None else text(c.measured.numbers[c.shown[0]], c.numbers[c.shown[0]].unit)
+        first = "–" if c.measured is None else _told(c, c.shown[0])
         rows.append((c.id, str(verdict(c)), first, _clipped(c.claim)))
     return rows
 
@@ -129,12 +129,17 @@ def _origins(claim: Claim) -> str:
 def _measured(claim: Claim) -> str:
     if claim.measured is None:
         return "–"
-    numbers = claim.measured.numbers
-    return "; ".join(f"{claim.numbers[n].label} {text(numbers[n], claim.numbers[n].unit)}" for n in claim.shown)
+    return "; ".join(f"{claim.numbers[n].label} {_told(claim, n)}" for n in claim.shown)
+
+
+def _told(claim: Claim, name: str) -> str:
+    """A number with its interval and unit; a dash where it is not recorded yet."""
+    value = None if claim.measured is None else claim.measured.numbers.get(name)
+    return "–" if value is None else text(value, claim.numbers[name].unit)
 
 
 def _baseline(claim: Claim) -> str:
-    if claim.measured is None or not claim.against:
+    if claim.measured is None or claim.against not in claim.measured.numbers:
         return "–"
     number, value = claim.numbers[claim.against], claim.measured.numbers[claim.against]
     if math.isnan(value.baseline):

@@ -20,7 +20,8 @@ from bayesgeom.results.report import HTML, METRICS
 def record(claim: Claim, repository: Path, *, stale: set[Path] | None = None) -> Measurement:
     """Record the numbers of a claim.
 
-    A report that is there already is read; one that is not is made by the claim's command.
+    A report that is there already is read; one that is not is made by the claim's command. A number that a run defines
+    since the last recording is thus read from the report that is there.
 
     Args:
         claim: The claim.

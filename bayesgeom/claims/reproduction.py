@@ -51,7 +51,7 @@ class Reproduction:
         return "\n".join([*(aligned(rows) if self.found else ["no numbers are defined yet"]), "", verdicts, *reason])
 
     def _recorded(self, name: str) -> Value | None:
-        return None if self.claim.measured is None else self.claim.measured.numbers[name]
+        return None if self.claim.measured is None else self.claim.measured.numbers.get(name)
 
     def _agreement(self, name: str) -> str:
         return {True: "yes", False: "no", None: "–"}[self.agrees.get(name)]
@@ -96,8 +96,9 @@ def compared(claim: Claim, found: Mapping[str, Value], output: str = "") -> Repr
     if claim.measured is not None:
         is_same = claim.measured.machine == machine()
         for name, value in found.items():
-            number, recorded = claim.numbers[name], claim.measured.numbers[name]
-            agrees[name] = agree(value, recorded, number.tolerance, is_same_machine=is_same)
+            number, recorded = claim.numbers[name], claim.measured.numbers.get(name)
+            if recorded is not None:
+                agrees[name] = agree(value, recorded, number.tolerance, is_same_machine=is_same)
     return Reproduction(
         claim=claim, found=found, agrees=agrees, verdict=verdict(claim, found or None),
         recorded_verdict=verdict(claim), output=output,

@@ -12,8 +12,8 @@ Outcome = Literal["met", "failed", "open"]
 def outcome(condition: Condition, numbers: Mapping[str, Value], *, is_point: bool = False) -> Outcome:
     """Return whether a condition is met, failed, or left open by the intervals.
 
-    A number without an interval leaves the condition open, unless it is judged as a point. A threshold that is a number
-    itself counts by its value.
+    A number without an interval leaves the condition open, unless it is judged as a point. So does a missing number. A
+    threshold that is a number itself counts by its value.
 
     Args:
         condition: The condition.
@@ -23,23 +23,26 @@ def outcome(condition: Condition, numbers: Mapping[str, Value], *, is_point: boo
     Returns:
         "met" if the whole interval lies on the required side, "failed" if it lies on the other, else "open".
     """
+    needed = {condition.number} | ({condition.than} if isinstance(condition.than, str) else set()) - {"baseline"}
+    if not needed <= numbers.keys():
+        return "open"
     found = numbers[condition.number]
     low, high = (found.value, found.value) if is_point else (found.lo, found.hi)
-    limit = threshold(condition, numbers)
-    if any(map(math.isnan, (low, high, limit))):
+    to_meet, to_fail = threshold(condition, numbers), threshold(condition, numbers, to_fail=True)
+    if any(map(math.isnan, (low, high, to_meet, to_fail))):
         return "open"
-    is_below, is_above = high < limit, low > limit
     if condition.side == "below":
-        return "met" if is_below else "failed" if is_above else "open"
-    return "met" if is_above else "failed" if is_below else "open"
+        return "met" if high < to_meet else "failed" if low > to_fail else "open"
+    return "met" if low > to_meet else "failed" if high < to_fail else "open"
 
 
-def threshold(condition: Condition, numbers: Mapping[str, Value]) -> float:
-    """Return what the number of a condition is compared with."""
+def threshold(condition: Condition, numbers: Mapping[str, Value], *, to_fail: bool = False) -> float:
+    """Return what the number of a condition is compared with; with `to_fail`, the threshold that fails it."""
+    times = condition.fails_times if to_fail and condition.fails_times is not None else condition.times
     if not isinstance(condition.than, str):
-        return condition.times * condition.than
+        return times * condition.than
     against = numbers[condition.number].baseline if condition.than == "baseline" else numbers[condition.than].value
-    return condition.times * against
+    return times * against
 
 
 def verdict(claim: Claim, numbers: Mapping[str, Value] | None = None) -> Verdict:

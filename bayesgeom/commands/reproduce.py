@@ -35,7 +35,8 @@ class Reproduce(Command):
     runs: Path = RUNS
     """Folder of trainings, where checkpoints that are not shipped are looked for."""
     record: bool = False
-    """For maintainers: write the numbers into the package; a missing report is made under docs/."""
+    """For maintainers: write the numbers into the package, those that a run defines since the last time included; a
+    missing report is made under docs/."""
     fresh: bool = False
     """With --record: make the reports anew instead of reading those that are there."""
     write_docs: bool = False
@@ -99,4 +100,5 @@ class Reproduce(Command):
                     raise
                 tell(f"{claim.id}: not recorded: {error}")
                 continue
-            tell(f"{claim.id}: {len(measured.numbers)} numbers, {verdict(claim, measured.numbers)}")
+            new = f", new: {', '.join(claim.unrecorded)}" if claim.unrecorded else ""
+            tell(f"{claim.id}: {len(measured.numbers)} numbers{new}, {verdict(claim, measured.numbers)}")

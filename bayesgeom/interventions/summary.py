@@ -9,7 +9,7 @@ from jaxtyping import Float, Float64
 
 from bayesgeom.interventions.engine import DISTANCE, ENTROPY_ERROR, KL, KL_DONOR, MOVED, Totals
 from bayesgeom.interventions.report import InterventionReport
-from bayesgeom.interventions.verdicts import RULE, Evidence, Interval, sentence, verdict_of
+from bayesgeom.interventions.verdicts import RULE, Effect, Evidence, sentence, verdict_of
 from bayesgeom.stats.bootstrap import ratio_interval
 from bayesgeom.subspaces.matching import Matched
 from bayesgeom.subspaces.overlap import Overlap
@@ -191,24 +191,24 @@ def _interval(
 
 
 def _evidence(tables: Mapping[str, Rows], row: int, layer: int, context: Context, own_kl: float) -> Evidence:
-    def interval(rows: Rows, part: str = "") -> Interval:
-        return Interval(*(float(rows[part + end][row, 0]) for end in ("", "_lo", "_hi")))
+    def effect(rows: Rows, part: str = "") -> Effect:
+        return Effect(*(float(rows[part + end][row, 0]) for end in ("", "_lo", "_hi")))
 
-    def beyond(rows: Rows) -> tuple[Interval, float, float]:
-        return interval(rows), float(rows["_most"][row, 0]), float(rows["_matched_most"][row, 0])
+    def beyond(rows: Rows) -> tuple[Effect, float, float]:
+        return effect(rows), float(rows["_most"][row, 0]), float(rows["_matched_most"][row, 0])
 
     movement, controls = tables["movement"], context.controls
     effects = {"movement": beyond(movement)}
     if context.follows_answer:
         effects["answer shift"] = beyond(tables["redirect"])
-    indirect = interval(movement, "_indirect")
+    indirect = effect(movement, "_indirect")
     has_indirect = context.claims_the_quantity and bool(np.isfinite(indirect.value))
     with np.errstate(divide="ignore", invalid="ignore"):
         share = float(movement[""][row, 0] / movement["_ceiling"][row, 0])
     return Evidence(
         kind=context.kind, effects=effects, is_matched=controls.found[layer].is_matched, n=context.n,
         n_controls=min(_count(controls.random), _count(controls.matched)), erasure=context.erasures.get(layer),
-        removal=interval(tables["removal"]), erasing=interval(tables["erasing"]) if "erasing" in tables else None,
+        removal=effect(tables["removal"]), erasing=effect(tables["erasing"]) if "erasing" in tables else None,
         indirect=indirect if has_indirect else None,
         removal_ceiling=float(tables["removal"]["_ceiling"][row, 0]),
         own_kl=own_kl, is_identified=context.is_identified, is_readout=context.is_readout,

@@ -32,8 +32,8 @@ RULE = (
 
 @final
 @dataclass(frozen=True)
-class Interval:
-    """An estimate and the ends of its 95 % interval."""
+class Effect:
+    """An effect and the ends of its 95 % interval."""
 
     value: float
     lo: float
@@ -66,12 +66,12 @@ class Evidence:
     """
 
     kind: str
-    effects: Mapping[str, tuple[Interval, float, float]]
+    effects: Mapping[str, tuple[Effect, float, float]]
     is_matched: bool
     n: int
     n_controls: int
     erasure: Erasure | None
-    removal: Interval
+    removal: Effect
     removal_ceiling: float
     own_kl: float
     is_identified: bool
@@ -79,8 +79,8 @@ class Evidence:
     outside_share: float
     share_of_ceiling: float
     untrained_share: float
-    erasing: Interval | None = None
-    indirect: Interval | None = None
+    erasing: Effect | None = None
+    indirect: Effect | None = None
 
 
 def verdict_of(evidence: Evidence) -> tuple[str, str]:
@@ -159,7 +159,7 @@ def _against_disuse(evidence: Evidence) -> list[str]:
     if evidence.erasure is None or not evidence.erasure.is_complete:
         after = math.nan if evidence.erasure is None else evidence.erasure.after
         return [f"still decodable after removal (R² {after:.3f})"]
-    if evidence.removal == Interval(0.0, 0.0, 0.0):
+    if evidence.removal == Effect(0.0, 0.0, 0.0):
         return []  # not a bit of the answers changes
     if not evidence.removal.lies_within(OWN_KL_SHARE * evidence.own_kl):
         return [f"KL increase beyond half of the model's own KL ({evidence.own_kl:.2g} bits)"]

@@ -19,7 +19,7 @@ from torch import Tensor
 from bayesgeom.core.run import Run
 from bayesgeom.core.sites import K_ROT, TOKEN_INPUTS, TOKEN_KEYS, W_K_GRAM, K
 from bayesgeom.probes.base import Control, Needs, Probe, mean_over_copies, planted_run, planted_trials
-from bayesgeom.probes.key_report import LEVELS, KeyOverlapReport
+from bayesgeom.probes.key_report import COLUMNS, LEVELS, WEIGHTS, KeyOverlapReport
 from bayesgeom.stats.bootstrap import jackknife_weights, percentile_interval, statistic_interval
 from bayesgeom.stats.cosine import (
     coordinates_of,
@@ -136,7 +136,7 @@ def _views(run: Run, weights: Float[np.ndarray, "row batch"]) -> list[_View]:
         variants.append(
             {
                 name: _View(
-                    name=f"{name} / weights", vectors=keys[:, :, at], rows=unknown, crossfit=unknown[0, 0],
+                    name=f"{name} / {WEIGHTS}", vectors=keys[:, :, at], rows=unknown, crossfit=unknown[0, 0],
                     inputs=of[name], is_exact=True,
                 )
                 for name, at in members.items()
@@ -146,7 +146,7 @@ def _views(run: Run, weights: Float[np.ndarray, "row batch"]) -> list[_View]:
     if W_K_GRAM in run.recorded:
         columns, width = coordinates_of(run.at(W_K_GRAM)), run.spec.d_model
         views.append(
-            _View(name="columns", vectors=columns, rows=unknown, crossfit=unknown[0, 0], is_exact=True, width=width)
+            _View(name=COLUMNS, vectors=columns, rows=unknown, crossfit=unknown[0, 0], is_exact=True, width=width)
         )
     nothing = torch.full((run.spec.n_layers, run.spec.n_kv_heads, 1, run.spec.d_head), torch.nan)
     return views or [_View(name="no tokens named", vectors=nothing, rows=unknown, crossfit=unknown[0, 0])]

@@ -1,7 +1,7 @@
 """The report of key overlap: |cosine| between the keys of a token set, by layer and key head."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar, final
 
 import numpy as np
@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
 LEVELS = ("random W_K", "random directions", "untrained")
+WEIGHTS, COLUMNS = "weights", "columns"  # keys computed from the weights alone, by token set and over dimensions
+NO_SAMPLING = "the value is exact, since keys from the weights involve no sampling of sequences"
 _SAID = {-1.0: "below", 0.0: "at", 1.0: "above"}
 
 
@@ -101,6 +103,10 @@ class KeyOverlapReport(Report):
         ]
         return (*plain, *centred)
 
+    def is_exact(self, view: int) -> bool:
+        """Return whether the view's keys are computed from the weights, so that no interval over sequences exists."""
+        return self.views[view] == COLUMNS or self.views[view].endswith(f" / {WEIGHTS}")
+
     def said(self, view: int, layer: int = 0, *, is_centred: bool = False) -> str:
         """Verdicts of one view and layer in words: for each known level, how many heads are below, at or above it."""
         if np.isfinite(self.overlap[view, layer]).all() and not self._has_ends(view, layer, is_centred=is_centred):
@@ -135,7 +141,8 @@ class KeyOverlapReport(Report):
         if self.welch[view] > 0:
             beside += f"; Welch bound of the largest |cos| {self.welch[view]:.3f}: 0 is impossible"
         label = f"layer 0, {self.views[view]}{suffix}, heads: {said}"
-        return self.entry(metric, (view, 0), label, null_label=beside)
+        found = self.entry(metric, (view, 0), label, null_label=beside)
+        return replace(found, no_interval=NO_SAMPLING) if found.no_interval and self.is_exact(view) else found
 
     def figure(self) -> "Figure":
         from bayesgeom.charts.heads import add_heads, add_profile, with_null

@@ -15,6 +15,7 @@ from bayesgeom.core.files import RUNS
 from bayesgeom.models.checkpoint import CONFIG, FINISHED, read_description
 from bayesgeom.models.resolve import checkpoints
 from bayesgeom.results.report import aligned
+from bayesgeom.training.duration import as_duration
 from bayesgeom.training.loop import BEFORE, RECIPE
 from bayesgeom.training.rates import sweep
 from bayesgeom.training.recipe import Recipe
@@ -90,17 +91,25 @@ def progress(runs: Path = RUNS, entries: Sequence[Queued] | None = None) -> list
 
 def status_table(found: Sequence[Progress]) -> str:
     """Return one line per training, then what is next and how long the rest takes."""
-    rows: list[tuple[str, ...]] = [("training", "state", "steps", "minutes left", "KL (bits)")]
+    rows: list[tuple[str, ...]] = [("training", "state", "steps", "time left", "KL (bits)")]
     for own in found:
         steps = f"{own.steps_done:,} of {own.steps:,}"
         kl = "" if math.isnan(own.kl_bits) else f"{own.kl_bits:.4g}"
-        rows.append((own.queued.reseeded.name, own.state, steps, f"{own.minutes_left:.0f}", kl))
+        rows.append(
+            (
+                own.queued.reseeded.name,
+                own.state,
+                steps,
+                as_duration(60 * own.minutes_left) if own.minutes_left else "",
+                kl,
+            )
+        )
     waiting = [own for own in found if own.state in ("stopped", "waiting")]
-    hours = sum(own.minutes_left for own in found) / 60
+    time = as_duration(60 * sum(own.minutes_left for own in found))
     resumed = " --resume" if waiting and waiting[0].state == "stopped" else ""
     next_one = f"next: {waiting[0].queued.command}{resumed}" if waiting else "nothing is waiting"
     n_done = sum(own.state in ("finished", "shipped") for own in found)
-    below = f"{n_done} of {len(found)} finished; about {hours:.0f} hours left on two cores in float32; {next_one}"
+    below = f"{n_done} of {len(found)} finished; about {time} left on two cores in float32; {next_one}"
     return "\n".join([*aligned(rows), "", below])
 
 

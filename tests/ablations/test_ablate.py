@@ -67,6 +67,15 @@ def test_damage_is_what_one_pass_per_ablation_gives(mode: str) -> None:
         np.testing.assert_allclose(report.damage_bits_by_position[i], change[0].mean(axis=0), atol=1e-5)
 
 
+def test_the_uniform_predictors_kl_is_of_the_same_sequences() -> None:
+    n, seed = 150, 5
+    trials = concatenate(list(TASK.stream(n, seed=derived_seed(seed, 0))))
+    exact = trials.at_scored(trials.predictive).reshape(-1, len(trials.answers)).numpy()
+    plain = [sum(p * np.log2(p * len(row)) for p in row if p > 0) for row in exact]
+    found = job(lively(), n=n, seed=seed).uniform_kl_bits()
+    assert found == pytest.approx(np.mean(plain), rel=1e-12) and found > 0.1
+
+
 def test_the_default_battery_takes_every_part_away_once() -> None:
     report = bayesgeom.ablate(lively(), n=17)
     assert len(report.ablations) == len(set(report.ablations)) == 15 + 3 * 3

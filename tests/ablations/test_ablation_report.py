@@ -49,6 +49,7 @@ def reported(
         seed=3,
         attribution_bits=bits,
         key_overlap_pick=pick,
+        uniform_kl_bits=1.7,
     )
     return ablation_report(tally, context)
 

@@ -9,6 +9,8 @@ import pytest
 
 from bayesgeom.claims.claim import Verdict
 from bayesgeom.claims.loading import find, load, parsed
+from bayesgeom.claims.pages import overview, summary
+from bayesgeom.claims.verdicts import verdict
 from bayesgeom.cli import parsed as command_of
 from bayesgeom.core.errors import BayesGeomError, InvalidArgument, UnknownName
 
@@ -68,6 +70,13 @@ def test_a_claim_can_be_decided(claim_id: str) -> None:
             r"'is' must be below or above, got 'near'",
         ),
         (
+            (
+                "[[claim.run]]",
+                'conditions = [{ number = "kl", is = "above", than = 1, fails_times = 2 }]\n[[claim.run]]',
+            ),
+            r"a condition of claim 'Z1': fails_times must be less than times \(1\), got 2",
+        ),
+        (
             ("[[claim.run]]", 'conditions = [{ number = "lk", is = "below", than = 1 }]\n[[claim.run]]'),
             r"claim 'Z1' refers to number 'lk'. Its runs define: kl",
         ),
@@ -95,10 +104,30 @@ def test_a_measurement_of_no_claim_is_refused() -> None:
         parsed([CLAIM], {"Z2": {}})
 
 
-def test_a_measurement_with_other_numbers_is_refused() -> None:
-    measured = tomllib.loads('[Z1]\ndate = "2026-01-01"\nmachine = "m"\n[Z1.numbers]\n[Z1.origins]\n')
-    with pytest.raises(InvalidArgument, match=r"records \(none\), the runs define kl. Delete Z1 from measured.toml"):
-        parsed([CLAIM + RUN], measured)
+def test_a_recorded_number_of_no_run_is_refused() -> None:
+    text = '[Z1]\ndate = "2026-01-01"\nmachine = "m"\n[Z1.numbers]\n{}\n[Z1.origins]\n'
+    value = "{ value = 1.0, lo = 0.5, hi = 1.5, baseline = nan }"
+    assert parsed([CLAIM + RUN], tomllib.loads(text.format(f"kl = {value}")))["Z1"].unrecorded == []
+    with pytest.raises(InvalidArgument, match=r"records lk, which no run defines; the runs define kl. Delete these"):
+        parsed([CLAIM + RUN], tomllib.loads(text.format(f"lk = {value}")))
+
+
+def test_a_number_that_is_not_recorded_yet_decides_nothing() -> None:
+    text = tomllib.loads('[Z1]\ndate = "2026-01-01"\nmachine = "m"\n[Z1.numbers]\n[Z1.origins]\n')
+    condition = (
+        'conditions = [{ number = "kl", is = "below", than = 1 }]\nshown = ["kl"]\nagainst = "kl"\n[[claim.run]]'
+    )
+    claim = parsed([CLAIM + RUN.replace("[[claim.run]]", condition)], text)["Z1"]
+    assert claim.unrecorded == ["kl"] and verdict(claim) == Verdict.NOT_DECIDED
+    assert "| KL – | – | 1 |" in summary([claim]) and overview([claim])[1][2] == "–"
+
+
+def test_a_criterion_written_after_a_first_measurement_is_marked() -> None:
+    """A claim leaves the first set only if the history of the files shows its criterion before its measurement."""
+    measured = {claim.id for claim in load().values() if claim.measured is not None}
+    earlier_readings = {"H4", "H5", "P1", "P2", "P3", "J5"}  # comparison and formation, one training each
+    marked = {claim.id for claim in load().values() if claim.is_criterion_later}
+    assert marked == measured | earlier_readings
 
 
 def test_an_unknown_claim_is_refused_with_those_that_exist() -> None:

@@ -12,6 +12,7 @@ from bayesgeom.claims.claim import Claim
 from bayesgeom.claims.loading import load
 from bayesgeom.claims.reading import values_of
 from bayesgeom.claims.recording import record
+from bayesgeom.cli import main
 from bayesgeom.core.errors import InvalidArgument
 from tests.structure.source import ROOT
 
@@ -46,6 +47,30 @@ def test_a_recorded_claim_reads_back(folder: Path) -> None:
     assert {c.id for c in load().values() if c.measured is not None} == {"D3", "A4"}
     found = load()["A4"].measured
     assert found is not None and math.isnan(found.numbers["hmm"].baseline)
+
+
+def test_a_new_number_is_recorded_from_the_report_that_is_there(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = load()["A4"].measured
+    assert before is not None
+    path = folder / "3-ablations.toml"
+    known = 'hmm_attention = { label = "largest KL increase of an attention'
+    new = 'second = { label = "second", unit = "bits", probe = "ablation", metric = "baseline_kl_bits" }'
+    text = path.read_text(encoding="utf-8")
+    assert text.count(known) == 1
+    path.write_text(text.replace(known, f"{new}\n{known}"), encoding="utf-8")
+    load.cache_clear()
+    assert load()["A4"].unrecorded == ["second"]
+    monkeypatch.setattr(recording, "_make", lambda *_: pytest.fail("the report is there"))
+    monkeypatch.chdir(ROOT)
+    assert main(["reproduce", "A4", "--record"]) == 0
+    assert "A4: 7 numbers, new: second, contradicted" in capsys.readouterr().out
+    after = load()["A4"]
+    assert after.measured is not None and after.unrecorded == []
+    assert after.measured.numbers["second"].value == pytest.approx(3.46e-5, rel=0.01)
+    kept = {name: value for name, value in after.measured.numbers.items() if name != "second"}
+    assert {name: str(value) for name, value in kept.items()} == {k: str(v) for k, v in before.numbers.items()}
 
 
 def test_only_stale_or_missing_reports_are_made(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,11 +10,12 @@ import pytest
 import bayesgeom
 from bayesgeom.claims.claim import Claim, Measurement, Number, Value, Verdict
 from bayesgeom.claims.loading import load
-from bayesgeom.claims.needs import arguments_of, check_needs, estimated_minutes
+from bayesgeom.claims.needs import arguments_of, check_needs
 from bayesgeom.claims.reading import agree, value_of, values_of
 from bayesgeom.claims.reproduction import compared, machine, reproduce
 from bayesgeom.cli import main
 from bayesgeom.core.errors import CheckpointFault, InvalidArgument, OutputFault
+from bayesgeom.training.duration import typical_seconds
 from bayesgeom.training.recipes import RECIPES
 from tests.tiny import tiny_checkpoints, tiny_folder
 
@@ -63,7 +64,7 @@ def test_an_absent_checkpoint_is_refused_with_the_way_to_make_it(tmp_path: Path)
     claim = load()["H7"]
     with pytest.raises(
         CheckpointFault,
-        match=r"claim H7 needs 'hmm-arm-learned', .*`bayesgeom train hmm-arm-learned` \(about \d+ minutes\).*--seed 4`",
+        match=r"claim H7 needs 'hmm-arm-l.*`bayesgeom train hmm-arm-learned` \(about \d+ min \d+ s on.*--seed 4`",
     ):
         reproduce(claim, runs=tmp_path)
     with pytest.raises(CheckpointFault, match="No recipe makes 'recurrence-integer' yet"):
@@ -82,8 +83,8 @@ def test_a_training_in_the_folder_of_runs_is_taken(small: Claim, tmp_path: Path)
 
 def test_the_estimate_grows_with_the_training() -> None:
     short, long = RECIPES["mess3-small"], RECIPES["bijection-v20"]
-    assert 0 < estimated_minutes(short) < estimated_minutes(replace(short, steps=5 * short.steps))
-    assert 60 < estimated_minutes(long) < 180, "an hour and a half on two cores"
+    assert 0 < typical_seconds(short) < typical_seconds(replace(short, steps=5 * short.steps))
+    assert 2 < typical_seconds(long) / 3_600 < 6, "in float32; an hour and a half with bfloat16"
 
 
 def table(*rows: tuple[str, str | None, int | None, float]) -> pd.DataFrame:

@@ -34,6 +34,22 @@ def test_the_whole_interval_decides(found: Value, side: str, expected: str) -> N
     assert outcome(limit, {"x": found}) == expected
 
 
+@pytest.mark.parametrize(
+    ("side", "times", "fails_times", "found"),
+    [
+        ("above", 1.0, 0.5, {0.3: "failed", 0.55: "open", 0.8: "open", 1.0: "open", 1.3: "met"}),
+        ("below", 0.5, 1.0, {0.3: "met", 0.55: "open", 0.8: "open", 1.0: "open", 1.3: "failed"}),
+    ],
+)
+def test_between_two_thresholds_a_condition_is_open(
+    side: str, times: float, fails_times: float, found: dict[float, str]
+) -> None:
+    limit = Condition(number="x", side=side, than="y", times=times, fails_times=fails_times)  # type: ignore[arg-type]
+    for at, expected in found.items():
+        assert outcome(limit, {"x": value(at, at - 0.1, at + 0.1), "y": value(1.0)}) == expected, at
+    assert outcome(limit, {"x": value(0.3)}) == outcome(limit, {"y": value(1.0)}) == outcome(limit, {}) == "open"
+
+
 def test_a_point_is_judged_by_its_value() -> None:
     limit = Condition(number="x", side="below", than=0.5)
     found = [outcome(limit, {"x": x}, is_point=True) for x in (value(0.4, 0.3, 0.7), value(0.6), value(math.nan))]

@@ -9,7 +9,7 @@ import torch
 from bayesgeom.core.sites import MLP_OUT, RESID_POST, RESID_PRE
 from bayesgeom.interventions.design import Design
 from bayesgeom.interventions.run import intervene
-from bayesgeom.interventions.verdicts import Evidence, Interval, sentence, verdict_of
+from bayesgeom.interventions.verdicts import Effect, Evidence, sentence, verdict_of
 from bayesgeom.subspaces import fits
 from bayesgeom.subspaces.place import Place
 from bayesgeom.subspaces.readout import Erasure
@@ -20,21 +20,21 @@ from tests.interventions.worlds import TASK, coordinates, lively, planted_model
 FEW = Design(n_random=3, n_matched=2, n_control=5, n_untrained=0, n_fit=101)
 ERASED, LEFT = (Erasure(before=0.9, after=after, permuted=0.01) for after in (-0.02, 0.4))
 USED = Evidence(
-    kind="swap", effects={"movement": (Interval(0.6, 0.5, 0.7), 0.1, 0.4)}, is_matched=True, n=64, n_controls=20,
-    erasure=LEFT, removal=Interval(0.3, 0.2, 0.4), removal_ceiling=2.0, own_kl=0.01, is_identified=True,
+    kind="swap", effects={"movement": (Effect(0.6, 0.5, 0.7), 0.1, 0.4)}, is_matched=True, n=64, n_controls=20,
+    erasure=LEFT, removal=Effect(0.3, 0.2, 0.4), removal_ceiling=2.0, own_kl=0.01, is_identified=True,
     is_readout=False, outside_share=0.5, share_of_ceiling=0.6, untrained_share=0.2,
 )  # fmt: skip
 IDLE = replace(
-    USED, effects={"movement": (Interval(0.0, -0.1, 0.1), 0.1, 0.4)}, erasure=ERASED,
-    removal=Interval(0.001, -0.003, 0.004),
+    USED, effects={"movement": (Effect(0.0, -0.1, 0.1), 0.1, 0.4)}, erasure=ERASED,
+    removal=Effect(0.001, -0.003, 0.004),
 )  # fmt: skip
 CASES = {
     "used": (USED, "used"),
-    "random reach": (replace(USED, effects={"movement": (Interval(0.6, 0.5, 0.7), 0.55, 0.4)}), "undecided"),
-    "matched reach": (replace(USED, effects={"movement": (Interval(0.6, 0.5, 0.7), 0.1, 0.55)}), "undecided"),
-    "away from the donor": (replace(USED, effects={"movement": (Interval(-0.6, -0.7, -0.5), -0.9, -0.9)}), "undecided"),
+    "random reach": (replace(USED, effects={"movement": (Effect(0.6, 0.5, 0.7), 0.55, 0.4)}), "undecided"),
+    "matched reach": (replace(USED, effects={"movement": (Effect(0.6, 0.5, 0.7), 0.1, 0.55)}), "undecided"),
+    "away from the donor": (replace(USED, effects={"movement": (Effect(-0.6, -0.7, -0.5), -0.9, -0.9)}), "undecided"),
     "one effect of two": (
-        replace(USED, effects={**USED.effects, "answer shift": (Interval(1.0, 0.5, 1.5), 0.7, 0.1)}), "undecided",
+        replace(USED, effects={**USED.effects, "answer shift": (Effect(1.0, 0.5, 1.5), 0.7, 0.1)}), "undecided",
     ),
     "not matched": (replace(USED, is_matched=False), "undecided"),
     "few controls": (replace(USED, n_controls=19), "undecided"),
@@ -44,16 +44,16 @@ CASES = {
         replace(USED, erasure=Erasure(before=0.005, after=0.0, permuted=0.0), erasing=USED.removal), "undecided",
     ),
     "nothing to remove": (replace(IDLE, erasure=Erasure(before=0.005, after=0.0, permuted=0.0)), "undecided"),
-    "not a bit changes": (replace(IDLE, removal=Interval(0.0, 0.0, 0.0), own_kl=0.0, removal_ceiling=0.0), "not used"),
+    "not a bit changes": (replace(IDLE, removal=Effect(0.0, 0.0, 0.0), own_kl=0.0, removal_ceiling=0.0), "not used"),
     "removal alone": (replace(USED, kind="remove"), "undecided"),
-    "no interval": (replace(USED, effects={"movement": (Interval(0.6, np.nan, np.nan), 0.1, 0.4)}), "undecided"),
+    "no interval": (replace(USED, effects={"movement": (Effect(0.6, np.nan, np.nan), 0.1, 0.4)}), "undecided"),
     "not used": (IDLE, "not used"),
     "not used on removal": (replace(IDLE, kind="remove"), "not used"),
     "still decodable": (replace(IDLE, erasure=LEFT), "undecided"),
     "never measured": (replace(IDLE, erasure=None), "undecided"),
     "read-out": (replace(IDLE, is_readout=True), "undecided"),
-    "beyond its own KL": (replace(IDLE, removal=Interval(0.001, -0.003, 0.006)), "undecided"),
-    "below its own KL": (replace(IDLE, removal=Interval(-0.001, -0.006, 0.003)), "undecided"),
+    "beyond its own KL": (replace(IDLE, removal=Effect(0.001, -0.003, 0.006)), "undecided"),
+    "below its own KL": (replace(IDLE, removal=Effect(-0.001, -0.006, 0.003)), "undecided"),
     "beyond the ceiling": (replace(IDLE, removal_ceiling=0.3), "undecided"),
     "kept": (replace(IDLE, kind="keep"), "undecided"),
     "position": (replace(USED, is_identified=False), "not identified"),
@@ -62,11 +62,11 @@ CASES = {
     "untrained unknown": (replace(USED, share_of_ceiling=0.999, untrained_share=np.nan), "used"),
     "untrained alone": (replace(USED, untrained_share=0.999), "used"),
     "no untrained network": (replace(USED, share_of_ceiling=0.995, untrained_share=np.nan), "used"),
-    "direct path alone": (replace(USED, indirect=Interval(0.0, -0.01, 0.01)), "undecided"),
-    "indirectly, too": (replace(USED, indirect=Interval(0.1, 0.05, 0.2)), "used"),
-    "erasing costs": (replace(USED, erasing=Interval(0.3, 0.2, 0.4)), "used"),
-    "erasing costs nothing": (replace(USED, erasing=Interval(0.001, 0.0005, 0.0015)), "undecided"),
-    "erasing, no interval": (replace(USED, erasing=Interval(0.3, np.nan, np.nan)), "undecided"),
+    "direct path alone": (replace(USED, indirect=Effect(0.0, -0.01, 0.01)), "undecided"),
+    "indirectly, too": (replace(USED, indirect=Effect(0.1, 0.05, 0.2)), "used"),
+    "erasing costs": (replace(USED, erasing=Effect(0.3, 0.2, 0.4)), "used"),
+    "erasing costs nothing": (replace(USED, erasing=Effect(0.001, 0.0005, 0.0015)), "undecided"),
+    "erasing, no interval": (replace(USED, erasing=Effect(0.3, np.nan, np.nan)), "undecided"),
     "erased to the noise": (replace(IDLE, erasure=Erasure(before=0.9, after=-0.01, permuted=-0.02)), "not used"),
 }  # fmt: skip
 

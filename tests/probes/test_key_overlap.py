@@ -118,6 +118,10 @@ def test_intervals_equal_a_loop_that_leaves_out_each_sequence(everything: tuple[
     np.testing.assert_allclose(found, [float(ends.lo), float(ends.hi)], atol=1e-4)
     assert found[0] < found[1]
     assert np.isnan(report.overlap_lo[[2, 5, 9]]).all(), "weights are no sample"
+    for line in report.headlines():
+        is_of_weights = ("/ weights" in line.label or ", columns" in line.label) and np.isfinite(line.value)
+        assert ("the value is exact" in line.no_interval) == is_of_weights, line.label
+        assert not is_of_weights or "too few" not in line.no_interval
 
 
 def test_the_interval_is_of_the_overlap_less_what_noise_in_the_means_takes_off(rng: np.random.Generator) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from bayesgeom.cli import main
+from bayesgeom.training.duration import typical_seconds
 from bayesgeom.training.loop import RECIPE
 from bayesgeom.training.queue import Queued, progress, queue, status_table
 from bayesgeom.training.recipes import recipe
@@ -32,6 +33,12 @@ def test_every_entry_is_a_recipe_and_stands_once() -> None:
     assert len(set(names)) == len(names) and all(own.minutes > 0 for own in queue())
     assert names[0] == "slow-hmm-transformer" and "recall-64-mamba2" in names and "hmm-s5-seed1" in names
     assert all(sum(f"recall-{own}-quarter" in name for name in names) == 3 for own in ("lstm", "mlp", "mamba2"))
+
+
+@pytest.mark.parametrize("name", ["slow-hmm-lstm", "recall-transformer", "hmm-mamba", "bijection-mlp", "recall-rwkv"])
+def test_the_queues_times_agree_with_the_estimate_from_a_recipes_size(name: str) -> None:
+    minutes = next(own.minutes for own in queue() if own.recipe == name)
+    assert minutes / 1.4 < typical_seconds(recipe(name)) / 60 < minutes * 1.4
 
 
 def test_no_stage_takes_more_than_two_hours() -> None:
@@ -74,4 +81,4 @@ def test_a_run_that_was_not_touched_for_long_has_stopped(tmp_path: Path) -> None
 def test_the_command_prints_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train", "--status", "--out", str(tmp_path)]) == 0
     out = capsys.readouterr().out
-    assert "slow-hmm-transformer" in out and "hours left on two cores" in out
+    assert "slow-hmm-transformer" in out and " left on two cores in float32" in out

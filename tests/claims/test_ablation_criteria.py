@@ -1,0 +1,76 @@
+"""One rule per claim: what `bayesgeom ablate` applies to one checkpoint is what the claims file states."""
+
+import re
+
+import pytest
+
+from bayesgeom.ablations import criteria
+from bayesgeom.ablations.report import AblationReport
+from bayesgeom.claims.claim import Condition
+from bayesgeom.claims.loading import load
+from bayesgeom.claims.reading import values_of
+from bayesgeom.claims.verdicts import outcome
+from bayesgeom.results.diagnosis import Diagnosis
+from tests.structure.source import ROOT
+
+WORDS = {"half": 0.5, "one half": 0.5, "1 %": 0.01}
+CHECKPOINTS = {"v20": "bijection-v20", "repeats": "bijection-v20-repeats", "hmm": "hmm-s5"}
+
+
+@pytest.mark.parametrize(
+    ("claim_id", "sentence", "constant"),
+    [
+        ("A1", r"lies above (\d+) times the unablated error", criteria.BLOCK_TIMES),
+        ("A2", r"at least (\d+) times the second largest of the whole network", criteria.UNIQUE_RATIO),
+        ("A2", r"lies above (\d+) times the unablated KL", criteria.CATASTROPHIC_TIMES),
+        ("A2", r"above (half) of the elimination of all of layer 0's attention", criteria.LAYER_SHARE),
+        ("A3", r"below (1 %) of the uniform predictor's KL", criteria.UNIFORM_SHARE),
+        ("A5", r"it lies below (one half)", criteria.OVERLAP_SHARE),
+        *((claim_id, r"(\d+) sequences", criteria.LEAST_SEQUENCES) for claim_id in ("A1", "A2", "A3", "A5")),
+    ],
+)
+def test_the_claims_state_the_thresholds_that_the_command_applies(
+    claim_id: str, sentence: str, constant: float
+) -> None:  # fmt: skip
+    found = re.findall(sentence, load()[claim_id].criterion)
+    assert [WORDS.get(x) or float(x) for x in found] == [constant]
+    assert f"{criteria.MODE} ablation" in load()[claim_id].criterion
+
+
+def test_the_conditions_hold_the_same_thresholds() -> None:
+    def times(claim_id: str, than: str) -> set[float | None]:
+        return {c.times for c in load()[claim_id].conditions if isinstance(c.than, str) and c.than.endswith(than)}
+
+    assert times("A1", "_error") == {criteria.BLOCK_TIMES}
+    assert times("A2", "_kl") == {criteria.CATASTROPHIC_TIMES}
+    assert times("A2", "_layer") == {criteria.LAYER_SHARE}
+    ratios = [c for c in load()["A2"].conditions if c.number.endswith("_ratio")]
+    assert {(c.than, c.fails_times) for c in ratios} == {(criteria.UNIQUE_RATIO, 0.0)}
+    (choice,) = load()["A5"].conditions
+    assert choice == Condition(number="first", side="above", than="top", fails_times=criteria.OVERLAP_SHARE)
+    for condition in load()["A3"].conditions:
+        uniform = committed(CHECKPOINTS[condition.number]).uniform_kl_bits
+        assert condition.than == pytest.approx(criteria.UNIFORM_SHARE * uniform, rel=0.01)
+
+
+def committed(name: str) -> AblationReport:
+    report = Diagnosis.load(ROOT / "docs/readings" / name / "ablation")["ablation"]
+    assert isinstance(report, AblationReport)
+    return report
+
+
+@pytest.mark.parametrize("claim_id", ["A1", "A2", "A3", "A5"])
+def test_both_say_the_same_of_each_checkpoint(claim_id: str) -> None:
+    claim, seen = load()[claim_id], 0
+    for run in claim.runs:
+        numbers = values_of(run, ROOT / str(run.report))
+        outcomes = [
+            outcome(condition, numbers, is_point=claim.numbers[condition.number].is_point)
+            for condition in claim.conditions
+            if condition.number in run.numbers
+        ]
+        by_file = "contradicted" if "failed" in outcomes else "not decided" if "open" in outcomes else "supported"
+        (by_report,) = (c for c in committed(CHECKPOINTS[run.name]).criteria() if c.id == claim_id)
+        assert by_report.verdict == by_file, (run.name, by_report.reason)
+        seen += 1
+    assert seen >= (1 if claim_id == "A5" else 2)
