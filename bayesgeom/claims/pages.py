@@ -7,6 +7,9 @@ from pathlib import Path
 from bayesgeom.claims.claim import Claim, Value, Verdict
 from bayesgeom.claims.loading import load
 from bayesgeom.claims.reproduction import short, text
+from bayesgeom.claims.subspace_page import FOLDER
+from bayesgeom.claims.subspace_page import page as subspace_page
+from bayesgeom.claims.tables import markdown
 from bayesgeom.claims.verdicts import verdict
 from bayesgeom.core.errors import InvalidArgument
 
@@ -36,6 +39,10 @@ def write(repository: Path) -> list[Path]:
         if after != before:
             path.write_text(after, encoding="utf-8")
             changed.append(path)
+    readings = repository / FOLDER / README
+    if (after := subspace_page(repository / FOLDER)) != readings.read_text(encoding="utf-8"):
+        readings.write_text(after, encoding="utf-8")
+        changed.append(readings)
     return changed
 
 
@@ -59,14 +66,14 @@ def findings(claims: Iterable[Claim]) -> str:
         (c.finding, f"{c.id}, {verdict(c)}", _measured(c), _baseline(c), c.does_not_show)
         for c in sorted(chosen, key=lambda c: c.in_readme)
     ]
-    return _table(("finding", "claim", "measured [95 % interval]", "strongest baseline", "does not show"), rows)
+    return markdown(("finding", "claim", "measured [95 % interval]", "strongest baseline", "does not show"), rows)
 
 
 def still_open(claims: Iterable[Claim]) -> str:
     """Return the README's list of claims that have no verdict, each with the reason."""
     chosen = [c for c in claims if c.in_readme and verdict(c) not in (Verdict.SUPPORTED, Verdict.CONTRADICTED)]
     rows = [(c.claim, f"{c.id}, {verdict(c)}", _reason(c)) for c in sorted(chosen, key=lambda c: c.in_readme)]
-    return _table(("the papers say", "claim", "why there is no verdict"), rows)
+    return markdown(("the papers say", "claim", "why there is no verdict"), rows)
 
 
 def summary(claims: Iterable[Claim]) -> str:
@@ -74,7 +81,7 @@ def summary(claims: Iterable[Claim]) -> str:
     rows = [
         (f"[{c.id}](#{c.id.lower()})", c.claim, str(verdict(c)), _measured(c), _baseline(c), _seeds(c)) for c in claims
     ]
-    return _table(("id", "claim", "verdict", "measured [95 % interval]", "strongest baseline", "trainings"), rows)
+    return markdown(("id", "claim", "verdict", "measured [95 % interval]", "strongest baseline", "trainings"), rows)
 
 
 def details(claims: Iterable[Claim]) -> str:
@@ -166,8 +173,3 @@ def _seeds(claim: Claim) -> str:
 
 def _clipped(sentence: str, width: int = 60) -> str:
     return sentence if len(sentence) <= width else f"{sentence[: width - 1]}…"
-
-
-def _table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
-    cells = [head, tuple("---" for _ in head), *rows]
-    return "\n".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |" for row in cells)

@@ -1,0 +1,85 @@
+"""The generated page of committed intervention reports: `docs/readings/interventions/README.md`."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+from jaxtyping import Float
+
+from bayesgeom.claims.tables import markdown
+from bayesgeom.interventions.onwards_report import OnwardsReport
+from bayesgeom.interventions.report import InterventionReport
+from bayesgeom.results.diagnosis import Diagnosis
+from bayesgeom.results.report import JSON
+
+FOLDER = Path("docs/readings/interventions")
+_HEAD = """# Intervention readings
+
+This page is generated from the reports in this folder (`bayesgeom reproduce --write-docs`). [Interventions](../../interventions.md)
+explains the method, and [the readings page](../../readings.md#subspaces) explains what the numbers mean.
+
+Each number is the value in layers 0, 1, 2, …, for one layer edited at a time.
+
+- **movement**: how far a swap moves the model's own value (its entropy for entropy, its answer otherwise) to the donor's; 1 is all of the
+  way. **Bold**: the verdict in that layer is "used".
+- **indirect**: the movement without the direct path from the edited site to the output.
+- **controls**: the largest movement among 20 random subspaces of the same rank and 20 with the same share of variance.
+- **KL increase**: cost of removing the subspace, in bits. The model's own KL stands in the first column.
+- **R² after**: held-out R² of the quantity after removal. Erasure is complete at or below the level of shuffled values, about 0.
+"""
+
+
+def page(folder: Path) -> str:
+    """Return the page for every report below `folder`.
+
+    Raises:
+        OutputFault: A folder holds a damaged report.
+    """
+    models: dict[str, list[tuple[str, ...]]] = {}
+    for path in sorted(folder.glob(f"*/*/{JSON}")):
+        models.setdefault(path.parent.parent.name, []).extend(_rows(path.parent))
+    head = ("subspace, scored positions", "", "layers 0, 1, 2, …", "verdict")
+    parts = [f"## {name}\n\n{markdown(head, rows)}\n" for name, rows in models.items()]
+    return "\n".join([_HEAD, *parts])
+
+
+def _rows(path: Path) -> Iterator[tuple[str, ...]]:
+    diagnosis = Diagnosis.load(path)
+    for report in diagnosis.values():
+        if isinstance(report, InterventionReport):
+            yield from _of_intervention(report)
+        elif isinstance(report, OnwardsReport):
+            yield from _of_erasure(report)
+
+
+def _of_intervention(report: InterventionReport) -> Iterator[tuple[str, ...]]:
+    what = f"{report.kind} {report.subspace}, `{report.site}`, {report.positions}; n = {report.n}"
+    own = f"own KL {report.baseline_kl_bits:.2g} bits"
+    removal = _numbers(report.removal_kl_bits[:, 0])
+    decodable = _numbers(report.r2_after)
+    if not report.is_swap:
+        controls = np.maximum(report.damage_bits_most[:, 0], report.damage_bits_matched_most[:, 0])
+        yield what, "KL increase (bits)", removal, report.verdict
+        yield own, "controls", _numbers(controls), ""
+        yield "", "R² after", decodable, ""
+        return
+    is_used = [verdict == "used" for verdict in report.verdict_by_layer]
+    controls = np.maximum(report.movement_most[:, 0], report.movement_matched_most[:, 0])
+    yield what, "movement", _numbers(report.movement[:, 0], is_used), report.verdict
+    yield own, "indirect", _numbers(report.movement_indirect[:, 0]), ""
+    yield "", "controls", _numbers(controls), ""
+    yield "", "KL increase (bits)", removal, ""
+    yield "", "R² after", decodable, ""
+
+
+def _of_erasure(report: OnwardsReport) -> Iterator[tuple[str, ...]]:
+    what = f"erase {report.subspace} in this and all later layers, all positions; n = {report.n}"
+    yield what, "KL increase (bits)", _numbers(report.kl_increase_bits), report.verdict
+    yield f"own KL {report.baseline_kl_bits:.2g} bits", "controls", _numbers(report.kl_increase_bits_most), ""
+    yield "", "R² after", _numbers(report.r2_after), ""
+
+
+def _numbers(values: Float[np.ndarray, " layer"], is_bold: list[bool] | None = None) -> str:
+    """The values of all layers; a dash where a layer was not edited or has no value."""
+    cells = ["–" if np.isnan(value) else f"{value:.2g}".replace("-", "−") for value in values]
+    return " ".join(f"**{cell}**" if is_bold and is_bold[at] else cell for at, cell in enumerate(cells))
