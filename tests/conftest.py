@@ -7,13 +7,18 @@ for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 
-import jaxtyping
+import importlib
+
 import numpy as np
 import pytest
 
 from tests import shape_checks
 
-jaxtyping.install_import_hook("bayesgeom", f"{shape_checks.__name__}.checked")
+# While a hooked module loads, jaxtyping's hook hides the compiled files of what that module is the first to import: a
+# third of the time to collect the tests went into compiling the sources of these libraries.
+for library in ("scipy.stats", "sklearn.linear_model", "transformer_lens"):
+    importlib.import_module(library)
+shape_checks.install("bayesgeom")
 
 
 @pytest.fixture

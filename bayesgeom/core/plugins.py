@@ -8,10 +8,13 @@ that cannot be used is left out with a warning: a broken package of somebody els
 import importlib
 import inspect
 import pkgutil
+import sys
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, is_dataclass
-from importlib.metadata import EntryPoint, entry_points
+from functools import lru_cache
+from importlib.metadata import EntryPoint, EntryPoints, entry_points
+from pathlib import Path
 from types import TracebackType
 from typing import Self, TypeVar, final
 
@@ -81,7 +84,7 @@ def discovered(
             raise InvalidArgument(fault)
         found[vars(plugin)["name"]] = plugin
     broken: list[Broken] = []
-    for entry in entry_points(group=group or package):
+    for entry in _entry_points(group or package, _places()):
         offered, fault = _loaded(entry, package, base)
         if offered is not None and not (fault := _fault(offered, found, base)):
             found[vars(offered)["name"]] = offered
@@ -113,12 +116,23 @@ def field_names(plugin: type) -> set[str]:
 def _from_folder(package: str, base: type[T]) -> list[type[T]]:
     folder = importlib.import_module(package)
     modules = [importlib.import_module(f"{package}.{info.name}") for info in pkgutil.iter_modules(folder.__path__)]
-    return [
-        member
-        for module in modules
-        for member in vars(module).values()
-        if _is_plugin(member, base) and member.__module__ == module.__name__
-    ]
+    own = [kind for module in modules for kind in vars(module).values() if _is_defined_in(kind, module.__name__)]
+    return [kind for kind in own if _is_plugin(kind, base)]
+
+
+def _is_defined_in(member: object, module: str) -> bool:
+    return isinstance(member, type) and member.__module__ == module
+
+
+def _places() -> tuple[tuple[str, int], ...]:
+    """Every folder that may hold installed packages, and when something was last added to it or removed."""
+    return tuple((place, Path(place).stat().st_mtime_ns if Path(place).exists() else 0) for place in sys.path)
+
+
+@lru_cache(maxsize=64)
+def _entry_points(group: str, _places: tuple[tuple[str, int], ...]) -> EntryPoints:
+    """The entry points of a group, read once for the same places: reading opens a file of every installed package."""
+    return entry_points(group=group)
 
 
 def _loaded(entry: EntryPoint, package: str, base: type[T]) -> tuple[type[T] | None, str]:

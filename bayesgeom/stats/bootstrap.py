@@ -10,6 +10,7 @@ References:
 """
 
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import final
 
 import numpy as np
@@ -20,6 +21,7 @@ from bayesgeom.stats.intervals import Interval, Scale, bootstrap_t, jackknife_in
 
 LEVEL = 0.95
 DRAWS = 1_000
+_MOST_KEPT = 256  # sequences whose weights are kept between calls: 2 MB a table
 MAX_GROUPS = 256  # left out in turn; of more sequences, runs of consecutive ones
 MAX_UNITS = (
     2_048  # resampled at once; more sequences are resampled in runs of consecutive ones, so that memory is bounded
@@ -33,7 +35,19 @@ def bootstrap_weights(n: int, *, seed: int, draws: int = DRAWS) -> Float[np.ndar
     """
     if n < 2:
         return np.full((draws, n), np.nan)
+    return _kept_weights(n, seed, draws) if n <= _MOST_KEPT else _drawn_weights(n, seed, draws)
+
+
+def _drawn_weights(n: int, seed: int, draws: int) -> Float[np.ndarray, "draw sequence"]:
     return np.random.default_rng(seed).multinomial(n, np.full(n, 1 / n), size=draws) / n
+
+
+@lru_cache(maxsize=4)
+def _kept_weights(n: int, seed: int, draws: int) -> Float[np.ndarray, "draw sequence"]:
+    """Draw once for the many intervals of one report, which share sequences and seed; read-only."""
+    weights = _drawn_weights(n, seed, draws)
+    weights.flags.writeable = False
+    return weights
 
 
 def jackknife_weights(n: int, *, most: int = MAX_GROUPS) -> Float64[np.ndarray, "replicate sequence"]:

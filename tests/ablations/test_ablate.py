@@ -111,7 +111,7 @@ def test_no_sequence_is_its_own_donor(monkeypatch: pytest.MonkeyPatch) -> None:
     assert sum(sizes) == report.n == 129 and min(sizes) > 1
 
 
-@pytest.mark.parametrize("mode", ["mean", "resample"])
+@pytest.mark.parametrize("mode", [pytest.param("mean", marks=pytest.mark.exhaustive), "resample"])
 def test_the_report_does_not_depend_on_the_tile(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
     found = []
     for rows in (13 * 128, 13 * 31, 1):

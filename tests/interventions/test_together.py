@@ -137,7 +137,9 @@ def test_numbers_are_those_of_plain_hooks(hf: Any, model: Model) -> None:
         np.testing.assert_allclose(report.axis_correlation[row, 0, :2], report.axis_correlation_baseline[0, :2])
 
 
-@pytest.mark.parametrize(("kind", "site"), [("remove", RESID_PRE), ("keep", V), ("add", V)])
+@pytest.mark.parametrize(
+    ("kind", "site"), [("remove", RESID_PRE), ("keep", V), pytest.param("add", V, marks=pytest.mark.exhaustive)]
+)
 def test_labelled_evidence_on_a_model_with_a_tokenizer(reader: Model, kind: Any, site: Site, tmp_path: Path) -> None:
     task, axis = LabelledEvidence(k_max=3, n_words=11), fits.entropy_axis("pc1_standardised")
     places = [Place(site, (1,)), Place(site, (1, 2))]

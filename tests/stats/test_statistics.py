@@ -294,3 +294,13 @@ def test_bounds_leave_the_estimate_out(rng: np.random.Generator) -> None:
     np.testing.assert_array_equal(found["damage"], drawn[0])
     np.testing.assert_array_equal((found["damage_lo"], found["damage_hi"]), percentile_interval(drawn[1:]))
     assert found["damage_hi"].max() < 1e3
+
+
+def test_kept_weights_are_those_drawn_and_cannot_be_changed() -> None:
+    for n in (1, 7, 257):
+        once, again = (bootstrap_weights(n, seed=5, draws=11) for _ in range(2))
+        assert np.array_equal(once, again, equal_nan=True)
+    slow = np.random.default_rng(5).multinomial(7, np.full(7, 1 / 7), size=11) / 7
+    assert np.array_equal(bootstrap_weights(7, seed=5, draws=11), slow)
+    with pytest.raises(ValueError, match="read-only"):
+        bootstrap_weights(7, seed=5, draws=11)[0] = 0
