@@ -15,7 +15,7 @@ An interval is withheld for one of two reasons, and each was chosen so that it d
 shown. (a) The tail is heavier than any on which coverage was measured. A stricter rule makes the shown intervals worse:
 of the samples of a heavy-tailed population it keeps those that look light-tailed, and these underestimate the mean.
 (b) Fewer than 8 sequences differ from the median. This rule keeps samples that overestimate the rate of rare errors,
-so just above the limit both ends are taken at `FEW_LEVEL`.
+so just above the limit both ends are taken at a lower level, `FEW_LEVEL`.
 
 The constants were set on lognormal, gamma, Weibull and Pareto values, on their differences and on the KL of shipped
 models, with other seeds than those of `benchmarks/coverage.py`, which measures the coverage.
@@ -36,8 +36,8 @@ from scipy.special import expit, logit, ndtri
 
 LEVEL = 0.025  # in each tail
 MIN_DIFFERENT = 8  # sequences that must differ from the median: fewer say nothing of the spread
-ENOUGH_DIFFERENT = 13  # where fewer differ, and fewer than half of all, the ends are taken at FEW_LEVEL
-FEW_LEVEL = 0.003
+ENOUGH_DIFFERENT = 13  # where fewer differ, and fewer than half of all, the ends are taken at one of the next levels
+FEW_LEVEL, FEW_LEVEL_SCORE = 0.018, 0.003  # of bootstrap-t and of score intervals
 MAX_TAIL = 1.9  # tail weight of lognormal values with σ = 3, the heaviest on which coverage was measured
 MAX_SKEW = 0.25  # standardized skewness of the mean, |Σ d³| / (Σ d²)^1.5; less skewed samples keep their interval
 _TAIL_ERRORS = 8.8  # 2.6 standard errors of that tail weight, times √n
@@ -259,12 +259,12 @@ def _columns(
     upper, lower = tail_weight(deviations), tail_weight(-deviations)
     t.sort(axis=0)
     is_rare = (different < ENOUGH_DIFFERENT) & (2 * different < n)
-    at_most = np.where(is_rare, FEW_LEVEL, LEVEL)
+    at_most, at_most_score = (np.where(is_rare, few, LEVEL) for few in (FEW_LEVEL, FEW_LEVEL_SCORE))
     low, high = (np.minimum(tail_level(*sides, n), at_most) for sides in ((lower, upper), (upper, lower)))
     with np.errstate(invalid="ignore"):
         lo = ratio - _at(t, 1 - low) * tail_stretch(lower, upper, n) * error
         hi = ratio - _at(t, high) * tail_stretch(upper, lower, n) * error
-    is_two, two_lo, two_hi = _two_valued(a, b, at_most)
+    is_two, two_lo, two_hi = _two_valued(a, b, at_most_score)
     lo, hi = np.where(is_two, two_lo, lo), np.where(is_two, two_hi, hi)
     with np.errstate(divide="ignore", invalid="ignore"):
         skew = np.abs((influence**3).sum(axis=0)) / (influence**2).sum(axis=0) ** 1.5

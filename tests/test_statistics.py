@@ -8,7 +8,15 @@ from scipy.stats import binom, binomtest
 
 from bayesgeom import statistics
 from bayesgeom.geometry.resampling import resampled_spearman
-from bayesgeom.intervals import FEW_LEVEL, heaviest_tail, tail_level, tail_stretch, tail_weight, withheld
+from bayesgeom.intervals import (
+    FEW_LEVEL,
+    FEW_LEVEL_SCORE,
+    heaviest_tail,
+    tail_level,
+    tail_stretch,
+    tail_weight,
+    withheld,
+)
 from bayesgeom.statistics import (
     bootstrap_weights,
     jackknife_weights,
@@ -164,7 +172,7 @@ def test_a_heavier_tail_moves_the_end_on_its_side() -> None:
 @pytest.mark.parametrize("failures", [8, 12, 13, 31, 59])
 def test_values_at_two_levels_have_the_score_interval(failures: int) -> None:
     """Wilson's; wider while 12 or fewer differ, since the rule of 8 shows samples that overestimate rare failures."""
-    level = 1 - 2 * FEW_LEVEL if failures < 13 or failures > 67 - 13 else 0.95
+    level = 1 - 2 * FEW_LEVEL_SCORE if failures < 13 or failures > 67 - 13 else 0.95
     twin = binomtest(failures, 67).proportion_ci(level, method="wilson")
     values = (np.arange(67) < failures) * 1.0
     np.testing.assert_allclose(tuple(mean_interval(values, seed=0)), twin, atol=1e-12)
