@@ -52,7 +52,6 @@ from bayesgeom.geometry.resampling import (
 )
 from bayesgeom.intervals import CONSTANT, FEW, FINE, HEAVY, MISSING, Interval
 from bayesgeom.models.resolve import as_model, task_of
-from bayesgeom.probes.qk_alignment import MIN_FOR_ORDER
 from bayesgeom.statistics import (
     bootstrap_weights,
     jackknife_weights,
@@ -373,7 +372,7 @@ def trend_row(name: str, profile: np.ndarray) -> Row:
             trend = order @ centered / np.sqrt((order @ order) * (centered**2).sum(axis=0))
             ends.append(percentile_interval(trend))
         lo, hi = np.array(ends).T
-        return (lo, hi, (lo == hi) | (n >= MIN_FOR_ORDER)), truth
+        return (lo, hi, lo == hi), truth
 
     return Row(f"Spearman of layer with value, {name}", "query–key alignment", measure)
 
