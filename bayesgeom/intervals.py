@@ -231,7 +231,7 @@ def heaviest_tail(n: int) -> float:
         >>> heaviest_tail(64)
         3.0
     """
-    return MAX_TAIL + _TAIL_ERRORS / max(n, 64) ** 0.5
+    return MAX_TAIL + _TAIL_ERRORS / float(np.sqrt(max(n, 64)))
 
 
 def _excess(tail: np.ndarray, other: np.ndarray, start: float, most: float) -> np.ndarray:

@@ -33,6 +33,7 @@ ROUNDING = 1e-6  # of a share of attention: a layer this close to the baseline i
 MAX_SCORES, MIN_SEQUENCES = 4_000_000, 32  # scores ranked, and sequences kept where those are too many
 SHIFTS = (1, 2, 3)  # the other sequences: so many places further in the batch, around its end
 POSITIONAL = "the same positions in every sequence"
+MIN_FOR_ORDER = 256  # sequences for an interval of the order of layers, unless every resample agrees
 _METRICS = ("mass_excess", "contrast", "auc")
 _NULLS = {"mass_excess": 0.0, "contrast": 0.0, "auc": 0.5, "mass_excess_by_layer": 0.0, "layer_trend": 0.0}
 
@@ -202,8 +203,8 @@ class QKAlignment(Probe[QKAlignmentReport]):
         arrays |= statistic_bounds("mass_over_other_by_layer", over_by_layer, seed=run.seed)
         trend = _layer_trend(over_by_layer[:1])[0]
         ends = percentile_interval(_layer_trend(linearized_draws(over_by_layer, seed=run.seed)))
-        # Layers that are nearly alike change places, and no interval of their order covers, however many the sequences.
-        is_known = ends[0] == ends[1]
+        # Layers that are nearly alike change places among few sequences, and an interval of their order is then wide.
+        is_known = (ends[0] == ends[1]) | (n >= MIN_FOR_ORDER)
         bounds = [np.where(is_known, end, np.nan) for end in ends]
         known = ("layer_trend", "layer_trend_lo", "layer_trend_hi"), (trend, *bounds)
         arrays |= {name: np.where(masks.is_constant, np.nan, value) for name, value in zip(*known, strict=True)}
