@@ -203,7 +203,7 @@ class QKAlignment(Probe[QKAlignmentReport]):
         arrays |= statistic_bounds("mass_over_other_by_layer", over_by_layer, seed=run.seed)
         trend = _layer_trend(over_by_layer[:1])[0]
         ends = percentile_interval(_layer_trend(linearized_draws(over_by_layer, seed=run.seed)))
-        # Layers that are nearly alike change places among few sequences, and no interval of their order covers.
+        # Layers that are nearly alike change places among few sequences, and an interval of their order is then wide.
         is_known = (ends[0] == ends[1]) | (n >= MIN_FOR_ORDER)
         bounds = [np.where(is_known, end, np.nan) for end in ends]
         known = ("layer_trend", "layer_trend_lo", "layer_trend_hi"), (trend, *bounds)

@@ -79,12 +79,6 @@ def percentile_interval(
     return np.asarray(lo), np.asarray(hi)
 
 
-def with_bounds(name: str, drawn: Float[np.ndarray, "draw *rest"]) -> dict[str, Float[np.ndarray, "*rest"]]:
-    """The estimate, which is the first draw, as `name`, and the central 95 % of the others as `name_lo`, `name_hi`."""
-    lo, hi = percentile_interval(drawn[1:])
-    return {name: drawn[0], f"{name}_lo": lo, f"{name}_hi": hi}
-
-
 def mean_interval(per_sequence: Float[np.ndarray, "sequence *rest"], *, seed: int, draws: int = DRAWS) -> Interval:
     """Return the 95 % bootstrap-t interval of the mean over sequences; iterating gives both ends.
 

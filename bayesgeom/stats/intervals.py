@@ -5,13 +5,23 @@ R = A / B and standard error s(R) = sqrt(Σ (a_i − R b_i)²) / B,
 
     lo = R − t(1 − level) s(R),    hi = R − t(level) s(R),    t* = (R* − R) / s*(R*) over resamples of sequences.
 
-A sample of skewed values has usually missed the values that carry the mean, so the interval of the textbook
-(level = 0.025) is too short on the side of the long tail. `level` is therefore lowered where the sample shows a heavy
-tail on that side. How heavy is measured by `tail_weight`, which depends on the bulk of the values and hardly on whether
-the largest one happens to be in the sample. The constants were set on lognormal, gamma and normal values and on the
-KL of shipped models; `benchmarks/coverage.py` measures the coverage on these and on other distributions.
+A sample of skewed values has usually missed the values that carry the mean, so the textbook interval (level = 0.025)
+is too short on the side of the long tail. Where the sample shows a heavy tail on a side, that end is taken at a lower
+level (`tail_level`) and moved further out (`tail_stretch`). The heaviness is measured by `tail_weight`, which depends
+on the bulk of the values and hardly on whether the largest one is in the sample. Values that take only two levels,
+such as correct and wrong, get Wilson's score interval, since resamples of them are too coarse.
+
+An interval is withheld for one of two reasons, and each was chosen so that it does not spoil the intervals that are
+shown. (a) The tail is heavier than any on which coverage was measured. A stricter rule makes the shown intervals worse:
+of the samples of a heavy-tailed population it keeps those that look light-tailed, and these underestimate the mean.
+(b) Fewer than 8 sequences differ from the median. This rule keeps samples that overestimate the rate of rare errors,
+so just above the limit both ends are taken at a lower level, `FEW_LEVEL`.
+
+The constants were set on lognormal, gamma, Weibull and Pareto values, on their differences and on the KL of shipped
+models, with other seeds than those of `benchmarks/coverage.py`, which measures the coverage.
 
 References:
+    Wilson 1927, JASA 22 (the score interval of a proportion).
     Efron & Tibshirani 1993, chapters 11 (jackknife) and 12.5 (bootstrap-t).
     Hill 1975, Annals of Statistics 3(5) (the tail index that `tail_weight` is a variant of).
 """
@@ -22,14 +32,17 @@ from typing import Literal, final
 
 import numpy as np
 from jaxtyping import Float, Float64, Int
-from scipy.special import expit, logit
+from scipy.special import expit, logit, ndtri
 
 LEVEL = 0.025  # in each tail
 MIN_DIFFERENT = 8  # sequences that must differ from the median: fewer say nothing of the spread
-MAX_TAIL = 1.35  # at 64 sequences: a heavier tail, of a sample that is skewed as well, has no interval
-_PER_DOUBLING = 0.05  # that is added to it whenever the number of sequences doubles
-MAX_SKEW = 0.25  # standardized skewness of the mean, |Σ d³| / (Σ d²)^1.5
-_LIGHT, _RANGE, _SLOPE = 0.8, 0.55, 2.6  # tail weights up to the first keep the level; beyond, decades of it per unit
+ENOUGH_DIFFERENT = 13  # where fewer differ, and fewer than half of all, the ends are taken at one of the next levels
+FEW_LEVEL, FEW_LEVEL_SCORE = 0.018, 0.003  # of bootstrap-t and of score intervals
+MAX_TAIL = 1.9  # tail weight of lognormal values with σ = 3, the heaviest on which coverage was measured
+MAX_SKEW = 0.25  # standardized skewness of the mean, |Σ d³| / (Σ d²)^1.5; less skewed samples keep their interval
+_TAIL_ERRORS = 8.8  # 2.6 standard errors of that tail weight, times √n
+_LIGHT, _RANGE, _SLOPE = 0.7, 0.55, 2.6  # tail weights up to the first keep the level; beyond, decades of it per unit
+_STRETCHED, _FURTHER, _STRETCH = 1.35, 1.0, 2.5  # beyond the first, up to the second, t grows by the third per unit
 _COLUMNS = 1_024  # handled at once
 _ROUNDING = 1e-12
 
@@ -198,9 +211,33 @@ def tail_level(
 
     Where the other tail is as heavy, errors of the two partly cancel, and the level is lowered half as far.
     """
-    own, others = (np.clip(of - _LIGHT, 0, _RANGE) for of in (tail, other))
-    decades = _SLOPE * (64 / max(n, 64)) ** 0.15 * (own - np.minimum(own, others) / 2)
+    decades = _SLOPE * (64 / max(n, 64)) ** 0.15 * _excess(tail, other, _LIGHT, _RANGE)
     return np.asarray(LEVEL * 10**-decades)
+
+
+def tail_stretch(
+    tail: Float64[np.ndarray, "*rest"], other: Float64[np.ndarray, "*rest"], n: int
+) -> Float64[np.ndarray, "*rest"]:
+    """Return the factor on t at the end on the side of this tail: 1, and more where no resample reaches far enough."""
+    return np.asarray(1 + _STRETCH * (64 / max(n, 64)) ** 0.3 * _excess(tail, other, _STRETCHED, _FURTHER))
+
+
+def heaviest_tail(n: int) -> float:
+    """Return the tail weight beyond which a skewed sample of n sequences has no interval.
+
+    Hardly any sample of lognormal values with σ = 3 exceeds it.
+
+    Example:
+        >>> heaviest_tail(64)
+        3.0
+    """
+    return MAX_TAIL + _TAIL_ERRORS / float(np.sqrt(max(n, 64)))
+
+
+def _excess(tail: np.ndarray, other: np.ndarray, start: float, most: float) -> np.ndarray:
+    """How far a tail is beyond `start`, up to `most`, less half of what the other one shares of it."""
+    own, others = (np.clip(of - start, 0, most) for of in (tail, other))
+    return np.asarray(own - np.minimum(own, others) / 2)
 
 
 def _columns(
@@ -221,13 +258,17 @@ def _columns(
     different = (deviations != 0).sum(axis=0)
     upper, lower = tail_weight(deviations), tail_weight(-deviations)
     t.sort(axis=0)
+    is_rare = (different < ENOUGH_DIFFERENT) & (2 * different < n)
+    at_most, at_most_score = (np.where(is_rare, few, LEVEL) for few in (FEW_LEVEL, FEW_LEVEL_SCORE))
+    low, high = (np.minimum(tail_level(*sides, n), at_most) for sides in ((lower, upper), (upper, lower)))
     with np.errstate(invalid="ignore"):
-        lo = ratio - _at(t, 1 - tail_level(lower, upper, n)) * error
-        hi = ratio - _at(t, tail_level(upper, lower, n)) * error
+        lo = ratio - _at(t, 1 - low) * tail_stretch(lower, upper, n) * error
+        hi = ratio - _at(t, high) * tail_stretch(upper, lower, n) * error
+    is_two, two_lo, two_hi = _two_valued(a, b, at_most_score)
+    lo, hi = np.where(is_two, two_lo, lo), np.where(is_two, two_hi, hi)
     with np.errstate(divide="ignore", invalid="ignore"):
         skew = np.abs((influence**3).sum(axis=0)) / (influence**2).sum(axis=0) ** 1.5
-    most = MAX_TAIL + _PER_DOUBLING * np.log2(max(n, 64) / 64)
-    code = np.where((np.maximum(upper, lower) > most) & (skew > MAX_SKEW), HEAVY, FINE)
+    code = np.where((np.maximum(upper, lower) > heaviest_tail(n)) & (skew > MAX_SKEW), HEAVY, FINE)
     code = np.where(~np.isfinite(lo) | ~np.isfinite(hi) | (different < MIN_DIFFERENT), FEW, code)
     # All at 0 or 1 may hide a rare exception; any other constant is a property of the model.
     is_edge = (np.abs(ratio) <= _ROUNDING) | (np.abs(ratio - 1) <= _ROUNDING)
@@ -236,6 +277,26 @@ def _columns(
     code = np.where(is_constant, np.where(is_edge, CONSTANT, FINE), code)
     code = np.where(np.isfinite(ratio), code, MISSING)
     return np.where(code == FINE, lo, np.nan), np.where(code == FINE, hi, np.nan), code, different
+
+
+def _two_valued(
+    a: Float64[np.ndarray, "sequence column"],
+    b: Float64[np.ndarray, "sequence #column"],
+    level: Float64[np.ndarray, " column"],
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Which columns are means of values at two levels, and Wilson's interval of those."""
+    n, z = len(a), -ndtri(level)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        values = a / b
+        least, most = values.min(axis=0), values.max(axis=0)
+        span = most - least
+    is_two = ((values == least) | (values == most)).all(axis=0) & (most > least) & (b == b[0]).all(axis=0)
+    share = (values == most).mean(axis=0)
+    center, shrink = share + z**2 / (2 * n), 1 + z**2 / n
+    reach = z * np.sqrt(share * (1 - share) / n + z**2 / (4 * n**2))
+    with np.errstate(invalid="ignore"):
+        lo, hi = (least + span * (center + sign * reach) / shrink for sign in (-1, 1))
+    return is_two, lo, hi
 
 
 def _studentized(

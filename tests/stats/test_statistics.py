@@ -4,6 +4,7 @@ import tracemalloc
 
 import numpy as np
 import pytest
+from scipy.stats import binom, binomtest
 
 from bayesgeom.stats import bootstrap as statistics
 from bayesgeom.stats.bootstrap import (
@@ -18,9 +19,16 @@ from bayesgeom.stats.bootstrap import (
     shuffled_within_position,
     statistic_bounds,
     statistic_interval,
-    with_bounds,
 )
-from bayesgeom.stats.intervals import tail_level, tail_weight, withheld
+from bayesgeom.stats.intervals import (
+    FEW_LEVEL,
+    FEW_LEVEL_SCORE,
+    heaviest_tail,
+    tail_level,
+    tail_stretch,
+    tail_weight,
+    withheld,
+)
 from bayesgeom.stats.resampling import resampled_spearman
 
 
@@ -39,8 +47,10 @@ def twin_quantile(values: list[float], share: float) -> float:
     return ordered[low] + (at - low) * (ordered[high] - ordered[low])
 
 
-def twin_of_a_ratio(top: np.ndarray, bottom: np.ndarray, seed: int, draws: int) -> tuple[float, float]:
-    """The bootstrap-t interval of Σ top / Σ bottom, one resample at a time, with the levels that the tails ask for."""
+def twin_of_a_ratio(
+    top: np.ndarray, bottom: np.ndarray, seed: int, draws: int, *, most: float = 0.025
+) -> tuple[float, float]:
+    """The bootstrap-t interval of Σ top / Σ bottom, one resample at a time, with the levels that the tails require."""
 
     def found(a: np.ndarray, b: np.ndarray) -> tuple[float, float]:
         ratio = a.sum() / b.sum()
@@ -52,8 +62,10 @@ def twin_of_a_ratio(top: np.ndarray, bottom: np.ndarray, seed: int, draws: int) 
     influence = (top - ratio * bottom) / bottom.mean()
     deviations = (influence - np.median(influence))[:, None]
     above, below = (tail_weight(sign * deviations) for sign in (1, -1))
-    upper, lower = (float(tail_level(*both, len(top))[0]) for both in ((above, below), (below, above)))
-    return ratio - twin_quantile(t, 1 - lower) * error, ratio - twin_quantile(t, upper) * error
+    sides = (above, below), (below, above)
+    upper, lower = (min(float(tail_level(*both, len(top))[0]), most) for both in sides)
+    up, down = (float(tail_stretch(*both, len(top))[0]) for both in sides)
+    return ratio - twin_quantile(t, 1 - lower) * down * error, ratio - twin_quantile(t, upper) * up * error
 
 
 def test_mean_interval_equals_a_loop_over_resamples(rng: np.random.Generator) -> None:
@@ -119,12 +131,76 @@ def test_the_rule_that_withholds(rng: np.random.Generator) -> None:
     assert found.why_not((0,)) == "all 64 sequences are at 0 or at 1: how rare an exception is, is unknown"
     assert found.why_not((1,)) == "3 of 64 sequences differ from the rest, and at least 8 must"
     assert found.why_not((2,)).startswith("7 of 64") and found.why_not((3,)) == ""
-    heavy = mean_interval(rng.lognormal(0, 4.0, size=64), seed=0)
-    assert np.isnan(heavy.lo) and "heavy tail" in heavy.why_not()
-    assert np.isfinite(mean_interval(rng.lognormal(0, 1.0, size=64), seed=0).lo)
     assert withheld({"kl": found, "fine": mean_interval(failures[:, 3], seed=0)}) == {
         "kl": "3 of 4 entries; the first: all 64 sequences are at 0 or at 1: how rare an exception is, is unknown"
     }
+
+
+def test_a_tail_heavier_than_any_measured_has_no_interval() -> None:
+    """Quantiles of lognormal values: the tail weight is proportional to σ, and the limit falls with n."""
+    assert heaviest_tail(64) == pytest.approx(3.0) and heaviest_tail(9) == heaviest_tail(64)
+    assert heaviest_tail(64) > heaviest_tail(257) > heaviest_tail(2_003) > 1.9
+    for n in (67, 257):
+        x = np.log((np.arange(n) + 0.5) / (n - np.arange(n) - 0.5))  # logistic, in place of normal, quantiles
+        weights = {scale: float(tail_weight((np.exp(scale * x) - 1)[:, None])[0]) for scale in np.arange(0.5, 4, 0.1)}
+        below = max(scale for scale, weight in weights.items() if weight <= heaviest_tail(n))
+        assert mean_interval(np.exp(below * x), seed=0).why_not() == ""
+        heavy = mean_interval(np.exp((below + 0.1) * x), seed=0)
+        assert np.isnan(heavy.lo) and heavy.why_not().startswith(f"a few of {n} sequences carry the mean (heavy tail)")
+        both = np.concatenate([np.exp((below + 0.1) * x), -np.exp((below + 0.1) * x)])
+        assert mean_interval(both, seed=0).why_not() == "", "as heavy on both sides is not skewed"
+
+
+def test_withholding_by_the_tail_would_spoil_what_is_shown(rng: np.random.Generator) -> None:
+    """Of skewed data sets, those that look light-tailed have missed the values that carry the mean."""
+    values, mean = rng.lognormal(0, 2.0, size=(64, 1_009)), np.exp(2.0)
+    lo, hi = mean_interval(values, seed=5)
+    covered, looks_light = (lo <= mean) & (mean <= hi), tail_weight(values - np.median(values, axis=0)) < 1.2
+    assert 0.1 < looks_light.mean() < 0.4 and np.isfinite(lo).mean() > 0.99
+    assert 0.91 < covered.mean() < 0.98 and covered[looks_light].mean() < 0.85
+
+
+def test_a_heavier_tail_moves_the_end_on_its_side() -> None:
+    weights = np.array([0.5, 0.7, 1.0, 1.25, 2.0, 3.0])
+    level, stretch = tail_level(weights, 0 * weights, 64), tail_stretch(weights, 0 * weights, 64)
+    assert (np.diff(level) <= 0).all() and level[:2].tolist() == [0.025, 0.025] and level[-1] < 0.001
+    assert (np.diff(stretch) >= 0).all() and stretch[:4].tolist() == [1, 1, 1, 1] and stretch[-1] == pytest.approx(3.5)
+    assert (tail_level(weights, weights, 64)[2:] > level[2:]).all(), "errors of two heavy tails partly cancel"
+    assert (tail_level(weights, 0 * weights, 2_003)[2:] > level[2:]).all(), "more sequences show more of the tail"
+
+
+@pytest.mark.parametrize("failures", [8, 12, 13, 31, 59])
+def test_values_at_two_levels_have_the_score_interval(failures: int) -> None:
+    """Wilson's; wider while 12 or fewer differ, since the rule of 8 shows samples that overestimate rare failures."""
+    level = 1 - 2 * FEW_LEVEL_SCORE if failures < 13 or failures > 67 - 13 else 0.95
+    twin = binomtest(failures, 67).proportion_ci(level, method="wilson")
+    values = (np.arange(67) < failures) * 1.0
+    np.testing.assert_allclose(tuple(mean_interval(values, seed=0)), twin, atol=1e-12)
+    np.testing.assert_allclose(tuple(mean_interval(2 + 3 * values, seed=0)), 2 + 3 * np.array(twin), atol=1e-12)
+    np.testing.assert_allclose(tuple(ratio_interval(values, 0 * values + 2, seed=0)), np.array(twin) / 2, atol=1e-12)
+    values[0] = 1.1
+    assert not np.allclose(tuple(mean_interval(values, seed=0)), twin, atol=1e-3), "three levels are resampled"
+
+
+def test_few_different_sequences_have_wider_intervals(rng: np.random.Generator) -> None:
+    values = np.zeros((67, 2))
+    values[:9, 0], values[:13, 1] = rng.gamma(2.0, size=9), rng.gamma(2.0, size=13)
+    lo, hi = mean_interval(values, seed=7, draws=101)
+    for j, most in enumerate((FEW_LEVEL, 0.025)):
+        twin = twin_of_a_ratio(values[:, j], np.ones(67), 7, 101, most=most)
+        assert (lo[j], hi[j]) == pytest.approx(twin, abs=1e-9)
+
+
+@pytest.mark.parametrize("n", [64, 256, 2_000])
+def test_the_rule_of_eight_does_not_spoil_what_it_shows(n: int) -> None:
+    """Exact coverage over all numbers of failures, where an interval is shown: no rate of failures is left out."""
+    counts = np.arange(61)
+    lo, hi = mean_interval((np.arange(n)[:, None] < counts) * 1.0, seed=0)
+    for expected in (4.0, 4.25, 4.5, 5.0, 5.5, 6.4, 8.0, 10.0, 12.8, 16.0, 19.2, 25.0):
+        chance, rate = binom.pmf(counts, n, expected / n), expected / n
+        is_shown = chance[np.isfinite(lo)].sum()
+        covered = chance[(lo <= rate) & (rate <= hi)].sum() / is_shown
+        assert covered < 0.985 and (covered > 0.905 if is_shown > 0.075 else is_shown * (1 - covered) < 0.013)
 
 
 @pytest.mark.parametrize("sigma", [1.0, 1.5])
@@ -284,16 +360,6 @@ def test_shuffling_is_uniform_over_sequences(rng: np.random.Generator) -> None:
     came_from = shuffled_within_position(label, rng)
     shares = np.array([[(came_from[to] == origin).mean() for origin in range(3)] for to in range(3)])
     np.testing.assert_allclose(shares, 1 / 3, atol=0.03)
-
-
-def test_bounds_leave_the_estimate_out(rng: np.random.Generator) -> None:
-    drawn = rng.normal(size=(102, 5, 3))
-    drawn[0] = 1e6
-    found = with_bounds("damage", drawn)
-    assert found.keys() == {"damage", "damage_lo", "damage_hi"}
-    np.testing.assert_array_equal(found["damage"], drawn[0])
-    np.testing.assert_array_equal((found["damage_lo"], found["damage_hi"]), percentile_interval(drawn[1:]))
-    assert found["damage_hi"].max() < 1e3
 
 
 def test_kept_weights_are_those_drawn_and_cannot_be_changed() -> None:
