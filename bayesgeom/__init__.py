@@ -21,12 +21,12 @@ if TYPE_CHECKING:
     from bayesgeom.comparison.replication import replicate as replicate
     from bayesgeom.comparison.run import compare as compare
     from bayesgeom.core.errors import BayesGeomError as BayesGeomError
-    from bayesgeom.dynamics.run import dynamics as dynamics
+    from bayesgeom.dynamics.run import training_dynamics as training_dynamics
     from bayesgeom.experiments.em.run import em_experiment as em_experiment
-    from bayesgeom.generalization.length import length as length
-    from bayesgeom.generalization.relabeling import relabel as relabel
+    from bayesgeom.generalization.length import length_generalization as length_generalization
+    from bayesgeom.generalization.relabeling import relabeling_invariance as relabeling_invariance
     from bayesgeom.generalization.sweeps import sweep as sweep
-    from bayesgeom.gradients.run import gradients as gradients
+    from bayesgeom.gradients.run import gradient_laws as gradient_laws
     from bayesgeom.gradients.run_movement import gradient_movement as gradient_movement
     from bayesgeom.interventions.design import Design as Design
     from bayesgeom.interventions.run import fit_subspace as fit_subspace
@@ -61,17 +61,17 @@ _HOMES = {
     "checkpoints": "bayesgeom.models.resolve",
     "compare": "bayesgeom.comparison.run",
     "diagnose": "bayesgeom.probes.one_pass",
-    "dynamics": "bayesgeom.dynamics.run",
+    "training_dynamics": "bayesgeom.dynamics.run",
     "em_experiment": "bayesgeom.experiments.em.run",
     "erase_onwards": "bayesgeom.interventions.run_onwards",
     "fit_subspace": "bayesgeom.interventions.run",
     "gradient_movement": "bayesgeom.gradients.run_movement",
-    "gradients": "bayesgeom.gradients.run",
+    "gradient_laws": "bayesgeom.gradients.run",
     "intervene": "bayesgeom.interventions.run",
     "intervene_together": "bayesgeom.interventions.run_together",
-    "length": "bayesgeom.generalization.length",
+    "length_generalization": "bayesgeom.generalization.length",
     "load": "bayesgeom.models.resolve",
-    "relabel": "bayesgeom.generalization.relabeling",
+    "relabeling_invariance": "bayesgeom.generalization.relabeling",
     "sweep": "bayesgeom.generalization.sweeps",
     "replicate": "bayesgeom.comparison.replication",
     "reproduce": "bayesgeom.claims.reproduction",

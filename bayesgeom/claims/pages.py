@@ -40,7 +40,8 @@ def write(repository: Path) -> list[Path]:
             path.write_text(after, encoding="utf-8")
             changed.append(path)
     readings = repository / FOLDER / README
-    if (after := subspace_page(repository / FOLDER)) != readings.read_text(encoding="utf-8"):
+    before = readings.read_text(encoding="utf-8") if readings.is_file() else ""
+    if readings.parent.is_dir() and (after := subspace_page(repository / FOLDER)) != before:
         readings.write_text(after, encoding="utf-8")
         changed.append(readings)
     return changed

@@ -25,7 +25,7 @@ Each number is the value in layers 0, 1, 2, …, for one layer edited at a time.
 - **indirect**: the movement without the direct path from the edited site to the output.
 - **controls**: the largest movement among 20 random subspaces of the same rank and 20 with the same share of variance.
 - **KL increase**: cost of removing the subspace, in bits. The model's own KL stands in the first column.
-- **R² after**: held-out R² of the quantity after removal. Erasure is complete where it is at most that of shuffled values, about 0.
+- **R² after**: held-out R² of the quantity after removal. Erasure is complete where it is at most that of shuffled values.
 """
 
 

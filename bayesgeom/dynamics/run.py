@@ -26,7 +26,7 @@ from bayesgeom.tasks.base import checked_seed
 N_DEFAULT, N_LEAST = 256, 4
 
 
-def dynamics(
+def training_dynamics(
     *runs: Source, n: int = N_DEFAULT, seed: int = 0, device: str = "cpu", progress: Path | None = None
 ) -> DynamicsReport:
     """How the geometry formed: every diagnostic at every snapshot of a training, on the same `n` fresh sequences.

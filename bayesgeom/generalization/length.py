@@ -32,7 +32,7 @@ from bayesgeom.tasks.base import Branch, WindTunnel, checked_seed, derived_seed
 N_RECORDED = 128  # sequences whose residuals are read layer by layer
 
 
-def length(
+def length_generalization(
     model: ModelLike | Sequence[ModelLike],
     task: TaskLike | None = None,
     lengths: Sequence[int] | None = None,

@@ -23,7 +23,9 @@ from bayesgeom.tasks.base import Branch, SymmetricTask, derived_seed
 _NAMES = 5  # branch of the seed
 
 
-def relabel(model: ModelLike, task: TaskLike | None = None, *, n: int = 512, seed: int = 0) -> RelabellingReport:
+def relabeling_invariance(
+    model: ModelLike, task: TaskLike | None = None, *, n: int = 512, seed: int = 0
+) -> RelabellingReport:
     """Measure how the answers change when hypotheses are renamed: values of a bijection or recall, states of an HMM.
 
     The model sees each of `n` fresh sequences as drawn, and under a random renaming of its own.

@@ -26,7 +26,7 @@ TOLERANCE = 1e-8  # relative: beyond it attention is no softmax of q·k, or its 
 _COPIES = 12  # arrays of the size of one layer's attention that are held per layer and pass
 
 
-def gradients(
+def gradient_laws(
     model: ModelLike,
     trials_or_task: Trials | TaskLike | None = None,
     *,

@@ -13,7 +13,7 @@ from bayesgeom.core.errors import CheckpointFault, InvalidArgument, UnknownName
 from bayesgeom.core.sites import PATTERN, RESID_PRE, K
 from bayesgeom.dynamics.frame import Frame
 from bayesgeom.dynamics.report import DynamicsReport
-from bayesgeom.dynamics.run import DynamicsJob, dynamics
+from bayesgeom.dynamics.run import DynamicsJob, training_dynamics
 from bayesgeom.dynamics.runs import TrainingRun, _place, runs_of
 from bayesgeom.interventions.run import intervene
 from bayesgeom.models.resolve import load
@@ -121,16 +121,16 @@ def test_a_stopped_analysis_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(TrainingRun, "load", stopping)
     with pytest.raises(KeyboardInterrupt):
-        dynamics(run, n=8)
+        training_dynamics(run, n=8)
     assert loaded == [3, 2, 1] and len(list((run / "dynamics").iterdir())) == 2
     monkeypatch.setattr(
         TrainingRun, "load", lambda self, index, **options: loaded.append(index) or load_one(self, index)
     )
     loaded.clear()
-    found = dynamics(run, n=8)
+    found = training_dynamics(run, n=8)
     assert loaded == [3, 1, 0, 3]  # the last again, since distances are to it, and for the provenance
     loaded.clear()
-    again = dynamics(run, n=8)
+    again = training_dynamics(run, n=8)
     assert loaded == [3] and all(
         np.array_equal(v, found.arrays()[k], equal_nan=True) for k, v in again.arrays().items()
     )
@@ -152,19 +152,19 @@ def test_one_model_is_in_memory_at_a_time(run: Path, monkeypatch: pytest.MonkeyP
         return model
 
     monkeypatch.setattr(TrainingRun, "load", counted)
-    dynamics(*sorted((run / "snapshots").iterdir())[1:], n=8)
+    training_dynamics(*sorted((run / "snapshots").iterdir())[1:], n=8)
     assert most == 1
 
 
 def test_checkpoints_of_a_run_are_the_run(run: Path, report: DynamicsReport, tmp_path: Path) -> None:
-    listed = dynamics(*sorted((run / "snapshots").iterdir(), reverse=True), n=N, progress=tmp_path / "kept")
+    listed = training_dynamics(*sorted((run / "snapshots").iterdir(), reverse=True), n=N, progress=tmp_path / "kept")
     assert listed.steps == report.steps and np.array_equal(listed.kl_bits, report.kl_bits)
     assert len(list((tmp_path / "kept").iterdir())) == len(STEPS)
 
 
 def test_seeds_are_put_together(tmp_path: Path) -> None:
     runs = [a_run(tmp_path / str(by), a_recipe().reseeded(by), steps=(0, 30, 100)) for by in (1, 2, 3)]
-    report = dynamics(*runs, n=8)
+    report = training_dynamics(*runs, n=8)
     assert report.kl_bits.shape == (3, 3) and len(set(report.runs)) == 3
     assert np.allclose(report.kl_bits_mean, report.kl_bits.mean(axis=0))
     assert (report.kl_bits_mean_lo < report.kl_bits_mean).all()
@@ -224,21 +224,21 @@ def test_what_is_no_training_is_named(run: Path, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     one = a_run(tmp_path / "one", steps=(100,))
     with pytest.raises(InvalidArgument, match=r"empty holds no snapshots: name a directory"):
-        dynamics(tmp_path / "empty")
+        training_dynamics(tmp_path / "empty")
     with pytest.raises(UnknownName, match=r"no training named 'chess'. Packed trainings:"):
-        dynamics("chess")
+        training_dynamics("chess")
     with pytest.raises(InvalidArgument, match=r"has 1 snapshot.*at least 2"):
-        dynamics(one)
+        training_dynamics(one)
     with pytest.raises(InvalidArgument, match=r"name at least one training"):
-        dynamics()
+        training_dynamics()
     with pytest.raises(InvalidArgument, match=r"at least 4, so that half"):
-        dynamics(run, n=3)
+        training_dynamics(run, n=3)
     with pytest.raises(InvalidArgument, match=r"single checkpoint beside whole runs"):
-        dynamics(run, one / "snapshots" / "step-0000100")
+        training_dynamics(run, one / "snapshots" / "step-0000100")
     with pytest.raises(InvalidArgument, match=r"device 'foo' cannot be used here"):
-        dynamics(run, device="foo")
+        training_dynamics(run, device="foo")
     with pytest.raises(InvalidArgument, match=r"a seed is a whole number, at least 0, got -1"):
-        dynamics(run, seed=-1)
+        training_dynamics(run, seed=-1)
     with pytest.raises(InvalidArgument, match=r"as many arguments; got a list"):
         _place([run])  # `dynamics` itself has its types checked in tests
     with pytest.raises(InvalidArgument, match=r"no snapshot was taken at step 7; there are 0, 10, 30, 100"):
@@ -254,21 +254,21 @@ def test_different_trainings_are_not_mixed(run: Path, tmp_path: Path) -> None:
     for word, recipe in others.items():
         other = a_run(tmp_path / word, replace(recipe, seed=1_000))
         with pytest.raises(InvalidArgument, match=word):
-            dynamics(run, other)
+            training_dynamics(run, other)
         with pytest.raises(InvalidArgument, match=word if word != "seed" else "different trainings"):
-            dynamics(run / "snapshots" / "step-0000000", other / "snapshots" / "step-0000100")
+            training_dynamics(run / "snapshots" / "step-0000000", other / "snapshots" / "step-0000100")
     apart = r"architectures .*: small has d_mlp 13, norm rmsnorm, small has d_mlp 17, norm layernorm\.$"
     with pytest.raises(InvalidArgument, match=apart):  # and no word of the fields in which they agree
-        dynamics(run, tmp_path / "architectures")
+        training_dynamics(run, tmp_path / "architectures")
     lstm = a_run(tmp_path / "lstm", a_recipe(sizes={"architecture": "lstm", "n_layers": 2, "d_model": 22}))
     with pytest.raises(InvalidArgument, match=r"small has architecture transformer, small has architecture lstm\.$"):
-        dynamics(run, lstm)
+        training_dynamics(run, lstm)
     with pytest.raises(InvalidArgument, match=r"is given twice"):
-        dynamics(run, run)
+        training_dynamics(run, run)
     with pytest.raises(InvalidArgument, match=r"compared at the same steps"):
-        dynamics(run, a_run(tmp_path / "short", a_recipe(seed=1_000), steps=(0, 30)))
+        training_dynamics(run, a_run(tmp_path / "short", a_recipe(seed=1_000), steps=(0, 30)))
     with pytest.raises(InvalidArgument, match=r"of the same step"):
-        dynamics(run / "snapshots" / "step-0000010", run / "snapshots" / "step-0000010")
+        training_dynamics(run / "snapshots" / "step-0000010", run / "snapshots" / "step-0000010")
 
 
 def test_a_damaged_snapshot_is_named_and_an_unfinished_one_is_none(run: Path, tmp_path: Path) -> None:

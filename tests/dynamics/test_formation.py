@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from bayesgeom.core.errors import CheckpointFault, InvalidArgument
-from bayesgeom.dynamics.run import dynamics
+from bayesgeom.dynamics.run import training_dynamics
 from bayesgeom.models.checkpoint import hashed, load_checkpoint
 from bayesgeom.models.resolve import FOLDER_VARIABLE
 from bayesgeom.training import formation
@@ -73,9 +73,9 @@ def test_it_is_analysed_by_name_as_the_run_is(run: Path, tmp_path: Path, monkeyp
     monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
     pack(run, tmp_path / "small-formation", keep=2, dtype="float32")
     assert list(formations()) == ["small-formation"]
-    named = dynamics("small-formation", n=8)
+    named = training_dynamics("small-formation", n=8)
     steps = [run / "snapshots" / f"step-{step:07d}" for step in (0, 100)]
-    assert named.runs == ("small-formation",) and np.array_equal(named.kl_bits, dynamics(*steps, n=8).kl_bits)
+    assert named.runs == ("small-formation",) and np.array_equal(named.kl_bits, training_dynamics(*steps, n=8).kl_bits)
     assert not (tmp_path / "small-formation" / "dynamics").exists()
 
 

@@ -19,7 +19,7 @@ from bayesgeom.core.errors import InvalidArgument, TaskMismatch, UnknownName
 from bayesgeom.core.run import Run
 from bayesgeom.generalization.arm import with_untrained_positions, without_top_attention
 from bayesgeom.generalization.curves import Errors, errors_across
-from bayesgeom.generalization.length import LengthJob, Unmade, length, with_room
+from bayesgeom.generalization.length import LengthJob, Unmade, length_generalization, with_room
 from bayesgeom.generalization.length_report import LengthReport
 from bayesgeom.generalization.stretch import checked_lengths, stretch_of
 from bayesgeom.models.adapters.hooked import HookedModel
@@ -49,7 +49,7 @@ def small(positions: str = "rotary", *, task: WindTunnel = TASK, seed: int = 0, 
 
 @pytest.fixture(scope="module")
 def two_arms() -> LengthReport:
-    return length([small("learned"), small("rotary")], lengths=[11, 19], n=23)
+    return length_generalization([small("learned"), small("rotary")], lengths=[11, 19], n=23)
 
 
 def test_curves_are_the_errors_at_each_position(two_arms: LengthReport) -> None:
@@ -92,7 +92,7 @@ def test_a_planted_break_is_found_where_it_is_and_in_the_first_layer() -> None:
         silent, _ = torch.linalg.qr(torch.cat([embed[answers].T, torch.ones(30, 1)], dim=1))
         table[: TASK.n_pos] = 20 * silent[:, 2]  # says nothing of either answer
         table[TASK.n_pos :] = 20 * silent[:, 0] * (silent[:, 0] @ embed[answers[0]]).sign()
-    found = length(model, lengths=[19], n=23, threshold_bits=2.0)
+    found = length_generalization(model, lengths=[19], n=23, threshold_bits=2.0)
     assert found.jump_kl_bits_lo[0] > 1 > 0.5 > found.jump_kl_bits_null[0]
     assert found.critical_length[0] == 8 == found.critical_length_lo[0] and found.entry_layer[0] == 0
     assert found.extrapolation_ratio_lo[0] > 3
@@ -102,14 +102,14 @@ def test_a_planted_break_is_found_where_it_is_and_in_the_first_layer() -> None:
 
 
 def test_without_a_break_nothing_is_called_one() -> None:
-    found = length(small("none"), lengths=[19], n=61)
+    found = length_generalization(small("none"), lengths=[19], n=61)
     assert found.jump_kl_bits_lo[0] < 0.05 and found.untrained == ("",) and found.entry_layer[0] == -1
 
 
 def test_distance_is_run_length_by_length() -> None:
     task = AssociativeRecall(n_pairs=2, n_keys=3, n_values=5, n_queries=2, n_filler=3)
     model = small("alibi", task=task)
-    found = length(model, lengths=[0, 1, 7, 11], n=13)
+    found = length_generalization(model, lengths=[0, 1, 7, 11], n=13)
     assert found.at.tolist() == [0, 1, 2, 3, 4, 7, 11] and found.field == "n_filler" and found.trained == 3
     for place, filler in enumerate(found.at):
         trials = replace(task, n_filler=int(filler)).stream(13, seed=derived_seed(0, 0))
@@ -134,7 +134,7 @@ def test_the_break_at_a_distance_is_that_of_the_first_distance_beyond(
         return replace(found, kl_bits=np.tile(line, (len(found.kl_bits), 1)))
 
     monkeypatch.setattr(sys.modules["bayesgeom.generalization.length"], "errors_across", planted)
-    found = length(small("alibi", task=task, n_ctx=512), lengths=lengths, n=3)
+    found = length_generalization(small("alibi", task=task, n_ctx=512), lengths=lengths, n=3)
     assert {*range(3, 14)} <= {*asked} and len(asked) <= 20, "five for the trend at each of five places, one beyond"
     assert found.jump_kl_bits[0] == pytest.approx(0.5) and found.jump_kl_bits_null[0] == pytest.approx(0, abs=1e-9)
     assert found.critical_length[0] == 11, "where the line passes 0.01"
@@ -151,7 +151,7 @@ def test_the_break_at_a_distance_is_that_of_the_first_distance_beyond(
 )
 def test_few_distances_within_are_said_to_be_few(trained: int, jump: bool, null: bool, said: str) -> None:
     task = AssociativeRecall(n_pairs=2, n_keys=3, n_values=5, n_queries=2, n_filler=trained)
-    found = length(small("rotary", task=task), lengths=[7], n=5)
+    found = length_generalization(small("rotary", task=task), lengths=[7], n=5)
     assert found.at.tolist() == [*range(trained + 2), 7]
     assert (np.isfinite(found.jump_kl_bits[0]), np.isfinite(found.jump_kl_bits_null[0])) == (jump, null)
     assert said in found.table()
@@ -159,7 +159,7 @@ def test_few_distances_within_are_said_to_be_few(trained: int, jump: bool, null:
 
 def test_a_row_that_only_the_last_placeholder_reaches_was_never_trained() -> None:
     task = AssociativeRecall(n_pairs=2, n_keys=3, n_values=5, n_queries=2, n_filler=3)
-    found = length(small("learned", task=task), lengths=[5], n=3)
+    found = length_generalization(small("learned", task=task), lengths=[5], n=3)
     assert found.untrained[0] == f"tokens {task.n_pos}–61 of its position table were never trained"
 
 
@@ -179,19 +179,19 @@ def test_silenced_attention_is_attention_that_writes_nothing() -> None:
         torch.testing.assert_close(silenced.logits(trials), hooked, atol=1e-5, rtol=1e-5)
         torch.testing.assert_close(model.logits(trials), before, atol=0, rtol=0)
     assert (hooked - before).abs().max() > 1e-4
-    report = length(model, lengths=[11], n=7, top_attention_off=2)
+    report = length_generalization(model, lengths=[11], n=7, top_attention_off=2)
     assert report.arms == ("learned 0 without attention in 2 top layers",)
 
 
 def test_other_architectures_have_curves_and_no_layers() -> None:
     lstm = LSTMConfig(d_vocab=TASK.d_vocab, n_ctx=61, n_layers=3, d_model=11).build(seed=0)
     model = of_module(lstm, name="lstm", task=TASK)
-    found = length([small(), model], lengths=[11], n=7)
+    found = length_generalization([small(), model], lengths=[11], n=7)
     assert found.position_kinds == ("rotary", "lstm") and found.layer_excess_bits.shape == (2, 3)
     assert np.isnan(found.layer_excess_bits[1]).all() and np.isfinite(found.layer_excess_bits[0, :2]).all()
     found.figure()
     with pytest.raises(InvalidArgument, match=r"own transformers; lstm is a"):
-        length(model, lengths=[11], n=7, top_attention_off=1)
+        length_generalization(model, lengths=[11], n=7, top_attention_off=1)
 
 
 def test_a_report_is_saved_drawn_and_tabled(two_arms: LengthReport, tmp_path: Path) -> None:
@@ -202,7 +202,7 @@ def test_a_report_is_saved_drawn_and_tabled(two_arms: LengthReport, tmp_path: Pa
     np.testing.assert_array_equal(again.kl_bits, two_arms.kl_bits)
     names = {trace.name for trace in two_arms.figure().data}
     assert {"learned 0", "rotary 0", "null: likelihood only", "threshold 0.01 bits"} <= names
-    assert length([small(), small()], lengths=[11], n=5).arms == ("rotary 0", "rotary 0 (2)")
+    assert length_generalization([small(), small()], lengths=[11], n=5).arms == ("rotary 0", "rotary 0 (2)")
     assert len(two_arms.headlines()) == 8 and len(two_arms.table().splitlines()) == 12
 
 
@@ -245,7 +245,7 @@ def test_a_table_that_ends_is_refused_with_the_kinds_that_do_not() -> None:
         match=r"length=35 takes 83 tokens; learned 0 has positions for 61.*sinusoidal, rotary, alibi, prior.*"
         r"--untrained-rows \(Python: bayesgeom\.length\.with_room\)",
     ):
-        length(small("learned"), lengths=[35], n=5)
+        length_generalization(small("learned"), lengths=[35], n=5)
 
 
 def test_a_table_is_continued_by_rows_that_no_gradient_reached() -> None:
@@ -257,7 +257,7 @@ def test_a_table_is_continued_by_rows_that_no_gradient_reached() -> None:
         torch.testing.assert_close(longer.logits(trials), model.logits(trials), atol=0, rtol=0)
     rows = longer.module.get_submodule("pos_embed").weight[TASK.n_pos :]
     assert float(rows.detach().std()) == pytest.approx(0.02, rel=0.1)
-    assert "never trained" in length(longer, lengths=[19], n=5).untrained[0]
+    assert "never trained" in length_generalization(longer, lengths=[19], n=5).untrained[0]
     roomy = small("learned")
     assert with_room(roomy, lengths=[19]) is roomy, "it had room"
     with pytest.raises(InvalidArgument, match="no table of learned positions to continue \\(rotary\\)"):
@@ -267,13 +267,13 @@ def test_a_table_is_continued_by_rows_that_no_gradient_reached() -> None:
 def test_other_refusals() -> None:
     other = replace(TASK, length=9)
     with pytest.raises(InvalidArgument, match=r"one task at one length.*length=7.*length=9"):
-        length([small(), small(task=other)], lengths=[19], n=5)
+        length_generalization([small(), small(task=other)], lengths=[19], n=5)
     with pytest.raises(InvalidArgument, match=r"one task at one length.*Bijection.*HMM"):
-        length([small(), small(task=Bijection(n_values=5, n_pairs=5))], lengths=[19], n=5)
+        length_generalization([small(), small(task=Bijection(n_values=5, n_pairs=5))], lengths=[19], n=5)
     with pytest.raises(InvalidArgument, match="n is at least 2"):
-        length(small(), lengths=[19], n=1)
+        length_generalization(small(), lengths=[19], n=1)
     with pytest.raises(InvalidArgument, match=r"use n_pairs ≤ n_values"):
-        length(small(task=Bijection(n_values=5, n_pairs=5)), n=5)
+        length_generalization(small(task=Bijection(n_values=5, n_pairs=5)), n=5)
 
 
 def test_models_are_held_one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -339,7 +339,7 @@ def test_long_sequences_are_scored_without_their_relations(monkeypatch: pytest.M
     monkeypatch.setattr(HMM, "_relations", read)
     task = HMM(n_states=2, n_symbols=2, length=3)
     lstm = LSTMConfig(d_vocab=task.d_vocab, n_ctx=9_999, n_layers=1, d_model=3).build(seed=0)
-    found = length(of_module(lstm, name="lstm", task=task), lengths=[50], n=131)
+    found = length_generalization(of_module(lstm, name="lstm", task=task), lengths=[50], n=131)
     assert found.kl_bits.shape == (1, 50)
     blocks = [len(block) for block in replace(task, length=2**12).stream(131, seed=0)]
     assert sum(blocks) == 131 and max(blocks) == 127, "a block of so long ones is smaller"

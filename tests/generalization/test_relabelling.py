@@ -14,7 +14,7 @@ from bayesgeom.cli import main
 from bayesgeom.core.errors import InvalidArgument, TaskMismatch
 from bayesgeom.core.run import Run
 from bayesgeom.core.trials import UNASKED, Trials
-from bayesgeom.generalization.relabeling import RelabellingJob, relabel
+from bayesgeom.generalization.relabeling import RelabellingJob, relabeling_invariance
 from bayesgeom.generalization.relabeling_report import RelabellingReport, Scored, relabelling_report, verdict
 from bayesgeom.models.adapters.hooked import HookedModel
 from bayesgeom.models.native.transformer import Transformer, TransformerConfig
@@ -140,7 +140,7 @@ def prefers_a_name(module: Transformer) -> None:
 
 
 def test_a_model_that_says_nothing_cares_for_no_name() -> None:
-    found = relabel(model(says_nothing), n=61)
+    found = relabeling_invariance(model(says_nothing), n=61)
     assert found.verdict == "invariant" and found.prediction_change == 0 and found.n == 61
     assert abs(found.kl_difference_bits) < 1e-9 and found.kl_before_bits > 0.1
     np.testing.assert_allclose(found.kl_before_bits_by_sequence, found.kl_after_bits_by_sequence, atol=1e-6)
@@ -148,7 +148,7 @@ def test_a_model_that_says_nothing_cares_for_no_name() -> None:
 
 
 def test_a_preference_for_a_name_cancels_in_the_mean_and_not_sequence_by_sequence() -> None:
-    found = relabel(model(prefers_a_name), n=151)
+    found = relabeling_invariance(model(prefers_a_name), n=151)
     lo, hi = found.intervals["kl_difference_bits"]
     assert lo < 0 < hi and found.verdict in ("invariant on average only", "undecided")
     assert found.kl_difference_size_bits > 3 * abs(found.kl_difference_bits) and found.prediction_change > 0.3
@@ -177,7 +177,7 @@ def test_the_verdict_follows_its_rule(mean: tuple[float, float], size: tuple[flo
 
 
 def test_the_bound_is_half_of_the_models_own_kl_or_a_hundredth_of_the_uniform_one() -> None:
-    found = relabel(model(says_nothing), n=31)
+    found = relabeling_invariance(model(says_nothing), n=31)
     assert found.bound_bits == pytest.approx(0.01 * found.kl_before_bits, rel=1e-4), "it is the uniform prediction"
     rng = np.random.default_rng(0)
     accurate = pair(rng, own_kl=4e-5, change=lambda kl: kl)
@@ -234,9 +234,9 @@ def test_a_report_is_saved_and_drawn(tmp_path: Path) -> None:
 def test_refusals() -> None:
     module = Transformer(replace(SIZES, d_vocab=3, n_ctx=13), seed=0)
     with pytest.raises(TaskMismatch, match="cannot be renamed without changing the task"):
-        relabel(HookedModel(module, task=Mess3()), n=5)
+        relabeling_invariance(HookedModel(module, task=Mess3()), n=5)
     with pytest.raises(InvalidArgument, match="at least 2"):
-        relabel(model(says_nothing), n=1)
+        relabeling_invariance(model(says_nothing), n=1)
 
 
 @pytest.mark.usefixtures("tiny_checkpoints")
@@ -249,7 +249,7 @@ def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize("n", [40, 200])
 def test_a_diagnosis_shows_only_the_renamed_sequences_anew(n: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its own pass is the one under the first names; the report is that of the whole test on its first block."""
-    subject, known = model(prefers_a_name), relabel(model(prefers_a_name), n=min(n, N_RENAMED))
+    subject, known = model(prefers_a_name), relabeling_invariance(model(prefers_a_name), n=min(n, N_RENAMED))
     passes = list[bool]()
     whole = RelabellingJob._pass
 

@@ -31,7 +31,7 @@ MODULE = importlib.import_module("bayesgeom.gradients.run")  # its name in the p
 
 @pytest.fixture(scope="module")
 def report() -> GradientReport:
-    return bayesgeom.gradients(lively(), n=11)
+    return bayesgeom.gradient_laws(lively(), n=11)
 
 
 def test_the_report_carries_laws_correlations_and_maps(report: GradientReport) -> None:
@@ -47,7 +47,7 @@ def test_the_report_carries_laws_correlations_and_maps(report: GradientReport) -
 
 def test_trials_may_be_given(report: GradientReport) -> None:
     trials = next(iter(TASK.stream(11, seed=derived_seed(0, 0))))
-    given = bayesgeom.gradients(lively(), trials)
+    given = bayesgeom.gradient_laws(lively(), trials)
     np.testing.assert_allclose(given.correlation, report.correlation, atol=1e-12)
     np.testing.assert_allclose(given.mean_advantage_nats, report.mean_advantage_nats, atol=1e-12)
 
@@ -83,9 +83,9 @@ def test_tiles_hold_at_least_two_and_everything_once(monkeypatch: pytest.MonkeyP
     cut = list(tiles(trials, spec))
     assert [len(tile) for tile in cut] == [3, 2, 2, 2, 2]
     assert torch.equal(torch.cat([tile.tokens for tile in cut]), trials.tokens)
-    small = bayesgeom.gradients(lively(), n=11)
+    small = bayesgeom.gradient_laws(lively(), n=11)
     monkeypatch.undo()
-    np.testing.assert_allclose(small.correlation, bayesgeom.gradients(lively(), n=11).correlation, atol=1e-12)
+    np.testing.assert_allclose(small.correlation, bayesgeom.gradient_laws(lively(), n=11).correlation, atol=1e-12)
 
 
 def test_the_figure_draws_advantage_against_attention_per_head_with_its_null(report: GradientReport) -> None:
@@ -129,8 +129,8 @@ def test_bad_input_is_refused(tiny_checkpoints: Path, capsys: pytest.CaptureFixt
 def test_attention_that_breaks_the_laws_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(MODULE, "TOLERANCE", 0.0)
     with pytest.raises(HookFault, match="the gradient laws are off"):
-        bayesgeom.gradients(lively(), n=2)
+        bayesgeom.gradient_laws(lively(), n=2)
 
 
 def test_a_checkpoints_name_will_do(tiny_checkpoints: Path) -> None:
-    assert bayesgeom.gradients("bijection-v20", n=2).n == 2
+    assert bayesgeom.gradient_laws("bijection-v20", n=2).n == 2
