@@ -15,17 +15,19 @@ from bayesgeom.results.report import JSON
 FOLDER = Path("docs/readings/interventions")
 _HEAD = """# Intervention readings
 
-This page is generated from the reports in this folder (`bayesgeom reproduce --write-docs`). [Interventions](../../interventions.md)
-explains the method, and [the readings page](../../readings.md#subspaces) explains what the numbers mean.
+This page is generated from the reports in this folder (`bayesgeom reproduce --write-docs`).
+[Interventions](../../interventions.md) explains the method, and [the readings page](../../readings.md#subspaces) what
+the numbers mean.
 
-Each number is the value in layers 0, 1, 2, …, for one layer edited at a time.
+Each number is the value in layers 0, 1, 2, …, with one layer edited at a time.
 
-- **movement**: how far a swap moves the model's own value (its entropy for entropy, its answer otherwise) to the donor's; 1 is all of the
-  way. **Bold**: the verdict in that layer is "used".
+- **movement**: how far a swap moves the model's own value to the donor's; 1 is all of the way. The value is the model's
+  entropy for entropy, and its answer otherwise. **Bold**: the verdict in that layer is "used".
 - **indirect**: the movement without the direct path from the edited site to the output.
 - **controls**: the largest movement among 20 random subspaces of the same rank and 20 with the same share of variance.
-- **KL increase**: cost of removing the subspace, in bits. The model's own KL stands in the first column.
-- **R² after**: held-out R² of the quantity after removal. Erasure is complete where it is at most that of shuffled values.
+- **KL increase**: cost of removing the subspace, in bits. The model's own KL is in the first column.
+- **R² after**: held-out R² of the quantity after removal. Erasure is complete where it is at most that of shuffled
+  values.
 """
 
 

@@ -121,6 +121,9 @@ class DynamicsReport(Report):
     nulls: Mapping[str, float]
     n: int
 
+    def conclusion(self) -> str:
+        return self.verdict
+
     def headlines(self) -> Sequence[Headline]:
         kl = self.entry("kl_bits_mean", (len(self.steps) - 1,), "KL at the last snapshot", unit="bits")
         falls = (

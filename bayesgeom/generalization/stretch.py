@@ -99,7 +99,8 @@ def check_room(spec: ModelSpec, task: WindTunnel, stretch: Stretch, longest: int
             f"{stretch.field}={longest} takes {n_pos} tokens; {spec.name} has positions for {n_ctx}. "
             f"Transformers with sinusoidal, rotary, alibi, prior or no positions have no such end; a learned table is "
             f"continued by rows that nothing trained with --untrained-rows (Python: "
-            f"bayesgeom.generalization.length.with_room), or made longer before training (n_ctx among a recipe's sizes)."
+            f"bayesgeom.generalization.length.with_room), or made longer before training (n_ctx among a recipe's "
+            f"sizes)."
         )
 
 

@@ -68,6 +68,9 @@ class OnwardsReport(Report):
         """The first layers that were tried."""
         return [int(layer) for layer in np.flatnonzero(np.isfinite(self.kl_increase_bits))]
 
+    def conclusion(self) -> str:
+        return self.verdict
+
     def headlines(self) -> Sequence[Headline]:
         return [
             self.entry("kl_increase_bits", (at,), f"KL increase, {self.subspace} from layer {at} on", unit="bits")

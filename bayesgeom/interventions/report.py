@@ -169,6 +169,9 @@ class InterventionReport(Report):
         """The layer with the largest share of the ceiling's effect, over all positions."""
         return int(np.argmax(np.nan_to_num(self.share_of_ceiling[:, 0], nan=-math.inf)))
 
+    def conclusion(self) -> str:
+        return self.verdict
+
     def headlines(self) -> Sequence[Headline]:
         at = self.strongest()
         where = f"layer {at}, {self.subspace}"

@@ -146,7 +146,7 @@ class Diagnosis(Mapping[str, Report]):
         sections = [
             Section(
                 name=name, title=report.title, about=report.about, headlines=report.headlines(), figure=_figure(report),
-                n=report.n, counts=report.counts,
+                n=report.n, counts=report.counts, verdict=report.conclusion(),
             )
             for name, report in self.reports.items()
         ]  # fmt: skip

@@ -1,38 +1,31 @@
 """The report page: one self-contained HTML file that opens offline and fetches nothing."""
 
-import html
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, final
+from functools import cache
+from typing import TYPE_CHECKING, Any, final
 
 import plotly.graph_objects as go
 
 from bayesgeom.results.report import Headline, headline_cells
 from bayesgeom.results.theme import CONFIG, FONT, MEASURED, with_room_for_legend
 
-_STYLE = f"""
-body {{ font-family: {FONT}; color: #1d1f23; max-width: 1120px; margin: 2rem auto; padding: 0 1.2rem;
-  line-height: 1.5; }}
-h1 {{ font-size: 1.6rem; margin-bottom: .2rem; }} h2 {{ font-size: 1.2rem; margin-top: 3rem; }}
-table {{ border-collapse: collapse; width: 100%; font-size: .92rem; }}
-th, td {{ text-align: left; padding: .35rem .7rem; border-bottom: 1px solid #e6e8eb; vertical-align: top; }}
-th {{ color: #5c6570; font-weight: 600; }} td.value {{ font-weight: 600; }}
-td.value, td.interval {{ font-variant-numeric: tabular-nums; white-space: nowrap; }}
-a {{ color: {MEASURED}; }} .about {{ max-width: 52rem; color: #3a4048; }} .note {{ color: #5c6570; font-size: .9rem; }}
-details {{ margin-top: 2rem; }} pre {{ font-size: .8rem; background: #f6f7f8; padding: 1rem; overflow: auto; }}
-"""
+if TYPE_CHECKING:
+    from jinja2 import Template
+
+TEMPLATE = "page.html.jinja"
 _UNDER_TOOLS = 56  # pixels over the panels of a figure without a title: plotly's tools, and the panels' titles
 _INTRODUCTION = (
-    "Each number stands beside its null: what the same number would be if the claimed structure were absent. A number "
-    "that does not clear its null is no evidence. Intervals are 95 %, over sequences unless a section says otherwise."
+    "Each number stands next to its baseline: the value without the claimed structure. A number that does not beat its "
+    "baseline is no evidence. Intervals are 95 %, over sequences unless a section says otherwise."
 )
 
 
 @final
 @dataclass(frozen=True, kw_only=True)
 class Section:
-    """One report on the page."""
+    """One report on the page. `verdict` is its conclusion in a sentence, where it has one."""
 
     name: str
     title: str
@@ -41,6 +34,26 @@ class Section:
     figure: go.Figure
     n: int
     counts: str = "sequence"
+    verdict: str = ""
+
+    @property
+    def short_title(self) -> str:
+        """The title up to its colon."""
+        return self.title.split(":", maxsplit=1)[0]
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class _Row:
+    """One headline as the cells of a table."""
+
+    name: str
+    short_title: str
+    label: str
+    value: str
+    interval: str
+    no_interval: str
+    baseline: str
 
 
 def page(
@@ -51,31 +64,54 @@ def page(
     skipped: Mapping[str, str],
     provenance: Mapping[str, Any],
 ) -> str:
-    """The whole document: summary, a section per report, what was skipped and why, provenance."""
+    """Return the whole document: verdicts, summary, a section per report, what was skipped and why, provenance.
+
+    Args:
+        title: Heading of the page.
+        sections: The reports, in the order in which they appear.
+        n_leading: How many headlines of each report the summary shows.
+        skipped: Reason by name of each diagnostic without a report.
+        provenance: Model, weights, versions and arguments, as JSON values.
+    """
     import plotly.io as pio
     from plotly.offline import get_plotlyjs
 
-    leading = [(section, line) for section in sections for line in section.headlines[:n_leading]]
-    summary = _table(
-        [f'<a href="#{s.name}">{_text(s.title.split(":")[0])}</a>' for s, _ in leading], [h for _, h in leading]
-    )
-    bodies = "".join(
-        f'<h2 id="{section.name}">{_text(section.title)}</h2><p class="about">{_text(section.about)}</p>'
-        + pio.to_html(_without_title(section), full_html=False, include_plotlyjs=False, config=CONFIG, auto_play=False)
-        + _table(None, section.headlines)
-        + f'<p class="note">{section.n:,} {section.counts}{"s" * (section.n != 1)}.</p>'
+    rows = {section.name: [_row(section, line) for line in section.headlines] for section in sections}
+    drawn = {
+        section.name: pio.to_html(
+            _without_title(section), full_html=False, include_plotlyjs=False, config=CONFIG, auto_play=False
+        )
         for section in sections
+    }
+    return _template().render(
+        title=title,
+        sections=sections,
+        verdicts=[section for section in sections if section.verdict],
+        leading=[row for section in sections for row in rows[section.name][:n_leading]],
+        rows=rows,
+        drawn=drawn,
+        skipped=skipped,
+        provenance=json.dumps(provenance, indent=1, default=str),
+        introduction=_INTRODUCTION,
+        plotly_js=get_plotlyjs(),
+        font=FONT,
+        link=MEASURED,
     )
-    items = "".join(f"<li><b>{_text(name)}</b>: {_text(reason)}</li>" for name, reason in skipped.items())
-    left_out = f"<h2>Not measured</h2><ul>{items}</ul>" if items else ""
-    return (
-        f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{_text(title)}</title>'
-        f'<meta name="viewport" content="width=device-width"><style>{_STYLE}</style>'
-        f"<script>{get_plotlyjs()}</script></head><body><h1>{_text(title)}</h1>"
-        f'<p class="about">{_INTRODUCTION}</p>{summary}{bodies}{left_out}'
-        f"<details><summary>Provenance: versions, seed, weights</summary>"
-        f"<pre>{_text(json.dumps(provenance, indent=1, default=str))}</pre></details></body></html>\n"
-    )
+
+
+@cache
+def _template() -> "Template":
+    from jinja2 import Environment, PackageLoader
+
+    return Environment(loader=PackageLoader("bayesgeom.results", "."), autoescape=True).get_template(TEMPLATE)
+
+
+def _row(section: Section, line: Headline) -> _Row:
+    value, interval, baseline = headline_cells(line)
+    return _Row(
+        name=section.name, short_title=section.short_title, label=line.label, value=value, interval=interval,
+        no_interval=line.no_interval, baseline=baseline,
+    )  # fmt: skip
 
 
 def _without_title(section: Section) -> go.Figure:
@@ -86,21 +122,3 @@ def _without_title(section: Section) -> go.Figure:
         return figure.update_layout(title_text=text)
     saved = figure.layout.margin.t - _UNDER_TOOLS
     return figure.update_layout(title_text="", margin_t=_UNDER_TOOLS, height=figure.layout.height - saved)
-
-
-def _table(names: Sequence[str] | None, headlines: Sequence[Headline]) -> str:
-    first = "" if names is None else "<th>diagnostic</th>"
-    rows = "".join(
-        "<tr>"
-        + ("" if names is None else f"<td>{names[index]}</td>")
-        + f'<td>{_text(line.label)}</td><td class="value">{value}</td>'
-        + f'<td class="interval" title="{_text(line.no_interval)}">{interval}</td>'
-        + f"<td>{_text(null)}</td></tr>"
-        for index, line in enumerate(headlines)
-        for value, interval, null in [headline_cells(line)]
-    )
-    return f"<table><tr>{first}<th>measured</th><th>value</th><th>95 % interval</th><th>null</th></tr>{rows}</table>"
-
-
-def _text(text: str) -> str:
-    return html.escape(text)

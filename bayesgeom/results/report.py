@@ -104,10 +104,9 @@ class Report(ABC):
     def figure(self) -> "Figure":
         """A plotly figure drawn from the stored numbers alone, nulls included."""
 
-    @final
-    def headline(self) -> str:
-        """The first headline as a sentence."""
-        return str(self.headlines()[0])
+    def conclusion(self) -> str:
+        """The verdict in a sentence, which pages show first; "" for a report that states none."""
+        return ""
 
     @final
     def scalar(self, metric: str, label: str, *, unit: str = "", null_label: str = "chance") -> Headline:

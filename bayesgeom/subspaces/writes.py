@@ -88,7 +88,7 @@ class WriteReport(Report):
             own = (self.strength[layer, head], self.strength_null[layer, head], self.damage_bits[layer, head])
             rows.append((f"L{layer}H{head}", *(f"{value:.4f}" for value in own)))
         lines = ["  ".join(f"{cell:<13}" for cell in row).rstrip() for row in rows]
-        return "\n".join([*lines, self.headline()])
+        return "\n".join([*lines, str(self.headlines()[0])])
 
 
 def write_report(

@@ -141,7 +141,7 @@ def test_without_single_heads_their_summaries_are_unknown(rng: np.random.Generat
     assert np.isnan(report.damage_by_head).all() and np.isnan(report.damage_by_layer_sum).all()
     assert math.isnan(report.top_to_second_ratio) and math.isnan(report.share_above_half_of_top)
     assert report.top_damage_bits == pytest.approx(0.4, abs=0.05)
-    assert report.figure().data and report.table() and report.headline()
+    assert report.figure().data and report.table() and str(report.headlines()[0])
 
 
 def test_the_pick_of_key_overlap_stands_beside_that_of_ablation(rng: np.random.Generator) -> None:

@@ -259,7 +259,7 @@ def test_every_head_gets_its_own_verdict(rng: np.random.Generator) -> None:
     report = KeyOverlap().measure(planted_run(trials, {s.K: k.float()}))
     assert report.verdict[0, report.levels.index("random directions"), 0].tolist() == [-1, 1, 0]
     assert report.said(0) == "1 below, 1 at, 1 above random directions"
-    assert "1 below, 1 at, 1 above random directions" in report.headline()
+    assert "1 below, 1 at, 1 above random directions" in str(report.headlines()[0])
 
 
 def test_noise_alone_is_not_below_chance(rng: np.random.Generator) -> None:
@@ -296,7 +296,7 @@ def test_more_keys_than_dimensions_have_a_welch_bound_in_the_headline(rng: np.ra
     sets = {"inputs": tuple(range(TOKENS))}
     report = KeyOverlap().measure(run_of(rng, sets=sets))
     bound = welch_bound(TOKENS, WIDTH)
-    assert bound > 0 and f"Welch bound of the largest |cos| {bound:.3f}: 0 is impossible" in report.headline()
+    assert bound > 0 and f"Welch bound of the largest |cos| {bound:.3f}: 0 is impossible" in str(report.headlines()[0])
 
 
 def test_rotated_keys_are_a_view_only_where_they_differ(rng: np.random.Generator) -> None:
@@ -320,7 +320,7 @@ def test_tokens_never_shown_are_left_out_and_counted(rng: np.random.Generator) -
 def test_without_named_tokens_the_answer_is_nan(rng: np.random.Generator, tmp_path: Path) -> None:
     report = KeyOverlap().measure(run_of(rng, sets={}))
     assert report.views == ("no tokens named",) and math.isnan(report.overlap_mean[0, 0])
-    assert "no level known" in report.headline()
+    assert "no level known" in str(report.headlines()[0])
     assert np.isnan(report.overlap).all() and report.headlines()
     assert isinstance(report.figure(), go.Figure)
     report.save(tmp_path / "r")

@@ -207,7 +207,7 @@ def test_initialisation_is_the_mean_over_copies(rng: np.random.Generator) -> Non
     np.testing.assert_array_equal(report.mass_over_other_initialisation_most, most)
     beside = f"their strongest layer ±{most[0]:.2g}; another sequence's relation"
     assert beside in report.headlines()[0].null_label
-    assert "untrained" in report.headline() and np.isnan(copies[0].auc_initialisation).all()
+    assert "untrained" in str(report.headlines()[0]) and np.isnan(copies[0].auc_initialisation).all()
     assert np.isnan(copies[0].mass_over_other_initialisation_most).all()
 
 

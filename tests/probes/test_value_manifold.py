@@ -80,7 +80,7 @@ def test_a_model_without_attention_is_served() -> None:
     report = ValueManifold().measure(replace(run, recorded={RESID_POST: run.at(RESID_POST)}))
     assert report.sites == report.shown_sites == ("resid_post",)
     assert np.isnan(report.head_pc1_share).all()
-    assert report.headline().startswith("PC1 share of resid_post")
+    assert str(report.headlines()[0]).startswith("PC1 share of resid_post")
     assert report.figure().data
 
 
@@ -152,7 +152,7 @@ def test_standardised_clouds_do_not_depend_on_the_size_of_a_coordinate() -> None
         variances = np.linalg.eigvalsh(np.corrcoef(cloud.T))
         assert unit.pc1_share[row, layer] == pytest.approx(variances[-1] / D, abs=1e-6)
         assert unit.pc12_share[row, layer] == pytest.approx(variances[-2:].sum() / D, abs=1e-6)
-    assert "standardised" in unit.headline() and "standardised" not in plain.headline()
+    assert "standardised" in str(unit.headlines()[0]) and "standardised" not in str(plain.headlines()[0])
 
 
 def test_sequences_beyond_the_budget_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
