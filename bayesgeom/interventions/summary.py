@@ -204,7 +204,7 @@ def _evidence(tables: Mapping[str, Rows], row: int, layer: int, context: Context
     indirect = effect(movement, "_indirect")
     has_indirect = context.claims_the_quantity and bool(np.isfinite(indirect.value))
     with np.errstate(divide="ignore", invalid="ignore"):
-        share = float(movement[""][row, 0] / movement["_ceiling"][row, 0])
+        share, share_lo = (float(movement[end][row, 0] / movement["_ceiling"][row, 0]) for end in ("", "_lo"))
     return Evidence(
         kind=context.kind, effects=effects, is_matched=controls.found[layer].is_matched, n=context.n,
         n_controls=min(_count(controls.random), _count(controls.matched)), erasure=context.erasures.get(layer),
@@ -212,7 +212,7 @@ def _evidence(tables: Mapping[str, Rows], row: int, layer: int, context: Context
         indirect=indirect if has_indirect else None,
         removal_ceiling=float(tables["removal"]["_ceiling"][row, 0]),
         own_kl=own_kl, is_identified=context.is_identified, is_readout=context.is_readout,
-        outside_share=context.outside_share[layer], share_of_ceiling=share,
+        outside_share=context.outside_share[layer], share_of_ceiling=share, share_of_ceiling_lo=share_lo,
         untrained_share=context.untrained.get(layer, float("nan")),
     )  # fmt: skip
 

@@ -63,6 +63,7 @@ class Evidence:
         erasing: KL increase where LEACE erases the quantity; None for subspaces that are not said to hold it.
         indirect: movement without the direct path to the output; None where it does not count.
         share_of_ceiling, untrained_share: movement as a share of the ceiling's, here and in untrained networks.
+        share_of_ceiling_lo: lower end of the first; NaN where the movement has no interval.
     """
 
     kind: str
@@ -79,6 +80,7 @@ class Evidence:
     outside_share: float
     share_of_ceiling: float
     untrained_share: float
+    share_of_ceiling_lo: float = math.nan
     erasing: Effect | None = None
     indirect: Effect | None = None
 
@@ -123,6 +125,8 @@ def _against_use(evidence: Evidence) -> list[str]:
             found.append(f"a random subspace reaches the {name}")
         elif evidence.is_matched and not effect.lo > matched:
             found.append(f"a variance-matched subspace reaches the {name}")
+    if evidence.untrained_share >= evidence.share_of_ceiling_lo:
+        found.append("untrained networks reach as much of the ceiling")
     return found + _against_site(evidence)
 
 

@@ -22,6 +22,7 @@ from bayesgeom.results.report import (
     read_parts,
     write_parts,
 )
+from bayesgeom.results.storage import fits
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -130,12 +131,16 @@ class Diagnosis(Mapping[str, Report]):
         reports, extra = read_parts(Path(path), report_kinds())
         if not {"skipped", "provenance"} <= extra.keys():
             raise OutputFault(f"{path} holds a report alone, no whole diagnosis: load it with its own class.")
-        if not {"model", "task_label"} <= extra["provenance"].keys():
-            raise OutputFault(f"{path} does not say of what model and task its reports are: run it again.")
         of_task = extra.get("inapplicable", {})  # reports that were written before these were told apart
-        return cls(
-            reports=reports, skipped=extra["skipped"], provenance=extra["provenance"], inapplicable=of_task
-        )  # fmt: skip
+        source = extra["provenance"]
+        if not fits(source, Mapping[str, Any]) or not fits(source.get("model"), Mapping[str, Any]):
+            raise OutputFault(f"{path} does not say of what model and task its reports are: run it again.")
+        named = (source["model"].get("name"), source["model"].get("architecture"), source.get("task_label"))
+        if not fits(named, tuple[str, str, str]):
+            raise OutputFault(f"{path} does not say of what model and task its reports are: run it again.")
+        if not fits((extra["skipped"], of_task), tuple[Mapping[str, str], ...]):
+            raise OutputFault(f"{path} lists what was skipped in an unknown form: run it again.")
+        return cls(reports=reports, skipped=extra["skipped"], provenance=source, inapplicable=of_task)
 
     def html(self, path: str | Path) -> None:
         """Write the page alone: self-contained, opens offline."""

@@ -10,7 +10,6 @@ are derived from them. Conventions that every report follows:
 """
 
 import itertools
-import json
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,12 +19,12 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self, final
 
 import numpy as np
 from jaxtyping import AbstractArray
-from safetensors import SafetensorError
-from safetensors.numpy import load_file
 
-from bayesgeom.core.errors import InvalidArgument, OutputFault
-from bayesgeom.core.files import directory_aside, is_remains, put_back, write_arrays
+from bayesgeom.core.errors import OutputFault
+from bayesgeom.core.files import directory_aside, is_remains
+from bayesgeom.results import storage
 from bayesgeom.results.cells import interval_cell, number_cell
+from bayesgeom.results.storage import ARRAYS, JSON, decoded, encoded
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
@@ -33,8 +32,6 @@ if TYPE_CHECKING:
 _COLUMN_OF_AXIS = {"layer": "layer", "head": "head", "kv_head": "head", "position": "position"}
 _COMPANIONS = ("_lo", "_hi", "_null")
 NO_INTERVAL = "too few sequences, or too few that differ, for one that covers"
-SCHEMA = 1
-JSON, ARRAYS = "report.json", "arrays.safetensors"
 PROGRESS = "progress.safetensors"  # of a battery that was stopped
 PARTS = "parts"  # the folder of results per snapshot of an analysis that was stopped
 METRICS, HTML = "metrics.parquet", "report.html"
@@ -179,7 +176,7 @@ class Report(ABC):
     @final
     def scalars(self) -> dict[str, Any]:
         """Every field that is no array, as JSON can hold it."""
-        return {f.name: _encoded(vars(self)[f.name]) for f in fields(self) if f.name not in self.axes()}  # type: ignore[arg-type]
+        return {f.name: encoded(vars(self)[f.name]) for f in fields(self) if f.name not in self.axes()}  # type: ignore[arg-type]
 
     @final
     def arrays(self) -> dict[str, np.ndarray]:
@@ -190,7 +187,7 @@ class Report(ABC):
     @classmethod
     def from_parts(cls, scalars: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> Self:
         """The report with these fields; the inverse of `scalars` and `arrays`."""
-        return cls(**{name: _decoded(value) for name, value in scalars.items()}, **arrays)
+        return cls(**{name: decoded(value) for name, value in scalars.items()}, **arrays)
 
     @final
     def _scalar_record(self, metric: str) -> Record:
@@ -238,40 +235,24 @@ def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
 
 def write_parts(path: Path, reports: Mapping[str, Report], extra: Mapping[str, Any]) -> None:
     """Write reports, and whatever else JSON can hold, as `report.json` and `arrays.safetensors` into a folder."""
-    arrays = {f"{key}/{name}": array for key, report in reports.items() for name, array in report.arrays().items()}
-    write_arrays(arrays, path / ARRAYS)
-    held = {"schema": SCHEMA, **extra, "reports": {key: report.scalars() for key, report in reports.items()}}
-    (path / JSON).write_text(json.dumps(_encoded(held), indent=1, allow_nan=False) + "\n", encoding="utf-8")
+    storage.write(path, {key: (report.scalars(), report.arrays()) for key, report in reports.items()}, extra)
 
 
 def read_parts(path: Path, kinds: Mapping[str, type[Report]]) -> tuple[dict[str, Report], dict[str, Any]]:
-    """The reports of these kinds in a folder, and what else its JSON holds.
+    """Return the reports of these kinds in a folder, and what else its JSON holds.
 
-    A report that a killed process had moved away, to replace it, is put back first. **Raises** `OutputFault` where the
-    folder holds no whole report, one of a newer schema, or one of no known kind.
+    Raises:
+        OutputFault: The folder holds no whole report, one of no known kind, or one whose fields are not those of its
+            kind.
     """
-    put_back(path)
-    unreadable = f"{path} holds no readable report ({JSON} and {ARRAYS})"
-    try:
-        held, arrays = json.loads((path / JSON).read_text(encoding="utf-8")), load_file(path / ARRAYS)
-    except (OSError, ValueError, SafetensorError) as error:
-        raise OutputFault(f"{unreadable}: {error}.") from error
-    if not isinstance(held, dict) or not isinstance(schema := held.pop("schema", None), int):
-        raise OutputFault(f"{unreadable}: {JSON} has no schema number.")
-    if schema > SCHEMA:
-        raise OutputFault(f"{path} has schema {schema}; this bayesgeom reads up to {SCHEMA}. Upgrade bayesgeom.")
-    if not isinstance(scalars := held.pop("reports", None), dict):
-        raise OutputFault(f"{unreadable}: {JSON} lists none.")
-    if unknown := scalars.keys() - kinds.keys():
+    parts, extra = storage.read(path)
+    if unknown := parts.keys() - kinds.keys():
         raise OutputFault(f"{path} holds reports of unknown kinds: {', '.join(sorted(unknown))}. Upgrade bayesgeom.")
     reports: dict[str, Report] = {}
-    for key, values in scalars.items():
-        own = {name.split("/", 1)[1]: array for name, array in arrays.items() if name.split("/", 1)[0] == key}
-        try:
-            reports[key] = kinds[key].from_parts(values, own)
-        except TypeError as error:
-            raise OutputFault(f"{path}: report {key!r} has other fields than this version's: {error}.") from error
-    return reports, _decoded(held)
+    for key, (scalars, arrays) in parts.items():
+        storage.check_fields(kinds[key], {**scalars, **arrays}, f"{path}: report {key!r}")
+        reports[key] = kinds[key].from_parts(scalars, arrays)
+    return reports, extra
 
 
 def check_holds_report_alone(path: Path) -> None:
@@ -291,33 +272,3 @@ def check_holds_report_alone(path: Path) -> None:
 
 def _is_array(hint: object) -> bool:
     return isinstance(hint, type) and issubclass(hint, AbstractArray)
-
-
-def _encoded(value: Any) -> Any:
-    """As strict JSON: NaN and infinities, which it lacks, become {"float": "nan"}."""
-    match value:
-        case float() if not math.isfinite(value):
-            return {"float": str(value)}
-        case np.floating() | np.integer() | np.bool_():
-            return _encoded(value.item())
-        case Mapping():
-            return {str(key): _encoded(item) for key, item in value.items()}
-        case str() | int() | float() | bool() | None:
-            return value
-        case Sequence():
-            return [_encoded(item) for item in value]
-        case _:
-            raise InvalidArgument(f"a report field cannot hold a {type(value).__name__}: use numbers, text, arrays.")
-
-
-def _decoded(value: Any) -> Any:
-    """The inverse of `_encoded`; lists become tuples, as reports hold them."""
-    match value:
-        case {"float": str(text)}:
-            return float(text)
-        case dict():
-            return {key: _decoded(item) for key, item in value.items()}
-        case list():
-            return tuple(_decoded(item) for item in value)
-        case _:
-            return value

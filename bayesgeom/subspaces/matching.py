@@ -4,7 +4,7 @@ A draw is B = qr(Λ^τ G), Λ the eigenvalues of the site's covariance in the ei
 subspace, a large τ the leading principal components, a large negative τ the trailing ones; bisection over τ finds the
 wanted share. Draws come from the orthogonal complement of the given subspace, at its rank where enough variance is left
 there, else at the least higher rank that reaches the share. Where all other directions together carry less than that,
-the whole complement is the only control: it has less variance and every other dimension.
+no control has as much variance: the whole complement is measured instead, and it is not called matched.
 """
 
 from dataclasses import dataclass
@@ -48,8 +48,10 @@ def matched_subspaces(own: Subspace, covariance: Float64[Tensor, "d d"], *, draw
     values, vectors = torch.linalg.eigh(rest.T @ covariance @ rest)
     values, vectors = values.flip(0).clamp_min(0.0) / total, vectors.flip(1)
     rank = _least_rank(values, HEADROOM * wanted, own.rank)
-    if rank is None:  # everything else together carries hardly more, or less: it stands in for them
-        return Matched(bases=rest.expand(1, -1, -1), share=float(values.sum()), by=WHOLE, is_matched=True)
+    if rank is None:
+        share = float(values.sum())
+        has_enough = share >= (1 - TOLERANCE) * wanted
+        return Matched(bases=rest.expand(1, -1, -1), share=share, by=WHOLE, is_matched=has_enough)
     bases = rest @ vectors @ _tilted(values, wanted, rank, draws=draws, seed=seed)
     shares = (bases * (covariance @ bases)).sum(dim=(1, 2)) / total
     is_close = bool(((shares - wanted).abs() <= TOLERANCE * wanted).all())

@@ -61,6 +61,8 @@ CASES = {
     "as untrained": (replace(USED, share_of_ceiling=0.995, untrained_share=0.999), "by construction"),
     "untrained unknown": (replace(USED, share_of_ceiling=0.999, untrained_share=np.nan), "used"),
     "untrained alone": (replace(USED, untrained_share=0.999), "used"),
+    "untrained as far": (replace(USED, share_of_ceiling_lo=0.5, untrained_share=0.6), "undecided"),
+    "untrained less far": (replace(USED, share_of_ceiling_lo=0.5, untrained_share=0.4), "used"),
     "no untrained network": (replace(USED, share_of_ceiling=0.995, untrained_share=np.nan), "used"),
     "direct path alone": (replace(USED, indirect=Effect(0.0, -0.01, 0.01)), "undecided"),
     "indirectly, too": (replace(USED, indirect=Effect(0.1, 0.05, 0.2)), "used"),

@@ -20,6 +20,7 @@ from bayesgeom.results import diagnosis as module
 from bayesgeom.results.diagnosis import Diagnosis, check_target, report_kinds
 from bayesgeom.results.report import headline_cells
 from bayesgeom.tasks.bijection import Bijection
+from tests.reports import write_resealed
 
 FILES = {"report.json", "arrays.safetensors", "metrics.parquet", "report.html"}
 TASK = Bijection(n_values=11, n_pairs=5)
@@ -208,14 +209,14 @@ def test_what_is_no_diagnosis_is_refused(whole: Diagnosis, tmp_path: Path) -> No
     whole.save(tmp_path / "of no task")
     held = json.loads((tmp_path / "of no task" / "report.json").read_text())
     del held["provenance"]["task_label"]
-    (tmp_path / "of no task" / "report.json").write_text(json.dumps(held))
+    write_resealed(tmp_path / "of no task", held)
     with pytest.raises(OutputFault, match=r"of no task does not say of what model and task"):
         Diagnosis.load(tmp_path / "of no task")
     with pytest.raises(OutputFault, match=r"alone holds a report alone, no whole diagnosis"):
         Diagnosis.load(tmp_path / "alone")
     whole.save(tmp_path / "run")
     held = json.loads((tmp_path / "run" / "report.json").read_text())
-    (tmp_path / "run" / "report.json").write_text(json.dumps(held | {"reports": held["reports"] | {"oracle": {}}}))
+    write_resealed(tmp_path / "run", held | {"reports": held["reports"] | {"oracle": {}}})
     with pytest.raises(OutputFault, match=r"run holds reports of unknown kinds: oracle\. Upgrade bayesgeom"):
         Diagnosis.load(tmp_path / "run")
 

@@ -14,6 +14,8 @@ from jaxtyping import Bool, Float, Int, Shaped
 
 from bayesgeom.core.errors import InvalidArgument, OutputFault
 from bayesgeom.results.report import Headline, Record, Report, headline_cells, read_parts
+from bayesgeom.results.storage import SCHEMA
+from tests.reports import write_resealed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -164,7 +166,7 @@ def test_the_files_are_strict_json_and_safetensors(tmp_path: Path, rng: np.rando
         raise AssertionError(f"{constant} is no JSON")
 
     held = json.loads((tmp_path / "planted" / "report.json").read_text(), parse_constant=refuse)
-    assert held["schema"] == 1
+    assert held["schema"] == SCHEMA and len(held["hash"]) == 16
 
 
 @pytest.mark.parametrize("levels", [{"float": 1.0}, {"float": 1.0, "int": 2.0}, {"float": math.nan}])
@@ -185,7 +187,7 @@ def change_json(change: Callable[[dict[str, Any]], object]) -> Callable[[Path], 
     def edit(path: Path) -> None:
         held = json.loads((path / "report.json").read_text())
         change(held)
-        (path / "report.json").write_text(json.dumps(held))
+        write_resealed(path, held)
 
     return edit
 
@@ -206,8 +208,28 @@ FAULTS: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "a text for a schema": (change_json(lambda held: held.update(schema="1")), r"report\.json has no schema number\."),
     "newer": (
-        change_json(lambda held: held.update(schema=2, reports=7)),
-        r"planted has schema 2; this bayesgeom reads up to 1\. Upgrade bayesgeom\.$",
+        change_json(lambda held: held.update(schema=3, reports=7)),
+        r"planted has schema 3; this bayesgeom reads up to 2\. Upgrade bayesgeom\.$",
+    ),
+    "older": (
+        change_json(lambda held: held.update(schema=1)),
+        r"planted has schema 1, without a hash; .* made it again",
+    ),
+    "edited": (
+        lambda path: (path / "report.json").write_text((path / "report.json").read_text().replace("0.3", "0.4")),
+        r"planted was changed after it was written",
+    ),
+    "a type": (
+        change_json(lambda held: held["reports"]["planted"].update(depth="deep")),
+        r"report 'planted': field 'depth' holds 'deep', which is not float",
+    ),
+    "names": (
+        change_json(lambda held: held["reports"]["planted"].update(sets=["one"])),
+        r"report 'planted': axis 'set' has \d+ entries and 1 names",
+    ),
+    "no table": (
+        change_json(lambda held: held["reports"].update(planted=[])),
+        r"report 'planted' is no table of fields",
     ),
     "no reports": (change_json(lambda held: held.pop("reports")), r"planted holds no readable report"),
     "a number": (change_json(lambda held: held.update(reports=3)), r"planted holds no readable report"),
@@ -217,11 +239,11 @@ FAULTS: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "a field less": (
         change_json(lambda held: held["reports"]["planted"].pop("depth")),
-        r"report 'planted' has other fields than this version's: .*'depth'",
+        r"report 'planted' lacks the fields depth: another version wrote it",
     ),
     "a field more": (
         change_json(lambda held: held["reports"]["planted"].update(width=1.0)),
-        r"report 'planted' has other fields than this version's: .*'width'",
+        r"report 'planted' has unknown fields width: another version wrote it",
     ),
 }
 
@@ -250,7 +272,7 @@ def test_headlines_carry_what_is_stored_for_them(rng: np.random.Generator) -> No
         metric="depth", label="depth", value=0.1 + 0.2, unit="bits", lo=0.25, hi=0.5, null=1.25, null_label="flat"
     )
     assert math.isnan(second.value) and math.isnan(second.lo) and math.isnan(second.null)
-    assert planted(rng).headline() == "depth 0.3 bits [0.25 … 0.5]; null 1.2500 (flat)"
+    assert str(planted(rng).headlines()[0]) == "depth 0.3 bits [0.25 … 0.5]; null 1.2500 (flat)"
 
 
 def test_an_entry_carries_its_companions_entries(rng: np.random.Generator) -> None:

@@ -1,0 +1,112 @@
+"""Damaged reports: every change is refused by name, and nothing but our own errors comes out of a load.
+
+A fast, seeded sample of what `benchmarks/faults.py` tries in full.
+"""
+
+import json
+import os
+import random
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import bayesgeom
+from bayesgeom.core.errors import OutputFault
+from bayesgeom.results.diagnosis import Diagnosis
+from bayesgeom.results.storage import ARRAYS, JSON
+from tests.interventions.worlds import lively
+from tests.reports import write_resealed
+
+VALUES: tuple[Any, ...] = (None, True, -1, 3.5, "text", [], {}, [[1, 2], [3]], {"float": "none"}, 10**30)
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("saved") / "run"
+    bayesgeom.diagnose(lively(), n=13, probes=("calibration", "attention_entropy"), nulls=1).save(path)
+    return path
+
+
+def copied(saved: Path, to: Path) -> Path:
+    shutil.copytree(saved, to)
+    return to
+
+
+@pytest.mark.parametrize("name", [JSON, ARRAYS])
+def test_every_changed_byte_is_refused(saved: Path, tmp_path: Path, name: str) -> None:
+    draw, whole = random.Random(5), (saved / name).read_bytes()
+    path = copied(saved, tmp_path / "run")
+    for _ in range(60):
+        at = draw.randrange(len(whole))
+        damaged = draw.choice(
+            (whole[:at], whole[:at] + bytes([whole[at] ^ 1 << draw.randrange(8)]) + whole[at + 1 :], whole[at:])
+        )
+        (path / name).write_bytes(damaged)
+        if name == JSON and is_same_json(damaged, whole):
+            continue  # a space more or less
+        with pytest.raises(OutputFault):
+            Diagnosis.load(path)
+
+
+def is_same_json(one: bytes, other: bytes) -> bool:
+    try:
+        return bool(json.loads(one) == json.loads(other))
+    except ValueError:
+        return False
+
+
+def test_structural_damage_is_refused_by_name_behind_a_right_hash(saved: Path, tmp_path: Path) -> None:
+    path, draw = copied(saved, tmp_path / "run"), random.Random(7)
+    text = (saved / JSON).read_text(encoding="utf-8")
+    whole = Diagnosis.load(saved)
+    n_refused = 0
+    for _ in range(150):
+        held = json.loads(text)
+        damage(held, draw)
+        write_resealed(path, held)
+        try:
+            found = Diagnosis.load(path)
+        except OutputFault as error:
+            n_refused += str(path) in str(error)
+            continue
+        # What may be changed without notice is what may hold anything: provenance, labels of the same kind.
+        assert found.reports.keys() <= whole.reports.keys()
+        assert found.summary() and found.to_pandas() is not None
+    assert n_refused > 50
+
+
+def damage(held: dict[str, Any], draw: random.Random) -> None:
+    """Delete an entry somewhere in nested JSON values, or put another value there."""
+    place: Any = held
+    while True:
+        keys = list(place) if isinstance(place, dict) else list(range(len(place)))
+        key = draw.choice(keys)
+        if isinstance(place[key], dict | list) and place[key] and draw.random() < 0.7:
+            place = place[key]
+            continue
+        if draw.random() < 0.5:
+            del place[key]
+        else:
+            place[key] = draw.choice(VALUES)
+        return
+
+
+CASES: dict[str, Callable[[Path], object]] = {
+    "nesting": lambda path: (path / JSON).write_text("[" * 100_000),
+    "a number of 5,000 digits": lambda path: (path / JSON).write_text("9" * 5_000),
+    "a folder for a file": lambda path: ((path / JSON).unlink(), (path / JSON).mkdir()),
+    "a pipe": lambda path: ((path / JSON).unlink(), os.mkfifo(path / JSON)),
+    "no arrays": lambda path: (path / ARRAYS).unlink(),
+    "arrays of another report": lambda path: (path / ARRAYS).write_bytes(b"\x08\x00\x00\x00\x00\x00\x00\x00{}      "),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_what_is_no_report_is_refused_at_once(case: str, saved: Path, tmp_path: Path) -> None:
+    path = copied(saved, tmp_path / "run")
+    CASES[case](path)
+    with pytest.raises(OutputFault, match=str(path)):
+        Diagnosis.load(path)
