@@ -349,6 +349,7 @@ def test_committed_readings_are_of_the_shipped_checkpoint(folder: Path) -> None:
     reading = Diagnosis.load(folder)
     assert reading.provenance["model"]["weights_hash"] == shipped["weights_hash"]
     together = "joint_intervention" if folder.name.endswith("-together") else "intervention"
+    together = "erasure_onwards" if folder.name.startswith("onwards-") else together
     assert list(reading) == ["ablation" if folder.name == "ablation" else together]
 
 

@@ -135,6 +135,10 @@ def fits(value: object, hint: Any) -> bool:
         return isinstance(value, Mapping) and all(fits(k, key) and fits(v, item) for k, v in value.items())
     if origin is not None and issubclass(origin, Sequence):
         return isinstance(value, Sequence) and not isinstance(value, str) and _items_fit(value, (*arguments, ...))
+    if isinstance(hint, type) and issubclass(hint, AbstractArray):
+        # Not isinstance: jaxtyping would compare axes with those of whatever is being checked around this call.
+        is_kind = not isinstance(hint.dtypes, list | tuple) or np.asarray(value).dtype.name in hint.dtypes
+        return isinstance(value, np.ndarray) and is_kind and value.ndim == len(_axes(hint))
     if hint in (int, float):
         is_whole = isinstance(value, int) and not isinstance(value, bool) and abs(value) < 2**63
         return is_whole or (hint is float and isinstance(value, float))

@@ -41,7 +41,7 @@ class Reader(HTMLParser):
         assert self.open.pop() == tag, f"{tag} closes out of order"
 
     def handle_data(self, data: str) -> None:
-        if not {"script", "style"} & set(self.open):
+        if not {"script", "style"} & set(self.open) and data.strip():
             self.text.append(data)
 
     def row(self, label: str) -> list[str]:

@@ -25,7 +25,8 @@ def committed(name: str) -> BeliefReadoutReport:
 
 def assert_rows(said: Mapping[str, list[str]], found: list[list[float]], name: str) -> None:
     for text, values in zip(said[name], found, strict=True):
-        np.testing.assert_allclose(numbers(text), values, atol=6e-4)
+        known = [value for value in values if not np.isnan(value)]  # a share of 1 in every sequence has no interval
+        np.testing.assert_allclose(numbers(text), known, atol=6e-4)
 
 
 @pytest.mark.parametrize("name", CLUSTERS)

@@ -279,11 +279,15 @@ def test_a_damaged_snapshot_is_named_and_an_unfinished_one_is_none(run: Path, tm
     assert [path.name for path in snapshot_paths(copy)] == [f"step-{step:07d}" for step in STEPS]
     for file in ("config.json", "model.safetensors"):
         (copy / "snapshots" / "step-0000030" / file).unlink()
-        for read in (dynamics, bayesgeom.gradient_movement, lambda run: pack(run, tmp_path / "packed", keep=2)):
+        for read in (
+            training_dynamics,
+            bayesgeom.gradient_movement,
+            lambda run: pack(run, tmp_path / "packed", keep=2),
+        ):
             with pytest.raises(CheckpointFault, match=rf"step-0000030 holds no .*{file}.*delete the directory"):
                 read(copy)
 
 
 def test_the_package_offers_it(report: DynamicsReport) -> None:
-    assert bayesgeom.dynamics is dynamics and callable(bayesgeom.dynamics)
+    assert bayesgeom.training_dynamics is training_dynamics and callable(bayesgeom.training_dynamics)
     assert report.n == N

@@ -243,7 +243,7 @@ def test_a_table_that_ends_is_refused_with_the_kinds_that_do_not() -> None:
     with pytest.raises(
         TaskMismatch,
         match=r"length=35 takes 83 tokens; learned 0 has positions for 61.*sinusoidal, rotary, alibi, prior.*"
-        r"--untrained-rows \(Python: bayesgeom\.length\.with_room\)",
+        r"--untrained-rows \(Python: bayesgeom\.generalization\.length\.with_room\)",
     ):
         length_generalization(small("learned"), lengths=[35], n=5)
 
