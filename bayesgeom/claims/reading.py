@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from bayesgeom.claims.claim import Number, Origin, Run, Value
 from bayesgeom.core.errors import InvalidArgument, OutputFault
-from bayesgeom.results.report import JSON, METRICS
+from bayesgeom.results.report import METRICS
+from bayesgeom.results.storage import JSON
 
 if TYPE_CHECKING:
     import pandas as pd

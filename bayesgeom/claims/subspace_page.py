@@ -10,7 +10,7 @@ from bayesgeom.claims.tables import markdown
 from bayesgeom.interventions.onwards_report import OnwardsReport
 from bayesgeom.interventions.report import InterventionReport
 from bayesgeom.results.diagnosis import Diagnosis
-from bayesgeom.results.report import JSON
+from bayesgeom.results.storage import JSON
 
 FOLDER = Path("docs/readings/interventions")
 _HEAD = """# Intervention readings

@@ -149,7 +149,7 @@ def _writing_output() -> Iterator[None]:
 
 def _title_at(out: Path) -> str:
     """What a report that lies there is of; "" where there is none, or none that says so."""
-    from bayesgeom.results.report import JSON
+    from bayesgeom.results.storage import JSON
 
     file = out / JSON
     try:

@@ -13,7 +13,7 @@ from bayesgeom.comparison.report import ComparisonReport, stated, verdict_on
 from bayesgeom.core.errors import OutputFault
 from bayesgeom.core.files import read_safetensors
 from bayesgeom.results.diagnosis import Diagnosis
-from bayesgeom.results.report import ARRAYS, JSON
+from bayesgeom.results.storage import ARRAYS, JSON
 from bayesgeom.training.scores import Levels, levels
 
 

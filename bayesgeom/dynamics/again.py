@@ -13,7 +13,7 @@ from bayesgeom.core.files import read_safetensors
 from bayesgeom.dynamics.order import order_of
 from bayesgeom.dynamics.report import DynamicsReport
 from bayesgeom.results.diagnosis import Diagnosis, report_kinds
-from bayesgeom.results.report import ARRAYS, JSON
+from bayesgeom.results.storage import ARRAYS, JSON
 
 
 def decided_again(path: Path) -> Diagnosis:

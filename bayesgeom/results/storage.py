@@ -136,9 +136,7 @@ def fits(value: object, hint: Any) -> bool:
     if origin is not None and issubclass(origin, Sequence):
         return isinstance(value, Sequence) and not isinstance(value, str) and _items_fit(value, (*arguments, ...))
     if isinstance(hint, type) and issubclass(hint, AbstractArray):
-        # Not isinstance: jaxtyping would compare axes with those of whatever is being checked around this call.
-        is_kind = not isinstance(hint.dtypes, list | tuple) or np.asarray(value).dtype.name in hint.dtypes
-        return isinstance(value, np.ndarray) and is_kind and value.ndim == len(_axes(hint))
+        return _is_array(value, hint)
     if hint in (int, float):
         is_whole = isinstance(value, int) and not isinstance(value, bool) and abs(value) < 2**63
         return is_whole or (hint is float and isinstance(value, float))
@@ -187,6 +185,14 @@ def hashed(held: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> str:
         digest.update(f"{name} {array.dtype.str} {array.shape}".encode())
         digest.update(array.tobytes())
     return digest.hexdigest()[:16]
+
+
+def _is_array(value: object, hint: type[AbstractArray]) -> bool:
+    """Kind and number of axes. `isinstance` would compare axes with those of what is being checked around this call."""
+    if not isinstance(value, np.ndarray) or value.ndim != len(_axes(hint)):
+        return False
+    dtypes: Any = hint.dtypes
+    return value.dtype.name in dtypes if isinstance(dtypes, list | tuple) else True  # of Shaped any will do
 
 
 def _items_fit(values: Sequence[object], arguments: tuple[Any, ...]) -> bool:

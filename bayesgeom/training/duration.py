@@ -41,7 +41,7 @@ def typical_seconds(recipe: Recipe) -> float:
     while stage is not None:
         n_tokens += sum(map(stage.batch_size_at, range(stage.steps))) * stage.task.n_pos
         stage = stage.after
-    return 6 * n_parameters * n_tokens / rate
+    return float(6 * n_parameters * n_tokens / rate)
 
 
 def estimated_seconds(
