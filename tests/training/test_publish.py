@@ -115,7 +115,9 @@ def test_the_card_lists_every_null(published: tuple[Path, CalibrationReport]) ->
 def test_a_shipped_config_holds_the_levels_that_its_card_prints(name: str) -> None:
     path = checkpoints()[name]
     scores, card = read_description(path)["scores"], (path / "card.md").read_text()
-    printed = {row: levels for row, *levels in re.findall(r"(?m)^\| ([a-z ]+) \| ([\d.]+) \| ([\d.]+|inf|–) \|$", card)}
+    printed = {
+        row: levels for row, *levels in re.findall(r"(?m)^\| ([a-z0-9 ]+) \| ([\d.]+) \| ([\d.]+|inf|–) \|$", card)
+    }
     for column, score in enumerate(("entropy_mae_bits", "kl_bits")):
         held = {key.replace("_", " "): f"{level:.4f}" for key, level in scores["nulls"][score].items()}
         assert held == {row: levels[column] for row, levels in printed.items() if levels[column] not in ("–", "inf")}
