@@ -159,8 +159,7 @@ class InterventionJob:
     def _overlaps(self, sample: Sample, subspaces: Mapping[int, Subspace]) -> dict[int, Overlap]:
         """How much of each subspace lies in the span of the hypothesis tokens' embeddings."""
         setting = Setting(model=self.model, place=self.place, trials=sample.run.trials.rows(slice(0, 1)))
-        replicates = self.fit.without_groups(sample, self.layers)
-        return overlaps(setting, sample, subspaces, replicates, seed=derived_seed(self.seed, _DRAWS, 2))
+        return overlaps(self.fit, setting, sample, subspaces, seed=derived_seed(self.seed, _DRAWS, 2))
 
     def random_of(self, layer: int, rank: int) -> Float64[Tensor, "draw d rank"]:
         """Random subspaces of this rank in one layer."""

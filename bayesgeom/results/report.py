@@ -251,7 +251,7 @@ def read_parts(path: Path, kinds: Mapping[str, type[Report]]) -> tuple[dict[str,
     reports: dict[str, Report] = {}
     for key, (scalars, arrays) in parts.items():
         storage.check_fields(kinds[key], {**scalars, **arrays}, f"{path}: report {key!r}")
-        reports[key] = kinds[key].from_parts(scalars, arrays)
+        reports[key] = kinds[key](**scalars, **arrays)
     return reports, extra
 
 

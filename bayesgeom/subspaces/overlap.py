@@ -9,7 +9,7 @@ layer's sensitive directions lie in their span by construction.
 Reference: the J-lens note of Agarwal, Dalal & Misra's repository (overlap of J-space and embeddings).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import final
 
@@ -20,7 +20,7 @@ from torch import Tensor
 from bayesgeom.core.errors import BayesGeomError
 from bayesgeom.stats.bootstrap import statistic_interval
 from bayesgeom.stats.subspace import random_subspaces
-from bayesgeom.subspaces.base import Sample, Setting
+from bayesgeom.subspaces.base import Fit, Sample, Setting
 from bayesgeom.subspaces.fits import frame
 from bayesgeom.subspaces.subspace import Subspace
 
@@ -43,12 +43,7 @@ class Overlap:
 
 
 def overlaps(
-    setting: Setting,
-    sample: Sample,
-    subspaces: Mapping[int, Subspace],
-    replicates: Mapping[int, Sequence[Subspace]],
-    *,
-    seed: int,
+    fit: Fit, setting: Setting, sample: Sample, subspaces: Mapping[int, Subspace], *, seed: int
 ) -> dict[int, Overlap]:
     """The overlap in each layer; empty where the site or the task has no such span."""
     embedding = frame()
@@ -56,7 +51,7 @@ def overlaps(
         embedding.check(setting)
     except BayesGeomError:
         return {}
-    found = {}
+    found, replicates = {}, fit.without_groups(sample, tuple(subspaces))
     for layer, span in embedding.fitted(sample, tuple(subspaces)).items():
         inside, own = span.basis.double(), subspaces[layer]
         random = random_subspaces(own.width, own.rank, draws=DRAWS, seed=seed)
