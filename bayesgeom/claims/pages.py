@@ -9,9 +9,9 @@ from bayesgeom.claims.loading import load
 from bayesgeom.claims.reproduction import short, text
 from bayesgeom.claims.subspace_page import FOLDER
 from bayesgeom.claims.subspace_page import page as subspace_page
-from bayesgeom.claims.tables import markdown
 from bayesgeom.claims.verdicts import verdict
 from bayesgeom.core.errors import InvalidArgument
+from bayesgeom.results.tables import markdown
 
 START, END = "<!-- generated: {} -->", "<!-- end of generated text -->"
 README, PAGE = "README.md", "docs/claims.md"

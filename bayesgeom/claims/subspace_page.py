@@ -6,11 +6,11 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Float
 
-from bayesgeom.claims.tables import markdown
 from bayesgeom.interventions.onwards_report import OnwardsReport
 from bayesgeom.interventions.report import InterventionReport
 from bayesgeom.results.diagnosis import Diagnosis
 from bayesgeom.results.storage import JSON
+from bayesgeom.results.tables import markdown
 
 FOLDER = Path("docs/readings/interventions")
 _HEAD = """# Intervention readings

@@ -23,6 +23,7 @@ from bayesgeom.comparison.verdict import (
 from bayesgeom.models.native.state_size import state_floats
 from bayesgeom.results.cells import number_cell
 from bayesgeom.results.report import Headline, Report, aligned
+from bayesgeom.results.tables import markdown
 from bayesgeom.stats.bootstrap import mean_interval, r2_interval, ratio_interval
 from bayesgeom.training.scores import Scores
 
@@ -237,10 +238,7 @@ def _of_cell(stands: str) -> str:
 
 
 def _lines(rows: list[tuple[str, ...]], is_markdown: bool) -> list[str]:
-    if not is_markdown:
-        return aligned(rows)
-    ruled = [rows[0], tuple("---" for _ in rows[0]), *rows[1:]]
-    return [f"| {' | '.join(row)} |" for row in ruled]
+    return markdown(rows[0], rows[1:]).split("\n") if is_markdown else aligned(rows)
 
 
 def _estimate(line: Headline, spec: str) -> str:
