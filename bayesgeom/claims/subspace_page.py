@@ -23,11 +23,12 @@ Each number is the value in layers 0, 1, 2, …, with one layer edited at a time
 
 - **movement**: how far a swap moves the model's own value to the donor's; 1 is all of the way. The value is the model's
   entropy for entropy, and its answer otherwise. **Bold**: the verdict in that layer is "used".
-- **indirect**: the movement without the direct path from the edited site to the output.
+- **indirect**: the movement without the direct path from the edited site to the output; **indirect controls**: the
+  largest of the same controls, also without theirs.
 - **controls**: the largest movement among 20 random subspaces of the same rank and 20 with the same share of variance.
 - **KL increase**: cost of removing the subspace, in bits. The model's own KL is in the first column.
-- **R² after**: held-out R² of the quantity after removal. Erasure is complete where it is at most that of shuffled
-  values.
+- **R² before**, **R² after**: held-out R² of the quantity before and after removal. Erasure is complete where R² after
+  it is at most that of shuffled values.
 """
 
 
@@ -58,26 +59,36 @@ def _of_intervention(report: InterventionReport) -> Iterator[tuple[str, ...]]:
     what = f"{report.kind} {report.subspace}, `{report.site}`, {report.positions}; n = {report.n}"
     own = f"own KL {report.baseline_kl_bits:.2g} bits"
     removal = _numbers(report.removal_kl_bits[:, 0])
-    decodable = _numbers(report.r2_after)
     if not report.is_swap:
         controls = np.maximum(report.damage_bits_most[:, 0], report.damage_bits_matched_most[:, 0])
         yield what, "KL increase (bits)", removal, report.verdict
         yield own, "controls", _numbers(controls), ""
-        yield "", "R² after", decodable, ""
+        yield from _holdings(report)
         return
     is_used = [verdict == "used" for verdict in report.verdict_by_layer]
     controls = np.maximum(report.movement_most[:, 0], report.movement_matched_most[:, 0])
     yield what, "movement", _numbers(report.movement[:, 0], is_used), report.verdict
-    yield own, "indirect", _numbers(report.movement_indirect[:, 0]), ""
-    yield "", "controls", _numbers(controls), ""
+    yield own, "controls", _numbers(controls), ""
+    indirect = np.maximum(report.movement_indirect_most[:, 0], report.movement_indirect_matched_most[:, 0])
+    yield "", "indirect", _numbers(report.movement_indirect[:, 0]), ""
+    yield "", "indirect controls", _numbers(indirect), ""
     yield "", "KL increase (bits)", removal, ""
-    yield "", "R² after", decodable, ""
+    yield from _holdings(report)
+
+
+def _holdings(report: InterventionReport) -> Iterator[tuple[str, ...]]:
+    """How much of the quantity and of the site's variance the subspace holds."""
+    yield "", "R² before", _numbers(report.r2_before), ""
+    yield "", "R² after", _numbers(report.r2_after), ""
+    yield "", "share of variance", _numbers(report.variance_share), ""
 
 
 def _of_erasure(report: OnwardsReport) -> Iterator[tuple[str, ...]]:
     what = f"erase {report.subspace} in this and all later layers, all positions; n = {report.n}"
     yield what, "KL increase (bits)", _numbers(report.kl_increase_bits), report.verdict
-    yield f"own KL {report.baseline_kl_bits:.2g} bits", "controls", _numbers(report.kl_increase_bits_most), ""
+    controls = np.fmax(report.kl_increase_bits_most, report.kl_increase_bits_matched_most)
+    yield f"own KL {report.baseline_kl_bits:.2g} bits", "controls", _numbers(controls), ""
+    yield "", "R² before", _numbers(report.r2_before), ""
     yield "", "R² after", _numbers(report.r2_after), ""
 
 

@@ -214,17 +214,19 @@ class InterventionJob:
         return matched_subspaces(own, covariance, draws=self.design.n_matched, seed=seed)
 
     def _scored(self, n: int, arms: Mapping[int, list[Edit]], fitted: tuple[Means, Sample], *, is_main: bool) -> Totals:
-        """Every arm on `n` pairs; of the main ones also the subspace's own without its direct path."""
+        """Every arm on `n` pairs; the subspace's own and its controls also without their direct paths."""
         (means, sample), trials = fitted, self.task.sample(1, seed=self.seed)
         towards = (1 if is_main else 0) if self.place.score_after else None
         quantity, are_hypotheses = self.fit.about.quantity, answers_are_hypotheses(trials)
         center = quantity.own(sample.run.log_answers.double(), are_hypotheses=are_hypotheses).mean(dim=0)
         movement = Movement(quantity=quantity, are_hypotheses=are_hypotheses, center=center, towards_arm=towards)
         has_direct = self.place.is_residual and RESID_POST in self.model.sites
+        n_arms = len(next(iter(arms.values())))
+        without_direct = ((0,) if is_main else tuple(range(1, n_arms))) if has_direct else ()
         plan = Plan(
             replayer=self._replayer(), spec=self.model.spec, means=means, arms=arms,
             bands=bands_of(trials.n_scored)[1], positions=self.positions,
-            movement=movement if self.kind == "swap" else None, without_direct=(0,) if is_main and has_direct else (),
+            movement=movement if self.kind == "swap" else None, without_direct=without_direct,
         )  # fmt: skip
         label = f"{self.kind} {self.fit.label}" if is_main else "control subspaces"
         return score_pairs(self._shown(n, label), plan, n)

@@ -22,6 +22,7 @@ from bayesgeom.core.trials import Trials
 from bayesgeom.models.base import Model
 from bayesgeom.stats.subspace import random_subspaces
 from bayesgeom.subspaces.erasers import JointMoments, covariance_subspace, leace_subspace
+from bayesgeom.subspaces.matching import matched_subspaces
 from bayesgeom.subspaces.quantity import Quantity
 from bayesgeom.subspaces.readout import Erasure, Read, erasure
 from bayesgeom.subspaces.subspace import Subspace
@@ -86,10 +87,15 @@ def _taken(
 @final
 @dataclass(frozen=True, kw_only=True)
 class Scrubbed:
-    """Erasers by layer, and what a linear map finds of the quantity in each edited layer."""
+    """Erasers by layer, what a linear map finds of the quantity in each edited layer, and each role's covariance.
+
+    Args:
+        covariances: by layer, of the stream as it arrives there: at scored positions and at the others.
+    """
 
     edits: Mapping[int, EraseByRole]
     erasures: Mapping[int, Erasure]
+    covariances: Mapping[int, tuple[Float64[Tensor, "d d"], Float64[Tensor, "d d"] | None]]
 
 
 @final
@@ -116,11 +122,14 @@ class Scrubber:
     def from_layer(self, trials: Trials, first: int, *, seed: int) -> Scrubbed:
         """Erase in every layer from `first` on. **Raises** `InvalidArgument` where the first holds nothing to erase."""
         edits, erasures = dict[int, EraseByRole](), dict[int, Erasure]()
+        covariances = dict[int, tuple[Tensor, Tensor | None]]()
         values = self.quantity.exact(trials)
 
         def acting(layer: int) -> Callable[[nn.Module, object, Tensor], Tensor | None]:
             def act(_module: nn.Module, _inputs: object, output: Tensor) -> Tensor | None:
                 edits[layer] = edit = self._eraser(trials, output, layer)
+                few, mask = output[: self.n_fit], trials.scored[0]
+                covariances[layer] = (_covariance(few[:, mask]), None if mask.all() else _covariance(few[:, ~mask]))
                 points = trials.at_scored(output).double()
                 fit, held = (
                     Read(points=points[rows], values=values[rows])
@@ -140,7 +149,7 @@ class Scrubber:
         finally:
             for handle in handles:
                 handle.remove()
-        return Scrubbed(edits=edits, erasures=erasures)
+        return Scrubbed(edits=edits, erasures=erasures, covariances=covariances)
 
     def _eraser(self, trials: Trials, output: Float[Tensor, "batch pos d"], layer: int) -> EraseByRole:
         few, mask = trials.rows(slice(0, self.n_fit)), trials.scored[0]
@@ -177,6 +186,39 @@ def like_erasers(scrubbed: Scrubbed, *, seed: int) -> list[EraseByRole]:
         assert roles[0] is not None, "scored positions always have an eraser"
         found.append(replace(edit, scored=roles[0], others=roles[1], name="a random subspace"))
     return found
+
+
+def matched_erasers(scrubbed: Scrubbed, *, draws: int, seed: int) -> tuple[list[list[EraseByRole]], bool]:
+    """Subspaces with the same share of variance, at the same layers and about the same means: `draws` sets of edits.
+
+    Returns:
+        The sets, and whether the shares agree in every layer at scored positions. Where the whole complement holds
+        less variance than the eraser's own subspace, every set has that complement there.
+    """
+    sets: list[list[EraseByRole]] = [[] for _ in range(draws)]
+    is_matched = True
+    for layer, edit in scrubbed.edits.items():
+        roles: list[list[tuple[Subspace, Float64[Tensor, " d"]] | None]] = []
+        for index, (role, covariance) in enumerate(
+            zip((edit.scored, edit.others), scrubbed.covariances[layer], strict=True)
+        ):
+            if role is None or covariance is None:
+                roles.append([None] * draws)
+                continue
+            found = matched_subspaces(role[0], covariance, draws=draws, seed=derived_seed(seed, layer, index))
+            is_matched &= found.is_matched or index > 0
+            bases = [found.bases[number % len(found.bases)] for number in range(draws)]
+            roles.append([(Subspace("a matched subspace", basis), role[1]) for basis in bases])
+        for own, scored, others in zip(sets, *roles, strict=True):
+            assert scored is not None, "scored positions always have an eraser"
+            own.append(replace(edit, scored=scored, others=others, name="a matched subspace"))
+    return sets, is_matched
+
+
+def _covariance(values: Float[Tensor, "batch pos d"]) -> Float64[Tensor, "d d"]:
+    points = values.flatten(0, 1).double()
+    centered = points - points.mean(dim=0)
+    return centered.T @ centered / len(points)
 
 
 def replaced_by_mean(edit: EraseByRole) -> EraseByRole:

@@ -29,7 +29,9 @@ class OnwardsReport(Report):
     """Per first layer, with all positions and later layers erased in one pass; NaN where it was not tried.
 
     - `kl_increase_bits` with a paired interval; `…_ceiling`: the whole activation replaced by its mean; `…_least`,
-      `…_most`: range over random subspaces of the same ranks.
+      `…_most`: range over `n_random` random subspaces of the same ranks; `…_matched_most`: the most of as many with the
+      same share of variance in every layer, where `is_matched_by_layer` says that there are such subspaces; else the
+      cost of everything outside the erased subspace.
     - `r2_before`, `r2_after`: the most over the erased layers of the held-out R² of the quantity at scored positions.
     - `r2_excess`: the most by which R² exceeds the 97.5 % level of shuffled values, and 0.
     """
@@ -51,6 +53,7 @@ class OnwardsReport(Report):
     kl_increase_bits_ceiling: Float[np.ndarray, " layer"]
     kl_increase_bits_least: Float[np.ndarray, " layer"]
     kl_increase_bits_most: Float[np.ndarray, " layer"]
+    kl_increase_bits_matched_most: Float[np.ndarray, " layer"]
     r2_before: Float[np.ndarray, " layer"]
     r2_after: Float[np.ndarray, " layer"]
     r2_excess: Float[np.ndarray, " layer"]
@@ -59,6 +62,7 @@ class OnwardsReport(Report):
     verdict: str
     verdict_rule: str
     verdict_by_layer: tuple[str, ...]
+    is_matched_by_layer: tuple[bool, ...]
     intervals: Mapping[str, tuple[float, float]]
     nulls: Mapping[str, float]
     n: int
@@ -103,6 +107,7 @@ class OnwardsReport(Report):
                 "KL +",
                 "95 % interval",
                 "random, most",
+                "matched, most",
                 "ceiling",
                 "R² before",
                 "after",
@@ -112,11 +117,16 @@ class OnwardsReport(Report):
         ]
         for at in self.layers:
             interval = interval_cell(self.kl_increase_bits_lo[at], self.kl_increase_bits_hi[at], ".3g")
-            value, most, ceiling = (
-                f"{vars(self)[f'kl_increase_bits{end}'][at]:.4g}" for end in ("", "_most", "_ceiling")
-            )
+            value, most, matched, ceiling = (
+                f"{values[at]:.4g}"
+                for values in (
+                    self.kl_increase_bits, self.kl_increase_bits_most, self.kl_increase_bits_matched_most,
+                    self.kl_increase_bits_ceiling,
+                )
+            )  # fmt: skip
+            matched += "" if self.is_matched_by_layer[at] else " (not matched)"
             reads = (f"{values[at]:.3f}" for values in (self.r2_before, self.r2_after, self.r2_excess))
-            rows.append((str(at), value, interval, most, ceiling, *reads, self.verdict_by_layer[at]))
+            rows.append((str(at), value, interval, most, matched, ceiling, *reads, self.verdict_by_layer[at]))
         level = f"erase {self.subspace} at {self.site}, all positions; n = {self.n}; own KL {self.baseline_kl_bits:.4g}"
         return "\n".join([self.verdict, "", level, *aligned(rows), "", self.verdict_rule])
 

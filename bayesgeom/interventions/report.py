@@ -31,7 +31,8 @@ _RANDOM = "random subspaces, mean"
 class InterventionReport(Report):
     """Per layer and band of scored positions; NaN in layers where nothing was done.
 
-    - `movement` under a swap, `…_indirect` without the direct path, `movement_untrained` in untrained networks.
+    - `movement` under a swap, `…_indirect` without the direct path (`…_indirect_most`, `…_indirect_matched_most`: the
+      most of the random and of the matched subspaces without theirs), `movement_untrained` in untrained networks.
     - `redirect_bits` under a swap, `redirect_change_bits` its change from the unedited model.
     - `damage_bits`, `entropy_mae_increase_bits`: increase in KL to the original's exact posterior, in entropy error.
     - `removal_kl_bits`: KL increase where the subspace is removed (the same as `damage_bits` of that kind).
@@ -81,6 +82,8 @@ class InterventionReport(Report):
     movement_indirect: Float[np.ndarray, "layer band"]
     movement_indirect_lo: Float[np.ndarray, "layer band"]
     movement_indirect_hi: Float[np.ndarray, "layer band"]
+    movement_indirect_most: Float[np.ndarray, "layer band"]
+    movement_indirect_matched_most: Float[np.ndarray, "layer band"]
     movement_untrained: Float[np.ndarray, " layer"]
     redirect_bits: Float[np.ndarray, "layer band"]
     redirect_bits_lo: Float[np.ndarray, "layer band"]
@@ -99,6 +102,8 @@ class InterventionReport(Report):
     redirect_change_bits_indirect: Float[np.ndarray, "layer band"]
     redirect_change_bits_indirect_lo: Float[np.ndarray, "layer band"]
     redirect_change_bits_indirect_hi: Float[np.ndarray, "layer band"]
+    redirect_change_bits_indirect_most: Float[np.ndarray, "layer band"]
+    redirect_change_bits_indirect_matched_most: Float[np.ndarray, "layer band"]
     damage_bits: Float[np.ndarray, "layer band"]
     damage_bits_lo: Float[np.ndarray, "layer band"]
     damage_bits_hi: Float[np.ndarray, "layer band"]
@@ -112,6 +117,8 @@ class InterventionReport(Report):
     damage_bits_indirect: Float[np.ndarray, "layer band"]
     damage_bits_indirect_lo: Float[np.ndarray, "layer band"]
     damage_bits_indirect_hi: Float[np.ndarray, "layer band"]
+    damage_bits_indirect_most: Float[np.ndarray, "layer band"]
+    damage_bits_indirect_matched_most: Float[np.ndarray, "layer band"]
     entropy_mae_increase_bits: Float[np.ndarray, "layer band"]
     entropy_mae_increase_bits_lo: Float[np.ndarray, "layer band"]
     entropy_mae_increase_bits_hi: Float[np.ndarray, "layer band"]
@@ -125,6 +132,8 @@ class InterventionReport(Report):
     entropy_mae_increase_bits_indirect: Float[np.ndarray, "layer band"]
     entropy_mae_increase_bits_indirect_lo: Float[np.ndarray, "layer band"]
     entropy_mae_increase_bits_indirect_hi: Float[np.ndarray, "layer band"]
+    entropy_mae_increase_bits_indirect_most: Float[np.ndarray, "layer band"]
+    entropy_mae_increase_bits_indirect_matched_most: Float[np.ndarray, "layer band"]
     removal_kl_bits: Float[np.ndarray, "layer band"]
     removal_kl_bits_lo: Float[np.ndarray, "layer band"]
     removal_kl_bits_hi: Float[np.ndarray, "layer band"]

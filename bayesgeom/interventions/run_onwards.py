@@ -12,7 +12,7 @@ from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.core.sites import RESID_POST, RESID_PRE
 from bayesgeom.core.trials import Trials, concatenate
 from bayesgeom.interventions.engine import KL, PairReference, scored
-from bayesgeom.interventions.onwards import Scrubbed, Scrubber, like_erasers, replaced_by_mean
+from bayesgeom.interventions.onwards import Scrubbed, Scrubber, like_erasers, matched_erasers, replaced_by_mean
 from bayesgeom.interventions.onwards_report import RULE, OnwardsReport, verdict_onwards
 from bayesgeom.models.base import Model
 from bayesgeom.models.resolve import ModelLike, TaskLike, as_model, scored_task_of
@@ -25,8 +25,8 @@ from bayesgeom.subspaces.quantity_fits import Eraser
 from bayesgeom.tasks.base import Branch, WindTunnel, check_count, derived_seed
 
 N_FIT, N_READ, N_HELD = 768, 256, 128  # sequences that erasers and read-outs are fitted on, and read-outs scored on
-N_RANDOM, N_CONTROL = 20, 16  # random subspaces, and the sequences that they are scored on
-_TRIALS, _FIT, _DRAWS, _SHUFFLE = 12, 13, 14, 15  # branches of the seed
+N_RANDOM, N_CONTROL = 20, 16  # random subspaces, and as many matched ones; the sequences that they are scored on
+_TRIALS, _FIT, _DRAWS, _SHUFFLE, _MATCHED = 12, 13, 14, 15, 16  # branches of the seed
 
 
 def erase_onwards(
@@ -109,21 +109,23 @@ def _report(
     scrubber: Scrubber, task: WindTunnel, found: dict[int, Scrubbed], *, n: int, seed: int, is_identified: bool
 ) -> OnwardsReport:
     model, n_layers = scrubber.model, scrubber.model.spec.n_layers
-    ends = ("", "_lo", "_hi", "_ceiling", "_least", "_most")
+    ends = ("", "_lo", "_hi", "_ceiling", "_least", "_most", "_matched_most")
     increase = {end: np.full(n_layers, np.nan) for end in ends}
     r2 = {part: np.full(n_layers, np.nan) for part in ("before", "after", "excess")}
-    verdicts, own_kl = [""] * n_layers, float("nan")
+    verdicts, own_kl, is_matched = [""] * n_layers, float("nan"), [False] * n_layers
     for first, scrubbed in found.items():
         arms = [list(scrubbed.edits.values()), [replaced_by_mean(scrubbed.edits[first])]]
         draws = [like_erasers(scrubbed, seed=derived_seed(seed, _DRAWS, number)) for number in range(N_RANDOM)]
+        alike, is_matched[first] = matched_erasers(scrubbed, draws=N_RANDOM, seed=derived_seed(seed, _MATCHED))
         main, control = (
             _kl(model, _stream(model, task, count, seed), chosen)
-            for count, chosen in ((n, arms), (min(n, N_CONTROL), draws))
+            for count, chosen in ((n, arms), (min(n, N_CONTROL), draws + alike))
         )
         paired, own_kl = main[:, 1:] - main[:, :1], float(main[:, 0].mean())
         lo, hi = mean_interval(paired[:, 0], seed=derived_seed(seed, Branch.RESAMPLING))
         drawn = (control[:, 1:] - control[:, :1]).mean(axis=0)
-        values = (paired[:, 0].mean(), lo, hi, paired[:, 1].mean(), drawn.min(), drawn.max())
+        random, matched = drawn[:N_RANDOM], drawn[N_RANDOM:]
+        values = (paired[:, 0].mean(), lo, hi, paired[:, 1].mean(), random.min(), random.max(), matched.max())
         for end, value in zip(ends, values, strict=True):
             increase[end][first] = value
         erasures = list(scrubbed.erasures.values())
@@ -138,7 +140,8 @@ def _report(
         site=scrubber.site.name, subspace=scrubber.name, quantity=scrubber.quantity.label,
         kl_increase_bits=increase[""], kl_increase_bits_lo=increase["_lo"], kl_increase_bits_hi=increase["_hi"],
         kl_increase_bits_ceiling=increase["_ceiling"], kl_increase_bits_least=increase["_least"],
-        kl_increase_bits_most=increase["_most"], r2_before=r2["before"], r2_after=r2["after"],
+        kl_increase_bits_most=increase["_most"], kl_increase_bits_matched_most=increase["_matched_most"],
+        is_matched_by_layer=tuple(is_matched), r2_before=r2["before"], r2_after=r2["after"],
         r2_excess=r2["excess"], baseline_kl_bits=own_kl, n_random=N_RANDOM, verdict=f"{said}: {scrubber.name}",
         verdict_rule=RULE, verdict_by_layer=tuple(verdicts), intervals={}, nulls={}, n=n,
     )  # fmt: skip

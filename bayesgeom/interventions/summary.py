@@ -19,6 +19,7 @@ from bayesgeom.subspaces.subspace import Subspace
 OWN, CEILING = range(2)  # arms of the main totals; a swap is followed by the removal, its ceiling and the erasure
 _ERASURE = 4
 _INDIRECT = ("_indirect", "_indirect_lo", "_indirect_hi")
+_INDIRECT_MOST = ("_indirect_most", "_indirect_matched_most")
 _REMOVAL = {"swap": (2, 3), "remove": (OWN, CEILING)}
 Rows = dict[str, Float[np.ndarray, "layer band"]]
 
@@ -26,11 +27,19 @@ Rows = dict[str, Float[np.ndarray, "layer band"]]
 @final
 @dataclass(frozen=True, kw_only=True)
 class Controls:
-    """Which arms of the control totals are what, and the matched subspaces themselves."""
+    """Which arms of the control totals are what, and the matched subspaces themselves.
+
+    After all of them come the same subspaces in the same order without their direct paths, where a site has one.
+    """
 
     random: slice
     matched: slice
     found: Mapping[int, Matched]
+
+    @property
+    def n(self) -> int:
+        """How many control subspaces there are."""
+        return int(self.matched.stop) - int(self.random.start)
 
 
 @final
@@ -78,7 +87,9 @@ def intervention_report(main: Totals, control: Totals, context: Context) -> Inte
     found: dict[str, Any] = {f"redirect_bits{end}": unedited + redirect[end] for end in edges}
     found |= {"redirect_bits_lo": lo, "redirect_bits_hi": hi, "share_of_ceiling": share}
     matched = ("_matched", "_matched_least", "_matched_most")
-    found |= {f"redirect_change_bits{end}": redirect[end] for end in ("", "_lo", "_hi", *_INDIRECT, *matched)}
+    found |= {
+        f"redirect_change_bits{end}": redirect[end] for end in ("", "_lo", "_hi", *_INDIRECT, *_INDIRECT_MOST, *matched)
+    }
     for name, rows in (("damage_bits", damage), ("entropy_mae_increase_bits", error), ("movement", movement)):
         found |= {f"{name}{end}": values for end, values in rows.items()}
     found |= {f"removal_kl_bits{end}": values for end, values in removal.items()}
@@ -139,7 +150,7 @@ def _changes(
     if mean.shape[1] > at:
         found["_indirect"] = mean[:, at]
         found["_indirect_lo"], found["_indirect_hi"] = _interval(paired[:, :, at], main, context.seed)
-    return found | _spread_of(drawn, context.controls)
+    return found | _spread_of(drawn, context.controls) | _most_without_direct_path(drawn, context.controls)
 
 
 def _movement(main: Totals, control: Totals, context: Context) -> Rows:
@@ -156,7 +167,16 @@ def _movement(main: Totals, control: Totals, context: Context) -> Rows:
             found[f"{name}_lo"], found[f"{name}_hi"] = ratio_interval(*sums, seed=context.seed)
         else:
             found |= {name: unknown, f"{name}_lo": unknown, f"{name}_hi": unknown}
-    return found | _spread_of(drawn, context.controls)
+    return found | _spread_of(drawn, context.controls) | _most_without_direct_path(drawn, context.controls)
+
+
+def _most_without_direct_path(drawn: Float[np.ndarray, "layer arm band"], controls: Controls) -> Rows:
+    """The most that a random and a variance-matched subspace do without their direct paths; NaN without one."""
+    found: Rows = {}
+    for name, arms in zip(_INDIRECT_MOST, (controls.random, controls.matched), strict=True):
+        own = drawn[:, arms.start + controls.n : arms.stop + controls.n]
+        found[name] = own.max(axis=1) if own.shape[1] else np.full_like(drawn[:, 0], np.nan)
+    return found
 
 
 def _spread_of(drawn: Float[np.ndarray, "layer arm band"], controls: Controls) -> Rows:
@@ -201,15 +221,15 @@ def _evidence(tables: Mapping[str, Rows], row: int, layer: int, context: Context
     effects = {"movement": beyond(movement)}
     if context.follows_answer:
         effects["answer shift"] = beyond(tables["redirect"])
-    indirect = effect(movement, "_indirect")
-    has_indirect = context.claims_the_quantity and bool(np.isfinite(indirect.value))
+    indirect = tuple(float(movement[f"_indirect{end}"][row, 0]) for end in ("_most", "_matched_most"))
+    has_indirect = context.claims_the_quantity and bool(np.isfinite(movement["_indirect"][row, 0]))
     with np.errstate(divide="ignore", invalid="ignore"):
         share, share_lo = (float(movement[end][row, 0] / movement["_ceiling"][row, 0]) for end in ("", "_lo"))
     return Evidence(
         kind=context.kind, effects=effects, is_matched=controls.found[layer].is_matched, n=context.n,
         n_controls=min(_count(controls.random), _count(controls.matched)), erasure=context.erasures.get(layer),
         removal=effect(tables["removal"]), erasing=effect(tables["erasing"]) if "erasing" in tables else None,
-        indirect=indirect if has_indirect else None,
+        indirect=(effect(movement, "_indirect"), *indirect) if has_indirect else None,
         removal_ceiling=float(tables["removal"]["_ceiling"][row, 0]),
         own_kl=own_kl, is_identified=context.is_identified, is_readout=context.is_readout,
         outside_share=context.outside_share[layer], share_of_ceiling=share, share_of_ceiling_lo=share_lo,

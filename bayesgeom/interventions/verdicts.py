@@ -20,8 +20,8 @@ RULE = (
     "for a belief or log-odds, of the answer shift) lies above zero, above every random subspace of the same rank and "
     f"above every subspace with the same share of variance (at least {LEAST_CONTROLS} each). A subspace of a quantity "
     "is used only if, besides, the quantity is decodable at the site, erasing the quantity there by LEACE costs more "
-    "than the margin below, and the movement is above zero without the direct path from the site to the output. Not "
-    "used (linearly, at this site and these "
+    "than the margin below, and the movement without the direct path from the site to the output lies above zero and "
+    "above that of every control subspace without its own. Not used (linearly, at this site and these "
     f"positions): after removal a linear map predicts at most {SLACK:.0%} more of the quantity's variance than of "
     f"shuffled values, and the interval of the KL increase lies within ±{OWN_KL_SHARE:g} of the model's own KL and "
     f"within ±{CEILING_SHARE:.0%} of the ceiling. By construction: donor and recipient differ only inside the "
@@ -61,7 +61,8 @@ class Evidence:
         is_readout: whether the subspace is made of decoder weights.
         outside_share: share of donor − recipient outside the subspace.
         erasing: KL increase where LEACE erases the quantity; None for subspaces that are not said to hold it.
-        indirect: movement without the direct path to the output; None where it does not count.
+        indirect: movement without the direct path to the output, and the most of random and of matched subspaces
+            without theirs; None where it does not count.
         share_of_ceiling, untrained_share: movement as a share of the ceiling's, here and in untrained networks.
         share_of_ceiling_lo: lower end of the first; NaN where the movement has no interval.
     """
@@ -82,7 +83,7 @@ class Evidence:
     untrained_share: float
     share_of_ceiling_lo: float = math.nan
     erasing: Effect | None = None
-    indirect: Effect | None = None
+    indirect: tuple[Effect, float, float] | None = None
 
 
 def verdict_of(evidence: Evidence) -> tuple[str, str]:
@@ -139,13 +140,24 @@ def _against_site(evidence: Evidence) -> list[str]:
         found.append("even the whole activation costs less than half of the model's own KL, so little is read here")
     if evidence.erasing is not None and not evidence.erasing.lo > _margin(evidence):
         found.append("erasing the quantity costs nothing here, so the subspace steers the answer in another way")
-    if evidence.indirect is not None and not evidence.indirect.lo > 0:
-        found.append("nothing moves without the direct path to the output, so the site may only hold the answer")
+    if evidence.indirect is not None:
+        found += _against_later_use(*evidence.indirect, is_matched=evidence.is_matched)
     if not evidence.is_matched:
         found.append("no control subspace has the same share of variance")
     if evidence.n_controls < LEAST_CONTROLS:
         found.append(f"fewer than {LEAST_CONTROLS} controls of a kind")
     return found
+
+
+def _against_later_use(indirect: Effect, random: float, matched: float, *, is_matched: bool) -> list[str]:
+    """What speaks against use by later blocks; the direct path alone shows only that the site holds the answer."""
+    if not indirect.lo > 0:
+        return ["nothing moves without the direct path to the output, so the site may only hold the answer"]
+    if not indirect.lo > random:
+        return ["without the direct path a random subspace reaches the movement"]
+    if is_matched and not indirect.lo > matched:
+        return ["without the direct path a variance-matched subspace reaches the movement"]
+    return []
 
 
 def _margin(evidence: Evidence) -> float:

@@ -9,7 +9,7 @@ from bayesgeom.core.errors import InvalidArgument, UnknownName
 from bayesgeom.core.sites import ATTN_OUT, RESID_POST, RESID_PRE
 from bayesgeom.core.trials import concatenate
 from bayesgeom.interventions.engine import PairReference
-from bayesgeom.interventions.onwards import Scrubber, Targets
+from bayesgeom.interventions.onwards import Scrubber, Targets, matched_erasers
 from bayesgeom.interventions.onwards_report import OnwardsReport, verdict_onwards
 from bayesgeom.interventions.run_onwards import OnwardsJob, erase_onwards
 from bayesgeom.stats.information import kl_bits
@@ -69,6 +69,23 @@ def test_what_the_answer_is_made_of_cannot_be_erased_for_free() -> None:
     assert report.kl_increase_bits_ceiling[1] == pytest.approx(report.kl_increase_bits[1], rel=0.2)
     assert report.verdict.startswith("from layer 1 on: undecided") and report.table().startswith(report.verdict)
     assert report.figure().data and report.headlines()[0].metric == "kl_increase_bits"
+
+
+def test_matched_erasers_hold_as_much_variance_as_the_erased_subspace() -> None:
+    trials = concatenate(list(TASK.stream(200, seed=3)))
+    scrubber = Scrubber(
+        model=lively(), site=RESID_POST, quantity=Quantity("entropy"), oblique=False, n_fit=128, n_read=32
+    )
+    scrubbed = scrubber.from_layer(trials, 0, seed=0)
+    sets, is_matched = matched_erasers(scrubbed, draws=3, seed=0)
+    assert is_matched and len(sets) == 3
+    for layer, edit in scrubbed.edits.items():
+        covariance = scrubbed.covariances[layer][0]
+        wanted = edit.scored[0].variance_share(covariance)
+        for own in sets:
+            basis = own[layer].scored[0].basis
+            assert float((basis * (covariance @ basis)).sum() / covariance.trace()) == pytest.approx(wanted, rel=0.06)
+            assert float((basis.T @ edit.scored[0].basis).abs().max()) < 1e-9, "drawn outside the erased subspace"
 
 
 def test_the_report_is_kept(tmp_path: object) -> None:

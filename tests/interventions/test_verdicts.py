@@ -64,8 +64,10 @@ CASES = {
     "untrained as far": (replace(USED, share_of_ceiling_lo=0.5, untrained_share=0.6), "undecided"),
     "untrained less far": (replace(USED, share_of_ceiling_lo=0.5, untrained_share=0.4), "used"),
     "no untrained network": (replace(USED, share_of_ceiling=0.995, untrained_share=np.nan), "used"),
-    "direct path alone": (replace(USED, indirect=Effect(0.0, -0.01, 0.01)), "undecided"),
-    "indirectly, too": (replace(USED, indirect=Effect(0.1, 0.05, 0.2)), "used"),
+    "direct path alone": (replace(USED, indirect=(Effect(0.0, -0.01, 0.01), -1.0, -1.0)), "undecided"),
+    "indirectly, too": (replace(USED, indirect=(Effect(0.1, 0.05, 0.2), 0.04, 0.03)), "used"),
+    "indirectly as random": (replace(USED, indirect=(Effect(0.1, 0.05, 0.2), 0.06, 0.03)), "undecided"),
+    "indirectly as matched": (replace(USED, indirect=(Effect(0.1, 0.05, 0.2), 0.04, 0.06)), "undecided"),
     "erasing costs": (replace(USED, erasing=Effect(0.3, 0.2, 0.4)), "used"),
     "erasing costs nothing": (replace(USED, erasing=Effect(0.001, 0.0005, 0.0015)), "undecided"),
     "erasing, no interval": (replace(USED, erasing=Effect(0.3, np.nan, np.nan)), "undecided"),
@@ -110,6 +112,9 @@ def test_without_the_direct_path_nothing_is_left_at_the_end_of_the_stream() -> N
     assert abs(report.damage_bits_indirect[1, 0]) < 1e-6 < 1e-3 < abs(report.damage_bits[1, 0])
     assert abs(report.movement_indirect[1, 0]) < 1e-6
     assert abs(report.damage_bits_indirect[0, 0]) > 1e-4, "a later block reads what was edited"
+    most = np.stack([report.movement_indirect_most[:, 0], report.movement_indirect_matched_most[:, 0]])
+    assert (abs(most[:, 1]) < 1e-6).all(), "controls lose their direct paths, too"
+    assert (most[:, 0] != np.stack([report.movement_most[0, 0], report.movement_matched_most[0, 0]])).all()
 
 
 def test_the_indirect_effect_is_that_of_plain_hooks() -> None:
