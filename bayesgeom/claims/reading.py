@@ -48,7 +48,9 @@ def value_of(number: Number, table: "pd.DataFrame") -> Value:
             f"match one, or state reduce = 'min' or 'max'."
         )
     row = rows.sort_values("value").iloc[-1 if number.reduce == "max" else 0]
-    return Value(value=float(row["value"]), lo=float(row["lo"]), hi=float(row["hi"]), baseline=float(row["null"]))
+    return Value(
+        value=float(row["value"]), lo=float(row["low"]), hi=float(row["high"]), baseline=float(row["baseline"])
+    )
 
 
 def origin_of(folder: Path) -> Origin:

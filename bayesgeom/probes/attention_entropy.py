@@ -11,9 +11,9 @@ visible positions is the same in every sequence, the two cannot be told apart an
 References: Agarwal, Dalal & Misra, Paper III (85–90 % entropy reduction in wind tunnels, definition not given there).
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, final
+from typing import TYPE_CHECKING, Annotated, ClassVar, final
 
 import numpy as np
 import torch
@@ -23,9 +23,11 @@ from torch import Tensor
 from bayesgeom.core.run import Run
 from bayesgeom.core.sites import PATTERN
 from bayesgeom.core.trials import Trials
-from bayesgeom.probes.base import Control, Needs, Probe, mean_over_copies, planted_run, planted_trials
+from bayesgeom.probes.base import Control, Needs, Probe, planted_run, planted_trials
+from bayesgeom.results.estimate import Baseline, Estimate, Quantity
+from bayesgeom.results.estimators import smooth_estimate, untrained
 from bayesgeom.results.report import Headline, Report
-from bayesgeom.stats.bootstrap import jackknife_weights, statistic_bounds, statistic_interval
+from bayesgeom.stats.bootstrap import jackknife_weights
 from bayesgeom.stats.information import entropy_bits
 
 if TYPE_CHECKING:
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
 
 MAX_WEIGHTS, MIN_SEQUENCES = 4_000_000, 32  # attention weights read, and sequences kept where those are too many
 HYPOTHESES = "hypotheses"
+UNIFORM, OTHER = "uniform attention", "another sequence's attention"
 UNDEFINED = "undefined: consistency is 0 for any attention, since no consistent hypothesis appears in the context"
 NOT_IDENTIFIED = "not identified: the posterior over the visible positions is the same in every sequence"
 _QUANTILES = {"5 %": 0.05, "25 %": 0.25, "50 %": 0.5, "75 %": 0.75, "95 %": 0.95}
@@ -41,12 +44,12 @@ _QUANTILES = {"5 %": 0.05, "25 %": 0.25, "50 %": 0.5, "75 %": 0.75, "95 %": 0.95
 @final
 @dataclass(frozen=True, kw_only=True)
 class AttentionEntropyReport(Report):
-    """Width of attention, and its agreement with the posterior; `_null` is uniform attention over visible positions.
+    """Width of attention, and its agreement with the posterior.
 
-    `reduction` is 1 − last/first layer's entropy, heads averaged. `consistency_shuffled` uses the attention row of
-    another sequence at the same position, `consistency_over_other` is consistency minus that, with a paired interval,
-    and `consistency_ceiling` is the most that attention could reach with the visible tokens. `note` says why
-    consistency is undefined, or not identified (`identified`), where that is so.
+    `reduction` is 1 − last/first layer's entropy, heads averaged. `consistency_over_other` is consistency minus that of
+    the attention row of another sequence at the same position, with a paired interval. `most_possible_consistency` is
+    the most that attention could reach with the visible tokens. `note` says why consistency is undefined, or not
+    identified (`identified`), where that is so.
     """
 
     name: ClassVar[str] = "attention_entropy"
@@ -60,84 +63,68 @@ class AttentionEntropyReport(Report):
         "another sequence at the same position, which shows what position alone explains, and untrained networks."
     )
 
-    entropy_bits: Float[np.ndarray, "layer head"]
-    entropy_bits_lo: Float[np.ndarray, "layer head"]
-    entropy_bits_hi: Float[np.ndarray, "layer head"]
-    entropy_bits_null: Float[np.ndarray, "layer head"]
-    entropy_share: Float[np.ndarray, "layer head"]
-    entropy_share_lo: Float[np.ndarray, "layer head"]
-    entropy_share_hi: Float[np.ndarray, "layer head"]
-    entropy_share_null: Float[np.ndarray, "layer head"]
-    entropy_bits_by_layer: Float[np.ndarray, " layer"]
-    entropy_bits_by_layer_lo: Float[np.ndarray, " layer"]
-    entropy_bits_by_layer_hi: Float[np.ndarray, " layer"]
-    consistency: Float[np.ndarray, "layer head"]
-    consistency_lo: Float[np.ndarray, "layer head"]
-    consistency_hi: Float[np.ndarray, "layer head"]
-    consistency_null: Float[np.ndarray, "layer head"]
-    consistency_shuffled: Float[np.ndarray, "layer head"]
-    consistency_over_other: Float[np.ndarray, "layer head"]
-    consistency_over_other_lo: Float[np.ndarray, "layer head"]
-    consistency_over_other_hi: Float[np.ndarray, "layer head"]
+    entropy_bits: Annotated[Estimate, Quantity("layer head", unit="bits", better="lower", label="attention entropy")]
+    entropy_share: Annotated[
+        Estimate, Quantity("layer head", better="lower", label="entropy as a share of the maximum")
+    ]
+    entropy_bits_by_layer: Annotated[
+        Estimate, Quantity("layer", unit="bits", better="lower", label="attention entropy")
+    ]
+    reduction: Annotated[Estimate, Quantity(better="higher", label="entropy reduction, first to last layer")]
+    consistency: Annotated[Estimate, Quantity("layer head", better="higher", label="attention–posterior consistency")]
+    consistency_last_layer: Annotated[
+        Estimate, Quantity(better="higher", label="attention–posterior consistency, last layer")
+    ]
+    consistency_greatest: Annotated[
+        Estimate, Quantity(better="higher", label="consistency of the most consistent head")
+    ]
+    consistency_over_other: Annotated[
+        Estimate,
+        Quantity("layer head", better="higher", label="consistency minus that of another sequence's attention"),
+    ]
+    consistency_over_other_last_layer: Annotated[
+        Estimate, Quantity(better="higher", label="the same minus that of another sequence's attention")
+    ]
     consistency_quantiles: Float[np.ndarray, "quantile layer head"]
     quantiles: tuple[str, ...]
-    entropy_bits_initialisation: Float[np.ndarray, "layer head"]
-    entropy_share_initialisation: Float[np.ndarray, "layer head"]
-    consistency_initialisation: Float[np.ndarray, "layer head"]
-    reduction: float
-    consistency_last_layer: float
-    consistency_over_other_last_layer: float
-    consistency_greatest: float
-    consistency_ceiling: float
+    most_possible_consistency: float
     identified: bool
     note: str
-    intervals: Mapping[str, tuple[float, float]]
-    nulls: Mapping[str, float]
     n: int
 
     def headlines(self) -> Sequence[Headline]:
-        has_copies = bool(np.isfinite(self.entropy_bits_initialisation).any())
-        null_label = "untrained" if has_copies else "uniform in every layer"
-        reduction = self.scalar("reduction", "entropy reduction, first to last layer", null_label=null_label)
-        if np.isnan(self.consistency_ceiling):
+        reduction = self.line("reduction")
+        if np.isnan(self.most_possible_consistency):
             return (reduction,)
         if self.note:
             label = f"attention–posterior consistency ({self.note})"
-            return (reduction, self.scalar("consistency_over_other_last_layer", label))
-        most, others = f"at most {self.consistency_ceiling:.3g}", self.consistency_shuffled[-1].mean()
-        label = f"{most}; attention of another sequence {others:.3g}; uniform"
-        last = self.scalar("consistency_last_layer", "attention–posterior consistency, last layer", null_label=label)
-        over = self.scalar(
-            "consistency_over_other_last_layer",
-            "the same minus that of another sequence's attention",
-            null_label="none",
-        )
-        greatest = self.scalar("consistency_greatest", "consistency of the most consistent head", null_label="uniform")
-        return (reduction, last, over, greatest)
+            return (reduction, self.line("consistency_over_other_last_layer", label=label))
+        label = f"attention–posterior consistency, last layer (at most {self.most_possible_consistency:.3g})"
+        last = self.line("consistency_last_layer", label=label)
+        return (
+            reduction, last, self.line("consistency_over_other_last_layer"), self.line("consistency_greatest"),
+        )  # fmt: skip
 
     def figure(self) -> "Figure":
         from bayesgeom.charts.heads import add_heads, add_profile, with_null
         from bayesgeom.results.theme import SECOND, label_axes, panels, with_room_for_legend
 
-        level = float(self.consistency_null.max())
+        level = float(self.consistency.baseline(UNIFORM).value.max())
         titles = ["Entropy, mean over heads", with_null("Entropy as a share of the possible", 1.0, "uniform")]
         if not self.note:
             titles += [with_null("Consistency with the posterior", level, "uniform"), "Its median, middle 50 and 90 %"]
         figure = panels(f"{self.title}<br><sub>{self.note}</sub>" if self.note else self.title, tuple(titles))
-        levels = {"uniform attention": self.entropy_bits_null, "untrained": self.entropy_bits_initialisation}
-        nulls = {name: level.mean(axis=1) for name, level in levels.items()}
-        band = (self.entropy_bits_by_layer_lo, self.entropy_bits_by_layer_hi)
-        add_profile(figure, (1, 1), self.entropy_bits_by_layer, name="entropy", band=band, nulls=nulls)
+        by_layer = self.entropy_bits_by_layer
+        nulls = {own.name: own.value.mean(axis=1) for own in self.entropy_bits.baselines}
+        add_profile(figure, (1, 1), by_layer.value, name="entropy", band=by_layer.ends, nulls=nulls)
         figure.update_yaxes(rangemode="tozero", row=1, col=1)
         label_axes(figure, (1, 1), "layer", "attention entropy (bits)")
-        add_heads(figure, (1, 2), self.entropy_share, unit="share of log2(visible)", null=1.0, limits=(0.0, 1.0))
+        add_heads(figure, (1, 2), self.entropy_share.value, unit="share of log2(visible)", null=1.0, limits=(0.0, 1.0))
         if self.note:
             return with_room_for_legend(figure)
-        add_heads(figure, (2, 1), self.consistency, unit="1 − total variation", null=level, limits=(0.0, 1.0))
+        add_heads(figure, (2, 1), self.consistency.value, unit="1 − total variation", null=level, limits=(0.0, 1.0))
         least, low, middle, high, most = self.consistency_quantiles.mean(axis=2)
-        levels = {"uniform attention": self.consistency_null, "untrained": self.consistency_initialisation}
-        levels |= {"another sequence's attention": self.consistency_shuffled}
-        nulls = {name: level.mean(axis=1) for name, level in levels.items()}
+        nulls = {own.name: own.value.mean(axis=1) for own in self.consistency.baselines}
         add_profile(figure, (2, 2), middle, name="consistency", band=(low, high), nulls=nulls, color=SECOND)
         add_profile(figure, (2, 2), middle, name="consistency", band=(least, most), color=SECOND)
         figure.update_yaxes(range=[0, 1], row=2, col=2)
@@ -161,44 +148,51 @@ class AttentionEntropy(Probe[AttentionEntropyReport]):
         weights = jackknife_weights(n)
         agreement = _agreement(pattern, trials, visible)
         bits, share, has_choice = _widths(pattern, visible)
-        drawn = {
-            "entropy_bits": _drawn(weights, bits, np.ones(n)),
-            "entropy_share": _drawn(weights, share, has_choice),
-            "consistency": _drawn(weights, agreement.found.mean(axis=2), np.ones(n)),
-        }
-        by_layer = drawn["entropy_bits"].mean(axis=2)
-        arrays: dict[str, Any] = statistic_bounds("entropy_bits_by_layer", by_layer, seed=run.seed)
-        for metric, draws in drawn.items():
-            arrays |= statistic_bounds(metric, draws, seed=run.seed)
-            found = [vars(copy)[metric] for copy in initialised]
-            arrays[f"{metric}_initialisation"] = mean_over_copies(found, like=draws[0])
+        entropy, consistency = (
+            _drawn(weights, bits, np.ones(n)),
+            _drawn(weights, agreement.found.mean(axis=2), np.ones(n)),
+        )
         over = _drawn(weights, agreement.found.mean(axis=2) - agreement.shuffled, np.ones(n))
         over = np.full_like(over, np.nan) if agreement.note else over
-        arrays |= statistic_bounds("consistency_over_other", over, seed=run.seed)
-        scalars = _scalars(by_layer, drawn["consistency"]) | {
-            "consistency_over_other_last_layer": over[:, -1].mean(axis=1)
-        }
-        numbers: dict[str, Any] = {name: float(draws[0]) for name, draws in scalars.items()}
-        bounds = {name: statistic_interval(draws, seed=run.seed) for name, draws in scalars.items()}
-        untrained = [copy.reduction for copy in initialised]
+
+        def estimate(draws: Float[np.ndarray, "draw *rest"], *baselines: Baseline) -> Estimate:
+            return smooth_estimate(draws, seed=run.seed, n=n, baselines=baselines)
+
+        of = _scalars(entropy.mean(axis=2), consistency)
+        uniform = Baseline.of("chance", UNIFORM, agreement.uniform)
+        other = agreement.shuffled.mean(axis=0)
+        widest = Baseline.of("chance", UNIFORM, float(visible.sum(dim=-1).double().log2().mean()))
         return AttentionEntropyReport(
-            **arrays,
-            **numbers,
-            entropy_bits_null=np.full_like(bits[0], float(visible.sum(dim=-1).double().log2().mean())),
-            entropy_share_null=np.ones_like(bits[0]),
-            consistency_null=np.full_like(bits[0], agreement.uniform),
-            consistency_shuffled=agreement.shuffled.mean(axis=0),
-            identified=agreement.is_identified,
-            consistency_ceiling=agreement.ceiling,
+            entropy_bits=estimate(entropy, widest, *untrained([copy.entropy_bits.value for copy in initialised])),
+            entropy_share=estimate(
+                _drawn(weights, share, has_choice),
+                Baseline.of("chance", UNIFORM, 1.0),
+                *untrained([copy.entropy_share.value for copy in initialised]),
+            ),
+            entropy_bits_by_layer=estimate(entropy.mean(axis=2), widest),
+            reduction=estimate(
+                of["reduction"], Baseline.of("chance", "uniform in every layer", 0.0),
+                *untrained([float(copy.reduction) for copy in initialised]),
+            ),
+            consistency=estimate(
+                consistency, uniform, Baseline.of("permutation", OTHER, other),
+                *untrained([copy.consistency.value for copy in initialised]),
+            ),
+            consistency_last_layer=estimate(
+                of["consistency_last_layer"], uniform, Baseline.of("permutation", OTHER, other[-1].mean())
+            ),
+            consistency_greatest=estimate(of["consistency_greatest"], uniform),
+            consistency_over_other=estimate(over, Baseline.of("permutation", OTHER, 0.0)),
+            consistency_over_other_last_layer=estimate(
+                over[:, -1].mean(axis=1), Baseline.of("permutation", OTHER, np.nan if agreement.note else 0.0)
+            ),
             consistency_quantiles=np.quantile(agreement.found, list(_QUANTILES.values()), axis=(0, 2)),
             quantiles=tuple(_QUANTILES),
+            most_possible_consistency=agreement.ceiling,
+            identified=agreement.is_identified,
             note=agreement.note,
-            intervals={name: (float(lo), float(hi)) for name, (lo, hi) in bounds.items()},
-            nulls=dict.fromkeys(scalars, agreement.uniform)
-            | {"reduction": float(np.mean(untrained)) if untrained else 0.0}
-            | {"consistency_over_other_last_layer": np.nan if agreement.note else 0.0},
             n=n,
-        )
+        )  # fmt: skip
 
     def controls(self) -> Iterator[Control[AttentionEntropyReport]]:
         trials = _planted_trials()
@@ -318,21 +312,23 @@ def _is_not_identified(report: AttentionEntropyReport) -> bool:
     return bool(
         not report.identified
         and report.note == NOT_IDENTIFIED
-        and np.isclose(report.consistency_last_layer, 1, atol=1e-5)
-        and np.isnan(report.consistency_over_other_last_layer)
+        and np.isclose(float(report.consistency_last_layer), 1, atol=1e-5)
+        and np.isnan(float(report.consistency_over_other_last_layer))
     )
 
 
 def _tells_layers_apart(report: AttentionEntropyReport) -> bool:
     return bool(
-        np.allclose(report.entropy_share[[0, 2], 0], [1, 0], atol=1e-5)
-        and abs(report.reduction - 1) < 1e-6
-        and np.allclose(report.consistency[:, 0], [report.consistency_null[0, 0], 1, 0], atol=1e-5)
+        np.allclose(report.entropy_share.value[[0, 2], 0], [1, 0], atol=1e-5)
+        and abs(float(report.reduction) - 1) < 1e-6
+        and np.allclose(
+            report.consistency.value[:, 0], [report.consistency.baseline(UNIFORM).value[0, 0], 1, 0], atol=1e-5
+        )
         and np.allclose(report.consistency_quantiles[:, 1, 0], 1, atol=1e-5)
-        and report.consistency_shuffled[1, 0] < 0.9
+        and report.consistency.baseline(OTHER).value[1, 0] < 0.9
         and report.identified
     )
 
 
 def _ignores_sequences(report: AttentionEntropyReport) -> bool:
-    return bool(np.allclose(report.consistency, report.consistency_shuffled, atol=1e-6))
+    return bool(np.allclose(report.consistency.value, report.consistency.baseline(OTHER).value, atol=1e-6))

@@ -12,7 +12,7 @@ import typing
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, fields
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from jaxtyping import AbstractArray
@@ -21,10 +21,13 @@ from safetensors.numpy import load_file
 
 from bayesgeom.core.errors import InvalidArgument, OutputFault
 from bayesgeom.core.files import put_back, write_arrays
+from bayesgeom.results.estimate import KINDS, Baseline, Estimate, Quantity
 
 SCHEMA = 2  # 2: a hash over JSON and arrays
 JSON, ARRAYS = "report.json", "arrays.safetensors"
 HASH = "hash"
+_IN_ARRAYS = "array"  # in place of a number: the value is among the arrays
+_LEVELS = ("value", "low", "high")
 Parts = Mapping[str, tuple[Mapping[str, Any], Mapping[str, np.ndarray]]]  # scalars and arrays by report
 
 
@@ -87,6 +90,95 @@ def read(path: Path) -> tuple[dict[str, tuple[dict[str, Any], dict[str, np.ndarr
     return parts, decoded(held)
 
 
+def estimate_parts(name: str, estimate: Estimate) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    """Return an estimate as JSON values, in which scalars stand themselves, and the arrays of all others by key."""
+    arrays: dict[str, np.ndarray] = {}
+
+    def held(own: Estimate | Baseline, key: str) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        for part, values in zip(_LEVELS, (own.value, own.low, own.high), strict=True):
+            if values is None or values.ndim == 0:
+                found[part] = None if values is None else float(values)
+            else:
+                found[part], arrays[f"{key}.{part}"] = _IN_ARRAYS, np.ascontiguousarray(values)
+        return found
+
+    scalars = {
+        **held(estimate, name), "resampled": estimate.resampled, "n": estimate.n, "why_not": estimate.why_not,
+        "baselines": [
+            {"kind": own.kind, "name": own.name, **held(own, f"{name}.{index}")}
+            for index, own in enumerate(estimate.baselines)
+        ],
+    }  # fmt: skip
+    return encoded(scalars), arrays
+
+
+def estimate_of(name: str, held: Any, arrays: Mapping[str, np.ndarray], where: str) -> Estimate:
+    """Return the estimate that `estimate_parts` took apart.
+
+    Raises:
+        OutputFault: If a part is missing, unknown or of another form.
+    """
+    form = f"{where}: field {name!r} holds no estimate"
+    wanted = {*_LEVELS, "resampled", "n", "why_not", "baselines"}
+    if not isinstance(held, Mapping) or held.keys() != wanted or not fits(held["baselines"], tuple[Mapping, ...]):
+        raise OutputFault(f"{form}: its parts are not {', '.join(sorted(wanted))}.")
+    if not fits((held["resampled"], held["n"], held["why_not"]), tuple[str, int, str]):
+        raise OutputFault(f"{form}: resampled, n or why_not is of another type.")
+
+    def level(own: Mapping[str, Any], key: str, part: str) -> np.ndarray | None:
+        value = own[part]
+        if value == _IN_ARRAYS and (array := arrays.get(f"{key}.{part}")) is not None:
+            return array
+        if value is None and part != "value":
+            return None
+        if isinstance(value, str) or not fits(value, float):
+            raise OutputFault(f"{form}: {key}.{part} is {_described(value)}, which is no number and no stored array.")
+        return np.asarray(value, dtype=np.float64)
+
+    value, low, high = (level(held, name, part) for part in _LEVELS)
+    baselines = []
+    for index, own in enumerate(held["baselines"]):
+        key = f"{name}.{index}"
+        if own.keys() != {"kind", "name", *_LEVELS} or own["kind"] not in KINDS or not isinstance(own["name"], str):
+            raise OutputFault(f"{form}: baseline {index} needs kind ({', '.join(KINDS)}), name, value, low and high.")
+        level_of = [level(own, key, part) for part in _LEVELS]
+        baselines.append(
+            Baseline(kind=own["kind"], name=own["name"], value=level_of[0], low=level_of[1], high=level_of[2])  # type: ignore[arg-type]
+        )
+    shapes = {np.shape(part) for part in (value, low, high) if part is not None}
+    shapes |= {part.shape for own in baselines for part in (own.value, own.low, own.high) if part is not None}
+    kinds = {part.dtype.kind for part in (value, low, high) if part is not None}
+    if len(shapes) != 1 or kinds != {"f"}:
+        raise OutputFault(f"{form}: value, ends and baselines have shapes {sorted(shapes)}.")
+    return Estimate(
+        value=value, low=low, high=high, resampled=held["resampled"], n=held["n"], why_not=held["why_not"],  # type: ignore[arg-type]
+        baselines=tuple(baselines),
+    )  # fmt: skip
+
+
+def quantity_of(hint: Any) -> Quantity | None:
+    """Return the quantity that an annotation declares; None for fields that are no estimates."""
+    if typing.get_origin(hint) is not Annotated:
+        return None
+    return next((own for own in hint.__metadata__ if isinstance(own, Quantity)), None)
+
+
+def fields_of(kind: type, scalars: Mapping[str, Any], arrays: Mapping[str, np.ndarray], where: str) -> dict[str, Any]:
+    """Return the field values of a report: its estimates put together, everything else as it was read.
+
+    Raises:
+        OutputFault: If an estimate is damaged.
+    """
+    names = {field.name for field in fields(kind) if quantity_of(field.type) is not None}
+    found: dict[str, Any] = {name: value for name, value in scalars.items() if name not in names}
+    found |= {name: array for name, array in arrays.items() if name.split(".", maxsplit=1)[0] not in names}
+    for name in names & scalars.keys():
+        own = {key: array for key, array in arrays.items() if key.startswith(f"{name}.")}
+        found[name] = estimate_of(name, scalars[name], own, where)
+    return found
+
+
 def check_fields(kind: type, values: Mapping[str, Any], where: str) -> None:
     """Check fields against the annotations of a report class: names, types, and array axes that agree.
 
@@ -104,28 +196,45 @@ def check_fields(kind: type, values: Mapping[str, Any], where: str) -> None:
         raise OutputFault(f"{where} lacks the fields {', '.join(missing)}: another version wrote it. Make it again.")
     if unknown := sorted(values.keys() - hints.keys()):
         raise OutputFault(f"{where} has unknown fields {', '.join(unknown)}: another version wrote it. Make it again.")
-    sizes: dict[str, int] = {}
     for name, value in values.items():
         if not fits(value, hints[name]):
             raise OutputFault(f"{where}: field {name!r} holds {_described(value)}, which is not {_named(hints[name])}.")
-        for axis, size in zip(_axes(hints[name]), np.shape(value), strict=True) if _axes(hints[name]) else ():
+    try:
+        check_axes(kind, values, where)
+    except ValueError as error:
+        raise OutputFault(str(error)) from error
+
+
+def check_axes(kind: type, values: Mapping[str, Any], where: str) -> None:
+    """Check that axes of one name have one length in all fields, and a name for every entry where they have names.
+
+    Raises:
+        ValueError: If they do not, or if an estimate has another number of axes than its annotation says.
+    """
+    sizes: dict[str, int] = {}
+    for name, hint in ((field.name, field.type) for field in fields(kind)):
+        axes, value = _axes(hint), values.get(name)
+        shape = value.value.shape if isinstance(value, Estimate) else np.shape(value) if axes else ()
+        if len(axes) != len(shape):
+            raise ValueError(f"{where}: {name!r} has shape {shape}, its axes are ({' '.join(axes)}).")
+        for axis, size in zip(axes, shape, strict=True):
             if sizes.setdefault(axis, size) != size:
-                raise OutputFault(f"{where}: {name!r} has {size} entries along {axis!r}, others have {sizes[axis]}.")
+                raise ValueError(f"{where}: {name!r} has {size} entries along {axis!r}, others have {sizes[axis]}.")
     for axis, size in sizes.items():
         labels = values.get(f"{axis}s")
         if isinstance(labels, tuple) and len(labels) != size:
-            raise OutputFault(f"{where}: axis {axis!r} has {size} entries and {len(labels)} names.")
+            raise ValueError(f"{where}: axis {axis!r} has {size} entries and {len(labels)} names.")
 
 
 def fits(value: object, hint: Any) -> bool:
     """Whether a value is of a type that reports use; an integer is a float too."""
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
-    if hint is Any:
-        return True
-    if hint is None or hint is type(None):
-        return value is None
+    if hint in (Any, None, type(None)):
+        return hint is Any or value is None
     if origin in (typing.Union, types.UnionType):
         return any(fits(value, one) for one in arguments)
+    if origin is Annotated:
+        return _is_estimate(value, quantity_of(hint))
     if origin is typing.Literal:
         return value in arguments
     if origin is tuple:
@@ -187,6 +296,10 @@ def hashed(held: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> str:
     return digest.hexdigest()[:16]
 
 
+def _is_estimate(value: object, quantity: Quantity | None) -> bool:
+    return quantity is not None and isinstance(value, Estimate) and value.value.ndim == len(quantity.dims)
+
+
 def _is_array(value: object, hint: type[AbstractArray]) -> bool:
     """Kind and number of axes. `isinstance` would compare axes with those of what is being checked around this call."""
     if not isinstance(value, np.ndarray) or value.ndim != len(_axes(hint)):
@@ -202,11 +315,15 @@ def _items_fit(values: Sequence[object], arguments: tuple[Any, ...]) -> bool:
 
 
 def _axes(hint: object) -> tuple[str, ...]:
-    """The axes of a jaxtyping annotation; none for other types."""
+    """The axes of a jaxtyping annotation, or of an estimate; none for other types."""
+    if (quantity := quantity_of(hint)) is not None:
+        return quantity.dims
     return tuple(hint.dim_str.split()) if isinstance(hint, type) and issubclass(hint, AbstractArray) else ()
 
 
 def _described(value: object) -> str:
+    if isinstance(value, Estimate):
+        return f"an estimate of shape {value.value.shape}"
     if isinstance(value, np.ndarray):
         return f"an array of {value.dtype} with shape {value.shape}"
     text = repr(value)
@@ -214,4 +331,6 @@ def _described(value: object) -> str:
 
 
 def _named(hint: Any) -> str:
+    if (quantity := quantity_of(hint)) is not None:
+        return f"an estimate along ({quantity.axes})"
     return hint.__name__ if isinstance(hint, type) else str(hint).replace("typing.", "").replace("collections.abc.", "")

@@ -196,12 +196,12 @@ def test_tidy_rows_carry_label_and_interval(rng: np.random.Generator) -> None:
     rows = {(r.metric, r.variant): r for r in report.records() if r.position is None}
     for i, label in enumerate(report.ablations):
         row = rows["damage_bits", label]
-        assert (row.value, row.lo, row.hi) == (
+        assert (row.value, row.low, row.high) == (
             report.damage_bits[i],
             report.damage_bits_lo[i],
             report.damage_bits_hi[i],
         )
-    assert rows["top_damage_bits", None].null == 0.0
+    assert rows["top_damage_bits", None].baseline == 0.0
 
 
 def test_the_table_is_ranked_and_names_what_has_no_effect(rng: np.random.Generator) -> None:

@@ -219,7 +219,7 @@ def test_the_report_draws_prints_and_keeps(swapped: InterventionReport, tmp_path
     np.testing.assert_array_equal(again.redirect_bits, swapped.redirect_bits)
     assert again.table() == text
     rows = [row for row in swapped.records() if row.metric == "damage_bits"]
-    assert len(rows) == 8 and rows[1].variant == "first third" and np.isfinite(rows[1].null)
+    assert len(rows) == 8 and rows[1].variant == "first third" and np.isfinite(rows[1].baseline)
 
 
 def test_fits_have_names_on_the_command_line() -> None:

@@ -100,19 +100,19 @@ def test_the_table_holds_every_record(whole: Diagnosis, tmp_path: Path) -> None:
         "head",
         "position",
         "value",
-        "lo",
-        "hi",
-        "null",
+        "low",
+        "high",
+        "baseline",
         "n",
     ]
     assert set(columns) <= set(table.columns) and len(table) == sum(len(report.records()) for report in whole.values())
     assert set(table["model"]) == {"transformer"} and set(table["checkpoint"]) == {"tiny <b>"}
     assert set(table["task"]) == {str(TASK)} and set(table["probe"]) == set(whole)
     assert {str(table[column].dtype) for column in ("layer", "head", "position")} == {"Int64"}
-    assert {str(table[column].dtype) for column in ("value", "lo", "hi", "null")} == {"float64"}
+    assert {str(table[column].dtype) for column in ("value", "low", "high", "baseline")} == {"float64"}
     calibration = table[table["probe"] == "calibration"]
     (kl,) = calibration[calibration["metric"] == "kl_bits"].itertuples()
-    assert (kl.value, kl.n) == (whole["calibration"].kl_bits, 31) and kl.lo <= kl.value <= kl.hi  # type: ignore[attr-defined]
+    assert (kl.value, kl.n) == (whole["calibration"].kl_bits, 31) and kl.low <= kl.value <= kl.high  # type: ignore[attr-defined]
     profile = calibration[calibration["metric"] == "kl_bits_by_position"].sort_values("position")
     np.testing.assert_array_equal(profile["value"], whole["calibration"].kl_bits_by_position)  # type: ignore[attr-defined]
     assert profile["position"].tolist() == [0, 1, 2, 3, 4] and profile["layer"].isna().all()

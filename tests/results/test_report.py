@@ -106,11 +106,11 @@ def test_annotations_state_the_axes() -> None:
 def test_scalars_are_rows_with_their_interval_and_null(rng: np.random.Generator) -> None:
     (depth,) = rows_of(planted(rng), "depth")
     assert depth == Record(
-        probe="planted", metric="depth", variant=None, layer=None, head=None, position=None, value=0.1 + 0.2, lo=0.25,
-        hi=0.5, null=1.25, n=19,
+        probe="planted", metric="depth", unit="", variant=None, layer=None, head=None, position=None, value=0.1 + 0.2,
+        low=0.25, high=0.5, baseline=1.25, baseline_name="", n=19,
     )  # fmt: skip
     (missing,) = rows_of(planted(rng), "missing")
-    assert all(map(math.isnan, (missing.value, missing.lo, missing.hi, missing.null)))
+    assert all(map(math.isnan, (missing.value, missing.low, missing.high, missing.baseline)))
 
 
 def test_arrays_are_rows_with_their_companions(rng: np.random.Generator) -> None:
@@ -120,8 +120,8 @@ def test_arrays_are_rows_with_their_companions(rng: np.random.Generator) -> None
     for row in rows:
         at = (row.layer, row.head)
         np.testing.assert_equal(row.value, float(report.overlap[at]))
-        np.testing.assert_equal((row.lo, row.hi), (float(report.overlap_lo[at]), float(report.overlap_hi[at])))
-        assert row.null == (0.5, 0.25)[row.layer], "a null without heads holds for every head"
+        np.testing.assert_equal((row.low, row.high), (float(report.overlap_lo[at]), float(report.overlap_hi[at])))
+        assert row.baseline == (0.5, 0.25)[row.layer], "a null without heads holds for every head"
         assert (row.variant, row.position, row.n) == (None, None, 19)
 
 
@@ -132,7 +132,7 @@ def test_named_axes_are_the_variant(rng: np.random.Generator) -> None:
     for row in rows:
         index = ("inputs", "hypotheses").index(str(row.variant))
         assert row.value == report.by_set[index, row.head, row.position] and row.layer is None
-        assert row.null == (7.0, 11.0)[index] and math.isnan(row.lo) and math.isnan(row.hi)
+        assert row.baseline == (7.0, 11.0)[index] and math.isnan(row.low) and math.isnan(row.high)
 
 
 def test_what_has_no_place_in_the_table_is_left_out(rng: np.random.Generator) -> None:

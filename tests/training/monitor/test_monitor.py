@@ -107,7 +107,7 @@ def test_the_table_has_the_columns_of_every_report(tmp_path: Path) -> None:
     table = pd.read_parquet(out / "metrics.parquet")
     assert list(table.columns) == ["model", "checkpoint", "task", *Record.__dataclass_fields__]
     kl = table[(table.metric == "kl_bits") & (table.variant == "0")]
-    assert kl.value.item() == pytest.approx(watch.report().kl_bits[0]) and kl.null.item() > 0
+    assert kl.value.item() == pytest.approx(watch.report().kl_bits[0]) and kl.baseline.item() > 0
     watch(2)
     assert len(pd.read_parquet(out / "metrics.parquet")) > len(table)
     watch.save(out)

@@ -1,0 +1,241 @@
+"""An estimate is one value: a number or an array with its interval, and with the baselines that it is to beat.
+
+    report.kl_bits.value                  # array; of a scalar, float(report.kl_bits)
+    report.kl_bits.low, report.kl_bits.high
+    report.kl_bits.baselines              # predictors, untrained networks, random directions, permutations
+    report.kl_bits.clears("lower")        # does the interval lie beyond every baseline?
+
+`Quantity` says once, in the annotation of a report's field, along which axes the estimate runs, in which unit, and
+which direction is better. Tables, figures, files and checks follow from it.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Self, final
+
+import numpy as np
+from jaxtyping import Float, Shaped
+
+from bayesgeom.core.errors import InvalidArgument
+
+Kind = Literal["baseline", "chance", "permutation"]
+Better = Literal["higher", "lower", ""]
+KINDS: tuple[Kind, ...] = ("baseline", "chance", "permutation")
+YES, NO, UNDECIDED = "yes", "no", "undecided"
+TOO_FEW = "too few sequences, or too few that differ, for one that covers"
+Values = Float[np.ndarray, "..."]
+
+
+@final
+@dataclass(frozen=True)
+class Quantity:
+    """What an estimate in a report's field is.
+
+    Args:
+        axes: Names of the axes, in order, with spaces between them; "" for a scalar. An axis `thing` whose entries
+            have names is labelled by the report's field `things`.
+        unit: Unit of the value, such as "bits"; "" for none.
+        better: Which direction is better than a baseline; "" where neither is.
+        label: What tables and figures call it.
+    """
+
+    axes: str = ""
+    unit: str = ""
+    better: Better = ""
+    label: str = ""
+
+    @property
+    def dims(self) -> tuple[str, ...]:
+        """The names of the axes, in order."""
+        return tuple(self.axes.split())
+
+
+@final
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Baseline:
+    """What the value would be without the claimed structure.
+
+    Args:
+        kind: "baseline" for a predictor or an untrained network, "chance" for random directions or subspaces,
+            "permutation" for shuffled values.
+        name: What tables call it.
+        value: The level, broadcast to the axes of its estimate.
+        low: Lower end of its interval, or the least of several draws; None for neither.
+        high: Upper end of its interval, or the most of several draws.
+    """
+
+    kind: Kind
+    name: str
+    value: Values
+    low: Values | None = None
+    high: Values | None = None
+
+    @classmethod
+    def of(cls, kind: Kind, name: str, value: Shaped[Any, "..."] | float, *, low: Any = None, high: Any = None) -> Self:
+        """Return a baseline of numbers or arrays of one shape, or of shapes that broadcast to that of the estimate."""
+        return cls(kind=kind, name=name, value=_array(value), low=_optional(low), high=_optional(high))
+
+    def bar(self, better: Better) -> Values:
+        """Return what has to be exceeded: the far end of the range where there is one, else the value."""
+        end = {"higher": self.high, "lower": self.low, "": None}[better]
+        return self.value if end is None else np.where(np.isnan(end), self.value, end)
+
+    def broadcast(self, shape: tuple[int, ...]) -> Self:
+        """Return the same baseline with the shape of its estimate."""
+        low, high = (None if end is None else _to_shape(end, shape, self.name) for end in (self.low, self.high))
+        return type(self)(
+            kind=self.kind, name=self.name, value=_to_shape(self.value, shape, self.name), low=low, high=high
+        )
+
+    def __getitem__(self, index: Any) -> Self:
+        """Return the baseline of some entries."""
+        low, high = (None if end is None else _array(end[index]) for end in (self.low, self.high))
+        return type(self)(kind=self.kind, name=self.name, value=_array(self.value[index]), low=low, high=high)
+
+
+@final
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Estimate:
+    """A value with its 95 % interval and its baselines; all arrays have the same shape.
+
+    Args:
+        value: The estimate; an array without axes for a scalar.
+        low: Lower end of the 95 % interval, NaN where it is withheld; None for a number that is not estimated.
+        high: Upper end.
+        resampled: What the interval is over: "sequences", "trainings", …; "" without one.
+        n: How many of these there are; 0 where that does not apply.
+        baselines: What the value is compared with.
+        why_not: Why the interval is withheld; "" where it is not, or for the usual reason (`TOO_FEW`).
+    """
+
+    value: Values
+    low: Values | None = None
+    high: Values | None = None
+    resampled: str = ""
+    n: int = 0
+    baselines: tuple[Baseline, ...] = ()
+    why_not: str = ""
+
+    @classmethod
+    def of(
+        cls,
+        value: Any,
+        interval: tuple[Any, Any] | None = None,
+        *,
+        resampled: str = "sequences",
+        n: int = 0,
+        baselines: Sequence[Baseline] = (),
+        why_not: str = "",
+    ) -> Self:
+        """Return an estimate of numbers or arrays; interval ends and baselines are broadcast to the value's shape.
+
+        Raises:
+            InvalidArgument: If shapes do not broadcast to that of the value.
+        """
+        own = _array(value)
+        low, high = (None, None) if interval is None else (_to_shape(end, own.shape, "interval") for end in interval)
+        return cls(
+            value=own, low=low, high=high, resampled="" if interval is None else resampled, n=n,
+            baselines=tuple(baseline.broadcast(own.shape) for baseline in baselines), why_not=why_not,
+        )  # fmt: skip
+
+    def __float__(self) -> float:
+        """Return the value of a scalar.
+
+        Raises:
+            InvalidArgument: If the estimate has axes.
+        """
+        if self.value.ndim:
+            raise InvalidArgument(f"an estimate of shape {self.value.shape} is no single number: index it first.")
+        return float(self.value)
+
+    def __getitem__(self, index: Any) -> Self:
+        """Return the estimate of some entries, with their ends and baselines."""
+        low, high = (None if end is None else _array(end[index]) for end in (self.low, self.high))
+        return type(self)(
+            value=_array(self.value[index]), low=low, high=high, resampled=self.resampled, n=self.n,
+            baselines=tuple(baseline[index] for baseline in self.baselines), why_not=self.why_not,
+        )  # fmt: skip
+
+    def __repr__(self) -> str:
+        if self.value.ndim:
+            names = f", baselines: {', '.join(own.name for own in self.baselines)}" if self.baselines else ""
+            return f"Estimate(shape {self.value.shape}{names})"
+        known = self.low is not None and self.high is not None
+        interval = f" [{float(self.low):.4g}, {float(self.high):.4g}]" if known else ""  # type: ignore[arg-type]
+        levels = "".join(f", {own.name} {float(own.value):.4g}" for own in self.baselines)
+        return f"Estimate({float(self.value):.4g}{interval}{levels})"
+
+    @property
+    def ends(self) -> tuple[Values, Values]:
+        """Both ends of the interval; NaN where there is none."""
+        unknown = np.full(self.value.shape, np.nan)
+        return unknown if self.low is None else self.low, unknown if self.high is None else self.high
+
+    @property
+    def is_withheld(self) -> Shaped[np.ndarray, "..."]:
+        """Where an estimate that is known has no interval although it should have one."""
+        if self.low is None:
+            return np.zeros(self.value.shape, dtype=bool)
+        return np.isnan(self.low) & ~np.isnan(self.value)
+
+    def baseline(self, name: str) -> Baseline:
+        """Return one of the baselines by name.
+
+        Raises:
+            InvalidArgument: If there is none of that name.
+        """
+        for own in self.baselines:
+            if own.name == name:
+                return own
+        known = ", ".join(own.name for own in self.baselines) or "none"
+        raise InvalidArgument(f"no baseline is named {name!r}; there are: {known}.")
+
+    def hardest_baseline(self, better: Better) -> Baseline | None:
+        """Return the baseline of a scalar that is hardest to beat; None without one. Unknown levels are left out."""
+        known = [own for own in self.baselines if not math.isnan(float(own.value))]
+        if not known or not better:
+            return known[0] if known else None
+        sign = 1 if better == "higher" else -1
+        return max(known, key=lambda own: sign * float(own.bar(better)))
+
+    def clears(self, better: Better) -> Shaped[np.ndarray, "..."]:
+        """Say whether the interval lies beyond every baseline: "yes", "no" or "undecided", entry by entry.
+
+        "no" means that the whole interval lies on the other side of at least one of them. Without an interval the
+        value itself is compared. Undecided: an interval that is withheld or reaches a baseline, no baseline, no known
+        value, or a quantity of which neither direction is better.
+        """
+        found = np.full(self.value.shape, UNDECIDED, dtype="<U9")
+        bars = [np.where(np.isnan(own.value), np.nan, own.bar(better)) for own in self.baselines]
+        known = [bar for bar in bars if not np.isnan(bar).all()]
+        if not known or not better:
+            return found
+        sign = 1 if better == "higher" else -1
+        low, high = (self.value, self.value) if self.low is None or self.high is None else (self.low, self.high)
+        near, far = (low, high) if better == "higher" else (high, low)
+        hardest = np.full(self.value.shape, -np.inf)
+        for bar in known:
+            hardest = np.fmax(hardest, sign * bar)
+        with np.errstate(invalid="ignore"):
+            has_bar = np.isfinite(hardest)
+            found[has_bar & (sign * near > hardest)] = YES
+            found[has_bar & (sign * far < hardest)] = NO
+        return found
+
+
+def _array(value: Any) -> Values:
+    return np.asarray(value, dtype=np.float64)
+
+
+def _optional(value: Any) -> Values | None:
+    return None if value is None else _array(value)
+
+
+def _to_shape(value: Any, shape: tuple[int, ...], what: str) -> Values:
+    own = _array(value)
+    try:
+        return np.array(np.broadcast_to(own, shape))
+    except ValueError as error:
+        raise InvalidArgument(f"{what} of shape {own.shape} does not fit an estimate of shape {shape}.") from error
