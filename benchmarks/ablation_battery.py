@@ -222,9 +222,9 @@ def main() -> None:
         seconds, report = timed(job.run, clock)
         rates.append((before + measured_rate(config, rows, clock)) / 2)
         engine_seconds.append(seconds)
-        seconds, (damage, by_position) = loop.run(job.n)
+        seconds, (increase, by_position) = loop.run(job.n)
         loop_seconds.append(seconds)
-        gaps = (report.damage_bits - damage, report.damage_bits_by_position - by_position)
+        gaps = (report.kl_increase_bits.value - increase, report.kl_increase_bits_by_position - by_position)
         difference = max(difference, *(float(np.abs(gap).max()) for gap in gaps))
     floors = [flops / rate for rate in rates]
     fast, slow, floor = (statistics.median(values) for values in (engine_seconds, loop_seconds, floors))
@@ -237,7 +237,7 @@ def main() -> None:
     print(f"  floor   {floor:8.2f} s   ({flops / 1e9:.0f} GFLOP; {flops / floor / 1e9:.0f} GFLOP/s at {rows} rows)")
     print(f"  loop / engine   {statistics.median(speeds):.2f}   target at least {TARGET_SPEED}")
     print(f"  engine / floor  {statistics.median(distances):.2f}   target at most {TARGET_FLOOR}")
-    print(f"  largest difference of a damage, per ablation or position: {difference:.1e} bits")
+    print(f"  largest difference of a KL increase, per ablation or position: {difference:.1e} bits")
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@
 # # Diagnose a checkpoint
 #
 # Does this model compute the Bayesian posterior of its task, and what does its geometry look like? This walk-through
-# loads a trained transformer, measures it, and shows how to read what comes out: every number beside its null.
+# loads a trained transformer, measures it, and shows how to read the report: every number next to its baselines.
 #
 # Run it as a script, or open it as a notebook (`jupytext --to notebook diagnose_a_checkpoint.py`).
 
@@ -26,18 +26,20 @@ import torch
 
 import bayesgeom
 from bayesgeom.core.behavior import answer_log_probabilities, behaviour
+from bayesgeom.results.diagnosis import left_out
+from bayesgeom.results.storage import axes_of
 from bayesgeom.stats.information import entropy_bits
 
 CHECKPOINT = os.environ.get("BAYESGEOM_EXAMPLE_CHECKPOINT", "bijection-v20")  # a name or a directory
 N = int(os.environ.get("BAYESGEOM_EXAMPLE_N", "512"))  # sequences; the tests set a small one
-NULLS = 2  # untrained copies to compare with
+NULLS = 2  # untrained networks to compare with
 OUT = Path(os.environ.get("BAYESGEOM_EXAMPLE_OUT", "runs/example"))
 
 # %% [markdown]
 # ## Load
 #
-# A checkpoint knows the task that it was trained on. `sites` are the places where probes may look; those whose identity
-# failed on attachment would be listed in `withheld`, with the reason.
+# A checkpoint knows the task that it was trained on. `sites` are the points where probes can read activations. A site
+# that failed its identity is listed in `withheld`, with the reason.
 
 # %%
 model = bayesgeom.load(CHECKPOINT)
@@ -50,47 +52,48 @@ print(f"withheld: {dict(model.withheld) or 'none'}")
 # %% [markdown]
 # ## Diagnose
 #
-# One pass over `N` fresh sequences serves every probe. The `NULLS` untrained copies of the same architecture get a pass
-# each.
+# One pass over `N` new sequences serves every probe. Each of the `NULLS` untrained networks of the same architecture
+# gets a pass of its own.
 
 # %%
 diagnosis = bayesgeom.diagnose(model, n=N, seed=0, nulls=NULLS)
 print(diagnosis.summary())
 
 # %% [markdown]
-# ## Read each report with its null
+# ## Read each report with its baselines
 #
-# `about` says what was measured and what the null is. A number that does not clear its null is no evidence. A null that
-# is missing (`nan`) means that there is none for that number, not that it is zero.
+# `about` says what was measured and what the baselines are. A number that does not beat its baselines is no evidence. A
+# baseline of `nan` does not exist for that number; it is not zero.
 
 # %%
 for name, report in diagnosis.items():
     print(f"\n{name} ({report.n} sequences)\n  {report.about}")
     for line in report.headlines():
         print(f"  - {line}")
-for name, reason in diagnosis.left_out.items():
+for name, reason in left_out(diagnosis).items():
     print(f"skipped {name}: {reason}")
 
 # %% [markdown]
-# Numbers are plain fields: scalars, and arrays whose axes the report's class names.
+# Numbers are estimates: a value, its 95 % interval and its baselines. The report's annotations name their axes.
 
 # %%
 calibration = diagnosis["calibration"]
-worst = int(calibration.entropy_mae_bits_by_position.argmax())
-print(f"entropy error {calibration.entropy_mae_bits:.4f} bits, interval {calibration.intervals['entropy_mae_bits']}")
-for predictor, level in calibration.null_entropy_mae_bits.items():
-    print(f"  null, {predictor}: {level:.4f} bits")
-print(f"largest at scored position {worst + 1}: {calibration.entropy_mae_bits_by_position[worst]:.4f} bits")
-print(calibration.axes()["entropy_mae_bits_by_position"])
+error, by_position = calibration.entropy_mae_bits, calibration.entropy_mae_bits_by_position
+print(f"entropy error {float(error):.4f} bits, interval {float(error.low):.4f} to {float(error.high):.4f}")
+for baseline in error.baselines:
+    print(f"  {baseline.kind}, {baseline.name}: {float(baseline.value):.4f} bits")
+worst = int(by_position.value.argmax())
+print(f"largest at scored position {worst + 1}: {by_position.value[worst]:.4f} bits")
+print(axes_of(type(calibration))["entropy_mae_bits_by_position"])
 
 # %% [markdown]
 # ## Look at a figure
 #
-# A figure is drawn from the stored numbers; the grey lines are nulls. In a notebook the last line shows it.
-# In a script, `figure.write_html("calibration.html")` writes it.
+# A figure is drawn from the stored numbers; the gray lines are baselines. In a notebook the last line shows it. In a
+# script, `calibration.show()` opens it in a browser and `calibration.to_html("calibration.html")` writes a page.
 
 # %%
-figure = calibration.figure()
+figure = calibration.plot()
 figure
 
 # %% [markdown]
@@ -105,23 +108,24 @@ assert again.summary() == diagnosis.summary()
 print(f"{OUT}: {', '.join(sorted(path.name for path in OUT.iterdir()))}")
 
 # %% [markdown]
-# The tidy table holds one row per number, for pandas or polars.
+# The tidy table holds one row per number. `to_xarray()` gives the same numbers with named axes.
 
 # %%
 table = diagnosis.to_pandas()
-print(table.query("probe == 'calibration' and position.isna()")[["metric", "value", "lo", "hi", "null", "n"]])
+rows = table.query("probe == 'calibration' and position.isna()")
+print(rows[["metric", "value", "low", "high", "baseline", "baseline_name", "n"]])
 
 # %% [markdown]
 # ## Look at single sequences
 #
-# A mean can hide errors. Here is one sequence: what was asked, what an exact observer believes, what the model says.
-# `trials.at_scored` keeps the positions at which the task asks something.
+# A mean can hide errors. Here is one sequence: the query, the exact posterior and the model's prediction.
+# `trials.at_scored` keeps the positions at which the task requests a prediction.
 
 # %%
 trials = task.sample(3, seed=1)
 labels = task.token_labels()
 with torch.no_grad():
-    log_answers, leak = answer_log_probabilities(model.logits(trials), trials)
+    log_answers, off_answer_prob = answer_log_probabilities(model.logits(trials), trials)
 exact = entropy_bits(trials.at_scored(trials.predictive))
 said = entropy_bits(log_answers.exp())
 asked, realised = trials.at_scored(trials.tokens), trials.at_scored(trials.realised)
@@ -138,8 +142,7 @@ for step in range(trials.n_scored):
 # %% [markdown]
 # ## Compare with an untrained model
 #
-# The same architecture at initialisation, put through the same probes. Geometry that shows up here as well was not
-# learned.
+# The same probes on an untrained network of the same architecture. Geometry that appears here as well was not learned.
 
 # %%
 untrained = bayesgeom.diagnose(model.fresh(seed=1), n=N, seed=0, nulls=0)

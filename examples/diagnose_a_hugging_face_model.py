@@ -49,14 +49,22 @@ print(f"withheld: {dict(model.withheld) or 'none'}")
 # %% [markdown]
 # ## Diagnose
 #
-# The same probes, with the same nulls, as for our own transformer. Keys and values have the axis of key-value heads.
+# The same probes, with the same baselines, as for our own transformer. Keys and values have the axis of key-value
+# heads.
 
 # %%
 diagnosis = bayesgeom.diagnose(model, task, n=N, nulls=1)
 print(diagnosis.summary())
 
 # %% [markdown]
-# ## Take parts away
+# The table fits into 100 columns and cuts long labels. These are the same numbers in full, with all baselines.
+
+# %%
+for name, line in diagnosis.headlines():
+    print(f"{name}: {line}")
+
+# %% [markdown]
+# ## Ablate components
 #
 # A battery replays the model from the edited block on, wherever that gives the same logits.
 
@@ -67,7 +75,8 @@ print(heads.table())
 # %% [markdown]
 # ## Exchange a subspace
 #
-# Does the answer follow when the part of the stream that the value embeddings span comes from another world?
+# Does the answer follow if the part of the residual stream in the span of the value embeddings comes from another
+# sequence?
 
 # %%
 swap = bayesgeom.intervene(model, task, subspace=subspaces.frame(), n=min(N, 32))

@@ -8,6 +8,7 @@ from bayesgeom.core.plugins import discover
 from bayesgeom.models.config import ModelConfig, config_from_dict
 from bayesgeom.models.resolve import of_module
 from bayesgeom.probes.one_pass import all_probes, diagnose
+from bayesgeom.results.storage import parts_of
 from bayesgeom.tasks.bijection import Bijection
 
 TASK = Bijection(n_values=5, n_pairs=4)
@@ -39,5 +40,5 @@ def test_every_probe_runs_or_says_why_not(architecture: str) -> None:
         assert "(it has no attention heads" in skipped[name]
     for report in diagnosis.reports.values():
         assert str(report.headlines()[0])
-    r2 = diagnosis.reports["belief_readout"].arrays()["r2"]
+    r2 = parts_of(diagnosis.reports["belief_readout"])[1]["r2.value"]
     assert r2.shape[-1] == 2 and not any(map(math.isnan, r2.flat))

@@ -1,7 +1,7 @@
 """Attribution: a first-order preview of every ablation from one forward and one backward pass.
 
-damage ≈ Σ (a′ − a) · ∂KL/∂a over the activations a that the ablation replaces by a′. It is exact where KL is linear in
-a, and no substitute for the battery: saturated heads have small gradients and large damage.
+KL increase ≈ Σ (a′ − a) · ∂KL/∂a over the activations a that the ablation replaces by a′. It is exact where KL is
+linear in a, and no substitute for the battery: saturated heads have small gradients and large effects.
 
 References: Nanda 2023 (attribution patching); Michel, Levy & Neubig 2019 (head importance).
 """
@@ -22,7 +22,7 @@ from bayesgeom.models.replay.replayer import Variant
 from bayesgeom.stats.information import kl_bits
 
 
-def attributed_damage(
+def attributed_kl_increase(
     model: Model, trials: Trials, variants: Sequence[Variant], reference: Reference
 ) -> Float[np.ndarray, "variant sequence"]:
     """First-order increase in KL (bits, mean over scored positions) of every variant on every sequence."""

@@ -16,6 +16,8 @@ from typing import Literal, final
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
+from bayesgeom.results.estimate import Estimate
+
 Verdict = Literal["supported", "contradicted", "not decided", "not tested"]
 BLOCK_TIMES = 9.0  # A1: the increase of the entropy error, in unablated entropy errors; "more than tenfold"
 UNIQUE_RATIO = 3.0  # A2: the largest effect of layer 0 over the second largest of the network
@@ -44,58 +46,63 @@ class Criterion:
 @final
 @dataclass(frozen=True, kw_only=True)
 class Effects:
-    """KL increases (bits) of single ablations of one kind, with their intervals, in the order of `labels`."""
+    """KL increases (bits) of single ablations of one kind, in the order of `labels`."""
 
     labels: Sequence[str]
     layer: Int[np.ndarray, " row"]
-    kl_increase_bits: Float[np.ndarray, " row"]
-    lo: Float[np.ndarray, " row"]
-    hi: Float[np.ndarray, " row"]
+    kl_increase_bits: Estimate
+
+    @property
+    def values(self) -> Float[np.ndarray, " row"]:
+        """The KL increases without their intervals."""
+        return self.kl_increase_bits.value
+
+    @property
+    def low(self) -> Float[np.ndarray, " row"]:
+        """Lower ends of the intervals; NaN where there is none."""
+        return self.kl_increase_bits.ends[0]
+
+    @property
+    def high(self) -> Float[np.ndarray, " row"]:
+        """Upper ends of the intervals; NaN where there is none."""
+        return self.kl_increase_bits.ends[1]
 
     def where(self, chosen: Bool[np.ndarray, " row"]) -> "Effects":
         """Return the rows where `chosen` is true."""
         at = np.flatnonzero(chosen)
-        return Effects(
-            labels=[self.labels[int(i)] for i in at], layer=self.layer[at], kl_increase_bits=self.kl_increase_bits[at],
-            lo=self.lo[at], hi=self.hi[at],
-        )  # fmt: skip
+        labels = [self.labels[int(i)] for i in at]
+        return Effects(labels=labels, layer=self.layer[at], kl_increase_bits=self.kl_increase_bits[at])
 
     def ranked(self) -> list[int]:
         """Return row numbers, largest KL increase first."""
-        return [int(row) for row in np.argsort(-self.kl_increase_bits, kind="stable")]
+        return [int(row) for row in np.argsort(-self.values, kind="stable")]
 
     def above(self, row: int, limit: float) -> _Outcome:
         """Return whether the interval of a row lies above a threshold, below it, or has it inside or is missing."""
-        return _above(float(self.lo[row]), float(self.hi[row]), limit)
+        return _above(float(self.low[row]), float(self.high[row]), limit)
 
     def cell(self, row: int) -> str:
         """Return label, KL increase and interval of one row."""
-        ends = f"[{self.lo[row]:.3g} … {self.hi[row]:.3g}]" if np.isfinite(self.lo[row]) else "[no interval]"
-        return f"{self.labels[row]} {self.kl_increase_bits[row]:.3g} bits {ends}"
+        low, high = self.low[row], self.high[row]
+        ends = f"[{low:.3g} … {high:.3g}]" if np.isfinite(low) else "[no interval]"
+        return f"{self.labels[row]} {self.values[row]:.3g} bits {ends}"
 
 
-def blocks_matter(
-    labels: Sequence[str],
-    increase: Float[np.ndarray, " block"],
-    lo: Float[np.ndarray, " block"],
-    hi: Float[np.ndarray, " block"],
-    *,
-    own_error_bits: float,
-) -> Criterion:
+def blocks_matter(labels: Sequence[str], increase: Estimate, *, own_error_bits: float) -> Criterion:
     """Apply criterion A1: every block's increase of the entropy error against a multiple of the unablated error."""
-    limit = BLOCK_TIMES * own_error_bits
-    found = [_above(float(a), float(b), limit) for a, b in zip(lo, hi, strict=True)]
+    limit, (low, high) = BLOCK_TIMES * own_error_bits, increase.ends
+    found = [_above(float(a), float(b), limit) for a, b in zip(low, high, strict=True)]
     verdict: Verdict
     if not labels:
         verdict, reason = "not tested", "no blocks were ablated one by one; run with --battery all or layers"
     else:
-        least = int(increase.argmin())
-        times = np.array([increase[least], lo[least], hi[least]]) / own_error_bits
+        least = int(increase.value.argmin())
+        times = np.array([increase.value[least], low[least], high[least]]) / own_error_bits
         verdict = _verdict(found)
         reason = (
             f"smallest increase: {labels[least]}, {times[0]:.1f} times the unablated error "
             f"[{times[1]:.1f} … {times[2]:.1f}]; {found.count('failed')} of {len(found)} blocks below {BLOCK_TIMES:g} "
-            f"times{_missing(lo)}"
+            f"times{_missing(low)}"
         )
     return Criterion(
         id="A1",
@@ -123,7 +130,7 @@ def one_head_is_unique(
     if not len(first) or len(heads.labels) < 2:
         verdict, reason = "not tested", _NO_HEADS
     else:
-        top = int(first[heads.kl_increase_bits[first].argmax()])
+        top = int(first[heads.values[first].argmax()])
         second = next(row for row in heads.ranked() if row != top)
         outcomes = {
             f"{UNIQUE_RATIO:g} times the second largest": _stands_out(heads, top, second),
@@ -167,7 +174,7 @@ def late_heads_are_redundant(heads: Effects, *, n_layers: int, uniform_kl_bits: 
         verdict = _verdict([_OTHER_SIDE[outcome] for outcome in found])
         reason = (
             f"largest of the last layer: {late.cell(late.ranked()[0])}; {found.count('met')} of {len(found)} heads "
-            f"above {limit:.3g} bits{_missing(late.lo)}"
+            f"above {limit:.3g} bits{_missing(late.low)}"
         )
     return Criterion(
         id="A3",
@@ -194,7 +201,7 @@ def key_overlap_finds_it(heads: Effects, picks: Sequence[str]) -> Criterion:
         verdict, reason = "not tested", _NO_HEADS
     else:
         top = heads.ranked()[0]
-        limit = OVERLAP_SHARE * float(heads.kl_increase_bits[top])
+        limit = OVERLAP_SHARE * float(heads.values[top])
         reason = f"largest of all heads: {heads.cell(top)}"
         outcomes = {"met" if row == top else _not_met(heads.above(row, limit)) for row in rows}
         if all(heads.above(int(row), limit) == "failed" for row in first):
@@ -228,8 +235,8 @@ _OTHER_SIDE: dict[_Outcome, _Outcome] = {"met": "failed", "failed": "met", "open
 _UNANIMOUS: dict[frozenset[str], Verdict] = {frozenset({"met"}): "supported", frozenset({"failed"}): "contradicted"}
 
 
-def _above(lo: float, hi: float, limit: float) -> _Outcome:
-    return "met" if lo > limit else "failed" if hi < limit else "open"  # NaN is open
+def _above(low: float, high: float, limit: float) -> _Outcome:
+    return "met" if low > limit else "failed" if high < limit else "open"  # NaN is open
 
 
 def _verdict(outcomes: Sequence[_Outcome]) -> Verdict:
@@ -240,11 +247,11 @@ def _verdict(outcomes: Sequence[_Outcome]) -> Verdict:
 
 def _stands_out(heads: Effects, top: int, second: int) -> _Outcome:
     """Whether the top head is far enough above all others; thresholds that are effects count by their value."""
-    limit = UNIQUE_RATIO * float(heads.kl_increase_bits[second])
-    others = np.delete(heads.hi, top)
-    if np.isfinite(others).all() and heads.lo[top] > others.max() and heads.kl_increase_bits[top] >= limit:
+    limit = UNIQUE_RATIO * float(heads.values[second])
+    others = np.delete(heads.high, top)
+    if np.isfinite(others).all() and heads.low[top] > others.max() and heads.values[top] >= limit:
         return "met"
-    return "failed" if heads.hi[top] < limit else "open"
+    return "failed" if heads.high[top] < limit else "open"
 
 
 def _not_met(outcome: _Outcome) -> _Outcome:
@@ -261,6 +268,6 @@ def _why_no_pick(picks: Sequence[str]) -> str:
     return "no head with the least key overlap is known; run bayesgeom diagnose with --probes key_overlap"
 
 
-def _missing(lo: Float[np.ndarray, " row"]) -> str:
-    n = int((~np.isfinite(lo)).sum())
-    return f"; {n} of {len(lo)} have no interval" if n else ""
+def _missing(low: Float[np.ndarray, " row"]) -> str:
+    n = int((~np.isfinite(low)).sum())
+    return f"; {n} of {len(low)} have no interval" if n else ""

@@ -11,6 +11,7 @@ from jaxtyping import Float
 from bayesgeom.charts.forest import add_forest
 from bayesgeom.charts.heads import add_heads
 from bayesgeom.charts.lines import add_line, add_null
+from bayesgeom.results.estimate import Estimate
 from bayesgeom.results.theme import SERIES, label_axes, name_once, panels, with_room_for_legend
 
 _N_LINES = 5
@@ -27,8 +28,7 @@ class Alike:
     title: str
     n: int
     labels: Sequence[str]
-    damage: Float[np.ndarray, " row"]
-    interval: tuple[Float[np.ndarray, " row"], Float[np.ndarray, " row"]]
+    kl_increase_bits: Estimate
     by_position: Float[np.ndarray, "row position"]
 
 
@@ -45,7 +45,7 @@ def ablation_figure(
         add_heads(figure, next(places), by_head, unit="KL increase (bits)", null=0.0)
     for group in groups:
         add_forest(
-            figure, next(places), group.labels, group.damage, group.interval,
+            figure, next(places), group.labels, group.kl_increase_bits.value, group.kl_increase_bits.ends,
             unit="KL increase (bits)", null=0.0,
         )  # fmt: skip
     _add_positions(figure, next(places), groups[0])
@@ -62,6 +62,6 @@ def _few(group: Alike, n: int) -> str:
 def _add_positions(figure: go.Figure, panel: tuple[int, int], group: Alike) -> None:
     scored = range(group.by_position.shape[1])
     add_null(figure, panel, scored, 0.0, name="baseline: no effect")
-    for label, damage, color in zip(group.labels[:_N_LINES], group.by_position, SERIES, strict=False):
-        add_line(figure, panel, scored, damage, name=label, color=color)
+    for label, increase, color in zip(group.labels[:_N_LINES], group.by_position, SERIES, strict=False):
+        add_line(figure, panel, scored, increase, name=label, color=color)
     label_axes(figure, panel, "scored position", "KL increase (bits)")

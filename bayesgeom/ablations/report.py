@@ -1,13 +1,13 @@
 """The ablation report: KL increase of each ablation, ranked, with paired intervals.
 
-`damage_bits` is the KL increase: KL(exact ‖ model) with the ablation minus KL without it; its baseline is 0. A
-component whose ablation leaves the logits bit-identical has no effect (`inert`, `no_effect`): an exact statement.
+The KL increase is KL(exact ‖ model) with the ablation minus KL without it; its baseline is 0. A component whose
+ablation leaves the logits bit-identical has no effect (`inert`, `no_effect`): an exact statement.
 """
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, final
+from typing import TYPE_CHECKING, Annotated, ClassVar, final
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
@@ -24,16 +24,22 @@ from bayesgeom.ablations.criteria import (
     one_head_is_unique,
     untested,
 )
+from bayesgeom.ablations.scoring import METRICS
 from bayesgeom.ablations.tally import Tally
 from bayesgeom.core.edits import Mode
 from bayesgeom.results.cells import interval_cell
-from bayesgeom.results.report import Headline, Report, aligned
+from bayesgeom.results.estimate import Baseline, Estimate, Quantity
+from bayesgeom.results.estimators import with_interval
+from bayesgeom.results.headline import Headline
+from bayesgeom.results.report import Report, headline_of
+from bayesgeom.results.tables import aligned
 from bayesgeom.stats.bootstrap import ratio_interval
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
 N_SHOWN = 20
+NO_EFFECT, UNIFORM = "no effect", "uniform prediction"
 _ALIKE: Mapping[str, tuple[str, ...]] = {
     "Heads": ("head",),
     "Attention and MLPs": ("attention", "mlp"),
@@ -43,14 +49,13 @@ _ALIKE: Mapping[str, tuple[str, ...]] = {
 
 
 @final
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class AblationReport(Report):
-    """Per ablation: increase in KL and entropy error (bits), ratio of KL to the baseline's, change in accuracy.
+    """Per ablation: increase in KL and entropy error (bits), ratio of KL to that without it, change in accuracy.
 
-    Intervals are paired: the same sequences with and without the ablation, resampled together. `damage_by_head` and
-    `damage_by_layer_sum` hold single-head ablations only, NaN elsewhere. `layer` and `head` are −1 where an ablation is
-    of several components, `attribution_bits` NaN where it was not asked for. `uniform_kl_bits` is the
-    uniform predictor's KL on the same sequences.
+    Intervals are paired: the same sequences with and without the ablation, resampled together. `layer` and `head` are
+    −1 where an ablation is of several components, `attribution_bits` is NaN where it was not asked for.
+    `top_to_second_ratio` and `share_above_half_of_top` are of heads that were ablated alone.
     """
 
     name: ClassVar[str] = "ablation"
@@ -67,38 +72,51 @@ class AblationReport(Report):
     kinds: tuple[str, ...]
     layer: Int[np.ndarray, " ablation"]
     head: Int[np.ndarray, " ablation"]
-    damage_bits: Float[np.ndarray, " ablation"]
-    damage_bits_lo: Float[np.ndarray, " ablation"]
-    damage_bits_hi: Float[np.ndarray, " ablation"]
-    entropy_mae_increase_bits: Float[np.ndarray, " ablation"]
-    entropy_mae_increase_bits_lo: Float[np.ndarray, " ablation"]
-    entropy_mae_increase_bits_hi: Float[np.ndarray, " ablation"]
-    kl_ratio: Float[np.ndarray, " ablation"]
-    kl_ratio_lo: Float[np.ndarray, " ablation"]
-    kl_ratio_hi: Float[np.ndarray, " ablation"]
-    accuracy_change: Float[np.ndarray, " ablation"]
-    accuracy_change_lo: Float[np.ndarray, " ablation"]
-    accuracy_change_hi: Float[np.ndarray, " ablation"]
+    n_layers: int
+    n_heads: int
+    kl_increase_bits: Annotated[Estimate, Quantity("ablation", unit="bits", better="higher", label="KL increase")]
+    entropy_mae_increase_bits: Annotated[
+        Estimate, Quantity("ablation", unit="bits", better="higher", label="increase in the entropy error")
+    ]
+    kl_ratio: Annotated[
+        Estimate, Quantity("ablation", better="higher", label="KL with the ablation over KL without it")
+    ]
+    accuracy_change: Annotated[Estimate, Quantity("ablation", better="lower", label="change in accuracy")]
     attribution_bits: Float[np.ndarray, " ablation"]
     inert: Bool[np.ndarray, " ablation"]
-    damage_bits_by_position: Float[np.ndarray, "ablation position"]
-    damage_by_head: Float[np.ndarray, "layer head"]
-    damage_by_layer_sum: Float[np.ndarray, " layer"]
-    baseline_kl_bits: float
-    baseline_entropy_mae_bits: float
-    top_damage_bits: float
-    top_to_second_ratio: float
-    share_above_half_of_top: float
-    attribution_rank_correlation: float
+    kl_increase_bits_by_position: Float[np.ndarray, "ablation position"]
+    unablated_kl_bits: Annotated[Estimate, Quantity(unit="bits", better="lower", label="KL without ablation")]
+    unablated_entropy_mae_bits: Annotated[
+        Estimate, Quantity(unit="bits", better="lower", label="entropy error without ablation")
+    ]
+    top_to_second_ratio: Annotated[Estimate, Quantity(label="largest / second-largest KL increase of a single head")]
+    share_above_half_of_top: Annotated[Estimate, Quantity(label="share of heads above half of the largest")]
+    attribution_rank_correlation: Annotated[
+        Estimate, Quantity(label="rank correlation of attribution with KL increase")
+    ]
     key_overlap_pick: str
-    intervals: Mapping[str, tuple[float, float]]
-    nulls: Mapping[str, float]
     n: int
-    uniform_kl_bits: float = math.nan  # older reports do not hold it
 
     def ranked(self) -> list[int]:
         """Indices of the ablations, largest KL increase first."""
-        return [int(index) for index in np.argsort(-self.damage_bits, kind="stable")]
+        return [int(index) for index in np.argsort(-self.kl_increase_bits.value, kind="stable")]
+
+    @property
+    def kl_increase_bits_by_head(self) -> Float[np.ndarray, "layer head"]:
+        """KL increase of each head that was ablated alone; NaN for the others."""
+        return _by_head(self.kl_increase_bits, self.layer, self.head, (self.n_layers, self.n_heads))
+
+    @property
+    def kl_increase_bits_by_layer(self) -> Float[np.ndarray, " layer"]:
+        """Sum over the heads of a layer that were ablated alone; NaN where there are none."""
+        by_head = self.kl_increase_bits_by_head
+        return np.where(np.isfinite(by_head).any(axis=1), np.nansum(by_head, axis=1), np.nan)
+
+    @property
+    def uniform_kl_bits(self) -> float:
+        """KL of a uniform prediction on the same sequences; NaN in older reports, which do not hold it."""
+        known = [own for own in self.unablated_kl_bits.baselines if own.name == UNIFORM]
+        return float(known[0].value) if known else math.nan
 
     @property
     def no_effect(self) -> tuple[str, ...]:
@@ -111,22 +129,20 @@ class AblationReport(Report):
         The rules are those of the claims file, so they hold for mean ablation of at least 512 sequences; any other
         report is told what to run.
         """
-        heads, blocks = self._of_kind("head"), np.array([kind == "block" for kind in self.kinds])
-        ends = (self.entropy_mae_increase_bits, self.entropy_mae_increase_bits_lo, self.entropy_mae_increase_bits_hi)
-        increases = [np.where(self.inert, 0.0, end)[blocks] for end in ends]
+        heads, blocks = self._heads(), np.array([kind == "block" for kind in self.kinds])
+        increases = self._exactly(self.entropy_mae_increase_bits)[blocks]
         named = [label for label, is_block in zip(self.ablations, blocks, strict=True) if is_block]
-        first = [self.damage_bits[i] for i, k in enumerate(self.kinds) if k == "attention" and self.layer[i] == 0]
+        effects = self.kl_increase_bits.value
+        first = [effects[i] for i, k in enumerate(self.kinds) if k == "attention" and self.layer[i] == 0]
         found = (
-            blocks_matter(named, *increases, own_error_bits=self.baseline_entropy_mae_bits),
+            blocks_matter(named, increases, own_error_bits=float(self.unablated_entropy_mae_bits)),
             one_head_is_unique(
                 heads,
-                own_kl_bits=self.baseline_kl_bits,
+                own_kl_bits=float(self.unablated_kl_bits),
                 layer_attention_bits=float(first[0]) if first else math.nan,
                 is_layer_ablated=bool(first),
             ),
-            late_heads_are_redundant(
-                heads, n_layers=len(self.damage_by_layer_sum), uniform_kl_bits=self.uniform_kl_bits
-            ),
+            late_heads_are_redundant(heads, n_layers=self.n_layers, uniform_kl_bits=self.uniform_kl_bits),
             key_overlap_finds_it(heads, [pick for pick in self.key_overlap_pick.split("; ") if pick]),
         )
         reason = self._other_measurement()
@@ -134,7 +150,7 @@ class AblationReport(Report):
 
     def _other_measurement(self) -> str:
         """Why the criteria of the claims file do not hold for this report; "" where they do."""
-        if np.isnan(self.entropy_mae_increase_bits).all():
+        if np.isnan(self.entropy_mae_increase_bits.value).all():
             return "attribution is a preview and no ablation; run with --method exact"
         if self.mode != MODE:
             return f"the criterion is of {MODE} ablation, this is {self.mode} ablation; run with --mode {MODE}"
@@ -144,22 +160,25 @@ class AblationReport(Report):
             )
         return ""
 
-    def _of_kind(self, kind: str) -> Effects:
-        # What leaves every logit bit-identical has exactly no effect and needs no interval.
-        lo, hi = (np.where(self.inert, 0.0, end) for end in (self.damage_bits_lo, self.damage_bits_hi))
+    def _heads(self) -> Effects:
         everything = Effects(
-            labels=self.ablations, layer=self.layer, kl_increase_bits=self.damage_bits, lo=lo, hi=hi
-        )  # fmt: skip
-        return everything.where(np.array([own == kind for own in self.kinds]))
+            labels=self.ablations, layer=self.layer, kl_increase_bits=self._exactly(self.kl_increase_bits)
+        )
+        return everything.where(np.array([kind == "head" for kind in self.kinds]))
+
+    def _exactly(self, effect: Estimate) -> Estimate:
+        """Return an effect that is exactly 0, with that as its interval, where the ablation changes no logit."""
+        value, *ends = (np.where(self.inert, 0.0, own) for own in (effect.value, *effect.ends))
+        return Estimate.of(value, (ends[0], ends[1]), n=effect.n)
 
     def headlines(self) -> Sequence[Headline]:
-        top = self.ablations[self.ranked()[0]]
+        top = self.ranked()[0]
         return (
-            self.scalar("top_damage_bits", f"largest KL increase: {top}", unit="bits", null_label="no effect"),
+            headline_of(self, "kl_increase_bits", at=(top,), label=f"largest KL increase: {self.ablations[top]}"),
             *self._key_overlap(),
-            self.scalar("top_to_second_ratio", "largest / second-largest KL increase of a single head"),
-            self.scalar("share_above_half_of_top", "share of heads above half of the largest"),
-            self.scalar("baseline_kl_bits", "KL without ablation", unit="bits"),
+            headline_of(self, "top_to_second_ratio"),
+            headline_of(self, "share_above_half_of_top"),
+            headline_of(self, "unablated_kl_bits"),
             *self._attribution(),
         )
 
@@ -175,17 +194,16 @@ class AblationReport(Report):
         at = [f"L{self.layer[i]}H{self.head[i]}" == named for i in heads]
         label = f"least key overlap: {pick}"
         if not any(at):
-            return Headline(metric="damage_bits", label=f"{label}, not ablated alone", value=math.nan, unit="bits")
+            return Headline(metric="kl_increase_bits", label=f"{label}, not ablated alone", value=math.nan, unit="bits")
         rank = at.index(True)
         place = f"{label}, rank {rank + 1} of {len(heads)} heads by KL increase"
-        return self.entry("damage_bits", (heads[rank],), place, unit="bits", null_label="no effect")
+        return headline_of(self, "kl_increase_bits", at=(heads[rank],), label=place)
 
     def _attribution(self) -> Sequence[Headline]:
-        if math.isnan(self.attribution_rank_correlation):
-            return ()
-        return (self.scalar("attribution_rank_correlation", "rank correlation of attribution with KL increase"),)
+        is_known = not math.isnan(float(self.attribution_rank_correlation))
+        return (headline_of(self, "attribution_rank_correlation"),) if is_known else ()
 
-    def figure(self) -> "Figure":
+    def plot(self) -> "Figure":
         from bayesgeom.ablations.drawing import Alike, ablation_figure
 
         groups = []
@@ -196,13 +214,12 @@ class AblationReport(Report):
                     title=title,
                     n=len(alike),
                     labels=[self.ablations[index] for index in chosen],
-                    damage=self.damage_bits[chosen],
-                    interval=(self.damage_bits_lo[chosen], self.damage_bits_hi[chosen]),
-                    by_position=self.damage_bits_by_position[chosen],
+                    kl_increase_bits=self.kl_increase_bits[chosen],
+                    by_position=self.kl_increase_bits_by_position[chosen],
                 )
                 groups.append(group)
         heads_title = f"Heads, {self.mode} ablation (baseline: 0)"
-        return ablation_figure(self.title, groups, self.damage_by_head, heads_title=heads_title)
+        return ablation_figure(self.title, groups, self.kl_increase_bits_by_head, heads_title=heads_title)
 
     def table(self, *, most: int = N_SHOWN) -> str:
         """The ranked list as the command line prints it."""
@@ -215,12 +232,13 @@ class AblationReport(Report):
         return "\n".join([*aligned(rows), *(more if n_more > 0 else [])])
 
     def _row(self, index: int) -> tuple[str, ...]:
+        low, high = self.kl_increase_bits.ends
         return (
             self.ablations[index],
-            f"{self.damage_bits[index]:.5f}",
-            interval_cell(self.damage_bits_lo[index], self.damage_bits_hi[index], ".5f"),
-            f"{self.kl_ratio[index]:.2f}",
-            f"{self.entropy_mae_increase_bits[index]:+.5f}",
+            f"{self.kl_increase_bits.value[index]:.5f}",
+            interval_cell(low[index], high[index], ".5f"),
+            f"{self.kl_ratio.value[index]:.2f}",
+            f"{self.entropy_mae_increase_bits.value[index]:+.5f}",
             "no_effect" if self.inert[index] else "",
         )
 
@@ -228,7 +246,7 @@ class AblationReport(Report):
 @final
 @dataclass(frozen=True, kw_only=True)
 class Context:
-    """What a report needs beside the tally."""
+    """What a report needs in addition to the tally."""
 
     battery: Sequence[Ablation]
     mode: Mode
@@ -241,58 +259,68 @@ class Context:
 
 
 def ablation_report(tally: Tally, context: Context) -> AblationReport:
-    """Intervals, ranks and summaries of a finished tally."""
-    effects = _effects(tally, context.seed)
+    """Return intervals, ranks and summaries of a finished tally."""
     singles = [a.components[0] if len(a.components) == 1 else None for a in context.battery]
-    damage = effects["damage_bits"]
-    by_head = np.full((context.n_layers, context.n_heads), np.nan)
-    for component, value in zip(singles, damage, strict=True):
-        if component is not None and component.head is not None:
-            by_head[component.layer, component.head] = value
+    layer = np.array([-1 if c is None else c.layer for c in singles])
+    head = np.array([-1 if c is None or c.head is None else c.head for c in singles])
+    kl_increase = _increase(tally, "kl_bits", context.seed)
+    by_head = _by_head(kl_increase, layer, head, (context.n_layers, context.n_heads))
     heads = np.sort(by_head[np.isfinite(by_head)])[::-1]
-    baseline = tally.baseline.sum(axis=1) / tally.done
-    shares = (tally.profile / tally.done)[:, 0]
-    both_known = np.isfinite(context.attribution_bits)
-    top = int(damage.argmax())
+    unablated = tally.baseline.sum(axis=1) / tally.done
+    by_position = (tally.profile / tally.done)[:, 0]
+    known = np.isfinite(context.attribution_bits)
+    uniform = Baseline.of("chance", UNIFORM, context.uniform_kl_bits)
     return AblationReport(
         mode=context.mode,
         ablations=tuple(ablation.label for ablation in context.battery),
         kinds=tuple("set" if component is None else component.kind for component in singles),
-        layer=np.array([-1 if c is None else c.layer for c in singles]),
-        head=np.array([-1 if c is None or c.head is None else c.head for c in singles]),
-        **effects,
+        layer=layer,
+        head=head,
+        n_layers=context.n_layers,
+        n_heads=context.n_heads,
+        kl_increase_bits=kl_increase,
+        entropy_mae_increase_bits=_increase(tally, "entropy_error_bits", context.seed),
+        kl_ratio=_kl_ratio(tally, context.seed),
+        accuracy_change=_increase(tally, "correct", context.seed),
         attribution_bits=context.attribution_bits,
         inert=tally.inert,
-        damage_bits_by_position=shares[1:] - shares[0],
-        damage_by_head=by_head,
-        damage_by_layer_sum=np.where(np.isfinite(by_head).any(axis=1), np.nansum(by_head, axis=1), np.nan),
-        baseline_kl_bits=float(baseline[0]),
-        baseline_entropy_mae_bits=float(baseline[1]),
-        top_damage_bits=float(damage[top]),
-        top_to_second_ratio=float(heads[0] / heads[1]) if len(heads) > 1 and heads[1] > 0 else math.nan,
-        share_above_half_of_top=float((heads > heads[0] / 2).mean()) if len(heads) else math.nan,
-        attribution_rank_correlation=_rank_correlation(context.attribution_bits[both_known], damage[both_known]),
+        kl_increase_bits_by_position=by_position[1:] - by_position[0],
+        unablated_kl_bits=Estimate.of(unablated[0], n=tally.done, baselines=(uniform,)),
+        unablated_entropy_mae_bits=Estimate.of(unablated[1], n=tally.done),
+        top_to_second_ratio=Estimate.of(heads[0] / heads[1] if len(heads) > 1 and heads[1] > 0 else math.nan),
+        share_above_half_of_top=Estimate.of((heads > heads[0] / 2).mean() if len(heads) else math.nan),
+        attribution_rank_correlation=Estimate.of(
+            _rank_correlation(context.attribution_bits[known], kl_increase.value[known])
+        ),
         key_overlap_pick=context.key_overlap_pick,
-        intervals={"top_damage_bits": (float(effects["damage_bits_lo"][top]), float(effects["damage_bits_hi"][top]))},
-        nulls={"top_damage_bits": 0.0},
         n=tally.done,
-        uniform_kl_bits=context.uniform_kl_bits,
     )
 
 
-def _effects(tally: Tally, seed: int) -> dict[str, Float[np.ndarray, " ablation"]]:
-    """Each effect with its paired bootstrap interval over units."""
-    sizes = tally.counts[:, None].astype(np.float64)
-    found: dict[str, np.ndarray] = {}
-    for index, metric in enumerate(("damage_bits", "entropy_mae_increase_bits", "accuracy_change")):
-        change = tally.sums[:, index] - tally.baseline[index]
-        found[metric] = change.sum(axis=1) / tally.done
-        found[f"{metric}_lo"], found[f"{metric}_hi"] = ratio_interval(change.T, sizes, seed=seed)
+def _by_head(
+    effects: Estimate, layer: Int[np.ndarray, " ablation"], head: Int[np.ndarray, " ablation"], shape: tuple[int, int]
+) -> Float[np.ndarray, "layer head"]:
+    """Return the effect of each head that was ablated alone; NaN for the others."""
+    by_head, is_head = np.full(shape, np.nan), head >= 0
+    by_head[layer[is_head], head[is_head]] = effects.value[is_head]
+    return by_head
+
+
+def _increase(tally: Tally, metric: str, seed: int) -> Estimate:
+    """Return the increase of a metric by every ablation, with its paired interval over units; no effect is 0."""
+    index = METRICS.index(metric)
+    change = tally.sums[:, index] - tally.baseline[index]
+    interval = ratio_interval(change.T, tally.counts[:, None].astype(np.float64), seed=seed)
+    nothing = Baseline.of("baseline", NO_EFFECT, 0.0)
+    return with_interval(change.sum(axis=1) / tally.done, interval, n=tally.done, baselines=(nothing,))
+
+
+def _kl_ratio(tally: Tally, seed: int) -> Estimate:
+    """Return KL with every ablation over KL without it, resampled together; no effect is 1."""
     with np.errstate(divide="ignore", invalid="ignore"):
-        found["kl_ratio"] = tally.sums[:, 0].sum(axis=1) / tally.baseline[0].sum()
-    ratio = ratio_interval(tally.sums[:, 0].T, tally.baseline[0][:, None], seed=seed)
-    found["kl_ratio_lo"], found["kl_ratio_hi"] = ratio
-    return found
+        ratio = tally.sums[:, 0].sum(axis=1) / tally.baseline[0].sum()
+    interval = ratio_interval(tally.sums[:, 0].T, tally.baseline[0][:, None], seed=seed)
+    return with_interval(ratio, interval, n=tally.done, baselines=(Baseline.of("baseline", NO_EFFECT, 1.0),))
 
 
 def _rank_correlation(x: Float[np.ndarray, " a"], y: Float[np.ndarray, " a"]) -> float:

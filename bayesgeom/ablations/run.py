@@ -9,7 +9,7 @@ from typing import Any, Literal, final
 import numpy as np
 from torch import Tensor
 
-from bayesgeom.ablations.attribution import attributed_damage
+from bayesgeom.ablations.attribution import attributed_kl_increase
 from bayesgeom.ablations.batteries import Battery, everything
 from bayesgeom.ablations.component import Ablation
 from bayesgeom.ablations.engine import Means, TileScores, references, score_tile, tiles, tiles_with_donors
@@ -51,7 +51,7 @@ def ablate(
 
     With no battery: every head, attention sublayer, MLP and block, each alone. `mode`: "zero"; "mean", the task's mean
     at each position; "resample", the same position of another trial. `method` "attribution" gives the first-order
-    preview alone (the damage fields then hold it), "both" gives both and their rank correlation.
+    preview alone (`kl_increase_bits` then holds it), "both" gives both and their rank correlation.
 
     **Raises** `InvalidArgument` for n < 1, a layer or head that is not there, or resampling with one trial; `HookFault`
     where no ablation of the battery changed anything.
@@ -224,10 +224,10 @@ class AblationJob:
         """First-order scores in the battery's own form; metrics other than KL are not known to first order."""
         trials, before = tile
         reference = references(replayer, trials, before, variants, means)
-        damage = attributed_damage(self.model, trials, variants, reference)
+        increase = attributed_kl_increase(self.model, trials, variants, reference)
         untouched = scores_of(reference.baseline.logits, trials)
         after = np.full((len(variants), *untouched.shape), np.nan)
-        after[:, 0] = untouched[0] + damage[:, :, None]
+        after[:, 0] = untouched[0] + increase[:, :, None]
         return TileScores(baseline=untouched, variants=after, inert=np.zeros(len(variants), dtype=bool))
 
 

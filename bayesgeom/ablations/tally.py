@@ -18,7 +18,7 @@ from bayesgeom.ablations.engine import TileScores
 from bayesgeom.ablations.scoring import METRICS
 from bayesgeom.core.errors import OutputFault
 from bayesgeom.core.files import apart, file_aside, read_safetensors, write_arrays
-from bayesgeom.results.report import PROGRESS
+from bayesgeom.results.folder import PROGRESS
 
 MAX_UNITS, MIN_UNITS = 4_096, 256
 MAX_BYTES = 64 * 2**20

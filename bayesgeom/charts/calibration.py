@@ -1,4 +1,4 @@
-"""The calibration chart: entropy against position, its error beside the nulls, and single sequences."""
+"""The calibration chart: entropy against position, its error and baselines, and single sequences."""
 
 from collections.abc import Mapping
 
@@ -19,14 +19,14 @@ def calibration_figure(
     model: Float[np.ndarray, " position"],
     error: Float[np.ndarray, " position"],
     error_band: tuple[Float[np.ndarray, " position"], Float[np.ndarray, " position"]],
-    nulls: Mapping[str, Float[np.ndarray, " position"]],
+    baselines: Mapping[str, Float[np.ndarray, " position"]],
     examples: tuple[Float[np.ndarray, "example position"], Float[np.ndarray, "example position"]],
 ) -> go.Figure:
     """Four panels: mean entropies, error on a log scale, and the first two example sequences."""
     x = np.arange(1, len(exact) + 1)
     titles = (
         "Entropy, mean over sequences",
-        "Entropy error and its nulls (log scale; gaps are 0)",
+        "Entropy error and its baselines (log scale; gaps are 0)",
         "One sequence",
         "Another sequence",
     )
@@ -35,21 +35,21 @@ def calibration_figure(
     add_band(figure, (1, 2), x, *error_band, name="95 % interval")
     add_line(figure, (1, 2), x, error, name="model")
     floor = _floor(error)
-    for index, (name, level) in enumerate(nulls.items()):
-        add_null(figure, (1, 2), x, np.where(level > floor, level, np.nan), name=f"null: {name.replace('_', ' ')}")
+    for index, (name, level) in enumerate(baselines.items()):
+        add_null(figure, (1, 2), x, np.where(level > floor, level, np.nan), name=f"baseline: {name}")
         figure.data[-1].line.dash = DASHES[index % len(DASHES)]
     figure.update_yaxes(type="log", exponentformat="power", dtick=1, row=1, col=2)
     label_axes(figure, (1, 2), _POSITION, "|H model − H exact| (bits)")
     for column, sequence in enumerate(zip(*(values[:2] for values in examples), strict=True), start=1):
         _entropies(figure, (2, column), *sequence)
     figure.update_traces(showlegend=False)
-    for trace in figure.data[:2] + tuple(t for t in figure.data if (t.name or "").startswith("null")):
+    for trace in figure.data[:2] + tuple(t for t in figure.data if (t.name or "").startswith("baseline")):
         trace.showlegend = True
     return with_room_for_legend(figure)
 
 
 def _floor(error: Float[np.ndarray, " position"]) -> float:
-    """A null this far below the least error is zero: on a log scale it would run out of the panel."""
+    """A baseline this far below the least error is zero: on a log scale it would run out of the panel."""
     return 0.1 * float(error[error > 0].min(initial=np.inf)) if (error > 0).any() else 0.0
 
 

@@ -19,10 +19,12 @@ class Verdict(StrEnum):
 @final
 @dataclass(frozen=True, kw_only=True)
 class Number:
-    """Where a number stands in a report: the row of `metrics.parquet` with these entries.
+    """Where a number stands in a report: the row of its table with these entries.
 
-    Where several rows match, `reduce` chooses the one with the smallest or the largest value. `is_point`: the number is
-    judged by its value, because it has no interval by its nature. Without it, a missing interval decides nothing.
+    Where several rows match, `reduce` chooses the one with the smallest or the largest value. `baseline` names a
+    baseline of the estimate whose level is the number instead, and `end` which one: its value, or an end of its range.
+    `is_point`: the number is judged by its value, because it has no interval by its nature. Without it, a missing
+    interval decides nothing.
     """
 
     name: str
@@ -36,6 +38,8 @@ class Number:
     head: int | None = None
     position: int | None = None
     reduce: Literal["only", "min", "max"] = "only"
+    baseline: str = ""
+    end: Literal["value", "low", "high"] = "value"
     baseline_label: str = ""
     is_point: bool = False
     tolerance: float = 1e-3

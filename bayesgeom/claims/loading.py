@@ -19,7 +19,8 @@ _REQUIRED = ("id", "claim", "source", "published", "criterion", "does_not_show")
 _RUN = {"name": str, "command": str, "report": str, "needs": list, "minutes": (int, float), "numbers": dict}
 _NUMBER = {
     "label": str, "unit": str, "probe": str, "metric": str, "variant": str, "variant_has": str, "layer": int,
-    "head": int, "position": int, "reduce": str, "baseline_label": str, "is_point": bool, "tolerance": (int, float),
+    "head": int, "position": int, "reduce": str, "baseline": str, "end": str, "baseline_label": str, "is_point": bool,
+    "tolerance": (int, float),
 }  # fmt: skip
 _CONDITION = {
     "number": str, "is": str, "than": (str, int, float), "times": (int, float), "fails_times": (int, float),
@@ -147,6 +148,10 @@ def _number(name: str, entry: Mapping[str, Any], where: str) -> Number:
     _check(entry, _NUMBER, ("label", "probe", "metric"), place)
     if entry.get("reduce", "only") not in ("only", "min", "max"):
         raise InvalidArgument(f"{place}: reduce must be one of only, min, max, got {entry['reduce']!r}.")
+    if entry.get("end", "value") not in ("value", "low", "high") or ("end" in entry and "baseline" not in entry):
+        raise InvalidArgument(
+            f"{place}: end must be one of value, low, high, beside the baseline that it is of; got {entry['end']!r}."
+        )
     return Number(name=name, **{"unit": "", **entry})
 
 

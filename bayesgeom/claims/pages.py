@@ -150,8 +150,11 @@ def _baseline(claim: Claim) -> str:
     if claim.measured is None or claim.against not in claim.measured.numbers:
         return "–"
     number, value = claim.numbers[claim.against], claim.measured.numbers[claim.against]
+    is_headline = claim.against in claim.shown[:1]
+    if not is_headline and (math.isnan(value.baseline) or not number.baseline_label):
+        return f"{number.label}: {text(value, number.unit)}"
     if math.isnan(value.baseline):
-        return f"{number.label}: {text(value, number.unit)}" if claim.against not in claim.shown[:1] else "–"
+        return "–"
     return f"{short(value.baseline)} ({number.baseline_label or 'see the report'})"
 
 

@@ -1,56 +1,84 @@
-"""Reading a claim's numbers from a report's table."""
+"""Reading a claim's numbers from a report."""
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import numpy as np
 
 from bayesgeom.claims.claim import Number, Origin, Run, Value
 from bayesgeom.core.errors import InvalidArgument, OutputFault
-from bayesgeom.results.report import METRICS
+from bayesgeom.results.diagnosis import Diagnosis
+from bayesgeom.results.estimate import Estimate
+from bayesgeom.results.report import Report
 from bayesgeom.results.storage import JSON
-
-if TYPE_CHECKING:
-    import pandas as pd
+from bayesgeom.results.tidy import Record, records_of
 
 
 def values_of(run: Run, folder: Path) -> dict[str, Value]:
     """Return the numbers of a run from the report in `folder`.
 
     Raises:
-        OutputFault: If there is no report.
+        OutputFault: If there is no report, or a damaged one.
         InvalidArgument: If the report holds no such number, or several where one was meant.
     """
-    import pandas as pd
-
-    if not (folder / METRICS).is_file():
-        raise OutputFault(f"there is no report in {folder} ({METRICS} is missing). Run: {run.command} --out {folder}")
-    table = pd.read_parquet(folder / METRICS)
-    return {name: value_of(number, table) for name, number in run.numbers.items()}
+    if not (folder / JSON).is_file():
+        raise OutputFault(f"there is no report in {folder} ({JSON} is missing). Run: {run.command} --out {folder}")
+    reports = list(Diagnosis.load(folder).values())
+    return {name: value_of(number, reports) for name, number in run.numbers.items()}
 
 
-def value_of(number: Number, table: "pd.DataFrame") -> Value:
-    """Return one number from a report's table.
+def value_of(number: Number, reports: Iterable[Report]) -> Value:
+    """Return one number from the reports of a diagnosis.
 
     Raises:
-        InvalidArgument: If no row matches, or several do and the number does not say which one counts.
+        InvalidArgument: If no row matches, or several do and the number does not say which one counts; or if the
+            estimate has no such baseline, or that no such end.
     """
-    rows = table[(table["probe"] == number.probe) & (table["metric"] == number.metric)]
-    if number.variant_has is not None:
-        rows = rows[rows["variant"].fillna("").str.contains(number.variant_has, regex=False)]
-    for column in ("variant", "layer", "head", "position"):
-        if (wanted := vars(number)[column]) is not None:
-            rows = rows[(rows[column] == wanted).fillna(value=False)]
-    if rows.empty or (len(rows) > 1 and number.reduce == "only"):
+    found = [value for report in reports if report.name == number.probe for value in _matching(number, report)]
+    if not found or (len(found) > 1 and number.reduce == "only"):
         raise InvalidArgument(
-            f"number {number.name!r} ({number.probe}.{number.metric}) matches {len(rows)} rows of the report; it must "
+            f"number {number.name!r} ({number.probe}.{number.metric}) matches {len(found)} rows of the report; it must "
             f"match one, or state reduce = 'min' or 'max'."
         )
-    row = rows.sort_values("value").iloc[-1 if number.reduce == "max" else 0]
-    return Value(
-        value=float(row["value"]), lo=float(row["low"]), hi=float(row["high"]), baseline=float(row["baseline"])
-    )
+    known = [own for own in found if not math.isnan(own.value)] or found
+    return (max if number.reduce == "max" else min)(known, key=lambda own: own.value)
+
+
+def _matching(number: Number, report: Report) -> Iterator[Value]:
+    """Every row of the report's table that a number matches: its own numbers, or the level of the baseline it names."""
+    rows = [row for row in records_of(report) if row.metric == number.metric]
+    levels = _levels(number, report, len(rows)) if number.baseline and rows else None
+    for index, row in enumerate(rows):
+        if not _matches(number, row):
+            continue
+        if levels is None:
+            yield Value(value=row.value, lo=row.low, hi=row.high, baseline=row.baseline)
+        else:
+            yield Value(value=float(levels[index]), lo=math.nan, hi=math.nan, baseline=math.nan)
+
+
+def _matches(number: Number, row: Record) -> bool:
+    if number.variant_has is not None and number.variant_has not in (row.variant or ""):
+        return False
+    wanted = (number.variant, number.layer, number.head, number.position)
+    own = (row.variant, row.layer, row.head, row.position)
+    return all(want is None or want == have for want, have in zip(wanted, own, strict=True))
+
+
+def _levels(number: Number, report: Report, n_rows: int) -> np.ndarray:
+    """The named end of the named baseline at every row: rows of an estimate are its entries in order."""
+    estimate = getattr(report, number.metric)
+    if not isinstance(estimate, Estimate):
+        raise InvalidArgument(f"number {number.name!r}: {number.probe}.{number.metric} is no estimate with baselines.")
+    own = estimate.baseline(number.baseline)
+    level = {"value": own.value, "low": own.low, "high": own.high}[number.end]
+    if level is None:
+        raise InvalidArgument(f"number {number.name!r}: the baseline {number.baseline!r} has no {number.end!r} end.")
+    assert level.size == n_rows, "one row for every entry"
+    return level.ravel()
 
 
 def origin_of(folder: Path) -> Origin:

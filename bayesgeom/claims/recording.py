@@ -14,7 +14,7 @@ from bayesgeom.claims.reproduction import machine
 from bayesgeom.cli import parsed
 from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.core.files import file_aside
-from bayesgeom.results.report import HTML, METRICS
+from bayesgeom.results.folder import HTML, METRICS
 
 
 def record(claim: Claim, repository: Path, *, stale: set[Path] | None = None) -> Measurement:

@@ -7,7 +7,7 @@ import numpy as np
 from jaxtyping import Float
 
 from bayesgeom.interventions.onwards_report import OnwardsReport
-from bayesgeom.interventions.report import InterventionReport
+from bayesgeom.interventions.report import InterventionReport, largest_control
 from bayesgeom.results.diagnosis import Diagnosis
 from bayesgeom.results.storage import JSON
 from bayesgeom.results.tables import markdown
@@ -56,40 +56,37 @@ def _rows(path: Path) -> Iterator[tuple[str, ...]]:
 
 
 def _of_intervention(report: InterventionReport) -> Iterator[tuple[str, ...]]:
-    what = f"{report.kind} {report.subspace}, `{report.site}`, {report.positions}; n = {report.n}"
+    what = f"{report.kind} {report.subspace}, {report.where}; n = {report.n}"
     own = f"own KL {report.baseline_kl_bits:.2g} bits"
-    removal = _numbers(report.removal_kl_bits[:, 0])
+    removal = _numbers(report.removal_kl_bits.value[:, 0])
     if not report.is_swap:
-        controls = np.maximum(report.damage_bits_most[:, 0], report.damage_bits_matched_most[:, 0])
         yield what, "KL increase (bits)", removal, report.verdict
-        yield own, "controls", _numbers(controls), ""
+        yield own, "controls", _numbers(largest_control(report.kl_increase_bits)[:, 0]), ""
         yield from _holdings(report)
         return
     is_used = [verdict == "used" for verdict in report.verdict_by_layer]
-    controls = np.maximum(report.movement_most[:, 0], report.movement_matched_most[:, 0])
-    yield what, "movement", _numbers(report.movement[:, 0], is_used), report.verdict
-    yield own, "controls", _numbers(controls), ""
-    indirect = np.maximum(report.movement_indirect_most[:, 0], report.movement_indirect_matched_most[:, 0])
-    yield "", "indirect", _numbers(report.movement_indirect[:, 0]), ""
-    yield "", "indirect controls", _numbers(indirect), ""
+    yield what, "movement", _numbers(report.movement.value[:, 0], is_used), report.verdict
+    yield own, "controls", _numbers(largest_control(report.movement)[:, 0]), ""
+    yield "", "indirect", _numbers(report.indirect_movement.value[:, 0]), ""
+    yield "", "indirect controls", _numbers(largest_control(report.indirect_movement)[:, 0]), ""
     yield "", "KL increase (bits)", removal, ""
     yield from _holdings(report)
 
 
 def _holdings(report: InterventionReport) -> Iterator[tuple[str, ...]]:
     """How much of the quantity and of the site's variance the subspace holds."""
-    yield "", "R² before", _numbers(report.r2_before), ""
-    yield "", "R² after", _numbers(report.r2_after), ""
-    yield "", "share of variance", _numbers(report.variance_share), ""
+    for stage, r2 in zip(report.stages, report.r2.value, strict=True):
+        yield "", f"R² {stage}", _numbers(r2), ""
+    yield "", "share of variance", _numbers(report.variance_share.value), ""
 
 
 def _of_erasure(report: OnwardsReport) -> Iterator[tuple[str, ...]]:
     what = f"erase {report.subspace} in this and all later layers, all positions; n = {report.n}"
-    yield what, "KL increase (bits)", _numbers(report.kl_increase_bits), report.verdict
-    controls = np.fmax(report.kl_increase_bits_most, report.kl_increase_bits_matched_most)
-    yield f"own KL {report.baseline_kl_bits:.2g} bits", "controls", _numbers(controls), ""
-    yield "", "R² before", _numbers(report.r2_before), ""
-    yield "", "R² after", _numbers(report.r2_after), ""
+    yield what, "KL increase (bits)", _numbers(report.kl_increase_bits.value), report.verdict
+    controls = _numbers(largest_control(report.kl_increase_bits))
+    yield f"own KL {report.baseline_kl_bits:.2g} bits", "controls", controls, ""
+    for stage, r2 in zip(report.stages, report.r2.value, strict=True):
+        yield "", f"R² {stage}", _numbers(r2), ""
 
 
 def _numbers(values: Float[np.ndarray, " layer"], is_bold: list[bool] | None = None) -> str:

@@ -73,10 +73,10 @@ Of = Annotated[Source, tyro.conf.OmitArgPrefixes]
 
 def check_target(out: Path | None) -> None:
     """Refuse a directory that cannot be written before anything is measured for it."""
-    from bayesgeom.results import diagnosis
+    from bayesgeom.results import folder
 
     if out is not None:
-        diagnosis.check_target(out)
+        folder.check_target(out)
 
 
 def conclude(diagnosis: "Diagnosis", out: Path | None, *lines: str) -> int:
@@ -90,7 +90,7 @@ def conclude(diagnosis: "Diagnosis", out: Path | None, *lines: str) -> int:
     Raises:
         OutputFault: the report cannot be saved, or standard output cannot be written.
     """
-    from bayesgeom.results.report import HTML
+    from bayesgeom.results.folder import HTML
 
     if out is None:
         tell(*lines)

@@ -26,13 +26,15 @@ class Checkpoints(Command):
             for folder in self.seal:
                 tell(f"{folder}: {seal(folder)}")
             return 0
+        from bayesgeom.core.files import is_temporary
         from bayesgeom.models.checkpoint import WEIGHTS
         from bayesgeom.models.resolve import checkpoint_folder, checkpoints
         from bayesgeom.training.formation import formations
 
         found, packed = checkpoints(), formations()
         # Without a config it is found by no name, but somebody may look for it here.
-        halves = {path.parent.name: path.parent for path in checkpoint_folder().glob(f"*/{WEIGHTS}")}
+        there = (path.parent for path in checkpoint_folder().glob(f"*/{WEIGHTS}"))
+        halves = {path.name: path for path in there if not is_temporary(path.name)}
         for name, path in sorted({**halves, **found}.items()):
             tell(name, *_lines(path, _checkpoint))
         for name, path in packed.items():

@@ -26,7 +26,7 @@ class Diagnose(Command):
     nulls: int = 3
     """Freshly initialised copies of the architecture to compare with."""
     probes: tuple[str, ...] | None = None
-    """Only these probes, as NAME or NAME:option (value_manifold:standardised). Default: all that can be served."""
+    """Only these probes, as NAME or NAME:option (value_manifold:standardized). Default: all that can be served."""
     out: Path | None = None
     """Directory for report.html, report.json, arrays.safetensors and metrics.parquet."""
     ablations: bool = False

@@ -38,7 +38,8 @@ class Dynamics(Command):
         from bayesgeom.dynamics.again import decided_again
         from bayesgeom.dynamics.report import DynamicsReport
         from bayesgeom.dynamics.run import DynamicsJob
-        from bayesgeom.results.report import PARTS
+        from bayesgeom.dynamics.settling_report import SettlingReport
+        from bayesgeom.results.folder import PARTS
 
         check_target(self.out)
         if self.from_report is not None and self.runs:
@@ -50,8 +51,10 @@ class Dynamics(Command):
                 self.runs, n=self.n, seed=self.seed, device=self.device, maps_at=self.maps_at or None,
                 progress=None if self.out is None else self.out / PARTS,
             ).run()  # fmt: skip
-        report = diagnosis[DynamicsReport.name]
-        assert isinstance(report, DynamicsReport), "a job's diagnosis holds its own report"
-        title = f"{diagnosis.title}, {len(report.runs)} training(s), {report.n} sequences\n\n{report.table()}\n"
-        missing = [f"not measured: {what}: {reason}" for what, reason in report.missing.items()]
-        return conclude(diagnosis, self.out, title, *map(str, report.headlines()), *missing)
+        report, settled = diagnosis[DynamicsReport.name], diagnosis[SettlingReport.name]
+        assert isinstance(report, DynamicsReport) and isinstance(settled, SettlingReport), "both are in it"
+        title = f"{diagnosis.title}, {len(report.runs)} training(s), {report.n} sequences"
+        tables = f"{title}\n\n{report.table()}\n\n{settled.table()}\n"
+        headlines = [*settled.headlines(), *report.headlines()]
+        missing = [f"not measured: {what}: {reason}" for what, reason in diagnosis.skipped.items()]
+        return conclude(diagnosis, self.out, tables, *map(str, headlines), *missing)

@@ -18,7 +18,7 @@ class Gradients(Command):
     source: Of
     task: AskedTask = None
     targets: Literal["sampled", "exact"] = "sampled"
-    """The loss: against the answers that the world gave, or the exact predictive."""
+    """The loss: hard labels, or the exact predictive as soft labels."""
     over_training: bool = False
     """CHECKPOINT is a training run's directory, or a packed one's name: measure every snapshot, on its own task."""
     n: int | None = None
@@ -47,7 +47,9 @@ class Gradients(Command):
 
         if self.task is not None:
             raise InvalidArgument("--task has no say over training: a run's snapshots are measured on its own task.")
-        if given := [name for name in ("dtype", "device_map", "revision") if vars(self.source)[name] is not None]:
+        source = self.source
+        options = {"dtype": source.dtype, "device_map": source.device_map, "revision": source.revision}
+        if given := [name for name, value in options.items() if value is not None]:
             raise InvalidArgument(
                 f"{', '.join(given)} is for Hugging Face models; the snapshots of a training are bayesgeom's own."
             )

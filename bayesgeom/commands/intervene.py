@@ -80,8 +80,8 @@ class Intervene(Command):
 
     def _places(self) -> "list[Place]":
         """One place for every set of layers; one for all of them where none is named."""
-        from bayesgeom.interventions.carried import CARRIED
         from bayesgeom.interventions.run_together import EDITABLE
+        from bayesgeom.models.replay.carried import CARRIED
         from bayesgeom.subspaces.place import Place
 
         known = {site.name: site for site in (*EDITABLE, CARRIED)}

@@ -46,7 +46,7 @@ class Length(Command):
     top_attention_off: int = 0
     """Silence attention in so many top layers."""
     untrained_rows: bool = False
-    """Continue learned tables that are too short by rows as they are drawn at initialisation, which nothing trained."""
+    """Extend learned position tables that are too short with randomly initialized rows, which are not trained."""
     only_existing: bool = False
     """Train nothing: report what is there, shipped or in --runs, and name the rest; an error where nothing is."""
     runs: Path = RUNS

@@ -24,18 +24,18 @@ class Relabel(Command):
     """Directory for the report."""
 
     def __call__(self) -> int:
-        from bayesgeom.generalization.relabeling import RelabellingJob
+        from bayesgeom.generalization.relabeling import RelabelingJob
         from bayesgeom.generalization.relabeling_report import RULE
 
         check_target(self.out)
-        job = RelabellingJob.of(self.source.load(), self.task, n=self.n, seed=self.seed)
+        job = RelabelingJob.of(self.source.load(), self.task, n=self.n, seed=self.seed)
         report = job.run()
         diagnosis = job.diagnosis(report)
         measured = (
             f"{diagnosis.title}, {report.n} sequences: {report.verdict}\n"
             f"({report.verdict_reason})\n\n"
-            f"KL before {report.kl_before_bits:.3e}, after {report.kl_after_bits:.3e} bits; bound "
-            f"{report.bound_bits:.1e} bits; correlation over sequences {report.sequence_correlation:.3f}"
+            f"KL before {float(report.kl_before_bits):.3e}, after {float(report.kl_after_bits):.3e} bits; bound "
+            f"{report.bound_bits:.1e} bits; correlation over sequences {float(report.sequence_correlation):.3f}"
         )
         rule = f"\n{RULE[0].upper()}{RULE[1:]}."
         return conclude(diagnosis, self.out, measured, *map(str, report.headlines()), rule)

@@ -45,7 +45,7 @@ class Reproduce(Command):
     def __call__(self) -> int:
         from bayesgeom.claims.loading import find, load
         from bayesgeom.claims.pages import overview, write
-        from bayesgeom.results.report import aligned
+        from bayesgeom.results.tables import aligned
 
         if not (self.ids or self.all or self.write_docs):
             raise InvalidArgument("name a claim, such as B1, or pass --all for the table of all claims.")

@@ -1,27 +1,22 @@
-"""Restate a saved comparison, of this version or an earlier one: its models are not needed, its tasks are."""
+"""Restate a saved comparison by the present rules: its models are not needed, its tasks are."""
 
-import json
-import math
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-from safetensors import SafetensorError
 
 from bayesgeom.comparison.cell import Cell, cell
-from bayesgeom.comparison.report import ComparisonReport, stated, verdict_on
+from bayesgeom.comparison.report import CONTEXT_FREE, ComparisonReport, kl_baselines, stated, verdict_on
 from bayesgeom.core.errors import OutputFault
-from bayesgeom.core.files import read_safetensors
 from bayesgeom.results.diagnosis import Diagnosis
-from bayesgeom.results.storage import ARRAYS, JSON
-from bayesgeom.training.scores import Levels, levels
+from bayesgeom.results.estimate import Estimate
+from bayesgeom.training.scores import levels
 
 
 def restated(path: Path) -> Diagnosis:
     """Read a saved comparison and state its terms, baselines and verdicts by the present rules.
 
-    Scores stay as they were measured. Baselines are scored on the same sequences. The effective memory needs the model:
-    where an earlier version did not store it, it stays unknown.
+    Scores and effective memory stay as they were measured. Baselines are scored on the same sequences.
 
     Args:
         path: Directory of the saved report.
@@ -29,48 +24,33 @@ def restated(path: Path) -> Diagnosis:
     Raises:
         OutputFault: There is no readable comparison.
     """
-    try:
-        held = json.loads((path / JSON).read_text(encoding="utf-8"))
-        tensors, _ = read_safetensors(path / ARRAYS, framework="numpy")
-        scalars = held["reports"][ComparisonReport.name]
-        arguments = held["provenance"]["arguments"]
-        rows = zip(*(scalars[name] for name in ("task_of", "architecture_of", "checkpoints", "is_check")), strict=True)
-        cells = [_cell(*row) for row in rows]
-    except (OSError, ValueError, KeyError, SafetensorError) as error:
-        raise OutputFault(f"{path} holds no readable report of `bayesgeom compare` ({error}).") from error
-    arrays = {name.split("/", 1)[1]: values for name, values in tensors.items()}
+    diagnosis = Diagnosis.load(path)
+    old = diagnosis.reports.get(ComparisonReport.name)
+    if not isinstance(old, ComparisonReport):
+        raise OutputFault(f"{path} holds no report of `bayesgeom compare`; it holds {', '.join(diagnosis)}.")
+    arguments = diagnosis.provenance["arguments"]
+    rows = zip(old.task_of, old.architecture_of, old.checkpoints, old.is_check, strict=True)
+    cells = [_cell(*row) for row in rows]
+    tasks = {own.task: own.recipe.task for own in cells}
     n, seed = int(arguments["n"]), int(arguments["seed"])
-    by_task = {own.task: levels(own.recipe.task, n=n, seed=seed) for own in {own.task: own for own in cells}.values()}
+    by_task = {name: levels(task, n=n, seed=seed) for name, task in tasks.items()}
     found = [by_task[own.task] for own in cells]
-    memory = arrays.get("memory_symbols", np.full(len(cells), math.nan))
+    terms = zip(cells, old.share_closed.value, old.memory_symbols.value, found, strict=True)
     verdicts = [
         verdict_on(own.task, float(share), float(symbols), known.window_gap_bits)
-        for own, share, symbols, known in zip(cells, arrays["share_closed"], memory, found, strict=True)
+        for own, share, symbols, known in terms
     ]
-    fields = {
+    baselines = kl_baselines(old.kl_bits.baseline(CONTEXT_FREE).value, [known.kl_bits for known in found])
+    report = replace(
+        old,
         **stated(cells, verdicts),
-        **_strongest(found),
-        "memory_symbols": memory,
-        "memory_symbols_hi": arrays.get("memory_symbols_hi", np.full(len(cells), math.nan)),
-    }
-    axes = ComparisonReport.axes()
-    report = ComparisonReport.from_parts(
-        {**scalars, **{name: value for name, value in fields.items() if name not in axes}},
-        {**arrays, **{name: value for name, value in fields.items() if name in axes}},
+        kl_bits=Estimate.of(old.kl_bits.value, old.kl_bits.ends, n=old.kl_bits.n, baselines=baselines),
+        window_gap_bits=np.array([known.window_gap_bits for known in found]),
     )
-    return Diagnosis.of(report, held["provenance"])
+    return Diagnosis.of(report, diagnosis.provenance)
 
 
 def _cell(task: str, architecture: str, checkpoint: str, is_check: bool) -> Cell:
-    """The cell of a row, its seed read from the checkpoint's name."""
+    """Return the cell of a row; its seed is read from the checkpoint's name."""
     _, has_seed, after = checkpoint.partition("-seed")
     return cell(task, architecture, seed=int(after.split("-")[0]) if has_seed else 0, is_check=is_check)
-
-
-def _strongest(found: list[Levels]) -> dict[str, Any]:
-    strongest = [min(own.kl_bits.items(), key=lambda entry: entry[1]) for own in found]
-    return {
-        "strongest_baselines": tuple(name for name, _ in strongest),
-        "strongest_baseline_kl_bits": np.array([level for _, level in strongest]),
-        "window_gap_bits": np.array([own.window_gap_bits for own in found]),
-    }

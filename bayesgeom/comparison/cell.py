@@ -26,6 +26,11 @@ class Cell:
         return self.recipe.name
 
     @property
+    def place(self) -> tuple[str, str, bool]:
+        """Task, architecture and whether it is a check: the same for all trainings that a verdict is on."""
+        return self.task, self.architecture, self.is_check
+
+    @property
     def rate_trials(self) -> int:
         """Learning rates that were tried for this architecture; 0 where none was."""
         return len(MULTIPLES) if self.architecture in CHOSEN else 0

@@ -1,4 +1,4 @@
-"""Architectures side by side: a heat map of the share of the gap closed, and every model's interval beside the rule."""
+"""The figure of the comparison: a heat map of the share of the gap closed, and every model with its interval."""
 
 from collections.abc import Sequence
 
@@ -6,9 +6,8 @@ import numpy as np
 import plotly.graph_objects as go
 from jaxtyping import Float
 
+from bayesgeom.results.estimate import Estimate
 from bayesgeom.results.theme import MEASURED, NULL, SEQUENTIAL, label_axes, panels
-
-Intervals = tuple[Float[np.ndarray, " model"], Float[np.ndarray, " model"]]
 
 
 def comparison_figure(
@@ -16,11 +15,13 @@ def comparison_figure(
     shares: Float[np.ndarray, "task architecture"],
     tasks: Sequence[str],
     architectures: Sequence[str],
-    models: tuple[Sequence[str], Float[np.ndarray, " model"], Intervals],
+    models: tuple[Sequence[str], Estimate],
 ) -> go.Figure:
-    """Above: tasks by architectures, each cell with its number. Below: every trained model, with its 95 % interval."""
-    names, values, (lo, hi) = models
-    titles = ("Share of the gap closed (null: 0)", "Every trained model (null: 0)")
+    """Draw tasks by architectures above, and below every trained model with its 95 % interval."""
+    names, closed = models
+    values, (low, high) = closed.value, closed.ends
+    baseline = "context-free predictor: 0"
+    titles = (f"Share of the gap closed ({baseline})", f"Every trained model ({baseline})")
     figure = panels(title, titles, n_columns=1, row_height=max(420, 32 * len(names)))
     figure.add_trace(
         go.Heatmap(
@@ -32,15 +33,15 @@ def comparison_figure(
     )  # fmt: skip
     figure.update_yaxes(autorange="reversed", row=1, col=1)
     label_axes(figure, (1, 1), "architecture", "task (primitive)")
-    shown = np.maximum(values, -0.25)  # a model that is worse than reading nothing may be so by any amount
+    shown = np.maximum(values, -0.25)  # a model may be worse than the context-free predictor by any amount
     figure.add_trace(
         go.Scatter(
             x=shown, y=list(names), mode="markers", marker={"color": MEASURED, "size": 9}, name="share closed",
             error_x={
-                "type": "data", "symmetric": False, "array": np.maximum(hi - values, 0),
-                "arrayminus": np.maximum(values - lo, 0), "color": MEASURED,
+                "type": "data", "symmetric": False, "array": np.maximum(high - values, 0),
+                "arrayminus": np.maximum(values - low, 0), "color": MEASURED,
             },
-            customdata=np.stack([values, lo, hi], axis=1), showlegend=False,
+            customdata=np.stack([values, low, high], axis=1), showlegend=False,
             hovertemplate="%{y}: %{customdata[0]:.4f} [%{customdata[1]:.4f}, %{customdata[2]:.4f}]<extra></extra>",
         ),
         row=2, col=1,

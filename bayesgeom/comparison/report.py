@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, final
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, final
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -16,33 +16,39 @@ from bayesgeom.comparison.verdict import (
     RULE,
     TRANSPORT_TASKS,
     cell_verdict,
+    same_cell,
     standing,
     transport_verdict,
     verdict,
 )
 from bayesgeom.models.native.state_size import state_floats
 from bayesgeom.results.cells import number_cell
-from bayesgeom.results.report import Headline, Report, aligned
-from bayesgeom.results.tables import markdown
-from bayesgeom.stats.bootstrap import mean_interval, r2_interval, ratio_interval
+from bayesgeom.results.estimate import Baseline, Estimate, Quantity
+from bayesgeom.results.estimators import mean_estimate, with_interval
+from bayesgeom.results.headline import Headline
+from bayesgeom.results.report import Report, headline_of
+from bayesgeom.results.tables import aligned, markdown
+from bayesgeom.stats.bootstrap import r2_interval, ratio_interval
 from bayesgeom.training.scores import Scores
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
+CONTEXT_FREE = "context-free"
 EXACT_BITS = 1e-6  # a baseline this close to the posterior is exact
 
 
 @final
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class ComparisonReport(Report):
     """One entry per trained model, named by its checkpoint.
 
     `share_closed` is 1 − KL(model) / KL(best context-free predictor): 1 is the exact posterior, 0 no better than that
     predictor. `accuracy_where_known` counts positions whose answer the posterior knows, NaN without any; `trained_on`
     counts sequences, in all stages. `verdicts` are those of single trainings, `cell_verdicts` of all seeds of the
-    cell at the same budget. `strongest_baselines` and their KL: the best of the task's baselines, which see
-    the context and lack what the row tests. `memory_symbols` is the effective memory, NaN without latent dynamics.
+    cell at the same budget. The baselines of `kl_bits` are the context-free predictor and those of the task, NaN on
+    other tasks, which see the context and lack what the row tests. `memory_symbols` is the effective memory, NaN
+    without latent dynamics, and `window_gap_bits` the KL of the stationary observer of the last ten symbols.
     """
 
     name: ClassVar[str] = "comparison"
@@ -56,63 +62,82 @@ class ComparisonReport(Report):
     )
 
     checkpoints: tuple[str, ...]
-    tasks: tuple[str, ...]
-    architectures: tuple[str, ...]
     task_of: tuple[str, ...]
     architecture_of: tuple[str, ...]
     is_check: tuple[bool, ...]
     verdicts: tuple[str, ...]
-    cell_verdicts: tuple[str, ...]
     published: tuple[str, ...]
     standings: tuple[str, ...]
     targets: tuple[str, ...]
     rate_search: tuple[str, ...]
-    strongest_baselines: tuple[str, ...]
     weights_hashes: tuple[str, ...]
     missing: tuple[str, ...]  # requested, not there, and not to be trained
     n_parameters: Int[np.ndarray, " checkpoint"]
     n_state_floats: Int[np.ndarray, " checkpoint"]
-    n_seeds: Int[np.ndarray, " checkpoint"]
-    rate_trials: Int[np.ndarray, " checkpoint"]
     trained_on: Int[np.ndarray, " checkpoint"]
-    kl_bits: Float[np.ndarray, " checkpoint"]
-    kl_bits_lo: Float[np.ndarray, " checkpoint"]
-    kl_bits_hi: Float[np.ndarray, " checkpoint"]
-    kl_bits_null: Float[np.ndarray, " checkpoint"]
-    strongest_baseline_kl_bits: Float[np.ndarray, " checkpoint"]
-    entropy_mae_bits: Float[np.ndarray, " checkpoint"]
-    entropy_mae_bits_lo: Float[np.ndarray, " checkpoint"]
-    entropy_mae_bits_hi: Float[np.ndarray, " checkpoint"]
-    entropy_mae_bits_null: Float[np.ndarray, " checkpoint"]
-    share_closed: Float[np.ndarray, " checkpoint"]
-    share_closed_lo: Float[np.ndarray, " checkpoint"]
-    share_closed_hi: Float[np.ndarray, " checkpoint"]
-    share_closed_null: Float[np.ndarray, " checkpoint"]
-    accuracy_where_known: Float[np.ndarray, " checkpoint"]
-    accuracy_where_known_lo: Float[np.ndarray, " checkpoint"]
-    accuracy_where_known_hi: Float[np.ndarray, " checkpoint"]
-    accuracy_where_known_null: Float[np.ndarray, " checkpoint"]
-    memory_symbols: Float[np.ndarray, " checkpoint"]
-    memory_symbols_hi: Float[np.ndarray, " checkpoint"]
+    kl_bits: Annotated[Estimate, Quantity("checkpoint", unit="bits", better="lower", label="KL(exact ‖ model)")]
+    entropy_mae_bits: Annotated[Estimate, Quantity("checkpoint", unit="bits", better="lower", label="entropy error")]
+    share_closed: Annotated[Estimate, Quantity("checkpoint", better="higher", label="share closed")]
+    accuracy_where_known: Annotated[
+        Estimate, Quantity("checkpoint", better="higher", label="accuracy where the answer is known")
+    ]
+    memory_symbols: Annotated[
+        Estimate, Quantity("checkpoint", unit="symbols", better="higher", label="effective memory")
+    ]
     window_gap_bits: Float[np.ndarray, " checkpoint"]
-    share_by_task: Float[np.ndarray, "task architecture"]  # mean over seeds at the stated budget
-    intervals: Mapping[str, tuple[float, float]]
-    nulls: Mapping[str, float]
     n: int
+
+    @property
+    def tasks(self) -> tuple[str, ...]:
+        """Names of the tasks, each once."""
+        return tuple(dict.fromkeys(self.task_of))
+
+    @property
+    def architectures(self) -> tuple[str, ...]:
+        """Names of the architectures, each once."""
+        return tuple(dict.fromkeys(self.architecture_of))
+
+    @property
+    def cell_verdicts(self) -> tuple[str, ...]:
+        """The verdict on the cell of each checkpoint, from all its trainings at the same budget."""
+        return tuple(cell_verdict(found) for found in same_cell(self._cells(), self.verdicts))
+
+    @property
+    def n_seeds(self) -> tuple[int, ...]:
+        """Number of trainings of each checkpoint's cell at the same budget."""
+        return tuple(len(found) for found in same_cell(self._cells(), self.verdicts))
+
+    def strongest_baseline(self, index: int) -> Baseline:
+        """Return the baseline with the lowest KL on the task of a checkpoint."""
+        found = self.kl_bits[index].hardest_baseline("lower")
+        assert found is not None, "every task has a context-free predictor"
+        return found
+
+    def share_by_task(self) -> Float[np.ndarray, "task architecture"]:
+        """Return the share of the gap closed, mean over seeds at the stated budget; NaN without a training."""
+        total, count = (np.zeros((len(self.tasks), len(self.architectures))) for _ in range(2))
+        rows = zip(self.task_of, self.architecture_of, self.is_check, self.share_closed.value, strict=True)
+        for task, architecture, is_check, share in rows:
+            if not is_check:
+                at = self.tasks.index(task), self.architectures.index(architecture)
+                total[at] += share
+                count[at] += 1
+        return np.where(count > 0, total / np.maximum(count, 1), np.nan)
 
     def headlines(self) -> Sequence[Headline]:
         said = zip(self.checkpoints, self.verdicts, self.standings, strict=True)
         return tuple(
-            self.entry("share_closed", (index,), f"{name}: {found}, {_of_cell(stands)}; share closed")
+            headline_of(self, "share_closed", at=(index,), label=f"{name}: {found}, {_of_cell(stands)}; share closed")
             for index, (name, found, stands) in enumerate(said)
         )
 
-    def figure(self) -> "Figure":
+    def plot(self) -> "Figure":
         from bayesgeom.comparison.drawing import comparison_figure
 
         primitives = [f"{task}<br>({PRIMITIVE_OF[task]})" for task in self.tasks]
-        models = (self.checkpoints, self.share_closed, (self.share_closed_lo, self.share_closed_hi))
-        return comparison_figure(self.title, self.share_by_task, primitives, self.architectures, models)
+        return comparison_figure(
+            self.title, self.share_by_task(), primitives, self.architectures, (self.checkpoints, self.share_closed)
+        )
 
     def table(self, *, is_markdown: bool = False) -> str:
         """Return two tables, as text or Markdown: what was measured, and on what terms. The rule stands below."""
@@ -124,23 +149,23 @@ class ComparisonReport(Report):
         return "\n".join([*measured, "", *terms, "", rule, *missing])
 
     def _measured(self, index: int) -> tuple[str, ...]:
-        kl, entropy, share, accuracy = (self.entry(metric, (index,), "") for metric in _METRICS)
-        strongest = number_cell(float(self.strongest_baseline_kl_bits[index]))
-        if self.strongest_baseline_kl_bits[index] < EXACT_BITS:
-            strongest = "exact"
+        strongest, accuracy = self.strongest_baseline(index), self.accuracy_where_known[index]
+        level = float(strongest.value)
+        chance = float(accuracy.baseline(CONTEXT_FREE).value)
+        is_check, memory = self.is_check[index], self.memory_symbols[index]
         return (
             self.checkpoints[index],
-            _estimate(kl, ".4f"),
-            f"{kl.null:.4f}",
-            f"{self.strongest_baselines[index]}: {strongest}",
-            _estimate(entropy, ".4f"),
-            _estimate(share, ".3f"),
-            f"{_estimate(accuracy, '.1%')}{'' if math.isnan(accuracy.null) else f'; chance {accuracy.null:.1%}'}",
-            _memory(float(self.memory_symbols[index]), float(self.memory_symbols_hi[index])),
+            _cell(self.kl_bits[index], ".4f"),
+            f"{float(self.kl_bits.baseline(CONTEXT_FREE).value[index]):.4f}",
+            f"{strongest.name}: {'exact' if level < EXACT_BITS else number_cell(level)}",
+            _cell(self.entropy_mae_bits[index], ".4f"),
+            _cell(self.share_closed[index], ".3f"),
+            f"{_cell(accuracy, '.1%')}{'' if math.isnan(chance) else f'; chance {chance:.1%}'}",
+            _cell(memory, "g"),
             self.verdicts[index],
-            "check" if self.is_check[index] else self.cell_verdicts[index],
+            "check" if is_check else self.cell_verdicts[index],
             self.published[index] or "–",
-            "check" if self.is_check[index] else self.standings[index],
+            "check" if is_check else self.standings[index],
         )
 
     def _terms(self, index: int) -> tuple[str, ...]:
@@ -155,6 +180,9 @@ class ComparisonReport(Report):
             f"{self.n_seeds[index]}{', twice the budget' if self.is_check[index] else ''}",
         )
 
+    def _cells(self) -> list[tuple[str, str, bool]]:
+        return list(zip(self.task_of, self.architecture_of, self.is_check, strict=True))
+
 
 _MEASURED = (
     "checkpoint", "KL (bits)", "context-free", "strongest baseline, KL", "entropy error (bits)", "share closed",
@@ -168,51 +196,71 @@ _BASELINES = (
     "Share closed is measured from the best context-free predictor; the strongest baseline sees the context and lacks "
     "what the row tests (“exact”: the row tests no more than that baseline does)."
 )
-_METRICS = ("kl_bits", "entropy_mae_bits", "share_closed", "accuracy_where_known")
 
 
 def comparison_report(
     cells: Sequence[Cell], scores: Sequence[Scores], *, seed: int, missing: Sequence[str] = ()
 ) -> ComparisonReport:
-    """Put together intervals over sequences, verdicts on trainings and cells, and the terms of every cell."""
-    numbers = [_numbers(own, seed) for own in scores]
+    """Return intervals over sequences, verdicts on trainings, and the terms of every cell."""
+    kl, free = _columns([own.kl_bits for own in scores]), _columns([own.context_free_kl_bits for own in scores])
+    errors = _columns([own.entropy_error_bits for own in scores])
+    free_errors = _columns([own.context_free_entropy_error_bits for own in scores])
+    with np.errstate(divide="ignore", invalid="ignore"):
+        shares = with_interval(
+            1 - kl.sum(axis=0) / free.sum(axis=0),
+            r2_interval(kl, free, seed=seed),
+            n=len(kl),
+            baselines=[Baseline.of("baseline", CONTEXT_FREE, 0.0)],
+        )
     verdicts = [
-        verdict_on(cell.task, found["share_closed"], own.memory_symbols, own.window_gap_bits)
-        for cell, own, found in zip(cells, scores, numbers, strict=True)
+        verdict_on(cell.task, float(share), own.memory_symbols, own.window_gap_bits)
+        for cell, own, share in zip(cells, scores, shares.value, strict=True)
     ]
-    metrics: dict[str, Any] = {metric: np.array([own[metric] for own in numbers]) for metric in numbers[0]}
-    strongest = [min(own.baseline_kl_bits.items(), key=lambda entry: entry[1]) for own in scores]
+    memory = np.array([own.memory_symbols for own in scores])
+    longest = np.array([own.memory_symbols_hi for own in scores])
     return ComparisonReport(
         checkpoints=tuple(cell.name for cell in cells),
-        tasks=tuple(dict.fromkeys(cell.task for cell in cells)),
-        architectures=tuple(dict.fromkeys(cell.architecture for cell in cells)),
         task_of=tuple(cell.task for cell in cells),
         architecture_of=tuple(cell.architecture for cell in cells),
         is_check=tuple(cell.is_check for cell in cells),
         **stated(cells, verdicts),
-        strongest_baselines=tuple(name for name, _ in strongest),
         weights_hashes=tuple(own.weights_hash for own in scores),
         missing=tuple(missing),
         n_parameters=np.array([own.n_parameters for own in scores]),
         trained_on=np.array([cell.recipe.n_sequences for cell in cells]),
-        strongest_baseline_kl_bits=np.array([level for _, level in strongest]),
-        memory_symbols=np.array([own.memory_symbols for own in scores]),
-        memory_symbols_hi=np.array([own.memory_symbols_hi for own in scores]),
+        kl_bits=mean_estimate(
+            kl, seed=seed, baselines=kl_baselines(free.mean(axis=0), [own.baseline_kl_bits for own in scores])
+        ),
+        entropy_mae_bits=mean_estimate(
+            errors, seed=seed, baselines=[Baseline.of("baseline", CONTEXT_FREE, free_errors.mean(axis=0))]
+        ),
+        share_closed=shares,
+        accuracy_where_known=_accuracy(scores, seed),
+        memory_symbols=Estimate.of(memory, (memory, longest), n=len(kl)),
         window_gap_bits=np.array([own.window_gap_bits for own in scores]),
-        **metrics,
-        share_by_task=_by_task(cells, [own["share_closed"] for own in numbers]),
-        intervals={},
-        nulls={},
-        n=len(scores[0].kl_bits),
+        n=len(kl),
     )
+
+
+def kl_baselines(
+    context_free: Float[np.ndarray, " checkpoint"], levels: Sequence[Mapping[str, float]]
+) -> tuple[Baseline, ...]:
+    """Return the baselines of the KL of each checkpoint; NaN where its task has none of that name.
+
+    Args:
+        context_free: KL of the best context-free predictor.
+        levels: KL of the task's baselines by name, one mapping per checkpoint.
+    """
+    names = dict.fromkeys(name for own in levels for name in own if name != CONTEXT_FREE)
+    others = (Baseline.of("baseline", name, np.array([own.get(name, math.nan) for own in levels])) for name in names)
+    return Baseline.of("baseline", CONTEXT_FREE, context_free), *others
 
 
 def stated(cells: Sequence[Cell], verdicts: Sequence[str]) -> dict[str, Any]:
     """Return the fields of a report that follow from the cells and the verdicts on their trainings."""
-    of_cell = [_cell_verdict(cell, cells, verdicts) for cell in cells]
+    of_cell = [cell_verdict(found) for found in same_cell([cell.place for cell in cells], verdicts)]
     return {
         "verdicts": tuple(verdicts),
-        "cell_verdicts": tuple(of_cell),
         "published": tuple(_published(cell) for cell in cells),
         "standings": tuple(
             standing(_verdict_published(cell), found, is_published_size=cell.has_published_sizes)
@@ -221,8 +269,6 @@ def stated(cells: Sequence[Cell], verdicts: Sequence[str]) -> dict[str, Any]:
         "targets": tuple(cell.targets for cell in cells),
         "rate_search": tuple(cell.rate_search for cell in cells),
         "n_state_floats": np.array([state_floats(c.recipe.model_config(), c.recipe.task.n_pos) for c in cells]),
-        "n_seeds": np.array([len(_seeds_of(cell, cells, verdicts)) for cell in cells]),
-        "rate_trials": np.array([cell.rate_trials for cell in cells]),
     }
 
 
@@ -241,27 +287,12 @@ def _lines(rows: list[tuple[str, ...]], is_markdown: bool) -> list[str]:
     return markdown(rows[0], rows[1:]).split("\n") if is_markdown else aligned(rows)
 
 
-def _estimate(line: Headline, spec: str) -> str:
-    if math.isnan(line.value):
+def _cell(own: Estimate, spec: str) -> str:
+    """Return a number with its interval, as the table prints it; a dash where it is not known."""
+    value, low, high = float(own), *map(float, own.ends)
+    if math.isnan(value):
         return "–"
-    return f"{line.value:{spec}}" + ("" if math.isnan(line.lo) else f" [{line.lo:{spec}}, {line.hi:{spec}}]")
-
-
-def _memory(symbols: float, most: float) -> str:
-    return "–" if math.isnan(symbols) else f"{symbols:g} [{symbols:g}, {most:g}]"
-
-
-def _seeds_of(cell: Cell, cells: Sequence[Cell], verdicts: Sequence[str]) -> list[str]:
-    """Verdicts on the trainings of a cell at the same budget."""
-    return [
-        found
-        for other, found in zip(cells, verdicts, strict=True)
-        if (other.task, other.architecture, other.is_check) == (cell.task, cell.architecture, cell.is_check)
-    ]
-
-
-def _cell_verdict(cell: Cell, cells: Sequence[Cell], verdicts: Sequence[str]) -> str:
-    return cell_verdict(_seeds_of(cell, cells, verdicts))
+    return f"{value:{spec}}" + ("" if math.isnan(low) else f" [{low:{spec}}, {high:{spec}}]")
 
 
 def _verdict_published(cell: Cell) -> str | None:
@@ -276,38 +307,18 @@ def _published(cell: Cell) -> str:
     return found
 
 
-def _by_task(cells: Sequence[Cell], shares: Sequence[float]) -> Float[np.ndarray, "task architecture"]:
-    tasks = list(dict.fromkeys(cell.task for cell in cells))
-    architectures = list(dict.fromkeys(cell.architecture for cell in cells))
-    total, count = (np.zeros((len(tasks), len(architectures))) for _ in range(2))
-    for cell, share in zip(cells, shares, strict=True):
-        if not cell.is_check:
-            at = tasks.index(cell.task), architectures.index(cell.architecture)
-            total[at] += share
-            count[at] += 1
-    return np.where(count > 0, total / np.maximum(count, 1), np.nan)
+def _columns(rows: Sequence[Float[np.ndarray, " sequence"]]) -> Float[np.ndarray, "sequence checkpoint"]:
+    return np.stack(rows, axis=1).astype(np.float64)
 
 
-def _numbers(scores: Scores, seed: int) -> dict[str, float]:
-    """Each number with its interval, over the same sequences."""
-    own, free, known, correct = (
-        np.asarray(v, dtype=np.float64)
-        for v in (scores.kl_bits, scores.context_free_kl_bits, scores.known, scores.known_correct)
-    )
-    n_known = float(known.sum())
+def _accuracy(scores: Sequence[Scores], seed: int) -> Estimate:
+    """Return the share of known answers that are named, over the same sequences; NaN where none is known."""
+    known, correct = _columns([own.known for own in scores]), _columns([own.known_correct for own in scores])
+    free = _columns([own.context_free_known_correct for own in scores])
     with np.errstate(divide="ignore", invalid="ignore"):
-        estimates = {
-            "kl_bits": (own.mean(), mean_interval(own, seed=seed)),
-            "entropy_mae_bits": (scores.entropy_error_bits.mean(), mean_interval(scores.entropy_error_bits, seed=seed)),
-            "share_closed": (1 - own.sum() / free.sum(), r2_interval(own, free, seed=seed)),
-            "accuracy_where_known": (correct.sum() / n_known, ratio_interval(correct, known, seed=seed)),
-        }
-    found = {
-        "kl_bits_null": float(free.mean()),
-        "entropy_mae_bits_null": float(scores.context_free_entropy_error_bits.mean()),
-        "share_closed_null": 0.0,
-        "accuracy_where_known_null": float(scores.context_free_known_correct.sum()) / n_known if n_known else math.nan,
-    }
-    for metric, (value, (lo, hi)) in estimates.items():
-        found |= {metric: float(value), f"{metric}_lo": float(lo), f"{metric}_hi": float(hi)}
-    return found
+        return with_interval(
+            correct.sum(axis=0) / known.sum(axis=0),
+            ratio_interval(correct, known, seed=seed),
+            n=len(known),
+            baselines=[Baseline.of("baseline", CONTEXT_FREE, free.sum(axis=0) / known.sum(axis=0))],
+        )

@@ -8,12 +8,12 @@ from bayesgeom.core.memory import TRANSPORT_BITS, TRANSPORT_WINDOW
 from bayesgeom.tasks.associative_recall import AssociativeRecall
 from bayesgeom.tasks.base import WindTunnel
 
-Verdict = Literal["realised", "limited", "not realised"]
-REALISED, LIMITED = 0.95, 0.5
+Verdict = Literal["realized", "limited", "not realized"]
+REALIZED, LIMITED = 0.95, 0.5
 NOT_TESTABLE = "not testable on this task"
 RULE = (
-    f"one training is realised where at least {REALISED:.0%} of the gap between the best context-free predictor and "
-    f"the exact posterior is closed, limited at {LIMITED:.0%} or more; transport is realised where the model beats "
+    f"one training is realized where at least {REALIZED:.0%} of the gap between the best context-free predictor and "
+    f"the exact posterior is closed, limited at {LIMITED:.0%} or more; transport is realized where the model beats "
     f"every observer of up to {TRANSPORT_WINDOW} symbols, on a task where the stationary observer of the last "
     f"{TRANSPORT_WINDOW} symbols loses at least {TRANSPORT_BITS} bits; a cell has a verdict where two seeds or more at "
     "the same budget agree. Verdicts hold at this training budget only; they do not show inability"
@@ -36,13 +36,13 @@ TRANSPORT_TASKS = tuple(task for task, primitive in PRIMITIVE_OF.items() if prim
 # 97.8 %, is Mamba-2's), accumulation alone for LSTMs (0.5 % on recall), none for MLPs, of which it is not said whether
 # they see the prefix: both kinds are compared with it. Nothing was published for the bijection with returning keys as a
 # task of its own, for slow chains, or for RWKV.
-_MLPS: Mapping[str, Verdict] = {"mlp": "not realised", "mlp-prefix": "not realised"}
+_MLPS: Mapping[str, Verdict] = {"mlp": "not realized", "mlp-prefix": "not realized"}
 _RECALL: Mapping[str, Verdict] = {
-    "transformer": "realised", "mamba": "limited", "mamba2": "limited", "lstm": "not realised", **_MLPS
+    "transformer": "realized", "mamba": "limited", "mamba2": "limited", "lstm": "not realized", **_MLPS
 }  # fmt: skip
-_HMM: Mapping[str, Verdict] = {"transformer": "realised", "mamba": "realised", "lstm": "not realised", **_MLPS}
+_HMM: Mapping[str, Verdict] = {"transformer": "realized", "mamba": "realized", "lstm": "not realized", **_MLPS}
 PUBLISHED: Mapping[str, Mapping[str, Verdict]] = {
-    "bijection": {"transformer": "realised", "mamba": "realised", "lstm": "realised", **_MLPS},
+    "bijection": {"transformer": "realized", "mamba": "realized", "lstm": "realized", **_MLPS},
     "hmm": _HMM,
     "hmm-sampled": _HMM,
     "recall": _RECALL,
@@ -58,11 +58,11 @@ def verdict(share_closed: float) -> Verdict:
 
     Example:
         >>> verdict(0.97), verdict(0.6)
-        ('realised', 'limited')
+        ('realized', 'limited')
     """
-    if share_closed >= REALISED:
-        return "realised"
-    return "limited" if share_closed >= LIMITED else "not realised"
+    if share_closed >= REALIZED:
+        return "realized"
+    return "limited" if share_closed >= LIMITED else "not realized"
 
 
 def transport_verdict(memory_symbols: float, window_gap_bits: float) -> str:
@@ -74,7 +74,7 @@ def transport_verdict(memory_symbols: float, window_gap_bits: float) -> str:
 
     Example:
         >>> transport_verdict(20, 0.0), transport_verdict(31, 0.06), transport_verdict(4, 0.06)
-        ('not testable on this task', 'realised', 'not realised')
+        ('not testable on this task', 'realized', 'not realized')
     """
     if math.isnan(window_gap_bits):
         return "not decided: effective memory not measured"
@@ -82,15 +82,15 @@ def transport_verdict(memory_symbols: float, window_gap_bits: float) -> str:
         return NOT_TESTABLE
     if math.isnan(memory_symbols):
         return "not decided: effective memory not measured, or without an interval"
-    return "realised" if memory_symbols > TRANSPORT_WINDOW else "not realised"
+    return "realized" if memory_symbols > TRANSPORT_WINDOW else "not realized"
 
 
 def cell_verdict(found: Sequence[str]) -> str:
     """Return the verdict on a task and an architecture from its trainings at the same budget.
 
     Example:
-        >>> cell_verdict(["realised"]), cell_verdict(["realised", "limited"])
-        ('not decided: one seed', 'not decided: seeds disagree (limited, realised)')
+        >>> cell_verdict(["realized"]), cell_verdict(["realized", "limited"])
+        ('not decided: one seed', 'not decided: seeds disagree (limited, realized)')
     """
     if NOT_TESTABLE in found:
         return NOT_TESTABLE
@@ -99,6 +99,20 @@ def cell_verdict(found: Sequence[str]) -> str:
     if len(found) < 2:
         return "not decided: one seed"
     return found[0] if len(set(found)) == 1 else f"not decided: seeds disagree ({', '.join(sorted(set(found)))})"
+
+
+def same_cell(cells: Sequence[tuple[str, str, bool]], verdicts: Sequence[str]) -> list[list[str]]:
+    """Return for every training the verdicts on the trainings of its cell at the same budget.
+
+    Args:
+        cells: Task, architecture and whether it is a check, of every training.
+        verdicts: The verdict on every training.
+
+    Example:
+        >>> same_cell([("hmm", "lstm", False), ("hmm", "mlp", False)], ["realized", "limited"])
+        [['realized'], ['limited']]
+    """
+    return [[found for other, found in zip(cells, verdicts, strict=True) if other == cell] for cell in cells]
 
 
 def standing(published: str | None, found: str, *, is_published_size: bool) -> str:
@@ -110,7 +124,7 @@ def standing(published: str | None, found: str, *, is_published_size: bool) -> s
         is_published_size: Whether the task has the published sizes; only there can a verdict be contradicted.
 
     Example:
-        >>> standing("limited", "realised", is_published_size=False)
+        >>> standing("limited", "realized", is_published_size=False)
         'differs at these sizes'
     """
     if found == NOT_TESTABLE or found.startswith("not decided"):

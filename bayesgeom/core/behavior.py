@@ -15,13 +15,13 @@ from bayesgeom.core.trials import Trials
 from bayesgeom.stats.information import NATS_PER_BIT, entropy_bits, kl_bits, total_variation
 
 _AT_ONCE = 2**15  # logits reduced together: what stays in the processor's cache
-_SHARED = ("exact_entropy_bits", "leak")  # of a null predictor: the trials' own, and none
+_SHARED = ("exact_entropy_bits", "off_answer_prob")  # of a null predictor: the trials' own, and none
 
 
 def behaviour(
     trials: Trials,
     log_answers: Float64[Tensor, "batch query_pos answer"],
-    leak: Float64[Tensor, "batch query_pos"],
+    off_answer_prob: Float64[Tensor, "batch query_pos"],
 ) -> Behaviour:
     """Score natural-log answer probabilities, normalised over the answers, against the trials' exact predictive."""
     exact = trials.at_scored(trials.predictive)
@@ -31,7 +31,7 @@ def behaviour(
         model_entropy_bits=_array(entropy_bits(model)),
         kl_bits=_array(kl_bits(exact, log_answers)),
         total_variation=_array(total_variation(exact, model)),
-        leak=_array(leak),
+        off_answer_prob=_array(off_answer_prob),
         **_at_realised(trials, log_answers),
     )
 
@@ -69,7 +69,7 @@ def are_finite(logits: Float[Tensor, "batch query_pos d_vocab"]) -> Bool[Tensor,
 def answer_log_probabilities(
     logits: Float[Tensor, "batch query_pos d_vocab"], trials: Trials
 ) -> tuple[Float64[Tensor, "batch query_pos answer"], Float64[Tensor, "batch query_pos"]]:
-    """Natural-log probabilities renormalised over the answers, in float64, and the leak: the probability elsewhere."""
+    """Natural-log probabilities renormalised over the answers, in float64, and the off-answer probability."""
     total = torch.cat([rows.double().logsumexp(-1) for rows in _rows(logits)]).reshape(logits.shape[:2])
     log_answers = logits[..., trials.answers].double() - total[..., None]
     inside = log_answers.logsumexp(-1, keepdim=True)
@@ -83,7 +83,7 @@ def _rows(logits: Float[Tensor, "batch query_pos d_vocab"]) -> Sequence[Float[Te
 
 
 def predicted_behaviour(trials: Trials, probabilities: Float64[Tensor, "batch query_pos answer"]) -> Behaviour:
-    """What a predictor with these answer probabilities and no leak is worth."""
+    """What a predictor with these answer probabilities, and 0 off the answers, is worth."""
     return behaviour(trials, probabilities.log(), torch.zeros_like(probabilities[..., 0]))
 
 
@@ -105,7 +105,7 @@ class BehaviourLog:
         self,
         trials: Trials,
         log_answers: Float64[Tensor, "batch query_pos answer"],
-        leak: Float64[Tensor, "batch query_pos"],
+        off_answer_prob: Float64[Tensor, "batch query_pos"],
         nulls: Mapping[str, Float64[Tensor, "batch query_pos answer"]],
     ) -> None:
         """Score the next block: what the model says, and what null predictors say, at the scored positions.
@@ -114,7 +114,7 @@ class BehaviourLog:
         """
         if nulls and (windows := window_scores(trials)) is not None:
             self._windows.append(windows)
-        scored = _columns_of("model", behaviour(trials, log_answers, leak))
+        scored = _columns_of("model", behaviour(trials, log_answers, off_answer_prob))
         exact = _at_realised(trials, trials.at_scored(trials.predictive).log())
         scored |= {("exact", field): values for field, values in exact.items()}
         for name, probabilities in nulls.items():
@@ -145,12 +145,12 @@ class BehaviourLog:
         entropy = of["model"]["exact_entropy_bits"]
         none = np.broadcast_to(np.float32(0), entropy.shape)
         exact = Behaviour(
-            exact_entropy_bits=entropy, model_entropy_bits=entropy, kl_bits=none, total_variation=none, leak=none,
-            **of.pop("exact"),
+            exact_entropy_bits=entropy, model_entropy_bits=entropy, kl_bits=none, total_variation=none,
+            off_answer_prob=none, **of.pop("exact"),
         )  # fmt: skip
         model = Behaviour(**of.pop("model"))
         nulls = {
-            name.removeprefix("null "): Behaviour(exact_entropy_bits=entropy, leak=none, **own)
+            name.removeprefix("null "): Behaviour(exact_entropy_bits=entropy, off_answer_prob=none, **own)
             for name, own in of.items()
         }
         return model, exact, nulls

@@ -101,13 +101,28 @@ def put_back(path: Path) -> None:
 
     Where anything lies at `path` but an empty directory, nothing is done.
     """
-    target = _target(path)
     with contextlib.suppress(OSError):  # whoever reads or writes there says what is wrong
+        target = _target(path)
         if (target.is_dir() and any(target.iterdir())) or target.is_file():
             return
         former = [own.path for own in _remains(target) if own.is_former]
         if former:
             os.replace(max(former, key=lambda own: own.stat().st_ctime), target)
+
+
+def put_all_back(folder: Path) -> None:
+    """Put back every directory in a folder that a process was killed over; see `put_back`."""
+    try:
+        found = [_REMAINS.fullmatch(entry.name) for entry in folder.iterdir()]
+    except OSError:
+        return
+    for name in sorted({own["of"] for own in found if own is not None and own["former"] is not None}):
+        put_back(folder / name)
+
+
+def is_temporary(name: str) -> bool:
+    """Whether a file name is a temporary one of this module, of whatever path and process."""
+    return _REMAINS.fullmatch(name) is not None
 
 
 def is_remains(name: str, of: set[str]) -> bool:

@@ -49,20 +49,25 @@ class EffectiveMemory:
         kl_bits: Mean KL of every window observer.
         stronger: Which start is the stronger one at each width, as an index into `STARTS`.
         gain_bits: KL of the stronger window observer minus KL of the model, at each width, with its paired interval.
-        symbols: The effective memory: the least number of symbols whose observer the model does not beat. `symbols_hi`
-            is the least number whose observer is at least as good with the same confidence. NaN, which is undecided,
-            where the gain over that observer has no interval.
+        gain_ends: Both ends of that interval.
+        symbols: The effective memory: the least number of symbols whose observer the model does not beat. NaN, which is
+            undecided, where the gain over that observer has no interval.
+        most_symbols: The least number whose observer is at least as good with the same confidence; NaN likewise.
         transport_gap_bits: KL of the stationary observer of the last 10 symbols. 0 for shorter sequences.
     """
 
     kl_bits: Float64[np.ndarray, "start window"]
     stronger: Int[np.ndarray, " window"]
     gain_bits: Float64[np.ndarray, " window"]
-    gain_bits_lo: Float64[np.ndarray, " window"]
-    gain_bits_hi: Float64[np.ndarray, " window"]
+    gain_ends: tuple[Float64[np.ndarray, " window"], Float64[np.ndarray, " window"]]
     symbols: float
-    symbols_hi: float
+    most_symbols: float
     transport_gap_bits: float
+
+    @property
+    def symbols_ends(self) -> tuple[float, float]:
+        """Both ends of the interval of `symbols`, which is its own lower end."""
+        return self.symbols, self.most_symbols
 
     @property
     def length(self) -> int:
@@ -199,10 +204,9 @@ def effective_memory(
         kl_bits=means,
         stronger=stronger,
         gain_bits=gain.mean(axis=0),
-        gain_bits_lo=lo,
-        gain_bits_hi=hi,
+        gain_ends=(lo, hi),
         symbols=_first_without(sure_lo, is_distinct) if is_known else math.nan,
-        symbols_hi=_first_without(sure_hi, is_distinct) if is_known else math.nan,
+        most_symbols=_first_without(sure_hi, is_distinct) if is_known else math.nan,
         transport_gap_bits=float(means[STARTS.index("stationary"), TRANSPORT_WINDOW:][:1].sum()),
     )
 

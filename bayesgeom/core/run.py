@@ -51,7 +51,7 @@ class ModelSpec:
 class Behaviour:
     """What predictions were worth, per sequence and scored position, in bits.
 
-    Entropy, KL and total variation use the model's distribution renormalised over the answers; `leak` is the
+    Entropy, KL and total variation use the model's distribution renormalised over the answers; `off_answer_prob` is the
     probability that it put elsewhere. `answer_log2` is log2 of the probability of the realised answer, and `correct`
     is 1 where the most probable answer was realised. A run holds these in float32: sum them in float64.
 
@@ -62,7 +62,7 @@ class Behaviour:
     model_entropy_bits: Float[np.ndarray, "sequence position"]
     kl_bits: Float[np.ndarray, "sequence position"]
     total_variation: Float[np.ndarray, "sequence position"]
-    leak: Float[np.ndarray, "sequence position"]
+    off_answer_prob: Float[np.ndarray, "sequence position"]
     answer_log2: Float[np.ndarray, "sequence position"]
     correct: Float[np.ndarray, "sequence position"]
 

@@ -1,6 +1,6 @@
-"""The hypothesis frame of a snapshot: what swapping it does to the answer, and whether the answer depends on it.
+"""The key frame of a snapshot: what swapping it does to the answer, and whether the answer depends on it.
 
-    redirect = KL(original's exact ‖ model) − KL(donor's exact ‖ model), bits, with the donor's part in the frame
+    answer shift = KL(original's exact ‖ model) − KL(donor's exact ‖ model), bits, with the donor's part in the frame
     frame ratio = ‖P_J P_F‖² / min(r, rank F), over what a random J would give; J: the top-r Jacobian directions
 
 References: the J-lens note of Agarwal, Dalal & Misra's repository (both).
@@ -26,7 +26,7 @@ from bayesgeom.subspaces.place import Place
 from bayesgeom.subspaces.subspace import Subspace
 from bayesgeom.tasks.base import WindTunnel, derived_seed
 
-N_RANDOM, N_FLOOR = 20, 16  # random subspaces of the same rank, and the pairs that they are scored on
+N_RANDOM, N_RANDOM_PAIRS = 20, 16  # random subspaces of the same rank, and the pairs that they are scored on
 MAX_RANK = 8  # of the Jacobian's leading directions
 GROUPS, GROUP_SIZE = 8, 4  # of sequences behind the Jacobian
 _DRAWS, _JACOBIAN = 7, 8  # branches of the seed
@@ -48,15 +48,15 @@ class Frame:
         sample = Sample(model=model, run=run, place=job.place, seed=seed)
         return cls(model=model, job=job, subspaces=job.fit.fitted(sample, job.layers))
 
-    def redirects(self) -> dict[str, Float64[np.ndarray, "..."]]:
-        """Per pair and layer under the swap, and per layer of the ceiling and of random subspaces."""
+    def answer_shifts(self) -> dict[str, Float64[np.ndarray, "..."]]:
+        """Return the answer shift per pair and layer, and per layer that of the ceiling and of random subspaces."""
         chosen = {layer: self._edits(layer) for layer in self.job.layers}
         swapped = self._scored({layer: edits[:2] for layer, edits in chosen.items()}, self.job.n)
-        floor = self._scored({layer: edits[2:] for layer, edits in chosen.items()}, min(self.job.n, N_FLOOR))
+        random = self._scored({layer: edits[2:] for layer, edits in chosen.items()}, min(self.job.n, N_RANDOM_PAIRS))
         return {
-            "redirect_bits": swapped[:, :, 0],
-            "redirect_ceiling_bits": swapped[:, :, 1].mean(axis=0),
-            "redirect_null_bits": floor.mean(axis=(0, 2)),
+            "answer_shift_bits": swapped[:, :, 0],
+            "ceiling_answer_shift_bits": swapped[:, :, 1].mean(axis=0),
+            "random_answer_shift_bits": random.mean(axis=(0, 2)),
         }
 
     def ratios(self, run: Run) -> Float64[np.ndarray, "left_out layer"]:
@@ -95,8 +95,8 @@ class Frame:
             bands=np.full((n_scored, 1), 1 / n_scored),
         )  # fmt: skip
         sums = score_pairs(self.job.pairs(n), plan, n).arms[..., 0]
-        redirect: np.ndarray = sums[..., KL] - sums[..., KL_DONOR]
-        return redirect
+        shift: np.ndarray = sums[..., KL] - sums[..., KL_DONOR]
+        return shift
 
 
 def _left_out(

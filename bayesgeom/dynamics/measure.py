@@ -39,12 +39,12 @@ MAX_MAP = 2**17  # entries of one snapshot's attention maps
 _SHOWN = 9  # branch of the seed
 Arrays = Mapping[str, np.ndarray]
 BY_LAYER = (
-    "pattern_distance_bits", "key_overlap", "redirect_bits", "redirect_ceiling_bits", "redirect_null_bits",
-    "frame_ratio",
+    "pattern_distance_bits", "key_overlap", "answer_shift_bits", "ceiling_answer_shift_bits",
+    "random_answer_shift_bits", "frame_ratio",
 )  # fmt: skip
 SCALARS = (
-    "kl_bits", "entropy_mae_bits", "pc1_share", "curve_share", "curve_share_null", "belief_r2", "belief_r2_null",
-    "final_axes_share", "final_axes_share_null", "key_overlap_chance", "uniform_kl_bits",
+    "kl_bits", "entropy_mae_bits", "pc1_share", "curve_share", "shuffled_curve_share", "belief_r2", "random_belief_r2",
+    "final_axes_share", "random_final_axes_share", "chance_key_overlap", "uniform_kl_bits",
 )  # fmt: skip
 
 
@@ -176,7 +176,7 @@ def _keys(at: Setting) -> Arrays:
         parts = in_parts(jackknife_weights(at.run.n_recorded), layer[0, 0].numel() * len(sets[name]))
         drawn = torch.cat([overlap(pairwise_cosine(token_means(layer, shown, part).transpose(1, 2))) for part in parts])
         found.append(drawn.mean(dim=1).double().cpu().numpy())
-    return {"key_overlap": np.stack(found, axis=1), "key_overlap_chance": _alone(chance_overlap(at.model.spec.d_head))}
+    return {"key_overlap": np.stack(found, axis=1), "chance_key_overlap": _alone(chance_overlap(at.model.spec.d_head))}
 
 
 def _manifold(at: Setting) -> Arrays:
@@ -191,9 +191,9 @@ def _manifold(at: Setting) -> Arrays:
     return {
         "pc1_share": _first_share(flat, statistics.axes[:, :2].cpu().numpy(), weights),
         "final_axes_share": resampled_axis_shares(flat, axes, weights).sum(axis=0),
-        "final_axes_share_null": _alone(axes.shape[1] / len(axes)),
+        "random_final_axes_share": _alone(axes.shape[1] / len(axes)),
         "curve_share": curves,
-        "curve_share_null": _alone(float(statistics.relation["curve_share"][1:].mean())),
+        "shuffled_curve_share": _alone(float(statistics.relation["curve_share"][1:].mean())),
         "points": placed[chosen],
         "point_entropy_bits": entropy.ravel()[chosen],
     }
@@ -237,16 +237,16 @@ def _belief(at: Setting) -> Arrays:
     found = read_out(points.flatten(0, 1), targets, bases.to(points.device))
     return {
         "belief_r2": held_out_scores(found, targets, jackknife_weights(len(targets.held)))["r2"],
-        "belief_r2_null": _alone(float(found.r2[1:].mean())),
+        "random_belief_r2": _alone(float(found.r2[1:].mean())),
     }
 
 
 def _frame(at: Setting) -> Arrays:
     frame = Frame.of(at.model, at.bench.task, at.run, n=min(at.bench.n, MAX_PAIRS), seed=at.bench.seed)
-    found = frame.redirects()
-    by_pair = found.pop("redirect_bits")
+    found = frame.answer_shifts()
+    by_pair = found.pop("answer_shift_bits")
     rest = {name: _alone(values) for name, values in found.items()}
-    return {"redirect_bits": jackknife_weights(len(by_pair)) @ by_pair, "frame_ratio": frame.ratios(at.run), **rest}
+    return {"answer_shift_bits": jackknife_weights(len(by_pair)) @ by_pair, "frame_ratio": frame.ratios(at.run), **rest}
 
 
 PARTS: Mapping[str, Callable[[Setting], Arrays]] = {

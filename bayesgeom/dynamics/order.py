@@ -15,6 +15,7 @@ from typing import Any, final
 import numpy as np
 from jaxtyping import Float
 
+from bayesgeom.dynamics.rows import over_trainings
 from bayesgeom.dynamics.settling import MIN_SEEDS, SETTLED, Dissociation, Steps, dissociation
 from bayesgeom.stats.bootstrap import NEVER, Crossing
 
@@ -89,20 +90,26 @@ class Order:
         return f"not decided: {reason} ({counts} of {len(found)} pairs)"
 
     def fields(self) -> dict[str, Any]:
-        """Return the report's fields."""
+        """Return the fields of the report on what settles first."""
         shape = (len(SCALES), len(self.frame_measures))
 
-        def table(value: Callable[[Dissociation], float]) -> Float[np.ndarray, "scale frame_measure"]:
-            return np.array([[value(own) for own in row] for row in self.pairs], dtype=float).reshape(shape)
+        def table(values: list[list[float]]) -> Float[np.ndarray, "scale frame_measure"]:
+            return np.array(values, dtype=float).reshape(shape)
 
+        ends = (
+            table([[own.lo for own in row] for row in self.pairs]),
+            table([[own.hi for own in row] for row in self.pairs]),
+        )
         return {
             "scales": tuple(SCALES),
             "frame_measures": self.frame_measures,
             "precision_step_by_scale": self.precision_steps,
             "frame_step_by_measure": self.frame_steps,
-            "dissociation_by_scale": table(lambda own: own.mean),
-            "dissociation_by_scale_lo": table(lambda own: own.lo),
-            "dissociation_by_scale_hi": table(lambda own: own.hi),
+            "dissociation_by_scale": over_trainings(
+                table([[own.mean for own in row] for row in self.pairs]),
+                ends,
+                n=len(self.precision_steps),
+            ),
             "order_by_scale": tuple(said for row in self.verdicts for said in row),
             "order": self.verdict,
         }

@@ -1,8 +1,8 @@
 """What one training looks like: its values as a film on the last snapshot's axes, and where its attention goes."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, final
+from typing import TYPE_CHECKING, Annotated, ClassVar, final
 
 import numpy as np
 from jaxtyping import Float
@@ -10,29 +10,33 @@ from jaxtyping import Float
 from bayesgeom.dynamics.measure import Measured
 from bayesgeom.dynamics.rows import interval_of
 from bayesgeom.dynamics.runs import TrainingRun
-from bayesgeom.results.report import Headline, Report
+from bayesgeom.results.estimate import Baseline, Estimate, Quantity
+from bayesgeom.results.headline import Headline
+from bayesgeom.results.report import Report, headline_of
+from bayesgeom.results.storage import quantities_of
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
+RANDOM_PLANE, FIRST = "random plane", "first snapshot"
 N_MAPS, MAX_ROWS = 4, 3  # steps that are drawn unless others are named; layers that are
 
 
 @final
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class ManifoldFilmReport(Report):
-    """Vectors of the last layer at some scored positions, each snapshot's centred, along the last one's PC1 and PC2.
+    """Vectors of the last layer at some scored positions, each snapshot's centered, along the last one's PC1 and PC2.
 
-    `final_axes_share`: the share of a snapshot's variance along these two. Its null is a random plane.
+    `final_axes_share`: the share of a snapshot's variance along these two. Its baseline is a random plane.
     """
 
     name: ClassVar[str] = "manifold_film"
     title: ClassVar[str] = "The value manifold over training"
     about: ClassVar[str] = (
         "Each dot is the last layer's value vector at one scored position, always of the same sequences, seen "
-        "along the two directions in which these vectors vary most at the end of training; the colour is the "
+        "along the two directions in which these vectors vary most at the end of training; the color is the "
         "exact entropy there. Press the button, or move the slider. Where entropy is a function of position, "
-        "as when no key returns, any code for position would order the colours too. The null of the share "
+        "as when no key returns, any code for position would order the colors too. The baseline of the share "
         "along these axes is a random plane."
     )
 
@@ -40,22 +44,19 @@ class ManifoldFilmReport(Report):
     steps: tuple[str, ...]
     cloud: Float[np.ndarray, "step point component"]
     entropy_bits: Float[np.ndarray, " point"]
-    final_axes_share: Float[np.ndarray, " step"]
-    final_axes_share_lo: Float[np.ndarray, " step"]
-    final_axes_share_hi: Float[np.ndarray, " step"]
-    final_axes_share_null: Float[np.ndarray, " step"]
-    intervals: Mapping[str, tuple[float, float]]
-    nulls: Mapping[str, float]
+    final_axes_share: Annotated[
+        Estimate, Quantity("step", better="higher", label="variance along the last snapshot's PC1 and PC2")
+    ]
     n: int
 
     def headlines(self) -> Sequence[Headline]:
-        label = "variance along the last snapshot's PC1 and PC2, step"
+        label = quantities_of(type(self))["final_axes_share"].label
         return tuple(
-            self.entry("final_axes_share", (at,), f"{label} {self.steps[at]}", null_label="random plane")
+            headline_of(self, "final_axes_share", at=(at,), label=f"{label}, step {self.steps[at]}")
             for at in sorted({0, len(self.steps) // 2, len(self.steps) - 1})
         )
 
-    def figure(self) -> "Figure":
+    def plot(self) -> "Figure":
         from bayesgeom.charts.film import film_figure
 
         axes = ("last snapshot's PC1 (activation units)", "last snapshot's PC2 (activation units)")
@@ -70,11 +71,11 @@ class ManifoldFilmReport(Report):
 
 
 @final
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class AttentionMapsReport(Report):
-    """Attention of one sequence, mean over heads, at some steps and layers. `focus`: the mean largest weight of a row.
+    """Attention of one sequence, mean over heads, at some steps and layers.
 
-    Its null is the first snapshot.
+    `focus`: the mean largest weight of a row. Its baseline is the first snapshot.
     """
 
     name: ClassVar[str] = "attention_maps"
@@ -82,28 +83,25 @@ class AttentionMapsReport(Report):
     about: ClassVar[str] = (
         "Where the scored positions (down) of one sequence look (right), mean over heads, at a few steps of "
         "training: a map that looks like the last one has settled. The number is the largest weight of a row, "
-        "mean over rows; the null is the first snapshot."
+        "mean over rows; the baseline is the first snapshot."
     )
 
     run: str
     chosens: tuple[str, ...]
     shown_layers: tuple[str, ...]
     maps: Float[np.ndarray, "chosen shown_layer query_pos key_pos"]
-    focus: Float[np.ndarray, "chosen shown_layer"]
-    intervals: Mapping[str, tuple[float, float]]
-    nulls: Mapping[str, float]
+    focus: Annotated[Estimate, Quantity("chosen shown_layer", label="largest weight of a row")]
     n: int
 
     def headlines(self) -> Sequence[Headline]:
         return tuple(
-            Headline(
-                metric="focus", label=f"largest weight of a row, layer {layer}, step {self.chosens[-1]}",
-                value=float(self.focus[-1, row]), null=float(self.focus[0, row]), null_label=f"step {self.chosens[0]}",
+            headline_of(
+                self, "focus", at=(-1, row), label=f"largest weight of a row, layer {layer}, step {self.chosens[-1]}"
             )
             for row, layer in enumerate(self.shown_layers)
-        )  # fmt: skip
+        )
 
-    def figure(self) -> "Figure":
+    def plot(self) -> "Figure":
         from bayesgeom.charts.maps import maps_figure
 
         return maps_figure(f"{self.title} — {self.run}", self.maps, self.chosens, self.shown_layers)
@@ -114,18 +112,16 @@ def film(run: TrainingRun, found: Sequence[Measured], *, n: int, seed: int) -> M
     if "points" not in found[-1].numbers:
         return None
     share = np.stack([own.numbers["final_axes_share"] for own in found])
-    lo, hi = interval_of(share.T, seed=seed, scale="share")
+    ends = interval_of(share.T, seed=seed, scale="share")
+    plane = np.array([own.numbers["random_final_axes_share"][0] for own in found])
     return ManifoldFilmReport(
         run=run.name,
         steps=tuple(str(step) for step in run.steps),
         cloud=np.stack([own.numbers["points"] for own in found]),
         entropy_bits=found[-1].numbers["point_entropy_bits"],
-        final_axes_share=share[:, 0],
-        final_axes_share_lo=lo,
-        final_axes_share_hi=hi,
-        final_axes_share_null=np.array([own.numbers["final_axes_share_null"][0] for own in found]),
-        intervals={},
-        nulls={},
+        final_axes_share=Estimate.of(
+            share[:, 0], (ends.lo, ends.hi), n=n, baselines=[Baseline.of("chance", RANDOM_PLANE, plane)]
+        ),
         n=n,
     )
 
@@ -146,8 +142,11 @@ def attention_maps(run: TrainingRun, found: Sequence[Measured], at: Sequence[int
         chosens=tuple(str(run.steps[index]) for index in chosen),
         shown_layers=tuple(str(layer) for layer in layers),
         maps=maps,
-        focus=maps.max(axis=-1).mean(axis=-1),
-        intervals={},
-        nulls={},
+        focus=focus_of(maps.max(axis=-1).mean(axis=-1)),
         n=1,
     )
+
+
+def focus_of(largest: Float[np.ndarray, "chosen shown_layer"]) -> Estimate:
+    """Return the mean largest weights of one sequence, with the first snapshot's as their baseline."""
+    return Estimate.of(largest, n=1, baselines=[Baseline.of("baseline", FIRST, largest[0])])

@@ -2,25 +2,27 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, final
+from typing import TYPE_CHECKING, Annotated, ClassVar, final
 
 import numpy as np
 from jaxtyping import Float
 
-from bayesgeom.results.cells import number_cell
-from bayesgeom.results.report import Headline, Report, aligned
-from bayesgeom.stats.bootstrap import mean_interval, seed_interval
+from bayesgeom.dynamics.rows import over_trainings
+from bayesgeom.results.cells import interval_cell, number_cell
+from bayesgeom.results.estimate import Baseline, Estimate, Quantity
+from bayesgeom.results.estimators import mean_estimate
+from bayesgeom.results.headline import Headline
+from bayesgeom.results.report import Report, headline_of
+from bayesgeom.results.storage import quantities_of
+from bayesgeom.results.tables import aligned
+from bayesgeom.stats.bootstrap import seed_interval
 from bayesgeom.training.scores import Scores
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
-_SCORED = {  # the scores behind each number, and those of its null
-    "kl_bits": ("kl_bits", "context_free_kl_bits"),
-    "entropy_mae_bits": ("entropy_error_bits", "context_free_entropy_error_bits"),
-}
-METRICS = tuple(_SCORED)
-_LABELS = {"kl_bits": "KL(exact ‖ model)", "entropy_mae_bits": "entropy error"}
+CONTEXT_FREE = "context-free predictor"
+_KL, _ERROR = "KL(exact ‖ model)", "entropy error"
 
 
 @final
@@ -34,21 +36,20 @@ class Replica:
 
 
 @final
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class ReplicationReport(Report):
     """One row per seed, all scored on the same sequences; intervals of rows are over sequences.
 
-    `mean_…` is over seeds with Student's interval, NaN for one; `spread_…` is their standard deviation. `curve_kl_bits`
-    is each training's own log, on 256 held-out sequences of its own; NaN where no log was kept.
+    `mean_…` is over trainings with Student's interval, NaN for one; `spread_…` is their standard deviation.
+    `curve_kl_bits` is each training's own log, on 256 held-out sequences of its own; NaN where no log was kept.
     """
 
     name: ClassVar[str] = "replication"
     title: ClassVar[str] = "The same training under several seeds"
     about: ClassVar[str] = (
-        "Data and initialisation are drawn anew, all else is the same recipe. Dots are single trainings "
-        "with intervals over sequences, which say nothing of other seeds; the mean's interval is over seeds "
-        "(Student's). The null is the best predictor that reads nothing. The curves are the "
-        "trainings' own logs."
+        "Data and initialization are drawn anew; everything else is the same recipe. Dots are single trainings with "
+        "intervals over sequences, which say nothing about other seeds. The interval of the mean is over seeds "
+        "(Student's). The baseline is the best context-free predictor. The curves are the trainings' own logs."
     )
 
     recipe: str
@@ -56,34 +57,24 @@ class ReplicationReport(Report):
     weights_hashes: tuple[str, ...]
     missing: tuple[str, ...]
     steps: tuple[str, ...]
-    kl_bits: Float[np.ndarray, " replica"]
-    kl_bits_lo: Float[np.ndarray, " replica"]
-    kl_bits_hi: Float[np.ndarray, " replica"]
-    kl_bits_null: Float[np.ndarray, " replica"]
-    entropy_mae_bits: Float[np.ndarray, " replica"]
-    entropy_mae_bits_lo: Float[np.ndarray, " replica"]
-    entropy_mae_bits_hi: Float[np.ndarray, " replica"]
-    entropy_mae_bits_null: Float[np.ndarray, " replica"]
+    kl_bits: Annotated[Estimate, Quantity("replica", unit="bits", better="lower", label=_KL)]
+    entropy_mae_bits: Annotated[Estimate, Quantity("replica", unit="bits", better="lower", label=_ERROR)]
     curve_kl_bits: Float[np.ndarray, "replica step"]
     curve_loss_nats: Float[np.ndarray, "replica step"]
-    mean_kl_bits: float
-    spread_kl_bits: float
-    mean_entropy_mae_bits: float
-    spread_entropy_mae_bits: float
-    intervals: Mapping[str, tuple[float, float]]
-    nulls: Mapping[str, float]
+    mean_kl_bits: Annotated[Estimate, Quantity(unit="bits", better="lower", label=f"{_KL}, mean")]
+    mean_entropy_mae_bits: Annotated[Estimate, Quantity(unit="bits", better="lower", label=f"{_ERROR}, mean")]
+    spread_kl_bits: Annotated[Estimate, Quantity(unit="bits", label=f"{_KL}, standard deviation")]
+    spread_entropy_mae_bits: Annotated[Estimate, Quantity(unit="bits", label=f"{_ERROR}, standard deviation")]
     n: int
 
     def headlines(self) -> Sequence[Headline]:
-        of = f"of {len(self.replicas)} seed(s)"
-        means = (
-            self.scalar(f"mean_{m}", f"{_LABELS[m]}, mean {of}", unit="bits", null_label="context-free")
-            for m in METRICS
+        shown = ("mean_kl_bits", "mean_entropy_mae_bits", "spread_kl_bits", "spread_entropy_mae_bits")
+        quantities = quantities_of(type(self))
+        return tuple(
+            headline_of(self, m, label=f"{quantities[m].label} of {len(self.replicas)} seed(s)") for m in shown
         )
-        spreads = (self.scalar(f"spread_{m}", f"{_LABELS[m]}, standard deviation {of}", unit="bits") for m in METRICS)
-        return (*means, *spreads)
 
-    def figure(self) -> "Figure":
+    def plot(self) -> "Figure":
         from bayesgeom.charts.curves import Curve, add_curves
         from bayesgeom.charts.forest import add_forest
         from bayesgeom.charts.heads import add_note
@@ -102,59 +93,82 @@ class ReplicationReport(Report):
             else:
                 add_note(figure, (1, column), "no training kept its log")
         figure.update_yaxes(type="log", exponentformat="power", row=1, col=1)
-        for column, metric in enumerate(METRICS, start=1):
-            of, (lo, hi) = vars(self), self.intervals[f"mean_{metric}"]
-            ends = (np.append(of[f"{metric}_lo"], lo), np.append(of[f"{metric}_hi"], hi))
-            values = np.append(of[metric], of[f"mean_{metric}"])
-            # The recipe stands in the title; its name before every seed would reach into the panel to the left.
-            labels = [name.removeprefix(self.recipe).lstrip("-") or "seed0" for name in self.replicas]
-            labels = [*labels, "mean over seeds"]
-            add_forest(figure, (2, column), labels, values, ends, unit=f"{_LABELS[metric]} (bits)", null=0.0)
+        # The title names the recipe; its name before every seed would reach into the panel to the left.
+        labels = [name.removeprefix(self.recipe).lstrip("-") or "seed0" for name in self.replicas]
+        labels = [*labels, "mean over seeds"]
+        scored = ((self.kl_bits, self.mean_kl_bits, _KL), (self.entropy_mae_bits, self.mean_entropy_mae_bits, _ERROR))
+        for column, (rows, mean, label) in enumerate(scored, start=1):
+            low, high = (np.append(*ends) for ends in zip(rows.ends, mean.ends, strict=True))
+            values = np.append(rows.value, mean.value)
+            add_forest(figure, (2, column), labels, values, (low, high), unit=f"{label} (bits)", null=0.0)
         name_once(figure)
         return with_room_for_legend(figure)
 
     def table(self) -> str:
-        """What the command line prints: one line per seed, then mean and spread."""
+        """Return what the command line prints: one line per seed, then mean and spread."""
         rows: list[tuple[str, ...]] = [("seed", "KL (bits)", "entropy error (bits)", "weights")]
         for at, name in enumerate(self.replicas):
-            cells = (str(self.entry(metric, (at,), "")).strip().split(";")[0] for metric in METRICS)
-            rows.append((name, *cells, self.weights_hashes[at]))
-        below = ("mean", "spread")
-        rows += [(what, *(number_cell(vars(self)[f"{what}_{metric}"]) for metric in METRICS), "") for what in below]
+            rows.append((name, _cell(self.kl_bits[at]), _cell(self.entropy_mae_bits[at]), self.weights_hashes[at]))
+        means = (self.mean_kl_bits, self.mean_entropy_mae_bits)
+        spreads = (self.spread_kl_bits, self.spread_entropy_mae_bits)
+        for what, both in (("mean", means), ("spread", spreads)):
+            rows.append((what, *(number_cell(float(own)) for own in both), ""))
         return "\n".join(aligned(rows))
 
 
 def replication_report(
     recipe: str, replicas: Sequence[Replica], *, missing: Sequence[str], seed: int
 ) -> ReplicationReport:
-    """Scores by seed with intervals over sequences, their mean with one over seeds, and the logs on common steps."""
+    """Return scores by seed with intervals over sequences, their mean with one over seeds, and the logs."""
     n = len(replicas[0].scores.kl_bits)
     steps = sorted({step for own in replicas for step in own.log})
     logs = np.array([[own.log.get(step, (np.nan, np.nan)) for step in steps] for own in replicas]).reshape(
         len(replicas), len(steps), 2
     )
-    found, intervals, nulls = dict[str, Any](), dict[str, tuple[float, float]](), dict[str, float]()
-    for metric, names in _SCORED.items():
-        scores, free = (np.stack([vars(own.scores)[field] for own in replicas]) for field in names)
-        by_seed = scores.mean(axis=1)
-        lo, hi = mean_interval(scores.T, seed=seed)
-        null = free.mean(axis=1)
-        found |= {metric: by_seed, f"{metric}_lo": lo, f"{metric}_hi": hi, f"{metric}_null": null}
-        ends = seed_interval(by_seed)
-        found[f"mean_{metric}"] = float(by_seed.mean())
-        found[f"spread_{metric}"] = float(by_seed.std(ddof=1)) if len(by_seed) > 1 else float("nan")
-        intervals[f"mean_{metric}"] = (float(ends[0]), float(ends[1]))
-        nulls[f"mean_{metric}"] = float(null.mean())
+    scores = [own.scores for own in replicas]
+    kl = _by_seed([own.kl_bits for own in scores], [own.context_free_kl_bits for own in scores], seed)
+    error = _by_seed(
+        [own.entropy_error_bits for own in scores], [own.context_free_entropy_error_bits for own in scores], seed
+    )
     return ReplicationReport(
         recipe=recipe,
         replicas=tuple(own.name for own in replicas),
         weights_hashes=tuple(own.scores.weights_hash for own in replicas),
         missing=tuple(missing),
         steps=tuple(map(str, steps)),
+        kl_bits=kl,
+        entropy_mae_bits=error,
         curve_kl_bits=logs[:, :, 0],
         curve_loss_nats=logs[:, :, 1],
-        intervals=intervals,
-        nulls=nulls,
+        mean_kl_bits=_mean(kl),
+        mean_entropy_mae_bits=_mean(error),
+        spread_kl_bits=_spread(kl),
+        spread_entropy_mae_bits=_spread(error),
         n=n,
-        **found,
     )
+
+
+def _by_seed(
+    scores: Sequence[Float[np.ndarray, " sequence"]], free: Sequence[Float[np.ndarray, " sequence"]], seed: int
+) -> Estimate:
+    """Mean over sequences of every training, with the context-free predictor's."""
+    level = np.stack(free).mean(axis=1)
+    return mean_estimate(np.stack(scores, axis=1), seed=seed, baselines=[Baseline.of("baseline", CONTEXT_FREE, level)])
+
+
+def _mean(own: Estimate) -> Estimate:
+    """Mean over trainings with Student's interval."""
+    free = float(own.baseline(CONTEXT_FREE).value.mean())
+    level = Baseline.of("baseline", CONTEXT_FREE, free)
+    return over_trainings(own.value.mean(), seed_interval(own.value), n=len(own.value), baselines=[level])
+
+
+def _spread(own: Estimate) -> Estimate:
+    """Standard deviation over trainings; NaN for one."""
+    return Estimate.of(own.value.std(ddof=1) if len(own.value) > 1 else np.nan, n=len(own.value))
+
+
+def _cell(own: Estimate) -> str:
+    """A number with its interval."""
+    low, high = map(float, own.ends)
+    return f"{number_cell(float(own))} [{interval_cell(low, high)}]"

@@ -1,216 +1,154 @@
-"""The dynamics report: every diagnostic over the snapshots of one training or several, and what settles when."""
+"""The dynamics report: every diagnostic over the snapshots of one training or several."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, final
+from typing import TYPE_CHECKING, Annotated, ClassVar, final
 
 import numpy as np
 from jaxtyping import Float
 
-from bayesgeom.dynamics.order import ORDER_RULE
-from bayesgeom.dynamics.settling import FALL_RULE, NEAR, SETTLED
-from bayesgeom.results.cells import interval_cell
-from bayesgeom.results.report import Headline, Report, aligned
+from bayesgeom.dynamics.settling import SETTLED
+from bayesgeom.results.estimate import Estimate, Quantity
+from bayesgeom.results.headline import Headline
+from bayesgeom.results.report import Report, headline_of
+from bayesgeom.results.tables import aligned
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
+UNIFORM, DIRECTIONS, SUBSPACES = "uniform predictor", "random directions", "random subspaces"
+SHUFFLED = "shuffled entropies"
+_MAX_LAYERS = 7  # of the answer shift, whose ceiling and baseline are drawn too
+
 
 @final
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class DynamicsReport(Report):
-    """One row per training, one column per snapshot; all snapshots saw the same trials.
+    """One row per training, one column per snapshot; all snapshots saw the same sequences.
 
-    Per training, intervals are over sequences; `…_mean` is over trainings, with Student's interval, NaN for one alone.
+    Per training, intervals are over sequences. `kl_bits_mean` is the mean over trainings, with Student's interval.
 
     - `pattern_distance_bits`: Jensen–Shannon divergence of attention rows at scored positions from the last snapshot.
     - `key_overlap`: mean |cosine| between hypothesis tokens' keys. `pc1_share`, `curve_share`: of the last layer's
       values (of the stream where there are none). `belief_r2`: of the last layer's stream, held out.
-    - `redirect_bits`: what swapping the frame at each layer's input does to the answer; `…_ceiling` swaps all of it,
-      `…_null` random subspaces of that rank. `frame_ratio`: overlap of the frame with the directions that the answers
-      depend on, over chance.
-    - `frame_step`, `precision_step`, `precision_step_by_share`: first snapshots that settle, as
-      `over_training.settling` says; `dissociation…`: log2 of their ratio, `…_least` and `…_most` what the spacing of
-      snapshots allows.
-    - `order`: the verdict on all scales and frame measures (`over_training.order`); `precision_step_by_scale` and
-      `frame_step_by_measure`: when each had settled; `dissociation_by_scale`: log2 of their ratio, mean over trainings;
-      `order_by_scale`: what each pair alone would say, scale by scale.
-    - `fall…`: per curve the largest fall after a maximum, between which steps, and as a share of the curve's rise.
+    - `answer_shift_bits`: effect on the answer of swapping the frame at each layer's input;
+      `ceiling_answer_shift_bits`: that of swapping the whole stream. `frame_ratio`: overlap of the frame with the
+      directions on which the answers depend, divided by chance level.
     """
 
     name: ClassVar[str] = "dynamics"
-    title: ClassVar[str] = "How the geometry forms: does the frame settle before the precision?"
+    title: ClassVar[str] = "How the geometry forms over training"
     about: ClassVar[str] = (
-        "Every snapshot of a training is measured on the same sequences. The claim is that the key frame (attention "
-        "patterns, layer-0 keys) settles long before the answers are precise. Which of the two is first depends on "
-        "the scale of the error: KL, √KL and log KL have covered nine tenths of their way at different steps. So "
-        f"all three are timed, each against every frame measure, by one rule: {ORDER_RULE}. The stated thresholds, "
-        f"patterns within {SETTLED:.0%} of their first distance and KL at most {NEAR:g} times the last one, are "
-        "reported too; they are not alike. The baseline is the first snapshot, where nothing was learned, and 0 for "
-        f"the dissociation. Of falls: {FALL_RULE}."
+        "Every snapshot of a training is measured on the same sequences. Curves show the error of the answers, how far "
+        "attention patterns still are from the last snapshot, the geometry of keys and values, how well a linear map "
+        "reads the belief, and how much the answer depends on the key frame. Baselines are the uniform predictor, "
+        "random directions and subspaces, and shuffled entropies; otherwise compare with the first snapshot, before "
+        "anything was learned."
     )
 
     runs: tuple[str, ...]
     steps: tuple[str, ...]
-    curves: tuple[str, ...]
-    kl_bits: Float[np.ndarray, "run step"]
-    kl_bits_lo: Float[np.ndarray, "run step"]
-    kl_bits_hi: Float[np.ndarray, "run step"]
-    kl_bits_mean: Float[np.ndarray, " step"]
-    kl_bits_mean_lo: Float[np.ndarray, " step"]
-    kl_bits_mean_hi: Float[np.ndarray, " step"]
-    entropy_mae_bits: Float[np.ndarray, "run step"]
-    entropy_mae_bits_lo: Float[np.ndarray, "run step"]
-    entropy_mae_bits_hi: Float[np.ndarray, "run step"]
-    entropy_mae_bits_mean: Float[np.ndarray, " step"]
-    entropy_mae_bits_mean_lo: Float[np.ndarray, " step"]
-    entropy_mae_bits_mean_hi: Float[np.ndarray, " step"]
-    pattern_distance_bits: Float[np.ndarray, "run step"]
-    pattern_distance_bits_lo: Float[np.ndarray, "run step"]
-    pattern_distance_bits_hi: Float[np.ndarray, "run step"]
+    kl_bits: Annotated[Estimate, Quantity("run step", unit="bits", better="lower", label="KL(exact ‖ model)")]
+    kl_bits_mean: Annotated[Estimate, Quantity("step", unit="bits", better="lower", label="KL, mean over trainings")]
+    entropy_mae_bits: Annotated[Estimate, Quantity("run step", unit="bits", better="lower", label="entropy error")]
+    pattern_distance_bits: Annotated[
+        Estimate, Quantity("run step", unit="bits", label="distance of attention patterns from the last snapshot")
+    ]
     pattern_distance_bits_by_layer: Float[np.ndarray, "run step layer"]
-    key_overlap: Float[np.ndarray, "run step layer"]
-    key_overlap_lo: Float[np.ndarray, "run step layer"]
-    key_overlap_hi: Float[np.ndarray, "run step layer"]
-    pc1_share: Float[np.ndarray, "run step"]
-    pc1_share_lo: Float[np.ndarray, "run step"]
-    pc1_share_hi: Float[np.ndarray, "run step"]
-    curve_share: Float[np.ndarray, "run step"]
-    curve_share_null: Float[np.ndarray, "run step"]
-    belief_r2: Float[np.ndarray, "run step"]
-    belief_r2_lo: Float[np.ndarray, "run step"]
-    belief_r2_hi: Float[np.ndarray, "run step"]
-    belief_r2_null: Float[np.ndarray, "run step"]
-    redirect_bits: Float[np.ndarray, "run step layer"]
-    redirect_bits_lo: Float[np.ndarray, "run step layer"]
-    redirect_bits_hi: Float[np.ndarray, "run step layer"]
-    redirect_bits_null: Float[np.ndarray, "run step layer"]
-    redirect_ceiling_bits: Float[np.ndarray, "run step layer"]
-    frame_ratio: Float[np.ndarray, "run step layer"]
-    frame_step: Float[np.ndarray, " run"]
-    precision_step: Float[np.ndarray, " run"]
-    precision_step_by_share: Float[np.ndarray, " run"]
-    dissociation_by_run: Float[np.ndarray, " run"]
-    dissociation_by_run_least: Float[np.ndarray, " run"]
-    dissociation_by_run_most: Float[np.ndarray, " run"]
-    dissociation_by_share_by_run: Float[np.ndarray, " run"]
-    scales: tuple[str, ...]
-    frame_measures: tuple[str, ...]
-    precision_step_by_scale: Float[np.ndarray, "run scale"]
-    frame_step_by_measure: Float[np.ndarray, "run frame_measure"]
-    dissociation_by_scale: Float[np.ndarray, "scale frame_measure"]
-    dissociation_by_scale_lo: Float[np.ndarray, "scale frame_measure"]
-    dissociation_by_scale_hi: Float[np.ndarray, "scale frame_measure"]
-    order_by_scale: tuple[str, ...]
-    order: str
-    fall: Float[np.ndarray, " curve"]
-    fall_lo: Float[np.ndarray, " curve"]
-    fall_hi: Float[np.ndarray, " curve"]
-    fall_share: Float[np.ndarray, " curve"]
-    fall_start: Float[np.ndarray, " curve"]
-    fall_end: Float[np.ndarray, " curve"]
-    fall_verdicts: tuple[str, ...]
-    dissociation: float
-    dissociation_by_share: float
-    verdict: str
-    verdict_by_share: str
-    key_overlap_chance: float
-    kl_bits_uniform: float
-    missing: Mapping[str, str]
-    intervals: Mapping[str, tuple[float, float]]
-    nulls: Mapping[str, float]
+    key_overlap: Annotated[Estimate, Quantity("run step layer", better="lower", label="mean |cos| between keys")]
+    pc1_share: Annotated[Estimate, Quantity("run step", better="higher", label="PC1 share of the last values")]
+    curve_share: Annotated[Estimate, Quantity("run step", better="higher", label="curve share of the last values")]
+    belief_r2: Annotated[Estimate, Quantity("run step", better="higher", label="held-out R² of the belief, last layer")]
+    answer_shift_bits: Annotated[
+        Estimate, Quantity("run step layer", unit="bits", better="higher", label="answer shift of the frame swap")
+    ]
+    ceiling_answer_shift_bits: Annotated[
+        Estimate, Quantity("run step layer", unit="bits", better="higher", label="answer shift of the whole stream")
+    ]
+    frame_ratio: Annotated[
+        Estimate, Quantity("run step layer", better="higher", label="frame ratio: overlap over chance level")
+    ]
     n: int
 
-    def conclusion(self) -> str:
-        return self.verdict
-
     def headlines(self) -> Sequence[Headline]:
-        kl = self.entry("kl_bits_mean", (len(self.steps) - 1,), "KL at the last snapshot", unit="bits")
-        falls = (
-            self.entry("fall", (at,), f"{name}, largest fall: {self._fall_text(at)}")
-            for at, name in enumerate(self.curves)
-            if np.isfinite(self.fall[at])
-        )
-        return (
-            self.scalar(
-                "dissociation", f"frame or precision first: {self.order}; log2 ratio at the stated thresholds",
-                null_label="together",
-            ),
-            self.scalar(
-                "dissociation_by_share", "the same by nine tenths of the way, on the scale KL alone",
-                null_label="together",
-            ),
-            kl,
-            *falls,
+        return (headline_of(self, "kl_bits_mean", at=(len(self.steps) - 1,), label="KL at the last snapshot"),)
+
+    def plot(self) -> "Figure":
+        from bayesgeom.charts.curves import Curve
+        from bayesgeom.dynamics.drawing import Curves, by_layer, by_run, curves_figure, levels_of, of_baselines
+
+        first, shift = self.pattern_distance_bits.value[:, :1], self.answer_shift_bits
+        kl, errors = by_run(self.runs, self.kl_bits), by_run(self.runs, self.entropy_mae_bits)
+        patterns = by_run(self.runs, self.pattern_distance_bits, first)
+        shape = [
+            Curve(name="PC1 share", values=self.pc1_share.value.mean(axis=0)),
+            Curve(name="curve share", values=self.curve_share.value.mean(axis=0)),
+            *of_baselines("curve share", self.curve_share.baselines),
+        ]
+        read = [*by_run(self.runs, self.belief_r2), *of_baselines("belief R²", self.belief_r2.baselines)]
+        ceiling = Curve(name="ceiling, layer 0", values=self.ceiling_answer_shift_bits.value[..., 0].mean(axis=0))
+        swapped = [*by_layer(shift.value)[:_MAX_LAYERS], ceiling, *of_baselines("layer 0", shift[..., 0].baselines)]
+        by_layers = by_layer(self.pattern_distance_bits_by_layer)
+        drawn = (
+            Curves(title="Error of the answers", unit="KL (bits, log scale)", curves=kl,
+                   levels=levels_of(self.kl_bits), is_log=True),
+            Curves(title="Error of their entropy", unit="entropy error (bits, log scale)", curves=errors, is_log=True),
+            Curves(title="Patterns: distance from the last, share of the first", unit="share of the first",
+                   curves=patterns, levels=(("settled", SETTLED), ("start", 1.0))),
+            Curves(title="The same, by layer", unit="Jensen–Shannon (bits)", curves=by_layers),
+            Curves(title="Key overlap, by layer", unit="mean |cosine|", curves=by_layer(self.key_overlap.value),
+                   levels=levels_of(self.key_overlap)),
+            Curves(title="Shape of the last values", unit="share of variance", curves=shape),
+            Curves(title="Belief read-out, last layer", unit="held-out R²", curves=read),
+            Curves(title="Swapping the frame, by layer", unit="answer shift (bits)", curves=swapped,
+                   levels=(("0", 0.0),)),
+            Curves(title="Frame ratio, by layer", unit="over chance", curves=by_layer(self.frame_ratio.value),
+                   levels=levels_of(self.frame_ratio)),
         )  # fmt: skip
+        return curves_figure(self.title, self.steps, drawn)
 
-    def figure(self) -> "Figure":
-        from bayesgeom.dynamics.drawing import dynamics_figure
-
-        return dynamics_figure(self.title, vars(self))
+    def timed(self) -> Mapping[str, np.ndarray]:
+        """Return the curves whose settling decides the order, as `order_of` takes them."""
+        return {
+            "kl_bits": self.kl_bits.value,
+            "pattern_distance_bits": self.pattern_distance_bits.value,
+            "key_overlap": self.key_overlap.value,
+            "curve_share": self.curve_share.value,
+        }
 
     def table(self) -> str:
-        """What the command line prints: means over trainings by snapshot, then when each training settled."""
+        """Return means over trainings by snapshot, as the command line prints them, and the chance levels."""
         rows: list[tuple[str, ...]] = [
             (
                 "step", "KL (bits)", "entropy error (bits)", "pattern distance (bits)", "key overlap", "PC1 share",
-                "belief R²", "redirect (bits)", "frame ratio",
+                "belief R²", "answer shift (bits)", "frame ratio",
             )
         ]  # fmt: skip
+        columns = (
+            self.kl_bits.value,
+            self.entropy_mae_bits.value,
+            self.pattern_distance_bits.value,
+            self.key_overlap.value[..., 0],
+            self.pc1_share.value,
+            self.belief_r2.value,
+            self.answer_shift_bits.value[..., 0],
+            self.frame_ratio.value[..., 0],
+        )
         for at, step in enumerate(self.steps):
-            columns = [self.kl_bits, self.entropy_mae_bits, self.pattern_distance_bits, self.key_overlap[..., 0]]
-            columns += [self.pc1_share, self.belief_r2, self.redirect_bits[..., 0], self.frame_ratio[..., 0]]
             rows.append((step, *(f"{column[:, at].mean():.4g}" for column in columns)))
-        moments: list[tuple[str, ...]] = [
-            ("training", "frame step", "precision step", "by the frame's rule", "log2 ratio", "spacing allows")
-        ]
-        for run, name in enumerate(self.runs):
-            steps = (self.frame_step[run], self.precision_step[run], self.precision_step_by_share[run])
-            reach = f"{self.dissociation_by_run_least[run]:.2f} … {self.dissociation_by_run_most[run]:.2f}"
-            moments.append((name, *(f"{step:g}" for step in steps), f"{self.dissociation_by_run[run]:.2f}", reach))
-        return "\n".join([*aligned(rows), self._chance(), "", *aligned(moments), "", *self._orders()])
-
-    def _orders(self) -> list[str]:
-        """Every scale against every frame measure, and the verdict on all of them."""
-        rows: list[tuple[str, ...]] = [
-            ("scale", "settled at step", "frame measure", "settled at step", "log2 ratio", "")
-        ]
-        for at, said in enumerate(self.order_by_scale):
-            one, other = divmod(at, len(self.frame_measures))
-            lo, hi = (float(end[one, other]) for end in self._order_ends)
-            rows.append(
-                (
-                    self.scales[one], _steps(self.precision_step_by_scale[:, one]), self.frame_measures[other],
-                    _steps(self.frame_step_by_measure[:, other]),
-                    f"{self.dissociation_by_scale[one, other]:.2f} [{interval_cell(lo, hi)}]", said,
-                )
-            )  # fmt: skip
-        return [*aligned(rows), f"frame or precision first: {self.order}"]
-
-    @property
-    def _order_ends(self) -> tuple[np.ndarray, np.ndarray]:
-        return self.dissociation_by_scale_lo, self.dissociation_by_scale_hi
+        return "\n".join([*aligned(rows), self._chance()])
 
     def _chance(self) -> str:
         """The level of each column without the structure, at the last snapshot."""
-        levels = {
-            "KL {} (uniform predictor)": self.kl_bits_uniform,
-            "key overlap {} (random directions)": self.key_overlap_chance,
-            "belief R² {} (shuffled within position)": float(self.belief_r2_null[:, -1].mean()),
-            "redirect {} (random subspaces)": float(self.redirect_bits_null[:, -1, 0].mean()),
-            "frame ratio {} (random directions)": 1.0,
-        }
-        known = [said.format(f"{level:.4g}") for said, level in levels.items() if np.isfinite(level)]
+        last = (
+            ("KL", self.kl_bits[:, -1]),
+            ("key overlap", self.key_overlap[:, -1, 0]),
+            ("belief R²", self.belief_r2[:, -1]),
+            ("answer shift", self.answer_shift_bits[:, -1, 0]),
+            ("frame ratio", self.frame_ratio[:, -1, 0]),
+        )
+        known = [f"{what} {level.value.mean():.4g} ({level.name})" for what, own in last for level in own.baselines]
         return (
             f"chance: {', '.join(known)}; of the other columns, the first snapshot. "
-            "Key overlap, redirect and frame ratio are those of layer 0."
+            "Key overlap, answer shift and frame ratio are those of layer 0."
         )
-
-    def _fall_text(self, at: int) -> str:
-        where = f"from step {self.fall_start[at]:g} to {self.fall_end[at]:g}, {self.fall_share[at]:.0%} of its rise"
-        return f"{self.fall_verdicts[at]} ({where})" if self.fall_share[at] > 0 else self.fall_verdicts[at]
-
-
-def _steps(of: Float[np.ndarray, " run"]) -> str:
-    """Steps over trainings: one where they agree, else the range."""
-    return f"{of.min():g}" if of.min() == of.max() else f"{of.min():g} … {of.max():g}"

@@ -1,10 +1,16 @@
-"""Intervals of what is measured at a snapshot: of all sequences, and without each group of them."""
+"""Intervals of what is measured at a snapshot, over sequences, and estimates over trainings."""
+
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float
 
+from bayesgeom.results.estimate import Baseline, Estimate
 from bayesgeom.stats.bootstrap import statistic_interval
 from bayesgeom.stats.intervals import Interval, Scale
+
+ONE_TRAINING = "one training has no interval over trainings"
 
 
 def interval_of(rows: Float[np.ndarray, "row *rest"], *, seed: int, scale: Scale = "plain") -> Interval:
@@ -18,3 +24,9 @@ def interval_of(rows: Float[np.ndarray, "row *rest"], *, seed: int, scale: Scale
     known = np.isfinite(rows).reshape(len(rows), -1).any(axis=1)
     n_rows = max(2, int(np.flatnonzero(known).max(initial=0)) + 1)
     return statistic_interval(rows[:n_rows], seed=seed, scale=scale)
+
+
+def over_trainings(value: Any, ends: tuple[Any, Any], *, n: int, baselines: Sequence[Baseline] = ()) -> Estimate:
+    """Return an estimate over `n` trainings, whose interval is withheld for a single one."""
+    why_not = ONE_TRAINING if n < 2 else ""
+    return Estimate.of(value, ends, resampled="trainings", n=n, baselines=baselines, why_not=why_not)

@@ -13,10 +13,9 @@ from bayesgeom.core.progress import bar, kept_in
 from bayesgeom.core.run import Run
 from bayesgeom.dynamics.measure import Bench, Measured, Reference, Setting, measured, passed, reference_of
 from bayesgeom.dynamics.pictures import attention_maps, film
-from bayesgeom.dynamics.report import DynamicsReport
 from bayesgeom.dynamics.runs import KEPT, Source, TrainingRun, runs_of
 from bayesgeom.dynamics.shelf import Shelf
-from bayesgeom.dynamics.summary import dynamics_report
+from bayesgeom.dynamics.summary import dynamics_report, settling_report, stacked
 from bayesgeom.models.base import Model
 from bayesgeom.models.provenance import provenance
 from bayesgeom.models.resolve import check_device
@@ -28,22 +27,22 @@ N_DEFAULT, N_LEAST = 256, 4
 
 def training_dynamics(
     *runs: Source, n: int = N_DEFAULT, seed: int = 0, device: str = "cpu", progress: Path | None = None
-) -> DynamicsReport:
-    """How the geometry formed: every diagnostic at every snapshot of a training, on the same `n` fresh sequences.
+) -> Diagnosis:
+    """Measure every diagnostic at every snapshot of a training, on the same `n` new sequences.
+
+    Returns a diagnosis with the reports "dynamics" (the curves), "settling" (what settles first, and what falls
+    again), and, of the first training, "manifold_film" and "attention_maps" where its architecture has them.
 
     `runs`: directories that `bayesgeom train` wrote, or names of packed trainings, one per seed; or the checkpoints of
-    a single training. One model is in memory at a time, and of the last snapshot its attention on a bounded sample.
-    What was measured of a snapshot is kept, in `dynamics/` of a run's directory or else in `progress`, and not measured
-    again: what was stopped goes on.
+    a single training. One model is in memory at a time, with the last snapshot's attention on a bounded sample. The
+    measurement of each snapshot is saved, in `dynamics/` of a run's directory or else in `progress`, and not repeated:
+    a stopped analysis continues.
 
     **Raises** `InvalidArgument` for n < 4, a device that is not there, fewer than two snapshots, snapshots of different
     architectures or tasks, and several recipes; `UnknownName` for a training that is not there; `CheckpointFault` for
     one that cannot be trusted.
     """
-    job = DynamicsJob.of(runs, n=n, seed=seed, device=device, progress=progress)
-    report = job.run()[DynamicsReport.name]
-    assert isinstance(report, DynamicsReport), "a job's diagnosis holds its own report"
-    return report
+    return DynamicsJob.of(runs, n=n, seed=seed, device=device, progress=progress).run()
 
 
 @final
@@ -85,13 +84,15 @@ class DynamicsJob:
         n_before = sum(map(len, before))
         with bar(total=total, initial=n_before, desc="snapshots", unit="snapshot", leave=False) as shown:
             found = [self._measured(run, held, shown) for run, held in zip(self.runs, before, strict=True)]
-        report = dynamics_report(self.runs, found, n=self.bench.n, seed=self.bench.seed)
+        numbers = stacked(found)
+        curves = dynamics_report(self.runs, numbers, n=self.bench.n, seed=self.bench.seed)
+        settled = settling_report(curves, numbers, seed=self.bench.seed)
         pictures = (
             film(self.runs[0], found[0], n=self.bench.n, seed=self.bench.seed),
             attention_maps(self.runs[0], found[0], self.maps_at),
         )
-        reports = {own.name: own for own in (report, *pictures) if own is not None}
-        return Diagnosis(reports=reports, skipped=report.missing, provenance=self._provenance())
+        reports = {own.name: own for own in (curves, settled, *pictures) if own is not None}
+        return Diagnosis(reports=reports, skipped=dict(found[0][0].missing), provenance=self._provenance())
 
     def _held(self, run: TrainingRun) -> dict[int, Measured]:
         """The snapshots that were measured before, by index."""

@@ -170,7 +170,12 @@ def _check_seeds(runs: Sequence[TrainingRun]) -> None:
     """Several trainings must differ in their seed alone."""
     first = runs[0]
     for run in runs[1:]:
-        _check_alike(vars(first), vars(run), (first.name, run.name), "trainings of different {} cannot be put together")
+        _check_alike(
+            _described(first),
+            _described(run),
+            (first.name, run.name),
+            "trainings of different {} cannot be put together",
+        )
         if _seedless(run.recipe) != _seedless(first.recipe):
             raise InvalidArgument(
                 f"{first.name} and {run.name} were made by recipes that differ in more than the seed."
@@ -183,6 +188,10 @@ def _check_seeds(runs: Sequence[TrainingRun]) -> None:
     for index, run in enumerate(runs):
         if any(run.hashes == other.hashes for other in runs[:index]):
             raise InvalidArgument(f"{run.name} is given twice: the same training is no second seed.")
+
+
+def _described(run: TrainingRun) -> Mapping[str, Any]:
+    return {"model": run.model, "task": run.task}
 
 
 def _seedless(recipe: Mapping[str, Any]) -> Any:

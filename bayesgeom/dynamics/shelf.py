@@ -14,7 +14,7 @@ from bayesgeom.core.errors import OutputFault
 from bayesgeom.core.files import file_aside, read_safetensors, write_arrays
 from bayesgeom.dynamics.measure import Measured
 
-_METHOD = 2  # counted up when what is measured changes
+_METHOD = 3  # counted up when what is measured, or its name, changes
 
 
 @final

@@ -1,4 +1,4 @@
-"""From what was measured of every snapshot to the report."""
+"""From what was measured of every snapshot to the reports."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -6,132 +6,130 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
-from bayesgeom.dynamics.measure import Measured
+from bayesgeom.dynamics.measure import BY_LAYER, SCALARS, Measured
 from bayesgeom.dynamics.order import FRAME, PRECISION, order_of
-from bayesgeom.dynamics.report import DynamicsReport
-from bayesgeom.dynamics.rows import interval_of
+from bayesgeom.dynamics.report import DIRECTIONS, SHUFFLED, SUBSPACES, UNIFORM, DynamicsReport
+from bayesgeom.dynamics.rows import interval_of, over_trainings
 from bayesgeom.dynamics.runs import TrainingRun
 from bayesgeom.dynamics.settling import (
-    Dissociation,
+    MIN_SEEDS,
     dissociation,
     fall,
     frame_moment,
     precision_by_share,
     precision_moment,
 )
+from bayesgeom.dynamics.settling_report import RULES, SPACING, TOGETHER, SettlingReport
+from bayesgeom.results.estimate import Baseline, Estimate, Kind
 from bayesgeom.stats.bootstrap import seed_interval
 from bayesgeom.stats.intervals import Scale
 
 Stacked = Mapping[str, Float[np.ndarray, "run step row *layer"]]
-_WITH_INTERVALS: Mapping[str, Scale] = {
-    "kl_bits": "plain",
-    "entropy_mae_bits": "plain",
-    "key_overlap": "share",
-    "pc1_share": "share",
-    "belief_r2": "plain",
-    "redirect_bits": "plain",
-}
-_MEANS = ("kl_bits", "entropy_mae_bits")
-_PLAIN = {
-    "curve_share": "curve_share",
-    "curve_share_null": "curve_share_null",
-    "belief_r2_null": "belief_r2_null",
-    "redirect_null_bits": "redirect_bits_null",
-    "redirect_ceiling_bits": "redirect_ceiling_bits",
-    "frame_ratio": "frame_ratio",
-}
 
 
-def stacked(found: Sequence[Sequence[Measured]], names: Sequence[str]) -> Stacked:
-    """Numbers of all trainings and snapshots under their names."""
+def stacked(found: Sequence[Sequence[Measured]]) -> Stacked:
+    """Return the numbers of all trainings and snapshots under their names."""
+    names = (*BY_LAYER, *SCALARS)
     return {name: np.stack([np.stack([own.numbers[name] for own in run]) for run in found]) for name in names}
 
 
-def dynamics_report(
-    runs: Sequence[TrainingRun], found: Sequence[Sequence[Measured]], *, n: int, seed: int
-) -> DynamicsReport:
-    """Estimates, intervals, what settles when, and what falls again."""
-    names = (*_WITH_INTERVALS, *_PLAIN, "pattern_distance_bits")
-    numbers = stacked(found, names)
-    steps = runs[0].steps
-    distance = numbers["pattern_distance_bits"].mean(axis=-1)
-    frames = [frame_moment(steps, own) for own in distance[:, :, 0]]
-    kl = numbers["kl_bits"][:, :, 0]
-    precisions, shares = ([moment(steps, own) for own in kl] for moment in (precision_moment, precision_by_share))
-    by_rule, by_share = dissociation(precisions, frames), dissociation(shares, frames)
-    words = {"first": FRAME, "second": PRECISION}
-    curves = {
-        "kl_bits": kl, "pattern_distance_bits": distance[:, :, 0], "key_overlap": numbers["key_overlap"][:, :, 0],
-        "curve_share": numbers["curve_share"][:, :, 0],
-    }  # fmt: skip
+def dynamics_report(runs: Sequence[TrainingRun], numbers: Stacked, *, n: int, seed: int) -> DynamicsReport:
+    """Return every diagnostic over snapshots, with intervals and baselines."""
+
+    def value(name: str) -> Float[np.ndarray, "run step *layer"]:
+        return numbers[name][:, :, 0]
+
+    def level(kind: Kind, name: str, of: Float[np.ndarray, "*axes"] | float) -> list[Baseline]:
+        """Return a baseline where it is known."""
+        found = Baseline.of(kind, name, of)
+        return [found] if np.isfinite(found.value).any() else []
+
+    def estimate(name: str, baselines: Sequence[Baseline] = (), scale: Scale = "plain") -> Estimate:
+        ends = interval_of(np.moveaxis(numbers[name], 2, 0), seed=seed, scale=scale)
+        return Estimate.of(value(name), (ends.lo, ends.hi), n=n, baselines=baselines)
+
+    uniform = level("baseline", UNIFORM, float(value("uniform_kl_bits")[0, 0]))
+    directions = level("chance", DIRECTIONS, float(value("chance_key_overlap")[0, 0]))
+    kl = value("kl_bits")
     return DynamicsReport(
         runs=tuple(run.name for run in runs),
-        steps=tuple(str(step) for step in steps),
-        **_estimates(numbers, seed),
-        **_distance(distance, seed),
-        pattern_distance_bits_by_layer=numbers["pattern_distance_bits"][:, :, 0],
-        frame_step=np.array([moment.step for moment in frames]),
-        precision_step=np.array([moment.step for moment in precisions]),
-        precision_step_by_share=np.array([moment.step for moment in shares]),
-        dissociation_by_run=by_rule.per_run,
-        dissociation_by_run_least=by_rule.least,
-        dissociation_by_run_most=by_rule.most,
-        dissociation_by_share_by_run=by_share.per_run,
-        dissociation=by_rule.mean,
-        dissociation_by_share=by_share.mean,
-        verdict=by_rule.verdict(**words),
-        verdict_by_share=by_share.verdict(**words),
-        **order_of(steps, curves).fields(),
-        **_falls(numbers, steps, seed),
-        key_overlap_chance=float(found[0][0].numbers["key_overlap_chance"][0]),
-        kl_bits_uniform=float(found[0][0].numbers["uniform_kl_bits"][0]),
-        missing=dict(found[0][0].missing),
-        intervals={name: (d.lo, d.hi) for name, d in _named(by_rule, by_share)},
-        nulls={name: 0.0 for name, _ in _named(by_rule, by_share)},
+        steps=tuple(str(step) for step in runs[0].steps),
+        kl_bits=estimate("kl_bits", uniform),
+        kl_bits_mean=over_trainings(kl.mean(axis=0), seed_interval(kl), n=len(runs), baselines=uniform),
+        entropy_mae_bits=estimate("entropy_mae_bits"),
+        pattern_distance_bits=_distance(numbers["pattern_distance_bits"].mean(axis=-1), n, seed),
+        pattern_distance_bits_by_layer=value("pattern_distance_bits"),
+        key_overlap=estimate("key_overlap", directions, "share"),
+        pc1_share=estimate("pc1_share", scale="share"),
+        curve_share=Estimate.of(
+            value("curve_share"), n=n, baselines=level("permutation", SHUFFLED, value("shuffled_curve_share"))
+        ),
+        belief_r2=estimate("belief_r2", level("chance", SUBSPACES, value("random_belief_r2"))),
+        answer_shift_bits=estimate("answer_shift_bits", level("chance", SUBSPACES, value("random_answer_shift_bits"))),
+        ceiling_answer_shift_bits=Estimate.of(value("ceiling_answer_shift_bits"), n=n),
+        frame_ratio=Estimate.of(value("frame_ratio"), n=n, baselines=level("chance", DIRECTIONS, 1.0)),
         n=n,
-    )  # fmt: skip
+    )
 
 
-def _named(by_rule: Dissociation, by_share: Dissociation) -> tuple[tuple[str, Dissociation], ...]:
-    return ("dissociation", by_rule), ("dissociation_by_share", by_share)
+def settling_report(curves: DynamicsReport, numbers: Stacked, *, seed: int) -> SettlingReport:
+    """Return what settles when in each training, which is first, and what falls again."""
+    steps = [int(step) for step in curves.steps]
+    kl = curves.kl_bits.value
+    frames = [frame_moment(steps, own) for own in curves.pattern_distance_bits.value]
+    precisions = [[moment(steps, own) for own in kl] for moment in (precision_moment, precision_by_share)]
+    by_rule = [dissociation(later, frames) for later in precisions]
+    return SettlingReport(
+        runs=curves.runs,
+        rules=RULES,
+        frame_step=np.array([moment.step for moment in frames]),
+        precision_step=np.array([[moment.step for moment in row] for row in precisions]),
+        dissociation_by_run=Estimate.of(
+            np.stack([own.per_run for own in by_rule]),
+            (np.stack([own.least for own in by_rule]), np.stack([own.most for own in by_rule])),
+            resampled=SPACING,
+        ),
+        dissociation=over_trainings(
+            [own.mean for own in by_rule],
+            ([own.lo for own in by_rule], [own.hi for own in by_rule]),
+            n=len(curves.runs),
+            baselines=[Baseline.of("baseline", TOGETHER, 0.0)],
+        ),
+        verdicts=tuple(own.verdict(first=FRAME, second=PRECISION) for own in by_rule),
+        **order_of(steps, curves.timed()).fields(),
+        **_falls(numbers, steps, n=curves.n, seed=seed),
+        n=curves.n,
+    )
 
 
-def _estimates(numbers: Stacked, seed: int) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for name, scale in _WITH_INTERVALS.items():
-        lo, hi = interval_of(np.moveaxis(numbers[name], 2, 0), seed=seed, scale=scale)
-        found |= {name: numbers[name][:, :, 0], f"{name}_lo": lo, f"{name}_hi": hi}
-    for name in _MEANS:
-        lo, hi = seed_interval(numbers[name][:, :, 0])
-        mean = numbers[name][:, :, 0].mean(axis=0)
-        found |= {f"{name}_mean": mean, f"{name}_mean_lo": lo, f"{name}_mean_hi": hi}
-    return found | {field: numbers[name][:, :, 0] for name, field in _PLAIN.items()}
-
-
-def _distance(rows: Float[np.ndarray, "run step row"], seed: int) -> dict[str, Any]:
+def _distance(rows: Float[np.ndarray, "run step row"], n: int, seed: int) -> Estimate:
     """Attention-pattern distance, which is exactly 0 at the last snapshot: it is the distance to that."""
-    interval, found = interval_of(np.moveaxis(rows, 2, 0), seed=seed), rows[:, :, 0]
+    (low, high), found = interval_of(np.moveaxis(rows, 2, 0), seed=seed), rows[:, :, 0]
     is_itself = (np.arange(found.shape[1]) == found.shape[1] - 1) & (found == 0)
-    lo, hi = (np.where(is_itself, 0.0, end) for end in interval)
-    return {"pattern_distance_bits": found, "pattern_distance_bits_lo": lo, "pattern_distance_bits_hi": hi}
+    return Estimate.of(found, (np.where(is_itself, 0.0, low), np.where(is_itself, 0.0, high)), n=n)
 
 
-def _falls(numbers: Stacked, steps: Sequence[int], seed: int) -> dict[str, Any]:
+def _falls(numbers: Stacked, steps: Sequence[int], *, n: int, seed: int) -> dict[str, Any]:
     """The largest fall of every curve that is said to rise."""
     curves = {
         "PC1 share": numbers["pc1_share"],
         "curve share": numbers["curve_share"],
         "belief R²": numbers["belief_r2"],
     }
-    for layer in range(numbers["redirect_bits"].shape[-1]):
-        curves[f"redirect, layer {layer}"] = numbers["redirect_bits"][..., layer]
+    for layer in range(numbers["answer_shift_bits"].shape[-1]):
+        curves[f"answer shift, layer {layer}"] = numbers["answer_shift_bits"][..., layer]
         curves[f"frame ratio, layer {layer}"] = numbers["frame_ratio"][..., layer]
     falls = {name: fall(np.moveaxis(values, 1, 2), seed=seed) for name, values in curves.items()}
+    n_runs = len(numbers["kl_bits"])
+    resampled, count = ("trainings", n_runs) if n_runs >= MIN_SEEDS else ("sequences", n)
     return {
         "curves": tuple(falls),
-        "fall": np.array([own.size for own in falls.values()]),
-        "fall_lo": np.array([own.lo for own in falls.values()]),
-        "fall_hi": np.array([own.hi for own in falls.values()]),
+        "fall": Estimate.of(
+            [own.size for own in falls.values()],
+            ([own.lo for own in falls.values()], [own.hi for own in falls.values()]),
+            resampled=resampled,
+            n=count,
+        ),
         "fall_share": np.array([own.share for own in falls.values()]),
         "fall_start": np.array([float(steps[own.start]) for own in falls.values()]),
         "fall_end": np.array([float(steps[own.end]) for own in falls.values()]),

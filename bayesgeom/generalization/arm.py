@@ -3,15 +3,11 @@
 from dataclasses import dataclass, replace
 from typing import final
 
-import numpy as np
 import torch
-from jaxtyping import Float
 
 from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.generalization.curves import (
     Errors,
-    Estimate,
-    Jump,
     critical_length,
     extrapolation_ratio,
     jump,
@@ -22,6 +18,7 @@ from bayesgeom.generalization.stretch import Stretch, position_kind, untrained_p
 from bayesgeom.models.adapters.hooked import HookedModel
 from bayesgeom.models.base import Model
 from bayesgeom.models.native.transformer import Transformer
+from bayesgeom.results.estimate import Baseline, Estimate
 from bayesgeom.tasks.base import WindTunnel
 
 _TABLE = "pos_embed.weight"
@@ -47,48 +44,39 @@ class Arm:
 
     name: str
     position_kind: str
-    untrained: str
-    trained_on: str
+    untrained_positions: str
     weights_hash: str
     n_layers: int
     errors: Errors
-    jump_kl: Jump
-    jump_entropy: Jump
+    jump_kl: Estimate
+    jump_entropy: Estimate
     critical: Estimate
     ratio: Estimate
     depth: Depth | None
-
-    def by_layer(self, field: str, n_layers: int) -> Float[np.ndarray, " layer"]:
-        """One of the depth's arrays, padded with NaN to the layers of the deepest arm."""
-        padded = np.full(n_layers, np.nan)
-        if self.depth is not None:
-            values = vars(self.depth)[field]
-            padded[: len(values)] = values
-        return padded
 
 
 def measured(model: Model, setting: Setting, errors: Errors, windows: tuple[Window, Window, Window] | None) -> Arm:
     """Everything that one model's errors and residuals say."""
     trained, kl = setting.trained, errors.kl_bits
-    null = errors.null_kl_bits[strongest(errors.null_kl_bits)]
+    best = strongest(errors.predictor_kl_bits)
+    shortcut = Baseline.of("baseline", best, errors.predictor_kl_bits[best])
     return Arm(
         name=model.spec.name,
         position_kind=position_kind(model),
-        untrained=untrained_positions(model, setting.stretch.to(setting.task, trained)),
-        trained_on=str(model.task or ""),
+        untrained_positions=untrained_positions(model, setting.stretch.to(setting.task, trained)),
         weights_hash=model.spec.weights_hash,
         n_layers=model.spec.n_layers,
         errors=errors,
         jump_kl=jump(kl, errors.at, trained, seed=setting.seed),
         jump_entropy=jump(errors.entropy_error_bits, errors.at, trained, seed=setting.seed),
         critical=critical_length(kl, errors.at, setting.threshold_bits, seed=setting.seed),
-        ratio=extrapolation_ratio(kl, errors.at, trained, null, seed=setting.seed),
+        ratio=extrapolation_ratio(kl, errors.at, trained, shortcut, seed=setting.seed),
         depth=None if windows is None else depth(model, windows),
     )
 
 
 def with_untrained_positions(model: Model, n_ctx: int, *, seed: int = 0) -> Model:
-    """The same transformer with its learned table continued to `n_ctx` rows, drawn as at initialisation.
+    """The same transformer with its learned table continued to `n_ctx` rows, drawn as at initialization.
 
     That is what a longer table holds after training on the same sequences: no gradient reaches its last rows, and
     weight decay, where there is some, shrinks them a little. **Raises** `InvalidArgument` for any other model.

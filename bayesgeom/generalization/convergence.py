@@ -3,7 +3,8 @@
 import numpy as np
 from jaxtyping import Float
 
-from bayesgeom.generalization.curves import Estimate, first_place, mean_along
+from bayesgeom.generalization.curves import first_place, mean_along
+from bayesgeom.results.estimate import Estimate
 
 LAST_SHARE = 0.25  # of the positions, over which the level is taken that entropy settles at
 
@@ -24,12 +25,12 @@ def tokens_to_converge(
     n_positions = entropies_bits.shape[1]
     values = entropies_bits.astype(np.float64)
     away = values - values[:, -_n_last(n_positions) :].mean(axis=1, keepdims=True)
-    mean, lo, hi = mean_along(away, seed=seed)
-    may_be = np.isnan(lo) | ((lo <= threshold_bits) & (hi >= -threshold_bits))
-    is_certain = (lo >= -threshold_bits) & (hi <= threshold_bits)
-    return first_place(
-        np.arange(1, n_positions + 1), np.abs(mean) <= threshold_bits, may_be, is_certain, np.isfinite(lo)
-    )
+    mean = mean_along(away, seed=seed)
+    low, high = mean.ends
+    may_be = np.isnan(low) | ((low <= threshold_bits) & (high >= -threshold_bits))
+    is_certain = (low >= -threshold_bits) & (high <= threshold_bits)
+    is_there = np.abs(mean.value) <= threshold_bits
+    return first_place(np.arange(1, n_positions + 1), is_there, may_be, is_certain, np.isfinite(low), n=len(values))
 
 
 def _n_last(n_positions: int) -> int:

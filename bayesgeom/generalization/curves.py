@@ -12,8 +12,11 @@ from jaxtyping import Bool, Float, Int
 
 from bayesgeom.core.memory import EffectiveMemory, effective_memory
 from bayesgeom.core.run import Behaviour, Run
+from bayesgeom.results.estimate import Baseline, Estimate
+from bayesgeom.results.estimators import mean_estimate, with_interval
 from bayesgeom.stats.bootstrap import mean_interval, ratio_interval
 
+LARGEST_WITHIN = "largest within the training length"
 N_TREND = 5  # positions through which the trend before a break is drawn
 _WORST = 1e6  # bits, in place of what is infinite
 _PLACES = 4_096  # resampled at once, so that memory does not grow with the length
@@ -22,7 +25,7 @@ _PLACES = 4_096  # resampled at once, so that memory does not grow with the leng
 @final
 @dataclass(frozen=True, kw_only=True)
 class Errors:
-    """One model's errors at ascending places: positions, or distances. `nulls` are means, by predictor.
+    """One model's errors at ascending places: positions, or distances. Those of predictors are means.
 
     `memory` is the model's effective memory over the whole run, where the hidden state moves.
     """
@@ -30,20 +33,9 @@ class Errors:
     at: Int[np.ndarray, " position"]
     kl_bits: Float[np.ndarray, "sequence position"]
     entropy_error_bits: Float[np.ndarray, "sequence position"]
-    null_kl_bits: Mapping[str, Float[np.ndarray, " position"]]
-    null_entropy_error_bits: Mapping[str, Float[np.ndarray, " position"]]
+    predictor_kl_bits: Mapping[str, Float[np.ndarray, " position"]]
+    predictor_entropy_error_bits: Mapping[str, Float[np.ndarray, " position"]]
     memory: EffectiveMemory | None = None
-
-
-@final
-@dataclass(frozen=True, kw_only=True)
-class Estimate:
-    """A number, its 95 % interval, and what it is without the effect."""
-
-    value: float
-    lo: float
-    hi: float
-    null: float = float("nan")
 
 
 def errors_along(run: Run) -> Errors:
@@ -54,8 +46,8 @@ def errors_along(run: Run) -> Errors:
         at=np.arange(1, n_positions + 1),
         kl_bits=own.kl_bits.astype(np.float64),
         entropy_error_bits=_entropy_error(own),
-        null_kl_bits={name: b.kl_bits.mean(axis=0, dtype=np.float64) for name, b in run.null_behaviours.items()},
-        null_entropy_error_bits={name: _entropy_error(b).mean(axis=0) for name, b in run.null_behaviours.items()},
+        predictor_kl_bits={name: b.kl_bits.mean(axis=0, dtype=np.float64) for name, b in run.null_behaviours.items()},
+        predictor_entropy_error_bits={name: _entropy_error(b).mean(axis=0) for name, b in run.null_behaviours.items()},
         memory=None if run.windows is None else effective_memory(run.windows, own.kl_bits, seed=run.seed),
     )
 
@@ -68,42 +60,32 @@ def errors_across(runs: Mapping[int, Run]) -> Errors:
         at=np.array(lengths),
         kl_bits=np.stack([part.kl_bits.mean(axis=1) for part in parts], axis=1),
         entropy_error_bits=np.stack([part.entropy_error_bits.mean(axis=1) for part in parts], axis=1),
-        null_kl_bits={name: np.array([p.null_kl_bits[name].mean() for p in parts]) for name in parts[0].null_kl_bits},
-        null_entropy_error_bits={
-            name: np.array([p.null_entropy_error_bits[name].mean() for p in parts]) for name in parts[0].null_kl_bits
+        predictor_kl_bits={
+            name: np.array([p.predictor_kl_bits[name].mean() for p in parts]) for name in parts[0].predictor_kl_bits
+        },
+        predictor_entropy_error_bits={
+            name: np.array([p.predictor_entropy_error_bits[name].mean() for p in parts])
+            for name in parts[0].predictor_kl_bits
         },
     )
 
 
 def jump(
     errors: Float[np.ndarray, "sequence position"], at: Int[np.ndarray, " position"], trained: int, *, seed: int
-) -> "Jump":
+) -> Estimate:
     """What is found at the first place beyond the training length, less what the trend before it predicts there.
 
     The trend is a straight line through the last five places within, or as many as there are, at least two. Its
     extrapolation is a weighted sum of errors, so the jump is a mean over sequences, and its interval a paired one. The
-    null is the largest jump that such a line makes at any of the last places within, where nothing happens.
+    baseline is the largest jump that such a line makes at any of the last places within, where nothing happens.
     """
     last = int((at <= trained).sum()) - 1
-    unknown = Estimate(value=np.nan, lo=np.nan, hi=np.nan)
     if last < 1 or last + 1 >= len(at):
-        return Jump(predicted=unknown, found=unknown, jump=unknown)
-    predicted, found = errors @ _line(at, last + 1), errors[:, last + 1]
+        return Estimate.of(np.nan, (np.nan, np.nan), baselines=(Baseline.of("baseline", LARGEST_WITHIN, np.nan),))
     earlier = [errors[:, place] - errors @ _line(at, place) for place in range(max(2, last - N_TREND + 1), last + 1)]
-    null = max((abs(float(own.mean())) for own in earlier), default=float("nan"))
-    return Jump(
-        predicted=_mean(predicted, seed), found=_mean(found, seed), jump=_mean(found - predicted, seed, null)
-    )  # fmt: skip
-
-
-@final
-@dataclass(frozen=True, kw_only=True)
-class Jump:
-    """Beyond the training length by one place: predicted, found, and the difference."""
-
-    predicted: Estimate
-    found: Estimate
-    jump: Estimate
+    largest = max((abs(float(own.mean())) for own in earlier), default=float("nan"))
+    found = errors[:, last + 1] - errors @ _line(at, last + 1)
+    return mean_estimate(found, seed=seed, baselines=(Baseline.of("baseline", LARGEST_WITHIN, largest),))
 
 
 def critical_length(
@@ -114,10 +96,11 @@ def critical_length(
     The interval runs from the first place where the error may exceed it to the first where it certainly does, by the
     intervals of the means. A place whose mean has no interval may exceed it, and does not certainly.
     """
-    mean, lo, hi = mean_along(errors, seed=seed)
-    is_known = np.isfinite(lo)
-    ends = (mean > threshold, ~is_known | (hi > threshold), is_known & (lo > threshold), is_known)
-    return first_place(at, *ends)
+    mean = mean_along(errors, seed=seed)
+    low, high = mean.ends
+    is_known = np.isfinite(low)
+    ends = (mean.value > threshold, ~is_known | (high > threshold), is_known & (low > threshold), is_known)
+    return first_place(at, *ends, n=len(errors))
 
 
 def first_place(
@@ -126,29 +109,33 @@ def first_place(
     may_be: Bool[np.ndarray, " position"],
     is_certain: Bool[np.ndarray, " position"],
     is_known: Bool[np.ndarray, " position"],
+    *,
+    n: int,
 ) -> Estimate:
     """The first place where something is there, with the first where it may be and where it certainly is.
 
-    `is_known` says which places have an interval at all; without any there is no interval of the place either.
+    `is_known` says which places have an interval at all; without any there is no interval of the place either. `n` is
+    the number of sequences.
     """
-    value, lo, hi = (float(at[own.argmax()]) if own.any() else np.inf for own in (is_there, may_be, is_certain))
-    return Estimate(value=value, lo=lo, hi=hi) if is_known.any() else Estimate(value=value, lo=np.nan, hi=np.nan)
+    value, low, high = (float(at[own.argmax()]) if own.any() else np.inf for own in (is_there, may_be, is_certain))
+    return Estimate.of(value, (low, high) if is_known.any() else (np.nan, np.nan), n=n)
 
 
 def extrapolation_ratio(
     errors: Float[np.ndarray, "sequence position"],
     at: Int[np.ndarray, " position"],
     trained: int,
-    null: Float[np.ndarray, " position"],
+    shortcut: Baseline,
     *,
     seed: int,
 ) -> Estimate:
-    """Mean error beyond the training length over that within; the null is the ratio of the strongest shortcut."""
+    """Mean error beyond the training length over that within; the baseline is the same ratio of a shortcut's errors."""
     beyond, within = errors[:, at > trained].mean(axis=1), errors[:, at <= trained].mean(axis=1)
-    lo, hi = ratio_interval(beyond, within, seed=seed)
+    interval, others = ratio_interval(beyond, within, seed=seed), shortcut.value
     with np.errstate(invalid="ignore", divide="ignore"):
-        value, chance = beyond.mean() / within.mean(), null[at > trained].mean() / null[at <= trained].mean()
-    return Estimate(value=float(value), lo=float(lo), hi=float(hi), null=float(chance))
+        value, level = beyond.mean() / within.mean(), others[at > trained].mean() / others[at <= trained].mean()
+    baseline = Baseline.of(shortcut.kind, shortcut.name, level)
+    return with_interval(float(value), interval, n=len(errors), baselines=(baseline,))
 
 
 def whole_means(
@@ -158,35 +145,47 @@ def whole_means(
     *,
     is_prefix: bool,
     seed: int,
-) -> tuple[Float[np.ndarray, " length"], Float[np.ndarray, " length"], Float[np.ndarray, " length"]]:
+) -> Estimate:
     """The mean over the whole sequence at each length, with its interval: what dilutes a break."""
     parts = [errors[:, at <= length].mean(axis=1) if is_prefix else errors[:, at == length][:, 0] for length in lengths]
-    whole = np.stack(parts, axis=1)
-    lo, hi = mean_interval(whole, seed=seed)
-    return whole.mean(axis=0), lo, hi
+    return mean_estimate(np.stack(parts, axis=1), seed=seed)
 
 
 def mean_along(
-    errors: Float[np.ndarray, "sequence position"], *, seed: int
-) -> tuple[Float[np.ndarray, " position"], Float[np.ndarray, " position"], Float[np.ndarray, " position"]]:
+    errors: Float[np.ndarray, "sequence position"], *, seed: int, baselines: Sequence[Baseline] = ()
+) -> Estimate:
     """The mean at each place, with its interval."""
     bounds = [mean_interval(errors[:, some], seed=seed) for some in _some_places(errors.shape[1])]
-    lo, hi = (np.concatenate(ends) for ends in zip(*bounds, strict=True))
-    return errors.mean(axis=0), lo, hi
+    low, high = (np.concatenate(ends) for ends in zip(*bounds, strict=True))
+    return Estimate.of(errors.mean(axis=0), (low, high), n=len(errors), baselines=baselines)
 
 
-def strongest(nulls: Mapping[str, Float[np.ndarray, " position"]]) -> str:
+def stacked(found: Sequence[Estimate], baselines: Sequence[Baseline] | None = None) -> Estimate:
+    """Return estimates of one shape as one along a new first axis.
+
+    Args:
+        found: The estimates; all have baselines of the same names, or `baselines` replaces them.
+        baselines: Those of the whole, instead of the estimates' own.
+    """
+
+    def along(levels: Sequence[Baseline]) -> Baseline:
+        first = levels[0]
+        return Baseline.of(first.kind, first.name, np.stack([own.value for own in levels]))
+
+    if baselines is None:
+        baselines = [along(levels) for levels in zip(*(own.baselines for own in found), strict=True)]
+    low, high = (np.stack(ends) for ends in zip(*(own.ends for own in found), strict=True))
+    value, n = np.stack([own.value for own in found]), max(own.n for own in found)
+    return Estimate.of(value, (low, high), n=n, baselines=baselines)
+
+
+def strongest(predictors: Mapping[str, Float[np.ndarray, " position"]]) -> str:
     """The predictor with the least mean KL: the level to beat."""
-    return min(nulls, key=lambda name: float(np.nan_to_num(nulls[name], nan=_WORST, posinf=_WORST).mean()))
+    return min(predictors, key=lambda name: float(np.nan_to_num(predictors[name], nan=_WORST, posinf=_WORST).mean()))
 
 
 def _some_places(n: int) -> Iterator[slice]:
     return (slice(start, start + _PLACES) for start in range(0, n, _PLACES))
-
-
-def _mean(values: Float[np.ndarray, " sequence"], seed: int, null: float = float("nan")) -> Estimate:
-    lo, hi = mean_interval(values, seed=seed)
-    return Estimate(value=float(values.mean()), lo=float(lo), hi=float(hi), null=null)
 
 
 def _line(at: Int[np.ndarray, " position"], target: int) -> Float[np.ndarray, " position"]:

@@ -1,7 +1,7 @@
 """Where an error first enters: what each layer would answer, read through the final norm and the output matrix.
 
-Two windows of positions are compared, the last within the training length and the first beyond it. The null is the same
-comparison one window earlier, where nothing happens.
+Two windows of positions are compared, the last within the training length and the first beyond it. The baseline is the
+same comparison one window earlier, where nothing happens.
 
 Reference: nostalgebraist 2020 (the logit lens).
 """
@@ -19,35 +19,26 @@ from bayesgeom.core.run import Run
 from bayesgeom.core.sites import RESID_POST
 from bayesgeom.models.base import Model
 from bayesgeom.models.native.transformer import Transformer
-from bayesgeom.stats.bootstrap import mean_interval
+from bayesgeom.results.estimate import Baseline, Estimate
+from bayesgeom.results.estimators import mean_estimate
 from bayesgeom.stats.information import kl_bits
 
+EARLIER = "the same, one window earlier"
 N_WINDOW = 5  # positions to either side of the training length
 
 
 @final
 @dataclass(frozen=True, kw_only=True)
 class Depth:
-    """By layer: KL of the read-out within and beyond, the excess with its interval and null, and how far means moved.
+    """By layer: KL of the read-out within, its excess beyond, and how far means moved.
 
-    `shift` is |mean residual beyond − mean residual within| over the spread within; its null compares the window within
-    with the one before it.
+    `shift` is |mean residual beyond − mean residual within| over the spread within. The baseline of both compares the
+    window within with the one before it.
     """
 
     within_kl_bits: Float[np.ndarray, " layer"]
-    beyond_kl_bits: Float[np.ndarray, " layer"]
-    excess_bits: Float[np.ndarray, " layer"]
-    excess_bits_lo: Float[np.ndarray, " layer"]
-    excess_bits_hi: Float[np.ndarray, " layer"]
-    excess_bits_null: Float[np.ndarray, " layer"]
-    shift: Float[np.ndarray, " layer"]
-    shift_null: Float[np.ndarray, " layer"]
-
-    @property
-    def entry_layer(self) -> int:
-        """The first layer whose excess lies, with its whole interval, above the null's; −1 where there is none."""
-        is_clear = self.excess_bits_lo > np.maximum(0.0, np.nan_to_num(self.excess_bits_null))
-        return int(is_clear.argmax()) if is_clear.any() else -1
+    excess_bits: Estimate
+    shift: Estimate
 
 
 @final
@@ -86,17 +77,12 @@ def depth(model: Model, windows: tuple[Window, Window, Window]) -> Depth:
     module = model.module
     assert isinstance(module, Transformer), "asked of `can_read_layers` before"
     before, within, beyond = (_read(module, window) for window in windows)
-    excess, earlier = beyond - within, within - before
-    lo, hi = mean_interval(excess, seed=windows[0].run.seed)
+    earlier = Baseline.of("baseline", EARLIER, np.abs((within - before).mean(axis=0)))
+    usual = Baseline.of("baseline", EARLIER, _shift(windows[1].resid, windows[0].resid))
     return Depth(
         within_kl_bits=within.mean(axis=0),
-        beyond_kl_bits=beyond.mean(axis=0),
-        excess_bits=excess.mean(axis=0),
-        excess_bits_lo=lo,
-        excess_bits_hi=hi,
-        excess_bits_null=np.abs(earlier.mean(axis=0)),
-        shift=_shift(windows[2].resid, windows[1].resid),
-        shift_null=_shift(windows[1].resid, windows[0].resid),
+        excess_bits=mean_estimate(beyond - within, seed=windows[0].run.seed, baselines=(earlier,)),
+        shift=Estimate.of(_shift(windows[2].resid, windows[1].resid), n=len(within), baselines=(usual,)),
     )
 
 
@@ -115,7 +101,7 @@ def _shift(
     there: Float[Tensor, "layer batch query_pos d_model"], here: Float[Tensor, "layer batch query_pos d_model"]
 ) -> Float[np.ndarray, " layer"]:
     away = (there.double().mean(dim=(1, 2)) - here.double().mean(dim=(1, 2))).norm(dim=-1)
-    centred = here.double() - here.double().mean(dim=(1, 2), keepdim=True)
-    spread = centred.square().sum(-1).mean(dim=(1, 2)).sqrt()
+    centered = here.double() - here.double().mean(dim=(1, 2), keepdim=True)
+    spread = centered.square().sum(-1).mean(dim=(1, 2)).sqrt()
     shift: np.ndarray = (away / spread).cpu().numpy()
     return shift

@@ -1,28 +1,16 @@
 """Length: errors along positions with the training length marked, whole-sequence means, and where the excess enters."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import final
+from collections.abc import Sequence
 
 import numpy as np
 import plotly.graph_objects as go
 from jaxtyping import Float, Int
 
 from bayesgeom.charts.lines import add_band, add_line, add_null
+from bayesgeom.results.estimate import Baseline, Estimate
 from bayesgeom.results.theme import DASHES, NULL, SERIES, label_axes, panels, with_room_for_legend
 
 _CROWDED = 30  # places beyond which markers hide the line
-
-
-@final
-@dataclass(frozen=True, kw_only=True)
-class Curves:
-    """One curve per arm with its band, and levels in grey."""
-
-    values: Float[np.ndarray, "arm x"]
-    lo: Float[np.ndarray, "arm x"]
-    hi: Float[np.ndarray, "arm x"]
-    nulls: Mapping[str, Float[np.ndarray, " x"]]
 
 
 def length_figure(
@@ -30,7 +18,7 @@ def length_figure(
     *,
     arms: Sequence[str],
     at: tuple[Int[np.ndarray, " place"], str, int],
-    curves: tuple[Curves, Curves, Curves, Curves],
+    curves: tuple[Estimate, Estimate, Estimate, Estimate],
     lengths: Int[np.ndarray, " length"],
     threshold_bits: float,
 ) -> go.Figure:
@@ -44,7 +32,7 @@ def length_figure(
         "Excess beyond the training length, layer by layer",
     )
     figure = panels(title, titles)
-    n_layers = layers.values.shape[1]
+    n_layers = layers.value.shape[1]
     drawn = ((kl, places), (entropy, places), (whole, lengths), (layers, np.arange(n_layers)))
     for number, (own, x) in enumerate(drawn):
         _add(figure, (1 + number // 2, 1 + number % 2), x, own, arms, is_log=number < 3)
@@ -64,26 +52,33 @@ def _add(
     figure: go.Figure,
     panel: tuple[int, int],
     x: Int[np.ndarray, " x"],
-    curves: Curves,
+    curves: Estimate,
     arms: Sequence[str],
     *,
     is_log: bool,
 ) -> None:
-    """The arms' curves and the nulls; a name that the legend has shown is not shown again."""
-    for index, (arm, values) in enumerate(zip(arms, curves.values, strict=True)):
-        color = SERIES[index % len(SERIES)]
-        lo, hi = curves.lo[index], curves.hi[index]
-        if np.isfinite(lo).all() and np.isfinite(hi).all():
-            low = np.maximum(lo, 1e-9) if is_log else lo
-            add_band(figure, panel, x, low, hi, name=f"{arm}, 95 % interval", color=color)
+    """The arms' curves and the mean of each baseline over arms; a name in the legend is not shown again."""
+    for index, arm in enumerate(arms):
+        color, own = SERIES[index % len(SERIES)], curves[index]
+        low, high = own.ends
+        if np.isfinite(low).all() and np.isfinite(high).all():
+            above = np.maximum(low, 1e-9) if is_log else low
+            add_band(figure, panel, x, above, high, name=f"{arm}, 95 % interval", color=color)
             figure.data[-1].showlegend = False
-        add_line(figure, panel, x, values, name=arm, color=color)
+        add_line(figure, panel, x, own.value, name=arm, color=color)
         mode = "lines" if len(x) > _CROWDED else "lines+markers"
         figure.data[-1].update(mode=mode, showlegend=panel == (1, 1), legendgroup=arm)
-    for dash, (name, level) in zip(DASHES, curves.nulls.items(), strict=False):
+    for dash, baseline in zip(DASHES, curves.baselines, strict=False):
         seen = {trace.name for trace in figure.data if trace.showlegend is not False}
-        label = f"null: {name.replace('_', ' ')}"
+        label, level = f"baseline: {baseline.name.replace('_', ' ')}", _mean_over_arms(baseline)
         add_null(figure, panel, x, np.where(level > 0, level, np.nan) if is_log else level, name=label)
         figure.data[-1].update(line_dash=dash, showlegend=label not in seen)
     if is_log:
         figure.update_yaxes(type="log", exponentformat="power", row=panel[0], col=panel[1])
+
+
+def _mean_over_arms(baseline: Baseline) -> Float[np.ndarray, " x"]:
+    """Return the level at each place, NaN where it is known of no arm; predictors have the same level for all."""
+    known = np.isfinite(baseline.value)
+    total = np.where(known, baseline.value, 0.0).sum(axis=0)
+    return np.where(known.any(axis=0), total / known.sum(axis=0).clip(min=1), np.nan)

@@ -1,37 +1,35 @@
 """What length costs: errors position by position, the break at the training length, and where it enters."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from dataclasses import field as default
-from typing import TYPE_CHECKING, ClassVar, final
+from typing import TYPE_CHECKING, Annotated, ClassVar, final
 
 import numpy as np
 from jaxtyping import Float, Int
 
-from bayesgeom.generalization.curves import N_TREND
-from bayesgeom.results.report import Headline, Report, aligned
+from bayesgeom.generalization.curves import LARGEST_WITHIN, N_TREND
+from bayesgeom.generalization.depth import EARLIER
+from bayesgeom.results.estimate import Estimate, Quantity
+from bayesgeom.results.headline import Headline
+from bayesgeom.results.report import Report, headline_of
+from bayesgeom.results.tables import aligned
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
 
-def _none() -> Float[np.ndarray, " arm"]:
-    """Of a task without latent dynamics, and of reports that were saved before there were window observers."""
-    return np.zeros(0)
-
-
 @final
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class LengthReport(Report):
     """One row per model ("arm"), all on the same sequences; position i of a curve is the place `at[i]`.
 
-    Places are scored positions counted from 1, or, where length is distance, filler tokens (`unit` says which). Arms'
-    `untrained` says which rows of a learned table training never reached. `critical_length` is infinite where no place
-    exceeds `threshold_bits`. `entry_layer` is the first layer whose excess is clear of its null, −1 where there is
-    none; layers that cannot be read are NaN. `whole_…` are means over whole sequences of each length. On tasks whose
-    hidden state moves, `effective_memory_symbols` is that of `bayesgeom.core.memory` over the longest sequences, and
-    `transport` says whether such sequences can show transport.
+    Places are scored positions counted from 1, or, where length is distance, filler tokens (`unit` says which).
+    `untrained_positions` says of each arm which rows of a learned table training never reached. `critical_length` is
+    infinite where no place exceeds `threshold_bits`. Layers that cannot be read are NaN. `whole_…` are means over whole
+    sequences of each length. On tasks whose hidden state moves, `effective_memory_symbols` is that of
+    `bayesgeom.core.memory` over the longest sequences, and `transport` says whether such sequences can show transport;
+    on other tasks the one is NaN and the other empty.
     """
 
     name: ClassVar[str] = "length"
@@ -49,123 +47,108 @@ class LengthReport(Report):
     field: str
     unit: str
     trained: int
-    tokens_trained: int
     threshold_bits: float
     arms: tuple[str, ...]
     position_kinds: tuple[str, ...]
-    untrained: tuple[str, ...]
-    tasks_of: tuple[str, ...]  # what each arm was trained on
+    untrained_positions: tuple[str, ...]
     weights_hashes: tuple[str, ...]
-    predictors: tuple[str, ...]  # of nulls, the strongest first
     lengths: tuple[str, ...]
     at: Int[np.ndarray, " position"]
-    kl_bits: Float[np.ndarray, "arm position"]
-    kl_bits_lo: Float[np.ndarray, "arm position"]
-    kl_bits_hi: Float[np.ndarray, "arm position"]
-    kl_bits_null: Float[np.ndarray, " position"]
-    entropy_mae_bits: Float[np.ndarray, "arm position"]
-    entropy_mae_bits_lo: Float[np.ndarray, "arm position"]
-    entropy_mae_bits_hi: Float[np.ndarray, "arm position"]
-    entropy_mae_bits_null: Float[np.ndarray, " position"]
-    null_kl_bits: Float[np.ndarray, "predictor position"]
-    null_entropy_mae_bits: Float[np.ndarray, "predictor position"]
-    whole_kl_bits: Float[np.ndarray, "arm length"]
-    whole_kl_bits_lo: Float[np.ndarray, "arm length"]
-    whole_kl_bits_hi: Float[np.ndarray, "arm length"]
-    whole_entropy_mae_bits: Float[np.ndarray, "arm length"]
-    whole_entropy_mae_bits_lo: Float[np.ndarray, "arm length"]
-    whole_entropy_mae_bits_hi: Float[np.ndarray, "arm length"]
-    jump_kl_bits: Float[np.ndarray, " arm"]
-    jump_kl_bits_lo: Float[np.ndarray, " arm"]
-    jump_kl_bits_hi: Float[np.ndarray, " arm"]
-    jump_kl_bits_null: Float[np.ndarray, " arm"]
-    predicted_kl_bits: Float[np.ndarray, " arm"]
-    found_kl_bits: Float[np.ndarray, " arm"]
-    jump_entropy_mae_bits: Float[np.ndarray, " arm"]
-    jump_entropy_mae_bits_lo: Float[np.ndarray, " arm"]
-    jump_entropy_mae_bits_hi: Float[np.ndarray, " arm"]
-    jump_entropy_mae_bits_null: Float[np.ndarray, " arm"]
-    critical_length: Float[np.ndarray, " arm"]
-    critical_length_lo: Float[np.ndarray, " arm"]
-    critical_length_hi: Float[np.ndarray, " arm"]
-    extrapolation_ratio: Float[np.ndarray, " arm"]
-    extrapolation_ratio_lo: Float[np.ndarray, " arm"]
-    extrapolation_ratio_hi: Float[np.ndarray, " arm"]
-    extrapolation_ratio_null: Float[np.ndarray, " arm"]
-    entry_layer: Int[np.ndarray, " arm"]
+    kl_bits: Annotated[Estimate, Quantity("arm position", unit="bits", better="lower", label="KL(exact ‖ model)")]
+    entropy_mae_bits: Annotated[Estimate, Quantity("arm position", unit="bits", better="lower", label="entropy error")]
+    whole_kl_bits: Annotated[
+        Estimate, Quantity("arm length", unit="bits", better="lower", label="KL, mean over whole sequences")
+    ]
+    whole_entropy_mae_bits: Annotated[
+        Estimate, Quantity("arm length", unit="bits", better="lower", label="entropy error, mean over whole sequences")
+    ]
+    jump_kl_bits: Annotated[
+        Estimate, Quantity("arm", unit="bits", better="lower", label="KL jump at the training length")
+    ]
+    jump_entropy_mae_bits: Annotated[
+        Estimate, Quantity("arm", unit="bits", better="lower", label="entropy error's jump at the training length")
+    ]
+    critical_length: Annotated[Estimate, Quantity("arm", better="higher", label="first place over the threshold")]
+    extrapolation_ratio: Annotated[Estimate, Quantity("arm", better="lower", label="KL beyond / within")]
     layer_within_kl_bits: Float[np.ndarray, "arm layer"]
-    layer_beyond_kl_bits: Float[np.ndarray, "arm layer"]
-    layer_excess_bits: Float[np.ndarray, "arm layer"]
-    layer_excess_bits_lo: Float[np.ndarray, "arm layer"]
-    layer_excess_bits_hi: Float[np.ndarray, "arm layer"]
-    layer_excess_bits_null: Float[np.ndarray, "arm layer"]
-    layer_shift: Float[np.ndarray, "arm layer"]
-    layer_shift_null: Float[np.ndarray, "arm layer"]
-    effective_memory_symbols: Float[np.ndarray, " arm"] = default(default_factory=_none)
-    effective_memory_symbols_lo: Float[np.ndarray, " arm"] = default(default_factory=_none)
-    effective_memory_symbols_hi: Float[np.ndarray, " arm"] = default(default_factory=_none)
-    transport: str = ""
-    intervals: Mapping[str, tuple[float, float]]
-    nulls: Mapping[str, float]
+    layer_excess_bits: Annotated[
+        Estimate, Quantity("arm layer", unit="bits", better="lower", label="KL of the read-out, beyond − within")
+    ]
+    layer_shift: Annotated[
+        Estimate, Quantity("arm layer", better="lower", label="shift of the mean residual, in its spread within")
+    ]
+    effective_memory_symbols: Annotated[
+        Estimate, Quantity("arm", unit="symbols", better="higher", label="effective memory")
+    ]
+    transport: str
     n: int
+
+    @property
+    def predictors(self) -> tuple[str, ...]:
+        """The predictors that the errors are compared with, the strongest first."""
+        return tuple(own.name for own in self.kl_bits.baselines)
+
+    @property
+    def found_kl_bits(self) -> Float[np.ndarray, " arm"]:
+        """KL at the first place beyond the training length; NaN where there is no jump."""
+        found = self.kl_bits.value[:, int((self.at <= self.trained).sum())]
+        return np.where(np.isnan(self.jump_kl_bits.value), np.nan, found)
+
+    @property
+    def predicted_kl_bits(self) -> Float[np.ndarray, " arm"]:
+        """KL that the trend within the training length predicts there."""
+        predicted: np.ndarray = self.found_kl_bits - self.jump_kl_bits.value
+        return predicted
+
+    @property
+    def entry_layer(self) -> Int[np.ndarray, " arm"]:
+        """The first layer whose excess has its whole interval above 0 and its baseline; −1 where there is none."""
+        level = np.maximum(0.0, np.nan_to_num(self.layer_excess_bits.baseline(EARLIER).value))
+        is_clear = self.layer_excess_bits.ends[0] > level
+        first: np.ndarray = np.where(is_clear.any(axis=1), is_clear.argmax(axis=1), -1)
+        return first
 
     def headlines(self) -> Sequence[Headline]:
         lines = []
         for index, arm in enumerate(self.arms):
             own = f"{arm}: " if len(self.arms) > 1 else ""
             jump = f"{own}KL jump at {self._first_beyond} over {self._trend}"
+            over = f"{own}first place with KL over {self.threshold_bits:g} bits"
             lines += [
-                self.entry("jump_kl_bits", (index,), jump, unit="bits", null_label="largest within"),
-                self.entry("extrapolation_ratio", (index,), f"{own}KL beyond / within", null_label=self.predictors[0]),
-                self.entry("critical_length", (index,), f"{own}first place with KL over {self.threshold_bits:g} bits"),
+                headline_of(self, "jump_kl_bits", at=(index,), label=jump),
+                headline_of(self, "extrapolation_ratio", at=(index,), label=f"{own}KL beyond / within"),
+                headline_of(self, "critical_length", at=(index,), label=over),
             ]
             if self.transport:
                 label = f"{own}effective memory, at length {self.lengths[-1]}"
-                lines.append(self.entry("effective_memory_symbols", (index,), label, unit="symbols"))
+                lines.append(headline_of(self, "effective_memory_symbols", at=(index,), label=label))
         return tuple(lines)
 
-    def figure(self) -> "Figure":
-        from bayesgeom.generalization.length_drawing import Curves, length_figure
-
-        def curves(metric: str, null: str) -> Curves:
-            values = vars(self)
-            return Curves(
-                values=values[metric], lo=values[f"{metric}_lo"], hi=values[f"{metric}_hi"],
-                nulls=dict(zip(self.predictors, values[null], strict=True)),
-            )  # fmt: skip
+    def plot(self) -> "Figure":
+        from bayesgeom.generalization.length_drawing import length_figure
 
         return length_figure(
             self.title,
             arms=self.arms,
             at=(self.at, self.unit, self.trained),
-            curves=(
-                curves("kl_bits", "null_kl_bits"),
-                curves("entropy_mae_bits", "null_entropy_mae_bits"),
-                Curves(values=self.whole_kl_bits, lo=self.whole_kl_bits_lo, hi=self.whole_kl_bits_hi, nulls={}),
-                Curves(
-                    values=self.layer_excess_bits, lo=self.layer_excess_bits_lo, hi=self.layer_excess_bits_hi,
-                    nulls={"the same, one window earlier": self._mean_layer_null()},
-                ),
-            ),
+            curves=(self.kl_bits, self.entropy_mae_bits, self.whole_kl_bits, self.layer_excess_bits),
             lengths=np.array([int(length) for length in self.lengths]),
             threshold_bits=self.threshold_bits,
-        )  # fmt: skip
+        )
 
     def table(self) -> str:
         """One row per arm, then whole-sequence means by length, as the command line prints them."""
         rows = [_HEADER, *(self._row(index) for index in range(len(self.arms)))]
         means = [("whole-sequence KL (bits) at", *self.lengths)]
-        means += [(arm, *(f"{v:.4f}" for v in own)) for arm, own in zip(self.arms, self.whole_kl_bits, strict=True)]
-        memories = zip(
-            self.arms, self.effective_memory_symbols, self.effective_memory_symbols_hi, strict=bool(self.transport)
-        )
-        notes = [f"{arm}: effective memory {_whole(lo)} … {_whole(hi)} symbols" for arm, lo, hi in memories]
-        notes += [self.transport] if self.transport else []
-        notes += [f"{arm}: {note}" for arm, note in zip(self.arms, self.untrained, strict=True) if note]
+        means += [
+            (arm, *(f"{v:.4f}" for v in own)) for arm, own in zip(self.arms, self.whole_kl_bits.value, strict=True)
+        ]
+        notes = self._memories() if self.transport else []
+        notes += [f"{arm}: {note}" for arm, note in zip(self.arms, self.untrained_positions, strict=True) if note]
         if (n := self._n_trend) < N_TREND:
             is_known = "so that no line says what to expect beyond" if n < 2 else f"so that the trend is {self._trend}"
-            no_null = ", and nothing is left to hold such a line to within" if n == 2 else ""
-            notes.append(f"within the training length there are fewer than {N_TREND} places, {is_known}{no_null}")
+            unknown = ", and nothing is left to hold such a line to within" if n == 2 else ""
+            notes.append(f"within the training length there are fewer than {N_TREND} places, {is_known}{unknown}")
         return "\n".join([*aligned(rows), "", *aligned(means), *([""] if notes else []), *notes])
 
     @property
@@ -182,37 +165,47 @@ class LengthReport(Report):
         few = {N_TREND: "the trend before it", 1: "the one place before it, which is no trend"}
         return few.get(self._n_trend, f"a line through the {self._n_trend} places before it")
 
-    def _mean_layer_null(self) -> Float[np.ndarray, " layer"]:
-        known = np.isfinite(self.layer_excess_bits_null)
-        total = np.where(known, self.layer_excess_bits_null, 0.0).sum(axis=0)
-        return np.where(known.any(axis=0), total / known.sum(axis=0).clip(min=1), np.nan)
+    def _memories(self) -> list[str]:
+        found = zip(self.arms, *self.effective_memory_symbols.ends, strict=True)
+        notes = [f"{arm}: effective memory {_whole(low)} … {_whole(high)} symbols" for arm, low, high in found]
+        return [*notes, self.transport]
 
     def _row(self, index: int) -> tuple[str, ...]:
-        within, layer = self.at <= self.trained, int(self.entry_layer[index])
+        within, layer, kl = self.at <= self.trained, int(self.entry_layer[index]), self.kl_bits.value[index]
         jump, ratio, critical = (
-            self.entry(metric, (index,), "") for metric in ("jump_kl_bits", "extrapolation_ratio", "critical_length")
+            own[index] for own in (self.jump_kl_bits, self.extrapolation_ratio, self.critical_length)
         )
+        largest, shortcut = jump.baseline(LARGEST_WITHIN).value, ratio.baseline(self.predictors[0]).value
         return (
             self.arms[index],
             self.position_kinds[index],
-            f"{self.kl_bits[index, within].mean():.2e}",
-            f"{self.kl_bits[index, ~within].mean():.2e}",
+            f"{kl[within].mean():.2e}",
+            f"{kl[~within].mean():.2e}",
             f"{self.predicted_kl_bits[index]:.1e} → {self.found_kl_bits[index]:.1e}",
-            f"{_signed(jump.value)} [{_signed(jump.lo)}, {_signed(jump.hi)}] ({jump.null:.1e})",
-            f"{_length(critical.value)} [{_length(critical.lo)}, {_length(critical.hi)}]",
-            f"{ratio.value:.3g} [{ratio.lo:.3g}, {ratio.hi:.3g}] ({ratio.null:.2f})",
+            f"{_cell(jump, _signed)} ({largest:.1e})",
+            _cell(critical, _length),
+            f"{_cell(ratio, _three_digits)} ({shortcut:.2f})",
             "–" if layer < 0 else f"{layer}",
         )
 
 
 _HEADER = (
     "model", "positions", "KL within", "KL beyond", "predicted → found", "jump (largest within)", "critical length",
-    "beyond / within (null)", "enters at layer",
+    "beyond / within (shortcut)", "enters at layer",
 )  # fmt: skip
+
+
+def _cell(own: Estimate, form: Callable[[float], str]) -> str:
+    low, high = own.ends
+    return f"{form(float(own))} [{form(float(low))}, {form(float(high))}]"
 
 
 def _signed(value: float) -> str:
     return f"{value:+.1e}"
+
+
+def _three_digits(value: float) -> str:
+    return f"{value:.3g}"
 
 
 def _whole(value: float) -> str:

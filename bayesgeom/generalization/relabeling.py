@@ -13,7 +13,7 @@ from bayesgeom.core.behavior import predicted_behaviour
 from bayesgeom.core.errors import InvalidArgument, TaskMismatch
 from bayesgeom.core.run import Run
 from bayesgeom.core.trials import Trials
-from bayesgeom.generalization.relabeling_report import RelabellingReport, Scored, relabelling_report
+from bayesgeom.generalization.relabeling_report import RelabelingReport, Scored, relabeling_report
 from bayesgeom.models.base import Model
 from bayesgeom.models.provenance import provenance
 from bayesgeom.models.resolve import ModelLike, TaskLike, as_model, task_of
@@ -25,7 +25,7 @@ _NAMES = 5  # branch of the seed
 
 def relabeling_invariance(
     model: ModelLike, task: TaskLike | None = None, *, n: int = 512, seed: int = 0
-) -> RelabellingReport:
+) -> RelabelingReport:
     """Measure how the answers change when hypotheses are renamed: values of a bijection or recall, states of an HMM.
 
     The model sees each of `n` fresh sequences as drawn, and under a random renaming of its own.
@@ -34,12 +34,12 @@ def relabeling_invariance(
         TaskMismatch: The task's hypotheses cannot be renamed.
         InvalidArgument: n is less than 2.
     """
-    return RelabellingJob.of(model, task, n=n, seed=seed).run()
+    return RelabelingJob.of(model, task, n=n, seed=seed).run()
 
 
 @final
 @dataclass(frozen=True, kw_only=True)
-class RelabellingJob:
+class RelabelingJob:
     """A checked test, ready to run."""
 
     model: Model
@@ -48,7 +48,7 @@ class RelabellingJob:
     seed: int
 
     @classmethod
-    def of(cls, model: ModelLike, task: TaskLike | None, *, n: int, seed: int) -> "RelabellingJob":
+    def of(cls, model: ModelLike, task: TaskLike | None, *, n: int, seed: int) -> "RelabelingJob":
         """Check everything that can be checked before anything runs."""
         if n < 2:
             raise InvalidArgument(f"n is the number of sequences, at least 2 for an interval; got {n}.")
@@ -56,13 +56,13 @@ class RelabellingJob:
         chosen = task_of(subject, task)
         if not isinstance(chosen, SymmetricTask):
             raise TaskMismatch(
-                f"the hypotheses of {chosen} cannot be renamed without changing the task: relabelling is for tasks "
+                f"the hypotheses of {chosen} cannot be renamed without changing the task: relabeling is for tasks "
                 f"whose answers have arbitrary names (bijection, hmm, recall)."
             )
         subject.check_fits(chosen.sample(1, seed=0))
         return cls(model=subject, task=chosen, n=n, seed=seed)
 
-    def run(self, before: Run | None = None) -> RelabellingReport:
+    def run(self, before: Run | None = None) -> RelabelingReport:
         """Two passes over the same sequences, under the names that they have and under new ones.
 
         `before` stands for the first where there is one: a pass whose recorded sequences begin with these.
@@ -73,7 +73,7 @@ class RelabellingJob:
         names = torch.cat([self._names(len(block), number) for number, block in enumerate(self._blocks())])
         given = before.log_answers[: self.n].exp()
         stuck = predicted_behaviour(after.trials, given)
-        return relabelling_report(
+        return relabeling_report(
             _scored(before, given),
             _scored(after, _with_first_names(after.log_answers.exp(), names)),
             Scored(
@@ -85,7 +85,7 @@ class RelabellingJob:
             seed=derived_seed(self.seed, Branch.RESAMPLING),
         )
 
-    def diagnosis(self, report: RelabellingReport) -> Diagnosis:
+    def diagnosis(self, report: RelabelingReport) -> Diagnosis:
         """The report with its provenance, ready to be saved."""
         where = provenance(self.model, self.task, {"n": self.n, "seed": self.seed})
         return Diagnosis.of(report, where)
@@ -100,7 +100,7 @@ class RelabellingJob:
 
     def _renamed(self) -> Iterator[Trials]:
         for number, block in enumerate(self._blocks()):
-            yield self.task.relabelled(block, self._names(len(block), number))
+            yield self.task.relabeled(block, self._names(len(block), number))
 
     def _names(self, n: int, block: int) -> Int64[Tensor, "batch name"]:
         """A renaming of its own for every sequence."""

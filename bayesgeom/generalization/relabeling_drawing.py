@@ -5,16 +5,16 @@ import plotly.graph_objects as go
 from jaxtyping import Float
 
 from bayesgeom.charts.lines import add_band, add_line, add_null
+from bayesgeom.results.estimate import Estimate
 from bayesgeom.results.theme import MEASURED, NULL, label_axes, panels, with_room_for_legend
 
 
-def relabelling_figure(
+def relabeling_figure(
     title: str,
     *,
     before: Float[np.ndarray, " sequence"],
     after: Float[np.ndarray, " sequence"],
-    difference: Float[np.ndarray, " position"],
-    band: tuple[Float[np.ndarray, " position"], Float[np.ndarray, " position"]],
+    difference: Estimate,
     bound: float,
 ) -> go.Figure:
     """Left: one point per sequence on log axes, and y = x. Right: mean difference by position, and the bound."""
@@ -37,9 +37,9 @@ def relabelling_figure(
     figure.update_xaxes(type="log", exponentformat="power", row=1, col=1)
     figure.update_yaxes(type="log", exponentformat="power", row=1, col=1)
     label_axes(figure, (1, 1), "KL before (bits)", "KL after (bits)")
-    x = np.arange(1, len(difference) + 1)
-    add_band(figure, (1, 2), x, *band, name="95 % interval")
-    add_line(figure, (1, 2), x, difference, name="KL after − before")
+    x = np.arange(1, len(difference.value) + 1)
+    add_band(figure, (1, 2), x, *difference.ends, name="95 % interval")
+    add_line(figure, (1, 2), x, difference.value, name="KL after − before")
     for level, name in ((bound, "bound of the verdict"), (-bound, "the bound below")):
         add_null(figure, (1, 2), x, level, name=name)
     figure.data[-1].showlegend = False

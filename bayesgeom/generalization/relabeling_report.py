@@ -1,18 +1,21 @@
 """The report of the relabeling test: the same latent problems with their hypotheses renamed, sequence by sequence."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal, final
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, final
 
 import numpy as np
 from jaxtyping import Float
 
-from bayesgeom.results.report import Headline, Report
-from bayesgeom.stats.bootstrap import mean_interval
+from bayesgeom.results.estimate import Baseline, Estimate, Quantity
+from bayesgeom.results.estimators import mean_estimate
+from bayesgeom.results.headline import Headline
+from bayesgeom.results.report import Report, headline_of
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
+STUCK = "answers do not change"
 Verdict = Literal["invariant", "invariant on average only", "not invariant", "undecided"]
 SHARE, CEILING_SHARE, ROUNDING = 0.5, 0.01, 1e-3
 RULE = (
@@ -26,18 +29,18 @@ RULE = (
 
 
 @final
-@dataclass(frozen=True, kw_only=True)
-class RelabellingReport(Report):
+@dataclass(frozen=True, kw_only=True, repr=False)
+class RelabelingReport(Report):
     """KL to the exact posterior before and after hypotheses are renamed, the posterior renamed with them.
 
     `kl_difference_bits` is after − before. Where names are exchangeable in the task it is 0 in expectation for every
     model, good or bad: a model that prefers some names gains as often as it loses. `kl_difference_size_bits` is the
     mean of |after − before| over sequences, and `prediction_change` the total variation between the answers before
-    and the answers after, renamed back. The baseline (`nulls`) is a model whose answers do not change. The bound of the
+    and the answers after, renamed back. The baseline is a model whose answers do not change. The bound of the
     verdict is relative to the model's own KL (`RULE`), and `verdict_reason` states the numbers that decided.
     """
 
-    name: ClassVar[str] = "relabelling"
+    name: ClassVar[str] = "relabeling"
     title: ClassVar[str] = "Relabeling: do the names of the hypotheses matter?"
     about: ClassVar[str] = (
         "The model sees every sequence twice, the second time with its hypotheses renamed at random wherever they "
@@ -49,45 +52,47 @@ class RelabellingReport(Report):
 
     verdict: str
     verdict_reason: str = ""
-    kl_before_bits: float
-    kl_after_bits: float
-    kl_difference_bits: float
-    kl_difference_size_bits: float
     bound_bits: float
-    prediction_change: float
-    entropy_mae_difference_bits: float
-    sequence_correlation: float  # of the KL before with that after
+    kl_before_bits: Annotated[Estimate, Quantity(unit="bits", better="lower", label="KL before renaming")]
+    kl_after_bits: Annotated[Estimate, Quantity(unit="bits", better="lower", label="KL after renaming")]
+    kl_difference_bits: Annotated[Estimate, Quantity(unit="bits", better="lower", label="KL after renaming − before")]
+    kl_difference_size_bits: Annotated[
+        Estimate, Quantity(unit="bits", better="lower", label="mean |KL after renaming − before|")
+    ]
+    prediction_change: Annotated[
+        Estimate, Quantity(better="lower", label="total variation between answers before and after")
+    ]
+    entropy_mae_difference_bits: Annotated[
+        Estimate, Quantity(unit="bits", better="lower", label="entropy error after − before")
+    ]
+    sequence_correlation: Annotated[
+        Estimate, Quantity(better="higher", label="correlation of the KL before and after, over sequences")
+    ]
     kl_before_bits_by_sequence: Float[np.ndarray, " sequence"]
     kl_after_bits_by_sequence: Float[np.ndarray, " sequence"]
-    kl_difference_bits_by_position: Float[np.ndarray, " position"]
-    kl_difference_bits_by_position_lo: Float[np.ndarray, " position"]
-    kl_difference_bits_by_position_hi: Float[np.ndarray, " position"]
-    intervals: Mapping[str, tuple[float, float]]
-    nulls: Mapping[str, float]
+    kl_difference_bits_by_position: Annotated[
+        Estimate, Quantity("position", unit="bits", better="lower", label="KL after renaming − before")
+    ]
     n: int
 
     def headlines(self) -> Sequence[Headline]:
-        stuck = "answers do not change"
         return (
-            self.scalar(
-                "kl_difference_bits", f"{self.verdict}: KL after renaming − before", unit="bits", null_label=stuck
-            ),
-            self.scalar("kl_difference_size_bits", "mean |KL after renaming − before|", unit="bits", null_label=stuck),
-            self.scalar("prediction_change", "total variation between answers before and after", null_label=stuck),
-            self.scalar("entropy_mae_difference_bits", "entropy error after − before", unit="bits"),
+            headline_of(self, "kl_difference_bits", label=f"{self.verdict}: KL after renaming − before"),
+            headline_of(self, "kl_difference_size_bits"),
+            headline_of(self, "prediction_change"),
+            headline_of(self, "entropy_mae_difference_bits"),
         )
 
-    def figure(self) -> "Figure":
-        from bayesgeom.generalization.relabeling_drawing import relabelling_figure
+    def plot(self) -> "Figure":
+        from bayesgeom.generalization.relabeling_drawing import relabeling_figure
 
-        return relabelling_figure(
+        return relabeling_figure(
             self.title,
             before=self.kl_before_bits_by_sequence,
             after=self.kl_after_bits_by_sequence,
             difference=self.kl_difference_bits_by_position,
-            band=(self.kl_difference_bits_by_position_lo, self.kl_difference_bits_by_position_hi),
             bound=self.bound_bits,
-        )  # fmt: skip
+        )
 
 
 @final
@@ -100,9 +105,9 @@ class Scored:
     answers: Float[np.ndarray, "sequence position answer"]
 
 
-def relabelling_report(
+def relabeling_report(
     before: Scored, after: Scored, stuck: Scored, *, uniform_kl_bits: float, seed: int
-) -> RelabellingReport:
+) -> RelabelingReport:
     """Compare two passes with each other, and with `stuck`: the answers of the first pass scored after renaming.
 
     Args:
@@ -112,44 +117,35 @@ def relabelling_report(
         uniform_kl_bits: KL of a uniform prediction on these sequences, in bits.
         seed: Seed of the bootstrap.
     """
-    differences = {
-        "kl_difference_bits": _by_sequence(after.kl_bits - before.kl_bits),
-        "kl_difference_size_bits": np.abs(_by_sequence(after.kl_bits - before.kl_bits)),
-        "prediction_change": _change(before, after),
-        "entropy_mae_difference_bits": _by_sequence(after.entropy_error_bits - before.entropy_error_bits),
-    }
-    found = mean_interval(np.stack(list(differences.values()), axis=1), seed=seed)
-    intervals = dict(zip(differences, zip(found.lo.tolist(), found.hi.tolist(), strict=True), strict=True))
-    names = ("kl_difference_bits", "kl_difference_size_bits")
-    missing = [why for i in range(len(names)) if (why := found.why_not((i,)))]
-    kl_before = float(before.kl_bits.mean())
+    along, gap = after.kl_bits - before.kl_bits, _by_sequence(stuck.kl_bits - before.kl_bits)
+
+    def estimate(per_sequence: Float[np.ndarray, " sequence"], stuck_at: float | None = None) -> Estimate:
+        level = () if stuck_at is None else (Baseline.of("baseline", STUCK, stuck_at),)
+        return mean_estimate(per_sequence, seed=seed, baselines=level)
+
+    mean = estimate(_by_sequence(along), float(gap.mean()))
+    size = estimate(np.abs(_by_sequence(along)), float(np.abs(gap).mean()))
+    kl_before, n = float(before.kl_bits.mean()), len(along)
     bound = min(SHARE * kl_before, CEILING_SHARE * uniform_kl_bits)
-    is_identical = not differences["kl_difference_size_bits"].any()
-    difference, size = ((0.0, 0.0) if is_identical else intervals[name] for name in names)
-    along = after.kl_bits - before.kl_bits
-    low, high = mean_interval(along, seed=seed)
+    is_identical = not _by_sequence(along).any()
+    ends = [(0.0, 0.0) if is_identical else (float(own.ends[0]), float(own.ends[1])) for own in (mean, size)]
+    missing = [own.why_not for own in (mean, size) if own.why_not]
     one, other = _by_sequence(before.kl_bits), _by_sequence(after.kl_bits)
-    gap = _by_sequence(stuck.kl_bits - before.kl_bits)
-    return RelabellingReport(
-        verdict=verdict(difference, size, bound),
-        verdict_reason=_reason(difference, size, bound, kl_before, missing, is_identical=is_identical),
-        kl_before_bits=kl_before,
-        kl_after_bits=float(after.kl_bits.mean()),
-        **{name: float(values.mean()) for name, values in differences.items()},
+    return RelabelingReport(
+        verdict=verdict(ends[0], ends[1], bound),
+        verdict_reason=_reason(ends[0], ends[1], bound, kl_before, missing, is_identical=is_identical),
         bound_bits=bound,
-        sequence_correlation=_correlation(one, other),
+        kl_before_bits=Estimate.of(kl_before, n=n),
+        kl_after_bits=Estimate.of(after.kl_bits.mean(), n=n),
+        kl_difference_bits=mean,
+        kl_difference_size_bits=size,
+        prediction_change=estimate(_change(before, after), float(_change(before, stuck).mean())),
+        entropy_mae_difference_bits=estimate(_by_sequence(after.entropy_error_bits - before.entropy_error_bits)),
+        sequence_correlation=Estimate.of(_correlation(one, other), n=n),
         kl_before_bits_by_sequence=one,
         kl_after_bits_by_sequence=other,
-        kl_difference_bits_by_position=along.mean(axis=0),
-        kl_difference_bits_by_position_lo=low,
-        kl_difference_bits_by_position_hi=high,
-        intervals=intervals,
-        nulls={
-            "kl_difference_bits": float(gap.mean()),
-            "kl_difference_size_bits": float(np.abs(gap).mean()),
-            "prediction_change": float(_change(before, stuck).mean()),
-        },
-        n=len(one),
+        kl_difference_bits_by_position=mean_estimate(along, seed=seed),
+        n=n,
     )
 
 

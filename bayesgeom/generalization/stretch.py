@@ -86,7 +86,7 @@ def distances_to_run(trained: int, lengths: Sequence[int]) -> tuple[int, ...]:
     """These lengths, and those that say whether the training length is an edge, for each distance is a run of its own.
 
     They are the first one beyond it, and of those within the last ten: a trend's five places before each of the five
-    at which its null is taken.
+    at which its baseline is taken.
     """
     return tuple(sorted({*lengths, *range(max(0, trained - 2 * N_TREND + 1), trained + 2)}))
 

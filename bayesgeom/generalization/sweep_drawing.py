@@ -1,25 +1,14 @@
-"""A parameter varied: entropies as evidence comes in, tokens until they settle, and errors beside their nulls."""
+"""A parameter varied: entropies as evidence comes in, tokens until they settle, and errors with their baselines."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import final
 
 import numpy as np
 import plotly.graph_objects as go
 from jaxtyping import Float
 
 from bayesgeom.charts.lines import add_line, add_null
+from bayesgeom.results.estimate import Estimate
 from bayesgeom.results.theme import EXACT, MEASURED, SERIES, label_axes, panels, with_room_for_legend
-
-
-@final
-@dataclass(frozen=True, kw_only=True)
-class Estimates:
-    """One number per value, with its interval."""
-
-    values: Float[np.ndarray, " value"]
-    lo: Float[np.ndarray, " value"]
-    hi: Float[np.ndarray, " value"]
 
 
 def sweep_figure(
@@ -27,11 +16,10 @@ def sweep_figure(
     varied: tuple[str, Sequence[str]],
     *,
     entropies: tuple[Float[np.ndarray, "value position"], Float[np.ndarray, "value position"]],
-    tokens: tuple[Estimates, Estimates],
-    errors: tuple[Estimates, Estimates],
-    nulls: tuple[Float[np.ndarray, " value"], Float[np.ndarray, " value"]],
+    tokens: tuple[Estimate, Estimate],
+    errors: tuple[Estimate, Estimate],
 ) -> go.Figure:
-    """Four panels. Pairs are the exact posterior's and the model's; of `errors` and `nulls`, KL's and entropy's."""
+    """Four panels. Pairs are the exact posterior's and the model's; of `errors`, KL's and entropy's."""
     vary, labels = varied
     titles = (
         "Entropy as evidence comes in (model: dotted)",
@@ -52,10 +40,11 @@ def sweep_figure(
     x, is_ordinal = _places(labels)
     for own, name, color in ((tokens[0], "exact", EXACT), (tokens[1], "model", MEASURED)):
         _estimates(figure, (1, 2), x, own, name, color)
-    for column, (own, null) in enumerate(zip(errors, nulls, strict=True), start=1):
+    for column, own in enumerate(errors, start=1):
         _estimates(figure, (2, column), x, own, "model", MEASURED)
-        add_null(figure, (2, column), x, null, name="null: strongest shortcut")
-        figure.data[-1].showlegend = column == 1
+        for baseline in own.baselines:
+            add_null(figure, (2, column), x, baseline.value, name=f"baseline: {baseline.name}")
+            figure.data[-1].showlegend = column == 1
         figure.update_yaxes(type="log", exponentformat="power", row=2, col=column)
     units = ("observations", "KL(exact ‖ model) (bits)", "|H model − H exact| (bits)")
     for panel, unit in zip(((1, 2), (2, 1), (2, 2)), units, strict=True):
@@ -74,17 +63,18 @@ def _places(labels: Sequence[str]) -> tuple[Float[np.ndarray, " value"], bool]:
 
 
 def _estimates(
-    figure: go.Figure, panel: tuple[int, int], x: Float[np.ndarray, " value"], own: Estimates, name: str, color: str
+    figure: go.Figure, panel: tuple[int, int], x: Float[np.ndarray, " value"], own: Estimate, name: str, color: str
 ) -> None:
     """Points with whiskers, joined; a name that the legend has shown is not shown again."""
-    if not np.isfinite(own.values).any():
+    if not np.isfinite(own.value).any():
         return
+    low, high = own.ends
     seen = {trace.name for trace in figure.data if trace.showlegend is not False}
-    add_line(figure, panel, x, own.values, name=name, color=color)
+    add_line(figure, panel, x, own.value, name=name, color=color)
     figure.data[-1].update(
         showlegend=name not in seen,
         error_y={
-            "type": "data", "symmetric": False, "array": np.maximum(own.hi - own.values, 0),
-            "arrayminus": np.maximum(own.values - own.lo, 0), "thickness": 1.4,
+            "type": "data", "symmetric": False, "array": np.maximum(high - own.value, 0),
+            "arrayminus": np.maximum(own.value - low, 0), "thickness": 1.4,
         },
     )  # fmt: skip

@@ -2,29 +2,32 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, final
+from typing import TYPE_CHECKING, Annotated, ClassVar, final
 
 import numpy as np
 from jaxtyping import Float
 
 from bayesgeom.core.run import Behaviour
 from bayesgeom.generalization.convergence import settled_bits, tokens_to_converge
-from bayesgeom.generalization.curves import Estimate, strongest
-from bayesgeom.results.report import Headline, Report, aligned
-from bayesgeom.stats.bootstrap import mean_interval
+from bayesgeom.generalization.curves import stacked, strongest
+from bayesgeom.results.estimate import Baseline, Estimate, Quantity
+from bayesgeom.results.estimators import mean_estimate
+from bayesgeom.results.headline import Headline
+from bayesgeom.results.report import Report, headline_of
+from bayesgeom.results.tables import aligned
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
 
 @final
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class SweepReport(Report):
-    """One row per value of the parameter; the model's numbers are NaN where there is no model, or it cannot be asked.
+    """One row per value of the parameter; the model's numbers are NaN where there is no model, or it cannot be run.
 
     `notes` says of each value why it could not, and is empty where it could. `…_tokens` count scored positions until
     mean entropy is within `threshold_bits` of its floor, which is its mean over the last quarter of the positions; the
-    model's has a floor of its own. Nulls are those of the task's strongest shortcut at that value, `null_names`.
+    model's has a floor of its own. The baseline is the task's strongest shortcut at that value (`shortcuts`).
     """
 
     name: ClassVar[str] = "sweep"
@@ -32,8 +35,8 @@ class SweepReport(Report):
     about: ClassVar[str] = (
         "One parameter of the task is varied and everything else kept, seeds too. The first panel shows the "
         "uncertainty of the exact posterior (solid) and of the model (dotted) as evidence comes in; the second, how "
-        "many observations either takes to settle. The others show the model's error at each value beside what the "
-        "task's strongest shortcut would get. A model that infers follows the exact posterior to values that it was "
+        "many observations either takes to settle. The others show the model's error at each value, and the error of "
+        "the task's strongest shortcut. A model that infers follows the exact posterior to values that it was "
         "not trained on; one that learned the speed of convergence by heart does not."
     )
 
@@ -42,55 +45,40 @@ class SweepReport(Report):
     values: tuple[str, ...]
     trained_value: str  # empty where there is no model
     notes: tuple[str, ...]
-    null_names: tuple[str, ...]
+    shortcuts: tuple[str, ...]  # the strongest at each value
     threshold_bits: float
     exact_entropy_bits: Float[np.ndarray, "value position"]
     model_entropy_bits: Float[np.ndarray, "value position"]
     exact_floor_bits: Float[np.ndarray, " value"]
     model_floor_bits: Float[np.ndarray, " value"]
-    exact_tokens: Float[np.ndarray, " value"]
-    exact_tokens_lo: Float[np.ndarray, " value"]
-    exact_tokens_hi: Float[np.ndarray, " value"]
-    model_tokens: Float[np.ndarray, " value"]
-    model_tokens_lo: Float[np.ndarray, " value"]
-    model_tokens_hi: Float[np.ndarray, " value"]
-    kl_bits: Float[np.ndarray, " value"]
-    kl_bits_lo: Float[np.ndarray, " value"]
-    kl_bits_hi: Float[np.ndarray, " value"]
-    kl_bits_null: Float[np.ndarray, " value"]
-    entropy_mae_bits: Float[np.ndarray, " value"]
-    entropy_mae_bits_lo: Float[np.ndarray, " value"]
-    entropy_mae_bits_hi: Float[np.ndarray, " value"]
-    entropy_mae_bits_null: Float[np.ndarray, " value"]
-    intervals: Mapping[str, tuple[float, float]]
-    nulls: Mapping[str, float]
+    exact_tokens: Annotated[Estimate, Quantity("value", unit="tokens", label="tokens to converge, exact")]
+    model_tokens: Annotated[Estimate, Quantity("value", unit="tokens", label="tokens to converge, model")]
+    kl_bits: Annotated[Estimate, Quantity("value", unit="bits", better="lower", label="KL(exact ‖ model)")]
+    entropy_mae_bits: Annotated[Estimate, Quantity("value", unit="bits", better="lower", label="entropy error")]
     n: int
 
     def headlines(self) -> Sequence[Headline]:
         lines = []
         for index, value in enumerate(self.values):
             place = f"{self.vary}={value}"
-            if np.isfinite(self.kl_bits[index]):
-                null = self.null_names[index]
-                lines.append(self.entry("kl_bits", (index,), f"{place}: KL", unit="bits", null_label=null))
-                lines.append(self.entry("model_tokens", (index,), f"{place}: tokens to converge, model"))
-            lines.append(self.entry("exact_tokens", (index,), f"{place}: tokens to converge, exact"))
+            if np.isfinite(self.kl_bits.value[index]):
+                label = f"{place}: KL (shortcut: {self.shortcuts[index]})"
+                lines.append(headline_of(self, "kl_bits", at=(index,), label=label))
+                lines.append(
+                    headline_of(self, "model_tokens", at=(index,), label=f"{place}: tokens to converge, model")
+                )
+            lines.append(headline_of(self, "exact_tokens", at=(index,), label=f"{place}: tokens to converge, exact"))
         return tuple(lines)
 
-    def figure(self) -> "Figure":
-        from bayesgeom.generalization.sweep_drawing import Estimates, sweep_figure
-
-        def row(metric: str) -> Estimates:
-            held = vars(self)
-            return Estimates(values=held[metric], lo=held[f"{metric}_lo"], hi=held[f"{metric}_hi"])
+    def plot(self) -> "Figure":
+        from bayesgeom.generalization.sweep_drawing import sweep_figure
 
         return sweep_figure(
             self.title,
             (self.vary, self.values),
             entropies=(self.exact_entropy_bits, self.model_entropy_bits),
-            tokens=(row("exact_tokens"), row("model_tokens")),
-            errors=(row("kl_bits"), row("entropy_mae_bits")),
-            nulls=(self.kl_bits_null, self.entropy_mae_bits_null),
+            tokens=(self.exact_tokens, self.model_tokens),
+            errors=(self.kl_bits, self.entropy_mae_bits),
         )
 
     def table(self) -> str:
@@ -100,29 +88,30 @@ class SweepReport(Report):
         return "\n".join([*aligned(rows), *([""] if notes else []), *notes])
 
     def _row(self, index: int) -> tuple[str, ...]:
-        def cell(metric: str, form: str) -> str:
-            line = self.entry(metric, (index,), "")
-            if np.isnan(line.value):
-                return "–"
-            return f"{line.value:{form}} [{line.lo:{form}}, {line.hi:{form}}]"
-
         trained = " (trained)" if self.values[index] == self.trained_value else ""
+        kl, error = (own.baseline(SHORTCUT).value[index] for own in (self.kl_bits, self.entropy_mae_bits))
         return (
             self.values[index] + trained,
             f"{self.exact_floor_bits[index]:.3f}",
-            cell("exact_tokens", ".0f"),
-            cell("model_tokens", ".0f"),
-            cell("kl_bits", ".1e"),
-            f"{self.kl_bits_null[index]:.1e} ({self.null_names[index]})",
-            cell("entropy_mae_bits", ".1e"),
-            f"{self.entropy_mae_bits_null[index]:.1e}",
+            _cell(self.exact_tokens[index], ".0f"),
+            _cell(self.model_tokens[index], ".0f"),
+            _cell(self.kl_bits[index], ".1e"),
+            f"{kl:.1e} ({self.shortcuts[index]})",
+            _cell(self.entropy_mae_bits[index], ".1e"),
+            f"{error:.1e}",
         )
 
 
+SHORTCUT = "strongest shortcut"
 _HEADER = (
-    "least entropy (bits)", "tokens, exact", "tokens, model", "KL (bits)", "KL of the null", "entropy error (bits)",
-    "its null",
+    "least entropy (bits)", "tokens, exact", "tokens, model", "KL (bits)", "KL of the shortcut", "entropy error (bits)",
+    "of the shortcut",
 )  # fmt: skip
+
+
+def _cell(own: Estimate, form: str) -> str:
+    low, high = own.ends
+    return "–" if np.isnan(own.value) else f"{float(own):{form}} [{float(low):{form}}, {float(high):{form}}]"
 
 
 @final
@@ -134,64 +123,66 @@ class Value:
     note: str
     exact_entropy_bits: Float[np.ndarray, "sequence position"]
     own: Behaviour | None
-    nulls: Mapping[str, Behaviour]
+    predictors: Mapping[str, Behaviour]
 
 
 def sweep_report(
     found: Sequence[Value], *, task: str, vary: str, trained_value: str, threshold_bits: float, seed: int
 ) -> SweepReport:
-    """Every value's numbers, in the given order."""
-    best = [strongest({k: b.kl_bits.mean(axis=0, dtype=np.float64) for k, b in value.nulls.items()}) for value in found]
+    """Return every value's numbers, in the given order."""
+    best = [
+        strongest({k: b.kl_bits.mean(axis=0, dtype=np.float64) for k, b in value.predictors.items()}) for value in found
+    ]
     n_positions = max(value.exact_entropy_bits.shape[1] for value in found)
-    columns: dict[str, list[float]] = {}
-    for value, null in zip(found, best, strict=True):
-        for name, number in _numbers(value, value.nulls[null], threshold_bits, seed).items():
-            columns.setdefault(name, []).append(number)
+    exact = [value.exact_entropy_bits.astype(np.float64) for value in found]
+    own = [None if value.own is None else value.own.model_entropy_bits.astype(np.float64) for value in found]
+    shortcuts = [value.predictors[name] for value, name in zip(found, best, strict=True)]
+    kls = [float(shortcut.kl_bits.mean(dtype=np.float64)) for shortcut in shortcuts]
+    errors = [_entropy_error(shortcut, of).mean() for shortcut, of in zip(shortcuts, exact, strict=True)]
     return SweepReport(
         task=task,
         vary=vary,
         values=tuple(value.label for value in found),
         trained_value=trained_value,
         notes=tuple(value.note for value in found),
-        null_names=tuple(best),
+        shortcuts=tuple(best),
         threshold_bits=threshold_bits,
-        exact_entropy_bits=np.stack([_padded(value.exact_entropy_bits, n_positions) for value in found]),
-        model_entropy_bits=np.stack(
-            [_padded(None if v.own is None else v.own.model_entropy_bits, n_positions) for v in found]
+        exact_entropy_bits=np.stack([_padded(of, n_positions) for of in exact]),
+        model_entropy_bits=np.stack([_padded(of, n_positions) for of in own]),
+        exact_floor_bits=np.array([settled_bits(of) for of in exact]),
+        model_floor_bits=np.array([np.nan if of is None else settled_bits(of) for of in own]),
+        exact_tokens=stacked([tokens_to_converge(of, threshold_bits, seed=seed) for of in exact]),
+        model_tokens=stacked(
+            [_UNKNOWN if of is None else tokens_to_converge(of, threshold_bits, seed=seed) for of in own]
         ),
-        **{name: np.array(numbers) for name, numbers in columns.items()},
-        intervals={},
-        nulls={},
-        n=len(found[0].exact_entropy_bits),
+        kl_bits=_with_shortcut([_UNKNOWN if v.own is None else _mean(v.own.kl_bits, seed) for v in found], kls),
+        entropy_mae_bits=_with_shortcut(
+            [
+                _UNKNOWN if value.own is None else _mean(_entropy_error(value.own, of), seed)
+                for value, of in zip(found, exact, strict=True)
+            ],
+            errors,
+        ),
+        n=len(exact[0]),
     )
 
 
-def _numbers(value: Value, null: Behaviour, threshold_bits: float, seed: int) -> dict[str, float]:
-    exact = value.exact_entropy_bits.astype(np.float64)
-    unknown = Estimate(value=np.nan, lo=np.nan, hi=np.nan)
-    estimates: dict[str, Any] = {
-        "exact_tokens": tokens_to_converge(exact, threshold_bits, seed=seed), "model_tokens": unknown,
-        "kl_bits": unknown, "entropy_mae_bits": unknown,
-    }  # fmt: skip
-    model_floor = float("nan")
-    if value.own is not None:
-        model = value.own.model_entropy_bits.astype(np.float64)
-        estimates["model_tokens"] = tokens_to_converge(model, threshold_bits, seed=seed)
-        estimates["kl_bits"] = _mean(value.own.kl_bits, seed)
-        estimates["entropy_mae_bits"] = _mean(np.abs(model - exact), seed)
-        model_floor = settled_bits(model)
-    found = {"exact_floor_bits": settled_bits(exact), "model_floor_bits": model_floor}
-    found["kl_bits_null"] = float(null.kl_bits.mean(dtype=np.float64))
-    found["entropy_mae_bits_null"] = float(np.abs(null.model_entropy_bits.astype(np.float64) - exact).mean())
-    for name, estimate in estimates.items():
-        found |= {name: estimate.value, f"{name}_lo": estimate.lo, f"{name}_hi": estimate.hi}
-    return found
+_UNKNOWN = Estimate.of(np.nan, (np.nan, np.nan))
+
+
+def _with_shortcut(found: Sequence[Estimate], levels: Sequence[float]) -> Estimate:
+    return stacked(found, baselines=(Baseline.of("baseline", SHORTCUT, np.array(levels)),))
 
 
 def _mean(values: Float[np.ndarray, "sequence position"], seed: int) -> Estimate:
-    by_sequence = values.mean(axis=1, dtype=np.float64)
-    lo, hi = mean_interval(by_sequence, seed=seed)
-    return Estimate(value=float(by_sequence.mean()), lo=float(lo), hi=float(hi))
+    return mean_estimate(values.mean(axis=1, dtype=np.float64), seed=seed)
+
+
+def _entropy_error(
+    own: Behaviour, exact: Float[np.ndarray, "sequence position"]
+) -> Float[np.ndarray, "sequence position"]:
+    error: np.ndarray = np.abs(own.model_entropy_bits.astype(np.float64) - exact)
+    return error
 
 
 def _padded(values: Float[np.ndarray, "sequence position"] | None, n_positions: int) -> Float[np.ndarray, " longest"]:

@@ -126,19 +126,19 @@ class SweepJob:
         )
         return Value(
             label=label, note="", exact_entropy_bits=run.behaviour.exact_entropy_bits, own=run.behaviour,
-            nulls=run.null_behaviours,
+            predictors=run.null_behaviours,
         )  # fmt: skip
 
     def _exact(self, label: str, task: WindTunnel, *, note: str) -> Value:
-        """The exact posterior and the null predictors alone."""
+        """The exact posterior and the shortcut predictors alone."""
         log = BehaviourLog()
         for block in self._blocks(task, "cpu"):
             exact = block.at_scored(block.predictive)
             log.add(block, exact.log(), torch.zeros_like(exact[..., 0]), task.null_predictives(block))
         exactly: Behaviour
-        exactly, _, nulls = log.finished()
+        exactly, _, predictors = log.finished()
         return Value(
-            label=label, note=note, exact_entropy_bits=exactly.exact_entropy_bits, own=None, nulls=nulls
+            label=label, note=note, exact_entropy_bits=exactly.exact_entropy_bits, own=None, predictors=predictors
         )  # fmt: skip
 
     def _blocks(self, task: WindTunnel, device: str) -> Any:

@@ -47,7 +47,7 @@ class Vocabulary:
         return _mapped(trials, self.back)
 
     def nulls(self, task: WindTunnel) -> Callable[[Trials], Mapping[str, Float64[Tensor, "batch query_pos answer"]]]:
-        """The task's null predictors, for trials in known ids."""
+        """The task's shortcut predictors, for trials in known ids."""
         return lambda trials: task.null_predictives(self.read(trials))
 
 

@@ -1,4 +1,4 @@
-"""The figure of the gradient laws: correlation per head beside its null, and advantage against attention, by layer."""
+"""The figure of the gradient laws: correlation per head with its baseline, and advantage by attention, by layer."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, final
@@ -8,13 +8,13 @@ from jaxtyping import Float
 
 from bayesgeom.charts.heads import add_heads, add_note
 from bayesgeom.charts.lines import add_line, add_null
+from bayesgeom.gradients.tally import OTHER
 from bayesgeom.results.theme import SERIES, label_axes, panels, with_room_for_legend
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
 _FEWEST_PAIRS = 20  # in a bin, below which a mean is noise
-_NULL = "null: another sequence's advantage"
 
 
 @final
@@ -31,16 +31,19 @@ class HeadMap:
 @final
 @dataclass(frozen=True, kw_only=True)
 class Binned:
-    """Mean relative advantage by attention over uniform; `edges` are log2, `pairs` how many are in a bin."""
+    """Mean relative advantage by attention over uniform attention, own and of another sequence.
+
+    `edges` are log2 of attention over uniform attention; `pairs` is the number of pairs of positions in each bin.
+    """
 
     edges: Float[np.ndarray, " edge"]
     values: Float[np.ndarray, "layer head bin"]
-    null: Float[np.ndarray, "layer head bin"]
+    other: Float[np.ndarray, "layer head bin"]
     pairs: Float[np.ndarray, "layer head bin"]
 
 
 def gradients_figure(title: str, maps: tuple[HeadMap, ...], binned: Binned) -> "Figure":
-    """Maps over heads, two in a row; then one panel per layer: a line per head, their nulls in grey."""
+    """Draw maps over heads, two in a row; then one panel per layer: a line per head, the baselines in gray."""
     layers = range(len(binned.values))
     titles = (*(of.title for of in maps), *(f"Layer {layer}: advantage against attention" for layer in layers))
     figure = panels(title, titles, row_height=330)
@@ -72,10 +75,10 @@ def _add_layer(figure: "Figure", panel: tuple[int, int], binned: Binned, layer: 
         add_note(figure, panel, "too few pairs of positions to draw")
         return
     named = {trace.name for trace in figure.data if trace.showlegend}
-    for values, count in zip(binned.null[layer], is_enough, strict=True):
-        add_null(figure, panel, x, np.where(count, values, np.nan), name=_NULL)
-        figure.data[-1].update(showlegend=_NULL not in named, line_width=1)
-        named.add(_NULL)
+    for values, count in zip(binned.other[layer], is_enough, strict=True):
+        add_null(figure, panel, x, np.where(count, values, np.nan), name=OTHER)
+        figure.data[-1].update(showlegend=OTHER not in named, line_width=1)
+        named.add(OTHER)
     for head, (values, count) in enumerate(zip(binned.values[layer], is_enough, strict=True)):
         name = f"head {head}"
         add_line(figure, panel, x, np.where(count, values, np.nan), name=name, color=SERIES[head % len(SERIES)])

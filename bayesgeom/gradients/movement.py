@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, final
+from typing import TYPE_CHECKING, Annotated, ClassVar, final
 
 import numpy as np
 import torch
@@ -13,16 +13,22 @@ from torch import Tensor
 from bayesgeom.core.trials import Trials
 from bayesgeom.gradients.capture import LayerGradients, Targets
 from bayesgeom.gradients.settling import SETTLED, lag, settling
-from bayesgeom.gradients.tally import at_scored, layer_tally
-from bayesgeom.results.report import Headline, Report, aligned
-from bayesgeom.stats.bootstrap import Crossing, mean_interval
+from bayesgeom.gradients.tally import OTHER, at_scored, layer_tally
+from bayesgeom.results.estimate import Baseline, Estimate, Quantity
+from bayesgeom.results.estimators import mean_estimate
+from bayesgeom.results.headline import Headline
+from bayesgeom.results.report import Report, headline_of
+from bayesgeom.results.tables import aligned
+from bayesgeom.stats.bootstrap import Crossing
 from bayesgeom.stats.information import jensen_shannon_bits
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
-_NORMS = ("routing_norm", "value_norm", "value_elasticity")
-_PER_SEQUENCE = ("loss_nats", *_NORMS, "pattern_distance_bits", "value_distance", "correlation", "correlation_null")
+    from bayesgeom.charts.curves import Curve
+
+TOGETHER = "both settle together"
+_WITHIN = "within a tenth of their first distance"
 
 
 @final
@@ -47,16 +53,16 @@ class Moment:
 
 
 @final
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class GradientMovementReport(Report):
-    """One training run, one number per snapshot; intervals are over sequences, and say nothing of other runs.
+    """One training run, one number per snapshot. Intervals are over sequences and say nothing about other runs.
 
     - `routing_norm`, `value_norm`, `value_elasticity`: as in the report on the gradient laws, mean over heads.
     - `pattern_distance_bits`: mean Jensen–Shannon divergence of attention rows, at scored positions, to the last
       snapshot. `value_distance`: ‖v − v_last‖ / ‖v_last‖. `pattern_moved_bits`, `value_moved`: the same to the snapshot
       before (NaN at the first).
     - `routing_settled_step`, `values_settled_step`: first snapshot from which on the distance is at most a tenth of the
-      first's; NaN where only the last one's is, which is 0 whatever happened. `settled_ratio` is values over routing:
+      first one; NaN if only the last snapshot is, whose distance is always 0. `settled_ratio` is values over routing:
       above 1, routing settles first.
     """
 
@@ -72,51 +78,33 @@ class GradientMovementReport(Report):
 
     targets: Targets
     steps: tuple[str, ...]
-    loss_nats: Float[np.ndarray, " step"]
-    loss_nats_lo: Float[np.ndarray, " step"]
-    loss_nats_hi: Float[np.ndarray, " step"]
-    routing_norm: Float[np.ndarray, " step"]
-    routing_norm_lo: Float[np.ndarray, " step"]
-    routing_norm_hi: Float[np.ndarray, " step"]
-    value_norm: Float[np.ndarray, " step"]
-    value_norm_lo: Float[np.ndarray, " step"]
-    value_norm_hi: Float[np.ndarray, " step"]
-    value_elasticity: Float[np.ndarray, " step"]
-    value_elasticity_lo: Float[np.ndarray, " step"]
-    value_elasticity_hi: Float[np.ndarray, " step"]
-    pattern_distance_bits: Float[np.ndarray, " step"]
-    pattern_distance_bits_lo: Float[np.ndarray, " step"]
-    pattern_distance_bits_hi: Float[np.ndarray, " step"]
-    value_distance: Float[np.ndarray, " step"]
-    value_distance_lo: Float[np.ndarray, " step"]
-    value_distance_hi: Float[np.ndarray, " step"]
-    correlation: Float[np.ndarray, " step"]
-    correlation_lo: Float[np.ndarray, " step"]
-    correlation_hi: Float[np.ndarray, " step"]
-    correlation_null: Float[np.ndarray, " step"]
+    loss_nats: Annotated[Estimate, Quantity("step", unit="nats", better="lower", label="loss")]
+    routing_norm: Annotated[Estimate, Quantity("step", unit="nats", label="routing: ∂L/∂s")]
+    value_norm: Annotated[Estimate, Quantity("step", unit="nats", label="values: ‖∂L/∂v‖")]
+    value_elasticity: Annotated[Estimate, Quantity("step", unit="nats", label="values: ‖∂L/∂v‖·‖v‖")]
+    pattern_distance_bits: Annotated[Estimate, Quantity("step", unit="bits", label="patterns")]
+    value_distance: Annotated[Estimate, Quantity("step", label="values")]
+    correlation: Annotated[Estimate, Quantity("step", better="higher", label="attention with advantage")]
     pattern_moved_bits: Float[np.ndarray, " step"]
     value_moved: Float[np.ndarray, " step"]
     pattern_distance_bits_by_layer: Float[np.ndarray, "step layer"]
     value_distance_by_layer: Float[np.ndarray, "step layer"]
-    routing_settled_step: float
-    values_settled_step: float
-    settled_ratio: float
-    intervals: Mapping[str, tuple[float, float]]
-    nulls: Mapping[str, float]
+    routing_settled_step: Annotated[Estimate, Quantity(unit="steps", label=f"patterns {_WITHIN}")]
+    values_settled_step: Annotated[Estimate, Quantity(unit="steps", label=f"values {_WITHIN}")]
+    settled_ratio: Annotated[Estimate, Quantity(label="values' settled step over routing's")]
     n: int
 
     def headlines(self) -> Sequence[Headline]:
         routing, values = self._settled()
         found = lag(values, routing)
         ratio = f"{found.verdict} (spacing of snapshots allows {found.reach}): values' settled step over routing's"
-        within = "within a tenth of their first distance"
         return (
-            self.scalar("settled_ratio", ratio, null_label="together"),
-            self.scalar("routing_settled_step", f"patterns {within}{self._censored(routing)}", unit="steps"),
-            self.scalar("values_settled_step", f"values {within}{self._censored(values)}", unit="steps"),
+            headline_of(self, "settled_ratio", label=ratio),
+            headline_of(self, "routing_settled_step", label=f"patterns {_WITHIN}{self._censored(routing)}"),
+            headline_of(self, "values_settled_step", label=f"values {_WITHIN}{self._censored(values)}"),
         )
 
-    def figure(self) -> "Figure":
+    def plot(self) -> "Figure":
         from bayesgeom.charts.curves import Curve, add_curves
         from bayesgeom.results.theme import panels, with_room_for_legend
 
@@ -127,37 +115,35 @@ class GradientMovementReport(Report):
             "Attention with advantage, within rows",
         )
         figure, at = panels(self.title, titles, row_height=380), np.array([int(step) for step in self.steps])
-        shares = [self._share(name, label) for name, label in _DISTANCES.items()]
+        shares = [_curve(own, name, own.value[0]) for name, own in self._distances()]
         levels = [("settled: a tenth", SETTLED), ("start", 1.0)]
-        add_curves(figure, (1, 1), at, [Curve(**c) for c in shares], unit="share", levels=levels, log_steps=True)
-        norms = [Curve(**self._curve(name, label)) for name, label in _GRADIENTS.items()]
+        add_curves(figure, (1, 1), at, shares, unit="share", levels=levels, log_steps=True)
+        norms = (
+            _curve(self.routing_norm, "routing: ∂L/∂s"),
+            _curve(self.value_elasticity, "values: ‖∂L/∂v‖·‖v‖"),
+            _curve(self.value_norm, "values: ‖∂L/∂v‖"),
+        )
         add_curves(figure, (1, 2), at, norms, unit="nats (log)", log_steps=True)
         figure.update_yaxes(type="log", exponentformat="power", row=1, col=2)
-        moved = {"patterns (bits)": self.pattern_moved_bits, "values (relative)": self.value_moved}
-        add_curves(
-            figure, (2, 1), at, [Curve(name=n, values=v) for n, v in moved.items()], unit="distance", log_steps=True
+        moved = (
+            Curve(name="patterns (bits)", values=self.pattern_moved_bits),
+            Curve(name="values (relative)", values=self.value_moved),
         )
-        related = Curve(**self._curve("correlation", "correlation"))
-        null = [("null: another sequence's advantage", self.correlation_null)]
-        add_curves(figure, (2, 2), at, [related], unit="rank correlation", levels=null, log_steps=True)
+        add_curves(figure, (2, 1), at, moved, unit="distance", log_steps=True)
+        related = _curve(self.correlation, "correlation")
+        other = [(own.name, own.value) for own in self.correlation.baselines]
+        add_curves(figure, (2, 2), at, [related], unit="rank correlation", levels=other, log_steps=True)
         return with_room_for_legend(figure)
 
     def _settled(self) -> tuple[Crossing, ...]:
         steps = [int(step) for step in self.steps]
-        return tuple(settling(steps, vars(self)[name]) for name in _DISTANCES)
+        return tuple(settling(steps, own.value) for _, own in self._distances())
+
+    def _distances(self) -> tuple[tuple[str, Estimate], ...]:
+        return ("patterns", self.pattern_distance_bits), ("values", self.value_distance)
 
     def _censored(self, found: Crossing) -> str:
         return f": not settled before the last snapshot, at step {self.steps[-1]}" if np.isnan(found.step) else ""
-
-    def _curve(self, metric: str, label: str) -> dict[str, Any]:
-        of = vars(self)
-        return {"name": label, "values": of[metric], "band": (of[f"{metric}_lo"], of[f"{metric}_hi"])}
-
-    def _share(self, metric: str, label: str) -> dict[str, Any]:
-        curve, first = self._curve(metric, label), vars(self)[metric][0]
-        return {
-            "name": label, "values": curve["values"] / first, "band": tuple(end / first for end in curve["band"])
-        }  # fmt: skip
 
     def table(self) -> str:
         """What the command line prints: one line per snapshot."""
@@ -165,18 +151,19 @@ class GradientMovementReport(Report):
             ("step", "loss (nats)", "pattern distance (bits)", "value distance", "‖∂L/∂s‖", "‖∂L/∂v‖·‖v‖")
         ]
         columns = (self.loss_nats, self.pattern_distance_bits, self.value_distance)
+        gradients = (self.routing_norm, self.value_elasticity)
         for i, step in enumerate(self.steps):
-            gradients = (self.routing_norm, self.value_elasticity)
-            rows.append((step, *(f"{c[i]:.4f}" for c in columns), *(f"{g[i]:.2e}" for g in gradients)))
+            distances = (f"{own.value[i]:.4f}" for own in columns)
+            rows.append((step, *distances, *(f"{own.value[i]:.2e}" for own in gradients)))
         return "\n".join(aligned(rows))
 
 
-_DISTANCES = {"pattern_distance_bits": "patterns", "value_distance": "values"}
-_GRADIENTS = {
-    "routing_norm": "routing: ∂L/∂s",
-    "value_elasticity": "values: ‖∂L/∂v‖·‖v‖",
-    "value_norm": "values: ‖∂L/∂v‖",
-}
+def _curve(own: Estimate, name: str, first: float = 1.0) -> "Curve":
+    """Return a curve over snapshots with its band, as a share of its first value where that is given."""
+    from bayesgeom.charts.curves import Curve
+
+    low, high = own.ends
+    return Curve(name=name, values=own.value / first, band=(low / first, high / first))
 
 
 def frame_of(layers: Sequence[LayerGradients], trials: Trials) -> Frame:
@@ -196,8 +183,14 @@ def joined(frames: Sequence[Frame]) -> Frame:
 def gradient_norms(layers: Sequence[LayerGradients], trials: Trials) -> dict[str, Float64[Tensor, " batch"]]:
     """Norms and correlation of a tile, mean over layers and heads."""
     tallies = [layer_tally(layer, trials) for layer in layers]
-    names = (*_NORMS, "correlation", "correlation_null")
-    return {name: torch.stack([vars(t)[name].mean(dim=1) for t in tallies]).mean(dim=0) for name in names}
+    by_layer = {
+        "routing_norm": [tally.routing_norm for tally in tallies],
+        "value_norm": [tally.value_norm for tally in tallies],
+        "value_elasticity": [tally.value_elasticity for tally in tallies],
+        "correlation": [tally.correlation for tally in tallies],
+        "other_correlation": [tally.other_correlation for tally in tallies],
+    }
+    return {name: torch.stack([own.mean(dim=1) for own in of]).mean(dim=0) for name, of in by_layer.items()}
 
 
 def moment_of(
@@ -221,30 +214,37 @@ def moment_of(
 
 
 def movement_report(moments: Sequence[Moment], *, targets: Targets, seed: int) -> GradientMovementReport:
-    """Means over sequences with intervals, and when each distance settled at a tenth of its first."""
+    """Return means over sequences with intervals, and when each distance settled at a tenth of its first."""
     n = len(moments[0].per_sequence["loss_nats"])
-    found: dict[str, Any] = {}
-    for name in _PER_SEQUENCE:
-        values = np.stack([moment.per_sequence[name] for moment in moments])
-        found[name] = values.mean(axis=1)
-        if name != "correlation_null":
-            found[f"{name}_lo"], found[f"{name}_hi"] = mean_interval(values.T, seed=seed)
+
+    def over_steps(name: str, *baselines: Baseline) -> Estimate:
+        rows = np.stack([moment.per_sequence[name] for moment in moments], axis=1)
+        return mean_estimate(rows, seed=seed, baselines=baselines)
+
     steps = [moment.step for moment in moments]
-    routing, values_at = (settling(steps, found[name]) for name in _DISTANCES)
-    ratio = lag(values_at, routing).ratio
+    patterns, values = over_steps("pattern_distance_bits"), over_steps("value_distance")
+    routing_at, values_at = settling(steps, patterns.value), settling(steps, values.value)
+    ratio = lag(values_at, routing_at).ratio
+    other = np.array([moment.per_sequence["other_correlation"].mean() for moment in moments])
     return GradientMovementReport(
         targets=targets,
         steps=tuple(str(step) for step in steps),
-        **found,
+        loss_nats=over_steps("loss_nats"),
+        routing_norm=over_steps("routing_norm"),
+        value_norm=over_steps("value_norm"),
+        value_elasticity=over_steps("value_elasticity"),
+        pattern_distance_bits=patterns,
+        value_distance=values,
+        correlation=over_steps("correlation", Baseline.of("permutation", OTHER, other)),
         pattern_moved_bits=np.array([moment.moved[0] for moment in moments]),
         value_moved=np.array([moment.moved[1] for moment in moments]),
         pattern_distance_bits_by_layer=np.stack([moment.pattern_by_layer for moment in moments]),
         value_distance_by_layer=np.stack([moment.values_by_layer for moment in moments]),
-        routing_settled_step=routing.step,
-        values_settled_step=values_at.step,
-        settled_ratio=ratio,
-        intervals={},
-        nulls={"settled_ratio": 1.0} if np.isfinite(ratio) else {},
+        routing_settled_step=Estimate.of(routing_at.step, n=n),
+        values_settled_step=Estimate.of(values_at.step, n=n),
+        settled_ratio=Estimate.of(
+            ratio, n=n, baselines=[Baseline.of("baseline", TOGETHER, 1.0)] if np.isfinite(ratio) else []
+        ),
         n=n,
     )
 

@@ -36,8 +36,8 @@ def gradient_laws(
 ) -> GradientReport:
     """Advantage, responsibilities and value updates of every head, on `n` fresh sequences or on the trials given.
 
-    The loss is cross-entropy at scored positions, against the answers that the world gave ("sampled") or the exact
-    predictive ("exact"), as in training. A copy of the model in float64 does the work.
+    The loss is the cross-entropy at scored positions, with hard labels ("sampled") or the exact predictive as soft
+    labels ("exact"), as in training. A copy of the model in float64 does the work.
 
     **Raises** `InvalidArgument` for fewer than two sequences or other targets, `MissingSite` and `TaskMismatch` as
     `diagnose` does, `HookFault` where the laws do not hold: attention that is no plain softmax of q·k.

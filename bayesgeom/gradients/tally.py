@@ -16,6 +16,7 @@ from bayesgeom.core.trials import Trials
 from bayesgeom.gradients.capture import LayerGradients
 from bayesgeom.stats.attention_laws import advantage, routing_gradient
 
+OTHER = "another sequence's advantage"  # the baseline of every correlation
 FEWEST = 3  # visible keys below which a row's correlation says nothing
 BIN_EDGES = tuple(float(k) for k in range(-7, 5))  # log2 of attention over uniform attention
 N_BINS = len(BIN_EDGES) + 1
@@ -28,12 +29,13 @@ AtScored = Float[Tensor, "batch head query_pos key_pos"]
 class LayerTally:
     """One layer of one tile. `maps` are summed over sequences: advantage, then attention.
 
-    `correlation_null` pairs each sequence's attention with another one's advantage at the same place. `binned` holds,
-    per bin of attention, the sum of relative advantages and their number, then the same for the null.
+    `other_correlation` pairs each sequence's attention with another sequence's advantage at the same position.
+    `binned` holds, per bin of attention, the sum of relative advantages and their number, then the same for another
+    sequence's advantage.
     """
 
     correlation: PerSequence
-    correlation_null: PerSequence
+    other_correlation: PerSequence
     routing_norm: PerSequence
     value_norm: Float64[Tensor, "batch kv_head"]
     value_elasticity: Float64[Tensor, "batch kv_head"]
@@ -42,7 +44,7 @@ class LayerTally:
 
 
 def layer_tally(layer: LayerGradients, trials: Trials) -> LayerTally:
-    """Everything that the report says of a layer, for these sequences; at least two, so that one can stand for another.
+    """Return what the report needs of a layer, for at least two sequences, so that each has another one.
 
     Norms are root mean squares over a sequence: ∂L/∂s over visible pairs, ‖∂L/∂v‖ over positions, and ‖∂L/∂v‖·‖v‖.
     """
@@ -55,7 +57,7 @@ def layer_tally(layer: LayerGradients, trials: Trials) -> LayerTally:
     by_length = pulled.norm(dim=-1)
     return LayerTally(
         correlation=_row_correlation(attention, saved, visible),
-        correlation_null=_row_correlation(attention, saved.roll(1, dims=0), visible),
+        other_correlation=_row_correlation(attention, saved.roll(1, dims=0), visible),
         routing_norm=(routing.square().sum((2, 3)) / n_pairs).sqrt(),
         value_norm=by_length.square().mean(dim=2).sqrt(),
         value_elasticity=(by_length * layer.values.norm(dim=-1)).square().mean(dim=2).sqrt(),
@@ -66,11 +68,15 @@ def layer_tally(layer: LayerGradients, trials: Trials) -> LayerTally:
 
 def together(tiles: Sequence[LayerTally]) -> LayerTally:
     """The tally of several tiles of one layer."""
-    rows = ("correlation", "correlation_null", "routing_norm", "value_norm", "value_elasticity")
-    of = [vars(tile) for tile in tiles]
-    joined = {name: torch.cat([tile[name] for tile in of]) for name in rows}
-    sums = {name: torch.stack([tile[name] for tile in of]).sum(dim=0) for name in ("maps", "binned")}
-    return LayerTally(**joined, **sums)
+    return LayerTally(
+        correlation=torch.cat([tile.correlation for tile in tiles]),
+        other_correlation=torch.cat([tile.other_correlation for tile in tiles]),
+        routing_norm=torch.cat([tile.routing_norm for tile in tiles]),
+        value_norm=torch.cat([tile.value_norm for tile in tiles]),
+        value_elasticity=torch.cat([tile.value_elasticity for tile in tiles]),
+        maps=torch.stack([tile.maps for tile in tiles]).sum(dim=0),
+        binned=torch.stack([tile.binned for tile in tiles]).sum(dim=0),
+    )
 
 
 def _visible(trials: Trials) -> Bool[Tensor, "batch 1 query_pos key_pos"]:
@@ -85,13 +91,13 @@ def at_scored(x: Float[Tensor, "batch head pos key_pos"], trials: Trials) -> AtS
 
 def _row_correlation(x: AtScored, y: AtScored, visible: Bool[Tensor, "batch 1 query_pos key_pos"]) -> PerSequence:
     """Spearman within every scored row of enough visible keys, mean over a sequence's rows; NaN without such a row."""
-    a, b = (_centred_ranks(values, visible) for values in (x, y))
+    a, b = (_centered_ranks(values, visible) for values in (x, y))
     rows = (a * b).sum(-1) / (a.square().sum(-1) * b.square().sum(-1)).sqrt()
     is_enough = (visible.sum(-1) >= FEWEST).expand_as(rows)
     return torch.where(is_enough, rows, torch.nan).nanmean(dim=-1)
 
 
-def _centred_ranks(x: AtScored, visible: Bool[Tensor, "batch 1 query_pos key_pos"]) -> AtScored:
+def _centered_ranks(x: AtScored, visible: Bool[Tensor, "batch 1 query_pos key_pos"]) -> AtScored:
     """Rank among the visible keys of the row, less its mean; 0 for hidden ones, which come last in the order."""
     order = x.masked_fill(~visible, torch.inf).argsort(dim=-1).argsort(dim=-1).to(x)
     middle = (visible.sum(-1, keepdim=True) - 1) / 2

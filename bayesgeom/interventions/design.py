@@ -8,6 +8,8 @@ from bayesgeom.core.errors import InvalidArgument
 
 Donors = Literal["auto", "paired", "independent"]
 DONORS = ("auto", "paired", "independent")
+RANDOM, MATCHED = "random subspaces", "variance-matched subspaces"
+RANDOM_MOST, MATCHED_MOST = f"{RANDOM}, most", f"{MATCHED}, most"  # where only the largest effect is kept
 LEAST_CONTROLS = 20  # fewer random or matched subspaces cannot support "used"
 
 

@@ -1,4 +1,4 @@
-"""The figure of an intervention: effect by layer, bands of positions as lines, between ceiling and floor."""
+"""The figure of an intervention: effect by layer, bands of positions as lines, between ceiling and controls."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,6 +8,8 @@ import numpy as np
 from jaxtyping import Float
 
 from bayesgeom.charts.lines import add_band, add_line, add_null
+from bayesgeom.interventions.design import MATCHED, RANDOM
+from bayesgeom.results.estimate import Estimate
 from bayesgeom.results.theme import EXACT, NULL, SERIES, label_axes, panels
 
 if TYPE_CHECKING:
@@ -17,18 +19,12 @@ if TYPE_CHECKING:
 @final
 @dataclass(frozen=True, kw_only=True)
 class Profile:
-    """One panel: a metric over layers and bands; ceiling, floor and the unedited level over all positions."""
+    """One panel: an effect over layers and bands with its baselines, and the ceiling over all positions."""
 
     title: str
     y: str
-    values: Float[np.ndarray, "layer band"]
-    lo: Float[np.ndarray, "layer band"]
-    hi: Float[np.ndarray, "layer band"]
+    effect: Estimate
     ceiling: Float[np.ndarray, " layer"]
-    floor: Float[np.ndarray, " layer"]
-    floor_range: tuple[Float[np.ndarray, " layer"], Float[np.ndarray, " layer"]]
-    matched: Float[np.ndarray, " layer"] | None
-    unedited: float
 
 
 def intervention_figure(title: str, profiles: Sequence[Profile], bands: Sequence[str]) -> "Figure":
@@ -45,18 +41,19 @@ def intervention_figure(title: str, profiles: Sequence[Profile], bands: Sequence
 
 
 def _draw(figure: "Figure", panel: tuple[int, int], profile: Profile, bands: Sequence[str]) -> None:
-    layers = np.flatnonzero(np.isfinite(profile.values[:, 0]))
-    least, most = (edge[layers] for edge in profile.floor_range)
-    add_band(figure, panel, layers, least, most, name="random subspaces, range", color=NULL)
-    add_null(figure, panel, layers, profile.floor[layers], name="random subspaces, mean")
-    if profile.matched is not None:
-        matched = profile.matched[layers]
-        add_line(figure, panel, layers, matched, name="same share of variance, most", color=NULL, dash="dash")
-    add_null(figure, panel, layers, profile.unedited, name="unedited")
+    effect = profile.effect
+    layers = np.flatnonzero(np.isfinite(effect.value[:, 0]))
+    random, matched = (effect.baseline(name) for name in (RANDOM, MATCHED))
+    least, most = (random.value if end is None else end for end in (random.low, random.high))
+    add_band(figure, panel, layers, least[layers, 0], most[layers, 0], name=f"{RANDOM}, range", color=NULL)
+    add_null(figure, panel, layers, random.value[layers, 0], name=f"{RANDOM}, mean")
+    most = matched.bar("higher")[layers, 0]
+    add_line(figure, panel, layers, most, name=f"{MATCHED}, most", color=NULL, dash="dash")
+    add_null(figure, panel, layers, 0.0, name="unedited")
     figure.data[-1].line.dash = "dot"
     add_line(figure, panel, layers, profile.ceiling[layers], name="ceiling: whole activation", color=EXACT, dash="dot")
-    lo, hi = profile.lo[layers, 0], profile.hi[layers, 0]
-    add_band(figure, panel, layers, lo, hi, name=f"{bands[0]}, 95 % interval", color=SERIES[0])
+    low, high = (end[layers, 0] for end in effect.ends)
+    add_band(figure, panel, layers, low, high, name=f"{bands[0]}, 95 % interval", color=SERIES[0])
     for band, name in enumerate(bands):
         dash = "solid" if band == 0 else "dash"
-        add_line(figure, panel, layers, profile.values[layers, band], name=name, color=SERIES[band], dash=dash)
+        add_line(figure, panel, layers, effect.value[layers, band], name=name, color=SERIES[band], dash=dash)

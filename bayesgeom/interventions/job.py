@@ -16,7 +16,6 @@ from bayesgeom.core.run import Run
 from bayesgeom.core.sites import RESID_POST, Site
 from bayesgeom.core.trials import Trials, concatenate
 from bayesgeom.interventions.arms import Arms
-from bayesgeom.interventions.carried import CARRIED, CarriedReplayer
 from bayesgeom.interventions.design import Design
 from bayesgeom.interventions.engine import (
     DISTANCE,
@@ -29,14 +28,15 @@ from bayesgeom.interventions.engine import (
     pooled_by_role,
     score_pairs,
 )
-from bayesgeom.interventions.evidence import coordinate_r2, erasures, reads
 from bayesgeom.interventions.report import InterventionReport
-from bayesgeom.interventions.summary import Context, Controls, intervention_report
+from bayesgeom.interventions.summary import Context, Controls, intervention_report, where_text
 from bayesgeom.models.base import Model
+from bayesgeom.models.replay.carried import CARRIED, CarriedReplayer
 from bayesgeom.models.replay.replayer import Replayer
 from bayesgeom.models.resolve import ModelLike, TaskLike, as_model, scored_task_of
 from bayesgeom.stats.subspace import random_subspaces
 from bayesgeom.subspaces.base import Fit, Sample, Setting
+from bayesgeom.subspaces.evidence import coordinate_r2, erasures, reads
 from bayesgeom.subspaces.fits import fixed, frame
 from bayesgeom.subspaces.matching import Matched, matched_subspaces
 from bayesgeom.subspaces.overlap import Overlap, overlaps
@@ -136,8 +136,10 @@ class InterventionJob:
         values = about.quantity.exact(sample.run.trials)
         is_identified = not is_function_of_position(values)
         context = Context(
-            kind=self.kind, site=self.place.site.name, label=self.fit.label, quantity=about.quantity.label,
-            donors=self.donors if self.kind == "swap" else "none", positions=self.positions.label,
+            kind=self.kind, label=self.fit.label, quantity=about.quantity.label,
+            where=where_text(
+                self.place.site.name, self.positions.label, self.donors if self.kind == "swap" else "none"
+            ),
             bands=self.positions.bands(sample.run.trials.n_scored), subspaces=subspaces,
             n_layers=self.model.spec.n_layers, r2=coordinate_r2(sample, read, subspaces, random, n_held=N_HELD),
             erasures=erasures(

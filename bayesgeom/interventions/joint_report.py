@@ -4,19 +4,23 @@ Reference: Agarwal, Dalal & Misra 2025, Paper III of their trilogy, sections 4.5
 five; "a privileged read-out, not a bottleneck").
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, final
+from typing import TYPE_CHECKING, Annotated, ClassVar, final
 
 import numpy as np
-from jaxtyping import Float
 
+from bayesgeom.interventions.design import RANDOM
 from bayesgeom.results.cells import interval_cell
-from bayesgeom.results.report import Headline, Report, aligned
+from bayesgeom.results.estimate import Baseline, Estimate, Quantity
+from bayesgeom.results.headline import Headline
+from bayesgeom.results.report import Report, headline_of
+from bayesgeom.results.tables import aligned
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
+ORTHOGONAL, UNEDITED = "orthogonal random subspaces", "unedited model"
 METRICS = ("KL", "entropy error")
 TARGETS = ("exact entropy", "exact entropy within positions", "model's own entropy")
 RULE = (
@@ -26,16 +30,17 @@ RULE = (
 
 
 @final
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class JointInterventionReport(Report):
     """Edits of one subspace in sets of layers, each set at once; bits, and rank correlations along each layer's axis.
 
-    - `increase_bits`: of KL to the exact posterior and of entropy error, from the unedited model on the same
-      sequences. `…_ceiling`: the whole activation replaced by its mean in those layers. `…_null`, `…_least`, `…_most`:
-      mean and range over `n_random` random subspaces of that rank; `…_orthogonal…` over as many orthogonal to the own.
+    - `unedited_bits`: KL to the exact posterior and entropy error of the model as it is.
+    - `increase_bits`: of both, from the unedited model on the same sequences. Baselines: mean and range over `n_random`
+      random subspaces of that rank, and over as many that are orthogonal to the own.
+    - `ceiling_increase_bits`: the whole activation replaced by its mean in those layers.
     - `beyond_random_bits`: the paired difference to the mean over random subspaces.
     - `axis_correlation`: |Spearman| of entropy and the coordinate along a layer's axis as it arrives there, before the
-      edit of that layer; `…_baseline` unedited, `…_null` and its range under random subspaces. NaN beyond rank 1.
+      edit of that layer; baselines: random subspaces cut, and the unedited model. NaN beyond rank 1.
     """
 
     name: ClassVar[str] = "joint_intervention"
@@ -56,50 +61,29 @@ class JointInterventionReport(Report):
     sets: tuple[str, ...]
     metrics: tuple[str, ...]
     targets: tuple[str, ...]
-    baseline_bits: Float[np.ndarray, " metric"]
-    baseline_bits_lo: Float[np.ndarray, " metric"]
-    baseline_bits_hi: Float[np.ndarray, " metric"]
-    increase_bits: Float[np.ndarray, "set metric"]
-    increase_bits_lo: Float[np.ndarray, "set metric"]
-    increase_bits_hi: Float[np.ndarray, "set metric"]
-    increase_bits_null: Float[np.ndarray, "set metric"]
-    increase_bits_least: Float[np.ndarray, "set metric"]
-    increase_bits_most: Float[np.ndarray, "set metric"]
-    increase_bits_orthogonal: Float[np.ndarray, "set metric"]
-    increase_bits_orthogonal_least: Float[np.ndarray, "set metric"]
-    increase_bits_orthogonal_most: Float[np.ndarray, "set metric"]
-    increase_bits_ceiling: Float[np.ndarray, "set metric"]
-    beyond_random_bits: Float[np.ndarray, "set metric"]
-    beyond_random_bits_lo: Float[np.ndarray, "set metric"]
-    beyond_random_bits_hi: Float[np.ndarray, "set metric"]
-    axis_correlation: Float[np.ndarray, "set layer target"]
-    axis_correlation_lo: Float[np.ndarray, "set layer target"]
-    axis_correlation_hi: Float[np.ndarray, "set layer target"]
-    axis_correlation_null: Float[np.ndarray, "set layer target"]
-    axis_correlation_least: Float[np.ndarray, "set layer target"]
-    axis_correlation_most: Float[np.ndarray, "set layer target"]
-    axis_correlation_baseline: Float[np.ndarray, "layer target"]
-    axis_correlation_baseline_lo: Float[np.ndarray, "layer target"]
-    axis_correlation_baseline_hi: Float[np.ndarray, "layer target"]
+    unedited_bits: Annotated[Estimate, Quantity("metric", unit="bits", label="unedited model")]
+    increase_bits: Annotated[Estimate, Quantity("set metric", unit="bits", better="higher", label="increase")]
+    ceiling_increase_bits: Annotated[Estimate, Quantity("set metric", unit="bits", label="increase, ceiling")]
+    beyond_random_bits: Annotated[
+        Estimate, Quantity("set metric", unit="bits", label="increase beyond random subspaces")
+    ]
+    axis_correlation: Annotated[Estimate, Quantity("set layer target", label="|ρ| of the axis with entropy")]
     verdicts: tuple[str, ...]
     n_random: int
     n_kept: int
-    intervals: Mapping[str, tuple[float, float]]
-    nulls: Mapping[str, float]
     n: int
 
     def headlines(self) -> Sequence[Headline]:
-        rows, random = [], "random subspaces, mean"
+        rows = []
         for i, name in enumerate(self.sets):
             where = f"{self.kind} {self.subspace}, layers {name}"
             for j, metric in enumerate(self.metrics):
-                label = f"increase of {metric}, {where}"
-                rows.append(self.entry("increase_bits", (i, j), label, unit="bits", null_label=random))
+                rows.append(headline_of(self, "increase_bits", (i, j), f"increase of {metric}, {where}"))
             label = f"|ρ| of the axis with the exact entropy, last layer, {where}"
-            rows.append(self.entry("axis_correlation", (i, -1, 0), label, null_label="random subspaces cut, mean"))
+            rows.append(headline_of(self, "axis_correlation", (i, -1, 0), label))
         return rows
 
-    def figure(self) -> "Figure":
+    def plot(self) -> "Figure":
         from bayesgeom.charts.heads import add_profile
         from bayesgeom.charts.lines import add_line
         from bayesgeom.charts.marks import Rows, add_marks
@@ -108,26 +92,24 @@ class JointInterventionReport(Report):
         titles = [f"Increase of {metric}" for metric in self.metrics]
         figure = panels(f"{self.title} {self.kind} {self.subspace} at {self.site}", (*titles, "Order along the axis"))
         for column, name in enumerate(self.metrics):
-            value, lo, hi, random, orthogonal, ceiling = (
-                vars(self)[f"increase_bits{end}"][:, column]
-                for end in ("", "_lo", "_hi", "_null", "_orthogonal", "_ceiling")
-            )
-            reach = 1.1 * float(np.nanmax(np.abs([value, lo, hi, random, orthogonal]))) + 1e-6
-            nulls = {"random subspaces": random, "orthogonal random subspaces": orthogonal}
+            own = self.increase_bits[:, column]
+            levels = {each.name: each.value for each in own.baselines}
+            reach = 1.1 * float(np.nanmax(np.abs([own.value, *own.ends, *levels.values()]))) + 1e-6
             rows = Rows(
-                labels=tuple(f"layers {layers}" for layers in self.sets), values=value, lo=lo, hi=hi, marks=ceiling,
-                nulls=nulls, what="edited together", mark="ceiling: whole activation",
+                labels=tuple(f"layers {layers}" for layers in self.sets), values=own.value, lo=own.ends[0],
+                hi=own.ends[1], marks=self.ceiling_increase_bits.value[:, column], nulls=levels,
+                what="edited together", mark="ceiling: whole activation",
             )  # fmt: skip
             add_marks(figure, (1, column + 1), rows, unit=f"increase of {name} (bits)", limits=(-reach, reach))
-        layers = range(self.axis_correlation.shape[1])
-        band = (self.axis_correlation_baseline_lo[:, 0], self.axis_correlation_baseline_hi[:, 0])
-        level, null = self.axis_correlation_baseline[:, 0], self.axis_correlation_null.mean(axis=0)[:, 0]
+        order = self.axis_correlation
+        layers, unedited = range(order.value.shape[1]), order.baseline(UNEDITED)[0, :, 0]
+        random = order.baseline(RANDOM).value.mean(axis=0)[:, 0]
         add_profile(
-            figure, (2, 1), level, name="unedited", band=band, nulls={"random subspaces": null}, color=EXACT
+            figure, (2, 1), unedited.value, name="unedited", band=_ends(unedited), nulls={RANDOM: random}, color=EXACT
         )  # fmt: skip
         for i, name in enumerate(self.sets):
             color = SERIES[i % len(SERIES)]
-            add_line(figure, (2, 1), layers, self.axis_correlation[i, :, 0], name=f"layers {name}", color=color)
+            add_line(figure, (2, 1), layers, order.value[i, :, 0], name=f"layers {name}", color=color)
         label_axes(figure, (2, 1), "layer", "|ρ| with the exact entropy, as it arrives")
         return with_room_for_legend(figure)
 
@@ -137,20 +119,15 @@ class JointInterventionReport(Report):
         rows: list[tuple[str, ...]] = [(*head, "beyond random")]
         for i, name in enumerate(self.sets):
             for j, metric in enumerate(self.metrics):
-                held = {end: float(vars(self)[f"increase_bits{end}"][i, j]) for end in _ENDS}
-                value, ceiling = (f"{held[end]:+.4f}" for end in ("", "_ceiling"))
-                random, orthogonal = (
-                    f"{held[of]:+.4f} ({held[of.replace('_null', '') + '_least']:+.4f} … "
-                    f"{held[of.replace('_null', '') + '_most']:+.4f})"
-                    for of in ("_null", "_orthogonal")
-                )
-                beyond, low, high = (float(vars(self)[f"beyond_random_bits{end}"][i, j]) for end in ("", "_lo", "_hi"))
-                rows.append(
-                    (name, metric, value, interval_cell(held["_lo"], held["_hi"], "+.4f"), random, orthogonal, ceiling,
-                     f"{beyond:+.4f} [{interval_cell(low, high, '+.4f')}]")
-                )  # fmt: skip
-        baseline = ", ".join(f"{m} {b:.4f}" for m, b in zip(self.metrics, self.baseline_bits, strict=True))
-        title = f"{self.kind} {self.subspace} at {self.site}, bits, n = {self.n}; unedited: {baseline}"
+                own, beyond = self.increase_bits[i, j], self.beyond_random_bits[i, j]
+                random, orthogonal = (_with_range(own.baseline(each), "+.4f") for each in (RANDOM, ORTHOGONAL))
+                rows.append((
+                    name, metric, f"{float(own):+.4f}", _interval(own, "+.4f"), random, orthogonal,
+                    f"{self.ceiling_increase_bits.value[i, j]:+.4f}",
+                    f"{float(beyond):+.4f} [{_interval(beyond, '+.4f')}]",
+                ))  # fmt: skip
+        unedited = ", ".join(f"{m} {b:.4f}" for m, b in zip(self.metrics, self.unedited_bits.value, strict=True))
+        title = f"{self.kind} {self.subspace} at {self.site}, bits, n = {self.n}; unedited: {unedited}"
         said = [f"layers {name}: {verdict}" for name, verdict in zip(self.sets, self.verdicts, strict=True)]
         return "\n".join([title, *aligned(rows), "", *aligned(self._order()), "", *said, RULE])
 
@@ -159,19 +136,26 @@ class JointInterventionReport(Report):
         rows: list[tuple[str, ...]] = [("layers", "|ρ|, last layer, with", "unedited", "edited", "random (range)")]
         for i, name in enumerate(self.sets):
             for j, target in enumerate(self.targets):
-                own, lo, hi, null, least, most = (
-                    float(vars(self)[f"axis_correlation{end}"][i, -1, j])
-                    for end in ("", "_lo", "_hi", "_null", "_least", "_most")
-                )
-                before = f"{self.axis_correlation_baseline[-1, j]:.3f}"
-                edited = f"{own:.3f} [{interval_cell(lo, hi, '.3f')}]"
-                rows.append((name, target, before, edited, f"{null:.3f} ({least:.3f} … {most:.3f})"))
+                own = self.axis_correlation[i, -1, j]
+                edited = f"{float(own):.3f} [{_interval(own, '.3f')}]"
+                before = f"{float(own.baseline(UNEDITED).value):.3f}"
+                rows.append((name, target, before, edited, _with_range(own.baseline(RANDOM), ".3f")))
         return rows
 
 
-_ENDS = (
-    "", "_lo", "_hi", "_null", "_least", "_most", "_ceiling", "_orthogonal", "_orthogonal_least", "_orthogonal_most",
-)  # fmt: skip
+def _ends(level: Baseline | Estimate) -> tuple[np.ndarray, np.ndarray]:
+    low, high = (np.full_like(level.value, np.nan) if end is None else end for end in (level.low, level.high))
+    return low, high
+
+
+def _interval(own: Estimate, form: str) -> str:
+    low, high = own.ends
+    return interval_cell(float(low), float(high), form)
+
+
+def _with_range(level: Baseline, form: str) -> str:
+    least, most = _ends(level)
+    return f"{float(level.value):{form}} ({float(least):{form}} … {float(most):{form}})"
 
 
 def verdict_of(value: float, beyond_lo: float, most: float) -> str:

@@ -2,13 +2,22 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, final
+from typing import final
 
 import numpy as np
 from jaxtyping import Float, Float64
 
+from bayesgeom.interventions.design import RANDOM
 from bayesgeom.interventions.joint import Scores
-from bayesgeom.interventions.joint_report import METRICS, TARGETS, JointInterventionReport, verdict_of
+from bayesgeom.interventions.joint_report import (
+    METRICS,
+    ORTHOGONAL,
+    TARGETS,
+    UNEDITED,
+    JointInterventionReport,
+    verdict_of,
+)
+from bayesgeom.results.estimate import Baseline, Estimate
 from bayesgeom.stats.bootstrap import bootstrap_weights, percentile_interval, ratio_interval
 from bayesgeom.stats.correlation import ranks
 from bayesgeom.stats.regression import without_level_means
@@ -34,55 +43,61 @@ class JointContext:
 
 def joint_report(scores: Scores, context: JointContext) -> JointInterventionReport:
     """The report; arms come as the model itself, then of each set: own, ceiling, random ones, orthogonal ones."""
-    per_set = FIRST_RANDOM + 2 * context.n_random
-    n_kept = scores.own_entropy.shape[1]
-    effects = [_effects(scores, 1 + i * per_set, context) for i in range(len(context.sets))]
-    found: dict[str, Any] = {name: np.stack([effect[name] for effect in effects]) for name in effects[0]}
-    lo, hi = ratio_interval(scores.bits[0], scores.counts[:, None].astype(float), seed=context.seed)
-    orders = [_orders(scores, 1 + i * per_set, context) for i in range(len(context.sets))]
-    found |= {f"axis_correlation{end}": np.stack([order[end] for order in orders]) for end in orders[0]}
-    baseline, baseline_lo, baseline_hi = _bounded(scores, 0, context.seed)
-    verdicts = [
-        verdict_of(effect["increase_bits"][0], effect["beyond_random_bits_lo"][0], effect["increase_bits_most"][0])
-        for effect in effects
-    ]
+    n, per_set = int(scores.counts.sum()), FIRST_RANDOM + 2 * context.n_random
+    firsts = [1 + i * per_set for i in range(len(context.sets))]
+    paired = [scores.bits[first : first + per_set] - scores.bits[0] for first in firsts]
+    families = [np.split(own[FIRST_RANDOM:], 2) for own in paired]
+    levels = [_level(name, [own[i].sum(axis=1) / n for own in families]) for i, name in enumerate((RANDOM, ORTHOGONAL))]
+    increase = _estimate([own[OWN] for own in paired], scores, context, levels)
+    beyond = _estimate(
+        [own[OWN] - random.mean(axis=0) for own, (random, _) in zip(paired, families, strict=True)], scores, context
+    )
+    most = increase.baseline(RANDOM).bar("higher")
+    verdicts = [verdict_of(increase.value[i, 0], beyond.ends[0][i, 0], most[i, 0]) for i in range(len(firsts))]
     return JointInterventionReport(
-        **found, kind=context.kind, site=context.site, subspace=context.label, rank=context.rank,
+        kind=context.kind, site=context.site, subspace=context.label, rank=context.rank,
         sets=tuple("+".join(map(str, layers)) for layers in context.sets), metrics=METRICS, targets=TARGETS,
-        baseline_bits=scores.bits[0].sum(axis=0) / scores.counts.sum(), baseline_bits_lo=lo, baseline_bits_hi=hi,
-        axis_correlation_baseline=baseline, axis_correlation_baseline_lo=baseline_lo,
-        axis_correlation_baseline_hi=baseline_hi, verdicts=tuple(verdicts), n_random=context.n_random, n_kept=n_kept,
-        intervals={}, nulls={}, n=int(scores.counts.sum()),
+        unedited_bits=_estimate([scores.bits[0]], scores, context)[0], increase_bits=increase,
+        ceiling_increase_bits=Estimate.of([own[CEILING].sum(axis=0) / n for own in paired], n=n),
+        beyond_random_bits=beyond, axis_correlation=_order(scores, firsts, context), verdicts=tuple(verdicts),
+        n_random=context.n_random, n_kept=scores.own_entropy.shape[1], n=n,
     )  # fmt: skip
 
 
-def _effects(scores: Scores, first: int, context: JointContext) -> dict[str, Float64[np.ndarray, " metric"]]:
-    """Increases over the model as it is on the same sequences, of one set of layers."""
-    counts, n = scores.counts[:, None].astype(float), scores.counts.sum()
-    paired = scores.bits[first : first + FIRST_RANDOM + 2 * context.n_random] - scores.bits[0]
-    random, orthogonal = np.split(paired[FIRST_RANDOM:], 2)
-    beyond = paired[OWN] - random.mean(axis=0)
-    found = {"increase_bits": paired[OWN].sum(axis=0) / n, "beyond_random_bits": beyond.sum(axis=0) / n}
-    for name, sums in (("increase_bits", paired[OWN]), ("beyond_random_bits", beyond)):
-        found[f"{name}_lo"], found[f"{name}_hi"] = ratio_interval(sums, counts, seed=context.seed)
-    found["increase_bits_ceiling"] = paired[CEILING].sum(axis=0) / n
-    for (mean, least, most), family in (
-        (("_null", "_least", "_most"), random), (("_orthogonal", "_orthogonal_least", "_orthogonal_most"), orthogonal)
-    ):  # fmt: skip
-        drawn = family.sum(axis=1) / n
-        found[f"increase_bits{mean}"] = drawn.mean(axis=0)
-        found[f"increase_bits{least}"], found[f"increase_bits{most}"] = drawn.min(axis=0), drawn.max(axis=0)
-    return found
+def _level(name: str, drawn: Sequence[Float[np.ndarray, "draw *axes"]]) -> Baseline:
+    """Mean and range over the random subspaces of each set."""
+    by_set = np.stack(drawn, axis=1)
+    return Baseline.of("chance", name, by_set.mean(axis=0), low=by_set.min(axis=0), high=by_set.max(axis=0))
 
 
-def _orders(scores: Scores, first: int, context: JointContext) -> dict[str, Float64[np.ndarray, "layer target"]]:
-    """|ρ| along the axes under one set's own edits with intervals, and under its random ones."""
-    value, lo, hi = _bounded(scores, first, context.seed)
-    even = np.full((1, scores.own_entropy.shape[1]), 1 / scores.own_entropy.shape[1])
-    arms = range(first + FIRST_RANDOM, first + FIRST_RANDOM + context.n_random)
-    drawn = np.stack([_correlations(scores, arm, even)[0] for arm in arms])
-    ends = {"_null": drawn.mean(axis=0), "_least": drawn.min(axis=0), "_most": drawn.max(axis=0)}
-    return {"": value, "_lo": lo, "_hi": hi, **ends}
+def _estimate(
+    sums: Sequence[Float64[np.ndarray, "unit metric"]],
+    scores: Scores,
+    context: JointContext,
+    baselines: Sequence[Baseline] = (),
+) -> Estimate:
+    """Means over sequences with their intervals, set by set."""
+    counts, n = scores.counts[:, None].astype(float), int(scores.counts.sum())
+    ends = np.array([tuple(ratio_interval(own, counts, seed=context.seed)) for own in sums])
+    return Estimate.of(
+        [own.sum(axis=0) / n for own in sums], (ends[:, 0], ends[:, 1]), n=n, baselines=baselines
+    )  # fmt: skip
+
+
+def _order(scores: Scores, firsts: Sequence[int], context: JointContext) -> Estimate:
+    """|ρ| along the axes under each set's own edits, beside its random ones and the unedited model."""
+    n_kept = scores.own_entropy.shape[1]
+    even = np.full((1, n_kept), 1 / n_kept)
+    drawn = [
+        np.stack([_correlations(scores, first + FIRST_RANDOM + i, even)[0] for i in range(context.n_random)])
+        for first in firsts
+    ]
+    unedited, low, high = _bounded(scores, 0, context.seed)
+    found = np.array([_bounded(scores, first, context.seed) for first in firsts])
+    return Estimate.of(
+        found[:, 0], (found[:, 1], found[:, 2]), n=n_kept,
+        baselines=[_level(RANDOM, drawn), Baseline.of("baseline", UNEDITED, unedited, low=low, high=high)],
+    )  # fmt: skip
 
 
 def _bounded(scores: Scores, arm: int, seed: int) -> tuple[Float64[np.ndarray, "layer target"], ...]:

@@ -1,50 +1,58 @@
 """The intervention report: does the model use what lies in a subspace?
 
     movement      Σ (y' − y)(y_donor − y) / Σ (y_donor − y)²      y: the model's own value of the quantity
-    answer shift  KL(original's exact ‖ model) − KL(donor's exact ‖ model), bits (fields: `redirect_…`)
+    answer shift  KL(original's exact ‖ model) − KL(donor's exact ‖ model), bits, as a change from the unedited model
 
-Movement is 1 where a swap gives the model the donor's value, 0 where it changes nothing. Every number has its ceiling,
+Movement is 1 where a swap gives the model the donor's value, 0 where it changes nothing. Every effect has its ceiling,
 the same done to the whole activation, and its controls: random subspaces of the same rank, and subspaces with the same
 share of variance.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, final
+from typing import TYPE_CHECKING, Annotated, ClassVar, final
 
 import numpy as np
 from jaxtyping import Float, Int
 
-from bayesgeom.interventions.verdicts import RULE
+from bayesgeom.interventions.design import MATCHED, MATCHED_MOST, RANDOM, RANDOM_MOST
+from bayesgeom.interventions.verdicts import RULE, sentence
 from bayesgeom.results.cells import interval_cell
-from bayesgeom.results.report import Headline, Report, aligned
+from bayesgeom.results.estimate import Estimate, Quantity
+from bayesgeom.results.headline import Headline
+from bayesgeom.results.report import Report, headline_of
+from bayesgeom.results.tables import aligned
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
-_RANDOM = "random subspaces, mean"
+_CONTROLS = (RANDOM, MATCHED, RANDOM_MOST, MATCHED_MOST)
+SHUFFLED = "shuffled values, 97.5 % quantile"
+EFFECTS = ("answer shift", "KL increase", "entropy error increase", "KL increase on removal")
+SHIFT, KL, ERROR, REMOVAL = range(4)  # entries of `ceiling_bits`
+STAGES, TARGETS = ("before", "after"), ("entropy", "belief")
+BEFORE, AFTER = range(2)  # entries of `r2`
 
 
 @final
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class InterventionReport(Report):
-    """Per layer and band of scored positions; NaN in layers where nothing was done.
+    """Effects per layer and band of scored positions; NaN in layers where nothing was done.
 
-    - `movement` under a swap, `…_indirect` without the direct path (`…_indirect_most`, `…_indirect_matched_most`: the
-      most of the random and of the matched subspaces without theirs), `movement_untrained` in untrained networks.
-    - `redirect_bits` under a swap, `redirect_change_bits` its change from the unedited model.
-    - `damage_bits`, `entropy_mae_increase_bits`: increase in KL to the original's exact posterior, in entropy error.
-    - `removal_kl_bits`: KL increase where the subspace is removed (the same as `damage_bits` of that kind).
-    - `…_ceiling`: the same for the whole activation: swapped, or, for every other kind, replaced by its mean.
-    - `…_null`, `…_least`, `…_most`: mean and range over `n_random` random subspaces of the same rank, `…_matched…` over
-      `n_matched` subspaces with the same share of variance; on the first `n_floor` pairs.
-    - `r2_before`, `r2_after`: held-out R² of the quantity from the whole site before and after removal, by a map fitted
-      on sequences of its own; `r2_permuted`: the 97.5 % level of shuffled values after removal.
-    - `entropy_r2`, `belief_r2`: held-out R² of a linear map from the subspace's coordinates alone.
-    - `frame_overlap`: share of the subspace inside the span of the hypothesis tokens' embeddings, with mean and largest
-      over 1,000 random subspaces; NaN away from the residual stream. An interval for `top_jacobian` only.
+    - `movement`, `answer_shift_bits`: under a swap. `kl_increase_bits`, `entropy_error_increase_bits`: of the KL to the
+      original's exact posterior and of the entropy error. `indirect_…`: without the direct path to the output.
+    - Baselines of an effect: mean and range over `random subspaces` of the same rank and over `variance-matched
+      subspaces`; of movement also `untrained networks`, over all positions, scaled to the ceiling here. Of an indirect
+      effect: the most of each family of subspaces without their direct paths.
+    - `removal_kl_bits`: KL increase where the subspace is removed (the same as `kl_increase_bits` of that kind).
+    - `ceiling_movement`, `ceiling_bits`: the whole activation swapped or, for every other kind, replaced by its mean.
+    - `r2`: held-out R² of the quantity from the whole site before and after removal, by a map fitted on sequences of
+      its own. `coordinate_r2`: of entropy and belief from the subspace's coordinates alone.
+    - `frame_overlap`: share of the subspace inside the span of the hypothesis tokens' embeddings; NaN away from the
+      residual stream. Baseline: mean and largest over 1,000 random subspaces. An interval for `top_jacobian` only.
     - `outside_share`: share of the squared difference of donor and recipient outside the subspace.
+    - `where`: site, positions and donors. `controls`, `matched_by`: how many controls there are, and their rank.
     """
 
     name: ClassVar[str] = "intervention"
@@ -58,110 +66,45 @@ class InterventionReport(Report):
     )
 
     kind: str
-    site: str
     subspace: str
     quantity: str
-    donors: str
-    positions: str
+    where: str
+    controls: str
     bands: tuple[str, ...]
+    movement: Annotated[Estimate, Quantity("layer band", better="higher", label="movement towards the donor's value")]
+    indirect_movement: Annotated[
+        Estimate, Quantity("layer band", better="higher", label="movement without the direct path")
+    ]
+    ceiling_movement: Annotated[Estimate, Quantity("layer band", label="movement, ceiling")]
+    answer_shift_bits: Annotated[Estimate, Quantity("layer band", unit="bits", better="higher", label="answer shift")]
+    indirect_answer_shift_bits: Annotated[
+        Estimate, Quantity("layer band", unit="bits", better="higher", label="answer shift without the direct path")
+    ]
+    unedited_answer_shift_bits: Float[np.ndarray, " band"]
+    kl_increase_bits: Annotated[Estimate, Quantity("layer band", unit="bits", better="higher", label="KL increase")]
+    indirect_kl_increase_bits: Annotated[
+        Estimate, Quantity("layer band", unit="bits", better="higher", label="KL increase without the direct path")
+    ]
+    entropy_error_increase_bits: Annotated[
+        Estimate, Quantity("layer band", unit="bits", better="higher", label="increase in entropy error")
+    ]
+    removal_kl_bits: Annotated[Estimate, Quantity("layer band", unit="bits", label="KL increase on removal")]
+    effects: tuple[str, ...]
+    ceiling_bits: Annotated[Estimate, Quantity("effect layer band", unit="bits", label="ceiling")]
+    stages: tuple[str, ...]
+    r2: Annotated[Estimate, Quantity("stage layer", label="R² of the quantity, before and after removal")]
+    targets: tuple[str, ...]
+    coordinate_r2: Annotated[Estimate, Quantity("target layer", better="higher", label="R² from the coordinates alone")]
     rank: Int[np.ndarray, " layer"]
-    variance_share: Float[np.ndarray, " layer"]
-    r2_before: Float[np.ndarray, " layer"]
-    r2_after: Float[np.ndarray, " layer"]
-    r2_permuted: Float[np.ndarray, " layer"]
-    movement: Float[np.ndarray, "layer band"]
-    movement_lo: Float[np.ndarray, "layer band"]
-    movement_hi: Float[np.ndarray, "layer band"]
-    movement_null: Float[np.ndarray, "layer band"]
-    movement_least: Float[np.ndarray, "layer band"]
-    movement_most: Float[np.ndarray, "layer band"]
-    movement_matched: Float[np.ndarray, "layer band"]
-    movement_matched_least: Float[np.ndarray, "layer band"]
-    movement_matched_most: Float[np.ndarray, "layer band"]
-    movement_ceiling: Float[np.ndarray, "layer band"]
-    movement_indirect: Float[np.ndarray, "layer band"]
-    movement_indirect_lo: Float[np.ndarray, "layer band"]
-    movement_indirect_hi: Float[np.ndarray, "layer band"]
-    movement_indirect_most: Float[np.ndarray, "layer band"]
-    movement_indirect_matched_most: Float[np.ndarray, "layer band"]
-    movement_untrained: Float[np.ndarray, " layer"]
-    redirect_bits: Float[np.ndarray, "layer band"]
-    redirect_bits_lo: Float[np.ndarray, "layer band"]
-    redirect_bits_hi: Float[np.ndarray, "layer band"]
-    redirect_bits_null: Float[np.ndarray, "layer band"]
-    redirect_bits_least: Float[np.ndarray, "layer band"]
-    redirect_bits_most: Float[np.ndarray, "layer band"]
-    redirect_bits_ceiling: Float[np.ndarray, "layer band"]
-    redirect_bits_unedited: Float[np.ndarray, " band"]
-    redirect_change_bits: Float[np.ndarray, "layer band"]
-    redirect_change_bits_lo: Float[np.ndarray, "layer band"]
-    redirect_change_bits_hi: Float[np.ndarray, "layer band"]
-    redirect_change_bits_matched: Float[np.ndarray, "layer band"]
-    redirect_change_bits_matched_least: Float[np.ndarray, "layer band"]
-    redirect_change_bits_matched_most: Float[np.ndarray, "layer band"]
-    redirect_change_bits_indirect: Float[np.ndarray, "layer band"]
-    redirect_change_bits_indirect_lo: Float[np.ndarray, "layer band"]
-    redirect_change_bits_indirect_hi: Float[np.ndarray, "layer band"]
-    redirect_change_bits_indirect_most: Float[np.ndarray, "layer band"]
-    redirect_change_bits_indirect_matched_most: Float[np.ndarray, "layer band"]
-    damage_bits: Float[np.ndarray, "layer band"]
-    damage_bits_lo: Float[np.ndarray, "layer band"]
-    damage_bits_hi: Float[np.ndarray, "layer band"]
-    damage_bits_null: Float[np.ndarray, "layer band"]
-    damage_bits_least: Float[np.ndarray, "layer band"]
-    damage_bits_most: Float[np.ndarray, "layer band"]
-    damage_bits_matched: Float[np.ndarray, "layer band"]
-    damage_bits_matched_least: Float[np.ndarray, "layer band"]
-    damage_bits_matched_most: Float[np.ndarray, "layer band"]
-    damage_bits_ceiling: Float[np.ndarray, "layer band"]
-    damage_bits_indirect: Float[np.ndarray, "layer band"]
-    damage_bits_indirect_lo: Float[np.ndarray, "layer band"]
-    damage_bits_indirect_hi: Float[np.ndarray, "layer band"]
-    damage_bits_indirect_most: Float[np.ndarray, "layer band"]
-    damage_bits_indirect_matched_most: Float[np.ndarray, "layer band"]
-    entropy_mae_increase_bits: Float[np.ndarray, "layer band"]
-    entropy_mae_increase_bits_lo: Float[np.ndarray, "layer band"]
-    entropy_mae_increase_bits_hi: Float[np.ndarray, "layer band"]
-    entropy_mae_increase_bits_null: Float[np.ndarray, "layer band"]
-    entropy_mae_increase_bits_least: Float[np.ndarray, "layer band"]
-    entropy_mae_increase_bits_most: Float[np.ndarray, "layer band"]
-    entropy_mae_increase_bits_matched: Float[np.ndarray, "layer band"]
-    entropy_mae_increase_bits_matched_least: Float[np.ndarray, "layer band"]
-    entropy_mae_increase_bits_matched_most: Float[np.ndarray, "layer band"]
-    entropy_mae_increase_bits_ceiling: Float[np.ndarray, "layer band"]
-    entropy_mae_increase_bits_indirect: Float[np.ndarray, "layer band"]
-    entropy_mae_increase_bits_indirect_lo: Float[np.ndarray, "layer band"]
-    entropy_mae_increase_bits_indirect_hi: Float[np.ndarray, "layer band"]
-    entropy_mae_increase_bits_indirect_most: Float[np.ndarray, "layer band"]
-    entropy_mae_increase_bits_indirect_matched_most: Float[np.ndarray, "layer band"]
-    removal_kl_bits: Float[np.ndarray, "layer band"]
-    removal_kl_bits_lo: Float[np.ndarray, "layer band"]
-    removal_kl_bits_hi: Float[np.ndarray, "layer band"]
-    removal_kl_bits_ceiling: Float[np.ndarray, "layer band"]
-    share_of_ceiling: Float[np.ndarray, "layer band"]
+    variance_share: Annotated[Estimate, Quantity("layer", label="share of the site's variance")]
     outside_share: Float[np.ndarray, " layer"]
-    frame_overlap: Float[np.ndarray, " layer"]
-    frame_overlap_lo: Float[np.ndarray, " layer"]
-    frame_overlap_hi: Float[np.ndarray, " layer"]
-    frame_overlap_null: Float[np.ndarray, " layer"]
-    frame_overlap_most: Float[np.ndarray, " layer"]
-    matched_share: Float[np.ndarray, " layer"]
-    matched_rank: Int[np.ndarray, " layer"]
+    frame_overlap: Annotated[
+        Estimate, Quantity("layer", better="higher", label="share inside the span of hypothesis embeddings")
+    ]
     matched_by: tuple[str, ...]
-    entropy_r2: Float[np.ndarray, " layer"]
-    entropy_r2_null: Float[np.ndarray, " layer"]
-    belief_r2: Float[np.ndarray, " layer"]
-    belief_r2_null: Float[np.ndarray, " layer"]
     baseline_kl_bits: float
-    verdict: str
-    verdict_rule: str
     verdict_by_layer: tuple[str, ...]
     reason_by_layer: tuple[str, ...]
-    n_random: int
-    n_matched: int
-    n_floor: int
-    intervals: Mapping[str, tuple[float, float]]
-    nulls: Mapping[str, float]
     n: int
 
     @property
@@ -172,7 +115,21 @@ class InterventionReport(Report):
     @property
     def layers(self) -> list[int]:
         """The layers in which something was done."""
-        return [int(layer) for layer in np.flatnonzero(np.isfinite(self.damage_bits[:, 0]))]
+        return [int(layer) for layer in np.flatnonzero(np.isfinite(self.kl_increase_bits.value[:, 0]))]
+
+    @property
+    def verdict(self) -> str:
+        """The strongest verdict first, with its layers; then the others."""
+        return sentence(self.subspace, {at: verdict for at, verdict in enumerate(self.verdict_by_layer) if verdict})
+
+    @property
+    def share_of_ceiling(self) -> Float[np.ndarray, "layer band"]:
+        """The effect as a share of the whole activation's: movement under a swap, else the KL increase."""
+        effect, ceiling = self.kl_increase_bits.value, self.ceiling_bits.value[KL]
+        if self.is_swap:
+            effect, ceiling = self.movement.value, self.ceiling_movement.value
+        with np.errstate(divide="ignore", invalid="ignore"):
+            return np.where(ceiling > 0, effect / ceiling, np.nan)
 
     def strongest(self) -> int:
         """The layer with the largest share of the ceiling's effect, over all positions."""
@@ -184,62 +141,57 @@ class InterventionReport(Report):
     def headlines(self) -> Sequence[Headline]:
         at = self.strongest()
         where = f"layer {at}, {self.subspace}"
-        damage = self._line("damage_bits", f"KL increase, {where}", at)
-        removal = self._line("removal_kl_bits", f"KL increase on removal, {where}", at, null=math.nan)
-        read = Headline(
-            metric="r2_after", label=f"R² of the {self.quantity} after removal, {where}",
-            value=float(self.r2_after[at]), null=float(self.r2_before[at]), null_label="before",
-        )  # fmt: skip
+        increase = headline_of(self, "kl_increase_bits", (at, 0), f"KL increase, {where}")
+        read = headline_of(self, "r2", (AFTER, at), f"R² of the {self.quantity} after removal, {where}")
         if not self.is_swap:
-            return damage, self._line("damage_bits_ceiling", f"ceiling, layer {at}", at), read
-        movement = self._line("movement", f"movement towards the donor's {self.quantity}, {where}", at, unit="")
-        shift = self._line("redirect_bits", f"answer shift, {where}", at)
-        ceiling = self._line("redirect_bits_ceiling", f"answer shift, ceiling, layer {at}", at)
-        return movement, shift, ceiling, damage, removal, read
+            return increase, headline_of(self, "ceiling_bits", (KL, at, 0), f"ceiling, layer {at}"), read
+        return (
+            headline_of(self, "movement", (at, 0), f"movement towards the donor's {self.quantity}, {where}"),
+            headline_of(self, "answer_shift_bits", (at, 0), f"answer shift, {where}"),
+            headline_of(self, "ceiling_bits", (SHIFT, at, 0), f"answer shift, ceiling, layer {at}"),
+            increase,
+            headline_of(self, "removal_kl_bits", (at, 0), f"KL increase on removal, {where}"),
+            read,
+        )
 
-    def figure(self) -> "Figure":
+    def plot(self) -> "Figure":
         from bayesgeom.interventions.drawing import Profile, intervention_figure
 
-        def profile(metric: str, y: str, title: str, level: float = 0.0) -> Profile:
-            held = vars(self)
-            return Profile(
-                title=title, y=y, values=held[metric], lo=held[f"{metric}_lo"], hi=held[f"{metric}_hi"],
-                ceiling=held[f"{metric}_ceiling"][:, 0], floor=held[f"{metric}_null"][:, 0],
-                floor_range=(held[f"{metric}_least"][:, 0], held[f"{metric}_most"][:, 0]),
-                matched=None if metric == "redirect_bits" else held[f"{metric}_matched_most"][:, 0], unedited=level,
-            )  # fmt: skip
-
-        damage = profile("damage_bits", "increase in KL (bits)", "KL increase")
-        if self.is_swap and np.isfinite(self.movement[:, 0]).any():
-            first = profile("movement", "share of the way", f"Movement towards the donor's {self.quantity}")
-            chosen = (first, damage)
-        else:
-            chosen = (damage, profile("entropy_mae_increase_bits", "increase (bits)", "Increase in entropy error"))
-        title = f"{self.verdict}<br>{self.kind} {self.subspace} at {self.site}, {self.positions}"
-        return intervention_figure(title, chosen, self.bands)
+        ceilings = self.ceiling_bits.value[..., 0]
+        increase = Profile(
+            title="KL increase", y="increase in KL (bits)", effect=self.kl_increase_bits, ceiling=ceilings[KL]
+        )
+        chosen = [increase, Profile(
+            title="Increase in entropy error", y="increase (bits)", effect=self.entropy_error_increase_bits,
+            ceiling=ceilings[ERROR],
+        )]  # fmt: skip
+        if self.is_swap and np.isfinite(self.movement.value[:, 0]).any():
+            title = f"Movement towards the donor's {self.quantity}"
+            ceiling = self.ceiling_movement.value[:, 0]
+            chosen = [Profile(title=title, y="share of the way", effect=self.movement, ceiling=ceiling), increase]
+        return intervention_figure(f"{self.verdict}<br>{self.kind} {self.subspace} at {self.where}", chosen, self.bands)
 
     def table(self) -> str:
         """The verdict, then one row per layer over all scored positions, as the command line prints it."""
-        title = f"{self.kind} {self.subspace} at {self.site}, {self.positions}; donors: {self.donors}; n = {self.n}"
+        title = f"{self.kind} {self.subspace} at {self.where}; n = {self.n}; controls: {self.controls}"
         level = f"model's own KL {self.baseline_kl_bits:.4g} bits"
-        if self.is_swap and np.isfinite(self.redirect_bits_unedited[0]):
-            level += f"; answer shift unedited {self.redirect_bits_unedited[0]:.3f} bits"
+        if self.is_swap and np.isfinite(self.unedited_answer_shift_bits[0]):
+            level += f"; its own answer shift, unedited, {self.unedited_answer_shift_bits[0]:.3f} bits"
         reasons = [f"layer {at}: {self.verdict_by_layer[at]}: {self.reason_by_layer[at]}" for at in self.layers]
         holds = ("layer", "rank", "variance", "R² before", "after", "shuffled", "KL + on removal", "ceiling", "verdict")
         effects = aligned([self._head(), *map(self._effect, self.layers)])
         erased = aligned([holds, *map(self._erased, self.layers)])
-        rest = [*self._overlaps(), "", *reasons, "", self.verdict_rule]
+        rest = [*self._overlaps(), "", *reasons, "", RULE]
         return "\n".join([self.verdict, "", title, level, *effects, "", *erased, "", *rest])
 
     def _overlaps(self) -> list[str]:
         """Overlap with the hypothesis tokens' embeddings, in the layers where it has an interval."""
         head = ("layer", "inside the span of hypothesis embeddings", "95 % interval", "random, mean", "most of 1,000")
-        rows = [
-            (str(at), f"{self.frame_overlap[at]:.3f}",
-             interval_cell(self.frame_overlap_lo[at], self.frame_overlap_hi[at], ".3f"),
-             f"{self.frame_overlap_null[at]:.3f}", f"{self.frame_overlap_most[at]:.3f}")
-            for at in self.layers if np.isfinite(self.frame_overlap_lo[at])
-        ]  # fmt: skip
+        rows, (low, high) = list[tuple[str, ...]](), self.frame_overlap.ends
+        for at in (at for at in self.layers if np.isfinite(low[at])):
+            levels = (self.frame_overlap.value, _mean(self.frame_overlap, RANDOM), _most(self.frame_overlap, RANDOM))
+            own, random, most = (f"{level[at]:.3f}" for level in levels)
+            rows.append((str(at), own, interval_cell(low[at], high[at], ".3f"), random, most))
         return ["", *aligned([head, *rows])] if rows else []
 
     def _head(self) -> tuple[str, ...]:
@@ -248,30 +200,43 @@ class InterventionReport(Report):
         return ("layer", *effect, "95 % interval", "ceiling", "random, most", "matched, most", "indirect", *last)
 
     def _effect(self, layer: int) -> tuple[str, ...]:
-        held, metric = vars(self), "movement" if self.is_swap else "damage_bits"
-        value, ceiling, most, matched, indirect = (
-            f"{held[metric + end][layer, 0]:.4g}" for end in ("", "_ceiling", "_most", "_matched_most", "_indirect")
-        )
-        interval = interval_cell(held[metric + "_lo"][layer, 0], held[metric + "_hi"][layer, 0], ".3g")
-        last = ("redirect_bits", "redirect_bits_ceiling") if self.is_swap else ("entropy_mae_increase_bits",)
-        others = (f"{held[name][layer, 0]:.3f}" for name in last)
-        return (str(layer), value, interval, ceiling, most, matched, indirect, *others)
-
-    def _erased(self, layer: int) -> tuple[str, ...]:
-        before, after, shuffled = (f"{vars(self)[f'r2_{end}'][layer]:.3f}" for end in ("before", "after", "permuted"))
-        lo, hi = (float(vars(self)[f"removal_kl_bits_{end}"][layer, 0]) for end in ("lo", "hi"))
+        own, indirect, ceiling = self.kl_increase_bits, self.indirect_kl_increase_bits, self.ceiling_bits[KL]
+        last = [self.entropy_error_increase_bits]
+        if self.is_swap:
+            own, indirect, ceiling = self.movement, self.indirect_movement, self.ceiling_movement
+            last = [self.answer_shift_bits, self.ceiling_bits[SHIFT]]
+        levels = (ceiling.value, _most(own, RANDOM), _most(own, MATCHED), indirect.value)
+        low, high = own.ends
         return (
-            str(layer), str(self.rank[layer]), f"{self.variance_share[layer]:.2%}", before, after, shuffled,
-            f"{self.removal_kl_bits[layer, 0]:.4g} [{interval_cell(lo, hi, '.3g')}]",
-            f"{self.removal_kl_bits_ceiling[layer, 0]:.3g}", self.verdict_by_layer[layer],
+            str(layer), f"{own.value[layer, 0]:.4g}", interval_cell(low[layer, 0], high[layer, 0], ".3g"),
+            *(f"{level[layer, 0]:.4g}" for level in levels),
+            *(f"{round(each.value[layer, 0], 3) + 0.0:.3f}" for each in last),  # no -0.000
         )  # fmt: skip
 
-    def _line(self, metric: str, label: str, layer: int, *, unit: str = "bits", null: float | None = None) -> Headline:
-        value, lo, hi, level = (
-            float(vars(self)[name][layer, 0]) if (name := metric + suffix) in vars(self) else math.nan
-            for suffix in ("", "_lo", "_hi", "_null")
-        )
-        level = level if null is None else null
-        return Headline(
-            metric=metric, label=label, value=value, unit=unit, lo=lo, hi=hi, null=level, null_label=_RANDOM
-        )
+    def _erased(self, layer: int) -> tuple[str, ...]:
+        reads = (*self.r2.value[:, layer], _mean(self.r2, SHUFFLED)[AFTER, layer])
+        low, high = self.removal_kl_bits.ends
+        return (
+            str(layer), str(self.rank[layer]), f"{self.variance_share.value[layer]:.2%}",
+            *(f"{r2:.3f}" for r2 in reads),
+            f"{self.removal_kl_bits.value[layer, 0]:.4g} [{interval_cell(low[layer, 0], high[layer, 0], '.3g')}]",
+            f"{self.ceiling_bits.value[REMOVAL, layer, 0]:.3g}", self.verdict_by_layer[layer],
+        )  # fmt: skip
+
+
+def largest_control(effect: Estimate) -> Float[np.ndarray, "*axes"]:
+    """Return the most of all control subspaces, random and variance-matched; NaN where there are none."""
+    found = [_most(effect, own.name) for own in effect.baselines if own.name in _CONTROLS]
+    return np.max(found, axis=0) if found else np.full(effect.value.shape, np.nan)
+
+
+def _mean(effect: Estimate, name: str) -> Float[np.ndarray, "*axes"]:
+    """The value of a baseline; NaN where an estimate has none of that name, since it is known nowhere."""
+    return next((own.value for own in effect.baselines if own.name == name), np.full(effect.value.shape, np.nan))
+
+
+def _most(effect: Estimate, name: str) -> Float[np.ndarray, "*axes"]:
+    """The upper end of a baseline; NaN where an estimate has none of that name."""
+    return next(
+        (own.bar("higher") for own in effect.baselines if own.name == name), np.full(effect.value.shape, np.nan)
+    )

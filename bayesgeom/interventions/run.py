@@ -73,11 +73,11 @@ def write_strength(
     """
     job = InterventionJob.of(model, task, subspace, kind="remove", at=Place(ATTN_OUT), n=n, seed=seed)
     job.model.require((Z, W_O), by="write strength")
-    damages = ablation or ablate(job.model, job.task, every_head(job.model), n=n, seed=seed)
+    effects = ablation or ablate(job.model, job.task, every_head(job.model), n=n, seed=seed)
     sample = job.sample()
     subspaces = job.fit.fitted(sample, range(job.model.spec.n_layers))
     run = job.model.run(job.task.stream(n, seed=derived_seed(seed, _HELD)), record=(Z,), n_recorded=min(n, N_WRITTEN))
-    return write_report(job.model, run, subspaces, damages.damage_by_head, seed=derived_seed(seed, _DRAWS))
+    return write_report(job.model, run, subspaces, effects.kl_increase_bits_by_head, seed=derived_seed(seed, _DRAWS))
 
 
 def fit_subspace(

@@ -11,11 +11,13 @@ from bayesgeom.core.edits import Edit
 from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.core.sites import RESID_POST, RESID_PRE
 from bayesgeom.core.trials import Trials, concatenate
+from bayesgeom.interventions.design import MATCHED_MOST, RANDOM_MOST
 from bayesgeom.interventions.engine import KL, PairReference, scored
 from bayesgeom.interventions.onwards import Scrubbed, Scrubber, like_erasers, matched_erasers, replaced_by_mean
-from bayesgeom.interventions.onwards_report import RULE, OnwardsReport, verdict_onwards
+from bayesgeom.interventions.onwards_report import STAGES, OnwardsReport, verdict_onwards
 from bayesgeom.models.base import Model
 from bayesgeom.models.resolve import ModelLike, TaskLike, as_model, scored_task_of
+from bayesgeom.results.estimate import Baseline, Estimate
 from bayesgeom.stats.bootstrap import mean_interval
 from bayesgeom.subspaces.base import Fit
 from bayesgeom.subspaces.fits import covariance, leace
@@ -109,9 +111,8 @@ def _report(
     scrubber: Scrubber, task: WindTunnel, found: dict[int, Scrubbed], *, n: int, seed: int, is_identified: bool
 ) -> OnwardsReport:
     model, n_layers = scrubber.model, scrubber.model.spec.n_layers
-    ends = ("", "_lo", "_hi", "_ceiling", "_least", "_most", "_matched_most")
-    increase = {end: np.full(n_layers, np.nan) for end in ends}
-    r2 = {part: np.full(n_layers, np.nan) for part in ("before", "after", "excess")}
+    value, low, high, ceiling, least, most, matched, excess = np.full((8, n_layers), np.nan)
+    r2 = np.full((2, n_layers), np.nan)
     verdicts, own_kl, is_matched = [""] * n_layers, float("nan"), [False] * n_layers
     for first, scrubbed in found.items():
         arms = [list(scrubbed.edits.values()), [replaced_by_mean(scrubbed.edits[first])]]
@@ -122,28 +123,25 @@ def _report(
             for count, chosen in ((n, arms), (min(n, N_CONTROL), draws + alike))
         )
         paired, own_kl = main[:, 1:] - main[:, :1], float(main[:, 0].mean())
-        lo, hi = mean_interval(paired[:, 0], seed=derived_seed(seed, Branch.RESAMPLING))
+        value[first], ceiling[first] = paired[:, 0].mean(), paired[:, 1].mean()
+        low[first], high[first] = mean_interval(paired[:, 0], seed=derived_seed(seed, Branch.RESAMPLING))
         drawn = (control[:, 1:] - control[:, :1]).mean(axis=0)
-        random, matched = drawn[:N_RANDOM], drawn[N_RANDOM:]
-        values = (paired[:, 0].mean(), lo, hi, paired[:, 1].mean(), random.min(), random.max(), matched.max())
-        for end, value in zip(ends, values, strict=True):
-            increase[end][first] = value
+        least[first], most[first] = drawn[:N_RANDOM].min(), drawn[:N_RANDOM].max()
+        matched[first] = drawn[N_RANDOM:].max()
         erasures = list(scrubbed.erasures.values())
-        r2["before"][first] = erasures[0].before
-        r2["after"][first] = max(each.after for each in erasures)
-        r2["excess"][first] = excess = max(each.after - max(each.permuted, 0.0) for each in erasures)
+        r2[:, first] = erasures[0].before, max(each.after for each in erasures)
+        excess[first] = max(each.after - max(each.permuted, 0.0) for each in erasures)
         verdicts[first] = verdict_onwards(
-            (float(lo), float(hi)), float(values[3]), own_kl, excess=excess, is_identified=is_identified
+            (low[first], high[first]), ceiling[first], own_kl, excess=excess[first], is_identified=is_identified
         )
-    said = "; ".join(f"from layer {at} on: {verdict}" for at, verdict in enumerate(verdicts) if verdict)
+    controls = [
+        Baseline.of("chance", RANDOM_MOST, most, low=least, high=most), Baseline.of("chance", MATCHED_MOST, matched)
+    ]  # fmt: skip
     return OnwardsReport(
         site=scrubber.site.name, subspace=scrubber.name, quantity=scrubber.quantity.label,
-        kl_increase_bits=increase[""], kl_increase_bits_lo=increase["_lo"], kl_increase_bits_hi=increase["_hi"],
-        kl_increase_bits_ceiling=increase["_ceiling"], kl_increase_bits_least=increase["_least"],
-        kl_increase_bits_most=increase["_most"], kl_increase_bits_matched_most=increase["_matched_most"],
-        is_matched_by_layer=tuple(is_matched), r2_before=r2["before"], r2_after=r2["after"],
-        r2_excess=r2["excess"], baseline_kl_bits=own_kl, n_random=N_RANDOM, verdict=f"{said}: {scrubber.name}",
-        verdict_rule=RULE, verdict_by_layer=tuple(verdicts), intervals={}, nulls={}, n=n,
+        kl_increase_bits=Estimate.of(value, (low, high), n=n, baselines=controls),
+        ceiling_kl_increase_bits=Estimate.of(ceiling, n=n), stages=STAGES, r2=Estimate.of(r2), r2_excess=excess,
+        baseline_kl_bits=own_kl, verdict_by_layer=tuple(verdicts), is_matched_by_layer=tuple(is_matched), n=n,
     )  # fmt: skip
 
 

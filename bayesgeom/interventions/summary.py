@@ -2,14 +2,18 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, final
+from functools import cached_property
+from typing import final
 
 import numpy as np
 from jaxtyping import Float, Float64
 
+from bayesgeom.interventions.design import MATCHED, MATCHED_MOST, RANDOM, RANDOM_MOST
 from bayesgeom.interventions.engine import DISTANCE, ENTROPY_ERROR, KL, KL_DONOR, MOVED, Totals
-from bayesgeom.interventions.report import InterventionReport
-from bayesgeom.interventions.verdicts import RULE, Effect, Evidence, sentence, verdict_of
+from bayesgeom.interventions.report import EFFECTS, SHUFFLED, STAGES, TARGETS, InterventionReport
+from bayesgeom.interventions.verdicts import Effect, Evidence, verdict_of
+from bayesgeom.results.estimate import Baseline, Estimate
+from bayesgeom.results.estimators import UNTRAINED
 from bayesgeom.stats.bootstrap import ratio_interval
 from bayesgeom.subspaces.matching import Matched
 from bayesgeom.subspaces.overlap import Overlap
@@ -18,10 +22,9 @@ from bayesgeom.subspaces.subspace import Subspace
 
 OWN, CEILING = range(2)  # arms of the main totals; a swap is followed by the removal, its ceiling and the erasure
 _ERASURE = 4
-_INDIRECT = ("_indirect", "_indirect_lo", "_indirect_hi")
-_INDIRECT_MOST = ("_indirect_most", "_indirect_matched_most")
 _REMOVAL = {"swap": (2, 3), "remove": (OWN, CEILING)}
-Rows = dict[str, Float[np.ndarray, "layer band"]]
+Values = Float[np.ndarray, "layer band"]
+Sums = Float[np.ndarray, "*axes metric band"]
 
 
 @final
@@ -48,11 +51,9 @@ class Context:
     """What a report needs beside the totals. R² per layer: the subspace's own coordinates, then random ones'."""
 
     kind: str
-    site: str
+    where: str
     label: str
     quantity: str
-    donors: str
-    positions: str
     bands: tuple[str, ...]
     subspaces: Mapping[int, Subspace]
     n_layers: int
@@ -70,52 +71,64 @@ class Context:
     n: int
     seed: int
 
+    def placed(self, values: Float[np.ndarray, "chosen *rest"]) -> Float[np.ndarray, "layer *rest"]:
+        """Rows of the layers that were acted on, in their places; NaN elsewhere."""
+        spread = np.full((self.n_layers, *values.shape[1:]), np.nan)
+        spread[list(self.subspaces)] = values
+        return spread
+
+    def columns(self, rows: Mapping[int, Sequence[float]], width: int) -> Float[np.ndarray, "column layer"]:
+        """One row of numbers a layer, as columns over layers; NaN where there is none."""
+        found = np.full((width, self.n_layers), np.nan)
+        for layer, row in rows.items():
+            found[:, layer] = row
+        return found
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Measured:
+    """An effect with its interval and controls, the same without the direct path, and that of the whole activation."""
+
+    own: Estimate
+    indirect: Estimate
+    ceiling: Values
+
 
 def intervention_report(main: Totals, control: Totals, context: Context) -> InterventionReport:
     """Intervals, ceilings, controls and verdicts; layers where nothing was done are NaN."""
-    layers, n = list(context.subspaces), int(main.counts.sum())
-    redirect, damage, error = (
-        _changes(main, control, of, context) for of in (_redirect, _metric(KL), _metric(ENTROPY_ERROR))
-    )
-    movement, removal = _movement(main, control, context), _removal(main, context)
-    unedited = _redirect(main.baseline).sum(axis=0) / n
-    with np.errstate(divide="ignore", invalid="ignore"):
-        effect = movement if context.kind == "swap" else damage
-        share = np.where(effect["_ceiling"] > 0, effect[""] / effect["_ceiling"], np.nan)
-    lo, hi = _interval(_redirect(main.arms)[:, :, OWN], main, context.seed)
-    edges = ("", "_ceiling", "_null", "_least", "_most")
-    found: dict[str, Any] = {f"redirect_bits{end}": unedited + redirect[end] for end in edges}
-    found |= {"redirect_bits_lo": lo, "redirect_bits_hi": hi, "share_of_ceiling": share}
-    matched = ("_matched", "_matched_least", "_matched_most")
-    found |= {
-        f"redirect_change_bits{end}": redirect[end] for end in ("", "_lo", "_hi", *_INDIRECT, *_INDIRECT_MOST, *matched)
-    }
-    for name, rows in (("damage_bits", damage), ("entropy_mae_increase_bits", error), ("movement", movement)):
-        found |= {f"{name}{end}": values for end, values in rows.items()}
-    found |= {f"removal_kl_bits{end}": values for end, values in removal.items()}
-    found = {name: _spread(values, layers, context.n_layers) for name, values in found.items()}
-    found |= {name: str(vars(context)[name]) for name in ("kind", "site", "quantity", "donors", "positions")}
-    own_kl = float(main.baseline[:, KL, 0].sum() / n)
-    tables = {"redirect": redirect, "damage": damage, "movement": movement, "removal": removal}
-    tables |= {"erasing": _removal(main, context, erasure=True)} if context.claims_the_quantity else {}
-    verdicts = {at: verdict_of(_evidence(tables, row, at, context, own_kl)) for row, at in enumerate(layers)}
+    scores = _Scores(main=main, control=control, context=context)
+    movement, shift, kl, error = scores.movement, scores.shift, scores.changes(_kl), scores.changes(_entropy_error)
+    removal, removal_ceiling = scores.removal
+    verdicts = {at: verdict_of(scores.evidence(at)) for at in context.subspaces}
+    ceilings = np.stack([shift.ceiling, kl.ceiling, error.ceiling, removal_ceiling])
+    layers, controls, n = range(context.n_layers), context.controls, context.n
+    share, matched, outside = context.columns(
+        {at: (context.variance_share[at], controls.found[at].share, context.outside_share[at])
+         for at in context.subspaces}, 3,
+    )  # fmt: skip
     return InterventionReport(
-        **(found | _per_layer(context) | _decoding(context)),
-        subspace=context.label,
-        bands=context.bands,
-        redirect_bits_unedited=unedited,
-        baseline_kl_bits=own_kl,
-        verdict=sentence(context.label, {at: verdict for at, (verdict, _) in verdicts.items()}),
-        verdict_rule=RULE,
-        verdict_by_layer=tuple(verdicts.get(at, ("", ""))[0] for at in range(context.n_layers)),
-        reason_by_layer=tuple(verdicts.get(at, ("", ""))[1] for at in range(context.n_layers)),
-        n_random=_count(context.controls.random),
-        n_matched=_count(context.controls.matched),
-        n_floor=int(control.counts.sum()),
-        intervals={},
-        nulls={},
-        n=n,
-    )
+        kind=context.kind, subspace=context.label, quantity=context.quantity, where=context.where,
+        controls=controls_text(
+            context.kind, _count(controls.random), _count(controls.matched), int(control.counts.sum())
+        ),
+        bands=context.bands, movement=movement.own, indirect_movement=movement.indirect,
+        ceiling_movement=Estimate.of(movement.ceiling, n=n), answer_shift_bits=shift.own,
+        indirect_answer_shift_bits=shift.indirect,
+        unedited_answer_shift_bits=_answer_shift(main.baseline).sum(axis=0) / main.counts.sum(),
+        kl_increase_bits=kl.own, indirect_kl_increase_bits=kl.indirect, entropy_error_increase_bits=error.own,
+        removal_kl_bits=removal, effects=EFFECTS, ceiling_bits=Estimate.of(ceilings, n=n), stages=STAGES,
+        r2=_r2(context), targets=TARGETS, coordinate_r2=_coordinate_r2(context),
+        rank=np.array([context.subspaces[at].rank if at in context.subspaces else 0 for at in layers]),
+        variance_share=Estimate.of(share, baselines=[Baseline.of("chance", MATCHED, matched)]), outside_share=outside,
+        frame_overlap=_frame_overlap(context),
+        matched_by=tuple(
+            matched_text(controls.found[at].by, controls.found[at].rank) if at in controls.found else ""
+            for at in layers
+        ),
+        baseline_kl_bits=scores.own_kl, verdict_by_layer=tuple(verdicts.get(at, ("", ""))[0] for at in layers),
+        reason_by_layer=tuple(verdicts.get(at, ("", ""))[1] for at in layers), n=n,
+    )  # fmt: skip
 
 
 def without_direct_path(kind: str) -> int:
@@ -123,158 +136,195 @@ def without_direct_path(kind: str) -> int:
     return 5 if kind == "swap" else 2
 
 
+def where_text(site: str, positions: str, donors: str) -> str:
+    """Site, positions and, under a swap, whom the donors are."""
+    return f"{site}, {positions}" + ("" if donors == "none" else f"; donors: {donors}")
+
+
+def controls_text(kind: str, n_random: int, n_matched: int, n: int) -> str:
+    """How many control subspaces there are, and what they are scored on."""
+    scored_on = "pairs" if kind == "swap" else "sequences"
+    return f"{n_random} random and {n_matched} variance-matched subspaces, on {n} {scored_on}"
+
+
+def matched_text(by: str, rank: int) -> str:
+    """Where controls with the same share of variance were drawn from, and their rank."""
+    return by if "rank" in by else f"{by}, rank {rank}"
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class _Scores:
+    """Totals under every arm as estimates."""
+
+    main: Totals
+    control: Totals
+    context: Context
+
+    def changes(self, of: Callable[[Sums], Float[np.ndarray, "..."]]) -> Measured:
+        """A metric's change from the unedited model on the same pairs."""
+        control, paired = self.control, of(self.main.arms) - of(self.main.baseline)[:, None, None]
+        drawn = (of(control.arms) - of(control.baseline)[:, None, None]).sum(axis=0) / control.counts.sum()
+        mean = paired.sum(axis=0) / self.main.counts.sum()
+        return self._measured(mean, drawn, lambda arm: self._interval(paired[:, :, arm]))
+
+    @cached_property
+    def shift(self) -> Measured:
+        """Change of the answer shift."""
+        return self.changes(_answer_shift)
+
+    @cached_property
+    def movement(self) -> Measured:
+        """Share of the way to the target, of all pairs together: Σ moved / Σ distance."""
+
+        def interval(arm: int) -> tuple[np.ndarray, np.ndarray]:
+            moved, distance = (self.main.arms[:, :, arm, metric] for metric in (MOVED, DISTANCE))
+            low, high = ratio_interval(moved, distance, seed=self.context.seed)
+            return low, high
+
+        with np.errstate(divide="ignore", invalid="ignore"):
+            drawn, mean = (
+                totals.arms[..., MOVED, :].sum(axis=0) / totals.arms[..., DISTANCE, :].sum(axis=0)
+                for totals in (self.control, self.main)
+            )
+        ceiling = self.context.placed(mean[:, CEILING])
+        untrained = np.full_like(ceiling, np.nan)
+        (share,) = self.context.columns({at: (share,) for at, share in self.context.untrained.items()}, 1)
+        untrained[:, 0] = share * ceiling[:, 0]
+        return self._measured(mean, drawn, interval, [Baseline.of("baseline", UNTRAINED, untrained)])
+
+    @cached_property
+    def removal(self) -> tuple[Estimate, Values]:
+        """KL increase where the subspace is removed, and its ceiling; NaN for kinds without removal."""
+        if self.context.kind not in _REMOVAL:
+            unknown = np.full((self.context.n_layers, len(self.context.bands)), np.nan)
+            return Estimate.of(unknown, n=self.context.n), unknown
+        return self._kl_increase(*_REMOVAL[self.context.kind])
+
+    @cached_property
+    def erasing(self) -> Estimate | None:
+        """KL increase where all linear trace of the quantity is removed, for subspaces that are said to hold it."""
+        return self._kl_increase(_ERASURE, CEILING)[0] if self.context.claims_the_quantity else None
+
+    @property
+    def own_kl(self) -> float:
+        """The model's own KL."""
+        return float(self.main.baseline[:, KL, 0].sum() / self.main.counts.sum())
+
+    def _kl_increase(self, arm: int, ceiling: int) -> tuple[Estimate, Values]:
+        paired = self.main.arms[..., KL, :] - self.main.baseline[:, None, None, KL]
+        mean = paired.sum(axis=0) / self.main.counts.sum()
+        own = self._estimate(mean[:, arm], self._interval(paired[:, :, arm]))
+        return own, self.context.placed(mean[:, ceiling])
+
+    def evidence(self, layer: int) -> Evidence:
+        """What the verdict on one layer rests on."""
+        context, controls, movement = self.context, self.context.controls, self.movement
+
+        def effect(own: Estimate) -> Effect:
+            return Effect(*(float(part[layer, 0]) for part in (own.value, *own.ends)))
+
+        def beyond(own: Estimate, random: str = RANDOM, matched: str = MATCHED) -> tuple[Effect, float, float]:
+            most = {each.name: float(each.bar("higher")[layer, 0]) for each in own.baselines}
+            return effect(own), most.get(random, float("nan")), most.get(matched, float("nan"))
+
+        effects = {"movement": beyond(movement.own)}
+        if context.follows_answer:
+            effects["answer shift"] = beyond(self.shift.own)
+        has_indirect = context.claims_the_quantity and bool(np.isfinite(movement.indirect.value[layer, 0]))
+        with np.errstate(divide="ignore", invalid="ignore"):
+            value, low = (np.divide(part[layer, 0], movement.ceiling[layer, 0])
+                          for part in (movement.own.value, movement.own.ends[0]))  # fmt: skip
+        removal, removal_ceiling = self.removal
+        return Evidence(
+            kind=context.kind, effects=effects, is_matched=controls.found[layer].is_matched, n=context.n,
+            n_controls=min(_count(controls.random), _count(controls.matched)), erasure=context.erasures.get(layer),
+            removal=effect(removal), erasing=None if self.erasing is None else effect(self.erasing),
+            indirect=beyond(movement.indirect, RANDOM_MOST, MATCHED_MOST) if has_indirect else None,
+            removal_ceiling=float(removal_ceiling[layer, 0]), own_kl=self.own_kl, is_identified=context.is_identified,
+            is_readout=context.is_readout, outside_share=context.outside_share[layer], share_of_ceiling=float(value),
+            share_of_ceiling_lo=float(low), untrained_share=context.untrained.get(layer, float("nan")),
+        )  # fmt: skip
+
+    def _measured(
+        self,
+        mean: Float[np.ndarray, "chosen arm band"],
+        drawn: Float[np.ndarray, "chosen control band"],
+        interval: Callable[[int], tuple[np.ndarray, np.ndarray]],
+        more: Sequence[Baseline] = (),
+    ) -> Measured:
+        """The effect beside its controls; without the direct path beside the most of controls without theirs."""
+        context, levels, most = self.context, list[Baseline](), list[Baseline]()
+        for name, name_most, arms in (
+            (RANDOM, RANDOM_MOST, context.controls.random), (MATCHED, MATCHED_MOST, context.controls.matched),
+        ):  # fmt: skip
+            own = drawn[:, arms]
+            mean_of, least_of, most_of = (context.placed(part) for part in (own.mean(1), own.min(1), own.max(1)))
+            levels.append(Baseline.of("chance", name, mean_of, low=least_of, high=most_of))
+            own = drawn[:, arms.start + context.controls.n : arms.stop + context.controls.n]
+            if own.shape[1]:
+                most.append(Baseline.of("chance", name_most, context.placed(own.max(1))))
+        at = without_direct_path(context.kind)
+        indirect = Estimate.of(context.placed(np.full_like(mean[:, OWN], np.nan)), n=context.n)
+        if mean.shape[1] > at:
+            indirect = self._estimate(mean[:, at], interval(at), most)
+        return Measured(
+            own=self._estimate(mean[:, OWN], interval(OWN), [*levels, *more]), indirect=indirect,
+            ceiling=context.placed(mean[:, CEILING]),
+        )  # fmt: skip
+
+    def _estimate(
+        self,
+        value: Float[np.ndarray, "chosen band"],
+        interval: tuple[np.ndarray, np.ndarray],
+        baselines: Sequence[Baseline] = (),
+    ) -> Estimate:
+        low, high = (self.context.placed(end) for end in interval)
+        known = [own for own in baselines if np.isfinite(own.value).any()]
+        return Estimate.of(self.context.placed(value), (low, high), n=self.context.n, baselines=known)
+
+    def _interval(self, sums: Float[np.ndarray, "unit chosen band"]) -> tuple[np.ndarray, np.ndarray]:
+        low, high = ratio_interval(sums, self.main.counts[:, None, None].astype(float), seed=self.context.seed)
+        return low, high
+
+
 def _count(arms: slice) -> int:
     return int(arms.stop) - int(arms.start)
 
 
-def _redirect(sums: Float[np.ndarray, "*axes metric band"]) -> Float[np.ndarray, "*axes band"]:
+def _answer_shift(sums: Sums) -> Float[np.ndarray, "*axes band"]:
     difference: np.ndarray = sums[..., KL, :] - sums[..., KL_DONOR, :]
     return difference
 
 
-def _metric(index: int) -> Callable[[Float[np.ndarray, "*axes metric band"]], Float[np.ndarray, "*axes band"]]:
-    return lambda sums: sums[..., index, :]
+def _kl(sums: Sums) -> Float[np.ndarray, "*axes band"]:
+    return sums[..., KL, :]
 
 
-def _changes(
-    main: Totals, control: Totals, of: Callable[[Float[np.ndarray, "..."]], Float[np.ndarray, "..."]], context: Context
-) -> Rows:
-    """A metric's change from the unedited model on the same pairs: interval, ceiling, controls, without direct path."""
-    paired = of(main.arms) - of(main.baseline)[:, None, None]
-    drawn = (of(control.arms) - of(control.baseline)[:, None, None]).sum(axis=0) / control.counts.sum()
-    mean = paired.sum(axis=0) / main.counts.sum()
-    lo, hi = _interval(paired[:, :, OWN], main, context.seed)
-    at = without_direct_path(context.kind)
-    found = {"": mean[:, OWN], "_lo": lo, "_hi": hi, "_ceiling": mean[:, CEILING]}
-    found |= dict.fromkeys(_INDIRECT, np.full_like(lo, np.nan))
-    if mean.shape[1] > at:
-        found["_indirect"] = mean[:, at]
-        found["_indirect_lo"], found["_indirect_hi"] = _interval(paired[:, :, at], main, context.seed)
-    return found | _spread_of(drawn, context.controls) | _most_without_direct_path(drawn, context.controls)
+def _entropy_error(sums: Sums) -> Float[np.ndarray, "*axes band"]:
+    return sums[..., ENTROPY_ERROR, :]
 
 
-def _movement(main: Totals, control: Totals, context: Context) -> Rows:
-    """Share of the way to the target, of all pairs together: Σ moved / Σ distance."""
-    with np.errstate(divide="ignore", invalid="ignore"):
-        drawn = control.arms[..., MOVED, :].sum(axis=0) / control.arms[..., DISTANCE, :].sum(axis=0)
-        mean = main.arms[..., MOVED, :].sum(axis=0) / main.arms[..., DISTANCE, :].sum(axis=0)
-    found = {"": mean[:, OWN], "_ceiling": mean[:, CEILING]}
-    for name, arm in (("", OWN), ("_indirect", without_direct_path(context.kind))):
-        unknown = np.full_like(mean[:, OWN], np.nan)
-        if arm < mean.shape[1]:
-            found[name] = mean[:, arm]
-            sums = (main.arms[:, :, arm, metric] for metric in (MOVED, DISTANCE))
-            found[f"{name}_lo"], found[f"{name}_hi"] = ratio_interval(*sums, seed=context.seed)
-        else:
-            found |= {name: unknown, f"{name}_lo": unknown, f"{name}_hi": unknown}
-    return found | _spread_of(drawn, context.controls) | _most_without_direct_path(drawn, context.controls)
+def _r2(context: Context) -> Estimate:
+    """Held-out R² of the quantity before and after removal; after it beside that of shuffled values."""
+    rows = {at: (own.before, own.after, own.permuted) for at, own in context.erasures.items()}
+    before, after, shuffled = context.columns(rows, 3)
+    level = Baseline.of("permutation", SHUFFLED, np.stack([np.full_like(shuffled, np.nan), shuffled]))
+    return Estimate.of([before, after], baselines=[level] if np.isfinite(shuffled).any() else [])
 
 
-def _most_without_direct_path(drawn: Float[np.ndarray, "layer arm band"], controls: Controls) -> Rows:
-    """The most that a random and a variance-matched subspace do without their direct paths; NaN without one."""
-    found: Rows = {}
-    for name, arms in zip(_INDIRECT_MOST, (controls.random, controls.matched), strict=True):
-        own = drawn[:, arms.start + controls.n : arms.stop + controls.n]
-        found[name] = own.max(axis=1) if own.shape[1] else np.full_like(drawn[:, 0], np.nan)
-    return found
-
-
-def _spread_of(drawn: Float[np.ndarray, "layer arm band"], controls: Controls) -> Rows:
-    """Mean, least and most over the random subspaces, and over those with the same share of variance."""
-    found: Rows = {}
-    for (mean, least, most), arms in (
-        (("_null", "_least", "_most"), controls.random),
-        (("_matched", "_matched_least", "_matched_most"), controls.matched),
-    ):
-        own = drawn[:, arms]
-        found |= {mean: own.mean(axis=1), least: own.min(axis=1), most: own.max(axis=1)}
-    return found
-
-
-def _removal(main: Totals, context: Context, *, erasure: bool = False) -> Rows:
-    """KL increase where the subspace, or all linear trace of the quantity, is removed; NaN for kinds without it."""
-    paired = main.arms[..., KL, :] - main.baseline[:, None, None, KL]
-    if context.kind not in _REMOVAL:
-        return dict.fromkeys(("", "_lo", "_hi", "_ceiling"), np.full_like(paired[0, :, OWN], np.nan))
-    removed, ceiling = _REMOVAL[context.kind]
-    removed = _ERASURE if erasure else removed
-    lo, hi = _interval(paired[:, :, removed], main, context.seed)
-    mean = paired.sum(axis=0) / main.counts.sum()
-    return {"": mean[:, removed], "_lo": lo, "_hi": hi, "_ceiling": mean[:, ceiling]}
-
-
-def _interval(
-    sums: Float[np.ndarray, "unit layer band"], main: Totals, seed: int
-) -> tuple[Float[np.ndarray, "layer band"], Float[np.ndarray, "layer band"]]:
-    lo, hi = ratio_interval(sums, main.counts[:, None, None].astype(float), seed=seed)
-    return lo, hi
-
-
-def _evidence(tables: Mapping[str, Rows], row: int, layer: int, context: Context, own_kl: float) -> Evidence:
-    def effect(rows: Rows, part: str = "") -> Effect:
-        return Effect(*(float(rows[part + end][row, 0]) for end in ("", "_lo", "_hi")))
-
-    def beyond(rows: Rows) -> tuple[Effect, float, float]:
-        return effect(rows), float(rows["_most"][row, 0]), float(rows["_matched_most"][row, 0])
-
-    movement, controls = tables["movement"], context.controls
-    effects = {"movement": beyond(movement)}
-    if context.follows_answer:
-        effects["answer shift"] = beyond(tables["redirect"])
-    indirect = tuple(float(movement[f"_indirect{end}"][row, 0]) for end in ("_most", "_matched_most"))
-    has_indirect = context.claims_the_quantity and bool(np.isfinite(movement["_indirect"][row, 0]))
-    with np.errstate(divide="ignore", invalid="ignore"):
-        share, share_lo = (float(movement[end][row, 0] / movement["_ceiling"][row, 0]) for end in ("", "_lo"))
-    return Evidence(
-        kind=context.kind, effects=effects, is_matched=controls.found[layer].is_matched, n=context.n,
-        n_controls=min(_count(controls.random), _count(controls.matched)), erasure=context.erasures.get(layer),
-        removal=effect(tables["removal"]), erasing=effect(tables["erasing"]) if "erasing" in tables else None,
-        indirect=(effect(movement, "_indirect"), *indirect) if has_indirect else None,
-        removal_ceiling=float(tables["removal"]["_ceiling"][row, 0]),
-        own_kl=own_kl, is_identified=context.is_identified, is_readout=context.is_readout,
-        outside_share=context.outside_share[layer], share_of_ceiling=share, share_of_ceiling_lo=share_lo,
-        untrained_share=context.untrained.get(layer, float("nan")),
-    )  # fmt: skip
-
-
-def _spread(
-    values: Float[np.ndarray, "chosen *rest"], layers: Sequence[int], n_layers: int
-) -> Float[np.ndarray, "layer *rest"]:
-    """Rows put in their layers' places, NaN elsewhere."""
-    spread = np.full((n_layers, *values.shape[1:]), np.nan)
-    spread[list(layers)] = values
-    return spread
-
-
-def _per_layer(context: Context) -> dict[str, Any]:
-    """Numbers that have no bands: ranks, shares, R² of the quantity, and how controls were matched."""
-    layers, found = list(context.subspaces), context.controls.found
-    columns = {
-        "variance_share": [context.variance_share[at] for at in layers],
-        "outside_share": [context.outside_share[at] for at in layers],
-        "movement_untrained": [context.untrained.get(at, np.nan) for at in layers],
-        "matched_share": [found[at].share for at in layers],
-    }
-    for end in ("", "_lo", "_hi", "_null", "_most"):
-        part = end.lstrip("_") or "value"
-        own = context.overlaps
-        columns[f"frame_overlap{end}"] = [vars(own[at])[part] if at in own else np.nan for at in layers]
-    for name, part in (("r2_before", "before"), ("r2_after", "after"), ("r2_permuted", "permuted")):
-        columns[name] = [vars(context.erasures[at])[part] if at in context.erasures else np.nan for at in layers]
-    spread = {name: _spread(np.array(values), layers, context.n_layers) for name, values in columns.items()}
-    everywhere = range(context.n_layers)
-    ranks = {
-        "rank": np.array([context.subspaces[at].rank if at in layers else 0 for at in everywhere]),
-        "matched_rank": np.array([found[at].rank if at in layers else 0 for at in everywhere]),
-    }
-    return {**spread, **ranks, "matched_by": tuple(found[at].by if at in layers else "" for at in everywhere)}
-
-
-def _decoding(context: Context) -> dict[str, Float[np.ndarray, " layer"]]:
+def _coordinate_r2(context: Context) -> Estimate:
     """Held-out R² of the subspace's own coordinates, and the mean over random subspaces."""
-    layers, found = list(context.subspaces), {}
-    for what, by_layer in context.r2.items():
-        draws = np.stack([by_layer[layer] for layer in layers])
-        for suffix, values in (("", draws[:, 0]), ("_null", draws[:, 1:].mean(axis=1))):
-            found[f"{what}_r2{suffix}"] = _spread(values, layers, context.n_layers)
-    return found
+    drawn = [np.stack([context.r2[target][at] for at in context.subspaces]) for target in TARGETS]
+    random = np.stack([context.placed(found[:, 1:].mean(axis=1)) for found in drawn])
+    return Estimate.of(
+        np.stack([context.placed(found[:, 0]) for found in drawn]),
+        baselines=[Baseline.of("chance", RANDOM, random)] if np.isfinite(random).any() else [],
+    )
+
+
+def _frame_overlap(context: Context) -> Estimate:
+    """Overlap with the hypothesis tokens' embeddings, beside that of random subspaces."""
+    rows = {at: (own.value, own.lo, own.hi, own.random, own.most) for at, own in context.overlaps.items()}
+    value, low, high, random, most = context.columns(rows, 5)
+    return Estimate.of(value, (low, high), baselines=[Baseline.of("chance", RANDOM, random, high=most)] if rows else [])

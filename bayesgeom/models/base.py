@@ -13,6 +13,7 @@ from bayesgeom.core.behavior import BehaviourLog, answer_log_probabilities, are_
 from bayesgeom.core.errors import InvalidArgument, MissingSite, NonFinite, TaskMismatch
 from bayesgeom.core.run import ModelSpec, Run
 from bayesgeom.core.sites import W_K, W_K_GRAM, Site
+from bayesgeom.core.threads import alone
 from bayesgeom.core.trials import Trials, concatenate
 from bayesgeom.models.recorder import Recorder, bytes_of_pass, bytes_per_sequence
 from bayesgeom.models.replay.replayer import Replayer
@@ -86,6 +87,7 @@ class Model(ABC):
             )
 
     @final
+    @alone()
     def foreign_hooks(self) -> tuple[str, ...]:
         """Names of submodules with forward hooks that bayesgeom did not set. Call it outside of a run.
 
@@ -99,6 +101,7 @@ class Model(ABC):
         return tuple(found)
 
     @final
+    @alone()
     def run(
         self,
         blocks: Iterable[Trials],
@@ -112,8 +115,8 @@ class Model(ABC):
         """One pass over a stream of trials: behaviour of all, the recorded sites of the first `n_recorded`.
 
         In evaluation mode and without gradients; every submodule's former mode is restored, and only hooks set here are
-        removed, also after an exception. Fewer than `n_recorded` are kept where the byte budget would be passed, and a
-        block whose pass would need more than that is run in parts.
+        removed, also after an exception. Another thread that uses the same module waits. Fewer than `n_recorded` are
+        kept where the byte budget would be passed, and a block whose pass would need more than that is run in parts.
 
         **Raises** `MissingSite`, `TaskMismatch`, `NonFinite`, `HookFault` when a site did not fire once per pass, and
         `InvalidArgument` under autocast.
@@ -208,8 +211,8 @@ class Model(ABC):
                 logits = self.logits(trials)
             if trials.has_posterior:
                 is_sound = are_finite(logits)
-                log_answers, leak = answer_log_probabilities(logits, trials)
-                log.add(trials, log_answers, leak, null_predictives(trials) if null_predictives else {})
+                log_answers, off_answer_prob = answer_log_probabilities(logits, trials)
+                log.add(trials, log_answers, off_answer_prob, null_predictives(trials) if null_predictives else {})
             else:
                 entropy = whole_entropy_bits(logits)
                 is_sound = entropy.isfinite().all(-1)  # no logit goes unseen

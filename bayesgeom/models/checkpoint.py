@@ -20,8 +20,10 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from bayesgeom.core.errors import BayesGeomError, CheckpointFault, OutputFault
-from bayesgeom.core.files import directory_aside
+from bayesgeom.core.files import directory_aside, put_back
+from bayesgeom.core.reading import check_regular, read_json
 from bayesgeom.models.config import ModelConfig, config_from_dict
+from bayesgeom.models.declared import check_declared, tensor_shapes
 from bayesgeom.tasks.base import WindTunnel, task_from_config
 
 SCHEMA = 2  # 2: a hash ties model, task, recipe and scores to the weights
@@ -100,8 +102,10 @@ def write_tensors(
 def load_checkpoint(path: Path, *, device: str | torch.device = "cpu") -> Checkpoint:
     """Load a checkpoint directory strictly. **Raises** `CheckpointFault` with the one thing that is wrong.
 
-    It bears its folder's name, or its run's where it is a run's finished one: several are told apart by them.
+    A directory that a killed process had moved away, to replace it, is put back first. The checkpoint bears its
+    folder's name, or its run's where it is a run's finished one: several are told apart by them.
     """
+    put_back(path)
     folder = path.absolute()
     name = folder.parent.name if folder.name == FINISHED else folder.name
     return assembled(name, read_description(path), path / WEIGHTS, device=device)
@@ -120,9 +124,13 @@ def assembled(
         task = task_from_config(description["task"])
     except BayesGeomError as error:
         raise CheckpointFault(f"{path / CONFIG}: {error}") from error
+    try:
+        check_declared(config, tensor_shapes(file), file)
+    except FileNotFoundError as error:
+        raise _missing(file) from error
     weights = read_weights(file)
     module = config.build(seed=0)
-    _check_tensors(file, weights, module)
+    _check_finite(file, weights)
     digest = weights_hash(weights)
     if digest != description["weights_hash"]:
         raise CheckpointFault(
@@ -144,9 +152,10 @@ def assembled(
 def read_weights(path: Path) -> dict[str, Tensor]:
     """The tensors of a safetensors file. **Raises** `CheckpointFault` when it is missing or not whole."""
     try:
+        check_regular(path)
         return load_file(path)
     except FileNotFoundError as error:
-        raise CheckpointFault(f"{path.parent} holds no {path.name}; a checkpoint is {WEIGHTS} and {CONFIG}.") from error
+        raise _missing(path) from error
     except (SafetensorError, OSError) as error:
         raise CheckpointFault(f"{path} is truncated or no safetensors file ({error}). Copy it again.") from error
 
@@ -221,14 +230,12 @@ def read_description(path: Path) -> dict[str, Any]:
         CheckpointFault: it is missing, unreadable, too new, incomplete, or was edited after it was written.
     """
     try:
-        whole = json.loads((path / CONFIG).read_text(encoding="utf-8"))
+        whole = read_json(path / CONFIG)
     except FileNotFoundError as error:
-        raise CheckpointFault(f"{path} holds no {CONFIG}; a checkpoint is {WEIGHTS} and {CONFIG}.") from error
-    except (json.JSONDecodeError, UnicodeDecodeError, OSError) as error:
-        raise CheckpointFault(f"{path / CONFIG} cannot be read as JSON: {error}.") from error
+        raise _missing(path / CONFIG) from error
     description = whole[OURS] if isinstance(whole, dict) and OURS in whole else whole
     schema = description.get("schema") if isinstance(description, dict) else None
-    if not isinstance(schema, int):
+    if type(schema) is not int:  # True is an int
         raise CheckpointFault(f"{path / CONFIG} is no bayesgeom config: it has no schema number.")
     if schema > SCHEMA:
         raise CheckpointFault(f"{path} has schema {schema}; this bayesgeom reads up to {SCHEMA}. Upgrade bayesgeom.")
@@ -238,21 +245,27 @@ def read_description(path: Path) -> dict[str, Any]:
     for key in ("model", "task", "recipe"):
         if not isinstance(description[key], dict):
             raise CheckpointFault(f"{path / CONFIG}: {key} must be an object, got {description[key]!r}.")
+    check_numbered(description, path / CONFIG)
     check_hashed(whole, path / CONFIG)
     found: dict[str, Any] = description
     return found
 
 
-def _check_tensors(file: Path, weights: Mapping[str, Tensor], module: nn.Module) -> None:
-    expected = module.state_dict()
-    for what, names in (("lacks", expected.keys() - weights.keys()), ("has unknown", weights.keys() - expected.keys())):
-        if names:
-            raise CheckpointFault(f"{file} {what} {len(names)} tensor(s): {', '.join(sorted(names)[:6])}.")
+def check_numbered(description: Mapping[str, Any], file: Path) -> None:
+    """Check the step and the hash of the weights that a description states. **Raises** `CheckpointFault`."""
+    step, digest = description["step"], description["weights_hash"]
+    if type(step) is not int or step < 0:
+        raise CheckpointFault(f"{file}: step must be a whole number, at least 0, got {step!r:.40}.")
+    if not isinstance(digest, str):
+        raise CheckpointFault(f"{file}: weights_hash must be text, got {digest!r:.40}.")
+
+
+def _missing(file: Path) -> CheckpointFault:
+    return CheckpointFault(f"{file.parent} holds no {file.name}; a checkpoint is {WEIGHTS} and {CONFIG}.")
+
+
+def _check_finite(file: Path, weights: Mapping[str, Tensor]) -> None:
     for name, tensor in weights.items():
-        if tensor.shape != expected[name].shape:
-            raise CheckpointFault(
-                f"{file}: {name} has shape {tuple(tensor.shape)}, the config asks for {tuple(expected[name].shape)}."
-            )
         if not bool(tensor.isfinite().all()):
             bad = int((~tensor.isfinite()).sum())
             raise CheckpointFault(f"{file}: {name} has {bad} NaN or infinite weight(s); it is unusable.")

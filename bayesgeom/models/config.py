@@ -2,14 +2,16 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import asdict, is_dataclass
+from dataclasses import asdict, fields, is_dataclass
 from typing import Any, ClassVar, final
 
+import numpy as np
 import torch
 from torch import nn
 
 from bayesgeom.core.errors import InvalidArgument, check_known
 from bayesgeom.core.plugins import field_names, find
+from bayesgeom.core.threads import PROCESS_STATE
 
 
 class ModelConfig(ABC):
@@ -25,13 +27,14 @@ class ModelConfig(ABC):
 
         The global random state and the default dtype neither matter nor change.
         """
-        former = torch.get_default_dtype()
-        torch.set_default_dtype(torch.float32)
-        try:
-            with torch.random.fork_rng(devices=()):
-                return self._build(seed=seed)
-        finally:
-            torch.set_default_dtype(former)
+        with PROCESS_STATE:
+            former = torch.get_default_dtype()
+            torch.set_default_dtype(torch.float32)
+            try:
+                with torch.random.fork_rng(devices=()):
+                    return self._build(seed=seed)
+            finally:
+                torch.set_default_dtype(former)
 
     @abstractmethod
     def _build(self, *, seed: int) -> nn.Module:
@@ -63,7 +66,20 @@ def config_from_dict(values: Mapping[str, Any]) -> ModelConfig:
     # mypy: an abstract class as a value is what discovery is about.
     kind = find("bayesgeom.models.native", ModelConfig, str(architecture), group="bayesgeom.models")  # type: ignore[type-abstract]
     check_known(f"architecture {architecture!r}", sizes, field_names(kind))
+    _check_types(kind, sizes)
     try:
         return kind(**sizes)
     except TypeError as error:
         raise InvalidArgument(f"architecture {architecture!r} cannot be built from {sizes}: {error}.") from error
+
+
+def _check_types(kind: type[ModelConfig], sizes: Mapping[str, Any]) -> None:
+    """**Raises** `InvalidArgument` for a whole number or a truth value of another type: 2.5 layers, tied=3."""
+    assert is_dataclass(kind), "a model config is a dataclass"
+    for field in (own for own in fields(kind) if own.name in sizes):
+        value = sizes[field.name]
+        is_whole = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+        if field.type is int and not is_whole:
+            raise InvalidArgument(f"architecture {kind.name!r}: {field.name} must be a whole number, got {value!r}.")
+        if field.type is bool and not isinstance(value, bool):
+            raise InvalidArgument(f"architecture {kind.name!r}: {field.name} must be true or false, got {value!r}.")

@@ -8,7 +8,6 @@
 Nothing holds learned positions with RMSNorm, ALiBi with our slopes, or another positional prior.
 """
 
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +21,7 @@ from torch import Tensor
 
 from bayesgeom.core.errors import CheckpointFault, InvalidArgument
 from bayesgeom.core.files import directory_aside
+from bayesgeom.core.reading import read_json
 from bayesgeom.models.adapters.identities import sentinel_trials
 from bayesgeom.models.checkpoint import CONFIG, SOURCE
 from bayesgeom.models.config import config_from_dict
@@ -93,8 +93,8 @@ def import_huggingface(path: Path) -> Transformer:
 def exported_from(path: Path) -> Mapping[str, Any] | None:
     """What a directory's config says of the transformer and the task behind it; None for any other model."""
     try:
-        config = json.loads((path / CONFIG).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        config = read_json(path / CONFIG)
+    except (OSError, CheckpointFault):
         return None
     found = config.get(SOURCE) if isinstance(config, dict) else None
     return found if isinstance(found, dict) else None

@@ -2,6 +2,7 @@
 
 import contextlib
 import math
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
 from typing import Self, final
@@ -36,6 +37,7 @@ class Recorder:
         self._fired: dict[tuple[Site, int], int] = {}
         self._room = self._filled = 0
         self._trials: Trials | None = None
+        self._thread = threading.get_ident()  # a pass of another one is not ours to record
 
     def __enter__(self) -> Self:
         return self
@@ -86,6 +88,8 @@ class Recorder:
 
     def _hook(self, site: Site, layer: int) -> Callable[[nn.Module, object, Tensor], None]:
         def keep(_module: nn.Module, _inputs: object, output: Tensor) -> None:
+            if threading.get_ident() != self._thread:
+                return
             assert self._trials is not None, "hooks are only set while recording"
             self._fired[site, layer] += 1
             self._check_shape(site, layer, output)

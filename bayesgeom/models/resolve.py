@@ -1,6 +1,5 @@
 """From what users have in hand (a name, a path, a module) to a `Model`; and where shipped checkpoints lie."""
 
-import json
 import os
 import re
 import sys
@@ -11,6 +10,8 @@ import torch
 from torch import nn
 
 from bayesgeom.core.errors import CheckpointFault, InvalidArgument, TaskMismatch, UnknownName
+from bayesgeom.core.files import is_temporary, put_all_back, put_back
+from bayesgeom.core.reading import read_json
 from bayesgeom.models.adapters.hooked import HookedModel
 from bayesgeom.models.adapters.residual import ResidualModel
 from bayesgeom.models.base import Model
@@ -46,10 +47,37 @@ def checkpoint_folder() -> Path:
 
 
 def checkpoints() -> dict[str, Path]:
-    """Every named checkpoint's directory, by name."""
+    """Every named checkpoint's directory, by name.
+
+    One that cannot be looked into is among them: reading it says why. A directory that a killed process had moved away,
+    to replace it, is put back first.
+
+    Raises:
+        CheckpointFault: the folder itself cannot be listed.
+    """
     folder = checkpoint_folder()
-    found = sorted(folder.iterdir()) if folder.is_dir() else []
-    return {path.name: path for path in found if (path / CONFIG).is_file()}
+    put_all_back(folder)
+    try:
+        found = sorted(folder.iterdir()) if folder.is_dir() else []
+    except OSError as error:
+        raise CheckpointFault(
+            f"the folder of checkpoints {folder} cannot be listed: {error.strerror or error}. Make it readable, or set "
+            f"${FOLDER_VARIABLE} to another one."
+        ) from error
+    return {path.name: path for path in found if not is_temporary(path.name) and _holds_config(path)}
+
+
+def _holds_config(path: Path) -> bool:
+    """Whether there is a config, whatever it is; true where that cannot be known."""
+    try:
+        if not path.is_dir():
+            return False
+        (path / CONFIG).lstat()
+    except FileNotFoundError:
+        return False
+    except OSError:  # no permission to look
+        return True
+    return True
 
 
 def load(
@@ -71,9 +99,11 @@ def load(
     `InvalidArgument` for a device that is not there and for what is no causal language model.
     """
     check_device(device)
-    known = checkpoints()
-    path = known.get(str(name), Path(name))
+    # A path needs no list of names, which may be unreadable.
+    path = Path(name) if _has_separator(str(name)) else checkpoints().get(str(name), Path(name))
     options: dict[str, Any] = {"revision": revision, "dtype": dtype, "device_map": device_map}
+    if isinstance(name, Path) or not _is_hub_name(name):
+        put_back(path)
     is_there = _exists(path)
     if is_there and not path.is_dir():
         raise CheckpointFault(f"{path} is a file; a checkpoint is a directory of {WEIGHTS} and {CONFIG}.")
@@ -86,7 +116,7 @@ def load(
             f"there is no directory {str(name)!r} ({Path(name).absolute()}); `bayesgeom checkpoints` lists names."
         )
     if not is_there and not _is_hub_name(name):
-        listed = ", ".join(sorted(known)) or "(none)"
+        listed = ", ".join(sorted(checkpoints())) or "(none)"
         raise UnknownName(
             f"there is no checkpoint named {str(name)!r}. There are: {listed}. A directory is named by its path, a "
             f"model on the Hugging Face hub as owner/name."
@@ -218,8 +248,8 @@ def scored_task_of(model: Model, task: TaskLike | None) -> WindTunnel:
     chosen = task_of(model, task)
     if not chosen.sample(1, seed=0).has_posterior:
         raise TaskMismatch(
-            f"damage is counted in bits to the exact posterior, which nobody knows of {chosen}: use evidence, a wind "
-            f"tunnel, or a wind tunnel in context."
+            f"the KL increase is relative to the exact posterior, and {chosen} has none: use evidence, a wind tunnel, "
+            f"or a wind tunnel in context."
         )
     return chosen
 
@@ -236,8 +266,8 @@ def _bound(model: Model, task: TextTask) -> WindTunnel:
 def _is_foreign(path: Path) -> bool:
     """Whether a directory's config is Hugging Face's alone."""
     try:
-        config = json.loads((path / CONFIG).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        config = read_json(path / CONFIG)
+    except (OSError, CheckpointFault):
         return False  # `load_checkpoint` says what is wrong
     return isinstance(config, dict) and "model_type" in config and OURS not in config
 
@@ -252,7 +282,11 @@ def _exists(path: Path) -> bool:
 
 def _is_path(name: str) -> bool:
     """Whether this can only be a path: it has a separator, and is not owner/name."""
-    return len(name) <= _LONGEST and any(mark in name for mark in {"/", os.sep}) and not _is_hub_name(name)
+    return len(name) <= _LONGEST and _has_separator(name) and not _is_hub_name(name)
+
+
+def _has_separator(name: str) -> bool:
+    return "/" in name or os.sep in name
 
 
 def _is_hub_name(name: str | Path) -> bool:

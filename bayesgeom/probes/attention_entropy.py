@@ -26,7 +26,8 @@ from bayesgeom.core.trials import Trials
 from bayesgeom.probes.base import Control, Needs, Probe, planted_run, planted_trials
 from bayesgeom.results.estimate import Baseline, Estimate, Quantity
 from bayesgeom.results.estimators import smooth_estimate, untrained
-from bayesgeom.results.report import Headline, Report
+from bayesgeom.results.headline import Headline
+from bayesgeom.results.report import Report, headline_of
 from bayesgeom.stats.bootstrap import jackknife_weights
 from bayesgeom.stats.information import entropy_bits
 
@@ -42,7 +43,7 @@ _QUANTILES = {"5 %": 0.05, "25 %": 0.25, "50 %": 0.5, "75 %": 0.75, "95 %": 0.95
 
 
 @final
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class AttentionEntropyReport(Report):
     """Width of attention, and its agreement with the posterior.
 
@@ -93,19 +94,21 @@ class AttentionEntropyReport(Report):
     n: int
 
     def headlines(self) -> Sequence[Headline]:
-        reduction = self.line("reduction")
+        reduction = headline_of(self, "reduction")
         if np.isnan(self.most_possible_consistency):
             return (reduction,)
         if self.note:
             label = f"attention–posterior consistency ({self.note})"
-            return (reduction, self.line("consistency_over_other_last_layer", label=label))
+            return (reduction, headline_of(self, "consistency_over_other_last_layer", label=label))
         label = f"attention–posterior consistency, last layer (at most {self.most_possible_consistency:.3g})"
-        last = self.line("consistency_last_layer", label=label)
-        return (
-            reduction, last, self.line("consistency_over_other_last_layer"), self.line("consistency_greatest"),
-        )  # fmt: skip
+        last = headline_of(self, "consistency_last_layer", label=label)
+        over, greatest = (
+            headline_of(self, "consistency_over_other_last_layer"),
+            headline_of(self, "consistency_greatest"),
+        )
+        return (reduction, last, over, greatest)
 
-    def figure(self) -> "Figure":
+    def plot(self) -> "Figure":
         from bayesgeom.charts.heads import add_heads, add_profile, with_null
         from bayesgeom.results.theme import SECOND, label_axes, panels, with_room_for_legend
 

@@ -16,6 +16,7 @@ from bayesgeom.core.observers import Beliefs, Filter, WindowObservers
 from bayesgeom.core.run import ModelSpec, Run
 from bayesgeom.core.sites import Site
 from bayesgeom.core.trials import UNASKED, Trials
+from bayesgeom.results.estimate import Baseline
 from bayesgeom.results.report import Report
 
 R = TypeVar("R", bound=Report)
@@ -64,11 +65,9 @@ class Probe(ABC, Generic[R]):
         """Planted runs holding only the declared sites, with what the report must say of each."""
 
 
-def mean_over_copies(
-    found: Sequence[Float[np.ndarray, "*axes"]], like: Float[np.ndarray, "*axes"]
-) -> Float[np.ndarray, "*axes"]:
-    """Mean of one array over the reports on fresh copies; NaN in the shape of `like` where there are none."""
-    return np.asarray(np.mean(found, axis=0)) if found else np.full_like(like, np.nan)
+def known(*levels: Baseline) -> tuple[Baseline, ...]:
+    """Return the baselines whose level is known somewhere."""
+    return tuple(level for level in levels if np.isfinite(level.value).any())
 
 
 def planted_run(

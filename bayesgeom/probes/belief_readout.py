@@ -7,10 +7,10 @@ References: Shai et al. 2024, arXiv:2405.15943 (linear maps from residuals to be
 Agarwal, Dalal & Misra 2025, arXiv:2512.22471 (clusters by hidden state).
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any, ClassVar, final
+from typing import ClassVar, final
 
 import numpy as np
 import torch
@@ -25,21 +25,45 @@ from bayesgeom.probes.base import (
     Control,
     Needs,
     Probe,
-    mean_over_copies,
+    known,
     planted_chain,
     planted_run,
     planted_trials,
 )
-from bayesgeom.probes.belief_report import METRICS, READ, BeliefReadoutReport
-from bayesgeom.stats.best_guesses import cluster_scores, guess_scores
-from bayesgeom.stats.bootstrap import jackknife_weights, r2_interval, shuffled_within_position
+from bayesgeom.probes.belief_report import (
+    CONSTANT,
+    EMBEDDING,
+    GAUSSIAN,
+    MEAN_BELIEF,
+    SHUFFLE,
+    STAGES,
+    SUBSPACES,
+    BeliefReadoutReport,
+    window_levels,
+)
+from bayesgeom.results.estimate import Baseline, Estimate, Kind, Values
+from bayesgeom.results.estimators import untrained
+from bayesgeom.stats.best_guesses import ClusterScores, cluster_scores, guess_scores
+from bayesgeom.stats.bootstrap import jackknife_weights, shuffled_within_position
 from bayesgeom.stats.polygon import MAX_CORNERS
-from bayesgeom.stats.readout import BELIEF, BeliefTargets, Readout, belief_rows, belief_targets, read_out, summary
+from bayesgeom.stats.readout import (
+    BELIEF,
+    BeliefTargets,
+    Readout,
+    Scored,
+    Summary,
+    belief_rows,
+    belief_targets,
+    read_out,
+    summary,
+    unfitted_r2,
+)
 from bayesgeom.stats.sketch import leading_coordinates
 from bayesgeom.stats.subspace import random_subspaces
 
 MAX_POINTS, MAX_WIDTH, N_CLUSTERED, N_DRAWN, COUNTS = 3_072, 192, 500, 1_000, range(2, 9)
-SHUFFLES, SUBSPACES = 5, 20
+SHUFFLES, N_SUBSPACES = 5, 20
+SHUFFLED: tuple[Kind, str] = ("permutation", SHUFFLE)
 WIDTHS = (1, 2, 3, 4, 10)  # symbols of the window observers whose beliefs are compared
 _BANDS = {"all": (0, 2), "below 0.5": (0, 0.5), "0.5–0.75": (0.5, 0.75), "0.75–0.9": (0.75, 0.9), "above 0.9": (0.9, 2)}
 
@@ -57,37 +81,44 @@ class BeliefReadout(Probe[BeliefReadoutReport]):
 
     def measure(self, run: Run, initialised: Sequence[BeliefReadoutReport] = ()) -> BeliefReadoutReport:
         trials = run.trials.rows(slice(0, max(2, MAX_POINTS // run.trials.n_scored)))
-        targets = _targets(trials, run.seed)
+        targets, n = _targets(trials, run.seed), len(trials)
         sites = [site for site in (RESID_POST, STATE) if site in run.recorded]
         clouds = [_points(run.at(site)[:, : len(trials)].flatten(1, 2), targets, run.seed) for site in sites]
         rank = min(trials.belief.shape[-1], *(points.shape[-1] for points in clouds))
         found = [_read(points, targets, rank, run.seed) for points in clouds]
-        tokens = _tokens(trials, run.seed)
-        rows = [_measured(*both, targets, tokens, run.seed) for both in zip(clouds, found, strict=True)]
-        measured: dict[str, Any] = {name: np.stack([row[name] for row in rows]) for name in rows[0]}
-        constant_accuracy = measured.pop("constant_accuracy")[0]
-        embedding = dict.fromkeys(READ, np.full(1, np.nan))
-        if RESID_PRE in run.recorded:
-            before = _points(run.at(RESID_PRE)[:1, : len(trials)].flatten(1, 2), targets, run.seed)
-            embedding = summary(_read(before, targets, rank, run.seed), targets, np.ones((1, len(targets.held))))
+        tokens, windows = _tokens(trials, run.seed), _windows(trials, targets, run.seed)
+        held, whole = jackknife_weights(len(targets.held)), jackknife_weights(n)
+        read = [summary(layers, targets, held, seed=run.seed) for layers in found]
+        clusters = [
+            cluster_scores(points, targets, tokens, COUNTS, whole, n_clustered=N_CLUSTERED, seed=run.seed)
+            for points in clouds
+        ]
+        guesses = [guess_scores(layers, targets, [*_BANDS.values()], seed=run.seed) for layers in found]
+        embedding = _embedding(run, trials, targets, rank, (len(sites), len(found[0])))
+        drawn_belief, drawn_readout = _drawn(found, targets, initialised, run.seed)
         return BeliefReadoutReport(
-            **measured,
-            **_untrained(measured, initialised),
-            **_drawn(found, targets, initialised, run.seed),
-            **_windows(trials, targets, run.seed),
-            constant_accuracy=constant_accuracy,
-            embedding_r2=float(embedding["r2"][0]),
-            embedding_total_variation=float(embedding["total_variation"][0]),
-            embedding_balanced_accuracy=float(embedding["balanced_accuracy"][0]),
+            **_linear(read, embedding, windows.levels, initialised, n=n),
+            **_clusters(clusters, initialised, n=n),
+            nearest_centroid_accuracy=_estimate(
+                [accuracy for accuracy, _ in guesses],
+                SHUFFLED,
+                [copy.nearest_centroid_accuracy.value for copy in initialised],
+                Baseline.of("baseline", CONSTANT, guesses[0][1]),
+                n=n,
+            ),
+            window_r2=windows.r2,
+            window_map_r2=windows.map_r2,
+            drawn_belief=drawn_belief,
+            drawn_readout=drawn_readout,
             sites=tuple(site.name for site in sites),
             cluster_counts=tuple(map(str, COUNTS)),
             confidences=tuple(_BANDS),
+            window_starts=STARTS if windows.names else (),
+            windows=windows.names,
+            stages=STAGES,
             subspace_rank=rank,
             n_clustered=min(N_CLUSTERED, len(targets.values)),
-            n_held_out=len(targets.held),
-            intervals={},
-            nulls={},
-            n=len(trials),
+            n=n,
         )
 
     def controls(self) -> Iterator[Control[BeliefReadoutReport]]:
@@ -107,7 +138,10 @@ class BeliefReadout(Probe[BeliefReadoutReport]):
         yield Control(
             label="the belief is in the embedding only",
             run=before,
-            holds=lambda r: r.embedding_r2 > 0.99 > 0.1 > r.r2[0, 0] and r.embedding_balanced_accuracy > 0.9,
+            holds=lambda r: (
+                r.r2.baseline(EMBEDDING).value[0, 0] > 0.99 > 0.1 > r.r2.value[0, 0]
+                and r.balanced_accuracy.baseline(EMBEDDING).value[0, 0] > 0.9
+            ),
         )
         # A high R² with nothing carried: the vectors hold no more than the current symbol.
         chain = planted_chain(stay=0.9, seed=0)
@@ -116,21 +150,27 @@ class BeliefReadout(Probe[BeliefReadoutReport]):
         yield Control(
             label="the belief after the current symbol is read as well as that observer's",
             run=planted_run(chain, {RESID_POST: (after @ after.new_tensor(rng.normal(size=(2, 7))))[None]}),
-            holds=lambda r: r.r2[0, 0] > 0.3 and abs(r.r2[0, 0] - r.window_map_r2[1, 0]) < 0.01 < 0.05 < 1 - r.r2[0, 0],
+            holds=lambda r: (
+                r.r2.value[0, 0] > 0.3
+                and abs(r.r2.value[0, 0] - r.window_map_r2.value[1, 0]) < 0.01 < 0.05 < 1 - r.r2.value[0, 0]
+            ),
         )
 
 
 def _tells_layers_apart(report: BeliefReadoutReport) -> bool:
     noise, written, guesses, place = range(4)
     at_three = report.cluster_counts.index("3")
+    r2, distance, surviving = (own.value[0] for own in (report.r2, report.total_variation, report.balanced_accuracy))
+    rand_index, silhouette = report.rand_index.value[0, :, at_three], report.silhouette.value[0, :, at_three]
+    nearest = report.nearest_centroid_accuracy.value[0, :, 0]
     return bool(
-        report.r2[0, written] > 0.99 > 0.1 > max(report.r2[0, [noise, place]])
-        and report.total_variation[0, written] < 0.02 < 0.1 < report.total_variation[0, noise]
-        and report.balanced_accuracy[0, written] > 0.9
-        and max(report.balanced_accuracy[0, [noise, place]]) < 0.6
-        and report.rand_index[0, guesses, at_three] > 0.99 > 0.1 > report.rand_index[0, place, at_three]
-        and report.silhouette[0, guesses, at_three] > 0.9 > 0.5 > report.silhouette[0, noise, at_three]
-        and report.nearest_centroid_accuracy[0, guesses, 0] > 0.99 > 0.6 > report.nearest_centroid_accuracy[0, noise, 0]
+        r2[written] > 0.99 > 0.1 > max(r2[[noise, place]])
+        and distance[written] < 0.02 < 0.1 < distance[noise]
+        and surviving[written] > 0.9
+        and max(surviving[[noise, place]]) < 0.6
+        and rand_index[guesses] > 0.99 > 0.1 > rand_index[place]
+        and silhouette[guesses] > 0.9 > 0.5 > silhouette[noise]
+        and nearest[guesses] > 0.99 > 0.6 > nearest[noise]
     )
 
 
@@ -159,61 +199,113 @@ def _points(
 
 def _read(points: Float[Tensor, "layer point d"], targets: BeliefTargets, rank: int, seed: int) -> list[Readout]:
     """What every layer gives away, as a whole and in random subspaces."""
-    bases = random_subspaces(points.shape[2], rank, draws=SUBSPACES, seed=seed).to(points.device)
+    bases = random_subspaces(points.shape[2], rank, draws=N_SUBSPACES, seed=seed).to(points.device)
     return [read_out(layer, targets, bases) for layer in points]
 
 
-def _measured(
-    points: Float[Tensor, "layer point d"],
-    layers: Sequence[Readout],
-    targets: BeliefTargets,
-    tokens: Float[Tensor, "point shuffle token"],
-    seed: int,
-) -> dict[str, Float64[np.ndarray, "..."]]:
-    """Every metric with its interval and nulls, by layer."""
-    n_held, n_all = len(targets.held), len(targets.values) // targets.n_positions
-    held = jackknife_weights(n_held)
-    whole = jackknife_weights(n_all)
-    clusters = cluster_scores(points, targets, tokens, COUNTS, whole, n_clustered=N_CLUSTERED, seed=seed)
-    guesses = guess_scores(layers, targets, [*_BANDS.values()], seed=seed)
-    return {**summary(layers, targets, held, seed=seed), **guesses, **clusters}
+def _estimate(
+    parts: Sequence[Scored], level: tuple[Kind, str], copies: Sequence[Values], *others: Baseline, n: int
+) -> Estimate:
+    """One metric of all sites, whose level has this kind and name, with untrained networks and other baselines."""
+    value, low, high, found = _stacked(parts)
+    return Estimate.of(
+        value, (low, high), n=n, baselines=known(Baseline.of(*level, found), *untrained(copies), *others)
+    )
 
 
-def _untrained(measured: Mapping[str, Any], initialised: Sequence[BeliefReadoutReport]) -> dict[str, Any]:
-    """Means over the fresh copies of the architecture; NaN where there are none."""
-    fresh = [report.arrays() for report in initialised]
-    return {f"{m}_initialisation": mean_over_copies([arrays[m] for arrays in fresh], like=measured[m]) for m in METRICS}
+def _stacked(parts: Sequence[Scored]) -> list[Values]:
+    columns = zip(*((own.value, own.low, own.high, own.level) for own in parts), strict=True)
+    return [np.stack(column) for column in columns]
 
 
-def _windows(trials: Trials, targets: BeliefTargets, seed: int) -> dict[str, Any]:
-    """How much of the belief window observers have: as it is, and through the best linear map; {} without dynamics."""
+def _embedding(run: Run, trials: Trials, targets: BeliefTargets, rank: int, shape: tuple[int, ...]) -> list[Baseline]:
+    """What is read before the first layer, for `resid_post`, the first site; NaN where that was not recorded."""
+    levels = np.full((3, *shape), np.nan)
+    if RESID_PRE in run.recorded:
+        before = _points(run.at(RESID_PRE)[:1, : len(trials)].flatten(1, 2), targets, run.seed)
+        found = summary(_read(before, targets, rank, run.seed), targets, np.ones((1, len(targets.held))))
+        levels[:, 0] = [own.value for own in (found.r2, found.total_variation, found.balanced_accuracy)]
+    return [Baseline.of("baseline", EMBEDDING, level) for level in levels]
+
+
+def _linear(
+    sites: Sequence[Summary],
+    embedding: Sequence[Baseline],
+    windows: Sequence[Baseline],
+    copies: Sequence[BeliefReadoutReport],
+    *,
+    n: int,
+) -> dict[str, Estimate]:
+    """What linear maps read, by field."""
+
+    def within(found: Sequence[Float64[np.ndarray, "3 layer"]]) -> Baseline:
+        mean, low, high = np.stack(found, axis=1)
+        return Baseline.of("chance", SUBSPACES, mean, low=low, high=high)
+
+    r2, distances, surviving = (
+        [copy.r2.value for copy in copies],
+        [copy.total_variation.value for copy in copies],
+        [copy.balanced_accuracy.value for copy in copies],
+    )
+    chance = [within([site.r2_within for site in sites]), within([site.balanced_accuracy_within for site in sites])]
+    return {
+        "r2": _estimate([site.r2 for site in sites], SHUFFLED, r2, chance[0], *windows, embedding[0], n=n),
+        "total_variation": _estimate(
+            [site.total_variation for site in sites], ("baseline", MEAN_BELIEF), distances, embedding[1], n=n
+        ),
+        "balanced_accuracy": _estimate(
+            [site.balanced_accuracy for site in sites], SHUFFLED, surviving, chance[1], embedding[2], n=n
+        ),
+    }
+
+
+def _clusters(sites: Sequence[ClusterScores], copies: Sequence[BeliefReadoutReport], *, n: int) -> dict[str, Estimate]:
+    """Scores of clusters, by field."""
+    silhouettes, guesses = [site.silhouette for site in sites], [site.rand_index for site in sites]
+    tokens = [site.token_rand_index for site in sites]
+    return {
+        "silhouette": _estimate(silhouettes, ("chance", GAUSSIAN), [copy.silhouette.value for copy in copies], n=n),
+        "rand_index": _estimate(guesses, SHUFFLED, [copy.rand_index.value for copy in copies], n=n),
+        "token_rand_index": _estimate(tokens, SHUFFLED, [copy.token_rand_index.value for copy in copies], n=n),
+    }
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class _Windows:
+    """How much of the belief window observers have: as it is, and through the best linear map; their widths."""
+
+    r2: Estimate
+    map_r2: Estimate
+    names: tuple[str, ...]
+
+    @property
+    def levels(self) -> tuple[Baseline, ...]:
+        return window_levels(self.r2.value, self.map_r2.value, self.names)
+
+
+def _windows(trials: Trials, targets: BeliefTargets, seed: int) -> _Windows:
+    """Measure window observers; there are none without dynamics."""
     widths = [width for width in WIDTHS if width < trials.n_scored]
     if trials.observers is None or not widths:
-        return {}
+        nothing = Estimate.of(np.zeros((0, 0)), (0.0, 0.0), n=len(trials))
+        return _Windows(r2=nothing, map_r2=nothing, names=())
     exact, n_held = trials.at_scored(trials.belief), len(targets.held)
     held = jackknife_weights(n_held)
-    rows = []
+    plain, mapped = list[Scored](), list[Scored]()
     for start in STARTS:
         all_widths = window_beliefs(trials.observers.filter, exact, start)
         beliefs = torch.stack([belief for width, belief in enumerate(all_widths) if width in widths])
-        read = summary(_read(beliefs.flatten(1, 2), targets, beliefs.shape[-1], seed), targets, held, seed=seed)
-        row = {f"window_map_{name}": read[name] for name in ("r2", "r2_lo", "r2_hi")}
-        rows.append(row | _unfitted(beliefs[:, len(exact) - n_held :].cpu().numpy(), targets, seed))
-    stacked = {name: np.stack([row[name] for row in rows]) for name in rows[0]}
-    return {**stacked, "window_starts": STARTS, "windows": tuple(map(str, widths))}
-
-
-def _unfitted(
-    beliefs: Float64[np.ndarray, "window sequence position hypothesis"],
-    targets: BeliefTargets,
-    seed: int,
-) -> dict[str, Float64[np.ndarray, " window"]]:
-    """R² of beliefs as they are, on held-out sequences, with its interval."""
-    truth, mean = targets.held[:, :, 0, BELIEF].double().numpy(), targets.means[0, BELIEF].double().numpy()
-    error, spread = ((beliefs - truth) ** 2).sum(axis=(2, 3)), ((truth - mean) ** 2).sum(axis=(1, 2))
-    with np.errstate(invalid="ignore", divide="ignore"):
-        lo, hi = r2_interval(error.T, spread[:, None], seed=seed)
-        return {"window_r2": 1 - error.sum(axis=1) / spread.sum(), "window_r2_lo": lo, "window_r2_hi": hi}
+        read = _read(beliefs.flatten(1, 2), targets, beliefs.shape[-1], seed)
+        mapped.append(summary(read, targets, held, seed=seed).r2)
+        plain.append(unfitted_r2(beliefs[:, len(exact) - n_held :].cpu().numpy(), targets, seed))
+    n = len(trials)
+    (plain_r2, *plain_ends, _), (map_r2, *map_ends, _) = _stacked(plain), _stacked(mapped)
+    return _Windows(
+        r2=Estimate.of(plain_r2, (plain_ends[0], plain_ends[1]), n=n),
+        map_r2=Estimate.of(map_r2, (map_ends[0], map_ends[1]), n=n),
+        names=tuple(map(str, widths)),
+    )
 
 
 def _drawn(
@@ -221,8 +313,11 @@ def _drawn(
     targets: BeliefTargets,
     initialised: Sequence[BeliefReadoutReport],
     seed: int,
-) -> dict[str, Any]:
-    """Some held-out beliefs, and how they are read; in the first fresh copy too, which read the same sequences."""
+) -> tuple[Float64[np.ndarray, "point hypothesis"], Float64[np.ndarray, "stage site point hypothesis"]]:
+    """Some held-out beliefs, and how they are read at each of the stages.
+
+    The last stage is the first untrained network, which read the same sequences; NaN without one.
+    """
     belief = targets.held[:, :, 0, BELIEF].flatten(0, 1).double().numpy()
     n_drawn = min(N_DRAWN, len(belief)) if belief.shape[1] <= MAX_CORNERS else 0
     chosen = np.sort(np.random.default_rng(seed).permutation(len(belief))[:n_drawn])
@@ -230,7 +325,5 @@ def _drawn(
         np.stack([layers[which].predicted_belief.reshape(belief.shape)[chosen] for layers in found])
         for which in (0, -1)
     )
-    untrained = initialised[0].drawn_last if initialised else np.full_like(last, np.nan)
-    return {
-        "drawn_belief": belief[chosen], "drawn_first": first, "drawn_last": last, "drawn_untrained": untrained,
-    }  # fmt: skip
+    before = initialised[0].drawn_readout[STAGES.index("last layer")] if initialised else np.full_like(last, np.nan)
+    return belief[chosen], np.stack([first, last, before])

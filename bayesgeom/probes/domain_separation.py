@@ -1,28 +1,31 @@
 """Domain separation: do prompts of different domains lie on manifolds of their own?
 
 The claim is that text of one domain collapses to fewer dimensions than mixed text does, each domain to its own. A
-cloud of few points always has few dimensions, and any two small samples differ; so every number stands beside the same
-prompts with domains exchanged, and beside the network before training.
+cloud of few points always has few dimensions, and any two small samples differ; so every number is compared with the
+same prompts with domains exchanged, and with untrained networks.
 
 References: Agarwal, Dalal & Misra 2025, Paper III of their trilogy, sections 4.2 and 5; Björck & Golub 1973
 (principal angles); Rousseeuw 1987 (silhouette).
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
-from typing import TYPE_CHECKING, Any, ClassVar, final
+from typing import TYPE_CHECKING, Annotated, ClassVar, final
 
 import numpy as np
 import torch
-from jaxtyping import Float, Float64, Int64
+from jaxtyping import Float64, Int64
 from torch import Tensor
 
 from bayesgeom.core.run import Run
 from bayesgeom.core.sites import RESID_POST, V
 from bayesgeom.core.trials import Trials
-from bayesgeom.probes.base import Control, Needs, Probe, mean_over_copies, planted_run, planted_trials
-from bayesgeom.results.report import Headline, Report
+from bayesgeom.probes.base import Control, Needs, Probe, planted_run, planted_trials
+from bayesgeom.results.estimate import Baseline, Estimate, Quantity
+from bayesgeom.results.estimators import UNTRAINED, untrained
+from bayesgeom.results.headline import Headline
+from bayesgeom.results.report import Report, headline_of
 from bayesgeom.stats.bootstrap import jackknife_weights, mean_interval, percentile_interval, statistic_interval
 from bayesgeom.stats.chance import gaussian_first_share
 from bayesgeom.stats.clusters import point_silhouettes
@@ -39,25 +42,24 @@ _PANELS = (
     "Do domains cluster?",
     "Angle between their planes",
     "How flat is each?",
-    "Flatter than mixed text? (null: 0)",
+    "Flatter than mixed text? (chance level: 0)",
 )
-_EXCHANGED = "domains exchanged"
+EXCHANGED, MIXED = "domains exchanged", "mixed samples of the same size"
 
 
 @final
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class DomainSeparationReport(Report):
     """Vectors at the last scored position of each sequence, by the group that the sequence belongs to; per layer.
 
     `silhouette` (−1 to 1) of the groups as clusters; `angle_degrees` (0 to 90) is the mean principal angle between the
     leading planes of two groups, over all pairs. `pc12_share` is the share of a group's variance in its own leading
-    plane, and its null that of mixed samples of the same size. Its interval is of the share less its jackknife bias;
-    there is none where PC1 is not told apart from the next component. `pc12_gain` is the difference, and its range that
-    of the group against single mixed samples: it excludes 0 where a permutation test of size 5 % rejects.
+    plane, compared with mixed samples of the same size. Its interval is of the share less its jackknife bias; there is
+    none where PC1 is not told apart from the next component. `pc12_gain` is the difference, and its range that of the
+    group against single mixed samples: it excludes 0 where a permutation test of size 5 % rejects.
 
-    `*_null` is the mean over random exchanges of the groups; `silhouette_most` and `angle_most` are the 97.5th
-    percentile of those. `*_initialisation` is the untrained architecture. `standardised`: every coordinate had variance
-    1 within each sample whose plane is sought, as in Paper III.
+    Baselines are random exchanges of the groups, with the range from the 2.5th to the 97.5th percentile, and untrained
+    networks. `standardized`: every coordinate had variance 1 within each sample whose plane is sought, as in Paper III.
     """
 
     name: ClassVar[str] = "domain_separation"
@@ -66,74 +68,53 @@ class DomainSeparationReport(Report):
         "Each prompt leaves one vector, at its last token. If prompts of a domain lie together, and apart from those "
         "of other domains, the silhouette is above zero; if they vary along directions of their own, the angle between "
         "the planes in which they vary most is large. The share of variance in the leading plane says how flat a "
-        "domain's cloud is; the claim is that one domain is flatter than a mixture. Compare with the grey lines: the "
-        "same prompts with domains exchanged at random, and the network before training. In many dimensions two planes "
+        "domain's cloud is; the claim is that one domain is flatter than a mixture. Compare with the gray lines: the "
+        "same prompts with domains exchanged at random, and untrained networks. In many dimensions two planes "
         "fitted to different handfuls of points are always nearly orthogonal: a large angle alone proves nothing."
     )
 
-    silhouette: Float[np.ndarray, " layer"]
-    silhouette_lo: Float[np.ndarray, " layer"]
-    silhouette_hi: Float[np.ndarray, " layer"]
-    silhouette_null: Float[np.ndarray, " layer"]
-    silhouette_most: Float[np.ndarray, " layer"]
-    silhouette_initialisation: Float[np.ndarray, " layer"]
-    angle_degrees: Float[np.ndarray, " layer"]
-    angle_degrees_null: Float[np.ndarray, " layer"]
-    angle_most: Float[np.ndarray, " layer"]
-    angle_degrees_initialisation: Float[np.ndarray, " layer"]
-    pc12_share: Float[np.ndarray, "layer group"]
-    pc12_share_lo: Float[np.ndarray, "layer group"]
-    pc12_share_hi: Float[np.ndarray, "layer group"]
-    pc12_share_null: Float[np.ndarray, "layer group"]
-    pc12_share_initialisation: Float[np.ndarray, "layer group"]
-    pc12_gain: Float[np.ndarray, "layer group"]
-    pc12_gain_lo: Float[np.ndarray, "layer group"]
-    pc12_gain_hi: Float[np.ndarray, "layer group"]
-    pc12_gain_initialisation: Float[np.ndarray, "layer group"]
+    silhouette: Annotated[Estimate, Quantity("layer", better="higher", label="silhouette of the domains")]
+    angle_degrees: Annotated[
+        Estimate, Quantity("layer", unit="°", better="higher", label="angle between the domains' planes")
+    ]
+    pc12_share: Annotated[Estimate, Quantity("layer group", better="higher", label="PC1 + PC2 share")]
+    pc12_gain: Annotated[
+        Estimate, Quantity("layer group", better="higher", label="PC1 + PC2 share minus that of mixed samples")
+    ]
     groups: tuple[str, ...]
     site: str
-    standardised: bool
-    intervals: Mapping[str, tuple[float, float]]
-    nulls: Mapping[str, float]
+    standardized: bool
     n: int
 
     def headlines(self) -> Sequence[Headline]:
         where = f"{self.site}, last layer"
         flat = [
-            self.entry(
-                "pc12_share", (-1, i), f"PC1 + PC2 share of {name}, {where}", null_label="mixed, as many prompts"
-            )
+            headline_of(self, "pc12_share", (-1, i), f"PC1 + PC2 share of {name}, {where}")
             for i, name in enumerate(self.groups)
         ]
         return (
-            self.entry("silhouette", (-1,), f"silhouette of the domains, {where}", null_label=_EXCHANGED),
-            self.entry(
-                "angle_degrees", (-1,), f"angle between the domains' planes, {where}", unit="°", null_label=_EXCHANGED
-            ),
+            headline_of(self, "silhouette", (-1,), f"silhouette of the domains, {where}"),
+            headline_of(self, "angle_degrees", (-1,), f"angle between the domains' planes, {where}"),
             *flat,
         )
 
-    def figure(self) -> "Figure":
+    def plot(self) -> "Figure":
         from bayesgeom.charts.heads import add_profile
         from bayesgeom.results.theme import SERIES, label_axes, panels, with_room_for_legend
 
-        figure = panels(self.title, _PANELS)
-        levels = {_EXCHANGED: self.silhouette_null, "initialisation": self.silhouette_initialisation}
-        band = (self.silhouette_lo, self.silhouette_hi)
-        add_profile(figure, (1, 1), self.silhouette, name="silhouette", band=band, nulls=levels)
+        figure, own = panels(self.title, _PANELS), self.silhouette
+        add_profile(figure, (1, 1), own.value, name="silhouette", band=own.ends, nulls=_levels(own))
         label_axes(figure, (1, 1), "layer", "silhouette (−1 to 1)")
-        levels = {_EXCHANGED: self.angle_degrees_null, "initialisation": self.angle_degrees_initialisation}
-        add_profile(figure, (1, 2), self.angle_degrees, name="angle", nulls=levels, color=SERIES[1])
+        levels = _levels(self.angle_degrees)
+        add_profile(figure, (1, 2), self.angle_degrees.value, name="angle", nulls=levels, color=SERIES[1])
         label_axes(figure, (1, 2), "layer", "mean principal angle (degrees)")
-        levels = {"mixed, as many prompts": self.pc12_share_null.mean(axis=1)}
+        mixed = {MIXED: self.pc12_share.baseline(MIXED).value.mean(axis=1)}
         for i, name in enumerate(self.groups):
-            shown = levels if i == 0 else None
-            add_profile(figure, (2, 1), self.pc12_share[:, i], name=name, nulls=shown, color=SERIES[i % len(SERIES)])
+            color, share, gain = SERIES[i % len(SERIES)], self.pc12_share[:, i], self.pc12_gain[:, i]
+            add_profile(figure, (2, 1), share.value, name=name, nulls=None if i else mixed, color=color)
+            fresh = {f"{level}, {name}": values for level, values in _levels(gain).items() if level == UNTRAINED}
+            add_profile(figure, (2, 2), gain.value, name=name, band=gain.ends, nulls=fresh, color=color)
         label_axes(figure, (2, 1), "layer", "share of variance in two dimensions")
-        for i, name in enumerate(self.groups):
-            color, band = SERIES[i % len(SERIES)], (self.pc12_gain_lo[:, i], self.pc12_gain_hi[:, i])
-            untrained = {f"initialisation, {name}": self.pc12_gain_initialisation[:, i]}
-            add_profile(figure, (2, 2), self.pc12_gain[:, i], name=name, band=band, nulls=untrained, color=color)
         label_axes(figure, (2, 2), "layer", "gain in that share")
         return with_room_for_legend(figure)
 
@@ -143,12 +124,12 @@ class DomainSeparationReport(Report):
 class DomainSeparation(Probe[DomainSeparationReport]):
     """Value vectors where they are recorded, else the residual stream; the last scored position of each sequence.
 
-    `standardised` gives every coordinate of a sample variance 1 before its plane is sought.
+    `standardized` gives every coordinate of a sample variance 1 before its plane is sought.
     """
 
     name: ClassVar[str] = "domain_separation"
     needs: ClassVar[Needs] = Needs(sites=(RESID_POST,), optional=(V,), groups=True)
-    standardised: bool = False
+    standardized: bool = False
 
     def measure(self, run: Run, initialised: Sequence[DomainSeparationReport] = ()) -> DomainSeparationReport:
         assert run.trials.groups is not None, "`needs.groups` was checked"
@@ -156,21 +137,43 @@ class DomainSeparation(Probe[DomainSeparationReport]):
         site = V if V in run.recorded else RESID_POST
         generator = torch.Generator().manual_seed(run.seed)
         exchanged = torch.stack([labels[torch.randperm(len(labels), generator=generator)] for _ in range(SHUFFLES)])
-        how = _How(standardised=self.standardised, seed=run.seed)
+        how = _How(standardized=self.standardized, seed=run.seed)
         layers = [
             _separation(_points(run, layer), torch.cat([labels[None], exchanged]), n_groups, how)
             for layer in range(run.spec.n_layers)
         ]
-        lo, hi = mean_interval(np.stack([layer.pop("per_sequence") for layer in layers], axis=1), seed=run.seed)
-        arrays = {name: np.stack([layer[name] for layer in layers]) for name in layers[0]}
-        fresh: dict[str, Any] = {
-            f"{name}_initialisation": mean_over_copies([vars(copy)[name] for copy in initialised], like=arrays[name])
-            for name in ("silhouette", "angle_degrees", "pc12_share", "pc12_gain")
-        }
+        silhouettes, angles, shares = (
+            np.stack(part) for part in zip(*((own.silhouettes, own.angles, own.shares) for own in layers), strict=True)
+        )
+        n, mixed = len(labels), shares[:, 1:].mean(axis=1)
+        low, high = mean_interval(np.stack([own.per_sequence for own in layers], axis=1), seed=run.seed)
+        share_low, share_high = np.stack([own.share_ends for own in layers], axis=1)
+        gain_low, gain_high = np.stack([own.gain_ends for own in layers], axis=1)
+        silhouette_levels = (
+            _of_exchanges(EXCHANGED, silhouettes),
+            *untrained([copy.silhouette.value for copy in initialised]),
+        )
+        angle_levels = (
+            _of_exchanges(EXCHANGED, angles),
+            *untrained([copy.angle_degrees.value for copy in initialised]),
+        )
+        share_levels = (_of_exchanges(MIXED, shares), *untrained([copy.pc12_share.value for copy in initialised]))
+        gain_levels = (
+            Baseline.of("permutation", MIXED, 0.0),
+            *untrained([copy.pc12_gain.value for copy in initialised]),
+        )
         return DomainSeparationReport(
-            **arrays, **fresh, silhouette_lo=lo, silhouette_hi=hi, groups=run.trials.group_names, site=site.name,
-            standardised=self.standardised, intervals={}, nulls={}, n=len(labels),
-        )  # fmt: skip
+            silhouette=Estimate.of(silhouettes[:, 0], (low, high), n=n, baselines=silhouette_levels),
+            angle_degrees=Estimate.of(angles[:, 0], n=n, baselines=angle_levels),
+            pc12_share=Estimate.of(shares[:, 0], (share_low, share_high), n=n, baselines=share_levels),
+            pc12_gain=Estimate.of(
+                shares[:, 0] - mixed, (gain_low, gain_high), resampled="mixed samples", baselines=gain_levels
+            ),
+            groups=run.trials.group_names,
+            site=site.name,
+            standardized=self.standardized,
+            n=n,
+        )
 
     def controls(self) -> Iterator[Control[DomainSeparationReport]]:
         rng = np.random.default_rng(0)
@@ -204,40 +207,52 @@ def _points(run: Run, layer: int) -> Float64[Tensor, "point d"]:
 class _How:
     """What is done to a sample before its plane is sought, and what resampling starts from."""
 
-    standardised: bool
+    standardized: bool
     seed: int
 
     def prepared(self, members: Float64[Tensor, "point d"]) -> Float64[Tensor, "point d"]:
-        return standardised(members) if self.standardised else members - members.mean(dim=0)
+        return standardised(members) if self.standardized else members - members.mean(dim=0)
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class _Separation:
+    """One layer; the first labeling is the true one, the others exchange domains."""
+
+    per_sequence: Float64[np.ndarray, " sequence"]
+    silhouettes: Float64[np.ndarray, " labeling"]
+    angles: Float64[np.ndarray, " labeling"]
+    shares: Float64[np.ndarray, "labeling group"]
+    share_ends: Float64[np.ndarray, "2 group"]
+    gain_ends: Float64[np.ndarray, "2 group"]
 
 
 def _separation(
-    points: Float64[Tensor, "point d"], labels: Int64[Tensor, "draw point"], n_groups: int, how: _How
-) -> dict[str, Any]:
-    """All of the report for one layer; the first labelling is the true one."""
+    points: Float64[Tensor, "point d"], labels: Int64[Tensor, "labeling point"], n_groups: int, how: _How
+) -> _Separation:
     distances = torch.cdist(points, points).expand(len(labels), -1, -1)
     silhouettes = point_silhouettes(distances, labels, n_groups)
     found = [_planes(points, drawn, n_groups, how) for drawn in labels]
     angles, shares = (np.stack(part) for part in zip(*found, strict=True))
-    means = silhouettes.mean(dim=1).numpy()
-    lo, hi = np.array([_share_ends(points[labels[0] == group], how) for group in range(n_groups)]).T
-    gain_lo, gain_hi = percentile_interval(shares[0] - shares[1:])
-    return {
-        "per_sequence": silhouettes[0].numpy(),
-        "silhouette": means[0],
-        "silhouette_null": means[1:].mean(),
-        "silhouette_most": np.quantile(means[1:], 0.975),
-        "angle_degrees": angles[0],
-        "angle_degrees_null": angles[1:].mean(),
-        "angle_most": np.quantile(angles[1:], 0.975),
-        "pc12_share": shares[0],
-        "pc12_share_lo": lo,
-        "pc12_share_hi": hi,
-        "pc12_share_null": shares[1:].mean(axis=0),
-        "pc12_gain": shares[0] - shares[1:].mean(axis=0),
-        "pc12_gain_lo": gain_lo,
-        "pc12_gain_hi": gain_hi,
-    }
+    return _Separation(
+        per_sequence=silhouettes[0].numpy(),
+        silhouettes=silhouettes.mean(dim=1).numpy(),
+        angles=angles,
+        shares=shares,
+        share_ends=np.array([_share_ends(points[labels[0] == group], how) for group in range(n_groups)]).T,
+        gain_ends=np.stack(percentile_interval(shares[0] - shares[1:])),
+    )
+
+
+def _of_exchanges(name: str, found: Float64[np.ndarray, "layer labeling *rest"]) -> Baseline:
+    """Return the mean over exchanged labelings, with the 2.5th and 97.5th percentile; the true one comes first."""
+    drawn = found[:, 1:]
+    low, high = np.quantile(drawn, (0.025, 0.975), axis=1)
+    return Baseline.of("permutation", name, drawn.mean(axis=1), low=low, high=high)
+
+
+def _levels(own: Estimate) -> dict[str, Float64[np.ndarray, " layer"]]:
+    return {level.name: level.value for level in own.baselines}
 
 
 def _planes(
@@ -278,15 +293,20 @@ def _planted_groups(labels: Int64[np.ndarray, " sequence"], rng: np.random.Gener
 
 
 def _finds_clusters(report: DomainSeparationReport) -> bool:
-    noise, clusters = report.silhouette
-    return bool(abs(noise - report.silhouette_null[0]) < 0.05 and clusters > 0.5 > report.silhouette_most[1])
+    noise, clusters = report.silhouette.value
+    chance = report.silhouette.baseline(EXCHANGED)
+    return bool(
+        chance.high is not None and abs(noise - chance.value[0]) < 0.05 and clusters > 0.5 > float(chance.high[1])
+    )
 
 
 def _finds_planes(report: DomainSeparationReport) -> bool:
+    exchanged = report.angle_degrees.baseline(EXCHANGED)
     return bool(
         report.site == "v"
-        and report.silhouette[0] < 0.2
-        and report.angle_degrees[0] > 80 > report.angle_most[0]
-        and (report.pc12_share > 0.99).all()
-        and (report.pc12_share_null < 0.9).all()
+        and report.silhouette.value[0] < 0.2
+        and exchanged.high is not None
+        and report.angle_degrees.value[0] > 80 > exchanged.high[0]
+        and (report.pc12_share.value > 0.99).all()
+        and (report.pc12_share.baseline(MIXED).value < 0.9).all()
     )

@@ -9,18 +9,26 @@ References: Agarwal, Dalal & Misra 2025, arXiv:2512.22471 (orthogonal keys); the
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, final
+from typing import ClassVar, final
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from bayesgeom.core.run import Run
 from bayesgeom.core.sites import K_ROT, TOKEN_INPUTS, TOKEN_KEYS, W_K_GRAM, K
-from bayesgeom.probes.base import Control, Needs, Probe, mean_over_copies, planted_run, planted_trials
-from bayesgeom.probes.key_report import COLUMNS, LEVELS, WEIGHTS, KeyOverlapReport
-from bayesgeom.stats.bootstrap import jackknife_weights, percentile_interval, statistic_interval
+from bayesgeom.probes.base import Control, Needs, Probe, known, planted_run, planted_trials
+from bayesgeom.probes.key_report import COLUMNS, LEVELS, RANDOM_DIRECTIONS, RANDOM_W_K, WEIGHTS, KeyOverlapReport
+from bayesgeom.results.estimate import Baseline, Estimate
+from bayesgeom.results.estimators import UNTRAINED
+from bayesgeom.stats.bootstrap import (
+    jackknife_bias,
+    jackknife_weights,
+    percentile_interval,
+    random_halves,
+    statistic_interval,
+)
 from bayesgeom.stats.cosine import (
     coordinates_of,
     cross_fitted_overlap,
@@ -29,13 +37,12 @@ from bayesgeom.stats.cosine import (
     overlaps,
     projected_overlaps,
     random_overlaps,
-    verdicts,
     welch_bound,
 )
 from bayesgeom.stats.tokens import in_parts, occurrences, token_means
 
 MAX_SEQUENCES, N_PROJECTIONS = 256, 40
-N_SPLITS, MIN_SPLIT = 8, 4  # halves of the sequences for cross-fitting, and the fewest sequences to split
+N_SPLITS = 8  # into halves of the sequences, for cross-fitting
 MAX_RANDOM = 2**26  # numbers drawn for the level of random directions
 ROUNDING = 1e-6  # overlaps that leaving out any one sequence changes by less are the same in all of them
 _ORDER = {"inputs": 0, "hypotheses": 1}
@@ -50,42 +57,50 @@ class KeyOverlap(Probe[KeyOverlapReport]):
     needs: ClassVar[Needs] = Needs(sites=(K,), optional=(K_ROT, TOKEN_KEYS, TOKEN_INPUTS, W_K_GRAM))
 
     def measure(self, run: Run, initialised: Sequence[KeyOverlapReport] = ()) -> KeyOverlapReport:
-        views = _views(run, jackknife_weights(min(run.n_recorded, MAX_SEQUENCES)))
+        n = min(run.n_recorded, MAX_SEQUENCES)
+        views = _views(run, jackknife_weights(n))
         sizes = [(v.vectors.shape[2], v.width or v.vectors.shape[3]) for v in views]
         statistics = [frame_statistics(view.vectors.double()) for view in views]
-        values: dict[str, Any] = {n: np.stack([found[n].cpu().numpy() for found in statistics]) for n in statistics[0]}
-        chances = [frame_chances(*size) for size in sizes]
-        nulls: dict[str, Any] = {n: np.array([chance[n] for chance in chances]) for n in chances[0]}
         rows = np.stack([view.rows for view in views], axis=2)
-        found = np.stack([values["overlap"], values["overlap_centred"]])
-        bounds, of_mean = _bounds(rows, run.seed), _bounds(rows.mean(axis=-1), run.seed)
         levels = np.stack([_levels(view, size, initialised, run.seed) for view, size in zip(views, sizes, strict=True)])
-        crossfit = np.stack([view.crossfit for view in views])
-        is_exact = np.array([view.is_exact for view in views])
-        signs = _signs(found, bounds, is_exact, crossfit, levels)
-        arrays: dict[str, Any] = {}
-        for i, (metric, chance) in enumerate((("overlap", "chance"), ("overlap_centred", "centred_chance"))):
-            arrays |= {f"{metric}_lo": bounds[0][i], f"{metric}_hi": bounds[1][i]}
-            arrays |= {f"{metric}_mean": found[i].mean(axis=-1), f"{metric}_mean_null": _first_known(levels[:, i, 0])}
-            arrays |= {f"{metric}_mean_lo": of_mean[0][i], f"{metric}_mean_hi": of_mean[1][i]}
-            arrays |= {f"{metric}_initialisation": _untrained(metric, views, initialised)}
-            arrays |= dict(zip((chance, f"{chance}_lo", f"{chance}_hi"), levels[:, i].swapaxes(0, 1), strict=True))
+
+        def values(name: str) -> Float[np.ndarray, "view layer kv_head"]:
+            return np.stack([found[name].cpu().numpy() for found in statistics])
+
+        def alone(name: str, *, has_chance: bool = True) -> Estimate:
+            chance = np.array([frame_chances(*size)[name] for size in sizes]) if has_chance else np.full(1, np.nan)
+            return Estimate.of(
+                values(name), baselines=known(Baseline.of("chance", RANDOM_DIRECTIONS, chance[:, None, None])), n=n
+            )
+
+        def with_levels(values: Float[np.ndarray, "view layer kv_head"], i: int) -> tuple[Estimate, Estimate]:
+            """Head by head, then the mean over heads; raw, or centered."""
+            untrained = _untrained(views, initialised)[i]
+            found = Estimate.of(
+                values, _bounds(rows[:, i], run.seed), n=n, baselines=_of_heads(levels[:, i], untrained)
+            )
+            mean = values.mean(axis=-1), _bounds(rows[:, i].mean(axis=-1), run.seed)
+            return found, Estimate.of(*mean, n=n, baselines=_of_means(levels[:, i]))
+
+        overlap, mean_overlap = with_levels(values("overlap"), 0)
+        centered_overlap, mean_centered_overlap = with_levels(values("overlap_centred"), 1)
         return KeyOverlapReport(
             views=tuple(view.name for view in views),
-            **values,
-            **{f"{name}_null": null for name, null in nulls.items()},
-            **arrays,
-            overlap_bias=_bias(rows[:, 0]),
-            overlap_crossfit=crossfit,
-            levels=LEVELS,
-            verdict=signs[0],
-            verdict_centred=signs[1],
+            overlap=overlap,
+            centered_overlap=centered_overlap,
+            mean_overlap=mean_overlap,
+            mean_centered_overlap=mean_centered_overlap,
+            largest_overlap=alone("overlap_max"),
+            largest_centered_overlap=alone("overlap_centred_max", has_chance=False),
+            signed_mean=alone("signed_mean"),
+            orthogonality=alone("orthogonality"),
+            dimension_utilization=alone("dimension_utilisation"),
+            cross_fitted_overlap=np.stack([view.crossfit for view in views]),
+            overlap_bias=jackknife_bias(rows[:, 0]),
             welch=np.array([welch_bound(*size) for size in sizes]),
             n_vectors=np.array([size[0] for size in sizes], dtype=np.int64),
             n_unseen=np.array([view.n_unseen for view in views], dtype=np.int64),
-            intervals={},
-            nulls={},
-            n=min(run.n_recorded, MAX_SEQUENCES),
+            n=n,
         )
 
     def controls(self) -> Iterator[Control[KeyOverlapReport]]:
@@ -106,16 +121,12 @@ def overlap_by_view(run: Run) -> dict[str, Float[np.ndarray, "layer kv_head"]]:
 @final
 @dataclass(frozen=True, kw_only=True)
 class _View:
-    """The vectors compared; overlap under each row of weights, raw and centered; what W_K was applied to; dimensions.
-
-    `is_exact`: the vectors are weights of the network, which are no sample of anything.
-    """
+    """The vectors compared; overlap under each row of weights, raw and centered; what W_K was applied to; width."""
 
     name: str
     vectors: Float[Tensor, "layer kv_head item d"]
     rows: Float[np.ndarray, "row 2 layer kv_head"]
     crossfit: Float[np.ndarray, "layer kv_head"]
-    is_exact: bool = False
     n_unseen: int = 0
     inputs: Float[Tensor, "known_layer named_item d_model"] | None = None  # of the first layers
     width: int | None = None  # where the vectors are given in coordinates of their span
@@ -137,7 +148,7 @@ def _views(run: Run, weights: Float[np.ndarray, "row batch"]) -> list[_View]:
             {
                 name: _View(
                     name=f"{name} / {WEIGHTS}", vectors=keys[:, :, at], rows=unknown, crossfit=unknown[0, 0],
-                    inputs=of[name], is_exact=True,
+                    inputs=of[name],
                 )
                 for name, at in members.items()
             }
@@ -145,9 +156,7 @@ def _views(run: Run, weights: Float[np.ndarray, "row batch"]) -> list[_View]:
     views = [by_set[name] for name in members for by_set in variants]
     if W_K_GRAM in run.recorded:
         columns, width = coordinates_of(run.at(W_K_GRAM)), run.spec.d_model
-        views.append(
-            _View(name=COLUMNS, vectors=columns, rows=unknown, crossfit=unknown[0, 0], is_exact=True, width=width)
-        )
+        views.append(_View(name=COLUMNS, vectors=columns, rows=unknown, crossfit=unknown[0, 0], width=width))
     nothing = torch.full((run.spec.n_layers, run.spec.n_kv_heads, 1, run.spec.d_head), torch.nan)
     return views or [_View(name="no tokens named", vectors=nothing, rows=unknown, crossfit=unknown[0, 0])]
 
@@ -163,7 +172,7 @@ def _from_activations(
     """Mean key of each token over the sequences; its overlap under each row of weights, and between halves of them."""
     n = weights.shape[1]
     shown = occurrences(run.trials.tokens[:n], run.trials.token_ids())
-    halves = _halves(n, run.seed)
+    halves = random_halves(n, N_SPLITS, seed=run.seed)
     kept = {name: at[shown.any(dim=2).any(dim=0)[at]] for name, at in members.items()}
     vectors, rows, between = ({name: list[Tensor]() for name in members} for _ in range(3))
     for layer in keys[:, :n]:
@@ -189,15 +198,6 @@ def _from_activations(
     }
 
 
-def _halves(n: int, seed: int) -> Float[np.ndarray, "2 split batch"]:
-    """Weights of random halves of the sequences; NaN where there are too few to split."""
-    if n < MIN_SPLIT:
-        return np.full((2, 1, n), np.nan)
-    order = np.random.default_rng(seed).random((N_SPLITS, n)).argsort(axis=1)
-    first = (order < n // 2).astype(float)
-    return np.stack([half / half.sum(axis=1, keepdims=True) for half in (first, 1 - first)])
-
-
 def _bounds(
     rows: Float[np.ndarray, "row *rest"], seed: int
 ) -> tuple[Float[np.ndarray, "*rest"], Float[np.ndarray, "*rest"]]:
@@ -205,12 +205,6 @@ def _bounds(
     lo, hi = statistic_interval(rows, seed=seed, scale="share")
     is_same = (np.abs(rows - rows[0]).max(axis=0) < ROUNDING) & (len(rows) > 2)
     return np.where(is_same, rows[0], lo), np.where(is_same, rows[0], hi)
-
-
-def _bias(rows: Float[np.ndarray, "row *rest"]) -> Float[np.ndarray, "*rest"]:
-    """The jackknife estimate of bias; NaN for a single sequence."""
-    n = len(rows) - 1
-    return np.asarray((n - 1 if n > 1 else np.nan) * (rows[1:].mean(axis=0) - rows[0]))
 
 
 def _levels(
@@ -225,49 +219,48 @@ def _levels(
         d = view.vectors.shape[-1]
         drawn = projected_overlaps(view.inputs, d, n=N_PROJECTIONS, seed=seed).double().cpu().numpy()
         projected = np.pad(drawn, ((0, 0), (0, 0), (0, n_layers - drawn.shape[2])), constant_values=np.nan)
-    found = [(vars(c)["overlap"], vars(c)["overlap_centred"], c.views) for c in copies if view.name in c.views]
-    heads = [np.stack([raw[v.index(view.name)], centred[v.index(view.name)]]) for raw, centred, v in found]
+    heads = [_of_view(copy, view.name) for copy in copies if view.name in copy.views]
     untrained = np.concatenate(heads, axis=2) if heads else np.full((2, n_layers, 1), np.nan)
     ranges = [np.stack([level.mean(axis=0), *percentile_interval(level)]) for level in (projected, directions)]
     ranges.append(np.stack([untrained.mean(axis=2), untrained.min(axis=2), untrained.max(axis=2)]))
     return np.stack(ranges).transpose(2, 1, 0, 3)
 
 
-def _signs(
-    found: Float[np.ndarray, "2 view layer kv_head"],
-    bounds: tuple[Float[np.ndarray, "2 view layer kv_head"], Float[np.ndarray, "2 view layer kv_head"]],
-    is_exact: Bool[np.ndarray, " view"],
-    crossfit: Float[np.ndarray, "view layer kv_head"],
-    levels: Float[np.ndarray, "view 2 3 level layer"],
-) -> list[Float[np.ndarray, "view level layer kv_head"]]:
-    """Verdicts, raw and centered; NaN, which is undecided, where there is no interval and the vectors are a sample.
-
-    Weights are exact and need none. Noise in mean keys must not make an overlap "below".
-    """
-    signs = []
-    for i, (values, lo, hi) in enumerate(zip(found, *bounds, strict=True)):
-        low, high = (np.where(is_exact[:, None, None], values, end) for end in (lo, hi))
-        high = np.where(np.isnan(high) | (i > 0), high, np.fmax(high, crossfit))
-        level_lo, level_hi = levels[:, i, 1][..., None], levels[:, i, 2][..., None]
-        signs.append(verdicts(*np.broadcast_arrays(low[:, None], high[:, None], level_lo, level_hi)))
-    return signs
+def _of_view(report: KeyOverlapReport, view: str) -> Float[np.ndarray, "2 layer kv_head"]:
+    """Overlap of one view, raw and centered."""
+    at = report.views.index(view)
+    return np.stack([report.overlap.value[at], report.centered_overlap.value[at]])
 
 
-def _first_known(levels: Float[np.ndarray, "view level layer"]) -> Float[np.ndarray, "view layer"]:
-    """The first level that is known, view by view and layer by layer."""
-    first = np.isnan(levels).argmin(axis=1)[:, None]
-    return np.take_along_axis(levels, first, axis=1)[:, 0]
-
-
-def _untrained(
-    metric: str, views: Sequence[_View], copies: Sequence[KeyOverlapReport]
-) -> Float[np.ndarray, "view layer kv_head"]:
-    """Mean over the untrained copies, view by view; NaN where there are none."""
+def _untrained(views: Sequence[_View], copies: Sequence[KeyOverlapReport]) -> Float[np.ndarray, "2 view layer kv_head"]:
+    """Mean over untrained networks, raw and centered, view by view; NaN where there are none."""
     means = []
     for view in views:
-        found = [vars(copy)[metric][copy.views.index(view.name)] for copy in copies if view.name in copy.views]
-        means.append(mean_over_copies(found, like=np.empty(view.vectors.shape[:2])))
-    return np.stack(means)
+        found = [_of_view(copy, view.name) for copy in copies if view.name in copy.views]
+        means.append(np.mean(found, axis=0) if found else np.full((2, *view.vectors.shape[:2]), np.nan))
+    return np.stack(means, axis=1)
+
+
+def _of_heads(
+    levels: Float[np.ndarray, "view 3 level layer"], untrained: Float[np.ndarray, "view layer kv_head"]
+) -> tuple[Baseline, ...]:
+    """The levels of a head, with the range of a single head."""
+    projected, directions, trained_not = (levels[:, :, i, :, None] for i in range(len(LEVELS)))
+    return known(
+        Baseline.of("chance", RANDOM_W_K, projected[:, 0], low=projected[:, 1], high=projected[:, 2]),
+        Baseline.of("chance", RANDOM_DIRECTIONS, directions[:, 0], low=directions[:, 1], high=directions[:, 2]),
+        Baseline.of("baseline", UNTRAINED, untrained, low=trained_not[:, 1], high=trained_not[:, 2]),
+    )
+
+
+def _of_means(levels: Float[np.ndarray, "view 3 level layer"]) -> tuple[Baseline, ...]:
+    """The levels of a mean over heads; the ranges are those of one head and do not apply."""
+    projected, directions, untrained = (levels[:, 0, i] for i in range(len(LEVELS)))
+    return known(
+        Baseline.of("chance", RANDOM_W_K, projected),
+        Baseline.of("chance", RANDOM_DIRECTIONS, directions),
+        Baseline.of("baseline", UNTRAINED, untrained),
+    )
 
 
 def _planted(frames: Float[Tensor, "layer item d"]) -> Run:
@@ -278,14 +271,14 @@ def _planted(frames: Float[Tensor, "layer item d"]) -> Run:
 
 
 def _tells_frames_apart(report: KeyOverlapReport) -> bool:
-    basis, line, offset = report.overlap[0, :, 0]
-    simplex = report.overlap_centred[0, [0, 2], 0]
+    basis, line, offset = report.overlap.value[0, :, 0]
+    simplex = report.centered_overlap.value[0, [0, 2], 0]
     return bool(basis < 1e-6 and line > 1 - 1e-6 and offset > 0.9 and np.allclose(simplex, 1 / 4, atol=1e-5))
 
 
 def _is_at_chance(report: KeyOverlapReport) -> bool:
-    pairs = [(vars(report)[m], vars(report)[f"{m}_null"]) for m in ("overlap", "overlap_centred", "orthogonality")]
-    return all(np.allclose(found, null, atol=0.02) for found, null in pairs)
+    found = (report.overlap, report.centered_overlap, report.orthogonality)
+    return all(np.allclose(own.value, own.baseline(RANDOM_DIRECTIONS).value, atol=0.02) for own in found)
 
 
 def _noisy() -> Run:
@@ -299,4 +292,4 @@ def _noisy() -> Run:
 
 
 def _sees_through_noise(report: KeyOverlapReport) -> bool:
-    return bool(report.overlap[0, 0, 0] < 0.92 < 0.97 < report.overlap_crossfit[0, 0, 0])
+    return bool(report.overlap.value[0, 0, 0] < 0.92 < 0.97 < report.cross_fitted_overlap[0, 0, 0])

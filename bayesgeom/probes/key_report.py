@@ -1,37 +1,42 @@
 """The report of key overlap: |cosine| between the keys of a token set, by layer and key head."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, ClassVar, final
+from typing import TYPE_CHECKING, Annotated, ClassVar, final
 
 import numpy as np
 from jaxtyping import Float, Int
 
-from bayesgeom.results.report import Headline, Report
+from bayesgeom.results.estimate import Estimate, Quantity
+from bayesgeom.results.estimators import UNTRAINED
+from bayesgeom.results.headline import Headline
+from bayesgeom.results.report import Report, headline_of
+from bayesgeom.stats.cosine import verdicts
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
-LEVELS = ("random W_K", "random directions", "untrained")
+RANDOM_W_K, RANDOM_DIRECTIONS = "random W_K", "random directions"
+LEVELS = (RANDOM_W_K, RANDOM_DIRECTIONS, UNTRAINED)
 WEIGHTS, COLUMNS = "weights", "columns"  # keys computed from the weights alone, by token set and over dimensions
 NO_SAMPLING = "the value is exact, since keys from the weights involve no sampling of sequences"
 _SAID = {-1.0: "below", 0.0: "at", 1.0: "above"}
 
 
 @final
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class KeyOverlapReport(Report):
     """|cosine| between distinct keys (0 orthogonal, 1 parallel), by view: a token set and where its keys were read.
 
-    - `chance`, `chance_lo`, `chance_hi`: expectation and 95 % range of each of `levels` for a single head: the same
-      embeddings through random W_K, as many random directions, and the heads of untrained networks (least and most).
-      `centred_chance`: the same with the mean key removed.
-    - `verdict`, `verdict_centred`: −1 below, 0 at, 1 above that level, by `geometry.cosine.verdicts`; NaN where the
-      level is not known, or the overlap has no interval and is not that of weights, which are exact.
-    - `overlap_mean`, `overlap_centred_mean`: mean over heads; `…_null` is the first known level.
-    - `overlap_crossfit`: the overlap from two halves of the sequences, free of the noise in mean keys, which turns keys
-      apart. Keys of activations are means over `n` sequences: `overlap_bias` is about how far that number alone moves
-      the overlap. "Below" is said only where the cross-fitted overlap lies below too.
+    - `overlap` has up to three levels to compare with: the same embeddings through random W_K, as many random
+      directions, and untrained networks. `low` and `high` of a level are the 95 % range of a single head; of untrained
+      networks, the least and the most of all their heads. `centered_overlap` is the same with the mean key removed.
+    - `mean_overlap` and `mean_centered_overlap` are means over heads.
+    - `verdict` says which heads lie below, at and above a level, by `stats.cosine.verdicts`.
+    - `cross_fitted_overlap` is the overlap from two halves of the sequences. It is free of the noise in mean keys,
+      which turns keys apart. Keys of activations are means over `n` sequences: `overlap_bias` is about how far that
+      number alone moves the overlap. "Below" is said only where the cross-fitted overlap lies below too.
+    - With more vectors than dimensions, `largest_overlap` cannot be smaller than `welch`, the Welch bound.
     """
 
     name: ClassVar[str] = "key_overlap"
@@ -47,118 +52,109 @@ class KeyOverlapReport(Report):
     )
 
     views: tuple[str, ...]
-    overlap: Float[np.ndarray, "view layer kv_head"]
-    overlap_lo: Float[np.ndarray, "view layer kv_head"]
-    overlap_hi: Float[np.ndarray, "view layer kv_head"]
+    overlap: Annotated[Estimate, Quantity("view layer kv_head", better="lower", label="mean |cos| between keys")]
+    centered_overlap: Annotated[Estimate, Quantity("view layer kv_head", better="lower", label="mean |cos|, centered")]
+    mean_overlap: Annotated[Estimate, Quantity("view layer", better="lower", label="mean |cos|, mean over heads")]
+    mean_centered_overlap: Annotated[
+        Estimate, Quantity("view layer", better="lower", label="mean |cos|, centered, over heads")
+    ]
+    largest_overlap: Annotated[Estimate, Quantity("view layer kv_head", better="lower", label="largest |cos|")]
+    largest_centered_overlap: Annotated[
+        Estimate, Quantity("view layer kv_head", better="lower", label="largest |cos|, centered")
+    ]
+    signed_mean: Annotated[Estimate, Quantity("view layer kv_head", label="mean cosine between keys")]
+    orthogonality: Annotated[Estimate, Quantity("view layer kv_head", better="higher", label="1 − RMS cosine")]
+    dimension_utilization: Annotated[
+        Estimate, Quantity("view layer kv_head", better="higher", label="dimensions in use")
+    ]
+    cross_fitted_overlap: Float[np.ndarray, "view layer kv_head"]
     overlap_bias: Float[np.ndarray, "view layer kv_head"]
-    overlap_null: Float[np.ndarray, " view"]
-    overlap_max: Float[np.ndarray, "view layer kv_head"]
-    overlap_max_null: Float[np.ndarray, " view"]
-    overlap_centred: Float[np.ndarray, "view layer kv_head"]
-    overlap_centred_lo: Float[np.ndarray, "view layer kv_head"]
-    overlap_centred_hi: Float[np.ndarray, "view layer kv_head"]
-    overlap_centred_null: Float[np.ndarray, " view"]
-    overlap_centred_max: Float[np.ndarray, "view layer kv_head"]
-    signed_mean: Float[np.ndarray, "view layer kv_head"]
-    signed_mean_null: Float[np.ndarray, " view"]
-    orthogonality: Float[np.ndarray, "view layer kv_head"]
-    orthogonality_null: Float[np.ndarray, " view"]
-    dimension_utilisation: Float[np.ndarray, "view layer kv_head"]
-    dimension_utilisation_null: Float[np.ndarray, " view"]
-    overlap_crossfit: Float[np.ndarray, "view layer kv_head"]
-    overlap_mean: Float[np.ndarray, "view layer"]
-    overlap_mean_lo: Float[np.ndarray, "view layer"]
-    overlap_mean_hi: Float[np.ndarray, "view layer"]
-    overlap_mean_null: Float[np.ndarray, "view layer"]
-    overlap_centred_mean: Float[np.ndarray, "view layer"]
-    overlap_centred_mean_lo: Float[np.ndarray, "view layer"]
-    overlap_centred_mean_hi: Float[np.ndarray, "view layer"]
-    overlap_centred_mean_null: Float[np.ndarray, "view layer"]
-    levels: tuple[str, ...]
-    chance: Float[np.ndarray, "view level layer"]
-    chance_lo: Float[np.ndarray, "view level layer"]
-    chance_hi: Float[np.ndarray, "view level layer"]
-    centred_chance: Float[np.ndarray, "view level layer"]
-    centred_chance_lo: Float[np.ndarray, "view level layer"]
-    centred_chance_hi: Float[np.ndarray, "view level layer"]
-    verdict: Float[np.ndarray, "view level layer kv_head"]
-    verdict_centred: Float[np.ndarray, "view level layer kv_head"]
-    overlap_initialisation: Float[np.ndarray, "view layer kv_head"]
-    overlap_centred_initialisation: Float[np.ndarray, "view layer kv_head"]
     welch: Float[np.ndarray, " view"]
     n_vectors: Int[np.ndarray, " view"]
     n_unseen: Int[np.ndarray, " view"]
-    intervals: Mapping[str, tuple[float, float]]
-    nulls: Mapping[str, float]
     n: int
 
     def headlines(self) -> Sequence[Headline]:
         """Layer 0 of every view, raw, then with the mean key removed; the label says how many heads lie where."""
-        plain = [self._headline(view, "overlap_mean", self.verdict, self.chance, "") for view in range(len(self.views))]
-        centred = [
-            self._headline(
-                view, "overlap_centred_mean", self.verdict_centred, self.centred_chance, ", mean key removed"
-            )
-            for view in range(len(self.views))
-        ]
-        return (*plain, *centred)
+        views = range(len(self.views))
+        plain = [self._headline("mean_overlap", view, is_centered=False) for view in views]
+        centered = [self._headline("mean_centered_overlap", view, is_centered=True) for view in views]
+        return (*plain, *centered)
 
     def is_exact(self, view: int) -> bool:
         """Return whether the view's keys are computed from the weights, so that no interval over sequences exists."""
         return self.views[view] == COLUMNS or self.views[view].endswith(f" / {WEIGHTS}")
 
-    def said(self, view: int, layer: int = 0, *, is_centred: bool = False) -> str:
+    def level(self, name: str, *, is_centered: bool = False) -> Float[np.ndarray, "view layer kv_head"]:
+        """Return the expectation of a level by its name; NaN where the level is not known."""
+        return self._range(name, is_centered=is_centered)[0]
+
+    def verdict(self, name: str, *, is_centered: bool = False) -> Float[np.ndarray, "view layer kv_head"]:
+        """Compare every head with a level.
+
+        Args:
+            name: One of `LEVELS`.
+            is_centered: Whether the mean key is removed.
+
+        Returns:
+            −1 for heads whose interval lies below the range of the level, 1 above, 0 where they meet. NaN where the
+            level is not known, or the overlap has no interval and is not that of weights, which are exact. Noise in
+            mean keys must not make an overlap "below": the cross-fitted overlap has to lie below too.
+        """
+        own = self.centered_overlap if is_centered else self.overlap
+        is_exact = np.array([self.is_exact(view) for view in range(len(self.views))])[:, None, None]
+        low, high = (np.where(is_exact, own.value, end) for end in own.ends)
+        if not is_centered:
+            high = np.where(np.isnan(high), high, np.fmax(high, self.cross_fitted_overlap))
+        _, least, most = self._range(name, is_centered=is_centered)
+        return verdicts(low, high, least, most)
+
+    def said(self, view: int, layer: int = 0, *, is_centered: bool = False) -> str:
         """Verdicts of one view and layer in words: for each known level, how many heads are below, at or above it."""
-        if np.isfinite(self.overlap[view, layer]).all() and not self._has_ends(view, layer, is_centred=is_centred):
+        found = {name: self.verdict(name, is_centered=is_centered)[view, layer] for name in LEVELS}
+        is_known = {name: np.isfinite(self.level(name)[view, layer]).any() for name in LEVELS}
+        has_ends = any(np.isfinite(found[name]).any() for name in LEVELS if is_known[name])
+        if np.isfinite(self.overlap.value[view, layer]).all() and any(is_known.values()) and not has_ends:
             return f"undecided: too few of {self.n} sequences differ, or a few carry the overlap, for an interval"
-        found = (self.verdict_centred if is_centred else self.verdict)[view, :, layer]
         parts = []
-        for level, heads in zip(self.levels, found, strict=True):
+        for name, heads in found.items():
             counts = [f"{int((heads == sign).sum())} {word}" for sign, word in _SAID.items() if (heads == sign).any()]
             if counts:
-                parts.append(f"{', '.join(counts)} {level}")
+                parts.append(f"{', '.join(counts)} {name}")
         return "; ".join(parts) or "no level known"
 
-    def _has_ends(self, view: int, layer: int, *, is_centred: bool) -> bool:
-        """Whether a head has an interval, or needs none because its keys are weights."""
-        found = (self.verdict_centred if is_centred else self.verdict)[view, :, layer]
-        known = np.isfinite(self.chance[view, :, layer])
-        return bool(np.isfinite(found[known]).any()) or not known.any()
+    def _range(self, name: str, *, is_centered: bool) -> tuple[Float[np.ndarray, "view layer kv_head"], ...]:
+        """Expectation, least and most of a level."""
+        own = self.centered_overlap if is_centered else self.overlap
+        unknown = np.full(own.value.shape, np.nan)
+        found = next((level for level in own.baselines if level.name == name), None)
+        parts = (None, None, None) if found is None else (found.value, found.low, found.high)
+        return tuple(unknown if part is None else part for part in parts)
 
-    def _headline(
-        self,
-        view: int,
-        metric: str,
-        verdict: Float[np.ndarray, "view level layer kv_head"],
-        chance: Float[np.ndarray, "view level layer"],
-        suffix: str,
-    ) -> Headline:
-        said = self.said(view, is_centred=verdict is self.verdict_centred)
-        levels = [
-            f"{name} {value:.3f}" for name, value in zip(self.levels, chance[view, :, 0], strict=True) if value == value
-        ]
-        beside = f"first of: {', '.join(levels)}"
+    def _headline(self, metric: str, view: int, *, is_centered: bool) -> Headline:
+        suffix = ", mean key removed" if is_centered else ""
+        label = f"layer 0, {self.views[view]}{suffix}, heads: {self.said(view, is_centered=is_centered)}"
+        found = headline_of(self, metric, (view, 0), label)
         if self.welch[view] > 0:
-            beside += f"; Welch bound of the largest |cos| {self.welch[view]:.3f}: 0 is impossible"
-        label = f"layer 0, {self.views[view]}{suffix}, heads: {said}"
-        found = self.entry(metric, (view, 0), label, null_label=beside)
+            bound = f"Welch bound of the largest |cos| {self.welch[view]:.3f}: 0 is impossible"
+            found = replace(found, baseline_name=f"{found.baseline_name}; {bound}")
         return replace(found, no_interval=NO_SAMPLING) if found.no_interval and self.is_exact(view) else found
 
-    def figure(self) -> "Figure":
+    def plot(self) -> "Figure":
         from bayesgeom.charts.heads import add_heads, add_profile, with_null
         from bayesgeom.results.theme import SECOND, label_axes, panels, with_room_for_legend
 
-        titles = [with_null(v, p, "random W_K") for v, p in zip(self.views, self.chance[:, 0, 0], strict=True)]
-        titles = [with_null(t, null, "chance") for t, null in zip(titles, self.overlap_null, strict=True)]
+        projected, chance = (self.level(name)[:, 0, 0] for name in (RANDOM_W_K, RANDOM_DIRECTIONS))
+        titles = [with_null(v, p, RANDOM_W_K) for v, p in zip(self.views, projected, strict=True)]
+        titles = [with_null(t, level, "chance") for t, level in zip(titles, chance, strict=True)]
         figure = panels(self.title, (f"{self.views[0]}, mean over heads", *titles))
-        raw, without_mean = self.overlap_mean[0], self.overlap_centred_mean[0]
-        band = (self.overlap_mean_lo[0], self.overlap_mean_hi[0])
-        nulls = dict(zip(self.levels, self.chance[0], strict=True))
-        add_profile(figure, (1, 1), raw, name="mean |cosine|", band=band, nulls=nulls)
-        add_profile(figure, (1, 1), without_mean, name="mean key removed", color=SECOND)
+        raw, without_mean = self.mean_overlap[0], self.mean_centered_overlap[0]
+        levels = {level.name: level.value for level in raw.baselines}
+        add_profile(figure, (1, 1), raw.value, name="mean |cosine|", band=raw.ends, nulls=levels)
+        add_profile(figure, (1, 1), without_mean.value, name="mean key removed", color=SECOND)
         label_axes(figure, (1, 1), "layer", "mean |cosine| (1 is parallel)")
         figure.update_yaxes(range=[0, 1], row=1, col=1)
-        for i, (values, null) in enumerate(zip(self.overlap, self.overlap_null, strict=True), start=1):
+        for i, (values, level) in enumerate(zip(self.overlap.value, chance, strict=True), start=1):
             panel = (i // 2 + 1, i % 2 + 1)
-            add_heads(figure, panel, values, unit="|cosine|", null=float(null), limits=(0.0, 1.0), head="key head")
+            add_heads(figure, panel, values, unit="|cosine|", null=float(level), limits=(0.0, 1.0), head="key head")
         return with_room_for_legend(figure)

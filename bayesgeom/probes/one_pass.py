@@ -11,14 +11,16 @@ from bayesgeom.core.progress import bar
 from bayesgeom.core.run import Run
 from bayesgeom.core.sites import Site
 from bayesgeom.core.trials import Trials
-from bayesgeom.generalization.relabeling import RelabellingJob
-from bayesgeom.generalization.relabeling_report import RelabellingReport
+from bayesgeom.generalization.relabeling import RelabelingJob
+from bayesgeom.generalization.relabeling_report import RelabelingReport
 from bayesgeom.models.base import Model
 from bayesgeom.models.provenance import provenance
 from bayesgeom.models.resolve import ModelLike, TaskLike, as_model, task_of
 from bayesgeom.probes.base import Needs, Probe
 from bayesgeom.results.diagnosis import Diagnosis
 from bayesgeom.results.report import Report
+from bayesgeom.results.storage import parts_of
+from bayesgeom.results.tidy import records_of
 from bayesgeom.tasks.base import Branch, FiniteTask, WindTunnel, derived_seed
 
 N_RECORDED = 192  # sequences whose activations are kept: enough for every interval, and independent of n
@@ -44,7 +46,7 @@ def diagnose(
     `nulls` freshly initialised copies of the architecture get one pass each; where none can be built, as of a model
     that is partly on disk, `skipped` says so under "initialisation". A probe that this model cannot serve is in
     `skipped` with the reason, and one that this task says nothing about in `inapplicable`; asked for by name, either
-    raises. A name may carry an option: "value_manifold:standardised". With `ablations` the default battery is run too.
+    raises. A name may carry an option: "value_manifold:standardized". With `ablations` the default battery is run too.
     Where no probes are named, what `relabel` finds on 128 sequences is added, or why it was not asked.
     A text task is bound to the model's tokenizer; of a task with a fixed stock of sequences at most all are drawn.
 
@@ -83,7 +85,7 @@ def diagnose(
 
 
 def _further_passes(
-    model: Model, task: WindTunnel, run: Run, renaming: RelabellingJob | None, *, seed: int, ablations: bool
+    model: Model, task: WindTunnel, run: Run, renaming: RelabelingJob | None, *, seed: int, ablations: bool
 ) -> dict[str, Report]:
     """What takes passes of its own: a renaming of hypotheses, and ablations."""
     found = list[Report]()
@@ -138,7 +140,7 @@ class _Plan:
     sites: tuple[Site, ...]
     skipped: dict[str, str]
     inapplicable: dict[str, str]
-    renaming: RelabellingJob | None
+    renaming: RelabelingJob | None
 
 
 @final
@@ -189,9 +191,9 @@ def _plan(
         sites |= dict.fromkeys((*probe.needs.sites, *(site for site in probe.needs.optional if site in model.sites)))
     renaming = None
     try:
-        renaming = RelabellingJob.of(model, task, n=min(n, N_RENAMED), seed=seed) if probes is None else None
+        renaming = RelabelingJob.of(model, task, n=min(n, N_RENAMED), seed=seed) if probes is None else None
     except (InvalidArgument, TaskMismatch) as reason:
-        (inapplicable if isinstance(reason, TaskMismatch) else skipped)[RelabellingReport.name] = str(reason)
+        (inapplicable if isinstance(reason, TaskMismatch) else skipped)[RelabelingReport.name] = str(reason)
     # Calibration leads, as the question that the others explain.
     first = sorted(served, key=lambda name: (name != "calibration", list(served).index(name)))
     chosen = {name: served[name] for name in first}
@@ -255,7 +257,7 @@ def _usable(report: object) -> Report:
     """The report of a plug-in. **Raises** whatever its parts raise that tables and files are made from."""
     if not isinstance(report, Report):
         raise InvalidArgument(f"its measure must return a Report, got {type(report).__name__} {report!r:.40}")
-    report.headlines(), report.records(), report.scalars(), report.arrays()
+    report.headlines(), records_of(report), parts_of(report)[0], parts_of(report)[1]
     return report
 
 

@@ -1,16 +1,16 @@
-"""Pass thresholds: the marks that Paper III sets for language models, beside what chance gives at the same sizes.
+"""Pass thresholds: those that Paper III sets for language models, and what chance gives at the same sizes.
 
 A model passes where its last layer's values lie mostly along one or two directions, where the keys of at least half of
 its layers are nearly orthogonal, and where attention narrows from first to last layer. Whether that says anything
-depends on who else passes: Gaussian data of the same sizes, and the same network before training.
+depends on who else passes: Gaussian data of the same sizes, and untrained networks.
 
 References: Agarwal, Dalal & Misra 2025, Paper III of their trilogy, sections 4.2, 4.4 and 4.5.
 """
 
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, final
+from typing import TYPE_CHECKING, Annotated, ClassVar, final
 
 import numpy as np
 import torch
@@ -21,7 +21,11 @@ from bayesgeom.core.run import Run
 from bayesgeom.core.sites import PATTERN, W_K_GRAM, K, V
 from bayesgeom.probes.base import Control, Needs, Probe, planted_run, planted_trials
 from bayesgeom.results.cells import interval_cell
-from bayesgeom.results.report import Headline, Report, aligned
+from bayesgeom.results.estimate import Baseline, Estimate, Quantity
+from bayesgeom.results.estimators import UNTRAINED, untrained
+from bayesgeom.results.headline import Headline
+from bayesgeom.results.report import Report, headline_of
+from bayesgeom.results.tables import aligned
 from bayesgeom.stats.bootstrap import jackknife_weights, linearized_draws, percentile_interval, statistic_interval
 from bayesgeom.stats.chance import Chance, at_least, falls_by_more, gaussian_shares, overlap_below
 from bayesgeom.stats.cosine import coordinates_of, overlap, pairwise_cosine
@@ -35,116 +39,121 @@ if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
 SHARE, OVERLAP, LAYERS, REDUCTION = 0.3, 0.2, 0.5, 0.3  # what the paper asks for
-UNINFORMATIVE = 0.05  # a mark that chance passes more often than this tells nothing
+UNINFORMATIVE = 0.05  # a threshold that chance passes more often than this tells nothing
 MAX_SEQUENCES, GAUSSIAN_DRAWS, MIN_DRAWN = 256, 60, 9
 ABOVE_GAUSSIAN = 1.25  # a share of PC1 no larger than this, over that of Gaussian points, has no interval
-MARKS = (
+CHANCE = "random data of the same sizes"
+MEASURES = (
     "PC1 of values", "PC1 + PC2 of values", "layers with W_K columns apart", "layers with keys apart",
     "fall of attention entropy",
 )  # fmt: skip
-_COLUMNS, _KEYS, _OF_LAYERS = MARKS[2], MARKS[3], MARKS[2:4]
+_COLUMNS, _KEYS, _OF_LAYERS = MEASURES[2], MEASURES[3], MEASURES[2:4]
 _SCALES: tuple[Scale, ...] = ("share", "share", "plain", "plain", "plain")
 _THRESHOLDS = (SHARE, SHARE, LAYERS, LAYERS, REDUCTION)
 
 
 @final
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class PassThresholdsReport(Report):
-    """What the paper measures, its mark, and who passes; one entry a mark.
+    """What the paper measures, its threshold, and who passes; one entry per measure.
 
     - `PC1 of values`, `PC1 + PC2 of values`: share of the variance of the last layer's value vectors at the last
-      scored position, heads side by side, every coordinate standardised over the sequences. Passed above 0.3.
+      scored position, heads concatenated, every coordinate standardized over the sequences. Passed above 0.3.
     - `layers with W_K columns apart`, `layers with keys apart`: share of layers whose mean |cosine| lies below 0.2, of
       the columns of a head's W_K, or of the mean recorded keys of tokens; averaged over heads. Passed from 0.5 on.
     - `fall of attention entropy`: 1 − last / first layer's, of the last scored query, heads averaged. Passed above 0.3.
 
-    `measured_null` is the expectation of chance, `chance_passes` how often chance passes, `sizes` the sizes that it was
-    given; `copies_pass` is the share of untrained copies that pass. What was not recorded is NaN.
+    The chance level of `measured` is its expectation for random data of these `sizes`, which pass with probability
+    `chance_passes`; `untrained_passes` is the share of untrained networks that pass. What was not recorded is NaN.
     """
 
     name: ClassVar[str] = "pass_thresholds"
     title: ClassVar[str] = "Pass thresholds: does the model pass, and would chance?"
     about: ClassVar[str] = (
-        "The papers say that a language model has the geometry of Bayesian inference where it passes three marks: one "
-        "or two directions hold more than 30 % of the variance of its last values, the mean |cosine| of its keys is "
-        "below 0.20 in at least half of its layers, and attention entropy falls by more than 30 % from first to last "
-        "layer. A mark tells something only if data without structure fail it. Beside each stand Gaussian data of the "
-        "same number and width, and the same network before training. Random directions in more than sixteen "
-        "dimensions are below 0.20 by themselves, and few points are always flat. What passes on PC1 passes on both."
+        "The papers say that a language model has the geometry of Bayesian inference where it passes three thresholds: "
+        "one or two directions hold more than 30 % of the variance of its last values, the mean |cosine| of its keys "
+        "is below 0.20 in at least half of its layers, and attention entropy falls by more than 30 % from first to "
+        "last layer. A threshold tells something only if data without structure fail it. Each is compared with "
+        "Gaussian data of the same number and width, and with untrained networks. Random directions in more than "
+        "sixteen dimensions are below 0.20 by themselves, and few points are always flat. A model that passes on PC1 "
+        "passes on both."
     )
 
-    marks: tuple[str, ...]
-    measured: Float[np.ndarray, " mark"]
-    measured_lo: Float[np.ndarray, " mark"]
-    measured_hi: Float[np.ndarray, " mark"]
-    measured_null: Float[np.ndarray, " mark"]
-    threshold: Float[np.ndarray, " mark"]
-    chance_passes: Float[np.ndarray, " mark"]
-    initialisation: Float[np.ndarray, " mark"]
-    copies_pass: Float[np.ndarray, " mark"]
+    measures: tuple[str, ...]
+    measured: Annotated[Estimate, Quantity("measure", better="higher", label="measured")]
+    threshold: Float[np.ndarray, " measure"]
+    chance_passes: Float[np.ndarray, " measure"]
+    untrained_passes: Float[np.ndarray, " measure"]
     verdicts: tuple[str, ...]
     sizes: tuple[str, ...]
     column_overlap: Float[np.ndarray, " layer"]
     key_overlap: Float[np.ndarray, " layer"]
     final_entropy_bits: Float[np.ndarray, " layer"]
-    intervals: Mapping[str, tuple[float, float]]
-    nulls: Mapping[str, float]
     n: int
 
     def headlines(self) -> Sequence[Headline]:
         order = (1, 3, 4, 2, 0)  # one of each kind first
-        return [self.entry("measured", (i,), self._label(i), null_label=self._chance(i)) for i in order]
+        return [headline_of(self, "measured", (i,), self._label(i)) for i in order]
 
-    def figure(self) -> "Figure":
+    def plot(self) -> "Figure":
         from bayesgeom.charts.heads import add_profile
         from bayesgeom.charts.marks import Rows, add_marks
         from bayesgeom.results.theme import SECOND, label_axes, panels, with_room_for_legend
 
-        said = "; ".join(f"{mark}: {verdict}" for mark, verdict in zip(self.marks, self.verdicts, strict=True))
-        title = "<br>".join(textwrap.wrap(said, 110))
+        found = [f"{measure}: {verdict}" for measure, verdict in zip(self.measures, self.verdicts, strict=True)]
+        title = "<br>".join(textwrap.wrap("; ".join(found), 110))
         figure = panels(
             f"{self.title}<br><sub>{title}</sub>",
-            ("Measured, and its mark", "Mean |cosine| by layer", "Attention entropy by layer"),
+            ("Measured, and the published threshold", "Mean |cosine| by layer", "Attention entropy by layer"),
         )
+        low, high = self.measured.ends
         rows = Rows(
-            labels=self.marks, values=self.measured, lo=self.measured_lo, hi=self.measured_hi, marks=self.threshold,
-            nulls={"chance": self.measured_null, "initialisation": self.initialisation},
+            labels=self.measures, values=self.measured.value, lo=low, hi=high, marks=self.threshold,
+            nulls={own.name: own.value for own in self.measured.baselines}, mark="threshold",
         )  # fmt: skip
         add_marks(figure, (1, 1), rows, unit="measured (−1 to 1)", limits=(-1.0, 1.02))
         level = np.full_like(self.key_overlap, OVERLAP)
         add_profile(figure, (1, 2), self.key_overlap, name="keys")
         add_profile(figure, (1, 2), self.column_overlap, name="columns of W_K", color=SECOND)
-        add_profile(figure, (1, 2), level, name="mark", color="#1d1f23")
+        add_profile(figure, (1, 2), level, name="threshold", color="#1d1f23")
         label_axes(figure, (1, 2), "layer", "mean |cosine|, heads averaged")
         add_profile(figure, (2, 1), self.final_entropy_bits, name="entropy of the last query")
         label_axes(figure, (2, 1), "layer", "attention entropy (bits)")
         return with_room_for_legend(figure)
 
     def table(self) -> str:
-        """One row a mark, as the command line and a notebook print it."""
-        head = ("mark", "pass", "measured", "95 % interval", "chance", "passes", "untrained", "pass", "verdict")
-        held = (self.threshold, self.measured, self.measured_lo, self.measured_hi, self.measured_null)
-        columns = zip(*held, self.chance_passes, self.initialisation, self.copies_pass, strict=True)
-        rows: list[tuple[str, ...]] = [head]
-        for label, numbers, verdict in zip(self.marks, columns, self.verdicts, strict=True):
-            mark, value, lo, hi, null, rate, untrained, copies = numbers
-            estimate = (f"{mark:.2f}", f"{value:.3f}", interval_cell(lo, hi, ".3f"), f"{null:.3f}", f"{rate:.0%}")
-            rows.append((label, *estimate, f"{untrained:.3f}", f"{copies:.0%}", verdict))
+        """Return one row per measure, as the command line and a notebook print it."""
+        rows: list[tuple[str, ...]] = [
+            ("measure", "threshold", "value", "95 % interval", "chance", "passes", "untrained", "passes", "verdict")
+        ]
+        for i, (measure, verdict) in enumerate(zip(self.measures, self.verdicts, strict=True)):
+            own = self.measured[i]
+            levels = {level.name: float(level.value) for level in own.baselines}
+            low, high = own.ends
+            numbers = (
+                f"{self.threshold[i]:.2f}",
+                f"{float(own):.3f}",
+                interval_cell(float(low), float(high), ".3f"),
+                f"{levels[CHANCE]:.3f}",
+                f"{self.chance_passes[i]:.0%}",
+                f"{levels.get(UNTRAINED, np.nan):.3f}",
+                f"{self.untrained_passes[i]:.0%}",
+            )
+            rows.append((measure, *numbers, verdict))
         return "\n".join(aligned(rows))
 
-    def _label(self, mark: int) -> str:
-        return f"{self.marks[mark]} (mark: {self.threshold[mark]:.2g})"
-
-    def _chance(self, mark: int) -> str:
-        copies = self.copies_pass[mark]
-        untrained = "" if np.isnan(copies) else f"; untrained copies in {copies:.0%}"
-        return f"chance, which passes in {self.chance_passes[mark]:.0%}{untrained}"
+    def _label(self, i: int) -> str:
+        """Name, threshold, and how often random data and untrained networks pass it."""
+        rate = self.untrained_passes[i]
+        others = "" if np.isnan(rate) else f", untrained {rate:.0%}"
+        passes = f"chance passes {self.chance_passes[i]:.0%}{others}"
+        return f"{self.measures[i]} (threshold {self.threshold[i]:.2g}; {passes})"
 
 
 @final
 @dataclass(frozen=True)
 class PassThresholds(Probe[PassThresholdsReport]):
-    """The first recorded sequences; a mark whose site the model lacks is not measured."""
+    """The first recorded sequences; a measure whose site the model lacks is NaN."""
 
     name: ClassVar[str] = "pass_thresholds"
     needs: ClassVar[Needs] = Needs(sites=(V,), optional=(K, W_K_GRAM, PATTERN))
@@ -153,33 +162,34 @@ class PassThresholds(Probe[PassThresholdsReport]):
         n = min(run.n_recorded, MAX_SEQUENCES)
         weights = jackknife_weights(n)
         columns, keys, entropy = _columns(run), _keys(run, weights), _entropies(run, weights)
-        marks = [*_shares(run, weights), _apart(columns), _apart(keys), _fall(entropy)]
-        measured = np.array([rows[0] for rows in marks])
-        lo, hi = _ends(marks, keys, run.seed)
+        found = [*_shares(run, weights), _apart(columns), _apart(keys), _fall(entropy)]
+        measured = np.array([rows[0] for rows in found])
+        low, high = _ends(found, keys, run.seed)
         # Weights are no sample; and what no sequence changes is decided, even where an exception may exist (0 or 1).
         is_exact = [
-            mark == _COLUMNS or (len(of) > MIN_DRAWN and np.ptp(of) < 1e-9)
-            for mark, of in zip(MARKS, marks, strict=True)
+            measure == _COLUMNS or (len(of) > MIN_DRAWN and np.ptp(of) < 1e-9)
+            for measure, of in zip(MEASURES, found, strict=True)
         ]
-        copies = np.array([copy.measured for copy in initialised] or [np.full(len(MARKS), np.nan)])
+        copies = np.array([copy.measured.value for copy in initialised] or [np.full(len(MEASURES), np.nan)])
         by_copies = np.where(np.isnan(copies).any(axis=0), np.nan, _passes(copies).mean(axis=0))
-        chance = [_chance(mark, run, n) for mark in MARKS]
-        rates = np.array([c.passes for c in chance])
+        chance = [_chance(measure, run, n) for measure in MEASURES]
+        expected, rates = np.array([c.expected for c in chance]), np.array([c.passes for c in chance])
         verdicts = [
-            _verdict(value, value if sure else low, value if sure else high, threshold, others)
-            for value, sure, low, high, threshold, others in zip(
-                measured, is_exact, lo, hi, _THRESHOLDS, zip(rates, by_copies, strict=True), strict=True
+            _verdict(value, value if sure else least, value if sure else most, threshold, others)
+            for value, sure, least, most, threshold, others in zip(
+                measured, is_exact, low, high, _THRESHOLDS, zip(rates, by_copies, strict=True), strict=True
             )
         ]
         # Where PC1 is not told apart from the next component the sample's share is too large, and by an unknown amount:
-        # it may fail a mark, and has no interval.
-        is_flat = np.array([c.expected * ABOVE_GAUSSIAN for c in chance]) >= measured
-        lo, hi = (np.where(is_flat & np.isin(MARKS, MARKS[:2]), np.nan, end) for end in (lo, hi))
+        # it may fail a threshold, and has no interval.
+        is_flat = (expected * ABOVE_GAUSSIAN >= measured) & np.isin(MEASURES, MEASURES[:2])
+        low, high = (np.where(is_flat, np.nan, end) for end in (low, high))
+        baselines = (Baseline.of("chance", CHANCE, expected), *untrained([copy.measured.value for copy in initialised]))
         return PassThresholdsReport(
-            marks=MARKS, measured=measured, measured_lo=lo, measured_hi=hi, threshold=np.array(_THRESHOLDS),
-            measured_null=np.array([c.expected for c in chance]), chance_passes=rates, copies_pass=by_copies,
-            initialisation=copies.mean(axis=0), sizes=tuple(c.sizes for c in chance), verdicts=tuple(verdicts),
-            column_overlap=columns[0], key_overlap=keys[0], final_entropy_bits=entropy[0], intervals={}, nulls={}, n=n,
+            measures=MEASURES, measured=Estimate.of(measured, (low, high), n=n, baselines=baselines),
+            threshold=np.array(_THRESHOLDS), chance_passes=rates, untrained_passes=by_copies, verdicts=tuple(verdicts),
+            sizes=tuple(c.sizes for c in chance), column_overlap=columns[0], key_overlap=keys[0],
+            final_entropy_bits=entropy[0], n=n,
         )  # fmt: skip
 
     def controls(self) -> Iterator[Control[PassThresholdsReport]]:
@@ -189,30 +199,30 @@ class PassThresholds(Probe[PassThresholdsReport]):
         yield Control(
             label="noise in orthogonal keys, attention as wide at the end as before",
             run=_planted(values=(line, noise), keys=(frame, frame), pattern=(wide, wide)),
-            holds=lambda r: r.verdicts[1] == "failed" and r.measured.round(3).tolist()[3:] == [1, 0],
+            holds=lambda r: r.verdicts[1] == "failed" and r.measured.value.round(3).tolist()[3:] == [1, 0],
         )
         yield Control(
             label="values on a line, parallel keys, attention that narrows to one position",
             run=_planted(values=(noise, line), keys=(frame * 0 + 1, frame * 0 + 1), pattern=(wide, narrow)),
-            holds=lambda r: r.verdicts[0] == "passed" and r.measured.round(3).tolist()[3:] == [0, 1],
+            holds=lambda r: r.verdicts[0] == "passed" and r.measured.value.round(3).tolist()[3:] == [0, 1],
             initialised=(_planted(values=(noise, noise), keys=(frame, frame), pattern=(wide, wide)),),
         )
 
 
 def _ends(
-    marks: Sequence[Float64[np.ndarray, " _"]], keys: Float64[np.ndarray, "row layer"], seed: int
-) -> Float64[np.ndarray, "2 mark"]:
+    found: Sequence[Float64[np.ndarray, " _"]], keys: Float64[np.ndarray, "row layer"], seed: int
+) -> Float64[np.ndarray, "2 measure"]:
     """Ends of the intervals, NaN where there is none.
 
-    Shares of layers below a mark jump, so theirs is the range of draws, to first order, of all layers' overlaps. Layers
-    whose overlap no sequence changes stay where they are in every draw.
+    Shares of layers below a threshold jump, so theirs is the range of draws, to first order, of all layers' overlaps.
+    Layers whose overlap no sequence changes stay where they are in every draw.
     """
-    found = [statistic_interval(rows, seed=seed, scale=scale) for rows, scale in zip(marks, _SCALES, strict=True)]
-    ends = np.array([[float(own.lo), float(own.hi)] for own in found]).T
+    own = [statistic_interval(rows, seed=seed, scale=scale) for rows, scale in zip(found, _SCALES, strict=True)]
+    ends = np.array([[float(interval.lo), float(interval.hi)] for interval in own]).T
     n = len(keys) - 1
     drawn = _apart(linearized_draws(keys, seed=seed)) if n >= MIN_DRAWN else np.full(2, np.nan)
-    ends[:, MARKS.index(_KEYS)] = percentile_interval(drawn)
-    ends[:, MARKS.index(_COLUMNS)] = np.nan
+    ends[:, MEASURES.index(_KEYS)] = percentile_interval(drawn)
+    ends[:, MEASURES.index(_COLUMNS)] = np.nan
     return ends
 
 
@@ -265,7 +275,7 @@ def _tokens(run: Run) -> Int64[Tensor, " token"]:
 
 
 def _apart(overlaps: Float64[np.ndarray, "row layer"]) -> Float64[np.ndarray, " row"]:
-    """Share of the layers below the mark."""
+    """Share of the layers below the threshold."""
     return np.where(np.isnan(overlaps).any(axis=1), np.nan, (overlaps < OVERLAP).mean(axis=1))
 
 
@@ -276,39 +286,39 @@ def _fall(entropy: Float64[np.ndarray, "row layer"]) -> Float64[np.ndarray, " ro
     return np.where(has_fall, 1 - last / np.where(has_fall, first, 1), np.nan)
 
 
-def _passes(measured: Float[np.ndarray, "*copy mark"]) -> Bool[np.ndarray, "*copy mark"]:
-    """Above the mark; shares of layers also at it. NaN does not pass."""
-    marks = np.array(_THRESHOLDS)
-    return np.where(np.isin(MARKS, _OF_LAYERS), measured >= marks, measured > marks)
+def _passes(measured: Float[np.ndarray, "*copy measure"]) -> Bool[np.ndarray, "*copy measure"]:
+    """Above the threshold; shares of layers also at it. NaN does not pass."""
+    thresholds = np.array(_THRESHOLDS)
+    return np.where(np.isin(MEASURES, _OF_LAYERS), measured >= thresholds, measured > thresholds)
 
 
-def _chance(mark: str, run: Run, n: int) -> Chance:
-    """Gaussian data of the sizes that this mark was measured on."""
+def _chance(measure: str, run: Run, n: int) -> Chance:
+    """Gaussian data of the sizes that this was measured on."""
     spec, n_tokens = run.spec, len(_tokens(run))
-    if mark in _OF_LAYERS:
-        vectors, d = (spec.d_head, spec.d_model) if mark == _COLUMNS else (n_tokens, spec.d_head)
+    if measure in _OF_LAYERS:
+        vectors, d = (spec.d_head, spec.d_model) if measure == _COLUMNS else (n_tokens, spec.d_head)
         below = overlap_below(vectors, d, frames=spec.n_kv_heads, below=OVERLAP)
         passes = at_least(LAYERS, spec.n_layers, below)
         return Chance(expected=below, passes=passes, sizes=f"{vectors} directions in {d} dimensions")
-    if mark == MARKS[-1]:
+    if measure == MEASURES[-1]:
         visible = [int(position) + 1 for position in run.trials.scored_positions()[:n, -1]]
         passes = falls_by_more(visible, rows=n * spec.n_heads, share=REDUCTION, seed=run.seed)
         return Chance(expected=0.0, passes=passes, sizes=f"random scores over {max(visible)} positions")
     width = run.at(V)[0, 0, 0].numel()
-    shares = gaussian_shares(n, width, rank=2, draws=GAUSSIAN_DRAWS, seed=run.seed)[:, MARKS.index(mark)]
+    shares = gaussian_shares(n, width, rank=2, draws=GAUSSIAN_DRAWS, seed=run.seed)[:, MEASURES.index(measure)]
     sizes = f"{n} Gaussian points in {width} dimensions"
     return Chance(expected=float(shares.mean()), passes=float((shares > SHARE).mean()), sizes=sizes)
 
 
-def _verdict(value: float, lo: float, hi: float, mark: float, others: Sequence[float]) -> str:
+def _verdict(value: float, low: float, high: float, threshold: float, others: Sequence[float]) -> str:
     """Passed, failed or undecided; and who else passes, too often for that to say anything."""
     if np.isnan(value):
         return "not measured"
-    if np.isnan(lo):
+    if np.isnan(low):
         return "undecided: no interval, as the sample is too small or too uneven"
-    is_open = lo <= mark <= hi and lo < hi
-    said = "undecided" if is_open else "passed" if value >= mark else "failed"
-    names = [name for name, rate in zip(("chance", "untrained copies"), others, strict=True) if rate > UNINFORMATIVE]
+    is_open = low <= threshold <= high and low < high
+    said = "undecided" if is_open else "passed" if value >= threshold else "failed"
+    names = [name for name, rate in zip(("chance", UNTRAINED), others, strict=True) if rate > UNINFORMATIVE]
     if not names:
         return said
     joined = " and ".join(names)

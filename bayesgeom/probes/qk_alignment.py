@@ -8,9 +8,9 @@ knows positions would score. A relation that is the same mask in every sequence 
 References: Agarwal, Dalal & Misra 2025, arXiv:2512.22471 (Fig. 15, a heat map without a number); Hanley & McNeil 1982.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, final
+from typing import TYPE_CHECKING, Annotated, ClassVar, final
 
 import numpy as np
 import torch
@@ -20,26 +20,30 @@ from torch import Tensor
 from bayesgeom.core.run import Run
 from bayesgeom.core.sites import K_ROT, PATTERN, Q_ROT
 from bayesgeom.core.trials import Trials
-from bayesgeom.probes.base import Control, Needs, Probe, mean_over_copies, planted_run, planted_trials
-from bayesgeom.results.report import Headline, Report
-from bayesgeom.stats.bootstrap import jackknife_weights, linearized_draws, percentile_interval, statistic_bounds
+from bayesgeom.probes.base import Control, Needs, Probe, planted_run, planted_trials
+from bayesgeom.results.estimate import Baseline, Estimate, Quantity
+from bayesgeom.results.estimators import smooth_estimate, untrained
+from bayesgeom.results.headline import Headline
+from bayesgeom.results.report import Report, headline_of
+from bayesgeom.stats.bootstrap import jackknife_weights, linearized_draws, percentile_interval
 from bayesgeom.stats.correlation import spearman
 from bayesgeom.stats.ranking import rounding_of_products, visible_ranks
+from bayesgeom.stats.relations import Evidence, Masks, compared_evidence, evidence_of, row_means
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
 ROUNDING = 1e-6  # of a share of attention: a layer this close to the baseline is at it, with an interval or without
 MAX_SCORES, MIN_SEQUENCES = 4_000_000, 32  # scores ranked, and sequences kept where those are too many
-SHIFTS = (1, 2, 3)  # the other sequences: so many places further in the batch, around its end
 POSITIONAL = "the same positions in every sequence"
 MIN_FOR_ORDER = 256  # sequences for an interval of the order of layers, unless every resample agrees
-_METRICS = ("mass_excess", "contrast", "auc")
-_NULLS = {"mass_excess": 0.0, "contrast": 0.0, "auc": 0.5, "mass_excess_by_layer": 0.0, "layer_trend": 0.0}
+UNIFORM, ALIKE, OTHER = "uniform attention", "no difference", "another sequence's relation"
+RANDOM_ORDER, STRONGEST = "random order of layers", "strongest layer of untrained networks"
+_MASS, _CONTRAST, _AUC = range(3)  # the metrics, in the order of `evidence_of`
 
 
 @final
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class QKAlignmentReport(Report):
     """Alignment of attention with each evidence relation, by layer and head.
 
@@ -50,8 +54,7 @@ class QKAlignmentReport(Report):
     - `…_over_other`: each of these minus its value for the same relation of another sequence at the same position, with
       a paired interval. It is 0 for attention that depends on positions alone.
     - `identified`: 1 where the relation differs between sequences, else 0. `mask_difference`: share of the visible
-      positions at which the relation of another sequence differs, over rows that count. `verdicts`: see `_verdict`.
-    - `…_initialisation`: mean over untrained networks; `mass_over_other_initialisation_most`: their strongest layer.
+      positions at which the relation of another sequence differs, over rows that count.
     - `layer_trend`: Spearman of layer with the head-mean `mass_over_other_by_layer`; NaN where it is not identified.
     - `rows`: query positions behind the numbers; a row counts where it sees related and unrelated positions.
     """
@@ -71,111 +74,100 @@ class QKAlignmentReport(Report):
     )
 
     relations: tuple[str, ...]
-    mass_excess: Float[np.ndarray, "relation layer head"]
-    mass_excess_lo: Float[np.ndarray, "relation layer head"]
-    mass_excess_hi: Float[np.ndarray, "relation layer head"]
-    mass_excess_null: Float[np.ndarray, " relation"]
-    contrast: Float[np.ndarray, "relation layer head"]
-    contrast_lo: Float[np.ndarray, "relation layer head"]
-    contrast_hi: Float[np.ndarray, "relation layer head"]
-    contrast_null: Float[np.ndarray, " relation"]
-    auc: Float[np.ndarray, "relation layer head"]
-    auc_lo: Float[np.ndarray, "relation layer head"]
-    auc_hi: Float[np.ndarray, "relation layer head"]
-    auc_null: Float[np.ndarray, " relation"]
-    mass_excess_by_layer: Float[np.ndarray, "relation layer"]
-    mass_excess_by_layer_lo: Float[np.ndarray, "relation layer"]
-    mass_excess_by_layer_hi: Float[np.ndarray, "relation layer"]
-    mass_excess_by_layer_null: Float[np.ndarray, " relation"]
-    layer_trend: Float[np.ndarray, " relation"]
-    layer_trend_lo: Float[np.ndarray, " relation"]
-    layer_trend_hi: Float[np.ndarray, " relation"]
-    layer_trend_null: Float[np.ndarray, " relation"]
-    mass_over_other: Float[np.ndarray, "relation layer head"]
-    mass_over_other_lo: Float[np.ndarray, "relation layer head"]
-    mass_over_other_hi: Float[np.ndarray, "relation layer head"]
-    contrast_over_other: Float[np.ndarray, "relation layer head"]
-    contrast_over_other_lo: Float[np.ndarray, "relation layer head"]
-    contrast_over_other_hi: Float[np.ndarray, "relation layer head"]
-    auc_over_other: Float[np.ndarray, "relation layer head"]
-    auc_over_other_lo: Float[np.ndarray, "relation layer head"]
-    auc_over_other_hi: Float[np.ndarray, "relation layer head"]
-    mass_over_other_by_layer: Float[np.ndarray, "relation layer"]
-    mass_over_other_by_layer_lo: Float[np.ndarray, "relation layer"]
-    mass_over_other_by_layer_hi: Float[np.ndarray, "relation layer"]
-    mass_over_other_by_layer_null: Float[np.ndarray, " relation"]
+    mass_excess: Annotated[Estimate, Quantity("relation layer head", better="higher", label="attention above uniform")]
+    contrast: Annotated[Estimate, Quantity("relation layer head", better="higher", label="difference of cos(q, k)")]
+    auc: Annotated[Estimate, Quantity("relation layer head", better="higher", label="AUC of q·k")]
+    mass_excess_by_layer: Annotated[
+        Estimate, Quantity("relation layer", better="higher", label="attention above uniform")
+    ]
+    mass_over_other: Annotated[
+        Estimate, Quantity("relation layer head", better="higher", label="attention above baseline")
+    ]
+    contrast_over_other: Annotated[
+        Estimate, Quantity("relation layer head", better="higher", label="cos(q, k) above baseline")
+    ]
+    auc_over_other: Annotated[Estimate, Quantity("relation layer head", better="higher", label="AUC above baseline")]
+    mass_over_other_by_layer: Annotated[
+        Estimate, Quantity("relation layer", better="higher", label="attention above baseline")
+    ]
+    layer_trend: Annotated[Estimate, Quantity("relation", better="higher", label="Spearman of layer and attention")]
     identified: Float[np.ndarray, " relation"]
     mask_difference: Float[np.ndarray, " relation"]
-    verdicts: tuple[str, ...]
     uniform_mass: Float[np.ndarray, " relation"]
-    mass_excess_initialisation: Float[np.ndarray, "relation layer head"]
-    mass_over_other_initialisation: Float[np.ndarray, "relation layer head"]
-    mass_over_other_initialisation_most: Float[np.ndarray, " relation"]
-    contrast_initialisation: Float[np.ndarray, "relation layer head"]
-    auc_initialisation: Float[np.ndarray, "relation layer head"]
     rows: Int[np.ndarray, " relation"]
-    intervals: Mapping[str, tuple[float, float]]
-    nulls: Mapping[str, float]
     n: int
 
     def headlines(self) -> Sequence[Headline]:
         """Per identified relation the strongest layer, heads averaged; the strongest relation's trend; the rest."""
         if not self.relations:
             return (Headline(metric="layer_trend", label="the task names no evidence relations", value=np.nan),)
-        strength = np.nan_to_num(np.abs(self.mass_over_other_by_layer))
+        strength = np.nan_to_num(np.abs(self.mass_over_other_by_layer.value))
         rows, unknown = list[Headline](), list[Headline]()
         for i, layer in enumerate(strength.argmax(axis=1).tolist()):
+            label = f"{_words(self.relations[i])}: {self.verdict(i)}"
             if not self.identified[i]:
-                label = f"{_words(self.relations[i])}: {self.verdicts[i]}"
                 unknown.append(Headline(metric="layer_trend", label=label, value=np.nan))
                 continue
-            untrained = self.mass_over_other_initialisation[i, layer].mean()
-            beside = "another sequence's relation"
-            if not np.isnan(untrained):
-                most = self.mass_over_other_initialisation_most[i]
-                beside = f"untrained {untrained:.2g}, their strongest layer ±{most:.2g}; {beside}"
-            label = f"{_words(self.relations[i])}: {self.verdicts[i]}, attention above baseline, layer {layer}"
-            rows.append(self.entry("mass_over_other_by_layer", (i, layer), label, null_label=beside))
+            label = f"{label}, attention above baseline, layer {layer}"
+            rows.append(headline_of(self, "mass_over_other_by_layer", (i, layer), label))
         if not rows:
             return unknown
-        leading, spread = int(strength.max(axis=1).argmax()), min(1.0, 1.96 / max(1, strength.shape[1] - 1) ** 0.5)
+        leading = int(strength.max(axis=1).argmax())
         label = f"{_words(self.relations[leading])}: Spearman of layer with attention above baseline"
-        beside = f"95 % of random orders within ±{spread:.2g}; none"
-        return (*rows, self.entry("layer_trend", (leading,), label, null_label=beside), *unknown)
+        return (*rows, headline_of(self, "layer_trend", (leading,), label), *unknown)
 
-    def figure(self) -> "Figure":
+    def verdict(self, relation: int) -> str:
+        """Compare the layer farthest from the baseline with it, and with the strongest layer of untrained networks.
+
+        Args:
+            relation: Index of the relation.
+
+        Returns:
+            "above" or "below" where the interval of that layer excludes 0 and everything between ± the strongest layer
+            of untrained networks, "at baseline" where it does not, else why there is no verdict.
+        """
+        own = self.mass_over_other_by_layer[relation]
+        if self.rows[relation] == 0:
+            return "not measured: no query sees both related and unrelated positions"
+        if not self.identified[relation]:
+            return f"not identified as evidence-following: {POSITIONAL}"
+        if np.isnan(own.value).all():
+            return "not measured: too few sequences to compare with another"
+        layer = int(np.nan_to_num(np.abs(own.value)).argmax())
+        strongest = next((level.value[layer] for level in own.baselines if level.name == STRONGEST), 0.0)
+        (low, high), level = own[layer].ends, float(np.nan_to_num(strongest))
+        if np.isnan(low) and abs(own.value[layer]) > ROUNDING:
+            return f"undecided: no interval in layer {layer}, as the sample is too small or too uneven"
+        return "above" if low > level else "below" if high < -level else "at baseline"
+
+    def plot(self) -> "Figure":
         from bayesgeom.charts.heads import add_heads, add_note, add_profile, with_null
         from bayesgeom.results.theme import SERIES, label_axes, panels, with_room_for_legend
 
-        labels = {"mass_over_other": "attention above another sequence's relation", "auc": "AUC of q·k"}
-        levels = {"mass_over_other": 0.0, "auc": 0.5}
+        over, auc = self.mass_over_other.value, self.auc.value
         # One scale for all relations, and none so fine that rounding looks like structure.
-        reach = float(np.nan_to_num(np.abs(self.mass_over_other)).max(initial=0.1))
-        limits = {"mass_over_other": (-reach, reach), "auc": (0.0, 1.0)}
+        reach = float(np.nan_to_num(np.abs(over)).max(initial=0.1))
+        maps = (
+            ("attention above another sequence's relation", over, 0.0, (-reach, reach)),
+            ("AUC of q·k", auc, 0.5, (0.0, 1.0)),
+        )
         titles = ["Attention above baseline, mean over heads", "cos(q, k) above baseline, mean over heads"]
-        for relation, known in zip(self.relations, self.identified, strict=True):
-            note = "" if known else " (not identified)"
-            titles += [with_null(f"{_words(relation)}{note}: {labels[m]}", levels[m], "baseline") for m in labels]
+        for relation, is_known in zip(self.relations, self.identified, strict=True):
+            note = "" if is_known else " (not identified)"
+            titles += [with_null(f"{_words(relation)}{note}: {label}", at, "baseline") for label, _, at, _ in maps]
         figure = panels(self.title, tuple(titles))
         if not self.relations:
             add_note(figure, (1, 1), "the task names no evidence relations")
             add_note(figure, (1, 2), "")
             return figure
-        zero = np.zeros(self.mass_excess.shape[1])
         for i, (relation, color) in enumerate(zip(self.relations, SERIES * len(self.relations), strict=False)):
-            band = (self.mass_over_other_by_layer_lo[i], self.mass_over_other_by_layer_hi[i])
-            nulls = {
-                "another sequence's relation": zero,
-                "untrained": self.mass_over_other_initialisation[i].mean(axis=1),
-            }
             name, profile = _words(relation), self.mass_over_other_by_layer[i]
-            add_profile(figure, (1, 1), profile, name=name, band=band, nulls=nulls, color=color)
-            nulls = {"another sequence's relation": zero}
-            contrast = self.contrast_over_other[i].mean(axis=1)
-            add_profile(figure, (1, 2), contrast, name=name, nulls=nulls, color=color)
-            for column, (metric, label) in enumerate(labels.items(), start=1):
-                panel, values = (i + 2, column), vars(self)[metric][i]
-                add_heads(figure, panel, values, unit=label, null=levels[metric], limits=limits[metric])
+            levels = {level.name: level.value for level in profile.baselines if level.name != STRONGEST}
+            add_profile(figure, (1, 1), profile.value, name=name, band=profile.ends, nulls=levels, color=color)
+            contrast = self.contrast_over_other.value[i].mean(axis=1)
+            add_profile(figure, (1, 2), contrast, name=name, nulls={OTHER: np.zeros(len(contrast))}, color=color)
+            for column, (label, values, at, limits) in enumerate(maps, start=1):
+                add_heads(figure, (i + 2, column), values[i], unit=label, null=at, limits=limits)
         label_axes(figure, (1, 1), "layer", "share of attention")
         label_axes(figure, (1, 2), "layer", "difference of cosines")
         return with_room_for_legend(figure)
@@ -195,45 +187,45 @@ class QKAlignment(Probe[QKAlignmentReport]):
         n = min(run.n_recorded, max(MIN_SEQUENCES, MAX_SCORES // per_sequence))
         weights = jackknife_weights(n)
         masks = _masks(run, relations, n)
-        own, compared = _evidence(masks, masks.has_both), _compared(masks)
-        sums = np.stack([_layer_sums(run, layer, (own, compared)) for layer in range(run.spec.n_layers)], axis=4)
-        means, over = (_means(found, evidence, weights) for found, evidence in zip(sums, (own, compared), strict=True))
-        by_layer, over_by_layer = means[:, 0].mean(axis=-1), over[:, 0].mean(axis=-1)
-        arrays: dict[str, Any] = statistic_bounds("mass_excess_by_layer", by_layer, seed=run.seed)
-        arrays |= statistic_bounds("mass_over_other_by_layer", over_by_layer, seed=run.seed)
-        trend = _layer_trend(over_by_layer[:1])[0]
-        ends = percentile_interval(_layer_trend(linearized_draws(over_by_layer, seed=run.seed)))
-        # Layers that are nearly alike change places among few sequences, and an interval of their order is then wide.
-        is_known = (ends[0] == ends[1]) | (n >= MIN_FOR_ORDER)
-        bounds = [np.where(is_known, end, np.nan) for end in ends]
-        known = ("layer_trend", "layer_trend_lo", "layer_trend_hi"), (trend, *bounds)
-        arrays |= {name: np.where(masks.is_constant, np.nan, value) for name, value in zip(*known, strict=True)}
+        own, other_too = evidence_of(masks, masks.has_both), compared_evidence(masks)
+        sums = np.stack([_layer_sums(run, layer, (own, other_too)) for layer in range(run.spec.n_layers)], axis=4)
+        means, over = row_means(sums[0], own, weights), row_means(sums[1], other_too, weights)
         copies = [copy for copy in initialised if copy.relations == relations]
-        for i, (metric, short) in enumerate(zip(_METRICS, ("mass", "contrast", "auc"), strict=True)):
-            arrays |= statistic_bounds(metric, means[:, i], seed=run.seed)
-            arrays |= statistic_bounds(f"{short}_over_other", over[:, i], seed=run.seed)
-            found = [vars(copy)[metric] for copy in copies]
-            arrays[f"{metric}_initialisation"] = mean_over_copies(found, like=means[0, i])
-        found = [copy.mass_over_other for copy in copies]
-        arrays["mass_over_other_initialisation"] = mean_over_copies(found, like=over[0, 0])
-        strongest = [np.abs(copy.mass_over_other_by_layer).max(axis=1) for copy in copies]
-        most = np.max(strongest or [np.full(len(relations), np.nan)], axis=0)
+        strongest = [np.abs(copy.mass_over_other_by_layer.value).max(axis=1, keepdims=True) for copy in copies]
+        uniform, alike, other = (
+            Baseline.of("chance", UNIFORM, 0.0), Baseline.of("chance", ALIKE, 0.0),
+            Baseline.of("permutation", OTHER, 0.0),
+        )  # fmt: skip
+
+        def estimate(draws: Float[np.ndarray, "draw *rest"], *baselines: Baseline) -> Estimate:
+            return smooth_estimate(draws, seed=run.seed, n=n, baselines=baselines)
+
         with np.errstate(invalid="ignore", divide="ignore"):
             uniform_mass = own.offsets[:, 0].sum(axis=0) / own.rows.sum(axis=0)
-        identified = np.where(masks.is_constant, 0.0, 1.0)
         return QKAlignmentReport(
             relations=relations,
-            **arrays,
-            **{f"{metric}_null": np.full(len(relations), level) for metric, level in _NULLS.items()},
-            mass_over_other_by_layer_null=np.zeros(len(relations)),
-            mass_over_other_initialisation_most=most,
-            identified=identified,
+            mass_excess=estimate(means[:, _MASS], uniform, *untrained([copy.mass_excess.value for copy in copies])),
+            contrast=estimate(means[:, _CONTRAST], alike, *untrained([copy.contrast.value for copy in copies])),
+            auc=estimate(
+                means[:, _AUC], Baseline.of("chance", ALIKE, 0.5), *untrained([copy.auc.value for copy in copies])
+            ),
+            mass_excess_by_layer=estimate(means[:, _MASS].mean(axis=-1), uniform),
+            mass_over_other=estimate(
+                over[:, _MASS], other, *untrained([copy.mass_over_other.value for copy in copies])
+            ),
+            contrast_over_other=estimate(over[:, _CONTRAST], other),
+            auc_over_other=estimate(over[:, _AUC], other),
+            mass_over_other_by_layer=estimate(
+                over[:, _MASS].mean(axis=-1),
+                other,
+                *untrained([copy.mass_over_other.value.mean(axis=-1) for copy in copies]),
+                *([Baseline.of("baseline", STRONGEST, np.max(strongest, axis=0))] if strongest else []),
+            ),
+            layer_trend=_trend(over[:, _MASS].mean(axis=-1), masks.is_constant, n=n, seed=run.seed),
+            identified=np.where(masks.is_constant, 0.0, 1.0),
             mask_difference=masks.difference,
-            verdicts=tuple(_verdict(i, own.rows.sum(axis=0), identified, arrays, most) for i in range(len(relations))),
             uniform_mass=uniform_mass,
             rows=own.rows.sum(axis=0).astype(np.int64),
-            intervals={},
-            nulls={},
             n=n,
         )
 
@@ -249,95 +241,16 @@ class QKAlignment(Probe[QKAlignmentReport]):
         yield Control(label="random queries", run=_planted_run(trials, random), holds=_is_at_chance)
 
 
-@final
-@dataclass(frozen=True, kw_only=True)
-class _Masks:
-    """Which visible positions are related, by sequence, query, key and relation."""
-
-    related: Bool[Tensor, "batch query_pos key_pos relation"]
-    visible: Bool[Tensor, "batch query_pos key_pos"]
-
-    def of_another(self, shift: int) -> "_Masks":
-        """The relation of the sequence `shift` places before, at the same query, where it is visible here."""
-        return _Masks(related=self.related.roll(shift, dims=0) & self.visible[..., None], visible=self.visible)
-
-    @property
-    def has_both(self) -> Bool[Tensor, "batch query_pos relation"]:
-        """Rows that see related and unrelated positions."""
-        unrelated = ~self.related & self.visible[..., None]
-        return self.related.any(dim=2) & unrelated.any(dim=2)
-
-    @property
-    def is_constant(self) -> Bool[np.ndarray, " relation"]:
-        """Whether all sequences have the same related positions at the same query."""
-        same: np.ndarray = (self.related == self.related[:1]).flatten(0, 2).all(dim=0).cpu().numpy()
-        return same
-
-    @property
-    def difference(self) -> Float[np.ndarray, " relation"]:
-        """Share of the visible positions at which the relation of the sequence before differs."""
-        differs = (self.related != self.of_another(1).related).flatten(0, 2).sum(dim=0).double()
-        share: np.ndarray = (differs / self.visible.sum()).cpu().numpy()
-        return share
-
-
-@final
-@dataclass(frozen=True, kw_only=True)
-class _Evidence:
-    """What to multiply pattern, cosines and ranks with, so that a sum over keys and rows is the metric's numerator.
-
-    `offsets` are taken from those sums; `rows` counts the query positions that see both kinds of position.
-    """
-
-    weights: Float[Tensor, "3 batch query_key relation"]
-    offsets: Float[np.ndarray, "batch 3 relation"]
-    rows: Float[np.ndarray, "batch relation"]
-    visible: Bool[Tensor, "batch query_pos key_pos"]
-
-
-def _masks(run: Run, relations: Sequence[str], n: int) -> _Masks:
+def _masks(run: Run, relations: Sequence[str], n: int) -> Masks:
     trials = run.trials.rows(slice(0, n))
     visible = torch.arange(trials.tokens.shape[1], device=trials.tokens.device) <= trials.scored_positions()[..., None]
     named = [trials.relations[name] for name in relations]
     related = torch.stack(named, dim=-1) if named else visible.new_zeros((*visible.shape, 0))
-    return _Masks(related=(related & visible[..., None]).cpu(), visible=visible.cpu())
-
-
-def _evidence(masks: _Masks, counted: Bool[Tensor, "batch query_pos relation"]) -> _Evidence:
-    related, visible = masks.related, masks.visible
-    n_related, n_visible = related.sum(dim=2, keepdim=True).float(), visible.sum(dim=2)[..., None, None].float()
-    has_both = counted[:, :, None].float()
-    share, counterpart = has_both / n_related.clamp_min(1), has_both / (n_visible - n_related).clamp_min(1)
-    unrelated = ~related & visible[..., None]
-    # The Mann–Whitney identity: AUC = (Σ ranks of related − n(n + 1)/2) / (n m).
-    weights = (related * has_both, related * share - unrelated * counterpart, related * share * counterpart)
-    offsets = (has_both * n_related / n_visible, torch.zeros_like(has_both), (n_related + 1) / 2 * counterpart)
-    return _Evidence(
-        weights=torch.stack(weights).flatten(2, 3),
-        offsets=torch.stack([offset.sum(dim=(1, 2)) for offset in offsets], dim=1).double().numpy(),
-        rows=counted.sum(dim=1).double().numpy(),
-        visible=visible,
-    )
-
-
-def _compared(masks: _Masks) -> _Evidence:
-    """The relation minus that of another sequence, over rows that count for both; summed over several others.
-
-    The metrics are linear in the weights and offsets, so their difference is the metric of the difference.
-    """
-    zero = _evidence(masks, torch.zeros_like(masks.has_both))
-    weights, offsets, rows = zero.weights, zero.offsets, zero.rows
-    for shift in (shift for shift in SHIFTS if shift < len(masks.visible)):
-        other = masks.of_another(shift)
-        counted = masks.has_both & other.has_both
-        mine, theirs = _evidence(masks, counted), _evidence(other, counted)
-        weights, offsets = weights + mine.weights - theirs.weights, offsets + mine.offsets - theirs.offsets
-        rows = rows + mine.rows
-    return _Evidence(weights=weights, offsets=offsets, rows=rows, visible=masks.visible)
+    return Masks(related=(related & visible[..., None]).cpu(), visible=visible.cpu())
 
 
 def _layer_sums(
-    run: Run, layer: int, evidences: Sequence[_Evidence]
+    run: Run, layer: int, evidences: Sequence[Evidence]
 ) -> Float[np.ndarray, "evidence batch 3 relation head"]:
     """Weighted sums of pattern, cosines and ranks over the rows of each sequence."""
     visible = evidences[0].visible
@@ -354,39 +267,22 @@ def _layer_sums(
     return torch.stack(sums).movedim(3, 4).double().numpy()
 
 
-def _means(
-    sums: Float[np.ndarray, "batch 3 relation layer head"],
-    evidence: _Evidence,
-    weights: Float[np.ndarray, "draw batch"],
-) -> Float[np.ndarray, "draw 3 relation layer head"]:
-    """The metrics in each resample: numerators and numbers of rows are resampled together."""
-    with np.errstate(invalid="ignore", divide="ignore"):
-        numerator = np.tensordot(weights, sums - evidence.offsets[..., None, None], axes=1)
-        return np.asarray(numerator / np.tensordot(weights, evidence.rows, axes=1)[:, None, :, None, None])
+def _trend(
+    by_layer: Float[np.ndarray, "draw relation layer"], is_constant: Bool[np.ndarray, " relation"], *, n: int, seed: int
+) -> Estimate:
+    """Spearman of layer with value; its level is 0 with the range of 95 % of random orders, about ±1.96 / √(L − 1)."""
+    low, high = percentile_interval(_layer_trend(linearized_draws(by_layer, seed=seed)))
+    # Layers that are nearly alike change places among few sequences, and an interval of their order is then wide.
+    is_known = ((low == high) | (n >= MIN_FOR_ORDER)) & ~is_constant
+    ends = (np.where(is_known, low, np.nan), np.where(is_known, high, np.nan))
+    value = np.where(is_constant, np.nan, _layer_trend(by_layer[:1])[0])
+    return Estimate.of(value, ends, n=n, baselines=(random_orders(by_layer.shape[2]),))
 
 
-def _verdict(
-    i: int,
-    rows: Float[np.ndarray, " relation"],
-    identified: Float[np.ndarray, " relation"],
-    arrays: dict[str, Any],
-    untrained: Float[np.ndarray, " relation"],
-) -> str:
-    """Compare the layer farthest from the baseline with it, and with the strongest layer of untrained networks.
-
-    "above" and "below": its interval excludes 0 and everything between ± the untrained networks' strongest layer.
-    """
-    if rows[i] == 0:
-        return "not measured: no query sees both related and unrelated positions"
-    profile, lo, hi = (arrays[f"mass_over_other_by_layer{end}"][i] for end in ("", "_lo", "_hi"))
-    if not identified[i]:
-        return f"not identified as evidence-following: {POSITIONAL}"
-    if np.isnan(profile).all():
-        return "not measured: too few sequences to compare with another"
-    layer, level = int(np.nan_to_num(np.abs(profile)).argmax()), float(np.nan_to_num(untrained[i]))
-    if np.isnan(lo[layer]) and abs(profile[layer]) > ROUNDING:
-        return f"undecided: no interval in layer {layer}, as the sample is too small or too uneven"
-    return "above" if lo[layer] > level else "below" if hi[layer] < -level else "at baseline"
+def random_orders(n_layers: int) -> Baseline:
+    """Return the Spearman correlation of a random order of layers with depth, with the range of 95 % of them."""
+    spread = min(1.0, 1.96 / max(1, n_layers - 1) ** 0.5)
+    return Baseline.of("chance", RANDOM_ORDER, 0.0, low=-spread, high=spread)
 
 
 def _layer_trend(by_layer: Float[np.ndarray, "draw relation layer"]) -> Float[np.ndarray, "draw relation"]:
@@ -440,28 +336,29 @@ def _attends_to_itself() -> Run:
 def _is_positional(report: QKAlignmentReport) -> bool:
     """Uniform attention alone is beaten by far in both; against another sequence's relation nothing is left."""
     return bool(
-        (report.mass_excess[:, 0, 0] < -0.3).all()
+        (report.mass_excess.value[:, 0, 0] < -0.3).all()
         and report.identified.tolist() == [0.0, 1.0]
-        and not report.mass_over_other[0].any()
-        and abs(report.mass_over_other[1, 0, 0]) < 0.02
-        and report.verdicts == (f"not identified as evidence-following: {POSITIONAL}", "at baseline")
+        and not report.mass_over_other.value[0].any()
+        and abs(report.mass_over_other.value[1, 0, 0]) < 0.02
+        and report.verdict(0) == f"not identified as evidence-following: {POSITIONAL}"
+        and report.verdict(1) == "at baseline"
     )
 
 
 def _tells_layers_apart(report: QKAlignmentReport) -> bool:
     uniform = report.uniform_mass[0]
-    mass, auc, contrast = report.mass_excess[0, :, 0], report.auc[0, :, 0], report.contrast[0, :, 0]
+    mass, auc, contrast = (own.value[0, :, 0] for own in (report.mass_excess, report.auc, report.contrast))
     return bool(
         np.allclose(mass, [0, 1 - uniform, -uniform], atol=1e-4)
         and np.allclose(auc, [0.5, 1, 0], atol=1e-4)
         and abs(contrast[0]) < 1e-5 < contrast[1]
-        and np.isclose(report.layer_trend[0], -0.5)
-        and report.verdicts[0] in ("above", "below")
-        and np.isnan(report.mass_excess[1]).all()
+        and np.isclose(report.layer_trend.value[0], -0.5)
+        and report.verdict(0) in ("above", "below")
+        and np.isnan(report.mass_excess.value[1]).all()
     )
 
 
 def _is_at_chance(report: QKAlignmentReport) -> bool:
-    found = (report.mass_excess[0], report.contrast[0], report.auc[0] - 0.5)
-    over = (report.mass_over_other[0], report.contrast_over_other[0], report.auc_over_other[0])
+    found = (report.mass_excess.value[0], report.contrast.value[0], report.auc.value[0] - 0.5)
+    over = (report.mass_over_other.value[0], report.contrast_over_other.value[0], report.auc_over_other.value[0])
     return bool(np.abs(found).max() < 0.05 and np.abs(over).max() < 0.05)

@@ -10,7 +10,7 @@ Hastie, Tibshirani & Friedman 2009, section 5.2.1 (the curve).
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
-from typing import TYPE_CHECKING, Any, ClassVar, final
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, final
 
 import numpy as np
 import torch
@@ -20,19 +20,20 @@ from torch import Tensor
 from bayesgeom.core.run import Run
 from bayesgeom.core.sites import ATTN_OUT, RESID_POST, Site, V, Z
 from bayesgeom.core.trials import Trials
-from bayesgeom.probes.base import Control, Needs, Probe, mean_over_copies, planted_run, planted_trials
-from bayesgeom.results.report import Headline, Report
+from bayesgeom.probes.base import Control, Needs, Probe, known, planted_run, planted_trials
+from bayesgeom.results.estimate import Baseline, Estimate, Quantity
+from bayesgeom.results.estimators import UNTRAINED, untrained
+from bayesgeom.results.headline import Headline
+from bayesgeom.results.report import Report, headline_of
 from bayesgeom.stats.bootstrap import jackknife_weights, permutation_p, statistic_interval
 from bayesgeom.stats.chance import gaussian_first_share
+from bayesgeom.stats.correlation import absolute_ends
 from bayesgeom.stats.manifold import (
-    RELATIONS,
-    SHAPES,
     CloudStatistics,
     EntropyScale,
     cloud_statistics,
     head_statistics,
     shuffled_scale,
-    tabulated,
     view,
 )
 from bayesgeom.stats.pca import standardised
@@ -42,93 +43,65 @@ if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
 PointsOf = Callable[[Site, int], Float[Tensor, "point d"]]
+Clouds = Mapping[Site, Sequence[CloudStatistics]]
 MAX_POINTS = 3_072  # some 150 sequences: correlations are then known to a few hundredths
 SHUFFLES, PERMUTATIONS, GROUPS, N_SHOWN, N_STEPS = 10, 199, 20, 600, 60
 _ABOVE_GAUSSIAN = 1.25  # a share that is no larger is not told apart from the next component's
 _SITES, _SHOWN = (V, Z, ATTN_OUT, RESID_POST), (V, RESID_POST)
 _UNIDENTIFIED = "not identified: entropy is a function of position"
-_BOUNDED = ("pc1_share", "pc12_share", "spearman", "partial_spearman")
-_ORDER = {
-    "curve_share": "share on a smooth curve in entropy",
-    "entropy_r2": "R² of a linear read-out of entropy",
-    "spearman": "|Spearman| of PC1 with entropy",
-    "partial_spearman": "|Spearman| of PC1 with entropy within positions",
-}
+SHUFFLE, GAUSSIAN = "shuffle within position", "Gaussian points"
+ORDERINGS = ("over all points", "within positions")
+NO_ENDS = "the interval of the correlation with its sign was not made here, is withheld, or contains 0"
+_OVERALL, _WITHIN = range(2)
+_RELATIONS = ("spearman", "partial_spearman")  # of a cloud, in the same order
+_CURVE, _READ_OUT = "share on a smooth curve in entropy", "R² of a linear read-out of entropy"
+_ORDERED = ("|Spearman| of PC1 with entropy", "|Spearman| of PC1 with entropy within positions")
 
 
 @final
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class ValueManifoldReport(Report):
     """Clouds of vectors at scored positions, one per site and layer, against the exact entropy of the predictive.
 
-    Shares are of the variance, 0 to 1; correlations are absolute values, since the sign of a principal axis means
-    nothing; `entropy_r2` and `curve_share` are held out by sequence, at most 1, and 0 for the mean. On text whose
-    posterior nobody knows the entropy is the model's own, and `is_own_entropy` says so. `partial_spearman`
-    compares points of the same position only, and is NaN unless `identified`.
+    Shares are of the variance, 0 to 1; `entropy_r2` and `curve_share` are held out by sequence, at most 1, and 0 for
+    the mean. On text whose posterior is not known the entropy is the model's own, and `is_own_entropy` says so.
+    `spearman` is |Spearman| of PC1 with entropy, over all points and within positions; the latter compares points of
+    the same position only, and is NaN unless `identified`. `pearson` is an absolute value too, since the sign of a
+    principal axis means nothing.
 
-    `*_null` is the shuffle of entropies within position, for shapes the architecture at initialisation;
-    `*_initialisation` is the latter for the rest. Intervals of shares are corrected for the bias of fitted axes;
-    shares below 1.25 times `pc1_share_gaussian`, the share of PC1 of as many Gaussian points as there are sequences,
-    have none. `*_signed` are the correlations along PC1, whose largest entry is positive, with intervals in the last
-    layer of the `shown_sites`. The absolute value has an interval only where the signed one excludes 0. `*_p` are
-    two-sided p-values of permuting the entropies of whole sequences, which leaves what position explains.
-    `shown_*` are points to plot. `standardised`: every coordinate had variance 1 first.
+    Intervals of shares are corrected for the bias of fitted axes. Shares of PC1 below 1.25 times that of as many
+    Gaussian points as there are sequences have none. `signed_spearman` is the correlation along PC1, whose largest
+    entry is positive, with intervals in the last layer of the `shown_sites`. The absolute value has an interval only
+    where the signed one excludes 0. `spearman_p` are two-sided p-values of permuting the entropies of whole sequences,
+    which leaves what position explains. `shown_*` are points to plot. `standardized`: every coordinate had variance 1
+    first.
     """
 
     name: ClassVar[str] = "value_manifold"
     title: ClassVar[str] = "Value manifold: a curve ordered by uncertainty?"
     about: ClassVar[str] = (
         "Each dot is the vector that the model holds at one scored position, seen along the directions in which such "
-        "vectors vary most (principal components, PC), and coloured by how uncertain the exact posterior is there. The "
+        "vectors vary most (principal components, PC), and colored by how uncertain the exact posterior is there. The "
         "claim is that training bends these vectors onto one curve along which the uncertainty grows. Two levels to "
-        "beat: the same network before training, and the same vectors with entropies exchanged between sequences at "
+        "beat: untrained networks, and the same vectors with entropies exchanged between sequences at "
         "the same position, which keeps all that a code for position explains. Where entropy is a function of "
         "position, as when no key ever returns, the two cannot be told apart and the report says 'not identified': "
         "then only the shape counts, not the order."
     )
 
-    pc1_share: Float[np.ndarray, "site layer"]
-    pc1_share_lo: Float[np.ndarray, "site layer"]
-    pc1_share_hi: Float[np.ndarray, "site layer"]
-    pc1_share_null: Float[np.ndarray, "site layer"]
-    pc12_share: Float[np.ndarray, "site layer"]
-    pc12_share_lo: Float[np.ndarray, "site layer"]
-    pc12_share_hi: Float[np.ndarray, "site layer"]
-    pc12_share_null: Float[np.ndarray, "site layer"]
-    participation_ratio: Float[np.ndarray, "site layer"]
-    participation_ratio_null: Float[np.ndarray, "site layer"]
-    spearman: Float[np.ndarray, "site layer"]
-    spearman_lo: Float[np.ndarray, "site layer"]
-    spearman_hi: Float[np.ndarray, "site layer"]
-    spearman_null: Float[np.ndarray, "site layer"]
-    spearman_initialisation: Float[np.ndarray, "site layer"]
-    spearman_signed: Float[np.ndarray, "site layer"]
-    spearman_signed_lo: Float[np.ndarray, "site layer"]
-    spearman_signed_hi: Float[np.ndarray, "site layer"]
-    spearman_p: Float[np.ndarray, "site layer"]
-    pearson: Float[np.ndarray, "site layer"]
-    pearson_null: Float[np.ndarray, "site layer"]
-    pearson_initialisation: Float[np.ndarray, "site layer"]
-    partial_spearman: Float[np.ndarray, "site layer"]
-    partial_spearman_lo: Float[np.ndarray, "site layer"]
-    partial_spearman_hi: Float[np.ndarray, "site layer"]
-    partial_spearman_null: Float[np.ndarray, "site layer"]
-    partial_spearman_initialisation: Float[np.ndarray, "site layer"]
-    partial_spearman_signed: Float[np.ndarray, "site layer"]
-    partial_spearman_signed_lo: Float[np.ndarray, "site layer"]
-    partial_spearman_signed_hi: Float[np.ndarray, "site layer"]
-    partial_spearman_p: Float[np.ndarray, "site layer"]
-    pc1_share_gaussian: Float[np.ndarray, "site layer"]
-    entropy_r2: Float[np.ndarray, "site layer"]
-    entropy_r2_null: Float[np.ndarray, "site layer"]
-    entropy_r2_initialisation: Float[np.ndarray, "site layer"]
-    curve_share: Float[np.ndarray, "site layer"]
-    curve_share_null: Float[np.ndarray, "site layer"]
-    curve_share_initialisation: Float[np.ndarray, "site layer"]
-    head_pc1_share: Float[np.ndarray, "layer kv_head"]
-    head_pc1_share_null: Float[np.ndarray, "layer kv_head"]
-    head_spearman: Float[np.ndarray, "layer kv_head"]
-    head_spearman_null: Float[np.ndarray, "layer kv_head"]
+    pc1_share: Annotated[Estimate, Quantity("site layer", better="higher", label="PC1 share of variance")]
+    pc12_share: Annotated[Estimate, Quantity("site layer", better="higher", label="PC1 + PC2 share of variance")]
+    participation_ratio: Annotated[Estimate, Quantity("site layer", label="participation ratio of the variances")]
+    spearman: Annotated[Estimate, Quantity("ordering site layer", better="higher", label="|Spearman| of PC1, entropy")]
+    signed_spearman: Annotated[Estimate, Quantity("ordering site layer", label="Spearman of PC1 with entropy")]
+    spearman_p: Float[np.ndarray, "ordering site layer"]
+    pearson: Annotated[Estimate, Quantity("site layer", better="higher", label="|Pearson| of PC1 with entropy")]
+    entropy_r2: Annotated[Estimate, Quantity("site layer", better="higher", label="R² of a linear read-out of entropy")]
+    curve_share: Annotated[Estimate, Quantity("site layer", better="higher", label="share on a curve in entropy")]
+    head_pc1_share: Annotated[Estimate, Quantity("layer kv_head", better="higher", label="PC1 share of each head")]
+    head_spearman: Annotated[
+        Estimate, Quantity("layer kv_head", better="higher", label="|Spearman| of PC1 of each head")
+    ]
     shown_points: Float[np.ndarray, "shown_site point component"]
     shown_curve: Float[np.ndarray, "shown_site step component"]
     shown_entropy_bits: Float[np.ndarray, " point"]
@@ -136,11 +109,10 @@ class ValueManifoldReport(Report):
     curve_entropy_bits: Float[np.ndarray, " step"]
     identified: bool
     is_own_entropy: bool
-    standardised: bool
+    standardized: bool
     sites: tuple[str, ...]
     shown_sites: tuple[str, ...]
-    intervals: Mapping[str, tuple[float, float]]
-    nulls: Mapping[str, float]
+    orderings: tuple[str, ...]
     n: int
 
     def headlines(self) -> Sequence[Headline]:
@@ -148,30 +120,49 @@ class ValueManifoldReport(Report):
         unless = ("" if self.identified else " (not identified)") + (
             " (the model's own)" if self.is_own_entropy else ""
         )
-        shuffle = "shuffle within position"
-        how = ", standardised" if self.standardised else ""
-        shares = [self._last("pc1_share", f"PC1 share of {s}{how}", s, "initialisation") for s in self.shown_sites]
-        related = [self._last(m, f"resid_post: {label}{unless}", "resid_post", shuffle) for m, label in _ORDER.items()]
+        how = ", standardized" if self.standardized else ""
+        shares = [
+            headline_of(self, "pc1_share", (self.sites.index(site), -1), f"PC1 share of {site}{how}")
+            for site in self.shown_sites
+        ]
+        row, prefix = self.sites.index("resid_post"), "resid_post: "
+        related = [
+            headline_of(self, "curve_share", (row, -1), f"{prefix}{_CURVE}{unless}"),
+            headline_of(self, "entropy_r2", (row, -1), f"{prefix}{_READ_OUT}{unless}"),
+            *(
+                headline_of(self, "spearman", (ordering, row, -1), f"{prefix}{label}{unless}")
+                for ordering, label in enumerate(_ORDERED)
+            ),
+        ]
         return (shares[0], *related, *shares[1:])
 
-    def figure(self) -> "Figure":
+    def plot(self) -> "Figure":
         from bayesgeom.charts.manifold import Cloud, Profile, manifold_figure
 
         shown = zip(self.shown_sites, self.shown_points, self.shown_curve, strict=True)
-        shapes = zip(self.sites, self.pc1_share, self.pc1_share_null, strict=True)
-        row, of = self.sites.index("resid_post"), self.arrays()
+        row = self.sites.index("resid_post")
+        order = {
+            _CURVE: self.curve_share[row], _READ_OUT: self.entropy_r2[row],
+            **{label: self.spearman[ordering, row] for ordering, label in enumerate(_ORDERED)},
+        }  # fmt: skip
         return manifold_figure(
             title=self.title if self.identified else f"{self.title} — {_UNIDENTIFIED}",
             clouds=[Cloud(site=site, points=points, curve=curve) for site, points, curve in shown],
             entropy=self.shown_entropy_bits,
             position=self.shown_position,
-            shape=[Profile(name=site, values=values, null=null) for site, values, null in shapes],
-            order=[Profile(name=name, values=of[m][row], null=of[f"{m}_null"][row]) for m, name in _ORDER.items()],
-            null_labels=("initialisation", "shuffle within position"),
+            shape=[
+                Profile(name=site, values=own.value, null=_level(own, UNTRAINED))
+                for site, own in ((site, self.pc1_share[at]) for at, site in enumerate(self.sites))
+            ],
+            order=[Profile(name=name, values=own.value, null=_level(own, SHUFFLE)) for name, own in order.items()],
+            null_labels=(UNTRAINED, SHUFFLE),
         )
 
-    def _last(self, metric: str, label: str, site: str, null_label: str) -> Headline:
-        return self.entry(metric, (self.sites.index(site), -1), label, null_label=null_label)
+
+def _level(own: Estimate, name: str) -> Float[np.ndarray, " layer"]:
+    """The level of a baseline; NaN where it is not known."""
+    found = [level.value for level in own.baselines if level.name == name]
+    return found[0] if found else np.full(own.value.shape, np.nan)
 
 
 @final
@@ -179,12 +170,12 @@ class ValueManifoldReport(Report):
 class ValueManifold(Probe[ValueManifoldReport]):
     """Every recorded site and layer; sequences beyond `MAX_POINTS` points are left out, and `n` says how many count.
 
-    `standardised` gives every coordinate the same variance first, as Paper III does.
+    `standardized` gives every coordinate the same variance first, as Paper III does.
     """
 
     name: ClassVar[str] = "value_manifold"
     needs: ClassVar[Needs] = Needs(sites=(RESID_POST,), optional=(V, Z, ATTN_OUT))
-    standardised: bool = False
+    standardized: bool = False
 
     def measure(self, run: Run, initialised: Sequence[ValueManifoldReport] = ()) -> ValueManifoldReport:
         n = min(run.n_recorded, max(2, MAX_POINTS // run.trials.n_scored))
@@ -197,22 +188,39 @@ class ValueManifold(Probe[ValueManifoldReport]):
         def points_of(site: Site, layer: int) -> Float[Tensor, "point d"]:
             values = run.at(site)[layer][:n]
             points = (trials.at_scored(values) if "key_pos" in site.axes else values).flatten(2).flatten(0, 1)
-            return standardised(points) if self.standardised else points
+            return standardised(points) if self.standardized else points
 
         layers, sites = range(run.spec.n_layers), [site for site in _SITES if site in run.recorded]
         clouds = {site: [cloud_statistics(points_of(site, i), scale) for i in layers] for site in sites}
-        measured: dict[str, Any] = tabulated([*clouds.values()]) | _heads(run, scale, points_of)
+        head_share, head_related = _heads(run, scale, points_of)
+        pc1_share, pc12_share = _shares(run, clouds, points_of, initialised, n=n)
+        spearman, signed_spearman, spearman_p = _ordered(run, clouds, entropy, points_of, initialised)
+        of_ratio = untrained([copy.participation_ratio.value for copy in initialised])
         return ValueManifoldReport(
-            **measured | _untrained(measured, initialised),
-            **_intervals(run, clouds, entropy, points_of),
+            pc1_share=pc1_share,
+            pc12_share=pc12_share,
+            participation_ratio=Estimate.of(_shape(clouds, "participation_ratio"), n=n, baselines=of_ratio),
+            spearman=spearman,
+            signed_spearman=signed_spearman,
+            spearman_p=spearman_p,
+            pearson=_related(clouds, "pearson", [copy.pearson.value for copy in initialised], n=n),
+            entropy_r2=_related(clouds, "entropy_r2", [copy.entropy_r2.value for copy in initialised], n=n),
+            curve_share=_related(clouds, "curve_share", [copy.curve_share.value for copy in initialised], n=n),
+            head_pc1_share=Estimate.of(
+                head_share, n=n, baselines=known(*untrained([copy.head_pc1_share.value for copy in initialised]))
+            ),
+            head_spearman=Estimate.of(
+                head_related, n=n, baselines=known(*untrained([copy.head_spearman.value for copy in initialised]))
+            ),
             **_shown(run, clouds, entropy, points_of),
             identified=scale.identified,
             is_own_entropy=not run.has_posterior,
-            standardised=self.standardised,
+            standardized=self.standardized,
             sites=tuple(site.name for site in sites),
             shown_sites=tuple(site.name for site in sites if site in _SHOWN),
-            intervals={}, nulls={}, n=n,
-        )  # fmt: skip
+            orderings=ORDERINGS,
+            n=n,
+        )
 
     def controls(self) -> Iterator[Control[ValueManifoldReport]]:
         rng = np.random.default_rng(0)
@@ -225,85 +233,117 @@ class ValueManifold(Probe[ValueManifoldReport]):
             label="noise, then a curve in entropy",
             run=planted_run(trials, {RESID_POST: torch.from_numpy(np.stack([noise, curve]))}),
             holds=lambda r: (
-                r.curve_share[0, 1] > 0.95 > 0.1 > r.curve_share[0, 0]
-                and r.entropy_r2[0, 1] > 0.9 > 0.2 > r.entropy_r2[0, 0]
-                and r.partial_spearman[0, 1] > 0.9 > 0.2 > r.partial_spearman[0, 0]
+                r.curve_share.value[0, 1] > 0.95 > 0.1 > r.curve_share.value[0, 0]
+                and r.entropy_r2.value[0, 1] > 0.9 > 0.2 > r.entropy_r2.value[0, 0]
+                and r.spearman.value[_WITHIN, 0, 1] > 0.9 > 0.2 > r.spearman.value[_WITHIN, 0, 0]
             ),
         )
         yield Control(
             label="values: only scored positions count",
             run=planted_run(trials, {RESID_POST: torch.from_numpy(noise[None]), V: torch.from_numpy(values)}),
-            holds=lambda r: r.sites == ("v", "resid_post") and r.curve_share[0, 0] > 0.95 > 0.1 > r.curve_share[1, 0],
+            holds=lambda r: (
+                r.sites == ("v", "resid_post") and r.curve_share.value[0, 0] > 0.95 > 0.1 > r.curve_share.value[1, 0]
+            ),
         )
         yield Control(
             label="a code for position is not identified",
             run=planted_run(in_step, {RESID_POST: torch.from_numpy(code[None])}),
             holds=lambda r: (
                 not r.identified
-                and np.isnan(r.partial_spearman).all()
-                and np.allclose((r.spearman, r.curve_share), (r.spearman_null, r.curve_share_null))
+                and np.isnan(r.spearman.value[_WITHIN]).all()
+                and np.allclose(r.spearman.value[_OVERALL], r.spearman.baseline(SHUFFLE).value[_OVERALL])
+                and np.allclose(r.curve_share.value, r.curve_share.baseline(SHUFFLE).value)
             ),
         )
 
 
-def _heads(run: Run, scale: EntropyScale, points_of: PointsOf) -> dict[str, Float[np.ndarray, "layer kv_head"]]:
-    """PC1 of the value vectors of each head on its own; NaN where values were not recorded."""
+def _heads(
+    run: Run, scale: EntropyScale, points_of: PointsOf
+) -> tuple[Float[np.ndarray, "layer kv_head"], Float[np.ndarray, "layer kv_head"]]:
+    """Share of PC1, and its order, for the value vectors of each head; NaN where values were not recorded."""
     n_heads, n_layers = run.spec.n_kv_heads, run.spec.n_layers
-    layers: Any = [(np.full(n_heads, np.nan),) * 2] * n_layers
+    layers: list[tuple[np.ndarray, np.ndarray]] = [(np.full(n_heads, np.nan), np.full(n_heads, np.nan))] * n_layers
     if V in run.recorded:
         layers = [head_statistics(points_of(V, i).unflatten(1, (n_heads, -1)), scale) for i in range(n_layers)]
     share, related = np.moveaxis(np.array(layers), 1, 0)
-    return {"head_pc1_share": share, "head_spearman": related}
+    return share, related
 
 
-def _untrained(measured: Mapping[str, Any], initialised: Sequence[ValueManifoldReport]) -> dict[str, Any]:
-    """Means over the fresh copies of the architecture; NaN where there are none."""
-    fresh = [report.arrays() for report in initialised]
-    names = {m: f"{m}_null" for m in (*SHAPES, "head_pc1_share", "head_spearman")}
-    names |= {m: f"{m}_initialisation" for m in RELATIONS}
-    return {name: mean_over_copies([arrays[m] for arrays in fresh], like=measured[m]) for m, name in names.items()}
+def _shape(clouds: Clouds, name: str) -> Float64[np.ndarray, "site layer"]:
+    return np.array([[cloud.shape[name] for cloud in layers] for layers in clouds.values()])
 
 
-def _intervals(
+def _relation(clouds: Clouds, name: str) -> tuple[Float64[np.ndarray, "site layer"], Baseline]:
+    """A relation to entropy, and its mean over the shuffles."""
+    found = np.array([[cloud.relation[name] for cloud in layers] for layers in clouds.values()])
+    return found[:, :, 0], Baseline.of("permutation", SHUFFLE, found[:, :, 1:].mean(axis=-1))
+
+
+def _related(clouds: Clouds, name: str, found: Sequence[Float[np.ndarray, "site layer"]], *, n: int) -> Estimate:
+    """A relation to entropy that has no interval, with what untrained networks have."""
+    values, shuffle = _relation(clouds, name)
+    return Estimate.of(values, n=n, baselines=known(shuffle, *untrained(found)))
+
+
+def _shares(
+    run: Run, clouds: Clouds, points_of: PointsOf, copies: Sequence[ValueManifoldReport], *, n: int
+) -> tuple[Estimate, Estimate]:
+    """Shares of PC1, and of PC1 and PC2; they have intervals where PC1 is told apart from the next component."""
+    few, shape = jackknife_weights(n, most=GROUPS), (len(clouds), run.spec.n_layers)
+    gaussian, first, both = np.full(shape, np.nan), np.full((2, *shape), np.nan), np.full((2, *shape), np.nan)
+    for (row, (site, layers)), layer in product(enumerate(clouds.items()), range(run.spec.n_layers)):
+        points = points_of(site, layer).unflatten(0, (n, -1)).cpu().numpy()
+        gaussian[row, layer] = least = gaussian_first_share(n, points.shape[2])
+        if layers[layer].shape["pc1_share"] > _ABOVE_GAUSSIAN * least:
+            shares = resampled_cloud(points, layers[layer].axes.cpu().numpy(), few, None)
+            for ends, name in ((first, "pc1_share"), (both, "pc12_share")):
+                ends[:, row, layer] = tuple(statistic_interval(shares[name], seed=run.seed, scale="share"))
+    alone = Baseline.of("chance", GAUSSIAN, gaussian)
+    levels = known(*untrained([copy.pc1_share.value for copy in copies]), alone)
+    of_both = untrained([copy.pc12_share.value for copy in copies])
+    return (
+        Estimate.of(_shape(clouds, "pc1_share"), (first[0], first[1]), n=n, baselines=levels),
+        Estimate.of(_shape(clouds, "pc12_share"), (both[0], both[1]), n=n, baselines=of_both),
+    )
+
+
+def _ordered(
     run: Run,
-    clouds: Mapping[Site, Sequence[CloudStatistics]],
+    clouds: Clouds,
     entropy: Float64[np.ndarray, "sequence position"],
     points_of: PointsOf,
-) -> dict[str, Any]:
-    """Intervals of shares everywhere; signed correlations and p-values everywhere, with intervals where shown."""
+    copies: Sequence[ValueManifoldReport],
+) -> tuple[Estimate, Estimate, Float64[np.ndarray, "ordering site layer"]]:
+    """|Spearman|, signed Spearman and p-values; intervals in the last layer of what is shown."""
     n, n_layers = len(entropy), run.spec.n_layers
     level = run.trials.scored_positions()[:n].cpu().numpy()
     rng = np.random.default_rng(run.seed)
     orders = np.stack([rng.permutation(n) for _ in range(PERMUTATIONS)])
-    few, each, even = jackknife_weights(n, most=GROUPS), jackknife_weights(n), np.full((1, n), 1 / n)
-    names = [f"{metric}_{end}" for metric in _BOUNDED for end in ("lo", "hi", "signed", "signed_lo", "signed_hi", "p")]
-    found: dict[str, Any] = {name: np.full((len(clouds), n_layers), np.nan) for name in (*names, "pc1_share_gaussian")}
+    each, even = jackknife_weights(n), np.full((1, n), 1 / n)
+    signed, p = (np.full((len(ORDERINGS), len(clouds), n_layers), np.nan) for _ in range(2))
+    low, high = np.full_like(signed, np.nan), np.full_like(signed, np.nan)
     for (row, site), layer in product(enumerate(clouds), range(n_layers)):
         points = points_of(site, layer).unflatten(0, level.shape).cpu().numpy()
-        axes, at = clouds[site][layer].axes.cpu().numpy(), (row, layer)
-        found["pc1_share_gaussian"][at] = least = gaussian_first_share(n, points.shape[2])
-        if clouds[site][layer].shape["pc1_share"] > _ABOVE_GAUSSIAN * least:
-            for metric, shares in resampled_cloud(points, axes, few, None).items():
-                found[f"{metric}_lo"][at], found[f"{metric}_hi"][at] = statistic_interval(
-                    shares, seed=run.seed, scale="share"
-                )
-        first = (points @ axes[:, 0]).astype(np.float64)
+        first = (points @ clouds[site][layer].axes.cpu().numpy()[:, 0]).astype(np.float64)
         is_bounded = site in _SHOWN and layer == n_layers - 1
         permuted = order_under_permutation(first, entropy, level, orders)
-        for metric, signed in resampled_order(first, entropy, level, each if is_bounded else even).items():
-            found[f"{metric}_signed"][at] = signed[0]
-            found[f"{metric}_p"][at] = permutation_p(np.asarray(signed[0]), permuted[metric])
+        drawn = resampled_order(first, entropy, level, each if is_bounded else even)
+        for ordering, name in enumerate(_RELATIONS):
+            at = (ordering, row, layer)
+            signed[at] = drawn[name][0]
+            p[at] = permutation_p(np.asarray(signed[at]), permuted[name])
             if is_bounded:
-                lo, hi = map(float, statistic_interval(signed, seed=run.seed, scale="correlation"))
-                found[f"{metric}_signed_lo"][at], found[f"{metric}_signed_hi"][at] = lo, hi
-                if lo > 0 or hi < 0:
-                    found[f"{metric}_lo"][at], found[f"{metric}_hi"][at] = sorted((abs(lo), abs(hi)))
-    return {name: values for name, values in found.items() if name in ValueManifoldReport.axes()}
+                low[at], high[at] = statistic_interval(drawn[name], seed=run.seed, scale="correlation")
+    size, shuffles = zip(*(_relation(clouds, name) for name in _RELATIONS), strict=True)
+    shuffle = Baseline.of("permutation", SHUFFLE, np.stack([own.value for own in shuffles]))
+    levels = known(shuffle, *untrained([copy.spearman.value for copy in copies]))
+    absolute = Estimate.of(np.stack(size), absolute_ends(low, high), n=n, why_not=NO_ENDS, baselines=levels)
+    return absolute, Estimate.of(signed, (low, high), n=n), p
 
 
 def _shown(
     run: Run,
-    clouds: Mapping[Site, Sequence[CloudStatistics]],
+    clouds: Clouds,
     entropy: Float64[np.ndarray, "sequence position"],
     points_of: PointsOf,
 ) -> dict[str, Any]:

@@ -1,42 +1,35 @@
 """A diagnosis: every report on one model and task, what was skipped and why, and where the numbers come from."""
 
-import dataclasses
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, final
 
-from bayesgeom.core.errors import OutputFault, unknown_name
-from bayesgeom.core.files import check_directory, directory_aside, file_aside
-from bayesgeom.core.plugins import Contained, discover, is_foreign
-from bayesgeom.results.page import Section, page
-from bayesgeom.results.report import (
-    HTML,
-    METRICS,
-    Headline,
-    Record,
-    Report,
-    aligned,
-    check_holds_report_alone,
-    headline_cells,
-    read_parts,
-    write_parts,
-)
+from bayesgeom.core.errors import InvalidArgument, OutputFault, unknown_name
+from bayesgeom.core.files import file_aside
+from bayesgeom.core.plugins import discover
+from bayesgeom.results.folder import ALONE, read_parts, write_run
+from bayesgeom.results.headline import Headline
+from bayesgeom.results.page import HEADLINES_SHOWN, notebook_html, page_of
+from bayesgeom.results.report import Report, with_provenance
 from bayesgeom.results.storage import fits
+from bayesgeom.results.terminal import summary
+from bayesgeom.results.tidy import frame, records_of
 
 if TYPE_CHECKING:
     import pandas as pd
+    import xarray as xr
     from plotly.graph_objects import Figure
 
 _WITH_REPORTS = (
     "probes", "ablations", "interventions", "comparison", "dynamics", "generalization", "gradients", "experiments.em",
     "subspaces", "training.monitor",
 )  # fmt: skip
-HEADLINES_SHOWN = 2
 
 
 @final
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Diagnosis(Mapping[str, Report]):
     """Reports by probe name. `skipped` gives the reason for every probe that this model could not serve.
 
@@ -48,13 +41,21 @@ class Diagnosis(Mapping[str, Report]):
     provenance: Mapping[str, Any]
     inapplicable: Mapping[str, str] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        """Let every report say itself where its numbers come from."""
+        if self.provenance:
+            owned = {name: with_provenance(report, self.provenance) for name, report in self.reports.items()}
+            vars(self)["reports"] = owned
+
     @classmethod
-    def of(cls, report: Report, provenance: Mapping[str, Any]) -> "Diagnosis":
-        """One report, under its own name."""
-        return cls(reports={report.name: report}, skipped={}, provenance=provenance)
+    def of(cls, report: Report, provenance: Mapping[str, Any] | None = None) -> "Diagnosis":
+        """Return one report under its own name, with its provenance."""
+        known = report.provenance if provenance is None else provenance
+        return cls(reports={report.name: report}, skipped={}, provenance=known)
 
     def __getitem__(self, name: str) -> Report:
-        if reason := self.left_out.get(name):
+        # Not `left_out(self)`: a checked call would look entries up here, without end.
+        if reason := self.skipped.get(name) or self.inapplicable.get(name):
             raise unknown_name(f"report in this diagnosis (skipped: {reason})", name, self.reports)
         if name not in self.reports:
             raise unknown_name("report in this diagnosis", name, self.reports)
@@ -66,73 +67,99 @@ class Diagnosis(Mapping[str, Report]):
     def __len__(self) -> int:
         return len(self.reports)
 
+    def __repr__(self) -> str:
+        return f"Diagnosis({self.title}: {', '.join(self.reports)})"
+
+    def __str__(self) -> str:
+        return self.summary()
+
+    def _repr_html_(self) -> str:
+        return notebook_html(self.summary(), self.plot() if self.reports else None)
+
     @property
     def title(self) -> str:
-        """Model and task, as tables and pages are headed."""
+        """Model and task, as tables and pages are headed; of reports without provenance, what was measured."""
+        if not self.provenance:
+            return ", ".join(report.title for report in self.reports.values())
         return f"{self.provenance['model']['name']} on {self.provenance['task_label']}"
 
-    @property
-    def left_out(self) -> dict[str, str]:
-        """Every probe without a report, and why: `skipped` and `inapplicable` together."""
-        return {**self.skipped, **self.inapplicable}
-
     def headlines(self) -> list[tuple[str, Headline]]:
-        """The first headlines of every report, with the probe's name: what the summary and the page show."""
+        """Return the first headlines of every report, with its name: what the summary and the page show."""
         return [(name, line) for name, report in self.reports.items() for line in report.headlines()[:HEADLINES_SHOWN]]
 
     def summary(self) -> str:
-        """A table for the terminal: number, interval and null of each headline; then what was skipped."""
-        rows = [("probe", "measured", "value", "95 % interval", "null")]
-        rows += [(name, line.label, *headline_cells(line)) for name, line in self.headlines()]
-        lines = aligned(rows)
-        rule = "  ".join("─" * max(map(len, column)) for column in zip(*rows, strict=True))
-        skipped = [
-            f"no interval, {n}, {own.label}: {own.no_interval}" for n, own in self.headlines() if own.no_interval
-        ]
-        skipped += [f"skipped {name}: {reason}" for name, reason in self.skipped.items()]
+        """Return a short table for the terminal: at most 24 lines of 100 columns."""
+        lines = self.headlines()
+        notes = [f"no interval, {name}, {own.label}: {own.no_interval}" for name, own in lines if own.no_interval]
+        notes += [f"skipped {name}: {reason}" for name, reason in self.skipped.items()]
         if foreign := self.provenance.get("foreign_hooks"):
-            skipped.append(
-                f"forward hooks that bayesgeom did not set may have edited activations: {', '.join(foreign)}"
-            )
+            notes.append(f"forward hooks that bayesgeom did not set may have edited activations: {', '.join(foreign)}")
         if self.inapplicable:
-            skipped.append(f"not for this task: {', '.join(self.inapplicable)}")
-        return "\n".join([self.title, "", lines[0], rule, *lines[1:], *([""] if skipped else []), *skipped])
+            notes.append(f"not for this task: {', '.join(self.inapplicable)}")
+        said = [f"{name}: {text}" for name, report in self.reports.items() if (text := report.conclusion())]
+        return summary(self.title, said, lines, notes)
+
+    def plot(self) -> "Figure":
+        """Return the figure of the first report; `diagnosis[name].plot()` draws the others.
+
+        Raises:
+            InvalidArgument: If there is no report.
+        """
+        if not self.reports:
+            raise InvalidArgument("this diagnosis holds no report that could be drawn; `skipped` says why.")
+        return next(iter(self.reports.values())).plot()
+
+    def show(self) -> None:
+        """Show the figure of the first report, as plotly does."""
+        self.plot().show()
 
     def to_pandas(self) -> "pd.DataFrame":
-        """The tidy table: model, checkpoint, task, then the columns of `Record`."""
-        import pandas as pd
+        """Return one tidy row per entry: model, checkpoint, task, then the columns of `Record`."""
+        return frame([row for report in self.reports.values() for row in records_of(report)], self.provenance)
 
-        columns = [field.name for field in dataclasses.fields(Record)]
-        rows = [dataclasses.astuple(record) for report in self.reports.values() for record in report.records()]
-        table = pd.DataFrame(rows, columns=columns)
-        table = table.astype({"layer": "Int64", "head": "Int64", "position": "Int64"})
-        model = self.provenance["model"]
-        table.insert(0, "model", model["architecture"])
-        table.insert(1, "checkpoint", model["name"])
-        table.insert(2, "task", self.provenance["task_label"])
-        return table
+    def to_xarray(self) -> "xr.DataTree":
+        """Return a labelled dataset per report, as a tree."""
+        import xarray as xr
 
-    def save(self, path: str | Path) -> None:
+        return xr.DataTree.from_dict({name: report.to_xarray() for name, report in self.reports.items()})
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return every report as JSON can hold it, by name, with what was skipped and the provenance."""
+        reports = {name: report.to_dict() for name, report in self.reports.items()}
+        return {"reports": reports, "skipped": left_out(self), "provenance": dict(self.provenance)}
+
+    def to_html(self, path: str | PathLike[str] | None = None) -> str:
+        """Return the page as one self-contained document that opens offline; with a path, also write it there.
+
+        Raises:
+            OutputFault: If the file cannot be written.
+        """
+        text = page_of(self.title, self.reports, left_out(self), self.provenance)
+        if path is not None:
+            with file_aside(Path(path)) as aside:
+                aside.write_text(text, encoding="utf-8", errors="replace")
+        return text
+
+    def save(self, path: str | PathLike[str]) -> None:
         """Write the run directory: `report.json`, `arrays.safetensors`, `metrics.parquet`, `report.html`; all or none.
 
-        **Raises** `OutputFault` where it cannot be written, or where another kind of directory stands in the way.
+        Raises:
+            OutputFault: It cannot be written, or another kind of directory stands in the way.
         """
-        target = Path(path)
-        check_target(target)
-        with directory_aside(target) as aside:
-            extra = {"skipped": self.skipped, "inapplicable": self.inapplicable, "provenance": self.provenance}
-            write_parts(aside, self.reports, extra)
-            self.to_pandas().to_parquet(aside / METRICS)
-            (aside / HTML).write_text(self._page(), encoding="utf-8", errors="replace")
+        extra = {"skipped": self.skipped, "inapplicable": self.inapplicable, "provenance": self.provenance}
+        write_run(Path(path), self.reports, extra, self.to_pandas(), self.to_html)
 
     @classmethod
-    def load(cls, path: str | Path) -> "Diagnosis":
-        """The diagnosis that `save` wrote, with equal values. **Raises** `OutputFault` where there is none."""
+    def load(cls, path: str | PathLike[str]) -> "Diagnosis":
+        """Return the diagnosis that `save` wrote, with equal values; a report that was saved alone is one of one.
+
+        Raises:
+            OutputFault: There is none, or it is damaged.
+        """
         reports, extra = read_parts(Path(path), report_kinds())
         if not {"skipped", "provenance"} <= extra.keys():
-            raise OutputFault(f"{path} holds a report alone, no whole diagnosis: load it with its own class.")
-        of_task = extra.get("inapplicable", {})  # reports that were written before these were told apart
-        source = extra["provenance"]
+            raise OutputFault(f"{path} does not say of what model and task its reports are: run it again.")
+        of_task, source = extra.get("inapplicable", {}), extra["provenance"]
         if not fits(source, Mapping[str, Any]) or not fits(source.get("model"), Mapping[str, Any]):
             raise OutputFault(f"{path} does not say of what model and task its reports are: run it again.")
         named = (source["model"].get("name"), source["model"].get("architecture"), source.get("task_label"))
@@ -142,40 +169,27 @@ class Diagnosis(Mapping[str, Report]):
             raise OutputFault(f"{path} lists what was skipped in an unknown form: run it again.")
         return cls(reports=reports, skipped=extra["skipped"], provenance=source, inapplicable=of_task)
 
-    def html(self, path: str | Path) -> None:
-        """Write the page alone: self-contained, opens offline."""
-        with file_aside(Path(path)) as aside:
-            aside.write_text(self._page(), encoding="utf-8", errors="replace")
 
-    def _page(self) -> str:
-        sections = [
-            Section(
-                name=name, title=report.title, about=report.about, headlines=report.headlines(), figure=_figure(report),
-                n=report.n, counts=report.counts, verdict=report.conclusion(),
-            )
-            for name, report in self.reports.items()
-        ]  # fmt: skip
-        provenance = dict(self.provenance)
-        return page(self.title, sections, n_leading=HEADLINES_SHOWN, skipped=self.left_out, provenance=provenance)
+def left_out(diagnosis: Diagnosis) -> dict[str, str]:
+    """Return every probe without a report, and why: `skipped` and `inapplicable` together."""
+    return {**diagnosis.skipped, **diagnosis.inapplicable}
 
 
-def _figure(report: Report) -> "Figure":
-    """The figure of a report; of a plug-in's that cannot be drawn, an empty one that says why."""
-    with Contained(is_foreign=is_foreign(type(report))) as drawing:
-        return report.figure()
-    from plotly.graph_objects import Figure
+def load_report(path: str | PathLike[str]) -> Report | Diagnosis:
+    """Return what a run directory holds: the report that was saved alone, or the diagnosis.
 
-    return Figure(layout={"title": {"text": f"This plug-in's figure cannot be drawn: {drawing.fault}"}})
+    Raises:
+        OutputFault: There is no whole report, it is damaged, or it is of a kind that this bayesgeom does not know.
+    """
+    reports, extra = read_parts(Path(path), report_kinds())
+    if extra.get(ALONE) is True and len(reports) == 1:
+        (report,) = reports.values()
+        return with_provenance(report, extra.get("provenance", {}))
+    return Diagnosis.load(path)
 
 
 def report_kinds() -> dict[str, type[Report]]:
-    """Every class of report, by the name of its probe."""
+    """Return every class of report, by the name of its probe."""
     # mypy: an abstract class as a value is what discovery is about.
     found = [discover(f"bayesgeom.{folder}", Report) for folder in _WITH_REPORTS]  # type: ignore[type-abstract]
     return {name: kind for kinds in found for name, kind in kinds.items()}
-
-
-def check_target(path: Path) -> None:
-    """**Raises** `OutputFault` unless a run directory can be written here; asked before any work is done."""
-    check_holds_report_alone(path)
-    check_directory(path)

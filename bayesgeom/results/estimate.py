@@ -178,7 +178,7 @@ class Estimate:
         """Where an estimate that is known has no interval although it should have one."""
         if self.low is None:
             return np.zeros(self.value.shape, dtype=bool)
-        return np.isnan(self.low) & ~np.isnan(self.value)
+        return np.asarray(np.isnan(self.low) & ~np.isnan(self.value))
 
     def baseline(self, name: str) -> Baseline:
         """Return one of the baselines by name.

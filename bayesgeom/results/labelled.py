@@ -6,32 +6,31 @@ import numpy as np
 
 from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.results.estimate import Estimate, Quantity
+from bayesgeom.results.storage import axes_of, quantities_of
 
 if TYPE_CHECKING:
     import xarray as xr
 
-    from bayesgeom.results.report import Report
 
-
-def dataset(report: "Report") -> "xr.Dataset":
+def dataset(name: str, report: object) -> "xr.Dataset":
     """Return the estimates and arrays of a report (see `Report.to_xarray`)."""
     import xarray as xr
 
     variables: dict[str, Any] = {}
     coordinates: dict[str, Any] = {}
-    quantities, axes, held = report.quantities(), report.axes(), vars(report)
-    for name, quantity in quantities.items():
-        own, levels = _of_estimate(name, held[name], quantity)
+    declared, axes, held = quantities_of(type(report)), axes_of(type(report)), vars(report)
+    for field, quantity in declared.items():
+        own, levels = _of_estimate(field, held[field], quantity)
         variables |= own
         coordinates |= levels
-    variables |= {name: (dims, held[name]) for name, dims in axes.items() if name not in quantities}
+    variables |= {field: (dims, held[field]) for field, dims in axes.items() if field not in declared}
     used = {dim for dims in axes.values() for dim in dims}
     coordinates |= {dim: list(held[f"{dim}s"]) for dim in used if isinstance(held.get(f"{dim}s"), tuple)}
     clash = sorted(used & variables.keys())
     if clash:
         raise InvalidArgument(f"{type(report).__name__} names both an axis and a field {', '.join(clash)}.")
-    plain = {name: value for name, value in held.items() if isinstance(value, str | int | float)}
-    return xr.Dataset(variables, coords=coordinates, attrs={"report": report.name, **plain})
+    plain = {field: value for field, value in held.items() if isinstance(value, str | int | float)}
+    return xr.Dataset(variables, coords=coordinates, attrs={"report": name, **plain})
 
 
 def _of_estimate(name: str, estimate: Estimate, quantity: Quantity) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -1,5 +1,6 @@
 """The report page: one self-contained HTML file that opens offline and fetches nothing."""
 
+import html
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -8,13 +9,15 @@ from typing import TYPE_CHECKING, Any, final
 
 import plotly.graph_objects as go
 
-from bayesgeom.results.report import Headline, headline_cells
+from bayesgeom.core.plugins import Contained, is_foreign
+from bayesgeom.results.headline import Headline
 from bayesgeom.results.theme import CONFIG, FONT, MEASURED, with_room_for_legend
 
 if TYPE_CHECKING:
     from jinja2 import Template
 
 TEMPLATE = "page.html.jinja"
+HEADLINES_SHOWN = 2  # of each report, in the summary and at the top of the page
 _UNDER_TOOLS = 56  # pixels over the panels of a figure without a title: plotly's tools, and the panels' titles
 _INTRODUCTION = (
     "Each number stands next to its baseline: the value without the claimed structure. A number that does not beat its "
@@ -42,18 +45,16 @@ class Section:
         return self.title.split(":", maxsplit=1)[0]
 
 
-@final
-@dataclass(frozen=True, kw_only=True)
-class _Row:
-    """One headline as the cells of a table."""
-
-    name: str
-    short_title: str
-    label: str
-    value: str
-    interval: str
-    no_interval: str
-    baseline: str
+def page_of(title: str, reports: Mapping[str, Any], left_out: Mapping[str, str], provenance: Mapping[str, Any]) -> str:
+    """Return the page of some reports, each with its figure and its headlines."""
+    sections = [
+        Section(
+            name=name, title=report.title, about=report.about, headlines=report.headlines(), figure=_figure(report),
+            n=report.n, counts=report.counts, verdict=report.conclusion(),
+        )
+        for name, report in reports.items()
+    ]  # fmt: skip
+    return page(title, sections, n_leading=HEADLINES_SHOWN, skipped=left_out, provenance=provenance)
 
 
 def page(
@@ -76,10 +77,14 @@ def page(
     import plotly.io as pio
     from plotly.offline import get_plotlyjs
 
-    rows = {section.name: [_row(section, line) for line in section.headlines] for section in sections}
     drawn = {
         section.name: pio.to_html(
-            _without_title(section), full_html=False, include_plotlyjs=False, config=CONFIG, auto_play=False
+            _without_title(section),
+            full_html=False,
+            include_plotlyjs=False,
+            config=CONFIG,
+            auto_play=False,
+            div_id=f"figure-{section.name}",
         )
         for section in sections
     }
@@ -87,16 +92,33 @@ def page(
         title=title,
         sections=sections,
         verdicts=[section for section in sections if section.verdict],
-        leading=[row for section in sections for row in rows[section.name][:n_leading]],
-        rows=rows,
+        leading=[(section, line) for section in sections for line in section.headlines[:n_leading]],
         drawn=drawn,
         skipped=skipped,
-        provenance=json.dumps(provenance, indent=1, default=str),
+        provenance=json.dumps(dict(provenance), indent=1, default=str),
         introduction=_INTRODUCTION,
         plotly_js=get_plotlyjs(),
         font=FONT,
         link=MEASURED,
     )
+
+
+def notebook_html(summary: str, figure: go.Figure | None) -> str:
+    """Return what a notebook shows of a result: its short table and its main figure, where it has one.
+
+    A notebook's output fetches plotly once from the network; saved pages contain it.
+    """
+    if figure is None:
+        return f"<pre>{html.escape(summary)}</pre>"
+    drawn = figure.to_html(full_html=False, include_plotlyjs="cdn", config=CONFIG, auto_play=False)
+    return f"<pre>{html.escape(summary)}</pre>\n{drawn}"
+
+
+def _figure(report: Any) -> go.Figure:
+    """The figure of a report; of a plug-in's that cannot be drawn, an empty one that says why."""
+    with Contained(is_foreign=is_foreign(type(report))) as drawing:
+        return report.plot()
+    return go.Figure(layout={"title": {"text": f"This plug-in's figure cannot be drawn: {drawing.fault}"}})
 
 
 @cache
@@ -106,16 +128,11 @@ def _template() -> "Template":
     return Environment(loader=PackageLoader("bayesgeom.results", "."), autoescape=True).get_template(TEMPLATE)
 
 
-def _row(section: Section, line: Headline) -> _Row:
-    value, interval, baseline = headline_cells(line)
-    return _Row(
-        name=section.name, short_title=section.short_title, label=line.label, value=value, interval=interval,
-        no_interval=line.no_interval, baseline=baseline,
-    )  # fmt: skip
-
-
 def _without_title(section: Section) -> go.Figure:
-    """The figure with room for its legend, less what the heading over it says already."""
+    """The figure with room for its legend, less what the heading over it says already; a plug-in's own as it is."""
+    layout = section.figure.layout
+    if None in (layout.height, layout.margin.l, layout.margin.r, layout.margin.t, layout.margin.b):
+        return section.figure
     figure = with_room_for_legend(section.figure)
     text = (figure.layout.title.text or "").removeprefix(section.title).removeprefix("<br>").lstrip(" —")
     if text:

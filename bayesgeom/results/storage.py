@@ -23,7 +23,7 @@ from bayesgeom.core.errors import InvalidArgument, OutputFault
 from bayesgeom.core.files import put_back, write_arrays
 from bayesgeom.results.estimate import KINDS, Baseline, Estimate, Quantity
 
-SCHEMA = 2  # 2: a hash over JSON and arrays
+SCHEMA = 3  # 2: a hash over JSON and arrays; 3: numbers are estimates
 JSON, ARRAYS = "report.json", "arrays.safetensors"
 HASH = "hash"
 _IN_ARRAYS = "array"  # in place of a number: the value is among the arrays
@@ -72,8 +72,7 @@ def read(path: Path) -> tuple[dict[str, tuple[dict[str, Any], dict[str, np.ndarr
         raise OutputFault(f"{path} has schema {schema}; this bayesgeom reads up to {SCHEMA}. Upgrade bayesgeom.")
     if schema < SCHEMA:
         raise OutputFault(
-            f"{path} has schema {schema}, without a hash; this bayesgeom reads schema {SCHEMA}. Run the command that "
-            f"made it again."
+            f"{path} has schema {schema}; this bayesgeom reads schema {SCHEMA}. Run the command that made it again."
         )
     stated = held.pop(HASH, None)
     if stated != hashed(held, arrays):
@@ -121,7 +120,8 @@ def estimate_of(name: str, held: Any, arrays: Mapping[str, np.ndarray], where: s
     """
     form = f"{where}: field {name!r} holds no estimate"
     wanted = {*_LEVELS, "resampled", "n", "why_not", "baselines"}
-    if not isinstance(held, Mapping) or held.keys() != wanted or not fits(held["baselines"], tuple[Mapping, ...]):
+    is_known = isinstance(held, Mapping) and held.keys() == wanted
+    if not is_known or not fits(held["baselines"], tuple[Mapping[str, Any], ...]):
         raise OutputFault(f"{form}: its parts are not {', '.join(sorted(wanted))}.")
     if not fits((held["resampled"], held["n"], held["why_not"]), tuple[str, int, str]):
         raise OutputFault(f"{form}: resampled, n or why_not is of another type.")
@@ -162,6 +162,38 @@ def quantity_of(hint: Any) -> Quantity | None:
     if typing.get_origin(hint) is not Annotated:
         return None
     return next((own for own in hint.__metadata__ if isinstance(own, Quantity)), None)
+
+
+def quantities_of(kind: type) -> dict[str, Quantity]:
+    """Return the fields of a report class that are estimates, and what each is."""
+    found = {field.name: quantity_of(field.type) for field in fields(kind)}
+    return {name: quantity for name, quantity in found.items() if quantity is not None}
+
+
+def axes_of(kind: type) -> dict[str, tuple[str, ...]]:
+    """Return the axes of every array and every estimate with axes, in order, as its annotation says."""
+    return {field.name: axes for field in fields(kind) if (axes := _axes(field.type))} | {
+        field.name: () for field in fields(kind) if _is_array_hint(field.type) and not _axes(field.type)
+    }
+
+
+def parts_of(report: object) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    """Return all fields of a report as files hold them: JSON values by field, and arrays by field or part of one."""
+    scalars, arrays = dict[str, Any](), dict[str, np.ndarray]()
+    for own in fields(report):  # type: ignore[arg-type]
+        value = vars(report)[own.name]
+        if quantity_of(own.type) is not None:
+            scalars[own.name], of_estimate = estimate_parts(own.name, value)
+            arrays |= of_estimate
+        elif _is_array_hint(own.type):
+            arrays[own.name] = np.asarray(value, order="C")
+        else:
+            scalars[own.name] = encoded(value)
+    return scalars, arrays
+
+
+def _is_array_hint(hint: object) -> bool:
+    return isinstance(hint, type) and issubclass(hint, AbstractArray)
 
 
 def fields_of(kind: type, scalars: Mapping[str, Any], arrays: Mapping[str, np.ndarray], where: str) -> dict[str, Any]:
@@ -214,7 +246,8 @@ def check_axes(kind: type, values: Mapping[str, Any], where: str) -> None:
     sizes: dict[str, int] = {}
     for name, hint in ((field.name, field.type) for field in fields(kind)):
         axes, value = _axes(hint), values.get(name)
-        shape = value.value.shape if isinstance(value, Estimate) else np.shape(value) if axes else ()
+        array = value.value if isinstance(value, Estimate) else value if axes else None
+        shape = array.shape if isinstance(array, np.ndarray) else ()
         if len(axes) != len(shape):
             raise ValueError(f"{where}: {name!r} has shape {shape}, its axes are ({' '.join(axes)}).")
         for axis, size in zip(axes, shape, strict=True):

@@ -1,9 +1,15 @@
-"""Markdown tables."""
+"""Tables of text: Markdown, and lines whose columns are aligned."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 
 def markdown(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
     """Return a Markdown table; vertical bars within cells are escaped."""
     cells = [head, tuple("---" for _ in head), *rows]
     return "\n".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |" for row in cells)
+
+
+def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Return rows of text as lines whose columns are aligned; nothing trails."""
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]

@@ -5,6 +5,8 @@ shuffled beliefs give, and with an interval over sequences: points of one sequen
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import final
 
 import numpy as np
 import torch
@@ -13,7 +15,18 @@ from torch import Tensor
 
 from bayesgeom.stats.bootstrap import ratio_interval, statistic_interval
 from bayesgeom.stats.clusters import Clusters, adjusted_rand, cluster_clouds, meetings, resampled_agreement
-from bayesgeom.stats.readout import LABEL, BeliefTargets, Readout, commonest, in_bands
+from bayesgeom.stats.intervals import Interval
+from bayesgeom.stats.readout import LABEL, BeliefTargets, Readout, Scored, commonest, in_bands
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class ClusterScores:
+    """Scores of k-means by cloud and number of clusters; the level of `silhouette` is a Gaussian cloud."""
+
+    silhouette: Scored
+    rand_index: Scored
+    token_rand_index: Scored
 
 
 def cluster_scores(
@@ -25,30 +38,31 @@ def cluster_scores(
     *,
     n_clustered: int,
     seed: int,
-) -> dict[str, Float64[np.ndarray, "cloud count"]]:
+) -> ClusterScores:
     """k-means on a sample of the points: `silhouette`, `rand_index` against the best guesses, `token_rand_index`.
 
-    The last is against the token just read, a row with a single 1, shuffled after the first. Silhouettes have
-    those of Gaussian clouds for null, adjusted Rand indices those against shuffled beliefs or tokens. Intervals are
-    over all sequences, at the clusters found; `weights` are the `jackknife_weights` of all sequences.
+    The last is against the token just read, a row with a single 1, shuffled after the first. The level of silhouettes
+    are those of Gaussian clouds, of adjusted Rand indices those against shuffled beliefs or tokens. Intervals are over
+    all sequences, at the clusters found; `weights` are the `jackknife_weights` of all sequences.
     """
     generator = torch.Generator().manual_seed(seed)
     chosen = torch.randperm(clouds.shape[1], generator=generator)[:n_clustered].sort().values
     found = cluster_clouds(clouds[:, chosen], counts, generator)
-    labels = {"rand_index": targets.values[chosen, :, LABEL], "token_rand_index": tokens[chosen]}
-    agreement = {name: adjusted_rand(meetings(found.labels, others)).numpy() for name, others in labels.items()}
     owner = chosen // targets.n_positions
-    drawn = {"silhouette": _resampled_silhouettes(found, owner, weights)}
-    drawn |= {name: _resampled_agreement(found, others[:, 0], owner, weights) for name, others in labels.items()}
-    bounds = {name: statistic_interval(values, seed=seed) for name, values in drawn.items()}
-    return {
-        "silhouette": found.point_scores.mean(dim=2).cpu().numpy(),
-        "silhouette_null": found.gaussian_scores.cpu().numpy(),
-        **{name: found_with[:, 0] for name, found_with in agreement.items()},
-        **{f"{name}_null": found_with[:, 1:].mean(axis=1) for name, found_with in agreement.items()},
-        **{f"{name}_lo": lo for name, (lo, _) in bounds.items()},
-        **{f"{name}_hi": hi for name, (_, hi) in bounds.items()},
-    }
+
+    def agreement(others: Float[Tensor, "point shuffle label"]) -> Scored:
+        indices = adjusted_rand(meetings(found.labels, others)).numpy()
+        ends = statistic_interval(_resampled_agreement(found, others[:, 0], owner, weights), seed=seed)
+        return _scored(indices[:, 0], ends, indices[:, 1:].mean(axis=1))
+
+    silhouettes = statistic_interval(_resampled_silhouettes(found, owner, weights), seed=seed)
+    return ClusterScores(
+        silhouette=_scored(
+            found.point_scores.mean(dim=2).cpu().numpy(), silhouettes, found.gaussian_scores.cpu().numpy()
+        ),
+        rand_index=agreement(targets.values[chosen, :, LABEL]),
+        token_rand_index=agreement(tokens[chosen]),
+    )
 
 
 def guess_scores(
@@ -57,10 +71,11 @@ def guess_scores(
     bands: Sequence[tuple[float, float]],
     *,
     seed: int = 0,
-) -> dict[str, Float64[np.ndarray, "..."]]:
-    """How often the nearest of the best guesses' mean vectors is the right one, in each band of confidence.
+) -> tuple[Scored, Float64[np.ndarray, " band"]]:
+    """How often the nearest of the best guesses' mean vectors is the right one, by cloud and band of confidence.
 
-    The null is the same after a shuffle; `constant_accuracy` is that of always naming the commonest guess.
+    Returns:
+        That accuracy, whose level is the same after a shuffle, and the accuracy of always naming the commonest guess.
     """
     is_counted = in_bands(targets, bands)
     n_points = is_counted.sum(axis=2, dtype=np.float64)  # band, sequence, draw
@@ -68,11 +83,15 @@ def guess_scores(
     for readout in readouts:
         n_hits = (readout.hits & is_counted).sum(axis=2, dtype=np.float64)
         everything = _ratio(n_hits.sum(axis=1), n_points.sum(axis=1))
-        lo, hi = ratio_interval(n_hits[:, :, 0].T, n_points[:, :, 0].T, seed=seed)
-        rows.append({"": everything[:, 0], "_null": everything[:, 1:].mean(axis=1), "_lo": lo, "_hi": hi})
-    name = "nearest_centroid_accuracy"
-    scores = {f"{name}{end}": np.stack([row[end] for row in rows]) for end in rows[0]}
-    return scores | {"constant_accuracy": commonest(targets, is_counted)}
+        low, high = ratio_interval(n_hits[:, :, 0].T, n_points[:, :, 0].T, seed=seed)
+        rows.append((everything[:, 0], low, high, everything[:, 1:].mean(axis=1)))
+    value, low, high, level = (np.stack(column) for column in zip(*rows, strict=True))
+    return Scored(value=value, low=low, high=high, level=level), commonest(targets, is_counted)
+
+
+def _scored(value: Float64[np.ndarray, "*cloud"], interval: Interval, level: Float64[np.ndarray, "*cloud"]) -> Scored:
+    low, high = interval
+    return Scored(value=value, low=low, high=high, level=level)
 
 
 def _resampled_silhouettes(

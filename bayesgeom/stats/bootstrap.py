@@ -22,6 +22,7 @@ from bayesgeom.stats.intervals import Interval, Scale, bootstrap_t, jackknife_in
 LEVEL = 0.95
 DRAWS = 1_000
 _MOST_KEPT = 256  # sequences whose weights are kept between calls: 2 MB a table
+_FEWEST_SPLIT = 4  # sequences that can be halved
 MAX_GROUPS = 256  # left out in turn; of more sequences, runs of consecutive ones
 MAX_UNITS = (
     2_048  # resampled at once; more sequences are resampled in runs of consecutive ones, so that memory is bounded
@@ -68,6 +69,21 @@ def jackknife_weights(n: int, *, most: int = MAX_GROUPS) -> Float64[np.ndarray, 
     group = np.arange(n) * n_groups // n
     kept = group != np.arange(n_groups)[:, None]
     return np.concatenate([np.full((1, n), 1 / n), kept / kept.sum(axis=1, keepdims=True)])
+
+
+def random_halves(n: int, splits: int, *, seed: int) -> Float[np.ndarray, "2 split batch"]:
+    """Return the weights of random halves of the sequences, which sum to one; NaN for fewer than four."""
+    if n < _FEWEST_SPLIT:
+        return np.full((2, 1, n), np.nan)
+    order = np.random.default_rng(seed).random((splits, n)).argsort(axis=1)
+    first = (order < n // 2).astype(float)
+    return np.stack([half / half.sum(axis=1, keepdims=True) for half in (first, 1 - first)])
+
+
+def jackknife_bias(replicates: Float[np.ndarray, "replicate *rest"]) -> Float[np.ndarray, "*rest"]:
+    """Return the jackknife estimate of bias, from values under `jackknife_weights(n)`; NaN for a single sequence."""
+    n = len(replicates) - 1
+    return np.asarray((n - 1 if n > 1 else np.nan) * (replicates[1:].mean(axis=0) - replicates[0]))
 
 
 def percentile_interval(
@@ -151,14 +167,6 @@ def statistic_interval(
     """Return the 95 % interval of a smooth statistic, from its values under `jackknife_weights(n)`."""
     groups = len(replicates) - 1
     return jackknife_interval(replicates, bootstrap_weights(groups, seed=seed, draws=draws), scale=scale)
-
-
-def statistic_bounds(
-    name: str, replicates: Float[np.ndarray, "replicate *rest"], *, seed: int, scale: Scale = "plain"
-) -> dict[str, Float[np.ndarray, "*rest"]]:
-    """Return the statistic of all sequences as `name`, and the ends of its interval as `name_lo` and `name_hi`."""
-    lo, hi = statistic_interval(replicates, seed=seed, scale=scale)
-    return {name: replicates[0], f"{name}_lo": lo, f"{name}_hi": hi}
 
 
 def linearized_draws(

@@ -35,3 +35,12 @@ def partial_spearman(
 def ranks(x: Float[np.ndarray, "point *rest"]) -> Float[np.ndarray, "point *rest"]:
     """Rank along the first axis, from 1; ties share their mean rank."""
     return np.asarray(rankdata(x, axis=0), dtype=np.float64)
+
+
+def absolute_ends(
+    low: Float[np.ndarray, "*axes"], high: Float[np.ndarray, "*axes"]
+) -> tuple[Float[np.ndarray, "*axes"], Float[np.ndarray, "*axes"]]:
+    """Return the interval of an absolute value from that of the value; NaN where that contains 0 or is not known."""
+    ends = np.sort(np.abs([low, high]), axis=0)
+    least, most = np.where((low > 0) | (high < 0), ends, np.nan)
+    return least, most

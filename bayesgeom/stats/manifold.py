@@ -4,7 +4,6 @@ The number is the exact entropy. Each statistic is computed for the entropies as
 entropies shuffled across sequences within each position, which keep whatever position alone explains.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import final
 
@@ -27,7 +26,6 @@ from bayesgeom.stats.regression import (
 )
 
 N_KNOTS, N_AXES = 5, 3
-SHAPES = ("pc1_share", "pc12_share", "participation_ratio")
 RELATIONS = ("spearman", "pearson", "partial_spearman", "entropy_r2", "curve_share")
 _COLLINEAR = 1e-9  # a spline of few distinct entropies has columns to spare
 
@@ -144,14 +142,6 @@ def _axes(
         return cloud_axes(points)
     offset = centred.mean(dim=0).double()
     return principal_axes((moments.fit_gram + moments.score_gram) / len(points) - torch.outer(offset, offset))
-
-
-def tabulated(clouds: Sequence[Sequence[CloudStatistics]]) -> dict[str, Float64[np.ndarray, "site layer"]]:
-    """Statistics by site and layer under their names; `*_null` is the mean of a relation over the shuffles."""
-    shapes = {m: np.array([[cloud.shape[m] for cloud in layers] for layers in clouds]) for m in SHAPES}
-    related = {m: np.array([[cloud.relation[m] for cloud in layers] for layers in clouds]) for m in RELATIONS}
-    nulls = {f"{m}_null": values[:, :, 1:].mean(axis=-1) for m, values in related.items()}
-    return shapes | {m: values[:, :, 0] for m, values in related.items()} | nulls
 
 
 def head_statistics(

@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Bool, Float, Float32, Float64, Int64
 from torch import Tensor
 
-from bayesgeom.stats.bootstrap import percentile_interval, statistic_interval
+from bayesgeom.stats.bootstrap import percentile_interval, r2_interval, statistic_interval
 from bayesgeom.stats.clusters import nearest_centroid_labels
 from bayesgeom.stats.regression import SplitMoments, ridge, split_moments, squared_error
 from bayesgeom.stats.subspace import restricted
@@ -58,6 +58,35 @@ class Readout:
     predicted_belief: Float64[np.ndarray, "sequence position hypothesis"]
     decided_alive: Bool[np.ndarray, "sequence position hypothesis"]
     hits: Bool[np.ndarray, "sequence position draw"]
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Scored:
+    """One metric of several clouds: its value, its 95 % interval, and its level without the structure.
+
+    `level` is the mean over shuffles, unless the function that returns it says otherwise.
+    """
+
+    value: Float64[np.ndarray, "*cloud"]
+    low: Float64[np.ndarray, "*cloud"]
+    high: Float64[np.ndarray, "*cloud"]
+    level: Float64[np.ndarray, "*cloud"]
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Summary:
+    """What is read of several clouds; the level of `total_variation` is the mean belief.
+
+    `r2_within` and `balanced_accuracy_within` are what random subspaces reach: mean, and both ends of the 95 % range.
+    """
+
+    r2: Scored
+    total_variation: Scored
+    balanced_accuracy: Scored
+    r2_within: Float64[np.ndarray, "3 cloud"]
+    balanced_accuracy_within: Float64[np.ndarray, "3 cloud"]
 
 
 def belief_rows(
@@ -166,7 +195,7 @@ def summary(
     weights: Float64[np.ndarray, "replicate sequence"],
     *,
     seed: int = 0,
-) -> dict[str, Float64[np.ndarray, " cloud"]]:
+) -> Summary:
     """Held-out scores of every cloud, their 95 % intervals, and what the shuffles and the subspaces reach.
 
     `weights` are `jackknife_weights` of the held-out sequences. The maps stay as fitted: an interval of R² is that of
@@ -174,18 +203,45 @@ def summary(
     """
     n_held, n_draws = len(targets.held), len(targets.means)
     even = np.full((1, n_held), 1 / max(1, n_held))
-    rows = []
-    for readout in readouts:
-        row = {metric: score[0] for metric, score in held_out_scores(readout, targets, even).items()}
-        for metric, replicates in held_out_scores(readout, targets, weights).items():
-            row[f"{metric}_lo"], row[f"{metric}_hi"] = statistic_interval(replicates, seed=seed)
-        for metric, maps in (("r2", readout.r2), ("balanced_accuracy", readout.balanced_accuracy)):
-            shuffled, within = maps[1:n_draws], maps[n_draws:]
-            row[f"{metric}_null"], row[f"{metric}_random_subspace"] = shuffled.mean(), within.mean()
-            ends = (f"{metric}_random_subspace_lo", f"{metric}_random_subspace_hi")
-            row |= dict(zip(ends, percentile_interval(within), strict=True))
-        rows.append(row | {"total_variation_null": distance_of_mean(targets)})
-    return {metric: np.array([row[metric] for row in rows], dtype=np.float64) for metric in rows[0]}
+    single = [held_out_scores(readout, targets, even) for readout in readouts]
+    drawn = [held_out_scores(readout, targets, weights) for readout in readouts]
+
+    def scored(metric: str, levels: Sequence[float]) -> Scored:
+        ends = [statistic_interval(replicates[metric], seed=seed) for replicates in drawn]
+        return Scored(
+            value=np.array([scores[metric][0] for scores in single]),
+            low=np.array([low for low, _ in ends], dtype=np.float64),
+            high=np.array([high for _, high in ends], dtype=np.float64),
+            level=np.array(levels, dtype=np.float64),
+        )
+
+    def within(maps: Float64[np.ndarray, " map"]) -> list[float]:
+        low, high = percentile_interval(maps[n_draws:])
+        return [float(maps[n_draws:].mean()), float(low), float(high)]
+
+    return Summary(
+        r2=scored("r2", [readout.r2[1:n_draws].mean() for readout in readouts]),
+        total_variation=scored("total_variation", [distance_of_mean(targets)] * len(readouts)),
+        balanced_accuracy=scored(
+            "balanced_accuracy", [readout.balanced_accuracy[1:n_draws].mean() for readout in readouts]
+        ),
+        r2_within=np.array([within(readout.r2) for readout in readouts]).T,
+        balanced_accuracy_within=np.array([within(readout.balanced_accuracy) for readout in readouts]).T,
+    )
+
+
+def unfitted_r2(
+    beliefs: Float64[np.ndarray, "window sequence position hypothesis"],
+    targets: BeliefTargets,
+    seed: int,
+) -> Scored:
+    """Return the R² of beliefs as they are, on held-out sequences, with its interval; the mean belief has 0."""
+    truth, mean = targets.held[:, :, 0, BELIEF].double().numpy(), targets.means[0, BELIEF].double().numpy()
+    error, spread = ((beliefs - truth) ** 2).sum(axis=(2, 3)), ((truth - mean) ** 2).sum(axis=(1, 2))
+    with np.errstate(invalid="ignore", divide="ignore"):
+        low, high = r2_interval(error.T, spread[:, None], seed=seed)
+        value = 1 - error.sum(axis=1) / spread.sum()
+    return Scored(value=value, low=low, high=high, level=np.zeros_like(value))
 
 
 def in_bands(

@@ -10,6 +10,7 @@ from jaxtyping import Float, Float64, Int64
 from torch import Tensor, nn
 
 from bayesgeom.core.sites import Site
+from bayesgeom.core.threads import lock_of
 from bayesgeom.core.trials import Trials
 from bayesgeom.models.base import Model
 
@@ -46,13 +47,14 @@ def answer_gradients(
 
         return keep
 
-    handles = [model.point(site, layer).register_forward_hook(keeping(layer)) for layer in layers]
-    try:
-        with torch.enable_grad():
-            logits = model.logits(trials)[:, :, trials.answers]
-    finally:
-        for handle in handles:
-            handle.remove()
+    with lock_of(model.module):
+        handles = [model.point(site, layer).register_forward_hook(keeping(layer)) for layer in layers]
+        try:
+            with torch.enable_grad():
+                logits = model.logits(trials)[:, :, trials.answers]
+        finally:
+            for handle in handles:
+                handle.remove()
     places = [held[layer] for layer in layers]
     for position, answer in _chosen(logits.shape[1], logits.shape[2], seed):
         # Sequences do not touch one another: the gradient of the sum holds each one's own.

@@ -32,13 +32,13 @@ DRAWS = 1_000
 class Overlap:
     """Overlap in one layer: interval over the groups of sequences that the fit left out in turn, and chance.
 
-    `null` and `most` are mean and largest over `DRAWS` random subspaces of the same rank.
+    `random` and `most` are mean and largest over `DRAWS` random subspaces of the same rank.
     """
 
     value: float
     lo: float
     hi: float
-    null: float
+    random: float
     most: float
 
 
@@ -58,7 +58,8 @@ def overlaps(
         chance = np.array([_overlap(inside.cpu(), drawn) for drawn in random])
         again = np.array([_overlap(inside, one.basis) for one in (own, *replicates.get(layer, ()))])
         lo, hi = (float(end) for end in statistic_interval(again, seed=seed, scale="share"))
-        found[layer] = Overlap(value=float(again[0]), lo=lo, hi=hi, null=float(chance.mean()), most=float(chance.max()))
+        mean, most = float(chance.mean()), float(chance.max())
+        found[layer] = Overlap(value=float(again[0]), lo=lo, hi=hi, random=mean, most=most)
     return found
 
 

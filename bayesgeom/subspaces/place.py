@@ -7,8 +7,8 @@ from typing import Literal, final
 from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.core.run import ModelSpec
 from bayesgeom.core.sites import RESID_PRE, Site, V, Z
-from bayesgeom.interventions.carried import CARRIED, check_carries
 from bayesgeom.models.base import Model
+from bayesgeom.models.replay.carried import CARRIED, check_carries
 from bayesgeom.models.replay.replayer import STAGES
 
 

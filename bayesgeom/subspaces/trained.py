@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from bayesgeom.core.behavior import answer_log_probabilities
 from bayesgeom.core.errors import InvalidArgument
+from bayesgeom.core.threads import lock_of
 from bayesgeom.core.trials import Trials
 from bayesgeom.subspaces.base import About, Fit, Sample, Setting
 from bayesgeom.subspaces.erasers import JointMoments
@@ -136,8 +137,9 @@ def _masked(change: Float[Tensor, "batch pos d"], mask: Bool[Tensor, " pos"] | N
 def _hooked(
     sample: Sample, layer: int, hook: Callable[[nn.Module, object, Tensor], Tensor | None], trials: Trials
 ) -> Float[Tensor, "batch query_pos d_vocab"]:
-    handle = sample.model.point(sample.place.site, layer).register_forward_hook(hook)
-    try:
-        return sample.model.logits(trials)
-    finally:
-        handle.remove()
+    with lock_of(sample.model.module):
+        handle = sample.model.point(sample.place.site, layer).register_forward_hook(hook)
+        try:
+            return sample.model.logits(trials)
+        finally:
+            handle.remove()

@@ -5,7 +5,7 @@ The absolute norm, not its share of all that the head writes: a share ranks idle
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, final
+from typing import TYPE_CHECKING, Annotated, ClassVar, final
 
 import numpy as np
 import torch
@@ -17,7 +17,10 @@ from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.core.run import Run
 from bayesgeom.core.sites import Z
 from bayesgeom.models.base import Model
-from bayesgeom.results.report import Headline, Report
+from bayesgeom.results.estimate import Baseline, Estimate, Quantity
+from bayesgeom.results.headline import Headline
+from bayesgeom.results.report import Report, headline_of
+from bayesgeom.results.tables import aligned
 from bayesgeom.stats.correlation import spearman
 from bayesgeom.stats.subspace import random_subspaces
 from bayesgeom.subspaces.anatomy import output_weights
@@ -27,99 +30,94 @@ if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
 N_RANDOM = 20
+RANDOM, SHEER = "random subspaces", "strength in random subspaces"
 
 
 @final
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class WriteReport(Report):
-    """Mean over sequences and scored positions of ‖P W_O z‖ for every head, beside the damage of ablating it.
+    """Mean over sequences and scored positions of ‖P W_O z‖ for every head, beside the KL increase of ablating it.
 
-    `strength_null` is the mean over random subspaces of the same rank. The null of `rank_correlation` is what that
-    gives: how well the sheer size of what a head writes ranks the damage.
+    The baseline of `strength` is the mean over random subspaces of the same rank. That of `rank_correlation` is what
+    strength in those gives: how well the sheer size of what a head writes ranks the KL increase.
     """
 
     name: ClassVar[str] = "write_strength"
     title: ClassVar[str] = "Write strength: which heads write into the subspace?"
     about: ClassVar[str] = (
         "The length of what each head adds to the residual stream within the subspace, averaged over scored positions, "
-        "and the damage in bits of taking the head away. If writing there is what matters, the two rank heads alike: "
+        "and the KL increase of taking the head away. If writing there is what matters, the two rank heads alike: "
         "rank correlation near 1, and above what random subspaces of the same size give."
     )
 
     subspace: str
-    strength: Float[np.ndarray, "layer head"]
-    strength_null: Float[np.ndarray, "layer head"]
-    damage_bits: Float[np.ndarray, "layer head"]
-    rank_correlation: float
-    intervals: Mapping[str, tuple[float, float]]
-    nulls: Mapping[str, float]
+    strength: Annotated[Estimate, Quantity("layer head", better="higher", label="write strength")]
+    kl_increase_bits: Annotated[Estimate, Quantity("layer head", unit="bits", label="KL increase of ablating the head")]
+    rank_correlation: Annotated[
+        Estimate, Quantity(better="higher", label="rank correlation of strength and KL increase")
+    ]
     n: int
 
     def headlines(self) -> Sequence[Headline]:
-        layer, head = np.unravel_index(self.strength.argmax(), self.strength.shape)
-        most = Headline(
-            metric="strength", label=f"strongest writer: L{layer}H{head}", value=float(self.strength[layer, head]),
-            null=float(self.strength_null[layer, head]), null_label="random subspaces, mean",
-        )  # fmt: skip
-        correlation = self.scalar(
-            "rank_correlation", "rank correlation of strength and damage", null_label="strength in random subspaces"
-        )
-        return correlation, most
+        layer, head = self._order()[0]
+        most = headline_of(self, "strength", (layer, head), f"strongest writer: L{layer}H{head}")
+        return headline_of(self, "rank_correlation"), most
 
-    def figure(self) -> "Figure":
+    def plot(self) -> "Figure":
         from bayesgeom.charts.heads import add_heads, with_null
         from bayesgeom.results.theme import panels
 
-        null = float(self.strength_null.mean())
-        titles = (
-            with_null(f"Written into {self.subspace}", null, "random subspaces, mean"),
-            "Damage of ablation (null: 0)",
-        )
+        level = float(self.strength.baseline(RANDOM).value.mean())
+        titles = (with_null(f"Written into {self.subspace}", level, RANDOM), "KL increase of ablation (baseline: 0)")
         figure = panels(self.title, titles)
-        add_heads(figure, (1, 1), self.strength, unit="‖P W_O z‖", null=null)
-        add_heads(figure, (1, 2), self.damage_bits, unit="damage (bits)", null=0.0)
+        add_heads(figure, (1, 1), self.strength.value, unit="‖P W_O z‖", null=level)
+        add_heads(figure, (1, 2), self.kl_increase_bits.value, unit="KL increase (bits)", null=0.0)
         return figure
 
     def table(self) -> str:
         """Heads by strength, strongest first, as the command line prints them."""
-        order = np.argsort(-self.strength, axis=None, kind="stable")
-        rows: list[tuple[str, ...]] = [("head", "strength", "random", "damage (bits)")]
-        for layer, head in zip(*np.unravel_index(order, self.strength.shape), strict=True):
-            own = (self.strength[layer, head], self.strength_null[layer, head], self.damage_bits[layer, head])
+        rows: list[tuple[str, ...]] = [("head", "strength", "random", "KL + (bits)")]
+        random = self.strength.baseline(RANDOM).value
+        for layer, head in self._order():
+            own = (values[layer, head] for values in (self.strength.value, random, self.kl_increase_bits.value))
             rows.append((f"L{layer}H{head}", *(f"{value:.4f}" for value in own)))
-        lines = ["  ".join(f"{cell:<13}" for cell in row).rstrip() for row in rows]
-        return "\n".join([*lines, str(self.headlines()[0])])
+        return "\n".join([*aligned(rows), str(self.headlines()[0])])
+
+    def _order(self) -> list[tuple[int, int]]:
+        """Layer and head, the strongest writer first."""
+        order = np.argsort(-self.strength.value, axis=None, kind="stable")
+        layers, heads = np.unravel_index(order, self.strength.value.shape)
+        return [(int(layer), int(head)) for layer, head in zip(layers, heads, strict=True)]
 
 
 def write_report(
     model: Model,
     run: Run,
     subspaces: Mapping[int, Subspace],
-    damage: Float[np.ndarray, "layer head"],
+    kl_increase_bits: Float[np.ndarray, "layer head"],
     *,
     seed: int,
 ) -> WriteReport:
-    """Strengths from a run that recorded z. **Raises** `InvalidArgument` where a head's damage is not known."""
-    if not np.isfinite(damage).all():
+    """Strengths from a run that recorded z. **Raises** `InvalidArgument` where that of a head is not known."""
+    if not np.isfinite(kl_increase_bits).all():
         raise InvalidArgument(
-            "write strength is compared with the damage of every head alone: ablate with the battery of heads."
+            "write strength is compared with the KL increase of every head alone: ablate with the battery of heads."
         )
-    strength, null = np.empty_like(damage), np.empty_like(damage)
+    strength, random = np.empty_like(kl_increase_bits), np.empty_like(kl_increase_bits)
     for layer, subspace in subspaces.items():
         weights, z = output_weights(model, layer), run.at(Z)[layer]
         width = weights.shape[2]
         drawn = random_subspaces(width, subspace.rank, draws=N_RANDOM, seed=seed + layer)
         by_basis = _strengths(z, weights, torch.cat([subspace.basis[None].to(drawn), drawn]))
-        strength[layer], null[layer] = by_basis[0], by_basis[1:].mean(axis=0)
+        strength[layer], random[layer] = by_basis[0], by_basis[1:].mean(axis=0)
+    own, sheer = (float(spearman(each.ravel(), kl_increase_bits.ravel())) for each in (strength, random))
+    n = run.n_recorded
     return WriteReport(
         subspace=next(iter(subspaces.values())).name,
-        strength=strength,
-        strength_null=null,
-        damage_bits=damage,
-        rank_correlation=float(spearman(strength.ravel(), damage.ravel())),
-        intervals={},
-        nulls={"rank_correlation": float(spearman(null.ravel(), damage.ravel()))},
-        n=run.n_recorded,
+        strength=Estimate.of(strength, n=n, baselines=[Baseline.of("chance", RANDOM, random)]),
+        kl_increase_bits=Estimate.of(kl_increase_bits),
+        rank_correlation=Estimate.of(own, baselines=[Baseline.of("chance", SHEER, sheer)]),
+        n=n,
     )
 
 

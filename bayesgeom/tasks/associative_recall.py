@@ -23,6 +23,7 @@ from torch import Tensor
 from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.core.trials import UNASKED, Trials, renamed
 from bayesgeom.tasks.base import SymmetricTask, check_parameters
+from bayesgeom.tasks.limits import check_affordable
 
 SPECIALS = ("STORE", "SEP", "QUERY", "FILL", "_")
 N_SPECIALS = 10  # five more ids that nothing uses, as in the paper's generator, so that vocabularies agree
@@ -72,6 +73,12 @@ class AssociativeRecall(SymmetricTask):
                 f"all {self.n_keys} keys are stored, so none is left to ask for with unstored_share="
                 f"{self.unstored_share}: use more keys, or unstored_share=0."
             )
+        n_queries, per_value = float(self.n_queries), 8 * self.n_pos + 96 * self.n_queries + 24 * self.n_pairs + 12
+        check_affordable(
+            self,
+            per_value * float(self.n_values) + 12 * self.n_keys + n_queries * self.n_pairs,
+            on=("n_pairs", "n_keys", "n_values", "n_queries", "n_filler"),
+        )
 
     @property
     def n_between(self) -> int:
@@ -153,7 +160,7 @@ class AssociativeRecall(SymmetricTask):
     def n_names(self) -> int:
         return self.n_values
 
-    def relabelled(self, trials: Trials, names: Int64[Tensor, "batch name"]) -> Trials:
+    def relabeled(self, trials: Trials, names: Int64[Tensor, "batch name"]) -> Trials:
         """Values renamed, stored ones too."""
         return renamed(trials, names)
 

@@ -18,10 +18,11 @@ from torch import Tensor
 from bayesgeom.core.errors import InvalidArgument, check_known, unknown_name
 from bayesgeom.core.plugins import discover, field_names, find
 from bayesgeom.core.trials import Trials, checked
+from bayesgeom.tasks import limits
 from bayesgeom.tasks.text import Tokenizer
 
-BLOCK = 128  # sequences drawn and run at a time
-BLOCK_TOKENS = 2**20  # fewer of very long ones, so that memory does not grow with their length either
+BLOCK = limits.BLOCK  # sequences drawn and run at a time
+_PEAK = 4  # times what trials hold is what drawing them takes
 _WRAPPED = "task"  # the field in which a text task that renders another one holds it
 T = TypeVar("T")
 
@@ -65,15 +66,16 @@ class WindTunnel(ABC):
     def sample(self, n: int, *, seed: int, device: str | torch.device = "cpu") -> Trials:
         """`n` fresh sequences. The same seed on the same kind of device gives the same sequences.
 
-        **Raises** `InvalidArgument` for n < 1, or a seed that is no whole number from 0 on.
+        **Raises** `InvalidArgument` for n < 1, for more than the memory holds, or a seed that is no whole number from
+        0 on.
         """
-        check_count(n)
+        self._check_count(n)
         return checked(self.draw(n, torch.Generator(device).manual_seed(checked_seed(seed))), task=self.name)
 
     @final
     def sample_pair(self, n: int, *, seed: int, device: str | torch.device = "cpu") -> tuple[Trials, Trials]:
         """`n` originals and their donors: the same question asked of two worlds. **Raises** as `sample` does."""
-        check_count(n)
+        self._check_count(n)
         original, donor = self.draw_pair(n, torch.Generator(device).manual_seed(checked_seed(seed)))
         return checked(original, task=self.name), checked(donor, task=self.name)
 
@@ -88,7 +90,7 @@ class WindTunnel(ABC):
         if isinstance(self, FiniteTask):  # a sequence comes once, in whichever block
             whole = self.sample(n, seed=derived_seed(seed, 0), device=device)
             return (whole.rows(slice(start, start + BLOCK)) for start in range(0, n, BLOCK))
-        size = max(1, min(BLOCK, BLOCK_TOKENS // self.n_pos))
+        size = limits.block_size(self.n_pos)
         return (
             self.sample(size, seed=derived_seed(seed, block), device=device).rows(slice(0, n - start))
             for block, start in enumerate(range(0, n, size))
@@ -101,6 +103,16 @@ class WindTunnel(ABC):
         held = {field.name: getattr(self, field.name) for field in fields(self)}
         inner = {name: value.config() for name, value in held.items() if isinstance(value, WindTunnel)}
         return {"name": self.name, **asdict(self), **inner}
+
+    @final
+    def _check_count(self, n: object) -> None:
+        """**Raises** `InvalidArgument` for what is no number of sequences, or more of them than the memory holds."""
+        check_count(n)
+        assert isinstance(n, (int, np.integer)), "checked"
+        if n > BLOCK and n * self.n_pos > limits.BLOCK_TOKENS and not isinstance(self, FiniteTask):
+            one = self.draw(1, torch.Generator().manual_seed(0))
+            held = (one.tokens, one.scored, one.predictive, one.belief, one.realised)
+            limits.check_room(int(n), _PEAK * float(n) * sum(part.numel() * part.element_size() for part in held))
 
 
 class FiniteTask(WindTunnel):
@@ -134,7 +146,7 @@ class SymmetricTask(WindTunnel):
         """How many answers there are to rename."""
 
     @abstractmethod
-    def relabelled(self, trials: Trials, names: Int64[Tensor, "batch name"]) -> Trials:
+    def relabeled(self, trials: Trials, names: Int64[Tensor, "batch name"]) -> Trials:
         """The same latent problems with answer a of sequence b called `names[b, a]`, in all that speaks of it."""
 
 
@@ -207,6 +219,7 @@ def _check_types(kind: type, parameters: Mapping[str, Any]) -> None:
             allowed = (float, int) if field.type is float else (field.type,)
         else:
             allowed = (tuple, list) if get_origin(field.type) is tuple else (type(value),)
+        limits.check_whole(field.name, value)
         if type(value) not in allowed:  # not isinstance: True is an int
             raise TypeError(f"{field.name} takes {allowed[0].__name__}, got {value!r}")
 

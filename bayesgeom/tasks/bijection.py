@@ -18,6 +18,9 @@ from torch import Tensor
 from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.core.trials import UNASKED, Relations, Trials, renamed
 from bayesgeom.tasks.base import SymmetricTask, check_parameters, random_order
+from bayesgeom.tasks.limits import check_affordable
+
+_CELL_BYTES = 52.0  # a pair and a value: counts of both kinds of ids, masks and the posterior
 
 
 @final
@@ -53,6 +56,7 @@ class Bijection(SymmetricTask):
             )
         if self.pooled_keys and not self.repeats:
             raise InvalidArgument("pooled_keys draws keys with replacement from a subset: it needs repeats=True.")
+        check_affordable(self, _CELL_BYTES * self.n_pairs * self.n_values, on=("n_values", "n_pairs"))
 
     @property
     def d_vocab(self) -> int:
@@ -110,7 +114,7 @@ class Bijection(SymmetricTask):
     def n_names(self) -> int:
         return self.n_values
 
-    def relabelled(self, trials: Trials, names: Int64[Tensor, "batch name"]) -> Trials:
+    def relabeled(self, trials: Trials, names: Int64[Tensor, "batch name"]) -> Trials:
         """Values renamed, shown ones too."""
         return renamed(trials, names)
 

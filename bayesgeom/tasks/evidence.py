@@ -27,11 +27,13 @@ from torch import Tensor
 from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.core.trials import UNASKED, Trials
 from bayesgeom.tasks.base import TextTask, WindTunnel, check_parameters, random_order
+from bayesgeom.tasks.limits import check_affordable
 from bayesgeom.tasks.text import Tokenizer, candidates, check_ids, first_symbols, labelled, mark, opening
 
 Evidence = Literal["none", "filler", "shuffled", "masked", "remap"]
 Query = Literal["latent", "next"]
 FLAT = ("filler", "shuffled", "masked")  # controls under which nothing is learned about y
+_POSITION_BYTES = 64.0  # belief and predictive over two labels, and the counts behind them
 LINE = 4  # tokens: word, colon, label, separator
 
 
@@ -141,6 +143,9 @@ class BoundEvidence(WindTunnel):
     reliability: float
     query: Query
     control: Evidence
+
+    def __post_init__(self) -> None:
+        check_affordable(self, _POSITION_BYTES * self.n_pos, on=("n_pos", "n_ids"))
 
     def __str__(self) -> str:
         ks = ", ".join(map(str, self.ks))

@@ -24,8 +24,11 @@ from bayesgeom.core.observers import Beliefs, Filter, full_support
 from bayesgeom.core.trials import UNASKED, Relations, Trials, renamed
 from bayesgeom.stats.chains import mixing_times, stationary_rows
 from bayesgeom.tasks.base import SymmetricTask, check_parameters
+from bayesgeom.tasks.limits import check_affordable
 from bayesgeom.tasks.windows import DynamicTask
 
+_FINEST = 1e-12  # a grid below which steps cannot be told apart in float64
+_REPAIR_SECONDS = 1.5e-4  # to move one grid step of surplus that raising entries to the floor leaves
 N_SPECIALS = 4  # transition marker, emission marker, separator, step marker
 
 
@@ -57,7 +60,7 @@ class HMM(SymmetricTask, DynamicTask):
                 f"an HMM needs n_states ≥ 2, n_symbols ≥ 2 and length ≥ 1, got {self.n_states}, {self.n_symbols}, "
                 f"{self.length}."
             )
-        if not 0 < self.grid <= 0.5 or abs(round(1 / self.grid) * self.grid - 1) > 1e-9:
+        if not _FINEST < self.grid <= 0.5 or abs(round(1 / self.grid) * self.grid - 1) > 1e-9:
             raise InvalidArgument(f"grid must divide 1 into whole steps (0.01, 0.05, …), got {self.grid}.")
         if not 0 <= self.floor <= 1 or abs(self.floor / self.grid - self._floor_steps) > 1e-6:
             raise InvalidArgument(f"floor must be a whole number of grid steps ({self.grid}), got {self.floor}.")
@@ -67,6 +70,18 @@ class HMM(SymmetricTask, DynamicTask):
             )
         if self.stay is not None:
             self._check_stay(self.stay)
+        self._check_cost()
+
+    def _check_cost(self) -> None:
+        """**Raises** `InvalidArgument` where a block would fill the memory or take very long."""
+        n_states, raised = float(self.n_states), self.floor * max(self.n_states, self.n_symbols)
+        check_affordable(
+            self,
+            8 * n_states * self.n_pos + 160 * n_states * self.length,
+            n_steps=self.length,
+            constant_seconds=_REPAIR_SECONDS * self._steps * raised**2 / (1 + raised),
+            on=("n_states", "n_symbols", "length", "grid"),
+        )
 
     def _check_stay(self, stay: float) -> None:
         if not 0 < stay < 1 or abs(stay / self.grid - round(stay / self.grid)) > 1e-6:
@@ -224,7 +239,7 @@ class HMM(SymmetricTask, DynamicTask):
     def n_names(self) -> int:
         return self.n_states
 
-    def relabelled(self, trials: Trials, names: Int64[Tensor, "batch name"]) -> Trials:
+    def relabeled(self, trials: Trials, names: Int64[Tensor, "batch name"]) -> Trials:
         """Hidden states renamed, and with them rows and columns of the transitions and rows of the emissions."""
         first, n = 2 + self.n_states**2, len(trials)
         called = names.argsort(dim=1)[:, :, None]  # who stands in each row now

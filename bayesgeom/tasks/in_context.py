@@ -17,7 +17,12 @@ from torch import Tensor
 from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.core.trials import UNASKED, Trials
 from bayesgeom.tasks.base import TextTask, WindTunnel
+from bayesgeom.tasks.limits import check_affordable
 from bayesgeom.tasks.text import Tokenizer, candidates, check_ids, first_symbols, labelled, mark, opening
+
+_MAP_BYTES = (
+    8.0  # a pair of positions: relations, which are rendered at once, in the task's places and in their new ones
+)
 
 
 @final
@@ -71,6 +76,8 @@ class BoundInContext(WindTunnel):
         ids, n = (*self.symbol_ids, *self.separator_ids), self.task.d_vocab
         if len(self.symbol_ids) != n or len({*ids}) < len(ids):
             raise InvalidArgument(f"{self.task} has {n} ids: it needs as many distinct symbols, and other separators.")
+        length = float(self.task.n_pos)
+        check_affordable(self.task, _MAP_BYTES * length**2, on=("n_pos", "d_vocab"))
 
     def __str__(self) -> str:
         return f"{self.task} in context"

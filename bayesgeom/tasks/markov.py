@@ -22,7 +22,10 @@ from torch import Tensor
 from bayesgeom.core.observers import Beliefs, Filter, full_support
 from bayesgeom.core.trials import Relations, Trials
 from bayesgeom.stats.chains import mixing_times, stationary
+from bayesgeom.tasks.limits import check_affordable
 from bayesgeom.tasks.windows import DynamicTask
+
+_PRODUCT_SECONDS = 3e-9  # one product of a belief's entry with a matrix's, on one core
 
 
 class MarkovProcess(DynamicTask):
@@ -127,6 +130,22 @@ class MarkovProcess(DynamicTask):
             symbols.append(way // n_states)
             state = way % n_states
         return torch.stack(symbols, dim=1)
+
+
+def check_process(task: MarkovProcess, *, n_states: int, on: Sequence[str]) -> None:
+    """Check that one block of a process can be drawn. **Raises** `InvalidArgument` where it is too large.
+
+    All ways from a state are laid out at every position: each symbol with each next state.
+    """
+    ways = float(task.d_vocab) * n_states
+    check_affordable(
+        task,
+        task.n_pos * (16 * ways + 96 * (task.d_vocab + n_states)),
+        n_steps=task.n_pos,
+        constant_bytes=24 * ways * n_states,
+        sequence_seconds=_PRODUCT_SECONDS * task.n_pos * ways * n_states,
+        on=on,
+    )
 
 
 def filtered(

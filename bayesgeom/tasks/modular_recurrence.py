@@ -20,6 +20,9 @@ from torch import Tensor
 from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.core.trials import Relations, Trials
 from bayesgeom.tasks.base import WindTunnel, check_parameters
+from bayesgeom.tasks.limits import check_affordable
+
+_CELL_BYTES = 36.0  # a position and a hypothesis: successors, whether it fits, beliefs
 
 
 @final
@@ -42,6 +45,8 @@ class ModularRecurrence(WindTunnel):
                 f"a recurrence needs modulus ≥ 2, length ≥ 1 and 0 < rule_share < 1, got {self.modulus}, "
                 f"{self.length}, {self.rule_share}."
             )
+        cells = float(self.n_hypotheses) * self.length
+        check_affordable(self, _CELL_BYTES * cells, n_steps=self.length, on=("modulus", "length"))
 
     @property
     def n_hypotheses(self) -> int:

@@ -19,7 +19,7 @@ from torch import Tensor
 from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.stats.chains import stationary
 from bayesgeom.tasks.base import check_parameters
-from bayesgeom.tasks.markov import MarkovProcess
+from bayesgeom.tasks.markov import MarkovProcess, check_process
 
 Labelled = tuple[tuple[tuple[float, ...], ...], ...]
 Matrices = (
@@ -49,6 +49,7 @@ class Process(MarkovProcess):
         check_parameters(self)
         _check_length(self.length)
         _check_shape(tensors)
+        check_process(self, n_states=len(tensors[0]), on=("length",))
         rows = self.labelled().sum(dim=(0, 2))
         entries = [entry for matrix in tensors for row in matrix for entry in row]
         wrong = [entry for entry in entries if not (math.isfinite(entry) and entry >= 0)]
@@ -111,6 +112,7 @@ class Mess3(MarkovProcess):
         _check_length(self.length)
         if not (0 <= self.x <= 0.5 and 0 <= self.a <= 1):
             raise InvalidArgument(f"Mess3 needs 0 ≤ x ≤ ½ and 0 ≤ a ≤ 1, got x={self.x}, a={self.a}.")
+        check_process(self, n_states=3, on=("length",))
 
     @property
     def d_vocab(self) -> int:

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.tasks.base import check_parameters
-from bayesgeom.tasks.markov import MarkovProcess
+from bayesgeom.tasks.markov import MarkovProcess, check_process
 
 
 @final
@@ -46,6 +46,7 @@ class StickyMarkov(MarkovProcess):
             raise InvalidArgument(
                 f"self_probability and noise are probabilities, got {self.self_probability} and {self.noise}."
             )
+        check_process(self, n_states=self.n_states, on=("n_states", "length"))
 
     @property
     def d_vocab(self) -> int:

@@ -17,7 +17,8 @@ import torch
 from torch import Tensor, nn
 
 from bayesgeom.core.errors import CheckpointFault, InvalidArgument
-from bayesgeom.core.files import directory_aside, file_aside
+from bayesgeom.core.files import directory_aside, file_aside, is_temporary, put_all_back, put_back
+from bayesgeom.core.reading import read_json
 from bayesgeom.models.checkpoint import (
     CARD,
     CONFIG,
@@ -27,6 +28,7 @@ from bayesgeom.models.checkpoint import (
     Checkpoint,
     assembled,
     check_hashed,
+    check_numbered,
     hashed,
     load_checkpoint,
     read_description,
@@ -113,22 +115,27 @@ def snapshot_paths(run: Path) -> list[Path]:
 def formations() -> dict[str, Path]:
     """Every packed training's directory among the named checkpoints, by name."""
     folder = checkpoint_folder()
-    return {file.parent.name: file.parent for file in sorted(folder.glob(f"*/{FORMATION}"))}
+    put_all_back(folder)
+    found = sorted(file.parent for file in folder.glob(f"*/{FORMATION}"))
+    return {path.name: path for path in found if not is_temporary(path.name)}
 
 
 def read_formation(folder: Path) -> dict[str, Any]:
-    """The description that `pack` wrote. **Raises** `CheckpointFault` where it is unreadable or too new."""
+    """The description that `pack` wrote.
+
+    A directory that a killed process had moved away, to replace it, is put back first. **Raises** `CheckpointFault`
+    where it is unreadable or too new.
+    """
+    put_back(folder)
     file = folder / FORMATION
-    try:
-        held = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise CheckpointFault(f"{file} cannot be read as JSON: {error}.") from error
+    held = _read(file)
     schema = held.get("schema") if isinstance(held, dict) else None
-    if not isinstance(schema, int) or schema > SCHEMA:
+    if type(schema) is not int or schema > SCHEMA:
         raise CheckpointFault(f"{file} has schema {schema}; this bayesgeom reads up to {SCHEMA}. Upgrade bayesgeom.")
     missing = {"model", "task", "recipe", "snapshots"} - held.keys()
     if missing:
         raise CheckpointFault(f"{file} lacks {', '.join(sorted(missing))}.")
+    _check_snapshots(held["snapshots"], file)
     check_hashed(held, file)
     whole: dict[str, Any] = held
     return whole
@@ -157,10 +164,7 @@ def seal(folder: str | Path) -> str:
     """
     path = Path(folder)
     file = path / (FORMATION if (path / FORMATION).is_file() else CONFIG)
-    try:
-        whole = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise CheckpointFault(f"{file} cannot be read as JSON: {error}.") from error
+    whole = _read(file)
     if not isinstance(whole, dict):
         raise CheckpointFault(f"{file} is not a JSON object.")
     own = whole.get(OURS, whole)
@@ -188,6 +192,31 @@ def is_unchanged(before: float, after: float, *, digits: int = DIGITS) -> bool:
     if before == after:
         return True
     return abs(before - after) <= 0.5 * 10.0 ** (math.floor(math.log10(abs(before))) - digits + 1) if before else False
+
+
+def _read(file: Path) -> Any:
+    try:
+        return read_json(file)
+    except FileNotFoundError as error:
+        raise CheckpointFault(f"{file.parent} holds no {file.name}.") from error
+
+
+def _check_snapshots(entries: Any, file: Path) -> None:
+    """**Raises** `CheckpointFault` unless every snapshot has a step, a hash and the name of a file in this folder."""
+    needed = {"step", "file", "weights_hash"}
+    if not isinstance(entries, list) or not entries:
+        raise CheckpointFault(f"{file} lists no snapshots. Pack the training again.")
+    for entry in entries:
+        if not isinstance(entry, dict) or (missing := needed - entry.keys()):
+            lacks = "is no object" if not isinstance(entry, dict) else f"lacks {', '.join(sorted(missing))}"
+            raise CheckpointFault(f"{file}: a snapshot {lacks}. Pack the training again.")
+        check_numbered(entry, file)
+        name = entry["file"]
+        if not isinstance(name, str) or not name.endswith(".safetensors") or Path(name).name != name:
+            raise CheckpointFault(
+                f"{file} names {name!r:.80} as the file of a snapshot; only *.safetensors files beside it are read. "
+                f"Pack the training again."
+            )
 
 
 def _packed(path: Path, folder: Path, dtype: torch.dtype) -> Packed:

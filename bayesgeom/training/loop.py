@@ -20,6 +20,7 @@ from bayesgeom.core.allocator import keep_freed_memory
 from bayesgeom.core.errors import BayesGeomError, CheckpointFault, InvalidArgument, NonFinite
 from bayesgeom.core.files import apart, file_aside
 from bayesgeom.core.progress import bar
+from bayesgeom.core.reading import read_json
 from bayesgeom.core.trials import Trials
 from bayesgeom.models.checkpoint import save_checkpoint
 from bayesgeom.stats.information import kl_bits
@@ -185,7 +186,7 @@ def check_run(recipe: Recipe, out: Path) -> None:
 def _recipe_in(file: Path) -> Any:
     """What decides the weights, of the recipe in this file. **Raises** `CheckpointFault` where it cannot be read."""
     try:
-        return deciding(json.loads(file.read_text(encoding="utf-8")))
+        return deciding(read_json(file))
     except (OSError, ValueError, TypeError, AttributeError, KeyError, BayesGeomError) as error:
         raise CheckpointFault(f"{file} is not a recipe that can be read ({error}). Restore it from a copy.") from error
 

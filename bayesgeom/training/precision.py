@@ -15,6 +15,7 @@ import torch
 
 from bayesgeom.core.errors import CheckpointFault, InvalidArgument
 from bayesgeom.core.files import file_aside
+from bayesgeom.core.reading import read_json
 from bayesgeom.models.config import ModelConfig
 
 Precision = Literal["bfloat16", "float32"]
@@ -94,10 +95,10 @@ def recorded_precision(out: Path) -> Precision | None:
         CheckpointFault: Where the record cannot be read.
     """
     try:
-        found = json.loads((out / PRECISION).read_text(encoding="utf-8"))["precision"]
+        found = read_json(out / PRECISION)["precision"]
     except FileNotFoundError:
         return None
-    except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError) as error:
+    except (KeyError, TypeError) as error:
         raise CheckpointFault(f"{out / PRECISION} cannot be read ({error}). Restore it, or train anew.") from error
     if found not in REQUESTS[1:]:
         raise CheckpointFault(f"{out / PRECISION} must name bfloat16 or float32, got {found!r}.")

@@ -1,9 +1,9 @@
 """From a trained module to a checkpoint that says how it was made and how it scores."""
 
-import math
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from torch import nn
 
 from bayesgeom.models.checkpoint import save_checkpoint
@@ -44,24 +44,25 @@ def kept_scores(scores: CalibrationReport, *, seed: int) -> dict[str, Any]:
 
     Levels that are infinite or not known are left out.
     """
-    levels = {"entropy_mae_bits": scores.null_entropy_mae_bits, "kl_bits": scores.null_kl_bits}
+    held = {"entropy_mae_bits": scores.entropy_mae_bits, "kl_bits": scores.kl_bits}
     nulls = {
-        score: {name: level for name, level in own.items() if math.isfinite(level)} for score, own in levels.items()
+        score: {own.name.replace(" ", "_"): float(own.value) for own in estimate.baselines if np.isfinite(own.value)}
+        for score, estimate in held.items()
     }
-    own = {"entropy_mae_bits": scores.entropy_mae_bits, "kl_bits": scores.kl_bits}
+    own = {score: float(estimate) for score, estimate in held.items()}
     return {"n": scores.n, "seed": seed, **own, "nulls": nulls}
 
 
 def card(recipe: Recipe, n_parameters: int, scores: CalibrationReport, precision: Precision | None = None) -> str:
     """The card's text; `{weights_hash}` is filled in by `save_checkpoint`."""
+    kl_of = {own.name: f"{float(own.value):.4f}" for own in scores.kl_bits.baselines}
     nulls = "\n".join(
-        f"| {name.replace('_', ' ')} | {value:.4f} | {_or_dash(scores.null_kl_bits.get(name))} |"
-        for name, value in scores.null_entropy_mae_bits.items()
+        f"| {own.name} | {float(own.value):.4f} | {kl_of.get(own.name, '–')} |"
+        for own in scores.entropy_mae_bits.baselines
     )
-    lo, hi = scores.intervals["entropy_mae_bits"]
-    kl_lo, kl_hi = scores.intervals["kl_bits"]
-    mae = f"**{scores.entropy_mae_bits:.4f}** ({lo:.4f} … {hi:.4f})"
-    kl = f"**{scores.kl_bits:.2e}** ({kl_lo:.2e} … {kl_hi:.2e})"
+    mae = "**{:.4f}** ({:.4f} … {:.4f})".format(float(scores.entropy_mae_bits), *scores.entropy_mae_bits.ends)
+    kl = "**{:.2e}** ({:.2e} … {:.2e})".format(float(scores.kl_bits), *scores.kl_bits.ends)
+    means_first, elsewhere = float(scores.entropy_mae_of_means_bits), float(scores.off_answer_prob)
     sizes = ", ".join(f"{key} {value}" for key, value in recipe.model_config().to_dict().items())
     return f"""# {recipe.name}
 
@@ -78,8 +79,8 @@ On {scores.n:,} fresh sequences, against the exact posterior; 95 % bootstrap int
 | **this model** | {mae} | {kl} |
 {nulls}
 
-Entropy error with entropies averaged over sequences first: {scores.entropy_mae_of_means_bits:.4f} bits. Probability
-outside the answers: {scores.leak:.1e}.
+Entropy error with entropies averaged over sequences first: {means_first:.4f} bits. Probability
+outside the answers: {elsewhere:.1e}.
 
 ## How it was made
 
@@ -114,7 +115,3 @@ def _products(recipe: Recipe, precision: Precision | None) -> str:
             return f"bfloat16 products, float32 for the last {recipe.float32_share:.0%} of the steps"
         case None:
             return "precision of products not recorded"
-
-
-def _or_dash(value: float | None) -> str:
-    return "–" if value is None else f"{value:.4f}"

@@ -14,7 +14,7 @@ from typing import Literal, final
 from bayesgeom.core.files import RUNS
 from bayesgeom.models.checkpoint import CONFIG, FINISHED, read_description
 from bayesgeom.models.resolve import checkpoints
-from bayesgeom.results.report import aligned
+from bayesgeom.results.tables import aligned
 from bayesgeom.training.duration import as_duration
 from bayesgeom.training.loop import BEFORE, RECIPE
 from bayesgeom.training.rates import sweep

@@ -87,7 +87,7 @@ def score(model: Model, task: WindTunnel, *, n: int, seed: int) -> Scores:
         weights_hash=model.spec.weights_hash,
         baseline_kl_bits={name: float(found.kl_bits.mean()) for name, found in run.null_behaviours.items()},
         memory_symbols=math.nan if memory is None else memory.symbols,
-        memory_symbols_hi=math.nan if memory is None else memory.symbols_hi,
+        memory_symbols_hi=math.nan if memory is None else memory.most_symbols,
         window_gap_bits=math.nan if memory is None else memory.transport_gap_bits,
     )
 

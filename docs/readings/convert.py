@@ -1,93 +1,119 @@
-"""Convert committed reports to the present file format: schema 2, with a hash over JSON and arrays.
+"""Convert saved reports of schema 2, with one field per interval end and baseline, to schema 3, made of estimates.
 
-    python docs/readings/convert.py FOLDER [FOLDER ...]
+Run once over the committed readings:
 
-Numbers stay as they are. Verdicts of swaps follow the present rule: nothing is called used where no control subspace
-has as much variance, or where untrained networks reach as much of the ceiling. Arrays that an earlier version did not
-measure become NaN. A report that this version still cannot load is listed, and the exit status is 1.
+    python docs/readings/convert.py docs/readings
+
+Every number of an old report must be found in the new one, except in fields that `DROPPED` names because they can be
+computed from the others. The script ends with an error where one is missing, and leaves that report as it was.
 """
 
+import importlib
 import json
+import pkgutil
 import sys
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from safetensors.numpy import load_file
 
-from bayesgeom.core.errors import OutputFault
-from bayesgeom.core.files import file_aside, write_arrays
-from bayesgeom.interventions.verdicts import RULE, UNDECIDED, USED, sentence
-from bayesgeom.results.diagnosis import Diagnosis, report_kinds
-from bayesgeom.results.storage import ARRAYS, HASH, JSON, SCHEMA, hashed
-from bayesgeom.subspaces.matching import TOLERANCE, WHOLE
+ROOT = Path(__file__).parents[2]
+sys.path[:0] = [str(ROOT), str(Path(__file__).parent)]
 
-INTERVENTION = "intervention"
+import conversions
+from conversions.old import Old
 
+from bayesgeom.core.files import directory_aside
+from bayesgeom.results.diagnosis import load_report
+from bayesgeom.results.folder import METRICS, write_parts
+from bayesgeom.results.report import Report
+from bayesgeom.results.storage import ARRAYS, HASH, JSON, decoded, hashed, parts_of
 
-def converted(folder: Path) -> bool:
-    """Whether the report in a folder was of an older schema; it is written anew."""
-    held = json.loads((folder / JSON).read_text(encoding="utf-8"))
-    if held["schema"] == SCHEMA:
-        return False
-    held["schema"] = SCHEMA
-    arrays = load_file(folder / ARRAYS)
-    if held["reports"].get(INTERVENTION, {}).get("kind") == "swap":
-        held["reports"][INTERVENTION] |= judged_again(held["reports"][INTERVENTION], arrays)
-    arrays |= {name: array for key in held["reports"] for name, array in unmeasured(key, arrays).items()}
-    write_arrays(arrays, folder / ARRAYS)
-    with file_aside(folder / JSON) as aside:
-        whole = {**held, HASH: hashed(held, arrays)}
-        aside.write_text(json.dumps(whole, indent=1, allow_nan=False) + "\n", encoding="utf-8")
-    return True
+_PARTS = [importlib.import_module(f"conversions.{own.name}") for own in pkgutil.iter_modules(conversions.__path__)]
+CONVERTERS = {kind: of for part in _PARTS for kind, of in vars(part).get("CONVERTERS", {}).items()}
+SPLIT = {kind: others for part in _PARTS for kind, others in vars(part).get("SPLIT", {}).items()}
+DROPPED = {kind: names for part in _PARTS for kind, names in vars(part).get("DROPPED", {}).items()}
 
 
-def judged_again(scalars: dict[str, Any], arrays: dict[str, np.ndarray]) -> dict[str, Any]:
-    """Verdicts, reasons and the sentence, where a layer called used fails one of the two conditions."""
+def numbers(value: Any) -> Iterator[float]:
+    """Every finite number in nested JSON values and arrays."""
+    match value:
+        case np.ndarray():
+            yield from (float(x) for x in value.ravel() if np.isfinite(x))
+        case bool() | str() | None:
+            return
+        case int() | float():
+            if np.isfinite(value):
+                yield float(value)
+        case Mapping():
+            for item in value.values():
+                yield from numbers(item)
+        case list() | tuple():
+            for item in value:
+                yield from numbers(item)
 
-    def own(name: str) -> np.ndarray:
-        return arrays[f"{INTERVENTION}/{name}"]
 
-    verdicts, reasons = list(scalars["verdict_by_layer"]), list(scalars["reason_by_layer"])
-    for layer in (at for at, verdict in enumerate(verdicts) if verdict == USED):
-        found = []
-        if own("movement_untrained")[layer] >= own("movement_lo")[layer, 0] / own("movement_ceiling")[layer, 0]:
-            found.append("untrained networks reach as much of the ceiling")
-        has_enough = own("matched_share")[layer] >= (1 - TOLERANCE) * own("variance_share")[layer]
-        if scalars["matched_by"][layer] == WHOLE and not has_enough:
-            found.append("no control subspace has the same share of variance")
-        if found:
-            verdicts[layer], reasons[layer] = UNDECIDED, f"not shown used: {found[0]}"
-    by_layer = {at: verdict for at, verdict in enumerate(verdicts) if verdict}
-    return {
-        "verdict_by_layer": verdicts,
-        "reason_by_layer": reasons,
-        "verdict": sentence(scalars["subspace"], by_layer),
-        "verdict_rule": RULE,
+def missing(kind: str, old: Old, new: Sequence[Report]) -> dict[str, list[float]]:
+    """Numbers of an old report that the new one lacks, by field."""
+    held = {x for report in new for part in parts_of(report) for x in numbers(part)}
+    dropped = DROPPED.get(kind, ())
+    fields = {**old.scalars, **old.arrays}
+    for nested in ("intervals", "nulls"):
+        fields |= {f"{nested}[{name}]": value for name, value in fields.pop(nested, {}).items()}
+    found = {
+        name: [x for x in numbers(value) if x not in held]
+        for name, value in fields.items()
+        if name not in dropped and name.removeprefix("nulls[").removeprefix("intervals[").rstrip("]") not in dropped
     }
+    return {name: values for name, values in found.items() if values}
 
 
-def unmeasured(key: str, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """NaN for each array of floats that this version's report has and the file has not, where its axes are known."""
-    axes, sizes = report_kinds()[key].axes(), dict[str, int]()
-    own = {name.split("/", 1)[1]: array for name, array in arrays.items() if name.startswith(f"{key}/")}
-    for name, array in own.items():
-        sizes |= dict(zip(axes.get(name, ()), array.shape, strict=False))
-    missing = {name: of for name, of in axes.items() if name not in own and set(of) <= sizes.keys()}
-    return {f"{key}/{name}": np.full([sizes[axis] for axis in of], np.nan) for name, of in missing.items()}
+def old_reports(folder: Path) -> tuple[dict[str, Old], dict[str, Any]]:
+    """The reports of a folder as they were saved, and what else its JSON file holds; the hash is checked."""
+    held, arrays = json.loads((folder / JSON).read_text(encoding="utf-8")), load_file(folder / ARRAYS)
+    stated = held.pop(HASH)
+    if stated != hashed(held, arrays):
+        raise ValueError(f"{folder} was changed after it was written.")
+    reports = {
+        kind: Old(
+            decoded(scalars),
+            {name.split("/", 1)[1]: own for name, own in arrays.items() if name.startswith(f"{kind}/")},
+        )
+        for kind, scalars in held.pop("reports").items()
+    }
+    del held["schema"]
+    return reports, decoded(held)
+
+
+def converted(folder: Path) -> str:
+    """Convert one folder; what happened, or what is wrong."""
+    if json.loads((folder / JSON).read_text(encoding="utf-8"))["schema"] != 2:
+        return "unchanged"
+    reports, extra = old_reports(folder)
+    if unknown := reports.keys() - CONVERTERS.keys():
+        return f"FAULT: no converter for {', '.join(sorted(unknown))}"
+    new: dict[str, Report] = {}
+    for kind, old in reports.items():
+        made = [CONVERTERS[kind](old), *(of(old) for of in SPLIT.get(kind, ()))]
+        if lost := missing(kind, old, made):
+            told = "; ".join(f"{name} lacks {len(values)} ({values[0]:.6g}, …)" for name, values in lost.items())
+            return f"FAULT: {kind}: {told}"
+        new |= {report.name: report for report in made}
+    with directory_aside(folder) as aside:
+        write_parts(aside, new, extra)
+    load_report(folder).to_pandas().to_parquet(folder / METRICS)
+    return "converted"
 
 
 def main() -> int:
     """Convert every report below the folders."""
-    faults = []
+    faults = 0
     for path in sorted(own for folder in sys.argv[1:] for own in Path(folder).rglob(JSON)):
-        was_old = converted(path.parent)
-        try:
-            Diagnosis.load(path.parent)
-        except OutputFault as error:
-            faults.append(str(error))
-        print(f"{'converted' if was_old else 'unchanged'}: {path.parent}")
-    print("\n".join(faults))
+        found = converted(path.parent)
+        faults += found.startswith("FAULT")
+        print(f"{path.parent}: {found}", flush=True)
     return 1 if faults else 0
 
 

@@ -20,7 +20,8 @@ from bayesgeom.core.sites import Z
 from bayesgeom.core.trials import concatenate
 from bayesgeom.models.adapters.hooked import HookedModel
 from bayesgeom.results.diagnosis import Diagnosis
-from bayesgeom.results.report import PROGRESS
+from bayesgeom.results.folder import PROGRESS
+from bayesgeom.results.storage import parts_of
 from bayesgeom.tasks.base import derived_seed
 from bayesgeom.tasks.bijection import Bijection
 from tests.ablations.plain import TASK, Plain, heads, lively, scored, some_sets
@@ -37,20 +38,26 @@ def job(model: HookedModel, **changes: Any) -> AblationJob:
 
 
 def assert_equal(one: AblationReport, other: AblationReport) -> None:
-    for name, value in vars(one).items():
-        if isinstance(value, np.ndarray):
-            np.testing.assert_array_equal(vars(other)[name], value, err_msg=name, strict=True)
-        elif name == "intervals":  # NaN where there is none
-            assert repr(vars(other)[name]) == repr(value)
-        else:
-            assert vars(other)[name] == value or (value != value and vars(other)[name] != vars(other)[name]), name
+    (scalars, arrays), (others, other_arrays) = parts_of(one), parts_of(other)
+    assert repr(scalars) == repr(others) and arrays.keys() == other_arrays.keys()
+    for name, value in arrays.items():
+        np.testing.assert_array_equal(other_arrays[name], value, err_msg=name, strict=True)
+
+
+def effects(report: AblationReport) -> dict[str, np.ndarray]:
+    """The effects of every ablation, and the lower ends of the first."""
+    return {
+        "KL increase": report.kl_increase_bits.value, "its lower end": report.kl_increase_bits.ends[0],
+        "entropy error": report.entropy_mae_increase_bits.value, "KL ratio": report.kl_ratio.value,
+        "accuracy": report.accuracy_change.value, "by position": report.kl_increase_bits_by_position,
+    }  # fmt: skip
 
 
 # The numbers.
 
 
 @pytest.mark.parametrize("mode", ["zero", "mean"])
-def test_damage_is_what_one_pass_per_ablation_gives(mode: str) -> None:
+def test_the_kl_increase_is_what_one_pass_per_ablation_gives(mode: str) -> None:
     """Two blocks of the stream, the task's own means, and nothing shared with the engine but the trials."""
     model, n, seed = lively(), 150, 5
     trials = concatenate(list(TASK.stream(n, seed=derived_seed(seed, 0))))
@@ -59,12 +66,13 @@ def test_damage_is_what_one_pass_per_ablation_gives(mode: str) -> None:
     report = bayesgeom.ablate(model, battery=battery, mode=mode, n=n, seed=seed)
     with torch.no_grad():
         before = scored(trials.at_scored(model.module(trials.tokens)), trials)
-    assert report.baseline_kl_bits == pytest.approx(before[0].mean(), abs=1e-5)
+    assert float(report.unablated_kl_bits) == pytest.approx(before[0].mean(), abs=1e-5)
     for i, ablation in enumerate(battery):
         change = plain.scores(ablation, mode) - before
-        found = (report.damage_bits[i], report.entropy_mae_increase_bits[i], report.accuracy_change[i])
+        own = (report.kl_increase_bits, report.entropy_mae_increase_bits, report.accuracy_change)
+        found = [estimate.value[i] for estimate in own]
         np.testing.assert_allclose(found, change.mean(axis=(1, 2)), atol=1e-5, err_msg=ablation.label)
-        np.testing.assert_allclose(report.damage_bits_by_position[i], change[0].mean(axis=0), atol=1e-5)
+        np.testing.assert_allclose(report.kl_increase_bits_by_position[i], change[0].mean(axis=0), atol=1e-5)
 
 
 def test_the_uniform_predictors_kl_is_of_the_same_sequences() -> None:
@@ -80,22 +88,23 @@ def test_the_default_battery_takes_every_part_away_once() -> None:
     report = bayesgeom.ablate(lively(), n=17)
     assert len(report.ablations) == len(set(report.ablations)) == 15 + 3 * 3
     assert [report.kinds.count(kind) for kind in ("head", "attention", "mlp", "block")] == [15, 3, 3, 3]
-    assert np.isfinite(report.damage_by_head).all() and (report.n, report.mode) == (17, "mean")
+    assert np.isfinite(report.kl_increase_bits_by_head).all() and (report.n, report.mode) == (17, "mean")
     assert report.key_overlap_pick.startswith("L")
 
 
 def test_the_seed_decides_every_number() -> None:
     first, again, other = (ablate(lively(), battery=SMALL, n=17, seed=seed) for seed in (0, 0, 1))
     assert_equal(first, again)
-    assert first.damage_bits[0] != other.damage_bits[0]
+    assert first.kl_increase_bits.value[0] != other.kl_increase_bits.value[0]
 
 
 def test_memory_for_many_sequences_is_bounded_and_the_means_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = job(lively(), n=67).run()
     monkeypatch.setattr("bayesgeom.ablations.tally.MAX_UNITS", 11)
     units = job(lively(), n=67).run()
-    for name in ("damage_bits", "kl_ratio", "accuracy_change", "damage_bits_by_position"):
-        np.testing.assert_allclose(vars(units)[name], vars(whole)[name], atol=1e-12, err_msg=name)
+    for name, own in effects(whole).items():
+        if name != "its lower end":
+            np.testing.assert_allclose(effects(units)[name], own, atol=1e-12, err_msg=name)
 
 
 def test_no_sequence_is_its_own_donor(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -118,8 +127,9 @@ def test_the_report_does_not_depend_on_the_tile(mode: str, monkeypatch: pytest.M
         monkeypatch.setattr("bayesgeom.ablations.engine.TARGET_ROWS", rows)
         found.append(job(lively(), n=150, mode=mode).run())
     for other in found[1:]:
-        for name in ("damage_bits", "damage_bits_lo", "entropy_mae_increase_bits", "damage_bits_by_position"):
-            np.testing.assert_allclose(vars(other)[name], vars(found[0])[name], atol=1e-6, err_msg=name)
+        for name, own in effects(found[0]).items():
+            if name != "KL ratio":
+                np.testing.assert_allclose(effects(other)[name], own, atol=1e-6, err_msg=name)
 
 
 # Stopping and going on.

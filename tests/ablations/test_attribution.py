@@ -1,4 +1,4 @@
-"""Attribution is the derivative: compared with finite differences of the exact damage, in float64."""
+"""Attribution is the derivative: compared with finite differences of the exact KL increase, in float64."""
 
 from dataclasses import dataclass
 from typing import final
@@ -11,7 +11,7 @@ from torch import Tensor
 import bayesgeom
 from bayesgeom import ablations
 from bayesgeom.ablations import Ablation, Component
-from bayesgeom.ablations.attribution import attributed_damage
+from bayesgeom.ablations.attribution import attributed_kl_increase
 from bayesgeom.core.sites import ATTN_OUT, MLP_OUT, Site, Z
 from bayesgeom.models.adapters.hooked import HookedModel
 from tests.ablations.plain import LAYERS, TASK, Plain, heads, lively, n_hooks, scored
@@ -39,7 +39,7 @@ def double(**changes: str) -> HookedModel:
     return HookedModel(lively(**changes).module.double(), name="tiny", task=TASK)
 
 
-def damage_at(plain: Plain, ablation: Ablation, mode: str, share: float) -> np.ndarray:
+def kl_at(plain: Plain, ablation: Ablation, mode: str, share: float) -> np.ndarray:
     """Mean KL (bits) of each sequence with activations moved by this share of the way to their replacements."""
     handles = []
     for part in ablation.components:
@@ -67,21 +67,21 @@ def damage_at(plain: Plain, ablation: Ablation, mode: str, share: float) -> np.n
 
 @pytest.mark.parametrize("mode", ["zero", "mean", "resample"])
 @pytest.mark.parametrize("positions", ["learned", "rotary", "alibi", "prior"])
-def test_attribution_is_the_derivative_of_the_damage(mode: str, positions: str) -> None:
+def test_attribution_is_the_derivative_of_the_kl_increase(mode: str, positions: str) -> None:
     model = double(positions=positions)
     plain = Plain.of(model.module, TRIALS, OTHERS)
     battery = [*ablations.everything(model)[::2], Ablation((*heads((0, 1), (0, 3), (2, 2)), Component(1, "mlp")))]
-    found = attributed_damage(model, TRIALS, [a.edits(mode) for a in battery], Kept(plain))
+    found = attributed_kl_increase(model, TRIALS, [a.edits(mode) for a in battery], Kept(plain))
     assert found.shape == (len(battery), 5)
     for ablation, row in zip(battery, found, strict=True):
-        slope = (damage_at(plain, ablation, mode, STEP) - damage_at(plain, ablation, mode, -STEP)) / (2 * STEP)
+        slope = (kl_at(plain, ablation, mode, STEP) - kl_at(plain, ablation, mode, -STEP)) / (2 * STEP)
         np.testing.assert_allclose(row, slope, atol=1e-5, rtol=1e-5, err_msg=ablation.label)
 
 
 def test_nothing_is_left_behind() -> None:
     model = lively()
     plain, before = Plain.of(model.module, TRIALS, OTHERS), n_hooks(model.module)
-    attributed_damage(model, TRIALS, [a.edits("mean") for a in ablations.everything(model)], Kept(plain))
+    attributed_kl_increase(model, TRIALS, [a.edits("mean") for a in ablations.everything(model)], Kept(plain))
     assert n_hooks(model.module) == before and all(p.grad is None for p in model.module.parameters())
 
 
@@ -89,7 +89,7 @@ def test_parts_add_up_to_first_order() -> None:
     model = double()
     plain, parts = Plain.of(model.module, TRIALS, OTHERS), heads((0, 1), (0, 4), (2, 0))
     variants = [Ablation(parts).edits("mean"), *(Ablation((part,)).edits("mean") for part in parts)]
-    together, *alone = attributed_damage(model, TRIALS, variants, Kept(plain))
+    together, *alone = attributed_kl_increase(model, TRIALS, variants, Kept(plain))
     np.testing.assert_allclose(together, sum(alone), atol=1e-9)
 
 
@@ -100,8 +100,8 @@ def test_a_small_replacement_costs_what_attribution_says(layer: int) -> None:
     with torch.no_grad():
         model.module.get_submodule(f"blocks.{layer}.attn.W_O").weight[:, :6] *= 1e-5
     plain, ablation = Plain.of(model.module, TRIALS, OTHERS), Ablation(heads((layer, 0)))
-    (found,) = attributed_damage(model, TRIALS, [ablation.edits("zero")], Kept(plain))
-    exact = damage_at(plain, ablation, "zero", 1.0) - damage_at(plain, ablation, "zero", 0.0)
+    (found,) = attributed_kl_increase(model, TRIALS, [ablation.edits("zero")], Kept(plain))
+    exact = kl_at(plain, ablation, "zero", 1.0) - kl_at(plain, ablation, "zero", 0.0)
     assert np.abs(exact).max() > 1e-7
     np.testing.assert_allclose(found, exact, rtol=1e-2, atol=1e-9)
 
@@ -109,11 +109,11 @@ def test_a_small_replacement_costs_what_attribution_says(layer: int) -> None:
 def test_both_methods_report_their_rank_correlation() -> None:
     model = lively()
     both, exact, preview = (bayesgeom.ablate(model, n=17, method=method) for method in ("both", "exact", "attribution"))
-    np.testing.assert_array_equal(both.damage_bits, exact.damage_bits)
+    np.testing.assert_array_equal(both.kl_increase_bits.value, exact.kl_increase_bits.value)
     np.testing.assert_array_equal(both.attribution_bits, preview.attribution_bits)
-    np.testing.assert_allclose(preview.damage_bits, preview.attribution_bits, atol=1e-12)
-    assert np.isnan(exact.attribution_bits).all() and np.isnan(exact.attribution_rank_correlation)
-    order = [np.argsort(np.argsort(values)) for values in (both.attribution_bits, both.damage_bits)]
-    assert both.attribution_rank_correlation == pytest.approx(np.corrcoef(*order)[0, 1])
-    assert preview.attribution_rank_correlation == pytest.approx(1.0)
-    assert np.isnan(preview.entropy_mae_increase_bits).all() and not preview.inert.any()
+    np.testing.assert_allclose(preview.kl_increase_bits.value, preview.attribution_bits, atol=1e-12)
+    assert np.isnan(exact.attribution_bits).all() and np.isnan(float(exact.attribution_rank_correlation))
+    order = [np.argsort(np.argsort(values)) for values in (both.attribution_bits, both.kl_increase_bits.value)]
+    assert float(both.attribution_rank_correlation) == pytest.approx(np.corrcoef(*order)[0, 1])
+    assert float(preview.attribution_rank_correlation) == pytest.approx(1.0)
+    assert np.isnan(preview.entropy_mae_increase_bits.value).all() and not preview.inert.any()

@@ -15,6 +15,7 @@ from bayesgeom.ablations.criteria import (
 )
 from bayesgeom.ablations.report import AblationReport
 from bayesgeom.results.diagnosis import Diagnosis
+from bayesgeom.results.estimate import Estimate
 from tests.pages import READINGS
 
 OWN_KL = 1e-3
@@ -24,9 +25,9 @@ def heads(by_layer: Sequence[Sequence[float]], *, spread: float = 0.1) -> Effect
     """Single heads with these KL increases, and intervals of ± `spread` times the increase."""
     flat = np.array([value for layer in by_layer for value in layer])
     labels = [f"L{i}H{j}" for i, layer in enumerate(by_layer) for j in range(len(layer))]
-    lo, hi = flat - spread * np.abs(flat), flat + spread * np.abs(flat)
+    ends = flat - spread * np.abs(flat), flat + spread * np.abs(flat)
     layer = np.repeat(np.arange(len(by_layer)), [len(layer) for layer in by_layer])
-    return Effects(labels=labels, layer=layer, kl_increase_bits=flat, lo=lo, hi=hi)
+    return Effects(labels=labels, layer=layer, kl_increase_bits=Estimate.of(flat, ends))
 
 
 def committed(name: str) -> AblationReport:
@@ -97,17 +98,17 @@ def test_every_block_must_add_nine_times_the_error(
     found, own = 0.02 * np.array(increase), 0.02
     labels = [f"L{i} block" for i in range(len(increase))]
     ends = (found * (1 - spread), found * (1 + spread))
-    assert blocks_matter(labels, found, *ends, own_error_bits=own).verdict == verdict
+    assert blocks_matter(labels, Estimate.of(found, ends), own_error_bits=own).verdict == verdict
 
 
 def test_a_missing_interval_supports_nothing_and_hides_no_contradiction() -> None:
-    increase, lo, hi = np.array([300.0, 12.0, 7.0]), np.array([np.nan, 11.0, 6.0]), np.array([np.nan, 13.0, 8.0])
+    increase = Estimate.of([300.0, 12.0, 7.0], ([np.nan, 11.0, 6.0], [np.nan, 13.0, 8.0]))
     labels = ["L0 block", "L1 block", "L2 block"]
-    assert blocks_matter(labels, increase, lo, hi, own_error_bits=1.0).verdict == "contradicted"
-    found = blocks_matter(labels[:2], increase[:2], lo[:2], hi[:2], own_error_bits=1.0)
+    assert blocks_matter(labels, increase, own_error_bits=1.0).verdict == "contradicted"
+    found = blocks_matter(labels[:2], increase[:2], own_error_bits=1.0)
     assert found.verdict == "not decided" and found.reason.endswith("; 1 of 2 have no interval")
     nothing = np.full(6, np.nan)
-    holed = replace(UNIQUE, lo=nothing, hi=nothing)
+    holed = replace(UNIQUE, kl_increase_bits=Estimate.of(UNIQUE.values, (nothing, nothing)))
     for open_one in (
         one_head_is_unique(holed, own_kl_bits=OWN_KL, layer_attention_bits=0.4, is_layer_ablated=True),
         key_overlap_finds_it(holed, ("L0H1 (a)",)),
@@ -153,7 +154,7 @@ def test_where_layer_0_matters_little_no_choice_of_a_head_is_needed() -> None:
 
 def test_a_report_measured_otherwise_has_no_verdict_and_is_told_what_to_run() -> None:
     report = committed("bijection-v20")
-    nothing = np.full_like(report.entropy_mae_increase_bits, np.nan)
+    nothing = Estimate.of(np.full_like(report.entropy_mae_increase_bits.value, np.nan))
     for other, option in (
         (replace(report, mode="zero"), "--mode mean"),
         (replace(report, n=511), "--n 512"),
@@ -167,10 +168,10 @@ def test_an_ablation_that_changes_no_logit_has_exactly_no_effect() -> None:
     report = committed("bijection-v20")
     late = [i for i, kind in enumerate(report.kinds) if kind == "head" and report.layer[i] == 5]
     inert = np.isin(np.arange(len(report.kinds)), late)
-    without = {
-        f"damage_bits_{end}": np.where(inert, np.nan, vars(report)[f"damage_bits_{end}"]) for end in ("lo", "hi")
-    }
-    unknown, exact = replace(report, **without), replace(report, **without, inert=inert)
+    known = report.kl_increase_bits
+    without = Estimate.of(known.value, [np.where(inert, np.nan, end) for end in known.ends])
+    unknown = replace(report, kl_increase_bits=without)
+    exact = replace(unknown, inert=inert)
     assert unknown.criteria()[2].verdict == "not decided", unknown.criteria()[2].reason
     assert exact.criteria()[2].verdict == "supported", exact.criteria()[2].reason
 

@@ -118,11 +118,11 @@ def test_nulls_are_grey_and_dashed(level: float | np.ndarray, drawn: list[float]
 
 @pytest.fixture
 def calibration(rng: np.random.Generator) -> go.Figure:
-    """Seven positions, two nulls, three examples."""
+    """Seven positions, two baselines, three examples."""
     exact, model, error = rng.random((3, 7))
     return calibration_figure(
         title="Calibration", exact=exact, model=model, error=error, error_band=(error - 0.01, error + 0.01),
-        nulls={"uniform": rng.random(7), "likelihood_only": rng.random(7)},
+        baselines={"uniform": rng.random(7), "likelihood only": rng.random(7)},
         examples=(rng.random((3, 7)), rng.random((3, 7))),
     )  # fmt: skip
 
@@ -135,32 +135,32 @@ def test_calibration_has_four_panels_with_units(calibration: go.Figure) -> None:
     assert calibration.layout.yaxis2.type == "log" and calibration.layout.yaxis.type != "log"
 
 
-def test_calibration_draws_every_null_beside_the_error(calibration: go.Figure) -> None:
+def test_calibration_draws_every_baseline_beside_the_error(calibration: go.Figure) -> None:
     in_errors = {trace.name for trace in calibration.data if trace.yaxis == "y2"}
-    assert in_errors == {"95 % interval", "model", "null: uniform", "null: likelihood only"}
+    assert in_errors == {"95 % interval", "model", "baseline: uniform", "baseline: likelihood only"}
 
 
-def test_nulls_of_zero_are_gaps_and_none_looks_like_another() -> None:
+def test_baselines_of_zero_are_gaps_and_none_looks_like_another() -> None:
     error, level = np.array([0.5, 0.03, 0.02]), np.array([1.0, 0.0, 1e-9])
     figure = calibration_figure(
         title="Calibration", exact=error, model=error, error=error, error_band=(error, error),
-        nulls={"one": level, "two": level, "three": level}, examples=(error[None], error[None]),
+        baselines={"one": level, "two": level, "three": level}, examples=(error[None], error[None]),
     )  # fmt: skip
-    nulls = [trace for trace in figure.data if (trace.name or "").startswith("null")]
-    assert len({trace.line.dash for trace in nulls}) == 3
-    for trace in nulls:
+    drawn = [trace for trace in figure.data if (trace.name or "").startswith("baseline")]
+    assert len({trace.line.dash for trace in drawn}) == 3
+    for trace in drawn:
         np.testing.assert_array_equal(trace.y, [1.0, np.nan, np.nan])
 
 
 def test_the_legend_names_everything_once(calibration: go.Figure) -> None:
     shown = [trace.name for trace in calibration.data if trace.showlegend]
-    assert shown == ["exact", "model", "null: uniform", "null: likelihood only"]
+    assert shown == ["exact", "model", "baseline: uniform", "baseline: likelihood only"]
 
 
 def test_one_example_is_enough(rng: np.random.Generator) -> None:
     profile = rng.random(5)
     figure = calibration_figure(
-        title="Calibration", exact=profile, model=profile, error=profile, error_band=(profile, profile), nulls={},
+        title="Calibration", exact=profile, model=profile, error=profile, error_band=(profile, profile), baselines={},
         examples=(rng.random((1, 5)), rng.random((1, 5))),
     )  # fmt: skip
     assert [trace.name for trace in figure.data if trace.yaxis == "y3"] == ["exact", "model"]

@@ -5,16 +5,14 @@ from dataclasses import replace
 from html.parser import HTMLParser
 
 import numpy as np
+import plotly.graph_objects as go
 import pytest
 
 from bayesgeom.charts.lines import add_line
-from bayesgeom.models.adapters.hooked import HookedModel
-from bayesgeom.models.native.transformer import TransformerConfig
-from bayesgeom.probes.one_pass import diagnose
+from bayesgeom.results.headline import Headline, number_text
 from bayesgeom.results.page import Section, _without_title, page
-from bayesgeom.results.report import Headline, headline_cells
 from bayesgeom.results.theme import panels
-from bayesgeom.tasks.bijection import Bijection
+from tests.results.planted import PlantedReport, planted
 
 VOID = {"meta", "br", "hr", "img", "link", "input"}
 FETCHING = {"src", "srcset", "data", "poster", "action", "background", "cite", "formaction"}
@@ -45,9 +43,9 @@ class Reader(HTMLParser):
             self.text.append(data)
 
     def row(self, label: str) -> list[str]:
-        """The cells from one label on."""
+        """The cells from one label on: value, interval, the baselines one by one, the verdict."""
         start = self.text.index(label)
-        return self.text[start : start + 4]
+        return self.text[start : start + 6]
 
 
 def section(name: str, title: str, value: float = 0.25) -> Section:
@@ -59,10 +57,11 @@ def section(name: str, title: str, value: float = 0.25) -> Section:
             label=f"first of {name}",
             value=value,
             unit="bits",
-            lo=0.125,
-            hi=0.5,
-            null=2.0,
-            null_label="flat",
+            low=0.125,
+            high=0.5,
+            baseline=2.0,
+            baseline_name="flat; <random> 0.01",
+            verdict="undecided",
         ),
         Headline(metric="y", label=f"second of {name}", value=7.0),
         Headline(metric="z", label=f"third of {name}", value=float("nan")),
@@ -111,12 +110,35 @@ def test_every_section_is_there_with_title_text_and_figure(document: str) -> Non
     assert text.count("17 sequences.") == 2
 
 
-def test_every_headline_stands_beside_its_null(document: str) -> None:
+def test_every_headline_stands_beside_its_baselines_and_its_verdict(document: str) -> None:
     read = Reader(document)
-    assert read.row("first of first_probe") == ["first of first_probe", "0.25 bits", "0.125 … 0.5", "2.0000 (flat)"]
+    assert read.row("first of first_probe") == [
+        "first of first_probe", "0.25 bits", "0.125 … 0.5", "2 (flat)", "<random> 0.01", "undecided",
+    ]  # fmt: skip
     counts = {which: read.text.count(f"{which} of first_probe") for which in ("first", "second", "third")}
     assert counts == {"first": 2, "second": 2, "third": 1}, "two lead the page, all are in their section"
     assert read.row("third of second_probe")[1] == "–"
+
+
+def test_each_baseline_has_a_line_and_each_verdict_its_color(document: str) -> None:
+    assert document.count("<div>2 (flat)</div><div>&lt;random&gt; 0.01</div>") == 4, "twice of either section"
+    assert document.count('<td class="beats undecided">undecided</td>') == 4
+    assert Reader(document).text.count("beats all") == 3, "in the summary and in either section"
+    assert "td.undecided {" in document and "td.yes {" in document and "td.no {" in document
+
+
+def test_a_withheld_interval_is_a_dash_that_says_why() -> None:
+    line = Headline(metric="x", label="x", value=0.5, no_interval='"one" sequence')
+    text = page("t", [replace(section("one", "One"), headlines=(line,))], n_leading=1, skipped={}, provenance={})
+    assert text.count('title="&#34;one&#34; sequence">–</td>') == 2
+
+
+def test_verdicts_stand_first_and_lead_to_their_section(document: str) -> None:
+    told = replace(section("one", "One: is it?"), verdict="It is <so>.")
+    whole = page("t", [told, section("two", "Two")], n_leading=1, skipped={}, provenance={})
+    assert whole.count('<p><a href="#one">One</a>: <b>It is &lt;so&gt;.</b></p>') == 1
+    assert whole.index("It is &lt;so&gt;.") < whole.index("<table>") and whole.count("It is &lt;so&gt;.") == 2
+    assert 'class="verdicts"' not in document
 
 
 @pytest.mark.parametrize(("n", "counts", "said"), [(1, "sequence", "1 sequence."), (2_000, "seed", "2,000 seeds.")])
@@ -144,27 +166,29 @@ def test_provenance_can_be_read_back(document: str) -> None:
     assert json.loads(held) == {"model": {"name": "<u>tiny</u>"}, "seed": 3}
 
 
-def test_a_diagnosis_prints_the_same_cells_on_page_and_terminal() -> None:
-    module = TransformerConfig(d_vocab=22, n_ctx=9, n_layers=2, n_heads=3, d_model=21, d_mlp=13).build(seed=0)
-    model = HookedModel(module, name="tiny", task=Bijection(n_values=11, n_pairs=5))
-    found = diagnose(model, probes=["calibration", "key_overlap"], n=31, nulls=1)
-    whole = page(
-        found.title,
-        [
-            Section(name=name, title=r.title, about=r.about, headlines=r.headlines(), figure=r.figure(), n=r.n)
-            for name, r in found.items()
-        ],
-        n_leading=2,
-        skipped=found.skipped,
-        provenance=found.provenance,
-    )
-    read, summary = Reader(whole), found.summary().splitlines()
-    for name, line in found.headlines():
-        (row,) = [row for row in summary if row.startswith(f"{name} ") and f"  {line.label}  " in row]
-        cells = [cell for cell in headline_cells(line) if cell]
-        assert read.row(line.label)[1 : 1 + len(cells)] == cells
-        assert all(cell in row for cell in cells)
-    assert all(report.title in read.text for report in found.values())
+def test_page_and_terminal_print_the_same_numbers(rng: np.random.Generator) -> None:
+    report = replace(planted(rng), n_lines=3)
+    read, printed = Reader(report.to_html()), str(report).splitlines()
+    for line in report.headlines()[:2]:
+        assert read.row(line.label)[1] == line.value_text
+        assert number_text(line.value) in next(row for row in printed if row.startswith(line.label))
+    assert read.row("how deep")[2:] == ["0.25 … 0.5", "0.2 (random, 0.1 to 0.21)", "uniform 0.125", "yes"]
+    assert {report.title, report.about, "19 sequences."} <= set(read.text)
+
+
+class UndrawnReport(PlantedReport):
+    """A plug-in's, whose figure is in another look, or cannot be drawn."""
+
+    def plot(self) -> go.Figure:
+        if self.is_deep:
+            raise RuntimeError("no ink")
+        return go.Figure(go.Scatter(y=[2, 3]), layout={"title": {"text": "its own look"}})
+
+
+def test_a_plug_ins_figure_costs_no_page(rng: np.random.Generator) -> None:
+    undrawn = UndrawnReport(**vars(planted(rng)))
+    assert "figure cannot be drawn: RuntimeError: no ink" in undrawn.to_html()
+    assert "its own look" in replace(undrawn, is_deep=False).to_html()
 
 
 @pytest.mark.parametrize(

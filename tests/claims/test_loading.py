@@ -66,6 +66,11 @@ def test_a_claim_can_be_decided(claim_id: str) -> None:
         (('probe = "calibration", ', ""), r"number 'kl' of run 'main' of claim 'Z1' has no 'probe'"),
         (('metric = "kl_bits"', 'metric = "kl_bits", reduce = "sum"'), r"reduce must be one of only, min, max"),
         (
+            ('metric = "kl_bits"', 'metric = "kl_bits", baseline = "x", end = "top"'),
+            r"end must be one of value, low, high",
+        ),
+        (('metric = "kl_bits"', 'metric = "kl_bits", end = "high"'), r"beside the baseline that it is of; got 'high'"),
+        (
             ("[[claim.run]]", 'conditions = [{ number = "kl", is = "near", than = 1 }]\n[[claim.run]]'),
             r"'is' must be below or above, got 'near'",
         ),

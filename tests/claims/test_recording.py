@@ -43,10 +43,11 @@ def test_a_recorded_claim_reads_back(folder: Path) -> None:
     assert str(after.measured.numbers) == str(before["D3"].measured.numbers)  # NaN is no NaN
     assert after.measured.origins == before["D3"].measured.origins == measured.origins
     assert [c.id for c in load().values() if c.measured is not None] == ["D3"]
-    record(load()["A4"], ROOT)
-    assert {c.id for c in load().values() if c.measured is not None} == {"D3", "A4"}
-    found = load()["A4"].measured
-    assert found is not None and math.isnan(found.numbers["hmm"].baseline)
+    record(load()["A2"], ROOT)
+    assert {c.id for c in load().values() if c.measured is not None} == {"D3", "A2"}
+    found = load()["A2"].measured
+    assert found is not None and math.isnan(found.numbers["repeats_ratio"].baseline)
+    assert found.numbers["repeats_layer"].baseline == 0.0
 
 
 def test_a_new_number_is_recorded_from_the_report_that_is_there(
@@ -56,7 +57,7 @@ def test_a_new_number_is_recorded_from_the_report_that_is_there(
     assert before is not None
     path = folder / "3-ablations.toml"
     known = 'hmm_attention = { label = "largest KL increase of an attention'
-    new = 'second = { label = "second", unit = "bits", probe = "ablation", metric = "baseline_kl_bits" }'
+    new = 'second = { label = "second", unit = "bits", probe = "ablation", metric = "unablated_kl_bits" }'
     text = path.read_text(encoding="utf-8")
     assert text.count(known) == 1
     path.write_text(text.replace(known, f"{new}\n{known}"), encoding="utf-8")

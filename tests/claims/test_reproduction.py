@@ -1,10 +1,11 @@
 """A claim's command is run again, through the command line's own classes, and compared with what is recorded."""
 
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Annotated, Any, ClassVar, final
 
-import pandas as pd
+import numpy as np
 import pytest
 
 import bayesgeom
@@ -15,6 +16,9 @@ from bayesgeom.claims.reading import agree, value_of, values_of
 from bayesgeom.claims.reproduction import compared, machine, reproduce
 from bayesgeom.cli import main
 from bayesgeom.core.errors import CheckpointFault, InvalidArgument, OutputFault
+from bayesgeom.results.estimate import Baseline, Estimate, Quantity
+from bayesgeom.results.headline import Headline
+from bayesgeom.results.report import Report
 from bayesgeom.training.duration import typical_seconds
 from bayesgeom.training.recipes import RECIPES
 from tests.tiny import tiny_checkpoints, tiny_folder
@@ -87,29 +91,60 @@ def test_the_estimate_grows_with_the_training() -> None:
     assert 2 < typical_seconds(long) / 3_600 < 6, "in float32; an hour and a half with bfloat16"
 
 
-def table(*rows: tuple[str, str | None, int | None, float]) -> pd.DataFrame:
-    columns = ["metric", "variant", "layer", "value"]
-    return (
-        pd.DataFrame(rows, columns=columns)
-        .assign(probe="p", lo=math.nan, hi=math.nan, null=2.0, head=None, position=None)
-        .astype({"layer": "Int64", "head": "Int64", "position": "Int64"})
-    )
+@final
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Shifts(Report):
+    """One estimate by layer and component, beside a number without baselines."""
+
+    name: ClassVar[str] = "p"
+    components: tuple[str, ...]
+    shift: Annotated[Estimate, Quantity("layer component", better="higher")]
+    k: float
+    n: int
+
+    def headlines(self) -> list[Headline]:
+        return []
+
+    def plot(self) -> Any:
+        raise NotImplementedError
+
+
+def shifts() -> Shifts:
+    values = np.array([[3.0, np.nan, 2.0], [5.0, 11.0, 7.0]])
+    random = Baseline.of("chance", "random subspaces", values / 10, high=values / 2)
+    shift = Estimate.of(values, (values - 1, values + 1), baselines=[random])
+    return Shifts(components=("block", "mlp", "attn"), shift=shift, k=7.0, n=13)
+
+
+NUMBER = Number(name="x", label="x", unit="", probe="p", metric="shift")
 
 
 def test_a_number_is_one_row_or_the_extreme_of_several() -> None:
-    found = table(
-        ("m", "L0 block", 0, 3.0), ("m", "L1 block", 1, 5.0), ("m", "L1 mlp", 1, 11.0), ("k", None, None, 7.0)
-    )
-    number = Number(name="x", label="x", unit="", probe="p", metric="m")
+    found, number = [shifts()], NUMBER
     assert value_of(replace(number, metric="k"), found).value == 7
-    assert value_of(replace(number, metric="k", reduce="max"), found).baseline == 2
-    assert value_of(replace(number, variant="L1 block"), found).value == 5
-    assert value_of(replace(number, layer=0), found).value == 3
-    assert value_of(replace(number, variant_has="block", reduce="max"), found).value == 5
-    assert value_of(replace(number, variant_has="block", reduce="min"), found).value == 3
-    for ambiguous in (number, replace(number, layer=1), replace(number, metric="other")):
-        with pytest.raises(InvalidArgument, match=r"number 'x' \(p\.\w+\) matches [023] rows"):
+    own = value_of(replace(number, variant="mlp", layer=1), found)
+    assert own == Value(value=11.0, lo=10.0, hi=12.0, baseline=1.1)
+    assert value_of(replace(number, variant="block", layer=0), found).value == 3
+    assert value_of(replace(number, variant_has="l", reduce="max"), found).value == 11, "block and mlp"
+    assert value_of(replace(number, variant_has="l", reduce="min"), found).value == 3
+    assert value_of(replace(number, layer=0, reduce="max"), found).value == 3, "a row without a value is left out"
+    for ambiguous in (number, replace(number, layer=1), replace(number, metric="other"), replace(number, probe="q")):
+        with pytest.raises(InvalidArgument, match=r"number 'x' \([pq]\.\w+\) matches [036] rows"):
             value_of(ambiguous, found)
+
+
+def test_a_number_may_be_the_level_of_a_baseline() -> None:
+    number = replace(NUMBER, layer=1, variant="attn", baseline="random subspaces")
+    assert value_of(number, [shifts()]).value == pytest.approx(0.7)
+    most = value_of(replace(number, end="high"), [shifts()])
+    assert most.value == pytest.approx(3.5) and math.isnan(most.lo) and math.isnan(most.baseline)
+    assert value_of(replace(number, variant=None, end="high", reduce="max"), [shifts()]).value == pytest.approx(5.5)
+    with pytest.raises(InvalidArgument, match="baseline 'random subspaces' has no 'low' end"):
+        value_of(replace(number, end="low"), [shifts()])
+    with pytest.raises(InvalidArgument, match="no baseline is named 'untrained'; there are: random subspaces"):
+        value_of(replace(number, baseline="untrained"), [shifts()])
+    with pytest.raises(InvalidArgument, match=r"p\.k is no estimate with baselines"):
+        value_of(replace(number, metric="k", layer=None, variant=None), [shifts()])
 
 
 def test_a_missing_report_names_the_command(small: Claim, tmp_path: Path) -> None:

@@ -5,16 +5,26 @@ from collections.abc import Mapping
 import numpy as np
 import pytest
 
-from bayesgeom.probes.belief_report import BeliefReadoutReport
+from bayesgeom.probes.belief_report import CONSTANT, GAUSSIAN, SHUFFLE, SUBSPACES, BeliefReadoutReport
 from bayesgeom.probes.one_pass import diagnose
 from bayesgeom.results.diagnosis import Diagnosis
+from bayesgeom.results.estimate import Estimate
+from bayesgeom.results.estimators import UNTRAINED
 from tests.pages import READINGS, named_rows, numbers, section
 
 CLUSTERS, READ = (
     named_rows(section("comparison.md", "Are there five clusters?").split("What a linear map reads")[part])
     for part in (0, 1)
 )
-ENDS = ("", "_lo", "_hi")
+
+
+def in_three(own: Estimate) -> list[float]:
+    """A number and both ends of its interval."""
+    return [float(own), *(float(end) for end in own.ends)]
+
+
+def level(own: Estimate, name: str) -> list[float]:
+    return [float(own.baseline(name).value)]
 
 
 def committed(name: str) -> BeliefReadoutReport:
@@ -33,11 +43,13 @@ def assert_rows(said: Mapping[str, list[str]], found: list[list[float]], name: s
 def test_a_row_of_clusters_is_what_the_committed_report_holds(name: str) -> None:
     report = committed(name)
     site, k = report.sites.index("resid_post"), report.cluster_counts.index("5")
-    by_cluster = (
-        ("silhouette", ENDS), ("silhouette_null", ("",)), ("silhouette_initialisation", ("",)),
-        ("rand_index", ENDS), ("rand_index_null", ("",)), ("token_rand_index", ENDS), ("token_rand_index_null", ("",)),
-    )  # fmt: skip
-    found = [[float(vars(report)[metric + end][site, -1, k]) for end in ends] for metric, ends in by_cluster]
+    clusters, best_guesses, tokens = (
+        own[site, -1, k] for own in (report.silhouette, report.rand_index, report.token_rand_index)
+    )
+    found = [
+        in_three(clusters), level(clusters, GAUSSIAN), level(clusters, UNTRAINED),
+        in_three(best_guesses), level(best_guesses, SHUFFLE), in_three(tokens), level(tokens, SHUFFLE),
+    ]  # fmt: skip
     assert_rows(CLUSTERS, found, name)
 
 
@@ -45,13 +57,13 @@ def test_a_row_of_clusters_is_what_the_committed_report_holds(name: str) -> None
 def test_a_row_of_what_is_read_is_what_the_committed_report_holds(name: str) -> None:
     report = committed(name)
     site = report.sites.index("resid_post")
-    nearest = [vars(report)["nearest_centroid_accuracy" + end][site, -1] for end in ENDS]
+    r2, nearest = report.r2[site, -1], report.nearest_centroid_accuracy[site, -1]
     found = [
-        [float(vars(report)["r2" + end][site, -1]) for end in ENDS],
-        [float(report.r2_random_subspace[site, -1])],
-        [float(values[0]) for values in nearest],
-        *([float(nearest[0][band])] for band in (1, 2, 3)),
-        [float(report.constant_accuracy[0])],
+        in_three(r2),
+        level(r2, SUBSPACES),
+        in_three(nearest[0]),
+        *([float(nearest.value[band])] for band in (1, 2, 3)),
+        level(nearest[0], CONSTANT),
     ]
     assert_rows(READ, found, name)
 
@@ -61,8 +73,8 @@ def test_the_shipped_mamba_still_clusters_by_the_last_symbol() -> None:
     report, before = diagnose("hmm-mamba", probes=["belief_readout"], n=512)["belief_readout"], committed("hmm-mamba")
     assert isinstance(report, BeliefReadoutReport)
     k = report.cluster_counts.index("5")
-    assert report.token_rand_index[0, -1, k] > 0.999
-    np.testing.assert_allclose(report.rand_index, before.rand_index, atol=2e-3)
+    assert report.token_rand_index.value[0, -1, k] > 0.999
+    np.testing.assert_allclose(report.rand_index.value, before.rand_index.value, atol=2e-3)
 
 
 def test_there_is_a_row_for_every_architecture() -> None:

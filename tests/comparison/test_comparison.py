@@ -14,9 +14,10 @@ import torch
 import bayesgeom
 from bayesgeom.cli import main
 from bayesgeom.comparison import cell as cells
+from bayesgeom.comparison.again import restated
 from bayesgeom.comparison.cell import cell
 from bayesgeom.comparison.replication import replicate
-from bayesgeom.comparison.report import ComparisonReport, comparison_report
+from bayesgeom.comparison.report import CONTEXT_FREE, ComparisonReport, comparison_report
 from bayesgeom.comparison.run import ComparisonJob, compare
 from bayesgeom.comparison.verdict import (
     NOT_TESTABLE,
@@ -26,10 +27,11 @@ from bayesgeom.comparison.verdict import (
     transport_verdict,
     verdict,
 )
-from bayesgeom.core.errors import CheckpointFault, InvalidArgument, UnknownName
+from bayesgeom.core.errors import CheckpointFault, InvalidArgument, OutputFault, UnknownName
 from bayesgeom.models.capacity import n_parameters
 from bayesgeom.models.native.state_size import state_floats
 from bayesgeom.results.diagnosis import Diagnosis
+from bayesgeom.results.storage import parts_of
 from bayesgeom.tasks.bijection import Bijection
 from bayesgeom.training import publish
 from bayesgeom.training.baselines import context_aware
@@ -93,29 +95,29 @@ def test_sequences_are_counted_over_stages_and_late_batches() -> None:
 
 @pytest.mark.parametrize(
     ("share", "expected"),
-    [(0.95, "realised"), (0.94, "limited"), (0.5, "limited"), (0.49, "not realised"), (-3, "not realised")],
+    [(0.95, "realized"), (0.94, "limited"), (0.5, "limited"), (0.49, "not realized"), (-3, "not realized")],
 )  # fmt: skip
 def test_the_verdict_follows_its_rule(share: float, expected: str) -> None:
     assert verdict(share) == expected
 
 
 def test_one_seed_decides_nothing_and_seeds_must_agree() -> None:
-    assert cell_verdict(["realised"]) == "not decided: one seed"
-    assert cell_verdict(["realised", "realised"]) == "realised"
-    assert cell_verdict(["realised", "limited", "realised"]) == "not decided: seeds disagree (limited, realised)"
+    assert cell_verdict(["realized"]) == "not decided: one seed"
+    assert cell_verdict(["realized", "realized"]) == "realized"
+    assert cell_verdict(["realized", "limited", "realized"]) == "not decided: seeds disagree (limited, realized)"
     assert cell_verdict([NOT_TESTABLE]) == NOT_TESTABLE
     unknown = "not decided: effective memory not measured"
-    assert cell_verdict(["realised", unknown]) == unknown
+    assert cell_verdict(["realized", unknown]) == unknown
 
 
 def test_a_contradiction_needs_the_published_sizes() -> None:
     stands = partial(standing, "limited")
-    assert stands("realised", is_published_size=True) == "contradicts"
-    assert stands("realised", is_published_size=False) == "differs at these sizes"
+    assert stands("realized", is_published_size=True) == "contradicts"
+    assert stands("realized", is_published_size=False) == "differs at these sizes"
     assert stands("limited", is_published_size=False) == "as published at these sizes"
     assert stands("not decided: one seed", is_published_size=True) == "not decided: one seed"
     assert stands(NOT_TESTABLE, is_published_size=True) == NOT_TESTABLE
-    assert standing(None, "realised", is_published_size=True) == "nothing published"
+    assert standing(None, "realized", is_published_size=True) == "nothing published"
     assert not has_published_sizes(compared()["recall-lstm"].task) and has_published_sizes(
         compared()["recall-64-lstm"].task
     )
@@ -126,8 +128,8 @@ def test_a_contradiction_needs_the_published_sizes() -> None:
     [
         (20.0, 0.0, NOT_TESTABLE),
         (20.0, 0.019, NOT_TESTABLE),
-        (11.0, 0.02, "realised"),
-        (10.0, 0.05, "not realised"),
+        (11.0, 0.02, "realized"),
+        (10.0, 0.05, "not realized"),
         (np.nan, 0.05, "not decided: effective memory not measured, or without an interval"),
         (np.nan, np.nan, "not decided: effective memory not measured"),
     ],
@@ -209,18 +211,23 @@ def table(*kls: float, rng: np.random.Generator) -> ComparisonReport:
 
 def test_the_table_says_what_the_scores_say(rng: np.random.Generator) -> None:
     report = table(0.02, 0.6, 1.9, rng=rng)
-    assert report.share_closed == pytest.approx([0.99, 0.7, 0.05], abs=0.01)
-    assert report.verdicts == ("realised", "limited", "not realised")
+    assert report.share_closed.value == pytest.approx([0.99, 0.7, 0.05], abs=0.01)
+    assert report.verdicts == ("realized", "limited", "not realized")
     assert report.standings == report.cell_verdicts == ("not decided: one seed",) * 3
-    assert report.strongest_baselines == ("bag_of_values",) * 3 and report.n_seeds.tolist() == [1, 1, 1]
-    assert report.strongest_baseline_kl_bits == pytest.approx(0.5) and np.isnan(report.memory_symbols).all()
-    assert (report.share_closed_lo < report.share_closed).all() and (report.share_closed < report.share_closed_hi).all()
-    assert report.accuracy_where_known == pytest.approx(0.8) and report.kl_bits_null == pytest.approx(2.0)
-    assert report.accuracy_where_known_null == pytest.approx(0.04) and not report.share_closed_null.any()
-    assert report.share_by_task.tolist() == [report.share_closed.tolist()]
+    strongest = [report.strongest_baseline(index) for index in range(3)]
+    assert {own.name for own in strongest} == {"bag_of_values"} and {float(own.value) for own in strongest} == {0.5}
+    assert report.n_seeds == (1, 1, 1) and np.isnan(report.memory_symbols.value).all()
+    low, high = report.share_closed.ends
+    assert (low < report.share_closed.value).all() and (report.share_closed.value < high).all()
+    known = report.accuracy_where_known
+    assert known.value == pytest.approx(0.8) and known.baseline(CONTEXT_FREE).value == pytest.approx(0.04)
+    assert report.kl_bits.baseline(CONTEXT_FREE).value == pytest.approx(2.0)
+    assert not report.share_closed.baseline(CONTEXT_FREE).value.any()
+    assert report.kl_bits.clears("lower").tolist() == ["yes", "no", "no"]
+    assert report.share_by_task().tolist() == [report.share_closed.value.tolist()]
     printed = report.table()
     assert "0.70" in printed and "80.0% [80.0%, 80.0%]; chance 4.0%" in printed
-    assert "One training is realised where at least 95%" in printed and "bag_of_values: 0.5" in printed
+    assert "One training is realized where at least 95%" in printed and "bag_of_values: 0.5" in printed
     for part in report.table(is_markdown=True).split("\n\n")[:2]:
         header, rule, first = (line.split(" | ") for line in part.splitlines()[:3])
         assert len(header) == len(rule) == len(first) and set(rule[1:-1]) == {"---"}
@@ -230,8 +237,8 @@ def test_seeds_at_the_same_budget_make_a_verdict_and_checks_do_not(rng: np.rando
     own = [cell("bijection", "lstm", seed=seed) for seed in (0, 1)]
     check = cell("bijection", "lstm", seed=1, is_check=True)
     report = comparison_report([*own, check], [scores(kl, rng) for kl in (0.02, 0.03, 1.9)], seed=0)
-    assert report.cell_verdicts[:2] == ("realised",) * 2 and report.standings[0] == "as published"
-    assert report.n_seeds.tolist() == [2, 2, 1] and report.share_by_task == pytest.approx(0.9875, abs=0.005)
+    assert report.cell_verdicts[:2] == ("realized",) * 2 and report.standings[0] == "as published"
+    assert report.n_seeds == (2, 2, 1) and report.share_by_task() == pytest.approx(0.9875, abs=0.005)
     assert "1, twice the budget" in report.table()
     recall = [cell("recall", "mamba", seed=seed) for seed in (0, 1)]
     report = comparison_report(recall, [scores(kl, rng) for kl in (0.02, 0.03)], seed=0)
@@ -244,26 +251,27 @@ def test_the_papers_hmm_cannot_show_transport(rng: np.random.Generator) -> None:
     assert set(report.verdicts) == set(report.standings) == {NOT_TESTABLE}
     slow = replace(own, window_gap_bits=0.06)
     report = comparison_report([cell("slow-hmm", "lstm"), cell("slow-hmm", "lstm", seed=1)], [slow, slow], seed=0)
-    assert set(report.cell_verdicts) == {"realised"} and "20 [20, 20]" in report.table()
+    assert set(report.cell_verdicts) == {"realized"} and "20 [20, 20]" in report.table()
 
 
 def test_where_no_answer_is_known_there_is_no_accuracy(rng: np.random.Generator) -> None:
     nothing = np.zeros(41)
     own = replace(scores(0.1, rng), known=nothing, known_correct=nothing, context_free_known_correct=nothing)
     report = comparison_report([cell("bijection", "lstm")], [own], seed=0)
-    assert np.isnan(report.accuracy_where_known[0]) and np.isnan(report.accuracy_where_known_null[0])
-    assert "| – | – | realised |" in report.table(is_markdown=True)
+    accuracy = report.accuracy_where_known
+    assert np.isnan(accuracy.value[0]) and np.isnan(accuracy.baseline(CONTEXT_FREE).value[0])
+    assert "| – | – | realized |" in report.table(is_markdown=True)
 
 
-def test_the_figure_shows_every_model_and_the_null(rng: np.random.Generator) -> None:
-    figure = table(0.02, 0.6, 1.9, rng=rng).figure()
+def test_the_figure_shows_every_model_and_the_baseline(rng: np.random.Generator) -> None:
+    figure = table(0.02, 0.6, 1.9, rng=rng).plot()
     heat, points = figure.data
     assert np.asarray(heat.z).shape == (1, 3) and list(points.y) == [
         "bijection-transformer",
         "bijection-mamba",
         "bijection-mlp",
     ]
-    assert "null" in figure.layout.annotations[0].text
+    assert "context-free predictor: 0" in figure.layout.annotations[0].text
 
 
 # The whole of it.
@@ -284,10 +292,17 @@ def test_what_is_missing_is_trained_and_checks_only_where_they_exist(
     again = bayesgeom.compare(("transformer", "mlp"), "bijection", n=5, runs=str(tmp_path), is_trained=False)
     partly = compare(("transformer", "lstm"), ("bijection",), n=5, runs=tmp_path, is_trained=False)
     assert partly.missing == ("bijection-lstm",) and partly.table().endswith("Not trained: bijection-lstm.")
-    assert np.array_equal(again.kl_bits, report.kl_bits) and again.weights_hashes == report.weights_hashes
+    assert np.array_equal(again.kl_bits.value, report.kl_bits.value)
+    assert again.weights_hashes == report.weights_hashes
     job.diagnosis(report).save(tmp_path / "out")
     loaded = Diagnosis.load(tmp_path / "out")["comparison"]
     assert isinstance(loaded, ComparisonReport) and loaded.table() == report.table()
+    assert parts_of(restated(tmp_path / "out")["comparison"])[1].keys() == parts_of(report)[1].keys()
+    assert main(["compare", "--from-report", str(tmp_path / "out"), "--out", str(tmp_path / "again")]) == 0
+    once_more = Diagnosis.load(tmp_path / "again")["comparison"]
+    assert isinstance(once_more, ComparisonReport) and once_more.table() == report.table()
+    with pytest.raises(OutputFault, match="holds no readable report"):
+        restated(tmp_path)
 
 
 @pytest.mark.usefixtures("quick")
@@ -359,4 +374,4 @@ def test_architectures_on_request_are_trained_by_the_same_recipes(
     monkeypatch.setattr(cells, "compared", lambda: short)
     monkeypatch.setattr(publish, "N_SCORED", 8)
     report = compare(architecture, "bijection", n=8, runs=tmp_path)
-    assert report.checkpoints[0] == f"bijection-{architecture}" and np.isfinite(report.kl_bits).all()
+    assert report.checkpoints[0] == f"bijection-{architecture}" and np.isfinite(report.kl_bits.value).all()

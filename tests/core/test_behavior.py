@@ -44,7 +44,7 @@ def twin(trials: Trials, logits: np.ndarray) -> dict[str, np.ndarray]:
             found["model_entropy_bits"][i, j] = -sum(x * math.log2(x) for x in q)
             found["kl_bits"][i, j] = sum(x * math.log2(x / y) for x, y in zip(p, q, strict=True) if x > 0)
             found["total_variation"][i, j] = sum(abs(x - y) for x, y in zip(p, q, strict=True)) / 2
-            found["leak"][i, j] = 1 - inside / everything
+            found["off_answer_prob"][i, j] = 1 - inside / everything
             found["answer_log2"][i, j] = math.log2(q[asked])
             found["correct"][i, j] = float(max(range(len(q)), key=q.__getitem__) == asked)
     return found
@@ -62,17 +62,17 @@ def test_behaviour_equals_a_loop_over_every_id() -> None:
 def test_answer_probabilities_sum_to_one_and_leak_is_the_rest() -> None:
     trials = TASK.sample(11, seed=1)
     logits = some_logits(trials)
-    log_answers, leak = answer_log_probabilities(logits, trials)
+    log_answers, off_answer_prob = answer_log_probabilities(logits, trials)
     torch.testing.assert_close(log_answers.exp().sum(-1), torch.ones(11, 5, dtype=torch.float64))
     elsewhere = logits.double().softmax(-1)[..., : TASK.n_values].sum(-1)  # ids of keys are no answers
-    torch.testing.assert_close(leak, elsewhere)
+    torch.testing.assert_close(off_answer_prob, elsewhere)
 
 
 @pytest.mark.parametrize("scale", [0.0, 1.0, 1e2, 1e4, 1e30])
 def test_leak_is_a_probability_however_sure_the_model(scale: float) -> None:
     trials = TASK.sample(31, seed=2)
-    log_answers, leak = answer_log_probabilities(some_logits(trials, scale), trials)
-    assert bool(((leak >= 0) & (leak <= 1)).all()) and not bool(log_answers.isnan().any())
+    log_answers, off_answer_prob = answer_log_probabilities(some_logits(trials, scale), trials)
+    assert bool(((off_answer_prob >= 0) & (off_answer_prob <= 1)).all()) and not bool(log_answers.isnan().any())
     torch.testing.assert_close(log_answers.exp().sum(-1), torch.ones(31, 5, dtype=torch.float64))
 
 
@@ -82,8 +82,8 @@ def test_leak_is_exact_where_it_is_tiny() -> None:
     logits[..., :7] = -25.0
     np.testing.assert_allclose(answer_log_probabilities(logits, trials)[1], math.exp(-25), rtol=1e-4)
     logits[..., :7] = -1e4
-    leak = answer_log_probabilities(logits, trials)[1]
-    assert not leak.any() and not leak.signbit().any(), "none at all, and not “-0”"
+    off_answer_prob = answer_log_probabilities(logits, trials)[1]
+    assert not off_answer_prob.any() and not off_answer_prob.signbit().any(), "none at all, and not “-0”"
 
 
 def test_a_shift_of_all_logits_changes_nothing() -> None:
@@ -98,7 +98,7 @@ def test_a_shift_of_all_logits_changes_nothing() -> None:
 def test_the_exact_predictive_is_perfect() -> None:
     trials = TASK.sample(101, seed=1)
     exact = predicted_behaviour(trials, trials.at_scored(trials.predictive))
-    for name in ("kl_bits", "total_variation", "leak"):
+    for name in ("kl_bits", "total_variation", "off_answer_prob"):
         assert np.abs(vars(exact)[name]).max() < 1e-12, name
     np.testing.assert_allclose(exact.model_entropy_bits, exact.exact_entropy_bits, atol=1e-12)
     uncertain = exact.exact_entropy_bits > 1e-9
@@ -159,7 +159,7 @@ def test_a_log_holds_each_number_once() -> None:
     everyone = [model, exact, *nulls.values()]
     assert all(np.shares_memory(one.exact_entropy_bits, model.exact_entropy_bits) for one in everyone)
     assert all(np.shares_memory(v, model.kl_bits.base) for v in vars(model).values()), "no copy is made at the end"
-    for none in (exact.kl_bits, exact.total_variation, *(one.leak for one in everyone[1:])):
+    for none in (exact.kl_bits, exact.total_variation, *(one.off_answer_prob for one in everyone[1:])):
         assert none.strides == (0, 0) and not none.any()
 
 

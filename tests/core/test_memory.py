@@ -40,8 +40,8 @@ def window(trials: Trials, w: int, start: str = "stationary") -> torch.Tensor:
 @pytest.mark.parametrize("w", [0, 1, 2, 3, 5, 11, 23])
 def test_a_planted_window_observer_remembers_its_own_width(w: int) -> None:
     found = memory_of(SLOW_TRIALS, window(SLOW_TRIALS, w))
-    assert (found.symbols, found.symbols_hi) == (w, w)
-    assert found.gain_bits[w] == pytest.approx(0, abs=1e-12) and (w == 0 or found.gain_bits_lo[w - 1] > 0)
+    assert (found.symbols, found.most_symbols) == (w, w)
+    assert found.gain_bits[w] == pytest.approx(0, abs=1e-12) and (w == 0 or found.gain_ends[0][w - 1] > 0)
     assert found.first_not_beaten == (
         f"window_{w}_stationary" if w else "stationary",
         pytest.approx(found.kl_bits[1, w]),
@@ -52,14 +52,14 @@ def test_a_planted_window_observer_remembers_its_own_width(w: int) -> None:
 def test_the_weaker_start_is_no_lower_bar() -> None:
     """From uniform, three symbols of the fast chain beat two from stationary, and not three."""
     found = memory_of(FAST_TRIALS, window(FAST_TRIALS, 3, "uniform"))
-    assert found.symbols == found.symbols_hi == 3
+    assert found.symbols == found.most_symbols == 3
     assert all(STARTS[start] == "stationary" for start in found.stronger[1:5])
 
 
 def test_the_exact_filter_remembers_the_whole_sequence() -> None:
     for trials, length in ((SLOW_TRIALS, 64), (FAST_TRIALS, 20)):
         found = memory_of(trials, trials.at_scored(trials.predictive))
-        assert (found.symbols, found.symbols_hi, found.length) == (length, length, length)
+        assert (found.symbols, found.most_symbols, found.length) == (length, length, length)
 
 
 def test_only_the_slow_task_can_show_transport() -> None:
@@ -80,7 +80,7 @@ def test_a_model_between_two_windows_has_an_interval_that_says_so(rng: np.random
     target = scores.kl_bits[1, 3]
     noisy = target * np.exp(0.3 * rng.normal(size=len(target)) - 0.045)
     found = effective_memory(scores, noisy[:, None], seed=0)
-    assert found.symbols <= 3 <= found.symbols_hi
+    assert found.symbols <= 3 <= found.most_symbols
 
 
 def test_noise_is_seldom_called_memory(rng: np.random.Generator) -> None:
@@ -99,7 +99,7 @@ def test_noise_is_seldom_called_memory(rng: np.random.Generator) -> None:
 def test_one_sequence_has_no_memory_to_speak_of() -> None:
     trials = FAST_TRIALS.rows(slice(0, 1))
     found = memory_of(trials, trials.at_scored(trials.predictive))
-    assert math.isnan(found.symbols) and math.isnan(found.symbols_hi) and math.isnan(found.first_not_beaten[1])
+    assert math.isnan(found.symbols) and math.isnan(found.most_symbols) and math.isnan(found.first_not_beaten[1])
 
 
 def test_a_gain_without_an_interval_leaves_the_memory_undecided() -> None:
@@ -112,7 +112,7 @@ def test_a_gain_without_an_interval_leaves_the_memory_undecided() -> None:
     own[:5] += 0.1
     found = effective_memory(scores, own[:, None], seed=0)
     assert tied.symbols == 3, "exactly tied in every sequence"
-    assert math.isnan(found.symbols) and math.isnan(found.symbols_hi) and not found.transports
+    assert math.isnan(found.symbols) and math.isnan(found.most_symbols) and not found.transports
     assert "Undecided whether the model transports" in found.verdict and "does not transport" not in found.verdict
 
 

@@ -6,6 +6,7 @@ import pytest
 
 from bayesgeom.cli import main
 from bayesgeom.results.diagnosis import Diagnosis
+from bayesgeom.results.storage import parts_of
 from bayesgeom.training import publish, recipes
 from tests.dynamics.trainings import a_recipe, a_run
 
@@ -24,7 +25,7 @@ def test_a_run_is_packed_and_followed(tmp_path: Path, capsys: pytest.CaptureFixt
         "report.json",
     ]
     found = Diagnosis.load(out)
-    assert found["attention_maps"].scalars()["chosens"] == ["100"]
+    assert parts_of(found["attention_maps"])[0]["chosens"] == ["100"]
     assert found.provenance["model"]["name"] == "packed"
 
 

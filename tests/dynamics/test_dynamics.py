@@ -12,15 +12,18 @@ import bayesgeom
 from bayesgeom.core.errors import CheckpointFault, InvalidArgument, UnknownName
 from bayesgeom.core.sites import PATTERN, RESID_PRE, K
 from bayesgeom.dynamics.frame import Frame
-from bayesgeom.dynamics.report import DynamicsReport
+from bayesgeom.dynamics.report import DIRECTIONS, SUBSPACES, DynamicsReport
 from bayesgeom.dynamics.run import DynamicsJob, training_dynamics
 from bayesgeom.dynamics.runs import TrainingRun, _place, runs_of
+from bayesgeom.dynamics.settling_report import SettlingReport
+from bayesgeom.interventions.report import SHIFT
 from bayesgeom.interventions.run import intervene
 from bayesgeom.models.resolve import load
 from bayesgeom.probes.belief_readout import BeliefReadout
 from bayesgeom.probes.calibration import Calibration
 from bayesgeom.probes.key_overlap import KeyOverlap
 from bayesgeom.results.diagnosis import Diagnosis
+from bayesgeom.results.storage import parts_of
 from bayesgeom.stats.bootstrap import mean_interval
 from bayesgeom.stats.information import jensen_shannon_bits
 from bayesgeom.subspaces.jacobian import jacobian_grams
@@ -44,9 +47,24 @@ def whole(run: Path) -> Diagnosis:
 
 @pytest.fixture(scope="module")
 def report(whole: Diagnosis) -> DynamicsReport:
-    found = whole["dynamics"]
-    assert isinstance(found, DynamicsReport)
-    return found
+    return curves_of(whole)
+
+
+@pytest.fixture(scope="module")
+def settled(whole: Diagnosis) -> SettlingReport:
+    return settling_of(whole)
+
+
+def curves_of(found: Diagnosis) -> DynamicsReport:
+    report = found["dynamics"]
+    assert isinstance(report, DynamicsReport)
+    return report
+
+
+def settling_of(found: Diagnosis) -> SettlingReport:
+    report = found["settling"]
+    assert isinstance(report, SettlingReport)
+    return report
 
 
 def test_numbers_are_those_of_the_probes(run: Path, report: DynamicsReport) -> None:
@@ -54,19 +72,19 @@ def test_numbers_are_those_of_the_probes(run: Path, report: DynamicsReport) -> N
     blocks = TASK.stream(N, seed=derived_seed(0, 0))
     one = model.run(blocks, record=(K,), n_recorded=N)
     scores, keys = Calibration().measure(one), KeyOverlap().measure(one)
-    assert report.kl_bits[0, 2] == pytest.approx(scores.kl_bits, rel=1e-6)
-    assert report.entropy_mae_bits[0, 2] == pytest.approx(scores.entropy_mae_bits, rel=1e-6)
+    assert float(report.kl_bits[0, 2]) == pytest.approx(float(scores.kl_bits), rel=1e-6)
+    assert float(report.entropy_mae_bits[0, 2]) == pytest.approx(float(scores.entropy_mae_bits), rel=1e-6)
     view = keys.views.index("hypotheses / activation")
-    assert report.key_overlap[0, 2] == pytest.approx(keys.overlap[view].mean(axis=1), rel=1e-4)
-    lo, hi = mean_interval(one.behaviour.kl_bits.mean(axis=1, dtype=np.float64), seed=0)
-    assert (report.kl_bits_lo[0, 2], report.kl_bits_hi[0, 2]) == pytest.approx((float(lo), float(hi)), rel=1e-6)
-    assert lo < report.kl_bits[0, 2] < hi
+    assert report.key_overlap.value[0, 2] == pytest.approx(keys.overlap.value[view].mean(axis=1), rel=1e-4)
+    low, high = mean_interval(one.behaviour.kl_bits.mean(axis=1, dtype=np.float64), seed=0)
+    assert tuple(map(float, report.kl_bits[0, 2].ends)) == pytest.approx((float(low), float(high)), rel=1e-6)
+    assert low < report.kl_bits.value[0, 2] < high
 
 
 def test_the_belief_is_read_as_the_probe_reads_it(run: Path, report: DynamicsReport) -> None:
     model = load(run / "snapshots" / "step-0000100")
     one = model.run(TASK.stream(N, seed=derived_seed(0, 0)), record=BeliefReadout.needs.sites, n_recorded=N)
-    assert report.belief_r2[0, -1] == pytest.approx(BeliefReadout().measure(one).r2[0, -1], abs=1e-4)
+    assert report.belief_r2.value[0, -1] == pytest.approx(BeliefReadout().measure(one).r2.value[0, -1], abs=1e-4)
 
 
 def test_patterns_are_compared_row_by_row_with_the_last_snapshot(run: Path, report: DynamicsReport) -> None:
@@ -79,14 +97,16 @@ def test_patterns_are_compared_row_by_row_with_the_last_snapshot(run: Path, repo
     )
     slow = [float(jensen_shannon_bits(p, q).mean()) for p, q in zip(own, last, strict=True)]
     assert report.pattern_distance_bits_by_layer[0, 1] == pytest.approx(slow, rel=1e-5)
-    assert report.pattern_distance_bits[0, 1] == pytest.approx(np.mean(slow), rel=1e-5)
-    assert report.pattern_distance_bits[0, -1] == 0
+    assert report.pattern_distance_bits.value[0, 1] == pytest.approx(np.mean(slow), rel=1e-5)
+    assert float(report.pattern_distance_bits[0, -1]) == 0
 
 
 def test_the_swap_is_that_of_intervene(run: Path, report: DynamicsReport) -> None:
     slow = intervene(run / "snapshots" / "step-0000100", n=N)
-    assert report.redirect_bits[0, -1] == pytest.approx(slow.redirect_bits[:, 0], rel=1e-5)
-    assert report.redirect_ceiling_bits[0, -1] == pytest.approx(slow.redirect_bits_ceiling[:, 0], rel=1e-5)
+    level = slow.unedited_answer_shift_bits[0]
+    shift, ceiling = report.answer_shift_bits.value[0, -1], report.ceiling_answer_shift_bits.value[0, -1]
+    assert shift == pytest.approx(slow.answer_shift_bits.value[:, 0] + level, rel=1e-5)
+    assert ceiling == pytest.approx(slow.ceiling_bits.value[SHIFT, :, 0] + level, rel=1e-5)
 
 
 def test_the_frame_ratio_is_that_of_the_jacobian(run: Path) -> None:
@@ -102,11 +122,18 @@ def test_the_frame_ratio_is_that_of_the_jacobian(run: Path) -> None:
         assert row == pytest.approx(np.array(shared) * 21 / 5, rel=1e-5)
 
 
-def test_what_settles_when_follows_from_the_curves(report: DynamicsReport) -> None:
-    distance, kl = report.pattern_distance_bits[0], report.kl_bits[0]
-    assert report.frame_step[0] == STEPS[int(np.argmax(distance <= 0.1 * distance[0]))]
-    assert np.isnan(report.precision_step[0]) or report.precision_step[0] == STEPS[int(np.argmax(kl <= 2 * kl[-1]))]
-    assert "at least 3" in report.verdict or "no moment" in report.verdict
+def test_what_settles_when_follows_from_the_curves(report: DynamicsReport, settled: SettlingReport) -> None:
+    distance, kl = report.pattern_distance_bits.value[0], report.kl_bits.value[0]
+    assert settled.frame_step[0] == STEPS[int(np.argmax(distance <= 0.1 * distance[0]))]
+    stated = settled.precision_step[0, 0]
+    assert np.isnan(stated) or stated == STEPS[int(np.argmax(kl <= 2 * kl[-1]))]
+    assert "at least 3" in settled.verdicts[0] or "no moment" in settled.verdicts[0]
+    assert settled.conclusion() == settled.verdicts[0]
+    log2 = np.log2(settled.precision_step / settled.frame_step)
+    np.testing.assert_allclose(settled.dissociation_by_run.value, log2)
+    least, most = settled.dissociation_by_run.ends
+    known = np.isfinite(log2)
+    assert (least[known] <= log2[known]).all() and (log2[known] <= most[known]).all()
 
 
 def test_a_stopped_analysis_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -131,9 +158,9 @@ def test_a_stopped_analysis_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert loaded == [3, 1, 0, 3]  # the last again, since distances are to it, and for the provenance
     loaded.clear()
     again = training_dynamics(run, n=8)
-    assert loaded == [3] and all(
-        np.array_equal(v, found.arrays()[k], equal_nan=True) for k, v in again.arrays().items()
-    )
+    before = parts_of(curves_of(found))[1]
+    assert loaded == [3]
+    assert all(np.array_equal(v, before[k], equal_nan=True) for k, v in parts_of(curves_of(again))[1].items())
 
 
 def test_one_model_is_in_memory_at_a_time(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -157,18 +184,22 @@ def test_one_model_is_in_memory_at_a_time(run: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_checkpoints_of_a_run_are_the_run(run: Path, report: DynamicsReport, tmp_path: Path) -> None:
-    listed = training_dynamics(*sorted((run / "snapshots").iterdir(), reverse=True), n=N, progress=tmp_path / "kept")
-    assert listed.steps == report.steps and np.array_equal(listed.kl_bits, report.kl_bits)
+    paths = sorted((run / "snapshots").iterdir(), reverse=True)
+    listed = curves_of(training_dynamics(*paths, n=N, progress=tmp_path / "kept"))
+    assert listed.steps == report.steps and np.array_equal(listed.kl_bits.value, report.kl_bits.value)
     assert len(list((tmp_path / "kept").iterdir())) == len(STEPS)
 
 
 def test_seeds_are_put_together(tmp_path: Path) -> None:
     runs = [a_run(tmp_path / str(by), a_recipe().reseeded(by), steps=(0, 30, 100)) for by in (1, 2, 3)]
-    report = training_dynamics(*runs, n=8)
-    assert report.kl_bits.shape == (3, 3) and len(set(report.runs)) == 3
-    assert np.allclose(report.kl_bits_mean, report.kl_bits.mean(axis=0))
-    assert (report.kl_bits_mean_lo < report.kl_bits_mean).all()
-    assert "at least 3" not in report.verdict
+    found = training_dynamics(*runs, n=8)
+    report, settled = curves_of(found), settling_of(found)
+    assert report.kl_bits.value.shape == (3, 3) and len(set(report.runs)) == 3
+    mean = report.kl_bits_mean
+    assert np.allclose(mean.value, report.kl_bits.value.mean(axis=0)) and mean.resampled == "trainings" and mean.n == 3
+    low, high = mean.ends
+    assert (low < mean.value).all() and (mean.value < high).all()
+    assert "at least 3" not in settled.verdicts[0] and settled.fall.resampled == "trainings"
 
 
 def test_seeds_of_one_name_are_told_apart(run: Path, tmp_path: Path) -> None:
@@ -182,39 +213,51 @@ def test_an_architecture_gives_what_it_has(architecture: str, tmp_path: Path) ->
         {"d_mlp": 13} if architecture == "mlp" else {}
     )
     whole = DynamicsJob.of([a_run(tmp_path / "run", a_recipe(sizes=sizes), steps=(0, 100))], n=8).run()
-    report = whole["dynamics"]
-    assert isinstance(report, DynamicsReport)
-    assert np.isfinite(report.kl_bits).all() and np.isfinite(report.belief_r2).all()
-    assert np.isfinite(report.redirect_bits).all() and np.isfinite(report.pc1_share).all()
-    assert np.isnan(report.pattern_distance_bits).all() and np.isnan(report.key_overlap).all()
+    report, settled = curves_of(whole), settling_of(whole)
+    assert np.isfinite(report.kl_bits.value).all() and np.isfinite(report.belief_r2.value).all()
+    assert np.isfinite(report.answer_shift_bits.value).all() and np.isfinite(report.pc1_share.value).all()
+    assert np.isnan(report.pattern_distance_bits.value).all() and np.isnan(report.key_overlap.value).all()
     assert "no attention heads" in whole.skipped["attention-pattern distance"] and "key overlap" in whole.skipped
-    assert "no moment" in report.verdict and "attention_maps" not in whole
-    assert "not measured" in str(report.figure())
+    assert "no moment" in settled.verdicts[0] and "attention_maps" not in whole
+    assert "not measured" in str(report.plot()) and settled.fall.resampled == "sequences"
 
 
 def test_the_report_is_saved_and_read_back(whole: Diagnosis, report: DynamicsReport, tmp_path: Path) -> None:
     whole.save(tmp_path / "out")
     loaded = Diagnosis.load(tmp_path / "out")
-    assert list(loaded) == ["dynamics", "manifold_film", "attention_maps"] and loaded.summary() == whole.summary()
+    assert (
+        list(loaded) == ["dynamics", "settling", "manifold_film", "attention_maps"]
+        and loaded.summary() == whole.summary()
+    )
     assert (tmp_path / "out" / "report.html").stat().st_size < 6e6
     rows = loaded.to_pandas().query("metric == 'kl_bits'")
     assert rows["variant"].tolist() == [f"small / {step}" for step in STEPS]
     head, first, *_ = report.table().splitlines()
-    assert first.split()[0] == "0" and "redirect (bits)" in head and "frame ratio" in head
+    assert first.split()[0] == "0" and "answer shift (bits)" in head and "frame ratio" in head
     chance = next(line for line in report.table().splitlines() if line.startswith("chance: "))
-    assert f"redirect {report.redirect_bits_null[:, -1, 0].mean():.4g} (random" in chance and "frame ratio 1 " in chance
-    assert f"key overlap {report.key_overlap_chance:.4g}" in chance and "nan" not in chance
+    swapped, overlap = report.answer_shift_bits.baseline(SUBSPACES), report.key_overlap.baseline(DIRECTIONS)
+    assert f"answer shift {swapped.value[:, -1, 0].mean():.4g} (random subspaces)" in chance
+    assert f"key overlap {overlap.value[0, 0, 0]:.4g} (random directions)" in chance and "nan" not in chance
+    assert "frame ratio 1 " in chance and f"belief R² {report.belief_r2.baseline(SUBSPACES).value[0, -1]:.4g}" in chance
+
+
+def test_the_settling_figure_has_a_row_for_every_pair_and_every_curve(settled: SettlingReport) -> None:
+    rows = [list(trace.y) for trace in settled.plot().data if trace.name == "estimate, 95 % interval"]
+    assert rows[-1] == list(settled.curves)
+    table = settled.table()
+    assert table.splitlines()[-1] == f"frame or precision first: {settled.order}"
+    assert all(f"{step:g}" in table for step in settled.frame_step)
 
 
 def test_figures_hold_curves_frames_and_maps(run: Path, whole: Diagnosis, report: DynamicsReport) -> None:
-    assert {"small", "layer 0", "layer 1", "random directions"} <= {trace.name for trace in report.figure().data}
-    film = whole["manifold_film"].figure()
+    assert {"small", "layer 0", "layer 1", "random directions"} <= {trace.name for trace in report.plot().data}
+    film = whole["manifold_film"].plot()
     assert [frame.name for frame in film.frames] == [str(step) for step in STEPS]
     assert [step.label for step in film.layout.sliders[0].steps] == [str(step) for step in STEPS]
     assert np.array_equal(film.frames[-1].data[0].x, film.data[0].x)
     assert [button.label for button in film.layout.updatemenus[0].buttons] == ["▶", "❚❚"]
     chosen = DynamicsJob.of([run], n=N, maps_at=[30]).run()["attention_maps"]
-    assert len(chosen.figure().data) == 2
+    assert len(chosen.plot().data) == 2
 
 
 # What cannot be put together.

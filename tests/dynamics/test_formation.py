@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from bayesgeom.core.errors import CheckpointFault, InvalidArgument
+from bayesgeom.dynamics.report import DynamicsReport
 from bayesgeom.dynamics.run import training_dynamics
 from bayesgeom.models.checkpoint import hashed, load_checkpoint
 from bayesgeom.models.resolve import FOLDER_VARIABLE
@@ -69,13 +70,14 @@ def test_the_first_and_the_last_are_kept() -> None:
     assert chosen_among(5, 9) == [0, 1, 2, 3, 4] and chosen_among(9, 2) == [0, 8]
 
 
-def test_it_is_analysed_by_name_as_the_run_is(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_is_analyzed_by_name_as_the_run_is(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
     pack(run, tmp_path / "small-formation", keep=2, dtype="float32")
     assert list(formations()) == ["small-formation"]
-    named = training_dynamics("small-formation", n=8)
     steps = [run / "snapshots" / f"step-{step:07d}" for step in (0, 100)]
-    assert named.runs == ("small-formation",) and np.array_equal(named.kl_bits, training_dynamics(*steps, n=8).kl_bits)
+    named, listed = (training_dynamics(*sources, n=8)["dynamics"] for sources in (("small-formation",), steps))
+    assert isinstance(named, DynamicsReport) and isinstance(listed, DynamicsReport)
+    assert named.runs == ("small-formation",) and np.array_equal(named.kl_bits.value, listed.kl_bits.value)
     assert not (tmp_path / "small-formation" / "dynamics").exists()
 
 

@@ -1,7 +1,7 @@
 """The order of frame and precision: one rule, three scales, several frame measures, and when it is not decided."""
 
-import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,10 +11,9 @@ from bayesgeom.cli import main
 from bayesgeom.core.errors import OutputFault
 from bayesgeom.dynamics.again import decided_again
 from bayesgeom.dynamics.order import SCALES, order_of, settled_moment
-from bayesgeom.dynamics.report import DynamicsReport
+from bayesgeom.dynamics.settling_report import SettlingReport
 from bayesgeom.results.diagnosis import Diagnosis
 from tests.pages import READINGS
-from tests.reports import write_resealed
 
 STEPS = (0, 10, 20, 40, 80, 160, 320)
 
@@ -78,14 +77,17 @@ def test_few_trainings_or_measures_decide_nothing() -> None:
     assert found.frame_measures == ("manifold curve fit",)
     assert found.verdict == "not decided: 1 frame measure(s), and at least 2 are needed"
     nothing = order_of(STEPS, without | {"curve_share": np.full((3, 7), np.nan)})
-    assert nothing.fields()["dissociation_by_scale"].shape == (3, 0) and nothing.fields()["order_by_scale"] == ()
+    assert nothing.fields()["dissociation_by_scale"].value.shape == (3, 0) and nothing.fields()["order_by_scale"] == ()
 
 
 def test_fields_agree_with_their_pairs() -> None:
     found = order_of(STEPS, curves(EXPONENTIAL, EARLY))
     own = found.fields()
     assert own["precision_step_by_scale"].shape == (3, 3) == own["frame_step_by_measure"].shape
-    assert own["dissociation_by_scale"] == pytest.approx(np.array([[1] * 3, [3] * 3, [5] * 3]))
+    found_mean = own["dissociation_by_scale"]
+    assert found_mean.value == pytest.approx(np.array([[1] * 3, [3] * 3, [5] * 3]))
+    assert found_mean.resampled == "trainings" and found_mean.n == 3
+    assert [[pair.lo for pair in row] for row in found.pairs] == found_mean.low.tolist()
     assert len(own["order_by_scale"]) == 9 and own["order_by_scale"][8].startswith("the frame settles first")
     assert tuple(SCALES) == ("KL", "√KL", "log KL")
 
@@ -94,8 +96,8 @@ def test_fields_agree_with_their_pairs() -> None:
 
 
 def test_the_shipped_trainings_reach_nine_tenths_at_290_3060_and_6000() -> None:
-    found = Diagnosis.load(READINGS / "dynamics-bijection")["dynamics"]
-    assert isinstance(found, DynamicsReport)
+    found = Diagnosis.load(READINGS / "dynamics-bijection")["settling"]
+    assert isinstance(found, SettlingReport)
     assert found.precision_step_by_scale.tolist() == [[290, 3060, 6000]] * 3
     at = found.frame_measures.index("attention patterns")
     assert found.frame_step_by_measure[:, at].tolist() == [3060, 3060, 4285]
@@ -103,18 +105,16 @@ def test_the_shipped_trainings_reach_nine_tenths_at_290_3060_and_6000() -> None:
 
 
 def test_a_saved_report_is_timed_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    old = tmp_path / "old"
-    old.mkdir()
-    for file in ("report.json", "arrays.safetensors"):
-        (old / file).write_bytes((READINGS / "dynamics-sticky" / file).read_bytes())
-    held = json.loads((old / "report.json").read_text())
-    del held["reports"]["dynamics"]["order"], held["reports"]["dynamics"]["scales"]
-    write_resealed(old, held)
-    with pytest.raises(OutputFault, match="lacks the fields order, scales"):
-        Diagnosis.load(old)
-    assert main(["dynamics", "--from-report", str(old), "--out", str(tmp_path / "new")]) == 0
-    assert "frame or precision first: " in capsys.readouterr().out
-    again, known = (Diagnosis.load(path)["dynamics"] for path in (tmp_path / "new", READINGS / "dynamics-sticky"))
-    assert isinstance(again, DynamicsReport) and isinstance(known, DynamicsReport) and again.table() == known.table()
-    with pytest.raises(OutputFault, match="holds no readable report of `bayesgeom dynamics`"):
+    saved = Diagnosis.load(READINGS / "dynamics-sticky")
+    known = saved["settling"]
+    assert isinstance(known, SettlingReport)
+    wrong = replace(known, order="by another rule", precision_step_by_scale=known.precision_step_by_scale + 1)
+    replace(saved, reports={**saved.reports, "settling": wrong}).save(tmp_path / "old")
+    assert main(["dynamics", "--from-report", str(tmp_path / "old"), "--out", str(tmp_path / "new")]) == 0
+    assert f"frame or precision first: {known.order}" in capsys.readouterr().out
+    again = Diagnosis.load(tmp_path / "new")["settling"]
+    assert isinstance(again, SettlingReport) and again.table() == known.table()
+    with pytest.raises(OutputFault, match="holds no readable report"):
         decided_again(tmp_path)
+    with pytest.raises(OutputFault, match="holds no report of `bayesgeom dynamics`; it holds replication"):
+        decided_again(READINGS / "seeds-sticky")

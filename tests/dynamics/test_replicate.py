@@ -8,7 +8,7 @@ import pytest
 import bayesgeom
 from bayesgeom.comparison.replication import ReplicationJob, replicate
 from bayesgeom.core.errors import CheckpointFault, InvalidArgument, UnknownName
-from bayesgeom.dynamics.replication import ReplicationReport
+from bayesgeom.dynamics.replication import CONTEXT_FREE, ReplicationReport
 from bayesgeom.results.diagnosis import Diagnosis
 from bayesgeom.stats.bootstrap import seed_interval
 from bayesgeom.training import publish
@@ -38,18 +38,21 @@ def test_every_seed_is_trained_once(trained: tuple[Path, ReplicationReport]) -> 
     before = {path: path.stat().st_mtime_ns for path in runs.rglob("*")}
     again = replicate(RECIPE, seeds=3, runs=runs, n=16, is_trained=False)
     assert {path: path.stat().st_mtime_ns for path in runs.rglob("*")} == before
-    assert np.array_equal(again.kl_bits, report.kl_bits) and again.missing == ()
+    assert np.array_equal(again.kl_bits.value, report.kl_bits.value) and again.missing == ()
 
 
 def test_mean_and_spread_are_over_seeds(trained: tuple[Path, ReplicationReport]) -> None:
     _, report = trained
-    assert report.mean_kl_bits == pytest.approx(report.kl_bits.mean())
-    assert report.spread_kl_bits == pytest.approx(report.kl_bits.std(ddof=1))
-    assert report.intervals["mean_kl_bits"] == pytest.approx(tuple(map(float, seed_interval(report.kl_bits))))
-    assert (report.kl_bits_lo <= report.kl_bits).all() and (report.kl_bits <= report.kl_bits_hi).all()
+    kl, mean = report.kl_bits.value, report.mean_kl_bits
+    assert float(mean) == pytest.approx(kl.mean()) and mean.resampled == "trainings" and mean.n == 3
+    assert float(report.spread_kl_bits) == pytest.approx(kl.std(ddof=1))
+    assert tuple(map(float, mean.ends)) == pytest.approx(tuple(map(float, seed_interval(kl))))
+    assert float(mean.baseline(CONTEXT_FREE).value) == pytest.approx(report.kl_bits.baseline(CONTEXT_FREE).value.mean())
+    low, high = report.kl_bits.ends
+    assert (low <= kl).all() and (kl <= high).all()
     assert report.steps == ("5",) and np.isfinite(report.curve_kl_bits).all()
     one = replicate(RECIPE, seeds=1, runs=trained[0], n=16)
-    assert np.isnan(one.spread_kl_bits) and np.isnan(one.intervals["mean_kl_bits"]).all()
+    assert np.isnan(float(one.spread_kl_bits)) and np.isnan(one.mean_kl_bits.ends).all()
 
 
 def test_it_is_saved_drawn_and_printed(trained: tuple[Path, ReplicationReport], tmp_path: Path) -> None:
@@ -57,8 +60,8 @@ def test_it_is_saved_drawn_and_printed(trained: tuple[Path, ReplicationReport], 
     job(runs).diagnosis(report).save(tmp_path / "out")
     loaded = Diagnosis.load(tmp_path / "out")["replication"]
     assert isinstance(loaded, ReplicationReport) and loaded.table() == report.table()
-    names = {trace.name for trace in report.figure().data}
-    assert set(report.replicas) <= names and "mean over seeds" in report.figure().data[-2].y
+    names = {trace.name for trace in report.plot().data}
+    assert set(report.replicas) <= names and "mean over seeds" in report.plot().data[-2].y
     assert report.table().splitlines()[-1].startswith("spread")
 
 

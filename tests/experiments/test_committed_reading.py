@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from bayesgeom.experiments.em.report import EMReport
+from bayesgeom.experiments.em.report import HELD_OUT, TRAINED, EMReport
 from bayesgeom.experiments.em.run import SEEDS
 from bayesgeom.gradients.movement import GradientMovementReport
 from bayesgeom.gradients.settling import lag, settling
@@ -18,13 +18,15 @@ def test_the_experiment_is_of_the_papers_size_and_its_table_is_the_reports() -> 
     assert (arguments["seeds"], arguments["steps"], arguments["length"]) == (SEEDS, 1_000, 2_000)
     said = {cells[0]: [numbers(cell) for cell in cells[1:]] for cells in rows(text)}
     for arm, name in enumerate(report.arms):
+        loss, elsewhere = (report.final_loss_bits[at, 0, arm] for at in (TRAINED, HELD_OUT))
+        margin, margin_elsewhere = (report.em_margin_bits[at, 0, arm] for at in (TRAINED, HELD_OUT))
         expected = [
-            [report.final_loss_nats[0, arm]],
-            [vars(report)[f"final_loss_bits{end}"][0, arm] for end in ("", "_lo", "_hi")],
-            [report.held_out_bits[0, arm]],
-            [vars(report)[f"speedup{end}"][0, arm] for end in ("", "_lo", "_hi")],
-            [vars(report)[f"em_margin_bits{end}"][0, arm] for end in ("", "_lo", "_hi")],
-            [vars(report)[f"em_held_out_margin_bits{end}"][0, arm] for end in ("", "_lo", "_hi")],
+            [report.final_loss_nats[TRAINED, 0, arm]],
+            [float(loss), *loss.ends],
+            [float(elsewhere)],
+            [float(report.speedup[TRAINED, 0, arm]), *report.speedup[TRAINED, 0, arm].ends],
+            [float(margin), *margin.ends],
+            [float(margin_elsewhere), *margin_elsewhere.ends],
         ]
         for found, known, atol in zip(said[name], expected, (6e-4, 6e-4, 6e-4, 0.06, 6e-4, 6e-4), strict=True):
             np.testing.assert_allclose(found, known[: len(found)], atol=atol, err_msg=name)
@@ -39,14 +41,15 @@ def test_the_shares_of_the_movement_are_the_reports() -> None:
         at = next(i for i, cells in enumerate(lines) if cells[0].startswith(f"{name}, step"))
         report = Diagnosis.load(READINGS / "gradient-movement" / folder)["gradient_movement"]
         assert isinstance(report, GradientMovementReport)
-        shares = [v / v[0] for v in (report.pattern_distance_bits, report.value_distance)]
+        distances = (report.pattern_distance_bits.value, report.value_distance.value)
+        shares = [v / v[0] for v in distances]
         for step, cell in zip(lines[at][1:-1], lines[at + 1][1:-1], strict=True):
             i = report.steps.index(step.replace(",", ""))
             np.testing.assert_allclose(numbers(cell), [s[i] for s in shares], atol=6e-3)
         steps = [int(step) for step in report.steps]
-        routing, values = (settling(steps, v) for v in (report.pattern_distance_bits, report.value_distance))
+        routing, values = (settling(steps, v) for v in distances)
         found, cell = lag(values, routing), lines[at + 1][-1]
-        stored = [report.routing_settled_step, report.values_settled_step, report.settled_ratio]
+        stored = [float(own) for own in (report.routing_settled_step, report.values_settled_step, report.settled_ratio)]
         np.testing.assert_equal(stored, [routing.step, values.step, found.ratio])
         ended = steps[-1] if np.isnan(values.step) else values.step
         known = np.array([routing.step, ended, found.ratio, found.least, found.most])

@@ -12,7 +12,7 @@ from bayesgeom.core.errors import InvalidArgument, OutputFault
 from bayesgeom.experiments.em.arms import ARMS, BASELINE, EM_LIKE, Curves, learned, recorded_steps, steps_to
 from bayesgeom.experiments.em.chain import StickyChain
 from bayesgeom.experiments.em.head import MATRICES, initial_weights
-from bayesgeom.experiments.em.report import EMReport, em_report
+from bayesgeom.experiments.em.report import HELD_OUT, TRAINED, EMReport, em_report
 from bayesgeom.experiments.em.run import CHAINS, SEEDS, EMJob
 from bayesgeom.results.diagnosis import Diagnosis
 from bayesgeom.stats.information import NATS_PER_BIT
@@ -41,7 +41,7 @@ def test_the_arms_are_those_of_the_comparison() -> None:
 
 
 @pytest.mark.parametrize("arm", ARMS, ids=lambda arm: arm.name)
-def test_an_arm_is_plain_descent_with_torchs_own_optimiser(arm: object) -> None:
+def test_an_arm_is_plain_descent_with_torchs_own_optimizer(arm: object) -> None:
     """The same start and data, a group per matrix, autograd; the loss before every step and after the last."""
     index = ARMS.index(arm)  # type: ignore[arg-type]
     seed, steps = 3, 6
@@ -49,7 +49,7 @@ def test_an_arm_is_plain_descent_with_torchs_own_optimiser(arm: object) -> None:
     start = initial_weights(20, 8, seed=derived_seed(seed, 2))
     weights = {name: value[0].double().clone().requires_grad_() for name, value in start.items()}
     groups = [{"params": [weights[name]], "lr": ARMS[index].rate(name)} for name in MATRICES]
-    optimiser = torch.optim.SGD(groups, lr=1.0)
+    optimizer = torch.optim.SGD(groups, lr=1.0)
     data, held = (CHAIN.sequence(49, seed=derived_seed(seed, branch)) for branch in (0, 1))
     losses, held_out = [], []
     for step in range(steps + 1):
@@ -57,9 +57,9 @@ def test_an_arm_is_plain_descent_with_torchs_own_optimiser(arm: object) -> None:
         losses.append(float(loss.detach()))
         if step in recorded_steps(steps, 2):
             held_out.append(float(plain_loss(weights, held.inputs, held.symbols).detach()))
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         loss.backward()
-        optimiser.step()
+        optimizer.step()
     np.testing.assert_allclose(curves.loss[index], losses, atol=2e-6)
     np.testing.assert_allclose(curves.held_out[index], held_out, atol=2e-6)
     assert curves.floors == (data.floor_nats, held.floor_nats)
@@ -89,45 +89,49 @@ def planted(rates: list[float], drops: list[float]) -> list[Curves]:
 def test_planted_speeds_and_margins_are_found_with_paired_intervals() -> None:
     curves = planted([0.1, 0.2, 0.4, 0.05, 0.1], [0.0, 0.3, -0.2])
     found = em_report([CHAIN], [1, 2, 3], [curves], recorded_steps(100, 10))
-    np.testing.assert_allclose(found.speedup[0, [0, 1, 2, 4]], [1, 2, 4, 1], rtol=1e-9)
-    assert np.isnan(found.speedup[0, 3]) and list(found.reached[0]) == [3, 3, 3, 0, 3]
-    np.testing.assert_allclose(found.speedup_lo[0, 1], 2, rtol=1e-6)  # seeds differ in level alone: pairing removes it
+    speedup = found.speedup[TRAINED, 0]
+    np.testing.assert_allclose(speedup.value[[0, 1, 2, 4]], [1, 2, 4, 1], rtol=1e-9)
+    assert np.isnan(speedup.value[3]) and list(found.reached[TRAINED, 0]) == [3, 3, 3, 0, 3]
+    np.testing.assert_allclose(speedup.ends[0][1], 2, rtol=1e-6)  # seeds differ in level alone: pairing removes it
+    assert (speedup.resampled, speedup.n) == ("seeds", 3) and speedup.baseline(BASELINE).value[1] == 1.0
     margin = np.array([0.1, 0.0, -0.2, 0.15, 0.1]) / NATS_PER_BIT
-    np.testing.assert_allclose(found.em_margin_bits[0], margin, atol=1e-9)
-    np.testing.assert_allclose(found.em_margin_bits_lo[0], margin, atol=1e-9)
-    assert found.final_loss_bits_hi[0, 0] - found.final_loss_bits_lo[0, 0] > 0.5
-    assert np.isnan(found.held_out_speedup).all() and not found.held_out_reached.any()
-    np.testing.assert_allclose(found.final_loss_bits, found.final_loss_nats / np.log(2))
-    assert (found.filter_bits[0], found.held_out_filter_bits[0]) == (1 / NATS_PER_BIT, 1.5 / NATS_PER_BIT)
+    np.testing.assert_allclose(found.em_margin_bits.value[TRAINED, 0], margin, atol=1e-9)
+    np.testing.assert_allclose(found.em_margin_bits.ends[0][TRAINED, 0], margin, atol=1e-9)
+    low, high = found.final_loss_bits[TRAINED, 0, 0].ends
+    assert high - low > 0.5
+    assert np.isnan(found.speedup.value[HELD_OUT]).all() and not found.reached[HELD_OUT].any()
+    np.testing.assert_allclose(found.final_loss_bits.value, found.final_loss_nats / np.log(2))
+    np.testing.assert_array_equal(found.filter_bits[:, 0], [1 / NATS_PER_BIT, 1.5 / NATS_PER_BIT])
 
 
 def test_the_authors_speed_is_to_the_mean_final_loss() -> None:
     curves = planted([0.1, 0.2, 0.4, 0.05, 0.1], [0.0, 0.06, -0.06])
     found = em_report([CHAIN], [1, 2, 3], [curves], recorded_steps(100, 10))
     took = np.array([50.0, 80.0, 20.0])  # to a loss of 1.9, falling 0.2 per hundred steps
-    assert found.speedup_authors[0, 1] == pytest.approx(np.exp(np.log(100 / took).mean()), rel=1e-6)
+    assert float(found.speedup_authors[0, 1]) == pytest.approx(np.exp(np.log(100 / took).mean()), rel=1e-6)
 
 
 def test_the_report_says_both_units_and_both_sequences(report: EMReport) -> None:
     assert report.arms == tuple(NAMES) and report.seeds == ("42", "2024", "1337")
-    assert report.loss_bits_by_step.shape == report.held_out_bits_by_step.shape == (2, 5, 3, 5)
-    np.testing.assert_allclose(report.final_loss_bits, report.loss_bits_by_step[..., -1].mean(axis=2))
-    np.testing.assert_allclose(report.held_out_bits, report.held_out_bits_by_step[..., -1].mean(axis=2))
+    assert report.sequences == ("trained on", "held out") and report.loss_bits_by_step.shape == (2, 2, 5, 3, 5)
+    np.testing.assert_allclose(report.final_loss_bits.value, report.loss_bits_by_step[..., -1].mean(axis=3))
+    least = report.loss_bits_by_step[HELD_OUT].min(axis=-1).mean(axis=-1)
+    np.testing.assert_allclose(report.best_held_out_bits.value, least)
     np.testing.assert_allclose(report.floor_bits, [2.639, 2.717], atol=5e-4)
-    assert report.em_margin_bits[0, NAMES.index(EM_LIKE)] == 0
-    assert (report.speedup[:, NAMES.index(BASELINE)] == 1).all()
+    assert float(report.em_margin_bits[TRAINED, 0, NAMES.index(EM_LIKE)]) == 0
+    assert (report.speedup.value[TRAINED, :, NAMES.index(BASELINE)] == 1).all()
     text = report.table()
     assert "1.8292 nats = 2.6390 bits" in text and "self-probability 0.350" in text and "0.300" in text
 
 
 def test_the_figure_shows_curves_floor_and_no_difference(report: EMReport) -> None:
-    figure = report.figure()
+    figure = report.plot()
     names = [trace.name for trace in figure.data]
     assert all(names.count(name) == 4 for name in NAMES)
     floors = [trace for trace in figure.data if trace.name == "entropy rate of the chain"]
     assert [float(trace.y[0]) for trace in floors] == [*([report.floor_bits[0]] * 2), *([report.floor_bits[1]] * 2)]
     curve = next(trace for trace in figure.data if trace.name == EM_LIKE)
-    np.testing.assert_allclose(curve.y, report.loss_bits_by_step[0, 1].mean(axis=0))
+    np.testing.assert_allclose(curve.y, report.loss_bits_by_step[TRAINED, 0, 1].mean(axis=0))
     assert figure.layout.yaxis.title.text == "loss (bits)"
     assert any(trace.name == "null: no effect" and trace.x[0] == 1 for trace in figure.data)
 
@@ -146,7 +150,10 @@ def test_the_command_writes_a_page(tmp_path: Path, capsys: pytest.CaptureFixture
     assert (out / "report.html").stat().st_size > 10**6
     rows = Diagnosis.load(out).to_pandas()
     assert set(rows[rows.metric == "speedup"].variant) == {
-        f"diagonal {chain.diagonal} / {name}" for chain in CHAINS for name in NAMES
+        f"{sequence} / diagonal {chain.diagonal} / {name}"
+        for sequence in ("trained on", "held out")
+        for chain in CHAINS
+        for name in NAMES
     }
 
 

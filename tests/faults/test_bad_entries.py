@@ -11,7 +11,7 @@ import bayesgeom
 from bayesgeom.cli import main
 from bayesgeom.models.checkpoint import hashed
 from bayesgeom.probes.one_pass import all_probes
-from bayesgeom.results.diagnosis import _figure
+from bayesgeom.results.page import _figure
 from tests.test_cli import QUICK, save
 
 
@@ -120,7 +120,7 @@ def test_broken_plug_ins_are_named_and_the_rest_is_measured(site: Path) -> None:
 
 def test_broken_plug_ins_fail_the_selftest_and_the_rest_is_tested(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     install(site, "bayesgeom.probes", {name: text for name, (text, _) in BROKEN.items()})
-    module = importlib.import_module("bayesgeom.probes.controls")
+    module = importlib.import_module("bayesgeom.interventions.selftest")
     few = {name: own for name, own in all_probes().items() if name in (*BROKEN, "key_overlap")}
     monkeypatch.setattr(module, "all_probes", lambda: few)
     monkeypatch.setattr(module, "intervention_controls", lambda: ())  # no plug-ins; their tests: tests/interventions
@@ -156,7 +156,7 @@ class Guest(Report):
     name = "undrawn"
     def headlines(self):
         return ()
-    def figure(self):
+    def plot(self):
         raise RuntimeError("no ink")
 """
 

@@ -77,7 +77,7 @@ def test_loading_and_diagnosing_leave_the_global_random_state(request: pytest.Fi
 
 def _calibration() -> dict[str, float]:
     report = bayesgeom.diagnose("mess3-small", n=7, seed=0, probes=["calibration"], nulls=1)["calibration"]
-    return {"kl_bits": report.kl_bits, "entropy_mae_bits": report.entropy_mae_bits}
+    return {"kl_bits": float(report.kl_bits), "entropy_mae_bits": float(report.entropy_mae_bits)}
 
 
 def test_autocast_is_refused_and_foreign_hooks_are_recorded() -> None:

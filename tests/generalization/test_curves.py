@@ -5,12 +5,15 @@ import pytest
 
 from bayesgeom.generalization.convergence import settled_bits, tokens_to_converge
 from bayesgeom.generalization.curves import (
+    LARGEST_WITHIN,
     critical_length,
     extrapolation_ratio,
     jump,
+    stacked,
     strongest,
     whole_means,
 )
+from bayesgeom.results.estimate import Baseline, Estimate
 
 AT = np.arange(1, 32)
 TRAINED = 13
@@ -25,62 +28,65 @@ def planted(rng: np.random.Generator, *, step: float, slope: float = 0.01, n: in
 @pytest.mark.parametrize("step", [0.0, 0.3, -0.05])
 def test_the_jump_is_the_step_and_not_the_slope(step: float, rng: np.random.Generator) -> None:
     found = jump(planted(rng, step=step, slope=0.03), AT, TRAINED, seed=0)
-    assert found.jump.value == pytest.approx(step, abs=0.015)
-    assert found.jump.lo <= step <= found.jump.hi
-    assert found.found.value - found.predicted.value == pytest.approx(found.jump.value, abs=1e-12)
-    assert 0 < found.jump.null < 0.015, "nothing happens at the last places within"
+    low, high = found.ends
+    assert float(found) == pytest.approx(step, abs=0.015) and low <= step <= high and found.n == 53
+    assert 0 < found.baseline(LARGEST_WITHIN).value < 0.015, "nothing happens at the last places within"
 
 
 def test_the_prediction_is_that_of_least_squares(rng: np.random.Generator) -> None:
     errors = planted(rng, step=0.2)
     line = np.polyfit(AT[8:13], errors.mean(axis=0)[8:13], 1)
-    assert jump(errors, AT, TRAINED, seed=0).predicted.value == pytest.approx(np.polyval(line, 14), abs=1e-12)
+    found = errors.mean(axis=0)[13] - np.polyval(line, 14)
+    assert float(jump(errors, AT, TRAINED, seed=0)) == pytest.approx(found, abs=1e-12)
 
 
 def test_uneven_places_are_where_they_are(rng: np.random.Generator) -> None:
     at = np.array([0, 1, 2, 5, 11, 23])
     errors = 0.2 + 0.05 * at + rng.normal(scale=1e-4, size=(7, 6))
-    assert jump(errors, at, 5, seed=0).jump.value == pytest.approx(0, abs=1e-3)
-    assert np.isnan(jump(errors, at, 0, seed=0).jump.value), "no line through one place"
+    assert float(jump(errors, at, 5, seed=0)) == pytest.approx(0, abs=1e-3)
+    assert np.isnan(jump(errors, at, 0, seed=0).value), "no line through one place"
 
 
 def test_intervals_are_paired(rng: np.random.Generator) -> None:
     """What a sequence has everywhere cancels, however much sequences differ."""
     errors = planted(rng, step=0.3) + rng.normal(scale=5, size=(53, 1))
-    found = jump(errors, AT, TRAINED, seed=0).jump
-    assert found.hi - found.lo < 0.02 and found.lo < 0.3 < found.hi
+    low, high = jump(errors, AT, TRAINED, seed=0).ends
+    assert high - low < 0.02 and low < 0.3 < high
 
 
 def test_the_critical_length_is_the_first_over_the_threshold(rng: np.random.Generator) -> None:
     errors = planted(rng, step=0.5, slope=0.0)
     assert critical_length(errors, AT, 0.3, seed=0).value == TRAINED + 1
     never = critical_length(errors, AT, 5.0, seed=0)
-    assert (never.value, never.lo, never.hi) == (np.inf, np.inf, np.inf)
+    assert (float(never), *never.ends) == (np.inf, np.inf, np.inf)
     near = planted(rng, step=0.0, slope=0.01)
     found = critical_length(near, AT, near.mean(axis=0)[19], seed=0)
-    assert found.lo <= found.value <= found.hi and found.lo < found.hi
+    low, high = found.ends
+    assert low <= found.value <= high and low < high
 
 
-def test_the_ratio_and_its_null(rng: np.random.Generator) -> None:
+def test_the_ratio_and_its_baseline(rng: np.random.Generator) -> None:
     errors = np.where(AT > TRAINED, 0.6, 0.2) * rng.uniform(0.9, 1.1, size=(53, 1))
-    found = extrapolation_ratio(errors, AT, TRAINED, np.where(AT > TRAINED, 3.0, 2.0), seed=0)
-    assert (found.value, found.null) == (pytest.approx(3), pytest.approx(1.5))
-    assert found.lo == pytest.approx(3) == found.hi, "paired: every sequence has the same ratio"
+    shortcut = Baseline.of("baseline", "prior", np.where(AT > TRAINED, 3.0, 2.0))
+    found = extrapolation_ratio(errors, AT, TRAINED, shortcut, seed=0)
+    assert (found.value, found.baseline("prior").value) == (pytest.approx(3), pytest.approx(1.5))
+    assert found.ends == (pytest.approx(3), pytest.approx(3)), "paired: every sequence has the same ratio"
 
 
 def test_whole_sequence_means_dilute_the_break(rng: np.random.Generator) -> None:
     errors = planted(rng, step=1.0, slope=0.0)
-    whole, lo, hi = whole_means(errors, AT, (13, 14, 31), is_prefix=True, seed=0)
+    means = whole_means(errors, AT, (13, 14, 31), is_prefix=True, seed=0)
+    whole, (low, high) = means.value, means.ends
     expected = [errors[:, :length].mean() for length in (13, 14, 31)]
     np.testing.assert_allclose(whole, expected, atol=1e-12)
-    assert whole[1] - whole[0] < 0.1 < 0.9 < errors[:, 13].mean() and (lo < whole).all() and (whole < hi).all()
-    at_each, *_ = whole_means(errors, AT, (13, 14, 31), is_prefix=False, seed=0)
+    assert whole[1] - whole[0] < 0.1 < 0.9 < errors[:, 13].mean() and (low < whole).all() and (whole < high).all()
+    at_each = whole_means(errors, AT, (13, 14, 31), is_prefix=False, seed=0).value
     np.testing.assert_allclose(at_each, errors.mean(axis=0)[[12, 13, 30]], atol=1e-12)
 
 
-def test_the_strongest_null_has_the_least_finite_kl() -> None:
-    nulls = {"a": np.array([0.5, 0.7]), "b": np.array([0.1, np.inf]), "c": np.array([0.2, 0.3])}
-    assert strongest(nulls) == "c"
+def test_the_strongest_predictor_has_the_least_finite_kl() -> None:
+    levels = {"a": np.array([0.5, 0.7]), "b": np.array([0.1, np.inf]), "c": np.array([0.2, 0.3])}
+    assert strongest(levels) == "c"
 
 
 def test_convergence_is_when_the_mean_comes_near_its_floor(rng: np.random.Generator) -> None:
@@ -89,10 +95,22 @@ def test_convergence_is_when_the_mean_comes_near_its_floor(rng: np.random.Genera
     assert settled_bits(entropies) == pytest.approx(1.0, abs=0.01)
     assert [tokens_to_converge(entropies, t, seed=0).value for t in (0.05, 0.15, 3.0)] == [5, 4, 1]
     found = tokens_to_converge(entropies, 0.03, seed=0)
-    assert found.lo <= found.value <= found.hi
+    low, high = found.ends
+    assert low <= found.value <= high
 
 
 def test_of_one_sequence_no_place_has_an_interval(rng: np.random.Generator) -> None:
     errors = planted(rng, step=0.5, n=1)
     places = critical_length(errors, AT, 0.5, seed=0), tokens_to_converge(errors, 0.05, seed=0)
-    assert all(np.isfinite(place.value) and np.isnan([place.lo, place.hi]).all() for place in places)
+    assert all(np.isfinite(place.value) and np.isnan(place.ends).all() for place in places)
+
+
+def test_estimates_are_stacked_with_their_ends_and_baselines() -> None:
+    one, other = (
+        Estimate.of(value, (value - 1, value + 2), n=7, baselines=(Baseline.of("baseline", "prior", 10 * value),))
+        for value in (3.0, 5.0)
+    )
+    both = stacked([one, other])
+    assert both.value.tolist() == [3, 5] and [end.tolist() for end in both.ends] == [[2, 4], [5, 7]] and both.n == 7
+    assert both.baseline("prior").value.tolist() == [30, 50]
+    assert stacked([one, other], [Baseline.of("chance", "none", 0.5)]).baseline("none").value.tolist() == [0.5, 0.5]

@@ -18,7 +18,8 @@ from bayesgeom.cli import main
 from bayesgeom.core.errors import InvalidArgument, TaskMismatch, UnknownName
 from bayesgeom.core.run import Run
 from bayesgeom.generalization.arm import with_untrained_positions, without_top_attention
-from bayesgeom.generalization.curves import Errors, errors_across
+from bayesgeom.generalization.curves import LARGEST_WITHIN, Errors, errors_across
+from bayesgeom.generalization.depth import EARLIER
 from bayesgeom.generalization.length import LengthJob, Unmade, length_generalization, with_room
 from bayesgeom.generalization.length_report import LengthReport
 from bayesgeom.generalization.stretch import checked_lengths, stretch_of
@@ -56,14 +57,16 @@ def test_curves_are_the_errors_at_each_position(two_arms: LengthReport) -> None:
     model = small("rotary")
     blocks = replace(TASK, length=19).stream(23, seed=derived_seed(0, 0))
     seen = model.run(blocks).behaviour
-    np.testing.assert_allclose(two_arms.kl_bits[1], seen.kl_bits.mean(axis=0), rtol=1e-5)
+    np.testing.assert_allclose(two_arms.kl_bits.value[1], seen.kl_bits.mean(axis=0), rtol=1e-5)
     error = np.abs(seen.model_entropy_bits - seen.exact_entropy_bits).mean(axis=0)
-    np.testing.assert_allclose(two_arms.entropy_mae_bits[1], error, rtol=1e-5)
-    np.testing.assert_allclose(two_arms.whole_kl_bits[1], [seen.kl_bits[:, :k].mean() for k in (7, 11, 19)], rtol=1e-5)
+    np.testing.assert_allclose(two_arms.entropy_mae_bits.value[1], error, rtol=1e-5)
+    np.testing.assert_allclose(
+        two_arms.whole_kl_bits.value[1], [seen.kl_bits[:, :k].mean() for k in (7, 11, 19)], rtol=1e-5
+    )
     assert two_arms.at.tolist() == list(range(1, 20)) and two_arms.lengths == ("7", "11", "19")
-    for metric in ("kl_bits", "entropy_mae_bits", "whole_kl_bits"):
-        lo, value, hi = (vars(two_arms)[metric + suffix] for suffix in ("_lo", "", "_hi"))
-        assert (lo <= value).all() and (value <= hi).all()
+    for own in (two_arms.kl_bits, two_arms.entropy_mae_bits, two_arms.whole_kl_bits):
+        low, high = own.ends
+        assert (low <= own.value).all() and (own.value <= high).all() and own.n == 23
 
 
 @pytest.mark.parametrize(
@@ -93,17 +96,17 @@ def test_a_planted_break_is_found_where_it_is_and_in_the_first_layer() -> None:
         table[: TASK.n_pos] = 20 * silent[:, 2]  # says nothing of either answer
         table[TASK.n_pos :] = 20 * silent[:, 0] * (silent[:, 0] @ embed[answers[0]]).sign()
     found = length_generalization(model, lengths=[19], n=23, threshold_bits=2.0)
-    assert found.jump_kl_bits_lo[0] > 1 > 0.5 > found.jump_kl_bits_null[0]
-    assert found.critical_length[0] == 8 == found.critical_length_lo[0] and found.entry_layer[0] == 0
-    assert found.extrapolation_ratio_lo[0] > 3
-    assert (found.layer_shift[0] > 3 * found.layer_shift_null[0]).all()
-    assert found.untrained[0] == f"tokens {TASK.n_pos + 1}–61 of its position table were never trained"
-    assert found.untrained[0] in found.table() and "layer" in found.table()
+    assert found.jump_kl_bits.ends[0][0] > 1 > 0.5 > found.jump_kl_bits.baseline(LARGEST_WITHIN).value[0]
+    assert found.critical_length.value[0] == 8 == found.critical_length.ends[0][0] and found.entry_layer[0] == 0
+    assert found.extrapolation_ratio.ends[0][0] > 3
+    assert (found.layer_shift.value[0] > 3 * found.layer_shift.baseline(EARLIER).value[0]).all()
+    assert found.untrained_positions[0] == f"tokens {TASK.n_pos + 1}–61 of its position table were never trained"
+    assert found.untrained_positions[0] in found.table() and "layer" in found.table()
 
 
 def test_without_a_break_nothing_is_called_one() -> None:
     found = length_generalization(small("none"), lengths=[19], n=61)
-    assert found.jump_kl_bits_lo[0] < 0.05 and found.untrained == ("",) and found.entry_layer[0] == -1
+    assert found.jump_kl_bits.ends[0][0] < 0.05 and found.untrained_positions == ("",) and found.entry_layer[0] == -1
 
 
 def test_distance_is_run_length_by_length() -> None:
@@ -113,10 +116,10 @@ def test_distance_is_run_length_by_length() -> None:
     assert found.at.tolist() == [0, 1, 2, 3, 4, 7, 11] and found.field == "n_filler" and found.trained == 3
     for place, filler in enumerate(found.at):
         trials = replace(task, n_filler=int(filler)).stream(13, seed=derived_seed(0, 0))
-        assert found.kl_bits[0, place] == pytest.approx(model.run(trials).behaviour.kl_bits.mean(), rel=1e-5)
+        assert found.kl_bits.value[0, place] == pytest.approx(model.run(trials).behaviour.kl_bits.mean(), rel=1e-5)
     assert found.lengths == ("0", "1", "3", "7", "11")
-    np.testing.assert_allclose(found.whole_kl_bits, found.kl_bits[:, [0, 1, 3, 5, 6]])
-    assert np.isfinite(found.layer_excess_bits).all() and "filler" in found.figure().layout.xaxis.title.text
+    np.testing.assert_allclose(found.whole_kl_bits.value, found.kl_bits.value[:, [0, 1, 3, 5, 6]])
+    assert np.isfinite(found.layer_excess_bits.value).all() and "filler" in found.plot().layout.xaxis.title.text
 
 
 @pytest.mark.parametrize("lengths", [None, [6, 40]])
@@ -136,31 +139,34 @@ def test_the_break_at_a_distance_is_that_of_the_first_distance_beyond(
     monkeypatch.setattr(sys.modules["bayesgeom.generalization.length"], "errors_across", planted)
     found = length_generalization(small("alibi", task=task, n_ctx=512), lengths=lengths, n=3)
     assert {*range(3, 14)} <= {*asked} and len(asked) <= 20, "five for the trend at each of five places, one beyond"
-    assert found.jump_kl_bits[0] == pytest.approx(0.5) and found.jump_kl_bits_null[0] == pytest.approx(0, abs=1e-9)
-    assert found.critical_length[0] == 11, "where the line passes 0.01"
+    jump = found.jump_kl_bits[0]
+    assert float(jump) == pytest.approx(0.5)
+    assert jump.baseline(LARGEST_WITHIN).value == pytest.approx(0, abs=1e-9)
+    assert found.critical_length.value[0] == 11, "where the line passes 0.01"
     assert "KL jump at 13 over the trend" in str(found.headlines()[0]) and "fewer than" not in found.table()
 
 
 @pytest.mark.parametrize(
-    ("trained", "jump", "null", "said"),
+    ("trained", "jump", "has_level", "said"),
     [
         (2, True, True, "a line through the 3 places"),
         (1, True, False, "nothing is left to"),
         (0, False, False, "no line"),
     ],
 )
-def test_few_distances_within_are_said_to_be_few(trained: int, jump: bool, null: bool, said: str) -> None:
+def test_few_distances_within_are_said_to_be_few(trained: int, jump: bool, has_level: bool, said: str) -> None:
     task = AssociativeRecall(n_pairs=2, n_keys=3, n_values=5, n_queries=2, n_filler=trained)
     found = length_generalization(small("rotary", task=task), lengths=[7], n=5)
     assert found.at.tolist() == [*range(trained + 2), 7]
-    assert (np.isfinite(found.jump_kl_bits[0]), np.isfinite(found.jump_kl_bits_null[0])) == (jump, null)
+    own = found.jump_kl_bits[0]
+    assert (np.isfinite(own.value), np.isfinite(own.baseline(LARGEST_WITHIN).value)) == (jump, has_level)
     assert said in found.table()
 
 
 def test_a_row_that_only_the_last_placeholder_reaches_was_never_trained() -> None:
     task = AssociativeRecall(n_pairs=2, n_keys=3, n_values=5, n_queries=2, n_filler=3)
     found = length_generalization(small("learned", task=task), lengths=[5], n=3)
-    assert found.untrained[0] == f"tokens {task.n_pos}–61 of its position table were never trained"
+    assert found.untrained_positions[0] == f"tokens {task.n_pos}–61 of its position table were never trained"
 
 
 def test_silenced_attention_is_attention_that_writes_nothing() -> None:
@@ -187,9 +193,9 @@ def test_other_architectures_have_curves_and_no_layers() -> None:
     lstm = LSTMConfig(d_vocab=TASK.d_vocab, n_ctx=61, n_layers=3, d_model=11).build(seed=0)
     model = of_module(lstm, name="lstm", task=TASK)
     found = length_generalization([small(), model], lengths=[11], n=7)
-    assert found.position_kinds == ("rotary", "lstm") and found.layer_excess_bits.shape == (2, 3)
-    assert np.isnan(found.layer_excess_bits[1]).all() and np.isfinite(found.layer_excess_bits[0, :2]).all()
-    found.figure()
+    assert found.position_kinds == ("rotary", "lstm") and found.layer_excess_bits.value.shape == (2, 3)
+    assert np.isnan(found.layer_excess_bits.value[1]).all() and np.isfinite(found.layer_excess_bits.value[0, :2]).all()
+    found.plot()
     with pytest.raises(InvalidArgument, match=r"own transformers; lstm is a"):
         length_generalization(model, lengths=[11], n=7, top_attention_off=1)
 
@@ -199,19 +205,19 @@ def test_a_report_is_saved_drawn_and_tabled(two_arms: LengthReport, tmp_path: Pa
     job.diagnosis(two_arms).save(tmp_path / "run")
     again = Diagnosis.load(tmp_path / "run")["length"]
     assert isinstance(again, LengthReport) and again.arms == ("learned 0", "rotary 0")
-    np.testing.assert_array_equal(again.kl_bits, two_arms.kl_bits)
-    names = {trace.name for trace in two_arms.figure().data}
-    assert {"learned 0", "rotary 0", "null: likelihood only", "threshold 0.01 bits"} <= names
+    np.testing.assert_array_equal(again.kl_bits.value, two_arms.kl_bits.value)
+    names = {trace.name for trace in two_arms.plot().data}
+    assert {"learned 0", "rotary 0", "baseline: likelihood only", "threshold 0.01 bits"} <= names
     assert length_generalization([small(), small()], lengths=[11], n=5).arms == ("rotary 0", "rotary 0 (2)")
     assert len(two_arms.headlines()) == 8 and len(two_arms.table().splitlines()) == 12
 
 
 def test_the_effective_memory_of_every_arm_is_stated(two_arms: LengthReport) -> None:
-    assert two_arms.effective_memory_symbols.shape == (2,) and set(two_arms.predictors) >= {
+    assert two_arms.effective_memory_symbols.value.shape == (2,) and set(two_arms.predictors) >= {
         "window_4_stationary", "window_1_uniform", "stationary",
     }  # fmt: skip
     assert two_arms.predictors[0] == "window_4_stationary", "the strongest predictor that carries nothing"
-    assert (two_arms.effective_memory_symbols <= two_arms.effective_memory_symbols_hi).all()
+    assert (two_arms.effective_memory_symbols.value <= two_arms.effective_memory_symbols.ends[1]).all()
     table = two_arms.table()
     assert "learned 0: effective memory 0 … 0 symbols" in table, "an untrained model is no better than the prior"
     assert table.count(two_arms.transport) == 1 and "transport" in two_arms.transport
@@ -257,7 +263,7 @@ def test_a_table_is_continued_by_rows_that_no_gradient_reached() -> None:
         torch.testing.assert_close(longer.logits(trials), model.logits(trials), atol=0, rtol=0)
     rows = longer.module.get_submodule("pos_embed").weight[TASK.n_pos :]
     assert float(rows.detach().std()) == pytest.approx(0.02, rel=0.1)
-    assert "never trained" in length_generalization(longer, lengths=[19], n=5).untrained[0]
+    assert "never trained" in length_generalization(longer, lengths=[19], n=5).untrained_positions[0]
     roomy = small("learned")
     assert with_room(roomy, lengths=[19]) is roomy, "it had room"
     with pytest.raises(InvalidArgument, match="no table of learned positions to continue \\(rotary\\)"):
@@ -340,7 +346,7 @@ def test_long_sequences_are_scored_without_their_relations(monkeypatch: pytest.M
     task = HMM(n_states=2, n_symbols=2, length=3)
     lstm = LSTMConfig(d_vocab=task.d_vocab, n_ctx=9_999, n_layers=1, d_model=3).build(seed=0)
     found = length_generalization(of_module(lstm, name="lstm", task=task), lengths=[50], n=131)
-    assert found.kl_bits.shape == (1, 50)
+    assert found.kl_bits.value.shape == (1, 50)
     blocks = [len(block) for block in replace(task, length=2**12).stream(131, seed=0)]
     assert sum(blocks) == 131 and max(blocks) == 127, "a block of so long ones is smaller"
 

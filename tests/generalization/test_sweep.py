@@ -11,7 +11,7 @@ import torch
 
 from bayesgeom.cli import main
 from bayesgeom.core.errors import InvalidArgument, TaskMismatch, UnknownName
-from bayesgeom.generalization.sweep_report import SweepReport
+from bayesgeom.generalization.sweep_report import SHORTCUT, SweepReport
 from bayesgeom.generalization.sweeps import SweepJob, sweep, varied_task
 from bayesgeom.generalization.vocabulary import Vocabulary
 from bayesgeom.models.adapters.hooked import HookedModel
@@ -62,19 +62,21 @@ def test_the_model_is_scored_as_it_is_on_its_own_task() -> None:
     model = small()
     found = sweep(TASK, "floor", [0.05, 0.15], model, n=17)
     seen = model.run(TASK.stream(17, seed=derived_seed(0, 0))).behaviour
-    assert found.kl_bits[0] == pytest.approx(seen.kl_bits.mean(), rel=1e-5) and found.trained_value == "0.05"
+    assert float(found.kl_bits[0]) == pytest.approx(seen.kl_bits.mean(), rel=1e-5) and found.trained_value == "0.05"
     np.testing.assert_allclose(found.model_entropy_bits[0], seen.model_entropy_bits.mean(axis=0), rtol=1e-5)
-    assert (found.kl_bits_lo <= found.kl_bits).all() and (found.kl_bits <= found.kl_bits_hi).all()
+    low, high = found.kl_bits.ends
+    assert (low <= found.kl_bits.value).all() and (found.kl_bits.value <= high).all() and found.kl_bits.n == 17
     assert found.notes == ("", "") and "0.05 (trained)" in found.table()
-    for metric in ("kl_bits", "entropy_mae_bits"):
-        value, lo, hi = (float(vars(found)[metric + end][1]) for end in ("", "_lo", "_hi"))
+    for own in (found.kl_bits, found.entropy_mae_bits):
+        value, lo, hi = float(own[1]), *map(float, own[1].ends)
         assert f"{value:.1e} [{lo:.1e}, {hi:.1e}]" in found.table()
 
 
 def test_a_value_without_tokens_has_the_exact_posterior_alone_and_says_why() -> None:
     found = sweep(TASK, "floor", [0.03, 0.05], small(), n=7)
     assert "0.03, 0.04" in found.notes[0] and found.notes[0] in found.table() and found.notes[1] == ""
-    assert np.isnan(found.kl_bits[0]) and np.isnan(found.model_tokens[0]) and np.isfinite(found.exact_tokens).all()
+    assert np.isnan(found.kl_bits.value[0]) and np.isnan(found.model_tokens.value[0])
+    assert np.isfinite(found.exact_tokens.value).all()
     with pytest.raises(TaskMismatch, match=r"small can be asked at no value of floor; at 0.01"):
         sweep(TASK, "floor", [0.01, 0.02], small(), n=7)
     with pytest.raises(TaskMismatch, match="positions for"):
@@ -88,16 +90,16 @@ def test_without_a_model_the_exact_posterior_stands_alone() -> None:
         trials = replace(task, noise=noise).stream(31, seed=derived_seed(0, 0))
         exact = torch.cat([entropy_bits(block.predictive) for block in trials]).mean(dim=0)
         np.testing.assert_allclose(found.exact_entropy_bits[place], exact.numpy(), rtol=1e-5)
-    assert np.isnan(found.kl_bits).all() and found.trained_value == ""
+    assert np.isnan(found.kl_bits.value).all() and found.trained_value == ""
     assert (np.diff(found.exact_floor_bits) > 0).all() and found.exact_floor_bits[2] == pytest.approx(np.log2(3))
-    assert found.exact_tokens[2] == 1, "nothing is learned from pure noise"
-    assert found.kl_bits_null[2] == pytest.approx(0, abs=1e-9)
+    assert float(found.exact_tokens[2]) == 1, "nothing is learned from pure noise"
+    assert found.kl_bits.baseline(SHORTCUT).value[2] == pytest.approx(0, abs=1e-9)
 
 
 def test_lengths_may_vary_too() -> None:
     found = sweep(StickyMarkov(n_states=3), "length", [3, 7], n=5)
     assert found.exact_entropy_bits.shape == (2, 7) and np.isnan(found.exact_entropy_bits[0, 3:]).all()
-    found.figure()
+    found.plot()
 
 
 @pytest.mark.parametrize(
@@ -151,9 +153,9 @@ def test_a_report_is_saved_drawn_and_tabled(tmp_path: Path) -> None:
     job.diagnosis(report).save(tmp_path / "run")
     again = Diagnosis.load(tmp_path / "run")["sweep"]
     assert isinstance(again, SweepReport) and again.values == ("0.05", "0.1")
-    names = {trace.name for trace in report.figure().data}
-    assert {"floor=0.1", "floor=0.1, model", "exact", "model", "null: strongest shortcut"} <= names
-    assert report.headlines()[0].null > 0
+    names = {trace.name for trace in report.plot().data}
+    assert {"floor=0.1", "floor=0.1, model", "exact", "model", "baseline: strongest shortcut"} <= names
+    assert report.headlines()[0].baseline > 0
 
 
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -16,6 +16,7 @@ from bayesgeom.gradients.identities import IDENTITIES
 from bayesgeom.gradients.precise import in_float64
 from bayesgeom.gradients.report import GradientReport
 from bayesgeom.gradients.run import GradientJob, tiles
+from bayesgeom.gradients.tally import OTHER
 from bayesgeom.models.adapters.hooked import HookedModel
 from bayesgeom.results.diagnosis import Diagnosis
 from bayesgeom.stats.attention_laws import advantage
@@ -35,20 +36,23 @@ def report() -> GradientReport:
 
 
 def test_the_report_carries_laws_correlations_and_maps(report: GradientReport) -> None:
-    assert report.identitys == IDENTITIES and report.identity_error.shape == (len(IDENTITIES), 3)
-    assert report.largest_identity_error < 1e-10 and report.largest_identity_error_nats < 1e-10
-    assert report.correlation.shape == report.correlation_null.shape == (3, 5)
-    assert (report.correlation_lo <= report.correlation).all() and (report.correlation <= report.correlation_hi).all()
+    assert report.identitys == IDENTITIES and report.identity_error.value.shape == (len(IDENTITIES), 3)
+    assert np.nanmax(report.identity_error.value) < 1e-10 and np.nanmax(report.identity_error_nats.value) < 1e-10
+    assert report.correlation.value.shape == report.correlation.baseline(OTHER).value.shape == (3, 5)
+    low, high = report.correlation.ends
+    assert (low <= report.correlation.value).all() and (report.correlation.value <= high).all()
     assert report.mean_advantage_nats.shape == report.mean_attention.shape == (3, 5, 7, 13)
     np.testing.assert_allclose(report.mean_attention.sum(axis=-1), 1, atol=1e-5)
-    assert report.mean_correlation == pytest.approx(report.correlation.mean())
+    assert float(report.mean_correlation) == pytest.approx(report.correlation.value.mean())
+    other = report.correlation.baseline(OTHER).value.mean()
+    assert float(report.mean_correlation.baseline(OTHER).value) == pytest.approx(other)
     assert report.n == 11
 
 
 def test_trials_may_be_given(report: GradientReport) -> None:
     trials = next(iter(TASK.stream(11, seed=derived_seed(0, 0))))
     given = bayesgeom.gradient_laws(lively(), trials)
-    np.testing.assert_allclose(given.correlation, report.correlation, atol=1e-12)
+    np.testing.assert_allclose(given.correlation.value, report.correlation.value, atol=1e-12)
     np.testing.assert_allclose(given.mean_advantage_nats, report.mean_advantage_nats, atol=1e-12)
 
 
@@ -57,7 +61,7 @@ def test_the_loss_is_what_the_model_scores(report: GradientReport) -> None:
     with torch.no_grad():
         logits = lively().module(trials.tokens)
     expected = torch.nn.functional.cross_entropy(logits.flatten(0, 1), trials.realised.flatten())
-    assert report.loss_nats == pytest.approx(float(expected), abs=1e-5)
+    assert float(report.loss_nats) == pytest.approx(float(expected), abs=1e-5)
 
 
 def test_descent_on_the_loss_lowers_it_as_the_advantage_says() -> None:
@@ -85,15 +89,16 @@ def test_tiles_hold_at_least_two_and_everything_once(monkeypatch: pytest.MonkeyP
     assert torch.equal(torch.cat([tile.tokens for tile in cut]), trials.tokens)
     small = bayesgeom.gradient_laws(lively(), n=11)
     monkeypatch.undo()
-    np.testing.assert_allclose(small.correlation, bayesgeom.gradient_laws(lively(), n=11).correlation, atol=1e-12)
+    whole = bayesgeom.gradient_laws(lively(), n=11)
+    np.testing.assert_allclose(small.correlation.value, whole.correlation.value, atol=1e-12)
 
 
-def test_the_figure_draws_advantage_against_attention_per_head_with_its_null(report: GradientReport) -> None:
-    figure = report.figure()
+def test_the_figure_draws_advantage_against_attention_per_head_with_its_baseline(report: GradientReport) -> None:
+    figure = report.plot()
     names = [trace.name for trace in figure.data]
-    assert names.count("head 4") == 3 and names.count("null: another sequence's advantage") == 15
+    assert names.count("head 4") == 3 and names.count(OTHER) == 15
     line = next(trace for trace in figure.data if trace.name == "head 2")
-    kept = np.where(report.pairs_by_attention[0, 2] >= 20, report.advantage_by_attention[0, 2], np.nan)
+    kept = np.where(report.pairs_by_attention[0, 2] >= 20, report.advantage_by_attention.value[0, 2], np.nan)
     np.testing.assert_array_equal(np.asarray(line.y, dtype=float), kept)
     assert figure.layout.xaxis5.title.text == "attention / uniform attention"
     assert "nats" in figure.data[2].name

@@ -21,6 +21,7 @@ from bayesgeom.dynamics import runs
 from bayesgeom.gradients.movement import Frame, GradientMovementReport, Moment, moment_of, movement_report
 from bayesgeom.gradients.run_movement import MovementJob
 from bayesgeom.gradients.settling import lag, settling
+from bayesgeom.gradients.tally import OTHER
 from bayesgeom.models.checkpoint import hashed, load_checkpoint
 from bayesgeom.results.diagnosis import Diagnosis
 from bayesgeom.stats.bootstrap import Crossing
@@ -56,12 +57,12 @@ def report(run: Path) -> GradientMovementReport:
 
 def test_every_snapshot_has_its_place(report: GradientMovementReport) -> None:
     assert report.steps == ("0", "10", "20", "40") and report.n == 5
-    assert report.pattern_distance_bits[-1] == report.value_distance[-1] == 0
-    assert (report.pattern_distance_bits[:-1] > 0).all() and (report.value_distance[:-1] > 0).all()
+    patterns, values = report.pattern_distance_bits.value, report.value_distance.value
+    assert patterns[-1] == values[-1] == 0 and (patterns[:-1] > 0).all() and (values[:-1] > 0).all()
     assert np.isnan(report.pattern_moved_bits[0]) and (report.pattern_moved_bits[1:] > 0).all()
     assert report.pattern_distance_bits_by_layer.shape == report.value_distance_by_layer.shape == (4, 2)
-    np.testing.assert_allclose(report.value_distance_by_layer.mean(axis=1), report.value_distance)
-    assert np.isnan(report.routing_norm_lo).all(), "five sequences give no interval"
+    np.testing.assert_allclose(report.value_distance_by_layer.mean(axis=1), values)
+    assert np.isnan(report.routing_norm.ends).all(), "five sequences give no interval"
 
 
 def test_distances_are_those_of_two_plain_passes(run: Path, report: GradientMovementReport) -> None:
@@ -124,7 +125,7 @@ def test_what_only_the_last_snapshot_has_settled_is_no_settled_step() -> None:
     """Distances as frames would give them: patterns settle at step 20, values only where training ends."""
     distances = {"pattern_distance_bits": (5.0, 4.0, 0.5, 0.4, 0.0), "value_distance": (5.0, 4.0, 3.0, 2.0, 0.0)}
     flat = dict.fromkeys(("loss_nats", "routing_norm", "value_norm", "value_elasticity", "correlation",
-                          "correlation_null"), np.ones(3))  # fmt: skip
+                          "other_correlation"), np.ones(3))  # fmt: skip
     moments = [
         Moment(
             step=step, per_sequence={**flat, **{name: np.full(3, own[at]) for name, own in distances.items()}},
@@ -133,10 +134,10 @@ def test_what_only_the_last_snapshot_has_settled_is_no_settled_step() -> None:
         for at, step in enumerate(STEPS)
     ]  # fmt: skip
     found = movement_report(moments, targets="sampled", seed=0)
-    assert (found.routing_settled_step, found.nulls) == (20, {})
-    assert math.isnan(found.values_settled_step) and math.isnan(found.settled_ratio)
+    assert float(found.routing_settled_step) == 20 and found.settled_ratio.baselines == ()
+    assert math.isnan(float(found.values_settled_step)) and math.isnan(float(found.settled_ratio))
     ratio, patterns, values = map(str, found.headlines())
-    assert "spacing of snapshots allows 2.00 or more" in ratio and "null" not in ratio
+    assert "spacing of snapshots allows 2.00 or more" in ratio and "together" not in ratio
     assert patterns.endswith("first distance 20 steps")
     assert "values within a tenth of their first distance: not settled before the last snapshot, at step 80" in values
 
@@ -180,7 +181,7 @@ def test_directories_may_be_named_in_any_order(run: Path, report: GradientMoveme
     folder = run / "snapshots"
     named = bayesgeom.gradient_movement([folder / "step-0000040", folder / "step-0000000"], n=5)
     assert named.steps == ("0", "40")
-    np.testing.assert_allclose(named.value_distance[0], report.value_distance[0])
+    np.testing.assert_allclose(named.value_distance.value[0], report.value_distance.value[0])
 
 
 def test_the_command_takes_a_run(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -199,7 +200,7 @@ def test_a_packed_training_is_followed_as_the_run_is(
     pack(run, tmp_path / "packed", keep=4)
     packed = bayesgeom.gradient_movement(tmp_path / "packed", n=5)
     assert packed.steps == report.steps
-    np.testing.assert_allclose(packed.value_distance, report.value_distance, atol=1e-3)  # half precision
+    np.testing.assert_allclose(packed.value_distance.value, report.value_distance.value, atol=1e-3)  # half precision
     assert cli.main(["gradients", str(tmp_path / "packed"), "--over-training", "--n", "2"]) == 0
     assert "values' settled step over routing's" in capsys.readouterr().out
 
@@ -228,10 +229,12 @@ def test_a_snapshot_from_before_a_size_had_a_name_is_of_the_same_architecture(ru
 
 
 def test_the_figure_has_the_step_of_the_start(report: GradientMovementReport) -> None:
-    figure = report.figure()
+    figure = report.plot()
     assert "0" in figure.layout.xaxis.ticktext and figure.layout.xaxis.type == "log"
     curve = next(trace for trace in figure.data if trace.name == "patterns")
-    np.testing.assert_allclose(curve.y, report.pattern_distance_bits / report.pattern_distance_bits[0])
+    distance = report.pattern_distance_bits.value
+    np.testing.assert_allclose(curve.y, distance / distance[0])
+    assert any(trace.name == OTHER for trace in figure.data)
     assert any(trace.name == "settled: a tenth" for trace in figure.data)
 
 

@@ -42,7 +42,7 @@ def test_correlation_is_spearmans_within_rows(layer: LayerGradients) -> None:
         assert float(found.correlation[b, h]) == pytest.approx(np.mean(values), abs=1e-12)
 
 
-def test_the_null_pairs_attention_with_the_sequence_before(layer: LayerGradients) -> None:
+def test_the_baseline_pairs_attention_with_the_sequence_before(layer: LayerGradients) -> None:
     found = layer_tally(layer, TRIALS)
     other = {(b, h, i): gain for b, h, i, _, gain in rows(layer, TRIALS)}
     slow: dict[tuple[int, int], list[float]] = {}
@@ -50,7 +50,7 @@ def test_the_null_pairs_attention_with_the_sequence_before(layer: LayerGradients
         if i + 1 >= 3:
             slow.setdefault((b, h), []).append(spearmanr(a, other[(b - 1) % len(TRIALS), h, i])[0])
     for (b, h), values in slow.items():
-        assert float(found.correlation_null[b, h]) == pytest.approx(np.mean(values), abs=1e-12)
+        assert float(found.other_correlation[b, h]) == pytest.approx(np.mean(values), abs=1e-12)
 
 
 def test_norms_are_root_mean_squares_of_autograds_own_gradients(layer: LayerGradients) -> None:
@@ -89,7 +89,7 @@ def test_bins_hold_relative_advantages_by_attention_over_uniform(layer: LayerGra
 
 
 def test_tiles_add_up(layer: LayerGradients) -> None:
-    """Correlation pairs sequences within a tile, so the null alone depends on the cut."""
+    """Correlation pairs sequences within a tile, so only the baseline depends on the cut."""
     parts = []
     for cut in (slice(0, 2), slice(2, 5)):
         own = {k: v[cut] if isinstance(v, torch.Tensor) and len(v) == 5 else v for k, v in vars(layer).items()}
@@ -102,11 +102,11 @@ def test_tiles_add_up(layer: LayerGradients) -> None:
 
 @pytest.mark.parametrize("sign", [1.0, -1.0])
 def test_a_head_that_attends_where_it_helps_correlates_wholly(layer: LayerGradients, sign: float) -> None:
-    """Agreement planted as a monotone function of attention; the null is what other sequences' attention shares."""
+    """Agreement planted as a monotone function of attention; the baseline is what other sequences' attention shares."""
     noise = torch.rand(layer.pattern.shape, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
     pattern = noise.masked_fill(~torch.ones(13, 13).tril().bool(), 0)
     pattern = pattern / pattern.sum(-1, keepdim=True)
     planted = dataclasses.replace(layer, pattern=pattern, agreement=-sign * pattern)
     found = layer_tally(planted, TRIALS)
     torch.testing.assert_close(found.correlation, torch.full_like(found.correlation, sign))
-    assert float(found.correlation_null.abs().max()) < 0.5
+    assert float(found.other_correlation.abs().max()) < 0.5

@@ -8,13 +8,13 @@ import torch
 
 from bayesgeom.core.edits import AtPositions, InSubspace, Replace
 from bayesgeom.core.errors import InvalidArgument, MissingSite
-from bayesgeom.interventions.carried import CARRIED, CarriedReplayer, states_of
 from bayesgeom.interventions.design import Design
 from bayesgeom.interventions.engine import PairReference
 from bayesgeom.interventions.run import intervene
 from bayesgeom.models.adapters.residual import ResidualModel
 from bayesgeom.models.native.lstm import LSTM, LSTMConfig
 from bayesgeom.models.native.mamba import Mamba, MambaConfig
+from bayesgeom.models.replay.carried import CARRIED, CarriedReplayer, states_of
 from bayesgeom.stats.subspace import random_subspaces
 from bayesgeom.subspaces import fits
 from bayesgeom.subspaces.place import Place
@@ -80,11 +80,11 @@ def test_the_baseline_is_a_plain_pass_and_an_edit_is_carried_by_a_loop_over_posi
 
 def test_interventions_run_on_the_state() -> None:
     report = intervene(lstm(), subspace=fits.covariance("belief"), kind=FEW, at=HERE, n=11)
-    assert report.site == "carried" and report.rank.tolist() == [10, 10] and report.n == 11
-    np.testing.assert_allclose(report.movement_ceiling[:, 0], 1, atol=1e-6)
-    assert np.abs(report.damage_bits[:, 0]).min() > 1e-6 and np.isfinite(report.r2_after).all()
+    assert report.where.startswith("carried, one scored") and report.rank.tolist() == [10, 10] and report.n == 11
+    np.testing.assert_allclose(report.ceiling_movement.value[:, 0], 1, atol=1e-6)
+    assert np.abs(report.kl_increase_bits.value[:, 0]).min() > 1e-6 and np.isfinite(report.r2.value).all()
     removed = intervene(lstm(), subspace=fits.leace("entropy"), kind=replace(FEW, kind="remove"), at=HERE, n=11)
-    assert np.isfinite(removed.removal_kl_bits[:, 0]).all()
+    assert np.isfinite(removed.removal_kl_bits.value[:, 0]).all()
 
 
 def test_what_has_no_such_state_is_refused() -> None:

@@ -13,6 +13,7 @@ from bayesgeom.core.behavior import answer_log_probabilities
 from bayesgeom.core.errors import MissingSite
 from bayesgeom.core.sites import ATTN_OUT, RESID_PRE, Site, Z
 from bayesgeom.core.trials import Trials
+from bayesgeom.interventions.report import KL
 from bayesgeom.interventions.run import InterventionJob, fit_subspace, intervene, write_strength
 from bayesgeom.models.base import Model
 from bayesgeom.models.native.llama import LlamaConfig
@@ -124,18 +125,19 @@ def test_numbers_are_those_of_plain_hooks(hf: Any, model: Model, site: Site, kin
             plain_logits(hf, originals, lambda c=change, i=layer: site_hook(hf, site, i, c)) for change in arms
         ]  # fmt: skip
         before = mean_kl(plain_logits(hf, originals), originals, originals)
-        damage, ceiling = (mean_kl(logits, originals, originals) - before for logits in found)
-        assert report.damage_bits[layer, 0] == pytest.approx(damage, abs=1e-5)
-        assert report.damage_bits_ceiling[layer, 0] == pytest.approx(ceiling, abs=1e-5)
+        increase, ceiling = (mean_kl(logits, originals, originals) - before for logits in found)
+        assert report.kl_increase_bits.value[layer, 0] == pytest.approx(increase, abs=1e-5)
+        assert report.ceiling_bits.value[KL, layer, 0] == pytest.approx(ceiling, abs=1e-5)
         if donors is not None:
-            redirect = mean_kl(found[0], originals, originals) - mean_kl(found[0], originals, donors)
-            assert report.redirect_bits[layer, 0] == pytest.approx(redirect, abs=1e-5)
-    assert np.abs(report.damage_bits).max() > 1e-3, "something changed"
+            level = mean_kl(found[0], originals, originals) - mean_kl(found[0], originals, donors)
+            shift = report.answer_shift_bits.value[layer, 0] + report.unedited_answer_shift_bits[0]
+            assert shift == pytest.approx(level, abs=1e-5)
+    assert np.abs(report.kl_increase_bits.value).max() > 1e-3, "something changed"
 
 
 def test_write_strength_is_a_loop_over_heads(hf: Any, model: Model) -> None:
     report = write_strength(model, TASK, n=N)
-    assert report.strength.shape == report.damage_bits.shape == (N_LAYERS, N_HEADS) and report.n == N
+    assert report.strength.value.shape == report.kl_increase_bits.value.shape == (N_LAYERS, N_HEADS) and report.n == N
     trials = next(TASK.stream(N, seed=derived_seed(0, 6)))
     for layer, subspace in fit_subspace(model, TASK, fits.frame(), at=Place(ATTN_OUT)).items():
         z = trials.at_scored(kept(hf, trials, Z, layer)).flatten(0, 1)
@@ -144,7 +146,7 @@ def test_write_strength_is_a_loop_over_heads(hf: Any, model: Model) -> None:
             own = slice(D_HEAD * head, D_HEAD * (head + 1))
             written = [basis.T @ (output[:, own] @ row[own]) for row in z]
             expected = float(torch.stack([vector.norm() for vector in written]).mean())
-            assert report.strength[layer, head] == pytest.approx(expected, rel=1e-4)
+            assert report.strength.value[layer, head] == pytest.approx(expected, rel=1e-4)
 
 
 def test_the_jacobian_is_autograds_from_the_embeddings_on(hf: Any, model: Model) -> None:
@@ -185,8 +187,8 @@ FITS: list[Fit] = [
 def test_bfloat16_gives_what_float32_gives_to_its_rounding(model: Model, half: Model, fit: Fit) -> None:
     for kind in ("swap", "rotate"):
         exact, rough = (intervene(each, TASK, fit, kind=kind, n=7) for each in (model, half))  # type: ignore[arg-type]
-        assert np.isfinite(rough.damage_bits).all() and (exact.rank == rough.rank).all()
-        np.testing.assert_allclose(rough.damage_bits_ceiling, exact.damage_bits_ceiling, atol=0.3)
+        assert np.isfinite(rough.kl_increase_bits.value).all() and (exact.rank == rough.rank).all()
+        np.testing.assert_allclose(rough.ceiling_bits.value[KL], exact.ceiling_bits.value[KL], atol=0.3)
 
 
 @pytest.fixture(scope="module")
@@ -199,11 +201,14 @@ def test_everything_runs_from_the_package_root(hf: Any) -> None:
     found = bayesgeom.diagnose(hf, TASK, n=17, nulls=1)
     assert {"calibration", "key_overlap"} <= {name.replace("-", "_") for name in found.reports}, found.skipped
     battery = bayesgeom.ablate(hf, TASK, n=N)
-    assert battery.damage_by_head.shape == (N_LAYERS, N_HEADS) and np.isfinite(battery.damage_by_head).all()
+    assert (
+        battery.kl_increase_bits_by_head.shape == (N_LAYERS, N_HEADS)
+        and np.isfinite(battery.kl_increase_bits_by_head).all()
+    )
     report = bayesgeom.intervene(hf, TASK, n=N)
-    assert report.subspace == "frame (embedding)" and np.isfinite(report.redirect_bits).all()
+    assert report.subspace == "frame (embedding)" and np.isfinite(report.answer_shift_bits.value).all()
     strengths = bayesgeom.write_strength(hf, TASK, n=N, ablation=battery)
-    np.testing.assert_array_equal(strengths.damage_bits, battery.damage_by_head)
+    np.testing.assert_array_equal(strengths.kl_increase_bits.value, battery.kl_increase_bits_by_head)
 
 
 def attached(name: str) -> Model:

@@ -15,10 +15,12 @@ from bayesgeom.core.edits import SUBSPACE_KINDS
 from bayesgeom.core.errors import BayesGeomError, InvalidArgument, MissingSite, UnknownName
 from bayesgeom.core.sites import ATTN_OUT, PATTERN, RESID_POST, RESID_PRE, STATE, Site, Z
 from bayesgeom.core.trials import Trials
-from bayesgeom.interventions.design import Design
+from bayesgeom.interventions.design import RANDOM, Design
 from bayesgeom.interventions.job import InterventionJob
-from bayesgeom.interventions.report import InterventionReport
+from bayesgeom.interventions.report import AFTER, KL, SHIFT, InterventionReport, largest_control
 from bayesgeom.interventions.run import fit_subspace, intervene, write_strength
+from bayesgeom.interventions.verdicts import RULE
+from bayesgeom.results.tidy import records_of
 from bayesgeom.stats.information import kl_bits
 from bayesgeom.subspaces import fits
 from bayesgeom.subspaces.place import Place
@@ -39,42 +41,46 @@ def swapped() -> InterventionReport:
 
 def test_a_swap_of_the_used_subspace_gives_the_donors_answer(swapped: InterventionReport) -> None:
     assert swapped.baseline_kl_bits < 1e-5, "the planted model is exact"
-    np.testing.assert_allclose(swapped.redirect_bits, swapped.redirect_bits_ceiling, atol=1e-4)
-    assert swapped.redirect_bits[0, 0] > 0.3 > -0.3 > swapped.redirect_bits_unedited[0]
-    assert swapped.redirect_bits_most.max() < swapped.redirect_bits_lo[:, 0].min()
+    shift, unedited = swapped.answer_shift_bits, swapped.unedited_answer_shift_bits
+    np.testing.assert_allclose(shift.value, swapped.ceiling_bits.value[SHIFT], atol=1e-4)
+    assert shift.value[0, 0] + unedited[0] > 0.3 > -0.3 > unedited[0]
+    assert shift.baseline(RANDOM).bar("higher").max() < shift.ends[0][:, 0].min()
     # The subspace holds most of the variance, so that no control outside it has as much: see `test_planted` for "used".
     assert swapped.verdict == "undecided in layers 0, 1: used" and swapped.verdict_by_layer == (
         "undecided",
         "undecided",
     )
     assert all("no control subspace has the same share" in reason for reason in swapped.reason_by_layer)
-    np.testing.assert_allclose(swapped.movement[:, 0], 1, atol=1e-3)
-    assert (swapped.n, swapped.n_floor, swapped.n_random, list(swapped.rank)) == (N, N, 20, [5, 5])
+    np.testing.assert_allclose(swapped.movement.value[:, 0], 1, atol=1e-3)
+    assert (swapped.n, list(swapped.rank)) == (N, [5, 5])
+    assert swapped.controls == f"20 random and 20 variance-matched subspaces, on {N} pairs"
 
 
 @pytest.mark.parametrize("kind", ["swap", "remove"])
 def test_a_direction_that_nothing_reads_costs_nothing_and_shows_nothing(kind: str) -> None:
     report = intervene(planted_model(), subspace=UNUSED, kind=kind, n=N)
-    assert np.abs(report.damage_bits).max() < 2e-3 < 0.1 < report.damage_bits_ceiling[:, 0].min()
+    assert np.abs(report.kl_increase_bits.value).max() < 2e-3 < 0.1 < report.ceiling_bits.value[KL, :, 0].min()
     assert report.verdict_by_layer == ("undecided", "undecided")
     assert all("still decodable after removal" in reason for reason in report.reason_by_layer)
-    assert report.r2_after.min() > 0.99, "the belief lies elsewhere"
+    assert report.r2.value[AFTER].min() > 0.99, "the belief lies elsewhere"
 
 
 def test_keeping_the_used_subspace_costs_little_and_removing_it_all() -> None:
     removed, kept = (intervene(planted_model(), subspace=USED, kind=kind, n=N) for kind in ("remove", "keep"))
-    assert removed.damage_bits[:, 0].min() > 0.3 > 0.05 > kept.damage_bits[:, 0].max()
-    assert np.isnan(removed.redirect_bits).all() and removed.belief_r2.min() > 0.8
-    assert np.isnan(removed.entropy_r2).all(), "the entropy is the same at every position"
+    assert removed.kl_increase_bits.value[:, 0].min() > 0.3 > 0.05 > kept.kl_increase_bits.value[:, 0].max()
+    entropy_r2, belief_r2 = removed.coordinate_r2.value
+    assert np.isnan(removed.answer_shift_bits.value).all() and belief_r2.min() > 0.8
+    assert np.isnan(entropy_r2).all(), "the entropy is the same at every position"
 
 
 @pytest.mark.parametrize("kind", SUBSPACE_KINDS)
 def test_every_kind_runs_everywhere(kind: str) -> None:
     for site in (RESID_POST, Z):
         report = intervene(lively(), subspace=fits.random(3), kind=replace(FEW, kind=kind), at=Place(site, (1,)), n=11)
-        assert np.isnan(report.damage_bits[0]).all() and np.isfinite(report.damage_bits[1]).all()
+        increase = report.kl_increase_bits.value
+        assert np.isnan(increase[0]).all() and np.isfinite(increase[1]).all()
         assert report.layers == [1] and report.verdict_by_layer[0] == ""
-        assert np.abs(report.damage_bits[1]).max() > 1e-5, "something changed"
+        assert np.abs(increase[1]).max() > 1e-5, "something changed"
 
 
 def answers(logits: Tensor) -> Tensor:
@@ -109,19 +115,20 @@ def test_numbers_are_those_of_plain_hooks(site: Site, positions: Literal["all", 
             )
             edited = model.logits(originals)
             handle.remove()
-        redirect = (kl(edited, originals, originals) - kl(edited, originals, donors)).numpy()
+        shift = (kl(edited, originals, originals) - kl(edited, originals, donors)).numpy()
         before = (kl(unedited, originals, originals) - kl(unedited, originals, donors)).numpy()
-        damage = (kl(edited, originals, originals) - kl(unedited, originals, originals)).numpy()
+        increase = (kl(edited, originals, originals) - kl(unedited, originals, originals)).numpy()
         for band, at in enumerate([np.arange(7), *thirds]):
-            assert report.redirect_bits[layer, band] == pytest.approx(redirect[:, at].mean(), abs=1e-5)
+            level = report.answer_shift_bits.value[layer, band] + report.unedited_answer_shift_bits[band]
+            assert level == pytest.approx(shift[:, at].mean(), abs=1e-5)
             recipient, donor = (answers(logits) - center for logits in (unedited, donated))
             way = donor - recipient * (donor * recipient).sum() / recipient.square().sum()
             moved = answers(edited) - answers(unedited)
             share = (moved * way)[:, at].sum() / way.square()[:, at].sum()
-            assert report.movement[layer, band] == pytest.approx(float(share), abs=1e-4)
-            assert report.damage_bits[layer, band] == pytest.approx(damage[:, at].mean(), abs=1e-5)
-            change = (redirect - before)[:, at].mean()
-            assert report.redirect_change_bits[layer, band] == pytest.approx(change, abs=1e-5)
+            assert report.movement.value[layer, band] == pytest.approx(float(share), abs=1e-4)
+            assert report.kl_increase_bits.value[layer, band] == pytest.approx(increase[:, at].mean(), abs=1e-5)
+            change = (shift - before)[:, at].mean()
+            assert report.answer_shift_bits.value[layer, band] == pytest.approx(change, abs=1e-5)
 
 
 def test_more_pairs_begin_with_the_fewer_and_none_is_fitted_on() -> None:
@@ -138,21 +145,20 @@ def test_the_jacobian_finds_the_used_directions() -> None:
         inside = float((found.basis[:N_ANSWERS] ** 2).sum()) / 5
         assert inside > 0.8, f"layer {layer}: {inside} of it is where the answer is; chance is {N_ANSWERS / 13}"
     report = intervene(planted_model(), subspace=fits.top_jacobian(5), n=N)
-    assert report.movement_lo[:, 0].min() > max(
-        report.movement_most[:, 0].max(), report.movement_matched_most[:, 0].max()
-    )
+    assert report.movement.ends[0][:, 0].min() > largest_control(report.movement)[:, 0].max()
 
 
 def test_overlap_with_the_embeddings_has_an_interval_and_chance() -> None:
     inside = intervene(lively(), subspace=fits.frame(), n=N, kind=replace(FEW, kind="remove"))
-    np.testing.assert_allclose(inside.frame_overlap, 1, atol=1e-6, err_msg="the frame lies in itself")
+    np.testing.assert_allclose(inside.frame_overlap.value, 1, atol=1e-6, err_msg="the frame lies in itself")
     found = intervene(lively(), subspace=fits.top_jacobian(4), n=N, kind=replace(FEW, kind="remove"))
-    share = inside.rank[0] / 30
-    np.testing.assert_allclose(found.frame_overlap_null, share, atol=0.02, err_msg="a random subspace's share is k / d")
-    assert (found.frame_overlap_lo < found.frame_overlap).all() and (found.frame_overlap < found.frame_overlap_hi).all()
+    share, random = inside.rank[0] / 30, found.frame_overlap.baseline(RANDOM).value
+    np.testing.assert_allclose(random, share, atol=0.02, err_msg="a random subspace's share is k / d")
+    low, high = found.frame_overlap.ends
+    assert (low < found.frame_overlap.value).all() and (found.frame_overlap.value < high).all()
     assert "inside the span" in found.table() and "inside the span" not in inside.table()
     elsewhere = intervene(lively(), subspace=fits.random(2), at=Place(Z), n=N, kind=replace(FEW, kind="remove"))
-    assert np.isnan(elsewhere.frame_overlap).all(), "there are no embeddings at z"
+    assert np.isnan(elsewhere.frame_overlap.value).all(), "there are no embeddings at z"
 
 
 @pytest.mark.parametrize("by", ["readout", "pc1"])
@@ -189,7 +195,7 @@ def test_frames_are_spans_of_what_they_say() -> None:
 def test_write_strength_is_a_loop_over_heads() -> None:
     model = lively()
     report = write_strength(model, subspace=fits.frame(), n=11)
-    assert report.strength.shape == report.damage_bits.shape == (2, 3) and report.n == 11
+    assert report.strength.value.shape == report.kl_increase_bits.value.shape == (2, 3) and report.n == 11
     trials = next(TASK.stream(11, seed=derived_seed(0, 6)))
     for layer, subspace in fit_subspace(model, None, fits.frame(), at=Place(ATTN_OUT)).items():
         z = model.run([trials], record=(Z,), n_recorded=11).at(Z)[layer]
@@ -197,8 +203,8 @@ def test_write_strength_is_a_loop_over_heads() -> None:
         for head in range(3):
             written = [basis.T @ (output[:, 10 * head : 10 * head + 10] @ row) for row in z[:, :, head].flatten(0, 1)]
             expected = float(torch.stack([vector.norm() for vector in written]).mean())
-            assert report.strength[layer, head] == pytest.approx(expected, rel=1e-4)
-    assert -1 <= report.rank_correlation <= 1 and "L0H0" in report.table() and len(report.figure().data) == 2
+            assert report.strength.value[layer, head] == pytest.approx(expected, rel=1e-4)
+    assert -1 <= float(report.rank_correlation) <= 1 and "L0H0" in report.table() and len(report.plot().data) == 2
     with pytest.raises(InvalidArgument, match="ablate with the battery of heads"):
         from bayesgeom.ablations.batteries import every_mlp
         from bayesgeom.ablations.run import ablate
@@ -207,18 +213,18 @@ def test_write_strength_is_a_loop_over_heads() -> None:
 
 
 def test_the_report_draws_prints_and_keeps(swapped: InterventionReport, tmp_path: Path) -> None:
-    names = [trace.name for trace in swapped.figure().data]
+    names = [trace.name for trace in swapped.plot().data]
     for name in ("ceiling: whole activation", "random subspaces, mean", *swapped.bands):
         assert names.count(name) == 2
     assert swapped.bands == ("all", "first third", "middle third", "last third")
     text = swapped.table()
-    assert text.startswith(swapped.verdict) and "swap used at resid_pre" in text and text.endswith(swapped.verdict_rule)
+    assert text.startswith(swapped.verdict) and "swap used at resid_pre" in text and text.endswith(RULE)
     assert swapped.headlines()[0].metric == "movement"
     swapped.save(tmp_path / "kept")
     again = InterventionReport.load(tmp_path / "kept")
-    np.testing.assert_array_equal(again.redirect_bits, swapped.redirect_bits)
+    np.testing.assert_array_equal(again.answer_shift_bits.value, swapped.answer_shift_bits.value)
     assert again.table() == text
-    rows = [row for row in swapped.records() if row.metric == "damage_bits"]
+    rows = [row for row in records_of(swapped) if row.metric == "kl_increase_bits"]
     assert len(rows) == 8 and rows[1].variant == "first third" and np.isfinite(rows[1].baseline)
 
 
@@ -320,13 +326,14 @@ def test_the_frame_is_the_default_and_runs_on_the_task() -> None:
     assert (
         report.subspace == "frame (embedding)"
         and report.kind == "swap"
-        and report.donors == "paired"
+        and report.where == "resid_pre, all positions; donors: paired"
         and TASK.n_values == report.rank[0] == 11
     )
 
 
 def test_one_pair_gives_numbers_and_no_verdict() -> None:
     report = intervene(lively(), subspace=fits.random(3), kind=FEW, at=Place(RESID_POST), n=1)
-    assert np.isfinite(report.redirect_bits).all() and np.isnan(report.redirect_bits_lo).all()
+    shift = report.answer_shift_bits
+    assert np.isfinite(shift.value).all() and np.isnan(shift.ends[0]).all()
     assert set(report.verdict_by_layer) == {"undecided"} and report.verdict.startswith("undecided")
-    assert "–" in report.table() and report.figure().data
+    assert "–" in report.table() and report.plot().data

@@ -6,7 +6,7 @@ import pytest
 
 from bayesgeom.interventions.controls import InterventionControl, intervention_controls
 from bayesgeom.interventions.planted import LAYER, uses_entropy
-from bayesgeom.interventions.report import InterventionReport
+from bayesgeom.interventions.report import AFTER, REMOVAL, InterventionReport, largest_control
 from bayesgeom.interventions.verdicts import CEILING_SHARE, OWN_KL_SHARE
 from bayesgeom.subspaces.fits import leace
 
@@ -57,17 +57,18 @@ def test_a_control_does_not_hold_of_the_other_network(kind: str, quantity: str) 
 def test_a_margin_without_erasure_would_say_not_used_of_what_is_used(label: str) -> None:
     """What version 1 did: remove the decoder direction, see that it costs nothing, and call the quantity inert."""
     report = report_of(label)
-    reach = max(abs(float(end[LAYER, 0])) for end in (report.removal_kl_bits_lo, report.removal_kl_bits_hi))
+    reach = max(abs(float(end[LAYER, 0])) for end in report.removal_kl_bits.ends)
     assert reach < OWN_KL_SHARE * report.baseline_kl_bits
-    assert reach < CEILING_SHARE * report.removal_kl_bits_ceiling[LAYER, 0]
-    assert report.r2_after[LAYER] > 0.9, "which is why the verdict is another one"
+    assert reach < CEILING_SHARE * report.ceiling_bits.value[REMOVAL, LAYER, 0]
+    assert report.r2.value[AFTER, LAYER] > 0.9, "which is why the verdict is another one"
 
 
 @pytest.mark.parametrize("label", ILLUSIONS)
 def test_movement_without_erasure_would_say_used_of_what_is_not(label: str) -> None:
     report = report_of(label)
-    lo = report.movement_lo[LAYER, 0]
-    assert lo > report.movement_most[LAYER, 0] and lo > report.movement_matched_most[LAYER, 0] and lo > 0.1
+    low = report.movement.ends[0][LAYER, 0]
+    assert low > largest_control(report.movement)[LAYER, 0] and low > 0.1
+    assert report.movement.clears("higher")[LAYER, 0] == "yes"
     assert "erasing the quantity costs nothing" in report.reason_by_layer[LAYER]
 
 
@@ -75,8 +76,10 @@ def test_a_used_quantity_moves_all_the_way_and_a_copy_not_at_all() -> None:
     for label in ERASERS:
         report, control = report_of(label), CONTROLS[label]
         goal = 1.0 if control.label.endswith(": used") else 0.0
-        assert report.movement[LAYER, 0] == pytest.approx(goal, abs=0.03)
-        assert report.movement_lo[LAYER, 0] - 0.01 < goal < report.movement_hi[LAYER, 0] + 0.01
+        movement = report.movement[LAYER, 0]
+        low, high = movement.ends
+        assert float(movement) == pytest.approx(goal, abs=0.03)
+        assert low - 0.01 < goal < high + 0.01
 
 
 def test_a_used_entropy_survives_when_the_log_odds_of_the_answers_are_held_fixed() -> None:
@@ -85,4 +88,4 @@ def test_a_used_entropy_survives_when_the_log_odds_of_the_answers_are_held_fixed
     for fit in (own, given):
         report = InterventionControl(label="", build=uses_entropy, fit=fit, holds=bool).report()
         assert report.verdict_by_layer[LAYER] == "used"
-        assert report.movement[LAYER, 0] > 0.8
+        assert report.movement.value[LAYER, 0] > 0.8

@@ -42,7 +42,7 @@ def test_the_next_and_the_last_quantity_stand_at_the_other_positions() -> None:
 def test_erasure_is_complete_in_every_layer_and_costs_what_plain_hooks_say(site: object) -> None:
     model = lively()
     report = erase_onwards(model, quantity="belief", at=Place(site, (0, 1)), n=11)  # type: ignore[arg-type]
-    assert report.r2_after.max() < 0.05 and report.layers == [0, 1]
+    assert report.r2.value[1].max() < 0.05 and report.layers == [0, 1]
     scrubber = Scrubber(model=model, site=site, quantity=Quantity("belief"), oblique=True, n_fit=768, n_read=256)  # type: ignore[arg-type]
     stream = list(TASK.stream(768 + 256 + 128, seed=derived_seed(0, 13)))
     scrubbed = scrubber.from_layer(concatenate(stream), 0, seed=0)
@@ -60,15 +60,15 @@ def test_erasure_is_complete_in_every_layer_and_costs_what_plain_hooks_say(site:
     exact = scored.at_scored(scored.predictive)
     kl = [float(kl_bits(exact, answer_log_probabilities(logits, scored)[0]).mean()) for logits in (before, after)]
     assert report.baseline_kl_bits == pytest.approx(kl[0], abs=1e-5)
-    assert report.kl_increase_bits[0] == pytest.approx(kl[1] - kl[0], abs=1e-4)
+    assert report.kl_increase_bits.value[0] == pytest.approx(kl[1] - kl[0], abs=1e-4)
 
 
 def test_what_the_answer_is_made_of_cannot_be_erased_for_free() -> None:
     report = erase_onwards(planted_model(), quantity="belief", n=23)
-    assert report.kl_increase_bits[1] > 0.3 and report.verdict_by_layer == ("", "undecided")
-    assert report.kl_increase_bits_ceiling[1] == pytest.approx(report.kl_increase_bits[1], rel=0.2)
+    assert report.kl_increase_bits.value[1] > 0.3 and report.verdict_by_layer == ("", "undecided")
+    assert report.ceiling_kl_increase_bits.value[1] == pytest.approx(report.kl_increase_bits.value[1], rel=0.2)
     assert report.verdict.startswith("from layer 1 on: undecided") and report.table().startswith(report.verdict)
-    assert report.figure().data and report.headlines()[0].metric == "kl_increase_bits"
+    assert report.plot().data and report.headlines()[0].metric == "kl_increase_bits"
 
 
 def test_matched_erasers_hold_as_much_variance_as_the_erased_subspace() -> None:

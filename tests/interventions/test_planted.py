@@ -231,7 +231,7 @@ def test_a_swap_along_the_decoder_does_not_move_the_answer(build: Callable[[], P
     assert abs(swapped(here, projector(here.decoder())).slope()) < 0.1
 
 
-def test_damage_alone_counts_as_half_a_movement_and_has_no_slope() -> None:
+def test_a_kl_increase_alone_counts_as_half_a_movement_and_has_no_slope() -> None:
     """The mean in place of everything: nothing of the donor is in it."""
     for build in USED + IGNORED:
         here = world(build)

@@ -15,9 +15,10 @@ from bayesgeom.core.edits import InSubspace
 from bayesgeom.core.errors import InvalidArgument, MissingSite
 from bayesgeom.core.sites import RESID_PRE, Site, V
 from bayesgeom.core.trials import Trials
+from bayesgeom.interventions.design import RANDOM
 from bayesgeom.interventions.engine import PairReference
 from bayesgeom.interventions.joint import orthogonal_to
-from bayesgeom.interventions.joint_report import verdict_of
+from bayesgeom.interventions.joint_report import ORTHOGONAL, UNEDITED, verdict_of
 from bayesgeom.interventions.run_together import N_FIT, JointJob, intervene_together
 from bayesgeom.models.base import Model
 from bayesgeom.models.resolve import as_model
@@ -120,21 +121,25 @@ def test_numbers_are_those_of_plain_hooks(hf: Any, model: Model) -> None:
     means, (trials,) = role_means(hf, job), TASK.stream(N, seed=derived_seed(0, 8))
     plain, arriving = edited_pass(hf, trials, axes, {})
     exact = entropy_bits(trials.at_scored(trials.predictive)).flatten().numpy().round(9)
-    np.testing.assert_allclose(report.baseline_bits, scores(plain, trials), atol=1e-5)
+    np.testing.assert_allclose(report.unedited_bits.value, scores(plain, trials), atol=1e-5)
+    unedited = report.axis_correlation.baseline(UNEDITED).value[0]
     for layer in range(N_LAYERS):
         expected = order(arriving[layer], axes[layer], exact)
-        assert report.axis_correlation_baseline[layer, 0] == pytest.approx(expected, abs=1e-3)
+        assert unedited[layer, 0] == pytest.approx(expected, abs=1e-3)
     for row, place in enumerate(places):
         logits, found = edited_pass(hf, trials, axes, {i: means[i] for i in place.layers or ()})
         np.testing.assert_allclose(
-            report.increase_bits[row], scores(logits, trials) - scores(plain, trials), atol=1e-5, err_msg=str(place)
+            report.increase_bits.value[row],
+            scores(logits, trials) - scores(plain, trials),
+            atol=1e-5,
+            err_msg=str(place),
         )
         for layer in range(N_LAYERS):
             expected = order(found[layer], axes[layer], exact)
-            assert report.axis_correlation[row, layer, 0] == pytest.approx(expected, abs=1e-3)
-    assert report.sets == ("1", "0+1") and np.abs(report.increase_bits).min() > 1e-5, "something changed"
+            assert report.axis_correlation.value[row, layer, 0] == pytest.approx(expected, abs=1e-3)
+    assert report.sets == ("1", "0+1") and np.abs(report.increase_bits.value).min() > 1e-5, "something changed"
     for row in (0, 1):  # what arrives first has not been edited
-        np.testing.assert_allclose(report.axis_correlation[row, 0, :2], report.axis_correlation_baseline[0, :2])
+        np.testing.assert_allclose(report.axis_correlation.value[row, 0, :2], unedited[0, :2])
 
 
 @pytest.mark.parametrize(
@@ -145,23 +150,25 @@ def test_labelled_evidence_on_a_model_with_a_tokenizer(reader: Model, kind: Any,
     places = [Place(site, (1,)), Place(site, (1, 2))]
     report = intervene_together(reader, task, axis, at=places, kind=kind, n=9)
     assert report.n == report.n_kept == 9 and report.n_random == 20 and report.rank == 1
-    assert np.isfinite(report.increase_bits).all() and np.isfinite(report.axis_correlation[:, 1:]).all()
-    assert np.isnan(report.axis_correlation[:, 0]).all(), "every colon has the same embedding"
-    has_interval = np.isfinite(report.increase_bits_lo)  # nine sequences may be too few for one
-    assert (report.increase_bits_lo <= report.increase_bits_hi)[has_interval].all()
-    for family in ("", "_orthogonal"):
-        low, high = (vars(report)[f"increase_bits{family}_{end}"] for end in ("least", "most"))
-        assert (low < high).all(), "random directions differ from one another"
-    differences = report.increase_bits - report.increase_bits_null
-    np.testing.assert_allclose(report.beyond_random_bits, differences, atol=1e-12)
-    assert len(report.figure().data) > 5 and "1+2" in report.table()
+    increase, order_along = report.increase_bits, report.axis_correlation.value
+    assert np.isfinite(increase.value).all() and np.isfinite(order_along[:, 1:]).all()
+    assert np.isnan(order_along[:, 0]).all(), "every colon has the same embedding"
+    low, high = increase.ends
+    assert (low <= high)[np.isfinite(low)].all()  # nine sequences may be too few for an interval
+    for family in (RANDOM, ORTHOGONAL):
+        least, most = increase.baseline(family).low, increase.baseline(family).high
+        assert least is not None and most is not None
+        assert (least < most).all(), "random directions differ from one another"
+    differences = increase.value - increase.baseline(RANDOM).value
+    np.testing.assert_allclose(report.beyond_random_bits.value, differences, atol=1e-12)
+    assert len(report.plot().data) > 5 and "1+2" in report.table()
     report.save(tmp_path / "report")
     assert report_kinds()["joint_intervention"].load(tmp_path / "report").table() == report.table()  # type: ignore[attr-defined]
 
 
 def test_an_edit_at_values_is_one_of_all_key_heads_together(reader: Model) -> None:
     report = intervene_together(reader, LabelledEvidence(k_max=2, n_words=7), at=[Place(V, (1, 2))], n=5)
-    assert report.site == "v" and np.abs(report.increase_bits_ceiling).min() > 0
+    assert report.site == "v" and np.abs(report.ceiling_increase_bits.value).min() > 0
     with pytest.raises(InvalidArgument, match=rf"rank 19 of {N_KV * D_HEAD} in layer 0: no subspace of that rank"):
         intervene_together(reader, LabelledEvidence(k_max=2, n_words=7), fits.random(19), at=[Place(V, (0,))], n=5)
     with pytest.raises(InvalidArgument, match=r"layer 0 holds the same vector at every scored position, so covariance"):
@@ -170,7 +177,8 @@ def test_an_edit_at_values_is_one_of_all_key_heads_together(reader: Model) -> No
 
 def test_more_than_one_direction_has_no_order(model: Model) -> None:
     report = intervene_together(model, TASK, fits.random(3), at=[BOTH], n=5)
-    assert report.rank == 3 and np.isnan(report.axis_correlation).all() and np.isfinite(report.increase_bits).all()
+    assert report.rank == 3 and np.isnan(report.axis_correlation.value).all()
+    assert np.isfinite(report.increase_bits.value).all()
 
 
 def test_orthogonal_subspaces_are_orthogonal_and_random() -> None:

@@ -7,9 +7,12 @@ import pytest
 import torch
 
 from bayesgeom.core.sites import MLP_OUT, RESID_POST, RESID_PRE
-from bayesgeom.interventions.design import Design
+from bayesgeom.interventions.design import MATCHED, RANDOM, Design
+from bayesgeom.interventions.report import KL
 from bayesgeom.interventions.run import intervene
 from bayesgeom.interventions.verdicts import Effect, Evidence, sentence, verdict_of
+from bayesgeom.results.estimators import UNTRAINED
+from bayesgeom.results.storage import parts_of
 from bayesgeom.subspaces import fits
 from bayesgeom.subspaces.place import Place
 from bayesgeom.subspaces.readout import Erasure
@@ -91,30 +94,32 @@ def test_the_embedding_frame_of_layer_0_is_an_identity() -> None:
     """Pairs share keys and positions, so donor and recipient differ in the embeddings of the answers alone."""
     report = intervene(lively(), subspace=fits.frame(), kind=replace(FEW, n_untrained=1), n=11)
     assert report.verdict_by_layer[0] == "by construction" and report.outside_share[0] < 1e-9 < report.outside_share[1]
-    np.testing.assert_allclose(report.movement[0, 0], 1, atol=1e-4)
-    np.testing.assert_allclose(report.movement_untrained[0], 1, atol=1e-4)
+    np.testing.assert_allclose(report.movement.value[0, 0], 1, atol=1e-4)
+    np.testing.assert_allclose(report.movement.baseline(UNTRAINED).value[0, 0], 1, atol=1e-4)
 
 
 def test_the_entropy_of_keys_that_never_repeat_is_not_identified() -> None:
     report = intervene(lively(), Bijection(n_values=11, n_pairs=5), fits.leace("entropy"), kind=FEW, n=11)
-    assert set(report.verdict_by_layer) <= {"not identified"} and report.donors == "independent"
+    assert set(report.verdict_by_layer) <= {"not identified"} and report.where.endswith("donors: independent")
 
 
 def test_entropy_is_swapped_between_sequences_that_differ_in_it() -> None:
     """Pairs share keys, and with them the entropy; sequences that have nothing to do with one another do not."""
     place = Place(RESID_PRE, (1,))
-    assert intervene(lively(), subspace=fits.covariance("entropy"), kind=FEW, at=place, n=5).donors == "independent"
-    assert intervene(lively(), subspace=fits.covariance("belief"), kind=FEW, at=place, n=5).donors == "paired"
+    assert intervene(lively(), subspace=fits.covariance("entropy"), kind=FEW, at=place, n=5).where.endswith(
+        "independent"
+    )
+    assert intervene(lively(), subspace=fits.covariance("belief"), kind=FEW, at=place, n=5).where.endswith("paired")
 
 
 def test_without_the_direct_path_nothing_is_left_at_the_end_of_the_stream() -> None:
     report = intervene(lively(), subspace=fits.covariance("belief"), kind=FEW, at=Place(RESID_POST), n=11)
-    assert abs(report.damage_bits_indirect[1, 0]) < 1e-6 < 1e-3 < abs(report.damage_bits[1, 0])
-    assert abs(report.movement_indirect[1, 0]) < 1e-6
-    assert abs(report.damage_bits_indirect[0, 0]) > 1e-4, "a later block reads what was edited"
-    most = np.stack([report.movement_indirect_most[:, 0], report.movement_indirect_matched_most[:, 0]])
+    assert abs(report.indirect_kl_increase_bits.value[1, 0]) < 1e-6 < 1e-3 < abs(report.kl_increase_bits.value[1, 0])
+    assert abs(report.indirect_movement.value[1, 0]) < 1e-6
+    assert abs(report.indirect_kl_increase_bits.value[0, 0]) > 1e-4, "a later block reads what was edited"
+    most = np.stack([own.value[:, 0] for own in report.indirect_movement.baselines])
     assert (abs(most[:, 1]) < 1e-6).all(), "controls lose their direct paths, too"
-    assert (most[:, 0] != np.stack([report.movement_most[0, 0], report.movement_matched_most[0, 0]])).all()
+    assert (most[:, 0] != [report.movement.baseline(name).bar("higher")[0, 0] for name in (RANDOM, MATCHED)]).all()
 
 
 def test_the_indirect_effect_is_that_of_plain_hooks() -> None:
@@ -146,19 +151,21 @@ def test_the_indirect_effect_is_that_of_plain_hooks() -> None:
             handle.remove()
     exact = originals.at_scored(originals.predictive)
     after, before = (kl_bits(exact, answer_log_probabilities(logits, originals)[0]) for logits in (edited, unedited))
-    assert job.run().damage_bits_indirect[0, 0] == pytest.approx(float((after - before).mean()), abs=1e-5)
+    assert job.run().indirect_kl_increase_bits.value[0, 0] == pytest.approx(float((after - before).mean()), abs=1e-5)
 
 
 def test_scored_after_the_edit_only_what_is_carried_on_counts() -> None:
     """At the end of the stream nothing is carried on; one layer before, attention carries it."""
     place = Place(RESID_POST, positions="scored", score_after=True)
     report = intervene(lively(), subspace=fits.covariance("belief"), kind=FEW, at=place, n=11)
-    assert report.bands == ("all later", "next scored", "second next") and report.positions.startswith("one scored")
-    assert np.isnan(report.redirect_bits).all(), "the donor's later tokens were not seen"
-    np.testing.assert_allclose(report.damage_bits[1], 0, atol=1e-7)
-    np.testing.assert_allclose(report.damage_bits_ceiling[1], 0, atol=1e-7)
-    assert abs(report.damage_bits_ceiling[0, 0]) > 1e-3
-    np.testing.assert_allclose(report.movement_ceiling[0], 1, atol=1e-6)
+    assert report.bands == ("all later", "next scored", "second next") and report.where.startswith(
+        "resid_post, one scored"
+    )
+    assert np.isnan(report.answer_shift_bits.value).all(), "the donor's later tokens were not seen"
+    np.testing.assert_allclose(report.kl_increase_bits.value[1], 0, atol=1e-7)
+    np.testing.assert_allclose(report.ceiling_bits.value[KL, 1], 0, atol=1e-7)
+    assert abs(report.ceiling_bits.value[KL, 0, 0]) > 1e-3
+    np.testing.assert_allclose(report.ceiling_movement.value[0], 1, atol=1e-6)
 
 
 def test_what_is_held_fixed_is_not_moved() -> None:
@@ -181,12 +188,13 @@ def test_training_finds_a_subspace_that_moves_the_answer() -> None:
     design = replace(FEW, n_control=23)
     fit = fits.trained_swap(4, "belief", steps=15)
     report = intervene(planted_model(), subspace=fit, kind=design, at=Place(RESID_PRE, (1,)), n=23)
-    assert report.movement[1, 0] > 0.9 > report.movement_most[1, 0]
+    assert report.movement.value[1, 0] > 0.9 > report.movement.baseline(RANDOM).bar("higher")[1, 0]
 
 
 def test_seeds_make_the_same_numbers() -> None:
     unused = Subspace("unused", coordinates(6))
-    first, second = (intervene(planted_model(), subspace=unused, kind=FEW, n=5, seed=3).arrays() for _ in range(2))
+    reports = (intervene(planted_model(), subspace=unused, kind=FEW, n=5, seed=3) for _ in range(2))
+    first, second = (parts_of(report)[1] for report in reports)
     for name, values in first.items():
         np.testing.assert_array_equal(values, second[name], err_msg=name)
     assert TASK.n_pairs == 7

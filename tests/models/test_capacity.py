@@ -14,7 +14,7 @@ from bayesgeom.models.native.transformer import TransformerConfig
 from bayesgeom.models.resolve import as_model
 
 REFERENCE = TransformerConfig(d_vocab=40, n_ctx=37, n_layers=2, n_heads=4, d_model=128, d_mlp=512)
-ARCHITECTURES = sorted(discover("bayesgeom.models", ModelConfig))  # type: ignore[type-abstract]
+ARCHITECTURES = sorted(discover("bayesgeom.models.native", ModelConfig))  # type: ignore[type-abstract]
 
 
 def built(config: ModelConfig) -> int:
@@ -32,7 +32,7 @@ def test_every_architecture_comes_within_one_percent(architecture: str) -> None:
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_the_count_is_that_of_what_is_built(architecture: str) -> None:
-    kind = find("bayesgeom.models", ModelConfig, architecture)  # type: ignore[type-abstract]
+    kind = find("bayesgeom.models.native", ModelConfig, architecture)  # type: ignore[type-abstract]
     sizes = {"architecture": architecture, "d_vocab": 11, "n_ctx": 7, "n_layers": 2, **kind.proportions(48)}
     config = config_from_dict(sizes)
     assert n_parameters(config) == built(config)

@@ -159,7 +159,7 @@ def test_logits_do_not_see_what_comes_later(kind: str) -> None:
 def test_mlps_are_ablated_and_what_a_block_has_not_is_refused() -> None:
     model = attached("mlp")
     report = ablate(model, TASK, every_mlp(model), n=6)
-    assert len(report.damage_bits) == 3
+    assert len(report.kl_increase_bits.value) == 3
     for battery in (every_layer, every_mlp):
         lstm = attached("lstm")
         with pytest.raises(MissingSite, match=r"which lstm has not \(a block of it writes into the stream once"):

@@ -101,8 +101,8 @@ def test_predictions_are_the_modules_own() -> None:
     model, (trials,) = lively(), blocks(5)
     run = model.run([trials], n_recorded=5)
     with torch.no_grad():
-        log_answers, leak = answer_log_probabilities(trials.at_scored(model.module(trials.tokens)), trials)
-    assert_same(behaviour(trials, log_answers, leak), run.behaviour, atol=1e-6)
+        log_answers, off_answer_prob = answer_log_probabilities(trials.at_scored(model.module(trials.tokens)), trials)
+    assert_same(behaviour(trials, log_answers, off_answer_prob), run.behaviour, atol=1e-6)
     torch.testing.assert_close(run.log_answers, log_answers)
     assert np.abs(run.exact_behaviour.kl_bits).max() < 1e-12
     assert np.allclose(run.exact_behaviour.model_entropy_bits, run.behaviour.exact_entropy_bits, atol=1e-12)

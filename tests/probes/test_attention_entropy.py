@@ -11,8 +11,10 @@ import torch
 
 from bayesgeom.core import sites as s
 from bayesgeom.core.run import Run
-from bayesgeom.probes.attention_entropy import AttentionEntropy, AttentionEntropyReport
+from bayesgeom.probes.attention_entropy import OTHER, UNIFORM, AttentionEntropy, AttentionEntropyReport
 from bayesgeom.probes.base import planted_run, planted_trials
+from bayesgeom.results.estimators import UNTRAINED
+from bayesgeom.results.storage import parts_of
 from bayesgeom.stats.bootstrap import mean_interval
 from bayesgeom.tasks.bijection import Bijection
 
@@ -62,23 +64,25 @@ def test_entropy_equals_a_loop(rng: np.random.Generator) -> None:
     for layer, head in itertools.product(range(LAYERS), range(HEADS)):
         pattern = run.recorded[s.PATTERN][layer, :, head].double()
         bits = [[slow_entropy(pattern[b, q].tolist()) for q in range(POSITIONS)] for b in range(N)]
-        assert report.entropy_bits[layer, head] == pytest.approx(np.mean(bits), abs=1e-5)
+        own = report.entropy_bits[layer, head]
+        assert float(own) == pytest.approx(np.mean(bits), abs=1e-5)
         shares = [[bits[b][q] / math.log2(q + 1) for q in range(1, POSITIONS)] for b in range(N)]
-        assert report.entropy_share[layer, head] == pytest.approx(np.mean(shares), abs=1e-5)
-        lo, hi = mean_interval(np.mean(bits, axis=1), seed=3)
-        assert report.entropy_bits_lo[layer, head] == pytest.approx(float(lo), abs=1e-5)
-        assert report.entropy_bits_hi[layer, head] == pytest.approx(float(hi), abs=1e-5)
-    np.testing.assert_allclose(report.entropy_bits_null, np.mean(np.log2(np.arange(1, POSITIONS + 1))))
-    np.testing.assert_array_equal(report.entropy_share_null, 1)
+        assert float(report.entropy_share[layer, head]) == pytest.approx(np.mean(shares), abs=1e-5)
+        low, high = mean_interval(np.mean(bits, axis=1), seed=3)
+        assert own.ends == pytest.approx((float(low), float(high)), abs=1e-5)
+    widest = report.entropy_bits.baseline(UNIFORM).value
+    np.testing.assert_allclose(widest, np.mean(np.log2(np.arange(1, POSITIONS + 1))))
+    np.testing.assert_array_equal(report.entropy_share.baseline(UNIFORM).value, 1)
 
 
 def test_reduction_is_of_the_head_means(rng: np.random.Generator) -> None:
     report = AttentionEntropy().measure(run_of(rng))
-    first, last = report.entropy_bits[0].mean(), report.entropy_bits[-1].mean()
-    assert report.reduction == pytest.approx(1 - last / first)
-    np.testing.assert_allclose(report.entropy_bits_by_layer, report.entropy_bits.mean(axis=1))
-    lo, hi = report.intervals["reduction"]
-    assert lo < report.reduction < hi and report.nulls["reduction"] == 0
+    bits = report.entropy_bits.value
+    assert float(report.reduction) == pytest.approx(1 - bits[-1].mean() / bits[0].mean())
+    np.testing.assert_allclose(report.entropy_bits_by_layer.value, bits.mean(axis=1))
+    low, high = report.reduction.ends
+    assert low < float(report.reduction) < high
+    assert [(own.name, float(own.value)) for own in report.reduction.baselines] == [("uniform in every layer", 0)]
 
 
 @pytest.mark.parametrize("n_queries", [POSITIONS, 3])
@@ -88,17 +92,17 @@ def test_consistency_equals_a_loop(rng: np.random.Generator, n_queries: int) -> 
     assert report.note == "" and report.n == N
     for layer, head in itertools.product(range(LAYERS), range(HEADS)):
         rows = consistencies(run, layer, head)
-        assert report.consistency[layer, head] == pytest.approx(rows.mean(), abs=1e-5)
+        own = report.consistency[layer, head]
+        assert float(own) == pytest.approx(rows.mean(), abs=1e-5)
         expected = np.quantile(rows, [0.05, 0.25, 0.5, 0.75, 0.95])
         np.testing.assert_allclose(report.consistency_quantiles[:, layer, head], expected, atol=1e-5)
-        lo, hi = mean_interval(rows.mean(axis=1), seed=3)
-        assert report.consistency_lo[layer, head] == pytest.approx(float(lo), abs=1e-5)
-        assert report.consistency_hi[layer, head] == pytest.approx(float(hi), abs=1e-5)
-    assert report.consistency_last_layer == pytest.approx(report.consistency[-1].mean())
-    assert report.consistency_greatest == report.consistency.max()
+        low, high = mean_interval(rows.mean(axis=1), seed=3)
+        assert own.ends == pytest.approx((float(low), float(high)), abs=1e-5)
+    assert float(report.consistency_last_layer) == pytest.approx(report.consistency.value[-1].mean())
+    assert float(report.consistency_greatest) == report.consistency.value.max()
 
 
-def test_uniform_null_and_ceiling_equal_a_loop(rng: np.random.Generator) -> None:
+def test_uniform_attention_and_the_most_possible_equal_a_loop(rng: np.random.Generator) -> None:
     run = run_of(rng)
     report = AttentionEntropy().measure(run)
     belief, uniform, reachable = run.trials.at_scored(run.trials.belief), [], []
@@ -107,10 +111,10 @@ def test_uniform_null_and_ceiling_equal_a_loop(rng: np.random.Generator) -> None
         row = [1 / (q + 1)] * (q + 1) + [0.0] * (POSITIONS - q - 1)
         uniform.append(slow_consistency(row, tokens, posterior))
         reachable.append(sum(p for i, p in zip(IDS, posterior, strict=True) if i in tokens[: q + 1]))
-    np.testing.assert_allclose(report.consistency_null, np.mean(uniform), atol=1e-6)
-    assert report.consistency_ceiling == pytest.approx(np.mean(reachable), abs=1e-6)
-    assert (report.consistency <= report.consistency_ceiling + 1e-6).all()
-    assert report.nulls["consistency_last_layer"] == pytest.approx(np.mean(uniform), abs=1e-6)
+    for own in (report.consistency, report.consistency_last_layer, report.consistency_greatest):
+        np.testing.assert_allclose(own.baseline(UNIFORM).value, np.mean(uniform), atol=1e-6)
+    assert report.most_possible_consistency == pytest.approx(np.mean(reachable), abs=1e-6)
+    assert (report.consistency.value <= report.most_possible_consistency + 1e-6).all()
 
 
 def test_shuffled_attention_keeps_what_position_decides_alone(rng: np.random.Generator) -> None:
@@ -123,13 +127,14 @@ def test_shuffled_attention_keeps_what_position_decides_alone(rng: np.random.Gen
     fixed = np.broadcast_to(own[:1], own.shape)
     pattern = torch.from_numpy(np.stack([own, fixed])[:, :, None].astype(np.float32))
     report = AttentionEntropy().measure(planted_run(trials, {s.PATTERN: pattern}))
-    assert report.consistency[0, 0] == pytest.approx(1, abs=1e-5)
+    other = report.consistency.baseline(OTHER)
+    assert report.consistency.value[0, 0] == pytest.approx(1, abs=1e-5) and other.kind == "permutation"
     pairs = [(i, j) for i in range(n) for j in range(n)]
     expected = np.mean(
         [np.minimum(exact[i, q], exact[j, q][np.argsort(rng.random(5))]).sum() for i, j in pairs[::41] for q in (0, 1)]
     )
-    assert report.consistency_shuffled[0, 0] == pytest.approx(expected, abs=0.04)
-    assert report.consistency_shuffled[1, 0] == pytest.approx(report.consistency[1, 0], abs=1e-5)
+    assert other.value[0, 0] == pytest.approx(expected, abs=0.04)
+    assert other.value[1, 0] == pytest.approx(report.consistency.value[1, 0], abs=1e-5)
 
 
 def test_exchanging_hypotheses_and_their_tokens_together_changes_nothing(rng: np.random.Generator) -> None:
@@ -140,14 +145,15 @@ def test_exchanging_hypotheses_and_their_tokens_together_changes_nothing(rng: np
         exact.numpy(), run.trials.tokens.numpy(), token_sets={"hypotheses": [IDS[i] for i in order]}
     )
     before, after = (AttentionEntropy().measure(planted_run(t, run.recorded)) for t in (run.trials, renamed))
-    np.testing.assert_allclose(after.consistency, before.consistency, atol=1e-6)
+    np.testing.assert_allclose(after.consistency.value, before.consistency.value, atol=1e-6)
     np.testing.assert_allclose(after.consistency_quantiles, before.consistency_quantiles, atol=1e-6)
 
 
 def test_entropy_lies_between_nothing_and_uniform(rng: np.random.Generator) -> None:
     report = AttentionEntropy().measure(run_of(rng))
-    assert (report.entropy_bits >= 0).all() and (report.entropy_bits <= report.entropy_bits_null).all()
-    assert (report.consistency >= 0).all() and (report.consistency <= 1).all()
+    bits, consistency = report.entropy_bits.value, report.consistency.value
+    assert (bits >= 0).all() and (bits <= report.entropy_bits.baseline(UNIFORM).value).all()
+    assert (consistency >= 0).all() and (consistency <= 1).all()
     assert (np.diff(report.consistency_quantiles, axis=0) >= 0).all()
 
 
@@ -158,10 +164,12 @@ def test_in_the_bijection_without_repeats_consistency_cannot_be_other_than_zero(
     hidden = torch.arange(9) > trials.scored_positions()[..., None]
     pattern = scores.masked_fill(hidden[:, None], -torch.inf).softmax(-1).float()
     report = AttentionEntropy().measure(planted_run(trials, {s.PATTERN: pattern}))
-    assert report.consistency_ceiling == 0 and not report.consistency.any() and "any attention" in report.note
+    assert report.most_possible_consistency == 0 and not report.consistency.value.any()
+    assert "any attention" in report.note
     said = report.headlines()[1]
     assert math.isnan(said.value) and "undefined: consistency is 0 for any attention" in said.label
-    assert math.isnan(report.consistency_over_other_last_layer) and "any attention" in report.figure().layout.title.text
+    assert math.isnan(float(report.consistency_over_other_last_layer))
+    assert "any attention" in report.plot().layout.title.text
 
 
 def test_with_repeats_the_stored_value_can_be_attended_to() -> None:
@@ -171,9 +179,9 @@ def test_with_repeats_the_stored_value_can_be_attended_to() -> None:
     row = torch.where(stored.any(-1, keepdim=True), stored / stored.sum(-1, keepdim=True).clamp_min(1), itself)
     pattern = torch.stack([itself, row])[:, :, None]
     report = AttentionEntropy().measure(planted_run(trials, {s.PATTERN: pattern}))
-    assert 0.3 < report.consistency_ceiling <= 1 and report.note == ""
+    assert 0.3 < report.most_possible_consistency <= 1 and report.note == ""
     returned = float(stored.any(-1).double().mean())
-    assert report.consistency[:, 0].tolist() == pytest.approx([0, returned], abs=1e-6)
+    assert report.consistency.value[:, 0].tolist() == pytest.approx([0, returned], abs=1e-6)
 
 
 @pytest.mark.parametrize("ids", [None, (6, 1, 3)])
@@ -182,40 +190,48 @@ def test_without_tokens_for_every_hypothesis_consistency_is_nan(
 ) -> None:
     report = AttentionEntropy().measure(run_of(rng, ids=ids))
     assert f"{0 if ids is None else 3} tokens stand for hypotheses, and the belief is over 5" in report.note
-    for name in ("consistency", "consistency_lo", "consistency_shuffled", "consistency_quantiles"):
-        assert np.isnan(vars(report)[name]).all()
-    assert math.isnan(report.consistency_greatest) and math.isfinite(report.reduction)
-    assert len(report.headlines()) == 1 and isinstance(report.figure(), go.Figure)
+    own = report.consistency
+    for values in (own.value, *own.ends, own.baseline(OTHER).value, report.consistency_quantiles):
+        assert np.isnan(values).all()
+    assert math.isnan(float(report.consistency_greatest)) and math.isfinite(float(report.reduction))
+    assert len(report.headlines()) == 1 and isinstance(report.plot(), go.Figure)
     report.save(tmp_path / "r")
     restored = AttentionEntropyReport.load(tmp_path / "r")
-    np.testing.assert_equal(restored.arrays(), report.arrays())
-    np.testing.assert_equal(restored.scalars(), report.scalars())
+    np.testing.assert_equal(parts_of(restored)[1], parts_of(report)[1])
+    np.testing.assert_equal(parts_of(restored)[0], parts_of(report)[0])
 
 
 def test_a_single_layer_reduces_nothing(rng: np.random.Generator) -> None:
     run = run_of(rng)
     report = AttentionEntropy().measure(planted_run(run.trials, {s.PATTERN: run.recorded[s.PATTERN][:1]}))
-    assert math.isnan(report.reduction)
+    assert math.isnan(float(report.reduction))
 
 
-def test_initialisation_is_the_mean_over_copies(rng: np.random.Generator) -> None:
+def test_untrained_networks_are_a_baseline_with_their_range(rng: np.random.Generator) -> None:
     copies = [AttentionEntropy().measure(run_of(rng)) for _ in range(2)]
     report = AttentionEntropy().measure(run_of(rng), copies)
-    for metric in ("entropy_bits", "entropy_share", "consistency"):
-        mean = np.mean([vars(copy)[metric] for copy in copies], axis=0)
-        np.testing.assert_array_equal(vars(report)[f"{metric}_initialisation"], mean)
-    assert report.nulls["reduction"] == pytest.approx(np.mean([copy.reduction for copy in copies]))
-    assert report.headlines()[0].null_label == "untrained"
+    for own, found in (
+        (report.entropy_bits, [copy.entropy_bits.value for copy in copies]),
+        (report.entropy_share, [copy.entropy_share.value for copy in copies]),
+        (report.consistency, [copy.consistency.value for copy in copies]),
+        (report.reduction, [copy.reduction.value for copy in copies]),
+    ):
+        fresh = own.baseline(UNTRAINED)
+        assert fresh.kind == "baseline" and fresh.low is not None and fresh.high is not None
+        np.testing.assert_allclose(fresh.value, np.mean(found, axis=0))
+        np.testing.assert_array_equal((fresh.low, fresh.high), (np.min(found, axis=0), np.max(found, axis=0)))
+        assert (fresh.low < fresh.high).all()
+    assert UNTRAINED in str(report.headlines()[0])
 
 
-def test_figure_draws_the_nulls(rng: np.random.Generator) -> None:
+def test_figure_draws_the_baselines(rng: np.random.Generator) -> None:
     report = AttentionEntropy().measure(run_of(rng), [AttentionEntropy().measure(run_of(rng))])
-    figure = report.figure()
+    figure = report.plot()
     names = {trace.name for trace in figure.data}
-    assert {"null: uniform attention", "null: untrained", "null: another sequence's attention"} <= names
+    assert all(any(own in (name or "") for name in names) for own in (UNIFORM, UNTRAINED, OTHER))
     maps = [trace for trace in figure.data if isinstance(trace, go.Heatmap)]
     assert len(maps) == 2 and all(any("null" in tick for tick in trace.colorbar.ticktext) for trace in maps)
-    np.testing.assert_array_equal(maps[0].z, report.entropy_share)
+    np.testing.assert_array_equal(maps[0].z, report.entropy_share.value)
 
 
 def test_consistency_over_another_sequence_equals_a_loop(rng: np.random.Generator) -> None:
@@ -237,11 +253,11 @@ def test_consistency_over_another_sequence_equals_a_loop(rng: np.random.Generato
             )
             for b in range(N)
         ]
-        assert report.consistency_shuffled[layer, head] == pytest.approx(np.mean(other), abs=1e-5)
-        assert report.consistency_over_other[layer, head] == pytest.approx(np.mean(own - other), abs=1e-5)
-        lo, hi = mean_interval(own - np.array(other), seed=3)
-        held = (report.consistency_over_other_lo[layer, head], report.consistency_over_other_hi[layer, head])
-        assert held == pytest.approx((float(lo), float(hi)), abs=1e-5)
+        over = report.consistency_over_other[layer, head]
+        assert report.consistency.baseline(OTHER).value[layer, head] == pytest.approx(np.mean(other), abs=1e-5)
+        assert float(over) == pytest.approx(np.mean(own - other), abs=1e-5)
+        low, high = mean_interval(own - np.array(other), seed=3)
+        assert over.ends == pytest.approx((float(low), float(high)), abs=1e-5)
     assert report.identified
 
 

@@ -7,8 +7,9 @@ import pytest
 
 from bayesgeom.models.resolve import as_model
 from bayesgeom.probes.belief_readout import BeliefReadout
-from bayesgeom.probes.belief_report import BeliefReadoutReport
+from bayesgeom.probes.belief_report import EMBEDDING, BeliefReadoutReport
 from bayesgeom.probes.one_pass import diagnose
+from bayesgeom.results.estimators import UNTRAINED
 from bayesgeom.tasks.process import Mess3
 from bayesgeom.training.loop import Pace, train
 from bayesgeom.training.recipe import Recipe
@@ -19,7 +20,7 @@ SIZES = {"architecture": "transformer", "n_layers": 3, "n_heads": 4, "d_model": 
 
 
 def readout(task: Mess3, *, seed: int) -> BeliefReadoutReport:
-    """The read-out of an untrained network, its seed the null's."""
+    """The read-out of an untrained network, with the seed of the baseline."""
     recipe = Recipe(name="untrained", task=task, sizes=SIZES)
     found = diagnose(as_model(recipe.model_config().build(seed=seed)), task, probes=[BeliefReadout()], n=192, nulls=0)
     report = found["belief_readout"]
@@ -30,8 +31,8 @@ def readout(task: Mess3, *, seed: int) -> BeliefReadoutReport:
 def test_in_short_sequences_an_untrained_network_gives_the_belief_away() -> None:
     """A warning, as a number: at the literature's length and parameters R² alone says little."""
     short, long = readout(Mess3(length=10), seed=1), readout(TASK, seed=1)
-    assert short.r2[0, -1] > 0.9 and short.embedding_r2 > 0.7
-    assert long.r2_hi[0, -1] < 0.7 and long.embedding_r2 < 0.55
+    assert short.r2.value[0, -1] > 0.9 and short.r2.baseline(EMBEDDING).value[0, -1] > 0.7
+    assert long.r2.ends[1][0, -1] < 0.7 and long.r2.baseline(EMBEDDING).value[0, -1] < 0.55
 
 
 @pytest.mark.slow
@@ -42,10 +43,11 @@ def test_training_on_mess3_lays_out_the_simplex(tmp_path: Path) -> None:
     module = train(recipe, tmp_path / "run", pace=Pace(quiet=True))
     report = diagnose(as_model(module), TASK, probes=[BeliefReadout()], n=192, nulls=3)["belief_readout"]
     assert isinstance(report, BeliefReadoutReport)
-    assert report.r2_lo[0, -1] > 0.95 and report.r2_initialisation[0, -1] < 0.65
-    assert report.total_variation_hi[0, -1] < 0.05 < 0.15 < report.total_variation_initialisation[0, -1]
-    assert np.abs(report.drawn_last - report.drawn_belief).mean() < 0.03
-    assert np.abs(report.drawn_untrained - report.drawn_belief).mean() > 0.1
+    r2, distance = report.r2[0, -1], report.total_variation[0, -1]
+    assert r2.ends[0] > 0.95 and r2.baseline(UNTRAINED).value < 0.65
+    assert distance.ends[1] < 0.05 < 0.15 < distance.baseline(UNTRAINED).value
+    _, last, before = np.abs(report.drawn_readout - report.drawn_belief).mean(axis=(1, 2, 3))
+    assert last < 0.03 and before > 0.1
     at_three = report.cluster_counts.index("3")
-    assert report.rand_index_lo[0, -1, at_three] > 0.6, "best guesses can be told apart"
-    assert report.silhouette[0, -1, at_three] < 0.4, "and yet the triangle is filled: no three clusters"
+    assert report.rand_index.ends[0][0, -1, at_three] > 0.6, "best guesses can be told apart"
+    assert report.silhouette.value[0, -1, at_three] < 0.4, "and yet the triangle is filled: no three clusters"

@@ -1,4 +1,4 @@
-"""Belief read-out: planted beliefs are found, absent ones are not, and every number stands beside its nulls."""
+"""Belief read-out: planted beliefs are found, absent ones are not, and every number has its baselines."""
 
 import math
 from dataclasses import replace
@@ -12,8 +12,22 @@ from bayesgeom.core.run import Run
 from bayesgeom.core.sites import RESID_POST, RESID_PRE, STATE
 from bayesgeom.probes import belief_readout
 from bayesgeom.probes.base import planted_run
-from bayesgeom.probes.belief_readout import COUNTS, SUBSPACES, BeliefReadout
-from bayesgeom.probes.belief_report import BeliefReadoutReport
+from bayesgeom.probes.belief_readout import COUNTS, N_SUBSPACES, BeliefReadout
+from bayesgeom.probes.belief_report import (
+    CONSTANT,
+    EMBEDDING,
+    GAUSSIAN,
+    MEAN_BELIEF,
+    SHUFFLE,
+    STAGES,
+    SUBSPACES,
+    BeliefReadoutReport,
+)
+from bayesgeom.results.headline import number_text
+from bayesgeom.results.estimate import Estimate
+from bayesgeom.results.estimators import UNTRAINED
+from bayesgeom.results.storage import parts_of
+from bayesgeom.results.tidy import records_of
 from bayesgeom.tasks.base import WindTunnel
 from bayesgeom.tasks.bijection import Bijection
 from bayesgeom.tasks.hmm import HMM
@@ -23,6 +37,7 @@ N, LAYERS, D = 61, 3, 13
 REPEATS, DISTINCT = Bijection(n_values=5, n_pairs=7, repeats=True), Bijection(n_values=5, n_pairs=3)
 CHAIN = HMM(n_states=3, n_symbols=2, length=7, floor=0.1, grid=0.05)
 NOISE, WRITTEN, GUESSES = range(LAYERS)
+FIRST, LAST, BEFORE = range(len(STAGES))
 
 
 def planted(task: WindTunnel = REPEATS, *, n: int = N, seed: int = 0) -> Run:
@@ -39,35 +54,41 @@ def planted(task: WindTunnel = REPEATS, *, n: int = N, seed: int = 0) -> Run:
 
 def test_an_embedded_belief_is_read_whole_and_noise_holds_none() -> None:
     report = BeliefReadout().measure(planted())
-    assert report.r2[0, WRITTEN] == pytest.approx(1, abs=1e-3) and report.r2[0, NOISE] < 0.1
-    assert report.total_variation[0, WRITTEN] < 0.01 < 0.3 < report.total_variation[0, NOISE]
-    assert abs(report.balanced_accuracy[0, NOISE] - 0.5) < 0.1 < 0.3 < report.balanced_accuracy[0, WRITTEN] - 0.5
-    assert (np.abs(report.balanced_accuracy_null - 0.5) < 0.05).all() and (report.r2_null < 0.05).all()
-    assert report.r2_random_subspace[0, WRITTEN] > 0.9  # a random subspace of the belief's own rank misses little
+    assert report.r2.value[0, WRITTEN] == pytest.approx(1, abs=1e-3) and report.r2.value[0, NOISE] < 0.1
+    assert report.total_variation.value[0, WRITTEN] < 0.01 < 0.3 < report.total_variation.value[0, NOISE]
+    own = report.balanced_accuracy
+    surviving, shuffled = own.value[0] - 0.5, own.baseline(SHUFFLE).value - 0.5
+    assert abs(surviving[NOISE]) < 0.1 < 0.3 < surviving[WRITTEN]
+    assert (np.abs(shuffled) < 0.05).all() and (report.r2.baseline(SHUFFLE).value < 0.05).all()
+    within = report.r2.baseline(SUBSPACES).value
+    assert within[0, WRITTEN] > 0.9, "a random subspace of the belief's own rank misses little"
 
 
 def test_best_guesses_are_clusters() -> None:
     report = BeliefReadout().measure(planted(CHAIN))
     at_three = report.cluster_counts.index("3")
-    assert report.rand_index[0, GUESSES, at_three] > 0.95 and report.silhouette[0, GUESSES, at_three] > 0.9
-    assert report.silhouette[0, GUESSES, at_three] > 2 * report.silhouette_null[0, GUESSES, at_three]
-    assert abs(report.rand_index[0, NOISE]).max() < 0.1 > abs(report.rand_index_null).max()
-    assert np.nanmin(report.nearest_centroid_accuracy[0, GUESSES]) == 1
-    assert report.nearest_centroid_accuracy[0, NOISE, 0] < 0.6 > report.nearest_centroid_accuracy_null[0, GUESSES, 0]
-    assert 1 / 3 <= report.constant_accuracy[0] < 0.6
+    silhouette = report.silhouette[0, GUESSES, at_three]
+    assert report.rand_index.value[0, GUESSES, at_three] > 0.95 and float(silhouette) > 0.9
+    assert float(silhouette) > 2 * float(silhouette.baseline(GAUSSIAN).value)
+    assert abs(report.rand_index.value[0, NOISE]).max() < 0.1 > abs(report.rand_index.baseline(SHUFFLE).value).max()
+    nearest = report.nearest_centroid_accuracy
+    assert np.nanmin(nearest.value[0, GUESSES]) == 1
+    assert nearest.value[0, NOISE, 0] < 0.6 > nearest.baseline(SHUFFLE).value[0, GUESSES, 0]
+    assert 1 / 3 <= nearest.baseline(CONSTANT).value[0, 0, 0] < 0.6
 
 
 def test_nobody_dies_in_a_chain() -> None:
     report = BeliefReadout().measure(planted(CHAIN))
-    assert all(np.isnan(values).all() for name, values in report.arrays().items() if name.startswith("balanced"))
+    own = report.balanced_accuracy
+    assert np.isnan([own.value, *own.ends]).all() and own.baselines == ()
     assert str(report.headlines()[2]).endswith("–")
-    assert "none is ruled out" in [trace.text[0] for trace in report.figure().data if trace.mode == "text"]
+    assert "none is ruled out" in [trace.text[0] for trace in report.plot().data if trace.mode == "text"]
 
 
 def test_without_returning_keys_there_is_no_best_guess() -> None:
     report = BeliefReadout().measure(planted(DISTINCT))
-    assert np.isnan(report.rand_index).all() and np.isnan(report.nearest_centroid_accuracy).all()
-    assert np.isfinite(report.r2).all() and np.isfinite(report.silhouette).all()
+    assert np.isnan(report.rand_index.value).all() and np.isnan(report.nearest_centroid_accuracy.value).all()
+    assert np.isfinite(report.r2.value).all() and np.isfinite(report.silhouette.value).all()
 
 
 def test_the_embedding_is_read_where_it_was_recorded() -> None:
@@ -75,52 +96,60 @@ def test_the_embedding_is_read_where_it_was_recorded() -> None:
     before = run.recorded[RESID_PRE].clone()
     before[0] = run.at(RESID_POST)[WRITTEN]
     report = BeliefReadout().measure(replace(run, recorded={RESID_POST: run.at(RESID_POST), RESID_PRE: before}))
-    assert report.embedding_r2 == pytest.approx(float(report.r2[0, WRITTEN]))
-    assert report.embedding_total_variation == pytest.approx(float(report.total_variation[0, WRITTEN]))
-    assert report.embedding_balanced_accuracy == pytest.approx(float(report.balanced_accuracy[0, WRITTEN]))
-    assert "embedding" in [trace.name for trace in report.figure().data]
+    for own in (report.r2, report.total_variation, report.balanced_accuracy):
+        np.testing.assert_allclose(own.baseline(EMBEDDING).value[0], own.value[0, WRITTEN], rtol=1e-6)
+    assert "embedding" in [trace.name for trace in report.plot().data]
     without = BeliefReadout().measure(replace(run, recorded={RESID_POST: run.at(RESID_POST)}))
-    assert math.isnan(without.embedding_r2) and math.isnan(without.embedding_balanced_accuracy)
-    assert "embedding" not in [trace.name for trace in without.figure().data]
+    assert EMBEDDING not in [own.name for own in (*without.r2.baselines, *without.balanced_accuracy.baselines)]
+    assert "embedding" not in [trace.name for trace in without.plot().data]
 
 
 def test_a_code_for_position_reads_no_belief_of_its_own() -> None:
     run = planted()
     place = torch.eye(7, D).expand(LAYERS, N, -1, -1) + 0.01 * run.at(RESID_POST)[:1]
     report = BeliefReadout().measure(replace(run, recorded={RESID_POST: place}))
-    assert report.r2[0, 0] < 0.1 and abs(report.r2[0, 0] - report.r2_null[0, 0]) < 0.1
-    assert abs(report.balanced_accuracy[0, 0] - 0.5) < 0.1
+    assert report.r2.value[0, 0] < 0.1 and abs(report.r2.value[0, 0] - report.r2.baseline(SHUFFLE).value[0, 0]) < 0.1
+    assert abs(report.balanced_accuracy.value[0, 0] - 0.5) < 0.1
 
 
-def test_nulls_at_initialisation_are_means_over_the_copies() -> None:
+def estimates(report: BeliefReadoutReport) -> list[Estimate]:
+    return [
+        report.r2, report.total_variation, report.balanced_accuracy, report.silhouette, report.rand_index,
+        report.token_rand_index, report.nearest_centroid_accuracy,
+    ]  # fmt: skip
+
+
+def test_untrained_networks_are_a_baseline() -> None:
     probe = BeliefReadout()
     copies = [probe.measure(planted(seed=seed)) for seed in (1, 2, 3)]
     alone, report = probe.measure(planted()), probe.measure(planted(), copies)
-    metrics = [name.removesuffix("_initialisation") for name in report.axes() if name.endswith("_initialisation")]
-    assert len(metrics) == 7
-    for metric in metrics:
-        mean = np.mean([vars(copy)[metric] for copy in copies], axis=0)
-        np.testing.assert_allclose(vars(report)[f"{metric}_initialisation"], mean, err_msg=metric)
-        assert np.isnan(vars(alone)[f"{metric}_initialisation"]).all()
+    for own, without, *found in zip(estimates(report), estimates(alone), *map(estimates, copies), strict=True):
+        level, values = own.baseline(UNTRAINED), [copy.value for copy in found]
+        np.testing.assert_allclose(level.value, np.mean(values, axis=0))
+        np.testing.assert_allclose(level.low, np.min(values, axis=0))
+        np.testing.assert_allclose(level.high, np.max(values, axis=0))
+        assert UNTRAINED not in [each.name for each in without.baselines]
 
 
 def test_subspaces_have_the_rank_of_the_belief_and_never_more_than_there_is() -> None:
-    assert SUBSPACES >= 20
+    assert N_SUBSPACES >= 20
     report = BeliefReadout().measure(planted(CHAIN))
     assert report.subspace_rank == 3
-    assert (report.r2_random_subspace_lo <= report.r2_random_subspace_hi).all()
+    level = report.r2.baseline(SUBSPACES)
+    assert level.low is not None and level.high is not None and (level.low <= level.high).all()
     run = planted()
     narrow = BeliefReadout().measure(replace(run, recorded={RESID_POST: run.at(RESID_POST)[..., :2]}))
     assert narrow.subspace_rank == 2
-    np.testing.assert_allclose(narrow.r2_random_subspace, narrow.r2, atol=1e-5)  # the whole space, turned
+    turned = narrow.r2.baseline(SUBSPACES).value  # the whole space
+    np.testing.assert_allclose(turned, narrow.r2.value, atol=1e-5)
 
 
 def test_intervals_hold_the_estimate() -> None:
     report = BeliefReadout().measure(planted())
-    for metric in ("r2", "total_variation", "balanced_accuracy"):
+    for own in (report.r2, report.total_variation, report.balanced_accuracy):
+        low, high = own.ends
         for layer in (NOISE, GUESSES):
-            value, lo, hi = (vars(report)[f"{metric}{end}"][0, layer] for end in ("", "_lo", "_hi"))
-            assert lo < value < hi, metric
+            assert low[0, layer] < own.value[0, layer] < high[0, layer]
 
 
 def test_halves_and_budget_are_said(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -135,52 +164,47 @@ def test_halves_and_budget_are_said(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("n", [1, 2])
 def test_few_sequences_give_fewer_answers_and_no_fault(n: int) -> None:
     report = BeliefReadout().measure(planted(n=n))
-    assert np.isnan(report.r2).all() == (n == 1)
-    assert report.figure().data and report.headlines() and report.records()
+    assert np.isnan(report.r2.value).all() == (n == 1)
+    assert report.plot().data and report.headlines() and records_of(report)
 
 
-def test_headlines_quote_every_null_of_the_last_layer() -> None:
+def test_headlines_quote_every_baseline_of_the_last_layer() -> None:
     probe = BeliefReadout()
     report = probe.measure(planted(), [probe.measure(planted(seed=1))])
-    first = report.headlines()[0]
-    levels = {
-        "shuffle within position": report.r2_null[0, -1], "initialisation": report.r2_initialisation[0, -1],
-        "random subspaces of that rank": report.r2_random_subspace[0, -1],
-    }  # fmt: skip
-    hardest = max(levels, key=lambda name: levels[name])
-    assert (first.metric, first.value, first.null) == ("r2", report.r2[0, -1], levels[hardest])
-    assert first.null_label.startswith(hardest)
-    assert (first.lo, first.hi) == (report.r2_lo[0, -1], report.r2_hi[0, -1])
-    assert all(f"{name} {level:.3g}" in first.null_label for name, level in levels.items() if name != hardest)
-    distance = report.headlines()[1]
-    assert distance.null == min(report.total_variation_null[0, -1], report.total_variation_initialisation[0, -1])
+    first, own = report.headlines()[0], report.r2[0, -1]
+    assert [level.name for level in own.baselines] == [SHUFFLE, UNTRAINED, SUBSPACES, EMBEDDING]
+    hardest = max(own.baselines, key=lambda level: float(level.bar("higher")))
+    assert (first.metric, first.value, first.baseline) == ("r2", float(own), float(hardest.value))
+    assert (first.low, first.high) == own.ends and first.baseline_name.startswith(hardest.name)
+    others = [f"{level.name} {number_text(float(level.value))}" for level in own.baselines if level is not hardest]
+    assert all(text in first.baseline_name for text in others)
+    distance, levels = report.headlines()[1], report.total_variation[0, -1].baselines
+    assert [level.name for level in levels] == [MEAN_BELIEF, UNTRAINED, EMBEDDING]
+    assert distance.baseline == min(float(level.value) for level in levels)
     assert "total variation" in distance.label and "0 is exact" in distance.label
-    best = report.headlines()[3]
-    assert (
-        best.value == report.silhouette[0, -1].max()
-        and f"k = {COUNTS[report.silhouette[0, -1].argmax()]}" in best.label
-    )
+    best, silhouette = report.headlines()[3], report.silhouette.value[0, -1]
+    assert best.value == silhouette.max() and f"k = {COUNTS[silhouette.argmax()]}" in best.label
 
 
 def test_a_report_comes_back_whole(tmp_path: Path) -> None:
     report = BeliefReadout().measure(planted(CHAIN))
     report.save(tmp_path / "report")
     restored = BeliefReadoutReport.load(tmp_path / "report")
-    for name, array in report.arrays().items():
-        np.testing.assert_array_equal(restored.arrays()[name], array, err_msg=name)
-    np.testing.assert_equal(restored.scalars(), report.scalars())
-    assert any(math.isnan(r.value) for r in restored.records())
+    for name, array in parts_of(report)[1].items():
+        np.testing.assert_array_equal(parts_of(restored)[1][name], array, err_msg=name)
+    np.testing.assert_equal(parts_of(restored)[0], parts_of(report)[0])
+    assert any(math.isnan(r.value) for r in records_of(restored))
 
 
-def test_the_figure_draws_every_null() -> None:
+def test_the_figure_draws_every_baseline() -> None:
     probe = BeliefReadout()
     report = probe.measure(planted(CHAIN), [probe.measure(planted(CHAIN, seed=1))])
-    figure = report.figure()
+    figure = report.plot()
     assert figure.layout.title.text == report.title
     names = [trace.name or "" for trace in figure.data]
     for null in (
         "shuffle within position",
-        "initialisation",
+        "untrained networks",
         "random subspaces of that rank",
         "mean belief",
         "Gaussian cloud",
@@ -208,18 +232,18 @@ def test_a_recurrent_state_is_read_beside_the_stream() -> None:
     report = BeliefReadout().measure(recurrent())
     assert report.sites == ("resid_post", "state")
     stream, state = range(2)
-    assert max(report.r2[stream]) < 0.1 < 0.99 < report.r2[state, WRITTEN]
+    assert max(report.r2.value[stream]) < 0.1 < 0.99 < report.r2.value[state, WRITTEN]
     at_three = report.cluster_counts.index("3")
-    assert report.rand_index[state, GUESSES, at_three] > 0.95 > 0.1 > report.rand_index[stream, -1, at_three]
-    assert report.silhouette_lo[state, GUESSES, at_three] > report.silhouette_null[state, GUESSES, at_three] + 0.3
+    rand_index, silhouette = report.rand_index.value[:, :, at_three], report.silhouette[state, GUESSES, at_three]
+    assert rand_index[state, GUESSES] > 0.95 > 0.1 > rand_index[stream, -1]
+    assert silhouette.ends[0] > silhouette.baseline(GAUSSIAN).value + 0.3
     labels = [line.label for line in report.headlines()]
     assert "R² of the belief in state, last layer" in labels
     assert "silhouette of one cluster per hypothesis (k = 3) in state, last layer" in labels
-    titles = [note.text for note in report.figure().layout.annotations]
-    assert (
-        "Are there clusters? (state)" in titles and f"Read from state, last layer (R² {report.r2[1, -1]:.3f})" in titles
-    )
-    assert {record.variant for record in report.records() if record.metric == "r2"} == {"resid_post", "state"}
+    titles = [note.text for note in report.plot().layout.annotations]
+    assert "Are there clusters? (state)" in titles
+    assert f"Read from state, last layer (R² {report.r2.value[1, -1]:.3f})" in titles
+    assert {record.variant for record in records_of(report) if record.metric == "r2"} == {"resid_post", "state"}
 
 
 def test_wide_states_are_read_along_leading_axes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -229,7 +253,7 @@ def test_wide_states_are_read_along_leading_axes(monkeypatch: pytest.MonkeyPatch
     wide = torch.from_numpy(noise)
     wide[..., :17] += run.at(STATE)
     report = BeliefReadout().measure(replace(run, recorded={**run.recorded, STATE: wide}))
-    assert report.r2[1, WRITTEN] > 0.95 > 0.1 > report.r2[1, NOISE]
+    assert report.r2.value[1, WRITTEN] > 0.95 > 0.1 > report.r2.value[1, NOISE]
 
 
 def test_five_planted_clusters_are_five_and_a_filled_simplex_is_not() -> None:
@@ -242,11 +266,12 @@ def test_five_planted_clusters_are_five_and_a_filled_simplex_is_not() -> None:
     report = BeliefReadout().measure(planted_run(trials, {RESID_POST: torch.from_numpy(np.stack([corners, filled]))}))
     at_five = report.cluster_counts.index("5")
     clusters, simplex = range(2)
-    assert report.silhouette[0, clusters].argmax() == at_five and report.silhouette_lo[0, clusters, at_five] > 0.8
-    assert report.rand_index[0, clusters, at_five] > 0.95
-    assert report.silhouette[0, simplex, at_five] < report.silhouette_null[0, simplex, at_five] + 0.15
-    assert report.rand_index[0, simplex, at_five] < 0.6 and report.r2[0, simplex] > 0.95
-    assert report.nearest_centroid_accuracy[0, simplex, 0] > 0.7, "the best guess can be told without any cluster"
+    silhouette = report.silhouette[0, :, at_five]
+    assert report.silhouette.value[0, clusters].argmax() == at_five and silhouette.ends[0][clusters] > 0.8
+    assert report.rand_index.value[0, clusters, at_five] > 0.95
+    assert silhouette.value[simplex] < silhouette.baseline(GAUSSIAN).value[simplex] + 0.15
+    assert report.rand_index.value[0, simplex, at_five] < 0.6 and report.r2.value[0, simplex] > 0.95
+    assert report.nearest_centroid_accuracy.value[0, simplex, 0] > 0.7, "the best guess can be told without any cluster"
 
 
 def test_the_simplex_shows_held_out_beliefs_as_they_are_and_as_they_are_read() -> None:
@@ -257,21 +282,23 @@ def test_the_simplex_shows_held_out_beliefs_as_they_are_and_as_they_are_read() -
     held = run.trials.rows(slice(-(N // 2), None))
     truth = held.at_scored(held.belief).flatten(0, 1).numpy()
     np.testing.assert_allclose(report.drawn_belief, truth, atol=1e-6)
-    assert np.abs(report.drawn_last[0] - report.drawn_belief).max() < 0.02
-    assert np.abs(report.drawn_first[0] - report.drawn_belief).mean() > 0.1
-    np.testing.assert_array_equal(report.drawn_untrained, copy.drawn_last)
-    np.testing.assert_allclose(report.drawn_first.sum(-1), 1, atol=1e-4)
-    assert np.isnan(alone.drawn_untrained).all()
-    titles = [note.text for note in report.figure().layout.annotations][:4]
-    assert titles[0] == "Exact belief" and titles[1] == f"Read from resid_post, last layer (R² {report.r2[0, -1]:.3f})"
-    assert titles[2].startswith("Read from resid_post, layer 0") and titles[3].startswith("null: the same before")
-    assert "no fresh copy was run" in [trace.text[0] for trace in alone.figure().data if trace.mode == "text"]
+    assert np.abs(report.drawn_readout[LAST, 0] - report.drawn_belief).max() < 0.02
+    assert np.abs(report.drawn_readout[FIRST, 0] - report.drawn_belief).mean() > 0.1
+    np.testing.assert_array_equal(report.drawn_readout[BEFORE], copy.drawn_readout[LAST])
+    np.testing.assert_allclose(report.drawn_readout[FIRST].sum(-1), 1, atol=1e-4)
+    assert report.stages == STAGES
+    assert np.isnan(alone.drawn_readout[BEFORE]).all()
+    titles = [note.text for note in report.plot().layout.annotations][:4]
+    assert titles[:2] == ["Exact belief", f"Read from resid_post, last layer (R² {report.r2.value[0, -1]:.3f})"]
+    assert titles[2].startswith("Read from resid_post, layer 0")
+    assert titles[3].startswith("Untrained network, last layer (R² ")
+    assert "no untrained network was run" in [trace.text[0] for trace in alone.plot().data if trace.mode == "text"]
 
 
 def test_too_many_hypotheses_are_measured_and_not_drawn() -> None:
     report = BeliefReadout().measure(planted(ModularRecurrence(modulus=5, length=5), n=23))
-    assert report.drawn_belief.shape == (0, 26) and np.isfinite(report.r2).all()
-    assert "26 hypotheses are too many corners to draw" in [t.text[0] for t in report.figure().data if t.mode == "text"]
+    assert report.drawn_belief.shape == (0, 26) and np.isfinite(report.r2.value).all()
+    assert "26 hypotheses are too many corners to draw" in [t.text[0] for t in report.plot().data if t.mode == "text"]
 
 
 def test_beliefs_of_window_observers_stand_beside_the_read_out() -> None:
@@ -284,13 +311,13 @@ def test_beliefs_of_window_observers_stand_beside_the_read_out() -> None:
         for column, width in enumerate(report.windows):
             seen = CHAIN.window_predictives(run.trials, int(width), start).numpy()[31:]  # the answer is the state
             r2 = 1 - ((held - seen) ** 2).sum() / ((held - mean) ** 2).sum()
-            assert report.window_r2[row, column] == pytest.approx(r2, abs=1e-5)
-    is_shown = np.isfinite(report.window_r2_lo)
-    assert (report.window_r2_lo <= report.window_r2)[is_shown].all() and is_shown.sum() >= 6
-    assert (report.window_r2 <= report.window_r2_hi)[is_shown].all()
-    assert (np.diff(report.window_r2, axis=1) > 0).all() and report.window_map_r2[1, 3] > 0.98
+            assert report.window_r2.value[row, column] == pytest.approx(r2, abs=1e-5)
+    is_shown = np.isfinite(report.window_r2.ends[0])
+    assert (report.window_r2.ends[0] <= report.window_r2.value)[is_shown].all() and is_shown.sum() >= 6
+    assert (report.window_r2.value <= report.window_r2.ends[1])[is_shown].all()
+    assert (np.diff(report.window_r2.value, axis=1) > 0).all() and report.window_map_r2.value[1, 3] > 0.98
     # Written whole, the belief is read better than any of these; the levels stand in the headline.
-    assert report.r2[0, WRITTEN] > report.window_map_r2.max() > report.r2[0, NOISE]
-    label = report.headlines()[0].null_label
+    assert report.r2.value[0, WRITTEN] > report.window_map_r2.value.max() > report.r2.value[0, NOISE]
+    label = report.headlines()[0].baseline_name
     assert "belief after the last 4 symbols" in label and "belief after the current symbol alone" in label
     assert BeliefReadout().measure(planted(REPEATS)).windows == (), "what is hidden does not move"

@@ -1,4 +1,4 @@
-"""Calibration against a loop over sequences and positions, its bounds, and the nulls that it stands beside."""
+"""Calibration against a loop over sequences and positions, its bounds, and its baselines."""
 
 import math
 
@@ -12,6 +12,9 @@ from bayesgeom.core.memory import window_scores
 from bayesgeom.core.run import Run
 from bayesgeom.probes.base import planted_run, planted_trials
 from bayesgeom.probes.calibration import Calibration, CalibrationReport
+from bayesgeom.results.estimate import Estimate
+from bayesgeom.results.estimators import UNTRAINED
+from bayesgeom.results.tidy import records_of
 from bayesgeom.stats.bootstrap import mean_interval
 from bayesgeom.tasks.base import WindTunnel
 from bayesgeom.tasks.bijection import Bijection
@@ -31,7 +34,7 @@ def planted(rng: np.random.Generator, *, noise: float = 0.5) -> tuple[Run, np.nd
 
 
 def entropy(p: np.ndarray) -> float:
-    return -sum(x * math.log2(x) for x in p if x > 0)
+    return float(-sum(x * math.log2(x) for x in p if x > 0))
 
 
 def test_every_scalar_equals_a_loop(rng: np.random.Generator) -> None:
@@ -45,13 +48,13 @@ def test_every_scalar_equals_a_loop(rng: np.random.Generator) -> None:
         "entropy_mae_of_means_bits": sum(of_means) / POSITIONS,
         "kl_bits": sum((exact[c] * np.log2(exact[c] / said[c])).sum() for c in cells) / len(cells),
         "total_variation": sum(np.abs(exact[c] - said[c]).sum() / 2 for c in cells) / len(cells),
-        "leak": 0.0,
+        "off_answer_prob": 0.0,
         "accuracy": sum(float(said[c].argmax() == exact[c].argmax()) for c in cells) / len(cells),
         "exact_accuracy": 1.0,  # planted trials answer with the most probable one
         "log_loss_gap_bits": sum(np.log2(exact[c].max() / said[c][exact[c].argmax()]) for c in cells) / len(cells),
     }
-    for name, value in expected.items():
-        assert vars(report)[name] == pytest.approx(value, abs=1e-9), name
+    found = {row.metric: row.value for row in records_of(report) if row.metric in expected}
+    assert found == pytest.approx(expected, abs=1e-9)
 
 
 def test_every_profile_equals_a_loop(rng: np.random.Generator) -> None:
@@ -60,22 +63,38 @@ def test_every_profile_equals_a_loop(rng: np.random.Generator) -> None:
     for j in range(POSITIONS):
         model, posterior = [entropy(p) for p in said[:, j]], [entropy(p) for p in exact[:, j]]
         errors = [abs(a - b) for a, b in zip(model, posterior, strict=True)]
-        assert report.model_entropy_bits_by_position[j] == pytest.approx(sum(model) / N)
-        assert report.exact_entropy_bits_by_position[j] == pytest.approx(sum(posterior) / N)
-        assert report.entropy_mae_bits_by_position[j] == pytest.approx(sum(errors) / N)
+        expected = {"exact": sum(posterior) / N, "model": sum(model) / N}
+        assert dict(zip(report.sources, report.entropy_bits_by_position[:, j], strict=True)) == pytest.approx(expected)
+        error = report.entropy_mae_bits_by_position[j]
+        assert float(error) == pytest.approx(sum(errors) / N)
         kl = [(p * np.log2(p / q)).sum() for p, q in zip(exact[:, j], said[:, j], strict=True)]
-        assert report.kl_bits_by_position[j] == pytest.approx(sum(kl) / N)
-        lo, hi = mean_interval(np.array(errors), seed=3)
-        assert report.entropy_mae_bits_by_position_lo[j] == pytest.approx(float(lo), nan_ok=True)
-        assert report.entropy_mae_bits_by_position_hi[j] == pytest.approx(float(hi), nan_ok=True)
-    np.testing.assert_allclose(report.example_exact_entropy_bits, [[entropy(p) for p in row] for row in exact[:4]])
+        assert report.kl_bits_by_position.value[j] == pytest.approx(sum(kl) / N)
+        for of, values in ((error, errors), (report.kl_bits_by_position[j], kl)):
+            low, high = mean_interval(np.array(values), seed=3)
+            assert of.ends == pytest.approx((float(low), float(high)), nan_ok=True)
+    examples = [[[entropy(p) for p in row] for row in of[:4]] for of in (exact, said)]
+    np.testing.assert_allclose(report.example_entropy_bits, examples)
 
 
 def test_scalars_are_the_means_of_their_profiles(rng: np.random.Generator) -> None:
     report = Calibration().measure(planted(rng)[0])
-    for name in ("entropy_mae_bits", "kl_bits", "total_variation", "leak"):
-        assert vars(report)[name] == pytest.approx(vars(report)[f"{name}_by_position"].mean(), abs=1e-12)
-    assert report.n == N
+    for scalar, profile in (
+        (report.entropy_mae_bits, report.entropy_mae_bits_by_position.value),
+        (report.kl_bits, report.kl_bits_by_position.value),
+        (report.total_variation, report.total_variation_by_position),
+        (report.off_answer_prob, report.off_answer_prob_by_position),
+    ):
+        assert float(scalar) == pytest.approx(profile.mean(), abs=1e-12)
+    assert report.n == report.kl_bits.n == report.kl_bits_by_position.n == N
+
+
+def test_intervals_of_scalars_are_over_sequences(rng: np.random.Generator) -> None:
+    run, exact, said = planted(rng)
+    report = Calibration().measure(run)
+    per_sequence = (exact * np.log2(exact / said)).sum(axis=2).mean(axis=1)
+    low, high = mean_interval(per_sequence, seed=3)
+    assert report.kl_bits.ends == pytest.approx((float(low), float(high))) and low < high
+    assert report.kl_bits.resampled == "sequences"
 
 
 def test_means_first_hides_errors_of_opposite_sign() -> None:
@@ -84,24 +103,26 @@ def test_means_first_hides_errors_of_opposite_sign() -> None:
     exact[1], exact[0] = [0.7, 0.3], [0.5, 0.5]  # too sure by as much as it is too vague
     trials = planted_trials(exact, np.zeros((2, 3), dtype=int))
     report = Calibration().measure(planted_run(trials, {}, model=torch.from_numpy(said)))
-    assert report.entropy_mae_of_means_bits == pytest.approx(0, abs=1e-12)
-    assert report.entropy_mae_bits == pytest.approx(1 - entropy(np.array([0.7, 0.3])))
+    assert float(report.entropy_mae_of_means_bits) == pytest.approx(0, abs=1e-12)
+    assert float(report.entropy_mae_bits) == pytest.approx(1 - entropy(np.array([0.7, 0.3])))
 
 
 @pytest.mark.parametrize("noise", [0.0, 0.1, 2.0])
 def test_bounds(noise: float, rng: np.random.Generator) -> None:
     report = Calibration().measure(planted(rng, noise=noise)[0])
-    assert 0 <= report.entropy_mae_of_means_bits <= report.entropy_mae_bits + 1e-12
-    assert report.kl_bits >= -1e-12 and 0 <= report.total_variation <= 1 and 0 <= report.leak <= 1
-    assert 2 * report.total_variation**2 / math.log(2) <= report.kl_bits + 1e-12, "Pinsker"
-    for name, (lo, hi) in report.intervals.items():
-        if not math.isnan(lo):
-            assert lo <= vars(report)[name] + 1e-12 and vars(report)[name] <= hi + 1e-12, name
-    assert report.intervals.keys() >= report.no_interval.keys() or not report.no_interval
+    error, variation, kl = (float(of) for of in (report.entropy_mae_bits, report.total_variation, report.kl_bits))
+    assert 0 <= float(report.entropy_mae_of_means_bits) <= error + 1e-12
+    assert kl >= -1e-12 and 0 <= variation <= 1 and 0 <= float(report.off_answer_prob) <= 1
+    assert 2 * variation**2 / math.log(2) <= kl + 1e-12, "Pinsker"
+    scalars = (report.entropy_mae_bits, report.kl_bits, report.total_variation, report.off_answer_prob, report.accuracy)
+    for own in scalars:
+        low, high = own.ends
+        assert math.isnan(low) or low <= own.value + 1e-12 <= high + 2e-12
+        assert not own.why_not or math.isnan(low)
 
 
 def null_run(task: WindTunnel, n: int) -> Run:
-    """The exact predictor itself on a task, with the task's null predictors beside it."""
+    """The exact predictor itself on a task, with the task's predictors that compute nothing beside it."""
     trials = task.sample(n, seed=1)
     exact = predicted_behaviour(trials, trials.at_scored(trials.predictive))
     nulls = {name: predicted_behaviour(trials, p) for name, p in task.null_predictives(trials).items()}
@@ -110,66 +131,87 @@ def null_run(task: WindTunnel, n: int) -> Run:
     return Run(**held | {"windows": window_scores(trials)})
 
 
-def test_nulls_of_the_bijection_are_the_papers_own() -> None:
+def levels(own: Estimate) -> dict[str, float]:
+    """Levels of all baselines of a scalar, by name."""
+    return {baseline.name: float(baseline.value) for baseline in own.baselines}
+
+
+def test_baselines_of_the_bijection_are_the_papers_own() -> None:
     report = Calibration().measure(null_run(Bijection(), 11))
     expected = np.mean([math.log2(20) - math.log2(20 - s) for s in range(19)])
-    assert report.null_entropy_mae_bits["uniform"] == pytest.approx(expected)
-    assert round(report.null_entropy_mae_bits["uniform"], 4) == round(report.nulls["kl_bits"], 4) == 1.1073
+    assert levels(report.entropy_mae_bits)["uniform"] == pytest.approx(expected)
+    assert round(levels(report.entropy_mae_bits)["uniform"], 4) == round(levels(report.kl_bits)["uniform"], 4) == 1.1073
     error, kl = report.headlines()[:2]
-    assert (error.metric, error.value, error.null_label) == (
-        "entropy_mae_bits",
-        pytest.approx(0),
-        "constant; uniform 1.11",
-    )
-    assert error.null == report.nulls["entropy_mae_bits"] == report.null_entropy_mae_bits["constant"] < 0.75
-    assert (kl.null, kl.null_label) == (report.nulls["kl_bits"], "uniform"), "a constant entropy has no KL"
-    assert report.predictors == ("uniform", "constant"), "uniform is drawn first"
+    assert error.metric == "entropy_mae_bits" and error.value == pytest.approx(0)
+    assert "(constant; uniform 1.107)" in str(error) and levels(report.entropy_mae_bits)["constant"] < 0.75
+    assert "(uniform)" in str(kl), "a constant entropy has no KL"
+    assert [own.name for own in report.entropy_mae_bits_by_position.baselines] == ["uniform", "constant"], "first drawn"
 
 
-def test_without_a_uniform_predictor_kl_has_a_null_too() -> None:
+def test_without_a_uniform_predictor_kl_has_a_baseline_too() -> None:
     report = Calibration().measure(null_run(StickyMarkov(n_states=3, length=11), 101))
+    hardest = report.kl_bits.hardest_baseline("lower")
+    assert hardest is not None and float(hardest.value) == min(levels(report.kl_bits).values()) > 0
+    assert hardest.name.startswith("window 4 "), "either start: the stationary distribution of this chain is uniform"
     error, kl = report.headlines()[:2]
-    assert kl.null == min(report.null_kl_bits.values()) > 0
-    assert kl.null_label.startswith("window 4 "), "either start: the stationary distribution of this chain is uniform"
-    assert error.null == min(report.null_entropy_mae_bits.values()) and "constant" in error.null_label
+    assert f"({hardest.name}" in str(kl) and "constant" in str(error)
 
 
-def test_the_leading_null_of_the_hmm_is_the_hardest_to_beat() -> None:
-    lines = Calibration().measure(null_run(HMM(), 499)).headlines()[:2]
-    assert all(line.null_label.startswith("window 4 stationary; ") and line.null < 0.005 for line in lines)
-    assert all("window" not in line.null_label[8:] for line in lines), "of windows the best one alone"
-    assert "constant 0.1" in lines[0].null_label and "uniform 0.4" in lines[0].null_label
+def test_the_leading_baseline_of_the_hmm_is_the_hardest_to_beat() -> None:
+    report = Calibration().measure(null_run(HMM(), 499))
+    for line, own in zip(report.headlines(), (report.entropy_mae_bits, report.kl_bits), strict=False):
+        assert "(window 4 stationary; " in str(line) and str(line).count("window") == 1, "of windows the best one alone"
+        assert min(levels(own).values()) == levels(own)["window 4 stationary"] < 0.005
+        assert len(levels(own)) >= 11 and line.verdict == "yes"
+    error = report.headlines()[0]
+    assert "constant 0.1" in str(error) and "uniform 0.4" in str(error)
 
 
-def test_nulls_of_the_hmm_are_the_papers_own() -> None:
-    found = Calibration().measure(null_run(HMM(), 1_999)).null_entropy_mae_bits
-    known = {"uniform": 0.41, "constant": 0.19, "likelihood_only": 0.16}
+def test_baselines_of_the_hmm_are_the_papers_own() -> None:
+    found = levels(Calibration().measure(null_run(HMM(), 1_999)).entropy_mae_bits)
+    known = {"uniform": 0.41, "constant": 0.19, "likelihood only": 0.16}
     assert {name: found[name] for name in known} == {name: pytest.approx(v, abs=0.02) for name, v in known.items()}
 
 
-def test_the_constant_null_is_the_best_constant(rng: np.random.Generator) -> None:
+def test_the_constant_baseline_is_the_best_constant(rng: np.random.Generator) -> None:
     run, exact, _ = planted(rng)
     entropies = np.array([[entropy(p) for p in row] for row in exact])
     best = min(np.abs(entropies - level).mean() for level in np.linspace(0, math.log2(ANSWERS), 5_001))
-    assert Calibration().measure(run).null_entropy_mae_bits["constant"] == pytest.approx(best, abs=1e-3)
+    assert levels(Calibration().measure(run).entropy_mae_bits)["constant"] == pytest.approx(best, abs=1e-3)
 
 
-def test_fresh_copies_give_the_initialisation_null(rng: np.random.Generator) -> None:
+def test_untrained_networks_are_a_baseline_with_their_range(rng: np.random.Generator) -> None:
     copies = [Calibration().measure(planted(rng, noise=noise)[0]) for noise in (1.0, 2.0)]
     report = Calibration().measure(planted(rng)[0], copies)
-    for null, field in ((report.null_entropy_mae_bits, "entropy_mae_bits"), (report.null_kl_bits, "kl_bits")):
-        assert null["initialisation"] == pytest.approx(np.mean([vars(copy)[field] for copy in copies]))
-    assert "initialisation" not in Calibration().measure(planted(rng)[0]).null_kl_bits
+    for own, found in (
+        (report.entropy_mae_bits, [float(copy.entropy_mae_bits) for copy in copies]),
+        (report.kl_bits, [float(copy.kl_bits) for copy in copies]),
+    ):
+        fresh = own.baseline(UNTRAINED)
+        assert fresh.low is not None and fresh.high is not None and fresh.low < fresh.value < fresh.high
+        assert (fresh.value, fresh.low, fresh.high) == pytest.approx((np.mean(found), min(found), max(found)))
+    assert UNTRAINED not in levels(Calibration().measure(planted(rng)[0]).kl_bits)
 
 
-def test_null_profiles_follow_their_labels() -> None:
+def test_profiles_of_baselines_follow_their_names() -> None:
     report = Calibration().measure(null_run(HMM(n_states=3, n_symbols=2, length=5), 101))
-    windows = tuple(sorted(f"window_{w}_{start}" for w in range(1, 5) for start in ("uniform", "stationary")))
-    assert report.predictors == ("uniform", "constant", "likelihood_only", "stationary", *windows)
-    for name, profile in zip(report.predictors, report.null_entropy_mae_bits_by_position, strict=True):
-        assert profile.shape == (5,) and profile.mean() == pytest.approx(report.null_entropy_mae_bits[name])
-    rows = [row for row in report.records() if row.metric == "null_entropy_mae_bits_by_position"]
-    assert [(row.variant, row.position) for row in rows] == [(p, i) for p in report.predictors for i in range(5)]
+    windows = tuple(sorted(f"window {w} {start}" for w in range(1, 5) for start in ("uniform", "stationary")))
+    baselines = report.entropy_mae_bits_by_position.baselines
+    names = ("uniform", "constant", "likelihood only", "stationary", *windows)
+    assert tuple(own.name for own in baselines) == names == tuple(levels(report.entropy_mae_bits))
+    for own in baselines:
+        assert own.value.shape == (5,)
+        assert own.value.mean() == pytest.approx(levels(report.entropy_mae_bits)[own.name])
+
+
+def test_window_observers_stand_in_labelled_rows() -> None:
+    report = Calibration().measure(null_run(HMM(n_states=3, n_symbols=2, length=5), 101))
+    rows = {row.variant: row.value for row in records_of(report) if row.metric == "window_kl_bits"}
+    assert rows["stationary / 1"] == pytest.approx(levels(report.kl_bits)["window 1 stationary"], abs=1e-6)
+    assert list(rows) == [f"{start} / {w}" for start in report.window_starts for w in report.windows]
+    gain = report.window_gain_bits
+    np.testing.assert_allclose(gain.value, report.window_kl_bits.value.min(axis=0) - float(report.kl_bits), atol=1e-9)
+    assert gain.clears("higher")[0] == "yes" and float(report.effective_memory_symbols) > 0
 
 
 def traces(figure: go.Figure, axis: str) -> dict[str, go.Scatter]:
@@ -178,17 +220,18 @@ def traces(figure: go.Figure, axis: str) -> dict[str, go.Scatter]:
 
 def test_the_figure_draws_the_stored_numbers() -> None:
     report: CalibrationReport = Calibration().measure(null_run(HMM(n_states=3, n_symbols=2, length=5), 101))
-    figure = report.figure()
+    figure = report.plot()
     entropies, errors = traces(figure, "y"), traces(figure, "y2")
     assert list(entropies["exact"].x) == [1, 2, 3, 4, 5]
-    np.testing.assert_array_equal(entropies["exact"].y, report.exact_entropy_bits_by_position)
-    np.testing.assert_array_equal(entropies["model"].y, report.model_entropy_bits_by_position)
-    np.testing.assert_array_equal(errors["model"].y, report.entropy_mae_bits_by_position)
-    levels = dict(zip(report.predictors, report.null_entropy_mae_bits_by_position, strict=True))
-    for name in ("uniform", "constant", "likelihood_only", "stationary"):
-        np.testing.assert_array_equal(errors[f"null: {name.replace('_', ' ')}"].y, levels[name])
+    exact, model = report.entropy_bits_by_position
+    np.testing.assert_array_equal(entropies["exact"].y, exact)
+    np.testing.assert_array_equal(entropies["model"].y, model)
+    np.testing.assert_array_equal(errors["model"].y, report.entropy_mae_bits_by_position.value)
+    for name in ("uniform", "constant", "likelihood only", "stationary"):
+        level = report.entropy_mae_bits_by_position.baseline(name).value
+        np.testing.assert_array_equal(errors[f"baseline: {name}"].y, level)
     drawn = [name for name in errors if "window" in name]
     assert len(drawn) == 4, "the stronger start of each width"
     for axis, example in (("y3", 0), ("y4", 1)):
-        np.testing.assert_array_equal(traces(figure, axis)["exact"].y, report.example_exact_entropy_bits[example])
-        np.testing.assert_array_equal(traces(figure, axis)["model"].y, report.example_model_entropy_bits[example])
+        for source, own in zip(report.sources, report.example_entropy_bits, strict=True):
+            np.testing.assert_array_equal(traces(figure, axis)[source].y, own[example])

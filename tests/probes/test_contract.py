@@ -1,8 +1,8 @@
 """What every probe keeps to, present and future: nothing is registered, discovery finds them."""
 
+import dataclasses
 import json
 import math
-from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -16,11 +16,13 @@ import bayesgeom
 from bayesgeom.core.run import Run
 from bayesgeom.models.adapters.hooked import HookedModel
 from bayesgeom.models.native.transformer import Transformer, TransformerConfig
-from bayesgeom.probes.base import Control, Probe, mean_over_copies
+from bayesgeom.probes.base import Control, Probe
 from bayesgeom.probes.one_pass import all_probes, diagnose
-from bayesgeom.results.diagnosis import Diagnosis, report_kinds
+from bayesgeom.results.diagnosis import Diagnosis, left_out, report_kinds
 from bayesgeom.results.estimate import Estimate
 from bayesgeom.results.report import Report
+from bayesgeom.results.storage import parts_of, quantities_of
+from bayesgeom.results.tidy import records_of
 from bayesgeom.tasks.bijection import Bijection
 
 NAMES = tuple(all_probes())
@@ -69,14 +71,14 @@ def fingerprint(run: Run) -> list[object]:
 
 def assert_equal_reports(one: Report, other: Report) -> None:
     assert type(one) is type(other)
-    np.testing.assert_equal(one.scalars(), other.scalars())
-    for field, values in one.arrays().items():
-        assert other.arrays()[field].dtype == values.dtype
-        np.testing.assert_array_equal(other.arrays()[field], values, err_msg=field)
+    np.testing.assert_equal(parts_of(one)[0], parts_of(other)[0])
+    for field, values in parts_of(one)[1].items():
+        assert parts_of(other)[1][field].dtype == values.dtype
+        np.testing.assert_array_equal(parts_of(other)[1][field], values, err_msg=field)
 
 
 def test_there_are_probes() -> None:
-    assert "calibration" in NAMES and set(diagnosed()) | set(diagnosed().left_out) >= set(NAMES)
+    assert "calibration" in NAMES and set(diagnosed()) | set(left_out(diagnosed())) >= set(NAMES)
 
 
 @every_probe
@@ -134,8 +136,8 @@ def test_headlines_are_numbers_with_labels(name: str) -> None:
         for line in lines:
             assert isinstance(line.value, float) and (math.isfinite(line.value) or math.isnan(line.value)), line.label
             assert line.label and line.metric in vars(report)
-            assert math.isnan(line.lo) == math.isnan(line.hi) and not line.lo > line.hi
-            assert math.isnan(line.null) or line.null_label
+            assert math.isnan(line.low) == math.isnan(line.high) and not line.low > line.high
+            assert math.isnan(line.baseline) or line.baseline_name
 
 
 def is_among(value: float, stored: float | np.ndarray) -> bool:
@@ -144,33 +146,20 @@ def is_among(value: float, stored: float | np.ndarray) -> bool:
 
 @every_probe
 def test_headlines_say_what_is_stored(name: str) -> None:
-    """A headline is a scalar with its interval and null, or one entry of an array; either is in the table."""
+    """A headline is an entry of an estimate or an array, and stands in the table."""
     for report in measured(name):
-        records = report.records()
+        records = records_of(report)
         for line in report.headlines():
             stored = vars(report)[line.metric]
             assert is_among(line.value, stored.value if isinstance(stored, Estimate) else stored), line
             assert is_among(line.value, np.array([r.value for r in records if r.metric == line.metric])), line
-            if isinstance(stored, float):
-                np.testing.assert_equal(line.null, vars(report)["nulls"].get(line.metric, math.nan))
-                ends = vars(report)["intervals"].get(line.metric, (math.nan, math.nan))
-                np.testing.assert_equal((line.lo, line.hi), ends)
 
 
 @every_probe
-def test_the_first_number_stands_beside_its_null(name: str) -> None:
+def test_the_first_number_stands_beside_its_baseline(name: str) -> None:
     if name in diagnosed():
         first = diagnosed()[name].headlines()[0]
-        assert math.isfinite(first.null) and first.null_label, f"{first.label} has no null"
-
-
-@every_probe
-def test_nulls_and_intervals_belong_to_scalars(name: str) -> None:
-    for report in measured(name):
-        held = vars(report)
-        for key in (*held.get("nulls", ()), *held.get("intervals", ())):
-            assert isinstance(vars(report)[key], float), key
-        assert report.n >= 1
+        assert math.isfinite(first.baseline) and first.baseline_name, f"{first.label} has no baseline"
 
 
 def axes_used(figure: go.Figure) -> dict[str, Any]:
@@ -198,13 +187,12 @@ def drawn_text(figure: go.Figure) -> str:
 @every_probe
 def test_the_figure_names_what_it_draws(name: str) -> None:
     for report in measured(name):
-        figure = report.figure()
+        figure = report.plot()
         assert figure.layout.title.text and figure.data
         for key, axis in axes_used(figure).items():
             assert axis.title.text, f"{key} has no title"
-        has_levels = any(math.isfinite(value) for value in vars(report).get("nulls", {}).values())
-        names = {own.name.lower() for name in report.quantities() for own in vars(report)[name].baselines}
-        if has_levels or names:
+        names = {own.name.lower() for name in quantities_of(type(report)) for own in vars(report)[name].baselines}
+        if names:
             assert any(word in drawn_text(figure) for word in ("null", "chance", *names)), "no baseline is drawn"
 
 
@@ -214,14 +202,14 @@ def test_the_figure_is_drawn_from_stored_numbers_alone(name: str, tmp_path: Path
     report.save(tmp_path / name)
     restored = report_kinds()[name].load(tmp_path / name)
     assert_equal_reports(restored, report)
-    assert json.loads(str(restored.figure().to_json())) == json.loads(str(report.figure().to_json()))
+    assert json.loads(str(restored.plot().to_json())) == json.loads(str(report.plot().to_json()))
     assert str(restored.headlines()[0]) == str(report.headlines()[0])
 
 
 @every_probe
 def test_records_are_well_formed(name: str) -> None:
     for report in measured(name):
-        records = report.records()
+        records = records_of(report)
         assert len({(r.metric, r.variant, r.layer, r.head, r.position) for r in records}) == len(records) > 0
         for record in records:
             assert record.probe == name and record.n == report.n
@@ -229,39 +217,22 @@ def test_records_are_well_formed(name: str) -> None:
             assert all(i is None or i >= 0 for i in (record.layer, record.head, record.position))
 
 
-def companions(kind: type[Report], suffixes: Sequence[str] = ("_lo", "_hi", "_null")) -> list[tuple[str, str]]:
-    return [(f.removesuffix(s), f) for f in kind.axes() for s in suffixes if f.endswith(s)]
-
-
 @every_probe
-def test_companions_share_the_axes_of_their_array(name: str) -> None:
-    axes = report_kinds()[name].axes()
-    for base, companion in companions(report_kinds()[name]):
-        assert base in axes, f"{companion} accompanies nothing"
-        assert [axis for axis in axes[base] if axis in axes[companion]] == list(axes[companion]), companion
-    for report in measured(name):
-        sizes: dict[str, set[int]] = {}
-        for field, names in axes.items():
-            assert len(names) == vars(report)[field].ndim, field
-            for axis, size in zip(names, vars(report)[field].shape, strict=True):
-                sizes.setdefault(axis, set()).add(size)
-        assert all(len(found) == 1 for found in sizes.values()), sizes
+def test_no_field_is_a_companion_of_another(name: str) -> None:
+    suffixes = (
+        "_lo", "_hi", "_low", "_high", "_null", "_least", "_most", "_matched", "_floor", "_ceiling", "_initialisation",
+        "_untrained", "_permuted", "_shuffled", "_baseline", "_indirect",
+    )  # fmt: skip
+    names = [field.name for field in dataclasses.fields(report_kinds()[name])]  # type: ignore[arg-type]
+    assert not [field for field in names if field.endswith(suffixes)]
 
 
 @every_probe
 def test_intervals_are_the_right_way_round(name: str) -> None:
     for report in measured(name):
-        arrays = report.arrays()
-        for base in {base for base, companion in companions(type(report)) if companion.endswith("_lo")}:
-            lo, hi = arrays[f"{base}_lo"], arrays[f"{base}_hi"]
-            assert not (lo > hi).any(), base
-
-
-def test_no_copies_are_no_answer(rng: np.random.Generator) -> None:
-    arrays = list(rng.normal(size=(3, 5, 7)))
-    np.testing.assert_allclose(mean_over_copies(arrays, like=arrays[0]), (arrays[0] + arrays[1] + arrays[2]) / 3)
-    nothing = mean_over_copies([], like=arrays[0])
-    assert nothing.shape == (5, 7) and np.isnan(nothing).all()
+        for metric in quantities_of(type(report)):
+            low, high = vars(report)[metric].ends
+            assert not (low > high).any(), metric
 
 
 @every_probe

@@ -18,9 +18,13 @@ from bayesgeom.models.adapters.hooked import HookedModel
 from bayesgeom.models.native.transformer import Transformer, TransformerConfig
 from bayesgeom.probes.base import Control, Needs, Probe
 from bayesgeom.probes.calibration import CalibrationReport
+from bayesgeom.probes.key_report import KeyOverlapReport
 from bayesgeom.probes.one_pass import N_RECORDED, all_probes, diagnose
-from bayesgeom.results.diagnosis import Diagnosis
-from bayesgeom.results.report import Headline, Report
+from bayesgeom.results.diagnosis import Diagnosis, left_out
+from bayesgeom.results.estimators import UNTRAINED
+from bayesgeom.results.headline import Headline
+from bayesgeom.results.report import Report
+from bayesgeom.results.storage import parts_of
 from bayesgeom.tasks.base import derived_seed
 from bayesgeom.tasks.bijection import Bijection
 from bayesgeom.tasks.hmm import HMM
@@ -31,7 +35,7 @@ TASK = Bijection(n_values=11, n_pairs=5)  # 22 ids, 9 positions of which 5 are s
 SIZES = TransformerConfig(d_vocab=22, n_ctx=9, n_layers=2, n_heads=3, d_model=21, d_mlp=13)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class SeenReport(Report):
     """What the probe was given."""
 
@@ -49,7 +53,7 @@ class SeenReport(Report):
     def headlines(self) -> Sequence[Headline]:
         return (self.scalar("norm", "norm"),)
 
-    def figure(self) -> None:  # type: ignore[override]
+    def plot(self) -> None:  # type: ignore[override]
         raise AssertionError("nothing plots while measuring")
 
 
@@ -96,7 +100,8 @@ def lively(config: TransformerConfig = SIZES, name: str = "tiny", task: Bijectio
 def tables(diagnosis: Diagnosis) -> list[dict[str, object]]:
     """Every field of every report, arrays as lists; NaN as text, so that equal means equal."""
     return [
-        report.scalars() | {name: np.nan_to_num(values, nan=-7.25).tolist() for name, values in report.arrays().items()}
+        parts_of(report)[0]
+        | {name: np.nan_to_num(values, nan=-7.25).tolist() for name, values in parts_of(report)[1].items()}
         for report in diagnosis.values()
     ]
 
@@ -105,8 +110,8 @@ def test_it_is_a_mapping_of_every_probe_or_its_excuse(monkeypatch: pytest.Monkey
     found = {**all_probes(), "seen": Seen(), "recurrent": Recurrent()}
     monkeypatch.setattr(package, "all_probes", lambda: found)
     diagnosis = diagnose(lively(), n=7, nulls=1)
-    assert set(diagnosis) | set(diagnosis.left_out) == {*found, "relabelling"} and not set(diagnosis) & set(
-        diagnosis.left_out
+    assert set(diagnosis) | set(left_out(diagnosis)) == {*found, "relabeling"} and not set(diagnosis) & set(
+        left_out(diagnosis)
     )
     assert len(diagnosis) == len(list(diagnosis)) and next(iter(diagnosis)) == "calibration"
     assert {type(report).name for report in diagnosis.values()} == set(diagnosis)
@@ -129,19 +134,19 @@ def test_what_another_task_would_serve_is_one_short_line(tmp_path: Path) -> None
 
 def test_without_a_renaming_the_reason_is_given() -> None:
     one = diagnose(lively(), n=1, nulls=0)
-    assert "relabelling" not in one and "at least 2 for an interval" in one.skipped["relabelling"]
+    assert "relabeling" not in one and "at least 2 for an interval" in one.skipped["relabeling"]
     for report in one.values():
-        assert report.headlines() and report.figure().layout.title.text
+        assert report.headlines() and report.plot().layout.title.text
     task = Mess3(length=7)
     sizes = replace(SIZES, d_vocab=task.d_vocab, n_ctx=task.n_pos)
     found = diagnose(HookedModel(Transformer(sizes, seed=0), name="tiny", task=task), n=5, nulls=0)
-    assert "cannot be renamed" in found.inapplicable["relabelling"] and "relabelling" not in found
+    assert "cannot be renamed" in found.inapplicable["relabeling"] and "relabeling" not in found
 
 
 def test_a_probe_may_be_asked_for_with_an_option() -> None:
-    diagnosis = diagnose(lively(), probes=["value_manifold:standardised"], n=5, nulls=0)
-    assert vars(diagnosis["value_manifold"])["standardised"]
-    with pytest.raises(UnknownName, match=r"option of probe 'value_manifold' named 'flat'\. There are: standardised"):
+    diagnosis = diagnose(lively(), probes=["value_manifold:standardized"], n=5, nulls=0)
+    assert vars(diagnosis["value_manifold"])["standardized"]
+    with pytest.raises(UnknownName, match=r"option of probe 'value_manifold' named 'flat'\. There are: standardized"):
         diagnose(lively(), probes=["value_manifold:flat"], n=5)
 
 
@@ -152,7 +157,9 @@ def test_numbers_at_initialisation_are_left_out_where_no_copy_can_be_built(monke
     monkeypatch.setattr(HookedModel, "fresh", refuse)
     diagnosis = diagnose(lively(), probes=["key_overlap"], n=5, nulls=2)
     assert diagnosis.skipped == {"initialisation": "it is partly on disk"}
-    assert np.isnan(vars(diagnosis["key_overlap"])["overlap_initialisation"]).all()
+    report = diagnosis["key_overlap"]
+    assert isinstance(report, KeyOverlapReport)
+    assert UNTRAINED not in [level.name for level in report.overlap.baselines]
 
 
 def test_missing_reports_say_why(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -160,10 +167,10 @@ def test_missing_reports_say_why(monkeypatch: pytest.MonkeyPatch) -> None:
     diagnosis = diagnose(lively(), n=5, nulls=0)
     with pytest.raises(
         UnknownName,
-        match=r"skipped: probe 'recurrent' reads site 'state'.*'recurrent'\. There are: relabelling, seen\.",
+        match=r"skipped: probe 'recurrent' reads site 'state'.*'recurrent'\. There are: relabeling, seen\.",
     ):
         diagnosis["recurrent"]
-    with pytest.raises(UnknownName, match=r"no report in this diagnosis named 'sen'\. There are: relabelling, seen\."):
+    with pytest.raises(UnknownName, match=r"no report in this diagnosis named 'sen'\. There are: relabeling, seen\."):
         diagnosis["sen"]
     assert "seen" in diagnosis and "recurrent" not in diagnosis and diagnosis.get("sen") is None
 
@@ -206,7 +213,7 @@ def test_calibration_is_that_of_a_plain_forward(n: int) -> None:
     model = lively()
     report = diagnose(model, probes=["calibration"], n=n, seed=7, nulls=0)["calibration"]
     assert isinstance(report, CalibrationReport)
-    errors, kl, leak = [], [], []
+    errors, kl, elsewhere = [], [], []
     for trials in TASK.stream(n, seed=derived_seed(7, 0)):
         with torch.no_grad():
             p_all = model.module(trials.tokens).double().softmax(-1).numpy()
@@ -216,14 +223,14 @@ def test_calibration_is_that_of_a_plain_forward(n: int) -> None:
             exact = -sum(x * math.log2(x) for x in p if x > 0)
             errors.append(abs(exact + (q * np.log2(q)).sum()))
             kl.append(sum(x * math.log2(x / y) for x, y in zip(p, q, strict=True) if x > 0))
-            leak.append(1 - inside.sum())
+            elsewhere.append(1 - inside.sum())
     assert len(errors) == 5 * n and report.n == n
-    assert report.entropy_mae_bits == pytest.approx(np.mean(errors), abs=1e-6)
-    assert report.kl_bits == pytest.approx(np.mean(kl), abs=1e-6)
-    assert report.leak == pytest.approx(np.mean(leak), abs=1e-6)
+    assert float(report.entropy_mae_bits) == pytest.approx(np.mean(errors), abs=1e-6)
+    assert float(report.kl_bits) == pytest.approx(np.mean(kl), abs=1e-6)
+    assert float(report.off_answer_prob) == pytest.approx(np.mean(elsewhere), abs=1e-6)
     profile = np.array(errors).reshape(n, 5).mean(axis=0)
-    np.testing.assert_allclose(report.entropy_mae_bits_by_position, profile, atol=1e-6)
-    assert report.null_entropy_mae_bits["uniform"] == pytest.approx(
+    np.testing.assert_allclose(report.entropy_mae_bits_by_position.value, profile, atol=1e-6)
+    assert float(report.entropy_mae_bits.baseline("uniform").value) == pytest.approx(
         np.mean([math.log2(11 / (11 - s)) for s in range(5)])
     )
 
@@ -236,10 +243,13 @@ def test_a_seed_decides_every_number() -> None:
 
 
 def test_fresh_copies_add_the_null_and_nothing_else() -> None:
-    without, with_copies = (diagnose(lively(), probes=["calibration"], n=31, nulls=nulls) for nulls in (0, 2))
-    assert "initialisation" not in without["calibration"].null_kl_bits  # type: ignore[attr-defined]
-    assert with_copies["calibration"].null_kl_bits["initialisation"] > 0  # type: ignore[attr-defined]
-    assert without["calibration"].intervals == with_copies["calibration"].intervals
+    without, with_copies = (
+        diagnose(lively(), probes=["calibration"], n=31, nulls=nulls)["calibration"] for nulls in (0, 2)
+    )
+    assert isinstance(without, CalibrationReport) and isinstance(with_copies, CalibrationReport)
+    assert UNTRAINED not in [own.name for own in without.kl_bits.baselines]
+    assert with_copies.kl_bits.baseline(UNTRAINED).value > 0
+    assert without.kl_bits.ends == with_copies.kl_bits.ends and without.accuracy.ends == with_copies.accuracy.ends
 
 
 def test_the_model_is_left_as_it_was() -> None:
@@ -263,7 +273,8 @@ def test_provenance_says_where_the_numbers_come_from() -> None:
 def test_another_task_with_the_same_ids_may_be_asked() -> None:
     task = replace(TASK, repeats=True)
     diagnosis = diagnose(lively(), task, n=19, nulls=0, probes=["calibration"])
-    assert diagnosis.title == f"tiny on {task}" and "elimination_only" in diagnosis["calibration"].null_kl_bits  # type: ignore[attr-defined]
+    assert diagnosis.title == f"tiny on {task}"
+    assert diagnosis["calibration"].kl_bits.baseline("elimination only").kind == "baseline"  # type: ignore[attr-defined]
 
 
 def test_names_as_on_the_command_line() -> None:

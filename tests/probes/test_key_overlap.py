@@ -12,7 +12,10 @@ import torch
 from bayesgeom.core import sites as s
 from bayesgeom.core.run import Run
 from bayesgeom.probes.base import planted_run, planted_trials
-from bayesgeom.probes.key_overlap import KeyOverlap, KeyOverlapReport, overlap_by_view
+from bayesgeom.probes.key_overlap import KeyOverlap, overlap_by_view
+from bayesgeom.probes.key_report import LEVELS, RANDOM_DIRECTIONS, RANDOM_W_K, KeyOverlapReport
+from bayesgeom.results.estimators import UNTRAINED
+from bayesgeom.results.storage import parts_of
 from bayesgeom.stats.bootstrap import jackknife_weights, statistic_interval
 from bayesgeom.stats.cosine import (
     chance_overlap,
@@ -100,9 +103,9 @@ def test_activation_views_equal_a_loop(everything: tuple[Run, KeyOverlapReport])
         at = report.views.index(view)
         for layer, head in np.ndindex(LAYERS, HEADS):
             means = slow_mean_keys(run, site, layer, head, ids, np.ones(N))
-            assert report.overlap[at, layer, head] == pytest.approx(slow_overlap(means), abs=1e-5)
+            assert report.overlap.value[at, layer, head] == pytest.approx(slow_overlap(means), abs=1e-5)
             expected = slow_overlap(means, is_centred=True)
-            assert report.overlap_centred[at, layer, head] == pytest.approx(expected, abs=1e-5)
+            assert report.centered_overlap.value[at, layer, head] == pytest.approx(expected, abs=1e-5)
 
 
 def test_intervals_equal_a_loop_that_leaves_out_each_sequence(everything: tuple[Run, KeyOverlapReport]) -> None:
@@ -114,10 +117,10 @@ def test_intervals_equal_a_loop_that_leaves_out_each_sequence(everything: tuple[
     bias = (N - 1) * (rows[1:].mean() - rows[0])
     assert report.overlap_bias[at, 1, 2] == pytest.approx(bias, abs=1e-4)
     ends = statistic_interval(rows, seed=3, scale="share")
-    found = [report.overlap_lo[at, 1, 2], report.overlap_hi[at, 1, 2]]
+    found = [float(end[at, 1, 2]) for end in report.overlap.ends]
     np.testing.assert_allclose(found, [float(ends.lo), float(ends.hi)], atol=1e-4)
     assert found[0] < found[1]
-    assert np.isnan(report.overlap_lo[[2, 5, 9]]).all(), "weights are no sample"
+    assert np.isnan(report.overlap.ends[0][[2, 5, 9]]).all(), "weights are no sample"
     for line in report.headlines():
         is_of_weights = ("/ weights" in line.label or ", columns" in line.label) and np.isfinite(line.value)
         assert ("the value is exact" in line.no_interval) == is_of_weights, line.label
@@ -131,11 +134,12 @@ def test_the_interval_is_of_the_overlap_less_what_noise_in_the_means_takes_off(r
     trials = planted_trials(np.ones((n, 1, 1)), tokens, token_sets={"hypotheses": range(n_items)})
     keys = torch.from_numpy(1.0 + rng.normal(size=(1, n, n_items, 1, width))).float()
     report = KeyOverlap().measure(planted_run(trials, {s.K: keys}))
-    low, found, high = (float(values.item()) for values in (report.overlap_lo, report.overlap, report.overlap_hi))
+    own = report.overlap[0, 0, 0]
+    low, found, high = float(own.ends[0]), float(own), float(own.ends[1])
     free = found - report.overlap_bias.item()
     assert abs(free - 1) < abs(found - 1) / 3, "the keys themselves are parallel"
     assert found < low < high <= 1, "a percentile interval would end below"
-    assert report.overlap_mean_lo[0, 0] == low and report.overlap_mean_hi[0, 0] == high
+    assert report.mean_overlap[0, 0].ends == (low, high)
 
 
 @pytest.mark.parametrize(("n", "is_decided"), [(7, False), (31, True)])
@@ -146,8 +150,8 @@ def test_a_sample_without_an_interval_has_no_verdict(n: int, is_decided: bool, r
     )
     keys = np.ones((n_items, 1, width)) + 0.1 * rng.normal(size=(1, n, n_items, 1, width))
     report = KeyOverlap().measure(planted_run(trials, {s.K: torch.from_numpy(keys).float()}))
-    verdict = report.verdict[0, report.levels.index("random directions"), 0, 0]
-    assert np.isfinite(report.overlap_lo[0, 0, 0]) == is_decided
+    verdict = report.verdict(RANDOM_DIRECTIONS)[0, 0, 0]
+    assert np.isfinite(report.overlap.ends[0][0, 0, 0]) == is_decided
     assert (verdict == 1) if is_decided else math.isnan(verdict)
     expected = "1 above random directions" if is_decided else "undecided: too few of 7 sequences differ"
     assert report.said(0).startswith(expected)
@@ -162,9 +166,10 @@ def test_keys_that_are_the_same_in_every_sequence_are_exact(rng: np.random.Gener
     heads = np.stack([np.eye(n_items, width), np.ones((n_items, width)), rng.normal(size=(n_items, width))], axis=1)
     k = torch.from_numpy(np.tile(heads, (1, n, 1, 1, 1))).float()
     report = KeyOverlap().measure(planted_run(trials, {s.K: k}))
-    np.testing.assert_allclose(report.overlap_lo, report.overlap, atol=1e-6)
-    np.testing.assert_array_equal(report.overlap_lo, report.overlap_hi)
-    assert report.verdict[0, report.levels.index("random directions"), 0].tolist() == [-1, 1, 0]
+    low, high = report.overlap.ends
+    np.testing.assert_allclose(low, report.overlap.value, atol=1e-6)
+    np.testing.assert_array_equal(low, high)
+    assert report.verdict(RANDOM_DIRECTIONS)[0, 0].tolist() == [-1, 1, 0]
 
 
 def test_static_views_equal_a_loop(everything: tuple[Run, KeyOverlapReport]) -> None:
@@ -173,18 +178,24 @@ def test_static_views_equal_a_loop(everything: tuple[Run, KeyOverlapReport]) -> 
     token_keys, weights = run.recorded[s.TOKEN_KEYS].double().numpy(), run.recorded[s.W_K_GRAM].double().numpy()
     for layer, head in np.ndindex(LAYERS, HEADS):
         frame = [token_keys[layer, order.index(i), head] for i in SETS["hypotheses"]]
-        assert report.overlap[5, layer, head] == pytest.approx(slow_overlap(frame), abs=1e-6)
+        assert report.overlap.value[5, layer, head] == pytest.approx(slow_overlap(frame), abs=1e-6)
         gram = weights[layer, head]
         cosines = [abs(gram[i, j]) / math.sqrt(gram[i, i] * gram[j, j]) for i in range(WIDTH) for j in range(i)]
-        assert report.overlap[9, layer, head] == pytest.approx(sum(cosines) / len(cosines), abs=1e-6)
+        assert report.overlap.value[9, layer, head] == pytest.approx(sum(cosines) / len(cosines), abs=1e-6)
 
 
-def test_nulls_are_those_of_each_views_size(everything: tuple[Run, KeyOverlapReport]) -> None:
+def test_levels_of_random_directions_are_those_of_each_views_size(everything: tuple[Run, KeyOverlapReport]) -> None:
     _, report = everything
     widths, counts = [WIDTH] * 9 + [MODEL], report.n_vectors.tolist()
-    np.testing.assert_allclose(report.overlap_null, [chance_overlap(d) for d in widths])
-    centred = [chance_overlap_centred(n, d) for n, d in zip(counts, widths, strict=True)]
-    np.testing.assert_allclose(report.overlap_centred_null, centred)
+    is_known = report.n_vectors > 1
+    expected = np.where(is_known, [chance_overlap(d) for d in widths], np.nan)
+    np.testing.assert_allclose(report.level(RANDOM_DIRECTIONS)[:, 0, 0], expected, atol=0.04)
+    centered = [chance_overlap_centred(n, d) for n, d in zip(counts, widths, strict=True)]
+    found = report.level(RANDOM_DIRECTIONS, is_centered=True)
+    np.testing.assert_allclose(found[:, 0, 0], np.where(is_known, centered, np.nan), atol=0.04)
+    squared = report.orthogonality.baseline(RANDOM_DIRECTIONS).value[:, 0, 0]
+    np.testing.assert_allclose(squared, [1 - d**-0.5 for d in widths])
+    assert not report.largest_centered_overlap.baselines, "its expectation is not known"
     np.testing.assert_allclose(report.welch, [welch_bound(n, d) for n, d in zip(counts, widths, strict=True)])
 
 
@@ -193,13 +204,13 @@ def test_headlines_are_layer_0_of_every_view_inputs_first(everything: tuple[Run,
     lines = report.headlines()
     assert len(lines) == 2 * len(report.views)
     for i, view in enumerate(report.views):
-        for line, values in ((lines[i], report.overlap), (lines[i + len(report.views)], report.overlap_centred)):
+        for line, values in ((lines[i], report.overlap), (lines[i + len(report.views)], report.centered_overlap)):
             assert line.label.startswith(f"layer 0, {view}")
-            assert line.value == pytest.approx(values[i, 0].mean(), abs=1e-9, nan_ok=True)
+            assert line.value == pytest.approx(values.value[i, 0].mean(), abs=1e-9, nan_ok=True)
     assert lines[0].label.startswith("layer 0, inputs / activation, heads: ")
     of_hypotheses = lines[report.views.index("hypotheses / activation")]
-    assert of_hypotheses.lo < of_hypotheses.value < of_hypotheses.hi
-    assert "untrained" not in lines[0].null_label
+    assert of_hypotheses.low < of_hypotheses.value < of_hypotheses.high
+    assert "untrained" not in lines[0].baseline_name
     assert "mean key removed" in lines[-1].label
 
 
@@ -207,7 +218,7 @@ def test_the_overlap_alone_is_the_reports(everything: tuple[Run, KeyOverlapRepor
     run, report = everything
     found = overlap_by_view(run)
     assert tuple(found) == report.views
-    np.testing.assert_array_equal(np.stack([*found.values()]), report.overlap)
+    np.testing.assert_array_equal(np.stack([*found.values()]), report.overlap.value)
 
 
 def test_random_w_k_of_one_direction_is_one_and_of_many_is_chance(rng: np.random.Generator) -> None:
@@ -218,33 +229,35 @@ def test_random_w_k_of_one_direction_is_one_and_of_many_is_chance(rng: np.random
     wide[1, :, :TOKENS] = torch.eye(TOKENS)
     extra["TOKEN_INPUTS"][1] = wide[1]
     report = KeyOverlap().measure(run_of(rng, sets=sets, **extra))
-    at, level = report.views.index("hypotheses / weights"), report.levels.index("random W_K")
-    assert report.chance[at, level, 0] == pytest.approx(1, abs=1e-6)
-    assert report.chance[at, level, 1] == pytest.approx(chance_overlap(WIDTH), abs=0.03)
-    assert report.chance_lo[at, level, 1] < report.chance[at, level, 1] < report.chance_hi[at, level, 1]
-    assert (report.verdict[at, level, 0] == -1).all(), "keys are orthogonal where the embedding alone has one direction"
-    assert np.isnan(report.chance[report.views.index("columns"), level]).all()
-    recorded = report.views.index("hypotheses / activation")
-    assert np.isfinite(report.chance[recorded, level, 0]) and np.isnan(report.chance[recorded, level, 1]), (
-        "deeper keys are not of bare embeddings"
-    )
+    at, level = report.views.index("hypotheses / weights"), report.overlap.baseline(RANDOM_W_K)
+    np.testing.assert_allclose(level.value[at, 0], 1, atol=1e-6)
+    np.testing.assert_allclose(level.value[at, 1], chance_overlap(WIDTH), atol=0.03)
+    assert level.low is not None and level.high is not None
+    assert (level.low[at, 1] < level.value[at, 1]).all() and (level.value[at, 1] < level.high[at, 1]).all()
+    below = report.verdict(RANDOM_W_K)[at, 0]
+    assert (below == -1).all(), "keys are orthogonal where the embedding alone has one direction"
+    assert np.isnan(level.value[report.views.index("columns")]).all()
+    recorded = level.value[report.views.index("hypotheses / activation")]
+    assert np.isfinite(recorded[0]).all() and np.isnan(recorded[1]).all(), "deeper keys are not of bare embeddings"
 
 
 def test_levels_are_ranges_of_one_head(rng: np.random.Generator) -> None:
     copies = [KeyOverlap().measure(run_of(rng, W_K_GRAM=static(rng)["W_K_GRAM"])) for _ in range(3)]
     report = KeyOverlap().measure(run_of(rng, **static(rng)), copies)
-    directions, untrained = report.levels.index("random directions"), report.levels.index("untrained")
+    untrained, of_means = report.overlap.baseline(UNTRAINED), report.mean_overlap.baseline(UNTRAINED)
+    assert tuple(own.name for own in report.overlap.baselines) == LEVELS
+    assert untrained.low is not None and untrained.high is not None
     expected = [chance_overlap(WIDTH)] * 7
     known = [i for i, n in enumerate(report.n_vectors) if n > 1 and report.views[i] != "columns"]
-    np.testing.assert_allclose(report.chance[known, directions, 0], expected[: len(known)], atol=0.04)
+    np.testing.assert_allclose(report.level(RANDOM_DIRECTIONS)[known, 0, 0], expected[: len(known)], atol=0.04)
     for i, view in enumerate(report.views):
         if view.endswith("weights"):
-            assert np.isnan(report.overlap_initialisation[i]).all() and np.isnan(report.chance[i, untrained]).all()
+            assert np.isnan([untrained.value[i], untrained.low[i], untrained.high[i]]).all()
             continue
-        found = np.stack([copy.overlap[copy.views.index(view)] for copy in copies])
-        np.testing.assert_array_equal(report.overlap_initialisation[i], found.mean(axis=0))
+        found = np.stack([copy.overlap.value[copy.views.index(view)] for copy in copies])
+        np.testing.assert_array_equal(untrained.value[i], found.mean(axis=0))
         ends = [found.mean(axis=(0, 2)), found.min(axis=(0, 2)), found.max(axis=(0, 2))]
-        held = [report.chance[i, untrained], report.chance_lo[i, untrained], report.chance_hi[i, untrained]]
+        held = [of_means.value[i], untrained.low[i, :, 0], untrained.high[i, :, -1]]
         np.testing.assert_allclose(held, ends, err_msg=view)
 
 
@@ -257,7 +270,7 @@ def test_every_head_gets_its_own_verdict(rng: np.random.Generator) -> None:
     heads = np.stack([np.eye(n_items, width), np.ones((n_items, width)), rng.normal(size=(n_items, width))], axis=1)
     k = torch.from_numpy(np.tile(heads, (1, n, 1, 1, 1)) + 1e-3 * rng.normal(size=(1, n, n_items, 3, width)))
     report = KeyOverlap().measure(planted_run(trials, {s.K: k.float()}))
-    assert report.verdict[0, report.levels.index("random directions"), 0].tolist() == [-1, 1, 0]
+    assert report.verdict(RANDOM_DIRECTIONS)[0, 0].tolist() == [-1, 1, 0]
     assert report.said(0) == "1 below, 1 at, 1 above random directions"
     assert "1 below, 1 at, 1 above random directions" in str(report.headlines()[0])
 
@@ -273,9 +286,9 @@ def test_noise_alone_is_not_below_chance(rng: np.random.Generator) -> None:
     report = KeyOverlap().measure(
         planted_run(trials, {s.K: torch.from_numpy(keys).float()}), [KeyOverlap().measure(copy)]
     )
-    at = report.levels.index("untrained")
-    assert report.overlap_hi[0, 0, 0] < report.chance_lo[0, at, 0], "a naive comparison says below"
-    assert report.overlap_crossfit[0, 0, 0] > report.overlap[0, 0, 0] + 0.1
+    least = report.overlap.baseline(UNTRAINED).low
+    assert least is not None and report.overlap.ends[1][0, 0, 0] < least[0, 0, 0], "a naive comparison says below"
+    assert report.cross_fitted_overlap[0, 0, 0] > report.overlap.value[0, 0, 0] + 0.1
 
 
 def test_the_cross_fitted_overlap_equals_a_loop(rng: np.random.Generator) -> None:
@@ -313,18 +326,18 @@ def test_tokens_never_shown_are_left_out_and_counted(rng: np.random.Generator) -
     seen = planted_run(trials, run.recorded, seed=3)
     report, expected = KeyOverlap().measure(run), KeyOverlap().measure(seen)
     assert (report.n_vectors[0], report.n_unseen[0]) == (3, 2)
-    np.testing.assert_allclose(report.overlap, expected.overlap, atol=1e-6)
-    np.testing.assert_allclose(report.overlap_null, expected.overlap_null)
+    np.testing.assert_allclose(report.overlap.value, expected.overlap.value, atol=1e-6)
+    np.testing.assert_allclose(report.level(RANDOM_DIRECTIONS), expected.level(RANDOM_DIRECTIONS))
 
 
 def test_without_named_tokens_the_answer_is_nan(rng: np.random.Generator, tmp_path: Path) -> None:
     report = KeyOverlap().measure(run_of(rng, sets={}))
-    assert report.views == ("no tokens named",) and math.isnan(report.overlap_mean[0, 0])
+    assert report.views == ("no tokens named",) and math.isnan(report.mean_overlap.value[0, 0])
     assert "no level known" in str(report.headlines()[0])
-    assert np.isnan(report.overlap).all() and report.headlines()
-    assert isinstance(report.figure(), go.Figure)
+    assert np.isnan(report.overlap.value).all() and report.headlines()
+    assert isinstance(report.plot(), go.Figure)
     report.save(tmp_path / "r")
-    np.testing.assert_equal(KeyOverlapReport.load(tmp_path / "r").arrays(), report.arrays())
+    np.testing.assert_equal(parts_of(KeyOverlapReport.load(tmp_path / "r"))[1], parts_of(report)[1])
 
 
 def test_heads_of_one_layer_do_not_mix(rng: np.random.Generator) -> None:
@@ -334,19 +347,19 @@ def test_heads_of_one_layer_do_not_mix(rng: np.random.Generator) -> None:
     turned[1, :, :, 2] = turned[1, :, :, 2] @ rotation
     turned[0, :, :, 1] *= 7
     before, after = (KeyOverlap().measure(planted_run(run.trials, {s.K: k})) for k in (run.recorded[s.K], turned))
-    np.testing.assert_allclose(after.overlap, before.overlap, atol=1e-5)
-    np.testing.assert_allclose(after.overlap_centred, before.overlap_centred, atol=1e-5)
+    np.testing.assert_allclose(after.overlap.value, before.overlap.value, atol=1e-5)
+    np.testing.assert_allclose(after.centered_overlap.value, before.centered_overlap.value, atol=1e-5)
 
 
 def test_figure_shows_every_view_its_chance_and_the_untrained(everything: tuple[Run, KeyOverlapReport]) -> None:
     run, report = everything
-    figure = KeyOverlap().measure(run, [report]).figure()
+    figure = KeyOverlap().measure(run, [report]).plot()
     titles = [note.text for note in figure.layout.annotations]
     assert any(title.startswith("hypotheses / weights (random W_K: ") and "(chance: " in title for title in titles)
     names = {trace.name for trace in figure.data}
-    assert {"null: random directions", "null: untrained", "mean |cosine|", "mean key removed"} <= names
+    assert {"null: random directions", "null: untrained networks", "mean |cosine|", "mean key removed"} <= names
     maps = [trace for trace in figure.data if isinstance(trace, go.Heatmap)]
     assert len(maps) == 7, "the three views of the empty set have no map"
     assert all(any("null" in tick for tick in trace.colorbar.ticktext) for trace in maps)
-    np.testing.assert_array_equal(maps[0].z, report.overlap[0])
+    np.testing.assert_array_equal(maps[0].z, report.overlap.value[0])
     assert titles[0].startswith("inputs / activation")

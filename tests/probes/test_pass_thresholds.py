@@ -1,4 +1,4 @@
-"""Pass thresholds: each mark against its definition by hand, who else passes, and what is said of it."""
+"""Pass thresholds: each measure against its definition by hand, who else passes, and what is said of it."""
 
 from dataclasses import replace
 from itertools import combinations
@@ -10,7 +10,8 @@ import torch
 from bayesgeom.core.run import Run
 from bayesgeom.core.sites import PATTERN, W_K_GRAM, K, V
 from bayesgeom.probes.base import planted_run, planted_trials
-from bayesgeom.probes.pass_thresholds import MARKS, PassThresholds, PassThresholdsReport
+from bayesgeom.probes.pass_thresholds import CHANCE, MEASURES, PassThresholds, PassThresholdsReport
+from bayesgeom.results.estimators import UNTRAINED
 from bayesgeom.stats.bootstrap import bootstrap_weights, jackknife_weights
 
 N, POSITIONS, LAYERS, KV, HEADS, D, MODEL = 31, 7, 3, 2, 4, 5, 97
@@ -33,8 +34,8 @@ def run_of(rng: np.random.Generator, *, sets: dict[str, tuple[int, ...]] | None 
     return replace(run, spec=replace(run.spec, d_model=MODEL))
 
 
-def at(report: PassThresholdsReport, mark: str) -> int:
-    return report.marks.index(mark)
+def at(report: PassThresholdsReport, measure: str) -> int:
+    return report.measures.index(measure)
 
 
 def mean_cosine(vectors: np.ndarray) -> float:
@@ -55,29 +56,30 @@ def slow_key_overlap(run: Run, layer: int, shares: np.ndarray) -> float:
     return float(np.mean(heads))
 
 
-def test_values_are_the_last_of_the_last_layer_standardised(rng: np.random.Generator) -> None:
+def test_values_are_the_last_of_the_last_layer_standardized(rng: np.random.Generator) -> None:
     run = run_of(rng)
     report = PassThresholds().measure(run)
     last = run.at(V)[-1][:, -1].flatten(1).numpy()
     variances = np.linalg.eigvalsh(np.corrcoef(last.T))
-    one, two = (at(report, mark) for mark in ("PC1 of values", "PC1 + PC2 of values"))
-    assert report.measured[one] == pytest.approx(variances[-1] / (KV * D), abs=1e-9)
-    assert report.measured[two] == pytest.approx(variances[-2:].sum() / (KV * D), abs=1e-9)
-    assert report.measured_lo[two] < report.measured[two] < report.measured_hi[two]
+    one, two = (at(report, measure) for measure in ("PC1 of values", "PC1 + PC2 of values"))
+    assert float(report.measured[one]) == pytest.approx(variances[-1] / (KV * D), abs=1e-9)
+    assert float(report.measured[two]) == pytest.approx(variances[-2:].sum() / (KV * D), abs=1e-9)
+    low, high = report.measured[two].ends
+    assert low < float(report.measured[two]) < high
 
 
-def test_noise_has_no_interval_and_still_fails_the_mark(rng: np.random.Generator) -> None:
+def test_noise_has_no_interval_and_still_fails_the_threshold(rng: np.random.Generator) -> None:
     run = run_of(rng)
     noise = torch.from_numpy(rng.normal(size=(LAYERS, N, POSITIONS, 1, 101)))
     report = PassThresholds().measure(replace(run, recorded={**run.recorded, V: noise}))
-    assert np.isnan(report.measured_lo[:2]).all() and report.verdicts[:2] == ("failed", "failed")
+    assert np.isnan(report.measured.ends[0][:2]).all() and report.verdicts[:2] == ("failed", "failed")
 
 
-def test_too_few_sequences_leave_the_mark_undecided(rng: np.random.Generator) -> None:
+def test_too_few_sequences_leave_the_verdict_undecided(rng: np.random.Generator) -> None:
     run = run_of(rng)
     few = {site: values[:, :7] if site.name != "W_K_gram" else values for site, values in run.recorded.items()}
     report = PassThresholds().measure(replace(run, trials=run.trials.rows(slice(0, 7)), recorded=few))
-    said = [report.verdicts[at(report, mark)] for mark in MARKS if mark != "layers with W_K columns apart"]
+    said = [report.verdicts[at(report, own)] for own in MEASURES if own != "layers with W_K columns apart"]
     assert all(own.startswith("undecided: no interval") for own in said), said
     assert not report.verdicts[2].startswith("undecided"), "weights are no sample"
 
@@ -94,14 +96,15 @@ def test_overlaps_are_means_over_pairs_then_heads(rng: np.random.Generator) -> N
         ]
         assert report.column_overlap[layer] == pytest.approx(np.mean(cosines), abs=1e-6)
     apart = at(report, "layers with keys apart")
-    assert report.measured[apart] == pytest.approx((report.key_overlap < 0.2).mean())
+    assert float(report.measured[apart]) == pytest.approx((report.key_overlap < 0.2).mean())
     rows = np.array(
         [[slow_key_overlap(run, layer, shares) for layer in range(LAYERS)] for shares in jackknife_weights(N)]
     )
     moved = (bootstrap_weights(N, seed=3) - 1 / N) @ ((N - 1) * (rows[0] - rows[1:]))
     drawn = ((rows[0] + moved) < 0.2).mean(axis=1)
-    assert report.measured_lo[apart] == pytest.approx(np.quantile(drawn, 0.025))
-    assert np.isnan(report.measured_lo[at(report, "layers with W_K columns apart")]), "weights are no sample"
+    assert report.measured[apart].ends == pytest.approx(np.quantile(drawn, [0.025, 0.975]))
+    columns = report.measured[at(report, "layers with W_K columns apart")]
+    assert np.isnan(columns.ends[0]), "weights are no sample"
 
 
 def test_attention_is_that_of_the_last_query(rng: np.random.Generator) -> None:
@@ -110,7 +113,7 @@ def test_attention_is_that_of_the_last_query(rng: np.random.Generator) -> None:
     rows = run.at(PATTERN)[:, :, :, -1].numpy()
     entropy = -(rows * np.log2(rows)).sum(axis=-1).mean(axis=(1, 2))
     np.testing.assert_allclose(report.final_entropy_bits, entropy)
-    assert report.measured[-1] == pytest.approx(1 - entropy[-1] / entropy[0])
+    assert float(report.measured[-1]) == pytest.approx(1 - entropy[-1] / entropy[0])
 
 
 def test_chance_is_of_the_sizes_at_hand(rng: np.random.Generator) -> None:
@@ -121,6 +124,8 @@ def test_chance_is_of_the_sizes_at_hand(rng: np.random.Generator) -> None:
         f"random scores over {POSITIONS} positions",
     )  # fmt: skip
     assert report.chance_passes[2] > 0.9 and report.chance_passes[4] < 0.05
+    chance = report.measured.baseline(CHANCE)
+    assert chance.kind == "chance" and chance.value[4] == 0 and 0 < chance.value[0] < chance.value[1] < 1
 
 
 def test_who_else_passes_is_said(rng: np.random.Generator) -> None:
@@ -132,21 +137,23 @@ def test_who_else_passes_is_said(rng: np.random.Generator) -> None:
     probe = PassThresholds()
     copies = [probe.measure(each) for each in (run, falling, falling)]
     report, alone = probe.measure(falling, copies), probe.measure(falling)
-    assert report.copies_pass[-1] == pytest.approx(2 / 3) and np.isnan(alone.copies_pass).all()
-    assert report.initialisation[-1] == pytest.approx(np.mean([copy.measured[-1] for copy in copies]))
-    assert report.verdicts[-1] == "passed, uninformative: untrained copies pass" and alone.verdicts[-1] == "passed"
-    assert report.verdicts[2] == "passed, uninformative: chance and untrained copies pass"
+    assert report.untrained_passes[-1] == pytest.approx(2 / 3) and np.isnan(alone.untrained_passes).all()
+    fresh, found = report.measured[-1].baseline(UNTRAINED), [float(copy.measured[-1]) for copy in copies]
+    assert (fresh.value, fresh.low, fresh.high) == pytest.approx((np.mean(found), min(found), max(found)))
+    assert [own.name for own in alone.measured.baselines] == [CHANCE]
+    assert report.verdicts[-1] == "passed, uninformative: untrained networks pass" and alone.verdicts[-1] == "passed"
+    assert report.verdicts[2] == "passed, uninformative: chance and untrained networks pass"
     assert copies[0].verdicts[-1] == "failed"
-    assert "untrained copies in 67%" in str(report.headlines()[2])
-    assert report.verdicts[2] in (report.figure().layout.title.text or "").replace("<br>", " ")
-    assert all(mark in report.table() for mark in MARKS)
+    assert "chance passes 0%, untrained 67%" in str(report.headlines()[2])
+    assert report.verdicts[2] in (report.plot().layout.title.text or "").replace("<br>", " ")
+    assert all(measure in report.table() for measure in MEASURES)
 
 
 def test_what_is_not_recorded_is_not_measured(rng: np.random.Generator) -> None:
     run = run_of(rng)
     report = PassThresholds().measure(replace(run, recorded={V: run.at(V)}))
-    assert report.verdicts[2:] == ("not measured",) * 3 and np.isnan(report.measured[2:]).all()
-    assert np.isfinite(report.measured[:2]).all() and report.figure().data
+    assert report.verdicts[2:] == ("not measured",) * 3 and np.isnan(report.measured.value[2:]).all()
+    assert np.isfinite(report.measured.value[:2]).all() and report.plot().data
 
 
 def test_a_single_sequence_and_a_single_token_give_no_answer(rng: np.random.Generator) -> None:
@@ -155,4 +162,4 @@ def test_a_single_sequence_and_a_single_token_give_no_answer(rng: np.random.Gene
     assert report.verdicts[3] == "not measured" and np.isnan(report.key_overlap).all()
     few = {site: values[:, :1] if site.name != "W_K_gram" else values for site, values in run.recorded.items()}
     one = PassThresholds().measure(replace(run, trials=run.trials.rows(slice(0, 1)), recorded=few))
-    assert one.n == 1 and np.isnan(one.measured[:2]).all()
+    assert one.n == 1 and np.isnan(one.measured.value[:2]).all()

@@ -14,13 +14,26 @@ from bayesgeom.core import sites as s
 from bayesgeom.core.run import Run
 from bayesgeom.core.trials import Trials
 from bayesgeom.probes.base import planted_run, planted_trials
-from bayesgeom.probes.qk_alignment import SHIFTS, QKAlignment, QKAlignmentReport
+from bayesgeom.probes.qk_alignment import OTHER, STRONGEST, QKAlignment, QKAlignmentReport
+from bayesgeom.results.estimate import Estimate
+from bayesgeom.results.estimators import UNTRAINED
+from bayesgeom.results.storage import parts_of
 from bayesgeom.stats.bootstrap import jackknife_weights, statistic_interval
+from bayesgeom.stats.relations import SHIFTS
 from bayesgeom.tasks.bijection import Bijection
 from bayesgeom.tasks.hmm import HMM
 
 LAYERS, N, POSITIONS, QUERIES, HEADS, KV_HEADS, WIDTH = 3, 11, 7, 5, 4, 2, 13
 METRICS = ("mass_excess", "contrast", "auc")
+
+
+def estimates(report: QKAlignmentReport) -> dict[str, Estimate]:
+    """The metrics by the names that the slow twins use."""
+    return dict(zip(METRICS, (report.mass_excess, report.contrast, report.auc), strict=True))
+
+
+def over_other(report: QKAlignmentReport) -> tuple[Estimate, ...]:
+    return report.mass_over_other, report.contrast_over_other, report.auc_over_other
 
 
 def trials_of(rng: np.random.Generator, n: int = N) -> Trials:
@@ -90,15 +103,15 @@ def test_metrics_equal_a_loop(rng: np.random.Generator, has_ties: bool) -> None:
             assert report.rows[at] == len(rows) > 0
             for metric in METRICS:
                 expected = sum(row[metric] for row in rows) / len(rows)
-                assert vars(report)[metric][at, layer, head] == pytest.approx(expected, abs=2e-5), metric
+                assert estimates(report)[metric].value[at, layer, head] == pytest.approx(expected, abs=2e-5), metric
 
 
 def test_rows_of_one_kind_say_nothing(rng: np.random.Generator) -> None:
     report = QKAlignment().measure(run_of(rng))
     assert report.rows[1] == report.rows[2] == 0
-    for metric in METRICS:
-        assert np.isnan(vars(report)[metric][1:3]).all() and np.isnan(vars(report)[f"{metric}_lo"][1:3]).all()
-    assert np.isnan(report.layer_trend[1:3]).all() and np.isnan(report.uniform_mass[1:3]).all()
+    for own in estimates(report).values():
+        assert np.isnan(own.value[1:3]).all() and np.isnan(own.ends[0][1:3]).all()
+    assert np.isnan(report.layer_trend.value[1:3]).all() and np.isnan(report.uniform_mass[1:3]).all()
 
 
 def test_intervals_equal_a_loop_over_resamples(rng: np.random.Generator) -> None:
@@ -110,8 +123,8 @@ def test_intervals_equal_a_loop_over_resamples(rng: np.random.Generator) -> None
         sizes = np.array([len(rows) for rows in per_sequence], dtype=float)
         left_out = np.array([(row @ top) / (row @ sizes) for row in jackknife_weights(N)])
         lo, hi = statistic_interval(left_out, seed=3)
-        assert vars(report)[f"{metric}_lo"][0, 1, 2] == pytest.approx(float(lo), abs=2e-4, nan_ok=True)
-        assert vars(report)[f"{metric}_hi"][0, 1, 2] == pytest.approx(float(hi), abs=2e-4, nan_ok=True)
+        found = estimates(report)[metric][0, 1, 2].ends
+        np.testing.assert_allclose(found, (float(lo), float(hi)), atol=2e-4)
 
 
 def uniform_run(rng: np.random.Generator) -> Run:
@@ -122,12 +135,12 @@ def uniform_run(rng: np.random.Generator) -> Run:
     return planted_run(run.trials, run.recorded | {s.PATTERN: pattern, s.K_ROT: k})
 
 
-def test_uniform_attention_is_the_null(rng: np.random.Generator) -> None:
+def test_uniform_attention_is_at_its_level(rng: np.random.Generator) -> None:
     report = QKAlignment().measure(uniform_run(rng))
-    for metric, null in zip(METRICS, (0, 0, 0.5), strict=True):
-        np.testing.assert_allclose(vars(report)[metric][0], null, atol=1e-6)
-        np.testing.assert_array_equal(vars(report)[f"{metric}_null"], null)
-    assert np.isnan(report.layer_trend[0]), "rounding has no trend"
+    for own, level in zip(estimates(report).values(), (0, 0, 0.5), strict=True):
+        np.testing.assert_allclose(own.value[0], level, atol=1e-6)
+        np.testing.assert_array_equal(own.baselines[0].value, level)
+    assert np.isnan(report.layer_trend.value[0]), "rounding has no trend"
 
 
 def test_rounding_among_equal_scores_is_no_evidence(rng: np.random.Generator) -> None:
@@ -138,10 +151,10 @@ def test_rounding_among_equal_scores_is_no_evidence(rng: np.random.Generator) ->
     k = k * (1 + 2.0**-23 * related.float())[None, :, :, None, None]
     assert bool(((q[0, 0, 0, 0] * k[0, 0, :, 0]).sum(-1) > q.shape[-1]).any()), "the scores do differ"
     near = planted_run(run.trials, run.recorded | {s.Q_ROT: q, s.K_ROT: k})
-    np.testing.assert_allclose(QKAlignment().measure(near).auc[0], 0.5, atol=1e-6)
+    np.testing.assert_allclose(QKAlignment().measure(near).auc.value[0], 0.5, atol=1e-6)
     real = k * (1 + 1e-3 * related.float())[None, :, :, None, None]
     apart = planted_run(run.trials, run.recorded | {s.Q_ROT: q, s.K_ROT: real})
-    assert QKAlignment().measure(apart).auc[0].min() > 0.6
+    assert QKAlignment().measure(apart).auc.value[0].min() > 0.6
 
 
 def test_uniform_mass_is_the_mean_share_of_related_positions(rng: np.random.Generator) -> None:
@@ -162,7 +175,7 @@ def test_what_is_hidden_does_not_count(rng: np.random.Generator) -> None:
     trials = planted_trials(np.full((N, QUERIES, 2), 0.5), run.trials.tokens.numpy(), relations=relations)
     seen, marked = (QKAlignment().measure(planted_run(t, run.recorded)) for t in (run.trials, trials))
     for metric in METRICS:
-        np.testing.assert_array_equal(vars(seen)[metric], vars(marked)[metric])
+        np.testing.assert_array_equal(estimates(seen)[metric].value, estimates(marked)[metric].value)
 
 
 def test_rotating_queries_and_keys_together_changes_nothing(rng: np.random.Generator) -> None:
@@ -170,8 +183,8 @@ def test_rotating_queries_and_keys_together_changes_nothing(rng: np.random.Gener
     turn = torch.from_numpy(np.linalg.qr(rng.normal(size=(WIDTH, WIDTH)))[0].astype(np.float32))
     turned = run.recorded | {site: run.recorded[site] @ turn for site in (s.Q_ROT, s.K_ROT)}
     before, after = QKAlignment().measure(run), QKAlignment().measure(planted_run(run.trials, turned, seed=3))
-    np.testing.assert_allclose(after.contrast[0], before.contrast[0], atol=1e-5)
-    np.testing.assert_allclose(after.auc[0], before.auc[0], atol=2e-3)  # rounding may swap a near tie
+    np.testing.assert_allclose(after.contrast.value[0], before.contrast.value[0], atol=1e-5)
+    np.testing.assert_allclose(after.auc.value[0], before.auc.value[0], atol=2e-3)  # rounding may swap a near tie
 
 
 def test_relations_complementary_to_each_other_mirror(rng: np.random.Generator) -> None:
@@ -180,52 +193,58 @@ def test_relations_complementary_to_each_other_mirror(rng: np.random.Generator) 
     trials = planted_trials(np.full((N, QUERIES, 2), 0.5), run.trials.tokens.numpy(), relations=relations)
     report = QKAlignment().measure(planted_run(trials, run.recorded))
     for metric, total in zip(METRICS, (0, 0, 1), strict=True):
-        np.testing.assert_allclose(vars(report)[metric].sum(axis=0), total, atol=1e-5)
+        np.testing.assert_allclose(estimates(report)[metric].value.sum(axis=0), total, atol=1e-5)
     assert report.uniform_mass.sum() == pytest.approx(1)
 
 
 def test_layer_trend_is_the_order_of_the_head_means(rng: np.random.Generator) -> None:
     run = run_of(rng, n=31)
     report = QKAlignment().measure(run)
-    np.testing.assert_allclose(report.mass_excess_by_layer, report.mass_excess.mean(axis=2))
-    np.testing.assert_allclose(report.mass_over_other_by_layer, report.mass_over_other.mean(axis=2))
-    order = report.mass_over_other_by_layer[0].argsort().argsort() + 1
+    np.testing.assert_allclose(report.mass_excess_by_layer.value, report.mass_excess.value.mean(axis=2))
+    by_layer = report.mass_over_other_by_layer.value
+    np.testing.assert_allclose(by_layer, report.mass_over_other.value.mean(axis=2))
+    order = by_layer[0].argsort().argsort() + 1
     expected = 1 - 6 * sum((layer + 1 - rank) ** 2 for layer, rank in enumerate(order)) / (LAYERS * (LAYERS**2 - 1))
-    assert report.layer_trend[0] == pytest.approx(expected)
-    assert np.isnan(report.layer_trend_lo[0]) or -1 <= report.layer_trend_lo[0] <= report.layer_trend_hi[0] <= 1
+    trend = report.layer_trend[0]
+    assert float(trend) == pytest.approx(expected)
+    low, high = trend.ends
+    assert np.isnan(low) or -1 <= low <= high <= 1
+    assert (trend.baselines[0].low, trend.baselines[0].high) == (-1, 1), "1.96 / √2 is beyond the range"
 
 
-def test_initialisation_is_the_mean_over_copies(rng: np.random.Generator) -> None:
+def test_untrained_networks_are_a_baseline(rng: np.random.Generator) -> None:
     copies = [QKAlignment().measure(run_of(rng)) for _ in range(3)]
     report = QKAlignment().measure(run_of(rng), copies)
-    for metric in METRICS:
-        mean = np.mean([vars(copy)[metric] for copy in copies], axis=0)
-        np.testing.assert_array_equal(vars(report)[f"{metric}_initialisation"], mean)
-    mean = np.mean([copy.mass_over_other for copy in copies], axis=0)
-    np.testing.assert_array_equal(report.mass_over_other_initialisation, mean)
-    most = np.max([np.abs(copy.mass_over_other_by_layer).max(axis=1) for copy in copies], axis=0)
-    np.testing.assert_array_equal(report.mass_over_other_initialisation_most, most)
-    beside = f"their strongest layer ±{most[0]:.2g}; another sequence's relation"
-    assert beside in report.headlines()[0].null_label
-    assert "untrained" in str(report.headlines()[0]) and np.isnan(copies[0].auc_initialisation).all()
-    assert np.isnan(copies[0].mass_over_other_initialisation_most).all()
+    for metric, own in (*estimates(report).items(), ("mass_over_other", report.mass_over_other)):
+        found = [copy.mass_over_other if metric == "mass_over_other" else estimates(copy)[metric] for copy in copies]
+        level, values = own.baseline(UNTRAINED), [copy.value for copy in found]
+        np.testing.assert_array_equal(level.value, np.mean(values, axis=0))
+        np.testing.assert_array_equal(level.low, np.min(values, axis=0))
+        np.testing.assert_array_equal(level.high, np.max(values, axis=0))
+    by_layer = report.mass_over_other_by_layer
+    most = np.max([np.abs(copy.mass_over_other_by_layer.value).max(axis=1) for copy in copies], axis=0)
+    np.testing.assert_array_equal(by_layer.baseline(STRONGEST).value, np.repeat(most[:, None], LAYERS, axis=1))
+    first = report.headlines()[0]
+    assert first.baseline == most[0] and first.baseline_name.startswith(f"{STRONGEST}; {OTHER} 0; {UNTRAINED} ")
+    assert [own.name for own in copies[0].auc.baselines] == ["no difference"]
+    assert [own.name for own in copies[0].mass_over_other_by_layer.baselines] == [OTHER]
 
 
 def test_without_relations_there_is_no_number(rng: np.random.Generator, tmp_path: Path) -> None:
     run = run_of(rng)
     trials = planted_trials(np.full((N, QUERIES, 2), 0.5), run.trials.tokens.numpy())
     report = QKAlignment().measure(planted_run(trials, run.recorded))
-    assert report.mass_excess.shape == (0, LAYERS, HEADS) and math.isnan(report.headlines()[0].value)
-    assert isinstance(report.figure(), go.Figure)
+    assert report.mass_excess.value.shape == (0, LAYERS, HEADS) and math.isnan(report.headlines()[0].value)
+    assert isinstance(report.plot(), go.Figure)
     report.save(tmp_path / "r")
-    np.testing.assert_equal(QKAlignmentReport.load(tmp_path / "r").arrays(), report.arrays())
+    np.testing.assert_equal(parts_of(QKAlignmentReport.load(tmp_path / "r"))[1], parts_of(report)[1])
 
 
 def test_figure_holds_a_map_per_relation_and_its_null(rng: np.random.Generator) -> None:
     report = QKAlignment().measure(run_of(rng), [QKAlignment().measure(run_of(rng))])
-    figure = report.figure()
+    figure = report.plot()
     names = {trace.name for trace in figure.data}
-    assert {"random", "once", "null: another sequence's relation", "null: untrained"} <= names
+    assert {"random", "once", "null: another sequence's relation", "null: untrained networks"} <= names
     maps = [trace for trace in figure.data if isinstance(trace, go.Heatmap)]
     assert len(maps) == 3, "relations without rows have no map, and one that holds in one sequence has no baseline"
     assert all(any("null" in tick for tick in trace.colorbar.ticktext) for trace in maps)
@@ -257,13 +276,13 @@ def test_the_baseline_equals_a_loop_over_other_sequences(rng: np.random.Generato
     report = QKAlignment().measure(run)
     for layer, head in itertools.product(range(LAYERS), range(HEADS)):
         rows = [row for shift in SHIFTS for row in other_row(run, "random", layer, head, shift)]
-        found = [vars(report)[f"{name}_over_other"][0, layer, head] for name in ("mass", "contrast", "auc")]
+        found = [own.value[0, layer, head] for own in over_other(report)]
         np.testing.assert_allclose(found, np.mean(rows, axis=0), atol=3e-5)
     differs = (run.trials.relations["random"] != run.trials.relations["random"].roll(1, 0)).double()
     visible = torch.arange(POSITIONS) <= run.trials.scored_positions()[..., None]
     assert report.mask_difference[0] == pytest.approx(float(differs[visible].mean()), abs=1e-6)
-    assert (report.mass_over_other_lo[0] < report.mass_over_other[0]).all()
-    assert (report.mass_over_other[0] < report.mass_over_other_hi[0]).all()
+    low, high = report.mass_over_other[0].ends
+    assert (low < report.mass_over_other.value[0]).all() and (report.mass_over_other.value[0] < high).all()
 
 
 def bijection_run(weights: Callable[[torch.Tensor, Trials], torch.Tensor], *, repeats: bool) -> Run:
@@ -283,26 +302,25 @@ def test_used_values_are_not_identified_and_attention_to_itself_scores_nothing(r
     """Against uniform attention such a head avoids used values by far; which positions they hold is always the same."""
     report = QKAlignment().measure(bijection_run(lambda itself, _: itself, repeats=repeats))
     at = report.relations.index("spent_value")
-    assert report.mass_excess[at, 0, 0] < -0.35
+    assert report.mass_excess.value[at, 0, 0] < -0.35
     assert report.identified[at] == 0 and report.mask_difference[at] == 0
-    for name in ("mass", "contrast", "auc"):
-        assert vars(report)[f"{name}_over_other"][at, 0, 0] == 0
-    assert np.isnan(report.layer_trend[at])
+    assert all(own.value[at, 0, 0] == 0 for own in over_other(report))
+    assert np.isnan(report.layer_trend.value[at])
     said = [line for line in report.headlines() if line.label.startswith("spent value")]
     assert len(said) == 1 and math.isnan(said[0].value)
     assert said[0].label == "spent value: not identified as evidence-following: the same positions in every sequence"
     if repeats:
         stored = report.relations.index("stored_value")
-        assert report.identified[stored] == 1 and abs(report.mass_over_other[stored, 0, 0]) < 0.01
-        assert report.verdicts[stored] == "at baseline"
+        assert report.identified[stored] == 1 and abs(report.mass_over_other.value[stored, 0, 0]) < 0.01
+        assert report.verdict(stored) == "at baseline"
 
 
 def test_a_head_that_follows_the_evidence_is_above_its_baseline() -> None:
     run = bijection_run(lambda _, trials: trials.relations["stored_value"].float(), repeats=True)
     report = QKAlignment().measure(run)
     at = report.relations.index("stored_value")
-    assert report.verdicts[at] == "above" and report.mass_over_other_lo[at, 0, 0] > 0.4
-    assert report.auc_over_other[at, 0, 0] > 0.3 and report.contrast_over_other[at, 0, 0] > 0.2
+    assert report.verdict(at) == "above" and report.mass_over_other.ends[0][at, 0, 0] > 0.4
+    assert report.auc_over_other.value[at, 0, 0] > 0.3 and report.contrast_over_other.value[at, 0, 0] > 0.2
     assert report.headlines()[0].label.startswith("stored value: above, attention above baseline, layer 0")
 
 
@@ -320,7 +338,7 @@ def test_a_layer_without_an_interval_is_undecided_and_one_exactly_at_the_baselin
         flat = torch.ones(1, n, n_scored, 1, 2)
         keys = torch.ones(1, n, n_pos, 1, 2)
         report = QKAlignment().measure(planted_run(trials, {s.Q_ROT: flat, s.K_ROT: keys, s.PATTERN: pattern}))
-        said.append(report.verdicts[report.relations.index(relation)])
+        said.append(report.verdict(report.relations.index(relation)))
     assert said[0].startswith("undecided: no interval in layer 0") and not said[1].startswith("undecided"), said
 
 

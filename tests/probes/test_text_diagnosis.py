@@ -11,6 +11,7 @@ import bayesgeom
 from bayesgeom.core.errors import InvalidArgument, TaskMismatch
 from bayesgeom.models.base import Model
 from bayesgeom.models.resolve import as_model, load, task_of
+from bayesgeom.probes.calibration import CalibrationReport
 from bayesgeom.stats.subspace import principal_angles
 from bayesgeom.tasks.bijection import Bijection
 from bayesgeom.tasks.evidence import LabelledEvidence
@@ -80,9 +81,10 @@ def test_evidence_and_wind_tunnels_in_context_have_their_posterior(model: Model)
     assert "calibration" in diagnosis and "domain_separation" in diagnosis.inapplicable
     assert "several kinds" in diagnosis.inapplicable["domain_separation"]
     inside = InContext(task=Bijection(n_values=5, n_pairs=3))
-    damage = bayesgeom.ablate(model, inside, bayesgeom.ablations.every_mlp(model), n=5)
-    assert not damage.inert.any()
-    assert 0 < bayesgeom.diagnose(model, inside, n=7, nulls=0)["calibration"].scalars()["leak"] < 1
+    report = bayesgeom.ablate(model, inside, bayesgeom.ablations.every_mlp(model), n=5)
+    assert not report.inert.any()
+    calibration = bayesgeom.diagnose(model, inside, n=7, nulls=0)["calibration"]
+    assert isinstance(calibration, CalibrationReport) and 0 < float(calibration.off_answer_prob) < 1
 
 
 def test_text_needs_a_tokenizer() -> None:
@@ -94,7 +96,7 @@ def test_text_needs_a_tokenizer() -> None:
 
 
 def test_what_is_counted_in_bits_to_the_posterior_needs_one(model: Model) -> None:
-    with pytest.raises(TaskMismatch, match="damage is counted in bits to the exact posterior"):
+    with pytest.raises(TaskMismatch, match="the KL increase is relative to the exact posterior"):
         bayesgeom.ablate(model, Prompts(), n=3)
     with pytest.raises(TaskMismatch, match="probe 'calibration' compares with the exact posterior"):
         bayesgeom.diagnose(model, Prompts(), probes=["calibration"])

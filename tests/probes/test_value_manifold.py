@@ -1,4 +1,4 @@
-"""Value manifold: what counts as a point, where nulls and intervals come from, what is said where nothing can be."""
+"""Value manifold: what counts as a point, where baselines and intervals come from, and what has no answer."""
 
 import math
 from dataclasses import replace
@@ -13,14 +13,20 @@ from bayesgeom.core.run import Run
 from bayesgeom.core.sites import ATTN_OUT, RESID_POST, V, Z
 from bayesgeom.probes import value_manifold
 from bayesgeom.probes.base import planted_run
-from bayesgeom.probes.value_manifold import ValueManifold, ValueManifoldReport
-from bayesgeom.stats.manifold import RELATIONS, SHAPES
+from bayesgeom.probes.value_manifold import SHUFFLE, ValueManifold, ValueManifoldReport
+from bayesgeom.results.estimate import Estimate
+from bayesgeom.results.estimators import UNTRAINED
+from bayesgeom.results.storage import parts_of
+from bayesgeom.results.tidy import records_of
+from bayesgeom.stats.correlation import absolute_ends
+from bayesgeom.stats.manifold import cloud_statistics, shuffled_scale
 from bayesgeom.stats.pca import covariance, principal_axes, variance_shares
 from bayesgeom.tasks.base import WindTunnel
 from bayesgeom.tasks.bijection import Bijection
 from bayesgeom.tasks.hmm import HMM
 
 N, LAYERS, HEADS, D_HEAD, D = 29, 2, 3, 5, 7
+OVERALL, WITHIN = range(2)
 REPEATS, DISTINCT = Bijection(n_values=11, n_pairs=7, repeats=True), Bijection(n_values=11, n_pairs=7)
 
 
@@ -40,7 +46,7 @@ def row_of(report: ValueManifoldReport, site: str) -> int:
 def test_sites_keep_their_names_and_their_order() -> None:
     report = ValueManifold().measure(lively())
     assert report.sites == ("v", "z", "attn_out", "resid_post") and report.shown_sites == ("v", "resid_post")
-    assert report.pc1_share.shape == (4, LAYERS) and report.head_pc1_share.shape == (LAYERS, HEADS)
+    assert report.pc1_share.value.shape == (4, LAYERS) and report.head_pc1_share.value.shape == (LAYERS, HEADS)
 
 
 def test_shapes_are_those_of_heads_side_by_side_at_scored_positions() -> None:
@@ -58,12 +64,12 @@ def test_shapes_are_those_of_heads_side_by_side_at_scored_positions() -> None:
         for site, cloud in clouds.items():
             shares = variance_shares(principal_axes(covariance(cloud))[0])
             at = (row_of(report, site), layer)
-            assert report.pc1_share[at] == pytest.approx(float(shares[0]))
-            assert report.pc12_share[at] == pytest.approx(float(shares[:2].sum()))
-            assert report.participation_ratio[at] == pytest.approx(float(1 / (shares**2).sum()))
+            assert report.pc1_share.value[at] == pytest.approx(float(shares[0]))
+            assert report.pc12_share.value[at] == pytest.approx(float(shares[:2].sum()))
+            assert report.participation_ratio.value[at] == pytest.approx(float(1 / (shares**2).sum()))
         for head in range(HEADS):
             alone = variance_shares(principal_axes(covariance(clouds["v"].reshape(-1, HEADS, D_HEAD)[:, head]))[0])
-            assert report.head_pc1_share[layer, head] == pytest.approx(float(alone[0]))
+            assert report.head_pc1_share.value[layer, head] == pytest.approx(float(alone[0]))
 
 
 def test_values_outside_scored_positions_do_not_count() -> None:
@@ -71,17 +77,17 @@ def test_values_outside_scored_positions_do_not_count() -> None:
     values = run.at(V).clone()
     values[:, ~run.trials.scored] = 1e6
     report, disturbed = (ValueManifold().measure(r) for r in (run, replace(run, recorded={**run.recorded, V: values})))
-    np.testing.assert_array_equal(report.pc1_share, disturbed.pc1_share)
-    np.testing.assert_array_equal(report.head_spearman, disturbed.head_spearman)
+    np.testing.assert_array_equal(report.pc1_share.value, disturbed.pc1_share.value)
+    np.testing.assert_array_equal(report.head_spearman.value, disturbed.head_spearman.value)
 
 
 def test_a_model_without_attention_is_served() -> None:
     run = lively()
     report = ValueManifold().measure(replace(run, recorded={RESID_POST: run.at(RESID_POST)}))
     assert report.sites == report.shown_sites == ("resid_post",)
-    assert np.isnan(report.head_pc1_share).all()
+    assert np.isnan(report.head_pc1_share.value).all()
     assert str(report.headlines()[0]).startswith("PC1 share of resid_post")
-    assert report.figure().data
+    assert report.plot().data
 
 
 def test_entropy_within_positions_is_found_where_keys_return() -> None:
@@ -91,68 +97,101 @@ def test_entropy_within_positions_is_found_where_keys_return() -> None:
     residual[1, :, :, 0] += 20 * entropy
     report = ValueManifold().measure(replace(run, recorded={RESID_POST: residual}))
     assert report.identified
-    assert report.partial_spearman[0, 1] > 0.9 > 0.3 > report.partial_spearman[0, 0]
-    assert report.curve_share[0, 1] > 0.9 > 0.1 > report.curve_share[0, 0]
-    assert report.partial_spearman_null[0, 1] < 0.2 and report.curve_share_null[0, 1] < report.curve_share[0, 1]
+    within, curve = report.spearman[WITHIN, 0], report.curve_share[0]
+    assert within.value[1] > 0.9 > 0.3 > within.value[0]
+    assert curve.value[1] > 0.9 > 0.1 > curve.value[0]
+    assert within.baseline(SHUFFLE).value[1] < 0.2 and curve.baseline(SHUFFLE).value[1] < curve.value[1]
 
 
 def test_without_returning_keys_nothing_is_identified() -> None:
     report = ValueManifold().measure(lively(DISTINCT))
-    assert not report.identified and np.isnan(report.partial_spearman).all()
-    for metric in ("spearman", "pearson", "entropy_r2", "curve_share"):
-        np.testing.assert_allclose(vars(report)[metric], vars(report)[f"{metric}_null"], atol=1e-6)
-    assert "not identified" in report.figure().layout.title.text
-    related = [line for line in report.headlines() if line.metric in RELATIONS]
+    assert not report.identified and np.isnan(report.spearman.value[WITHIN]).all()
+    for own in (report.spearman[OVERALL], report.pearson, report.entropy_r2, report.curve_share):
+        np.testing.assert_allclose(own.value, own.baseline(SHUFFLE).value, atol=1e-6)
+    assert "not identified" in report.plot().layout.title.text
+    related = [line for line in report.headlines() if line.metric in ("spearman", "entropy_r2", "curve_share")]
     assert len(related) == 4 and all("not identified" in line.label for line in related)
     assert "not identified" not in " ".join(map(str, ValueManifold().measure(lively()).headlines()))
 
 
-def test_nulls_at_initialisation_are_means_over_the_copies() -> None:
+def estimates(report: ValueManifoldReport) -> list[Estimate]:
+    return [
+        report.pc1_share, report.pc12_share, report.participation_ratio, report.spearman, report.pearson,
+        report.entropy_r2, report.curve_share, report.head_pc1_share, report.head_spearman,
+    ]  # fmt: skip
+
+
+def test_untrained_networks_are_a_baseline() -> None:
     run, probe = lively(), ValueManifold()
-    copies = [probe.measure(lively(seed=seed)) for seed in (1, 2, 3)]
-    alone, report = probe.measure(run), probe.measure(run, copies)
-    suffixes = dict.fromkeys((*SHAPES, "head_pc1_share", "head_spearman"), "null")
-    for metric, suffix in (suffixes | dict.fromkeys(RELATIONS, "initialisation")).items():
-        mean = np.mean([vars(copy)[metric] for copy in copies], axis=0)
-        np.testing.assert_allclose(vars(report)[f"{metric}_{suffix}"], mean, err_msg=metric)
-        assert np.isnan(vars(alone)[f"{metric}_{suffix}"]).all()
-        np.testing.assert_array_equal(vars(alone)[metric], vars(report)[metric])
+    copies = [estimates(probe.measure(lively(seed=seed))) for seed in (1, 2, 3)]
+    alone, report = probe.measure(run), probe.measure(run, [probe.measure(lively(seed=seed)) for seed in (1, 2, 3)])
+    for own, without, *found in zip(estimates(report), estimates(alone), *copies, strict=True):
+        level, values = own.baseline(UNTRAINED), [copy.value for copy in found]
+        np.testing.assert_allclose(level.value, np.mean(values, axis=0))
+        np.testing.assert_allclose(level.low, np.min(values, axis=0))
+        np.testing.assert_allclose(level.high, np.max(values, axis=0))
+        assert UNTRAINED not in [each.name for each in without.baselines]
+        np.testing.assert_array_equal(own.value, without.value)
+
+
+def test_the_level_of_a_relation_is_its_mean_over_shuffles() -> None:
+    run = lively()
+    report = ValueManifold().measure(run)
+    entropy = run.reference_entropy_bits().round(9)
+    scale = shuffled_scale(entropy, run.trials.scored_positions().numpy(), shuffles=10, seed=run.seed)
+    found = cloud_statistics(run.at(RESID_POST)[1].flatten(0, 1), scale).relation
+    at = (row_of(report, "resid_post"), 1)
+    pairs = {
+        "pearson": report.pearson[at], "curve_share": report.curve_share[at], "entropy_r2": report.entropy_r2[at],
+        "spearman": report.spearman[(OVERALL, *at)], "partial_spearman": report.spearman[(WITHIN, *at)],
+    }  # fmt: skip
+    for name, own in pairs.items():
+        assert float(own) == found[name][0]
+        assert float(own.baseline(SHUFFLE).value) == pytest.approx(found[name][1:].mean())
 
 
 def test_shares_have_intervals_everywhere_and_the_order_in_the_last_layer_of_what_is_shown() -> None:
     report = ValueManifold().measure(lively())
-    for metric in ("pc1_share", "pc12_share", "spearman", "partial_spearman"):
-        values, lo, hi = (vars(report)[f"{metric}{end}"] for end in ("", "_lo", "_hi"))
-        known = np.full_like(lo, metric.endswith("share"), dtype=bool)
-        known[[row_of(report, "v"), row_of(report, "resid_post")], -1] = True
-        if not metric.endswith("share"):
-            low, high, p = (vars(report)[f"{metric}_{end}"] for end in ("signed_lo", "signed_hi", "p"))
-            assert (np.isfinite(low) == known).all() and np.isfinite(p).all()
-            np.testing.assert_allclose(np.abs(vars(report)[f"{metric}_signed"]), values, atol=1e-6)
-            known = known & ((low > 0) | (high < 0))
-        else:
-            known = values > 1.25 * report.pc1_share_gaussian if metric == "pc1_share" else np.isfinite(lo)
-        assert (np.isfinite(lo) == known).all() and (np.isfinite(hi) == known).all()
-        assert (lo[known] < hi[known]).all()
-        if metric.endswith("share"):
-            assert ((lo < values + 0.05) & (values - 0.05 < hi))[known].all()
+    is_known = np.isfinite(report.pc1_share.ends[0])
+    gaussian = report.pc1_share.baseline("Gaussian points").value
+    np.testing.assert_array_equal(is_known, report.pc1_share.value > 1.25 * gaussian)
+    for own in (report.pc1_share, report.pc12_share):
+        low, high = own.ends
+        assert (np.isfinite(low) == np.isfinite(high)).all() and (low[is_known] < high[is_known]).all()
+        assert ((low < own.value + 0.05) & (own.value - 0.05 < high))[is_known].all()
+    is_shown = np.zeros_like(is_known)
+    is_shown[[row_of(report, "v"), row_of(report, "resid_post")], -1] = True
+    low, high = report.signed_spearman.ends
+    assert (np.isfinite(low) == is_shown).all() and np.isfinite(report.spearman_p).all()
+    np.testing.assert_allclose(np.abs(report.signed_spearman.value), report.spearman.value, atol=1e-6)
+    excludes = is_shown & ((low > 0) | (high < 0))
+    least, most = report.spearman.ends
+    assert (np.isfinite(least) == excludes).all() and (least[excludes] < most[excludes]).all()
 
 
-def test_standardised_clouds_do_not_depend_on_the_size_of_a_coordinate() -> None:
+def test_an_absolute_value_has_an_interval_where_that_with_the_sign_excludes_zero() -> None:
+    low, high = np.array([0.1, -0.5, -0.1, np.nan]), np.array([0.3, -0.2, 0.2, np.nan])
+    least, most = absolute_ends(low, high)
+    np.testing.assert_array_equal(least, [0.1, 0.2, np.nan, np.nan])
+    np.testing.assert_array_equal(most, [0.3, 0.5, np.nan, np.nan])
+
+
+def test_standardized_clouds_do_not_depend_on_the_size_of_a_coordinate() -> None:
     run = lively()
     wide = run.at(RESID_POST) * torch.tensor([1e4, 1, 1, 1, 1, 1, 1])
     stretched = replace(run, recorded={**run.recorded, RESID_POST: wide})
-    plain, unit = (ValueManifold(standardised=s).measure(stretched) for s in (False, True))
+    plain, unit = (ValueManifold(standardized=s).measure(stretched) for s in (False, True))
     row = row_of(plain, "resid_post")
-    assert (plain.pc1_share[row] > 0.999).all() and not plain.standardised
-    assert (unit.pc1_share[row] < 0.5).all() and unit.standardised
-    np.testing.assert_allclose(unit.pc1_share, ValueManifold(standardised=True).measure(run).pc1_share, atol=1e-6)
+    assert (plain.pc1_share.value[row] > 0.999).all() and not plain.standardized
+    assert (unit.pc1_share.value[row] < 0.5).all() and unit.standardized
+    plainly = ValueManifold(standardized=True).measure(run)
+    np.testing.assert_allclose(unit.pc1_share.value, plainly.pc1_share.value, atol=1e-6)
     for layer in range(LAYERS):
         cloud = run.at(RESID_POST)[layer].reshape(-1, D).numpy()
         variances = np.linalg.eigvalsh(np.corrcoef(cloud.T))
-        assert unit.pc1_share[row, layer] == pytest.approx(variances[-1] / D, abs=1e-6)
-        assert unit.pc12_share[row, layer] == pytest.approx(variances[-2:].sum() / D, abs=1e-6)
-    assert "standardised" in str(unit.headlines()[0]) and "standardised" not in str(plain.headlines()[0])
+        assert unit.pc1_share.value[row, layer] == pytest.approx(variances[-1] / D, abs=1e-6)
+        assert unit.pc12_share.value[row, layer] == pytest.approx(variances[-2:].sum() / D, abs=1e-6)
+    assert "standardized" in str(unit.headlines()[0]) and "standardized" not in str(plain.headlines()[0])
 
 
 def test_sequences_beyond_the_budget_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -162,15 +201,15 @@ def test_sequences_beyond_the_budget_are_left_out(monkeypatch: pytest.MonkeyPatc
     assert report.n == 11
     first = {site: values[:, :11] for site, values in run.recorded.items()}
     alone = ValueManifold().measure(planted_run(run.trials.rows(slice(0, 11)), first))
-    np.testing.assert_array_equal(report.spearman, alone.spearman)
+    np.testing.assert_array_equal(report.spearman.value, alone.spearman.value)
 
 
 @pytest.mark.parametrize("n", [1, 2])
 def test_few_sequences_give_fewer_answers_and_no_fault(n: int) -> None:
     report = ValueManifold().measure(lively(n=n))
-    assert report.n == n and np.isfinite(report.pc1_share).all()
-    assert np.isnan(report.entropy_r2).all() == (n == 1)
-    assert report.figure().data and report.headlines()
+    assert report.n == n and np.isfinite(report.pc1_share.value).all()
+    assert np.isnan(report.entropy_r2.value).all() == (n == 1)
+    assert report.plot().data and report.headlines()
 
 
 def test_shown_points_are_a_sample_of_the_cloud_with_their_entropies() -> None:
@@ -191,23 +230,23 @@ def test_a_report_comes_back_whole(tmp_path: Path) -> None:
     report = ValueManifold().measure(lively(DISTINCT))
     report.save(tmp_path / "report")
     restored = ValueManifoldReport.load(tmp_path / "report")
-    for name, array in report.arrays().items():
-        np.testing.assert_array_equal(restored.arrays()[name], array, err_msg=name)
-    assert restored.scalars() == report.scalars() and restored.identified is False
-    assert any(math.isnan(r.value) for r in restored.records())
+    for name, array in parts_of(report)[1].items():
+        np.testing.assert_array_equal(parts_of(restored)[1][name], array, err_msg=name)
+    assert parts_of(restored)[0] == parts_of(report)[0] and restored.identified is False
+    assert any(math.isnan(r.value) for r in records_of(restored))
 
 
-def test_the_figure_draws_clouds_curves_and_nulls() -> None:
+def test_the_figure_draws_clouds_curves_and_baselines() -> None:
     run = lively()
     report = ValueManifold().measure(run, [ValueManifold().measure(lively(seed=1))])
-    figure = report.figure()
+    figure = report.plot()
     assert isinstance(figure, go.Figure) and figure.layout.title.text == report.title
     names = [trace.name for trace in figure.data]
     assert names.count("scored position") == 4 and names.count("smooth curve in entropy") == 2
-    assert names.count("null: initialisation") == 4 and names.count("null: shuffle within position") == 4
-    colours = [trace.marker.color for trace in figure.data if trace.name == "scored position"]
-    np.testing.assert_array_equal(colours[0], report.shown_entropy_bits)
-    np.testing.assert_array_equal(colours[1], report.shown_position)
+    assert names.count("null: untrained networks") == 4 and names.count("null: shuffle within position") == 4
+    colors = [trace.marker.color for trace in figure.data if trace.name == "scored position"]
+    np.testing.assert_array_equal(colors[0], report.shown_entropy_bits)
+    np.testing.assert_array_equal(colors[1], report.shown_position)
     for axis in ("xaxis", "yaxis"):
         for panel in ("", "2", "3", "4", "5", "6"):
             assert figure.layout[f"{axis}{panel}"].title.text

@@ -15,10 +15,15 @@ from safetensors import SafetensorError
 from bayesgeom.core.errors import OutputFault
 from bayesgeom.models.adapters.hooked import HookedModel
 from bayesgeom.models.native.transformer import TransformerConfig
+from bayesgeom.probes.calibration import CalibrationReport
 from bayesgeom.probes.one_pass import diagnose
 from bayesgeom.results import diagnosis as module
-from bayesgeom.results.diagnosis import Diagnosis, check_target, report_kinds
-from bayesgeom.results.report import headline_cells
+from bayesgeom.results.diagnosis import Diagnosis, load_report, report_kinds
+from bayesgeom.results.estimate import Baseline, Estimate
+from bayesgeom.results.folder import check_target
+from bayesgeom.results.headline import number_text
+from bayesgeom.results.storage import parts_of
+from bayesgeom.results.tidy import Record, records_of
 from bayesgeom.tasks.bijection import Bijection
 from tests.reports import write_resealed
 
@@ -38,12 +43,16 @@ def whole() -> Diagnosis:
 
 
 def with_missing_numbers(found: Diagnosis) -> Diagnosis:
-    """The same with NaN and infinities in scalars, mappings and arrays."""
+    """The same with NaN and infinities in scalars, ends, baselines and arrays."""
     report = found["calibration"]
-    kl = report.kl_bits_by_position.copy()  # type: ignore[attr-defined]
-    kl[2] = np.nan
+    by_position = report.kl_bits_by_position.value.copy()  # type: ignore[attr-defined]
+    by_position[2] = np.nan
+    level = Baseline.of("chance", "none", -math.inf, low=math.nan, high=math.inf)
     changed = dataclasses.replace(
-        report, leak=math.nan, kl_bits=math.inf, kl_bits_by_position=kl, nulls={"kl_bits": -math.inf}
+        report,
+        accuracy=Estimate.of(math.inf, (math.nan, math.inf), baselines=[level]),
+        kl_bits_by_position=Estimate.of(by_position),
+        off_answer_prob_by_position=by_position,
     )  # type: ignore[type-var]
     return dataclasses.replace(found, reports={**found.reports, "calibration": changed})
 
@@ -53,9 +62,9 @@ def assert_equal(one: Diagnosis, other: Diagnosis) -> None:
     assert one.provenance == other.provenance
     for name in one:
         assert type(one[name]) is type(other[name]) and one[name].n == other[name].n
-        np.testing.assert_equal(one[name].scalars(), other[name].scalars())
-        for field, values in one[name].arrays().items():
-            restored = other[name].arrays()[field]
+        np.testing.assert_equal(parts_of(one[name])[0], parts_of(other[name])[0])
+        for field, values in parts_of(one[name])[1].items():
+            restored = parts_of(other[name])[1][field]
             assert restored.dtype == values.dtype
             np.testing.assert_array_equal(restored, values, err_msg=f"{name}.{field}")
 
@@ -77,7 +86,7 @@ def test_a_loaded_diagnosis_says_and_draws_the_same(whole: Diagnosis, tmp_path: 
     loaded = Diagnosis.load(tmp_path / "run")
     assert loaded.summary() == whole.summary() and loaded.title == whole.title
     pd.testing.assert_frame_equal(loaded.to_pandas(), whole.to_pandas())
-    assert all(loaded[name].figure() == whole[name].figure() for name in whole)
+    assert all(loaded[name].plot() == whole[name].plot() for name in whole)
 
 
 def test_an_empty_diagnosis_is_one_too(whole: Diagnosis, tmp_path: Path) -> None:
@@ -90,41 +99,29 @@ def test_an_empty_diagnosis_is_one_too(whole: Diagnosis, tmp_path: Path) -> None
 def test_the_table_holds_every_record(whole: Diagnosis, tmp_path: Path) -> None:
     whole.save(tmp_path / "run")
     table = pd.read_parquet(tmp_path / "run" / "metrics.parquet")
-    columns = [
-        "model",
-        "checkpoint",
-        "task",
-        "probe",
-        "metric",
-        "layer",
-        "head",
-        "position",
-        "value",
-        "low",
-        "high",
-        "baseline",
-        "n",
-    ]
-    assert set(columns) <= set(table.columns) and len(table) == sum(len(report.records()) for report in whole.values())
+    columns = {"model", "checkpoint", "task", *(field.name for field in dataclasses.fields(Record))}
+    assert set(table.columns) == columns and len(table) == sum(len(records_of(report)) for report in whole.values())
     assert set(table["model"]) == {"transformer"} and set(table["checkpoint"]) == {"tiny <b>"}
     assert set(table["task"]) == {str(TASK)} and set(table["probe"]) == set(whole)
     assert {str(table[column].dtype) for column in ("layer", "head", "position")} == {"Int64"}
     assert {str(table[column].dtype) for column in ("value", "low", "high", "baseline")} == {"float64"}
     calibration = table[table["probe"] == "calibration"]
     (kl,) = calibration[calibration["metric"] == "kl_bits"].itertuples()
-    assert (kl.value, kl.n) == (whole["calibration"].kl_bits, 31) and kl.low <= kl.value <= kl.high  # type: ignore[attr-defined]
+    assert (kl.value, kl.n) == (float(whole["calibration"].kl_bits), 31)  # type: ignore[attr-defined]
+    assert kl.low <= kl.value <= kl.high and kl.baseline_name == "uniform"
     profile = calibration[calibration["metric"] == "kl_bits_by_position"].sort_values("position")
-    np.testing.assert_array_equal(profile["value"], whole["calibration"].kl_bits_by_position)  # type: ignore[attr-defined]
+    np.testing.assert_array_equal(profile["value"], whole["calibration"].kl_bits_by_position.value)  # type: ignore[attr-defined]
     assert profile["position"].tolist() == [0, 1, 2, 3, 4] and profile["layer"].isna().all()
 
 
 def test_the_summary_prints_every_headline_and_excuse(whole: Diagnosis) -> None:
     text = whole.summary()
-    assert text.startswith("tiny <b> on Bijection(n_values=11, n_pairs=5")
-    for name, line in whole.headlines():
-        (row,) = [row for row in text.splitlines() if row.startswith(f"{name} ") and f"  {line.label}  " in row]
-        assert all(cell in row for cell in headline_cells(line))
-    assert text.splitlines()[-1] == "skipped recurrent: reads site 'state' & <that> is not there"
+    assert text == str(whole) and text.startswith("tiny <b> on Bijection(n_values=11, n_pairs=5")
+    rows = text.splitlines()[4:]
+    for (name, line), row in zip(whole.headlines(), rows, strict=False):
+        assert row.startswith((f"{name} ", "  ")) and f"  {line.label[:15]}" in row
+        assert f"  {number_text(line.value)}  " in row
+    assert any(row.startswith("skipped recurrent: reads site 'state' & <that> is not there") for row in rows)
 
 
 def test_saving_again_replaces_the_former_report(whole: Diagnosis, tmp_path: Path) -> None:
@@ -176,8 +173,8 @@ def test_checking_a_target_leaves_nothing(tmp_path: Path) -> None:
 
 FAILURES = {
     "arrays": (safetensors.numpy, "save_file", SafetensorError("I/O error: No space left on device")),
-    "page": (module, "page", OSError(28, "No space left on device")),
-    "interrupted": (module, "page", KeyboardInterrupt()),
+    "page": (module, "page_of", OSError(28, "No space left on device")),
+    "interrupted": (module, "page_of", KeyboardInterrupt()),
 }
 
 
@@ -205,20 +202,31 @@ def test_a_failing_save_leaves_nothing(
 def test_what_is_no_diagnosis_is_refused(whole: Diagnosis, tmp_path: Path) -> None:
     with pytest.raises(OutputFault, match=r"nowhere holds no readable report"):
         Diagnosis.load(tmp_path / "nowhere")
-    whole["calibration"].save(tmp_path / "alone")
     whole.save(tmp_path / "of no task")
     held = json.loads((tmp_path / "of no task" / "report.json").read_text())
     del held["provenance"]["task_label"]
     write_resealed(tmp_path / "of no task", held)
     with pytest.raises(OutputFault, match=r"of no task does not say of what model and task"):
         Diagnosis.load(tmp_path / "of no task")
-    with pytest.raises(OutputFault, match=r"alone holds a report alone, no whole diagnosis"):
-        Diagnosis.load(tmp_path / "alone")
     whole.save(tmp_path / "run")
     held = json.loads((tmp_path / "run" / "report.json").read_text())
     write_resealed(tmp_path / "run", held | {"reports": held["reports"] | {"oracle": {}}})
     with pytest.raises(OutputFault, match=r"run holds reports of unknown kinds: oracle\. Upgrade bayesgeom"):
         Diagnosis.load(tmp_path / "run")
+
+
+def test_reports_know_where_they_come_from(whole: Diagnosis, tmp_path: Path) -> None:
+    whole.save(tmp_path / "run")
+    for found in (whole, Diagnosis.load(tmp_path / "run")):
+        assert all(report.provenance == whole.provenance for report in found.values())
+
+
+def test_a_report_of_a_diagnosis_can_be_saved_alone(whole: Diagnosis, tmp_path: Path) -> None:
+    whole["calibration"].save(tmp_path / "alone")
+    found = load_report(tmp_path / "alone")
+    assert isinstance(found, CalibrationReport) and str(found) == str(whole["calibration"])
+    assert found.provenance == whole.provenance
+    assert_equal(Diagnosis.load(tmp_path / "alone"), Diagnosis.of(found))
 
 
 def test_every_report_can_be_read_back(whole: Diagnosis) -> None:
@@ -227,13 +235,13 @@ def test_every_report_can_be_read_back(whole: Diagnosis) -> None:
 
 
 def test_html_alone_is_one_file(whole: Diagnosis, tmp_path: Path) -> None:
-    whole.html(tmp_path / "deep" / "page.html")
-    whole.html(str(tmp_path / "page.html"))
+    whole.to_html(tmp_path / "deep" / "page.html")
+    whole.to_html(str(tmp_path / "page.html"))
     assert entries(tmp_path / "deep") == ["page.html"]
     assert (tmp_path / "page.html").read_text(encoding="utf-8").startswith("<!doctype html>")
     (tmp_path / "file").write_text("")
     with pytest.raises(OutputFault, match=r"cannot make the folder"):
-        whole.html(tmp_path / "file" / "page.html")
+        whole.to_html(tmp_path / "file" / "page.html")
 
 
 def test_files_are_utf8_whatever_the_locale(whole: Diagnosis, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -244,7 +252,7 @@ def test_files_are_utf8_whatever_the_locale(whole: Diagnosis, tmp_path: Path, mo
 
     monkeypatch.setattr(Path, "write_text", as_on_an_old_locale)
     whole.save(tmp_path / "run")
-    whole.html(tmp_path / "page.html")
+    whole.to_html(tmp_path / "page.html")
 
 
 def test_any_mapping_will_do(whole: Diagnosis, tmp_path: Path) -> None:

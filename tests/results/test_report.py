@@ -2,127 +2,79 @@
 
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
-import plotly.graph_objects as go
 import pytest
-from jaxtyping import Bool, Float, Int, Shaped
 
 from bayesgeom.core.errors import InvalidArgument, OutputFault
-from bayesgeom.results.report import Headline, Record, Report, headline_cells, read_parts
-from bayesgeom.results.storage import SCHEMA
+from bayesgeom.results.estimate import Baseline, Estimate, Quantity
+from bayesgeom.results.folder import read_parts
+from bayesgeom.results.headline import Headline
+from bayesgeom.results.report import Report, headline_of, with_provenance
+from bayesgeom.results.storage import SCHEMA, axes_of, quantities_of
+from bayesgeom.results.tidy import Record, records_of
 from tests.reports import write_resealed
+from tests.results.planted import SOURCE, PlantedReport, assert_equal, planted
 
-
-@dataclass(frozen=True, kw_only=True)
-class PlantedReport(Report):
-    """One field of every kind that a report may hold."""
-
-    name: ClassVar[str] = "planted"
-    title: ClassVar[str] = "Planted"
-    about: ClassVar[str] = "A report for tests."
-
-    depth: float
-    missing: float
-    steps: int
-    is_deep: bool
-    remark: str | None
-    levels: Mapping[str, float]
-    sets: tuple[str, ...]
-    nested: tuple[tuple[str, float], ...]
-    overlap: Float[np.ndarray, "layer head"]
-    overlap_lo: Float[np.ndarray, "layer head"]
-    overlap_hi: Float[np.ndarray, "layer head"]
-    overlap_null: Float[np.ndarray, " layer"]
-    by_set: Float[np.ndarray, "set kv_head position"]
-    by_set_null: Float[np.ndarray, " set"]
-    count: Int[np.ndarray, " position"]
-    is_seen: Bool[np.ndarray, " item"]
-    cloud: Shaped[np.ndarray, "item coordinate"]
-    intervals: Mapping[str, tuple[float, float]]
-    nulls: Mapping[str, float]
-    n: int
-
-    def headlines(self) -> Sequence[Headline]:
-        return (
-            self.scalar("depth", "depth", unit="bits", null_label="flat"),
-            self.scalar("missing", "missing"),
-        )
-
-    def figure(self) -> go.Figure:
-        return go.Figure()
-
-
-def planted(rng: np.random.Generator) -> PlantedReport:
-    overlap = rng.normal(size=(2, 3))
-    overlap[1, 2] = np.nan
-    return PlantedReport(
-        depth=0.1 + 0.2, missing=math.nan, steps=17, is_deep=True, remark=None,
-        levels={"uniform": 1.5, "none": math.nan, "all": -math.inf}, sets=("inputs", "hypotheses"),
-        nested=(("a", math.inf), ("b", 2.0)), overlap=overlap, overlap_lo=overlap - 1, overlap_hi=overlap + 1,
-        overlap_null=np.array([0.5, 0.25]), by_set=rng.normal(size=(2, 3, 5)), by_set_null=np.array([7.0, 11.0]),
-        count=np.array([2, 3, 5, 7, 11]), is_seen=np.array([True, False, True, True, False, False, True]),
-        cloud=rng.normal(size=(7, 13)), intervals={"depth": (0.25, 0.5)}, nulls={"depth": 1.25}, n=19,
-    )  # fmt: skip
-
-
-def assert_equal(one: object, other: object) -> None:
-    """Equal types and values, NaN equal to NaN, all the way down."""
-    assert type(one) is type(other)
-    match one, other:
-        case PlantedReport(), PlantedReport():
-            assert_equal(vars(one), vars(other))
-        case dict(), dict():
-            assert one.keys() == other.keys()
-            for key in one:
-                assert_equal(one[key], other[key])
-        case tuple(), tuple():
-            assert len(one) == len(other)
-            for a, b in zip(one, other, strict=True):
-                assert_equal(a, b)
-        case np.ndarray(), np.ndarray():
-            assert one.dtype == other.dtype
-            np.testing.assert_array_equal(one, other)
-        case _:
-            assert one == other or (one != one and other != other)
+FILES = {"report.json", "arrays.safetensors", "metrics.parquet", "report.html"}
 
 
 def rows_of(report: Report, metric: str) -> list[Record]:
-    return [row for row in report.records() if row.metric == metric]
+    return [row for row in records_of(report) if row.metric == metric]
 
 
-def test_annotations_state_the_axes() -> None:
-    assert PlantedReport.axes() == {
-        "overlap": ("layer", "head"), "overlap_lo": ("layer", "head"), "overlap_hi": ("layer", "head"),
-        "overlap_null": ("layer",), "by_set": ("set", "kv_head", "position"), "by_set_null": ("set",),
+def test_annotations_state_the_axes_and_the_quantities() -> None:
+    assert axes_of(PlantedReport) == {
+        "overlap": ("layer", "head"), "by_set": ("set", "kv_head", "position"), "by_item": ("item",), "whole": (),
         "count": ("position",), "is_seen": ("item",), "cloud": ("item", "coordinate"),
     }  # fmt: skip
+    found = quantities_of(PlantedReport)
+    assert list(found) == ["depth", "missing", "overlap", "by_set", "by_item"]
+    assert found["depth"] == Quantity(unit="bits", better="higher", label="how deep")
 
 
-def test_scalars_are_rows_with_their_interval_and_null(rng: np.random.Generator) -> None:
-    (depth,) = rows_of(planted(rng), "depth")
+DISAGREEING: dict[str, tuple[dict[str, Any], str]] = {
+    "estimate and array": ({"count": np.zeros(7, dtype=int)}, "'count' has 7 entries along 'position', others have 5"),
+    "two arrays": ({"is_seen": np.zeros(5, dtype=bool)}, "'is_seen' has 5 entries along 'item', others have 7"),
+    "names": ({"sets": ("one",)}, "axis 'set' has 2 entries and 1 names"),
+    "an axis less": ({"overlap": Estimate.of(np.zeros(2))}, r"'overlap' has shape \(2,\), its axes are \(layer head\)"),
+    "no scalar": ({"depth": Estimate.of(np.zeros(2))}, r"'depth' has shape \(2,\), its axes are \(\)"),
+}
+
+
+@pytest.mark.parametrize("case", DISAGREEING)
+def test_axes_that_disagree_are_refused_when_a_report_is_made(case: str, rng: np.random.Generator) -> None:
+    change, message = DISAGREEING[case]
+    with pytest.raises(ValueError, match=f"^PlantedReport: {message}"):
+        replace(planted(rng), **change)
+
+
+def test_scalars_are_rows_with_their_interval_and_hardest_baseline(rng: np.random.Generator) -> None:
+    (depth,), (missing,), (share,) = (rows_of(planted(rng), metric) for metric in ("depth", "missing", "share"))
     assert depth == Record(
-        probe="planted", metric="depth", unit="", variant=None, layer=None, head=None, position=None, value=0.1 + 0.2,
-        low=0.25, high=0.5, baseline=1.25, baseline_name="", n=19,
+        probe="planted", metric="depth", unit="bits", variant=None, layer=None, head=None, position=None,
+        value=0.1 + 0.2, low=0.25, high=0.5, baseline=0.2, baseline_name="random", n=23,
     )  # fmt: skip
-    (missing,) = rows_of(planted(rng), "missing")
-    assert all(map(math.isnan, (missing.value, missing.low, missing.high, missing.baseline)))
+    assert all(map(math.isnan, (missing.value, missing.low, missing.high, missing.baseline))) and missing.n == 19
+    assert (share.value, share.unit, share.baseline_name, share.n) == (0.75, "", "", 19)
 
 
-def test_arrays_are_rows_with_their_companions(rng: np.random.Generator) -> None:
-    report = planted(rng)
-    rows = rows_of(report, "overlap")
+def test_entries_are_rows_with_their_own_baseline(rng: np.random.Generator) -> None:
+    own = planted(rng).overlap
+    rows = rows_of(planted(np.random.default_rng(0)), "overlap")
     assert [(row.layer, row.head) for row in rows] == [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (1, 2)]
-    for row in rows:
-        at = (row.layer, row.head)
-        np.testing.assert_equal(row.value, float(report.overlap[at]))
-        np.testing.assert_equal((row.low, row.high), (float(report.overlap_lo[at]), float(report.overlap_hi[at])))
-        assert row.baseline == (0.5, 0.25)[row.layer], "a null without heads holds for every head"
+    for row in rows[:-1]:
+        value = own.value[row.layer, row.head]
+        assert (row.value, row.low, row.high) == (value, value - 1, value + 1)
+        assert (row.baseline, row.baseline_name) == (value - 2, "random"), "its range reaches furthest"
         assert (row.variant, row.position, row.n) == (None, None, 19)
+    assert math.isnan(rows[-1].value)
+    assert (rows[-1].baseline, rows[-1].baseline_name) == (0.25, "flat"), "the other one is not known here"
 
 
 def test_named_axes_are_the_variant(rng: np.random.Generator) -> None:
@@ -131,36 +83,91 @@ def test_named_axes_are_the_variant(rng: np.random.Generator) -> None:
     assert len(rows) == 2 * 3 * 5
     for row in rows:
         index = ("inputs", "hypotheses").index(str(row.variant))
-        assert row.value == report.by_set[index, row.head, row.position] and row.layer is None
-        assert row.baseline == (7.0, 11.0)[index] and math.isnan(row.low) and math.isnan(row.high)
+        assert row.value == report.by_set.value[index, row.head, row.position] and row.layer is None
+        assert (row.baseline, row.baseline_name, row.unit) == ((7.0, 11.0)[index], "shuffled", "nats")
+        assert math.isnan(row.low) and math.isnan(row.high)
 
 
 def test_what_has_no_place_in_the_table_is_left_out(rng: np.random.Generator) -> None:
-    metrics = {row.metric for row in planted(rng).records()}
-    assert metrics == {"depth", "missing", "overlap", "by_set", "count"}, "no companions, text, or unnamed axes"
-    assert [(row.position, row.value) for row in rows_of(planted(rng), "count")] == [
-        (0, 2.0), (1, 3.0), (2, 5.0), (3, 7.0), (4, 11.0),
-    ]  # fmt: skip
+    metrics = {row.metric for row in records_of(planted(rng))}
+    assert metrics == {"depth", "missing", "overlap", "by_set", "share", "count", "whole"}, "no text or unnamed axes"
+    counts = [(row.position, row.value) for row in rows_of(planted(rng), "count")]
+    assert counts == [(0, 2.0), (1, 3.0), (2, 5.0), (3, 7.0), (4, 11.0)]
 
 
-def test_a_saved_report_comes_back_equal(tmp_path: Path, rng: np.random.Generator) -> None:
+def test_a_headline_is_an_entry_with_its_baselines(rng: np.random.Generator) -> None:
+    first, second = planted(rng).headlines()
+    assert first == Headline(
+        metric="depth", label="how deep", value=0.1 + 0.2, unit="bits", low=0.25, high=0.5, baseline=0.2,
+        baseline_name="random, 0.1 to 0.21; uniform 0.125", verdict="yes",
+    )  # fmt: skip
+    assert str(first) == (
+        "how deep 0.3 bits [0.25 … 0.5]; 0.2 (random, 0.1 to 0.21; uniform 0.125); beats every baseline: yes"
+    )
+    assert str(second) == "missing –" and second.verdict == "" and math.isnan(second.baseline)
+
+
+def test_a_headline_of_an_entry_is_taken_at_its_index(rng: np.random.Generator) -> None:
     report = planted(rng)
+    value = float(report.overlap.value[-1, 0])
+    line = headline_of(report, "overlap", (-1, 0))
+    assert (line.label, line.value, line.low, line.high) == ("overlap", value, value - 1, value + 1)
+    assert line.baseline == value - 2 and line.baseline_name.endswith("; flat 0.25")
+    line = headline_of(report, "by_set", (1, 2, 4), "by one set")
+    assert (line.label, line.value, line.unit) == ("by one set", report.by_set.value[1, 2, 4], "nats")
+    assert (line.baseline, line.baseline_name, line.verdict) == (11.0, "shuffled", "no") and math.isnan(line.low)
+
+
+@pytest.mark.parametrize(("why", "said"), [("one sequence", "one sequence"), ("", "too few sequences, or too few")])
+def test_a_withheld_interval_says_why(why: str, said: str, rng: np.random.Generator) -> None:
+    level = Baseline.of("baseline", "flat", 0.0)
+    depth = Estimate.of(1.0, (math.nan, math.nan), baselines=[level], why_not=why)
+    line = replace(planted(rng), depth=depth).headlines()[0]
+    assert f"[no interval: {said}" in str(line) and (line.interval, line.verdict) == ("", "undecided")
+
+
+@pytest.mark.parametrize(
+    ("line", "cells"),
+    [
+        (Headline(metric="x", label="x", value=math.nan), ("–", "", "")),
+        (Headline(metric="x", label="x", value=0.00012345, unit="bits"), ("0.0001234 bits", "", "")),
+        (Headline(metric="x", label="x", value=1.0, low=-0.5, high=1.5), ("1", "−0.5 … 1.5", "")),
+        (Headline(metric="x", label="x", value=1.0, baseline=-1e-7, baseline_name="flat"), ("1", "", "−1e−7 (flat)")),
+    ],
+)
+def test_cells_leave_out_what_is_not_known(line: Headline, cells: tuple[str, str, str]) -> None:
+    assert (line.value_text, line.interval, line.baseline_text) == cells
+    value, interval, baseline = cells
+    assert str(line).startswith(f"x {value}") and "beats" not in str(line)
+    assert (f"[{interval}]" in str(line)) == bool(interval) and (f"; {baseline}" in str(line)) == bool(baseline)
+
+
+def test_a_saved_report_comes_back_bit_for_bit(tmp_path: Path, rng: np.random.Generator) -> None:
+    report = with_provenance(planted(rng), SOURCE)
     report.save(tmp_path / "deep" / "planted")
-    assert_equal(PlantedReport.load(tmp_path / "deep" / "planted"), report)
+    loaded = PlantedReport.load(tmp_path / "deep" / "planted")
+    assert_equal(loaded, report)
+    assert loaded.provenance == SOURCE and str(loaded) == str(report) and loaded.plot() == report.plot()
+
+
+def test_a_path_may_be_text(tmp_path: Path, rng: np.random.Generator) -> None:
+    planted(rng).save(str(tmp_path / "planted"))
+    assert PlantedReport.load(str(tmp_path / "planted")).n == 19
 
 
 def test_views_of_other_arrays_are_saved_as_they_look(tmp_path: Path, rng: np.random.Generator) -> None:
+    values = np.asfortranarray(rng.normal(size=(2, 3)))
+    ends = np.broadcast_to(np.arange(3.0), (2, 3))
     report = replace(
-        planted(rng), overlap=np.asfortranarray(rng.normal(size=(2, 3))), cloud=rng.normal(size=(13, 7)).T,
-        overlap_lo=np.broadcast_to(np.arange(3.0), (2, 3)),
-    )  # fmt: skip
+        planted(rng), overlap=Estimate(value=values, low=ends, high=ends), cloud=rng.normal(size=(13, 7)).T
+    )
     report.save(tmp_path / "planted")
     assert_equal(PlantedReport.load(tmp_path / "planted"), report)
 
 
 def test_the_files_are_strict_json_and_safetensors(tmp_path: Path, rng: np.random.Generator) -> None:
     planted(rng).save(tmp_path / "planted")
-    assert {path.name for path in (tmp_path / "planted").iterdir()} == {"report.json", "arrays.safetensors"}
+    assert {path.name for path in (tmp_path / "planted").iterdir()} == FILES
 
     def refuse(constant: str) -> float:
         raise AssertionError(f"{constant} is no JSON")
@@ -208,24 +215,36 @@ FAULTS: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "a text for a schema": (change_json(lambda held: held.update(schema="1")), r"report\.json has no schema number\."),
     "newer": (
-        change_json(lambda held: held.update(schema=3, reports=7)),
-        r"planted has schema 3; this bayesgeom reads up to 2\. Upgrade bayesgeom\.$",
+        change_json(lambda held: held.update(schema=SCHEMA + 1, reports=7)),
+        r"planted has schema 4; this bayesgeom reads up to 3\. Upgrade bayesgeom\.$",
     ),
     "older": (
-        change_json(lambda held: held.update(schema=1)),
-        r"planted has schema 1, without a hash; .* made it again",
+        change_json(lambda held: held.update(schema=2)),
+        r"planted has schema 2; this bayesgeom reads schema 3\. Run the command that made it again\.$",
     ),
     "edited": (
         lambda path: (path / "report.json").write_text((path / "report.json").read_text().replace("0.3", "0.4")),
         r"planted was changed after it was written",
     ),
     "a type": (
-        change_json(lambda held: held["reports"]["planted"].update(depth="deep")),
-        r"report 'planted': field 'depth' holds 'deep', which is not float",
+        change_json(lambda held: held["reports"]["planted"].update(share="deep")),
+        r"report 'planted': field 'share' holds 'deep', which is not float",
+    ),
+    "no estimate": (
+        change_json(lambda held: held["reports"]["planted"].update(depth=0.5)),
+        r"report 'planted': field 'depth' holds no estimate",
+    ),
+    "a scalar for an array": (
+        change_json(lambda held: held["reports"]["planted"]["overlap"].update(value=0.5)),
+        r"report 'planted': field 'overlap' holds no estimate: .* shapes",
+    ),
+    "another's array": (
+        change_json(lambda held: held["reports"]["planted"].update(depth=held["reports"]["planted"]["by_item"])),
+        r"report 'planted': field 'depth' holds no estimate: depth\.value is 'array'",
     ),
     "names": (
         change_json(lambda held: held["reports"]["planted"].update(sets=["one"])),
-        r"report 'planted': axis 'set' has \d+ entries and 1 names",
+        r"report 'planted': axis 'set' has 2 entries and 1 names",
     ),
     "no table": (
         change_json(lambda held: held["reports"].update(planted=[])),
@@ -235,7 +254,7 @@ FAULTS: dict[str, tuple[Callable[[Path], object], str]] = {
     "a number": (change_json(lambda held: held.update(reports=3)), r"planted holds no readable report"),
     "another kind": (
         change_json(lambda held: held["reports"].update(oracle={})),
-        r"planted holds reports of unknown kinds: oracle\. Upgrade",
+        r"planted holds reports of unknown kinds: oracle\. `load_report` reads",
     ),
     "a field less": (
         change_json(lambda held: held["reports"]["planted"].pop("depth")),
@@ -248,9 +267,17 @@ FAULTS: dict[str, tuple[Callable[[Path], object], str]] = {
 }
 
 
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A report that was saved once, to be copied and damaged."""
+    path = tmp_path_factory.mktemp("saved") / "planted"
+    planted(np.random.default_rng(0)).save(path)
+    return path
+
+
 @pytest.mark.parametrize("fault", FAULTS)
-def test_what_is_no_report_is_refused(fault: str, tmp_path: Path, rng: np.random.Generator) -> None:
-    planted(rng).save(tmp_path / "planted")
+def test_what_is_no_report_is_refused(fault: str, saved: Path, tmp_path: Path) -> None:
+    shutil.copytree(saved, tmp_path / "planted")
     change, message = FAULTS[fault]
     change(tmp_path / "planted")
     with pytest.raises(OutputFault, match=message):
@@ -266,44 +293,11 @@ def test_a_directory_without_this_report_is_refused(tmp_path: Path, rng: np.rand
         read_parts(tmp_path / "nowhere", {})
 
 
-def test_headlines_carry_what_is_stored_for_them(rng: np.random.Generator) -> None:
-    first, second = planted(rng).headlines()
-    assert first == Headline(
-        metric="depth", label="depth", value=0.1 + 0.2, unit="bits", lo=0.25, hi=0.5, null=1.25, null_label="flat"
-    )
-    assert math.isnan(second.value) and math.isnan(second.lo) and math.isnan(second.null)
-    assert str(planted(rng).headlines()[0]) == "depth 0.3 bits [0.25 … 0.5]; null 1.2500 (flat)"
+def test_a_report_is_loaded_by_its_own_class_alone(tmp_path: Path, rng: np.random.Generator) -> None:
+    from bayesgeom.probes.calibration import CalibrationReport
 
-
-def test_an_entry_carries_its_companions_entries(rng: np.random.Generator) -> None:
-    report = planted(rng)
-    value = float(report.overlap[-1, 0])
-    assert report.entry("overlap", (-1, 0), "overlap", null_label="flat") == Headline(
-        metric="overlap", label="overlap", value=value, lo=value - 1, hi=value + 1, null=0.25, null_label="flat"
-    )
-    line = report.entry("by_set", (1, 2, 4), "by set", unit="bits")
-    assert (line.value, line.unit, line.null) == (report.by_set[1, 2, 4], "bits", 11.0)
-    assert math.isnan(line.lo) and math.isnan(line.hi) and math.isnan(report.entry("count", (3,), "count").null)
-
-
-@pytest.mark.parametrize(
-    ("line", "cells"),
-    [
-        (Headline(metric="x", label="x", value=math.nan), ("–", "", "")),
-        (Headline(metric="x", label="x", value=0.00012345, unit="bits"), ("0.0001234 bits", "", "")),
-        (Headline(metric="x", label="x", value=1.0, lo=0.5, hi=1.5), ("1", "0.5 … 1.5", "")),
-        (Headline(metric="x", label="x", value=1.0, null=-1e-7, null_label="flat"), ("1", "", "0.0000 (flat)")),
-        (
-            Headline(metric="x", label="x", value=0.0031, null=1.10731, null_label="uniform"),
-            ("0.0031", "", "1.1073 (uniform)"),
-        ),
-    ],
-)
-def test_cells_leave_out_what_is_not_known(line: Headline, cells: tuple[str, str, str]) -> None:
-    assert headline_cells(line) == cells
-    value, interval, null = cells
-    assert (
-        str(line).startswith(f"x {value}")
-        and ("[" in str(line)) == bool(interval)
-        and ("; null" in str(line)) == bool(null)
-    )
+    planted(rng).save(tmp_path / "run")
+    with pytest.raises(OutputFault, match=r"reports of unknown kinds: planted\. `load_report` reads every kind"):
+        CalibrationReport.load(tmp_path / "run")
+    with pytest.raises(InvalidArgument, match=r"Report is of no one kind"):
+        Report.load(tmp_path / "run")

@@ -35,19 +35,17 @@ def clouds(belief: np.ndarray, rng: np.random.Generator) -> torch.Tensor:
     return torch.from_numpy(np.stack([guess + noise[0], noise[1]])).flatten(1, 2)
 
 
-def test_best_guesses_are_found_with_intervals_and_nulls(belief: np.ndarray, clouds: torch.Tensor) -> None:
+def test_best_guesses_are_found_with_intervals_and_levels(belief: np.ndarray, clouds: torch.Tensor) -> None:
     weights = jackknife_weights(SEQUENCES)
     scores = cluster_scores(clouds, targets_of(belief), TOKENS, COUNTS, weights, n_clustered=151, seed=3)
-    assert all(values.shape == (2, len(COUNTS)) for values in scores.values())
-    assert scores["rand_index"][0, 1] == 1
-    assert np.isnan(scores["rand_index_lo"][0, 1]), "no point is in the wrong cluster: how rare one is, is unknown"
-    assert scores["silhouette"][0, 1] > 0.8 > scores["silhouette_null"][0, 1] + 0.2
-    assert np.abs(scores["rand_index"][1]).max() < 0.1 > np.abs(scores["rand_index_null"]).max()
-    for name in ("silhouette", "rand_index", "token_rand_index"):
-        lo, hi = (scores[f"{name}_{end}"] for end in ("lo", "hi"))
-        assert not (lo > hi).any() and np.isfinite(lo).sum() >= 4
-        inside = ~((lo - 0.02 > scores[name]) | (scores[name] > hi + 0.02))
-        assert inside.all(), name
+    assert scores.rand_index.value[0, 1] == 1
+    assert np.isnan(scores.rand_index.low[0, 1]), "no point is in the wrong cluster: how rare one is, is unknown"
+    assert scores.silhouette.value[0, 1] > 0.8 > scores.silhouette.level[0, 1] + 0.2
+    assert np.abs(scores.rand_index.value[1]).max() < 0.1 > np.abs(scores.rand_index.level).max()
+    for own in (scores.silhouette, scores.rand_index, scores.token_rand_index):
+        assert all(part.shape == (2, len(COUNTS)) for part in (own.value, own.low, own.high, own.level))
+        assert not (own.low > own.high).any() and np.isfinite(own.low).sum() >= 4
+        assert not ((own.low - 0.02 > own.value) | (own.value > own.high + 0.02)).any()
 
 
 def test_clusters_of_the_token_are_told_from_clusters_of_the_guess(
@@ -58,24 +56,25 @@ def test_clusters_of_the_token_are_told_from_clusters_of_the_guess(
     )
     even = np.full((1, SEQUENCES), 1 / SEQUENCES)
     scores = cluster_scores(cloud[None], targets_of(belief), TOKENS, [4], even, n_clustered=999, seed=3)
-    assert scores["token_rand_index"][0, 0] > 0.99 > 0.1 > abs(scores["rand_index"][0, 0])
+    assert scores.token_rand_index.value[0, 0] > 0.99 > 0.1 > abs(scores.rand_index.value[0, 0])
 
 
 def test_nearest_centroids_by_confidence(belief: np.ndarray, clouds: torch.Tensor) -> None:
     targets = targets_of(belief)
     found = [read_out(cloud, targets, random_subspaces(D, H, draws=2, seed=0)) for cloud in clouds]
     bands = [(0.0, 2.0), (0.7, 2.0), (3.0, 4.0)]
-    scores = guess_scores(found, targets, bands, seed=4)
-    assert scores["nearest_centroid_accuracy"][0, 0] == 1 > 0.6 > scores["nearest_centroid_accuracy"][1, 0]
-    lo, hi = (scores[f"nearest_centroid_accuracy_{end}"][1, 0] for end in ("lo", "hi"))
-    assert lo < scores["nearest_centroid_accuracy"][1, 0] < hi
-    assert all(np.isnan(scores[f"nearest_centroid_accuracy{end}"][:, 2]).all() for end in ("", "_lo", "_hi", "_null"))
-    assert scores["constant_accuracy"].shape == (3,) and scores["constant_accuracy"][0] < 0.6
+    accuracy, constant = guess_scores(found, targets, bands, seed=4)
+    assert accuracy.value[0, 0] == 1 > 0.6 > accuracy.value[1, 0]
+    assert accuracy.low[1, 0] < accuracy.value[1, 0] < accuracy.high[1, 0]
+    for part in (accuracy.value, accuracy.low, accuracy.high, accuracy.level):
+        assert np.isnan(part[:, 2]).all()
+    assert constant.shape == (3,) and constant[0] < 0.6
 
 
 def test_ties_have_no_best_guess(clouds: torch.Tensor) -> None:
     even = targets_of(np.full((SEQUENCES, POSITIONS, H), 1 / H))
     weights = bootstrap_weights(SEQUENCES, seed=2, draws=31)
     scores = cluster_scores(clouds, even, TOKENS, COUNTS, weights, n_clustered=151, seed=3)
-    assert all(np.isnan(scores[f"rand_index{end}"]).all() for end in ("", "_lo", "_hi", "_null"))
-    assert np.isfinite(scores["silhouette"]).all()
+    own = scores.rand_index
+    assert all(np.isnan(part).all() for part in (own.value, own.low, own.high, own.level))
+    assert np.isfinite(scores.silhouette.value).all()

@@ -17,7 +17,6 @@ from bayesgeom.stats.manifold import (
     entropy_columns,
     entropy_scale,
     head_statistics,
-    tabulated,
     unit_columns,
     view,
 )
@@ -155,16 +154,6 @@ def test_a_view_of_a_plane_has_a_third_axis_of_nothing(entropy: np.ndarray, rng:
     seen, curve = view(plane, torch.eye(2, dtype=torch.float64), entropy.ravel(), np.array([1.0]))
     assert seen.shape == (entropy.size, 3) and curve.shape == (1, 3)
     assert (seen[:, 2] == 0).all() and seen[:, :2].any()
-
-
-def test_tables_hold_the_truth_and_the_mean_of_the_shuffles(points: torch.Tensor, entropy: np.ndarray) -> None:
-    scale = scale_of(entropy)
-    clouds = [[cloud_statistics(points * torch.arange(1, D + 1) ** power, scale) for power in (0, 1)] for _ in range(3)]
-    table = tabulated(clouds)
-    assert all(values.shape == (3, 2) for values in table.values())
-    assert table["pearson"][2, 1] == clouds[2][1].relation["pearson"][0]
-    assert table["pearson_null"][2, 1] == pytest.approx(clouds[2][1].relation["pearson"][1:].mean())
-    assert table["pc1_share"][0, 1] == clouds[0][1].shape["pc1_share"]
 
 
 def test_products_of_unit_columns_are_correlations(rng: np.random.Generator) -> None:

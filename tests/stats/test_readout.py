@@ -192,15 +192,18 @@ def test_scores_under_even_weights_are_those_of_the_readout(points: torch.Tensor
     assert distance_of_mean(targets) == pytest.approx(np.abs(truth - mean).sum(axis=-1).mean() / 2, abs=1e-6)
 
 
-def test_summary_puts_each_score_beside_its_nulls(points: torch.Tensor, targets: BeliefTargets) -> None:
+def test_summary_puts_each_score_beside_its_levels(points: torch.Tensor, targets: BeliefTargets) -> None:
     found = [read_out(cloud, targets, BASES) for cloud in (points, points**2)]
     table = summary(found, targets, jackknife_weights(HELD))
-    assert all(values.shape == (2,) for values in table.values())
-    assert table["r2_null"][1] == pytest.approx(found[1].r2[1:DRAWS].mean())
-    assert table["r2_random_subspace"][1] == pytest.approx(found[1].r2[DRAWS:].mean())
-    for metric in ("r2", "total_variation", "balanced_accuracy"):
-        lo, hi = (table[f"{metric}_{end}"] for end in ("lo", "hi"))
-        assert np.isnan([lo, hi]).all() if HELD < 9 else ((lo < table[metric]) & (table[metric] < hi)).all()
+    assert table.r2.level[1] == pytest.approx(found[1].r2[1:DRAWS].mean())
+    assert table.total_variation.level.tolist() == [distance_of_mean(targets)] * 2
+    assert table.r2_within.shape == table.balanced_accuracy_within.shape == (3, 2)
+    mean, low, high = table.r2_within[:, 1]
+    assert mean == pytest.approx(found[1].r2[DRAWS:].mean()) and low < mean < high
+    for own in (table.r2, table.total_variation, table.balanced_accuracy):
+        assert own.value.shape == own.level.shape == (2,)
+        lacks = np.isnan([own.low, own.high]).all()
+        assert lacks if HELD < 9 else ((own.low < own.value) & (own.value < own.high)).all()
 
 
 def test_bands_and_the_commonest_answer(points: torch.Tensor, targets: BeliefTargets) -> None:
@@ -214,8 +217,7 @@ def test_bands_and_the_commonest_answer(points: torch.Tensor, targets: BeliefTar
             if label.any() and low <= held[s, p, 0, BELIEF].max() < high:
                 right.append(found.hits[s, p, 0])
                 counts += label
-        scores = guess_scores([found], targets, bands)
-        accuracy, constant = scores["nearest_centroid_accuracy"][0, band], commonest(targets, inside)[band]
+        accuracy, constant = guess_scores([found], targets, bands)[0].value[0, band], commonest(targets, inside)[band]
         if right:
             assert accuracy == pytest.approx(np.mean(right)) and constant == pytest.approx(counts.max() / len(right))
         else:
@@ -226,4 +228,6 @@ def test_nothing_held_out_is_no_answer(points: torch.Tensor, belief: torch.Tenso
     targets = belief_targets(belief_rows(belief[:1])[None].expand(2, -1, -1, -1, -1), 1)
     found = read_out(points[:POSITIONS], targets, BASES)
     table = summary([found], targets, jackknife_weights(0))
-    assert all(np.isnan(values).all() for values in table.values())
+    for own in (table.r2, table.total_variation, table.balanced_accuracy):
+        assert np.isnan([own.value, own.low, own.high, own.level]).all()
+    assert np.isnan(table.r2_within).all() and np.isnan(table.balanced_accuracy_within).all()

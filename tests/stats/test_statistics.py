@@ -17,7 +17,6 @@ from bayesgeom.stats.bootstrap import (
     r2_interval,
     ratio_interval,
     shuffled_within_position,
-    statistic_bounds,
     statistic_interval,
 )
 from bayesgeom.stats.intervals import (
@@ -227,9 +226,6 @@ def test_the_jackknife_of_a_mean_is_the_interval_of_the_mean(rng: np.random.Gene
     assert weights.shape == (32, 31) and np.allclose(weights.sum(axis=1), 1)
     found = statistic_interval(weights @ values, seed=3)
     np.testing.assert_allclose(tuple(found), tuple(mean_interval(values, seed=3)), atol=1e-9)
-    bounds = statistic_bounds("height", weights @ values, seed=3)
-    np.testing.assert_allclose(bounds["height"], values.mean(axis=0))
-    np.testing.assert_array_equal((bounds["height_lo"], bounds["height_hi"]), tuple(found))
 
 
 def test_groups_are_left_out_where_sequences_are_many() -> None:

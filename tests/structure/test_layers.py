@@ -19,13 +19,13 @@ UNIT_LINES, CORE_LINES = 3_500, 2_500
 EXEMPT = {"models"}
 # Folders of plug-ins, and in each the modules that every plug-in may import.
 SHARED = {
-    "tasks": {"base", "text", "windows", "markov"},
+    "tasks": {"base", "limits", "text", "windows", "markov"},
     "charts": {"lines", "simplex"},
     "probes": {"base", "belief_report", "key_report"},
     "commands": {"base"},
 }
 # What chooses among the plug-ins of a folder, and so knows them.
-FRONTS = {"probes.one_pass", "probes.controls"}
+FRONTS = {"probes.one_pass"}
 # A probe receives a finished run: it never touches a model, and what takes a second pass is no probe.
 UNSEEN = {
     "probes": ("models", "ablations", "interventions"),

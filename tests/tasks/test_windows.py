@@ -134,7 +134,7 @@ def test_renamed_states_have_renamed_observers() -> None:
     task = HMMS[0]
     trials = task.sample(5, seed=7)
     names = torch.tensor([[2, 0, 1], [0, 1, 2], [1, 2, 0], [2, 1, 0], [0, 2, 1]])
-    renamed = task.relabelled(trials, names)
+    renamed = task.relabeled(trials, names)
     for start, w in itertools.product(STARTS, (0, 1, 3)):
         own = task.window_predictives(trials, w, start)
         expected = torch.empty_like(own).scatter_(2, names[:, None].expand_as(own), own)

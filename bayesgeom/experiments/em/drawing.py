@@ -9,13 +9,12 @@ from jaxtyping import Float, Int
 
 from bayesgeom.charts.curves import Curve, add_curves
 from bayesgeom.charts.forest import add_forest
+from bayesgeom.results.estimate import Estimate
 from bayesgeom.results.theme import panels, with_room_for_legend
 from bayesgeom.stats.bootstrap import seed_interval
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
-
-Interval = tuple[Float[np.ndarray, " arm"], Float[np.ndarray, " arm"], Float[np.ndarray, " arm"]]
 
 
 @final
@@ -34,9 +33,9 @@ def em_figure(
     arms: Sequence[str],
     steps: Int[np.ndarray, " record"],
     chains: Sequence[ChainCurves],
-    speeds: tuple[Interval, Interval],
+    speeds: tuple[Estimate, Estimate],
 ) -> "Figure":
-    """One row of curves per chain, then the speeds (value, lo, hi) of the first on both of its sequences."""
+    """One row of curves per chain, then the speeds of all arms on both sequences of the first."""
     rows = [(f"{of.chain}: trained on", f"{of.chain}: held out") for of in chains]
     titles = (*(text for row in rows for text in row), "Sooner at SGD 0.01's final loss", "The same, held out")
     figure = panels(title, titles, row_height=380)
@@ -47,8 +46,8 @@ def em_figure(
             add_curves(figure, (row, column), steps, curves, unit="loss (bits)", levels=levels)
             _show_the_middle(figure, (row, column), losses, of.floor)
     bottom = len(chains) + 1
-    for column, (values, lo, hi) in enumerate(speeds, start=1):
-        add_forest(figure, (bottom, column), arms, values, (lo, hi), unit="times sooner", null=1.0)
+    for column, speed in enumerate(speeds, start=1):
+        add_forest(figure, (bottom, column), arms, speed.value, speed.ends, unit="times sooner", null=1.0)
         figure.update_traces(showlegend=False, row=bottom, col=column)
     return with_room_for_legend(figure)
 

@@ -1,12 +1,12 @@
 """The report of the sticky-chain experiment: final losses, paired differences and speeds of every arm, with intervals.
 
 Intervals are Student's over seeds, paired wherever arms are compared: every arm of a seed has the same start and the
-same sequences. Losses are computed in nats and given in bits; `final_loss_nats` is there for comparison with the paper.
+same sequences. Losses are computed in nats and given in bits; `final_loss_nats` is for comparison with the paper.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, final
+from typing import TYPE_CHECKING, Annotated, ClassVar, final
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -14,7 +14,10 @@ from jaxtyping import Float, Int
 from bayesgeom.experiments.em.arms import ARMS, BASELINE, EM_LIKE, Curves, steps_to
 from bayesgeom.experiments.em.chain import StickyChain
 from bayesgeom.results.cells import interval_cell
-from bayesgeom.results.report import Headline, Report, aligned
+from bayesgeom.results.estimate import Baseline, Estimate, Quantity
+from bayesgeom.results.headline import Headline
+from bayesgeom.results.report import Report, headline_of
+from bayesgeom.results.tables import aligned
 from bayesgeom.stats.bootstrap import seed_interval
 from bayesgeom.stats.information import NATS_PER_BIT
 
@@ -22,18 +25,21 @@ if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
 _BASE, _EM = ([arm.name for arm in ARMS].index(name) for name in (BASELINE, EM_LIKE))
+TRAINED, HELD_OUT = 0, 1  # along the axis `sequence`
+_ARMS, _FEW = "sequence chain arm", "chain arm"
 
 
 @final
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class EMReport(Report):
-    """Per chain and arm: loss on the sequence trained on and on a held-out one, and how much sooner than small steps.
+    """Per sequence (the one trained on, a held-out one), chain and arm: loss, and how much sooner than small steps.
 
-    - `floor_bits`: entropy rate of the chain; `filter_bits`, what the exact filter scores on the two sequences.
+    - `floor_bits`: entropy rate of the chain; `filter_bits`: what the exact filter scores on the two sequences.
     - `speedup`: steps that the baseline took, over the steps to its final loss on the same sequence, seed by seed;
       geometric mean over seeds. NaN where a seed never got there; `reached` counts those that did.
-    - `speedup_authors`: the same to the *mean* final loss of the baseline, as in the authors' code.
+    - `speedup_authors`: the same to the *mean* final loss of the baseline, as in the authors' code; trained on only.
     - `em_margin_bits`: final loss of the arm minus that of the EM-like arm, paired. Above 0, EM-like is better.
+    - `best_held_out_bits`: the least held-out loss at any recorded step, mean over seeds.
     """
 
     name: ClassVar[str] = "em_experiment"
@@ -50,77 +56,61 @@ class EMReport(Report):
     chains: tuple[str, ...]
     arms: tuple[str, ...]
     seeds: tuple[str, ...]
+    sequences: tuple[str, ...]
     self_probability: Float[np.ndarray, " chain"]
     floor_bits: Float[np.ndarray, " chain"]
-    floor_nats: Float[np.ndarray, " chain"]
-    filter_bits: Float[np.ndarray, " chain"]
-    held_out_filter_bits: Float[np.ndarray, " chain"]
-    final_loss_nats: Float[np.ndarray, "chain arm"]
-    final_loss_bits: Float[np.ndarray, "chain arm"]
-    final_loss_bits_lo: Float[np.ndarray, "chain arm"]
-    final_loss_bits_hi: Float[np.ndarray, "chain arm"]
-    held_out_bits: Float[np.ndarray, "chain arm"]
-    held_out_bits_lo: Float[np.ndarray, "chain arm"]
-    held_out_bits_hi: Float[np.ndarray, "chain arm"]
-    best_held_out_bits: Float[np.ndarray, "chain arm"]
-    best_held_out_bits_lo: Float[np.ndarray, "chain arm"]
-    best_held_out_bits_hi: Float[np.ndarray, "chain arm"]
-    entropy_bits: Float[np.ndarray, "chain arm"]
-    accuracy: Float[np.ndarray, "chain arm"]
-    held_out_accuracy: Float[np.ndarray, "chain arm"]
-    em_margin_bits: Float[np.ndarray, "chain arm"]
-    em_margin_bits_lo: Float[np.ndarray, "chain arm"]
-    em_margin_bits_hi: Float[np.ndarray, "chain arm"]
-    em_held_out_margin_bits: Float[np.ndarray, "chain arm"]
-    em_held_out_margin_bits_lo: Float[np.ndarray, "chain arm"]
-    em_held_out_margin_bits_hi: Float[np.ndarray, "chain arm"]
-    speedup: Float[np.ndarray, "chain arm"]
-    speedup_lo: Float[np.ndarray, "chain arm"]
-    speedup_hi: Float[np.ndarray, "chain arm"]
-    reached: Int[np.ndarray, "chain arm"]
-    speedup_authors: Float[np.ndarray, "chain arm"]
-    speedup_authors_lo: Float[np.ndarray, "chain arm"]
-    speedup_authors_hi: Float[np.ndarray, "chain arm"]
-    held_out_speedup: Float[np.ndarray, "chain arm"]
-    held_out_speedup_lo: Float[np.ndarray, "chain arm"]
-    held_out_speedup_hi: Float[np.ndarray, "chain arm"]
-    held_out_reached: Int[np.ndarray, "chain arm"]
+    filter_bits: Float[np.ndarray, "sequence chain"]
+    final_loss_bits: Annotated[Estimate, Quantity(_ARMS, unit="bits", better="lower", label="final loss")]
+    best_held_out_bits: Annotated[Estimate, Quantity(_FEW, unit="bits", better="lower", label="least held-out loss")]
+    final_entropy_bits: Float[np.ndarray, "chain arm"]
+    accuracy: Float[np.ndarray, "sequence chain arm"]
+    em_margin_bits: Annotated[
+        Estimate, Quantity(_ARMS, unit="bits", better="higher", label="final loss minus EM-like's")
+    ]
+    speedup: Annotated[
+        Estimate,
+        Quantity(_ARMS, unit="times", better="higher", label="sooner at SGD's final loss on the same sequence"),
+    ]
+    reached: Int[np.ndarray, "sequence chain arm"]
+    speedup_authors: Annotated[
+        Estimate, Quantity(_FEW, unit="times", better="higher", label="sooner at SGD's mean final loss")
+    ]
     recorded_steps: Int[np.ndarray, " record"]
-    loss_bits_by_step: Float[np.ndarray, "chain arm seed record"]
-    held_out_bits_by_step: Float[np.ndarray, "chain arm seed record"]
-    intervals: Mapping[str, tuple[float, float]]
-    nulls: Mapping[str, float]
+    loss_bits_by_step: Float[np.ndarray, "sequence chain arm seed record"]
     n: int
+
+    @property
+    def final_loss_nats(self) -> Float[np.ndarray, "sequence chain arm"]:
+        """Mean final loss in nats, as the paper gives it."""
+        return self.final_loss_bits.value * NATS_PER_BIT
+
+    @property
+    def floor_nats(self) -> Float[np.ndarray, " chain"]:
+        """Entropy rate of the chain in nats."""
+        return self.floor_bits * NATS_PER_BIT
 
     def headlines(self) -> Sequence[Headline]:
         controls = [i for i in range(len(self.arms)) if i not in (_BASE, _EM)]
+
+        def line(metric: str, sequence: int, arm: int, label: str) -> Headline:
+            return headline_of(self, metric, at=(sequence, 0, arm), label=f"{self.arms[arm]}: {label}")
+
         return (
-            self._line("speedup", _EM, "sooner at SGD's final loss", 1.0),
-            *(self._line("speedup", i, "sooner at SGD's final loss", 1.0) for i in controls),
-            *(self._line("em_margin_bits", i, "final loss minus EM-like's", 0.0) for i in controls),
-            *(self._line("em_held_out_margin_bits", i, "held-out loss minus EM-like's", 0.0) for i in controls),
+            line("speedup", TRAINED, _EM, "sooner at SGD's final loss"),
+            *(line("speedup", TRAINED, i, "sooner at SGD's final loss") for i in controls),
+            *(line("em_margin_bits", TRAINED, i, "final loss minus EM-like's") for i in controls),
+            *(line("em_margin_bits", HELD_OUT, i, "held-out loss minus EM-like's") for i in controls),
         )
 
-    def _line(self, metric: str, arm: int, label: str, null: float) -> Headline:
-        lo, hi = (float(vars(self)[f"{metric}_{end}"][0, arm]) for end in ("lo", "hi"))
-        times = "times" if metric == "speedup" else "bits"
-        return Headline(
-            metric=metric, label=f"{self.arms[arm]}: {label}", value=float(vars(self)[metric][0, arm]), unit=times,
-            lo=lo, hi=hi, null=null, null_label="no difference",
-        )  # fmt: skip
-
-    def figure(self) -> "Figure":
+    def plot(self) -> "Figure":
         from bayesgeom.experiments.em.drawing import ChainCurves, em_figure
 
-        found = (self.chains, self.loss_bits_by_step, self.held_out_bits_by_step, self.floor_bits)
+        found = (self.chains, *self.loss_bits_by_step, self.floor_bits)
         chains = [
             ChainCurves(chain=chain, trained_on=trained, held_out=held, floor=float(floor))
             for chain, trained, held, floor in zip(*found, strict=True)
         ]
-        speeds = (
-            (self.speedup[0], self.speedup_lo[0], self.speedup_hi[0]),
-            (self.held_out_speedup[0], self.held_out_speedup_lo[0], self.held_out_speedup_hi[0]),
-        )
+        speeds = (self.speedup[TRAINED, 0], self.speedup[HELD_OUT, 0])
         return em_figure(self.title, self.arms, self.recorded_steps, chains, speeds)
 
     def table(self) -> str:
@@ -135,101 +125,94 @@ class EMReport(Report):
         floor = (
             f"{self.chains[chain]}: self-probability {self.self_probability[chain]:.3f}, floor "
             f"{self.floor_nats[chain]:.4f} nats = {self.floor_bits[chain]:.4f} bits; exact filter "
-            f"{self.filter_bits[chain]:.4f} bits, held out {self.held_out_filter_bits[chain]:.4f}"
+            f"{self.filter_bits[TRAINED, chain]:.4f} bits, held out {self.filter_bits[HELD_OUT, chain]:.4f}"
         )
         return "\n".join([floor, *aligned(rows)])
 
     def _row(self, chain: int, arm: int) -> tuple[str, ...]:
-        at = (chain, arm)
+        at, held = (TRAINED, chain, arm), (HELD_OUT, chain, arm)
+        low, high = self.final_loss_bits.ends
         return (
             self.arms[arm],
             f"{self.final_loss_nats[at]:.4f}",
-            f"{self.final_loss_bits[at]:.4f}",
-            interval_cell(self.final_loss_bits_lo[at], self.final_loss_bits_hi[at], ".4f"),
-            f"{self.held_out_bits[at]:.4f}",
-            *self._times("speedup", int(self.reached[at]), at),
-            *self._times("held_out_speedup", int(self.held_out_reached[at]), at),
+            f"{self.final_loss_bits.value[at]:.4f}",
+            interval_cell(low[at], high[at], ".4f"),
+            f"{self.final_loss_bits.value[held]:.4f}",
+            *self._times(at),
+            *self._times(held),
         )
 
-    def _times(self, metric: str, reached: int, at: tuple[int, int]) -> tuple[str, str]:
-        value, lo, hi = (float(vars(self)[f"{metric}{end}"][at]) for end in ("", "_lo", "_hi"))
-        estimate = f"{value:.2f} [{interval_cell(lo, hi, '.2f')}]"
+    def _times(self, at: tuple[int, int, int]) -> tuple[str, str]:
+        own, reached = self.speedup[at], int(self.reached[at])
+        low, high = own.ends
+        estimate = f"{float(own):.2f} [{interval_cell(float(low), float(high), '.2f')}]"
         never = "not in every seed" if reached else "in no seed"
-        return never if np.isnan(value) else estimate, f"{reached}/{self.n}"
+        return never if np.isnan(float(own)) else estimate, f"{reached}/{self.n}"
 
 
 def em_report(
     chains: Sequence[StickyChain], seeds: Sequence[int], curves: Sequence[Sequence[Curves]], recorded: Sequence[int]
 ) -> EMReport:
-    """Summaries of the curves of every chain and seed; `recorded` are the steps of the held-out losses."""
+    """Return summaries of the curves of every chain and seed; `recorded` are the steps of the held-out losses."""
     at = np.asarray(recorded)
-    loss = np.stack([np.stack([c.loss for c in of]) for of in curves]) / NATS_PER_BIT  # chain seed arm step
-    held = np.stack([np.stack([c.held_out for c in of]) for of in curves]) / NATS_PER_BIT
-    last, held_last = loss[..., -1], held[..., -1]
-    filters = np.array([[c.floors for c in of] for of in curves]).mean(axis=1) / NATS_PER_BIT
-    ends = {name: _stacked(curves, name) for name in ("entropy", "accuracy", "held_out_accuracy")}
+    loss, held = (_stacked(curves, lambda c: c.loss), _stacked(curves, lambda c: c.held_out))
+    loss, held = loss / NATS_PER_BIT, held / NATS_PER_BIT  # chain seed arm step
+    last, every_step = np.stack([loss[..., -1], held[..., -1]]), np.arange(loss.shape[-1])
+    accuracies = _stacked(curves, lambda c: c.accuracy), _stacked(curves, lambda c: c.held_out_accuracy)
+    trained = _steps_to(loss, every_step, last[TRAINED, :, :, _BASE])
+    elsewhere = _steps_to(held, at, last[HELD_OUT, :, :, _BASE])
+    mean_of_base = np.repeat(last[TRAINED, :, :, _BASE].mean(axis=1, keepdims=True), len(seeds), axis=1)
     rate = np.array([chain.entropy_rate_nats() for chain in chains])
-    every_step = np.arange(loss.shape[-1])
     return EMReport(
         chains=tuple(f"diagonal {chain.diagonal}" for chain in chains),
         arms=tuple(arm.name for arm in ARMS),
         seeds=tuple(str(seed) for seed in seeds),
+        sequences=("trained on", "held out"),
         self_probability=np.array([float(chain.transition()[0, 0]) for chain in chains]),
         floor_bits=rate / NATS_PER_BIT,
-        floor_nats=rate,
-        filter_bits=filters[:, 0],
-        held_out_filter_bits=filters[:, 1],
-        final_loss_nats=last.mean(axis=1) * NATS_PER_BIT,
-        **_mean("final_loss_bits", last),
-        **_mean("held_out_bits", held_last),
-        **_mean("best_held_out_bits", held.min(axis=-1)),
-        entropy_bits=ends["entropy"].mean(axis=1) / NATS_PER_BIT,
-        accuracy=ends["accuracy"].mean(axis=1),
-        held_out_accuracy=ends["held_out_accuracy"].mean(axis=1),
-        **_mean("em_margin_bits", last - last[:, :, _EM : _EM + 1]),
-        **_mean("em_held_out_margin_bits", held_last - held_last[:, :, _EM : _EM + 1]),
-        **_speeds("speedup", "reached", loss, every_step, last[:, :, _BASE]),
-        **_speeds("held_out_speedup", "held_out_reached", held, at, held_last[:, :, _BASE]),
-        **_authors(loss, every_step, last[:, :, _BASE]),
+        filter_bits=np.array([[c.floors for c in of] for of in curves]).mean(axis=1).T / NATS_PER_BIT,
+        final_loss_bits=_mean(last),
+        best_held_out_bits=_mean(held.min(axis=-1)),
+        final_entropy_bits=_stacked(curves, lambda c: c.entropy).mean(axis=1) / NATS_PER_BIT,
+        accuracy=np.stack([own.mean(axis=1) for own in accuracies]),
+        em_margin_bits=_mean(last - last[..., _EM : _EM + 1], Baseline.of("baseline", EM_LIKE, 0.0)),
+        speedup=_speedup(np.stack([every_step[-1] / trained, at[-1] / elsewhere])),
+        reached=np.stack([np.isfinite(took).sum(axis=1) for took in (trained, elsewhere)]),
+        speedup_authors=_speedup(every_step[-1] / _steps_to(loss, every_step, mean_of_base)),
         recorded_steps=at,
-        loss_bits_by_step=loss[..., at].swapaxes(1, 2),
-        held_out_bits_by_step=held.swapaxes(1, 2),
-        intervals={},
-        nulls={},
+        loss_bits_by_step=np.stack([loss[..., at].swapaxes(1, 2), held.swapaxes(1, 2)]),
         n=len(seeds),
     )
 
 
-def _stacked(curves: Sequence[Sequence[Curves]], name: str) -> Float[np.ndarray, "chain seed arm"]:
-    return np.stack([np.stack([vars(c)[name] for c in of]) for of in curves])
+def _stacked(
+    curves: Sequence[Sequence[Curves]], of: Callable[[Curves], Float[np.ndarray, "arm *rest"]]
+) -> Float[np.ndarray, "chain seed arm *rest"]:
+    return np.stack([np.stack([of(own) for own in by_seed]) for by_seed in curves])
 
 
-def _mean(name: str, values: Float[np.ndarray, "chain seed arm"]) -> dict[str, Any]:
-    lo, hi = seed_interval(values.swapaxes(0, 1))
-    return {name: values.mean(axis=1), f"{name}_lo": lo, f"{name}_hi": hi}
+def _mean(values: Float[np.ndarray, "*rest seed arm"], *baselines: Baseline) -> Estimate:
+    """Return the mean over seeds with Student's interval."""
+    interval = seed_interval(np.moveaxis(values, -2, 0))
+    return Estimate.of(values.mean(axis=-2), interval, resampled="seeds", n=values.shape[-2], baselines=baselines)
 
 
-def _speeds(
-    name: str,
-    count: str,
+def _speedup(times: Float[np.ndarray, "*rest seed arm"]) -> Estimate:
+    """Return the geometric mean over seeds with its interval; the baseline's own speed is 1."""
+    with np.errstate(divide="ignore"):
+        logs = _mean(np.log(times))
+    low, high = logs.ends
+    own = Baseline.of("baseline", BASELINE, 1.0)
+    return Estimate.of(np.exp(logs.value), (np.exp(low), np.exp(high)), resampled="seeds", n=logs.n, baselines=(own,))
+
+
+def _steps_to(
     losses: Float[np.ndarray, "chain seed arm record"],
     at: Int[np.ndarray, " record"],
     threshold: Float[np.ndarray, "chain seed"],
-) -> dict[str, Any]:
-    """How many times sooner each arm is as low as the threshold than the last step; geometric mean over seeds."""
+) -> Float[np.ndarray, "chain seed arm"]:
+    """Return the step at which each arm is as low as the threshold."""
     took = np.empty(losses.shape[:3])
     for place in np.ndindex(*took.shape):
         took[place] = steps_to(losses[place], at.astype(np.float64), float(threshold[place[:2]]))
-    with np.errstate(divide="ignore"):
-        found = _mean(name, np.log(at[-1] / took))
-    return {key: np.exp(value) for key, value in found.items()} | {count: np.isfinite(took).sum(axis=1)}
-
-
-def _authors(
-    losses: Float[np.ndarray, "chain seed arm record"],
-    at: Int[np.ndarray, " record"],
-    final: Float[np.ndarray, "chain seed"],
-) -> dict[str, Any]:
-    mean = np.broadcast_to(final.mean(axis=1, keepdims=True), final.shape)
-    found = _speeds("speedup_authors", "reached", losses, at, np.ascontiguousarray(mean))
-    return {name: value for name, value in found.items() if name != "reached"}
+    return took

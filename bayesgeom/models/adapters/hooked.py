@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from bayesgeom.core import sites as s
 from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.core.run import ModelSpec
+from bayesgeom.core.threads import alone
 from bayesgeom.core.trials import Trials
 from bayesgeom.models.adapters.identities import broken_identities, capture, sentinel_trials
 from bayesgeom.models.base import Model
@@ -86,6 +87,7 @@ class HookedModel(Model):
         weight = self._heads(attention.W_K.weight)
         return weight if site == s.W_K else einsum(inputs, weight, "token m, h d m -> token h d")
 
+    @alone()
     def logits(self, trials: Trials) -> Float[Tensor, "batch query_pos d_vocab"]:
         return trials.at_scored(self._transformer(trials.tokens))
 
@@ -94,6 +96,7 @@ class HookedModel(Model):
         assert isinstance(module, Transformer)
         return HookedModel(module, name=f"{self.spec.name} at initialisation {seed}", task=self.task)
 
+    @alone()
     def replayer(self) -> Replay:
         if (foreign := self.foreign_hooks()) and not self._is_unedited():
             raise InvalidArgument(
@@ -111,6 +114,7 @@ class HookedModel(Model):
         with torch.no_grad():
             return torch.equal(bare.eval()(tokens), self._transformer(tokens))
 
+    @alone()
     def _broken(self) -> dict[s.Site, str]:
         trials = sentinel_trials(self.spec.d_vocab, self.spec.n_ctx, self.spec.device)
         held = capture(lambda: self._transformer(trials.tokens), self.point, self._points, self.spec.n_layers)

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from bayesgeom.core import sites as s
 from bayesgeom.core.errors import MissingSite, NoCopy
 from bayesgeom.core.run import ModelSpec
+from bayesgeom.core.threads import PROCESS_STATE, alone
 from bayesgeom.core.trials import Trials
 from bayesgeom.models.adapters.identities import sentinel_trials
 from bayesgeom.models.adapters.proof import Functions, disproved
@@ -71,6 +72,7 @@ class LensModel(Model):
     def static(self, site: s.Site, tokens: Int64[Tensor, " token"], layer: int) -> Float[Tensor, "*axes"]:
         raise MissingSite(f"{self.spec.name} offers no site that is read from weights; {site.name!r} is one.")
 
+    @alone()
     def logits(self, trials: Trials) -> Float[Tensor, "batch query_pos d_vocab"]:
         with self._open():
             return trials.at_scored(self._lens(trials.tokens))
@@ -81,7 +83,7 @@ class LensModel(Model):
                 f"{self.spec.name} is a bridge, which cannot be built anew: pass the Hugging Face model itself where "
                 f"copies at initialisation are asked for."
             )
-        with torch.random.fork_rng():
+        with PROCESS_STATE, torch.random.fork_rng():
             torch.manual_seed(seed)
             return LensModel(type(self._lens)(self._lens.cfg), name=f"{self.spec.name} at initialisation {seed}")
 
@@ -144,6 +146,7 @@ class LensModel(Model):
     def _pass_on(self, site: s.Site, layer: int, value: Tensor, hook: object) -> Tensor:
         return self._taps.through(site, layer, value)
 
+    @alone()
     @torch.no_grad()
     def _disproved(self) -> dict[s.Site, str]:
         tokens = sentinel_trials(self.spec.d_vocab, self.spec.n_ctx, self.spec.device).tokens

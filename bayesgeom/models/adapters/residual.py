@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from bayesgeom.core import sites as s
 from bayesgeom.core.run import ModelSpec
 from bayesgeom.core.sites import Site
+from bayesgeom.core.threads import alone
 from bayesgeom.core.trials import Trials
 from bayesgeom.models.adapters.identities import TOLERANCE, sentinel_trials
 from bayesgeom.models.adapters.taps import perturbed_pass
@@ -74,6 +75,7 @@ class ResidualModel(Model):
         embedded: Tensor = module.entering(tokens) if isinstance(module, PositionwiseMLP) else module.embed(tokens)
         return embedded
 
+    @alone()
     def logits(self, trials: Trials) -> Float[Tensor, "batch query_pos d_vocab"]:
         return trials.at_scored(self._module(trials.tokens))
 
@@ -90,6 +92,7 @@ class ResidualModel(Model):
         is_mlp = isinstance(self._module, PositionwiseMLP)
         return reasons | ({s.STATE: _NO_STATE} if is_mlp else {s.MLP_OUT: _ONE_WRITE})
 
+    @alone()
     @torch.no_grad()
     def _broken(self) -> dict[Site, str]:
         """The sites that a noisy pass disproves, each with the reason."""

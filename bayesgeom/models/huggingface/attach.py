@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from bayesgeom.core import sites as s
 from bayesgeom.core.errors import InvalidArgument, NonFinite
 from bayesgeom.core.run import ModelSpec
+from bayesgeom.core.threads import lock_of
 from bayesgeom.models.adapters.identities import sentinel_trials
 from bayesgeom.models.adapters.proof import Functions, Passages, disproved, tolerance_of
 from bayesgeom.models.adapters.taps import Taps, perturbed_pass
@@ -48,7 +49,7 @@ def attach(hf: "PreTrainedModel", name: str, digest: str | None) -> Attached:
     that are no numbers.
     """
     refuse_sharded(hf)
-    with evaluating(hf):
+    with lock_of(hf), evaluating(hf):
         return _Attaching(hf, name, digest).attached()
 
 

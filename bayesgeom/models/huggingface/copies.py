@@ -6,12 +6,14 @@ weights are partly on disk it would not fit in memory, and there is none.
 
 import contextlib
 from collections.abc import Callable, Iterator
+from copy import deepcopy
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
 from bayesgeom.core.errors import NoCopy
+from bayesgeom.core.threads import PROCESS_STATE
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -32,9 +34,11 @@ def untrained_copy(
             f"part of {type(hf).__name__} is kept on disk, and an untrained copy would have to fit in memory: numbers "
             f"at initialisation are left out. Load the model with a device_map that needs no disk, or a smaller dtype."
         )
-    with torch.random.fork_rng(), _drawn_in(hf.dtype):
+    with PROCESS_STATE, torch.random.fork_rng(), _drawn_in(hf.dtype):
         torch.manual_seed(seed)  # transformers initialises from the global generator alone
-        copy: PreTrainedModel = rebuild(seed) if rebuild is not None else type(hf)(hf.config)
+        copy: PreTrainedModel = (
+            rebuild(seed) if rebuild is not None else type(hf)(deepcopy(hf.config))
+        )  # attention is set in it
     module: nn.Module = copy.eval()
     if len({str(place) for place in places.values()}) > 1:
         import accelerate

@@ -14,9 +14,11 @@ import torch
 from safetensors import SafetensorError
 
 from bayesgeom.core.errors import BayesGeomError, CheckpointFault, InvalidArgument
+from bayesgeom.core.threads import PROCESS_STATE
 from bayesgeom.models.checkpoint import CONFIG, SOURCE
 from bayesgeom.models.huggingface.model import HFModel
 from bayesgeom.models.huggingface.quiet import without_bars, without_warnings
+from bayesgeom.models.huggingface.sizes import check_files, check_memory, check_sizes
 from bayesgeom.models.huggingface.sources import check_config, check_weight_files
 from bayesgeom.tasks.base import WindTunnel, task_from_config
 
@@ -39,7 +41,9 @@ def load_huggingface(
     """
     options: dict[str, Any] = {"revision": revision, "trust_remote_code": trust_remote_code}
     # What transformers draws for weights that it then replaces must not move the caller's random state.
-    with without_bars(), without_warnings(), _translated(source), torch.random.fork_rng(devices=()):
+    if Path(source).is_dir():
+        check_files(Path(source))
+    with PROCESS_STATE, without_bars(), without_warnings(), _translated(source), torch.random.fork_rng(devices=()):
         config = _config(source, options)
         hf = _model(source, config, options, dtype, device_map)
         tokenizer = _tokenizer(source, options)
@@ -56,6 +60,8 @@ def _config(source: str | Path, options: dict[str, Any]) -> Any:
     raw, _ = PreTrainedConfig.get_config_dict(source, revision=options["revision"])
     if not options["trust_remote_code"]:
         check_config(raw, source)
+        if Path(source).is_dir():
+            check_sizes(raw, Path(source))
     kind = raw.get("model_type")
     if kind not in CONFIG_MAPPING and not options["trust_remote_code"]:
         reason = "its config names code of its own" if "auto_map" in raw else f"transformers knows no type {kind!r}"
@@ -83,6 +89,8 @@ def _model(
     from transformers import AutoModelForCausalLM
 
     check_weight_files(source, revision=options["revision"])
+    if Path(source).is_dir() and not options["trust_remote_code"]:
+        check_memory(config, Path(source))
     loaded: Any = AutoModelForCausalLM.from_pretrained(
         source,
         config=config,
@@ -130,6 +138,8 @@ def _tokenizer(source: str | Path, options: dict[str, Any]) -> Any:
 @contextlib.contextmanager
 def _translated(source: str | Path) -> Iterator[None]:
     """Errors of the libraries below, as one sentence."""
+    from huggingface_hub.errors import StrictDataclassError
+
     try:
         yield
     except BayesGeomError:
@@ -149,7 +159,9 @@ def _translated(source: str | Path) -> Iterator[None]:
             f"{str(source)!r} is neither a checkpoint's name nor a directory, and the Hugging Face hub did not give "
             f"it: {_first_line(error)} Check the name, or pass a directory that was saved before."
         ) from error
-    except (ValueError, RuntimeError) as error:
+    except StrictDataclassError as error:  # its first line names a function
+        raise CheckpointFault(f"{source} cannot be loaded: {' '.join(str(error).split())}") from error
+    except (ValueError, RuntimeError, TypeError, ArithmeticError) as error:
         raise CheckpointFault(f"{source} cannot be loaded: {_first_line(error)}") from error
 
 

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from bayesgeom.core import sites as s
 from bayesgeom.core.run import ModelSpec
+from bayesgeom.core.threads import alone
 from bayesgeom.core.trials import Trials
 from bayesgeom.models.base import Model
 from bayesgeom.models.huggingface.attach import Attached, attach
@@ -67,6 +68,7 @@ class HFModel(Model):
     def static(self, site: s.Site, tokens: Int64[Tensor, " token"], layer: int) -> Float[Tensor, "*axes"]:
         return self._attached.statics.of(site, tokens, layer)
 
+    @alone()
     def logits(self, trials: Trials) -> Float[Tensor, "batch query_pos d_vocab"]:
         with evaluating(self._hf), self._attached.plumbing.open():
             return self._attached.forward.at_scored(trials)
@@ -76,6 +78,7 @@ class HFModel(Model):
         name = f"{self.spec.name} at initialisation {seed}"
         return HFModel(hf, name=name, tokenizer=self.tokenizer, task=self.task, rebuild=self._rebuild)
 
+    @alone()
     def replayer(self) -> Replayer:
         if self._replayer is None:
             self._replayer = self._made_replayer()

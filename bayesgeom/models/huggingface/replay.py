@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from bayesgeom.core.edits import Edit, Reference
 from bayesgeom.core.errors import HookFault
 from bayesgeom.core.sites import RESID_PRE, Site
+from bayesgeom.core.threads import alone
 from bayesgeom.core.trials import Trials
 from bayesgeom.models.adapters.identities import sentinel_trials
 from bayesgeom.models.base import Model
@@ -36,11 +37,13 @@ class PrefixReplay:
         self._loop = PlainLoop(model)
         self._forms: list[int] | None = None
 
+    @alone("model.module")
     @torch.no_grad()
     def baseline(self, trials: Trials) -> Baseline:
         """One pass over trials, every replayable site kept at all positions."""
         return self._loop.baseline(trials)
 
+    @alone("model.module")
     @torch.no_grad()
     def logits(
         self, baseline: Baseline, variants: Sequence[Variant], reference: Reference
@@ -53,6 +56,7 @@ class PrefixReplay:
         assert all(entry(variant) == (first, stage) for variant in variants), "variants of one batch share their entry"
         return self._replayed(baseline, first, variants, reference)
 
+    @alone("model.module")
     @torch.no_grad()
     def inexact_from(self) -> int | None:
         """The first block from which a replay without edits gives other logits; None where there is none."""

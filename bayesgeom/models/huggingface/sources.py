@@ -4,12 +4,12 @@ transformers follows every file name in an index, pickles and paths outside of t
 attention implementation that looks like a hub name as one to download and run. Both are checked before it is called.
 """
 
-import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from bayesgeom.core.errors import CheckpointFault, InvalidArgument
+from bayesgeom.core.reading import read_json
 
 # Of transformers' own. Not its flash attention: where that is not installed, it is fetched from the hub.
 IMPLEMENTATIONS = ("eager", "sdpa", "flex_attention", "grouped_mm", "batched_mm")
@@ -74,10 +74,7 @@ def check_weight_files(source: str | Path, *, revision: str | None = None) -> No
 
 def _check_index(index: Path, folder: Path | None) -> None:
     """Check the file names of one index; with `folder`, also that the files are there."""
-    try:
-        held = json.loads(index.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise CheckpointFault(f"{index} cannot be read as JSON: {error}.") from error
+    held = read_json(index)
     weight_map = held.get("weight_map") if isinstance(held, dict) else None
     if not isinstance(weight_map, dict) or not weight_map:
         raise CheckpointFault(f"{index} has no weight_map from tensor names to files. Save the model again.")

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from bayesgeom.core.edits import Edit, Reference
 from bayesgeom.core.errors import HookFault
 from bayesgeom.core.sites import Site
+from bayesgeom.core.threads import alone
 from bayesgeom.core.trials import Trials
 from bayesgeom.models.base import Model
 from bayesgeom.models.replay.replayer import STAGES, Baseline, Variant
@@ -25,6 +26,7 @@ class PlainLoop:
     def __init__(self, model: Model) -> None:
         self.model = model
 
+    @alone("model.module")
     @torch.no_grad()
     def baseline(self, trials: Trials) -> Baseline:
         """One pass over trials, every replayable site kept at all positions."""
@@ -47,6 +49,7 @@ class PlainLoop:
                 handle.remove()
         return Baseline(trials=trials, rows=trials.scored_positions()[0], held=held, logits=logits)
 
+    @alone("model.module")
     @torch.no_grad()
     def logits(
         self, baseline: Baseline, variants: Sequence[Variant], reference: Reference

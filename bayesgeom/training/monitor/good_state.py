@@ -1,4 +1,4 @@
-"""The last good state of a training: weights, and the optimiser's where one is given; in memory or on disk.
+"""The last good state of a training: weights, and the optimizer's where one is given; in memory or on disk.
 
 On disk it is one safetensors file, written aside and then renamed, so that a state is there whole or not at all.
 """
@@ -17,7 +17,7 @@ from bayesgeom.core.files import file_aside, read_safetensors
 from bayesgeom.models.checkpoint import write_tensors
 
 FILE = "last_good.safetensors"
-_WEIGHTS, _OPTIMISER = "weights.", "optimiser."
+_WEIGHTS, _OPTIMIZER = "weights.", "optimizer."
 
 Tensors = dict[str, Shaped[Tensor, "..."]]
 
@@ -26,12 +26,12 @@ Tensors = dict[str, Shaped[Tensor, "..."]]
 class GoodState:
     """Keeps one state and puts it back. `folder` None keeps it in memory.
 
-    Learning rates and other settings of an optimiser are not put back: they follow their schedule.
+    Learning rates and other settings of an optimizer are not put back: they follow their schedule.
     """
 
-    def __init__(self, module: nn.Module, optimiser: torch.optim.Optimizer | None, folder: str | Path | None) -> None:
+    def __init__(self, module: nn.Module, optimizer: torch.optim.Optimizer | None, folder: str | Path | None) -> None:
         self.step: int | None = None
-        self._module, self._optimiser, self._folder = module, optimiser, None if folder is None else Path(folder)
+        self._module, self._optimizer, self._folder = module, optimizer, None if folder is None else Path(folder)
         self._held: Tensors = {}
 
     def keep(self, step: int) -> None:
@@ -41,8 +41,8 @@ class GoodState:
             OutputFault: the folder cannot be written to.
         """
         tensors = {_WEIGHTS + name: value for name, value in self._module.state_dict().items()}
-        if self._optimiser is not None:
-            tensors |= _flat(self._optimiser)
+        if self._optimizer is not None:
+            tensors |= _flat(self._optimizer)
         # Copies: training goes on in place, and weights may share memory, which a file cannot.
         if non_finite(tensors.values()):
             return
@@ -66,8 +66,8 @@ class GoodState:
         tensors = self._held if self._folder is None else self._read(self._folder / FILE)
         weights = {name.removeprefix(_WEIGHTS): t for name, t in tensors.items() if name.startswith(_WEIGHTS)}
         self._module.load_state_dict(weights, strict=True)
-        if self._optimiser is not None:
-            _restore(self._optimiser, tensors)
+        if self._optimizer is not None:
+            _restore(self._optimizer, tensors)
         return self.step
 
     @staticmethod
@@ -84,23 +84,23 @@ def non_finite(tensors: Iterable[Shaped[Tensor, "..."]]) -> int:
     return sum(tensor.numel() - int(tensor.isfinite().sum()) for tensor in floating)
 
 
-def _flat(optimiser: torch.optim.Optimizer) -> Tensors:
-    """The tensors of an optimiser's state, by parameter and key; numbers become tensors of no axes."""
+def _flat(optimizer: torch.optim.Optimizer) -> Tensors:
+    """The tensors of an optimizer's state, by parameter and key; numbers become tensors of no axes."""
     return {
-        f"{_OPTIMISER}{index}.{key}": value if isinstance(value, Tensor) else torch.tensor(value)
-        for index, entries in optimiser.state_dict()["state"].items()
+        f"{_OPTIMIZER}{index}.{key}": value if isinstance(value, Tensor) else torch.tensor(value)
+        for index, entries in optimizer.state_dict()["state"].items()
         for key, value in entries.items()
         if isinstance(value, (Tensor, int, float))
     }
 
 
-def _restore(optimiser: torch.optim.Optimizer, tensors: Tensors) -> None:
-    now = optimiser.state_dict()
+def _restore(optimizer: torch.optim.Optimizer, tensors: Tensors) -> None:
+    now = optimizer.state_dict()
     state: dict[int, dict[str, Any]] = {}
     for name, value in tensors.items():
-        if name.startswith(_OPTIMISER):
-            index, _, key = name.removeprefix(_OPTIMISER).partition(".")
+        if name.startswith(_OPTIMIZER):
+            index, _, key = name.removeprefix(_OPTIMIZER).partition(".")
             former = now["state"].get(int(index), {}).get(key)
             is_tensor = isinstance(former, Tensor) or former is None
             state.setdefault(int(index), {})[key] = value.clone() if is_tensor else value.item()
-    optimiser.load_state_dict({"state": state, "param_groups": now["param_groups"]})
+    optimizer.load_state_dict({"state": state, "param_groups": now["param_groups"]})

@@ -38,8 +38,8 @@ class Measures:
     - `key_orthogonality`: 1 − the root mean square cosine of distinct hypotheses' keys, per layer and key head.
     - `coverage`: share of hypotheses whose key, the mean key removed, is more than 60° from every other's.
     - `separation`: rank correlation, over pairs of scored positions, of the distance between their last-layer values
-      with the total variation between their exact posteriors. `separation_null`: posteriors of other sequences at the
-      same position.
+      with the total variation between their exact posteriors. `shuffled_separation`: posteriors of other sequences at
+      the same position.
     - `kl_bits`: KL(exact ‖ model) of every sequence. `attention_entropy_bits`: mean over scored rows.
     """
 
@@ -48,7 +48,7 @@ class Measures:
     attention_entropy_bits: Float64[np.ndarray, "layer head"]
     kl_bits: Float64[np.ndarray, " sequence"]
     separation: float
-    separation_null: float
+    shuffled_separation: float
 
     def summary(self) -> dict[str, float]:
         """The numbers that thresholds are set on: frames of the first layer, everything else over all there is."""
@@ -62,7 +62,13 @@ class Measures:
 
 
 def measured(model: Model, trials: Trials, *, seed: int) -> Measures:
-    """Everything, from one pass over these trials; `seed` chooses the points compared and the null's exchange."""
+    """Return every number, from one pass over these trials.
+
+    Args:
+        model: The model, which is left as it was.
+        trials: Fixed sequences.
+        seed: Chooses the points that are compared, and the exchange of posteriors between sequences.
+    """
     held: dict[tuple[Site, int], Tensor] = {}
     with undisturbed(model.module), torch.no_grad(), _watching(model, trials, held):
         logits = model.logits(trials)
@@ -81,14 +87,14 @@ def measured(model: Model, trials: Trials, *, seed: int) -> Measures:
         attention_entropy_bits=torch.stack([(blank if e is None else e).double().cpu() for e in entropies]).numpy(),
         kl_bits=kl,
         separation=separated[0],
-        separation_null=separated[1],
+        shuffled_separation=separated[1],
     )
 
 
 def chance_levels(model: Model, trials: Trials, uniform_kl_bits: float, *, seed: int) -> dict[str, float]:
-    """What each number is by chance: random directions of that width and count, uniform attention, uniform answers.
+    """Return the chance level of each number: random directions of that width and count, uniform attention and answers.
 
-    NaN for separation, whose null comes with every measurement.
+    NaN for separation, whose baseline is measured at every step.
     """
     generator = torch.Generator().manual_seed(seed)
     n = len(_hypotheses(trials))

@@ -1,102 +1,101 @@
-"""The report of a monitored training: every number over steps beside its chance levels, and what happened when."""
+"""The report of a monitored training: every number over steps with its baselines, and what happened when."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, final
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Annotated, ClassVar, final
 
 import numpy as np
 from jaxtyping import Float
 
-from bayesgeom.results.report import Headline, Report
-from bayesgeom.stats.bootstrap import mean_interval
-from bayesgeom.training.monitor.measures import METRICS, Measures
+from bayesgeom.results.estimate import Baseline, Estimate, Kind, Quantity
+from bayesgeom.results.estimators import mean_estimate
+from bayesgeom.results.headline import Headline
+from bayesgeom.results.report import Report, headline_of
+from bayesgeom.results.storage import quantities_of
+from bayesgeom.training.monitor.measures import Measures
 from bayesgeom.training.monitor.rules import Event, Thresholds
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
-_LABELS = {
-    "kl_bits": ("KL(exact ‖ model)", "bits", "uniform predictor"),
-    "key_orthogonality": ("orthogonality of hypothesis keys, layer 0", "", "random directions"),
-    "coverage": ("hypotheses with a direction of their own, layer 0", "", "random directions"),
-    "separation": ("separation of the last values by posterior", "", "other sequences' posteriors"),
-    "attention_entropy_bits": ("attention entropy", "bits", "uniform attention"),
-}
+UNIFORM, DIRECTIONS, ATTENTION = "uniform predictor", "random directions", "uniform attention"
+OTHERS, UNTRAINED = "other sequences' posteriors", "untrained network"
 
 
 @final
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class MonitorReport(Report):
     """Numbers by step, on the same sequences throughout; the interval of KL is over these sequences.
 
-    `_null` is chance (random directions of that width and count, uniform attention, the uniform predictor, posteriors
-    exchanged within positions), `_initialisation` an untrained copy of the architecture, NaN where none was made.
+    Baselines are random directions of that width and count, uniform attention, the uniform predictor, posteriors
+    exchanged within positions, and an untrained network of the same architecture where one was measured.
     """
 
     name: ClassVar[str] = "monitor"
     title: ClassVar[str] = "Monitor: how training went"
     about: ClassVar[str] = (
-        "Every so many steps the model was measured on the same few sequences. Each number stands beside what it is by "
-        "chance, and beside an untrained model. Thresholds are drawn as lines: they say where someone should look, not "
-        "what is true. Random directions of a head's width may pass them, and a model that predicts exactly may fail "
-        "them; KL to the exact posterior is the number that decides."
+        "The model was measured at regular steps on the same few sequences. Each number has its chance level and the "
+        "level of an untrained network. Thresholds are drawn as lines: they say where to look, not what is true. "
+        "Random directions of a head's width may pass them, and a model that predicts exactly may fail them; KL to "
+        "the exact posterior is the number that decides."
     )
 
     steps: tuple[str, ...]
-    kl_bits: Float[np.ndarray, " step"]
-    kl_bits_lo: Float[np.ndarray, " step"]
-    kl_bits_hi: Float[np.ndarray, " step"]
-    kl_bits_null: Float[np.ndarray, " step"]
-    kl_bits_initialisation: float
-    key_orthogonality: Float[np.ndarray, " step"]
-    key_orthogonality_null: Float[np.ndarray, " step"]
-    key_orthogonality_initialisation: float
-    coverage: Float[np.ndarray, " step"]
-    coverage_null: Float[np.ndarray, " step"]
-    coverage_initialisation: float
-    separation: Float[np.ndarray, " step"]
-    separation_null: Float[np.ndarray, " step"]
-    separation_initialisation: float
-    attention_entropy_bits: Float[np.ndarray, " step"]
-    attention_entropy_bits_null: Float[np.ndarray, " step"]
-    attention_entropy_bits_initialisation: float
+    kl_bits: Annotated[Estimate, Quantity("step", unit="bits", better="lower", label="KL(exact ‖ model)")]
+    key_orthogonality: Annotated[
+        Estimate, Quantity("step", better="higher", label="orthogonality of hypothesis keys, layer 0")
+    ]
+    coverage: Annotated[
+        Estimate, Quantity("step", better="higher", label="hypotheses with a direction of their own, layer 0")
+    ]
+    separation: Annotated[
+        Estimate, Quantity("step", better="higher", label="separation of the last values by posterior")
+    ]
+    attention_entropy_bits: Annotated[
+        Estimate, Quantity("step", unit="bits", better="lower", label="attention entropy")
+    ]
     key_orthogonality_by_head: Float[np.ndarray, "step layer kv_head"]
     coverage_by_head: Float[np.ndarray, "step layer kv_head"]
     attention_entropy_bits_by_head: Float[np.ndarray, "step layer head"]
     thresholds: Mapping[str, float]
     events: tuple[str, ...]
     marked_steps: tuple[int, ...]
-    intervals: Mapping[str, tuple[float, float]]
-    nulls: Mapping[str, float]
     n: int
 
     def headlines(self) -> Sequence[Headline]:
-        last = len(self.steps) - 1
+        last, quantities = (len(self.steps) - 1,), quantities_of(type(self))
         return [
-            self.entry(metric, (last,), f"{label}, step {self.steps[-1]}", unit=unit, null_label=null_label)
-            for metric, (label, unit, null_label) in _LABELS.items()
+            headline_of(self, m, at=last, label=f"{quantities[m].label}, step {self.steps[-1]}") for m in self._measured
         ]
 
-    def figure(self) -> "Figure":
+    def plot(self) -> "Figure":
         from bayesgeom.charts.curves import Curve, add_curves
         from bayesgeom.results.theme import NULL, panels, with_room_for_legend
 
-        figure = panels(self.title, tuple(label for label, _, _ in _LABELS.values()), row_height=330)
-        at, of = np.array([int(step) for step in self.steps]), vars(self)
-        for index, (metric, (_, unit, _)) in enumerate(_LABELS.items()):
+        quantities, at = quantities_of(type(self)), np.array([int(step) for step in self.steps])
+        figure = panels(self.title, tuple(quantities[metric].label for metric in self._measured), row_height=330)
+        for index, (metric, own) in enumerate(self._measured.items()):
             panel = (index // 2 + 1, index % 2 + 1)
-            band = (self.kl_bits_lo, self.kl_bits_hi) if metric == "kl_bits" else None
-            levels = [
-                ("null: chance", of[f"{metric}_null"]),
-                ("null: initialisation", of[f"{metric}_initialisation"]),
-                ("threshold", self.thresholds.get(metric, np.nan)),
-            ]
-            curve = Curve(name="measured", values=of[metric], band=band)
-            add_curves(figure, panel, at, [curve], unit=unit or "0 … 1", levels=levels)
+            levels = [(level.name, level.value) for level in own.baselines]
+            if metric in self.thresholds:
+                levels.append(("threshold", np.full(len(at), self.thresholds[metric])))
+            curve = Curve(name="measured", values=own.value, band=own.ends)
+            add_curves(figure, panel, at, [curve], unit=quantities[metric].unit or "0 … 1", levels=levels)
             for step in self.marked_steps:
                 figure.add_vline(x=step, line={"color": NULL, "width": 1}, row=panel[0], col=panel[1])
         figure.update_yaxes(type="log", exponentformat="power", row=1, col=1)
         return with_room_for_legend(figure)
+
+    @property
+    def _measured(self) -> dict[str, Estimate]:
+        """The numbers over steps, in the order in which they are shown."""
+        return {
+            "kl_bits": self.kl_bits,
+            "key_orthogonality": self.key_orthogonality,
+            "coverage": self.coverage,
+            "separation": self.separation,
+            "attention_entropy_bits": self.attention_entropy_bits,
+        }
 
 
 def monitor_report(
@@ -109,27 +108,34 @@ def monitor_report(
     events: Sequence[Event],
     seed: int,
 ) -> MonitorReport:
-    """The report of what was measured so far."""
-    kl = np.stack([m.kl_bits for m in measures])
-    lo, hi = mean_interval(kl.T, seed=seed)
-    summaries = [m.summary() for m in measures]
-    found: dict[str, Any] = {name: np.array([s[name] for s in summaries]) for name in METRICS}
-    found |= {f"{name}_null": np.full(len(steps), chance[name]) for name in METRICS}
-    found["separation_null"] = np.array([m.separation_null for m in measures])
-    found |= {f"{name}_initialisation": float(untrained[name]) for name in METRICS}
-    of: dict[str, Any] = {
-        name: np.stack([vars(m)[name] for m in measures]) for name in METRICS if name not in ("kl_bits", "separation")
-    }
+    """Return the report of what was measured so far."""
+    kl = np.stack([own.kl_bits for own in measures], axis=1)
+    n, summaries = len(kl), [own.summary() for own in measures]
+    shuffled = np.array([own.shuffled_separation for own in measures])
+
+    def levels(metric: str, kind: Kind, name: str, level: float | Float[np.ndarray, " step"]) -> list[Baseline]:
+        """Return the chance level and the untrained network's, those that are known."""
+        both = [Baseline.of(kind, name, level), Baseline.of("baseline", UNTRAINED, untrained[metric])]
+        return [own for own in both if np.isfinite(own.value).any()]
+
+    def over_steps(metric: str, baselines: Sequence[Baseline]) -> Estimate:
+        return Estimate.of([own[metric] for own in summaries], n=n, baselines=baselines)
+
+    def at_chance(metric: str, name: str) -> Estimate:
+        return over_steps(metric, levels(metric, "chance", name, chance[metric]))
+
     return MonitorReport(
         steps=tuple(str(step) for step in steps),
-        **found,
-        kl_bits_lo=lo,
-        kl_bits_hi=hi,
-        **{f"{name}_by_head": values for name, values in of.items()},
-        thresholds=dict(vars(thresholds)),
+        kl_bits=mean_estimate(kl, seed=seed, baselines=levels("kl_bits", "baseline", UNIFORM, chance["kl_bits"])),
+        key_orthogonality=at_chance("key_orthogonality", DIRECTIONS),
+        coverage=at_chance("coverage", DIRECTIONS),
+        separation=over_steps("separation", levels("separation", "permutation", OTHERS, shuffled)),
+        attention_entropy_bits=at_chance("attention_entropy_bits", ATTENTION),
+        key_orthogonality_by_head=np.stack([own.key_orthogonality for own in measures]),
+        coverage_by_head=np.stack([own.coverage for own in measures]),
+        attention_entropy_bits_by_head=np.stack([own.attention_entropy_bits for own in measures]),
+        thresholds=asdict(thresholds),
         events=tuple(str(event) for event in events),
         marked_steps=tuple(event.step for event in events if event.is_warning),
-        intervals={},
-        nulls={},
-        n=kl.shape[1],
+        n=n,
     )

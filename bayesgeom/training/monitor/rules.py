@@ -3,7 +3,7 @@
 import math
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Literal, final
 
 import numpy as np
@@ -34,7 +34,7 @@ class Thresholds:
     degenerate_orthogonality: float = 0.7
 
     def __post_init__(self) -> None:
-        if self.kl_bits <= 0 or not all(math.isfinite(value) for value in vars(self).values()):
+        if self.kl_bits <= 0 or not all(math.isfinite(value) for value in asdict(self).values()):
             raise InvalidArgument(f"thresholds are finite numbers, that of KL above 0; got {self}.")
 
 
@@ -146,7 +146,13 @@ class Rules:
         self.thresholds = thresholds
         self._chance: Mapping[str, float] = {}
         self.rising = RisingKL(least_bits=thresholds.kl_bits / 10)
-        self._sides = {name: Side() for name in ("key_orthogonality", "coverage", "separation", "kl_bits")}
+        self._limits = {
+            "key_orthogonality": thresholds.key_orthogonality,
+            "coverage": thresholds.coverage,
+            "separation": thresholds.separation,
+            "kl_bits": thresholds.kl_bits,
+        }
+        self._sides = {name: Side() for name in self._limits}
         self._frame, self._marked = Side(), set[str]()
 
     def update(
@@ -162,7 +168,7 @@ class Rules:
         """
         self._chance, events = chance, []
         for name, side in self._sides.items():
-            value, threshold = summary[name], float(vars(self.thresholds)[name])
+            value, threshold = summary[name], self._limits[name]
             is_good = value <= threshold if name == "kl_bits" else value >= threshold
             if not math.isnan(value) and side.moved(is_good):
                 kind: Kind = "reached" if is_good else "lost"

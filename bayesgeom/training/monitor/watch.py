@@ -3,7 +3,7 @@
 watch = bayesgeom.monitor.Monitor(module, task, every=100)
 for step in range(steps):
     ...
-    optimiser.step()
+    optimizer.step()
     watch(step)
     if watch.should_stop:
         break
@@ -29,7 +29,7 @@ from bayesgeom.models.base import Model
 from bayesgeom.models.provenance import provenance
 from bayesgeom.models.resolve import TaskLike, as_model, task_of
 from bayesgeom.results.diagnosis import Diagnosis
-from bayesgeom.results.report import METRICS as TABLE
+from bayesgeom.results.folder import METRICS as TABLE
 from bayesgeom.tasks.base import Branch, derived_seed
 from bayesgeom.training.monitor.good_state import GoodState, non_finite
 from bayesgeom.training.monitor.measures import METRICS, Measures, chance_levels, measured, undisturbed
@@ -47,14 +47,14 @@ class Response:
     """What to do about degeneration, and about which. Weights or KL that are not finite always call for the action.
 
     `action`: "warn" says so; "stop" also sets `should_stop`; "roll_back" puts the last good state back, `most` times,
-    and then stops. `optimiser`'s state is kept and put back with the weights. `folder` keeps the state there instead of
+    and then stops. `optimizer`'s state is kept and put back with the weights. `folder` keeps the state there instead of
     in memory. `on`: the marks that are acted on, one or several; orthogonality alone is no evidence that anything is
     wrong.
     """
 
     action: Literal["warn", "stop", "roll_back"] = "warn"
     on: str | Collection[str] = "kl_bits"
-    optimiser: torch.optim.Optimizer | None = None
+    optimizer: torch.optim.Optimizer | None = None
     folder: str | Path | None = None
     most: int = 3
 
@@ -75,9 +75,13 @@ class Response:
 @final
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """`n` fixed sequences; `untrained`: measure a fresh copy of the architecture first, as a second level to compare.
+    """What a monitor measures on.
 
-    `out`: a directory whose metrics.parquet is written anew at every measurement.
+    Args:
+        n: Number of fixed sequences.
+        seed: Seed of the sequences and intervals.
+        untrained: Also measure an untrained network of the same architecture, as a baseline.
+        out: A directory whose metrics.parquet is rewritten at every measurement.
     """
 
     n: int = 32
@@ -88,7 +92,7 @@ class Settings:
 
 @final
 class Monitor:
-    """Call it with the step, after the optimiser's; every `every` steps it measures the model.
+    """Call it with the step, after the optimizer's; every `every` steps it measures the model.
 
     What it notices goes to the log "bayesgeom.monitor" and to `events`. The model is left as it was, but for a
     rollback. **Raises** `InvalidArgument` for `every` or n < 1 or a task without sequences for this model,
@@ -122,7 +126,7 @@ class Monitor:
         self.events: list[Event] = []
         self.should_stop = False
         self._rules = Rules(thresholds)
-        self._good = GoodState(self.model.module, response.optimiser, response.folder)
+        self._good = GoodState(self.model.module, response.optimizer, response.folder)
         self._steps, self._measures = list[int](), list[Measures]()
         self._rollbacks, self._was_broken = 0, False
 
@@ -135,7 +139,7 @@ class Monitor:
         found = measured(self.model, self._trials, seed=self.settings.seed)
         self._steps.append(step)
         self._measures.append(found)
-        chance = {**self.chance, "separation": found.separation_null}
+        chance = {**self.chance, "separation": found.shuffled_separation}
         broken = self._broken(step, found)
         if broken is None:
             noticed = self._rules.update(step, found.summary(), found.kl_bits, chance)
@@ -243,7 +247,7 @@ def trainer_callback(
     """A callback for `transformers.Trainer(callbacks=[…])`, which watches its model on this task.
 
     The monitor is made when training begins, where the trainer's model then lies, and is `callback.monitor`. On a
-    rollback the trainer's optimiser is put back as well; with `settings.out` the whole report is written at the end.
+    rollback the trainer's optimizer is put back as well; with `settings.out` the whole report is written at the end.
     """
     from transformers import TrainerCallback
 
@@ -255,10 +259,10 @@ def trainer_callback(
             self.monitor: Monitor | None = None
 
         def on_train_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:
-            owned = response.optimiser or given.get("optimizer")
+            owned = response.optimizer or given.get("optimizer")
             self.monitor = Monitor(
                 given["model"], task, every=every, settings=settings, thresholds=thresholds,
-                response=replace(response, optimiser=owned),
+                response=replace(response, optimizer=owned),
             )  # fmt: skip
 
         def on_step_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:

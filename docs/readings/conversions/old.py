@@ -34,16 +34,12 @@ class Old:
         """Return the level that was stored beside a field; NaN where there is none."""
         return self.arrays.get(f"{name}_null", self.scalars.get("nulls", {}).get(name, np.nan))
 
-    def estimate(
-        self, name: str, *baselines: Baseline, resampled: str = "sequences", n: int | None = None
-    ) -> Estimate:
+    def estimate(self, name: str, *baselines: Baseline, resampled: str = "sequences", n: int | None = None) -> Estimate:
         """Return a field with its interval and these baselines; those that are NaN everywhere are left out."""
         why_not = self.scalars.get("no_interval", {}).get(name, "")
         known = [own for own in baselines if np.isfinite(own.value).any()]
         count = int(self.scalars["n"]) if n is None else n
-        return Estimate.of(
-            self[name], self.ends(name), resampled=resampled, n=count, baselines=known, why_not=why_not
-        )
+        return Estimate.of(self[name], self.ends(name), resampled=resampled, n=count, baselines=known, why_not=why_not)
 
     def level(self, kind: Kind, name: str, field: str, *, low: str | None = None, high: str | None = None) -> Baseline:
         """Return a field as a baseline of another one."""

@@ -93,7 +93,9 @@ def test_every_site_is_what_attention_by_hand_gives(name: str, folder: Callable[
             )
     torch.testing.assert_close(model.logits(trials), logits, atol=ATOL, rtol=ATOL)
     answers = logits.double().log_softmax(-1)[..., 2]
-    torch.testing.assert_close(torch.as_tensor(run.behaviour.leak).double(), 1 - answers.exp(), atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(
+        torch.as_tensor(run.behaviour.off_answer_prob).double(), 1 - answers.exp(), atol=1e-5, rtol=1e-5
+    )
 
 
 @pytest.mark.parametrize("name", each(ATTENTION))

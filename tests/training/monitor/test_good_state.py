@@ -1,4 +1,4 @@
-"""The last good state: put back to the bit, weights and optimiser, from memory and from disk."""
+"""The last good state: put back to the bit, weights and optimizer, from memory and from disk."""
 
 from pathlib import Path
 
@@ -23,32 +23,32 @@ def model() -> nn.Module:
     return part
 
 
-def step(module: nn.Module, optimiser: torch.optim.Optimizer, seed: int) -> None:
+def step(module: nn.Module, optimizer: torch.optim.Optimizer, seed: int) -> None:
     x = torch.randn(7, 3, generator=torch.Generator().manual_seed(seed))
-    optimiser.zero_grad()
+    optimizer.zero_grad()
     (module(x) - x.roll(1)).square().mean().backward()
-    optimiser.step()
+    optimizer.step()
 
 
 @pytest.mark.parametrize("kind", OPTIMISERS)
 @pytest.mark.parametrize("on_disk", [False, True], ids=["memory", "disk"])
 def test_training_goes_on_as_if_nothing_had_been(kind: str, on_disk: bool, tmp_path: Path) -> None:
     module = model()
-    optimiser = OPTIMISERS[kind](module.parameters())
+    optimizer = OPTIMISERS[kind](module.parameters())
     for seed in range(3):
-        step(module, optimiser, seed)
-    good = GoodState(module, optimiser, tmp_path if on_disk else None)
+        step(module, optimizer, seed)
+    good = GoodState(module, optimizer, tmp_path if on_disk else None)
     good.keep(3)
     places = [p.data_ptr() for p in module.parameters()]
-    step(module, optimiser, 3)
+    step(module, optimizer, 3)
     expected = {name: value.clone() for name, value in module.state_dict().items()}
     for seed in (9, 10):
-        step(module, optimiser, seed)
+        step(module, optimizer, seed)
     assert good.put_back() == 3
-    step(module, optimiser, 3)
+    step(module, optimizer, 3)
     for name, value in module.state_dict().items():
         assert torch.equal(value, expected[name])
-    assert [p.data_ptr() for p in module.parameters()] == places  # in place: an optimiser holds these very tensors
+    assert [p.data_ptr() for p in module.parameters()] == places  # in place: an optimizer holds these very tensors
     assert (tmp_path / FILE).exists() == on_disk
 
 

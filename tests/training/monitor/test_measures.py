@@ -52,9 +52,9 @@ def test_orthogonality_and_coverage_are_loops_over_pairs(model: HookedModel, fou
 def test_kl_is_calibrations(model: HookedModel, found: measures.Measures) -> None:
     run = model.run([TRIALS], null_predictives=TASK.null_predictives)
     report = Calibration().measure(run)
-    assert found.kl_bits.mean() == pytest.approx(report.kl_bits, abs=1e-6)
+    assert found.kl_bits.mean() == pytest.approx(float(report.kl_bits), abs=1e-6)
     assert len(found.kl_bits) == 9
-    assert found.summary()["kl_bits"] == pytest.approx(report.kl_bits, abs=1e-6)
+    assert found.summary()["kl_bits"] == pytest.approx(float(report.kl_bits), abs=1e-6)
 
 
 def test_attention_entropy_is_the_patterns(model: HookedModel, found: measures.Measures) -> None:

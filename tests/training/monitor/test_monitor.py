@@ -17,10 +17,10 @@ from bayesgeom.core.errors import InvalidArgument, OutputFault, TaskMismatch
 from bayesgeom.models.native.llama import LlamaConfig
 from bayesgeom.models.native.transformer import Transformer, TransformerConfig
 from bayesgeom.results.diagnosis import Diagnosis
-from bayesgeom.results.report import Record
+from bayesgeom.results.tidy import Record
 from bayesgeom.tasks.bijection import Bijection
 from bayesgeom.training.monitor.measures import measured
-from bayesgeom.training.monitor.report import MonitorReport
+from bayesgeom.training.monitor.report import ATTENTION, DIRECTIONS, OTHERS, UNIFORM, UNTRAINED, MonitorReport
 from bayesgeom.training.monitor.watch import Monitor, Response, Settings, trainer_callback
 from tests.ablations.plain import n_hooks
 
@@ -34,7 +34,7 @@ def tiny(seed: int = 0) -> Transformer:
 
 def loop(module: nn.Module, steps: int, watch: Monitor | None = None, *, noise_from: int | None = None) -> list[float]:
     """A plain loop, dropout-like noise included; from `noise_from` on every step destroys a bit of the weights."""
-    optimiser = torch.optim.SGD(module.parameters(), lr=0.05)
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.05)
     torch.manual_seed(3)
     losses = []
     for step in range(steps):
@@ -42,8 +42,8 @@ def loop(module: nn.Module, steps: int, watch: Monitor | None = None, *, noise_f
         logits = module(trials.tokens)
         loss = nn.functional.cross_entropy(logits.flatten(0, 1), trials.realised.flatten())
         loss.backward()
-        optimiser.step()
-        optimiser.zero_grad()
+        optimizer.step()
+        optimizer.zero_grad()
         with torch.no_grad():
             for parameter in module.parameters():
                 parameter.add_(torch.randn(parameter.shape), alpha=1e-4)
@@ -80,21 +80,29 @@ def test_it_measures_the_weights_as_they_are_then() -> None:
     report = watch.report()
     trials = watch._trials
     now = measured(bayesgeom.as_model(module), trials, seed=0)  # type: ignore[attr-defined]
-    assert report.kl_bits[1] == pytest.approx(now.kl_bits.mean()) and report.kl_bits[0] != report.kl_bits[1]
+    assert report.kl_bits.value[1] == pytest.approx(now.kl_bits.mean())
+    assert report.kl_bits.value[0] != report.kl_bits.value[1]
     np.testing.assert_allclose(report.key_orthogonality_by_head[1], now.key_orthogonality)
 
 
-def test_each_number_stands_beside_chance_and_an_untrained_copy() -> None:
+def test_each_number_has_its_chance_level_and_that_of_an_untrained_network() -> None:
     watch = Monitor(tiny(), TASK, every=1, settings=Settings(n=6))
     watch(0)
     report = watch.report()
     entropies = watch._trials.at_scored(watch._trials.predictive)
     uniform = np.log2(5) + torch.xlogy(entropies, entropies).sum(-1).mean().item() / np.log(2)
-    assert report.kl_bits_null[0] == pytest.approx(uniform)
-    assert 0 < report.key_orthogonality_null[0] < 1 and 0 < report.coverage_null[0] <= 1
-    assert math.isfinite(report.separation_null[0]) and report.attention_entropy_bits_null[0] > 0
-    for name in ("kl_bits", "key_orthogonality", "coverage", "separation", "attention_entropy_bits"):
-        assert math.isfinite(vars(report)[f"{name}_initialisation"])
+    assert report.kl_bits.baseline(UNIFORM).value[0] == pytest.approx(uniform)
+    assert 0 < report.key_orthogonality.baseline(DIRECTIONS).value[0] < 1
+    assert 0 < report.coverage.baseline(DIRECTIONS).value[0] <= 1
+    assert math.isfinite(report.separation.baseline(OTHERS).value[0])
+    assert report.attention_entropy_bits.baseline(ATTENTION).value[0] > 0
+    for own in (
+        report.kl_bits, report.key_orthogonality, report.coverage, report.separation, report.attention_entropy_bits,
+    ):  # fmt: skip
+        assert math.isfinite(own.baseline(UNTRAINED).value[0])
+    alone = Monitor(tiny(), TASK, every=1, settings=QUICK)
+    alone(0)
+    assert [own.name for own in alone.report().coverage.baselines] == [DIRECTIONS]
     assert report.thresholds == {
         "key_orthogonality": 0.9, "coverage": 0.8, "separation": 0.7, "kl_bits": 0.01, "degenerate_orthogonality": 0.7,
     }  # fmt: skip
@@ -107,7 +115,7 @@ def test_the_table_has_the_columns_of_every_report(tmp_path: Path) -> None:
     table = pd.read_parquet(out / "metrics.parquet")
     assert list(table.columns) == ["model", "checkpoint", "task", *Record.__dataclass_fields__]
     kl = table[(table.metric == "kl_bits") & (table.variant == "0")]
-    assert kl.value.item() == pytest.approx(watch.report().kl_bits[0]) and kl.baseline.item() > 0
+    assert kl.value.item() == pytest.approx(watch.report().kl_bits.value[0]) and kl.baseline.item() > 0
     watch(2)
     assert len(pd.read_parquet(out / "metrics.parquet")) > len(table)
     watch.save(out)
@@ -120,9 +128,9 @@ def test_the_figure_draws_thresholds_and_chance() -> None:
     watch = Monitor(tiny(), TASK, every=1, settings=QUICK)
     for step in range(3):
         watch(step)
-    figure = watch.report().figure()
+    figure = watch.report().plot()
     levels = {trace.name: trace for trace in figure.data}
-    assert {"measured", "threshold", "null: chance"} <= levels.keys()
+    assert {"measured", "threshold", UNIFORM, DIRECTIONS, OTHERS, ATTENTION} <= levels.keys()
     assert figure.layout.xaxis.title.text == "training step"
     thresholds = [float(t.y[0]) for t in figure.data if t.name == "threshold"]
     assert thresholds == [0.01, 0.9, 0.8, 0.7]
@@ -169,7 +177,7 @@ def test_it_goes_back_to_the_last_good_state_and_stops_when_that_does_not_help(o
         module.load_state_dict(state)
         level = measured(watch.model, watch._trials, seed=0).kl_bits.mean()
         at = watch.report().steps.index(str(back))
-        assert level == pytest.approx(watch.report().kl_bits[at])
+        assert level == pytest.approx(watch.report().kl_bits.value[at])
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
@@ -239,8 +247,8 @@ def test_the_trainer_is_watched_and_its_training_unchanged(tmp_path: Path) -> No
     for name, value in alone.state_dict().items():
         assert torch.equal(value, watched.state_dict()[name])
     report = Diagnosis.load(out)["monitor"]
-    assert isinstance(report, MonitorReport) and np.isfinite(report.kl_bits).all()
-    assert np.isfinite(report.key_orthogonality).all() and np.isfinite(report.separation).all()
+    assert isinstance(report, MonitorReport) and np.isfinite(report.kl_bits.value).all()
+    assert np.isfinite(report.key_orthogonality.value).all() and np.isfinite(report.separation.value).all()
 
 
 def test_the_trainer_is_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -256,13 +264,13 @@ def test_the_trainer_is_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert run.state.global_step == 3
 
 
-def test_a_trainers_optimiser_is_kept_with_the_weights(tmp_path: Path) -> None:
+def test_a_trainers_optimizer_is_kept_with_the_weights(tmp_path: Path) -> None:
     callback = trainer_callback(TASK, every=1, settings=QUICK, response=Response(action="roll_back"))
     run = trainer(hf_model(), tmp_path, callback, 2)
     run.train()
     assert callback.monitor is not None
     held = callback.monitor._good._held
-    assert any(name.startswith("optimiser.") for name in held) and any(name.startswith("weights.") for name in held)
+    assert any(name.startswith("optimizer.") for name in held) and any(name.startswith("weights.") for name in held)
     assert callback.monitor._good.put_back() in (1, 2)
 
 

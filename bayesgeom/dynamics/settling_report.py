@@ -1,0 +1,146 @@
+"""The report on what settles when over training, and whether anything falls again."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, ClassVar, final
+
+import numpy as np
+from jaxtyping import Float
+
+from bayesgeom.dynamics.order import ORDER_RULE
+from bayesgeom.dynamics.settling import FALL_RULE, NEAR, SETTLED
+from bayesgeom.results.cells import interval_cell
+from bayesgeom.results.estimate import Estimate, Quantity
+from bayesgeom.results.headline import Headline
+from bayesgeom.results.report import Report, headline_of
+from bayesgeom.results.tables import aligned
+
+if TYPE_CHECKING:
+    from plotly.graph_objects import Figure
+
+RULES = ("stated thresholds", "nine tenths of the way")
+TOGETHER = "both settle together"  # a log2 ratio of 0
+SPACING = "spacing of snapshots"  # what the bounds of one training's log2 ratio are over
+_RATIO = "log2(precision step / frame step)"
+
+
+@final
+@dataclass(frozen=True, kw_only=True, repr=False)
+class SettlingReport(Report):
+    """When frame and precision settle in each training, which is first, and the falls of every curve.
+
+    - `frame_step`, `precision_step`: first snapshots that settle, as `dynamics.settling` says; precision by the stated
+      threshold, and by the frame's own rule. `dissociation`: log2 of their ratio, mean over trainings with Student's
+      interval, widened by the spacing of snapshots. `dissociation_by_run`: each training's, with the bounds that the
+      spacing leaves. `verdicts`: what each rule alone would say.
+    - `order`: the verdict on all scales and frame measures (`dynamics.order`). `precision_step_by_scale` and
+      `frame_step_by_measure`: when each had settled. `dissociation_by_scale`: log2 of their ratio, mean over trainings.
+      `order_by_scale`: what each pair alone would say, scale by scale.
+    - `fall`: per curve the largest fall after a maximum, from `fall_start` to `fall_end`; `fall_share`: as a share of
+      the curve's rise.
+    """
+
+    name: ClassVar[str] = "settling"
+    title: ClassVar[str] = "Does the frame settle before the precision?"
+    about: ClassVar[str] = (
+        "The claim is that the key frame (attention patterns, layer-0 keys) settles long before the answers are "
+        "precise. Which of the two is first depends on the scale of the error: KL, √KL and log KL have covered nine "
+        "tenths of their way at different steps. So all three are timed, each with every frame measure: "
+        f"{ORDER_RULE}. The stated thresholds, patterns within {SETTLED:.0%} of their first distance and KL at most "
+        f"{NEAR:g} times the last one, are reported too; they are not equally strict. A log2 ratio of 0 means that "
+        f"both settle together. Of falls: {FALL_RULE}."
+    )
+
+    runs: tuple[str, ...]
+    rules: tuple[str, ...]
+    frame_step: Float[np.ndarray, " run"]
+    precision_step: Float[np.ndarray, "rule run"]
+    dissociation_by_run: Annotated[Estimate, Quantity("rule run", label=_RATIO)]
+    dissociation: Annotated[Estimate, Quantity("rule", label=f"{_RATIO}, mean over trainings")]
+    verdicts: tuple[str, ...]
+    scales: tuple[str, ...]
+    frame_measures: tuple[str, ...]
+    precision_step_by_scale: Float[np.ndarray, "run scale"]
+    frame_step_by_measure: Float[np.ndarray, "run frame_measure"]
+    dissociation_by_scale: Annotated[Estimate, Quantity("scale frame_measure", label=f"{_RATIO}, mean over trainings")]
+    order_by_scale: tuple[str, ...]
+    order: str
+    curves: tuple[str, ...]
+    fall: Annotated[Estimate, Quantity("curve", label="largest fall after a maximum")]
+    fall_share: Float[np.ndarray, " curve"]
+    fall_start: Float[np.ndarray, " curve"]
+    fall_end: Float[np.ndarray, " curve"]
+    fall_verdicts: tuple[str, ...]
+    n: int
+
+    def conclusion(self) -> str:
+        return self.verdicts[0]
+
+    def headlines(self) -> Sequence[Headline]:
+        falls = (
+            headline_of(self, "fall", at=(at,), label=f"{name}, largest fall: {self._fall_text(at)}")
+            for at, name in enumerate(self.curves)
+            if np.isfinite(self.fall.value[at])
+        )
+        stated = f"frame or precision first: {self.order}; log2 ratio at the stated thresholds"
+        return (
+            headline_of(self, "dissociation", at=(0,), label=stated),
+            headline_of(
+                self, "dissociation", at=(1,), label="the same by nine tenths of the way, on the scale KL alone"
+            ),
+            *falls,
+        )
+
+    def plot(self) -> "Figure":
+        from bayesgeom.dynamics.drawing import Forest, forests_figure
+
+        ratios = Forest(
+            title="How much later precision settles, by scale",
+            unit=_RATIO,
+            labels=[f"{scale} / {measure}" for scale in self.scales for measure in self.frame_measures],
+            estimate=self.dissociation_by_scale,
+            otherwise=self.order,
+        )
+        falls = Forest(
+            title="Largest fall of every curve",
+            unit="fall (in the curve's unit)",
+            labels=self.curves,
+            estimate=self.fall,
+            otherwise="no curve was measured",
+        )
+        return forests_figure(self.title, (ratios, falls))
+
+    def table(self) -> str:
+        """Return what the command line prints: when each training settled, then every scale and frame measure."""
+        moments: list[tuple[str, ...]] = [
+            ("training", "frame step", "precision step", "by the frame's rule", "log2 ratio", "spacing allows")
+        ]
+        for run, name in enumerate(self.runs):
+            steps = (self.frame_step[run], *self.precision_step[:, run])
+            own = self.dissociation_by_run[0, run]
+            low, high = map(float, own.ends)
+            moments.append((name, *(f"{step:g}" for step in steps), f"{float(own):.2f}", f"{low:.2f} … {high:.2f}"))
+        return "\n".join([*aligned(moments), "", *self._orders()])
+
+    def _orders(self) -> list[str]:
+        """Every scale with every frame measure, and the verdict on all of them."""
+        rows: list[tuple[str, ...]] = [
+            ("scale", "settled at step", "frame measure", "settled at step", "log2 ratio", "")
+        ]
+        for at, said in enumerate(self.order_by_scale):
+            one, other = divmod(at, len(self.frame_measures))
+            own = self.dissociation_by_scale[one, other]
+            low, high = map(float, own.ends)
+            moments = _steps(self.precision_step_by_scale[:, one]), _steps(self.frame_step_by_measure[:, other])
+            ratio = f"{float(own):.2f} [{interval_cell(low, high)}]"
+            rows.append((self.scales[one], moments[0], self.frame_measures[other], moments[1], ratio, said))
+        return [*aligned(rows), f"frame or precision first: {self.order}"]
+
+    def _fall_text(self, at: int) -> str:
+        where = f"from step {self.fall_start[at]:g} to {self.fall_end[at]:g}, {self.fall_share[at]:.0%} of its rise"
+        return f"{self.fall_verdicts[at]} ({where})" if self.fall_share[at] > 0 else self.fall_verdicts[at]
+
+
+def _steps(of: Float[np.ndarray, " run"]) -> str:
+    """Steps over trainings: one where they agree, else the range."""
+    return f"{of.min():g}" if of.min() == of.max() else f"{of.min():g} … {of.max():g}"

@@ -1,0 +1,90 @@
+"""A run directory: written whole or not at all, and read back checked."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from bayesgeom.core.errors import OutputFault
+from bayesgeom.core.files import check_directory, directory_aside, is_remains
+from bayesgeom.results import storage
+from bayesgeom.results.storage import ARRAYS, JSON
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+R = TypeVar("R")  # a report
+
+PROGRESS = "progress.safetensors"  # of a battery that was stopped
+PARTS = "parts"  # the folder of results per snapshot of an analysis that was stopped
+METRICS, HTML = "metrics.parquet", "report.html"
+ALONE = "alone"  # whether a folder holds one report, not a diagnosis
+_OURS = {JSON, ARRAYS, METRICS, HTML, PROGRESS, PARTS, ".DS_Store"}  # the last: macOS leaves it in every folder seen
+
+
+def write_run(
+    path: Path,
+    reports: Mapping[str, object],
+    extra: Mapping[str, Any],
+    table: "pd.DataFrame",
+    page: Callable[[], str],
+) -> None:
+    """Write reports, what else the JSON file holds, the tidy table and the page into a folder; all or none.
+
+    Raises:
+        OutputFault: The folder cannot be written, or holds something else than a report.
+    """
+    check_target(path)
+    with directory_aside(path) as aside:
+        write_parts(aside, reports, extra)
+        table.to_parquet(aside / METRICS)
+        (aside / HTML).write_text(page(), encoding="utf-8", errors="replace")
+
+
+def write_parts(path: Path, reports: Mapping[str, object], extra: Mapping[str, Any]) -> None:
+    """Write reports, and whatever else JSON can hold, as `report.json` and `arrays.safetensors` into a folder."""
+    storage.write(path, {key: storage.parts_of(report) for key, report in reports.items()}, extra)
+
+
+def read_parts(path: Path, kinds: Mapping[str, type[R]]) -> tuple[dict[str, R], dict[str, Any]]:
+    """Return the reports of these kinds in a folder, and what else its JSON holds.
+
+    Raises:
+        OutputFault: The folder holds no whole report, one of no known kind, or one whose fields are not those of its
+            kind.
+    """
+    parts, extra = storage.read(path)
+    if unknown := parts.keys() - kinds.keys():
+        advice = "Upgrade bayesgeom." if len(kinds) > 1 else "`load_report` reads every kind."
+        raise OutputFault(f"{path} holds reports of unknown kinds: {', '.join(sorted(unknown))}. {advice}")
+    reports: dict[str, R] = {}
+    for key, (scalars, arrays) in parts.items():
+        where = f"{path}: report {key!r}"
+        values = storage.fields_of(kinds[key], scalars, arrays, where)
+        storage.check_fields(kinds[key], values, where)
+        reports[key] = kinds[key](**values)
+    return reports, extra
+
+
+def check_target(path: Path) -> None:
+    """Check that a run directory can be written here; asked before any work is done.
+
+    Raises:
+        OutputFault: It cannot, or something else than a report stands in the way.
+    """
+    check_holds_report_alone(path)
+    check_directory(path)
+
+
+def check_holds_report_alone(path: Path) -> None:
+    """Check that a directory, where there is one, holds nothing but a report, so that it may be replaced.
+
+    Raises:
+        OutputFault: It holds something else, or cannot be looked into.
+    """
+    try:
+        entries = sorted(entry.name for entry in path.iterdir()) if path.is_dir() else []
+    except OSError as error:
+        raise OutputFault(f"cannot look into {path}: {error.strerror}.") from error
+    if foreign := [name for name in entries if name not in _OURS and not is_remains(name, of=_OURS)]:
+        named = ", ".join(foreign[:3])
+        raise OutputFault(f"{path} holds something else than a report ({named}); name an empty or a new directory.")

@@ -1,0 +1,109 @@
+"""The tidy table: one row per entry of every number in a report."""
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, final
+
+import numpy as np
+
+from bayesgeom.results.estimate import Estimate, Quantity
+from bayesgeom.results.storage import axes_of, quantities_of
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+_COLUMN_OF_AXIS = {"layer": "layer", "head": "head", "kv_head": "head", "position": "position"}
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Record:
+    """One row. Layers, heads and positions count from 0; `variant` names the entry along all other axes."""
+
+    probe: str
+    metric: str
+    unit: str
+    variant: str | None
+    layer: int | None
+    head: int | None
+    position: int | None
+    value: float
+    low: float
+    high: float
+    baseline: float
+    baseline_name: str
+    n: int
+
+
+def records_of(report: Any) -> list[Record]:
+    """Return the rows of a report (any `Report`); what has axes without names is left out."""
+    held, declared = vars(report), quantities_of(type(report))
+    rows = [_row(report, name, value=value) for name, value in held.items() if isinstance(value, float)]
+    for metric, quantity in declared.items():
+        if _is_labelled(held, quantity.dims):
+            rows.extend(_of_estimate(report, metric, quantity))
+    for metric, axes in axes_of(type(report)).items():
+        if metric not in declared and _is_labelled(held, axes):
+            values = held[metric]
+            rows.extend(
+                _row(report, metric, value=float(values[index]), **_place(held, axes, index))
+                for index in itertools.product(*map(range, values.shape))
+            )
+    return rows
+
+
+def frame(records: Sequence[Record], provenance: Mapping[str, Any]) -> "pd.DataFrame":
+    """Return rows as a table, with model, checkpoint and task in front where they are known."""
+    import pandas as pd
+
+    columns = [field.name for field in dataclasses.fields(Record)]
+    table = pd.DataFrame([dataclasses.astuple(record) for record in records], columns=columns)
+    table = table.astype({"layer": "Int64", "head": "Int64", "position": "Int64"})
+    model = provenance.get("model", {})
+    for at, (column, value) in enumerate(
+        (
+            ("model", model.get("architecture")),
+            ("checkpoint", model.get("name")),
+            ("task", provenance.get("task_label")),
+        )
+    ):
+        table.insert(at, column, value)
+    return table
+
+
+def _is_labelled(held: Mapping[str, Any], axes: Sequence[str]) -> bool:
+    """Whether every axis is a column of the table, or has names for its entries."""
+    return all(axis in _COLUMN_OF_AXIS or f"{axis}s" in held for axis in axes)
+
+
+def _of_estimate(report: Any, metric: str, quantity: Quantity) -> Iterator[Record]:
+    held = vars(report)
+    whole: Estimate = held[metric]
+    for index in np.ndindex(whole.value.shape):
+        own = whole[index]
+        (low, high), hardest = own.ends, own.hardest_baseline(quantity.better)
+        level = {} if hardest is None else {"baseline": float(hardest.value), "baseline_name": hardest.name}
+        yield _row(
+            report, metric, unit=quantity.unit, value=float(own.value), low=float(low), high=float(high),
+            n=own.n or report.n, **level, **_place(held, quantity.dims, index),
+        )  # fmt: skip
+
+
+def _row(report: Any, metric: str, **known: Any) -> Record:
+    blank: dict[str, Any] = {
+        "unit": "", "variant": None, "layer": None, "head": None, "position": None, "low": math.nan, "high": math.nan,
+        "baseline": math.nan, "baseline_name": "", "n": report.n,
+    }  # fmt: skip
+    return Record(probe=report.name, metric=metric, **(blank | known))
+
+
+def _place(held: Mapping[str, Any], axes: Sequence[str], index: Sequence[int]) -> dict[str, Any]:
+    """Where an entry is: layer, head and position, and the names along all other axes."""
+    place = dict(zip(axes, index, strict=True))
+    labels = [held[f"{axis}s"][i] for axis, i in place.items() if axis not in _COLUMN_OF_AXIS]
+    columns = {_COLUMN_OF_AXIS[axis]: i for axis, i in place.items() if axis in _COLUMN_OF_AXIS}
+    return {"variant": " / ".join(labels) or None, **columns}

@@ -1,0 +1,110 @@
+"""Which positions stand in a relation to a query, and what to multiply attention with to score that.
+
+Attention mass on related positions, the contrast of cosines, and the AUC of scores are sums over keys and rows of one
+array each (pattern, cosines, ranks) times weights, less offsets. So a score of one relation minus that of another is
+the score of the difference of weights and offsets.
+
+References:
+    Hanley & McNeil 1982 (AUC as a Mann–Whitney statistic).
+"""
+
+from dataclasses import dataclass
+from typing import final
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+SHIFTS = (1, 2, 3)  # the other sequences: so many places further in the batch, around its end
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Masks:
+    """Which visible positions are related, by sequence, query, key and relation."""
+
+    related: Bool[Tensor, "batch query_pos key_pos relation"]
+    visible: Bool[Tensor, "batch query_pos key_pos"]
+
+    def of_another(self, shift: int) -> "Masks":
+        """The relation of the sequence `shift` places before, at the same query, where it is visible here."""
+        return Masks(related=self.related.roll(shift, dims=0) & self.visible[..., None], visible=self.visible)
+
+    @property
+    def has_both(self) -> Bool[Tensor, "batch query_pos relation"]:
+        """Rows that see related and unrelated positions."""
+        unrelated = ~self.related & self.visible[..., None]
+        return self.related.any(dim=2) & unrelated.any(dim=2)
+
+    @property
+    def is_constant(self) -> Bool[np.ndarray, " relation"]:
+        """Whether all sequences have the same related positions at the same query."""
+        same: np.ndarray = (self.related == self.related[:1]).flatten(0, 2).all(dim=0).cpu().numpy()
+        return same
+
+    @property
+    def difference(self) -> Float[np.ndarray, " relation"]:
+        """Share of the visible positions at which the relation of the sequence before differs."""
+        differs = (self.related != self.of_another(1).related).flatten(0, 2).sum(dim=0).double()
+        share: np.ndarray = (differs / self.visible.sum()).cpu().numpy()
+        return share
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Evidence:
+    """What to multiply pattern, cosines and ranks with, so that a sum over keys and rows is the metric's numerator.
+
+    `offsets` are taken from those sums; `rows` counts the query positions that see both kinds of position.
+    """
+
+    weights: Float[Tensor, "3 batch query_key relation"]
+    offsets: Float[np.ndarray, "batch 3 relation"]
+    rows: Float[np.ndarray, "batch relation"]
+    visible: Bool[Tensor, "batch query_pos key_pos"]
+
+
+def evidence_of(masks: Masks, counted: Bool[Tensor, "batch query_pos relation"]) -> Evidence:
+    """Return the weights of mass above uniform attention, contrast and AUC, over the rows that are counted."""
+    related, visible = masks.related, masks.visible
+    n_related, n_visible = related.sum(dim=2, keepdim=True).float(), visible.sum(dim=2)[..., None, None].float()
+    has_both = counted[:, :, None].float()
+    share, counterpart = has_both / n_related.clamp_min(1), has_both / (n_visible - n_related).clamp_min(1)
+    unrelated = ~related & visible[..., None]
+    # The Mann–Whitney identity: AUC = (Σ ranks of related − n(n + 1)/2) / (n m).
+    weights = (related * has_both, related * share - unrelated * counterpart, related * share * counterpart)
+    offsets = (has_both * n_related / n_visible, torch.zeros_like(has_both), (n_related + 1) / 2 * counterpart)
+    return Evidence(
+        weights=torch.stack(weights).flatten(2, 3),
+        offsets=torch.stack([offset.sum(dim=(1, 2)) for offset in offsets], dim=1).double().numpy(),
+        rows=counted.sum(dim=1).double().numpy(),
+        visible=visible,
+    )
+
+
+def compared_evidence(masks: Masks) -> Evidence:
+    """The relation minus that of another sequence, over rows that count for both; summed over several others.
+
+    The metrics are linear in the weights and offsets, so their difference is the metric of the difference.
+    """
+    zero = evidence_of(masks, torch.zeros_like(masks.has_both))
+    weights, offsets, rows = zero.weights, zero.offsets, zero.rows
+    for shift in (shift for shift in SHIFTS if shift < len(masks.visible)):
+        other = masks.of_another(shift)
+        counted = masks.has_both & other.has_both
+        mine, theirs = evidence_of(masks, counted), evidence_of(other, counted)
+        weights, offsets = weights + mine.weights - theirs.weights, offsets + mine.offsets - theirs.offsets
+        rows = rows + mine.rows
+    return Evidence(weights=weights, offsets=offsets, rows=rows, visible=masks.visible)
+
+
+def row_means(
+    sums: Float[np.ndarray, "batch 3 relation layer head"],
+    evidence: Evidence,
+    weights: Float[np.ndarray, "draw batch"],
+) -> Float[np.ndarray, "draw 3 relation layer head"]:
+    """The metrics in each resample: numerators and numbers of rows are resampled together."""
+    with np.errstate(invalid="ignore", divide="ignore"):
+        numerator = np.tensordot(weights, sums - evidence.offsets[..., None, None], axes=1)
+        return np.asarray(numerator / np.tensordot(weights, evidence.rows, axes=1)[:, None, :, None, None])

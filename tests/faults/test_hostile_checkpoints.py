@@ -1,0 +1,178 @@
+"""Files made to hang, to fill the memory or to overflow are refused before anything is built."""
+
+import json
+import os
+import resource
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import bayesgeom
+from bayesgeom.cli import main
+from bayesgeom.core.errors import CheckpointFault, InvalidArgument
+from bayesgeom.core.reading import LEVELS, read_json
+from bayesgeom.models.checkpoint import load_checkpoint, read_description
+from bayesgeom.models.config import config_from_dict
+from bayesgeom.training.formation import pack, read_formation
+from tests.models.test_checkpoint import change_config, saved
+
+CONFIG, WEIGHTS = "config.json", "model.safetensors"
+SECONDS, ROOM = 5, 2 * 2**30
+
+
+@pytest.fixture(autouse=True)
+def limits() -> Iterator[None]:
+    """What hangs or asks for gigabytes fails, and does not end the session."""
+
+    def ring(*_: object) -> None:
+        raise TimeoutError(f"still busy after {SECONDS} s")
+
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (used + ROOM, hard))
+    former = signal.signal(signal.SIGALRM, ring)
+    signal.alarm(SECONDS)
+    yield
+    signal.alarm(0)
+    signal.signal(signal.SIGALRM, former)
+    resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Path:
+    saved(tmp_path / "tiny")
+    return tmp_path / "tiny"
+
+
+def asked(**sizes: object) -> Callable[[Path], None]:
+    return lambda path: change_config(path, lambda held: held["model"].update(sizes))
+
+
+def replaced(name: str, by: Callable[[Path], object]) -> Callable[[Path], None]:
+    def change(path: Path) -> None:
+        (path / name).unlink()
+        by(path / name)
+
+    return change
+
+
+def named(**entries: object) -> Callable[[Path], None]:
+    return lambda path: change_config(path, lambda held: held.update(entries))
+
+
+RWKV = {"architecture": "rwkv", "d_vocab": 10, "n_ctx": 5}
+HOSTILE: dict[str, tuple[Callable[[Path], None], str]] = {
+    "layers": (asked(n_layers=10**9), r"n_layers is 1,000,000,000 in the config, .*holds 23 tensors"),
+    "more digits than int64": (asked(n_layers=10**30), r"n_layers is 1,000,000,0.*holds 23 tensors"),
+    "ids": (asked(d_vocab=10**9), r"d_vocab is 1,000,000,000 in the config, .*weights"),
+    "width": (asked(d_model=3 * 10**7), r"d_model is 30,000,000 in the config, .*weights"),
+    "hidden layer": (asked(d_mlp=10**12), r"d_mlp is 1,000,000,000,000 in the config, .*weights"),
+    "heads": (asked(n_heads=10**12, d_model=10**12), r"n_heads is 1,000,000,000,000 in the config, .*weights"),
+    "context": (asked(n_ctx=10**12), r"pos_embed.weight has shape \(5, 21\), the config asks for \(10{12}, 21\)"),
+    "overflow": (asked(n_ctx=2**62), r"cannot be built.* Restore"),
+    "another architecture": (named(model={**RWKV, "d_model": 10**8}), r"d_model is 100,000,000 in the config"),
+    "a fraction": (asked(n_layers=2.5), r"n_layers must be a whole number, got 2.5"),
+    "a truth value": (asked(n_layers=True), r"n_layers must be a whole number, got True"),
+    "text": (asked(d_mlp="13"), r"d_mlp must be a whole number, got '13'"),
+    "nested sizes": (asked(prior_slopes=[["x"]]), r"prior_slopes"),
+    "a number for a truth value": (asked(tied=3), r"tied must be true or false, got 3"),
+    "a task that fills the memory": (
+        named(task={"name": "hmm", "length": 10**9}), r"task 'hmm' with .*length=1000000000.* needs about .* GB"
+    ),
+    "a task of nested tasks": (
+        named(task={"name": "in-context", "task": {"name": "in-context", "task": {"name": "hmm"}}}),
+        r"task 'in-context'",
+    ),
+    "a step that is text": (named(step="x"), r"step must be a whole number, at least 0, got 'x'"),
+    "a hash that is a list": (named(weights_hash=[1]), r"weights_hash must be text"),
+    "a schema that is true": (named(schema=True), r"has no schema number"),
+    "many digits": (replaced(CONFIG, lambda file: file.write_text('{"schema": ' + "1" * 5_000 + "}")), r"JSON"),
+    "nesting": (replaced(CONFIG, lambda file: file.write_text('{"model_type":' + "[" * 100_000)), r"nested"),
+    "a pipe": (replaced(CONFIG, os.mkfifo), r"config.json is a named pipe"),
+    "a device": (replaced(CONFIG, lambda file: file.symlink_to("/dev/zero")), r"config.json is a device"),
+    "a socket of no use": (replaced(CONFIG, lambda file: file.mkdir()), r"config.json is a directory"),
+    "a sparse giant": (replaced(CONFIG, lambda file: os.truncate(os.open(file, os.O_CREAT | os.O_RDWR), 2**40)), r"GB"),
+    "weights in a pipe": (replaced(WEIGHTS, os.mkfifo), r"model.safetensors is a named pipe"),
+    "weights in a device": (replaced(WEIGHTS, lambda file: file.symlink_to("/dev/zero")), r"safetensors is a device"),
+    "weights in a directory": (replaced(WEIGHTS, lambda file: file.mkdir()), r"model.safetensors is a directory"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("fault", HOSTILE)
+def test_hostile_checkpoints_are_refused_at_once(fault: str, checkpoint: Path) -> None:
+    change, message = HOSTILE[fault]
+    change(checkpoint)
+    with pytest.raises(CheckpointFault, match=message):
+        bayesgeom.load(checkpoint)
+    with pytest.raises(CheckpointFault, match=message):
+        load_checkpoint(checkpoint)
+
+
+@pytest.mark.parametrize("fault", ["many digits", "nesting", "a pipe", "a device"])
+def test_the_list_names_a_hostile_config(
+    fault: str, checkpoint: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("BAYESGEOM_CHECKPOINTS", str(checkpoint.parent))
+    saved(checkpoint.parent / "z-sound")
+    HOSTILE[fault][0](checkpoint)
+    assert main(["checkpoints"]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("tiny\n  error   ") and "\nz-sound\n  task    " in out
+
+
+def test_json_is_read_to_the_allowed_depth_and_no_further(tmp_path: Path) -> None:
+    file = tmp_path / "held.json"
+    file.write_text("[" * LEVELS + "]" * LEVELS)
+    assert read_json(file)
+    file.write_text("[" * (LEVELS + 1) + "]" * (LEVELS + 1))
+    with pytest.raises(CheckpointFault, match=f"nested more than {LEVELS} deep"):
+        read_json(file)
+
+
+def test_a_link_to_a_file_is_read(checkpoint: Path) -> None:
+    for name in (CONFIG, WEIGHTS):
+        (checkpoint / name).rename(checkpoint.parent / name)
+        (checkpoint / name).symlink_to(checkpoint.parent / name)
+    assert bayesgeom.load(checkpoint).spec.n_layers == 2
+
+
+@pytest.mark.parametrize("file", ["../elsewhere.safetensors", "/etc/passwd", "weights.bin", "", 3, None], ids=str)
+def test_a_pack_that_names_other_files_is_refused(file: object, tmp_path: Path) -> None:
+    for step in (1, 2):
+        saved(tmp_path / "run" / "snapshots" / f"step-{step}", seed=step)
+    pack(tmp_path / "run", tmp_path / "packed", keep=2)
+    assert len(read_formation(tmp_path / "packed")["snapshots"]) == 2
+    _change_pack(tmp_path / "packed", lambda held: held["snapshots"][0].update(file=file))
+    with pytest.raises(CheckpointFault, match=r"formation.json names .* as the file of a snapshot"):
+        read_formation(tmp_path / "packed")
+
+
+@pytest.mark.parametrize("snapshots", [[], {}, "x", [3], [{}], [{"file": "a.safetensors", "step": "x"}]], ids=str)
+def test_a_pack_whose_list_is_no_list_of_snapshots_is_refused(snapshots: object, tmp_path: Path) -> None:
+    for step in (1, 2):
+        saved(tmp_path / "run" / "snapshots" / f"step-{step}", seed=step)
+    pack(tmp_path / "run", tmp_path / "packed", keep=2)
+    _change_pack(tmp_path / "packed", lambda held: held.update(snapshots=snapshots))
+    with pytest.raises(CheckpointFault, match=r"formation.json"):
+        read_formation(tmp_path / "packed")
+
+
+def _change_pack(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    from bayesgeom.models.checkpoint import hashed
+
+    held = json.loads((path / "formation.json").read_text())
+    change(held)
+    (path / "formation.json").write_text(json.dumps(hashed(held)))
+
+
+def test_sizes_of_another_type_are_refused_without_a_checkpoint() -> None:
+    with pytest.raises(InvalidArgument, match=r"architecture 'lstm': n_layers must be a whole number, got 1.0"):
+        config_from_dict({"architecture": "lstm", "d_vocab": 5, "n_ctx": 3, "n_layers": 1.0})
+
+
+def test_a_description_is_read_without_its_weights(checkpoint: Path) -> None:
+    (checkpoint / WEIGHTS).unlink()
+    assert read_description(checkpoint)["step"] == 17

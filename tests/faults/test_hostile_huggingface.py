@@ -1,0 +1,102 @@
+"""Hugging Face directories made to hang or to fill the memory are refused before transformers builds anything."""
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import transformers
+
+import bayesgeom
+from bayesgeom.core.errors import CheckpointFault
+from tests.faults.test_hostile_checkpoints import limits
+
+__all__ = ["limits"]
+HUGE = 10**9
+
+
+def llama() -> transformers.PreTrainedModel:
+    config = transformers.LlamaConfig(
+        vocab_size=31, hidden_size=12, intermediate_size=13, num_hidden_layers=2, num_attention_heads=3,
+        num_key_value_heads=3, max_position_embeddings=17,
+    )  # fmt: skip
+    return transformers.LlamaForCausalLM(config)
+
+
+def gpt2() -> transformers.PreTrainedModel:
+    return transformers.GPT2LMHeadModel(
+        transformers.GPT2Config(vocab_size=31, n_embd=12, n_layer=2, n_head=3, n_positions=17)
+    )
+
+
+def gptj() -> transformers.PreTrainedModel:
+    config = transformers.GPTJConfig(vocab_size=31, n_embd=12, n_layer=2, n_head=3, n_positions=17, rotary_dim=4)
+    return transformers.GPTJForCausalLM(config)
+
+
+def asked(**sizes: object) -> Callable[[Path], object]:
+    def change(path: Path) -> None:
+        held = json.loads((path / "config.json").read_text())
+        (path / "config.json").write_text(json.dumps(held | sizes))
+
+    return change
+
+
+def pipe(name: str) -> Callable[[Path], object]:
+    def change(path: Path) -> None:
+        (path / name).unlink(missing_ok=True)
+        os.mkfifo(path / name)
+
+    return change
+
+
+def nested(name: str) -> Callable[[Path], object]:
+    return lambda path: (path / name).write_text("[" * 100_000)
+
+
+Made = Callable[[], transformers.PreTrainedModel]
+HOSTILE: dict[str, tuple[Made, Callable[[Path], object], str]] = {
+    "layers": (llama, asked(num_hidden_layers=HUGE), r"num_hidden_layers to 1,000,000,000, but .* hold 21 tensors"),
+    "layers by another name": (gpt2, asked(n_layer=HUGE), r"n_layer to 1,000,000,000, but .* hold 28 tensors"),
+    "ids": (llama, asked(vocab_size=HUGE), r"vocab_size to 1,000,000,000, but .* weights"),
+    "width": (llama, asked(hidden_size=3 * 10**7), r"hidden_size to 30,000,000, but .* weights"),
+    "hidden layer": (llama, asked(intermediate_size=10**10), r"intermediate_size to 10,000,000,000, but .* weights"),
+    "heads": (llama, asked(num_attention_heads=HUGE), r"num_attention_heads to 1,000,000,000, but .* weights"),
+    "experts": (llama, asked(num_local_experts=HUGE), r"num_local_experts to 1,000,000,000"),
+    "a part of its own": (llama, asked(text_config={"num_hidden_layers": HUGE}), r"num_hidden_layers to 1,000,000,000"),
+    "table of positions": (gpt2, asked(n_positions=HUGE), r"asks for a model of [\d,.]+ GB, but"),
+    "buffers": (gptj, asked(n_positions=HUGE), r"asks for a model of [\d,.]+ GB, but"),
+    "contradiction": (llama, asked(num_attention_heads=5), r"not a multiple"),
+    "config in a pipe": (llama, pipe("config.json"), r"config.json is a named pipe"),
+    "weights in a pipe": (llama, pipe("model.safetensors"), r"model.safetensors is a named pipe"),
+    "generation in a pipe": (llama, pipe("generation_config.json"), r"generation_config.json is a named pipe"),
+    "tokenizer in a pipe": (llama, pipe("tokenizer.json"), r"tokenizer.json is a named pipe"),
+    "nested generation": (llama, nested("generation_config.json"), r"generation_config.json is nested more than"),
+    "nested tokenizer": (llama, nested("tokenizer_config.json"), r"tokenizer_config.json is nested more than"),
+    "nested index": (llama, nested("model.safetensors.index.json"), r"index.json is nested more than"),
+    "digits": (
+        llama,
+        lambda path: (path / "config.json").write_text('{"model_type": "llama", "a": ' + "1" * 5_000 + "}"),
+        r"config.json cannot be read as JSON",
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", HOSTILE)
+def test_hostile_directories_are_refused_at_once(fault: str, tmp_path: Path) -> None:
+    made, change, message = HOSTILE[fault]
+    made().save_pretrained(tmp_path)
+    change(tmp_path)
+    with pytest.raises(CheckpointFault, match=message):
+        bayesgeom.load(tmp_path)
+
+
+@pytest.mark.parametrize("made", [llama, gpt2, gptj])
+def test_sound_directories_load_through_links(made: Made, tmp_path: Path) -> None:
+    made().save_pretrained(tmp_path / "blobs")
+    (tmp_path / "model").mkdir()
+    for file in (tmp_path / "blobs").iterdir():  # as the hub's cache lies
+        (tmp_path / "model" / file.name).symlink_to(file)
+    (tmp_path / "model" / "gone.json").symlink_to(tmp_path / "nowhere")
+    assert bayesgeom.load(tmp_path / "model").spec.n_layers == 2

@@ -1,0 +1,146 @@
+"""One folder that cannot be read, or was half replaced, costs no other checkpoint."""
+
+import io
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import bayesgeom
+from bayesgeom.cli import main
+from bayesgeom.core.errors import CheckpointFault
+from bayesgeom.core.files import _here, put_all_back
+from bayesgeom.models.checkpoint import load_checkpoint
+from bayesgeom.models.resolve import checkpoints
+from bayesgeom.training.formation import formations, pack, read_formation
+from tests.models.test_checkpoint import saved
+
+DEAD = 2**22 + 1  # more than Linux gives to a process
+
+
+@pytest.fixture
+def shelf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("BAYESGEOM_CHECKPOINTS", str(tmp_path / "shelf"))
+    monkeypatch.chdir(tmp_path)
+    for name in ("a-first", "m-locked", "z-last"):
+        saved(tmp_path / "shelf" / name)
+    return tmp_path / "shelf"
+
+
+def lock(folder: Path, monkeypatch: pytest.MonkeyPatch, *, itself: bool = False) -> None:
+    """Refuse to look at anything in a folder, as its permissions would if the tests did not run as root."""
+
+    def guarded(plain: Callable[..., Any]) -> Callable[..., Any]:
+        def call(path: Any, *args: Any, **kwargs: Any) -> Any:
+            if isinstance(path, str | Path) and (folder in Path(path).parents or (itself and Path(path) == folder)):
+                raise PermissionError(13, "Permission denied", str(path))
+            return plain(path, *args, **kwargs)
+
+        return call
+
+    for module, name in ((os, "stat"), (os, "lstat"), (io, "open"), (os, "open")):
+        monkeypatch.setattr(module, name, guarded(getattr(module, name)))
+
+
+def lock_listing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = os.listdir, os.scandir
+
+    def refused(path: Any) -> Any:
+        if Path(path) == folder:
+            raise PermissionError(13, "Permission denied", str(path))
+        return path
+
+    monkeypatch.setattr(os, "listdir", lambda path=".": plain[0](refused(path)))
+    monkeypatch.setattr(os, "scandir", lambda path=".": plain[1](refused(path)))
+
+
+def test_a_folder_that_cannot_be_looked_into_is_listed_with_its_error(
+    shelf: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with monkeypatch.context() as patched:
+        lock(shelf / "m-locked", patched)
+        assert list(checkpoints()) == ["a-first", "m-locked", "z-last"]
+        assert main(["checkpoints"]) == 0
+        out = capsys.readouterr().out
+        assert bayesgeom.load("z-last").spec.name == "z-last"
+        with pytest.raises(CheckpointFault, match=r"m-locked.*Permission denied"):
+            bayesgeom.load("m-locked")
+    told = out.split("m-locked\n")[1].splitlines()
+    assert told[0].startswith("  error   ") and "Permission denied" in told[0]
+    assert told[1] == "z-last" and told[2].startswith("  task ") and out.startswith("a-first\n  task ")
+
+
+def test_a_shelf_that_cannot_be_listed_is_one_sentence(
+    shelf: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lock_listing(shelf, monkeypatch)
+    assert main(["checkpoints"]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("bayesgeom: the folder of checkpoints ") and "cannot be listed: Permission denied" in said
+    assert bayesgeom.load(shelf / "z-last").spec.name == "z-last"
+
+
+def moved_away(path: Path) -> Path:
+    """What a kill between the two renames of a replacement leaves: the old directory under a temporary name."""
+    former = path.with_name(f".{path.name}.{_here()}-{DEAD}-abcd1234.aside.former")
+    path.rename(former)
+    half = path.with_name(f".{path.name}.{_here()}-{DEAD}-abcd1234.aside")
+    half.mkdir(exist_ok=True)
+    (half / "config.json").write_text("{")
+    return former
+
+
+@pytest.mark.parametrize("how", ["name", "path", "load_checkpoint", "list", "folder"])
+def test_a_checkpoint_that_a_kill_moved_away_is_put_back(
+    how: str, shelf: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = load_checkpoint(shelf / "m-locked").weights_hash
+    former = moved_away(shelf / "m-locked")
+    match how:
+        case "name":
+            assert bayesgeom.load("m-locked").spec.weights_hash == before
+        case "path":
+            assert bayesgeom.load(shelf / "m-locked").spec.weights_hash == before
+        case "load_checkpoint":
+            assert load_checkpoint(shelf / "m-locked").weights_hash == before
+        case "list":
+            assert main(["checkpoints"]) == 0
+            out = capsys.readouterr().out
+            assert f"  weights {before}" in out.split("m-locked\n")[1].splitlines()[2]
+            assert ".aside" not in out and "error" not in out
+        case "folder":
+            put_all_back(shelf)
+    assert not former.exists() and (shelf / "m-locked" / "config.json").is_file()
+
+
+def test_a_finished_checkpoint_of_a_run_is_put_back(tmp_path: Path) -> None:
+    saved(tmp_path / "run" / "checkpoint")
+    moved_away(tmp_path / "run" / "checkpoint")
+    assert bayesgeom.load(str(tmp_path / "run" / "checkpoint")).spec.name == "run"
+
+
+def test_what_a_living_process_moved_away_stays_there(shelf: Path) -> None:
+    former = shelf / f".m-locked.{_here()}-{os.getpid()}-abcd1234.aside.former"
+    (shelf / "m-locked").rename(former)
+    assert list(checkpoints()) == ["a-first", "z-last"]
+    assert former.exists()
+
+
+def test_a_checkpoint_that_is_there_is_not_replaced_by_an_older_one(shelf: Path) -> None:
+    shutil.copytree(shelf / "m-locked", shelf / "copy")
+    moved_away(shelf / "copy")
+    new = saved(shelf / "copy", seed=2)
+    assert bayesgeom.load("copy").spec.weights_hash == new
+
+
+def test_a_packed_training_that_a_kill_moved_away_is_put_back(tmp_path: Path, shelf: Path) -> None:
+    for step in (1, 2):
+        saved(tmp_path / "run" / "snapshots" / f"step-{step}", seed=step)
+    pack(tmp_path / "run", shelf / "packed", keep=2)
+    moved_away(shelf / "packed")
+    assert len(read_formation(shelf / "packed")["snapshots"]) == 2
+    moved_away(shelf / "packed")
+    assert list(formations()) == ["packed"]

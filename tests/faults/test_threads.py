@@ -1,0 +1,174 @@
+"""Threads that use one model at the same time get the numbers that each would get alone."""
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+import pytest
+import torch
+from torch import nn
+
+import bayesgeom
+from bayesgeom.core.edits import Replace
+from bayesgeom.core.sites import ATTN_OUT, RESID_POST, Site
+from bayesgeom.core.trials import Trials
+from bayesgeom.models.base import Model
+from bayesgeom.models.config import config_from_dict
+from bayesgeom.models.resolve import as_model
+from bayesgeom.tasks.bijection import Bijection
+
+TASK = Bijection(n_values=5, n_pairs=3)
+SIZES = {"d_vocab": 10, "n_ctx": 5, "n_layers": 2, "d_model": 12}
+TRANSFORMER = {"architecture": "transformer", **SIZES, "n_heads": 3, "d_mlp": 13}
+LLAMA = {"architecture": "llama", **SIZES, "n_heads": 3, "n_kv_heads": 3, "d_mlp": 13}
+RWKV = {"architecture": "rwkv", **SIZES, "d_mlp": 13}
+LSTM = {"architecture": "lstm", **SIZES}
+PATIENCE = 0.3
+A = TypeVar("A")
+B = TypeVar("B")
+
+
+class Nothing:
+    """A reference that nothing is read from."""
+
+    def mean(self, site: Site, layer: int) -> torch.Tensor:
+        raise AssertionError(site, layer)
+
+    donor = mean
+
+
+def made(sizes: dict[str, object]) -> Model:
+    return as_model(config_from_dict(sizes).build(seed=1))
+
+
+def both(one: Callable[[], A], other: Callable[[], B]) -> tuple[A, B]:
+    """Run two calls in two threads and return what each returns."""
+    with ThreadPoolExecutor(2) as pool:
+        first, second = pool.submit(one), pool.submit(other)
+        return first.result(60), second.result(60)
+
+
+class Meeting:
+    """Makes two threads meet inside a pass: each forward of a part waits, for a while, until another one comes."""
+
+    def __init__(self, part: nn.Module, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.barrier = threading.Barrier(2)
+        self.n_met = 0
+        plain = part.forward
+
+        def forward(*args: object, **kwargs: object) -> object:
+            try:
+                self.barrier.wait(PATIENCE)
+                self.n_met += 1
+            except threading.BrokenBarrierError:
+                self.barrier.reset()
+            return plain(*args, **kwargs)
+
+        monkeypatch.setattr(part, "forward", forward)
+
+
+@pytest.mark.parametrize("sizes", [TRANSFORMER, LLAMA, LSTM], ids=lambda sizes: sizes["architecture"])
+def test_two_threads_that_meet_in_a_pass_record_what_each_records_alone(
+    sizes: dict[str, object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = made(sizes)
+    blocks = {seed: [TASK.sample(7, seed=seed)] for seed in (0, 1)}
+
+    def run(seed: int) -> dict[str, torch.Tensor]:
+        found = model.run(blocks[seed], record=[RESID_POST], n_recorded=7)
+        return {"recorded": found.recorded[RESID_POST], "log_answers": found.log_answers}
+
+    alone = [run(seed) for seed in (0, 1)]
+    Meeting(next(part for part in model.module.modules() if isinstance(part, nn.Embedding)), monkeypatch)
+    together = both(lambda: run(0), lambda: run(1))
+    for one, other in zip(alone, together, strict=True):
+        assert all(torch.equal(one[key], other[key]) for key in one)
+
+
+def test_two_adapters_of_one_module_share_its_lock(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = config_from_dict(TRANSFORMER).build(seed=1)
+    models = [as_model(module), as_model(module)]
+    Meeting(module.get_submodule("embed"), monkeypatch)
+    trials = TASK.sample(7, seed=0)
+    found = both(*(lambda m=m: m.run([trials], record=[RESID_POST], n_recorded=7) for m in models))
+    assert all(torch.equal(run.recorded[RESID_POST], found[0].recorded[RESID_POST]) for run in found)
+
+
+@pytest.mark.parametrize("sizes", [LLAMA, LSTM], ids=lambda sizes: sizes["architecture"])
+def test_an_ablation_and_a_recording_do_not_see_each_other(
+    sizes: dict[str, object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, trials = made(sizes), TASK.sample(7, seed=0)
+    site = RESID_POST if sizes is LSTM else ATTN_OUT
+
+    def ablate() -> torch.Tensor:
+        replayer = model.replayer()
+        baseline = replayer.baseline(trials)
+        return replayer.logits(baseline, [[Replace(site=site, layer=0, mode="zero")]], Nothing())
+
+    def record() -> torch.Tensor:
+        return model.run([trials], record=[RESID_POST], n_recorded=7).recorded[RESID_POST]
+
+    alone = ablate(), record()
+    Meeting(next(part for part in model.module.modules() if isinstance(part, nn.Embedding)), monkeypatch)
+    for one, other in zip(alone, both(ablate, record), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_diagnoses_in_two_threads_equal_diagnoses_one_after_another() -> None:
+    model = made(TRANSFORMER)
+
+    def diagnosed(seed: int) -> str:
+        found = bayesgeom.diagnose(model, TASK, n=20, nulls=1, seed=seed, probes=["calibration", "key_overlap"])
+        return str(found.to_pandas().to_csv())
+
+    alone = [diagnosed(seed) for seed in (0, 1)]
+    with ThreadPoolExecutor(4) as pool:
+        together = list(pool.map(diagnosed, [0, 1, 0, 1]))
+    assert together == [*alone, *alone]
+
+
+def test_the_training_mode_survives_two_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = made(TRANSFORMER)
+    model.module.train()
+    Meeting(model.module.get_submodule("embed"), monkeypatch)
+    trials = TASK.sample(7, seed=0)
+    both(lambda: model.run([trials]), lambda: model.run([trials]))
+    assert all(part.training for part in model.module.modules())
+
+
+def test_a_threads_own_pass_is_not_recorded_by_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Somebody calls the module itself, without bayesgeom and its lock, in the middle of a recorded pass."""
+    model, trials = made(TRANSFORMER), TASK.sample(7, seed=0)
+    alone = model.run([trials], record=[RESID_POST], n_recorded=7).recorded[RESID_POST]
+    plain, others = model.logits, TASK.sample(7, seed=1).tokens
+
+    def logits(own: Trials) -> torch.Tensor:
+        with ThreadPoolExecutor(1) as pool:
+            pool.submit(model.module, others).result(60)
+        return plain(own)
+
+    monkeypatch.setattr(model, "logits", logits)
+    assert torch.equal(alone, model.run([trials], record=[RESID_POST], n_recorded=7).recorded[RESID_POST])
+
+
+def test_attaching_while_another_thread_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = config_from_dict(TRANSFORMER).build(seed=1)
+    model, trials = as_model(module), TASK.sample(7, seed=0)
+    Meeting(module.get_submodule("embed"), monkeypatch)
+    again, run = both(lambda: as_model(module), lambda: model.run([trials], record=[RESID_POST], n_recorded=7))
+    assert again.sites == model.sites and not again.withheld
+    assert run.recorded[RESID_POST].isfinite().all()
+
+
+@pytest.mark.parametrize("sizes", [RWKV, TRANSFORMER], ids=lambda sizes: sizes["architecture"])
+def test_weights_that_two_threads_draw_are_those_of_their_seeds(sizes: dict[str, object]) -> None:
+    config = config_from_dict(sizes)
+    alone = [config.build(seed=seed).state_dict() for seed in range(8)]
+    state = torch.get_rng_state()
+    with ThreadPoolExecutor(4) as pool:
+        together = [module.state_dict() for module in pool.map(lambda seed: config.build(seed=seed), range(8))]
+    for one, other in zip(alone, together, strict=True):
+        assert all(torch.equal(one[name], other[name]) for name in one)
+    assert torch.equal(state, torch.get_rng_state()) and torch.get_default_dtype() == torch.float32

@@ -1,0 +1,136 @@
+"""Estimates: shapes that fit, verdicts against baselines, and files that hold every part."""
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from bayesgeom.core.errors import InvalidArgument, OutputFault
+from bayesgeom.results.estimate import Baseline, Better, Estimate
+from bayesgeom.results.estimators import mean_estimate, smooth_estimate, untrained
+from bayesgeom.results.storage import decoded, estimate_of, estimate_parts
+from bayesgeom.stats.bootstrap import jackknife_weights, mean_interval, statistic_interval
+
+UNIFORM = Baseline.of("chance", "uniform", 0.5, low=0.4, high=0.6)
+SHUFFLED = Baseline.of("permutation", "shuffled", 0.1)
+
+
+@pytest.mark.parametrize(
+    ("ends", "better", "verdict"),
+    [
+        ((0.7, 0.9), "higher", "yes"),
+        ((0.55, 0.9), "higher", "undecided"),  # above the mean of the draws, not above the most of them
+        ((0.2, 0.3), "higher", "no"),
+        ((0.01, 0.05), "lower", "yes"),
+        ((0.05, 0.2), "lower", "undecided"),
+        ((0.45, 0.5), "lower", "no"),  # below one baseline, above the other
+        ((math.nan, math.nan), "higher", "undecided"),
+        ((0.7, 0.9), "", "undecided"),
+    ],
+)
+def test_the_interval_decides_against_every_baseline(ends: tuple[float, float], better: Better, verdict: str) -> None:
+    value = float(np.mean(ends)) if math.isfinite(ends[0]) else 0.8
+    own = Estimate.of(value, ends, n=17, baselines=[UNIFORM, SHUFFLED])
+    assert str(own.clears(better)) == verdict
+
+
+def test_a_number_without_an_interval_is_compared_itself() -> None:
+    assert str(Estimate.of(0.7, baselines=[UNIFORM]).clears("higher")) == "yes"
+    assert str(Estimate.of(0.7).clears("higher")) == "undecided", "nothing to beat"
+    assert str(Estimate.of(math.nan, baselines=[UNIFORM]).clears("higher")) == "undecided"
+    unknown = Baseline.of("baseline", "unknown", math.nan)
+    assert str(Estimate.of(0.7, baselines=[unknown]).clears("higher")) == "undecided"
+    assert str(Estimate.of(0.7, baselines=[unknown, UNIFORM]).clears("higher")) == "yes"
+
+
+def test_entries_have_verdicts_of_their_own(rng: np.random.Generator) -> None:
+    values = rng.normal(size=(3, 5))
+    own = Estimate.of(values, (values - 0.1, values + 0.2), baselines=[Baseline.of("chance", "zero", 0.0)])
+    found = own.clears("higher")
+    for at in np.ndindex(values.shape):
+        expected = "yes" if values[at] - 0.1 > 0 else "no" if values[at] + 0.2 < 0 else "undecided"
+        assert found[at] == expected == str(own[at].clears("higher"))
+
+
+def test_the_hardest_baseline_is_the_one_that_reaches_furthest() -> None:
+    own = Estimate.of(0.3, baselines=[UNIFORM, SHUFFLED])
+    assert (own.hardest_baseline("higher"), own.hardest_baseline("lower")) == (own.baselines[0], own.baselines[1])
+    wide = Baseline.of("chance", "wide", 0.2, low=0.0, high=0.9)
+    found = Estimate.of(0.3, baselines=[UNIFORM, wide]).hardest_baseline("higher")
+    assert found is not None and found.name == "wide"
+    assert Estimate.of(0.3).hardest_baseline("higher") is None
+
+
+def test_shapes_that_do_not_fit_are_refused() -> None:
+    with pytest.raises(InvalidArgument, match=r"interval of shape \(3,\) does not fit an estimate of shape \(2,\)"):
+        Estimate.of(np.zeros(2), (np.zeros(3), np.zeros(3)))
+    with pytest.raises(InvalidArgument, match="uniform of shape"):
+        Estimate.of(np.zeros(2), baselines=[Baseline.of("chance", "uniform", np.zeros(5))])
+    with pytest.raises(InvalidArgument, match="no single number"):
+        float(Estimate.of(np.zeros(2)))
+    with pytest.raises(InvalidArgument, match="no baseline is named 'chance'; there are: uniform"):
+        Estimate.of(0.0, baselines=[UNIFORM]).baseline("chance")
+
+
+def test_a_baseline_of_a_layer_holds_for_each_of_its_heads() -> None:
+    by_layer = np.array([[0.25], [0.5]])
+    own = Estimate.of(np.zeros((2, 3)), baselines=[Baseline.of("chance", "uniform", by_layer)])
+    np.testing.assert_array_equal(own.baseline("uniform").value, np.repeat(by_layer, 3, axis=1))
+    assert own[1, 2].baseline("uniform").value == 0.5
+
+
+def test_a_mean_has_the_interval_of_the_bootstrap(rng: np.random.Generator) -> None:
+    values = rng.normal(size=(41, 3))
+    own, (low, high) = mean_estimate(values, seed=7), mean_interval(values, seed=7)
+    np.testing.assert_array_equal(own.value, values.mean(axis=0))
+    np.testing.assert_array_equal(np.stack(own.ends), np.stack([low, high]))
+    assert (own.n, own.resampled) == (41, "sequences")
+    few = mean_estimate(np.ones(5), seed=0)
+    assert bool(few.is_withheld) and few.why_not.startswith("all 5 sequences")
+
+
+def test_a_smooth_statistic_has_the_interval_of_its_jackknife(rng: np.random.Generator) -> None:
+    values, weights = rng.normal(size=31), jackknife_weights(31)
+    draws = np.exp(weights @ values)
+    own, (low, high) = smooth_estimate(draws, seed=3, n=31), statistic_interval(draws, seed=3)
+    assert float(own) == draws[0] and tuple(map(float, own.ends)) == (float(low), float(high))
+
+
+def test_untrained_networks_are_one_baseline_with_their_range() -> None:
+    assert untrained([]) == ()
+    (own,) = untrained([np.array([1.0, 5.0]), np.array([3.0, 2.0])])
+    np.testing.assert_array_equal([own.value, own.low, own.high], [[2.0, 3.5], [1.0, 2.0], [3.0, 5.0]])
+
+
+@pytest.mark.parametrize("shape", [(), (2, 3)])
+def test_every_part_is_stored(shape: tuple[int, ...], rng: np.random.Generator) -> None:
+    values = rng.normal(size=(5, *shape))
+    levels = [
+        Baseline.of("chance", "a", values[3]),
+        Baseline.of("baseline", "b", values[4], low=values[0], high=values[1]),
+    ]
+    own = Estimate.of(values[0], (values[1], np.full(shape, np.nan)), n=13, baselines=levels, why_not="too few")
+    held, arrays = estimate_parts("x", own)
+    again = estimate_of("x", decoded(held), arrays, "here")
+    assert (again.resampled, again.n, again.why_not) == ("sequences", 13, "too few")
+    np.testing.assert_equal([again.value, *again.ends], [own.value, *own.ends])
+    for one, other in zip(again.baselines, own.baselines, strict=True):
+        assert (one.kind, one.name) == (other.kind, other.name)
+        np.testing.assert_equal([one.value, one.low, one.high], [other.value, other.low, other.high])
+    assert bool(arrays) == bool(shape), "scalars stand in the JSON file"
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        {"value": "array"}, {"value": None}, {"value": "x"}, {"n": 1.5}, {"resampled": 3}, {"baselines": [3]},
+        {"baselines": [{"kind": "guess", "name": "a", "value": 0.0, "low": None, "high": None}]},
+        {"baselines": [{"kind": "chance", "name": "a"}]}, {"more": 1},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_damaged_parts_are_refused_by_name(damage: dict[str, object], tmp_path: Path) -> None:
+    held, arrays = estimate_parts("kl_bits", Estimate.of(0.25, (0.125, 0.5), n=3, baselines=[UNIFORM]))
+    with pytest.raises(OutputFault, match="here: field 'kl_bits' holds no estimate"):
+        estimate_of("kl_bits", decoded({**held, **damage}), arrays, "here")

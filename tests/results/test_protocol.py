@@ -1,0 +1,234 @@
+"""What every result offers, report and diagnosis alike: text, a notebook cell, tables, datasets, pages and files."""
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import plotly.graph_objects as go
+import pytest
+
+from bayesgeom.core.errors import InvalidArgument, OutputFault
+from bayesgeom.results import diagnosis as module
+from bayesgeom.results.diagnosis import Diagnosis, load_report
+from bayesgeom.results.report import with_provenance
+from bayesgeom.results.terminal import LINES, WIDTH
+from tests.results.planted import SOURCE, PlantedReport, assert_equal, planted
+
+LONG = ", of a label that\nnever ends" * 9
+
+
+@pytest.fixture
+def report(rng: np.random.Generator) -> PlantedReport:
+    """A planted report that knows where it comes from."""
+    return with_provenance(planted(rng), SOURCE)
+
+
+@pytest.fixture
+def diagnosis(report: PlantedReport) -> Diagnosis:
+    """Two of them; a probe was skipped, and one does not apply."""
+    reports = {"planted": report, "other": replace(report, tail=" (other)")}
+    return Diagnosis(reports=reports, skipped={"em": "no <b>"}, provenance=SOURCE, inapplicable={"groups": "no texts"})
+
+
+@pytest.fixture
+def with_planted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The planted kind is among those that can be loaded."""
+    monkeypatch.setattr(module, "report_kinds", lambda: {"planted": PlantedReport, "other": PlantedReport})
+
+
+def strict(found: dict[str, Any]) -> Any:
+    return json.loads(json.dumps(found, allow_nan=False))
+
+
+def _shows(shown: list[go.Figure]) -> Callable[[go.Figure], None]:
+    def show(self: go.Figure) -> None:
+        shown.append(self)
+
+    return show
+
+
+def assert_fits_the_terminal(text: str) -> None:
+    lines = text.splitlines()
+    assert len(lines) <= LINES == 24 and max(map(len, lines)) <= WIDTH == 100
+
+
+@pytest.mark.parametrize("verdict", ["", "It is. " * 99])
+@pytest.mark.parametrize("n_lines", [1, 15, 50])
+def test_what_is_printed_fits_the_terminal(n_lines: int, verdict: str, report: PlantedReport) -> None:
+    long = with_provenance(replace(report, n_lines=n_lines, tail=LONG, verdict=verdict), SOURCE)
+    assert_fits_the_terminal(str(long))
+    many = Diagnosis(
+        reports={f"{index}{LONG}": long for index in range(n_lines)},
+        skipped=dict.fromkeys(map(str, range(n_lines)), LONG),
+        provenance={**SOURCE, "task_label": LONG},
+        inapplicable={LONG: LONG},
+    )
+    assert_fits_the_terminal(str(many))
+    assert ("more: to_pandas() holds all" in str(many)) == (n_lines > 1), "what is left out is counted"
+
+
+def test_a_report_prints_its_verdict_and_its_headlines(report: PlantedReport) -> None:
+    lines = str(with_provenance(replace(report, verdict="It is."), SOURCE)).splitlines()
+    assert lines[:3] == ["tiny on Bijection(n=11): Planted: is it?", "It is.", ""]
+    assert lines[3].split()[:2] == ["measured", "value"]
+    assert " ".join(lines[5].split()) == "how deep (bits) 0.3 0.25 … 0.5 0.2 random, 0.1 to 0.21 yes"
+    assert lines[6].split() == ["missing", "–"] and len(lines) == 7
+
+
+def test_a_diagnosis_prints_what_was_skipped(diagnosis: Diagnosis) -> None:
+    lines = str(diagnosis).splitlines()
+    assert lines[0] == "tiny on Bijection(n=11)" and sum(line.startswith(("planted ", "other ")) for line in lines) == 2
+    assert lines[-2:] == ["skipped em: no <b>", "not for this task: groups"]
+
+
+def test_names_in_code_are_short(report: PlantedReport, diagnosis: Diagnosis) -> None:
+    assert repr(report) == "PlantedReport(how deep 0.3 bits, n=19)"
+    assert repr(replace(report, n_lines=0)) == "PlantedReport(n=19)"
+    assert repr(diagnosis) == "Diagnosis(tiny on Bijection(n=11): planted, other)"
+
+
+def test_a_notebook_shows_table_and_figure(report: PlantedReport, diagnosis: Diagnosis) -> None:
+    for found in (report, diagnosis):
+        text = found._repr_html_()
+        assert text.startswith("<pre>tiny on Bijection(n=11)") and text.count("Plotly.newPlot(") == 1
+        assert len(text) < 100_000, "plotly itself is fetched, not copied into every cell"
+    assert "no &lt;b&gt;" in diagnosis._repr_html_()
+
+
+def test_show_shows_the_figure(report: PlantedReport, diagnosis: Diagnosis, monkeypatch: pytest.MonkeyPatch) -> None:
+    shown: list[go.Figure] = []
+    monkeypatch.setattr(go.Figure, "show", _shows(shown))
+    report.show()
+    diagnosis.show()
+    assert shown == [report.plot()] * 2
+
+
+def test_a_diagnosis_without_reports_still_prints(diagnosis: Diagnosis) -> None:
+    empty = replace(diagnosis, reports={})
+    assert empty._repr_html_().endswith("not for this task: groups</pre>") and strict(empty.to_dict())["reports"] == {}
+    with pytest.raises(InvalidArgument, match="holds no report that could be drawn"):
+        empty.plot()
+
+
+def test_a_report_made_by_hand_needs_no_provenance(rng: np.random.Generator, tmp_path: Path) -> None:
+    own = Diagnosis.of(planted(rng))
+    assert repr(own) == "Diagnosis(Planted: is it?: planted)" and str(planted(rng)).startswith("Planted: is it?\n")
+    assert planted(rng).provenance == {} and "<h1>Planted: is it?</h1>" in own.to_html()
+
+
+def test_a_report_as_a_dictionary_is_strict_json(report: PlantedReport) -> None:
+    found = strict(report.to_dict())
+    assert (found["report"], found["n"], found["provenance"]) == ("planted", 19, SOURCE)
+    assert (found["depth"]["value"], found["depth"]["low"], found["missing"]["value"]) == (0.1 + 0.2, 0.25, None)
+    assert [own["name"] for own in found["depth"]["baselines"]] == ["uniform", "random"]
+    assert found["arrays"]["overlap.value"][1][2] is None and found["arrays"]["count"] == [2, 3, 5, 7, 11]
+    assert found["arrays"]["overlap.0.value"] == [[0.5] * 3, [0.25] * 3], "of the first baseline"
+    assert found["levels"] == {"uniform": 1.5, "none": None, "all": None}
+
+
+def test_a_diagnosis_as_a_dictionary_holds_every_report(diagnosis: Diagnosis) -> None:
+    found = strict(diagnosis.to_dict())
+    assert found["reports"].keys() == {"planted", "other"} and found["provenance"] == SOURCE
+    assert found["skipped"] == {"em": "no <b>", "groups": "no texts"}
+
+
+def test_a_dataset_has_named_axes_units_ends_and_baselines(report: PlantedReport) -> None:
+    found = report.to_xarray()
+    assert found["overlap"].dims == found["overlap_low"].dims == found["overlap_high"].dims == ("layer", "head")
+    np.testing.assert_array_equal(found["overlap_low"], report.overlap.value - 1)
+    assert found["overlap_low"].attrs["resampled"] == "sequences" and "by_set_low" not in found
+    level = found["overlap_baseline"]
+    assert level.dims == ("overlap_baselines", "layer", "head") and level.attrs["kinds"] == "baseline, chance"
+    np.testing.assert_array_equal(level.sel(overlap_baselines="flat"), [[0.5] * 3, [0.25] * 3])
+    assert found["depth"].attrs == {"units": "bits", "long_name": "how deep", "better": "higher", "n": 23}
+    assert found["by_item"].attrs["units"] == "1" and found["by_item"].attrs["long_name"] == "by_item"
+    by_set = found["by_set"].sel(set="hypotheses")
+    np.testing.assert_array_equal(by_set, report.by_set.value[1])
+    assert found["count"].dims == ("position",) and "position" not in found.coords, "positions have no names"
+    assert (found.attrs["report"], found.attrs["n"], found.attrs["share"]) == ("planted", 19, 0.75)
+
+
+def test_a_diagnosis_is_a_tree_of_datasets(diagnosis: Diagnosis) -> None:
+    tree = diagnosis.to_xarray()
+    assert set(tree.children) == {"planted", "other"}
+    assert tree["planted"].to_dataset().identical(diagnosis["planted"].to_xarray())
+
+
+def test_a_table_names_model_and_task_where_they_are_known(report: PlantedReport, rng: np.random.Generator) -> None:
+    front = ["model", "checkpoint", "task"]
+    known, unknown = report.to_pandas(), planted(rng).to_pandas()
+    assert list(known.columns[:3]) == list(unknown.columns[:3]) == front and len(known) == len(unknown)
+    assert set(map(tuple, known[front].to_numpy())) == {("transformer", "tiny", "Bijection(n=11)")}
+    assert unknown[front].isna().all(axis=None)
+    assert {str(known[column].dtype) for column in ("layer", "head", "position")} == {"Int64"}
+
+
+def test_a_table_of_a_diagnosis_holds_the_rows_of_its_reports(diagnosis: Diagnosis) -> None:
+    assert len(diagnosis.to_pandas()) == 2 * len(diagnosis["planted"].to_pandas())
+
+
+@pytest.mark.parametrize("as_path", [str, Path])
+def test_a_page_is_returned_and_written_where_asked(as_path: Any, report: PlantedReport, tmp_path: Path) -> None:
+    text = report.to_html()
+    assert text.startswith("<!doctype html>") and "<h1>tiny on Bijection(n=11)</h1>" in text
+    assert list(tmp_path.iterdir()) == []
+    returned = report.to_html(as_path(tmp_path / "page.html"))
+    assert (tmp_path / "page.html").read_text(encoding="utf-8") == returned
+
+
+def test_provenance_is_added_to_a_copy(rng: np.random.Generator) -> None:
+    own = planted(rng)
+    found = with_provenance(own, SOURCE)
+    assert own.provenance == {} and found.provenance == SOURCE and found is not own
+    assert_equal(found, own)
+
+
+@pytest.mark.usefixtures("with_planted")
+@pytest.mark.parametrize("as_path", [str, Path])
+def test_what_a_folder_holds_is_loaded(
+    as_path: Any, report: PlantedReport, diagnosis: Diagnosis, tmp_path: Path
+) -> None:
+    report.save(as_path(tmp_path / "alone"))
+    diagnosis.save(as_path(tmp_path / "whole"))
+    alone, whole = load_report(as_path(tmp_path / "alone")), load_report(as_path(tmp_path / "whole"))
+    assert isinstance(alone, PlantedReport) and alone.provenance == SOURCE
+    assert_equal(alone, report)
+    assert isinstance(whole, Diagnosis) and list(whole) == ["planted", "other"]
+    assert whole.skipped == diagnosis.skipped and whole.inapplicable == diagnosis.inapplicable
+    for name, own in whole.items():
+        assert own.provenance == SOURCE
+        assert_equal(own, diagnosis[name])
+
+
+@pytest.mark.usefixtures("with_planted")
+def test_a_diagnosis_of_one_is_no_report_and_a_report_alone_is_a_diagnosis_of_one(
+    report: PlantedReport, tmp_path: Path
+) -> None:
+    Diagnosis.of(report).save(tmp_path / "one")
+    report.save(tmp_path / "alone")
+    assert isinstance(load_report(tmp_path / "one"), Diagnosis)
+    found = Diagnosis.load(tmp_path / "alone")
+    assert found.provenance == SOURCE and list(found) == ["planted"]
+
+
+@pytest.mark.usefixtures("with_planted")
+def test_a_report_made_by_hand_is_loaded_as_it_is(rng: np.random.Generator, tmp_path: Path) -> None:
+    planted(rng).save(tmp_path / "alone")
+    found = load_report(tmp_path / "alone")
+    assert isinstance(found, PlantedReport) and found.provenance == {}
+    with pytest.raises(OutputFault, match=r"alone does not say of what model and task"):
+        Diagnosis.load(tmp_path / "alone")
+
+
+def test_a_kind_that_is_not_known_is_refused(
+    report: PlantedReport, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "report_kinds", lambda: {"one": PlantedReport, "other": PlantedReport})
+    report.save(tmp_path / "run")
+    with pytest.raises(OutputFault, match=r"reports of unknown kinds: planted\. Upgrade bayesgeom"):
+        load_report(tmp_path / "run")
+    with pytest.raises(OutputFault, match=r"nowhere holds no readable report"):
+        load_report(str(tmp_path / "nowhere"))
