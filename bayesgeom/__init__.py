@@ -41,7 +41,8 @@ if TYPE_CHECKING:
     from bayesgeom.models.resolve import load as load
     from bayesgeom.probes.one_pass import diagnose as diagnose
     from bayesgeom.results.diagnosis import Diagnosis as Diagnosis
-    from bayesgeom.subspaces.place import Place as Place
+    from bayesgeom.results.diagnosis import load_report as load_report
+    from bayesgeom.subspaces.site import InterventionSite as InterventionSite
     from bayesgeom.subspaces.subspace import Subspace as Subspace
     from bayesgeom.training.monitor import watch as monitor  # noqa: F401  (re-exported under another name)
 
@@ -52,7 +53,7 @@ _HOMES = {
     "BayesGeomError": "bayesgeom.core.errors",
     "Diagnosis": "bayesgeom.results.diagnosis",
     "Design": "bayesgeom.interventions.design",
-    "Place": "bayesgeom.subspaces.place",
+    "InterventionSite": "bayesgeom.subspaces.site",
     "Subspace": "bayesgeom.subspaces.subspace",
     "Transformer": "bayesgeom.models.native.transformer",
     "TransformerConfig": "bayesgeom.models.native.transformer",
@@ -71,6 +72,7 @@ _HOMES = {
     "intervene_together": "bayesgeom.interventions.run_together",
     "length_generalization": "bayesgeom.generalization.length",
     "load": "bayesgeom.models.resolve",
+    "load_report": "bayesgeom.results.diagnosis",
     "relabeling_invariance": "bayesgeom.generalization.relabeling",
     "sweep": "bayesgeom.generalization.sweeps",
     "replicate": "bayesgeom.comparison.replication",

@@ -1,7 +1,7 @@
 """What a diagnosis costs, as ratios from one run on this machine.
 
-    (a) time:   diagnose(nulls=0) against the plain forward passes of the same trials        at most 1.5
-    (b) memory: peak of diagnose(nulls=0) at ten times n against the peak at n               at most 1.15
+    (a) time:   diagnose(n_untrained=0) against the plain forward passes of the same trials        at most 1.5
+    (b) memory: peak of diagnose(n_untrained=0) at ten times n against the peak at n               at most 1.15
     (c) whole:  `bayesgeom diagnose CHECKPOINT` with its defaults, in seconds and GB         under 30 s, 2 GB
 
 In (a) the two sides alternate and the medians are compared, so that a busy machine slows both. (b) and (c) are
@@ -29,7 +29,7 @@ from bayesgeom.models.base import Model
 from bayesgeom.probes.one_pass import N_RECORDED, all_probes
 
 GB = 2**30
-DIAGNOSE = "import sys, bayesgeom; bayesgeom.diagnose(sys.argv[1], n=int(sys.argv[2]), nulls=0)"
+DIAGNOSE = "import sys, bayesgeom; bayesgeom.diagnose(sys.argv[1], n=int(sys.argv[2]), n_untrained=0)"
 IMPORT = "import bayesgeom; bayesgeom.load; bayesgeom.diagnose"
 WATCH = """
 import json, os, sys, time
@@ -89,7 +89,7 @@ def time_ratio(model: Model, n: int, rounds: int) -> None:
     sides = {
         "forward": lambda: plain_passes(model, blocks),
         "drawing": lambda: list(model.task.stream(n, seed=0)),
-        "diagnose": lambda: bayesgeom.diagnose(model, n=n, nulls=0),
+        "diagnose": lambda: bayesgeom.diagnose(model, n=n, n_untrained=0),
     }
     for work in sides.values():
         work()
@@ -100,7 +100,7 @@ def time_ratio(model: Model, n: int, rounds: int) -> None:
     forward, drawing, whole = (statistics.median(taken[name]) for name in sides)
     pairs = [d / f for d, f in zip(taken["diagnose"], taken["forward"], strict=True)]
     print(f"(a) time, n = {n:,}, medians of {rounds} alternating rounds")
-    print(f"    forward passes {forward:.3f} s   drawing the trials {drawing:.3f} s   diagnose(nulls=0) {whole:.3f} s")
+    print(f"    forward passes {forward:.3f} s   drawing {drawing:.3f} s   diagnose(n_untrained=0) {whole:.3f} s")
     print(f"    diagnose / forward              {whole / forward:.3f}   ({verdict(whole / forward, 1.5)})")
     print(f"    … round by round                {min(pairs):.3f} … {max(pairs):.3f}")
     print(f"    diagnose / (drawing + forward)  {whole / (drawing + forward):.3f}")
@@ -136,7 +136,7 @@ def memory_ratio(checkpoint: str, n: int, rounds: int) -> None:
         for size, found in peaks.items():
             found.append(usage(python, "-c", DIAGNOSE, checkpoint, str(size)).peak_bytes)
     small, large = (statistics.median(found) for found in peaks.values())
-    print(f"(b) peak memory of diagnose(nulls=0), medians of {rounds} processes each")
+    print(f"(b) peak memory of diagnose(n_untrained=0), medians of {rounds} processes each")
     sizes = {"imports alone": idle, f"n = {n:,}": small, f"n = {10 * n:,}": large}
     print("    " + "   ".join(f"{label}: {size / GB:.2f} GB" for label, size in sizes.items()))
     print(f"    n = {10 * n:,} / n = {n:,}     {large / small:.3f}   ({verdict(large / small, 1.15)})")

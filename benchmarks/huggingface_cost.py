@@ -3,7 +3,7 @@
     (a) time:   model.run that records keys, values, patterns and the residual stream before and after all 12 blocks of
                 a Llama (d_model 256, random weights, 16×64 tokens), against the plain Hugging Face forward pass with
                 eager attention                                                                     at most 1.4
-    (b) memory: peak of diagnose(nulls=0) on 4,000 prompts against the peak on 400                  at most 1.1
+    (b) memory: peak of diagnose(n_untrained=0) on 4,000 prompts against the peak on 400                  at most 1.1
     (c) --large: a Llama of a billion parameters, random weights, bfloat16, diagnosed end to end    under 16 GB
 
 In (a) the sides alternate and medians are compared. A run that is asked for every position also reduces 16×64×32,000
@@ -149,7 +149,9 @@ def alternating(sides: dict[str, Callable[[], object]], rounds: int) -> dict[str
 def memory_ratio(rounds: int) -> None:
     """(b): the two sizes in turn, on prompts and on labelled evidence."""
     idle = usage(sys.executable, "-c", IMPORT).peak_bytes
-    print(f"(b) peak memory of diagnose(nulls=0), medians of {rounds} processes each; imports alone {idle / GB:.2f} GB")
+    print(
+        f"(b) peak memory of diagnose(n_untrained=0), medians of {rounds} processes; imports alone {idle / GB:.2f} GB"
+    )
     for task in ("prompts", "evidence"):
         peaks: dict[int, list[int]] = {N_FEW: [], N_MANY: []}
         for _ in range(rounds):
@@ -177,7 +179,7 @@ def child(task: str, n: int) -> None:
     model = HFModel(billion() if task.startswith("large-") else small(), tokenizer=tokenizer())
     attached = time.perf_counter()
     chosen = Prompts(texts=generated(n)) if task.endswith("prompts") else LabelledEvidence()
-    diagnosis = bayesgeom.diagnose(model, chosen, n=n, nulls=0)
+    diagnosis = bayesgeom.diagnose(model, chosen, n=n, n_untrained=0)
     print(f"attached in {attached - start:.1f} s, diagnosed in {time.perf_counter() - attached:.1f} s", file=sys.stderr)
     print(diagnosis, file=sys.stderr)
 

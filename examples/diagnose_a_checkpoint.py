@@ -56,7 +56,7 @@ print(f"withheld: {dict(model.withheld) or 'none'}")
 # gets a pass of its own.
 
 # %%
-diagnosis = bayesgeom.diagnose(model, n=N, seed=0, nulls=NULLS)
+diagnosis = bayesgeom.diagnose(model, n=N, seed=0, n_untrained=NULLS)
 print(diagnosis.summary())
 
 # %% [markdown]
@@ -145,7 +145,7 @@ for step in range(trials.n_scored):
 # The same probes on an untrained network of the same architecture. Geometry that appears here as well was not learned.
 
 # %%
-untrained = bayesgeom.diagnose(model.fresh(seed=1), n=N, seed=0, nulls=0)
+untrained = bayesgeom.diagnose(model.fresh(seed=1), n=N, seed=0, n_untrained=0)
 print(f"{'':64} {'trained':>10} {'untrained':>10}")
 for name, report in diagnosis.items():
     before = {line.metric: line.value for line in untrained[name].headlines()}

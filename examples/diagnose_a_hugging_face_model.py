@@ -53,7 +53,7 @@ print(f"withheld: {dict(model.withheld) or 'none'}")
 # heads.
 
 # %%
-diagnosis = bayesgeom.diagnose(model, task, n=N, nulls=1)
+diagnosis = bayesgeom.diagnose(model, task, n=N, n_untrained=1)
 print(diagnosis.summary())
 
 # %% [markdown]

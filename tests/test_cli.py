@@ -24,13 +24,14 @@ from bayesgeom.models.checkpoint import hashed, load_checkpoint, save_checkpoint
 from bayesgeom.models.native.transformer import Transformer, TransformerConfig
 from bayesgeom.probes.one_pass import all_probes
 from bayesgeom.results.diagnosis import Diagnosis
+from bayesgeom.results.headline import number_text
 from bayesgeom.tasks.bijection import Bijection
 from bayesgeom.training import recipes
 from bayesgeom.training.recipe import Recipe
 
 TASK = Bijection(n_values=11, n_pairs=5)
 CONFIG = TransformerConfig(d_vocab=22, n_ctx=9, n_layers=2, n_heads=3, d_model=21, d_mlp=13)
-QUICK = ("--n", "7", "--nulls", "0", "--probes", "calibration")
+QUICK = ("--n", "7", "--n-untrained", "0", "--probes", "calibration")
 TINY = Recipe(
     name="tiny-recipe",
     task=Bijection(n_values=5, n_pairs=3),
@@ -73,22 +74,24 @@ def entries(folder: Path) -> set[str]:
 
 def test_diagnose_prints_and_saves_the_same_numbers(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     chosen = ("--probes", "calibration", "key_overlap")
-    assert main(["diagnose", "tiny", "--n", "19", "--nulls", "1", "--out", "runs/tiny", *chosen]) == 0
+    assert main(["diagnose", "tiny", "--n", "19", "--n-untrained", "1", "--out", "runs/tiny", *chosen]) == 0
     out, err = capsys.readouterr()
     saved = Diagnosis.load("runs/tiny")
     assert list(saved) == ["calibration", "key_overlap"]
-    assert saved.provenance["arguments"]["n"] == 19 and saved.provenance["arguments"]["nulls"] == 1
+    assert saved.provenance["arguments"]["n"] == 19 and saved.provenance["arguments"]["n_untrained"] == 1
     summary, _, where = out.rstrip().rpartition("\n\n")
     assert summary == saved.summary() and where == f"report: {Path('runs/tiny/report.html')}" and err == ""
     page = (folder / "runs" / "tiny" / "report.html").read_text(encoding="utf-8")
     for _, line in saved.headlines():
         assert line.value_text in page and line.interval in page
-        assert line.value_text in summary and line.interval in summary
+        assert number_text(line.value) in summary and number_text(line.low, 3) in summary
 
 
 def test_what_is_replaced_is_named_where_it_is_something_else(capsys: pytest.CaptureFixture[str]) -> None:
     def said(*asked: str) -> str:
-        assert main(["diagnose", "tiny", "--n", "5", "--nulls", "0", "--out", "runs/tiny", "--probes", *asked]) == 0
+        assert (
+            main(["diagnose", "tiny", "--n", "5", "--n-untrained", "0", "--out", "runs/tiny", "--probes", *asked]) == 0
+        )
         return capsys.readouterr().out.rstrip().splitlines()[-1]
 
     where = f"report: {Path('runs/tiny/report.html')}"
@@ -191,7 +194,7 @@ MISTAKES = {
     "no value": ("tiny", ("--task", "bijection:n_values"), "'n_values' in 'bijection:n_values' is no key=value"),
     "no sequences": ("tiny", ("--n", "0"), "n is the number of sequences to draw: a whole number, at least 1, got 0."),
     "negative seed": ("tiny", ("--seed", "-1"), "seed"),
-    "negative nulls": ("tiny", ("--nulls", "-1"), "at least 0, got -1."),
+    "negative nulls": ("tiny", ("--n-untrained", "-1"), "at least 0, got -1."),
     "no probes": (
         "tiny",
         ("--probes",),
@@ -364,8 +367,8 @@ def test_checkpoints_lists_task_scores_and_hash(folder: Path, capsys: pytest.Cap
 
 def test_checkpoints_says_what_a_packed_training_is_for(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (folder / "shelf" / "film").mkdir()
-    whole = {"schema": 1, "model": CONFIG.to_dict(), "task": TASK.config(), "recipe": {"name": "small"}}
-    whole["snapshots"] = [{"step": step} for step in (0, 30, 6_000)]
+    whole = {"schema": 2, "model": CONFIG.to_dict(), "task": TASK.config(), "recipe": {"name": "small"}}
+    whole["snapshots"] = [{"step": at, "file": f"{at}.safetensors", "weights_hash": "0" * 16} for at in (0, 30, 6_000)]
     (folder / "shelf" / "film" / "formation.json").write_text(json.dumps(hashed(whole)))
     assert main(["checkpoints"]) == 0
     name, _, holds, purpose = capsys.readouterr().out.splitlines()[4:]

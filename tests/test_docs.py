@@ -318,7 +318,7 @@ def test_a_message_that_nobody_raises_is_found() -> None:
 
 def test_files_page_lists_what_is_saved(tmp_path: Path, tiny_checkpoints: Path) -> None:
     page = read(ROOT / "docs/files.md")
-    diagnosis = bayesgeom.diagnose("bijection-v20", n=8, nulls=0, probes=["calibration"])
+    diagnosis = bayesgeom.diagnose("bijection-v20", n=8, n_untrained=0, probes=["calibration"])
     diagnosis.save(tmp_path / "run")
     files = [path.name for folder in (tmp_path / "run", tiny_checkpoints / "hmm-s5") for path in folder.iterdir()]
     named = [*files, *diagnosis.to_pandas().columns, *diagnosis.provenance]

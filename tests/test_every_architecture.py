@@ -31,7 +31,7 @@ OF_ANY_STREAM = {"calibration", "belief_readout", "value_manifold"}
 def test_every_probe_runs_or_says_why_not(architecture: str) -> None:
     sizes = {"architecture": architecture, "d_vocab": TASK.d_vocab, "n_ctx": TASK.n_pos, "n_layers": 2}
     module = config_from_dict(sizes | SIZES[architecture]).build(seed=0)
-    diagnosis = diagnose(of_module(module, task=TASK), n=24, nulls=1)
+    diagnosis = diagnose(of_module(module, task=TASK), n=24, n_untrained=1)
     probes, skipped = all_probes().keys(), diagnosis.skipped
     served = probes & diagnosis.reports.keys()
     assert served | skipped.keys() | diagnosis.inapplicable.keys() == probes and not served & skipped.keys()

@@ -46,11 +46,11 @@ class Compare(Command):
             old = diagnosis[ComparisonReport.name]
             assert isinstance(old, ComparisonReport), "a restated comparison holds one"
             return conclude(diagnosis, self.out, old.table())
-        kept = Kept(runs=self.runs, is_trained=not self.only_existing)
+        kept = Kept(runs=self.runs, train_missing=not self.only_existing)
         job = ComparisonJob.of(
             self.architectures, self.tasks, seeds=self.seeds, n=self.n, seed=self.seed, kept=kept
         )  # fmt: skip
-        if kept.is_trained:
+        if kept.train_missing:
             note(str(job.plan()))
         report = job.run()
         return conclude(job.diagnosis(report), self.out, report.table())

@@ -22,9 +22,9 @@ class Diagnose(Command):
     n: int = 512
     """Sequences to draw; of prompts, at most all."""
     seed: int = 0
-    """Seed of trials, nulls and intervals."""
-    nulls: int = 3
-    """Freshly initialised copies of the architecture to compare with."""
+    """Seed of trials, n_untrained and intervals."""
+    n_untrained: int = 3
+    """Untrained networks of the same architecture to compare with."""
     probes: tuple[str, ...] | None = None
     """Only these probes, as NAME or NAME:option (value_manifold:standardized). Default: all that can be served."""
     out: Path | None = None
@@ -38,7 +38,13 @@ class Diagnose(Command):
         check_target(self.out)
         model, task = self.source.load(), self._task()
         diagnosis = diagnose(
-            model, task, probes=self.probes, n=self.n, seed=self.seed, nulls=self.nulls, ablations=self.ablations
+            model,
+            task,
+            probes=self.probes,
+            n=self.n,
+            seed=self.seed,
+            n_untrained=self.n_untrained,
+            ablations=self.ablations,
         )
         return conclude(diagnosis, self.out, diagnosis.summary())
 

@@ -8,7 +8,7 @@ from bayesgeom.commands.base import AskedTask, Command, Of, check_target, conclu
 from bayesgeom.core.errors import InvalidArgument, unknown_name
 
 if TYPE_CHECKING:
-    from bayesgeom.subspaces.place import Place
+    from bayesgeom.subspaces.site import InterventionSite
 
 
 @final
@@ -78,11 +78,11 @@ class Intervene(Command):
         diagnosis = Diagnosis.of(report, where)
         return conclude(diagnosis, self.out, f"{diagnosis.title}\n\n{report.table()}")
 
-    def _places(self) -> "list[Place]":
+    def _places(self) -> "list[InterventionSite]":
         """One place for every set of layers; one for all of them where none is named."""
         from bayesgeom.interventions.run_together import EDITABLE
         from bayesgeom.models.replay.carried import CARRIED
-        from bayesgeom.subspaces.place import Place
+        from bayesgeom.subspaces.site import InterventionSite
 
         known = {site.name: site for site in (*EDITABLE, CARRIED)}
         if self.site not in known:
@@ -92,13 +92,15 @@ class Intervene(Command):
             raise InvalidArgument(
                 f"--layers takes whole numbers joined by , or +, such as 1,3 or 1+3; got {self.layers!r}."
             )
-        return [Place(known[self.site], tuple(map(int, layers))) for layers in sets] or [Place(known[self.site])]
+        return [InterventionSite(known[self.site], tuple(map(int, layers))) for layers in sets] or [
+            InterventionSite(known[self.site])
+        ]
 
 
-def _alone(places: "list[Place]") -> "Place":
+def _alone(places: "list[InterventionSite]") -> "InterventionSite":
     """One place with the layers of all, each of which is acted on alone. **Raises** where some are joined by +."""
-    from bayesgeom.subspaces.place import Place
+    from bayesgeom.subspaces.site import InterventionSite
 
     if any(len(place.layers or ()) > 1 for place in places):
         raise InvalidArgument("--onwards takes first layers joined by commas, as in --layers 1,3; not by +.")
-    return Place(places[0].site, tuple(layer for place in places for layer in place.layers or ()) or None)
+    return InterventionSite(places[0].site, tuple(layer for place in places for layer in place.layers or ()) or None)

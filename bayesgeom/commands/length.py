@@ -61,7 +61,7 @@ class Length(Command):
         check_target(self.out)
         if bool(self.checkpoints) == (self.arms is not None):
             raise InvalidArgument("name either checkpoints or --arms hmm (recall, recall-mixed), one of the two.")
-        kept, asked = Kept(runs=self.runs, is_trained=not self.only_existing), self._recipes()
+        kept, asked = Kept(runs=self.runs, train_missing=not self.only_existing), self._recipes()
         plan, lengths = kept.plan(asked), self._lengths()
         recipes = [recipe for recipe in asked if recipe not in plan.missing]
         models: Sequence[ModelLike | Unmade] = self.checkpoints or [_arm(kept, recipe) for recipe in recipes]

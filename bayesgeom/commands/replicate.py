@@ -37,7 +37,7 @@ class Replicate(Command):
         check_target(self.out)
         job = ReplicationJob(
             recipe=recipe(self.recipe), seeds=self.seeds, runs=self.runs, n=self.n, seed=self.seed,
-            is_trained=not self.only_existing,
+            train_missing=not self.only_existing,
         )  # fmt: skip
         if not self.only_existing:
             note(str(job.plan()))

@@ -26,13 +26,13 @@ def replicate(
     runs: str | Path = RUNS,
     n: int = N_SCORED,
     seed: int = 0,
-    is_trained: bool = True,
+    train_missing: bool = True,
 ) -> ReplicationReport:
     """Mean and spread of a recipe's scores over `seeds` trainings, all scored on the same `n` sequences.
 
     Seed 0 is the recipe itself, the others count from it. Each is taken from `runs`, the first also from the named
-    checkpoints; what is not there is trained in `runs`, for hours, unless `is_trained` is false: then those that exist
-    are reported, and the report names the others. A training that was stopped goes on.
+    checkpoints; what is not there is trained in `runs`, for hours, unless `train_missing` is false: then those that
+    exist are reported, and the report names the others. A training that was stopped goes on.
 
     **Raises** `UnknownName` for a recipe that does not exist, or where nothing may be trained and nothing is there;
     `InvalidArgument` for fewer than one seed; `CheckpointFault`, before anything is trained, for a checkpoint or a run
@@ -40,7 +40,7 @@ def replicate(
     """
     chosen = committed(recipe) if isinstance(recipe, str) else recipe
     return ReplicationJob(
-        recipe=chosen, seeds=seeds, runs=Path(runs), n=n, seed=seed, is_trained=is_trained
+        recipe=chosen, seeds=seeds, runs=Path(runs), n=n, seed=seed, train_missing=train_missing
     ).run()  # fmt: skip
 
 
@@ -54,14 +54,14 @@ class ReplicationJob:
     runs: Path
     n: int
     seed: int
-    is_trained: bool
+    train_missing: bool
 
     def __post_init__(self) -> None:
         check_counts(seeds=self.seeds, n=self.n, seed=self.seed)
 
     @property
     def _kept(self) -> Kept:
-        return Kept(runs=self.runs, is_trained=self.is_trained, is_run_first=True)
+        return Kept(runs=self.runs, train_missing=self.train_missing, is_run_first=True)
 
     def recipes(self) -> list[Recipe]:
         """The recipe under every seed."""

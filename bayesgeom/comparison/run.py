@@ -24,12 +24,12 @@ def compare(
     n: int = N_SCORED,
     seed: int = 0,
     runs: str | Path = RUNS,
-    is_trained: bool = True,
+    train_missing: bool = True,
 ) -> ComparisonReport:
     """Compare architectures on tasks: KL, entropy error, share of the gap closed, baselines, and a verdict per cell.
 
     Models are taken from the named checkpoints, or from `runs`; what is in neither is trained there, for hours, and a
-    training that was stopped goes on. Where `is_trained` is false, what is missing is left out and named as missing.
+    training that was stopped goes on. Where `train_missing` is false, what is missing is left out and named as missing.
     `seeds` is the number of trainings of each, all at the same budget; one seed gives no verdict. `n` sequences score
     each model. Second seeds with twice the budget that exist already are listed as checks and decide nothing. One name
     may stand for a list of one.
@@ -39,7 +39,7 @@ def compare(
     checkpoint or a run of such a name was made by another recipe.
     """
     return ComparisonJob.of(
-        architectures, tasks, seeds=seeds, n=n, seed=seed, kept=Kept(runs=Path(runs), is_trained=is_trained)
+        architectures, tasks, seeds=seeds, n=n, seed=seed, kept=Kept(runs=Path(runs), train_missing=train_missing)
     ).run()
 
 

@@ -22,7 +22,7 @@ from bayesgeom.models.base import Model
 from bayesgeom.stats.subspace import random_subspaces
 from bayesgeom.subspaces.base import Sample
 from bayesgeom.subspaces.jacobian import answer_gradients
-from bayesgeom.subspaces.place import Place
+from bayesgeom.subspaces.site import InterventionSite
 from bayesgeom.subspaces.subspace import Subspace
 from bayesgeom.tasks.base import WindTunnel, derived_seed
 
@@ -44,7 +44,7 @@ class Frame:
     @classmethod
     def of(cls, model: Model, task: WindTunnel, run: Run, *, n: int, seed: int) -> "Frame":
         """The span of the hypothesis tokens' embeddings, at `resid_pre` of every layer."""
-        job = InterventionJob.of(model, task, None, kind="swap", at=Place(RESID_PRE), n=n, seed=seed)
+        job = InterventionJob.of(model, task, None, kind="swap", at=InterventionSite(RESID_PRE), n=n, seed=seed)
         sample = Sample(model=model, run=run, place=job.place, seed=seed)
         return cls(model=model, job=job, subspaces=job.fit.fitted(sample, job.layers))
 

@@ -16,7 +16,7 @@ from bayesgeom.interventions.report import AFTER, BEFORE, InterventionReport
 from bayesgeom.interventions.run import intervene
 from bayesgeom.subspaces.base import Fit
 from bayesgeom.subspaces.fits import covariance, decoder, leace, trained_swap
-from bayesgeom.subspaces.place import Place
+from bayesgeom.subspaces.site import InterventionSite
 
 N = 48  # pairs
 _STEPS = 12  # of a trained swap: enough to steer, in seconds
@@ -35,7 +35,9 @@ class InterventionControl:
 
     def report(self, *, seed: int = 0) -> InterventionReport:
         """The report on a swap at the site that holds the planted features."""
-        return intervene(self.build(), None, self.fit, kind=_DESIGN, at=Place(SITE, (LAYER,)), n=N, seed=seed)
+        return intervene(
+            self.build(), None, self.fit, kind=_DESIGN, at=InterventionSite(SITE, (LAYER,)), n=N, seed=seed
+        )
 
 
 def intervention_controls() -> Iterator[InterventionControl]:

@@ -40,10 +40,10 @@ from bayesgeom.subspaces.evidence import coordinate_r2, erasures, reads
 from bayesgeom.subspaces.fits import fixed, frame
 from bayesgeom.subspaces.matching import Matched, matched_subspaces
 from bayesgeom.subspaces.overlap import Overlap, overlaps
-from bayesgeom.subspaces.place import Place
 from bayesgeom.subspaces.positions import Positions
 from bayesgeom.subspaces.quantity import answers_are_hypotheses, is_function_of_position
 from bayesgeom.subspaces.quantity_fits import Eraser
+from bayesgeom.subspaces.site import InterventionSite
 from bayesgeom.subspaces.subspace import Subspace
 from bayesgeom.subspaces.trained import TrainedSwap
 from bayesgeom.tasks.base import BLOCK, Branch, WindTunnel, check_count, derived_seed
@@ -64,7 +64,7 @@ class InterventionJob:
     task: WindTunnel
     fit: Fit
     design: Design
-    place: Place
+    place: InterventionSite
     donors: str
     n: int
     seed: int
@@ -72,11 +72,11 @@ class InterventionJob:
     @classmethod
     def of(
         cls, model: ModelLike, task: TaskLike | None, subspace: Subspace | Fit | None, *,
-        kind: SubspaceKind | Design, at: Place | None, n: int, seed: int,
+        kind: SubspaceKind | Design, at: InterventionSite | None, n: int, seed: int,
     ) -> "InterventionJob":  # fmt: skip
         """Check everything that can be checked before anything runs."""
         subject, design = as_model(model), Design.of(kind)
-        chosen, place = scored_task_of(subject, task), at or Place()
+        chosen, place = scored_task_of(subject, task), at or InterventionSite()
         check_count(n)
         place.check_in(subject)
         one = chosen.sample(1, seed=seed, device=subject.spec.device)

@@ -10,7 +10,7 @@ from bayesgeom.interventions.job import InterventionJob
 from bayesgeom.interventions.report import InterventionReport
 from bayesgeom.models.resolve import ModelLike, TaskLike
 from bayesgeom.subspaces.base import Fit
-from bayesgeom.subspaces.place import Place
+from bayesgeom.subspaces.site import InterventionSite
 from bayesgeom.subspaces.subspace import Subspace
 from bayesgeom.subspaces.writes import WriteReport, write_report
 from bayesgeom.tasks.base import derived_seed
@@ -25,7 +25,7 @@ def intervene(
     subspace: Subspace | Fit | None = None,
     *,
     kind: SubspaceKind | Design = "swap",
-    at: Place | None = None,
+    at: InterventionSite | None = None,
     n: int = 256,
     seed: int = 0,
 ) -> InterventionReport:
@@ -71,7 +71,7 @@ def write_strength(
     A fit is made at `attn_out` of each layer; by default the frame. `ablation` is a report that holds every head alone;
     with none, that battery is run on `n` sequences. **Raises** as `intervene` does, and where a head is not in it.
     """
-    job = InterventionJob.of(model, task, subspace, kind="remove", at=Place(ATTN_OUT), n=n, seed=seed)
+    job = InterventionJob.of(model, task, subspace, kind="remove", at=InterventionSite(ATTN_OUT), n=n, seed=seed)
     job.model.require((Z, W_O), by="write strength")
     effects = ablation or ablate(job.model, job.task, every_head(job.model), n=n, seed=seed)
     sample = job.sample()
@@ -81,7 +81,7 @@ def write_strength(
 
 
 def fit_subspace(
-    model: ModelLike, task: TaskLike | None, subspace: Fit, *, at: Place | None = None, seed: int = 0
+    model: ModelLike, task: TaskLike | None, subspace: Fit, *, at: InterventionSite | None = None, seed: int = 0
 ) -> dict[int, Subspace]:
     """The subspaces that `intervene` would act on with the same arguments, by layer."""
     job = InterventionJob.of(model, task, subspace, kind="remove", at=at, n=1, seed=seed)

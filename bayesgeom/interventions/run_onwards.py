@@ -21,9 +21,9 @@ from bayesgeom.results.estimate import Baseline, Estimate
 from bayesgeom.stats.bootstrap import mean_interval
 from bayesgeom.subspaces.base import Fit
 from bayesgeom.subspaces.fits import covariance, leace
-from bayesgeom.subspaces.place import Place
 from bayesgeom.subspaces.quantity import Quantity, is_function_of_position
 from bayesgeom.subspaces.quantity_fits import Eraser
+from bayesgeom.subspaces.site import InterventionSite
 from bayesgeom.tasks.base import Branch, WindTunnel, check_count, derived_seed
 
 N_FIT, N_READ, N_HELD = 768, 256, 128  # sequences that erasers and read-outs are fitted on, and read-outs scored on
@@ -36,7 +36,7 @@ def erase_onwards(
     task: TaskLike | None = None,
     quantity: str | Quantity = "entropy",
     *,
-    at: Place | None = None,
+    at: InterventionSite | None = None,
     oblique: bool = True,
     n: int = 256,
     seed: int = 0,
@@ -76,10 +76,10 @@ class OnwardsJob:
 
     @classmethod
     def of(
-        cls, model: ModelLike, task: TaskLike | None, fit: Fit, *, at: Place | None, n: int, seed: int
+        cls, model: ModelLike, task: TaskLike | None, fit: Fit, *, at: InterventionSite | None, n: int, seed: int
     ) -> "OnwardsJob":
         """Check everything that can be checked before anything runs; `fit` is LEACE or covariance of a quantity."""
-        subject, place = as_model(model), at or Place()
+        subject, place = as_model(model), at or InterventionSite()
         chosen = scored_task_of(subject, task)
         if not isinstance(fit, Eraser) or fit.given:
             raise InvalidArgument(

@@ -22,7 +22,7 @@ from bayesgeom.models.replay.replayer import STAGES
 from bayesgeom.models.resolve import ModelLike, TaskLike, as_model, scored_task_of
 from bayesgeom.subspaces.base import Fit, Sample, Setting
 from bayesgeom.subspaces.fits import covariance, fixed
-from bayesgeom.subspaces.place import Place
+from bayesgeom.subspaces.site import InterventionSite
 from bayesgeom.subspaces.subspace import Subspace
 from bayesgeom.tasks.base import WindTunnel, derived_seed
 
@@ -38,14 +38,14 @@ def intervene_together(
     task: TaskLike | None = None,
     subspace: Subspace | Fit | None = None,
     *,
-    at: Sequence[Place],
+    at: Sequence[InterventionSite],
     kind: SubspaceKind = "remove",
     n: int = 256,
     seed: int = 0,
 ) -> JointInterventionReport:
     """What becomes of the answer when one subspace is acted on in several layers in the same pass.
 
-    Each place of `at` is one edit, of all its layers at once: `(Place(RESID_PRE, (12,)), Place(RESID_PRE, (8, 12)))`;
+    Each entry of `at` is one edit, of all its layers at once, such as `InterventionSite(RESID_PRE, (8, 12))`;
     all are at one site, any of `intervene` or `v`. By default the covariance direction of entropy, fitted in every
     layer on trials that are not scored. `kind`: "remove", "keep" or "add", as in `intervene`. Each edit has 20 random
     subspaces of the same rank as controls and 20 that are orthogonal to the own. The report says how the axis is
@@ -65,7 +65,7 @@ class JointJob:
     @classmethod
     def of(
         cls, model: ModelLike, task: TaskLike | None, subspace: Subspace | Fit | None, *,
-        at: Sequence[Place], kind: SubspaceKind, n: int, seed: int,
+        at: Sequence[InterventionSite], kind: SubspaceKind, n: int, seed: int,
     ) -> "JointJob":  # fmt: skip
         """Check everything that can be checked before anything runs."""
         subject = as_model(model)
@@ -76,10 +76,10 @@ class JointJob:
         if n < 2:
             raise InvalidArgument(f"n is the number of trials: at least 2 to correlate anything, got {n}.")
         if not at or len({place.site for place in at}) > 1:
-            raise InvalidArgument("name one place or more, all at one site: at=[Place(RESID_PRE, (1, 3))].")
+            raise InvalidArgument("name one place or more, all at one site: at=[InterventionSite(RESID_PRE, (1, 3))].")
         for place in at:
             place.check_in(subject, editable=EDITABLE)
-        everywhere = Place(at[0].site)
+        everywhere = InterventionSite(at[0].site)
         one = chosen.sample(1, seed=seed, device=subject.spec.device)
         subject.check_fits(one)
         fit = covariance() if subspace is None else fixed(subspace) if isinstance(subspace, Subspace) else subspace

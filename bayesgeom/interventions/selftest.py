@@ -45,6 +45,6 @@ def selftest() -> list[Verdict]:
 
 def _verdicts(name: str, probe: AnyProbe) -> Iterator[Verdict]:
     for control in probe.controls():
-        untrained = [probe.measure(run) for run in control.initialised]
-        held = bool(control.holds(probe.measure(control.run, untrained)))
+        fresh = [probe.measure(run) for run in control.untrained]
+        held = bool(control.holds(probe.measure(control.run, fresh)))
         yield Verdict(probe=name, control=control.label, held=held)

@@ -25,7 +25,7 @@ from bayesgeom.core.sites import PATTERN
 from bayesgeom.core.trials import Trials
 from bayesgeom.probes.base import Control, Needs, Probe, planted_run, planted_trials
 from bayesgeom.results.estimate import Baseline, Estimate, Quantity
-from bayesgeom.results.estimators import smooth_estimate, untrained
+from bayesgeom.results.estimators import of_untrained, smooth_estimate
 from bayesgeom.results.headline import Headline
 from bayesgeom.results.report import Report, headline_of
 from bayesgeom.stats.bootstrap import jackknife_weights
@@ -143,7 +143,7 @@ class AttentionEntropy(Probe[AttentionEntropyReport]):
     name: ClassVar[str] = "attention_entropy"
     needs: ClassVar[Needs] = Needs(sites=(PATTERN,))
 
-    def measure(self, run: Run, initialised: Sequence[AttentionEntropyReport] = ()) -> AttentionEntropyReport:
+    def measure(self, run: Run, untrained: Sequence[AttentionEntropyReport] = ()) -> AttentionEntropyReport:
         pattern = run.at(PATTERN)
         n = min(run.n_recorded, max(MIN_SEQUENCES, MAX_WEIGHTS // pattern[:, :1].numel()))
         pattern, trials = pattern[:, :n], run.trials.rows(slice(0, n))
@@ -166,20 +166,20 @@ class AttentionEntropy(Probe[AttentionEntropyReport]):
         other = agreement.shuffled.mean(axis=0)
         widest = Baseline.of("chance", UNIFORM, float(visible.sum(dim=-1).double().log2().mean()))
         return AttentionEntropyReport(
-            entropy_bits=estimate(entropy, widest, *untrained([copy.entropy_bits.value for copy in initialised])),
+            entropy_bits=estimate(entropy, widest, *of_untrained([copy.entropy_bits.value for copy in untrained])),
             entropy_share=estimate(
                 _drawn(weights, share, has_choice),
                 Baseline.of("chance", UNIFORM, 1.0),
-                *untrained([copy.entropy_share.value for copy in initialised]),
+                *of_untrained([copy.entropy_share.value for copy in untrained]),
             ),
             entropy_bits_by_layer=estimate(entropy.mean(axis=2), widest),
             reduction=estimate(
                 of["reduction"], Baseline.of("chance", "uniform in every layer", 0.0),
-                *untrained([float(copy.reduction) for copy in initialised]),
+                *of_untrained([float(copy.reduction) for copy in untrained]),
             ),
             consistency=estimate(
                 consistency, uniform, Baseline.of("permutation", OTHER, other),
-                *untrained([copy.consistency.value for copy in initialised]),
+                *of_untrained([copy.consistency.value for copy in untrained]),
             ),
             consistency_last_layer=estimate(
                 of["consistency_last_layer"], uniform, Baseline.of("permutation", OTHER, other[-1].mean())

@@ -39,12 +39,12 @@ class Needs:
 @final
 @dataclass(frozen=True, kw_only=True)
 class Control(Generic[R]):
-    """A planted run with a known answer. `initialised` are planted runs that stand for the untrained architecture."""
+    """A planted run with a known answer. `untrained` are planted runs that stand for the untrained architecture."""
 
     label: str
     run: Run
     holds: Callable[[R], bool]
-    initialised: tuple[Run, ...] = ()
+    untrained: tuple[Run, ...] = ()
 
 
 class Probe(ABC, Generic[R]):
@@ -54,8 +54,8 @@ class Probe(ABC, Generic[R]):
     needs: ClassVar[Needs]
 
     @abstractmethod
-    def measure(self, run: Run, initialised: Sequence[R] = ()) -> R:
-        """The report on this run; `initialised` holds this probe's reports on fresh copies of the architecture.
+    def measure(self, run: Run, untrained: Sequence[R] = ()) -> R:
+        """The report on this run; `untrained` holds this probe's reports on fresh copies of the architecture.
 
         The null at initialisation comes from those, so that only one run is ever in memory.
         """

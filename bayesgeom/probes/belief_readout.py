@@ -42,7 +42,7 @@ from bayesgeom.probes.belief_report import (
     window_levels,
 )
 from bayesgeom.results.estimate import Baseline, Estimate, Kind, Values
-from bayesgeom.results.estimators import untrained
+from bayesgeom.results.estimators import of_untrained
 from bayesgeom.stats.best_guesses import ClusterScores, cluster_scores, guess_scores
 from bayesgeom.stats.bootstrap import jackknife_weights, shuffled_within_position
 from bayesgeom.stats.polygon import MAX_CORNERS
@@ -79,7 +79,7 @@ class BeliefReadout(Probe[BeliefReadoutReport]):
     name: ClassVar[str] = "belief_readout"
     needs: ClassVar[Needs] = Needs(sites=(RESID_POST,), optional=(RESID_PRE, STATE), posterior=True)
 
-    def measure(self, run: Run, initialised: Sequence[BeliefReadoutReport] = ()) -> BeliefReadoutReport:
+    def measure(self, run: Run, untrained: Sequence[BeliefReadoutReport] = ()) -> BeliefReadoutReport:
         trials = run.trials.rows(slice(0, max(2, MAX_POINTS // run.trials.n_scored)))
         targets, n = _targets(trials, run.seed), len(trials)
         sites = [site for site in (RESID_POST, STATE) if site in run.recorded]
@@ -95,14 +95,14 @@ class BeliefReadout(Probe[BeliefReadoutReport]):
         ]
         guesses = [guess_scores(layers, targets, [*_BANDS.values()], seed=run.seed) for layers in found]
         embedding = _embedding(run, trials, targets, rank, (len(sites), len(found[0])))
-        drawn_belief, drawn_readout = _drawn(found, targets, initialised, run.seed)
+        drawn_belief, drawn_readout = _drawn(found, targets, untrained, run.seed)
         return BeliefReadoutReport(
-            **_linear(read, embedding, windows.levels, initialised, n=n),
-            **_clusters(clusters, initialised, n=n),
+            **_linear(read, embedding, windows.levels, untrained, n=n),
+            **_clusters(clusters, untrained, n=n),
             nearest_centroid_accuracy=_estimate(
                 [accuracy for accuracy, _ in guesses],
                 SHUFFLED,
-                [copy.nearest_centroid_accuracy.value for copy in initialised],
+                [copy.nearest_centroid_accuracy.value for copy in untrained],
                 Baseline.of("baseline", CONSTANT, guesses[0][1]),
                 n=n,
             ),
@@ -209,7 +209,7 @@ def _estimate(
     """One metric of all sites, whose level has this kind and name, with untrained networks and other baselines."""
     value, low, high, found = _stacked(parts)
     return Estimate.of(
-        value, (low, high), n=n, baselines=known(Baseline.of(*level, found), *untrained(copies), *others)
+        value, (low, high), n=n, baselines=known(Baseline.of(*level, found), *of_untrained(copies), *others)
     )
 
 
@@ -311,7 +311,7 @@ def _windows(trials: Trials, targets: BeliefTargets, seed: int) -> _Windows:
 def _drawn(
     found: Sequence[Sequence[Readout]],
     targets: BeliefTargets,
-    initialised: Sequence[BeliefReadoutReport],
+    untrained: Sequence[BeliefReadoutReport],
     seed: int,
 ) -> tuple[Float64[np.ndarray, "point hypothesis"], Float64[np.ndarray, "stage site point hypothesis"]]:
     """Some held-out beliefs, and how they are read at each of the stages.
@@ -325,5 +325,5 @@ def _drawn(
         np.stack([layers[which].predicted_belief.reshape(belief.shape)[chosen] for layers in found])
         for which in (0, -1)
     )
-    before = initialised[0].drawn_readout[STAGES.index("last layer")] if initialised else np.full_like(last, np.nan)
+    before = untrained[0].drawn_readout[STAGES.index("last layer")] if untrained else np.full_like(last, np.nan)
     return belief[chosen], np.stack([first, last, before])

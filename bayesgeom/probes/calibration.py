@@ -30,7 +30,7 @@ from bayesgeom.core.observers import STARTS
 from bayesgeom.core.run import Behaviour, Run
 from bayesgeom.probes.base import Control, Needs, Probe, planted_chain, planted_run, planted_trials
 from bayesgeom.results.estimate import Baseline, Estimate, Quantity
-from bayesgeom.results.estimators import untrained
+from bayesgeom.results.estimators import of_untrained
 from bayesgeom.results.headline import Headline
 from bayesgeom.results.report import Report, headline_of
 from bayesgeom.stats.bootstrap import mean_interval
@@ -162,7 +162,7 @@ class Calibration(Probe[CalibrationReport]):
     name: ClassVar[str] = "calibration"
     needs: ClassVar[Needs] = Needs(posterior=True)
 
-    def measure(self, run: Run, initialised: Sequence[CalibrationReport] = ()) -> CalibrationReport:
+    def measure(self, run: Run, untrained: Sequence[CalibrationReport] = ()) -> CalibrationReport:
         seen, errors = _scored(run.behaviour), _entropy_errors(run.behaviour)
         exact, model = seen["exact_entropy_bits"], seen["model_entropy_bits"]
         predicted = {name: _entropy_errors(b) for name, b in run.null_behaviours.items()}
@@ -171,8 +171,8 @@ class Calibration(Probe[CalibrationReport]):
         kl = {name: b.kl_bits.mean(dtype=np.float64) for name, b in run.null_behaviours.items()}
         error_of = {name: values.mean() for name, values in predicted.items()}
         profiles = {name: values.mean(axis=0) for name, values in predicted.items()}
-        fresh_error = untrained([float(report.entropy_mae_bits) for report in initialised])
-        fresh_kl = untrained([float(report.kl_bits) for report in initialised])
+        fresh_error = of_untrained([float(report.entropy_mae_bits) for report in untrained])
+        fresh_kl = of_untrained([float(report.kl_bits) for report in untrained])
         means_gap = np.abs(model.mean(axis=0) - exact.mean(axis=0))
         error, kl_error, scalars = _estimates(seen, errors, run.seed)
         return CalibrationReport(

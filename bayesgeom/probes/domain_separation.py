@@ -23,7 +23,7 @@ from bayesgeom.core.sites import RESID_POST, V
 from bayesgeom.core.trials import Trials
 from bayesgeom.probes.base import Control, Needs, Probe, planted_run, planted_trials
 from bayesgeom.results.estimate import Baseline, Estimate, Quantity
-from bayesgeom.results.estimators import UNTRAINED, untrained
+from bayesgeom.results.estimators import UNTRAINED, of_untrained
 from bayesgeom.results.headline import Headline
 from bayesgeom.results.report import Report, headline_of
 from bayesgeom.stats.bootstrap import jackknife_weights, mean_interval, percentile_interval, statistic_interval
@@ -131,7 +131,7 @@ class DomainSeparation(Probe[DomainSeparationReport]):
     needs: ClassVar[Needs] = Needs(sites=(RESID_POST,), optional=(V,), groups=True)
     standardized: bool = False
 
-    def measure(self, run: Run, initialised: Sequence[DomainSeparationReport] = ()) -> DomainSeparationReport:
+    def measure(self, run: Run, untrained: Sequence[DomainSeparationReport] = ()) -> DomainSeparationReport:
         assert run.trials.groups is not None, "`needs.groups` was checked"
         labels, n_groups = run.trials.groups.cpu(), len(run.trials.group_names)
         site = V if V in run.recorded else RESID_POST
@@ -151,16 +151,19 @@ class DomainSeparation(Probe[DomainSeparationReport]):
         gain_low, gain_high = np.stack([own.gain_ends for own in layers], axis=1)
         silhouette_levels = (
             _of_exchanges(EXCHANGED, silhouettes),
-            *untrained([copy.silhouette.value for copy in initialised]),
+            *of_untrained([copy.silhouette.value for copy in untrained]),
         )
         angle_levels = (
             _of_exchanges(EXCHANGED, angles),
-            *untrained([copy.angle_degrees.value for copy in initialised]),
+            *of_untrained([copy.angle_degrees.value for copy in untrained]),
         )
-        share_levels = (_of_exchanges(MIXED, shares), *untrained([copy.pc12_share.value for copy in initialised]))
+        share_levels = (
+            _of_exchanges(MIXED, shares),
+            *of_untrained([copy.pc12_share.value for copy in untrained]),
+        )
         gain_levels = (
             Baseline.of("permutation", MIXED, 0.0),
-            *untrained([copy.pc12_gain.value for copy in initialised]),
+            *of_untrained([copy.pc12_gain.value for copy in untrained]),
         )
         return DomainSeparationReport(
             silhouette=Estimate.of(silhouettes[:, 0], (low, high), n=n, baselines=silhouette_levels),

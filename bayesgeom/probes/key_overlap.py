@@ -56,13 +56,13 @@ class KeyOverlap(Probe[KeyOverlapReport]):
     name: ClassVar[str] = "key_overlap"
     needs: ClassVar[Needs] = Needs(sites=(K,), optional=(K_ROT, TOKEN_KEYS, TOKEN_INPUTS, W_K_GRAM))
 
-    def measure(self, run: Run, initialised: Sequence[KeyOverlapReport] = ()) -> KeyOverlapReport:
+    def measure(self, run: Run, untrained: Sequence[KeyOverlapReport] = ()) -> KeyOverlapReport:
         n = min(run.n_recorded, MAX_SEQUENCES)
         views = _views(run, jackknife_weights(n))
         sizes = [(v.vectors.shape[2], v.width or v.vectors.shape[3]) for v in views]
         statistics = [frame_statistics(view.vectors.double()) for view in views]
         rows = np.stack([view.rows for view in views], axis=2)
-        levels = np.stack([_levels(view, size, initialised, run.seed) for view, size in zip(views, sizes, strict=True)])
+        levels = np.stack([_levels(view, size, untrained, run.seed) for view, size in zip(views, sizes, strict=True)])
 
         def values(name: str) -> Float[np.ndarray, "view layer kv_head"]:
             return np.stack([found[name].cpu().numpy() for found in statistics])
@@ -75,9 +75,9 @@ class KeyOverlap(Probe[KeyOverlapReport]):
 
         def with_levels(values: Float[np.ndarray, "view layer kv_head"], i: int) -> tuple[Estimate, Estimate]:
             """Head by head, then the mean over heads; raw, or centered."""
-            untrained = _untrained(views, initialised)[i]
+            levels_of_untrained = _untrained(views, untrained)[i]
             found = Estimate.of(
-                values, _bounds(rows[:, i], run.seed), n=n, baselines=_of_heads(levels[:, i], untrained)
+                values, _bounds(rows[:, i], run.seed), n=n, baselines=_of_heads(levels[:, i], levels_of_untrained)
             )
             mean = values.mean(axis=-1), _bounds(rows[:, i].mean(axis=-1), run.seed)
             return found, Estimate.of(*mean, n=n, baselines=_of_means(levels[:, i]))

@@ -1,4 +1,4 @@
-"""`diagnose`: one pass of the model over fresh trials serves every probe; fresh copies of it give the nulls."""
+"""`diagnose`: one pass of the model over fresh trials serves every probe; fresh copies of it give the n_untrained."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
@@ -37,25 +37,25 @@ def diagnose(
     probes: str | AnyProbe | Sequence[str | AnyProbe] | None = None,
     n: int = 512,
     seed: int = 0,
-    nulls: int = 3,
+    n_untrained: int = 3,
     ablations: bool = False,
 ) -> Diagnosis:
     """Every probe that this model can serve, on `n` fresh sequences of the task it was trained on, or of `task`.
 
     Behavioural numbers use all `n` sequences; activations are kept of the first 192 (each report says its own n).
-    `nulls` freshly initialised copies of the architecture get one pass each; where none can be built, as of a model
+    `n_untrained` untrained networks of the same architecture get one pass each; where none can be built, as of a model
     that is partly on disk, `skipped` says so under "initialisation". A probe that this model cannot serve is in
     `skipped` with the reason, and one that this task says nothing about in `inapplicable`; asked for by name, either
     raises. A name may carry an option: "value_manifold:standardized". With `ablations` the default battery is run too.
     Where no probes are named, what `relabel` finds on 128 sequences is added, or why it was not asked.
     A text task is bound to the model's tokenizer; of a task with a fixed stock of sequences at most all are drawn.
 
-    **Raises** `InvalidArgument` for n < 1, nulls < 0 or an empty list of probes, `UnknownName` for a probe or a
+    **Raises** `InvalidArgument` for n < 1, n_untrained < 0 or an empty list of probes, `UnknownName` for a probe or a
     checkpoint that does not exist, `TaskMismatch` where the task's ids or length do not fit, or a named probe needs
     another kind of task, `MissingSite` for a named probe whose sites the model lacks.
     """
-    if nulls < 0:
-        raise InvalidArgument(f"nulls is the number of freshly initialised copies: at least 0, got {nulls}.")
+    if n_untrained < 0:
+        raise InvalidArgument(f"n_untrained is the number of untrained networks: at least 0, got {n_untrained}.")
     subject = as_model(model)
     chosen = task_of(subject, task)
     if isinstance(chosen, FiniteTask):
@@ -67,7 +67,7 @@ def diagnose(
     fresh: dict[str, list[Report]] = {name: [] for name in plan.served}
     skipped = dict(plan.skipped)
     try:
-        for own in (derived_seed(seed, Branch.FRESH, index) for index in range(nulls)):
+        for own in (derived_seed(seed, Branch.FRESH, index) for index in range(n_untrained)):
             # No name holds a copy: it is gone before the next is made, and before the model itself is run.
             found, faults = _untrained(subject.fresh(own), plan, stream, min(n, N_RECORDED), seed)
             skipped |= faults
@@ -79,7 +79,7 @@ def diagnose(
     reports, faults = _measured(plan, run, {name: own for name, own in fresh.items() if name not in skipped})
     skipped |= faults
     reports |= _further_passes(subject, chosen, run, plan.renaming, seed=seed, ablations=ablations)
-    arguments = {"n": n, "seed": seed, "nulls": nulls, "probes": tuple(plan.served), "ablations": ablations}
+    arguments = {"n": n, "seed": seed, "n_untrained": n_untrained, "probes": tuple(plan.served), "ablations": ablations}
     where = provenance(subject, chosen, arguments) | {"n_recorded": run.n_recorded}
     return Diagnosis(reports=reports, skipped=skipped, inapplicable=plan.inapplicable, provenance=where)
 

@@ -22,7 +22,7 @@ from bayesgeom.core.sites import PATTERN, W_K_GRAM, K, V
 from bayesgeom.probes.base import Control, Needs, Probe, planted_run, planted_trials
 from bayesgeom.results.cells import interval_cell
 from bayesgeom.results.estimate import Baseline, Estimate, Quantity
-from bayesgeom.results.estimators import UNTRAINED, untrained
+from bayesgeom.results.estimators import UNTRAINED, of_untrained
 from bayesgeom.results.headline import Headline
 from bayesgeom.results.report import Report, headline_of
 from bayesgeom.results.tables import aligned
@@ -158,7 +158,7 @@ class PassThresholds(Probe[PassThresholdsReport]):
     name: ClassVar[str] = "pass_thresholds"
     needs: ClassVar[Needs] = Needs(sites=(V,), optional=(K, W_K_GRAM, PATTERN))
 
-    def measure(self, run: Run, initialised: Sequence[PassThresholdsReport] = ()) -> PassThresholdsReport:
+    def measure(self, run: Run, untrained: Sequence[PassThresholdsReport] = ()) -> PassThresholdsReport:
         n = min(run.n_recorded, MAX_SEQUENCES)
         weights = jackknife_weights(n)
         columns, keys, entropy = _columns(run), _keys(run, weights), _entropies(run, weights)
@@ -170,7 +170,7 @@ class PassThresholds(Probe[PassThresholdsReport]):
             measure == _COLUMNS or (len(of) > MIN_DRAWN and np.ptp(of) < 1e-9)
             for measure, of in zip(MEASURES, found, strict=True)
         ]
-        copies = np.array([copy.measured.value for copy in initialised] or [np.full(len(MEASURES), np.nan)])
+        copies = np.array([copy.measured.value for copy in untrained] or [np.full(len(MEASURES), np.nan)])
         by_copies = np.where(np.isnan(copies).any(axis=0), np.nan, _passes(copies).mean(axis=0))
         chance = [_chance(measure, run, n) for measure in MEASURES]
         expected, rates = np.array([c.expected for c in chance]), np.array([c.passes for c in chance])
@@ -184,7 +184,10 @@ class PassThresholds(Probe[PassThresholdsReport]):
         # it may fail a threshold, and has no interval.
         is_flat = (expected * ABOVE_GAUSSIAN >= measured) & np.isin(MEASURES, MEASURES[:2])
         low, high = (np.where(is_flat, np.nan, end) for end in (low, high))
-        baselines = (Baseline.of("chance", CHANCE, expected), *untrained([copy.measured.value for copy in initialised]))
+        baselines = (
+            Baseline.of("chance", CHANCE, expected),
+            *of_untrained([copy.measured.value for copy in untrained]),
+        )
         return PassThresholdsReport(
             measures=MEASURES, measured=Estimate.of(measured, (low, high), n=n, baselines=baselines),
             threshold=np.array(_THRESHOLDS), chance_passes=rates, untrained_passes=by_copies, verdicts=tuple(verdicts),
@@ -205,7 +208,7 @@ class PassThresholds(Probe[PassThresholdsReport]):
             label="values on a line, parallel keys, attention that narrows to one position",
             run=_planted(values=(noise, line), keys=(frame * 0 + 1, frame * 0 + 1), pattern=(wide, narrow)),
             holds=lambda r: r.verdicts[0] == "passed" and r.measured.value.round(3).tolist()[3:] == [0, 1],
-            initialised=(_planted(values=(noise, noise), keys=(frame, frame), pattern=(wide, wide)),),
+            untrained=(_planted(values=(noise, noise), keys=(frame, frame), pattern=(wide, wide)),),
         )
 
 

@@ -22,7 +22,7 @@ from bayesgeom.core.sites import K_ROT, PATTERN, Q_ROT
 from bayesgeom.core.trials import Trials
 from bayesgeom.probes.base import Control, Needs, Probe, planted_run, planted_trials
 from bayesgeom.results.estimate import Baseline, Estimate, Quantity
-from bayesgeom.results.estimators import smooth_estimate, untrained
+from bayesgeom.results.estimators import of_untrained, smooth_estimate
 from bayesgeom.results.headline import Headline
 from bayesgeom.results.report import Report, headline_of
 from bayesgeom.stats.bootstrap import jackknife_weights, linearized_draws, percentile_interval
@@ -181,7 +181,7 @@ class QKAlignment(Probe[QKAlignmentReport]):
     name: ClassVar[str] = "qk_alignment"
     needs: ClassVar[Needs] = Needs(sites=(Q_ROT, K_ROT, PATTERN))
 
-    def measure(self, run: Run, initialised: Sequence[QKAlignmentReport] = ()) -> QKAlignmentReport:
+    def measure(self, run: Run, untrained: Sequence[QKAlignmentReport] = ()) -> QKAlignmentReport:
         relations = tuple(run.trials.relations)
         per_sequence = run.at(PATTERN)[:, :1].numel()
         n = min(run.n_recorded, max(MIN_SEQUENCES, MAX_SCORES // per_sequence))
@@ -190,7 +190,7 @@ class QKAlignment(Probe[QKAlignmentReport]):
         own, other_too = evidence_of(masks, masks.has_both), compared_evidence(masks)
         sums = np.stack([_layer_sums(run, layer, (own, other_too)) for layer in range(run.spec.n_layers)], axis=4)
         means, over = row_means(sums[0], own, weights), row_means(sums[1], other_too, weights)
-        copies = [copy for copy in initialised if copy.relations == relations]
+        copies = [copy for copy in untrained if copy.relations == relations]
         strongest = [np.abs(copy.mass_over_other_by_layer.value).max(axis=1, keepdims=True) for copy in copies]
         uniform, alike, other = (
             Baseline.of("chance", UNIFORM, 0.0), Baseline.of("chance", ALIKE, 0.0),
@@ -204,21 +204,23 @@ class QKAlignment(Probe[QKAlignmentReport]):
             uniform_mass = own.offsets[:, 0].sum(axis=0) / own.rows.sum(axis=0)
         return QKAlignmentReport(
             relations=relations,
-            mass_excess=estimate(means[:, _MASS], uniform, *untrained([copy.mass_excess.value for copy in copies])),
-            contrast=estimate(means[:, _CONTRAST], alike, *untrained([copy.contrast.value for copy in copies])),
+            mass_excess=estimate(means[:, _MASS], uniform, *of_untrained([copy.mass_excess.value for copy in copies])),
+            contrast=estimate(means[:, _CONTRAST], alike, *of_untrained([copy.contrast.value for copy in copies])),
             auc=estimate(
-                means[:, _AUC], Baseline.of("chance", ALIKE, 0.5), *untrained([copy.auc.value for copy in copies])
+                means[:, _AUC],
+                Baseline.of("chance", ALIKE, 0.5),
+                *of_untrained([copy.auc.value for copy in copies]),
             ),
             mass_excess_by_layer=estimate(means[:, _MASS].mean(axis=-1), uniform),
             mass_over_other=estimate(
-                over[:, _MASS], other, *untrained([copy.mass_over_other.value for copy in copies])
+                over[:, _MASS], other, *of_untrained([copy.mass_over_other.value for copy in copies])
             ),
             contrast_over_other=estimate(over[:, _CONTRAST], other),
             auc_over_other=estimate(over[:, _AUC], other),
             mass_over_other_by_layer=estimate(
                 over[:, _MASS].mean(axis=-1),
                 other,
-                *untrained([copy.mass_over_other.value.mean(axis=-1) for copy in copies]),
+                *of_untrained([copy.mass_over_other.value.mean(axis=-1) for copy in copies]),
                 *([Baseline.of("baseline", STRONGEST, np.max(strongest, axis=0))] if strongest else []),
             ),
             layer_trend=_trend(over[:, _MASS].mean(axis=-1), masks.is_constant, n=n, seed=run.seed),

@@ -22,7 +22,7 @@ from bayesgeom.core.sites import ATTN_OUT, RESID_POST, Site, V, Z
 from bayesgeom.core.trials import Trials
 from bayesgeom.probes.base import Control, Needs, Probe, known, planted_run, planted_trials
 from bayesgeom.results.estimate import Baseline, Estimate, Quantity
-from bayesgeom.results.estimators import UNTRAINED, untrained
+from bayesgeom.results.estimators import UNTRAINED, of_untrained
 from bayesgeom.results.headline import Headline
 from bayesgeom.results.report import Report, headline_of
 from bayesgeom.stats.bootstrap import jackknife_weights, permutation_p, statistic_interval
@@ -177,7 +177,7 @@ class ValueManifold(Probe[ValueManifoldReport]):
     needs: ClassVar[Needs] = Needs(sites=(RESID_POST,), optional=(V, Z, ATTN_OUT))
     standardized: bool = False
 
-    def measure(self, run: Run, initialised: Sequence[ValueManifoldReport] = ()) -> ValueManifoldReport:
+    def measure(self, run: Run, untrained: Sequence[ValueManifoldReport] = ()) -> ValueManifoldReport:
         n = min(run.n_recorded, max(2, MAX_POINTS // run.trials.n_scored))
         trials = run.trials.rows(slice(0, n))
         # Entropies that differ by rounding are equal: they are compared by rank.
@@ -193,9 +193,9 @@ class ValueManifold(Probe[ValueManifoldReport]):
         layers, sites = range(run.spec.n_layers), [site for site in _SITES if site in run.recorded]
         clouds = {site: [cloud_statistics(points_of(site, i), scale) for i in layers] for site in sites}
         head_share, head_related = _heads(run, scale, points_of)
-        pc1_share, pc12_share = _shares(run, clouds, points_of, initialised, n=n)
-        spearman, signed_spearman, spearman_p = _ordered(run, clouds, entropy, points_of, initialised)
-        of_ratio = untrained([copy.participation_ratio.value for copy in initialised])
+        pc1_share, pc12_share = _shares(run, clouds, points_of, untrained, n=n)
+        spearman, signed_spearman, spearman_p = _ordered(run, clouds, entropy, points_of, untrained)
+        of_ratio = of_untrained([copy.participation_ratio.value for copy in untrained])
         return ValueManifoldReport(
             pc1_share=pc1_share,
             pc12_share=pc12_share,
@@ -203,14 +203,16 @@ class ValueManifold(Probe[ValueManifoldReport]):
             spearman=spearman,
             signed_spearman=signed_spearman,
             spearman_p=spearman_p,
-            pearson=_related(clouds, "pearson", [copy.pearson.value for copy in initialised], n=n),
-            entropy_r2=_related(clouds, "entropy_r2", [copy.entropy_r2.value for copy in initialised], n=n),
-            curve_share=_related(clouds, "curve_share", [copy.curve_share.value for copy in initialised], n=n),
+            pearson=_related(clouds, "pearson", [copy.pearson.value for copy in untrained], n=n),
+            entropy_r2=_related(clouds, "entropy_r2", [copy.entropy_r2.value for copy in untrained], n=n),
+            curve_share=_related(clouds, "curve_share", [copy.curve_share.value for copy in untrained], n=n),
             head_pc1_share=Estimate.of(
-                head_share, n=n, baselines=known(*untrained([copy.head_pc1_share.value for copy in initialised]))
+                head_share, n=n, baselines=known(*of_untrained([copy.head_pc1_share.value for copy in untrained]))
             ),
             head_spearman=Estimate.of(
-                head_related, n=n, baselines=known(*untrained([copy.head_spearman.value for copy in initialised]))
+                head_related,
+                n=n,
+                baselines=known(*of_untrained([copy.head_spearman.value for copy in untrained])),
             ),
             **_shown(run, clouds, entropy, points_of),
             identified=scale.identified,
@@ -282,7 +284,7 @@ def _relation(clouds: Clouds, name: str) -> tuple[Float64[np.ndarray, "site laye
 def _related(clouds: Clouds, name: str, found: Sequence[Float[np.ndarray, "site layer"]], *, n: int) -> Estimate:
     """A relation to entropy that has no interval, with what untrained networks have."""
     values, shuffle = _relation(clouds, name)
-    return Estimate.of(values, n=n, baselines=known(shuffle, *untrained(found)))
+    return Estimate.of(values, n=n, baselines=known(shuffle, *of_untrained(found)))
 
 
 def _shares(
@@ -299,8 +301,8 @@ def _shares(
             for ends, name in ((first, "pc1_share"), (both, "pc12_share")):
                 ends[:, row, layer] = tuple(statistic_interval(shares[name], seed=run.seed, scale="share"))
     alone = Baseline.of("chance", GAUSSIAN, gaussian)
-    levels = known(*untrained([copy.pc1_share.value for copy in copies]), alone)
-    of_both = untrained([copy.pc12_share.value for copy in copies])
+    levels = known(*of_untrained([copy.pc1_share.value for copy in copies]), alone)
+    of_both = of_untrained([copy.pc12_share.value for copy in copies])
     return (
         Estimate.of(_shape(clouds, "pc1_share"), (first[0], first[1]), n=n, baselines=levels),
         Estimate.of(_shape(clouds, "pc12_share"), (both[0], both[1]), n=n, baselines=of_both),
@@ -336,7 +338,7 @@ def _ordered(
                 low[at], high[at] = statistic_interval(drawn[name], seed=run.seed, scale="correlation")
     size, shuffles = zip(*(_relation(clouds, name) for name in _RELATIONS), strict=True)
     shuffle = Baseline.of("permutation", SHUFFLE, np.stack([own.value for own in shuffles]))
-    levels = known(shuffle, *untrained([copy.spearman.value for copy in copies]))
+    levels = known(shuffle, *of_untrained([copy.spearman.value for copy in copies]))
     absolute = Estimate.of(np.stack(size), absolute_ends(low, high), n=n, why_not=NO_ENDS, baselines=levels)
     return absolute, Estimate.of(signed, (low, high), n=n), p
 

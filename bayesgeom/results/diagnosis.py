@@ -90,12 +90,14 @@ class Diagnosis(Mapping[str, Report]):
     def summary(self) -> str:
         """Return a short table for the terminal: at most 24 lines of 100 columns."""
         lines = self.headlines()
-        notes = [f"no interval, {name}, {own.label}: {own.no_interval}" for name, own in lines if own.no_interval]
-        notes += [f"skipped {name}: {reason}" for name, reason in self.skipped.items()]
+        notes = [f"skipped {name}: {reason}" for name, reason in self.skipped.items()]
         if foreign := self.provenance.get("foreign_hooks"):
-            notes.append(f"forward hooks that bayesgeom did not set may have edited activations: {', '.join(foreign)}")
+            notes.insert(
+                0, f"forward hooks that bayesgeom did not set may have edited activations: {', '.join(foreign)}"
+            )
         if self.inapplicable:
             notes.append(f"not for this task: {', '.join(self.inapplicable)}")
+        notes += [f"no interval, {name}, {own.label}: {own.no_interval}" for name, own in lines if own.no_interval]
         said = [f"{name}: {text}" for name, report in self.reports.items() if (text := report.conclusion())]
         return summary(self.title, said, lines, notes)
 

@@ -53,7 +53,7 @@ def with_interval(
     return Estimate.of(value, (low, high), n=n, baselines=baselines, resampled=resampled, why_not=why_not)
 
 
-def untrained(found: Sequence[Float[np.ndarray, "*axes"] | float], name: str = UNTRAINED) -> tuple[Baseline, ...]:
+def of_untrained(found: Sequence[Float[np.ndarray, "*axes"] | float], name: str = UNTRAINED) -> tuple[Baseline, ...]:
     """Return the mean over untrained networks, with the least and the most; nothing where there are none."""
     if not len(found):
         return ()

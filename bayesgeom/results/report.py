@@ -157,7 +157,7 @@ class Report(ABC):
             OutputFault: The directory holds no report of this kind.
             InvalidArgument: If this class is not of one kind.
         """
-        if not hasattr(cls, "name"):
+        if cls is Report:
             raise InvalidArgument(f"{cls.__name__} is of no one kind: use the class of the report, or `load_report`.")
         reports, extra = read_parts(Path(path), {cls.name: cls})
         report = reports.get(cls.name)

@@ -9,6 +9,7 @@ from bayesgeom.results.headline import Headline, number_text
 WIDTH, LINES = 100, 24  # of what `print(result)` shows
 _HEAD = ("measured", "value", "95 % interval", "baseline", "beats")
 _LEAST = {"baseline": 16, "report": 12, "measured": 20}  # columns of text, in the order in which they give way
+_NOTED = 4  # lines of notes below the table
 _SAID = 9  # lines of verdicts over the table
 _SHORT = {UNDECIDED: "?"}
 
@@ -52,13 +53,11 @@ def summary(title: str, said: Sequence[str], lines: Sequence[tuple[str, Headline
     if any(line.verdict == UNDECIDED for _, line in lines):
         notes = [*notes, "?: undecided, since the interval reaches a baseline or is missing"]
     above = [_cut(title, WIDTH), *verdicts]
-    below = [_cut(note, WIDTH) for note in notes]
-    room = LINES - len(above) - min(len(below), 3) - 4
+    below = _noted(notes)
+    room = LINES - len(above) - len(below) - 4
     table = narrow(rows)
     if len(table) > room:
         table = [*table[: room - 1], f"… and {len(table) - room + 1} more: to_pandas() holds all"]
-    if len(below) > 3:
-        below = [*below[:2], f"… and {len(below) - 2} more notes: skipped, inapplicable"]
     rule = "─" * max(map(len, table))
     return "\n".join([*above, "", table[0], rule, *table[1:], *([""] if below else []), *below])
 
@@ -69,6 +68,17 @@ def _cells(line: Headline) -> tuple[str, ...]:
     baseline = f"{number_text(line.baseline, 3)} {line.baseline_name.split(';')[0]}" if line.has_baseline else ""
     label = f"{line.label} ({line.unit})" if line.unit else line.label
     return label, number_text(line.value), interval, baseline, _SHORT.get(line.verdict, line.verdict)
+
+
+def _noted(notes: Sequence[str]) -> list[str]:
+    """Notes of at most two lines each, most important first, as many as fit; then how many are left out."""
+    found: list[str] = []
+    for number, note in enumerate(notes):
+        lines = _wrapped(note, 2)
+        if len(found) + len(lines) > _NOTED:
+            return [*found, f"… and {len(notes) - number} more notes: skipped, inapplicable"]
+        found += lines
+    return found
 
 
 def _wrapped(text: str, most: int) -> list[str]:

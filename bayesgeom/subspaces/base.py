@@ -12,8 +12,8 @@ from bayesgeom.core.run import Run
 from bayesgeom.core.trials import Trials
 from bayesgeom.models.base import Model
 from bayesgeom.stats.information import entropy_bits
-from bayesgeom.subspaces.place import Place
 from bayesgeom.subspaces.quantity import BELIEF, Quantity, confounds
+from bayesgeom.subspaces.site import InterventionSite
 from bayesgeom.subspaces.subspace import Subspace
 
 DrawPairs = Callable[[int, int], tuple[Trials, Trials]]
@@ -46,7 +46,7 @@ class Sample:
 
     model: Model
     run: Run
-    place: Place
+    place: InterventionSite
     seed: int
     draw_pairs: DrawPairs | None = None
     mask: Bool[Tensor, " pos"] | None = None
@@ -81,7 +81,7 @@ class Setting:
     """Where a fit is requested: known before anything runs. `trials` is a sample of the task."""
 
     model: Model
-    place: Place
+    place: InterventionSite
     trials: Trials
 
 

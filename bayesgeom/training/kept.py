@@ -46,13 +46,13 @@ class Plan:
 @final
 @dataclass(frozen=True, kw_only=True)
 class Kept:
-    """A folder of runs, in which missing models are trained unless `is_trained` is false.
+    """A folder of runs, in which missing models are trained unless `train_missing` is false.
 
     A named checkpoint is taken before a run of that name, or after it with `is_run_first`: a run has a log.
     """
 
     runs: Path
-    is_trained: bool
+    train_missing: bool
     is_run_first: bool = False
 
     def plan(self, recipes: Iterable[Recipe]) -> Plan:
@@ -64,13 +64,13 @@ class Kept:
         self.check(wanted)
         there = tuple(own for own in wanted if self.has(own))
         absent = tuple(own for own in wanted if own not in there)
-        if absent and not there and not self.is_trained:
+        if absent and not there and not self.train_missing:
             raise UnknownName(
                 f"there is no checkpoint named {' or '.join(repr(own.name) for own in absent)}, neither shipped nor in "
-                f"{str(self.runs)!r}: leave out --only-existing (Python: is_trained=True) to have what is missing "
+                f"{str(self.runs)!r}: leave out --only-existing (Python: train_missing=True) to have what is missing "
                 f"trained there, or ask for others."
             )
-        to_train, missing = (absent, ()) if self.is_trained else ((), absent)
+        to_train, missing = (absent, ()) if self.train_missing else ((), absent)
         return Plan(there=there, to_train=to_train, missing=missing, runs=self.runs)
 
     def check(self, recipes: Iterable[Recipe]) -> None:

@@ -255,7 +255,7 @@ def test_functions_keep_their_names_beside_modules_of_the_same_name() -> None:
 
 
 def test_diagnose_can_take_the_battery_along() -> None:
-    diagnosis = bayesgeom.diagnose(lively(), probes=["calibration"], n=17, nulls=0, ablations=True)
+    diagnosis = bayesgeom.diagnose(lively(), probes=["calibration"], n=17, n_untrained=0, ablations=True)
     assert list(diagnosis) == ["calibration", "ablation"]
     assert_equal(diagnosis["ablation"], ablate(lively(), n=17))
     assert "ablation" in diagnosis.summary()

@@ -169,7 +169,7 @@ def test_an_ablation_that_changes_no_logit_has_exactly_no_effect() -> None:
     late = [i for i, kind in enumerate(report.kinds) if kind == "head" and report.layer[i] == 5]
     inert = np.isin(np.arange(len(report.kinds)), late)
     known = report.kl_increase_bits
-    without = Estimate.of(known.value, [np.where(inert, np.nan, end) for end in known.ends])
+    without = Estimate.of(known.value, tuple(np.where(inert, np.nan, end) for end in known.ends))
     unknown = replace(report, kl_increase_bits=without)
     exact = replace(unknown, inert=inert)
     assert unknown.criteria()[2].verdict == "not decided", unknown.criteria()[2].reason

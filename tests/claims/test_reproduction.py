@@ -30,7 +30,7 @@ __all__ = ["tiny_checkpoints", "tiny_folder"]  # fixtures
 def small() -> Claim:
     """B1 on few sequences, without a recorded measurement."""
     claim = load()["B1"]
-    run = replace(claim.runs[0], command="bayesgeom diagnose bijection-v20 --probes calibration --n 31 --nulls 0")
+    run = replace(claim.runs[0], command="bayesgeom diagnose bijection-v20 --probes calibration --n 31 --n-untrained 0")
     return replace(claim, runs=(run,), measured=None)
 
 

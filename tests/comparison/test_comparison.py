@@ -282,15 +282,15 @@ def test_what_is_missing_is_trained_and_checks_only_where_they_exist(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("bayesgeom.training.kept.checkpoints", dict)
-    kept = Kept(runs=tmp_path, is_trained=True)
+    kept = Kept(runs=tmp_path, train_missing=True)
     job = ComparisonJob.of(("transformer", "mlp", "mlp"), "bijection", seeds=1, n=5, seed=0, kept=kept)
     job.kept.model(cell("bijection", "transformer", seed=1, is_check=True).recipe)
     report = job.run()
     names = ("bijection-transformer", "bijection-mlp", "bijection-transformer-seed1-x2")
     assert report.checkpoints == names and report.is_check == (False, False, True)
     assert set(report.standings) == {"not decided: one seed"}
-    again = bayesgeom.compare(("transformer", "mlp"), "bijection", n=5, runs=str(tmp_path), is_trained=False)
-    partly = compare(("transformer", "lstm"), ("bijection",), n=5, runs=tmp_path, is_trained=False)
+    again = bayesgeom.compare(("transformer", "mlp"), "bijection", n=5, runs=str(tmp_path), train_missing=False)
+    partly = compare(("transformer", "lstm"), ("bijection",), n=5, runs=tmp_path, train_missing=False)
     assert partly.missing == ("bijection-lstm",) and partly.table().endswith("Not trained: bijection-lstm.")
     assert np.array_equal(again.kl_bits.value, report.kl_bits.value)
     assert again.weights_hashes == report.weights_hashes
@@ -313,7 +313,7 @@ def test_what_another_recipe_made_is_refused_before_anything_is_trained(
     monkeypatch.setattr("bayesgeom.training.kept.checkpoints", dict)
     recipe = cell("bijection", "mlp", seed=1, is_check=True) if what == "check" else cell("bijection", "mlp")
     other = replace(recipe.recipe, lr=0.5)
-    Kept(runs=tmp_path, is_trained=True).model(other)
+    Kept(runs=tmp_path, train_missing=True).model(other)
     if what == "stopped run":
         shutil.rmtree(tmp_path / other.name / "checkpoint")
     with pytest.raises(CheckpointFault, match=r"another recipe than '?bijection-mlp"):
@@ -345,7 +345,7 @@ def test_what_cannot_be_compared_is_named(tmp_path: Path, monkeypatch: pytest.Mo
         compare(())
     monkeypatch.setattr("bayesgeom.training.kept.checkpoints", dict)
     with pytest.raises(UnknownName, match=r"named 'bijection-lstm' or 'bijection-lstm-seed1', .*only-existing"):
-        compare(("lstm",), ("bijection",), seeds=2, n=2, runs=tmp_path, is_trained=False)
+        compare(("lstm",), ("bijection",), seeds=2, n=2, runs=tmp_path, train_missing=False)
 
 
 @pytest.mark.parametrize(

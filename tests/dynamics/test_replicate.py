@@ -20,7 +20,7 @@ RECIPE = a_recipe(steps=5, batch_size=4, warmup=1, snapshots=0)
 
 def job(runs: Path, **others: object) -> ReplicationJob:
     return ReplicationJob(
-        **{"recipe": RECIPE, "seeds": 3, "runs": runs, "n": 16, "seed": 0, "is_trained": True} | others
+        **{"recipe": RECIPE, "seeds": 3, "runs": runs, "n": 16, "seed": 0, "train_missing": True} | others
     )
 
 
@@ -36,7 +36,7 @@ def test_every_seed_is_trained_once(trained: tuple[Path, ReplicationReport]) -> 
     runs, report = trained
     assert report.replicas == ("small", "small-seed1", "small-seed2") and len(set(report.weights_hashes)) == 3
     before = {path: path.stat().st_mtime_ns for path in runs.rglob("*")}
-    again = replicate(RECIPE, seeds=3, runs=runs, n=16, is_trained=False)
+    again = replicate(RECIPE, seeds=3, runs=runs, n=16, train_missing=False)
     assert {path: path.stat().st_mtime_ns for path in runs.rglob("*")} == before
     assert np.array_equal(again.kl_bits.value, report.kl_bits.value) and again.missing == ()
 
@@ -67,10 +67,10 @@ def test_it_is_saved_drawn_and_printed(trained: tuple[Path, ReplicationReport], 
 
 def test_what_is_not_there_is_named(trained: tuple[Path, ReplicationReport], tmp_path: Path) -> None:
     runs, _ = trained
-    five = replicate(RECIPE, seeds=5, runs=runs, n=16, is_trained=False)
+    five = replicate(RECIPE, seeds=5, runs=runs, n=16, train_missing=False)
     assert five.missing == ("small-seed3", "small-seed4") and len(five.replicas) == 3
     with pytest.raises(UnknownName, match=r"no checkpoint named 'small' or 'small-seed1'"):
-        job(tmp_path, seeds=2, is_trained=False).run()
+        job(tmp_path, seeds=2, train_missing=False).run()
     with pytest.raises(UnknownName, match=r"no recipe named 'chess'"):
         bayesgeom.replicate("chess")
     with pytest.raises(InvalidArgument, match=r"seeds, the number of trainings, is a whole number, at least 1"):
@@ -81,7 +81,7 @@ def test_what_is_not_there_is_named(trained: tuple[Path, ReplicationReport], tmp
 
 def test_a_seed_that_another_recipe_made_is_refused_before_anything_is_trained(tmp_path: Path) -> None:
     other = a_recipe(steps=5, batch_size=4, warmup=1, snapshots=0, lr=0.5).reseeded(2)
-    Kept(runs=tmp_path, is_trained=True).model(other)
+    Kept(runs=tmp_path, train_missing=True).model(other)
     with pytest.raises(CheckpointFault, match=r"made by another recipe than small-seed2"):
         job(tmp_path).run()
     assert [path.name for path in tmp_path.iterdir()] == ["small-seed2"]

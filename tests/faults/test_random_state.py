@@ -76,7 +76,7 @@ def test_loading_and_diagnosing_leave_the_global_random_state(request: pytest.Fi
 
 
 def _calibration() -> dict[str, float]:
-    report = bayesgeom.diagnose("mess3-small", n=7, seed=0, probes=["calibration"], nulls=1)["calibration"]
+    report = bayesgeom.diagnose("mess3-small", n=7, seed=0, probes=["calibration"], n_untrained=1)["calibration"]
     return {"kl_bits": float(report.kl_bits), "entropy_mae_bits": float(report.entropy_mae_bits)}
 
 
@@ -84,14 +84,14 @@ def test_autocast_is_refused_and_foreign_hooks_are_recorded() -> None:
     model = bayesgeom.load("mess3-small")
     with torch.autocast("cpu", torch.bfloat16):
         with pytest.raises(InvalidArgument, match=r"autocast is on for cpu \(torch.bfloat16\).*mess3-small"):
-            bayesgeom.diagnose(model, n=3, probes=["calibration"], nulls=0)
+            bayesgeom.diagnose(model, n=3, probes=["calibration"], n_untrained=0)
         with pytest.raises(InvalidArgument, match="autocast is on"):
             model.run([model.task.sample(3, seed=0)])
     handle = model.module.get_submodule("blocks.1.mlp").register_forward_hook(lambda _m, _i, output: 2 * output)
-    diagnosis = bayesgeom.diagnose(model, n=3, probes=["calibration"], nulls=0)
+    diagnosis = bayesgeom.diagnose(model, n=3, probes=["calibration"], n_untrained=0)
     assert diagnosis.provenance["foreign_hooks"] == ["blocks.1.mlp"]
     assert "may have edited activations: blocks.1.mlp" in diagnosis.summary()
     with pytest.raises(InvalidArgument, match=r"blocks\.1\.mlp of mess3-small hold.*change the logits.*remove"):
         bayesgeom.ablate(model, n=3)
     handle.remove()
-    assert "foreign_hooks" not in bayesgeom.diagnose(model, n=3, probes=["calibration"], nulls=0).provenance
+    assert "foreign_hooks" not in bayesgeom.diagnose(model, n=3, probes=["calibration"], n_untrained=0).provenance

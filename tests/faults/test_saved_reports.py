@@ -26,7 +26,7 @@ VALUES: tuple[Any, ...] = (None, True, -1, 3.5, "text", [], {}, [[1, 2], [3]], {
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("saved") / "run"
-    bayesgeom.diagnose(lively(), n=13, probes=("calibration", "attention_entropy"), nulls=1).save(path)
+    bayesgeom.diagnose(lively(), n=13, probes=("calibration", "attention_entropy"), n_untrained=1).save(path)
     return path
 
 

@@ -120,7 +120,7 @@ def test_diagnoses_in_two_threads_equal_diagnoses_one_after_another() -> None:
     model = made(TRANSFORMER)
 
     def diagnosed(seed: int) -> str:
-        found = bayesgeom.diagnose(model, TASK, n=20, nulls=1, seed=seed, probes=["calibration", "key_overlap"])
+        found = bayesgeom.diagnose(model, TASK, n=20, n_untrained=1, seed=seed, probes=["calibration", "key_overlap"])
         return str(found.to_pandas().to_csv())
 
     alone = [diagnosed(seed) for seed in (0, 1)]

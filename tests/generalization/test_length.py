@@ -399,8 +399,8 @@ def test_models_of_recipes_are_trained_once_and_kept(tmp_path: Path) -> None:
         name="tiny-arm", task=TASK, sizes=_sizes("rotary"), steps=2, batch_size=3, snapshots=0, targets="exact"
     )
     with pytest.raises(UnknownName, match="no checkpoint named 'tiny-arm'"):
-        Kept(runs=tmp_path, is_trained=False).model(recipe)
-    kept = Kept(runs=tmp_path, is_trained=True)
+        Kept(runs=tmp_path, train_missing=False).model(recipe)
+    kept = Kept(runs=tmp_path, train_missing=True)
     first = kept.model(recipe)
     assert (
         first.spec.name == "tiny-arm"
@@ -441,7 +441,7 @@ def test_the_command_reports_the_arms_that_are_there(
     asked = ["length", "--arms", "hmm", "--only-existing", "--runs", str(tmp_path), "--to", "11", "--n", "5"]
     assert main(asked) == 2
     assert f"named 'none' or 'rotary', neither shipped nor in {str(tmp_path)!r}" in capsys.readouterr().err
-    Kept(runs=tmp_path, is_trained=True).model(there)
+    Kept(runs=tmp_path, train_missing=True).model(there)
     assert main(asked) == 0
     out, err = capsys.readouterr()
     assert out.endswith("not there: none\n") and "rotary" in out and err == ""

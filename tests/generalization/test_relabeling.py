@@ -267,7 +267,7 @@ def test_a_diagnosis_shows_only_the_renamed_sequences_anew(n: int, monkeypatch: 
         return whole(job, is_renamed=is_renamed)
 
     monkeypatch.setattr(RelabelingJob, "_pass", counted)
-    found = diagnose(subject, n=n, nulls=0)["relabeling"]
+    found = diagnose(subject, n=n, n_untrained=0)["relabeling"]
     assert isinstance(found, RelabelingReport) and passes == [True]
     np.testing.assert_allclose(float(found.kl_difference_size_bits), float(known.kl_difference_size_bits), rtol=1e-4)
     np.testing.assert_allclose(found.kl_difference_bits.ends, known.kl_difference_bits.ends, rtol=1e-4)

@@ -17,11 +17,11 @@ from bayesgeom.models.native.mamba import Mamba, MambaConfig
 from bayesgeom.models.replay.carried import CARRIED, CarriedReplayer, states_of
 from bayesgeom.stats.subspace import random_subspaces
 from bayesgeom.subspaces import fits
-from bayesgeom.subspaces.place import Place
+from bayesgeom.subspaces.site import InterventionSite
 from tests.interventions.worlds import TASK, lively
 
 FEW = Design(n_random=3, n_matched=2, n_control=5, n_untrained=1, n_fit=101)
-HERE = Place(CARRIED, score_after=True)
+HERE = InterventionSite(CARRIED, score_after=True)
 
 
 def lstm() -> ResidualModel:
@@ -94,7 +94,7 @@ def test_what_has_no_such_state_is_refused() -> None:
     with pytest.raises(InvalidArgument, match="which tiny does not provide: it carries no recurrent state"):
         intervene(lively(), subspace=fits.leace("belief"), at=HERE)
     with pytest.raises(InvalidArgument, match="score_after=True"):
-        intervene(lstm(), subspace=fits.leace("belief"), at=Place(CARRIED))
+        intervene(lstm(), subspace=fits.leace("belief"), at=InterventionSite(CARRIED))
     with pytest.raises(MissingSite, match="'carried'"):
         intervene(lstm(), subspace=fits.trained_swap(3, "belief"), at=HERE)
     with pytest.raises(MissingSite, match="'carried'"):

@@ -22,7 +22,7 @@ from bayesgeom.stats.information import kl_bits
 from bayesgeom.subspaces import fits
 from bayesgeom.subspaces.base import Fit
 from bayesgeom.subspaces.jacobian import N_LOGITS, N_SEQUENCES, jacobian_grams
-from bayesgeom.subspaces.place import Place
+from bayesgeom.subspaces.site import InterventionSite
 from bayesgeom.subspaces.subspace import Subspace, span
 from bayesgeom.tasks.base import derived_seed
 from tests.families import ATTENTION, lively
@@ -113,7 +113,7 @@ def mean_kl(logits: Tensor, trials: Trials, exact: Trials) -> float:
 @pytest.mark.parametrize("site", [RESID_PRE, Z], ids=lambda site: site.name)
 @pytest.mark.parametrize("kind", ["swap", "remove"])
 def test_numbers_are_those_of_plain_hooks(hf: Any, model: Model, site: Site, kind: Any) -> None:
-    fit, at = fits.belief_readout(), Place(site, positions="all")
+    fit, at = fits.belief_readout(), InterventionSite(site, positions="all")
     report = intervene(model, TASK, fit, kind=kind, at=at, n=N)
     job = InterventionJob.of(model, TASK, fit, kind=kind, at=at, n=N, seed=0)
     ((originals, donors),) = job.pairs(N)
@@ -139,7 +139,7 @@ def test_write_strength_is_a_loop_over_heads(hf: Any, model: Model) -> None:
     report = write_strength(model, TASK, n=N)
     assert report.strength.value.shape == report.kl_increase_bits.value.shape == (N_LAYERS, N_HEADS) and report.n == N
     trials = next(TASK.stream(N, seed=derived_seed(0, 6)))
-    for layer, subspace in fit_subspace(model, TASK, fits.frame(), at=Place(ATTN_OUT)).items():
+    for layer, subspace in fit_subspace(model, TASK, fits.frame(), at=InterventionSite(ATTN_OUT)).items():
         z = trials.at_scored(kept(hf, trials, Z, layer)).flatten(0, 1)
         output, basis = hf.model.layers[layer].self_attn.o_proj.weight.detach(), subspace.basis.float()
         for head in range(N_HEADS):
@@ -198,7 +198,7 @@ def half() -> Model:
 
 def test_everything_runs_from_the_package_root(hf: Any) -> None:
     """What a reader does with a model of their own: attach, diagnose, ablate, intervene."""
-    found = bayesgeom.diagnose(hf, TASK, n=17, nulls=1)
+    found = bayesgeom.diagnose(hf, TASK, n=17, n_untrained=1)
     assert {"calibration", "key_overlap"} <= {name.replace("-", "_") for name in found.reports}, found.skipped
     battery = bayesgeom.ablate(hf, TASK, n=N)
     assert (

@@ -23,7 +23,7 @@ from bayesgeom.interventions.verdicts import RULE
 from bayesgeom.results.tidy import records_of
 from bayesgeom.stats.information import kl_bits
 from bayesgeom.subspaces import fits
-from bayesgeom.subspaces.place import Place
+from bayesgeom.subspaces.site import InterventionSite
 from bayesgeom.subspaces.subspace import Subspace, span
 from bayesgeom.tasks.base import derived_seed
 from bayesgeom.tasks.bijection import Bijection
@@ -76,7 +76,9 @@ def test_keeping_the_used_subspace_costs_little_and_removing_it_all() -> None:
 @pytest.mark.parametrize("kind", SUBSPACE_KINDS)
 def test_every_kind_runs_everywhere(kind: str) -> None:
     for site in (RESID_POST, Z):
-        report = intervene(lively(), subspace=fits.random(3), kind=replace(FEW, kind=kind), at=Place(site, (1,)), n=11)
+        report = intervene(
+            lively(), subspace=fits.random(3), kind=replace(FEW, kind=kind), at=InterventionSite(site, (1,)), n=11
+        )
         increase = report.kl_increase_bits.value
         assert np.isnan(increase[0]).all() and np.isfinite(increase[1]).all()
         assert report.layers == [1] and report.verdict_by_layer[0] == ""
@@ -95,7 +97,7 @@ def kl(logits: Tensor, trials: Trials, at: Trials) -> Tensor:
 @pytest.mark.parametrize("site", [RESID_PRE, ATTN_OUT], ids=lambda site: site.name)
 def test_numbers_are_those_of_plain_hooks(site: Site, positions: Literal["all", "scored"]) -> None:
     """Answer shift, KL increase and movement against whole passes with a hook that swaps the component."""
-    model, fit, place = lively(), fits.leace("belief"), Place(site, positions=positions)
+    model, fit, place = lively(), fits.leace("belief"), InterventionSite(site, positions=positions)
     report = intervene(model, subspace=fit, kind=FEW, at=place, n=13)
     job = InterventionJob.of(model, None, fit, kind=FEW, at=place, n=13, seed=0)
     ((originals, donors),) = job.pairs(13)
@@ -157,14 +159,16 @@ def test_overlap_with_the_embeddings_has_an_interval_and_chance() -> None:
     low, high = found.frame_overlap.ends
     assert (low < found.frame_overlap.value).all() and (found.frame_overlap.value < high).all()
     assert "inside the span" in found.table() and "inside the span" not in inside.table()
-    elsewhere = intervene(lively(), subspace=fits.random(2), at=Place(Z), n=N, kind=replace(FEW, kind="remove"))
+    elsewhere = intervene(
+        lively(), subspace=fits.random(2), at=InterventionSite(Z), n=N, kind=replace(FEW, kind="remove")
+    )
     assert np.isnan(elsewhere.frame_overlap.value).all(), "there are no embeddings at z"
 
 
 @pytest.mark.parametrize("by", ["readout", "pc1"])
 def test_the_entropy_axis_points_towards_entropy(by: fits.AxisKind) -> None:
     model, axis = lively(), fits.entropy_axis(by)
-    job = InterventionJob.of(model, None, axis, kind="remove", at=Place(RESID_POST), n=1, seed=0)
+    job = InterventionJob.of(model, None, axis, kind="remove", at=InterventionSite(RESID_POST), n=1, seed=0)
     sample = job.sample()
     for layer, found in axis.fitted(sample, (0, 1)).items():
         along = (sample.points(layer) @ found.basis)[:, 0].numpy()
@@ -197,7 +201,7 @@ def test_write_strength_is_a_loop_over_heads() -> None:
     report = write_strength(model, subspace=fits.frame(), n=11)
     assert report.strength.value.shape == report.kl_increase_bits.value.shape == (2, 3) and report.n == 11
     trials = next(TASK.stream(11, seed=derived_seed(0, 6)))
-    for layer, subspace in fit_subspace(model, None, fits.frame(), at=Place(ATTN_OUT)).items():
+    for layer, subspace in fit_subspace(model, None, fits.frame(), at=InterventionSite(ATTN_OUT)).items():
         z = model.run([trials], record=(Z,), n_recorded=11).at(Z)[layer]
         output, basis = model.module.blocks[layer].attn.W_O.weight.detach(), subspace.basis.float()
         for head in range(3):
@@ -273,11 +277,15 @@ def unknown_kind() -> object:
 
 
 REFUSED: dict[str, tuple[Callable[[], object], type[BayesGeomError], str]] = {
-    "layer": (lambda: intervene(lively(), at=Place(RESID_PRE, (0, 2))), InvalidArgument, r"layers \[0, 2\].*0 … 1"),
-    "layer twice": (lambda: intervene(lively(), at=Place(RESID_PRE, (1, 1))), InvalidArgument, "each once"),
-    "no layer": (lambda: intervene(lively(), at=Place(RESID_PRE, ())), InvalidArgument, "at least one"),
-    "site": (lambda: intervene(lively(), at=Place(STATE)), MissingSite, "site 'state', which tiny has not"),
-    "pattern": (lambda: intervene(lively(), at=Place(PATTERN)), InvalidArgument, "not at 'pattern'"),
+    "layer": (
+        lambda: intervene(lively(), at=InterventionSite(RESID_PRE, (0, 2))),
+        InvalidArgument,
+        r"layers \[0, 2\].*0 … 1",
+    ),
+    "layer twice": (lambda: intervene(lively(), at=InterventionSite(RESID_PRE, (1, 1))), InvalidArgument, "each once"),
+    "no layer": (lambda: intervene(lively(), at=InterventionSite(RESID_PRE, ())), InvalidArgument, "at least one"),
+    "site": (lambda: intervene(lively(), at=InterventionSite(STATE)), MissingSite, "site 'state', which tiny has not"),
+    "pattern": (lambda: intervene(lively(), at=InterventionSite(PATTERN)), InvalidArgument, "not at 'pattern'"),
     "width": (lambda: intervene(lively(), subspace=USED), InvalidArgument, "'used' is 13 wide; .* are 30 wide"),
     "orthonormal": (lambda: fits.basis(torch.ones(30, 2)), InvalidArgument, "not orthonormal"),
     "rank": (lambda: intervene(lively(), subspace=fits.top_jacobian(31)), InvalidArgument, "r = 31: .* 1 … 30"),
@@ -292,14 +300,18 @@ REFUSED: dict[str, tuple[Callable[[], object], type[BayesGeomError], str]] = {
     "donors": (lambda: past_type_checks(Design(), donors="any").__post_init__(), InvalidArgument, "got 'any'"),
     "controls": (lambda: Design(n_random=0), InvalidArgument, "at least 1"),
     "hypothesis": (lambda: intervene(lively(), subspace=fits.leace("log_odds:11")), InvalidArgument, "0 … 10"),
-    "positions": (lambda: past_type_checks(Place(), positions="odd").check_in(lively()), InvalidArgument, "got 'odd'"),
+    "positions": (
+        lambda: past_type_checks(InterventionSite(), positions="odd").check_in(lively()),
+        InvalidArgument,
+        "got 'odd'",
+    ),
     "score after": (
-        lambda: intervene(planted_model(), subspace=USED, at=Place(score_after=True)),
+        lambda: intervene(planted_model(), subspace=USED, at=InterventionSite(score_after=True)),
         InvalidArgument,
         "at least 5 scored positions, this one has 3",
     ),
     "no entropy": (lambda: fits.covariance("entropy", given=("x",)), UnknownName, "named 'x'"),
-    "frame at z": (lambda: intervene(lively(), at=Place(Z)), InvalidArgument, "coordinates of its own"),
+    "frame at z": (lambda: intervene(lively(), at=InterventionSite(Z)), InvalidArgument, "coordinates of its own"),
     "frame kind": (
         lambda: intervene(lively(), subspace=past_type_checks(FRAME, kind="qk")),
         InvalidArgument,
@@ -332,7 +344,7 @@ def test_the_frame_is_the_default_and_runs_on_the_task() -> None:
 
 
 def test_one_pair_gives_numbers_and_no_verdict() -> None:
-    report = intervene(lively(), subspace=fits.random(3), kind=FEW, at=Place(RESID_POST), n=1)
+    report = intervene(lively(), subspace=fits.random(3), kind=FEW, at=InterventionSite(RESID_POST), n=1)
     shift = report.answer_shift_bits
     assert np.isfinite(shift.value).all() and np.isnan(shift.ends[0]).all()
     assert set(report.verdict_by_layer) == {"undecided"} and report.verdict.startswith("undecided")

@@ -14,8 +14,8 @@ from bayesgeom.interventions.onwards_report import OnwardsReport, verdict_onward
 from bayesgeom.interventions.run_onwards import OnwardsJob, erase_onwards
 from bayesgeom.stats.information import kl_bits
 from bayesgeom.subspaces import fits
-from bayesgeom.subspaces.place import Place
 from bayesgeom.subspaces.quantity import Quantity
+from bayesgeom.subspaces.site import InterventionSite
 from bayesgeom.tasks.base import derived_seed
 from tests.interventions.worlds import TASK, lively, planted_model
 
@@ -41,7 +41,7 @@ def test_the_next_and_the_last_quantity_stand_at_the_other_positions() -> None:
 @pytest.mark.parametrize("site", [RESID_PRE, RESID_POST], ids=lambda site: site.name)
 def test_erasure_is_complete_in_every_layer_and_costs_what_plain_hooks_say(site: object) -> None:
     model = lively()
-    report = erase_onwards(model, quantity="belief", at=Place(site, (0, 1)), n=11)  # type: ignore[arg-type]
+    report = erase_onwards(model, quantity="belief", at=InterventionSite(site, (0, 1)), n=11)  # type: ignore[arg-type]
     assert report.r2.value[1].max() < 0.05 and report.layers == [0, 1]
     scrubber = Scrubber(model=model, site=site, quantity=Quantity("belief"), oblique=True, n_fit=768, n_read=256)  # type: ignore[arg-type]
     stream = list(TASK.stream(768 + 256 + 128, seed=derived_seed(0, 13)))
@@ -112,8 +112,8 @@ def test_bad_input_is_refused() -> None:
     with pytest.raises(InvalidArgument, match="only covariance:QUANTITY and leace:QUANTITY erase"):
         OnwardsJob.of(lively(), None, fits.frame(), at=None, n=5, seed=0)
     with pytest.raises(InvalidArgument, match="not at 'attn_out'"):
-        erase_onwards(lively(), at=Place(ATTN_OUT))
+        erase_onwards(lively(), at=InterventionSite(ATTN_OUT))
     with pytest.raises(UnknownName, match="named 'surprise'"):
         erase_onwards(lively(), quantity="surprise")
     with pytest.raises(InvalidArgument, match="layers"):
-        erase_onwards(lively(), at=Place(RESID_PRE, (2,)))
+        erase_onwards(lively(), at=InterventionSite(RESID_PRE, (2,)))

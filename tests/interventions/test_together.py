@@ -26,7 +26,7 @@ from bayesgeom.results.diagnosis import Diagnosis, report_kinds
 from bayesgeom.stats.information import entropy_bits, kl_bits
 from bayesgeom.stats.subspace import random_subspaces
 from bayesgeom.subspaces import fits
-from bayesgeom.subspaces.place import Place
+from bayesgeom.subspaces.site import InterventionSite
 from bayesgeom.tasks.base import derived_seed
 from bayesgeom.tasks.evidence import LabelledEvidence
 from tests.families import lively
@@ -35,7 +35,7 @@ from tests.interventions.worlds import TASK
 from tests.tasks.tokenizers import word_tokenizer
 
 N = 11
-BOTH = Place(RESID_PRE, (0, 1))
+BOTH = InterventionSite(RESID_PRE, (0, 1))
 
 
 @pytest.fixture(scope="module")
@@ -114,7 +114,7 @@ def order(points: Tensor, axis: Tensor, entropy: np.ndarray) -> float:
 
 
 def test_numbers_are_those_of_plain_hooks(hf: Any, model: Model) -> None:
-    places = [Place(RESID_PRE, (1,)), BOTH]
+    places = [InterventionSite(RESID_PRE, (1,)), BOTH]
     report = intervene_together(model, TASK, at=places, n=N)
     job = JointJob.of(model, TASK, None, at=places, kind="remove", n=N, seed=0)
     axes = {at: s.basis.float() for at, s in job.single.fit.fitted(job.single.sample(), range(N_LAYERS)).items()}
@@ -147,7 +147,7 @@ def test_numbers_are_those_of_plain_hooks(hf: Any, model: Model) -> None:
 )
 def test_labelled_evidence_on_a_model_with_a_tokenizer(reader: Model, kind: Any, site: Site, tmp_path: Path) -> None:
     task, axis = LabelledEvidence(k_max=3, n_words=11), fits.entropy_axis("pc1_standardised")
-    places = [Place(site, (1,)), Place(site, (1, 2))]
+    places = [InterventionSite(site, (1,)), InterventionSite(site, (1, 2))]
     report = intervene_together(reader, task, axis, at=places, kind=kind, n=9)
     assert report.n == report.n_kept == 9 and report.n_random == 20 and report.rank == 1
     increase, order_along = report.increase_bits, report.axis_correlation.value
@@ -167,12 +167,14 @@ def test_labelled_evidence_on_a_model_with_a_tokenizer(reader: Model, kind: Any,
 
 
 def test_an_edit_at_values_is_one_of_all_key_heads_together(reader: Model) -> None:
-    report = intervene_together(reader, LabelledEvidence(k_max=2, n_words=7), at=[Place(V, (1, 2))], n=5)
+    report = intervene_together(reader, LabelledEvidence(k_max=2, n_words=7), at=[InterventionSite(V, (1, 2))], n=5)
     assert report.site == "v" and np.abs(report.ceiling_increase_bits.value).min() > 0
     with pytest.raises(InvalidArgument, match=rf"rank 19 of {N_KV * D_HEAD} in layer 0: no subspace of that rank"):
-        intervene_together(reader, LabelledEvidence(k_max=2, n_words=7), fits.random(19), at=[Place(V, (0,))], n=5)
+        intervene_together(
+            reader, LabelledEvidence(k_max=2, n_words=7), fits.random(19), at=[InterventionSite(V, (0,))], n=5
+        )
     with pytest.raises(InvalidArgument, match=r"layer 0 holds the same vector at every scored position, so covariance"):
-        intervene_together(reader, LabelledEvidence(k_max=2, n_words=7), at=[Place(V, (0, 1))], n=5)
+        intervene_together(reader, LabelledEvidence(k_max=2, n_words=7), at=[InterventionSite(V, (0, 1))], n=5)
 
 
 def test_more_than_one_direction_has_no_order(model: Model) -> None:
@@ -224,8 +226,8 @@ def test_verdicts_follow_the_rule(value: float, beyond: float, most: float, said
         ({"kind": "rotate"}, InvalidArgument, r"'rotate' is for one at a time"),
         ({"n": 1}, InvalidArgument, r"at least 2 to correlate anything, got 1"),
         ({"at": []}, InvalidArgument, r"name one place or more, all at one site"),
-        ({"at": [BOTH, Place(V, (0,))]}, InvalidArgument, r"name one place or more, all at one site"),
-        ({"at": [Place(RESID_PRE, (0, 2))]}, InvalidArgument, r"layers \[0, 2\]: name at least one of"),
+        ({"at": [BOTH, InterventionSite(V, (0,))]}, InvalidArgument, r"name one place or more, all at one site"),
+        ({"at": [InterventionSite(RESID_PRE, (0, 2))]}, InvalidArgument, r"layers \[0, 2\]: name at least one of"),
     ],
 )
 def test_mistakes_are_named(model: Model, arguments: dict[str, Any], error: type, message: str) -> None:
@@ -237,7 +239,7 @@ def test_edits_at_a_site_that_is_not_there(model: Model) -> None:
     from bayesgeom.core.sites import STATE
 
     with pytest.raises((InvalidArgument, MissingSite)):
-        intervene_together(model, TASK, at=[Place(STATE, (0,))], n=3)
+        intervene_together(model, TASK, at=[InterventionSite(STATE, (0,))], n=3)
 
 
 def test_an_edit_of_values_takes_the_heads_side_by_side() -> None:

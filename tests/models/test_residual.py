@@ -17,7 +17,7 @@ from bayesgeom.models.adapters.residual import ResidualModel
 from bayesgeom.models.config import ModelConfig, config_from_dict
 from bayesgeom.models.replay.plain_loop import PlainLoop
 from bayesgeom.models.resolve import as_model, load
-from bayesgeom.subspaces.place import Place
+from bayesgeom.subspaces.site import InterventionSite
 from bayesgeom.tasks.bijection import Bijection
 from bayesgeom.training.loop import Pace, train
 from bayesgeom.training.publish import publish
@@ -137,7 +137,7 @@ def test_what_is_trained_is_published_and_loaded(kind: str, tmp_path: Path) -> N
     tokens = TASK.sample(3, seed=0).tokens
     with torch.no_grad():
         torch.testing.assert_close(model.module(tokens), module(tokens))
-    assert f"{scores.kl_bits:.2e}" in (tmp_path / "checkpoint" / "card.md").read_text()
+    assert f"{float(scores.kl_bits):.2e}" in (tmp_path / "checkpoint" / "card.md").read_text()
     untrained = as_model(config(kind).build(seed=recipe.seed))
     assert all(
         not torch.equal(own, first)
@@ -169,8 +169,8 @@ def test_mlps_are_ablated_and_what_a_block_has_not_is_refused() -> None:
 @pytest.mark.parametrize("kind", ["mlp", "lstm", "mamba"])
 def test_interventions_act_on_the_stream_and_not_on_the_state(kind: str) -> None:
     model = attached(kind)
-    report = intervene(model, TASK, n=6, at=Place(s.RESID_PRE, layers=(1,)))
+    report = intervene(model, TASK, n=6, at=InterventionSite(s.RESID_PRE, layers=(1,)))
     assert report.n == 6
     if kind in STATES:
         with pytest.raises(InvalidArgument, match=r"an intervention acts at .*; not at 'state'"):
-            intervene(model, TASK, n=6, at=Place(s.STATE))
+            intervene(model, TASK, n=6, at=InterventionSite(s.STATE))

@@ -22,7 +22,9 @@ SIZES = {"architecture": "transformer", "n_layers": 3, "n_heads": 4, "d_model": 
 def readout(task: Mess3, *, seed: int) -> BeliefReadoutReport:
     """The read-out of an untrained network, with the seed of the baseline."""
     recipe = Recipe(name="untrained", task=task, sizes=SIZES)
-    found = diagnose(as_model(recipe.model_config().build(seed=seed)), task, probes=[BeliefReadout()], n=192, nulls=0)
+    found = diagnose(
+        as_model(recipe.model_config().build(seed=seed)), task, probes=[BeliefReadout()], n=192, n_untrained=0
+    )
     report = found["belief_readout"]
     assert isinstance(report, BeliefReadoutReport)
     return report
@@ -41,7 +43,7 @@ def test_training_on_mess3_lays_out_the_simplex(tmp_path: Path) -> None:
         name="mess3", task=TASK, sizes=SIZES, targets="exact", lr=2e-3, warmup=50, steps=300, batch_size=32, snapshots=0
     )
     module = train(recipe, tmp_path / "run", pace=Pace(quiet=True))
-    report = diagnose(as_model(module), TASK, probes=[BeliefReadout()], n=192, nulls=3)["belief_readout"]
+    report = diagnose(as_model(module), TASK, probes=[BeliefReadout()], n=192, n_untrained=3)["belief_readout"]
     assert isinstance(report, BeliefReadoutReport)
     r2, distance = report.r2[0, -1], report.total_variation[0, -1]
     assert r2.ends[0] > 0.95 and r2.baseline(UNTRAINED).value < 0.65

@@ -49,14 +49,14 @@ def diagnosed() -> Diagnosis:
     with torch.no_grad():
         for parameter in module.parameters():
             parameter.add_(torch.randn(parameter.shape, generator=generator), alpha=0.2)
-    return diagnose(HookedModel(module, name="tiny", task=TASK), n=29, nulls=1)
+    return diagnose(HookedModel(module, name="tiny", task=TASK), n=29, n_untrained=1)
 
 
 @cache
 def measured(name: str) -> tuple[Report, ...]:
     """The probe's report on each of its controls, then, where that model can serve it, on a model."""
     probe = probe_of(name)
-    fresh = [tuple(probe.measure(run) for run in control.initialised) for control in controls_of(name)]
+    fresh = [tuple(probe.measure(run) for run in control.untrained) for control in controls_of(name)]
     planted = [probe.measure(control.run, f) for control, f in zip(controls_of(name), fresh, strict=True)]
     return (*planted, *(report for key, report in diagnosed().items() if key == name))
 
@@ -115,7 +115,7 @@ def test_controls_can_fail(name: str) -> None:
 def test_controls_hold_only_the_declared_sites(name: str) -> None:
     needs = probe_of(name).needs
     for control in controls_of(name):
-        for run in (control.run, *control.initialised):
+        for run in (control.run, *control.untrained):
             assert set(needs.sites) <= set(run.recorded) <= {*needs.sites, *needs.optional}, control.label
 
 
@@ -123,7 +123,7 @@ def test_controls_hold_only_the_declared_sites(name: str) -> None:
 def test_measuring_changes_nothing_and_repeats_itself(name: str) -> None:
     probe, control = probe_of(name), controls_of(name)[0]
     before = fingerprint(control.run)
-    fresh = [probe.measure(run) for run in control.initialised]
+    fresh = [probe.measure(run) for run in control.untrained]
     assert_equal_reports(probe.measure(control.run, fresh), measured(name)[0])
     assert fingerprint(control.run) == before
 

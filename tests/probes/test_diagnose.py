@@ -2,10 +2,10 @@
 
 import importlib
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import numpy as np
 import pytest
@@ -21,9 +21,10 @@ from bayesgeom.probes.calibration import CalibrationReport
 from bayesgeom.probes.key_report import KeyOverlapReport
 from bayesgeom.probes.one_pass import N_RECORDED, all_probes, diagnose
 from bayesgeom.results.diagnosis import Diagnosis, left_out
+from bayesgeom.results.estimate import Estimate, Quantity
 from bayesgeom.results.estimators import UNTRAINED
 from bayesgeom.results.headline import Headline
-from bayesgeom.results.report import Report
+from bayesgeom.results.report import Report, headline_of
 from bayesgeom.results.storage import parts_of
 from bayesgeom.tasks.base import derived_seed
 from bayesgeom.tasks.bijection import Bijection
@@ -44,14 +45,12 @@ class SeenReport(Report):
     about: ClassVar[str] = "A probe for tests."
     sites: tuple[str, ...]
     fresh: tuple["SeenReport", ...]
-    norm: float
+    norm: Annotated[Estimate, Quantity(label="norm")]
     n: int
     n_recorded: int
-    intervals: Mapping[str, tuple[float, float]]
-    nulls: Mapping[str, float]
 
     def headlines(self) -> Sequence[Headline]:
-        return (self.scalar("norm", "norm"),)
+        return (headline_of(self, "norm"),)
 
     def plot(self) -> None:  # type: ignore[override]
         raise AssertionError("nothing plots while measuring")
@@ -64,10 +63,10 @@ class Seen(Probe[SeenReport]):
     name: ClassVar[str] = "seen"
     needs: ClassVar[Needs] = Needs(sites=(Z,), optional=(STATE, RESID_POST))
 
-    def measure(self, run: Run, initialised: Sequence[SeenReport] = ()) -> SeenReport:
+    def measure(self, run: Run, untrained: Sequence[SeenReport] = ()) -> SeenReport:
         return SeenReport(
-            sites=tuple(site.name for site in run.recorded), fresh=tuple(initialised), n=run.n,
-            n_recorded=run.n_recorded, norm=float(run.at(Z).norm()), intervals={}, nulls={},
+            sites=tuple(site.name for site in run.recorded), fresh=tuple(untrained), n=run.n,
+            n_recorded=run.n_recorded, norm=Estimate.of(float(run.at(Z).norm())),
         )  # fmt: skip
 
     def controls(self) -> Iterator[Control[SeenReport]]:
@@ -81,7 +80,7 @@ class Recurrent(Probe[SeenReport]):
     name: ClassVar[str] = "recurrent"
     needs: ClassVar[Needs] = Needs(sites=(Z, STATE))
 
-    def measure(self, run: Run, initialised: Sequence[SeenReport] = ()) -> SeenReport:
+    def measure(self, run: Run, untrained: Sequence[SeenReport] = ()) -> SeenReport:
         raise AssertionError("its needs are not met")
 
     def controls(self) -> Iterator[Control[SeenReport]]:
@@ -109,7 +108,7 @@ def tables(diagnosis: Diagnosis) -> list[dict[str, object]]:
 def test_it_is_a_mapping_of_every_probe_or_its_excuse(monkeypatch: pytest.MonkeyPatch) -> None:
     found = {**all_probes(), "seen": Seen(), "recurrent": Recurrent()}
     monkeypatch.setattr(package, "all_probes", lambda: found)
-    diagnosis = diagnose(lively(), n=7, nulls=1)
+    diagnosis = diagnose(lively(), n=7, n_untrained=1)
     assert set(diagnosis) | set(left_out(diagnosis)) == {*found, "relabeling"} and not set(diagnosis) & set(
         left_out(diagnosis)
     )
@@ -122,9 +121,9 @@ def test_it_is_a_mapping_of_every_probe_or_its_excuse(monkeypatch: pytest.Monkey
 
 
 def test_what_another_task_would_serve_is_one_short_line(tmp_path: Path) -> None:
-    diagnosis = diagnose(lively(), probes=None, n=5, nulls=0)
+    diagnosis = diagnose(lively(), probes=None, n=5, n_untrained=0)
     assert diagnosis.skipped == {} and list(diagnosis.inapplicable) == ["domain_separation"]
-    assert diagnosis.summary().endswith("\nnot for this task: domain_separation")
+    assert "\nnot for this task: domain_separation" in diagnosis.summary()
     with pytest.raises(UnknownName, match=r"skipped: probe 'domain_separation' compares sequences of several kinds"):
         diagnosis["domain_separation"]
     diagnosis.save(tmp_path / "run")
@@ -133,18 +132,18 @@ def test_what_another_task_would_serve_is_one_short_line(tmp_path: Path) -> None
 
 
 def test_without_a_renaming_the_reason_is_given() -> None:
-    one = diagnose(lively(), n=1, nulls=0)
+    one = diagnose(lively(), n=1, n_untrained=0)
     assert "relabeling" not in one and "at least 2 for an interval" in one.skipped["relabeling"]
     for report in one.values():
         assert report.headlines() and report.plot().layout.title.text
     task = Mess3(length=7)
     sizes = replace(SIZES, d_vocab=task.d_vocab, n_ctx=task.n_pos)
-    found = diagnose(HookedModel(Transformer(sizes, seed=0), name="tiny", task=task), n=5, nulls=0)
+    found = diagnose(HookedModel(Transformer(sizes, seed=0), name="tiny", task=task), n=5, n_untrained=0)
     assert "cannot be renamed" in found.inapplicable["relabeling"] and "relabeling" not in found
 
 
 def test_a_probe_may_be_asked_for_with_an_option() -> None:
-    diagnosis = diagnose(lively(), probes=["value_manifold:standardized"], n=5, nulls=0)
+    diagnosis = diagnose(lively(), probes=["value_manifold:standardized"], n=5, n_untrained=0)
     assert vars(diagnosis["value_manifold"])["standardized"]
     with pytest.raises(UnknownName, match=r"option of probe 'value_manifold' named 'flat'\. There are: standardized"):
         diagnose(lively(), probes=["value_manifold:flat"], n=5)
@@ -155,7 +154,7 @@ def test_numbers_at_initialisation_are_left_out_where_no_copy_can_be_built(monke
         raise NoCopy("it is partly on disk")
 
     monkeypatch.setattr(HookedModel, "fresh", refuse)
-    diagnosis = diagnose(lively(), probes=["key_overlap"], n=5, nulls=2)
+    diagnosis = diagnose(lively(), probes=["key_overlap"], n=5, n_untrained=2)
     assert diagnosis.skipped == {"initialisation": "it is partly on disk"}
     report = diagnosis["key_overlap"]
     assert isinstance(report, KeyOverlapReport)
@@ -164,7 +163,7 @@ def test_numbers_at_initialisation_are_left_out_where_no_copy_can_be_built(monke
 
 def test_missing_reports_say_why(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(package, "all_probes", lambda: {"seen": Seen(), "recurrent": Recurrent()})
-    diagnosis = diagnose(lively(), n=5, nulls=0)
+    diagnosis = diagnose(lively(), n=5, n_untrained=0)
     with pytest.raises(
         UnknownName,
         match=r"skipped: probe 'recurrent' reads site 'state'.*'recurrent'\. There are: relabeling, seen\.",
@@ -183,13 +182,13 @@ def test_a_named_probe_that_cannot_be_served_raises(monkeypatch: pytest.MonkeyPa
 
 
 def test_probes_are_chosen_by_name_or_value() -> None:
-    diagnosis = diagnose(lively(), probes=[Seen(), "calibration"], n=5, nulls=0)
+    diagnosis = diagnose(lively(), probes=[Seen(), "calibration"], n=5, n_untrained=0)
     assert list(diagnosis) == ["calibration", "seen"] and diagnosis.skipped == {}
     assert diagnosis.provenance["arguments"]["probes"] == ("calibration", "seen")
 
 
 def test_a_probe_gets_its_sites_and_the_optional_ones_that_exist() -> None:
-    report = diagnose(lively(), probes=[Seen()], n=5, nulls=2)["seen"]
+    report = diagnose(lively(), probes=[Seen()], n=5, n_untrained=2)["seen"]
     assert isinstance(report, SeenReport)
     assert set(report.sites) == {"z", "resid_post"}
     assert [copy.sites for copy in report.fresh] == [report.sites] * 2
@@ -198,20 +197,22 @@ def test_a_probe_gets_its_sites_and_the_optional_ones_that_exist() -> None:
 
 @pytest.mark.parametrize("n", [7, N_RECORDED + 11])
 def test_activations_are_kept_of_a_bounded_number(n: int) -> None:
-    report = diagnose(lively(), probes=[Seen()], n=n, nulls=1)["seen"]
+    report = diagnose(lively(), probes=[Seen()], n=n, n_untrained=1)["seen"]
     assert isinstance(report, SeenReport)
     assert (report.n, report.n_recorded) == (n, min(n, N_RECORDED)) and report.fresh[0].n == min(n, N_RECORDED)
 
 
 def test_activations_do_not_depend_on_n() -> None:
-    short, long = (diagnose(lively(), probes=[Seen()], n=n, nulls=0)["seen"] for n in (N_RECORDED, N_RECORDED + 100))
-    assert short.norm == pytest.approx(long.norm, rel=1e-6)  # type: ignore[attr-defined]
+    short, long = (
+        diagnose(lively(), probes=[Seen()], n=n, n_untrained=0)["seen"] for n in (N_RECORDED, N_RECORDED + 100)
+    )
+    assert float(short.norm) == pytest.approx(float(long.norm), rel=1e-6)  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("n", [131, 5])
 def test_calibration_is_that_of_a_plain_forward(n: int) -> None:
     model = lively()
-    report = diagnose(model, probes=["calibration"], n=n, seed=7, nulls=0)["calibration"]
+    report = diagnose(model, probes=["calibration"], n=n, seed=7, n_untrained=0)["calibration"]
     assert isinstance(report, CalibrationReport)
     errors, kl, elsewhere = [], [], []
     for trials in TASK.stream(n, seed=derived_seed(7, 0)):
@@ -236,15 +237,15 @@ def test_calibration_is_that_of_a_plain_forward(n: int) -> None:
 
 
 def test_a_seed_decides_every_number() -> None:
-    one, two = (diagnose(lively(), n=7, seed=3, nulls=0) for _ in range(2))
+    one, two = (diagnose(lively(), n=7, seed=3, n_untrained=0) for _ in range(2))
     assert tables(one) == tables(two) and one.provenance == two.provenance and one.summary() == two.summary()
-    other = diagnose(lively(), n=7, seed=4, nulls=0, probes=["calibration"])
+    other = diagnose(lively(), n=7, seed=4, n_untrained=0, probes=["calibration"])
     assert tables(one)[0] != tables(other)[0]
 
 
 def test_fresh_copies_add_the_null_and_nothing_else() -> None:
     without, with_copies = (
-        diagnose(lively(), probes=["calibration"], n=31, nulls=nulls)["calibration"] for nulls in (0, 2)
+        diagnose(lively(), probes=["calibration"], n=31, n_untrained=count)["calibration"] for count in (0, 2)
     )
     assert isinstance(without, CalibrationReport) and isinstance(with_copies, CalibrationReport)
     assert UNTRAINED not in [own.name for own in without.kl_bits.baselines]
@@ -256,29 +257,29 @@ def test_the_model_is_left_as_it_was() -> None:
     model = lively()
     model.module.train()
     before = {name: tensor.clone() for name, tensor in model.module.state_dict().items()}
-    diagnose(model, n=5, nulls=1, probes=[Seen()])
+    diagnose(model, n=5, n_untrained=1, probes=[Seen()])
     assert model.module.training and not any(part._forward_hooks for part in model.module.modules())
     assert all(torch.equal(before[name], tensor) for name, tensor in model.module.state_dict().items())
 
 
 def test_provenance_says_where_the_numbers_come_from() -> None:
     model = lively()
-    provenance = diagnose(model, n=19, seed=5, nulls=1, probes=["calibration"]).provenance
+    provenance = diagnose(model, n=19, seed=5, n_untrained=1, probes=["calibration"]).provenance
     assert provenance["model"] == model.spec.to_dict() and provenance["task"] == TASK.config()
-    expected = {"n": 19, "seed": 5, "nulls": 1, "probes": ("calibration",)}
+    expected = {"n": 19, "seed": 5, "n_untrained": 1, "probes": ("calibration",)}
     assert expected.items() <= provenance["arguments"].items()
     assert provenance["n_recorded"] >= 1 and {"python", "torch", "numpy"} <= provenance["versions"].keys()
 
 
 def test_another_task_with_the_same_ids_may_be_asked() -> None:
     task = replace(TASK, repeats=True)
-    diagnosis = diagnose(lively(), task, n=19, nulls=0, probes=["calibration"])
+    diagnosis = diagnose(lively(), task, n=19, n_untrained=0, probes=["calibration"])
     assert diagnosis.title == f"tiny on {task}"
     assert diagnosis["calibration"].kl_bits.baseline("elimination only").kind == "baseline"  # type: ignore[attr-defined]
 
 
 def test_names_as_on_the_command_line() -> None:
-    by_name = diagnose(lively(), "bijection:repeats=true", n=7, nulls=0, probes="calibration")
+    by_name = diagnose(lively(), "bijection:repeats=true", n=7, n_untrained=0, probes="calibration")
     assert by_name.title == f"tiny on {replace(TASK, repeats=True)}" and [*by_name.reports] == ["calibration"]
 
 
@@ -289,7 +290,7 @@ BAD: dict[str, tuple[dict[str, object], type[Exception], str]] = {
         r"n is the number of sequences to draw: a whole .* 1, got 0",
     ),
     "fewer": ({"n": -3}, InvalidArgument, r"at least 1, got -3"),
-    "negative nulls": ({"nulls": -1}, InvalidArgument, r"freshly initialised copies: at least 0, got -1"),
+    "negative n": ({"n_untrained": -1}, InvalidArgument, r"untrained networks: at least 0, got -1"),
     "negative seed": ({"seed": -1}, InvalidArgument, r"seed.* -1"),
     "no probes": ({"probes": []}, InvalidArgument, r"^probes names none: leave it out for all, or choose from: atten"),
     "unknown probe": (
@@ -329,5 +330,7 @@ def test_a_bare_module_needs_a_task() -> None:
     with pytest.raises(
         TaskMismatch, match=r"uses ids 0 … \d+; transformer has 22 ids|uses ids \d+ … 2\d; transformer has 22"
     ):
-        diagnose(module, Bijection(n_values=13, n_pairs=5), n=13, nulls=0)
-    assert diagnose(module, TASK, n=3, nulls=0, probes=["calibration"]).title.startswith("transformer on Bijection(")
+        diagnose(module, Bijection(n_values=13, n_pairs=5), n=13, n_untrained=0)
+    assert diagnose(module, TASK, n=3, n_untrained=0, probes=["calibration"]).title.startswith(
+        "transformer on Bijection("
+    )

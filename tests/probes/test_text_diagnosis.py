@@ -39,13 +39,13 @@ def model(folder: Path) -> Model:
 
 
 def test_prompts_are_diagnosed_with_the_models_own_entropy(model: Model, tmp_path: Path) -> None:
-    diagnosis = bayesgeom.diagnose(model, Prompts(), nulls=1)
+    diagnosis = bayesgeom.diagnose(model, Prompts(), n_untrained=1)
     assert diagnosis.provenance["arguments"]["n"] == 160, "of a fixed stock no more than all"
     assert {"calibration", "belief_readout"} <= diagnosis.inapplicable.keys()
     assert "exact posterior, which nobody knows" in diagnosis.inapplicable["calibration"]
     assert {"value_manifold", "key_overlap", "attention_entropy", "domain_separation"} <= diagnosis.keys()
     assert vars(diagnosis["value_manifold"])["is_own_entropy"]
-    assert "(the model's own)" in diagnosis.summary()
+    assert any("(the model's own)" in line.label for _, line in diagnosis.headlines())
     diagnosis.save(tmp_path / "report")
     assert bayesgeom.Diagnosis.load(tmp_path / "report").inapplicable == diagnosis.inapplicable
 
@@ -77,13 +77,13 @@ def test_the_model_at_hand_selects_quintiles(model: Model) -> None:
 
 
 def test_evidence_and_wind_tunnels_in_context_have_their_posterior(model: Model) -> None:
-    diagnosis = bayesgeom.diagnose(model, LabelledEvidence(k_max=3, n_words=7), n=13, nulls=1)
+    diagnosis = bayesgeom.diagnose(model, LabelledEvidence(k_max=3, n_words=7), n=13, n_untrained=1)
     assert "calibration" in diagnosis and "domain_separation" in diagnosis.inapplicable
     assert "several kinds" in diagnosis.inapplicable["domain_separation"]
     inside = InContext(task=Bijection(n_values=5, n_pairs=3))
     report = bayesgeom.ablate(model, inside, bayesgeom.ablations.every_mlp(model), n=5)
     assert not report.inert.any()
-    calibration = bayesgeom.diagnose(model, inside, n=7, nulls=0)["calibration"]
+    calibration = bayesgeom.diagnose(model, inside, n=7, n_untrained=0)["calibration"]
     assert isinstance(calibration, CalibrationReport) and 0 < float(calibration.off_answer_prob) < 1
 
 

@@ -36,7 +36,7 @@ SIZES = TransformerConfig(d_vocab=22, n_ctx=9, n_layers=2, n_heads=3, d_model=21
 def whole() -> Diagnosis:
     """Two probes on a tiny model, and one skipped."""
     model = HookedModel(SIZES.build(seed=0), name="tiny <b>", task=TASK)
-    found = diagnose(model, probes=["calibration", "key_overlap"], n=31, nulls=1)
+    found = diagnose(model, probes=["calibration", "key_overlap"], n=31, n_untrained=1)
     return dataclasses.replace(
         found, skipped={**found.skipped, "recurrent": "reads site 'state' & <that> is not there"}
     )

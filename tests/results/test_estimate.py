@@ -8,7 +8,7 @@ import pytest
 
 from bayesgeom.core.errors import InvalidArgument, OutputFault
 from bayesgeom.results.estimate import Baseline, Better, Estimate
-from bayesgeom.results.estimators import mean_estimate, smooth_estimate, untrained
+from bayesgeom.results.estimators import mean_estimate, of_untrained, smooth_estimate
 from bayesgeom.results.storage import decoded, estimate_of, estimate_parts
 from bayesgeom.stats.bootstrap import jackknife_weights, mean_interval, statistic_interval
 
@@ -98,8 +98,8 @@ def test_a_smooth_statistic_has_the_interval_of_its_jackknife(rng: np.random.Gen
 
 
 def test_untrained_networks_are_one_baseline_with_their_range() -> None:
-    assert untrained([]) == ()
-    (own,) = untrained([np.array([1.0, 5.0]), np.array([3.0, 2.0])])
+    assert of_untrained([]) == ()
+    (own,) = of_untrained([np.array([1.0, 5.0]), np.array([3.0, 2.0])])
     np.testing.assert_array_equal([own.value, own.low, own.high], [[2.0, 3.5], [1.0, 2.0], [3.0, 5.0]])
 
 

@@ -58,7 +58,7 @@ def test_untrained_copies_are_freed_one_at_a_time(
     run = HFModel.logits
     monkeypatch.setattr(HFModel, "fresh", fresh)
     monkeypatch.setattr(HFModel, "logits", logits)
-    found = bayesgeom.diagnose(model, Bijection(n_values=11, n_pairs=7, repeats=True), n=5, nulls=3)
+    found = bayesgeom.diagnose(model, Bijection(n_values=11, n_pairs=7, repeats=True), n=5, n_untrained=3)
     assert len(modules) == 3 and "value_manifold" in found.reports
 
 

@@ -14,7 +14,7 @@ from bayesgeom.models.replay.replayer import STAGES
 
 @final
 @dataclass(frozen=True)
-class Place:
+class InterventionSite:
     """Where to act.
 
     Args:
@@ -51,7 +51,7 @@ class Place:
             check_carries(model)
             if not self.score_after:
                 raise InvalidArgument(
-                    "a carried state is edited after one position: use Place(CARRIED, score_after=True)."
+                    "a carried state is edited after one position: use InterventionSite(CARRIED, score_after=True)."
                 )
         if self.positions not in (None, "all", "scored"):
             raise InvalidArgument(f"positions must be 'all' or 'scored'; got {self.positions!r}.")
