@@ -28,6 +28,7 @@ from bayesgeom.models.replay.replayer import Replayer, Variant
 from bayesgeom.models.resolve import ModelLike, TaskLike, as_model, scored_task_of
 from bayesgeom.probes.key_overlap import KeyOverlap, overlap_by_view
 from bayesgeom.results.diagnosis import Diagnosis
+from bayesgeom.results.report import with_provenance
 from bayesgeom.stats.information import entropy_bits
 from bayesgeom.tasks.base import Branch, WindTunnel, derived_seed
 
@@ -56,7 +57,9 @@ def ablate(
     **Raises** `InvalidArgument` for n < 1, a layer or head that is not there, or resampling with one trial; `HookFault`
     where no ablation of the battery changed anything.
     """
-    return AblationJob.of(model, task, battery, mode=mode, n=n, seed=seed, method=method).run()
+    job = AblationJob.of(model, task, battery, mode=mode, n=n, seed=seed, method=method)
+    report = job.run()
+    return with_provenance(report, job.diagnosis(report).provenance)
 
 
 @final

@@ -9,6 +9,7 @@ from bayesgeom.core.files import RUNS
 from bayesgeom.dynamics.replication import Replica, ReplicationReport, replication_report
 from bayesgeom.models.provenance import provenance
 from bayesgeom.results.diagnosis import Diagnosis
+from bayesgeom.results.report import with_provenance
 from bayesgeom.tasks.base import Branch, derived_seed
 from bayesgeom.training.kept import Kept, Plan
 from bayesgeom.training.recipe import Recipe
@@ -39,9 +40,11 @@ def replicate(
     that another recipe made.
     """
     chosen = committed(recipe) if isinstance(recipe, str) else recipe
-    return ReplicationJob(
+    job = ReplicationJob(
         recipe=chosen, seeds=seeds, runs=Path(runs), n=n, seed=seed, train_missing=train_missing
-    ).run()  # fmt: skip
+    )  # fmt: skip
+    report = job.run()
+    return with_provenance(report, job.diagnosis(report).provenance)
 
 
 @final

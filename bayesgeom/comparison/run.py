@@ -11,6 +11,7 @@ from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.core.files import RUNS
 from bayesgeom.models.provenance import provenance
 from bayesgeom.results.diagnosis import Diagnosis
+from bayesgeom.results.report import with_provenance
 from bayesgeom.training.compared import ALL_TASKS, ARCHITECTURES, TASKS, architectures_of
 from bayesgeom.training.kept import Kept, Plan
 from bayesgeom.training.scores import N_SCORED, check_counts, scores_of
@@ -38,9 +39,11 @@ def compare(
     nothing is there; `InvalidArgument` for fewer than one seed; `CheckpointFault`, before anything is trained, where a
     checkpoint or a run of such a name was made by another recipe.
     """
-    return ComparisonJob.of(
+    job = ComparisonJob.of(
         architectures, tasks, seeds=seeds, n=n, seed=seed, kept=Kept(runs=Path(runs), train_missing=train_missing)
-    ).run()
+    )
+    report = job.run()
+    return with_provenance(report, job.diagnosis(report).provenance)
 
 
 @final

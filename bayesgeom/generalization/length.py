@@ -27,6 +27,7 @@ from bayesgeom.models.checkpoint import Checkpoint
 from bayesgeom.models.provenance import provenance
 from bayesgeom.models.resolve import ModelLike, TaskLike, as_model, scored_task_of
 from bayesgeom.results.diagnosis import Diagnosis
+from bayesgeom.results.report import with_provenance
 from bayesgeom.tasks.base import Branch, WindTunnel, checked_seed, derived_seed
 
 N_RECORDED = 128  # sequences whose residuals are read layer by layer
@@ -54,9 +55,11 @@ def length_generalization(
     trained at different ones; `TaskMismatch` for more positions than a model's table holds, with the kinds that can.
     """
     models: list[ModelLike] = [model] if isinstance(model, Model | Checkpoint | nn.Module | str | Path) else list(model)
-    return LengthJob.of(
+    job = LengthJob.of(
         models, task, lengths, n=n, seed=seed, threshold_bits=threshold_bits, top_attention_off=top_attention_off
-    ).run()  # fmt: skip
+    )  # fmt: skip
+    report = job.run()
+    return with_provenance(report, job.diagnosis(report).provenance)
 
 
 def with_room(

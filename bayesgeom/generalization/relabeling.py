@@ -18,6 +18,7 @@ from bayesgeom.models.base import Model
 from bayesgeom.models.provenance import provenance
 from bayesgeom.models.resolve import ModelLike, TaskLike, as_model, task_of
 from bayesgeom.results.diagnosis import Diagnosis
+from bayesgeom.results.report import with_provenance
 from bayesgeom.tasks.base import Branch, SymmetricTask, derived_seed
 
 _NAMES = 5  # branch of the seed
@@ -34,7 +35,9 @@ def relabeling_invariance(
         TaskMismatch: The task's hypotheses cannot be renamed.
         InvalidArgument: n is less than 2.
     """
-    return RelabelingJob.of(model, task, n=n, seed=seed).run()
+    job = RelabelingJob.of(model, task, n=n, seed=seed)
+    report = job.run()
+    return with_provenance(report, job.diagnosis(report).provenance)
 
 
 @final

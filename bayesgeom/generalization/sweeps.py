@@ -16,6 +16,7 @@ from bayesgeom.models.base import Model
 from bayesgeom.models.provenance import provenance
 from bayesgeom.models.resolve import ModelLike, TaskLike, as_model, as_task, task_of
 from bayesgeom.results.diagnosis import Diagnosis
+from bayesgeom.results.report import with_provenance
 from bayesgeom.tasks.base import Branch, TextTask, WindTunnel, checked_seed, derived_seed
 
 Task = WindTunnel | TextTask
@@ -42,7 +43,9 @@ def sweep(
     **Raises** `InvalidArgument` for a parameter that the task has not, with those that it has, or a value that it does
     not take; `TaskMismatch` where the model can be asked at no value.
     """
-    return SweepJob.of(task, vary, values, model, n=n, seed=seed, threshold_bits=threshold_bits).run()
+    job = SweepJob.of(task, vary, values, model, n=n, seed=seed, threshold_bits=threshold_bits)
+    report = job.run()
+    return with_provenance(report, job.diagnosis(report).provenance)
 
 
 @final

@@ -19,6 +19,7 @@ from bayesgeom.models.base import Model
 from bayesgeom.models.provenance import provenance
 from bayesgeom.models.resolve import ModelLike, TaskLike, as_model, scored_task_of
 from bayesgeom.results.diagnosis import Diagnosis
+from bayesgeom.results.report import with_provenance
 from bayesgeom.tasks.base import Branch, WindTunnel, checked_seed, derived_seed
 
 BUDGET_BYTES = 256 * 2**20
@@ -42,7 +43,9 @@ def gradient_laws(
     **Raises** `InvalidArgument` for fewer than two sequences or other targets, `MissingSite` and `TaskMismatch` as
     `diagnose` does, `HookFault` where the laws do not hold: attention that is no plain softmax of q·k.
     """
-    return GradientJob.of(model, trials_or_task, targets=targets, n=n, seed=seed).run()
+    job = GradientJob.of(model, trials_or_task, targets=targets, n=n, seed=seed)
+    report = job.run()
+    return with_provenance(report, job.diagnosis(report).provenance)
 
 
 @final

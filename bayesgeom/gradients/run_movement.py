@@ -27,6 +27,7 @@ from bayesgeom.models.base import Model
 from bayesgeom.models.provenance import provenance
 from bayesgeom.models.resolve import check_device
 from bayesgeom.results.diagnosis import Diagnosis
+from bayesgeom.results.report import with_provenance
 from bayesgeom.tasks.base import Branch, checked_seed, derived_seed
 
 
@@ -40,7 +41,9 @@ def gradient_movement(
 
     **Raises** as `dynamics` does, and `InvalidArgument` for more than one training or n < 2.
     """
-    return MovementJob.of(run, targets=targets, n=n, seed=seed, device=device).run()
+    job = MovementJob.of(run, targets=targets, n=n, seed=seed, device=device)
+    report = job.run()
+    return with_provenance(report, job.diagnosis(report).provenance)
 
 
 @final

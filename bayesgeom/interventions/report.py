@@ -17,7 +17,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from bayesgeom.interventions.design import MATCHED, MATCHED_MOST, RANDOM, RANDOM_MOST
-from bayesgeom.interventions.verdicts import RULE, sentence
+from bayesgeom.interventions.verdicts import BY_CONSTRUCTION, RULE, USED, sentence
 from bayesgeom.results.cells import interval_cell
 from bayesgeom.results.estimate import Estimate, Quantity
 from bayesgeom.results.headline import Headline
@@ -132,8 +132,14 @@ class InterventionReport(Report):
             return np.where(ceiling > 0, effect / ceiling, np.nan)
 
     def strongest(self) -> int:
-        """The layer with the largest share of the ceiling's effect, over all positions."""
-        return int(np.argmax(np.nan_to_num(self.share_of_ceiling[:, 0], nan=-math.inf)))
+        """Return the layer with the largest share of the ceiling's effect, over all positions.
+
+        Layers with the verdict "used" come first. One whose effect holds by construction is chosen only where there
+        is no other.
+        """
+        shares = np.nan_to_num(self.share_of_ceiling[:, 0], nan=-math.inf)
+        ranks = [(own == USED) - (own == BY_CONSTRUCTION) for own in self.verdict_by_layer]
+        return max(range(len(shares)), key=lambda layer: (np.isfinite(shares[layer]), ranks[layer], shares[layer]))
 
     def conclusion(self) -> str:
         return self.verdict

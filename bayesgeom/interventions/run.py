@@ -8,7 +8,9 @@ from bayesgeom.core.sites import ATTN_OUT, W_O, Z
 from bayesgeom.interventions.design import Design
 from bayesgeom.interventions.job import InterventionJob
 from bayesgeom.interventions.report import InterventionReport
+from bayesgeom.models.provenance import provenance
 from bayesgeom.models.resolve import ModelLike, TaskLike
+from bayesgeom.results.report import with_provenance
 from bayesgeom.subspaces.base import Fit
 from bayesgeom.subspaces.site import InterventionSite
 from bayesgeom.subspaces.subspace import Subspace
@@ -54,7 +56,10 @@ def intervene(
     References:
         Belrose et al. 2023, arXiv:2306.03819; Geiger et al. 2024, arXiv:2303.02536; Haufe et al. 2014, NeuroImage 87.
     """
-    return InterventionJob.of(model, task, subspace, kind=kind, at=at, n=n, seed=seed).run()
+    job = InterventionJob.of(model, task, subspace, kind=kind, at=at, n=n, seed=seed)
+    return with_provenance(
+        job.run(), provenance(job.model, job.task, {"n": n, "seed": seed, "kind": job.kind, "subspace": job.fit.label})
+    )
 
 
 def write_strength(

@@ -16,8 +16,10 @@ from bayesgeom.interventions.engine import KL, PairReference, scored
 from bayesgeom.interventions.onwards import Scrubbed, Scrubber, like_erasers, matched_erasers, replaced_by_mean
 from bayesgeom.interventions.onwards_report import STAGES, OnwardsReport, verdict_onwards
 from bayesgeom.models.base import Model
+from bayesgeom.models.provenance import provenance
 from bayesgeom.models.resolve import ModelLike, TaskLike, as_model, scored_task_of
 from bayesgeom.results.estimate import Baseline, Estimate
+from bayesgeom.results.report import with_provenance
 from bayesgeom.stats.bootstrap import mean_interval
 from bayesgeom.subspaces.base import Fit
 from bayesgeom.subspaces.fits import covariance, leace
@@ -60,7 +62,10 @@ def erase_onwards(
         Belrose et al. 2023, arXiv:2306.03819, section 5.
     """
     fit = (leace if oblique else covariance)(quantity)
-    return OnwardsJob.of(model, task, fit, at=at, n=n, seed=seed).run()
+    job = OnwardsJob.of(model, task, fit, at=at, n=n, seed=seed)
+    return with_provenance(
+        job.run(), provenance(job.scrubber.model, job.task, {"n": n, "seed": seed, "quantity": job.scrubber.name})
+    )
 
 
 @final

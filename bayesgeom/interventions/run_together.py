@@ -18,8 +18,10 @@ from bayesgeom.interventions.joint import Arm, Passes, orthogonal_to, score_arms
 from bayesgeom.interventions.joint_report import JointInterventionReport
 from bayesgeom.interventions.joint_summary import JointContext, joint_report
 from bayesgeom.models.base import Model
+from bayesgeom.models.provenance import provenance
 from bayesgeom.models.replay.replayer import STAGES
 from bayesgeom.models.resolve import ModelLike, TaskLike, as_model, scored_task_of
+from bayesgeom.results.report import with_provenance
 from bayesgeom.subspaces.base import Fit, Sample, Setting
 from bayesgeom.subspaces.fits import covariance, fixed
 from bayesgeom.subspaces.site import InterventionSite
@@ -51,7 +53,8 @@ def intervene_together(
     subspaces of the same rank as controls and 20 that are orthogonal to the own. The report says how the axis is
     ordered by entropy where it arrives at each layer. Every condition is a whole pass. **Raises** as `intervene` does.
     """
-    return JointJob.of(model, task, subspace, at=at, kind=kind, n=n, seed=seed).run()
+    job = JointJob.of(model, task, subspace, at=at, kind=kind, n=n, seed=seed)
+    return with_provenance(job.run(), provenance(job.model, job.task, {"n": n, "seed": seed, "kind": kind}))
 
 
 @final

@@ -198,3 +198,11 @@ def test_seeds_make_the_same_numbers() -> None:
     for name, values in first.items():
         np.testing.assert_array_equal(values, second[name], err_msg=name)
     assert TASK.n_pairs == 7
+
+
+def test_headlines_are_of_a_layer_that_is_no_identity() -> None:
+    report = intervene(lively(), subspace=fits.frame(), kind=FEW, n=11)
+    assert report.verdict_by_layer == ("by construction", "undecided") and report.strongest() == 1
+    used = replace(report, verdict_by_layer=("used", "undecided"))
+    assert used.strongest() == 0
+    assert replace(report, verdict_by_layer=("by construction",) * 2).strongest() == 0

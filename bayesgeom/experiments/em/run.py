@@ -11,6 +11,7 @@ from bayesgeom.experiments.em.chain import StickyChain
 from bayesgeom.experiments.em.report import EMReport, em_report
 from bayesgeom.models.provenance import provenance
 from bayesgeom.results.diagnosis import Diagnosis
+from bayesgeom.results.report import with_provenance
 
 SEEDS = (42, 2024, 1337, 7777, 9999)
 CHAINS = (StickyChain(diagonal="counted twice"), StickyChain(diagonal="as stated"))
@@ -27,7 +28,9 @@ def em_experiment(
     **Raises** `InvalidArgument` for fewer than two seeds, which have no interval, one seed twice, or more than five by
     number; for steps or `every` below 1 and sequences of fewer than three symbols.
     """
-    return EMJob.of(seeds=seeds, steps=steps, length=length, every=every).run()
+    job = EMJob.of(seeds=seeds, steps=steps, length=length, every=every)
+    report = job.run()
+    return with_provenance(report, job.diagnosis(report).provenance)
 
 
 @final
