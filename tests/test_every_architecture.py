@@ -21,7 +21,7 @@ SIZES = {
     "rwkv": {"d_model": 13, "d_mlp": 17},
     "transformer": {"n_heads": 3, "d_model": 15, "d_mlp": 17},
 }
-ARCHITECTURES = sorted(discover("bayesgeom.models", ModelConfig))  # type: ignore[type-abstract]
+ARCHITECTURES = sorted(discover("bayesgeom.models.native", ModelConfig))  # type: ignore[type-abstract]
 WITH_HEADS = {"transformer", "llama"}
 OF_HEADS = {"attention_entropy", "key_overlap", "qk_alignment"}
 OF_ANY_STREAM = {"calibration", "belief_readout", "value_manifold"}
