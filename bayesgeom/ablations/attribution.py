@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from bayesgeom.core.behavior import answer_log_probabilities
 from bayesgeom.core.edits import Edit, Reference
 from bayesgeom.core.sites import Site
+from bayesgeom.core.threads import lock_of
 from bayesgeom.core.trials import Trials
 from bayesgeom.models.base import Model
 from bayesgeom.models.replay.replayer import Variant
@@ -61,13 +62,14 @@ def _gradients(
 
         return keep
 
-    handles = [model.point(*place).register_forward_hook(keeping(place)) for place in places]
-    try:
-        with torch.enable_grad():
-            log_answers, _ = answer_log_probabilities(model.logits(trials), trials)
-    finally:
-        for handle in handles:
-            handle.remove()
+    with lock_of(model.module):
+        handles = [model.point(*place).register_forward_hook(keeping(place)) for place in places]
+        try:
+            with torch.enable_grad():
+                log_answers, _ = answer_log_probabilities(model.logits(trials), trials)
+        finally:
+            for handle in handles:
+                handle.remove()
     # Sequences do not touch one another, so the gradient of the sum holds each one's own.
     total = kl_bits(trials.at_scored(trials.predictive), log_answers).mean(dim=1).sum()
     gradients = torch.autograd.grad(total, [held[place] for place in places])

@@ -11,6 +11,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from bayesgeom.core import sites as s
+from bayesgeom.core.threads import lock_of
 from bayesgeom.core.trials import Trials
 from bayesgeom.models.adapters.hooked import HookedModel
 from bayesgeom.models.adapters.taps import per_query_head
@@ -125,16 +126,17 @@ def _holding(model: Model, held: dict[tuple[str, int], Tensor]) -> Iterator[None
 
         return keep
 
-    handles = [
-        part.register_forward_hook(keeping(name, layer))
-        for layer in range(model.spec.n_layers)
-        for name, part in _points(model, layer)
-    ]
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
+    with lock_of(model.module):
+        handles = [
+            part.register_forward_hook(keeping(name, layer))
+            for layer in range(model.spec.n_layers)
+            for name, part in _points(model, layer)
+        ]
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
 
 
 def _points(model: Model, layer: int) -> Iterator[tuple[str, nn.Module]]:

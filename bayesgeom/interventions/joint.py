@@ -19,6 +19,7 @@ from bayesgeom.core.behavior import answer_log_probabilities
 from bayesgeom.core.edits import Edit, Reference
 from bayesgeom.core.errors import HookFault
 from bayesgeom.core.sites import Site
+from bayesgeom.core.threads import alone
 from bayesgeom.core.trials import Trials
 from bayesgeom.interventions.engine import MAX_UNITS, PairReference, pooled_by_role, scored
 from bayesgeom.models.base import Model
@@ -71,6 +72,7 @@ class Passes:
     def __init__(self, model: Model, site: Site) -> None:
         self.model, self.site = model, site
 
+    @alone("model.module")
     @torch.no_grad()
     def logits(
         self, trials: Trials, watch: Watch, edits: Edits, reference: Reference | None

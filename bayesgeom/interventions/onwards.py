@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from bayesgeom.core.edits import Edit, Reference
 from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.core.sites import Site
+from bayesgeom.core.threads import alone
 from bayesgeom.core.trials import Trials
 from bayesgeom.models.base import Model
 from bayesgeom.stats.subspace import random_subspaces
@@ -118,6 +119,7 @@ class Scrubber:
         """What reports call it."""
         return f"{'LEACE' if self.oblique else 'covariance'} ({self.quantity.label})"
 
+    @alone("model.module")
     @torch.no_grad()
     def from_layer(self, trials: Trials, first: int, *, seed: int) -> Scrubbed:
         """Erase in every layer from `first` on. **Raises** `InvalidArgument` where the first holds nothing to erase."""

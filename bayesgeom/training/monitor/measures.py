@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from bayesgeom.core.behavior import answer_log_probabilities
 from bayesgeom.core.sites import PATTERN, TOKEN_KEYS, Site, V
+from bayesgeom.core.threads import lock_of
 from bayesgeom.core.trials import Trials
 from bayesgeom.models.base import Model
 from bayesgeom.stats.bootstrap import shuffled_within_position
@@ -138,17 +139,18 @@ def _watching(model: Model, trials: Trials, held: dict[tuple[Site, int], Tensor]
     def values(_module: nn.Module, _inputs: object, output: Tensor) -> None:
         held[V, model.spec.n_layers - 1] = output
 
-    handles = []
-    if PATTERN in model.sites:
-        layers = range(model.spec.n_layers)
-        handles = [model.point(PATTERN, layer).register_forward_hook(attention(layer)) for layer in layers]
-    if V in model.sites:
-        handles.append(model.point(V, model.spec.n_layers - 1).register_forward_hook(values))
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
+    with lock_of(model.module):
+        handles = []
+        if PATTERN in model.sites:
+            layers = range(model.spec.n_layers)
+            handles = [model.point(PATTERN, layer).register_forward_hook(attention(layer)) for layer in layers]
+        if V in model.sites:
+            handles.append(model.point(V, model.spec.n_layers - 1).register_forward_hook(values))
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
 
 
 def _hypotheses(trials: Trials) -> Int64[Tensor, " token"]:
