@@ -128,7 +128,7 @@ def pools(kept: Path | None) -> dict[str, np.ndarray]:
     for name in CHECKPOINTS:
         model = as_model(name)
         run = model.run(task_of(model, None).stream(POOL, seed=123), seed=0)
-        found[name] = run.behaviour.kl_bits.mean(axis=1, dtype=np.float64)
+        found[name] = run.behavior.kl_bits.mean(axis=1, dtype=np.float64)
     if kept is not None:
         np.savez(kept, **found)
     return found

@@ -115,7 +115,7 @@ def probe_costs(model: Model, n: int, forward: float) -> None:
         model.task.stream(n, seed=0),
         record=sorted(sites & model.sites, key=lambda site: site.name),
         n_recorded=N_RECORDED,
-        null_predictives=model.task.null_predictives,
+        baseline_predictives=model.task.baseline_predictives,
     )
     served = {
         name: probe

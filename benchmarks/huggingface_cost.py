@@ -29,7 +29,7 @@ from bayesgeom.core import sites as s
 from bayesgeom.core.trials import Trials
 from bayesgeom.models.base import Model
 from bayesgeom.models.huggingface.model import HFModel
-from bayesgeom.tasks.evidence import LabelledEvidence
+from bayesgeom.tasks.evidence import LabeledEvidence
 from bayesgeom.tasks.prompts import Prompts
 from bayesgeom.tasks.text import candidates
 
@@ -54,25 +54,40 @@ def llama(dtype: torch.dtype = torch.float32, **sizes: int) -> Any:
 def middling() -> Any:
     """The shape of (a)."""
     return llama(
-        vocab_size=32_000, hidden_size=256, intermediate_size=688, num_hidden_layers=12, num_attention_heads=8,
+        vocab_size=32_000,
+        hidden_size=256,
+        intermediate_size=688,
+        num_hidden_layers=12,
+        num_attention_heads=8,
         num_key_value_heads=4,
-    )  # fmt: skip
+    )
 
 
 def small() -> Any:
     """The shape of (b)."""
     return llama(
-        vocab_size=1_000, hidden_size=64, intermediate_size=172, num_hidden_layers=4, num_attention_heads=4,
+        vocab_size=1_000,
+        hidden_size=64,
+        intermediate_size=172,
+        num_hidden_layers=4,
+        num_attention_heads=4,
         num_key_value_heads=2,
-    )  # fmt: skip
+    )
 
 
 def billion() -> Any:
     """The shape of Llama 3.2 1B; its tied embeddings count once."""
     return llama(
-        torch.bfloat16, vocab_size=128_256, hidden_size=2_048, intermediate_size=8_192, num_hidden_layers=16,
-        num_attention_heads=32, num_key_value_heads=8, head_dim=64, tie_word_embeddings=True,
-    )  # fmt: skip
+        torch.bfloat16,
+        vocab_size=128_256,
+        hidden_size=2_048,
+        intermediate_size=8_192,
+        num_hidden_layers=16,
+        num_attention_heads=32,
+        num_key_value_heads=8,
+        head_dim=64,
+        tie_word_embeddings=True,
+    )
 
 
 def tokenizer() -> Any:
@@ -99,9 +114,15 @@ def random_trials(d_vocab: int, *, n_scored: int) -> Trials:
     nothing = torch.zeros(N, N_POS, 0, dtype=torch.float64)
     scored = (torch.arange(N_POS) >= N_POS - n_scored).expand(N, N_POS).contiguous()
     return Trials(
-        tokens=tokens, scored=scored, answers=tokens.new_zeros(0), predictive=nothing, belief=nothing,
-        realised=torch.full_like(tokens, -1), token_sets={}, relations={},
-    )  # fmt: skip
+        tokens=tokens,
+        scored=scored,
+        answers=tokens.new_zeros(0),
+        predictive=nothing,
+        belief=nothing,
+        labels=torch.full_like(tokens, -1),
+        token_sets={},
+        relations={},
+    )
 
 
 def time_ratio(rounds: int) -> None:
@@ -147,7 +168,7 @@ def alternating(sides: dict[str, Callable[[], object]], rounds: int) -> dict[str
 
 
 def memory_ratio(rounds: int) -> None:
-    """(b): the two sizes in turn, on prompts and on labelled evidence."""
+    """(b): the two sizes in turn, on prompts and on labeled evidence."""
     idle = usage(sys.executable, "-c", IMPORT).peak_bytes
     print(
         f"(b) peak memory of diagnose(n_untrained=0), medians of {rounds} processes; imports alone {idle / GB:.2f} GB"
@@ -178,7 +199,7 @@ def child(task: str, n: int) -> None:
     start = time.perf_counter()
     model = HFModel(billion() if task.startswith("large-") else small(), tokenizer=tokenizer())
     attached = time.perf_counter()
-    chosen = Prompts(texts=generated(n)) if task.endswith("prompts") else LabelledEvidence()
+    chosen = Prompts(texts=generated(n)) if task.endswith("prompts") else LabeledEvidence()
     diagnosis = bayesgeom.diagnose(model, chosen, n=n, n_untrained=0)
     print(f"attached in {attached - start:.1f} s, diagnosed in {time.perf_counter() - attached:.1f} s", file=sys.stderr)
     print(diagnosis, file=sys.stderr)

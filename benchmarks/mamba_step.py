@@ -34,12 +34,19 @@ class Slow(nn.Module):
         config = ours.config
         self.whole = transformers.MambaForCausalLM(
             transformers.MambaConfig(
-                vocab_size=config.d_vocab, hidden_size=config.d_model, state_size=config.d_state,
-                num_hidden_layers=config.n_layers, expand=config.expand, conv_kernel=config.d_conv,
-                time_step_rank=config.rank, layer_norm_epsilon=EPS, residual_in_fp32=False, use_cache=False,
+                vocab_size=config.d_vocab,
+                hidden_size=config.d_model,
+                state_size=config.d_state,
+                num_hidden_layers=config.n_layers,
+                expand=config.expand,
+                conv_kernel=config.d_conv,
+                time_step_rank=config.rank,
+                layer_norm_epsilon=EPS,
+                residual_in_fp32=False,
+                use_cache=False,
                 tie_word_embeddings=True,
             )
-        )  # fmt: skip
+        )
         theirs = {
             name.replace("embed.", "backbone.embeddings.")
             .replace("blocks.", "backbone.layers.")
@@ -60,12 +67,12 @@ def loss_of(module: nn.Module, tokens: Tensor, products: str) -> Tensor:
     return nn.functional.cross_entropy(logits[:, :-1].float().flatten(0, 1), tokens[:, 1:].flatten())
 
 
-def step(module: nn.Module, optimiser: torch.optim.Optimizer, tokens: Tensor, products: str, clock: str) -> float:
-    """Seconds of one optimiser step."""
+def step(module: nn.Module, optimizer: torch.optim.Optimizer, tokens: Tensor, products: str, clock: str) -> float:
+    """Seconds of one optimizer step."""
     start = CLOCKS[clock]()
     loss_of(module, tokens, products).backward()
-    optimiser.step()
-    optimiser.zero_grad(set_to_none=True)
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
     return CLOCKS[clock]() - start
 
 
@@ -113,9 +120,9 @@ def main() -> None:
     }
     taken: dict[tuple[str, str], list[float]] = {side: [] for side in sides}
     for index in range(args.rounds + 1):  # the first round warms up
-        for side, (module, optimiser, products) in sides.items():
+        for side, (module, optimizer, products) in sides.items():
             with patch.object(compiled, "has_numba", lambda side=side: side[0] == "compiled"):
-                seconds = step(module, optimiser, tokens, products, args.clock)
+                seconds = step(module, optimizer, tokens, products, args.clock)
             if index:
                 taken[side].append(seconds)
     medians = {side: statistics.median(values) for side, values in taken.items()}

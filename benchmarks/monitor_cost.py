@@ -1,6 +1,6 @@
 """What watching a training run costs, as a share of its steps, from one run.
 
-A step is what `bayesgeom train` does: draw a batch, forward, cross-entropy, backward, clip, optimiser. Steps and
+A step is what `bayesgeom train` does: draw a batch, forward, cross-entropy, backward, clip, optimizer. Steps and
 measurements alternate; the monitor's share at its default interval is one measurement over `EVERY` steps. With a folder
 for the last good state on disk, keeping it is measured as well, as if every measurement kept one.
 """
@@ -23,7 +23,7 @@ from bayesgeom.models.resolve import of_module
 from bayesgeom.training.loop import GRADIENT_CLIP, loss_nats
 from bayesgeom.training.monitor.good_state import GoodState
 from bayesgeom.training.monitor.watch import EVERY, Monitor, Settings
-from bayesgeom.training.optimisers import Optimisers
+from bayesgeom.training.optimizers import Optimizers
 from bayesgeom.training.recipe import Recipe
 from bayesgeom.training.recipes import recipe
 
@@ -31,20 +31,20 @@ LIMIT = 0.03
 CLOCKS: dict[str, Callable[[], float]] = {"wall": time.perf_counter, "cpu": time.process_time}
 
 
-def step(chosen: Recipe, module: nn.Module, optimisers: Optimisers, seed: int) -> None:
-    """One optimiser step on a fresh batch, as training does it."""
+def step(chosen: Recipe, module: nn.Module, optimizers: Optimizers, seed: int) -> None:
+    """One optimizer step on a fresh batch, as training does it."""
     trials = chosen.task.sample(chosen.batch_size, seed=seed)
     with torch.autocast("cpu", torch.bfloat16):
         logits = module(trials.tokens)
     loss_nats(chosen, logits.float(), trials).backward()
     nn.utils.clip_grad_norm_(module.parameters(), GRADIENT_CLIP)
-    optimisers.step(0)
+    optimizers.step(0)
 
 
 def measure(chosen: Recipe, rounds: int, clock: Callable[[], float], folder: Path) -> dict[str, float]:
     """Median seconds of a step, of a measurement with and without its table, and of keeping a state."""
     module = chosen.model_config().build(seed=0).train()
-    optimisers = Optimisers(chosen, module)
+    optimizers = Optimizers(chosen, module)
     model = of_module(module, name=chosen.name, task=chosen.task)
     plain = Monitor(model, every=1, settings=Settings(untrained=False))
     tabled = Monitor(model, every=1, settings=Settings(untrained=False, out=folder / "table"))
@@ -52,7 +52,7 @@ def measure(chosen: Recipe, rounds: int, clock: Callable[[], float], folder: Pat
     taken: dict[str, list[float]] = {}
     for index in range(rounds + 1):  # the first round warms up
         todo: dict[str, Callable[[], object]] = {
-            "step": lambda: step(chosen, module, optimisers, index),  # noqa: B023  (called at once)
+            "step": lambda: step(chosen, module, optimizers, index),  # noqa: B023  (called at once)
             "measurement": lambda: plain(index),  # noqa: B023
             "measurement, table written": lambda: tabled(index),  # noqa: B023
             **{name: functools.partial(state.keep, index) for name, state in states.items()},

@@ -1,6 +1,6 @@
 """What each trick of the training loop is worth on this machine, as ratios from one run.
 
-A step is what `bayesgeom train` does: forward, cross-entropy, backward, clip, optimiser. Compared are
+A step is what `bayesgeom train` does: forward, cross-entropy, backward, clip, optimizer. Compared are
 
     attention:   eager against sdpa (torch's fused one)
     products:    bfloat16 autocast against float32
@@ -28,7 +28,7 @@ from bayesgeom.core.allocator import keep_freed_memory
 from bayesgeom.core.trials import Trials
 from bayesgeom.models.native.transformer import Transformer, TransformerConfig
 from bayesgeom.training.loop import GRADIENT_CLIP, loss_nats
-from bayesgeom.training.optimisers import Optimisers
+from bayesgeom.training.optimizers import Optimizers
 from bayesgeom.training.precision import is_bfloat16_fast
 from bayesgeom.training.recipe import Recipe
 from bayesgeom.training.recipes import recipe
@@ -36,14 +36,14 @@ from bayesgeom.training.recipes import recipe
 ATTENTIONS, PRODUCTS = ("eager", "sdpa"), ("bfloat16", "float32")
 
 
-def step(chosen: Recipe, module: nn.Module, optimisers: Optimisers, trials: Trials, products: str) -> float:
-    """Seconds of one optimiser step on these trials."""
+def step(chosen: Recipe, module: nn.Module, optimizers: Optimizers, trials: Trials, products: str) -> float:
+    """Seconds of one optimizer step on these trials."""
     start = time.perf_counter()
     with torch.autocast("cpu", torch.bfloat16, enabled=products == "bfloat16"):
         logits = module(trials.tokens)
     loss_nats(chosen, logits.float(), trials).backward()
     nn.utils.clip_grad_norm_(module.parameters(), GRADIENT_CLIP)
-    optimisers.step(0)
+    optimizers.step(0)
     return time.perf_counter() - start
 
 
@@ -56,7 +56,7 @@ def timings(chosen: Recipe, batch_size: int, rounds: int, kinds: Sequence[str], 
     config = chosen.model_config()
     assert isinstance(config, TransformerConfig)
     modules = {attention: Transformer(config, seed=0, attention=attention) for attention in ATTENTIONS}
-    optimisers = {attention: Optimisers(chosen, module.train()) for attention, module in modules.items()}
+    optimizers = {attention: Optimizers(chosen, module.train()) for attention, module in modules.items()}
     taken: dict[str, list[float]] = {}
     for index in range(rounds + 1):  # the first round warms up
         if index > 1 and time.perf_counter() - began > seconds:
@@ -67,7 +67,7 @@ def timings(chosen: Recipe, batch_size: int, rounds: int, kinds: Sequence[str], 
         for attention in ATTENTIONS:
             for products in kinds:
                 name = f"{attention} {products}"
-                found[name] = step(chosen, modules[attention], optimisers[attention], trials, products)
+                found[name] = step(chosen, modules[attention], optimizers[attention], trials, products)
                 print(f"  round {index} of {rounds}: {name} {1e3 * found[name]:.0f} ms", file=sys.stderr, flush=True)
         if index:
             for name, value in found.items():

@@ -25,7 +25,7 @@ from pathlib import Path
 import torch
 
 import bayesgeom
-from bayesgeom.core.behavior import answer_log_probabilities, behaviour
+from bayesgeom.core.behavior import answer_log_probabilities, behavior
 from bayesgeom.results.diagnosis import left_out
 from bayesgeom.results.storage import axes_of
 from bayesgeom.stats.information import entropy_bits
@@ -128,14 +128,14 @@ with torch.no_grad():
     log_answers, off_answer_prob = answer_log_probabilities(model.logits(trials), trials)
 exact = entropy_bits(trials.at_scored(trials.predictive))
 said = entropy_bits(log_answers.exp())
-asked, realised = trials.at_scored(trials.tokens), trials.at_scored(trials.realised)
+asked, targets = trials.at_scored(trials.tokens), trials.at_scored(trials.labels)
 print("asked at  answer  H exact  H model  P(answer) exact  P(answer) model")
 for step in range(trials.n_scored):
-    answer = (trials.answers == realised[0, step]).nonzero().item()
+    answer = (trials.answers == targets[0, step]).nonzero().item()
     p_exact = trials.at_scored(trials.predictive)[0, step, answer]
     p_model = log_answers[0, step, answer].exp()
     print(
-        f"{labels[asked[0, step]]:8}  {labels[realised[0, step]]:6}  {exact[0, step]:7.3f}  {said[0, step]:7.3f}  "
+        f"{labels[asked[0, step]]:8}  {labels[targets[0, step]]:6}  {exact[0, step]:7.3f}  {said[0, step]:7.3f}  "
         f"{p_exact:15.3f}  {p_model:15.3f}"
     )
 
@@ -184,7 +184,7 @@ def kl_with(fwd_hooks: list) -> float:
     """Mean KL(exact ‖ model) in bits on these trials, with these hooks set for one pass."""
     with torch.no_grad():
         logits = model.module.run_with_hooks(trials.tokens, fwd_hooks=fwd_hooks)
-    return float(behaviour(trials, *answer_log_probabilities(trials.at_scored(logits), trials)).kl_bits.mean())
+    return float(behavior(trials, *answer_log_probabilities(trials.at_scored(logits), trials)).kl_bits.mean())
 
 
 baseline = kl_with([])

@@ -176,16 +176,29 @@ def _olmo2_norm(a: Any, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
 
 def _sizes(**changed: Any) -> dict[str, Any]:
     return {
-        "vocab_size": D_VOCAB, "hidden_size": 60, "intermediate_size": 29, "num_hidden_layers": N_LAYERS,
-        "num_attention_heads": 6, "num_key_value_heads": 2, "max_position_embeddings": N_CTX,
-        "bos_token_id": None, "eos_token_id": None, "pad_token_id": None, **changed,
-    }  # fmt: skip
+        "vocab_size": D_VOCAB,
+        "hidden_size": 60,
+        "intermediate_size": 29,
+        "num_hidden_layers": N_LAYERS,
+        "num_attention_heads": 6,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": N_CTX,
+        "bos_token_id": None,
+        "eos_token_id": None,
+        "pad_token_id": None,
+        **changed,
+    }
 
 
 _LLAMA: dict[str, Any] = {
-    "blocks": "model.layers", "attention": "self_attn", "output": "o_proj", "adds": ("self_attn", "mlp"),
-    "split": _separate(10), "d_head": 10, "n_rot": 10,
-}  # fmt: skip
+    "blocks": "model.layers",
+    "attention": "self_attn",
+    "output": "o_proj",
+    "adds": ("self_attn", "mlp"),
+    "split": _separate(10),
+    "d_head": 10,
+    "n_rot": 10,
+}
 _WIDE = _LLAMA | {"split": _separate(14), "d_head": 14, "n_rot": 14}
 _POST = ("post_attention_layernorm", "post_feedforward_layernorm")
 _NORMED_WRITE = frozenset({"W_O"})  # a norm stands between W_O and the stream
@@ -208,18 +221,34 @@ ATTENTION: dict[str, Family] = {
         build=lambda t: t.GPT2LMHeadModel(
             t.GPT2Config(vocab_size=D_VOCAB, n_positions=N_CTX, n_embd=35, n_layer=3, n_head=5, n_inner=53, **_NO_IDS)
         ),
-        blocks="transformer.h", attention="attn", output="c_proj", adds=("attn", "mlp"), split=_gpt2, d_head=7,
+        blocks="transformer.h",
+        attention="attn",
+        output="c_proj",
+        adds=("attn", "mlp"),
+        split=_gpt2,
+        d_head=7,
     ),
     "gpt_neox": Family(
         build=lambda t: t.GPTNeoXForCausalLM(
             t.GPTNeoXConfig(
-                vocab_size=D_VOCAB, hidden_size=60, num_hidden_layers=3, num_attention_heads=5, intermediate_size=53,
+                vocab_size=D_VOCAB,
+                hidden_size=60,
+                num_hidden_layers=3,
+                num_attention_heads=5,
+                intermediate_size=53,
                 rope_parameters={"rope_type": "default", "rope_theta": 10_000.0, "partial_rotary_factor": 0.5},
-                max_position_embeddings=N_CTX, **_NO_IDS,
+                max_position_embeddings=N_CTX,
+                **_NO_IDS,
             )
         ),
-        blocks="gpt_neox.layers", attention="attention", output="dense", adds=("attention", "mlp"), split=_thirds(12),
-        d_head=12, n_rot=6, is_parallel=True,
+        blocks="gpt_neox.layers",
+        attention="attention",
+        output="dense",
+        adds=("attention", "mlp"),
+        split=_thirds(12),
+        d_head=12,
+        n_rot=6,
+        is_parallel=True,
     ),
     "llama": Family(build=lambda t: t.LlamaForCausalLM(t.LlamaConfig(**_sizes())), **_LLAMA),
     "mistral": Family(
@@ -242,16 +271,24 @@ ATTENTION: dict[str, Family] = {
     "phi3": Family(build=lambda t: t.Phi3ForCausalLM(t.Phi3Config(**_sizes())), **_LLAMA | {"split": _phi3}),
     "gemma2": Family(
         build=lambda t: t.Gemma2ForCausalLM(t.Gemma2Config(**_sizes(**_SLIDING), attn_logit_softcapping=2.0)),
-        **_WIDE | {
-            "adds": _POST, "scale": 11**-0.5, "softcap": 2.0, "window": lambda layer: None if layer == 1 else 5,
+        **_WIDE
+        | {
+            "adds": _POST,
+            "scale": 11**-0.5,
+            "softcap": 2.0,
+            "window": lambda layer: None if layer == 1 else 5,
             "withheld": _NORMED_WRITE,
         },
     ),
     "gemma3": Family(
         build=lambda t: t.Gemma3ForCausalLM(t.Gemma3TextConfig(**_sizes(**_SLIDING))),
-        **_WIDE | {
-            "adds": _POST, "scale": 11**-0.5, "normed": _gemma3_norm,
-            "base": lambda layer: 1e6 if layer == 1 else 1e4, "window": lambda layer: None if layer == 1 else 5,
+        **_WIDE
+        | {
+            "adds": _POST,
+            "scale": 11**-0.5,
+            "normed": _gemma3_norm,
+            "base": lambda layer: 1e6 if layer == 1 else 1e4,
+            "window": lambda layer: None if layer == 1 else 5,
             "withheld": _NORMED_WRITE,
         },
     ),
@@ -262,12 +299,24 @@ ATTENTION: dict[str, Family] = {
     "opt": Family(
         build=lambda t: t.OPTForCausalLM(
             t.OPTConfig(
-                vocab_size=D_VOCAB, hidden_size=35, num_hidden_layers=3, num_attention_heads=5, ffn_dim=53,
-                max_position_embeddings=N_CTX, word_embed_proj_dim=35, **_NO_IDS,
+                vocab_size=D_VOCAB,
+                hidden_size=35,
+                num_hidden_layers=3,
+                num_attention_heads=5,
+                ffn_dim=53,
+                max_position_embeddings=N_CTX,
+                word_embed_proj_dim=35,
+                **_NO_IDS,
             )
         ),
-        blocks="model.decoder.layers", attention="self_attn", output="out_proj", adds=("self_attn", "fc2"),
-        split=_separate(7), d_head=7, scale=1.0, q_factor=7**-0.5,
+        blocks="model.decoder.layers",
+        attention="self_attn",
+        output="out_proj",
+        adds=("self_attn", "fc2"),
+        split=_separate(7),
+        d_head=7,
+        scale=1.0,
+        q_factor=7**-0.5,
     ),
     "mixtral": Family(
         build=lambda t: t.MixtralForCausalLM(
@@ -278,37 +327,67 @@ ATTENTION: dict[str, Family] = {
     "gptj": Family(
         build=lambda t: t.GPTJForCausalLM(
             t.GPTJConfig(
-                vocab_size=D_VOCAB, n_positions=N_CTX, n_embd=60, n_layer=3, n_head=5, rotary_dim=6, n_inner=53,
-                tie_word_embeddings=False, **_NO_IDS,
+                vocab_size=D_VOCAB,
+                n_positions=N_CTX,
+                n_embd=60,
+                n_layer=3,
+                n_head=5,
+                rotary_dim=6,
+                n_inner=53,
+                tie_word_embeddings=False,
+                **_NO_IDS,
             )
         ),
-        blocks="transformer.h", attention="attn", output="out_proj", adds=("attn", "mlp"), split=_separate(12),
-        d_head=12, n_rot=6, is_interleaved=True, is_parallel=True,
+        blocks="transformer.h",
+        attention="attn",
+        output="out_proj",
+        adds=("attn", "mlp"),
+        split=_separate(12),
+        d_head=12,
+        n_rot=6,
+        is_interleaved=True,
+        is_parallel=True,
     ),
     "bloom": Family(
         build=lambda t: t.BloomForCausalLM(
             t.BloomConfig(vocab_size=D_VOCAB, hidden_size=35, n_layer=3, n_head=5, **_NO_IDS)
         ),
-        blocks="transformer.h", attention="self_attention", output="dense",
-        adds=("self_attention.dense", "mlp.dense_4h_to_h"), split=_thirds(7), d_head=7, is_alibi=True,
+        blocks="transformer.h",
+        attention="self_attention",
+        output="dense",
+        adds=("self_attention.dense", "mlp.dense_4h_to_h"),
+        split=_thirds(7),
+        d_head=7,
+        is_alibi=True,
         withheld=frozenset({"token_embeddings", "token_inputs", "token_keys"}),
     ),
-}  # fmt: skip
+}
 RECURRENT: dict[str, Callable[[Any], Any]] = {
     "mamba": lambda t: t.MambaForCausalLM(
         t.MambaConfig(vocab_size=D_VOCAB, hidden_size=34, num_hidden_layers=3, state_size=7, **_NO_IDS)
     ),
     "mamba2": lambda t: t.Mamba2ForCausalLM(
         t.Mamba2Config(
-            vocab_size=D_VOCAB, hidden_size=36, num_hidden_layers=3, state_size=8, num_heads=6, head_dim=12,
-            n_groups=2, **_NO_IDS,
+            vocab_size=D_VOCAB,
+            hidden_size=36,
+            num_hidden_layers=3,
+            state_size=8,
+            num_heads=6,
+            head_dim=12,
+            n_groups=2,
+            **_NO_IDS,
         )
     ),
     "rwkv": lambda t: t.RwkvForCausalLM(
         t.RwkvConfig(
-            vocab_size=D_VOCAB, hidden_size=34, num_hidden_layers=7, attention_hidden_size=34, intermediate_size=53,
-            context_length=N_CTX, **_NO_IDS,
+            vocab_size=D_VOCAB,
+            hidden_size=34,
+            num_hidden_layers=7,
+            attention_hidden_size=34,
+            intermediate_size=53,
+            context_length=N_CTX,
+            **_NO_IDS,
         )
     ),
-}  # fmt: skip
+}
 ALL: dict[str, Any] = ATTENTION | RECURRENT

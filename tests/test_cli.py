@@ -53,7 +53,7 @@ def save(path: Path, change: Callable[[Transformer], object] = lambda module: No
         "n": 7,
         "entropy_mae_bits": 0.25,
         "kl_bits": 0.125,
-        "nulls": {"entropy_mae_bits": {"uniform": 0.75, "constant": 0.5}},
+        "baselines": {"entropy_mae_bits": {"uniform": 0.75, "constant": 0.5}},
     }
     save_checkpoint(path, module, CONFIG, recipe=recipe, step=17, card="# tiny\n", entries={"scores": scores})
 

@@ -82,11 +82,11 @@ def words(text: str) -> list[str]:
     """What is left of a printed text without numbers, rules, spacing and counts of verdicts; baselines in one order."""
     text = re.sub(r"\d+ (?:below|at|above)(?=,| \w)|; Welch bound[^;)]*", " ", text)  # small models have a Welch bound
     bare = re.sub(r"[-+]?\d[\d.,]*(?:e[-+]?\d+)?|nan|[─…–,]", " ", text)
-    return re.sub(r"\(([^()]*;[^()]*)\)", lambda nulls: _in_one_order(nulls[1]), bare).split()
+    return re.sub(r"\(([^()]*;[^()]*)\)", lambda baselines: _in_one_order(baselines[1]), bare).split()
 
 
-def _in_one_order(nulls: str) -> str:
-    return "; ".join(sorted(" ".join(null.split()) for null in nulls.split(";")))
+def _in_one_order(baselines: str) -> str:
+    return "; ".join(sorted(" ".join(null.split()) for null in baselines.split(";")))
 
 
 def outputs(page: str, name: str) -> Iterator[tuple[Block, str]]:

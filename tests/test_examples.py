@@ -19,9 +19,13 @@ EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
 @pytest.mark.parametrize("checkpoint", ["bijection-v20", "hmm-s5"])
 def test_example_runs(
-    path: Path, checkpoint: str, tmp_path: Path, tiny_checkpoints: Path, monkeypatch: pytest.MonkeyPatch,
+    path: Path,
+    checkpoint: str,
+    tmp_path: Path,
+    tiny_checkpoints: Path,
+    monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("BAYESGEOM_EXAMPLE_N", "16")
     monkeypatch.setenv("BAYESGEOM_EXAMPLE_CHECKPOINT", checkpoint)

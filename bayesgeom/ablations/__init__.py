@@ -16,9 +16,15 @@ if TYPE_CHECKING:
     from bayesgeom.ablations.component import Component as Component
 
 _BATTERIES = (
-    "cumulative", "every_attention", "every_head", "every_layer", "every_mlp", "every_pair_of_heads", "everything",
+    "cumulative",
+    "every_attention",
+    "every_head",
+    "every_layer",
+    "every_mlp",
+    "every_pair_of_heads",
+    "everything",
     "top_attention_off",
-)  # fmt: skip
+)
 _HOMES = dict.fromkeys(_BATTERIES, "batteries") | {"Ablation": "component", "Component": "component"}
 __all__ = [*_HOMES]
 

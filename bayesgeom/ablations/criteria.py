@@ -225,9 +225,7 @@ def key_overlap_finds_it(heads: Effects, picks: Sequence[str]) -> Criterion:
 
 def untested(criterion: Criterion, reason: str) -> Criterion:
     """Return the criterion without a verdict, because of how the report was measured."""
-    return Criterion(
-        id=criterion.id, claim=criterion.claim, rule=criterion.rule, verdict="not tested", reason=reason
-    )  # fmt: skip
+    return Criterion(id=criterion.id, claim=criterion.claim, rule=criterion.rule, verdict="not tested", reason=reason)
 
 
 _NO_HEADS = "no heads were ablated one by one, as --battery heads and all do where a model has heads"

@@ -45,9 +45,14 @@ def ablation_figure(
         add_heads(figure, next(places), by_head, unit="KL increase (bits)", null=0.0)
     for group in groups:
         add_forest(
-            figure, next(places), group.labels, group.kl_increase_bits.value, group.kl_increase_bits.ends,
-            unit="KL increase (bits)", null=0.0,
-        )  # fmt: skip
+            figure,
+            next(places),
+            group.labels,
+            group.kl_increase_bits.value,
+            group.kl_increase_bits.ends,
+            unit="KL increase (bits)",
+            null=0.0,
+        )
     _add_positions(figure, next(places), groups[0])
     name_once(figure)
     figure.for_each_trace(lambda trace: trace.update(legendgroup=trace.name))  # an entry hides all that bear its name

@@ -107,7 +107,7 @@ class AblationJob:
             subject.require((edit.site,), by=f"ablation {edit.label!r}")
         return cls(
             model=subject, task=scored_task_of(subject, task), battery=chosen, mode=mode, n=n, seed=seed, method=method
-        )  # fmt: skip
+        )
 
     def describe(self) -> dict[str, Any]:
         """What decides the numbers: progress on disk belongs to a job with the same description."""

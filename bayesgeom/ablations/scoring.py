@@ -25,31 +25,31 @@ class Exact:
     answers: Int64[Tensor, " answer"]
     predictive: Float64[Tensor, "batch query_pos answer"]
     entropy_bits: Float64[Tensor, "batch query_pos"]
-    realised: Int64[Tensor, "batch query_pos"]  # an index into `answers`
+    labels: Int64[Tensor, "batch query_pos"]  # an index into `answers`
 
     @classmethod
     def of(cls, trials: Trials) -> Self:
         """Read once, used for every variant."""
         predictive = trials.at_scored(trials.predictive)
-        asked = trials.at_scored(trials.realised)[..., None]
+        asked = trials.at_scored(trials.labels)[..., None]
         return cls(
             answers=trials.answers,
             predictive=predictive,
             entropy_bits=entropy_bits(predictive),
-            realised=(trials.answers == asked).double().argmax(-1),
+            labels=(trials.answers == asked).double().argmax(-1),
         )
 
     def scores(
         self, logits: Float[Tensor, "batch query_pos d_vocab"], variant: Variant = ()
     ) -> Float[np.ndarray, "metric sequence position"]:
-        """KL, entropy error and correctness, in float64, of probabilities renormalised over the answers.
+        """KL, entropy error and correctness, in float64, of probabilities renormalized over the answers.
 
         **Raises** `NonFinite`, naming the edits.
         """
         if not all(math.isfinite(end) for end in logits.aminmax()):  # NaN is both least and largest
             what = " and ".join(edit.label for edit in variant) or "no edit"
             raise NonFinite(f"the logits are NaN or infinite under: {what}.")
-        # A softmax over the answers alone is one over all ids, renormalised; finite logits keep 0 log q = 0. Both sums
+        # A softmax over the answers alone is one over all ids, renormalized; finite logits keep 0 log q = 0. Both sums
         # are taken below the largest logit, log Z less a mean, so that exponentials are taken once.
         wide = logits.index_select(-1, self.answers).double()
         largest, first = wide.max(dim=-1, keepdim=True)
@@ -59,7 +59,7 @@ class Exact:
         log_total = total.log()
         kl = (log_total - torch.linalg.vecdot(self.predictive, below)) / NATS_PER_BIT - self.entropy_bits
         entropy = (log_total - torch.linalg.vecdot(weights, below) / total) / NATS_PER_BIT
-        correct = (first[..., 0] == self.realised).double()
+        correct = (first[..., 0] == self.labels).double()
         scored: np.ndarray = torch.stack([kl, (entropy - self.entropy_bits).abs(), correct]).cpu().numpy()
         return scored
 

@@ -35,7 +35,7 @@ def add_curves(
     levels: Sequence[tuple[str, float | Float[np.ndarray, " step"]]] = (),
     log_steps: bool = False,
 ) -> None:
-    """Curves in the series' colours, levels in grey: constants or lines. The legend shows every name once.
+    """Curves in the series' colors, levels in grey: constants or lines. The legend shows every name once.
 
     On a log axis step 0 is drawn at half of the first step after it, and its tick says 0.
     """

@@ -26,15 +26,23 @@ def film_figure(
     drawn = [np.round(own.astype(float), _DIGITS) for own in points]
     figure.add_trace(
         go.Scatter(
-            x=drawn[-1][:, 0], y=drawn[-1][:, 1], mode="markers", showlegend=False, name="scored position",
+            x=drawn[-1][:, 0],
+            y=drawn[-1][:, 1],
+            mode="markers",
+            showlegend=False,
+            name="scored position",
             marker={
-                "size": 6, "opacity": 0.8, "color": np.round(color, _DIGITS), "colorscale": SEQUENTIAL,
+                "size": 6,
+                "opacity": 0.8,
+                "color": np.round(color, _DIGITS),
+                "colorscale": SEQUENTIAL,
                 "colorbar": {"title": colored_by, "thickness": 14},
             },
             hovertemplate=f"%{{marker.color:.3f}}<extra>{colored_by}</extra>",
         ),
-        row=1, col=1,
-    )  # fmt: skip
+        row=1,
+        col=1,
+    )
     figure.frames = [
         go.Frame(name=step, data=[go.Scatter(x=own[:, 0], y=own[:, 1])], traces=[0])
         for step, own in zip(steps, drawn, strict=True)
@@ -49,22 +57,32 @@ def film_figure(
 def _slider(steps: Sequence[str]) -> dict[str, object]:
     now = {"mode": "immediate", "frame": {"duration": 0, "redraw": False}, "transition": {"duration": 0}}
     return {
-        "active": len(steps) - 1, "pad": {"t": 60, "l": 90}, "currentvalue": {"prefix": "training step "},
+        "active": len(steps) - 1,
+        "pad": {"t": 60, "l": 90},
+        "currentvalue": {"prefix": "training step "},
         "steps": [{"label": step, "method": "animate", "args": [[step], now]} for step in steps],
-    }  # fmt: skip
+    }
 
 
 def _buttons() -> dict[str, object]:
     pace = {
-        "frame": {"duration": _FRAME_MS, "redraw": False}, "transition": {"duration": _FRAME_MS // 2},
-        "fromcurrent": False, "mode": "immediate",
-    }  # fmt: skip
+        "frame": {"duration": _FRAME_MS, "redraw": False},
+        "transition": {"duration": _FRAME_MS // 2},
+        "fromcurrent": False,
+        "mode": "immediate",
+    }
     stop = {"frame": {"duration": 0, "redraw": False}, "mode": "immediate", "transition": {"duration": 0}}
     return {
-        "type": "buttons", "direction": "left", "showactive": False, "x": 0, "xanchor": "left", "y": 0,
-        "yanchor": "top", "pad": {"t": 70},
+        "type": "buttons",
+        "direction": "left",
+        "showactive": False,
+        "x": 0,
+        "xanchor": "left",
+        "y": 0,
+        "yanchor": "top",
+        "pad": {"t": 70},
         "buttons": [
             {"label": "▶", "method": "animate", "args": [None, pace]},
             {"label": "❚❚", "method": "animate", "args": [[None], stop]},
         ],
-    }  # fmt: skip
+    }

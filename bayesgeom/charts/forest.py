@@ -23,21 +23,33 @@ def add_forest(
     lo, hi = interval
     figure.add_trace(
         go.Scatter(
-            x=values, y=list(labels), mode="markers", marker={"color": MEASURED, "size": 7},
+            x=values,
+            y=list(labels),
+            mode="markers",
+            marker={"color": MEASURED, "size": 7},
             name="estimate, 95 % interval",
             error_x={
-                "type": "data", "symmetric": False, "array": hi - values, "arrayminus": values - lo, "thickness": 1.4
+                "type": "data",
+                "symmetric": False,
+                "array": hi - values,
+                "arrayminus": values - lo,
+                "thickness": 1.4,
             },
         ),
-        row=panel[0], col=panel[1],
-    )  # fmt: skip
+        row=panel[0],
+        col=panel[1],
+    )
     figure.add_trace(
         go.Scatter(
-            x=[null, null], y=[labels[0], labels[0]], mode="lines", line={"color": NULL, "dash": "dash"},
+            x=[null, null],
+            y=[labels[0], labels[0]],
+            mode="lines",
+            line={"color": NULL, "dash": "dash"},
             name="null: no effect",
         ),
-        row=panel[0], col=panel[1],
-    )  # fmt: skip
+        row=panel[0],
+        col=panel[1],
+    )
     # The trace above is for the legend; the line itself goes from edge to edge, beyond the first row and the last.
     figure.add_vline(x=null, line={"color": NULL, "dash": "dash"}, row=panel[0], col=panel[1])
     every = {"tickmode": "linear", "dtick": 1, "tickfont_size": 13 if len(labels) < 12 else 11}

@@ -1,4 +1,4 @@
-"""Numbers per layer and head: a heat map with its null marked on the colour scale, and the profile over layers."""
+"""Numbers per layer and head: a heat map with its null marked on the color scale, and the profile over layers."""
 
 import textwrap
 from collections.abc import Mapping
@@ -12,7 +12,7 @@ from bayesgeom.charts.lines import add_band, add_line, add_null
 from bayesgeom.results.theme import DASHES, DIVERGING, MEASURED, NULL, SEQUENTIAL, label_axes
 
 Panel = tuple[int, int]
-_BAR_WIDTH = 0.055  # of the figure: what a colour bar takes from its panel
+_BAR_WIDTH = 0.055  # of the figure: what a color bar takes from its panel
 _N_TICKS = 5
 
 
@@ -34,7 +34,7 @@ def add_heads(
     """Layers upward, heads to the right, missing values blank; the tick "◂ null" is the level without the structure.
 
     Without `limits` the scale is symmetric about the null. Where the null is the middle of the scale it is pale: colder
-    colours are below it, warmer ones above.
+    colors are below it, warmer ones above.
     """
     if not np.isfinite(values).any():
         add_note(figure, panel, "not defined here")
@@ -50,19 +50,37 @@ def add_heads(
     ticks, labels = _ticks(low, high, null)
     figure.add_trace(
         go.Heatmap(
-            z=values, x=np.arange(values.shape[1]), y=np.arange(values.shape[0]), zmin=low, zmax=high, xgap=1, ygap=1,
-            colorscale=DIVERGING if is_middle else SEQUENTIAL, name=unit, showscale=True, hoverongaps=False,
+            z=values,
+            x=np.arange(values.shape[1]),
+            y=np.arange(values.shape[0]),
+            zmin=low,
+            zmax=high,
+            xgap=1,
+            ygap=1,
+            colorscale=DIVERGING if is_middle else SEQUENTIAL,
+            name=unit,
+            showscale=True,
+            hoverongaps=False,
             hovertemplate=f"layer %{{y}}, {head} %{{x}}: %{{z:.4g}}<extra>{unit}</extra>",
             colorbar={
-                "x": right + 0.004, "xanchor": "left", "y": (bottom + top) / 2, "len": top - bottom, "thickness": 11,
-                "tickvals": ticks, "ticktext": labels, "ticks": "outside", "tickfont": {"size": 11}, "outlinewidth": 0,
+                "x": right + 0.004,
+                "xanchor": "left",
+                "y": (bottom + top) / 2,
+                "len": top - bottom,
+                "thickness": 11,
+                "tickvals": ticks,
+                "ticktext": labels,
+                "ticks": "outside",
+                "tickfont": {"size": 11},
+                "outlinewidth": 0,
             },
         ),
-        row=panel[0], col=panel[1],
-    )  # fmt: skip
+        row=panel[0],
+        col=panel[1],
+    )
     figure.update_xaxes(domain=(left, right), row=panel[0], col=panel[1])
     _whole_numbers(figure, panel, x=values.shape[1], y=values.shape[0])
-    label_axes(figure, panel, f"{head} (colour: {unit})", "layer")
+    label_axes(figure, panel, f"{head} (color: {unit})", "layer")
 
 
 def add_profile(
@@ -72,7 +90,7 @@ def add_profile(
     *,
     name: str,
     band: tuple[Float[np.ndarray, " layer"], Float[np.ndarray, " layer"]] | None = None,
-    nulls: Mapping[str, Float[np.ndarray, " layer"]] | None = None,
+    baselines: Mapping[str, Float[np.ndarray, " layer"]] | None = None,
     color: str = MEASURED,
 ) -> None:
     """One number per layer with its 95 % band, and each known null as a grey line: dashed, then dotted.
@@ -85,7 +103,7 @@ def add_profile(
         figure.data[-1].showlegend = False
     add_line(figure, panel, layers, values, name=name, color=color)
     figure.data[-1].showlegend = name not in named
-    known = {label: level for label, level in (nulls or {}).items() if np.isfinite(level).any()}
+    known = {label: level for label, level in (baselines or {}).items() if np.isfinite(level).any()}
     for (label, level), dash in zip(known.items(), DASHES, strict=False):
         add_null(figure, panel, layers, level, name=f"null: {label}")
         figure.data[-1].update(line_dash=dash, showlegend=f"null: {label}" not in named)

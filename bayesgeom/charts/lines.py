@@ -26,8 +26,9 @@ def add_line(
         go.Scatter(
             x=list(x), y=y, name=name, mode="lines+markers", line={"color": color, "dash": dash}, marker={"size": 5}
         ),
-        row=panel[0], col=panel[1],
-    )  # fmt: skip
+        row=panel[0],
+        col=panel[1],
+    )
 
 
 def add_band(
@@ -48,11 +49,18 @@ def add_band(
     across = np.concatenate([along, along[::-1]])
     figure.add_trace(
         go.Scatter(
-            x=across, y=np.concatenate([hi, lo[::-1]]), mode="lines", line={"width": 0}, fill="toself",
-            fillcolor=f"rgba({red},{green},{blue},0.18)", name=name, hoverinfo="skip",
+            x=across,
+            y=np.concatenate([hi, lo[::-1]]),
+            mode="lines",
+            line={"width": 0},
+            fill="toself",
+            fillcolor=f"rgba({red},{green},{blue},0.18)",
+            name=name,
+            hoverinfo="skip",
         ),
-        row=panel[0], col=panel[1],
-    )  # fmt: skip
+        row=panel[0],
+        col=panel[1],
+    )
 
 
 def add_null(
@@ -67,5 +75,6 @@ def add_null(
     levels = np.broadcast_to(np.asarray(y, dtype=float), (len(x),))
     figure.add_trace(
         go.Scatter(x=list(x), y=levels, name=name, mode="lines", line={"color": NULL, "dash": "dash"}),
-        row=panel[0], col=panel[1],
-    )  # fmt: skip
+        row=panel[0],
+        col=panel[1],
+    )

@@ -1,4 +1,4 @@
-"""The manifold chart: clouds along their principal axes, coloured by entropy, with their curve; layers beside nulls."""
+"""The manifold chart: clouds along their principal axes, colored by entropy, with their curve; layers beside nulls."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -60,7 +60,7 @@ def manifold_figure(
     label_axes(figure, (bottom, 1), "layer", "share of variance (0 to 1)")
     _profiles(figure, (bottom, 2), order, _ORDER_COLORS, null_labels[1])
     label_axes(figure, (bottom, 2), "layer", "|correlation| or share (0 to 1)")
-    _colour_bars(figure, n_rows=bottom)
+    _color_bars(figure, n_rows=bottom)
     return with_room_for_legend(figure)
 
 
@@ -74,11 +74,16 @@ def _scatter(
 ) -> None:
     figure.add_trace(
         go.Scatter(
-            x=x, y=y, mode="markers", name="scored position", showlegend=False,
+            x=x,
+            y=y,
+            mode="markers",
+            name="scored position",
+            showlegend=False,
             marker={"size": 5, "opacity": 0.75, "color": color, "coloraxis": axis},
         ),
-        row=panel[0], col=panel[1],
-    )  # fmt: skip
+        row=panel[0],
+        col=panel[1],
+    )
 
 
 def _curve(
@@ -86,17 +91,22 @@ def _curve(
 ) -> None:
     figure.add_trace(
         go.Scatter(
-            x=x, y=y, mode="lines", name="smooth curve in entropy", showlegend=False,
+            x=x,
+            y=y,
+            mode="lines",
+            name="smooth curve in entropy",
+            showlegend=False,
             line={"color": EXACT, "width": 2.5},
         ),
-        row=panel[0], col=panel[1],
-    )  # fmt: skip
+        row=panel[0],
+        col=panel[1],
+    )
 
 
 def _profiles(
     figure: go.Figure, panel: tuple[int, int], profiles: Sequence[Profile], colors: Sequence[str], null_label: str
 ) -> None:
-    """Measured lines in colour, their nulls in grey under one entry of the legend; hovering names each."""
+    """Measured lines in color, their nulls in grey under one entry of the legend; hovering names each."""
     layers, is_named = range(len(profiles[0].values)), False
     for color, profile in zip(colors, profiles, strict=False):
         if np.isfinite(profile.values).any():
@@ -110,7 +120,7 @@ def _profiles(
     figure.update_xaxes(tickmode="linear", tick0=0, dtick=-(-len(layers) // 8), row=panel[0], col=panel[1])
 
 
-def _colour_bars(figure: go.Figure, *, n_rows: int) -> None:
+def _color_bars(figure: go.Figure, *, n_rows: int) -> None:
     """One scale for entropy, one for position, right of the plots and one above the other."""
     bar = {"len": 0.8 / n_rows, "thickness": 14, "yanchor": "top"}
     figure.update_layout(

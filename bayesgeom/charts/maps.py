@@ -25,12 +25,14 @@ def maps_figure(
             panel = (row + 1, column + 1)
             figure.add_trace(
                 go.Heatmap(
-                    z=np.round(maps[column, row], _DIGITS), coloraxis="coloraxis",
+                    z=np.round(maps[column, row], _DIGITS),
+                    coloraxis="coloraxis",
                     name=titles[row * len(columns) + column],
                     hovertemplate="query %{y}, key %{x}: %{z:.3f}<extra></extra>",
                 ),
-                row=panel[0], col=panel[1],
-            )  # fmt: skip
+                row=panel[0],
+                col=panel[1],
+            )
             figure.update_yaxes(autorange="reversed", row=panel[0], col=panel[1])
             label_axes(
                 figure, panel, "key position" if row == len(rows) - 1 else "", "scored position" if column == 0 else ""

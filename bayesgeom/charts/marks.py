@@ -23,7 +23,7 @@ class Rows:
     lo: Float[np.ndarray, " row"]
     hi: Float[np.ndarray, " row"]
     marks: Float[np.ndarray, " row"]
-    nulls: Mapping[str, Float[np.ndarray, " row"]]
+    baselines: Mapping[str, Float[np.ndarray, " row"]]
     what: str = "criterion"
     mark: str = "mark to pass"
 
@@ -33,17 +33,26 @@ def add_marks(figure: go.Figure, panel: tuple[int, int], rows: Rows, *, unit: st
 
     def points(values: Float[np.ndarray, " row"], name: str, **marker: object) -> go.Scatter:
         return go.Scatter(
-            x=values.clip(*limits), y=list(rows.labels), mode="markers", marker=marker, name=name, customdata=values,
+            x=values.clip(*limits),
+            y=list(rows.labels),
+            mode="markers",
+            marker=marker,
+            name=name,
+            customdata=values,
             hovertemplate="%{y}: %{customdata:.4g}<extra>" + name + "</extra>",
-        )  # fmt: skip
+        )
 
     measured = points(rows.values, "measured, 95 % interval", color=MEASURED, size=9)
     lo, values, hi = (part.clip(*limits) for part in (rows.lo, rows.values, rows.hi))
     measured.error_x = {
-        "type": "data", "symmetric": False, "array": hi - values, "arrayminus": values - lo, "thickness": 1.4
-    }  # fmt: skip
+        "type": "data",
+        "symmetric": False,
+        "array": hi - values,
+        "arrayminus": values - lo,
+        "thickness": 1.4,
+    }
     traces = [measured, points(rows.marks, rows.mark, color=EXACT, symbol="line-ns-open", size=22, line_width=2)]
-    for (name, level), symbol in zip(rows.nulls.items(), _SYMBOLS, strict=False):
+    for (name, level), symbol in zip(rows.baselines.items(), _SYMBOLS, strict=False):
         if np.isfinite(level).any():
             traces.append(points(level, f"null: {name}", color=NULL, symbol=symbol, size=10, line_width=2))
     for trace in traces:

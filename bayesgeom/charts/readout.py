@@ -27,7 +27,7 @@ class Line:
     y: str
     ticks: Sequence[str]
     values: Float[np.ndarray, " step"]
-    nulls: Mapping[str, Float[np.ndarray, " step"]]
+    baselines: Mapping[str, Float[np.ndarray, " step"]]
     band: tuple[Float[np.ndarray, " step"], Float[np.ndarray, " step"]] | None = None
     before: float = float("nan")
     note: str = "not defined here"
@@ -39,7 +39,7 @@ def readout_figure(title: str, lines: Sequence[Line], simplexes: Sequence[Simple
     figure = panels(title, titles, row_height=360)
     for index, simplex in enumerate(simplexes):
         add_simplex(figure, (index // 2 + 1, index % 2 + 1), simplex)
-    names = list(dict.fromkeys(name for line in lines for name in line.nulls))
+    names = list(dict.fromkeys(name for line in lines for name in line.baselines))
     dashes = {name: DASHES[i % len(DASHES)] for i, name in enumerate(names)}
     for index, line in enumerate(lines, start=len(simplexes)):
         panel = (index // 2 + 1, index % 2 + 1)
@@ -58,7 +58,7 @@ def _draw(figure: go.Figure, panel: tuple[int, int], line: Line, dashes: Mapping
         lo, hi = (end[known] for end in line.band)
         add_band(figure, panel, np.flatnonzero(known), lo, hi, name="95 % interval")
     add_line(figure, panel, steps, line.values, name="measured")
-    for name, level in line.nulls.items():
+    for name, level in line.baselines.items():
         if np.isfinite(level).any():
             add_null(figure, panel, steps, level, name=f"null: {name}")
             figure.data[-1].line.dash = dashes[name]
@@ -74,7 +74,8 @@ def _note(figure: go.Figure, panel: tuple[int, int], text: str) -> None:
     """A sentence in the middle of a panel that has nothing to draw."""
     figure.add_trace(
         go.Scatter(x=[0], y=[0], mode="text", text=[text], textfont={"color": NULL}, hoverinfo="skip"),
-        row=panel[0], col=panel[1],
-    )  # fmt: skip
+        row=panel[0],
+        col=panel[1],
+    )
     figure.update_xaxes(showticklabels=False, showgrid=False, ticks="", row=panel[0], col=panel[1])
     figure.update_yaxes(showticklabels=False, showgrid=False, ticks="", row=panel[0], col=panel[1])

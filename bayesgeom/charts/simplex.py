@@ -1,7 +1,7 @@
-"""The simplex of beliefs in the plane: a corner per hypothesis, a point per belief, coloured by what it believes.
+"""The simplex of beliefs in the plane: a corner per hypothesis, a point per belief, colored by what it believes.
 
-Three hypotheses make a triangle, more of them a regular polygon. The same colour in two panels is the same exact
-belief, so that a read-out is right where it puts each colour at the same place.
+Three hypotheses make a triangle, more of them a regular polygon. The same color in two panels is the same exact
+belief, so that a read-out is right where it puts each color at the same place.
 """
 
 from collections.abc import Sequence
@@ -45,7 +45,7 @@ def add_simplex(figure: go.Figure, panel: tuple[int, int], simplex: Simplex) -> 
         closed = np.concatenate([edge, edge[:1]])
         _add(figure, places, x=closed[:, 0], y=closed[:, 1], mode="lines", line={"color": NULL, "width": 1})
         at = placed(simplex.placed[drawn])
-        marker = {"size": 3.5, "opacity": 0.8, "color": belief_colours(simplex.belief[drawn])}
+        marker = {"size": 3.5, "opacity": 0.8, "color": belief_colors(simplex.belief[drawn])}
         _add(figure, places, x=at[:, 0], y=at[:, 1], mode="markers", marker=marker)
         names = [str(i) for i in range(n)]
         out = 1.12 * edge
@@ -56,8 +56,8 @@ def add_simplex(figure: go.Figure, panel: tuple[int, int], simplex: Simplex) -> 
     figure.update_yaxes(range=[lowest - 0.22, 1.22], scaleanchor=figure.data[-1].xaxis or "x", **hidden)
 
 
-def belief_colours(belief: Float[np.ndarray, "point hypothesis"]) -> Sequence[str]:
-    """Each corner has its colour; a belief mixes them by its shares, so that indifference is grey-brown."""
+def belief_colors(belief: Float[np.ndarray, "point hypothesis"]) -> Sequence[str]:
+    """Each corner has its color; a belief mixes them by its shares, so that indifference is grey-brown."""
     palette = np.array(
         [[int(SERIES[i % len(SERIES)][j : j + 2], 16) for j in (1, 3, 5)] for i in range(belief.shape[1])]
     )

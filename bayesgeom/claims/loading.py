@@ -11,20 +11,49 @@ from bayesgeom.core.errors import InvalidArgument, unknown_name
 
 FOLDER, MEASURED = "data", "measured.toml"
 _CLAIM = {
-    "id": str, "claim": str, "source": str, "published": str, "criterion": str, "does_not_show": str, "run": list,
-    "conditions": list, "seeds": int, "seeds_required": int, "hold": dict, "finding": str, "shown": list,
-    "against": str, "in_readme": int, "is_criterion_later": bool,
-}  # fmt: skip
+    "id": str,
+    "claim": str,
+    "source": str,
+    "published": str,
+    "criterion": str,
+    "does_not_show": str,
+    "run": list,
+    "conditions": list,
+    "seeds": int,
+    "seeds_required": int,
+    "hold": dict,
+    "finding": str,
+    "shown": list,
+    "against": str,
+    "in_readme": int,
+    "is_criterion_later": bool,
+}
 _REQUIRED = ("id", "claim", "source", "published", "criterion", "does_not_show")
 _RUN = {"name": str, "command": str, "report": str, "needs": list, "minutes": (int, float), "numbers": dict}
 _NUMBER = {
-    "label": str, "unit": str, "probe": str, "metric": str, "variant": str, "variant_has": str, "layer": int,
-    "head": int, "position": int, "reduce": str, "baseline": str, "end": str, "baseline_label": str, "is_point": bool,
+    "label": str,
+    "unit": str,
+    "probe": str,
+    "metric": str,
+    "variant": str,
+    "variant_has": str,
+    "layer": int,
+    "head": int,
+    "position": int,
+    "reduce": str,
+    "baseline": str,
+    "end": str,
+    "baseline_label": str,
+    "is_point": bool,
     "tolerance": (int, float),
-}  # fmt: skip
+}
 _CONDITION = {
-    "number": str, "is": str, "than": (str, int, float), "times": (int, float), "fails_times": (int, float),
-}  # fmt: skip
+    "number": str,
+    "is": str,
+    "than": (str, int, float),
+    "times": (int, float),
+    "fails_times": (int, float),
+}
 _HOLD = {"verdict": str, "reason": str}
 _VALUE = {"value": (int, float), "lo": (int, float), "hi": (int, float), "baseline": (int, float)}
 _ORIGIN = {"model": str, "weights_hash": str, "n": int, "seed": int}
@@ -138,9 +167,13 @@ def _run(entry: Mapping[str, Any], where: str) -> Run:
         raise InvalidArgument(f"{place}: the command must start with 'bayesgeom ', got {entry['command']!r}.")
     numbers = {name: _number(name, own, place) for name, own in entry.get("numbers", {}).items()}
     return Run(
-        name=entry["name"], command=entry["command"], report=entry.get("report"), needs=tuple(entry.get("needs", [])),
-        minutes=float(entry.get("minutes", 1)), numbers=numbers,
-    )  # fmt: skip
+        name=entry["name"],
+        command=entry["command"],
+        report=entry.get("report"),
+        needs=tuple(entry.get("needs", [])),
+        minutes=float(entry.get("minutes", 1)),
+        numbers=numbers,
+    )
 
 
 def _number(name: str, entry: Mapping[str, Any], where: str) -> Number:
@@ -166,9 +199,7 @@ def _condition(entry: Mapping[str, Any], where: str) -> Condition:
         raise InvalidArgument(
             f"a condition of {where}: fails_times must be {order} times ({times:g}), got {fails_times:g}."
         )
-    return Condition(
-        number=entry["number"], side=entry["is"], than=entry["than"], times=times, fails_times=fails_times
-    )  # fmt: skip
+    return Condition(number=entry["number"], side=entry["is"], than=entry["than"], times=times, fails_times=fails_times)
 
 
 def _hold(entry: Mapping[str, Any], where: str) -> Hold:

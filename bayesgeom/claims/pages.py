@@ -16,11 +16,18 @@ from bayesgeom.results.tables import markdown
 START, END = "<!-- generated: {} -->", "<!-- end of generated text -->"
 README, PAGE = "README.md", "docs/claims.md"
 _GROUPS = {
-    "B": "Bijection: calibration", "H": "Hidden Markov models: calibration", "T": "Transport",
-    "G": "Geometry on the wind tunnels", "A": "Ablations", "P": "Primitives and architectures",
-    "Y": "Related literature", "D": "Gradients and training", "J": "Interventions and formation",
-    "L": "Language models", "C": "The construction boundary",
-}  # fmt: skip
+    "B": "Bijection: calibration",
+    "H": "Hidden Markov models: calibration",
+    "T": "Transport",
+    "G": "Geometry on the wind tunnels",
+    "A": "Ablations",
+    "P": "Primitives and architectures",
+    "Y": "Related literature",
+    "D": "Gradients and training",
+    "J": "Interventions and formation",
+    "L": "Language models",
+    "C": "The construction boundary",
+}
 
 
 def write(repository: Path) -> list[Path]:
@@ -107,15 +114,20 @@ def overview(claims: Iterable[Claim]) -> list[tuple[str, ...]]:
 
 def _detail(claim: Claim) -> str:
     lines = [
-        f"### {claim.id}", "", f"**{claim.claim}** {str(verdict(claim)).capitalize()}.", "",
+        f"### {claim.id}",
+        "",
+        f"**{claim.claim}** {str(verdict(claim)).capitalize()}.",
+        "",
         f"- Published: {claim.published} ({claim.source}).",
         f"- Criterion{' (written after a first measurement)' if claim.is_criterion_later else ''}: {claim.criterion}",
-    ]  # fmt: skip
+    ]
     if claim.hold is not None:
         lines.append(f"- Why there is no verdict: {claim.hold.reason}.")
     if claim.measured is not None:
-        shown = (f"{claim.numbers[n].label}: {text(v, claim.numbers[n].unit)}{_beside(claim, n, v)}"
-                 for n, v in claim.measured.numbers.items())  # fmt: skip
+        shown = (
+            f"{claim.numbers[n].label}: {text(v, claim.numbers[n].unit)}{_beside(claim, n, v)}"
+            for n, v in claim.measured.numbers.items()
+        )
         lines.append(f"- Measured: {'; '.join(shown)}.")
         lines.append(f"- Recorded {claim.measured.date} ({_origins(claim)}).")
     if claim.finding and claim.measured is not None:

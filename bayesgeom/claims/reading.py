@@ -86,9 +86,11 @@ def origin_of(folder: Path) -> Origin:
     origin: Mapping[str, Any] = json.loads((folder / JSON).read_text(encoding="utf-8"))["provenance"]
     arguments, model = origin["arguments"], origin["model"]
     return Origin(
-        model=str(model.get("name", "")), weights_hash=str(model.get("weights_hash") or ""),
-        n=int(arguments.get("n", 0)), seed=int(arguments.get("seed", 0)),
-    )  # fmt: skip
+        model=str(model.get("name", "")),
+        weights_hash=str(model.get("weights_hash") or ""),
+        n=int(arguments.get("n", 0)),
+        seed=int(arguments.get("seed", 0)),
+    )
 
 
 def agree(found: Value, recorded: Value, tolerance: float, *, is_same_machine: bool) -> bool:

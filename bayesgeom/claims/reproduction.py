@@ -100,9 +100,13 @@ def compared(claim: Claim, found: Mapping[str, Value], output: str = "") -> Repr
             if recorded is not None:
                 agrees[name] = agree(value, recorded, number.tolerance, is_same_machine=is_same)
     return Reproduction(
-        claim=claim, found=found, agrees=agrees, verdict=verdict(claim, found or None),
-        recorded_verdict=verdict(claim), output=output,
-    )  # fmt: skip
+        claim=claim,
+        found=found,
+        agrees=agrees,
+        verdict=verdict(claim, found or None),
+        recorded_verdict=verdict(claim),
+        output=output,
+    )
 
 
 def machine() -> str:

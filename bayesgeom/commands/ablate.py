@@ -40,6 +40,4 @@ class Ablate(Command):
         report = job.run(self.out)
         diagnosis = job.diagnosis(report)
         title = f"{diagnosis.title}, {self.mode} ablation, {report.n} sequences\n\n{report.table()}\n"
-        return conclude(
-            diagnosis, self.out, title, *map(str, report.headlines()), "", *map(str, report.criteria())
-        )  # fmt: skip
+        return conclude(diagnosis, self.out, title, *map(str, report.headlines()), "", *map(str, report.criteria()))

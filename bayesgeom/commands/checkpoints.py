@@ -91,8 +91,8 @@ def _quality(description: Mapping[str, Any]) -> str:
     scores = description.get("scores") or {}
     said = []
     for key in (key for key in scores if key.endswith("bits")):
-        nulls = scores.get("nulls", {}).get(key, {})
-        hardest = min(nulls, key=nulls.__getitem__, default=None)
-        beside = "" if hardest is None else f" (null {nulls[hardest]:.3g}, {hardest})"
+        baselines = scores.get("baselines", {}).get(key, {})
+        hardest = min(baselines, key=baselines.__getitem__, default=None)
+        beside = "" if hardest is None else f" (baseline {baselines[hardest]:.3g}, {hardest})"
         said.append(f"{key} {scores[key]:.3g}{beside}")
     return ", ".join(said) or "not scored"

@@ -47,9 +47,7 @@ class Compare(Command):
             assert isinstance(old, ComparisonReport), "a restated comparison holds one"
             return conclude(diagnosis, self.out, old.table())
         kept = Kept(runs=self.runs, train_missing=not self.only_existing)
-        job = ComparisonJob.of(
-            self.architectures, self.tasks, seeds=self.seeds, n=self.n, seed=self.seed, kept=kept
-        )  # fmt: skip
+        job = ComparisonJob.of(self.architectures, self.tasks, seeds=self.seeds, n=self.n, seed=self.seed, kept=kept)
         if kept.train_missing:
             note(str(job.plan()))
         report = job.run()

@@ -48,9 +48,13 @@ class Dynamics(Command):
             diagnosis = decided_again(self.from_report)
         else:
             diagnosis = DynamicsJob.of(
-                self.runs, n=self.n, seed=self.seed, device=self.device, maps_at=self.maps_at or None,
+                self.runs,
+                n=self.n,
+                seed=self.seed,
+                device=self.device,
+                maps_at=self.maps_at or None,
                 progress=None if self.out is None else self.out / PARTS,
-            ).run()  # fmt: skip
+            ).run()
         report, settled = diagnosis[DynamicsReport.name], diagnosis[SettlingReport.name]
         assert isinstance(report, DynamicsReport) and isinstance(settled, SettlingReport), "both are in it"
         title = f"{diagnosis.title}, {len(report.runs)} training(s), {report.n} sequences"

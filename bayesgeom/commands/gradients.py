@@ -54,9 +54,12 @@ class Gradients(Command):
                 f"{', '.join(given)} is for Hugging Face models; the snapshots of a training are bayesgeom's own."
             )
         job = MovementJob.of(
-            self.source.checkpoint, targets=self.targets, n=32 if self.n is None else self.n, seed=self.seed,
+            self.source.checkpoint,
+            targets=self.targets,
+            n=32 if self.n is None else self.n,
+            seed=self.seed,
             device=self.source.device,
-        )  # fmt: skip
+        )
         report = job.run()
         title = f"{report.n} sequences, {report.targets} targets\n\n{report.table()}\n"
         return conclude(job.diagnosis(report), self.out, title, *map(str, report.headlines()))

@@ -68,9 +68,14 @@ class Length(Command):
         if self.untrained_rows:
             models = [_with_room(model, self.task, lengths, self.seed) for model in models]
         job = LengthJob.of(
-            models, self.task, lengths, n=self.n, seed=self.seed,
-            threshold_bits=self.threshold, top_attention_off=self.top_attention_off,
-        )  # fmt: skip
+            models,
+            self.task,
+            lengths,
+            n=self.n,
+            seed=self.seed,
+            threshold_bits=self.threshold,
+            top_attention_off=self.top_attention_off,
+        )
         if plan.to_train:
             note(str(plan))
         for recipe in plan.to_train:

@@ -36,9 +36,13 @@ class Replicate(Command):
 
         check_target(self.out)
         job = ReplicationJob(
-            recipe=recipe(self.recipe), seeds=self.seeds, runs=self.runs, n=self.n, seed=self.seed,
+            recipe=recipe(self.recipe),
+            seeds=self.seeds,
+            runs=self.runs,
+            n=self.n,
+            seed=self.seed,
             train_missing=not self.only_existing,
-        )  # fmt: skip
+        )
         if not self.only_existing:
             note(str(job.plan()))
         report = job.run()

@@ -75,4 +75,4 @@ def cell(task: str, architecture: str, *, seed: int = 0, is_check: bool = False)
     recipe = recipe.reseeded(seed)
     return Cell(
         task=task, architecture=architecture, recipe=recipe.lengthened(2) if is_check else recipe, is_check=is_check
-    )  # fmt: skip
+    )

@@ -25,27 +25,47 @@ def comparison_figure(
     figure = panels(title, titles, n_columns=1, row_height=max(420, 32 * len(names)))
     figure.add_trace(
         go.Heatmap(
-            z=shares, x=list(architectures), y=list(tasks), zmin=0, zmax=1, colorscale=SEQUENTIAL, xgap=2, ygap=2,
-            text=[[("" if np.isnan(v) else f"{v:.3f}") for v in row] for row in shares], texttemplate="%{text}",
-            showscale=False, hovertemplate="%{y}, %{x}: %{z:.4f}<extra>share closed</extra>", name="share closed",
+            z=shares,
+            x=list(architectures),
+            y=list(tasks),
+            zmin=0,
+            zmax=1,
+            colorscale=SEQUENTIAL,
+            xgap=2,
+            ygap=2,
+            text=[[("" if np.isnan(v) else f"{v:.3f}") for v in row] for row in shares],
+            texttemplate="%{text}",
+            showscale=False,
+            hovertemplate="%{y}, %{x}: %{z:.4f}<extra>share closed</extra>",
+            name="share closed",
         ),
-        row=1, col=1,
-    )  # fmt: skip
+        row=1,
+        col=1,
+    )
     figure.update_yaxes(autorange="reversed", row=1, col=1)
     label_axes(figure, (1, 1), "architecture", "task (primitive)")
     shown = np.maximum(values, -0.25)  # a model may be worse than the context-free predictor by any amount
     figure.add_trace(
         go.Scatter(
-            x=shown, y=list(names), mode="markers", marker={"color": MEASURED, "size": 9}, name="share closed",
+            x=shown,
+            y=list(names),
+            mode="markers",
+            marker={"color": MEASURED, "size": 9},
+            name="share closed",
             error_x={
-                "type": "data", "symmetric": False, "array": np.maximum(high - values, 0),
-                "arrayminus": np.maximum(values - low, 0), "color": MEASURED,
+                "type": "data",
+                "symmetric": False,
+                "array": np.maximum(high - values, 0),
+                "arrayminus": np.maximum(values - low, 0),
+                "color": MEASURED,
             },
-            customdata=np.stack([values, low, high], axis=1), showlegend=False,
+            customdata=np.stack([values, low, high], axis=1),
+            showlegend=False,
             hovertemplate="%{y}: %{customdata[0]:.4f} [%{customdata[1]:.4f}, %{customdata[2]:.4f}]<extra></extra>",
         ),
-        row=2, col=1,
-    )  # fmt: skip
+        row=2,
+        col=1,
+    )
     for level in (0.0, 0.5, 0.95):
         figure.add_vline(x=level, line={"color": NULL, "dash": "dot", "width": 1}, row=2, col=1)
     figure.update_xaxes(range=[-0.3, 1.05], row=2, col=1)

@@ -40,9 +40,7 @@ def replicate(
     that another recipe made.
     """
     chosen = committed(recipe) if isinstance(recipe, str) else recipe
-    job = ReplicationJob(
-        recipe=chosen, seeds=seeds, runs=Path(runs), n=n, seed=seed, train_missing=train_missing
-    )  # fmt: skip
+    job = ReplicationJob(recipe=chosen, seeds=seeds, runs=Path(runs), n=n, seed=seed, train_missing=train_missing)
     report = job.run()
     return with_provenance(report, job.diagnosis(report).provenance)
 
@@ -83,7 +81,7 @@ class ReplicationJob:
         missing = [own.name for own in plan.missing]
         return replication_report(
             self.recipe.name, replicas, missing=missing, seed=derived_seed(self.seed, Branch.RESAMPLING)
-        )  # fmt: skip
+        )
 
     def diagnosis(self, report: ReplicationReport) -> Diagnosis:
         """The report with its provenance, ready to be saved."""

@@ -185,13 +185,29 @@ class ComparisonReport(Report):
 
 
 _MEASURED = (
-    "checkpoint", "KL (bits)", "context-free", "strongest baseline, KL", "entropy error (bits)", "share closed",
-    "accuracy where known", "effective memory", "this training", "verdict on the cell", "published", "standing",
-)  # fmt: skip
+    "checkpoint",
+    "KL (bits)",
+    "context-free",
+    "strongest baseline, KL",
+    "entropy error (bits)",
+    "share closed",
+    "accuracy where known",
+    "effective memory",
+    "this training",
+    "verdict on the cell",
+    "published",
+    "standing",
+)
 _TERMS = (
-    "checkpoint", "primitive", "parameters", "state (floats)", "trained on", "targets", "hyperparameter search",
+    "checkpoint",
+    "primitive",
+    "parameters",
+    "state (floats)",
+    "trained on",
+    "targets",
+    "hyperparameter search",
     "seeds",
-)  # fmt: skip
+)
 _BASELINES = (
     "Share closed is measured from the best context-free predictor; the strongest baseline sees the context and lacks "
     "what the row tests (“exact”: the row tests no more than that baseline does)."

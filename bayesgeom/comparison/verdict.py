@@ -38,8 +38,12 @@ TRANSPORT_TASKS = tuple(task for task, primitive in PRIMITIVE_OF.items() if prim
 # task of its own, for slow chains, or for RWKV.
 _MLPS: Mapping[str, Verdict] = {"mlp": "not realized", "mlp-prefix": "not realized"}
 _RECALL: Mapping[str, Verdict] = {
-    "transformer": "realized", "mamba": "limited", "mamba2": "limited", "lstm": "not realized", **_MLPS
-}  # fmt: skip
+    "transformer": "realized",
+    "mamba": "limited",
+    "mamba2": "limited",
+    "lstm": "not realized",
+    **_MLPS,
+}
 _HMM: Mapping[str, Verdict] = {"transformer": "realized", "mamba": "realized", "lstm": "not realized", **_MLPS}
 PUBLISHED: Mapping[str, Mapping[str, Verdict]] = {
     "bijection": {"transformer": "realized", "mamba": "realized", "lstm": "realized", **_MLPS},

@@ -1,4 +1,4 @@
-"""From answer log-probabilities to `Behaviour`: the one place where predictions are scored against the posterior."""
+"""From answer log-probabilities to `Behavior`: the one place where predictions are scored against the posterior."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
@@ -10,7 +10,7 @@ from jaxtyping import Bool, Float, Float64
 from torch import Tensor
 
 from bayesgeom.core.memory import WindowScores, joined, window_scores
-from bayesgeom.core.run import Behaviour
+from bayesgeom.core.run import Behavior
 from bayesgeom.core.trials import Trials
 from bayesgeom.stats.information import NATS_PER_BIT, entropy_bits, kl_bits, total_variation
 
@@ -18,15 +18,15 @@ _AT_ONCE = 2**15  # logits reduced together: what stays in the processor's cache
 _SHARED = ("exact_entropy_bits", "off_answer_prob")  # of a null predictor: the trials' own, and none
 
 
-def behaviour(
+def behavior(
     trials: Trials,
     log_answers: Float64[Tensor, "batch query_pos answer"],
     off_answer_prob: Float64[Tensor, "batch query_pos"],
-) -> Behaviour:
-    """Score natural-log answer probabilities, normalised over the answers, against the trials' exact predictive."""
+) -> Behavior:
+    """Score natural-log answer probabilities, normalized over the answers, against the trials' exact predictive."""
     exact = trials.at_scored(trials.predictive)
     model = log_answers.exp()
-    return Behaviour(
+    return Behavior(
         exact_entropy_bits=_array(entropy_bits(exact)),
         model_entropy_bits=_array(entropy_bits(model)),
         kl_bits=_array(kl_bits(exact, log_answers)),
@@ -36,12 +36,12 @@ def behaviour(
     )
 
 
-def open_ended_behaviour(entropy_bits: Float64[Tensor, "batch query_pos"]) -> Behaviour:
-    """Behaviour on text whose posterior nobody knows: the entropy over the whole vocabulary, and NaN for the rest."""
+def open_ended_behavior(entropy_bits: Float64[Tensor, "batch query_pos"]) -> Behavior:
+    """Behavior on text whose posterior nobody knows: the entropy over the whole vocabulary, and NaN for the rest."""
     entropy = _array(entropy_bits)
     unknown = np.full_like(entropy, np.nan)
-    return Behaviour(
-        **dict.fromkeys((field.name for field in fields(Behaviour)), unknown) | {"model_entropy_bits": entropy}
+    return Behavior(
+        **dict.fromkeys((field.name for field in fields(Behavior)), unknown) | {"model_entropy_bits": entropy}
     )
 
 
@@ -69,7 +69,7 @@ def are_finite(logits: Float[Tensor, "batch query_pos d_vocab"]) -> Bool[Tensor,
 def answer_log_probabilities(
     logits: Float[Tensor, "batch query_pos d_vocab"], trials: Trials
 ) -> tuple[Float64[Tensor, "batch query_pos answer"], Float64[Tensor, "batch query_pos"]]:
-    """Natural-log probabilities renormalised over the answers, in float64, and the off-answer probability."""
+    """Natural-log probabilities renormalized over the answers, in float64, and the off-answer probability."""
     total = torch.cat([rows.double().logsumexp(-1) for rows in _rows(logits)]).reshape(logits.shape[:2])
     log_answers = logits[..., trials.answers].double() - total[..., None]
     inside = log_answers.logsumexp(-1, keepdim=True)
@@ -82,14 +82,14 @@ def _rows(logits: Float[Tensor, "batch query_pos d_vocab"]) -> Sequence[Float[Te
     return rows
 
 
-def predicted_behaviour(trials: Trials, probabilities: Float64[Tensor, "batch query_pos answer"]) -> Behaviour:
+def predicted_behavior(trials: Trials, probabilities: Float64[Tensor, "batch query_pos answer"]) -> Behavior:
     """What a predictor with these answer probabilities, and 0 off the answers, is worth."""
-    return behaviour(trials, probabilities.log(), torch.zeros_like(probabilities[..., 0]))
+    return behavior(trials, probabilities.log(), torch.zeros_like(probabilities[..., 0]))
 
 
 @final
-class BehaviourLog:
-    """Behaviour of a model, of the exact predictive and of null predictors, written down block by block.
+class BehaviorLog:
+    """Behavior of a model, of the exact predictive and of null predictors, written down block by block.
 
     Each number is held once, in float32, in one array that doubles when it is full: entropies of the exact predictive
     are the same beside every predictor, and from itself it differs by nothing.
@@ -106,25 +106,25 @@ class BehaviourLog:
         trials: Trials,
         log_answers: Float64[Tensor, "batch query_pos answer"],
         off_answer_prob: Float64[Tensor, "batch query_pos"],
-        nulls: Mapping[str, Float64[Tensor, "batch query_pos answer"]],
+        baselines: Mapping[str, Float64[Tensor, "batch query_pos answer"]],
     ) -> None:
         """Score the next block: what the model says, and what null predictors say, at the scored positions.
 
         With null predictors, window observers are scored too, where the task has latent dynamics.
         """
-        if nulls and (windows := window_scores(trials)) is not None:
+        if baselines and (windows := window_scores(trials)) is not None:
             self._windows.append(windows)
-        scored = _columns_of("model", behaviour(trials, log_answers, off_answer_prob))
+        scored = _columns_of("model", behavior(trials, log_answers, off_answer_prob))
         exact = _at_realised(trials, trials.at_scored(trials.predictive).log())
         scored |= {("exact", field): values for field, values in exact.items()}
-        for name, probabilities in nulls.items():
-            own = vars(predicted_behaviour(trials, probabilities))
+        for name, probabilities in baselines.items():
+            own = vars(predicted_behavior(trials, probabilities))
             scored |= {(f"null {name}", field): own[field] for field in own if field not in _SHARED}
         self._write(scored)
 
     def add_open_ended(self, entropy_bits: Float64[Tensor, "batch query_pos"]) -> None:
         """Write down the next block of text whose posterior nobody knows."""
-        own = open_ended_behaviour(entropy_bits)
+        own = open_ended_behavior(entropy_bits)
         unknown = {("exact", field): own.kl_bits for field in ("answer_log2", "correct")}
         self._write(_columns_of("model", own) | unknown)
 
@@ -136,24 +136,28 @@ class BehaviourLog:
             self._rows[self.n : self.n + n_more, column] = values
         self.n += n_more
 
-    def finished(self) -> tuple[Behaviour, Behaviour, dict[str, Behaviour]]:
-        """Behaviour of the model, of the exact predictive, and of each null predictor, over all blocks."""
+    def finished(self) -> tuple[Behavior, Behavior, dict[str, Behavior]]:
+        """Behavior of the model, of the exact predictive, and of each null predictor, over all blocks."""
         held = dict(zip(self._columns, self._rows[: self.n].swapaxes(0, 1), strict=True))
         of: dict[str, dict[str, Float[np.ndarray, "sequence position"]]] = {}
         for (predictor, field), values in held.items():
             of.setdefault(predictor, {})[field] = values
         entropy = of["model"]["exact_entropy_bits"]
         none = np.broadcast_to(np.float32(0), entropy.shape)
-        exact = Behaviour(
-            exact_entropy_bits=entropy, model_entropy_bits=entropy, kl_bits=none, total_variation=none,
-            off_answer_prob=none, **of.pop("exact"),
-        )  # fmt: skip
-        model = Behaviour(**of.pop("model"))
-        nulls = {
-            name.removeprefix("null "): Behaviour(exact_entropy_bits=entropy, off_answer_prob=none, **own)
+        exact = Behavior(
+            exact_entropy_bits=entropy,
+            model_entropy_bits=entropy,
+            kl_bits=none,
+            total_variation=none,
+            off_answer_prob=none,
+            **of.pop("exact"),
+        )
+        model = Behavior(**of.pop("model"))
+        baselines = {
+            name.removeprefix("null "): Behavior(exact_entropy_bits=entropy, off_answer_prob=none, **own)
             for name, own in of.items()
         }
-        return model, exact, nulls
+        return model, exact, baselines
 
     def windows(self) -> WindowScores | None:
         """Return the window observers' scores on all sequences; None where the task has no latent dynamics."""
@@ -168,19 +172,19 @@ class BehaviourLog:
             self._rows = grown
 
 
-def _columns_of(predictor: str, behaviour: Behaviour) -> dict[tuple[str, str], Float[np.ndarray, "sequence position"]]:
-    return {(predictor, field): values for field, values in vars(behaviour).items()}
+def _columns_of(predictor: str, behavior: Behavior) -> dict[tuple[str, str], Float[np.ndarray, "sequence position"]]:
+    return {(predictor, field): values for field, values in vars(behavior).items()}
 
 
 def _at_realised(
     trials: Trials, log_answers: Float64[Tensor, "batch query_pos answer"]
 ) -> dict[str, Float[np.ndarray, "sequence position"]]:
     """What the answers that the world gave were worth."""
-    asked = trials.at_scored(trials.realised)[..., None]
-    realised = (trials.answers == asked).double().argmax(-1, keepdim=True)
+    asked = trials.at_scored(trials.labels)[..., None]
+    labels = (trials.answers == asked).double().argmax(-1, keepdim=True)
     return {
-        "answer_log2": _array(log_answers.gather(-1, realised)[..., 0] / NATS_PER_BIT),
-        "correct": _array((log_answers.argmax(-1, keepdim=True) == realised)[..., 0].double()),
+        "answer_log2": _array(log_answers.gather(-1, labels)[..., 0] / NATS_PER_BIT),
+        "correct": _array((log_answers.argmax(-1, keepdim=True) == labels)[..., 0].double()),
     }
 
 

@@ -1,4 +1,4 @@
-"""What one pass of a model over trials leaves: behaviour of every sequence, activations of the recorded ones."""
+"""What one pass of a model over trials leaves: behavior of every sequence, activations of the recorded ones."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -48,12 +48,12 @@ class ModelSpec:
 
 @final
 @dataclass(frozen=True, kw_only=True)
-class Behaviour:
+class Behavior:
     """What predictions were worth, per sequence and scored position, in bits.
 
-    Entropy, KL and total variation use the model's distribution renormalised over the answers; `off_answer_prob` is the
-    probability that it put elsewhere. `answer_log2` is log2 of the probability of the realised answer, and `correct`
-    is 1 where the most probable answer was realised. A run holds these in float32: sum them in float64.
+    Entropy, KL and total variation use the model's distribution renormalized over the answers; `off_answer_prob` is the
+    probability that it put elsewhere. `answer_log2` is log2 of the probability of the label, and `correct`
+    is 1 where the most probable answer is the label. A run holds these in float32: sum them in float64.
 
     Where no posterior is known, all are NaN but `model_entropy_bits`, which is then over the whole vocabulary.
     """
@@ -72,18 +72,18 @@ class Behaviour:
 class Run:
     """One finished pass. Probes read it; nothing writes to it.
 
-    - `behaviour`, `exact_behaviour`, `null_behaviours`: all `n` sequences, scored for the model, for the exact
+    - `behavior`, `exact_behavior`, `null_behaviors`: all `n` sequences, scored for the model, for the exact
       predictive itself, and for each null predictor.
     - `trials`, `log_answers`, `recorded`: the sequences whose activations were kept, the first of the stream.
-    - `log_answers`: natural log of the model's probability of each answer, renormalised over the answers.
+    - `log_answers`: natural log of the model's probability of each answer, renormalized over the answers.
     - `seed`: what a probe's own resampling starts from.
     - `windows`: the window observers' scores on all `n` sequences, where the task has latent dynamics.
     """
 
     spec: ModelSpec
-    behaviour: Behaviour
-    exact_behaviour: Behaviour
-    null_behaviours: Mapping[str, Behaviour]
+    behavior: Behavior
+    exact_behavior: Behavior
+    baseline_behaviors: Mapping[str, Behavior]
     trials: Trials
     log_answers: Float[Tensor, "batch query_pos answer"]
     recorded: Mapping[Site, Shaped[Tensor, "layer *axes"]]
@@ -92,8 +92,8 @@ class Run:
 
     @property
     def n(self) -> int:
-        """Sequences behind the behavioural numbers."""
-        return len(self.behaviour.kl_bits)
+        """Sequences behind the behavioral numbers."""
+        return len(self.behavior.kl_bits)
 
     @property
     def n_recorded(self) -> int:
@@ -113,7 +113,7 @@ class Run:
         if self.has_posterior:
             exact: Tensor = entropy_bits(self.trials.at_scored(self.trials.predictive))
             return exact.cpu().numpy()
-        return self.behaviour.model_entropy_bits[: self.n_recorded].astype(np.float64)
+        return self.behavior.model_entropy_bits[: self.n_recorded].astype(np.float64)
 
     def at(self, site: Site) -> Shaped[Tensor, "layer *axes"]:
         """The recorded activations of every layer. **Raises** `MissingSite` when the site was not recorded."""

@@ -56,6 +56,25 @@ W_V = Site("W_V", ("kv_head", "d_head", "d_model"))
 W_O = Site("W_O", ("head", "d_head", "d_model"))  # from z to what is added to the residual stream
 
 ALL_SITES = (
-    RESID_PRE, RESID_MID, RESID_POST, ATTN_OUT, MLP_OUT, STATE, Q, Q_ROT, K, K_ROT, V, Z, PATTERN,
-    TOKEN_EMBEDDINGS, TOKEN_INPUTS, TOKEN_KEYS, NORM_WEIGHT, W_K, W_K_GRAM, W_V, W_O,
-)  # fmt: skip
+    RESID_PRE,
+    RESID_MID,
+    RESID_POST,
+    ATTN_OUT,
+    MLP_OUT,
+    STATE,
+    Q,
+    Q_ROT,
+    K,
+    K_ROT,
+    V,
+    Z,
+    PATTERN,
+    TOKEN_EMBEDDINGS,
+    TOKEN_INPUTS,
+    TOKEN_KEYS,
+    NORM_WEIGHT,
+    W_K,
+    W_K_GRAM,
+    W_V,
+    W_O,
+)

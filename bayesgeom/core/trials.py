@@ -12,7 +12,7 @@ from torch import Tensor
 from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.core.observers import WindowObservers
 
-UNASKED = -100  # torch's own `ignore_index`: `realised` where nothing is asked
+UNASKED = -100  # torch's own `ignore_index`: `labels` where nothing is asked
 SLACK = 1e-6  # by which the sum of probabilities may miss 1
 
 
@@ -50,9 +50,10 @@ class Relations(Mapping):  # type: ignore[type-arg]
         parts = [self, *others]
         asked_at = [part.asked_at for part in parts if part.asked_at is not None]
         return Relations(
-            draw=self.draw, of=torch.cat([part.of for part in parts]),
+            draw=self.draw,
+            of=torch.cat([part.of for part in parts]),
             asked_at=torch.cat(asked_at) if len(asked_at) == len(parts) else None,
-        )  # fmt: skip
+        )
 
     @cached_property
     def _drawn(self) -> Mapping[str, Bool[Tensor, "batch query_pos key_pos"]]:
@@ -75,7 +76,7 @@ class Trials:
     see, so that no mask is needed.
 
     - `answers`: the ids on which `predictive` lives, in its order.
-    - `realised`: the id that the world answered with, `UNASKED` elsewhere.
+    - `labels`: the id that the world answered with, `UNASKED` elsewhere.
     - `token_sets`: named ids whose keys may form the hypothesis frame.
     - `relations`: named boolean maps; true where an earlier position is evidence, in that sense, for the query.
     - `groups`: where sequences are of several kinds, the kind of each, as an index into `group_names`.
@@ -88,7 +89,7 @@ class Trials:
     answers: Int64[Tensor, " answer"]
     predictive: Float64[Tensor, "batch pos answer"]
     belief: Float64[Tensor, "batch pos hypothesis"]
-    realised: Int64[Tensor, "batch pos"]
+    labels: Int64[Tensor, "batch pos"]
     token_sets: Mapping[str, Int64[Tensor, " token"]]
     relations: Relations | Mapping[str, Bool[Tensor, "batch query_pos key_pos"]]
     groups: Int64[Tensor, " batch"] | None = None
@@ -145,7 +146,7 @@ class Trials:
     def rows(self, index: slice | Int64[Tensor, " row"]) -> "Trials":
         """The chosen sequences."""
         cut = {f.name: getattr(self, f.name) for f in fields(self)}
-        for name in ("tokens", "scored", "predictive", "belief", "realised"):
+        for name in ("tokens", "scored", "predictive", "belief", "labels"):
             cut[name] = cut[name][index]
         cut["groups"] = None if self.groups is None else self.groups[index]
         cut["observers"] = None if self.observers is None else self.observers.rows(index)
@@ -172,7 +173,7 @@ def concatenate(parts: list[Trials]) -> Trials:
         answers=first.answers,
         predictive=torch.cat([part.predictive for part in parts]),
         belief=torch.cat([part.belief for part in parts]),
-        realised=torch.cat([part.realised for part in parts]),
+        labels=torch.cat([part.labels for part in parts]),
         token_sets=first.token_sets,
         relations=relations,
         groups=torch.cat(groups) if groups else None,
@@ -191,7 +192,7 @@ def renamed(trials: Trials, names: Int64[Tensor, "batch answer"]) -> Trials:
     largest = max(int(trials.tokens.max()), int(trials.answers.max()))
     called = torch.arange(largest + 1, device=trials.tokens.device).repeat(len(trials), 1)
     called[:, trials.answers] = trials.answers[names]
-    asked = trials.realised != UNASKED
+    asked = trials.labels != UNASKED
 
     def carried(values: Float64[Tensor, "batch pos answer"]) -> Float64[Tensor, "batch pos answer"]:
         to = names[:, None, :].expand_as(values)
@@ -200,7 +201,7 @@ def renamed(trials: Trials, names: Int64[Tensor, "batch answer"]) -> Trials:
     return replace(
         trials,
         tokens=called.gather(1, trials.tokens),
-        realised=torch.where(asked, called.gather(1, trials.realised * asked), UNASKED),
+        labels=torch.where(asked, called.gather(1, trials.labels * asked), UNASKED),
         predictive=carried(trials.predictive),
         belief=carried(trials.belief),
     )
@@ -216,12 +217,12 @@ def checked(trials: Trials, *, task: str) -> Trials:
         _check_rows(trials, "predictive", task)
         if trials.belief is not trials.predictive and trials.belief.shape[-1]:
             _check_rows(trials, "belief", task)
-        asked = trials.at_scored(trials.realised)
+        asked = trials.at_scored(trials.labels)
         strange = (asked != UNASKED) & ~torch.isin(asked, trials.answers)
         if bool(strange.any()):
             sequence, query, where = _first(strange, trials.scored_positions())
             raise InvalidArgument(
-                f"task {task!r}: realised {where} is {int(asked[sequence, query])}, which is none of the answers. Give "
+                f"task {task!r}: label {where} is {int(asked[sequence, query])}, which is none of the answers. Give "
                 f"the id of the answer there, or UNASKED ({UNASKED})."
             )
     if isinstance(trials.relations, Relations):
@@ -236,7 +237,7 @@ def _check_layout(trials: Trials, task: str) -> None:
     layout = {
         "tokens": (torch.int64, (n, n_pos)),
         "scored": (torch.bool, (n, n_pos)),
-        "realised": (torch.int64, (n, n_pos)),
+        "labels": (torch.int64, (n, n_pos)),
         "answers": (torch.int64, (len(trials.answers),)),
         "predictive": (torch.float64, (n, n_pos, len(trials.answers))),
         "belief": (torch.float64, (n, n_pos, trials.belief.shape[-1])),

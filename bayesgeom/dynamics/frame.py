@@ -91,9 +91,12 @@ class Frame:
     def _scored(self, arms: dict[int, list[Edit]], n: int) -> Float[np.ndarray, "pair layer arm"]:
         n_scored = self.job.task.sample(1, seed=0).n_scored
         plan = Plan(
-            replayer=self.model.replayer(), spec=self.model.spec, means={}, arms=arms,
+            replayer=self.model.replayer(),
+            spec=self.model.spec,
+            means={},
+            arms=arms,
             bands=np.full((n_scored, 1), 1 / n_scored),
-        )  # fmt: skip
+        )
         sums = score_pairs(self.job.pairs(n), plan, n).arms[..., 0]
         shift: np.ndarray = sums[..., KL] - sums[..., KL_DONOR]
         return shift

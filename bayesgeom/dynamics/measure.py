@@ -39,13 +39,26 @@ MAX_MAP = 2**17  # entries of one snapshot's attention maps
 _SHOWN = 9  # branch of the seed
 Arrays = Mapping[str, np.ndarray]
 BY_LAYER = (
-    "pattern_distance_bits", "key_overlap", "answer_shift_bits", "ceiling_answer_shift_bits",
-    "random_answer_shift_bits", "frame_ratio",
-)  # fmt: skip
+    "pattern_distance_bits",
+    "key_overlap",
+    "answer_shift_bits",
+    "ceiling_answer_shift_bits",
+    "random_answer_shift_bits",
+    "frame_ratio",
+)
 SCALARS = (
-    "kl_bits", "entropy_mae_bits", "pc1_share", "curve_share", "shuffled_curve_share", "belief_r2", "random_belief_r2",
-    "final_axes_share", "random_final_axes_share", "chance_key_overlap", "uniform_kl_bits",
-)  # fmt: skip
+    "kl_bits",
+    "entropy_mae_bits",
+    "pc1_share",
+    "curve_share",
+    "shuffled_curve_share",
+    "belief_r2",
+    "random_belief_r2",
+    "final_axes_share",
+    "random_final_axes_share",
+    "chance_key_overlap",
+    "uniform_kl_bits",
+)
 
 
 @final
@@ -135,7 +148,7 @@ def measured(at: Setting) -> Measured:
 
 
 def _calibration(at: Setting) -> Arrays:
-    own, weights = at.run.behaviour, jackknife_weights(at.run.n)
+    own, weights = at.run.behavior, jackknife_weights(at.run.n)
     error = np.abs(np.subtract(own.model_entropy_bits, own.exact_entropy_bits, dtype=np.float64))
     kl = own.kl_bits.mean(axis=1, dtype=np.float64)
     free = np.log2(len(at.run.trials.answers)) - own.exact_entropy_bits.mean(dtype=np.float64)

@@ -90,21 +90,39 @@ class DynamicsReport(Report):
         swapped = [*by_layer(shift.value)[:_MAX_LAYERS], ceiling, *of_baselines("layer 0", shift[..., 0].baselines)]
         by_layers = by_layer(self.pattern_distance_bits_by_layer)
         drawn = (
-            Curves(title="Error of the answers", unit="KL (bits, log scale)", curves=kl,
-                   levels=levels_of(self.kl_bits), is_log=True),
+            Curves(
+                title="Error of the answers",
+                unit="KL (bits, log scale)",
+                curves=kl,
+                levels=levels_of(self.kl_bits),
+                is_log=True,
+            ),
             Curves(title="Error of their entropy", unit="entropy error (bits, log scale)", curves=errors, is_log=True),
-            Curves(title="Patterns: distance from the last, share of the first", unit="share of the first",
-                   curves=patterns, levels=(("settled", SETTLED), ("start", 1.0))),
+            Curves(
+                title="Patterns: distance from the last, share of the first",
+                unit="share of the first",
+                curves=patterns,
+                levels=(("settled", SETTLED), ("start", 1.0)),
+            ),
             Curves(title="The same, by layer", unit="Jensen–Shannon (bits)", curves=by_layers),
-            Curves(title="Key overlap, by layer", unit="mean |cosine|", curves=by_layer(self.key_overlap.value),
-                   levels=levels_of(self.key_overlap)),
+            Curves(
+                title="Key overlap, by layer",
+                unit="mean |cosine|",
+                curves=by_layer(self.key_overlap.value),
+                levels=levels_of(self.key_overlap),
+            ),
             Curves(title="Shape of the last values", unit="share of variance", curves=shape),
             Curves(title="Belief read-out, last layer", unit="held-out R²", curves=read),
-            Curves(title="Swapping the frame, by layer", unit="answer shift (bits)", curves=swapped,
-                   levels=(("0", 0.0),)),
-            Curves(title="Frame ratio, by layer", unit="over chance", curves=by_layer(self.frame_ratio.value),
-                   levels=levels_of(self.frame_ratio)),
-        )  # fmt: skip
+            Curves(
+                title="Swapping the frame, by layer", unit="answer shift (bits)", curves=swapped, levels=(("0", 0.0),)
+            ),
+            Curves(
+                title="Frame ratio, by layer",
+                unit="over chance",
+                curves=by_layer(self.frame_ratio.value),
+                levels=levels_of(self.frame_ratio),
+            ),
+        )
         return curves_figure(self.title, self.steps, drawn)
 
     def timed(self) -> Mapping[str, np.ndarray]:
@@ -120,10 +138,17 @@ class DynamicsReport(Report):
         """Return means over trainings by snapshot, as the command line prints them, and the chance levels."""
         rows: list[tuple[str, ...]] = [
             (
-                "step", "KL (bits)", "entropy error (bits)", "pattern distance (bits)", "key overlap", "PC1 share",
-                "belief R²", "answer shift (bits)", "frame ratio",
+                "step",
+                "KL (bits)",
+                "entropy error (bits)",
+                "pattern distance (bits)",
+                "key overlap",
+                "PC1 share",
+                "belief R²",
+                "answer shift (bits)",
+                "frame ratio",
             )
-        ]  # fmt: skip
+        ]
         columns = (
             self.kl_bits.value,
             self.entropy_mae_bits.value,

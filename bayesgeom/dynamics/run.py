@@ -58,9 +58,15 @@ class DynamicsJob:
 
     @classmethod
     def of(
-        cls, runs: Sequence[Source], *, n: int = N_DEFAULT, seed: int = 0, device: str = "cpu",
-        progress: Path | None = None, maps_at: Sequence[int] | None = None,
-    ) -> "DynamicsJob":  # fmt: skip
+        cls,
+        runs: Sequence[Source],
+        *,
+        n: int = N_DEFAULT,
+        seed: int = 0,
+        device: str = "cpu",
+        progress: Path | None = None,
+        maps_at: Sequence[int] | None = None,
+    ) -> "DynamicsJob":
         """Check everything that can be checked before anything runs."""
         if n < N_LEAST:
             raise InvalidArgument(

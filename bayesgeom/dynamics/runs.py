@@ -142,10 +142,15 @@ def _of_checkpoints(paths: Sequence[Path], folder: Path | None = None) -> Traini
             f"two snapshots of {name} are of the same step; the steps are {', '.join(map(str, steps))}."
         )
     return TrainingRun(
-        name=name, steps=steps, paths=tuple(paths[index] for index in order),
+        name=name,
+        steps=steps,
+        paths=tuple(paths[index] for index in order),
         hashes=tuple(described[index]["weights_hash"] for index in order),
-        model=last["model"], task=last["task"], recipe=last["recipe"], folder=folder,
-    )  # fmt: skip
+        model=last["model"],
+        task=last["task"],
+        recipe=last["recipe"],
+        folder=folder,
+    )
 
 
 _PLURALS = {"model": "architectures", "task": "tasks"}

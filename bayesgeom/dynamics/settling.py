@@ -80,9 +80,7 @@ def dissociation(later: Sequence[Crossing], earlier: Sequence[Crossing]) -> Diss
     ratios = [times_later(own, other) for own, other in zip(later, earlier, strict=True)]
     per_run, least, most = np.log2(ratios).T
     lo, hi = seed_interval(least)[0], seed_interval(most)[1]
-    return Dissociation(
-        per_run=per_run, least=least, most=most, mean=float(per_run.mean()), lo=float(lo), hi=float(hi)
-    )  # fmt: skip
+    return Dissociation(per_run=per_run, least=least, most=most, mean=float(per_run.mean()), lo=float(lo), hi=float(hi))
 
 
 @final

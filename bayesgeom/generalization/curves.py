@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from bayesgeom.core.memory import EffectiveMemory, effective_memory
-from bayesgeom.core.run import Behaviour, Run
+from bayesgeom.core.run import Behavior, Run
 from bayesgeom.results.estimate import Baseline, Estimate
 from bayesgeom.results.estimators import mean_estimate, with_interval
 from bayesgeom.stats.bootstrap import mean_interval, ratio_interval
@@ -40,14 +40,18 @@ class Errors:
 
 def errors_along(run: Run) -> Errors:
     """The errors of one run, position by position."""
-    own = run.behaviour
+    own = run.behavior
     n_positions = own.kl_bits.shape[1]
     return Errors(
         at=np.arange(1, n_positions + 1),
         kl_bits=own.kl_bits.astype(np.float64),
         entropy_error_bits=_entropy_error(own),
-        predictor_kl_bits={name: b.kl_bits.mean(axis=0, dtype=np.float64) for name, b in run.null_behaviours.items()},
-        predictor_entropy_error_bits={name: _entropy_error(b).mean(axis=0) for name, b in run.null_behaviours.items()},
+        predictor_kl_bits={
+            name: b.kl_bits.mean(axis=0, dtype=np.float64) for name, b in run.baseline_behaviors.items()
+        },
+        predictor_entropy_error_bits={
+            name: _entropy_error(b).mean(axis=0) for name, b in run.baseline_behaviors.items()
+        },
         memory=None if run.windows is None else effective_memory(run.windows, own.kl_bits, seed=run.seed),
     )
 
@@ -197,6 +201,6 @@ def _line(at: Int[np.ndarray, " position"], target: int) -> Float[np.ndarray, " 
     return weights
 
 
-def _entropy_error(behaviour: Behaviour) -> Float[np.ndarray, "sequence position"]:
-    error: np.ndarray = np.abs(behaviour.model_entropy_bits.astype(np.float64) - behaviour.exact_entropy_bits)
+def _entropy_error(behavior: Behavior) -> Float[np.ndarray, "sequence position"]:
+    error: np.ndarray = np.abs(behavior.model_entropy_bits.astype(np.float64) - behavior.exact_entropy_bits)
     return error

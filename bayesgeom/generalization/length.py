@@ -57,7 +57,7 @@ def length_generalization(
     models: list[ModelLike] = [model] if isinstance(model, Model | Checkpoint | nn.Module | str | Path) else list(model)
     job = LengthJob.of(
         models, task, lengths, n=n, seed=seed, threshold_bits=threshold_bits, top_attention_off=top_attention_off
-    )  # fmt: skip
+    )
     report = job.run()
     return with_provenance(report, job.diagnosis(report).provenance)
 
@@ -128,9 +128,17 @@ class LengthJob:
         for own in found:
             check_room(own.spec, chosen, stretch, wanted[-1])
         return cls(
-            models=tuple(models), specs=tuple(own.spec for own in found), task=chosen, stretch=stretch, trained=trained,
-            lengths=wanted, n=n, seed=seed, threshold_bits=threshold_bits, top_attention_off=top_attention_off,
-        )  # fmt: skip
+            models=tuple(models),
+            specs=tuple(own.spec for own in found),
+            task=chosen,
+            stretch=stretch,
+            trained=trained,
+            lengths=wanted,
+            n=n,
+            seed=seed,
+            threshold_bits=threshold_bits,
+            top_attention_off=top_attention_off,
+        )
 
     def run(self) -> LengthReport:
         """Every model in turn, then all together."""
@@ -140,9 +148,12 @@ class LengthJob:
     def diagnosis(self, report: LengthReport) -> Diagnosis:
         """The report with its provenance, ready to be saved."""
         arguments: dict[str, Any] = {
-            "lengths": self.lengths, "n": self.n, "seed": self.seed, "threshold_bits": self.threshold_bits,
+            "lengths": self.lengths,
+            "n": self.n,
+            "seed": self.seed,
+            "threshold_bits": self.threshold_bits,
             "top_attention_off": self.top_attention_off,
-        }  # fmt: skip
+        }
         if len(self.models) > 1:
             weights = dict(zip(report.arms, report.weights_hashes, strict=True))
             named = {"name": ", ".join(report.arms), "architecture": "several"}
@@ -152,9 +163,13 @@ class LengthJob:
 
     def _setting(self) -> Setting:
         return Setting(
-            task=self.task, stretch=self.stretch, trained=self.trained, lengths=self.lengths, seed=self.seed,
+            task=self.task,
+            stretch=self.stretch,
+            trained=self.trained,
+            lengths=self.lengths,
+            seed=self.seed,
             threshold_bits=self.threshold_bits,
-        )  # fmt: skip
+        )
 
     def _arm(self, model: Model) -> Arm:
         if self.stretch.is_prefix:
@@ -176,7 +191,7 @@ class LengthJob:
             blocks,
             record=(RESID_POST,) if can_read_layers(model) else (),
             n_recorded=min(self.n, N_RECORDED),
-            null_predictives=task.null_predictives,
+            baseline_predictives=task.baseline_predictives,
             seed=derived_seed(self.seed, Branch.RESAMPLING),
         )
 

@@ -190,9 +190,16 @@ class LengthReport(Report):
 
 
 _HEADER = (
-    "model", "positions", "KL within", "KL beyond", "predicted → found", "jump (largest within)", "critical length",
-    "beyond / within (shortcut)", "enters at layer",
-)  # fmt: skip
+    "model",
+    "positions",
+    "KL within",
+    "KL beyond",
+    "predicted → found",
+    "jump (largest within)",
+    "critical length",
+    "beyond / within (shortcut)",
+    "enters at layer",
+)
 
 
 def _cell(own: Estimate, form: Callable[[float], str]) -> str:

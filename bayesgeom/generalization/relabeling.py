@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Int64
 from torch import Tensor
 
-from bayesgeom.core.behavior import predicted_behaviour
+from bayesgeom.core.behavior import predicted_behavior
 from bayesgeom.core.errors import InvalidArgument, TaskMismatch
 from bayesgeom.core.run import Run
 from bayesgeom.core.trials import Trials
@@ -75,7 +75,7 @@ class RelabelingJob:
         after = self._pass(is_renamed=True)
         names = torch.cat([self._names(len(block), number) for number, block in enumerate(self._blocks())])
         given = before.log_answers[: self.n].exp()
-        stuck = predicted_behaviour(after.trials, given)
+        stuck = predicted_behavior(after.trials, given)
         return relabeling_report(
             _scored(before, given),
             _scored(after, _with_first_names(after.log_answers.exp(), names)),
@@ -113,7 +113,7 @@ class RelabelingJob:
 
 
 def _scored(run: Run, answers: Tensor) -> Scored:
-    own, first = run.behaviour, slice(len(answers))
+    own, first = run.behavior, slice(len(answers))
     return Scored(
         kl_bits=own.kl_bits[first].astype(np.float64),
         entropy_error_bits=np.abs(own.model_entropy_bits[first].astype(np.float64) - own.exact_entropy_bits[first]),
@@ -123,7 +123,7 @@ def _scored(run: Run, answers: Tensor) -> Scored:
 
 def _uniform_kl_bits(run: Run, n_answers: int) -> float:
     """KL of a uniform prediction: log2 of the number of answers minus the mean exact entropy."""
-    return float(np.log2(n_answers) - run.behaviour.exact_entropy_bits.mean(dtype=np.float64))
+    return float(np.log2(n_answers) - run.behavior.exact_entropy_bits.mean(dtype=np.float64))
 
 
 def _with_first_names(answers: Tensor, names: Int64[Tensor, "batch name"]) -> Tensor:

@@ -21,19 +21,25 @@ def relabeling_figure(
     figure = panels(title, ("One point per sequence (log scales)", "Difference along the sequence"))
     figure.add_trace(
         go.Scatter(
-            x=before, y=after, mode="markers", marker={"color": MEASURED, "size": 5, "opacity": 0.6}, name="sequences",
+            x=before,
+            y=after,
+            mode="markers",
+            marker={"color": MEASURED, "size": 5, "opacity": 0.6},
+            name="sequences",
             hovertemplate="before %{x:.3e}, after %{y:.3e}<extra></extra>",
         ),
-        row=1, col=1,
-    )  # fmt: skip
+        row=1,
+        col=1,
+    )
     seen = np.concatenate([before, after])
     ends = [float(seen[seen > 0].min(initial=1e-9)), float(seen.max(initial=1e-9))]
     figure.add_trace(
         go.Scatter(
             x=ends, y=ends, mode="lines", line={"color": NULL, "dash": "dash"}, name="y = x: names do not matter"
         ),
-        row=1, col=1,
-    )  # fmt: skip
+        row=1,
+        col=1,
+    )
     figure.update_xaxes(type="log", exponentformat="power", row=1, col=1)
     figure.update_yaxes(type="log", exponentformat="power", row=1, col=1)
     label_axes(figure, (1, 1), "KL before (bits)", "KL after (bits)")

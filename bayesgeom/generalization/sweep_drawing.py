@@ -74,7 +74,10 @@ def _estimates(
     figure.data[-1].update(
         showlegend=name not in seen,
         error_y={
-            "type": "data", "symmetric": False, "array": np.maximum(high - own.value, 0),
-            "arrayminus": np.maximum(own.value - low, 0), "thickness": 1.4,
+            "type": "data",
+            "symmetric": False,
+            "array": np.maximum(high - own.value, 0),
+            "arrayminus": np.maximum(own.value - low, 0),
+            "thickness": 1.4,
         },
-    )  # fmt: skip
+    )

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, final
 import numpy as np
 from jaxtyping import Float
 
-from bayesgeom.core.run import Behaviour
+from bayesgeom.core.run import Behavior
 from bayesgeom.generalization.convergence import settled_bits, tokens_to_converge
 from bayesgeom.generalization.curves import stacked, strongest
 from bayesgeom.results.estimate import Baseline, Estimate, Quantity
@@ -104,9 +104,14 @@ class SweepReport(Report):
 
 SHORTCUT = "strongest shortcut"
 _HEADER = (
-    "least entropy (bits)", "tokens, exact", "tokens, model", "KL (bits)", "KL of the shortcut", "entropy error (bits)",
+    "least entropy (bits)",
+    "tokens, exact",
+    "tokens, model",
+    "KL (bits)",
+    "KL of the shortcut",
+    "entropy error (bits)",
     "of the shortcut",
-)  # fmt: skip
+)
 
 
 def _cell(own: Estimate, form: str) -> str:
@@ -122,8 +127,8 @@ class Value:
     label: str
     note: str
     exact_entropy_bits: Float[np.ndarray, "sequence position"]
-    own: Behaviour | None
-    predictors: Mapping[str, Behaviour]
+    own: Behavior | None
+    predictors: Mapping[str, Behavior]
 
 
 def sweep_report(
@@ -179,7 +184,7 @@ def _mean(values: Float[np.ndarray, "sequence position"], seed: int) -> Estimate
 
 
 def _entropy_error(
-    own: Behaviour, exact: Float[np.ndarray, "sequence position"]
+    own: Behavior, exact: Float[np.ndarray, "sequence position"]
 ) -> Float[np.ndarray, "sequence position"]:
     error: np.ndarray = np.abs(own.model_entropy_bits.astype(np.float64) - exact)
     return error

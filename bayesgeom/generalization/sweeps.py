@@ -7,9 +7,9 @@ from typing import Any, final
 import numpy as np
 import torch
 
-from bayesgeom.core.behavior import BehaviourLog
+from bayesgeom.core.behavior import BehaviorLog
 from bayesgeom.core.errors import InvalidArgument, TaskMismatch
-from bayesgeom.core.run import Behaviour
+from bayesgeom.core.run import Behavior
 from bayesgeom.generalization.sweep_report import SweepReport, Value, sweep_report
 from bayesgeom.generalization.vocabulary import Vocabulary
 from bayesgeom.models.base import Model
@@ -83,10 +83,15 @@ class SweepJob:
         task = as_task(task, trained=None if subject is None else subject.task)
         varied = [varied_task(task, vary, value) for value in listed]
         return cls(
-            task=task, vary=vary, labels=tuple(f"{value}" for value in listed),
-            tasks=tuple(_bound(own, subject) for own in varied), model=subject, n=n, seed=seed,
+            task=task,
+            vary=vary,
+            labels=tuple(f"{value}" for value in listed),
+            tasks=tuple(_bound(own, subject) for own in varied),
+            model=subject,
+            n=n,
+            seed=seed,
             threshold_bits=threshold_bits,
-        )  # fmt: skip
+        )
 
     def run(self) -> SweepReport:
         """Every value in turn. **Raises** `TaskMismatch` where the model could be asked at none."""
@@ -97,16 +102,23 @@ class SweepJob:
                 f"Leave the model out to see the exact posterior alone."
             )
         return sweep_report(
-            found, task=str(self.task), vary=self.vary, trained_value=self._trained_value(),
-            threshold_bits=self.threshold_bits, seed=derived_seed(self.seed, Branch.RESAMPLING),
-        )  # fmt: skip
+            found,
+            task=str(self.task),
+            vary=self.vary,
+            trained_value=self._trained_value(),
+            threshold_bits=self.threshold_bits,
+            seed=derived_seed(self.seed, Branch.RESAMPLING),
+        )
 
     def diagnosis(self, report: SweepReport) -> Diagnosis:
         """The report with its provenance, ready to be saved."""
         arguments: dict[str, Any] = {
-            "vary": self.vary, "values": self.labels, "n": self.n, "seed": self.seed,
+            "vary": self.vary,
+            "values": self.labels,
+            "n": self.n,
+            "seed": self.seed,
             "threshold_bits": self.threshold_bits,
-        }  # fmt: skip
+        }
         exact = {"name": "the exact posterior", "architecture": "none"}
         where = provenance(exact if self.model is None else self.model, self.tasks[0], arguments)
         return Diagnosis.of(report, where | {"task_label": str(self.task)})
@@ -125,30 +137,33 @@ class SweepJob:
         vocabulary = Vocabulary.between(task, known)
         blocks = (vocabulary.rendered(block) for block in self._blocks(task, model.spec.device))
         run = model.run(
-            blocks, null_predictives=vocabulary.nulls(task), seed=derived_seed(self.seed, Branch.RESAMPLING)
+            blocks, baseline_predictives=vocabulary.baselines(task), seed=derived_seed(self.seed, Branch.RESAMPLING)
         )
         return Value(
-            label=label, note="", exact_entropy_bits=run.behaviour.exact_entropy_bits, own=run.behaviour,
-            predictors=run.null_behaviours,
-        )  # fmt: skip
+            label=label,
+            note="",
+            exact_entropy_bits=run.behavior.exact_entropy_bits,
+            own=run.behavior,
+            predictors=run.baseline_behaviors,
+        )
 
     def _exact(self, label: str, task: WindTunnel, *, note: str) -> Value:
         """The exact posterior and the shortcut predictors alone."""
-        log = BehaviourLog()
+        log = BehaviorLog()
         for block in self._blocks(task, "cpu"):
             exact = block.at_scored(block.predictive)
-            log.add(block, exact.log(), torch.zeros_like(exact[..., 0]), task.null_predictives(block))
-        exactly: Behaviour
+            log.add(block, exact.log(), torch.zeros_like(exact[..., 0]), task.baseline_predictives(block))
+        exactly: Behavior
         exactly, _, predictors = log.finished()
         return Value(
             label=label, note=note, exact_entropy_bits=exactly.exact_entropy_bits, own=None, predictors=predictors
-        )  # fmt: skip
+        )
 
     def _blocks(self, task: WindTunnel, device: str) -> Any:
         return task.stream(self.n, seed=derived_seed(self.seed, Branch.TRIALS), device=device)
 
     def _trained_value(self) -> str:
-        """The value of the parameter that the model was trained at, as it is labelled."""
+        """The value of the parameter that the model was trained at, as it is labeled."""
         trained = None if self.model is None else self.model.task
         if trained is None or not is_dataclass(trained) or self.vary not in {field.name for field in fields(trained)}:
             return ""

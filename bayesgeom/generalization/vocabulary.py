@@ -46,18 +46,20 @@ class Vocabulary:
         """The inverse of `rendered`."""
         return _mapped(trials, self.back)
 
-    def nulls(self, task: WindTunnel) -> Callable[[Trials], Mapping[str, Float64[Tensor, "batch query_pos answer"]]]:
+    def baselines(
+        self, task: WindTunnel
+    ) -> Callable[[Trials], Mapping[str, Float64[Tensor, "batch query_pos answer"]]]:
         """The task's shortcut predictors, for trials in known ids."""
-        return lambda trials: task.null_predictives(self.read(trials))
+        return lambda trials: task.baseline_predictives(self.read(trials))
 
 
 def _mapped(trials: Trials, to: Int64[Tensor, " id"]) -> Trials:
     to = to.to(trials.tokens.device)
-    asked = trials.realised != UNASKED
+    asked = trials.labels != UNASKED
     return replace(
         trials,
         tokens=to[trials.tokens],
         answers=to[trials.answers],
-        realised=torch.where(asked, to[trials.realised * asked], UNASKED),
+        labels=torch.where(asked, to[trials.labels * asked], UNASKED),
         token_sets={name: to[members] for name, members in trials.token_sets.items()},
     )

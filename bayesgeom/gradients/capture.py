@@ -74,8 +74,8 @@ def loss_nats(
     """Cross-entropy over all ids, mean over a sequence's scored positions: what training minimised, per sequence."""
     log_said = logits.log_softmax(dim=-1)
     if targets == "sampled":
-        realised = trials.at_scored(trials.realised)
-        return -log_said.gather(-1, realised[..., None])[..., 0].mean(dim=1)
+        labels = trials.at_scored(trials.labels)
+        return -log_said.gather(-1, labels[..., None])[..., 0].mean(dim=1)
     exact = trials.at_scored(trials.predictive).to(log_said)
     return -(exact * log_said[..., trials.answers]).sum(-1).mean(dim=1)
 
@@ -109,11 +109,20 @@ def _layer(
     if pattern is None:
         pattern = _causal_softmax(q @ per_query_head(k, q.shape[1]).mT * model.spec.score_scale)
     return LayerGradients(
-        queries=q, keys=k, values=v, mixed=z, pattern=pattern, upstream=u,
-        agreement=agreement(u, per_query_head(v, q.shape[1])), by_query=by_q, by_key=by_k, by_value=by_v,
-        by_score=by.get(("attn_scores", layer)), value_inputs=held.get(("value_inputs", layer)),
+        queries=q,
+        keys=k,
+        values=v,
+        mixed=z,
+        pattern=pattern,
+        upstream=u,
+        agreement=agreement(u, per_query_head(v, q.shape[1])),
+        by_query=by_q,
+        by_key=by_k,
+        by_value=by_v,
+        by_score=by.get(("attn_scores", layer)),
+        value_inputs=held.get(("value_inputs", layer)),
         by_value_matrix=by_matrix,
-    )  # fmt: skip
+    )
 
 
 @contextmanager

@@ -208,9 +208,12 @@ def moment_of(
         moved = (float(since[0].mean()), float(since[1].mean()))
     own = {"pattern_distance_bits": pattern.mean(dim=0).numpy(), "value_distance": values.mean(dim=0).numpy()}
     return Moment(
-        step=step, per_sequence={**measured, **own}, moved=moved,
-        pattern_by_layer=pattern.mean(dim=1).numpy(), values_by_layer=values.mean(dim=1).numpy(),
-    )  # fmt: skip
+        step=step,
+        per_sequence={**measured, **own},
+        moved=moved,
+        pattern_by_layer=pattern.mean(dim=1).numpy(),
+        values_by_layer=values.mean(dim=1).numpy(),
+    )
 
 
 def movement_report(moments: Sequence[Moment], *, targets: Targets, seed: int) -> GradientMovementReport:

@@ -97,9 +97,12 @@ class GradientJob:
         self._check(worst)
         joined = [together(of_layer) for of_layer in zip(*tallies, strict=True)]
         return gradient_report(
-            torch.cat(losses).cpu().numpy(), joined, worst, targets=self.targets,
+            torch.cat(losses).cpu().numpy(),
+            joined,
+            worst,
+            targets=self.targets,
             seed=derived_seed(self.seed, Branch.RESAMPLING),
-        )  # fmt: skip
+        )
 
     def diagnosis(self, report: GradientReport) -> Diagnosis:
         """The report as a diagnosis of its own, with provenance, ready to be saved."""

@@ -59,9 +59,14 @@ class MovementJob:
 
     @classmethod
     def of(
-        cls, run: Source | Sequence[Source], *, targets: Targets = "sampled", n: int = 32, seed: int = 0,
+        cls,
+        run: Source | Sequence[Source],
+        *,
+        targets: Targets = "sampled",
+        n: int = 32,
+        seed: int = 0,
         device: str = "cpu",
-    ) -> "MovementJob":  # fmt: skip
+    ) -> "MovementJob":
         """Read every description, and no weights."""
         if targets not in ("sampled", "exact") or n < 2:
             raise InvalidArgument(f"targets is 'sampled' or 'exact' and n at least 2; got {targets!r}, {n}.")

@@ -44,11 +44,15 @@ class Arms:
 
     def _edit(self, subspace: Subspace, shift: Float[Tensor, " r"] | None) -> Edit:
         return InSubspace(
-            site=self.site, layer=self.layer, kind=self.kind, basis=subspace.basis.to(self.like),
+            site=self.site,
+            layer=self.layer,
+            kind=self.kind,
+            basis=subspace.basis.to(self.like),
             dual=None if subspace.dual is None else subspace.dual.to(self.like),
             turn=turn(subspace.rank, self.seed).to(self.like) if self.kind == "rotate" else None,
-            shift=shift, name=subspace.name,
-        )  # fmt: skip
+            shift=shift,
+            name=subspace.name,
+        )
 
     def _spread(self, reads: Float[Tensor, "d r"]) -> Float[Tensor, " r"] | None:
         """One standard deviation of each coordinate, where coordinates are shifted."""

@@ -43,8 +43,9 @@ class InterventionControl:
 def intervention_controls() -> Iterator[InterventionControl]:
     """Used and ignored, each by both erasers; then what decoders and trained subspaces must not claim."""
     for quantity, uses, ignores in (
-        ("entropy", uses_entropy, ignores_entropy), ("belief", uses_belief, ignores_belief),
-    ):  # fmt: skip
+        ("entropy", uses_entropy, ignores_entropy),
+        ("belief", uses_belief, ignores_belief),
+    ):
         for eraser in (covariance(quantity), leace(quantity)):
             yield InterventionControl(label=f"{eraser.label}: used", build=uses, fit=eraser, holds=_is_used)
             yield InterventionControl(

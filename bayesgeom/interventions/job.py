@@ -71,9 +71,16 @@ class InterventionJob:
 
     @classmethod
     def of(
-        cls, model: ModelLike, task: TaskLike | None, subspace: Subspace | Fit | None, *,
-        kind: SubspaceKind | Design, at: InterventionSite | None, n: int, seed: int,
-    ) -> "InterventionJob":  # fmt: skip
+        cls,
+        model: ModelLike,
+        task: TaskLike | None,
+        subspace: Subspace | Fit | None,
+        *,
+        kind: SubspaceKind | Design,
+        at: InterventionSite | None,
+        n: int,
+        seed: int,
+    ) -> "InterventionJob":
         """Check everything that can be checked before anything runs."""
         subject, design = as_model(model), Design.of(kind)
         chosen, place = scored_task_of(subject, task), at or InterventionSite()
@@ -136,26 +143,35 @@ class InterventionJob:
         values = about.quantity.exact(sample.run.trials)
         is_identified = not is_function_of_position(values)
         context = Context(
-            kind=self.kind, label=self.fit.label, quantity=about.quantity.label,
+            kind=self.kind,
+            label=self.fit.label,
+            quantity=about.quantity.label,
             where=where_text(
                 self.place.site.name, self.positions.label, self.donors if self.kind == "swap" else "none"
             ),
-            bands=self.positions.bands(sample.run.trials.n_scored), subspaces=subspaces,
-            n_layers=self.model.spec.n_layers, r2=coordinate_r2(sample, read, subspaces, random, n_held=N_HELD),
+            bands=self.positions.bands(sample.run.trials.n_scored),
+            subspaces=subspaces,
+            n_layers=self.model.spec.n_layers,
+            r2=coordinate_r2(sample, read, subspaces, random, n_held=N_HELD),
             erasures=erasures(
                 reads(read, about.quantity, layers), subspaces, n_fit=N_READ, seed=derived_seed(self.seed, _SHUFFLE)
             ),
             variance_share={at: subspaces[at].variance_share(moments[at]) for at in layers},
-            outside_share=self._outside(subspaces), overlaps=self._overlaps(sample, subspaces),
+            outside_share=self._outside(subspaces),
+            overlaps=self._overlaps(sample, subspaces),
             untrained=self._untrained() if is_identified else {},
             controls=Controls(
-                random=slice(1, 1 + n_random), matched=slice(1 + n_random, 1 + n_random + self.design.n_matched),
+                random=slice(1, 1 + n_random),
+                matched=slice(1 + n_random, 1 + n_random + self.design.n_matched),
                 found=controls,
             ),
-            is_identified=is_identified, is_readout=about.is_readout, claims_the_quantity=self._claims_the_quantity,
-            follows_answer=about.quantity.name != "entropy" and not self.place.score_after, n=self.n,
+            is_identified=is_identified,
+            is_readout=about.is_readout,
+            claims_the_quantity=self._claims_the_quantity,
+            follows_answer=about.quantity.name != "entropy" and not self.place.score_after,
+            n=self.n,
             seed=derived_seed(self.seed, Branch.RESAMPLING),
-        )  # fmt: skip
+        )
         return intervention_report(main, control, context)
 
     def _overlaps(self, sample: Sample, subspaces: Mapping[int, Subspace]) -> dict[int, Overlap]:
@@ -173,9 +189,13 @@ class InterventionJob:
         """What makes the edits of one layer."""
         like = sample.run.at(self.place.site)
         return Arms(
-            site=self.place.site, layer=layer, kind=kind or self.kind, like=like, points=sample.points(layer),
+            site=self.place.site,
+            layer=layer,
+            kind=kind or self.kind,
+            like=like,
+            points=sample.points(layer),
             seed=self.seed,
-        )  # fmt: skip
+        )
 
     def _main_arms(self, sample: Sample, subspaces: Mapping[int, Subspace]) -> dict[int, list[Edit]]:
         """The subspace and the ceiling; under a swap also their removal, and the erasure of the quantity."""
@@ -226,10 +246,15 @@ class InterventionJob:
         n_arms = len(next(iter(arms.values())))
         without_direct = ((0,) if is_main else tuple(range(1, n_arms))) if has_direct else ()
         plan = Plan(
-            replayer=self._replayer(), spec=self.model.spec, means=means, arms=arms,
-            bands=bands_of(trials.n_scored)[1], positions=self.positions,
-            movement=movement if self.kind == "swap" else None, without_direct=without_direct,
-        )  # fmt: skip
+            replayer=self._replayer(),
+            spec=self.model.spec,
+            means=means,
+            arms=arms,
+            bands=bands_of(trials.n_scored)[1],
+            positions=self.positions,
+            movement=movement if self.kind == "swap" else None,
+            without_direct=without_direct,
+        )
         label = f"{self.kind} {self.fit.label}" if is_main else "control subspaces"
         return score_pairs(self._shown(n, label), plan, n)
 
@@ -241,9 +266,13 @@ class InterventionJob:
         else:
             run = self.model.run(stream, record=(self.place.site,), n_recorded=n, budget_bytes=_BUDGET)
         return Sample(
-            model=self.model, run=run, place=self.place, seed=derived_seed(self.seed, branch, 1),
-            draw_pairs=self._pairs_to_train, mask=self.positions.mask(run.trials, 0),
-        )  # fmt: skip
+            model=self.model,
+            run=run,
+            place=self.place,
+            seed=derived_seed(self.seed, branch, 1),
+            draw_pairs=self._pairs_to_train,
+            mask=self.positions.mask(run.trials, 0),
+        )
 
     def _replayer(self) -> Replayer:
         return CarriedReplayer(self.model) if self.place.site == CARRIED else self.model.replayer()

@@ -96,17 +96,28 @@ class JointInterventionReport(Report):
             levels = {each.name: each.value for each in own.baselines}
             reach = 1.1 * float(np.nanmax(np.abs([own.value, *own.ends, *levels.values()]))) + 1e-6
             rows = Rows(
-                labels=tuple(f"layers {layers}" for layers in self.sets), values=own.value, lo=own.ends[0],
-                hi=own.ends[1], marks=self.ceiling_increase_bits.value[:, column], nulls=levels,
-                what="edited together", mark="ceiling: whole activation",
-            )  # fmt: skip
+                labels=tuple(f"layers {layers}" for layers in self.sets),
+                values=own.value,
+                lo=own.ends[0],
+                hi=own.ends[1],
+                marks=self.ceiling_increase_bits.value[:, column],
+                baselines=levels,
+                what="edited together",
+                mark="ceiling: whole activation",
+            )
             add_marks(figure, (1, column + 1), rows, unit=f"increase of {name} (bits)", limits=(-reach, reach))
         order = self.axis_correlation
         layers, unedited = range(order.value.shape[1]), order.baseline(UNEDITED)[0, :, 0]
         random = order.baseline(RANDOM).value.mean(axis=0)[:, 0]
         add_profile(
-            figure, (2, 1), unedited.value, name="unedited", band=_ends(unedited), nulls={RANDOM: random}, color=EXACT
-        )  # fmt: skip
+            figure,
+            (2, 1),
+            unedited.value,
+            name="unedited",
+            band=_ends(unedited),
+            baselines={RANDOM: random},
+            color=EXACT,
+        )
         for i, name in enumerate(self.sets):
             color = SERIES[i % len(SERIES)]
             add_line(figure, (2, 1), layers, order.value[i, :, 0], name=f"layers {name}", color=color)
@@ -121,11 +132,18 @@ class JointInterventionReport(Report):
             for j, metric in enumerate(self.metrics):
                 own, beyond = self.increase_bits[i, j], self.beyond_random_bits[i, j]
                 random, orthogonal = (_with_range(own.baseline(each), "+.4f") for each in (RANDOM, ORTHOGONAL))
-                rows.append((
-                    name, metric, f"{float(own):+.4f}", _interval(own, "+.4f"), random, orthogonal,
-                    f"{self.ceiling_increase_bits.value[i, j]:+.4f}",
-                    f"{float(beyond):+.4f} [{_interval(beyond, '+.4f')}]",
-                ))  # fmt: skip
+                rows.append(
+                    (
+                        name,
+                        metric,
+                        f"{float(own):+.4f}",
+                        _interval(own, "+.4f"),
+                        random,
+                        orthogonal,
+                        f"{self.ceiling_increase_bits.value[i, j]:+.4f}",
+                        f"{float(beyond):+.4f} [{_interval(beyond, '+.4f')}]",
+                    )
+                )
         unedited = ", ".join(f"{m} {b:.4f}" for m, b in zip(self.metrics, self.unedited_bits.value, strict=True))
         title = f"{self.kind} {self.subspace} at {self.site}, bits, n = {self.n}; unedited: {unedited}"
         said = [f"layers {name}: {verdict}" for name, verdict in zip(self.sets, self.verdicts, strict=True)]

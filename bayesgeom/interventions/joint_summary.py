@@ -55,13 +55,23 @@ def joint_report(scores: Scores, context: JointContext) -> JointInterventionRepo
     most = increase.baseline(RANDOM).bar("higher")
     verdicts = [verdict_of(increase.value[i, 0], beyond.ends[0][i, 0], most[i, 0]) for i in range(len(firsts))]
     return JointInterventionReport(
-        kind=context.kind, site=context.site, subspace=context.label, rank=context.rank,
-        sets=tuple("+".join(map(str, layers)) for layers in context.sets), metrics=METRICS, targets=TARGETS,
-        unedited_bits=_estimate([scores.bits[0]], scores, context)[0], increase_bits=increase,
+        kind=context.kind,
+        site=context.site,
+        subspace=context.label,
+        rank=context.rank,
+        sets=tuple("+".join(map(str, layers)) for layers in context.sets),
+        metrics=METRICS,
+        targets=TARGETS,
+        unedited_bits=_estimate([scores.bits[0]], scores, context)[0],
+        increase_bits=increase,
         ceiling_increase_bits=Estimate.of([own[CEILING].sum(axis=0) / n for own in paired], n=n),
-        beyond_random_bits=beyond, axis_correlation=_order(scores, firsts, context), verdicts=tuple(verdicts),
-        n_random=context.n_random, n_kept=scores.own_entropy.shape[1], n=n,
-    )  # fmt: skip
+        beyond_random_bits=beyond,
+        axis_correlation=_order(scores, firsts, context),
+        verdicts=tuple(verdicts),
+        n_random=context.n_random,
+        n_kept=scores.own_entropy.shape[1],
+        n=n,
+    )
 
 
 def _level(name: str, drawn: Sequence[Float[np.ndarray, "draw *axes"]]) -> Baseline:
@@ -79,9 +89,7 @@ def _estimate(
     """Means over sequences with their intervals, set by set."""
     counts, n = scores.counts[:, None].astype(float), int(scores.counts.sum())
     ends = np.array([tuple(ratio_interval(own, counts, seed=context.seed)) for own in sums])
-    return Estimate.of(
-        [own.sum(axis=0) / n for own in sums], (ends[:, 0], ends[:, 1]), n=n, baselines=baselines
-    )  # fmt: skip
+    return Estimate.of([own.sum(axis=0) / n for own in sums], (ends[:, 0], ends[:, 1]), n=n, baselines=baselines)
 
 
 def _order(scores: Scores, firsts: Sequence[int], context: JointContext) -> Estimate:
@@ -95,9 +103,11 @@ def _order(scores: Scores, firsts: Sequence[int], context: JointContext) -> Esti
     unedited, low, high = _bounded(scores, 0, context.seed)
     found = np.array([_bounded(scores, first, context.seed) for first in firsts])
     return Estimate.of(
-        found[:, 0], (found[:, 1], found[:, 2]), n=n_kept,
+        found[:, 0],
+        (found[:, 1], found[:, 2]),
+        n=n_kept,
         baselines=[_level(RANDOM, drawn), Baseline.of("baseline", UNEDITED, unedited, low=low, high=high)],
-    )  # fmt: skip
+    )
 
 
 def _bounded(scores: Scores, arm: int, seed: int) -> tuple[Float64[np.ndarray, "layer target"], ...]:
@@ -121,8 +131,9 @@ def _correlations(
         along = (along / max(np.abs(along).max(), 1e-30)).round(6)  # what differs by rounding is equal in rank
         x, y = (without_level_means(ranks(v.ravel())[:, None], level.ravel()).reshape(v.shape) for v in (along, exact))
         by_target = (
-            resampled_spearman(along, exact, weights), resampled_correlation_at_position(x, y, weights),
+            resampled_spearman(along, exact, weights),
+            resampled_correlation_at_position(x, y, weights),
             resampled_spearman(along, own, weights),
-        )  # fmt: skip
+        )
         layers.append(np.abs(np.stack(by_target, axis=1)))
     return np.stack(layers, axis=1)

@@ -19,8 +19,10 @@ from bayesgeom.models.replay.plain_loop import PlainLoop
 from bayesgeom.tasks.base import WindTunnel
 
 _POINTS: Mapping[Site, str] = {
-    s.RESID_PRE: "hook_resid_pre", s.MLP_OUT: "hook_mlp_out", s.RESID_POST: "hook_resid_post",
-}  # fmt: skip
+    s.RESID_PRE: "hook_resid_pre",
+    s.MLP_OUT: "hook_mlp_out",
+    s.RESID_POST: "hook_resid_post",
+}
 
 
 @final
@@ -100,8 +102,19 @@ class PlantedModel(Model):
 def _spec(module: PlantedNetwork, name: str) -> ModelSpec:
     weight = module.embed.weight
     return ModelSpec(
-        name=name, architecture="planted", n_layers=len(module.blocks), n_heads=0, n_kv_heads=0,
-        d_model=weight.shape[1], d_head=0, d_mlp=max(module.d_hidden), d_vocab=len(weight), n_ctx=None, score_scale=1.0,
-        n_parameters=sum(parameter.numel() for parameter in module.parameters()), dtype="float32",
-        device=str(weight.device), weights_hash=weights_hash(module.state_dict()),
-    )  # fmt: skip
+        name=name,
+        architecture="planted",
+        n_layers=len(module.blocks),
+        n_heads=0,
+        n_kv_heads=0,
+        d_model=weight.shape[1],
+        d_head=0,
+        d_mlp=max(module.d_hidden),
+        d_vocab=len(weight),
+        n_ctx=None,
+        score_scale=1.0,
+        n_parameters=sum(parameter.numel() for parameter in module.parameters()),
+        dtype="float32",
+        device=str(weight.device),
+        weights_hash=weights_hash(module.state_dict()),
+    )

@@ -75,12 +75,12 @@ class PlantedTask(WindTunnel):
             answers=torch.arange(first, first + N_ANSWERS, device=tokens.device),
             predictive=predictive,
             belief=predictive,
-            realised=posterior // len(LEVELS) + first,
+            labels=posterior // len(LEVELS) + first,
             token_sets={"inputs": torch.arange(first, device=tokens.device)},
             relations={},
         )
 
-    def null_predictives(self, trials: Trials) -> Mapping[str, Float64[Tensor, "batch query_pos answer"]]:
+    def baseline_predictives(self, trials: Trials) -> Mapping[str, Float64[Tensor, "batch query_pos answer"]]:
         """`uniform` over the answers."""
         return {"uniform": torch.full_like(trials.at_scored(trials.predictive), 1 / N_ANSWERS)}
 

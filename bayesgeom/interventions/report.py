@@ -167,10 +167,15 @@ class InterventionReport(Report):
         increase = Profile(
             title="KL increase", y="increase in KL (bits)", effect=self.kl_increase_bits, ceiling=ceilings[KL]
         )
-        chosen = [increase, Profile(
-            title="Increase in entropy error", y="increase (bits)", effect=self.entropy_error_increase_bits,
-            ceiling=ceilings[ERROR],
-        )]  # fmt: skip
+        chosen = [
+            increase,
+            Profile(
+                title="Increase in entropy error",
+                y="increase (bits)",
+                effect=self.entropy_error_increase_bits,
+                ceiling=ceilings[ERROR],
+            ),
+        ]
         if self.is_swap and np.isfinite(self.movement.value[:, 0]).any():
             title = f"Movement towards the donor's {self.quantity}"
             ceiling = self.ceiling_movement.value[:, 0]
@@ -214,20 +219,25 @@ class InterventionReport(Report):
         levels = (ceiling.value, _most(own, RANDOM), _most(own, MATCHED), indirect.value)
         low, high = own.ends
         return (
-            str(layer), f"{own.value[layer, 0]:.4g}", interval_cell(low[layer, 0], high[layer, 0], ".3g"),
+            str(layer),
+            f"{own.value[layer, 0]:.4g}",
+            interval_cell(low[layer, 0], high[layer, 0], ".3g"),
             *(f"{level[layer, 0]:.4g}" for level in levels),
             *(f"{round(each.value[layer, 0], 3) + 0.0:.3f}" for each in last),  # no -0.000
-        )  # fmt: skip
+        )
 
     def _erased(self, layer: int) -> tuple[str, ...]:
         reads = (*self.r2.value[:, layer], _mean(self.r2, SHUFFLED)[AFTER, layer])
         low, high = self.removal_kl_bits.ends
         return (
-            str(layer), str(self.rank[layer]), f"{self.variance_share.value[layer]:.2%}",
+            str(layer),
+            str(self.rank[layer]),
+            f"{self.variance_share.value[layer]:.2%}",
             *(f"{r2:.3f}" for r2 in reads),
             f"{self.removal_kl_bits.value[layer, 0]:.4g} [{interval_cell(low[layer, 0], high[layer, 0], '.3g')}]",
-            f"{self.ceiling_bits.value[REMOVAL, layer, 0]:.3g}", self.verdict_by_layer[layer],
-        )  # fmt: skip
+            f"{self.ceiling_bits.value[REMOVAL, layer, 0]:.3g}",
+            self.verdict_by_layer[layer],
+        )
 
 
 def largest_control(effect: Estimate) -> Float[np.ndarray, "*axes"]:

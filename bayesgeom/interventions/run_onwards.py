@@ -99,7 +99,7 @@ class OnwardsJob:
         firsts = tuple(range(min(1, n_layers - 1), n_layers)) if place.layers is None else tuple(place.layers)
         scrubber = Scrubber(
             model=subject, site=place.site, quantity=fit.quantity, oblique=fit.oblique, n_fit=N_FIT, n_read=N_READ
-        )  # fmt: skip
+        )
         return cls(task=chosen, scrubber=scrubber, firsts=firsts, n=n, seed=seed)
 
     def run(self) -> OnwardsReport:
@@ -140,14 +140,23 @@ def _report(
             (low[first], high[first]), ceiling[first], own_kl, excess=excess[first], is_identified=is_identified
         )
     controls = [
-        Baseline.of("chance", RANDOM_MOST, most, low=least, high=most), Baseline.of("chance", MATCHED_MOST, matched)
-    ]  # fmt: skip
+        Baseline.of("chance", RANDOM_MOST, most, low=least, high=most),
+        Baseline.of("chance", MATCHED_MOST, matched),
+    ]
     return OnwardsReport(
-        site=scrubber.site.name, subspace=scrubber.name, quantity=scrubber.quantity.label,
+        site=scrubber.site.name,
+        subspace=scrubber.name,
+        quantity=scrubber.quantity.label,
         kl_increase_bits=Estimate.of(value, (low, high), n=n, baselines=controls),
-        ceiling_kl_increase_bits=Estimate.of(ceiling, n=n), stages=STAGES, r2=Estimate.of(r2), r2_excess=excess,
-        baseline_kl_bits=own_kl, verdict_by_layer=tuple(verdicts), is_matched_by_layer=tuple(is_matched), n=n,
-    )  # fmt: skip
+        ceiling_kl_increase_bits=Estimate.of(ceiling, n=n),
+        stages=STAGES,
+        r2=Estimate.of(r2),
+        r2_excess=excess,
+        baseline_kl_bits=own_kl,
+        verdict_by_layer=tuple(verdicts),
+        is_matched_by_layer=tuple(is_matched),
+        n=n,
+    )
 
 
 def _stream(model: Model, task: WindTunnel, n: int, seed: int) -> Iterator[Trials]:

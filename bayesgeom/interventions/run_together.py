@@ -67,9 +67,16 @@ class JointJob:
 
     @classmethod
     def of(
-        cls, model: ModelLike, task: TaskLike | None, subspace: Subspace | Fit | None, *,
-        at: Sequence[InterventionSite], kind: SubspaceKind, n: int, seed: int,
-    ) -> "JointJob":  # fmt: skip
+        cls,
+        model: ModelLike,
+        task: TaskLike | None,
+        subspace: Subspace | Fit | None,
+        *,
+        at: Sequence[InterventionSite],
+        kind: SubspaceKind,
+        n: int,
+        seed: int,
+    ) -> "JointJob":
         """Check everything that can be checked before anything runs."""
         subject = as_model(model)
         chosen = scored_task_of(subject, task)
@@ -88,9 +95,15 @@ class JointJob:
         fit = covariance() if subspace is None else fixed(subspace) if isinstance(subspace, Subspace) else subspace
         fit.check(Setting(model=subject, place=everywhere, trials=one))
         job = InterventionJob(
-            model=subject, task=chosen, fit=fit, design=Design(kind, n_random=N_RANDOM), place=everywhere, donors="",
-            n=n, seed=seed,
-        )  # fmt: skip
+            model=subject,
+            task=chosen,
+            fit=fit,
+            design=Design(kind, n_random=N_RANDOM),
+            place=everywhere,
+            donors="",
+            n=n,
+            seed=seed,
+        )
         return cls(single=job, sets=tuple(place.layers_of(subject.spec) for place in at))
 
     @property
@@ -163,6 +176,11 @@ class JointJob:
     def _context(self, subspaces: dict[int, Subspace]) -> JointContext:
         single = self.single
         return JointContext(
-            kind=single.kind, site=single.place.site.name, label=single.fit.label, rank=subspaces[self.sets[0][0]].rank,
-            sets=self.sets, n_random=N_RANDOM, seed=derived_seed(single.seed, _RESAMPLING),
-        )  # fmt: skip
+            kind=single.kind,
+            site=single.place.site.name,
+            label=single.fit.label,
+            rank=subspaces[self.sets[0][0]].rank,
+            sets=self.sets,
+            n_random=N_RANDOM,
+            seed=derived_seed(single.seed, _RESAMPLING),
+        )

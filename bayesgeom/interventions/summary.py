@@ -104,31 +104,50 @@ def intervention_report(main: Totals, control: Totals, context: Context) -> Inte
     ceilings = np.stack([shift.ceiling, kl.ceiling, error.ceiling, removal_ceiling])
     layers, controls, n = range(context.n_layers), context.controls, context.n
     share, matched, outside = context.columns(
-        {at: (context.variance_share[at], controls.found[at].share, context.outside_share[at])
-         for at in context.subspaces}, 3,
-    )  # fmt: skip
+        {
+            at: (context.variance_share[at], controls.found[at].share, context.outside_share[at])
+            for at in context.subspaces
+        },
+        3,
+    )
     return InterventionReport(
-        kind=context.kind, subspace=context.label, quantity=context.quantity, where=context.where,
+        kind=context.kind,
+        subspace=context.label,
+        quantity=context.quantity,
+        where=context.where,
         controls=controls_text(
             context.kind, _count(controls.random), _count(controls.matched), int(control.counts.sum())
         ),
-        bands=context.bands, movement=movement.own, indirect_movement=movement.indirect,
-        ceiling_movement=Estimate.of(movement.ceiling, n=n), answer_shift_bits=shift.own,
+        bands=context.bands,
+        movement=movement.own,
+        indirect_movement=movement.indirect,
+        ceiling_movement=Estimate.of(movement.ceiling, n=n),
+        answer_shift_bits=shift.own,
         indirect_answer_shift_bits=shift.indirect,
         unedited_answer_shift_bits=_answer_shift(main.baseline).sum(axis=0) / main.counts.sum(),
-        kl_increase_bits=kl.own, indirect_kl_increase_bits=kl.indirect, entropy_error_increase_bits=error.own,
-        removal_kl_bits=removal, effects=EFFECTS, ceiling_bits=Estimate.of(ceilings, n=n), stages=STAGES,
-        r2=_r2(context), targets=TARGETS, coordinate_r2=_coordinate_r2(context),
+        kl_increase_bits=kl.own,
+        indirect_kl_increase_bits=kl.indirect,
+        entropy_error_increase_bits=error.own,
+        removal_kl_bits=removal,
+        effects=EFFECTS,
+        ceiling_bits=Estimate.of(ceilings, n=n),
+        stages=STAGES,
+        r2=_r2(context),
+        targets=TARGETS,
+        coordinate_r2=_coordinate_r2(context),
         rank=np.array([context.subspaces[at].rank if at in context.subspaces else 0 for at in layers]),
-        variance_share=Estimate.of(share, baselines=[Baseline.of("chance", MATCHED, matched)]), outside_share=outside,
+        variance_share=Estimate.of(share, baselines=[Baseline.of("chance", MATCHED, matched)]),
+        outside_share=outside,
         frame_overlap=_frame_overlap(context),
         matched_by=tuple(
             matched_text(controls.found[at].by, controls.found[at].rank) if at in controls.found else ""
             for at in layers
         ),
-        baseline_kl_bits=scores.own_kl, verdict_by_layer=tuple(verdicts.get(at, ("", ""))[0] for at in layers),
-        reason_by_layer=tuple(verdicts.get(at, ("", ""))[1] for at in layers), n=n,
-    )  # fmt: skip
+        baseline_kl_bits=scores.own_kl,
+        verdict_by_layer=tuple(verdicts.get(at, ("", ""))[0] for at in layers),
+        reason_by_layer=tuple(verdicts.get(at, ("", ""))[1] for at in layers),
+        n=n,
+    )
 
 
 def without_direct_path(kind: str) -> int:
@@ -233,18 +252,30 @@ class _Scores:
             effects["answer shift"] = beyond(self.shift.own)
         has_indirect = context.claims_the_quantity and bool(np.isfinite(movement.indirect.value[layer, 0]))
         with np.errstate(divide="ignore", invalid="ignore"):
-            value, low = (np.divide(part[layer, 0], movement.ceiling[layer, 0])
-                          for part in (movement.own.value, movement.own.ends[0]))  # fmt: skip
+            value, low = (
+                np.divide(part[layer, 0], movement.ceiling[layer, 0])
+                for part in (movement.own.value, movement.own.ends[0])
+            )
         removal, removal_ceiling = self.removal
         return Evidence(
-            kind=context.kind, effects=effects, is_matched=controls.found[layer].is_matched, n=context.n,
-            n_controls=min(_count(controls.random), _count(controls.matched)), erasure=context.erasures.get(layer),
-            removal=effect(removal), erasing=None if self.erasing is None else effect(self.erasing),
+            kind=context.kind,
+            effects=effects,
+            is_matched=controls.found[layer].is_matched,
+            n=context.n,
+            n_controls=min(_count(controls.random), _count(controls.matched)),
+            erasure=context.erasures.get(layer),
+            removal=effect(removal),
+            erasing=None if self.erasing is None else effect(self.erasing),
             indirect=beyond(movement.indirect, RANDOM_MOST, MATCHED_MOST) if has_indirect else None,
-            removal_ceiling=float(removal_ceiling[layer, 0]), own_kl=self.own_kl, is_identified=context.is_identified,
-            is_readout=context.is_readout, outside_share=context.outside_share[layer], share_of_ceiling=float(value),
-            share_of_ceiling_lo=float(low), untrained_share=context.untrained.get(layer, float("nan")),
-        )  # fmt: skip
+            removal_ceiling=float(removal_ceiling[layer, 0]),
+            own_kl=self.own_kl,
+            is_identified=context.is_identified,
+            is_readout=context.is_readout,
+            outside_share=context.outside_share[layer],
+            share_of_ceiling=float(value),
+            share_of_ceiling_lo=float(low),
+            untrained_share=context.untrained.get(layer, float("nan")),
+        )
 
     def _measured(
         self,
@@ -256,8 +287,9 @@ class _Scores:
         """The effect beside its controls; without the direct path beside the most of controls without theirs."""
         context, levels, most = self.context, list[Baseline](), list[Baseline]()
         for name, name_most, arms in (
-            (RANDOM, RANDOM_MOST, context.controls.random), (MATCHED, MATCHED_MOST, context.controls.matched),
-        ):  # fmt: skip
+            (RANDOM, RANDOM_MOST, context.controls.random),
+            (MATCHED, MATCHED_MOST, context.controls.matched),
+        ):
             own = drawn[:, arms]
             mean_of, least_of, most_of = (context.placed(part) for part in (own.mean(1), own.min(1), own.max(1)))
             levels.append(Baseline.of("chance", name, mean_of, low=least_of, high=most_of))
@@ -269,9 +301,10 @@ class _Scores:
         if mean.shape[1] > at:
             indirect = self._estimate(mean[:, at], interval(at), most)
         return Measured(
-            own=self._estimate(mean[:, OWN], interval(OWN), [*levels, *more]), indirect=indirect,
+            own=self._estimate(mean[:, OWN], interval(OWN), [*levels, *more]),
+            indirect=indirect,
             ceiling=context.placed(mean[:, CEILING]),
-        )  # fmt: skip
+        )
 
     def _estimate(
         self,

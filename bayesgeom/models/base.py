@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float, Float64, Int64
 from torch import Tensor, nn
 
-from bayesgeom.core.behavior import BehaviourLog, answer_log_probabilities, are_finite, whole_entropy_bits
+from bayesgeom.core.behavior import BehaviorLog, answer_log_probabilities, are_finite, whole_entropy_bits
 from bayesgeom.core.errors import InvalidArgument, MissingSite, NonFinite, TaskMismatch
 from bayesgeom.core.run import ModelSpec, Run
 from bayesgeom.core.sites import W_K, W_K_GRAM, Site
@@ -55,7 +55,7 @@ class Model(ABC):
 
     @abstractmethod
     def fresh(self, seed: int) -> "Model":
-        """The same architecture at initialisation."""
+        """The same architecture at initialization."""
 
     @abstractmethod
     def replayer(self) -> Replayer:
@@ -108,11 +108,11 @@ class Model(ABC):
         *,
         record: Iterable[Site] = (),
         n_recorded: int = 0,
-        null_predictives: NullPredictives | None = None,
+        baseline_predictives: NullPredictives | None = None,
         budget_bytes: int = BUDGET_BYTES,
         seed: int = 0,
     ) -> Run:
-        """One pass over a stream of trials: behaviour of all, the recorded sites of the first `n_recorded`.
+        """One pass over a stream of trials: behavior of all, the recorded sites of the first `n_recorded`.
 
         In evaluation mode and without gradients; every submodule's former mode is restored, and only hooks set here are
         removed, also after an exception. Another thread that uses the same module waits. Fewer than `n_recorded` are
@@ -126,22 +126,22 @@ class Model(ABC):
         self.require(wanted, by="this run")
         training = {part: part.training for part in self.module.modules()}
         self.module.eval()
-        log = BehaviourLog()
+        log = BehaviorLog()
         try:
             with torch.no_grad(), Recorder(self.spec, self.point, [s for s in wanted if not s.is_static]) as recorder:
                 passes = self._cut(blocks, recorder, n_recorded, budget_bytes)
-                kept = self._pass_over(passes, recorder, log, null_predictives)
+                kept = self._pass_over(passes, recorder, log, baseline_predictives)
         finally:
             for part, was_training in training.items():
                 part.training = was_training
         trials = concatenate([part.trials for part in kept])
         static = {site: self._static(site, trials) for site in wanted if site.is_static}
-        scored, exact, nulls = log.finished()
+        scored, exact, baselines = log.finished()
         return Run(
             spec=self.spec,
-            behaviour=scored,
-            exact_behaviour=exact,
-            null_behaviours=nulls,
+            behavior=scored,
+            exact_behavior=exact,
+            baseline_behaviors=baselines,
             trials=trials,
             log_answers=torch.cat([part.log_answers for part in kept]),
             recorded=recorder.finished() | static,
@@ -201,8 +201,8 @@ class Model(ABC):
         self,
         passes: Iterable[tuple[Trials, bool]],
         recorder: Recorder,
-        log: BehaviourLog,
-        null_predictives: NullPredictives | None,
+        log: BehaviorLog,
+        baseline_predictives: NullPredictives | None,
     ) -> "list[_Kept]":
         """Every pass, scored into the log; what is kept of the recorded ones."""
         kept, n_bad = list[_Kept](), 0
@@ -212,7 +212,9 @@ class Model(ABC):
             if trials.has_posterior:
                 is_sound = are_finite(logits)
                 log_answers, off_answer_prob = answer_log_probabilities(logits, trials)
-                log.add(trials, log_answers, off_answer_prob, null_predictives(trials) if null_predictives else {})
+                log.add(
+                    trials, log_answers, off_answer_prob, baseline_predictives(trials) if baseline_predictives else {}
+                )
             else:
                 entropy = whole_entropy_bits(logits)
                 is_sound = entropy.isfinite().all(-1)  # no logit goes unseen

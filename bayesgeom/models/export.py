@@ -129,10 +129,16 @@ def _check_equal(module: Transformer, hf: "PreTrainedModel") -> None:
 
 def _sizes(config: TransformerConfig) -> dict[str, Any]:
     return {
-        "vocab_size": config.d_vocab, "hidden_size": config.d_model, "intermediate_size": config.d_mlp,
-        "num_hidden_layers": config.n_layers, "num_attention_heads": config.n_heads,
-        "max_position_embeddings": config.n_ctx, "hidden_act": "gelu", "tie_word_embeddings": config.tied, **_NO_IDS,
-    }  # fmt: skip
+        "vocab_size": config.d_vocab,
+        "hidden_size": config.d_model,
+        "intermediate_size": config.d_mlp,
+        "num_hidden_layers": config.n_layers,
+        "num_attention_heads": config.n_heads,
+        "max_position_embeddings": config.n_ctx,
+        "hidden_act": "gelu",
+        "tie_word_embeddings": config.tied,
+        **_NO_IDS,
+    }
 
 
 _NO_IDS: dict[str, Any] = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
@@ -153,12 +159,17 @@ def _smollm3(config: TransformerConfig) -> "PreTrainedModel":
 
 
 _LLAMA = {
-    "ln1.w": "input_layernorm.weight", "ln2.w": "post_attention_layernorm.weight",
-    "attn.W_Q.weight": "self_attn.q_proj.weight", "attn.W_K.weight": "self_attn.k_proj.weight",
-    "attn.W_V.weight": "self_attn.v_proj.weight", "attn.W_O.weight": "self_attn.o_proj.weight",
-    "mlp.W_in.weight": "mlp.gate_proj.weight", "mlp.W_in.bias": "mlp.gate_proj.bias",
-    "mlp.W_out.weight": "mlp.down_proj.weight", "mlp.W_out.bias": "mlp.down_proj.bias",
-}  # fmt: skip
+    "ln1.w": "input_layernorm.weight",
+    "ln2.w": "post_attention_layernorm.weight",
+    "attn.W_Q.weight": "self_attn.q_proj.weight",
+    "attn.W_K.weight": "self_attn.k_proj.weight",
+    "attn.W_V.weight": "self_attn.v_proj.weight",
+    "attn.W_O.weight": "self_attn.o_proj.weight",
+    "mlp.W_in.weight": "mlp.gate_proj.weight",
+    "mlp.W_in.bias": "mlp.gate_proj.bias",
+    "mlp.W_out.weight": "mlp.down_proj.weight",
+    "mlp.W_out.bias": "mlp.down_proj.bias",
+}
 
 
 def _llama_names(config: TransformerConfig) -> dict[str, str]:
@@ -186,29 +197,42 @@ def _gpt2(config: TransformerConfig) -> "PreTrainedModel":
 
     return transformers.GPT2LMHeadModel(
         transformers.GPT2Config(
-            vocab_size=config.d_vocab, n_positions=config.n_ctx, n_embd=config.d_model, n_layer=config.n_layers,
-            n_head=config.n_heads, n_inner=config.d_mlp, activation_function="gelu", layer_norm_epsilon=EPS,
-            tie_word_embeddings=config.tied, **_NO_IDS,
+            vocab_size=config.d_vocab,
+            n_positions=config.n_ctx,
+            n_embd=config.d_model,
+            n_layer=config.n_layers,
+            n_head=config.n_heads,
+            n_inner=config.d_mlp,
+            activation_function="gelu",
+            layer_norm_epsilon=EPS,
+            tie_word_embeddings=config.tied,
+            **_NO_IDS,
         )
-    )  # fmt: skip
+    )
 
 
 _GPT2 = {
-    "ln1.w": "ln_1.weight", "ln1.b": "ln_1.bias", "ln2.w": "ln_2.weight", "ln2.b": "ln_2.bias",
-    "mlp.W_in.bias": "mlp.c_fc.bias", "mlp.W_out.bias": "mlp.c_proj.bias",
-}  # fmt: skip
+    "ln1.w": "ln_1.weight",
+    "ln1.b": "ln_1.bias",
+    "ln2.w": "ln_2.weight",
+    "ln2.b": "ln_2.bias",
+    "mlp.W_in.bias": "mlp.c_fc.bias",
+    "mlp.W_out.bias": "mlp.c_proj.bias",
+}
 _GPT2_TURNED = {
-    "attn.W_O.weight": "attn.c_proj.weight", "mlp.W_in.weight": "mlp.c_fc.weight",
+    "attn.W_O.weight": "attn.c_proj.weight",
+    "mlp.W_in.weight": "mlp.c_fc.weight",
     "mlp.W_out.weight": "mlp.c_proj.weight",
-}  # fmt: skip
+}
 _QKV = ("attn.W_Q.weight", "attn.W_K.weight", "attn.W_V.weight")
 
 
 def _gpt2_names(config: TransformerConfig) -> dict[str, str]:
     names = {
-        "embed.weight": "transformer.wte.weight", "ln_final.w": "transformer.ln_f.weight",
+        "embed.weight": "transformer.wte.weight",
+        "ln_final.w": "transformer.ln_f.weight",
         "ln_final.b": "transformer.ln_f.bias",
-    }  # fmt: skip
+    }
     names |= {"pos_embed.weight": "transformer.wpe.weight"} if config.positions == "learned" else {}
     for layer in range(config.n_layers):
         names |= {f"blocks.{layer}.{a}": f"transformer.h.{layer}.{b}" for a, b in _GPT2.items()}
@@ -248,19 +272,24 @@ def _gpt_neox(config: TransformerConfig) -> "PreTrainedModel":
 
 
 _GPT_NEOX = {
-    "ln1.w": "input_layernorm.weight", "ln1.b": "input_layernorm.bias",
-    "ln2.w": "post_attention_layernorm.weight", "ln2.b": "post_attention_layernorm.bias",
+    "ln1.w": "input_layernorm.weight",
+    "ln1.b": "input_layernorm.bias",
+    "ln2.w": "post_attention_layernorm.weight",
+    "ln2.b": "post_attention_layernorm.bias",
     "attn.W_O.weight": "attention.dense.weight",
-    "mlp.W_in.weight": "mlp.dense_h_to_4h.weight", "mlp.W_in.bias": "mlp.dense_h_to_4h.bias",
-    "mlp.W_out.weight": "mlp.dense_4h_to_h.weight", "mlp.W_out.bias": "mlp.dense_4h_to_h.bias",
-}  # fmt: skip
+    "mlp.W_in.weight": "mlp.dense_h_to_4h.weight",
+    "mlp.W_in.bias": "mlp.dense_h_to_4h.bias",
+    "mlp.W_out.weight": "mlp.dense_4h_to_h.weight",
+    "mlp.W_out.bias": "mlp.dense_4h_to_h.bias",
+}
 
 
 def _gpt_neox_names(config: TransformerConfig) -> dict[str, str]:
     names = {
-        "embed.weight": "gpt_neox.embed_in.weight", "ln_final.w": "gpt_neox.final_layer_norm.weight",
+        "embed.weight": "gpt_neox.embed_in.weight",
+        "ln_final.w": "gpt_neox.final_layer_norm.weight",
         "ln_final.b": "gpt_neox.final_layer_norm.bias",
-    }  # fmt: skip
+    }
     for layer in range(config.n_layers):
         names |= {f"blocks.{layer}.{a}": f"gpt_neox.layers.{layer}.{b}" for a, b in _GPT_NEOX.items()}
     return names if config.tied else names | {"unembed.weight": "lm_head.weight"}

@@ -234,7 +234,7 @@ def task_of(model: Model, task: TaskLike | None) -> WindTunnel:
     if isinstance(chosen, FiniteTask) and chosen.is_selective:
         everything = chosen.in_order(device=model.spec.device)
         run = model.run(everything.rows(slice(i, i + _AT_A_TIME)) for i in range(0, len(everything), _AT_A_TIME))
-        return chosen.selected(run.behaviour.model_entropy_bits[:, -1])
+        return chosen.selected(run.behavior.model_entropy_bits[:, -1])
     if model.task is not None and chosen.d_vocab != model.task.d_vocab:
         raise TaskMismatch(
             f"{chosen} has {chosen.d_vocab} ids; {model.spec.name} was trained on {model.task}, which has "

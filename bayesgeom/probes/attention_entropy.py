@@ -118,8 +118,8 @@ class AttentionEntropyReport(Report):
             titles += [with_null("Consistency with the posterior", level, "uniform"), "Its median, middle 50 and 90 %"]
         figure = panels(f"{self.title}<br><sub>{self.note}</sub>" if self.note else self.title, tuple(titles))
         by_layer = self.entropy_bits_by_layer
-        nulls = {own.name: own.value.mean(axis=1) for own in self.entropy_bits.baselines}
-        add_profile(figure, (1, 1), by_layer.value, name="entropy", band=by_layer.ends, nulls=nulls)
+        baselines = {own.name: own.value.mean(axis=1) for own in self.entropy_bits.baselines}
+        add_profile(figure, (1, 1), by_layer.value, name="entropy", band=by_layer.ends, baselines=baselines)
         figure.update_yaxes(rangemode="tozero", row=1, col=1)
         label_axes(figure, (1, 1), "layer", "attention entropy (bits)")
         add_heads(figure, (1, 2), self.entropy_share.value, unit="share of log2(visible)", null=1.0, limits=(0.0, 1.0))
@@ -127,8 +127,8 @@ class AttentionEntropyReport(Report):
             return with_room_for_legend(figure)
         add_heads(figure, (2, 1), self.consistency.value, unit="1 − total variation", null=level, limits=(0.0, 1.0))
         least, low, middle, high, most = self.consistency_quantiles.mean(axis=2)
-        nulls = {own.name: own.value.mean(axis=1) for own in self.consistency.baselines}
-        add_profile(figure, (2, 2), middle, name="consistency", band=(low, high), nulls=nulls, color=SECOND)
+        baselines = {own.name: own.value.mean(axis=1) for own in self.consistency.baselines}
+        add_profile(figure, (2, 2), middle, name="consistency", band=(low, high), baselines=baselines, color=SECOND)
         add_profile(figure, (2, 2), middle, name="consistency", band=(least, most), color=SECOND)
         figure.update_yaxes(range=[0, 1], row=2, col=2)
         label_axes(figure, (2, 2), "layer", "consistency (1 is equal shares)")
@@ -174,11 +174,14 @@ class AttentionEntropy(Probe[AttentionEntropyReport]):
             ),
             entropy_bits_by_layer=estimate(entropy.mean(axis=2), widest),
             reduction=estimate(
-                of["reduction"], Baseline.of("chance", "uniform in every layer", 0.0),
+                of["reduction"],
+                Baseline.of("chance", "uniform in every layer", 0.0),
                 *of_untrained([float(copy.reduction) for copy in untrained]),
             ),
             consistency=estimate(
-                consistency, uniform, Baseline.of("permutation", OTHER, other),
+                consistency,
+                uniform,
+                Baseline.of("permutation", OTHER, other),
                 *of_untrained([copy.consistency.value for copy in untrained]),
             ),
             consistency_last_layer=estimate(
@@ -195,7 +198,7 @@ class AttentionEntropy(Probe[AttentionEntropyReport]):
             identified=agreement.is_identified,
             note=agreement.note,
             n=n,
-        )  # fmt: skip
+        )
 
     def controls(self) -> Iterator[Control[AttentionEntropyReport]]:
         trials = _planted_trials()
@@ -253,7 +256,7 @@ def _agreement(
         nothing = np.full((n, n_layers, n_queries, n_heads), np.nan)
         return _Agreement(
             found=nothing, shuffled=nothing[:, :, 0], uniform=np.nan, ceiling=np.nan, is_identified=False, note=note
-        )  # fmt: skip
+        )
     is_token = (trials.tokens[..., None] == hypotheses).to(pattern.dtype)
     belief = trials.at_scored(trials.belief).to(pattern.dtype)
     # Exchanging what attention is compared with, not attention itself, moves far less. No sequence is its own other.

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float, Float64, Int64, Shaped
 from torch import Tensor
 
-from bayesgeom.core.behavior import predicted_behaviour
+from bayesgeom.core.behavior import predicted_behavior
 from bayesgeom.core.memory import window_scores
 from bayesgeom.core.observers import Beliefs, Filter, WindowObservers
 from bayesgeom.core.run import ModelSpec, Run
@@ -57,7 +57,7 @@ class Probe(ABC, Generic[R]):
     def measure(self, run: Run, untrained: Sequence[R] = ()) -> R:
         """The report on this run; `untrained` holds this probe's reports on fresh copies of the architecture.
 
-        The null at initialisation comes from those, so that only one run is ever in memory.
+        The null at initialization comes from those, so that only one run is ever in memory.
         """
 
     @abstractmethod
@@ -86,16 +86,33 @@ def planted_run(
     }
     n_layers = next((len(values) for values in recorded.values()), 1)
     spec = ModelSpec(
-        name="planted", architecture="planted", n_layers=n_layers, n_heads=widths.get("head", n_heads),
-        n_kv_heads=widths.get("kv_head", n_heads), d_model=widths.get("d_model", 1), d_head=widths.get("d_head", 1),
-        d_mlp=1, d_vocab=int(trials.tokens.max()) + 1, n_ctx=None, score_scale=1.0, n_parameters=0, dtype="float32",
-        device="cpu", weights_hash="planted",
-    )  # fmt: skip
+        name="planted",
+        architecture="planted",
+        n_layers=n_layers,
+        n_heads=widths.get("head", n_heads),
+        n_kv_heads=widths.get("kv_head", n_heads),
+        d_model=widths.get("d_model", 1),
+        d_head=widths.get("d_head", 1),
+        d_mlp=1,
+        d_vocab=int(trials.tokens.max()) + 1,
+        n_ctx=None,
+        score_scale=1.0,
+        n_parameters=0,
+        dtype="float32",
+        device="cpu",
+        weights_hash="planted",
+    )
     return Run(
-        spec=spec, behaviour=predicted_behaviour(trials, predicted), exact_behaviour=predicted_behaviour(trials, exact),
-        null_behaviours={}, trials=trials, log_answers=predicted.log(), recorded=recorded, seed=seed,
+        spec=spec,
+        behavior=predicted_behavior(trials, predicted),
+        exact_behavior=predicted_behavior(trials, exact),
+        baseline_behaviors={},
+        trials=trials,
+        log_answers=predicted.log(),
+        recorded=recorded,
+        seed=seed,
         windows=window_scores(trials),
-    )  # fmt: skip
+    )
 
 
 def planted_trials(
@@ -113,15 +130,15 @@ def planted_trials(
     scored[:, -n_scored:] = True
     predictive = torch.full((*ids.shape, posterior.shape[2]), torch.nan, dtype=torch.float64)
     predictive[:, -n_scored:] = posterior
-    realised = torch.full_like(ids, UNASKED)
-    realised[:, -n_scored:] = posterior.argmax(-1) + first_answer
+    labels = torch.full_like(ids, UNASKED)
+    labels[:, -n_scored:] = posterior.argmax(-1) + first_answer
     return Trials(
         tokens=ids,
         scored=scored,
         answers=torch.arange(posterior.shape[2]) + first_answer,
         predictive=predictive,
         belief=predictive,
-        realised=realised,
+        labels=labels,
         token_sets={name: torch.as_tensor(members, dtype=torch.int64) for name, members in (token_sets or {}).items()},
         relations={name: torch.as_tensor(related, dtype=torch.bool) for name, related in (relations or {}).items()},
     )

@@ -148,12 +148,19 @@ class BeliefReadoutReport(Report):
                 own = panel.metric[row]
                 drawn = own if own.value.ndim == 1 else own[-1]
                 before = [float(level.value[0]) for level in drawn.baselines if level.name == EMBEDDING]
-                lines.append(Line(
-                    title=panel.title if row == 0 else f"{panel.title} ({site})", x=panel.x, y=panel.y,
-                    ticks=ticks.get(panel.x, self.confidences), values=drawn.value, band=drawn.ends, note=panel.note,
-                    nulls={level.name: level.value for level in drawn.baselines if level.name != EMBEDDING},
-                    before=before[0] if before else math.nan,
-                ))  # fmt: skip
+                lines.append(
+                    Line(
+                        title=panel.title if row == 0 else f"{panel.title} ({site})",
+                        x=panel.x,
+                        y=panel.y,
+                        ticks=ticks.get(panel.x, self.confidences),
+                        values=drawn.value,
+                        band=drawn.ends,
+                        note=panel.note,
+                        baselines={level.name: level.value for level in drawn.baselines if level.name != EMBEDDING},
+                        before=before[0] if before else math.nan,
+                    )
+                )
         return readout_figure(self.title, lines, self._simplexes())
 
     def _panels(self) -> tuple[_Panel, ...]:

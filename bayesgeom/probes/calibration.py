@@ -27,7 +27,7 @@ from bayesgeom.core.memory import (
     window_predictives,
 )
 from bayesgeom.core.observers import STARTS
-from bayesgeom.core.run import Behaviour, Run
+from bayesgeom.core.run import Behavior, Run
 from bayesgeom.probes.base import Control, Needs, Probe, planted_chain, planted_run, planted_trials
 from bayesgeom.results.estimate import Baseline, Estimate, Quantity
 from bayesgeom.results.estimators import of_untrained
@@ -163,12 +163,12 @@ class Calibration(Probe[CalibrationReport]):
     needs: ClassVar[Needs] = Needs(posterior=True)
 
     def measure(self, run: Run, untrained: Sequence[CalibrationReport] = ()) -> CalibrationReport:
-        seen, errors = _scored(run.behaviour), _entropy_errors(run.behaviour)
+        seen, errors = _scored(run.behavior), _entropy_errors(run.behavior)
         exact, model = seen["exact_entropy_bits"], seen["model_entropy_bits"]
-        predicted = {name: _entropy_errors(b) for name, b in run.null_behaviours.items()}
+        predicted = {name: _entropy_errors(b) for name, b in run.baseline_behaviors.items()}
         # The median is the constant with the least mean absolute error.
         predicted[CONSTANT] = np.abs(np.median(exact) - exact)
-        kl = {name: b.kl_bits.mean(dtype=np.float64) for name, b in run.null_behaviours.items()}
+        kl = {name: b.kl_bits.mean(dtype=np.float64) for name, b in run.baseline_behaviors.items()}
         error_of = {name: values.mean() for name, values in predicted.items()}
         profiles = {name: values.mean(axis=0) for name, values in predicted.items()}
         fresh_error = of_untrained([float(report.entropy_mae_bits) for report in untrained])
@@ -182,8 +182,8 @@ class Calibration(Probe[CalibrationReport]):
             total_variation=scalars["total_variation"],
             off_answer_prob=scalars["off_answer_prob"],
             accuracy=scalars["accuracy"],
-            exact_accuracy=Estimate.of(run.exact_behaviour.correct.mean(dtype=np.float64), n=run.n),
-            log_loss_gap_bits=Estimate.of(np.mean(run.exact_behaviour.answer_log2 - seen["answer_log2"]), n=run.n),
+            exact_accuracy=Estimate.of(run.exact_behavior.correct.mean(dtype=np.float64), n=run.n),
+            log_loss_gap_bits=Estimate.of(np.mean(run.exact_behavior.answer_log2 - seen["answer_log2"]), n=run.n),
             entropy_mae_bits_by_position=replace(error, baselines=_baselines(profiles)),
             kl_bits_by_position=kl_error,
             total_variation_by_position=seen["total_variation"].mean(axis=0),
@@ -233,12 +233,12 @@ class Calibration(Probe[CalibrationReport]):
         )
 
 
-def _scored(seen: Behaviour) -> dict[str, Float64[np.ndarray, "sequence position"]]:
+def _scored(seen: Behavior) -> dict[str, Float64[np.ndarray, "sequence position"]]:
     """Every number in float64: a run holds them in float32, whose sums would be rounded."""
     return {name: np.asarray(values, dtype=np.float64) for name, values in vars(seen).items()}
 
 
-def _entropy_errors(seen: Behaviour) -> Float64[np.ndarray, "sequence position"]:
+def _entropy_errors(seen: Behavior) -> Float64[np.ndarray, "sequence position"]:
     return np.asarray(np.abs(np.subtract(seen.model_entropy_bits, seen.exact_entropy_bits, dtype=np.float64)))
 
 
@@ -269,11 +269,15 @@ def _memory_fields(run: Run) -> dict[str, Any]:
     if run.windows is None:
         none, unknown = np.zeros(0), Estimate.of(np.nan)
         return {
-            "window_kl_bits": Estimate.of(none.reshape(0, 0)), "window_gain_bits": Estimate.of(none),
-            "window_starts": (), "windows": (), "effective_memory_symbols": unknown, "transport_gap_bits": unknown,
+            "window_kl_bits": Estimate.of(none.reshape(0, 0)),
+            "window_gain_bits": Estimate.of(none),
+            "window_starts": (),
+            "windows": (),
+            "effective_memory_symbols": unknown,
+            "transport_gap_bits": unknown,
             "transport": "",
-        }  # fmt: skip
-    found = effective_memory(run.windows, run.behaviour.kl_bits, seed=run.seed)
+        }
+    found = effective_memory(run.windows, run.behavior.kl_bits, seed=run.seed)
     equal = Baseline.of("baseline", "equal to the window observer", 0.0)
     return {
         "window_kl_bits": Estimate.of(found.kl_bits, n=run.n),

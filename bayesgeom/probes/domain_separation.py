@@ -29,7 +29,7 @@ from bayesgeom.results.report import Report, headline_of
 from bayesgeom.stats.bootstrap import jackknife_weights, mean_interval, percentile_interval, statistic_interval
 from bayesgeom.stats.chance import gaussian_first_share
 from bayesgeom.stats.clusters import point_silhouettes
-from bayesgeom.stats.pca import cloud_axes, standardised, variance_shares
+from bayesgeom.stats.pca import cloud_axes, standardized, variance_shares
 from bayesgeom.stats.resampling import refitted_axis_shares
 from bayesgeom.stats.subspace import principal_angles
 
@@ -103,17 +103,17 @@ class DomainSeparationReport(Report):
         from bayesgeom.results.theme import SERIES, label_axes, panels, with_room_for_legend
 
         figure, own = panels(self.title, _PANELS), self.silhouette
-        add_profile(figure, (1, 1), own.value, name="silhouette", band=own.ends, nulls=_levels(own))
+        add_profile(figure, (1, 1), own.value, name="silhouette", band=own.ends, baselines=_levels(own))
         label_axes(figure, (1, 1), "layer", "silhouette (−1 to 1)")
         levels = _levels(self.angle_degrees)
-        add_profile(figure, (1, 2), self.angle_degrees.value, name="angle", nulls=levels, color=SERIES[1])
+        add_profile(figure, (1, 2), self.angle_degrees.value, name="angle", baselines=levels, color=SERIES[1])
         label_axes(figure, (1, 2), "layer", "mean principal angle (degrees)")
         mixed = {MIXED: self.pc12_share.baseline(MIXED).value.mean(axis=1)}
         for i, name in enumerate(self.groups):
             color, share, gain = SERIES[i % len(SERIES)], self.pc12_share[:, i], self.pc12_gain[:, i]
-            add_profile(figure, (2, 1), share.value, name=name, nulls=None if i else mixed, color=color)
+            add_profile(figure, (2, 1), share.value, name=name, baselines=None if i else mixed, color=color)
             fresh = {f"{level}, {name}": values for level, values in _levels(gain).items() if level == UNTRAINED}
-            add_profile(figure, (2, 2), gain.value, name=name, band=gain.ends, nulls=fresh, color=color)
+            add_profile(figure, (2, 2), gain.value, name=name, band=gain.ends, baselines=fresh, color=color)
         label_axes(figure, (2, 1), "layer", "share of variance in two dimensions")
         label_axes(figure, (2, 2), "layer", "gain in that share")
         return with_room_for_legend(figure)
@@ -214,7 +214,7 @@ class _How:
     seed: int
 
     def prepared(self, members: Float64[Tensor, "point d"]) -> Float64[Tensor, "point d"]:
-        return standardised(members) if self.standardized else members - members.mean(dim=0)
+        return standardized(members) if self.standardized else members - members.mean(dim=0)
 
 
 @final

@@ -83,7 +83,7 @@ class KeyOverlap(Probe[KeyOverlapReport]):
             return found, Estimate.of(*mean, n=n, baselines=_of_means(levels[:, i]))
 
         overlap, mean_overlap = with_levels(values("overlap"), 0)
-        centered_overlap, mean_centered_overlap = with_levels(values("overlap_centred"), 1)
+        centered_overlap, mean_centered_overlap = with_levels(values("overlap_centered"), 1)
         return KeyOverlapReport(
             views=tuple(view.name for view in views),
             overlap=overlap,
@@ -91,7 +91,7 @@ class KeyOverlap(Probe[KeyOverlapReport]):
             mean_overlap=mean_overlap,
             mean_centered_overlap=mean_centered_overlap,
             largest_overlap=alone("overlap_max"),
-            largest_centered_overlap=alone("overlap_centred_max", has_chance=False),
+            largest_centered_overlap=alone("overlap_centered_max", has_chance=False),
             signed_mean=alone("signed_mean"),
             orthogonality=alone("orthogonality"),
             dimension_utilization=alone("dimension_utilisation"),
@@ -147,12 +147,15 @@ def _views(run: Run, weights: Float[np.ndarray, "row batch"]) -> list[_View]:
         variants.append(
             {
                 name: _View(
-                    name=f"{name} / {WEIGHTS}", vectors=keys[:, :, at], rows=unknown, crossfit=unknown[0, 0],
+                    name=f"{name} / {WEIGHTS}",
+                    vectors=keys[:, :, at],
+                    rows=unknown,
+                    crossfit=unknown[0, 0],
                     inputs=of[name],
                 )
                 for name, at in members.items()
             }
-        )  # fmt: skip
+        )
     views = [by_set[name] for name in members for by_set in variants]
     if W_K_GRAM in run.recorded:
         columns, width = coordinates_of(run.at(W_K_GRAM)), run.spec.d_model

@@ -150,7 +150,7 @@ class KeyOverlapReport(Report):
         figure = panels(self.title, (f"{self.views[0]}, mean over heads", *titles))
         raw, without_mean = self.mean_overlap[0], self.mean_centered_overlap[0]
         levels = {level.name: level.value for level in raw.baselines}
-        add_profile(figure, (1, 1), raw.value, name="mean |cosine|", band=raw.ends, nulls=levels)
+        add_profile(figure, (1, 1), raw.value, name="mean |cosine|", band=raw.ends, baselines=levels)
         add_profile(figure, (1, 1), without_mean.value, name="mean key removed", color=SECOND)
         label_axes(figure, (1, 1), "layer", "mean |cosine| (1 is parallel)")
         figure.update_yaxes(range=[0, 1], row=1, col=1)

@@ -25,7 +25,7 @@ from bayesgeom.tasks.base import Branch, FiniteTask, WindTunnel, derived_seed
 
 N_RECORDED = 192  # sequences whose activations are kept: enough for every interval, and independent of n
 N_RENAMED = 128  # sequences that are shown under two names: one block, drawn alike whatever n is
-_INITIALISATION = "initialisation"  # what is skipped where no copy can be built
+_INITIALIZATION = "initialization"  # what is skipped where no copy can be built
 
 AnyProbe = Probe[Any]
 
@@ -42,9 +42,9 @@ def diagnose(
 ) -> Diagnosis:
     """Every probe that this model can serve, on `n` fresh sequences of the task it was trained on, or of `task`.
 
-    Behavioural numbers use all `n` sequences; activations are kept of the first 192 (each report says its own n).
+    Behavioral numbers use all `n` sequences; activations are kept of the first 192 (each report says its own n).
     `n_untrained` untrained networks of the same architecture get one pass each; where none can be built, as of a model
-    that is partly on disk, `skipped` says so under "initialisation". A probe that this model cannot serve is in
+    that is partly on disk, `skipped` says so under "initialization". A probe that this model cannot serve is in
     `skipped` with the reason, and one that this task says nothing about in `inapplicable`; asked for by name, either
     raises. A name may carry an option: "value_manifold:standardized". With `ablations` the default battery is run too.
     Where no probes are named, what `relabel` finds on 128 sequences is added, or why it was not asked.
@@ -74,7 +74,7 @@ def diagnose(
             for name, report in found.items():
                 fresh[name].append(report)
     except NoCopy as reason:
-        skipped[_INITIALISATION] = str(reason)
+        skipped[_INITIALIZATION] = str(reason)
     run = _run(subject, chosen, blocks, plan.sites, seed, progress=-(-n // 128))
     reports, faults = _measured(plan, run, {name: own for name, own in fresh.items() if name not in skipped})
     skipped |= faults
@@ -200,9 +200,14 @@ def _plan(
     by_name = set(known) if probes is None else {item.partition(":")[0] for item in probes if isinstance(item, str)}
     foreign = frozenset(n for n, probe in chosen.items() if n in by_name and is_foreign(type(probe)))
     return _Plan(
-        served=chosen, contained=foreign, is_named=probes is not None, sites=tuple(sites), skipped=skipped,
-        inapplicable=inapplicable, renaming=renaming,
-    )  # fmt: skip
+        served=chosen,
+        contained=foreign,
+        is_named=probes is not None,
+        sites=tuple(sites),
+        skipped=skipped,
+        inapplicable=inapplicable,
+        renaming=renaming,
+    )
 
 
 def _named(text: str, known: Mapping[str, AnyProbe]) -> AnyProbe:
@@ -269,6 +274,6 @@ def _run(
         iter(shown),
         record=sites,
         n_recorded=N_RECORDED,
-        null_predictives=task.null_predictives,
+        baseline_predictives=task.baseline_predictives,
         seed=derived_seed(seed, Branch.RESAMPLING),
     )

@@ -31,7 +31,7 @@ from bayesgeom.stats.chance import Chance, at_least, falls_by_more, gaussian_sha
 from bayesgeom.stats.cosine import coordinates_of, overlap, pairwise_cosine
 from bayesgeom.stats.information import entropy_bits
 from bayesgeom.stats.intervals import Scale
-from bayesgeom.stats.pca import cloud_axes, standardised
+from bayesgeom.stats.pca import cloud_axes, standardized
 from bayesgeom.stats.resampling import refitted_axis_shares
 from bayesgeom.stats.tokens import in_parts, occurrences, token_means
 
@@ -44,9 +44,12 @@ MAX_SEQUENCES, GAUSSIAN_DRAWS, MIN_DRAWN = 256, 60, 9
 ABOVE_GAUSSIAN = 1.25  # a share of PC1 no larger than this, over that of Gaussian points, has no interval
 CHANCE = "random data of the same sizes"
 MEASURES = (
-    "PC1 of values", "PC1 + PC2 of values", "layers with W_K columns apart", "layers with keys apart",
+    "PC1 of values",
+    "PC1 + PC2 of values",
+    "layers with W_K columns apart",
+    "layers with keys apart",
     "fall of attention entropy",
-)  # fmt: skip
+)
 _COLUMNS, _KEYS, _OF_LAYERS = MEASURES[2], MEASURES[3], MEASURES[2:4]
 _SCALES: tuple[Scale, ...] = ("share", "share", "plain", "plain", "plain")
 _THRESHOLDS = (SHARE, SHARE, LAYERS, LAYERS, REDUCTION)
@@ -108,9 +111,14 @@ class PassThresholdsReport(Report):
         )
         low, high = self.measured.ends
         rows = Rows(
-            labels=self.measures, values=self.measured.value, lo=low, hi=high, marks=self.threshold,
-            nulls={own.name: own.value for own in self.measured.baselines}, mark="threshold",
-        )  # fmt: skip
+            labels=self.measures,
+            values=self.measured.value,
+            lo=low,
+            hi=high,
+            marks=self.threshold,
+            baselines={own.name: own.value for own in self.measured.baselines},
+            mark="threshold",
+        )
         add_marks(figure, (1, 1), rows, unit="measured (−1 to 1)", limits=(-1.0, 1.02))
         level = np.full_like(self.key_overlap, OVERLAP)
         add_profile(figure, (1, 2), self.key_overlap, name="keys")
@@ -189,11 +197,18 @@ class PassThresholds(Probe[PassThresholdsReport]):
             *of_untrained([copy.measured.value for copy in untrained]),
         )
         return PassThresholdsReport(
-            measures=MEASURES, measured=Estimate.of(measured, (low, high), n=n, baselines=baselines),
-            threshold=np.array(_THRESHOLDS), chance_passes=rates, untrained_passes=by_copies, verdicts=tuple(verdicts),
-            sizes=tuple(c.sizes for c in chance), column_overlap=columns[0], key_overlap=keys[0],
-            final_entropy_bits=entropy[0], n=n,
-        )  # fmt: skip
+            measures=MEASURES,
+            measured=Estimate.of(measured, (low, high), n=n, baselines=baselines),
+            threshold=np.array(_THRESHOLDS),
+            chance_passes=rates,
+            untrained_passes=by_copies,
+            verdicts=tuple(verdicts),
+            sizes=tuple(c.sizes for c in chance),
+            column_overlap=columns[0],
+            key_overlap=keys[0],
+            final_entropy_bits=entropy[0],
+            n=n,
+        )
 
     def controls(self) -> Iterator[Control[PassThresholdsReport]]:
         rng = np.random.default_rng(0)
@@ -233,7 +248,7 @@ def _shares(run: Run, weights: Float64[np.ndarray, "row sequence"]) -> Float64[n
     """Of PC1, and of PC1 and PC2 together; the axes are fitted anew in each row."""
     n = weights.shape[1]
     values, last = run.at(V)[-1][:n], run.trials.scored_positions()[:n, -1]
-    points = standardised(values[torch.arange(n, device=values.device), last].flatten(1))
+    points = standardized(values[torch.arange(n, device=values.device), last].flatten(1))
     _, axes = cloud_axes(points)
     shares = refitted_axis_shares(points[:, None].cpu().numpy(), axes[:, :2].cpu().numpy(), weights).T.cumsum(axis=0)
     return shares[[0, -1]]

@@ -163,9 +163,9 @@ class QKAlignmentReport(Report):
         for i, (relation, color) in enumerate(zip(self.relations, SERIES * len(self.relations), strict=False)):
             name, profile = _words(relation), self.mass_over_other_by_layer[i]
             levels = {level.name: level.value for level in profile.baselines if level.name != STRONGEST}
-            add_profile(figure, (1, 1), profile.value, name=name, band=profile.ends, nulls=levels, color=color)
+            add_profile(figure, (1, 1), profile.value, name=name, band=profile.ends, baselines=levels, color=color)
             contrast = self.contrast_over_other.value[i].mean(axis=1)
-            add_profile(figure, (1, 2), contrast, name=name, nulls={OTHER: np.zeros(len(contrast))}, color=color)
+            add_profile(figure, (1, 2), contrast, name=name, baselines={OTHER: np.zeros(len(contrast))}, color=color)
             for column, (label, values, at, limits) in enumerate(maps, start=1):
                 add_heads(figure, (i + 2, column), values[i], unit=label, null=at, limits=limits)
         label_axes(figure, (1, 1), "layer", "share of attention")
@@ -193,9 +193,10 @@ class QKAlignment(Probe[QKAlignmentReport]):
         copies = [copy for copy in untrained if copy.relations == relations]
         strongest = [np.abs(copy.mass_over_other_by_layer.value).max(axis=1, keepdims=True) for copy in copies]
         uniform, alike, other = (
-            Baseline.of("chance", UNIFORM, 0.0), Baseline.of("chance", ALIKE, 0.0),
+            Baseline.of("chance", UNIFORM, 0.0),
+            Baseline.of("chance", ALIKE, 0.0),
             Baseline.of("permutation", OTHER, 0.0),
-        )  # fmt: skip
+        )
 
         def estimate(draws: Float[np.ndarray, "draw *rest"], *baselines: Baseline) -> Estimate:
             return smooth_estimate(draws, seed=run.seed, n=n, baselines=baselines)

@@ -36,7 +36,7 @@ from bayesgeom.stats.manifold import (
     shuffled_scale,
     view,
 )
-from bayesgeom.stats.pca import standardised
+from bayesgeom.stats.pca import standardized
 from bayesgeom.stats.resampling import order_under_permutation, resampled_cloud, resampled_order
 
 if TYPE_CHECKING:
@@ -142,9 +142,10 @@ class ValueManifoldReport(Report):
         shown = zip(self.shown_sites, self.shown_points, self.shown_curve, strict=True)
         row = self.sites.index("resid_post")
         order = {
-            _CURVE: self.curve_share[row], _READ_OUT: self.entropy_r2[row],
+            _CURVE: self.curve_share[row],
+            _READ_OUT: self.entropy_r2[row],
             **{label: self.spearman[ordering, row] for ordering, label in enumerate(_ORDERED)},
-        }  # fmt: skip
+        }
         return manifold_figure(
             title=self.title if self.identified else f"{self.title} — {_UNIDENTIFIED}",
             clouds=[Cloud(site=site, points=points, curve=curve) for site, points, curve in shown],
@@ -188,7 +189,7 @@ class ValueManifold(Probe[ValueManifoldReport]):
         def points_of(site: Site, layer: int) -> Float[Tensor, "point d"]:
             values = run.at(site)[layer][:n]
             points = (trials.at_scored(values) if "key_pos" in site.axes else values).flatten(2).flatten(0, 1)
-            return standardised(points) if self.standardized else points
+            return standardized(points) if self.standardized else points
 
         layers, sites = range(run.spec.n_layers), [site for site in _SITES if site in run.recorded]
         clouds = {site: [cloud_statistics(points_of(site, i), scale) for i in layers] for site in sites}

@@ -23,9 +23,17 @@ if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
 _WITH_REPORTS = (
-    "probes", "ablations", "interventions", "comparison", "dynamics", "generalization", "gradients", "experiments.em",
-    "subspaces", "training.monitor",
-)  # fmt: skip
+    "probes",
+    "ablations",
+    "interventions",
+    "comparison",
+    "dynamics",
+    "generalization",
+    "gradients",
+    "experiments.em",
+    "subspaces",
+    "training.monitor",
+)
 
 
 @final
@@ -120,7 +128,7 @@ class Diagnosis(Mapping[str, Report]):
         return frame([row for report in self.reports.values() for row in records_of(report)], self.provenance)
 
     def to_xarray(self) -> "xr.DataTree":
-        """Return a labelled dataset per report, as a tree."""
+        """Return a labeled dataset per report, as a tree."""
         import xarray as xr
 
         return xr.DataTree.from_dict({name: report.to_xarray() for name, report in self.reports.items()})

@@ -34,7 +34,7 @@ class Quantity:
 
     Args:
         axes: Names of the axes, in order, with spaces between them; "" for a scalar. An axis `thing` whose entries
-            have names is labelled by the report's field `things`.
+            have names is labeled by the report's field `things`.
         unit: Unit of the value, such as "bits"; "" for none.
         better: Which direction is better than a baseline; "" where neither is.
         label: What tables and figures call it.
@@ -136,9 +136,14 @@ class Estimate:
         own = _array(value)
         low, high = (None, None) if interval is None else (_to_shape(end, own.shape, "interval") for end in interval)
         return cls(
-            value=own, low=low, high=high, resampled="" if interval is None else resampled, n=n,
-            baselines=tuple(baseline.broadcast(own.shape) for baseline in baselines), why_not=why_not,
-        )  # fmt: skip
+            value=own,
+            low=low,
+            high=high,
+            resampled="" if interval is None else resampled,
+            n=n,
+            baselines=tuple(baseline.broadcast(own.shape) for baseline in baselines),
+            why_not=why_not,
+        )
 
     def __float__(self) -> float:
         """Return the value of a scalar.
@@ -154,9 +159,14 @@ class Estimate:
         """Return the estimate of some entries, with their ends and baselines."""
         low, high = (None if end is None else _array(end[index]) for end in (self.low, self.high))
         return type(self)(
-            value=_array(self.value[index]), low=low, high=high, resampled=self.resampled, n=self.n,
-            baselines=tuple(baseline[index] for baseline in self.baselines), why_not=self.why_not,
-        )  # fmt: skip
+            value=_array(self.value[index]),
+            low=low,
+            high=high,
+            resampled=self.resampled,
+            n=self.n,
+            baselines=tuple(baseline[index] for baseline in self.baselines),
+            why_not=self.why_not,
+        )
 
     def __repr__(self) -> str:
         if self.value.ndim:

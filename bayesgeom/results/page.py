@@ -49,11 +49,17 @@ def page_of(title: str, reports: Mapping[str, Any], left_out: Mapping[str, str],
     """Return the page of some reports, each with its figure and its headlines."""
     sections = [
         Section(
-            name=name, title=report.title, about=report.about, headlines=report.headlines(), figure=_figure(report),
-            n=report.n, counts=report.counts, verdict=report.conclusion(),
+            name=name,
+            title=report.title,
+            about=report.about,
+            headlines=report.headlines(),
+            figure=_figure(report),
+            n=report.n,
+            counts=report.counts,
+            verdict=report.conclusion(),
         )
         for name, report in reports.items()
-    ]  # fmt: skip
+    ]
     return page(title, sections, n_leading=HEADLINES_SHOWN, skipped=left_out, provenance=provenance)
 
 

@@ -5,7 +5,7 @@ A report is a dataclass. A number with an interval or with baselines is one fiel
     kl_bits: Annotated[Estimate, Quantity("layer", unit="bits", better="lower", label="KL(exact ‖ model)")]
 
 Other numbers, such as masks and indices, are arrays with jaxtyping annotations. Tables, files, shape checks and xarray
-follow from the annotations. An axis `thing` whose entries have names is labelled by the field `things`.
+follow from the annotations. An axis `thing` whose entries have names is labeled by the field `things`.
 """
 
 import copy
@@ -109,12 +109,12 @@ class Report(ABC):
 
     @final
     def to_xarray(self) -> "xr.Dataset":
-        """Return all estimates and arrays as a labelled dataset.
+        """Return all estimates and arrays as a labeled dataset.
 
         Variable `x` has companions `x_low` and `x_high` where it has an interval, and `x_baseline` along an axis
         `x_baselines` that names its baselines. Attributes say unit, label and which direction is better.
         """
-        from bayesgeom.results.labelled import dataset
+        from bayesgeom.results.labeled import dataset
 
         return dataset(self.name, self)
 
@@ -192,12 +192,17 @@ def headline_of(report: Report, metric: str, at: tuple[int, ...] = (), label: st
     own: Estimate = vars(report)[metric][at]
     (low, high), hardest = own.ends, own.hardest_baseline(quantity.better)
     return Headline(
-        metric=metric, label=label or quantity.label, value=float(own.value), unit=quantity.unit, low=float(low),
-        high=float(high), baseline=math.nan if hardest is None else float(hardest.value),
+        metric=metric,
+        label=label or quantity.label,
+        value=float(own.value),
+        unit=quantity.unit,
+        low=float(low),
+        high=float(high),
+        baseline=math.nan if hardest is None else float(hardest.value),
         baseline_name=_others(own, hardest),
         verdict=str(own.clears(quantity.better)) if own.baselines and quantity.better else "",
         no_interval=(own.why_not or TOO_FEW) if bool(own.is_withheld) else "",
-    )  # fmt: skip
+    )
 
 
 def _others(own: Estimate, hardest: Baseline | None) -> str:

@@ -103,12 +103,15 @@ def estimate_parts(name: str, estimate: Estimate) -> tuple[dict[str, Any], dict[
         return found
 
     scalars = {
-        **held(estimate, name), "resampled": estimate.resampled, "n": estimate.n, "why_not": estimate.why_not,
+        **held(estimate, name),
+        "resampled": estimate.resampled,
+        "n": estimate.n,
+        "why_not": estimate.why_not,
         "baselines": [
             {"kind": own.kind, "name": own.name, **held(own, f"{name}.{index}")}
             for index, own in enumerate(estimate.baselines)
         ],
-    }  # fmt: skip
+    }
     return encoded(scalars), arrays
 
 
@@ -152,9 +155,14 @@ def estimate_of(name: str, held: Any, arrays: Mapping[str, np.ndarray], where: s
     if len(shapes) != 1 or kinds != {"f"}:
         raise OutputFault(f"{form}: value, ends and baselines have shapes {sorted(shapes)}.")
     return Estimate(
-        value=value, low=low, high=high, resampled=held["resampled"], n=held["n"], why_not=held["why_not"],  # type: ignore[arg-type]
+        value=value,
+        low=low,
+        high=high,
+        resampled=held["resampled"],
+        n=held["n"],
+        why_not=held["why_not"],  # type: ignore[arg-type]
         baselines=tuple(baselines),
-    )  # fmt: skip
+    )
 
 
 def quantity_of(hint: Any) -> Quantity | None:

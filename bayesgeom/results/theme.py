@@ -1,4 +1,4 @@
-"""One look for every chart: measured numbers in colour, chance in grey, titles and units always on the axes."""
+"""One look for every chart: measured numbers in color, chance in grey, titles and units always on the axes."""
 
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
@@ -19,9 +19,12 @@ def panels(title: str, subplot_titles: tuple[str, ...], *, n_columns: int = 2, r
     n_rows = -(-len(subplot_titles) // n_columns)
     height = row_height * n_rows - BETWEEN
     figure = make_subplots(
-        rows=n_rows, cols=n_columns, subplot_titles=subplot_titles, vertical_spacing=BETWEEN / height,
+        rows=n_rows,
+        cols=n_columns,
+        subplot_titles=subplot_titles,
+        vertical_spacing=BETWEEN / height,
         horizontal_spacing=0.22 / max(2, n_columns),
-    )  # fmt: skip
+    )
     figure.update_layout(
         title={"text": title, "x": 0.01, "xanchor": "left", "y": 1, "yref": "container", "yanchor": "top", "pad_t": 20},
         title_font_size=17,

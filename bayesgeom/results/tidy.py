@@ -44,10 +44,10 @@ def records_of(report: Any) -> list[Record]:
     held, declared = vars(report), quantities_of(type(report))
     rows = [_row(report, name, value=value) for name, value in held.items() if isinstance(value, float)]
     for metric, quantity in declared.items():
-        if _is_labelled(held, quantity.dims):
+        if _is_labeled(held, quantity.dims):
             rows.extend(_of_estimate(report, metric, quantity))
     for metric, axes in axes_of(type(report)).items():
-        if metric not in declared and _is_labelled(held, axes):
+        if metric not in declared and _is_labeled(held, axes):
             values = held[metric]
             rows.extend(
                 _row(report, metric, value=float(values[index]), **_place(held, axes, index))
@@ -75,7 +75,7 @@ def frame(records: Sequence[Record], provenance: Mapping[str, Any]) -> "pd.DataF
     return table
 
 
-def _is_labelled(held: Mapping[str, Any], axes: Sequence[str]) -> bool:
+def _is_labeled(held: Mapping[str, Any], axes: Sequence[str]) -> bool:
     """Whether every axis is a column of the table, or has names for its entries."""
     return all(axis in _COLUMN_OF_AXIS or f"{axis}s" in held for axis in axes)
 
@@ -88,16 +88,31 @@ def _of_estimate(report: Any, metric: str, quantity: Quantity) -> Iterator[Recor
         (low, high), hardest = own.ends, own.hardest_baseline(quantity.better)
         level = {} if hardest is None else {"baseline": float(hardest.value), "baseline_name": hardest.name}
         yield _row(
-            report, metric, unit=quantity.unit, value=float(own.value), low=float(low), high=float(high),
-            n=own.n or report.n, **level, **_place(held, quantity.dims, index),
-        )  # fmt: skip
+            report,
+            metric,
+            unit=quantity.unit,
+            value=float(own.value),
+            low=float(low),
+            high=float(high),
+            n=own.n or report.n,
+            **level,
+            **_place(held, quantity.dims, index),
+        )
 
 
 def _row(report: Any, metric: str, **known: Any) -> Record:
     blank: dict[str, Any] = {
-        "unit": "", "variant": None, "layer": None, "head": None, "position": None, "low": math.nan, "high": math.nan,
-        "baseline": math.nan, "baseline_name": "", "n": report.n,
-    }  # fmt: skip
+        "unit": "",
+        "variant": None,
+        "layer": None,
+        "head": None,
+        "position": None,
+        "low": math.nan,
+        "high": math.nan,
+        "baseline": math.nan,
+        "baseline_name": "",
+        "n": report.n,
+    }
     return Record(probe=report.name, metric=metric, **(blank | known))
 
 

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from bayesgeom.stats.cosine import chance_overlap
 from bayesgeom.stats.information import entropy_bits
-from bayesgeom.stats.pca import standardised
+from bayesgeom.stats.pca import standardized
 
 _ROWS = 2_048  # attention rows drawn
 
@@ -34,14 +34,14 @@ class Chance:
 
 @cache
 def gaussian_shares(n: int, d: int, *, rank: int, draws: int, seed: int) -> Float64[np.ndarray, "draw component"]:
-    """Share of the variance in the first 1 … `rank` principal components of n standardised Gaussian points in R^d.
+    """Share of the variance in the first 1 … `rank` principal components of n standardized Gaussian points in R^d.
 
     About (1 + √(n/d))² / n for the first, where n < d; fewer points lie flatter, whatever they are.
     """
     generator = torch.Generator().manual_seed(seed)
     found = np.empty((draws, rank))
     for draw in range(draws):
-        cloud = standardised(torch.randn(n, d, generator=generator, dtype=torch.float32))
+        cloud = standardized(torch.randn(n, d, generator=generator, dtype=torch.float32))
         gram = (cloud @ cloud.T if n < d else cloud.T @ cloud).double()
         variances = torch.linalg.eigvalsh(gram).flip(0)
         found[draw] = (variances.cumsum(0) / variances.sum())[:rank].numpy()

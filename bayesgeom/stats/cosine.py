@@ -25,7 +25,7 @@ def pairwise_cosine(vectors: Float[Tensor, "*batch item d"]) -> Float[Tensor, "*
     return unit @ unit.mT
 
 
-def centred(vectors: Float[Tensor, "*batch item d"]) -> Float[Tensor, "*batch item d"]:
+def centered(vectors: Float[Tensor, "*batch item d"]) -> Float[Tensor, "*batch item d"]:
     """Vectors minus their mean; NaN where nothing but rounding is left."""
     length = vectors.norm(dim=-1, keepdim=True)
     is_defined = length.isfinite()
@@ -92,7 +92,7 @@ def chance_overlap(d: int) -> float:
     return math.exp(math.lgamma(d / 2) - math.lgamma((d + 1) / 2)) / math.sqrt(math.pi)
 
 
-def chance_overlap_centred(n: int, d: int) -> float:
+def chance_overlap_centered(n: int, d: int) -> float:
     """Expected |cosine| of two of `n` random vectors in `d` dimensions once their mean is removed.
 
     Removing the mean correlates any two by ρ = −1/(n−1), so few vectors overlap visibly whatever they encode. Exact
@@ -125,7 +125,7 @@ def chance_overlap_max(n: int, d: int) -> float:
 
 def overlaps(vectors: Float[Tensor, "draw *batch item d"]) -> Float[Tensor, "draw 2 *batch"]:
     """Overlap as they are, and with their mean removed."""
-    return torch.stack([overlap(pairwise_cosine(x)) for x in (vectors, centred(vectors))], dim=1)
+    return torch.stack([overlap(pairwise_cosine(x)) for x in (vectors, centered(vectors))], dim=1)
 
 
 def projected_overlaps(
@@ -141,7 +141,7 @@ def projected_overlaps(
 def random_overlaps(n: int, d: int, *, draws: int, seed: int) -> Float64[np.ndarray, "draw 2"]:
     """Overlap of `n` random directions in R^d, raw and centered, in each of `draws` draws; NaN for fewer than two.
 
-    Their mean is `chance_overlap` and `chance_overlap_centred`; one set of directions scatters about it. For 20
+    Their mean is `chance_overlap` and `chance_overlap_centered`; one set of directions scatters about it. For 20
     directions in 32 dimensions the central 95 % are 0.127 to 0.157.
     """
     if n < 2:
@@ -183,13 +183,13 @@ def verdicts(
 
 
 def frame_statistics(vectors: Float[Tensor, "*batch item d"]) -> dict[str, Float[Tensor, "*batch"]]:
-    """Everything above for one frame of vectors, by name; `_centred` with their mean removed."""
-    raw, mean_removed = pairwise_cosine(vectors), pairwise_cosine(centred(vectors))
+    """Everything above for one frame of vectors, by name; `_centered` with their mean removed."""
+    raw, mean_removed = pairwise_cosine(vectors), pairwise_cosine(centered(vectors))
     return {
         "overlap": overlap(raw),
         "overlap_max": overlap_max(raw),
-        "overlap_centred": overlap(mean_removed),
-        "overlap_centred_max": overlap_max(mean_removed),
+        "overlap_centered": overlap(mean_removed),
+        "overlap_centered_max": overlap_max(mean_removed),
         "signed_mean": signed_mean(raw),
         "orthogonality": orthogonality(raw),
         "dimension_utilisation": dimension_utilisation(raw, vectors.shape[-1]),
@@ -201,7 +201,7 @@ def frame_chances(n: int, d: int) -> dict[str, float]:
     return {
         "overlap": chance_overlap(d),
         "overlap_max": chance_overlap_max(n, d),
-        "overlap_centred": chance_overlap_centred(n, d),
+        "overlap_centered": chance_overlap_centered(n, d),
         "signed_mean": 0.0,
         "orthogonality": 1 - d**-0.5,
         "dimension_utilisation": n / (1 + (n - 1) / d) / min(n, d) if n else math.nan,

@@ -36,7 +36,7 @@ class EntropyScale:
     """The entropies to compare clouds with: draw 0 as they are, the other draws shuffled within position.
 
     `unit_*` have mean 0 and length 1 over the points, NaN where constant; `columns` are the entropy and its spline
-    basis, centred at the mean of the first `n_fit` points. `identified` says that entropy is no function of position.
+    basis, centered at the mean of the first `n_fit` points. `identified` says that entropy is no function of position.
     """
 
     unit_values: Float64[np.ndarray, "point draw"]
@@ -110,10 +110,10 @@ def cloud_statistics(points: Float[Tensor, "point d"], scale: EntropyScale) -> C
 
     `entropy_r2` and `curve_share` are held out: 1 − Σ|error|² / Σ|deviation from the fitting half's mean|².
     """
-    centred = points - points[: scale.n_fit].mean(dim=0)
-    moments = split_moments(centred, scale.columns.flatten(1).to(points), scale.n_fit)
-    variances, axes = _axes(points, centred, moments)
-    first = (centred @ axes[:, 0].to(points.dtype)).cpu().numpy().astype(np.float64)[:, None]
+    centered = points - points[: scale.n_fit].mean(dim=0)
+    moments = split_moments(centered, scale.columns.flatten(1).to(points), scale.n_fit)
+    variances, axes = _axes(points, centered, moments)
+    first = (centered @ axes[:, 0].to(points.dtype)).cpu().numpy().astype(np.float64)[:, None]
     rank = ranks(first)
     at_level = unit_columns(without_level_means(rank, scale.level))
     shares = variance_shares(variances)
@@ -135,12 +135,12 @@ def cloud_statistics(points: Float[Tensor, "point d"], scale: EntropyScale) -> C
 
 
 def _axes(
-    points: Float[Tensor, "point d"], centred: Float[Tensor, "point d"], moments: SplitMoments
+    points: Float[Tensor, "point d"], centered: Float[Tensor, "point d"], moments: SplitMoments
 ) -> tuple[Float64[Tensor, " axis"], Float64[Tensor, "d axis"]]:
     """Principal axes; the second moments are at hand where there are as many points as dimensions."""
     if len(points) < points.shape[1]:
         return cloud_axes(points)
-    offset = centred.mean(dim=0).double()
+    offset = centered.mean(dim=0).double()
     return principal_axes((moments.fit_gram + moments.score_gram) / len(points) - torch.outer(offset, offset))
 
 
@@ -179,10 +179,10 @@ def view(
 
 def unit_columns(values: Float[np.ndarray, "point column"]) -> Float64[np.ndarray, "point column"]:
     """Columns with mean 0 and length 1, so that products are correlations; NaN where a column is constant."""
-    centred = values - values.mean(axis=0, dtype=np.float64)
-    length = np.sqrt((centred**2).sum(axis=0))
+    centered = values - values.mean(axis=0, dtype=np.float64)
+    length = np.sqrt((centered**2).sum(axis=0))
     is_constant = length <= 1e-12 * np.abs(values).max(axis=0) * np.sqrt(len(values))
-    return np.asarray(centred / np.where(is_constant, np.nan, length))
+    return np.asarray(centered / np.where(is_constant, np.nan, length))
 
 
 def _entropy_r2(moments: SplitMoments, scale: EntropyScale) -> Float64[np.ndarray, " draw"]:

@@ -1,6 +1,6 @@
 """Principal components, from covariances: how much of a cloud's spread lies along few directions.
 
-Centred; standardised only where that is asked for, as then a coordinate no longer counts by how far it moves.
+Centered; standardized only where that is asked for, as then a coordinate no longer counts by how far it moves.
 Reference: Jolliffe 2002, chapters 1–3.
 """
 
@@ -11,19 +11,19 @@ from torch import Tensor
 _ROUNDING = 1e-6  # of a coordinate's size: a spread that is none
 
 
-def standardised(points: Float[Tensor, "point d"]) -> Float[Tensor, "point d"]:
+def standardized(points: Float[Tensor, "point d"]) -> Float[Tensor, "point d"]:
     """Every coordinate with mean 0 and variance 1 over the points; one that is constant is 0."""
-    centred = points - points.mean(dim=0)
-    spread = centred.square().mean(dim=0).sqrt()
+    centered = points - points.mean(dim=0)
+    spread = centered.square().mean(dim=0).sqrt()
     is_constant = spread <= _ROUNDING * points.abs().amax(dim=0)
-    unit: Tensor = centred / torch.where(is_constant, torch.inf, spread)
+    unit: Tensor = centered / torch.where(is_constant, torch.inf, spread)
     return unit
 
 
 def covariance(points: Float[Tensor, "*batch point d"]) -> Float64[Tensor, "*batch d d"]:
     """Σ (x − x̄)(x − x̄)ᵀ / n over the points; multiplied in their own precision."""
-    centred = points - points.mean(dim=-2, keepdim=True)
-    return (centred.mT @ centred).double() / points.shape[-2]
+    centered = points - points.mean(dim=-2, keepdim=True)
+    return (centered.mT @ centered).double() / points.shape[-2]
 
 
 def principal_axes(
@@ -46,8 +46,8 @@ def cloud_axes(
     """
     if len(points) >= points.shape[1]:
         return principal_axes(covariance(points))
-    centred = (points - points.mean(dim=0)).double()
-    _, lengths, axes = torch.linalg.svd(centred, full_matrices=False)
+    centered = (points - points.mean(dim=0)).double()
+    _, lengths, axes = torch.linalg.svd(centered, full_matrices=False)
     return lengths**2 / len(points), _turned(axes.T)
 
 

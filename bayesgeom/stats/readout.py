@@ -27,12 +27,12 @@ _TIE = 1e-9  # beliefs this close are equal: no hypothesis is the most probable 
 class BeliefTargets:
     """The targets at every point, draw 0 as they are and the others shuffled; the first `n_fit` points fit.
 
-    A row of LABEL has a single 1 at the most probable hypothesis, and none where that is a tie. `centred` is `values`
+    A row of LABEL has a single 1 at the most probable hypothesis, and none where that is a tie. `centered` is `values`
     less `means`, their mean over the points that fit.
     """
 
     values: Float32[Tensor, "point draw kind hypothesis"]
-    centred: Float32[Tensor, "point draw kind hypothesis"]
+    centered: Float32[Tensor, "point draw kind hypothesis"]
     means: Float32[Tensor, "draw kind hypothesis"]
     n_fit: int
     n_positions: int
@@ -107,7 +107,7 @@ def belief_targets(rows: Float64[Tensor, "draw sequence position kind hypothesis
     means = values[:n_fit_points].mean(dim=0)
     return BeliefTargets(
         values=values.float(),
-        centred=(values - means).float(),
+        centered=(values - means).float(),
         means=means.float(),
         n_fit=n_fit_points,
         n_positions=rows.shape[2],
@@ -122,9 +122,9 @@ def read_out(
     R² is 1 − Σ|b − b̂|² / Σ|b − b̄|², with b̄ the fitting half's mean. A hypothesis is decided alive where its linear
     score is nearer to the mean score of living hypotheses in the fitting half than to that of dead ones.
     """
-    centred = points - points[: targets.n_fit].mean(dim=0)
-    held = centred[targets.n_fit :]
-    moments = split_moments(centred, targets.centred.flatten(1).to(points), targets.n_fit)
+    centered = points - points[: targets.n_fit].mean(dim=0)
+    held = centered[targets.n_fit :]
+    moments = split_moments(centered, targets.centered.flatten(1).to(points), targets.n_fit)
     n_draws = len(targets.means)
     draws = torch.tensor([*range(n_draws), *[0] * len(bases)], device=points.device)
     crosses = (moments.fit_cross, moments.score_cross)
@@ -156,7 +156,7 @@ def held_out_scores(
     truth = targets.held[:, :, 0].double().numpy()
     belief, mean = truth[:, :, BELIEF], targets.means[0, BELIEF].double().numpy()
     error, spread = (((belief - x) ** 2).sum(axis=(1, 2)) for x in (readout.predicted_belief, mean))
-    distance = np.abs(belief - renormalised(readout.predicted_belief)).sum(axis=2).sum(axis=1) / 2 / targets.n_positions
+    distance = np.abs(belief - renormalized(readout.predicted_belief)).sum(axis=2).sum(axis=1) / 2 / targets.n_positions
     with np.errstate(invalid="ignore", divide="ignore"):
         return {
             "r2": 1 - (weights @ error) / (weights @ spread),
@@ -263,7 +263,7 @@ def commonest(
     return np.asarray(counts.max(axis=1) / np.where(n_points > 0, n_points, np.nan))
 
 
-def renormalised(predicted: Float64[np.ndarray, "*batch hypothesis"]) -> Float64[np.ndarray, "*batch hypothesis"]:
+def renormalized(predicted: Float64[np.ndarray, "*batch hypothesis"]) -> Float64[np.ndarray, "*batch hypothesis"]:
     """A linear prediction made a distribution: negatives to 0, divided by the sum; uniform where nothing is left."""
     clipped = np.clip(predicted, 0, None)
     total = clipped.sum(axis=-1, keepdims=True)

@@ -70,10 +70,10 @@ def resampled_axis_shares(
 
     Directions stay as given. Of axes that were fitted to the same points use `refitted_axis_shares`.
     """
-    centred = points - points.mean(axis=(0, 1))
-    along = np.asarray(centred @ axes, dtype=np.float64)
-    power = (centred**2).sum(axis=2).mean(axis=1, dtype=np.float64)
-    total = weights @ power - ((weights @ centred.mean(axis=1, dtype=np.float64)) ** 2).sum(axis=1)
+    centered = points - points.mean(axis=(0, 1))
+    along = np.asarray(centered @ axes, dtype=np.float64)
+    power = (centered**2).sum(axis=2).mean(axis=1, dtype=np.float64)
+    total = weights @ power - ((weights @ centered.mean(axis=1, dtype=np.float64)) ** 2).sum(axis=1)
     variance = weights @ (along**2).mean(axis=1) - (weights @ along.mean(axis=1)) ** 2
     return np.asarray(variance.T / np.where(total > _ROUNDING * (weights @ power), total, np.nan))
 

@@ -18,11 +18,11 @@ def leading_coordinates(
     """
     if points.shape[1] <= n_axes:
         return points
-    centred = points[:n_fit] - points[:n_fit].mean(dim=0)
+    centered = points[:n_fit] - points[:n_fit].mean(dim=0)
     start = torch.randn(points.shape[1], n_axes, generator=torch.Generator().manual_seed(seed), dtype=torch.float32).to(
         points
     )
-    basis = torch.linalg.qr(centred.mT @ (centred @ start)).Q
-    basis = torch.linalg.qr(centred.mT @ (centred @ basis)).Q
+    basis = torch.linalg.qr(centered.mT @ (centered @ start)).Q
+    basis = torch.linalg.qr(centered.mT @ (centered @ basis)).Q
     along: Tensor = points @ basis
     return along

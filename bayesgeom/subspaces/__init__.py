@@ -22,10 +22,22 @@ if TYPE_CHECKING:
     from bayesgeom.subspaces.fits import trained_swap as trained_swap
 
 _HOMES = dict.fromkeys(
-    ("basis", "belief_readout", "covariance", "decoder", "entropy_axis", "fit_from_text", "fixed", "frame", "leace",
-     "random", "top_jacobian", "trained_swap"),
+    (
+        "basis",
+        "belief_readout",
+        "covariance",
+        "decoder",
+        "entropy_axis",
+        "fit_from_text",
+        "fixed",
+        "frame",
+        "leace",
+        "random",
+        "top_jacobian",
+        "trained_swap",
+    ),
     "fits",
-)  # fmt: skip
+)
 __all__ = [*_HOMES]
 
 

@@ -59,5 +59,5 @@ def frame_sites(kind: str) -> tuple[Site, ...]:
 
 
 def _group(model: Model, head: int) -> int:
-    """Which key-value head a query head shares: neighbours do."""
+    """Which key-value head a query head shares: neighbors do."""
     return head // (model.spec.n_heads // model.spec.n_kv_heads)

@@ -38,14 +38,24 @@ from bayesgeom.tasks.base import derived_seed
 
 FrameKind = Literal["embedding", "keys", "ov"]
 FRAMES = ("embedding", "keys", "ov")
-AxisKind = Literal["readout", "pc1", "pc1_standardised"]
-AXES = ("readout", "pc1", "pc1_standardised")
+AxisKind = Literal["readout", "pc1", "pc1_standardized"]
+AXES = ("readout", "pc1", "pc1_standardized")
 _GRAM_BYTES = 2**30  # of second moments kept for every sequence by itself
 FORMS = (
-    "covariance:QUANTITY[,given=NAME+NAME]", "leace:QUANTITY[,given=NAME+NAME]", "trained_swap:RANK,QUANTITY",
-    "decoder:QUANTITY", "entropy_axis", "entropy_axis:pc1", "entropy_axis:pc1_standardised", "frame",
-    "frame:keys,HEAD", "frame:ov,HEAD", "belief_readout", "top_jacobian:RANK", "random:RANK",
-)  # fmt: skip
+    "covariance:QUANTITY[,given=NAME+NAME]",
+    "leace:QUANTITY[,given=NAME+NAME]",
+    "trained_swap:RANK,QUANTITY",
+    "decoder:QUANTITY",
+    "entropy_axis",
+    "entropy_axis:pc1",
+    "entropy_axis:pc1_standardized",
+    "frame",
+    "frame:keys,HEAD",
+    "frame:ov,HEAD",
+    "belief_readout",
+    "top_jacobian:RANK",
+    "random:RANK",
+)
 
 
 def covariance(quantity: str | Quantity = "entropy", *, given: Sequence[str] = ()) -> Fit:
@@ -81,7 +91,7 @@ def entropy_axis(by: AxisKind = "readout") -> Fit:
     """One direction, signed so that entropy grows along it.
 
     `by` "readout": the ridge map from vectors to the exact entropy, as `decoder`; "pc1": first principal component;
-    "pc1_standardised": that of standardised vectors (Paper III), as the direction whose coordinate is its score.
+    "pc1_standardized": that of standardized vectors (Paper III), as the direction whose coordinate is its score.
     """
     return _EntropyAxis(by)
 
@@ -140,8 +150,8 @@ def _of_place(name: str, parts: Sequence[str]) -> Fit | None:
             return entropy_axis()
         case "entropy_axis", ["pc1"]:
             return entropy_axis("pc1")
-        case "entropy_axis", ["pc1_standardised"]:
-            return entropy_axis("pc1_standardised")
+        case "entropy_axis", ["pc1_standardized"]:
+            return entropy_axis("pc1_standardized")
         case "frame", [] | ["embedding"]:
             return frame()
         case "frame", ["keys", head] if head.isdecimal():
@@ -191,7 +201,7 @@ class _EntropyAxis(Fit):
     @property
     def label(self) -> str:
         return {"readout": "decoder (entropy)", "pc1": "entropy axis (PC1)"}.get(
-            self.by, "entropy axis (standardised PC1)"
+            self.by, "entropy axis (standardized PC1)"
         )
 
     @property
@@ -213,22 +223,22 @@ class _EntropyAxis(Fit):
     def _axis(
         self, points: Float64[Tensor, "point d"], target: Float64[Tensor, "point 1"], layer: int
     ) -> Float64[Tensor, "d 1"]:
-        centred = points - points.mean(dim=0)
-        if float(centred.abs().max()) <= RANK_TOLERANCE * float(points.abs().max()):
+        centered = points - points.mean(dim=0)
+        if float(centered.abs().max()) <= RANK_TOLERANCE * float(points.abs().max()):
             raise InvalidArgument(
                 f"layer {layer} holds the same vector at every scored position, so that there is no {self.label}, as "
                 f"where one and the same token is asked about. Name the layers to act in, later ones."
             )
         if self.by == "readout":
-            axis: Tensor = ridge(centred.T @ centred, centred.T @ target)
+            axis: Tensor = ridge(centered.T @ centered, centered.T @ target)
             return axis.div(axis.norm())
         # Of (x − x̄) / σ, the score on a is the projection of x − x̄ on a / σ: that is the direction to act on.
-        spread = centred.square().mean(dim=0).sqrt() if self.by == "pc1_standardised" else torch.ones_like(points[0])
+        spread = centered.square().mean(dim=0).sqrt() if self.by == "pc1_standardized" else torch.ones_like(points[0])
         unit = torch.where(spread > 0, 1 / spread, 0.0)
-        scaled = centred * unit
+        scaled = centered * unit
         first: Tensor = torch.linalg.eigh(scaled.T @ scaled).eigenvectors[:, -1:] * unit[:, None]
         first = first / first.norm()
-        is_opposed = float((centred @ first * target).sum()) < 0
+        is_opposed = float((centered @ first * target).sum()) < 0
         return -first if is_opposed else first
 
 

@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from bayesgeom.tasks.base import TextTask as TextTask
     from bayesgeom.tasks.base import WindTunnel as WindTunnel
     from bayesgeom.tasks.bijection import Bijection as Bijection
-    from bayesgeom.tasks.evidence import LabelledEvidence as LabelledEvidence
+    from bayesgeom.tasks.evidence import LabeledEvidence as LabeledEvidence
     from bayesgeom.tasks.hmm import HMM as HMM
     from bayesgeom.tasks.in_context import InContext as InContext
     from bayesgeom.tasks.modular_recurrence import ModularRecurrence as ModularRecurrence
@@ -18,15 +18,33 @@ if TYPE_CHECKING:
     from bayesgeom.tasks.sticky_markov import StickyMarkov as StickyMarkov
 
 _HOMES = {
-    "WindTunnel": "base", "TextTask": "base", "Bijection": "bijection", "HMM": "hmm", "InContext": "in_context",
-    "LabelledEvidence": "evidence", "Prompts": "prompts", "AssociativeRecall": "associative_recall",
-    "Process": "process", "Mess3": "process", "StickyMarkov": "sticky_markov",
+    "WindTunnel": "base",
+    "TextTask": "base",
+    "Bijection": "bijection",
+    "HMM": "hmm",
+    "InContext": "in_context",
+    "LabeledEvidence": "evidence",
+    "Prompts": "prompts",
+    "AssociativeRecall": "associative_recall",
+    "Process": "process",
+    "Mess3": "process",
+    "StickyMarkov": "sticky_markov",
     "ModularRecurrence": "modular_recurrence",
-}  # fmt: skip
+}
 __all__ = [
-    "HMM", "AssociativeRecall", "Bijection", "InContext", "LabelledEvidence", "Mess3", "ModularRecurrence", "Process",
-    "Prompts", "StickyMarkov", "TextTask", "WindTunnel",
-]  # fmt: skip
+    "HMM",
+    "AssociativeRecall",
+    "Bijection",
+    "InContext",
+    "LabeledEvidence",
+    "Mess3",
+    "ModularRecurrence",
+    "Process",
+    "Prompts",
+    "StickyMarkov",
+    "TextTask",
+    "WindTunnel",
+]
 
 
 def __getattr__(name: str) -> object:

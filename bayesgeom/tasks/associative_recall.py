@@ -117,8 +117,8 @@ class AssociativeRecall(SymmetricTask):
         at = self._query_positions(device)
         scored = torch.zeros_like(tokens, dtype=torch.bool)
         scored[:, at] = True
-        realised = torch.full_like(tokens, UNASKED)
-        realised[:, at] = value_of_key.gather(1, asked) + self.n_keys
+        labels = torch.full_like(tokens, UNASKED)
+        labels[:, at] = value_of_key.gather(1, asked) + self.n_keys
         predictive = torch.full((*tokens.shape, self.n_values), torch.nan, dtype=torch.float64, device=device)
         predictive[:, at] = _posterior(asked[:, :, None] == order[:, None, :], stored_values, self.n_values)
         return Trials(
@@ -127,12 +127,12 @@ class AssociativeRecall(SymmetricTask):
             answers=answers,
             predictive=predictive,
             belief=predictive,
-            realised=realised,
+            labels=labels,
             token_sets={"hypotheses": answers, "inputs": torch.arange(self.n_keys, device=device)},
             relations=self._relations(asked[:, :, None] == order[:, None, :], tokens.shape[1]),
         )
 
-    def null_predictives(self, trials: Trials) -> Mapping[str, Float64[Tensor, "batch query_pos answer"]]:
+    def baseline_predictives(self, trials: Trials) -> Mapping[str, Float64[Tensor, "batch query_pos answer"]]:
         """Four predictors without binding, from less to more.
 
         - `uniform` over all values.

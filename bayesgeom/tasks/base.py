@@ -55,7 +55,7 @@ class WindTunnel(ABC):
         """`n` pairs that share what is given (keys, matrices) and differ in the latent. Callers use `sample_pair`."""
 
     @abstractmethod
-    def null_predictives(self, trials: Trials) -> Mapping[str, Float64[Tensor, "batch query_pos answer"]]:
+    def baseline_predictives(self, trials: Trials) -> Mapping[str, Float64[Tensor, "batch query_pos answer"]]:
         """What predictors without the claimed computation say at the scored positions, by name."""
 
     @abstractmethod
@@ -111,7 +111,7 @@ class WindTunnel(ABC):
         assert isinstance(n, (int, np.integer)), "checked"
         if n > BLOCK and n * self.n_pos > limits.BLOCK_TOKENS and not isinstance(self, FiniteTask):
             one = self.draw(1, torch.Generator().manual_seed(0))
-            held = (one.tokens, one.scored, one.predictive, one.belief, one.realised)
+            held = (one.tokens, one.scored, one.predictive, one.belief, one.labels)
             limits.check_room(int(n), _PEAK * float(n) * sum(part.numel() * part.element_size() for part in held))
 
 

@@ -83,8 +83,8 @@ class Bijection(SymmetricTask):
         tokens = torch.stack([keys, values + v], dim=2).reshape(n, 2 * n_pairs)[:, :-1].contiguous()
         scored = torch.zeros_like(tokens, dtype=torch.bool)
         scored[:, 0::2] = True
-        realised = torch.full_like(tokens, UNASKED)
-        realised[:, 0::2] = values + v
+        labels = torch.full_like(tokens, UNASKED)
+        labels[:, 0::2] = values + v
         predictive = torch.full((*tokens.shape, v), torch.nan, dtype=torch.float64, device=tokens.device)
         predictive[:, 0::2] = self._posterior(keys, values)
         key_ids = torch.arange(v, device=tokens.device)
@@ -94,21 +94,21 @@ class Bijection(SymmetricTask):
             answers=key_ids + v,
             predictive=predictive,
             belief=predictive,
-            realised=realised,
+            labels=labels,
             token_sets={"hypotheses": key_ids + v, "inputs": key_ids},
             relations=Relations(draw=self._relations, of=keys),
         )
 
-    def null_predictives(self, trials: Trials) -> Mapping[str, Float64[Tensor, "batch query_pos answer"]]:
+    def baseline_predictives(self, trials: Trials) -> Mapping[str, Float64[Tensor, "batch query_pos answer"]]:
         """`uniform` over all values; with repeats also `elimination_only`, which never recalls a stored pair."""
         exact = trials.at_scored(trials.predictive)
-        nulls = {"uniform": torch.full_like(exact, 1 / self.n_values)}
+        baselines = {"uniform": torch.full_like(exact, 1 / self.n_values)}
         if self.repeats:
-            values = trials.at_scored(trials.realised) - self.n_values
+            values = trials.at_scored(trials.labels) - self.n_values
             unused = ~_shown_before(values, self.n_values)
             uniform = torch.where(unused.any(-1, keepdim=True), unused, True).double()
-            nulls["elimination_only"] = uniform / uniform.sum(-1, keepdim=True)
-        return nulls
+            baselines["elimination_only"] = uniform / uniform.sum(-1, keepdim=True)
+        return baselines
 
     @property
     def n_names(self) -> int:
@@ -159,8 +159,10 @@ class Bijection(SymmetricTask):
         relations = {"spent_value": over_tokens(nothing, earlier), "spent_key": over_tokens(earlier, nothing)}
         if self.repeats:  # first, since they answer: the others only exclude
             relations = {
-                "stored_value": over_tokens(nothing, same), "same_key": over_tokens(same, nothing), **relations,
-            }  # fmt: skip
+                "stored_value": over_tokens(nothing, same),
+                "same_key": over_tokens(same, nothing),
+                **relations,
+            }
         return relations
 
 

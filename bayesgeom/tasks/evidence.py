@@ -1,4 +1,4 @@
-"""Labelled evidence: nonsense labels beside decorative words, drawn from a noisy source of known rate.
+"""Labeled evidence: nonsense labels beside decorative words, drawn from a noisy source of known rate.
 
     apple: dax, river: dax, table: wug, stone:
 
@@ -28,7 +28,7 @@ from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.core.trials import UNASKED, Trials
 from bayesgeom.tasks.base import TextTask, WindTunnel, check_parameters, random_order
 from bayesgeom.tasks.limits import check_affordable
-from bayesgeom.tasks.text import Tokenizer, candidates, check_ids, first_symbols, labelled, mark, opening
+from bayesgeom.tasks.text import Tokenizer, candidates, check_ids, first_symbols, labeled, mark, opening
 
 Evidence = Literal["none", "filler", "shuffled", "masked", "remap"]
 Query = Literal["latent", "next"]
@@ -39,7 +39,7 @@ LINE = 4  # tokens: word, colon, label, separator
 
 @final
 @dataclass(frozen=True, kw_only=True)
-class LabelledEvidence(TextTask):
+class LabeledEvidence(TextTask):
     """One prompt of `k_max` lines and a last word; every colon asks, after k = 0, 1, … labels; `ks` keeps some of them.
 
     `control` takes the evidence away, at the same length, or changes what should not matter:
@@ -127,7 +127,7 @@ class LabelledEvidence(TextTask):
 @final
 @dataclass(frozen=True, kw_only=True)
 class BoundEvidence(WindTunnel):
-    """`LabelledEvidence` in one tokenizer's ids. Answers are the two labels; the belief is over y, in their order."""
+    """`LabeledEvidence` in one tokenizer's ids. Answers are the two labels; the belief is over y, in their order."""
 
     name: ClassVar[str] = "evidence"
     n_ids: int
@@ -190,8 +190,8 @@ class BoundEvidence(WindTunnel):
         at = len(self.prefix) + 1 + LINE * asked
         scored = torch.zeros_like(tokens, dtype=torch.bool)
         scored[:, at] = True
-        realised = torch.full_like(tokens, UNASKED)
-        realised[:, at] = label_ids[y[:, None].expand(-1, len(at)) if self.query == "latent" else labels[:, asked]]
+        targets = torch.full_like(tokens, UNASKED)
+        targets[:, at] = label_ids[y[:, None].expand(-1, len(at)) if self.query == "latent" else labels[:, asked]]
         shown = torch.nn.functional.one_hot(labels, 2).double().cumsum(1)
         counts = torch.nn.functional.pad(shown, (0, 0, 1, -1))[:, asked]
         belief, predictive = (
@@ -205,12 +205,12 @@ class BoundEvidence(WindTunnel):
             answers=label_ids,
             predictive=predictive,
             belief=belief,
-            realised=realised,
+            labels=targets,
             token_sets={"hypotheses": label_ids, "inputs": torch.tensor(self.word_ids, device=device)},
             relations=self._relations(n, at),
         )
 
-    def null_predictives(self, trials: Trials) -> Mapping[str, Float64[Tensor, "batch query_pos answer"]]:
+    def baseline_predictives(self, trials: Trials) -> Mapping[str, Float64[Tensor, "batch query_pos answer"]]:
         """`uniform`; where labels tell something, also what can be said without reading all of them.
 
         `position_only` has the best entropy that needs no label, the median of the exact ones at each k, and guesses
@@ -218,21 +218,21 @@ class BoundEvidence(WindTunnel):
         `last_label` forgets all labels but the latest. With shuffled labels `as_evidence` believes them.
         """
         exact = trials.at_scored(trials.predictive)
-        nulls = {"uniform": torch.full_like(exact, 0.5)}
+        baselines = {"uniform": torch.full_like(exact, 0.5)}
         if self.control in ("filler", "masked"):
-            return nulls
+            return baselines
         labels = (trials.tokens[..., None] == trials.answers).double()
         before = trials.at_scored(torch.nn.functional.pad(labels.cumsum(1), (0, 0, 1, -1)))
         if self.control == "shuffled":
-            return nulls | {"as_evidence": self._answer(self._belief(before))}
+            return baselines | {"as_evidence": self._answer(self._belief(before))}
         latest = trials.at_scored(torch.nn.functional.pad(labels, (0, 0, 3, 0))[:, : self.n_pos])
         first = torch.tensor([self._typical(k) for k in self.ks], dtype=torch.float64, device=exact.device)
-        nulls["position_only"] = torch.stack([first, 1 - first], dim=-1).expand_as(exact)
-        return nulls | {"last_label": self._answer(self._belief(latest))}
+        baselines["position_only"] = torch.stack([first, 1 - first], dim=-1).expand_as(exact)
+        return baselines | {"last_label": self._answer(self._belief(latest))}
 
     def token_labels(self) -> Sequence[str]:
         names = zip((*self.word_ids, *self.label_ids), (*self.words, *self.labels), strict=True)
-        return labelled(dict(names) | {self.colon_id: ":", self.separator_id: ","}, self.n_ids)
+        return labeled(dict(names) | {self.colon_id: ":", self.separator_id: ","}, self.n_ids)
 
     def _words(self, n: int, generator: torch.Generator) -> Int64[Tensor, "batch word"]:
         return random_order(n, len(self.word_ids), generator)

@@ -35,7 +35,7 @@ N_SPECIALS = 4  # transition marker, emission marker, separator, step marker
 @final
 @dataclass(frozen=True, kw_only=True)
 class HMM(SymmetricTask, DynamicTask):
-    """A fresh HMM per sequence: Dirichlet(1) rows, raised to `floor`, renormalised, rounded to `grid`.
+    """A fresh HMM per sequence: Dirichlet(1) rows, raised to `floor`, renormalized, rounded to `grid`.
 
     With `stay`, every state keeps that probability at each step, and only the rest of its transition row is random. The
     published task has none, and forgets its start within a step or two; a high `stay` makes a slow chain, on which
@@ -167,8 +167,8 @@ class HMM(SymmetricTask, DynamicTask):
         tokens = torch.cat([special[:, :1], entries[0], special[:, 1:2], entries[1], special[:, 2:3], body], dim=1)
         scored = torch.zeros_like(tokens, dtype=torch.bool)
         scored[:, self.header_length + 1 :: 2] = True
-        realised = torch.full_like(tokens, UNASKED)
-        realised[scored] = (states + self._first_answer).flatten()
+        labels = torch.full_like(tokens, UNASKED)
+        labels[scored] = (states + self._first_answer).flatten()
         predictive = torch.full((*tokens.shape, self.n_states), torch.nan, dtype=torch.float64, device=device)
         predictive[scored] = self._filtered(transition, emission, symbols)
         return Trials(
@@ -177,7 +177,7 @@ class HMM(SymmetricTask, DynamicTask):
             answers=torch.arange(self.n_states, device=device) + self._first_answer,
             predictive=predictive,
             belief=predictive,
-            realised=realised,
+            labels=labels,
             token_sets={"inputs": torch.arange(self.n_symbols, device=device) + self._first_symbol},
             relations=Relations(draw=self._relations, of=symbols),
             observers=self.observers(tokens),
@@ -209,7 +209,7 @@ class HMM(SymmetricTask, DynamicTask):
             answers=lambda belief: belief,
         )
 
-    def null_predictives(self, trials: Trials) -> Mapping[str, Float64[Tensor, "batch query_pos answer"]]:
+    def baseline_predictives(self, trials: Trials) -> Mapping[str, Float64[Tensor, "batch query_pos answer"]]:
         """`uniform` over the states; `likelihood_only`, the posterior after the current symbol alone; windows.
 
         `likelihood_only` is the window of one symbol from the uniform prior at every position.
@@ -298,7 +298,7 @@ class HMM(SymmetricTask, DynamicTask):
     def _rows(
         self, shape: tuple[int, int, int], total: int, generator: torch.Generator
     ) -> Int64[Tensor, "batch row entry"]:
-        """Random rows of `total` grid steps each: Dirichlet(1), floored, renormalised, rounded, sum repaired."""
+        """Random rows of `total` grid steps each: Dirichlet(1), floored, renormalized, rounded, sum repaired."""
         weights = torch.empty(shape, dtype=torch.float64, device=generator.device).exponential_(generator=generator)
         probabilities = (weights / weights.sum(-1, keepdim=True)).clamp_min(self._floor_steps / total)
         steps = (probabilities / probabilities.sum(-1, keepdim=True) * total).round().long()

@@ -18,7 +18,7 @@ from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.core.trials import UNASKED, Trials
 from bayesgeom.tasks.base import TextTask, WindTunnel
 from bayesgeom.tasks.limits import check_affordable
-from bayesgeom.tasks.text import Tokenizer, candidates, check_ids, first_symbols, labelled, mark, opening
+from bayesgeom.tasks.text import Tokenizer, candidates, check_ids, first_symbols, labeled, mark, opening
 
 _MAP_BYTES = (
     8.0  # a pair of positions: relations, which are rendered at once, in the task's places and in their new ones
@@ -110,7 +110,7 @@ class BoundInContext(WindTunnel):
 
         tokens = spread(ids[trials.tokens], self.separator_ids[0] if self.separator_ids else 0)
         tokens[:, : len(self.prefix)] = torch.tensor(self.prefix, dtype=torch.int64, device=tokens.device)
-        asked = trials.realised != UNASKED
+        asked = trials.labels != UNASKED
         return replace(
             trials,
             tokens=tokens,
@@ -118,7 +118,7 @@ class BoundInContext(WindTunnel):
             answers=ids[trials.answers],
             predictive=spread(trials.predictive, torch.nan),
             belief=spread(trials.belief, torch.nan),
-            realised=spread(torch.where(asked, ids[trials.realised * asked], UNASKED), UNASKED),
+            labels=spread(torch.where(asked, ids[trials.labels * asked], UNASKED), UNASKED),
             token_sets={name: ids[members] for name, members in trials.token_sets.items()},
             relations={name: spread(r, fill=False, last=True) for name, r in trials.relations.items()},
         )
@@ -131,8 +131,8 @@ class BoundInContext(WindTunnel):
         def own(ids: Int64[Tensor, "*shape"]) -> Int64[Tensor, "*shape"]:
             return order[torch.searchsorted(known, ids.contiguous())]
 
-        realised = trials.realised[:, places]
-        asked = realised != UNASKED
+        labels = trials.labels[:, places]
+        asked = labels != UNASKED
         return replace(
             trials,
             tokens=own(trials.tokens[:, places]),
@@ -140,19 +140,19 @@ class BoundInContext(WindTunnel):
             answers=own(trials.answers),
             predictive=trials.predictive[:, places],
             belief=trials.belief[:, places],
-            realised=torch.where(asked, own(torch.where(asked, realised, known[0])), UNASKED),
+            labels=torch.where(asked, own(torch.where(asked, labels, known[0])), UNASKED),
             token_sets={name: own(members) for name, members in trials.token_sets.items()},
             relations={name: related[:, :, places] for name, related in trials.relations.items()},
         )
 
-    def null_predictives(self, trials: Trials) -> Mapping[str, Float64[Tensor, "batch query_pos answer"]]:
+    def baseline_predictives(self, trials: Trials) -> Mapping[str, Float64[Tensor, "batch query_pos answer"]]:
         """The wind tunnel's own."""
-        return self.task.null_predictives(self.unrendered(trials))
+        return self.task.baseline_predictives(self.unrendered(trials))
 
     def token_labels(self) -> Sequence[str]:
         own = self.task.token_labels()
         names = {i: f"{label}: {symbol}" for i, label, symbol in zip(self.symbol_ids, own, self.symbols, strict=True)}
-        return labelled(names, self.n_ids)
+        return labeled(names, self.n_ids)
 
     def _places(self, trials: Trials) -> Int64[Tensor, " pos"]:
         """Where each position of the wind tunnel comes to stand. **Raises** `InvalidArgument` where that varies."""

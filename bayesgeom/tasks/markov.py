@@ -1,6 +1,6 @@
 """What next-symbol prediction from a hidden Markov process is, whatever the process.
 
-A process is given by labelled transition matrices T^(x), whose entry (i, j) is the probability to go from state i to
+A process is given by labeled transition matrices T^(x), whose entry (i, j) is the probability to go from state i to
 state j and to show symbol x on the way. The exact observer keeps a belief over states and pushes it through:
 
     b_t ∝ b_{t−1} T^(x_t),    P(x_{t+1} = x | x_0 … x_t) = b_t T^(x) 1.
@@ -8,7 +8,7 @@ state j and to show symbol x on the way. The exact observer keeps a belief over 
 Belief and predictive differ here: one is over hidden states, the other over symbols. Layout: the symbols, and at each
 the next one is asked for; the last answer is not shown.
 
-Reference: Shai et al. 2024, arXiv:2405.15943 (labelled matrices; beliefs as points of the simplex of states).
+Reference: Shai et al. 2024, arXiv:2405.15943 (labeled matrices; beliefs as points of the simplex of states).
 """
 
 from abc import abstractmethod
@@ -32,7 +32,7 @@ class MarkovProcess(DynamicTask):
     """A stationary generator of symbols, fixed for all sequences: what is hidden is its state."""
 
     @abstractmethod
-    def labelled(self) -> Float64[Tensor, "symbol state state"]:
+    def labeled(self) -> Float64[Tensor, "symbol state state"]:
         """T^(x): rows of their sum over x add to one."""
 
     @abstractmethod
@@ -43,7 +43,7 @@ class MarkovProcess(DynamicTask):
     @final
     def mixing_time(self) -> float:
         """Steps in which the chain of hidden states forgets all but 1/e of its start: the task's difficulty."""
-        return float(mixing_times(self.labelled().sum(dim=0)))
+        return float(mixing_times(self.labeled().sum(dim=0)))
 
     @final
     def draw(self, n: int, generator: torch.Generator) -> Trials:
@@ -58,16 +58,16 @@ class MarkovProcess(DynamicTask):
     @final
     def trials(self, symbols: Int64[Tensor, "batch pos_and_one"]) -> Trials:
         """The trials of given symbols; the last one is asked for and not shown."""
-        labelled, start = self.labelled().to(symbols.device), self.start().to(symbols.device)
-        tokens, ids = symbols[:, :-1].contiguous(), torch.arange(len(labelled), device=symbols.device)
-        belief = filtered(labelled, start, tokens)
+        labeled, start = self.labeled().to(symbols.device), self.start().to(symbols.device)
+        tokens, ids = symbols[:, :-1].contiguous(), torch.arange(len(labeled), device=symbols.device)
+        belief = filtered(labeled, start, tokens)
         return Trials(
             tokens=tokens,
             scored=torch.ones_like(tokens, dtype=torch.bool),
             answers=ids,
-            predictive=_shown_next(labelled, belief),
+            predictive=_shown_next(labeled, belief),
             belief=belief,
-            realised=symbols[:, 1:].contiguous(),
+            labels=symbols[:, 1:].contiguous(),
             token_sets={"inputs": ids},
             relations=Relations(draw=_relations, of=tokens),
             observers=self.observers(tokens),
@@ -76,11 +76,11 @@ class MarkovProcess(DynamicTask):
     @final
     def filter_of(self, tokens: Int64[Tensor, "batch pos"]) -> Filter:
         """The filter of `filtered`; a prior is that of the state before the window's first symbol."""
-        labelled, start = self.labelled().to(tokens.device), self.start().to(tokens.device)
-        settled = stationary(labelled.sum(dim=0))
+        labeled, start = self.labeled().to(tokens.device), self.start().to(tokens.device)
+        settled = stationary(labeled.sum(dim=0))
 
         def moved(belief: Beliefs, first: int) -> Beliefs:
-            return _updated(labelled, belief, tokens[:, first : first + belief.shape[1]])
+            return _updated(labeled, belief, tokens[:, first : first + belief.shape[1]])
 
         return Filter(
             priors={
@@ -89,40 +89,40 @@ class MarkovProcess(DynamicTask):
             },
             weighed=moved,
             moved=moved,
-            answers=lambda belief: _shown_next(labelled, belief),
+            answers=lambda belief: _shown_next(labeled, belief),
         )
 
     @final
-    def null_predictives(self, trials: Trials) -> Mapping[str, Float64[Tensor, "batch query_pos answer"]]:
+    def baseline_predictives(self, trials: Trials) -> Mapping[str, Float64[Tensor, "batch query_pos answer"]]:
         """`context_free` knows the position alone; `last_symbol` and `last_two` forget all that came earlier; windows.
 
         `last_symbol` and `last_two` know the position, and so where the chain is expected to be; windows do not.
         """
-        labelled, start = self.labelled().to(trials.tokens.device), self.start().to(trials.tokens.device)
-        step = labelled.sum(dim=0)
+        labeled, start = self.labeled().to(trials.tokens.device), self.start().to(trials.tokens.device)
+        step = labeled.sum(dim=0)
         before = [start]  # the state ahead of each symbol, none of them seen
         for _ in range(trials.tokens.shape[1]):
             before.append(before[-1] @ step)
         unseen = torch.stack(before).expand(len(trials), -1, -1)
-        nulls = {"context_free": _shown_next(labelled, unseen[:, 1:])}
+        baselines = {"context_free": _shown_next(labeled, unseen[:, 1:])}
         for name, n_kept in (("last_symbol", 1), ("last_two", 2)):
             belief = unseen
             for back in reversed(range(n_kept)):
                 # Where fewer symbols have been read, those are kept and nothing is forgotten.
                 seen = trials.tokens[:, : trials.tokens.shape[1] - back]
-                moved = _updated(labelled, belief[:, : seen.shape[1]], seen)
+                moved = _updated(labeled, belief[:, : seen.shape[1]], seen)
                 belief = torch.cat([unseen[:, :1], moved], dim=1)
-            nulls[name] = _shown_next(labelled, belief[:, 1:])
-        return nulls | self.window_baselines(trials)
+            baselines[name] = _shown_next(labeled, belief[:, 1:])
+        return baselines | self.window_baselines(trials)
 
     @final
     def token_labels(self) -> Sequence[str]:
         return [f"x{i}" for i in range(self.d_vocab)]
 
     def _symbols(self, n: int, generator: torch.Generator) -> Int64[Tensor, "batch pos_and_one"]:
-        labelled, start = self.labelled().to(generator.device), self.start().to(generator.device)
-        n_states = labelled.shape[1]
-        ways = labelled.movedim(0, 1).flatten(1)  # from each state: every symbol with every next state
+        labeled, start = self.labeled().to(generator.device), self.start().to(generator.device)
+        n_states = labeled.shape[1]
+        ways = labeled.movedim(0, 1).flatten(1)  # from each state: every symbol with every next state
         state = torch.multinomial(start.expand(n, -1), 1, generator=generator)[:, 0]
         symbols = []
         for _ in range(self.n_pos + 1):
@@ -149,33 +149,33 @@ def check_process(task: MarkovProcess, *, n_states: int, on: Sequence[str]) -> N
 
 
 def filtered(
-    labelled: Float64[Tensor, "symbol state state"],
+    labeled: Float64[Tensor, "symbol state state"],
     start: Float64[Tensor, " state"],
     symbols: Int64[Tensor, "batch pos"],
 ) -> Float64[Tensor, "batch pos state"]:
     """P(state after x_t | x_0 … x_t) for every t."""
     belief, beliefs = start.expand(len(symbols), 1, -1), []
     for pos in range(symbols.shape[1]):
-        belief = _updated(labelled, belief, symbols[:, pos : pos + 1])
+        belief = _updated(labeled, belief, symbols[:, pos : pos + 1])
         beliefs.append(belief)
     return torch.cat(beliefs, dim=1)
 
 
 def _updated(
-    labelled: Float64[Tensor, "symbol state state"],
+    labeled: Float64[Tensor, "symbol state state"],
     belief: Float64[Tensor, "batch pos state"],
     symbols: Int64[Tensor, "batch pos"],
 ) -> Float64[Tensor, "batch pos state"]:
     """One step of the observer at each position, from the belief before it."""
-    ways = torch.einsum("bpi,xij->bpxj", belief, labelled)
+    ways = torch.einsum("bpi,xij->bpxj", belief, labeled)
     joint = ways.gather(2, symbols[:, :, None, None].expand(-1, -1, 1, ways.shape[3]))[:, :, 0]
     return joint / joint.sum(dim=-1, keepdim=True)
 
 
 def _shown_next(
-    labelled: Float64[Tensor, "symbol state state"], belief: Float64[Tensor, "batch pos state"]
+    labeled: Float64[Tensor, "symbol state state"], belief: Float64[Tensor, "batch pos state"]
 ) -> Float64[Tensor, "batch pos symbol"]:
-    return torch.einsum("bpi,xi->bpx", belief, labelled.sum(dim=2))
+    return torch.einsum("bpi,xi->bpx", belief, labeled.sum(dim=2))
 
 
 def _relations(tokens: Int64[Tensor, "batch pos"]) -> dict[str, Bool[Tensor, "batch query_pos key_pos"]]:

@@ -82,12 +82,12 @@ class ModularRecurrence(WindTunnel):
             answers=ids,
             predictive=self._next_number(tokens, belief),
             belief=belief,
-            realised=numbers[:, 1:].contiguous(),
+            labels=numbers[:, 1:].contiguous(),
             token_sets={"inputs": ids},
             relations=Relations(draw=_relations, of=tokens),
         )
 
-    def null_predictives(self, trials: Trials) -> Mapping[str, Float64[Tensor, "batch query_pos answer"]]:
+    def baseline_predictives(self, trials: Trials) -> Mapping[str, Float64[Tensor, "batch query_pos answer"]]:
         """`uniform`; `prior_odds`, which finds the rules that fit and never weighs them against the noise."""
         rules = trials.belief[:, :, 1:]
         fits = rules > 0

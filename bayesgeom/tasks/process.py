@@ -21,7 +21,7 @@ from bayesgeom.stats.chains import stationary
 from bayesgeom.tasks.base import check_parameters
 from bayesgeom.tasks.markov import MarkovProcess, check_process
 
-Labelled = tuple[tuple[tuple[float, ...], ...], ...]
+Labeled = tuple[tuple[tuple[float, ...], ...], ...]
 Matrices = (
     Sequence[Sequence[Sequence[float]]] | Float[np.ndarray, "symbol state state"] | Float[Tensor, "symbol state state"]
 )
@@ -31,7 +31,7 @@ _ROUNDING = 1e-6
 @final
 @dataclass(frozen=True, kw_only=True)
 class Process(MarkovProcess):
-    """`length` symbols of the generator with these labelled matrices: entry [x][i][j] goes from i to j and shows x.
+    """`length` symbols of the generator with these labeled matrices: entry [x][i][j] goes from i to j and shows x.
 
     Entries are at least 0, and for each i they add to one over x and j. The state before the first symbol has the
     distribution `initial`; empty, it is the stationary one. Arrays, tensors and lists are kept as nested tuples.
@@ -43,14 +43,14 @@ class Process(MarkovProcess):
     length: int = 16
 
     def __post_init__(self) -> None:
-        tensors: Labelled = _nested("transition_tensors", self.transition_tensors, n_axes=3)
+        tensors: Labeled = _nested("transition_tensors", self.transition_tensors, n_axes=3)
         object.__setattr__(self, "transition_tensors", tensors)
         object.__setattr__(self, "initial", _nested("initial", self.initial, n_axes=1))
         check_parameters(self)
         _check_length(self.length)
         _check_shape(tensors)
         check_process(self, n_states=len(tensors[0]), on=("length",))
-        rows = self.labelled().sum(dim=(0, 2))
+        rows = self.labeled().sum(dim=(0, 2))
         entries = [entry for matrix in tensors for row in matrix for entry in row]
         wrong = [entry for entry in entries if not (math.isfinite(entry) and entry >= 0)]
         if wrong:
@@ -63,7 +63,7 @@ class Process(MarkovProcess):
             )
         if self.initial:
             self._check_initial(len(rows))
-        elif stationary(self.labelled().sum(dim=0)) is None:
+        elif stationary(self.labeled().sum(dim=0)) is None:
             raise InvalidArgument(
                 "this chain falls into parts and has several stationary distributions: pass initial, one probability "
                 "per state."
@@ -77,11 +77,11 @@ class Process(MarkovProcess):
     def n_pos(self) -> int:
         return self.length
 
-    def labelled(self) -> Float64[Tensor, "symbol state state"]:
+    def labeled(self) -> Float64[Tensor, "symbol state state"]:
         return torch.tensor(self.transition_tensors, dtype=torch.float64)
 
     def start(self) -> Float64[Tensor, " state"]:
-        return torch.tensor(self.initial, dtype=torch.float64) if self.initial else _settled(self.labelled())
+        return torch.tensor(self.initial, dtype=torch.float64) if self.initial else _settled(self.labeled())
 
     def _check_initial(self, n_states: int) -> None:
         is_distribution = all(p >= 0 for p in self.initial) and abs(sum(self.initial) - 1) <= _ROUNDING
@@ -122,7 +122,7 @@ class Mess3(MarkovProcess):
     def n_pos(self) -> int:
         return self.length
 
-    def labelled(self) -> Float64[Tensor, "symbol state state"]:
+    def labeled(self) -> Float64[Tensor, "symbol state state"]:
         same = torch.eye(3, dtype=torch.float64)
         moves = same * (1 - 2 * self.x) + (1 - same) * self.x
         shows = same * self.a + (1 - same) * (1 - self.a) / 2
@@ -148,8 +148,8 @@ def _nested(name: str, values: Any, *, n_axes: int) -> Any:
         ) from error
 
 
-def _settled(labelled: Float64[Tensor, "symbol state state"]) -> Float64[Tensor, " state"]:
-    found = stationary(labelled.sum(dim=0))
+def _settled(labeled: Float64[Tensor, "symbol state state"]) -> Float64[Tensor, " state"]:
+    found = stationary(labeled.sum(dim=0))
     assert found is not None, "checked when the process was made"
     return found
 
@@ -159,7 +159,7 @@ def _check_length(length: int) -> None:
         raise InvalidArgument(f"length is the number of symbols read: at least 1, got {length}.")
 
 
-def _check_shape(tensors: Labelled) -> None:
+def _check_shape(tensors: Labeled) -> None:
     n_states = len(tensors[0]) if tensors else 0
     is_square = all(len(matrix) == n_states and all(len(row) == n_states for row in matrix) for matrix in tensors)
     if n_states == 0 or not is_square:

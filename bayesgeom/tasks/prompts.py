@@ -23,7 +23,7 @@ from torch import Tensor
 from bayesgeom.core.errors import InvalidArgument, unknown_name
 from bayesgeom.core.trials import UNASKED, Trials
 from bayesgeom.tasks.base import FiniteTask, TextTask
-from bayesgeom.tasks.text import Tokenizer, check_ids, labelled, opening
+from bayesgeom.tasks.text import Tokenizer, check_ids, labeled, opening
 
 QUINTILES = 5
 MAX_INPUTS = 64  # ids whose keys are compared: enough to be many, few enough to recur
@@ -200,19 +200,19 @@ class BoundPrompts(FiniteTask):
             answers=torch.zeros(0, dtype=torch.int64, device=device),
             predictive=nothing,
             belief=nothing,
-            realised=torch.full_like(tokens, UNASKED),
+            labels=torch.full_like(tokens, UNASKED),
             token_sets={"inputs": torch.tensor(self._common_ids(), dtype=torch.int64, device=device)},
             relations={},
             groups=torch.tensor(self.groups, device=device)[index],
             group_names=self.group_names,
         )
 
-    def null_predictives(self, trials: Trials) -> Mapping[str, Float64[Tensor, "batch query_pos answer"]]:
+    def baseline_predictives(self, trials: Trials) -> Mapping[str, Float64[Tensor, "batch query_pos answer"]]:
         """None: there are no answers to predict."""
         return {}
 
     def token_labels(self) -> Sequence[str]:
-        return labelled({}, self.n_ids)
+        return labeled({}, self.n_ids)
 
     def _counts(self) -> Counter[int]:
         return Counter(i for prompt in self.prompts for i in prompt)

@@ -6,7 +6,7 @@ all alike. The place is hidden, so the observer must carry its belief through th
 is `mixing_time`, which grows with `self_probability`.
 
 The paper's chain has 8 places and, without hiding, self_probability 0.35: its nominal 0.3 is 0.350 in effect, since the
-diagonal takes part in the normalisation before 0.3 is added. Here the number is what it says. That chain forgets in 1.3
+diagonal takes part in the normalization before 0.3 is added. Here the number is what it says. That chain forgets in 1.3
 steps, so that a predictor of the last two symbols is within 0.0005 bits of the exact one at any noise: nothing is
 carried. Hence the stickier default. Without noise the predictive is the last symbol's row, and nothing is inferred.
 
@@ -65,7 +65,7 @@ class StickyMarkov(MarkovProcess):
         same = torch.eye(self.n_states, dtype=torch.float64)
         return self.self_probability * same + (1 - self.self_probability) * weight / weight.sum(1, keepdim=True)
 
-    def labelled(self) -> Float64[Tensor, "symbol state state"]:
+    def labeled(self) -> Float64[Tensor, "symbol state state"]:
         shows = (1 - self.noise) * torch.eye(self.n_states, dtype=torch.float64) + self.noise / self.n_states
         return torch.einsum("ij,jx->xij", self.chain(), shows)
 

@@ -106,7 +106,7 @@ def right_padded(
     return input_ids.gather(1, order), real.gather(1, order)
 
 
-def labelled(names: Mapping[int, str], n_ids: int) -> list[str]:
+def labeled(names: Mapping[int, str], n_ids: int) -> list[str]:
     """A label for every id: its name, or its number."""
     return [names.get(i, f"#{i}") for i in range(n_ids)]
 

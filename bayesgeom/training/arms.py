@@ -24,15 +24,22 @@ _HEADS = 4
 _RECALL_SHAPE = {"n_layers": 3, "n_heads": _HEADS, "d_model": 96, "d_mlp": 384, "n_ctx": 1_024}
 _SHAPES: Mapping[str, Mapping[str, Any]] = {  # n_ctx is the rows of the learned tables
     "hmm": {
-        "n_layers": 6, "n_heads": _HEADS, "d_model": 96, "d_mlp": 384, "norm": "layernorm", "tied": False,
+        "n_layers": 6,
+        "n_heads": _HEADS,
+        "d_model": 96,
+        "d_mlp": 384,
+        "norm": "layernorm",
+        "tied": False,
         "n_ctx": HMM(n_states=3, n_symbols=3, length=200).n_pos,
     },
     "recall": _RECALL_SHAPE,
     "recall-mixed": _RECALL_SHAPE,
-}  # fmt: skip
+}
 _GAUSSIAN = {
-    "positions": "prior", "prior_exponents": [2.0] * _HEADS, "prior_is_learned": False,
-}  # fmt: skip
+    "positions": "prior",
+    "prior_exponents": [2.0] * _HEADS,
+    "prior_is_learned": False,
+}
 KINDS: Mapping[str, Mapping[str, Any]] = {
     "learned": {"positions": "learned"},
     "sinusoidal": {"positions": "sinusoidal"},
@@ -70,7 +77,7 @@ _RECALL = Recipe(
 )
 _RECALL_POOLED = replace(
     _RECALL, name="recall-pooled", task=replace(_PAIRS, pooled_pairs=True), warmup=200, steps=1_500, seed=0
-)  # fmt: skip
+)
 
 
 def _mixed(stage: Recipe, steps: int) -> Recipe:

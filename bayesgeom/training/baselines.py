@@ -28,11 +28,11 @@ def context_aware(task: WindTunnel, trials: Trials) -> Predictives:
     Returns:
         Predictive distributions at the scored positions, by name.
     """
-    known = dict(task.null_predictives(trials))
+    known = dict(task.baseline_predictives(trials))
     if not isinstance(task, Bijection):
         return known
     keys = trials.at_scored(trials.tokens)
-    values = trials.at_scored(trials.realised) - task.n_values
+    values = trials.at_scored(trials.labels) - task.n_values
     shown = _before(values, task.n_values)
     if not task.repeats:
         known["bag_of_values"] = _uniform_on(~shown)

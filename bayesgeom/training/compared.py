@@ -34,7 +34,12 @@ _SMALL: dict[str, Sizes] = {  # about 0.60 M parameters
 }
 _DEEP: Mapping[str, Sizes] = {  # about 1.82 M parameters: filtering takes the transformer nine layers
     "transformer": {
-        "architecture": "transformer", "n_layers": 9, "n_heads": 8, "d_model": 128, "d_mlp": 512, "norm": "layernorm",
+        "architecture": "transformer",
+        "n_layers": 9,
+        "n_heads": 8,
+        "d_model": 128,
+        "d_mlp": 512,
+        "norm": "layernorm",
         "tied": False,
     },
     "mamba": {"architecture": "mamba", "n_layers": 3, "d_model": 298, "tied": False},
@@ -43,10 +48,15 @@ _DEEP: Mapping[str, Sizes] = {  # about 1.82 M parameters: filtering takes the t
     "mlp-prefix": {**_PREFIX, "n_layers": 9, "d_model": 138, "d_mlp": 552},
     "mamba2": {"architecture": "mamba2", "n_layers": 3, "d_model": 304, "d_head": 152},
     "rwkv": {"architecture": "rwkv", "n_layers": 3, "d_model": 212, "d_mlp": 848},
-}  # fmt: skip
+}
 _SLOW: Mapping[str, Sizes] = {  # about 1.23 M parameters: a belief carried over 64 steps
     "transformer": {
-        "architecture": "transformer", "n_layers": 6, "n_heads": 4, "d_model": 128, "d_mlp": 512, "norm": "layernorm",
+        "architecture": "transformer",
+        "n_layers": 6,
+        "n_heads": 4,
+        "d_model": 128,
+        "d_mlp": 512,
+        "norm": "layernorm",
         "tied": False,
     },
     "mamba": {"architecture": "mamba", "n_layers": 3, "d_model": 242, "tied": False},
@@ -55,7 +65,7 @@ _SLOW: Mapping[str, Sizes] = {  # about 1.23 M parameters: a belief carried over
     "mlp-prefix": {**_PREFIX, "n_layers": 5, "d_model": 124, "d_mlp": 496},
     "mamba2": {"architecture": "mamba2", "n_layers": 3, "d_model": 250, "d_head": 125},
     "rwkv": {"architecture": "rwkv", "n_layers": 6, "d_model": 124, "d_mlp": 496},
-}  # fmt: skip
+}
 _LONG = _SMALL | {"mlp-prefix": {**_PREFIX, "n_layers": 3, "d_model": 120, "d_mlp": 480}}  # its window costs weights
 # Rotary positions: a learned table would have to learn "the token before" again at each of 329 positions.
 _ROTARY: Sizes = {**_SMALL["transformer"], "positions": "rotary"}
@@ -71,9 +81,15 @@ _RECALL_64: Mapping[str, Sizes] = {  # about 0.66 M parameters
     "lstm": {**_LSTM, "d_model": 187},
 }
 _ROWS: Mapping[str, Mapping[str, Sizes]] = {
-    "bijection": _SMALL, "repeats": _SMALL, "recall": _LONG, "hmm": _DEEP, "slow-hmm": _SLOW, "hmm-sampled": _DEEP,
-    "recall-16": _RECALL_16, "recall-64": _RECALL_64,
-}  # fmt: skip
+    "bijection": _SMALL,
+    "repeats": _SMALL,
+    "recall": _LONG,
+    "hmm": _DEEP,
+    "slow-hmm": _SLOW,
+    "hmm-sampled": _DEEP,
+    "recall-16": _RECALL_16,
+    "recall-64": _RECALL_64,
+}
 
 _BIJECTION = Recipe(name="bijection", task=Bijection(), sizes={}, lr=2e-3, steps=6_000, float32_share=0.1)
 _REPEATS = Recipe(

@@ -7,16 +7,21 @@ from collections.abc import Sequence
 import torch
 
 from bayesgeom.training.loop import Pace, held_out_kl, held_out_trials, training_step
-from bayesgeom.training.optimisers import Optimisers
+from bayesgeom.training.optimizers import Optimizers
 from bayesgeom.training.precision import Precision
 from bayesgeom.training.recipe import Recipe
 
 # Floating-point operations per second of a training step with 6e5 parameters, on two cores without AVX-512 in float32.
 # Fitted to the processor time of steps of the queue's trainings; larger networks use a processor better.
 _RATES = {
-    "transformer": 4.1e10, "llama": 4.1e10, "lstm": 6.6e10, "mlp": 6.2e10, "mamba": 2.9e10, "mamba2": 1.7e10,
+    "transformer": 4.1e10,
+    "llama": 4.1e10,
+    "lstm": 6.6e10,
+    "mlp": 6.2e10,
+    "mamba": 2.9e10,
+    "mamba2": 1.7e10,
     "rwkv": 1.7e10,
-}  # fmt: skip
+}
 _SLOWEST, _RATED_PARAMETERS, _GROWTH = 1.7e10, 6e5, 0.25
 TIMED_STEPS, SECONDS = 3, 3.0  # for each batch size and precision, after one step of the stage that warms up
 
@@ -88,16 +93,16 @@ def _stage_seconds(
     recipe: Recipe, start: int, device: str | torch.device, precision: Precision, log_every: int
 ) -> float:
     module = recipe.model_config().build(seed=recipe.seed).to(device).train()
-    optimisers = Optimisers(recipe, module)
+    optimizers = Optimizers(recipe, module)
     segments = _segments(recipe, start, precision)
     if segments:
-        training_step(recipe, module, optimisers, segments[0][0], device, precision)  # warms up
+        training_step(recipe, module, optimizers, segments[0][0], device, precision)  # warms up
     seconds = 0.0
     for first, end in segments:
         kinds = 1 + len(recipe.also)  # every task that takes turns is timed
         n_timed, began = 0, time.perf_counter()
         while n_timed < kinds or (n_timed < TIMED_STEPS and time.perf_counter() - began < SECONDS):
-            training_step(recipe, module, optimisers, first + n_timed % kinds, device, precision)
+            training_step(recipe, module, optimizers, first + n_timed % kinds, device, precision)
             n_timed += 1
         seconds += (end - first) * (time.perf_counter() - began) / n_timed
     n_reports = -(-(recipe.steps - start) // log_every)

@@ -233,9 +233,13 @@ def _packed(path: Path, folder: Path, dtype: torch.dtype) -> Packed:
     file = f"{path.name}.safetensors"
     write_tensors({key: tensor.contiguous() for key, tensor in stored.items()}, folder / file)
     return Packed(
-        step=checkpoint.step, file=file, dtype=str(name).removeprefix("torch."), weights_hash=weights_hash(stored),
-        kl_bits=before, kl_bits_stored=kl,
-    )  # fmt: skip
+        step=checkpoint.step,
+        file=file,
+        dtype=str(name).removeprefix("torch."),
+        weights_hash=weights_hash(stored),
+        kl_bits=before,
+        kl_bits_stored=kl,
+    )
 
 
 @torch.no_grad()

@@ -25,7 +25,7 @@ from bayesgeom.core.trials import Trials
 from bayesgeom.models.checkpoint import save_checkpoint
 from bayesgeom.stats.information import kl_bits
 from bayesgeom.tasks.base import derived_seed
-from bayesgeom.training.optimisers import Optimisers
+from bayesgeom.training.optimizers import Optimizers
 from bayesgeom.training.precision import (
     BEFORE_RECORDS,
     Precision,
@@ -110,8 +110,8 @@ def _trained(
     elif recipe.warm_start is not None and not has_state:
         start_from_shipped(recipe, module)
     module.train()
-    optimisers = Optimisers(recipe, module)
-    start = restore_state(out / STATE, recipe, module, optimisers) if has_state else 0
+    optimizers = Optimizers(recipe, module)
+    start = restore_state(out / STATE, recipe, module, optimizers) if has_state else 0
     cut_log(out / LOG, start)
     held_out = held_out_trials(recipe, device)
     due = snapshot_steps(recipe)
@@ -126,15 +126,15 @@ def _trained(
     for step in progress:
         if step in due:
             _snapshot(recipe, module, out, step, precision)
-        loss = training_step(recipe, module, optimisers, step, device, precision)
+        loss = training_step(recipe, module, optimizers, step, device, precision)
         if (step + 1) % pace.log_every == 0 or step + 1 == recipe.steps:
             line = {"step": step + 1, "loss_nats": loss, "kl_bits": held_out_kl(module, held_out)}
             append_log(out / LOG, line)
             progress.set_postfix(loss=f"{loss:.4f}", kl_bits=f"{line['kl_bits']:.2e}")
         if time.monotonic() - saved_at > pace.save_seconds:
-            save_state(out / STATE, recipe, module, optimisers, step + 1)
+            save_state(out / STATE, recipe, module, optimizers, step + 1)
             saved_at = time.monotonic()
-    save_state(out / STATE, recipe, module, optimisers, recipe.steps)
+    save_state(out / STATE, recipe, module, optimizers, recipe.steps)
     _snapshot(recipe, module, out, recipe.steps, precision)
     return module.eval()
 
@@ -213,9 +213,9 @@ def held_out_seed(recipe: Recipe) -> int:
 
 
 def loss_nats(recipe: Recipe, logits: Float[Tensor, "batch pos d_vocab"], trials: Trials) -> Float[Tensor, ""]:
-    """Cross-entropy over all ids at the scored positions, against realised answers or the exact predictive."""
+    """Cross-entropy over all ids at the scored positions, against the labels or the exact predictive."""
     if recipe.targets == "sampled":
-        return nn.functional.cross_entropy(logits.flatten(0, 1), trials.realised.flatten())
+        return nn.functional.cross_entropy(logits.flatten(0, 1), trials.labels.flatten())
     log_probabilities = logits[trials.scored].log_softmax(-1)[:, trials.answers]
     exact = trials.predictive[trials.scored].to(log_probabilities.dtype)
     return -(exact * log_probabilities).sum(-1).mean()
@@ -224,7 +224,7 @@ def loss_nats(recipe: Recipe, logits: Float[Tensor, "batch pos d_vocab"], trials
 def training_step(
     recipe: Recipe,
     module: nn.Module,
-    optimisers: Optimisers,
+    optimizers: Optimizers,
     step: int,
     device: str | torch.device,
     precision: Precision,
@@ -241,7 +241,7 @@ def training_step(
     loss = loss_nats(recipe, logits.float(), trials)
     loss.backward()
     nn.utils.clip_grad_norm_(module.parameters(), GRADIENT_CLIP)
-    optimisers.step(step)
+    optimizers.step(step)
     value = float(loss.detach())
     if not np.isfinite(value):
         raise NonFinite(f"the loss of {recipe.name} is {value} at step {step}; lower lr or matrix_lr in the recipe.")

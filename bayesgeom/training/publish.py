@@ -26,7 +26,7 @@ def publish(recipe: Recipe, module: nn.Module, path: Path, *, precision: Precisi
     model = of_module(module, name=recipe.name, task=recipe.task)
     seed = derived_seed(recipe.seed, _SCORING)
     blocks = recipe.task.stream(N_SCORED, seed=seed, device=model.spec.device)
-    scores = Calibration().measure(model.run(blocks, null_predictives=recipe.task.null_predictives, seed=seed))
+    scores = Calibration().measure(model.run(blocks, baseline_predictives=recipe.task.baseline_predictives, seed=seed))
     save_checkpoint(
         path,
         module,
@@ -45,18 +45,18 @@ def kept_scores(scores: CalibrationReport, *, seed: int) -> dict[str, Any]:
     Levels that are infinite or not known are left out.
     """
     held = {"entropy_mae_bits": scores.entropy_mae_bits, "kl_bits": scores.kl_bits}
-    nulls = {
+    baselines = {
         score: {own.name.replace(" ", "_"): float(own.value) for own in estimate.baselines if np.isfinite(own.value)}
         for score, estimate in held.items()
     }
     own = {score: float(estimate) for score, estimate in held.items()}
-    return {"n": scores.n, "seed": seed, **own, "nulls": nulls}
+    return {"n": scores.n, "seed": seed, **own, "baselines": baselines}
 
 
 def card(recipe: Recipe, n_parameters: int, scores: CalibrationReport, precision: Precision | None = None) -> str:
     """The card's text; `{weights_hash}` is filled in by `save_checkpoint`."""
     kl_of = {own.name: f"{float(own.value):.4f}" for own in scores.kl_bits.baselines}
-    nulls = "\n".join(
+    levels = "\n".join(
         f"| {own.name} | {float(own.value):.4f} | {kl_of.get(own.name, '–')} |"
         for own in scores.entropy_mae_bits.baselines
     )
@@ -77,7 +77,7 @@ On {scores.n:,} fresh sequences, against the exact posterior; 95 % bootstrap int
 | | entropy error (bits) | KL(exact ‖ model) (bits) |
 |---|---|---|
 | **this model** | {mae} | {kl} |
-{nulls}
+{levels}
 
 Entropy error with entropies averaged over sequences first: {means_first:.4f} bits. Probability
 outside the answers: {elsewhere:.1e}.
@@ -101,7 +101,7 @@ def _story(recipe: Recipe, precision: Precision | None) -> str:
     until = "" if recipe.decay_steps is None else f" in the first {recipe.decay_steps:,} steps"
     return (
         f"{first}- {recipe.steps:,} steps of fresh data, {recipe.batch_size} sequences a step{late}; {turns}"
-        f"{recipe.targets} targets; {recipe.optimiser}, lr {recipe.lr:g} (matrices {recipe.matrix_lr:g}), weight decay "
+        f"{recipe.targets} targets; {recipe.optimizer}, lr {recipe.lr:g} (matrices {recipe.matrix_lr:g}), weight decay "
         f"{recipe.weight_decay:g}{until}; {recipe.warmup} steps of warm-up, then a cosine to zero; "
         f"gradient norm clipped at 1; {_products(recipe, precision)}; seed {recipe.seed}."
     )

@@ -148,19 +148,38 @@ def _steps_done(chosen: Recipe, folder: Path) -> int:
 
 _Entry = tuple[str, int, int]  # recipe, seed, minutes
 _QUICK = {  # at most a quarter of an hour with bfloat16, half an hour in float32: three seeds
-    "bijection-transformer": 21, "bijection-lstm": 13, "bijection-mlp": 14,
-    "repeats-transformer": 24, "repeats-lstm": 18, "repeats-mlp": 17,
-    "recall-transformer": 27, "recall-lstm": 19, "recall-mlp": 20,
-}  # fmt: skip
+    "bijection-transformer": 21,
+    "bijection-lstm": 13,
+    "bijection-mlp": 14,
+    "repeats-transformer": 24,
+    "repeats-lstm": 18,
+    "repeats-mlp": 17,
+    "recall-transformer": 27,
+    "recall-lstm": 19,
+    "recall-mlp": 20,
+}
 _LONGER = {  # two seeds
-    "bijection-mamba": 30, "repeats-mamba": 36, "recall-mamba": 40, "hmm-transformer": 110, "hmm-lstm": 60,
-    "hmm-mamba": 110, "hmm-mlp": 70, "slow-hmm-transformer": 114, "slow-hmm-lstm": 61, "slow-hmm-mamba": 120,
+    "bijection-mamba": 30,
+    "repeats-mamba": 36,
+    "recall-mamba": 40,
+    "hmm-transformer": 110,
+    "hmm-lstm": 60,
+    "hmm-mamba": 110,
+    "hmm-mlp": 70,
+    "slow-hmm-transformer": 114,
+    "slow-hmm-lstm": 61,
+    "slow-hmm-mamba": 120,
     "slow-hmm-mlp-prefix": 77,
-}  # fmt: skip
+}
 _RECALL_MINUTES = {
-    "recall-transformer": 27, "recall-mamba": 40, "recall-lstm": 19, "recall-mlp": 20, "recall-mlp-prefix": 21,
-    "recall-mamba2": 72, "recall-rwkv": 73,
-}  # fmt: skip
+    "recall-transformer": 27,
+    "recall-mamba": 40,
+    "recall-lstm": 19,
+    "recall-mlp": 20,
+    "recall-mlp-prefix": 21,
+    "recall-mamba2": 72,
+    "recall-rwkv": 73,
+}
 
 
 def _entries() -> Iterator[_Entry]:

@@ -15,9 +15,9 @@ from bayesgeom.tasks.base import WindTunnel, task_from_config
 class Recipe:
     """What is trained on what, and how. The same recipe and precision give the same weights on one machine.
 
-    - `targets`: "sampled" trains on the answers that the world realised (the setting in which the posterior predictive
+    - `targets`: "sampled" trains on labels drawn by the task (the setting in which the posterior predictive
       is the unique minimiser of cross-entropy); "exact" trains on the posterior itself.
-    - `optimiser`: "muon" uses Muon for the blocks' matrices (`matrix_lr`) and AdamW for the rest (`lr`).
+    - `optimizer`: "muon" uses Muon for the blocks' matrices (`matrix_lr`) and AdamW for the rest (`lr`).
     - Weight decay acts in the first `decay_steps` steps, or in all. It bounds the logits, and so the calibration that
       can be reached: the bijection with 0.1 throughout stayed 0.03 bits too uncertain.
     - `after`: a recipe that is trained first, and whose weights this one starts from.
@@ -34,7 +34,7 @@ class Recipe:
     task: WindTunnel
     sizes: Mapping[str, Any]
     targets: Literal["sampled", "exact"] = "sampled"
-    optimiser: Literal["adamw", "muon"] = "muon"
+    optimizer: Literal["adamw", "muon"] = "muon"
     lr: float = 1e-3
     matrix_lr: float = 0.02
     weight_decay: float = 0.0
@@ -59,8 +59,8 @@ class Recipe:
             )
         if not (0 <= self.late_from <= 1 and 0 <= self.float32_share <= 1):
             raise InvalidArgument("late_from and float32_share are shares of the steps, between 0 and 1.")
-        if self.targets not in ("sampled", "exact") or self.optimiser not in ("adamw", "muon"):
-            raise InvalidArgument(f"no such targets or optimiser: {self.targets!r}, {self.optimiser!r}.")
+        if self.targets not in ("sampled", "exact") or self.optimizer not in ("adamw", "muon"):
+            raise InvalidArgument(f"no such targets or optimizer: {self.targets!r}, {self.optimizer!r}.")
         if self.warm_start is not None and (self.after is not None or self.warm_start.count("@") != 1):
             raise InvalidArgument(
                 f"warm_start must be 'checkpoint@hash' in a recipe without after, got "
@@ -96,7 +96,7 @@ class Recipe:
         return own + (0 if self.after is None else self.after.n_sequences)
 
     def reseeded(self, by: int) -> "Recipe":
-        """The same with other data and another initialisation, in every stage: seeds are counted up by 1,000 · `by`.
+        """The same with other data and another initialization, in every stage: seeds are counted up by 1,000 · `by`.
 
         By 0 it is the recipe itself. **Raises** `InvalidArgument` for less.
         """

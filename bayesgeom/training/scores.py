@@ -66,13 +66,13 @@ def score(model: Model, task: WindTunnel, *, n: int, seed: int) -> Scores:
     """Score a model on `n` fresh sequences: the same ones for every model of the task."""
     marginal = context_free(task, seed=seed)
 
-    def nulls(trials: Trials) -> dict[str, Float64[Tensor, "batch query_pos answer"]]:
+    def baselines(trials: Trials) -> dict[str, Float64[Tensor, "batch query_pos answer"]]:
         free = marginal.to(trials.predictive.device).expand(len(trials), -1, -1)
         return {"context-free": free, **context_aware(task, trials)}
 
     stream = task.stream(n, seed=derived_seed(seed, Branch.TRIALS), device=model.spec.device)
-    run = model.run(stream, null_predictives=nulls, seed=seed)
-    own, free = run.behaviour, run.null_behaviours["context-free"]
+    run = model.run(stream, baseline_predictives=baselines, seed=seed)
+    own, free = run.behavior, run.baseline_behaviors["context-free"]
     known = own.exact_entropy_bits < KNOWN_BITS
     memory = None if run.windows is None else effective_memory(run.windows, own.kl_bits, seed=seed)
     return Scores(
@@ -85,7 +85,7 @@ def score(model: Model, task: WindTunnel, *, n: int, seed: int) -> Scores:
         context_free_known_correct=_mean(known * free.correct),
         n_parameters=model.spec.n_parameters,
         weights_hash=model.spec.weights_hash,
-        baseline_kl_bits={name: float(found.kl_bits.mean()) for name, found in run.null_behaviours.items()},
+        baseline_kl_bits={name: float(found.kl_bits.mean()) for name, found in run.baseline_behaviors.items()},
         memory_symbols=math.nan if memory is None else memory.symbols,
         memory_symbols_hi=math.nan if memory is None else memory.most_symbols,
         window_gap_bits=math.nan if memory is None else memory.transport_gap_bits,

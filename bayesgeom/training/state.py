@@ -19,12 +19,12 @@ from torch import Tensor, nn
 from bayesgeom.core.errors import CheckpointFault, InvalidArgument, OutputFault
 from bayesgeom.core.files import file_aside, read_safetensors
 from bayesgeom.models.checkpoint import weights_hash, write_tensors
-from bayesgeom.training.optimisers import Optimisers
+from bayesgeom.training.optimizers import Optimizers
 from bayesgeom.training.recipe import Recipe
 
 STATE, LOG, LOCK = "state.safetensors", "log.jsonl", ".lock"
 _CHECK = "check"  # the key of a log line's checksum
-_OWN, _WEIGHTS, _OPTIMISER = "state", "weights.", "optimiser."
+_OWN, _WEIGHTS, _OPTIMIZER = "state", "weights.", "optimizer."
 
 
 @contextlib.contextmanager
@@ -53,10 +53,10 @@ def locked(out: Path) -> Iterator[None]:
         lock.release()
 
 
-def save_state(path: Path, recipe: Recipe, module: nn.Module, optimisers: Optimisers, step: int) -> None:
+def save_state(path: Path, recipe: Recipe, module: nn.Module, optimizers: Optimizers, step: int) -> None:
     """Write weights, optimizer state and step, atomically. Raises `OutputFault` where it cannot be written."""
     weights = {_WEIGHTS + name: tensor for name, tensor in module.state_dict().items()}
-    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in (weights | optimisers.state()).items()}
+    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in (weights | optimizers.state()).items()}
     with file_aside(path) as aside:
         own = {"step": step, "hash": _state_hash(tensors, recipe, step)}
         write_tensors(tensors, aside, metadata={_OWN: json.dumps(own)})  # one entry: several have no fixed order
@@ -78,7 +78,7 @@ def steps_done(path: Path, recipe: Recipe) -> int:
     return _step(_own(metadata), path, recipe)
 
 
-def restore_state(path: Path, recipe: Recipe, module: nn.Module, optimisers: Optimisers) -> int:
+def restore_state(path: Path, recipe: Recipe, module: nn.Module, optimizers: Optimizers) -> int:
     """Load what `save_state` wrote into the module and its optimizers.
 
     Returns:
@@ -103,7 +103,7 @@ def restore_state(path: Path, recipe: Recipe, module: nn.Module, optimisers: Opt
         module.load_state_dict(weights, strict=True)
     except RuntimeError as error:
         raise CheckpointFault(f"{path} does not fit the model of {recipe.name}: {error}. {_REMEDY}") from error
-    optimisers.restore({name: t for name, t in tensors.items() if name.startswith(_OPTIMISER)})
+    optimizers.restore({name: t for name, t in tensors.items() if name.startswith(_OPTIMIZER)})
     return step
 
 

@@ -103,11 +103,11 @@ def scored(logits: Tensor, trials: Trials) -> np.ndarray:
     log_model = raw - raw.max(-1, keepdims=True)
     log_model = log_model - np.log(np.exp(log_model).sum(-1, keepdims=True))
     exact = np.stack([p[s] for p, s in zip(trials.predictive.numpy(), trials.scored.numpy(), strict=True)])
-    realised = np.stack([r[s] for r, s in zip(trials.realised.numpy(), trials.scored.numpy(), strict=True)])
+    labels = np.stack([r[s] for r, s in zip(trials.labels.numpy(), trials.scored.numpy(), strict=True)])
     log_exact = np.log(np.where(exact > 0, exact, 1.0))
     kl = (exact * (log_exact - log_model)).sum(-1)
     entropies = [-(np.exp(log_model) * log_model).sum(-1), -(exact * log_exact).sum(-1)]
-    correct = answers[log_model.argmax(-1)] == realised
+    correct = answers[log_model.argmax(-1)] == labels
     return np.stack([kl / np.log(2), np.abs(entropies[0] - entropies[1]) / np.log(2), correct])
 
 

@@ -47,10 +47,13 @@ def assert_equal(one: AblationReport, other: AblationReport) -> None:
 def effects(report: AblationReport) -> dict[str, np.ndarray]:
     """The effects of every ablation, and the lower ends of the first."""
     return {
-        "KL increase": report.kl_increase_bits.value, "its lower end": report.kl_increase_bits.ends[0],
-        "entropy error": report.entropy_mae_increase_bits.value, "KL ratio": report.kl_ratio.value,
-        "accuracy": report.accuracy_change.value, "by position": report.kl_increase_bits_by_position,
-    }  # fmt: skip
+        "KL increase": report.kl_increase_bits.value,
+        "its lower end": report.kl_increase_bits.ends[0],
+        "entropy error": report.entropy_mae_increase_bits.value,
+        "KL ratio": report.kl_ratio.value,
+        "accuracy": report.accuracy_change.value,
+        "by position": report.kl_increase_bits_by_position,
+    }
 
 
 # The numbers.

@@ -114,9 +114,11 @@ def test_units_of_several_sequences_give_the_same_means(
     monkeypatch.setattr("bayesgeom.ablations.tally.MAX_UNITS", 7)  # units of 5, the last of 4
     grouped = reported(tile)
     for one, other in (
-        (grouped.kl_increase_bits, single.kl_increase_bits), (grouped.kl_ratio, single.kl_ratio),
-        (grouped.accuracy_change, single.accuracy_change), (grouped.unablated_kl_bits, single.unablated_kl_bits),
-    ):  # fmt: skip
+        (grouped.kl_increase_bits, single.kl_increase_bits),
+        (grouped.kl_ratio, single.kl_ratio),
+        (grouped.accuracy_change, single.accuracy_change),
+        (grouped.unablated_kl_bits, single.unablated_kl_bits),
+    ):
         np.testing.assert_allclose(one.value, other.value, atol=1e-12)
     np.testing.assert_allclose(grouped.kl_increase_bits_by_position, single.kl_increase_bits_by_position, atol=1e-12)
     constant = reported(scores(rng, noise=0.0))

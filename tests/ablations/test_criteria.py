@@ -67,9 +67,7 @@ def test_a_unique_head_stands_out_and_carries_its_layer(
 
 def test_without_its_layers_attention_a_head_is_never_called_catastrophic() -> None:
     def found(own_kl: float) -> tuple[str, str]:
-        criterion = one_head_is_unique(
-            UNIQUE, own_kl_bits=own_kl, layer_attention_bits=np.nan, is_layer_ablated=False
-        )  # fmt: skip
+        criterion = one_head_is_unique(UNIQUE, own_kl_bits=own_kl, layer_attention_bits=np.nan, is_layer_ablated=False)
         return criterion.verdict, criterion.reason
 
     assert found(OWN_KL)[0] == "not tested" and found(OWN_KL)[1].endswith("run with --battery all")
@@ -92,9 +90,7 @@ def test_a_negative_or_zero_second_head_does_not_break_the_ratio() -> None:
         ((12.0, 15.0), np.nan, "not decided"),
     ],
 )
-def test_every_block_must_add_nine_times_the_error(
-    increase: tuple[float, ...], spread: float, verdict: str
-) -> None:  # fmt: skip
+def test_every_block_must_add_nine_times_the_error(increase: tuple[float, ...], spread: float, verdict: str) -> None:
     found, own = 0.02 * np.array(increase), 0.02
     labels = [f"L{i} block" for i in range(len(increase))]
     ends = (found * (1 - spread), found * (1 + spread))

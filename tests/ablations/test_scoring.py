@@ -1,4 +1,4 @@
-"""Scores against the formulas written out, and against the one place where behaviour is scored."""
+"""Scores against the formulas written out, and against the one place where behavior is scored."""
 
 from dataclasses import replace
 
@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from bayesgeom.ablations.scoring import METRICS, Exact, scores_of
-from bayesgeom.core.behavior import answer_log_probabilities, behaviour
+from bayesgeom.core.behavior import answer_log_probabilities, behavior
 from bayesgeom.core.edits import Replace
 from bayesgeom.core.errors import NonFinite
 from bayesgeom.core.sites import Z
@@ -24,7 +24,7 @@ def test_scores_are_their_formulas() -> None:
 
 
 def test_scores_are_those_of_every_other_report() -> None:
-    own = behaviour(TRIALS, *answer_log_probabilities(LOGITS, TRIALS))
+    own = behavior(TRIALS, *answer_log_probabilities(LOGITS, TRIALS))
     error = np.abs(own.model_entropy_bits - own.exact_entropy_bits)
     np.testing.assert_allclose(scores_of(LOGITS, TRIALS), np.stack([own.kl_bits, error, own.correct]), atol=1e-12)
 

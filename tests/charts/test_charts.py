@@ -79,7 +79,7 @@ def test_legends_take_no_room_from_panels(names: list[str], lines: int) -> None:
     )
 
 
-def test_axes_are_labelled_in_their_own_panel() -> None:
+def test_axes_are_labeled_in_their_own_panel() -> None:
     figure = panels("Whole", ("a", "b", "c", "d"))
     label_axes(figure, (2, 1), "layer", "overlap (cosine)")
     titles = [(figure.layout[f"xaxis{i}"].title.text, figure.layout[f"yaxis{i}"].title.text) for i in ("", 2, 3, 4)]
@@ -121,10 +121,14 @@ def calibration(rng: np.random.Generator) -> go.Figure:
     """Seven positions, two baselines, three examples."""
     exact, model, error = rng.random((3, 7))
     return calibration_figure(
-        title="Calibration", exact=exact, model=model, error=error, error_band=(error - 0.01, error + 0.01),
+        title="Calibration",
+        exact=exact,
+        model=model,
+        error=error,
+        error_band=(error - 0.01, error + 0.01),
         baselines={"uniform": rng.random(7), "likelihood only": rng.random(7)},
         examples=(rng.random((3, 7)), rng.random((3, 7))),
-    )  # fmt: skip
+    )
 
 
 def test_calibration_has_four_panels_with_units(calibration: go.Figure) -> None:
@@ -143,9 +147,14 @@ def test_calibration_draws_every_baseline_beside_the_error(calibration: go.Figur
 def test_baselines_of_zero_are_gaps_and_none_looks_like_another() -> None:
     error, level = np.array([0.5, 0.03, 0.02]), np.array([1.0, 0.0, 1e-9])
     figure = calibration_figure(
-        title="Calibration", exact=error, model=error, error=error, error_band=(error, error),
-        baselines={"one": level, "two": level, "three": level}, examples=(error[None], error[None]),
-    )  # fmt: skip
+        title="Calibration",
+        exact=error,
+        model=error,
+        error=error,
+        error_band=(error, error),
+        baselines={"one": level, "two": level, "three": level},
+        examples=(error[None], error[None]),
+    )
     drawn = [trace for trace in figure.data if (trace.name or "").startswith("baseline")]
     assert len({trace.line.dash for trace in drawn}) == 3
     for trace in drawn:
@@ -160,9 +169,14 @@ def test_the_legend_names_everything_once(calibration: go.Figure) -> None:
 def test_one_example_is_enough(rng: np.random.Generator) -> None:
     profile = rng.random(5)
     figure = calibration_figure(
-        title="Calibration", exact=profile, model=profile, error=profile, error_band=(profile, profile), baselines={},
+        title="Calibration",
+        exact=profile,
+        model=profile,
+        error=profile,
+        error_band=(profile, profile),
+        baselines={},
         examples=(rng.random((1, 5)), rng.random((1, 5))),
-    )  # fmt: skip
+    )
     assert [trace.name for trace in figure.data if trace.yaxis == "y3"] == ["exact", "model"]
     assert all(trace.yaxis != "y4" for trace in figure.data)
 
@@ -184,11 +198,11 @@ def test_heads_hold_their_numbers_layers_upward(rng: np.random.Generator) -> Non
     (heads,) = figure.data
     np.testing.assert_array_equal(heads.z, values)
     assert (list(heads.x), list(heads.y)) == ([0, 1, 2], [0, 1]) and (heads.zmin, heads.zmax) == (0.0, 1.0)
-    assert figure.layout.xaxis2.title.text == "head (colour: |cosine|)" and figure.layout.yaxis2.title.text == "layer"
+    assert figure.layout.xaxis2.title.text == "head (color: |cosine|)" and figure.layout.yaxis2.title.text == "layer"
 
 
 @pytest.mark.parametrize(("null", "n_marked"), [(0.25, 1), (0.0, 1), (1.0, 1), (-0.5, 0), (float("nan"), 0)])
-def test_the_null_of_heads_is_marked_on_the_colour_scale(null: float, n_marked: int, rng: np.random.Generator) -> None:
+def test_the_null_of_heads_is_marked_on_the_color_scale(null: float, n_marked: int, rng: np.random.Generator) -> None:
     bar = heat_map(rng.random((2, 3)), null=null, limits=(0.0, 1.0)).data[0].colorbar
     marked = [value for value, text in zip(bar.tickvals, bar.ticktext, strict=True) if text.endswith("◂ null")]
     assert marked == [null] * n_marked and list(bar.tickvals) == sorted(bar.tickvals)
@@ -209,7 +223,7 @@ def test_profiles_draw_the_nulls_that_are_known(rng: np.random.Generator) -> Non
     figure = panels("Whole", ("a",), n_columns=1)
     values, level, unknown = rng.random(5), rng.random(5), np.full(5, np.nan)
     add_profile(
-        figure, (1, 1), values, name="measured", band=(values - 1, values + 1), nulls={"a": level, "b": unknown}
+        figure, (1, 1), values, name="measured", band=(values - 1, values + 1), baselines={"a": level, "b": unknown}
     )
     drawn = {trace.name: trace for trace in figure.data}
     assert set(drawn) == {"measured, 95 % interval", "measured", "null: a"} and drawn["null: a"].line.color == NULL
@@ -244,14 +258,19 @@ def test_the_null_of_a_forest_goes_from_edge_to_edge(n: int) -> None:
     assert (line.x0, line.x1, line.y0, line.y1, line.yref) == (0.125, 0.125, 0, 1, "y2 domain")
 
 
-def test_clouds_lie_along_their_axes_in_the_colour_of_entropy(rng: np.random.Generator) -> None:
+def test_clouds_lie_along_their_axes_in_the_color_of_entropy(rng: np.random.Generator) -> None:
     points, entropy, layers = rng.random((7, 3)), rng.random(7), rng.random((4, 5))
     profile = [Profile(name=str(i), values=layers[i], null=layers[i + 1]) for i in (0, 2)]
     cloud = Cloud(site="resid_post", points=points, curve=rng.random((11, 3)))
     figure = manifold_figure(
-        title="Manifold", clouds=[cloud], entropy=entropy, position=np.arange(7.0), shape=profile[:1],
-        order=profile[1:], null_labels=("shuffled", "untrained"),
-    )  # fmt: skip
+        title="Manifold",
+        clouds=[cloud],
+        entropy=entropy,
+        position=np.arange(7.0),
+        shape=profile[:1],
+        order=profile[1:],
+        null_labels=("shuffled", "untrained"),
+    )
     panels_of = {axis: [t for t in figure.data if t.yaxis == axis] for axis in ("y", "y2", "y3", "y4")}
     np.testing.assert_array_equal(np.stack([panels_of["y"][0].x, panels_of["y"][0].y], axis=1), points[:, :2])
     np.testing.assert_array_equal(panels_of["y"][0].marker.color, entropy)
@@ -269,9 +288,11 @@ def test_readouts_stand_beside_their_nulls(rng: np.random.Generator) -> None:
     values, level = rng.random(5), rng.random(5)
     texts = {"x": "layer", "y": "R² (share)", "ticks": [f"L{i}" for i in range(5)]}
     line = Line(
-        title="one", values=values, nulls={"shuffled": level}, band=(values - 1, values + 1), before=0.125, **texts
-    )  # fmt: skip
-    empty = Line(title="two", values=np.full(5, np.nan), nulls={"shuffled": level}, note="too few sequences", **texts)
+        title="one", values=values, baselines={"shuffled": level}, band=(values - 1, values + 1), before=0.125, **texts
+    )
+    empty = Line(
+        title="two", values=np.full(5, np.nan), baselines={"shuffled": level}, note="too few sequences", **texts
+    )
     figure = readout_figure("Read-outs", [line, empty])
     drawn = {trace.name: trace for trace in figure.data if trace.yaxis == "y"}
     np.testing.assert_array_equal(drawn["measured"].y, values)

@@ -8,14 +8,18 @@ from bayesgeom.results.theme import NULL, SERIES, panels
 STEPS = np.array([0, 10, 100, 1_000])
 
 
-def test_curves_bands_and_levels_are_drawn_in_their_colours() -> None:
+def test_curves_bands_and_levels_are_drawn_in_their_colors() -> None:
     figure = panels("title", ("one", "two"))
     rising = Curve(name="rising", values=np.arange(4.0), band=(np.arange(4.0) - 1, np.arange(4.0) + 1))
     for panel in ((1, 1), (1, 2)):
         add_curves(
-            figure, panel, STEPS, [rising, Curve(name="flat", values=np.ones(4))], unit="bits",
+            figure,
+            panel,
+            STEPS,
+            [rising, Curve(name="flat", values=np.ones(4))],
+            unit="bits",
             levels=[("floor", 0.5), ("null", np.arange(4.0)), ("unknown", float("nan"))],
-        )  # fmt: skip
+        )
     shown = [trace.name for trace in figure.data if trace.showlegend is not False]
     assert sorted(shown) == ["flat", "floor", "null", "rising"]
     lines = {trace.name: trace for trace in figure.data[:5]}
@@ -31,8 +35,11 @@ def test_step_zero_has_a_place_on_a_log_axis() -> None:
     add_curves(figure, (1, 1), STEPS, [Curve(name="x", values=np.ones(4))], unit="bits", log_steps=True)
     assert list(figure.data[0].x) == [5, 10, 100, 1_000] and figure.layout.xaxis.type == "log"
     assert dict(zip(figure.layout.xaxis.ticktext, figure.layout.xaxis.tickvals, strict=True)) == {
-        "0": 5, "10": 10, "100": 100, "1,000": 1_000,
-    }  # fmt: skip
+        "0": 5,
+        "10": 10,
+        "100": 100,
+        "1,000": 1_000,
+    }
 
 
 def test_many_points_have_no_markers() -> None:

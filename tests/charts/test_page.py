@@ -113,8 +113,13 @@ def test_every_section_is_there_with_title_text_and_figure(document: str) -> Non
 def test_every_headline_stands_beside_its_baselines_and_its_verdict(document: str) -> None:
     read = Reader(document)
     assert read.row("first of first_probe") == [
-        "first of first_probe", "0.25 bits", "0.125 … 0.5", "2 (flat)", "<random> 0.01", "undecided",
-    ]  # fmt: skip
+        "first of first_probe",
+        "0.25 bits",
+        "0.125 … 0.5",
+        "2 (flat)",
+        "<random> 0.01",
+        "undecided",
+    ]
     counts = {which: read.text.count(f"{which} of first_probe") for which in ("first", "second", "third")}
     assert counts == {"first": 2, "second": 2, "third": 1}, "two lead the page, all are in their section"
     assert read.row("third of second_probe")[1] == "–"
@@ -193,9 +198,13 @@ def test_a_plug_ins_figure_costs_no_page(rng: np.random.Generator) -> None:
 
 @pytest.mark.parametrize(
     ("title", "shown"),
-    [("First: is it?", ""), ("First: is it? — not identified", "not identified"), ("Other", "Other"),
-     ("First: is it?<br><sub>a note</sub>", "<sub>a note</sub>")],
-)  # fmt: skip
+    [
+        ("First: is it?", ""),
+        ("First: is it? — not identified", "not identified"),
+        ("Other", "Other"),
+        ("First: is it?<br><sub>a note</sub>", "<sub>a note</sub>"),
+    ],
+)
 def test_a_figure_does_not_say_its_heading_again(title: str, shown: str) -> None:
     figure = panels(title, ("a",), n_columns=1)
     add_line(figure, (1, 1), [2, 3], np.array([0.5, 0.25]), name="measured")

@@ -1,11 +1,11 @@
-"""The simplex chart: each belief at its place and in its colour, and a note where there is nothing to draw."""
+"""The simplex chart: each belief at its place and in its color, and a note where there is nothing to draw."""
 
 import numpy as np
 import plotly.graph_objects as go
 import pytest
 
 from bayesgeom.charts.readout import readout_figure
-from bayesgeom.charts.simplex import Simplex, add_simplex, belief_colours
+from bayesgeom.charts.simplex import Simplex, add_simplex, belief_colors
 from bayesgeom.results.theme import SERIES, panels
 from bayesgeom.stats.polygon import MAX_CORNERS, corners, placed
 
@@ -25,16 +25,16 @@ def test_points_stand_where_their_shares_put_them(n: int, rng: np.random.Generat
     np.testing.assert_allclose(np.stack([points.x, points.y], axis=1), placed(read))
     np.testing.assert_allclose(np.stack([outline.x, outline.y], axis=1)[:-1], corners(n))
     assert list(names.text) == [str(i) for i in range(n)]
-    assert len(points.marker.color) == 17 and list(points.marker.color) == list(belief_colours(belief))
+    assert len(points.marker.color) == 17 and list(points.marker.color) == list(belief_colors(belief))
     assert points.xaxis == "x2" and figure.layout.xaxis2.visible is False and figure.layout.yaxis2.scaleanchor == "x2"
     assert figure.layout.xaxis.visible is None, "the other panel keeps its axes"
 
 
-def test_certainty_has_its_corner_s_colour_and_doubt_a_mixture() -> None:
+def test_certainty_has_its_corner_s_color_and_doubt_a_mixture() -> None:
     red, green, blue = (int(SERIES[1][i : i + 2], 16) for i in (1, 3, 5))
-    colours = belief_colours(np.array([[0.0, 1.0, 0.0], [0.5, 0.5, 0.0], [1.2, -0.2, 0.0]]))
-    assert colours[0] == f"rgb({red},{green},{blue})" and colours[1] not in (colours[0], colours[2])
-    assert len(belief_colours(np.eye(13))) == 13, "colours come again where corners are more than colours"
+    colors = belief_colors(np.array([[0.0, 1.0, 0.0], [0.5, 0.5, 0.0], [1.2, -0.2, 0.0]]))
+    assert colors[0] == f"rgb({red},{green},{blue})" and colors[1] not in (colors[0], colors[2])
+    assert len(belief_colors(np.eye(13))) == 13, "colors come again where corners are more than colors"
 
 
 def test_what_cannot_be_drawn_is_said() -> None:

@@ -31,7 +31,7 @@ CHECKPOINTS = {"v20": "bijection-v20", "repeats": "bijection-v20-repeats", "hmm"
 )
 def test_the_claims_state_the_thresholds_that_the_command_applies(
     claim_id: str, sentence: str, constant: float
-) -> None:  # fmt: skip
+) -> None:
     found = re.findall(sentence, load()[claim_id].criterion)
     assert [WORDS.get(x) or float(x) for x in found] == [constant]
     assert f"{criteria.MODE} ablation" in load()[claim_id].criterion

@@ -34,11 +34,19 @@ kl = { label = "KL", unit = "bits", probe = "calibration", metric = "kl_bits" }
 
 def test_every_claim_of_the_contract_is_there() -> None:
     ids = [
-        *(f"B{i}" for i in range(1, 6)), *(f"H{i}" for i in range(1, 9)), *(f"G{i}" for i in range(1, 9)),
-        *(f"A{i}" for i in range(1, 6)), *(f"P{i}" for i in range(1, 5)), *(f"D{i}" for i in range(1, 4)),
-        *(f"L{i}" for i in range(1, 9)), *(f"J{i}" for i in range(1, 6)), *(f"C{i}" for i in range(1, 8)),
-        "T1", "Y1", "Y2",
-    ]  # fmt: skip
+        *(f"B{i}" for i in range(1, 6)),
+        *(f"H{i}" for i in range(1, 9)),
+        *(f"G{i}" for i in range(1, 9)),
+        *(f"A{i}" for i in range(1, 6)),
+        *(f"P{i}" for i in range(1, 5)),
+        *(f"D{i}" for i in range(1, 4)),
+        *(f"L{i}" for i in range(1, 9)),
+        *(f"J{i}" for i in range(1, 6)),
+        *(f"C{i}" for i in range(1, 8)),
+        "T1",
+        "Y1",
+        "Y2",
+    ]
     assert len(ids) == 56
     assert not set(ids) - load().keys()
 
@@ -143,8 +151,12 @@ def test_an_unknown_claim_is_refused_with_those_that_exist() -> None:
 
 def test_an_unreadable_measurement_is_no_verdict() -> None:
     assert {str(v) for v in Verdict} == {
-        "supported", "contradicted", "not decided", "not testable on this task", "not tested",
-    }  # fmt: skip
+        "supported",
+        "contradicted",
+        "not decided",
+        "not testable on this task",
+        "not tested",
+    }
 
 
 def test_criteria_hold_no_machine_path() -> None:

@@ -47,9 +47,14 @@ def test_a_row_of_clusters_is_what_the_committed_report_holds(name: str) -> None
         own[site, -1, k] for own in (report.silhouette, report.rand_index, report.token_rand_index)
     )
     found = [
-        in_three(clusters), level(clusters, GAUSSIAN), level(clusters, UNTRAINED),
-        in_three(best_guesses), level(best_guesses, SHUFFLE), in_three(tokens), level(tokens, SHUFFLE),
-    ]  # fmt: skip
+        in_three(clusters),
+        level(clusters, GAUSSIAN),
+        level(clusters, UNTRAINED),
+        in_three(best_guesses),
+        level(best_guesses, SHUFFLE),
+        in_three(tokens),
+        level(tokens, SHUFFLE),
+    ]
     assert_rows(CLUSTERS, found, name)
 
 

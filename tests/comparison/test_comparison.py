@@ -96,7 +96,7 @@ def test_sequences_are_counted_over_stages_and_late_batches() -> None:
 @pytest.mark.parametrize(
     ("share", "expected"),
     [(0.95, "realized"), (0.94, "limited"), (0.5, "limited"), (0.49, "not realized"), (-3, "not realized")],
-)  # fmt: skip
+)
 def test_the_verdict_follows_its_rule(share: float, expected: str) -> None:
     assert verdict(share) == expected
 
@@ -176,7 +176,7 @@ def test_membership_knows_whether_a_key_returned_and_not_its_value() -> None:
     task = Bijection(n_values=5, n_pairs=7, repeats=True)
     trials = task.sample(11, seed=3)
     said = context_aware(task, trials)["key_membership"]
-    keys, values = trials.tokens[:, 0::2], trials.at_scored(trials.realised) - 5
+    keys, values = trials.tokens[:, 0::2], trials.at_scored(trials.labels) - 5
     for row in range(11):
         for at in range(7):
             shown = set(values[row, :at].tolist())

@@ -8,14 +8,14 @@ import torch
 from torch import Tensor
 
 from bayesgeom.core.behavior import (
-    BehaviourLog,
+    BehaviorLog,
     answer_log_probabilities,
     are_finite,
-    behaviour,
-    predicted_behaviour,
+    behavior,
+    predicted_behavior,
     whole_entropy_bits,
 )
-from bayesgeom.core.run import Behaviour
+from bayesgeom.core.run import Behavior
 from bayesgeom.core.trials import Trials
 from bayesgeom.tasks.bijection import Bijection
 
@@ -30,7 +30,7 @@ def some_logits(trials: Trials, scale: float = 2.0, seed: int = 3) -> Tensor:
 def twin(trials: Trials, logits: np.ndarray) -> dict[str, np.ndarray]:
     """One sequence, one position, one id at a time, in plain floats."""
     n, n_scored = logits.shape[:2]
-    found = {name: np.zeros((n, n_scored)) for name in Behaviour.__dataclass_fields__}
+    found = {name: np.zeros((n, n_scored)) for name in Behavior.__dataclass_fields__}
     for i in range(n):
         positions = [pos for pos in range(trials.tokens.shape[1]) if trials.scored[i, pos]]
         for j, pos in enumerate(positions):
@@ -39,7 +39,7 @@ def twin(trials: Trials, logits: np.ndarray) -> dict[str, np.ndarray]:
             everything, inside = sum(weights), sum(weights[a] for a in trials.answers.tolist())
             q = [weights[a] / inside for a in trials.answers.tolist()]
             p = trials.predictive[i, pos].tolist()
-            asked = trials.answers.tolist().index(int(trials.realised[i, pos]))
+            asked = trials.answers.tolist().index(int(trials.labels[i, pos]))
             found["exact_entropy_bits"][i, j] = -sum(x * math.log2(x) for x in p if x > 0)
             found["model_entropy_bits"][i, j] = -sum(x * math.log2(x) for x in q)
             found["kl_bits"][i, j] = sum(x * math.log2(x / y) for x, y in zip(p, q, strict=True) if x > 0)
@@ -50,10 +50,10 @@ def twin(trials: Trials, logits: np.ndarray) -> dict[str, np.ndarray]:
     return found
 
 
-def test_behaviour_equals_a_loop_over_every_id() -> None:
+def test_behavior_equals_a_loop_over_every_id() -> None:
     trials = TASK.sample(11, seed=1)
     logits = some_logits(trials)
-    seen = behaviour(trials, *answer_log_probabilities(logits, trials))
+    seen = behavior(trials, *answer_log_probabilities(logits, trials))
     for name, values in twin(trials, logits.double().numpy()).items():
         assert vars(seen)[name].shape == (11, 5)
         np.testing.assert_allclose(vars(seen)[name], values, atol=1e-9, err_msg=name)
@@ -97,7 +97,7 @@ def test_a_shift_of_all_logits_changes_nothing() -> None:
 
 def test_the_exact_predictive_is_perfect() -> None:
     trials = TASK.sample(101, seed=1)
-    exact = predicted_behaviour(trials, trials.at_scored(trials.predictive))
+    exact = predicted_behavior(trials, trials.at_scored(trials.predictive))
     for name in ("kl_bits", "total_variation", "off_answer_prob"):
         assert np.abs(vars(exact)[name]).max() < 1e-12, name
     np.testing.assert_allclose(exact.model_entropy_bits, exact.exact_entropy_bits, atol=1e-12)
@@ -107,8 +107,8 @@ def test_the_exact_predictive_is_perfect() -> None:
 
 def test_no_predictor_beats_the_posterior_on_average() -> None:
     trials = TASK.sample(4_001, seed=5)
-    exact = predicted_behaviour(trials, trials.at_scored(trials.predictive))
-    model = behaviour(trials, *answer_log_probabilities(some_logits(trials, 0.3), trials))
+    exact = predicted_behavior(trials, trials.at_scored(trials.predictive))
+    model = behavior(trials, *answer_log_probabilities(some_logits(trials, 0.3), trials))
     gap = exact.answer_log2 - model.answer_log2  # its mean estimates KL(exact ‖ model)
     assert gap.mean() == pytest.approx(model.kl_bits.mean(), abs=4 * gap.std() / math.sqrt(gap.size))
     assert model.kl_bits.min() >= 0
@@ -120,19 +120,19 @@ def test_kl_weighs_by_the_exact_side() -> None:
     exact = trials.at_scored(trials.predictive)
     assert exact[0, 1].tolist() == [0, 0, 0, 0, 1, 0, 0]
     uniform = torch.full_like(exact, 1 / 7)
-    spread = predicted_behaviour(trials, uniform).kl_bits[0]
+    spread = predicted_behavior(trials, uniform).kl_bits[0]
     np.testing.assert_allclose(spread, [0.0, math.log2(7), math.log2(7 / 6)], atol=1e-12)
     point = torch.nn.functional.one_hot(torch.tensor([[4, 4, 2]]), 7).double()
-    sure = predicted_behaviour(trials, point)
+    sure = predicted_behavior(trials, point)
     assert sure.kl_bits[0].tolist() == [math.inf, 0.0, math.inf]
     assert sure.model_entropy_bits[0].tolist() == [0.0, 0.0, 0.0] and sure.answer_log2[0].tolist() == [0.0, 0.0, 0.0]
 
 
-def logged(trials: Trials, logits: Tensor, cuts: list[slice]) -> tuple[Behaviour, Behaviour, dict[str, Behaviour]]:
-    log = BehaviourLog()
+def logged(trials: Trials, logits: Tensor, cuts: list[slice]) -> tuple[Behavior, Behavior, dict[str, Behavior]]:
+    log = BehaviorLog()
     for rows in cuts:
         block = trials.rows(rows)
-        log.add(block, *answer_log_probabilities(logits[rows], block), TASK.null_predictives(block))
+        log.add(block, *answer_log_probabilities(logits[rows], block), TASK.baseline_predictives(block))
     assert log.n == len(trials)
     return log.finished()
 
@@ -141,12 +141,12 @@ def logged(trials: Trials, logits: Tensor, cuts: list[slice]) -> tuple[Behaviour
 def test_a_log_of_blocks_is_scoring_them_at_once(cuts: list[tuple[int, int]]) -> None:
     trials = TASK.sample(41, seed=4)
     logits = some_logits(trials)
-    model, exact, nulls = logged(trials, logits, [slice(*cut) for cut in cuts])
-    expected = {name: predicted_behaviour(trials, p) for name, p in TASK.null_predictives(trials).items()}
-    assert nulls.keys() == expected.keys() == {"uniform", "elimination_only"}
-    pairs = [(nulls[name], expected[name]) for name in nulls]
-    pairs += [(model, behaviour(trials, *answer_log_probabilities(logits, trials)))]
-    pairs += [(exact, predicted_behaviour(trials, trials.at_scored(trials.predictive)))]
+    model, exact, baselines = logged(trials, logits, [slice(*cut) for cut in cuts])
+    expected = {name: predicted_behavior(trials, p) for name, p in TASK.baseline_predictives(trials).items()}
+    assert baselines.keys() == expected.keys() == {"uniform", "elimination_only"}
+    pairs = [(baselines[name], expected[name]) for name in baselines]
+    pairs += [(model, behavior(trials, *answer_log_probabilities(logits, trials)))]
+    pairs += [(exact, predicted_behavior(trials, trials.at_scored(trials.predictive)))]
     for found, wanted in pairs:
         for name, values in vars(wanted).items():
             assert vars(found)[name].shape == (41, 5) and vars(found)[name].dtype == np.float32
@@ -155,8 +155,8 @@ def test_a_log_of_blocks_is_scoring_them_at_once(cuts: list[tuple[int, int]]) ->
 
 def test_a_log_holds_each_number_once() -> None:
     trials = TASK.sample(41, seed=4)
-    model, exact, nulls = logged(trials, some_logits(trials), [slice(0, 41)])
-    everyone = [model, exact, *nulls.values()]
+    model, exact, baselines = logged(trials, some_logits(trials), [slice(0, 41)])
+    everyone = [model, exact, *baselines.values()]
     assert all(np.shares_memory(one.exact_entropy_bits, model.exact_entropy_bits) for one in everyone)
     assert all(np.shares_memory(v, model.kl_bits.base) for v in vars(model).values()), "no copy is made at the end"
     for none in (exact.kl_bits, exact.total_variation, *(one.off_answer_prob for one in everyone[1:])):
@@ -164,7 +164,7 @@ def test_a_log_holds_each_number_once() -> None:
 
 
 def test_a_log_takes_a_bounded_share_more_than_it_needs() -> None:
-    trials, log = TASK.sample(1, seed=4), BehaviourLog()
+    trials, log = TASK.sample(1, seed=4), BehaviorLog()
     answers = answer_log_probabilities(some_logits(trials), trials)
     for n in range(1, 101):
         log.add(trials, *answers, {})

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from bayesgeom.core.behavior import BehaviourLog, predicted_behaviour
+from bayesgeom.core.behavior import BehaviorLog, predicted_behavior
 from bayesgeom.core.memory import (
     EffectiveMemory,
     WindowScores,
@@ -30,7 +30,7 @@ FAST_TRIALS = HMM().sample(211, seed=1)
 def memory_of(trials: Trials, said: torch.Tensor) -> EffectiveMemory:
     scores = window_scores(trials)
     assert scores is not None
-    return effective_memory(scores, predicted_behaviour(trials, said).kl_bits, seed=0)
+    return effective_memory(scores, predicted_behavior(trials, said).kl_bits, seed=0)
 
 
 def window(trials: Trials, w: int, start: str = "stationary") -> torch.Tensor:
@@ -122,11 +122,11 @@ def test_without_latent_dynamics_there_is_nothing_to_score() -> None:
 
 def test_a_log_scores_the_windows_of_all_blocks() -> None:
     task: DynamicTask = Mess3(length=7)
-    trials, log = task.sample(11, seed=2), BehaviourLog()
+    trials, log = task.sample(11, seed=2), BehaviorLog()
     for rows in (slice(0, 4), slice(4, 11)):
         block = trials.rows(rows)
         exact = block.at_scored(block.predictive)
-        log.add(block, exact.log(), torch.zeros_like(exact[..., 0]), task.null_predictives(block))
+        log.add(block, exact.log(), torch.zeros_like(exact[..., 0]), task.baseline_predictives(block))
     whole, logged = window_scores(trials), log.windows()
     assert whole is not None and logged is not None
     np.testing.assert_allclose(logged.kl_bits, whole.kl_bits, atol=1e-12)

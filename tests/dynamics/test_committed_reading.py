@@ -37,9 +37,15 @@ def test_the_table_is_the_means_over_seeds_and_their_intervals(report: DynamicsR
     ]
     steps = [int(step) for step in report.steps]
     columns = (
-        report.kl_bits, report.entropy_mae_bits, report.pattern_distance_bits, report.key_overlap[..., 0],
-        report.pc1_share, report.belief_r2, report.answer_shift_bits[..., 0], report.frame_ratio[..., 0],
-    )  # fmt: skip
+        report.kl_bits,
+        report.entropy_mae_bits,
+        report.pattern_distance_bits,
+        report.key_overlap[..., 0],
+        report.pc1_share,
+        report.belief_r2,
+        report.answer_shift_bits[..., 0],
+        report.frame_ratio[..., 0],
+    )
     assert len(lines) == 10
     for step, *said in lines:
         found = []

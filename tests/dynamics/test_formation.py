@@ -58,9 +58,15 @@ def test_a_snapshot_whose_score_would_change_stays_whole(
 
 @pytest.mark.parametrize(
     ("before", "after", "same"),
-    [(1.2345, 1.2394, True), (1.2345, 1.2396, False), (0.00201, 0.002014, True), (0.00201, 0.002016, False),
-     (0, 0, True), (0, 1e-9, False)],
-)  # fmt: skip
+    [
+        (1.2345, 1.2394, True),
+        (1.2345, 1.2396, False),
+        (0.00201, 0.002014, True),
+        (0.00201, 0.002016, False),
+        (0, 0, True),
+        (0, 1e-9, False),
+    ],
+)
 def test_three_digits_are_half_a_unit_of_the_third(before: float, after: float, same: bool) -> None:
     assert is_unchanged(before, after) is same
 

@@ -35,9 +35,10 @@ def test_the_experiment_is_of_the_papers_size_and_its_table_is_the_reports() -> 
 def test_the_shares_of_the_movement_are_the_reports() -> None:
     lines = rows(section("readings.md", "What the loss does to attention and values"))
     for name, folder in (
-        ("`hmm-s5`", "hmm-s5"), ("`bijection-v20-llama`", "bijection-v20-llama"),
+        ("`hmm-s5`", "hmm-s5"),
+        ("`bijection-v20-llama`", "bijection-v20-llama"),
         ("`bijection-v20`, first stage", "bijection-v20-decayed"),
-    ):  # fmt: skip
+    ):
         at = next(i for i, cells in enumerate(lines) if cells[0].startswith(f"{name}, step"))
         report = Diagnosis.load(READINGS / "gradient-movement" / folder)["gradient_movement"]
         assert isinstance(report, GradientMovementReport)

@@ -28,8 +28,12 @@ def test_a_bad_checkpoint_is_listed_with_its_error(folder: Path, capsys: pytest.
     sound = capsys.readouterr().out
     shelf = folder / "shelf"
     for name, text in {
-        "a-torn": "{", "b-nested": "[" * 100_000, "c-digits": "1" * 5_000, "d-newer": '{"schema": 99}', "e-empty": "",
-    }.items():  # fmt: skip
+        "a-torn": "{",
+        "b-nested": "[" * 100_000,
+        "c-digits": "1" * 5_000,
+        "d-newer": '{"schema": 99}',
+        "e-empty": "",
+    }.items():
         (shelf / name).mkdir()
         (shelf / name / "config.json").write_text(text)
     whole = json.loads((shelf / "tiny" / "config.json").read_text())

@@ -80,7 +80,8 @@ HOSTILE: dict[str, tuple[Callable[[Path], None], str]] = {
     "nested sizes": (asked(prior_slopes=[["x"]]), r"prior_slopes"),
     "a number for a truth value": (asked(tied=3), r"tied must be true or false, got 3"),
     "a task that fills the memory": (
-        named(task={"name": "hmm", "length": 10**9}), r"task 'hmm' with .*length=1000000000.* needs about .* GB"
+        named(task={"name": "hmm", "length": 10**9}),
+        r"task 'hmm' with .*length=1000000000.* needs about .* GB",
     ),
     "a task of nested tasks": (
         named(task={"name": "in-context", "task": {"name": "in-context", "task": {"name": "hmm"}}}),
@@ -98,7 +99,7 @@ HOSTILE: dict[str, tuple[Callable[[Path], None], str]] = {
     "weights in a pipe": (replaced(WEIGHTS, os.mkfifo), r"model.safetensors is a named pipe"),
     "weights in a device": (replaced(WEIGHTS, lambda file: file.symlink_to("/dev/zero")), r"safetensors is a device"),
     "weights in a directory": (replaced(WEIGHTS, lambda file: file.mkdir()), r"model.safetensors is a directory"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("fault", HOSTILE)

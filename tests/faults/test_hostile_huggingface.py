@@ -18,9 +18,14 @@ HUGE = 10**9
 
 def llama() -> transformers.PreTrainedModel:
     config = transformers.LlamaConfig(
-        vocab_size=31, hidden_size=12, intermediate_size=13, num_hidden_layers=2, num_attention_heads=3,
-        num_key_value_heads=3, max_position_embeddings=17,
-    )  # fmt: skip
+        vocab_size=31,
+        hidden_size=12,
+        intermediate_size=13,
+        num_hidden_layers=2,
+        num_attention_heads=3,
+        num_key_value_heads=3,
+        max_position_embeddings=17,
+    )
     return transformers.LlamaForCausalLM(config)
 
 

@@ -118,8 +118,9 @@ def test_the_interpreter_adds_nothing_of_its_own() -> None:
             command, env={"PYTHONPATH": str(ROOT)}, stdout=full, stderr=subprocess.PIPE, text=True, check=False
         )
     assert (done.returncode, done.stderr) == (
-        2, "bayesgeom: cannot write to standard output: No space left on device.\n",
-    )  # fmt: skip
+        2,
+        "bayesgeom: cannot write to standard output: No space left on device.\n",
+    )
 
 
 def test_commands_print_through_one_function() -> None:

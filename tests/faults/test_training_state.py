@@ -62,7 +62,7 @@ def test_a_step_that_is_not_the_stored_one_is_refused(run: Path, step: object) -
         train(TINY, run, resume=True, pace=QUIET)
 
 
-@pytest.mark.parametrize("without", ["weights.ln_final", "optimiser.0", "momentum"])
+@pytest.mark.parametrize("without", ["weights.ln_final", "optimizer.0", "momentum"])
 def test_missing_tensors_are_refused(run: Path, without: str) -> None:
     rewrite(run, without=without)
     with pytest.raises(CheckpointFault, match="was changed after it was written"):

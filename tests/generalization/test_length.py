@@ -56,7 +56,7 @@ def two_arms() -> LengthReport:
 def test_curves_are_the_errors_at_each_position(two_arms: LengthReport) -> None:
     model = small("rotary")
     blocks = replace(TASK, length=19).stream(23, seed=derived_seed(0, 0))
-    seen = model.run(blocks).behaviour
+    seen = model.run(blocks).behavior
     np.testing.assert_allclose(two_arms.kl_bits.value[1], seen.kl_bits.mean(axis=0), rtol=1e-5)
     error = np.abs(seen.model_entropy_bits - seen.exact_entropy_bits).mean(axis=0)
     np.testing.assert_allclose(two_arms.entropy_mae_bits.value[1], error, rtol=1e-5)
@@ -79,7 +79,7 @@ def test_one_long_run_says_all_of_the_short_ones(task: WindTunnel) -> None:
     field = longer.stretch.field
     for n_steps in (7, 11):
         trials = longer.stretch.to(task, n_steps).stream(5, seed=derived_seed(0, 0))
-        short, whole = model.run(trials).behaviour, longer._run(model, 19).behaviour
+        short, whole = model.run(trials).behavior, longer._run(model, 19).behavior
         if field == "length" and task.name == "hmm":  # draws step by step, so that the sequences are the same
             np.testing.assert_allclose(short.kl_bits, whole.kl_bits[:, :n_steps], atol=1e-5)
         assert short.kl_bits.shape[1] == n_steps
@@ -116,7 +116,7 @@ def test_distance_is_run_length_by_length() -> None:
     assert found.at.tolist() == [0, 1, 2, 3, 4, 7, 11] and found.field == "n_filler" and found.trained == 3
     for place, filler in enumerate(found.at):
         trials = replace(task, n_filler=int(filler)).stream(13, seed=derived_seed(0, 0))
-        assert found.kl_bits.value[0, place] == pytest.approx(model.run(trials).behaviour.kl_bits.mean(), rel=1e-5)
+        assert found.kl_bits.value[0, place] == pytest.approx(model.run(trials).behavior.kl_bits.mean(), rel=1e-5)
     assert found.lengths == ("0", "1", "3", "7", "11")
     np.testing.assert_allclose(found.whole_kl_bits.value, found.kl_bits.value[:, [0, 1, 3, 5, 6]])
     assert np.isfinite(found.layer_excess_bits.value).all() and "filler" in found.plot().layout.xaxis.title.text
@@ -214,8 +214,10 @@ def test_a_report_is_saved_drawn_and_tabled(two_arms: LengthReport, tmp_path: Pa
 
 def test_the_effective_memory_of_every_arm_is_stated(two_arms: LengthReport) -> None:
     assert two_arms.effective_memory_symbols.value.shape == (2,) and set(two_arms.predictors) >= {
-        "window_4_stationary", "window_1_uniform", "stationary",
-    }  # fmt: skip
+        "window_4_stationary",
+        "window_1_uniform",
+        "stationary",
+    }
     assert two_arms.predictors[0] == "window_4_stationary", "the strongest predictor that carries nothing"
     assert (two_arms.effective_memory_symbols.value <= two_arms.effective_memory_symbols.ends[1]).all()
     table = two_arms.table()
@@ -411,8 +413,13 @@ def test_models_of_recipes_are_trained_once_and_kept(tmp_path: Path) -> None:
 
 def _sizes(positions: str) -> dict[str, object]:
     return {
-        "architecture": "transformer", "n_layers": 2, "n_heads": 3, "d_model": 30, "d_mlp": 13, "positions": positions,
-    }  # fmt: skip
+        "architecture": "transformer",
+        "n_layers": 2,
+        "n_heads": 3,
+        "d_model": 30,
+        "d_mlp": 13,
+        "positions": positions,
+    }
 
 
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

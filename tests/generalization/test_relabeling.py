@@ -51,16 +51,16 @@ def test_the_posterior_permutes_exactly(task: SymmetricTask) -> None:
         for pos in trials.scored[row].nonzero()[:, 0].tolist():
             for answer, name in enumerate(names[row].tolist()):
                 assert after.predictive[row, pos, name] == trials.predictive[row, pos, answer]
-            old = (trials.answers == trials.realised[row, pos]).nonzero().item()
-            assert after.realised[row, pos] == trials.answers[names[row, int(old)]]
-    assert (after.realised[~trials.scored] == UNASKED).all() and torch.equal(after.scored, trials.scored)
+            old = (trials.answers == trials.labels[row, pos]).nonzero().item()
+            assert after.labels[row, pos] == trials.answers[names[row, int(old)]]
+    assert (after.labels[~trials.scored] == UNASKED).all() and torch.equal(after.scored, trials.scored)
     assert not torch.equal(after.tokens, trials.tokens)
     assert after.predictive[~trials.scored].isnan().all()
 
 
 def rebuilt_bijection(task: SymmetricTask, trials: Trials, names: Tensor) -> Trials:
     assert isinstance(task, Bijection)
-    keys, values = trials.tokens[:, 0::2], trials.at_scored(trials.realised) - task.n_values
+    keys, values = trials.tokens[:, 0::2], trials.at_scored(trials.labels) - task.n_values
     return task.trials(keys, names.gather(1, values))
 
 
@@ -77,22 +77,25 @@ def rebuilt_hmm(task: SymmetricTask, trials: Trials, names: Tensor) -> Trials:
             for j in range(s):
                 moved[row, called[i], called[j]] = transition[row, i, j]
     first_symbol = int(trials.token_sets["inputs"][0])
-    states = trials.at_scored(trials.realised) - trials.answers[0]
+    states = trials.at_scored(trials.labels) - trials.answers[0]
     return task.trials(moved, shown, names.gather(1, states), trials.at_scored(trials.tokens) - first_symbol)
 
 
 def rebuilt_recall(task: SymmetricTask, trials: Trials, names: Tensor) -> Trials:
     assert isinstance(task, AssociativeRecall)
     order, stored = trials.tokens[:, 1 : 4 * task.n_pairs : 4], trials.tokens[:, 3 : 4 * task.n_pairs : 4] - task.n_keys
-    asked, told = trials.at_scored(trials.tokens), trials.at_scored(trials.realised) - task.n_keys
+    asked, told = trials.at_scored(trials.tokens), trials.at_scored(trials.labels) - task.n_keys
     value_of_key = torch.zeros(len(trials), task.n_keys, dtype=torch.int64)
     value_of_key.scatter_(1, order, names.gather(1, stored)).scatter_(1, asked, names.gather(1, told))
     return task.trials(order, value_of_key, asked)
 
 
 REBUILT: tuple[Callable[[SymmetricTask, Trials, Tensor], Trials], ...] = (
-    rebuilt_bijection, rebuilt_bijection, rebuilt_hmm, rebuilt_recall,
-)  # fmt: skip
+    rebuilt_bijection,
+    rebuilt_bijection,
+    rebuilt_hmm,
+    rebuilt_recall,
+)
 
 
 @pytest.mark.parametrize(("task", "rebuilt"), list(zip(TASKS, REBUILT, strict=True)), ids=[str(task) for task in TASKS])
@@ -101,7 +104,7 @@ def test_it_is_what_the_task_makes_of_the_renamed_world(
 ) -> None:
     trials, names = task.sample(N, seed=2), renamings(task, seed=3)
     after, anew = task.relabeled(trials, names), rebuilt(task, trials, names)
-    assert torch.equal(after.tokens, anew.tokens) and torch.equal(after.realised, anew.realised)
+    assert torch.equal(after.tokens, anew.tokens) and torch.equal(after.labels, anew.labels)
     torch.testing.assert_close(after.predictive, anew.predictive, atol=1e-12, rtol=0, equal_nan=True)
     assert all(torch.equal(after.relations[name], relation) for name, relation in anew.relations.items())
 
@@ -111,7 +114,7 @@ def test_two_renamings_are_one(task: SymmetricTask) -> None:
     trials, first, then = task.sample(N, seed=4), renamings(task, 5), renamings(task, 6)
     twice = task.relabeled(task.relabeled(trials, first), then)
     once = task.relabeled(trials, then.gather(1, first))
-    assert torch.equal(twice.tokens, once.tokens) and torch.equal(twice.realised, once.realised)
+    assert torch.equal(twice.tokens, once.tokens) and torch.equal(twice.labels, once.labels)
     torch.testing.assert_close(twice.predictive, once.predictive, atol=0, rtol=0, equal_nan=True)
     same = task.relabeled(trials, torch.arange(task.n_names).repeat(N, 1))
     assert torch.equal(same.tokens, trials.tokens)

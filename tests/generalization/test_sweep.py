@@ -20,7 +20,7 @@ from bayesgeom.results.diagnosis import Diagnosis
 from bayesgeom.stats.information import entropy_bits
 from bayesgeom.tasks.base import derived_seed
 from bayesgeom.tasks.bijection import Bijection
-from bayesgeom.tasks.evidence import LabelledEvidence
+from bayesgeom.tasks.evidence import LabeledEvidence
 from bayesgeom.tasks.hmm import HMM
 from bayesgeom.tasks.in_context import InContext
 from bayesgeom.tasks.sticky_markov import StickyMarkov
@@ -42,9 +42,9 @@ def test_a_higher_floor_is_the_same_tokens_under_other_ids() -> None:
         assert own[before] == known[after]
     assert torch.equal(rendered.answers, TASK.sample(1, seed=0).answers)
     back = vocabulary.read(rendered)
-    assert all(torch.equal(getattr(back, name), getattr(trials, name)) for name in ("tokens", "answers", "realised"))
-    nulls = vocabulary.nulls(noisy)(rendered)
-    torch.testing.assert_close(nulls["likelihood_only"], noisy.null_predictives(trials)["likelihood_only"])
+    assert all(torch.equal(getattr(back, name), getattr(trials, name)) for name in ("tokens", "answers", "labels"))
+    baselines = vocabulary.baselines(noisy)(rendered)
+    torch.testing.assert_close(baselines["likelihood_only"], noisy.baseline_predictives(trials)["likelihood_only"])
 
 
 def test_what_a_vocabulary_lacks_is_named() -> None:
@@ -61,7 +61,7 @@ def test_fewer_values_are_the_first_of_more() -> None:
 def test_the_model_is_scored_as_it_is_on_its_own_task() -> None:
     model = small()
     found = sweep(TASK, "floor", [0.05, 0.15], model, n=17)
-    seen = model.run(TASK.stream(17, seed=derived_seed(0, 0))).behaviour
+    seen = model.run(TASK.stream(17, seed=derived_seed(0, 0))).behavior
     assert float(found.kl_bits[0]) == pytest.approx(seen.kl_bits.mean(), rel=1e-5) and found.trained_value == "0.05"
     np.testing.assert_allclose(found.model_entropy_bits[0], seen.model_entropy_bits.mean(axis=0), rtol=1e-5)
     low, high = found.kl_bits.ends
@@ -140,11 +140,11 @@ def test_what_is_no_sweep(task: Any, values: Any, message: str) -> None:
 
 
 def test_tasks_in_words_vary_by_their_own_and_the_inner_tasks_parameters() -> None:
-    assert varied_task(LabelledEvidence(), "reliability", 0.7) == LabelledEvidence(reliability=0.7)
+    assert varied_task(LabeledEvidence(), "reliability", 0.7) == LabeledEvidence(reliability=0.7)
     inner = varied_task(InContext(task=TASK), "floor", 0.1)
     assert inner == InContext(task=replace(TASK, floor=0.1))
     with pytest.raises(InvalidArgument, match="name a model"):
-        sweep(LabelledEvidence(), "reliability", [0.7], n=5)
+        sweep(LabeledEvidence(), "reliability", [0.7], n=5)
 
 
 def test_a_report_is_saved_drawn_and_tabled(tmp_path: Path) -> None:

@@ -60,7 +60,7 @@ def test_the_loss_is_what_the_model_scores(report: GradientReport) -> None:
     trials = next(iter(TASK.stream(11, seed=derived_seed(0, 0))))
     with torch.no_grad():
         logits = lively().module(trials.tokens)
-    expected = torch.nn.functional.cross_entropy(logits.flatten(0, 1), trials.realised.flatten())
+    expected = torch.nn.functional.cross_entropy(logits.flatten(0, 1), trials.labels.flatten())
     assert float(report.loss_nats) == pytest.approx(float(expected), abs=1e-5)
 
 

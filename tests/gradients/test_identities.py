@@ -81,9 +81,9 @@ def test_a_wrong_law_is_noticed() -> None:
 def test_the_loss_is_the_one_of_training() -> None:
     """Beside torch's own cross-entropy, sequence by sequence."""
     logits = torch.randn(3, TRIALS.n_scored, 22, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    realised, exact = TRIALS.at_scored(TRIALS.realised), TRIALS.at_scored(TRIALS.predictive)
+    labels, exact = TRIALS.at_scored(TRIALS.labels), TRIALS.at_scored(TRIALS.predictive)
     for row in range(3):
-        sampled = torch.nn.functional.cross_entropy(logits[row], realised[row])
+        sampled = torch.nn.functional.cross_entropy(logits[row], labels[row])
         wide = torch.zeros(TRIALS.n_scored, 22, dtype=torch.float64)
         wide[:, TRIALS.answers] = exact[row]
         soft = torch.nn.functional.cross_entropy(logits[row], wide)

@@ -124,15 +124,19 @@ def test_the_spacing_of_snapshots_bounds_the_ratio(
 def test_what_only_the_last_snapshot_has_settled_is_no_settled_step() -> None:
     """Distances as frames would give them: patterns settle at step 20, values only where training ends."""
     distances = {"pattern_distance_bits": (5.0, 4.0, 0.5, 0.4, 0.0), "value_distance": (5.0, 4.0, 3.0, 2.0, 0.0)}
-    flat = dict.fromkeys(("loss_nats", "routing_norm", "value_norm", "value_elasticity", "correlation",
-                          "other_correlation"), np.ones(3))  # fmt: skip
+    flat = dict.fromkeys(
+        ("loss_nats", "routing_norm", "value_norm", "value_elasticity", "correlation", "other_correlation"), np.ones(3)
+    )
     moments = [
         Moment(
-            step=step, per_sequence={**flat, **{name: np.full(3, own[at]) for name, own in distances.items()}},
-            pattern_by_layer=np.ones(2), values_by_layer=np.ones(2), moved=(NAN, NAN),
+            step=step,
+            per_sequence={**flat, **{name: np.full(3, own[at]) for name, own in distances.items()}},
+            pattern_by_layer=np.ones(2),
+            values_by_layer=np.ones(2),
+            moved=(NAN, NAN),
         )
         for at, step in enumerate(STEPS)
-    ]  # fmt: skip
+    ]
     found = movement_report(moments, targets="sampled", seed=0)
     assert float(found.routing_settled_step) == 20 and found.settled_ratio.baselines == ()
     assert math.isnan(float(found.values_settled_step)) and math.isnan(float(found.settled_ratio))

@@ -121,9 +121,7 @@ def test_numbers_are_those_of_plain_hooks(hf: Any, model: Model, site: Site, kin
         p = projector(subspace)
         target = pooled_mean(hf, job, site, layer) if donors is None else kept(hf, donors, site, layer)
         arms = (lambda x, p=p, t=target: x + (t - x) @ p), (lambda x, t=target: t.expand_as(x))
-        found = [
-            plain_logits(hf, originals, lambda c=change, i=layer: site_hook(hf, site, i, c)) for change in arms
-        ]  # fmt: skip
+        found = [plain_logits(hf, originals, lambda c=change, i=layer: site_hook(hf, site, i, c)) for change in arms]
         before = mean_kl(plain_logits(hf, originals), originals, originals)
         increase, ceiling = (mean_kl(logits, originals, originals) - before for logits in found)
         assert report.kl_increase_bits.value[layer, 0] == pytest.approx(increase, abs=1e-5)
@@ -177,9 +175,14 @@ def test_frozen_weights_have_a_jacobian_too(hf: Any) -> None:
 
 
 FITS: list[Fit] = [
-    fits.frame(), fits.frame("keys", head=4), fits.frame("ov", head=5), fits.entropy_axis(), fits.belief_readout(),
-    fits.top_jacobian(5), fits.random(3),
-]  # fmt: skip
+    fits.frame(),
+    fits.frame("keys", head=4),
+    fits.frame("ov", head=5),
+    fits.entropy_axis(),
+    fits.belief_readout(),
+    fits.top_jacobian(5),
+    fits.random(3),
+]
 
 
 @pytest.mark.exhaustive

@@ -19,8 +19,9 @@ ERASERS = [
 ]
 MISSED = ["decoder (entropy): misses what is used", "decoder (belief): misses what is used"]
 ILLUSIONS = [
-    "decoder (belief): steers what is not used", "trained swap (belief, rank 2): steers what is not used",
-]  # fmt: skip
+    "decoder (belief): steers what is not used",
+    "trained swap (belief, rank 2): steers what is not used",
+]
 
 
 @cache

@@ -1,4 +1,4 @@
-"""Edits in several layers at once, through the Hugging Face path: against plain hooks, on labelled evidence too."""
+"""Edits in several layers at once, through the Hugging Face path: against plain hooks, on labeled evidence too."""
 
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ from bayesgeom.stats.subspace import random_subspaces
 from bayesgeom.subspaces import fits
 from bayesgeom.subspaces.site import InterventionSite
 from bayesgeom.tasks.base import derived_seed
-from bayesgeom.tasks.evidence import LabelledEvidence
+from bayesgeom.tasks.evidence import LabeledEvidence
 from tests.families import lively
 from tests.interventions.test_huggingface import D_HEAD, N_KV, N_LAYERS, llama
 from tests.interventions.worlds import TASK
@@ -145,8 +145,8 @@ def test_numbers_are_those_of_plain_hooks(hf: Any, model: Model) -> None:
 @pytest.mark.parametrize(
     ("kind", "site"), [("remove", RESID_PRE), ("keep", V), pytest.param("add", V, marks=pytest.mark.exhaustive)]
 )
-def test_labelled_evidence_on_a_model_with_a_tokenizer(reader: Model, kind: Any, site: Site, tmp_path: Path) -> None:
-    task, axis = LabelledEvidence(k_max=3, n_words=11), fits.entropy_axis("pc1_standardised")
+def test_labeled_evidence_on_a_model_with_a_tokenizer(reader: Model, kind: Any, site: Site, tmp_path: Path) -> None:
+    task, axis = LabeledEvidence(k_max=3, n_words=11), fits.entropy_axis("pc1_standardized")
     places = [InterventionSite(site, (1,)), InterventionSite(site, (1, 2))]
     report = intervene_together(reader, task, axis, at=places, kind=kind, n=9)
     assert report.n == report.n_kept == 9 and report.n_random == 20 and report.rank == 1
@@ -167,14 +167,14 @@ def test_labelled_evidence_on_a_model_with_a_tokenizer(reader: Model, kind: Any,
 
 
 def test_an_edit_at_values_is_one_of_all_key_heads_together(reader: Model) -> None:
-    report = intervene_together(reader, LabelledEvidence(k_max=2, n_words=7), at=[InterventionSite(V, (1, 2))], n=5)
+    report = intervene_together(reader, LabeledEvidence(k_max=2, n_words=7), at=[InterventionSite(V, (1, 2))], n=5)
     assert report.site == "v" and np.abs(report.ceiling_increase_bits.value).min() > 0
     with pytest.raises(InvalidArgument, match=rf"rank 19 of {N_KV * D_HEAD} in layer 0: no subspace of that rank"):
         intervene_together(
-            reader, LabelledEvidence(k_max=2, n_words=7), fits.random(19), at=[InterventionSite(V, (0,))], n=5
+            reader, LabeledEvidence(k_max=2, n_words=7), fits.random(19), at=[InterventionSite(V, (0,))], n=5
         )
     with pytest.raises(InvalidArgument, match=r"layer 0 holds the same vector at every scored position, so covariance"):
-        intervene_together(reader, LabelledEvidence(k_max=2, n_words=7), at=[InterventionSite(V, (0, 1))], n=5)
+        intervene_together(reader, LabeledEvidence(k_max=2, n_words=7), at=[InterventionSite(V, (0, 1))], n=5)
 
 
 def test_more_than_one_direction_has_no_order(model: Model) -> None:
@@ -191,9 +191,9 @@ def test_orthogonal_subspaces_are_orthogonal_and_random() -> None:
     assert float((drawn[0] - drawn[1]).abs().max()) > 0.1
 
 
-def test_the_axis_of_standardised_vectors_has_their_score(model: Model) -> None:
-    """Its coordinate is the standardised PC1 score, up to scale; that of the plain PC1 is not."""
-    job = JointJob.of(model, TASK, fits.entropy_axis("pc1_standardised"), at=[BOTH], kind="remove", n=2, seed=0)
+def test_the_axis_of_standardized_vectors_has_their_score(model: Model) -> None:
+    """Its coordinate is the standardized PC1 score, up to scale; that of the plain PC1 is not."""
+    job = JointJob.of(model, TASK, fits.entropy_axis("pc1_standardized"), at=[BOTH], kind="remove", n=2, seed=0)
     sample = job.single.sample()
     points = sample.points(1).numpy()
     unit = (points - points.mean(axis=0)) / points.std(axis=0)

@@ -23,28 +23,43 @@ from tests.interventions.worlds import TASK, coordinates, lively, planted_model
 FEW = Design(n_random=3, n_matched=2, n_control=5, n_untrained=0, n_fit=101)
 ERASED, LEFT = (Erasure(before=0.9, after=after, permuted=0.01) for after in (-0.02, 0.4))
 USED = Evidence(
-    kind="swap", effects={"movement": (Effect(0.6, 0.5, 0.7), 0.1, 0.4)}, is_matched=True, n=64, n_controls=20,
-    erasure=LEFT, removal=Effect(0.3, 0.2, 0.4), removal_ceiling=2.0, own_kl=0.01, is_identified=True,
-    is_readout=False, outside_share=0.5, share_of_ceiling=0.6, untrained_share=0.2,
-)  # fmt: skip
+    kind="swap",
+    effects={"movement": (Effect(0.6, 0.5, 0.7), 0.1, 0.4)},
+    is_matched=True,
+    n=64,
+    n_controls=20,
+    erasure=LEFT,
+    removal=Effect(0.3, 0.2, 0.4),
+    removal_ceiling=2.0,
+    own_kl=0.01,
+    is_identified=True,
+    is_readout=False,
+    outside_share=0.5,
+    share_of_ceiling=0.6,
+    untrained_share=0.2,
+)
 IDLE = replace(
-    USED, effects={"movement": (Effect(0.0, -0.1, 0.1), 0.1, 0.4)}, erasure=ERASED,
+    USED,
+    effects={"movement": (Effect(0.0, -0.1, 0.1), 0.1, 0.4)},
+    erasure=ERASED,
     removal=Effect(0.001, -0.003, 0.004),
-)  # fmt: skip
+)
 CASES = {
     "used": (USED, "used"),
     "random reach": (replace(USED, effects={"movement": (Effect(0.6, 0.5, 0.7), 0.55, 0.4)}), "undecided"),
     "matched reach": (replace(USED, effects={"movement": (Effect(0.6, 0.5, 0.7), 0.1, 0.55)}), "undecided"),
     "away from the donor": (replace(USED, effects={"movement": (Effect(-0.6, -0.7, -0.5), -0.9, -0.9)}), "undecided"),
     "one effect of two": (
-        replace(USED, effects={**USED.effects, "answer shift": (Effect(1.0, 0.5, 1.5), 0.7, 0.1)}), "undecided",
+        replace(USED, effects={**USED.effects, "answer shift": (Effect(1.0, 0.5, 1.5), 0.7, 0.1)}),
+        "undecided",
     ),
     "not matched": (replace(USED, is_matched=False), "undecided"),
     "few controls": (replace(USED, n_controls=19), "undecided"),
     "few sequences": (replace(USED, n=15), "undecided"),
     "little is read": (replace(USED, removal_ceiling=0.004), "undecided"),
     "nothing is decodable": (
-        replace(USED, erasure=Erasure(before=0.005, after=0.0, permuted=0.0), erasing=USED.removal), "undecided",
+        replace(USED, erasure=Erasure(before=0.005, after=0.0, permuted=0.0), erasing=USED.removal),
+        "undecided",
     ),
     "nothing to remove": (replace(IDLE, erasure=Erasure(before=0.005, after=0.0, permuted=0.0)), "undecided"),
     "not a bit changes": (replace(IDLE, removal=Effect(0.0, 0.0, 0.0), own_kl=0.0, removal_ceiling=0.0), "not used"),
@@ -75,7 +90,7 @@ CASES = {
     "erasing costs nothing": (replace(USED, erasing=Effect(0.001, 0.0005, 0.0015)), "undecided"),
     "erasing, no interval": (replace(USED, erasing=Effect(0.3, np.nan, np.nan)), "undecided"),
     "erased to the noise": (replace(IDLE, erasure=Erasure(before=0.9, after=-0.01, permuted=-0.02)), "not used"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -45,15 +45,20 @@ class Echo(WindTunnel):
         tokens = torch.randint(N_TOKENS, (n, self.length), generator=generator)
         predictive = answer_table()[tokens]
         return Trials(
-            tokens=tokens, scored=torch.ones_like(tokens, dtype=torch.bool), answers=torch.arange(N_ANSWERS),
-            predictive=predictive, belief=predictive, realised=predictive.argmax(-1),
-            token_sets={"inputs": torch.arange(N_TOKENS)}, relations={},
-        )  # fmt: skip
+            tokens=tokens,
+            scored=torch.ones_like(tokens, dtype=torch.bool),
+            answers=torch.arange(N_ANSWERS),
+            predictive=predictive,
+            belief=predictive,
+            labels=predictive.argmax(-1),
+            token_sets={"inputs": torch.arange(N_TOKENS)},
+            relations={},
+        )
 
     def draw_pair(self, n: int, generator: torch.Generator) -> tuple[Trials, Trials]:
         return self.draw(n, generator), self.draw(n, generator)
 
-    def null_predictives(self, trials: Trials) -> Mapping[str, Float64[Tensor, "batch query_pos answer"]]:
+    def baseline_predictives(self, trials: Trials) -> Mapping[str, Float64[Tensor, "batch query_pos answer"]]:
         return {}
 
     def token_labels(self) -> Sequence[str]:

@@ -165,9 +165,7 @@ def test_the_convolution_is_torchs_in_float64(n_pos: int, n_channel: int, n_tap:
     given = [torch.randn(shape, generator=generator).requires_grad_() for shape in shapes]
 
     def twin(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-        wide = nn.functional.conv1d(
-            x.transpose(1, 2), weight[:, None], bias, padding=n_tap - 1, groups=n_channel
-        )  # fmt: skip
+        wide = nn.functional.conv1d(x.transpose(1, 2), weight[:, None], bias, padding=n_tap - 1, groups=n_channel)
         return nn.functional.silu(wide[:, :, :n_pos]).transpose(1, 2)
 
     found = result_and_gradients(causal_conv_silu, given)

@@ -17,9 +17,13 @@ from bayesgeom.tasks.bijection import Bijection
 
 TASK = Bijection(n_values=11, n_pairs=7)
 HELD = {
-    ("rmsnorm", "rotary"): "llama", ("rmsnorm", "none"): "smollm3", ("layernorm", "learned"): "gpt2",
-    ("layernorm", "sinusoidal"): "gpt2", ("layernorm", "none"): "gpt2", ("layernorm", "rotary"): "gpt_neox",
-}  # fmt: skip
+    ("rmsnorm", "rotary"): "llama",
+    ("rmsnorm", "none"): "smollm3",
+    ("layernorm", "learned"): "gpt2",
+    ("layernorm", "sinusoidal"): "gpt2",
+    ("layernorm", "none"): "gpt2",
+    ("layernorm", "rotary"): "gpt_neox",
+}
 
 
 def lively(norm: str, positions: str, tied: bool = True) -> Transformer:

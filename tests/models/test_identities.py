@@ -33,7 +33,7 @@ def lively(config: TransformerConfig = SIZES) -> Transformer:
 
 
 def attention_by_hand(n_kv_heads: int = 3) -> Held:
-    """Attention computed head by head and query by query; neighbouring query heads share keys and values."""
+    """Attention computed head by head and query by query; neighboring query heads share keys and values."""
     n_layers, batch, n_pos, n_heads, d_head, d_model = 2, 5, 7, 6, 13, 31
     generator = torch.Generator().manual_seed(2)
 
@@ -161,10 +161,16 @@ def test_identities_whose_sites_are_absent_are_not_tried() -> None:
 def test_what_no_identity_vouches_for_is_not_believed(missing: Site) -> None:
     """Without one of its sites an identity cannot be tried; what it alone vouched for is withheld."""
     alone: dict[Site, set[Site]] = {
-        s.Q_ROT: ATTENTION, s.K_ROT: ATTENTION, s.PATTERN: ATTENTION | {s.V}, s.V: set(), s.Z: {s.V},
-        s.ATTN_OUT: RESIDUAL | {s.RESID_MID}, s.MLP_OUT: RESIDUAL - {s.ATTN_OUT},
-        s.RESID_PRE: (RESIDUAL | {s.RESID_MID}) - {s.ATTN_OUT}, s.RESID_POST: RESIDUAL - {s.ATTN_OUT},
-    }  # fmt: skip
+        s.Q_ROT: ATTENTION,
+        s.K_ROT: ATTENTION,
+        s.PATTERN: ATTENTION | {s.V},
+        s.V: set(),
+        s.Z: {s.V},
+        s.ATTN_OUT: RESIDUAL | {s.RESID_MID},
+        s.MLP_OUT: RESIDUAL - {s.ATTN_OUT},
+        s.RESID_PRE: (RESIDUAL | {s.RESID_MID}) - {s.ATTN_OUT},
+        s.RESID_POST: RESIDUAL - {s.ATTN_OUT},
+    }
     held = attention_by_hand()
     del held[missing]
     found = broken(held)

@@ -14,7 +14,7 @@ from bayesgeom.models.native.llama import Llama, LlamaConfig
 from bayesgeom.models.resolve import as_model, load
 from bayesgeom.tasks.bijection import Bijection
 from bayesgeom.training.loop import Pace, train
-from bayesgeom.training.optimisers import Optimisers
+from bayesgeom.training.optimizers import Optimizers
 from bayesgeom.training.publish import publish
 from bayesgeom.training.recipe import Recipe
 from bayesgeom.training.recipes import recipe
@@ -64,7 +64,7 @@ def test_a_resumed_run_ends_at_the_same_weights(trained: tuple[Path, Llama], tmp
 
 def test_matrices_of_the_blocks_are_muons() -> None:
     module = LlamaConfig(d_vocab=11, n_ctx=7, n_layers=2, n_heads=2, n_kv_heads=1, d_model=12, d_mlp=5).build(seed=1)
-    rest, matrices = (part.param_groups[0]["params"] for part in Optimisers(TINY, module).parts)
+    rest, matrices = (part.param_groups[0]["params"] for part in Optimizers(TINY, module).parts)
     assert len(matrices) == 2 * 7 and {p.ndim for p in matrices} == {2}
     assert {p.shape for p in rest} == {(11, 12), (12,)}
 

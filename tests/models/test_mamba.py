@@ -33,11 +33,18 @@ def huggingface_twin(module: Mamba) -> nn.Module:
     config = module.config
     twin = transformers.MambaForCausalLM(
         transformers.MambaConfig(
-            vocab_size=config.d_vocab, hidden_size=config.d_model, state_size=config.d_state,
-            num_hidden_layers=config.n_layers, expand=config.expand, conv_kernel=config.d_conv,
-            time_step_rank=config.rank, layer_norm_epsilon=EPS, residual_in_fp32=False, tie_word_embeddings=True,
+            vocab_size=config.d_vocab,
+            hidden_size=config.d_model,
+            state_size=config.d_state,
+            num_hidden_layers=config.n_layers,
+            expand=config.expand,
+            conv_kernel=config.d_conv,
+            time_step_rank=config.rank,
+            layer_norm_epsilon=EPS,
+            residual_in_fp32=False,
+            tie_word_embeddings=True,
         )
-    )  # fmt: skip
+    )
     weights = {their_name(name): tensor for name, tensor in module.state_dict().items()}
     twin.load_state_dict(weights | {"lm_head.weight": weights["backbone.embeddings.weight"]})
     return twin.eval()
@@ -169,7 +176,7 @@ def test_the_rank_of_the_steps_follows_the_width() -> None:
     assert [MambaConfig(d_vocab=2, n_ctx=2, d_model=d).rank for d in (16, 17, 192)] == [1, 2, 12]
 
 
-def test_steps_at_initialisation_are_within_their_range() -> None:
+def test_steps_at_initialization_are_within_their_range() -> None:
     mixer = Mamba(SMALL, seed=0).requires_grad_(False).blocks[0].mixer
     delta = nn.functional.softplus(mixer.dt_proj.bias)
     assert 0.999e-3 <= float(delta.min()) < float(delta.max()) <= 0.1001

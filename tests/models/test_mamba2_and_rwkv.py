@@ -15,7 +15,7 @@ from bayesgeom.models.native.rwkv import RWKV, RWKVConfig
 from bayesgeom.models.resolve import as_model, load
 from bayesgeom.tasks.bijection import Bijection
 from bayesgeom.training.loop import LOG, Pace, train
-from bayesgeom.training.optimisers import Optimisers
+from bayesgeom.training.optimizers import Optimizers
 from bayesgeom.training.publish import publish
 from bayesgeom.training.recipe import Recipe
 
@@ -95,7 +95,7 @@ def test_building_draws_nothing_from_the_global_generator(kind: str) -> None:
 @pytest.mark.parametrize("kind", SIZES)
 def test_matrices_of_the_blocks_are_muons(kind: str) -> None:
     module = config_from_dict({"d_vocab": 11, "n_ctx": 7, **SIZES[kind]}).build(seed=1)
-    rest, matrices = (part.param_groups[0]["params"] for part in Optimisers(recipe(kind, 1), module).parts)
+    rest, matrices = (part.param_groups[0]["params"] for part in Optimizers(recipe(kind, 1), module).parts)
     assert len(matrices) == 3 * {"mamba2": 2, "rwkv": 7}[kind] and {p.ndim for p in matrices} == {2}
     assert {p.shape for p in rest if p.ndim == 2} == {(11, 22)}
 

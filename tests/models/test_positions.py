@@ -15,7 +15,7 @@ from bayesgeom.models.native.positions import PositionalPrior, alibi_bias, alibi
 from bayesgeom.models.native.transformer import Transformer, TransformerConfig
 from bayesgeom.models.replay.replayer import Variant
 from bayesgeom.tasks.bijection import Bijection
-from bayesgeom.training.optimisers import Optimisers
+from bayesgeom.training.optimizers import Optimizers
 from bayesgeom.training.recipe import Recipe
 
 HEADS, POS = 3, 11
@@ -89,9 +89,9 @@ def test_a_step_of_training_moves_a_learned_prior_and_no_fixed_one() -> None:
         module = recipe.model_config().build(seed=0)
         before = {name: tensor.clone() for name, tensor in module.state_dict().items() if "prior" in name}
         assert len(before) == (2 * SIZES.n_layers if is_learned else 0)
-        trials, optimisers = TASK.sample(7, seed=1), Optimisers(recipe, module)
+        trials, optimizers = TASK.sample(7, seed=1), Optimizers(recipe, module)
         module(trials.tokens).square().mean().backward()
-        optimisers.step(3)
+        optimizers.step(3)
         assert all(not torch.equal(module.state_dict()[name], value) for name, value in before.items())
 
 
@@ -163,10 +163,10 @@ def test_attention_that_is_off_writes_nothing_and_stays_off() -> None:
     assert HookedModel(module).withheld == {} and ATTN_OUT in HookedModel(module).sites
     recipe = Recipe(name="tiny", task=TASK, sizes=sizes(top_attention_off=2), steps=5, weight_decay=0.1)
     trained = recipe.model_config().build(seed=0)
-    optimisers = Optimisers(recipe, trained)
+    optimizers = Optimizers(recipe, trained)
     for step in range(3):
         trained(TASK.sample(7, seed=step).tokens).square().mean().backward()
-        optimisers.step(step + 1)
+        optimizers.step(step + 1)
     weights = [trained.state_dict()[f"blocks.{layer}.attn.W_O.weight"] for layer in range(3)]
     assert weights[0].abs().max() > 0 and not weights[1].any() and not weights[2].any()
-    Optimisers(recipe, trained).restore(optimisers.state())
+    Optimizers(recipe, trained).restore(optimizers.state())

@@ -107,7 +107,7 @@ def test_fresh_copies_are_new_and_of_the_same_shape(folder: Path) -> None:
     assert len({one.spec.weights_hash, other.spec.weights_hash, model.spec.weights_hash}) == 3
     same = {"name": "", "weights_hash": ""}
     assert one.spec.to_dict() | same == model.spec.to_dict() | same
-    assert one.task == TASK and one.spec.name == "tiny at initialisation 7"
+    assert one.task == TASK and one.spec.name == "tiny at initialization 7"
 
 
 def test_unknown_names_list_those_that_exist(folder: Path) -> None:

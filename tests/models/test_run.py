@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from bayesgeom.core import sites as s
-from bayesgeom.core.behavior import answer_log_probabilities, behaviour
+from bayesgeom.core.behavior import answer_log_probabilities, behavior
 from bayesgeom.core.errors import HookFault, InvalidArgument, MissingSite, NonFinite, TaskMismatch
-from bayesgeom.core.run import Behaviour
+from bayesgeom.core.run import Behavior
 from bayesgeom.core.sites import Site
 from bayesgeom.core.trials import Trials, concatenate
 from bayesgeom.models.adapters.hooked import HookedModel
@@ -50,7 +50,7 @@ def scored_rows(trials: Trials, values: Tensor, axis: int) -> Tensor:
     return torch.stack([row.index_select(axis - 1, kept) for row, kept in zip(values, positions, strict=True)])
 
 
-def assert_same(one: Behaviour, other: Behaviour, **close: float) -> None:
+def assert_same(one: Behavior, other: Behavior, **close: float) -> None:
     for name, values in vars(one).items():
         np.testing.assert_allclose(vars(other)[name], values, err_msg=name, **close)
 
@@ -102,10 +102,10 @@ def test_predictions_are_the_modules_own() -> None:
     run = model.run([trials], n_recorded=5)
     with torch.no_grad():
         log_answers, off_answer_prob = answer_log_probabilities(trials.at_scored(model.module(trials.tokens)), trials)
-    assert_same(behaviour(trials, log_answers, off_answer_prob), run.behaviour, atol=1e-6)
+    assert_same(behavior(trials, log_answers, off_answer_prob), run.behavior, atol=1e-6)
     torch.testing.assert_close(run.log_answers, log_answers)
-    assert np.abs(run.exact_behaviour.kl_bits).max() < 1e-12
-    assert np.allclose(run.exact_behaviour.model_entropy_bits, run.behaviour.exact_entropy_bits, atol=1e-12)
+    assert np.abs(run.exact_behavior.kl_bits).max() < 1e-12
+    assert np.allclose(run.exact_behavior.model_entropy_bits, run.behavior.exact_entropy_bits, atol=1e-12)
 
 
 def test_recording_ends_in_the_middle_of_a_block() -> None:
@@ -118,7 +118,7 @@ def test_recording_ends_in_the_middle_of_a_block() -> None:
     for site, shape in ((s.RESID_PRE, (2, 11, 7, 30)), (s.PATTERN, (2, 11, 3, 7, 13))):
         assert cut.at(site).shape == shape
         torch.testing.assert_close(cut.at(site), everything.at(site)[:, :11])
-    assert_same(everything.behaviour, cut.behaviour, atol=1e-5)
+    assert_same(everything.behavior, cut.behavior, atol=1e-5)
 
 
 @pytest.mark.parametrize(("n_recorded", "kept"), [(0, 1), (1, 1), (7, 7), (8, 8), (99, 12)])
@@ -135,15 +135,17 @@ def test_the_byte_budget_bounds_what_is_recorded() -> None:
         run = model.run(parts, record=(s.RESID_POST, s.PATTERN, s.K), n_recorded=11, budget_bytes=budget)
         assert (run.n, run.n_recorded) == (12, kept)
         assert sum(run.at(site).untyped_storage().nbytes() for site in run.recorded) == kept * each
-        assert run.behaviour.kl_bits.shape == (12, 7), "behaviour is that of all"
+        assert run.behavior.kl_bits.shape == (12, 7), "behavior is that of all"
 
 
 def test_blocks_are_only_a_matter_of_memory() -> None:
     model, parts = lively(), blocks(7, 1, 5)
-    streamed = model.run(iter(parts), record=(s.K, s.Z), n_recorded=13, null_predictives=TASK.null_predictives)
-    whole = model.run([concatenate(parts)], record=(s.K, s.Z), n_recorded=13, null_predictives=TASK.null_predictives)
-    assert_same(whole.behaviour, streamed.behaviour, atol=1e-4)
-    assert_same(whole.null_behaviours["uniform"], streamed.null_behaviours["uniform"], atol=1e-12)
+    streamed = model.run(iter(parts), record=(s.K, s.Z), n_recorded=13, baseline_predictives=TASK.baseline_predictives)
+    whole = model.run(
+        [concatenate(parts)], record=(s.K, s.Z), n_recorded=13, baseline_predictives=TASK.baseline_predictives
+    )
+    assert_same(whole.behavior, streamed.behavior, atol=1e-4)
+    assert_same(whole.baseline_behaviors["uniform"], streamed.baseline_behaviors["uniform"], atol=1e-12)
     for site in (s.K, s.Z):
         torch.testing.assert_close(streamed.at(site), whole.at(site), atol=1e-4, rtol=1e-5)
 
@@ -151,19 +153,19 @@ def test_blocks_are_only_a_matter_of_memory() -> None:
 def test_nulls_are_scored_on_every_sequence() -> None:
     task = replace(TASK, repeats=True)
     parts = [task.sample(size, seed=size) for size in (7, 5)]
-    run = lively().run(parts, n_recorded=3, null_predictives=task.null_predictives)
-    assert run.null_behaviours.keys() == {"uniform", "elimination_only"}
-    uniform = run.null_behaviours["uniform"]
+    run = lively().run(parts, n_recorded=3, baseline_predictives=task.baseline_predictives)
+    assert run.baseline_behaviors.keys() == {"uniform", "elimination_only"}
+    uniform = run.baseline_behaviors["uniform"]
     np.testing.assert_allclose(uniform.model_entropy_bits, np.full((12, 7), np.log2(11)), atol=1e-6)
-    np.testing.assert_allclose(uniform.kl_bits, np.log2(11) - run.behaviour.exact_entropy_bits, atol=1e-6)
-    assert lively().run(parts).null_behaviours == {}
+    np.testing.assert_allclose(uniform.kl_bits, np.log2(11) - run.behavior.exact_entropy_bits, atol=1e-6)
+    assert lively().run(parts).baseline_behaviors == {}
 
 
 def test_two_runs_are_equal_to_the_last_bit() -> None:
     model = lively()
     one, two = (model.run(blocks(7, 5), record=model.sites, n_recorded=11, seed=17) for _ in range(2))
     assert one.seed == two.seed == 17 and torch.equal(one.log_answers, two.log_answers)
-    assert_same(one.behaviour, two.behaviour, rtol=0)
+    assert_same(one.behavior, two.behavior, rtol=0)
     assert all(torch.equal(one.at(site), two.at(site)) for site in model.sites)
 
 
@@ -215,7 +217,7 @@ def test_a_users_edit_is_what_is_measured() -> None:
     before = model.run(blocks(5), record=(s.RESID_POST,), n_recorded=5)
     model.module.blocks[0].hook_mlp_out.add_hook(lambda value, hook: 0 * value)
     after = model.run(blocks(5), record=(s.RESID_POST,), n_recorded=5)
-    assert np.abs(after.behaviour.kl_bits - before.behaviour.kl_bits).max() > 0.01
+    assert np.abs(after.behavior.kl_bits - before.behavior.kl_bits).max() > 0.01
     assert (after.at(s.RESID_POST) - before.at(s.RESID_POST)).abs().amax(dim=(1, 2, 3)).min() > 0.1
 
 
@@ -244,7 +246,7 @@ def test_tasks_that_do_not_fit_are_refused() -> None:
 
 def test_models_without_a_position_table_go_on() -> None:
     run = lively("rotary").run([Bijection(n_values=11, n_pairs=11).sample(3, seed=0)])
-    assert run.behaviour.kl_bits.shape == (3, 11)
+    assert run.behavior.kl_bits.shape == (3, 11)
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])

@@ -50,8 +50,8 @@ def some_tokens(n_pos: int = 7, seed: int = 2) -> Tensor:
 
 def twin_norm(x: np.ndarray, weights: dict[str, np.ndarray], name: str) -> np.ndarray:
     is_layernorm = f"{name}.b" in weights
-    centred = x - x.mean(-1, keepdims=True) if is_layernorm else x
-    scaled = centred / np.sqrt((centred**2).mean(-1, keepdims=True) + 1e-5)
+    centered = x - x.mean(-1, keepdims=True) if is_layernorm else x
+    scaled = centered / np.sqrt((centered**2).mean(-1, keepdims=True) + 1e-5)
     return scaled * weights[f"{name}.w"] + (weights[f"{name}.b"] if is_layernorm else 0)
 
 

@@ -114,9 +114,14 @@ def test_a_code_for_position_reads_no_belief_of_its_own() -> None:
 
 def estimates(report: BeliefReadoutReport) -> list[Estimate]:
     return [
-        report.r2, report.total_variation, report.balanced_accuracy, report.silhouette, report.rand_index,
-        report.token_rand_index, report.nearest_centroid_accuracy,
-    ]  # fmt: skip
+        report.r2,
+        report.total_variation,
+        report.balanced_accuracy,
+        report.silhouette,
+        report.rand_index,
+        report.token_rand_index,
+        report.nearest_centroid_accuracy,
+    ]
 
 
 def test_untrained_networks_are_a_baseline() -> None:

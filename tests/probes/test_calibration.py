@@ -7,7 +7,7 @@ import plotly.graph_objects as go
 import pytest
 import torch
 
-from bayesgeom.core.behavior import predicted_behaviour
+from bayesgeom.core.behavior import predicted_behavior
 from bayesgeom.core.memory import window_scores
 from bayesgeom.core.run import Run
 from bayesgeom.probes.base import planted_run, planted_trials
@@ -124,10 +124,10 @@ def test_bounds(noise: float, rng: np.random.Generator) -> None:
 def null_run(task: WindTunnel, n: int) -> Run:
     """The exact predictor itself on a task, with the task's predictors that compute nothing beside it."""
     trials = task.sample(n, seed=1)
-    exact = predicted_behaviour(trials, trials.at_scored(trials.predictive))
-    nulls = {name: predicted_behaviour(trials, p) for name, p in task.null_predictives(trials).items()}
+    exact = predicted_behavior(trials, trials.at_scored(trials.predictive))
+    baselines = {name: predicted_behavior(trials, p) for name, p in task.baseline_predictives(trials).items()}
     base = planted_run(planted_trials(np.full((1, 1, 2), 0.5), np.zeros((1, 1), dtype=int)), {})
-    held = vars(base) | {"behaviour": exact, "exact_behaviour": exact, "null_behaviours": nulls}
+    held = vars(base) | {"behavior": exact, "exact_behavior": exact, "null_behaviors": baselines}
     return Run(**held | {"windows": window_scores(trials)})
 
 
@@ -204,7 +204,7 @@ def test_profiles_of_baselines_follow_their_names() -> None:
         assert own.value.mean() == pytest.approx(levels(report.entropy_mae_bits)[own.name])
 
 
-def test_window_observers_stand_in_labelled_rows() -> None:
+def test_window_observers_stand_in_labeled_rows() -> None:
     report = Calibration().measure(null_run(HMM(n_states=3, n_symbols=2, length=5), 101))
     rows = {row.variant: row.value for row in records_of(report) if row.metric == "window_kl_bits"}
     assert rows["stationary / 1"] == pytest.approx(levels(report.kl_bits)["window 1 stationary"], abs=1e-6)

@@ -64,9 +64,9 @@ def measured(name: str) -> tuple[Report, ...]:
 def fingerprint(run: Run) -> list[object]:
     """Every number that a probe could have written to."""
     tensors = [*run.recorded.values(), run.log_answers, run.trials.tokens, run.trials.predictive, run.trials.belief]
-    tensors += [run.trials.scored, run.trials.realised, *run.trials.token_sets.values(), *run.trials.relations.values()]
-    behaviours = [run.behaviour, run.exact_behaviour, *run.null_behaviours.values()]
-    return [t.numpy().tobytes() for t in tensors] + [v.tobytes() for b in behaviours for v in vars(b).values()]
+    tensors += [run.trials.scored, run.trials.labels, *run.trials.token_sets.values(), *run.trials.relations.values()]
+    behaviors = [run.behavior, run.exact_behavior, *run.baseline_behaviors.values()]
+    return [t.numpy().tobytes() for t in tensors] + [v.tobytes() for b in behaviors for v in vars(b).values()]
 
 
 def assert_equal_reports(one: Report, other: Report) -> None:
@@ -176,7 +176,7 @@ def axes_used(figure: go.Figure) -> dict[str, Any]:
 
 
 def drawn_text(figure: go.Figure) -> str:
-    """Everything that names a null in a figure: traces, colour-bar ticks, panel titles."""
+    """Everything that names a null in a figure: traces, color-bar ticks, panel titles."""
     bars = [trace.colorbar.ticktext or () for trace in figure.data if "colorbar" in trace]
     notes = [note.text or "" for note in figure.layout.annotations]
     return " ".join(
@@ -220,9 +220,23 @@ def test_records_are_well_formed(name: str) -> None:
 @every_probe
 def test_no_field_is_a_companion_of_another(name: str) -> None:
     suffixes = (
-        "_lo", "_hi", "_low", "_high", "_null", "_least", "_most", "_matched", "_floor", "_ceiling", "_initialisation",
-        "_untrained", "_permuted", "_shuffled", "_baseline", "_indirect",
-    )  # fmt: skip
+        "_lo",
+        "_hi",
+        "_low",
+        "_high",
+        "_null",
+        "_least",
+        "_most",
+        "_matched",
+        "_floor",
+        "_ceiling",
+        "_initialization",
+        "_untrained",
+        "_permuted",
+        "_shuffled",
+        "_baseline",
+        "_indirect",
+    )
     names = [field.name for field in dataclasses.fields(report_kinds()[name])]  # type: ignore[arg-type]
     assert not [field for field in names if field.endswith(suffixes)]
 

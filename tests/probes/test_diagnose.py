@@ -65,9 +65,12 @@ class Seen(Probe[SeenReport]):
 
     def measure(self, run: Run, untrained: Sequence[SeenReport] = ()) -> SeenReport:
         return SeenReport(
-            sites=tuple(site.name for site in run.recorded), fresh=tuple(untrained), n=run.n,
-            n_recorded=run.n_recorded, norm=Estimate.of(float(run.at(Z).norm())),
-        )  # fmt: skip
+            sites=tuple(site.name for site in run.recorded),
+            fresh=tuple(untrained),
+            n=run.n,
+            n_recorded=run.n_recorded,
+            norm=Estimate.of(float(run.at(Z).norm())),
+        )
 
     def controls(self) -> Iterator[Control[SeenReport]]:
         return iter(())
@@ -149,13 +152,13 @@ def test_a_probe_may_be_asked_for_with_an_option() -> None:
         diagnose(lively(), probes=["value_manifold:flat"], n=5)
 
 
-def test_numbers_at_initialisation_are_left_out_where_no_copy_can_be_built(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_numbers_at_initialization_are_left_out_where_no_copy_can_be_built(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(self: HookedModel, seed: int) -> HookedModel:
         raise NoCopy("it is partly on disk")
 
     monkeypatch.setattr(HookedModel, "fresh", refuse)
     diagnosis = diagnose(lively(), probes=["key_overlap"], n=5, n_untrained=2)
-    assert diagnosis.skipped == {"initialisation": "it is partly on disk"}
+    assert diagnosis.skipped == {"initialization": "it is partly on disk"}
     report = diagnosis["key_overlap"]
     assert isinstance(report, KeyOverlapReport)
     assert UNTRAINED not in [level.name for level in report.overlap.baselines]

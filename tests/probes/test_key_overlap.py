@@ -19,7 +19,7 @@ from bayesgeom.results.storage import parts_of
 from bayesgeom.stats.bootstrap import jackknife_weights, statistic_interval
 from bayesgeom.stats.cosine import (
     chance_overlap,
-    chance_overlap_centred,
+    chance_overlap_centered,
     cross_fitted_overlap,
     overlap,
     pairwise_cosine,
@@ -54,8 +54,8 @@ def static(rng: np.random.Generator, sets: dict[str, tuple[int, ...]] = SETS) ->
     return {name: torch.from_numpy(values.astype(np.float32)) for name, values in found.items()}
 
 
-def slow_overlap(vectors: list[np.ndarray], *, is_centred: bool = False) -> float:
-    mean = sum(vectors) / len(vectors) if is_centred else 0
+def slow_overlap(vectors: list[np.ndarray], *, is_centered: bool = False) -> float:
+    mean = sum(vectors) / len(vectors) if is_centered else 0
     rest = [v - mean for v in vectors]
     cosines = [
         abs(float(a @ b)) / math.sqrt(float(a @ a) * float(b @ b)) for i, a in enumerate(rest) for b in rest[i + 1 :]
@@ -104,7 +104,7 @@ def test_activation_views_equal_a_loop(everything: tuple[Run, KeyOverlapReport])
         for layer, head in np.ndindex(LAYERS, HEADS):
             means = slow_mean_keys(run, site, layer, head, ids, np.ones(N))
             assert report.overlap.value[at, layer, head] == pytest.approx(slow_overlap(means), abs=1e-5)
-            expected = slow_overlap(means, is_centred=True)
+            expected = slow_overlap(means, is_centered=True)
             assert report.centered_overlap.value[at, layer, head] == pytest.approx(expected, abs=1e-5)
 
 
@@ -190,7 +190,7 @@ def test_levels_of_random_directions_are_those_of_each_views_size(everything: tu
     is_known = report.n_vectors > 1
     expected = np.where(is_known, [chance_overlap(d) for d in widths], np.nan)
     np.testing.assert_allclose(report.level(RANDOM_DIRECTIONS)[:, 0, 0], expected, atol=0.04)
-    centered = [chance_overlap_centred(n, d) for n, d in zip(counts, widths, strict=True)]
+    centered = [chance_overlap_centered(n, d) for n, d in zip(counts, widths, strict=True)]
     found = report.level(RANDOM_DIRECTIONS, is_centered=True)
     np.testing.assert_allclose(found[:, 0, 0], np.where(is_known, centered, np.nan), atol=0.04)
     squared = report.orthogonality.baseline(RANDOM_DIRECTIONS).value[:, 0, 0]

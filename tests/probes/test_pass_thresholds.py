@@ -119,10 +119,12 @@ def test_attention_is_that_of_the_last_query(rng: np.random.Generator) -> None:
 def test_chance_is_of_the_sizes_at_hand(rng: np.random.Generator) -> None:
     report = PassThresholds().measure(run_of(rng))
     assert report.sizes == (
-        f"{N} Gaussian points in {KV * D} dimensions", f"{N} Gaussian points in {KV * D} dimensions",
-        f"{D} directions in {MODEL} dimensions", f"3 directions in {D} dimensions",
+        f"{N} Gaussian points in {KV * D} dimensions",
+        f"{N} Gaussian points in {KV * D} dimensions",
+        f"{D} directions in {MODEL} dimensions",
+        f"3 directions in {D} dimensions",
         f"random scores over {POSITIONS} positions",
-    )  # fmt: skip
+    )
     assert report.chance_passes[2] > 0.9 and report.chance_passes[4] < 0.05
     chance = report.measured.baseline(CHANCE)
     assert chance.kind == "chance" and chance.value[4] == 0 and 0 < chance.value[0] < chance.value[1] < 1

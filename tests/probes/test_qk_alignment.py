@@ -261,11 +261,13 @@ def other_row(run: Run, relation: str, layer: int, head: int, shift: int) -> lis
         seen = POSITIONS - QUERIES + i + 1
         rows = [
             slow_row(
-                pattern[b, head, i, :seen].tolist(), q[b, i, head], k[b, :seen, head // 2],
+                pattern[b, head, i, :seen].tolist(),
+                q[b, i, head],
+                k[b, :seen, head // 2],
                 run.trials.relations[relation][of, i, :seen].tolist(),
             )
             for of in (b, (b - shift) % N)
-        ]  # fmt: skip
+        ]
         if rows[0] is not None and rows[1] is not None:
             found.append(tuple(rows[0][metric] - rows[1][metric] for metric in METRICS))
     return found

@@ -14,7 +14,7 @@ from bayesgeom.models.resolve import as_model, load, task_of
 from bayesgeom.probes.calibration import CalibrationReport
 from bayesgeom.stats.subspace import principal_angles
 from bayesgeom.tasks.bijection import Bijection
-from bayesgeom.tasks.evidence import LabelledEvidence
+from bayesgeom.tasks.evidence import LabeledEvidence
 from bayesgeom.tasks.in_context import InContext
 from bayesgeom.tasks.prompts import Prompts
 from tests.families import lively
@@ -25,9 +25,16 @@ from tests.tasks.tokenizers import word_tokenizer
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tokenizer, path = word_tokenizer(), tmp_path_factory.mktemp("model")
     config = transformers.LlamaConfig(
-        vocab_size=len(tokenizer) + 3, max_position_embeddings=131, hidden_size=28, intermediate_size=37,
-        num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1, bos_token_id=1, eos_token_id=1,
-    )  # fmt: skip
+        vocab_size=len(tokenizer) + 3,
+        max_position_embeddings=131,
+        hidden_size=28,
+        intermediate_size=37,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        bos_token_id=1,
+        eos_token_id=1,
+    )
     lively(transformers.LlamaForCausalLM(config)).save_pretrained(path)
     tokenizer.save_pretrained(path)
     return path
@@ -60,24 +67,24 @@ def test_own_entropy_is_that_of_the_whole_vocabulary_at_the_last_token(model: Mo
         with torch.no_grad():
             logits = hf(trials.tokens[row : row + 1, :end]).logits[0, -1].double()
         p = logits.softmax(-1)
-        assert run.behaviour.model_entropy_bits[row, 0] == pytest.approx(float(-(p * p.log2()).sum()), abs=1e-5)
-    assert np.isnan(run.behaviour.kl_bits).all() and np.isnan(run.exact_behaviour.correct).all()
-    np.testing.assert_allclose(run.reference_entropy_bits(), run.behaviour.model_entropy_bits, atol=0)
+        assert run.behavior.model_entropy_bits[row, 0] == pytest.approx(float(-(p * p.log2()).sum()), abs=1e-5)
+    assert np.isnan(run.behavior.kl_bits).all() and np.isnan(run.exact_behavior.correct).all()
+    np.testing.assert_allclose(run.reference_entropy_bits(), run.behavior.model_entropy_bits, atol=0)
 
 
 def test_the_model_at_hand_selects_quintiles(model: Model) -> None:
     chosen = task_of(model, Prompts(domain="code", per_quintile=3))
     everything = task_of(model, Prompts(domain="code")).sample(40, seed=0)
     assert chosen.config()["per_quintile"] == 0 and len(chosen.config()["prompts"]) == 15
-    entropy = model.run([everything]).behaviour.model_entropy_bits[:, -1]
-    kept = model.run([chosen.sample(15, seed=0)]).behaviour.model_entropy_bits[:, -1]
+    entropy = model.run([everything]).behavior.model_entropy_bits[:, -1]
+    kept = model.run([chosen.sample(15, seed=0)]).behavior.model_entropy_bits[:, -1]
     edges = np.sort(entropy)[[7, 8, 15, 16, 23, 24, 31, 32]]
     for low, high in zip([0, *edges[1::2]], [*edges[0::2], 99], strict=True):
         assert ((kept >= low - 1e-5) & (kept <= high + 1e-5)).sum() == 3
 
 
 def test_evidence_and_wind_tunnels_in_context_have_their_posterior(model: Model) -> None:
-    diagnosis = bayesgeom.diagnose(model, LabelledEvidence(k_max=3, n_words=7), n=13, n_untrained=1)
+    diagnosis = bayesgeom.diagnose(model, LabeledEvidence(k_max=3, n_words=7), n=13, n_untrained=1)
     assert "calibration" in diagnosis and "domain_separation" in diagnosis.inapplicable
     assert "several kinds" in diagnosis.inapplicable["domain_separation"]
     inside = InContext(task=Bijection(n_values=5, n_pairs=3))

@@ -92,7 +92,7 @@ def test_a_model_without_attention_is_served() -> None:
 
 def test_entropy_within_positions_is_found_where_keys_return() -> None:
     run = lively()
-    entropy = torch.from_numpy(run.exact_behaviour.exact_entropy_bits)
+    entropy = torch.from_numpy(run.exact_behavior.exact_entropy_bits)
     residual = run.at(RESID_POST).clone()
     residual[1, :, :, 0] += 20 * entropy
     report = ValueManifold().measure(replace(run, recorded={RESID_POST: residual}))
@@ -116,9 +116,16 @@ def test_without_returning_keys_nothing_is_identified() -> None:
 
 def estimates(report: ValueManifoldReport) -> list[Estimate]:
     return [
-        report.pc1_share, report.pc12_share, report.participation_ratio, report.spearman, report.pearson,
-        report.entropy_r2, report.curve_share, report.head_pc1_share, report.head_spearman,
-    ]  # fmt: skip
+        report.pc1_share,
+        report.pc12_share,
+        report.participation_ratio,
+        report.spearman,
+        report.pearson,
+        report.entropy_r2,
+        report.curve_share,
+        report.head_pc1_share,
+        report.head_spearman,
+    ]
 
 
 def test_untrained_networks_are_a_baseline() -> None:
@@ -142,9 +149,12 @@ def test_the_level_of_a_relation_is_its_mean_over_shuffles() -> None:
     found = cloud_statistics(run.at(RESID_POST)[1].flatten(0, 1), scale).relation
     at = (row_of(report, "resid_post"), 1)
     pairs = {
-        "pearson": report.pearson[at], "curve_share": report.curve_share[at], "entropy_r2": report.entropy_r2[at],
-        "spearman": report.spearman[(OVERALL, *at)], "partial_spearman": report.spearman[(WITHIN, *at)],
-    }  # fmt: skip
+        "pearson": report.pearson[at],
+        "curve_share": report.curve_share[at],
+        "entropy_r2": report.entropy_r2[at],
+        "spearman": report.spearman[(OVERALL, *at)],
+        "partial_spearman": report.spearman[(WITHIN, *at)],
+    }
     for name, own in pairs.items():
         assert float(own) == found[name][0]
         assert float(own.baseline(SHUFFLE).value) == pytest.approx(found[name][1:].mean())
@@ -217,7 +227,7 @@ def test_shown_points_are_a_sample_of_the_cloud_with_their_entropies() -> None:
     report = ValueManifold().measure(run)
     n_points = N * REPEATS.n_pairs
     assert report.shown_points.shape == (2, n_points, 3)
-    np.testing.assert_allclose(report.shown_entropy_bits, run.exact_behaviour.exact_entropy_bits.ravel(), atol=1e-8)
+    np.testing.assert_allclose(report.shown_entropy_bits, run.exact_behavior.exact_entropy_bits.ravel(), atol=1e-8)
     np.testing.assert_array_equal(report.shown_position, run.trials.scored_positions().ravel())
     axes = principal_axes(covariance(run.at(RESID_POST)[-1].flatten(0, 1)))[1]
     cloud = run.at(RESID_POST)[-1].flatten(0, 1)

@@ -67,19 +67,31 @@ def planted(rng: np.random.Generator) -> PlantedReport:
     random = Baseline.of("chance", "random", overlap - 2, low=overlap - 3, high=np.full((2, 3), np.nan))
     shuffled = Baseline.of("permutation", "shuffled", np.array([7.0, 11.0])[:, None, None])
     depth = Estimate.of(
-        0.1 + 0.2, (0.25, 0.5), n=23,
+        0.1 + 0.2,
+        (0.25, 0.5),
+        n=23,
         baselines=[Baseline.of("baseline", "uniform", 0.125), Baseline.of("chance", "random", 0.2, low=0.1, high=0.21)],
-    )  # fmt: skip
+    )
     return PlantedReport(
-        depth=depth, missing=Estimate.of(math.nan),
+        depth=depth,
+        missing=Estimate.of(math.nan),
         overlap=Estimate.of(overlap, (overlap - 1, overlap + 1), baselines=[flat, random], why_not="too few differ"),
-        by_set=Estimate.of(rng.normal(size=(2, 3, 5)), baselines=[shuffled]), by_item=Estimate.of(rng.normal(size=7)),
-        share=0.75, steps=17, is_deep=True, remark=None,
-        levels={"uniform": 1.5, "none": math.nan, "all": -math.inf}, intervals={"depth": (0.25, 0.5)},
-        sets=("inputs", "hypotheses"), nested=(("a", math.inf), ("b", 2.0)), whole=np.array(-0.0),
-        count=np.array([2, 3, 5, 7, 11]), is_seen=np.array([True, False, True, True, False, False, True]),
-        cloud=rng.normal(size=(7, 13)), n=19,
-    )  # fmt: skip
+        by_set=Estimate.of(rng.normal(size=(2, 3, 5)), baselines=[shuffled]),
+        by_item=Estimate.of(rng.normal(size=7)),
+        share=0.75,
+        steps=17,
+        is_deep=True,
+        remark=None,
+        levels={"uniform": 1.5, "none": math.nan, "all": -math.inf},
+        intervals={"depth": (0.25, 0.5)},
+        sets=("inputs", "hypotheses"),
+        nested=(("a", math.inf), ("b", 2.0)),
+        whole=np.array(-0.0),
+        count=np.array([2, 3, 5, 7, 11]),
+        is_seen=np.array([True, False, True, True, False, False, True]),
+        cloud=rng.normal(size=(7, 13)),
+        n=19,
+    )
 
 
 def assert_equal(one: object, other: object) -> None:

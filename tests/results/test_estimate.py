@@ -124,12 +124,18 @@ def test_every_part_is_stored(shape: tuple[int, ...], rng: np.random.Generator) 
 @pytest.mark.parametrize(
     "damage",
     [
-        {"value": "array"}, {"value": None}, {"value": "x"}, {"n": 1.5}, {"resampled": 3}, {"baselines": [3]},
+        {"value": "array"},
+        {"value": None},
+        {"value": "x"},
+        {"n": 1.5},
+        {"resampled": 3},
+        {"baselines": [3]},
         {"baselines": [{"kind": "guess", "name": "a", "value": 0.0, "low": None, "high": None}]},
-        {"baselines": [{"kind": "chance", "name": "a"}]}, {"more": 1},
+        {"baselines": [{"kind": "chance", "name": "a"}]},
+        {"more": 1},
     ],
     ids=str,
-)  # fmt: skip
+)
 def test_damaged_parts_are_refused_by_name(damage: dict[str, object], tmp_path: Path) -> None:
     held, arrays = estimate_parts("kl_bits", Estimate.of(0.25, (0.125, 0.5), n=3, baselines=[UNIFORM]))
     with pytest.raises(OutputFault, match="here: field 'kl_bits' holds no estimate"):

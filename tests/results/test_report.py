@@ -30,9 +30,14 @@ def rows_of(report: Report, metric: str) -> list[Record]:
 
 def test_annotations_state_the_axes_and_the_quantities() -> None:
     assert axes_of(PlantedReport) == {
-        "overlap": ("layer", "head"), "by_set": ("set", "kv_head", "position"), "by_item": ("item",), "whole": (),
-        "count": ("position",), "is_seen": ("item",), "cloud": ("item", "coordinate"),
-    }  # fmt: skip
+        "overlap": ("layer", "head"),
+        "by_set": ("set", "kv_head", "position"),
+        "by_item": ("item",),
+        "whole": (),
+        "count": ("position",),
+        "is_seen": ("item",),
+        "cloud": ("item", "coordinate"),
+    }
     found = quantities_of(PlantedReport)
     assert list(found) == ["depth", "missing", "overlap", "by_set", "by_item"]
     assert found["depth"] == Quantity(unit="bits", better="higher", label="how deep")
@@ -57,9 +62,20 @@ def test_axes_that_disagree_are_refused_when_a_report_is_made(case: str, rng: np
 def test_scalars_are_rows_with_their_interval_and_hardest_baseline(rng: np.random.Generator) -> None:
     (depth,), (missing,), (share,) = (rows_of(planted(rng), metric) for metric in ("depth", "missing", "share"))
     assert depth == Record(
-        probe="planted", metric="depth", unit="bits", variant=None, layer=None, head=None, position=None,
-        value=0.1 + 0.2, low=0.25, high=0.5, baseline=0.2, baseline_name="random", n=23,
-    )  # fmt: skip
+        probe="planted",
+        metric="depth",
+        unit="bits",
+        variant=None,
+        layer=None,
+        head=None,
+        position=None,
+        value=0.1 + 0.2,
+        low=0.25,
+        high=0.5,
+        baseline=0.2,
+        baseline_name="random",
+        n=23,
+    )
     assert all(map(math.isnan, (missing.value, missing.low, missing.high, missing.baseline))) and missing.n == 19
     assert (share.value, share.unit, share.baseline_name, share.n) == (0.75, "", "", 19)
 
@@ -98,9 +114,16 @@ def test_what_has_no_place_in_the_table_is_left_out(rng: np.random.Generator) ->
 def test_a_headline_is_an_entry_with_its_baselines(rng: np.random.Generator) -> None:
     first, second = planted(rng).headlines()
     assert first == Headline(
-        metric="depth", label="how deep", value=0.1 + 0.2, unit="bits", low=0.25, high=0.5, baseline=0.2,
-        baseline_name="random, 0.1 to 0.21; uniform 0.125", verdict="yes",
-    )  # fmt: skip
+        metric="depth",
+        label="how deep",
+        value=0.1 + 0.2,
+        unit="bits",
+        low=0.25,
+        high=0.5,
+        baseline=0.2,
+        baseline_name="random, 0.1 to 0.21; uniform 0.125",
+        verdict="yes",
+    )
     assert str(first) == (
         "how deep 0.3 bits [0.25 … 0.5]; 0.2 (random, 0.1 to 0.21; uniform 0.125); beats every baseline: yes"
     )

@@ -8,7 +8,7 @@ import torch
 
 from bayesgeom.stats.chance import at_least, falls_by_more, gaussian_shares, overlap_below
 from bayesgeom.stats.cosine import overlap, pairwise_cosine
-from bayesgeom.stats.pca import standardised
+from bayesgeom.stats.pca import standardized
 
 
 def test_gaussian_shares_are_those_of_correlation_matrices(rng: np.random.Generator) -> None:
@@ -17,7 +17,7 @@ def test_gaussian_shares_are_those_of_correlation_matrices(rng: np.random.Genera
         assert found.shape == (40, 2) and (found[:, 1] > found[:, 0]).all()
         slow = []
         for _ in range(200):
-            spectrum = np.linalg.svd(np.asarray(standardised(torch.from_numpy(rng.normal(size=(n, d))))))[1] ** 2
+            spectrum = np.linalg.svd(np.asarray(standardized(torch.from_numpy(rng.normal(size=(n, d))))))[1] ** 2
             slow.append(spectrum[:2].cumsum() / spectrum.sum())
         np.testing.assert_allclose(found.mean(axis=0), np.mean(slow, axis=0), atol=4 * np.std(slow) / math.sqrt(40))
 
@@ -61,8 +61,8 @@ def test_a_fall_between_random_layers_is_as_rare_as_simulated(rng: np.random.Gen
     assert math.isnan(falls_by_more([1, 1], rows=7, share=0.3, seed=0))
 
 
-def test_standardised_coordinates_have_variance_one_and_constants_are_zero(rng: np.random.Generator) -> None:
+def test_standardized_coordinates_have_variance_one_and_constants_are_zero(rng: np.random.Generator) -> None:
     points = torch.from_numpy(rng.normal(size=(11, 3)) * [1, 1e5, 0] + [5, -2, 7.0])
-    unit = standardised(points)
+    unit = standardized(points)
     torch.testing.assert_close(unit.mean(dim=0), torch.zeros(3, dtype=torch.float64), atol=1e-9, rtol=0)
     torch.testing.assert_close(unit.square().mean(dim=0), torch.tensor([1.0, 1, 0], dtype=torch.float64))

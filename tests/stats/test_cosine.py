@@ -38,8 +38,8 @@ def slow_statistics(vectors: np.ndarray) -> dict[str, float]:
     return {
         "overlap": sum(map(abs, raw.values())) / len(raw),
         "overlap_max": max(map(abs, raw.values())),
-        "overlap_centred": sum(map(abs, without_mean.values())) / len(raw),
-        "overlap_centred_max": max(map(abs, without_mean.values())),
+        "overlap_centered": sum(map(abs, without_mean.values())) / len(raw),
+        "overlap_centered_max": max(map(abs, without_mean.values())),
         "signed_mean": sum(raw.values()) / len(raw),
         "orthogonality": 1 - np.linalg.norm(gram - np.eye(n)) / np.linalg.norm(np.ones((n, n)) - np.eye(n)),
         "dimension_utilisation": eigenvalues.sum() ** 2 / (eigenvalues**2).sum() / min(n, d),
@@ -72,19 +72,19 @@ def test_rotation_and_length_change_nothing() -> None:
     for name, value in c.frame_statistics(frame @ rotation(5, 4)).items():
         torch.testing.assert_close(value, plain[name], atol=1e-12, rtol=0, msg=name)
     for name, value in c.frame_statistics(frame * lengths).items():
-        if "centred" not in name:
+        if "centered" not in name:
             torch.testing.assert_close(value, plain[name], atol=1e-12, rtol=0, msg=name)
 
 
 def test_centring_removes_a_shared_offset() -> None:
     frame, offset = random_frames(5, 7, 11), 9 * random_frames(6, 1, 11)
     assert float(c.overlap(c.pairwise_cosine(frame + offset))) > 0.9
-    moved, still = (c.overlap(c.pairwise_cosine(c.centred(x))) for x in (frame + offset, frame))
+    moved, still = (c.overlap(c.pairwise_cosine(c.centered(x))) for x in (frame + offset, frame))
     assert float(moved) == pytest.approx(float(still), abs=1e-12)
 
 
-def test_a_centred_basis_is_a_simplex() -> None:
-    pairs = c.pairwise_cosine(c.centred(torch.eye(7).double()))
+def test_a_centered_basis_is_a_simplex() -> None:
+    pairs = c.pairwise_cosine(c.centered(torch.eye(7).double()))
     off_diagonal = pairs[~torch.eye(7, dtype=torch.bool)]
     torch.testing.assert_close(off_diagonal, torch.full_like(off_diagonal, -1 / 6))
 
@@ -100,7 +100,7 @@ def test_vectors_without_direction_are_left_out() -> None:
     missing = frame.clone()
     missing[2] = torch.nan
     rest = c.frame_statistics(frame[[0, 1, 3, 4, 5, 6]])
-    torch.testing.assert_close(c.frame_statistics(missing)["overlap_centred"], rest["overlap_centred"])
+    torch.testing.assert_close(c.frame_statistics(missing)["overlap_centered"], rest["overlap_centered"])
 
 
 NOTHING = [torch.ones(5, 7), torch.full((5, 7), 0.1), torch.ones(1, 7), torch.zeros(5, 7), torch.ones(0, 7)]
@@ -108,7 +108,7 @@ NOTHING = [torch.ones(5, 7), torch.full((5, 7), 0.1), torch.ones(1, 7), torch.ze
 
 @pytest.mark.parametrize("frame", NOTHING)
 def test_nothing_to_compare_is_nan(frame: torch.Tensor) -> None:
-    assert math.isnan(float(c.frame_statistics(frame)["overlap_centred"]))
+    assert math.isnan(float(c.frame_statistics(frame)["overlap_centered"]))
     if len(frame) < 2 or not frame.any():
         found = c.frame_statistics(frame)
         assert all(math.isnan(float(v)) for k, v in found.items() if k != "dimension_utilisation")
@@ -129,24 +129,24 @@ def test_chances_are_what_random_frames_score(n: int, d: int) -> None:
     frames = random_frames(8, 60_000 // (n * n) + 200, n, d)
     found = {name: float(value.mean()) for name, value in c.frame_statistics(frames).items()}
     chance = c.frame_chances(n, d)
-    for name in ("overlap", "overlap_centred", "signed_mean"):
+    for name in ("overlap", "overlap_centered", "signed_mean"):
         assert found[name] == pytest.approx(chance[name], abs=0.01), name
     assert found["overlap_max"] == pytest.approx(chance["overlap_max"], rel=0.04)
     squares = c.pairwise_cosine(frames).square()[:, ~torch.eye(n, dtype=torch.bool)]
     assert (1 - chance["orthogonality"]) ** 2 == pytest.approx(float(squares.mean()), rel=0.1)
 
 
-def test_centred_chance_far_from_few_vectors_is_the_plain_one() -> None:
-    assert c.chance_overlap_centred(10_001, 32) == pytest.approx(c.chance_overlap(32), rel=1e-4)
-    assert c.chance_overlap_centred(5, 20_000) == pytest.approx(1 / 4, rel=1e-3)  # a simplex, whatever it encodes
-    assert c.chance_overlap_centred(2, 7) == 1 and math.isnan(c.chance_overlap_centred(1, 7))
+def test_centered_chance_far_from_few_vectors_is_the_plain_one() -> None:
+    assert c.chance_overlap_centered(10_001, 32) == pytest.approx(c.chance_overlap(32), rel=1e-4)
+    assert c.chance_overlap_centered(5, 20_000) == pytest.approx(1 / 4, rel=1e-3)  # a simplex, whatever it encodes
+    assert c.chance_overlap_centered(2, 7) == 1 and math.isnan(c.chance_overlap_centered(1, 7))
     assert c.chance_overlap_max(2, 7) == pytest.approx(c.chance_overlap(7), rel=1e-4)
     assert c.chance_overlap_max(5, 1) == 1 and math.isnan(c.chance_overlap_max(1, 7))
 
 
 def test_welch_bound_is_reached_by_a_simplex_and_never_undercut() -> None:
     assert c.welch_bound(5, 5) == 0 and c.welch_bound(1, 1) == 0 and c.welch_bound(3, 7) == 0
-    simplex = c.centred(torch.eye(7, dtype=torch.float64))
+    simplex = c.centered(torch.eye(7, dtype=torch.float64))
     found = c.frame_statistics(simplex)
     assert c.welch_bound(7, 6) == pytest.approx(float(found["overlap_max"]))
     crowded = c.frame_statistics(random_frames(9, 50, 13, 5))

@@ -49,13 +49,13 @@ def test_relations_equal_their_slow_twins(points: torch.Tensor, entropy: np.ndar
     flat, x = entropy.ravel(), points.numpy()
     first = PCA().fit_transform(x)[:, 0]
     fit = FIT * POSITIONS
-    centred = x - x[:fit].mean(axis=0)
-    alpha = RIDGE * (centred[:fit] ** 2).sum() / D
+    centered = x - x[:fit].mean(axis=0)
+    alpha = RIDGE * (centered[:fit] ** 2).sum() / D
     ridge = Ridge(alpha=alpha).fit(x[:fit], flat[:fit])
     gone = ((flat[fit:] - ridge.predict(x[fit:])) ** 2).sum() / ((flat[fit:] - flat[:fit].mean()) ** 2).sum()
     basis = natural_spline(flat, even_knots(flat, N_KNOTS))
     curve = LinearRegression().fit(basis[:fit], x[:fit])
-    off = ((x[fit:] - curve.predict(basis[fit:])) ** 2).sum() / (centred[fit:] ** 2).sum()
+    off = ((x[fit:] - curve.predict(basis[fit:])) ** 2).sum() / (centered[fit:] ** 2).sum()
     twins = {
         "spearman": abs(spearmanr(first, flat).statistic),
         "pearson": abs(pearsonr(first, flat).statistic),

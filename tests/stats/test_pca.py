@@ -21,8 +21,8 @@ def shares(points: torch.Tensor) -> torch.Tensor:
 
 
 def test_covariance_is_the_loop_over_points(cloud: torch.Tensor) -> None:
-    centred = [point - cloud.mean(dim=0) for point in cloud]
-    twin = sum((torch.outer(x, x) for x in centred), torch.zeros(D, D)) / POINTS
+    centered = [point - cloud.mean(dim=0) for point in cloud]
+    twin = sum((torch.outer(x, x) for x in centered), torch.zeros(D, D)) / POINTS
     torch.testing.assert_close(covariance(cloud), twin)
 
 

@@ -23,7 +23,7 @@ from bayesgeom.stats.readout import (
     held_out_scores,
     in_bands,
     read_out,
-    renormalised,
+    renormalized,
     summary,
 )
 from bayesgeom.stats.regression import RIDGE
@@ -61,8 +61,8 @@ BASES = random_subspaces(D, H, draws=SUBSPACES, seed=1)
 
 def fitted(x: np.ndarray, y: np.ndarray) -> Ridge:
     """Ridge on the first half, with the strength that the package states."""
-    centred = x[:SPLIT] - x[:SPLIT].mean(axis=0)
-    return Ridge(alpha=RIDGE * (centred**2).sum() / x.shape[1]).fit(x[:SPLIT], y[:SPLIT])
+    centered = x[:SPLIT] - x[:SPLIT].mean(axis=0)
+    return Ridge(alpha=RIDGE * (centered**2).sum() / x.shape[1]).fit(x[:SPLIT], y[:SPLIT])
 
 
 def maps_of(points: torch.Tensor, targets: BeliefTargets) -> list[tuple[np.ndarray, int]]:
@@ -146,7 +146,7 @@ def test_rows_say_who_lives_and_who_leads() -> None:
 
 
 def test_predictions_become_distributions() -> None:
-    said = renormalised(np.array([[0.5, -0.25, 1.5], [-1.0, -2.0, 0.0], [0.2, 0.3, 0.5]]))
+    said = renormalized(np.array([[0.5, -0.25, 1.5], [-1.0, -2.0, 0.0], [0.2, 0.3, 0.5]]))
     np.testing.assert_allclose(said, [[0.25, 0, 0.75], [1 / 3, 1 / 3, 1 / 3], [0.2, 0.3, 0.5]])
 
 
@@ -186,7 +186,7 @@ def test_scores_under_even_weights_are_those_of_the_readout(points: torch.Tensor
     assert scores["r2"][0] == pytest.approx(found.r2[0], abs=1e-5)
     assert scores["balanced_accuracy"][0] == pytest.approx(found.balanced_accuracy[0])
     truth = targets.held[:, :, 0, BELIEF].double().numpy()
-    twin = np.abs(renormalised(found.predicted_belief) - truth).sum(axis=-1).mean() / 2
+    twin = np.abs(renormalized(found.predicted_belief) - truth).sum(axis=-1).mean() / 2
     assert scores["total_variation"][0] == pytest.approx(twin)
     mean = targets.values[:SPLIT, 0, BELIEF].double().mean(dim=0).numpy()
     assert distance_of_mean(targets) == pytest.approx(np.abs(truth - mean).sum(axis=-1).mean() / 2, abs=1e-6)

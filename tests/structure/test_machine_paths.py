@@ -25,8 +25,11 @@ def project_files(root: Path) -> list[Path]:
     """What git tracks or would track."""
     listed = subprocess.run(
         ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
-        cwd=root, capture_output=True, text=True, check=True,
-    ).stdout  # fmt: skip
+        cwd=root,
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
     return [root / name for name in listed.split("\0") if name and (root / name).is_file()]
 
 

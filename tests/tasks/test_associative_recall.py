@@ -66,7 +66,7 @@ def test_layout(task: AssociativeRecall) -> None:
         assert [names[token] for token in tokens[4 * task.n_pairs :]] == rest
         assert places == [4 * task.n_pairs + i for i, name in enumerate(rest) if name == "k"]
     assert trials.tokens.shape == (5, task.n_pos)
-    assert (trials.realised[~trials.scored] == UNASKED).all() and trials.predictive[~trials.scored].isnan().all()
+    assert (trials.labels[~trials.scored] == UNASKED).all() and trials.predictive[~trials.scored].isnan().all()
     assert trials.answers.tolist() == list(range(task.n_keys, first))
 
 
@@ -78,7 +78,7 @@ def test_answers_come_true_as_often_as_the_posterior_says() -> None:
     task = SMALL[0]
     trials = task.sample(20_000, seed=2)
     exact = trials.at_scored(trials.predictive).flatten(0, 1)
-    came_true = torch.nn.functional.one_hot(trials.at_scored(trials.realised).flatten() - 4, 5).double()
+    came_true = torch.nn.functional.one_hot(trials.at_scored(trials.labels).flatten() - 4, 5).double()
     for said in exact.unique():
         chosen = exact == said
         assert abs(float(came_true[chosen].mean() - said)) < 0.01, f"answers given {said:.3f}"
@@ -92,8 +92,8 @@ def test_stored_keys_have_their_value_and_others_one_of_those_left() -> None:
     is_stored = exact.max(-1).values == 1
     np.testing.assert_allclose(exact[~is_stored].amax(-1), 1 / 192, rtol=1e-12)
     assert float(is_stored.double().mean()) == pytest.approx(0.75, abs=0.06)
-    given = exact.gather(2, trials.at_scored(trials.realised)[:, :, None] - 256)
-    assert given.min() > 0, "what is realised is possible"
+    given = exact.gather(2, trials.at_scored(trials.labels)[:, :, None] - 256)
+    assert given.min() > 0, "the label has positive probability"
     in_stored = (trials.tokens[:, 1:256:4, None] == trials.at_scored(trials.tokens)[:, None]).any(1)
     assert torch.equal(in_stored, is_stored)
 
@@ -102,8 +102,8 @@ def test_stored_keys_have_their_value_and_others_one_of_those_left() -> None:
 def test_nulls_by_enumeration(task: AssociativeRecall) -> None:
     """Each null is the average of the exact posterior over the maps and queries that it cannot tell apart."""
     trials = task.sample(5, seed=6)
-    nulls = task.null_predictives(trials)
-    assert list(nulls) == ["uniform", "bag", "last_pair", "membership"]
+    baselines = task.baseline_predictives(trials)
+    assert list(baselines) == ["uniform", "bag", "last_pair", "membership"]
     for row, i, pos in queries(trials):
         tokens = trials.tokens[row].tolist()
         pairs = stored_pairs(task, tokens)
@@ -125,14 +125,14 @@ def test_nulls_by_enumeration(task: AssociativeRecall) -> None:
             "membership": averaged([*pairs]) if asked in pairs else outside,
         }
         for name, twin in twins.items():
-            np.testing.assert_allclose(nulls[name][row, i].numpy(), twin, atol=1e-15, err_msg=name)
+            np.testing.assert_allclose(baselines[name][row, i].numpy(), twin, atol=1e-15, err_msg=name)
 
 
 def test_nulls_are_ordered_by_what_they_know() -> None:
     task = AssociativeRecall()
     trials = task.sample(500, seed=7)
     exact = trials.at_scored(trials.predictive)
-    cost = {name: float(kl_bits(exact, null.log()).mean()) for name, null in task.null_predictives(trials).items()}
+    cost = {name: float(kl_bits(exact, null.log()).mean()) for name, null in task.baseline_predictives(trials).items()}
     assert cost["uniform"] > cost["bag"] > cost["last_pair"] > cost["membership"] > 0
     assert cost["uniform"] == pytest.approx(0.75 * math.log2(16) + 0.25 * 1, abs=0.05)
     assert cost["membership"] == pytest.approx(0.75 * math.log2(8), abs=0.05)

@@ -69,7 +69,7 @@ def test_expected_posterior_is_the_prior(repeats: bool) -> None:
 def test_answers_come_true_as_often_as_the_posterior_says(repeats: bool) -> None:
     trials = Bijection(n_values=7, n_pairs=5, repeats=repeats).sample(20_000, seed=2)
     exact = trials.at_scored(trials.predictive).flatten(0, 1)
-    came_true = torch.nn.functional.one_hot(trials.at_scored(trials.realised).flatten() - 7, 7).double()
+    came_true = torch.nn.functional.one_hot(trials.at_scored(trials.labels).flatten() - 7, 7).double()
     for said in exact.unique():
         chosen = exact == said
         assert abs(float(came_true[chosen].mean() - said)) < 0.012, f"answers given {said:.3f}"
@@ -84,8 +84,8 @@ def test_layout_is_key_value_and_every_key_asks(task: Bijection) -> None:
     assert values.numel() == 0 or (int(values.min()) >= 5 and int(values.max()) < task.d_vocab == 10)
     assert trials.scored[:, 0::2].all() and not trials.scored[:, 1::2].any()
     assert trials.answers.tolist() == [5, 6, 7, 8, 9]
-    assert (trials.realised[:, 1::2] == UNASKED).all()
-    assert torch.equal(trials.realised[:, 0:-1:2], values), "what is asked at a key is shown right after it"
+    assert (trials.labels[:, 1::2] == UNASKED).all()
+    assert torch.equal(trials.labels[:, 0:-1:2], values), "what is asked at a key is shown right after it"
     assert {name: ids.tolist() for name, ids in trials.token_sets.items()} == {
         "hypotheses": [5, 6, 7, 8, 9],
         "inputs": [0, 1, 2, 3, 4],
@@ -95,7 +95,7 @@ def test_layout_is_key_value_and_every_key_asks(task: Bijection) -> None:
 @pytest.mark.parametrize("task", SMALL, ids=str)
 def test_realised_answers_are_one_to_one(task: Bijection) -> None:
     trials = task.sample(13, seed=5)
-    for keys, values in zip(trials.tokens[:, 0::2].tolist(), trials.at_scored(trials.realised).tolist(), strict=True):
+    for keys, values in zip(trials.tokens[:, 0::2].tolist(), trials.at_scored(trials.labels).tolist(), strict=True):
         pairs = set(zip(keys, values, strict=True))
         assert len({key for key, _ in pairs}) == len({value for _, value in pairs}) == len(pairs)
         assert task.repeats or len(set(keys)) == task.n_pairs
@@ -136,11 +136,11 @@ def test_uniform_keys_make_every_shown_value_as_likely_as_any_other_and_pooled_k
 
     def share_shown(task: Bijection) -> float:
         trials = task.sample(20_000, seed=8)
-        values = trials.at_scored(trials.realised)
+        values = trials.at_scored(trials.labels)
         return float((values[:, :3] == values[:, 3:4]).any(1).double().mean())
 
     def distinct_share(task: Bijection) -> float:
-        values = task.sample(20_000, seed=8).at_scored(task.sample(20_000, seed=8).realised)[:, :3].tolist()
+        values = task.sample(20_000, seed=8).at_scored(task.sample(20_000, seed=8).labels)[:, :3].tolist()
         return sum(len(set(row)) for row in values) / (7 * len(values))
 
     uniform = Bijection(n_values=7, n_pairs=5, repeats=True)
@@ -157,7 +157,7 @@ def test_pooled_keys_need_repeats() -> None:
 def test_uniform_null_is_the_known_level() -> None:
     task = Bijection()
     trials = task.sample(5, seed=0)
-    bayes, null = trials.at_scored(trials.predictive), task.null_predictives(trials)["uniform"]
+    bayes, null = trials.at_scored(trials.predictive), task.baseline_predictives(trials)["uniform"]
     error = (entropy_bits(bayes) - entropy_bits(null)).abs().mean()
     closed_form = sum(math.log2(20) - math.log2(21 - k) for k in range(1, 20)) / 19
     assert float(error) == pytest.approx(closed_form, abs=1e-12)
@@ -166,13 +166,13 @@ def test_uniform_null_is_the_known_level() -> None:
 
 def test_without_repeats_uniform_is_the_only_null() -> None:
     task = Bijection(n_values=5, n_pairs=3)
-    assert task.null_predictives(task.sample(2, seed=0)).keys() == {"uniform"}
+    assert task.baseline_predictives(task.sample(2, seed=0)).keys() == {"uniform"}
 
 
 def test_elimination_only_treats_every_query_as_a_key_never_seen() -> None:
     task = Bijection(n_values=5, n_pairs=11, repeats=True)
     trials = task.sample(13, seed=6)
-    null = task.null_predictives(trials)["elimination_only"]
+    null = task.baseline_predictives(trials)["elimination_only"]
     for row, tokens in enumerate(trials.tokens.tolist()):
         for query, pos in enumerate(trials.scored_positions()[row].tolist()):
             pairs = shown_pairs(tokens[:pos], 5)
@@ -186,13 +186,13 @@ def test_elimination_only_treats_every_query_as_a_key_never_seen() -> None:
 def test_a_seed_decides_the_trials(repeats: bool) -> None:
     task = Bijection(n_values=7, n_pairs=5, repeats=repeats)
     first, again, other = (task.sample(17, seed=seed) for seed in (3, 3, 4))
-    assert torch.equal(first.tokens, again.tokens) and torch.equal(first.realised, again.realised)
+    assert torch.equal(first.tokens, again.tokens) and torch.equal(first.labels, again.labels)
     assert not torch.equal(first.tokens, other.tokens)
 
 
 def test_every_permutation_is_equally_likely() -> None:
     trials = Bijection(n_values=3, n_pairs=3).sample(12_000, seed=7)
-    keys, values = trials.tokens[:, 0::2], trials.at_scored(trials.realised) - 3
+    keys, values = trials.tokens[:, 0::2], trials.at_scored(trials.labels) - 3
     drawn = values.gather(1, keys.argsort(1))
     counts = torch.unique(drawn, dim=0, return_counts=True)[1]
     assert len(counts) == 6

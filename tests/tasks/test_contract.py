@@ -30,7 +30,7 @@ def _asks_for_anything(kind: type) -> bool:
     return any(f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING for f in fields)
 
 
-TASKS = made_by_default() | {"process": Process(Mess3(x=0.05, a=0.85).labelled().numpy())}
+TASKS = made_by_default() | {"process": Process(Mess3(x=0.05, a=0.85).labeled().numpy())}
 every_task = pytest.mark.parametrize("name", TASKS)
 
 
@@ -40,9 +40,9 @@ def drawn(name: str) -> Trials:
 
 
 def at_scored(trials: Trials) -> tuple[torch.Tensor, torch.Tensor]:
-    """The exact predictive, and the place of the realised answer in it."""
-    realised = trials.at_scored(trials.realised)
-    return trials.at_scored(trials.predictive), (realised[..., None] == trials.answers).double().argmax(-1)
+    """The exact predictive, and the place of the label in it."""
+    targets = trials.at_scored(trials.labels)
+    return trials.at_scored(trials.predictive), (targets[..., None] == trials.answers).double().argmax(-1)
 
 
 def test_the_tasks_of_the_papers_are_among_them() -> None:
@@ -69,15 +69,15 @@ def test_posteriors_are_distributions_where_asked_and_nan_elsewhere(name: str) -
         assert exact.dtype == torch.float64 and float(asked.min()) >= 0
         torch.testing.assert_close(asked.sum(-1), torch.ones(N, trials.n_scored).double(), atol=1e-12, rtol=0)
         assert exact[~trials.scored].isnan().all()
-    assert (trials.realised[~trials.scored] == UNASKED).all()
+    assert (trials.labels[~trials.scored] == UNASKED).all()
 
 
 @every_task
 def test_what_happens_was_possible_and_as_likely_as_said(name: str) -> None:
     trials = TASKS[name].sample(400, seed=4)
-    exact, realised = at_scored(trials)
-    assert torch.isin(trials.at_scored(trials.realised), trials.answers).all()
-    given = exact.gather(2, realised[..., None])[..., 0]
+    exact, targets = at_scored(trials)
+    assert torch.isin(trials.at_scored(trials.labels), trials.answers).all()
+    given = exact.gather(2, targets[..., None])[..., 0]
     assert given.min() > 0
     surprise = given.mean(1) - exact.square().sum(-1).mean(1)  # 0 on average, if answers come as often as said
     assert abs(float(surprise.mean())) < 5 * float(surprise.std()) / 400**0.5 + 1e-12
@@ -87,9 +87,9 @@ def test_what_happens_was_possible_and_as_likely_as_said(name: str) -> None:
 def test_nulls_are_finite_predictors_that_know_less(name: str) -> None:
     trials = drawn(name)
     exact, _ = at_scored(trials)
-    nulls = TASKS[name].null_predictives(trials)
-    assert nulls
-    for null_name, null in nulls.items():
+    baselines = TASKS[name].baseline_predictives(trials)
+    assert baselines
+    for null_name, null in baselines.items():
         assert null.shape == exact.shape and null.dtype == torch.float64, null_name
         torch.testing.assert_close(null.sum(-1), torch.ones_like(null[..., 0]), atol=1e-12, rtol=0, msg=null_name)
         cost = float(kl_bits(exact, null.log()).mean())
@@ -109,7 +109,7 @@ def test_relations_look_back(name: str) -> None:
 @every_task
 def test_a_seed_decides_the_trials(name: str) -> None:
     again, other = (TASKS[name].sample(N, seed=seed) for seed in (3, 4))
-    for field in ("tokens", "realised", "predictive"):
+    for field in ("tokens", "labels", "predictive"):
         assert torch.equal(vars(again)[field].nan_to_num(), vars(drawn(name))[field].nan_to_num())
     assert not torch.equal(other.tokens, drawn(name).tokens)
 
@@ -118,17 +118,17 @@ def test_a_seed_decides_the_trials(name: str) -> None:
 def test_pairs_ask_the_same_of_two_worlds(name: str) -> None:
     original, donor = TASKS[name].sample_pair(N, seed=5)
     assert torch.equal(original.scored, donor.scored) and torch.equal(original.answers, donor.answers)
-    assert original.tokens.shape == donor.tokens.shape and not torch.equal(original.realised, donor.realised)
+    assert original.tokens.shape == donor.tokens.shape and not torch.equal(original.labels, donor.labels)
     for trials in (original, donor):
-        exact, realised = at_scored(trials)
-        assert exact.gather(2, realised[..., None]).min() > 0, "its own posterior allows its answers"
+        exact, targets = at_scored(trials)
+        assert exact.gather(2, targets[..., None]).min() > 0, "its own posterior allows its answers"
 
 
 @every_task
 def test_cut_and_joined_trials_are_the_same_trials(name: str) -> None:
     trials = drawn(name)
     joined = concatenate([trials.rows(slice(0, 5)), trials.rows(slice(5, N))])
-    for field in ("tokens", "scored", "realised", "belief", "predictive"):
+    for field in ("tokens", "scored", "labels", "belief", "predictive"):
         assert torch.equal(vars(joined)[field].nan_to_num(), vars(trials)[field].nan_to_num())
     assert all(torch.equal(joined.relations[key], related) for key, related in trials.relations.items())
 

@@ -79,7 +79,7 @@ def test_first_symbol_needs_no_transition() -> None:
 def test_first_state_is_uniform_and_emits_before_moving() -> None:
     task = HMM(n_states=3, n_symbols=2, length=2)
     trials = task.sample(12_000, seed=3)
-    states = trials.at_scored(trials.realised) - trials.answers[0]
+    states = trials.at_scored(trials.labels) - trials.answers[0]
     assert (torch.bincount(states[:, 0], minlength=3) / 12_000 - 1 / 3).abs().max() < 0.02
     hmms = [decoded(task, tokens) for tokens in trials.tokens[:3_000].tolist()]
     rows = range(3_000)
@@ -108,7 +108,7 @@ def test_header_is_row_major() -> None:
     marker = [96, 97, 98, 99]
     header = [marker[0], 85, 5, 30, 60, marker[1], 0, 20, 65, 55, 25, 5, marker[2]]
     assert trials.tokens[0].tolist() == [*header, marker[3], 100 + 2]
-    assert trials.realised[0].tolist() == [UNASKED] * 14 + [103 + 1]
+    assert trials.labels[0].tolist() == [UNASKED] * 14 + [103 + 1]
     np.testing.assert_allclose(trials.predictive[0, -1].numpy(), [70 / 80, 10 / 80], rtol=1e-15)
 
 
@@ -129,14 +129,14 @@ def test_beliefs_sum_to_one_where_asked_and_are_nan_elsewhere(task: HMM) -> None
     sums = trials.at_scored(trials.predictive).sum(-1)
     torch.testing.assert_close(sums, torch.ones_like(sums), atol=1e-14, rtol=0)
     assert trials.predictive[~trials.scored].isnan().all()
-    assert (trials.realised[~trials.scored] == UNASKED).all()
+    assert (trials.labels[~trials.scored] == UNASKED).all()
 
 
 def test_null_levels_are_the_known_ones(paper_trials: Trials) -> None:
     exact = paper_trials.at_scored(paper_trials.predictive)
-    nulls = HMM().null_predictives(paper_trials)
+    baselines = HMM().baseline_predictives(paper_trials)
     bayes = entropy_bits(exact)
-    error = {name: float((bayes - entropy_bits(null)).abs().mean()) for name, null in nulls.items()}
+    error = {name: float((bayes - entropy_bits(null)).abs().mean()) for name, null in baselines.items()}
     windows = {f"window_{w}_{start}" for w in range(1, 5) for start in ("uniform", "stationary")}
     assert error.keys() == {"uniform", "likelihood_only", "stationary"} | windows
     assert error["uniform"] == pytest.approx(0.41, abs=0.015)
@@ -148,7 +148,7 @@ def test_null_levels_are_the_known_ones(paper_trials: Trials) -> None:
 def test_likelihood_only_is_bayes_on_the_current_symbol() -> None:
     task = HMM(n_states=3, n_symbols=5, length=7)
     trials = task.sample(5, seed=8)
-    null = task.null_predictives(trials)["likelihood_only"]
+    null = task.baseline_predictives(trials)["likelihood_only"]
     for row, tokens in enumerate(trials.tokens.tolist()):
         hmm = decoded(task, tokens)
         for t, symbol in enumerate(hmm.symbols):
@@ -158,7 +158,7 @@ def test_likelihood_only_is_bayes_on_the_current_symbol() -> None:
 
 def test_states_come_true_as_often_as_the_posterior_says(paper_trials: Trials) -> None:
     exact = paper_trials.at_scored(paper_trials.predictive).flatten(0, 1)
-    states = paper_trials.at_scored(paper_trials.realised).flatten() - paper_trials.answers[0]
+    states = paper_trials.at_scored(paper_trials.labels).flatten() - paper_trials.answers[0]
     given = exact.gather(1, states[:, None])
     assert float(given.mean()) == pytest.approx(float(exact.square().sum(-1).mean()), abs=0.01)
     came_true = torch.nn.functional.one_hot(states, 5).double()
@@ -191,7 +191,7 @@ def test_relations_match_a_loop_over_tokens() -> None:
 
 def test_a_seed_decides_the_trials() -> None:
     first, again, other = (SMALL.sample(11, seed=seed) for seed in (3, 3, 4))
-    assert torch.equal(first.tokens, again.tokens) and torch.equal(first.realised, again.realised)
+    assert torch.equal(first.tokens, again.tokens) and torch.equal(first.labels, again.labels)
     assert not torch.equal(first.tokens, other.tokens)
 
 

@@ -38,9 +38,20 @@ TOO_LARGE: dict[str, Callable[[], WindTunnel]] = {
 
 def evidence(ks: tuple[int, ...]) -> BoundEvidence:
     return BoundEvidence(
-        n_ids=11, prefix=(), words=("a",), word_ids=(0,), labels=("b", "c"), label_ids=(1, 2), colon_id=3,
-        separator_id=4, mask_ids=(), ks=ks, reliability=0.9, query="next", control="none",
-    )  # fmt: skip
+        n_ids=11,
+        prefix=(),
+        words=("a",),
+        word_ids=(0,),
+        labels=("b", "c"),
+        label_ids=(1, 2),
+        colon_id=3,
+        separator_id=4,
+        mask_ids=(),
+        ks=ks,
+        reliability=0.9,
+        query="next",
+        control="none",
+    )
 
 
 def in_context(task: WindTunnel) -> BoundInContext:

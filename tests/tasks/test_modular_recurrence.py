@@ -61,13 +61,13 @@ def test_long_sequences_do_not_overflow() -> None:
 def test_layout_and_laws(task: ModularRecurrence) -> None:
     trials = task.sample(4_000, seed=3)
     assert trials.tokens.shape == (4_000, task.length) and trials.scored.all()
-    assert torch.equal(trials.realised[:, :-1], trials.tokens[:, 1:])
+    assert torch.equal(trials.labels[:, :-1], trials.tokens[:, 1:])
     torch.testing.assert_close(trials.predictive.sum(2), torch.ones(4_000, task.length).double())
     torch.testing.assert_close(
         trials.belief[:, :, 0].mean(0), torch.full((task.length,), 1 - task.rule_share).double(), atol=0.025, rtol=0
     )
     said = trials.predictive.flatten(0, 1)
-    came = torch.nn.functional.one_hot(trials.realised.flatten(), task.modulus).double()
+    came = torch.nn.functional.one_hot(trials.labels.flatten(), task.modulus).double()
     for low in np.arange(0, 1, 0.1):
         chosen = (said >= low) & (said < low + 0.1)
         if int(chosen.sum()) > 1_000:
@@ -77,18 +77,18 @@ def test_layout_and_laws(task: ModularRecurrence) -> None:
 def test_nulls_by_enumeration() -> None:
     task = SMALL[0]
     trials = task.sample(11, seed=4)
-    nulls = task.null_predictives(trials)
-    assert list(nulls) == ["uniform", "prior_odds"]
-    assert (nulls["uniform"] == 1 / 5).all()
+    baselines = task.baseline_predictives(trials)
+    assert list(baselines) == ["uniform", "prior_odds"]
+    assert (baselines["uniform"] == 1 / 5).all()
     for row, numbers in enumerate(trials.tokens.tolist()):
         for t in range(task.length):
             belief, _ = enumerated(task, numbers[: t + 1])
             follows = np.array([(a * numbers[t] + b) % 5 for a in range(5) for b in range(5)])
             fits = np.bincount(follows, weights=belief[1:] > 0, minlength=5)
             twin = 0.5 / 5 + 0.5 * fits / fits.sum() if fits.sum() else np.full(5, 1 / 5)
-            np.testing.assert_allclose(nulls["prior_odds"][row, t].numpy(), twin, atol=1e-14)
+            np.testing.assert_allclose(baselines["prior_odds"][row, t].numpy(), twin, atol=1e-14)
     exact = trials.predictive
-    cost = {name: float(kl_bits(exact, null.log()).mean()) for name, null in nulls.items()}
+    cost = {name: float(kl_bits(exact, null.log()).mean()) for name, null in baselines.items()}
     assert cost["uniform"] > cost["prior_odds"] > 0
 
 

@@ -34,12 +34,12 @@ SMALL: list[MarkovProcess] = [
 
 def path_weights(task: MarkovProcess, symbols: list[int], start: np.ndarray) -> np.ndarray:
     """P(symbols, last state), summed over every path of hidden states from this start."""
-    labelled = task.labelled().numpy()
-    weight = np.zeros(labelled.shape[1])
+    labeled = task.labeled().numpy()
+    weight = np.zeros(labeled.shape[1])
     for path in itertools.product(range(len(weight)), repeat=len(symbols) + 1):
         joint = start[path[0]]
         for t, symbol in enumerate(symbols):
-            joint *= labelled[symbol, path[t], path[t + 1]]
+            joint *= labeled[symbol, path[t], path[t + 1]]
         weight[path[-1]] += joint
     return weight
 
@@ -58,7 +58,7 @@ def test_belief_and_predictive_are_sums_over_all_paths(task: MarkovProcess) -> N
 @pytest.mark.parametrize("task", SMALL, ids=lambda task: type(task).__name__)
 def test_nulls_are_what_is_left_when_earlier_symbols_are_summed_out(task: MarkovProcess) -> None:
     trials, start = task.sample(2, seed=3), task.start().numpy()
-    nulls, step = task.null_predictives(trials), task.labelled().sum(0).numpy()
+    baselines, step = task.baseline_predictives(trials), task.labeled().sum(0).numpy()
     for row, symbols in enumerate(trials.tokens.tolist()):
         for t in range(task.n_pos):
             for name, kept in (("context_free", 0), ("last_symbol", 1), ("last_two", 2)):
@@ -66,16 +66,18 @@ def test_nulls_are_what_is_left_when_earlier_symbols_are_summed_out(task: Markov
                 before = start @ np.linalg.matrix_power(step, t + 1 - n_kept)
                 seen = symbols[t + 1 - n_kept : t + 1]
                 joint = [path_weights(task, [*seen, x], before).sum() for x in range(task.d_vocab)]
-                np.testing.assert_allclose(nulls[name][row, t].numpy(), joint / np.sum(joint), atol=1e-13, err_msg=name)
+                np.testing.assert_allclose(
+                    baselines[name][row, t].numpy(), joint / np.sum(joint), atol=1e-13, err_msg=name
+                )
 
 
 @pytest.mark.parametrize("task", SMALL, ids=lambda task: type(task).__name__)
 def test_layout_every_symbol_asks_for_the_next(task: MarkovProcess) -> None:
     trials = task.sample(7, seed=4)
     assert trials.tokens.shape == (7, task.n_pos) and trials.scored.all()
-    assert torch.equal(trials.realised[:, :-1], trials.tokens[:, 1:])
+    assert torch.equal(trials.labels[:, :-1], trials.tokens[:, 1:])
     assert trials.answers.tolist() == list(range(task.d_vocab))
-    given = trials.predictive.gather(2, trials.realised[:, :, None])
+    given = trials.predictive.gather(2, trials.labels[:, :, None])
     assert given.min() > 0, "what comes next is possible"
     back = trials.scored_positions()[0][:, None] - torch.arange(task.n_pos)
     for name, twin in (("current_symbol", back == 0), ("previous_symbol", back == 1), ("earlier_symbol", back > 1)):
@@ -86,19 +88,19 @@ def test_layout_every_symbol_asks_for_the_next(task: MarkovProcess) -> None:
 def test_symbols_come_as_often_as_the_predictive_says(task: MarkovProcess) -> None:
     trials = task.sample(8_000, seed=5)
     said = trials.predictive.flatten(0, 1)
-    came = torch.nn.functional.one_hot(trials.realised.flatten(), task.d_vocab).double()
+    came = torch.nn.functional.one_hot(trials.labels.flatten(), task.d_vocab).double()
     for low in (0.0, 0.1, 0.2, 0.4, 0.6, 0.8):
         chosen = (said >= low) & (said < low + 0.2)
         if int(chosen.sum()) > 2_000:
             assert float(said[chosen].mean()) == pytest.approx(float(came[chosen].mean()), abs=0.015)
     # A martingale: the expected belief is where the chain is expected to be.
-    ahead = task.start() @ torch.linalg.matrix_power(task.labelled().sum(0), task.n_pos)
+    ahead = task.start() @ torch.linalg.matrix_power(task.labeled().sum(0), task.n_pos)
     torch.testing.assert_close(trials.belief[:, -1].mean(0), ahead, atol=0.02, rtol=0)
 
 
 def test_a_process_starts_where_it_settles_unless_told_otherwise() -> None:
     process = Process(random_tensors(5, 3))
-    torch.testing.assert_close(process.start() @ process.labelled().sum(0), process.start())
+    torch.testing.assert_close(process.start() @ process.labeled().sum(0), process.start())
     assert process.start().sum() == pytest.approx(1)
     assert SMALL[1].start().tolist() == [0.7, 0.3, 0.0]
 
@@ -112,9 +114,9 @@ def test_golden_mean_never_shows_two_ones() -> None:
 def test_mess3_is_the_literature_s() -> None:
     """The matrix of the first symbol as the reference writes it for x = 0.05, a = 0.85, and the code's defaults."""
     written = [[0.765, 0.00375, 0.00375], [0.0425, 0.0675, 0.00375], [0.0425, 0.00375, 0.0675]]
-    np.testing.assert_allclose(Mess3(x=0.05, a=0.85).labelled()[0].numpy(), written)
+    np.testing.assert_allclose(Mess3(x=0.05, a=0.85).labeled()[0].numpy(), written)
     assert (Mess3().x, Mess3().a) == (0.15, 0.6)
-    same = Process(Mess3().labelled().numpy(), length=32)
+    same = Process(Mess3().labeled().numpy(), length=32)
     torch.testing.assert_close(same.start(), Mess3().start())
     one, other = (task.sample(5, seed=1) for task in (same, Mess3()))
     assert torch.equal(one.tokens, other.tokens)
@@ -145,7 +147,7 @@ def test_stickier_chains_are_harder_and_need_more_of_the_past() -> None:
         task = StickyMarkov(self_probability=self_probability)
         trials = task.sample(200, seed=8)
         return task.mixing_time, float(
-            kl_bits(trials.predictive, task.null_predictives(trials)["last_two"].log()).mean()
+            kl_bits(trials.predictive, task.baseline_predictives(trials)["last_two"].log()).mean()
         )
 
     (fast, little), (slow, much) = gap(0.35), gap(0.9)
@@ -180,7 +182,7 @@ def test_impossible_tensors_are_refused(tensors: tuple[tuple[tuple[float, ...], 
 
 
 def test_matrices_come_in_any_form_and_are_kept_as_tuples() -> None:
-    array = Mess3().labelled().numpy()
+    array = Mess3().labeled().numpy()
     forms = [array, torch.from_numpy(array), array.tolist()]
     made = [Process(form, initial=start) for form in forms for start in ([0.5, 0.5, 0], np.array([0.5, 0.5, 0]))]
     assert len({hash(process) for process in made}) == 1 and all(process == made[0] for process in made)
@@ -188,7 +190,7 @@ def test_matrices_come_in_any_form_and_are_kept_as_tuples() -> None:
     assert made[0].config()["transition_tensors"] == tuple(tuple(map(tuple, matrix)) for matrix in array.tolist())
 
 
-@pytest.mark.parametrize("wrong", [Mess3().labelled()[0], Mess3().labelled()[None], "abc", 3])
+@pytest.mark.parametrize("wrong", [Mess3().labeled()[0], Mess3().labeled()[None], "abc", 3])
 def test_what_is_no_stack_of_matrices_is_refused(wrong: Any) -> None:
     with pytest.raises(InvalidArgument, match=r"transition_tensors takes numbers nested 3 deep"):
         _nested("transition_tensors", wrong, n_axes=3)

@@ -1,4 +1,4 @@
-"""Labelled evidence against enumeration over the latent and every label, its controls, its nulls and its laws."""
+"""Labeled evidence against enumeration over the latent and every label, its controls, its nulls and its laws."""
 
 import itertools
 from dataclasses import replace
@@ -12,11 +12,11 @@ from jaxtyping import TypeCheckError
 from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.core.trials import UNASKED, Trials
 from bayesgeom.stats.information import entropy_bits, kl_bits
-from bayesgeom.tasks.evidence import BoundEvidence, LabelledEvidence
+from bayesgeom.tasks.evidence import BoundEvidence, LabeledEvidence
 from tests.tasks.tokenizers import pair_tokenizer, word_tokenizer
 
 K, R = 5, 0.8
-SPEC = LabelledEvidence(k_max=K, reliability=R, n_words=11)
+SPEC = LabeledEvidence(k_max=K, reliability=R, n_words=11)
 CONTROLS = ["none", "filler", "shuffled", "masked", "remap"]
 QUERIES = ["next", "latent"]
 
@@ -65,7 +65,7 @@ def test_layout_is_word_colon_label_comma_and_every_colon_asks(tokenizer: Any) -
     words = trials.tokens[:, start::4]
     assert all(len({*row}) == K + 1 and {*row} <= {*task.word_ids} for row in words.tolist())
     assert trials.answers.tolist() == list(task.label_ids)
-    assert (trials.realised[~trials.scored] == UNASKED).all()
+    assert (trials.labels[~trials.scored] == UNASKED).all()
     assert trials.token_sets["hypotheses"].tolist() == list(task.label_ids)
     assert trials.token_sets["inputs"].tolist() == list(task.word_ids)
     assert trials.has_posterior and trials.groups is None
@@ -83,7 +83,7 @@ def test_a_prompt_reads_as_text_and_is_read_back_as_the_same_ids() -> None:
 def test_answers_come_true_as_often_as_the_posterior_says(query: str, control: str) -> None:
     trials = bound(query=query, control=control).sample(20_000, seed=2)
     exact = trials.at_scored(trials.predictive)[..., 0].round(decimals=9)
-    came_true = (trials.at_scored(trials.realised) == trials.answers[0]).double()
+    came_true = (trials.at_scored(trials.labels) == trials.answers[0]).double()
     for said in exact.unique():
         chosen = exact == said
         error = 4 * 0.5 / int(chosen.sum()) ** 0.5 + 0.01
@@ -97,10 +97,10 @@ def test_latent_asks_for_one_and_the_same_label_and_next_for_what_comes() -> Non
     assert torch.equal(latent.tokens, following.tokens) and torch.equal(
         latent.belief.nan_to_num(), following.belief.nan_to_num()
     )
-    asked = latent.at_scored(latent.realised)
+    asked = latent.at_scored(latent.labels)
     assert (asked == asked[:, :1]).all()
     start = len(bound().prefix)
-    assert torch.equal(following.at_scored(following.realised)[:, :-1], following.tokens[:, start + 2 :: 4])
+    assert torch.equal(following.at_scored(following.labels)[:, :-1], following.tokens[:, start + 2 :: 4])
     assert following.at_scored(following.predictive).max() < R < latent.at_scored(latent.predictive).max()
 
 
@@ -127,7 +127,7 @@ def test_controls_keep_length_and_places_and_take_the_evidence_away() -> None:
             words = trials.tokens[:, len(task.prefix) :: 4]
             assert all(not {*a} & {*b} for a, b in zip(words.tolist(), where_labels.tolist(), strict=True))
             assert {*where_labels.flatten().tolist()} <= {*task.word_ids}
-        assert {*trials.at_scored(trials.realised).flatten().tolist()} == {*task.label_ids}
+        assert {*trials.at_scored(trials.labels).flatten().tolist()} == {*task.label_ids}
 
 
 def test_shuffled_labels_know_nothing_of_each_other() -> None:
@@ -152,7 +152,7 @@ def test_pairs_share_words_and_have_opposite_latents() -> None:
     start = len(task.prefix)
     for place in (0, 1, 3):
         assert torch.equal(original.tokens[:, start + place :: 4], donor.tokens[:, start + place :: 4])
-    latents = [trials.at_scored(trials.realised) for trials in (original, donor)]
+    latents = [trials.at_scored(trials.labels) for trials in (original, donor)]
     assert (latents[0] != latents[1]).all()
     agree = (original.tokens[:, start + 2 :: 4] == donor.tokens[:, start + 2 :: 4]).double().mean()
     assert float(agree) == pytest.approx(2 * R * (1 - R), abs=0.02), "each has noise of its own"
@@ -183,14 +183,14 @@ def entropy_errors(trials: Trials, null: torch.Tensor) -> torch.Tensor:
 def test_position_only_has_the_best_entropies_that_need_no_label(query: str) -> None:
     task = bound(query=query)
     trials = task.sample(20_000, seed=10)
-    nulls = task.null_predictives(trials)
-    assert nulls.keys() == {"uniform", "position_only", "last_label"}
-    per_k = entropy_errors(trials, nulls["position_only"])
+    baselines = task.baseline_predictives(trials)
+    assert baselines.keys() == {"uniform", "position_only", "last_label"}
+    per_k = entropy_errors(trials, baselines["position_only"])
     for level in np.linspace(0.5, 0.999, 97):
-        other = torch.tensor([level, 1 - level], dtype=torch.float64).expand_as(nulls["uniform"])
+        other = torch.tensor([level, 1 - level], dtype=torch.float64).expand_as(baselines["uniform"])
         errors = entropy_errors(trials, other)
         assert (per_k.mean(0) <= errors.mean(0) + 0.006).all()
-    divergences = {n: kl_bits(trials.at_scored(trials.predictive), p.log()).mean() for n, p in nulls.items()}
+    divergences = {n: kl_bits(trials.at_scored(trials.predictive), p.log()).mean() for n, p in baselines.items()}
     assert min(divergences, key=lambda n: divergences[n]) == "last_label"
     assert divergences["uniform"] < divergences["position_only"]
 
@@ -199,7 +199,7 @@ def test_position_only_has_the_best_entropies_that_need_no_label(query: str) -> 
 def test_last_label_forgets_all_but_the_latest(query: str) -> None:
     task = bound(query=query)
     trials = task.sample(7, seed=11)
-    null = task.null_predictives(trials)["last_label"]
+    null = task.baseline_predictives(trials)["last_label"]
     for row, tokens in enumerate(trials.tokens.tolist()):
         shown = shown_labels(task, tokens)
         for k in range(K + 1):
@@ -209,15 +209,15 @@ def test_last_label_forgets_all_but_the_latest(query: str) -> None:
 def test_shuffled_labels_have_a_null_that_believes_them() -> None:
     task = bound(control="shuffled")
     trials = task.sample(7, seed=12)
-    nulls = task.null_predictives(trials)
-    assert nulls.keys() == {"uniform", "as_evidence"}
+    baselines = task.baseline_predictives(trials)
+    assert baselines.keys() == {"uniform", "as_evidence"}
     for row, tokens in enumerate(trials.tokens.tolist()):
         for k in range(K + 1):
             twin = enumerated(shown_labels(task, tokens)[:k], "next")[1]
-            np.testing.assert_allclose(nulls["as_evidence"][row, k].numpy(), twin, atol=1e-14)
+            np.testing.assert_allclose(baselines["as_evidence"][row, k].numpy(), twin, atol=1e-14)
     for control in ("filler", "masked"):
         flat = bound(control=control)
-        assert flat.null_predictives(flat.sample(3, seed=0)).keys() == {"uniform"}
+        assert flat.baseline_predictives(flat.sample(3, seed=0)).keys() == {"uniform"}
 
 
 def test_one_prompt_without_a_line_still_asks() -> None:
@@ -225,7 +225,7 @@ def test_one_prompt_without_a_line_still_asks() -> None:
     trials = task.sample(3, seed=0)
     assert trials.tokens.shape == (3, 2) and trials.n_scored == 1
     assert torch.equal(trials.at_scored(trials.predictive), torch.full((3, 1, 2), 0.5, dtype=torch.float64))
-    assert all(torch.equal(p, torch.full_like(p, 0.5)) for p in task.null_predictives(trials).values())
+    assert all(torch.equal(p, torch.full_like(p, 0.5)) for p in task.baseline_predictives(trials).values())
 
 
 def test_given_labels_of_which_one_begins_another_are_passed_over() -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from bayesgeom.tasks.base import TextTask
 from bayesgeom.tasks.bijection import Bijection
-from bayesgeom.tasks.evidence import BoundEvidence, LabelledEvidence
+from bayesgeom.tasks.evidence import BoundEvidence, LabeledEvidence
 from bayesgeom.tasks.in_context import InContext
 from bayesgeom.tasks.prompts import Prompts
 from bayesgeom.tasks.text import candidates, mark, opening, single_tokens
@@ -36,13 +36,13 @@ def test_most_candidates_are_one_token_and_are_found_as_they_stand_in_running_te
 @pytest.mark.parametrize(
     "task",
     [
-        LabelledEvidence(k_max=4),
-        LabelledEvidence(k_max=3, control="remap", n_words=10),
-        LabelledEvidence(k_max=2, bos=False),
+        LabeledEvidence(k_max=4),
+        LabeledEvidence(k_max=3, control="remap", n_words=10),
+        LabeledEvidence(k_max=2, bos=False),
     ],
     ids=["evidence", "remap", "without an opening"],
 )
-def test_evidence_reads_as_text_and_is_read_back_as_the_same_ids(family: str, task: LabelledEvidence) -> None:
+def test_evidence_reads_as_text_and_is_read_back_as_the_same_ids(family: str, task: LabeledEvidence) -> None:
     tokenizer = FAMILIES[family]()
     bound = task.bind(tokenizer, d_vocab=len(tokenizer))
     assert isinstance(bound, BoundEvidence) and len({*bound.label_ids}) == 2
@@ -93,7 +93,7 @@ def test_what_is_split_is_no_symbol(family: str) -> None:
 
 
 @every_family
-@pytest.mark.parametrize("task", [LabelledEvidence(labels=("antidisestablishmentarianism", "zxqvkj"))], ids=["labels"])
+@pytest.mark.parametrize("task", [LabeledEvidence(labels=("antidisestablishmentarianism", "zxqvkj"))], ids=["labels"])
 def test_labels_that_the_tokenizer_splits_are_named(family: str, task: TextTask) -> None:
     tokenizer = FAMILIES[family]()
     with pytest.raises(ValueError, match=r"2 labels are needed that this tokenizer writes as one token each; of the 2"):

@@ -44,10 +44,10 @@ def test_trials_are_the_bare_ones_under_other_ids(task: WindTunnel, separator: s
     assert trials.answers.tolist() == [name[i] for i in bare.answers.tolist()]
     assert torch.equal(trials.at_scored(trials.predictive), bare.at_scored(bare.predictive))
     assert torch.equal(trials.at_scored(trials.belief), bare.at_scored(bare.belief))
-    assert trials.at_scored(trials.realised).tolist() == [
-        [name[i] for i in row] for row in bare.at_scored(bare.realised).tolist()
+    assert trials.at_scored(trials.labels).tolist() == [
+        [name[i] for i in row] for row in bare.at_scored(bare.labels).tolist()
     ]
-    assert (trials.realised[~trials.scored] == UNASKED).all() and trials.predictive[~trials.scored].isnan().all()
+    assert (trials.labels[~trials.scored] == UNASKED).all() and trials.predictive[~trials.scored].isnan().all()
     asked, bare_asked = trials.at_scored(trials.tokens), bare.at_scored(bare.tokens)
     assert asked.tolist() == [[name[i] for i in row] for row in bare_asked.tolist()]
     assert {key: ids.tolist() for key, ids in trials.token_sets.items()} == {
@@ -73,11 +73,11 @@ def test_unrendering_gives_the_bare_trials_back_and_so_their_nulls(task: WindTun
     world = bound(task, separator, bos=bos)
     bare, trials = task.sample(7, seed=5), world.sample(7, seed=5)
     assert_equal(world.unrendered(trials), bare)
-    nulls, own = task.null_predictives(bare), world.null_predictives(trials)
-    assert own.keys() == nulls.keys()
-    assert all(torch.equal(own[name], nulls[name]) for name in nulls)
+    baselines, own = task.baseline_predictives(bare), world.baseline_predictives(trials)
+    assert own.keys() == baselines.keys()
+    assert all(torch.equal(own[name], baselines[name]) for name in baselines)
     part = trials.rows(slice(2, 5))
-    assert all(torch.equal(p, nulls[name][2:5]) for name, p in world.null_predictives(part).items())
+    assert all(torch.equal(p, baselines[name][2:5]) for name, p in world.baseline_predictives(part).items())
 
 
 @pytest.mark.parametrize("task", INNER, ids=str)
@@ -137,14 +137,20 @@ class Asking(WindTunnel):
     def draw(self, n: int, generator: torch.Generator) -> Trials:
         sure, tokens = torch.ones(n, 3, 1, dtype=torch.float64), torch.zeros(n, 3, dtype=torch.int64)
         return Trials(
-            tokens=tokens, scored=tokens == 0, answers=torch.tensor([1]), predictive=sure, belief=sure,
-            realised=tokens + 1, token_sets={}, relations={},
-        )  # fmt: skip
+            tokens=tokens,
+            scored=tokens == 0,
+            answers=torch.tensor([1]),
+            predictive=sure,
+            belief=sure,
+            labels=tokens + 1,
+            token_sets={},
+            relations={},
+        )
 
     def draw_pair(self, n: int, generator: torch.Generator) -> tuple[Trials, Trials]:
         return self.draw(n, generator), self.draw(n, generator)
 
-    def null_predictives(self, trials: Trials) -> Mapping[str, Float64[Tensor, "batch query_pos answer"]]:
+    def baseline_predictives(self, trials: Trials) -> Mapping[str, Float64[Tensor, "batch query_pos answer"]]:
         return {}
 
     def token_labels(self) -> Sequence[str]:

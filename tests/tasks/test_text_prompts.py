@@ -79,8 +79,8 @@ def test_there_is_no_posterior_and_nothing_is_made_up() -> None:
     assert not trials.has_posterior
     assert trials.answers.shape == (0,) and trials.predictive.shape == trials.belief.shape == (7, task.n_pos, 0)
     assert trials.at_scored(trials.predictive).shape == (7, 1, 0)
-    assert (trials.realised == UNASKED).all() and trials.relations == {}
-    assert task.null_predictives(trials) == {}
+    assert (trials.labels == UNASKED).all() and trials.relations == {}
+    assert task.baseline_predictives(trials) == {}
     with pytest.raises(InvalidArgument, match=r"prompts come without pairs.*bijection-in-context"):
         task.sample_pair(2, seed=0)
 

@@ -11,14 +11,14 @@ from transformers import PreTrainedTokenizerFast
 from bayesgeom.core.errors import InvalidArgument, TaskMismatch, UnknownName
 from bayesgeom.core.trials import concatenate
 from bayesgeom.models.native.transformer import TransformerConfig
-from bayesgeom.tasks import HMM, Bijection, InContext, LabelledEvidence, Prompts
+from bayesgeom.tasks import HMM, Bijection, InContext, LabeledEvidence, Prompts
 from bayesgeom.tasks.base import TextTask, WindTunnel, task_from_config, task_from_text
 from bayesgeom.tasks.text import (
     Tokenizer,
     candidates,
     check_ids,
     first_symbols,
-    labelled,
+    labeled,
     mark,
     opening,
     right_padded,
@@ -29,8 +29,8 @@ from tests.tasks.tokenizers import byte_tokenizer, pair_tokenizer, word_tokenize
 
 TOKENIZERS = [word_tokenizer(), pair_tokenizer()]
 TEXT_TASKS = [
-    LabelledEvidence(k_max=3, n_words=7),
-    LabelledEvidence(k_max=3, n_words=7, control="masked", query="latent", ks=(0, 3)),
+    LabeledEvidence(k_max=3, n_words=7),
+    LabeledEvidence(k_max=3, n_words=7, control="masked", query="latent", ks=(0, 3)),
     InContext(task=Bijection(n_values=5, n_pairs=3, repeats=True), separator=","),
     InContext(task=HMM(n_states=3, n_symbols=2, length=5, floor=0.1, grid=0.05)),
     Prompts(texts={"fruit": ["apple river table", "stone garden"], "tools": ["hammer window paper bread"]}, last=2),
@@ -88,7 +88,7 @@ def test_ids_that_the_model_has_not_are_refused() -> None:
 
 
 def test_labels_name_known_ids_and_number_the_others() -> None:
-    assert labelled({1: "apple"}, 3) == ["#0", "apple", "#2"]
+    assert labeled({1: "apple"}, 3) == ["#0", "apple", "#2"]
 
 
 def test_candidates_are_distinct_and_no_label_begins_another() -> None:
@@ -187,10 +187,10 @@ def test_a_tokenizer_that_splits_the_labels_is_told_which_were_tried() -> None:
         ("prompts", Prompts()),
         ("prompts:domain=mathematics,last=3", Prompts(domain="mathematics", last=3)),
         ("prompts:domain=code+philosophy", Prompts.interleaved("code", "philosophy")),
-        ("evidence", LabelledEvidence()),
-        ("evidence:control=filler,k_max=5", LabelledEvidence(control="filler", k_max=5)),
-        ("evidence:ks=1+2+4,bos=false", LabelledEvidence(ks=(1, 2, 4), bos=False)),
-        ("evidence:ks=8+", LabelledEvidence(ks=(8,))),
+        ("evidence", LabeledEvidence()),
+        ("evidence:control=filler,k_max=5", LabeledEvidence(control="filler", k_max=5)),
+        ("evidence:ks=1+2+4,bos=false", LabeledEvidence(ks=(1, 2, 4), bos=False)),
+        ("evidence:ks=8+", LabeledEvidence(ks=(8,))),
         ("bijection-in-context:n_values=5,n_pairs=3", InContext(task=Bijection(n_values=5, n_pairs=3))),
         ("hmm-in-context:separator=;,length=3", InContext(task=HMM(length=3), separator=";")),
         ("bijection:n_values=7,n_pairs=5", Bijection(n_values=7, n_pairs=5)),

@@ -29,7 +29,7 @@ def scored_twice(scored: list[list[bool]]) -> Trials:
         answers=torch.tensor([1, 2]),
         predictive=torch.zeros(n, n_pos, 2, dtype=torch.float64),
         belief=torch.zeros(n, n_pos, 3, dtype=torch.float64),
-        realised=torch.zeros(n, n_pos, dtype=torch.int64),
+        labels=torch.zeros(n, n_pos, dtype=torch.int64),
         token_sets={},
         relations={},
     )
@@ -145,7 +145,7 @@ def test_a_task_in_words_names_its_own_parameters_and_the_inner_tasks() -> None:
 def test_pairs_share_what_is_given_and_differ_in_the_latent(task: WindTunnel, shared: slice) -> None:
     original, donor = task.sample_pair(53, seed=5)
     assert torch.equal(original.tokens[:, shared], donor.tokens[:, shared])
-    answers = [trials.at_scored(trials.realised) - trials.answers[0] for trials in (original, donor)]
+    answers = [trials.at_scored(trials.labels) - trials.answers[0] for trials in (original, donor)]
     alike = (answers[0][:, 0] == answers[1][:, 0]).double().mean()
     assert float(alike) == pytest.approx(1 / len(original.answers), abs=0.16), "independent first answers"
     for trials, answer in zip((original, donor), answers, strict=True):
@@ -269,7 +269,7 @@ def planted() -> Trials:
         answers=torch.tensor([4, 6]),
         predictive=certain * torch.tensor([0.25, 0.75]).double(),
         belief=certain * torch.tensor([0.5, 0.5, 0.0]).double(),
-        realised=torch.where(scored, 6, UNASKED),
+        labels=torch.where(scored, 6, UNASKED),
         token_sets={},
         relations={"first": torch.tensor([True] + [False] * 4).expand(3, 2, 5)},
     )
@@ -285,7 +285,7 @@ def planted_with(name: str, value: object, at: tuple[int, ...] = (2, 4)) -> Tria
 def test_what_keeps_the_promises_passes_as_it_is() -> None:
     good = planted()
     assert checked(good, task="coins") is good
-    assert checked(planted_with("realised", 0, at=(0, 0)), task="coins"), "what is not scored is free"
+    assert checked(planted_with("labels", 0, at=(0, 0)), task="coins"), "what is not scored is free"
     assert checked(planted_with("predictive", 3.0, at=(0, 0)), task="coins")
     textual = replace(good, answers=good.answers[:0], predictive=good.predictive[..., :0], belief=good.belief[..., :0])
     assert checked(textual, task="prompts") is textual, "nobody knows its posterior"
@@ -304,7 +304,7 @@ def test_what_keeps_the_promises_passes_as_it_is() -> None:
             r"predictive .* its sum 1\.000002\. Where a position is scored, .* sum to 1 within 1e-06",
         ),
         ("belief", [1.0, 0.5, 0.5], r"belief of sequence 2 at position 4 .*its sum 2\."),
-        ("realised", 5, r"realised of sequence 2 at position 4 is 5, which is none of the answers"),
+        ("labels", 5, r"label of sequence 2 at position 4 is 5, which is none of the answers"),
     ],
 )
 def test_a_draw_that_breaks_a_promise_is_refused(name: str, row: object, message: str) -> None:
@@ -321,7 +321,7 @@ def test_a_draw_that_breaks_a_promise_is_refused(name: str, row: object, message
             r"predictive has to be torch.float64 of shape \(3, 5, 2\), .* torch.float32",
         ),
         ("belief", torch.zeros(3, 2, 7).double(), r"belief has to be .* of shape \(3, 5, 7\), .* shape \(3, 2, 7\)\."),
-        ("realised", torch.zeros(3, 5), r"realised has to be torch.int64 of shape \(3, 5\), .* it is torch.float32"),
+        ("labels", torch.zeros(3, 5), r"labels has to be torch.int64 of shape \(3, 5\), .* it is torch.float32"),
         ("tokens", torch.zeros(2, 5, dtype=torch.int64), r"tokens has to be .* \(3, 5\), .* of shape \(2, 5\)"),
     ],
 )

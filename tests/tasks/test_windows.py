@@ -53,15 +53,15 @@ def hmm_paths(transition: np.ndarray, emission: np.ndarray, symbols: list[int], 
     return weight / weight.sum()
 
 
-def process_paths(labelled: np.ndarray, symbols: list[int], prior: np.ndarray) -> np.ndarray:
+def process_paths(labeled: np.ndarray, symbols: list[int], prior: np.ndarray) -> np.ndarray:
     """P(next symbol | symbols) of a window that starts in a state of this distribution, path by path."""
-    weight, n_states = np.zeros(len(labelled)), len(prior)
-    for following in range(len(labelled)):
+    weight, n_states = np.zeros(len(labeled)), len(prior)
+    for following in range(len(labeled)):
         seen = [*symbols, following]
         for path in itertools.product(range(n_states), repeat=len(seen) + 1):
             joint = prior[path[0]]
             for t, symbol in enumerate(seen):
-                joint *= labelled[symbol, path[t], path[t + 1]]
+                joint *= labeled[symbol, path[t], path[t + 1]]
             weight[following] += joint
     return weight / weight.sum()
 
@@ -90,15 +90,15 @@ def test_windows_of_an_hmm_are_sums_over_all_paths(task: HMM) -> None:
 @pytest.mark.parametrize("task", [PROCESSES[0], PROCESSES[2]], ids=lambda task: type(task).__name__)
 def test_windows_of_a_process_are_sums_over_all_paths(task: MarkovProcess) -> None:
     task = dataclasses.replace(task, length=3)  # type: ignore[type-var]
-    trials, labelled = task.sample(2, seed=3), task.labelled().numpy()
-    n_states = labelled.shape[1]
-    priors = {"uniform": np.full(n_states, 1 / n_states), "stationary": settled(labelled.sum(0))}
+    trials, labeled = task.sample(2, seed=3), task.labeled().numpy()
+    n_states = labeled.shape[1]
+    priors = {"uniform": np.full(n_states, 1 / n_states), "stationary": settled(labeled.sum(0))}
     for start, w in itertools.product(STARTS, range(4)):
         found = task.window_predictives(trials, w, start).numpy()
         for row, symbols in enumerate(trials.tokens.tolist()):
             for t in range(3):
                 prior = task.start().numpy() if w > t else priors[start]
-                expected = process_paths(labelled, symbols[max(0, t + 1 - w) : t + 1], prior)
+                expected = process_paths(labeled, symbols[max(0, t + 1 - w) : t + 1], prior)
                 np.testing.assert_allclose(found[row, t], expected, atol=1e-12, err_msg=f"{start} {w} {row} {t}")
 
 
@@ -182,12 +182,12 @@ def test_a_task_whose_hypothesis_is_fixed_has_no_windows() -> None:
 def test_the_baselines_are_named_after_width_and_start() -> None:
     task = HMMS[0]
     trials = task.sample(3, seed=8)
-    found = task.null_predictives(trials)
+    found = task.baseline_predictives(trials)
     for w, start in itertools.product(range(1, 5), STARTS):
         torch.testing.assert_close(found[window_name(w, start)], task.window_predictives(trials, w, start))
     torch.testing.assert_close(found["stationary"], task.window_predictives(trials, 0))
     short = dataclasses.replace(task, length=2)
-    assert {name for name in short.null_predictives(short.sample(3, seed=0)) if "window" in name} == {
+    assert {name for name in short.baseline_predictives(short.sample(3, seed=0)) if "window" in name} == {
         "window_1_uniform",
         "window_1_stationary",
     }

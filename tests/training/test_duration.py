@@ -36,7 +36,7 @@ def test_the_estimate_adds_up_every_step_of_every_stage(monkeypatch: pytest.Monk
     now = [0.0]
     monkeypatch.setattr(duration.time, "perf_counter", lambda: now[0])
 
-    def step(recipe: Recipe, module: object, optimisers: object, at: int, *given: object) -> float:
+    def step(recipe: Recipe, module: object, optimizers: object, at: int, *given: object) -> float:
         now[0] += recipe.batch_size_at(at)
         return 0.0
 
@@ -56,7 +56,7 @@ def test_tasks_that_take_turns_are_all_timed(monkeypatch: pytest.MonkeyPatch) ->
     seen = []
     mixed = replace(TINY, also=(Bijection(n_values=5, n_pairs=2),), late_from=1.0, float32_share=0.0)
 
-    def step(recipe: Recipe, module: object, optimisers: object, at: int, *given: object) -> float:
+    def step(recipe: Recipe, module: object, optimizers: object, at: int, *given: object) -> float:
         seen.append(recipe.task_at(at))
         return 0.0
 

@@ -23,7 +23,7 @@ from bayesgeom.tasks.base import BLOCK
 from bayesgeom.tasks.bijection import Bijection
 from bayesgeom.training import loop
 from bayesgeom.training.loop import Pace, loss_nats, snapshot_steps, train
-from bayesgeom.training.optimisers import Optimisers
+from bayesgeom.training.optimizers import Optimizers
 from bayesgeom.training.recipe import Recipe, recipe_from_dict
 from bayesgeom.training.state import read_log
 
@@ -39,7 +39,7 @@ TINY = Recipe(
     late_from=0.5,
     snapshots=3,
 )
-KINDS = {"muon": TINY, "adamw": replace(TINY, optimiser="adamw", targets="sampled")}
+KINDS = {"muon": TINY, "adamw": replace(TINY, optimizer="adamw", targets="sampled")}
 QUIET = Pace(quiet=True)
 SAVING = Pace(quiet=True, save_seconds=0.0)  # a state after every step
 STOP_AT, LAST_STATE = 8, 5
@@ -78,9 +78,9 @@ def log_lines(out: Path) -> list[dict[str, Any]]:
 
 def stop_in_step(monkeypatch: pytest.MonkeyPatch, error: type[BaseException], where: str) -> None:
     """Break step `STOP_AT`, its update undone, half done or done; until then the last state is that of `LAST_STATE`."""
-    update, save, stopped = Optimisers.step, loop.save_state, []
+    update, save, stopped = Optimizers.step, loop.save_state, []
 
-    def broken(self: Optimisers, step: int) -> None:
+    def broken(self: Optimizers, step: int) -> None:
         if step == STOP_AT and where == "half done":
             self.parts[0].step()
         if step != STOP_AT or where == "done":
@@ -89,11 +89,11 @@ def stop_in_step(monkeypatch: pytest.MonkeyPatch, error: type[BaseException], wh
             stopped.append(step)
             raise error
 
-    def early(path: Path, recipe: Recipe, module: nn.Module, optimisers: Optimisers, step: int) -> None:
+    def early(path: Path, recipe: Recipe, module: nn.Module, optimizers: Optimizers, step: int) -> None:
         if step <= LAST_STATE or stopped:
-            save(path, recipe, module, optimisers, step)
+            save(path, recipe, module, optimizers, step)
 
-    monkeypatch.setattr(Optimisers, "step", broken)
+    monkeypatch.setattr(Optimizers, "step", broken)
     monkeypatch.setattr(loop, "save_state", early)
 
 
@@ -124,7 +124,7 @@ def test_loss_matches_a_loop_over_positions(targets: str) -> None:
     for row, pos in trials.scored.nonzero().tolist():
         log_probability = np.log(np.exp(logits[row, pos].numpy()) / np.exp(logits[row, pos].numpy()).sum())
         if targets == "sampled":
-            terms.append(-log_probability[int(trials.realised[row, pos])])
+            terms.append(-log_probability[int(trials.labels[row, pos])])
         else:
             pairs = zip(trials.answers.tolist(), trials.predictive[row, pos].tolist(), strict=True)
             terms.append(-sum(p * log_probability[answer] for answer, p in pairs))

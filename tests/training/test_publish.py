@@ -64,7 +64,7 @@ def test_the_scores_can_be_found_again(published: tuple[Path, CalibrationReport]
         "seed": held["seed"],
         "entropy_mae_bits": float(scores.entropy_mae_bits),
         "kl_bits": float(scores.kl_bits),
-        "nulls": {"entropy_mae_bits": levels(scores.entropy_mae_bits), "kl_bits": levels(scores.kl_bits)},
+        "baselines": {"entropy_mae_bits": levels(scores.entropy_mae_bits), "kl_bits": levels(scores.kl_bits)},
     }
     model = from_checkpoint(load_checkpoint(path))
     assert model.task is not None
@@ -120,9 +120,9 @@ def test_a_shipped_config_holds_the_levels_that_its_card_prints(name: str) -> No
         row: levels for row, *levels in re.findall(r"(?m)^\| ([a-z0-9 ]+) \| ([\d.]+) \| ([\d.]+|inf|–) \|$", card)
     }
     for column, score in enumerate(("entropy_mae_bits", "kl_bits")):
-        held = {key.replace("_", " "): f"{level:.4f}" for key, level in scores["nulls"][score].items()}
+        held = {key.replace("_", " "): f"{level:.4f}" for key, level in scores["baselines"][score].items()}
         assert held == {row: levels[column] for row, levels in printed.items() if levels[column] not in ("–", "inf")}
-    best = min(scores["nulls"]["kl_bits"].values())
+    best = min(scores["baselines"]["kl_bits"].values())
     assert scores["kl_bits"] < best or name.endswith("-mlp"), "an MLP that sees one position is no better than those"
 
 

@@ -15,7 +15,7 @@ from bayesgeom.models.resolve import checkpoints
 from bayesgeom.tasks.associative_recall import AssociativeRecall
 from bayesgeom.training.compared import FURTHER_TASKS, architectures_of
 from bayesgeom.training.loop import Pace, loss_nats, train
-from bayesgeom.training.optimisers import Optimisers
+from bayesgeom.training.optimizers import Optimizers
 from bayesgeom.training.rates import MULTIPLES, sweep
 from bayesgeom.training.recipe import Recipe, recipe_from_dict
 from bayesgeom.training.recipes import RECIPES, recipe
@@ -45,10 +45,10 @@ def test_every_stage_of_a_queued_recipe_takes_a_step(name: str) -> None:
     before = weights_hash(module.state_dict())
     for stage in stages(recipe(name)):
         assert stage.model_config() == recipe(name).model_config()
-        optimisers, trials = Optimisers(stage, module), stage.task.sample(2, seed=3)
+        optimizers, trials = Optimizers(stage, module), stage.task.sample(2, seed=3)
         loss = loss_nats(stage, module(trials.tokens), trials)
         loss.backward()
-        optimisers.step(stage.warmup)
+        optimizers.step(stage.warmup)
         assert torch.isfinite(loss) and before != (before := weights_hash(module.state_dict()))
 
 

@@ -1,4 +1,4 @@
-"""Recipes: what they say at each step, their way to JSON and back, the committed ones, and their optimisers."""
+"""Recipes: what they say at each step, their way to JSON and back, the committed ones, and their optimizers."""
 
 import itertools
 import json
@@ -13,7 +13,7 @@ from bayesgeom.tasks.base import WindTunnel
 from bayesgeom.tasks.bijection import Bijection
 from bayesgeom.tasks.hmm import HMM
 from bayesgeom.training.compared import ARCHITECTURES, TASKS, compared
-from bayesgeom.training.optimisers import Optimisers, schedule
+from bayesgeom.training.optimizers import Optimizers, schedule
 from bayesgeom.training.recipe import Recipe, recipe_from_dict
 from bayesgeom.training.recipes import RECIPES, recipe
 
@@ -130,11 +130,11 @@ def test_impossible_recipes_are_refused(change: dict[str, int], message: str) ->
         replace(TINY, **change)
 
 
-@pytest.mark.parametrize("field", ["targets", "optimiser"])
+@pytest.mark.parametrize("field", ["targets", "optimizer"])
 def test_kinds_that_do_not_exist_are_refused(field: str) -> None:
     changed = replace(TINY)
     object.__setattr__(changed, field, "other")  # past the type checks that only the tests switch on
-    with pytest.raises(InvalidArgument, match=r"no such targets or optimiser: .*'other'"):
+    with pytest.raises(InvalidArgument, match=r"no such targets or optimizer: .*'other'"):
         changed.__post_init__()
 
 
@@ -143,10 +143,10 @@ def test_muon_takes_the_matrices_of_the_blocks_and_adamw_the_rest() -> None:
     names = {id(p): name for name, p in module.named_parameters()}
     parts = [
         {names[id(p)] for group in part.param_groups for p in group["params"]}
-        for part in Optimisers(TINY, module).parts
+        for part in Optimizers(TINY, module).parts
     ]
     matrices = [f"attn.W_{w}.weight" for w in "QKVO"] + ["mlp.W_in.weight", "mlp.W_out.weight"]
     assert parts[1] == {f"blocks.{layer}.{matrix}" for layer in range(2) for matrix in matrices}
     assert parts[0] == set(names.values()) - parts[1]
-    everything = Optimisers(replace(TINY, optimiser="adamw"), module).parts
+    everything = Optimizers(replace(TINY, optimizer="adamw"), module).parts
     assert [sum(len(group["params"]) for group in part.param_groups) for part in everything] == [len(names)]

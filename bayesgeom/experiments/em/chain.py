@@ -5,7 +5,7 @@ is the embedding of the symbol before plus noise, and the task is to name the ne
 entropy rate H(Y | Y₋), which no predictor beats on average, and the filter that has to infer Y₋ from noisy inputs.
 
 References: Agarwal, Dalal & Misra 2025, Paper II, section 5.2; the authors' code adds the nominal self-probability to a
-diagonal that is in the normaliser already, so that its chain stays put with probability 0.350 and not 0.3.
+diagonal that is in the normalizer already, so that its chain stays put with probability 0.350 and not 0.3.
 """
 
 import math

@@ -71,10 +71,13 @@ def _pass(
         log_said = (mixed @ weights["W_O"]).log_softmax(dim=-1)
         said = log_said.exp()
         asked = torch.nn.functional.one_hot(y[here], said.shape[-1]).to(said)
-        totals += torch.stack([
-            -(asked * log_said).sum((1, 2)), -(said * log_said).sum((1, 2)),
-            (said.argmax(-1) == y[here]).to(x).sum(-1),
-        ])  # fmt: skip
+        totals += torch.stack(
+            [
+                -(asked * log_said).sum((1, 2)),
+                -(said * log_said).sum((1, 2)),
+                (said.argmax(-1) == y[here]).to(x).sum(-1),
+            ]
+        )
         if gradients is not None:
             by_logit = (said - asked) / n_pos
             upstream = by_logit @ weights["W_O"].mT

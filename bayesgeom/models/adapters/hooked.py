@@ -39,8 +39,15 @@ _POINTS: Mapping[s.Site, tuple[str, ...]] = {
     s.PATTERN: ("attn.hook_pattern",),
 }
 _STATIC = (
-    s.TOKEN_EMBEDDINGS, s.TOKEN_INPUTS, s.TOKEN_KEYS, s.NORM_WEIGHT, s.W_K, s.W_K_GRAM, s.W_V, s.W_O,
-)  # fmt: skip
+    s.TOKEN_EMBEDDINGS,
+    s.TOKEN_INPUTS,
+    s.TOKEN_KEYS,
+    s.NORM_WEIGHT,
+    s.W_K,
+    s.W_K_GRAM,
+    s.W_V,
+    s.W_O,
+)
 
 
 @final
@@ -94,7 +101,7 @@ class HookedModel(Model):
     def fresh(self, seed: int) -> "HookedModel":
         module = self._transformer.config.build(seed=seed).to(self.spec.device)
         assert isinstance(module, Transformer)
-        return HookedModel(module, name=f"{self.spec.name} at initialisation {seed}", task=self.task)
+        return HookedModel(module, name=f"{self.spec.name} at initialization {seed}", task=self.task)
 
     @alone()
     def replayer(self) -> Replay:

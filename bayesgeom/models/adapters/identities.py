@@ -48,9 +48,15 @@ def sentinel_trials(d_vocab: int, n_ctx: int | None, device: str) -> Trials:
     tokens = torch.randint(d_vocab, (N_SEQUENCES, n_pos), generator=torch.Generator().manual_seed(0)).to(device)
     certain = torch.ones(N_SEQUENCES, n_pos, 1, dtype=torch.float64, device=device)
     return Trials(
-        tokens=tokens, scored=torch.ones_like(tokens, dtype=torch.bool), answers=tokens.new_zeros(1),
-        predictive=certain, belief=certain, realised=torch.zeros_like(tokens), token_sets={}, relations={},
-    )  # fmt: skip
+        tokens=tokens,
+        scored=torch.ones_like(tokens, dtype=torch.bool),
+        answers=tokens.new_zeros(1),
+        predictive=certain,
+        belief=certain,
+        labels=torch.zeros_like(tokens),
+        token_sets={},
+        relations={},
+    )
 
 
 def capture(

@@ -81,11 +81,11 @@ class LensModel(Model):
         if self._lens.__class__.__name__ != "HookedTransformer":
             raise NoCopy(
                 f"{self.spec.name} is a bridge, which cannot be built anew: pass the Hugging Face model itself where "
-                f"copies at initialisation are asked for."
+                f"copies at initialization are asked for."
             )
         with PROCESS_STATE, torch.random.fork_rng():
             torch.manual_seed(seed)
-            return LensModel(type(self._lens)(self._lens.cfg), name=f"{self.spec.name} at initialisation {seed}")
+            return LensModel(type(self._lens)(self._lens.cfg), name=f"{self.spec.name} at initialization {seed}")
 
     def replayer(self) -> Replayer:
         return PlainLoop(self)

@@ -27,8 +27,14 @@ TOLERANCE = 1e-4  # of the largest entry, in float32
 _RESIDUAL = (s.RESID_PRE, s.ATTN_OUT, s.MLP_OUT, s.RESID_POST)
 
 _STANDS_WITH = (
-    (s.Q, s.Q_ROT), (s.K, s.K_ROT), (s.TOKEN_KEYS, s.K), (s.W_K, s.K), (s.W_K_GRAM, s.K), (s.W_V, s.V), (s.W_O, s.Z),
-)  # fmt: skip
+    (s.Q, s.Q_ROT),
+    (s.K, s.K_ROT),
+    (s.TOKEN_KEYS, s.K),
+    (s.W_K, s.K),
+    (s.W_K_GRAM, s.K),
+    (s.W_V, s.V),
+    (s.W_O, s.Z),
+)
 
 Passages = Mapping[tuple[Site, int], Passage]
 Norm = Callable[[Site, Tensor, int], Tensor]

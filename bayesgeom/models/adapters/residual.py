@@ -82,7 +82,7 @@ class ResidualModel(Model):
     def fresh(self, seed: int) -> "ResidualModel":
         module = self._module.config.build(seed=seed).to(self.spec.device)
         assert isinstance(module, PositionwiseMLP | LSTM | Mamba)
-        return ResidualModel(module, name=f"{self.spec.name} at initialisation {seed}", task=self.task)
+        return ResidualModel(module, name=f"{self.spec.name} at initialization {seed}", task=self.task)
 
     def replayer(self) -> Replayer:
         return PrefixReplay(self, tuple(self._module.blocks))

@@ -93,8 +93,16 @@ def anatomy_of(
         writers, output = found["writers"], found["output"]
         if writers is not None and output in seen:
             found["is_plain_write"] = is_close(seen[writers[0]].gave, seen[output].gave)
-        found["dropout"] = next((p for p in seen if p.startswith(f"{attention}.") and seen[p].gave.ndim == 4
-                                 and isinstance(block.get_submodule(p), nn.Dropout)), None)  # fmt: skip
+        found["dropout"] = next(
+            (
+                p
+                for p in seen
+                if p.startswith(f"{attention}.")
+                and seen[p].gave.ndim == 4
+                and isinstance(block.get_submodule(p), nn.Dropout)
+            ),
+            None,
+        )
     if found.get("output") is None:
         return Anatomy(blocks=blocks, sizes=sizes, projections={}, norms={}, **found)
     outputs = {path: part.gave for path, part in seen.items() if path.startswith(f"{attention}.")}

@@ -141,9 +141,10 @@ class _Attaching:
             watched = ((anatomy.mid_reader, watch), (anatomy.attention, attend))
             handles = [
                 anatomy.part(layer, path).register_forward_pre_hook(partial(hook, layer), with_kwargs=True)
-                for path, hook in watched if path is not None
+                for path, hook in watched
+                if path is not None
                 for layer in range(n_layers)
-            ]  # fmt: skip
+            ]
             try:
                 with plumbing.open(is_witnessed=True):
                     self.forward.logits(self.tokens)

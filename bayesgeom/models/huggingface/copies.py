@@ -32,10 +32,10 @@ def untrained_copy(
     if DISK in places.values():
         raise NoCopy(
             f"part of {type(hf).__name__} is kept on disk, and an untrained copy would have to fit in memory: numbers "
-            f"at initialisation are left out. Load the model with a device_map that needs no disk, or a smaller dtype."
+            f"at initialization are left out. Load the model with a device_map that needs no disk, or a smaller dtype."
         )
     with PROCESS_STATE, torch.random.fork_rng(), _drawn_in(hf.dtype):
-        torch.manual_seed(seed)  # transformers initialises from the global generator alone
+        torch.manual_seed(seed)  # transformers initializes from the global generator alone
         copy: PreTrainedModel = (
             rebuild(seed) if rebuild is not None else type(hf)(deepcopy(hf.config))
         )  # attention is set in it

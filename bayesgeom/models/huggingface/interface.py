@@ -136,8 +136,14 @@ def _attend(
     )
     if route.handed is not None:
         scaling = options.get("scaling")
-        route.handed.append(Handed(value=v, mask=mask, scaling=q.shape[-1] ** -0.5 if scaling is None else scaling,
-                                   softcap=options.get("softcap")))  # fmt: skip
+        route.handed.append(
+            Handed(
+                value=v,
+                mask=mask,
+                scaling=q.shape[-1] ** -0.5 if scaling is None else scaling,
+                softcap=options.get("softcap"),
+            )
+        )
     output, pattern = forward(module, q, k, v, mask, **options)
     if pattern is not None and route.taps.is_watched(route.layer, PATTERN):
         passed = route.taps.through(PATTERN, route.layer, pattern)

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 class HFModel(Model):
     """A Hugging Face causal language model behind the `Model` interface. `tokenizer` is there for text tasks, or None.
 
-    **Raises** `InvalidArgument` for a model that is not causal, has no recognisable blocks, or whose heads are sharded.
+    **Raises** `InvalidArgument` for a model that is not causal, has no recognizable blocks, or whose heads are sharded.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class HFModel(Model):
 
     def fresh(self, seed: int) -> "HFModel":
         hf = untrained_copy(self._hf, seed, device=self.spec.device, rebuild=self._rebuild)
-        name = f"{self.spec.name} at initialisation {seed}"
+        name = f"{self.spec.name} at initialization {seed}"
         return HFModel(hf, name=name, tokenizer=self.tokenizer, task=self.task, rebuild=self._rebuild)
 
     @alone()

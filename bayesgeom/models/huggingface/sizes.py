@@ -21,9 +21,21 @@ from bayesgeom.models.declared import Shapes, read_header
 _LAYERS = {"num_hidden_layers", "n_layer", "n_layers", "num_layers", "num_decoder_layers", "decoder_layers"}
 _EXPERTS = {"num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts"}
 _WIDTHS = {
-    "vocab_size", "hidden_size", "n_embd", "d_model", "intermediate_size", "n_inner", "ffn_dim", "head_dim",
-    "num_attention_heads", "n_head", "n_heads", "num_key_value_heads", "state_size", "attention_hidden_size",
-}  # fmt: skip
+    "vocab_size",
+    "hidden_size",
+    "n_embd",
+    "d_model",
+    "intermediate_size",
+    "n_inner",
+    "ffn_dim",
+    "head_dim",
+    "num_attention_heads",
+    "n_head",
+    "n_heads",
+    "num_key_value_heads",
+    "state_size",
+    "attention_hidden_size",
+}
 _OPENED_BY_OTHERS = ("tokenizer.json", "vocab.json", ".index.json")  # large, or read elsewhere
 _QUANTIZED = "quantization_config"
 _TIMES, _SMALL = 32, 2 * 2**30  # float32 of 1-bit weights; buffers of small models

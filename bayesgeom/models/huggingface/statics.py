@@ -85,8 +85,8 @@ class Statics:
         x = 3 * torch.randn(1, 5, self._d_model, generator=torch.Generator().manual_seed(0), dtype=torch.float32).to(
             self._hf.dtype
         )
-        centred = x - x.mean(dim=-1, keepdim=True)
-        normed = [part * part.float().square().mean(dim=-1, keepdim=True).rsqrt() for part in (x, centred)]
+        centered = x - x.mean(dim=-1, keepdim=True)
+        normed = [part * part.float().square().mean(dim=-1, keepdim=True).rsqrt() for part in (x, centered)]
         for layer in range(len(self._anatomy.blocks)):
             odd = (self.inputs(x, layer) - self.inputs(-x, layer)).float() / 2
             weight = self._norm_weight(layer).to(odd.device)

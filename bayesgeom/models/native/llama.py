@@ -88,7 +88,7 @@ class Llama(nn.Module):
         whole.set_attn_implementation("eager")  # the fused backward pass is several times slower on a CPU
         self._whole = (whole,)  # in a tuple: its parts are registered below, under its own names
         self.model, self.lm_head = whole.model, whole.lm_head
-        self._initialise(seed)
+        self._initialize(seed)
 
     @property
     def whole(self) -> "transformers.LlamaForCausalLM":
@@ -99,7 +99,7 @@ class Llama(nn.Module):
         logits: Tensor = self.whole(input_ids=tokens, use_cache=False).logits
         return logits
 
-    def _initialise(self, seed: int) -> None:
+    def _initialize(self, seed: int) -> None:
         generator = torch.Generator().manual_seed(seed)
         for name, parameter in self.named_parameters():
             if parameter.ndim < 2:

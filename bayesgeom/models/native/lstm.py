@@ -69,7 +69,7 @@ class LSTM(ResidualStack):
         blocks = (LSTMBlock(config) for _ in range(config.n_layers))
         super().__init__(config, blocks, nn.LayerNorm(config.d_model, eps=EPS), seed=seed)
 
-    def _initialise_block(self, block: nn.Module, generator: torch.Generator) -> None:
+    def _initialize_block(self, block: nn.Module, generator: torch.Generator) -> None:
         assert isinstance(block, LSTMBlock)
         width = block.lstm.hidden_size
         for name, parameter in block.lstm.named_parameters():

@@ -32,7 +32,7 @@ from bayesgeom.models.native.scan import plain_states, read_states, selective_sc
 from bayesgeom.models.native.stack import ResidualStack
 
 EPS = 1e-5
-DELTA_RANGE = 1e-3, 0.1  # Δ at initialisation, log-uniform
+DELTA_RANGE = 1e-3, 0.1  # Δ at initialization, log-uniform
 
 
 @final
@@ -85,9 +85,9 @@ class Mamba(ResidualStack):
         blocks = (MambaBlock(config) for _ in range(config.n_layers))
         super().__init__(config, blocks, nn.RMSNorm(config.d_model, eps=EPS), seed=seed)
 
-    def _initialise_block(self, block: nn.Module, generator: torch.Generator) -> None:
+    def _initialize_block(self, block: nn.Module, generator: torch.Generator) -> None:
         assert isinstance(block, MambaBlock)
-        block.mixer.initialise(generator)
+        block.mixer.initialize(generator)
 
 
 @final
@@ -157,7 +157,7 @@ class MambaMixer(nn.Module):
             return self.dt_proj(delta.to(self.dt_proj.weight.dtype)), B, C
 
     @torch.no_grad()
-    def initialise(self, generator: torch.Generator) -> None:
+    def initialize(self, generator: torch.Generator) -> None:
         """A is −1 … −N in every channel, Δ log-uniform, D one; what writes into the residual is smaller when deep."""
         for linear in (self.in_proj, self.x_proj, self.out_proj):
             nn.init.kaiming_uniform_(linear.weight, a=math.sqrt(5), generator=generator)

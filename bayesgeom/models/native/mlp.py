@@ -98,7 +98,7 @@ class PositionwiseMLP(HookedRootModule):
         self.ln_final = nn.LayerNorm(config.d_model, eps=EPS)
         if not config.tied:
             self.unembed = nn.Linear(config.d_model, config.d_vocab, bias=False)
-        self._initialise(seed)
+        self._initialize(seed)
         self.setup()  # type: ignore[no-untyped-call]  # transformer-lens does not annotate it
 
     def forward(self, tokens: Int64[Tensor, "batch pos"]) -> Float[Tensor, "batch pos d_vocab"]:
@@ -132,7 +132,7 @@ class PositionwiseMLP(HookedRootModule):
         return projected
 
     @torch.no_grad()
-    def _initialise(self, seed: int) -> None:
+    def _initialize(self, seed: int) -> None:
         generator = torch.Generator().manual_seed(seed)
         for name, parameter in self.named_parameters():
             if parameter.ndim < 2:

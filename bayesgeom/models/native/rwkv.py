@@ -75,7 +75,7 @@ class RWKV(nn.Module):
         super().__init__()
         self.config = config
         with torch.random.fork_rng(devices=()):
-            torch.manual_seed(seed)  # transformers initialises from the global generator alone
+            torch.manual_seed(seed)  # transformers initializes from the global generator alone
             whole = transformers.RwkvForCausalLM(_hf_config(config))
         self._whole = (whole,)  # in a tuple: its parts are registered below, under its own names
         self.rwkv, self.head = whole.rwkv, whole.head

@@ -154,7 +154,7 @@ class _Part:
         self.B_column, self.C_column = (tensor.unsqueeze(3).unbind(0) for tensor in (self.B, self.C))
 
     def room(self, n: int) -> Tensor:
-        """Uninitialised states of n positions."""
+        """Uninitialized states of n positions."""
         return self.A.new_empty(n, self.x.shape[1], *self.A.shape)
 
     def forwards(self) -> tuple[Tensor, Tensor]:

@@ -42,7 +42,7 @@ class ResidualStack(HookedRootModule, ABC):
         self.ln_final = ln_final
         if not config.tied:
             self.unembed = nn.Linear(config.d_model, config.d_vocab, bias=False)
-        self._initialise(torch.Generator().manual_seed(seed))
+        self._initialize(torch.Generator().manual_seed(seed))
         self.setup()  # type: ignore[no-untyped-call]  # transformer-lens does not annotate it
 
     def forward(self, tokens: Int64[Tensor, "batch pos"]) -> Float[Tensor, "batch pos d_vocab"]:
@@ -53,12 +53,12 @@ class ResidualStack(HookedRootModule, ABC):
         return nn.functional.linear(self.ln_final(resid), output)
 
     @abstractmethod
-    def _initialise_block(self, block: nn.Module, generator: torch.Generator) -> None:
+    def _initialize_block(self, block: nn.Module, generator: torch.Generator) -> None:
         """Draw a block's weights."""
 
     @torch.no_grad()
-    def _initialise(self, generator: torch.Generator) -> None:
+    def _initialize(self, generator: torch.Generator) -> None:
         for table in (self.embed,) if self.config.tied else (self.embed, self.unembed):
             nn.init.normal_(table.weight, std=INIT_STD, generator=generator)
         for block in self.blocks:
-            self._initialise_block(block, generator)
+            self._initialize_block(block, generator)

@@ -123,7 +123,7 @@ class Transformer(HookedRootModule):
         self.ln_final = Norm(config)
         if not config.tied:
             self.unembed = nn.Linear(config.d_model, config.d_vocab, bias=False)
-        self._initialise(seed)
+        self._initialize(seed)
         self.setup()  # type: ignore[no-untyped-call]  # transformer-lens does not annotate it
 
     def forward(self, tokens: Int64[Tensor, "batch pos"]) -> Float[Tensor, "batch pos d_vocab"]:
@@ -153,7 +153,7 @@ class Transformer(HookedRootModule):
         output = self.embed.weight if self.config.tied else self.unembed.weight
         return nn.functional.linear(self.ln_final(resid), output)
 
-    def _initialise(self, seed: int) -> None:
+    def _initialize(self, seed: int) -> None:
         generator = torch.Generator().manual_seed(seed)
         for name, parameter in self.named_parameters():
             if parameter.ndim < 2:
@@ -202,9 +202,11 @@ class MultiHeadAttention(nn.Module):
             self.hook_rot_q, self.hook_rot_k = HookPoint(), HookPoint()
         if config.positions == "prior":
             self.prior = PositionalPrior(
-                config.n_heads, slopes=config.prior_slopes, exponents=config.prior_exponents,
+                config.n_heads,
+                slopes=config.prior_slopes,
+                exponents=config.prior_exponents,
                 is_learned=config.prior_is_learned,
-            )  # fmt: skip
+            )
 
     def forward(self, x: Float[Tensor, "batch pos d_model"]) -> Float[Tensor, "batch pos d_model"]:
         q, k, v = (

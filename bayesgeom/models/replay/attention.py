@@ -35,7 +35,7 @@ class Scratch:
         self._made: dict[Hashable, Any] = {}
 
     def take(self, name: str, shape: tuple[int, ...], like: Tensor) -> Float[Tensor, "*shape"]:
-        """An uninitialised buffer; the next `take` of this name gives the same memory."""
+        """An uninitialized buffer; the next `take` of this name gives the same memory."""
         return self.once((name, shape), lambda: self._grown(name, math.prod(shape), like).view(shape))
 
     def once(self, key: Hashable, make: Callable[[], Made]) -> Made:
@@ -97,7 +97,7 @@ class HeadBuffers:
         return self.scores.flatten(0, 1), self.v.flatten(0, 1), self.summed.flatten(0, 1)
 
     @cached_property
-    def normalised(self) -> tuple[Tensor, Tensor]:
+    def normalized(self) -> tuple[Tensor, Tensor]:
         """The factors of `out`, laid out like it: weighted sums, and what stands in `total`."""
         return self.summed.permute(1, 2, 0, 3), self.total.permute(1, 2, 0)[..., None]
 
@@ -129,7 +129,7 @@ class ReplayAttention:
         weights, values, summed = heads.value_product
         torch.bmm(weights, values, out=summed)
         heads.total.reciprocal_()
-        torch.mul(*heads.normalised, out=heads.out)
+        torch.mul(*heads.normalized, out=heads.out)
 
     def _scores(
         self, heads: HeadBuffers, bias: Float[Tensor, "head query_pos pos"] | None

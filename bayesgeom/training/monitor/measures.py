@@ -22,7 +22,7 @@ from bayesgeom.core.trials import Trials
 from bayesgeom.models.base import Model
 from bayesgeom.stats.bootstrap import shuffled_within_position
 from bayesgeom.stats.correlation import ranks
-from bayesgeom.stats.cosine import centred, orthogonality, pairwise_cosine
+from bayesgeom.stats.cosine import centered, orthogonality, pairwise_cosine
 from bayesgeom.stats.information import entropy_bits, kl_bits, total_variation
 
 APART = 0.5  # cosine, 60 degrees: hypotheses whose keys are closer than that share a direction
@@ -173,7 +173,7 @@ def _of_frames(
     keys: Float64[Tensor, "*frame item d"],
 ) -> tuple[Float64[Tensor, "*frame"], Float64[Tensor, "*frame"]]:
     """Orthogonality of raw keys; coverage of keys less their mean, which softmax does not see."""
-    apart = pairwise_cosine(centred(keys))
+    apart = pairwise_cosine(centered(keys))
     itself = torch.eye(apart.shape[-1], dtype=torch.bool, device=apart.device)
     nearest = apart.masked_fill(itself, -1).nan_to_num(nan=1.0).amax(dim=-1)
     return orthogonality(pairwise_cosine(keys)), (nearest < APART).double().mean(dim=-1)

@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from bayesgeom.core.behavior import predicted_behaviour
+from bayesgeom.core.behavior import predicted_behavior
 from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.core.files import check_directory, file_aside
 from bayesgeom.models.base import Model
@@ -164,10 +164,14 @@ class Monitor:
         if not self._steps:
             raise InvalidArgument("nothing has been measured yet: call the monitor with a step first.")
         return monitor_report(
-            self._steps, self._measures, chance=self.chance, untrained=self.untrained,
-            thresholds=self._rules.thresholds, events=self.events,
+            self._steps,
+            self._measures,
+            chance=self.chance,
+            untrained=self.untrained,
+            thresholds=self._rules.thresholds,
+            events=self.events,
             seed=derived_seed(self.settings.seed, Branch.RESAMPLING),
-        )  # fmt: skip
+        )
 
     def diagnosis(self) -> Diagnosis:
         """The report as a diagnosis of its own; the provenance's weights are those at the start."""
@@ -222,7 +226,7 @@ class Monitor:
         if not self._trials.has_posterior:
             return math.nan
         exact = self._trials.at_scored(self._trials.predictive)
-        return float(predicted_behaviour(self._trials, torch.full_like(exact, 1 / exact.shape[-1])).kl_bits.mean())
+        return float(predicted_behavior(self._trials, torch.full_like(exact, 1 / exact.shape[-1])).kl_bits.mean())
 
     def _write_table(self, folder: Path) -> None:
         with file_aside(folder / TABLE) as aside:
@@ -261,9 +265,13 @@ def trainer_callback(
         def on_train_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:
             owned = response.optimizer or given.get("optimizer")
             self.monitor = Monitor(
-                given["model"], task, every=every, settings=settings, thresholds=thresholds,
+                given["model"],
+                task,
+                every=every,
+                settings=settings,
+                thresholds=thresholds,
                 response=replace(response, optimizer=owned),
-            )  # fmt: skip
+            )
 
         def on_step_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:
             assert self.monitor is not None, "training has begun"

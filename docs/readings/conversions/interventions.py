@@ -23,11 +23,15 @@ def intervention(old: Old) -> InterventionReport:
     shuffled = np.asarray(old["r2_permuted"])
     level = Baseline.of("permutation", SHUFFLED, np.stack([np.full_like(shuffled, np.nan), shuffled]))
     ceilings = [
-        old["redirect_bits_ceiling"] - old["redirect_bits_unedited"], old["damage_bits_ceiling"],
-        old["entropy_mae_increase_bits_ceiling"], old["removal_kl_bits_ceiling"],
-    ]  # fmt: skip
+        old["redirect_bits_ceiling"] - old["redirect_bits_unedited"],
+        old["damage_bits_ceiling"],
+        old["entropy_mae_increase_bits_ceiling"],
+        old["removal_kl_bits_ceiling"],
+    ]
     return InterventionReport(
-        kind=old["kind"], subspace=old["subspace"], quantity=old["quantity"],
+        kind=old["kind"],
+        subspace=old["subspace"],
+        quantity=old["quantity"],
         where=where_text(old["site"], old["positions"], old["donors"]),
         controls=controls_text(old["kind"], old["n_random"], old["n_matched"], old["n_floor"]),
         bands=tuple(old["bands"]),
@@ -43,22 +47,27 @@ def intervention(old: Old) -> InterventionReport:
             "entropy_mae_increase_bits", *_controls(old, "entropy_mae_increase_bits")
         ),
         removal_kl_bits=old.estimate("removal_kl_bits"),
-        effects=EFFECTS, ceiling_bits=Estimate.of(np.stack(ceilings), n=n),
+        effects=EFFECTS,
+        ceiling_bits=Estimate.of(np.stack(ceilings), n=n),
         stages=STAGES,
         r2=Estimate.of([old["r2_before"], old["r2_after"]], baselines=[level] if np.isfinite(shuffled).any() else []),
-        targets=TARGETS, coordinate_r2=_coordinate_r2(old),
+        targets=TARGETS,
+        coordinate_r2=_coordinate_r2(old),
         rank=old["rank"],
         variance_share=Estimate.of(
             old["variance_share"], baselines=[Baseline.of("chance", MATCHED, old["matched_share"])]
         ),
-        outside_share=old["outside_share"], frame_overlap=_frame_overlap(old),
+        outside_share=old["outside_share"],
+        frame_overlap=_frame_overlap(old),
         matched_by=tuple(
             matched_text(by, int(rank)) if by else ""
             for by, rank in zip(old["matched_by"], old["matched_rank"], strict=True)
         ),
-        baseline_kl_bits=old["baseline_kl_bits"], verdict_by_layer=tuple(old["verdict_by_layer"]),
-        reason_by_layer=tuple(old["reason_by_layer"]), n=n,
-    )  # fmt: skip
+        baseline_kl_bits=old["baseline_kl_bits"],
+        verdict_by_layer=tuple(old["verdict_by_layer"]),
+        reason_by_layer=tuple(old["reason_by_layer"]),
+        n=n,
+    )
 
 
 def onwards(old: Old) -> OnwardsReport:
@@ -71,13 +80,19 @@ def onwards(old: Old) -> OnwardsReport:
         Baseline.of("chance", MATCHED_MOST, old.get(f"{name}_matched_most", unknown)),
     )
     return OnwardsReport(
-        site=old["site"], subspace=old["subspace"], quantity=old["quantity"],
+        site=old["site"],
+        subspace=old["subspace"],
+        quantity=old["quantity"],
         kl_increase_bits=Estimate.of(old[name], old.ends(name), n=n, baselines=controls),
         ceiling_kl_increase_bits=Estimate.of(old[f"{name}_ceiling"], n=n),
-        stages=STAGES, r2=Estimate.of([old["r2_before"], old["r2_after"]]), r2_excess=old["r2_excess"],
-        baseline_kl_bits=old["baseline_kl_bits"], verdict_by_layer=tuple(old["verdict_by_layer"]),
-        is_matched_by_layer=tuple(old.get("is_matched_by_layer", (False,) * len(most))), n=n,
-    )  # fmt: skip
+        stages=STAGES,
+        r2=Estimate.of([old["r2_before"], old["r2_after"]]),
+        r2_excess=old["r2_excess"],
+        baseline_kl_bits=old["baseline_kl_bits"],
+        verdict_by_layer=tuple(old["verdict_by_layer"]),
+        is_matched_by_layer=tuple(old.get("is_matched_by_layer", (False,) * len(most))),
+        n=n,
+    )
 
 
 def joint(old: Old) -> JointInterventionReport:
@@ -85,24 +100,39 @@ def joint(old: Old) -> JointInterventionReport:
     n = int(old["n"])
     orthogonal = "increase_bits_orthogonal"
     unedited = Baseline.of(
-        "baseline", UNEDITED, old["axis_correlation_baseline"], low=old["axis_correlation_baseline_lo"],
+        "baseline",
+        UNEDITED,
+        old["axis_correlation_baseline"],
+        low=old["axis_correlation_baseline_lo"],
         high=old["axis_correlation_baseline_hi"],
-    )  # fmt: skip
+    )
     return JointInterventionReport(
-        kind=old["kind"], site=old["site"], subspace=old["subspace"], rank=old["rank"], sets=tuple(old["sets"]),
-        metrics=tuple(old["metrics"]), targets=tuple(old["targets"]), unedited_bits=old.estimate("baseline_bits"),
+        kind=old["kind"],
+        site=old["site"],
+        subspace=old["subspace"],
+        rank=old["rank"],
+        sets=tuple(old["sets"]),
+        metrics=tuple(old["metrics"]),
+        targets=tuple(old["targets"]),
+        unedited_bits=old.estimate("baseline_bits"),
         increase_bits=old.estimate(
-            "increase_bits", _random(old, "increase_bits"),
+            "increase_bits",
+            _random(old, "increase_bits"),
             old.level("chance", ORTHOGONAL, orthogonal, low=f"{orthogonal}_least", high=f"{orthogonal}_most"),
         ),
         ceiling_increase_bits=Estimate.of(old["increase_bits_ceiling"], n=n),
         beyond_random_bits=old.estimate("beyond_random_bits"),
         axis_correlation=Estimate.of(
-            old["axis_correlation"], old.ends("axis_correlation"), n=int(old["n_kept"]),
+            old["axis_correlation"],
+            old.ends("axis_correlation"),
+            n=int(old["n_kept"]),
             baselines=[_random(old, "axis_correlation"), unedited],
         ),
-        verdicts=tuple(old["verdicts"]), n_random=old["n_random"], n_kept=old["n_kept"], n=n,
-    )  # fmt: skip
+        verdicts=tuple(old["verdicts"]),
+        n_random=old["n_random"],
+        n_kept=old["n_kept"],
+        n=n,
+    )
 
 
 def write_strength(old: Old) -> WriteReport:
@@ -164,9 +194,10 @@ def _frame_overlap(old: Old) -> Estimate:
     unknown = np.full(len(old["rank"]), np.nan)
     null, most = (old.get(f"frame_overlap_{end}", unknown) for end in ("null", "most"))
     return Estimate.of(
-        old.get("frame_overlap", unknown), old.ends("frame_overlap"),
+        old.get("frame_overlap", unknown),
+        old.ends("frame_overlap"),
         baselines=[Baseline.of("chance", RANDOM, null, high=most)] if np.isfinite(null).any() else [],
-    )  # fmt: skip
+    )
 
 
 CONVERTERS: dict[str, Callable[[Old], Report]] = {
@@ -178,24 +209,37 @@ CONVERTERS: dict[str, Callable[[Old], Report]] = {
 DROPPED: dict[str, tuple[str, ...]] = {
     "intervention": (
         # The answer shift was stored as a level and as its change: level = change + `unedited_answer_shift_bits`.
-        "redirect_bits", "redirect_bits_null", "redirect_bits_least", "redirect_bits_most", "redirect_bits_ceiling",
+        "redirect_bits",
+        "redirect_bits_null",
+        "redirect_bits_least",
+        "redirect_bits_most",
+        "redirect_bits_ceiling",
         # The interval of that level. The paired interval of the change is kept: it is what verdicts rest on.
-        "redirect_bits_lo", "redirect_bits_hi",
+        "redirect_bits_lo",
+        "redirect_bits_hi",
         # Effect over ceiling, both of which are kept; `share_of_ceiling` is a property.
         "share_of_ceiling",
         # The baseline "untrained networks" of `movement`, over `ceiling_movement`.
         "movement_untrained",
         # Nothing reads it, and no verdict rests on it: entropy error without the direct path.
-        "entropy_mae_increase_bits_indirect", "entropy_mae_increase_bits_indirect_lo",
-        "entropy_mae_increase_bits_indirect_hi", "entropy_mae_increase_bits_indirect_most",
+        "entropy_mae_increase_bits_indirect",
+        "entropy_mae_increase_bits_indirect_lo",
+        "entropy_mae_increase_bits_indirect_hi",
+        "entropy_mae_increase_bits_indirect_most",
         "entropy_mae_increase_bits_indirect_matched_most",
         # In the text of `matched_by` and of `controls`.
-        "matched_rank", "n_random", "n_matched", "n_floor",
+        "matched_rank",
+        "n_random",
+        "n_matched",
+        "n_floor",
         # Follow from `verdict_by_layer` and `subspace`; the rule is that of the code.
-        "verdict", "verdict_rule",
+        "verdict",
+        "verdict_rule",
     ),
     "erasure_onwards": (
         # As above; every report has 20 random subspaces (`N_RANDOM`).
-        "verdict", "verdict_rule", "n_random",
+        "verdict",
+        "verdict_rule",
+        "n_random",
     ),
-}  # fmt: skip
+}

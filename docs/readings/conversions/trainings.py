@@ -135,9 +135,11 @@ def _accuracy(old: Old) -> Estimate:
     """Return the accuracy with its baseline, which is NaN throughout where no answer is known."""
     name = "accuracy_where_known"
     return Estimate.of(
-        old[name], old.ends(name), n=int(old["n"]),
+        old[name],
+        old.ends(name),
+        n=int(old["n"]),
         baselines=[old.level("baseline", CONTEXT_FREE, f"{name}_null")],
-    )  # fmt: skip
+    )
 
 
 def dynamics(old: Old) -> DynamicsReport:

@@ -62,6 +62,6 @@ def test_a_model_that_is_partly_on_disk_has_none_and_the_report_says_so(
     task = Bijection(n_values=7, n_pairs=5)
     found = bayesgeom.diagnose(model, task, n=5, n_untrained=2)
     whole = bayesgeom.diagnose(load(folder("llama")), task, n=5, n_untrained=0)
-    assert "device_map that needs no disk" in found.skipped["initialisation"] and set(found) == set(whole)
-    assert "skipped initialisation: part of LlamaForCausalLM is kept on disk" in " ".join(found.summary().split())
+    assert "device_map that needs no disk" in found.skipped["initialization"] and set(found) == set(whole)
+    assert "skipped initialization: part of LlamaForCausalLM is kept on disk" in " ".join(found.summary().split())
     torch.testing.assert_close(vars(found["key_overlap"])["overlap"].value, vars(whole["key_overlap"])["overlap"].value)

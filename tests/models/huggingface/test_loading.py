@@ -156,9 +156,15 @@ def test_device_map_leaves_numbers_as_they_are(llama: Path) -> None:
     assert spread.sites == whole.sites
     assert torch.equal(spread.logits(trials), whole.logits(trials))
     # Weights on disk: parameters are on the meta device, and every site still tells the truth.
-    devices: dict[str, Any] = {"model.embed_tokens": "cpu", "model.layers.0": "cpu", "model.layers.1": "disk",
-                               "model.layers.2": "disk", "model.norm": "cpu", "model.rotary_emb": "cpu",
-                               "lm_head": "cpu"}  # fmt: skip
+    devices: dict[str, Any] = {
+        "model.embed_tokens": "cpu",
+        "model.layers.0": "cpu",
+        "model.layers.1": "disk",
+        "model.layers.2": "disk",
+        "model.norm": "cpu",
+        "model.rotary_emb": "cpu",
+        "lm_head": "cpu",
+    }
     hf = transformers.AutoModelForCausalLM.from_pretrained(
         llama, device_map=devices, offload_folder=llama.parent / "offload"
     )
@@ -180,7 +186,7 @@ def test_fresh_copies_are_new_and_of_the_same_shape(llama: Path) -> None:
     assert len({one.spec.weights_hash, other.spec.weights_hash, model.spec.weights_hash}) == 3
     same = {"name": "", "weights_hash": ""}
     assert one.spec.to_dict() | same == model.spec.to_dict() | same
-    assert one.sites == model.sites and one.spec.name == "llama at initialisation 7"
+    assert one.sites == model.sites and one.spec.name == "llama at initialization 7"
 
 
 def test_a_prompt_longer_than_the_context_is_refused(llama: Path) -> None:

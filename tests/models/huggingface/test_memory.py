@@ -95,4 +95,4 @@ def test_a_block_beyond_the_budget_is_run_in_parts(folder: Callable[[str], Path]
     handle.remove()
     assert each > 4 * 2 * 11 * D_VOCAB, "logits of every position, and their copy"
     torch.testing.assert_close(parts.at(s.RESID_POST), whole.at(s.RESID_POST), atol=1e-5, rtol=1e-5)
-    assert abs(parts.behaviour.off_answer_prob - whole.behaviour.off_answer_prob).max() < 1e-5
+    assert abs(parts.behavior.off_answer_prob - whole.behavior.off_answer_prob).max() < 1e-5

@@ -39,8 +39,11 @@ def variants(model: HFModel) -> list[list[Edit]]:
     modes = ("zero", "mean", "resample")
     found: list[list[Edit]] = [
         [Replace(site=site, layer=layer, mode=mode)]
-        for site in SITES if site in model.sites for layer in range(model.spec.n_layers) for mode in modes
-    ]  # fmt: skip
+        for site in SITES
+        if site in model.sites
+        for layer in range(model.spec.n_layers)
+        for mode in modes
+    ]
     if s.Z in model.sites:
         found += [
             [Replace(site=s.Z, layer=layer, mode="mean", heads=(head,))] for layer in range(N_LAYERS) for head in (0, 3)

@@ -26,9 +26,15 @@ def text(n: int = 5, n_pos: int = 11, seed: int = 0) -> Trials:
     tokens = torch.randint(D_VOCAB, (n, n_pos), generator=torch.Generator().manual_seed(seed))
     ones = torch.ones(n, n_pos, 1, dtype=torch.float64)
     return Trials(
-        tokens=tokens, scored=torch.ones_like(tokens, dtype=torch.bool), answers=torch.tensor([2]), predictive=ones,
-        belief=ones, realised=torch.full_like(tokens, 2), token_sets={"some": tokens[0, :7].unique()}, relations={},
-    )  # fmt: skip
+        tokens=tokens,
+        scored=torch.ones_like(tokens, dtype=torch.bool),
+        answers=torch.tensor([2]),
+        predictive=ones,
+        belief=ones,
+        labels=torch.full_like(tokens, 2),
+        token_sets={"some": tokens[0, :7].unique()},
+        relations={},
+    )
 
 
 def plain(folder: Path) -> Any:
@@ -94,7 +100,7 @@ def test_every_site_is_what_attention_by_hand_gives(name: str, folder: Callable[
     torch.testing.assert_close(model.logits(trials), logits, atol=ATOL, rtol=ATOL)
     answers = logits.double().log_softmax(-1)[..., 2]
     torch.testing.assert_close(
-        torch.as_tensor(run.behaviour.off_answer_prob).double(), 1 - answers.exp(), atol=1e-5, rtol=1e-5
+        torch.as_tensor(run.behavior.off_answer_prob).double(), 1 - answers.exp(), atol=1e-5, rtol=1e-5
     )
 
 
@@ -258,5 +264,5 @@ def test_padding_behind_a_sequence_changes_nothing(name: str, folder: Callable[[
 
 
 def _cut(trials: Trials, row: int, length: int) -> dict[str, Tensor]:
-    names = ("tokens", "scored", "predictive", "belief", "realised")
+    names = ("tokens", "scored", "predictive", "belief", "labels")
     return {name: vars(trials)[name][row : row + 1, :length] for name in names}

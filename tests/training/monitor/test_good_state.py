@@ -9,7 +9,7 @@ from torch import nn
 from bayesgeom.core.errors import CheckpointFault, InvalidArgument
 from bayesgeom.training.monitor.good_state import FILE, GoodState
 
-OPTIMISERS = {
+OPTIMIZERS = {
     "adamw": lambda p: torch.optim.AdamW(p, lr=0.1),
     "momentum": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9),
     "plain": lambda p: torch.optim.SGD(p, lr=0.1),
@@ -30,11 +30,11 @@ def step(module: nn.Module, optimizer: torch.optim.Optimizer, seed: int) -> None
     optimizer.step()
 
 
-@pytest.mark.parametrize("kind", OPTIMISERS)
+@pytest.mark.parametrize("kind", OPTIMIZERS)
 @pytest.mark.parametrize("on_disk", [False, True], ids=["memory", "disk"])
 def test_training_goes_on_as_if_nothing_had_been(kind: str, on_disk: bool, tmp_path: Path) -> None:
     module = model()
-    optimizer = OPTIMISERS[kind](module.parameters())
+    optimizer = OPTIMIZERS[kind](module.parameters())
     for seed in range(3):
         step(module, optimizer, seed)
     good = GoodState(module, optimizer, tmp_path if on_disk else None)

@@ -50,7 +50,7 @@ def test_orthogonality_and_coverage_are_loops_over_pairs(model: HookedModel, fou
 
 
 def test_kl_is_calibrations(model: HookedModel, found: measures.Measures) -> None:
-    run = model.run([TRIALS], null_predictives=TASK.null_predictives)
+    run = model.run([TRIALS], baseline_predictives=TASK.baseline_predictives)
     report = Calibration().measure(run)
     assert found.kl_bits.mean() == pytest.approx(float(report.kl_bits), abs=1e-6)
     assert len(found.kl_bits) == 9

@@ -40,7 +40,7 @@ def loop(module: nn.Module, steps: int, watch: Monitor | None = None, *, noise_f
     for step in range(steps):
         trials = TASK.sample(4, seed=step)
         logits = module(trials.tokens)
-        loss = nn.functional.cross_entropy(logits.flatten(0, 1), trials.realised.flatten())
+        loss = nn.functional.cross_entropy(logits.flatten(0, 1), trials.labels.flatten())
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
@@ -97,15 +97,23 @@ def test_each_number_has_its_chance_level_and_that_of_an_untrained_network() -> 
     assert math.isfinite(report.separation.baseline(OTHERS).value[0])
     assert report.attention_entropy_bits.baseline(ATTENTION).value[0] > 0
     for own in (
-        report.kl_bits, report.key_orthogonality, report.coverage, report.separation, report.attention_entropy_bits,
-    ):  # fmt: skip
+        report.kl_bits,
+        report.key_orthogonality,
+        report.coverage,
+        report.separation,
+        report.attention_entropy_bits,
+    ):
         assert math.isfinite(own.baseline(UNTRAINED).value[0])
     alone = Monitor(tiny(), TASK, every=1, settings=QUICK)
     alone(0)
     assert [own.name for own in alone.report().coverage.baselines] == [DIRECTIONS]
     assert report.thresholds == {
-        "key_orthogonality": 0.9, "coverage": 0.8, "separation": 0.7, "kl_bits": 0.01, "degenerate_orthogonality": 0.7,
-    }  # fmt: skip
+        "key_orthogonality": 0.9,
+        "coverage": 0.8,
+        "separation": 0.7,
+        "kl_bits": 0.01,
+        "degenerate_orthogonality": 0.7,
+    }
 
 
 def test_the_table_has_the_columns_of_every_report(tmp_path: Path) -> None:
@@ -226,12 +234,19 @@ def trainer(model: Any, folder: Path, callback: Any, steps: int) -> Any:
     trials = TASK.sample(64, seed=0)
     # transformers shifts labels itself: the answer to a position stands one place later.
     labels = torch.full_like(trials.tokens, -100)
-    labels[:, 1:] = trials.realised[:, :-1]
+    labels[:, 1:] = trials.labels[:, :-1]
     rows = [{"input_ids": x, "labels": y} for x, y in zip(trials.tokens, labels, strict=True)]
     arguments = transformers.TrainingArguments(
-        output_dir=str(folder), max_steps=steps, per_device_train_batch_size=4, report_to=[], use_cpu=True,
-        save_strategy="no", logging_strategy="no", disable_tqdm=True, seed=0,
-    )  # fmt: skip
+        output_dir=str(folder),
+        max_steps=steps,
+        per_device_train_batch_size=4,
+        report_to=[],
+        use_cpu=True,
+        save_strategy="no",
+        logging_strategy="no",
+        disable_tqdm=True,
+        seed=0,
+    )
     return transformers.Trainer(
         model=model, args=arguments, train_dataset=rows, callbacks=[] if callback is None else [callback]
     )

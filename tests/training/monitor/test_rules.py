@@ -87,8 +87,9 @@ def events(values: list[float], metric: str = "key_orthogonality") -> list[Event
 def test_thresholds_are_told_when_reached_and_when_lost_with_their_chance() -> None:
     found = events([0.5, 0.95, 0.95, 0.95, 0.8, 0.8, 0.95])
     assert [(e.step, e.kind, e.is_warning) for e in found if e.kind != "degenerated"] == [
-        (20, "reached", False), (50, "lost", True),
-    ]  # fmt: skip
+        (20, "reached", False),
+        (50, "lost", True),
+    ]
     assert str(found[0]) == "step 20: key_orthogonality reached (0.95; threshold 0.9, chance 0.82)"
 
 

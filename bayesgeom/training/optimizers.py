@@ -1,4 +1,4 @@
-"""The optimisers of a recipe, and their state as plain tensors so that it can be stored without pickles."""
+"""The optimizers of a recipe, and their state as plain tensors so that it can be stored without pickles."""
 
 import math
 import re
@@ -12,19 +12,19 @@ from bayesgeom.training.recipe import Recipe
 
 _IN_A_BLOCK = re.compile(r"(^|\.)\d+\.")  # blocks.0.attn.W_Q.weight, model.layers.0.self_attn.q_proj.weight
 # Two axes, and yet no map from one space to another: a Mamba's decay rates. Or a narrow map whose size at
-# initialisation means something: what makes its step sizes.
+# initialization means something: what makes its step sizes.
 _NOT_BY_MUON = ("A_log", "dt_proj.weight")
 
 
 @final
-class Optimisers:
+class Optimizers:
     """AdamW over everything, or Muon over the blocks' matrices and AdamW over the rest."""
 
     def __init__(self, recipe: Recipe, module: nn.Module) -> None:
         self.recipe = recipe
         named = dict(module.named_parameters())
         matrices = [name for name, p in named.items() if _is_matrix_of_a_block(name, p)]
-        by_muon = set(matrices) if recipe.optimiser == "muon" else set()
+        by_muon = set(matrices) if recipe.optimizer == "muon" else set()
         rest = [p for name, p in named.items() if name not in by_muon]
         self.parts: list[torch.optim.Optimizer] = [
             torch.optim.AdamW(rest, lr=recipe.lr, betas=(0.9, 0.95), weight_decay=recipe.weight_decay)
@@ -53,7 +53,7 @@ class Optimisers:
     def state(self) -> dict[str, Shaped[Tensor, "..."]]:
         """Every tensor that the next step depends on."""
         return {
-            f"optimiser.{which}.{index}.{key}": value
+            f"optimizer.{which}.{index}.{key}": value
             for which, part in enumerate(self.parts)
             for index, entries in part.state_dict()["state"].items()
             for key, value in entries.items()
