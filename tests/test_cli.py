@@ -360,7 +360,7 @@ def test_checkpoints_lists_task_scores_and_hash(folder: Path, capsys: pytest.Cap
     assert lines == [
         "tiny",
         "  task    " + ", ".join(f"{key}={value}" for key, value in TASK.config().items()),
-        "  scores  entropy_mae_bits 0.25 (null 0.5, constant), kl_bits 0.125",
+        "  scores  entropy_mae_bits 0.25 (baseline 0.5, constant), kl_bits 0.125",
         f"  weights {load_checkpoint(folder / 'shelf' / 'tiny').weights_hash}",
     ]
 

@@ -19,7 +19,6 @@ def comparison_figure(
 ) -> go.Figure:
     """Draw tasks by architectures above, and below every trained model with its 95 % interval."""
     names, closed = models
-    values, (low, high) = closed.value, closed.ends
     baseline = "context-free predictor: 0"
     titles = (f"Share of the gap closed ({baseline})", f"Every trained model ({baseline})")
     figure = panels(title, titles, n_columns=1, row_height=max(420, 32 * len(names)))
@@ -44,7 +43,20 @@ def comparison_figure(
     )
     figure.update_yaxes(autorange="reversed", row=1, col=1)
     label_axes(figure, (1, 1), "architecture", "task (primitive)")
+    _add_models(figure, names, closed)
+    for level in (0.0, 0.5, 0.95):
+        figure.add_vline(x=level, line={"color": NULL, "dash": "dot", "width": 1}, row=2, col=1)
+    figure.update_xaxes(range=[-0.3, 1.05], row=2, col=1)
+    figure.update_yaxes(autorange="reversed", row=2, col=1)
+    label_axes(figure, (2, 1), "share closed; dotted: 0, 0.5, 0.95", "")
+    return figure
+
+
+def _add_models(figure: go.Figure, names: Sequence[str], closed: Estimate) -> None:
+    """Draw every trained model's share with its interval, in the second row."""
+    values, (low, high) = closed.value, closed.ends
     shown = np.maximum(values, -0.25)  # a model may be worse than the context-free predictor by any amount
+    error = {"array": np.maximum(high - values, 0), "arrayminus": np.maximum(values - low, 0)}
     figure.add_trace(
         go.Scatter(
             x=shown,
@@ -52,13 +64,7 @@ def comparison_figure(
             mode="markers",
             marker={"color": MEASURED, "size": 9},
             name="share closed",
-            error_x={
-                "type": "data",
-                "symmetric": False,
-                "array": np.maximum(high - values, 0),
-                "arrayminus": np.maximum(values - low, 0),
-                "color": MEASURED,
-            },
+            error_x={"type": "data", "symmetric": False, "color": MEASURED, **error},
             customdata=np.stack([values, low, high], axis=1),
             showlegend=False,
             hovertemplate="%{y}: %{customdata[0]:.4f} [%{customdata[1]:.4f}, %{customdata[2]:.4f}]<extra></extra>",
@@ -66,9 +72,3 @@ def comparison_figure(
         row=2,
         col=1,
     )
-    for level in (0.0, 0.5, 0.95):
-        figure.add_vline(x=level, line={"color": NULL, "dash": "dot", "width": 1}, row=2, col=1)
-    figure.update_xaxes(range=[-0.3, 1.05], row=2, col=1)
-    figure.update_yaxes(autorange="reversed", row=2, col=1)
-    label_axes(figure, (2, 1), "share closed; dotted: 0, 0.5, 0.95", "")
-    return figure

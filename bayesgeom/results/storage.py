@@ -146,21 +146,20 @@ def estimate_of(name: str, held: Any, arrays: Mapping[str, np.ndarray], where: s
         if own.keys() != {"kind", "name", *_LEVELS} or own["kind"] not in KINDS or not isinstance(own["name"], str):
             raise OutputFault(f"{form}: baseline {index} needs kind ({', '.join(KINDS)}), name, value, low and high.")
         level_of = [level(own, key, part) for part in _LEVELS]
-        baselines.append(
-            Baseline(kind=own["kind"], name=own["name"], value=level_of[0], low=level_of[1], high=level_of[2])  # type: ignore[arg-type]
-        )
+        ends = {"low": level_of[1], "high": level_of[2]}
+        baselines.append(Baseline(kind=own["kind"], name=own["name"], value=level_of[0], **ends))  # type: ignore[arg-type]
     shapes = {np.shape(part) for part in (value, low, high) if part is not None}
     shapes |= {part.shape for own in baselines for part in (own.value, own.low, own.high) if part is not None}
     kinds = {part.dtype.kind for part in (value, low, high) if part is not None}
     if len(shapes) != 1 or kinds != {"f"}:
         raise OutputFault(f"{form}: value, ends and baselines have shapes {sorted(shapes)}.")
     return Estimate(
-        value=value,
+        value=value,  # type: ignore[arg-type]
         low=low,
         high=high,
         resampled=held["resampled"],
         n=held["n"],
-        why_not=held["why_not"],  # type: ignore[arg-type]
+        why_not=held["why_not"],
         baselines=tuple(baselines),
     )
 
