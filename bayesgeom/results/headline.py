@@ -23,6 +23,9 @@ class Headline:
         baseline_name: Its name, and the other baselines with their levels.
         no_interval: Why the interval is withheld; "" where it is not.
         verdict: Whether the interval lies beyond every baseline: "yes", "no", "undecided", or "" without baselines.
+        finding: What the number shows, in a sentence; pages open with the headlines that have one.
+        ruling: The report's own verdict, such as "used"; pages show it instead of `verdict`.
+        published: What was published about it.
     """
 
     metric: str
@@ -35,6 +38,9 @@ class Headline:
     baseline_name: str = ""
     no_interval: str = ""
     verdict: str = ""
+    finding: str = ""
+    ruling: str = ""
+    published: str = ""
 
     def __str__(self) -> str:
         why = (

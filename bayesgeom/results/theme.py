@@ -1,17 +1,49 @@
-"""One look for every chart: measured numbers in color, chance in grey, titles and units always on the axes."""
+"""One look for every chart: measured numbers in color, baselines in gray, a legend for each panel, units on the axes."""
+
+from collections.abc import Mapping
 
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-MEASURED, SECOND, THIRD, NULL, EXACT = "#2563a8", "#c2571a", "#3f8f5b", "#8a8f98", "#1d1f23"
+MEASURED, SECOND, THIRD, NULL, EXACT = "#2563a8", "#c2571a", "#3f8f5b", "#6b7280", "#1d1f23"
 SERIES = (MEASURED, SECOND, THIRD, "#7d4fa1", "#b08900", "#0f8b8d", "#a8325e", "#5c6b7a", "#6b8e23")
-DASHES = ("dash", "dot", "dashdot", "longdash", "longdashdot", "2px,6px", "9px,3px,2px,3px,2px,3px", "1px,3px")  # grey
-SEQUENTIAL = "Viridis"
+DASHES = ("dash", "dot", "dashdot", "longdash", "longdashdot", "2px,6px", "9px,3px,2px,3px,2px,3px", "1px,3px")  # gray
+SEQUENTIAL = "Viridis"  # of points: every color is seen on white
+SHADES = ((0.0, "#f4f8fd"), (0.25, "#c6dbef"), (0.5, "#7fb2dd"), (0.75, "#2f74b5"), (1.0, "#0b2f5e"))  # of cells
 DIVERGING = "RdBu_r"
+GRID, AXIS = "#e7eaee", "#b9bfc7"
 FONT = "system-ui, -apple-system, 'Segoe UI', Helvetica, Arial, sans-serif"
+BACKGROUNDS = ("#ffffff", "#16181c")  # of the page: light, dark
+DARK: Mapping[str, str] = {
+    MEASURED: "#6aa9ee",
+    SECOND: "#f0935a",
+    THIRD: "#6cc48a",
+    "#7d4fa1": "#bd93e0",
+    "#b08900": "#d9b23c",
+    "#0f8b8d": "#4cc3c5",
+    "#a8325e": "#ec7fa6",
+    "#5c6b7a": "#a3b1c0",
+    "#6b8e23": "#a8cc5c",
+    NULL: "#9aa3af",
+    EXACT: "#e8eaed",
+    GRID: "#2d3238",
+    AXIS: "#59616c",
+}
 TOP, BETWEEN, BELOW, LEGEND_ROW = 84, 92, 52, 21  # pixels: over, between and under the panels; a line of the legend
 PAGE_WIDTH = 1080  # pixels that a figure has on the report page
 CONFIG = {"showSendToCloud": False, "displaylogo": False, "responsive": True}
+_LETTER, _SAMPLE = 7.4, 50  # pixels of a legend's entry: a letter, and the line before the name
+
+
+def rgb(color: str) -> tuple[int, int, int]:
+    """Return red, green and blue of "#rrggbb".
+
+    Example:
+        >>> rgb("#0f8b8d")
+        (15, 139, 141)
+    """
+    red, green, blue = (int(color[i : i + 2], 16) for i in (1, 3, 5))
+    return red, green, blue
 
 
 def panels(title: str, subplot_titles: tuple[str, ...], *, n_columns: int = 2, row_height: int = 340) -> go.Figure:
@@ -37,9 +69,9 @@ def panels(title: str, subplot_titles: tuple[str, ...], *, n_columns: int = 2, r
         hovermode="closest",
         legend={"orientation": "h", "y": -BELOW / height, "yanchor": "top"},
     )
-    axis = {"showgrid": True, "gridcolor": "#eceef1", "zeroline": False, "linecolor": "#c9cdd3", "ticks": "outside"}
-    figure.update_xaxes(title_standoff=4, **axis)
-    figure.update_yaxes(**axis)
+    axis = {"showgrid": True, "gridcolor": GRID, "zeroline": False, "linecolor": AXIS, "ticks": "outside"}
+    figure.update_xaxes(title_standoff=4, tickcolor=AXIS, **axis)
+    figure.update_yaxes(tickcolor=AXIS, **axis)
     return figure
 
 
@@ -52,27 +84,115 @@ def name_once(figure: go.Figure) -> None:
             seen.add(trace.name)
 
 
+def entries(figure: go.Figure) -> dict[str, dict[str, list[int]]]:
+    """Return what each panel's legend lists: indices of traces by name, by the panel's x axis.
+
+    A name that the figure's legend lists anywhere is listed in every panel that draws it.
+    """
+    lines = [
+        (index, trace)
+        for index, trace in enumerate(figure.data)
+        if trace.type == "scatter" and trace.name and trace.mode != "text"
+    ]
+    listed = {trace.name for _, trace in lines if trace.showlegend is not False}
+    found: dict[str, dict[str, list[int]]] = {}
+    for index, trace in lines:
+        if trace.name in listed:
+            found.setdefault(trace.xaxis or "x", {}).setdefault(trace.name, []).append(index)
+    return found
+
+
 def with_room_for_legend(figure: go.Figure) -> go.Figure:
-    """The figure, as much higher as the lines of its legend are, so that they take nothing from the panels."""
-    layout = figure.layout
-    lines = _legend_lines(figure, PAGE_WIDTH - layout.margin.l - layout.margin.r)
-    below = BELOW + LEGEND_ROW * lines + 8
-    content = layout.height - layout.margin.t - layout.margin.b
-    return go.Figure(figure).update_layout(
-        height=layout.height + below - layout.margin.b, margin_b=below, legend_y=-BELOW / content
+    """The figure with a legend under each panel, as much higher as these are, so that panels keep their size."""
+    listed, layout = entries(figure), figure.layout
+    if layout.meta == _SPACED or not listed:
+        return go.Figure(figure)
+    spaced = go.Figure(figure)
+    width = PAGE_WIDTH - layout.margin.l - layout.margin.r
+    rows: dict[float, int] = {}  # lines of the highest legend, by the upper edge of the row
+    for x in spaced.select_xaxes():
+        names = listed.get(_axis_id(x), {})
+        top = spaced.layout[_axis_name(x.anchor or "y")].domain[1]
+        rows[top] = max(rows.get(top, 0), _lines(list(names), width * (x.domain[1] - x.domain[0])))
+    moved = _Stretch(rows, layout.height - layout.margin.t - layout.margin.b)
+    for x in spaced.select_xaxes():
+        y = spaced.layout[_axis_name(x.anchor or "y")]
+        below = moved(y.domain[0]) - BELOW / moved.height
+        _place_legends(spaced, listed.get(_axis_id(x), {}), (x.domain[0], x.domain[1], below), width)
+    _move(spaced, moved)
+    return spaced.update_layout(
+        height=layout.height + moved.added, margin_b=layout.margin.b + moved.last, meta=_SPACED, showlegend=True
     )
-
-
-def _legend_lines(figure: go.Figure, width: float) -> int:
-    """Lines of a horizontal legend: plotly gives every entry the width of the longest once one line is too short."""
-    named = [trace for trace in figure.data if trace.name and trace.type.startswith("scatter")]
-    widths = [50 + 7.4 * len(trace.name) for trace in named if trace.showlegend is not False]
-    if sum(widths) <= width:
-        return int(bool(widths))
-    return -(-len(widths) // max(1, int(width // max(widths))))
 
 
 def label_axes(figure: go.Figure, panel: tuple[int, int], x: str, y: str) -> None:
     """Axis titles, units included, of the panel at (row, column) counted from 1."""
     figure.update_xaxes(title_text=x, row=panel[0], col=panel[1])
     figure.update_yaxes(title_text=y, row=panel[0], col=panel[1])
+
+
+_SPACED = "a legend under each panel"
+
+
+class _Stretch:
+    """Where heights in a figure lie once its rows have room for their legends, as shares of the new height."""
+
+    def __init__(self, rows: Mapping[float, int], height: float) -> None:
+        self._tops = sorted(rows, reverse=True)
+        room = [LEGEND_ROW * rows[top] + 8 * bool(rows[top]) for top in self._tops]
+        self._above = [sum(room[:index]) for index in range(len(room))]
+        self.last, self.added = room[-1], sum(room)
+        self._old, self.height = height, height + self.added - self.last
+
+    def __call__(self, y: float) -> float:
+        """The new place of a height between 0 and 1."""
+        below = [above for top, above in zip(self._tops, self._above, strict=True) if y <= top + 1e-9]
+        from_top = (1 - y) * self._old + (below[-1] if below else 0)
+        return 1 - from_top / self.height
+
+
+def _move(figure: go.Figure, moved: _Stretch) -> None:
+    """Axes, titles and color bars, to where their row is now."""
+    for note in figure.select_annotations({"yref": "paper"}):
+        note.y = moved(note.y)
+    bars = [trace.colorbar for trace in figure.data if trace.type == "heatmap"]
+    bars += [axis.colorbar for axis in figure.select_coloraxes()]
+    for bar in (bar for bar in bars if bar.y is not None and bar.len is not None):
+        bar.len *= (moved.height - moved.added + moved.last) / moved.height
+        bar.y = moved(bar.y)
+    for y in figure.select_yaxes():
+        y.domain = tuple(moved(end) for end in y.domain)
+
+
+def _place_legends(
+    figure: go.Figure, names: Mapping[str, list[int]], place: tuple[float, float, float], width: float
+) -> None:
+    """Under one panel, in as many columns as its width allows; `place` is its left, its right and the legend's top."""
+    left, right, top = place
+    n_lines = _lines(list(names), width * (right - left))
+    n_columns = -(-len(names) // n_lines) if names else 1
+    for number, indices in enumerate(names.values()):
+        column, first = divmod(number, n_lines)
+        if first == 0:
+            n_legends = sum(1 for key in figure.layout if str(key).startswith("legend") and str(key) != "legend")
+            legend = f"legend{n_legends + 2}"
+            x = left + (right - left) * column / n_columns
+            figure.update_layout({legend: {"x": x, "y": top, "yanchor": "top", "font": {"size": 12}}})
+        for index in indices:
+            figure.data[index].update(legend=legend, showlegend=index == indices[0], legendgroup=None)
+
+
+def _lines(names: list[str], width: float) -> int:
+    """Lines of a legend of that many pixels, whose columns are as wide as its longest name."""
+    if not names:
+        return 0
+    widest = max(_SAMPLE + _LETTER * len(name) for name in names)
+    return -(-len(names) // max(1, int(width // widest)))
+
+
+def _axis_name(axis: str) -> str:
+    return f"{axis[0]}axis{axis[1:]}"
+
+
+def _axis_id(axis: "go.layout.XAxis") -> str:
+    return str(axis.plotly_name).replace("axis", "")

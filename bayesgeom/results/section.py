@@ -1,0 +1,40 @@
+"""A section of the report page."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, final
+
+from bayesgeom.results.headline import Headline
+
+if TYPE_CHECKING:
+    from plotly.graph_objects import Figure
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Section:
+    """One report on the page. `verdict` is its conclusion in a sentence, where it has one."""
+
+    name: str
+    title: str
+    about: str
+    headlines: Sequence[Headline]
+    figure: "Figure"
+    n: int
+    counts: str = "sequence"
+    verdict: str = ""
+
+    @property
+    def short_title(self) -> str:
+        """The title up to its colon."""
+        return self.title.split(":", maxsplit=1)[0]
+
+    @property
+    def is_ruled(self) -> bool:
+        """Whether some line states the report's own verdict."""
+        return any(line.ruling for line in self.headlines)
+
+    @property
+    def is_published(self) -> bool:
+        """Whether something was published about some line."""
+        return any(line.published for line in self.headlines)
