@@ -10,9 +10,9 @@ from jaxtyping import Float
 
 from bayesgeom.charts.forest import add_forest
 from bayesgeom.charts.heads import add_heads
-from bayesgeom.charts.lines import add_line, add_null
+from bayesgeom.charts.lines import LEAST_BITS, add_line, add_null
 from bayesgeom.results.estimate import Estimate
-from bayesgeom.results.theme import SERIES, label_axes, name_once, panels, with_room_for_legend
+from bayesgeom.results.theme import SERIES, at_least, label_axes, name_once, panels, with_room_for_legend
 
 _N_LINES = 5
 
@@ -55,7 +55,6 @@ def ablation_figure(
         )
     _add_positions(figure, next(places), groups[0])
     name_once(figure)
-    figure.for_each_trace(lambda trace: trace.update(legendgroup=trace.name))  # an entry hides all that bear its name
     return with_room_for_legend(figure)
 
 
@@ -65,8 +64,9 @@ def _few(group: Alike, n: int) -> str:
 
 
 def _add_positions(figure: go.Figure, panel: tuple[int, int], group: Alike) -> None:
-    scored = range(group.by_position.shape[1])
+    scored = range(1, group.by_position.shape[1] + 1)
     add_null(figure, panel, scored, 0.0, name="baseline: no effect")
     for label, increase, color in zip(group.labels[:_N_LINES], group.by_position, SERIES, strict=False):
         add_line(figure, panel, scored, increase, name=label, color=color)
-    label_axes(figure, panel, "scored position", "KL increase (bits)")
+    at_least(figure, panel, LEAST_BITS)
+    label_axes(figure, panel, "scored position (1 is the first)", "KL increase (bits)")

@@ -18,11 +18,12 @@ _CROWDED = 30  # points beyond which markers hide the line
 @final
 @dataclass(frozen=True, kw_only=True)
 class Curve:
-    """One number over steps, with its band where there is one."""
+    """One number over steps, with its band where there is one; without a color it has the next one of the series."""
 
     name: str
     values: Float[np.ndarray, " step"]
     band: tuple[Float[np.ndarray, " step"], Float[np.ndarray, " step"]] | None = None
+    color: str = ""
 
 
 def add_curves(
@@ -40,7 +41,8 @@ def add_curves(
     On a log axis step 0 is drawn at half of the first step after it, and its tick says 0.
     """
     x = _placed(steps) if log_steps else np.asarray(steps, dtype=float)
-    for color, curve in zip(SERIES, curves, strict=False):
+    for next_color, curve in zip(SERIES, curves, strict=False):
+        color = curve.color or next_color
         if curve.band is not None and np.isfinite(curve.band).all(axis=0).any():
             add_band(figure, panel, x, *curve.band, name=f"{curve.name}, 95 % interval", color=color)
             figure.data[-1].showlegend = False

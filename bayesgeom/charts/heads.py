@@ -1,4 +1,4 @@
-"""Numbers per layer and head: a heat map with its null marked on the color scale, and the profile over layers."""
+"""Numbers per layer and head: a heat map with its baseline marked on the color scale, and the profile over layers."""
 
 import textwrap
 from collections.abc import Mapping
@@ -9,7 +9,7 @@ import plotly.graph_objects as go
 from jaxtyping import Float
 
 from bayesgeom.charts.lines import add_band, add_line, add_null
-from bayesgeom.results.theme import DASHES, DIVERGING, MEASURED, NULL, SEQUENTIAL, label_axes
+from bayesgeom.results.theme import DASHES, DIVERGING, MEASURED, NULL, SHADES, label_axes
 
 Panel = tuple[int, int]
 _BAR_WIDTH = 0.055  # of the figure: what a color bar takes from its panel
@@ -31,7 +31,7 @@ def add_heads(
     limits: tuple[float, float] | None = None,
     head: Literal["head", "key head"] = "head",
 ) -> None:
-    """Layers upward, heads to the right, missing values blank; the tick "◂ null" is the level without the structure.
+    """Layers upward, heads to the right, missing values blank; the tick "◂ baseline" is the level without the structure.
 
     Without `limits` the scale is symmetric about the null. Where the null is the middle of the scale it is pale: colder
     colors are below it, warmer ones above.
@@ -57,7 +57,7 @@ def add_heads(
             zmax=high,
             xgap=1,
             ygap=1,
-            colorscale=DIVERGING if is_middle else SEQUENTIAL,
+            colorscale=DIVERGING if is_middle else SHADES,
             name=unit,
             showscale=True,
             hoverongaps=False,
@@ -105,8 +105,8 @@ def add_profile(
     figure.data[-1].showlegend = name not in named
     known = {label: level for label, level in (baselines or {}).items() if np.isfinite(level).any()}
     for (label, level), dash in zip(known.items(), DASHES, strict=False):
-        add_null(figure, panel, layers, level, name=f"null: {label}")
-        figure.data[-1].update(line_dash=dash, showlegend=f"null: {label}" not in named)
+        add_null(figure, panel, layers, level, name=f"baseline: {label}")
+        figure.data[-1].update(line_dash=dash, showlegend=f"baseline: {label}" not in named)
     _whole_numbers(figure, panel, x=len(values))
 
 
@@ -130,7 +130,7 @@ def _ticks(low: float, high: float, null: float) -> tuple[list[float], list[str]
     apart = even if np.isnan(null) else even[np.abs(even - null) > 0.09 * (high - low)]
     ticks = sorted([*map(float, apart), *([null] if low <= null <= high else [])])
     tiny = 1e-6 * (high - low)
-    return ticks, [f"{0 if abs(tick) < tiny else tick:.2g}" + " ◂ null" * (tick == null) for tick in ticks]
+    return ticks, [f"{0 if abs(tick) < tiny else tick:.2g}" + " ◂ baseline" * (tick == null) for tick in ticks]
 
 
 def _whole_numbers(figure: go.Figure, panel: Panel, *, x: int, y: int = 0) -> None:

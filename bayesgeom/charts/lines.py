@@ -1,4 +1,4 @@
-"""Lines over layers or positions, with interval bands, and their null as a grey dashed line or band."""
+"""Lines over layers or positions, with interval bands, and their baseline as a gray dashed line or band."""
 
 from collections.abc import Sequence
 
@@ -6,9 +6,10 @@ import numpy as np
 import plotly.graph_objects as go
 from jaxtyping import Float, Real
 
-from bayesgeom.results.theme import MEASURED, NULL
+from bayesgeom.results.theme import EXACT, MEASURED, NULL
 
 Panel = tuple[int, int]
+LEAST_BITS = 0.01  # that an axis of entropies or of differences covers
 
 
 def add_line(
@@ -28,6 +29,22 @@ def add_line(
         ),
         row=panel[0],
         col=panel[1],
+    )
+
+
+def add_reference(
+    figure: go.Figure,
+    panel: Panel,
+    x: Sequence[float] | Real[np.ndarray, " x"],
+    y: Float[np.ndarray, " x"],
+    *,
+    name: str,
+    color: str = EXACT,
+) -> None:
+    """A wide pale line, which is seen on either side of a line that lies on it."""
+    line = {"color": color, "width": 7}
+    figure.add_trace(
+        go.Scatter(x=list(x), y=y, name=name, mode="lines", line=line, opacity=0.3), row=panel[0], col=panel[1]
     )
 
 

@@ -11,17 +11,22 @@ from jaxtyping import Float
 from bayesgeom.charts.lines import add_line, add_null
 from bayesgeom.results.theme import EXACT, SEQUENTIAL, SERIES, label_axes, panels, with_room_for_legend
 
+LEAST_SHARE = 0.5  # of the variance, below which a smooth curve misleads
 _SHAPE_COLORS, _ORDER_COLORS = SERIES[:4], (*SERIES[4:7], SERIES[8])
 
 
 @final
 @dataclass(frozen=True, kw_only=True)
 class Cloud:
-    """Points of one site along their leading principal axes, and the fitted curve in the same coordinates."""
+    """Points of one site along their leading principal axes, and the fitted curve in the same coordinates.
+
+    `curve_share` is the share of the variance that the curve explains; a curve that explains too little is not drawn.
+    """
 
     site: str
     points: Float[np.ndarray, "point component"]
     curve: Float[np.ndarray, "step component"]
+    curve_share: float = 1.0
 
 
 @final
@@ -45,16 +50,16 @@ def manifold_figure(
     null_labels: tuple[str, str],
 ) -> go.Figure:
     """Each cloud along its first two axes, and its first axis against entropy; then `shape` and `order` by layer."""
-    rows = [(f"{c.site}, last layer", f"{c.site}, last layer: PC1 against entropy") for c in clouds]
+    rows = [(_cloud_title(c), f"{c.site}, last layer: PC1 against entropy") for c in clouds]
     titles = (*(text for row in rows for text in row), "Variance along PC1", "Order by entropy, resid_post")
     figure = panels(title, titles, row_height=390)
     for row, cloud in enumerate(clouds, start=1):
         _scatter(figure, (row, 1), cloud.points[:, 0], cloud.points[:, 1], entropy, "coloraxis")
-        _curve(figure, (row, 1), cloud.curve[:, 0], cloud.curve[:, 1])
+        if cloud.curve_share >= LEAST_SHARE:
+            _curve(figure, (row, 1), cloud.curve[:, 0], cloud.curve[:, 1])
         label_axes(figure, (row, 1), "PC1 (activation units)", "PC2 (activation units)")
         _scatter(figure, (row, 2), entropy, cloud.points[:, 0], position, "coloraxis2")
         label_axes(figure, (row, 2), "exact entropy (bits)", "PC1 (activation units)")
-    figure.data[1].showlegend = True
     bottom = len(clouds) + 1
     _profiles(figure, (bottom, 1), shape, _SHAPE_COLORS, null_labels[0])
     label_axes(figure, (bottom, 1), "layer", "share of variance (0 to 1)")
@@ -62,6 +67,13 @@ def manifold_figure(
     label_axes(figure, (bottom, 2), "layer", "|correlation| or share (0 to 1)")
     _color_bars(figure, n_rows=bottom)
     return with_room_for_legend(figure)
+
+
+def _cloud_title(cloud: Cloud) -> str:
+    """The title of a cloud, which says where the curve explains too little to be drawn."""
+    if cloud.curve_share >= LEAST_SHARE:
+        return f"{cloud.site}, last layer"
+    return f"{cloud.site}, last layer (no curve: it explains {cloud.curve_share:.0%})"
 
 
 def _scatter(
@@ -95,7 +107,6 @@ def _curve(
             y=y,
             mode="lines",
             name="smooth curve in entropy",
-            showlegend=False,
             line={"color": EXACT, "width": 2.5},
         ),
         row=panel[0],
@@ -114,7 +125,7 @@ def _profiles(
     # On top, so that a null which equals what was measured is seen to.
     for profile in profiles:
         if not np.isnan(profile.null).all():
-            add_null(figure, panel, layers, profile.null, name=f"null: {null_label}")
+            add_null(figure, panel, layers, profile.null, name=f"baseline: {null_label}")
             figure.data[-1].update(showlegend=not is_named, hovertext=f"{profile.name}, {null_label}")
             is_named = True
     figure.update_xaxes(tickmode="linear", tick0=0, dtick=-(-len(layers) // 8), row=panel[0], col=panel[1])
@@ -125,5 +136,5 @@ def _color_bars(figure: go.Figure, *, n_rows: int) -> None:
     bar = {"len": 0.8 / n_rows, "thickness": 14, "yanchor": "top"}
     figure.update_layout(
         coloraxis={"colorscale": SEQUENTIAL, "colorbar": {**bar, "title": "entropy (bits)", "y": 1}},
-        coloraxis2={"colorscale": "Cividis", "colorbar": {**bar, "title": "token position", "y": 1 - 1 / n_rows}},
+        coloraxis2={"colorscale": "Plasma", "colorbar": {**bar, "title": "token position", "y": 1 - 1 / n_rows}},
     )

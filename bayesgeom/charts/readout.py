@@ -60,7 +60,7 @@ def _draw(figure: go.Figure, panel: tuple[int, int], line: Line, dashes: Mapping
     add_line(figure, panel, steps, line.values, name="measured")
     for name, level in line.baselines.items():
         if np.isfinite(level).any():
-            add_null(figure, panel, steps, level, name=f"null: {name}")
+            add_null(figure, panel, steps, level, name=f"baseline: {name}")
             figure.data[-1].line.dash = dashes[name]
     places, texts = list(steps), list(line.ticks)
     if np.isfinite(line.before):

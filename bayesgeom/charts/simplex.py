@@ -1,6 +1,6 @@
 """The simplex of beliefs in the plane: a corner per hypothesis, a point per belief, colored by what it believes.
 
-Three hypotheses make a triangle, more of them a regular polygon. The same color in two panels is the same exact
+Three hypotheses make a triangle, up to six a regular polygon, and more a heat map of sorted beliefs. The same color in two panels is the same exact
 belief, so that a read-out is right where it puts each color at the same place.
 """
 
@@ -12,9 +12,11 @@ import numpy as np
 import plotly.graph_objects as go
 from jaxtyping import Float
 
-from bayesgeom.results.theme import EXACT, NULL, SERIES
-from bayesgeom.stats.polygon import MAX_CORNERS, corners, placed
+from bayesgeom.results.theme import EXACT, NULL, SERIES, SHADES
+from bayesgeom.stats.polygon import corners, placed
 
+MAX_CORNERS = 6  # beyond these, points that differ lie on each other: a heat map of sorted beliefs is drawn
+MAX_COLUMNS = 200
 POINTS = "beliefs"  # the name of what is drawn here, which needs no legend
 
 
@@ -37,9 +39,11 @@ def add_simplex(figure: go.Figure, panel: tuple[int, int], simplex: Simplex) -> 
     places = {"row": panel[0], "col": panel[1]}
     n = simplex.placed.shape[1]
     drawn = np.isfinite(simplex.placed).all(axis=1)
-    if n < 2 or n > MAX_CORNERS or not drawn.any():
-        text = simplex.note if n <= MAX_CORNERS else f"{n} hypotheses are too many corners to draw"
-        _add(figure, places, x=[0], y=[0], mode="text", text=[text], textfont={"color": NULL})
+    if n > MAX_CORNERS and drawn.any():
+        _add_sorted(figure, places, simplex.placed[drawn], simplex.belief[drawn])
+        return
+    if n < 2 or not drawn.any():
+        _add(figure, places, x=[0], y=[0], mode="text", text=[simplex.note], textfont={"color": NULL})
     else:
         edge = corners(n)
         closed = np.concatenate([edge, edge[:1]])
@@ -54,6 +58,38 @@ def add_simplex(figure: go.Figure, panel: tuple[int, int], simplex: Simplex) -> 
     lowest = -0.5 if n == 3 else -1.0
     figure.update_xaxes(range=[-1.4, 1.4], **hidden)
     figure.update_yaxes(range=[lowest - 0.22, 1.22], scaleanchor=figure.data[-1].xaxis or "x", **hidden)
+
+
+def _add_sorted(
+    figure: go.Figure,
+    places: dict[str, int],
+    read: Float[np.ndarray, "point hypothesis"],
+    belief: Float[np.ndarray, "point hypothesis"],
+) -> None:
+    """A column per belief, from certain to uncertain; its hypotheses from the most to the least probable one.
+
+    Order and scale are those of the exact belief: a read-out is right where it looks like the panel of the exact one.
+    """
+    certain_first = np.argsort(-np.max(belief, axis=1), kind="stable")
+    columns = certain_first[:: -(-len(certain_first) // MAX_COLUMNS)]
+    order = np.argsort(-belief[columns], axis=1, kind="stable")
+    figure.add_trace(
+        go.Heatmap(
+            z=np.take_along_axis(read[columns], order, axis=1).T.round(3),
+            x0=1,
+            y0=1,
+            zmin=0,
+            zmax=1,
+            colorscale=SHADES,
+            name=POINTS,
+            colorbar={"title": {"text": "probability"}},
+            showscale=False,
+            hovertemplate="hypothesis of rank %{y}: %{z}<extra></extra>",
+        ),
+        **places,
+    )
+    figure.update_xaxes(title_text="sampled positions, most certain first", **places)
+    figure.update_yaxes(title_text="hypothesis, by exact rank", autorange="reversed", **places)
 
 
 def belief_colors(belief: Float[np.ndarray, "point hypothesis"]) -> Sequence[str]:

@@ -7,7 +7,7 @@ import plotly.graph_objects as go
 from jaxtyping import Float
 
 from bayesgeom.results.estimate import Estimate
-from bayesgeom.results.theme import MEASURED, NULL, SEQUENTIAL, label_axes, panels
+from bayesgeom.results.theme import MEASURED, NULL, SHADES, label_axes, panels
 
 
 def comparison_figure(
@@ -29,7 +29,7 @@ def comparison_figure(
             y=list(tasks),
             zmin=0,
             zmax=1,
-            colorscale=SEQUENTIAL,
+            colorscale=SHADES,
             xgap=2,
             ygap=2,
             text=[[("" if np.isnan(v) else f"{v:.3f}") for v in row] for row in shares],
@@ -47,7 +47,7 @@ def comparison_figure(
     for level in (0.0, 0.5, 0.95):
         figure.add_vline(x=level, line={"color": NULL, "dash": "dot", "width": 1}, row=2, col=1)
     figure.update_xaxes(range=[-0.3, 1.05], row=2, col=1)
-    figure.update_yaxes(autorange="reversed", row=2, col=1)
+    figure.update_yaxes(type="category", range=[len(names) - 0.5, -0.5], row=2, col=1)
     label_axes(figure, (2, 1), "share closed; dotted: 0, 0.5, 0.95", "")
     return figure
 

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, final
 
 import numpy as np
@@ -125,11 +125,23 @@ class ComparisonReport(Report):
         return np.where(count > 0, total / np.maximum(count, 1), np.nan)
 
     def headlines(self) -> Sequence[Headline]:
-        said = zip(self.checkpoints, self.verdicts, self.standings, strict=True)
-        return tuple(
-            headline_of(self, "share_closed", at=(index,), label=f"{name}: {found}, {_of_cell(stands)}; share closed")
-            for index, (name, found, stands) in enumerate(said)
-        )
+        found = zip(self.checkpoints, self.verdicts, self.published, self.standings, strict=True)
+        lines = [
+            replace(
+                headline_of(self, "share_closed", at=(index,), label=f"{name}, share closed"),
+                ruling=said,
+                published=f"{published}; {_of_cell(stands)}" if published else _of_cell(stands),
+            )
+            for index, (name, said, published, stands) in enumerate(found)
+        ]
+        first: dict[tuple[str, str], int] = {}  # a line for every verdict and what was published, with its checkpoints
+        for index, key in enumerate(zip(self.verdicts, self.standings, strict=True)):
+            first.setdefault(key, index)
+        for (said, stands), index in first.items():
+            rows = zip(self.checkpoints, self.verdicts, self.standings, strict=True)
+            alike = [name for name, *key in rows if key == [said, stands]]
+            lines[index] = replace(lines[index], finding=f"{', '.join(alike)} ({_of_cell(stands)}).")
+        return tuple(lines)
 
     def plot(self) -> "Figure":
         from bayesgeom.comparison.drawing import comparison_figure

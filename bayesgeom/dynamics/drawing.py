@@ -12,7 +12,7 @@ from bayesgeom.charts.curves import Curve, add_curves
 from bayesgeom.charts.forest import add_forest
 from bayesgeom.charts.heads import add_note
 from bayesgeom.results.estimate import Baseline, Estimate
-from bayesgeom.results.theme import label_axes, name_once, panels, with_room_for_legend
+from bayesgeom.results.theme import LAYERS, label_axes, log_axes, name_once, panels, with_room_for_legend
 
 _MAX_CURVES = 9  # colors
 
@@ -25,7 +25,7 @@ class Curves:
     title: str
     unit: str
     curves: Sequence[Curve]
-    levels: Sequence[tuple[str, float]] = ()
+    levels: Sequence[tuple[str, float | Float[np.ndarray, " step"]]] = ()
     is_log: bool = False
 
 
@@ -53,7 +53,7 @@ def curves_figure(title: str, steps: Sequence[str], drawn: Sequence[Curves]) -> 
         else:
             add_note(figure, panel, "not measured: this architecture has none")
         if own.is_log:
-            figure.update_yaxes(type="log", exponentformat="power", row=panel[0], col=panel[1])
+            log_axes(figure, panel)
     return with_room_for_legend(figure)
 
 
@@ -81,14 +81,15 @@ def by_run(runs: Sequence[str], own: Estimate, first: Float[np.ndarray, "run 1"]
 
 def by_layer(values: Float[np.ndarray, "run step layer"]) -> list[Curve]:
     """Return a curve per layer, the mean over trainings."""
-    return [Curve(name=f"layer {layer}", values=own) for layer, own in enumerate(values.mean(axis=0).T)]
+    rows = zip(values.mean(axis=0).T, LAYERS, strict=False)
+    return [Curve(name=f"layer {layer}", values=own, color=color) for layer, (own, color) in enumerate(rows)]
 
 
-def of_baselines(name: str, baselines: Sequence[Baseline]) -> list[Curve]:
+def of_baselines(name: str, baselines: Sequence[Baseline]) -> list[tuple[str, Float[np.ndarray, " step"]]]:
     """Return baselines that change over steps, as means over trainings."""
-    return [Curve(name=f"{name}, {own.name}", values=own.value.mean(axis=0)) for own in baselines]
+    return [(f"baseline: {own.name} ({name})", own.value.mean(axis=0)) for own in baselines]
 
 
 def levels_of(own: Estimate) -> list[tuple[str, float]]:
     """Return baselines that are the same at every snapshot."""
-    return [(level.name, float(level.value.flat[0])) for level in own.baselines]
+    return [(f"baseline: {level.name}", float(level.value.flat[0])) for level in own.baselines]

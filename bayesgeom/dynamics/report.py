@@ -76,18 +76,19 @@ class DynamicsReport(Report):
     def plot(self) -> "Figure":
         from bayesgeom.charts.curves import Curve
         from bayesgeom.dynamics.drawing import Curves, by_layer, by_run, curves_figure, levels_of, of_baselines
+        from bayesgeom.results.theme import EXACT, QUANTITIES
 
         first, shift = self.pattern_distance_bits.value[:, :1], self.answer_shift_bits
         kl, errors = by_run(self.runs, self.kl_bits), by_run(self.runs, self.entropy_mae_bits)
         patterns = by_run(self.runs, self.pattern_distance_bits, first)
         shape = [
-            Curve(name="PC1 share", values=self.pc1_share.value.mean(axis=0)),
-            Curve(name="curve share", values=self.curve_share.value.mean(axis=0)),
-            *of_baselines("curve share", self.curve_share.baselines),
+            Curve(name="PC1 share", values=self.pc1_share.value.mean(axis=0), color=QUANTITIES[0]),
+            Curve(name="curve share", values=self.curve_share.value.mean(axis=0), color=QUANTITIES[1]),
         ]
-        read = [*by_run(self.runs, self.belief_r2), *of_baselines("belief R²", self.belief_r2.baselines)]
-        ceiling = Curve(name="ceiling, layer 0", values=self.ceiling_answer_shift_bits.value[..., 0].mean(axis=0))
-        swapped = [*by_layer(shift.value)[:_MAX_LAYERS], ceiling, *of_baselines("layer 0", shift[..., 0].baselines)]
+        read = by_run(self.runs, self.belief_r2)
+        highest = self.ceiling_answer_shift_bits.value[..., 0].mean(axis=0)
+        ceiling = Curve(name="ceiling, layer 0", values=highest, color=EXACT)
+        swapped = [*by_layer(shift.value)[:_MAX_LAYERS], ceiling]
         by_layers = by_layer(self.pattern_distance_bits_by_layer)
         drawn = (
             Curves(
@@ -111,10 +112,23 @@ class DynamicsReport(Report):
                 curves=by_layer(self.key_overlap.value),
                 levels=levels_of(self.key_overlap),
             ),
-            Curves(title="Shape of the last values", unit="share of variance", curves=shape),
-            Curves(title="Belief read-out, last layer", unit="held-out R²", curves=read),
             Curves(
-                title="Swapping the frame, by layer", unit="answer shift (bits)", curves=swapped, levels=(("0", 0.0),)
+                title="Shape of the last values",
+                unit="share of variance",
+                curves=shape,
+                levels=of_baselines("curve share", self.curve_share.baselines),
+            ),
+            Curves(
+                title="Belief read-out, last layer",
+                unit="held-out R²",
+                curves=read,
+                levels=of_baselines("belief R²", self.belief_r2.baselines),
+            ),
+            Curves(
+                title="Swapping the frame, by layer",
+                unit="answer shift (bits)",
+                curves=swapped,
+                levels=(*of_baselines("layer 0", shift[..., 0].baselines), ("no shift", 0.0)),
             ),
             Curves(
                 title="Frame ratio, by layer",

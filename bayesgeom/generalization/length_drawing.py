@@ -1,15 +1,17 @@
 """Length: errors along positions with the training length marked, whole-sequence means, and where the excess enters."""
 
+import os
 from collections.abc import Sequence
 
 import numpy as np
 import plotly.graph_objects as go
 from jaxtyping import Float, Int
 
-from bayesgeom.charts.lines import add_band, add_line, add_null
+from bayesgeom.charts.lines import LEAST_BITS, add_band, add_line, add_null
 from bayesgeom.results.estimate import Baseline, Estimate
-from bayesgeom.results.theme import DASHES, NULL, SERIES, label_axes, panels, with_room_for_legend
+from bayesgeom.results.theme import DASHES, NULL, SERIES, at_least, label_axes, log_axes, panels, with_room_for_legend
 
+_N_BASELINES = 1  # the strongest stands for all: tables name the others
 _CROWDED = 30  # places beyond which markers hide the line
 
 
@@ -24,11 +26,12 @@ def length_figure(
 ) -> go.Figure:
     """Four panels: KL, entropy error, whole-sequence means, excess by layer. `at`: places, unit, the trained one."""
     places, unit, trained = at
+    arms = _short(arms)
     kl, entropy, whole, layers = curves
     titles = (
-        "KL, place by place (log scale)",
-        "Entropy error, place by place (log scale)",
-        "The same, as means over whole sequences (log scale)",
+        "KL by position (log scale)",
+        "Entropy error by position (log scale)",
+        "KL, mean over whole sequences (log scale)",
         "Excess beyond the training length, layer by layer",
     )
     figure = panels(title, titles)
@@ -43,7 +46,7 @@ def length_figure(
     figure.data[-1].line.dash = "2px,6px"
     label_axes(figure, (1, 1), unit, "KL(exact ‖ model) (bits)")
     label_axes(figure, (1, 2), unit, "|H model − H exact| (bits)")
-    label_axes(figure, (2, 1), "length asked for", "mean KL (bits)")
+    label_axes(figure, (2, 1), "requested length", "mean KL (bits)")
     label_axes(figure, (2, 2), "layer", "KL beyond − KL within (bits)")
     return with_room_for_legend(figure)
 
@@ -62,19 +65,33 @@ def _add(
         color, own = SERIES[index % len(SERIES)], curves[index]
         low, high = own.ends
         if np.isfinite(low).all() and np.isfinite(high).all():
-            above = np.maximum(low, 1e-9) if is_log else low
+            above = np.maximum(low, 0.1 * np.maximum(own.value, _smallest(own.value))) if is_log else low
             add_band(figure, panel, x, above, high, name=f"{arm}, 95 % interval", color=color)
             figure.data[-1].showlegend = False
         add_line(figure, panel, x, own.value, name=arm, color=color)
         mode = "lines" if len(x) > _CROWDED else "lines+markers"
-        figure.data[-1].update(mode=mode, showlegend=panel == (1, 1), legendgroup=arm)
-    for dash, baseline in zip(DASHES, curves.baselines, strict=False):
+        figure.data[-1].update(mode=mode, showlegend=panel == (1, 1))
+    for dash, baseline in zip(DASHES, curves.baselines[:_N_BASELINES], strict=False):
         seen = {trace.name for trace in figure.data if trace.showlegend is not False}
         label, level = f"baseline: {baseline.name.replace('_', ' ')}", _mean_over_arms(baseline)
         add_null(figure, panel, x, np.where(level > 0, level, np.nan) if is_log else level, name=label)
         figure.data[-1].update(line_dash=dash, showlegend=label not in seen)
     if is_log:
-        figure.update_yaxes(type="log", exponentformat="power", row=panel[0], col=panel[1])
+        log_axes(figure, panel)
+    else:
+        at_least(figure, panel, LEAST_BITS)
+
+
+def _short(arms: Sequence[str]) -> list[str]:
+    """Names without the words that all of them begin with."""
+    shared = os.path.commonprefix(list(arms)) if len(arms) > 1 else ""
+    start = shared.rfind("-") + 1
+    return [arm[start:] or arm for arm in arms]
+
+
+def _smallest(values: Float[np.ndarray, " x"]) -> float:
+    """The smallest positive value."""
+    return float(values[values > 0].min()) if (values > 0).any() else 1.0
 
 
 def _mean_over_arms(baseline: Baseline) -> Float[np.ndarray, " x"]:

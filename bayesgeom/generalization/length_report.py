@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, ClassVar, final
 
 import numpy as np
@@ -117,12 +117,22 @@ class LengthReport(Report):
             lines += [
                 headline_of(self, "jump_kl_bits", at=(index,), label=jump),
                 headline_of(self, "extrapolation_ratio", at=(index,), label=f"{own}KL beyond / within"),
-                headline_of(self, "critical_length", at=(index,), label=over),
+                replace(headline_of(self, "critical_length", at=(index,), label=over), finding=self._reach(index)),
             ]
             if self.transport:
                 label = f"{own}effective memory, at length {self.lengths[-1]}"
                 lines.append(headline_of(self, "effective_memory_symbols", at=(index,), label=label))
         return tuple(lines)
+
+    def _reach(self, index: int) -> str:
+        """How far one condition holds, in a sentence."""
+        first, ratio = float(self.critical_length.value[index]), float(self.extrapolation_ratio.value[index])
+        where = "never" if math.isinf(first) else f"first at {first:.0f}"
+        name = f"{self.arms[index]}: " if len(self.arms) > 1 else ""
+        return (
+            f"{name}KL exceeds {self.threshold_bits:g} bits {where}; beyond the training length ({self.trained}) it is "
+            f"{ratio:.3g} times as large as within."
+        )
 
     def plot(self) -> "Figure":
         from bayesgeom.generalization.length_drawing import length_figure

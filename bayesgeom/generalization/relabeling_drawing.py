@@ -6,7 +6,7 @@ from jaxtyping import Float
 
 from bayesgeom.charts.lines import add_band, add_line, add_null
 from bayesgeom.results.estimate import Estimate
-from bayesgeom.results.theme import MEASURED, NULL, label_axes, panels, with_room_for_legend
+from bayesgeom.results.theme import MEASURED, NULL, label_axes, log_axes, panels, with_room_for_legend
 
 
 def relabeling_figure(
@@ -32,7 +32,8 @@ def relabeling_figure(
         col=1,
     )
     seen = np.concatenate([before, after])
-    ends = [float(seen[seen > 0].min(initial=1e-9)), float(seen.max(initial=1e-9))]
+    positive = seen[seen > 0] if (seen > 0).any() else np.ones(1)
+    ends = [float(positive.min()), float(positive.max())]
     figure.add_trace(
         go.Scatter(
             x=ends, y=ends, mode="lines", line={"color": NULL, "dash": "dash"}, name="y = x: names do not matter"
@@ -40,8 +41,7 @@ def relabeling_figure(
         row=1,
         col=1,
     )
-    figure.update_xaxes(type="log", exponentformat="power", row=1, col=1)
-    figure.update_yaxes(type="log", exponentformat="power", row=1, col=1)
+    log_axes(figure, (1, 1), "xy")
     label_axes(figure, (1, 1), "KL before (bits)", "KL after (bits)")
     x = np.arange(1, len(difference.value) + 1)
     add_band(figure, (1, 2), x, *difference.ends, name="95 % interval")

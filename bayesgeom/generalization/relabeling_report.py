@@ -1,7 +1,7 @@
 """The report of the relabeling test: the same latent problems with their hypotheses renamed, sequence by sequence."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, final
 
 import numpy as np
@@ -75,9 +75,12 @@ class RelabelingReport(Report):
     ]
     n: int
 
+    def conclusion(self) -> str:
+        return f"{self.verdict}: {self.verdict_reason}" if self.verdict_reason else self.verdict
+
     def headlines(self) -> Sequence[Headline]:
         return (
-            headline_of(self, "kl_difference_bits", label=f"{self.verdict}: KL after renaming − before"),
+            replace(headline_of(self, "kl_difference_bits"), ruling=self.verdict),
             headline_of(self, "kl_difference_size_bits"),
             headline_of(self, "prediction_change"),
             headline_of(self, "entropy_mae_difference_bits"),

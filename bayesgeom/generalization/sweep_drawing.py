@@ -6,9 +6,9 @@ import numpy as np
 import plotly.graph_objects as go
 from jaxtyping import Float
 
-from bayesgeom.charts.lines import add_line, add_null
+from bayesgeom.charts.lines import LEAST_BITS, add_line, add_null, add_reference
 from bayesgeom.results.estimate import Estimate
-from bayesgeom.results.theme import EXACT, MEASURED, SERIES, label_axes, panels, with_room_for_legend
+from bayesgeom.results.theme import EXACT, MEASURED, SERIES, at_least, label_axes, log_axes, panels, with_room_for_legend
 
 
 def sweep_figure(
@@ -22,7 +22,7 @@ def sweep_figure(
     """Four panels. Pairs are the exact posterior's and the model's; of `errors`, KL's and entropy's."""
     vary, labels = varied
     titles = (
-        "Entropy as evidence comes in (model: dotted)",
+        "Entropy as evidence comes in (exact: wide and pale)",
         "Observations until it settles",
         "KL to the exact posterior (log scale)",
         "Entropy error (log scale)",
@@ -32,26 +32,36 @@ def sweep_figure(
     steps = np.arange(1, exact.shape[1] + 1)
     for index, label in enumerate(labels):
         color = SERIES[index % len(SERIES)]
-        add_line(figure, (1, 1), steps, exact[index], name=f"{vary}={label}", color=color)
+        add_reference(figure, (1, 1), steps, exact[index], name=f"{vary}={label}, exact", color=color)
         if np.isfinite(model[index]).any():
-            add_line(figure, (1, 1), steps, model[index], name=f"{vary}={label}, model", color=color, dash="dot")
-            figure.data[-1].showlegend = False
+            add_line(figure, (1, 1), steps, model[index], name=f"{vary}={label}", color=color)
     label_axes(figure, (1, 1), "scored position (1 is the first)", "entropy (bits)")
+    figure.for_each_trace(_only_models_listed)
+    at_least(figure, (1, 1), LEAST_BITS)
     x, is_ordinal = _places(labels)
     for own, name, color in ((tokens[0], "exact", EXACT), (tokens[1], "model", MEASURED)):
         _estimates(figure, (1, 2), x, own, name, color)
+        if name == "exact" and np.isfinite(own.value).any():
+            figure.data[-1].update(opacity=0.3, line_width=7)
+    figure.update_yaxes(rangemode="tozero", row=1, col=2)
     for column, own in enumerate(errors, start=1):
         _estimates(figure, (2, column), x, own, "model", MEASURED)
         for baseline in own.baselines:
             add_null(figure, (2, column), x, baseline.value, name=f"baseline: {baseline.name}")
             figure.data[-1].showlegend = column == 1
-        figure.update_yaxes(type="log", exponentformat="power", row=2, col=column)
+        log_axes(figure, (2, column))
     units = ("observations", "KL(exact ‖ model) (bits)", "|H model − H exact| (bits)")
     for panel, unit in zip(((1, 2), (2, 1), (2, 2)), units, strict=True):
         label_axes(figure, panel, vary, unit)
         if is_ordinal:
             figure.update_xaxes(tickvals=list(x), ticktext=list(labels), row=panel[0], col=panel[1])
     return with_room_for_legend(figure)
+
+
+def _only_models_listed(trace: go.Scatter) -> None:
+    """The exact curve has the color of the model's, and no entry of its own beside it."""
+    if (trace.name or "").endswith(", exact"):
+        trace.showlegend = False
 
 
 def _places(labels: Sequence[str]) -> tuple[Float[np.ndarray, " value"], bool]:

@@ -9,7 +9,7 @@ from jaxtyping import Float
 from bayesgeom.charts.heads import add_heads, add_note
 from bayesgeom.charts.lines import add_line, add_null
 from bayesgeom.gradients.tally import OTHER
-from bayesgeom.results.theme import SERIES, label_axes, panels, with_room_for_legend
+from bayesgeom.results.theme import SERIES, label_axes, log_axes, panels, with_room_for_legend
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
@@ -83,5 +83,5 @@ def _add_layer(figure: "Figure", panel: tuple[int, int], binned: Binned, layer: 
         name = f"head {head}"
         add_line(figure, panel, x, np.where(count, values, np.nan), name=name, color=SERIES[head % len(SERIES)])
         figure.data[-1].showlegend = name not in named
-    figure.update_xaxes(type="log", row=panel[0], col=panel[1])
+    log_axes(figure, panel, "x")
     label_axes(figure, panel, "attention / uniform attention", "advantage (row's rms)")

@@ -1,7 +1,7 @@
 """How routing and values move over training: gradients, and distances to where they end, snapshot by snapshot."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, ClassVar, final
 
 import numpy as np
@@ -97,16 +97,16 @@ class GradientMovementReport(Report):
     def headlines(self) -> Sequence[Headline]:
         routing, values = self._settled()
         found = lag(values, routing)
-        ratio = f"{found.verdict} (spacing of snapshots allows {found.reach}): values' settled step over routing's"
+        ratio = f"values' settled step over routing's (spacing of snapshots allows {found.reach})"
         return (
-            headline_of(self, "settled_ratio", label=ratio),
+            replace(headline_of(self, "settled_ratio", label=ratio), ruling=found.verdict),
             headline_of(self, "routing_settled_step", label=f"patterns {_WITHIN}{self._censored(routing)}"),
             headline_of(self, "values_settled_step", label=f"values {_WITHIN}{self._censored(values)}"),
         )
 
     def plot(self) -> "Figure":
         from bayesgeom.charts.curves import Curve, add_curves
-        from bayesgeom.results.theme import panels, with_room_for_legend
+        from bayesgeom.results.theme import log_axes, panels, with_room_for_legend
 
         titles = (
             "Distance to the last snapshot, share of the first",
@@ -124,7 +124,7 @@ class GradientMovementReport(Report):
             _curve(self.value_norm, "values: ‖∂L/∂v‖"),
         )
         add_curves(figure, (1, 2), at, norms, unit="nats (log)", log_steps=True)
-        figure.update_yaxes(type="log", exponentformat="power", row=1, col=2)
+        log_axes(figure, (1, 2))
         moved = (
             Curve(name="patterns (bits)", values=self.pattern_moved_bits),
             Curve(name="values (relative)", values=self.value_moved),

@@ -121,7 +121,8 @@ class JointInterventionReport(Report):
         for i, name in enumerate(self.sets):
             color = SERIES[i % len(SERIES)]
             add_line(figure, (2, 1), layers, order.value[i, :, 0], name=f"layers {name}", color=color)
-        label_axes(figure, (2, 1), "layer", "|ρ| with the exact entropy, as it arrives")
+        figure.update_yaxes(range=[0, 1.03], row=2, col=1)
+        label_axes(figure, (2, 1), "layer", "|ρ| with the exact entropy")
         return with_room_for_legend(figure)
 
     def table(self) -> str:

@@ -1,7 +1,7 @@
 """The report of erasing a quantity from one layer on: is it used anywhere from there on?"""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, ClassVar, final
 
 import numpy as np
@@ -80,19 +80,22 @@ class OnwardsReport(Report):
 
     def headlines(self) -> Sequence[Headline]:
         return [
-            headline_of(self, "kl_increase_bits", (at,), f"KL increase, {self.subspace} from layer {at} on")
+            replace(
+                headline_of(self, "kl_increase_bits", (at,), f"KL increase, {self.subspace} from layer {at} on"),
+                ruling=self.verdict_by_layer[at],
+            )
             for at in self.layers
         ]
 
     def plot(self) -> "Figure":
         from bayesgeom.charts.lines import add_band, add_line
-        from bayesgeom.results.theme import EXACT, NULL, SERIES, label_axes, panels
+        from bayesgeom.results.theme import EXACT, NULL, SERIES, label_axes, panels, with_room_for_legend
 
         figure = panels(self.verdict, ("KL increase", "R² of the quantity"))
         at, increase = self.layers, self.kl_increase_bits
         random, ceiling = increase.baseline(RANDOM_MOST), self.ceiling_kl_increase_bits.value[at]
         least, most = (random.value if end is None else end for end in (random.low, random.high))
-        add_band(figure, (1, 1), at, least[at], most[at], name="random subspaces, range", color=NULL)
+        add_band(figure, (1, 1), at, least[at], most[at], name="baseline: random subspaces (range)", color=NULL)
         add_line(figure, (1, 1), at, ceiling, name="ceiling", color=EXACT, dash="dot")
         low, high = (end[at] for end in increase.ends)
         add_band(figure, (1, 1), at, low, high, name="95 % interval", color=SERIES[0])
@@ -101,7 +104,7 @@ class OnwardsReport(Report):
         for name, values, color in zip(self.stages, self.r2.value, (EXACT, SERIES[0]), strict=True):
             add_line(figure, (1, 2), at, values[at], name=f"{name}, most over layers", color=color)
         label_axes(figure, (1, 2), "first erased layer", "held-out R²")
-        return figure
+        return with_room_for_legend(figure)
 
     def table(self) -> str:
         """The verdict, then one row per first layer."""

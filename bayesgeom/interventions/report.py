@@ -10,7 +10,7 @@ share of variance.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, ClassVar, final
 
 import numpy as np
@@ -149,16 +149,26 @@ class InterventionReport(Report):
         where = f"layer {at}, {self.subspace}"
         increase = headline_of(self, "kl_increase_bits", (at, 0), f"KL increase, {where}")
         read = headline_of(self, "r2", (AFTER, at), f"R² of the {self.quantity} after removal, {where}")
+        rulings = [self._ruling(layer) for layer in sorted(self.layers, key=lambda layer: layer != at)]
         if not self.is_swap:
-            return increase, headline_of(self, "ceiling_bits", (KL, at, 0), f"ceiling, layer {at}"), read
+            return *rulings, headline_of(self, "ceiling_bits", (KL, at, 0), f"ceiling, layer {at}"), read
         return (
-            headline_of(self, "movement", (at, 0), f"movement towards the donor's {self.quantity}, {where}"),
+            *rulings,
             headline_of(self, "answer_shift_bits", (at, 0), f"answer shift, {where}"),
             headline_of(self, "ceiling_bits", (SHIFT, at, 0), f"answer shift, ceiling, layer {at}"),
             increase,
             headline_of(self, "removal_kl_bits", (at, 0), f"KL increase on removal, {where}"),
             read,
         )
+
+    def _ruling(self, layer: int) -> Headline:
+        """The effect in one layer with the verdict on it, and the reason as its finding."""
+        metric, what = "kl_increase_bits", "KL increase"
+        if self.is_swap:
+            metric, what = "movement", f"movement towards the donor's {self.quantity}"
+        own = headline_of(self, metric, (layer, 0), f"{what}, layer {layer}, {self.subspace}")
+        said = self.verdict_by_layer[layer]
+        return replace(own, ruling=said, finding=f"Layer {layer}: {self.reason_by_layer[layer]}.")
 
     def plot(self) -> "Figure":
         from bayesgeom.interventions.drawing import Profile, intervention_figure

@@ -167,7 +167,10 @@ class QKAlignmentReport(Report):
             contrast = self.contrast_over_other.value[i].mean(axis=1)
             add_profile(figure, (1, 2), contrast, name=name, baselines={OTHER: np.zeros(len(contrast))}, color=color)
             for column, (label, values, at, limits) in enumerate(maps, start=1):
-                add_heads(figure, (i + 2, column), values[i], unit=label, null=at, limits=limits)
+                if self.identified[i]:
+                    add_heads(figure, (i + 2, column), values[i], unit=label, null=at, limits=limits)
+                else:
+                    add_note(figure, (i + 2, column), "the same positions in every sequence")
         label_axes(figure, (1, 1), "layer", "share of attention")
         label_axes(figure, (1, 2), "layer", "difference of cosines")
         return with_room_for_legend(figure)

@@ -148,7 +148,15 @@ class ValueManifoldReport(Report):
         }
         return manifold_figure(
             title=self.title if self.identified else f"{self.title} — {_UNIDENTIFIED}",
-            clouds=[Cloud(site=site, points=points, curve=curve) for site, points, curve in shown],
+            clouds=[
+                Cloud(
+                    site=site,
+                    points=points,
+                    curve=curve,
+                    curve_share=float(self.curve_share.value[self.sites.index(site), -1]),
+                )
+                for site, points, curve in shown
+            ],
             entropy=self.shown_entropy_bits,
             position=self.shown_position,
             shape=[

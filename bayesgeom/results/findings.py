@@ -8,26 +8,39 @@ from typing import final
 from bayesgeom.results.headline import Headline
 from bayesgeom.results.section import Section
 
-MOST = 6
+FEWEST, MOST = 3, 6
 GOOD = frozenset(
     {"yes", "used", "invariant", "realized", "confirmed", "as published", "agrees", "values later", "learned"}
 )
 BAD = frozenset({"no", "not used", "not invariant", "not realized", "contradicted", "not as published", "not learned"})
+_WORDS = {"yes": "beats baselines", "no": "does not beat baselines", "undecided": "undecided"}
 _JUDGED = {
-    "yes": "This beats every baseline.",
-    "no": "This does not beat the strongest baseline.",
-    "undecided": "The interval does not separate this from the strongest baseline.",
+    "yes": "Beats every baseline; the strongest is",
+    "no": "Does not beat the strongest baseline,",
+    "undecided": "Not separated from the strongest baseline,",
+    "": "For comparison:",
 }
 
 
 @final
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """One sentence about one number of a section."""
+    """One sentence about one number of a section; `verdict` and `tone` are its word and the word's color."""
 
     section: Section
     line: Headline
     sentence: str
+    is_conclusion: bool = False
+
+    @property
+    def verdict(self) -> str:
+        """The word in front of the sentence; "" where nothing was judged."""
+        return self.line.ruling if self.is_conclusion else verdict_word(self.line)
+
+    @property
+    def tone(self) -> str:
+        """The color of the verdict."""
+        return tone(self.line) if self.verdict else "open"
 
     @property
     def numbers(self) -> str:
@@ -35,7 +48,7 @@ class Finding:
         return numbers(self.line)
 
 
-def findings(sections: Sequence) -> list[Finding]:
+def findings(sections: Sequence[Section]) -> list[Finding]:
     """Return at most six findings: the first of every section, then the second of every section, and so on."""
     rounds = zip_longest(*(_of_section(section) for section in sections))
     return [found for found in chain.from_iterable(rounds) if found is not None][:MOST]
@@ -44,7 +57,12 @@ def findings(sections: Sequence) -> list[Finding]:
 def caption(section: Section) -> str:
     """Return the first finding of a section as the caption of its figure."""
     first = next(iter(_of_section(section)), None)
-    return "" if first is None else " ".join(part for part in (first.sentence, f"{first.numbers}.") if part.strip(". "))
+    return "" if first is None else " ".join(part for part in (first.sentence, first.numbers) if part)
+
+
+def verdict_word(line: Headline) -> str:
+    """Return the report's own verdict, or whether the number beats its baselines; "" without either."""
+    return line.ruling or _WORDS.get(line.verdict, line.verdict)
 
 
 def tone(line: Headline) -> str:
@@ -59,25 +77,32 @@ def tone(line: Headline) -> str:
 
 
 def numbers(line: Headline) -> str:
-    """Return a number with its interval and its strongest baseline, in one line."""
+    """Return a number with its interval and its strongest baseline, as a sentence or two."""
     if line.value_text == "–":
         return ""
-    interval = f"95 % interval {line.interval}" if line.interval and not line.no_interval else ""
-    baseline = f"strongest baseline {line.baselines[0]}" if line.has_baseline else ""
-    rest = "; ".join(part for part in (interval, baseline) if part)
-    return f"{line.label}: {line.value_text}" + (f" ({rest})" if rest else "")
+    interval = f" (95 % interval {line.interval})" if line.interval and not line.no_interval else ""
+    judged = f" {_JUDGED[line.verdict]} {line.baselines[0]}." if line.has_baseline and line.verdict in _JUDGED else ""
+    return f"{_capital(line.label)}: {line.value_text}{interval}.{judged}"
 
 
 def _of_section(section: Section) -> list[Finding]:
-    """The headlines that state a finding; those that state none where no other does."""
-    told = [line for line in section.headlines if line.finding]
-    lines = told or [line for line in section.headlines if line.value_text != "–"] or list(section.headlines)
-    found = [Finding(section=section, line=line, sentence=line.finding or _sentence(line)) for line in lines]
-    if section.verdict and section.headlines and not any(line.finding == section.verdict for line in lines):
-        first = Finding(section=section, line=lines[0], sentence=section.verdict)
-        found = [first, *(found[1:] if not told else found)]
+    """The headlines that state a finding; where none does, those with a verdict, and others up to three."""
+    known = [line for line in section.headlines if line.value_text != "–"] or list(section.headlines)
+    lines = [line for line in section.headlines if line.finding]
+    if not lines:
+        judged = [line for line in known if line.verdict]
+        lines = judged if len(judged) >= FEWEST else sorted(known, key=lambda line: not line.verdict)[:FEWEST]
+    found = [Finding(section=section, line=line, sentence=line.finding) for line in lines]
+    if section.verdict and lines:
+        concluded = section.verdict.rstrip(".") + "."
+        if lines[0].ruling:
+            concluded = concluded.removeprefix(f"{lines[0].ruling}:").strip()  # it stands before the sentence
+        concluded = _capital(concluded)
+        found[0] = Finding(section=section, line=lines[0], sentence=concluded, is_conclusion=True)
     return found
 
 
-def _sentence(line: Headline) -> str:
-    return _JUDGED.get(line.verdict, "")
+def _capital(text: str) -> str:
+    """The text with a capital first letter; names and symbols as they are."""
+    first = text.split(" ", maxsplit=1)[0].rstrip(":,")
+    return text[:1].upper() + text[1:] if first.isalpha() and first.islower() and len(first) > 1 else text

@@ -52,7 +52,8 @@ class Headline:
         )
         baseline = f"; {self.baseline_text}" if self.has_baseline else ""
         verdict = f"; beats every baseline: {self.verdict}" if self.verdict else ""
-        return f"{self.label} {self.value_text}{why}{baseline}{verdict}"
+        ruling = f"; verdict: {self.ruling}" if self.ruling else ""
+        return f"{self.label} {self.value_text}{why}{baseline}{verdict}{ruling}"
 
     @property
     def value_text(self) -> str:

@@ -22,7 +22,8 @@ TEMPLATE = "page.html.jinja"
 HEADLINES_SHOWN = 2  # of each report, in the summary
 _INTRODUCTION = (
     "Each number stands next to its baseline: the value without the claimed structure. A number that does not beat its "
-    "baseline is no evidence. Intervals are 95 %, over sequences unless a section says otherwise."
+    "baseline is no evidence. Intervals are 95 %, over sequences unless a section says otherwise. Layers and heads are "
+    "counted from 0, positions from 1."
 )
 
 
@@ -64,6 +65,7 @@ def page(
     bands = [(f"rgba({_triple(light)},", f"rgba({_triple(dark)},") for light, dark in DARK.items()]
     return _template().render(
         title=title,
+        heading=sections[0].title if len(sections) == 1 else title,
         sections=sections,
         tested=_tested(sections, provenance),
         findings=findings(sections),
@@ -116,7 +118,8 @@ def _tested(sections: Sequence[Section], provenance: Mapping[str, Any]) -> str:
         return ""
     counts = {(section.n, section.counts) for section in sections}
     of = " or ".join(sorted(f"{n:,} {what}{'s' * (n != 1)}" for n, what in counts)) if len(counts) < 3 else ""
-    about = f" ({model['architecture']})" if isinstance(model, Mapping) and model.get("architecture") else ""
+    kind = model.get("architecture") if isinstance(model, Mapping) else None
+    about = f" ({kind})" if kind and kind != "several" else ""
     return f"Tested: {name}{about} on {task}{f', {of}' if of else ''}."
 
 

@@ -1,12 +1,16 @@
 """One look for every chart: measured numbers in color, baselines in gray, a legend for each panel, units on the axes."""
 
+import math
 from collections.abc import Mapping
 
+import numpy as np
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 MEASURED, SECOND, THIRD, NULL, EXACT = "#2563a8", "#c2571a", "#3f8f5b", "#6b7280", "#1d1f23"
 SERIES = (MEASURED, SECOND, THIRD, "#7d4fa1", "#b08900", "#0f8b8d", "#a8325e", "#5c6b7a", "#6b8e23")
+LAYERS = ("#c467a0", "#b05091", "#99367c", "#7a1f63", "#5b1149", "#430a38", "#b98267", "#a06a4c", "#855036")  # by layer
+QUANTITIES = ("#4b5d16", "#9a7d0a")  # of one number where colors stand for trainings elsewhere
 DASHES = ("dash", "dot", "dashdot", "longdash", "longdashdot", "2px,6px", "9px,3px,2px,3px,2px,3px", "1px,3px")  # gray
 SEQUENTIAL = "Viridis"  # of points: every color is seen on white
 SHADES = ((0.0, "#f4f8fd"), (0.25, "#c6dbef"), (0.5, "#7fb2dd"), (0.75, "#2f74b5"), (1.0, "#0b2f5e"))  # of cells
@@ -24,6 +28,14 @@ DARK: Mapping[str, str] = {
     "#a8325e": "#ec7fa6",
     "#5c6b7a": "#a3b1c0",
     "#6b8e23": "#a8cc5c",
+    **dict(
+        zip(
+            LAYERS,
+            ("#8a5a80", "#9d6090", "#b56fa6", "#cf79b8", "#e394cd", "#f3b4e0", "#8f6b5a", "#a87d69", "#d3a48f"),
+            strict=True,
+        )
+    ),
+    **dict(zip(QUANTITIES, ("#b7cf6f", "#e6c85a"), strict=True)),
     NULL: "#9aa3af",
     EXACT: "#e8eaed",
     GRID: "#2d3238",
@@ -70,9 +82,41 @@ def panels(title: str, subplot_titles: tuple[str, ...], *, n_columns: int = 2, r
         legend={"orientation": "h", "y": -BELOW / height, "yanchor": "top"},
     )
     axis = {"showgrid": True, "gridcolor": GRID, "zeroline": False, "linecolor": AXIS, "ticks": "outside"}
-    figure.update_xaxes(title_standoff=4, tickcolor=AXIS, **axis)
-    figure.update_yaxes(tickcolor=AXIS, **axis)
+    axis |= {"tickcolor": AXIS, "exponentformat": "power"}
+    figure.update_xaxes(title_standoff=4, **axis)
+    figure.update_yaxes(**axis)
     return figure
+
+
+def log_axes(figure: go.Figure, panel: tuple[int, int], axes: str = "y") -> None:
+    """Make axes of a panel logarithmic over the numbers that its lines and points have, each decade labeled.
+
+    Bands and zeros do not stretch the range: the lower end of an interval can be a millionth of its estimate.
+    """
+    subplot = figure.get_subplot(*panel)
+    name = str(subplot.xaxis.plotly_name).replace("axis", "")
+    drawn = [trace for trace in figure.data if trace.type == "scatter" and (trace.xaxis or "x") == name and not trace.fill]
+    for axis in axes:
+        values = np.concatenate([np.asarray(trace[axis], dtype=float).ravel() for trace in drawn] or [np.ones(1)])
+        values = values[np.isfinite(values) & (values > 0)]
+        low, high = (np.log10(values.min()), np.log10(values.max())) if len(values) else (0.0, 1.0)
+        low, high = (low - 0.1, high + 0.1) if high - low > _LEAST_DECADES else (low - 0.2, high + 0.2)
+        ticks, labels = _log_ticks(low, high)
+        update = figure.update_xaxes if axis == "x" else figure.update_yaxes
+        update(type="log", range=[low, high], tickvals=ticks, ticktext=labels, row=panel[0], col=panel[1])
+
+
+def at_least(figure: go.Figure, panel: tuple[int, int], span: float) -> None:
+    """Let the linear y axis of a panel cover at least `span`, so that rounding does not look like a trend."""
+    name = str(figure.get_subplot(*panel).xaxis.plotly_name).replace("axis", "")
+    own = [np.asarray(t.y, dtype=float) for t in figure.data if (t.xaxis or "x") == name and t.type == "scatter"]
+    values = np.concatenate(own or [np.zeros(1)])
+    values = values[np.isfinite(values)]
+    if len(values) and values.max() - values.min() < span:
+        middle = (values.max() + values.min()) / 2
+        ends = [middle - span / 2, middle + span / 2]
+        shift = -ends[0] if ends[0] < 0 <= values.min() else 0.0  # nothing below zero where no number is
+        figure.update_yaxes(range=[end + shift for end in ends], row=panel[0], col=panel[1])
 
 
 def name_once(figure: go.Figure) -> None:
@@ -132,6 +176,23 @@ def label_axes(figure: go.Figure, panel: tuple[int, int], x: str, y: str) -> Non
 
 
 _SPACED = "a legend under each panel"
+_LEAST_DECADES = 0.5
+
+
+def _log_ticks(low: float, high: float) -> tuple[list[float], list[str]]:
+    """Powers of ten between two logarithms; 1, 2 and 5 of each where there are fewer than two."""
+    decades = list(range(math.floor(low), math.ceil(high) + 1))
+    powers = [10.0**k for k in decades if low <= k <= high]
+    if len(powers) >= 2:
+        powers = powers[:: -(-len(powers) // 6)]
+        return powers, [_power(value) for value in powers]
+    finer = [digit * 10.0**k for k in decades for digit in (1, 2, 5) if low <= math.log10(digit * 10.0**k) <= high]
+    return finer, [f"{value:.3g}" for value in finer]
+
+
+def _power(value: float) -> str:
+    exponent = round(math.log10(value))
+    return f"{value:g}" if -3 <= exponent <= 4 else f"10<sup>{exponent}</sup>"
 
 
 class _Stretch:
