@@ -36,9 +36,7 @@ def maps_figure(
                 col=panel[1],
             )
             figure.update_yaxes(autorange="reversed", row=panel[0], col=panel[1])
-            label_axes(
-                figure, panel, "key position", "scored position"
-            )
+            label_axes(figure, panel, "key position", "scored position")
     scale = {
         "colorscale": SHADES,
         "cmin": 0.0,

@@ -8,7 +8,16 @@ from jaxtyping import Float
 
 from bayesgeom.charts.lines import LEAST_BITS, add_line, add_null, add_reference
 from bayesgeom.results.estimate import Estimate
-from bayesgeom.results.theme import EXACT, MEASURED, SERIES, at_least, label_axes, log_axes, panels, with_room_for_legend
+from bayesgeom.results.theme import (
+    EXACT,
+    MEASURED,
+    SERIES,
+    at_least,
+    label_axes,
+    log_axes,
+    panels,
+    with_room_for_legend,
+)
 
 
 def sweep_figure(

@@ -12,7 +12,7 @@ from bayesgeom.core.plugins import Contained, is_foreign
 from bayesgeom.results.findings import caption, findings, tone
 from bayesgeom.results.library import asset, library, packed
 from bayesgeom.results.section import Section
-from bayesgeom.results.split import as_json, split
+from bayesgeom.results.split import as_json, plain, split
 from bayesgeom.results.theme import CONFIG, DARK, FONT, rgb
 
 if TYPE_CHECKING:
@@ -69,6 +69,7 @@ def page(
         sections=sections,
         tested=_tested(sections, provenance),
         findings=findings(sections),
+        subtitles={section.name: _subtitle(section) for section in sections},
         captions={section.name: caption(section) for section in sections},
         tone=tone,
         drawn=drawn,
@@ -121,6 +122,14 @@ def _tested(sections: Sequence[Section], provenance: Mapping[str, Any]) -> str:
     kind = model.get("architecture") if isinstance(model, Mapping) else None
     about = f" ({kind})" if kind and kind != "several" else ""
     return f"Tested: {name}{about} on {task}{f', {of}' if of else ''}."
+
+
+def _subtitle(section: Section) -> str:
+    """What the title of a figure says and the heading and the verdict do not."""
+    text = plain(section.figure.layout.title.text or "")
+    for known in (section.title, section.verdict):
+        text = text.removeprefix(plain(known)).lstrip(" —")
+    return text
 
 
 def _triple(color: str) -> str:

@@ -14,7 +14,14 @@ from bayesgeom.results.theme import DARK, EXACT, entries
 
 DIGITS = 5  # significant digits of a drawn number
 _CARTESIAN = {"bar", "box", "contour", "heatmap", "histogram", "image", "scatter", "violin"}
-_DASHES = {"solid": "", "dash": "7,4", "dot": "2,3", "dashdot": "7,3,2,3", "longdash": "11,4", "longdashdot": "11,3,2,3"}
+_DASHES = {
+    "solid": "",
+    "dash": "7,4",
+    "dot": "2,3",
+    "dashdot": "7,3,2,3",
+    "longdash": "11,4",
+    "longdashdot": "11,3,2,3",
+}
 _MARGIN = {"l": 54, "r": 14, "t": 10, "b": 44}
 _HEIGHT = 320  # pixels of a plot that states no height
 
@@ -66,14 +73,16 @@ def split(figure: go.Figure, name: str) -> Drawing:
         axis = str(x.plotly_name).replace("axis", "")
         traces = [index for index, trace in enumerate(figure.data) if (trace.xaxis or "x") == axis]
         title = _title(figure, x)
-        if traces and all(figure.data[index].mode == "text" for index in traces if figure.data[index].type == "scatter"):
+        if traces and all(
+            figure.data[index].mode == "text" for index in traces if figure.data[index].type == "scatter"
+        ):
             if all(figure.data[index].type == "scatter" for index in traces):
                 text = " ".join(str(word) for index in traces for word in figure.data[index].text)
-                notes.append(f"{title} ({_plain(text)})")
+                notes.append(f"{title} ({plain(text)})")
                 continue
         if traces:
             found.append(_panel(figure, axis, traces, listed.get(axis, {}), (f"figure-{name}-{number}", title)))
-    columns = {round(x.domain[0], 2) for x in figure.select_xaxes()}
+    columns = {round((x.domain or (0, 1))[0], 2) for x in figure.select_xaxes()}
     return Drawing(panels=found, notes=notes, is_wide=len(columns) == 1 or len(found) == 1)
 
 
@@ -115,7 +124,7 @@ def _is_grid(figure: go.Figure) -> bool:
 def _whole(figure: go.Figure, identifier: str) -> Panel:
     """A figure that is shown as it is."""
     drawn = figure.to_plotly_json()
-    layout, title = drawn["layout"], _plain((figure.layout.title.text or "").split("<br>")[0])
+    layout, title = drawn["layout"], plain((figure.layout.title.text or "").split("<br>")[0])
     height = int(layout.pop("height", None) or _HEIGHT)
     layout.pop("title", None)
     own: dict[str, Any] = {"data": drawn["data"], "layout": {**layout, "autosize": True}}
@@ -139,7 +148,7 @@ def _title(figure: go.Figure, x: "go.layout.XAxis") -> str:
         for note in figure.layout.annotations
         if note.xref == "paper" and left <= note.x <= right and abs(note.y - top) < 1e-6
     ]
-    return _plain(over[0]) if over else ""
+    return plain(over[0]) if over else ""
 
 
 def _panel(
@@ -159,10 +168,10 @@ def _panel(
     share = (y.domain or (0, 1))[1] - (y.domain or (0, 1))[0]
     height = share * ((figure.layout.height or 450) - (margins.t or 80) - (margins.b or 80))
     keys = [
-        Key(name=_plain(name), traces=[at[i] for i in own], swatch=_swatch(figure.data[own[0]]))
+        Key(name=plain(name), traces=[at[i] for i in own], swatch=_swatch(figure.data[own[0]]))
         for name, own in names.items()
     ]
-    about = [f"{_plain(side.title.text or '')}" for side in (y, x)]
+    about = [f"{plain(side.title.text or '')}" for side in (y, x)]
     alt = ". ".join(
         part
         for part in (
@@ -189,7 +198,9 @@ def _layout(figure: go.Figure, x: str, y: str) -> dict[str, Any]:
     for kind in ("shapes", "annotations"):
         inside = [each.to_plotly_json() for each in figure.layout[kind] if _belongs(each, x, y)]
         for each in inside:
-            each["xref"], each["yref"] = (str(each[ref]).replace(axis, axis[0]) for ref, axis in (("xref", x), ("yref", y)))
+            each["xref"], each["yref"] = (
+                str(each[ref]).replace(axis, axis[0]) for ref, axis in (("xref", x), ("yref", y))
+            )
         own[kind] = inside
     font = figure.layout.font.to_plotly_json()
     colors = {"paper_bgcolor": _CLEAR, "plot_bgcolor": _CLEAR, "font": {"color": EXACT, **font, "size": 12}}
@@ -255,7 +266,7 @@ def _symbol(symbol: str, paint: str) -> str:
     return f'<path d="{shape}" style="stroke:{paint};stroke-width:1.8;fill:{fill}"/>'
 
 
-def _plain(text: str) -> str:
+def plain(text: str) -> str:
     """Text without tags and line breaks."""
     return html.unescape(re.sub(r"\s+", " ", re.sub(r"<[^>]*>", " ", text))).strip()
 

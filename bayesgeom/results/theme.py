@@ -95,7 +95,9 @@ def log_axes(figure: go.Figure, panel: tuple[int, int], axes: str = "y") -> None
     """
     subplot = figure.get_subplot(*panel)
     name = str(subplot.xaxis.plotly_name).replace("axis", "")
-    drawn = [trace for trace in figure.data if trace.type == "scatter" and (trace.xaxis or "x") == name and not trace.fill]
+    drawn = [
+        trace for trace in figure.data if trace.type == "scatter" and (trace.xaxis or "x") == name and not trace.fill
+    ]
     for axis in axes:
         values = np.concatenate([np.asarray(trace[axis], dtype=float).ravel() for trace in drawn] or [np.ones(1)])
         values = values[np.isfinite(values) & (values > 0)]

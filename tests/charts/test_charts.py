@@ -133,7 +133,9 @@ def test_baselines_of_zero_are_gaps_and_none_looks_like_another() -> None:
 
 
 def test_each_panels_legend_names_what_it_draws_once(calibration: go.Figure) -> None:
-    by_panel = {axis: [t.name for t in calibration.data if t.showlegend and t.yaxis == axis] for axis in ("y", "y2", "y3")}
+    by_panel = {
+        axis: [t.name for t in calibration.data if t.showlegend and t.yaxis == axis] for axis in ("y", "y2", "y3")
+    }
     both = ["exact", "model"]
     assert by_panel == {"y": both, "y2": ["model", "baseline: uniform", "baseline: likelihood only"], "y3": both}
 
@@ -198,7 +200,9 @@ def test_profiles_draw_the_nulls_that_are_known(rng: np.random.Generator) -> Non
         figure, (1, 1), values, name="measured", band=(values - 1, values + 1), baselines={"a": level, "b": unknown}
     )
     drawn = {trace.name: trace for trace in figure.data}
-    assert set(drawn) == {"measured, 95 % interval", "measured", "baseline: a"} and drawn["baseline: a"].line.color == NULL
+    assert (
+        set(drawn) == {"measured, 95 % interval", "measured", "baseline: a"} and drawn["baseline: a"].line.color == NULL
+    )
     np.testing.assert_array_equal(drawn["measured"].y, values)
     np.testing.assert_array_equal(drawn["baseline: a"].y, level)
     assert list(drawn["measured"].x) == [0, 1, 2, 3, 4]

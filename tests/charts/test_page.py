@@ -149,7 +149,9 @@ def test_a_withheld_interval_is_a_dash_that_says_why() -> None:
 def found_in(text: str) -> list[str]:
     """The findings that a page opens with."""
     inside = text.split('<ul class="findings"')[1].split("</ul>")[0]
-    items = [" ".join(Reader(f"<p>{part.split('>', 1)[1].split('</li>')[0]}</p>").text) for part in inside.split("<li")[1:]]
+    items = [
+        " ".join(Reader(f"<p>{part.split('>', 1)[1].split('</li>')[0]}</p>").text) for part in inside.split("<li")[1:]
+    ]
     return [re.sub(r"\s+", " ", item).strip() for item in items]
 
 
@@ -202,9 +204,7 @@ def test_what_was_skipped_is_escaped(document: str) -> None:
 
 def test_without_skipped_probes_there_is_no_such_heading() -> None:
     whole = page("t", [section("one", "One")], skipped={}, provenance={})
-    assert "Not measured" not in whole and "Not measured" in page(
-        "t", [], skipped={"a": "b"}, provenance={}
-    )
+    assert "Not measured" not in whole and "Not measured" in page("t", [], skipped={"a": "b"}, provenance={})
 
 
 def test_provenance_can_be_read_back(document: str) -> None:
@@ -238,6 +238,23 @@ def test_a_plug_ins_figure_costs_no_page(rng: np.random.Generator) -> None:
     assert "its own look" in replace(undrawn, is_deep=False).to_html()
 
 
+@pytest.mark.parametrize(
+    ("title", "shown"),
+    [
+        ("First: is it?", ""),
+        ("First: is it? — not identified", "not identified"),
+        ("Other", "Other"),
+        ("First: is it?<br><sub>a note</sub>", "a note"),
+    ],
+)
+def test_a_figure_does_not_say_its_heading_again(title: str, shown: str) -> None:
+    figure = panels(title, ("a",), n_columns=1)
+    add_line(figure, (1, 1), [2, 3], np.array([0.5, 0.25]), name="measured")
+    text = page("t", [replace(section("first", "First: is it?"), figure=figure)], skipped={}, provenance={})
+    under = text.split("</figcaption>")[1].split('<div class="panels')[0].strip()
+    assert under == (f'<p class="note">{shown}</p>' if shown else "")
+
+
 def figures_of(document: str) -> dict[str, Any]:
     """What plotly.js is given to draw, by the place on the page."""
     packed = document.split('id="figures">')[1].split("</script>")[0]
@@ -256,7 +273,9 @@ def test_each_panel_is_a_plot_with_title_legend_and_text_for_the_blind() -> None
     drawn = figures_of(text)
     assert list(drawn) == ["figure-one-1", "figure-one-2"]
     assert drawn["figure-one-1"]["data"][0]["y"] == [0.12346, None, 7]
-    assert {"xaxis", "yaxis"} <= drawn["figure-one-2"]["layout"].keys() and "xaxis2" not in drawn["figure-one-2"]["layout"]
+    assert {"xaxis", "yaxis"} <= drawn["figure-one-2"]["layout"].keys() and "xaxis2" not in drawn["figure-one-2"][
+        "layout"
+    ]
     assert "xaxis" not in drawn["figure-one-2"]["data"][0], "the only axes that there are"
     assert 'role="img" aria-label="left. KL (bits) against layer. Shown: model"' in text
     assert text.count('<ul class="legend">') == 2 and "<h3>right</h3>" in text

@@ -39,7 +39,9 @@ def contrast(one: str, other: str) -> float:
 
 
 def test_contrast_is_that_of_the_guidelines() -> None:
-    assert contrast("#ffffff", "#000000") == pytest.approx(21) and contrast("#777777", "#ffffff") == pytest.approx(4.48, abs=0.01)
+    assert contrast("#ffffff", "#000000") == pytest.approx(21) and contrast("#777777", "#ffffff") == pytest.approx(
+        4.48, abs=0.01
+    )
 
 
 def style_colors(is_dark: bool) -> dict[str, str]:
