@@ -31,9 +31,9 @@ def add_heads(
     limits: tuple[float, float] | None = None,
     head: Literal["head", "key head"] = "head",
 ) -> None:
-    """Layers upward, heads to the right, missing values blank; the tick "◂ baseline" is the level without the structure.
+    """Layers upward, heads to the right, missing values blank; "◂ baseline" marks the level without the structure.
 
-    Without `limits` the scale is symmetric about the null. Where the null is the middle of the scale it is pale: colder
+    Without `limits` the scale is symmetric about the null. Where that is the middle of the scale it is pale: colder
     colors are below it, warmer ones above.
     """
     if not np.isfinite(values).any():

@@ -1,4 +1,4 @@
-"""Marks to pass: one row per mark, what was measured with its interval, where the mark lies, and what baselines score."""
+"""Marks to pass: one row per mark, what was measured with its interval, where the mark lies, what baselines score."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -1,7 +1,7 @@
 """The simplex of beliefs in the plane: a corner per hypothesis, a point per belief, colored by what it believes.
 
-Three hypotheses make a triangle, up to six a regular polygon, and more a heat map of sorted beliefs. The same color in two panels is the same exact
-belief, so that a read-out is right where it puts each color at the same place.
+Three hypotheses make a triangle, up to six a regular polygon, more of them a heat map of sorted beliefs.
+The same color in two panels is the same exact belief: a read-out is right where it puts each color at the same place.
 """
 
 from collections.abc import Sequence

@@ -48,7 +48,7 @@ def comparison_figure(
         figure.add_vline(x=level, line={"color": NULL, "dash": "dot", "width": 1}, row=2, col=1)
     figure.update_xaxes(range=[-0.3, 1.05], row=2, col=1)
     figure.update_yaxes(type="category", range=[len(names) - 0.5, -0.5], row=2, col=1)
-    label_axes(figure, (2, 1), "share closed; dotted: 0, 0.5, 0.95", "")
+    label_axes(figure, (2, 1), "share closed", "")
     return figure
 
 

@@ -1,6 +1,5 @@
 """Length: errors along positions with the training length marked, whole-sequence means, and where the excess enters."""
 
-import os
 from collections.abc import Sequence
 
 import numpy as np
@@ -84,9 +83,11 @@ def _add(
 
 def _short(arms: Sequence[str]) -> list[str]:
     """Names without the words that all of them begin with."""
-    shared = os.path.commonprefix(list(arms)) if len(arms) > 1 else ""
-    start = shared.rfind("-") + 1
-    return [arm[start:] or arm for arm in arms]
+    words = [arm.split("-") for arm in arms]
+    n_shared = 0
+    while len(arms) > 1 and all(len(own) > n_shared + 1 and own[n_shared] == words[0][n_shared] for own in words):
+        n_shared += 1
+    return ["-".join(own[n_shared:]) for own in words]
 
 
 def _smallest(values: Float[np.ndarray, " x"]) -> float:

@@ -11,7 +11,7 @@ from jaxtyping import Float, Int
 from bayesgeom.generalization.curves import LARGEST_WITHIN, N_TREND
 from bayesgeom.generalization.depth import EARLIER
 from bayesgeom.results.estimate import Estimate, Quantity
-from bayesgeom.results.headline import Headline
+from bayesgeom.results.headline import Headline, number_text
 from bayesgeom.results.report import Report, headline_of
 from bayesgeom.results.tables import aligned
 
@@ -131,7 +131,7 @@ class LengthReport(Report):
         name = f"{self.arms[index]}: " if len(self.arms) > 1 else ""
         return (
             f"{name}KL exceeds {self.threshold_bits:g} bits {where}; beyond the training length ({self.trained}) it is "
-            f"{ratio:.3g} times as large as within."
+            f"{number_text(ratio, 3) if ratio < 1000 else round(ratio)} times as large as within."
         )
 
     def plot(self) -> "Figure":

@@ -57,7 +57,7 @@ def findings(sections: Sequence[Section]) -> list[Finding]:
 def caption(section: Section) -> str:
     """Return the first finding of a section as the caption of its figure."""
     first = next(iter(_of_section(section)), None)
-    return "" if first is None else " ".join(part for part in (first.sentence, first.numbers) if part)
+    return "" if first is None else first.sentence or first.numbers
 
 
 def verdict_word(line: Headline) -> str:

@@ -11,7 +11,8 @@ from importlib.resources import files
 
 _BUNDLE = "plotly-cartesian.min.js.gz"
 CONTAINED = frozenset(
-    "bar box contour heatmap histogram histogram2d histogram2dcontour image pie scatter scatterternary violin".split()
+    {"bar", "box", "contour", "heatmap", "histogram", "histogram2d", "histogram2dcontour"}
+    | {"image", "pie", "scatter", "scatterternary", "violin"}
 )
 
 

@@ -1,4 +1,4 @@
-"""A figure as the page shows it: each panel a plot of its own, with a title, a legend and a text for who cannot see it."""
+"""A figure as the page shows it: each panel a plot of its own, with a title, a legend and a text for screen readers."""
 
 import html
 import json
@@ -73,17 +73,18 @@ def split(figure: go.Figure, name: str) -> Drawing:
         axis = str(x.plotly_name).replace("axis", "")
         traces = [index for index, trace in enumerate(figure.data) if (trace.xaxis or "x") == axis]
         title = _title(figure, x)
-        if traces and all(
-            figure.data[index].mode == "text" for index in traces if figure.data[index].type == "scatter"
-        ):
-            if all(figure.data[index].type == "scatter" for index in traces):
-                text = " ".join(str(word) for index in traces for word in figure.data[index].text)
-                notes.append(f"{title} ({plain(text)})")
-                continue
+        if traces and all(_is_text(figure.data[index]) for index in traces):
+            text = " ".join(str(word) for index in traces for word in figure.data[index].text)
+            notes.append(f"{title} ({plain(text)})")
+            continue
         if traces:
             found.append(_panel(figure, axis, traces, listed.get(axis, {}), (f"figure-{name}-{number}", title)))
     columns = {round((x.domain or (0, 1))[0], 2) for x in figure.select_xaxes()}
     return Drawing(panels=found, notes=notes, is_wide=len(columns) == 1 or len(found) == 1)
+
+
+def _is_text(trace: Any) -> bool:
+    return trace.type == "scatter" and trace.mode == "text"
 
 
 def compact(value: Any) -> Any:

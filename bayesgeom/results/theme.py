@@ -1,4 +1,4 @@
-"""One look for every chart: measured numbers in color, baselines in gray, a legend for each panel, units on the axes."""
+"""One look for every chart: measured numbers in color, baselines in gray, a legend per panel, units on the axes."""
 
 import math
 from collections.abc import Mapping
@@ -233,7 +233,7 @@ def _place_legends(
     """Under one panel, in as many columns as its width allows; `place` is its left, its right and the legend's top."""
     left, right, top = place
     n_lines = _lines(list(names), width * (right - left))
-    n_columns = -(-len(names) // n_lines) if names else 1
+    n_columns, legend = -(-len(names) // n_lines) if names else 1, ""
     for number, indices in enumerate(names.values()):
         column, first = divmod(number, n_lines)
         if first == 0:

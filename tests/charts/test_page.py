@@ -148,7 +148,7 @@ def test_a_withheld_interval_is_a_dash_that_says_why() -> None:
 
 def found_in(text: str) -> list[str]:
     """The findings that a page opens with."""
-    inside = text.split('<ul class="findings"')[1].split("</ul>")[0]
+    inside = text.split('<ul class="findings"')[1].split("</ul>", maxsplit=1)[0]
     items = [
         " ".join(Reader(f"<p>{part.split('>', 1)[1].split('</li>')[0]}</p>").text) for part in inside.split("<li")[1:]
     ]
@@ -257,7 +257,7 @@ def test_a_figure_does_not_say_its_heading_again(title: str, shown: str) -> None
 
 def figures_of(document: str) -> dict[str, Any]:
     """What plotly.js is given to draw, by the place on the page."""
-    packed = document.split('id="figures">')[1].split("</script>")[0]
+    packed = document.split('id="figures">')[1].split("</script>", maxsplit=1)[0]
     found: dict[str, Any] = json.loads(gzip.decompress(base64.b64decode(packed)))
     return found
 

@@ -100,7 +100,7 @@ def test_legends_lie_under_their_panel_and_panels_keep_their_height() -> None:
 
     def pixels(of: go.Figure, share: float) -> float:
         margins = of.layout.margin
-        return share * (of.layout.height - margins.t - margins.b)
+        return float(share * (of.layout.height - margins.t - margins.b))
 
     for name in ("yaxis", "yaxis2", "yaxis3"):
         low, high = figure.layout[name].domain
