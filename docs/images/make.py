@@ -41,7 +41,7 @@ def photograph(page: Path, to: Path, height: int) -> None:
     if browser is None:
         raise SystemExit("Chromium is not on the path: install it first.")
     options = ["--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--virtual-time-budget=20000"]
-    subprocess.run(  # noqa: S603
+    subprocess.run(
         [browser, *options, f"--window-size={WIDTH},{height}", f"--screenshot={to}", page.as_uri()],
         check=True,
         capture_output=True,
