@@ -16,6 +16,8 @@ from bayesgeom.results.tables import aligned
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
+    from bayesgeom.dynamics.drawing import Curves
+
 UNIFORM, DIRECTIONS, SUBSPACES = "uniform predictor", "random directions", "random subspaces"
 SHUFFLED = "shuffled entropies"
 _MAX_LAYERS = 7  # of the answer shift, whose ceiling and baseline are drawn too
@@ -76,9 +78,9 @@ class DynamicsReport(Report):
     def plot(self) -> "Figure":
         from bayesgeom.charts.curves import Curve
         from bayesgeom.dynamics.drawing import Curves, by_layer, by_run, curves_figure, levels_of, of_baselines
-        from bayesgeom.results.theme import EXACT, QUANTITIES
+        from bayesgeom.results.theme import QUANTITIES
 
-        first, shift = self.pattern_distance_bits.value[:, :1], self.answer_shift_bits
+        first = self.pattern_distance_bits.value[:, :1]
         kl, errors = by_run(self.runs, self.kl_bits), by_run(self.runs, self.entropy_mae_bits)
         patterns = by_run(self.runs, self.pattern_distance_bits, first)
         shape = [
@@ -86,9 +88,6 @@ class DynamicsReport(Report):
             Curve(name="curve share", values=self.curve_share.value.mean(axis=0), color=QUANTITIES[1]),
         ]
         read = by_run(self.runs, self.belief_r2)
-        highest = self.ceiling_answer_shift_bits.value[..., 0].mean(axis=0)
-        ceiling = Curve(name="ceiling, layer 0", values=highest, color=EXACT)
-        swapped = [*by_layer(shift.value)[:_MAX_LAYERS], ceiling]
         by_layers = by_layer(self.pattern_distance_bits_by_layer)
         drawn = (
             Curves(
@@ -124,12 +123,7 @@ class DynamicsReport(Report):
                 curves=read,
                 levels=of_baselines("belief R²", self.belief_r2.baselines),
             ),
-            Curves(
-                title="Swapping the frame, by layer",
-                unit="answer shift (bits)",
-                curves=swapped,
-                levels=(*of_baselines("layer 0", shift[..., 0].baselines), ("no shift", 0.0)),
-            ),
+            self._swapped(),
             Curves(
                 title="Frame ratio, by layer",
                 unit="over chance",
@@ -138,6 +132,21 @@ class DynamicsReport(Report):
             ),
         )
         return curves_figure(self.title, self.steps, drawn)
+
+    def _swapped(self) -> "Curves":
+        """The panel of the answer shift, by layer, under its ceiling."""
+        from bayesgeom.charts.curves import Curve
+        from bayesgeom.dynamics.drawing import Curves, by_layer, of_baselines
+        from bayesgeom.results.theme import EXACT
+
+        shift, highest = self.answer_shift_bits, self.ceiling_answer_shift_bits.value[..., 0].mean(axis=0)
+        ceiling = Curve(name="ceiling, layer 0", values=highest, color=EXACT)
+        return Curves(
+            title="Swapping the frame, by layer",
+            unit="answer shift (bits)",
+            curves=[*by_layer(shift.value)[:_MAX_LAYERS], ceiling],
+            levels=(*of_baselines("layer 0", shift[..., 0].baselines), ("no shift", 0.0)),
+        )
 
     def timed(self) -> Mapping[str, np.ndarray]:
         """Return the curves whose settling decides the order, as `order_of` takes them."""

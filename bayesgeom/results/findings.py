@@ -57,7 +57,10 @@ def findings(sections: Sequence[Section]) -> list[Finding]:
 def caption(section: Section) -> str:
     """Return the first finding of a section as the caption of its figure."""
     first = next(iter(_of_section(section)), None)
-    return "" if first is None else first.sentence or first.numbers
+    if first is None:
+        return ""
+    word = f"{_capital(first.verdict)}: " if first.sentence and first.verdict else ""
+    return f"{word}{first.sentence or first.numbers}"
 
 
 def verdict_word(line: Headline) -> str:

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping
+from typing import final
 
 import numpy as np
 import plotly.graph_objects as go
@@ -197,6 +198,7 @@ def _power(value: float) -> str:
     return f"{value:g}" if -3 <= exponent <= 4 else f"10<sup>{exponent}</sup>"
 
 
+@final
 class _Stretch:
     """Where heights in a figure lie once its rows have room for their legends, as shares of the new height."""
 

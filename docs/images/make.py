@@ -14,10 +14,10 @@ FOLDER = Path(__file__).resolve().parent
 READINGS = FOLDER.parent / "readings"
 _REST = ".note, nav, h2, section .about, .scroll"
 PICTURES = {  # file: reading, height in pixels, what is left out of the page
-    "calibration.png": ("claims/calibration-bijection-v20", 720, f"{_REST}, .panel:nth-child(n + 3)"),
-    "ablation.png": ("bijection-v20-llama/ablation", 850, f"{_REST}, .panel:nth-child(n + 3)"),
-    "architectures.png": ("mlp-prefix", 860, f"{_REST}, .panel:nth-child(2)"),
-    "length.png": ("length-recall-mixed", 990, f"{_REST}, .findings"),
+    "calibration.png": ("claims/calibration-bijection-v20", 840, f"{_REST}, .panel:nth-child(n + 3)"),
+    "ablation.png": ("bijection-v20-llama/ablation", 960, f"{_REST}, .panel:nth-child(n + 3)"),
+    "architectures.png": ("mlp-prefix", 930, f"{_REST}, .panel:nth-child(2)"),
+    "length.png": ("length-recall-mixed", 1130, f"{_REST}, .findings"),
 }
 WIDTH, COLORS, MOST_BYTES = 1200, 128, 150_000
 
