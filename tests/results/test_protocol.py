@@ -173,7 +173,7 @@ def test_a_table_of_a_diagnosis_holds_the_rows_of_its_reports(diagnosis: Diagnos
 @pytest.mark.parametrize("as_path", [str, Path])
 def test_a_page_is_returned_and_written_where_asked(as_path: Any, report: PlantedReport, tmp_path: Path) -> None:
     text = report.to_html()
-    assert text.startswith("<!doctype html>") and "<h1>tiny on Bijection(n=11)</h1>" in text
+    assert text.startswith("<!doctype html>") and "<title>tiny on Bijection(n=11)</title>" in text
     assert list(tmp_path.iterdir()) == []
     returned = report.to_html(as_path(tmp_path / "page.html"))
     assert (tmp_path / "page.html").read_text(encoding="utf-8") == returned
