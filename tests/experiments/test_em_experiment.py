@@ -133,7 +133,7 @@ def test_the_figure_shows_curves_floor_and_no_difference(report: EMReport) -> No
     curve = next(trace for trace in figure.data if trace.name == EM_LIKE)
     np.testing.assert_allclose(curve.y, report.loss_bits_by_step[TRAINED, 0, 1].mean(axis=0))
     assert figure.layout.yaxis.title.text == "loss (bits)"
-    assert any(trace.name == "null: no effect" and trace.x[0] == 1 for trace in figure.data)
+    assert any(trace.name == "baseline: 1" and trace.x[0] == 1 for trace in figure.data)
 
 
 def test_seeds_decide_everything(report: EMReport) -> None:

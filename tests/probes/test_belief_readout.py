@@ -214,8 +214,8 @@ def test_the_figure_draws_every_baseline() -> None:
         "mean belief",
         "Gaussian cloud",
     ):
-        assert f"null: {null}" in names, null
-    assert "null: one constant answer" in names
+        assert f"baseline: {null}" in names, null
+    assert "baseline: one constant answer" in names
     shown = [trace.name for trace in figure.data if trace.showlegend]
     assert len(shown) == len(set(shown))
     dashes = {trace.name: trace.line.dash for trace in figure.data if (trace.name or "").startswith("null")}

@@ -357,7 +357,7 @@ def test_figure_shows_every_view_its_chance_and_the_untrained(everything: tuple[
     titles = [note.text for note in figure.layout.annotations]
     assert any(title.startswith("hypotheses / weights (random W_K: ") and "(chance: " in title for title in titles)
     names = {trace.name for trace in figure.data}
-    assert {"null: random directions", "null: untrained networks", "mean |cosine|", "mean key removed"} <= names
+    assert {"baseline: random directions", "baseline: untrained networks", "mean |cosine|", "mean key removed"} <= names
     maps = [trace for trace in figure.data if isinstance(trace, go.Heatmap)]
     assert len(maps) == 7, "the three views of the empty set have no map"
     assert all(any("null" in tick for tick in trace.colorbar.ticktext) for trace in maps)

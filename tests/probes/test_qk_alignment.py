@@ -244,7 +244,7 @@ def test_figure_holds_a_map_per_relation_and_its_null(rng: np.random.Generator) 
     report = QKAlignment().measure(run_of(rng), [QKAlignment().measure(run_of(rng))])
     figure = report.plot()
     names = {trace.name for trace in figure.data}
-    assert {"random", "once", "null: another sequence's relation", "null: untrained networks"} <= names
+    assert {"random", "once", "baseline: another sequence's relation", "baseline: untrained networks"} <= names
     maps = [trace for trace in figure.data if isinstance(trace, go.Heatmap)]
     assert len(maps) == 3, "relations without rows have no map, and one that holds in one sequence has no baseline"
     assert all(any("null" in tick for tick in trace.colorbar.ticktext) for trace in maps)

@@ -253,7 +253,7 @@ def test_the_figure_draws_clouds_curves_and_baselines() -> None:
     assert isinstance(figure, go.Figure) and figure.layout.title.text == report.title
     names = [trace.name for trace in figure.data]
     assert names.count("scored position") == 4 and names.count("smooth curve in entropy") == 2
-    assert names.count("null: untrained networks") == 4 and names.count("null: shuffle within position") == 4
+    assert names.count("baseline: untrained networks") == 4 and names.count("baseline: shuffle within position") == 4
     colors = [trace.marker.color for trace in figure.data if trace.name == "scored position"]
     np.testing.assert_array_equal(colors[0], report.shown_entropy_bits)
     np.testing.assert_array_equal(colors[1], report.shown_position)
