@@ -247,7 +247,7 @@ def test_figure_holds_a_map_per_relation_and_its_null(rng: np.random.Generator) 
     assert {"random", "once", "baseline: another sequence's relation", "baseline: untrained networks"} <= names
     maps = [trace for trace in figure.data if isinstance(trace, go.Heatmap)]
     assert len(maps) == 3, "relations without rows have no map, and one that holds in one sequence has no baseline"
-    assert all(any("null" in tick for tick in trace.colorbar.ticktext) for trace in maps)
+    assert all(any("baseline" in tick for tick in trace.colorbar.ticktext) for trace in maps)
     titles = [note.text for note in figure.layout.annotations]
     assert "random: attention above another sequence's relation (baseline: 0)" in titles
     assert "all (not identified): AUC of q·k (baseline: 0.5)" in titles
