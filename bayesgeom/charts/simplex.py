@@ -13,6 +13,7 @@ import plotly.graph_objects as go
 from jaxtyping import Float
 
 from bayesgeom.results.theme import EXACT, NULL, SERIES, SHADES
+from bayesgeom.stats.polygon import MAX_CORNERS as MOST_HYPOTHESES
 from bayesgeom.stats.polygon import corners, placed
 
 MAX_CORNERS = 6  # beyond these, points that differ lie on each other: a heat map of sorted beliefs is drawn
@@ -43,7 +44,8 @@ def add_simplex(figure: go.Figure, panel: tuple[int, int], simplex: Simplex) -> 
         _add_sorted(figure, places, simplex.placed[drawn], simplex.belief[drawn])
         return
     if n < 2 or not drawn.any():
-        _add(figure, places, x=[0], y=[0], mode="text", text=[simplex.note], textfont={"color": NULL})
+        text = f"{n} hypotheses are too many to draw" if n > MOST_HYPOTHESES else simplex.note
+        _add(figure, places, x=[0], y=[0], mode="text", text=[text], textfont={"color": NULL})
     else:
         edge = corners(n)
         closed = np.concatenate([edge, edge[:1]])

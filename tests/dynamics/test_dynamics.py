@@ -250,7 +250,7 @@ def test_the_settling_figure_has_a_row_for_every_pair_and_every_curve(settled: S
 
 
 def test_figures_hold_curves_frames_and_maps(run: Path, whole: Diagnosis, report: DynamicsReport) -> None:
-    assert {"small", "layer 0", "layer 1", "random directions"} <= {trace.name for trace in report.plot().data}
+    assert {"small", "layer 0", "layer 1", "baseline: random directions"} <= {trace.name for trace in report.plot().data}
     film = whole["manifold_film"].plot()
     assert [frame.name for frame in film.frames] == [str(step) for step in STEPS]
     assert [step.label for step in film.layout.sliders[0].steps] == [str(step) for step in STEPS]

@@ -207,7 +207,8 @@ def test_a_report_is_saved_drawn_and_tabled(two_arms: LengthReport, tmp_path: Pa
     assert isinstance(again, LengthReport) and again.arms == ("learned 0", "rotary 0")
     np.testing.assert_array_equal(again.kl_bits.value, two_arms.kl_bits.value)
     names = {trace.name for trace in two_arms.plot().data}
-    assert {"learned 0", "rotary 0", "baseline: likelihood only", "threshold 0.01 bits"} <= names
+    assert {"learned 0", "rotary 0", f"baseline: {two_arms.predictors[0].replace('_', ' ')}"} <= names
+    assert "threshold 0.01 bits" in names
     assert length_generalization([small(), small()], lengths=[11], n=5).arms == ("rotary 0", "rotary 0 (2)")
     assert len(two_arms.headlines()) == 8 and len(two_arms.table().splitlines()) == 12
 

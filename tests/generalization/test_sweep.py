@@ -154,7 +154,7 @@ def test_a_report_is_saved_drawn_and_tabled(tmp_path: Path) -> None:
     again = Diagnosis.load(tmp_path / "run")["sweep"]
     assert isinstance(again, SweepReport) and again.values == ("0.05", "0.1")
     names = {trace.name for trace in report.plot().data}
-    assert {"floor=0.1", "floor=0.1, model", "exact", "model", "baseline: strongest shortcut"} <= names
+    assert {"floor=0.1", "floor=0.1, exact", "exact", "model", "baseline: strongest shortcut"} <= names
     assert report.headlines()[0].baseline > 0
 
 

@@ -218,7 +218,7 @@ def test_write_strength_is_a_loop_over_heads() -> None:
 
 def test_the_report_draws_prints_and_keeps(swapped: InterventionReport, tmp_path: Path) -> None:
     names = [trace.name for trace in swapped.plot().data]
-    for name in ("ceiling: whole activation", "random subspaces, mean", *swapped.bands):
+    for name in ("ceiling: whole activation", "baseline: random subspaces (range)", "all positions, 95 % interval"):
         assert names.count(name) == 2
     assert swapped.bands == ("all", "first third", "middle third", "last third")
     text = swapped.table()

@@ -360,6 +360,6 @@ def test_figure_shows_every_view_its_chance_and_the_untrained(everything: tuple[
     assert {"baseline: random directions", "baseline: untrained networks", "mean |cosine|", "mean key removed"} <= names
     maps = [trace for trace in figure.data if isinstance(trace, go.Heatmap)]
     assert len(maps) == 7, "the three views of the empty set have no map"
-    assert all(any("null" in tick for tick in trace.colorbar.ticktext) for trace in maps)
+    assert all(any("baseline" in tick for tick in trace.colorbar.ticktext) for trace in maps)
     np.testing.assert_array_equal(maps[0].z, report.overlap.value[0])
     assert titles[0].startswith("inputs / activation")
