@@ -127,8 +127,9 @@ class Model(ABC):
         training = {part: part.training for part in self.module.modules()}
         self.module.eval()
         log = BehaviorLog()
+        recorder = Recorder(self.module, self.spec, self.point, [s for s in wanted if not s.is_static])
         try:
-            with torch.no_grad(), Recorder(self.spec, self.point, [s for s in wanted if not s.is_static]) as recorder:
+            with torch.no_grad():
                 passes = self._cut(blocks, recorder, n_recorded, budget_bytes)
                 kept = self._pass_over(passes, recorder, log, baseline_predictives)
         finally:

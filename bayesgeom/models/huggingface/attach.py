@@ -153,7 +153,7 @@ class _Attaching:
                     handle.remove()
 
         taps = plumbing.taps
-        passages = perturbed_pass(forward, taps.at, taps.sites(), n_layers, amount=_AMOUNT)
+        passages = perturbed_pass(self.hf, forward, taps.at, taps.sites(), n_layers, amount=_AMOUNT)
         return passages, Functions(
             written=partial(_written, anatomy) if anatomy.writers is not None else None,
             projected=None,
