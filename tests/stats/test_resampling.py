@@ -6,7 +6,6 @@ import torch
 from scipy.stats import rankdata, spearmanr
 
 from bayesgeom.stats.bootstrap import bootstrap_weights
-from bayesgeom.stats.correlation import partial_spearman
 from bayesgeom.stats.pca import covariance, principal_axes, variance_shares
 from bayesgeom.stats.regression import without_level_means
 from bayesgeom.stats.resampling import (
@@ -15,6 +14,7 @@ from bayesgeom.stats.resampling import (
     resampled_order,
     resampled_spearman,
 )
+from tests.stats.slow import partial_spearman
 
 SEQUENCES, POSITIONS, D, DRAWS = 13, 5, 3, 7
 
