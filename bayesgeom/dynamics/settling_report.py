@@ -8,12 +8,13 @@ import numpy as np
 from jaxtyping import Float
 
 from bayesgeom.dynamics.order import ORDER_RULE
-from bayesgeom.dynamics.settling import FALL_RULE, NEAR, SETTLED
+from bayesgeom.dynamics.settling import FALL_RULE, NEAR
 from bayesgeom.results.cells import interval_cell
 from bayesgeom.results.estimate import Estimate, Quantity
 from bayesgeom.results.headline import Headline
 from bayesgeom.results.report import Report, headline_of
 from bayesgeom.results.tables import aligned
+from bayesgeom.stats.crossings import SETTLED
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure

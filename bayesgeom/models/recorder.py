@@ -11,12 +11,11 @@ from torch import Tensor, nn
 
 from bayesgeom.core.errors import HookFault
 from bayesgeom.core.hooks import Change, hooked, site_hook
-from bayesgeom.core.run import ModelSpec
+from bayesgeom.core.run import ModelSpec, at_scored
 from bayesgeom.core.sites import Site
 from bayesgeom.core.trials import Trials
 
 Point = Callable[[Site, int], nn.Module]
-_SCORED_AXES = ("pos", "query_pos")
 
 
 @final
@@ -60,7 +59,7 @@ class Recorder:
     def _storing(self, site: Site, layer: int, trials: Trials) -> Change:
         def store(output: Tensor) -> None:
             self._check_shape(site, layer, output, trials)
-            kept = cut_to_scored(site, output, trials)
+            kept = at_scored(site, output, trials)
             if site not in self._storage:
                 shape = (self.spec.n_layers, self._room, *kept.shape[1:])
                 self._storage[site] = torch.empty(shape, dtype=torch.float32, device=kept.device)
@@ -80,15 +79,6 @@ class Recorder:
                 f"site {site.name!r} of layer {layer} of {self.spec.name} has shape {tuple(output.shape)}; its axes "
                 f"{' '.join(site.axes)} say {expected}."
             )
-
-
-def cut_to_scored(site: Site, values: Shaped[Tensor, "*axes"], trials: Trials) -> Shaped[Tensor, "*kept"]:
-    """Keep the scored positions along a site's `pos` or `query_pos` axis, if it has one."""
-    for axis in _SCORED_AXES:
-        if axis in site.axes:
-            at = site.axes.index(axis)
-            return trials.at_scored(values.movedim(at, 1)).movedim(1, at)
-    return values
 
 
 def bytes_per_sequence(spec: ModelSpec, sites: Sequence[Site], trials: Trials) -> int:

@@ -187,8 +187,7 @@ class ValueManifold(Probe[ValueManifoldReport]):
         scale = shuffled_scale(entropy, level, shuffles=SHUFFLES, seed=run.seed)
 
         def points_of(site: Site, layer: int) -> Float[Tensor, "point d"]:
-            values = run.at(site)[layer][:n]
-            points = (trials.at_scored(values) if "key_pos" in site.axes else values).flatten(2).flatten(0, 1)
+            points = run.vectors(site, layer)[:n].flatten(0, 1)
             return standardized(points) if self.standardized else points
 
         layers, sites = range(run.spec.n_layers), [site for site in _SITES if site in run.recorded]

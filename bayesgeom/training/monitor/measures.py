@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from bayesgeom.core.behavior import answer_log_probabilities
 from bayesgeom.core.hooks import Change, Place, keeping
+from bayesgeom.core.run import at_scored
 from bayesgeom.core.sites import PATTERN, TOKEN_KEYS, V
 from bayesgeom.core.trials import Trials
 from bayesgeom.models.base import Model
@@ -131,8 +132,8 @@ def _watched(model: Model, trials: Trials, held: dict[Place, Tensor]) -> dict[Pl
 
     def attention(layer: int) -> Change:
         def keep(pattern: Tensor) -> None:
-            scored = trials.at_scored(pattern.transpose(1, 2))
-            held[PATTERN, layer] = entropy_bits(scored.float()).mean(dim=(0, 1))
+            scored = at_scored(PATTERN, pattern, trials)
+            held[PATTERN, layer] = entropy_bits(scored.float()).mean(dim=(0, 2))
 
         return keep
 
