@@ -139,7 +139,7 @@ def text_rows() -> None:
     cells = [[f"quantity {i}", f"{i / 7:.4f}", f"{i / 9:.4f} … {i / 5:.4f}", "untrained networks"] for i in range(24)]
 
     def of_rich() -> str:
-        table = Table(box=None)
+        table = Table(box=None, show_header=False)
         for _ in cells[0]:
             table.add_column()
         for line in cells:
