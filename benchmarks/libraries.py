@@ -5,6 +5,7 @@ the decisions.
 """
 
 import argparse
+import json
 import subprocess
 import sys
 import time
@@ -155,9 +156,8 @@ def text_rows() -> None:
 
 
 def config_row() -> None:
-    from pydantic import TypeAdapter, ValidationError
+    from pydantic import TypeAdapter
 
-    from bayesgeom.core.errors import BayesGeomError
     from bayesgeom.models.config import config_from_dict
     from bayesgeom.models.native.transformer import TransformerConfig
 
@@ -166,24 +166,34 @@ def config_row() -> None:
     sizes = {name: value for name, value in written.items() if name != "architecture"}
     adapter = TypeAdapter(TransformerConfig)
     own, ours = seconds(lambda: config_from_dict(written))
-    library, theirs = seconds(lambda: adapter.validate_python(sizes, strict=True))
+    library, theirs = seconds(lambda: adapter.validate_json(json.dumps(sizes), strict=True))
     assert ours == theirs == config
-    wrong = dict[str, str]()
-    for name, read in (
-        ("own", lambda: config_from_dict(written | {"n_layer": 6})),
-        ("pydantic", lambda: adapter.validate_python(sizes | {"n_layer": 6}, strict=True)),
-    ):
-        try:
-            read()
-            wrong[name] = "accepts"
-        except (BayesGeomError, ValidationError):
-            wrong[name] = "refuses"
+    wrong = {"an unknown size": {"n_layer": 6}, "n_layers=True": {"n_layers": True}, 'd_mlp="768"': {"d_mlp": "768"}}
+    readers = {
+        "own": lambda change: config_from_dict(written | change),
+        "pydantic": lambda change: adapter.validate_json(json.dumps(sizes | change), strict=True),
+    }
+    refused = {
+        name: [what for what, change in wrong.items() if refuses(read, change)] for name, read in readers.items()
+    }
     row(
         "reading a model's config",
         own,
         library,
-        f"an unknown size: own {wrong['own']} it, pydantic {wrong['pydantic']}",
+        "; ".join(f"{name} refuses {', '.join(found) or 'nothing'}" for name, found in refused.items()),
     )
+
+
+def refuses(read: Callable[[dict[str, Any]], object], change: dict[str, Any]) -> bool:
+    from pydantic import ValidationError
+
+    from bayesgeom.core.errors import BayesGeomError
+
+    try:
+        read(change)
+    except (BayesGeomError, ValidationError):
+        return True
+    return False
 
 
 def imports(*modules: str) -> None:
