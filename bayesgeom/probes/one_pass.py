@@ -11,7 +11,7 @@ from bayesgeom.core.progress import bar
 from bayesgeom.core.run import Run
 from bayesgeom.core.sites import Site
 from bayesgeom.core.trials import Trials
-from bayesgeom.generalization.relabeling import RelabelingJob
+from bayesgeom.generalization.relabeling import Renaming
 from bayesgeom.generalization.relabeling_report import RelabelingReport
 from bayesgeom.models.base import Model
 from bayesgeom.models.provenance import provenance
@@ -85,12 +85,12 @@ def diagnose(
 
 
 def _further_passes(
-    model: Model, task: WindTunnel, run: Run, renaming: RelabelingJob | None, *, seed: int, ablations: bool
+    model: Model, task: WindTunnel, run: Run, renaming: Renaming | None, *, seed: int, ablations: bool
 ) -> dict[str, Report]:
     """What takes passes of its own: a renaming of hypotheses, and ablations."""
     found = list[Report]()
     if renaming is not None:
-        found.append(renaming.run(before=run))  # its first block is the same
+        found.append(renaming.report(before=run))  # its first block is the same
     if ablations:
         found.append(ablate(model, task, n=run.n, seed=seed))
     return {report.name: report for report in found}
@@ -140,7 +140,7 @@ class _Plan:
     sites: tuple[Site, ...]
     skipped: dict[str, str]
     inapplicable: dict[str, str]
-    renaming: RelabelingJob | None
+    renaming: Renaming | None
 
 
 @final
@@ -191,7 +191,7 @@ def _plan(
         sites |= dict.fromkeys((*probe.needs.sites, *(site for site in probe.needs.optional if site in model.sites)))
     renaming = None
     try:
-        renaming = RelabelingJob.of(model, task, n=min(n, N_RENAMED), seed=seed) if probes is None else None
+        renaming = Renaming.of(model, task, n=min(n, N_RENAMED), seed=seed) if probes is None else None
     except (InvalidArgument, TaskMismatch) as reason:
         (inapplicable if isinstance(reason, TaskMismatch) else skipped)[RelabelingReport.name] = str(reason)
     # Calibration leads, as the question that the others explain.
