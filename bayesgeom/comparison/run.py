@@ -48,7 +48,8 @@ def compare(
     named = {"name": ", ".join(_names(architectures)), "architecture": "several"}
     where = provenance(named, ", ".join(_names(tasks)), {"seeds": seeds, "n": n, "seed": seed})
     weights = dict(zip(report.checkpoints, report.weights_hashes, strict=True))
-    return with_provenance(report, where | {"weights": weights})
+    by_task = {own.task: own.recipe.task.config() for own in cells}
+    return with_provenance(report, where | {"task": by_task, "weights": weights})
 
 
 def plan_comparison(

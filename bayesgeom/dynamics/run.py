@@ -1,4 +1,4 @@
-"""`training_dynamics`: the diagnostics over the snapshots of a training, or of several seeds of it, on the same trials."""
+"""`training_dynamics`: the diagnostics at every snapshot of one training or of several seeds, on the same sequences."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""`length_generalization`: errors far beyond the training length, position by position, for one model or for several side by side."""
+"""`length_generalization`: errors far beyond the training length, position by position, of one model or several."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace

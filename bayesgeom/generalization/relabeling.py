@@ -1,4 +1,4 @@
-"""`relabeling_invariance`: a paired test of invariance. The same latent problems with their hypotheses renamed consistently."""
+"""`relabeling_invariance`: a paired test of the same latent problems, with hypotheses renamed consistently."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass

@@ -1,8 +1,8 @@
 """`sweep`: one parameter of a task varied, the exact posterior and a model beside it."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass, fields, is_dataclass, replace
-from typing import Any, final
+from dataclasses import fields, is_dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -106,9 +106,7 @@ def _exact(label: str, task: WindTunnel, *, n: int, seed: int, note: str = "") -
         log.add(block, exact.log(), torch.zeros_like(exact[..., 0]), task.baseline_predictives(block))
     exactly: Behavior
     exactly, _, predictors = log.finished()
-    return Value(
-        label=label, note=note, exact_entropy_bits=exactly.exact_entropy_bits, own=None, predictors=predictors
-    )
+    return Value(label=label, note=note, exact_entropy_bits=exactly.exact_entropy_bits, own=None, predictors=predictors)
 
 
 def _trained_value(model: Model | None, vary: str) -> str:

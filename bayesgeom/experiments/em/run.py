@@ -28,7 +28,10 @@ def em_experiment(
     chosen = _checked(seeds, steps=steps, length=length, every=every)
     with bar(total=len(CHAINS) * len(chosen) * steps, desc="sticky chain", unit="step", leave=False) as progress:
         curves = [
-            [learned(chain, seed=seed, steps=steps, length=length, every=every, tick=progress.update) for seed in chosen]
+            [
+                learned(chain, seed=seed, steps=steps, length=length, every=every, tick=progress.update)
+                for seed in chosen
+            ]
             for chain in CHAINS
         ]
     report = em_report(CHAINS, chosen, curves, recorded_steps(steps, every))
