@@ -28,7 +28,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bayesgeom.ablations.batteries import everything
 from bayesgeom.ablations.component import Ablation, Component
 from bayesgeom.ablations.run import N_REFERENCE, BatteryRun
 from bayesgeom.ablations.scoring import scores_of
@@ -51,7 +50,7 @@ POINTS = {"head": "attn.hook_z", "attention": "hook_attn_out", "mlp": "hook_mlp_
 def battery_run(model: HookedModel, n: int) -> BatteryRun:
     """The default battery on the model's own task."""
     assert model.task is not None
-    return BatteryRun(model=model, task=model.task, battery=everything(model), mode="mean", n=n, seed=0)
+    return BatteryRun.of(model, model.task, "all", n=n, seed=0)
 
 
 def plain_loop(model: HookedModel, job: BatteryRun) -> tuple[np.ndarray, np.ndarray]:

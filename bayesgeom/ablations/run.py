@@ -69,7 +69,8 @@ def ablate(
         HookFault: No ablation of the battery changed anything.
         OutputFault: `out` holds the progress of another battery.
     """
-    run = _checked(model, task, battery, mode=mode, n=n, seed=seed)
+    subject = as_model(model)
+    run = BatteryRun.of(subject, scored_task_of(subject, task), battery, mode=mode, n=n, seed=seed)
     return run.exact(None if out is None else Path(out))
 
 
@@ -101,33 +102,14 @@ def attribution_preview(
     Raises:
         InvalidArgument: `exact` is of other ablations, sequences or another mode; and as in `ablate`.
     """
-    run = _checked(model, task, battery, mode=mode, n=n, seed=seed)
+    subject = as_model(model)
+    run = BatteryRun.of(subject, scored_task_of(subject, task), battery, mode=mode, n=n, seed=seed)
     if exact is not None and (exact.ablations, exact.mode, exact.n) != (run.labels, mode, n):
         raise InvalidArgument(
             f"exact is a report on {len(exact.ablations)} ablations, mode {exact.mode!r}, {exact.n} sequences; the "
             f"preview is of {len(run.battery)}, mode {mode!r}, {n} sequences. Use the same arguments."
         )
     return run.preview(exact)
-
-
-def _checked(
-    model: ModelLike, task: TaskLike | None, battery: str | Sequence[Ablation], *, mode: Mode, n: int, seed: int
-) -> "BatteryRun":
-    """Check everything that can be checked before anything runs."""
-    subject = as_model(model)
-    chosen = named_battery(battery, subject) if isinstance(battery, str) else list(battery)
-    if not chosen:
-        raise InvalidArgument("the battery is empty: pass at least one ablation, or none for the default battery.")
-    if mode not in ("zero", "mean", "resample"):
-        raise InvalidArgument(f"mode is zero, mean or resample; got {mode!r}.")
-    if n < 1 or (n < 2 and any((ablation.mode or mode) == "resample" for ablation in chosen)):
-        raise InvalidArgument(f"n is the number of sequences: at least 1, and 2 to resample from one another; got {n}.")
-    for ablation in chosen:
-        for component in ablation.components:
-            component.check_in(subject.spec)
-    for edit in (edit for ablation in chosen for edit in ablation.edits(mode)):
-        subject.require((edit.site,), by=f"ablation {edit.label!r}")
-    return BatteryRun(model=subject, task=scored_task_of(subject, task), battery=chosen, mode=mode, n=n, seed=seed)
 
 
 @final
@@ -141,6 +123,34 @@ class BatteryRun:
     mode: Mode
     n: int
     seed: int
+
+    @classmethod
+    def of(
+        cls,
+        model: Model,
+        task: WindTunnel,
+        battery: str | Sequence[Ablation],
+        *,
+        mode: Mode = "mean",
+        n: int,
+        seed: int,
+    ) -> "BatteryRun":
+        """Check everything that can be checked before anything runs."""
+        chosen = named_battery(battery, model) if isinstance(battery, str) else list(battery)
+        if not chosen:
+            raise InvalidArgument("the battery is empty: pass at least one ablation, or none for the default battery.")
+        if mode not in ("zero", "mean", "resample"):
+            raise InvalidArgument(f"mode is zero, mean or resample; got {mode!r}.")
+        if n < 1 or (n < 2 and any((ablation.mode or mode) == "resample" for ablation in chosen)):
+            raise InvalidArgument(
+                f"n is the number of sequences: at least 1, and 2 to resample from one another; got {n}."
+            )
+        for ablation in chosen:
+            for component in ablation.components:
+                component.check_in(model.spec)
+        for edit in (edit for ablation in chosen for edit in ablation.edits(mode)):
+            model.require((edit.site,), by=f"ablation {edit.label!r}")
+        return cls(model=model, task=task, battery=chosen, mode=mode, n=n, seed=seed)
 
     @property
     def labels(self) -> tuple[str, ...]:

@@ -3,9 +3,8 @@
 from collections.abc import Sequence
 from typing import overload
 
-from bayesgeom.ablations.batteries import every_head
 from bayesgeom.ablations.report import AblationReport
-from bayesgeom.ablations.run import ablate
+from bayesgeom.ablations.run import BatteryRun
 from bayesgeom.core.edits import SubspaceKind
 from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.core.sites import ATTN_OUT, W_O, Z
@@ -126,7 +125,7 @@ def write_strength(
     place, design = InterventionSite(ATTN_OUT), Design("remove")
     fitting = Intervention.of(subject, chosen, fit, design=design, place=place, n=n, seed=seed)
     subject.require((Z, W_O), by="write strength")
-    effects = ablation or ablate(subject, chosen, every_head(subject), n=n, seed=seed)
+    effects = ablation or BatteryRun.of(subject, chosen, "heads", n=n, seed=seed).exact()
     subspaces = fit.fitted(fitting.sample(), range(subject.spec.n_layers))
     run = subject.run(chosen.stream(n, seed=derived_seed(seed, _HELD)), record=(Z,), n_recorded=min(n, N_WRITTEN))
     report = write_report(subject, run, subspaces, effects.kl_increase_bits_by_head, seed=derived_seed(seed, _DRAWS))

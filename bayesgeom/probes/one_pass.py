@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, final
 
-from bayesgeom.ablations.run import ablate
+from bayesgeom.ablations.run import BatteryRun
 from bayesgeom.core.errors import InvalidArgument, MissingSite, NoCopy, TaskMismatch, unknown_name
 from bayesgeom.core.plugins import Contained, discovered, is_foreign
 from bayesgeom.core.progress import bar
@@ -15,7 +15,7 @@ from bayesgeom.generalization.relabeling import Renaming
 from bayesgeom.generalization.relabeling_report import RelabelingReport
 from bayesgeom.models.base import Model
 from bayesgeom.models.provenance import provenance
-from bayesgeom.models.resolve import ModelLike, TaskLike, as_model, task_of
+from bayesgeom.models.resolve import ModelLike, TaskLike, as_model, require_posterior, task_of
 from bayesgeom.probes.base import Needs, Probe
 from bayesgeom.results.diagnosis import Diagnosis
 from bayesgeom.results.report import Report
@@ -58,6 +58,8 @@ def diagnose(
         raise InvalidArgument(f"n_untrained is the number of untrained networks: at least 0, got {n_untrained}.")
     subject = as_model(model)
     chosen = task_of(subject, task)
+    if ablations:
+        require_posterior(chosen)
     if isinstance(chosen, FiniteTask):
         n = min(n, chosen.n_sequences)
     subject.check_fits(one := chosen.sample(1, seed=seed))
@@ -92,7 +94,7 @@ def _further_passes(
     if renaming is not None:
         found.append(renaming.report(before=run))  # its first block is the same
     if ablations:
-        found.append(ablate(model, task, n=run.n, seed=seed))
+        found.append(BatteryRun.of(model, task, "all", n=run.n, seed=seed).exact())
     return {report.name: report for report in found}
 
 
@@ -180,7 +182,7 @@ def _plan(
         skipped |= broken_probes()
     for name, probe in asked.items():
         try:
-            _require_trials(probe.needs, trials, by=f"probe {name!r}")
+            _require_task(probe.needs, task, trials, by=f"probe {name!r}")
             model.require(probe.needs.sites, by=f"probe {name!r}")
         except (MissingSite, TaskMismatch) as reason:
             if probes is not None:
@@ -225,9 +227,9 @@ def _named(text: str, known: Mapping[str, AnyProbe]) -> AnyProbe:
     return chosen
 
 
-def _require_trials(needs: Needs, trials: Trials, by: str) -> None:
-    """**Raises** `TaskMismatch` unless such trials hold what the probe reads of them."""
-    if needs.posterior and not trials.has_posterior:
+def _require_task(needs: Needs, task: WindTunnel, trials: Trials, by: str) -> None:
+    """**Raises** `TaskMismatch` unless the task has what the probe reads of its sequences."""
+    if needs.posterior and not task.has_posterior:
         raise TaskMismatch(f"{by} compares with the exact posterior, which nobody knows of this task's text.")
     if needs.groups and len(trials.group_names) < 2:
         kinds = ", ".join(trials.group_names) or "one kind"

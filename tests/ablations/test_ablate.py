@@ -211,7 +211,7 @@ def missing_z() -> HookedModel:
         (lively, {"mode": "resample", "n": 1}, InvalidArgument, r"at least 1, and 2 to resample .*; got 1\."),
         (lively, {"battery": [Ablation(heads((0, 0)), mode="resample")], "n": 1}, InvalidArgument, r"2 to resample"),
         (lively, {"battery": []}, InvalidArgument, r"the battery is empty: pass at least one ablation"),
-        (lively, {"mode": "nothing"}, InvalidArgument, r"mode is zero, mean or resample, .*got 'nothing'"),
+        (lively, {"mode": "nothing"}, InvalidArgument, r"mode is zero, mean or resample; got 'nothing'"),
         (lively, {"n": 0}, InvalidArgument, r"n is the number of sequences: at least 1, .*; got 0\."),
         (lively, {"n": -3}, InvalidArgument, r"got -3\."),
         (lively, {"task": Bijection(n_values=7, n_pairs=5)}, TaskMismatch, r"has 14 ids; tiny was trained on"),
