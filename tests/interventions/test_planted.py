@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from bayesgeom.interventions import planted
+from bayesgeom.selftest import planted
 from bayesgeom.selftest.planted import LAYER, NOISE, SITE, WIDTH
 from bayesgeom.selftest.planted_network import PlantedBlock, PlantedModel
 from bayesgeom.selftest.planted_task import N_ANSWERS, PlantedTask, beliefs, entropies, factors

@@ -4,7 +4,7 @@ import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, assert_type
+from typing import Any
 
 import numpy as np
 import plotly.graph_objects as go
@@ -15,7 +15,7 @@ from bayesgeom.probes.calibration import CalibrationReport
 from bayesgeom.results import diagnosis as module
 from bayesgeom.results.diagnosis import Diagnosis, load_report
 from bayesgeom.results.folder import write_run
-from bayesgeom.results.report import Report, with_provenance
+from bayesgeom.results.report import with_provenance
 from bayesgeom.results.terminal import LINES, WIDTH
 from tests.results.planted import SOURCE, PlantedReport, assert_equal, planted
 
@@ -252,8 +252,6 @@ def test_a_changed_copy_keeps_its_provenance(report: PlantedReport) -> None:
 
 
 def test_a_report_is_looked_up_by_its_class(report: PlantedReport, diagnosis: Diagnosis) -> None:
-    assert_type(diagnosis[PlantedReport], PlantedReport)  # mypy checks these two
-    assert_type(diagnosis["planted"], Report)
     assert diagnosis[PlantedReport] is diagnosis["planted"] and diagnosis[PlantedReport].depth.n == 23
     with pytest.raises(UnknownName, match="no report in this diagnosis named 'calibration'"):
         diagnosis[CalibrationReport]
