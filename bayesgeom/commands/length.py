@@ -79,7 +79,8 @@ class Length(Command):
             threshold_bits=self.threshold,
             top_attention_off=self.top_attention_off,
         )
-        lines = [f"{report.task}, {report.n} sequences\n\n{report.table()}\n", *map(str, report.headlines())]
+        trained = report.provenance["trained_task"]
+        lines = [f"{trained}, {report.n} sequences\n\n{report.table()}\n", *map(str, report.headlines())]
         if plan.missing:
             lines.append(f"not there: {', '.join(recipe.name for recipe in plan.missing)}")
         return conclude(Diagnosis.of(report), self.out, *lines)

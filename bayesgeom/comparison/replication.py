@@ -39,7 +39,12 @@ def replicate(
     chosen = committed(recipe) if isinstance(recipe, str) else recipe
     check_counts(seeds=seeds, n=n, seed=seed)
     kept = Kept(runs=Path(runs), train_missing=train_missing, is_run_first=True)
-    recipes = _recipes(chosen, seeds)
+    return _replicated(chosen, kept, seeds=seeds, n=n, seed=seed)
+
+
+def _replicated(recipe: Recipe, kept: Kept, *, seeds: int, n: int, seed: int) -> ReplicationReport:
+    """The report, with its provenance."""
+    recipes = _recipes(recipe, seeds)
     plan = kept.plan(recipes)
     wanted = [own for own in recipes if own not in plan.missing]
     scores = scores_of(wanted, kept, n=n, seed=seed)
@@ -48,11 +53,11 @@ def replicate(
         for own, found in zip(wanted, scores, strict=True)
     ]
     missing = [own.name for own in plan.missing]
-    report = replication_report(chosen.name, replicas, missing=missing, seed=derived_seed(seed, Branch.RESAMPLING))
-    named = {"name": chosen.name, "architecture": str(chosen.sizes["architecture"])}
-    where = provenance(named, chosen.task, {"seeds": seeds, "n": n, "seed": seed})
+    report = replication_report(recipe.name, replicas, missing=missing, seed=derived_seed(seed, Branch.RESAMPLING))
+    named = {"name": recipe.name, "architecture": str(recipe.sizes["architecture"])}
+    where = provenance(named, recipe.task, {"seeds": seeds, "n": n, "seed": seed})
     weights = dict(zip(report.replicas, report.weights_hashes, strict=True))
-    return with_provenance(report, where | {"weights": weights, "recipe": chosen.to_dict()})
+    return with_provenance(report, where | {"weights": weights, "recipe": recipe.to_dict()})
 
 
 def plan_replication(recipe: str | Recipe, *, seeds: int = N_SEEDS, runs: str | Path = RUNS) -> Plan:

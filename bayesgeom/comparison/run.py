@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from bayesgeom.comparison.cell import Cell, cell
 from bayesgeom.comparison.report import ComparisonReport, comparison_report
@@ -38,6 +39,14 @@ def compare(
     """
     check_counts(seeds=seeds, n=n, seed=seed)
     kept, wanted = Kept(runs=Path(runs), train_missing=train_missing), _cells(architectures, tasks, seeds)
+    report, trained = _compared(wanted, kept, n=n, seed=seed)
+    named = {"name": ", ".join(_names(architectures)), "architecture": "several"}
+    where = provenance(named, ", ".join(_names(tasks)), {"seeds": seeds, "n": n, "seed": seed})
+    return with_provenance(report, where | trained)
+
+
+def _compared(wanted: Sequence[Cell], kept: Kept, *, n: int, seed: int) -> tuple[ComparisonReport, dict[str, Any]]:
+    """The report, and the tasks and weights behind it."""
     checks = _checks(wanted)
     plan = _planned(wanted, checks, kept)
     missing = [own.name for own in wanted if own.recipe in plan.missing]
@@ -45,11 +54,9 @@ def compare(
     cells += [own for own in checks if kept.has(own.recipe)]
     scores = scores_of([own.recipe for own in cells], kept, n=n, seed=seed)
     report = comparison_report(cells, scores, seed=seed, missing=missing)
-    named = {"name": ", ".join(_names(architectures)), "architecture": "several"}
-    where = provenance(named, ", ".join(_names(tasks)), {"seeds": seeds, "n": n, "seed": seed})
     weights = dict(zip(report.checkpoints, report.weights_hashes, strict=True))
     by_task = {own.task: own.recipe.task.config() for own in cells}
-    return with_provenance(report, where | {"task": by_task, "weights": weights})
+    return report, {"task": by_task, "weights": weights}
 
 
 def plan_comparison(

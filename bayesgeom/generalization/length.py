@@ -55,6 +55,22 @@ def length_generalization(
     """
     is_one = isinstance(model, Model | Checkpoint | nn.Module | str | Path | Unmade)
     models: list[ModelLike | Unmade] = [model] if is_one else list(model)  # type: ignore[arg-type, list-item]
+    return _measured(
+        models, task, lengths, n=n, seed=seed, threshold_bits=threshold_bits, top_attention_off=top_attention_off
+    )
+
+
+def _measured(
+    models: list[ModelLike | Unmade],
+    task: TaskLike | None,
+    lengths: Sequence[int] | None,
+    *,
+    n: int,
+    seed: int,
+    threshold_bits: float,
+    top_attention_off: int,
+) -> LengthReport:
+    """The report, with its provenance; everything is checked before a model runs."""
     if not models:
         raise InvalidArgument("name at least one model whose length is to be studied.")
     if n < 2 or not threshold_bits > 0:
@@ -73,7 +89,9 @@ def length_generalization(
         "threshold_bits": threshold_bits,
         "top_attention_off": top_attention_off,
     }
-    return with_provenance(report, _provenance(report, specs, setting.task, arguments))
+    trained = setting.stretch.to(setting.task, setting.trained)
+    where = _provenance(report, specs, setting.task, arguments)
+    return with_provenance(report, where | {"trained_task": str(trained)})
 
 
 def with_room(

@@ -42,32 +42,38 @@ def sweep(
     **Raises** `InvalidArgument` for a parameter that the task has not, with those that it has, or a value that it does
     not take; `TaskMismatch` where the model can be asked at no value.
     """
-    listed = _listed(values)
+    subject = None if model is None else as_model(model)
+    chosen = as_task(task, trained=None if subject is None else subject.task)
+    return _swept(chosen, vary, _listed(values), subject, n=n, seed=seed, threshold_bits=threshold_bits)
+
+
+def _swept(
+    task: Task, vary: str, values: list[Any], model: Model | None, *, n: int, seed: int, threshold_bits: float
+) -> SweepReport:
+    """The report, with its provenance; everything is checked before anything runs."""
     if n < 2 or not threshold_bits > 0:
         raise InvalidArgument(f"a sweep takes n ≥ 2 and a threshold above 0 bits; got {n} and {threshold_bits}.")
     checked_seed(seed)
-    subject = None if model is None else as_model(model)
-    chosen = as_task(task, trained=None if subject is None else subject.task)
-    tasks = [_bound(varied_task(chosen, vary, value), subject) for value in listed]
-    labels = tuple(f"{value}" for value in listed)
-    found = [_value(label, own, subject, n=n, seed=seed) for label, own in zip(labels, tasks, strict=True)]
-    if subject is not None and all(value.own is None for value in found):
+    tasks = [_bound(varied_task(task, vary, value), model) for value in values]
+    labels = tuple(f"{value}" for value in values)
+    found = [_value(label, own, model, n=n, seed=seed) for label, own in zip(labels, tasks, strict=True)]
+    if model is not None and all(value.own is None for value in found):
         raise TaskMismatch(
-            f"{subject.spec.name} can be asked at no value of {vary}; at {labels[0]}: {found[0].note} "
+            f"{model.spec.name} can be asked at no value of {vary}; at {labels[0]}: {found[0].note} "
             f"Leave the model out to see the exact posterior alone."
         )
     report = sweep_report(
         found,
-        task=str(chosen),
+        task=str(task),
         vary=vary,
-        trained_value=_trained_value(subject, vary),
+        trained_value=_trained_value(model, vary),
         threshold_bits=threshold_bits,
         seed=derived_seed(seed, Branch.RESAMPLING),
     )
     arguments = {"vary": vary, "values": labels, "n": n, "seed": seed, "threshold_bits": threshold_bits}
     exact = {"name": "the exact posterior", "architecture": "none"}
-    where = provenance(exact if subject is None else subject, tasks[0], arguments)
-    return with_provenance(report, where | {"task_label": str(chosen)})
+    where = provenance(exact if model is None else model, tasks[0], arguments)
+    return with_provenance(report, where | {"task_label": str(task)})
 
 
 def _value(label: str, task: WindTunnel, model: Model | None, *, n: int, seed: int) -> Value:

@@ -17,7 +17,7 @@ from bayesgeom.models.base import Model
 from bayesgeom.models.provenance import provenance
 from bayesgeom.models.resolve import ModelLike, TaskLike, as_model, scored_task_of
 from bayesgeom.results.report import with_provenance
-from bayesgeom.tasks.base import Branch, checked_seed, derived_seed
+from bayesgeom.tasks.base import Branch, WindTunnel, checked_seed, derived_seed
 
 BUDGET_BYTES = 256 * 2**20
 TOLERANCE = 1e-8  # relative: beyond it attention is no softmax of q·k, or its values are not what is mixed
@@ -43,19 +43,26 @@ def gradient_laws(
     subject = as_model(model)
     trials = trials_or_task if isinstance(trials_or_task, Trials) else None
     task = scored_task_of(subject, None if isinstance(trials_or_task, Trials) else trials_or_task)
+    return _checked(subject, task, trials, targets=targets, n=n, seed=seed)
+
+
+def _checked(
+    model: Model, task: WindTunnel, trials: Trials | None, *, targets: Targets, n: int, seed: int
+) -> GradientReport:
+    """Check everything before anything runs, then measure. With `trials`, `task` only names them."""
     if targets not in ("sampled", "exact"):
         raise InvalidArgument(f"targets is 'sampled' or 'exact', as in training; got {targets!r}.")
     n = n if trials is None else len(trials)
     if n < 2:
         raise InvalidArgument(f"n is the number of sequences: at least 2, so that one can stand in; got {n}.")
-    subject.require(SITES, by="gradients")
-    subject.check_fits(trials if trials is not None else task.sample(1, seed=seed))
-    seed, wide = checked_seed(seed), in_float64(subject)
+    model.require(SITES, by="gradients")
+    model.check_fits(trials if trials is not None else task.sample(1, seed=seed))
+    seed, wide = checked_seed(seed), in_float64(model)
     if trials is None:
         stream = task.stream(n, seed=derived_seed(seed, Branch.TRIALS), device=wide.spec.device)
         trials = concatenate(list(stream))
     report = _measured(wide, trials, targets, seed=derived_seed(seed, Branch.RESAMPLING))
-    return with_provenance(report, provenance(subject, task, {"n": n, "seed": seed, "targets": targets}))
+    return with_provenance(report, provenance(model, task, {"n": n, "seed": seed, "targets": targets}))
 
 
 def _measured(model: Model, trials: Trials, targets: Targets, *, seed: int) -> GradientReport:
@@ -68,12 +75,12 @@ def _measured(model: Model, trials: Trials, targets: Targets, *, seed: int) -> G
         found = [identity_errors(layer, model.spec.score_scale) for layer in layers]
         errors.append(torch.stack(found).numpy())
     worst = np.max(np.stack(errors), axis=0)
-    _check(worst, model.spec.name)
+    _check_laws(worst, model.spec.name)
     joined = [together(of_layer) for of_layer in zip(*tallies, strict=True)]
     return gradient_report(torch.cat(losses).cpu().numpy(), joined, worst, targets=targets, seed=seed)
 
 
-def _check(errors: np.ndarray, name: str) -> None:
+def _check_laws(errors: np.ndarray, name: str) -> None:
     """**Raises** `HookFault` where the laws do not hold."""
     with np.errstate(invalid="ignore", divide="ignore"):
         relative = np.nan_to_num(errors[..., 0] / errors[..., 1])

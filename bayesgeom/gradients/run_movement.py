@@ -8,7 +8,7 @@ import torch
 from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.core.progress import bar
 from bayesgeom.core.trials import Trials
-from bayesgeom.dynamics.runs import Source, run_of
+from bayesgeom.dynamics.runs import Source, TrainingRun, run_of
 from bayesgeom.gradients.capture import SITES, Targets, captured
 from bayesgeom.gradients.movement import (
     Frame,
@@ -42,7 +42,11 @@ def gradient_movement(
     if targets not in ("sampled", "exact") or n < 2:
         raise InvalidArgument(f"targets is 'sampled' or 'exact' and n at least 2; got {targets!r}, {n}.")
     check_device(device)
-    training, seed = run_of(run), checked_seed(seed)
+    return _followed(run_of(run), targets=targets, n=n, seed=checked_seed(seed), device=device)
+
+
+def _followed(training: TrainingRun, *, targets: Targets, n: int, seed: int, device: str) -> GradientMovementReport:
+    """The report, with its provenance."""
     task, steps = training.wind_tunnel(), training.steps
     trials = task.sample(n, seed=derived_seed(seed, Branch.TRIALS), device=device)
     # The last snapshot first, since distances are to it.

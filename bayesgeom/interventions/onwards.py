@@ -291,23 +291,30 @@ def erase_onwards(
     References:
         Belrose et al. 2023, arXiv:2306.03819, section 5.
     """
-    subject, place, own = as_model(model), sites or InterventionSite(), Quantity.of(quantity)
-    chosen = scored_task_of(subject, task)
+    subject = as_model(model)
+    chosen, place = scored_task_of(subject, task), sites or InterventionSite()
+    return _erased(subject, chosen, Quantity.of(quantity), place=place, oblique=oblique, n=n, seed=seed)
+
+
+def _erased(
+    model: Model, task: WindTunnel, quantity: Quantity, *, place: InterventionSite, oblique: bool, n: int, seed: int
+) -> OnwardsReport:
+    """Check, fit layer by layer on the edited stream, then score."""
     check_count(n)
-    place.check_in(subject, editable=(RESID_PRE, RESID_POST))
-    one = chosen.sample(1, seed=seed, device=subject.spec.device)
-    subject.check_fits(one)
-    own.check(one)
-    n_layers, device = subject.spec.n_layers, subject.spec.device
+    place.check_in(model, editable=(RESID_PRE, RESID_POST))
+    device, n_layers = model.spec.device, model.spec.n_layers
+    one = task.sample(1, seed=seed, device=device)
+    model.check_fits(one)
+    quantity.check(one)
     firsts = tuple(range(min(1, n_layers - 1), n_layers)) if place.layers is None else tuple(place.layers)
-    scrubber = Scrubber(model=subject, site=place.site, quantity=own, oblique=oblique, n_fit=N_FIT, n_read=N_READ)
-    trials = concatenate(list(chosen.stream(N_FIT + N_READ + N_HELD, seed=derived_seed(seed, _FIT), device=device)))
+    scrubber = Scrubber(model=model, site=place.site, quantity=quantity, oblique=oblique, n_fit=N_FIT, n_read=N_READ)
+    trials = concatenate(list(task.stream(N_FIT + N_READ + N_HELD, seed=derived_seed(seed, _FIT), device=device)))
     found = {first: scrubber.from_layer(trials, first, seed=derived_seed(seed, _SHUFFLE)) for first in firsts}
-    is_identified = not is_function_of_position(own.exact(trials))
-    report = _report(scrubber, chosen, found, n=n, seed=seed, is_identified=is_identified)
-    arguments = {"n": n, "seed": seed, "quantity": own.label, "oblique": oblique, "site": place.site.name}
+    is_identified = not is_function_of_position(quantity.exact(trials))
+    report = _report(scrubber, task, found, n=n, seed=seed, is_identified=is_identified)
+    arguments = {"n": n, "seed": seed, "quantity": quantity.label, "oblique": oblique, "site": place.site.name}
     layers = "all" if place.layers is None else ",".join(map(str, firsts))
-    return with_provenance(report, provenance(subject, chosen, {**arguments, "layers": layers}))
+    return with_provenance(report, provenance(model, task, {**arguments, "layers": layers}))
 
 
 def _report(

@@ -58,8 +58,6 @@ def diagnose(
         raise InvalidArgument(f"n_untrained is the number of untrained networks: at least 0, got {n_untrained}.")
     subject = as_model(model)
     chosen = task_of(subject, task)
-    if ablations:
-        require_posterior(chosen)
     if isinstance(chosen, FiniteTask):
         n = min(n, chosen.n_sequences)
     subject.check_fits(one := chosen.sample(1, seed=seed))
@@ -94,6 +92,7 @@ def _further_passes(
     if renaming is not None:
         found.append(renaming.report(before=run))  # its first block is the same
     if ablations:
+        require_posterior(task)
         found.append(BatteryRun.of(model, task, "all", n=run.n, seed=seed).exact())
     return {report.name: report for report in found}
 

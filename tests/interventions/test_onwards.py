@@ -17,6 +17,9 @@ from bayesgeom.subspaces.quantity import Quantity
 from bayesgeom.subspaces.site import InterventionSite
 from bayesgeom.tasks.base import derived_seed
 from tests.interventions.worlds import TASK, lively, planted_model
+from tests.tiny import tiny_checkpoints, tiny_folder
+
+__all__ = ["tiny_checkpoints", "tiny_folder"]  # fixtures
 
 NONE = PairReference({}, None)
 
