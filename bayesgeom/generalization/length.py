@@ -32,8 +32,17 @@ from bayesgeom.tasks.base import Branch, WindTunnel, checked_seed, derived_seed
 N_RECORDED = 128  # sequences whose residuals are read layer by layer
 
 
+@final
+@dataclass(frozen=True, kw_only=True)
+class Unmade:
+    """A model that is made when its turn comes, trained perhaps; `like` has its shape and its task, and may be it."""
+
+    like: Callable[[], Model]
+    make: Callable[[], Model]
+
+
 def length_generalization(
-    model: "ModelLike | Unmade | Sequence[ModelLike | Unmade]",
+    model: ModelLike | Unmade | Sequence[ModelLike | Unmade],
     task: TaskLike | None = None,
     lengths: Sequence[int] | None = None,
     *,
@@ -107,15 +116,6 @@ def with_room(
     if own.spec.n_ctx is None or n_pos <= own.spec.n_ctx:
         return own
     return with_untrained_positions(own, n_pos, seed=seed)
-
-
-@final
-@dataclass(frozen=True, kw_only=True)
-class Unmade:
-    """A model that is made when its turn comes, trained perhaps; `like` has its shape and its task, and may be it."""
-
-    like: Callable[[], Model]
-    make: Callable[[], Model]
 
 
 def _checked(
