@@ -13,6 +13,7 @@ from bayesgeom.ablations.attribution import attributed_kl_increase
 from bayesgeom.ablations.batteries import Battery, everything
 from bayesgeom.ablations.component import Ablation
 from bayesgeom.ablations.engine import Means, TileScores, references, score_tile, tiles, tiles_with_donors
+from bayesgeom.ablations.modes import mode_names, uses_donor
 from bayesgeom.ablations.report import AblationReport, Context, ablation_report
 from bayesgeom.ablations.scoring import scores_of
 from bayesgeom.ablations.tally import Tally
@@ -92,11 +93,12 @@ class AblationJob:
         chosen = everything(subject) if battery is None else list(battery)
         if not chosen:
             raise InvalidArgument("the battery is empty: pass at least one ablation, or none for the default battery.")
-        if mode not in ("zero", "mean", "resample") or method not in ("exact", "attribution", "both"):
+        if mode not in (known := mode_names()) or method not in ("exact", "attribution", "both"):
             raise InvalidArgument(
-                f"mode is zero, mean or resample, method exact, attribution or both; got {mode!r}, {method!r}."
+                f"mode is {', '.join(known[:-1])} or {known[-1]}, method exact, attribution or both; "
+                f"got {mode!r}, {method!r}."
             )
-        if n < 1 or (n < 2 and any((ablation.mode or mode) == "resample" for ablation in chosen)):
+        if n < 1 or (n < 2 and any(uses_donor(ablation.mode or mode) for ablation in chosen)):
             raise InvalidArgument(
                 f"n is the number of sequences: at least 1, and 2 to resample from one another; got {n}."
             )

@@ -1,8 +1,11 @@
 """`bayesgeom train`."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import ClassVar, Literal, final
+from typing import Annotated, ClassVar, Literal, final
+
+import tyro
 
 from bayesgeom.commands.base import Command, RecipeName, note, tell
 from bayesgeom.core.errors import InvalidArgument
@@ -24,6 +27,9 @@ class Train(Command):
     """Directory of the run: state, log, snapshots and, at the end, the checkpoint. Default: runs/train/NAME[-seedK]."""
     resume: bool = False
     """Go on with the run in that directory."""
+    set: Annotated[tuple[str, ...], tyro.conf.UseAppendAction] = ()
+    """Another size of the network, parameter of the task or batch size, as KEY=VALUE; may be given several times:
+    --set n_layers=2 --set n_values=8. Every stage of the recipe takes it, and its name says so."""
     steps: int | None = None
     """Another number of steps than the recipe's, in its last stage."""
     seed: int = 0
@@ -44,6 +50,7 @@ class Train(Command):
         from bayesgeom.training.duration import as_duration, estimated_seconds
         from bayesgeom.training.loop import check_startable, remaining_stages, run_precision, train
         from bayesgeom.training.publish import publish
+        from bayesgeom.training.recipe import assignments
         from bayesgeom.training.recipes import recipe
 
         if self.status:
@@ -54,7 +61,7 @@ class Train(Command):
         if not self.recipe:
             raise InvalidArgument("Missing from bayesgeom train: RECIPE; `bayesgeom train --status` lists the queue.")
         check_device(self.device)
-        committed = recipe(self.recipe).reseeded(self.seed)
+        committed = recipe(self.recipe).resized(assignments(self.set)).reseeded(self.seed)
         steps = committed.steps if self.steps is None else self.steps
         kept = committed.snapshots if self.keep is None else self.keep
         chosen = replace(committed, steps=steps, snapshots=kept)
@@ -71,3 +78,11 @@ class Train(Command):
         scores = publish(chosen, module, out / FINISHED, precision=precision)
         tell(*map(str, scores.headlines()), f"\ncheckpoint: {out / FINISHED}")
         return 0
+
+    @classmethod
+    def choices(cls) -> Mapping[str, Mapping[str, str]]:
+        from bayesgeom.models.config import architectures
+        from bayesgeom.training.recipes import RECIPES, plugin_recipes
+
+        recipes = sorted({**RECIPES, **plugin_recipes()})
+        return {f"Recipes: {', '.join(recipes)}": {}, f"Architectures: {', '.join(architectures())}": {}}

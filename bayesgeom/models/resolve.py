@@ -1,10 +1,12 @@
 """From what users have in hand (a name, a path, a module) to a `Model`; and where shipped checkpoints lie."""
 
+import contextlib
 import os
 import re
 import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -16,6 +18,7 @@ from bayesgeom.models.adapters.hooked import HookedModel
 from bayesgeom.models.adapters.residual import ResidualModel
 from bayesgeom.models.base import Model
 from bayesgeom.models.checkpoint import CONFIG, OURS, WEIGHTS, Checkpoint, load_checkpoint
+from bayesgeom.models.config import architectures
 from bayesgeom.models.native.llama import Llama
 from bayesgeom.models.native.lstm import LSTM
 from bayesgeom.models.native.mamba import Mamba
@@ -27,7 +30,7 @@ from bayesgeom.tasks.base import FiniteTask, TextTask, WindTunnel, task_from_tex
 from bayesgeom.tasks.text import Tokenizer
 
 ModelLike = Model | Checkpoint | nn.Module | str | Path
-TaskLike = WindTunnel | TextTask | str
+TaskLike = WindTunnel | TextTask | str | Sequence[str]  # the last: prompts
 FOLDER_VARIABLE = "BAYESGEOM_CHECKPOINTS"
 _AT_A_TIME = 32  # prompts whose logits are held at once
 _HUB_NAME, _LONGEST = re.compile(r"\w[\w.-]*/\w[\w.-]*", re.ASCII), 96
@@ -137,12 +140,30 @@ def check_device(device: str | torch.device) -> None:
         raise InvalidArgument(f"device {str(device)!r} cannot be used here ({reason}); use cpu.") from error
 
 
-def as_model(model: ModelLike, *, tokenizer: Tokenizer | None = None) -> Model:
-    """Whatever stands for a model, as a `Model`; `tokenizer` is for a language model on text.
+def as_model(model: ModelLike, tokenizer: Tokenizer | None = None) -> Model:
+    """Return the `Model` of whatever stands for one.
 
-    **Raises** `InvalidArgument` for anything else.
+    Args:
+        model: A `Model`, a checkpoint's name or directory, a module that a `ModelConfig` built, a Hugging Face causal
+            language model, or one of transformer-lens.
+        tokenizer: The model's tokenizer, which text tasks and prompts need.
+
+    Raises:
+        InvalidArgument: It is anything else, or it has a tokenizer already.
+
+    Example:
+        >>> import bayesgeom
+        >>> config = bayesgeom.TransformerConfig(d_vocab=10, n_ctx=7, n_layers=2, n_heads=2, d_model=8, d_mlp=16)
+        >>> bayesgeom.as_model(config.build(seed=0))
+        HookedModel(transformer, 2 layers, 2 heads, d_model 8, 912 parameters)
     """
     match model:
+        case Model() | str() | Path() | Checkpoint() if tokenizer is not None:
+            own = as_model(model)
+            if own.tokenizer is not None and own.tokenizer is not tokenizer:
+                raise InvalidArgument(f"{own.spec.name} has a tokenizer already: leave tokenizer out.")
+            own.tokenizer = tokenizer
+            return own
         case Model():
             return model
         case str() | Path():
@@ -151,6 +172,11 @@ def as_model(model: ModelLike, *, tokenizer: Tokenizer | None = None) -> Model:
             return from_checkpoint(model)
         case Transformer() | PositionwiseMLP() | LSTM() | Mamba() | Llama() | Mamba2() | RWKV():
             return of_module(model)
+    return _of_library(model, tokenizer)
+
+
+def _of_library(model: object, tokenizer: Tokenizer | None) -> Model:
+    """The adapter of a module that Hugging Face, transformer-lens or a plug-in built."""
     if "transformers" in sys.modules:
         import transformers
 
@@ -162,6 +188,9 @@ def as_model(model: ModelLike, *, tokenizer: Tokenizer | None = None) -> Model:
         from bayesgeom.models.adapters.lens import LensModel
 
         return LensModel(model, tokenizer=tokenizer)
+    if isinstance(model, nn.Module):
+        with contextlib.suppress(InvalidArgument):
+            return of_module(model)
     raise InvalidArgument(
         f"cannot diagnose a {type(model).__name__}: pass a checkpoint's name or directory, bayesgeom.load(…), a "
         f"module that a ModelConfig of bayesgeom built, a Hugging Face model, or one of transformer-lens."
@@ -193,6 +222,9 @@ def of_module(
                 rebuild=lambda seed: _whole(config.build(seed=seed)),
             )
         case _:
+            for kind in architectures().values():
+                if (model := kind.adapter(module, name=name, task=task, digest=digest)) is not None:
+                    return model
             raise InvalidArgument(f"no adapter for a {type(module).__name__}.")
 
 
@@ -209,9 +241,14 @@ def as_task(task: object, *, trained: WindTunnel | None) -> WindTunnel | TextTas
     """
     if isinstance(task, str):
         return task_from_text(task, trained=trained)
+    if isinstance(task, Sequence) and task and all(isinstance(text, str) for text in task):
+        prompts: Any = task_kinds()["prompts"][0]
+        return cast("TextTask", prompts(texts=tuple(task)))
     if not isinstance(task, WindTunnel | TextTask):
         shown = f"the class {task.__name__}" if isinstance(task, type) else repr(task)
-        raise InvalidArgument(f"a task is an instance, tasks.HMM(length=20), or text, 'hmm:length=20'; got {shown}.")
+        raise InvalidArgument(
+            f"a task is an instance, tasks.HMM(length=20), text, 'hmm:length=20', or a list of prompts; got {shown}."
+        )
     return task
 
 

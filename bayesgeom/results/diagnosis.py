@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, final
 from bayesgeom.core.errors import InvalidArgument, OutputFault, unknown_name
 from bayesgeom.core.files import file_aside
 from bayesgeom.core.plugins import discover
-from bayesgeom.results.folder import ALONE, read_parts, write_run
+from bayesgeom.results.folder import ALONE, read_known_parts, unknown_kinds, write_run
 from bayesgeom.results.headline import Headline
 from bayesgeom.results.page import HEADLINES_SHOWN, notebook_html, page_of
 from bayesgeom.results.report import Report, with_provenance
@@ -163,10 +163,15 @@ class Diagnosis(Mapping[str, Report]):
     def load(cls, path: str | PathLike[str]) -> "Diagnosis":
         """Return the diagnosis that `save` wrote, with equal values; a report that was saved alone is one of one.
 
+        A report whose class is missing, such as that of a plug-in that is not installed, is left out; `skipped` names
+        it.
+
         Raises:
-            OutputFault: There is none, or it is damaged.
+            OutputFault: There is none, it is damaged, or all of its reports are of unknown kinds.
         """
-        reports, extra = read_parts(Path(path), report_kinds())
+        reports, extra, unknown = read_known_parts(Path(path), report_kinds())
+        if unknown and not reports:
+            raise OutputFault(unknown_kinds(Path(path), unknown))
         if not {"skipped", "provenance"} <= extra.keys():
             raise OutputFault(f"{path} does not say of what model and task its reports are: run it again.")
         of_task, source = extra.get("inapplicable", {}), extra["provenance"]
@@ -177,7 +182,8 @@ class Diagnosis(Mapping[str, Report]):
             raise OutputFault(f"{path} does not say of what model and task its reports are: run it again.")
         if not fits((extra["skipped"], of_task), tuple[Mapping[str, str], ...]):
             raise OutputFault(f"{path} lists what was skipped in an unknown form: run it again.")
-        return cls(reports=reports, skipped=extra["skipped"], provenance=source, inapplicable=of_task)
+        missing = dict.fromkeys(unknown, "report of an unknown kind; install the package that made it")
+        return cls(reports=reports, skipped={**extra["skipped"], **missing}, provenance=source, inapplicable=of_task)
 
 
 def left_out(diagnosis: Diagnosis) -> dict[str, str]:
@@ -191,7 +197,9 @@ def load_report(path: str | PathLike[str]) -> Report | Diagnosis:
     Raises:
         OutputFault: There is no whole report, it is damaged, or it is of a kind that this bayesgeom does not know.
     """
-    reports, extra = read_parts(Path(path), report_kinds())
+    reports, extra, unknown = read_known_parts(Path(path), report_kinds())
+    if unknown and not reports:
+        raise OutputFault(unknown_kinds(Path(path), unknown))
     if extra.get(ALONE) is True and len(reports) == 1:
         (report,) = reports.values()
         return with_provenance(report, extra.get("provenance", {}))

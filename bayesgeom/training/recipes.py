@@ -1,8 +1,10 @@
 """The committed recipes: what made the shipped checkpoints, by name."""
 
+import warnings
 from dataclasses import replace
 
 from bayesgeom.core.errors import unknown_name
+from bayesgeom.core.plugins import values
 from bayesgeom.tasks.bijection import Bijection
 from bayesgeom.tasks.process import Mess3
 from bayesgeom.tasks.sticky_markov import StickyMarkov
@@ -181,7 +183,26 @@ def recipe(name: str) -> Recipe:
     """
     if name in RECIPES:
         return RECIPES[name]
+    if name in (added := plugin_recipes()):
+        return added[name]
     base, _, multiple = name.rpartition("-lr")
     if base in RECIPES and multiple in {f"{own:g}" for own in MULTIPLES}:
         return at_rates(RECIPES[base], float(multiple))
-    raise unknown_name("recipe", name, RECIPES)
+    raise unknown_name("recipe", name, {**RECIPES, **added})
+
+
+def plugin_recipes() -> dict[str, Recipe]:
+    """Return the recipes of other packages, by name: entry points in the group `bayesgeom.recipes`.
+
+    An entry point that cannot be used, or whose name differs from its recipe's or is taken, is left out with a warning.
+    """
+    found, broken = values("bayesgeom.recipes", Recipe)
+    reasons = [own.reason for own in broken]
+    for name, own in list(found.items()):
+        if name != own.name or name in RECIPES:
+            del found[name]
+            fault = "a recipe of this name exists" if name in RECIPES else f"its recipe is named {own.name!r}"
+            reasons.append(f"plug-in {name!r} cannot be used: {fault}. Rename it.")
+    for reason in reasons:
+        warnings.warn(reason, stacklevel=2)
+    return found
