@@ -273,7 +273,9 @@ def unknown_commands(page: str) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("path", PAGES, ids=label)
-def test_commands_and_files_exist(path: Path) -> None:
+def test_commands_and_files_exist(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if quoted_files(read(path)):
+        install(tmp_path / "site", monkeypatch)
     assert_none(unknown_commands(read(path)))
 
 

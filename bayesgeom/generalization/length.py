@@ -20,7 +20,14 @@ from bayesgeom.generalization.arm import (
 from bayesgeom.generalization.curves import errors_across, errors_along
 from bayesgeom.generalization.depth import Window, can_read_layers, windows_around
 from bayesgeom.generalization.length_report import LengthReport
-from bayesgeom.generalization.stretch import Stretch, check_room, checked_lengths, distances_to_run, stretch_of
+from bayesgeom.generalization.stretch import (
+    Stretch,
+    check_room,
+    checked_lengths,
+    distances_to_run,
+    stretch_of,
+    with_room_for,
+)
 from bayesgeom.generalization.together import length_report
 from bayesgeom.models.base import Model
 from bayesgeom.models.checkpoint import Checkpoint
@@ -46,7 +53,7 @@ def length_generalization(
     """Errors of a model, or of several, at and beyond the length that it was trained on, on `n` fresh sequences.
 
     `lengths` are those at which whole-sequence means are given, the longest being run: steps of an HMM, pairs of a
-    bijection with repeats, filler of recall. Default: 1, 1.5, 2.5 and 5 times the training length. `task` replaces the
+    bijection with repeats, filler of recall. Default: of 1, 1.5, 2.5 and 5 times the training length those that have room. `task` replaces the
     task that the model was trained on, and its length the training length where the model does not say. Several models
     see the same sequences and must have been trained at the same length. `top_attention_off` silences attention in so
     many top layers.
@@ -125,6 +132,8 @@ class LengthJob:
         found = [_Subject.of(model, task, top_attention_off) for model in models]
         chosen, stretch, trained = _shared(found)
         wanted = checked_lengths(stretch, trained, lengths)
+        if lengths is None:
+            wanted = with_room_for([own.spec for own in found], chosen, stretch, trained, wanted)
         for own in found:
             check_room(own.spec, chosen, stretch, wanted[-1])
         return cls(
