@@ -121,7 +121,10 @@ def _tell_choices(command: type[Command]) -> None:
     for title, choices in command.choices().items():
         width = max(map(len, choices), default=0)
         rows = (f"  {name:{width}}  {text}".rstrip() for name, text in choices.items())
-        tell(f"\n{title}", *(textwrap.fill(row, 100, subsequent_indent=" " * (width + 4)) for row in rows))
+        tell(
+            f"\n{textwrap.fill(title, 100, subsequent_indent='  ')}",
+            *(textwrap.fill(row, 100, subsequent_indent=" " * (width + 4)) for row in rows),
+        )
 
 
 def _one_line(box: str) -> str:

@@ -49,14 +49,34 @@ def ablate(
     seed: int = 0,
     method: Method = "exact",
 ) -> AblationReport:
-    """What each ablation of a battery costs, in bits of KL to the exact posterior, on `n` fresh sequences.
+    """Measure how much each ablation of a battery increases the KL to the exact posterior.
 
-    With no battery: every head, attention sublayer, MLP and block, each alone. `mode`: "zero"; "mean", the task's mean
-    at each position; "resample", the same position of another trial. `method` "attribution" gives the first-order
-    preview alone (`kl_increase_bits` then holds it), "both" gives both and their rank correlation.
+    Args:
+        model: A model, or what `as_model` takes: a checkpoint's name or directory, a module, a Hugging Face model.
+        task: A task, or its text as on the command line. Default: the task that the model was trained on.
+        battery: Ablations, or the name of a battery. Default: every head, attention sublayer, MLP and block, each
+            alone.
+        mode: What goes in place: "zero", "mean" (the task's mean at each position), "resample" (another sequence), or
+            a mode of a plug-in.
+        n: Number of sequences.
+        seed: Seed of the sequences and of the intervals.
+        method: "exact" replays every ablation; "attribution" is a first-order preview; "both" gives both and their
+            rank correlation.
 
-    **Raises** `InvalidArgument` for n < 1, a layer or head that is not there, or resampling with one trial; `HookFault`
-    where no ablation of the battery changed anything.
+    Returns:
+        The KL increase of every ablation, with paired intervals.
+
+    Raises:
+        InvalidArgument: n, a layer, a head or a mode is not allowed, or one sequence is to be resampled.
+        HookFault: No ablation of the battery changed anything.
+
+    Example:
+        >>> import bayesgeom
+        >>> task = bayesgeom.tasks.Bijection(n_values=5, n_pairs=3)
+        >>> config = bayesgeom.TransformerConfig(d_vocab=10, n_ctx=5, n_layers=1, n_heads=1, d_model=8, d_mlp=8)
+        >>> module = config.build(seed=0)
+        >>> bayesgeom.ablate(module, task, n=8).kl_increase_bits.value.shape
+        (4,)
     """
     job = AblationJob.of(model, task, battery, mode=mode, n=n, seed=seed, method=method)
     report = job.run()

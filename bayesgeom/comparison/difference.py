@@ -1,7 +1,8 @@
 """`diff`: paired differences between two models on the same sequences, or between two diagnoses."""
 
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, final
 
 import numpy as np
 from jaxtyping import Float
@@ -100,14 +101,14 @@ def _of_models(a: Model, b: Model, task: TaskLike | None, *, n: int, seed: int) 
     names = _names(a.spec.name, b.spec.name)
     rows, units, better = zip(*_BEHAVIOR, strict=True)
     paired = found[1] - found[0]
-    interval = mean_interval(paired, seed=derived_seed(seed, Branch.RESAMPLING))
+    low, high = mean_interval(paired, seed=derived_seed(seed, Branch.RESAMPLING))
     report = DifferenceReport(
         rows=rows,
         units=units,
         better=better,
         first=found[0].mean(axis=0),
         second=found[1].mean(axis=0),
-        difference=Estimate.of(paired.mean(axis=0), tuple(interval), n=n, baselines=(NO_DIFFERENCE,)),
+        difference=Estimate.of(paired.mean(axis=0), (low, high), n=n, baselines=(NO_DIFFERENCE,)),
         names=names,
         pairing=PAIRED,
         n_leading=len(rows),
@@ -146,28 +147,36 @@ def _of_diagnoses(a: Diagnosis, b: Diagnosis) -> DifferenceReport:
     rows = [row for name in shared for row in _shared_rows(a[name], b[name])]
     if not rows:
         raise InvalidArgument(f"the diagnoses share no estimate: A has {', '.join(a)}; B has {', '.join(b)}.")
-    rows.sort(key=lambda row: not row[3])  # headlines first
-    first, second = ([row[at] for row in rows] for at in (1, 2))
-    low = np.array([theirs.low - own.high for own, theirs in zip(first, second, strict=True)])
-    high = np.array([theirs.high - own.low for own, theirs in zip(first, second, strict=True)])
-    values = [np.array([own.value for own in side]) for side in (first, second)]
+    rows.sort(key=lambda row: not row.is_leading)
+    low = np.array([row.b.low - row.a.high for row in rows])
+    high = np.array([row.b.high - row.a.low for row in rows])
+    values = [np.array([row.a.value for row in rows]), np.array([row.b.value for row in rows])]
     n, seed = sources[0]["arguments"]["n"], sources[0]["arguments"]["seed"]
     report = DifferenceReport(
-        rows=tuple(row[0] for row in rows),
-        units=tuple(own.unit for own in first),
-        better=tuple(row[4] for row in rows),
+        rows=tuple(row.label for row in rows),
+        units=tuple(row.a.unit for row in rows),
+        better=tuple(row.better for row in rows),
         first=values[0],
         second=values[1],
         difference=Estimate.of(values[1] - values[0], (low, high), n=n, baselines=(NO_DIFFERENCE,)),
         names=_names(sources[0]["model"]["name"], sources[1]["model"]["name"]),
         pairing=CONSERVATIVE,
-        n_leading=max(1, sum(row[3] for row in rows)),
+        n_leading=max(1, sum(row.is_leading for row in rows)),
         n=n,
     )
     return with_provenance(report, _source(sources[0]["model"], sources[1]["model"], sources[0]["task_label"], n, seed))
 
 
-_Row = tuple[str, Record, Record, bool, str]
+@final
+@dataclass(frozen=True, kw_only=True)
+class _Row:
+    """One estimate that both reports hold."""
+
+    label: str
+    a: Record
+    b: Record
+    is_leading: bool
+    better: str
 
 
 def _shared_rows(a: Report, b: Report) -> list[_Row]:
@@ -183,7 +192,8 @@ def _shared_rows(a: Report, b: Report) -> list[_Row]:
         where = [f"L{own.layer}" if own.layer is not None else "", f"H{own.head}" if own.head is not None else ""]
         parts = filter(None, (quantity.label or own.metric, own.variant, "".join(where)))
         is_leading = own.metric in leading and own.layer is None
-        found.append((f"{a.name}: {', '.join(parts)}", own, other, is_leading, quantity.better))
+        label = f"{a.name}: {', '.join(parts)}"
+        found.append(_Row(label=label, a=own, b=other, is_leading=is_leading, better=quantity.better))
     return found
 
 

@@ -87,7 +87,7 @@ class DifferenceReport(Report):
     def table(self) -> str:
         """Return every row as text: both values, the difference, its interval and which is better."""
         low, high = self.difference.ends
-        cells = [("measured", "A", "B", "B − A", "95 % interval", "verdict")]
+        cells: list[tuple[str, ...]] = [("measured", "A", "B", "B − A", "95 % interval", "verdict")]
         for row, verdict in enumerate(self.verdicts()):
             numbers = (self.first[row], self.second[row], self.difference.value[row])
             ends = "–" if np.isnan(low[row]) else f"{number_text(low[row], 3)} … {number_text(high[row], 3)}"

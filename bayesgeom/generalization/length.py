@@ -50,16 +50,36 @@ def length_generalization(
     threshold_bits: float = 0.01,
     top_attention_off: int = 0,
 ) -> LengthReport:
-    """Errors of a model, or of several, at and beyond the length that it was trained on, on `n` fresh sequences.
+    """Measure errors at and beyond the training length, for one model or several.
 
-    `lengths` are those at which whole-sequence means are given, the longest being run: steps of an HMM, pairs of a
-    bijection with repeats, filler of recall. Default: of 1, 1.5, 2.5 and 5 times the training length those that have room. `task` replaces the
-    task that the model was trained on, and its length the training length where the model does not say. Several models
-    see the same sequences and must have been trained at the same length. `top_attention_off` silences attention in so
-    many top layers.
+    Several models see the same sequences and must have been trained at the same length.
 
-    **Raises** `InvalidArgument` where no length lies beyond the training length, the task has none, or models were
-    trained at different ones; `TaskMismatch` for more positions than a model's table holds, with the kinds that can.
+    Args:
+        model: A model or several, as `as_model` takes them.
+        task: A task, or its text as on the command line. Default: the task that the model was trained on.
+        lengths: Lengths at which means over whole sequences are given: steps of an HMM, pairs of a bijection with
+            repeats, filler of recall. Default: of 1, 1.5, 2.5 and 5 times the training length those that have room.
+        n: Number of sequences.
+        seed: Seed of the sequences and of the intervals.
+        threshold_bits: KL beyond which a position counts as lost.
+        top_attention_off: Number of top layers whose attention is silenced.
+
+    Returns:
+        Errors by position, and the discontinuity at the training length.
+
+    Raises:
+        InvalidArgument: No length is beyond the training length, the task has no length, or models were trained at
+            different ones.
+        TaskMismatch: A model has fewer positions than a length needs.
+
+    Example:
+        >>> import bayesgeom
+        >>> task = bayesgeom.tasks.StickyMarkov(length=6)
+        >>> config = bayesgeom.TransformerConfig(
+        ...     d_vocab=task.d_vocab, n_ctx=12, n_layers=1, n_heads=1, d_model=8, d_mlp=8, positions="rotary"
+        ... )
+        >>> bayesgeom.length_generalization(config.build(seed=0), task, [9], n=8).n
+        8
     """
     models: list[ModelLike] = [model] if isinstance(model, Model | Checkpoint | nn.Module | str | Path) else list(model)
     job = LengthJob.of(

@@ -48,6 +48,9 @@ def intervene(
         n: sequences, or pairs of them, that are scored.
         seed: of sequences, fits, controls and intervals.
 
+    Returns:
+        Effect of the edit in every layer, with controls and a verdict.
+
     Raises:
         InvalidArgument: before anything runs, for an unknown kind, n < 1, a layer that is not there, a basis of the
             wrong width or a rank beyond it, paired donors in a task without pairs.
@@ -55,6 +58,15 @@ def intervene(
 
     References:
         Belrose et al. 2023, arXiv:2306.03819; Geiger et al. 2024, arXiv:2303.02536; Haufe et al. 2014, NeuroImage 87.
+
+    Example:
+        >>> import bayesgeom
+        >>> task = bayesgeom.tasks.Bijection(n_values=5, n_pairs=3)
+        >>> config = bayesgeom.TransformerConfig(d_vocab=10, n_ctx=5, n_layers=1, n_heads=1, d_model=8, d_mlp=8)
+        >>> module = config.build(seed=0)
+        >>> few = bayesgeom.Design("remove", n_random=1, n_matched=1, n_control=2, n_untrained=0, n_fit=16)
+        >>> bayesgeom.intervene(module, task, bayesgeom.subspaces.random(2), kind=few, n=8).n
+        8
     """
     job = InterventionJob.of(model, task, subspace, kind=kind, at=at, n=n, seed=seed)
     return with_provenance(
@@ -71,10 +83,33 @@ def write_strength(
     seed: int = 0,
     ablation: AblationReport | None = None,
 ) -> WriteReport:
-    """How strongly each head writes into a subspace, ‖P W_O z‖, beside what ablating the head costs.
+    """Measure how strongly each head writes into a subspace, ‖P W_O z‖, and compare with the effect of ablating it.
 
-    A fit is made at `attn_out` of each layer; by default the frame. `ablation` is a report that holds every head alone;
-    with none, that battery is run on `n` sequences. **Raises** as `intervene` does, and where a head is not in it.
+    The subspace is fitted at `attn_out` of each layer.
+
+    Args:
+        model: A model, or what `as_model` takes: a checkpoint's name or directory, a module, a Hugging Face model.
+        task: A task, or its text as on the command line. Default: the task that the model was trained on.
+        subspace: One of `bayesgeom.subspaces`, a `Subspace`, or its text as on the command line. Default: the key
+            frame.
+        n: Number of sequences.
+        seed: Seed of the sequences and of the intervals.
+        ablation: Report of a battery that ablates every head alone. Default: it is run on `n` sequences.
+
+    Returns:
+        Write strength and ablation effect of every head.
+
+    Raises:
+        InvalidArgument: As for `intervene`, or a head is missing from `ablation`.
+        MissingSite: The model has no attention heads.
+
+    Example:
+        >>> import bayesgeom
+        >>> task = bayesgeom.tasks.Bijection(n_values=5, n_pairs=3)
+        >>> config = bayesgeom.TransformerConfig(d_vocab=10, n_ctx=5, n_layers=1, n_heads=1, d_model=8, d_mlp=8)
+        >>> module = config.build(seed=0)
+        >>> bayesgeom.write_strength(module, task, n=8).name
+        'write_strength'
     """
     job = InterventionJob.of(model, task, subspace, kind="remove", at=InterventionSite(ATTN_OUT), n=n, seed=seed)
     job.model.require((Z, W_O), by="write strength")
@@ -88,6 +123,30 @@ def write_strength(
 def fit_subspace(
     model: ModelLike, task: TaskLike | None, subspace: Fit, *, at: InterventionSite | None = None, seed: int = 0
 ) -> dict[int, Subspace]:
-    """The subspaces that `intervene` would act on with the same arguments, by layer."""
+    """Fit the subspaces that `intervene` would act on with the same arguments.
+
+    Args:
+        model: A model, or what `as_model` takes: a checkpoint's name or directory, a module, a Hugging Face model.
+        task: A task, or its text as on the command line. Default: the task that the model was trained on.
+        subspace: One of `bayesgeom.subspaces`, a `Subspace`, or its text as on the command line. Default: the key
+            frame.
+        at: Site and layers. Default: `resid_pre` of every layer.
+        seed: Seed of the sequences and of the intervals.
+
+    Returns:
+        The subspace of each layer, by layer.
+
+    Raises:
+        InvalidArgument: The subspace cannot be fitted there.
+
+    Example:
+        >>> import bayesgeom
+        >>> task = bayesgeom.tasks.Bijection(n_values=5, n_pairs=3)
+        >>> config = bayesgeom.TransformerConfig(d_vocab=10, n_ctx=5, n_layers=1, n_heads=1, d_model=8, d_mlp=8)
+        >>> module = config.build(seed=0)
+        >>> found = bayesgeom.fit_subspace(module, task, bayesgeom.subspaces.random(3))
+        >>> found[0].rank
+        3
+    """
     job = InterventionJob.of(model, task, subspace, kind="remove", at=at, n=1, seed=seed)
     return job.fit.fitted(job.sample(), job.layers)

@@ -45,13 +45,37 @@ def intervene_together(
     n: int = 256,
     seed: int = 0,
 ) -> JointInterventionReport:
-    """What becomes of the answer when one subspace is acted on in several layers in the same pass.
+    """Act on one subspace in several layers in the same pass, and measure what happens to the answer.
 
-    Each entry of `at` is one edit, of all its layers at once, such as `InterventionSite(RESID_PRE, (8, 12))`;
-    all are at one site, any of `intervene` or `v`. By default the covariance direction of entropy, fitted in every
-    layer on trials that are not scored. `kind`: "remove", "keep" or "add", as in `intervene`. Each edit has 20 random
-    subspaces of the same rank as controls and 20 that are orthogonal to the own. The report says how the axis is
-    ordered by entropy where it arrives at each layer. Every condition is a whole pass. **Raises** as `intervene` does.
+    Each edit has 20 random subspaces of the same rank as controls, and 20 that are orthogonal to its own. Every
+    condition is a whole pass.
+
+    Args:
+        model: A model, or what `as_model` takes: a checkpoint's name or directory, a module, a Hugging Face model.
+        task: A task, or its text as on the command line. Default: the task that the model was trained on.
+        subspace: One of `bayesgeom.subspaces`, a `Subspace`, or its text as on the command line. Default: the key
+            frame.
+        at: One entry for each edit, which acts in all its layers at once, such as `InterventionSite(RESID_PRE, (8,
+            12))`.
+        kind: "remove", "keep" or "add", as in `intervene`.
+        n: Number of sequences.
+        seed: Seed of the sequences and of the intervals.
+
+    Returns:
+        Effect of every edit, with controls.
+
+    Raises:
+        InvalidArgument: As for `intervene`.
+        MissingSite: The model lacks the site.
+
+    Example:
+        >>> import bayesgeom
+        >>> task = bayesgeom.tasks.Bijection(n_values=5, n_pairs=3)
+        >>> config = bayesgeom.TransformerConfig(d_vocab=10, n_ctx=5, n_layers=2, n_heads=1, d_model=8, d_mlp=8)
+        >>> module = config.build(seed=0)
+        >>> both = bayesgeom.InterventionSite(layers=(0, 1))
+        >>> bayesgeom.intervene_together(module, task, bayesgeom.subspaces.random(2), at=[both], n=8).n
+        8
     """
     job = JointJob.of(model, task, subspace, at=at, kind=kind, n=n, seed=seed)
     return with_provenance(job.run(), provenance(job.model, job.task, {"n": n, "seed": seed, "kind": kind}))

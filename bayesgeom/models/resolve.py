@@ -55,8 +55,16 @@ def checkpoints() -> dict[str, Path]:
     One that cannot be looked into is among them: reading it says why. A directory that a killed process had moved away,
     to replace it, is put back first.
 
+    Returns:
+        Directory of each checkpoint, by name.
+
     Raises:
         CheckpointFault: the folder itself cannot be listed.
+
+    Example:
+        >>> import bayesgeom
+        >>> "bijection-v20" in bayesgeom.checkpoints()
+        True
     """
     folder = checkpoint_folder()
     put_all_back(folder)
@@ -92,14 +100,30 @@ def load(
     device_map: str | dict[str, Any] | None = None,
     trust_remote_code: bool = False,
 ) -> Model:
-    """The model of a shipped checkpoint's name, of a checkpoint directory, or any Hugging Face causal language model.
+    """Load a shipped checkpoint, a checkpoint directory, or any Hugging Face causal language model.
 
-    Of Hugging Face: a directory, or a hub name of the form owner/name. `dtype` is the checkpoint's own unless given;
-    `device_map="auto"` spreads whole layers over the devices that there are. Only safetensors are read, and no code
-    that comes with a model is run unless `trust_remote_code` says so.
+    Only safetensors are read. No code that comes with a model is run unless `trust_remote_code` allows it.
 
-    **Raises** `UnknownName` where there is nothing of that name, `CheckpointFault` where it cannot be had or trusted,
-    `InvalidArgument` for a device that is not there and for what is no causal language model.
+    Args:
+        name: Name of a shipped checkpoint, a directory, or owner/name on the Hugging Face hub.
+        device: Where to run: "cpu", "cuda", …
+        revision: Branch, tag or commit on the hub.
+        dtype: Precision of a Hugging Face model. Default: the checkpoint's own.
+        device_map: "auto" spreads the layers of a Hugging Face model over the available devices.
+        trust_remote_code: Whether to run code that comes with the model.
+
+    Returns:
+        The model, with its task where it is known.
+
+    Raises:
+        UnknownName: There is no checkpoint of this name, and no such directory.
+        CheckpointFault: The checkpoint cannot be read or cannot be trusted.
+        InvalidArgument: The device does not exist, or it is not a causal language model.
+
+    Example:
+        >>> import bayesgeom
+        >>> bayesgeom.load("mess3-small").spec.n_layers
+        3
     """
     check_device(device)
     # A path needs no list of names, which may be unreadable.
@@ -175,7 +199,7 @@ def as_model(model: ModelLike, tokenizer: Tokenizer | None = None) -> Model:
     return _of_library(model, tokenizer)
 
 
-def _of_library(model: object, tokenizer: Tokenizer | None) -> Model:
+def _of_library(model: nn.Module, tokenizer: Tokenizer | None) -> Model:
     """The adapter of a module that Hugging Face, transformer-lens or a plug-in built."""
     if "transformers" in sys.modules:
         import transformers

@@ -40,19 +40,42 @@ def diagnose(
     n_untrained: int = 3,
     ablations: bool = False,
 ) -> Diagnosis:
-    """Every probe that this model can serve, on `n` fresh sequences of the task it was trained on, or of `task`.
+    """Run every probe that the model can serve, in one pass over new sequences of its task.
 
-    Behavioral numbers use all `n` sequences; activations are kept of the first 192 (each report says its own n).
-    `n_untrained` untrained networks of the same architecture get one pass each; where none can be built, as of a model
-    that is partly on disk, `skipped` says so under "initialization". A probe that this model cannot serve is in
-    `skipped` with the reason, and one that this task says nothing about in `inapplicable`; asked for by name, either
-    raises. A name may carry an option: "value_manifold:standardized". With `ablations` the default battery is run too.
-    Where no probes are named, what `relabel` finds on 128 sequences is added, or why it was not asked.
-    A text task is bound to the model's tokenizer; of a task with a fixed stock of sequences at most all are drawn.
+    Behavioral numbers use all `n` sequences. Activations are kept of the first 192; each report states its own n. A
+    probe that this model cannot serve is listed in `skipped` with the reason, and one that does not apply to this task
+    in `inapplicable`. If probes are named, either raises. If none are named, a test of relabeling invariance on 128
+    sequences is added. Text tasks are bound to the model's tokenizer. A task with a fixed number of sequences draws at
+    most all of them.
 
-    **Raises** `InvalidArgument` for n < 1, n_untrained < 0 or an empty list of probes, `UnknownName` for a probe or a
-    checkpoint that does not exist, `TaskMismatch` where the task's ids or length do not fit, or a named probe needs
-    another kind of task, `MissingSite` for a named probe whose sites the model lacks.
+    Args:
+        model: A model, or what `as_model` takes: a checkpoint's name or directory, a module, a Hugging Face model.
+        task: A task, its text as on the command line, or a list of prompts. Default: the task that the model was
+            trained on.
+        probes: Probes, or their names; "NAME:option" switches an option on. Default: all that apply.
+        n: Number of sequences.
+        seed: Seed of the sequences and of the intervals.
+        n_untrained: Number of untrained networks of the same architecture to compare with. Where none can be built,
+            `skipped` states why under "initialization".
+        ablations: Whether to run the default ablation battery as well.
+
+    Returns:
+        The reports by the name of their probe.
+
+    Raises:
+        InvalidArgument: n is below 1, n_untrained below 0, or the list of probes is empty.
+        UnknownName: A probe or checkpoint does not exist.
+        TaskMismatch: Ids or length of the task do not fit the model, or a named probe needs another kind of task.
+        MissingSite: A named probe reads a site that the model does not provide.
+
+    Example:
+        >>> import bayesgeom
+        >>> task = bayesgeom.tasks.Bijection(n_values=5, n_pairs=3)
+        >>> config = bayesgeom.TransformerConfig(d_vocab=10, n_ctx=5, n_layers=1, n_heads=1, d_model=8, d_mlp=8)
+        >>> module = config.build(seed=0)
+        >>> diagnosis = bayesgeom.diagnose(module, task, n=8, n_untrained=1)
+        >>> "calibration" in diagnosis, "domain_separation" in diagnosis.inapplicable
+        (True, True)
     """
     if n_untrained < 0:
         raise InvalidArgument(f"n_untrained is the number of untrained networks: at least 0, got {n_untrained}.")

@@ -39,9 +39,22 @@ _WITH_REPORTS = (
 @final
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Diagnosis(Mapping[str, Report]):
-    """Reports by probe name. `skipped` gives the reason for every probe that this model could not serve.
+    """Reports by probe name, with what was skipped and where the numbers come from.
 
-    `inapplicable` does so for those that ask for another kind of task: of groups of texts, or of an exact posterior.
+    Args:
+        reports: Reports by the name of their probe.
+        skipped: Reason for every probe that this model could not serve.
+        provenance: Model, weights, task, arguments and versions.
+        inapplicable: Reason for every probe that asks for another kind of task.
+
+    Example:
+        >>> import bayesgeom
+        >>> task = bayesgeom.tasks.Bijection(n_values=5, n_pairs=3)
+        >>> config = bayesgeom.TransformerConfig(d_vocab=10, n_ctx=5, n_layers=1, n_heads=1, d_model=8, d_mlp=8)
+        >>> module = config.build(seed=0)
+        >>> diagnosis = bayesgeom.diagnose(module, task, n=8, n_untrained=0, probes=["calibration"])
+        >>> list(diagnosis), diagnosis["calibration"].n
+        (['calibration'], 8)
     """
 
     reports: Mapping[str, Report]
@@ -194,8 +207,26 @@ def left_out(diagnosis: Diagnosis) -> dict[str, str]:
 def load_report(path: str | PathLike[str]) -> Report | Diagnosis:
     """Return what a run directory holds: the report that was saved alone, or the diagnosis.
 
+    Args:
+        path: Directory that `save` wrote.
+
+    Returns:
+        A report that was saved alone, or a diagnosis.
+
     Raises:
         OutputFault: There is no whole report, it is damaged, or it is of a kind that this bayesgeom does not know.
+
+    Example:
+        >>> import bayesgeom
+        >>> task = bayesgeom.tasks.Bijection(n_values=5, n_pairs=3)
+        >>> config = bayesgeom.TransformerConfig(d_vocab=10, n_ctx=5, n_layers=1, n_heads=1, d_model=8, d_mlp=8)
+        >>> module = config.build(seed=0)
+        >>> import tempfile
+        >>> report = bayesgeom.diagnose(module, task, n=8, n_untrained=0)["calibration"]
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     report.save(folder)
+        ...     bayesgeom.load_report(folder).n
+        8
     """
     reports, extra, unknown = read_known_parts(Path(path), report_kinds())
     if unknown and not reports:

@@ -2,8 +2,8 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields, is_dataclass
-from typing import ClassVar, Self, final
+from dataclasses import Field, dataclass, fields
+from typing import Any, ClassVar, Self, final
 
 from jaxtyping import Bool, Float64
 from torch import Tensor
@@ -126,7 +126,7 @@ class NamedFit(Fit):
     @final
     def form(cls) -> str:
         """Return how it is written: the name, then the fields."""
-        listed = ",".join(own.name.upper() for own in fields(cls)) if is_dataclass(cls) else ""
+        listed = ",".join(own.name.upper() for own in _fields(cls))
         return f"{cls.name}:{listed}" if listed else cls.name
 
     @classmethod
@@ -137,7 +137,7 @@ class NamedFit(Fit):
         Raises:
             InvalidArgument: There are too few values or too many, or one is of the wrong type.
         """
-        own = fields(cls) if is_dataclass(cls) else ()
+        own = _fields(cls)
         given = dict(zip((field.name for field in own), map(literal, values), strict=False))
         wrong = [field.name for field in own if field.name in given and type(given[field.name]) is not field.type]
         if len(values) > len(own) or wrong:
@@ -146,6 +146,10 @@ class NamedFit(Fit):
             return cls(**given)
         except TypeError as error:
             raise InvalidArgument(f"subspace {cls.name!r} is written {cls.form()}: {error}.") from error
+
+
+def _fields(kind: Any) -> "tuple[Field[Any], ...]":
+    return fields(kind)
 
 
 def named_fits() -> dict[str, type[NamedFit]]:
