@@ -10,7 +10,7 @@ import inspect
 import pkgutil
 import sys
 import warnings
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from functools import lru_cache
 from importlib.metadata import EntryPoint, EntryPoints, entry_points
@@ -95,27 +95,31 @@ def discovered(
     return dict(sorted(found.items())), tuple(broken)
 
 
-def values(group: str, kind: type[T]) -> tuple[dict[str, T], tuple[Broken, ...]]:
-    """Return the objects of a class that other packages offer as entry points, and the entry points that are unusable.
+def values(group: str, kind: type[T], *, taken: Collection[str]) -> dict[str, T]:
+    """Return the objects of a class that other packages offer as entry points; an unusable one is left out and warned.
 
     Args:
         group: Group of the entry points, such as "bayesgeom.recipes".
-        kind: Class of the objects; each has an attribute `name`.
+        kind: Class of the objects; each has an attribute `name`, which its entry point has too.
+        taken: Names that are in use already.
 
     Returns:
-        The objects by the name of their entry point, and a reason for each entry point that cannot be used.
+        The objects by name.
     """
-    found, broken = dict[str, T](), list[Broken]()
+    found = dict[str, T]()
     for entry in _entry_points(group, _places()):
+        fault = f"a {kind.__name__} of this name exists" if entry.name in {*taken, *found} else ""
         with Contained() as loading:
             member = entry.load()
-            if isinstance(member, kind):
+            if not isinstance(member, kind):
+                fault = f"it must be a {kind.__name__}, got a {type(member).__name__}"
+            elif vars(member)["name"] != entry.name:
+                fault = f"its {kind.__name__} is named {vars(member)['name']!r}"
+            elif not fault:
                 found[entry.name] = member
-            else:
-                broken.append(_broken(entry, f"it must be a {kind.__name__}, got a {type(member).__name__}"))
-        if loading.fault:
-            broken.append(_broken(entry, loading.fault))
-    return found, tuple(broken)
+        if fault := fault or loading.fault:
+            warnings.warn(_broken(entry, fault).reason, stacklevel=3)
+    return found
 
 
 def find(package: str, base: type[T], name: str, *, group: str | None = None) -> type[T]:

@@ -102,15 +102,13 @@ def load(
 ) -> Model:
     """Load a shipped checkpoint, a checkpoint directory, or any Hugging Face causal language model.
 
-    Only safetensors are read. No code that comes with a model is run unless `trust_remote_code` allows it.
-
     Args:
         name: Name of a shipped checkpoint, a directory, or owner/name on the Hugging Face hub.
         device: Where to run: "cpu", "cuda", …
         revision: Branch, tag or commit on the hub.
         dtype: Precision of a Hugging Face model. Default: the checkpoint's own.
         device_map: "auto" spreads the layers of a Hugging Face model over the available devices.
-        trust_remote_code: Whether to run code that comes with the model.
+        trust_remote_code: Whether to run code that comes with the model. Only safetensors are read in any case.
 
     Returns:
         The model, with its task where it is known.
@@ -172,6 +170,9 @@ def as_model(model: ModelLike, tokenizer: Tokenizer | None = None) -> Model:
             language model, or one of transformer-lens.
         tokenizer: The model's tokenizer, which text tasks and prompts need.
 
+    Returns:
+        The model, ready to be measured.
+
     Raises:
         InvalidArgument: It is anything else, or it has a tokenizer already.
 
@@ -179,7 +180,7 @@ def as_model(model: ModelLike, tokenizer: Tokenizer | None = None) -> Model:
         >>> import bayesgeom
         >>> config = bayesgeom.TransformerConfig(d_vocab=10, n_ctx=7, n_layers=2, n_heads=2, d_model=8, d_mlp=16)
         >>> bayesgeom.as_model(config.build(seed=0))
-        HookedModel(transformer, 2 layers, 2 heads, d_model 8, 912 parameters)
+        HookedModel(transformer, 2 layers, 2 heads, d_model 8, 1,248 parameters)
     """
     match model:
         case Model() | str() | Path() | Checkpoint() if tokenizer is not None:

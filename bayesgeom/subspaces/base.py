@@ -114,7 +114,7 @@ class Fit(ABC):
         return {}
 
 
-class NamedFit(Fit):
+class NamedFit(Fit, ABC):
     """A fit that the command line knows by its name, as NAME:value,value: a frozen dataclass, its fields in order.
 
     A file in this folder, or an entry point of another package in the group `bayesgeom.subspaces`, adds one.

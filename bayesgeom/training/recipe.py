@@ -5,12 +5,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, final
 
-from bayesgeom.core.errors import InvalidArgument, check_known
-from bayesgeom.core.plugins import field_names
+from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.models.config import ModelConfig, config_from_dict
-from bayesgeom.tasks.base import WindTunnel, literal, task_from_config
-
-_BATCHES = frozenset({"batch_size", "late_batch_size"})
+from bayesgeom.tasks.base import WindTunnel, task_from_config
 
 
 @final
@@ -110,42 +107,6 @@ class Recipe:
         after = None if self.after is None else self.after.reseeded(by)
         return replace(self, name=f"{self.name}-seed{by}", seed=self.seed + 1_000 * by, after=after)
 
-    def resized(self, changes: Mapping[str, Any]) -> "Recipe":
-        """Return the recipe with other sizes in every stage; its name states them.
-
-        Args:
-            changes: Sizes of the network (`n_layers`), parameters of the task (`n_values`) or batch sizes, by name.
-
-        Returns:
-            The recipe itself if there are no changes.
-
-        Raises:
-            InvalidArgument: A name is unknown, a value is not allowed, or the recipe starts from trained weights.
-
-        Example:
-            >>> from bayesgeom.training.recipes import recipe
-            >>> recipe("hmm-s5").resized({"n_layers": 2}).name
-            'hmm-s5-n_layers2'
-        """
-        if not changes:
-            return self
-        sizes, parameters = field_names(type(self.model_config())) - {"d_vocab"}, field_names(type(self.task))
-        check_known(f"recipe {self.name!r}", changes, sizes | parameters | _BATCHES)
-        if self.warm_start is not None:
-            raise InvalidArgument(f"{self.name} starts from trained weights, {self.warm_start}: its sizes are theirs.")
-        own = {key: value for key, value in changes.items() if key in parameters}
-        resized = replace(
-            self,
-            name="-".join([self.name, *(f"{key}{value}" for key, value in changes.items())]),
-            sizes={**self.sizes, **{key: value for key, value in changes.items() if key in sizes}},
-            task=_with(self.task, own),
-            also=tuple(_with(task, own) for task in self.also),
-            after=None if self.after is None else self.after.resized(changes),
-            **{key: value for key, value in changes.items() if key in _BATCHES},
-        )
-        resized.model_config().build(seed=0)  # sizes that do not go together are refused now
-        return resized
-
     def lengthened(self, times: int) -> "Recipe":
         """The same with so many times the steps, in every stage."""
         after = None if self.after is None else self.after.lengthened(times)
@@ -164,29 +125,6 @@ class Recipe:
         also = {"also": [other.config() for other in self.also]} if self.also else {}
         start = {} if self.warm_start is None else {"warm_start": self.warm_start}
         return {**plain, "task": self.task.config(), "sizes": dict(self.sizes), "after": after, **also, **start}
-
-
-def assignments(listed: Sequence[str]) -> dict[str, Any]:
-    """Return the changes that KEY=VALUE texts state.
-
-    Raises:
-        InvalidArgument: A text is not KEY=VALUE, or a key is given twice.
-
-    Example:
-        >>> assignments(["n_layers=2", "n_values=8"])
-        {'n_layers': 2, 'n_values': 8}
-    """
-    found: dict[str, Any] = {}
-    for text in listed:
-        key, equals, value = text.partition("=")
-        if not equals or not key.strip() or not value.strip() or key.strip() in found:
-            raise InvalidArgument(f"--set takes KEY=VALUE, each key once, such as n_layers=2; got {text!r}.")
-        found[key.strip()] = literal(value.strip())
-    return found
-
-
-def _with(task: WindTunnel, parameters: Mapping[str, Any]) -> WindTunnel:
-    return task_from_config({**task.config(), **parameters})
 
 
 def staged(stages: Sequence[Recipe], suffix: str, sizes: Mapping[str, Any]) -> Recipe:

@@ -1,6 +1,5 @@
 """The committed recipes: what made the shipped checkpoints, by name."""
 
-import warnings
 from dataclasses import replace
 
 from bayesgeom.core.errors import unknown_name
@@ -192,17 +191,5 @@ def recipe(name: str) -> Recipe:
 
 
 def plugin_recipes() -> dict[str, Recipe]:
-    """Return the recipes of other packages, by name: entry points in the group `bayesgeom.recipes`.
-
-    An entry point that cannot be used, or whose name differs from its recipe's or is taken, is left out with a warning.
-    """
-    found, broken = values("bayesgeom.recipes", Recipe)
-    reasons = [own.reason for own in broken]
-    for name, own in list(found.items()):
-        if name != own.name or name in RECIPES:
-            del found[name]
-            fault = "a recipe of this name exists" if name in RECIPES else f"its recipe is named {own.name!r}"
-            reasons.append(f"plug-in {name!r} cannot be used: {fault}. Rename it.")
-    for reason in reasons:
-        warnings.warn(reason, stacklevel=2)
-    return found
+    """Return the recipes of other packages, by name: entry points in the group `bayesgeom.recipes`."""
+    return values("bayesgeom.recipes", Recipe, taken=RECIPES)

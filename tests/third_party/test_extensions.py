@@ -25,7 +25,7 @@ from bayesgeom.results.page import page_of
 from bayesgeom.subspaces.fits import fit_from_text
 from bayesgeom.tasks.base import task_from_text
 from bayesgeom.tasks.bijection import Bijection
-from bayesgeom.training.recipes import recipe
+from bayesgeom.training.recipes import plugin_recipes, recipe
 from tests.probes import test_contract as probe_contract
 from tests.tasks import test_contract as task_contract
 from tests.test_cli import save
@@ -267,3 +267,31 @@ def test_the_recipe_trains_and_its_checkpoint_is_diagnosed(folder: Path, capsys:
 def test_the_selftest_runs_the_probes_control() -> None:
     probe = all_probes()["attention_sink"]
     assert all(control.holds(probe.measure(control.run)) for control in probe.controls())
+
+
+OTHER = """
+from bayesgeom.training.recipes import RECIPES
+SHIPPED, ODD, NONE = RECIPES["mess3-small"], RECIPES["sticky-small"], 3
+"""
+
+
+def test_recipes_that_cannot_be_used_are_left_out_with_the_reason(folder: Path) -> None:
+    (folder / "site" / "guest_recipes.py").write_text(OTHER)
+    info = folder / "site" / "guest-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: guest\nVersion: 1.0\n")
+    offered = {"mess3-small": "SHIPPED", "other": "ODD", "none": "NONE", "absent": "ABSENT"}
+    lines = [f"{name} = guest_recipes:{target}" for name, target in offered.items()]
+    (info / "entry_points.txt").write_text("\n".join(["[bayesgeom.recipes]", *lines]))
+    importlib.invalidate_caches()
+    with pytest.warns(UserWarning, match="plug-in") as warned:
+        found = plugin_recipes()
+    assert list(found) == ["coins-small"]
+    said = " ".join(str(own.message) for own in warned)
+    for text in (
+        "a Recipe of this name exists",
+        "its Recipe is named 'sticky-small'",
+        "it must be a Recipe, got a int",
+        "AttributeError",
+    ):
+        assert text in said

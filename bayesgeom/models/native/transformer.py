@@ -135,6 +135,7 @@ class Transformer(HookedRootModule):
     Args:
         config: Sizes and kinds of the parts.
         seed: Seed of the weights.
+        attention: Kernel of the attention: "auto", "eager" or "sdpa".
 
     Example:
         >>> import bayesgeom
