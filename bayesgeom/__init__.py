@@ -30,11 +30,10 @@ if TYPE_CHECKING:
     from bayesgeom.gradients.run import gradient_laws as gradient_laws
     from bayesgeom.gradients.run_movement import gradient_movement as gradient_movement
     from bayesgeom.interventions.design import Design as Design
+    from bayesgeom.interventions.onwards import erase_onwards as erase_onwards
     from bayesgeom.interventions.run import fit_subspace as fit_subspace
     from bayesgeom.interventions.run import intervene as intervene
     from bayesgeom.interventions.run import write_strength as write_strength
-    from bayesgeom.interventions.run_onwards import erase_onwards as erase_onwards
-    from bayesgeom.interventions.run_together import intervene_together as intervene_together
     from bayesgeom.models.capacity import capacity_matched as capacity_matched
     from bayesgeom.models.native.transformer import Transformer as Transformer
     from bayesgeom.models.native.transformer import TransformerConfig as TransformerConfig
@@ -67,12 +66,11 @@ _HOMES = {
     "diff": "bayesgeom.comparison.difference",
     "training_dynamics": "bayesgeom.dynamics.run",
     "em_experiment": "bayesgeom.experiments.em.run",
-    "erase_onwards": "bayesgeom.interventions.run_onwards",
+    "erase_onwards": "bayesgeom.interventions.onwards",
     "fit_subspace": "bayesgeom.interventions.run",
     "gradient_movement": "bayesgeom.gradients.run_movement",
     "gradient_laws": "bayesgeom.gradients.run",
     "intervene": "bayesgeom.interventions.run",
-    "intervene_together": "bayesgeom.interventions.run_together",
     "length_generalization": "bayesgeom.generalization.length",
     "load": "bayesgeom.models.resolve",
     "load_report": "bayesgeom.results.diagnosis",

@@ -16,15 +16,15 @@ from torch import Tensor
 from bayesgeom.cli import main
 from bayesgeom.commands.base import Command
 from bayesgeom.core.plugins import discover
-from bayesgeom.interventions import selftest as selftests
-from bayesgeom.interventions.controls import intervention_controls
-from bayesgeom.interventions.selftest import Verdict
 from bayesgeom.models import resolve
 from bayesgeom.models.checkpoint import hashed, load_checkpoint, save_checkpoint
 from bayesgeom.models.native.transformer import Transformer, TransformerConfig
 from bayesgeom.probes.one_pass import all_probes
 from bayesgeom.results.diagnosis import Diagnosis
 from bayesgeom.results.headline import number_text
+from bayesgeom.selftest import run as selftests
+from bayesgeom.selftest.controls import intervention_controls
+from bayesgeom.selftest.run import Verdict
 from bayesgeom.tasks.bijection import Bijection
 from bayesgeom.training import recipes
 from bayesgeom.training.recipe import Recipe

@@ -6,7 +6,7 @@ ablation leaves the logits bit-identical has no effect (`inert`, `no_effect`): a
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, ClassVar, final
 
 import numpy as np
@@ -295,6 +295,13 @@ def ablation_report(tally: Tally, context: Context) -> AblationReport:
         key_overlap_pick=context.key_overlap_pick,
         n=tally.done,
     )
+
+
+def with_attribution(report: AblationReport, bits: Float[np.ndarray, " ablation"]) -> AblationReport:
+    """Return the report with first-order estimates, and how well they rank its KL increases."""
+    known = np.isfinite(bits)
+    correlation = _rank_correlation(bits[known], report.kl_increase_bits.value[known])
+    return replace(report, attribution_bits=bits, attribution_rank_correlation=Estimate.of(correlation))
 
 
 def _by_head(

@@ -33,14 +33,20 @@ class Ablate(Command):
 
     def __call__(self) -> int:
         from bayesgeom.ablations.batteries import battery
-        from bayesgeom.ablations.run import AblationJob
+        from bayesgeom.ablations.run import ablate, attribution_preview
+        from bayesgeom.results.diagnosis import Diagnosis
 
         check_target(self.out)
         model = self.source.load()
         chosen = battery(self.battery, model)
-        job = AblationJob.of(model, self.task, chosen, mode=self.mode, n=self.n, seed=self.seed, method=self.method)
-        report = job.run(self.out)
-        diagnosis = job.diagnosis(report)
+        report = None
+        if self.method != "attribution":
+            report = ablate(model, self.task, chosen, mode=self.mode, n=self.n, seed=self.seed, out=self.out)
+        if report is None or self.method == "both":
+            report = attribution_preview(
+                model, self.task, chosen, mode=self.mode, n=self.n, seed=self.seed, exact=report
+            )
+        diagnosis = Diagnosis.of(report)
         title = f"{diagnosis.title}, {self.mode} ablation, {report.n} sequences\n\n{report.table()}\n"
         return conclude(diagnosis, self.out, title, *map(str, report.headlines()), "", *map(str, report.criteria()))
 

@@ -1,16 +1,13 @@
 """`compare`: load or train every architecture on every task, and score them against the exact posterior."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import final
 
 from bayesgeom.comparison.cell import Cell, cell
 from bayesgeom.comparison.report import ComparisonReport, comparison_report
 from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.core.files import RUNS
 from bayesgeom.models.provenance import provenance
-from bayesgeom.results.diagnosis import Diagnosis
 from bayesgeom.results.report import with_provenance
 from bayesgeom.training.compared import ALL_TASKS, ARCHITECTURES, TASKS, architectures_of
 from bayesgeom.training.kept import Kept, Plan
@@ -57,81 +54,54 @@ def compare(
         Traceback (most recent call last):
         bayesgeom.core.errors.UnknownName: there is no architecture named 'no-such-architecture'.
     """
-    job = ComparisonJob.of(
-        architectures, tasks, seeds=seeds, n=n, seed=seed, kept=Kept(runs=Path(runs), train_missing=train_missing)
-    )
-    report = job.run()
-    return with_provenance(report, job.diagnosis(report).provenance)
+    check_counts(seeds=seeds, n=n, seed=seed)
+    kept, wanted = Kept(runs=Path(runs), train_missing=train_missing), _cells(architectures, tasks, seeds)
+    checks = _checks(wanted)
+    plan = _planned(wanted, checks, kept)
+    missing = [own.name for own in wanted if own.recipe in plan.missing]
+    cells = [own for own in wanted if own.name not in missing]
+    cells += [own for own in checks if kept.has(own.recipe)]
+    scores = scores_of([own.recipe for own in cells], kept, n=n, seed=seed)
+    report = comparison_report(cells, scores, seed=seed, missing=missing)
+    named = {"name": ", ".join(_names(architectures)), "architecture": "several"}
+    where = provenance(named, ", ".join(_names(tasks)), {"seeds": seeds, "n": n, "seed": seed})
+    weights = dict(zip(report.checkpoints, report.weights_hashes, strict=True))
+    by_task = {own.task: own.recipe.task.config() for own in cells}
+    return with_provenance(report, where | {"task": by_task, "weights": weights})
 
 
-@final
-@dataclass(frozen=True, kw_only=True)
-class ComparisonJob:
-    """A checked comparison, ready to run. One model is in memory at a time."""
+def plan_comparison(
+    architectures: str | Sequence[str], tasks: str | Sequence[str], *, seeds: int = 1, runs: str | Path = RUNS
+) -> Plan:
+    """What `compare` would find, and what it would train, with the same arguments. **Raises** as it does."""
+    wanted = _cells(architectures, tasks, seeds)
+    return _planned(wanted, _checks(wanted), Kept(runs=Path(runs), train_missing=True))
 
-    architectures: tuple[str, ...]
-    tasks: tuple[str, ...]
-    seeds: int
-    n: int
-    seed: int
-    kept: Kept
 
-    @classmethod
-    def of(
-        cls,
-        architectures: str | Sequence[str],
-        tasks: str | Sequence[str],
-        *,
-        seeds: int,
-        n: int,
-        seed: int,
-        kept: Kept,
-    ) -> "ComparisonJob":
-        """Names as a caller gives them: one, or several, each counted once."""
-        return cls(architectures=_names(architectures), tasks=_names(tasks), seeds=seeds, n=n, seed=seed, kept=kept)
+def _planned(wanted: Sequence[Cell], checks: Sequence[Cell], kept: Kept) -> Plan:
+    """What is there and what is to be trained. **Raises** as `Kept.plan` does, for checks too."""
+    kept.check(own.recipe for own in checks)
+    return kept.plan(own.recipe for own in wanted)
 
-    def __post_init__(self) -> None:
-        check_counts(seeds=self.seeds, n=self.n, seed=self.seed)
-        if not self.architectures or not self.tasks:
-            raise InvalidArgument("name at least one architecture and one task to compare.")
-        self.cells()
 
-    def cells(self) -> list[Cell]:
-        """What is trained at the stated budget. **Raises** `UnknownName`."""
-        rows = [(task, architecture) for task in self.tasks for architecture in self.architectures_on(task)]
-        return [cell(*row, seed=seed) for row in rows for seed in range(self.seeds)]
+def _cells(architectures: str | Sequence[str], tasks: str | Sequence[str], seeds: int) -> list[Cell]:
+    """What is compared at the stated budget. **Raises** `UnknownName`, and `InvalidArgument` where nothing is named."""
+    if not architectures or not tasks:
+        raise InvalidArgument("name at least one architecture and one task to compare.")
+    names = _names(architectures)
+    rows = [(task, architecture) for task in _names(tasks) for architecture in architectures_on(task, names)]
+    return [cell(*row, seed=seed) for row in rows for seed in range(seeds)]
 
-    def architectures_on(self, task: str) -> tuple[str, ...]:
-        """Return the requested architectures that have a recipe on this task; all of them where none has."""
-        own = tuple(name for name in self.architectures if task in ALL_TASKS and name in architectures_of(task))
-        return own or self.architectures
 
-    def plan(self) -> Plan:
-        """Return what is there and what is to be trained. **Raises** as `Kept.plan` does, for checks too."""
-        self.kept.check(own.recipe for own in self._checks())
-        return self.kept.plan(own.recipe for own in self.cells())
+def architectures_on(task: str, names: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the requested architectures that have a recipe on this task; all of them where none has."""
+    return tuple(name for name in names if task in ALL_TASKS and name in architectures_of(task)) or names
 
-    def run(self) -> ComparisonReport:
-        """Score every cell at the stated budget, and the checks that exist."""
-        plan, wanted = self.plan(), self.cells()
-        missing = [own.name for own in wanted if own.recipe in plan.missing]
-        cells = [own for own in wanted if own.name not in missing]
-        cells += [own for own in self._checks() if self.kept.has(own.recipe)]
-        recipes = [own.recipe for own in cells]
-        scores = scores_of(recipes, self.kept, n=self.n, seed=self.seed)
-        return comparison_report(cells, scores, seed=self.seed, missing=missing)
 
-    def diagnosis(self, report: ComparisonReport) -> Diagnosis:
-        """The report with its provenance, ready to be saved."""
-        named = {"name": ", ".join(self.architectures), "architecture": "several"}
-        where = provenance(named, ", ".join(self.tasks), {"seeds": self.seeds, "n": self.n, "seed": self.seed})
-        weights = dict(zip(report.checkpoints, report.weights_hashes, strict=True))
-        return Diagnosis.of(report, where | {"weights": weights})
-
-    def _checks(self) -> list[Cell]:
-        """Second seeds with twice the budget: they are no seeds at equal budget, and none is trained."""
-        rows = [(task, architecture) for task in self.tasks for architecture in self.architectures_on(task)]
-        return [cell(*row, seed=1, is_check=True) for row in rows]
+def _checks(wanted: Sequence[Cell]) -> list[Cell]:
+    """Second seeds with twice the budget: they are no seeds at equal budget, and none is trained."""
+    rows = dict.fromkeys((own.task, own.architecture) for own in wanted)
+    return [cell(*row, seed=1, is_check=True) for row in rows]
 
 
 def _names(asked: str | Sequence[str]) -> tuple[str, ...]:

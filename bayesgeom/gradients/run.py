@@ -1,8 +1,6 @@
-"""`gradients`: measure the gradient laws of every head on fresh sequences, and check them against autograd."""
+"""`gradient_laws`: measure the gradient laws of every head on fresh sequences, and check them against autograd."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any, final
 
 import numpy as np
 import torch
@@ -18,9 +16,8 @@ from bayesgeom.gradients.tally import LayerTally, layer_tally, together
 from bayesgeom.models.base import Model
 from bayesgeom.models.provenance import provenance
 from bayesgeom.models.resolve import ModelLike, TaskLike, as_model, scored_task_of
-from bayesgeom.results.diagnosis import Diagnosis
 from bayesgeom.results.report import with_provenance
-from bayesgeom.tasks.base import Branch, WindTunnel, checked_seed, derived_seed
+from bayesgeom.tasks.base import Branch, checked_seed, derived_seed
 
 BUDGET_BYTES = 256 * 2**20
 TOLERANCE = 1e-8  # relative: beyond it attention is no softmax of q·k, or its values are not what is mixed
@@ -63,87 +60,48 @@ def gradient_laws(
         >>> bayesgeom.gradient_laws(module, task, n=8).n
         8
     """
-    job = GradientJob.of(model, trials_or_task, targets=targets, n=n, seed=seed)
-    report = job.run()
-    return with_provenance(report, job.diagnosis(report).provenance)
+    subject = as_model(model)
+    trials = trials_or_task if isinstance(trials_or_task, Trials) else None
+    task = scored_task_of(subject, None if isinstance(trials_or_task, Trials) else trials_or_task)
+    if targets not in ("sampled", "exact"):
+        raise InvalidArgument(f"targets is 'sampled' or 'exact', as in training; got {targets!r}.")
+    n = n if trials is None else len(trials)
+    if n < 2:
+        raise InvalidArgument(f"n is the number of sequences: at least 2, so that one can stand in; got {n}.")
+    subject.require(SITES, by="gradients")
+    subject.check_fits(trials if trials is not None else task.sample(1, seed=seed))
+    seed, wide = checked_seed(seed), in_float64(subject)
+    if trials is None:
+        stream = task.stream(n, seed=derived_seed(seed, Branch.TRIALS), device=wide.spec.device)
+        trials = concatenate(list(stream))
+    report = _measured(wide, trials, targets, seed=derived_seed(seed, Branch.RESAMPLING))
+    return with_provenance(report, provenance(subject, task, {"n": n, "seed": seed, "targets": targets}))
 
 
-@final
-@dataclass(frozen=True, kw_only=True)
-class GradientJob:
-    """A checked measurement, ready to run. With `trials`, `task` only names them."""
+def _measured(model: Model, trials: Trials, targets: Targets, *, seed: int) -> GradientReport:
+    """The report on a model in float64, a tile of sequences at a time."""
+    losses, tallies, errors = list[torch.Tensor](), list[list[LayerTally]](), list[np.ndarray]()
+    for tile in tiles(trials, model.spec):
+        loss, layers = captured(model, tile, targets)
+        losses.append(loss)
+        tallies.append([layer_tally(layer, tile) for layer in layers])
+        found = [identity_errors(layer, model.spec.score_scale) for layer in layers]
+        errors.append(torch.stack(found).numpy())
+    worst = np.max(np.stack(errors), axis=0)
+    _check(worst, model.spec.name)
+    joined = [together(of_layer) for of_layer in zip(*tallies, strict=True)]
+    return gradient_report(torch.cat(losses).cpu().numpy(), joined, worst, targets=targets, seed=seed)
 
-    model: Model
-    task: WindTunnel
-    trials: Trials | None
-    targets: Targets
-    n: int
-    seed: int
 
-    @classmethod
-    def of(
-        cls,
-        model: ModelLike,
-        trials_or_task: Trials | TaskLike | None,
-        *,
-        targets: Targets = "sampled",
-        n: int = 64,
-        seed: int = 0,
-    ) -> "GradientJob":
-        """Check everything that can be checked before anything runs."""
-        subject = as_model(model)
-        trials = trials_or_task if isinstance(trials_or_task, Trials) else None
-        task = scored_task_of(subject, None if isinstance(trials_or_task, Trials) else trials_or_task)
-        if targets not in ("sampled", "exact"):
-            raise InvalidArgument(f"targets is 'sampled' or 'exact', as in training; got {targets!r}.")
-        count = n if trials is None else len(trials)
-        if count < 2:
-            raise InvalidArgument(f"n is the number of sequences: at least 2, so that one can stand in; got {count}.")
-        subject.require(SITES, by="gradients")
-        subject.check_fits(trials if trials is not None else task.sample(1, seed=seed))
-        return cls(model=subject, task=task, trials=trials, targets=targets, n=count, seed=checked_seed(seed))
-
-    def run(self) -> GradientReport:
-        """Measure, a tile of sequences at a time."""
-        wide = in_float64(self.model)
-        losses, tallies, errors = list[torch.Tensor](), list[list[LayerTally]](), list[np.ndarray]()
-        for tile in self._tiles(wide):
-            loss, layers = captured(wide, tile, self.targets)
-            losses.append(loss)
-            tallies.append([layer_tally(layer, tile) for layer in layers])
-            found = [identity_errors(layer, wide.spec.score_scale) for layer in layers]
-            errors.append(torch.stack(found).numpy())
-        worst = np.max(np.stack(errors), axis=0)
-        self._check(worst)
-        joined = [together(of_layer) for of_layer in zip(*tallies, strict=True)]
-        return gradient_report(
-            torch.cat(losses).cpu().numpy(),
-            joined,
-            worst,
-            targets=self.targets,
-            seed=derived_seed(self.seed, Branch.RESAMPLING),
+def _check(errors: np.ndarray, name: str) -> None:
+    """**Raises** `HookFault` where the laws do not hold."""
+    with np.errstate(invalid="ignore", divide="ignore"):
+        relative = np.nan_to_num(errors[..., 0] / errors[..., 1])
+    if not relative.max() <= TOLERANCE:
+        raise HookFault(
+            f"the gradient laws are off by {relative.max():.1e} of the gradient on {name}: its attention is no plain "
+            f"causal softmax of q·k that mixes its values."
         )
-
-    def diagnosis(self, report: GradientReport) -> Diagnosis:
-        """The report as a diagnosis of its own, with provenance, ready to be saved."""
-        arguments: dict[str, Any] = {"n": self.n, "seed": self.seed, "targets": self.targets}
-        where = provenance(self.model, self.task, arguments)
-        return Diagnosis.of(report, where)
-
-    def _tiles(self, model: Model) -> Iterator[Trials]:
-        if self.trials is not None:
-            return tiles(self.trials, model.spec)
-        stream = self.task.stream(self.n, seed=derived_seed(self.seed, Branch.TRIALS), device=model.spec.device)
-        return tiles(concatenate(list(stream)), model.spec)
-
-    def _check(self, errors: np.ndarray) -> None:
-        with np.errstate(invalid="ignore", divide="ignore"):
-            relative = np.nan_to_num(errors[..., 0] / errors[..., 1])
-        if not relative.max() <= TOLERANCE:
-            raise HookFault(
-                f"the gradient laws are off by {relative.max():.1e} of the gradient on {self.model.spec.name}: its "
-                f"attention is no plain causal softmax of q·k that mixes its values."
-            )
 
 
 def tiles(trials: Trials, spec: ModelSpec) -> Iterator[Trials]:

@@ -308,12 +308,17 @@ def task_of(model: Model, task: TaskLike | None) -> WindTunnel:
 def scored_task_of(model: Model, task: TaskLike | None) -> WindTunnel:
     """`task_of`, for what is measured in bits to the exact posterior. **Raises** `TaskMismatch` where none is known."""
     chosen = task_of(model, task)
-    if not chosen.sample(1, seed=0).has_posterior:
+    require_posterior(chosen)
+    return chosen
+
+
+def require_posterior(task: WindTunnel) -> None:
+    """**Raises** `TaskMismatch` for a task without an exact posterior."""
+    if not task.has_posterior:
         raise TaskMismatch(
-            f"the KL increase is relative to the exact posterior, and {chosen} has none: use evidence, a wind tunnel, "
+            f"the KL increase is relative to the exact posterior, and {task} has none: use evidence, a wind tunnel, "
             f"or a wind tunnel in context."
         )
-    return chosen
 
 
 def _bound(model: Model, task: TextTask) -> WindTunnel:

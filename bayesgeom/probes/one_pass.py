@@ -4,18 +4,18 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, final
 
-from bayesgeom.ablations.run import ablate
+from bayesgeom.ablations.run import BatteryRun
 from bayesgeom.core.errors import InvalidArgument, MissingSite, NoCopy, TaskMismatch, unknown_name
 from bayesgeom.core.plugins import Contained, discovered, is_foreign
 from bayesgeom.core.progress import bar
 from bayesgeom.core.run import Run
 from bayesgeom.core.sites import Site
 from bayesgeom.core.trials import Trials
-from bayesgeom.generalization.relabeling import RelabelingJob
+from bayesgeom.generalization.relabeling import Renaming
 from bayesgeom.generalization.relabeling_report import RelabelingReport
 from bayesgeom.models.base import Model
 from bayesgeom.models.provenance import provenance
-from bayesgeom.models.resolve import ModelLike, TaskLike, as_model, task_of
+from bayesgeom.models.resolve import ModelLike, TaskLike, as_model, require_posterior, task_of
 from bayesgeom.probes.base import Needs, Probe
 from bayesgeom.results.diagnosis import Diagnosis
 from bayesgeom.results.report import Report
@@ -73,6 +73,8 @@ def diagnose(
         raise InvalidArgument(f"n_untrained is the number of untrained networks: at least 0, got {n_untrained}.")
     subject = as_model(model)
     chosen = task_of(subject, task)
+    if ablations:
+        require_posterior(chosen)
     if isinstance(chosen, FiniteTask):
         n = min(n, chosen.n_sequences)
     subject.check_fits(one := chosen.sample(1, seed=seed))
@@ -109,14 +111,14 @@ def _on_untrained(
 
 
 def _further_passes(
-    model: Model, task: WindTunnel, run: Run, renaming: RelabelingJob | None, *, seed: int, ablations: bool
+    model: Model, task: WindTunnel, run: Run, renaming: Renaming | None, *, seed: int, ablations: bool
 ) -> dict[str, Report]:
     """What takes passes of its own: a renaming of hypotheses, and ablations."""
     found = list[Report]()
     if renaming is not None:
-        found.append(renaming.run(before=run))  # its first block is the same
+        found.append(renaming.report(before=run))  # its first block is the same
     if ablations:
-        found.append(ablate(model, task, n=run.n, seed=seed))
+        found.append(BatteryRun.of(model, task, "all", n=run.n, seed=seed).exact())
     return {report.name: report for report in found}
 
 
@@ -164,7 +166,7 @@ class _Plan:
     sites: tuple[Site, ...]
     skipped: dict[str, str]
     inapplicable: dict[str, str]
-    renaming: RelabelingJob | None
+    renaming: Renaming | None
 
 
 @final
@@ -204,7 +206,7 @@ def _plan(
         skipped |= broken_probes()
     for name, probe in asked.items():
         try:
-            _require_trials(probe.needs, trials, by=f"probe {name!r}")
+            _require_task(probe.needs, task, trials, by=f"probe {name!r}")
             model.require(probe.needs.sites, by=f"probe {name!r}")
         except (MissingSite, TaskMismatch) as reason:
             if probes is not None:
@@ -215,7 +217,7 @@ def _plan(
         sites |= dict.fromkeys((*probe.needs.sites, *(site for site in probe.needs.optional if site in model.sites)))
     renaming = None
     try:
-        renaming = RelabelingJob.of(model, task, n=min(n, N_RENAMED), seed=seed) if probes is None else None
+        renaming = Renaming.of(model, task, n=min(n, N_RENAMED), seed=seed) if probes is None else None
     except (InvalidArgument, TaskMismatch) as reason:
         (inapplicable if isinstance(reason, TaskMismatch) else skipped)[RelabelingReport.name] = str(reason)
     # Calibration leads, as the question that the others explain.
@@ -249,9 +251,9 @@ def _named(text: str, known: Mapping[str, AnyProbe]) -> AnyProbe:
     return chosen
 
 
-def _require_trials(needs: Needs, trials: Trials, by: str) -> None:
-    """**Raises** `TaskMismatch` unless such trials hold what the probe reads of them."""
-    if needs.posterior and not trials.has_posterior:
+def _require_task(needs: Needs, task: WindTunnel, trials: Trials, by: str) -> None:
+    """**Raises** `TaskMismatch` unless the task has what the probe reads of its sequences."""
+    if needs.posterior and not task.has_posterior:
         raise TaskMismatch(f"{by} compares with the exact posterior, which nobody knows of this task's text.")
     if needs.groups and len(trials.group_names) < 2:
         kinds = ", ".join(trials.group_names) or "one kind"

@@ -4,12 +4,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, Any, TypeVar, final, overload
 
 from bayesgeom.core.errors import InvalidArgument, OutputFault, unknown_name
-from bayesgeom.core.files import file_aside
 from bayesgeom.core.plugins import discover
-from bayesgeom.results.folder import ALONE, read_known_parts, unknown_kinds, write_run
+from bayesgeom.results.folder import ALONE, read_known_parts, unknown_kinds, write_page, write_run
 from bayesgeom.results.headline import Headline
 from bayesgeom.results.page import HEADLINES_SHOWN, notebook_html, page_of
 from bayesgeom.results.report import Report, with_provenance
@@ -21,6 +20,8 @@ if TYPE_CHECKING:
     import pandas as pd
     import xarray as xr
     from plotly.graph_objects import Figure
+
+R = TypeVar("R", bound=Report)
 
 _WITH_REPORTS = (
     "probes",
@@ -39,7 +40,7 @@ _WITH_REPORTS = (
 @final
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Diagnosis(Mapping[str, Report]):
-    """Reports by probe name, with what was skipped and where the numbers come from.
+    """Reports by probe name, or by their class: `diagnosis[CalibrationReport]` is typed as that report.
 
     Args:
         reports: Reports by the name of their probe.
@@ -69,12 +70,21 @@ class Diagnosis(Mapping[str, Report]):
             vars(self)["reports"] = owned
 
     @classmethod
-    def of(cls, report: Report, provenance: Mapping[str, Any] | None = None) -> "Diagnosis":
+    def of(cls, report: Report, *, skipped: Mapping[str, str] | None = None) -> "Diagnosis":
         """Return one report under its own name, with its provenance."""
-        known = report.provenance if provenance is None else provenance
-        return cls(reports={report.name: report}, skipped={}, provenance=known)
+        return cls(reports={report.name: report}, skipped=skipped or {}, provenance=report.provenance)
 
-    def __getitem__(self, name: str) -> Report:
+    @overload
+    def __getitem__(self, name: str) -> Report: ...
+    @overload
+    def __getitem__(self, name: type[R]) -> R: ...
+
+    def __getitem__(self, name: str | type[R]) -> Report | R:
+        if not isinstance(name, str):
+            report = self[name.name]
+            if not isinstance(report, name):
+                raise InvalidArgument(f"{name.name!r} is a {type(report).__name__} here, not a {name.__name__}.")
+            return report
         # Not `left_out(self)`: a checked call would look entries up here, without end.
         if reason := self.skipped.get(name) or self.inapplicable.get(name):
             raise unknown_name(f"report in this diagnosis (skipped: {reason})", name, self.reports)
@@ -158,10 +168,7 @@ class Diagnosis(Mapping[str, Report]):
             OutputFault: If the file cannot be written.
         """
         text = page_of(self.title, self.reports, left_out(self), self.provenance)
-        if path is not None:
-            with file_aside(Path(path)) as aside:
-                aside.write_text(text, encoding="utf-8", errors="replace")
-        return text
+        return write_page(text, path)
 
     def save(self, path: str | PathLike[str]) -> None:
         """Write the run directory: `report.json`, `arrays.safetensors`, `metrics.parquet`, `report.html`; all or none.
@@ -188,10 +195,7 @@ class Diagnosis(Mapping[str, Report]):
         if not {"skipped", "provenance"} <= extra.keys():
             raise OutputFault(f"{path} does not say of what model and task its reports are: run it again.")
         of_task, source = extra.get("inapplicable", {}), extra["provenance"]
-        if not fits(source, Mapping[str, Any]) or not fits(source.get("model"), Mapping[str, Any]):
-            raise OutputFault(f"{path} does not say of what model and task its reports are: run it again.")
-        named = (source["model"].get("name"), source["model"].get("architecture"), source.get("task_label"))
-        if not fits(named, tuple[str, str, str]):
+        if not _is_provenance(source):
             raise OutputFault(f"{path} does not say of what model and task its reports are: run it again.")
         if not fits((extra["skipped"], of_task), tuple[Mapping[str, str], ...]):
             raise OutputFault(f"{path} lists what was skipped in an unknown form: run it again.")
@@ -202,6 +206,16 @@ class Diagnosis(Mapping[str, Report]):
 def left_out(diagnosis: Diagnosis) -> dict[str, str]:
     """Return every probe without a report, and why: `skipped` and `inapplicable` together."""
     return {**diagnosis.skipped, **diagnosis.inapplicable}
+
+
+def _is_provenance(held: object) -> bool:
+    """Whether it names model and task; nothing at all is the provenance of reports made by hand."""
+    match held:
+        case {"model": {"name": str(), "architecture": str()}, "task_label": str()}:
+            return True
+        case {}:
+            return held == {}
+    return False
 
 
 def load_report(path: str | PathLike[str]) -> Report | Diagnosis:

@@ -1,11 +1,12 @@
 """A run directory: written whole or not at all, and read back checked."""
 
 from collections.abc import Callable, Mapping, Sequence
+from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from bayesgeom.core.errors import OutputFault
-from bayesgeom.core.files import check_directory, directory_aside, is_remains
+from bayesgeom.core.files import check_directory, directory_aside, file_aside, is_remains
 from bayesgeom.results import storage
 from bayesgeom.results.storage import ARRAYS, JSON
 
@@ -38,6 +39,18 @@ def write_run(
         write_parts(aside, reports, extra)
         table.to_parquet(aside / METRICS)
         (aside / HTML).write_text(page(), encoding="utf-8", errors="replace")
+
+
+def write_page(text: str, path: str | PathLike[str] | None) -> str:
+    """Return a page as it is; with a path, also write it there, atomically.
+
+    Raises:
+        OutputFault: The file cannot be written.
+    """
+    if path is not None:
+        with file_aside(Path(path)) as aside:
+            aside.write_text(text, encoding="utf-8", errors="replace")
+    return text
 
 
 def write_parts(path: Path, reports: Mapping[str, object], extra: Mapping[str, Any]) -> None:

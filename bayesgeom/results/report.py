@@ -12,15 +12,15 @@ import copy
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar, final
 
 from bayesgeom.core.errors import InvalidArgument, OutputFault
-from bayesgeom.core.files import file_aside
 from bayesgeom.results import storage
 from bayesgeom.results.estimate import TOO_FEW, Baseline, Estimate
-from bayesgeom.results.folder import ALONE, read_parts, write_run
+from bayesgeom.results.folder import ALONE, read_parts, write_page, write_run
 from bayesgeom.results.headline import Headline, number_text
 from bayesgeom.results.page import notebook_html, page_of
 from bayesgeom.results.storage import parts_of, quantities_of
@@ -32,17 +32,17 @@ if TYPE_CHECKING:
     import xarray as xr
     from plotly.graph_objects import Figure
 
-_PROVENANCE = "_provenance"
-
 R = TypeVar("R", bound="Report")
 
 
+@dataclass(frozen=True, kw_only=True, repr=False, eq=False)
 class Report(ABC):
     """What was measured. Concrete reports are frozen, keyword-only dataclasses.
 
     `name` is that of the probe or the function, `title` heads its section, and `about` tells a reader who has not read
     the papers what was measured, what to look for, and what the baselines are. `n` is the number of sequences behind
-    the numbers, or of whatever else `counts` names.
+    the numbers, or of whatever else `counts` names. `provenance` holds model, weights, task, arguments and versions;
+    it is empty for a report made by hand.
     """
 
     name: ClassVar[str]
@@ -50,6 +50,7 @@ class Report(ABC):
     title: ClassVar[str]
     about: ClassVar[str]
     n: int
+    provenance: Mapping[str, Any] = field(default_factory=dict, compare=False)
 
     def __post_init__(self) -> None:
         """Check that axes of one name have one length.
@@ -70,13 +71,6 @@ class Report(ABC):
     def conclusion(self) -> str:
         """Return the verdict in a sentence, which pages show first; "" for a report that states none."""
         return ""
-
-    @final
-    @property
-    def provenance(self) -> Mapping[str, Any]:
-        """Model, weights, task, arguments and versions behind the numbers; empty for a report made by hand."""
-        found: Mapping[str, Any] = vars(self).get(_PROVENANCE, {})
-        return found
 
     @final
     def summary(self) -> str:
@@ -133,10 +127,7 @@ class Report(ABC):
             OutputFault: If the file cannot be written.
         """
         text = page_of(self._subject().removesuffix(": ") or self.title, {self.name: self}, {}, self.provenance)
-        if path is not None:
-            with file_aside(Path(path)) as aside:
-                aside.write_text(text, encoding="utf-8", errors="replace")
-        return text
+        return write_page(text, path)
 
     @final
     def save(self, path: str | PathLike[str]) -> None:
@@ -175,7 +166,7 @@ class Report(ABC):
 def with_provenance(report: R, provenance: Mapping[str, Any]) -> R:
     """Return the same report with what is known of its origin."""
     found = copy.copy(report)
-    vars(found)[_PROVENANCE] = dict(provenance)
+    vars(found)["provenance"] = dict(provenance)
     return found
 
 

@@ -133,6 +133,24 @@ def fixed(subspace: Subspace) -> Fit:
     return _Fixed(subspace)
 
 
+def as_fit(subspace: object) -> Fit:
+    """The fit of a name as on the command line, of a `Subspace`, or a fit as it is.
+
+    **Raises** `UnknownName` for a name that is none, `InvalidArgument` for anything else.
+    """
+    match subspace:
+        case str():
+            return fit_from_text(subspace)
+        case Subspace():
+            return fixed(subspace)
+        case Fit():
+            return subspace
+    raise InvalidArgument(
+        f"a subspace is a name such as 'frame' or 'leace:belief', one of bayesgeom.subspaces or a Subspace; got "
+        f"{subspace!r}."
+    )
+
+
 def fit_from_text(text: str) -> Fit:
     """The fit that the command line writes as NAME or NAME:argument. **Raises** `UnknownName`, listing the forms."""
     name, _, listed = text.partition(":")

@@ -119,6 +119,7 @@ class BoundPrompts(FiniteTask):
     """`Prompts` in one tokenizer's ids, padded on the right to the longest. Trials have groups and no posterior."""
 
     name: ClassVar[str] = "prompts"
+    has_posterior: ClassVar[bool] = False
     n_ids: int
     prompts: tuple[tuple[int, ...], ...]
     groups: tuple[int, ...]

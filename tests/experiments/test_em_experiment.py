@@ -13,7 +13,7 @@ from bayesgeom.experiments.em.arms import ARMS, BASELINE, EM_LIKE, Curves, learn
 from bayesgeom.experiments.em.chain import StickyChain
 from bayesgeom.experiments.em.head import MATRICES, initial_weights
 from bayesgeom.experiments.em.report import HELD_OUT, TRAINED, EMReport, em_report
-from bayesgeom.experiments.em.run import CHAINS, SEEDS, EMJob
+from bayesgeom.experiments.em.run import CHAINS, SEEDS, em_experiment
 from bayesgeom.results.diagnosis import Diagnosis
 from bayesgeom.stats.information import NATS_PER_BIT
 from bayesgeom.tasks.base import derived_seed
@@ -170,7 +170,7 @@ def test_the_command_writes_a_page(tmp_path: Path, capsys: pytest.CaptureFixture
 )
 def test_bad_input_is_refused(changes: dict[str, object], message: str) -> None:
     with pytest.raises(InvalidArgument, match=message):
-        EMJob.of(**{"seeds": 2, "steps": 1, "length": 5} | changes)  # type: ignore[arg-type]
+        em_experiment(**{"seeds": 2, "steps": 1, "length": 5} | changes)  # type: ignore[arg-type]
 
 
 def test_a_folder_of_other_things_is_refused_before_training(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from bayesgeom.core.run import Run
 from bayesgeom.generalization.arm import with_untrained_positions, without_top_attention
 from bayesgeom.generalization.curves import LARGEST_WITHIN, Errors, errors_across
 from bayesgeom.generalization.depth import EARLIER
-from bayesgeom.generalization.length import LengthJob, Unmade, length_generalization, with_room
+from bayesgeom.generalization.length import Unmade, length_generalization, run_on, with_room
 from bayesgeom.generalization.length_report import LengthReport
 from bayesgeom.generalization.stretch import checked_lengths, stretch_of
 from bayesgeom.models.adapters.hooked import HookedModel
@@ -75,12 +75,11 @@ def test_curves_are_the_errors_at_each_position(two_arms: LengthReport) -> None:
 def test_one_long_run_says_all_of_the_short_ones(task: WindTunnel) -> None:
     """A causal model's errors at the first positions do not depend on how long the sequence is."""
     model = small(task=task)
-    longer = LengthJob.of([model], None, [19], n=5, seed=0)
-    field = longer.stretch.field
+    stretch = stretch_of(task)
+    whole = run_on(model, stretch.to(task, 19), n=5, seed=0).behavior
     for n_steps in (7, 11):
-        trials = longer.stretch.to(task, n_steps).stream(5, seed=derived_seed(0, 0))
-        short, whole = model.run(trials).behavior, longer._run(model, 19).behavior
-        if field == "length" and task.name == "hmm":  # draws step by step, so that the sequences are the same
+        short = model.run(stretch.to(task, n_steps).stream(5, seed=derived_seed(0, 0))).behavior
+        if stretch.field == "length" and task.name == "hmm":  # draws step by step, so that the sequences are the same
             np.testing.assert_allclose(short.kl_bits, whole.kl_bits[:, :n_steps], atol=1e-5)
         assert short.kl_bits.shape[1] == n_steps
 
@@ -201,10 +200,9 @@ def test_other_architectures_have_curves_and_no_layers() -> None:
 
 
 def test_a_report_is_saved_drawn_and_tabled(two_arms: LengthReport, tmp_path: Path) -> None:
-    job = LengthJob.of([small("learned"), small("rotary")], None, [11, 19], n=23, seed=0)
-    job.diagnosis(two_arms).save(tmp_path / "run")
-    again = Diagnosis.load(tmp_path / "run")["length"]
-    assert isinstance(again, LengthReport) and again.arms == ("learned 0", "rotary 0")
+    two_arms.save(tmp_path / "run")
+    again = Diagnosis.load(tmp_path / "run")[LengthReport]
+    assert again.arms == ("learned 0", "rotary 0")
     np.testing.assert_array_equal(again.kl_bits.value, two_arms.kl_bits.value)
     names = {trace.name for trace in two_arms.plot().data}
     assert {"learned 0", "rotary 0", "baseline: likelihood only", "threshold 0.01 bits"} <= names
@@ -299,13 +297,11 @@ def test_models_are_held_one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
         return model
 
     monkeypatch.setattr(sys.modules["bayesgeom.generalization.length"], "as_model", loaded)
-    job = LengthJob.of(["rotary", "none"], None, [11], n=3, seed=0)
-    hashes = job.diagnosis(job.run()).provenance["weights"]
+    hashes = length_generalization(["rotary", "none"], lengths=[11], n=3).provenance["weights"]
     assert loads == ["rotary", "none"] * 2 and hashes["none 0"] == small("none").spec.weights_hash
     loads.clear()
-    del job
-    job = LengthJob.of(["alibi"], None, [11], n=3, seed=0)
-    assert job.diagnosis(job.run()).provenance["model"] == small("alibi").spec.to_dict() and loads == ["alibi"]
+    found = length_generalization(["alibi"], lengths=[11], n=3)
+    assert found.provenance["model"] == small("alibi").spec.to_dict() and loads == ["alibi"]
 
 
 def test_a_model_may_be_trained_after_everything_was_checked() -> None:
@@ -317,10 +313,9 @@ def test_a_model_may_be_trained_after_everything_was_checked() -> None:
 
     unmade = Unmade(like=small, make=make)
     with pytest.raises(InvalidArgument, match="beyond the training length"):
-        LengthJob.of([unmade], None, [5], n=3, seed=0)
-    job = LengthJob.of([unmade], None, [11], n=3, seed=0)
+        length_generalization(unmade, lengths=[5], n=3)
     assert not made
-    saved = job.diagnosis(job.run()).provenance["model"]
+    saved = length_generalization([unmade], lengths=[11], n=3).provenance["model"]
     assert made == ["trained"] and saved["weights_hash"] == small(seed=1).spec.weights_hash != small().spec.weights_hash
 
 

@@ -4,10 +4,10 @@ from functools import cache
 
 import pytest
 
-from bayesgeom.interventions.controls import InterventionControl, intervention_controls
-from bayesgeom.interventions.planted import LAYER, uses_entropy
 from bayesgeom.interventions.report import AFTER, REMOVAL, InterventionReport, largest_control
 from bayesgeom.interventions.verdicts import CEILING_SHARE, OWN_KL_SHARE
+from bayesgeom.selftest.controls import InterventionControl, intervention_controls
+from bayesgeom.selftest.planted import LAYER, uses_entropy
 from bayesgeom.subspaces.fits import leace
 
 CONTROLS = {control.label: control for control in intervention_controls()}

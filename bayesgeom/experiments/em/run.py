@@ -1,8 +1,6 @@
 """`em_experiment`: train every arm of the sticky-chain comparison on every seed, and report who is faster."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import final
 
 from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.core.progress import bar
@@ -10,7 +8,6 @@ from bayesgeom.experiments.em.arms import describe_arms, learned, recorded_steps
 from bayesgeom.experiments.em.chain import StickyChain
 from bayesgeom.experiments.em.report import EMReport, em_report
 from bayesgeom.models.provenance import provenance
-from bayesgeom.results.diagnosis import Diagnosis
 from bayesgeom.results.report import with_provenance
 
 SEEDS = (42, 2024, 1337, 7777, 9999)
@@ -43,55 +40,33 @@ def em_experiment(
         Traceback (most recent call last):
         bayesgeom.core.errors.InvalidArgument: seeds is how many of the paper's five to train, 2 … 5; got 1.
     """
-    job = EMJob.of(seeds=seeds, steps=steps, length=length, every=every)
-    report = job.run()
-    return with_provenance(report, job.diagnosis(report).provenance)
-
-
-@final
-@dataclass(frozen=True, kw_only=True)
-class EMJob:
-    """A checked experiment, ready to run."""
-
-    seeds: tuple[int, ...]
-    steps: int
-    length: int
-    every: int
-
-    @classmethod
-    def of(cls, *, seeds: int | Sequence[int], steps: int, length: int, every: int = 10) -> "EMJob":
-        """Check everything before anything runs."""
-        if isinstance(seeds, int) and not 2 <= seeds <= len(SEEDS):
-            raise InvalidArgument(
-                f"seeds is how many of the paper's five to train, 2 … 5, or a list of your own; got {seeds}."
-            )
-        chosen = SEEDS[:seeds] if isinstance(seeds, int) else tuple(seeds)
-        if len(set(chosen)) < max(2, len(chosen)):
-            raise InvalidArgument(f"an interval takes at least two different seeds, each given once; got {chosen}.")
-        if min(steps, every) < 1 or length < 3:
-            raise InvalidArgument(
-                f"steps and every are at least 1 and a sequence has at least 3 symbols; got {steps}, {every}, {length}."
-            )
-        return cls(seeds=chosen, steps=steps, length=length, every=every)
-
-    def run(self) -> EMReport:
-        """Train everything."""
-        total = len(CHAINS) * len(self.seeds) * self.steps
-        with bar(total=total, desc="sticky chain", unit="step", leave=False) as progress:
-            curves = [
-                [
-                    learned(
-                        chain, seed=seed, steps=self.steps, length=self.length, every=self.every, tick=progress.update
-                    )
-                    for seed in self.seeds
-                ]
-                for chain in CHAINS
+    chosen = _checked(seeds, steps=steps, length=length, every=every)
+    with bar(total=len(CHAINS) * len(chosen) * steps, desc="sticky chain", unit="step", leave=False) as progress:
+        curves = [
+            [
+                learned(chain, seed=seed, steps=steps, length=length, every=every, tick=progress.update)
+                for seed in chosen
             ]
-        return em_report(CHAINS, self.seeds, curves, recorded_steps(self.steps, self.every))
+            for chain in CHAINS
+        ]
+    report = em_report(CHAINS, chosen, curves, recorded_steps(steps, every))
+    named = {"name": "one attention head", "architecture": "single-head"}
+    arguments = {"seeds": chosen, "steps": steps, "length": length, "every": every}
+    chains = {"task": {"chains": [vars(chain) for chain in CHAINS]}, "arms": describe_arms()}
+    return with_provenance(report, provenance(named, "sticky chain", arguments) | chains)
 
-    def diagnosis(self, report: EMReport) -> Diagnosis:
-        """The report as a diagnosis of its own, with provenance, ready to be saved."""
-        named = {"name": "one attention head", "architecture": "single-head"}
-        arguments = {"seeds": self.seeds, "steps": self.steps, "length": self.length, "every": self.every}
-        chains = {"task": {"chains": [vars(chain) for chain in CHAINS]}, "arms": describe_arms()}
-        return Diagnosis.of(report, provenance(named, "sticky chain", arguments) | chains)
+
+def _checked(seeds: int | Sequence[int], *, steps: int, length: int, every: int) -> tuple[int, ...]:
+    """The seeds to train. **Raises** `InvalidArgument` as `em_experiment` does."""
+    if isinstance(seeds, int) and not 2 <= seeds <= len(SEEDS):
+        raise InvalidArgument(
+            f"seeds is how many of the paper's five to train, 2 … 5, or a list of your own; got {seeds}."
+        )
+    chosen = SEEDS[:seeds] if isinstance(seeds, int) else tuple(seeds)
+    if len(set(chosen)) < max(2, len(chosen)):
+        raise InvalidArgument(f"an interval takes at least two different seeds, each given once; got {chosen}.")
+    if min(steps, every) < 1 or length < 3:
+        raise InvalidArgument(
+            f"steps and every are at least 1 and a sequence has at least 3 symbols; got {steps}, {every}, {length}."
+        )
+    return chosen
