@@ -8,13 +8,13 @@ import pytest
 import bayesgeom
 from bayesgeom.cli import main
 from bayesgeom.commands.train import assignments, resized
-from bayesgeom.core.errors import InvalidArgument
+from bayesgeom.core.errors import BayesGeomError, InvalidArgument
 from bayesgeom.generalization.stretch import stretch_of, with_room_for
 from bayesgeom.models.huggingface.model import HFModel
 from bayesgeom.tasks.bijection import Bijection
 from bayesgeom.training.recipe import Recipe
 from bayesgeom.training.recipes import recipe
-from tests.tasks.tokenizers import word_tokenizer
+from tests.tasks.tokenizers import pair_tokenizer, word_tokenizer
 from tests.test_cli import folder
 
 __all__ = ["folder"]  # a fixture
@@ -86,7 +86,7 @@ def test_a_model_takes_its_tokenizer_and_texts_in_memory() -> None:
     assert diagnosis.provenance["task_label"].startswith("3 prompts") and "calibration" in diagnosis.inapplicable
     assert "value_manifold" in diagnosis or "value_manifold" in diagnosis.skipped
     with pytest.raises(InvalidArgument, match="has a tokenizer already"):
-        bayesgeom.as_model(model, word_tokenizer())
+        bayesgeom.as_model(model, pair_tokenizer())
     assert bayesgeom.as_model(model, tokenizer) is model
     loaded = bayesgeom.as_model("tiny", tokenizer)
     assert loaded.tokenizer is tokenizer
@@ -109,5 +109,5 @@ def test_default_lengths_are_those_with_room(task: Bijection, n_ctx: int | None,
 
 def test_without_any_room_the_error_is_immediate() -> None:
     """`tiny` has positions for its training length alone."""
-    with pytest.raises(InvalidArgument, match=r"distinct keys|positions for"):
+    with pytest.raises(BayesGeomError, match=r"n_pairs=8 takes 15 tokens; tiny has positions for 9"):
         bayesgeom.length_generalization("tiny", n=5)
