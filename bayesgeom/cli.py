@@ -122,9 +122,13 @@ def _tell_choices(command: type[Command]) -> None:
         width = max(map(len, choices), default=0)
         rows = (f"  {name:{width}}  {text}".rstrip() for name, text in choices.items())
         tell(
-            f"\n{textwrap.fill(title, 100, subsequent_indent='  ')}",
-            *(textwrap.fill(row, 100, subsequent_indent=" " * (width + 4)) for row in rows),
+            f"\n{_filled(title, 2)}",
+            *(_filled(row, width + 4) for row in rows),
         )
+
+
+def _filled(text: str, indent: int) -> str:
+    return textwrap.fill(text, 100, subsequent_indent=" " * indent, break_on_hyphens=False)
 
 
 def _one_line(box: str) -> str:
