@@ -73,11 +73,7 @@ def length_generalization(
 
     Example:
         >>> import bayesgeom
-        >>> task = bayesgeom.tasks.StickyMarkov(length=6)
-        >>> config = bayesgeom.TransformerConfig(
-        ...     d_vocab=task.d_vocab, n_ctx=12, n_layers=1, n_heads=1, d_model=8, d_mlp=8, positions="rotary"
-        ... )
-        >>> bayesgeom.length_generalization(config.build(seed=0), task, [9], n=8).n
+        >>> bayesgeom.length_generalization("hmm-lstm", lengths=[21], n=8).n
         8
     """
     is_one = isinstance(model, Model | Checkpoint | nn.Module | str | Path | Unmade)

@@ -34,14 +34,11 @@ def sweep(
 ) -> SweepReport:
     """Measure how fast the exact posterior converges at each value of one parameter, and how far a model is from it.
 
-    The same seed is used at every value. A model is run with the ids that it was trained on. Where that is impossible
-    for a value, its `notes` state why and the exact posterior stands alone.
-
     Args:
         task: A task, or its text as on the command line.
-        vary: Parameter of the task: floor of an HMM, noise of a sticky chain, reliability of evidence.
+        vary: Parameter of the task, such as the floor of an HMM.
         values: Values of the parameter.
-        model: A model to compare. Default: the exact posterior alone.
+        model: A model to compare; `notes` state where it cannot be run. Default: the exact posterior alone.
         n: Number of sequences.
         seed: Seed of the sequences and of the intervals.
         threshold_bits: Distance of the mean entropy from its floor at which the posterior has converged.

@@ -101,11 +101,8 @@ def intervene(
 
     Example:
         >>> import bayesgeom
-        >>> task = bayesgeom.tasks.Bijection(n_values=5, n_pairs=3)
-        >>> config = bayesgeom.TransformerConfig(d_vocab=10, n_ctx=5, n_layers=1, n_heads=1, d_model=8, d_mlp=8)
-        >>> module = config.build(seed=0)
         >>> few = bayesgeom.Design("remove", n_random=1, n_matched=1, n_control=2, n_untrained=0, n_fit=16)
-        >>> bayesgeom.intervene(module, task, bayesgeom.subspaces.random(2), kind=few, n=8).n
+        >>> bayesgeom.intervene("mess3-small", subspace=bayesgeom.subspaces.random(2), kind=few, n=8).n
         8
     """
     subject, fit = as_model(model), as_fit(subspace)
