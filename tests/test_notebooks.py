@@ -1,6 +1,7 @@
 """Every notebook runs from the first cell to the last, in a fresh kernel, offline and in miniature."""
 
 import json
+import os
 from pathlib import Path
 
 import nbformat
@@ -25,7 +26,7 @@ def test_notebook_runs(path: Path, tmp_path: Path, tiny_checkpoints: Path, monke
     from nbclient import NotebookClient
 
     monkeypatch.setenv("BAYESGEOM_EXAMPLE_N", "16")
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]))
     notebook = nbformat.read(path, as_version=4)
     NotebookClient(notebook, timeout=240, resources={"metadata": {"path": str(tmp_path)}}).execute()
     outputs = [own for cell in notebook.cells if cell.cell_type == "code" for own in cell.outputs]
