@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from bayesgeom import tasks as tasks
     from bayesgeom.ablations.run import ablate as ablate
     from bayesgeom.claims.reproduction import reproduce as reproduce
+    from bayesgeom.comparison.difference import diff as diff
     from bayesgeom.comparison.replication import replicate as replicate
     from bayesgeom.comparison.run import compare as compare
     from bayesgeom.core.errors import BayesGeomError as BayesGeomError
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from bayesgeom.models.capacity import capacity_matched as capacity_matched
     from bayesgeom.models.native.transformer import Transformer as Transformer
     from bayesgeom.models.native.transformer import TransformerConfig as TransformerConfig
+    from bayesgeom.models.resolve import as_model as as_model
     from bayesgeom.models.resolve import checkpoints as checkpoints
     from bayesgeom.models.resolve import load as load
     from bayesgeom.probes.one_pass import diagnose as diagnose
@@ -61,6 +63,7 @@ _HOMES = {
     "checkpoints": "bayesgeom.models.resolve",
     "compare": "bayesgeom.comparison.run",
     "diagnose": "bayesgeom.probes.one_pass",
+    "diff": "bayesgeom.comparison.difference",
     "training_dynamics": "bayesgeom.dynamics.run",
     "em_experiment": "bayesgeom.experiments.em.run",
     "erase_onwards": "bayesgeom.interventions.onwards",
@@ -96,4 +99,4 @@ def __getattr__(name: str) -> object:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted(__all__)

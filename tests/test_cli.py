@@ -243,12 +243,9 @@ BAD_ARGUMENTS = {
     ),
     "diagnose tiny more": "Unrecognized options: more. See bayesgeom diagnose --help.",
     "diagnose tiny --sed 3": (
-        "Unrecognized options: --sed, 3. Perhaps you meant --seed or --seeds. See bayesgeom diagnose --help."
+        "Unrecognized options: --sed, 3. Perhaps you meant --seed or --seeds or --set. See bayesgeom diagnose --help."
     ),
-    "ablate tiny --mode void": (
-        "invalid choice 'void' for argument '--mode'. Expected one of ('zero', 'mean', 'resample'). "
-        "See bayesgeom ablate --help."
-    ),
+    "ablate tiny --mode void": "mode is zero, mean or resample; got 'void'.",
     "train": "Missing from bayesgeom train: RECIPE",
 }
 

@@ -90,9 +90,7 @@ def references(
     replayer: Replayer, trials: Trials, before: Trials, variants: Sequence[Variant], means: Means
 ) -> TileReference:
     """One pass over a tile, and over the trial before it where a variant puts it in place."""
-    is_resampled = any(
-        isinstance(edit, Replace) and edit.mode == "resample" for variant in variants for edit in variant
-    )
+    is_resampled = any(isinstance(edit, Replace) and edit.uses_donor for variant in variants for edit in variant)
     return TileReference(means, replayer.baseline(trials), replayer.baseline(before) if is_resampled else None)
 
 

@@ -14,6 +14,7 @@ from bayesgeom.ablations.batteries import Battery
 from bayesgeom.ablations.batteries import battery as named_battery
 from bayesgeom.ablations.component import Ablation
 from bayesgeom.ablations.engine import Means, TileScores, references, score_tile, tiles, tiles_with_donors
+from bayesgeom.ablations.modes import mode_names, uses_donor
 from bayesgeom.ablations.report import AblationReport, Context, ablation_report, with_attribution
 from bayesgeom.ablations.scoring import scores_of
 from bayesgeom.ablations.tally import Tally
@@ -53,7 +54,8 @@ def ablate(
         task: A task or its name; by default the one that the model was trained on.
         battery: A name as on the command line ("heads", "attention", "mlps", "layers", "pairs", "all": the first four,
             each component alone), or a list of ablations.
-        mode: "zero"; "mean", the task's mean at each position; "resample", the same position of another sequence.
+        mode: "zero"; "mean", the task's mean at each position; "resample", the same position of another
+            sequence; or a mode of another package.
         n: Sequences to draw.
         seed: Of sequences, means and intervals.
         out: Directory where progress is kept after every block: a stopped battery continues from there. Save the
@@ -67,6 +69,14 @@ def ablate(
         UnknownName: There is no battery of this name.
         HookFault: No ablation of the battery changed anything.
         OutputFault: `out` holds the progress of another battery.
+
+    Example:
+        >>> import bayesgeom
+        >>> task = bayesgeom.tasks.Bijection(n_values=5, n_pairs=3)
+        >>> config = bayesgeom.TransformerConfig(d_vocab=10, n_ctx=5, n_layers=1, n_heads=1, d_model=8, d_mlp=8)
+        >>> module = config.build(seed=0)
+        >>> bayesgeom.ablate(module, task, n=8).kl_increase_bits.value.shape
+        (4,)
     """
     subject = as_model(model)
     run = BatteryRun.of(subject, scored_task_of(subject, task), battery, mode=mode, n=n, seed=seed)
@@ -138,9 +148,9 @@ class BatteryRun:
         chosen = named_battery(battery, model) if isinstance(battery, str) else list(battery)
         if not chosen:
             raise InvalidArgument("the battery is empty: pass at least one ablation, or none for the default battery.")
-        if mode not in ("zero", "mean", "resample"):
-            raise InvalidArgument(f"mode is zero, mean or resample; got {mode!r}.")
-        if n < 1 or (n < 2 and any((ablation.mode or mode) == "resample" for ablation in chosen)):
+        if mode not in (known := mode_names()):
+            raise InvalidArgument(f"mode is {', '.join(known[:-1])} or {known[-1]}; got {mode!r}.")
+        if n < 1 or (n < 2 and any(uses_donor(ablation.mode or mode) for ablation in chosen)):
             raise InvalidArgument(
                 f"n is the number of sequences: at least 1, and 2 to resample from one another; got {n}."
             )

@@ -1,5 +1,6 @@
 """`bayesgeom ablate`."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Literal, final
@@ -17,8 +18,9 @@ class Ablate(Command):
     source: Of
     battery: str = "all"
     """heads, attention, mlps, layers, pairs, or all (the first four)."""
-    mode: Literal["zero", "mean", "resample"] = "mean"
-    """What goes in place: zero, the task's mean at each position, or another trial's activation."""
+    mode: str = "mean"
+    """What goes in place: zero; mean, the task's mean at each position; resample, another sequence's activation; or a
+    mode of another package."""
     method: Literal["exact", "attribution", "both"] = "exact"
     """exact replays every ablation; attribution is a first-order preview from one backward pass."""
     task: AskedTask = None
@@ -47,3 +49,10 @@ class Ablate(Command):
         diagnosis = Diagnosis.of(report)
         title = f"{diagnosis.title}, {self.mode} ablation, {report.n} sequences\n\n{report.table()}\n"
         return conclude(diagnosis, self.out, title, *map(str, report.headlines()), "", *map(str, report.criteria()))
+
+    @classmethod
+    def choices(cls) -> Mapping[str, Mapping[str, str]]:
+        from bayesgeom.ablations.batteries import BATTERIES
+        from bayesgeom.ablations.modes import mode_names
+
+        return {f"Batteries (--battery): {', '.join(BATTERIES)}": {}, f"Modes (--mode): {', '.join(mode_names())}": {}}

@@ -1,5 +1,6 @@
 """`bayesgeom intervene`."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Literal, final
@@ -75,6 +76,14 @@ class Intervene(Command):
             report = intervene(model, self.task, fit, sites=at, kind=design, **counts)
         diagnosis = Diagnosis.of(report)
         return conclude(diagnosis, self.out, f"{diagnosis.title}\n\n{report.table()}")
+
+    @classmethod
+    def choices(cls) -> Mapping[str, Mapping[str, str]]:
+        from bayesgeom.subspaces.base import named_fits
+        from bayesgeom.subspaces.fits import FORMS
+
+        forms = (*FORMS, *(kind.form() for kind in named_fits().values()))
+        return {"Subspaces (--subspace):": dict.fromkeys(forms, "")}
 
     def _places(self) -> "list[InterventionSite]":
         """One place for every set of layers; one for all of them where none is named."""

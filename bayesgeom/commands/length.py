@@ -31,7 +31,8 @@ class Length(Command):
     checkpoints: Names = ()
     """Checkpoints, by name or directory: several are drawn in one chart, and see the same sequences."""
     to: str | None = None
-    """Lengths to report on, joined by commas: 50,100. Default: 1, 1.5, 2.5 and 5 times the training length."""
+    """Lengths to report on, joined by commas: 50,100. Default: 1, 1.5, 2.5 and 5 times the training length, as far
+    as models and task have room."""
     arms: str | None = None
     """hmm, recall or recall-mixed: the arms that differ in positions alone, trained where they are missing."""
     kinds: tuple[str, ...] | None = None

@@ -26,15 +26,33 @@ def replicate(
     seed: int = 0,
     train_missing: bool = True,
 ) -> ReplicationReport:
-    """Mean and spread of a recipe's scores over `seeds` trainings, all scored on the same `n` sequences.
+    """Measure mean and spread of a recipe's scores over several trainings.
 
-    Seed 0 is the recipe itself, the others count from it. Each is taken from `runs`, the first also from the named
-    checkpoints; what is not there is trained in `runs`, for hours, unless `train_missing` is false: then those that
-    exist are reported, and the report names the others. A training that was stopped goes on.
+    Seed 0 is the recipe itself; the others count from it. All are scored on the same sequences. A training that was
+    stopped continues.
 
-    **Raises** `UnknownName` for a recipe that does not exist, or where nothing may be trained and nothing is there;
-    `InvalidArgument` for fewer than one seed; `CheckpointFault`, before anything is trained, for a checkpoint or a run
-    that another recipe made.
+    Args:
+        recipe: Name of a recipe, or a recipe.
+        seeds: Number of trainings.
+        runs: Directory where trainings are looked for and kept.
+        n: Number of sequences that score each training.
+        seed: Seed of the sequences and of the intervals.
+        train_missing: Whether models that do not exist yet are trained, which takes hours; else they are left out and
+            named.
+
+    Returns:
+        Scores of every training, with mean and interval over seeds.
+
+    Raises:
+        UnknownName: The recipe does not exist, or nothing may be trained and nothing exists.
+        InvalidArgument: There is less than one seed.
+        CheckpointFault: A checkpoint or run was made by another recipe.
+
+    Example:
+        >>> import bayesgeom
+        >>> bayesgeom.replicate("no-such-recipe")  # doctest: +IGNORE_EXCEPTION_DETAIL
+        Traceback (most recent call last):
+        bayesgeom.core.errors.UnknownName: there is no recipe named 'no-such-recipe'.
     """
     chosen = committed(recipe) if isinstance(recipe, str) else recipe
     check_counts(seeds=seeds, n=n, seed=seed)

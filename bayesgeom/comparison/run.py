@@ -27,15 +27,33 @@ def compare(
 ) -> ComparisonReport:
     """Compare architectures on tasks: KL, entropy error, share of the gap closed, baselines, and a verdict per cell.
 
-    Models are taken from the named checkpoints, or from `runs`; what is in neither is trained there, for hours, and a
-    training that was stopped goes on. Where `train_missing` is false, what is missing is left out and named as missing.
-    `seeds` is the number of trainings of each, all at the same budget; one seed gives no verdict. `n` sequences score
-    each model. Second seeds with twice the budget that exist already are listed as checks and decide nothing. One name
-    may stand for a list of one.
+    Models are taken from the named checkpoints, or from `runs`. A training that was stopped continues. Second seeds
+    with twice the budget that exist already are listed as checks and decide nothing. `bayesgeom.diff` compares two
+    models or diagnoses.
 
-    **Raises** `UnknownName` for tasks and architectures that are not compared, and where nothing may be trained and
-    nothing is there; `InvalidArgument` for fewer than one seed; `CheckpointFault`, before anything is trained, where a
-    checkpoint or a run of such a name was made by another recipe.
+    Args:
+        architectures: Name of an architecture, or several.
+        tasks: Name of a task, or several.
+        seeds: Number of trainings of each, at the same budget; one seed gives no verdict.
+        n: Number of sequences that score each model.
+        seed: Seed of the sequences and of the intervals.
+        runs: Directory where trainings are looked for and kept.
+        train_missing: Whether models that do not exist yet are trained, which takes hours; else they are left out and
+            named.
+
+    Returns:
+        One cell for each architecture and task.
+
+    Raises:
+        UnknownName: A task or architecture is not compared, or nothing may be trained and nothing exists.
+        InvalidArgument: There is less than one seed.
+        CheckpointFault: A checkpoint or run of this name was made by another recipe.
+
+    Example:
+        >>> import bayesgeom
+        >>> bayesgeom.compare("no-such-architecture")  # doctest: +IGNORE_EXCEPTION_DETAIL
+        Traceback (most recent call last):
+        bayesgeom.core.errors.UnknownName: there is no architecture named 'no-such-architecture'.
     """
     check_counts(seeds=seeds, n=n, seed=seed)
     kept, wanted = Kept(runs=Path(runs), train_missing=train_missing), _cells(architectures, tasks, seeds)

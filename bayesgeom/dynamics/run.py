@@ -33,19 +33,35 @@ def training_dynamics(
     maps_at: Sequence[int] | None = None,
     out: str | Path | None = None,
 ) -> Diagnosis:
-    """Measure every diagnostic at every snapshot of a training, on the same `n` new sequences.
+    """Measure every diagnostic at every snapshot of a training, on the same new sequences.
 
-    Returns a diagnosis with the reports "dynamics" (the curves), "settling" (what settles first, and what falls
-    again), and, of the first training, "manifold_film" and "attention_maps" where its architecture has them.
+    One model is in memory at a time. The measurement of each snapshot is saved, in `dynamics/` of a run's directory or
+    else in `parts/` of `out`, and not repeated: a stopped analysis continues.
 
-    `runs`: directories that `bayesgeom train` wrote, or names of packed trainings, one per seed; or the checkpoints of
-    a single training. One model is in memory at a time, with the last snapshot's attention on a bounded sample.
-    `maps_at`: steps whose attention is drawn; by default a few. The measurement of each snapshot is saved, in
-    `dynamics/` of a run's directory or else in `parts/` of `out`, and not repeated: a stopped analysis continues.
+    Args:
+        *runs: Directories that `bayesgeom train` wrote or names of packed trainings, one per seed; or the checkpoints
+            of one training.
+        n: Number of sequences: at least 4.
+        seed: Seed of the sequences and of the intervals.
+        device: Where to run: "cpu", "cuda", …
+        maps_at: Steps whose attention is drawn. Default: a few.
+        out: Directory that keeps progress and the report, so that a stopped measurement continues.
 
-    **Raises** `InvalidArgument` for n < 4, a device that is not there, fewer than two snapshots, snapshots of different
-    architectures or tasks, and several recipes; `UnknownName` for a training that is not there; `CheckpointFault` for
-    one that cannot be trusted.
+    Returns:
+        The reports "dynamics", "settling" and, where the architecture has them, "manifold_film" and
+        "attention_maps".
+
+    Raises:
+        InvalidArgument: n is below 4, the device does not exist, there are fewer than two snapshots, or they are of
+            different architectures, tasks or recipes.
+        UnknownName: There is no such training.
+        CheckpointFault: A training cannot be trusted.
+
+    Example:
+        >>> import bayesgeom
+        >>> bayesgeom.training_dynamics("no-such-run")  # doctest: +IGNORE_EXCEPTION_DETAIL
+        Traceback (most recent call last):
+        bayesgeom.core.errors.UnknownName: there is no training named 'no-such-run'.
     """
     if n < N_LEAST:
         raise InvalidArgument(

@@ -20,7 +20,14 @@ from bayesgeom.generalization.arm import (
 from bayesgeom.generalization.curves import errors_across, errors_along
 from bayesgeom.generalization.depth import Window, can_read_layers, windows_around
 from bayesgeom.generalization.length_report import LengthReport
-from bayesgeom.generalization.stretch import Stretch, check_room, checked_lengths, distances_to_run, stretch_of
+from bayesgeom.generalization.stretch import (
+    Stretch,
+    check_room,
+    checked_lengths,
+    distances_to_run,
+    stretch_of,
+    with_room_for,
+)
 from bayesgeom.generalization.together import length_report
 from bayesgeom.models.base import Model
 from bayesgeom.models.checkpoint import Checkpoint
@@ -51,16 +58,32 @@ def length_generalization(
     threshold_bits: float = 0.01,
     top_attention_off: int = 0,
 ) -> LengthReport:
-    """Errors of a model, or of several, at and beyond the length that it was trained on, on `n` fresh sequences.
+    """Measure errors at and beyond the training length, for one model or several.
 
-    `lengths` are those at which whole-sequence means are given, the longest being run: steps of an HMM, pairs of a
-    bijection with repeats, filler of recall. Default: 1, 1.5, 2.5 and 5 times the training length. `task` replaces the
-    task that the model was trained on, and its length the training length where the model does not say. Several models
-    see the same sequences and must have been trained at the same length. `top_attention_off` silences attention in so
-    many top layers.
+    Several models see the same sequences and must have been trained at the same length.
 
-    **Raises** `InvalidArgument` where no length lies beyond the training length, the task has none, or models were
-    trained at different ones; `TaskMismatch` for more positions than a model's table holds, with the kinds that can.
+    Args:
+        model: A model or several, as `as_model` takes them.
+        task: A task, or its text as on the command line. Default: the task that the model was trained on.
+        lengths: Lengths at which means over whole sequences are given: steps of an HMM, pairs of a bijection with
+            repeats, filler of recall. Default: of 1, 1.5, 2.5 and 5 times the training length those that have room.
+        n: Number of sequences.
+        seed: Seed of the sequences and of the intervals.
+        threshold_bits: KL beyond which a position counts as lost.
+        top_attention_off: Number of top layers whose attention is silenced.
+
+    Returns:
+        Errors by position, and the discontinuity at the training length.
+
+    Raises:
+        InvalidArgument: No length is beyond the training length, the task has no length, or models were trained at
+            different ones.
+        TaskMismatch: A model has fewer positions than a length needs.
+
+    Example:
+        >>> import bayesgeom
+        >>> bayesgeom.length_generalization("hmm-lstm", lengths=[21], n=8).n
+        8
     """
     is_one = isinstance(model, Model | Checkpoint | nn.Module | str | Path | Unmade)
     models: list[ModelLike | Unmade] = [model] if is_one else list(model)  # type: ignore[arg-type, list-item]
@@ -135,6 +158,8 @@ def _checked(
     found = [_Subject.of(model, task, top_attention_off) for model in models]
     chosen, stretch, trained = _shared(found)
     wanted = checked_lengths(stretch, trained, lengths)
+    if lengths is None:
+        wanted = with_room_for([own.spec for own in found], chosen, stretch, trained, wanted)
     for own in found:
         check_room(own.spec, chosen, stretch, wanted[-1])
     setting = Setting(

@@ -28,11 +28,28 @@ def relabeling_invariance(
 ) -> RelabelingReport:
     """Measure how the answers change when hypotheses are renamed: values of a bijection or recall, states of an HMM.
 
-    The model sees each of `n` fresh sequences as drawn, and under a random renaming of its own.
+    The model sees each sequence as drawn, and under a random renaming of its own.
+
+    Args:
+        model: A model, or what `as_model` takes: a checkpoint's name or directory, a module, a Hugging Face model.
+        task: A task, or its text as on the command line. Default: the task that the model was trained on.
+        n: Number of sequences.
+        seed: Seed of the sequences and of the intervals.
+
+    Returns:
+        Distance between both answers, with baselines.
 
     Raises:
         TaskMismatch: The task's hypotheses cannot be renamed.
-        InvalidArgument: n is less than 2.
+        InvalidArgument: n is below 2.
+
+    Example:
+        >>> import bayesgeom
+        >>> task = bayesgeom.tasks.Bijection(n_values=5, n_pairs=3)
+        >>> config = bayesgeom.TransformerConfig(d_vocab=10, n_ctx=5, n_layers=1, n_heads=1, d_model=8, d_mlp=8)
+        >>> module = config.build(seed=0)
+        >>> bayesgeom.relabeling_invariance(module, task, n=8).n
+        8
     """
     subject = as_model(model)
     return Renaming.of(subject, task_of(subject, task), n=n, seed=seed).report()

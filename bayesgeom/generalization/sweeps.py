@@ -32,15 +32,28 @@ def sweep(
     seed: int = 0,
     threshold_bits: float = 0.05,
 ) -> SweepReport:
-    """How fast the exact posterior converges at each value of one parameter, and how far a model is from it.
+    """Measure how fast the exact posterior converges at each value of one parameter, and how far a model is from it.
 
-    `vary` is a parameter of the task: floor of an HMM, noise of a sticky chain, reliability of evidence. Convergence is
-    counted in scored positions, until mean entropy is within `threshold_bits` of its floor. The same seed is used at
-    every value. A model is asked in the ids that it was trained on; where it has none for a value (an HMM's floor below
-    the trained one), or no room, that value's `notes` say so and the exact posterior stands alone.
+    Args:
+        task: A task, or its text as on the command line.
+        vary: Parameter of the task, such as the floor of an HMM.
+        values: Values of the parameter.
+        model: A model to compare; `notes` state where it cannot be run. Default: the exact posterior alone.
+        n: Number of sequences.
+        seed: Seed of the sequences and of the intervals.
+        threshold_bits: Distance of the mean entropy from its floor at which the posterior has converged.
 
-    **Raises** `InvalidArgument` for a parameter that the task has not, with those that it has, or a value that it does
-    not take; `TaskMismatch` where the model can be asked at no value.
+    Returns:
+        Convergence and error at every value.
+
+    Raises:
+        InvalidArgument: The task has no such parameter, or it does not take a value.
+        TaskMismatch: The model cannot be run at any value.
+
+    Example:
+        >>> import bayesgeom
+        >>> bayesgeom.sweep(bayesgeom.tasks.Bijection(n_values=5, n_pairs=3), "n_pairs", [2, 3], n=8).n
+        8
     """
     subject = None if model is None else as_model(model)
     chosen = as_task(task, trained=None if subject is None else subject.task)

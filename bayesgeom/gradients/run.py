@@ -32,13 +32,33 @@ def gradient_laws(
     n: int = 64,
     seed: int = 0,
 ) -> GradientReport:
-    """Advantage, responsibilities and value updates of every head, on `n` fresh sequences or on the trials given.
+    """Measure advantages, responsibilities and value updates of every head, and check the gradient laws of attention.
 
-    The loss is the cross-entropy at scored positions, with hard labels ("sampled") or the exact predictive as soft
-    labels ("exact"), as in training. A copy of the model in float64 does the work.
+    The loss is the cross-entropy at scored positions, as in training. A copy of the model in float64 is used.
 
-    **Raises** `InvalidArgument` for fewer than two sequences or other targets, `MissingSite` and `TaskMismatch` as
-    `diagnose` does, `HookFault` where the laws do not hold: attention that is no plain softmax of q·k.
+    Args:
+        model: A model, or what `as_model` takes: a checkpoint's name or directory, a module, a Hugging Face model.
+        trials_or_task: Sequences to use, or a task. Default: the task that the model was trained on.
+        targets: "sampled": hard labels; "exact": the posterior as soft labels.
+        n: Number of sequences.
+        seed: Seed of the sequences and of the intervals.
+
+    Returns:
+        Gradients of every head, and the relative error of each law.
+
+    Raises:
+        InvalidArgument: There are fewer than two sequences, or other targets.
+        MissingSite: The model does not provide the sites.
+        TaskMismatch: The task does not fit the model.
+        HookFault: The laws do not hold: the attention is no plain softmax of q·k.
+
+    Example:
+        >>> import bayesgeom
+        >>> task = bayesgeom.tasks.Bijection(n_values=5, n_pairs=3)
+        >>> config = bayesgeom.TransformerConfig(d_vocab=10, n_ctx=5, n_layers=1, n_heads=1, d_model=8, d_mlp=8)
+        >>> module = config.build(seed=0)
+        >>> bayesgeom.gradient_laws(module, task, n=8).n
+        8
     """
     subject = as_model(model)
     trials = trials_or_task if isinstance(trials_or_task, Trials) else None

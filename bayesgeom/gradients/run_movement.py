@@ -32,12 +32,30 @@ from bayesgeom.tasks.base import Branch, checked_seed, derived_seed
 def gradient_movement(
     run: Source | Sequence[Source], *, targets: Targets = "sampled", n: int = 32, seed: int = 0, device: str = "cpu"
 ) -> GradientMovementReport:
-    """Gradients of scores and values, and how far both are from where they end, at every snapshot of a training run.
+    """Measure gradients of scores and values, and the distance of both from their end, at every snapshot of a training.
 
-    `run`: the directory that `bayesgeom train` wrote, the name of a packed training, or checkpoint directories of one
-    training. The same `n` sequences are used throughout. The provenance names the last snapshot.
+    The same sequences are used throughout. The provenance names the last snapshot.
 
-    **Raises** as `dynamics` does, and `InvalidArgument` for more than one training or n < 2.
+    Args:
+        run: Directory that `bayesgeom train` wrote, name of a packed training, or checkpoint directories of one
+            training.
+        targets: "sampled": hard labels; "exact": the posterior as soft labels.
+        n: Number of sequences.
+        seed: Seed of the sequences and of the intervals.
+        device: Where to run: "cpu", "cuda", …
+
+    Returns:
+        Gradients and distances at every snapshot.
+
+    Raises:
+        InvalidArgument: There is more than one training, n is below 2, or the targets are unknown.
+        UnknownName: There is no such training.
+
+    Example:
+        >>> import bayesgeom
+        >>> bayesgeom.gradient_movement("no-such-run")  # doctest: +IGNORE_EXCEPTION_DETAIL
+        Traceback (most recent call last):
+        bayesgeom.core.errors.UnknownName: there is no training named 'no-such-run'.
     """
     if targets not in ("sampled", "exact") or n < 2:
         raise InvalidArgument(f"targets is 'sampled' or 'exact' and n at least 2; got {targets!r}, {n}.")

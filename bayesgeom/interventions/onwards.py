@@ -281,11 +281,22 @@ def erase_onwards(
         n: sequences that are scored.
         seed: of sequences, fits and intervals.
 
+    Returns:
+        KL increase and entropy error for every first layer.
+
     Raises:
         InvalidArgument: for another site, a layer that is not there, n < 2, or a first layer with nothing to erase.
 
     References:
         Belrose et al. 2023, arXiv:2306.03819, section 5.
+
+    Example:
+        >>> import bayesgeom
+        >>> task = bayesgeom.tasks.Bijection(n_values=5, n_pairs=3)
+        >>> config = bayesgeom.TransformerConfig(d_vocab=10, n_ctx=5, n_layers=2, n_heads=1, d_model=8, d_mlp=8)
+        >>> module = config.build(seed=0)
+        >>> bayesgeom.erase_onwards(module, task, "entropy", n=8).n
+        8
     """
     subject = as_model(model)
     chosen, place = scored_task_of(subject, task), sites or InterventionSite()

@@ -87,6 +87,9 @@ def intervene(
         n: Sequences, or pairs of them, that are scored.
         seed: Of sequences, fits, controls and intervals.
 
+    Returns:
+        Effect of the edit in every layer, with controls and a verdict.
+
     Raises:
         InvalidArgument: Before anything runs, for an unknown kind, n < 1, a layer that is not there, a basis of the
             wrong width or a rank beyond it, paired donors in a task without pairs.
@@ -95,6 +98,12 @@ def intervene(
 
     References:
         Belrose et al. 2023, arXiv:2306.03819; Geiger et al. 2024, arXiv:2303.02536; Haufe et al. 2014, NeuroImage 87.
+
+    Example:
+        >>> import bayesgeom
+        >>> few = bayesgeom.Design("remove", n_random=1, n_matched=1, n_control=2, n_untrained=0, n_fit=16)
+        >>> bayesgeom.intervene("mess3-small", subspace=bayesgeom.subspaces.random(2), kind=few, n=8).n
+        8
     """
     subject, fit = as_model(model), as_fit(subspace)
     chosen = scored_task_of(subject, task)
@@ -115,10 +124,33 @@ def write_strength(
     seed: int = 0,
     ablation: AblationReport | None = None,
 ) -> WriteReport:
-    """How strongly each head writes into a subspace, ‖P W_O z‖, beside what ablating the head costs.
+    """Measure how strongly each head writes into a subspace, ‖P W_O z‖, and compare with the effect of ablating it.
 
-    A fit is made at `attn_out` of each layer; by default the frame. `ablation` is a report that holds every head alone;
-    with none, that battery is run on `n` sequences. **Raises** as `intervene` does, and where a head is not in it.
+    The subspace is fitted at `attn_out` of each layer.
+
+    Args:
+        model: A model, or what `as_model` takes: a checkpoint's name or directory, a module, a Hugging Face model.
+        task: A task, or its text as on the command line. Default: the task that the model was trained on.
+        subspace: One of `bayesgeom.subspaces`, a `Subspace`, or its text as on the command line. Default: the key
+            frame.
+        n: Number of sequences.
+        seed: Seed of the sequences and of the intervals.
+        ablation: Report of a battery that ablates every head alone. Default: it is run on `n` sequences.
+
+    Returns:
+        Write strength and ablation effect of every head.
+
+    Raises:
+        InvalidArgument: As for `intervene`, or a head is missing from `ablation`.
+        MissingSite: The model has no attention heads.
+
+    Example:
+        >>> import bayesgeom
+        >>> task = bayesgeom.tasks.Bijection(n_values=5, n_pairs=3)
+        >>> config = bayesgeom.TransformerConfig(d_vocab=10, n_ctx=5, n_layers=1, n_heads=1, d_model=8, d_mlp=8)
+        >>> module = config.build(seed=0)
+        >>> bayesgeom.write_strength(module, task, n=8).name
+        'write_strength'
     """
     subject, fit = as_model(model), as_fit(subspace)
     chosen = scored_task_of(subject, task)
@@ -141,7 +173,31 @@ def fit_subspace(
     sites: InterventionSite | None = None,
     seed: int = 0,
 ) -> dict[int, Subspace]:
-    """The subspaces that `intervene` would act on with the same arguments, by layer."""
+    """Fit the subspaces that `intervene` would act on with the same arguments.
+
+    Args:
+        model: A model, or what `as_model` takes: a checkpoint's name or directory, a module, a Hugging Face model.
+        task: A task, or its text as on the command line. Default: the task that the model was trained on.
+        subspace: One of `bayesgeom.subspaces`, a `Subspace`, or its text as on the command line. Default: the key
+            frame.
+        sites: Site and layers. Default: `resid_pre` of every layer.
+        seed: Seed of the sequences and of the intervals.
+
+    Returns:
+        The subspace of each layer, by layer.
+
+    Raises:
+        InvalidArgument: The subspace cannot be fitted there.
+
+    Example:
+        >>> import bayesgeom
+        >>> task = bayesgeom.tasks.Bijection(n_values=5, n_pairs=3)
+        >>> config = bayesgeom.TransformerConfig(d_vocab=10, n_ctx=5, n_layers=1, n_heads=1, d_model=8, d_mlp=8)
+        >>> module = config.build(seed=0)
+        >>> found = bayesgeom.fit_subspace(module, task, bayesgeom.subspaces.random(3))
+        >>> found[0].rank
+        3
+    """
     subject, fit = as_model(model), as_fit(subspace)
     place, chosen = sites or InterventionSite(), scored_task_of(subject, task)
     fitting = Intervention.of(subject, chosen, fit, design=Design("remove"), place=place, n=1, seed=seed)

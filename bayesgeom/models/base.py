@@ -62,6 +62,14 @@ class Model(ABC):
         """What ablations run on: replays from the edited activation on, or whole passes where that is not exact."""
 
     @final
+    def __repr__(self) -> str:
+        own = self.spec
+        heads = f"{own.n_heads} heads, " if own.n_heads else ""
+        task = f", trained on {self.task}" if self.task is not None else ""
+        sizes = f"{own.n_layers} layers, {heads}d_model {own.d_model}, {own.n_parameters:,} parameters"
+        return f"{type(self).__name__}({own.name}, {sizes}{task})"
+
+    @final
     def require(self, sites: Iterable[Site], by: str) -> None:
         """**Raises** `MissingSite` unless every site is on offer; `by` says who asks."""
         for site in sites:

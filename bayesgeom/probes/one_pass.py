@@ -40,19 +40,34 @@ def diagnose(
     n_untrained: int = 3,
     ablations: bool = False,
 ) -> Diagnosis:
-    """Every probe that this model can serve, on `n` fresh sequences of the task it was trained on, or of `task`.
+    """Run every probe that the model can serve, in one pass over new sequences of its task.
 
-    Behavioral numbers use all `n` sequences; activations are kept of the first 192 (each report says its own n).
-    `n_untrained` untrained networks of the same architecture get one pass each; where none can be built, as of a model
-    that is partly on disk, `skipped` says so under "initialization". A probe that this model cannot serve is in
-    `skipped` with the reason, and one that this task says nothing about in `inapplicable`; asked for by name, either
-    raises. A name may carry an option: "value_manifold:standardized". With `ablations` the default battery is run too.
-    Where no probes are named, what `relabel` finds on 128 sequences is added, or why it was not asked.
-    A text task is bound to the model's tokenizer; of a task with a fixed stock of sequences at most all are drawn.
+    Each report states its own n: behavioral numbers use all sequences, activations are kept of the first 192. If no
+    probes are named, a test of relabeling invariance is added, `skipped` states which probes this model cannot serve,
+    and `inapplicable` which ones do not apply to this task.
 
-    **Raises** `InvalidArgument` for n < 1, n_untrained < 0 or an empty list of probes, `UnknownName` for a probe or a
-    checkpoint that does not exist, `TaskMismatch` where the task's ids or length do not fit, or a named probe needs
-    another kind of task, `MissingSite` for a named probe whose sites the model lacks.
+    Args:
+        model: A model, or what `as_model` takes: a checkpoint's name or directory, a module, a Hugging Face model.
+        task: A task, its text as on the command line, or a list of prompts. Default: the model's own.
+        probes: Probes, or their names; "NAME:option" switches an option on. Default: all that apply.
+        n: Number of sequences; of a task with a fixed number of them at most all.
+        seed: Seed of the sequences and of the intervals.
+        n_untrained: Number of untrained networks to compare with; `skipped["initialization"]` if none can be built.
+        ablations: Whether to run the default ablation battery as well.
+
+    Returns:
+        The reports by the name of their probe.
+
+    Raises:
+        InvalidArgument: n is below 1, n_untrained below 0, or the list of probes is empty.
+        UnknownName: A probe or checkpoint does not exist.
+        TaskMismatch: Ids or length of the task do not fit the model, or a named probe needs another kind of task.
+        MissingSite: A named probe reads a site that the model does not provide.
+
+    Example:
+        >>> import bayesgeom
+        >>> list(bayesgeom.diagnose("mess3-small", n=8, n_untrained=0, probes=["calibration"]))
+        ['calibration']
     """
     if n_untrained < 0:
         raise InvalidArgument(f"n_untrained is the number of untrained networks: at least 0, got {n_untrained}.")
@@ -64,17 +79,8 @@ def diagnose(
     stream = _Stream(task=chosen, seed=derived_seed(seed, Branch.TRIALS), device=subject.spec.device)
     blocks = stream.blocks(n)  # here, so that a bad n or task is refused before the copies run
     plan = _plan(subject, chosen, one, probes, n=n, seed=seed)
-    fresh: dict[str, list[Report]] = {name: [] for name in plan.served}
-    skipped = dict(plan.skipped)
-    try:
-        for own in (derived_seed(seed, Branch.FRESH, index) for index in range(n_untrained)):
-            # No name holds a copy: it is gone before the next is made, and before the model itself is run.
-            found, faults = _untrained(subject.fresh(own), plan, stream, min(n, N_RECORDED), seed)
-            skipped |= faults
-            for name, report in found.items():
-                fresh[name].append(report)
-    except NoCopy as reason:
-        skipped[_INITIALIZATION] = str(reason)
+    fresh, faults = _on_untrained(subject, plan, stream, n=n, n_untrained=n_untrained, seed=seed)
+    skipped = plan.skipped | faults
     run = _run(subject, chosen, blocks, plan.sites, seed, progress=-(-n // 128))
     reports, faults = _measured(plan, run, {name: own for name, own in fresh.items() if name not in skipped})
     skipped |= faults
@@ -82,6 +88,24 @@ def diagnose(
     arguments = {"n": n, "seed": seed, "n_untrained": n_untrained, "probes": tuple(plan.served), "ablations": ablations}
     where = provenance(subject, chosen, arguments) | {"n_recorded": run.n_recorded}
     return Diagnosis(reports=reports, skipped=skipped, inapplicable=plan.inapplicable, provenance=where)
+
+
+def _on_untrained(
+    model: Model, plan: "_Plan", stream: "_Stream", *, n: int, n_untrained: int, seed: int
+) -> tuple[dict[str, list[Report]], dict[str, str]]:
+    """What every probe says of each untrained network, and why some were left out."""
+    fresh: dict[str, list[Report]] = {name: [] for name in plan.served}
+    skipped = dict[str, str]()
+    try:
+        for own in (derived_seed(seed, Branch.FRESH, index) for index in range(n_untrained)):
+            # No name holds a copy: it is gone before the next is made, and before the model itself is run.
+            found, faults = _untrained(model.fresh(own), plan, stream, min(n, N_RECORDED), seed)
+            skipped |= faults
+            for name, report in found.items():
+                fresh[name].append(report)
+    except NoCopy as reason:
+        skipped[_INITIALIZATION] = str(reason)
+    return fresh, skipped
 
 
 def _further_passes(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, final, overload
 
 from bayesgeom.core.errors import InvalidArgument, OutputFault, unknown_name
 from bayesgeom.core.plugins import discover
-from bayesgeom.results.folder import ALONE, read_parts, write_page, write_run
+from bayesgeom.results.folder import ALONE, read_known_parts, unknown_kinds, write_page, write_run
 from bayesgeom.results.headline import Headline
 from bayesgeom.results.page import HEADLINES_SHOWN, notebook_html, page_of
 from bayesgeom.results.report import Report, with_provenance
@@ -42,8 +42,20 @@ _WITH_REPORTS = (
 class Diagnosis(Mapping[str, Report]):
     """Reports by probe name, or by their class: `diagnosis[CalibrationReport]` is typed as that report.
 
-    `skipped` gives the reason for every probe that this model could not serve, `inapplicable` for those that ask for
-    another kind of task: of groups of texts, or of an exact posterior.
+    Args:
+        reports: Reports by the name of their probe.
+        skipped: Reason for every probe that this model could not serve.
+        provenance: Model, weights, task, arguments and versions.
+        inapplicable: Reason for every probe that asks for another kind of task.
+
+    Example:
+        >>> import bayesgeom
+        >>> task = bayesgeom.tasks.Bijection(n_values=5, n_pairs=3)
+        >>> config = bayesgeom.TransformerConfig(d_vocab=10, n_ctx=5, n_layers=1, n_heads=1, d_model=8, d_mlp=8)
+        >>> module = config.build(seed=0)
+        >>> diagnosis = bayesgeom.diagnose(module, task, n=8, n_untrained=0, probes=["calibration"])
+        >>> list(diagnosis), diagnosis["calibration"].n
+        (['calibration'], 8)
     """
 
     reports: Mapping[str, Report]
@@ -171,10 +183,15 @@ class Diagnosis(Mapping[str, Report]):
     def load(cls, path: str | PathLike[str]) -> "Diagnosis":
         """Return the diagnosis that `save` wrote, with equal values; a report that was saved alone is one of one.
 
+        A report whose class is missing, such as that of a plug-in that is not installed, is left out; `skipped` names
+        it.
+
         Raises:
-            OutputFault: There is none, or it is damaged.
+            OutputFault: There is none, it is damaged, or all of its reports are of unknown kinds.
         """
-        reports, extra = read_parts(Path(path), report_kinds())
+        reports, extra, unknown = read_known_parts(Path(path), report_kinds())
+        if unknown and not reports:
+            raise OutputFault(unknown_kinds(Path(path), unknown))
         if not {"skipped", "provenance"} <= extra.keys():
             raise OutputFault(f"{path} does not say of what model and task its reports are: run it again.")
         of_task, source = extra.get("inapplicable", {}), extra["provenance"]
@@ -182,7 +199,8 @@ class Diagnosis(Mapping[str, Report]):
             raise OutputFault(f"{path} does not say of what model and task its reports are: run it again.")
         if not fits((extra["skipped"], of_task), tuple[Mapping[str, str], ...]):
             raise OutputFault(f"{path} lists what was skipped in an unknown form: run it again.")
-        return cls(reports=reports, skipped=extra["skipped"], provenance=source, inapplicable=of_task)
+        missing = dict.fromkeys(unknown, "report of an unknown kind; install the package that made it")
+        return cls(reports=reports, skipped={**extra["skipped"], **missing}, provenance=source, inapplicable=of_task)
 
 
 def left_out(diagnosis: Diagnosis) -> dict[str, str]:
@@ -203,10 +221,30 @@ def _is_provenance(held: object) -> bool:
 def load_report(path: str | PathLike[str]) -> Report | Diagnosis:
     """Return what a run directory holds: the report that was saved alone, or the diagnosis.
 
+    Args:
+        path: Directory that `save` wrote.
+
+    Returns:
+        A report that was saved alone, or a diagnosis.
+
     Raises:
         OutputFault: There is no whole report, it is damaged, or it is of a kind that this bayesgeom does not know.
+
+    Example:
+        >>> import bayesgeom
+        >>> task = bayesgeom.tasks.Bijection(n_values=5, n_pairs=3)
+        >>> config = bayesgeom.TransformerConfig(d_vocab=10, n_ctx=5, n_layers=1, n_heads=1, d_model=8, d_mlp=8)
+        >>> module = config.build(seed=0)
+        >>> import tempfile
+        >>> report = bayesgeom.diagnose(module, task, n=8, n_untrained=0)["calibration"]
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     report.save(folder)
+        ...     bayesgeom.load_report(folder).n
+        8
     """
-    reports, extra = read_parts(Path(path), report_kinds())
+    reports, extra, unknown = read_known_parts(Path(path), report_kinds())
+    if unknown and not reports:
+        raise OutputFault(unknown_kinds(Path(path), unknown))
     if extra.get(ALONE) is True and len(reports) == 1:
         (report,) = reports.values()
         return with_provenance(report, extra.get("provenance", {}))

@@ -3,13 +3,14 @@
 import html
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from typing import TYPE_CHECKING, Any, final
 
 import plotly.graph_objects as go
 
 from bayesgeom.core.plugins import Contained, is_foreign
+from bayesgeom.results.chart import further_figures
 from bayesgeom.results.headline import Headline
 from bayesgeom.results.theme import CONFIG, FONT, MEASURED, with_room_for_legend
 
@@ -38,6 +39,7 @@ class Section:
     n: int
     counts: str = "sequence"
     verdict: str = ""
+    further: Mapping[str, go.Figure] = field(default_factory=dict)  # of charts, by name
 
     @property
     def short_title(self) -> str:
@@ -57,6 +59,7 @@ def page_of(title: str, reports: Mapping[str, Any], left_out: Mapping[str, str],
             n=report.n,
             counts=report.counts,
             verdict=report.conclusion(),
+            further=further_figures(report),
         )
         for name, report in reports.items()
     ]
@@ -94,6 +97,16 @@ def page(
         )
         for section in sections
     }
+    for section in sections:
+        for name, figure in section.further.items():
+            drawn[section.name] += pio.to_html(
+                figure,
+                full_html=False,
+                include_plotlyjs=False,
+                config=CONFIG,
+                auto_play=False,
+                div_id=f"figure-{section.name}-{name}",
+            )
     return _template().render(
         title=title,
         sections=sections,

@@ -28,7 +28,7 @@ from bayesgeom.models.base import Model
 from bayesgeom.stats.regression import ridge
 from bayesgeom.stats.subspace import random_subspaces
 from bayesgeom.subspaces.anatomy import frame_sites, key_pullbacks, token_embeddings, written_values
-from bayesgeom.subspaces.base import About, Fit, Sample, Setting
+from bayesgeom.subspaces.base import About, Fit, Sample, Setting, named_fits
 from bayesgeom.subspaces.jacobian import N_SEQUENCES, jacobian_grams
 from bayesgeom.subspaces.quantity import Quantity
 from bayesgeom.subspaces.quantity_fits import Decoder, Eraser
@@ -156,9 +156,12 @@ def fit_from_text(text: str) -> Fit:
     name, _, listed = text.partition(":")
     parts = [part.strip() for part in listed.split(",") if part]
     fit = _of_quantity(name, parts) or _of_place(name, parts)
-    if fit is None:
-        raise unknown_name("subspace", text, FORMS)
-    return fit
+    if fit is not None:
+        return fit
+    added = named_fits()
+    if name in added:
+        return added[name].of_text(parts)
+    raise unknown_name("subspace", text, (*FORMS, *(kind.form() for kind in added.values())))
 
 
 def _of_place(name: str, parts: Sequence[str]) -> Fit | None:

@@ -6,6 +6,8 @@ References: Marzen & Crutchfield 2017, arXiv:1702.08565 (Mess3); Shai et al. 202
 fractal in the triangle, which a linear map finds in a transformer's residual stream).
 """
 
+import hashlib
+import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -29,7 +31,7 @@ _ROUNDING = 1e-6
 
 
 @final
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Process(MarkovProcess):
     """`length` symbols of the generator with these labeled matrices: entry [x][i][j] goes from i to j and shows x.
 
@@ -68,6 +70,12 @@ class Process(MarkovProcess):
                 "this chain falls into parts and has several stationary distributions: pass initial, one probability "
                 "per state."
             )
+
+    def __repr__(self) -> str:
+        matrices = json.dumps([self.transition_tensors, self.initial])
+        digest = hashlib.sha256(matrices.encode()).hexdigest()[:8]
+        n_states = len(self.transition_tensors[0])
+        return f"Process({n_states} states, {self.d_vocab} symbols, length={self.length}, matrices {digest})"
 
     @property
     def d_vocab(self) -> int:

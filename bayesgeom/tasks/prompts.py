@@ -31,7 +31,7 @@ JOINT, BETWEEN = "+", "\n\n"
 
 
 @final
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Prompts(TextTask):
     """`texts`, in groups by domain or in one, or else the shipped ones; `domain` keeps one group of them.
 
@@ -58,6 +58,13 @@ class Prompts(TextTask):
         for name, texts in self.groups().items():
             if not texts or any(not text.strip() for text in texts):
                 raise InvalidArgument(f"the prompts of {name!r} are none, or one of them is empty.")
+
+    def __repr__(self) -> str:
+        shown = {
+            name: value for name, value in vars(self).items() if name != "texts" and value != vars(type(self))[name]
+        }
+        held = [] if self.texts is None else [f"{sum(map(len, self.groups().values()))} texts"]
+        return f"Prompts({', '.join([*held, *(f'{name}={value!r}' for name, value in shown.items())])})"
 
     def groups(self) -> dict[str, tuple[str, ...]]:
         """The prompts by domain. **Raises** `UnknownName` for a domain that there is not."""
@@ -102,7 +109,7 @@ class Prompts(TextTask):
 
 
 @final
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class BoundPrompts(FiniteTask):
     """`Prompts` in one tokenizer's ids, padded on the right to the longest. Trials have groups and no posterior."""
 
@@ -115,7 +122,7 @@ class BoundPrompts(FiniteTask):
     last: int = 1
     per_quintile: int = 0
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         return f"{self.n_sequences} prompts ({'; '.join(self.group_names)})"
 
     @property

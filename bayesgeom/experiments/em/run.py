@@ -17,13 +17,28 @@ CHAINS = (StickyChain(diagonal="counted twice"), StickyChain(diagonal="as stated
 def em_experiment(
     *, seeds: int | Sequence[int] = 5, steps: int = 1_000, length: int = 2_000, every: int = 10
 ) -> EMReport:
-    """The comparison of Paper II with the controls that it lacked, in both readings of the chain's self-probability.
+    """Repeat the comparison of an EM-like schedule with small steps, with the controls that it lacked.
 
-    `seeds`: how many of the paper's five, or the seeds themselves. `length`: symbols in a sequence. `every`: steps
-    between records of the held-out loss.
+    It is the experiment of Paper II, in both readings of the chain's self-probability.
 
-    **Raises** `InvalidArgument` for fewer than two seeds, which have no interval, one seed twice, or more than five by
-    number; for steps or `every` below 1 and sequences of fewer than three symbols.
+    Args:
+        seeds: How many of the paper's five seeds, or the seeds themselves.
+        steps: Number of training steps.
+        length: Symbols in a sequence.
+        every: Steps between records of the held-out loss.
+
+    Returns:
+        Learning curves of every schedule, and the speed-ups.
+
+    Raises:
+        InvalidArgument: There are fewer than two seeds or more than five, a seed is given twice, steps or `every` is
+            below 1, or a sequence has fewer than three symbols.
+
+    Example:
+        >>> import bayesgeom
+        >>> bayesgeom.em_experiment(seeds=1)  # doctest: +IGNORE_EXCEPTION_DETAIL
+        Traceback (most recent call last):
+        bayesgeom.core.errors.InvalidArgument: seeds is how many of the paper's five to train, 2 … 5; got 1.
     """
     chosen = _checked(seeds, steps=steps, length=length, every=every)
     with bar(total=len(CHAINS) * len(chosen) * steps, desc="sticky chain", unit="step", leave=False) as progress:
