@@ -81,7 +81,7 @@ class Length(Command):
         for recipe in plan.to_train:
             kept.model(recipe)  # trained, and read again in its turn
         report = job.run()
-        lines = [f"{report.task}, {report.n} sequences\n\n{report.table()}\n", *map(str, report.headlines())]
+        lines = [f"{job.trained_task}, {report.n} sequences\n\n{report.table()}\n", *map(str, report.headlines())]
         if plan.missing:
             lines.append(f"not there: {', '.join(recipe.name for recipe in plan.missing)}")
         return conclude(job.diagnosis(report), self.out, *lines)

@@ -22,10 +22,10 @@ from bayesgeom.comparison.verdict import (
     verdict,
 )
 from bayesgeom.models.native.state_size import state_floats
-from bayesgeom.results.cells import number_cell
 from bayesgeom.results.estimate import Baseline, Estimate, Quantity
 from bayesgeom.results.estimators import mean_estimate, with_interval
 from bayesgeom.results.headline import Headline
+from bayesgeom.results.numbers import number_text
 from bayesgeom.results.report import Report, headline_of
 from bayesgeom.results.tables import aligned, markdown
 from bayesgeom.stats.bootstrap import r2_interval, ratio_interval
@@ -72,9 +72,8 @@ class ComparisonReport(Report):
     rate_search: tuple[str, ...]
     weights_hashes: tuple[str, ...]
     missing: tuple[str, ...]  # requested, not there, and not to be trained
-    n_parameters: Int[np.ndarray, " checkpoint"]
-    n_state_floats: Int[np.ndarray, " checkpoint"]
-    trained_on: Int[np.ndarray, " checkpoint"]
+    sizes: tuple[str, ...]
+    size_of: Int[np.ndarray, "size checkpoint"]
     kl_bits: Annotated[Estimate, Quantity("checkpoint", unit="bits", better="lower", label="KL(exact ‖ model)")]
     entropy_mae_bits: Annotated[Estimate, Quantity("checkpoint", unit="bits", better="lower", label="entropy error")]
     share_closed: Annotated[Estimate, Quantity("checkpoint", better="higher", label="share closed")]
@@ -157,7 +156,7 @@ class ComparisonReport(Report):
             self.checkpoints[index],
             _cell(self.kl_bits[index], ".4f"),
             f"{float(self.kl_bits.baseline(CONTEXT_FREE).value[index]):.4f}",
-            f"{strongest.name}: {'exact' if level < EXACT_BITS else number_cell(level)}",
+            f"{strongest.name}: {'exact' if level < EXACT_BITS else number_text(level)}",
             _cell(self.entropy_mae_bits[index], ".4f"),
             _cell(self.share_closed[index], ".3f"),
             f"{_cell(accuracy, '.1%')}{'' if math.isnan(chance) else f'; chance {chance:.1%}'}",
@@ -172,9 +171,7 @@ class ComparisonReport(Report):
         return (
             self.checkpoints[index],
             PRIMITIVE_OF[self.task_of[index]],
-            f"{self.n_parameters[index]:,}",
-            f"{self.n_state_floats[index]:,}",
-            f"{self.trained_on[index]:,}",
+            *(f"{size:,}" for size in self.size_of[:, index]),
             self.targets[index],
             self.rate_search[index],
             f"{self.n_seeds[index]}{', twice the budget' if self.is_check[index] else ''}",
@@ -184,6 +181,7 @@ class ComparisonReport(Report):
         return list(zip(self.task_of, self.architecture_of, self.is_check, strict=True))
 
 
+SIZES = ("parameters", "state (floats)", "trained on")
 _MEASURED = (
     "checkpoint",
     "KL (bits)",
@@ -201,9 +199,7 @@ _MEASURED = (
 _TERMS = (
     "checkpoint",
     "primitive",
-    "parameters",
-    "state (floats)",
-    "trained on",
+    *SIZES,
     "targets",
     "hyperparameter search",
     "seeds",
@@ -242,8 +238,7 @@ def comparison_report(
         **stated(cells, verdicts),
         weights_hashes=tuple(own.weights_hash for own in scores),
         missing=tuple(missing),
-        n_parameters=np.array([own.n_parameters for own in scores]),
-        trained_on=np.array([cell.recipe.n_sequences for cell in cells]),
+        **sizes(cells, [own.n_parameters for own in scores]),
         kl_bits=mean_estimate(
             kl, seed=seed, baselines=kl_baselines(free.mean(axis=0), [own.baseline_kl_bits for own in scores])
         ),
@@ -284,8 +279,14 @@ def stated(cells: Sequence[Cell], verdicts: Sequence[str]) -> dict[str, Any]:
         ),
         "targets": tuple(cell.targets for cell in cells),
         "rate_search": tuple(cell.rate_search for cell in cells),
-        "n_state_floats": np.array([state_floats(c.recipe.model_config(), c.recipe.task.n_pos) for c in cells]),
     }
+
+
+def sizes(cells: Sequence[Cell], n_parameters: Sequence[int]) -> dict[str, Any]:
+    """Return the sizes of each checkpoint as fields of a report: of the model, of its state, and of its training."""
+    states = [state_floats(cell.recipe.model_config(), cell.recipe.task.n_pos) for cell in cells]
+    trained_on = [cell.recipe.n_sequences for cell in cells]
+    return {"sizes": SIZES, "size_of": np.array([n_parameters, states, trained_on])}
 
 
 def verdict_on(task: str, share_closed: float, memory_symbols: float, window_gap_bits: float) -> str:

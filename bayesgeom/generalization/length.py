@@ -140,6 +140,11 @@ class LengthJob:
             top_attention_off=top_attention_off,
         )
 
+    @property
+    def trained_task(self) -> WindTunnel:
+        """The task at the training length."""
+        return self.stretch.to(self.task, self.trained)
+
     def run(self) -> LengthReport:
         """Every model in turn, then all together."""
         arms = [self._arm(_silenced(_made(model), self.top_attention_off)) for model in self.models]

@@ -9,9 +9,9 @@ from jaxtyping import Float
 
 from bayesgeom.core.run import Behavior
 from bayesgeom.generalization.convergence import settled_bits, tokens_to_converge
-from bayesgeom.generalization.curves import stacked, strongest
+from bayesgeom.generalization.curves import strongest
 from bayesgeom.results.estimate import Baseline, Estimate, Quantity
-from bayesgeom.results.estimators import mean_estimate
+from bayesgeom.results.estimators import mean_estimate, stacked
 from bayesgeom.results.headline import Headline
 from bayesgeom.results.report import Report, headline_of
 from bayesgeom.results.tables import aligned

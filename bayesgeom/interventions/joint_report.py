@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, final
 import numpy as np
 
 from bayesgeom.interventions.design import RANDOM
-from bayesgeom.results.cells import interval_cell
 from bayesgeom.results.estimate import Baseline, Estimate, Quantity
 from bayesgeom.results.headline import Headline
+from bayesgeom.results.numbers import interval_text
 from bayesgeom.results.report import Report, headline_of
 from bayesgeom.results.tables import aligned
 
@@ -137,11 +137,11 @@ class JointInterventionReport(Report):
                         name,
                         metric,
                         f"{float(own):+.4f}",
-                        _interval(own, "+.4f"),
+                        _interval(own),
                         random,
                         orthogonal,
                         f"{self.ceiling_increase_bits.value[i, j]:+.4f}",
-                        f"{float(beyond):+.4f} [{_interval(beyond, '+.4f')}]",
+                        f"{float(beyond):+.4f} [{_interval(beyond)}]",
                     )
                 )
         unedited = ", ".join(f"{m} {b:.4f}" for m, b in zip(self.metrics, self.unedited_bits.value, strict=True))
@@ -155,7 +155,7 @@ class JointInterventionReport(Report):
         for i, name in enumerate(self.sets):
             for j, target in enumerate(self.targets):
                 own = self.axis_correlation[i, -1, j]
-                edited = f"{float(own):.3f} [{_interval(own, '.3f')}]"
+                edited = f"{float(own):.3f} [{_interval(own)}]"
                 before = f"{float(own.baseline(UNEDITED).value):.3f}"
                 rows.append((name, target, before, edited, _with_range(own.baseline(RANDOM), ".3f")))
         return rows
@@ -166,9 +166,9 @@ def _ends(level: Baseline | Estimate) -> tuple[np.ndarray, np.ndarray]:
     return low, high
 
 
-def _interval(own: Estimate, form: str) -> str:
+def _interval(own: Estimate) -> str:
     low, high = own.ends
-    return interval_cell(float(low), float(high), form)
+    return interval_text(float(low), float(high))
 
 
 def _with_range(level: Baseline, form: str) -> str:

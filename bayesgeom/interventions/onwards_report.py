@@ -9,9 +9,9 @@ from jaxtyping import Float
 
 from bayesgeom.interventions.design import MATCHED_MOST, RANDOM_MOST
 from bayesgeom.interventions.verdicts import CEILING_SHARE, NOT_IDENTIFIED, NOT_USED, OWN_KL_SHARE, UNDECIDED
-from bayesgeom.results.cells import interval_cell
 from bayesgeom.results.estimate import Estimate, Quantity
 from bayesgeom.results.headline import Headline
+from bayesgeom.results.numbers import interval_text
 from bayesgeom.results.report import Report, headline_of
 from bayesgeom.results.tables import aligned
 from bayesgeom.subspaces.readout import SLACK
@@ -114,7 +114,7 @@ class OnwardsReport(Report):
             ceiling = f"{self.ceiling_kl_increase_bits.value[at]:.4g}"
             reads = (f"{r2:.3f}" for r2 in (*self.r2.value[:, at], self.r2_excess[at]))
             low, high = (float(end) for end in increase.ends)
-            own = (str(at), f"{float(increase):.4g}", interval_cell(low, high, ".3g"), random, matched, ceiling)
+            own = (str(at), f"{float(increase):.4g}", interval_text(low, high), random, matched, ceiling)
             rows.append((*own, *reads, self.verdict_by_layer[at]))
         level = f"erase {self.subspace} at {self.site}, all positions; n = {self.n}; own KL {self.baseline_kl_bits:.4g}"
         return "\n".join([self.verdict, "", level, *aligned(rows), "", RULE])

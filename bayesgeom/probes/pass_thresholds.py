@@ -20,10 +20,10 @@ from torch import Tensor
 from bayesgeom.core.run import Run
 from bayesgeom.core.sites import PATTERN, W_K_GRAM, K, V
 from bayesgeom.probes.base import Control, Needs, Probe, planted_run, planted_trials
-from bayesgeom.results.cells import interval_cell
 from bayesgeom.results.estimate import Baseline, Estimate, Quantity
 from bayesgeom.results.estimators import UNTRAINED, of_untrained
 from bayesgeom.results.headline import Headline
+from bayesgeom.results.numbers import interval_text
 from bayesgeom.results.report import Report, headline_of
 from bayesgeom.results.tables import aligned
 from bayesgeom.stats.bootstrap import jackknife_weights, linearized_draws, percentile_interval, statistic_interval
@@ -141,7 +141,7 @@ class PassThresholdsReport(Report):
             numbers = (
                 f"{self.threshold[i]:.2f}",
                 f"{float(own):.3f}",
-                interval_cell(float(low), float(high), ".3f"),
+                interval_text(float(low), float(high)),
                 f"{levels[CHANCE]:.3f}",
                 f"{self.chance_passes[i]:.0%}",
                 f"{levels.get(UNTRAINED, np.nan):.3f}",

@@ -62,7 +62,7 @@ def card(recipe: Recipe, n_parameters: int, scores: CalibrationReport, precision
     )
     mae = "**{:.4f}** ({:.4f} … {:.4f})".format(float(scores.entropy_mae_bits), *scores.entropy_mae_bits.ends)
     kl = "**{:.2e}** ({:.2e} … {:.2e})".format(float(scores.kl_bits), *scores.kl_bits.ends)
-    means_first, elsewhere = float(scores.entropy_mae_of_means_bits), float(scores.off_answer_prob)
+    means_first, elsewhere = scores.entropy_mae_of_means_bits, float(scores.off_answer_prob)
     sizes = ", ".join(f"{key} {value}" for key, value in recipe.model_config().to_dict().items())
     return f"""# {recipe.name}
 

@@ -50,7 +50,7 @@ def with_missing_numbers(found: Diagnosis) -> Diagnosis:
     level = Baseline.of("chance", "none", -math.inf, low=math.nan, high=math.inf)
     changed = dataclasses.replace(
         report,
-        accuracy=Estimate.of(math.inf, (math.nan, math.inf), baselines=[level]),
+        total_variation=Estimate.of(math.inf, (math.nan, math.inf), baselines=[level]),
         kl_bits_by_position=Estimate.of(by_position),
         off_answer_prob_by_position=by_position,
     )  # type: ignore[type-var]

@@ -13,9 +13,9 @@ from jaxtyping import Float, Int
 
 from bayesgeom.experiments.em.arms import ARMS, BASELINE, EM_LIKE, Curves, steps_to
 from bayesgeom.experiments.em.chain import StickyChain
-from bayesgeom.results.cells import interval_cell
 from bayesgeom.results.estimate import Baseline, Estimate, Quantity
 from bayesgeom.results.headline import Headline
+from bayesgeom.results.numbers import interval_text
 from bayesgeom.results.report import Report, headline_of
 from bayesgeom.results.tables import aligned
 from bayesgeom.stats.bootstrap import seed_interval
@@ -136,7 +136,7 @@ class EMReport(Report):
             self.arms[arm],
             f"{self.final_loss_nats[at]:.4f}",
             f"{self.final_loss_bits.value[at]:.4f}",
-            interval_cell(low[at], high[at], ".4f"),
+            interval_text(low[at], high[at]),
             f"{self.final_loss_bits.value[held]:.4f}",
             *self._times(at),
             *self._times(held),
@@ -145,7 +145,7 @@ class EMReport(Report):
     def _times(self, at: tuple[int, int, int]) -> tuple[str, str]:
         own, reached = self.speedup[at], int(self.reached[at])
         low, high = own.ends
-        estimate = f"{float(own):.2f} [{interval_cell(float(low), float(high), '.2f')}]"
+        estimate = f"{float(own):.2f} [{interval_text(float(low), float(high))}]"
         never = "not in every seed" if reached else "in no seed"
         return never if np.isnan(float(own)) else estimate, f"{reached}/{self.n}"
 
