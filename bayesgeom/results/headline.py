@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass
 from typing import Self, final
 
-from bayesgeom.results.numbers import interval_text, measured_text, number_text
+from bayesgeom.results.numbers import interval_text, is_small, measured_text, number_text
 
 
 @final
@@ -57,12 +57,12 @@ class Headline:
     @property
     def value_text(self) -> str:
         """The number with its unit; a dash where there is none."""
-        return measured_text(self.value, self.unit)
+        return measured_text(self.value, self.unit, is_exact=self._is_exact)
 
     @property
     def interval(self) -> str:
         """Both ends; "" without an interval."""
-        return "" if math.isnan(self.low) else interval_text(self.low, self.high)
+        return "" if math.isnan(self.low) else interval_text(self.low, self.high, is_exact=self._is_exact)
 
     @property
     def has_baseline(self) -> bool:
@@ -70,12 +70,22 @@ class Headline:
         return not math.isnan(self.baseline)
 
     @property
+    def level_text(self) -> str:
+        """The level of the hardest baseline; a dash without one."""
+        return number_text(self.baseline, is_exact=self._is_exact)
+
+    @property
+    def _is_exact(self) -> bool:
+        """Whether number and baseline could otherwise not be told apart: both would be shown as "<0.0001"."""
+        return is_small(self.value) and is_small(self.baseline)
+
+    @property
     def baseline_text(self) -> str:
         """The hardest baseline and its level, then the others; "" without one."""
-        return f"{number_text(self.baseline)} ({self.baseline_name})" if self.has_baseline else ""
+        return f"{self.level_text} ({self.baseline_name})" if self.has_baseline else ""
 
     @property
     def baselines(self) -> list[str]:
         """The same, one by one."""
         first, *others = self.baseline_name.split("; ")
-        return [f"{number_text(self.baseline)} ({first})", *others] if self.has_baseline else []
+        return [f"{self.level_text} ({first})", *others] if self.has_baseline else []

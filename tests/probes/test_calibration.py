@@ -115,7 +115,13 @@ def test_bounds(noise: float, rng: np.random.Generator) -> None:
     assert 0 <= report.entropy_mae_of_means_bits <= error + 1e-12
     assert kl >= -1e-12 and 0 <= variation <= 1 and 0 <= float(report.off_answer_prob) <= 1
     assert 2 * variation**2 / math.log(2) <= kl + 1e-12, "Pinsker"
-    scalars = (report.entropy_mae_bits, report.kl_bits, report.total_variation, report.off_answer_prob, report.accuracy[1])
+    scalars = (
+        report.entropy_mae_bits,
+        report.kl_bits,
+        report.total_variation,
+        report.off_answer_prob,
+        report.accuracy[1],
+    )
     for own in scalars:
         low, high = own.ends
         assert math.isnan(low) or low <= own.value + 1e-12 <= high + 2e-12

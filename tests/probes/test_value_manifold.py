@@ -233,7 +233,9 @@ def test_shown_points_are_a_sample_of_the_cloud_with_their_entropies() -> None:
     axes = principal_axes(covariance(run.at(RESID_POST)[-1].flatten(0, 1)))[1]
     cloud = run.at(RESID_POST)[-1].flatten(0, 1)
     np.testing.assert_allclose(
-        np.abs(report.shown_points[report.sites.index("resid_post")]), ((cloud - cloud.mean(0)) @ axes[:, :3]).abs().numpy(), atol=1e-9
+        np.abs(report.shown_points[report.sites.index("resid_post")]),
+        ((cloud - cloud.mean(0)) @ axes[:, :3]).abs().numpy(),
+        atol=1e-9,
     )
 
 
