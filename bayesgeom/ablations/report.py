@@ -30,7 +30,7 @@ from bayesgeom.core.edits import Mode
 from bayesgeom.results.estimate import Baseline, Estimate, Quantity
 from bayesgeom.results.estimators import with_interval
 from bayesgeom.results.headline import Headline
-from bayesgeom.results.numbers import interval_text
+from bayesgeom.results.numbers import interval_text, number_text
 from bayesgeom.results.report import Report, headline_of
 from bayesgeom.results.tables import aligned
 from bayesgeom.stats.bootstrap import ratio_interval
@@ -243,10 +243,10 @@ class AblationReport(Report):
         low, high = self.kl_increase_bits.ends
         return (
             self.ablations[index],
-            f"{self.kl_increase_bits.value[index]:.5f}",
+            number_text(self.kl_increase_bits.value[index]),
             interval_text(low[index], high[index]),
-            f"{self.kl_ratio.value[index]:.2f}",
-            f"{self.entropy_mae_increase_bits.value[index]:+.5f}",
+            number_text(self.kl_ratio.value[index]),
+            number_text(self.entropy_mae_increase_bits.value[index]),
             "no_effect" if self.inert[index] else "",
         )
 

@@ -9,6 +9,7 @@ from jaxtyping import Float
 from bayesgeom.interventions.onwards_report import OnwardsReport
 from bayesgeom.interventions.report import REMOVAL, STAGES, VARIANCE, InterventionReport, largest_control
 from bayesgeom.results.diagnosis import Diagnosis
+from bayesgeom.results.numbers import number_text
 from bayesgeom.results.storage import JSON
 from bayesgeom.results.tables import markdown
 
@@ -91,5 +92,5 @@ def _of_erasure(report: OnwardsReport) -> Iterator[tuple[str, ...]]:
 
 def _numbers(values: Float[np.ndarray, " layer"], is_bold: list[bool] | None = None) -> str:
     """The values of all layers; a dash where a layer was not edited or has no value."""
-    cells = ["–" if np.isnan(value) else f"{value:.2g}".replace("-", "−") for value in values]
+    cells = ["–" if np.isnan(value) else number_text(value) for value in values]
     return " ".join(f"**{cell}**" if is_bold and is_bold[at] else cell for at, cell in enumerate(cells))

@@ -155,7 +155,7 @@ class ComparisonReport(Report):
         return (
             self.checkpoints[index],
             _cell(self.kl_bits[index], ".4f"),
-            f"{float(self.kl_bits.baseline(CONTEXT_FREE).value[index]):.4f}",
+            number_text(float(self.kl_bits.baseline(CONTEXT_FREE).value[index])),
             f"{strongest.name}: {'exact' if level < EXACT_BITS else number_text(level)}",
             _cell(self.entropy_mae_bits[index], ".4f"),
             _cell(self.share_closed[index], ".3f"),

@@ -11,7 +11,7 @@ from bayesgeom.dynamics.order import ORDER_RULE
 from bayesgeom.dynamics.settling import FALL_RULE, NEAR, SETTLED
 from bayesgeom.results.estimate import Estimate, Quantity
 from bayesgeom.results.headline import Headline
-from bayesgeom.results.numbers import interval_text
+from bayesgeom.results.numbers import interval_text, number_text
 from bayesgeom.results.report import Report, headline_of
 from bayesgeom.results.tables import aligned
 
@@ -118,7 +118,14 @@ class SettlingReport(Report):
             steps = (self.frame_step[run], *self.precision_step[:, run])
             own = self.dissociation_by_run[0, run]
             low, high = map(float, own.ends)
-            moments.append((name, *(f"{step:g}" for step in steps), f"{float(own):.2f}", f"{low:.2f} … {high:.2f}"))
+            moments.append(
+                (
+                    name,
+                    *(f"{step:g}" for step in steps),
+                    number_text(float(own)),
+                    f"{number_text(low)} … {number_text(high)}",
+                )
+            )
         return "\n".join([*aligned(moments), "", *self._orders()])
 
     def _orders(self) -> list[str]:
@@ -131,7 +138,7 @@ class SettlingReport(Report):
             own = self.dissociation_by_scale[one, other]
             low, high = map(float, own.ends)
             moments = _steps(self.precision_step_by_scale[:, one]), _steps(self.frame_step_by_measure[:, other])
-            ratio = f"{float(own):.2f} [{interval_text(low, high)}]"
+            ratio = f"{number_text(float(own))} [{interval_text(low, high)}]"
             rows.append((self.scales[one], moments[0], self.frame_measures[other], moments[1], ratio, said))
         return [*aligned(rows), f"frame or precision first: {self.order}"]
 

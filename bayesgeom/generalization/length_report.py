@@ -12,6 +12,7 @@ from bayesgeom.generalization.curves import LARGEST_WITHIN, N_TREND
 from bayesgeom.generalization.depth import EARLIER
 from bayesgeom.results.estimate import Estimate, Quantity
 from bayesgeom.results.headline import Headline
+from bayesgeom.results.numbers import number_text
 from bayesgeom.results.report import Report, headline_of
 from bayesgeom.results.tables import aligned
 
@@ -190,12 +191,12 @@ class LengthReport(Report):
         return (
             self.arms[index],
             self.position_kinds[index].partition(" (")[0],
-            f"{kl[within].mean():.2e}",
-            f"{kl[~within].mean():.2e}",
-            f"{self.predicted_kl_bits[index]:.1e} → {self.found_kl_bits[index]:.1e}",
-            f"{_cell(jump, _signed)} ({largest:.1e})",
+            number_text(kl[within].mean(), is_exact=True),
+            number_text(kl[~within].mean(), is_exact=True),
+            f"{_exact(self.predicted_kl_bits[index])} → {_exact(self.found_kl_bits[index])}",
+            f"{_cell(jump, _exact)} ({_exact(float(largest))})",
             _cell(critical, _length),
-            f"{_cell(ratio, _three_digits)} ({shortcut:.2f})",
+            f"{_cell(ratio, number_text)} ({number_text(shortcut)})",
             "–" if layer < 0 else f"{layer}",
         )
 
@@ -223,17 +224,13 @@ def _cell(own: Estimate, form: Callable[[float], str]) -> str:
     return f"{form(float(own))} [{form(float(low))}, {form(float(high))}]"
 
 
-def _signed(value: float) -> str:
-    return f"{value:+.1e}"
-
-
-def _three_digits(value: float) -> str:
-    return f"{value:.3g}"
+def _exact(value: float) -> str:
+    return number_text(value, is_exact=True)
 
 
 def _whole(value: float) -> str:
-    return "–" if math.isnan(value) else f"{value:.0f}"
+    return "–" if math.isnan(value) else number_text(value)
 
 
 def _length(value: float) -> str:
-    return "never" if math.isinf(value) else f"{value:.0f}"
+    return "never" if math.isinf(value) else number_text(value)

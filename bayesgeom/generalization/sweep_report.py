@@ -13,6 +13,7 @@ from bayesgeom.generalization.curves import strongest
 from bayesgeom.results.estimate import Baseline, Estimate, Quantity
 from bayesgeom.results.estimators import mean_estimate, stacked
 from bayesgeom.results.headline import Headline
+from bayesgeom.results.numbers import number_text
 from bayesgeom.results.report import Report, headline_of
 from bayesgeom.results.tables import aligned
 
@@ -92,13 +93,13 @@ class SweepReport(Report):
         kl, error = (own.baseline(SHORTCUT).value[index] for own in (self.kl_bits, self.entropy_mae_bits))
         return (
             self.values[index] + trained,
-            f"{self.exact_floor_bits[index]:.3f}",
+            number_text(self.exact_floor_bits[index]),
             _cell(self.exact_tokens[index], ".0f"),
             _cell(self.model_tokens[index], ".0f"),
             _cell(self.kl_bits[index], ".1e"),
-            f"{kl:.1e} ({self.shortcuts[index]})",
+            f"{number_text(kl, is_exact=True)} ({self.shortcuts[index]})",
             _cell(self.entropy_mae_bits[index], ".1e"),
-            f"{error:.1e}",
+            number_text(error, is_exact=True),
         )
 
 

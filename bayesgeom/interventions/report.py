@@ -211,7 +211,7 @@ class InterventionReport(Report):
     def table(self) -> str:
         """The verdict, then one row per layer over all scored positions, as the command line prints it."""
         title = f"{self.kind} {self.subspace} at {self.where}; n = {self.n}"
-        level = f"model's own KL {self.baseline_kl_bits:.4g} bits"
+        level = f"model's own KL {number_text(self.baseline_kl_bits)} bits"
         if self.is_swap and np.isfinite(unedited := self.unedited_bits[SHIFT, 0]):
             level += f"; its own answer shift, unedited, {number_text(unedited)} bits"
         reasons = [f"layer {at}: {self.verdict_by_layer[at]}: {self.reason_by_layer[at]}" for at in self.layers]

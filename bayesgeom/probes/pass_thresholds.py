@@ -23,7 +23,7 @@ from bayesgeom.probes.base import Control, Needs, Probe, planted_run, planted_tr
 from bayesgeom.results.estimate import Baseline, Estimate, Quantity
 from bayesgeom.results.estimators import UNTRAINED, of_untrained
 from bayesgeom.results.headline import Headline
-from bayesgeom.results.numbers import interval_text
+from bayesgeom.results.numbers import interval_text, number_text
 from bayesgeom.results.report import Report, headline_of
 from bayesgeom.results.tables import aligned
 from bayesgeom.stats.bootstrap import jackknife_weights, linearized_draws, percentile_interval, statistic_interval
@@ -139,12 +139,12 @@ class PassThresholdsReport(Report):
             levels = {level.name: float(level.value) for level in own.baselines}
             low, high = own.ends
             numbers = (
-                f"{self.threshold[i]:.2f}",
-                f"{float(own):.3f}",
+                number_text(self.threshold[i]),
+                number_text(float(own)),
                 interval_text(float(low), float(high)),
-                f"{levels[CHANCE]:.3f}",
+                number_text(levels[CHANCE]),
                 f"{self.chance_passes[i]:.0%}",
-                f"{levels.get(UNTRAINED, np.nan):.3f}",
+                number_text(levels.get(UNTRAINED, np.nan)),
                 f"{self.untrained_passes[i]:.0%}",
             )
             rows.append((measure, *numbers, verdict))
@@ -155,7 +155,7 @@ class PassThresholdsReport(Report):
         rate = self.untrained_passes[i]
         others = "" if np.isnan(rate) else f", untrained {rate:.0%}"
         passes = f"chance passes {self.chance_passes[i]:.0%}{others}"
-        return f"{self.measures[i]} (threshold {self.threshold[i]:.2g}; {passes})"
+        return f"{self.measures[i]} (threshold {number_text(self.threshold[i])}; {passes})"
 
 
 @final
