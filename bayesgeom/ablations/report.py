@@ -27,10 +27,10 @@ from bayesgeom.ablations.criteria import (
 from bayesgeom.ablations.scoring import METRICS
 from bayesgeom.ablations.tally import Tally
 from bayesgeom.core.edits import Mode
+from bayesgeom.core.numbers import interval_text, number_text
 from bayesgeom.results.estimate import Baseline, Estimate, Quantity
 from bayesgeom.results.estimators import with_interval
 from bayesgeom.results.headline import Headline
-from bayesgeom.results.numbers import interval_text, number_text
 from bayesgeom.results.report import Report, headline_of
 from bayesgeom.results.tables import aligned
 from bayesgeom.stats.bootstrap import ratio_interval

@@ -16,7 +16,7 @@ from bayesgeom.claims.reading import agree, values_of
 from bayesgeom.claims.verdicts import verdict
 from bayesgeom.cli import parsed
 from bayesgeom.core.files import RUNS
-from bayesgeom.results.numbers import number_text
+from bayesgeom.core.numbers import number_text
 from bayesgeom.results.tables import aligned
 
 

@@ -6,10 +6,10 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Float
 
+from bayesgeom.core.numbers import number_text
 from bayesgeom.interventions.onwards_report import OnwardsReport
 from bayesgeom.interventions.report import REMOVAL, STAGES, VARIANCE, InterventionReport, largest_control
 from bayesgeom.results.diagnosis import Diagnosis
-from bayesgeom.results.numbers import number_text
 from bayesgeom.results.storage import JSON
 from bayesgeom.results.tables import markdown
 

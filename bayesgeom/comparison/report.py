@@ -21,11 +21,11 @@ from bayesgeom.comparison.verdict import (
     transport_verdict,
     verdict,
 )
+from bayesgeom.core.numbers import interval_text, number_text
 from bayesgeom.models.native.state_size import state_floats
 from bayesgeom.results.estimate import Baseline, Estimate, Quantity
 from bayesgeom.results.estimators import mean_estimate, with_interval
 from bayesgeom.results.headline import Headline
-from bayesgeom.results.numbers import number_text
 from bayesgeom.results.report import Report, headline_of
 from bayesgeom.results.tables import aligned, markdown
 from bayesgeom.stats.bootstrap import r2_interval, ratio_interval
@@ -154,13 +154,13 @@ class ComparisonReport(Report):
         is_check, memory = self.is_check[index], self.memory_symbols[index]
         return (
             self.checkpoints[index],
-            _cell(self.kl_bits[index], ".4f"),
+            _cell(self.kl_bits[index]),
             number_text(float(self.kl_bits.baseline(CONTEXT_FREE).value[index])),
             f"{strongest.name}: {'exact' if level < EXACT_BITS else number_text(level)}",
-            _cell(self.entropy_mae_bits[index], ".4f"),
-            _cell(self.share_closed[index], ".3f"),
-            f"{_cell(accuracy, '.1%')}{'' if math.isnan(chance) else f'; chance {chance:.1%}'}",
-            _cell(memory, "g"),
+            _cell(self.entropy_mae_bits[index]),
+            _cell(self.share_closed[index]),
+            f"{_cell(accuracy)}{'' if math.isnan(chance) else f'; chance {number_text(chance)}'}",
+            _cell(memory),
             self.verdicts[index],
             "check" if is_check else self.cell_verdicts[index],
             self.published[index] or "–",
@@ -304,12 +304,10 @@ def _lines(rows: list[tuple[str, ...]], is_markdown: bool) -> list[str]:
     return markdown(rows[0], rows[1:]).split("\n") if is_markdown else aligned(rows)
 
 
-def _cell(own: Estimate, spec: str) -> str:
+def _cell(own: Estimate) -> str:
     """Return a number with its interval, as the table prints it; a dash where it is not known."""
     value, low, high = float(own), *map(float, own.ends)
-    if math.isnan(value):
-        return "–"
-    return f"{value:{spec}}" + ("" if math.isnan(low) else f" [{low:{spec}}, {high:{spec}}]")
+    return number_text(value) + ("" if math.isnan(value) or math.isnan(low) else f" [{interval_text(low, high)}]")
 
 
 def _verdict_published(cell: Cell) -> str | None:

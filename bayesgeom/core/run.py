@@ -72,7 +72,7 @@ class Behavior:
 class Run:
     """One finished pass. Probes read it; nothing writes to it.
 
-    - `behavior`, `exact_behavior`, `null_behaviors`: all `n` sequences, scored for the model, for the exact
+    - `behavior`, `exact_behavior`, `baseline_behaviors`: all `n` sequences, scored for the model, for the exact
       predictive itself, and for each null predictor.
     - `trials`, `log_answers`, `recorded`: the sequences whose activations were kept, the first of the stream.
     - `log_answers`: natural log of the model's probability of each answer, renormalized over the answers.

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, final
 import numpy as np
 from jaxtyping import Float
 
+from bayesgeom.core.numbers import number_text
 from bayesgeom.dynamics.settling import SETTLED
 from bayesgeom.results.estimate import Estimate, Quantity
 from bayesgeom.results.headline import Headline
-from bayesgeom.results.numbers import number_text
 from bayesgeom.results.report import Report, headline_of
 from bayesgeom.results.tables import aligned
 

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, final
 import numpy as np
 from jaxtyping import Float
 
+from bayesgeom.core.numbers import number_text
 from bayesgeom.core.run import Behavior
 from bayesgeom.generalization.convergence import settled_bits, tokens_to_converge
 from bayesgeom.generalization.curves import strongest
 from bayesgeom.results.estimate import Baseline, Estimate, Quantity
 from bayesgeom.results.estimators import mean_estimate, stacked
 from bayesgeom.results.headline import Headline
-from bayesgeom.results.numbers import number_text
 from bayesgeom.results.report import Report, headline_of
 from bayesgeom.results.tables import aligned
 

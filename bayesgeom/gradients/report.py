@@ -8,13 +8,13 @@ import numpy as np
 from jaxtyping import Float, Float64
 from torch import Tensor
 
+from bayesgeom.core.numbers import number_text
 from bayesgeom.gradients.capture import Targets
 from bayesgeom.gradients.identities import IDENTITIES
 from bayesgeom.gradients.tally import BIN_EDGES, OTHER, LayerTally
 from bayesgeom.results.estimate import Baseline, Estimate, Quantity
 from bayesgeom.results.estimators import mean_estimate
 from bayesgeom.results.headline import Headline
-from bayesgeom.results.numbers import number_text
 from bayesgeom.results.report import Report, headline_of
 from bayesgeom.results.tables import aligned
 

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, final
 
 import numpy as np
 
+from bayesgeom.core.numbers import interval_text, number_text
 from bayesgeom.interventions.design import RANDOM
 from bayesgeom.results.estimate import Baseline, Estimate, Quantity
 from bayesgeom.results.headline import Headline
-from bayesgeom.results.numbers import interval_text, number_text
 from bayesgeom.results.report import Report, headline_of
 from bayesgeom.results.tables import aligned
 

@@ -17,11 +17,11 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from bayesgeom.core.errors import InvalidArgument
+from bayesgeom.core.numbers import interval_text, number_text
 from bayesgeom.interventions.design import MATCHED, MATCHED_MOST, RANDOM, RANDOM_MOST
 from bayesgeom.interventions.verdicts import BY_CONSTRUCTION, RULE, USED, sentence
 from bayesgeom.results.estimate import Estimate, Quantity
 from bayesgeom.results.headline import Headline
-from bayesgeom.results.numbers import interval_text, number_text
 from bayesgeom.results.report import Report, headline_of
 from bayesgeom.results.tables import aligned
 

@@ -9,10 +9,10 @@ import numpy as np
 from jaxtyping import Float
 
 from bayesgeom.core.memory import WIDEST_BASELINE
+from bayesgeom.core.numbers import number_text
 from bayesgeom.results.estimate import Baseline, Estimate, Quantity
 from bayesgeom.results.estimators import UNTRAINED
 from bayesgeom.results.headline import Headline
-from bayesgeom.results.numbers import number_text
 from bayesgeom.results.report import Report, headline_of
 
 if TYPE_CHECKING:

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, final
 import numpy as np
 from jaxtyping import Float, Int
 
+from bayesgeom.core.numbers import number_text
 from bayesgeom.results.estimate import Estimate, Quantity
 from bayesgeom.results.estimators import UNTRAINED
 from bayesgeom.results.headline import Headline
-from bayesgeom.results.numbers import number_text
 from bayesgeom.results.report import Report, headline_of
 from bayesgeom.stats.cosine import verdicts
 

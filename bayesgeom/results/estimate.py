@@ -18,7 +18,7 @@ import numpy as np
 from jaxtyping import Float, Shaped
 
 from bayesgeom.core.errors import InvalidArgument
-from bayesgeom.results.numbers import interval_text, number_text
+from bayesgeom.core.numbers import interval_text, number_text
 
 Kind = Literal["baseline", "chance", "permutation"]
 Better = Literal["higher", "lower", ""]

@@ -79,10 +79,10 @@ def stacked(found: Sequence[Estimate], baselines: Sequence[Baseline] | None = No
 
     def baseline(name: str) -> Baseline:
         own = [next((level for level in part.baselines if level.name == name), None) for part in found]
-        value, low, high = (
-            along([None if level is None else part_of(level) for level in own])
-            for part_of in (lambda level: level.value, lambda level: level.low, lambda level: level.high)
-        )
+        value = along([None if level is None else level.value for level in own])
+        low = along([None if level is None else level.low for level in own])
+        high = along([None if level is None else level.high for level in own])
+        assert value is not None, "one of the parts has this baseline"
         return Baseline.of(kinds[name], name, value, low=low, high=high)
 
     low, high = along([own.low for own in found]), along([own.high for own in found])

@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass
 from typing import Self, final
 
-from bayesgeom.results.numbers import interval_text, is_small, measured_text, number_text
+from bayesgeom.core.numbers import interval_text, is_small, measured_text, number_text
 
 
 @final

@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar, final
 
 from bayesgeom.core.errors import InvalidArgument, OutputFault
 from bayesgeom.core.files import file_aside
+from bayesgeom.core.numbers import number_text
 from bayesgeom.results import storage
 from bayesgeom.results.estimate import TOO_FEW, Baseline, Better, Estimate
 from bayesgeom.results.folder import ALONE, read_parts, write_run
 from bayesgeom.results.headline import Headline
-from bayesgeom.results.numbers import number_text
 from bayesgeom.results.page import notebook_html, page_of
 from bayesgeom.results.storage import parts_of, quantities_of
 from bayesgeom.results.terminal import summary

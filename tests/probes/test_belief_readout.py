@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from bayesgeom.core.numbers import number_text
 from bayesgeom.core.run import Run
 from bayesgeom.core.sites import RESID_POST, RESID_PRE, STATE
 from bayesgeom.probes import belief_readout
@@ -25,7 +26,6 @@ from bayesgeom.probes.belief_report import (
 )
 from bayesgeom.results.estimate import Estimate
 from bayesgeom.results.estimators import UNTRAINED
-from bayesgeom.results.headline import number_text
 from bayesgeom.results.storage import parts_of
 from bayesgeom.results.tidy import records_of
 from bayesgeom.tasks.base import WindTunnel

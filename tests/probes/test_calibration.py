@@ -134,7 +134,7 @@ def null_run(task: WindTunnel, n: int) -> Run:
     exact = predicted_behavior(trials, trials.at_scored(trials.predictive))
     baselines = {name: predicted_behavior(trials, p) for name, p in task.baseline_predictives(trials).items()}
     base = planted_run(planted_trials(np.full((1, 1, 2), 0.5), np.zeros((1, 1), dtype=int)), {})
-    held = vars(base) | {"behavior": exact, "exact_behavior": exact, "null_behaviors": baselines}
+    held = vars(base) | {"behavior": exact, "exact_behavior": exact, "baseline_behaviors": baselines}
     return Run(**held | {"windows": window_scores(trials)})
 
 

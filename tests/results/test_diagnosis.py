@@ -13,6 +13,7 @@ import safetensors.numpy
 from safetensors import SafetensorError
 
 from bayesgeom.core.errors import OutputFault
+from bayesgeom.core.numbers import number_text
 from bayesgeom.models.adapters.hooked import HookedModel
 from bayesgeom.models.native.transformer import TransformerConfig
 from bayesgeom.probes.calibration import CalibrationReport
@@ -21,7 +22,6 @@ from bayesgeom.results import diagnosis as module
 from bayesgeom.results.diagnosis import Diagnosis, load_report, report_kinds
 from bayesgeom.results.estimate import Baseline, Estimate
 from bayesgeom.results.folder import check_target
-from bayesgeom.results.headline import number_text
 from bayesgeom.results.storage import parts_of
 from bayesgeom.results.tidy import Record, records_of
 from bayesgeom.tasks.bijection import Bijection

@@ -6,8 +6,8 @@ import re
 import numpy as np
 import pytest
 
+from bayesgeom.core.numbers import interval_text, number_text
 from bayesgeom.results.headline import Headline
-from bayesgeom.results.numbers import interval_text, number_text
 
 
 @pytest.mark.parametrize(
