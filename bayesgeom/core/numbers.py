@@ -1,6 +1,7 @@
 """The one form in which numbers are shown: terminal, tables, pages, cards, claims and generated documents."""
 
 import math
+from typing import SupportsFloat
 
 MINUS = "−"
 DIGITS = 4
@@ -8,7 +9,7 @@ _LEAST = 1e-4  # less is shown as that it is less
 _PLAIN, _LARGE = 1e4, 1e7  # from the first on no decimals, from the second on a power of ten
 
 
-def number_text(value: float, *, is_exact: bool = False) -> str:
+def number_text(value: SupportsFloat, *, is_exact: bool = False) -> str:
     """Return a number with four significant digits and a minus sign.
 
     Args:
@@ -24,27 +25,28 @@ def number_text(value: float, *, is_exact: bool = False) -> str:
         >>> number_text(0.000012345, is_exact=True)
         '1.234e−5'
     """
-    size = abs(value)
-    if math.isnan(value):
+    number = float(value)
+    size = abs(number)
+    if math.isnan(number):
         return "–"
-    if math.isinf(value):
-        return "∞" if value > 0 else f"{MINUS}∞"
-    if is_small(value) and not is_exact:
-        return f"<{_LEAST:.4f}" if value > 0 else f">{MINUS}{_LEAST:.4f}"
+    if math.isinf(number):
+        return "∞" if number > 0 else f"{MINUS}∞"
+    if is_small(number) and not is_exact:
+        return f"<{_LEAST:.4f}" if number > 0 else f">{MINUS}{_LEAST:.4f}"
     text = f"{size:.{DIGITS}g}"
     if _PLAIN <= float(text) < _LARGE:
         text = f"{float(text):.0f}"
     mantissa, _, exponent = text.partition("e")
     power = f"e{int(exponent)}".replace("-", MINUS) if exponent else ""
-    return f"{MINUS if value < 0 else ''}{mantissa}{power}"
+    return f"{MINUS if number < 0 else ''}{mantissa}{power}"
 
 
-def is_small(value: float) -> bool:
+def is_small(value: SupportsFloat) -> bool:
     """Whether a number other than 0 is shown only as that it is less than 0.0001."""
-    return 0 < abs(value) < _LEAST
+    return 0 < abs(float(value)) < _LEAST
 
 
-def measured_text(value: float, unit: str = "", *, is_exact: bool = False) -> str:
+def measured_text(value: SupportsFloat, unit: str = "", *, is_exact: bool = False) -> str:
     """Return a number with its unit; a dash where it is not known.
 
     Example:
@@ -55,7 +57,7 @@ def measured_text(value: float, unit: str = "", *, is_exact: bool = False) -> st
     return text if math.isnan(value) else f"{text} {unit}".rstrip()
 
 
-def interval_text(low: float, high: float, *, is_exact: bool = False) -> str:
+def interval_text(low: SupportsFloat, high: SupportsFloat, *, is_exact: bool = False) -> str:
     """Return both ends of an interval; a dash where there is none, as over a single sequence.
 
     Example:
