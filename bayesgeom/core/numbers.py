@@ -22,7 +22,7 @@ def number_text(value: SupportsFloat, *, is_exact: bool = False) -> str:
         ('0.1235', '−2', '<0.0001', '>−0.0001', '0')
         >>> number_text(12345.6), number_text(1.5e9), number_text(float("inf")), number_text(float("nan"))
         ('12350', '1.5e9', '∞', '–')
-        >>> number_text(0.000012345, is_exact=True)
+        >>> number_text(0.00001234, is_exact=True)
         '1.234e−5'
     """
     number = float(value)

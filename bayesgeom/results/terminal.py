@@ -9,7 +9,7 @@ from bayesgeom.results.headline import Headline
 
 WIDTH, LINES = 100, 24  # of what `print(result)` shows
 _HEAD = ("measured", "value", "95 % interval", "baseline", "beats")
-_LEAST = {"baseline": 20, "report": 12, "measured": 22}  # columns of text, in the order in which they give way
+_LEAST = {"baseline": 16, "report": 12, "measured": 22}  # columns of text, in the order in which they give way
 _NOTED = 4  # lines of notes below the table
 _SAID = 9  # lines of verdicts over the table
 _DEEPEST = 3  # lines of one row
@@ -36,11 +36,11 @@ def narrow(rows: Sequence[Sequence[str]], *, width: int = WIDTH, room: int = 0) 
             widths[column] -= given
             excess -= given
     spare, found = max(0, room - len(rows)), list[list[str]]()
-    for row in rows:
-        depth = min(_DEEPEST, 1 + spare)
+    for at, row in enumerate(rows):
+        depth = min(_DEEPEST, 1 - -spare // (len(rows) - at))  # what is left is shared among the rows that are left
         cells = [_wrapped(_breakable(cell, size), depth, size) or [""] for cell, size in zip(row, widths, strict=True)]
         spare -= (height := max(map(len, cells))) - 1
-        lines = ([cell[at] if at < len(cell) else "" for cell in cells] for at in range(height))
+        lines = ([cell[line] if line < len(cell) else "" for cell in cells] for line in range(height))
         aligned = (zip(line, widths, strict=True) for line in lines)
         found.append(["  ".join(cell.ljust(size) for cell, size in line).rstrip()[:width] for line in aligned])
     return found
