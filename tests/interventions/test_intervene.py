@@ -229,7 +229,11 @@ def test_the_report_draws_prints_and_keeps(swapped: InterventionReport, tmp_path
     again = InterventionReport.load(tmp_path / "kept")
     np.testing.assert_array_equal(again.effect("answer shift").value, swapped.effect("answer shift").value)
     assert again.table() == text
-    rows = [row for row in records_of(swapped) if row.metric == "kl_increase_bits"]
+    rows = [
+        row
+        for row in records_of(swapped)
+        if row.metric == "change_bits" and str(row.variant).startswith("KL increase / ")
+    ]
     assert len(rows) == 8 and rows[1].variant == "first third" and np.isfinite(rows[1].baseline)
 
 

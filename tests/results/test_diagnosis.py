@@ -13,7 +13,6 @@ import safetensors.numpy
 from safetensors import SafetensorError
 
 from bayesgeom.core.errors import OutputFault
-from bayesgeom.core.numbers import number_text
 from bayesgeom.models.adapters.hooked import HookedModel
 from bayesgeom.models.native.transformer import TransformerConfig
 from bayesgeom.probes.calibration import CalibrationReport
@@ -120,7 +119,7 @@ def test_the_summary_prints_every_headline_and_excuse(whole: Diagnosis) -> None:
     rows = text.splitlines()[4:]
     for (name, line), row in zip(whole.headlines(), rows, strict=False):
         assert row.startswith((f"{name} ", "  ")) and f"  {line.label[:15]}" in row
-        assert f"  {number_text(line.value)}  " in row
+        assert f"  {line.value_text}  " in row
     assert any(row.startswith("skipped recurrent: reads site 'state' & <that> is not there") for row in rows)
 
 
