@@ -12,6 +12,7 @@ from pathlib import Path
 import tyro
 
 from bayesgeom.commands.base import Command, flush, note
+from bayesgeom.core.allocator import is_requested, keep_freed_memory
 from bayesgeom.core.errors import BayesGeomError, InvalidArgument
 from bayesgeom.core.plugins import discover
 
@@ -21,6 +22,8 @@ _ALIKE = {"─": "-", "–": "-", "—": "-", "−": "-", "→": ">", "‖": "|"
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit status; a user's mistake is one line on standard error."""
+    if is_requested():
+        keep_freed_memory()
     try:
         with _any_encoding(), _flushed():
             return int(parsed(arguments)())

@@ -16,7 +16,6 @@ from bayesgeom.ablations.engine import Means, TileScores, references, score_tile
 from bayesgeom.ablations.report import AblationReport, Context, ablation_report
 from bayesgeom.ablations.scoring import scores_of
 from bayesgeom.ablations.tally import Tally
-from bayesgeom.core.allocator import keep_freed_memory
 from bayesgeom.core.edits import Mode
 from bayesgeom.core.errors import HookFault, InvalidArgument
 from bayesgeom.core.progress import bar, kept_in
@@ -122,7 +121,6 @@ class AblationJob:
 
     def run(self, out: Path | None = None) -> AblationReport:
         """Measure. With `out`, progress is kept there after every block, and a stopped battery goes on from it."""
-        keep_freed_memory()  # a tile's activations are as large as the last one's: 4 % of a battery was page faults
         variants: list[Variant] = [ablation.edits(self.mode) for ablation in self.battery]
         replayer = self.model.replayer()
         means = self._means(variants, replayer)

@@ -85,16 +85,6 @@ class EffectiveMemory:
         """Whether the task can show transport and the model beats every observer of up to ten symbols."""
         return self.can_show_transport and self.symbols > TRANSPORT_WINDOW
 
-    def named(self, width: int) -> tuple[str, float]:
-        """Return name and mean KL of the stronger window observer of this width."""
-        start = int(self.stronger[width])
-        return window_name(width, STARTS[start]), float(self.kl_bits[start, width])
-
-    @property
-    def first_not_beaten(self) -> tuple[str, float]:
-        """Name and mean KL of the narrowest window observer that the model does not beat; NaN where undecided."""
-        return ("", math.nan) if math.isnan(self.symbols) else self.named(int(self.symbols))
-
     @property
     def verdict(self) -> str:
         """`note`, and whether the model transports where the task can show it."""

@@ -8,11 +8,11 @@ import numpy as np
 from jaxtyping import Float
 
 from bayesgeom.core.numbers import number_text
-from bayesgeom.dynamics.settling import SETTLED
 from bayesgeom.results.estimate import Estimate, Quantity
 from bayesgeom.results.headline import Headline
 from bayesgeom.results.report import Report, headline_of
 from bayesgeom.results.tables import aligned
+from bayesgeom.stats.crossings import SETTLED
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure

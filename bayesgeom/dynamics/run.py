@@ -7,7 +7,6 @@ from typing import Any, final
 
 import torch
 
-from bayesgeom.core.allocator import keep_freed_memory
 from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.core.progress import bar, kept_in
 from bayesgeom.core.run import Run
@@ -84,7 +83,6 @@ class DynamicsJob:
 
     def run(self) -> Diagnosis:
         """Measure what is not measured yet; the curves, and film and attention maps of the first training."""
-        keep_freed_memory()
         total = sum(len(run.steps) for run in self.runs)
         before = [self._held(run) for run in self.runs]
         n_before = sum(map(len, before))

@@ -9,7 +9,7 @@ from jaxtyping import Float
 
 from bayesgeom.core.numbers import number_text
 from bayesgeom.core.run import Behavior
-from bayesgeom.generalization.convergence import settled_bits, tokens_to_converge
+from bayesgeom.generalization.convergence import floor_bits, tokens_to_converge
 from bayesgeom.generalization.curves import strongest
 from bayesgeom.results.estimate import Baseline, Estimate, Quantity
 from bayesgeom.results.estimators import mean_estimate, stacked
@@ -155,8 +155,8 @@ def sweep_report(
         threshold_bits=threshold_bits,
         exact_entropy_bits=np.stack([_padded(of, n_positions) for of in exact]),
         model_entropy_bits=np.stack([_padded(of, n_positions) for of in own]),
-        exact_floor_bits=np.array([settled_bits(of) for of in exact]),
-        model_floor_bits=np.array([np.nan if of is None else settled_bits(of) for of in own]),
+        exact_floor_bits=np.array([floor_bits(of) for of in exact]),
+        model_floor_bits=np.array([np.nan if of is None else floor_bits(of) for of in own]),
         exact_tokens=stacked([tokens_to_converge(of, threshold_bits, seed=seed) for of in exact]),
         model_tokens=stacked(
             [_UNKNOWN if of is None else tokens_to_converge(of, threshold_bits, seed=seed) for of in own]

@@ -129,7 +129,4 @@ class GradientJob:
 def tiles(trials: Trials, spec: ModelSpec) -> Iterator[Trials]:
     """Sequences in even tiles whose gradients fit the budget, none of them of a single sequence."""
     each = 8 * _COPIES * spec.n_layers * spec.n_heads * trials.tokens.shape[1] ** 2
-    at_once = max(2, BUDGET_BYTES // each)
-    n_tiles = max(1, min(-(-len(trials) // at_once), len(trials) // 2))
-    for rows in torch.arange(len(trials)).tensor_split(n_tiles):
-        yield trials.rows(rows.to(trials.tokens.device))
+    return trials.batches(at_most=max(2, BUDGET_BYTES // each), at_least=2)

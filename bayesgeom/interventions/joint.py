@@ -12,17 +12,18 @@ from typing import final
 import numpy as np
 import torch
 from jaxtyping import Float, Float64, Int
-from torch import Tensor, nn
+from torch import Tensor
 
 from bayesgeom.ablations.engine import Means
 from bayesgeom.core.behavior import answer_log_probabilities
 from bayesgeom.core.edits import Edit, Reference
-from bayesgeom.core.errors import HookFault
+from bayesgeom.core.hooks import Change
 from bayesgeom.core.sites import Site
 from bayesgeom.core.threads import alone
 from bayesgeom.core.trials import Trials
 from bayesgeom.interventions.engine import MAX_UNITS, PairReference, pooled_by_role, scored
 from bayesgeom.models.base import Model
+from bayesgeom.models.watching import hooked_sites
 from bayesgeom.stats.information import entropy_bits
 from bayesgeom.stats.subspace import random_subspaces
 from bayesgeom.subspaces.subspace import Subspace
@@ -81,11 +82,9 @@ class Passes:
 
         **Raises** `HookFault` where a layer's activation did not pass by exactly once.
         """
-        fired = [0] * self.model.spec.n_layers
 
-        def hook(layer: int) -> Callable[[nn.Module, object, Tensor], Tensor | None]:
-            def act(_module: nn.Module, _inputs: object, output: Tensor) -> Tensor | None:
-                fired[layer] += 1
+        def hook(layer: int) -> Change:
+            def act(output: Tensor) -> Tensor | None:
                 watch(layer, output)
                 if layer not in edits:
                     return None
@@ -94,15 +93,9 @@ class Passes:
 
             return act
 
-        handles = [self.model.point(self.site, i).register_forward_hook(hook(i)) for i in range(len(fired))]
-        try:
-            logits = self.model.logits(trials)
-        finally:
-            for handle in handles:
-                handle.remove()
-        if any(times != 1 for times in fired):
-            raise HookFault(f"{self.site.name!r} of {self.model.spec.name} passed by {fired} times in its layers.")
-        return logits
+        layers = range(self.model.spec.n_layers)
+        with hooked_sites(self.model, {(self.site, layer): hook(layer) for layer in layers}):
+            return self.model.logits(trials)
 
     def means(self, blocks: Iterator[Trials], layers: Sequence[int]) -> Means:
         """Mean activation of each layer: one vector for scored positions, one for the others."""

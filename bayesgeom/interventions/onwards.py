@@ -7,20 +7,22 @@ others both that of the next scored position and that of the last one, as either
 Reference: Belrose et al. 2023, arXiv:2306.03819, section 5 (concept scrubbing).
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import final
 
 import torch
 from jaxtyping import Bool, Float, Float64, Int64, Shaped
-from torch import Tensor, nn
+from torch import Tensor
 
 from bayesgeom.core.edits import Edit, Reference
 from bayesgeom.core.errors import InvalidArgument
+from bayesgeom.core.hooks import Change
 from bayesgeom.core.sites import Site
 from bayesgeom.core.threads import alone
 from bayesgeom.core.trials import Trials
 from bayesgeom.models.base import Model
+from bayesgeom.models.watching import hooked_sites
 from bayesgeom.stats.subspace import random_subspaces
 from bayesgeom.subspaces.erasers import JointMoments, covariance_subspace, leace_subspace
 from bayesgeom.subspaces.matching import matched_subspaces
@@ -127,8 +129,8 @@ class Scrubber:
         covariances = dict[int, tuple[Tensor, Tensor | None]]()
         values = self.quantity.exact(trials)
 
-        def acting(layer: int) -> Callable[[nn.Module, object, Tensor], Tensor | None]:
-            def act(_module: nn.Module, _inputs: object, output: Tensor) -> Tensor | None:
+        def acting(layer: int) -> Change:
+            def act(output: Tensor) -> Tensor:
                 edits[layer] = edit = self._eraser(trials, output, layer)
                 few, mask = output[: self.n_fit], trials.scored[0]
                 covariances[layer] = (_covariance(few[:, mask]), None if mask.all() else _covariance(few[:, ~mask]))
@@ -142,15 +144,9 @@ class Scrubber:
 
             return act
 
-        handles = [
-            self.model.point(self.site, at).register_forward_hook(acting(at))
-            for at in range(first, self.model.spec.n_layers)
-        ]
-        try:
+        layers = range(first, self.model.spec.n_layers)
+        with hooked_sites(self.model, {(self.site, layer): acting(layer) for layer in layers}):
             self.model.logits(trials)
-        finally:
-            for handle in handles:
-                handle.remove()
         return Scrubbed(edits=edits, erasures=erasures, covariances=covariances)
 
     def _eraser(self, trials: Trials, output: Float[Tensor, "batch pos d"], layer: int) -> EraseByRole:

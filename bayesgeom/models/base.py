@@ -127,8 +127,9 @@ class Model(ABC):
         training = {part: part.training for part in self.module.modules()}
         self.module.eval()
         log = BehaviorLog()
+        recorder = Recorder(self.module, self.spec, self.point, [s for s in wanted if not s.is_static])
         try:
-            with torch.no_grad(), Recorder(self.spec, self.point, [s for s in wanted if not s.is_static]) as recorder:
+            with torch.no_grad():
                 passes = self._cut(blocks, recorder, n_recorded, budget_bytes)
                 kept = self._pass_over(passes, recorder, log, baseline_predictives)
         finally:
@@ -192,8 +193,8 @@ class Model(ABC):
             cuts = (block.rows(slice(0, room)), block.rows(slice(room, None))) if 0 < room < len(block) else (block,)
             for cut in cuts:
                 at_once = max(1, budget_bytes // bytes_of_pass(self.spec, cut))
-                for rows in torch.arange(len(cut)).tensor_split(-(-len(cut) // at_once)):  # even parts
-                    yield cut.rows(slice(int(rows[0]), int(rows[-1]) + 1)), room > 0
+                for part in cut.batches(at_most=at_once):
+                    yield part, room > 0
                 room = max(0, room - len(cut))
 
     @final

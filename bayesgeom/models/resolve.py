@@ -233,7 +233,7 @@ def task_of(model: Model, task: TaskLike | None) -> WindTunnel:
     chosen = _bound(model, given) if isinstance(given, TextTask) else given
     if isinstance(chosen, FiniteTask) and chosen.is_selective:
         everything = chosen.in_order(device=model.spec.device)
-        run = model.run(everything.rows(slice(i, i + _AT_A_TIME)) for i in range(0, len(everything), _AT_A_TIME))
+        run = model.run(everything.batches(at_most=_AT_A_TIME))
         return chosen.selected(run.behavior.model_entropy_bits[:, -1])
     if model.task is not None and chosen.d_vocab != model.task.d_vocab:
         raise TaskMismatch(

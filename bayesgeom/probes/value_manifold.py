@@ -193,8 +193,7 @@ class ValueManifold(Probe[ValueManifoldReport]):
         scale = shuffled_scale(entropy, level, shuffles=SHUFFLES, seed=run.seed)
 
         def points_of(site: Site, layer: int) -> Float[Tensor, "point d"]:
-            values = run.at(site)[layer][:n]
-            points = (trials.at_scored(values) if "key_pos" in site.axes else values).flatten(2).flatten(0, 1)
+            points = run.vectors(site, layer)[:n].flatten(0, 1)
             return standardized(points) if self.standardized else points
 
         layers, sites = range(run.spec.n_layers), [site for site in _SITES if site in run.recorded]
@@ -328,16 +327,20 @@ def _ordered(
     each, even = jackknife_weights(n), np.full((1, n), 1 / n)
     signed, p = (np.full((len(ORDERINGS), len(clouds), n_layers), np.nan) for _ in range(2))
     low, high = np.full_like(signed, np.nan), np.full_like(signed, np.nan)
-    for (row, site), layer in product(enumerate(clouds), range(n_layers)):
+
+    def along_first(site: Site, layer: int) -> Float64[np.ndarray, "sequence position"]:
         points = points_of(site, layer).unflatten(0, level.shape).cpu().numpy()
-        first = (points @ clouds[site][layer].axes.cpu().numpy()[:, 0]).astype(np.float64)
+        return np.asarray(points @ clouds[site][layer].axes.cpu().numpy()[:, 0], dtype=np.float64)
+
+    firsts = np.stack([[along_first(site, layer) for layer in range(n_layers)] for site in clouds])
+    permuted = order_under_permutation(firsts, entropy, level, orders)
+    for (row, site), layer in product(enumerate(clouds), range(n_layers)):
         is_bounded = site in _SHOWN and layer == n_layers - 1
-        permuted = order_under_permutation(first, entropy, level, orders)
-        drawn = resampled_order(first, entropy, level, each if is_bounded else even)
+        drawn = resampled_order(firsts[row, layer], entropy, level, each if is_bounded else even)
         for ordering, name in enumerate(_RELATIONS):
             at = (ordering, row, layer)
             signed[at] = drawn[name][0]
-            p[at] = permutation_p(np.asarray(signed[at]), permuted[name])
+            p[at] = permutation_p(np.asarray(signed[at]), permuted[name][:, row, layer])
             if is_bounded:
                 low[at], high[at] = statistic_interval(drawn[name], seed=run.seed, scale="correlation")
     size, shuffles = zip(*(_relation(clouds, name) for name in _RELATIONS), strict=True)

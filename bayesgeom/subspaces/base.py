@@ -53,10 +53,7 @@ class Sample:
 
     def points(self, layer: int) -> Float64[Tensor, "point d"]:
         """Vectors at the scored positions, heads side by side at z and v."""
-        values = self.run.at(self.place.site)[layer]
-        if "key_pos" in self.place.site.axes:  # recorded at every position
-            values = self.run.trials.at_scored(values)
-        return values.reshape(values.shape[0] * values.shape[1], -1).double()
+        return self.run.vectors(self.place.site, layer).flatten(0, 1).double()
 
     def values(self, quantity: Quantity) -> Float64[Tensor, "point component"]:
         """The quantity at each point."""

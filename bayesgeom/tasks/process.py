@@ -81,7 +81,7 @@ class Process(MarkovProcess):
         return torch.tensor(self.transition_tensors, dtype=torch.float64)
 
     def start(self) -> Float64[Tensor, " state"]:
-        return torch.tensor(self.initial, dtype=torch.float64) if self.initial else _settled(self.labeled())
+        return torch.tensor(self.initial, dtype=torch.float64) if self.initial else _long_run(self.labeled())
 
     def _check_initial(self, n_states: int) -> None:
         is_distribution = all(p >= 0 for p in self.initial) and abs(sum(self.initial) - 1) <= _ROUNDING
@@ -148,7 +148,7 @@ def _nested(name: str, values: Any, *, n_axes: int) -> Any:
         ) from error
 
 
-def _settled(labeled: Float64[Tensor, "symbol state state"]) -> Float64[Tensor, " state"]:
+def _long_run(labeled: Float64[Tensor, "symbol state state"]) -> Float64[Tensor, " state"]:
     found = stationary(labeled.sum(dim=0))
     assert found is not None, "checked when the process was made"
     return found

@@ -59,11 +59,6 @@ class Prompts(TextTask):
             if not texts or any(not text.strip() for text in texts):
                 raise InvalidArgument(f"the prompts of {name!r} are none, or one of them is empty.")
 
-    @classmethod
-    def interleaved(cls, first: str, second: str, *, last: int = 1) -> "Prompts":
-        """Shipped prompts that join one of each of two domains, half of them in either order."""
-        return cls(domain=f"{first}{JOINT}{second}", last=last)
-
     def groups(self) -> dict[str, tuple[str, ...]]:
         """The prompts by domain. **Raises** `UnknownName` for a domain that there is not."""
         known = _grouped(self.texts)

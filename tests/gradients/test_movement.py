@@ -20,11 +20,11 @@ from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.dynamics import runs
 from bayesgeom.gradients.movement import Frame, GradientMovementReport, Moment, moment_of, movement_report
 from bayesgeom.gradients.run_movement import MovementJob
-from bayesgeom.gradients.settling import lag, settling
+from bayesgeom.gradients.settling import lag
 from bayesgeom.gradients.tally import OTHER
 from bayesgeom.models.checkpoint import hashed, load_checkpoint
 from bayesgeom.results.diagnosis import Diagnosis
-from bayesgeom.stats.bootstrap import Crossing
+from bayesgeom.stats.crossings import Crossing, settled
 from bayesgeom.stats.information import jensen_shannon_bits
 from bayesgeom.tasks.base import derived_seed
 from bayesgeom.tasks.bijection import Bijection
@@ -98,7 +98,7 @@ STEPS, NAN = (0, 10, 20, 40, 80), math.nan
 def test_settled_is_the_first_step_within_a_tenth_for_good_and_before_the_last(
     distance: list[float], known: tuple[float, float]
 ) -> None:
-    found = settling(STEPS, np.array(distance))
+    found = settled(STEPS, np.array(distance), counts_last=False)
     np.testing.assert_equal((found.step, found.before), known)
 
 
