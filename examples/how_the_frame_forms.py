@@ -61,7 +61,7 @@ print(f"verdict: {settled.conclusion()}")
 
 # %%
 for at, curve in enumerate(settled.curves):
-    where = f"steps {settled.fall_start[at]:g} to {settled.fall_end[at]:g}"
+    where = "steps {:g} to {:g}".format(*settled.fall_steps[:, at])
     low, high = settled.fall[at].ends
     print(f"{curve:24} {float(settled.fall[at]):8.3f}  [{low:.3f}, {high:.3f}]  {where}")
     print(f"{'':24} {settled.fall_verdicts[at]}")

@@ -15,13 +15,13 @@ from torch import Tensor
 
 from bayesgeom.cli import main
 from bayesgeom.commands.base import Command
+from bayesgeom.core.numbers import number_text
 from bayesgeom.core.plugins import discover
 from bayesgeom.models import resolve
 from bayesgeom.models.checkpoint import hashed, load_checkpoint, save_checkpoint
 from bayesgeom.models.native.transformer import Transformer, TransformerConfig
 from bayesgeom.probes.one_pass import all_probes
 from bayesgeom.results.diagnosis import Diagnosis
-from bayesgeom.results.headline import number_text
 from bayesgeom.selftest import run as selftests
 from bayesgeom.selftest.controls import intervention_controls
 from bayesgeom.selftest.run import Verdict
@@ -84,7 +84,7 @@ def test_diagnose_prints_and_saves_the_same_numbers(folder: Path, capsys: pytest
     page = (folder / "runs" / "tiny" / "report.html").read_text(encoding="utf-8")
     for _, line in saved.headlines():
         assert line.value_text in page and line.interval in page
-        assert number_text(line.value) in summary and number_text(line.low, 3) in summary
+        assert number_text(line.value) in summary and number_text(line.low) in summary
 
 
 def test_what_is_replaced_is_named_where_it_is_something_else(capsys: pytest.CaptureFixture[str]) -> None:

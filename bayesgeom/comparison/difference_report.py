@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, final
 import numpy as np
 from jaxtyping import Float
 
+from bayesgeom.core.numbers import interval_text, number_text
 from bayesgeom.results.estimate import Estimate, Quantity
-from bayesgeom.results.headline import Headline, number_text
+from bayesgeom.results.headline import Headline
 from bayesgeom.results.report import Report
 from bayesgeom.results.terminal import narrow
 
@@ -90,10 +91,10 @@ class DifferenceReport(Report):
         cells: list[tuple[str, ...]] = [("measured", "A", "B", "B − A", "95 % interval", "verdict")]
         for row, verdict in enumerate(self.verdicts()):
             numbers = (self.first[row], self.second[row], self.difference.value[row])
-            ends = "–" if np.isnan(low[row]) else f"{number_text(low[row], 3)} … {number_text(high[row], 3)}"
+            ends = "–" if np.isnan(low[row]) else interval_text(low[row], high[row])
             label = f"{self.rows[row]} ({self.units[row]})" if self.units[row] else self.rows[row]
             cells.append((label, *(number_text(float(own)) for own in numbers), ends, verdict))
-        return "\n".join(narrow(cells))
+        return "\n".join(line for row in narrow(cells) for line in row)
 
     def plot(self) -> "Figure":
         from bayesgeom.charts.forest import add_forest

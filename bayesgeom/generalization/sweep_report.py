@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, final
 import numpy as np
 from jaxtyping import Float
 
+from bayesgeom.core.numbers import number_text
 from bayesgeom.core.run import Behavior
 from bayesgeom.generalization.convergence import floor_bits, tokens_to_converge
-from bayesgeom.generalization.curves import stacked, strongest
+from bayesgeom.generalization.curves import strongest
 from bayesgeom.results.estimate import Baseline, Estimate, Quantity
-from bayesgeom.results.estimators import mean_estimate
+from bayesgeom.results.estimators import mean_estimate, stacked
 from bayesgeom.results.headline import Headline
 from bayesgeom.results.report import Report, headline_of
 from bayesgeom.results.tables import aligned
@@ -92,13 +93,13 @@ class SweepReport(Report):
         kl, error = (own.baseline(SHORTCUT).value[index] for own in (self.kl_bits, self.entropy_mae_bits))
         return (
             self.values[index] + trained,
-            f"{self.exact_floor_bits[index]:.3f}",
+            number_text(self.exact_floor_bits[index]),
             _cell(self.exact_tokens[index], ".0f"),
             _cell(self.model_tokens[index], ".0f"),
             _cell(self.kl_bits[index], ".1e"),
-            f"{kl:.1e} ({self.shortcuts[index]})",
+            f"{number_text(kl, is_exact=True)} ({self.shortcuts[index]})",
             _cell(self.entropy_mae_bits[index], ".1e"),
-            f"{error:.1e}",
+            number_text(error, is_exact=True),
         )
 
 

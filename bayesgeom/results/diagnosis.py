@@ -146,9 +146,14 @@ class Diagnosis(Mapping[str, Report]):
         """Show the figure of the first report, as plotly does."""
         self.plot().show()
 
-    def to_pandas(self) -> "pd.DataFrame":
-        """Return one tidy row per entry: model, checkpoint, task, then the columns of `Record`."""
-        return frame([row for report in self.reports.values() for row in records_of(report)], self.provenance)
+    def to_pandas(self, *, baselines: bool = False) -> "pd.DataFrame":
+        """Return one tidy row per entry: model, checkpoint, task, then the columns of `Record`.
+
+        Args:
+            baselines: Whether every baseline has a row of its own, named by `role` and `baseline_name`.
+        """
+        rows = [row for report in self.reports.values() for row in records_of(report, baselines=baselines)]
+        return frame(rows, self.provenance)
 
     def to_xarray(self) -> "xr.DataTree":
         """Return a labeled dataset per report, as a tree."""

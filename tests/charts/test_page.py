@@ -9,7 +9,8 @@ import plotly.graph_objects as go
 import pytest
 
 from bayesgeom.charts.lines import add_line
-from bayesgeom.results.headline import Headline, number_text
+from bayesgeom.core.numbers import number_text
+from bayesgeom.results.headline import Headline
 from bayesgeom.results.page import Section, _without_title, page
 from bayesgeom.results.theme import panels
 from tests.results.planted import PlantedReport, planted

@@ -251,7 +251,7 @@ def test_the_papers_hmm_cannot_show_transport(rng: np.random.Generator) -> None:
     assert set(report.verdicts) == set(report.standings) == {NOT_TESTABLE}
     slow = replace(own, window_gap_bits=0.06)
     report = comparison_report([cell("slow-hmm", "lstm"), cell("slow-hmm", "lstm", seed=1)], [slow, slow], seed=0)
-    assert set(report.cell_verdicts) == {"realized"} and "20 [20, 20]" in report.table()
+    assert set(report.cell_verdicts) == {"realized"} and "20 [20 … 20]" in report.table()
 
 
 def test_where_no_answer_is_known_there_is_no_accuracy(rng: np.random.Generator) -> None:

@@ -61,10 +61,10 @@ def test_curves_are_the_errors_at_each_position(two_arms: LengthReport) -> None:
     error = np.abs(seen.model_entropy_bits - seen.exact_entropy_bits).mean(axis=0)
     np.testing.assert_allclose(two_arms.entropy_mae_bits.value[1], error, rtol=1e-5)
     np.testing.assert_allclose(
-        two_arms.whole_kl_bits.value[1], [seen.kl_bits[:, :k].mean() for k in (7, 11, 19)], rtol=1e-5
+        two_arms.whole_error_bits.value[0, 1], [seen.kl_bits[:, :k].mean() for k in (7, 11, 19)], rtol=1e-5
     )
     assert two_arms.at.tolist() == list(range(1, 20)) and two_arms.lengths == ("7", "11", "19")
-    for own in (two_arms.kl_bits, two_arms.entropy_mae_bits, two_arms.whole_kl_bits):
+    for own in (two_arms.kl_bits, two_arms.entropy_mae_bits, two_arms.whole_error_bits[0]):
         low, high = own.ends
         assert (low <= own.value).all() and (own.value <= high).all() and own.n == 23
 
@@ -95,7 +95,7 @@ def test_a_planted_break_is_found_where_it_is_and_in_the_first_layer() -> None:
         table[: TASK.n_pos] = 20 * silent[:, 2]  # says nothing of either answer
         table[TASK.n_pos :] = 20 * silent[:, 0] * (silent[:, 0] @ embed[answers[0]]).sign()
     found = length_generalization(model, lengths=[19], n=23, threshold_bits=2.0)
-    assert found.jump_kl_bits.ends[0][0] > 1 > 0.5 > found.jump_kl_bits.baseline(LARGEST_WITHIN).value[0]
+    assert found.jump_bits.ends[0][0, 0] > 1 > 0.5 > found.jump_bits.baseline(LARGEST_WITHIN).value[0, 0]
     assert found.critical_length.value[0] == 8 == found.critical_length.ends[0][0] and found.entry_layer[0] == 0
     assert found.extrapolation_ratio.ends[0][0] > 3
     assert (found.layer_shift.value[0] > 3 * found.layer_shift.baseline(EARLIER).value[0]).all()
@@ -105,19 +105,19 @@ def test_a_planted_break_is_found_where_it_is_and_in_the_first_layer() -> None:
 
 def test_without_a_break_nothing_is_called_one() -> None:
     found = length_generalization(small("none"), lengths=[19], n=61)
-    assert found.jump_kl_bits.ends[0][0] < 0.05 and found.untrained_positions == ("",) and found.entry_layer[0] == -1
+    assert found.jump_bits.ends[0][0, 0] < 0.05 and found.untrained_positions == ("",) and found.entry_layer[0] == -1
 
 
 def test_distance_is_run_length_by_length() -> None:
     task = AssociativeRecall(n_pairs=2, n_keys=3, n_values=5, n_queries=2, n_filler=3)
     model = small("alibi", task=task)
     found = length_generalization(model, lengths=[0, 1, 7, 11], n=13)
-    assert found.at.tolist() == [0, 1, 2, 3, 4, 7, 11] and found.field == "n_filler" and found.trained == 3
+    assert found.at.tolist() == [0, 1, 2, 3, 4, 7, 11] and found.unit.startswith("filler") and found.trained == 3
     for place, filler in enumerate(found.at):
         trials = replace(task, n_filler=int(filler)).stream(13, seed=derived_seed(0, 0))
         assert found.kl_bits.value[0, place] == pytest.approx(model.run(trials).behavior.kl_bits.mean(), rel=1e-5)
     assert found.lengths == ("0", "1", "3", "7", "11")
-    np.testing.assert_allclose(found.whole_kl_bits.value, found.kl_bits.value[:, [0, 1, 3, 5, 6]])
+    np.testing.assert_allclose(found.whole_error_bits.value[0], found.kl_bits.value[:, [0, 1, 3, 5, 6]])
     assert np.isfinite(found.layer_excess_bits.value).all() and "filler" in found.plot().layout.xaxis.title.text
 
 
@@ -138,7 +138,7 @@ def test_the_break_at_a_distance_is_that_of_the_first_distance_beyond(
     monkeypatch.setattr(sys.modules["bayesgeom.generalization.length"], "errors_across", planted)
     found = length_generalization(small("alibi", task=task, n_ctx=512), lengths=lengths, n=3)
     assert {*range(3, 14)} <= {*asked} and len(asked) <= 20, "five for the trend at each of five places, one beyond"
-    jump = found.jump_kl_bits[0]
+    jump = found.jump_bits[0, 0]
     assert float(jump) == pytest.approx(0.5)
     assert jump.baseline(LARGEST_WITHIN).value == pytest.approx(0, abs=1e-9)
     assert found.critical_length.value[0] == 11, "where the line passes 0.01"
@@ -157,7 +157,7 @@ def test_few_distances_within_are_said_to_be_few(trained: int, jump: bool, has_l
     task = AssociativeRecall(n_pairs=2, n_keys=3, n_values=5, n_queries=2, n_filler=trained)
     found = length_generalization(small("rotary", task=task), lengths=[7], n=5)
     assert found.at.tolist() == [*range(trained + 2), 7]
-    own = found.jump_kl_bits[0]
+    own = found.jump_bits[0, 0]
     assert (np.isfinite(own.value), np.isfinite(own.baseline(LARGEST_WITHIN).value)) == (jump, has_level)
     assert said in found.table()
 

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from bayesgeom.cli import main
 from bayesgeom.core.errors import InvalidArgument, TaskMismatch
+from bayesgeom.core.numbers import number_text
 from bayesgeom.core.run import Run
 from bayesgeom.core.trials import UNASKED, Trials
 from bayesgeom.generalization.relabeling import Renaming, relabeling_invariance
@@ -230,7 +231,7 @@ def test_verdicts_do_not_depend_on_the_size_of_a_small_kl() -> None:
         for verdict_of_it, change in planted.items():
             found = pair(np.random.default_rng(5), own_kl=own_kl, change=change)
             assert found.verdict == verdict_of_it, (own_kl, found.verdict_reason)
-            assert f"own KL {float(found.kl_before_bits):.2g} bits" in found.verdict_reason
+            assert f"own KL {number_text(float(found.kl_before_bits), is_exact=True)} bits" in found.verdict_reason
 
 
 def test_a_report_is_saved_and_drawn(tmp_path: Path) -> None:

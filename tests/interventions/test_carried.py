@@ -10,6 +10,7 @@ from bayesgeom.core.edits import AtPositions, InSubspace, Replace
 from bayesgeom.core.errors import InvalidArgument, MissingSite
 from bayesgeom.interventions.design import Design
 from bayesgeom.interventions.engine import PairReference
+from bayesgeom.interventions.report import REMOVAL
 from bayesgeom.interventions.run import intervene
 from bayesgeom.models.adapters.residual import ResidualModel
 from bayesgeom.models.native.lstm import LSTM, LSTMConfig
@@ -84,7 +85,7 @@ def test_interventions_run_on_the_state() -> None:
     np.testing.assert_allclose(report.ceiling_movement.value[:, 0], 1, atol=1e-6)
     assert np.abs(report.kl_increase_bits.value[:, 0]).min() > 1e-6 and np.isfinite(report.r2.value).all()
     removed = intervene(lstm(), subspace=fits.leace("entropy"), kind=replace(FEW, kind="remove"), sites=HERE, n=11)
-    assert np.isfinite(removed.removal_kl_bits.value[:, 0]).all()
+    assert np.isfinite(removed.change_bits.value[REMOVAL, :, 0]).all()
 
 
 def test_what_has_no_such_state_is_refused() -> None:

@@ -14,7 +14,7 @@ from bayesgeom.core.errors import MissingSite
 from bayesgeom.core.sites import ATTN_OUT, RESID_PRE, Site, Z
 from bayesgeom.core.trials import Trials
 from bayesgeom.interventions.intervention import Intervention
-from bayesgeom.interventions.report import KL
+from bayesgeom.interventions.report import KL, SHIFT
 from bayesgeom.interventions.run import fit_subspace, intervene, write_strength
 from bayesgeom.models.base import Model
 from bayesgeom.models.native.llama import LlamaConfig
@@ -129,7 +129,7 @@ def test_numbers_are_those_of_plain_hooks(hf: Any, model: Model, site: Site, kin
         assert report.ceiling_bits.value[KL, layer, 0] == pytest.approx(ceiling, abs=1e-5)
         if donors is not None:
             level = mean_kl(found[0], originals, originals) - mean_kl(found[0], originals, donors)
-            shift = report.answer_shift_bits.value[layer, 0] + report.unedited_answer_shift_bits[0]
+            shift = report.change_bits.value[SHIFT, layer, 0] + report.unedited_bits[SHIFT, 0]
             assert shift == pytest.approx(level, abs=1e-5)
     assert np.abs(report.kl_increase_bits.value).max() > 1e-3, "something changed"
 
@@ -210,7 +210,7 @@ def test_everything_runs_from_the_package_root(hf: Any) -> None:
         and np.isfinite(battery.kl_increase_bits_by_head).all()
     )
     report = bayesgeom.intervene(hf, TASK, n=N)
-    assert report.subspace == "frame (embedding)" and np.isfinite(report.answer_shift_bits.value).all()
+    assert report.subspace == "frame (embedding)" and np.isfinite(report.effect("answer shift").value).all()
     strengths = bayesgeom.write_strength(hf, TASK, n=N, ablation=battery)
     np.testing.assert_array_equal(strengths.kl_increase_bits.value, battery.kl_increase_bits_by_head)
 

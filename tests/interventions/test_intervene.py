@@ -18,7 +18,7 @@ from bayesgeom.core.sites import ATTN_OUT, PATTERN, RESID_POST, RESID_PRE, STATE
 from bayesgeom.core.trials import Trials
 from bayesgeom.interventions.design import RANDOM, Design
 from bayesgeom.interventions.intervention import Intervention
-from bayesgeom.interventions.report import AFTER, KL, SHIFT, InterventionReport, largest_control
+from bayesgeom.interventions.report import AFTER, INSIDE, KL, SHIFT, InterventionReport, largest_control
 from bayesgeom.interventions.run import fit_subspace, intervene, write_strength
 from bayesgeom.interventions.verdicts import RULE
 from bayesgeom.results.tidy import records_of
@@ -51,7 +51,7 @@ def swapped() -> InterventionReport:
 
 def test_a_swap_of_the_used_subspace_gives_the_donors_answer(swapped: InterventionReport) -> None:
     assert swapped.baseline_kl_bits < 1e-5, "the planted model is exact"
-    shift, unedited = swapped.answer_shift_bits, swapped.unedited_answer_shift_bits
+    shift, unedited = swapped.effect("answer shift"), swapped.unedited_bits[SHIFT]
     np.testing.assert_allclose(shift.value, swapped.ceiling_bits.value[SHIFT], atol=1e-4)
     assert shift.value[0, 0] + unedited[0] > 0.3 > -0.3 > unedited[0]
     assert shift.baseline(RANDOM).bar("higher").max() < shift.ends[0][:, 0].min()
@@ -78,8 +78,8 @@ def test_a_direction_that_nothing_reads_costs_nothing_and_shows_nothing(kind: st
 def test_keeping_the_used_subspace_costs_little_and_removing_it_all() -> None:
     removed, kept = (intervene(planted_model(), subspace=USED, kind=kind, n=N) for kind in ("remove", "keep"))
     assert removed.kl_increase_bits.value[:, 0].min() > 0.3 > 0.05 > kept.kl_increase_bits.value[:, 0].max()
-    entropy_r2, belief_r2 = removed.coordinate_r2.value
-    assert np.isnan(removed.answer_shift_bits.value).all() and belief_r2.min() > 0.8
+    entropy_r2, belief_r2 = removed.r2.value[2:]
+    assert np.isnan(removed.effect("answer shift").value).all() and belief_r2.min() > 0.8
     assert np.isnan(entropy_r2).all(), "the entropy is the same at every position"
 
 
@@ -131,7 +131,7 @@ def test_numbers_are_those_of_plain_hooks(site: Site, positions: Literal["all", 
         before = (kl(unedited, originals, originals) - kl(unedited, originals, donors)).numpy()
         increase = (kl(edited, originals, originals) - kl(unedited, originals, originals)).numpy()
         for band, at in enumerate([np.arange(7), *thirds]):
-            level = report.answer_shift_bits.value[layer, band] + report.unedited_answer_shift_bits[band]
+            level = report.change_bits.value[SHIFT, layer, band] + report.unedited_bits[SHIFT, band]
             assert level == pytest.approx(shift[:, at].mean(), abs=1e-5)
             recipient, donor = (answers(logits) - center for logits in (unedited, donated))
             way = donor - recipient * (donor * recipient).sum() / recipient.square().sum()
@@ -140,7 +140,7 @@ def test_numbers_are_those_of_plain_hooks(site: Site, positions: Literal["all", 
             assert report.movement.value[layer, band] == pytest.approx(float(share), abs=1e-4)
             assert report.kl_increase_bits.value[layer, band] == pytest.approx(increase[:, at].mean(), abs=1e-5)
             change = (shift - before)[:, at].mean()
-            assert report.answer_shift_bits.value[layer, band] == pytest.approx(change, abs=1e-5)
+            assert report.effect("answer shift").value[layer, band] == pytest.approx(change, abs=1e-5)
 
 
 def test_more_pairs_begin_with_the_fewer_and_none_is_fitted_on() -> None:
@@ -162,17 +162,18 @@ def test_the_jacobian_finds_the_used_directions() -> None:
 
 def test_overlap_with_the_embeddings_has_an_interval_and_chance() -> None:
     inside = intervene(lively(), subspace=fits.frame(), n=N, kind=replace(FEW, kind="remove"))
-    np.testing.assert_allclose(inside.frame_overlap.value, 1, atol=1e-6, err_msg="the frame lies in itself")
+    np.testing.assert_allclose(inside.share.value[INSIDE], 1, atol=1e-6, err_msg="the frame lies in itself")
     found = intervene(lively(), subspace=fits.top_jacobian(4), n=N, kind=replace(FEW, kind="remove"))
-    share, random = inside.rank[0] / 30, found.frame_overlap.baseline(RANDOM).value
+    share, random = inside.rank[0] / 30, found.share.baseline(RANDOM).value[INSIDE]
     np.testing.assert_allclose(random, share, atol=0.02, err_msg="a random subspace's share is k / d")
-    low, high = found.frame_overlap.ends
-    assert (low < found.frame_overlap.value).all() and (found.frame_overlap.value < high).all()
+    overlap = found.share[INSIDE]
+    low, high = overlap.ends
+    assert (low < overlap.value).all() and (overlap.value < high).all()
     assert "inside the span" in found.table() and "inside the span" not in inside.table()
     elsewhere = intervene(
         lively(), subspace=fits.random(2), sites=InterventionSite(Z), n=N, kind=replace(FEW, kind="remove")
     )
-    assert np.isnan(elsewhere.frame_overlap.value).all(), "there are no embeddings at z"
+    assert np.isnan(elsewhere.share.value[INSIDE]).all(), "there are no embeddings at z"
 
 
 @pytest.mark.parametrize("by", ["readout", "pc1"])
@@ -236,10 +237,11 @@ def test_the_report_draws_prints_and_keeps(swapped: InterventionReport, tmp_path
     assert swapped.headlines()[0].metric == "movement"
     swapped.save(tmp_path / "kept")
     again = InterventionReport.load(tmp_path / "kept")
-    np.testing.assert_array_equal(again.answer_shift_bits.value, swapped.answer_shift_bits.value)
+    np.testing.assert_array_equal(again.effect("answer shift").value, swapped.effect("answer shift").value)
     assert again.table() == text
-    rows = [row for row in records_of(swapped) if row.metric == "kl_increase_bits"]
-    assert len(rows) == 8 and rows[1].variant == "first third" and np.isfinite(rows[1].baseline)
+    changes = [row for row in records_of(swapped) if row.metric == "change_bits"]
+    rows = [row for row in changes if str(row.variant).startswith("KL increase / ")]
+    assert len(rows) == 8 and rows[1].variant == "KL increase / first third" and np.isfinite(rows[1].baseline)
 
 
 def test_fits_have_names_on_the_command_line() -> None:
@@ -369,7 +371,7 @@ def test_the_frame_is_the_default_and_runs_on_the_task() -> None:
 
 def test_one_pair_gives_numbers_and_no_verdict() -> None:
     report = intervene(lively(), subspace=fits.random(3), kind=FEW, sites=InterventionSite(RESID_POST), n=1)
-    shift = report.answer_shift_bits
+    shift = report.effect("answer shift")
     assert np.isfinite(shift.value).all() and np.isnan(shift.ends[0]).all()
     assert set(report.verdict_by_layer) == {"undecided"} and report.verdict.startswith("undecided")
     assert "–" in report.table() and report.plot().data

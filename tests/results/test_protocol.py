@@ -76,7 +76,7 @@ def test_a_report_prints_its_verdict_and_its_headlines(report: PlantedReport) ->
     lines = str(replace(report, verdict="It is.")).splitlines()
     assert lines[:3] == ["tiny on Bijection(n=11): Planted: is it?", "It is.", ""]
     assert lines[3].split()[:2] == ["measured", "value"]
-    assert " ".join(lines[5].split()) == "how deep (bits) 0.3 0.25 … 0.5 0.2 random, 0.1 to 0.21 yes"
+    assert " ".join(lines[5].split()) == "how deep 0.3 bits 0.25 … 0.5 0.21 random, most yes"
     assert lines[6].split() == ["missing", "–"] and len(lines) == 7
 
 
