@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from bayesgeom import tasks as tasks
     from bayesgeom.ablations.run import ablate as ablate
     from bayesgeom.claims.reproduction import reproduce as reproduce
+    from bayesgeom.comparison.difference import diff as diff
     from bayesgeom.comparison.replication import replicate as replicate
     from bayesgeom.comparison.run import compare as compare
     from bayesgeom.core.errors import BayesGeomError as BayesGeomError
@@ -29,14 +30,14 @@ if TYPE_CHECKING:
     from bayesgeom.gradients.run import gradient_laws as gradient_laws
     from bayesgeom.gradients.run_movement import gradient_movement as gradient_movement
     from bayesgeom.interventions.design import Design as Design
+    from bayesgeom.interventions.onwards import erase_onwards as erase_onwards
     from bayesgeom.interventions.run import fit_subspace as fit_subspace
     from bayesgeom.interventions.run import intervene as intervene
     from bayesgeom.interventions.run import write_strength as write_strength
-    from bayesgeom.interventions.run_onwards import erase_onwards as erase_onwards
-    from bayesgeom.interventions.run_together import intervene_together as intervene_together
     from bayesgeom.models.capacity import capacity_matched as capacity_matched
     from bayesgeom.models.native.transformer import Transformer as Transformer
     from bayesgeom.models.native.transformer import TransformerConfig as TransformerConfig
+    from bayesgeom.models.resolve import as_model as as_model
     from bayesgeom.models.resolve import checkpoints as checkpoints
     from bayesgeom.models.resolve import load as load
     from bayesgeom.probes.one_pass import diagnose as diagnose
@@ -62,14 +63,14 @@ _HOMES = {
     "checkpoints": "bayesgeom.models.resolve",
     "compare": "bayesgeom.comparison.run",
     "diagnose": "bayesgeom.probes.one_pass",
+    "diff": "bayesgeom.comparison.difference",
     "training_dynamics": "bayesgeom.dynamics.run",
     "em_experiment": "bayesgeom.experiments.em.run",
-    "erase_onwards": "bayesgeom.interventions.run_onwards",
+    "erase_onwards": "bayesgeom.interventions.onwards",
     "fit_subspace": "bayesgeom.interventions.run",
     "gradient_movement": "bayesgeom.gradients.run_movement",
     "gradient_laws": "bayesgeom.gradients.run",
     "intervene": "bayesgeom.interventions.run",
-    "intervene_together": "bayesgeom.interventions.run_together",
     "length_generalization": "bayesgeom.generalization.length",
     "load": "bayesgeom.models.resolve",
     "load_report": "bayesgeom.results.diagnosis",
@@ -98,4 +99,4 @@ def __getattr__(name: str) -> object:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted(__all__)

@@ -6,12 +6,15 @@ import io
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator, Sequence
+import textwrap
+from collections.abc import Iterator, Sequence
+from importlib.metadata import version
 from pathlib import Path
 
 import tyro
 
-from bayesgeom.commands.base import Command, flush, note
+from bayesgeom.commands.base import Command, flush, note, tell
+from bayesgeom.core.allocator import is_requested, keep_freed_memory
 from bayesgeom.core.errors import BayesGeomError, InvalidArgument
 from bayesgeom.core.plugins import discover
 
@@ -21,8 +24,13 @@ _ALIKE = {"─": "-", "–": "-", "—": "-", "−": "-", "→": ">", "‖": "|"
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit status; a user's mistake is one line on standard error."""
+    if is_requested():
+        keep_freed_memory()
     try:
         with _any_encoding(), _flushed():
+            if (sys.argv[1:] if arguments is None else list(arguments)) == ["--version"]:
+                tell(f"bayesgeom {version('bayesgeom')}")
+                return 0
             return int(parsed(arguments)())
     except BayesGeomError as error:
         notes = _notes(error)
@@ -90,22 +98,40 @@ def parsed(arguments: Sequence[str] | None) -> Command:
     """The command that was asked for. **Raises** `InvalidArgument` with what tyro says of arguments, on one line."""
     given = sys.argv[1:] if arguments is None else arguments
     # mypy: an abstract class as a value is what discovery is about.
-    commands: dict[str, Callable[..., Command]] = {**discover("bayesgeom.commands", Command)}  # type: ignore[type-abstract]
+    commands = discover("bayesgeom.commands", Command)  # type: ignore[type-abstract]
     said = io.StringIO()
     try:
         with contextlib.redirect_stderr(said):
             command: Command = tyro.extras.subcommand_cli_from_dict(
-                commands,
+                {**commands},
                 prog="bayesgeom",
-                description="Does a sequence model do Bayesian inference, and where?",
+                description="Measure whether a sequence model does Bayesian inference, and where. bayesgeom --version "
+                "prints the version.",
                 args=given,
             )
     except SystemExit as stopped:
         if stopped.code in (None, 0):  # --help has been printed
+            if given and given[0] in commands:
+                _tell_choices(commands[given[0]])
             raise
         asked = " ".join(["bayesgeom", *(name for name in given[:1] if name in commands)])
         raise InvalidArgument(f"{_one_line(said.getvalue())}. See {asked} --help.") from None
     return command
+
+
+def _tell_choices(command: type[Command]) -> None:
+    """Print what an option of this command can name, plug-ins included, below its help."""
+    for title, choices in command.choices().items():
+        width = max(map(len, choices), default=0)
+        rows = (f"  {name:{width}}  {text}".rstrip() for name, text in choices.items())
+        tell(
+            f"\n{_filled(title, 2)}",
+            *(_filled(row, width + 4) for row in rows),
+        )
+
+
+def _filled(text: str, indent: int) -> str:
+    return textwrap.fill(text, 100, subsequent_indent=" " * indent, break_on_hyphens=False)
 
 
 def _one_line(box: str) -> str:

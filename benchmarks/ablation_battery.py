@@ -29,7 +29,7 @@ import torch
 from torch import Tensor
 
 from bayesgeom.ablations.component import Ablation, Component
-from bayesgeom.ablations.run import N_REFERENCE, AblationJob
+from bayesgeom.ablations.run import N_REFERENCE, BatteryRun
 from bayesgeom.ablations.scoring import scores_of
 from bayesgeom.core.trials import Trials
 from bayesgeom.models.adapters.hooked import HookedModel
@@ -47,7 +47,13 @@ POINTS = {"head": "attn.hook_z", "attention": "hook_attn_out", "mlp": "hook_mlp_
 # The loop.
 
 
-def plain_loop(model: HookedModel, job: AblationJob) -> tuple[np.ndarray, np.ndarray]:
+def battery_run(model: HookedModel, n: int) -> BatteryRun:
+    """The default battery on the model's own task."""
+    assert model.task is not None
+    return BatteryRun.of(model, model.task, "all", n=n, seed=0)
+
+
+def plain_loop(model: HookedModel, job: BatteryRun) -> tuple[np.ndarray, np.ndarray]:
     """Damage in bits, per ablation and per ablation and position."""
     module = model.module
     assert isinstance(module, Transformer)
@@ -70,7 +76,7 @@ def score(logits: Tensor, batch: Trials) -> np.ndarray:
     return scores_of(batch.at_scored(logits), batch)[0].sum(axis=0)
 
 
-def reference_means(module: Transformer, job: AblationJob) -> dict[str, Tensor]:
+def reference_means(module: Transformer, job: BatteryRun) -> dict[str, Tensor]:
     """Mean activation at every position, wherever the battery acts."""
     sums: dict[str, Tensor] = {}
     with torch.no_grad():
@@ -183,7 +189,7 @@ def timed_loop(arguments: argparse.Namespace, n: int) -> tuple[float, tuple[np.n
     torch.set_num_threads(arguments.threads)
     model = load(arguments.checkpoint)
     assert isinstance(model, HookedModel)
-    job = AblationJob.of(model, None, None, mode="mean", n=n, seed=0)
+    job = battery_run(model, n)
     return timed(lambda: plain_loop(model, job), CLOCKS[arguments.clock])
 
 
@@ -206,9 +212,8 @@ def main() -> None:
     clock = CLOCKS[arguments.clock]
     model = load(arguments.checkpoint)
     assert isinstance(model, HookedModel)
-    job = AblationJob.of(model, None, None, mode="mean", n=arguments.n, seed=0)
-    warm_up = AblationJob.of(model, None, None, mode="mean", n=2, seed=0)
-    warm_up.run()
+    job = battery_run(model, arguments.n)
+    battery_run(model, 2).exact()
     loop = Loop(arguments)
     loop.run(2)
     config, trials = model.module.config, job.task.sample(1, seed=0)
@@ -219,7 +224,7 @@ def main() -> None:
     engine_seconds, loop_seconds, rates, difference = [], [], [], 0.0
     for _ in range(arguments.rounds):
         before = measured_rate(config, rows, clock)
-        seconds, report = timed(job.run, clock)
+        seconds, report = timed(job.exact, clock)
         rates.append((before + measured_rate(config, rows, clock)) / 2)
         engine_seconds.append(seconds)
         seconds, (increase, by_position) = loop.run(job.n)

@@ -22,7 +22,7 @@
 import os
 from pathlib import Path
 
-from bayesgeom.dynamics.run import DynamicsJob
+import bayesgeom
 
 RUN = os.environ.get("BAYESGEOM_EXAMPLE_FORMATION", "bijection-formation")  # a packed training, or a run's directory
 N = int(os.environ.get("BAYESGEOM_EXAMPLE_N", "128"))  # sequences; the tests set a small one
@@ -35,11 +35,9 @@ OUT = Path(os.environ.get("BAYESGEOM_EXAMPLE_OUT", "runs/formation"))
 # so that a stopped analysis continues.
 
 # %%
-job = DynamicsJob.of([RUN], n=N, progress=OUT / "parts")
-(run,) = job.runs
-print(f"{run.name}: {len(run.steps)} snapshots, steps {run.steps[0]} to {run.steps[-1]}")
-diagnosis = job.run()
+diagnosis = bayesgeom.training_dynamics(RUN, n=N, out=OUT)
 curves, settled = diagnosis["dynamics"], diagnosis["settling"]
+print(f"{curves.runs[0]}: {len(curves.steps)} snapshots, steps {curves.steps[0]} to {curves.steps[-1]}")
 print(curves.table())
 
 # %% [markdown]
@@ -63,7 +61,7 @@ print(f"verdict: {settled.conclusion()}")
 
 # %%
 for at, curve in enumerate(settled.curves):
-    where = f"steps {settled.fall_start[at]:g} to {settled.fall_end[at]:g}"
+    where = "steps {:g} to {:g}".format(*settled.fall_steps[:, at])
     low, high = settled.fall[at].ends
     print(f"{curve:24} {float(settled.fall[at]):8.3f}  [{low:.3f}, {high:.3f}]  {where}")
     print(f"{'':24} {settled.fall_verdicts[at]}")

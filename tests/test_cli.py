@@ -15,16 +15,16 @@ from torch import Tensor
 
 from bayesgeom.cli import main
 from bayesgeom.commands.base import Command
+from bayesgeom.core.numbers import number_text
 from bayesgeom.core.plugins import discover
-from bayesgeom.interventions import selftest as selftests
-from bayesgeom.interventions.controls import intervention_controls
-from bayesgeom.interventions.selftest import Verdict
 from bayesgeom.models import resolve
 from bayesgeom.models.checkpoint import hashed, load_checkpoint, save_checkpoint
 from bayesgeom.models.native.transformer import Transformer, TransformerConfig
 from bayesgeom.probes.one_pass import all_probes
 from bayesgeom.results.diagnosis import Diagnosis
-from bayesgeom.results.headline import number_text
+from bayesgeom.selftest import run as selftests
+from bayesgeom.selftest.controls import intervention_controls
+from bayesgeom.selftest.run import Verdict
 from bayesgeom.tasks.bijection import Bijection
 from bayesgeom.training import recipes
 from bayesgeom.training.recipe import Recipe
@@ -84,7 +84,7 @@ def test_diagnose_prints_and_saves_the_same_numbers(folder: Path, capsys: pytest
     page = (folder / "runs" / "tiny" / "report.html").read_text(encoding="utf-8")
     for _, line in saved.headlines():
         assert line.value_text in page and line.interval in page
-        assert number_text(line.value) in summary and number_text(line.low, 3) in summary
+        assert number_text(line.value) in summary and number_text(line.low) in summary
 
 
 def test_what_is_replaced_is_named_where_it_is_something_else(capsys: pytest.CaptureFixture[str]) -> None:
@@ -243,12 +243,9 @@ BAD_ARGUMENTS = {
     ),
     "diagnose tiny more": "Unrecognized options: more. See bayesgeom diagnose --help.",
     "diagnose tiny --sed 3": (
-        "Unrecognized options: --sed, 3. Perhaps you meant --seed or --seeds. See bayesgeom diagnose --help."
+        "Unrecognized options: --sed, 3. Perhaps you meant --seed or --seeds or --set. See bayesgeom diagnose --help."
     ),
-    "ablate tiny --mode void": (
-        "invalid choice 'void' for argument '--mode'. Expected one of ('zero', 'mean', 'resample'). "
-        "See bayesgeom ablate --help."
-    ),
+    "ablate tiny --mode void": "mode is zero, mean or resample; got 'void'.",
     "train": "Missing from bayesgeom train: RECIPE",
 }
 
@@ -431,3 +428,20 @@ def test_mistakes_in_training_are_one_line(
 ) -> None:
     assert main(["train", *arguments]) == 2
     assert_one_line(capsys, message)
+
+
+@pytest.mark.parametrize(("value", "n_calls"), [(None, 0), ("0", 0), ("1", 1)])
+def test_freed_memory_is_kept_only_on_request(monkeypatch: pytest.MonkeyPatch, value: str | None, n_calls: int) -> None:
+    calls = list[str]()
+    monkeypatch.setattr("bayesgeom.cli.keep_freed_memory", lambda: calls.append("kept"))
+    monkeypatch.delenv("BAYESGEOM_KEEP_FREED_MEMORY", raising=False)
+    if value is not None:
+        monkeypatch.setenv("BAYESGEOM_KEEP_FREED_MEMORY", value)
+    assert main(["no-such-command"]) == 2
+    assert len(calls) == n_calls
+
+
+def test_no_library_module_asks_for_the_allocator() -> None:
+    package = Path(importlib.import_module("bayesgeom").__file__ or "").parent
+    callers = {path.name for path in package.rglob("*.py") if "keep_freed_memory" in path.read_text()}
+    assert callers == {"allocator.py", "cli.py"}

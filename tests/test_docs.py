@@ -3,7 +3,7 @@
 A comment before a code block says what the tests do with it; readers do not see it.
 
     <!-- runs -->           run it, in one namespace per page, in an empty folder, with tiny checkpoints
-    <!-- file: PATH -->     save it under the package, where discovery finds it, before anything on the page runs
+    <!-- file: PATH -->     what the file of this path holds, to the letter
     <!-- output -->         what the block before prints, to the letter
     <!-- output: words -->  the same but for numbers, spacing, counts of verdicts and which baseline leads
 
@@ -12,10 +12,10 @@ A comment before a code block says what the tests do with it; readers do not see
 
 import ast
 import contextlib
-import importlib
 import io
 import json
 import re
+import shutil
 import sys
 import tempfile
 from collections.abc import Iterable, Iterator
@@ -33,6 +33,7 @@ from bayesgeom.models.resolve import checkpoints
 from bayesgeom.probes.base import Probe
 from bayesgeom.results.diagnosis import Diagnosis
 from tests.structure.source import ROOT, assert_none, package_sources
+from tests.third_party.installed import PACKAGE, install
 from tests.tiny import tiny_checkpoints, tiny_folder
 
 __all__ = ["tiny_checkpoints", "tiny_folder"]  # fixtures
@@ -41,7 +42,7 @@ PAGES = sorted(path for folder in ("*.md", "docs/**/*.md", "benchmarks/*.md") fo
 BLOCK = re.compile(
     r"(?:^<!-- (?P<mark>[^\n]+?) -->\n)?^```(?P<language>[^\n]*)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL
 )
-MARKS = re.compile(r"runs|output|output: words|file: bayesgeom/\w+/\w+\.py")
+MARKS = re.compile(r"runs|output|output: words|file: tests/third_party/[\w/]+\.(?:py|toml)")
 
 
 @final
@@ -118,27 +119,21 @@ def refreshed(page: str, name: str) -> str:
     return page
 
 
-def save_files(page: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """Put the page's file blocks where discovery finds them, for one test; gives the names of their modules."""
-    for block in blocks(page):
-        if not block.mark.startswith("file: "):
-            continue
-        path = folder / block.mark.removeprefix("file: ")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(block.text, encoding="utf-8")
-        parent = importlib.import_module(".".join(path.parent.relative_to(folder).parts))
-        monkeypatch.setattr(parent, "__path__", [*parent.__path__, str(path.parent)])
-        yield f"{parent.__name__}.{path.stem}"
+def quoted_files(page: str) -> list[tuple[str, str]]:
+    """Paths in the repository of the files that a page quotes, each with the text that the page gives."""
+    return [(own.mark.removeprefix("file: "), own.text) for own in blocks(page) if own.mark.startswith("file: ")]
 
 
-def forget(module: str) -> None:
-    """Undo the import of a module that was only there for a test."""
-    parent, _, name = module.rpartition(".")
-    sys.modules.pop(module, None)
-    vars(sys.modules[parent]).pop(name, None)
+def differing_files(page: str) -> Iterator[str]:
+    """Files that a page quotes and that hold something else."""
+    for path, text in quoted_files(page):
+        if not (ROOT / path).is_file() or read(ROOT / path) != text:
+            yield f"{path} is not what the page quotes"
 
 
-RUNNABLE = [path for path in PAGES if any(block.mark for block in blocks(read(path)))]
+RUNNABLE = [
+    path for path in PAGES if any(own.mark for own in blocks(read(path))) and path != ROOT / "docs/extending.md"
+]  # of the guide, each block runs alone
 
 
 @pytest.mark.parametrize("path", RUNNABLE, ids=label)
@@ -146,13 +141,37 @@ def test_page_runs_as_written(
     path: Path, tmp_path: Path, tiny_checkpoints: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    page = read(path)
-    added = list(save_files(page, tmp_path / "added", monkeypatch))
-    try:
-        run_page(page, label(path))
-    finally:
-        for module in added:
-            forget(module)
+    run_page(read(path), label(path))
+
+
+@pytest.mark.parametrize("path", PAGES, ids=label)
+def test_quoted_files_are_the_files(path: Path) -> None:
+    assert_none(differing_files(read(path)))
+
+
+def test_a_quoted_file_that_differs_is_found() -> None:
+    page = "<!-- file: tests/third_party/pyproject.toml -->\n```toml\n[project]\n```\n"
+    assert list(differing_files(page)) == ["tests/third_party/pyproject.toml is not what the page quotes"]
+
+
+def test_the_guide_quotes_every_file_of_the_package() -> None:
+    folder = ROOT / "tests/third_party"
+    files = {path.relative_to(ROOT).as_posix() for path in (folder / PACKAGE).glob("[!_]*.py")}
+    quoted = [path for path, _ in quoted_files(read(ROOT / "docs/extending.md"))]
+    assert set(quoted) == {*files, "tests/third_party/pyproject.toml"} and len(quoted) == len(set(quoted))
+
+
+def test_each_block_of_the_guide_runs_alone(
+    tmp_path: Path, tiny_checkpoints: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    install(tmp_path / "site", monkeypatch)
+    alone = [block for block in blocks(read(ROOT / "docs/extending.md")) if block.mark == "runs"]
+    assert len(alone) >= 7
+    for block in alone:
+        shutil.rmtree(tmp_path / "runs", ignore_errors=True)
+        with contextlib.redirect_stdout(io.StringIO()):
+            exec(compile("\n" * block.line + block.text, "docs/extending.md", "exec"), {"__name__": "__main__"})
 
 
 def test_every_mark_is_known() -> None:
@@ -254,7 +273,9 @@ def unknown_commands(page: str) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("path", PAGES, ids=label)
-def test_commands_and_files_exist(path: Path) -> None:
+def test_commands_and_files_exist(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if quoted_files(read(path)):
+        install(tmp_path / "site", monkeypatch)
     assert_none(unknown_commands(read(path)))
 
 

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from bayesgeom.ablations.batteries import top_attention_off as top_attention_off
     from bayesgeom.ablations.component import Ablation as Ablation
     from bayesgeom.ablations.component import Component as Component
+    from bayesgeom.ablations.run import attribution_preview as attribution_preview
 
 _BATTERIES = (
     "cumulative",
@@ -25,7 +26,12 @@ _BATTERIES = (
     "everything",
     "top_attention_off",
 )
-_HOMES = dict.fromkeys(_BATTERIES, "batteries") | {"Ablation": "component", "Component": "component"}
+_HOMES = {
+    **dict.fromkeys(_BATTERIES, "batteries"),
+    "Ablation": "component",
+    "Component": "component",
+    "attribution_preview": "run",
+}
 __all__ = [*_HOMES]
 
 
@@ -33,3 +39,7 @@ def __getattr__(name: str) -> object:
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}; it has {', '.join(sorted(__all__))}")
     return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

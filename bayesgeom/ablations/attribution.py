@@ -6,20 +6,21 @@ linear in a, and no substitute for the battery: saturated heads have small gradi
 References: Nanda 2023 (attribution patching); Michel, Levy & Neubig 2019 (head importance).
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import torch
 from jaxtyping import Float
-from torch import Tensor, nn
+from torch import Tensor
 
 from bayesgeom.core.behavior import answer_log_probabilities
 from bayesgeom.core.edits import Edit, Reference
+from bayesgeom.core.hooks import Place, keeping
 from bayesgeom.core.sites import Site
-from bayesgeom.core.threads import lock_of
 from bayesgeom.core.trials import Trials
 from bayesgeom.models.base import Model
 from bayesgeom.models.replay.replayer import Variant
+from bayesgeom.models.watching import hooked_sites
 from bayesgeom.stats.information import kl_bits
 
 
@@ -54,22 +55,9 @@ def _gradients(
     model: Model, trials: Trials, places: Sequence[tuple[Site, int]]
 ) -> tuple[dict[tuple[Site, int], Float[Tensor, "..."]], dict[tuple[Site, int], Float[Tensor, "..."]]]:
     """The activations at these places and the gradient of each sequence's KL with respect to them."""
-    held: dict[tuple[Site, int], Tensor] = {}
-
-    def keeping(place: tuple[Site, int]) -> Callable[[nn.Module, object, Tensor], None]:
-        def keep(_module: nn.Module, _inputs: object, output: Tensor) -> None:
-            held[place] = output
-
-        return keep
-
-    with lock_of(model.module):
-        handles = [model.point(*place).register_forward_hook(keeping(place)) for place in places]
-        try:
-            with torch.enable_grad():
-                log_answers, _ = answer_log_probabilities(model.logits(trials), trials)
-        finally:
-            for handle in handles:
-                handle.remove()
+    held: dict[Place, Tensor] = {}
+    with hooked_sites(model, {place: keeping(held, place) for place in places}), torch.enable_grad():
+        log_answers, _ = answer_log_probabilities(model.logits(trials), trials)
     # Sequences do not touch one another, so the gradient of the sum holds each one's own.
     total = kl_bits(trials.at_scored(trials.predictive), log_answers).mean(dim=1).sum()
     gradients = torch.autograd.grad(total, [held[place] for place in places])

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal, final
 
+from bayesgeom.ablations.modes import mode_named
 from bayesgeom.core.edits import Edit, Mode, Replace
 from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.core.run import ModelSpec
@@ -64,6 +65,7 @@ class Ablation:
     def edits(self, mode: Mode) -> tuple[Edit, ...]:
         """The edits that do it; heads of one layer go in one edit."""
         chosen = self.mode or mode
+        by = mode_named(chosen)
         heads: dict[int, list[int]] = {}
         edits: list[Edit] = []
         for component in sorted(set(self.components), key=lambda c: (c.layer, c.kind, c.head or 0)):
@@ -72,10 +74,10 @@ class Ablation:
                     assert component.head is not None, "checked on construction"
                     heads.setdefault(component.layer, []).append(component.head)
                 case "attention":
-                    edits.append(Replace(site=ATTN_OUT, layer=component.layer, mode=chosen))
+                    edits.append(Replace(site=ATTN_OUT, layer=component.layer, mode=chosen, by=by))
                 case "mlp":
-                    edits.append(Replace(site=MLP_OUT, layer=component.layer, mode=chosen))
+                    edits.append(Replace(site=MLP_OUT, layer=component.layer, mode=chosen, by=by))
                 case "block":
                     edits += [Replace(site=site, layer=component.layer, mode="zero") for site in (ATTN_OUT, MLP_OUT)]
-        edits += [Replace(site=Z, layer=layer, mode=chosen, heads=tuple(own)) for layer, own in heads.items()]
+        edits += [Replace(site=Z, layer=at, mode=chosen, heads=tuple(own), by=by) for at, own in heads.items()]
         return tuple(sorted(edits, key=lambda edit: (edit.layer, edit.site != Z)))

@@ -66,8 +66,7 @@ def tiles(block: Trials, spec: ModelSpec) -> Iterator[Trials]:
     kept = spec.n_layers * n_pos * (5 * spec.d_model + spec.n_heads * spec.d_head)
     each = 4 * (kept + _COPIES * n_asked * spec.d_vocab)
     size = max(2, min(TARGET_ROWS // n_pos, BUDGET_BYTES // (2 * each)))  # a tile may hold nearly twice as many
-    for rows in torch.arange(len(block)).tensor_split(max(1, len(block) // size)):
-        yield block.rows(slice(int(rows[0]), int(rows[-1]) + 1))
+    return block.batches(at_least=size)
 
 
 def variants_at_once(trials: Trials, logits: Float[Tensor, "batch query_pos d_vocab"]) -> int:
@@ -91,9 +90,7 @@ def references(
     replayer: Replayer, trials: Trials, before: Trials, variants: Sequence[Variant], means: Means
 ) -> TileReference:
     """One pass over a tile, and over the trial before it where a variant puts it in place."""
-    is_resampled = any(
-        isinstance(edit, Replace) and edit.mode == "resample" for variant in variants for edit in variant
-    )
+    is_resampled = any(isinstance(edit, Replace) and edit.uses_donor for variant in variants for edit in variant)
     return TileReference(means, replayer.baseline(trials), replayer.baseline(before) if is_resampled else None)
 
 

@@ -6,7 +6,7 @@ ablation leaves the logits bit-identical has no effect (`inert`, `no_effect`): a
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, ClassVar, final
 
 import numpy as np
@@ -27,7 +27,7 @@ from bayesgeom.ablations.criteria import (
 from bayesgeom.ablations.scoring import METRICS
 from bayesgeom.ablations.tally import Tally
 from bayesgeom.core.edits import Mode
-from bayesgeom.results.cells import interval_cell
+from bayesgeom.core.numbers import interval_text, number_text
 from bayesgeom.results.estimate import Baseline, Estimate, Quantity
 from bayesgeom.results.estimators import with_interval
 from bayesgeom.results.headline import Headline
@@ -90,7 +90,6 @@ class AblationReport(Report):
         Estimate, Quantity(unit="bits", better="lower", label="entropy error without ablation")
     ]
     top_to_second_ratio: Annotated[Estimate, Quantity(label="largest / second-largest KL increase of a single head")]
-    share_above_half_of_top: Annotated[Estimate, Quantity(label="share of heads above half of the largest")]
     attribution_rank_correlation: Annotated[
         Estimate, Quantity(label="rank correlation of attribution with KL increase")
     ]
@@ -111,6 +110,13 @@ class AblationReport(Report):
         """Sum over the heads of a layer that were ablated alone; NaN where there are none."""
         by_head = self.kl_increase_bits_by_head
         return np.where(np.isfinite(by_head).any(axis=1), np.nansum(by_head, axis=1), np.nan)
+
+    @property
+    def share_above_half_of_top(self) -> float:
+        """Share of the heads ablated alone whose KL increase is above half of the largest; NaN without any."""
+        by_head = self.kl_increase_bits_by_head
+        heads = by_head[np.isfinite(by_head)]
+        return float((heads > heads.max() / 2).mean()) if len(heads) else math.nan
 
     @property
     def uniform_kl_bits(self) -> float:
@@ -177,7 +183,9 @@ class AblationReport(Report):
             headline_of(self, "kl_increase_bits", at=(top,), label=f"largest KL increase: {self.ablations[top]}"),
             *self._key_overlap(),
             headline_of(self, "top_to_second_ratio"),
-            headline_of(self, "share_above_half_of_top"),
+            Headline.computed(
+                "share_above_half_of_top", "share of heads above half of the largest", self.share_above_half_of_top
+            ),
             headline_of(self, "unablated_kl_bits"),
             *self._attribution(),
         )
@@ -235,10 +243,10 @@ class AblationReport(Report):
         low, high = self.kl_increase_bits.ends
         return (
             self.ablations[index],
-            f"{self.kl_increase_bits.value[index]:.5f}",
-            interval_cell(low[index], high[index], ".5f"),
-            f"{self.kl_ratio.value[index]:.2f}",
-            f"{self.entropy_mae_increase_bits.value[index]:+.5f}",
+            number_text(self.kl_increase_bits.value[index]),
+            interval_text(low[index], high[index]),
+            number_text(self.kl_ratio.value[index]),
+            number_text(self.entropy_mae_increase_bits.value[index]),
             "no_effect" if self.inert[index] else "",
         )
 
@@ -288,13 +296,19 @@ def ablation_report(tally: Tally, context: Context) -> AblationReport:
         unablated_kl_bits=Estimate.of(unablated[0], n=tally.done, baselines=(uniform,)),
         unablated_entropy_mae_bits=Estimate.of(unablated[1], n=tally.done),
         top_to_second_ratio=Estimate.of(heads[0] / heads[1] if len(heads) > 1 and heads[1] > 0 else math.nan),
-        share_above_half_of_top=Estimate.of((heads > heads[0] / 2).mean() if len(heads) else math.nan),
         attribution_rank_correlation=Estimate.of(
             _rank_correlation(context.attribution_bits[known], kl_increase.value[known])
         ),
         key_overlap_pick=context.key_overlap_pick,
         n=tally.done,
     )
+
+
+def with_attribution(report: AblationReport, bits: Float[np.ndarray, " ablation"]) -> AblationReport:
+    """Return the report with first-order estimates, and how well they rank its KL increases."""
+    known = np.isfinite(bits)
+    correlation = _rank_correlation(bits[known], report.kl_increase_bits.value[known])
+    return replace(report, attribution_bits=bits, attribution_rank_correlation=Estimate.of(correlation))
 
 
 def _by_head(

@@ -1,22 +1,23 @@
-"""`ablate`: run a battery of ablations on fresh trials and report what each costs."""
+"""`ablate`: run a battery of ablations on new sequences and report what each costs."""
 
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, final
+from typing import Any, final
 
 import numpy as np
 from torch import Tensor
 
 from bayesgeom.ablations.attribution import attributed_kl_increase
-from bayesgeom.ablations.batteries import Battery, everything
+from bayesgeom.ablations.batteries import Battery
+from bayesgeom.ablations.batteries import battery as named_battery
 from bayesgeom.ablations.component import Ablation
 from bayesgeom.ablations.engine import Means, TileScores, references, score_tile, tiles, tiles_with_donors
-from bayesgeom.ablations.report import AblationReport, Context, ablation_report
+from bayesgeom.ablations.modes import mode_names, uses_donor
+from bayesgeom.ablations.report import AblationReport, Context, ablation_report, with_attribution
 from bayesgeom.ablations.scoring import scores_of
 from bayesgeom.ablations.tally import Tally
-from bayesgeom.core.allocator import keep_freed_memory
 from bayesgeom.core.edits import Mode
 from bayesgeom.core.errors import HookFault, InvalidArgument
 from bayesgeom.core.progress import bar, kept_in
@@ -27,12 +28,10 @@ from bayesgeom.models.provenance import provenance
 from bayesgeom.models.replay.replayer import Replayer, Variant
 from bayesgeom.models.resolve import ModelLike, TaskLike, as_model, scored_task_of
 from bayesgeom.probes.key_overlap import KeyOverlap, overlap_by_view
-from bayesgeom.results.diagnosis import Diagnosis
 from bayesgeom.results.report import with_provenance
 from bayesgeom.stats.information import entropy_bits
 from bayesgeom.tasks.base import Branch, WindTunnel, derived_seed
 
-Method = Literal["exact", "attribution", "both"]
 N_REFERENCE = 256  # sequences behind the means that mean ablation puts in place
 N_KEYS = 64  # sequences behind the key overlap that is set beside the battery
 _MEANS = 3  # branch of the seed
@@ -41,31 +40,91 @@ _MEANS = 3  # branch of the seed
 def ablate(
     model: ModelLike,
     task: TaskLike | None = None,
-    battery: Sequence[Ablation] | None = None,
+    battery: str | Sequence[Ablation] = "all",
     *,
     mode: Mode = "mean",
     n: int = 512,
     seed: int = 0,
-    method: Method = "exact",
+    out: str | Path | None = None,
 ) -> AblationReport:
-    """What each ablation of a battery costs, in bits of KL to the exact posterior, on `n` fresh sequences.
+    """Measure what each ablation of a battery costs, in bits of KL to the exact posterior.
 
-    With no battery: every head, attention sublayer, MLP and block, each alone. `mode`: "zero"; "mean", the task's mean
-    at each position; "resample", the same position of another trial. `method` "attribution" gives the first-order
-    preview alone (`kl_increase_bits` then holds it), "both" gives both and their rank correlation.
+    Args:
+        model: A model, its name or its directory.
+        task: A task or its name; by default the one that the model was trained on.
+        battery: A name as on the command line ("heads", "attention", "mlps", "layers", "pairs", "all": the first four,
+            each component alone), or a list of ablations.
+        mode: "zero"; "mean", the task's mean at each position; "resample", the same position of another
+            sequence; or a mode of another package.
+        n: Sequences to draw.
+        seed: Of sequences, means and intervals.
+        out: Directory where progress is kept after every block: a stopped battery continues from there. Save the
+            finished report there, which removes the progress.
 
-    **Raises** `InvalidArgument` for n < 1, a layer or head that is not there, or resampling with one trial; `HookFault`
-    where no ablation of the battery changed anything.
+    Returns:
+        The KL increase of every ablation, with paired intervals over sequences.
+
+    Raises:
+        InvalidArgument: n < 1, a layer or head that is not there, or resampling with one sequence.
+        UnknownName: There is no battery of this name.
+        HookFault: No ablation of the battery changed anything.
+        OutputFault: `out` holds the progress of another battery.
+
+    Example:
+        >>> import bayesgeom
+        >>> task = bayesgeom.tasks.Bijection(n_values=5, n_pairs=3)
+        >>> config = bayesgeom.TransformerConfig(d_vocab=10, n_ctx=5, n_layers=1, n_heads=1, d_model=8, d_mlp=8)
+        >>> module = config.build(seed=0)
+        >>> bayesgeom.ablate(module, task, n=8).kl_increase_bits.value.shape
+        (4,)
     """
-    job = AblationJob.of(model, task, battery, mode=mode, n=n, seed=seed, method=method)
-    report = job.run()
-    return with_provenance(report, job.diagnosis(report).provenance)
+    subject = as_model(model)
+    run = BatteryRun.of(subject, scored_task_of(subject, task), battery, mode=mode, n=n, seed=seed)
+    return run.exact(None if out is None else Path(out))
+
+
+def attribution_preview(
+    model: ModelLike,
+    task: TaskLike | None = None,
+    battery: str | Sequence[Ablation] = "all",
+    *,
+    mode: Mode = "mean",
+    n: int = 512,
+    seed: int = 0,
+    exact: AblationReport | None = None,
+) -> AblationReport:
+    """Estimate to first order, from one backward pass, what `ablate` measures with the same arguments.
+
+    Args:
+        model: As in `ablate`.
+        task: As in `ablate`.
+        battery: As in `ablate`.
+        mode: As in `ablate`.
+        n: As in `ablate`.
+        seed: As in `ablate`.
+        exact: What `ablate` returned for the same arguments.
+
+    Returns:
+        The report of `exact` with `attribution_bits` and their rank correlation with the KL increase. Without `exact`,
+        the preview alone, which `kl_increase_bits` then holds too.
+
+    Raises:
+        InvalidArgument: `exact` is of other ablations, sequences or another mode; and as in `ablate`.
+    """
+    subject = as_model(model)
+    run = BatteryRun.of(subject, scored_task_of(subject, task), battery, mode=mode, n=n, seed=seed)
+    if exact is not None and (exact.ablations, exact.mode, exact.n) != (run.labels, mode, n):
+        raise InvalidArgument(
+            f"exact is a report on {len(exact.ablations)} ablations, mode {exact.mode!r}, {exact.n} sequences; the "
+            f"preview is of {len(run.battery)}, mode {mode!r}, {n} sequences. Use the same arguments."
+        )
+    return run.preview(exact)
 
 
 @final
 @dataclass(frozen=True, kw_only=True)
-class AblationJob:
-    """A checked battery, ready to run: here, or into a directory from which it resumes."""
+class BatteryRun:
+    """A checked battery: internal, what the exact replay and the first-order preview share."""
 
     model: Model
     task: WindTunnel
@@ -73,41 +132,39 @@ class AblationJob:
     mode: Mode
     n: int
     seed: int
-    method: Method
 
     @classmethod
     def of(
         cls,
-        model: ModelLike,
-        task: TaskLike | None,
-        battery: Sequence[Ablation] | None,
+        model: Model,
+        task: WindTunnel,
+        battery: str | Sequence[Ablation],
         *,
-        mode: Mode,
+        mode: Mode = "mean",
         n: int,
         seed: int,
-        method: Method = "exact",
-    ) -> "AblationJob":
+    ) -> "BatteryRun":
         """Check everything that can be checked before anything runs."""
-        subject = as_model(model)
-        chosen = everything(subject) if battery is None else list(battery)
+        chosen = named_battery(battery, model) if isinstance(battery, str) else list(battery)
         if not chosen:
             raise InvalidArgument("the battery is empty: pass at least one ablation, or none for the default battery.")
-        if mode not in ("zero", "mean", "resample") or method not in ("exact", "attribution", "both"):
-            raise InvalidArgument(
-                f"mode is zero, mean or resample, method exact, attribution or both; got {mode!r}, {method!r}."
-            )
-        if n < 1 or (n < 2 and any((ablation.mode or mode) == "resample" for ablation in chosen)):
+        if mode not in (known := mode_names()):
+            raise InvalidArgument(f"mode is {', '.join(known[:-1])} or {known[-1]}; got {mode!r}.")
+        if n < 1 or (n < 2 and any(uses_donor(ablation.mode or mode) for ablation in chosen)):
             raise InvalidArgument(
                 f"n is the number of sequences: at least 1, and 2 to resample from one another; got {n}."
             )
         for ablation in chosen:
             for component in ablation.components:
-                component.check_in(subject.spec)
+                component.check_in(model.spec)
         for edit in (edit for ablation in chosen for edit in ablation.edits(mode)):
-            subject.require((edit.site,), by=f"ablation {edit.label!r}")
-        return cls(
-            model=subject, task=scored_task_of(subject, task), battery=chosen, mode=mode, n=n, seed=seed, method=method
-        )
+            model.require((edit.site,), by=f"ablation {edit.label!r}")
+        return cls(model=model, task=task, battery=chosen, mode=mode, n=n, seed=seed)
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """What reports call the ablations."""
+        return tuple(ablation.label for ablation in self.battery)
 
     def describe(self) -> dict[str, Any]:
         """What decides the numbers: progress on disk belongs to a job with the same description."""
@@ -120,48 +177,53 @@ class AblationJob:
             "seed": self.seed,
         }
 
-    def run(self, out: Path | None = None) -> AblationReport:
-        """Measure. With `out`, progress is kept there after every block, and a stopped battery goes on from it."""
-        keep_freed_memory()  # a tile's activations are as large as the last one's: 4 % of a battery was page faults
-        variants: list[Variant] = [ablation.edits(self.mode) for ablation in self.battery]
-        replayer = self.model.replayer()
+    def exact(self, out: Path | None = None) -> AblationReport:
+        """Replay every ablation. With `out`, progress is kept there after every block."""
+        variants, replayer = self._variants, self.model.replayer()
         means = self._means(variants, replayer)
-        attribution = np.full(len(variants), np.nan)
-        first_order = exact = None
-        if self.method != "exact":
-            first_order = self._tally(lambda *tile: self._attributed(tile, variants, means, replayer), None)
-            attribution = (first_order.sums[:, 0] - first_order.baseline[0]).sum(axis=1) / first_order.done
-        if self.method != "attribution":
-            exact = self._tally(lambda t, before: score_tile(replayer, t, before, variants, means), out)
-        tally = exact or first_order
-        assert tally is not None, "the method was checked on construction"
+        tally = self._tally(lambda t, before: score_tile(replayer, t, before, variants, means), out)
         if bool(tally.inert.all()):
             raise HookFault(
                 f"none of {len(variants)} ablations changed a logit of {self.model.spec.name}: no edit took effect."
             )
-        context = Context(
+        report = ablation_report(tally, self._context(np.full(len(variants), np.nan)))
+        return with_provenance(report, self._provenance("exact"))
+
+    def preview(self, exact: AblationReport | None) -> AblationReport:
+        """The first-order estimate, beside the exact report where there is one."""
+        variants, replayer = self._variants, self.model.replayer()
+        means = self._means(variants, replayer)
+        tally = self._tally(lambda *tile: self._attributed(tile, variants, means, replayer), None)
+        bits = (tally.sums[:, 0] - tally.baseline[0]).sum(axis=1) / tally.done
+        if exact is not None:
+            return with_provenance(with_attribution(exact, bits), self._provenance("both"))
+        return with_provenance(ablation_report(tally, self._context(bits)), self._provenance("attribution"))
+
+    @property
+    def _variants(self) -> list[Variant]:
+        return [ablation.edits(self.mode) for ablation in self.battery]
+
+    def _context(self, attribution_bits: np.ndarray) -> Context:
+        return Context(
             battery=self.battery,
             mode=self.mode,
             n_layers=self.model.spec.n_layers,
             n_heads=self.model.spec.n_heads,
             seed=derived_seed(self.seed, Branch.RESAMPLING),
-            attribution_bits=attribution,
+            attribution_bits=attribution_bits,
             key_overlap_pick=self._key_overlap_pick(),
             uniform_kl_bits=self.uniform_kl_bits(),
         )
-        return ablation_report(tally, context)
 
-    def diagnosis(self, report: AblationReport) -> Diagnosis:
-        """The report as a diagnosis of its own, with provenance, ready to be saved."""
+    def _provenance(self, method: str) -> dict[str, Any]:
         arguments = {
             "n": self.n,
             "seed": self.seed,
             "mode": self.mode,
-            "method": self.method,
+            "method": method,
             "battery": len(self.battery),
         }
-        where = provenance(self.model, self.task, arguments)
-        return Diagnosis.of(report, where)
+        return provenance(self.model, self.task, arguments)
 
     def uniform_kl_bits(self) -> float:
         """Return the KL of uniform predictions over the answers, on the sequences of the battery; needs no model."""

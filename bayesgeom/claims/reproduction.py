@@ -16,6 +16,7 @@ from bayesgeom.claims.reading import agree, values_of
 from bayesgeom.claims.verdicts import verdict
 from bayesgeom.cli import parsed
 from bayesgeom.core.files import RUNS
+from bayesgeom.core.numbers import number_text
 from bayesgeom.results.tables import aligned
 
 
@@ -117,7 +118,7 @@ def machine() -> str:
 
 
 def text(value: Value, unit: str = "") -> str:
-    """Return a number with its interval and unit, three significant digits."""
+    """Return a number with its interval and unit."""
     told = short(value.value)
     if value.lo == value.lo and (value.lo, value.hi) != (value.value, value.value):
         told += f" [{short(value.lo)}, {short(value.hi)}]"
@@ -125,6 +126,5 @@ def text(value: Value, unit: str = "") -> str:
 
 
 def short(number: float) -> str:
-    """Return a number with three significant digits, four from 1 on."""
-    told = f"{number:.4g}" if abs(number) >= 1 else f"{number:.3g}"
-    return told.replace("e-0", "e-").replace("nan", "–")
+    """Return a number as all tables print it; small ones as a power of ten, since a record is compared."""
+    return number_text(number, is_exact=True)

@@ -6,8 +6,9 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Float
 
+from bayesgeom.core.numbers import number_text
 from bayesgeom.interventions.onwards_report import OnwardsReport
-from bayesgeom.interventions.report import InterventionReport, largest_control
+from bayesgeom.interventions.report import REMOVAL, STAGES, VARIANCE, InterventionReport, largest_control
 from bayesgeom.results.diagnosis import Diagnosis
 from bayesgeom.results.storage import JSON
 from bayesgeom.results.tables import markdown
@@ -58,7 +59,7 @@ def _rows(path: Path) -> Iterator[tuple[str, ...]]:
 def _of_intervention(report: InterventionReport) -> Iterator[tuple[str, ...]]:
     what = f"{report.kind} {report.subspace}, {report.where}; n = {report.n}"
     own = f"own KL {report.baseline_kl_bits:.2g} bits"
-    removal = _numbers(report.removal_kl_bits.value[:, 0])
+    removal = _numbers(report.change_bits.value[REMOVAL, :, 0])
     if not report.is_swap:
         yield what, "KL increase (bits)", removal, report.verdict
         yield own, "controls", _numbers(largest_control(report.kl_increase_bits)[:, 0]), ""
@@ -75,9 +76,9 @@ def _of_intervention(report: InterventionReport) -> Iterator[tuple[str, ...]]:
 
 def _holdings(report: InterventionReport) -> Iterator[tuple[str, ...]]:
     """How much of the quantity and of the site's variance the subspace holds."""
-    for stage, r2 in zip(report.stages, report.r2.value, strict=True):
+    for stage, r2 in zip(STAGES, report.r2.value, strict=False):
         yield "", f"R² {stage}", _numbers(r2), ""
-    yield "", "share of variance", _numbers(report.variance_share.value), ""
+    yield "", "share of variance", _numbers(report.share.value[VARIANCE]), ""
 
 
 def _of_erasure(report: OnwardsReport) -> Iterator[tuple[str, ...]]:
@@ -91,5 +92,5 @@ def _of_erasure(report: OnwardsReport) -> Iterator[tuple[str, ...]]:
 
 def _numbers(values: Float[np.ndarray, " layer"], is_bold: list[bool] | None = None) -> str:
     """The values of all layers; a dash where a layer was not edited or has no value."""
-    cells = ["–" if np.isnan(value) else f"{value:.2g}".replace("-", "−") for value in values]
+    cells = ["–" if np.isnan(value) else number_text(value) for value in values]
     return " ".join(f"**{cell}**" if is_bold and is_bold[at] else cell for at, cell in enumerate(cells))

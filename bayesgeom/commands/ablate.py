@@ -1,5 +1,6 @@
 """`bayesgeom ablate`."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Literal, final
@@ -17,8 +18,9 @@ class Ablate(Command):
     source: Of
     battery: str = "all"
     """heads, attention, mlps, layers, pairs, or all (the first four)."""
-    mode: Literal["zero", "mean", "resample"] = "mean"
-    """What goes in place: zero, the task's mean at each position, or another trial's activation."""
+    mode: str = "mean"
+    """What goes in place: zero; mean, the task's mean at each position; resample, another sequence's activation; or a
+    mode of another package."""
     method: Literal["exact", "attribution", "both"] = "exact"
     """exact replays every ablation; attribution is a first-order preview from one backward pass."""
     task: AskedTask = None
@@ -31,13 +33,26 @@ class Ablate(Command):
 
     def __call__(self) -> int:
         from bayesgeom.ablations.batteries import battery
-        from bayesgeom.ablations.run import AblationJob
+        from bayesgeom.ablations.run import ablate, attribution_preview
+        from bayesgeom.results.diagnosis import Diagnosis
 
         check_target(self.out)
         model = self.source.load()
         chosen = battery(self.battery, model)
-        job = AblationJob.of(model, self.task, chosen, mode=self.mode, n=self.n, seed=self.seed, method=self.method)
-        report = job.run(self.out)
-        diagnosis = job.diagnosis(report)
+        report = None
+        if self.method != "attribution":
+            report = ablate(model, self.task, chosen, mode=self.mode, n=self.n, seed=self.seed, out=self.out)
+        if report is None or self.method == "both":
+            report = attribution_preview(
+                model, self.task, chosen, mode=self.mode, n=self.n, seed=self.seed, exact=report
+            )
+        diagnosis = Diagnosis.of(report)
         title = f"{diagnosis.title}, {self.mode} ablation, {report.n} sequences\n\n{report.table()}\n"
         return conclude(diagnosis, self.out, title, *map(str, report.headlines()), "", *map(str, report.criteria()))
+
+    @classmethod
+    def choices(cls) -> Mapping[str, Mapping[str, str]]:
+        from bayesgeom.ablations.batteries import BATTERIES
+        from bayesgeom.ablations.modes import mode_names
+
+        return {f"Batteries (--battery): {', '.join(BATTERIES)}": {}, f"Modes (--mode): {', '.join(mode_names())}": {}}

@@ -4,7 +4,7 @@ import contextlib
 import json
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, ClassVar, final
@@ -41,6 +41,11 @@ class Command(ABC):
     @abstractmethod
     def __call__(self) -> int:
         """Do it, print what came of it, and return the exit status."""
+
+    @classmethod
+    def choices(cls) -> Mapping[str, Mapping[str, str]]:
+        """Return what options can name, with a description each, by title: `--help` prints it, plug-ins included."""
+        return {}
 
 
 @final

@@ -37,18 +37,24 @@ class Compare(Command):
     def __call__(self) -> int:
         from bayesgeom.comparison.again import restated
         from bayesgeom.comparison.report import ComparisonReport
-        from bayesgeom.comparison.run import ComparisonJob
-        from bayesgeom.training.kept import Kept
+        from bayesgeom.comparison.run import compare, plan_comparison
+        from bayesgeom.results.diagnosis import Diagnosis
+        from bayesgeom.training.scores import check_counts
 
         check_target(self.out)
         if self.from_report is not None:
             diagnosis = restated(self.from_report)
-            old = diagnosis[ComparisonReport.name]
-            assert isinstance(old, ComparisonReport), "a restated comparison holds one"
-            return conclude(diagnosis, self.out, old.table())
-        kept = Kept(runs=self.runs, train_missing=not self.only_existing)
-        job = ComparisonJob.of(self.architectures, self.tasks, seeds=self.seeds, n=self.n, seed=self.seed, kept=kept)
-        if kept.train_missing:
-            note(str(job.plan()))
-        report = job.run()
-        return conclude(job.diagnosis(report), self.out, report.table())
+            return conclude(diagnosis, self.out, diagnosis[ComparisonReport].table())
+        check_counts(seeds=self.seeds, n=self.n, seed=self.seed)
+        if not self.only_existing:
+            note(str(plan_comparison(self.architectures, self.tasks, seeds=self.seeds, runs=self.runs)))
+        report = compare(
+            self.architectures,
+            self.tasks,
+            seeds=self.seeds,
+            n=self.n,
+            seed=self.seed,
+            runs=self.runs,
+            train_missing=not self.only_existing,
+        )
+        return conclude(Diagnosis.of(report), self.out, report.table())

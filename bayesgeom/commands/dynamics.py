@@ -37,9 +37,8 @@ class Dynamics(Command):
         from bayesgeom.core.errors import InvalidArgument
         from bayesgeom.dynamics.again import decided_again
         from bayesgeom.dynamics.report import DynamicsReport
-        from bayesgeom.dynamics.run import DynamicsJob
+        from bayesgeom.dynamics.run import training_dynamics
         from bayesgeom.dynamics.settling_report import SettlingReport
-        from bayesgeom.results.folder import PARTS
 
         check_target(self.out)
         if self.from_report is not None and self.runs:
@@ -47,16 +46,15 @@ class Dynamics(Command):
         if self.from_report is not None:
             diagnosis = decided_again(self.from_report)
         else:
-            diagnosis = DynamicsJob.of(
-                self.runs,
+            diagnosis = training_dynamics(
+                *self.runs,
                 n=self.n,
                 seed=self.seed,
                 device=self.device,
                 maps_at=self.maps_at or None,
-                progress=None if self.out is None else self.out / PARTS,
-            ).run()
-        report, settled = diagnosis[DynamicsReport.name], diagnosis[SettlingReport.name]
-        assert isinstance(report, DynamicsReport) and isinstance(settled, SettlingReport), "both are in it"
+                out=self.out,
+            )
+        report, settled = diagnosis[DynamicsReport], diagnosis[SettlingReport]
         title = f"{diagnosis.title}, {len(report.runs)} training(s), {report.n} sequences"
         tables = f"{title}\n\n{report.table()}\n\n{settled.table()}\n"
         headlines = [*settled.headlines(), *report.headlines()]

@@ -24,9 +24,9 @@ class EMExperiment(Command):
     """Directory for the report."""
 
     def __call__(self) -> int:
-        from bayesgeom.experiments.em.run import EMJob
+        from bayesgeom.experiments.em.run import em_experiment
+        from bayesgeom.results.diagnosis import Diagnosis
 
         check_target(self.out)
-        job = EMJob.of(seeds=self.seeds, steps=self.steps, length=self.length)
-        report = job.run()
-        return conclude(job.diagnosis(report), self.out, f"{report.table()}\n", *map(str, report.headlines()))
+        report = em_experiment(seeds=self.seeds, steps=self.steps, length=self.length)
+        return conclude(Diagnosis.of(report), self.out, f"{report.table()}\n", *map(str, report.headlines()))

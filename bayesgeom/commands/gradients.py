@@ -33,17 +33,18 @@ class Gradients(Command):
         return self._over_training() if self.over_training else self._of_checkpoint()
 
     def _of_checkpoint(self) -> int:
-        from bayesgeom.gradients.run import GradientJob
+        from bayesgeom.gradients.run import gradient_laws
+        from bayesgeom.results.diagnosis import Diagnosis
 
         n = 64 if self.n is None else self.n
-        job = GradientJob.of(self.source.load(), self.task, targets=self.targets, n=n, seed=self.seed)
-        report = job.run()
-        diagnosis = job.diagnosis(report)
+        report = gradient_laws(self.source.load(), self.task, targets=self.targets, n=n, seed=self.seed)
+        diagnosis = Diagnosis.of(report)
         title = f"{diagnosis.title}, {report.n} sequences, {report.targets} targets\n\n{report.table()}\n"
         return conclude(diagnosis, self.out, title, *map(str, report.headlines()))
 
     def _over_training(self) -> int:
-        from bayesgeom.gradients.run_movement import MovementJob
+        from bayesgeom.gradients.run_movement import gradient_movement
+        from bayesgeom.results.diagnosis import Diagnosis
 
         if self.task is not None:
             raise InvalidArgument("--task has no say over training: a run's snapshots are measured on its own task.")
@@ -53,13 +54,12 @@ class Gradients(Command):
             raise InvalidArgument(
                 f"{', '.join(given)} is for Hugging Face models; the snapshots of a training are bayesgeom's own."
             )
-        job = MovementJob.of(
+        report = gradient_movement(
             self.source.checkpoint,
             targets=self.targets,
             n=32 if self.n is None else self.n,
             seed=self.seed,
             device=self.source.device,
         )
-        report = job.run()
         title = f"{report.n} sequences, {report.targets} targets\n\n{report.table()}\n"
-        return conclude(job.diagnosis(report), self.out, title, *map(str, report.headlines()))
+        return conclude(Diagnosis.of(report), self.out, title, *map(str, report.headlines()))

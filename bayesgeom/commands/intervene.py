@@ -1,5 +1,6 @@
 """`bayesgeom intervene`."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Literal, final
@@ -8,6 +9,11 @@ from bayesgeom.commands.base import AskedTask, Command, Of, check_target, conclu
 from bayesgeom.core.errors import InvalidArgument, unknown_name
 
 if TYPE_CHECKING:
+    from bayesgeom.interventions.joint_report import JointInterventionReport
+    from bayesgeom.interventions.onwards_report import OnwardsReport
+    from bayesgeom.interventions.report import InterventionReport
+    from bayesgeom.subspaces.base import Fit
+    from bayesgeom.subspaces.quantity import Quantity
     from bayesgeom.subspaces.site import InterventionSite
 
 
@@ -50,37 +56,38 @@ class Intervene(Command):
 
     def __call__(self) -> int:
         from bayesgeom.interventions.design import Design
-        from bayesgeom.interventions.job import InterventionJob
-        from bayesgeom.interventions.run_onwards import OnwardsJob
-        from bayesgeom.interventions.run_together import JointJob
-        from bayesgeom.models.provenance import provenance
+        from bayesgeom.interventions.onwards import erase_onwards
+        from bayesgeom.interventions.run import intervene
         from bayesgeom.results.diagnosis import Diagnosis
         from bayesgeom.subspaces.fits import fit_from_text
 
         check_target(self.out)
-        places = self._places()
+        places, counts = self._places(), {"n": self.n, "seed": self.seed}
         model, fit = self.source.load(), fit_from_text(self.subspace)
-        job: JointJob | InterventionJob | OnwardsJob
+        report: InterventionReport | JointInterventionReport | OnwardsReport
         if self.onwards:
-            job = OnwardsJob.of(model, self.task, fit, at=_alone(places), n=self.n, seed=self.seed)
+            quantity, oblique = _erased(fit)
+            report = erase_onwards(model, self.task, quantity, sites=_alone(places), oblique=oblique, **counts)
         elif any(len(place.layers or ()) > 1 for place in places):
-            job = JointJob.of(model, self.task, fit, at=places, kind=self.kind, n=self.n, seed=self.seed)
+            report = intervene(model, self.task, fit, sites=places, kind=self.kind, **counts)
         else:
             at = replace(_alone(places), positions=self.positions, score_after=self.score_after)
             design = Design(self.kind, donors=self.donors, n_random=self.controls, n_matched=self.controls)
-            job = InterventionJob.of(model, self.task, fit, kind=design, at=at, n=self.n, seed=self.seed)
-        report = job.run()
-        arguments = {"n": self.n, "seed": self.seed, "kind": self.kind, "subspace": self.subspace}
-        arguments |= {"layers": self.layers or "all", "site": self.site, "positions": self.positions or "by subspace"}
-        arguments |= {"donors": self.donors, "score_after": self.score_after, "controls": self.controls}
-        arguments |= {"onwards": self.onwards}
-        where = provenance(model, job.task, arguments)
-        diagnosis = Diagnosis.of(report, where)
+            report = intervene(model, self.task, fit, sites=at, kind=design, **counts)
+        diagnosis = Diagnosis.of(report)
         return conclude(diagnosis, self.out, f"{diagnosis.title}\n\n{report.table()}")
+
+    @classmethod
+    def choices(cls) -> Mapping[str, Mapping[str, str]]:
+        from bayesgeom.subspaces.base import named_fits
+        from bayesgeom.subspaces.fits import FORMS
+
+        forms = (*FORMS, *(kind.form() for kind in named_fits().values()))
+        return {"Subspaces (--subspace):": dict.fromkeys(forms, "")}
 
     def _places(self) -> "list[InterventionSite]":
         """One place for every set of layers; one for all of them where none is named."""
-        from bayesgeom.interventions.run_together import EDITABLE
+        from bayesgeom.interventions.joint import EDITABLE
         from bayesgeom.models.replay.carried import CARRIED
         from bayesgeom.subspaces.site import InterventionSite
 
@@ -95,6 +102,17 @@ class Intervene(Command):
         return [InterventionSite(known[self.site], tuple(map(int, layers))) for layers in sets] or [
             InterventionSite(known[self.site])
         ]
+
+
+def _erased(fit: "Fit") -> "tuple[Quantity, bool]":
+    """The quantity that `--onwards` erases, and whether by LEACE. **Raises** for a fit that erases none."""
+    from bayesgeom.subspaces.quantity_fits import Eraser
+
+    if not isinstance(fit, Eraser) or fit.given:
+        raise InvalidArgument(
+            f"only covariance:QUANTITY and leace:QUANTITY erase a quantity, and without given; got {fit.label}."
+        )
+    return fit.quantity, fit.oblique
 
 
 def _alone(places: "list[InterventionSite]") -> "InterventionSite":

@@ -31,7 +31,8 @@ class Length(Command):
     checkpoints: Names = ()
     """Checkpoints, by name or directory: several are drawn in one chart, and see the same sequences."""
     to: str | None = None
-    """Lengths to report on, joined by commas: 50,100. Default: 1, 1.5, 2.5 and 5 times the training length."""
+    """Lengths to report on, joined by commas: 50,100. Default: 1, 1.5, 2.5 and 5 times the training length, as far
+    as models and task have room."""
     arms: str | None = None
     """hmm, recall or recall-mixed: the arms that differ in positions alone, trained where they are missing."""
     kinds: tuple[str, ...] | None = None
@@ -55,7 +56,8 @@ class Length(Command):
     """Directory for the report."""
 
     def __call__(self) -> int:
-        from bayesgeom.generalization.length import LengthJob
+        from bayesgeom.generalization.length import length_generalization
+        from bayesgeom.results.diagnosis import Diagnosis
         from bayesgeom.training.kept import Kept
 
         check_target(self.out)
@@ -67,7 +69,9 @@ class Length(Command):
         models: Sequence[ModelLike | Unmade] = self.checkpoints or [_arm(kept, recipe) for recipe in recipes]
         if self.untrained_rows:
             models = [_with_room(model, self.task, lengths, self.seed) for model in models]
-        job = LengthJob.of(
+        if plan.to_train:
+            note(str(plan))
+        report = length_generalization(
             models,
             self.task,
             lengths,
@@ -76,15 +80,11 @@ class Length(Command):
             threshold_bits=self.threshold,
             top_attention_off=self.top_attention_off,
         )
-        if plan.to_train:
-            note(str(plan))
-        for recipe in plan.to_train:
-            kept.model(recipe)  # trained, and read again in its turn
-        report = job.run()
-        lines = [f"{report.task}, {report.n} sequences\n\n{report.table()}\n", *map(str, report.headlines())]
+        trained = report.provenance["trained_task"]
+        lines = [f"{trained}, {report.n} sequences\n\n{report.table()}\n", *map(str, report.headlines())]
         if plan.missing:
             lines.append(f"not there: {', '.join(recipe.name for recipe in plan.missing)}")
-        return conclude(job.diagnosis(report), self.out, *lines)
+        return conclude(Diagnosis.of(report), self.out, *lines)
 
     def _lengths(self) -> tuple[int, ...] | None:
         if self.to is None:

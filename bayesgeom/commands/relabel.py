@@ -24,13 +24,13 @@ class Relabel(Command):
     """Directory for the report."""
 
     def __call__(self) -> int:
-        from bayesgeom.generalization.relabeling import RelabelingJob
+        from bayesgeom.generalization.relabeling import relabeling_invariance
         from bayesgeom.generalization.relabeling_report import RULE
+        from bayesgeom.results.diagnosis import Diagnosis
 
         check_target(self.out)
-        job = RelabelingJob.of(self.source.load(), self.task, n=self.n, seed=self.seed)
-        report = job.run()
-        diagnosis = job.diagnosis(report)
+        report = relabeling_invariance(self.source.load(), self.task, n=self.n, seed=self.seed)
+        diagnosis = Diagnosis.of(report)
         measured = (
             f"{diagnosis.title}, {report.n} sequences: {report.verdict}\n"
             f"({report.verdict_reason})\n\n"

@@ -31,22 +31,26 @@ class Replicate(Command):
     """Directory for the report."""
 
     def __call__(self) -> int:
-        from bayesgeom.comparison.replication import ReplicationJob
+        from bayesgeom.comparison.replication import plan_replication, replicate
+        from bayesgeom.results.diagnosis import Diagnosis
         from bayesgeom.training.recipes import recipe
+        from bayesgeom.training.scores import check_counts
 
         check_target(self.out)
-        job = ReplicationJob(
-            recipe=recipe(self.recipe),
+        chosen = recipe(self.recipe)
+        check_counts(seeds=self.seeds, n=self.n, seed=self.seed)
+        if not self.only_existing:
+            note(str(plan_replication(chosen, seeds=self.seeds, runs=self.runs)))
+        report = replicate(
+            chosen,
             seeds=self.seeds,
             runs=self.runs,
             n=self.n,
             seed=self.seed,
             train_missing=not self.only_existing,
         )
-        if not self.only_existing:
-            note(str(job.plan()))
-        report = job.run()
         lines = [f"{report.recipe}, {report.n} sequences\n\n{report.table()}\n", *map(str, report.headlines())]
         if report.missing:
             lines.append(f"not there: {', '.join(report.missing)}")
-        return conclude(job.diagnosis(report), self.out, *lines)
+        absent = dict.fromkeys(report.missing, f"there is no checkpoint of it in {self.runs}")
+        return conclude(Diagnosis.of(report, skipped=absent), self.out, *lines)

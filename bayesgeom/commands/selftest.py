@@ -14,7 +14,7 @@ class Selftest(Command):
     name: ClassVar[str] = "selftest"
 
     def __call__(self) -> int:
-        from bayesgeom.interventions.selftest import selftest
+        from bayesgeom.selftest.run import selftest
 
         verdicts = selftest()
         failed = sum(not verdict.held for verdict in verdicts)

@@ -37,15 +37,13 @@ class Sweep(Command):
     """Directory for the report."""
 
     def __call__(self) -> int:
-        from bayesgeom.generalization.sweeps import SweepJob
+        from bayesgeom.generalization.sweeps import sweep
+        from bayesgeom.results.diagnosis import Diagnosis
 
         check_target(self.out)
         key, values = self._varied()
-        job = SweepJob.of(
-            self.task, key, values, self.checkpoint, n=self.n, seed=self.seed, threshold_bits=self.threshold
-        )
-        report = job.run()
-        diagnosis = job.diagnosis(report)
+        report = sweep(self.task, key, values, self.checkpoint, n=self.n, seed=self.seed, threshold_bits=self.threshold)
+        diagnosis = Diagnosis.of(report)
         title = f"{diagnosis.title}, {report.n} sequences at each value\n\n{report.table()}"
         return conclude(diagnosis, self.out, title)
 

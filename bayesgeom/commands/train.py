@@ -1,12 +1,20 @@
 """`bayesgeom train`."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import ClassVar, Literal, final
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, final
+
+import tyro
 
 from bayesgeom.commands.base import Command, RecipeName, note, tell
 from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.core.files import RUNS, check_directory
+
+if TYPE_CHECKING:
+    from bayesgeom.training.recipe import Recipe
+
+BATCHES = frozenset({"batch_size", "late_batch_size"})
 
 
 @final
@@ -24,6 +32,9 @@ class Train(Command):
     """Directory of the run: state, log, snapshots and, at the end, the checkpoint. Default: runs/train/NAME[-seedK]."""
     resume: bool = False
     """Go on with the run in that directory."""
+    set: Annotated[tuple[str, ...], tyro.conf.UseAppendAction] = ()
+    """Another size of the network, parameter of the task or batch size, as KEY=VALUE; may be given several times:
+    --set n_layers=2 --set n_values=8. Every stage of the recipe takes it, and its name says so."""
     steps: int | None = None
     """Another number of steps than the recipe's, in its last stage."""
     seed: int = 0
@@ -54,7 +65,7 @@ class Train(Command):
         if not self.recipe:
             raise InvalidArgument("Missing from bayesgeom train: RECIPE; `bayesgeom train --status` lists the queue.")
         check_device(self.device)
-        committed = recipe(self.recipe).reseeded(self.seed)
+        committed = resized(recipe(self.recipe), assignments(self.set)).reseeded(self.seed)
         steps = committed.steps if self.steps is None else self.steps
         kept = committed.snapshots if self.keep is None else self.keep
         chosen = replace(committed, steps=steps, snapshots=kept)
@@ -71,3 +82,83 @@ class Train(Command):
         scores = publish(chosen, module, out / FINISHED, precision=precision)
         tell(*map(str, scores.headlines()), f"\ncheckpoint: {out / FINISHED}")
         return 0
+
+    @classmethod
+    def choices(cls) -> Mapping[str, Mapping[str, str]]:
+        from bayesgeom.models.config import architectures
+        from bayesgeom.training.recipes import RECIPES, plugin_recipes
+
+        recipes = sorted({**RECIPES, **plugin_recipes()})
+        return {f"Recipes: {', '.join(recipes)}": {}, f"Architectures: {', '.join(architectures())}": {}}
+
+
+def assignments(listed: Sequence[str]) -> dict[str, Any]:
+    """Return the changes that KEY=VALUE texts state.
+
+    Args:
+        listed: What `--set` was given.
+
+    Returns:
+        The values by key.
+
+    Raises:
+        InvalidArgument: A text is not KEY=VALUE, or a key is given twice.
+
+    Example:
+        >>> assignments(["n_layers=2", "n_values=8"])
+        {'n_layers': 2, 'n_values': 8}
+    """
+    from bayesgeom.tasks.base import literal
+
+    found: dict[str, Any] = {}
+    for text in listed:
+        key, equals, value = (part.strip() for part in text.partition("="))
+        if not (equals and key and value) or key in found:
+            raise InvalidArgument(f"--set takes KEY=VALUE, each key once, such as n_layers=2; got {text!r}.")
+        found[key] = literal(value)
+    return found
+
+
+def resized(recipe: "Recipe", changes: Mapping[str, Any]) -> "Recipe":
+    """Return a recipe with other sizes in every stage; its name states them.
+
+    Args:
+        recipe: The recipe.
+        changes: Sizes of the network (`n_layers`), parameters of the task (`n_values`) or batch sizes, by name.
+
+    Returns:
+        The new recipe, or the recipe itself if there are no changes.
+
+    Raises:
+        InvalidArgument: A name is unknown, a value is not allowed, or the recipe starts from trained weights.
+
+    Example:
+        >>> from bayesgeom.training.recipes import recipe
+        >>> resized(recipe("mess3-small"), {"n_layers": 2}).name
+        'mess3-small-n_layers2'
+    """
+    from bayesgeom.core.errors import check_known
+    from bayesgeom.core.plugins import field_names
+    from bayesgeom.tasks.base import task_from_config
+
+    if not changes:
+        return recipe
+    sizes, parameters = field_names(type(recipe.model_config())) - {"d_vocab"}, field_names(type(recipe.task))
+    check_known(f"recipe {recipe.name!r}", changes, sizes | parameters | BATCHES)
+    if recipe.warm_start is not None:
+        raise InvalidArgument(f"{recipe.name} starts from trained weights, {recipe.warm_start}: its sizes are theirs.")
+    task, *also = (
+        task_from_config({**own.config(), **{key: value for key, value in changes.items() if key in parameters}})
+        for own in (recipe.task, *recipe.also)
+    )
+    found = replace(
+        recipe,
+        name="-".join([recipe.name, *(f"{key}{value}" for key, value in changes.items())]),
+        sizes={**recipe.sizes, **{key: value for key, value in changes.items() if key in sizes}},
+        task=task,
+        also=tuple(also),
+        after=None if recipe.after is None else resized(recipe.after, changes),
+        **{key: value for key, value in changes.items() if key in BATCHES},
+    )
+    found.model_config().build(seed=0)  # sizes that do not go together are refused now
+    return found

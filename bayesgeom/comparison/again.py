@@ -10,6 +10,7 @@ from bayesgeom.comparison.report import CONTEXT_FREE, ComparisonReport, kl_basel
 from bayesgeom.core.errors import OutputFault
 from bayesgeom.results.diagnosis import Diagnosis
 from bayesgeom.results.estimate import Estimate
+from bayesgeom.results.report import with_provenance
 from bayesgeom.training.scores import levels
 
 
@@ -47,7 +48,7 @@ def restated(path: Path) -> Diagnosis:
         kl_bits=Estimate.of(old.kl_bits.value, old.kl_bits.ends, n=old.kl_bits.n, baselines=baselines),
         window_gap_bits=np.array([known.window_gap_bits for known in found]),
     )
-    return Diagnosis.of(report, diagnosis.provenance)
+    return Diagnosis.of(with_provenance(report, diagnosis.provenance))
 
 
 def _cell(task: str, architecture: str, checkpoint: str, is_check: bool) -> Cell:

@@ -1,20 +1,17 @@
 """`replicate`: one recipe under several seeds, trained where it is missing and loaded where it is there."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import final
 
 from bayesgeom.core.files import RUNS
 from bayesgeom.dynamics.replication import Replica, ReplicationReport, replication_report
 from bayesgeom.models.provenance import provenance
-from bayesgeom.results.diagnosis import Diagnosis
 from bayesgeom.results.report import with_provenance
 from bayesgeom.tasks.base import Branch, derived_seed
 from bayesgeom.training.kept import Kept, Plan
 from bayesgeom.training.recipe import Recipe
 from bayesgeom.training.recipes import recipe as committed
-from bayesgeom.training.scores import N_SCORED, Scores, check_counts, scores_of
+from bayesgeom.training.scores import N_SCORED, check_counts, scores_of
 from bayesgeom.training.state import LOG, read_log
 
 N_SEEDS = 5
@@ -29,71 +26,67 @@ def replicate(
     seed: int = 0,
     train_missing: bool = True,
 ) -> ReplicationReport:
-    """Mean and spread of a recipe's scores over `seeds` trainings, all scored on the same `n` sequences.
+    """Measure mean and spread of a recipe's scores over several trainings.
 
-    Seed 0 is the recipe itself, the others count from it. Each is taken from `runs`, the first also from the named
-    checkpoints; what is not there is trained in `runs`, for hours, unless `train_missing` is false: then those that
-    exist are reported, and the report names the others. A training that was stopped goes on.
+    Seed 0 is the recipe itself; the others count from it. All are scored on the same sequences. A training that was
+    stopped continues.
 
-    **Raises** `UnknownName` for a recipe that does not exist, or where nothing may be trained and nothing is there;
-    `InvalidArgument` for fewer than one seed; `CheckpointFault`, before anything is trained, for a checkpoint or a run
-    that another recipe made.
+    Args:
+        recipe: Name of a recipe, or a recipe.
+        seeds: Number of trainings.
+        runs: Directory where trainings are looked for and kept.
+        n: Number of sequences that score each training.
+        seed: Seed of the sequences and of the intervals.
+        train_missing: Whether models that do not exist yet are trained, which takes hours; else they are left out and
+            named.
+
+    Returns:
+        Scores of every training, with mean and interval over seeds.
+
+    Raises:
+        UnknownName: The recipe does not exist, or nothing may be trained and nothing exists.
+        InvalidArgument: There is less than one seed.
+        CheckpointFault: A checkpoint or run was made by another recipe.
+
+    Example:
+        >>> import bayesgeom
+        >>> bayesgeom.replicate("no-such-recipe")  # doctest: +IGNORE_EXCEPTION_DETAIL
+        Traceback (most recent call last):
+        bayesgeom.core.errors.UnknownName: there is no recipe named 'no-such-recipe'.
     """
     chosen = committed(recipe) if isinstance(recipe, str) else recipe
-    job = ReplicationJob(recipe=chosen, seeds=seeds, runs=Path(runs), n=n, seed=seed, train_missing=train_missing)
-    report = job.run()
-    return with_provenance(report, job.diagnosis(report).provenance)
+    check_counts(seeds=seeds, n=n, seed=seed)
+    kept = Kept(runs=Path(runs), train_missing=train_missing, is_run_first=True)
+    return _replicated(chosen, kept, seeds=seeds, n=n, seed=seed)
 
 
-@final
-@dataclass(frozen=True, kw_only=True)
-class ReplicationJob:
-    """A checked replication, ready to run. One model is in memory at a time."""
+def _replicated(recipe: Recipe, kept: Kept, *, seeds: int, n: int, seed: int) -> ReplicationReport:
+    """The report, with its provenance."""
+    recipes = _recipes(recipe, seeds)
+    plan = kept.plan(recipes)
+    wanted = [own for own in recipes if own not in plan.missing]
+    scores = scores_of(wanted, kept, n=n, seed=seed)
+    replicas = [
+        Replica(name=own.name, scores=found, log=_log(kept.path(own).parent / LOG))
+        for own, found in zip(wanted, scores, strict=True)
+    ]
+    missing = [own.name for own in plan.missing]
+    report = replication_report(recipe.name, replicas, missing=missing, seed=derived_seed(seed, Branch.RESAMPLING))
+    named = {"name": recipe.name, "architecture": str(recipe.sizes["architecture"])}
+    where = provenance(named, recipe.task, {"seeds": seeds, "n": n, "seed": seed})
+    weights = dict(zip(report.replicas, report.weights_hashes, strict=True))
+    return with_provenance(report, where | {"weights": weights, "recipe": recipe.to_dict()})
 
-    recipe: Recipe
-    seeds: int
-    runs: Path
-    n: int
-    seed: int
-    train_missing: bool
 
-    def __post_init__(self) -> None:
-        check_counts(seeds=self.seeds, n=self.n, seed=self.seed)
+def plan_replication(recipe: str | Recipe, *, seeds: int = N_SEEDS, runs: str | Path = RUNS) -> Plan:
+    """Which seeds are there, and which `replicate` would train, with the same arguments. **Raises** as it does."""
+    chosen = committed(recipe) if isinstance(recipe, str) else recipe
+    return Kept(runs=Path(runs), train_missing=True, is_run_first=True).plan(_recipes(chosen, seeds))
 
-    @property
-    def _kept(self) -> Kept:
-        return Kept(runs=self.runs, train_missing=self.train_missing, is_run_first=True)
 
-    def recipes(self) -> list[Recipe]:
-        """The recipe under every seed."""
-        return [self.recipe.reseeded(by) for by in range(self.seeds)]
-
-    def plan(self) -> Plan:
-        """Which seeds are there and which are to be trained. **Raises** as `Kept.plan` does."""
-        return self._kept.plan(self.recipes())
-
-    def run(self) -> ReplicationReport:
-        """Train what is missing, score all."""
-        plan = self.plan()
-        wanted = [own for own in self.recipes() if own not in plan.missing]
-        scores = scores_of(wanted, self._kept, n=self.n, seed=self.seed)
-        replicas = [self._replica(*one) for one in zip(wanted, scores, strict=True)]
-        missing = [own.name for own in plan.missing]
-        return replication_report(
-            self.recipe.name, replicas, missing=missing, seed=derived_seed(self.seed, Branch.RESAMPLING)
-        )
-
-    def diagnosis(self, report: ReplicationReport) -> Diagnosis:
-        """The report with its provenance, ready to be saved."""
-        absent = dict.fromkeys(report.missing, f"there is no checkpoint of it in {self.runs}")
-        named = {"name": self.recipe.name, "architecture": str(self.recipe.sizes["architecture"])}
-        where = provenance(named, self.recipe.task, {"seeds": self.seeds, "n": self.n, "seed": self.seed})
-        weights = dict(zip(report.replicas, report.weights_hashes, strict=True))
-        where |= {"weights": weights, "recipe": self.recipe.to_dict()}
-        return Diagnosis(reports={report.name: report}, skipped=absent, provenance=where)
-
-    def _replica(self, own: Recipe, scores: Scores) -> Replica:
-        return Replica(name=own.name, scores=scores, log=_log(self._kept.path(own).parent / LOG))
+def _recipes(recipe: Recipe, seeds: int) -> list[Recipe]:
+    """The recipe under every seed."""
+    return [recipe.reseeded(by) for by in range(seeds)]
 
 
 def _log(path: Path) -> Mapping[int, tuple[float, float]]:

@@ -21,8 +21,8 @@ from bayesgeom.comparison.verdict import (
     transport_verdict,
     verdict,
 )
+from bayesgeom.core.numbers import interval_text, number_text
 from bayesgeom.models.native.state_size import state_floats
-from bayesgeom.results.cells import number_cell
 from bayesgeom.results.estimate import Baseline, Estimate, Quantity
 from bayesgeom.results.estimators import mean_estimate, with_interval
 from bayesgeom.results.headline import Headline
@@ -72,9 +72,8 @@ class ComparisonReport(Report):
     rate_search: tuple[str, ...]
     weights_hashes: tuple[str, ...]
     missing: tuple[str, ...]  # requested, not there, and not to be trained
-    n_parameters: Int[np.ndarray, " checkpoint"]
-    n_state_floats: Int[np.ndarray, " checkpoint"]
-    trained_on: Int[np.ndarray, " checkpoint"]
+    sizes: tuple[str, ...]
+    size_of: Int[np.ndarray, "size checkpoint"]
     kl_bits: Annotated[Estimate, Quantity("checkpoint", unit="bits", better="lower", label="KL(exact ‖ model)")]
     entropy_mae_bits: Annotated[Estimate, Quantity("checkpoint", unit="bits", better="lower", label="entropy error")]
     share_closed: Annotated[Estimate, Quantity("checkpoint", better="higher", label="share closed")]
@@ -167,13 +166,13 @@ class ComparisonReport(Report):
         is_check, memory = self.is_check[index], self.memory_symbols[index]
         return (
             self.checkpoints[index],
-            _cell(self.kl_bits[index], ".4f"),
-            f"{float(self.kl_bits.baseline(CONTEXT_FREE).value[index]):.4f}",
-            f"{strongest.name}: {'exact' if level < EXACT_BITS else number_cell(level)}",
-            _cell(self.entropy_mae_bits[index], ".4f"),
-            _cell(self.share_closed[index], ".3f"),
-            f"{_cell(accuracy, '.1%')}{'' if math.isnan(chance) else f'; chance {chance:.1%}'}",
-            _cell(memory, "g"),
+            _cell(self.kl_bits[index]),
+            number_text(float(self.kl_bits.baseline(CONTEXT_FREE).value[index])),
+            f"{strongest.name}: {'exact' if level < EXACT_BITS else number_text(level)}",
+            _cell(self.entropy_mae_bits[index]),
+            _cell(self.share_closed[index]),
+            f"{_cell(accuracy)}{'' if math.isnan(chance) else f'; chance {number_text(chance)}'}",
+            _cell(memory),
             self.verdicts[index],
             "check" if is_check else self.cell_verdicts[index],
             self.published[index] or "–",
@@ -184,9 +183,7 @@ class ComparisonReport(Report):
         return (
             self.checkpoints[index],
             PRIMITIVE_OF[self.task_of[index]],
-            f"{self.n_parameters[index]:,}",
-            f"{self.n_state_floats[index]:,}",
-            f"{self.trained_on[index]:,}",
+            *(f"{size:,}" for size in self.size_of[:, index]),
             self.targets[index],
             self.rate_search[index],
             f"{self.n_seeds[index]}{', twice the budget' if self.is_check[index] else ''}",
@@ -196,6 +193,7 @@ class ComparisonReport(Report):
         return list(zip(self.task_of, self.architecture_of, self.is_check, strict=True))
 
 
+SIZES = ("parameters", "state (floats)", "trained on")
 _MEASURED = (
     "checkpoint",
     "KL (bits)",
@@ -213,9 +211,7 @@ _MEASURED = (
 _TERMS = (
     "checkpoint",
     "primitive",
-    "parameters",
-    "state (floats)",
-    "trained on",
+    *SIZES,
     "targets",
     "hyperparameter search",
     "seeds",
@@ -254,8 +250,7 @@ def comparison_report(
         **stated(cells, verdicts),
         weights_hashes=tuple(own.weights_hash for own in scores),
         missing=tuple(missing),
-        n_parameters=np.array([own.n_parameters for own in scores]),
-        trained_on=np.array([cell.recipe.n_sequences for cell in cells]),
+        **sizes(cells, [own.n_parameters for own in scores]),
         kl_bits=mean_estimate(
             kl, seed=seed, baselines=kl_baselines(free.mean(axis=0), [own.baseline_kl_bits for own in scores])
         ),
@@ -296,8 +291,14 @@ def stated(cells: Sequence[Cell], verdicts: Sequence[str]) -> dict[str, Any]:
         ),
         "targets": tuple(cell.targets for cell in cells),
         "rate_search": tuple(cell.rate_search for cell in cells),
-        "n_state_floats": np.array([state_floats(c.recipe.model_config(), c.recipe.task.n_pos) for c in cells]),
     }
+
+
+def sizes(cells: Sequence[Cell], n_parameters: Sequence[int]) -> dict[str, Any]:
+    """Return the sizes of each checkpoint as fields of a report: of the model, of its state, and of its training."""
+    states = [state_floats(cell.recipe.model_config(), cell.recipe.task.n_pos) for cell in cells]
+    trained_on = [cell.recipe.n_sequences for cell in cells]
+    return {"sizes": SIZES, "size_of": np.array([n_parameters, states, trained_on])}
 
 
 def verdict_on(task: str, share_closed: float, memory_symbols: float, window_gap_bits: float) -> str:
@@ -315,12 +316,10 @@ def _lines(rows: list[tuple[str, ...]], is_markdown: bool) -> list[str]:
     return markdown(rows[0], rows[1:]).split("\n") if is_markdown else aligned(rows)
 
 
-def _cell(own: Estimate, spec: str) -> str:
+def _cell(own: Estimate) -> str:
     """Return a number with its interval, as the table prints it; a dash where it is not known."""
     value, low, high = float(own), *map(float, own.ends)
-    if math.isnan(value):
-        return "–"
-    return f"{value:{spec}}" + ("" if math.isnan(low) else f" [{low:{spec}}, {high:{spec}}]")
+    return number_text(value) + ("" if math.isnan(value) or math.isnan(low) else f" [{interval_text(low, high)}]")
 
 
 def _verdict_published(cell: Cell) -> str | None:

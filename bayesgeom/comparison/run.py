@@ -1,16 +1,14 @@
 """`compare`: load or train every architecture on every task, and score them against the exact posterior."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import final
+from typing import Any
 
 from bayesgeom.comparison.cell import Cell, cell
 from bayesgeom.comparison.report import ComparisonReport, comparison_report
 from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.core.files import RUNS
 from bayesgeom.models.provenance import provenance
-from bayesgeom.results.diagnosis import Diagnosis
 from bayesgeom.results.report import with_provenance
 from bayesgeom.training.compared import ALL_TASKS, ARCHITECTURES, TASKS, architectures_of
 from bayesgeom.training.kept import Kept, Plan
@@ -29,91 +27,88 @@ def compare(
 ) -> ComparisonReport:
     """Compare architectures on tasks: KL, entropy error, share of the gap closed, baselines, and a verdict per cell.
 
-    Models are taken from the named checkpoints, or from `runs`; what is in neither is trained there, for hours, and a
-    training that was stopped goes on. Where `train_missing` is false, what is missing is left out and named as missing.
-    `seeds` is the number of trainings of each, all at the same budget; one seed gives no verdict. `n` sequences score
-    each model. Second seeds with twice the budget that exist already are listed as checks and decide nothing. One name
-    may stand for a list of one.
+    Models are taken from the named checkpoints, or from `runs`. A training that was stopped continues. Second seeds
+    with twice the budget that exist already are listed as checks and decide nothing. `bayesgeom.diff` compares two
+    models or diagnoses.
 
-    **Raises** `UnknownName` for tasks and architectures that are not compared, and where nothing may be trained and
-    nothing is there; `InvalidArgument` for fewer than one seed; `CheckpointFault`, before anything is trained, where a
-    checkpoint or a run of such a name was made by another recipe.
+    Args:
+        architectures: Name of an architecture, or several.
+        tasks: Name of a task, or several.
+        seeds: Number of trainings of each, at the same budget; one seed gives no verdict.
+        n: Number of sequences that score each model.
+        seed: Seed of the sequences and of the intervals.
+        runs: Directory where trainings are looked for and kept.
+        train_missing: Whether models that do not exist yet are trained, which takes hours; else they are left out and
+            named.
+
+    Returns:
+        One cell for each architecture and task.
+
+    Raises:
+        UnknownName: A task or architecture is not compared, or nothing may be trained and nothing exists.
+        InvalidArgument: There is less than one seed.
+        CheckpointFault: A checkpoint or run of this name was made by another recipe.
+
+    Example:
+        >>> import bayesgeom
+        >>> bayesgeom.compare("no-such-architecture")  # doctest: +IGNORE_EXCEPTION_DETAIL
+        Traceback (most recent call last):
+        bayesgeom.core.errors.UnknownName: there is no architecture named 'no-such-architecture'.
     """
-    job = ComparisonJob.of(
-        architectures, tasks, seeds=seeds, n=n, seed=seed, kept=Kept(runs=Path(runs), train_missing=train_missing)
-    )
-    report = job.run()
-    return with_provenance(report, job.diagnosis(report).provenance)
+    check_counts(seeds=seeds, n=n, seed=seed)
+    kept, wanted = Kept(runs=Path(runs), train_missing=train_missing), _cells(architectures, tasks, seeds)
+    report, trained = _compared(wanted, kept, n=n, seed=seed)
+    named = {"name": ", ".join(_names(architectures)), "architecture": "several"}
+    where = provenance(named, ", ".join(_names(tasks)), {"seeds": seeds, "n": n, "seed": seed})
+    return with_provenance(report, where | trained)
 
 
-@final
-@dataclass(frozen=True, kw_only=True)
-class ComparisonJob:
-    """A checked comparison, ready to run. One model is in memory at a time."""
+def _compared(wanted: Sequence[Cell], kept: Kept, *, n: int, seed: int) -> tuple[ComparisonReport, dict[str, Any]]:
+    """The report, and the tasks and weights behind it."""
+    checks = _checks(wanted)
+    plan = _planned(wanted, checks, kept)
+    missing = [own.name for own in wanted if own.recipe in plan.missing]
+    cells = [own for own in wanted if own.name not in missing]
+    cells += [own for own in checks if kept.has(own.recipe)]
+    scores = scores_of([own.recipe for own in cells], kept, n=n, seed=seed)
+    report = comparison_report(cells, scores, seed=seed, missing=missing)
+    weights = dict(zip(report.checkpoints, report.weights_hashes, strict=True))
+    by_task = {own.task: own.recipe.task.config() for own in cells}
+    return report, {"task": by_task, "weights": weights}
 
-    architectures: tuple[str, ...]
-    tasks: tuple[str, ...]
-    seeds: int
-    n: int
-    seed: int
-    kept: Kept
 
-    @classmethod
-    def of(
-        cls,
-        architectures: str | Sequence[str],
-        tasks: str | Sequence[str],
-        *,
-        seeds: int,
-        n: int,
-        seed: int,
-        kept: Kept,
-    ) -> "ComparisonJob":
-        """Names as a caller gives them: one, or several, each counted once."""
-        return cls(architectures=_names(architectures), tasks=_names(tasks), seeds=seeds, n=n, seed=seed, kept=kept)
+def plan_comparison(
+    architectures: str | Sequence[str], tasks: str | Sequence[str], *, seeds: int = 1, runs: str | Path = RUNS
+) -> Plan:
+    """What `compare` would find, and what it would train, with the same arguments. **Raises** as it does."""
+    wanted = _cells(architectures, tasks, seeds)
+    return _planned(wanted, _checks(wanted), Kept(runs=Path(runs), train_missing=True))
 
-    def __post_init__(self) -> None:
-        check_counts(seeds=self.seeds, n=self.n, seed=self.seed)
-        if not self.architectures or not self.tasks:
-            raise InvalidArgument("name at least one architecture and one task to compare.")
-        self.cells()
 
-    def cells(self) -> list[Cell]:
-        """What is trained at the stated budget. **Raises** `UnknownName`."""
-        rows = [(task, architecture) for task in self.tasks for architecture in self.architectures_on(task)]
-        return [cell(*row, seed=seed) for row in rows for seed in range(self.seeds)]
+def _planned(wanted: Sequence[Cell], checks: Sequence[Cell], kept: Kept) -> Plan:
+    """What is there and what is to be trained. **Raises** as `Kept.plan` does, for checks too."""
+    kept.check(own.recipe for own in checks)
+    return kept.plan(own.recipe for own in wanted)
 
-    def architectures_on(self, task: str) -> tuple[str, ...]:
-        """Return the requested architectures that have a recipe on this task; all of them where none has."""
-        own = tuple(name for name in self.architectures if task in ALL_TASKS and name in architectures_of(task))
-        return own or self.architectures
 
-    def plan(self) -> Plan:
-        """Return what is there and what is to be trained. **Raises** as `Kept.plan` does, for checks too."""
-        self.kept.check(own.recipe for own in self._checks())
-        return self.kept.plan(own.recipe for own in self.cells())
+def _cells(architectures: str | Sequence[str], tasks: str | Sequence[str], seeds: int) -> list[Cell]:
+    """What is compared at the stated budget. **Raises** `UnknownName`, and `InvalidArgument` where nothing is named."""
+    if not architectures or not tasks:
+        raise InvalidArgument("name at least one architecture and one task to compare.")
+    names = _names(architectures)
+    rows = [(task, architecture) for task in _names(tasks) for architecture in architectures_on(task, names)]
+    return [cell(*row, seed=seed) for row in rows for seed in range(seeds)]
 
-    def run(self) -> ComparisonReport:
-        """Score every cell at the stated budget, and the checks that exist."""
-        plan, wanted = self.plan(), self.cells()
-        missing = [own.name for own in wanted if own.recipe in plan.missing]
-        cells = [own for own in wanted if own.name not in missing]
-        cells += [own for own in self._checks() if self.kept.has(own.recipe)]
-        recipes = [own.recipe for own in cells]
-        scores = scores_of(recipes, self.kept, n=self.n, seed=self.seed)
-        return comparison_report(cells, scores, seed=self.seed, missing=missing)
 
-    def diagnosis(self, report: ComparisonReport) -> Diagnosis:
-        """The report with its provenance, ready to be saved."""
-        named = {"name": ", ".join(self.architectures), "architecture": "several"}
-        where = provenance(named, ", ".join(self.tasks), {"seeds": self.seeds, "n": self.n, "seed": self.seed})
-        weights = dict(zip(report.checkpoints, report.weights_hashes, strict=True))
-        return Diagnosis.of(report, where | {"weights": weights})
+def architectures_on(task: str, names: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the requested architectures that have a recipe on this task; all of them where none has."""
+    return tuple(name for name in names if task in ALL_TASKS and name in architectures_of(task)) or names
 
-    def _checks(self) -> list[Cell]:
-        """Second seeds with twice the budget: they are no seeds at equal budget, and none is trained."""
-        rows = [(task, architecture) for task in self.tasks for architecture in self.architectures_on(task)]
-        return [cell(*row, seed=1, is_check=True) for row in rows]
+
+def _checks(wanted: Sequence[Cell]) -> list[Cell]:
+    """Second seeds with twice the budget: they are no seeds at equal budget, and none is trained."""
+    rows = dict.fromkeys((own.task, own.architecture) for own in wanted)
+    return [cell(*row, seed=1, is_check=True) for row in rows]
 
 
 def _names(asked: str | Sequence[str]) -> tuple[str, ...]:

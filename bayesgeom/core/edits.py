@@ -6,7 +6,7 @@ the task's mean at each position, or the same position of another trial.
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Literal, Protocol, final, runtime_checkable
+from typing import ClassVar, Literal, Protocol, final, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Float, Int64, Shaped
@@ -15,7 +15,7 @@ from torch import Tensor
 from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.core.sites import Site, Z
 
-Mode = Literal["zero", "mean", "resample", "nothing"]
+Mode = str  # "zero", "mean", "resample", or the name of an `AblationMode`
 MODES = ("zero", "mean", "resample", "nothing")
 SubspaceKind = Literal["swap", "remove", "keep", "rotate", "add"]
 SUBSPACE_KINDS = ("swap", "remove", "keep", "rotate", "add")
@@ -32,6 +32,22 @@ class Reference(Protocol):
 
     def donor(self, site: Site, layer: int) -> Shaped[Tensor, "..."]:
         """The unedited activation of the paired trial."""
+
+
+class AblationMode(ABC):
+    """Another replacement for an ablated activation. Concrete modes are frozen dataclasses that need no argument.
+
+    `uses_donor` is true for a mode that reads `reference.donor`, the activation of another sequence.
+    """
+
+    name: ClassVar[str]
+    uses_donor: ClassVar[bool] = False
+
+    @abstractmethod
+    def replacement(
+        self, values: Shaped[Tensor, "..."], site: Site, layer: int, reference: Reference
+    ) -> Shaped[Tensor, "..."]:
+        """Return what goes in place of `values`; its shape broadcasts to theirs, which must not be changed."""
 
 
 class Edit(ABC):
@@ -62,12 +78,23 @@ class Replace(Edit):
     layer: int
     mode: Mode
     heads: tuple[int, ...] | None = None
+    by: AblationMode | None = None  # the mode of this name, where it is none of the four
 
     def __post_init__(self) -> None:
-        if self.mode not in MODES:
+        if self.by is None and self.mode not in MODES:
             raise InvalidArgument(f"mode must be one of {', '.join(MODES)}; got {self.mode!r}.")
         if self.heads is not None and self.site != Z:
             raise InvalidArgument(f"heads are ablated at their output z, not at {self.site.name!r}.")
+
+    @property
+    def uses_donor(self) -> bool:
+        """Whether it reads the activation of another sequence."""
+        return self.mode == "resample" if self.by is None else self.by.uses_donor
+
+    @property
+    def is_constant(self) -> bool:
+        """Whether what goes in place is known not to depend on what is replaced."""
+        return self.by is None and self.mode != "nothing"
 
     @property
     def label(self) -> str:
@@ -89,6 +116,8 @@ class Replace(Edit):
 
     def substitute(self, values: Shaped[Tensor, "..."], reference: Reference) -> Shaped[Tensor, "..."]:
         """What goes in place of all of `values`, expanded to its shape."""
+        if self.by is not None:
+            return self.by.replacement(values, self.site, self.layer, reference).expand_as(values)
         match self.mode:
             case "zero":
                 return values.new_zeros(()).expand_as(values)  # a fresh tensor of them would cost page faults
@@ -96,7 +125,7 @@ class Replace(Edit):
                 return reference.mean(self.site, self.layer).expand_as(values)
             case "resample":
                 return reference.donor(self.site, self.layer).expand_as(values)
-            case "nothing":
+            case _:  # "nothing"
                 return values
 
 

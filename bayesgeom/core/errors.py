@@ -7,7 +7,16 @@ from collections.abc import Collection, Iterable
 
 
 class BayesGeomError(Exception):
-    """Base of every error that bayesgeom raises on purpose; the command line prints it as one line."""
+    """Base of every error that bayesgeom raises on purpose; the command line prints it as one line.
+
+    Example:
+        >>> import bayesgeom
+        >>> try:
+        ...     bayesgeom.load("no-such-checkpoint")
+        ... except bayesgeom.BayesGeomError as error:
+        ...     print(type(error).__name__)
+        UnknownName
+    """
 
 
 class InvalidArgument(BayesGeomError, ValueError):

@@ -15,6 +15,7 @@ import torch
 from jaxtyping import Bool, Float, Float64, Int
 from torch import Tensor
 
+from bayesgeom.core.numbers import number_text
 from bayesgeom.core.observers import STARTS, window_beliefs
 from bayesgeom.core.trials import Trials
 from bayesgeom.stats.bootstrap import mean_interval
@@ -84,16 +85,6 @@ class EffectiveMemory:
         """Whether the task can show transport and the model beats every observer of up to ten symbols."""
         return self.can_show_transport and self.symbols > TRANSPORT_WINDOW
 
-    def named(self, width: int) -> tuple[str, float]:
-        """Return name and mean KL of the stronger window observer of this width."""
-        start = int(self.stronger[width])
-        return window_name(width, STARTS[start]), float(self.kl_bits[start, width])
-
-    @property
-    def first_not_beaten(self) -> tuple[str, float]:
-        """Name and mean KL of the narrowest window observer that the model does not beat; NaN where undecided."""
-        return ("", math.nan) if math.isnan(self.symbols) else self.named(int(self.symbols))
-
     @property
     def verdict(self) -> str:
         """`note`, and whether the model transports where the task can show it."""
@@ -128,13 +119,14 @@ def transport_note(gap_bits: float) -> str:
 
     Example:
         >>> transport_note(0.0)
-        'This task cannot show transport: the last 10 symbols are enough to within 0.0000 bits (0.02 bits needed).'
+        'This task cannot show transport: the last 10 symbols are enough to within 0 bits (0.02 bits needed).'
     """
+    gap = number_text(gap_bits)
     if gap_bits >= TRANSPORT_BITS:
-        return f"This task can show transport: the last {TRANSPORT_WINDOW} symbols alone lose {gap_bits:.4f} bits."
+        return f"This task can show transport: the last {TRANSPORT_WINDOW} symbols alone lose {gap} bits."
     return (
-        f"This task cannot show transport: the last {TRANSPORT_WINDOW} symbols are enough to within {gap_bits:.4f} "
-        f"bits ({TRANSPORT_BITS:g} bits needed)."
+        f"This task cannot show transport: the last {TRANSPORT_WINDOW} symbols are enough to within {gap} bits "
+        f"({TRANSPORT_BITS:g} bits needed)."
     )
 
 

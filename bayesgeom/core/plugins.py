@@ -10,7 +10,7 @@ import inspect
 import pkgutil
 import sys
 import warnings
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from functools import lru_cache
 from importlib.metadata import EntryPoint, EntryPoints, entry_points
@@ -86,12 +86,40 @@ def discovered(
     broken: list[Broken] = []
     for entry in _entry_points(group or package, _places()):
         offered, fault = _loaded(entry, package, base)
-        if offered is not None and not (fault := _fault(offered, found, base)):
-            found[vars(offered)["name"]] = offered
-        elif fault:
-            reason = f"plug-in {entry.name!r} ({entry.value}) cannot be used: {fault.rstrip('.')}."
-            broken.append(Broken(entry.name, reason))
+        for kind in offered:
+            fault = fault or _fault(kind, found, base)
+            if not fault:
+                found[vars(kind)["name"]] = kind
+        if fault:
+            broken.append(_broken(entry, fault))
     return dict(sorted(found.items())), tuple(broken)
+
+
+def values(group: str, kind: type[T], *, taken: Collection[str]) -> dict[str, T]:
+    """Return the objects of a class that other packages offer as entry points; an unusable one is left out and warned.
+
+    Args:
+        group: Group of the entry points, such as "bayesgeom.recipes".
+        kind: Class of the objects; each has an attribute `name`, which its entry point has too.
+        taken: Names that are in use already.
+
+    Returns:
+        The objects by name.
+    """
+    found = dict[str, T]()
+    for entry in _entry_points(group, _places()):
+        fault = f"a {kind.__name__} of this name exists" if entry.name in {*taken, *found} else ""
+        with Contained() as loading:
+            member = entry.load()
+            if not isinstance(member, kind):
+                fault = f"it must be a {kind.__name__}, got a {type(member).__name__}"
+            elif vars(member)["name"] != entry.name:
+                fault = f"its {kind.__name__} is named {vars(member)['name']!r}"
+            elif not fault:
+                found[entry.name] = member
+        if fault := fault or loading.fault:
+            warnings.warn(_broken(entry, fault).reason, stacklevel=3)
+    return found
 
 
 def find(package: str, base: type[T], name: str, *, group: str | None = None) -> type[T]:
@@ -135,24 +163,30 @@ def _entry_points(group: str, _places: tuple[tuple[str, int], ...]) -> EntryPoin
     return entry_points(group=group)
 
 
-def _loaded(entry: EntryPoint, package: str, base: type[T]) -> tuple[type[T] | None, str]:
-    """The class that an entry point offers, or None and why there is none.
+def _broken(entry: EntryPoint, fault: str) -> Broken:
+    return Broken(entry.name, f"plug-in {entry.name!r} ({entry.value}) cannot be used: {fault.rstrip('.')}.")
 
-    Of one group several kinds are discovered, probes and their reports: what is of another kind is no fault here.
+
+def _loaded(entry: EntryPoint, package: str, base: type[T]) -> tuple[list[type[T]], str]:
+    """Return the classes of this kind that an entry point provides, and the reason if it cannot be used.
+
+    One group serves several kinds, such as probes and their reports. An entry point that names a class of another kind
+    provides the classes of this kind that are defined in the same module: a probe brings its report.
     """
     with Contained() as loading:
         member = entry.load()
         if _is_plugin(member, base):
             kind: type[T] = member
-            return kind, ""
+            return [kind], ""
         ours = package.partition(".")[0]
         if not inspect.isclass(member) or not any(own.__module__.partition(".")[0] == ours for own in member.__mro__):
-            return None, f"it offers no {base.__name__}"
+            return [], f"it offers no {base.__name__}"
         if issubclass(member, base) and member is not base:
             missing = ", ".join(sorted(vars(member).get("__abstractmethods__", ())))
-            return None, f"{member.__name__} leaves {missing} undefined"
-        return None, ""
-    return None, loading.fault
+            return [], f"{member.__name__} leaves {missing} undefined"
+        neighbors = vars(sys.modules[member.__module__]).values()
+        return [kind for kind in neighbors if _is_defined_in(kind, member.__module__) and _is_plugin(kind, base)], ""
+    return [], loading.fault
 
 
 def _fault(plugin: type, found: Mapping[str, type], base: type) -> str:

@@ -1,6 +1,6 @@
 """What one pass of a model over trials leaves: behavior of every sequence, activations of the recorded ones."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, final
 
@@ -67,13 +67,32 @@ class Behavior:
     correct: Float[np.ndarray, "sequence position"]
 
 
+def at_scored(
+    site: Site, values: Shaped[Tensor, "*axes"], trials: Trials, *, axes: Sequence[str] = ("pos", "query_pos")
+) -> Shaped[Tensor, "*kept"]:
+    """Return a site's activations at the scored positions.
+
+    Args:
+        site: Names the axes of `values`.
+        values: Activations of one layer at every position.
+        trials: The sequences that were read.
+        axes: Names of the axis to cut. `values` is returned as it is where the site has none of them: keys and values
+            keep every position, unless "key_pos" is named.
+    """
+    for axis in axes:
+        if axis in site.axes:
+            at = site.axes.index(axis)
+            return trials.at_scored(values.movedim(at, 1)).movedim(1, at)
+    return values
+
+
 @final
 @dataclass(frozen=True, kw_only=True)
 class Run:
     """One finished pass. Probes read it; nothing writes to it.
 
-    - `behavior`, `exact_behavior`, `null_behaviors`: all `n` sequences, scored for the model, for the exact
-      predictive itself, and for each null predictor.
+    - `behavior`, `exact_behavior`, `baseline_behaviors`: all `n` sequences, scored for the model, for the exact
+      predictive itself, and for each baseline predictor.
     - `trials`, `log_answers`, `recorded`: the sequences whose activations were kept, the first of the stream.
     - `log_answers`: natural log of the model's probability of each answer, renormalized over the answers.
     - `seed`: what a probe's own resampling starts from.
@@ -114,6 +133,14 @@ class Run:
             exact: Tensor = entropy_bits(self.trials.at_scored(self.trials.predictive))
             return exact.cpu().numpy()
         return self.behavior.model_entropy_bits[: self.n_recorded].astype(np.float64)
+
+    def vectors(self, site: Site, layer: int) -> Float[Tensor, "batch query_pos d"]:
+        """Return the recorded activations of one layer at the scored positions, heads side by side.
+
+        Raises:
+            MissingSite: The site was not recorded.
+        """
+        return at_scored(site, self.at(site)[layer], self.trials, axes=("key_pos",)).flatten(2)
 
     def at(self, site: Site) -> Shaped[Tensor, "layer *axes"]:
         """The recorded activations of every layer. **Raises** `MissingSite` when the site was not recorded."""

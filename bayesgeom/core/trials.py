@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Bool, Float64, Int64, Shaped
 from torch import Tensor
 
+from bayesgeom.core.batching import even_slices
 from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.core.observers import WindowObservers
 
@@ -156,6 +157,11 @@ class Trials:
         else:
             cut["relations"] = {name: related[index] for name, related in own.items()}
         return Trials(**cut)
+
+    def batches(self, *, at_most: int | None = None, at_least: int = 1) -> Iterator["Trials"]:
+        """Yield runs of consecutive sequences of even sizes; `at_most` and `at_least` as in `even_slices`."""
+        for part in even_slices(len(self), at_most=at_most, at_least=at_least):
+            yield self.rows(part)
 
 
 def concatenate(parts: list[Trials]) -> Trials:

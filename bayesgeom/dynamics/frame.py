@@ -16,11 +16,13 @@ from jaxtyping import Float, Float64
 from bayesgeom.core.edits import Edit, InSubspace, Replace
 from bayesgeom.core.run import Run
 from bayesgeom.core.sites import RESID_PRE
+from bayesgeom.interventions.design import Design
 from bayesgeom.interventions.engine import KL, KL_DONOR, Plan, score_pairs
-from bayesgeom.interventions.job import InterventionJob
+from bayesgeom.interventions.intervention import Intervention
 from bayesgeom.models.base import Model
 from bayesgeom.stats.subspace import random_subspaces
 from bayesgeom.subspaces.base import Sample
+from bayesgeom.subspaces.fits import frame
 from bayesgeom.subspaces.jacobian import answer_gradients
 from bayesgeom.subspaces.site import InterventionSite
 from bayesgeom.subspaces.subspace import Subspace
@@ -38,21 +40,22 @@ class Frame:
     """The frame in every layer, and the swap that acts on it. **Raises** as `intervene` does, before anything runs."""
 
     model: Model
-    job: InterventionJob
+    swap: Intervention
     subspaces: dict[int, Subspace]
 
     @classmethod
     def of(cls, model: Model, task: WindTunnel, run: Run, *, n: int, seed: int) -> "Frame":
         """The span of the hypothesis tokens' embeddings, at `resid_pre` of every layer."""
-        job = InterventionJob.of(model, task, None, kind="swap", at=InterventionSite(RESID_PRE), n=n, seed=seed)
-        sample = Sample(model=model, run=run, place=job.place, seed=seed)
-        return cls(model=model, job=job, subspaces=job.fit.fitted(sample, job.layers))
+        place = InterventionSite(RESID_PRE)
+        swap = Intervention.of(model, task, frame(), design=Design("swap"), place=place, n=n, seed=seed)
+        sample = Sample(model=model, run=run, place=place, seed=seed)
+        return cls(model=model, swap=swap, subspaces=swap.fit.fitted(sample, swap.layers))
 
     def answer_shifts(self) -> dict[str, Float64[np.ndarray, "..."]]:
         """Return the answer shift per pair and layer, and per layer that of the ceiling and of random subspaces."""
-        chosen = {layer: self._edits(layer) for layer in self.job.layers}
-        swapped = self._scored({layer: edits[:2] for layer, edits in chosen.items()}, self.job.n)
-        random = self._scored({layer: edits[2:] for layer, edits in chosen.items()}, min(self.job.n, N_RANDOM_PAIRS))
+        chosen = {layer: self._edits(layer) for layer in self.swap.layers}
+        swapped = self._scored({layer: edits[:2] for layer, edits in chosen.items()}, self.swap.n)
+        random = self._scored({layer: edits[2:] for layer, edits in chosen.items()}, min(self.swap.n, N_RANDOM_PAIRS))
         return {
             "answer_shift_bits": swapped[:, :, 0],
             "ceiling_answer_shift_bits": swapped[:, :, 1].mean(axis=0),
@@ -64,7 +67,7 @@ class Frame:
 
         First from all groups of sequences together, then with each group left out.
         """
-        layers, seed = self.job.layers, derived_seed(self.job.seed, _JACOBIAN)
+        layers, seed = self.swap.layers, derived_seed(self.swap.seed, _JACOBIAN)
         size = min(GROUP_SIZE, max(1, run.n_recorded // GROUPS))
         n_groups = min(GROUPS, run.n_recorded // size)
         few, grams = run.trials.rows(slice(0, n_groups * size)), dict[int, torch.Tensor]()
@@ -77,7 +80,7 @@ class Frame:
     def _edits(self, layer: int) -> list[Edit]:
         """The swap of the frame, of all, and of random subspaces."""
         own = self.subspaces[layer]
-        seed = derived_seed(self.job.seed, _DRAWS, layer)
+        seed = derived_seed(self.swap.seed, _DRAWS, layer)
         random = random_subspaces(own.width, own.rank, draws=N_RANDOM, seed=seed)
         like = next(self.model.module.parameters())
         arms: list[Edit] = [
@@ -89,7 +92,7 @@ class Frame:
         return [arms[0], Replace(site=RESID_PRE, layer=layer, mode="resample"), *arms[1:]]
 
     def _scored(self, arms: dict[int, list[Edit]], n: int) -> Float[np.ndarray, "pair layer arm"]:
-        n_scored = self.job.task.sample(1, seed=0).n_scored
+        n_scored = self.swap.task.sample(1, seed=0).n_scored
         plan = Plan(
             replayer=self.model.replayer(),
             spec=self.model.spec,
@@ -97,7 +100,7 @@ class Frame:
             arms=arms,
             bands=np.full((n_scored, 1), 1 / n_scored),
         )
-        sums = score_pairs(self.job.pairs(n), plan, n).arms[..., 0]
+        sums = score_pairs(self.swap.pairs(n), plan, n).arms[..., 0]
         shift: np.ndarray = sums[..., KL] - sums[..., KL_DONOR]
         return shift
 

@@ -291,10 +291,7 @@ def _cloud(run: Run) -> tuple[Float[Tensor, "sequence position d"], Float64[np.n
     """Vectors at scored positions of the last layer, and the exact entropy there."""
     n = _n_points(run)
     site = V if V in run.recorded else RESID_POST
-    values = run.at(site)[-1][:n]
-    trials = run.trials.rows(slice(0, n))
-    points = trials.at_scored(values) if "key_pos" in site.axes else values
-    return points.flatten(2), run.reference_entropy_bits()[:n].round(9)
+    return run.vectors(site, -1)[:n], run.reference_entropy_bits()[:n].round(9)
 
 
 def _scale(run: Run, bench: Bench, n: int) -> EntropyScale:

@@ -16,8 +16,8 @@ import numpy as np
 from jaxtyping import Float
 
 from bayesgeom.dynamics.rows import over_trainings
-from bayesgeom.dynamics.settling import MIN_SEEDS, SETTLED, Dissociation, Steps, dissociation
-from bayesgeom.stats.bootstrap import NEVER, Crossing
+from bayesgeom.dynamics.settling import MIN_SEEDS, Dissociation, dissociation
+from bayesgeom.stats.crossings import NEVER, Crossing, Steps, settled
 
 FRAME, PRECISION = "the frame", "precision"
 MIN_MEASURES = 2
@@ -49,8 +49,7 @@ def settled_moment(steps: Steps, curve: Float[np.ndarray, " step"]) -> Crossing:
     left = np.abs(curve - curve[-1])
     if not left[0] > 0 or not np.isfinite(left).all():
         return NEVER
-    at = int(np.flatnonzero(left > SETTLED * left[0])[-1]) + 1  # the first one is above, the last one below
-    return Crossing(float(steps[at]), float(max(steps[at - 1], 1)))
+    return settled(steps, left, counts_last=True)
 
 
 @final

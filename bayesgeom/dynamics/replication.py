@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, final
 import numpy as np
 from jaxtyping import Float
 
+from bayesgeom.core.numbers import interval_text, number_text
 from bayesgeom.dynamics.rows import over_trainings
-from bayesgeom.results.cells import interval_cell, number_cell
 from bayesgeom.results.estimate import Baseline, Estimate, Quantity
 from bayesgeom.results.estimators import mean_estimate
 from bayesgeom.results.headline import Headline
@@ -112,7 +112,7 @@ class ReplicationReport(Report):
         means = (self.mean_kl_bits, self.mean_entropy_mae_bits)
         spreads = (self.spread_kl_bits, self.spread_entropy_mae_bits)
         for what, both in (("mean", means), ("spread", spreads)):
-            rows.append((what, *(number_cell(float(own)) for own in both), ""))
+            rows.append((what, *(number_text(float(own)) for own in both), ""))
         return "\n".join(aligned(rows))
 
 
@@ -171,4 +171,4 @@ def _spread(own: Estimate) -> Estimate:
 def _cell(own: Estimate) -> str:
     """A number with its interval."""
     low, high = map(float, own.ends)
-    return f"{number_cell(float(own))} [{interval_cell(low, high)}]"
+    return f"{number_text(float(own))} [{interval_text(low, high)}]"

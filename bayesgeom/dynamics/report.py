@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, final
 import numpy as np
 from jaxtyping import Float
 
-from bayesgeom.dynamics.settling import SETTLED
+from bayesgeom.core.numbers import number_text
 from bayesgeom.results.estimate import Estimate, Quantity
 from bayesgeom.results.headline import Headline
 from bayesgeom.results.report import Report, headline_of
 from bayesgeom.results.tables import aligned
+from bayesgeom.stats.crossings import SETTLED
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
@@ -195,7 +196,9 @@ class DynamicsReport(Report):
             ("answer shift", self.answer_shift_bits[:, -1, 0]),
             ("frame ratio", self.frame_ratio[:, -1, 0]),
         )
-        known = [f"{what} {level.value.mean():.4g} ({level.name})" for what, own in last for level in own.baselines]
+        known = [
+            f"{what} {number_text(level.value.mean())} ({level.name})" for what, own in last for level in own.baselines
+        ]
         return (
             f"chance: {', '.join(known)}; of the other columns, the first snapshot. "
             "Key overlap, answer shift and frame ratio are those of layer 0."

@@ -1,4 +1,4 @@
-"""`dynamics`: the diagnostics over the snapshots of a training, or of several seeds of it, on the same trials."""
+"""`training_dynamics`: the diagnostics at every snapshot of one training or of several seeds, on the same sequences."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,7 +7,6 @@ from typing import Any, final
 
 import torch
 
-from bayesgeom.core.allocator import keep_freed_memory
 from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.core.progress import bar, kept_in
 from bayesgeom.core.run import Run
@@ -20,71 +19,78 @@ from bayesgeom.models.base import Model
 from bayesgeom.models.provenance import provenance
 from bayesgeom.models.resolve import check_device
 from bayesgeom.results.diagnosis import Diagnosis
+from bayesgeom.results.folder import PARTS
 from bayesgeom.tasks.base import checked_seed
 
 N_DEFAULT, N_LEAST = 256, 4
 
 
 def training_dynamics(
-    *runs: Source, n: int = N_DEFAULT, seed: int = 0, device: str = "cpu", progress: Path | None = None
+    *runs: Source,
+    n: int = N_DEFAULT,
+    seed: int = 0,
+    device: str = "cpu",
+    maps_at: Sequence[int] | None = None,
+    out: str | Path | None = None,
 ) -> Diagnosis:
-    """Measure every diagnostic at every snapshot of a training, on the same `n` new sequences.
+    """Measure every diagnostic at every snapshot of a training, on the same new sequences.
 
-    Returns a diagnosis with the reports "dynamics" (the curves), "settling" (what settles first, and what falls
-    again), and, of the first training, "manifold_film" and "attention_maps" where its architecture has them.
+    One model is in memory at a time. The measurement of each snapshot is saved, in `dynamics/` of a run's directory or
+    else in `parts/` of `out`, and not repeated: a stopped analysis continues.
 
-    `runs`: directories that `bayesgeom train` wrote, or names of packed trainings, one per seed; or the checkpoints of
-    a single training. One model is in memory at a time, with the last snapshot's attention on a bounded sample. The
-    measurement of each snapshot is saved, in `dynamics/` of a run's directory or else in `progress`, and not repeated:
-    a stopped analysis continues.
+    Args:
+        *runs: Directories that `bayesgeom train` wrote or names of packed trainings, one per seed; or the checkpoints
+            of one training.
+        n: Number of sequences: at least 4.
+        seed: Seed of the sequences and of the intervals.
+        device: Where to run: "cpu", "cuda", …
+        maps_at: Steps whose attention is drawn. Default: a few.
+        out: Directory that keeps progress and the report, so that a stopped measurement continues.
 
-    **Raises** `InvalidArgument` for n < 4, a device that is not there, fewer than two snapshots, snapshots of different
-    architectures or tasks, and several recipes; `UnknownName` for a training that is not there; `CheckpointFault` for
-    one that cannot be trusted.
+    Returns:
+        The reports "dynamics", "settling" and, where the architecture has them, "manifold_film" and
+        "attention_maps".
+
+    Raises:
+        InvalidArgument: n is below 4, the device does not exist, there are fewer than two snapshots, or they are of
+            different architectures, tasks or recipes.
+        UnknownName: There is no such training.
+        CheckpointFault: A training cannot be trusted.
+
+    Example:
+        >>> import bayesgeom
+        >>> bayesgeom.training_dynamics("no-such-run")  # doctest: +IGNORE_EXCEPTION_DETAIL
+        Traceback (most recent call last):
+        bayesgeom.core.errors.UnknownName: there is no training named 'no-such-run'.
     """
-    return DynamicsJob.of(runs, n=n, seed=seed, device=device, progress=progress).run()
+    if n < N_LEAST:
+        raise InvalidArgument(
+            f"n is the number of sequences: at least {N_LEAST}, so that half can be held out; got {n}."
+        )
+    check_device(device)
+    found = runs_of(runs)
+    steps = found[0].steps
+    if unknown := [step for step in maps_at or () if step not in steps]:
+        listed = ", ".join(map(str, steps))
+        raise InvalidArgument(f"no snapshot was taken at step {unknown[0]}; there are {listed}.")
+    bench = Bench(task=found[0].wind_tunnel(), n=n, seed=checked_seed(seed))
+    chosen = None if maps_at is None else tuple(sorted(set(maps_at)))
+    progress = None if out is None else Path(out) / PARTS
+    return _Analysis(runs=found, bench=bench, device=device, progress=progress).diagnosis(chosen)
 
 
 @final
 @dataclass(frozen=True, kw_only=True)
-class DynamicsJob:
-    """A checked analysis, ready to run. `maps_at`: steps whose attention is drawn; by default a few."""
+class _Analysis:
+    """A checked analysis: what every step of it needs, from what was measured before to the provenance."""
 
     runs: tuple[TrainingRun, ...]
     bench: Bench
     device: str
     progress: Path | None
-    maps_at: tuple[int, ...] | None
 
-    @classmethod
-    def of(
-        cls,
-        runs: Sequence[Source],
-        *,
-        n: int = N_DEFAULT,
-        seed: int = 0,
-        device: str = "cpu",
-        progress: Path | None = None,
-        maps_at: Sequence[int] | None = None,
-    ) -> "DynamicsJob":
-        """Check everything that can be checked before anything runs."""
-        if n < N_LEAST:
-            raise InvalidArgument(
-                f"n is the number of sequences: at least {N_LEAST}, so that half can be held out; got {n}."
-            )
-        check_device(device)
-        found = runs_of(runs)
-        steps = found[0].steps
-        if unknown := [step for step in maps_at or () if step not in steps]:
-            listed = ", ".join(map(str, steps))
-            raise InvalidArgument(f"no snapshot was taken at step {unknown[0]}; there are {listed}.")
-        bench = Bench(task=found[0].wind_tunnel(), n=n, seed=checked_seed(seed))
-        chosen = None if maps_at is None else tuple(sorted(set(maps_at)))
-        return cls(runs=found, bench=bench, device=device, progress=progress, maps_at=chosen)
-
-    def run(self) -> Diagnosis:
+    def diagnosis(self, maps_at: tuple[int, ...] | None) -> Diagnosis:
         """Measure what is not measured yet; the curves, and film and attention maps of the first training."""
-        keep_freed_memory()
         total = sum(len(run.steps) for run in self.runs)
         before = [self._held(run) for run in self.runs]
         n_before = sum(map(len, before))
@@ -95,7 +101,7 @@ class DynamicsJob:
         settled = settling_report(curves, numbers, seed=self.bench.seed)
         pictures = (
             film(self.runs[0], found[0], n=self.bench.n, seed=self.bench.seed),
-            attention_maps(self.runs[0], found[0], self.maps_at),
+            attention_maps(self.runs[0], found[0], maps_at),
         )
         reports = {own.name: own for own in (curves, settled, *pictures) if own is not None}
         return Diagnosis(reports=reports, skipped=dict(found[0][0].missing), provenance=self._provenance())

@@ -1,4 +1,4 @@
-"""When something settles, which of two settles first, and whether a curve falls again.
+"""When something first reaches its level, which of two does first, and whether a curve falls again.
 
     frame_step       first snapshot whose pattern distance is at most 10 % of the first one's
     precision_step   first snapshot whose KL is at most twice the last one's
@@ -16,34 +16,27 @@ import numpy as np
 from jaxtyping import Float
 
 from bayesgeom.dynamics.rows import interval_of
-from bayesgeom.stats.bootstrap import NEVER, Crossing, seed_interval, times_later
+from bayesgeom.stats.bootstrap import seed_interval
+from bayesgeom.stats.crossings import NEVER, SETTLED, Crossing, Steps, reached, times_later
 
-SETTLED, NEAR, THERE = 0.1, 2.0, 0.1
+NEAR, THERE = 2.0, 0.1
 MIN_SEEDS = 3
-Steps = Sequence[int]
 
 
 def frame_moment(steps: Steps, distance: Float[np.ndarray, " step"]) -> Crossing:
-    """When attention has settled. NaN where it is where it ends from the start."""
-    return _first(steps, distance <= SETTLED * distance[0]) if distance[0] > 0 else NEVER
+    """Return when attention first reaches where it ends. NaN where it is there from the start."""
+    return reached(steps, distance <= SETTLED * distance[0]) if distance[0] > 0 else NEVER
 
 
 def precision_moment(steps: Steps, kl_bits: Float[np.ndarray, " step"]) -> Crossing:
-    """When the error has come down to twice the last one. NaN where it was never larger."""
-    return _first(steps, kl_bits <= NEAR * kl_bits[-1])
+    """Return when the error first reaches twice the last one. NaN where it was never larger."""
+    return reached(steps, kl_bits <= NEAR * kl_bits[-1])
 
 
 def precision_by_share(steps: Steps, kl_bits: Float[np.ndarray, " step"]) -> Crossing:
-    """When a tenth of the error's way down is left: the frame's rule. NaN where the error did not come down."""
+    """Return when a tenth of the error's way down is first left: the frame's rule. NaN where it did not come down."""
     way = kl_bits - kl_bits[-1]
-    return _first(steps, way <= SETTLED * way[0]) if way[0] > 0 else NEVER
-
-
-def _first(steps: Steps, holds: np.ndarray) -> Crossing:
-    found = np.flatnonzero(holds)
-    if len(found) == 0 or found[0] == 0:
-        return NEVER  # never; or from the start, so that there is no moment
-    return Crossing(float(steps[found[0]]), float(max(steps[found[0] - 1], 1)))
+    return reached(steps, way <= SETTLED * way[0]) if way[0] > 0 else NEVER
 
 
 @final

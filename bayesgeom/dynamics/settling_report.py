@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, final
 import numpy as np
 from jaxtyping import Float
 
+from bayesgeom.core.numbers import interval_text, number_text
 from bayesgeom.dynamics.order import ORDER_RULE
-from bayesgeom.dynamics.settling import FALL_RULE, NEAR, SETTLED
-from bayesgeom.results.cells import interval_cell
+from bayesgeom.dynamics.settling import FALL_RULE, NEAR
 from bayesgeom.results.estimate import Estimate, Quantity
 from bayesgeom.results.headline import Headline
 from bayesgeom.results.report import Report, headline_of
 from bayesgeom.results.tables import aligned
+from bayesgeom.stats.crossings import SETTLED
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
@@ -36,8 +37,8 @@ class SettlingReport(Report):
     - `order`: the verdict on all scales and frame measures (`dynamics.order`). `precision_step_by_scale` and
       `frame_step_by_measure`: when each had settled. `dissociation_by_scale`: log2 of their ratio, mean over trainings.
       `order_by_scale`: what each pair alone would say, scale by scale.
-    - `fall`: per curve the largest fall after a maximum, from `fall_start` to `fall_end`; `fall_share`: as a share of
-      the curve's rise.
+    - `fall`: per curve the largest fall after a maximum, between two `fall_steps`; `fall_share`: as a share of the
+      curve's rise.
     """
 
     name: ClassVar[str] = "settling"
@@ -68,8 +69,7 @@ class SettlingReport(Report):
     curves: tuple[str, ...]
     fall: Annotated[Estimate, Quantity("curve", label="largest fall after a maximum")]
     fall_share: Float[np.ndarray, " curve"]
-    fall_start: Float[np.ndarray, " curve"]
-    fall_end: Float[np.ndarray, " curve"]
+    fall_steps: Float[np.ndarray, "end curve"]
     fall_verdicts: tuple[str, ...]
     n: int
 
@@ -119,7 +119,14 @@ class SettlingReport(Report):
             steps = (self.frame_step[run], *self.precision_step[:, run])
             own = self.dissociation_by_run[0, run]
             low, high = map(float, own.ends)
-            moments.append((name, *(f"{step:g}" for step in steps), f"{float(own):.2f}", f"{low:.2f} … {high:.2f}"))
+            moments.append(
+                (
+                    name,
+                    *(f"{step:g}" for step in steps),
+                    number_text(float(own)),
+                    f"{number_text(low)} … {number_text(high)}",
+                )
+            )
         return "\n".join([*aligned(moments), "", *self._orders()])
 
     def _orders(self) -> list[str]:
@@ -132,12 +139,13 @@ class SettlingReport(Report):
             own = self.dissociation_by_scale[one, other]
             low, high = map(float, own.ends)
             moments = _steps(self.precision_step_by_scale[:, one]), _steps(self.frame_step_by_measure[:, other])
-            ratio = f"{float(own):.2f} [{interval_cell(low, high)}]"
+            ratio = f"{number_text(float(own))} [{interval_text(low, high)}]"
             rows.append((self.scales[one], moments[0], self.frame_measures[other], moments[1], ratio, said))
         return [*aligned(rows), f"frame or precision first: {self.order}"]
 
     def _fall_text(self, at: int) -> str:
-        where = f"from step {self.fall_start[at]:g} to {self.fall_end[at]:g}, {self.fall_share[at]:.0%} of its rise"
+        first, last = self.fall_steps[:, at]
+        where = f"from step {first:g} to {last:g}, {self.fall_share[at]:.0%} of its rise"
         return f"{self.fall_verdicts[at]} ({where})" if self.fall_share[at] > 0 else self.fall_verdicts[at]
 
 

@@ -131,7 +131,8 @@ def _falls(numbers: Stacked, steps: Sequence[int], *, n: int, seed: int) -> dict
             n=count,
         ),
         "fall_share": np.array([own.share for own in falls.values()]),
-        "fall_start": np.array([float(steps[own.start]) for own in falls.values()]),
-        "fall_end": np.array([float(steps[own.end]) for own in falls.values()]),
+        "fall_steps": np.array(
+            [[steps[own.start] for own in falls.values()], [steps[own.end] for own in falls.values()]], dtype=np.float64
+        ),
         "fall_verdicts": tuple(own.verdict for own in falls.values()),
     }

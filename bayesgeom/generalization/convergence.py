@@ -9,8 +9,8 @@ from bayesgeom.results.estimate import Estimate
 LAST_SHARE = 0.25  # of the positions, over which the level is taken that entropy settles at
 
 
-def settled_bits(entropies_bits: Float[np.ndarray, "sequence position"]) -> float:
-    """Mean entropy over the last quarter of the positions: the floor."""
+def floor_bits(entropies_bits: Float[np.ndarray, "sequence position"]) -> float:
+    """Return the floor: mean entropy over the last quarter of the positions."""
     return float(entropies_bits[:, -_n_last(entropies_bits.shape[1]) :].mean())
 
 

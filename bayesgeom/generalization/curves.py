@@ -164,25 +164,6 @@ def mean_along(
     return Estimate.of(errors.mean(axis=0), (low, high), n=len(errors), baselines=baselines)
 
 
-def stacked(found: Sequence[Estimate], baselines: Sequence[Baseline] | None = None) -> Estimate:
-    """Return estimates of one shape as one along a new first axis.
-
-    Args:
-        found: The estimates; all have baselines of the same names, or `baselines` replaces them.
-        baselines: Those of the whole, instead of the estimates' own.
-    """
-
-    def along(levels: Sequence[Baseline]) -> Baseline:
-        first = levels[0]
-        return Baseline.of(first.kind, first.name, np.stack([own.value for own in levels]))
-
-    if baselines is None:
-        baselines = [along(levels) for levels in zip(*(own.baselines for own in found), strict=True)]
-    low, high = (np.stack(ends) for ends in zip(*(own.ends for own in found), strict=True))
-    value, n = np.stack([own.value for own in found]), max(own.n for own in found)
-    return Estimate.of(value, (low, high), n=n, baselines=baselines)
-
-
 def strongest(predictors: Mapping[str, Float[np.ndarray, " position"]]) -> str:
     """The predictor with the least mean KL: the level to beat."""
     return min(predictors, key=lambda name: float(np.nan_to_num(predictors[name], nan=_WORST, posinf=_WORST).mean()))

@@ -1,6 +1,6 @@
-"""`length`: errors far beyond the training length, position by position, for one model or for several side by side."""
+"""`length_generalization`: errors far beyond the training length, position by position, of one model or several."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, final
@@ -20,21 +20,36 @@ from bayesgeom.generalization.arm import (
 from bayesgeom.generalization.curves import errors_across, errors_along
 from bayesgeom.generalization.depth import Window, can_read_layers, windows_around
 from bayesgeom.generalization.length_report import LengthReport
-from bayesgeom.generalization.stretch import Stretch, check_room, checked_lengths, distances_to_run, stretch_of
+from bayesgeom.generalization.stretch import (
+    Stretch,
+    check_room,
+    checked_lengths,
+    distances_to_run,
+    stretch_of,
+    with_room_for,
+)
 from bayesgeom.generalization.together import length_report
 from bayesgeom.models.base import Model
 from bayesgeom.models.checkpoint import Checkpoint
 from bayesgeom.models.provenance import provenance
 from bayesgeom.models.resolve import ModelLike, TaskLike, as_model, scored_task_of
-from bayesgeom.results.diagnosis import Diagnosis
 from bayesgeom.results.report import with_provenance
 from bayesgeom.tasks.base import Branch, WindTunnel, checked_seed, derived_seed
 
 N_RECORDED = 128  # sequences whose residuals are read layer by layer
 
 
+@final
+@dataclass(frozen=True, kw_only=True)
+class Unmade:
+    """A model that is made when its turn comes, trained perhaps; `like` has its shape and its task, and may be it."""
+
+    like: Callable[[], Model]
+    make: Callable[[], Model]
+
+
 def length_generalization(
-    model: ModelLike | Sequence[ModelLike],
+    model: ModelLike | Unmade | Sequence[ModelLike | Unmade],
     task: TaskLike | None = None,
     lengths: Sequence[int] | None = None,
     *,
@@ -43,23 +58,72 @@ def length_generalization(
     threshold_bits: float = 0.01,
     top_attention_off: int = 0,
 ) -> LengthReport:
-    """Errors of a model, or of several, at and beyond the length that it was trained on, on `n` fresh sequences.
+    """Measure errors at and beyond the training length, for one model or several.
 
-    `lengths` are those at which whole-sequence means are given, the longest being run: steps of an HMM, pairs of a
-    bijection with repeats, filler of recall. Default: 1, 1.5, 2.5 and 5 times the training length. `task` replaces the
-    task that the model was trained on, and its length the training length where the model does not say. Several models
-    see the same sequences and must have been trained at the same length. `top_attention_off` silences attention in so
-    many top layers.
+    Several models see the same sequences and must have been trained at the same length.
 
-    **Raises** `InvalidArgument` where no length lies beyond the training length, the task has none, or models were
-    trained at different ones; `TaskMismatch` for more positions than a model's table holds, with the kinds that can.
+    Args:
+        model: A model or several, as `as_model` takes them.
+        task: A task, or its text as on the command line. Default: the task that the model was trained on.
+        lengths: Lengths at which means over whole sequences are given: steps of an HMM, pairs of a bijection with
+            repeats, filler of recall. Default: of 1, 1.5, 2.5 and 5 times the training length those that have room.
+        n: Number of sequences.
+        seed: Seed of the sequences and of the intervals.
+        threshold_bits: KL beyond which a position counts as lost.
+        top_attention_off: Number of top layers whose attention is silenced.
+
+    Returns:
+        Errors by position, and the discontinuity at the training length.
+
+    Raises:
+        InvalidArgument: No length is beyond the training length, the task has no length, or models were trained at
+            different ones.
+        TaskMismatch: A model has fewer positions than a length needs.
+
+    Example:
+        >>> import bayesgeom
+        >>> bayesgeom.length_generalization("hmm-lstm", lengths=[21], n=8).n
+        8
     """
-    models: list[ModelLike] = [model] if isinstance(model, Model | Checkpoint | nn.Module | str | Path) else list(model)
-    job = LengthJob.of(
+    is_one = isinstance(model, Model | Checkpoint | nn.Module | str | Path | Unmade)
+    models: list[ModelLike | Unmade] = [model] if is_one else list(model)  # type: ignore[arg-type, list-item]
+    return _measured(
         models, task, lengths, n=n, seed=seed, threshold_bits=threshold_bits, top_attention_off=top_attention_off
     )
-    report = job.run()
-    return with_provenance(report, job.diagnosis(report).provenance)
+
+
+def _measured(
+    models: list[ModelLike | Unmade],
+    task: TaskLike | None,
+    lengths: Sequence[int] | None,
+    *,
+    n: int,
+    seed: int,
+    threshold_bits: float,
+    top_attention_off: int,
+) -> LengthReport:
+    """The report, with its provenance; everything is checked before a model runs."""
+    if not models:
+        raise InvalidArgument("name at least one model whose length is to be studied.")
+    if n < 2 or not threshold_bits > 0:
+        raise InvalidArgument(f"n is at least 2 and the threshold above 0 bits; got {n} and {threshold_bits}.")
+    if len(models) == 1 and not isinstance(models[0], Unmade):
+        models = [as_model(models[0])]
+    specs, setting = _checked(
+        models, task, lengths, seed=seed, threshold_bits=threshold_bits, top_attention_off=top_attention_off
+    )
+    arms = [_arm(_silenced(_made(own), top_attention_off), setting, n) for own in models]
+    report = length_report(arms, setting)
+    arguments = {
+        "lengths": setting.lengths,
+        "n": n,
+        "seed": seed,
+        "threshold_bits": threshold_bits,
+        "top_attention_off": top_attention_off,
+    }
+    trained = setting.stretch.to(setting.task, setting.trained)
+    where = _provenance(report, specs, setting.task, arguments)
+    return with_provenance(report, where | {"trained_task": str(trained)})
 
 
 def with_room(
@@ -77,123 +141,72 @@ def with_room(
     return with_untrained_positions(own, n_pos, seed=seed)
 
 
-@final
-@dataclass(frozen=True, kw_only=True)
-class Unmade:
-    """A model that is made when its turn comes, trained perhaps; `like` has its shape and its task, and may be it."""
+def _checked(
+    models: Sequence[ModelLike | Unmade],
+    task: TaskLike | None,
+    lengths: Sequence[int] | None,
+    *,
+    seed: int,
+    threshold_bits: float,
+    top_attention_off: int,
+) -> tuple[list[ModelSpec], Setting]:
+    """The models' sizes, and what they are asked: everything that can be checked before anything is trained or runs.
 
-    like: Callable[[], Model]
-    make: Callable[[], Model]
+    No model is kept: of several, each is made anew for its turn, so that one is held at a time.
+    """
+    checked_seed(seed)
+    found = [_Subject.of(model, task, top_attention_off) for model in models]
+    chosen, stretch, trained = _shared(found)
+    wanted = checked_lengths(stretch, trained, lengths)
+    if lengths is None:
+        wanted = with_room_for([own.spec for own in found], chosen, stretch, trained, wanted)
+    for own in found:
+        check_room(own.spec, chosen, stretch, wanted[-1])
+    setting = Setting(
+        task=chosen, stretch=stretch, trained=trained, lengths=wanted, seed=seed, threshold_bits=threshold_bits
+    )
+    return [own.spec for own in found], setting
 
 
-@final
-@dataclass(frozen=True, kw_only=True)
-class LengthJob:
-    """A checked measurement, ready to run. Of several models one is held at a time: each is made anew for its turn."""
+def _provenance(
+    report: LengthReport, specs: Sequence[ModelSpec], task: WindTunnel, arguments: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Of several models, their names and hashes; of one, its description, with the hash that it had when measured."""
+    if len(specs) > 1:
+        weights = dict(zip(report.arms, report.weights_hashes, strict=True))
+        named = {"name": ", ".join(report.arms), "architecture": "several"}
+        return provenance(named, task, arguments) | {"weights": weights}
+    return provenance(replace(specs[0], weights_hash=report.weights_hashes[0]), task, arguments)
 
-    models: tuple[ModelLike | Unmade, ...]
-    specs: tuple[ModelSpec, ...]
-    task: WindTunnel
-    stretch: Stretch
-    trained: int
-    lengths: tuple[int, ...]
-    n: int
-    seed: int
-    threshold_bits: float
-    top_attention_off: int
 
-    @classmethod
-    def of(
-        cls,
-        models: Sequence[ModelLike | Unmade],
-        task: TaskLike | None,
-        lengths: Sequence[int] | None,
-        *,
-        n: int,
-        seed: int,
-        threshold_bits: float = 0.01,
-        top_attention_off: int = 0,
-    ) -> "LengthJob":
-        """Check everything that can be checked before anything is trained or runs."""
-        if not models:
-            raise InvalidArgument("name at least one model whose length is to be studied.")
-        if n < 2 or not threshold_bits > 0:
-            raise InvalidArgument(f"n is at least 2 and the threshold above 0 bits; got {n} and {threshold_bits}.")
-        checked_seed(seed)
-        if len(models) == 1 and not isinstance(models[0], Unmade):
-            models = [as_model(models[0])]
-        found = [_Subject.of(model, task, top_attention_off) for model in models]
-        chosen, stretch, trained = _shared(found)
-        wanted = checked_lengths(stretch, trained, lengths)
-        for own in found:
-            check_room(own.spec, chosen, stretch, wanted[-1])
-        return cls(
-            models=tuple(models),
-            specs=tuple(own.spec for own in found),
-            task=chosen,
-            stretch=stretch,
-            trained=trained,
-            lengths=wanted,
-            n=n,
-            seed=seed,
-            threshold_bits=threshold_bits,
-            top_attention_off=top_attention_off,
-        )
+def _arm(model: Model, setting: Setting, n: int) -> Arm:
+    """What one model's errors and residuals say, along one long run or across runs of every length."""
 
-    def run(self) -> LengthReport:
-        """Every model in turn, then all together."""
-        arms = [self._arm(_silenced(_made(model), self.top_attention_off)) for model in self.models]
-        return length_report(arms, self._setting())
+    def run_at(length: int) -> Run:
+        return run_on(model, setting.stretch.to(setting.task, length), n=n, seed=setting.seed)
 
-    def diagnosis(self, report: LengthReport) -> Diagnosis:
-        """The report with its provenance, ready to be saved."""
-        arguments: dict[str, Any] = {
-            "lengths": self.lengths,
-            "n": self.n,
-            "seed": self.seed,
-            "threshold_bits": self.threshold_bits,
-            "top_attention_off": self.top_attention_off,
-        }
-        if len(self.models) > 1:
-            weights = dict(zip(report.arms, report.weights_hashes, strict=True))
-            named = {"name": ", ".join(report.arms), "architecture": "several"}
-            return Diagnosis.of(report, provenance(named, self.task, arguments) | {"weights": weights})
-        spec = replace(self.specs[0], weights_hash=report.weights_hashes[0])
-        return Diagnosis.of(report, provenance(spec, self.task, arguments))
+    if setting.stretch.is_prefix:
+        run = run_at(setting.lengths[-1])
+        windows = windows_around(run, setting.trained) if can_read_layers(model) else None
+        return measured(model, setting, errors_along(run), windows)
+    runs = {length: run_at(length) for length in distances_to_run(setting.trained, setting.lengths)}
+    earlier, beyond, everywhere = max(0, setting.trained - 1), setting.trained + 1, slice(None)
+    windows = None
+    if can_read_layers(model):
+        before, within, after = (Window.of(runs[at], everywhere) for at in (earlier, setting.trained, beyond))
+        windows = before, within, after
+    return measured(model, setting, errors_across(runs), windows)
 
-    def _setting(self) -> Setting:
-        return Setting(
-            task=self.task,
-            stretch=self.stretch,
-            trained=self.trained,
-            lengths=self.lengths,
-            seed=self.seed,
-            threshold_bits=self.threshold_bits,
-        )
 
-    def _arm(self, model: Model) -> Arm:
-        if self.stretch.is_prefix:
-            run = self._run(model, self.lengths[-1])
-            windows = windows_around(run, self.trained) if can_read_layers(model) else None
-            return measured(model, self._setting(), errors_along(run), windows)
-        runs = {length: self._run(model, length) for length in distances_to_run(self.trained, self.lengths)}
-        earlier, beyond, everywhere = max(0, self.trained - 1), self.trained + 1, slice(None)
-        windows = None
-        if can_read_layers(model):
-            before, within, after = (Window.of(runs[at], everywhere) for at in (earlier, self.trained, beyond))
-            windows = before, within, after
-        return measured(model, self._setting(), errors_across(runs), windows)
-
-    def _run(self, model: Model, length: int) -> Run:
-        task = self.stretch.to(self.task, length)
-        blocks = task.stream(self.n, seed=derived_seed(self.seed, Branch.TRIALS), device=model.spec.device)
-        return model.run(
-            blocks,
-            record=(RESID_POST,) if can_read_layers(model) else (),
-            n_recorded=min(self.n, N_RECORDED),
-            baseline_predictives=task.baseline_predictives,
-            seed=derived_seed(self.seed, Branch.RESAMPLING),
-        )
+def run_on(model: Model, task: WindTunnel, *, n: int, seed: int) -> Run:
+    """One pass over `n` sequences of the task, with residuals of the first where layers can be read."""
+    return model.run(
+        task.stream(n, seed=derived_seed(seed, Branch.TRIALS), device=model.spec.device),
+        record=(RESID_POST,) if can_read_layers(model) else (),
+        n_recorded=min(n, N_RECORDED),
+        baseline_predictives=task.baseline_predictives,
+        seed=derived_seed(seed, Branch.RESAMPLING),
+    )
 
 
 @final

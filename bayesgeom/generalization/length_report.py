@@ -8,15 +8,20 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, final
 import numpy as np
 from jaxtyping import Float, Int
 
+from bayesgeom.core.numbers import number_text
 from bayesgeom.generalization.curves import LARGEST_WITHIN, N_TREND
 from bayesgeom.generalization.depth import EARLIER
 from bayesgeom.results.estimate import Estimate, Quantity
-from bayesgeom.results.headline import Headline, number_text
+from bayesgeom.results.headline import Headline
 from bayesgeom.results.report import Report, headline_of
 from bayesgeom.results.tables import aligned
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
+
+
+ERRORS = ("KL", "entropy error")
+KL, ENTROPY = range(2)  # entries of `errors`
 
 
 @final
@@ -25,11 +30,12 @@ class LengthReport(Report):
     """One row per model ("arm"), all on the same sequences; position i of a curve is the place `at[i]`.
 
     Places are scored positions counted from 1, or, where length is distance, filler tokens (`unit` says which).
-    `untrained_positions` says of each arm which rows of a learned table training never reached. `critical_length` is
-    infinite where no place exceeds `threshold_bits`. Layers that cannot be read are NaN. `whole_…` are means over whole
-    sequences of each length. On tasks whose hidden state moves, `effective_memory_symbols` is that of
-    `bayesgeom.core.memory` over the longest sequences, and `transport` says whether such sequences can show transport;
-    on other tasks the one is NaN and the other empty.
+    `position_kinds` says of each arm how it encodes positions, and which rows of a learned table training never
+    reached. `errors` are the KL and the entropy error: at every place (`error_bits`), as means over whole sequences of
+    each length (`whole_error_bits`), and their jump at the training length (`jump_bits`). `critical_length` is infinite
+    where no place exceeds `threshold_bits`. Layers that cannot be read are NaN. On tasks whose hidden state moves,
+    `effective_memory_symbols` is that of `bayesgeom.core.memory` over the longest sequences, and `transport` says
+    whether such sequences can show transport; on other tasks the one is NaN and the other empty.
     """
 
     name: ClassVar[str] = "length"
@@ -43,30 +49,21 @@ class LengthReport(Report):
         "length over that just within it first stands out."
     )
 
-    task: str
-    field: str
     unit: str
     trained: int
     threshold_bits: float
     arms: tuple[str, ...]
     position_kinds: tuple[str, ...]
-    untrained_positions: tuple[str, ...]
     weights_hashes: tuple[str, ...]
     lengths: tuple[str, ...]
     at: Int[np.ndarray, " position"]
-    kl_bits: Annotated[Estimate, Quantity("arm position", unit="bits", better="lower", label="KL(exact ‖ model)")]
-    entropy_mae_bits: Annotated[Estimate, Quantity("arm position", unit="bits", better="lower", label="entropy error")]
-    whole_kl_bits: Annotated[
-        Estimate, Quantity("arm length", unit="bits", better="lower", label="KL, mean over whole sequences")
+    errors: tuple[str, ...]
+    error_bits: Annotated[Estimate, Quantity("error arm position", unit="bits", better="lower", label="error")]
+    whole_error_bits: Annotated[
+        Estimate, Quantity("error arm length", unit="bits", better="lower", label="error, mean over whole sequences")
     ]
-    whole_entropy_mae_bits: Annotated[
-        Estimate, Quantity("arm length", unit="bits", better="lower", label="entropy error, mean over whole sequences")
-    ]
-    jump_kl_bits: Annotated[
-        Estimate, Quantity("arm", unit="bits", better="lower", label="KL jump at the training length")
-    ]
-    jump_entropy_mae_bits: Annotated[
-        Estimate, Quantity("arm", unit="bits", better="lower", label="entropy error's jump at the training length")
+    jump_bits: Annotated[
+        Estimate, Quantity("error arm", unit="bits", better="lower", label="the error's jump at the training length")
     ]
     critical_length: Annotated[Estimate, Quantity("arm", better="higher", label="first place over the threshold")]
     extrapolation_ratio: Annotated[Estimate, Quantity("arm", better="lower", label="KL beyond / within")]
@@ -86,18 +83,33 @@ class LengthReport(Report):
     @property
     def predictors(self) -> tuple[str, ...]:
         """The predictors that the errors are compared with, the strongest first."""
-        return tuple(own.name for own in self.kl_bits.baselines)
+        return tuple(own.name for own in self.error_bits.baselines)
+
+    @property
+    def kl_bits(self) -> Estimate:
+        """KL(exact ‖ model) of each arm at every place."""
+        return self.error_bits[KL]
+
+    @property
+    def entropy_mae_bits(self) -> Estimate:
+        """The entropy error of each arm at every place."""
+        return self.error_bits[ENTROPY]
+
+    @property
+    def untrained_positions(self) -> tuple[str, ...]:
+        """Which rows of each arm's learned table training never reached; "" where it reached all."""
+        return tuple(kind.partition(" (")[2].removesuffix(")") for kind in self.position_kinds)
 
     @property
     def found_kl_bits(self) -> Float[np.ndarray, " arm"]:
         """KL at the first place beyond the training length; NaN where there is no jump."""
         found = self.kl_bits.value[:, int((self.at <= self.trained).sum())]
-        return np.where(np.isnan(self.jump_kl_bits.value), np.nan, found)
+        return np.where(np.isnan(self.jump_bits.value[KL]), np.nan, found)
 
     @property
     def predicted_kl_bits(self) -> Float[np.ndarray, " arm"]:
         """KL that the trend within the training length predicts there."""
-        predicted: np.ndarray = self.found_kl_bits - self.jump_kl_bits.value
+        predicted: np.ndarray = self.found_kl_bits - self.jump_bits.value[KL]
         return predicted
 
     @property
@@ -115,7 +127,7 @@ class LengthReport(Report):
             jump = f"{own}KL jump at {self._first_beyond} over {self._trend}"
             over = f"{own}first place with KL over {self.threshold_bits:g} bits"
             lines += [
-                headline_of(self, "jump_kl_bits", at=(index,), label=jump),
+                headline_of(self, "jump_bits", at=(KL, index), label=jump),
                 headline_of(self, "extrapolation_ratio", at=(index,), label=f"{own}KL beyond / within"),
                 replace(headline_of(self, "critical_length", at=(index,), label=over), finding=self._reach(index)),
             ]
@@ -131,7 +143,7 @@ class LengthReport(Report):
         name = f"{self.arms[index]}: " if len(self.arms) > 1 else ""
         return (
             f"{name}KL exceeds {self.threshold_bits:g} bits {where}; beyond the training length ({self.trained}) it is "
-            f"{number_text(ratio, 3) if ratio < 1000 else round(ratio)} times as large as within."
+            f"{number_text(ratio)} times as large as within."
         )
 
     def plot(self) -> "Figure":
@@ -141,7 +153,7 @@ class LengthReport(Report):
             self.title,
             arms=self.arms,
             at=(self.at, self.unit, self.trained),
-            curves=(self.kl_bits, self.entropy_mae_bits, self.whole_kl_bits, self.layer_excess_bits),
+            curves=(self.kl_bits, self.entropy_mae_bits, self.whole_error_bits[KL], self.layer_excess_bits),
             lengths=np.array([int(length) for length in self.lengths]),
             threshold_bits=self.threshold_bits,
         )
@@ -151,7 +163,7 @@ class LengthReport(Report):
         rows = [_HEADER, *(self._row(index) for index in range(len(self.arms)))]
         means = [("whole-sequence KL (bits) at", *self.lengths)]
         means += [
-            (arm, *(f"{v:.4f}" for v in own)) for arm, own in zip(self.arms, self.whole_kl_bits.value, strict=True)
+            (arm, *map(number_text, own)) for arm, own in zip(self.arms, self.whole_error_bits.value[KL], strict=True)
         ]
         notes = self._memories() if self.transport else []
         notes += [f"{arm}: {note}" for arm, note in zip(self.arms, self.untrained_positions, strict=True) if note]
@@ -183,18 +195,18 @@ class LengthReport(Report):
     def _row(self, index: int) -> tuple[str, ...]:
         within, layer, kl = self.at <= self.trained, int(self.entry_layer[index]), self.kl_bits.value[index]
         jump, ratio, critical = (
-            own[index] for own in (self.jump_kl_bits, self.extrapolation_ratio, self.critical_length)
+            own[index] for own in (self.jump_bits[KL], self.extrapolation_ratio, self.critical_length)
         )
         largest, shortcut = jump.baseline(LARGEST_WITHIN).value, ratio.baseline(self.predictors[0]).value
         return (
             self.arms[index],
-            self.position_kinds[index],
-            f"{kl[within].mean():.2e}",
-            f"{kl[~within].mean():.2e}",
-            f"{self.predicted_kl_bits[index]:.1e} → {self.found_kl_bits[index]:.1e}",
-            f"{_cell(jump, _signed)} ({largest:.1e})",
+            self.position_kinds[index].partition(" (")[0],
+            number_text(kl[within].mean(), is_exact=True),
+            number_text(kl[~within].mean(), is_exact=True),
+            f"{_exact(self.predicted_kl_bits[index])} → {_exact(self.found_kl_bits[index])}",
+            f"{_cell(jump, _exact)} ({_exact(float(largest))})",
             _cell(critical, _length),
-            f"{_cell(ratio, _three_digits)} ({shortcut:.2f})",
+            f"{_cell(ratio, number_text)} ({number_text(float(shortcut))})",
             "–" if layer < 0 else f"{layer}",
         )
 
@@ -212,22 +224,23 @@ _HEADER = (
 )
 
 
+def positions_text(kind: str, untrained: str) -> str:
+    """How positions are encoded, and which rows of the table training never reached."""
+    return f"{kind} ({untrained})" if untrained else kind
+
+
 def _cell(own: Estimate, form: Callable[[float], str]) -> str:
     low, high = own.ends
     return f"{form(float(own))} [{form(float(low))}, {form(float(high))}]"
 
 
-def _signed(value: float) -> str:
-    return f"{value:+.1e}"
-
-
-def _three_digits(value: float) -> str:
-    return f"{value:.3g}"
+def _exact(value: float) -> str:
+    return number_text(value, is_exact=True)
 
 
 def _whole(value: float) -> str:
-    return "–" if math.isnan(value) else f"{value:.0f}"
+    return "–" if math.isnan(value) else number_text(value)
 
 
 def _length(value: float) -> str:
-    return "never" if math.isinf(value) else f"{value:.0f}"
+    return "never" if math.isinf(value) else number_text(value)

@@ -1,4 +1,4 @@
-"""`relabel`: a paired test of invariance. The same latent problems with their hypotheses renamed consistently."""
+"""`relabeling_invariance`: a paired test of the same latent problems, with hypotheses renamed consistently."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -17,9 +17,8 @@ from bayesgeom.generalization.relabeling_report import RelabelingReport, Scored,
 from bayesgeom.models.base import Model
 from bayesgeom.models.provenance import provenance
 from bayesgeom.models.resolve import ModelLike, TaskLike, as_model, task_of
-from bayesgeom.results.diagnosis import Diagnosis
 from bayesgeom.results.report import with_provenance
-from bayesgeom.tasks.base import Branch, SymmetricTask, derived_seed
+from bayesgeom.tasks.base import Branch, SymmetricTask, WindTunnel, derived_seed
 
 _NAMES = 5  # branch of the seed
 
@@ -29,21 +28,37 @@ def relabeling_invariance(
 ) -> RelabelingReport:
     """Measure how the answers change when hypotheses are renamed: values of a bijection or recall, states of an HMM.
 
-    The model sees each of `n` fresh sequences as drawn, and under a random renaming of its own.
+    The model sees each sequence as drawn, and under a random renaming of its own.
+
+    Args:
+        model: A model, or what `as_model` takes: a checkpoint's name or directory, a module, a Hugging Face model.
+        task: A task, or its text as on the command line. Default: the task that the model was trained on.
+        n: Number of sequences.
+        seed: Seed of the sequences and of the intervals.
+
+    Returns:
+        Distance between both answers, with baselines.
 
     Raises:
         TaskMismatch: The task's hypotheses cannot be renamed.
-        InvalidArgument: n is less than 2.
+        InvalidArgument: n is below 2.
+
+    Example:
+        >>> import bayesgeom
+        >>> task = bayesgeom.tasks.Bijection(n_values=5, n_pairs=3)
+        >>> config = bayesgeom.TransformerConfig(d_vocab=10, n_ctx=5, n_layers=1, n_heads=1, d_model=8, d_mlp=8)
+        >>> module = config.build(seed=0)
+        >>> bayesgeom.relabeling_invariance(module, task, n=8).n
+        8
     """
-    job = RelabelingJob.of(model, task, n=n, seed=seed)
-    report = job.run()
-    return with_provenance(report, job.diagnosis(report).provenance)
+    subject = as_model(model)
+    return Renaming.of(subject, task_of(subject, task), n=n, seed=seed).report()
 
 
 @final
 @dataclass(frozen=True, kw_only=True)
-class RelabelingJob:
-    """A checked test, ready to run."""
+class Renaming:
+    """A checked test, before it runs: internal, for `diagnose`, which has made the pass under the first names."""
 
     model: Model
     task: SymmetricTask
@@ -51,21 +66,19 @@ class RelabelingJob:
     seed: int
 
     @classmethod
-    def of(cls, model: ModelLike, task: TaskLike | None, *, n: int, seed: int) -> "RelabelingJob":
+    def of(cls, model: Model, task: WindTunnel, *, n: int, seed: int) -> "Renaming":
         """Check everything that can be checked before anything runs."""
         if n < 2:
             raise InvalidArgument(f"n is the number of sequences, at least 2 for an interval; got {n}.")
-        subject = as_model(model)
-        chosen = task_of(subject, task)
-        if not isinstance(chosen, SymmetricTask):
+        if not isinstance(task, SymmetricTask):
             raise TaskMismatch(
-                f"the hypotheses of {chosen} cannot be renamed without changing the task: relabeling is for tasks "
+                f"the hypotheses of {task} cannot be renamed without changing the task: relabeling is for tasks "
                 f"whose answers have arbitrary names (bijection, hmm, recall)."
             )
-        subject.check_fits(chosen.sample(1, seed=0))
-        return cls(model=subject, task=chosen, n=n, seed=seed)
+        model.check_fits(task.sample(1, seed=0))
+        return cls(model=model, task=task, n=n, seed=seed)
 
-    def run(self, before: Run | None = None) -> RelabelingReport:
+    def report(self, before: Run | None = None) -> RelabelingReport:
         """Two passes over the same sequences, under the names that they have and under new ones.
 
         `before` stands for the first where there is one: a pass whose recorded sequences begin with these.
@@ -76,7 +89,7 @@ class RelabelingJob:
         names = torch.cat([self._names(len(block), number) for number, block in enumerate(self._blocks())])
         given = before.log_answers[: self.n].exp()
         stuck = predicted_behavior(after.trials, given)
-        return relabeling_report(
+        report = relabeling_report(
             _scored(before, given),
             _scored(after, _with_first_names(after.log_answers.exp(), names)),
             Scored(
@@ -87,11 +100,7 @@ class RelabelingJob:
             uniform_kl_bits=_uniform_kl_bits(before, given.shape[-1]),
             seed=derived_seed(self.seed, Branch.RESAMPLING),
         )
-
-    def diagnosis(self, report: RelabelingReport) -> Diagnosis:
-        """The report with its provenance, ready to be saved."""
-        where = provenance(self.model, self.task, {"n": self.n, "seed": self.seed})
-        return Diagnosis.of(report, where)
+        return with_provenance(report, provenance(self.model, self.task, {"n": self.n, "seed": self.seed}))
 
     def _pass(self, *, is_renamed: bool) -> Run:
         """Answers of every sequence are kept, and no activation."""

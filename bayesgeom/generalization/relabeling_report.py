@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, final
 import numpy as np
 from jaxtyping import Float
 
+from bayesgeom.core.numbers import interval_text, number_text
 from bayesgeom.results.estimate import Baseline, Estimate, Quantity
 from bayesgeom.results.estimators import mean_estimate
 from bayesgeom.results.headline import Headline
@@ -178,14 +179,14 @@ def _reason(
     *,
     is_identical: bool,
 ) -> str:
-    terms = f"bound ± {bound:.2g} bits, own KL {kl_before:.2g} bits"
+    terms = f"bound ± {number_text(bound, is_exact=True)} bits, own KL {number_text(kl_before, is_exact=True)} bits"
     if is_identical:
         return f"the KL of every sequence is exactly the same after renaming; {terms}"
     if missing:
         return f"no interval: {missing[0]}; {terms}"
     return (
-        f"mean difference [{difference[0]:.2g} … {difference[1]:.2g}], mean size per sequence "
-        f"[{size[0]:.2g} … {size[1]:.2g}], {terms}"
+        f"mean difference [{interval_text(*difference, is_exact=True)}], mean size per sequence "
+        f"[{interval_text(*size, is_exact=True)}], {terms}"
     )
 
 

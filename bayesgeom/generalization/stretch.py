@@ -82,6 +82,28 @@ def checked_lengths(stretch: Stretch, trained: int, lengths: Sequence[int] | Non
     return tuple(sorted({*map(int, listed), trained}))
 
 
+def with_room_for(
+    specs: Sequence[ModelSpec], task: WindTunnel, stretch: Stretch, trained: int, lengths: Sequence[int]
+) -> tuple[int, ...]:
+    """Return those of the default lengths for which the task and every model have room.
+
+    Raises:
+        TaskMismatch: A model has no positions for the shortest length beyond the training length.
+        InvalidArgument: The task has no sequences of that length.
+    """
+    kept: list[int] = []
+    for length in lengths:
+        try:
+            for spec in specs:
+                check_room(spec, task, stretch, length)
+        except (TaskMismatch, InvalidArgument):
+            if not kept or kept[-1] <= trained:
+                raise
+            break
+        kept.append(length)
+    return tuple(kept)
+
+
 def distances_to_run(trained: int, lengths: Sequence[int]) -> tuple[int, ...]:
     """These lengths, and those that say whether the training length is an edge, for each distance is a run of its own.
 

@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, final
 import numpy as np
 from jaxtyping import Float
 
+from bayesgeom.core.numbers import number_text
 from bayesgeom.core.run import Behavior
-from bayesgeom.generalization.convergence import settled_bits, tokens_to_converge
-from bayesgeom.generalization.curves import stacked, strongest
+from bayesgeom.generalization.convergence import floor_bits, tokens_to_converge
+from bayesgeom.generalization.curves import strongest
 from bayesgeom.results.estimate import Baseline, Estimate, Quantity
-from bayesgeom.results.estimators import mean_estimate
+from bayesgeom.results.estimators import mean_estimate, stacked
 from bayesgeom.results.headline import Headline
 from bayesgeom.results.report import Report, headline_of
 from bayesgeom.results.tables import aligned
@@ -92,13 +93,13 @@ class SweepReport(Report):
         kl, error = (own.baseline(SHORTCUT).value[index] for own in (self.kl_bits, self.entropy_mae_bits))
         return (
             self.values[index] + trained,
-            f"{self.exact_floor_bits[index]:.3f}",
+            number_text(self.exact_floor_bits[index]),
             _cell(self.exact_tokens[index], ".0f"),
             _cell(self.model_tokens[index], ".0f"),
             _cell(self.kl_bits[index], ".1e"),
-            f"{kl:.1e} ({self.shortcuts[index]})",
+            f"{number_text(kl, is_exact=True)} ({self.shortcuts[index]})",
             _cell(self.entropy_mae_bits[index], ".1e"),
-            f"{error:.1e}",
+            number_text(error, is_exact=True),
         )
 
 
@@ -154,8 +155,8 @@ def sweep_report(
         threshold_bits=threshold_bits,
         exact_entropy_bits=np.stack([_padded(of, n_positions) for of in exact]),
         model_entropy_bits=np.stack([_padded(of, n_positions) for of in own]),
-        exact_floor_bits=np.array([settled_bits(of) for of in exact]),
-        model_floor_bits=np.array([np.nan if of is None else settled_bits(of) for of in own]),
+        exact_floor_bits=np.array([floor_bits(of) for of in exact]),
+        model_floor_bits=np.array([np.nan if of is None else floor_bits(of) for of in own]),
         exact_tokens=stacked([tokens_to_converge(of, threshold_bits, seed=seed) for of in exact]),
         model_tokens=stacked(
             [_UNKNOWN if of is None else tokens_to_converge(of, threshold_bits, seed=seed) for of in own]

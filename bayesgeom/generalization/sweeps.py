@@ -1,8 +1,8 @@
 """`sweep`: one parameter of a task varied, the exact posterior and a model beside it."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass, fields, is_dataclass, replace
-from typing import Any, final
+from dataclasses import fields, is_dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,7 +15,6 @@ from bayesgeom.generalization.vocabulary import Vocabulary
 from bayesgeom.models.base import Model
 from bayesgeom.models.provenance import provenance
 from bayesgeom.models.resolve import ModelLike, TaskLike, as_model, as_task, task_of
-from bayesgeom.results.diagnosis import Diagnosis
 from bayesgeom.results.report import with_provenance
 from bayesgeom.tasks.base import Branch, TextTask, WindTunnel, checked_seed, derived_seed
 
@@ -33,141 +32,108 @@ def sweep(
     seed: int = 0,
     threshold_bits: float = 0.05,
 ) -> SweepReport:
-    """How fast the exact posterior converges at each value of one parameter, and how far a model is from it.
+    """Measure how fast the exact posterior converges at each value of one parameter, and how far a model is from it.
 
-    `vary` is a parameter of the task: floor of an HMM, noise of a sticky chain, reliability of evidence. Convergence is
-    counted in scored positions, until mean entropy is within `threshold_bits` of its floor. The same seed is used at
-    every value. A model is asked in the ids that it was trained on; where it has none for a value (an HMM's floor below
-    the trained one), or no room, that value's `notes` say so and the exact posterior stands alone.
+    Args:
+        task: A task, or its text as on the command line.
+        vary: Parameter of the task, such as the floor of an HMM.
+        values: Values of the parameter.
+        model: A model to compare; `notes` state where it cannot be run. Default: the exact posterior alone.
+        n: Number of sequences.
+        seed: Seed of the sequences and of the intervals.
+        threshold_bits: Distance of the mean entropy from its floor at which the posterior has converged.
 
-    **Raises** `InvalidArgument` for a parameter that the task has not, with those that it has, or a value that it does
-    not take; `TaskMismatch` where the model can be asked at no value.
+    Returns:
+        Convergence and error at every value.
+
+    Raises:
+        InvalidArgument: The task has no such parameter, or it does not take a value.
+        TaskMismatch: The model cannot be run at any value.
+
+    Example:
+        >>> import bayesgeom
+        >>> bayesgeom.sweep(bayesgeom.tasks.Bijection(n_values=5, n_pairs=3), "n_pairs", [2, 3], n=8).n
+        8
     """
-    job = SweepJob.of(task, vary, values, model, n=n, seed=seed, threshold_bits=threshold_bits)
-    report = job.run()
-    return with_provenance(report, job.diagnosis(report).provenance)
+    subject = None if model is None else as_model(model)
+    chosen = as_task(task, trained=None if subject is None else subject.task)
+    return _swept(chosen, vary, _listed(values), subject, n=n, seed=seed, threshold_bits=threshold_bits)
 
 
-@final
-@dataclass(frozen=True, kw_only=True)
-class SweepJob:
-    """A checked sweep, ready to run. `tasks` are bound where they are text."""
-
-    task: Task
-    vary: str
-    labels: tuple[str, ...]
-    tasks: tuple[WindTunnel, ...]
-    model: Model | None
-    n: int
-    seed: int
-    threshold_bits: float
-
-    @classmethod
-    def of(
-        cls,
-        task: TaskLike,
-        vary: str,
-        values: Iterable[Any],
-        model: ModelLike | None,
-        *,
-        n: int,
-        seed: int,
-        threshold_bits: float = 0.05,
-    ) -> "SweepJob":
-        """Check everything that can be checked before anything runs."""
-        listed = _listed(values)
-        if n < 2 or not threshold_bits > 0:
-            raise InvalidArgument(f"a sweep takes n ≥ 2 and a threshold above 0 bits; got {n} and {threshold_bits}.")
-        checked_seed(seed)
-        subject = None if model is None else as_model(model)
-        task = as_task(task, trained=None if subject is None else subject.task)
-        varied = [varied_task(task, vary, value) for value in listed]
-        return cls(
-            task=task,
-            vary=vary,
-            labels=tuple(f"{value}" for value in listed),
-            tasks=tuple(_bound(own, subject) for own in varied),
-            model=subject,
-            n=n,
-            seed=seed,
-            threshold_bits=threshold_bits,
+def _swept(
+    task: Task, vary: str, values: list[Any], model: Model | None, *, n: int, seed: int, threshold_bits: float
+) -> SweepReport:
+    """The report, with its provenance; everything is checked before anything runs."""
+    if n < 2 or not threshold_bits > 0:
+        raise InvalidArgument(f"a sweep takes n ≥ 2 and a threshold above 0 bits; got {n} and {threshold_bits}.")
+    checked_seed(seed)
+    tasks = [_bound(varied_task(task, vary, value), model) for value in values]
+    labels = tuple(f"{value}" for value in values)
+    found = [_value(label, own, model, n=n, seed=seed) for label, own in zip(labels, tasks, strict=True)]
+    if model is not None and all(value.own is None for value in found):
+        raise TaskMismatch(
+            f"{model.spec.name} can be asked at no value of {vary}; at {labels[0]}: {found[0].note} "
+            f"Leave the model out to see the exact posterior alone."
         )
+    report = sweep_report(
+        found,
+        task=str(task),
+        vary=vary,
+        trained_value=_trained_value(model, vary),
+        threshold_bits=threshold_bits,
+        seed=derived_seed(seed, Branch.RESAMPLING),
+    )
+    arguments = {"vary": vary, "values": labels, "n": n, "seed": seed, "threshold_bits": threshold_bits}
+    exact = {"name": "the exact posterior", "architecture": "none"}
+    where = provenance(exact if model is None else model, tasks[0], arguments)
+    return with_provenance(report, where | {"task_label": str(task)})
 
-    def run(self) -> SweepReport:
-        """Every value in turn. **Raises** `TaskMismatch` where the model could be asked at none."""
-        found = [self._value(label, task) for label, task in zip(self.labels, self.tasks, strict=True)]
-        if self.model is not None and all(value.own is None for value in found):
-            raise TaskMismatch(
-                f"{self.model.spec.name} can be asked at no value of {self.vary}; at {self.labels[0]}: {found[0].note} "
-                f"Leave the model out to see the exact posterior alone."
-            )
-        return sweep_report(
-            found,
-            task=str(self.task),
-            vary=self.vary,
-            trained_value=self._trained_value(),
-            threshold_bits=self.threshold_bits,
-            seed=derived_seed(self.seed, Branch.RESAMPLING),
-        )
 
-    def diagnosis(self, report: SweepReport) -> Diagnosis:
-        """The report with its provenance, ready to be saved."""
-        arguments: dict[str, Any] = {
-            "vary": self.vary,
-            "values": self.labels,
-            "n": self.n,
-            "seed": self.seed,
-            "threshold_bits": self.threshold_bits,
-        }
-        exact = {"name": "the exact posterior", "architecture": "none"}
-        where = provenance(exact if self.model is None else self.model, self.tasks[0], arguments)
-        return Diagnosis.of(report, where | {"task_label": str(self.task)})
+def _value(label: str, task: WindTunnel, model: Model | None, *, n: int, seed: int) -> Value:
+    """One value of the parameter; `note` says why a model was not asked."""
+    if model is None:
+        return _exact(label, task, n=n, seed=seed)
+    try:
+        return _asked(label, task, model, n=n, seed=seed)
+    except TaskMismatch as reason:
+        return _exact(label, task, n=n, seed=seed, note=str(reason))
 
-    def _value(self, label: str, task: WindTunnel) -> Value:
-        if self.model is not None:
-            try:
-                return self._asked(label, task, self.model)
-            except TaskMismatch as reason:
-                return self._exact(label, task, note=str(reason))
-        return self._exact(label, task, note="")
 
-    def _asked(self, label: str, task: WindTunnel, model: Model) -> Value:
-        """The model's answers. **Raises** `TaskMismatch` where it has no ids or no room for this value."""
-        known = model.task if model.task is not None else task
-        vocabulary = Vocabulary.between(task, known)
-        blocks = (vocabulary.rendered(block) for block in self._blocks(task, model.spec.device))
-        run = model.run(
-            blocks, baseline_predictives=vocabulary.baselines(task), seed=derived_seed(self.seed, Branch.RESAMPLING)
-        )
-        return Value(
-            label=label,
-            note="",
-            exact_entropy_bits=run.behavior.exact_entropy_bits,
-            own=run.behavior,
-            predictors=run.baseline_behaviors,
-        )
+def _asked(label: str, task: WindTunnel, model: Model, *, n: int, seed: int) -> Value:
+    """The model's answers. **Raises** `TaskMismatch` where it has no ids or no room for this value."""
+    vocabulary = Vocabulary.between(task, model.task if model.task is not None else task)
+    stream = task.stream(n, seed=derived_seed(seed, Branch.TRIALS), device=model.spec.device)
+    run = model.run(
+        (vocabulary.rendered(block) for block in stream),
+        baseline_predictives=vocabulary.baselines(task),
+        seed=derived_seed(seed, Branch.RESAMPLING),
+    )
+    return Value(
+        label=label,
+        note="",
+        exact_entropy_bits=run.behavior.exact_entropy_bits,
+        own=run.behavior,
+        predictors=run.baseline_behaviors,
+    )
 
-    def _exact(self, label: str, task: WindTunnel, *, note: str) -> Value:
-        """The exact posterior and the shortcut predictors alone."""
-        log = BehaviorLog()
-        for block in self._blocks(task, "cpu"):
-            exact = block.at_scored(block.predictive)
-            log.add(block, exact.log(), torch.zeros_like(exact[..., 0]), task.baseline_predictives(block))
-        exactly: Behavior
-        exactly, _, predictors = log.finished()
-        return Value(
-            label=label, note=note, exact_entropy_bits=exactly.exact_entropy_bits, own=None, predictors=predictors
-        )
 
-    def _blocks(self, task: WindTunnel, device: str) -> Any:
-        return task.stream(self.n, seed=derived_seed(self.seed, Branch.TRIALS), device=device)
+def _exact(label: str, task: WindTunnel, *, n: int, seed: int, note: str = "") -> Value:
+    """The exact posterior and the shortcut predictors alone."""
+    log = BehaviorLog()
+    for block in task.stream(n, seed=derived_seed(seed, Branch.TRIALS), device="cpu"):
+        exact = block.at_scored(block.predictive)
+        log.add(block, exact.log(), torch.zeros_like(exact[..., 0]), task.baseline_predictives(block))
+    exactly: Behavior
+    exactly, _, predictors = log.finished()
+    return Value(label=label, note=note, exact_entropy_bits=exactly.exact_entropy_bits, own=None, predictors=predictors)
 
-    def _trained_value(self) -> str:
-        """The value of the parameter that the model was trained at, as it is labeled."""
-        trained = None if self.model is None else self.model.task
-        if trained is None or not is_dataclass(trained) or self.vary not in {field.name for field in fields(trained)}:
-            return ""
-        return f"{getattr(trained, self.vary)}"
+
+def _trained_value(model: Model | None, vary: str) -> str:
+    """The value of the parameter that the model was trained at, as it is labeled."""
+    trained = None if model is None else model.task
+    if trained is None or not is_dataclass(trained) or vary not in {field.name for field in fields(trained)}:
+        return ""
+    return f"{getattr(trained, vary)}"
 
 
 def varied_task(task: Task, vary: str, value: Any) -> Task:
@@ -212,6 +178,6 @@ def _bound(task: Task, model: Model | None) -> WindTunnel:
         if model is None:
             raise InvalidArgument(f"{task} is text: it gets its ids from a model's tokenizer, so name a model.")
         task = task_of(model, task)
-    if not task.sample(1, seed=0).has_posterior:
+    if not task.has_posterior:
         raise TaskMismatch(f"a sweep compares with the exact posterior, which nobody knows of {task}.")
     return task

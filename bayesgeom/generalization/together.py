@@ -7,10 +7,11 @@ from jaxtyping import Float
 
 from bayesgeom.core.memory import EffectiveMemory
 from bayesgeom.generalization.arm import Arm, Setting
-from bayesgeom.generalization.curves import mean_along, stacked, strongest, whole_means
+from bayesgeom.generalization.curves import mean_along, strongest, whole_means
 from bayesgeom.generalization.depth import EARLIER
-from bayesgeom.generalization.length_report import LengthReport
+from bayesgeom.generalization.length_report import ERRORS, LengthReport, positions_text
 from bayesgeom.results.estimate import Baseline, Estimate
+from bayesgeom.results.estimators import stacked
 
 
 def length_report(arms: Sequence[Arm], setting: Setting) -> LengthReport:
@@ -22,23 +23,23 @@ def length_report(arms: Sequence[Arm], setting: Setting) -> LengthReport:
     memories = [arm.errors.memory for arm in arms]
     n_layers = max(arm.n_layers for arm in arms)
     return LengthReport(
-        task=str(setting.stretch.to(setting.task, setting.trained)),
-        field=setting.stretch.field,
         unit=setting.stretch.unit,
         trained=setting.trained,
         threshold_bits=setting.threshold_bits,
         arms=_distinct([arm.name for arm in arms]),
-        position_kinds=tuple(arm.position_kind for arm in arms),
-        untrained_positions=tuple(arm.untrained_positions for arm in arms),
+        position_kinds=tuple(positions_text(arm.position_kind, arm.untrained_positions) for arm in arms),
         weights_hashes=tuple(arm.weights_hash for arm in arms),
         lengths=tuple(map(str, setting.lengths)),
         at=first.at,
-        kl_bits=_curves(kl, first.predictor_kl_bits, predictors, setting.seed),
-        entropy_mae_bits=_curves(entropy, first.predictor_entropy_error_bits, predictors, setting.seed),
-        whole_kl_bits=_whole(kl, arms, setting),
-        whole_entropy_mae_bits=_whole(entropy, arms, setting),
-        jump_kl_bits=stacked([arm.jump_kl for arm in arms]),
-        jump_entropy_mae_bits=stacked([arm.jump_entropy for arm in arms]),
+        errors=ERRORS,
+        error_bits=stacked(
+            [
+                _curves(kl, first.predictor_kl_bits, predictors, setting.seed),
+                _curves(entropy, first.predictor_entropy_error_bits, predictors, setting.seed),
+            ]
+        ),
+        whole_error_bits=stacked([_whole(own, arms, setting) for own in (kl, entropy)]),
+        jump_bits=stacked([stacked([arm.jump_kl for arm in arms]), stacked([arm.jump_entropy for arm in arms])]),
         critical_length=stacked([arm.critical for arm in arms]),
         extrapolation_ratio=stacked([arm.ratio for arm in arms]),
         layer_within_kl_bits=np.stack(

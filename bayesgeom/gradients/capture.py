@@ -1,7 +1,6 @@
 """One forward and one backward pass: everything in every layer that the gradient laws speak of."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal, final
 
@@ -11,7 +10,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from bayesgeom.core import sites as s
-from bayesgeom.core.threads import lock_of
+from bayesgeom.core.hooks import Hook, hooked
 from bayesgeom.core.trials import Trials
 from bayesgeom.models.adapters.hooked import HookedModel
 from bayesgeom.models.adapters.taps import per_query_head
@@ -83,7 +82,12 @@ def loss_nats(
 def captured(model: Model, trials: Trials, targets: Targets) -> tuple[Float[Tensor, " batch"], list[LayerGradients]]:
     """The loss of every sequence, and every layer's gradients. The model is in float64 and wants gradients."""
     held: dict[tuple[str, int], Tensor] = {}
-    with _holding(model, held), torch.enable_grad():
+    hooks = [
+        _keeping(held, name, layer, part)
+        for layer in range(model.spec.n_layers)
+        for name, part in _points(model, layer)
+    ]
+    with hooked(model.module, hooks, by=model.spec.name), torch.enable_grad():
         loss = loss_nats(model.logits(trials), trials, targets)
     layers = range(model.spec.n_layers)
     matrices = {layer: part.weight for layer in layers if (part := _value_matrix(model, layer)) is not None}
@@ -125,27 +129,11 @@ def _layer(
     )
 
 
-@contextmanager
-def _holding(model: Model, held: dict[tuple[str, int], Tensor]) -> Iterator[None]:
-    """Hooks that keep what passes; only they are removed afterwards, also after an exception."""
+def _keeping(held: dict[tuple[str, int], Tensor], name: str, layer: int, part: nn.Module) -> Hook:
+    def keep(_module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        held[name, layer] = inputs[0] if name == "value_inputs" else output
 
-    def keeping(name: str, layer: int) -> Callable[[nn.Module, tuple[Tensor, ...], Tensor], None]:
-        def keep(_module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-            held[name, layer] = inputs[0] if name == "value_inputs" else output
-
-        return keep
-
-    with lock_of(model.module):
-        handles = [
-            part.register_forward_hook(keeping(name, layer))
-            for layer in range(model.spec.n_layers)
-            for name, part in _points(model, layer)
-        ]
-        try:
-            yield
-        finally:
-            for handle in handles:
-                handle.remove()
+    return Hook(part=part, call=keep, label=f"{name!r} of layer {layer}")
 
 
 def _points(model: Model, layer: int) -> Iterator[tuple[str, nn.Module]]:

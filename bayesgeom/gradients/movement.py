@@ -10,16 +10,18 @@ from einops import reduce
 from jaxtyping import Float, Float64
 from torch import Tensor
 
+from bayesgeom.core.run import at_scored
+from bayesgeom.core.sites import PATTERN
 from bayesgeom.core.trials import Trials
 from bayesgeom.gradients.capture import LayerGradients, Targets
-from bayesgeom.gradients.settling import SETTLED, lag, settling
-from bayesgeom.gradients.tally import OTHER, at_scored, layer_tally
+from bayesgeom.gradients.settling import lag
+from bayesgeom.gradients.tally import OTHER, layer_tally
 from bayesgeom.results.estimate import Baseline, Estimate, Quantity
 from bayesgeom.results.estimators import mean_estimate
 from bayesgeom.results.headline import Headline
 from bayesgeom.results.report import Report, headline_of
 from bayesgeom.results.tables import aligned
-from bayesgeom.stats.bootstrap import Crossing
+from bayesgeom.stats.crossings import SETTLED, Crossing, settled
 from bayesgeom.stats.information import jensen_shannon_bits
 
 if TYPE_CHECKING:
@@ -137,7 +139,7 @@ class GradientMovementReport(Report):
 
     def _settled(self) -> tuple[Crossing, ...]:
         steps = [int(step) for step in self.steps]
-        return tuple(settling(steps, own.value) for _, own in self._distances())
+        return tuple(settled(steps, own.value, counts_last=False) for _, own in self._distances())
 
     def _distances(self) -> tuple[tuple[str, Estimate], ...]:
         return ("patterns", self.pattern_distance_bits), ("values", self.value_distance)
@@ -168,7 +170,7 @@ def _curve(own: Estimate, name: str, first: float = 1.0) -> "Curve":
 
 def frame_of(layers: Sequence[LayerGradients], trials: Trials) -> Frame:
     """Patterns at scored positions and values, in float32, on the CPU."""
-    scored = [at_scored(layer.pattern, trials).float().cpu() for layer in layers]
+    scored = [at_scored(PATTERN, layer.pattern, trials).float().cpu() for layer in layers]
     return Frame(patterns=torch.stack(scored), values=torch.stack([layer.values.float().cpu() for layer in layers]))
 
 
@@ -226,7 +228,7 @@ def movement_report(moments: Sequence[Moment], *, targets: Targets, seed: int) -
 
     steps = [moment.step for moment in moments]
     patterns, values = over_steps("pattern_distance_bits"), over_steps("value_distance")
-    routing_at, values_at = settling(steps, patterns.value), settling(steps, values.value)
+    routing_at, values_at = (settled(steps, own.value, counts_last=False) for own in (patterns, values))
     ratio = lag(values_at, routing_at).ratio
     other = np.array([moment.per_sequence["other_correlation"].mean() for moment in moments])
     return GradientMovementReport(

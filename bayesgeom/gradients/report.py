@@ -8,6 +8,7 @@ import numpy as np
 from jaxtyping import Float, Float64
 from torch import Tensor
 
+from bayesgeom.core.numbers import number_text
 from bayesgeom.gradients.capture import Targets
 from bayesgeom.gradients.identities import IDENTITIES
 from bayesgeom.gradients.tally import BIN_EDGES, OTHER, LayerTally
@@ -108,7 +109,9 @@ class GradientReport(Report):
     def table(self) -> str:
         """What the command line prints: the laws, then every layer's heads."""
         worst = [
-            f"{name}: {np.nanmax(row):.1e}" if np.isfinite(row).any() else f"{name}: no such point"
+            f"{name}: {number_text(np.nanmax(row), is_exact=True)}"
+            if np.isfinite(row).any()
+            else f"{name}: no such point"
             for name, row in zip(self.identitys, self.identity_error.value, strict=True)
         ]
         rows: list[tuple[str, ...]] = [
@@ -117,8 +120,10 @@ class GradientReport(Report):
         found, other = self.correlation.value, self.correlation.baseline(OTHER).value
         for layer in range(len(found)):
             norms = (self.routing_norm, self.value_norm, self.value_elasticity)
-            heads = "  ".join(f"{a:+.2f} ({b:+.2f})" for a, b in zip(found[layer], other[layer], strict=True))
-            rows.append((str(layer), heads, *(f"{norm.value[layer].mean():.2e}" for norm in norms)))
+            heads = "  ".join(
+                f"{number_text(a)} ({number_text(b)})" for a, b in zip(found[layer], other[layer], strict=True)
+            )
+            rows.append((str(layer), heads, *(number_text(norm.value[layer].mean(), is_exact=True) for norm in norms)))
         return "\n".join([f"relative error against autograd: {', '.join(worst)}", "", *aligned(rows)])
 
 

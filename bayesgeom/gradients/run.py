@@ -1,8 +1,6 @@
-"""`gradients`: measure the gradient laws of every head on fresh sequences, and check them against autograd."""
+"""`gradient_laws`: measure the gradient laws of every head on fresh sequences, and check them against autograd."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any, final
 
 import numpy as np
 import torch
@@ -18,7 +16,6 @@ from bayesgeom.gradients.tally import LayerTally, layer_tally, together
 from bayesgeom.models.base import Model
 from bayesgeom.models.provenance import provenance
 from bayesgeom.models.resolve import ModelLike, TaskLike, as_model, scored_task_of
-from bayesgeom.results.diagnosis import Diagnosis
 from bayesgeom.results.report import with_provenance
 from bayesgeom.tasks.base import Branch, WindTunnel, checked_seed, derived_seed
 
@@ -35,101 +32,86 @@ def gradient_laws(
     n: int = 64,
     seed: int = 0,
 ) -> GradientReport:
-    """Advantage, responsibilities and value updates of every head, on `n` fresh sequences or on the trials given.
+    """Measure advantages, responsibilities and value updates of every head, and check the gradient laws of attention.
 
-    The loss is the cross-entropy at scored positions, with hard labels ("sampled") or the exact predictive as soft
-    labels ("exact"), as in training. A copy of the model in float64 does the work.
+    The loss is the cross-entropy at scored positions, as in training. A copy of the model in float64 is used.
 
-    **Raises** `InvalidArgument` for fewer than two sequences or other targets, `MissingSite` and `TaskMismatch` as
-    `diagnose` does, `HookFault` where the laws do not hold: attention that is no plain softmax of q·k.
+    Args:
+        model: A model, or what `as_model` takes: a checkpoint's name or directory, a module, a Hugging Face model.
+        trials_or_task: Sequences to use, or a task. Default: the task that the model was trained on.
+        targets: "sampled": hard labels; "exact": the posterior as soft labels.
+        n: Number of sequences.
+        seed: Seed of the sequences and of the intervals.
+
+    Returns:
+        Gradients of every head, and the relative error of each law.
+
+    Raises:
+        InvalidArgument: There are fewer than two sequences, or other targets.
+        MissingSite: The model does not provide the sites.
+        TaskMismatch: The task does not fit the model.
+        HookFault: The laws do not hold: the attention is no plain softmax of q·k.
+
+    Example:
+        >>> import bayesgeom
+        >>> task = bayesgeom.tasks.Bijection(n_values=5, n_pairs=3)
+        >>> config = bayesgeom.TransformerConfig(d_vocab=10, n_ctx=5, n_layers=1, n_heads=1, d_model=8, d_mlp=8)
+        >>> module = config.build(seed=0)
+        >>> bayesgeom.gradient_laws(module, task, n=8).n
+        8
     """
-    job = GradientJob.of(model, trials_or_task, targets=targets, n=n, seed=seed)
-    report = job.run()
-    return with_provenance(report, job.diagnosis(report).provenance)
+    subject = as_model(model)
+    trials = trials_or_task if isinstance(trials_or_task, Trials) else None
+    task = scored_task_of(subject, None if isinstance(trials_or_task, Trials) else trials_or_task)
+    return _checked(subject, task, trials, targets=targets, n=n, seed=seed)
 
 
-@final
-@dataclass(frozen=True, kw_only=True)
-class GradientJob:
-    """A checked measurement, ready to run. With `trials`, `task` only names them."""
+def _checked(
+    model: Model, task: WindTunnel, trials: Trials | None, *, targets: Targets, n: int, seed: int
+) -> GradientReport:
+    """Check everything before anything runs, then measure. With `trials`, `task` only names them."""
+    if targets not in ("sampled", "exact"):
+        raise InvalidArgument(f"targets is 'sampled' or 'exact', as in training; got {targets!r}.")
+    n = n if trials is None else len(trials)
+    if n < 2:
+        raise InvalidArgument(f"n is the number of sequences: at least 2, so that one can stand in; got {n}.")
+    model.require(SITES, by="gradients")
+    model.check_fits(trials if trials is not None else task.sample(1, seed=seed))
+    seed, wide = checked_seed(seed), in_float64(model)
+    if trials is None:
+        stream = task.stream(n, seed=derived_seed(seed, Branch.TRIALS), device=wide.spec.device)
+        trials = concatenate(list(stream))
+    report = _measured(wide, trials, targets, seed=derived_seed(seed, Branch.RESAMPLING))
+    return with_provenance(report, provenance(model, task, {"n": n, "seed": seed, "targets": targets}))
 
-    model: Model
-    task: WindTunnel
-    trials: Trials | None
-    targets: Targets
-    n: int
-    seed: int
 
-    @classmethod
-    def of(
-        cls,
-        model: ModelLike,
-        trials_or_task: Trials | TaskLike | None,
-        *,
-        targets: Targets = "sampled",
-        n: int = 64,
-        seed: int = 0,
-    ) -> "GradientJob":
-        """Check everything that can be checked before anything runs."""
-        subject = as_model(model)
-        trials = trials_or_task if isinstance(trials_or_task, Trials) else None
-        task = scored_task_of(subject, None if isinstance(trials_or_task, Trials) else trials_or_task)
-        if targets not in ("sampled", "exact"):
-            raise InvalidArgument(f"targets is 'sampled' or 'exact', as in training; got {targets!r}.")
-        count = n if trials is None else len(trials)
-        if count < 2:
-            raise InvalidArgument(f"n is the number of sequences: at least 2, so that one can stand in; got {count}.")
-        subject.require(SITES, by="gradients")
-        subject.check_fits(trials if trials is not None else task.sample(1, seed=seed))
-        return cls(model=subject, task=task, trials=trials, targets=targets, n=count, seed=checked_seed(seed))
+def _measured(model: Model, trials: Trials, targets: Targets, *, seed: int) -> GradientReport:
+    """The report on a model in float64, a tile of sequences at a time."""
+    losses, tallies, errors = list[torch.Tensor](), list[list[LayerTally]](), list[np.ndarray]()
+    for tile in tiles(trials, model.spec):
+        loss, layers = captured(model, tile, targets)
+        losses.append(loss)
+        tallies.append([layer_tally(layer, tile) for layer in layers])
+        found = [identity_errors(layer, model.spec.score_scale) for layer in layers]
+        errors.append(torch.stack(found).numpy())
+    worst = np.max(np.stack(errors), axis=0)
+    _check_laws(worst, model.spec.name)
+    joined = [together(of_layer) for of_layer in zip(*tallies, strict=True)]
+    return gradient_report(torch.cat(losses).cpu().numpy(), joined, worst, targets=targets, seed=seed)
 
-    def run(self) -> GradientReport:
-        """Measure, a tile of sequences at a time."""
-        wide = in_float64(self.model)
-        losses, tallies, errors = list[torch.Tensor](), list[list[LayerTally]](), list[np.ndarray]()
-        for tile in self._tiles(wide):
-            loss, layers = captured(wide, tile, self.targets)
-            losses.append(loss)
-            tallies.append([layer_tally(layer, tile) for layer in layers])
-            found = [identity_errors(layer, wide.spec.score_scale) for layer in layers]
-            errors.append(torch.stack(found).numpy())
-        worst = np.max(np.stack(errors), axis=0)
-        self._check(worst)
-        joined = [together(of_layer) for of_layer in zip(*tallies, strict=True)]
-        return gradient_report(
-            torch.cat(losses).cpu().numpy(),
-            joined,
-            worst,
-            targets=self.targets,
-            seed=derived_seed(self.seed, Branch.RESAMPLING),
+
+def _check_laws(errors: np.ndarray, name: str) -> None:
+    """**Raises** `HookFault` where the laws do not hold."""
+    with np.errstate(invalid="ignore", divide="ignore"):
+        relative = np.nan_to_num(errors[..., 0] / errors[..., 1])
+    if not relative.max() <= TOLERANCE:
+        raise HookFault(
+            f"the gradient laws are off by {relative.max():.1e} of the gradient on {name}: its attention is no plain "
+            f"causal softmax of q·k that mixes its values."
         )
-
-    def diagnosis(self, report: GradientReport) -> Diagnosis:
-        """The report as a diagnosis of its own, with provenance, ready to be saved."""
-        arguments: dict[str, Any] = {"n": self.n, "seed": self.seed, "targets": self.targets}
-        where = provenance(self.model, self.task, arguments)
-        return Diagnosis.of(report, where)
-
-    def _tiles(self, model: Model) -> Iterator[Trials]:
-        if self.trials is not None:
-            return tiles(self.trials, model.spec)
-        stream = self.task.stream(self.n, seed=derived_seed(self.seed, Branch.TRIALS), device=model.spec.device)
-        return tiles(concatenate(list(stream)), model.spec)
-
-    def _check(self, errors: np.ndarray) -> None:
-        with np.errstate(invalid="ignore", divide="ignore"):
-            relative = np.nan_to_num(errors[..., 0] / errors[..., 1])
-        if not relative.max() <= TOLERANCE:
-            raise HookFault(
-                f"the gradient laws are off by {relative.max():.1e} of the gradient on {self.model.spec.name}: its "
-                f"attention is no plain causal softmax of q·k that mixes its values."
-            )
 
 
 def tiles(trials: Trials, spec: ModelSpec) -> Iterator[Trials]:
     """Sequences in even tiles whose gradients fit the budget, none of them of a single sequence."""
     each = 8 * _COPIES * spec.n_layers * spec.n_heads * trials.tokens.shape[1] ** 2
-    at_once = max(2, BUDGET_BYTES // each)
-    n_tiles = max(1, min(-(-len(trials) // at_once), len(trials) // 2))
-    for rows in torch.arange(len(trials)).tensor_split(n_tiles):
-        yield trials.rows(rows.to(trials.tokens.device))
+    return trials.batches(at_most=max(2, BUDGET_BYTES // each), at_least=2)

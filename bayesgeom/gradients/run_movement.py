@@ -1,8 +1,7 @@
 """`gradient_movement`: the gradient laws over a run's snapshots, one model in memory at a time."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, final
+from typing import Any
 
 import torch
 
@@ -26,7 +25,6 @@ from bayesgeom.gradients.run import tiles
 from bayesgeom.models.base import Model
 from bayesgeom.models.provenance import provenance
 from bayesgeom.models.resolve import check_device
-from bayesgeom.results.diagnosis import Diagnosis
 from bayesgeom.results.report import with_provenance
 from bayesgeom.tasks.base import Branch, checked_seed, derived_seed
 
@@ -34,73 +32,60 @@ from bayesgeom.tasks.base import Branch, checked_seed, derived_seed
 def gradient_movement(
     run: Source | Sequence[Source], *, targets: Targets = "sampled", n: int = 32, seed: int = 0, device: str = "cpu"
 ) -> GradientMovementReport:
-    """Gradients of scores and values, and how far both are from where they end, at every snapshot of a training run.
+    """Measure gradients of scores and values, and the distance of both from their end, at every snapshot of a training.
 
-    `run`: the directory that `bayesgeom train` wrote, the name of a packed training, or checkpoint directories of one
-    training. The same `n` sequences are used throughout.
+    The same sequences are used throughout. The provenance names the last snapshot.
 
-    **Raises** as `dynamics` does, and `InvalidArgument` for more than one training or n < 2.
+    Args:
+        run: Directory that `bayesgeom train` wrote, name of a packed training, or checkpoint directories of one
+            training.
+        targets: "sampled": hard labels; "exact": the posterior as soft labels.
+        n: Number of sequences.
+        seed: Seed of the sequences and of the intervals.
+        device: Where to run: "cpu", "cuda", …
+
+    Returns:
+        Gradients and distances at every snapshot.
+
+    Raises:
+        InvalidArgument: There is more than one training, n is below 2, or the targets are unknown.
+        UnknownName: There is no such training.
+
+    Example:
+        >>> import bayesgeom
+        >>> bayesgeom.gradient_movement("no-such-run")  # doctest: +IGNORE_EXCEPTION_DETAIL
+        Traceback (most recent call last):
+        bayesgeom.core.errors.UnknownName: there is no training named 'no-such-run'.
     """
-    job = MovementJob.of(run, targets=targets, n=n, seed=seed, device=device)
-    report = job.run()
-    return with_provenance(report, job.diagnosis(report).provenance)
+    if targets not in ("sampled", "exact") or n < 2:
+        raise InvalidArgument(f"targets is 'sampled' or 'exact' and n at least 2; got {targets!r}, {n}.")
+    check_device(device)
+    return _followed(run_of(run), targets=targets, n=n, seed=checked_seed(seed), device=device)
 
 
-@final
-@dataclass(frozen=True, kw_only=True)
-class MovementJob:
-    """A checked training, ready to be measured."""
+def _followed(training: TrainingRun, *, targets: Targets, n: int, seed: int, device: str) -> GradientMovementReport:
+    """The report, with its provenance."""
+    task, steps = training.wind_tunnel(), training.steps
+    trials = task.sample(n, seed=derived_seed(seed, Branch.TRIALS), device=device)
+    # The last snapshot first, since distances are to it.
+    last, measured_last = _measured(training.load(len(steps) - 1, device=device), trials, targets)
+    moments, before = list[Moment](), None
+    for index, step in enumerate(bar(steps[:-1], desc="snapshots", leave=False)):
+        now, measured = _measured(training.load(index, device=device), trials, targets)
+        moments.append(moment_of(step, measured, now, last, before))
+        before = now
+    moments.append(moment_of(steps[-1], measured_last, last, last, before))
+    report = movement_report(moments, targets=targets, seed=derived_seed(seed, Branch.RESAMPLING))
+    where = provenance(training.spec(device=device), task, {"n": n, "seed": seed, "targets": targets})
+    return with_provenance(report, where | {"recipe": training.recipe})
 
-    training: TrainingRun
-    targets: Targets
-    n: int
-    seed: int
-    device: str
 
-    @classmethod
-    def of(
-        cls,
-        run: Source | Sequence[Source],
-        *,
-        targets: Targets = "sampled",
-        n: int = 32,
-        seed: int = 0,
-        device: str = "cpu",
-    ) -> "MovementJob":
-        """Read every description, and no weights."""
-        if targets not in ("sampled", "exact") or n < 2:
-            raise InvalidArgument(f"targets is 'sampled' or 'exact' and n at least 2; got {targets!r}, {n}.")
-        check_device(device)
-        return cls(training=run_of(run), targets=targets, n=n, seed=checked_seed(seed), device=device)
-
-    def run(self) -> GradientMovementReport:
-        """Measure every snapshot; the last first, since distances are to it."""
-        task, steps = self.training.wind_tunnel(), self.training.steps
-        trials = task.sample(self.n, seed=derived_seed(self.seed, Branch.TRIALS), device=self.device)
-        last, measured_last = self._measure(self._load(len(steps) - 1), trials)
-        moments, before = list[Moment](), None
-        for index, step in enumerate(bar(steps[:-1], desc="snapshots", leave=False)):
-            now, measured = self._measure(self._load(index), trials)
-            moments.append(moment_of(step, measured, now, last, before))
-            before = now
-        moments.append(moment_of(steps[-1], measured_last, last, last, before))
-        return movement_report(moments, targets=self.targets, seed=derived_seed(self.seed, Branch.RESAMPLING))
-
-    def diagnosis(self, report: GradientMovementReport) -> Diagnosis:
-        """The report as a diagnosis of its own; the provenance's model is the last snapshot."""
-        arguments: dict[str, Any] = {"n": self.n, "seed": self.seed, "targets": self.targets}
-        where = provenance(self.training.spec(device=self.device), self.training.wind_tunnel(), arguments)
-        return Diagnosis.of(report, where | {"recipe": self.training.recipe})
-
-    def _load(self, index: int) -> Model:
-        return self.training.load(index, device=self.device)
-
-    def _measure(self, model: Model, trials: Trials) -> tuple[Frame, dict[str, Any]]:
-        """A snapshot's frame and per-sequence numbers; its model is gone when this returns."""
-        model.require(SITES, by="gradient movement")
-        wide, frames, found = in_float64(model), list[Frame](), list[dict[str, torch.Tensor]]()
-        for tile in tiles(trials, wide.spec):
-            loss, layers = captured(wide, tile, self.targets)
-            frames.append(frame_of(layers, tile))
-            found.append({"loss_nats": loss, **gradient_norms(layers, tile)})
-        return joined(frames), {name: torch.cat([f[name] for f in found]).cpu().numpy() for name in found[0]}
+def _measured(model: Model, trials: Trials, targets: Targets) -> tuple[Frame, dict[str, Any]]:
+    """A snapshot's frame and per-sequence numbers; its model is gone when this returns."""
+    model.require(SITES, by="gradient movement")
+    wide, frames, found = in_float64(model), list[Frame](), list[dict[str, torch.Tensor]]()
+    for tile in tiles(trials, wide.spec):
+        loss, layers = captured(wide, tile, targets)
+        frames.append(frame_of(layers, tile))
+        found.append({"loss_nats": loss, **gradient_norms(layers, tile)})
+    return joined(frames), {name: torch.cat([f[name] for f in found]).cpu().numpy() for name in found[0]}

@@ -1,34 +1,11 @@
-"""When a distance to the last snapshot has settled, and how much later one does than another.
+"""How much later one distance settles than another."""
 
-    settled step    the first snapshot from which on the distance is at most a tenth of the first one's
-
-The last snapshot is at distance 0 from itself, whatever came before, and so says nothing: what only it has within a
-tenth had not settled when training ended.
-"""
-
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import final
 
 import numpy as np
-from jaxtyping import Float
 
-from bayesgeom.stats.bootstrap import NEVER, Crossing, times_later
-
-SETTLED = 0.1  # share of the first distance at which something counts as settled
-
-
-def settling(steps: Sequence[int], distance: Float[np.ndarray, " step"]) -> Crossing:
-    """Between which snapshots a distance came within a tenth of its first for good; `NEVER` where nothing moves.
-
-    Where it had not before the last snapshot, the step is NaN, and `before` the last one but one.
-    """
-    outside = np.flatnonzero(~(distance[:-1] <= SETTLED * distance[0]))
-    if len(outside) == 0:
-        return NEVER
-    at = int(outside[-1])
-    is_over = at + 2 == len(steps)
-    return Crossing(step=float("nan") if is_over else float(steps[at + 1]), before=float(max(steps[at], 1)))
+from bayesgeom.stats.crossings import Crossing, times_later
 
 
 @final

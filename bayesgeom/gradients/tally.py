@@ -12,6 +12,8 @@ import torch
 from jaxtyping import Bool, Float, Float64
 from torch import Tensor
 
+from bayesgeom.core.run import at_scored
+from bayesgeom.core.sites import PATTERN
 from bayesgeom.core.trials import Trials
 from bayesgeom.gradients.capture import LayerGradients
 from bayesgeom.stats.attention_laws import advantage, routing_gradient
@@ -51,7 +53,7 @@ def layer_tally(layer: LayerGradients, trials: Trials) -> LayerTally:
     gain = advantage(layer.pattern, layer.agreement)
     routing, pulled = routing_gradient(layer.pattern, layer.agreement), layer.value_update()
     visible = _visible(trials)
-    attention, saved = (at_scored(x, trials) for x in (layer.pattern, gain))
+    attention, saved = (at_scored(PATTERN, x, trials) for x in (layer.pattern, gain))
     n_pos = layer.pattern.shape[-1]
     n_pairs = n_pos * (n_pos + 1) / 2
     by_length = pulled.norm(dim=-1)
@@ -82,11 +84,6 @@ def together(tiles: Sequence[LayerTally]) -> LayerTally:
 def _visible(trials: Trials) -> Bool[Tensor, "batch 1 query_pos key_pos"]:
     keys = torch.arange(trials.tokens.shape[1], device=trials.tokens.device)
     return (keys <= trials.scored_positions()[..., None])[:, None]
-
-
-def at_scored(x: Float[Tensor, "batch head pos key_pos"], trials: Trials) -> AtScored:
-    """The rows of the scored positions."""
-    return trials.at_scored(x.transpose(1, 2)).transpose(1, 2)
 
 
 def _row_correlation(x: AtScored, y: AtScored, visible: Bool[Tensor, "batch 1 query_pos key_pos"]) -> PerSequence:

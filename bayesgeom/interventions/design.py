@@ -26,6 +26,14 @@ class Design:
         n_control: pairs that controls are scored on.
         n_untrained: untrained networks in which the swap is repeated.
         n_fit: sequences that subspaces are fitted on.
+
+    Raises:
+        InvalidArgument: A kind or kind of donors is unknown, or a number is too small.
+
+    Example:
+        >>> import bayesgeom
+        >>> bayesgeom.Design("remove").n_random
+        20
     """
 
     kind: SubspaceKind = "swap"

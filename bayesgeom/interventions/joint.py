@@ -1,4 +1,4 @@
-"""Edits in several layers at once: whole passes, and what arrives at each layer's own axis on the way.
+"""Edits in several layers at once, for `intervene(sites=[…])`: whole passes, and what arrives at each layer's axis.
 
 The coordinate along a layer's axis is read as it arrives, before that layer's own edit: after a cut it is constant by
 construction, and that its correlation with entropy vanishes there says nothing. What earlier cuts left of it, or what
@@ -7,25 +7,44 @@ the layers between have put back, does.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import final
+from typing import Any, final
 
 import numpy as np
 import torch
-from jaxtyping import Float, Float64, Int
-from torch import Tensor, nn
+from jaxtyping import Float, Float64
+from torch import Tensor
 
-from bayesgeom.ablations.engine import Means
+from bayesgeom.ablations.engine import Means, tiles
 from bayesgeom.core.behavior import answer_log_probabilities
-from bayesgeom.core.edits import Edit, Reference
-from bayesgeom.core.errors import HookFault
-from bayesgeom.core.sites import Site
+from bayesgeom.core.edits import SUBSPACE_KINDS, Edit, Reference, SubspaceKind
+from bayesgeom.core.errors import InvalidArgument
+from bayesgeom.core.hooks import Change
+from bayesgeom.core.progress import bar
+from bayesgeom.core.sites import Site, V
 from bayesgeom.core.threads import alone
 from bayesgeom.core.trials import Trials
+from bayesgeom.interventions.design import Design
 from bayesgeom.interventions.engine import MAX_UNITS, PairReference, pooled_by_role, scored
+from bayesgeom.interventions.intervention import Intervention
+from bayesgeom.interventions.joint_report import JointInterventionReport
+from bayesgeom.interventions.joint_summary import JointContext, Scores, joint_report
 from bayesgeom.models.base import Model
+from bayesgeom.models.provenance import provenance
+from bayesgeom.models.replay.replayer import STAGES
+from bayesgeom.models.watching import hooked_sites
+from bayesgeom.results.report import with_provenance
 from bayesgeom.stats.information import entropy_bits
 from bayesgeom.stats.subspace import random_subspaces
+from bayesgeom.subspaces.base import Fit, Sample, Setting
+from bayesgeom.subspaces.site import InterventionSite
 from bayesgeom.subspaces.subspace import Subspace
+from bayesgeom.tasks.base import WindTunnel, derived_seed
+
+N_FIT, N_RANDOM = 256, 20  # sequences behind the mean activation, and random subspaces of the same rank
+N_KEPT = 256  # sequences whose coordinates are correlated with entropy
+EDITABLE = (*STAGES, V)
+_TRIALS, _RESAMPLING, _FIT, _ORTHOGONAL = 8, 9, 10, 11  # branches of the seed
+_WITHOUT_DONORS = tuple(kind for kind in SUBSPACE_KINDS if kind not in ("swap", "rotate"))
 
 Edits = Mapping[int, Edit]
 Watch = Callable[[int, Tensor], None]
@@ -42,18 +61,142 @@ class Arm:
 
 @final
 @dataclass(frozen=True, kw_only=True)
-class Scores:
-    """Per arm, sums over the sequences of a unit, averaged over positions; of the first sequences also what arrives.
+class JointIntervention:
+    """A checked intervention in several layers at once: internal, of `intervene(sites=[…])`. `single` acts at one."""
 
-    - `bits`: KL to the exact posterior and entropy error. `own_entropy`: the model's own, over the answers.
-    - `coordinates`: along each layer's axis at scored positions; NaN where the subspace is no single direction.
-    """
+    single: Intervention
+    sets: tuple[tuple[int, ...], ...]
 
-    counts: Int[np.ndarray, " unit"]
-    bits: Float64[np.ndarray, "arm unit metric"]
-    own_entropy: Float64[np.ndarray, "arm kept position"]
-    coordinates: Float64[np.ndarray, "arm layer kept position"]
-    exact_entropy: Float64[np.ndarray, "kept position"]
+    @classmethod
+    def of(
+        cls,
+        model: Model,
+        task: WindTunnel,
+        fit: Fit,
+        *,
+        sites: Sequence[InterventionSite],
+        kind: SubspaceKind,
+        n: int,
+        seed: int,
+    ) -> "JointIntervention":
+        """Check everything that can be checked before anything runs."""
+        if kind not in _WITHOUT_DONORS:
+            allowed = ", ".join(_WITHOUT_DONORS)
+            raise InvalidArgument(f"in several layers at once kind is one of {allowed}; {kind!r} is for one at a time.")
+        if n < 2:
+            raise InvalidArgument(f"n is the number of sequences: at least 2 to correlate anything, got {n}.")
+        if not sites or len({place.site for place in sites}) > 1:
+            raise InvalidArgument(
+                "name one site or more, all at one hook point: sites=[InterventionSite(RESID_PRE, (1, 3))]."
+            )
+        for place in sites:
+            place.check_in(model, editable=EDITABLE)
+        everywhere = InterventionSite(sites[0].site)
+        one = task.sample(1, seed=seed, device=model.spec.device)
+        model.check_fits(one)
+        fit.check(Setting(model=model, place=everywhere, trials=one))
+        single = Intervention(
+            model=model,
+            task=task,
+            fit=fit,
+            design=Design(kind, n_random=N_RANDOM),
+            place=everywhere,
+            donors="",
+            n=n,
+            seed=seed,
+        )
+        return cls(single=single, sets=tuple(place.layers_of(model.spec) for place in sites))
+
+    @property
+    def model(self) -> Model:
+        """What is acted on."""
+        return self.single.model
+
+    @property
+    def task(self) -> WindTunnel:
+        """What it is asked."""
+        return self.single.task
+
+    def report(self) -> JointInterventionReport:
+        """Fit, act, score."""
+        single, sample = self.single, self.single.sample()
+        edited = sorted({layer for layers in self.sets for layer in layers})
+        subspaces = single.fit.fitted(sample, edited) | self._elsewhere(sample, edited)
+        passes = Passes(self.model, single.place.site)
+        means = passes.means(self._blocks(N_FIT, _FIT), edited)
+        arms = [Arm(label="no edit", edits={}), *self._arms(sample, subspaces)]
+        n, context = single.n, self._context(subspaces)
+        with bar(total=n, desc=f"{single.kind} {single.fit.label}", unit="seq", leave=False) as progress:
+
+            def shown() -> Iterator[Trials]:
+                for block in self._blocks(n, _TRIALS):
+                    yield block
+                    progress.update(len(block))
+
+            scores = score_arms(passes, shown(), arms, subspaces, means, n=n, n_kept=N_KEPT)
+        return with_provenance(joint_report(scores, context), self._provenance())
+
+    def _provenance(self) -> dict[str, Any]:
+        arguments = {
+            "n": self.single.n,
+            "seed": self.single.seed,
+            "kind": self.single.kind,
+            "subspace": self.single.fit.label,
+            "site": self.single.place.site.name,
+            "layers": ",".join("+".join(map(str, layers)) for layers in self.sets),
+            "controls": N_RANDOM,
+        }
+        return provenance(self.model, self.task, arguments)
+
+    def _elsewhere(self, sample: Sample, edited: Sequence[int]) -> dict[int, Subspace]:
+        """The subspaces of the other layers, where there are any: their coordinates are watched alone."""
+        found: dict[int, Subspace] = {}
+        for layer in set(range(self.model.spec.n_layers)).difference(edited):
+            try:
+                found |= self.single.fit.fitted(sample, (layer,))
+            except InvalidArgument:  # such as layer 0 where one and the same token is asked about
+                continue
+        return found
+
+    def _blocks(self, n: int, branch: int) -> Iterator[Trials]:
+        spec = self.model.spec
+        for block in self.task.stream(n, seed=derived_seed(self.single.seed, branch), device=spec.device):
+            yield from tiles(block, spec)
+
+    def _arms(self, sample: Sample, subspaces: dict[int, Subspace]) -> Iterator[Arm]:
+        """Of each set: own, ceiling, random ones, orthogonal ones; draw i of every layer acts with draw i of others."""
+        label = f"{self.single.kind} {self.single.fit.label}"
+        for layers in self.sets:
+            by_layer = {layer: self._edits(sample, layer, subspaces[layer]) for layer in layers}
+            for index in range(2 + 2 * N_RANDOM):
+                edits = {layer: edits[index] for layer, edits in by_layer.items()}
+                yield Arm(label=f"{label} in layers {layers}", edits=edits)
+
+    def _edits(self, sample: Sample, layer: int, subspace: Subspace) -> list[Edit]:
+        """**Raises** `InvalidArgument` where the complement has no room for a subspace of the same rank."""
+        width, rank = subspace.width, subspace.rank
+        if 2 * rank > width:
+            raise InvalidArgument(
+                f"{subspace.name} has rank {rank} of {width} in layer {layer}: no subspace of that rank is orthogonal "
+                f"to it. Use one of at most {width // 2}."
+            )
+        seed = derived_seed(self.single.seed, _ORTHOGONAL, layer)
+        random = self.single.random_of(layer, rank)
+        orthogonal = orthogonal_to(subspace.basis.cpu(), draws=N_RANDOM, seed=seed)
+        arms = self.single.arms(sample, layer)
+        return [arms.own(subspace), arms.ceiling(), *arms.controls(torch.cat([random, orthogonal]), subspace)]
+
+    def _context(self, subspaces: dict[int, Subspace]) -> JointContext:
+        single = self.single
+        return JointContext(
+            kind=single.kind,
+            site=single.place.site.name,
+            label=single.fit.label,
+            rank=subspaces[self.sets[0][0]].rank,
+            sets=self.sets,
+            n_random=N_RANDOM,
+            seed=derived_seed(single.seed, _RESAMPLING),
+        )
 
 
 def orthogonal_to(basis: Float[Tensor, "d rank"], *, draws: int, seed: int) -> Float64[Tensor, "draw d rank"]:
@@ -81,11 +224,9 @@ class Passes:
 
         **Raises** `HookFault` where a layer's activation did not pass by exactly once.
         """
-        fired = [0] * self.model.spec.n_layers
 
-        def hook(layer: int) -> Callable[[nn.Module, object, Tensor], Tensor | None]:
-            def act(_module: nn.Module, _inputs: object, output: Tensor) -> Tensor | None:
-                fired[layer] += 1
+        def hook(layer: int) -> Change:
+            def act(output: Tensor) -> Tensor | None:
                 watch(layer, output)
                 if layer not in edits:
                     return None
@@ -94,15 +235,9 @@ class Passes:
 
             return act
 
-        handles = [self.model.point(self.site, i).register_forward_hook(hook(i)) for i in range(len(fired))]
-        try:
-            logits = self.model.logits(trials)
-        finally:
-            for handle in handles:
-                handle.remove()
-        if any(times != 1 for times in fired):
-            raise HookFault(f"{self.site.name!r} of {self.model.spec.name} passed by {fired} times in its layers.")
-        return logits
+        layers = range(self.model.spec.n_layers)
+        with hooked_sites(self.model, {(self.site, layer): hook(layer) for layer in layers}):
+            return self.model.logits(trials)
 
     def means(self, blocks: Iterator[Trials], layers: Sequence[int]) -> Means:
         """Mean activation of each layer: one vector for scored positions, one for the others."""

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, final
 
 import numpy as np
 
+from bayesgeom.core.numbers import interval_text, number_text
 from bayesgeom.interventions.design import RANDOM
-from bayesgeom.results.cells import interval_cell
 from bayesgeom.results.estimate import Baseline, Estimate, Quantity
 from bayesgeom.results.headline import Headline
 from bayesgeom.results.report import Report, headline_of
@@ -137,15 +137,17 @@ class JointInterventionReport(Report):
                     (
                         name,
                         metric,
-                        f"{float(own):+.4f}",
-                        _interval(own, "+.4f"),
+                        number_text(float(own)),
+                        _interval(own),
                         random,
                         orthogonal,
-                        f"{self.ceiling_increase_bits.value[i, j]:+.4f}",
-                        f"{float(beyond):+.4f} [{_interval(beyond, '+.4f')}]",
+                        number_text(self.ceiling_increase_bits.value[i, j]),
+                        f"{number_text(float(beyond))} [{_interval(beyond)}]",
                     )
                 )
-        unedited = ", ".join(f"{m} {b:.4f}" for m, b in zip(self.metrics, self.unedited_bits.value, strict=True))
+        unedited = ", ".join(
+            f"{m} {number_text(b)}" for m, b in zip(self.metrics, self.unedited_bits.value, strict=True)
+        )
         title = f"{self.kind} {self.subspace} at {self.site}, bits, n = {self.n}; unedited: {unedited}"
         said = [f"layers {name}: {verdict}" for name, verdict in zip(self.sets, self.verdicts, strict=True)]
         return "\n".join([title, *aligned(rows), "", *aligned(self._order()), "", *said, RULE])
@@ -156,8 +158,8 @@ class JointInterventionReport(Report):
         for i, name in enumerate(self.sets):
             for j, target in enumerate(self.targets):
                 own = self.axis_correlation[i, -1, j]
-                edited = f"{float(own):.3f} [{_interval(own, '.3f')}]"
-                before = f"{float(own.baseline(UNEDITED).value):.3f}"
+                edited = f"{number_text(float(own))} [{_interval(own)}]"
+                before = number_text(float(own.baseline(UNEDITED).value))
                 rows.append((name, target, before, edited, _with_range(own.baseline(RANDOM), ".3f")))
         return rows
 
@@ -167,9 +169,9 @@ def _ends(level: Baseline | Estimate) -> tuple[np.ndarray, np.ndarray]:
     return low, high
 
 
-def _interval(own: Estimate, form: str) -> str:
+def _interval(own: Estimate) -> str:
     low, high = own.ends
-    return interval_cell(float(low), float(high), form)
+    return interval_text(float(low), float(high))
 
 
 def _with_range(level: Baseline, form: str) -> str:

@@ -5,10 +5,9 @@ from dataclasses import dataclass
 from typing import final
 
 import numpy as np
-from jaxtyping import Float, Float64
+from jaxtyping import Float, Float64, Int
 
 from bayesgeom.interventions.design import RANDOM
-from bayesgeom.interventions.joint import Scores
 from bayesgeom.interventions.joint_report import (
     METRICS,
     ORTHOGONAL,
@@ -25,6 +24,22 @@ from bayesgeom.stats.resampling import resampled_correlation_at_position, resamp
 
 DRAWS = 200
 OWN, CEILING, FIRST_RANDOM = range(3)  # arms of a set; arm 0 of all is the model as it is
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Scores:
+    """Per arm, sums over the sequences of a unit, averaged over positions; of the first sequences also what arrives.
+
+    - `bits`: KL to the exact posterior and entropy error. `own_entropy`: the model's own, over the answers.
+    - `coordinates`: along each layer's axis at scored positions; NaN where the subspace is no single direction.
+    """
+
+    counts: Int[np.ndarray, " unit"]
+    bits: Float64[np.ndarray, "arm unit metric"]
+    own_entropy: Float64[np.ndarray, "arm kept position"]
+    coordinates: Float64[np.ndarray, "arm layer kept position"]
+    exact_entropy: Float64[np.ndarray, "kept position"]
 
 
 @final

@@ -1,4 +1,4 @@
-"""Erase a quantity in every layer from one on and at all positions, in a single pass, as concept scrubbing does.
+"""`erase_onwards`: is a quantity used from a layer on? Erased in every later layer and at all positions in one pass.
 
 A later layer may compute the quantity again from what an earlier edit left. So erasers are fitted one layer after
 another on the stream that has been edited so far. At scored positions the quantity is that of the position; at the
@@ -7,27 +7,45 @@ others both that of the next scored position and that of the last one, as either
 Reference: Belrose et al. 2023, arXiv:2306.03819, section 5 (concept scrubbing).
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import final
 
+import numpy as np
 import torch
 from jaxtyping import Bool, Float, Float64, Int64, Shaped
-from torch import Tensor, nn
+from torch import Tensor
 
+from bayesgeom.ablations.engine import tiles
 from bayesgeom.core.edits import Edit, Reference
 from bayesgeom.core.errors import InvalidArgument
-from bayesgeom.core.sites import Site
+from bayesgeom.core.hooks import Change
+from bayesgeom.core.sites import RESID_POST, RESID_PRE, Site
 from bayesgeom.core.threads import alone
-from bayesgeom.core.trials import Trials
+from bayesgeom.core.trials import Trials, concatenate
+from bayesgeom.interventions.design import MATCHED_MOST, RANDOM_MOST
+from bayesgeom.interventions.engine import KL, PairReference, scored
+from bayesgeom.interventions.onwards_report import STAGES, OnwardsReport, verdict_onwards
 from bayesgeom.models.base import Model
+from bayesgeom.models.provenance import provenance
+from bayesgeom.models.resolve import ModelLike, TaskLike, as_model, scored_task_of
+from bayesgeom.models.watching import hooked_sites
+from bayesgeom.results.estimate import Baseline, Estimate
+from bayesgeom.results.report import with_provenance
+from bayesgeom.stats.bootstrap import mean_interval
+from bayesgeom.stats.pca import covariance
 from bayesgeom.stats.subspace import random_subspaces
 from bayesgeom.subspaces.erasers import JointMoments, covariance_subspace, leace_subspace
 from bayesgeom.subspaces.matching import matched_subspaces
-from bayesgeom.subspaces.quantity import Quantity
+from bayesgeom.subspaces.quantity import Quantity, is_function_of_position
 from bayesgeom.subspaces.readout import Erasure, Read, erasure
+from bayesgeom.subspaces.site import InterventionSite
 from bayesgeom.subspaces.subspace import Subspace
-from bayesgeom.tasks.base import derived_seed
+from bayesgeom.tasks.base import Branch, WindTunnel, check_count, derived_seed
+
+N_FIT, N_READ, N_HELD = 768, 256, 128  # sequences that erasers and read-outs are fitted on, and read-outs scored on
+N_RANDOM, N_CONTROL = 20, 16  # random subspaces, and as many matched ones; the sequences that they are scored on
+_TRIALS, _FIT, _DRAWS, _SHUFFLE, _MATCHED = 12, 13, 14, 15, 16  # branches of the seed
 
 
 @final
@@ -127,11 +145,11 @@ class Scrubber:
         covariances = dict[int, tuple[Tensor, Tensor | None]]()
         values = self.quantity.exact(trials)
 
-        def acting(layer: int) -> Callable[[nn.Module, object, Tensor], Tensor | None]:
-            def act(_module: nn.Module, _inputs: object, output: Tensor) -> Tensor | None:
+        def acting(layer: int) -> Change:
+            def act(output: Tensor) -> Tensor:
                 edits[layer] = edit = self._eraser(trials, output, layer)
                 few, mask = output[: self.n_fit], trials.scored[0]
-                covariances[layer] = (_covariance(few[:, mask]), None if mask.all() else _covariance(few[:, ~mask]))
+                covariances[layer] = (_spread(few[:, mask]), None if mask.all() else _spread(few[:, ~mask]))
                 points = trials.at_scored(output).double()
                 fit, held = (
                     Read(points=points[rows], values=values[rows])
@@ -142,15 +160,9 @@ class Scrubber:
 
             return act
 
-        handles = [
-            self.model.point(self.site, at).register_forward_hook(acting(at))
-            for at in range(first, self.model.spec.n_layers)
-        ]
-        try:
+        layers = range(first, self.model.spec.n_layers)
+        with hooked_sites(self.model, {(self.site, layer): acting(layer) for layer in layers}):
             self.model.logits(trials)
-        finally:
-            for handle in handles:
-                handle.remove()
         return Scrubbed(edits=edits, erasures=erasures, covariances=covariances)
 
     def _eraser(self, trials: Trials, output: Float[Tensor, "batch pos d"], layer: int) -> EraseByRole:
@@ -201,26 +213,24 @@ def matched_erasers(scrubbed: Scrubbed, *, draws: int, seed: int) -> tuple[list[
     is_matched = True
     for layer, edit in scrubbed.edits.items():
         roles: list[list[tuple[Subspace, Float64[Tensor, " d"]] | None]] = []
-        for index, (role, covariance) in enumerate(
+        for index, (role, spread) in enumerate(
             zip((edit.scored, edit.others), scrubbed.covariances[layer], strict=True)
         ):
-            if role is None or covariance is None:
+            if role is None or spread is None:
                 roles.append([None] * draws)
                 continue
-            found = matched_subspaces(role[0], covariance, draws=draws, seed=derived_seed(seed, layer, index))
+            found = matched_subspaces(role[0], spread, draws=draws, seed=derived_seed(seed, layer, index))
             is_matched &= found.is_matched or index > 0
             bases = [found.bases[number % len(found.bases)] for number in range(draws)]
             roles.append([(Subspace("a matched subspace", basis), role[1]) for basis in bases])
-        for own, scored, others in zip(sets, *roles, strict=True):
-            assert scored is not None, "scored positions always have an eraser"
-            own.append(replace(edit, scored=scored, others=others, name="a matched subspace"))
+        for own, at_scored, others in zip(sets, *roles, strict=True):
+            assert at_scored is not None, "scored positions always have an eraser"
+            own.append(replace(edit, scored=at_scored, others=others, name="a matched subspace"))
     return sets, is_matched
 
 
-def _covariance(values: Float[Tensor, "batch pos d"]) -> Float64[Tensor, "d d"]:
-    points = values.flatten(0, 1).double()
-    centered = points - points.mean(dim=0)
-    return centered.T @ centered / len(points)
+def _spread(values: Float[Tensor, "batch pos d"]) -> Float64[Tensor, "d d"]:
+    return covariance(values.flatten(0, 1).double())
 
 
 def replaced_by_mean(edit: EraseByRole) -> EraseByRole:
@@ -247,3 +257,131 @@ class _Nothing:
 
 
 _NOTHING = _Nothing()
+
+
+def erase_onwards(
+    model: ModelLike,
+    task: TaskLike | None = None,
+    quantity: str | Quantity = "entropy",
+    *,
+    sites: InterventionSite | None = None,
+    oblique: bool = True,
+    n: int = 256,
+    seed: int = 0,
+) -> OnwardsReport:
+    """Erase a quantity in every layer from one on, at all positions, in a single pass, and report what it costs.
+
+    Args:
+        model: a model, its name or its directory.
+        task: a task or its name; by default the one that the model was trained on.
+        quantity: "entropy", "belief" or "log_odds:H".
+        sites: `resid_pre` or `resid_post`, and the first layers to try; by default `resid_pre` and every layer but 0,
+            whose scored positions may all hold the same vector.
+        oblique: erase by LEACE, else by the orthogonal projector onto Cov(x, y).
+        n: sequences that are scored.
+        seed: of sequences, fits and intervals.
+
+    Returns:
+        KL increase and entropy error for every first layer.
+
+    Raises:
+        InvalidArgument: for another site, a layer that is not there, n < 2, or a first layer with nothing to erase.
+
+    References:
+        Belrose et al. 2023, arXiv:2306.03819, section 5.
+
+    Example:
+        >>> import bayesgeom
+        >>> task = bayesgeom.tasks.Bijection(n_values=5, n_pairs=3)
+        >>> config = bayesgeom.TransformerConfig(d_vocab=10, n_ctx=5, n_layers=2, n_heads=1, d_model=8, d_mlp=8)
+        >>> module = config.build(seed=0)
+        >>> bayesgeom.erase_onwards(module, task, "entropy", n=8).n
+        8
+    """
+    subject = as_model(model)
+    chosen, place = scored_task_of(subject, task), sites or InterventionSite()
+    return _erased(subject, chosen, Quantity.of(quantity), place=place, oblique=oblique, n=n, seed=seed)
+
+
+def _erased(
+    model: Model, task: WindTunnel, quantity: Quantity, *, place: InterventionSite, oblique: bool, n: int, seed: int
+) -> OnwardsReport:
+    """Check, fit layer by layer on the edited stream, then score."""
+    check_count(n)
+    place.check_in(model, editable=(RESID_PRE, RESID_POST))
+    device, n_layers = model.spec.device, model.spec.n_layers
+    one = task.sample(1, seed=seed, device=device)
+    model.check_fits(one)
+    quantity.check(one)
+    firsts = tuple(range(min(1, n_layers - 1), n_layers)) if place.layers is None else tuple(place.layers)
+    scrubber = Scrubber(model=model, site=place.site, quantity=quantity, oblique=oblique, n_fit=N_FIT, n_read=N_READ)
+    trials = concatenate(list(task.stream(N_FIT + N_READ + N_HELD, seed=derived_seed(seed, _FIT), device=device)))
+    found = {first: scrubber.from_layer(trials, first, seed=derived_seed(seed, _SHUFFLE)) for first in firsts}
+    is_identified = not is_function_of_position(quantity.exact(trials))
+    report = _report(scrubber, task, found, n=n, seed=seed, is_identified=is_identified)
+    arguments = {"n": n, "seed": seed, "quantity": quantity.label, "oblique": oblique, "site": place.site.name}
+    layers = "all" if place.layers is None else ",".join(map(str, firsts))
+    return with_provenance(report, provenance(model, task, {**arguments, "layers": layers}))
+
+
+def _report(
+    scrubber: Scrubber, task: WindTunnel, found: dict[int, Scrubbed], *, n: int, seed: int, is_identified: bool
+) -> OnwardsReport:
+    model, n_layers = scrubber.model, scrubber.model.spec.n_layers
+    value, low, high, ceiling, least, most, matched, excess = np.full((8, n_layers), np.nan)
+    r2 = np.full((2, n_layers), np.nan)
+    verdicts, own_kl, is_matched = [""] * n_layers, float("nan"), [False] * n_layers
+    for first, scrubbed in found.items():
+        arms = [list(scrubbed.edits.values()), [replaced_by_mean(scrubbed.edits[first])]]
+        draws = [like_erasers(scrubbed, seed=derived_seed(seed, _DRAWS, number)) for number in range(N_RANDOM)]
+        alike, is_matched[first] = matched_erasers(scrubbed, draws=N_RANDOM, seed=derived_seed(seed, _MATCHED))
+        main, control = (
+            _kl(model, _stream(model, task, count, seed), chosen)
+            for count, chosen in ((n, arms), (min(n, N_CONTROL), draws + alike))
+        )
+        paired, own_kl = main[:, 1:] - main[:, :1], float(main[:, 0].mean())
+        value[first], ceiling[first] = paired[:, 0].mean(), paired[:, 1].mean()
+        low[first], high[first] = mean_interval(paired[:, 0], seed=derived_seed(seed, Branch.RESAMPLING))
+        drawn = (control[:, 1:] - control[:, :1]).mean(axis=0)
+        least[first], most[first] = drawn[:N_RANDOM].min(), drawn[:N_RANDOM].max()
+        matched[first] = drawn[N_RANDOM:].max()
+        erasures = list(scrubbed.erasures.values())
+        r2[:, first] = erasures[0].before, max(each.after for each in erasures)
+        excess[first] = max(each.after - max(each.permuted, 0.0) for each in erasures)
+        verdicts[first] = verdict_onwards(
+            (low[first], high[first]), ceiling[first], own_kl, excess=excess[first], is_identified=is_identified
+        )
+    controls = [
+        Baseline.of("chance", RANDOM_MOST, most, low=least, high=most),
+        Baseline.of("chance", MATCHED_MOST, matched),
+    ]
+    return OnwardsReport(
+        site=scrubber.site.name,
+        subspace=scrubber.name,
+        quantity=scrubber.quantity.label,
+        kl_increase_bits=Estimate.of(value, (low, high), n=n, baselines=controls),
+        ceiling_kl_increase_bits=Estimate.of(ceiling, n=n),
+        stages=STAGES,
+        r2=Estimate.of(r2),
+        r2_excess=excess,
+        baseline_kl_bits=own_kl,
+        verdict_by_layer=tuple(verdicts),
+        is_matched_by_layer=tuple(is_matched),
+        n=n,
+    )
+
+
+def _stream(model: Model, task: WindTunnel, n: int, seed: int) -> Iterator[Trials]:
+    for block in task.stream(n, seed=derived_seed(seed, _TRIALS), device=model.spec.device):
+        yield from tiles(block, model.spec)
+
+
+def _kl(model: Model, blocks: Iterator[Trials], arms: Sequence[Sequence[Edit]]) -> np.ndarray:
+    """KL of each sequence, averaged over scored positions: as it is, then under each set of edits."""
+    replayer, rows = model.replayer(), list[np.ndarray]()
+    for block in blocks:
+        baseline = replayer.baseline(block)
+        reference = PairReference({}, None)
+        logits = [baseline.logits, *(replayer.logits(baseline, [tuple(edits)], reference)[0] for edits in arms)]
+        rows.append(np.stack([scored(own, (block, None), "erasure")[:, KL].mean(axis=1) for own in logits], axis=1))
+    return np.concatenate(rows)

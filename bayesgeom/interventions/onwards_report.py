@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, final
 import numpy as np
 from jaxtyping import Float
 
+from bayesgeom.core.numbers import interval_text, number_text
 from bayesgeom.interventions.design import MATCHED_MOST, RANDOM_MOST
 from bayesgeom.interventions.verdicts import CEILING_SHARE, NOT_IDENTIFIED, NOT_USED, OWN_KL_SHARE, UNDECIDED
-from bayesgeom.results.cells import interval_cell
 from bayesgeom.results.estimate import Estimate, Quantity
 from bayesgeom.results.headline import Headline
 from bayesgeom.results.report import Report, headline_of
@@ -112,14 +112,17 @@ class OnwardsReport(Report):
         rows: list[tuple[str, ...]] = [(*effect, "R² before", "after", "excess", "verdict")]
         for at in self.layers:
             increase = self.kl_increase_bits[at]
-            random, matched = (f"{float(increase.baseline(name).value):.4g}" for name in (RANDOM_MOST, MATCHED_MOST))
+            random, matched = (
+                number_text(float(increase.baseline(name).value)) for name in (RANDOM_MOST, MATCHED_MOST)
+            )
             matched += "" if self.is_matched_by_layer[at] else " (not matched)"
-            ceiling = f"{self.ceiling_kl_increase_bits.value[at]:.4g}"
-            reads = (f"{r2:.3f}" for r2 in (*self.r2.value[:, at], self.r2_excess[at]))
+            ceiling = number_text(self.ceiling_kl_increase_bits.value[at])
+            reads = (number_text(r2) for r2 in (*self.r2.value[:, at], self.r2_excess[at]))
             low, high = (float(end) for end in increase.ends)
-            own = (str(at), f"{float(increase):.4g}", interval_cell(low, high, ".3g"), random, matched, ceiling)
+            own = (str(at), number_text(float(increase)), interval_text(low, high), random, matched, ceiling)
             rows.append((*own, *reads, self.verdict_by_layer[at]))
-        level = f"erase {self.subspace} at {self.site}, all positions; n = {self.n}; own KL {self.baseline_kl_bits:.4g}"
+        own_kl = number_text(self.baseline_kl_bits)
+        level = f"erase {self.subspace} at {self.site}, all positions; n = {self.n}; own KL {own_kl}"
         return "\n".join([self.verdict, "", level, *aligned(rows), "", RULE])
 
 

@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, final
 import numpy as np
 from jaxtyping import Float, Int
 
+from bayesgeom.core.errors import InvalidArgument
+from bayesgeom.core.numbers import interval_text, number_text
 from bayesgeom.interventions.design import MATCHED, MATCHED_MOST, RANDOM, RANDOM_MOST
 from bayesgeom.interventions.verdicts import BY_CONSTRUCTION, RULE, USED, sentence
-from bayesgeom.results.cells import interval_cell
 from bayesgeom.results.estimate import Estimate, Quantity
 from bayesgeom.results.headline import Headline
 from bayesgeom.results.report import Report, headline_of
@@ -29,10 +30,28 @@ if TYPE_CHECKING:
 
 _CONTROLS = (RANDOM, MATCHED, RANDOM_MOST, MATCHED_MOST)
 SHUFFLED = "shuffled values, 97.5 % quantile"
-EFFECTS = ("answer shift", "KL increase", "entropy error increase", "KL increase on removal")
-SHIFT, KL, ERROR, REMOVAL = range(4)  # entries of `ceiling_bits`
+EFFECTS = (
+    "answer shift",
+    "KL increase",
+    "entropy error increase",
+    "KL increase on removal",
+    "answer shift without the direct path",
+    "KL increase without the direct path",
+)
+SHIFT, KL, ERROR, REMOVAL, INDIRECT_SHIFT, INDIRECT_KL = range(6)  # entries of `effects`
 STAGES, TARGETS = ("before", "after"), ("entropy", "belief")
-BEFORE, AFTER = range(2)  # entries of `r2`
+SOURCES = (
+    "quantity, before removal",
+    "quantity, after removal",
+    *(f"{target}, from the coordinates alone" for target in TARGETS),
+)
+BEFORE, AFTER = range(2)  # entries of `r2`; then those of `TARGETS`
+PARTS = (
+    "of the site's variance",
+    "of the donor's difference, outside the subspace",
+    "of the subspace, inside the span of hypothesis embeddings",
+)
+VARIANCE, OUTSIDE, INSIDE = range(3)  # entries of `share`
 
 
 @final
@@ -40,19 +59,22 @@ BEFORE, AFTER = range(2)  # entries of `r2`
 class InterventionReport(Report):
     """Effects per layer and band of scored positions; NaN in layers where nothing was done.
 
-    - `movement`, `answer_shift_bits`: under a swap. `kl_increase_bits`, `entropy_error_increase_bits`: of the KL to the
-      original's exact posterior and of the entropy error. `indirect_…`: without the direct path to the output.
+    - `movement`, under a swap; `indirect_movement`: without the direct path to the output; `ceiling_movement`: of the
+      whole activation.
+    - `change_bits`: the changes from the unedited model that `effects` names, and `ceiling_bits`: the same of the whole
+      activation, swapped or, for every other kind, replaced by its mean. `effect(name)` returns one of them. The answer
+      shift is defined under a swap. On removal: the subspace is removed (for the kind `remove`, the KL increase).
+    - `unedited_bits`: the level from which a change is counted: the unedited model's answer shift and KL.
     - Baselines of an effect: mean and range over `random subspaces` of the same rank and over `variance-matched
-      subspaces`; of movement also `untrained networks`, over all positions, scaled to the ceiling here. Of an indirect
-      effect: the most of each family of subspaces without their direct paths.
-    - `removal_kl_bits`: KL increase where the subspace is removed (the same as `kl_increase_bits` of that kind).
-    - `ceiling_movement`, `ceiling_bits`: the whole activation swapped or, for every other kind, replaced by its mean.
+      subspaces`; of movement also `untrained networks`, over all positions, scaled to the ceiling here. Of an effect
+      without the direct path: the most of each family of subspaces without their direct paths.
     - `r2`: held-out R² of the quantity from the whole site before and after removal, by a map fitted on sequences of
-      its own. `coordinate_r2`: of entropy and belief from the subspace's coordinates alone.
-    - `frame_overlap`: share of the subspace inside the span of the hypothesis tokens' embeddings; NaN away from the
-      residual stream. Baseline: mean and largest over 1,000 random subspaces. An interval for `top_jacobian` only.
-    - `outside_share`: share of the squared difference of donor and recipient outside the subspace.
-    - `where`: site, positions and donors. `controls`, `matched_by`: how many controls there are, and their rank.
+      its own; then of entropy and belief from the subspace's coordinates alone.
+    - `share`: of the site's variance; of the squared difference of donor and recipient outside the subspace; and of the
+      subspace inside the span of the hypothesis tokens' embeddings: NaN away from the residual stream, beside the mean
+      and the most of 1,000 random subspaces, with an interval for `top_jacobian` only.
+    - `where`: site, positions, donors, and how many control subspaces there are. `reason_by_layer` also says how
+      controls with the same share of variance were drawn.
     """
 
     name: ClassVar[str] = "intervention"
@@ -69,43 +91,47 @@ class InterventionReport(Report):
     subspace: str
     quantity: str
     where: str
-    controls: str
     bands: tuple[str, ...]
     movement: Annotated[Estimate, Quantity("layer band", better="higher", label="movement towards the donor's value")]
     indirect_movement: Annotated[
         Estimate, Quantity("layer band", better="higher", label="movement without the direct path")
     ]
     ceiling_movement: Annotated[Estimate, Quantity("layer band", label="movement, ceiling")]
-    answer_shift_bits: Annotated[Estimate, Quantity("layer band", unit="bits", better="higher", label="answer shift")]
-    indirect_answer_shift_bits: Annotated[
-        Estimate, Quantity("layer band", unit="bits", better="higher", label="answer shift without the direct path")
-    ]
-    unedited_answer_shift_bits: Float[np.ndarray, " band"]
-    kl_increase_bits: Annotated[Estimate, Quantity("layer band", unit="bits", better="higher", label="KL increase")]
-    indirect_kl_increase_bits: Annotated[
-        Estimate, Quantity("layer band", unit="bits", better="higher", label="KL increase without the direct path")
-    ]
-    entropy_error_increase_bits: Annotated[
-        Estimate, Quantity("layer band", unit="bits", better="higher", label="increase in entropy error")
-    ]
-    removal_kl_bits: Annotated[Estimate, Quantity("layer band", unit="bits", label="KL increase on removal")]
     effects: tuple[str, ...]
+    change_bits: Annotated[Estimate, Quantity("effect layer band", unit="bits", better="higher", label="effect")]
     ceiling_bits: Annotated[Estimate, Quantity("effect layer band", unit="bits", label="ceiling")]
-    stages: tuple[str, ...]
-    r2: Annotated[Estimate, Quantity("stage layer", label="R² of the quantity, before and after removal")]
-    targets: tuple[str, ...]
-    coordinate_r2: Annotated[Estimate, Quantity("target layer", better="higher", label="R² from the coordinates alone")]
+    unedited_bits: Float[np.ndarray, "effect band"]
+    sources: tuple[str, ...]
+    r2: Annotated[Estimate, Quantity("source layer", label="R²")]
     rank: Int[np.ndarray, " layer"]
-    variance_share: Annotated[Estimate, Quantity("layer", label="share of the site's variance")]
-    outside_share: Float[np.ndarray, " layer"]
-    frame_overlap: Annotated[
-        Estimate, Quantity("layer", better="higher", label="share inside the span of hypothesis embeddings")
-    ]
-    matched_by: tuple[str, ...]
-    baseline_kl_bits: float
+    parts: tuple[str, ...]
+    share: Annotated[Estimate, Quantity("part layer", label="share")]
     verdict_by_layer: tuple[str, ...]
     reason_by_layer: tuple[str, ...]
     n: int
+
+    def effect(self, name: str) -> Estimate:
+        """Return one of the changes in bits, per layer and band, with the baselines that are known of it.
+
+        Args:
+            name: One of `effects`, such as "answer shift".
+
+        Raises:
+            InvalidArgument: If there is none of that name.
+        """
+        if name not in self.effects:
+            raise InvalidArgument(f"no effect is named {name!r}; there are: {', '.join(self.effects)}.")
+        return _known(self.change_bits[self.effects.index(name)])
+
+    @property
+    def kl_increase_bits(self) -> Estimate:
+        """The increase in KL to the original's exact posterior."""
+        return self.effect(EFFECTS[KL])
+
+    @property
+    def baseline_kl_bits(self) -> float:
+        """The unedited model's own KL, over all positions."""
+        return float(self.unedited_bits[KL, 0])
 
     @property
     def is_swap(self) -> bool:
@@ -115,7 +141,7 @@ class InterventionReport(Report):
     @property
     def layers(self) -> list[int]:
         """The layers in which something was done."""
-        return [int(layer) for layer in np.flatnonzero(np.isfinite(self.kl_increase_bits.value[:, 0]))]
+        return [int(layer) for layer in np.flatnonzero(np.isfinite(self.change_bits.value[KL, :, 0]))]
 
     @property
     def verdict(self) -> str:
@@ -147,26 +173,26 @@ class InterventionReport(Report):
     def headlines(self) -> Sequence[Headline]:
         at = self.strongest()
         where = f"layer {at}, {self.subspace}"
-        increase = headline_of(self, "kl_increase_bits", (at, 0), f"KL increase, {where}")
+        increase = headline_of(self, "change_bits", (KL, at, 0), f"KL increase, {where}")
         read = headline_of(self, "r2", (AFTER, at), f"R² of the {self.quantity} after removal, {where}")
         rulings = [self._ruling(layer) for layer in sorted(self.layers, key=lambda layer: layer != at)]
         if not self.is_swap:
             return *rulings, headline_of(self, "ceiling_bits", (KL, at, 0), f"ceiling, layer {at}"), read
         return (
             *rulings,
-            headline_of(self, "answer_shift_bits", (at, 0), f"answer shift, {where}"),
+            headline_of(self, "change_bits", (SHIFT, at, 0), f"answer shift, {where}"),
             headline_of(self, "ceiling_bits", (SHIFT, at, 0), f"answer shift, ceiling, layer {at}"),
             increase,
-            headline_of(self, "removal_kl_bits", (at, 0), f"KL increase on removal, {where}"),
+            headline_of(self, "change_bits", (REMOVAL, at, 0), f"KL increase on removal, {where}"),
             read,
         )
 
     def _ruling(self, layer: int) -> Headline:
         """The effect in one layer with the verdict on it, and the reason as its finding."""
-        metric, what = "kl_increase_bits", "KL increase"
+        at, where = (layer, 0), f"layer {layer}, {self.subspace}"
+        own = headline_of(self, "change_bits", (KL, *at), f"KL increase, {where}")
         if self.is_swap:
-            metric, what = "movement", f"movement towards the donor's {self.quantity}"
-        own = headline_of(self, metric, (layer, 0), f"{what}, layer {layer}, {self.subspace}")
+            own = headline_of(self, "movement", at, f"movement towards the donor's {self.quantity}, {where}")
         said = self.verdict_by_layer[layer]
         return replace(own, ruling=said, finding=f"Layer {layer}: {self.reason_by_layer[layer]}.")
 
@@ -182,7 +208,7 @@ class InterventionReport(Report):
             Profile(
                 title="Increase in entropy error",
                 y="increase (bits)",
-                effect=self.entropy_error_increase_bits,
+                effect=self.effect(EFFECTS[ERROR]),
                 ceiling=ceilings[ERROR],
             ),
         ]
@@ -194,10 +220,10 @@ class InterventionReport(Report):
 
     def table(self) -> str:
         """The verdict, then one row per layer over all scored positions, as the command line prints it."""
-        title = f"{self.kind} {self.subspace} at {self.where}; n = {self.n}; controls: {self.controls}"
-        level = f"model's own KL {self.baseline_kl_bits:.4g} bits"
-        if self.is_swap and np.isfinite(self.unedited_answer_shift_bits[0]):
-            level += f"; its own answer shift, unedited, {self.unedited_answer_shift_bits[0]:.3f} bits"
+        title = f"{self.kind} {self.subspace} at {self.where}; n = {self.n}"
+        level = f"model's own KL {number_text(self.baseline_kl_bits)} bits"
+        if self.is_swap and np.isfinite(unedited := self.unedited_bits[SHIFT, 0]):
+            level += f"; its own answer shift, unedited, {number_text(unedited)} bits"
         reasons = [f"layer {at}: {self.verdict_by_layer[at]}: {self.reason_by_layer[at]}" for at in self.layers]
         holds = ("layer", "rank", "variance", "R² before", "after", "shuffled", "KL + on removal", "ceiling", "verdict")
         effects = aligned([self._head(), *map(self._effect, self.layers)])
@@ -208,11 +234,13 @@ class InterventionReport(Report):
     def _overlaps(self) -> list[str]:
         """Overlap with the hypothesis tokens' embeddings, in the layers where it has an interval."""
         head = ("layer", "inside the span of hypothesis embeddings", "95 % interval", "random, mean", "most of 1,000")
-        rows, (low, high) = list[tuple[str, ...]](), self.frame_overlap.ends
+        rows, overlap = list[tuple[str, ...]](), self.share[INSIDE]
+        low, high = overlap.ends
         for at in (at for at in self.layers if np.isfinite(low[at])):
-            levels = (self.frame_overlap.value, _mean(self.frame_overlap, RANDOM), _most(self.frame_overlap, RANDOM))
-            own, random, most = (f"{level[at]:.3f}" for level in levels)
-            rows.append((str(at), own, interval_cell(low[at], high[at], ".3f"), random, most))
+            own, random, most = (
+                number_text(level[at]) for level in (overlap.value, _mean(overlap, RANDOM), _most(overlap, RANDOM))
+            )
+            rows.append((str(at), own, interval_text(low[at], high[at]), random, most))
         return ["", *aligned([head, *rows])] if rows else []
 
     def _head(self) -> tuple[str, ...]:
@@ -221,31 +249,31 @@ class InterventionReport(Report):
         return ("layer", *effect, "95 % interval", "ceiling", "random, most", "matched, most", "indirect", *last)
 
     def _effect(self, layer: int) -> tuple[str, ...]:
-        own, indirect, ceiling = self.kl_increase_bits, self.indirect_kl_increase_bits, self.ceiling_bits[KL]
-        last = [self.entropy_error_increase_bits]
+        own, indirect, ceiling = self.kl_increase_bits, self.effect(EFFECTS[INDIRECT_KL]), self.ceiling_bits[KL]
+        last = [self.effect(EFFECTS[ERROR])]
         if self.is_swap:
             own, indirect, ceiling = self.movement, self.indirect_movement, self.ceiling_movement
-            last = [self.answer_shift_bits, self.ceiling_bits[SHIFT]]
-        levels = (ceiling.value, _most(own, RANDOM), _most(own, MATCHED), indirect.value)
+            last = [self.effect(EFFECTS[SHIFT]), self.ceiling_bits[SHIFT]]
+        levels = (ceiling.value, _most(own, RANDOM), _most(own, MATCHED), *(each.value for each in (indirect, *last)))
         low, high = own.ends
         return (
             str(layer),
-            f"{own.value[layer, 0]:.4g}",
-            interval_cell(low[layer, 0], high[layer, 0], ".3g"),
-            *(f"{level[layer, 0]:.4g}" for level in levels),
-            *(f"{round(each.value[layer, 0], 3) + 0.0:.3f}" for each in last),  # no -0.000
+            number_text(own.value[layer, 0]),
+            interval_text(low[layer, 0], high[layer, 0]),
+            *(number_text(level[layer, 0]) for level in levels),
         )
 
     def _erased(self, layer: int) -> tuple[str, ...]:
-        reads = (*self.r2.value[:, layer], _mean(self.r2, SHUFFLED)[AFTER, layer])
-        low, high = self.removal_kl_bits.ends
+        reads = (*self.r2.value[[BEFORE, AFTER], layer], _mean(self.r2, SHUFFLED)[AFTER, layer])
+        removal = self.change_bits[REMOVAL, layer, 0]
+        low, high = map(float, removal.ends)
         return (
             str(layer),
             str(self.rank[layer]),
-            f"{self.variance_share.value[layer]:.2%}",
-            *(f"{r2:.3f}" for r2 in reads),
-            f"{self.removal_kl_bits.value[layer, 0]:.4g} [{interval_cell(low[layer, 0], high[layer, 0], '.3g')}]",
-            f"{self.ceiling_bits.value[REMOVAL, layer, 0]:.3g}",
+            f"{self.share.value[VARIANCE, layer]:.2%}",
+            *map(number_text, reads),
+            f"{number_text(float(removal))} [{interval_text(low, high)}]",
+            number_text(self.ceiling_bits.value[REMOVAL, layer, 0]),
             self.verdict_by_layer[layer],
         )
 
@@ -254,6 +282,11 @@ def largest_control(effect: Estimate) -> Float[np.ndarray, "*axes"]:
     """Return the most of all control subspaces, random and variance-matched; NaN where there are none."""
     found = [_most(effect, own.name) for own in effect.baselines if own.name in _CONTROLS]
     return np.max(found, axis=0) if found else np.full(effect.value.shape, np.nan)
+
+
+def _known(effect: Estimate) -> Estimate:
+    """Return the same estimate without the baselines that are known nowhere."""
+    return replace(effect, baselines=tuple(own for own in effect.baselines if np.isfinite(own.value).any()))
 
 
 def _mean(effect: Estimate, name: str) -> Float[np.ndarray, "*axes"]:

@@ -1,93 +1,204 @@
 """`intervene`: act on a subspace and report whether the model uses it. `write_strength`: which heads write there."""
 
-from bayesgeom.ablations.batteries import every_head
+from collections.abc import Sequence
+from typing import overload
+
 from bayesgeom.ablations.report import AblationReport
-from bayesgeom.ablations.run import ablate
+from bayesgeom.ablations.run import BatteryRun
 from bayesgeom.core.edits import SubspaceKind
+from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.core.sites import ATTN_OUT, W_O, Z
 from bayesgeom.interventions.design import Design
-from bayesgeom.interventions.job import InterventionJob
+from bayesgeom.interventions.intervention import Intervention
+from bayesgeom.interventions.joint import JointIntervention
+from bayesgeom.interventions.joint_report import JointInterventionReport
 from bayesgeom.interventions.report import InterventionReport
 from bayesgeom.models.provenance import provenance
-from bayesgeom.models.resolve import ModelLike, TaskLike
+from bayesgeom.models.resolve import ModelLike, TaskLike, as_model, scored_task_of
 from bayesgeom.results.report import with_provenance
 from bayesgeom.subspaces.base import Fit
+from bayesgeom.subspaces.fits import as_fit
 from bayesgeom.subspaces.site import InterventionSite
 from bayesgeom.subspaces.subspace import Subspace
 from bayesgeom.subspaces.writes import WriteReport, write_report
 from bayesgeom.tasks.base import derived_seed
 
+SubspaceLike = str | Subspace | Fit
 N_WRITTEN = 128  # sequences that write strength is averaged over
 _HELD, _DRAWS = 6, 7  # branches of the seed
+
+
+@overload
+def intervene(
+    model: ModelLike,
+    task: TaskLike | None = None,
+    subspace: SubspaceLike = "frame",
+    *,
+    kind: SubspaceKind | Design = "swap",
+    sites: InterventionSite | None = None,
+    n: int = 256,
+    seed: int = 0,
+) -> InterventionReport: ...
+
+
+@overload
+def intervene(
+    model: ModelLike,
+    task: TaskLike | None = None,
+    subspace: SubspaceLike = "frame",
+    *,
+    kind: SubspaceKind | Design = "swap",
+    sites: Sequence[InterventionSite],
+    n: int = 256,
+    seed: int = 0,
+) -> JointInterventionReport: ...
 
 
 def intervene(
     model: ModelLike,
     task: TaskLike | None = None,
-    subspace: Subspace | Fit | None = None,
+    subspace: SubspaceLike = "frame",
     *,
     kind: SubspaceKind | Design = "swap",
-    at: InterventionSite | None = None,
+    sites: InterventionSite | Sequence[InterventionSite] | None = None,
     n: int = 256,
     seed: int = 0,
-) -> InterventionReport:
-    """Act on one subspace, in each layer of a place alone, and report whether the model uses what lies there.
+) -> InterventionReport | JointInterventionReport:
+    """Act on one subspace, in each layer alone or in several at once, and report whether the model uses it.
 
     The subspace is fitted on sequences that are not scored. Under a swap every layer gets a verdict (see
-    `interventions.verdicts.RULE`): used, not used, by construction, not identified or undecided.
+    `interventions.verdicts.RULE`): used, not used, by construction, not identified or undecided. For a list of sites
+    the report compares each entry with 20 random subspaces of the same rank and 20 that are orthogonal to the own, and
+    says how the subspace is ordered by entropy where it arrives at each layer; every condition is a whole pass.
 
     Args:
-        model: a model, its name or its directory.
-        task: a task or its name; by default the one that the model was trained on.
-        subspace: one of `bayesgeom.subspaces`, or a `Subspace`; by default the frame of hypothesis embeddings.
-        kind: what is done, or a `Design` with donors and numbers of controls. "swap": the component becomes that of
+        model: A model, its name or its directory.
+        task: A task or its name; by default the one that the model was trained on.
+        subspace: A name as on the command line ("frame", "leace:belief", "random:3"), one of `bayesgeom.subspaces`, or
+            a `Subspace`. The default is the span of the hypothesis tokens' embeddings.
+        kind: What is done, or a `Design` with donors and numbers of controls. "swap": the component becomes that of
             another sequence; "remove": the task's mean; "keep": everything else becomes the mean; "rotate": its
             coordinates are turned at random, or negated where there is one; "add": each coordinate grows by one
-            standard deviation. The mean is over all scored positions at those and over all others at the others.
-        at: site, layers and positions; by default `resid_pre` of every layer.
-        n: sequences, or pairs of them, that are scored.
-        seed: of sequences, fits, controls and intervals.
+            standard deviation. The mean is over all scored positions at those and over all others at the others. A
+            list of sites takes "remove", "keep" or "add".
+        sites: One site: each of its layers is acted on alone; by default `resid_pre` of every layer. A list, all at one
+            hook point: each entry is one edit of all its layers in the same pass, so that no layer reads what another
+            lost.
+        n: Sequences, or pairs of them, that are scored.
+        seed: Of sequences, fits, controls and intervals.
+
+    Returns:
+        Effect of the edit in every layer, with controls and a verdict.
 
     Raises:
-        InvalidArgument: before anything runs, for an unknown kind, n < 1, a layer that is not there, a basis of the
+        InvalidArgument: Before anything runs, for an unknown kind, n < 1, a layer that is not there, a basis of the
             wrong width or a rank beyond it, paired donors in a task without pairs.
-        MissingSite: for a site that the model lacks.
+        UnknownName: The name of the subspace is none.
+        MissingSite: The model lacks the site.
 
     References:
         Belrose et al. 2023, arXiv:2306.03819; Geiger et al. 2024, arXiv:2303.02536; Haufe et al. 2014, NeuroImage 87.
+
+    Example:
+        >>> import bayesgeom
+        >>> few = bayesgeom.Design("remove", n_random=1, n_matched=1, n_control=2, n_untrained=0, n_fit=16)
+        >>> bayesgeom.intervene("mess3-small", subspace=bayesgeom.subspaces.random(2), kind=few, n=8).n
+        8
     """
-    job = InterventionJob.of(model, task, subspace, kind=kind, at=at, n=n, seed=seed)
-    return with_provenance(
-        job.run(), provenance(job.model, job.task, {"n": n, "seed": seed, "kind": job.kind, "subspace": job.fit.label})
-    )
+    subject, fit = as_model(model), as_fit(subspace)
+    chosen = scored_task_of(subject, task)
+    if sites is None or isinstance(sites, InterventionSite):
+        place, design = sites or InterventionSite(), Design.of(kind)
+        return Intervention.of(subject, chosen, fit, design=design, place=place, n=n, seed=seed).report()
+    if isinstance(kind, Design):
+        raise InvalidArgument("several layers at once have a fixed design: pass kind='remove', 'keep' or 'add'.")
+    return JointIntervention.of(subject, chosen, fit, sites=sites, kind=kind, n=n, seed=seed).report()
 
 
 def write_strength(
     model: ModelLike,
     task: TaskLike | None = None,
-    subspace: Subspace | Fit | None = None,
+    subspace: SubspaceLike = "frame",
     *,
     n: int = 256,
     seed: int = 0,
     ablation: AblationReport | None = None,
 ) -> WriteReport:
-    """How strongly each head writes into a subspace, ‖P W_O z‖, beside what ablating the head costs.
+    """Measure how strongly each head writes into a subspace, ‖P W_O z‖, and compare with the effect of ablating it.
 
-    A fit is made at `attn_out` of each layer; by default the frame. `ablation` is a report that holds every head alone;
-    with none, that battery is run on `n` sequences. **Raises** as `intervene` does, and where a head is not in it.
+    The subspace is fitted at `attn_out` of each layer.
+
+    Args:
+        model: A model, or what `as_model` takes: a checkpoint's name or directory, a module, a Hugging Face model.
+        task: A task, or its text as on the command line. Default: the task that the model was trained on.
+        subspace: One of `bayesgeom.subspaces`, a `Subspace`, or its text as on the command line. Default: the key
+            frame.
+        n: Number of sequences.
+        seed: Seed of the sequences and of the intervals.
+        ablation: Report of a battery that ablates every head alone. Default: it is run on `n` sequences.
+
+    Returns:
+        Write strength and ablation effect of every head.
+
+    Raises:
+        InvalidArgument: As for `intervene`, or a head is missing from `ablation`.
+        MissingSite: The model has no attention heads.
+
+    Example:
+        >>> import bayesgeom
+        >>> task = bayesgeom.tasks.Bijection(n_values=5, n_pairs=3)
+        >>> config = bayesgeom.TransformerConfig(d_vocab=10, n_ctx=5, n_layers=1, n_heads=1, d_model=8, d_mlp=8)
+        >>> module = config.build(seed=0)
+        >>> bayesgeom.write_strength(module, task, n=8).name
+        'write_strength'
     """
-    job = InterventionJob.of(model, task, subspace, kind="remove", at=InterventionSite(ATTN_OUT), n=n, seed=seed)
-    job.model.require((Z, W_O), by="write strength")
-    effects = ablation or ablate(job.model, job.task, every_head(job.model), n=n, seed=seed)
-    sample = job.sample()
-    subspaces = job.fit.fitted(sample, range(job.model.spec.n_layers))
-    run = job.model.run(job.task.stream(n, seed=derived_seed(seed, _HELD)), record=(Z,), n_recorded=min(n, N_WRITTEN))
-    return write_report(job.model, run, subspaces, effects.kl_increase_bits_by_head, seed=derived_seed(seed, _DRAWS))
+    subject, fit = as_model(model), as_fit(subspace)
+    chosen = scored_task_of(subject, task)
+    place, design = InterventionSite(ATTN_OUT), Design("remove")
+    fitting = Intervention.of(subject, chosen, fit, design=design, place=place, n=n, seed=seed)
+    subject.require((Z, W_O), by="write strength")
+    effects = ablation or BatteryRun.of(subject, chosen, "heads", n=n, seed=seed).exact()
+    subspaces = fit.fitted(fitting.sample(), range(subject.spec.n_layers))
+    run = subject.run(chosen.stream(n, seed=derived_seed(seed, _HELD)), record=(Z,), n_recorded=min(n, N_WRITTEN))
+    report = write_report(subject, run, subspaces, effects.kl_increase_bits_by_head, seed=derived_seed(seed, _DRAWS))
+    arguments = {"n": n, "seed": seed, "subspace": fit.label, "ablation": "given" if ablation else "of every head"}
+    return with_provenance(report, provenance(subject, chosen, arguments))
 
 
 def fit_subspace(
-    model: ModelLike, task: TaskLike | None, subspace: Fit, *, at: InterventionSite | None = None, seed: int = 0
+    model: ModelLike,
+    task: TaskLike | None,
+    subspace: SubspaceLike,
+    *,
+    sites: InterventionSite | None = None,
+    seed: int = 0,
 ) -> dict[int, Subspace]:
-    """The subspaces that `intervene` would act on with the same arguments, by layer."""
-    job = InterventionJob.of(model, task, subspace, kind="remove", at=at, n=1, seed=seed)
-    return job.fit.fitted(job.sample(), job.layers)
+    """Fit the subspaces that `intervene` would act on with the same arguments.
+
+    Args:
+        model: A model, or what `as_model` takes: a checkpoint's name or directory, a module, a Hugging Face model.
+        task: A task, or its text as on the command line. Default: the task that the model was trained on.
+        subspace: One of `bayesgeom.subspaces`, a `Subspace`, or its text as on the command line. Default: the key
+            frame.
+        sites: Site and layers. Default: `resid_pre` of every layer.
+        seed: Seed of the sequences and of the intervals.
+
+    Returns:
+        The subspace of each layer, by layer.
+
+    Raises:
+        InvalidArgument: The subspace cannot be fitted there.
+
+    Example:
+        >>> import bayesgeom
+        >>> task = bayesgeom.tasks.Bijection(n_values=5, n_pairs=3)
+        >>> config = bayesgeom.TransformerConfig(d_vocab=10, n_ctx=5, n_layers=1, n_heads=1, d_model=8, d_mlp=8)
+        >>> module = config.build(seed=0)
+        >>> found = bayesgeom.fit_subspace(module, task, bayesgeom.subspaces.random(3))
+        >>> found[0].rank
+        3
+    """
+    subject, fit = as_model(model), as_fit(subspace)
+    place, chosen = sites or InterventionSite(), scored_task_of(subject, task)
+    fitting = Intervention.of(subject, chosen, fit, design=Design("remove"), place=place, n=1, seed=seed)
+    return fit.fitted(fitting.sample(), fitting.layers)

@@ -10,10 +10,10 @@ from jaxtyping import Float, Float64
 
 from bayesgeom.interventions.design import MATCHED, MATCHED_MOST, RANDOM, RANDOM_MOST
 from bayesgeom.interventions.engine import DISTANCE, ENTROPY_ERROR, KL, KL_DONOR, MOVED, Totals
-from bayesgeom.interventions.report import EFFECTS, SHUFFLED, STAGES, TARGETS, InterventionReport
+from bayesgeom.interventions.report import EFFECTS, PARTS, SHUFFLED, SOURCES, TARGETS, InterventionReport
 from bayesgeom.interventions.verdicts import Effect, Evidence, verdict_of
 from bayesgeom.results.estimate import Baseline, Estimate
-from bayesgeom.results.estimators import UNTRAINED
+from bayesgeom.results.estimators import UNTRAINED, stacked
 from bayesgeom.stats.bootstrap import ratio_interval
 from bayesgeom.subspaces.matching import Matched
 from bayesgeom.subspaces.overlap import Overlap
@@ -98,54 +98,34 @@ class Measured:
 def intervention_report(main: Totals, control: Totals, context: Context) -> InterventionReport:
     """Intervals, ceilings, controls and verdicts; layers where nothing was done are NaN."""
     scores = _Scores(main=main, control=control, context=context)
-    movement, shift, kl, error = scores.movement, scores.shift, scores.changes(_kl), scores.changes(_entropy_error)
-    removal, removal_ceiling = scores.removal
+    movement, shift, kl = scores.movement, scores.shift, scores.changes(_kl)
+    error, (removal, removal_ceiling) = scores.changes(_entropy_error), scores.removal
     verdicts = {at: verdict_of(scores.evidence(at)) for at in context.subspaces}
-    ceilings = np.stack([shift.ceiling, kl.ceiling, error.ceiling, removal_ceiling])
-    layers, controls, n = range(context.n_layers), context.controls, context.n
-    share, matched, outside = context.columns(
-        {
-            at: (context.variance_share[at], controls.found[at].share, context.outside_share[at])
-            for at in context.subspaces
-        },
-        3,
-    )
+    unknown, layers, n = np.full_like(removal_ceiling, np.nan), range(context.n_layers), context.n
+    ceilings = (shift.ceiling, kl.ceiling, error.ceiling, removal_ceiling, unknown, unknown)
     return InterventionReport(
         kind=context.kind,
         subspace=context.label,
         quantity=context.quantity,
-        where=context.where,
-        controls=controls_text(
-            context.kind, _count(controls.random), _count(controls.matched), int(control.counts.sum())
-        ),
+        where=f"{context.where}; {scores.controls_text}",
         bands=context.bands,
         movement=movement.own,
         indirect_movement=movement.indirect,
         ceiling_movement=Estimate.of(movement.ceiling, n=n),
-        answer_shift_bits=shift.own,
-        indirect_answer_shift_bits=shift.indirect,
-        unedited_answer_shift_bits=_answer_shift(main.baseline).sum(axis=0) / main.counts.sum(),
-        kl_increase_bits=kl.own,
-        indirect_kl_increase_bits=kl.indirect,
-        entropy_error_increase_bits=error.own,
-        removal_kl_bits=removal,
         effects=EFFECTS,
-        ceiling_bits=Estimate.of(ceilings, n=n),
-        stages=STAGES,
+        change_bits=stacked([shift.own, kl.own, error.own, removal, shift.indirect, kl.indirect]),
+        ceiling_bits=Estimate.of(np.stack(ceilings), n=n),
+        unedited_bits=scores.unedited,
+        sources=SOURCES,
         r2=_r2(context),
-        targets=TARGETS,
-        coordinate_r2=_coordinate_r2(context),
         rank=np.array([context.subspaces[at].rank if at in context.subspaces else 0 for at in layers]),
-        variance_share=Estimate.of(share, baselines=[Baseline.of("chance", MATCHED, matched)]),
-        outside_share=outside,
-        frame_overlap=_frame_overlap(context),
-        matched_by=tuple(
-            matched_text(controls.found[at].by, controls.found[at].rank) if at in controls.found else ""
+        parts=PARTS,
+        share=_share(context),
+        verdict_by_layer=tuple(verdicts.get(at, ("", ""))[0] for at in layers),
+        reason_by_layer=tuple(
+            reason_text(verdicts[at][1], drawn_text(context.controls.found[at])) if at in verdicts else ""
             for at in layers
         ),
-        baseline_kl_bits=scores.own_kl,
-        verdict_by_layer=tuple(verdicts.get(at, ("", ""))[0] for at in layers),
-        reason_by_layer=tuple(verdicts.get(at, ("", ""))[1] for at in layers),
         n=n,
     )
 
@@ -160,15 +140,14 @@ def where_text(site: str, positions: str, donors: str) -> str:
     return f"{site}, {positions}" + ("" if donors == "none" else f"; donors: {donors}")
 
 
-def controls_text(kind: str, n_random: int, n_matched: int, n: int) -> str:
-    """How many control subspaces there are, and what they are scored on."""
-    scored_on = "pairs" if kind == "swap" else "sequences"
-    return f"{n_random} random and {n_matched} variance-matched subspaces, on {n} {scored_on}"
-
-
-def matched_text(by: str, rank: int) -> str:
+def drawn_text(matched: Matched) -> str:
     """Where controls with the same share of variance were drawn from, and their rank."""
-    return by if "rank" in by else f"{by}, rank {rank}"
+    return matched.by if "rank" in matched.by else f"{matched.by}, rank {matched.rank}"
+
+
+def reason_text(reason: str, drawn: str) -> str:
+    """Why a verdict is what it is, and where controls with the same share of variance were drawn from."""
+    return f"{reason} (variance-matched controls: {drawn})"
 
 
 @final
@@ -224,6 +203,21 @@ class _Scores:
     def erasing(self) -> Estimate | None:
         """KL increase where all linear trace of the quantity is removed, for subspaces that are said to hold it."""
         return self._kl_increase(_ERASURE, CEILING)[0] if self.context.claims_the_quantity else None
+
+    @property
+    def unedited(self) -> Float[np.ndarray, "effect band"]:
+        """The levels from which `EFFECTS` are counted: answer shift, KL and entropy error without an edit."""
+        base, counts = self.main.baseline, self.main.counts.sum()
+        shift, kl, error = (of(base).sum(axis=0) / counts for of in (_answer_shift, _kl, _entropy_error))
+        return np.stack([shift, kl, error, kl, shift, kl])
+
+    @property
+    def controls_text(self) -> str:
+        """How many control subspaces there are, and what they are scored on."""
+        n_random, n_matched = _count(self.context.controls.random), _count(self.context.controls.matched)
+        scored_on = "pairs" if self.context.kind == "swap" else "sequences"
+        n = int(self.control.counts.sum())
+        return f"controls: {n_random} random and {n_matched} variance-matched subspaces, on {n} {scored_on}"
 
     @property
     def own_kl(self) -> float:
@@ -339,25 +333,38 @@ def _entropy_error(sums: Sums) -> Float[np.ndarray, "*axes band"]:
 
 
 def _r2(context: Context) -> Estimate:
-    """Held-out R² of the quantity before and after removal; after it beside that of shuffled values."""
+    """Held-out R² as `SOURCES` names them.
+
+    Of the quantity before and after removal, the latter beside that of shuffled values; of the subspace's own
+    coordinates, beside the mean over random subspaces.
+    """
     rows = {at: (own.before, own.after, own.permuted) for at, own in context.erasures.items()}
     before, after, shuffled = context.columns(rows, 3)
-    level = Baseline.of("permutation", SHUFFLED, np.stack([np.full_like(shuffled, np.nan), shuffled]))
-    return Estimate.of([before, after], baselines=[level] if np.isfinite(shuffled).any() else [])
-
-
-def _coordinate_r2(context: Context) -> Estimate:
-    """Held-out R² of the subspace's own coordinates, and the mean over random subspaces."""
     drawn = [np.stack([context.r2[target][at] for at in context.subspaces]) for target in TARGETS]
-    random = np.stack([context.placed(found[:, 1:].mean(axis=1)) for found in drawn])
-    return Estimate.of(
-        np.stack([context.placed(found[:, 0]) for found in drawn]),
-        baselines=[Baseline.of("chance", RANDOM, random)] if np.isfinite(random).any() else [],
+    own = [context.placed(found[:, 0]) for found in drawn]
+    random = [context.placed(found[:, 1:].mean(axis=1)) for found in drawn]
+    unknown = np.full_like(shuffled, np.nan)
+    levels = (
+        Baseline.of("permutation", SHUFFLED, np.stack([unknown, shuffled, unknown, unknown])),
+        Baseline.of("chance", RANDOM, np.stack([unknown, unknown, *random])),
     )
+    known = [level for level in levels if np.isfinite(level.value).any()]
+    return Estimate.of(np.stack([before, after, *own]), baselines=known)
 
 
-def _frame_overlap(context: Context) -> Estimate:
-    """Overlap with the hypothesis tokens' embeddings, beside that of random subspaces."""
-    rows = {at: (own.value, own.lo, own.hi, own.random, own.most) for at, own in context.overlaps.items()}
-    value, low, high, random, most = context.columns(rows, 5)
-    return Estimate.of(value, (low, high), baselines=[Baseline.of("chance", RANDOM, random, high=most)] if rows else [])
+def _share(context: Context) -> Estimate:
+    """Shares as `PARTS` names them: of the variance beside matched subspaces, inside the frame beside random ones."""
+    found = {
+        at: (context.variance_share[at], context.outside_share[at], context.controls.found[at].share)
+        for at in context.subspaces
+    }
+    overlaps = {at: (own.value, own.lo, own.hi, own.random, own.most) for at, own in context.overlaps.items()}
+    variance, outside, matched = context.columns(found, 3)
+    inside, low, high, random, most = context.columns(overlaps, 5)
+    unknown = np.full_like(inside, np.nan)
+    levels = [Baseline.of("chance", MATCHED, np.stack([matched, unknown, unknown]))]
+    if overlaps:
+        ends = {"high": np.stack([unknown, unknown, most])}
+        levels.append(Baseline.of("chance", RANDOM, np.stack([unknown, unknown, random]), **ends))
+    interval = tuple(np.stack([unknown, unknown, end]) for end in (low, high))
+    return Estimate.of(np.stack([variance, outside, inside]), (interval[0], interval[1]), baselines=levels)

@@ -62,6 +62,14 @@ class Model(ABC):
         """What ablations run on: replays from the edited activation on, or whole passes where that is not exact."""
 
     @final
+    def __repr__(self) -> str:
+        own = self.spec
+        heads = f"{own.n_heads} heads, " if own.n_heads else ""
+        task = f", trained on {self.task}" if self.task is not None else ""
+        sizes = f"{own.n_layers} layers, {heads}d_model {own.d_model}, {own.n_parameters:,} parameters"
+        return f"{type(self).__name__}({own.name}, {sizes}{task})"
+
+    @final
     def require(self, sites: Iterable[Site], by: str) -> None:
         """**Raises** `MissingSite` unless every site is on offer; `by` says who asks."""
         for site in sites:
@@ -127,8 +135,9 @@ class Model(ABC):
         training = {part: part.training for part in self.module.modules()}
         self.module.eval()
         log = BehaviorLog()
+        recorder = Recorder(self.module, self.spec, self.point, [s for s in wanted if not s.is_static])
         try:
-            with torch.no_grad(), Recorder(self.spec, self.point, [s for s in wanted if not s.is_static]) as recorder:
+            with torch.no_grad():
                 passes = self._cut(blocks, recorder, n_recorded, budget_bytes)
                 kept = self._pass_over(passes, recorder, log, baseline_predictives)
         finally:
@@ -192,8 +201,8 @@ class Model(ABC):
             cuts = (block.rows(slice(0, room)), block.rows(slice(room, None))) if 0 < room < len(block) else (block,)
             for cut in cuts:
                 at_once = max(1, budget_bytes // bytes_of_pass(self.spec, cut))
-                for rows in torch.arange(len(cut)).tensor_split(-(-len(cut) // at_once)):  # even parts
-                    yield cut.rows(slice(int(rows[0]), int(rows[-1]) + 1)), room > 0
+                for part in cut.batches(at_most=at_once):
+                    yield part, room > 0
                 room = max(0, room - len(cut))
 
     @final

@@ -30,16 +30,31 @@ _FIRST_GUESS, _GUESSES = 64, 4
 def capacity_matched(
     architecture: str, reference: ModelConfig | nn.Module | Model | str | Path, **sizes: Any
 ) -> ModelConfig:
-    """The config of this architecture whose parameters come within 1 % of the reference's.
+    """Return the config of this architecture whose number of parameters is within 1 % of the reference's.
 
-    The reference is a config, a module that one built, a model, or the name of one as `load` takes it. Its ids, its
-    context and whether output and embedding are tied carry over, unless `sizes` says otherwise, as of any size. Of all
-    pairs of a depth, between half and twice the reference's, and a width, the one whose depth is nearest is taken,
-    where a width that is no multiple of 8 counts against it; what else there is goes with the width by the
+    Ids, context and whether output and embedding are tied carry over from the reference, unless `sizes` says
+    otherwise. Of all pairs of a depth, between half and twice the reference's, and a width, the one with the nearest
+    depth is taken; a width that is no multiple of 8 counts against it. Other sizes follow the width by the
     architecture's `proportions`.
 
-    **Raises** `UnknownName` for an architecture that does not exist, `InvalidArgument` for a reference that does not
-    say its context, for sizes that the architecture does not take, and where no size comes within 1 %.
+    Args:
+        architecture: Name of the architecture, such as "lstm".
+        reference: A config, a module that a config built, a model, or a name that `load` takes.
+        **sizes: Sizes that are fixed, by name.
+
+    Returns:
+        The config; its `build(seed=…)` makes the module.
+
+    Raises:
+        UnknownName: The architecture does not exist.
+        InvalidArgument: The reference does not state its context, a size is not one of the architecture's, or no size
+            comes within 1 %.
+
+    Example:
+        >>> import bayesgeom
+        >>> reference = bayesgeom.TransformerConfig(d_vocab=40, n_ctx=39, n_layers=2, n_heads=4, d_model=64, d_mlp=256)
+        >>> bayesgeom.capacity_matched("lstm", reference).d_vocab
+        40
     """
     # mypy: an abstract class as a value is what discovery is about.
     kind = find("bayesgeom.models.native", ModelConfig, architecture, group="bayesgeom.models")  # type: ignore[type-abstract]

@@ -3,15 +3,19 @@
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import asdict, fields, is_dataclass
-from typing import Any, ClassVar, final
+from typing import TYPE_CHECKING, Any, ClassVar, final
 
 import numpy as np
 import torch
 from torch import nn
 
 from bayesgeom.core.errors import InvalidArgument, check_known
-from bayesgeom.core.plugins import field_names, find
+from bayesgeom.core.plugins import discover, field_names, find
 from bayesgeom.core.threads import PROCESS_STATE
+from bayesgeom.tasks.base import WindTunnel
+
+if TYPE_CHECKING:
+    from bayesgeom.models.base import Model
 
 
 class ModelConfig(ABC):
@@ -45,6 +49,27 @@ class ModelConfig(ABC):
     def proportions(cls, d_model: int) -> Mapping[str, int]:
         """A width and the sizes that conventionally go with it: what `capacity_matched` makes models of."""
 
+    @classmethod
+    def adapter(
+        cls,
+        module: nn.Module,
+        *,
+        name: str | None,
+        task: WindTunnel | None,
+        digest: str | None,
+    ) -> "Model | None":
+        """Return the `Model` of a module that such a config built, or None for any other module.
+
+        Architectures of other packages implement it; `bayesgeom.models.resolve` knows the package's own.
+
+        Args:
+            module: Any module.
+            name: Name of the checkpoint, if it has one.
+            task: Task that it was trained on, if known.
+            digest: Hash of the weights, if known.
+        """
+        return None
+
     def hf_config(self) -> Mapping[str, Any]:
         """What `config.json` says besides where Hugging Face can read the weights as they are; empty elsewhere."""
         return {}
@@ -54,6 +79,12 @@ class ModelConfig(ABC):
         """Architecture and sizes, as JSON can hold them; `config_from_dict` is the inverse."""
         assert is_dataclass(self) and not isinstance(self, type), "a model config is a dataclass"
         return {"architecture": self.name, **asdict(self)}
+
+
+def architectures() -> dict[str, type[ModelConfig]]:
+    """Return every architecture by name, those of other packages included."""
+    # mypy: an abstract class as a value is what discovery is about.
+    return discover("bayesgeom.models.native", ModelConfig, group="bayesgeom.models")  # type: ignore[type-abstract]
 
 
 def config_from_dict(values: Mapping[str, Any]) -> ModelConfig:

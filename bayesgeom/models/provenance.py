@@ -1,5 +1,6 @@
 """Where numbers come from: what every result carries beside its values."""
 
+import importlib.metadata
 from collections.abc import Mapping
 from typing import Any
 
@@ -27,6 +28,14 @@ def provenance(
         **({} if isinstance(task, str) else {"task": task.config()}),
         "task_label": str(task),
         "arguments": dict(arguments),
-        "versions": versions(),
+        "versions": {"bayesgeom": _own_version(), **versions()},
         "threads": torch.get_num_threads(),
     }
+
+
+def _own_version() -> str:
+    """Of bayesgeom as installed; "unknown" in a copy of the source that is not."""
+    try:
+        return importlib.metadata.version("bayesgeom")
+    except importlib.metadata.PackageNotFoundError:
+        return "unknown"

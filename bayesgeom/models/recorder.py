@@ -2,50 +2,35 @@
 
 import contextlib
 import math
-import threading
 from collections.abc import Callable, Iterator, Sequence
-from types import TracebackType
-from typing import Self, final
+from typing import final
 
 import torch
 from jaxtyping import Shaped
 from torch import Tensor, nn
-from torch.utils.hooks import RemovableHandle
 
 from bayesgeom.core.errors import HookFault
-from bayesgeom.core.run import ModelSpec
+from bayesgeom.core.hooks import Change, hooked, site_hook
+from bayesgeom.core.run import ModelSpec, at_scored
 from bayesgeom.core.sites import Site
 from bayesgeom.core.trials import Trials
 
 Point = Callable[[Site, int], nn.Module]
-_SCORED_AXES = ("pos", "query_pos")
 
 
 @final
 class Recorder:
-    """Forward hooks on every layer of the chosen sites, set on entry and removed, they alone, on exit.
+    """Keeps every layer of the chosen sites, pass by pass.
 
-    Each activation is cut to what its axes keep and copied into storage of its final size. After each pass every hook
-    must have fired exactly once, with the shape that the site's axes and the model's spec say.
+    Each activation is cut to what its axes keep and copied into storage of its final size. In each pass every hook
+    must fire exactly once, with the shape that the site's axes and the model's spec say.
     """
 
-    def __init__(self, spec: ModelSpec, point: Point, sites: Sequence[Site]) -> None:
+    def __init__(self, module: nn.Module, spec: ModelSpec, point: Point, sites: Sequence[Site]) -> None:
         self.spec, self.sites = spec, tuple(sites)
-        self._point = point
-        self._handles: list[RemovableHandle] = []
+        self._module, self._point = module, point
         self._storage: dict[Site, Tensor] = {}
-        self._fired: dict[tuple[Site, int], int] = {}
         self._room = self._filled = 0
-        self._trials: Trials | None = None
-        self._thread = threading.get_ident()  # a pass of another one is not ours to record
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._remove()
 
     def make_room(self, n_sequences: int) -> None:
         """Say how many sequences will be kept; storage is made at the first pass, when shapes are known."""
@@ -53,58 +38,37 @@ class Recorder:
 
     @contextlib.contextmanager
     def recording(self, trials: Trials, *, is_on: bool) -> Iterator[None]:
-        """Record the pass inside the block, or see to it that no hook of ours is set.
+        """Record the pass inside the block; without `is_on`, set no hook.
 
-        **Raises** `HookFault` when a hook did not fire exactly once.
+        Raises:
+            HookFault: A hook did not fire exactly once, or its activation has another shape.
         """
         if not is_on:
-            self._remove()
             yield
             return
-        if not self._handles:
-            self._attach()
-        self._trials = trials
-        self._fired = dict.fromkeys(((site, layer) for site in self.sites for layer in range(self.spec.n_layers)), 0)
-        yield
-        for (site, layer), times in self._fired.items():
-            if times != 1:
-                raise HookFault(
-                    f"site {site.name!r} of layer {layer} of {self.spec.name} fired {times} times in one pass."
-                )
+        places = [(site, layer) for site in self.sites for layer in range(self.spec.n_layers)]
+        hooks = [site_hook(place, self._point(*place), self._storing(*place, trials)) for place in places]
+        with hooked(self._module, hooks, by=self.spec.name):
+            yield
         self._filled += len(trials)
 
     def finished(self) -> dict[Site, Shaped[Tensor, "layer *axes"]]:
         """What was recorded, layers first."""
         return {site: stored[:, : self._filled] for site, stored in self._storage.items()}
 
-    def _attach(self) -> None:
-        for site in self.sites:
-            for layer in range(self.spec.n_layers):
-                self._handles.append(self._point(site, layer).register_forward_hook(self._hook(site, layer)))
-
-    def _remove(self) -> None:
-        while self._handles:
-            self._handles.pop().remove()
-
-    def _hook(self, site: Site, layer: int) -> Callable[[nn.Module, object, Tensor], None]:
-        def keep(_module: nn.Module, _inputs: object, output: Tensor) -> None:
-            if threading.get_ident() != self._thread:
-                return
-            assert self._trials is not None, "hooks are only set while recording"
-            self._fired[site, layer] += 1
-            self._check_shape(site, layer, output)
-            kept = cut_to_scored(site, output, self._trials)
+    def _storing(self, site: Site, layer: int, trials: Trials) -> Change:
+        def store(output: Tensor) -> None:
+            self._check_shape(site, layer, output, trials)
+            kept = at_scored(site, output, trials)
             if site not in self._storage:
                 shape = (self.spec.n_layers, self._room, *kept.shape[1:])
                 self._storage[site] = torch.empty(shape, dtype=torch.float32, device=kept.device)
-            if self._fired[site, layer] == 1:
-                self._storage[site][layer, self._filled : self._filled + len(kept)] = kept
+            self._storage[site][layer, self._filled : self._filled + len(kept)] = kept
 
-        return keep
+        return store
 
-    def _check_shape(self, site: Site, layer: int, output: Tensor) -> None:
-        assert self._trials is not None, "hooks are only set while recording"
-        n, n_pos = self._trials.tokens.shape
+    def _check_shape(self, site: Site, layer: int, output: Tensor, trials: Trials) -> None:
+        n, n_pos = trials.tokens.shape
         known = {"batch": n, "pos": n_pos, "query_pos": n_pos, "key_pos": n_pos} | _widths(self.spec)
         expected = tuple(known.get(axis, -1) for axis in site.axes)
         fits = len(output.shape) == len(expected) and all(
@@ -115,15 +79,6 @@ class Recorder:
                 f"site {site.name!r} of layer {layer} of {self.spec.name} has shape {tuple(output.shape)}; its axes "
                 f"{' '.join(site.axes)} say {expected}."
             )
-
-
-def cut_to_scored(site: Site, values: Shaped[Tensor, "*axes"], trials: Trials) -> Shaped[Tensor, "*kept"]:
-    """Keep the scored positions along a site's `pos` or `query_pos` axis, if it has one."""
-    for axis in _SCORED_AXES:
-        if axis in site.axes:
-            at = site.axes.index(axis)
-            return trials.at_scored(values.movedim(at, 1)).movedim(1, at)
-    return values
 
 
 def bytes_per_sequence(spec: ModelSpec, sites: Sequence[Site], trials: Trials) -> int:

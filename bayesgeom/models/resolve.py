@@ -1,10 +1,12 @@
 """From what users have in hand (a name, a path, a module) to a `Model`; and where shipped checkpoints lie."""
 
+import contextlib
 import os
 import re
 import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -16,6 +18,7 @@ from bayesgeom.models.adapters.hooked import HookedModel
 from bayesgeom.models.adapters.residual import ResidualModel
 from bayesgeom.models.base import Model
 from bayesgeom.models.checkpoint import CONFIG, OURS, WEIGHTS, Checkpoint, load_checkpoint
+from bayesgeom.models.config import architectures
 from bayesgeom.models.native.llama import Llama
 from bayesgeom.models.native.lstm import LSTM
 from bayesgeom.models.native.mamba import Mamba
@@ -27,7 +30,7 @@ from bayesgeom.tasks.base import FiniteTask, TextTask, WindTunnel, task_from_tex
 from bayesgeom.tasks.text import Tokenizer
 
 ModelLike = Model | Checkpoint | nn.Module | str | Path
-TaskLike = WindTunnel | TextTask | str
+TaskLike = WindTunnel | TextTask | str | Sequence[str]  # the last: prompts
 FOLDER_VARIABLE = "BAYESGEOM_CHECKPOINTS"
 _AT_A_TIME = 32  # prompts whose logits are held at once
 _HUB_NAME, _LONGEST = re.compile(r"\w[\w.-]*/\w[\w.-]*", re.ASCII), 96
@@ -52,8 +55,16 @@ def checkpoints() -> dict[str, Path]:
     One that cannot be looked into is among them: reading it says why. A directory that a killed process had moved away,
     to replace it, is put back first.
 
+    Returns:
+        Directory of each checkpoint, by name.
+
     Raises:
         CheckpointFault: the folder itself cannot be listed.
+
+    Example:
+        >>> import bayesgeom
+        >>> "bijection-v20" in bayesgeom.checkpoints()
+        True
     """
     folder = checkpoint_folder()
     put_all_back(folder)
@@ -89,14 +100,28 @@ def load(
     device_map: str | dict[str, Any] | None = None,
     trust_remote_code: bool = False,
 ) -> Model:
-    """The model of a shipped checkpoint's name, of a checkpoint directory, or any Hugging Face causal language model.
+    """Load a shipped checkpoint, a checkpoint directory, or any Hugging Face causal language model.
 
-    Of Hugging Face: a directory, or a hub name of the form owner/name. `dtype` is the checkpoint's own unless given;
-    `device_map="auto"` spreads whole layers over the devices that there are. Only safetensors are read, and no code
-    that comes with a model is run unless `trust_remote_code` says so.
+    Args:
+        name: Name of a shipped checkpoint, a directory, or owner/name on the Hugging Face hub.
+        device: Where to run: "cpu", "cuda", …
+        revision: Branch, tag or commit on the hub.
+        dtype: Precision of a Hugging Face model. Default: the checkpoint's own.
+        device_map: "auto" spreads the layers of a Hugging Face model over the available devices.
+        trust_remote_code: Whether to run code that comes with the model. Only safetensors are read in any case.
 
-    **Raises** `UnknownName` where there is nothing of that name, `CheckpointFault` where it cannot be had or trusted,
-    `InvalidArgument` for a device that is not there and for what is no causal language model.
+    Returns:
+        The model, with its task where it is known.
+
+    Raises:
+        UnknownName: There is no checkpoint of this name, and no such directory.
+        CheckpointFault: The checkpoint cannot be read or cannot be trusted.
+        InvalidArgument: The device does not exist, or it is not a causal language model.
+
+    Example:
+        >>> import bayesgeom
+        >>> bayesgeom.load("mess3-small").spec.n_layers
+        3
     """
     check_device(device)
     # A path needs no list of names, which may be unreadable.
@@ -137,12 +162,33 @@ def check_device(device: str | torch.device) -> None:
         raise InvalidArgument(f"device {str(device)!r} cannot be used here ({reason}); use cpu.") from error
 
 
-def as_model(model: ModelLike, *, tokenizer: Tokenizer | None = None) -> Model:
-    """Whatever stands for a model, as a `Model`; `tokenizer` is for a language model on text.
+def as_model(model: ModelLike, tokenizer: Tokenizer | None = None) -> Model:
+    """Return the `Model` of whatever stands for one.
 
-    **Raises** `InvalidArgument` for anything else.
+    Args:
+        model: A `Model`, a checkpoint's name or directory, a module that a `ModelConfig` built, a Hugging Face causal
+            language model, or one of transformer-lens.
+        tokenizer: The model's tokenizer, which text tasks and prompts need.
+
+    Returns:
+        The model, ready to be measured.
+
+    Raises:
+        InvalidArgument: It is anything else, or it has a tokenizer already.
+
+    Example:
+        >>> import bayesgeom
+        >>> config = bayesgeom.TransformerConfig(d_vocab=10, n_ctx=7, n_layers=2, n_heads=2, d_model=8, d_mlp=16)
+        >>> bayesgeom.as_model(config.build(seed=0))
+        HookedModel(transformer, 2 layers, 2 heads, d_model 8, 1,248 parameters)
     """
     match model:
+        case Model() | str() | Path() | Checkpoint() if tokenizer is not None:
+            own = as_model(model)
+            if own.tokenizer is not None and own.tokenizer is not tokenizer:
+                raise InvalidArgument(f"{own.spec.name} has a tokenizer already: leave tokenizer out.")
+            own.tokenizer = tokenizer
+            return own
         case Model():
             return model
         case str() | Path():
@@ -151,6 +197,11 @@ def as_model(model: ModelLike, *, tokenizer: Tokenizer | None = None) -> Model:
             return from_checkpoint(model)
         case Transformer() | PositionwiseMLP() | LSTM() | Mamba() | Llama() | Mamba2() | RWKV():
             return of_module(model)
+    return _of_library(model, tokenizer)
+
+
+def _of_library(model: nn.Module, tokenizer: Tokenizer | None) -> Model:
+    """The adapter of a module that Hugging Face, transformer-lens or a plug-in built."""
     if "transformers" in sys.modules:
         import transformers
 
@@ -162,6 +213,9 @@ def as_model(model: ModelLike, *, tokenizer: Tokenizer | None = None) -> Model:
         from bayesgeom.models.adapters.lens import LensModel
 
         return LensModel(model, tokenizer=tokenizer)
+    if isinstance(model, nn.Module):
+        with contextlib.suppress(InvalidArgument):
+            return of_module(model)
     raise InvalidArgument(
         f"cannot diagnose a {type(model).__name__}: pass a checkpoint's name or directory, bayesgeom.load(…), a "
         f"module that a ModelConfig of bayesgeom built, a Hugging Face model, or one of transformer-lens."
@@ -193,6 +247,9 @@ def of_module(
                 rebuild=lambda seed: _whole(config.build(seed=seed)),
             )
         case _:
+            for kind in architectures().values():
+                if (model := kind.adapter(module, name=name, task=task, digest=digest)) is not None:
+                    return model
             raise InvalidArgument(f"no adapter for a {type(module).__name__}.")
 
 
@@ -209,9 +266,14 @@ def as_task(task: object, *, trained: WindTunnel | None) -> WindTunnel | TextTas
     """
     if isinstance(task, str):
         return task_from_text(task, trained=trained)
+    if isinstance(task, Sequence) and task and all(isinstance(text, str) for text in task):
+        prompts: Any = task_kinds()["prompts"][0]
+        return cast("TextTask", prompts(texts=tuple(task)))
     if not isinstance(task, WindTunnel | TextTask):
         shown = f"the class {task.__name__}" if isinstance(task, type) else repr(task)
-        raise InvalidArgument(f"a task is an instance, tasks.HMM(length=20), or text, 'hmm:length=20'; got {shown}.")
+        raise InvalidArgument(
+            f"a task is an instance, tasks.HMM(length=20), text, 'hmm:length=20', or a list of prompts; got {shown}."
+        )
     return task
 
 
@@ -233,7 +295,7 @@ def task_of(model: Model, task: TaskLike | None) -> WindTunnel:
     chosen = _bound(model, given) if isinstance(given, TextTask) else given
     if isinstance(chosen, FiniteTask) and chosen.is_selective:
         everything = chosen.in_order(device=model.spec.device)
-        run = model.run(everything.rows(slice(i, i + _AT_A_TIME)) for i in range(0, len(everything), _AT_A_TIME))
+        run = model.run(everything.batches(at_most=_AT_A_TIME))
         return chosen.selected(run.behavior.model_entropy_bits[:, -1])
     if model.task is not None and chosen.d_vocab != model.task.d_vocab:
         raise TaskMismatch(
@@ -246,12 +308,17 @@ def task_of(model: Model, task: TaskLike | None) -> WindTunnel:
 def scored_task_of(model: Model, task: TaskLike | None) -> WindTunnel:
     """`task_of`, for what is measured in bits to the exact posterior. **Raises** `TaskMismatch` where none is known."""
     chosen = task_of(model, task)
-    if not chosen.sample(1, seed=0).has_posterior:
+    require_posterior(chosen)
+    return chosen
+
+
+def require_posterior(task: WindTunnel) -> None:
+    """**Raises** `TaskMismatch` for a task without an exact posterior."""
+    if not task.has_posterior:
         raise TaskMismatch(
-            f"the KL increase is relative to the exact posterior, and {chosen} has none: use evidence, a wind tunnel, "
+            f"the KL increase is relative to the exact posterior, and {task} has none: use evidence, a wind tunnel, "
             f"or a wind tunnel in context."
         )
-    return chosen
 
 
 def _bound(model: Model, task: TextTask) -> WindTunnel:

@@ -10,7 +10,7 @@ Agarwal, Dalal & Misra 2025, arXiv:2512.22471 (clusters by hidden state).
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import ClassVar, final
+from typing import Any, ClassVar, final
 
 import numpy as np
 import torch
@@ -235,7 +235,7 @@ def _linear(
     copies: Sequence[BeliefReadoutReport],
     *,
     n: int,
-) -> dict[str, Estimate]:
+) -> dict[str, Any]:
     """What linear maps read, by field."""
 
     def within(found: Sequence[Float64[np.ndarray, "3 layer"]]) -> Baseline:
@@ -259,7 +259,7 @@ def _linear(
     }
 
 
-def _clusters(sites: Sequence[ClusterScores], copies: Sequence[BeliefReadoutReport], *, n: int) -> dict[str, Estimate]:
+def _clusters(sites: Sequence[ClusterScores], copies: Sequence[BeliefReadoutReport], *, n: int) -> dict[str, Any]:
     """Scores of clusters, by field."""
     silhouettes, guesses = [site.silhouette for site in sites], [site.rand_index for site in sites]
     tokens = [site.token_rand_index for site in sites]

@@ -9,6 +9,7 @@ import numpy as np
 from jaxtyping import Float
 
 from bayesgeom.core.memory import WIDEST_BASELINE
+from bayesgeom.core.numbers import number_text
 from bayesgeom.results.estimate import Baseline, Estimate, Quantity
 from bayesgeom.results.estimators import UNTRAINED
 from bayesgeom.results.headline import Headline
@@ -199,10 +200,10 @@ class BeliefReadoutReport(Report):
         read = [("Exact belief", self.drawn_belief)]
         for row, site in enumerate(self.sites):
             own, drawn = self.r2[row], self.drawn_readout[:, row]
-            read.append((f"Read from {site}, last layer (R² {own.value[-1]:.3f})", drawn[_LAST]))
+            read.append((f"Read from {site}, last layer (R² {number_text(own.value[-1])})", drawn[_LAST]))
             if row == 0:
-                read.append((f"Read from {site}, layer 0 (R² {own.value[0]:.3f})", drawn[_FIRST]))
-            before = [f" (R² {level.value[-1]:.3f})" for level in own.baselines if level.name == UNTRAINED]
+                read.append((f"Read from {site}, layer 0 (R² {number_text(own.value[0])})", drawn[_FIRST]))
+            before = [f" (R² {number_text(level.value[-1])})" for level in own.baselines if level.name == UNTRAINED]
             read.append((f"Untrained network, last layer{''.join(before)}", drawn[_UNTRAINED]))
         note = "no untrained network was run"
         return [Simplex(title=title, placed=placed, belief=self.drawn_belief, note=note) for title, placed in read]

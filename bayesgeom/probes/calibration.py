@@ -9,6 +9,7 @@ sequences first, which hides errors of opposite sign, is given beside it. KL is 
 References: Agarwal, Dalal & Misra 2025, arXiv:2512.22471 (entropy error); the authors' code averages sequences first.
 """
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -30,7 +31,7 @@ from bayesgeom.core.observers import STARTS
 from bayesgeom.core.run import Behavior, Run
 from bayesgeom.probes.base import Control, Needs, Probe, planted_chain, planted_run, planted_trials
 from bayesgeom.results.estimate import Baseline, Estimate, Quantity
-from bayesgeom.results.estimators import of_untrained
+from bayesgeom.results.estimators import of_untrained, stacked
 from bayesgeom.results.headline import Headline
 from bayesgeom.results.report import Report, headline_of
 from bayesgeom.stats.bootstrap import mean_interval
@@ -49,15 +50,15 @@ class CalibrationReport(Report):
     """Distance between the model's predictions and the exact posterior predictive; all in bits, 0 is perfect.
 
     `entropy_mae_of_means_bits` ≤ `entropy_mae_bits` always. `log_loss_gap_bits` is the model's cross-entropy on the
-    labels minus the exact predictive's. `accuracy` is how often the most probable answer is the label; `exact_accuracy`
-    is the same for the exact predictive. `entropy_bits_by_position` and `example_entropy_bits`, of single sequences,
-    hold the entropy of the exact predictive and of the model.
+    labels minus the exact predictive's. Of the exact predictive and of the model (`sources`), `accuracy` is how often
+    the most probable answer is the label; `entropy_bits_by_position` and `example_entropy_bits`, of single sequences,
+    hold their entropy.
 
     On tasks with latent dynamics, `window_kl_bits` is the KL of the exact filter that sees only the last w symbols,
     w = 0, 1, …, and `window_gain_bits` that of the stronger start minus the model's. `effective_memory_symbols` is the
     least w whose observer the model does not beat; its interval ends at the least w that is at least as good with the
-    same confidence. `transport_gap_bits` is what the stationary observer of ten symbols loses, and `transport` says in
-    words whether the task can show transport and whether the model does. Elsewhere these are NaN, or empty.
+    same confidence. `transport` says in words whether the task can show transport and whether the model does. Elsewhere
+    these are NaN, or empty.
     """
 
     name: ClassVar[str] = "calibration"
@@ -74,14 +75,10 @@ class CalibrationReport(Report):
     )
 
     entropy_mae_bits: Annotated[Estimate, Quantity(unit="bits", better="lower", label="entropy error")]
-    entropy_mae_of_means_bits: Annotated[
-        Estimate, Quantity(unit="bits", better="lower", label="entropy error, means first")
-    ]
     kl_bits: Annotated[Estimate, Quantity(unit="bits", better="lower", label="KL(exact ‖ model)")]
     total_variation: Annotated[Estimate, Quantity(better="lower", label="total variation from the exact predictive")]
     off_answer_prob: Annotated[Estimate, Quantity(better="lower", label="off-answer probability")]
-    accuracy: Annotated[Estimate, Quantity(better="higher", label="accuracy")]
-    exact_accuracy: Annotated[Estimate, Quantity(better="higher", label="accuracy of the exact predictive")]
+    accuracy: Annotated[Estimate, Quantity("source", better="higher", label="accuracy")]
     log_loss_gap_bits: Annotated[
         Estimate, Quantity(unit="bits", better="lower", label="cross-entropy minus that of the exact predictive")
     ]
@@ -105,23 +102,38 @@ class CalibrationReport(Report):
     window_starts: tuple[str, ...]
     windows: tuple[str, ...]
     effective_memory_symbols: Annotated[Estimate, Quantity(unit="symbols", label="effective memory")]
-    transport_gap_bits: Annotated[
-        Estimate, Quantity(unit="bits", label=f"KL of the last {TRANSPORT_WINDOW} symbols alone")
-    ]
     transport: str
     n: int
 
+    @property
+    def entropy_mae_of_means_bits(self) -> float:
+        """The entropy error with entropies averaged over sequences first."""
+        exact, model = self.entropy_bits_by_position
+        return float(np.abs(model - exact).mean())
+
+    @property
+    def transport_gap_bits(self) -> float:
+        """KL of the stationary observer of the last ten symbols; 0 for shorter sequences, NaN without observers."""
+        if not self.windows:
+            return math.nan
+        own = self.window_kl_bits.value[self.window_starts.index("stationary")]
+        return float(own[TRANSPORT_WINDOW:][:1].sum())
+
     def headlines(self) -> Sequence[Headline]:
-        shown, can = self._with_best_window(), "can" if self.transport_gap_bits.value >= TRANSPORT_BITS else "cannot"
-        gap = f"KL of the last {TRANSPORT_WINDOW} symbols alone ({can} show transport: {TRANSPORT_BITS:g} needed)"
-        memory = (headline_of(self, "effective_memory_symbols"), headline_of(self, "transport_gap_bits", label=gap))
+        shown, first = self._with_best_window(), "entropy error, means first"
         return (
             headline_of(shown, "entropy_mae_bits"),
             headline_of(shown, "kl_bits"),
-            headline_of(self, "entropy_mae_of_means_bits"),
+            Headline.computed("entropy_mae_of_means_bits", first, self.entropy_mae_of_means_bits, "bits"),
             headline_of(self, "off_answer_prob"),
-            *(memory if self.windows else ()),
+            *(self._memory() if self.windows else ()),
         )
+
+    def _memory(self) -> tuple[Headline, Headline]:
+        can = "can" if self.transport_gap_bits >= TRANSPORT_BITS else "cannot"
+        gap = f"KL of the last {TRANSPORT_WINDOW} symbols alone ({can} show transport: {TRANSPORT_BITS:g} needed)"
+        of_gap = Headline.computed("transport_gap_bits", gap, self.transport_gap_bits, "bits")
+        return headline_of(self, "effective_memory_symbols"), of_gap
 
     def plot(self) -> "Figure":
         from bayesgeom.charts.calibration import calibration_figure
@@ -173,16 +185,14 @@ class Calibration(Probe[CalibrationReport]):
         profiles = {name: values.mean(axis=0) for name, values in predicted.items()}
         fresh_error = of_untrained([float(report.entropy_mae_bits) for report in untrained])
         fresh_kl = of_untrained([float(report.kl_bits) for report in untrained])
-        means_gap = np.abs(model.mean(axis=0) - exact.mean(axis=0))
         error, kl_error, scalars = _estimates(seen, errors, run.seed)
+        exactly = Estimate.of(run.exact_behavior.correct.mean(dtype=np.float64), n=run.n)
         return CalibrationReport(
             entropy_mae_bits=replace(scalars["entropy_mae_bits"], baselines=(*_baselines(error_of), *fresh_error)),
-            entropy_mae_of_means_bits=Estimate.of(means_gap.mean(), n=run.n),
             kl_bits=replace(scalars["kl_bits"], baselines=(*_baselines(kl), *fresh_kl)),
             total_variation=scalars["total_variation"],
             off_answer_prob=scalars["off_answer_prob"],
-            accuracy=scalars["accuracy"],
-            exact_accuracy=Estimate.of(run.exact_behavior.correct.mean(dtype=np.float64), n=run.n),
+            accuracy=stacked([exactly, scalars["accuracy"]]),
             log_loss_gap_bits=Estimate.of(np.mean(run.exact_behavior.answer_log2 - seen["answer_log2"]), n=run.n),
             entropy_mae_bits_by_position=replace(error, baselines=_baselines(profiles)),
             kl_bits_by_position=kl_error,
@@ -267,14 +277,13 @@ def _estimates(
 def _memory_fields(run: Run) -> dict[str, Any]:
     """The fields on effective memory; without latent dynamics NaN, or empty."""
     if run.windows is None:
-        none, unknown = np.zeros(0), Estimate.of(np.nan)
+        none = np.zeros(0)
         return {
             "window_kl_bits": Estimate.of(none.reshape(0, 0)),
             "window_gain_bits": Estimate.of(none),
             "window_starts": (),
             "windows": (),
-            "effective_memory_symbols": unknown,
-            "transport_gap_bits": unknown,
+            "effective_memory_symbols": Estimate.of(np.nan),
             "transport": "",
         }
     found = effective_memory(run.windows, run.behavior.kl_bits, seed=run.seed)
@@ -285,7 +294,6 @@ def _memory_fields(run: Run) -> dict[str, Any]:
         "window_starts": STARTS,
         "windows": tuple(map(str, range(found.length + 1))),
         "effective_memory_symbols": Estimate.of(found.symbols, found.symbols_ends, n=run.n),
-        "transport_gap_bits": Estimate.of(found.transport_gap_bits, n=run.n),
         "transport": found.verdict,
     }
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, final
 import numpy as np
 from jaxtyping import Float, Int
 
+from bayesgeom.core.numbers import number_text
 from bayesgeom.results.estimate import Estimate, Quantity
 from bayesgeom.results.estimators import UNTRAINED
 from bayesgeom.results.headline import Headline
@@ -136,7 +137,7 @@ class KeyOverlapReport(Report):
         label = f"layer 0, {self.views[view]}{suffix}, heads: {self.said(view, is_centered=is_centered)}"
         found = headline_of(self, metric, (view, 0), label)
         if self.welch[view] > 0:
-            bound = f"Welch bound of the largest |cos| {self.welch[view]:.3f}: 0 is impossible"
+            bound = f"Welch bound of the largest |cos| {number_text(self.welch[view])}: 0 is impossible"
             found = replace(found, baseline_name=f"{found.baseline_name}; {bound}")
         return replace(found, no_interval=NO_SAMPLING) if found.no_interval and self.is_exact(view) else found
 

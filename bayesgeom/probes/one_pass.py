@@ -4,18 +4,18 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, final
 
-from bayesgeom.ablations.run import ablate
+from bayesgeom.ablations.run import BatteryRun
 from bayesgeom.core.errors import InvalidArgument, MissingSite, NoCopy, TaskMismatch, unknown_name
 from bayesgeom.core.plugins import Contained, discovered, is_foreign
 from bayesgeom.core.progress import bar
 from bayesgeom.core.run import Run
 from bayesgeom.core.sites import Site
 from bayesgeom.core.trials import Trials
-from bayesgeom.generalization.relabeling import RelabelingJob
+from bayesgeom.generalization.relabeling import Renaming
 from bayesgeom.generalization.relabeling_report import RelabelingReport
 from bayesgeom.models.base import Model
 from bayesgeom.models.provenance import provenance
-from bayesgeom.models.resolve import ModelLike, TaskLike, as_model, task_of
+from bayesgeom.models.resolve import ModelLike, TaskLike, as_model, require_posterior, task_of
 from bayesgeom.probes.base import Needs, Probe
 from bayesgeom.results.diagnosis import Diagnosis
 from bayesgeom.results.report import Report
@@ -40,19 +40,34 @@ def diagnose(
     n_untrained: int = 3,
     ablations: bool = False,
 ) -> Diagnosis:
-    """Every probe that this model can serve, on `n` fresh sequences of the task it was trained on, or of `task`.
+    """Run every probe that the model can serve, in one pass over new sequences of its task.
 
-    Behavioral numbers use all `n` sequences; activations are kept of the first 192 (each report says its own n).
-    `n_untrained` untrained networks of the same architecture get one pass each; where none can be built, as of a model
-    that is partly on disk, `skipped` says so under "initialization". A probe that this model cannot serve is in
-    `skipped` with the reason, and one that this task says nothing about in `inapplicable`; asked for by name, either
-    raises. A name may carry an option: "value_manifold:standardized". With `ablations` the default battery is run too.
-    Where no probes are named, what `relabel` finds on 128 sequences is added, or why it was not asked.
-    A text task is bound to the model's tokenizer; of a task with a fixed stock of sequences at most all are drawn.
+    Each report states its own n: behavioral numbers use all sequences, activations are kept of the first 192. If no
+    probes are named, a test of relabeling invariance is added, `skipped` states which probes this model cannot serve,
+    and `inapplicable` which ones do not apply to this task.
 
-    **Raises** `InvalidArgument` for n < 1, n_untrained < 0 or an empty list of probes, `UnknownName` for a probe or a
-    checkpoint that does not exist, `TaskMismatch` where the task's ids or length do not fit, or a named probe needs
-    another kind of task, `MissingSite` for a named probe whose sites the model lacks.
+    Args:
+        model: A model, or what `as_model` takes: a checkpoint's name or directory, a module, a Hugging Face model.
+        task: A task, its text as on the command line, or a list of prompts. Default: the model's own.
+        probes: Probes, or their names; "NAME:option" switches an option on. Default: all that apply.
+        n: Number of sequences; of a task with a fixed number of them at most all.
+        seed: Seed of the sequences and of the intervals.
+        n_untrained: Number of untrained networks to compare with; `skipped["initialization"]` if none can be built.
+        ablations: Whether to run the default ablation battery as well.
+
+    Returns:
+        The reports by the name of their probe.
+
+    Raises:
+        InvalidArgument: n is below 1, n_untrained below 0, or the list of probes is empty.
+        UnknownName: A probe or checkpoint does not exist.
+        TaskMismatch: Ids or length of the task do not fit the model, or a named probe needs another kind of task.
+        MissingSite: A named probe reads a site that the model does not provide.
+
+    Example:
+        >>> import bayesgeom
+        >>> list(bayesgeom.diagnose("mess3-small", n=8, n_untrained=0, probes=["calibration"]))
+        ['calibration']
     """
     if n_untrained < 0:
         raise InvalidArgument(f"n_untrained is the number of untrained networks: at least 0, got {n_untrained}.")
@@ -64,17 +79,8 @@ def diagnose(
     stream = _Stream(task=chosen, seed=derived_seed(seed, Branch.TRIALS), device=subject.spec.device)
     blocks = stream.blocks(n)  # here, so that a bad n or task is refused before the copies run
     plan = _plan(subject, chosen, one, probes, n=n, seed=seed)
-    fresh: dict[str, list[Report]] = {name: [] for name in plan.served}
-    skipped = dict(plan.skipped)
-    try:
-        for own in (derived_seed(seed, Branch.FRESH, index) for index in range(n_untrained)):
-            # No name holds a copy: it is gone before the next is made, and before the model itself is run.
-            found, faults = _untrained(subject.fresh(own), plan, stream, min(n, N_RECORDED), seed)
-            skipped |= faults
-            for name, report in found.items():
-                fresh[name].append(report)
-    except NoCopy as reason:
-        skipped[_INITIALIZATION] = str(reason)
+    fresh, faults = _on_untrained(subject, plan, stream, n=n, n_untrained=n_untrained, seed=seed)
+    skipped = plan.skipped | faults
     run = _run(subject, chosen, blocks, plan.sites, seed, progress=-(-n // 128))
     reports, faults = _measured(plan, run, {name: own for name, own in fresh.items() if name not in skipped})
     skipped |= faults
@@ -84,15 +90,34 @@ def diagnose(
     return Diagnosis(reports=reports, skipped=skipped, inapplicable=plan.inapplicable, provenance=where)
 
 
+def _on_untrained(
+    model: Model, plan: "_Plan", stream: "_Stream", *, n: int, n_untrained: int, seed: int
+) -> tuple[dict[str, list[Report]], dict[str, str]]:
+    """What every probe says of each untrained network, and why some were left out."""
+    fresh: dict[str, list[Report]] = {name: [] for name in plan.served}
+    skipped = dict[str, str]()
+    try:
+        for own in (derived_seed(seed, Branch.FRESH, index) for index in range(n_untrained)):
+            # No name holds a copy: it is gone before the next is made, and before the model itself is run.
+            found, faults = _untrained(model.fresh(own), plan, stream, min(n, N_RECORDED), seed)
+            skipped |= faults
+            for name, report in found.items():
+                fresh[name].append(report)
+    except NoCopy as reason:
+        skipped[_INITIALIZATION] = str(reason)
+    return fresh, skipped
+
+
 def _further_passes(
-    model: Model, task: WindTunnel, run: Run, renaming: RelabelingJob | None, *, seed: int, ablations: bool
+    model: Model, task: WindTunnel, run: Run, renaming: Renaming | None, *, seed: int, ablations: bool
 ) -> dict[str, Report]:
     """What takes passes of its own: a renaming of hypotheses, and ablations."""
     found = list[Report]()
     if renaming is not None:
-        found.append(renaming.run(before=run))  # its first block is the same
+        found.append(renaming.report(before=run))  # its first block is the same
     if ablations:
-        found.append(ablate(model, task, n=run.n, seed=seed))
+        require_posterior(task)
+        found.append(BatteryRun.of(model, task, "all", n=run.n, seed=seed).exact())
     return {report.name: report for report in found}
 
 
@@ -140,7 +165,7 @@ class _Plan:
     sites: tuple[Site, ...]
     skipped: dict[str, str]
     inapplicable: dict[str, str]
-    renaming: RelabelingJob | None
+    renaming: Renaming | None
 
 
 @final
@@ -180,7 +205,7 @@ def _plan(
         skipped |= broken_probes()
     for name, probe in asked.items():
         try:
-            _require_trials(probe.needs, trials, by=f"probe {name!r}")
+            _require_task(probe.needs, task, trials, by=f"probe {name!r}")
             model.require(probe.needs.sites, by=f"probe {name!r}")
         except (MissingSite, TaskMismatch) as reason:
             if probes is not None:
@@ -191,7 +216,7 @@ def _plan(
         sites |= dict.fromkeys((*probe.needs.sites, *(site for site in probe.needs.optional if site in model.sites)))
     renaming = None
     try:
-        renaming = RelabelingJob.of(model, task, n=min(n, N_RENAMED), seed=seed) if probes is None else None
+        renaming = Renaming.of(model, task, n=min(n, N_RENAMED), seed=seed) if probes is None else None
     except (InvalidArgument, TaskMismatch) as reason:
         (inapplicable if isinstance(reason, TaskMismatch) else skipped)[RelabelingReport.name] = str(reason)
     # Calibration leads, as the question that the others explain.
@@ -225,9 +250,9 @@ def _named(text: str, known: Mapping[str, AnyProbe]) -> AnyProbe:
     return chosen
 
 
-def _require_trials(needs: Needs, trials: Trials, by: str) -> None:
-    """**Raises** `TaskMismatch` unless such trials hold what the probe reads of them."""
-    if needs.posterior and not trials.has_posterior:
+def _require_task(needs: Needs, task: WindTunnel, trials: Trials, by: str) -> None:
+    """**Raises** `TaskMismatch` unless the task has what the probe reads of its sequences."""
+    if needs.posterior and not task.has_posterior:
         raise TaskMismatch(f"{by} compares with the exact posterior, which nobody knows of this task's text.")
     if needs.groups and len(trials.group_names) < 2:
         kinds = ", ".join(trials.group_names) or "one kind"

@@ -17,10 +17,10 @@ import torch
 from jaxtyping import Bool, Float, Float64, Int64
 from torch import Tensor
 
+from bayesgeom.core.numbers import interval_text, number_text
 from bayesgeom.core.run import Run
 from bayesgeom.core.sites import PATTERN, W_K_GRAM, K, V
 from bayesgeom.probes.base import Control, Needs, Probe, planted_run, planted_trials
-from bayesgeom.results.cells import interval_cell
 from bayesgeom.results.estimate import Baseline, Estimate, Quantity
 from bayesgeom.results.estimators import UNTRAINED, of_untrained
 from bayesgeom.results.headline import Headline
@@ -139,12 +139,12 @@ class PassThresholdsReport(Report):
             levels = {level.name: float(level.value) for level in own.baselines}
             low, high = own.ends
             numbers = (
-                f"{self.threshold[i]:.2f}",
-                f"{float(own):.3f}",
-                interval_cell(float(low), float(high), ".3f"),
-                f"{levels[CHANCE]:.3f}",
+                number_text(self.threshold[i]),
+                number_text(float(own)),
+                interval_text(float(low), float(high)),
+                number_text(levels[CHANCE]),
                 f"{self.chance_passes[i]:.0%}",
-                f"{levels.get(UNTRAINED, np.nan):.3f}",
+                number_text(levels.get(UNTRAINED, np.nan)),
                 f"{self.untrained_passes[i]:.0%}",
             )
             rows.append((measure, *numbers, verdict))
@@ -155,7 +155,7 @@ class PassThresholdsReport(Report):
         rate = self.untrained_passes[i]
         others = "" if np.isnan(rate) else f", untrained {rate:.0%}"
         passes = f"chance passes {self.chance_passes[i]:.0%}{others}"
-        return f"{self.measures[i]} (threshold {self.threshold[i]:.2g}; {passes})"
+        return f"{self.measures[i]} (threshold {number_text(self.threshold[i])}; {passes})"
 
 
 @final

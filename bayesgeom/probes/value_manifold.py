@@ -48,7 +48,8 @@ MAX_POINTS = 3_072  # some 150 sequences: correlations are then known to a few h
 SHUFFLES, PERMUTATIONS, GROUPS, N_SHOWN, N_STEPS = 10, 199, 20, 600, 60
 _ABOVE_GAUSSIAN = 1.25  # a share that is no larger is not told apart from the next component's
 _SITES, _SHOWN = (V, Z, ATTN_OUT, RESID_POST), (V, RESID_POST)
-_UNIDENTIFIED = "not identified: entropy is a function of position"
+UNIDENTIFIED, OWN_ENTROPY, STANDARDIZED = "not identified", "the model's own", "standardized"
+_UNIDENTIFIED = f"{UNIDENTIFIED}: entropy is a function of position"
 SHUFFLE, GAUSSIAN = "shuffle within position", "Gaussian points"
 ORDERINGS = ("over all points", "within positions")
 NO_ENDS = "the interval of the correlation with its sign was not made here, is withheld, or contains 0"
@@ -64,7 +65,8 @@ class ValueManifoldReport(Report):
     """Clouds of vectors at scored positions, one per site and layer, against the exact entropy of the predictive.
 
     Shares are of the variance, 0 to 1; `entropy_r2` and `curve_share` are held out by sequence, at most 1, and 0 for
-    the mean. On text whose posterior is not known the entropy is the model's own, and `is_own_entropy` says so.
+    the mean. `conditions` says where entropy is not identified, where it is the model's own, since the posterior of the
+    text is not known, and where every coordinate had variance 1 first (`STANDARDIZED`).
     `spearman` is |Spearman| of PC1 with entropy, over all points and within positions; the latter compares points of
     the same position only, and is NaN unless `identified`. `pearson` is an absolute value too, since the sign of a
     principal axis means nothing.
@@ -73,8 +75,7 @@ class ValueManifoldReport(Report):
     Gaussian points as there are sequences have none. `signed_spearman` is the correlation along PC1, whose largest
     entry is positive, with intervals in the last layer of the `shown_sites`. The absolute value has an interval only
     where the signed one excludes 0. `spearman_p` are two-sided p-values of permuting the entropies of whole sequences,
-    which leaves what position explains. `shown_*` are points to plot. `standardized`: every coordinate had variance 1
-    first.
+    which leaves what position explains. `shown_*` are points to plot, NaN for sites that are not shown.
     """
 
     name: ClassVar[str] = "value_manifold"
@@ -102,25 +103,30 @@ class ValueManifoldReport(Report):
     head_spearman: Annotated[
         Estimate, Quantity("layer kv_head", better="higher", label="|Spearman| of PC1 of each head")
     ]
-    shown_points: Float[np.ndarray, "shown_site point component"]
-    shown_curve: Float[np.ndarray, "shown_site step component"]
+    shown_points: Float[np.ndarray, "site point component"]
+    shown_curve: Float[np.ndarray, "site step component"]
     shown_entropy_bits: Float[np.ndarray, " point"]
     shown_position: Float[np.ndarray, " point"]
     curve_entropy_bits: Float[np.ndarray, " step"]
-    identified: bool
-    is_own_entropy: bool
-    standardized: bool
+    conditions: tuple[str, ...]
     sites: tuple[str, ...]
-    shown_sites: tuple[str, ...]
     orderings: tuple[str, ...]
     n: int
 
+    @property
+    def identified(self) -> bool:
+        """Whether entropy varies between sequences at the same position."""
+        return UNIDENTIFIED not in self.conditions
+
+    @property
+    def shown_sites(self) -> tuple[str, ...]:
+        """The sites of which points are stored."""
+        return tuple(site for site, own in zip(self.sites, self.shown_points, strict=True) if np.isfinite(own).any())
+
     def headlines(self) -> Sequence[Headline]:
         # Without repeated evidence nothing tells entropy from position: that holds for every relation to entropy.
-        unless = ("" if self.identified else " (not identified)") + (
-            " (the model's own)" if self.is_own_entropy else ""
-        )
-        how = ", standardized" if self.standardized else ""
+        unless = "".join(f" ({said})" for said in self.conditions if said != STANDARDIZED)
+        how = f", {STANDARDIZED}" if STANDARDIZED in self.conditions else ""
         shares = [
             headline_of(self, "pc1_share", (self.sites.index(site), -1), f"PC1 share of {site}{how}")
             for site in self.shown_sites
@@ -139,7 +145,7 @@ class ValueManifoldReport(Report):
     def plot(self) -> "Figure":
         from bayesgeom.charts.manifold import Cloud, Profile, manifold_figure
 
-        shown = zip(self.shown_sites, self.shown_points, self.shown_curve, strict=True)
+        shown = ((site, self.sites.index(site)) for site in self.shown_sites)
         row = self.sites.index("resid_post")
         order = {
             _CURVE: self.curve_share[row],
@@ -151,11 +157,11 @@ class ValueManifoldReport(Report):
             clouds=[
                 Cloud(
                     site=site,
-                    points=points,
-                    curve=curve,
-                    curve_share=float(self.curve_share.value[self.sites.index(site), -1]),
+                    points=self.shown_points[at],
+                    curve=self.shown_curve[at],
+                    curve_share=float(self.curve_share.value[at, -1]),
                 )
-                for site, points, curve in shown
+                for site, at in shown
             ],
             entropy=self.shown_entropy_bits,
             position=self.shown_position,
@@ -195,8 +201,7 @@ class ValueManifold(Probe[ValueManifoldReport]):
         scale = shuffled_scale(entropy, level, shuffles=SHUFFLES, seed=run.seed)
 
         def points_of(site: Site, layer: int) -> Float[Tensor, "point d"]:
-            values = run.at(site)[layer][:n]
-            points = (trials.at_scored(values) if "key_pos" in site.axes else values).flatten(2).flatten(0, 1)
+            points = run.vectors(site, layer)[:n].flatten(0, 1)
             return standardized(points) if self.standardized else points
 
         layers, sites = range(run.spec.n_layers), [site for site in _SITES if site in run.recorded]
@@ -224,11 +229,8 @@ class ValueManifold(Probe[ValueManifoldReport]):
                 baselines=known(*of_untrained([copy.head_spearman.value for copy in untrained])),
             ),
             **_shown(run, clouds, entropy, points_of),
-            identified=scale.identified,
-            is_own_entropy=not run.has_posterior,
-            standardized=self.standardized,
+            conditions=conditions(scale.identified, not run.has_posterior, self.standardized),
             sites=tuple(site.name for site in sites),
-            shown_sites=tuple(site.name for site in sites if site in _SHOWN),
             orderings=ORDERINGS,
             n=n,
         )
@@ -333,16 +335,20 @@ def _ordered(
     each, even = jackknife_weights(n), np.full((1, n), 1 / n)
     signed, p = (np.full((len(ORDERINGS), len(clouds), n_layers), np.nan) for _ in range(2))
     low, high = np.full_like(signed, np.nan), np.full_like(signed, np.nan)
-    for (row, site), layer in product(enumerate(clouds), range(n_layers)):
+
+    def along_first(site: Site, layer: int) -> Float64[np.ndarray, "sequence position"]:
         points = points_of(site, layer).unflatten(0, level.shape).cpu().numpy()
-        first = (points @ clouds[site][layer].axes.cpu().numpy()[:, 0]).astype(np.float64)
+        return np.asarray(points @ clouds[site][layer].axes.cpu().numpy()[:, 0], dtype=np.float64)
+
+    firsts = np.stack([[along_first(site, layer) for layer in range(n_layers)] for site in clouds])
+    permuted = order_under_permutation(firsts, entropy, level, orders)
+    for (row, site), layer in product(enumerate(clouds), range(n_layers)):
         is_bounded = site in _SHOWN and layer == n_layers - 1
-        permuted = order_under_permutation(first, entropy, level, orders)
-        drawn = resampled_order(first, entropy, level, each if is_bounded else even)
+        drawn = resampled_order(firsts[row, layer], entropy, level, each if is_bounded else even)
         for ordering, name in enumerate(_RELATIONS):
             at = (ordering, row, layer)
             signed[at] = drawn[name][0]
-            p[at] = permutation_p(np.asarray(signed[at]), permuted[name])
+            p[at] = permutation_p(np.asarray(signed[at]), permuted[name][:, row, layer])
             if is_bounded:
                 low[at], high[at] = statistic_interval(drawn[name], seed=run.seed, scale="correlation")
     size, shuffles = zip(*(_relation(clouds, name) for name in _RELATIONS), strict=True)
@@ -362,14 +368,28 @@ def _shown(
     flat = entropy.ravel()
     chosen = np.sort(np.random.default_rng(run.seed).permutation(len(flat))[:N_SHOWN])
     grid = np.linspace(flat.min(), flat.max(), N_STEPS)
-    views = [view(points_of(s, -1), clouds[s][-1].axes, flat, grid) for s in clouds if s in _SHOWN]
+    views = {s: view(points_of(s, -1), clouds[s][-1].axes, flat, grid) for s in clouds if s in _SHOWN}
     return {
-        "shown_points": np.array([points[chosen] for points, _ in views]),
-        "shown_curve": np.array([curve for _, curve in views]),
+        "shown_points": placed({at: views[s][0][chosen] for at, s in enumerate(clouds) if s in views}, len(clouds)),
+        "shown_curve": placed({at: views[s][1] for at, s in enumerate(clouds) if s in views}, len(clouds)),
         "shown_entropy_bits": flat[chosen],
         "shown_position": run.trials.scored_positions().cpu().numpy().ravel()[chosen].astype(np.float64),
         "curve_entropy_bits": grid,
     }
+
+
+def conditions(*is_so: bool) -> tuple[str, ...]:
+    """Return what holds of a measurement: whether entropy is identified, is the model's own, is of unit variances."""
+    holds = (not is_so[0], *is_so[1:])
+    return tuple(said for said, own in zip((UNIDENTIFIED, OWN_ENTROPY, STANDARDIZED), holds, strict=True) if own)
+
+
+def placed(found: Mapping[int, Float[np.ndarray, "..."]], n: int) -> Float[np.ndarray, "..."]:
+    """Return arrays of one shape in their places along a new first axis of `n` entries; NaN elsewhere."""
+    whole = np.full((n, *next(iter(found.values())).shape), np.nan)
+    for at, own in found.items():
+        whole[at] = own
+    return whole
 
 
 def _planted(

@@ -4,12 +4,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, Any, TypeVar, final, overload
 
 from bayesgeom.core.errors import InvalidArgument, OutputFault, unknown_name
-from bayesgeom.core.files import file_aside
 from bayesgeom.core.plugins import discover
-from bayesgeom.results.folder import ALONE, read_parts, write_run
+from bayesgeom.results.folder import ALONE, read_known_parts, unknown_kinds, write_page, write_run
 from bayesgeom.results.headline import Headline
 from bayesgeom.results.page import HEADLINES_SHOWN, notebook_html, page_of
 from bayesgeom.results.report import Report, with_provenance
@@ -21,6 +20,8 @@ if TYPE_CHECKING:
     import pandas as pd
     import xarray as xr
     from plotly.graph_objects import Figure
+
+R = TypeVar("R", bound=Report)
 
 _WITH_REPORTS = (
     "probes",
@@ -39,9 +40,22 @@ _WITH_REPORTS = (
 @final
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Diagnosis(Mapping[str, Report]):
-    """Reports by probe name. `skipped` gives the reason for every probe that this model could not serve.
+    """Reports by probe name, or by their class: `diagnosis[CalibrationReport]` is typed as that report.
 
-    `inapplicable` does so for those that ask for another kind of task: of groups of texts, or of an exact posterior.
+    Args:
+        reports: Reports by the name of their probe.
+        skipped: Reason for every probe that this model could not serve.
+        provenance: Model, weights, task, arguments and versions.
+        inapplicable: Reason for every probe that asks for another kind of task.
+
+    Example:
+        >>> import bayesgeom
+        >>> task = bayesgeom.tasks.Bijection(n_values=5, n_pairs=3)
+        >>> config = bayesgeom.TransformerConfig(d_vocab=10, n_ctx=5, n_layers=1, n_heads=1, d_model=8, d_mlp=8)
+        >>> module = config.build(seed=0)
+        >>> diagnosis = bayesgeom.diagnose(module, task, n=8, n_untrained=0, probes=["calibration"])
+        >>> list(diagnosis), diagnosis["calibration"].n
+        (['calibration'], 8)
     """
 
     reports: Mapping[str, Report]
@@ -56,12 +70,21 @@ class Diagnosis(Mapping[str, Report]):
             vars(self)["reports"] = owned
 
     @classmethod
-    def of(cls, report: Report, provenance: Mapping[str, Any] | None = None) -> "Diagnosis":
+    def of(cls, report: Report, *, skipped: Mapping[str, str] | None = None) -> "Diagnosis":
         """Return one report under its own name, with its provenance."""
-        known = report.provenance if provenance is None else provenance
-        return cls(reports={report.name: report}, skipped={}, provenance=known)
+        return cls(reports={report.name: report}, skipped=skipped or {}, provenance=report.provenance)
 
-    def __getitem__(self, name: str) -> Report:
+    @overload
+    def __getitem__(self, name: str) -> Report: ...
+    @overload
+    def __getitem__(self, name: type[R]) -> R: ...
+
+    def __getitem__(self, name: str | type[R]) -> Report | R:
+        if not isinstance(name, str):
+            report = self[name.name]
+            if not isinstance(report, name):
+                raise InvalidArgument(f"{name.name!r} is a {type(report).__name__} here, not a {name.__name__}.")
+            return report
         # Not `left_out(self)`: a checked call would look entries up here, without end.
         if reason := self.skipped.get(name) or self.inapplicable.get(name):
             raise unknown_name(f"report in this diagnosis (skipped: {reason})", name, self.reports)
@@ -123,9 +146,14 @@ class Diagnosis(Mapping[str, Report]):
         """Show the figure of the first report, as plotly does."""
         self.plot().show()
 
-    def to_pandas(self) -> "pd.DataFrame":
-        """Return one tidy row per entry: model, checkpoint, task, then the columns of `Record`."""
-        return frame([row for report in self.reports.values() for row in records_of(report)], self.provenance)
+    def to_pandas(self, *, baselines: bool = False) -> "pd.DataFrame":
+        """Return one tidy row per entry: model, checkpoint, task, then the columns of `Record`.
+
+        Args:
+            baselines: Whether every baseline has a row of its own, named by `role` and `baseline_name`.
+        """
+        rows = [row for report in self.reports.values() for row in records_of(report, baselines=baselines)]
+        return frame(rows, self.provenance)
 
     def to_xarray(self) -> "xr.DataTree":
         """Return a labeled dataset per report, as a tree."""
@@ -145,10 +173,7 @@ class Diagnosis(Mapping[str, Report]):
             OutputFault: If the file cannot be written.
         """
         text = page_of(self.title, self.reports, left_out(self), self.provenance)
-        if path is not None:
-            with file_aside(Path(path)) as aside:
-                aside.write_text(text, encoding="utf-8", errors="replace")
-        return text
+        return write_page(text, path)
 
     def save(self, path: str | PathLike[str]) -> None:
         """Write the run directory: `report.json`, `arrays.safetensors`, `metrics.parquet`, `report.html`; all or none.
@@ -163,21 +188,24 @@ class Diagnosis(Mapping[str, Report]):
     def load(cls, path: str | PathLike[str]) -> "Diagnosis":
         """Return the diagnosis that `save` wrote, with equal values; a report that was saved alone is one of one.
 
+        A report whose class is missing, such as that of a plug-in that is not installed, is left out; `skipped` names
+        it.
+
         Raises:
-            OutputFault: There is none, or it is damaged.
+            OutputFault: There is none, it is damaged, or all of its reports are of unknown kinds.
         """
-        reports, extra = read_parts(Path(path), report_kinds())
+        reports, extra, unknown = read_known_parts(Path(path), report_kinds())
+        if unknown and not reports:
+            raise OutputFault(unknown_kinds(Path(path), unknown))
         if not {"skipped", "provenance"} <= extra.keys():
             raise OutputFault(f"{path} does not say of what model and task its reports are: run it again.")
         of_task, source = extra.get("inapplicable", {}), extra["provenance"]
-        if not fits(source, Mapping[str, Any]) or not fits(source.get("model"), Mapping[str, Any]):
-            raise OutputFault(f"{path} does not say of what model and task its reports are: run it again.")
-        named = (source["model"].get("name"), source["model"].get("architecture"), source.get("task_label"))
-        if not fits(named, tuple[str, str, str]):
+        if not _is_provenance(source):
             raise OutputFault(f"{path} does not say of what model and task its reports are: run it again.")
         if not fits((extra["skipped"], of_task), tuple[Mapping[str, str], ...]):
             raise OutputFault(f"{path} lists what was skipped in an unknown form: run it again.")
-        return cls(reports=reports, skipped=extra["skipped"], provenance=source, inapplicable=of_task)
+        missing = dict.fromkeys(unknown, "report of an unknown kind; install the package that made it")
+        return cls(reports=reports, skipped={**extra["skipped"], **missing}, provenance=source, inapplicable=of_task)
 
 
 def left_out(diagnosis: Diagnosis) -> dict[str, str]:
@@ -185,13 +213,43 @@ def left_out(diagnosis: Diagnosis) -> dict[str, str]:
     return {**diagnosis.skipped, **diagnosis.inapplicable}
 
 
+def _is_provenance(held: object) -> bool:
+    """Whether it names model and task; nothing at all is the provenance of reports made by hand."""
+    match held:
+        case {"model": {"name": str(), "architecture": str()}, "task_label": str()}:
+            return True
+        case {}:
+            return held == {}
+    return False
+
+
 def load_report(path: str | PathLike[str]) -> Report | Diagnosis:
     """Return what a run directory holds: the report that was saved alone, or the diagnosis.
 
+    Args:
+        path: Directory that `save` wrote.
+
+    Returns:
+        A report that was saved alone, or a diagnosis.
+
     Raises:
         OutputFault: There is no whole report, it is damaged, or it is of a kind that this bayesgeom does not know.
+
+    Example:
+        >>> import bayesgeom
+        >>> task = bayesgeom.tasks.Bijection(n_values=5, n_pairs=3)
+        >>> config = bayesgeom.TransformerConfig(d_vocab=10, n_ctx=5, n_layers=1, n_heads=1, d_model=8, d_mlp=8)
+        >>> module = config.build(seed=0)
+        >>> import tempfile
+        >>> report = bayesgeom.diagnose(module, task, n=8, n_untrained=0)["calibration"]
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     report.save(folder)
+        ...     bayesgeom.load_report(folder).n
+        8
     """
-    reports, extra = read_parts(Path(path), report_kinds())
+    reports, extra, unknown = read_known_parts(Path(path), report_kinds())
+    if unknown and not reports:
+        raise OutputFault(unknown_kinds(Path(path), unknown))
     if extra.get(ALONE) is True and len(reports) == 1:
         (report,) = reports.values()
         return with_provenance(report, extra.get("provenance", {}))

@@ -18,6 +18,7 @@ import numpy as np
 from jaxtyping import Float, Shaped
 
 from bayesgeom.core.errors import InvalidArgument
+from bayesgeom.core.numbers import interval_text, number_text
 
 Kind = Literal["baseline", "chance", "permutation"]
 Better = Literal["higher", "lower", ""]
@@ -106,7 +107,8 @@ class Estimate:
         resampled: What the interval is over: "sequences", "trainings", …; "" without one.
         n: How many of these there are; 0 where that does not apply.
         baselines: What the value is compared with.
-        why_not: Why the interval is withheld; "" where it is not, or for the usual reason (`TOO_FEW`).
+        why_not: Why intervals are withheld: one reason for all entries whose ends are NaN although their value is known
+            (`is_withheld` says which); "" where there are none, or for the usual reason (`TOO_FEW`).
     """
 
     value: Values
@@ -173,9 +175,9 @@ class Estimate:
             names = f", baselines: {', '.join(own.name for own in self.baselines)}" if self.baselines else ""
             return f"Estimate(shape {self.value.shape}{names})"
         known = self.low is not None and self.high is not None
-        interval = f" [{float(self.low):.4g}, {float(self.high):.4g}]" if known else ""  # type: ignore[arg-type]
-        levels = "".join(f", {own.name} {float(own.value):.4g}" for own in self.baselines)
-        return f"Estimate({float(self.value):.4g}{interval}{levels})"
+        interval = f" [{interval_text(float(self.low), float(self.high))}]" if known else ""  # type: ignore[arg-type]
+        levels = "".join(f", {own.name} {number_text(float(own.value))}" for own in self.baselines)
+        return f"Estimate({number_text(float(self.value))}{interval}{levels})"
 
     @property
     def ends(self) -> tuple[Values, Values]:
@@ -203,7 +205,10 @@ class Estimate:
         raise InvalidArgument(f"no baseline is named {name!r}; there are: {known}.")
 
     def hardest_baseline(self, better: Better) -> Baseline | None:
-        """Return the baseline of a scalar that is hardest to beat; None without one. Unknown levels are left out."""
+        """Return the baseline of a scalar that is hardest to beat; None without one. Unknown levels are left out.
+
+        What has to be exceeded decides (`Baseline.bar`): the far end of a range, else the value.
+        """
         known = [own for own in self.baselines if not math.isnan(float(own.value))]
         if not known or not better:
             return known[0] if known else None

@@ -59,3 +59,37 @@ def of_untrained(found: Sequence[Float[np.ndarray, "*axes"] | float], name: str 
         return ()
     stacked = np.asarray(found, dtype=np.float64)
     return (Baseline.of("baseline", name, stacked.mean(axis=0), low=stacked.min(axis=0), high=stacked.max(axis=0)),)
+
+
+def stacked(found: Sequence[Estimate], baselines: Sequence[Baseline] | None = None) -> Estimate:
+    """Return estimates of one shape as one along a new first axis.
+
+    A baseline that only some of them have is NaN for the others, and so are the ends of an interval.
+
+    Args:
+        found: The estimates.
+        baselines: Those of the whole, instead of the estimates' own.
+    """
+    unknown = np.full(found[0].value.shape, np.nan)
+    kinds = {own.name: own.kind for part in found for own in part.baselines}
+
+    def along(levels: Sequence[Float[np.ndarray, "*rest"] | None]) -> Float[np.ndarray, "part *rest"] | None:
+        held = [unknown if level is None else level for level in levels]
+        return None if all(level is None for level in levels) else np.stack(held)
+
+    def baseline(name: str) -> Baseline:
+        own = [next((level for level in part.baselines if level.name == name), None) for part in found]
+        value = along([None if level is None else level.value for level in own])
+        low = along([None if level is None else level.low for level in own])
+        high = along([None if level is None else level.high for level in own])
+        assert value is not None, "one of the parts has this baseline"
+        return Baseline.of(kinds[name], name, value, low=low, high=high)
+
+    low, high = along([own.low for own in found]), along([own.high for own in found])
+    return Estimate.of(
+        np.stack([own.value for own in found]),
+        None if low is None or high is None else (low, high),
+        resampled=next((own.resampled for own in found if own.resampled), ""),
+        n=max(own.n for own in found),
+        baselines=[baseline(name) for name in kinds] if baselines is None else baselines,
+    )

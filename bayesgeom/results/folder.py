@@ -1,11 +1,12 @@
 """A run directory: written whole or not at all, and read back checked."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from bayesgeom.core.errors import OutputFault
-from bayesgeom.core.files import check_directory, directory_aside, is_remains
+from bayesgeom.core.files import check_directory, directory_aside, file_aside, is_remains
 from bayesgeom.results import storage
 from bayesgeom.results.storage import ARRAYS, JSON
 
@@ -40,6 +41,18 @@ def write_run(
         (aside / HTML).write_text(page(), encoding="utf-8", errors="replace")
 
 
+def write_page(text: str, path: str | PathLike[str] | None) -> str:
+    """Return a page as it is; with a path, also write it there, atomically.
+
+    Raises:
+        OutputFault: The file cannot be written.
+    """
+    if path is not None:
+        with file_aside(Path(path)) as aside:
+            aside.write_text(text, encoding="utf-8", errors="replace")
+    return text
+
+
 def write_parts(path: Path, reports: Mapping[str, object], extra: Mapping[str, Any]) -> None:
     """Write reports, and whatever else JSON can hold, as `report.json` and `arrays.safetensors` into a folder."""
     storage.write(path, {key: storage.parts_of(report) for key, report in reports.items()}, extra)
@@ -52,17 +65,39 @@ def read_parts(path: Path, kinds: Mapping[str, type[R]]) -> tuple[dict[str, R], 
         OutputFault: The folder holds no whole report, one of no known kind, or one whose fields are not those of its
             kind.
     """
+    reports, extra, unknown = read_known_parts(path, kinds)
+    if unknown:
+        raise OutputFault(unknown_kinds(path, unknown, is_of_one_kind=len(kinds) <= 1))
+    return reports, extra
+
+
+def unknown_kinds(path: Path, names: Sequence[str], *, is_of_one_kind: bool = False) -> str:
+    """Return the message for reports of unknown kinds."""
+    advice = (
+        "`load_report` reads every kind."
+        if is_of_one_kind
+        else "Install the package that made them, or upgrade bayesgeom."
+    )
+    return f"{path} holds reports of unknown kinds: {', '.join(sorted(names))}. {advice}"
+
+
+def read_known_parts(path: Path, kinds: Mapping[str, type[R]]) -> tuple[dict[str, R], dict[str, Any], tuple[str, ...]]:
+    """Return the reports of these kinds in a folder, what else its JSON holds, and the names of unknown kinds.
+
+    Raises:
+        OutputFault: The folder holds no whole report, or one whose fields are not those of its kind.
+    """
     parts, extra = storage.read(path)
-    if unknown := parts.keys() - kinds.keys():
-        advice = "Upgrade bayesgeom." if len(kinds) > 1 else "`load_report` reads every kind."
-        raise OutputFault(f"{path} holds reports of unknown kinds: {', '.join(sorted(unknown))}. {advice}")
+    unknown = tuple(sorted(parts.keys() - kinds.keys()))
     reports: dict[str, R] = {}
     for key, (scalars, arrays) in parts.items():
+        if key in unknown:
+            continue
         where = f"{path}: report {key!r}"
         values = storage.fields_of(kinds[key], scalars, arrays, where)
         storage.check_fields(kinds[key], values, where)
         reports[key] = kinds[key](**values)
-    return reports, extra
+    return reports, extra, unknown
 
 
 def check_target(path: Path) -> None:

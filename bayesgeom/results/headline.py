@@ -2,9 +2,9 @@
 
 import math
 from dataclasses import dataclass
-from typing import final
+from typing import Self, final
 
-MINUS = "−"
+from bayesgeom.core.numbers import interval_text, is_small, measured_text, number_text
 
 
 @final
@@ -13,13 +13,14 @@ class Headline:
     """One number with its 95 % interval and its hardest baseline.
 
     Args:
-        metric: Field of the report.
+        metric: Field of the report, or property that computes it from others.
         label: What tables call it.
         value: The number.
         unit: Its unit, "" for none.
         low: Lower end of the interval, NaN without one.
         high: Upper end.
-        baseline: Level of the baseline that is hardest to beat, NaN without one.
+        baseline: Level that has to be exceeded: the far end of the range of the baseline that is hardest to beat where
+            it has a range, else its value; NaN without one.
         baseline_name: Its name, and the other baselines with their levels.
         no_interval: Why the interval is withheld; "" where it is not.
         verdict: Whether the interval lies beyond every baseline: "yes", "no", "undecided", or "" without baselines.
@@ -42,6 +43,11 @@ class Headline:
     ruling: str = ""
     published: str = ""
 
+    @classmethod
+    def computed(cls, metric: str, label: str, value: float, unit: str = "") -> Self:
+        """Return a number that a report computes from its fields; it has no interval and no baseline."""
+        return cls(metric=metric, label=label, value=value, unit=unit)
+
     def __str__(self) -> str:
         why = (
             f" [no interval: {self.no_interval}]"
@@ -58,12 +64,12 @@ class Headline:
     @property
     def value_text(self) -> str:
         """The number with its unit; a dash where there is none."""
-        return "–" if math.isnan(self.value) else f"{number_text(self.value)} {self.unit}".rstrip()
+        return measured_text(self.value, self.unit, is_exact=self._is_exact)
 
     @property
     def interval(self) -> str:
         """Both ends; "" without an interval."""
-        return "" if math.isnan(self.low) else f"{number_text(self.low)} … {number_text(self.high)}"
+        return "" if math.isnan(self.low) else interval_text(self.low, self.high, is_exact=self._is_exact)
 
     @property
     def has_baseline(self) -> bool:
@@ -71,27 +77,22 @@ class Headline:
         return not math.isnan(self.baseline)
 
     @property
+    def level_text(self) -> str:
+        """The level of the hardest baseline; a dash without one."""
+        return number_text(self.baseline, is_exact=self._is_exact)
+
+    @property
+    def _is_exact(self) -> bool:
+        """Whether number and baseline could otherwise not be told apart: both would be shown as "<0.0001"."""
+        return is_small(self.value) and is_small(self.baseline)
+
+    @property
     def baseline_text(self) -> str:
         """The hardest baseline and its level, then the others; "" without one."""
-        return f"{number_text(self.baseline)} ({self.baseline_name})" if self.has_baseline else ""
+        return f"{self.level_text} ({self.baseline_name})" if self.has_baseline else ""
 
     @property
     def baselines(self) -> list[str]:
         """The same, one by one."""
         first, *others = self.baseline_name.split("; ")
-        return [f"{number_text(self.baseline)} ({first})", *others] if self.has_baseline else []
-
-
-def number_text(value: float, digits: int = 4) -> str:
-    """Return a number with that many significant digits and a minus sign, a dash for NaN.
-
-    Example:
-        >>> number_text(0.123456), number_text(-2.0), number_text(3e-7), number_text(0.0)
-        ('0.1235', '−2', '3e−7', '0')
-    """
-    if math.isnan(value):
-        return "–"
-    text = f"{value:.{digits}g}" if value else "0"
-    mantissa, _, exponent = text.partition("e")
-    power = f"e{int(exponent)}" if exponent else ""
-    return f"{mantissa}{power}".replace("-", MINUS)
+        return [f"{self.level_text} ({first})", *others] if self.has_baseline else []

@@ -48,4 +48,12 @@ def _of_estimate(name: str, estimate: Estimate, quantity: Quantity) -> tuple[dic
     levels = np.stack([own.value for own in estimate.baselines])
     kinds = ", ".join(own.kind for own in estimate.baselines)
     found[f"{name}_baseline"] = ((axis, *quantity.dims), levels, {**attributes, "kinds": kinds})
+    unknown = np.full(estimate.value.shape, np.nan)
+    for end, of in (
+        ("low", [own.low for own in estimate.baselines]),
+        ("high", [own.high for own in estimate.baselines]),
+    ):
+        if any(level is not None for level in of):
+            ends = np.stack([unknown if level is None else level for level in of])
+            found[f"{name}_baseline_{end}"] = ((axis, *quantity.dims), ends, attributes)
     return found, {axis: [own.name for own in estimate.baselines]}

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any
 import plotly.graph_objects as go
 
 from bayesgeom.core.plugins import Contained, is_foreign
+from bayesgeom.results.chart import further_figures
 from bayesgeom.results.findings import caption, findings, tone
 from bayesgeom.results.library import asset, library, packed
 from bayesgeom.results.section import Section
-from bayesgeom.results.split import as_json, plain, split
+from bayesgeom.results.split import Drawing, as_json, plain, split
 from bayesgeom.results.theme import CONFIG, DARK, FONT, rgb
 
 if TYPE_CHECKING:
@@ -39,6 +40,7 @@ def page_of(title: str, reports: Mapping[str, Any], left_out: Mapping[str, str],
             n=report.n,
             counts=report.counts,
             verdict=report.conclusion(),
+            further=further_figures(report),
         )
         for name, report in reports.items()
     ]
@@ -60,8 +62,8 @@ def page(
         skipped: Reason by name of each diagnostic without a report.
         provenance: Model, weights, versions and arguments, as JSON values.
     """
-    drawn = {section.name: split(section.figure, section.name) for section in sections}
-    kinds = {trace.type for section in sections for trace in section.figure.data}
+    drawn = {section.name: _drawings(section) for section in sections}
+    figures = [figure for section in sections for figure in (section.figure, *section.further.values())]
     bands = [(f"rgba({_triple(light)},", f"rgba({_triple(dark)},") for light, dark in DARK.items()]
     return _template().render(
         title=title,
@@ -79,8 +81,8 @@ def page(
         css=asset("page.css").decode(),
         js=asset("page.js").decode(),
         colors=_color_rules(),
-        library=library(kinds),
-        figures=packed(as_json(drawn)),
+        library=library({trace.type for figure in figures for trace in figure.data}),
+        figures=packed(as_json(drawing for drawings in drawn.values() for drawing in drawings.values())),
         settings=json.dumps({"colors": [*DARK.items(), *bands], "config": CONFIG}),
         font=FONT,
     )
@@ -122,6 +124,13 @@ def _tested(sections: Sequence[Section], provenance: Mapping[str, Any]) -> str:
     kind = model.get("architecture") if isinstance(model, Mapping) else None
     about = f" ({kind})" if kind and kind != "several" else ""
     return f"Tested: {name}{about} on {task}{f', {of}' if of else ''}."
+
+
+def _drawings(section: Section) -> dict[str, Drawing]:
+    """The report's own figure and those of charts, by their place on the page."""
+    own = f"figure-{section.name}"
+    further = {f"{own}-{name}": figure for name, figure in section.further.items()}
+    return {place: split(figure, place) for place, figure in ({own: section.figure} | further).items()}
 
 
 def _subtitle(section: Section) -> str:

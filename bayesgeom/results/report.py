@@ -12,16 +12,17 @@ import copy
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar, final
 
 from bayesgeom.core.errors import InvalidArgument, OutputFault
-from bayesgeom.core.files import file_aside
+from bayesgeom.core.numbers import number_text
 from bayesgeom.results import storage
-from bayesgeom.results.estimate import TOO_FEW, Baseline, Estimate
-from bayesgeom.results.folder import ALONE, read_parts, write_run
-from bayesgeom.results.headline import Headline, number_text
+from bayesgeom.results.estimate import TOO_FEW, Baseline, Better, Estimate
+from bayesgeom.results.folder import ALONE, read_parts, write_page, write_run
+from bayesgeom.results.headline import Headline
 from bayesgeom.results.page import notebook_html, page_of
 from bayesgeom.results.storage import parts_of, quantities_of
 from bayesgeom.results.terminal import summary
@@ -32,17 +33,17 @@ if TYPE_CHECKING:
     import xarray as xr
     from plotly.graph_objects import Figure
 
-_PROVENANCE = "_provenance"
-
 R = TypeVar("R", bound="Report")
 
 
+@dataclass(frozen=True, kw_only=True, repr=False, eq=False)
 class Report(ABC):
     """What was measured. Concrete reports are frozen, keyword-only dataclasses.
 
     `name` is that of the probe or the function, `title` heads its section, and `about` tells a reader who has not read
     the papers what was measured, what to look for, and what the baselines are. `n` is the number of sequences behind
-    the numbers, or of whatever else `counts` names.
+    the numbers, or of whatever else `counts` names. `provenance` holds model, weights, task, arguments and versions;
+    it is empty for a report made by hand.
     """
 
     name: ClassVar[str]
@@ -50,6 +51,7 @@ class Report(ABC):
     title: ClassVar[str]
     about: ClassVar[str]
     n: int
+    provenance: Mapping[str, Any] = field(default_factory=dict, compare=False)
 
     def __post_init__(self) -> None:
         """Check that axes of one name have one length.
@@ -70,13 +72,6 @@ class Report(ABC):
     def conclusion(self) -> str:
         """Return the verdict in a sentence, which pages show first; "" for a report that states none."""
         return ""
-
-    @final
-    @property
-    def provenance(self) -> Mapping[str, Any]:
-        """Model, weights, task, arguments and versions behind the numbers; empty for a report made by hand."""
-        found: Mapping[str, Any] = vars(self).get(_PROVENANCE, {})
-        return found
 
     @final
     def summary(self) -> str:
@@ -103,16 +98,22 @@ class Report(ABC):
         self.plot().show()
 
     @final
-    def to_pandas(self) -> "pd.DataFrame":
-        """Return one tidy row per entry: model, checkpoint, task, then the columns of `Record`."""
-        return frame(records_of(self), self.provenance)
+    def to_pandas(self, *, baselines: bool = False) -> "pd.DataFrame":
+        """Return one tidy row per entry: model, checkpoint, task, then the columns of `Record`.
+
+        Args:
+            baselines: Whether every baseline has a row of its own, named by `role` and `baseline_name`. Without, each
+                entry has one row, beside the baseline that is hardest to beat.
+        """
+        return frame(records_of(self, baselines=baselines), self.provenance)
 
     @final
     def to_xarray(self) -> "xr.Dataset":
         """Return all estimates and arrays as a labeled dataset.
 
         Variable `x` has companions `x_low` and `x_high` where it has an interval, and `x_baseline` along an axis
-        `x_baselines` that names its baselines. Attributes say unit, label and which direction is better.
+        `x_baselines` that names its baselines, with `x_baseline_low` and `x_baseline_high` where these have ranges.
+        Attributes say unit, label and which direction is better.
         """
         from bayesgeom.results.labeled import dataset
 
@@ -133,10 +134,7 @@ class Report(ABC):
             OutputFault: If the file cannot be written.
         """
         text = page_of(self._subject().removesuffix(": ") or self.title, {self.name: self}, {}, self.provenance)
-        if path is not None:
-            with file_aside(Path(path)) as aside:
-                aside.write_text(text, encoding="utf-8", errors="replace")
-        return text
+        return write_page(text, path)
 
     @final
     def save(self, path: str | PathLike[str]) -> None:
@@ -175,7 +173,7 @@ class Report(ABC):
 def with_provenance(report: R, provenance: Mapping[str, Any]) -> R:
     """Return the same report with what is known of its origin."""
     found = copy.copy(report)
-    vars(found)[_PROVENANCE] = dict(provenance)
+    vars(found)["provenance"] = dict(provenance)
     return found
 
 
@@ -191,6 +189,7 @@ def headline_of(report: Report, metric: str, at: tuple[int, ...] = (), label: st
     quantity = quantities_of(type(report))[metric]
     own: Estimate = vars(report)[metric][at]
     (low, high), hardest = own.ends, own.hardest_baseline(quantity.better)
+    has_verdict = hardest is not None and bool(quantity.better)
     return Headline(
         metric=metric,
         label=label or quantity.label,
@@ -198,21 +197,28 @@ def headline_of(report: Report, metric: str, at: tuple[int, ...] = (), label: st
         unit=quantity.unit,
         low=float(low),
         high=float(high),
-        baseline=math.nan if hardest is None else float(hardest.value),
-        baseline_name=_others(own, hardest),
-        verdict=str(own.clears(quantity.better)) if own.baselines and quantity.better else "",
+        baseline=math.nan if hardest is None else float(hardest.bar(quantity.better)),
+        baseline_name=_names(own, hardest, quantity.better),
+        verdict=str(own.clears(quantity.better)) if has_verdict else "",
         no_interval=(own.why_not or TOO_FEW) if bool(own.is_withheld) else "",
     )
 
 
-def _others(own: Estimate, hardest: Baseline | None) -> str:
-    """The name of the hardest baseline, with the range of its draws, then the others with their levels."""
+def _names(own: Estimate, hardest: Baseline | None, better: Better) -> str:
+    """The name of the hardest baseline, with its mean where the end of its range decides; then the others' levels."""
     if hardest is None:
         return ""
-    rest = [each for each in own.baselines if each is not hardest and not math.isnan(float(each.value))]
-    ends = [number_text(float(end)) for end in (hardest.low, hardest.high) if end is not None]
-    spread = f", {ends[0]} to {ends[1]}" if len(ends) == 2 and hardest.kind != "baseline" else ""
-    return "; ".join([hardest.name + spread, *(f"{each.name} {number_text(float(each.value))}" for each in rest)])
+    others = [each for each in own.baselines if each is not hardest and not math.isnan(float(each.value))]
+    first, mean = _name(hardest, better), float(hardest.value)
+    if first != hardest.name:
+        first = f"{first} (mean {number_text(mean)})"
+    return "; ".join([first, *(f"{_name(each, better)} {number_text(float(each.bar(better)))}" for each in others)])
+
+
+def _name(own: Baseline, better: Better) -> str:
+    """The name of a baseline, and which end of its range has to be exceeded where that is not its value."""
+    end = {"higher": ", most", "lower": ", least", "": ""}[better]
+    return own.name if float(own.bar(better)) == float(own.value) else f"{own.name}{end}"
 
 
 def _plain(value: Any) -> Any:

@@ -1,7 +1,7 @@
 """A section of the report page."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, final
 
 from bayesgeom.results.headline import Headline
@@ -23,6 +23,7 @@ class Section:
     n: int
     counts: str = "sequence"
     verdict: str = ""
+    further: "Mapping[str, Figure]" = field(default_factory=dict)  # of charts, by name
 
     @property
     def short_title(self) -> str:

@@ -4,7 +4,7 @@ import html
 import json
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, final
 
@@ -67,7 +67,7 @@ def split(figure: go.Figure, name: str) -> Drawing:
         name: Start of the identifiers.
     """
     if not _is_grid(figure):
-        return Drawing(panels=[_whole(figure, f"figure-{name}")], notes=(), is_wide=True)
+        return Drawing(panels=[_whole(figure, f"{name}-1")], notes=(), is_wide=True)
     found, notes, listed = list[Panel](), list[str](), entries(figure)
     for number, x in enumerate(figure.select_xaxes(), start=1):
         axis = str(x.plotly_name).replace("axis", "")
@@ -78,7 +78,7 @@ def split(figure: go.Figure, name: str) -> Drawing:
             notes.append(f"{title} ({plain(text)})")
             continue
         if traces:
-            found.append(_panel(figure, axis, traces, listed.get(axis, {}), (f"figure-{name}-{number}", title)))
+            found.append(_panel(figure, axis, traces, listed.get(axis, {}), (f"{name}-{number}", title)))
     columns = {round((x.domain or (0, 1))[0], 2) for x in figure.select_xaxes()}
     return Drawing(panels=found, notes=notes, is_wide=len(columns) == 1 or len(found) == 1)
 
@@ -134,7 +134,9 @@ def _whole(figure: go.Figure, identifier: str) -> Panel:
         own["layout"] |= {"paper_bgcolor": _CLEAR, "plot_bgcolor": _CLEAR}
         own["layout"]["margin"] = {**layout["margin"], "t": 10}
         own["frames"] = [frame.to_plotly_json() for frame in figure.frames]
-    return Panel(id=identifier, title="", alt=title or "figure", height=height, keys=(), drawn=own)
+    return Panel(
+        id=identifier, title="" if figure.frames else title, alt=title or "figure", height=height, keys=(), drawn=own
+    )
 
 
 _CLEAR = "rgba(0,0,0,0)"
@@ -276,7 +278,7 @@ def _axis_name(axis: str) -> str:
     return f"{axis[0]}axis{axis[1:]}"
 
 
-def as_json(drawings: Mapping[str, Drawing]) -> str:
+def as_json(drawings: Iterable[Drawing]) -> str:
     """Return what plotly.js draws of all panels, by their identifiers."""
-    panels = {panel.id: compact(panel.drawn) for drawing in drawings.values() for panel in drawing.panels}
+    panels = {panel.id: compact(panel.drawn) for drawing in drawings for panel in drawing.panels}
     return json.dumps(panels, separators=(",", ":"), ensure_ascii=False)

@@ -10,7 +10,7 @@ import math
 import types
 import typing
 from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, fields
+from dataclasses import MISSING, Field, fields
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -25,7 +25,7 @@ from bayesgeom.results.estimate import KINDS, Baseline, Estimate, Quantity
 
 SCHEMA = 3  # 2: a hash over JSON and arrays; 3: numbers are estimates
 JSON, ARRAYS = "report.json", "arrays.safetensors"
-HASH = "hash"
+HASH, ORIGIN = "hash", "provenance"
 _IN_ARRAYS = "array"  # in place of a number: the value is among the arrays
 _LEVELS = ("value", "low", "high")
 Parts = Mapping[str, tuple[Mapping[str, Any], Mapping[str, np.ndarray]]]  # scalars and arrays by report
@@ -179,15 +179,14 @@ def quantities_of(kind: type) -> dict[str, Quantity]:
 
 def axes_of(kind: type) -> dict[str, tuple[str, ...]]:
     """Return the axes of every array and every estimate with axes, in order, as its annotation says."""
-    return {field.name: axes for field in fields(kind) if (axes := _axes(field.type))} | {
-        field.name: () for field in fields(kind) if _is_array_hint(field.type) and not _axes(field.type)
-    }
+    hints = {own.name: own.type for own in fields(kind)}
+    return {name: _axes(hint) for name, hint in hints.items() if _axes(hint) or _is_array_hint(hint)}
 
 
 def parts_of(report: object) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     """Return all fields of a report as files hold them: JSON values by field, and arrays by field or part of one."""
     scalars, arrays = dict[str, Any](), dict[str, np.ndarray]()
-    for own in fields(report):  # type: ignore[arg-type]
+    for own in _stored(type(report)):
         value = vars(report)[own.name]
         if quantity_of(own.type) is not None:
             scalars[own.name], of_estimate = estimate_parts(own.name, value)
@@ -197,6 +196,11 @@ def parts_of(report: object) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
         else:
             scalars[own.name] = encoded(value)
     return scalars, arrays
+
+
+def _stored(kind: type) -> list[Field[Any]]:
+    """The fields of a report class but its provenance, which files hold once for all reports of a folder."""
+    return [own for own in fields(kind) if own.name != ORIGIN]
 
 
 def _is_array_hint(hint: object) -> bool:
@@ -229,8 +233,8 @@ def check_fields(kind: type, values: Mapping[str, Any], where: str) -> None:
     Raises:
         OutputFault: A field is missing, unknown, or holds something else than its annotation says.
     """
-    hints = {field.name: field.type for field in fields(kind)}
-    optional = {field.name for field in fields(kind) if field.default is not MISSING}
+    hints = {own.name: own.type for own in _stored(kind)}
+    optional = {own.name for own in _stored(kind) if own.default is not MISSING}
     if missing := sorted(hints.keys() - values.keys() - optional):
         raise OutputFault(f"{where} lacks the fields {', '.join(missing)}: another version wrote it. Make it again.")
     if unknown := sorted(values.keys() - hints.keys()):

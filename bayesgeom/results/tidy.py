@@ -1,4 +1,4 @@
-"""The tidy table: one row per entry of every number in a report."""
+"""The tidy table: one row per entry of every number in a report, and on request one per baseline of each."""
 
 import dataclasses
 import itertools
@@ -9,20 +9,27 @@ from typing import TYPE_CHECKING, Any, final
 
 import numpy as np
 
-from bayesgeom.results.estimate import Estimate, Quantity
+from bayesgeom.results.estimate import Baseline, Estimate, Quantity
 from bayesgeom.results.storage import axes_of, quantities_of
 
 if TYPE_CHECKING:
     import pandas as pd
 
 
+ESTIMATE = "estimate"
+_ENDS = ("value", "low", "high")
 _COLUMN_OF_AXIS = {"layer": "layer", "head": "head", "kv_head": "head", "position": "position"}
 
 
 @final
 @dataclass(frozen=True, kw_only=True)
 class Record:
-    """One row. Layers, heads and positions count from 0; `variant` names the entry along all other axes."""
+    """One row. Layers, heads and positions count from 0; `variant` names the entry along all other axes.
+
+    `baseline` is the value of the baseline that is hardest to beat, `baseline_low` and `baseline_high` are the ends of
+    its range where it has one, and `baseline_kind` is "baseline", "chance" or "permutation". `role` is "estimate"; in
+    rows of a table with all baselines it is the kind of the baseline, which then stands in `value`, `low` and `high`.
+    """
 
     probe: str
     metric: str
@@ -35,17 +42,26 @@ class Record:
     low: float
     high: float
     baseline: float
+    baseline_low: float
+    baseline_high: float
     baseline_name: str
+    baseline_kind: str
+    role: str
     n: int
 
 
-def records_of(report: Any) -> list[Record]:
-    """Return the rows of a report (any `Report`); what has axes without names is left out."""
+def records_of(report: Any, *, baselines: bool = False) -> list[Record]:
+    """Return the rows of a report; what has axes without names is left out.
+
+    Args:
+        report: Any `Report`.
+        baselines: Whether every baseline of every entry has a row of its own, after that of the entry.
+    """
     held, declared = vars(report), quantities_of(type(report))
     rows = [_row(report, name, value=value) for name, value in held.items() if isinstance(value, float)]
     for metric, quantity in declared.items():
         if _is_labeled(held, quantity.dims):
-            rows.extend(_of_estimate(report, metric, quantity))
+            rows.extend(row for row in _of_estimate(report, metric, quantity) if baselines or row.role == ESTIMATE)
     for metric, axes in axes_of(type(report)).items():
         if metric not in declared and _is_labeled(held, axes):
             values = held[metric]
@@ -86,18 +102,19 @@ def _of_estimate(report: Any, metric: str, quantity: Quantity) -> Iterator[Recor
     for index in np.ndindex(whole.value.shape):
         own = whole[index]
         (low, high), hardest = own.ends, own.hardest_baseline(quantity.better)
-        level = {} if hardest is None else {"baseline": float(hardest.value), "baseline_name": hardest.name}
-        yield _row(
-            report,
-            metric,
-            unit=quantity.unit,
-            value=float(own.value),
-            low=float(low),
-            high=float(high),
-            n=own.n or report.n,
-            **level,
-            **_place(held, quantity.dims, index),
-        )
+        at = {"unit": quantity.unit, "n": own.n or report.n, **_place(held, quantity.dims, index)}
+        beside = {} if hardest is None else {f"baseline_{part}": level for part, level in _levels(hardest).items()}
+        beside["baseline"] = beside.pop("baseline_value", math.nan)
+        yield _row(report, metric, value=float(own.value), low=float(low), high=float(high), **at, **beside)
+        for level in own.baselines:
+            named = {"baseline_name": level.name, "role": level.kind}
+            yield _row(report, metric, **at, **named, **{k: v for k, v in _levels(level).items() if k in _ENDS})
+
+
+def _levels(own: Baseline) -> dict[str, Any]:
+    """Value and ends of a baseline of a scalar, its name and its kind."""
+    ends = (math.nan if end is None else float(end) for end in (own.value, own.low, own.high))
+    return {**dict(zip(_ENDS, ends, strict=True)), "name": own.name, "kind": own.kind}
 
 
 def _row(report: Any, metric: str, **known: Any) -> Record:
@@ -110,7 +127,11 @@ def _row(report: Any, metric: str, **known: Any) -> Record:
         "low": math.nan,
         "high": math.nan,
         "baseline": math.nan,
+        "baseline_low": math.nan,
+        "baseline_high": math.nan,
         "baseline_name": "",
+        "baseline_kind": "",
+        "role": ESTIMATE,
         "n": report.n,
     }
     return Record(probe=report.name, metric=metric, **(blank | known))

@@ -9,9 +9,8 @@ References:
     Efron & Tibshirani 1993, chapters 11 to 13.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
-from typing import final
 
 import numpy as np
 from jaxtyping import Float, Float64, Shaped
@@ -164,7 +163,26 @@ def r2_interval(
 def statistic_interval(
     replicates: Float[np.ndarray, "replicate *rest"], *, seed: int, scale: Scale = "plain", draws: int = DRAWS
 ) -> Interval:
-    """Return the 95 % interval of a smooth statistic, from its values under `jackknife_weights(n)`."""
+    """Return the 95 % interval of a smooth nonlinear statistic, from its values under `jackknife_weights(n)`.
+
+    For any number that is no mean and no ratio of sums: correlations, shares of variance, silhouettes.
+
+    Args:
+        replicates: The statistic of all sequences, then without each group of sequences.
+        seed: Seed of the resamples.
+        scale: "plain", or the scale on which the statistic is nearer to normal: "share" (0 to 1), "correlation".
+        draws: Number of resamples.
+
+    Example:
+        >>> x, y = np.random.default_rng(0).normal(size=(2, 200))
+        >>> def correlation(share):
+        ...     (a, c), (_, b) = np.cov(x, x + y, aweights=share)
+        ...     return c / np.sqrt(a * b)
+        >>> replicates = np.array([correlation(share) for share in jackknife_weights(200)])
+        >>> low, high = statistic_interval(replicates, seed=0, scale="correlation")
+        >>> bool(low < np.sqrt(0.5) < high)
+        True
+    """
     groups = len(replicates) - 1
     return jackknife_interval(replicates, bootstrap_weights(groups, seed=seed, draws=draws), scale=scale)
 
@@ -199,26 +217,6 @@ def permutation_p(
     size, sizes = np.abs(found), np.abs(permuted)
     reached = (sizes >= size * (1 - 1e-12)).sum(axis=0)
     return np.where(np.isnan(found), np.nan, (1 + reached) / (1 + len(permuted)))
-
-
-@final
-@dataclass(frozen=True)
-class Crossing:
-    """The snapshot at which something first holds, and the one before it: it came to hold in between.
-
-    NaN: the step where it never did, and `before` where nothing is known of that either.
-    """
-
-    step: float
-    before: float
-
-
-NEVER = Crossing(float("nan"), float("nan"))
-
-
-def times_later(later: Crossing, earlier: Crossing) -> tuple[float, float, float]:
-    """One step over the other, and the least and the most that the spacing of snapshots allows."""
-    return later.step / earlier.step, later.before / earlier.step, later.step / earlier.before
 
 
 def _in_units(values: Float[np.ndarray, "sequence *rest"]) -> Float[np.ndarray, "unit *rest"]:

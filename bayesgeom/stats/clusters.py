@@ -165,15 +165,19 @@ def _lloyd(
 
     A point as near to two centres counts in both means: such centres coincide.
     """
-    centres, members = seeds, torch.zeros(0, device=points.device)
+    centres, moving = seeds.clone(), torch.arange(len(points), device=points.device)
+    own, members = points, torch.full_like(_distances(points, seeds), -1)
     for _ in range(MAX_STEPS):
-        distance = _distances(points, centres)
+        distance = _distances(own, centres[moving])
         nearest = (distance == distance.amin(dim=1, keepdim=True)).to(points.dtype)
-        if torch.equal(nearest, members):
+        has_moved = (nearest != members).flatten(1).any(dim=1)
+        if not bool(has_moved.all()):  # clouds whose points stay are done
+            moving, own, nearest = moving[has_moved], own[has_moved], nearest[has_moved]
+        if not len(moving):
             break
         members = nearest
         size = members.sum(dim=2, keepdim=True)
-        centres = torch.where(size > 0, (members @ points) / size.clamp_min(1), centres)
+        centres[moving] = torch.where(size > 0, (members @ own) / size.clamp_min(1), centres[moving])
     least = _distances(points, centres).min(dim=1)
     return least.indices, least.values.sum(dim=1)
 

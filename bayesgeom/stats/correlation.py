@@ -1,4 +1,4 @@
-"""Correlation of two variables, with and without a third held fixed. Ties share their mean rank; constants give NaN."""
+"""Correlation of two variables. Ties share their mean rank; constants give NaN."""
 
 import numpy as np
 from jaxtyping import Float
@@ -15,21 +15,6 @@ def pearson(x: Float[np.ndarray, "point *rest"], y: Float[np.ndarray, "point *re
 def spearman(x: Float[np.ndarray, "point *rest"], y: Float[np.ndarray, "point *rest"]) -> Float[np.ndarray, "*rest"]:
     """Correlation of ranks along the first axis: 1 wherever y grows with x."""
     return pearson(ranks(x), ranks(y))
-
-
-def partial_spearman(
-    x: Float[np.ndarray, " point"], y: Float[np.ndarray, " point"], given: Float[np.ndarray, " point"]
-) -> float:
-    """Rank correlation of x and y within levels of `given`: ranks minus their mean at each level.
-
-    NaN where x or y is a function of `given`: then the data cannot tell them apart.
-    """
-    _, level = np.unique(given, return_inverse=True)
-    size = np.bincount(level)
-    residuals = [r - (np.bincount(level, weights=r) / size)[level] for r in (ranks(x), ranks(y))]
-    if any(np.abs(residual).max() < 1e-9 * len(x) for residual in residuals):
-        return float("nan")
-    return float(pearson(*residuals))
 
 
 def ranks(x: Float[np.ndarray, "point *rest"]) -> Float[np.ndarray, "point *rest"]:

@@ -14,6 +14,8 @@ from jaxtyping import Float, Float64
 from scipy.special import betainc, hyp2f1
 from torch import Tensor
 
+from bayesgeom.core.batching import even_slices
+
 _NEGLIGIBLE = 1e-6  # of a vector's length: what float32 leaves of a vector that equals the mean
 _NODES = 2_000
 _AT_ONCE = 2**21  # numbers of random directions drawn together
@@ -147,8 +149,9 @@ def random_overlaps(n: int, d: int, *, draws: int, seed: int) -> Float64[np.ndar
     if n < 2:
         return np.full((draws, 2), np.nan)
     generator = torch.Generator().manual_seed(seed)
-    sizes = [len(part) for part in np.array_split(np.arange(draws), -(-draws * n * d // _AT_ONCE))]
-    found = [overlaps(torch.randn(size, n, d, generator=generator, dtype=torch.float64)) for size in sizes if size]
+    parts = even_slices(draws, at_most=_AT_ONCE // (n * d))
+    sizes = [part.stop - part.start for part in parts]
+    found = [overlaps(torch.randn(size, n, d, generator=generator, dtype=torch.float64)) for size in sizes]
     return torch.cat(found).numpy()
 
 

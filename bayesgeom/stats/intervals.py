@@ -309,12 +309,12 @@ def _studentized(
     # Shifting the numerators leaves t* as it is and keeps the squares from cancelling.
     a = a - ratio * b
     total = weights @ b
-    shift = weights @ a / total
+    shift, power = weights @ a / total, weights @ a**2
     if b.shape[1] == 1 and (b == b[0]).all():
-        square = weights @ a**2 / total**2 - shift**2
+        square = power / total**2 - shift**2
     else:
-        square = (weights @ a**2 - 2 * shift * (weights @ (a * b)) + shift**2 * (weights @ b**2)) / total**2
-    square = np.where(square > 1e-14 * (weights @ a**2) / total**2, square, 0.0)
+        square = (power - 2 * shift * (weights @ (a * b)) + shift**2 * (weights @ b**2)) / total**2
+    square = np.where(square > 1e-14 * power / total**2, square, 0.0)
     t = shift / np.sqrt(square / len(a))
     return np.asarray(np.where(shift == 0, 0.0, t))
 

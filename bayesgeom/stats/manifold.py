@@ -26,7 +26,6 @@ from bayesgeom.stats.regression import (
 )
 
 N_KNOTS, N_AXES = 5, 3
-RELATIONS = ("spearman", "pearson", "partial_spearman", "entropy_r2", "curve_share")
 _COLLINEAR = 1e-9  # a spline of few distinct entropies has columns to spare
 
 

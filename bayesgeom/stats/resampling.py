@@ -28,22 +28,24 @@ def resampled_cloud(
 
 
 def order_under_permutation(
-    first: Float64[np.ndarray, "sequence position"],
+    first: Float64[np.ndarray, "*cloud sequence position"],
     entropy: Float64[np.ndarray, "sequence position"],
     level: Int64[np.ndarray, "sequence position"],
     orders: Int64[np.ndarray, "permutation sequence"],
-) -> dict[str, Float64[np.ndarray, " permutation"]]:
+) -> dict[str, Float64[np.ndarray, "permutation *cloud"]]:
     """Rank correlations as in `resampled_order`, with the entropies of whole sequences exchanged in each permutation.
 
     Positions keep their place, so that what position explains stays, and so does the dependence within a sequence.
+    Entropies are ranked and exchanged once for all clouds.
     """
-    x, y = (ranks(v.ravel()) for v in (first, entropy))
-    inside = [without_level_means(v[:, None], level.ravel())[:, 0] for v in (x, y)]
+    x, y = ranks(first.reshape(-1, entropy.size).T), ranks(entropy.ravel())[:, None]
+    inside = [without_level_means(v, level.ravel()) for v in (x, y)]
     found = {}
-    for name, (a, b) in {"spearman": (x - x.mean(), y - y.mean()), "partial_spearman": inside}.items():
-        length = np.sqrt((a @ a) * (b @ b))
-        permuted = b.reshape(first.shape)[orders].reshape(len(orders), -1)
-        found[name] = permuted @ a / length if length > 0 else np.full(len(orders), np.nan)
+    for name, (a, b) in {"spearman": (x - x.mean(axis=0), y - y.mean()), "partial_spearman": inside}.items():
+        length = np.sqrt((a * a).sum(axis=0) * (b * b).sum())
+        permuted = b.reshape(entropy.shape)[orders].reshape(len(orders), -1)
+        correlations = permuted @ a / np.where(length > 0, length, np.nan)
+        found[name] = correlations.reshape(len(orders), *first.shape[:-2])
     return found
 
 
@@ -90,17 +92,28 @@ def refitted_axis_shares(
     The first principal axis of a sample always finds more variance than it has in the population. With
     `jackknife_weights` the jackknife takes that bias off to first order, which it can only do if each row has its own
     axes. They are found by block power iteration from the axes of all points, which are near. NaN where nothing varies.
+
+    A row's second moments are those of all points at the row's largest weight, less what its lighter sequences miss.
+    So a row costs as much as it leaves out.
     """
     n_positions, (d, n_axes) = points.shape[1], axes.shape
-    flat = (points - points.mean(axis=(0, 1))).reshape(-1, d)
-    of_point = np.repeat(weights.T, n_positions, axis=0).astype(flat.dtype) / n_positions
-    means = of_point.T @ flat
-    power = weights @ (flat**2).sum(axis=1, dtype=np.float64).reshape(-1, n_positions).mean(axis=1)
+    centered = points - points.mean(axis=(0, 1))
+    means = weights.astype(centered.dtype) @ centered.mean(axis=1)
+    power = weights @ (centered**2).sum(axis=2, dtype=np.float64).mean(axis=1)
+    most = weights.max(axis=1)
+    lighter = [np.flatnonzero(row < top) for row, top in zip(weights, most, strict=True)]
+    missing = [
+        (centered[at].reshape(-1, d), np.repeat(top - row[at], n_positions).astype(centered.dtype)[:, None])
+        for at, row, top in zip(lighter, weights, most, strict=True)
+    ]
+    flat = centered.reshape(-1, d)
+    gram, top = flat.T @ flat, most.astype(flat.dtype)[:, None, None]
 
     def applied(basis: Float[np.ndarray, "row d axis"]) -> Float[np.ndarray, "row d axis"]:
-        along = (flat @ basis.transpose(1, 0, 2).reshape(d, -1)).reshape(len(flat), len(weights), n_axes)
-        product = (flat.T @ (along * of_point[:, :, None]).reshape(len(flat), -1)).reshape(d, len(weights), n_axes)
-        return np.asarray(product.transpose(1, 0, 2) - means[:, :, None] * (means[:, None] @ basis))
+        product = top * (gram @ basis)
+        for own, (rows, share), along in zip(product, missing, basis, strict=True):
+            own -= rows.T @ (share * (rows @ along))
+        return np.asarray(product / n_positions - means[:, :, None] * (means[:, None] @ basis))
 
     basis = np.broadcast_to(axes.astype(flat.dtype), (len(weights), d, n_axes))
     for _ in range(steps):

@@ -1,4 +1,4 @@
-"""Subspaces given by orthonormal columns: random ones, projection onto them, and what is left of a Gram matrix."""
+"""Subspaces given by orthonormal columns: random ones, angles between two, and Gram matrices within them."""
 
 import numpy as np
 import torch
@@ -6,8 +6,6 @@ from jaxtyping import Float, Float64
 from torch import Tensor
 
 from bayesgeom.core.errors import InvalidArgument
-
-_TOLERANCE = 1e-6
 
 
 def random_subspaces(d: int, rank: int, *, draws: int, seed: int) -> Float64[Tensor, "draw d rank"]:
@@ -20,23 +18,6 @@ def random_subspaces(d: int, rank: int, *, draws: int, seed: int) -> Float64[Ten
     gaussian = np.random.default_rng(seed).normal(size=(draws, d, rank))
     basis: Tensor = torch.linalg.qr(torch.from_numpy(gaussian)).Q
     return basis
-
-
-def require_orthonormal(basis: Float[Tensor, "*batch d rank"]) -> None:
-    """**Raises** `InvalidArgument` unless the columns have unit length and are orthogonal, to one part in a million."""
-    gram = basis.mT @ basis
-    worst = float((gram - torch.eye(gram.shape[-1], dtype=gram.dtype, device=gram.device)).abs().max())
-    if not worst <= _TOLERANCE:
-        raise InvalidArgument(
-            f"the columns of a basis must be orthonormal; BᵀB differs from the identity by {worst:.2g}. Pass the Q of "
-            f"torch.linalg.qr(basis)."
-        )
-
-
-def project(vectors: Float[Tensor, "*batch d"], basis: Float[Tensor, "d rank"]) -> Float[Tensor, "*batch d"]:
-    """B Bᵀ x: the part of each vector in the subspace. **Raises** `InvalidArgument` unless B is orthonormal."""
-    require_orthonormal(basis)
-    return vectors @ basis @ basis.T
 
 
 def principal_angles(

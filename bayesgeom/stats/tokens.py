@@ -5,6 +5,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from bayesgeom.core.batching import even_slices
+
 _AT_ONCE = 2**22
 
 
@@ -16,8 +18,7 @@ def occurrences(tokens: Int[Tensor, "batch pos"], ids: Int[Tensor, " token"]) ->
 
 def in_parts(weights: Float[np.ndarray, "draw batch"], each: int) -> list[Float[np.ndarray, "part batch"]]:
     """Draws in parts of which no more than a few million numbers are made at once, where one draw makes `each`."""
-    at_once = max(1, _AT_ONCE // max(1, each))
-    return [weights[start : start + at_once] for start in range(0, len(weights), at_once)]
+    return [weights[part] for part in even_slices(len(weights), at_most=_AT_ONCE // max(1, each))]
 
 
 def token_means(

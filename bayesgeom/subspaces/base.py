@@ -2,12 +2,14 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import final
+from dataclasses import Field, dataclass, fields
+from typing import Any, ClassVar, Self, final
 
 from jaxtyping import Bool, Float64
 from torch import Tensor
 
+from bayesgeom.core.errors import InvalidArgument
+from bayesgeom.core.plugins import discover
 from bayesgeom.core.run import Run
 from bayesgeom.core.trials import Trials
 from bayesgeom.models.base import Model
@@ -15,6 +17,7 @@ from bayesgeom.stats.information import entropy_bits
 from bayesgeom.subspaces.quantity import BELIEF, Quantity, confounds
 from bayesgeom.subspaces.site import InterventionSite
 from bayesgeom.subspaces.subspace import Subspace
+from bayesgeom.tasks.base import literal
 
 DrawPairs = Callable[[int, int], tuple[Trials, Trials]]
 
@@ -53,10 +56,7 @@ class Sample:
 
     def points(self, layer: int) -> Float64[Tensor, "point d"]:
         """Vectors at the scored positions, heads side by side at z and v."""
-        values = self.run.at(self.place.site)[layer]
-        if "key_pos" in self.place.site.axes:  # recorded at every position
-            values = self.run.trials.at_scored(values)
-        return values.reshape(values.shape[0] * values.shape[1], -1).double()
+        return self.run.vectors(self.place.site, layer).flatten(0, 1).double()
 
     def values(self, quantity: Quantity) -> Float64[Tensor, "point component"]:
         """The quantity at each point."""
@@ -109,3 +109,47 @@ class Fit(ABC):
     def without_groups(self, sample: Sample, layers: Sequence[int]) -> dict[int, list[Subspace]]:
         """The subspaces fitted without each group of its sequences in turn; none where a fit does not offer that."""
         return {}
+
+
+class NamedFit(Fit, ABC):
+    """A fit that the command line knows by its name, as NAME:value,value: a frozen dataclass, its fields in order.
+
+    A file in this folder, or an entry point of another package in the group `bayesgeom.subspaces`, adds one.
+    """
+
+    name: ClassVar[str]
+
+    @classmethod
+    @final
+    def form(cls) -> str:
+        """Return how it is written: the name, then the fields."""
+        listed = ",".join(own.name.upper() for own in _fields(cls))
+        return f"{cls.name}:{listed}" if listed else cls.name
+
+    @classmethod
+    @final
+    def of_text(cls, values: Sequence[str]) -> Self:
+        """Return the fit with these values of its fields, in order.
+
+        Raises:
+            InvalidArgument: There are too few values or too many, or one is of the wrong type.
+        """
+        own = _fields(cls)
+        given = dict(zip((field.name for field in own), map(literal, values), strict=False))
+        wrong = [field.name for field in own if field.name in given and type(given[field.name]) is not field.type]
+        if len(values) > len(own) or wrong:
+            raise InvalidArgument(f"subspace {cls.name!r} is written {cls.form()}; got {','.join(values)!r}.")
+        try:
+            return cls(**given)
+        except TypeError as error:
+            raise InvalidArgument(f"subspace {cls.name!r} is written {cls.form()}: {error}.") from error
+
+
+def _fields(kind: Any) -> "tuple[Field[Any], ...]":
+    return fields(kind)
+
+
+def named_fits() -> dict[str, type[NamedFit]]:
+    """Return every fit that goes by a name of its own, those of other packages included."""
+    # mypy: an abstract class as a value is what discovery is about.
+    return discover("bayesgeom.subspaces", NamedFit)  # type: ignore[type-abstract]

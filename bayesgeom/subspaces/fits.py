@@ -28,7 +28,7 @@ from bayesgeom.models.base import Model
 from bayesgeom.stats.regression import ridge
 from bayesgeom.stats.subspace import random_subspaces
 from bayesgeom.subspaces.anatomy import frame_sites, key_pullbacks, token_embeddings, written_values
-from bayesgeom.subspaces.base import About, Fit, Sample, Setting
+from bayesgeom.subspaces.base import About, Fit, Sample, Setting, named_fits
 from bayesgeom.subspaces.jacobian import N_SEQUENCES, jacobian_grams
 from bayesgeom.subspaces.quantity import Quantity
 from bayesgeom.subspaces.quantity_fits import Decoder, Eraser
@@ -133,14 +133,35 @@ def fixed(subspace: Subspace) -> Fit:
     return _Fixed(subspace)
 
 
+def as_fit(subspace: object) -> Fit:
+    """The fit of a name as on the command line, of a `Subspace`, or a fit as it is.
+
+    **Raises** `UnknownName` for a name that is none, `InvalidArgument` for anything else.
+    """
+    match subspace:
+        case str():
+            return fit_from_text(subspace)
+        case Subspace():
+            return fixed(subspace)
+        case Fit():
+            return subspace
+    raise InvalidArgument(
+        f"a subspace is a name such as 'frame' or 'leace:belief', one of bayesgeom.subspaces or a Subspace; got "
+        f"{subspace!r}."
+    )
+
+
 def fit_from_text(text: str) -> Fit:
     """The fit that the command line writes as NAME or NAME:argument. **Raises** `UnknownName`, listing the forms."""
     name, _, listed = text.partition(":")
     parts = [part.strip() for part in listed.split(",") if part]
     fit = _of_quantity(name, parts) or _of_place(name, parts)
-    if fit is None:
-        raise unknown_name("subspace", text, FORMS)
-    return fit
+    if fit is not None:
+        return fit
+    added = named_fits()
+    if name in added:
+        return added[name].of_text(parts)
+    raise unknown_name("subspace", text, (*FORMS, *(kind.form() for kind in added.values())))
 
 
 def _of_place(name: str, parts: Sequence[str]) -> Fit | None:

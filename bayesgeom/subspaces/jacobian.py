@@ -3,16 +3,17 @@
 Reference: the J-lens note of Agarwal, Dalal & Misra's repository (J-space at a layer and position).
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from jaxtyping import Float, Float64, Int64
-from torch import Tensor, nn
+from torch import Tensor
 
+from bayesgeom.core.hooks import Change
 from bayesgeom.core.sites import Site
-from bayesgeom.core.threads import lock_of
 from bayesgeom.core.trials import Trials
 from bayesgeom.models.base import Model
+from bayesgeom.models.watching import hooked_sites
 
 N_SEQUENCES, N_LOGITS = 32, 48  # each logit costs one backward pass of all these sequences
 
@@ -39,22 +40,16 @@ def answer_gradients(
     """Gradients by layer of one answer logit at one position after another, for every sequence of the trials."""
     held: dict[int, Tensor] = {}
 
-    def keeping(layer: int) -> Callable[[nn.Module, object, Tensor], Tensor]:
-        def keep(_module: nn.Module, _inputs: object, output: Tensor) -> Tensor:
+    def keeping(layer: int) -> Change:
+        def keep(output: Tensor) -> Tensor:
             # Where weights are frozen, or nothing before has any, the graph begins here.
             held[layer] = output if output.requires_grad else output.detach().requires_grad_()
             return held[layer]
 
         return keep
 
-    with lock_of(model.module):
-        handles = [model.point(site, layer).register_forward_hook(keeping(layer)) for layer in layers]
-        try:
-            with torch.enable_grad():
-                logits = model.logits(trials)[:, :, trials.answers]
-        finally:
-            for handle in handles:
-                handle.remove()
+    with hooked_sites(model, {(site, layer): keeping(layer) for layer in layers}), torch.enable_grad():
+        logits = model.logits(trials)[:, :, trials.answers]
     places = [held[layer] for layer in layers]
     for position, answer in _chosen(logits.shape[1], logits.shape[2], seed):
         # Sequences do not touch one another: the gradient of the sum holds each one's own.

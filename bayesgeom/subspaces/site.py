@@ -24,6 +24,11 @@ class InterventionSite:
             "all" for others.
         score_after: act at one scored position and score at later ones only, so that what is carried on is told from
             what is read out at once.
+
+    Example:
+        >>> import bayesgeom
+        >>> bayesgeom.InterventionSite(layers=(0, 2)).site.name
+        'resid_pre'
     """
 
     site: Site = RESID_PRE

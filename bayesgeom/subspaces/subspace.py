@@ -18,7 +18,18 @@ RANK_TOLERANCE = 1e-6  # of the largest singular value: below it a direction is 
 class Subspace:
     """A named subspace, and the projector onto it: orthogonal, P = B Bᵀ, or with a `dual` oblique, P = B Dᵀ.
 
-    **Raises** `InvalidArgument` unless the columns of `basis` are orthonormal and DᵀB is the identity.
+    Args:
+        name: What tables and figures call it.
+        basis: Orthonormal columns B, one per dimension of the subspace.
+        dual: Columns D that read the coordinates, DᵀB = 1. Default: the basis itself.
+
+    Raises:
+        InvalidArgument: The columns of `basis` are not orthonormal, or DᵀB is not the identity.
+
+    Example:
+        >>> import bayesgeom, torch
+        >>> bayesgeom.Subspace("first two", torch.eye(5)[:, :2]).rank
+        2
     """
 
     name: str

@@ -7,18 +7,19 @@ References: Geiger et al. 2024, arXiv:2303.02536 (distributed alignment search);
 (such a subspace may act through directions that the model does not use otherwise).
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import final
 
 import torch
 from jaxtyping import Bool, Float, Float64
-from torch import Tensor, nn
+from torch import Tensor
 
 from bayesgeom.core.behavior import answer_log_probabilities
 from bayesgeom.core.errors import InvalidArgument
-from bayesgeom.core.threads import lock_of
+from bayesgeom.core.hooks import Change, Place, keeping
 from bayesgeom.core.trials import Trials
+from bayesgeom.models.watching import hooked_sites
 from bayesgeom.subspaces.base import About, Fit, Sample, Setting
 from bayesgeom.subspaces.erasers import JointMoments
 from bayesgeom.subspaces.quantity import Quantity, answers_are_hypotheses
@@ -111,18 +112,16 @@ def _from_covariance(
 @torch.no_grad()
 def _held(sample: Sample, layer: int, donors: Trials) -> tuple[Tensor, Tensor]:
     """The donors' logits, and their activations at the place."""
-    kept: list[Tensor] = []
-
-    def keep(_module: nn.Module, _inputs: object, output: Tensor) -> None:
-        kept.append(output.detach())
-
-    return _hooked(sample, layer, keep, donors), kept[0]
+    held: dict[Place, Tensor] = {}
+    place = (sample.place.site, layer)
+    logits = _hooked(sample, layer, keeping(held, place), donors)
+    return logits, held[place].detach()
 
 
 def _swapped(
     sample: Sample, layer: int, basis: Float[Tensor, "d rank"], originals: Trials, held: Float[Tensor, "batch pos *d"]
 ) -> Float[Tensor, "batch query_pos d_vocab"]:
-    def swap(_module: nn.Module, _inputs: object, output: Tensor) -> Tensor:
+    def swap(output: Tensor) -> Tensor:
         flat, donor = (values.reshape(*values.shape[:2], -1) for values in (output.detach(), held))
         change = ((donor - flat) @ basis) @ basis.T
         return (flat + _masked(change, sample.mask)).reshape(output.shape)
@@ -134,12 +133,6 @@ def _masked(change: Float[Tensor, "batch pos d"], mask: Bool[Tensor, " pos"] | N
     return change if mask is None else change * mask.to(change)[:, None]
 
 
-def _hooked(
-    sample: Sample, layer: int, hook: Callable[[nn.Module, object, Tensor], Tensor | None], trials: Trials
-) -> Float[Tensor, "batch query_pos d_vocab"]:
-    with lock_of(sample.model.module):
-        handle = sample.model.point(sample.place.site, layer).register_forward_hook(hook)
-        try:
-            return sample.model.logits(trials)
-        finally:
-            handle.remove()
+def _hooked(sample: Sample, layer: int, change: Change, trials: Trials) -> Float[Tensor, "batch query_pos d_vocab"]:
+    with hooked_sites(sample.model, {(sample.place.site, layer): change}):
+        return sample.model.logits(trials)

@@ -32,9 +32,11 @@ class WindTunnel(ABC):
 
     Concrete tasks are frozen dataclasses: their fields are their parameters, and equal fields mean equal tasks.
     Ids 0 … `d_vocab` − 1 hold the input tokens and the answers, so that any causal language model serves any task.
+    `has_posterior` says whether the posterior is known; a task without one, such as plain text, sets it to False.
     """
 
     name: ClassVar[str]
+    has_posterior: ClassVar[bool] = True
 
     @property
     @abstractmethod
@@ -70,7 +72,13 @@ class WindTunnel(ABC):
         0 on.
         """
         self._check_count(n)
-        return checked(self.draw(n, torch.Generator(device).manual_seed(checked_seed(seed))), task=self.name)
+        drawn = checked(self.draw(n, torch.Generator(device).manual_seed(checked_seed(seed))), task=self.name)
+        if drawn.has_posterior != self.has_posterior:
+            raise InvalidArgument(
+                f"task {self.name!r} states has_posterior = {self.has_posterior}, and its sequences have "
+                f"{len(drawn.answers)} answers: a posterior is over at least one."
+            )
+        return drawn
 
     @final
     def sample_pair(self, n: int, *, seed: int, device: str | torch.device = "cpu") -> tuple[Trials, Trials]:

@@ -125,7 +125,7 @@ class LabeledEvidence(TextTask):
 
 
 @final
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class BoundEvidence(WindTunnel):
     """`LabeledEvidence` in one tokenizer's ids. Answers are the two labels; the belief is over y, in their order."""
 
@@ -147,7 +147,7 @@ class BoundEvidence(WindTunnel):
     def __post_init__(self) -> None:
         check_affordable(self, _POSITION_BYTES * self.n_pos, on=("n_pos", "n_ids"))
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         ks = ", ".join(map(str, self.ks))
         return f"evidence(control={self.control!r}, query={self.query!r}, reliability={self.reliability}, ks={ks})"
 

@@ -60,7 +60,7 @@ class InContext(TextTask):
 
 
 @final
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class BoundInContext(WindTunnel):
     """`InContext` in one tokenizer's ids."""
 
@@ -79,7 +79,7 @@ class BoundInContext(WindTunnel):
         length = float(self.task.n_pos)
         check_affordable(self.task, _MAP_BYTES * length**2, on=("n_pos", "d_vocab"))
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         return f"{self.task} in context"
 
     @property

@@ -6,6 +6,8 @@ References: Marzen & Crutchfield 2017, arXiv:1702.08565 (Mess3); Shai et al. 202
 fractal in the triangle, which a linear map finds in a transformer's residual stream).
 """
 
+import hashlib
+import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -29,7 +31,7 @@ _ROUNDING = 1e-6
 
 
 @final
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Process(MarkovProcess):
     """`length` symbols of the generator with these labeled matrices: entry [x][i][j] goes from i to j and shows x.
 
@@ -69,6 +71,12 @@ class Process(MarkovProcess):
                 "per state."
             )
 
+    def __repr__(self) -> str:
+        matrices = json.dumps([self.transition_tensors, self.initial])
+        digest = hashlib.sha256(matrices.encode()).hexdigest()[:8]
+        n_states = len(self.transition_tensors[0])
+        return f"Process({n_states} states, {self.d_vocab} symbols, length={self.length}, matrices {digest})"
+
     @property
     def d_vocab(self) -> int:
         return len(self.transition_tensors)
@@ -81,7 +89,7 @@ class Process(MarkovProcess):
         return torch.tensor(self.transition_tensors, dtype=torch.float64)
 
     def start(self) -> Float64[Tensor, " state"]:
-        return torch.tensor(self.initial, dtype=torch.float64) if self.initial else _settled(self.labeled())
+        return torch.tensor(self.initial, dtype=torch.float64) if self.initial else _long_run(self.labeled())
 
     def _check_initial(self, n_states: int) -> None:
         is_distribution = all(p >= 0 for p in self.initial) and abs(sum(self.initial) - 1) <= _ROUNDING
@@ -148,7 +156,7 @@ def _nested(name: str, values: Any, *, n_axes: int) -> Any:
         ) from error
 
 
-def _settled(labeled: Float64[Tensor, "symbol state state"]) -> Float64[Tensor, " state"]:
+def _long_run(labeled: Float64[Tensor, "symbol state state"]) -> Float64[Tensor, " state"]:
     found = stationary(labeled.sum(dim=0))
     assert found is not None, "checked when the process was made"
     return found

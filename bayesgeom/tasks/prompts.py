@@ -31,7 +31,7 @@ JOINT, BETWEEN = "+", "\n\n"
 
 
 @final
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Prompts(TextTask):
     """`texts`, in groups by domain or in one, or else the shipped ones; `domain` keeps one group of them.
 
@@ -59,10 +59,12 @@ class Prompts(TextTask):
             if not texts or any(not text.strip() for text in texts):
                 raise InvalidArgument(f"the prompts of {name!r} are none, or one of them is empty.")
 
-    @classmethod
-    def interleaved(cls, first: str, second: str, *, last: int = 1) -> "Prompts":
-        """Shipped prompts that join one of each of two domains, half of them in either order."""
-        return cls(domain=f"{first}{JOINT}{second}", last=last)
+    def __repr__(self) -> str:
+        shown = {
+            name: value for name, value in vars(self).items() if name != "texts" and value != vars(type(self))[name]
+        }
+        held = [] if self.texts is None else [f"{sum(map(len, self.groups().values()))} texts"]
+        return f"Prompts({', '.join([*held, *(f'{name}={value!r}' for name, value in shown.items())])})"
 
     def groups(self) -> dict[str, tuple[str, ...]]:
         """The prompts by domain. **Raises** `UnknownName` for a domain that there is not."""
@@ -107,11 +109,12 @@ class Prompts(TextTask):
 
 
 @final
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class BoundPrompts(FiniteTask):
     """`Prompts` in one tokenizer's ids, padded on the right to the longest. Trials have groups and no posterior."""
 
     name: ClassVar[str] = "prompts"
+    has_posterior: ClassVar[bool] = False
     n_ids: int
     prompts: tuple[tuple[int, ...], ...]
     groups: tuple[int, ...]
@@ -119,7 +122,7 @@ class BoundPrompts(FiniteTask):
     last: int = 1
     per_quintile: int = 0
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         return f"{self.n_sequences} prompts ({'; '.join(self.group_names)})"
 
     @property

@@ -1,4 +1,4 @@
-"""Text: what is asked of a tokenizer, symbols that it writes as one token each, and padding.
+"""Text: what is asked of a tokenizer, and symbols that it writes as one token each.
 
 A text task is bound to a tokenizer once and holds token ids from then on. Symbols are found among candidates that ship
 with the project (`words.toml`), since which words are one token is a matter of the vocabulary at hand.
@@ -8,9 +8,6 @@ import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from importlib.resources import files
 from typing import Protocol, runtime_checkable
-
-from jaxtyping import Bool, Int64, Shaped
-from torch import Tensor
 
 from bayesgeom.core.errors import InvalidArgument, TaskMismatch
 
@@ -92,18 +89,6 @@ def check_ids(ids: Iterable[int], d_vocab: int) -> None:
             f"the tokenizer gives ids up to {outside[-1]}; the model has {d_vocab} ids, 0 … {d_vocab - 1}. "
             f"Use the tokenizer that belongs to the model."
         )
-
-
-def right_padded(
-    input_ids: Int64[Tensor, "batch pos"], attention_mask: Shaped[Tensor, "batch pos"]
-) -> tuple[Int64[Tensor, "batch pos"], Bool[Tensor, "batch pos"]]:
-    """The same tokens moved to the left of each row, in order, and where they are; padding follows them.
-
-    Where padding stands on the right a causal model needs no mask: what it says of a position depends on none after it.
-    """
-    real = attention_mask.bool()
-    order = (~real).long().argsort(dim=1, stable=True)
-    return input_ids.gather(1, order), real.gather(1, order)
 
 
 def labeled(names: Mapping[int, str], n_ids: int) -> list[str]:

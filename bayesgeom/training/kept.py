@@ -26,11 +26,6 @@ class Plan:
     missing: tuple[Recipe, ...]
     runs: Path
 
-    @property
-    def obtained(self) -> tuple[Recipe, ...]:
-        """Those that a model will come of."""
-        return self.there + self.to_train
-
     def __str__(self) -> str:
         lines = [f"there: {_names(self.there)}"]
         if self.missing:

@@ -16,7 +16,6 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from bayesgeom.core.allocator import keep_freed_memory
 from bayesgeom.core.errors import BayesGeomError, CheckpointFault, InvalidArgument, NonFinite
 from bayesgeom.core.files import apart, file_aside
 from bayesgeom.core.progress import bar
@@ -82,7 +81,6 @@ def train(
         NonFinite: When the loss stops being a number.
         OutputFault: When something could not be written; with room, `resume` goes on.
     """
-    keep_freed_memory()
     check_startable(recipe, out, resume=resume)
     precision = run_precision(recipe, out, precision, device)
     _record(recipe, out, precision)

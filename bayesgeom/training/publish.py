@@ -6,9 +6,11 @@ from typing import Any
 import numpy as np
 from torch import nn
 
+from bayesgeom.core.numbers import interval_text, number_text
 from bayesgeom.models.checkpoint import save_checkpoint
 from bayesgeom.models.resolve import of_module
 from bayesgeom.probes.calibration import Calibration, CalibrationReport
+from bayesgeom.results.estimate import Estimate
 from bayesgeom.tasks.base import derived_seed
 from bayesgeom.training.precision import Precision
 from bayesgeom.training.recipe import Recipe
@@ -53,16 +55,21 @@ def kept_scores(scores: CalibrationReport, *, seed: int) -> dict[str, Any]:
     return {"n": scores.n, "seed": seed, **own, "baselines": baselines}
 
 
+def _bold(own: Estimate) -> str:
+    """A number with its interval, small ones as a power of ten: a card is a record."""
+    low, high = map(float, own.ends)
+    return f"**{number_text(float(own), is_exact=True)}** ({interval_text(low, high, is_exact=True)})"
+
+
 def card(recipe: Recipe, n_parameters: int, scores: CalibrationReport, precision: Precision | None = None) -> str:
     """The card's text; `{weights_hash}` is filled in by `save_checkpoint`."""
-    kl_of = {own.name: f"{float(own.value):.4f}" for own in scores.kl_bits.baselines}
+    kl_of = {own.name: number_text(float(own.value), is_exact=True) for own in scores.kl_bits.baselines}
     levels = "\n".join(
-        f"| {own.name} | {float(own.value):.4f} | {kl_of.get(own.name, '–')} |"
+        f"| {own.name} | {number_text(float(own.value))} | {kl_of.get(own.name, '–')} |"
         for own in scores.entropy_mae_bits.baselines
     )
-    mae = "**{:.4f}** ({:.4f} … {:.4f})".format(float(scores.entropy_mae_bits), *scores.entropy_mae_bits.ends)
-    kl = "**{:.2e}** ({:.2e} … {:.2e})".format(float(scores.kl_bits), *scores.kl_bits.ends)
-    means_first, elsewhere = float(scores.entropy_mae_of_means_bits), float(scores.off_answer_prob)
+    mae, kl = _bold(scores.entropy_mae_bits), _bold(scores.kl_bits)
+    means_first, elsewhere = scores.entropy_mae_of_means_bits, float(scores.off_answer_prob)
     sizes = ", ".join(f"{key} {value}" for key, value in recipe.model_config().to_dict().items())
     return f"""# {recipe.name}
 
@@ -79,8 +86,8 @@ On {scores.n:,} fresh sequences, against the exact posterior; 95 % bootstrap int
 | **this model** | {mae} | {kl} |
 {levels}
 
-Entropy error with entropies averaged over sequences first: {means_first:.4f} bits. Probability
-outside the answers: {elsewhere:.1e}.
+Entropy error with entropies averaged over sequences first: {number_text(means_first, is_exact=True)} bits. Probability
+outside the answers: {number_text(elsewhere, is_exact=True)}.
 
 ## How it was made
 

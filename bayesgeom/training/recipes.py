@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 from bayesgeom.core.errors import unknown_name
+from bayesgeom.core.plugins import values
 from bayesgeom.tasks.bijection import Bijection
 from bayesgeom.tasks.process import Mess3
 from bayesgeom.tasks.sticky_markov import StickyMarkov
@@ -181,7 +182,14 @@ def recipe(name: str) -> Recipe:
     """
     if name in RECIPES:
         return RECIPES[name]
+    if name in (added := plugin_recipes()):
+        return added[name]
     base, _, multiple = name.rpartition("-lr")
     if base in RECIPES and multiple in {f"{own:g}" for own in MULTIPLES}:
         return at_rates(RECIPES[base], float(multiple))
-    raise unknown_name("recipe", name, RECIPES)
+    raise unknown_name("recipe", name, {**RECIPES, **added})
+
+
+def plugin_recipes() -> dict[str, Recipe]:
+    """Return the recipes of other packages, by name: entry points in the group `bayesgeom.recipes`."""
+    return values("bayesgeom.recipes", Recipe, taken=RECIPES)

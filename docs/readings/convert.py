@@ -12,18 +12,17 @@ import importlib
 import json
 import pkgutil
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from safetensors.numpy import load_file
 
 ROOT = Path(__file__).parents[2]
 sys.path[:0] = [str(ROOT), str(Path(__file__).parent)]
 
 import conversions
-from conversions.old import Old
+from conversions.old import Old, numbers
 
 from bayesgeom.core.files import directory_aside
 from bayesgeom.results.diagnosis import load_report
@@ -35,24 +34,6 @@ _PARTS = [importlib.import_module(f"conversions.{own.name}") for own in pkgutil.
 CONVERTERS = {kind: of for part in _PARTS for kind, of in vars(part).get("CONVERTERS", {}).items()}
 SPLIT = {kind: others for part in _PARTS for kind, others in vars(part).get("SPLIT", {}).items()}
 DROPPED = {kind: names for part in _PARTS for kind, names in vars(part).get("DROPPED", {}).items()}
-
-
-def numbers(value: Any) -> Iterator[float]:
-    """Every finite number in nested JSON values and arrays."""
-    match value:
-        case np.ndarray():
-            yield from (float(x) for x in value.ravel() if np.isfinite(x))
-        case bool() | str() | None:
-            return
-        case int() | float():
-            if np.isfinite(value):
-                yield float(value)
-        case Mapping():
-            for item in value.values():
-                yield from numbers(item)
-        case list() | tuple():
-            for item in value:
-                yield from numbers(item)
 
 
 def missing(kind: str, old: Old, new: Sequence[Report]) -> dict[str, list[float]]:

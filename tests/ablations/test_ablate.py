@@ -14,7 +14,7 @@ import bayesgeom
 from bayesgeom import ablations, cli
 from bayesgeom.ablations import Ablation, Component
 from bayesgeom.ablations.report import AblationReport
-from bayesgeom.ablations.run import N_REFERENCE, AblationJob, ablate
+from bayesgeom.ablations.run import N_REFERENCE, ablate
 from bayesgeom.core.errors import InvalidArgument, MissingSite, OutputFault, TaskMismatch, UnknownName
 from bayesgeom.core.sites import Z
 from bayesgeom.core.trials import concatenate
@@ -33,8 +33,8 @@ MODULE = importlib.import_module("bayesgeom.ablations.run")  # its name in the p
 SMALL = [Ablation(heads((1, 2))), Ablation((Component(0, "mlp"),)), Ablation((Component(2, "block"),))]
 
 
-def job(model: HookedModel, **changes: Any) -> AblationJob:
-    return AblationJob.of(model, None, SMALL, **{"mode": "mean", "n": 300, "seed": 0} | changes)
+def ablated(model: HookedModel, out: Path | None = None, **changes: Any) -> AblationReport:
+    return ablate(model, None, SMALL, **{"n": 300, "out": out} | changes)
 
 
 def assert_equal(one: AblationReport, other: AblationReport) -> None:
@@ -83,7 +83,7 @@ def test_the_uniform_predictors_kl_is_of_the_same_sequences() -> None:
     trials = concatenate(list(TASK.stream(n, seed=derived_seed(seed, 0))))
     exact = trials.at_scored(trials.predictive).reshape(-1, len(trials.answers)).numpy()
     plain = [sum(p * np.log2(p * len(row)) for p in row if p > 0) for row in exact]
-    found = job(lively(), n=n, seed=seed).uniform_kl_bits()
+    found = ablated(lively(), n=n, seed=seed).uniform_kl_bits
     assert found == pytest.approx(np.mean(plain), rel=1e-12) and found > 0.1
 
 
@@ -102,9 +102,9 @@ def test_the_seed_decides_every_number() -> None:
 
 
 def test_memory_for_many_sequences_is_bounded_and_the_means_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = job(lively(), n=67).run()
+    whole = ablated(lively(), n=67)
     monkeypatch.setattr("bayesgeom.ablations.tally.MAX_UNITS", 11)
-    units = job(lively(), n=67).run()
+    units = ablated(lively(), n=67)
     for name, own in effects(whole).items():
         if name != "its lower end":
             np.testing.assert_allclose(effects(units)[name], own, atol=1e-12, err_msg=name)
@@ -119,7 +119,7 @@ def test_no_sequence_is_its_own_donor(monkeypatch: pytest.MonkeyPatch) -> None:
 
     score_tile = MODULE.score_tile
     monkeypatch.setattr(MODULE, "score_tile", spied)
-    report = job(lively(), n=129, mode="resample").run()  # the stream's second block has one sequence
+    report = ablated(lively(), n=129, mode="resample")  # the stream's second block has one sequence
     assert sum(sizes) == report.n == 129 and min(sizes) > 1
 
 
@@ -128,7 +128,7 @@ def test_the_report_does_not_depend_on_the_tile(mode: str, monkeypatch: pytest.M
     found = []
     for rows in (13 * 128, 13 * 31, 1):
         monkeypatch.setattr("bayesgeom.ablations.engine.TARGET_ROWS", rows)
-        found.append(job(lively(), n=150, mode=mode).run())
+        found.append(ablated(lively(), n=150, mode=mode))
     for other in found[1:]:
         for name, own in effects(found[0]).items():
             if name != "KL ratio":
@@ -158,15 +158,15 @@ def test_a_stopped_battery_goes_on_to_the_same_report(
 ) -> None:
     model = lively()
     monkeypatch.setattr("bayesgeom.ablations.engine.TARGET_ROWS", 13 * 128)  # a block of the stream is one tile
-    straight = job(model, mode=mode).run()
+    straight = ablated(model, mode=mode)
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         interrupted_after(n_tiles, patch)
-        job(model, mode=mode).run(tmp_path)
+        ablated(model, mode=mode, out=tmp_path)
     assert (tmp_path / PROGRESS).exists() == (n_tiles > 0)
     scored_again: list[int] = []
     score_tile = MODULE.score_tile
     monkeypatch.setattr(MODULE, "score_tile", lambda *a: scored_again.append(1) or score_tile(*a))
-    assert_equal(job(model, mode=mode).run(tmp_path), straight)
+    assert_equal(ablated(model, mode=mode, out=tmp_path), straight)
     assert len(scored_again) == 3 - n_tiles
 
 
@@ -184,12 +184,11 @@ def test_a_stopped_battery_goes_on_to_the_same_report(
     ids=lambda changes: next(iter(changes)),
 )
 def test_progress_of_another_battery_is_refused(changes: dict[str, Any], tmp_path: Path) -> None:
-    asked = {"task": None, "battery": SMALL, "mode": "mean", "n": 3, "seed": 0}
-    first = AblationJob.of(lively(), **asked)
-    first.run(tmp_path)
-    assert_equal(AblationJob.of(lively(), **asked).run(tmp_path), first.run())
+    asked = {"battery": SMALL, "n": 3}
+    ablate(lively(), **asked, out=tmp_path)
+    assert_equal(ablate(lively(), **asked, out=str(tmp_path)), ablate(lively(), **asked))
     with pytest.raises(OutputFault, match="holds the progress of another battery"):
-        AblationJob.of(lively(), **asked | changes).run(tmp_path)
+        ablate(lively(), **asked | changes, out=tmp_path)
 
 
 # Bad input: one clear error, before anything runs.
@@ -212,7 +211,7 @@ def missing_z() -> HookedModel:
         (lively, {"mode": "resample", "n": 1}, InvalidArgument, r"at least 1, and 2 to resample .*; got 1\."),
         (lively, {"battery": [Ablation(heads((0, 0)), mode="resample")], "n": 1}, InvalidArgument, r"2 to resample"),
         (lively, {"battery": []}, InvalidArgument, r"the battery is empty: pass at least one ablation"),
-        (lively, {"mode": "nothing"}, InvalidArgument, r"mode is zero, mean or resample, .*got 'nothing'"),
+        (lively, {"mode": "nothing"}, InvalidArgument, r"mode is zero, mean or resample; got 'nothing'"),
         (lively, {"n": 0}, InvalidArgument, r"n is the number of sequences: at least 1, .*; got 0\."),
         (lively, {"n": -3}, InvalidArgument, r"got -3\."),
         (lively, {"task": Bijection(n_values=7, n_pairs=5)}, TaskMismatch, r"has 14 ids; tiny was trained on"),
@@ -228,10 +227,15 @@ def test_bad_input_is_one_clear_error_before_anything_runs(
     assert passes == []
 
 
-@pytest.mark.parametrize("arguments", [{"mode": "median"}, {"method": "guess"}])
-def test_an_unknown_mode_or_method_is_refused(arguments: dict[str, Any]) -> None:
-    with pytest.raises((InvalidArgument, TypeCheckError), match=r"median|guess"):  # the latter where types are checked
-        ablate(lively(), **arguments)
+def test_an_unknown_mode_is_refused() -> None:
+    with pytest.raises((InvalidArgument, TypeCheckError), match="median"):  # the latter where types are checked
+        ablate(lively(), mode="median")  # type: ignore[arg-type]
+
+
+def test_a_battery_may_be_named_as_on_the_command_line() -> None:
+    assert_equal(ablate(lively(), battery="mlps", n=5), ablate(lively(), battery=ablations.every_mlp(lively()), n=5))
+    with pytest.raises(UnknownName, match=r"no battery named 'neurons'.*heads"):
+        ablate(lively(), battery="neurons", n=5)
 
 
 def test_components_and_sets_check_themselves() -> None:

@@ -13,6 +13,7 @@ from bayesgeom.ablations.engine import TileScores
 from bayesgeom.ablations.report import AblationReport, Context, ablation_report
 from bayesgeom.ablations.tally import Tally
 from bayesgeom.core.errors import OutputFault
+from bayesgeom.core.numbers import number_text
 from bayesgeom.results.storage import parts_of
 from bayesgeom.results.tidy import records_of
 from bayesgeom.stats.bootstrap import mean_interval, ratio_interval
@@ -225,7 +226,7 @@ def test_the_table_is_ranked_and_names_what_has_no_effect(rng: np.random.Generat
         True
     ] * 9
     assert [line.endswith("no_effect") for line in lines].count(True) == 1
-    assert f"{report.kl_increase_bits.value[7]:.5f}" in lines[1]
+    assert number_text(report.kl_increase_bits.value[7]) in lines[1]
 
 
 def test_the_figure_shows_heads_intervals_and_the_null(rng: np.random.Generator) -> None:

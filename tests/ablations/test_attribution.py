@@ -12,6 +12,7 @@ import bayesgeom
 from bayesgeom import ablations
 from bayesgeom.ablations import Ablation, Component
 from bayesgeom.ablations.attribution import attributed_kl_increase
+from bayesgeom.ablations.run import attribution_preview
 from bayesgeom.core.sites import ATTN_OUT, MLP_OUT, Site, Z
 from bayesgeom.models.adapters.hooked import HookedModel
 from tests.ablations.plain import LAYERS, TASK, Plain, heads, lively, n_hooks, scored
@@ -108,7 +109,10 @@ def test_a_small_replacement_costs_what_attribution_says(layer: int) -> None:
 
 def test_both_methods_report_their_rank_correlation() -> None:
     model = lively()
-    both, exact, preview = (bayesgeom.ablate(model, n=17, method=method) for method in ("both", "exact", "attribution"))
+    exact, preview = bayesgeom.ablate(model, n=17), attribution_preview(model, n=17)
+    both = attribution_preview(model, n=17, exact=exact)
+    methods = [own.provenance["arguments"]["method"] for own in (exact, preview, both)]
+    assert methods == ["exact", "attribution", "both"]
     np.testing.assert_array_equal(both.kl_increase_bits.value, exact.kl_increase_bits.value)
     np.testing.assert_array_equal(both.attribution_bits, preview.attribution_bits)
     np.testing.assert_allclose(preview.kl_increase_bits.value, preview.attribution_bits, atol=1e-12)

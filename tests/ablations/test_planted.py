@@ -11,6 +11,7 @@ import bayesgeom
 from bayesgeom import ablations
 from bayesgeom.ablations.component import Ablation, Component
 from bayesgeom.ablations.report import AblationReport
+from bayesgeom.ablations.run import attribution_preview
 from bayesgeom.core.errors import HookFault
 from bayesgeom.models.adapters.hooked import HookedModel
 from bayesgeom.models.native.transformer import Transformer, TransformerConfig
@@ -137,6 +138,7 @@ def test_a_battery_that_changes_nothing_anywhere_is_a_fault() -> None:
 
 def test_attribution_sees_the_head_and_misses_the_redundant_pair() -> None:
     """What a preview can and cannot do: a saturated answer has no gradient."""
-    both = bayesgeom.ablate(planted((1, 2)), mode="zero", n=16, method="both")
+    exact = bayesgeom.ablate(planted((1, 2)), mode="zero", n=16)
+    both = attribution_preview(planted((1, 2)), mode="zero", n=16, exact=exact)
     assert both.attribution_bits[both.ablations.index("L0H1")] == 0.0
     assert np.isfinite(both.attribution_bits).all() and -1 <= float(both.attribution_rank_correlation) <= 1

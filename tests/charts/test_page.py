@@ -15,7 +15,8 @@ import pytest
 from bayesgeom import load_report
 from bayesgeom.charts.film import film_figure
 from bayesgeom.charts.lines import add_line
-from bayesgeom.results.headline import Headline, number_text
+from bayesgeom.core.numbers import number_text
+from bayesgeom.results.headline import Headline
 from bayesgeom.results.library import asset
 from bayesgeom.results.page import page
 from bayesgeom.results.section import Section
@@ -219,7 +220,7 @@ def test_page_and_terminal_print_the_same_numbers(rng: np.random.Generator) -> N
     for line in report.headlines()[:2]:
         assert read.row(line.label)[1] == line.value_text
         assert number_text(line.value) in next(row for row in printed if row.startswith(line.label))
-    assert read.row("how deep")[2:] == ["0.25 … 0.5", "0.2 (random, 0.1 to 0.21)", "uniform 0.125", "yes"]
+    assert read.row("how deep")[2:] == ["0.25 … 0.5", "0.21 (random, most (mean 0.2))", "uniform 0.125", "yes"]
     assert {report.title, report.about, "19 sequences."} <= set(read.text)
 
 
@@ -251,7 +252,7 @@ def test_a_figure_does_not_say_its_heading_again(title: str, shown: str) -> None
     figure = panels(title, ("a",), n_columns=1)
     add_line(figure, (1, 1), [2, 3], np.array([0.5, 0.25]), name="measured")
     text = page("t", [replace(section("first", "First: is it?"), figure=figure)], skipped={}, provenance={})
-    under = text.split("</figcaption>")[1].split('<div class="panels')[0].strip()
+    under = text.split("</figcaption>")[1].split('<div id="figure-first"')[0].strip()
     assert under == (f'<p class="note">{shown}</p>' if shown else "")
 
 

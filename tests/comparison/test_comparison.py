@@ -18,7 +18,7 @@ from bayesgeom.comparison.again import restated
 from bayesgeom.comparison.cell import cell
 from bayesgeom.comparison.replication import replicate
 from bayesgeom.comparison.report import CONTEXT_FREE, ComparisonReport, comparison_report
-from bayesgeom.comparison.run import ComparisonJob, compare
+from bayesgeom.comparison.run import compare
 from bayesgeom.comparison.verdict import (
     NOT_TESTABLE,
     cell_verdict,
@@ -251,7 +251,7 @@ def test_the_papers_hmm_cannot_show_transport(rng: np.random.Generator) -> None:
     assert set(report.verdicts) == set(report.standings) == {NOT_TESTABLE}
     slow = replace(own, window_gap_bits=0.06)
     report = comparison_report([cell("slow-hmm", "lstm"), cell("slow-hmm", "lstm", seed=1)], [slow, slow], seed=0)
-    assert set(report.cell_verdicts) == {"realized"} and "20 [20, 20]" in report.table()
+    assert set(report.cell_verdicts) == {"realized"} and "20 [20 … 20]" in report.table()
 
 
 def test_where_no_answer_is_known_there_is_no_accuracy(rng: np.random.Generator) -> None:
@@ -283,9 +283,8 @@ def test_what_is_missing_is_trained_and_checks_only_where_they_exist(
 ) -> None:
     monkeypatch.setattr("bayesgeom.training.kept.checkpoints", dict)
     kept = Kept(runs=tmp_path, train_missing=True)
-    job = ComparisonJob.of(("transformer", "mlp", "mlp"), "bijection", seeds=1, n=5, seed=0, kept=kept)
-    job.kept.model(cell("bijection", "transformer", seed=1, is_check=True).recipe)
-    report = job.run()
+    kept.model(cell("bijection", "transformer", seed=1, is_check=True).recipe)
+    report = compare(("transformer", "mlp", "mlp"), "bijection", n=5, runs=tmp_path)
     names = ("bijection-transformer", "bijection-mlp", "bijection-transformer-seed1-x2")
     assert report.checkpoints == names and report.is_check == (False, False, True)
     assert set(report.standings) == {"not decided: one seed"}
@@ -294,9 +293,9 @@ def test_what_is_missing_is_trained_and_checks_only_where_they_exist(
     assert partly.missing == ("bijection-lstm",) and partly.table().endswith("Not trained: bijection-lstm.")
     assert np.array_equal(again.kl_bits.value, report.kl_bits.value)
     assert again.weights_hashes == report.weights_hashes
-    job.diagnosis(report).save(tmp_path / "out")
-    loaded = Diagnosis.load(tmp_path / "out")["comparison"]
-    assert isinstance(loaded, ComparisonReport) and loaded.table() == report.table()
+    report.save(tmp_path / "out")
+    loaded = Diagnosis.load(tmp_path / "out")[ComparisonReport]
+    assert loaded.table() == report.table()
     assert parts_of(restated(tmp_path / "out")["comparison"])[1].keys() == parts_of(report)[1].keys()
     assert main(["compare", "--from-report", str(tmp_path / "out"), "--out", str(tmp_path / "again")]) == 0
     once_more = Diagnosis.load(tmp_path / "again")["comparison"]

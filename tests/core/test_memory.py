@@ -42,10 +42,6 @@ def test_a_planted_window_observer_remembers_its_own_width(w: int) -> None:
     found = memory_of(SLOW_TRIALS, window(SLOW_TRIALS, w))
     assert (found.symbols, found.most_symbols) == (w, w)
     assert found.gain_bits[w] == pytest.approx(0, abs=1e-12) and (w == 0 or found.gain_ends[0][w - 1] > 0)
-    assert found.first_not_beaten == (
-        f"window_{w}_stationary" if w else "stationary",
-        pytest.approx(found.kl_bits[1, w]),
-    )
     assert found.transports == (w > 10)
 
 
@@ -99,7 +95,7 @@ def test_noise_is_seldom_called_memory(rng: np.random.Generator) -> None:
 def test_one_sequence_has_no_memory_to_speak_of() -> None:
     trials = FAST_TRIALS.rows(slice(0, 1))
     found = memory_of(trials, trials.at_scored(trials.predictive))
-    assert math.isnan(found.symbols) and math.isnan(found.most_symbols) and math.isnan(found.first_not_beaten[1])
+    assert math.isnan(found.symbols) and math.isnan(found.most_symbols)
 
 
 def test_a_gain_without_an_interval_leaves_the_memory_undecided() -> None:

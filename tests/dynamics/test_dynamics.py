@@ -13,7 +13,7 @@ from bayesgeom.core.errors import CheckpointFault, InvalidArgument, UnknownName
 from bayesgeom.core.sites import PATTERN, RESID_PRE, K
 from bayesgeom.dynamics.frame import Frame
 from bayesgeom.dynamics.report import DIRECTIONS, SUBSPACES, DynamicsReport
-from bayesgeom.dynamics.run import DynamicsJob, training_dynamics
+from bayesgeom.dynamics.run import training_dynamics
 from bayesgeom.dynamics.runs import TrainingRun, _place, runs_of
 from bayesgeom.dynamics.settling_report import SettlingReport
 from bayesgeom.interventions.report import SHIFT
@@ -42,7 +42,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def whole(run: Path) -> Diagnosis:
-    return DynamicsJob.of([run], n=N).run()
+    return training_dynamics(run, n=N)
 
 
 @pytest.fixture(scope="module")
@@ -103,9 +103,9 @@ def test_patterns_are_compared_row_by_row_with_the_last_snapshot(run: Path, repo
 
 def test_the_swap_is_that_of_intervene(run: Path, report: DynamicsReport) -> None:
     slow = intervene(run / "snapshots" / "step-0000100", n=N)
-    level = slow.unedited_answer_shift_bits[0]
+    level = slow.unedited_bits[SHIFT, 0]
     shift, ceiling = report.answer_shift_bits.value[0, -1], report.ceiling_answer_shift_bits.value[0, -1]
-    assert shift == pytest.approx(slow.answer_shift_bits.value[:, 0] + level, rel=1e-5)
+    assert shift == pytest.approx(slow.effect("answer shift").value[:, 0] + level, rel=1e-5)
     assert ceiling == pytest.approx(slow.ceiling_bits.value[SHIFT, :, 0] + level, rel=1e-5)
 
 
@@ -185,9 +185,9 @@ def test_one_model_is_in_memory_at_a_time(run: Path, monkeypatch: pytest.MonkeyP
 
 def test_checkpoints_of_a_run_are_the_run(run: Path, report: DynamicsReport, tmp_path: Path) -> None:
     paths = sorted((run / "snapshots").iterdir(), reverse=True)
-    listed = curves_of(training_dynamics(*paths, n=N, progress=tmp_path / "kept"))
+    listed = curves_of(training_dynamics(*paths, n=N, out=str(tmp_path)))
     assert listed.steps == report.steps and np.array_equal(listed.kl_bits.value, report.kl_bits.value)
-    assert len(list((tmp_path / "kept").iterdir())) == len(STEPS)
+    assert len(list((tmp_path / "parts").iterdir())) == len(STEPS)
 
 
 def test_seeds_are_put_together(tmp_path: Path) -> None:
@@ -212,7 +212,7 @@ def test_an_architecture_gives_what_it_has(architecture: str, tmp_path: Path) ->
     sizes = {"architecture": architecture, "n_layers": 2, "d_model": 22} | (
         {"d_mlp": 13} if architecture == "mlp" else {}
     )
-    whole = DynamicsJob.of([a_run(tmp_path / "run", a_recipe(sizes=sizes), steps=(0, 100))], n=8).run()
+    whole = training_dynamics(a_run(tmp_path / "run", a_recipe(sizes=sizes), steps=(0, 100)), n=8)
     report, settled = curves_of(whole), settling_of(whole)
     assert np.isfinite(report.kl_bits.value).all() and np.isfinite(report.belief_r2.value).all()
     assert np.isfinite(report.answer_shift_bits.value).all() and np.isfinite(report.pc1_share.value).all()
@@ -250,13 +250,15 @@ def test_the_settling_figure_has_a_row_for_every_pair_and_every_curve(settled: S
 
 
 def test_figures_hold_curves_frames_and_maps(run: Path, whole: Diagnosis, report: DynamicsReport) -> None:
-    assert {"small", "layer 0", "layer 1", "baseline: random directions"} <= {trace.name for trace in report.plot().data}
+    assert {"small", "layer 0", "layer 1", "baseline: random directions"} <= {
+        trace.name for trace in report.plot().data
+    }
     film = whole["manifold_film"].plot()
     assert [frame.name for frame in film.frames] == [str(step) for step in STEPS]
     assert [step.label for step in film.layout.sliders[0].steps] == [str(step) for step in STEPS]
     assert np.array_equal(film.frames[-1].data[0].x, film.data[0].x)
     assert [button.label for button in film.layout.updatemenus[0].buttons] == ["▶", "❚❚"]
-    chosen = DynamicsJob.of([run], n=N, maps_at=[30]).run()["attention_maps"]
+    chosen = training_dynamics(run, n=N, maps_at=[30])["attention_maps"]
     assert len(chosen.plot().data) == 2
 
 
@@ -285,7 +287,7 @@ def test_what_is_no_training_is_named(run: Path, tmp_path: Path) -> None:
     with pytest.raises(InvalidArgument, match=r"as many arguments; got a list"):
         _place([run])  # `dynamics` itself has its types checked in tests
     with pytest.raises(InvalidArgument, match=r"no snapshot was taken at step 7; there are 0, 10, 30, 100"):
-        DynamicsJob.of([run], maps_at=[7])
+        training_dynamics(run, maps_at=[7])
 
 
 def test_different_trainings_are_not_mixed(run: Path, tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import bayesgeom
-from bayesgeom.comparison.replication import ReplicationJob, replicate
+from bayesgeom.comparison.replication import replicate
 from bayesgeom.core.errors import CheckpointFault, InvalidArgument, UnknownName
 from bayesgeom.dynamics.replication import CONTEXT_FREE, ReplicationReport
 from bayesgeom.results.diagnosis import Diagnosis
@@ -18,10 +18,8 @@ from tests.dynamics.trainings import a_recipe
 RECIPE = a_recipe(steps=5, batch_size=4, warmup=1, snapshots=0)
 
 
-def job(runs: Path, **others: object) -> ReplicationJob:
-    return ReplicationJob(
-        **{"recipe": RECIPE, "seeds": 3, "runs": runs, "n": 16, "seed": 0, "train_missing": True} | others
-    )
+def three(runs: Path) -> ReplicationReport:
+    return replicate(RECIPE, seeds=3, runs=runs, n=16)
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +27,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Replication
     runs = tmp_path_factory.mktemp("runs")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(publish, "N_SCORED", 16)
-        return runs, job(runs).run()
+        return runs, three(runs)
 
 
 def test_every_seed_is_trained_once(trained: tuple[Path, ReplicationReport]) -> None:
@@ -56,10 +54,10 @@ def test_mean_and_spread_are_over_seeds(trained: tuple[Path, ReplicationReport])
 
 
 def test_it_is_saved_drawn_and_printed(trained: tuple[Path, ReplicationReport], tmp_path: Path) -> None:
-    runs, report = trained
-    job(runs).diagnosis(report).save(tmp_path / "out")
-    loaded = Diagnosis.load(tmp_path / "out")["replication"]
-    assert isinstance(loaded, ReplicationReport) and loaded.table() == report.table()
+    _, report = trained
+    report.save(tmp_path / "out")
+    loaded = Diagnosis.load(tmp_path / "out")[ReplicationReport]
+    assert loaded.table() == report.table()
     names = {trace.name for trace in report.plot().data}
     assert set(report.replicas) <= names and "mean over seeds" in report.plot().data[-2].y
     assert report.table().splitlines()[-1].startswith("spread")
@@ -70,7 +68,7 @@ def test_what_is_not_there_is_named(trained: tuple[Path, ReplicationReport], tmp
     five = replicate(RECIPE, seeds=5, runs=runs, n=16, train_missing=False)
     assert five.missing == ("small-seed3", "small-seed4") and len(five.replicas) == 3
     with pytest.raises(UnknownName, match=r"no checkpoint named 'small' or 'small-seed1'"):
-        job(tmp_path, seeds=2, train_missing=False).run()
+        replicate(RECIPE, seeds=2, runs=tmp_path, n=16, train_missing=False)
     with pytest.raises(UnknownName, match=r"no recipe named 'chess'"):
         bayesgeom.replicate("chess")
     with pytest.raises(InvalidArgument, match=r"seeds, the number of trainings, is a whole number, at least 1"):
@@ -83,5 +81,5 @@ def test_a_seed_that_another_recipe_made_is_refused_before_anything_is_trained(t
     other = a_recipe(steps=5, batch_size=4, warmup=1, snapshots=0, lr=0.5).reseeded(2)
     Kept(runs=tmp_path, train_missing=True).model(other)
     with pytest.raises(CheckpointFault, match=r"made by another recipe than small-seed2"):
-        job(tmp_path).run()
+        three(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["small-seed2"]

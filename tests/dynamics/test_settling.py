@@ -13,7 +13,8 @@ from bayesgeom.dynamics.settling import (
     precision_by_share,
     precision_moment,
 )
-from bayesgeom.stats.bootstrap import Crossing, jackknife_weights, seed_interval
+from bayesgeom.stats.bootstrap import jackknife_weights, seed_interval
+from bayesgeom.stats.crossings import Crossing
 
 STEPS = (0, 10, 20, 40, 80)
 

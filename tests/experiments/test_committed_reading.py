@@ -5,8 +5,9 @@ import numpy as np
 from bayesgeom.experiments.em.report import HELD_OUT, TRAINED, EMReport
 from bayesgeom.experiments.em.run import SEEDS
 from bayesgeom.gradients.movement import GradientMovementReport
-from bayesgeom.gradients.settling import lag, settling
+from bayesgeom.gradients.settling import lag
 from bayesgeom.results.diagnosis import Diagnosis
+from bayesgeom.stats.crossings import settled
 from tests.pages import READINGS, numbers, rows, section
 
 
@@ -48,7 +49,7 @@ def test_the_shares_of_the_movement_are_the_reports() -> None:
             i = report.steps.index(step.replace(",", ""))
             np.testing.assert_allclose(numbers(cell), [s[i] for s in shares], atol=6e-3)
         steps = [int(step) for step in report.steps]
-        routing, values = (settling(steps, v) for v in distances)
+        routing, values = (settled(steps, v, counts_last=False) for v in distances)
         found, cell = lag(values, routing), lines[at + 1][-1]
         stored = [float(own) for own in (report.routing_settled_step, report.values_settled_step, report.settled_ratio)]
         np.testing.assert_equal(stored, [routing.step, values.step, found.ratio])

@@ -13,7 +13,7 @@ from bayesgeom.experiments.em.arms import ARMS, BASELINE, EM_LIKE, Curves, learn
 from bayesgeom.experiments.em.chain import StickyChain
 from bayesgeom.experiments.em.head import MATRICES, initial_weights
 from bayesgeom.experiments.em.report import HELD_OUT, TRAINED, EMReport, em_report
-from bayesgeom.experiments.em.run import CHAINS, SEEDS, EMJob
+from bayesgeom.experiments.em.run import CHAINS, SEEDS, em_experiment
 from bayesgeom.results.diagnosis import Diagnosis
 from bayesgeom.stats.information import NATS_PER_BIT
 from bayesgeom.tasks.base import derived_seed
@@ -121,7 +121,7 @@ def test_the_report_says_both_units_and_both_sequences(report: EMReport) -> None
     assert float(report.em_margin_bits[TRAINED, 0, NAMES.index(EM_LIKE)]) == 0
     assert (report.speedup.value[TRAINED, :, NAMES.index(BASELINE)] == 1).all()
     text = report.table()
-    assert "1.8292 nats = 2.6390 bits" in text and "self-probability 0.350" in text and "0.300" in text
+    assert "1.829 nats = 2.639 bits" in text and "self-probability 0.35" in text and "0.3" in text
 
 
 def test_the_figure_shows_curves_floor_and_no_difference(report: EMReport) -> None:
@@ -170,7 +170,7 @@ def test_the_command_writes_a_page(tmp_path: Path, capsys: pytest.CaptureFixture
 )
 def test_bad_input_is_refused(changes: dict[str, object], message: str) -> None:
     with pytest.raises(InvalidArgument, match=message):
-        EMJob.of(**{"seeds": 2, "steps": 1, "length": 5} | changes)  # type: ignore[arg-type]
+        em_experiment(**{"seeds": 2, "steps": 1, "length": 5} | changes)  # type: ignore[arg-type]
 
 
 def test_a_folder_of_other_things_is_refused_before_training(tmp_path: Path) -> None:

@@ -124,7 +124,7 @@ def test_broken_plug_ins_are_named_and_the_rest_is_measured(site: Path) -> None:
 
 def test_broken_plug_ins_fail_the_selftest_and_the_rest_is_tested(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     install(site, "bayesgeom.probes", {name: text for name, (text, _) in BROKEN.items()})
-    module = importlib.import_module("bayesgeom.interventions.selftest")
+    module = importlib.import_module("bayesgeom.selftest.run")
     few = {name: own for name, own in all_probes().items() if name in (*BROKEN, "key_overlap")}
     monkeypatch.setattr(module, "all_probes", lambda: few)
     monkeypatch.setattr(module, "intervention_controls", lambda: ())  # no plug-ins; their tests: tests/interventions

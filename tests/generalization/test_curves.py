@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from bayesgeom.generalization.convergence import settled_bits, tokens_to_converge
+from bayesgeom.generalization.convergence import floor_bits, tokens_to_converge
 from bayesgeom.generalization.curves import (
     LARGEST_WITHIN,
     critical_length,
@@ -92,7 +92,7 @@ def test_the_strongest_predictor_has_the_least_finite_kl() -> None:
 def test_convergence_is_when_the_mean_comes_near_its_floor(rng: np.random.Generator) -> None:
     curve = np.array([2.0, 1.5, 1.2, 1.07, 1.03, 1.01, 1.0, 1.0, 1.0, 1.0, 1.0])
     entropies = curve + rng.normal(scale=0.003, size=(97, 11))
-    assert settled_bits(entropies) == pytest.approx(1.0, abs=0.01)
+    assert floor_bits(entropies) == pytest.approx(1.0, abs=0.01)
     assert [tokens_to_converge(entropies, t, seed=0).value for t in (0.05, 0.15, 3.0)] == [5, 4, 1]
     found = tokens_to_converge(entropies, 0.03, seed=0)
     low, high = found.ends

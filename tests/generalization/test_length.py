@@ -20,7 +20,7 @@ from bayesgeom.core.run import Run
 from bayesgeom.generalization.arm import with_untrained_positions, without_top_attention
 from bayesgeom.generalization.curves import LARGEST_WITHIN, Errors, errors_across
 from bayesgeom.generalization.depth import EARLIER
-from bayesgeom.generalization.length import LengthJob, Unmade, length_generalization, with_room
+from bayesgeom.generalization.length import Unmade, length_generalization, run_on, with_room
 from bayesgeom.generalization.length_report import LengthReport
 from bayesgeom.generalization.stretch import checked_lengths, stretch_of
 from bayesgeom.models.adapters.hooked import HookedModel
@@ -61,10 +61,10 @@ def test_curves_are_the_errors_at_each_position(two_arms: LengthReport) -> None:
     error = np.abs(seen.model_entropy_bits - seen.exact_entropy_bits).mean(axis=0)
     np.testing.assert_allclose(two_arms.entropy_mae_bits.value[1], error, rtol=1e-5)
     np.testing.assert_allclose(
-        two_arms.whole_kl_bits.value[1], [seen.kl_bits[:, :k].mean() for k in (7, 11, 19)], rtol=1e-5
+        two_arms.whole_error_bits.value[0, 1], [seen.kl_bits[:, :k].mean() for k in (7, 11, 19)], rtol=1e-5
     )
     assert two_arms.at.tolist() == list(range(1, 20)) and two_arms.lengths == ("7", "11", "19")
-    for own in (two_arms.kl_bits, two_arms.entropy_mae_bits, two_arms.whole_kl_bits):
+    for own in (two_arms.kl_bits, two_arms.entropy_mae_bits, two_arms.whole_error_bits[0]):
         low, high = own.ends
         assert (low <= own.value).all() and (own.value <= high).all() and own.n == 23
 
@@ -75,12 +75,11 @@ def test_curves_are_the_errors_at_each_position(two_arms: LengthReport) -> None:
 def test_one_long_run_says_all_of_the_short_ones(task: WindTunnel) -> None:
     """A causal model's errors at the first positions do not depend on how long the sequence is."""
     model = small(task=task)
-    longer = LengthJob.of([model], None, [19], n=5, seed=0)
-    field = longer.stretch.field
+    stretch = stretch_of(task)
+    whole = run_on(model, stretch.to(task, 19), n=5, seed=0).behavior
     for n_steps in (7, 11):
-        trials = longer.stretch.to(task, n_steps).stream(5, seed=derived_seed(0, 0))
-        short, whole = model.run(trials).behavior, longer._run(model, 19).behavior
-        if field == "length" and task.name == "hmm":  # draws step by step, so that the sequences are the same
+        short = model.run(stretch.to(task, n_steps).stream(5, seed=derived_seed(0, 0))).behavior
+        if stretch.field == "length" and task.name == "hmm":  # draws step by step, so that the sequences are the same
             np.testing.assert_allclose(short.kl_bits, whole.kl_bits[:, :n_steps], atol=1e-5)
         assert short.kl_bits.shape[1] == n_steps
 
@@ -96,7 +95,7 @@ def test_a_planted_break_is_found_where_it_is_and_in_the_first_layer() -> None:
         table[: TASK.n_pos] = 20 * silent[:, 2]  # says nothing of either answer
         table[TASK.n_pos :] = 20 * silent[:, 0] * (silent[:, 0] @ embed[answers[0]]).sign()
     found = length_generalization(model, lengths=[19], n=23, threshold_bits=2.0)
-    assert found.jump_kl_bits.ends[0][0] > 1 > 0.5 > found.jump_kl_bits.baseline(LARGEST_WITHIN).value[0]
+    assert found.jump_bits.ends[0][0, 0] > 1 > 0.5 > found.jump_bits.baseline(LARGEST_WITHIN).value[0, 0]
     assert found.critical_length.value[0] == 8 == found.critical_length.ends[0][0] and found.entry_layer[0] == 0
     assert found.extrapolation_ratio.ends[0][0] > 3
     assert (found.layer_shift.value[0] > 3 * found.layer_shift.baseline(EARLIER).value[0]).all()
@@ -106,19 +105,19 @@ def test_a_planted_break_is_found_where_it_is_and_in_the_first_layer() -> None:
 
 def test_without_a_break_nothing_is_called_one() -> None:
     found = length_generalization(small("none"), lengths=[19], n=61)
-    assert found.jump_kl_bits.ends[0][0] < 0.05 and found.untrained_positions == ("",) and found.entry_layer[0] == -1
+    assert found.jump_bits.ends[0][0, 0] < 0.05 and found.untrained_positions == ("",) and found.entry_layer[0] == -1
 
 
 def test_distance_is_run_length_by_length() -> None:
     task = AssociativeRecall(n_pairs=2, n_keys=3, n_values=5, n_queries=2, n_filler=3)
     model = small("alibi", task=task)
     found = length_generalization(model, lengths=[0, 1, 7, 11], n=13)
-    assert found.at.tolist() == [0, 1, 2, 3, 4, 7, 11] and found.field == "n_filler" and found.trained == 3
+    assert found.at.tolist() == [0, 1, 2, 3, 4, 7, 11] and found.unit.startswith("filler") and found.trained == 3
     for place, filler in enumerate(found.at):
         trials = replace(task, n_filler=int(filler)).stream(13, seed=derived_seed(0, 0))
         assert found.kl_bits.value[0, place] == pytest.approx(model.run(trials).behavior.kl_bits.mean(), rel=1e-5)
     assert found.lengths == ("0", "1", "3", "7", "11")
-    np.testing.assert_allclose(found.whole_kl_bits.value, found.kl_bits.value[:, [0, 1, 3, 5, 6]])
+    np.testing.assert_allclose(found.whole_error_bits.value[0], found.kl_bits.value[:, [0, 1, 3, 5, 6]])
     assert np.isfinite(found.layer_excess_bits.value).all() and "filler" in found.plot().layout.xaxis.title.text
 
 
@@ -139,7 +138,7 @@ def test_the_break_at_a_distance_is_that_of_the_first_distance_beyond(
     monkeypatch.setattr(sys.modules["bayesgeom.generalization.length"], "errors_across", planted)
     found = length_generalization(small("alibi", task=task, n_ctx=512), lengths=lengths, n=3)
     assert {*range(3, 14)} <= {*asked} and len(asked) <= 20, "five for the trend at each of five places, one beyond"
-    jump = found.jump_kl_bits[0]
+    jump = found.jump_bits[0, 0]
     assert float(jump) == pytest.approx(0.5)
     assert jump.baseline(LARGEST_WITHIN).value == pytest.approx(0, abs=1e-9)
     assert found.critical_length.value[0] == 11, "where the line passes 0.01"
@@ -158,7 +157,7 @@ def test_few_distances_within_are_said_to_be_few(trained: int, jump: bool, has_l
     task = AssociativeRecall(n_pairs=2, n_keys=3, n_values=5, n_queries=2, n_filler=trained)
     found = length_generalization(small("rotary", task=task), lengths=[7], n=5)
     assert found.at.tolist() == [*range(trained + 2), 7]
-    own = found.jump_kl_bits[0]
+    own = found.jump_bits[0, 0]
     assert (np.isfinite(own.value), np.isfinite(own.baseline(LARGEST_WITHIN).value)) == (jump, has_level)
     assert said in found.table()
 
@@ -201,10 +200,9 @@ def test_other_architectures_have_curves_and_no_layers() -> None:
 
 
 def test_a_report_is_saved_drawn_and_tabled(two_arms: LengthReport, tmp_path: Path) -> None:
-    job = LengthJob.of([small("learned"), small("rotary")], None, [11, 19], n=23, seed=0)
-    job.diagnosis(two_arms).save(tmp_path / "run")
-    again = Diagnosis.load(tmp_path / "run")["length"]
-    assert isinstance(again, LengthReport) and again.arms == ("learned 0", "rotary 0")
+    two_arms.save(tmp_path / "run")
+    again = Diagnosis.load(tmp_path / "run")[LengthReport]
+    assert again.arms == ("learned 0", "rotary 0")
     np.testing.assert_array_equal(again.kl_bits.value, two_arms.kl_bits.value)
     names = {trace.name for trace in two_arms.plot().data}
     assert {"learned 0", "rotary 0", f"baseline: {two_arms.predictors[0].replace('_', ' ')}"} <= names
@@ -300,13 +298,11 @@ def test_models_are_held_one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
         return model
 
     monkeypatch.setattr(sys.modules["bayesgeom.generalization.length"], "as_model", loaded)
-    job = LengthJob.of(["rotary", "none"], None, [11], n=3, seed=0)
-    hashes = job.diagnosis(job.run()).provenance["weights"]
+    hashes = length_generalization(["rotary", "none"], lengths=[11], n=3).provenance["weights"]
     assert loads == ["rotary", "none"] * 2 and hashes["none 0"] == small("none").spec.weights_hash
     loads.clear()
-    del job
-    job = LengthJob.of(["alibi"], None, [11], n=3, seed=0)
-    assert job.diagnosis(job.run()).provenance["model"] == small("alibi").spec.to_dict() and loads == ["alibi"]
+    found = length_generalization(["alibi"], lengths=[11], n=3)
+    assert found.provenance["model"] == small("alibi").spec.to_dict() and loads == ["alibi"]
 
 
 def test_a_model_may_be_trained_after_everything_was_checked() -> None:
@@ -318,10 +314,9 @@ def test_a_model_may_be_trained_after_everything_was_checked() -> None:
 
     unmade = Unmade(like=small, make=make)
     with pytest.raises(InvalidArgument, match="beyond the training length"):
-        LengthJob.of([unmade], None, [5], n=3, seed=0)
-    job = LengthJob.of([unmade], None, [11], n=3, seed=0)
+        length_generalization(unmade, lengths=[5], n=3)
     assert not made
-    saved = job.diagnosis(job.run()).provenance["model"]
+    saved = length_generalization([unmade], lengths=[11], n=3).provenance["model"]
     assert made == ["trained"] and saved["weights_hash"] == small(seed=1).spec.weights_hash != small().spec.weights_hash
 
 

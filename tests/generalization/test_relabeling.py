@@ -12,9 +12,10 @@ from torch import Tensor
 
 from bayesgeom.cli import main
 from bayesgeom.core.errors import InvalidArgument, TaskMismatch
+from bayesgeom.core.numbers import number_text
 from bayesgeom.core.run import Run
 from bayesgeom.core.trials import UNASKED, Trials
-from bayesgeom.generalization.relabeling import RelabelingJob, relabeling_invariance
+from bayesgeom.generalization.relabeling import Renaming, relabeling_invariance
 from bayesgeom.generalization.relabeling_report import STUCK, RelabelingReport, Scored, relabeling_report, verdict
 from bayesgeom.models.adapters.hooked import HookedModel
 from bayesgeom.models.native.transformer import Transformer, TransformerConfig
@@ -230,15 +231,14 @@ def test_verdicts_do_not_depend_on_the_size_of_a_small_kl() -> None:
         for verdict_of_it, change in planted.items():
             found = pair(np.random.default_rng(5), own_kl=own_kl, change=change)
             assert found.verdict == verdict_of_it, (own_kl, found.verdict_reason)
-            assert f"own KL {float(found.kl_before_bits):.2g} bits" in found.verdict_reason
+            assert f"own KL {number_text(float(found.kl_before_bits), is_exact=True)} bits" in found.verdict_reason
 
 
 def test_a_report_is_saved_and_drawn(tmp_path: Path) -> None:
-    job = RelabelingJob.of(model(prefers_a_name), None, n=31, seed=0)
-    report = job.run()
-    job.diagnosis(report).save(tmp_path / "run")
-    again = Diagnosis.load(tmp_path / "run")["relabeling"]
-    assert isinstance(again, RelabelingReport) and again.verdict == report.verdict
+    report = relabeling_invariance(model(prefers_a_name), n=31)
+    report.save(tmp_path / "run")
+    again = Diagnosis.load(tmp_path / "run")[RelabelingReport]
+    assert again.verdict == report.verdict
     names = {trace.name for trace in report.plot().data}
     assert {"sequences", "y = x: names do not matter", "KL after − before"} <= names
 
@@ -263,13 +263,13 @@ def test_a_diagnosis_shows_only_the_renamed_sequences_anew(n: int, monkeypatch: 
     """Its own pass is the one under the first names; the report is that of the whole test on its first block."""
     subject, known = model(prefers_a_name), relabeling_invariance(model(prefers_a_name), n=min(n, N_RENAMED))
     passes = list[bool]()
-    whole = RelabelingJob._pass
+    whole = Renaming._pass
 
-    def counted(job: RelabelingJob, *, is_renamed: bool) -> Run:
+    def counted(test: Renaming, *, is_renamed: bool) -> Run:
         passes.append(is_renamed)
-        return whole(job, is_renamed=is_renamed)
+        return whole(test, is_renamed=is_renamed)
 
-    monkeypatch.setattr(RelabelingJob, "_pass", counted)
+    monkeypatch.setattr(Renaming, "_pass", counted)
     found = diagnose(subject, n=n, n_untrained=0)["relabeling"]
     assert isinstance(found, RelabelingReport) and passes == [True]
     np.testing.assert_allclose(float(found.kl_difference_size_bits), float(known.kl_difference_size_bits), rtol=1e-4)

@@ -12,7 +12,7 @@ import torch
 from bayesgeom.cli import main
 from bayesgeom.core.errors import InvalidArgument, TaskMismatch, UnknownName
 from bayesgeom.generalization.sweep_report import SHORTCUT, SweepReport
-from bayesgeom.generalization.sweeps import SweepJob, sweep, varied_task
+from bayesgeom.generalization.sweeps import sweep, varied_task
 from bayesgeom.generalization.vocabulary import Vocabulary
 from bayesgeom.models.adapters.hooked import HookedModel
 from bayesgeom.models.native.transformer import Transformer, TransformerConfig
@@ -134,9 +134,9 @@ def test_values_may_come_from_numpy(values: Any) -> None:
     ],
 )
 def test_what_is_no_sweep(task: Any, values: Any, message: str) -> None:
-    job = inspect.unwrap(SweepJob.of)  # as without shape checks, which would refuse first
+    unchecked = inspect.unwrap(sweep)  # as without shape checks, which would refuse first
     with pytest.raises((InvalidArgument, UnknownName), match=message):
-        job(SweepJob, task, "floor", values, None, n=5, seed=0)
+        unchecked(task, "floor", values, n=5)
 
 
 def test_tasks_in_words_vary_by_their_own_and_the_inner_tasks_parameters() -> None:
@@ -148,11 +148,10 @@ def test_tasks_in_words_vary_by_their_own_and_the_inner_tasks_parameters() -> No
 
 
 def test_a_report_is_saved_drawn_and_tabled(tmp_path: Path) -> None:
-    job = SweepJob.of(TASK, "floor", [0.05, 0.1], small(), n=7, seed=0)
-    report = job.run()
-    job.diagnosis(report).save(tmp_path / "run")
-    again = Diagnosis.load(tmp_path / "run")["sweep"]
-    assert isinstance(again, SweepReport) and again.values == ("0.05", "0.1")
+    report = sweep(TASK, "floor", [0.05, 0.1], small(), n=7)
+    report.save(tmp_path / "run")
+    again = Diagnosis.load(tmp_path / "run")[SweepReport]
+    assert again.values == ("0.05", "0.1")
     names = {trace.name for trace in report.plot().data}
     assert {"floor=0.1", "floor=0.1, exact", "exact", "model", "baseline: strongest shortcut"} <= names
     assert report.headlines()[0].baseline > 0

@@ -15,7 +15,7 @@ from bayesgeom.gradients.capture import captured, loss_nats
 from bayesgeom.gradients.identities import IDENTITIES
 from bayesgeom.gradients.precise import in_float64
 from bayesgeom.gradients.report import GradientReport
-from bayesgeom.gradients.run import GradientJob, tiles
+from bayesgeom.gradients.run import gradient_laws, tiles
 from bayesgeom.gradients.tally import OTHER
 from bayesgeom.models.adapters.hooked import HookedModel
 from bayesgeom.results.diagnosis import Diagnosis
@@ -120,15 +120,15 @@ def test_the_command_prints_and_writes(
 
 def test_bad_input_is_refused(tiny_checkpoints: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(InvalidArgument, match="at least 2"):
-        GradientJob.of(lively(), None, n=1)
+        gradient_laws(lively(), n=1)
     assert cli.main(["gradients", "hmm-s5", "--n", "0"]) == 2
     assert "at least 2, so that one can stand in; got 0" in capsys.readouterr().err
     with pytest.raises((InvalidArgument, TypeCheckError), match="'sampled'"):
-        GradientJob.of(lively(), None, targets="soft")  # type: ignore[arg-type]
+        gradient_laws(lively(), targets="soft")  # type: ignore[arg-type]
     with pytest.raises(TaskMismatch):
-        GradientJob.of(lively(), Bijection(n_values=40, n_pairs=7))
+        gradient_laws(lively(), Bijection(n_values=40, n_pairs=7))
     with pytest.raises(InvalidArgument, match="pass task"):
-        GradientJob.of(HookedModel(lively().module), None)  # type: ignore[arg-type]
+        gradient_laws(HookedModel(lively().module))  # type: ignore[arg-type]
 
 
 def test_attention_that_breaks_the_laws_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:

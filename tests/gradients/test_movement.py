@@ -19,12 +19,12 @@ from bayesgeom import cli
 from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.dynamics import runs
 from bayesgeom.gradients.movement import Frame, GradientMovementReport, Moment, moment_of, movement_report
-from bayesgeom.gradients.run_movement import MovementJob
-from bayesgeom.gradients.settling import lag, settling
+from bayesgeom.gradients.run_movement import gradient_movement
+from bayesgeom.gradients.settling import lag
 from bayesgeom.gradients.tally import OTHER
 from bayesgeom.models.checkpoint import hashed, load_checkpoint
 from bayesgeom.results.diagnosis import Diagnosis
-from bayesgeom.stats.bootstrap import Crossing
+from bayesgeom.stats.crossings import Crossing, settled
 from bayesgeom.stats.information import jensen_shannon_bits
 from bayesgeom.tasks.base import derived_seed
 from bayesgeom.tasks.bijection import Bijection
@@ -98,7 +98,7 @@ STEPS, NAN = (0, 10, 20, 40, 80), math.nan
 def test_settled_is_the_first_step_within_a_tenth_for_good_and_before_the_last(
     distance: list[float], known: tuple[float, float]
 ) -> None:
-    found = settling(STEPS, np.array(distance))
+    found = settled(STEPS, np.array(distance), counts_last=False)
     np.testing.assert_equal((found.step, found.before), known)
 
 
@@ -175,7 +175,7 @@ def test_one_model_at_a_time(run: Path, monkeypatch: pytest.MonkeyPatch) -> None
     gc.collect()
     gc.freeze()  # what is there already need not be looked through at every snapshot
     try:
-        MovementJob.of(run, n=2).run()
+        gradient_movement(run, n=2)
     finally:
         gc.unfreeze()
     assert len(alive) == 4 and most == 0
@@ -229,7 +229,7 @@ def test_a_snapshot_from_before_a_size_had_a_name_is_of_the_same_architecture(ru
     described = json.loads((old / "config.json").read_text())
     del described["model"]["top_attention_off"], described["task"]["pooled_keys"]
     (old / "config.json").write_text(json.dumps(hashed(described)))
-    assert MovementJob.of([old, run / "snapshots" / "step-0000040"]).training.steps == (0, 40)
+    assert gradient_movement([old, run / "snapshots" / "step-0000040"], n=2).steps == ("0", "40")
 
 
 def test_the_figure_has_the_step_of_the_start(report: GradientMovementReport) -> None:
@@ -246,13 +246,13 @@ def test_bad_input_is_refused(run: Path, tmp_path: Path) -> None:
     """As `dynamics` refuses it: tests/dynamics/test_dynamics.py has the rest."""
     folder = run / "snapshots"
     with pytest.raises(InvalidArgument, match="holds no snapshots"):
-        MovementJob.of(tmp_path)
+        gradient_movement(tmp_path)
     with pytest.raises(InvalidArgument, match=r"1 snapshot\(s\); at least 2"):
-        MovementJob.of([folder / "step-0000000"])
+        gradient_movement([folder / "step-0000000"])
     with pytest.raises(InvalidArgument, match="of the same step"):
-        MovementJob.of([folder / "step-0000000"] * 2)
+        gradient_movement([folder / "step-0000000"] * 2)
     with pytest.raises(InvalidArgument, match="n at least 2"):
-        MovementJob.of(run, n=1)
+        gradient_movement(run, n=1)
     for changed, message in (
         ({"task": Bijection(n_values=7, n_pairs=5, repeats=True)}, "different tasks.*has repeats False.*repeats True"),
         ({"sizes": {**TINY.sizes, "d_mlp": 9}}, "different architectures.*has d_mlp 7.*has d_mlp 9"),
@@ -261,6 +261,6 @@ def test_bad_input_is_refused(run: Path, tmp_path: Path) -> None:
         other = tmp_path / next(iter(changed))
         train(replace(TINY, **changed), other, pace=Pace(quiet=True))  # type: ignore[arg-type]
         with pytest.raises(InvalidArgument, match=message):
-            MovementJob.of([folder / "step-0000000", other / "snapshots" / "step-0000040"])
+            gradient_movement([folder / "step-0000000", other / "snapshots" / "step-0000040"])
     with pytest.raises(InvalidArgument, match="a single training; got tiny, seed 0 and tiny, seed 3"):
-        MovementJob.of([run, tmp_path / "seed"])
+        gradient_movement([run, tmp_path / "seed"])

@@ -10,6 +10,7 @@ from bayesgeom.core.edits import AtPositions, InSubspace, Replace
 from bayesgeom.core.errors import InvalidArgument, MissingSite
 from bayesgeom.interventions.design import Design
 from bayesgeom.interventions.engine import PairReference
+from bayesgeom.interventions.report import REMOVAL
 from bayesgeom.interventions.run import intervene
 from bayesgeom.models.adapters.residual import ResidualModel
 from bayesgeom.models.native.lstm import LSTM, LSTMConfig
@@ -79,23 +80,23 @@ def test_the_baseline_is_a_plain_pass_and_an_edit_is_carried_by_a_loop_over_posi
 
 
 def test_interventions_run_on_the_state() -> None:
-    report = intervene(lstm(), subspace=fits.covariance("belief"), kind=FEW, at=HERE, n=11)
+    report = intervene(lstm(), subspace=fits.covariance("belief"), kind=FEW, sites=HERE, n=11)
     assert report.where.startswith("carried, one scored") and report.rank.tolist() == [10, 10] and report.n == 11
     np.testing.assert_allclose(report.ceiling_movement.value[:, 0], 1, atol=1e-6)
     assert np.abs(report.kl_increase_bits.value[:, 0]).min() > 1e-6 and np.isfinite(report.r2.value).all()
-    removed = intervene(lstm(), subspace=fits.leace("entropy"), kind=replace(FEW, kind="remove"), at=HERE, n=11)
-    assert np.isfinite(removed.removal_kl_bits.value[:, 0]).all()
+    removed = intervene(lstm(), subspace=fits.leace("entropy"), kind=replace(FEW, kind="remove"), sites=HERE, n=11)
+    assert np.isfinite(removed.change_bits.value[REMOVAL, :, 0]).all()
 
 
 def test_what_has_no_such_state_is_refused() -> None:
     mamba = ResidualModel(Mamba(MambaConfig(d_vocab=22, n_ctx=13, n_layers=1, d_model=6), seed=0), task=TASK)
     with pytest.raises(InvalidArgument, match="state of a Mamba layer has 192 numbers, too many"):
-        intervene(mamba, subspace=fits.leace("belief"), at=HERE)
+        intervene(mamba, subspace=fits.leace("belief"), sites=HERE)
     with pytest.raises(InvalidArgument, match="which tiny does not provide: it carries no recurrent state"):
-        intervene(lively(), subspace=fits.leace("belief"), at=HERE)
+        intervene(lively(), subspace=fits.leace("belief"), sites=HERE)
     with pytest.raises(InvalidArgument, match="score_after=True"):
-        intervene(lstm(), subspace=fits.leace("belief"), at=InterventionSite(CARRIED))
+        intervene(lstm(), subspace=fits.leace("belief"), sites=InterventionSite(CARRIED))
     with pytest.raises(MissingSite, match="'carried'"):
-        intervene(lstm(), subspace=fits.trained_swap(3, "belief"), at=HERE)
+        intervene(lstm(), subspace=fits.trained_swap(3, "belief"), sites=HERE)
     with pytest.raises(MissingSite, match="'carried'"):
-        intervene(lstm(), subspace=fits.top_jacobian(3), at=HERE)
+        intervene(lstm(), subspace=fits.top_jacobian(3), sites=HERE)

@@ -13,8 +13,9 @@ from bayesgeom.core.behavior import answer_log_probabilities
 from bayesgeom.core.errors import MissingSite
 from bayesgeom.core.sites import ATTN_OUT, RESID_PRE, Site, Z
 from bayesgeom.core.trials import Trials
-from bayesgeom.interventions.report import KL
-from bayesgeom.interventions.run import InterventionJob, fit_subspace, intervene, write_strength
+from bayesgeom.interventions.intervention import Intervention
+from bayesgeom.interventions.report import KL, SHIFT
+from bayesgeom.interventions.run import fit_subspace, intervene, write_strength
 from bayesgeom.models.base import Model
 from bayesgeom.models.native.llama import LlamaConfig
 from bayesgeom.models.resolve import as_model
@@ -96,7 +97,7 @@ def kept(hf: Any, trials: Trials, site: Site, layer: int) -> Tensor:
     return found[0]
 
 
-def pooled_mean(hf: Any, job: InterventionJob, site: Site, layer: int) -> Tensor:
+def pooled_mean(hf: Any, job: Intervention, site: Site, layer: int) -> Tensor:
     """Mean over the fitting trials: one vector for scored positions, one for the others."""
     blocks = list(TASK.stream(256, seed=derived_seed(job.seed, 5)))
     mean = torch.cat([kept(hf, trials, site, layer) for trials in blocks]).mean(dim=0)
@@ -114,10 +115,10 @@ def mean_kl(logits: Tensor, trials: Trials, exact: Trials) -> float:
 @pytest.mark.parametrize("kind", ["swap", "remove"])
 def test_numbers_are_those_of_plain_hooks(hf: Any, model: Model, site: Site, kind: Any) -> None:
     fit, at = fits.belief_readout(), InterventionSite(site, positions="all")
-    report = intervene(model, TASK, fit, kind=kind, at=at, n=N)
-    job = InterventionJob.of(model, TASK, fit, kind=kind, at=at, n=N, seed=0)
+    report = intervene(model, TASK, fit, kind=kind, sites=at, n=N)
+    job = Intervention.of(model, TASK, fit, design=Design.of(kind), place=at, n=N, seed=0)
     ((originals, donors),) = job.pairs(N)
-    for layer, subspace in fit_subspace(model, TASK, fit, at=at).items():
+    for layer, subspace in fit_subspace(model, TASK, fit, sites=at).items():
         p = projector(subspace)
         target = pooled_mean(hf, job, site, layer) if donors is None else kept(hf, donors, site, layer)
         arms = (lambda x, p=p, t=target: x + (t - x) @ p), (lambda x, t=target: t.expand_as(x))
@@ -128,7 +129,7 @@ def test_numbers_are_those_of_plain_hooks(hf: Any, model: Model, site: Site, kin
         assert report.ceiling_bits.value[KL, layer, 0] == pytest.approx(ceiling, abs=1e-5)
         if donors is not None:
             level = mean_kl(found[0], originals, originals) - mean_kl(found[0], originals, donors)
-            shift = report.answer_shift_bits.value[layer, 0] + report.unedited_answer_shift_bits[0]
+            shift = report.change_bits.value[SHIFT, layer, 0] + report.unedited_bits[SHIFT, 0]
             assert shift == pytest.approx(level, abs=1e-5)
     assert np.abs(report.kl_increase_bits.value).max() > 1e-3, "something changed"
 
@@ -137,7 +138,7 @@ def test_write_strength_is_a_loop_over_heads(hf: Any, model: Model) -> None:
     report = write_strength(model, TASK, n=N)
     assert report.strength.value.shape == report.kl_increase_bits.value.shape == (N_LAYERS, N_HEADS) and report.n == N
     trials = next(TASK.stream(N, seed=derived_seed(0, 6)))
-    for layer, subspace in fit_subspace(model, TASK, fits.frame(), at=InterventionSite(ATTN_OUT)).items():
+    for layer, subspace in fit_subspace(model, TASK, fits.frame(), sites=InterventionSite(ATTN_OUT)).items():
         z = trials.at_scored(kept(hf, trials, Z, layer)).flatten(0, 1)
         output, basis = hf.model.layers[layer].self_attn.o_proj.weight.detach(), subspace.basis.float()
         for head in range(N_HEADS):
@@ -209,7 +210,7 @@ def test_everything_runs_from_the_package_root(hf: Any) -> None:
         and np.isfinite(battery.kl_increase_bits_by_head).all()
     )
     report = bayesgeom.intervene(hf, TASK, n=N)
-    assert report.subspace == "frame (embedding)" and np.isfinite(report.answer_shift_bits.value).all()
+    assert report.subspace == "frame (embedding)" and np.isfinite(report.effect("answer shift").value).all()
     strengths = bayesgeom.write_strength(hf, TASK, n=N, ablation=battery)
     np.testing.assert_array_equal(strengths.kl_increase_bits.value, battery.kl_increase_bits_by_head)
 

@@ -1,5 +1,6 @@
 """Interventions on planted models whose used subspace is known; the report against a slow twin; what is refused."""
 
+import inspect
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -16,8 +17,8 @@ from bayesgeom.core.errors import BayesGeomError, InvalidArgument, MissingSite, 
 from bayesgeom.core.sites import ATTN_OUT, PATTERN, RESID_POST, RESID_PRE, STATE, Site, Z
 from bayesgeom.core.trials import Trials
 from bayesgeom.interventions.design import RANDOM, Design
-from bayesgeom.interventions.job import InterventionJob
-from bayesgeom.interventions.report import AFTER, KL, SHIFT, InterventionReport, largest_control
+from bayesgeom.interventions.intervention import Intervention
+from bayesgeom.interventions.report import AFTER, INSIDE, KL, SHIFT, InterventionReport, largest_control
 from bayesgeom.interventions.run import fit_subspace, intervene, write_strength
 from bayesgeom.interventions.verdicts import RULE
 from bayesgeom.results.tidy import records_of
@@ -27,7 +28,16 @@ from bayesgeom.subspaces.site import InterventionSite
 from bayesgeom.subspaces.subspace import Subspace, span
 from bayesgeom.tasks.base import derived_seed
 from bayesgeom.tasks.bijection import Bijection
-from tests.interventions.worlds import N_ANSWERS, TASK, Echo, coordinates, lively, past_type_checks, planted_model
+from tests.interventions.worlds import (
+    N_ANSWERS,
+    TASK,
+    Echo,
+    checked,
+    coordinates,
+    lively,
+    past_type_checks,
+    planted_model,
+)
 
 USED, UNUSED = Subspace("used", coordinates(*range(N_ANSWERS))), Subspace("unused", coordinates(6))
 N = 23
@@ -41,7 +51,7 @@ def swapped() -> InterventionReport:
 
 def test_a_swap_of_the_used_subspace_gives_the_donors_answer(swapped: InterventionReport) -> None:
     assert swapped.baseline_kl_bits < 1e-5, "the planted model is exact"
-    shift, unedited = swapped.answer_shift_bits, swapped.unedited_answer_shift_bits
+    shift, unedited = swapped.effect("answer shift"), swapped.unedited_bits[SHIFT]
     np.testing.assert_allclose(shift.value, swapped.ceiling_bits.value[SHIFT], atol=1e-4)
     assert shift.value[0, 0] + unedited[0] > 0.3 > -0.3 > unedited[0]
     assert shift.baseline(RANDOM).bar("higher").max() < shift.ends[0][:, 0].min()
@@ -68,8 +78,8 @@ def test_a_direction_that_nothing_reads_costs_nothing_and_shows_nothing(kind: st
 def test_keeping_the_used_subspace_costs_little_and_removing_it_all() -> None:
     removed, kept = (intervene(planted_model(), subspace=USED, kind=kind, n=N) for kind in ("remove", "keep"))
     assert removed.kl_increase_bits.value[:, 0].min() > 0.3 > 0.05 > kept.kl_increase_bits.value[:, 0].max()
-    entropy_r2, belief_r2 = removed.coordinate_r2.value
-    assert np.isnan(removed.answer_shift_bits.value).all() and belief_r2.min() > 0.8
+    entropy_r2, belief_r2 = removed.r2.value[2:]
+    assert np.isnan(removed.effect("answer shift").value).all() and belief_r2.min() > 0.8
     assert np.isnan(entropy_r2).all(), "the entropy is the same at every position"
 
 
@@ -77,7 +87,7 @@ def test_keeping_the_used_subspace_costs_little_and_removing_it_all() -> None:
 def test_every_kind_runs_everywhere(kind: str) -> None:
     for site in (RESID_POST, Z):
         report = intervene(
-            lively(), subspace=fits.random(3), kind=replace(FEW, kind=kind), at=InterventionSite(site, (1,)), n=11
+            lively(), subspace=fits.random(3), kind=replace(FEW, kind=kind), sites=InterventionSite(site, (1,)), n=11
         )
         increase = report.kl_increase_bits.value
         assert np.isnan(increase[0]).all() and np.isfinite(increase[1]).all()
@@ -98,8 +108,8 @@ def kl(logits: Tensor, trials: Trials, at: Trials) -> Tensor:
 def test_numbers_are_those_of_plain_hooks(site: Site, positions: Literal["all", "scored"]) -> None:
     """Answer shift, KL increase and movement against whole passes with a hook that swaps the component."""
     model, fit, place = lively(), fits.leace("belief"), InterventionSite(site, positions=positions)
-    report = intervene(model, subspace=fit, kind=FEW, at=place, n=13)
-    job = InterventionJob.of(model, None, fit, kind=FEW, at=place, n=13, seed=0)
+    report = intervene(model, subspace=fit, kind=FEW, sites=place, n=13)
+    job = checked(model, fit, kind=FEW, place=place, n=13)
     ((originals, donors),) = job.pairs(13)
     assert donors is not None
     thirds = np.array_split(np.arange(7), 3)
@@ -121,7 +131,7 @@ def test_numbers_are_those_of_plain_hooks(site: Site, positions: Literal["all", 
         before = (kl(unedited, originals, originals) - kl(unedited, originals, donors)).numpy()
         increase = (kl(edited, originals, originals) - kl(unedited, originals, originals)).numpy()
         for band, at in enumerate([np.arange(7), *thirds]):
-            level = report.answer_shift_bits.value[layer, band] + report.unedited_answer_shift_bits[band]
+            level = report.change_bits.value[SHIFT, layer, band] + report.unedited_bits[SHIFT, band]
             assert level == pytest.approx(shift[:, at].mean(), abs=1e-5)
             recipient, donor = (answers(logits) - center for logits in (unedited, donated))
             way = donor - recipient * (donor * recipient).sum() / recipient.square().sum()
@@ -130,11 +140,11 @@ def test_numbers_are_those_of_plain_hooks(site: Site, positions: Literal["all", 
             assert report.movement.value[layer, band] == pytest.approx(float(share), abs=1e-4)
             assert report.kl_increase_bits.value[layer, band] == pytest.approx(increase[:, at].mean(), abs=1e-5)
             change = (shift - before)[:, at].mean()
-            assert report.answer_shift_bits.value[layer, band] == pytest.approx(change, abs=1e-5)
+            assert report.effect("answer shift").value[layer, band] == pytest.approx(change, abs=1e-5)
 
 
 def test_more_pairs_begin_with_the_fewer_and_none_is_fitted_on() -> None:
-    job = InterventionJob.of(lively(), None, None, kind="swap", at=None, n=1, seed=3)
+    job = checked(lively(), "frame", n=1, seed=3)
     many = [pair for block in job.pairs(131) for pair in block[0].tokens.tolist()]
     few = [pair for block in job.pairs(7) for pair in block[0].tokens.tolist()]
     assert len(many) == 131 and many[:7] == few
@@ -152,23 +162,24 @@ def test_the_jacobian_finds_the_used_directions() -> None:
 
 def test_overlap_with_the_embeddings_has_an_interval_and_chance() -> None:
     inside = intervene(lively(), subspace=fits.frame(), n=N, kind=replace(FEW, kind="remove"))
-    np.testing.assert_allclose(inside.frame_overlap.value, 1, atol=1e-6, err_msg="the frame lies in itself")
+    np.testing.assert_allclose(inside.share.value[INSIDE], 1, atol=1e-6, err_msg="the frame lies in itself")
     found = intervene(lively(), subspace=fits.top_jacobian(4), n=N, kind=replace(FEW, kind="remove"))
-    share, random = inside.rank[0] / 30, found.frame_overlap.baseline(RANDOM).value
+    share, random = inside.rank[0] / 30, found.share.baseline(RANDOM).value[INSIDE]
     np.testing.assert_allclose(random, share, atol=0.02, err_msg="a random subspace's share is k / d")
-    low, high = found.frame_overlap.ends
-    assert (low < found.frame_overlap.value).all() and (found.frame_overlap.value < high).all()
+    overlap = found.share[INSIDE]
+    low, high = overlap.ends
+    assert (low < overlap.value).all() and (overlap.value < high).all()
     assert "inside the span" in found.table() and "inside the span" not in inside.table()
     elsewhere = intervene(
-        lively(), subspace=fits.random(2), at=InterventionSite(Z), n=N, kind=replace(FEW, kind="remove")
+        lively(), subspace=fits.random(2), sites=InterventionSite(Z), n=N, kind=replace(FEW, kind="remove")
     )
-    assert np.isnan(elsewhere.frame_overlap.value).all(), "there are no embeddings at z"
+    assert np.isnan(elsewhere.share.value[INSIDE]).all(), "there are no embeddings at z"
 
 
 @pytest.mark.parametrize("by", ["readout", "pc1"])
 def test_the_entropy_axis_points_towards_entropy(by: fits.AxisKind) -> None:
     model, axis = lively(), fits.entropy_axis(by)
-    job = InterventionJob.of(model, None, axis, kind="remove", at=InterventionSite(RESID_POST), n=1, seed=0)
+    job = checked(model, axis, kind="remove", place=InterventionSite(RESID_POST), n=1)
     sample = job.sample()
     for layer, found in axis.fitted(sample, (0, 1)).items():
         along = (sample.points(layer) @ found.basis)[:, 0].numpy()
@@ -201,7 +212,7 @@ def test_write_strength_is_a_loop_over_heads() -> None:
     report = write_strength(model, subspace=fits.frame(), n=11)
     assert report.strength.value.shape == report.kl_increase_bits.value.shape == (2, 3) and report.n == 11
     trials = next(TASK.stream(11, seed=derived_seed(0, 6)))
-    for layer, subspace in fit_subspace(model, None, fits.frame(), at=InterventionSite(ATTN_OUT)).items():
+    for layer, subspace in fit_subspace(model, None, fits.frame(), sites=InterventionSite(ATTN_OUT)).items():
         z = model.run([trials], record=(Z,), n_recorded=11).at(Z)[layer]
         output, basis = model.module.blocks[layer].attn.W_O.weight.detach(), subspace.basis.float()
         for head in range(3):
@@ -226,10 +237,11 @@ def test_the_report_draws_prints_and_keeps(swapped: InterventionReport, tmp_path
     assert swapped.headlines()[0].metric == "movement"
     swapped.save(tmp_path / "kept")
     again = InterventionReport.load(tmp_path / "kept")
-    np.testing.assert_array_equal(again.answer_shift_bits.value, swapped.answer_shift_bits.value)
+    np.testing.assert_array_equal(again.effect("answer shift").value, swapped.effect("answer shift").value)
     assert again.table() == text
-    rows = [row for row in records_of(swapped) if row.metric == "kl_increase_bits"]
-    assert len(rows) == 8 and rows[1].variant == "first third" and np.isfinite(rows[1].baseline)
+    changes = [row for row in records_of(swapped) if row.metric == "change_bits"]
+    rows = [row for row in changes if str(row.variant).startswith("KL increase / ")]
+    assert len(rows) == 8 and rows[1].variant == "KL increase / first third" and np.isfinite(rows[1].baseline)
 
 
 def test_fits_have_names_on_the_command_line() -> None:
@@ -278,18 +290,32 @@ def unknown_kind() -> object:
 
 REFUSED: dict[str, tuple[Callable[[], object], type[BayesGeomError], str]] = {
     "layer": (
-        lambda: intervene(lively(), at=InterventionSite(RESID_PRE, (0, 2))),
+        lambda: intervene(lively(), sites=InterventionSite(RESID_PRE, (0, 2))),
         InvalidArgument,
         r"layers \[0, 2\].*0 … 1",
     ),
-    "layer twice": (lambda: intervene(lively(), at=InterventionSite(RESID_PRE, (1, 1))), InvalidArgument, "each once"),
-    "no layer": (lambda: intervene(lively(), at=InterventionSite(RESID_PRE, ())), InvalidArgument, "at least one"),
-    "site": (lambda: intervene(lively(), at=InterventionSite(STATE)), MissingSite, "site 'state', which tiny has not"),
-    "pattern": (lambda: intervene(lively(), at=InterventionSite(PATTERN)), InvalidArgument, "not at 'pattern'"),
+    "layer twice": (
+        lambda: intervene(lively(), sites=InterventionSite(RESID_PRE, (1, 1))),
+        InvalidArgument,
+        "each once",
+    ),
+    "no layer": (lambda: intervene(lively(), sites=InterventionSite(RESID_PRE, ())), InvalidArgument, "at least one"),
+    "site": (
+        lambda: intervene(lively(), sites=InterventionSite(STATE)),
+        MissingSite,
+        "site 'state', which tiny has not",
+    ),
+    "pattern": (lambda: intervene(lively(), sites=InterventionSite(PATTERN)), InvalidArgument, "not at 'pattern'"),
     "width": (lambda: intervene(lively(), subspace=USED), InvalidArgument, "'used' is 13 wide; .* are 30 wide"),
     "orthonormal": (lambda: fits.basis(torch.ones(30, 2)), InvalidArgument, "not orthonormal"),
     "rank": (lambda: intervene(lively(), subspace=fits.top_jacobian(31)), InvalidArgument, "r = 31: .* 1 … 30"),
     "rank 0": (lambda: intervene(lively(), subspace=fits.random(0)), InvalidArgument, "r = 0"),
+    "name": (lambda: intervene(lively(), subspace="leac:belief"), UnknownName, "subspace named 'leac:belief'"),
+    "no subspace": (
+        lambda: inspect.unwrap(intervene)(lively(), subspace=5),
+        InvalidArgument,
+        "a subspace is a name such as 'frame'.*got 5",
+    ),
     "n": (lambda: intervene(lively(), n=0), InvalidArgument, "at least 1, got 0"),
     "kind": (unknown_kind, InvalidArgument, "swap, remove, .*got 'twist'"),
     "pairs": (
@@ -306,12 +332,12 @@ REFUSED: dict[str, tuple[Callable[[], object], type[BayesGeomError], str]] = {
         "got 'odd'",
     ),
     "score after": (
-        lambda: intervene(planted_model(), subspace=USED, at=InterventionSite(score_after=True)),
+        lambda: intervene(planted_model(), subspace=USED, sites=InterventionSite(score_after=True)),
         InvalidArgument,
         "at least 5 scored positions, this one has 3",
     ),
     "no entropy": (lambda: fits.covariance("entropy", given=("x",)), UnknownName, "named 'x'"),
-    "frame at z": (lambda: intervene(lively(), at=InterventionSite(Z)), InvalidArgument, "coordinates of its own"),
+    "frame at z": (lambda: intervene(lively(), sites=InterventionSite(Z)), InvalidArgument, "coordinates of its own"),
     "frame kind": (
         lambda: intervene(lively(), subspace=past_type_checks(FRAME, kind="qk")),
         InvalidArgument,
@@ -328,7 +354,7 @@ REFUSED: dict[str, tuple[Callable[[], object], type[BayesGeomError], str]] = {
 @pytest.mark.parametrize("what", REFUSED)
 def test_bad_input_is_refused_before_anything_runs(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
     ask, kind, message = REFUSED[what]
-    monkeypatch.setattr(InterventionJob, "run", lambda self: pytest.fail("it ran"))
+    monkeypatch.setattr(Intervention, "report", lambda self: pytest.fail("it ran"))
     with pytest.raises(kind, match=message):
         ask()
 
@@ -344,8 +370,8 @@ def test_the_frame_is_the_default_and_runs_on_the_task() -> None:
 
 
 def test_one_pair_gives_numbers_and_no_verdict() -> None:
-    report = intervene(lively(), subspace=fits.random(3), kind=FEW, at=InterventionSite(RESID_POST), n=1)
-    shift = report.answer_shift_bits
+    report = intervene(lively(), subspace=fits.random(3), kind=FEW, sites=InterventionSite(RESID_POST), n=1)
+    shift = report.effect("answer shift")
     assert np.isfinite(shift.value).all() and np.isnan(shift.ends[0]).all()
     assert set(report.verdict_by_layer) == {"undecided"} and report.verdict.startswith("undecided")
     assert "–" in report.table() and report.plot().data

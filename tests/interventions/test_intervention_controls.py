@@ -4,10 +4,10 @@ from functools import cache
 
 import pytest
 
-from bayesgeom.interventions.controls import InterventionControl, intervention_controls
-from bayesgeom.interventions.planted import LAYER, uses_entropy
 from bayesgeom.interventions.report import AFTER, REMOVAL, InterventionReport, largest_control
 from bayesgeom.interventions.verdicts import CEILING_SHARE, OWN_KL_SHARE
+from bayesgeom.selftest.controls import InterventionControl, intervention_controls
+from bayesgeom.selftest.planted import LAYER, uses_entropy
 from bayesgeom.subspaces.fits import leace
 
 CONTROLS = {control.label: control for control in intervention_controls()}
@@ -58,7 +58,7 @@ def test_a_control_does_not_hold_of_the_other_network(kind: str, quantity: str) 
 def test_a_margin_without_erasure_would_say_not_used_of_what_is_used(label: str) -> None:
     """What version 1 did: remove the decoder direction, see that it costs nothing, and call the quantity inert."""
     report = report_of(label)
-    reach = max(abs(float(end[LAYER, 0])) for end in report.removal_kl_bits.ends)
+    reach = max(abs(float(end[LAYER, 0])) for end in report.change_bits[REMOVAL].ends)
     assert reach < OWN_KL_SHARE * report.baseline_kl_bits
     assert reach < CEILING_SHARE * report.ceiling_bits.value[REMOVAL, LAYER, 0]
     assert report.r2.value[AFTER, LAYER] > 0.9, "which is why the verdict is another one"

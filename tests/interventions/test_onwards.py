@@ -4,20 +4,22 @@ import numpy as np
 import pytest
 import torch
 
+from bayesgeom.cli import main
 from bayesgeom.core.behavior import answer_log_probabilities
 from bayesgeom.core.errors import InvalidArgument, UnknownName
 from bayesgeom.core.sites import ATTN_OUT, RESID_POST, RESID_PRE
 from bayesgeom.core.trials import concatenate
 from bayesgeom.interventions.engine import PairReference
-from bayesgeom.interventions.onwards import Scrubber, Targets, matched_erasers
+from bayesgeom.interventions.onwards import Scrubber, Targets, erase_onwards, matched_erasers
 from bayesgeom.interventions.onwards_report import OnwardsReport, verdict_onwards
-from bayesgeom.interventions.run_onwards import OnwardsJob, erase_onwards
 from bayesgeom.stats.information import kl_bits
-from bayesgeom.subspaces import fits
 from bayesgeom.subspaces.quantity import Quantity
 from bayesgeom.subspaces.site import InterventionSite
 from bayesgeom.tasks.base import derived_seed
 from tests.interventions.worlds import TASK, lively, planted_model
+from tests.tiny import tiny_checkpoints, tiny_folder
+
+__all__ = ["tiny_checkpoints", "tiny_folder"]  # fixtures
 
 NONE = PairReference({}, None)
 
@@ -41,7 +43,7 @@ def test_the_next_and_the_last_quantity_stand_at_the_other_positions() -> None:
 @pytest.mark.parametrize("site", [RESID_PRE, RESID_POST], ids=lambda site: site.name)
 def test_erasure_is_complete_in_every_layer_and_costs_what_plain_hooks_say(site: object) -> None:
     model = lively()
-    report = erase_onwards(model, quantity="belief", at=InterventionSite(site, (0, 1)), n=11)  # type: ignore[arg-type]
+    report = erase_onwards(model, quantity="belief", sites=InterventionSite(site, (0, 1)), n=11)  # type: ignore[arg-type]
     assert report.r2.value[1].max() < 0.05 and report.layers == [0, 1]
     scrubber = Scrubber(model=model, site=site, quantity=Quantity("belief"), oblique=True, n_fit=768, n_read=256)  # type: ignore[arg-type]
     stream = list(TASK.stream(768 + 256 + 128, seed=derived_seed(0, 13)))
@@ -108,12 +110,17 @@ def test_the_rule(increase: tuple[float, float], excess: float, is_identified: b
     assert verdict_onwards(increase, 2.0, 0.01, excess=excess, is_identified=is_identified) == said
 
 
+@pytest.mark.usefixtures("tiny_checkpoints")
+@pytest.mark.parametrize("subspace", ["frame", "leace:entropy,given=position"])
+def test_the_command_erases_quantities_alone(subspace: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["intervene", "bijection-v20", "--subspace", subspace, "--onwards"]) == 2
+    assert "only covariance:QUANTITY and leace:QUANTITY erase" in capsys.readouterr().err
+
+
 def test_bad_input_is_refused() -> None:
-    with pytest.raises(InvalidArgument, match="only covariance:QUANTITY and leace:QUANTITY erase"):
-        OnwardsJob.of(lively(), None, fits.frame(), at=None, n=5, seed=0)
     with pytest.raises(InvalidArgument, match="not at 'attn_out'"):
-        erase_onwards(lively(), at=InterventionSite(ATTN_OUT))
+        erase_onwards(lively(), sites=InterventionSite(ATTN_OUT))
     with pytest.raises(UnknownName, match="named 'surprise'"):
         erase_onwards(lively(), quantity="surprise")
     with pytest.raises(InvalidArgument, match="layers"):
-        erase_onwards(lively(), at=InterventionSite(RESID_PRE, (2,)))
+        erase_onwards(lively(), sites=InterventionSite(RESID_PRE, (2,)))

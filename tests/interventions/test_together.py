@@ -15,11 +15,11 @@ from bayesgeom.core.edits import InSubspace
 from bayesgeom.core.errors import InvalidArgument, MissingSite
 from bayesgeom.core.sites import RESID_PRE, Site, V
 from bayesgeom.core.trials import Trials
-from bayesgeom.interventions.design import RANDOM
+from bayesgeom.interventions.design import RANDOM, Design
 from bayesgeom.interventions.engine import PairReference
-from bayesgeom.interventions.joint import orthogonal_to
+from bayesgeom.interventions.joint import N_FIT, JointIntervention, orthogonal_to
 from bayesgeom.interventions.joint_report import ORTHOGONAL, UNEDITED, verdict_of
-from bayesgeom.interventions.run_together import N_FIT, JointJob, intervene_together
+from bayesgeom.interventions.run import intervene
 from bayesgeom.models.base import Model
 from bayesgeom.models.resolve import as_model
 from bayesgeom.results.diagnosis import Diagnosis, report_kinds
@@ -92,7 +92,7 @@ def scores(logits: Tensor, trials: Trials) -> np.ndarray:
     return np.array([float(kl_bits(exact, log_answers).mean()), float(error.mean())])
 
 
-def role_means(hf: Any, job: JointJob) -> dict[int, Tensor]:
+def role_means(hf: Any, job: JointIntervention) -> dict[int, Tensor]:
     blocks = list(job.task.stream(N_FIT, seed=derived_seed(job.single.seed, 10)))
     found = {}
     for layer in range(N_LAYERS):
@@ -115,8 +115,8 @@ def order(points: Tensor, axis: Tensor, entropy: np.ndarray) -> float:
 
 def test_numbers_are_those_of_plain_hooks(hf: Any, model: Model) -> None:
     places = [InterventionSite(RESID_PRE, (1,)), BOTH]
-    report = intervene_together(model, TASK, at=places, n=N)
-    job = JointJob.of(model, TASK, None, at=places, kind="remove", n=N, seed=0)
+    report = intervene(model, TASK, "covariance:entropy", sites=places, kind="remove", n=N)
+    job = JointIntervention.of(model, TASK, fits.covariance(), sites=places, kind="remove", n=N, seed=0)
     axes = {at: s.basis.float() for at, s in job.single.fit.fitted(job.single.sample(), range(N_LAYERS)).items()}
     means, (trials,) = role_means(hf, job), TASK.stream(N, seed=derived_seed(0, 8))
     plain, arriving = edited_pass(hf, trials, axes, {})
@@ -148,7 +148,7 @@ def test_numbers_are_those_of_plain_hooks(hf: Any, model: Model) -> None:
 def test_labeled_evidence_on_a_model_with_a_tokenizer(reader: Model, kind: Any, site: Site, tmp_path: Path) -> None:
     task, axis = LabeledEvidence(k_max=3, n_words=11), fits.entropy_axis("pc1_standardized")
     places = [InterventionSite(site, (1,)), InterventionSite(site, (1, 2))]
-    report = intervene_together(reader, task, axis, at=places, kind=kind, n=9)
+    report = intervene(reader, task, axis, sites=places, kind=kind, n=9)
     assert report.n == report.n_kept == 9 and report.n_random == 20 and report.rank == 1
     increase, order_along = report.increase_bits, report.axis_correlation.value
     assert np.isfinite(increase.value).all() and np.isfinite(order_along[:, 1:]).all()
@@ -167,18 +167,17 @@ def test_labeled_evidence_on_a_model_with_a_tokenizer(reader: Model, kind: Any, 
 
 
 def test_an_edit_at_values_is_one_of_all_key_heads_together(reader: Model) -> None:
-    report = intervene_together(reader, LabeledEvidence(k_max=2, n_words=7), at=[InterventionSite(V, (1, 2))], n=5)
+    task, axis = LabeledEvidence(k_max=2, n_words=7), fits.covariance()
+    report = intervene(reader, task, axis, sites=[InterventionSite(V, (1, 2))], kind="remove", n=5)
     assert report.site == "v" and np.abs(report.ceiling_increase_bits.value).min() > 0
     with pytest.raises(InvalidArgument, match=rf"rank 19 of {N_KV * D_HEAD} in layer 0: no subspace of that rank"):
-        intervene_together(
-            reader, LabeledEvidence(k_max=2, n_words=7), fits.random(19), at=[InterventionSite(V, (0,))], n=5
-        )
+        intervene(reader, task, "random:19", sites=[InterventionSite(V, (0,))], kind="remove", n=5)
     with pytest.raises(InvalidArgument, match=r"layer 0 holds the same vector at every scored position, so covariance"):
-        intervene_together(reader, LabeledEvidence(k_max=2, n_words=7), at=[InterventionSite(V, (0, 1))], n=5)
+        intervene(reader, task, axis, sites=[InterventionSite(V, (0, 1))], kind="remove", n=5)
 
 
 def test_more_than_one_direction_has_no_order(model: Model) -> None:
-    report = intervene_together(model, TASK, fits.random(3), at=[BOTH], n=5)
+    report = intervene(model, TASK, "random:3", sites=[BOTH], kind="remove", n=5)
     assert report.rank == 3 and np.isnan(report.axis_correlation.value).all()
     assert np.isfinite(report.increase_bits.value).all()
 
@@ -193,7 +192,8 @@ def test_orthogonal_subspaces_are_orthogonal_and_random() -> None:
 
 def test_the_axis_of_standardized_vectors_has_their_score(model: Model) -> None:
     """Its coordinate is the standardized PC1 score, up to scale; that of the plain PC1 is not."""
-    job = JointJob.of(model, TASK, fits.entropy_axis("pc1_standardized"), at=[BOTH], kind="remove", n=2, seed=0)
+    fit = fits.entropy_axis("pc1_standardized")
+    job = JointIntervention.of(model, TASK, fit, sites=[BOTH], kind="remove", n=2, seed=0)
     sample = job.single.sample()
     points = sample.points(1).numpy()
     unit = (points - points.mean(axis=0)) / points.std(axis=0)
@@ -224,22 +224,27 @@ def test_verdicts_follow_the_rule(value: float, beyond: float, most: float, said
     [
         ({"kind": "swap"}, InvalidArgument, r"kind is one of remove, keep, add; 'swap' is for one at a time"),
         ({"kind": "rotate"}, InvalidArgument, r"'rotate' is for one at a time"),
+        ({"kind": Design("remove")}, InvalidArgument, r"have a fixed design: pass kind='remove', 'keep' or 'add'"),
         ({"n": 1}, InvalidArgument, r"at least 2 to correlate anything, got 1"),
-        ({"at": []}, InvalidArgument, r"name one place or more, all at one site"),
-        ({"at": [BOTH, InterventionSite(V, (0,))]}, InvalidArgument, r"name one place or more, all at one site"),
-        ({"at": [InterventionSite(RESID_PRE, (0, 2))]}, InvalidArgument, r"layers \[0, 2\]: name at least one of"),
+        ({"sites": []}, InvalidArgument, r"name one site or more, all at one hook point"),
+        (
+            {"sites": [BOTH, InterventionSite(V, (0,))]},
+            InvalidArgument,
+            r"name one site or more, all at one hook point",
+        ),
+        ({"sites": [InterventionSite(RESID_PRE, (0, 2))]}, InvalidArgument, r"layers \[0, 2\]: name at least one of"),
     ],
 )
 def test_mistakes_are_named(model: Model, arguments: dict[str, Any], error: type, message: str) -> None:
     with pytest.raises(error, match=message):
-        intervene_together(model, TASK, **{"at": [BOTH], "n": 3, **arguments})
+        intervene(model, TASK, **{"sites": [BOTH], "kind": "remove", "n": 3, **arguments})
 
 
 def test_edits_at_a_site_that_is_not_there(model: Model) -> None:
     from bayesgeom.core.sites import STATE
 
     with pytest.raises((InvalidArgument, MissingSite)):
-        intervene_together(model, TASK, at=[InterventionSite(STATE, (0,))], n=3)
+        intervene(model, TASK, sites=[InterventionSite(STATE, (0,))], kind="remove", n=3)
 
 
 def test_an_edit_of_values_takes_the_heads_side_by_side() -> None:

@@ -8,7 +8,7 @@ import torch
 
 from bayesgeom.core.sites import MLP_OUT, RESID_POST, RESID_PRE
 from bayesgeom.interventions.design import MATCHED, RANDOM, Design
-from bayesgeom.interventions.report import KL
+from bayesgeom.interventions.report import INDIRECT_KL, KL, OUTSIDE
 from bayesgeom.interventions.run import intervene
 from bayesgeom.interventions.verdicts import Effect, Evidence, sentence, verdict_of
 from bayesgeom.results.estimators import UNTRAINED
@@ -18,7 +18,7 @@ from bayesgeom.subspaces.readout import Erasure
 from bayesgeom.subspaces.site import InterventionSite
 from bayesgeom.subspaces.subspace import Subspace
 from bayesgeom.tasks.bijection import Bijection
-from tests.interventions.worlds import TASK, coordinates, lively, planted_model
+from tests.interventions.worlds import TASK, checked, coordinates, lively, planted_model
 
 FEW = Design(n_random=3, n_matched=2, n_control=5, n_untrained=0, n_fit=101)
 ERASED, LEFT = (Erasure(before=0.9, after=after, permuted=0.01) for after in (-0.02, 0.4))
@@ -108,30 +108,30 @@ def test_the_sentence_says_the_strongest_first() -> None:
 def test_the_embedding_frame_of_layer_0_is_an_identity() -> None:
     """Pairs share keys and positions, so donor and recipient differ in the embeddings of the answers alone."""
     report = intervene(lively(), subspace=fits.frame(), kind=replace(FEW, n_untrained=1), n=11)
-    assert report.verdict_by_layer[0] == "by construction" and report.outside_share[0] < 1e-9 < report.outside_share[1]
+    outside = report.share.value[OUTSIDE]
+    assert report.verdict_by_layer[0] == "by construction" and outside[0] < 1e-9 < outside[1]
     np.testing.assert_allclose(report.movement.value[0, 0], 1, atol=1e-4)
     np.testing.assert_allclose(report.movement.baseline(UNTRAINED).value[0, 0], 1, atol=1e-4)
 
 
 def test_the_entropy_of_keys_that_never_repeat_is_not_identified() -> None:
     report = intervene(lively(), Bijection(n_values=11, n_pairs=5), fits.leace("entropy"), kind=FEW, n=11)
-    assert set(report.verdict_by_layer) <= {"not identified"} and report.where.endswith("donors: independent")
+    assert set(report.verdict_by_layer) <= {"not identified"} and "donors: independent;" in report.where
 
 
 def test_entropy_is_swapped_between_sequences_that_differ_in_it() -> None:
     """Pairs share keys, and with them the entropy; sequences that have nothing to do with one another do not."""
     place = InterventionSite(RESID_PRE, (1,))
-    assert intervene(lively(), subspace=fits.covariance("entropy"), kind=FEW, at=place, n=5).where.endswith(
-        "independent"
-    )
-    assert intervene(lively(), subspace=fits.covariance("belief"), kind=FEW, at=place, n=5).where.endswith("paired")
+    for quantity, donors in (("entropy", "independent"), ("belief", "paired")):
+        report = intervene(lively(), subspace=fits.covariance(quantity), kind=FEW, sites=place, n=5)
+        assert f"donors: {donors}; controls: " in report.where
 
 
 def test_without_the_direct_path_nothing_is_left_at_the_end_of_the_stream() -> None:
-    report = intervene(lively(), subspace=fits.covariance("belief"), kind=FEW, at=InterventionSite(RESID_POST), n=11)
-    assert abs(report.indirect_kl_increase_bits.value[1, 0]) < 1e-6 < 1e-3 < abs(report.kl_increase_bits.value[1, 0])
+    report = intervene(lively(), subspace=fits.covariance("belief"), kind=FEW, sites=InterventionSite(RESID_POST), n=11)
+    assert abs(report.change_bits.value[INDIRECT_KL, 1, 0]) < 1e-6 < 1e-3 < abs(report.kl_increase_bits.value[1, 0])
     assert abs(report.indirect_movement.value[1, 0]) < 1e-6
-    assert abs(report.indirect_kl_increase_bits.value[0, 0]) > 1e-4, "a later block reads what was edited"
+    assert abs(report.change_bits.value[INDIRECT_KL, 0, 0]) > 1e-4, "a later block reads what was edited"
     most = np.stack([own.value[:, 0] for own in report.indirect_movement.baselines])
     assert (abs(most[:, 1]) < 1e-6).all(), "controls lose their direct paths, too"
     assert (most[:, 0] != [report.movement.baseline(name).bar("higher")[0, 0] for name in (RANDOM, MATCHED)]).all()
@@ -140,11 +140,10 @@ def test_without_the_direct_path_nothing_is_left_at_the_end_of_the_stream() -> N
 def test_the_indirect_effect_is_that_of_plain_hooks() -> None:
     """The edit is subtracted again from what enters the final norm."""
     from bayesgeom.core.behavior import answer_log_probabilities
-    from bayesgeom.interventions.job import InterventionJob
     from bayesgeom.stats.information import kl_bits
 
     model, fit, place = lively(), fits.covariance("belief"), InterventionSite(MLP_OUT, (0,))
-    job = InterventionJob.of(model, None, fit, kind=FEW, at=place, n=7, seed=0)
+    job = checked(model, fit, kind=FEW, place=place, n=7)
     ((originals, donors),) = job.pairs(7)
     assert donors is not None
     projector = job.fit.fitted(job.sample(), (0,))[0].projector().T.float()
@@ -166,17 +165,17 @@ def test_the_indirect_effect_is_that_of_plain_hooks() -> None:
             handle.remove()
     exact = originals.at_scored(originals.predictive)
     after, before = (kl_bits(exact, answer_log_probabilities(logits, originals)[0]) for logits in (edited, unedited))
-    assert job.run().indirect_kl_increase_bits.value[0, 0] == pytest.approx(float((after - before).mean()), abs=1e-5)
+    assert job.report().change_bits.value[INDIRECT_KL, 0, 0] == pytest.approx(float((after - before).mean()), abs=1e-5)
 
 
 def test_scored_after_the_edit_only_what_is_carried_on_counts() -> None:
     """At the end of the stream nothing is carried on; one layer before, attention carries it."""
     place = InterventionSite(RESID_POST, positions="scored", score_after=True)
-    report = intervene(lively(), subspace=fits.covariance("belief"), kind=FEW, at=place, n=11)
+    report = intervene(lively(), subspace=fits.covariance("belief"), kind=FEW, sites=place, n=11)
     assert report.bands == ("all later", "next scored", "second next") and report.where.startswith(
         "resid_post, one scored"
     )
-    assert np.isnan(report.answer_shift_bits.value).all(), "the donor's later tokens were not seen"
+    assert np.isnan(report.effect("answer shift").value).all(), "the donor's later tokens were not seen"
     np.testing.assert_allclose(report.kl_increase_bits.value[1], 0, atol=1e-7)
     np.testing.assert_allclose(report.ceiling_bits.value[KL, 1], 0, atol=1e-7)
     assert abs(report.ceiling_bits.value[KL, 0, 0]) > 1e-3
@@ -185,10 +184,8 @@ def test_scored_after_the_edit_only_what_is_carried_on_counts() -> None:
 
 def test_what_is_held_fixed_is_not_moved() -> None:
     """With `given`, a swap leaves what linearly predicts the position where it was."""
-    from bayesgeom.interventions.job import InterventionJob
-
     fit = fits.covariance("entropy", given=("position",))
-    job = InterventionJob.of(lively(), None, fit, kind=FEW, at=InterventionSite(RESID_PRE, (1,)), n=7, seed=0)
+    job = checked(lively(), fit, kind=FEW, place=InterventionSite(RESID_PRE, (1,)), n=7)
     sample = job.sample()
     own, held, points = fit.fitted(sample, (1,))[1], sample.confounds(("position",)), sample.points(1)
     along = (points @ own.reads)[:, 0]
@@ -202,7 +199,7 @@ def test_training_finds_a_subspace_that_moves_the_answer() -> None:
     """The used coordinates are five of thirteen: trained directions do better than most drawn at random."""
     design = replace(FEW, n_control=23)
     fit = fits.trained_swap(4, "belief", steps=15)
-    report = intervene(planted_model(), subspace=fit, kind=design, at=InterventionSite(RESID_PRE, (1,)), n=23)
+    report = intervene(planted_model(), subspace=fit, kind=design, sites=InterventionSite(RESID_PRE, (1,)), n=23)
     assert report.movement.value[1, 0] > 0.9 > report.movement.baseline(RANDOM).bar("higher")[1, 0]
 
 

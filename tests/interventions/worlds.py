@@ -9,9 +9,16 @@ import torch
 from jaxtyping import Float64
 from torch import Tensor
 
+from bayesgeom.core.edits import SubspaceKind
 from bayesgeom.core.trials import Trials
+from bayesgeom.interventions.design import Design
+from bayesgeom.interventions.intervention import Intervention
 from bayesgeom.models.adapters.hooked import HookedModel
+from bayesgeom.models.base import Model
 from bayesgeom.models.native.transformer import Transformer, TransformerConfig
+from bayesgeom.subspaces.base import Fit
+from bayesgeom.subspaces.fits import as_fit
+from bayesgeom.subspaces.site import InterventionSite
 from bayesgeom.tasks.base import WindTunnel
 from bayesgeom.tasks.bijection import Bijection
 
@@ -86,6 +93,21 @@ def planted_model() -> HookedModel:
         module.unembed.weight.zero_()
         module.unembed.weight[:N_ANSWERS, :N_ANSWERS] = torch.eye(N_ANSWERS)
     return HookedModel(module, name="planted", task=Echo())
+
+
+def checked(
+    model: Model,
+    fit: str | Fit,
+    *,
+    kind: SubspaceKind | Design = "swap",
+    place: InterventionSite | None = None,
+    n: int,
+    seed: int = 0,
+) -> Intervention:
+    """What `intervene` runs with these arguments, on the model's own task."""
+    assert model.task is not None
+    at, design = place or InterventionSite(), Design.of(kind)
+    return Intervention.of(model, model.task, as_fit(fit), design=design, place=at, n=n, seed=seed)
 
 
 T = TypeVar("T")

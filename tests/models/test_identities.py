@@ -192,7 +192,11 @@ def test_capture_holds_every_position_and_removes_its_hooks() -> None:
     module = lively()
     trials = sentinel_trials(23, 11, "cpu")
     held = capture(
-        lambda: module(trials.tokens), lambda site, layer: module.blocks[layer].hook_resid_post, {s.RESID_POST: 0}, 2
+        module,
+        lambda: module(trials.tokens),
+        lambda site, layer: module.blocks[layer].hook_resid_post,
+        {s.RESID_POST: 0},
+        2,
     )
     assert held[s.RESID_POST].shape == (2, 2, 7, 30)
     _, cache = module.run_with_cache(trials.tokens)
@@ -210,13 +214,13 @@ def test_capture_leaves_out_what_does_not_fire_once_a_layer(times: tuple[int, in
             for _ in range(n):
                 point(torch.zeros(2, 7, 30))
 
-    assert capture(forward, lambda site, layer: points[layer], {s.RESID_POST: 0}, 2) == {}
+    assert capture(points, forward, lambda site, layer: points[layer], {s.RESID_POST: 0}, 2) == {}
 
 
 def test_capture_removes_its_hooks_after_a_failure() -> None:
     points = nn.ModuleList(nn.Identity() for _ in range(2))
     with pytest.raises(ZeroDivisionError):
-        capture(lambda: 1 / 0, lambda site, layer: points[layer], {s.RESID_POST: 0}, 2)
+        capture(points, lambda: 1 / 0, lambda site, layer: points[layer], {s.RESID_POST: 0}, 2)
     assert not any(point._forward_hooks for point in points)
 
 

@@ -169,8 +169,8 @@ def test_mlps_are_ablated_and_what_a_block_has_not_is_refused() -> None:
 @pytest.mark.parametrize("kind", ["mlp", "lstm", "mamba"])
 def test_interventions_act_on_the_stream_and_not_on_the_state(kind: str) -> None:
     model = attached(kind)
-    report = intervene(model, TASK, n=6, at=InterventionSite(s.RESID_PRE, layers=(1,)))
+    report = intervene(model, TASK, n=6, sites=InterventionSite(s.RESID_PRE, layers=(1,)))
     assert report.n == 6
     if kind in STATES:
         with pytest.raises(InvalidArgument, match=r"an intervention acts at .*; not at 'state'"):
-            intervene(model, TASK, n=6, at=InterventionSite(s.STATE))
+            intervene(model, TASK, n=6, sites=InterventionSite(s.STATE))

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from bayesgeom.core.numbers import number_text
 from bayesgeom.core.run import Run
 from bayesgeom.core.sites import RESID_POST, RESID_PRE, STATE
 from bayesgeom.probes import belief_readout
@@ -25,7 +26,6 @@ from bayesgeom.probes.belief_report import (
 )
 from bayesgeom.results.estimate import Estimate
 from bayesgeom.results.estimators import UNTRAINED
-from bayesgeom.results.headline import number_text
 from bayesgeom.results.storage import parts_of
 from bayesgeom.results.tidy import records_of
 from bayesgeom.tasks.base import WindTunnel
@@ -179,9 +179,9 @@ def test_headlines_quote_every_baseline_of_the_last_layer() -> None:
     first, own = report.headlines()[0], report.r2[0, -1]
     assert [level.name for level in own.baselines] == [SHUFFLE, UNTRAINED, SUBSPACES, EMBEDDING]
     hardest = max(own.baselines, key=lambda level: float(level.bar("higher")))
-    assert (first.metric, first.value, first.baseline) == ("r2", float(own), float(hardest.value))
+    assert (first.metric, first.value, first.baseline) == ("r2", float(own), float(hardest.bar("higher")))
     assert (first.low, first.high) == own.ends and first.baseline_name.startswith(hardest.name)
-    others = [f"{level.name} {number_text(float(level.value))}" for level in own.baselines if level is not hardest]
+    others = [number_text(float(level.bar("higher"))) for level in own.baselines if level is not hardest]
     assert all(text in first.baseline_name for text in others)
     distance, levels = report.headlines()[1], report.total_variation[0, -1].baselines
     assert [level.name for level in levels] == [MEAN_BELIEF, UNTRAINED, EMBEDDING]

@@ -45,16 +45,17 @@ def test_every_scalar_equals_a_loop(rng: np.random.Generator) -> None:
     of_means = [abs(sum(gaps[i, j] for i in range(N)) / N) for j in range(POSITIONS)]
     expected = {
         "entropy_mae_bits": sum(abs(gap) for gap in gaps.values()) / len(cells),
-        "entropy_mae_of_means_bits": sum(of_means) / POSITIONS,
         "kl_bits": sum((exact[c] * np.log2(exact[c] / said[c])).sum() for c in cells) / len(cells),
         "total_variation": sum(np.abs(exact[c] - said[c]).sum() / 2 for c in cells) / len(cells),
         "off_answer_prob": 0.0,
-        "accuracy": sum(float(said[c].argmax() == exact[c].argmax()) for c in cells) / len(cells),
-        "exact_accuracy": 1.0,  # planted trials answer with the most probable one
         "log_loss_gap_bits": sum(np.log2(exact[c].max() / said[c][exact[c].argmax()]) for c in cells) / len(cells),
     }
     found = {row.metric: row.value for row in records_of(report) if row.metric in expected}
     assert found == pytest.approx(expected, abs=1e-9)
+    assert report.entropy_mae_of_means_bits == pytest.approx(sum(of_means) / POSITIONS, abs=1e-9)
+    accuracy = sum(float(said[c].argmax() == exact[c].argmax()) for c in cells) / len(cells)
+    named = dict(zip(report.sources, report.accuracy.value, strict=True))
+    assert named == pytest.approx({"exact": 1, "model": accuracy}), "planted trials answer with the most probable one"
 
 
 def test_every_profile_equals_a_loop(rng: np.random.Generator) -> None:
@@ -103,7 +104,7 @@ def test_means_first_hides_errors_of_opposite_sign() -> None:
     exact[1], exact[0] = [0.7, 0.3], [0.5, 0.5]  # too sure by as much as it is too vague
     trials = planted_trials(exact, np.zeros((2, 3), dtype=int))
     report = Calibration().measure(planted_run(trials, {}, model=torch.from_numpy(said)))
-    assert float(report.entropy_mae_of_means_bits) == pytest.approx(0, abs=1e-12)
+    assert report.entropy_mae_of_means_bits == pytest.approx(0, abs=1e-12)
     assert float(report.entropy_mae_bits) == pytest.approx(1 - entropy(np.array([0.7, 0.3])))
 
 
@@ -111,10 +112,16 @@ def test_means_first_hides_errors_of_opposite_sign() -> None:
 def test_bounds(noise: float, rng: np.random.Generator) -> None:
     report = Calibration().measure(planted(rng, noise=noise)[0])
     error, variation, kl = (float(of) for of in (report.entropy_mae_bits, report.total_variation, report.kl_bits))
-    assert 0 <= float(report.entropy_mae_of_means_bits) <= error + 1e-12
+    assert 0 <= report.entropy_mae_of_means_bits <= error + 1e-12
     assert kl >= -1e-12 and 0 <= variation <= 1 and 0 <= float(report.off_answer_prob) <= 1
     assert 2 * variation**2 / math.log(2) <= kl + 1e-12, "Pinsker"
-    scalars = (report.entropy_mae_bits, report.kl_bits, report.total_variation, report.off_answer_prob, report.accuracy)
+    scalars = (
+        report.entropy_mae_bits,
+        report.kl_bits,
+        report.total_variation,
+        report.off_answer_prob,
+        report.accuracy[1],
+    )
     for own in scalars:
         low, high = own.ends
         assert math.isnan(low) or low <= own.value + 1e-12 <= high + 2e-12
@@ -127,7 +134,7 @@ def null_run(task: WindTunnel, n: int) -> Run:
     exact = predicted_behavior(trials, trials.at_scored(trials.predictive))
     baselines = {name: predicted_behavior(trials, p) for name, p in task.baseline_predictives(trials).items()}
     base = planted_run(planted_trials(np.full((1, 1, 2), 0.5), np.zeros((1, 1), dtype=int)), {})
-    held = vars(base) | {"behavior": exact, "exact_behavior": exact, "null_behaviors": baselines}
+    held = vars(base) | {"behavior": exact, "exact_behavior": exact, "baseline_behaviors": baselines}
     return Run(**held | {"windows": window_scores(trials)})
 
 

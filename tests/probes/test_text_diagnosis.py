@@ -51,7 +51,7 @@ def test_prompts_are_diagnosed_with_the_models_own_entropy(model: Model, tmp_pat
     assert {"calibration", "belief_readout"} <= diagnosis.inapplicable.keys()
     assert "exact posterior, which nobody knows" in diagnosis.inapplicable["calibration"]
     assert {"value_manifold", "key_overlap", "attention_entropy", "domain_separation"} <= diagnosis.keys()
-    assert vars(diagnosis["value_manifold"])["is_own_entropy"]
+    assert "the model's own" in vars(diagnosis["value_manifold"])["conditions"]
     assert any("(the model's own)" in line.label for _, line in diagnosis.headlines())
     diagnosis.save(tmp_path / "report")
     assert bayesgeom.Diagnosis.load(tmp_path / "report").inapplicable == diagnosis.inapplicable

@@ -14,7 +14,7 @@ from bayesgeom.core.run import Run
 from bayesgeom.core.sites import ATTN_OUT, RESID_POST, V, Z
 from bayesgeom.probes import value_manifold
 from bayesgeom.probes.base import planted_run
-from bayesgeom.probes.value_manifold import SHUFFLE, ValueManifold, ValueManifoldReport
+from bayesgeom.probes.value_manifold import SHUFFLE, STANDARDIZED, ValueManifold, ValueManifoldReport
 from bayesgeom.results.estimate import Estimate
 from bayesgeom.results.estimators import UNTRAINED
 from bayesgeom.results.storage import parts_of
@@ -193,8 +193,8 @@ def test_standardized_clouds_do_not_depend_on_the_size_of_a_coordinate() -> None
     stretched = replace(run, recorded={**run.recorded, RESID_POST: wide})
     plain, unit = (ValueManifold(standardized=s).measure(stretched) for s in (False, True))
     row = row_of(plain, "resid_post")
-    assert (plain.pc1_share.value[row] > 0.999).all() and not plain.standardized
-    assert (unit.pc1_share.value[row] < 0.5).all() and unit.standardized
+    assert (plain.pc1_share.value[row] > 0.999).all() and not plain.conditions
+    assert (unit.pc1_share.value[row] < 0.5).all() and unit.conditions == (STANDARDIZED,)
     plainly = ValueManifold(standardized=True).measure(run)
     np.testing.assert_allclose(unit.pc1_share.value, plainly.pc1_share.value, atol=1e-6)
     for layer in range(LAYERS):
@@ -227,13 +227,16 @@ def test_shown_points_are_a_sample_of_the_cloud_with_their_entropies() -> None:
     run = lively()
     report = ValueManifold().measure(run)
     n_points = N * REPEATS.n_pairs
-    assert report.shown_points.shape == (2, n_points, 3)
+    assert report.shown_points.shape == (4, n_points, 3)
+    assert [np.isfinite(own).all() for own in report.shown_points] == [True, False, False, True]
     np.testing.assert_allclose(report.shown_entropy_bits, run.exact_behavior.exact_entropy_bits.ravel(), atol=1e-8)
     np.testing.assert_array_equal(report.shown_position, run.trials.scored_positions().ravel())
     axes = principal_axes(covariance(run.at(RESID_POST)[-1].flatten(0, 1)))[1]
     cloud = run.at(RESID_POST)[-1].flatten(0, 1)
     np.testing.assert_allclose(
-        np.abs(report.shown_points[1]), ((cloud - cloud.mean(0)) @ axes[:, :3]).abs().numpy(), atol=1e-9
+        np.abs(report.shown_points[report.sites.index("resid_post")]),
+        ((cloud - cloud.mean(0)) @ axes[:, :3]).abs().numpy(),
+        atol=1e-9,
     )
 
 

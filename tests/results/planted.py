@@ -99,7 +99,7 @@ def assert_equal(one: object, other: object) -> None:
     assert type(one) is type(other)
     match one, other:
         case PlantedReport() | Estimate() | Baseline(), _:
-            own, others = ({k: v for k, v in vars(each).items() if k != "_provenance"} for each in (one, other))
+            own, others = ({k: v for k, v in vars(each).items() if k != "provenance"} for each in (one, other))
             assert_equal(own, others)
         case dict(), dict():
             assert one.keys() == other.keys()

@@ -21,7 +21,6 @@ from bayesgeom.results import diagnosis as module
 from bayesgeom.results.diagnosis import Diagnosis, load_report, report_kinds
 from bayesgeom.results.estimate import Baseline, Estimate
 from bayesgeom.results.folder import check_target
-from bayesgeom.results.headline import number_text
 from bayesgeom.results.storage import parts_of
 from bayesgeom.results.tidy import Record, records_of
 from bayesgeom.tasks.bijection import Bijection
@@ -50,7 +49,7 @@ def with_missing_numbers(found: Diagnosis) -> Diagnosis:
     level = Baseline.of("chance", "none", -math.inf, low=math.nan, high=math.inf)
     changed = dataclasses.replace(
         report,
-        accuracy=Estimate.of(math.inf, (math.nan, math.inf), baselines=[level]),
+        total_variation=Estimate.of(math.inf, (math.nan, math.inf), baselines=[level]),
         kl_bits_by_position=Estimate.of(by_position),
         off_answer_prob_by_position=by_position,
     )  # type: ignore[type-var]
@@ -120,7 +119,7 @@ def test_the_summary_prints_every_headline_and_excuse(whole: Diagnosis) -> None:
     rows = text.splitlines()[4:]
     for (name, line), row in zip(whole.headlines(), rows, strict=False):
         assert row.startswith((f"{name} ", "  ")) and f"  {line.label[:15]}" in row
-        assert f"  {number_text(line.value)}  " in row
+        assert f"  {line.value_text}  " in row
     assert any(row.startswith("skipped recurrent: reads site 'state' & <that> is not there") for row in rows)
 
 

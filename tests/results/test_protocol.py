@@ -10,9 +10,11 @@ import numpy as np
 import plotly.graph_objects as go
 import pytest
 
-from bayesgeom.core.errors import InvalidArgument, OutputFault
+from bayesgeom.core.errors import InvalidArgument, OutputFault, UnknownName
+from bayesgeom.probes.calibration import CalibrationReport
 from bayesgeom.results import diagnosis as module
 from bayesgeom.results.diagnosis import Diagnosis, load_report
+from bayesgeom.results.folder import write_run
 from bayesgeom.results.report import with_provenance
 from bayesgeom.results.terminal import LINES, WIDTH
 from tests.results.planted import SOURCE, PlantedReport, assert_equal, planted
@@ -58,7 +60,7 @@ def assert_fits_the_terminal(text: str) -> None:
 @pytest.mark.parametrize("verdict", ["", "It is. " * 99])
 @pytest.mark.parametrize("n_lines", [1, 15, 50])
 def test_what_is_printed_fits_the_terminal(n_lines: int, verdict: str, report: PlantedReport) -> None:
-    long = with_provenance(replace(report, n_lines=n_lines, tail=LONG, verdict=verdict), SOURCE)
+    long = replace(report, n_lines=n_lines, tail=LONG, verdict=verdict)
     assert_fits_the_terminal(str(long))
     many = Diagnosis(
         reports={f"{index}{LONG}": long for index in range(n_lines)},
@@ -71,10 +73,10 @@ def test_what_is_printed_fits_the_terminal(n_lines: int, verdict: str, report: P
 
 
 def test_a_report_prints_its_verdict_and_its_headlines(report: PlantedReport) -> None:
-    lines = str(with_provenance(replace(report, verdict="It is."), SOURCE)).splitlines()
+    lines = str(replace(report, verdict="It is.")).splitlines()
     assert lines[:3] == ["tiny on Bijection(n=11): Planted: is it?", "It is.", ""]
     assert lines[3].split()[:2] == ["measured", "value"]
-    assert " ".join(lines[5].split()) == "how deep (bits) 0.3 0.25 … 0.5 0.2 random, 0.1 to 0.21 yes"
+    assert " ".join(lines[5].split()) == "how deep 0.3 bits 0.25 … 0.5 0.21 random, most yes"
     assert lines[6].split() == ["missing", "–"] and len(lines) == 7
 
 
@@ -219,8 +221,42 @@ def test_a_report_made_by_hand_is_loaded_as_it_is(rng: np.random.Generator, tmp_
     planted(rng).save(tmp_path / "alone")
     found = load_report(tmp_path / "alone")
     assert isinstance(found, PlantedReport) and found.provenance == {}
-    with pytest.raises(OutputFault, match=r"alone does not say of what model and task"):
-        Diagnosis.load(tmp_path / "alone")
+    assert Diagnosis.load(tmp_path / "alone").provenance == {}
+
+
+@pytest.mark.usefixtures("with_planted")
+def test_a_diagnosis_made_by_hand_is_loaded_as_it_is(rng: np.random.Generator, tmp_path: Path) -> None:
+    Diagnosis.of(planted(rng)).save(tmp_path / "run")
+    found = load_report(tmp_path / "run")
+    assert isinstance(found, Diagnosis) and found.provenance == {} and list(found) == ["planted"]
+
+
+@pytest.mark.usefixtures("with_planted")
+@pytest.mark.parametrize("source", [{"model": {}}, {"task_label": "hmm"}, {**SOURCE, "task_label": 5}])
+def test_a_provenance_without_model_or_task_is_refused(
+    source: dict[str, Any], rng: np.random.Generator, tmp_path: Path
+) -> None:
+    write_run(
+        tmp_path / "run",
+        {"planted": planted(rng)},
+        {"skipped": {}, "provenance": source},
+        planted(rng).to_pandas(),
+        lambda: "",
+    )
+    with pytest.raises(OutputFault, match=r"run does not say of what model and task"):
+        Diagnosis.load(tmp_path / "run")
+
+
+def test_a_changed_copy_keeps_its_provenance(report: PlantedReport) -> None:
+    assert replace(report, verdict="It is.").provenance == SOURCE
+
+
+def test_a_report_is_looked_up_by_its_class(report: PlantedReport, diagnosis: Diagnosis) -> None:
+    assert diagnosis[PlantedReport] is diagnosis["planted"] and diagnosis[PlantedReport].depth.n == 23
+    with pytest.raises(UnknownName, match="no report in this diagnosis named 'calibration'"):
+        diagnosis[CalibrationReport]
+    with pytest.raises(InvalidArgument, match="'calibration' is a PlantedReport here, not a CalibrationReport"):
+        _ = replace(diagnosis, reports={"calibration": report})[CalibrationReport]
 
 
 def test_a_kind_that_is_not_known_is_refused(

@@ -1,9 +1,11 @@
 """Reports: axes from annotations, tidy rows from fields, and files that give back equal values."""
 
+import dataclasses
 import json
 import math
 import shutil
-from collections.abc import Callable
+import typing
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,7 @@ import numpy as np
 import pytest
 
 from bayesgeom.core.errors import InvalidArgument, OutputFault
+from bayesgeom.results.diagnosis import report_kinds
 from bayesgeom.results.estimate import Baseline, Estimate, Quantity
 from bayesgeom.results.folder import read_parts
 from bayesgeom.results.headline import Headline
@@ -21,6 +24,8 @@ from bayesgeom.results.tidy import Record, records_of
 from tests.reports import write_resealed
 from tests.results.planted import SOURCE, PlantedReport, assert_equal, planted
 
+MOST_FIELDS = 20
+SETTINGS = {"thresholds"}  # of the monitor: what was requested, no quantity
 FILES = {"report.json", "arrays.safetensors", "metrics.parquet", "report.html"}
 
 
@@ -73,7 +78,11 @@ def test_scalars_are_rows_with_their_interval_and_hardest_baseline(rng: np.rando
         low=0.25,
         high=0.5,
         baseline=0.2,
+        baseline_low=0.1,
+        baseline_high=0.21,
         baseline_name="random",
+        baseline_kind="chance",
+        role="estimate",
         n=23,
     )
     assert all(map(math.isnan, (missing.value, missing.low, missing.high, missing.baseline))) and missing.n == 19
@@ -104,6 +113,31 @@ def test_named_axes_are_the_variant(rng: np.random.Generator) -> None:
         assert math.isnan(row.low) and math.isnan(row.high)
 
 
+def test_every_baseline_has_a_row_on_request(rng: np.random.Generator) -> None:
+    report = planted(rng)
+    rows = records_of(report, baselines=True)
+    assert [row for row in rows if row.role == "estimate"] == records_of(report) or any(
+        math.isnan(row.value) for row in rows
+    )
+    named = [(row.role, row.baseline_name, row.value) for row in rows if row.metric == "depth"]
+    assert named == [("estimate", "random", 0.1 + 0.2), ("baseline", "uniform", 0.125), ("chance", "random", 0.2)]
+    (least, most) = next((row.low, row.high) for row in rows if row.metric == "depth" and row.role == "chance")
+    assert (least, most) == (0.1, 0.21)
+    table = report.to_pandas(baselines=True)
+    counts = table[table["metric"] == "overlap"].groupby("role").size().to_dict()
+    assert counts == {"estimate": 6, "baseline": 6, "chance": 6} and len(report.to_pandas()) == len(records_of(report))
+
+
+@pytest.mark.parametrize("kind", sorted(report_kinds()))
+def test_a_report_has_at_most_twenty_fields(kind: str) -> None:
+    """Variants are an axis with labels, and what other fields determine is a property; nothing is a dictionary."""
+    own = dataclasses.fields(report_kinds()[kind])
+    assert len(own) <= MOST_FIELDS, f"{kind} has {len(own)} fields: {', '.join(field.name for field in own)}"
+    nested = [field.name for field in own if dataclasses.is_dataclass(field.type)]
+    tables = [field.name for field in own if typing.get_origin(field.type) in (dict, Mapping)]
+    assert not nested and set(tables) <= SETTINGS, "no number is held in a dictionary or in a dataclass of its own"
+
+
 def test_what_has_no_place_in_the_table_is_left_out(rng: np.random.Generator) -> None:
     metrics = {row.metric for row in records_of(planted(rng))}
     assert metrics == {"depth", "missing", "overlap", "by_set", "share", "count", "whole"}, "no text or unnamed axes"
@@ -120,12 +154,12 @@ def test_a_headline_is_an_entry_with_its_baselines(rng: np.random.Generator) -> 
         unit="bits",
         low=0.25,
         high=0.5,
-        baseline=0.2,
-        baseline_name="random, 0.1 to 0.21; uniform 0.125",
+        baseline=0.21,
+        baseline_name="random, most (mean 0.2); uniform 0.125",
         verdict="yes",
     )
     assert str(first) == (
-        "how deep 0.3 bits [0.25 … 0.5]; 0.2 (random, 0.1 to 0.21; uniform 0.125); beats every baseline: yes"
+        "how deep 0.3 bits [0.25 … 0.5]; 0.21 (random, most (mean 0.2); uniform 0.125); beats every baseline: yes"
     )
     assert str(second) == "missing –" and second.verdict == "" and math.isnan(second.baseline)
 
@@ -135,7 +169,7 @@ def test_a_headline_of_an_entry_is_taken_at_its_index(rng: np.random.Generator) 
     value = float(report.overlap.value[-1, 0])
     line = headline_of(report, "overlap", (-1, 0))
     assert (line.label, line.value, line.low, line.high) == ("overlap", value, value - 1, value + 1)
-    assert line.baseline == value - 2 and line.baseline_name.endswith("; flat 0.25")
+    assert line.baseline == value - 3 and line.baseline_name.endswith("; flat 0.25"), "the least of its range decides"
     line = headline_of(report, "by_set", (1, 2, 4), "by one set")
     assert (line.label, line.value, line.unit) == ("by one set", report.by_set.value[1, 2, 4], "nats")
     assert (line.baseline, line.baseline_name, line.verdict) == (11.0, "shuffled", "no") and math.isnan(line.low)
@@ -155,7 +189,10 @@ def test_a_withheld_interval_says_why(why: str, said: str, rng: np.random.Genera
         (Headline(metric="x", label="x", value=math.nan), ("–", "", "")),
         (Headline(metric="x", label="x", value=0.00012345, unit="bits"), ("0.0001234 bits", "", "")),
         (Headline(metric="x", label="x", value=1.0, low=-0.5, high=1.5), ("1", "−0.5 … 1.5", "")),
-        (Headline(metric="x", label="x", value=1.0, baseline=-1e-7, baseline_name="flat"), ("1", "", "−1e−7 (flat)")),
+        (
+            Headline(metric="x", label="x", value=1.0, baseline=-1e-7, baseline_name="flat"),
+            ("1", "", ">−0.0001 (flat)"),
+        ),
     ],
 )
 def test_cells_leave_out_what_is_not_known(line: Headline, cells: tuple[str, str, str]) -> None:

@@ -8,10 +8,8 @@ from sklearn.decomposition import PCA
 from sklearn.linear_model import LinearRegression, Ridge
 
 from bayesgeom.stats.bootstrap import shuffled_within_position
-from bayesgeom.stats.correlation import partial_spearman
 from bayesgeom.stats.manifold import (
     N_KNOTS,
-    RELATIONS,
     EntropyScale,
     cloud_statistics,
     entropy_columns,
@@ -21,7 +19,9 @@ from bayesgeom.stats.manifold import (
     view,
 )
 from bayesgeom.stats.regression import RIDGE, even_knots, natural_spline
+from tests.stats.slow import partial_spearman
 
+RELATIONS = ("spearman", "pearson", "partial_spearman", "entropy_r2", "curve_share")
 SEQUENCES, FIT, POSITIONS, D, DRAWS = 43, 23, 5, 7, 3
 LEVEL = np.tile(np.arange(2, 13, 2)[:POSITIONS], (SEQUENCES, 1))
 

@@ -5,16 +5,18 @@ import pytest
 import torch
 from scipy.stats import rankdata, spearmanr
 
-from bayesgeom.stats.bootstrap import bootstrap_weights
-from bayesgeom.stats.correlation import partial_spearman
+from bayesgeom.stats.bootstrap import bootstrap_weights, jackknife_weights
 from bayesgeom.stats.pca import covariance, principal_axes, variance_shares
 from bayesgeom.stats.regression import without_level_means
 from bayesgeom.stats.resampling import (
+    order_under_permutation,
+    refitted_axis_shares,
     resampled_axis_shares,
     resampled_correlation_at_position,
     resampled_order,
     resampled_spearman,
 )
+from tests.stats.slow import partial_spearman
 
 SEQUENCES, POSITIONS, D, DRAWS = 13, 5, 3, 7
 
@@ -86,3 +88,26 @@ def test_constants_have_no_correlation_and_no_share() -> None:
     constant = np.ones((SEQUENCES, POSITIONS))
     assert np.isnan(resampled_spearman(constant, constant, WEIGHTS)).all()
     assert np.isnan(resampled_axis_shares(np.ones((SEQUENCES, POSITIONS, D)), np.eye(D), WEIGHTS)).all()
+
+
+def test_refitted_shares_are_those_of_an_eigendecomposition_of_each_resample(rng: np.random.Generator) -> None:
+    points = rng.normal(size=(SEQUENCES, POSITIONS, D)) * np.array([9.0, 2.0, 1.0])
+    axes = np.linalg.eigh(np.cov(points.reshape(-1, D).T))[1][:, ::-1][:, :2]
+    weights = np.concatenate([jackknife_weights(SEQUENCES), WEIGHTS])
+    found = refitted_axis_shares(points, axes, weights, steps=9)
+    for row, own in zip(found, weights, strict=True):
+        cov = np.cov(points.reshape(-1, D).T, aweights=np.repeat(own, POSITIONS), ddof=0)
+        np.testing.assert_allclose(row, np.linalg.eigvalsh(cov)[::-1][:2] / np.trace(cov), rtol=1e-6)
+
+
+def test_permuted_orders_of_several_clouds_equal_a_loop(rng: np.random.Generator) -> None:
+    first, entropy = rng.normal(size=(2, 3, SEQUENCES, POSITIONS)), rng.normal(size=(SEQUENCES, POSITIONS))
+    level = np.tile(np.arange(POSITIONS), (SEQUENCES, 1))
+    orders = np.stack([rng.permutation(SEQUENCES) for _ in range(DRAWS)])
+    found = order_under_permutation(first, entropy, level, orders)
+    for draw, i, j in np.ndindex(DRAWS, 2, 3):
+        x, y = first[i, j].ravel(), entropy[orders[draw]].ravel()
+        assert found["spearman"][draw, i, j] == pytest.approx(spearmanr(x, y).statistic)
+        assert found["partial_spearman"][draw, i, j] == pytest.approx(partial_spearman(x, y, level.ravel()))
+    constant = order_under_permutation(np.ones((SEQUENCES, POSITIONS)), entropy, level, orders)
+    assert all(np.isnan(own).all() and own.shape == (DRAWS,) for own in constant.values())

@@ -13,6 +13,7 @@ from bayesgeom.core.plugins import discover
 from bayesgeom.core.trials import UNASKED, Trials, concatenate
 from bayesgeom.stats.information import kl_bits
 from bayesgeom.tasks.base import WindTunnel, task_from_config, task_from_text
+from bayesgeom.tasks.bijection import Bijection
 from bayesgeom.tasks.process import Mess3, Process
 
 N = 37
@@ -43,6 +44,17 @@ def at_scored(trials: Trials) -> tuple[torch.Tensor, torch.Tensor]:
     """The exact predictive, and the place of the label in it."""
     targets = trials.at_scored(trials.labels)
     return trials.at_scored(trials.predictive), (targets[..., None] == trials.answers).double().argmax(-1)
+
+
+@every_task
+def test_a_task_says_whether_it_has_a_posterior(name: str) -> None:
+    assert TASKS[name].has_posterior == drawn(name).has_posterior
+
+
+def test_a_task_whose_sequences_say_otherwise_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Bijection, "has_posterior", False)
+    with pytest.raises(InvalidArgument, match="has_posterior = False, and its sequences have 3 answers"):
+        Bijection(n_values=3, n_pairs=2).sample(1, seed=0)
 
 
 def test_the_tasks_of_the_papers_are_among_them() -> None:

@@ -112,7 +112,7 @@ def test_texts_without_names_are_one_group() -> None:
 
 
 def test_joined_domains_come_in_both_orders() -> None:
-    task = Prompts.interleaved("mathematics", "code")
+    task = Prompts(domain="mathematics+code")
     groups = task.groups()
     assert [*groups] == ["mathematics, then code", "code, then mathematics"]
     assert [len(texts) for texts in groups.values()] == [20, 20]

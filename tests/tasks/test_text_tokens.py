@@ -21,7 +21,6 @@ from bayesgeom.tasks.text import (
     labeled,
     mark,
     opening,
-    right_padded,
     single_tokens,
 )
 from tests.tasks.test_trials import assert_equal
@@ -99,19 +98,6 @@ def test_candidates_are_distinct_and_no_label_begins_another() -> None:
     assert not {*candidates("words")} & {*labels}
 
 
-def test_right_padded_moves_every_row_to_the_left_and_keeps_its_order() -> None:
-    rng = torch.Generator().manual_seed(0)
-    lengths, ids = [11, 1, 7, 5], torch.randint(3, 97, (4, 11), generator=rng)
-    left = torch.stack([torch.cat([torch.full((11 - n,), 2), row[:n]]) for row, n in zip(ids, lengths, strict=True)])
-    right = torch.stack([torch.cat([row[:n], torch.full((11 - n,), 2)]) for row, n in zip(ids, lengths, strict=True)])
-    mask = torch.arange(11) >= 11 - torch.tensor(lengths)[:, None]
-    for given in (mask, mask.long()):
-        tokens, real = right_padded(left, given)
-        assert torch.equal(tokens, right)
-        assert torch.equal(real, torch.arange(11) < torch.tensor(lengths)[:, None])
-    assert all(torch.equal(a, b) for a, b in zip(right_padded(right, real), (right, real), strict=True))
-
-
 def test_a_causal_model_says_the_same_whatever_the_padding_on_the_right() -> None:
     config = TransformerConfig(n_layers=2, n_heads=3, d_model=15, d_mlp=7, d_vocab=97, n_ctx=11)
     model = config.build(seed=0).eval()
@@ -186,7 +172,7 @@ def test_a_tokenizer_that_splits_the_labels_is_told_which_were_tried() -> None:
     [
         ("prompts", Prompts()),
         ("prompts:domain=mathematics,last=3", Prompts(domain="mathematics", last=3)),
-        ("prompts:domain=code+philosophy", Prompts.interleaved("code", "philosophy")),
+        ("prompts:domain=code+philosophy", Prompts(domain="code+philosophy")),
         ("evidence", LabeledEvidence()),
         ("evidence:control=filler,k_max=5", LabeledEvidence(control="filler", k_max=5)),
         ("evidence:ks=1+2+4,bos=false", LabeledEvidence(ks=(1, 2, 4), bos=False)),

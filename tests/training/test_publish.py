@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from bayesgeom.core.numbers import number_text
 from bayesgeom.models.checkpoint import load_checkpoint, read_description
 from bayesgeom.models.native.transformer import Transformer
 from bayesgeom.models.resolve import checkpoints, from_checkpoint
@@ -88,7 +89,8 @@ def test_the_card_says_what_the_config_holds(published: tuple[Path, CalibrationR
     for name, value in TINY.model_config().to_dict().items():
         assert f"{name} {value}" in card
     error, (low, high) = float(scores.entropy_mae_bits), scores.entropy_mae_bits.ends
-    assert f"| **this model** | **{error:.4f}** ({low:.4f} … {high:.4f}) | **{float(scores.kl_bits):.2e}**" in card
+    measured = f"**{number_text(error)}** ({number_text(low)} … {number_text(high)})"
+    assert f"| **this model** | {measured} | **{number_text(float(scores.kl_bits), is_exact=True)}**" in card
     assert "On 2,000 fresh sequences" in card
     for words in (
         "1,234 steps",

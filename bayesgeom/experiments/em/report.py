@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, final
 import numpy as np
 from jaxtyping import Float, Int
 
+from bayesgeom.core.numbers import interval_text, number_text
 from bayesgeom.experiments.em.arms import ARMS, BASELINE, EM_LIKE, Curves, steps_to
 from bayesgeom.experiments.em.chain import StickyChain
-from bayesgeom.results.cells import interval_cell
 from bayesgeom.results.estimate import Baseline, Estimate, Quantity
 from bayesgeom.results.headline import Headline
 from bayesgeom.results.report import Report, headline_of
@@ -123,9 +123,10 @@ class EMReport(Report):
         rows: list[tuple[str, ...]] = [(*head, "held out: sooner (times)", "reached by")]
         rows += [self._row(chain, arm) for arm in range(len(self.arms))]
         floor = (
-            f"{self.chains[chain]}: self-probability {self.self_probability[chain]:.3f}, floor "
-            f"{self.floor_nats[chain]:.4f} nats = {self.floor_bits[chain]:.4f} bits; exact filter "
-            f"{self.filter_bits[TRAINED, chain]:.4f} bits, held out {self.filter_bits[HELD_OUT, chain]:.4f}"
+            f"{self.chains[chain]}: self-probability {number_text(self.self_probability[chain])}, floor "
+            f"{number_text(self.floor_nats[chain])} nats = {number_text(self.floor_bits[chain])} bits; exact filter "
+            f"{number_text(self.filter_bits[TRAINED, chain])} bits, "
+            f"held out {number_text(self.filter_bits[HELD_OUT, chain])}"
         )
         return "\n".join([floor, *aligned(rows)])
 
@@ -134,10 +135,10 @@ class EMReport(Report):
         low, high = self.final_loss_bits.ends
         return (
             self.arms[arm],
-            f"{self.final_loss_nats[at]:.4f}",
-            f"{self.final_loss_bits.value[at]:.4f}",
-            interval_cell(low[at], high[at], ".4f"),
-            f"{self.final_loss_bits.value[held]:.4f}",
+            number_text(self.final_loss_nats[at]),
+            number_text(self.final_loss_bits.value[at]),
+            interval_text(low[at], high[at]),
+            number_text(self.final_loss_bits.value[held]),
             *self._times(at),
             *self._times(held),
         )
@@ -145,7 +146,7 @@ class EMReport(Report):
     def _times(self, at: tuple[int, int, int]) -> tuple[str, str]:
         own, reached = self.speedup[at], int(self.reached[at])
         low, high = own.ends
-        estimate = f"{float(own):.2f} [{interval_cell(float(low), float(high), '.2f')}]"
+        estimate = f"{number_text(float(own))} [{interval_text(float(low), float(high))}]"
         never = "not in every seed" if reached else "in no seed"
         return never if np.isnan(float(own)) else estimate, f"{reached}/{self.n}"
 

@@ -1,8 +1,6 @@
 """`em_experiment`: train every arm of the sticky-chain comparison on every seed, and report who is faster."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import final
 
 from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.core.progress import bar
@@ -10,7 +8,6 @@ from bayesgeom.experiments.em.arms import describe_arms, learned, recorded_steps
 from bayesgeom.experiments.em.chain import StickyChain
 from bayesgeom.experiments.em.report import EMReport, em_report
 from bayesgeom.models.provenance import provenance
-from bayesgeom.results.diagnosis import Diagnosis
 from bayesgeom.results.report import with_provenance
 
 SEEDS = (42, 2024, 1337, 7777, 9999)
@@ -20,63 +17,56 @@ CHAINS = (StickyChain(diagonal="counted twice"), StickyChain(diagonal="as stated
 def em_experiment(
     *, seeds: int | Sequence[int] = 5, steps: int = 1_000, length: int = 2_000, every: int = 10
 ) -> EMReport:
-    """The comparison of Paper II with the controls that it lacked, in both readings of the chain's self-probability.
+    """Repeat the comparison of an EM-like schedule with small steps, with the controls that it lacked.
 
-    `seeds`: how many of the paper's five, or the seeds themselves. `length`: symbols in a sequence. `every`: steps
-    between records of the held-out loss.
+    It is the experiment of Paper II, in both readings of the chain's self-probability.
 
-    **Raises** `InvalidArgument` for fewer than two seeds, which have no interval, one seed twice, or more than five by
-    number; for steps or `every` below 1 and sequences of fewer than three symbols.
+    Args:
+        seeds: How many of the paper's five seeds, or the seeds themselves.
+        steps: Number of training steps.
+        length: Symbols in a sequence.
+        every: Steps between records of the held-out loss.
+
+    Returns:
+        Learning curves of every schedule, and the speed-ups.
+
+    Raises:
+        InvalidArgument: There are fewer than two seeds or more than five, a seed is given twice, steps or `every` is
+            below 1, or a sequence has fewer than three symbols.
+
+    Example:
+        >>> import bayesgeom
+        >>> bayesgeom.em_experiment(seeds=1)  # doctest: +IGNORE_EXCEPTION_DETAIL
+        Traceback (most recent call last):
+        bayesgeom.core.errors.InvalidArgument: seeds is how many of the paper's five to train, 2 … 5; got 1.
     """
-    job = EMJob.of(seeds=seeds, steps=steps, length=length, every=every)
-    report = job.run()
-    return with_provenance(report, job.diagnosis(report).provenance)
-
-
-@final
-@dataclass(frozen=True, kw_only=True)
-class EMJob:
-    """A checked experiment, ready to run."""
-
-    seeds: tuple[int, ...]
-    steps: int
-    length: int
-    every: int
-
-    @classmethod
-    def of(cls, *, seeds: int | Sequence[int], steps: int, length: int, every: int = 10) -> "EMJob":
-        """Check everything before anything runs."""
-        if isinstance(seeds, int) and not 2 <= seeds <= len(SEEDS):
-            raise InvalidArgument(
-                f"seeds is how many of the paper's five to train, 2 … 5, or a list of your own; got {seeds}."
-            )
-        chosen = SEEDS[:seeds] if isinstance(seeds, int) else tuple(seeds)
-        if len(set(chosen)) < max(2, len(chosen)):
-            raise InvalidArgument(f"an interval takes at least two different seeds, each given once; got {chosen}.")
-        if min(steps, every) < 1 or length < 3:
-            raise InvalidArgument(
-                f"steps and every are at least 1 and a sequence has at least 3 symbols; got {steps}, {every}, {length}."
-            )
-        return cls(seeds=chosen, steps=steps, length=length, every=every)
-
-    def run(self) -> EMReport:
-        """Train everything."""
-        total = len(CHAINS) * len(self.seeds) * self.steps
-        with bar(total=total, desc="sticky chain", unit="step", leave=False) as progress:
-            curves = [
-                [
-                    learned(
-                        chain, seed=seed, steps=self.steps, length=self.length, every=self.every, tick=progress.update
-                    )
-                    for seed in self.seeds
-                ]
-                for chain in CHAINS
+    chosen = _checked(seeds, steps=steps, length=length, every=every)
+    with bar(total=len(CHAINS) * len(chosen) * steps, desc="sticky chain", unit="step", leave=False) as progress:
+        curves = [
+            [
+                learned(chain, seed=seed, steps=steps, length=length, every=every, tick=progress.update)
+                for seed in chosen
             ]
-        return em_report(CHAINS, self.seeds, curves, recorded_steps(self.steps, self.every))
+            for chain in CHAINS
+        ]
+    report = em_report(CHAINS, chosen, curves, recorded_steps(steps, every))
+    named = {"name": "one attention head", "architecture": "single-head"}
+    arguments = {"seeds": chosen, "steps": steps, "length": length, "every": every}
+    chains = {"task": {"chains": [vars(chain) for chain in CHAINS]}, "arms": describe_arms()}
+    return with_provenance(report, provenance(named, "sticky chain", arguments) | chains)
 
-    def diagnosis(self, report: EMReport) -> Diagnosis:
-        """The report as a diagnosis of its own, with provenance, ready to be saved."""
-        named = {"name": "one attention head", "architecture": "single-head"}
-        arguments = {"seeds": self.seeds, "steps": self.steps, "length": self.length, "every": self.every}
-        chains = {"task": {"chains": [vars(chain) for chain in CHAINS]}, "arms": describe_arms()}
-        return Diagnosis.of(report, provenance(named, "sticky chain", arguments) | chains)
+
+def _checked(seeds: int | Sequence[int], *, steps: int, length: int, every: int) -> tuple[int, ...]:
+    """The seeds to train. **Raises** `InvalidArgument` as `em_experiment` does."""
+    if isinstance(seeds, int) and not 2 <= seeds <= len(SEEDS):
+        raise InvalidArgument(
+            f"seeds is how many of the paper's five to train, 2 … 5, or a list of your own; got {seeds}."
+        )
+    chosen = SEEDS[:seeds] if isinstance(seeds, int) else tuple(seeds)
+    if len(set(chosen)) < max(2, len(chosen)):
+        raise InvalidArgument(f"an interval takes at least two different seeds, each given once; got {chosen}.")
+    if min(steps, every) < 1 or length < 3:
+        raise InvalidArgument(
+            f"steps and every are at least 1 and a sequence has at least 3 symbols; got {steps}, {every}, {length}."
+        )
+    return chosen

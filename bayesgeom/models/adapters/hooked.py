@@ -124,7 +124,8 @@ class HookedModel(Model):
     @alone()
     def _broken(self) -> dict[s.Site, str]:
         trials = sentinel_trials(self.spec.d_vocab, self.spec.n_ctx, self.spec.device)
-        held = capture(lambda: self._transformer(trials.tokens), self.point, self._points, self.spec.n_layers)
+        module = self._transformer
+        held = capture(module, lambda: module(trials.tokens), self.point, self._points, self.spec.n_layers)
         silent = {site: "its hook does not fire once in every layer" for site in self._points if site not in held}
         return silent | broken_identities(
             held, scale=self.spec.score_scale, bias=self._score_bias(trials.tokens.shape[1]), attn_out=self._attn_out

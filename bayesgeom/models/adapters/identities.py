@@ -18,6 +18,7 @@ from jaxtyping import Float, Shaped
 from torch import Tensor, nn
 
 from bayesgeom.core import sites as s
+from bayesgeom.core.hooks import hooked, site_hook
 from bayesgeom.core.trials import Trials
 
 TOLERANCE = 1e-4  # of the largest entry; float32 rounding is a hundred times smaller
@@ -60,6 +61,7 @@ def sentinel_trials(d_vocab: int, n_ctx: int | None, device: str) -> Trials:
 
 
 def capture(
+    owner: nn.Module,
     forward: Callable[[], object],
     point: Callable[[s.Site, int], nn.Module],
     sites: Mapping[s.Site, object],
@@ -67,19 +69,13 @@ def capture(
 ) -> dict[s.Site, Shaped[Tensor, "layer *axes"]]:
     """Every position of every site over one forward pass; a site that does not fire once in every layer is left out."""
     caught: dict[s.Site, list[list[Tensor]]] = {site: [[] for _ in range(n_layers)] for site in sites}
-    handles = []
-    try:
-        for site, layers in caught.items():
-            for layer, outputs in enumerate(layers):
-                hook = point(site, layer).register_forward_hook(
-                    lambda _m, _i, out, outputs=outputs: outputs.append(out)
-                )
-                handles.append(hook)
-        with torch.no_grad():
-            forward()
-    finally:
-        for handle in handles:
-            handle.remove()
+    hooks = [
+        site_hook((site, layer), point(site, layer), outputs.append)
+        for site, layers in caught.items()
+        for layer, outputs in enumerate(layers)
+    ]
+    with hooked(owner, hooks, by="this model", times=None), torch.no_grad():
+        forward()
     once = {site: layers for site, layers in caught.items() if all(len(outputs) == 1 for outputs in layers)}
     return {site: torch.stack([outputs[0] for outputs in layers]) for site, layers in once.items()}
 

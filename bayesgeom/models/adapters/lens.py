@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from bayesgeom.core import sites as s
 from bayesgeom.core.errors import MissingSite, NoCopy
+from bayesgeom.core.hooks import Hook, hooked
 from bayesgeom.core.run import ModelSpec
 from bayesgeom.core.threads import PROCESS_STATE, alone
 from bayesgeom.core.trials import Trials
@@ -153,21 +154,19 @@ class LensModel(Model):
         given: dict[int, Tensor] = {}
 
         def forward() -> None:
-            handles = [
-                reader.register_forward_pre_hook(partial(_keep, given, layer), with_kwargs=True)
+            hooks = [
+                Hook(part=reader, call=partial(_keep, given, layer), kind="pre", with_kwargs=True)
                 for layer in range(self.spec.n_layers)
                 for reader in self._parts(layer, ("ln2", "mlp"))[:1]
             ]
-            try:
-                with self._open():
-                    self._lens(tokens)
-            finally:
-                for handle in handles:
-                    handle.remove()
+            with hooked(self.module, hooks, by=self.spec.name, times=None), self._open():
+                self._lens(tokens)
 
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # a bridge warns of edits without effect; they are found out here
-            passages = perturbed_pass(forward, self._taps.at, self._names, self.spec.n_layers, amount=_AMOUNT)
+            passages = perturbed_pass(
+                self.module, forward, self._taps.at, self._names, self.spec.n_layers, amount=_AMOUNT
+            )
         functions = Functions(
             written=self._written,
             projected=None,

@@ -98,8 +98,9 @@ class ResidualModel(Model):
         """The sites that a noisy pass disproves, each with the reason."""
         trials = sentinel_trials(self.spec.d_vocab, self.spec.n_ctx, self.spec.device)
         n_layers, broken = self.spec.n_layers, dict[Site, str]()
+        module = self._module
         passages = perturbed_pass(
-            lambda: self._module(trials.tokens), self.point, self._points, n_layers, amount=_AMOUNT
+            module, lambda: module(trials.tokens), self.point, self._points, n_layers, amount=_AMOUNT
         )
         for layer in range(n_layers):
             silent = [site for site in self._points if len(passages[site, layer].arrived) != 1]

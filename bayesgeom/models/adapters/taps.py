@@ -12,6 +12,7 @@ from einops import repeat
 from jaxtyping import Float, Shaped
 from torch import Tensor, nn
 
+from bayesgeom.core.hooks import Change, hooked, site_hook
 from bayesgeom.core.sites import Site
 
 
@@ -68,6 +69,7 @@ class Passage:
 
 @torch.no_grad()
 def perturbed_pass(
+    owner: nn.Module,
     forward: Callable[[], object],
     point: Callable[[Site, int], nn.Module],
     sites: Iterable[Site],
@@ -83,8 +85,8 @@ def perturbed_pass(
     passages = {(site, layer): Passage() for site in sites for layer in range(n_layers)}
     generator = torch.Generator().manual_seed(0)
 
-    def hook(passage: Passage) -> Callable[[nn.Module, object, Tensor], Tensor]:
-        def perturb(_module: nn.Module, _inputs: object, output: Tensor) -> Tensor:
+    def perturbing(passage: Passage) -> Change:
+        def perturb(output: Tensor) -> Tensor:
             noise = torch.randn(output.shape, generator=generator).to(output)
             left = output + amount * output.float().std().to(output) * noise
             passage.arrived.append(output)
@@ -93,12 +95,9 @@ def perturbed_pass(
 
         return perturb
 
-    handles = [point(*place).register_forward_hook(hook(passage)) for place, passage in passages.items()]
-    try:
+    hooks = [site_hook(place, point(*place), perturbing(passage)) for place, passage in passages.items()]
+    with hooked(owner, hooks, by="this model", times=None):  # the caller withholds what does not fire once
         forward()
-    finally:
-        for handle in handles:
-            handle.remove()
     return passages
 
 

@@ -15,6 +15,7 @@ from jaxtyping import Float, Shaped
 from torch import Tensor, nn
 
 from bayesgeom.core.errors import InvalidArgument
+from bayesgeom.core.hooks import Hook, hooked
 from bayesgeom.core.sites import K, Site
 from bayesgeom.models.huggingface.projection import Projection, Sizes, projections
 
@@ -120,25 +121,21 @@ def anatomy_of(
 
 def _watched(block: nn.Module, forward: Callable[[], object]) -> dict[str, Seen]:
     """Every part of the block that ran exactly once, in the order of their ends; the block itself is ""."""
-    times: dict[str, int] = {}
     seen: dict[str, Seen] = {}
 
     def keeping(path: str) -> Callable[..., None]:
         def keep(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: object) -> None:
             given, gave = first_input(args, kwargs), first_tensor(output)
-            times[path] = times.get(path, 0) + 1
             if gave is not None:
                 seen[path] = Seen(given=given, gave=gave)
 
         return keep
 
-    handles = [part.register_forward_hook(keeping(path), with_kwargs=True) for path, part in block.named_modules()]
-    try:
-        with torch.no_grad():
-            forward()
-    finally:
-        for handle in handles:
-            handle.remove()
+    parts = dict(block.named_modules())
+    hooks = [Hook(part=part, call=keeping(path), with_kwargs=True) for path, part in parts.items()]
+    with hooked(block, hooks, by="this model", times=None) as fired, torch.no_grad():
+        forward()
+    times = dict(zip(parts, fired, strict=True))
     return {path: part for path, part in seen.items() if times[path] == 1}
 
 

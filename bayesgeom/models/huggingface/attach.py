@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from bayesgeom.core import sites as s
 from bayesgeom.core.errors import InvalidArgument, NonFinite
+from bayesgeom.core.hooks import Hook, hooked, site_hook
 from bayesgeom.core.run import ModelSpec
 from bayesgeom.core.threads import lock_of
 from bayesgeom.models.adapters.identities import sentinel_trials
@@ -139,21 +140,17 @@ class _Attaching:
 
         def forward() -> None:
             watched = ((anatomy.mid_reader, watch), (anatomy.attention, attend))
-            handles = [
-                anatomy.part(layer, path).register_forward_pre_hook(partial(hook, layer), with_kwargs=True)
+            hooks = [
+                Hook(part=anatomy.part(layer, path), call=partial(hook, layer), kind="pre", with_kwargs=True)
                 for path, hook in watched
                 if path is not None
                 for layer in range(n_layers)
             ]
-            try:
-                with plumbing.open(is_witnessed=True):
-                    self.forward.logits(self.tokens)
-            finally:
-                for handle in handles:
-                    handle.remove()
+            with hooked(self.hf, hooks, by=self.spec.name, times=None), plumbing.open(is_witnessed=True):
+                self.forward.logits(self.tokens)
 
         taps = plumbing.taps
-        passages = perturbed_pass(forward, taps.at, taps.sites(), n_layers, amount=_AMOUNT)
+        passages = perturbed_pass(self.hf, forward, taps.at, taps.sites(), n_layers, amount=_AMOUNT)
         return passages, Functions(
             written=partial(_written, anatomy) if anatomy.writers is not None else None,
             projected=None,
@@ -200,15 +197,12 @@ class _Attaching:
         tokens = self.tokens.clone()
         tokens[:, -1] = (tokens[:, -1] + 1) % self.spec.d_vocab
 
-        def turn(_module: nn.Module, _inputs: object, output: Tensor) -> Tensor:
+        def turn(output: Tensor) -> Tensor:
             return torch.cat([-output[:, :1], output[:, 1:]], dim=1)
 
-        handle = plumbing.taps.at(s.RESID_POST, last).register_forward_hook(turn)
-        try:
-            with plumbing.open():
-                logits = self.forward.logits(tokens)
-        finally:
-            handle.remove()
+        hook = site_hook((s.RESID_POST, last), plumbing.taps.at(s.RESID_POST, last), turn)
+        with hooked(self.hf, [hook], by=self.spec.name), plumbing.open():
+            logits = self.forward.logits(tokens)
         if tokens.shape[1] > 2 and not is_close(logits[:, 1:-1], self.logits[:, 1:-1]):
             raise InvalidArgument(
                 f"{self.spec.name} is not causal: another last token changes what is predicted before it. Encoder-only "

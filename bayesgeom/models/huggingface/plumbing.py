@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any, final
 import torch
 from jaxtyping import Shaped
 from torch import Tensor, nn
-from torch.utils.hooks import RemovableHandle
 
 from bayesgeom.core import sites as s
+from bayesgeom.core.hooks import Hook, hooked
 from bayesgeom.models.adapters.taps import Taps
 from bayesgeom.models.huggingface.anatomy import Anatomy, first_input
 from bayesgeom.models.huggingface.interface import Handed, Route, has_inside, inside, routed
@@ -62,18 +62,15 @@ class Plumbing:
     @contextlib.contextmanager
     def open(self, *, is_witnessed: bool = False) -> Iterator[None]:
         """Lead activations through every watched tap inside the block; `is_witnessed` fills `handed`."""
-        handles: list[RemovableHandle] = []
         self.handed = [[] for _ in self.anatomy.blocks]
-        try:
-            for layer in range(self.taps.n_layers):
-                handles += self._on_block(layer)
-                handles += self._on_attention(layer)
-            with self._interface(is_witnessed):
+        layers = range(self.taps.n_layers)
+        hooks = [hook for layer in layers for hook in (*self._on_block(layer), *self._on_attention(layer))]
+        # What passes through the taps is counted there: these hooks only lead to them.
+        with hooked(self._hf, hooks, by="this model", times=None), self._interface(is_witnessed):
+            try:
                 yield
-        finally:
-            self._entered = None
-            for handle in handles:
-                handle.remove()
+            finally:
+                self._entered = None
 
     @contextlib.contextmanager
     def _interface(self, is_witnessed: bool) -> Iterator[None]:
@@ -96,30 +93,30 @@ class Plumbing:
         with routed(self._hf, routes, is_eager=is_eager):
             yield
 
-    def _on_block(self, layer: int) -> Iterator[RemovableHandle]:
+    def _on_block(self, layer: int) -> Iterator[Hook]:
         taps, block, writers = self.taps, self.anatomy.blocks[layer], self.anatomy.writers
         if taps.is_watched(layer, s.RESID_PRE, s.RESID_MID, s.MLP_OUT, s.ATTN_OUT):
-            yield block.register_forward_pre_hook(self._enter(layer), with_kwargs=True)
+            yield Hook(part=block, call=self._enter(layer), kind="pre", with_kwargs=True)
         if writers is not None and taps.is_watched(layer, s.ATTN_OUT, s.RESID_MID):
-            yield self.anatomy.part(layer, writers[0]).register_forward_hook(self._attention_writes(layer))
+            yield Hook(part=self.anatomy.part(layer, writers[0]), call=self._attention_writes(layer))
         if writers is not None and taps.is_watched(layer, s.MLP_OUT):
             part = self.anatomy.part(layer, writers[1])
-            yield part.register_forward_hook(self._output(lambda x: self._mlp_writes(layer, x)))
+            yield Hook(part=part, call=self._output(lambda x: self._mlp_writes(layer, x)))
         if taps.is_watched(layer, s.RESID_POST):
-            yield block.register_forward_hook(self._output(lambda x: taps.through(s.RESID_POST, layer, x)))
+            yield Hook(part=block, call=self._output(lambda x: taps.through(s.RESID_POST, layer, x)))
 
-    def _on_attention(self, layer: int) -> Iterator[RemovableHandle]:
+    def _on_attention(self, layer: int) -> Iterator[Hook]:
         taps, anatomy = self.taps, self.anatomy
         if anatomy.output is not None and taps.is_watched(layer, s.Z):
-            yield anatomy.part(layer, anatomy.output).register_forward_pre_hook(self._z(layer))
+            yield Hook(part=anatomy.part(layer, anatomy.output), call=self._z(layer), kind="pre")
         for site, projection in anatomy.projections.items():
             through = self._projected_sites(site)
             if taps.is_watched(layer, *through):
                 part = anatomy.part(layer, projection.path)
-                yield part.register_forward_hook(self._projects(layer, site, through))
+                yield Hook(part=part, call=self._projects(layer, site, through))
         if not self.is_interface and anatomy.dropout is not None and taps.is_watched(layer, s.PATTERN):
             part = anatomy.part(layer, anatomy.dropout)
-            yield part.register_forward_hook(self._output(lambda x: taps.through(s.PATTERN, layer, x)))
+            yield Hook(part=part, call=self._output(lambda x: taps.through(s.PATTERN, layer, x)))
 
     def _projected_sites(self, site: s.Site) -> tuple[s.Site, ...]:
         """The sites that are met where this one is projected."""

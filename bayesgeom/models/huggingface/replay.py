@@ -11,12 +11,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, final
 
 import torch
-from jaxtyping import Float, Shaped
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from bayesgeom.core.edits import Edit, Reference
-from bayesgeom.core.errors import HookFault
-from bayesgeom.core.sites import RESID_PRE, Site
+from bayesgeom.core.hooks import Change, Hook, Place, hooked
+from bayesgeom.core.sites import RESID_PRE
 from bayesgeom.core.threads import alone
 from bayesgeom.core.trials import Trials
 from bayesgeom.models.adapters.identities import sentinel_trials
@@ -24,6 +24,7 @@ from bayesgeom.models.base import Model
 from bayesgeom.models.huggingface.anatomy import first_input
 from bayesgeom.models.replay.plain_loop import PlainLoop
 from bayesgeom.models.replay.replayer import Baseline, Variant, entry
+from bayesgeom.models.watching import hooked_sites
 
 _CLOSE = 1e-5  # of the largest logit: what a replay without edits may differ by
 
@@ -76,24 +77,12 @@ class PrefixReplay:
         trials, n = baseline.trials, len(variants)
         self._n_given()  # a pass of its own: before any edit is hooked in
         rows = torch.arange(len(trials), device=trials.tokens.device).repeat(n)
-        fired: dict[tuple[Site, int], int] = {}
-        handles = []
-        try:
-            for site, layer in dict.fromkeys((edit.site, edit.layer) for variant in variants for edit in variant):
-                own = [[edit for edit in variant if (edit.site, edit.layer) == (site, layer)] for variant in variants]
-                hook = _editing(own, reference, fired, (site, layer))
-                handles.append(self.model.point(site, layer).register_forward_hook(hook))
-            with self._from(first, baseline.held[RESID_PRE, first], n):
-                logits = self.model.logits(trials.rows(rows))
-        finally:
-            for handle in handles:
-                handle.remove()
-        for (site, layer), times in fired.items():
-            if times != 1:
-                raise HookFault(
-                    f"the hook at {site.name!r} of layer {layer} fired {times} times in one pass of "
-                    f"{self.model.spec.name}."
-                )
+        hooks: dict[Place, Change] = {}
+        for place in dict.fromkeys((edit.site, edit.layer) for variant in variants for edit in variant):
+            own = [[edit for edit in variant if (edit.site, edit.layer) == place] for variant in variants]
+            hooks[place] = _editing(own, reference)
+        with hooked_sites(self.model, hooks), self._from(first, baseline.held[RESID_PRE, first], n):
+            logits = self.model.logits(trials.rows(rows))
         by_variant: Tensor = logits.unflatten(0, (n, len(trials)))
         return by_variant
 
@@ -112,17 +101,19 @@ class PrefixReplay:
             return ((resid, *args[1:]), dict(kwargs)) if args else (args, {**kwargs, "hidden_states": resid})
 
         forms = self._n_given()  # by a pass that nothing is swapped in
-        handle = self.blocks[first].register_forward_pre_hook(swap, with_kwargs=True, prepend=True)
-        try:
-            for block, n_given in zip(skipped, forms, strict=False):
-                vars(block)["forward"] = _passing_on(n_given)
-            yield
-        finally:
-            handle.remove()
-            for block, former in zip(skipped, own, strict=True):
-                vars(block).pop("forward", None)
-                if former is not None:
-                    vars(block)["forward"] = former
+        hook = Hook(
+            part=self.blocks[first], call=swap, label=f"block {first}", kind="pre", with_kwargs=True, is_first=True
+        )
+        with hooked(self.model.module, [hook], by=self.model.spec.name):
+            try:
+                for block, n_given in zip(skipped, forms, strict=False):
+                    vars(block)["forward"] = _passing_on(n_given)
+                yield
+            finally:
+                for block, former in zip(skipped, own, strict=True):
+                    vars(block).pop("forward", None)
+                    if former is not None:
+                        vars(block)["forward"] = former
 
     def _n_given(self) -> list[int]:
         """For each block, how many things it gives: 0 for a bare tensor, else the length of the tuple."""
@@ -135,12 +126,9 @@ class PrefixReplay:
 
                 return keep
 
-            handles = [block.register_forward_hook(keeping(layer)) for layer, block in enumerate(self.blocks)]
-            try:
+            hooks = [Hook(part=block, call=keeping(layer)) for layer, block in enumerate(self.blocks)]
+            with hooked(self.model.module, hooks, by=spec.name, times=None):
                 self.model.logits(sentinel_trials(spec.d_vocab, spec.n_ctx, spec.device))
-            finally:
-                for handle in handles:
-                    handle.remove()
             self._forms = forms
         return self._forms
 
@@ -155,17 +143,10 @@ def _passing_on(n_given: int) -> Callable[..., Any]:
     return forward
 
 
-def _editing(
-    edits: Sequence[Sequence[Edit]],
-    reference: Reference | None,
-    fired: dict[tuple[Site, int], int],
-    place: tuple[Site, int],
-) -> Callable[[nn.Module, object, Tensor], Shaped[Tensor, "..."]]:
+def _editing(edits: Sequence[Sequence[Edit]], reference: Reference | None) -> Change:
     """A hook that gives each variant's part of the stacked batch its own edits."""
-    fired[place] = 0
 
-    def edit_parts(_module: nn.Module, _inputs: object, output: Tensor) -> Tensor:
-        fired[place] += 1
+    def edit_parts(output: Tensor) -> Tensor:
         assert reference is not None, "edits come with a reference"
         parts = list(output.chunk(len(edits)))
         for index, own in enumerate(edits):

@@ -13,6 +13,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from bayesgeom.core.batching import even_slices
 from bayesgeom.models.native.compiled import as_array, refuse_second_derivatives, serves
 
 # What one buffer of a chunk may take: a share of a CPU's second-level cache. A GPU takes the whole batch at once.
@@ -107,6 +108,5 @@ def _chunks(x: Tensor) -> Iterator[tuple[slice, Tensor]]:
     dtype = torch.promote_types(x.dtype, torch.float32)
     room = _CPU_BYTES if x.device.type == "cpu" else _GPU_BYTES
     at_once = max(1, room // (x.shape[1] * x.shape[2] * dtype.itemsize))
-    for start in range(0, x.shape[0], at_once):
-        rows = slice(start, start + at_once)
+    for rows in even_slices(len(x), at_most=at_once):
         yield rows, x[rows].to(dtype)

@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import silu, softplus
 
+from bayesgeom.core.batching import even_slices
 from bayesgeom.models.native.compiled import as_array, refuse_second_derivatives, serves
 
 # What the states of a chunk may take at one position: a share of a CPU's second-level cache. A GPU takes all at once.
@@ -221,8 +222,7 @@ def _parts(given: tuple[Tensor, ...]) -> Iterator[tuple[slice, _Part]]:
     A, D = _wide(A.T).contiguous(), _wide(D)
     room = _CPU_BYTES if x.device.type == "cpu" else _GPU_BYTES
     at_once = max(1, room // (A.numel() * A.element_size()))
-    for start in range(0, len(x), at_once):
-        rows = slice(start, start + at_once)
+    for rows in even_slices(len(x), at_most=at_once):
         yield rows, _Part(x[rows], delta[rows], A, B[rows], C[rows], D, z[rows])
 
 

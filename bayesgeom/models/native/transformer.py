@@ -43,6 +43,29 @@ class TransformerConfig(ModelConfig):
 
     `prior_…` belong to positions "prior" (see `PositionalPrior`): slope and exponent per head, or none for ALiBi's.
     In the top `top_attention_off` layers attention writes nothing: its W_O is zero there, and stays so in training.
+
+    Args:
+        d_vocab: Number of token ids.
+        n_ctx: Longest sequence, in tokens.
+        n_layers: Number of blocks.
+        n_heads: Attention heads of each block.
+        d_model: Width of the residual stream.
+        d_mlp: Width of the MLPs' hidden layer.
+        norm: Kind of normalization.
+        positions: How positions are known.
+        tied: Whether output and embedding share their weights.
+        prior_slopes: Slope of each head's positional prior.
+        prior_exponents: Exponent of each head's positional prior.
+        prior_is_learned: Whether slopes and exponents are trained.
+        top_attention_off: Number of top layers whose attention writes nothing.
+
+    Raises:
+        InvalidArgument: A size is below 1, sizes do not go together, or a kind is unknown.
+
+    Example:
+        >>> import bayesgeom
+        >>> bayesgeom.TransformerConfig(d_vocab=10, n_ctx=5, n_heads=6, d_model=192).d_head
+        32
     """
 
     name: ClassVar[str] = "transformer"
@@ -108,6 +131,20 @@ class Transformer(HookedRootModule):
     `attention`: "eager" computes scores and pattern, "sdpa" lets torch fuse them (equal to rounding). "auto" is "eager"
     where somebody hooks the scores or the pattern, which only exist when computed, and where gradients are taken on a
     CPU, whose fused backward pass is several times slower; "sdpa" everywhere else.
+
+    Args:
+        config: Sizes and kinds of the parts.
+        seed: Seed of the weights.
+        attention: Kernel of the attention: "auto", "eager" or "sdpa".
+
+    Example:
+        >>> import bayesgeom
+        >>> task = bayesgeom.tasks.Bijection(n_values=5, n_pairs=3)
+        >>> config = bayesgeom.TransformerConfig(d_vocab=10, n_ctx=5, n_layers=1, n_heads=1, d_model=8, d_mlp=8)
+        >>> module = config.build(seed=0)
+        >>> import torch
+        >>> module(torch.zeros(2, 5, dtype=torch.int64)).shape
+        torch.Size([2, 5, 10])
     """
 
     def __init__(self, config: TransformerConfig, *, seed: int = 0, attention: Attention = "auto") -> None:

@@ -3,20 +3,20 @@
 The obvious way, and slow: what replays are compared with, and what serves architectures that cannot be replayed.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import final
 
 import torch
-from jaxtyping import Float, Shaped
-from torch import Tensor, nn
+from jaxtyping import Float
+from torch import Tensor
 
 from bayesgeom.core.edits import Edit, Reference
-from bayesgeom.core.errors import HookFault
-from bayesgeom.core.sites import Site
+from bayesgeom.core.hooks import Change, Place, hooked, keeping, site_hook
 from bayesgeom.core.threads import alone
 from bayesgeom.core.trials import Trials
 from bayesgeom.models.base import Model
 from bayesgeom.models.replay.replayer import STAGES, Baseline, Variant
+from bayesgeom.models.watching import hooked_sites
 
 
 @final
@@ -30,23 +30,11 @@ class PlainLoop:
     @torch.no_grad()
     def baseline(self, trials: Trials) -> Baseline:
         """One pass over trials, every replayable site kept at all positions."""
-        held: dict[tuple[Site, int], Tensor] = {}
-
-        def keeping(site: Site, layer: int) -> Callable[[nn.Module, object, Tensor], None]:
-            def keep(_module: nn.Module, _inputs: object, output: Tensor) -> None:
-                held[site, layer] = output
-
-            return keep
-
-        places = [
-            (site, layer) for site in STAGES if site in self.model.sites for layer in range(self.model.spec.n_layers)
-        ]
-        handles = [self.model.point(*place).register_forward_hook(keeping(*place)) for place in places]
-        try:
+        held: dict[Place, Tensor] = {}
+        layers = range(self.model.spec.n_layers)
+        places = [(site, layer) for site in STAGES if site in self.model.sites for layer in layers]
+        with hooked_sites(self.model, {place: keeping(held, place) for place in places}):
             logits = self.model.logits(trials)
-        finally:
-            for handle in handles:
-                handle.remove()
         return Baseline(trials=trials, rows=trials.scored_positions()[0], held=held, logits=logits)
 
     @alone("model.module")
@@ -58,27 +46,12 @@ class PlainLoop:
         return torch.stack([self._one(baseline.trials, variant, reference) for variant in variants])
 
     def _one(self, trials: Trials, variant: Variant, reference: Reference) -> Float[Tensor, "batch query_pos d_vocab"]:
-        fired = [0] * len(variant)
+        def editing(edit: Edit) -> Change:
+            return lambda output: edit.applied(output, reference)
 
-        def editing(number: int, edit: Edit) -> Callable[[nn.Module, object, Tensor], Shaped[Tensor, "..."]]:
-            def replace(_module: nn.Module, _inputs: object, output: Tensor) -> Tensor:
-                fired[number] += 1
-                return edit.applied(output, reference)
-
-            return replace
-
-        handles = [
-            self.model.point(edit.site, edit.layer).register_forward_hook(editing(number, edit))
-            for number, edit in enumerate(variant)
+        hooks = [
+            site_hook((edit.site, edit.layer), self.model.point(edit.site, edit.layer), editing(edit))
+            for edit in variant
         ]
-        try:
-            logits = self.model.logits(trials)
-        finally:
-            for handle in handles:
-                handle.remove()
-        for times, edit in zip(fired, variant, strict=True):
-            if times != 1:
-                raise HookFault(
-                    f"the hook of {edit.label!r} fired {times} times in one pass of {self.model.spec.name}."
-                )
-        return logits
+        with hooked(self.model.module, hooks, by=self.model.spec.name):
+            return self.model.logits(trials)

@@ -278,7 +278,7 @@ class _Batch:
 
 def is_outright(edit: Edit) -> bool:
     """Whether what the edit puts in place does not depend on what it replaces."""
-    return isinstance(edit, Replace) and edit.heads is None and edit.mode != "nothing"
+    return isinstance(edit, Replace) and edit.heads is None and edit.is_constant
 
 
 @final

@@ -5,7 +5,7 @@ after an exception.
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import final
@@ -16,10 +16,12 @@ from jaxtyping import Float, Float64, Int64
 from torch import Tensor, nn
 
 from bayesgeom.core.behavior import answer_log_probabilities
-from bayesgeom.core.sites import PATTERN, TOKEN_KEYS, Site, V
-from bayesgeom.core.threads import lock_of
+from bayesgeom.core.hooks import Change, Place, keeping
+from bayesgeom.core.run import at_scored
+from bayesgeom.core.sites import PATTERN, TOKEN_KEYS, V
 from bayesgeom.core.trials import Trials
 from bayesgeom.models.base import Model
+from bayesgeom.models.watching import hooked_sites
 from bayesgeom.stats.bootstrap import shuffled_within_position
 from bayesgeom.stats.correlation import ranks
 from bayesgeom.stats.cosine import centered, orthogonality, pairwise_cosine
@@ -70,8 +72,8 @@ def measured(model: Model, trials: Trials, *, seed: int) -> Measures:
         trials: Fixed sequences.
         seed: Chooses the points that are compared, and the exchange of posteriors between sequences.
     """
-    held: dict[tuple[Site, int], Tensor] = {}
-    with undisturbed(model.module), torch.no_grad(), _watching(model, trials, held):
+    held: dict[Place, Tensor] = {}
+    with undisturbed(model.module), torch.no_grad(), hooked_sites(model, _watched(model, trials, held)):
         logits = model.logits(trials)
         frames = _frame_statistics(model, trials)
     kl = np.full(len(trials), np.nan)
@@ -125,32 +127,19 @@ def undisturbed(module: nn.Module) -> Iterator[None]:
             part.training = was_training
 
 
-@contextmanager
-def _watching(model: Model, trials: Trials, held: dict[tuple[Site, int], Tensor]) -> Iterator[None]:
+def _watched(model: Model, trials: Trials, held: dict[Place, Tensor]) -> dict[Place, Change]:
     """Hooks on every layer's pattern, of which only the entropy is kept, and on the last layer's values."""
 
-    def attention(layer: int) -> Callable[[nn.Module, object, Tensor], None]:
-        def keep(_module: nn.Module, _inputs: object, output: Tensor) -> None:
-            scored = trials.at_scored(output.transpose(1, 2))
-            held[PATTERN, layer] = entropy_bits(scored.float()).mean(dim=(0, 1))
+    def attention(layer: int) -> Change:
+        def keep(pattern: Tensor) -> None:
+            scored = at_scored(PATTERN, pattern, trials)
+            held[PATTERN, layer] = entropy_bits(scored.float()).mean(dim=(0, 2))
 
         return keep
 
-    def values(_module: nn.Module, _inputs: object, output: Tensor) -> None:
-        held[V, model.spec.n_layers - 1] = output
-
-    with lock_of(model.module):
-        handles = []
-        if PATTERN in model.sites:
-            layers = range(model.spec.n_layers)
-            handles = [model.point(PATTERN, layer).register_forward_hook(attention(layer)) for layer in layers]
-        if V in model.sites:
-            handles.append(model.point(V, model.spec.n_layers - 1).register_forward_hook(values))
-        try:
-            yield
-        finally:
-            for handle in handles:
-                handle.remove()
+    layers, last = range(model.spec.n_layers), (V, model.spec.n_layers - 1)
+    patterns = {(PATTERN, layer): attention(layer) for layer in layers if PATTERN in model.sites}
+    return patterns | ({last: keeping(held, last)} if V in model.sites else {})
 
 
 def _hypotheses(trials: Trials) -> Int64[Tensor, " token"]:

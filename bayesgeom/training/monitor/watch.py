@@ -30,6 +30,7 @@ from bayesgeom.models.provenance import provenance
 from bayesgeom.models.resolve import TaskLike, as_model, task_of
 from bayesgeom.results.diagnosis import Diagnosis
 from bayesgeom.results.folder import METRICS as TABLE
+from bayesgeom.results.report import with_provenance
 from bayesgeom.tasks.base import Branch, derived_seed
 from bayesgeom.training.monitor.good_state import GoodState, non_finite
 from bayesgeom.training.monitor.measures import METRICS, Measures, chance_levels, measured, undisturbed
@@ -178,7 +179,7 @@ class Monitor:
         report = self.report()
         arguments = {"n": self.settings.n, "seed": self.settings.seed, "every": self.every}
         where = provenance(self.model, self.task, arguments)
-        return Diagnosis.of(report, where)
+        return Diagnosis.of(with_provenance(report, where))
 
     def save(self, path: str | Path) -> None:
         """Write the report directory: report.json, arrays.safetensors, metrics.parquet, report.html."""

@@ -15,6 +15,7 @@ from bayesgeom.generalization.relabeling_report import STUCK, RelabelingReport
 from bayesgeom.generalization.sweep_report import SHORTCUT, SweepReport
 from bayesgeom.results.estimate import Baseline, Estimate
 from bayesgeom.results.report import Report
+from conversions import merged
 from conversions.old import Old
 
 
@@ -24,28 +25,30 @@ def ablation(old: Old) -> AblationReport:
     nothing, unity = (Baseline.of("baseline", NO_EFFECT, level) for level in (0.0, 1.0))
     uniform = old.level("chance", UNIFORM, "uniform_kl_bits")
     n_layers, n_heads = old["damage_by_head"].shape
-    return AblationReport(
-        mode=old["mode"],
-        ablations=tuple(old["ablations"]),
-        kinds=tuple(old["kinds"]),
-        layer=old["layer"],
-        head=old["head"],
-        n_layers=n_layers,
-        n_heads=n_heads,
-        kl_increase_bits=old.estimate("damage_bits", nothing),
-        entropy_mae_increase_bits=old.estimate("entropy_mae_increase_bits", nothing),
-        kl_ratio=old.estimate("kl_ratio", unity),
-        accuracy_change=old.estimate("accuracy_change", nothing),
-        attribution_bits=old["attribution_bits"],
-        inert=old["inert"],
-        kl_increase_bits_by_position=old["damage_bits_by_position"],
-        unablated_kl_bits=old.estimate("baseline_kl_bits", uniform),
-        unablated_entropy_mae_bits=old.estimate("baseline_entropy_mae_bits"),
-        top_to_second_ratio=Estimate.of(old["top_to_second_ratio"]),
-        share_above_half_of_top=Estimate.of(old["share_above_half_of_top"]),
-        attribution_rank_correlation=Estimate.of(old["attribution_rank_correlation"]),
-        key_overlap_pick=old["key_overlap_pick"],
-        n=n,
+    return merged.ablation(
+        {
+            "mode": old["mode"],
+            "ablations": tuple(old["ablations"]),
+            "kinds": tuple(old["kinds"]),
+            "layer": old["layer"],
+            "head": old["head"],
+            "n_layers": n_layers,
+            "n_heads": n_heads,
+            "kl_increase_bits": old.estimate("damage_bits", nothing),
+            "entropy_mae_increase_bits": old.estimate("entropy_mae_increase_bits", nothing),
+            "kl_ratio": old.estimate("kl_ratio", unity),
+            "accuracy_change": old.estimate("accuracy_change", nothing),
+            "attribution_bits": old["attribution_bits"],
+            "inert": old["inert"],
+            "kl_increase_bits_by_position": old["damage_bits_by_position"],
+            "unablated_kl_bits": old.estimate("baseline_kl_bits", uniform),
+            "unablated_entropy_mae_bits": old.estimate("baseline_entropy_mae_bits"),
+            "top_to_second_ratio": Estimate.of(old["top_to_second_ratio"]),
+            "share_above_half_of_top": Estimate.of(old["share_above_half_of_top"]),
+            "attribution_rank_correlation": Estimate.of(old["attribution_rank_correlation"]),
+            "key_overlap_pick": old["key_overlap_pick"],
+            "n": n,
+        }
     )
 
 
@@ -69,34 +72,36 @@ def length(old: Old) -> LengthReport:
     symbols = old.get("effective_memory_symbols", np.zeros(0))
     has_memory = len(symbols) == arms
     memory = np.full(arms, np.nan)
-    return LengthReport(
-        task=old["task"],
-        field=old["field"],
-        unit=old["unit"],
-        trained=old["trained"],
-        threshold_bits=old["threshold_bits"],
-        arms=tuple(old["arms"]),
-        position_kinds=tuple(old["position_kinds"]),
-        untrained_positions=tuple(old["untrained"]),
-        weights_hashes=tuple(old["weights_hashes"]),
-        lengths=tuple(old["lengths"]),
-        at=old["at"],
-        kl_bits=curve("kl_bits", "null_kl_bits"),
-        entropy_mae_bits=curve("entropy_mae_bits", "null_entropy_mae_bits"),
-        whole_kl_bits=old.estimate("whole_kl_bits"),
-        whole_entropy_mae_bits=old.estimate("whole_entropy_mae_bits"),
-        jump_kl_bits=with_null("jump_kl_bits", LARGEST_WITHIN, n),
-        jump_entropy_mae_bits=with_null("jump_entropy_mae_bits", LARGEST_WITHIN, n),
-        critical_length=old.estimate("critical_length"),
-        extrapolation_ratio=with_null("extrapolation_ratio", old["predictors"][0], n),
-        layer_within_kl_bits=old["layer_within_kl_bits"],
-        layer_excess_bits=with_null("layer_excess_bits", EARLIER, n_read),
-        layer_shift=with_null("layer_shift", EARLIER, n_read),
-        effective_memory_symbols=(
-            Estimate.of(symbols, old.ends("effective_memory_symbols")) if has_memory else Estimate.of(memory)
-        ),
-        transport=old.get("transport", ""),
-        n=n,
+    return merged.length(
+        {
+            "task": old["task"],
+            "field": old["field"],
+            "unit": old["unit"],
+            "trained": old["trained"],
+            "threshold_bits": old["threshold_bits"],
+            "arms": tuple(old["arms"]),
+            "position_kinds": tuple(old["position_kinds"]),
+            "untrained_positions": tuple(old["untrained"]),
+            "weights_hashes": tuple(old["weights_hashes"]),
+            "lengths": tuple(old["lengths"]),
+            "at": old["at"],
+            "kl_bits": curve("kl_bits", "null_kl_bits"),
+            "entropy_mae_bits": curve("entropy_mae_bits", "null_entropy_mae_bits"),
+            "whole_kl_bits": old.estimate("whole_kl_bits"),
+            "whole_entropy_mae_bits": old.estimate("whole_entropy_mae_bits"),
+            "jump_kl_bits": with_null("jump_kl_bits", LARGEST_WITHIN, n),
+            "jump_entropy_mae_bits": with_null("jump_entropy_mae_bits", LARGEST_WITHIN, n),
+            "critical_length": old.estimate("critical_length"),
+            "extrapolation_ratio": with_null("extrapolation_ratio", old["predictors"][0], n),
+            "layer_within_kl_bits": old["layer_within_kl_bits"],
+            "layer_excess_bits": with_null("layer_excess_bits", EARLIER, n_read),
+            "layer_shift": with_null("layer_shift", EARLIER, n_read),
+            "effective_memory_symbols": (
+                Estimate.of(symbols, old.ends("effective_memory_symbols")) if has_memory else Estimate.of(memory)
+            ),
+            "transport": old.get("transport", ""),
+            "n": n,
+        }
     )
 
 

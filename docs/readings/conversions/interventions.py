@@ -7,14 +7,26 @@ import numpy as np
 from bayesgeom.interventions.design import MATCHED, MATCHED_MOST, RANDOM, RANDOM_MOST
 from bayesgeom.interventions.joint_report import ORTHOGONAL, UNEDITED, JointInterventionReport
 from bayesgeom.interventions.onwards_report import OnwardsReport
-from bayesgeom.interventions.report import EFFECTS, SHUFFLED, STAGES, TARGETS, InterventionReport
-from bayesgeom.interventions.summary import controls_text, matched_text, where_text
+from bayesgeom.interventions.report import SHUFFLED, STAGES, InterventionReport
+from bayesgeom.interventions.summary import where_text
 from bayesgeom.results.estimate import Baseline, Estimate
 from bayesgeom.results.estimators import UNTRAINED
 from bayesgeom.results.report import Report
 from bayesgeom.subspaces.writes import RANDOM as RANDOM_WRITES
 from bayesgeom.subspaces.writes import SHEER, WriteReport
+from conversions import merged
 from conversions.old import Old
+
+
+def controls_text(kind: str, n_random: int, n_matched: int, n: int) -> str:
+    """How many control subspaces there were, and what they were scored on."""
+    scored_on = "pairs" if kind == "swap" else "sequences"
+    return f"{n_random} random and {n_matched} variance-matched subspaces, on {n} {scored_on}"
+
+
+def matched_text(by: str, rank: int) -> str:
+    """Where controls with the same share of variance were drawn from, and their rank."""
+    return by if "rank" in by else f"{by}, rank {rank}"
 
 
 def intervention(old: Old) -> InterventionReport:
@@ -28,45 +40,46 @@ def intervention(old: Old) -> InterventionReport:
         old["entropy_mae_increase_bits_ceiling"],
         old["removal_kl_bits_ceiling"],
     ]
-    return InterventionReport(
-        kind=old["kind"],
-        subspace=old["subspace"],
-        quantity=old["quantity"],
-        where=where_text(old["site"], old["positions"], old["donors"]),
-        controls=controls_text(old["kind"], old["n_random"], old["n_matched"], old["n_floor"]),
-        bands=tuple(old["bands"]),
-        movement=old.estimate("movement", *_controls(old, "movement"), _untrained(old)),
-        indirect_movement=_indirect(old, "movement"),
-        ceiling_movement=Estimate.of(old["movement_ceiling"], n=n),
-        answer_shift_bits=old.estimate("redirect_change_bits", *_shift_controls(old)),
-        indirect_answer_shift_bits=_indirect(old, "redirect_change_bits"),
-        unedited_answer_shift_bits=old["redirect_bits_unedited"],
-        kl_increase_bits=old.estimate("damage_bits", *_controls(old, "damage_bits")),
-        indirect_kl_increase_bits=_indirect(old, "damage_bits"),
-        entropy_error_increase_bits=old.estimate(
-            "entropy_mae_increase_bits", *_controls(old, "entropy_mae_increase_bits")
-        ),
-        removal_kl_bits=old.estimate("removal_kl_bits"),
-        effects=EFFECTS,
-        ceiling_bits=Estimate.of(np.stack(ceilings), n=n),
-        stages=STAGES,
-        r2=Estimate.of([old["r2_before"], old["r2_after"]], baselines=[level] if np.isfinite(shuffled).any() else []),
-        targets=TARGETS,
-        coordinate_r2=_coordinate_r2(old),
-        rank=old["rank"],
-        variance_share=Estimate.of(
-            old["variance_share"], baselines=[Baseline.of("chance", MATCHED, old["matched_share"])]
-        ),
-        outside_share=old["outside_share"],
-        frame_overlap=_frame_overlap(old),
-        matched_by=tuple(
-            matched_text(by, int(rank)) if by else ""
-            for by, rank in zip(old["matched_by"], old["matched_rank"], strict=True)
-        ),
-        baseline_kl_bits=old["baseline_kl_bits"],
-        verdict_by_layer=tuple(old["verdict_by_layer"]),
-        reason_by_layer=tuple(old["reason_by_layer"]),
-        n=n,
+    return merged.intervention(
+        {
+            "kind": old["kind"],
+            "subspace": old["subspace"],
+            "quantity": old["quantity"],
+            "where": where_text(old["site"], old["positions"], old["donors"]),
+            "controls": controls_text(old["kind"], old["n_random"], old["n_matched"], old["n_floor"]),
+            "bands": tuple(old["bands"]),
+            "movement": old.estimate("movement", *_controls(old, "movement"), _untrained(old)),
+            "indirect_movement": _indirect(old, "movement"),
+            "ceiling_movement": Estimate.of(old["movement_ceiling"], n=n),
+            "answer_shift_bits": old.estimate("redirect_change_bits", *_shift_controls(old)),
+            "indirect_answer_shift_bits": _indirect(old, "redirect_change_bits"),
+            "unedited_answer_shift_bits": old["redirect_bits_unedited"],
+            "kl_increase_bits": old.estimate("damage_bits", *_controls(old, "damage_bits")),
+            "indirect_kl_increase_bits": _indirect(old, "damage_bits"),
+            "entropy_error_increase_bits": old.estimate(
+                "entropy_mae_increase_bits", *_controls(old, "entropy_mae_increase_bits")
+            ),
+            "removal_kl_bits": old.estimate("removal_kl_bits"),
+            "ceiling_bits": Estimate.of(np.stack(ceilings), n=n),
+            "r2": Estimate.of(
+                [old["r2_before"], old["r2_after"]], baselines=[level] if np.isfinite(shuffled).any() else []
+            ),
+            "coordinate_r2": _coordinate_r2(old),
+            "rank": old["rank"],
+            "variance_share": Estimate.of(
+                old["variance_share"], baselines=[Baseline.of("chance", MATCHED, old["matched_share"])]
+            ),
+            "outside_share": old["outside_share"],
+            "frame_overlap": _frame_overlap(old),
+            "matched_by": tuple(
+                matched_text(by, int(rank)) if by else ""
+                for by, rank in zip(old["matched_by"], old["matched_rank"], strict=True)
+            ),
+            "baseline_kl_bits": old["baseline_kl_bits"],
+            "verdict_by_layer": tuple(old["verdict_by_layer"]),
+            "reason_by_layer": tuple(old["reason_by_layer"]),
+            "n": n,
+        }
     )
 
 

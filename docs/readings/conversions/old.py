@@ -1,6 +1,6 @@
 """A report of schema 2 as it was saved: fields with the suffixes of their companions, intervals and nulls by name."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -45,3 +45,21 @@ class Old:
         """Return a field as a baseline of another one."""
         ends: Sequence[Any] = [None if end is None else self.get(end) for end in (low, high)]
         return Baseline.of(kind, name, self.get(field), low=ends[0], high=ends[1])
+
+
+def numbers(value: Any) -> Iterator[float]:
+    """Every finite number in nested JSON values and arrays."""
+    match value:
+        case np.ndarray():
+            yield from (float(x) for x in value.ravel() if np.isfinite(x))
+        case bool() | str() | None:
+            return
+        case int() | float():
+            if np.isfinite(value):
+                yield float(value)
+        case Mapping():
+            for item in value.values():
+                yield from numbers(item)
+        case list() | tuple():
+            for item in value:
+                yield from numbers(item)

@@ -13,6 +13,7 @@ from bayesgeom.probes.pass_thresholds import CHANCE, PassThresholdsReport
 from bayesgeom.results.estimate import Baseline, Estimate
 from bayesgeom.results.estimators import UNTRAINED
 from bayesgeom.results.report import Report
+from conversions import merged
 from conversions.old import Old
 
 
@@ -27,30 +28,34 @@ def calibration(old: Old) -> CalibrationReport:
 
     gain_ends = (old["window_gain_bits_lo"], old["window_gain_bits_hi"]) if old["windows"] else None
     equal = (Baseline.of("baseline", "equal to the window observer", 0.0),) if old["windows"] else ()
-    return CalibrationReport(
-        entropy_mae_bits=old.estimate("entropy_mae_bits", *_predictors(old["null_entropy_mae_bits"])),
-        entropy_mae_of_means_bits=plain("entropy_mae_of_means_bits"),
-        kl_bits=_with(old.estimate("kl_bits"), *_predictors(old["null_kl_bits"])),  # some are infinite
-        total_variation=old.estimate("total_variation"),
-        off_answer_prob=Estimate.of(old["leak"], old.ends("leak"), n=n, why_not=reasons.get("leak", "")),
-        accuracy=old.estimate("accuracy"),
-        exact_accuracy=plain("exact_accuracy"),
-        log_loss_gap_bits=plain("log_loss_gap_bits"),
-        entropy_mae_bits_by_position=old.estimate("entropy_mae_bits_by_position", *_predictors(profiles)),
-        kl_bits_by_position=old.estimate("kl_bits_by_position"),
-        total_variation_by_position=old["total_variation_by_position"],
-        off_answer_prob_by_position=old["leak_by_position"],
-        entropy_bits_by_position=np.stack([old[f"{source}_entropy_bits_by_position"] for source in SOURCES]),
-        example_entropy_bits=np.stack([old[f"example_{source}_entropy_bits"] for source in SOURCES]),
-        sources=SOURCES,
-        window_kl_bits=Estimate.of(old["window_kl_bits"], n=n if old["windows"] else 0),
-        window_gain_bits=Estimate.of(old["window_gain_bits"], gain_ends, n=n if old["windows"] else 0, baselines=equal),
-        window_starts=old["window_starts"],
-        windows=old["windows"],
-        effective_memory_symbols=old.estimate("effective_memory_symbols", n=n if old["windows"] else 0),
-        transport_gap_bits=Estimate.of(old["transport_gap_bits"], n=n if old["windows"] else 0),
-        transport=old["transport"],
-        n=n,
+    return merged.calibration(
+        {
+            "entropy_mae_bits": old.estimate("entropy_mae_bits", *_predictors(old["null_entropy_mae_bits"])),
+            "entropy_mae_of_means_bits": plain("entropy_mae_of_means_bits"),
+            "kl_bits": _with(old.estimate("kl_bits"), *_predictors(old["null_kl_bits"])),  # some are infinite
+            "total_variation": old.estimate("total_variation"),
+            "off_answer_prob": Estimate.of(old["leak"], old.ends("leak"), n=n, why_not=reasons.get("leak", "")),
+            "accuracy": old.estimate("accuracy"),
+            "exact_accuracy": plain("exact_accuracy"),
+            "log_loss_gap_bits": plain("log_loss_gap_bits"),
+            "entropy_mae_bits_by_position": old.estimate("entropy_mae_bits_by_position", *_predictors(profiles)),
+            "kl_bits_by_position": old.estimate("kl_bits_by_position"),
+            "total_variation_by_position": old["total_variation_by_position"],
+            "off_answer_prob_by_position": old["leak_by_position"],
+            "entropy_bits_by_position": np.stack([old[f"{source}_entropy_bits_by_position"] for source in SOURCES]),
+            "example_entropy_bits": np.stack([old[f"example_{source}_entropy_bits"] for source in SOURCES]),
+            "sources": SOURCES,
+            "window_kl_bits": Estimate.of(old["window_kl_bits"], n=n if old["windows"] else 0),
+            "window_gain_bits": Estimate.of(
+                old["window_gain_bits"], gain_ends, n=n if old["windows"] else 0, baselines=equal
+            ),
+            "window_starts": old["window_starts"],
+            "windows": old["windows"],
+            "effective_memory_symbols": old.estimate("effective_memory_symbols", n=n if old["windows"] else 0),
+            "transport_gap_bits": Estimate.of(old["transport_gap_bits"], n=n if old["windows"] else 0),
+            "transport": old["transport"],
+            "n": n,
+        }
     )
 
 

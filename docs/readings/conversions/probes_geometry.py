@@ -24,6 +24,7 @@ from bayesgeom.probes.value_manifold import NO_ENDS, ORDERINGS, ValueManifoldRep
 from bayesgeom.results.estimate import Baseline, Estimate
 from bayesgeom.results.estimators import UNTRAINED
 from bayesgeom.results.report import Report
+from conversions import merged
 from conversions.old import Old
 
 
@@ -184,30 +185,32 @@ def value_manifold(old: Old) -> ValueManifoldReport:
         ),
     )
     gaussian = old.level("chance", GAUSSIAN_POINTS, "pc1_share_gaussian")
-    return ValueManifoldReport(
-        pc1_share=old.estimate("pc1_share", untrained_shape("pc1_share"), gaussian),
-        pc12_share=old.estimate("pc12_share", untrained_shape("pc12_share")),
-        participation_ratio=old.estimate("participation_ratio", untrained_shape("participation_ratio")),
-        spearman=spearman,
-        signed_spearman=Estimate.of(both("{}_signed"), (both("{}_signed_lo"), both("{}_signed_hi")), n=old["n"]),
-        spearman_p=both("{}_p"),
-        pearson=related("pearson"),
-        entropy_r2=related("entropy_r2"),
-        curve_share=related("curve_share"),
-        head_pc1_share=old.estimate("head_pc1_share", untrained_shape("head_pc1_share")),
-        head_spearman=old.estimate("head_spearman", untrained_shape("head_spearman")),
-        shown_points=old["shown_points"],
-        shown_curve=old["shown_curve"],
-        shown_entropy_bits=old["shown_entropy_bits"],
-        shown_position=old["shown_position"],
-        curve_entropy_bits=old["curve_entropy_bits"],
-        identified=old["identified"],
-        is_own_entropy=old["is_own_entropy"],
-        standardized=old["standardised"],
-        sites=old["sites"],
-        shown_sites=old["shown_sites"],
-        orderings=ORDERINGS,
-        n=old["n"],
+    return merged.value_manifold(
+        {
+            "pc1_share": old.estimate("pc1_share", untrained_shape("pc1_share"), gaussian),
+            "pc12_share": old.estimate("pc12_share", untrained_shape("pc12_share")),
+            "participation_ratio": old.estimate("participation_ratio", untrained_shape("participation_ratio")),
+            "spearman": spearman,
+            "signed_spearman": Estimate.of(both("{}_signed"), (both("{}_signed_lo"), both("{}_signed_hi")), n=old["n"]),
+            "spearman_p": both("{}_p"),
+            "pearson": related("pearson"),
+            "entropy_r2": related("entropy_r2"),
+            "curve_share": related("curve_share"),
+            "head_pc1_share": old.estimate("head_pc1_share", untrained_shape("head_pc1_share")),
+            "head_spearman": old.estimate("head_spearman", untrained_shape("head_spearman")),
+            "shown_points": old["shown_points"],
+            "shown_curve": old["shown_curve"],
+            "shown_entropy_bits": old["shown_entropy_bits"],
+            "shown_position": old["shown_position"],
+            "curve_entropy_bits": old["curve_entropy_bits"],
+            "identified": old["identified"],
+            "is_own_entropy": old["is_own_entropy"],
+            "standardized": old["standardised"],
+            "sites": old["sites"],
+            "shown_sites": old["shown_sites"],
+            "orderings": ORDERINGS,
+            "n": old["n"],
+        }
     )
 
 

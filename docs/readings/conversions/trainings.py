@@ -19,6 +19,7 @@ from bayesgeom.gradients.tally import OTHER
 from bayesgeom.results.estimate import Baseline, Estimate, Kind
 from bayesgeom.results.report import Report
 from bayesgeom.training.monitor.report import ATTENTION, OTHERS, UNTRAINED, MonitorReport
+from conversions import merged
 from conversions.old import Old
 
 
@@ -104,30 +105,34 @@ def comparison(old: Old) -> ComparisonReport:
     def american(name: str) -> tuple[str, ...]:
         return tuple(text.replace("realised", "realized") for text in old[name])
 
-    return ComparisonReport(
-        checkpoints=old["checkpoints"],
-        task_of=old["task_of"],
-        architecture_of=old["architecture_of"],
-        is_check=old["is_check"],
-        verdicts=american("verdicts"),
-        published=american("published"),
-        standings=american("standings"),
-        targets=old["targets"],
-        rate_search=old["rate_search"],
-        weights_hashes=old["weights_hashes"],
-        missing=old["missing"],
-        n_parameters=old["n_parameters"],
-        n_state_floats=old["n_state_floats"],
-        trained_on=old["trained_on"],
-        kl_bits=old.estimate("kl_bits", *baselines),
-        entropy_mae_bits=old.estimate("entropy_mae_bits", old.level("baseline", CONTEXT_FREE, "entropy_mae_bits_null")),
-        share_closed=old.estimate("share_closed", old.level("baseline", CONTEXT_FREE, "share_closed_null")),
-        accuracy_where_known=_accuracy(old),
-        memory_symbols=Estimate.of(
-            old["memory_symbols"], (old["memory_symbols"], old["memory_symbols_hi"]), n=int(old["n"])
-        ),
-        window_gap_bits=old["window_gap_bits"],
-        n=int(old["n"]),
+    return merged.comparison(
+        {
+            "checkpoints": old["checkpoints"],
+            "task_of": old["task_of"],
+            "architecture_of": old["architecture_of"],
+            "is_check": old["is_check"],
+            "verdicts": american("verdicts"),
+            "published": american("published"),
+            "standings": american("standings"),
+            "targets": old["targets"],
+            "rate_search": old["rate_search"],
+            "weights_hashes": old["weights_hashes"],
+            "missing": old["missing"],
+            "n_parameters": old["n_parameters"],
+            "n_state_floats": old["n_state_floats"],
+            "trained_on": old["trained_on"],
+            "kl_bits": old.estimate("kl_bits", *baselines),
+            "entropy_mae_bits": old.estimate(
+                "entropy_mae_bits", old.level("baseline", CONTEXT_FREE, "entropy_mae_bits_null")
+            ),
+            "share_closed": old.estimate("share_closed", old.level("baseline", CONTEXT_FREE, "share_closed_null")),
+            "accuracy_where_known": _accuracy(old),
+            "memory_symbols": Estimate.of(
+                old["memory_symbols"], (old["memory_symbols"], old["memory_symbols_hi"]), n=int(old["n"])
+            ),
+            "window_gap_bits": old["window_gap_bits"],
+            "n": int(old["n"]),
+        }
     )
 
 
@@ -173,34 +178,36 @@ def settling(old: Old) -> SettlingReport:
     unknown = np.full(n_runs, np.nan)
     together = Baseline.of("baseline", TOGETHER, 0.0)
     over = ("trainings", n_runs) if n_runs >= MIN_SEEDS else ("sequences", int(old["n"]))
-    return SettlingReport(
-        runs=old["runs"],
-        rules=RULES,
-        frame_step=old["frame_step"],
-        precision_step=np.stack([old["precision_step"], old["precision_step_by_share"]]),
-        dissociation_by_run=Estimate.of(
-            np.stack([old["dissociation_by_run"], old["dissociation_by_share_by_run"]]),
-            [np.stack([old[f"dissociation_by_run_{end}"], unknown]) for end in ("least", "most")],
-            resampled=SPACING,
-        ),
-        dissociation=over_trainings(
-            [old[name] for name in names], tuple(np.transpose(ends)), n=n_runs, baselines=[together]
-        ),
-        verdicts=(old["verdict"], old["verdict_by_share"]),
-        scales=old["scales"],
-        frame_measures=old["frame_measures"],
-        precision_step_by_scale=old["precision_step_by_scale"],
-        frame_step_by_measure=old["frame_step_by_measure"],
-        dissociation_by_scale=_over_trainings(old, "dissociation_by_scale", n_runs),
-        order_by_scale=old["order_by_scale"],
-        order=old["order"],
-        curves=tuple(name.replace("redirect", "answer shift") for name in old["curves"]),
-        fall=old.estimate("fall", resampled=over[0], n=over[1]),
-        fall_share=old["fall_share"],
-        fall_start=old["fall_start"],
-        fall_end=old["fall_end"],
-        fall_verdicts=old["fall_verdicts"],
-        n=int(old["n"]),
+    return merged.settling(
+        {
+            "runs": old["runs"],
+            "rules": RULES,
+            "frame_step": old["frame_step"],
+            "precision_step": np.stack([old["precision_step"], old["precision_step_by_share"]]),
+            "dissociation_by_run": Estimate.of(
+                np.stack([old["dissociation_by_run"], old["dissociation_by_share_by_run"]]),
+                [np.stack([old[f"dissociation_by_run_{end}"], unknown]) for end in ("least", "most")],
+                resampled=SPACING,
+            ),
+            "dissociation": over_trainings(
+                [old[name] for name in names], tuple(np.transpose(ends)), n=n_runs, baselines=[together]
+            ),
+            "verdicts": (old["verdict"], old["verdict_by_share"]),
+            "scales": old["scales"],
+            "frame_measures": old["frame_measures"],
+            "precision_step_by_scale": old["precision_step_by_scale"],
+            "frame_step_by_measure": old["frame_step_by_measure"],
+            "dissociation_by_scale": _over_trainings(old, "dissociation_by_scale", n_runs),
+            "order_by_scale": old["order_by_scale"],
+            "order": old["order"],
+            "curves": tuple(name.replace("redirect", "answer shift") for name in old["curves"]),
+            "fall": old.estimate("fall", resampled=over[0], n=over[1]),
+            "fall_share": old["fall_share"],
+            "fall_start": old["fall_start"],
+            "fall_end": old["fall_end"],
+            "fall_verdicts": old["fall_verdicts"],
+            "n": int(old["n"]),
+        }
     )
 
 

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from typing import final
 
 from bayesgeom.interventions.design import Design
-from bayesgeom.interventions.planted import LAYER, SITE, ignores_belief, ignores_entropy, uses_belief, uses_entropy
-from bayesgeom.interventions.planted_network import PlantedModel
-from bayesgeom.interventions.report import AFTER, BEFORE, InterventionReport
+from bayesgeom.interventions.report import AFTER, BEFORE, VARIANCE, InterventionReport
 from bayesgeom.interventions.run import intervene
+from bayesgeom.selftest.planted import LAYER, SITE, ignores_belief, ignores_entropy, uses_belief, uses_entropy
+from bayesgeom.selftest.planted_network import PlantedModel
 from bayesgeom.subspaces.base import Fit
 from bayesgeom.subspaces.fits import covariance, decoder, leace, trained_swap
 from bayesgeom.subspaces.site import InterventionSite
@@ -36,7 +36,7 @@ class InterventionControl:
     def report(self, *, seed: int = 0) -> InterventionReport:
         """The report on a swap at the site that holds the planted features."""
         return intervene(
-            self.build(), None, self.fit, kind=_DESIGN, at=InterventionSite(SITE, (LAYER,)), n=N, seed=seed
+            self.build(), None, self.fit, kind=_DESIGN, sites=InterventionSite(SITE, (LAYER,)), n=N, seed=seed
         )
 
 
@@ -70,7 +70,7 @@ def _is_not_used(report: InterventionReport) -> bool:
 
 def _is_missed(report: InterventionReport) -> bool:
     """Little variance, still decodable after removal, and therefore undecided."""
-    is_small = bool(report.variance_share.value[LAYER] < 0.02 and report.r2.value[AFTER, LAYER] > 0.9)
+    is_small = bool(report.share.value[VARIANCE, LAYER] < 0.02 and report.r2.value[AFTER, LAYER] > 0.9)
     return is_small and report.verdict_by_layer[LAYER] == "undecided"
 
 

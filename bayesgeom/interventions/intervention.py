@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import final
+from typing import Any, final
 
 import torch
 from jaxtyping import Bool, Float64
@@ -31,13 +31,14 @@ from bayesgeom.interventions.engine import (
 from bayesgeom.interventions.report import InterventionReport
 from bayesgeom.interventions.summary import Context, Controls, intervention_report, where_text
 from bayesgeom.models.base import Model
+from bayesgeom.models.provenance import provenance
 from bayesgeom.models.replay.carried import CARRIED, CarriedReplayer
 from bayesgeom.models.replay.replayer import Replayer
-from bayesgeom.models.resolve import ModelLike, TaskLike, as_model, scored_task_of
+from bayesgeom.results.report import with_provenance
+from bayesgeom.stats.pca import covariance
 from bayesgeom.stats.subspace import random_subspaces
 from bayesgeom.subspaces.base import Fit, Sample, Setting
 from bayesgeom.subspaces.evidence import coordinate_r2, erasures, reads
-from bayesgeom.subspaces.fits import fixed, frame
 from bayesgeom.subspaces.matching import Matched, matched_subspaces
 from bayesgeom.subspaces.overlap import Overlap, overlaps
 from bayesgeom.subspaces.positions import Positions
@@ -57,8 +58,8 @@ _SAME = 1e-6  # share of a quantity's variance below which pairs do not differ i
 
 @final
 @dataclass(frozen=True, kw_only=True)
-class InterventionJob:
-    """A checked intervention, ready to run."""
+class Intervention:
+    """A checked intervention in each layer of a site alone: internal, what `intervene` and the dynamics share."""
 
     model: Model
     task: WindTunnel
@@ -72,29 +73,26 @@ class InterventionJob:
     @classmethod
     def of(
         cls,
-        model: ModelLike,
-        task: TaskLike | None,
-        subspace: Subspace | Fit | None,
+        model: Model,
+        task: WindTunnel,
+        fit: Fit,
         *,
-        kind: SubspaceKind | Design,
-        at: InterventionSite | None,
+        design: Design,
+        place: InterventionSite,
         n: int,
         seed: int,
-    ) -> "InterventionJob":
+    ) -> "Intervention":
         """Check everything that can be checked before anything runs."""
-        subject, design = as_model(model), Design.of(kind)
-        chosen, place = scored_task_of(subject, task), at or InterventionSite()
         check_count(n)
-        place.check_in(subject)
-        one = chosen.sample(1, seed=seed, device=subject.spec.device)
-        subject.check_fits(one)
-        fit = frame() if subspace is None else fixed(subspace) if isinstance(subspace, Subspace) else subspace
-        fit.check(Setting(model=subject, place=place, trials=one))
+        place.check_in(model)
+        one = task.sample(1, seed=seed, device=model.spec.device)
+        model.check_fits(one)
+        fit.check(Setting(model=model, place=place, trials=one))
         has_donors = design.kind == "swap" or isinstance(fit, TrainedSwap)
-        donors = _donors_of(chosen, fit, design, seed) if has_donors else ""
-        job = cls(model=subject, task=chosen, fit=fit, design=design, place=place, donors=donors, n=n, seed=seed)
-        job.positions.check(one)
-        return job
+        donors = _donors_of(task, fit, design, seed) if has_donors else ""
+        found = cls(model=model, task=task, fit=fit, design=design, place=place, donors=donors, n=n, seed=seed)
+        found.positions.check(one)
+        return found
 
     @property
     def layers(self) -> tuple[int, ...]:
@@ -127,11 +125,11 @@ class InterventionJob:
         """The sequences that subspaces are fitted on, and the model's activations there."""
         return self._sample(self.design.n_fit, _FIT)
 
-    def run(self) -> InterventionReport:
+    def report(self) -> InterventionReport:
         """Fit, act, score."""
         sample, layers = self.sample(), self.layers
         subspaces = self.fit.fitted(sample, layers)
-        moments = {at: _covariance(sample.points(at)) for at in layers}
+        moments = {at: covariance(sample.points(at)) for at in layers}
         controls = {at: self._controls(subspaces[at], moments[at], at) for at in layers}
         random = {at: self.random_of(at, subspaces[at].rank) for at in layers}
         means = self._means(sample)
@@ -172,7 +170,22 @@ class InterventionJob:
             n=self.n,
             seed=derived_seed(self.seed, Branch.RESAMPLING),
         )
-        return intervention_report(main, control, context)
+        return with_provenance(intervention_report(main, control, context), self._provenance())
+
+    def _provenance(self) -> dict[str, Any]:
+        arguments = {
+            "n": self.n,
+            "seed": self.seed,
+            "kind": self.kind,
+            "subspace": self.fit.label,
+            "site": self.place.site.name,
+            "layers": "all" if self.place.layers is None else ",".join(map(str, self.layers)),
+            "positions": self.place.positions or "by subspace",
+            "score_after": self.place.score_after,
+            "donors": self.donors or "none",
+            "controls": self.design.n_random,
+        }
+        return provenance(self.model, self.task, arguments)
 
     def _overlaps(self, sample: Sample, subspaces: Mapping[int, Subspace]) -> dict[int, Overlap]:
         """How much of each subspace lies in the span of the hypothesis tokens' embeddings."""
@@ -364,11 +377,6 @@ class InterventionJob:
             for pair in self.pairs(n):
                 yield pair
                 progress.update(len(pair[0]))
-
-
-def _covariance(points: Float64[Tensor, "point d"]) -> Float64[Tensor, "d d"]:
-    centered = points - points.mean(dim=0)
-    return centered.T @ centered / len(points)
 
 
 def _outside_share(original: Tensor, donor: Tensor, mask: Bool[Tensor, " pos"] | None, subspace: Subspace) -> float:

@@ -35,8 +35,8 @@ from jaxtyping import Float64, Int64
 from torch import Tensor
 
 from bayesgeom.core.sites import RESID_PRE
-from bayesgeom.interventions.planted_network import PlantedBlock, PlantedModel, PlantedNetwork
-from bayesgeom.interventions.planted_task import LEVELS, N_ANSWERS, N_G, N_K, PlantedTask, beliefs, entropies, factors
+from bayesgeom.selftest.planted_network import PlantedBlock, PlantedModel, PlantedNetwork
+from bayesgeom.selftest.planted_task import LEVELS, N_ANSWERS, N_G, N_K, PlantedTask, beliefs, entropies, factors
 from bayesgeom.stats.subspace import random_subspaces
 
 SITE, LAYER = RESID_PRE, 1  # where features lie

@@ -1,0 +1,39 @@
+"""`bayesgeom diff`."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, ClassVar, final
+
+import tyro
+
+from bayesgeom.commands.base import AskedTask, Command, check_target, conclude
+
+Side = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="CHECKPOINT-OR-REPORT")]
+
+
+@final
+@dataclass(frozen=True)
+class Diff(Command):
+    """Compare two checkpoints on the same sequences, or two saved diagnoses, with intervals of the differences."""
+
+    name: ClassVar[str] = "diff"
+
+    a: Side
+    """A checkpoint, or the directory of a saved diagnosis."""
+    b: Side
+    """Another of the same kind; differences are B − A."""
+    task: AskedTask = None
+    n: int | None = None
+    """Number of sequences for checkpoints. Default: 512."""
+    seed: int | None = None
+    """Seed of the sequences and intervals, for checkpoints. Default: 0."""
+    out: Path | None = None
+    """Directory for the report."""
+
+    def __call__(self) -> int:
+        from bayesgeom.comparison.difference import diff
+        from bayesgeom.results.diagnosis import Diagnosis
+
+        check_target(self.out)
+        report = diff(self.a, self.b, self.task, n=self.n, seed=self.seed)
+        return conclude(Diagnosis.of(report), self.out, f"{report.conclusion()}\n\n{report.table()}")

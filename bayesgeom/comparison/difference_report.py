@@ -1,0 +1,114 @@
+"""The report of `diff`: paired differences between two models, or between two diagnoses."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, ClassVar, final
+
+import numpy as np
+from jaxtyping import Float
+
+from bayesgeom.core.numbers import interval_text, number_text
+from bayesgeom.results.estimate import Estimate, Quantity
+from bayesgeom.results.headline import Headline
+from bayesgeom.results.report import Report
+from bayesgeom.results.terminal import narrow
+
+if TYPE_CHECKING:
+    from plotly.graph_objects import Figure
+
+PAIRED = "paired over the same sequences"
+CONSERVATIVE = "conservative: from the ends of both intervals, since saved diagnoses hold no single sequences"
+_DRAWN = 24  # rows in the figure
+
+
+@final
+@dataclass(frozen=True, kw_only=True, repr=False)
+class DifferenceReport(Report):
+    """B minus A, quantity by quantity. `names` are those of A and B; `pairing` says how the intervals were made.
+
+    `better` states for each row which direction is better: "higher", "lower" or "" where neither is. The first
+    `n_leading` rows are the headlines.
+    """
+
+    name: ClassVar[str] = "difference"
+    title: ClassVar[str] = "Difference: which of two models is better on the same sequences?"
+    about: ClassVar[str] = (
+        "Both models were scored on the same sequences. Each row is the value of B minus that of A. The baseline is "
+        "no difference, 0: where the interval contains it, the data do not decide between the two. Differences of "
+        "models are paired sequence by sequence, which removes what the sequences have in common. Saved diagnoses "
+        "hold no single sequences, so their intervals are conservative: they cover whatever the two have in common."
+    )
+
+    rows: tuple[str, ...]
+    units: tuple[str, ...]
+    better: tuple[str, ...]
+    first: Float[np.ndarray, " row"]
+    second: Float[np.ndarray, " row"]
+    difference: Annotated[Estimate, Quantity("row", label="B − A")]
+    names: tuple[str, ...]
+    pairing: str
+    n_leading: int
+    n: int
+
+    def verdicts(self) -> list[str]:
+        """Return for each row which model is better, or higher where neither is better; "undecided" where open."""
+        low, high = self.difference.ends
+        found = []
+        for way, least, most in zip(self.better, low, high, strict=True):
+            sign = 1 if least > 0 else -1 if most < 0 else 0
+            word = "better" if way else "higher"
+            is_b = sign * (-1 if way == "lower" else 1) > 0
+            found.append("undecided" if sign == 0 else f"{'B' if is_b else 'A'} {word}")
+        return found
+
+    def conclusion(self) -> str:
+        verdicts = [said for said, way in zip(self.verdicts(), self.better, strict=True) if way]
+        counts = [(f"{side} is better in", verdicts.count(f"{side} better")) for side in "AB"]
+        said = ", ".join([*(f"{text} {count}" for text, count in counts), f"undecided {verdicts.count('undecided')}"])
+        who = f"A is {self.names[0]}, B is {self.names[1]}."
+        return f"{who} Of {len(verdicts)} quantities: {said}. Intervals: {self.pairing}."
+
+    def headlines(self) -> Sequence[Headline]:
+        low, high = self.difference.ends
+        return [
+            Headline(
+                metric="difference",
+                label=f"{self.rows[row]}, B − A",
+                value=float(self.difference.value[row]),
+                unit=self.units[row],
+                low=float(low[row]),
+                high=float(high[row]),
+                baseline=0.0,
+                baseline_name="no difference",
+                verdict="undecided" if verdict == "undecided" else "yes",
+            )
+            for row, verdict in enumerate(self.verdicts()[: self.n_leading])
+        ]
+
+    def table(self) -> str:
+        """Return every row as text: both values, the difference, its interval and which is better."""
+        low, high = self.difference.ends
+        cells: list[tuple[str, ...]] = [("measured", "A", "B", "B − A", "95 % interval", "verdict")]
+        for row, verdict in enumerate(self.verdicts()):
+            numbers = (self.first[row], self.second[row], self.difference.value[row])
+            ends = "–" if np.isnan(low[row]) else interval_text(low[row], high[row])
+            label = f"{self.rows[row]} ({self.units[row]})" if self.units[row] else self.rows[row]
+            cells.append((label, *(number_text(float(own)) for own in numbers), ends, verdict))
+        return "\n".join(line for row in narrow(cells) for line in row)
+
+    def plot(self) -> "Figure":
+        from bayesgeom.charts.forest import add_forest
+        from bayesgeom.results.theme import panels
+
+        chosen = [row for row in range(len(self.rows)) if np.isfinite(self.difference.value[row])][:_DRAWN]
+        units = list(dict.fromkeys(self.units[row] for row in chosen)) or [""]
+        titles = tuple(f"B − A ({unit})" if unit else "B − A" for unit in units)
+        figure = panels(self.title, titles, n_columns=1)
+        low, high = self.difference.ends
+        for panel, unit in enumerate(units, start=1):
+            own = [row for row in chosen if self.units[row] == unit]
+            if own:
+                values = (self.difference.value[own], (low[own], high[own]))
+                labels, where = [self.rows[row] for row in own], f"B − A ({unit})" if unit else "B − A"
+                add_forest(figure, (panel, 1), labels, *values, unit=where, null=0.0)
+        return figure

@@ -1,0 +1,135 @@
+"""Hooks on modules: set together, counted, and removed on every exit while the module's lock is held."""
+
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Literal, final
+
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from bayesgeom.core.errors import HookFault
+from bayesgeom.core.sites import Site
+from bayesgeom.core.threads import lock_of
+
+Kind = Literal["forward", "pre", "backward"]
+Place = tuple[Site, int]
+Change = Callable[[Tensor], Tensor | None]
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Hook:
+    """One function to call when a module runs.
+
+    Attributes:
+        part: The module that is watched.
+        call: What PyTorch calls: `(module, inputs, output)`, `(module, inputs)` or `(module, gradients in, out)`.
+        label: What an error calls this hook.
+        kind: After the module's forward pass, before it, or after its backward pass.
+        with_kwargs: Whether `call` also gets keyword arguments; not for backward hooks.
+        is_first: Whether it runs before the hooks that are already set.
+    """
+
+    part: nn.Module
+    call: Callable[..., Any]
+    label: str = "a hook"
+    kind: Kind = "forward"
+    with_kwargs: bool = False
+    is_first: bool = False
+
+
+@contextmanager
+def hooked(owner: nn.Module, hooks: Iterable[Hook], *, by: str, times: int | None = 1) -> Iterator[Sequence[int]]:
+    """Set hooks for the length of a block.
+
+    The block holds the lock of `owner`, so no other thread's pass through an adapter meets these hooks. A pass that
+    another thread runs without the lock does not call them. Backward passes are exempt: torch runs them in threads of
+    its own.
+
+    Args:
+        owner: The whole model, whose lock is held.
+        hooks: What to set. Only these hooks are removed, on every exit.
+        by: The model's name in errors.
+        times: How often each hook must fire within the block. None: as often as it may.
+
+    Yields:
+        How often each hook has fired so far, in the order of `hooks`.
+
+    Raises:
+        HookFault: The block ended without an exception and a hook fired another number of times.
+
+    Example:
+        >>> part, seen = nn.Identity(), []
+        >>> hook = Hook(part=part, call=lambda module, inputs, output: seen.append(output))
+        >>> with hooked(part, [hook], by="demo") as fired:
+        ...     _ = part(5)
+        >>> seen, fired
+        ([5], [1])
+    """
+    handles, fired, labels = list[RemovableHandle](), list[int](), list[str]()
+    with lock_of(owner):
+        try:
+            for number, hook in enumerate(hooks):
+                fired.append(0)
+                labels.append(hook.label)
+                handles.append(_set(hook, _counted(hook, fired, number)))
+            yield fired
+        finally:
+            for handle in handles:
+                handle.remove()
+    for label, n in zip(labels, fired, strict=True):
+        if times is not None and n != times:
+            raise HookFault(
+                f"{label} of {by} fired {n} times in one pass instead of {times}, so what was measured or edited there "
+                f"is not valid. Remove code that skips or repeats this part of the model."
+            )
+
+
+def site_hook(place: Place, part: nn.Module, change: Change) -> Hook:
+    """Return the hook at one site and layer.
+
+    Args:
+        place: The site and the layer, for errors.
+        part: The module whose output is the activation there.
+        change: A function of that activation. What it returns replaces the activation, unless that is None.
+    """
+    site, layer = place
+
+    def call(_module: nn.Module, _inputs: object, output: Tensor) -> Tensor | None:
+        return change(output)
+
+    return Hook(part=part, call=call, label=f"site {site.name!r} of layer {layer}")
+
+
+def keeping(held: dict[Place, Tensor], place: Place) -> Change:
+    """Return a function for `site_hook` that stores the activation under its site and layer."""
+
+    def keep(output: Tensor) -> None:
+        held[place] = output
+
+    return keep
+
+
+def _counted(hook: Hook, fired: list[int], number: int) -> Callable[..., Any]:
+    """The hook's function, counting its calls and deaf to forward passes of other threads."""
+    thread = threading.get_ident()
+
+    def call(*given: Any) -> Any:
+        if hook.kind != "backward" and threading.get_ident() != thread:
+            return None
+        fired[number] += 1
+        return hook.call(*given)
+
+    return call
+
+
+def _set(hook: Hook, call: Callable[..., Any]) -> RemovableHandle:
+    match hook.kind:
+        case "forward":
+            return hook.part.register_forward_hook(call, with_kwargs=hook.with_kwargs, prepend=hook.is_first)
+        case "pre":
+            return hook.part.register_forward_pre_hook(call, with_kwargs=hook.with_kwargs, prepend=hook.is_first)
+        case "backward":
+            return hook.part.register_full_backward_hook(call, prepend=hook.is_first)

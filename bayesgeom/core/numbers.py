@@ -1,0 +1,69 @@
+"""The one form in which numbers are shown: terminal, tables, pages, cards, claims and generated documents."""
+
+import math
+from typing import SupportsFloat
+
+MINUS = "−"
+DIGITS = 4
+_LEAST = 1e-4  # less is shown as that it is less
+_PLAIN, _LARGE = 1e4, 1e7  # from the first on no decimals, from the second on a power of ten
+
+
+def number_text(value: SupportsFloat, *, is_exact: bool = False) -> str:
+    """Return a number with four significant digits and a minus sign.
+
+    Args:
+        value: The number. NaN is shown as a dash.
+        is_exact: Whether a size below 0.0001 is shown with a power of ten, as records and comparisons of such numbers
+            need it, and not as "<0.0001", or ">−0.0001" of a negative number.
+
+    Example:
+        >>> number_text(0.123456), number_text(-2.0), number_text(3e-7), number_text(-3e-7), number_text(0.0)
+        ('0.1235', '−2', '<0.0001', '>−0.0001', '0')
+        >>> number_text(12345.6), number_text(1.5e9), number_text(float("inf")), number_text(float("nan"))
+        ('12350', '1.5e9', '∞', '–')
+        >>> number_text(0.00001234, is_exact=True)
+        '1.234e−5'
+    """
+    number = float(value)
+    size = abs(number)
+    if math.isnan(number):
+        return "–"
+    if math.isinf(number):
+        return "∞" if number > 0 else f"{MINUS}∞"
+    if is_small(number) and not is_exact:
+        return f"<{_LEAST:.4f}" if number > 0 else f">{MINUS}{_LEAST:.4f}"
+    text = f"{size:.{DIGITS}g}"
+    if _PLAIN <= float(text) < _LARGE:
+        text = f"{float(text):.0f}"
+    mantissa, _, exponent = text.partition("e")
+    power = f"e{int(exponent)}".replace("-", MINUS) if exponent else ""
+    return f"{MINUS if number < 0 else ''}{mantissa}{power}"
+
+
+def is_small(value: SupportsFloat) -> bool:
+    """Whether a number other than 0 is shown only as that it is less than 0.0001."""
+    return 0 < abs(float(value)) < _LEAST
+
+
+def measured_text(value: SupportsFloat, unit: str = "", *, is_exact: bool = False) -> str:
+    """Return a number with its unit; a dash where it is not known.
+
+    Example:
+        >>> measured_text(-0.25, "bits"), measured_text(float("nan"), "bits")
+        ('−0.25 bits', '–')
+    """
+    text = number_text(value, is_exact=is_exact)
+    return text if math.isnan(value) else f"{text} {unit}".rstrip()
+
+
+def interval_text(low: SupportsFloat, high: SupportsFloat, *, is_exact: bool = False) -> str:
+    """Return both ends of an interval; a dash where there is none, as over a single sequence.
+
+    Example:
+        >>> interval_text(-0.0123456, 0.5), interval_text(float("nan"), 0.5)
+        ('−0.01235 … 0.5', '–')
+    """
+    if math.isnan(low) or math.isnan(high):
+        return "–"
+    return " … ".join(number_text(end, is_exact=is_exact) for end in (low, high))

@@ -1,0 +1,1 @@
+"""Selftest: every probe, and the interventions on planted networks, against known answers on this machine."""

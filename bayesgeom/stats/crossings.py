@@ -1,0 +1,72 @@
+"""When a curve over training snapshots first comes near to a level, and when it stays there.
+
+reached    the first snapshot at which a condition holds, whatever comes after
+settled    the first snapshot from which on at most a tenth of the first distance is left
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import final
+
+import numpy as np
+from jaxtyping import Bool, Float
+
+SETTLED = 0.1  # share of the first distance
+Steps = Sequence[int]
+
+
+@final
+@dataclass(frozen=True)
+class Crossing:
+    """The snapshot at which something first holds, and the one before it: it came to hold in between.
+
+    NaN: the step where it never did, and `before` where nothing is known of that either.
+    """
+
+    step: float
+    before: float
+
+
+NEVER = Crossing(float("nan"), float("nan"))
+
+
+def reached(steps: Steps, holds: Bool[np.ndarray, " step"]) -> Crossing:
+    """Return the first snapshot at which a condition holds; `NEVER` where it never does, or does from the start.
+
+    Example:
+        >>> reached((0, 10, 20, 40), np.array([False, False, True, False]))
+        Crossing(step=20.0, before=10.0)
+    """
+    found = np.flatnonzero(holds)
+    if len(found) == 0 or found[0] == 0:
+        return NEVER
+    return Crossing(float(steps[found[0]]), float(max(steps[found[0] - 1], 1)))
+
+
+def settled(steps: Steps, distance: Float[np.ndarray, " step"], *, counts_last: bool) -> Crossing:
+    """Return the first snapshot from which on a distance is at most a tenth of its first value.
+
+    Args:
+        steps: Training step of every snapshot.
+        distance: A distance over these snapshots, such as that to the last one. NaN counts as far.
+        counts_last: Whether a distance may settle at the last snapshot. A distance *to* the last snapshot is 0 there
+            whatever came before. Without `counts_last` the step is then NaN and `before` the last snapshot but one.
+
+    Returns:
+        That snapshot; `NEVER` where the distance is within a tenth from the start.
+
+    Example:
+        >>> settled((0, 10, 20, 40, 80), np.array([1.0, 0.05, 0.5, 0.08, 0.0]), counts_last=True)
+        Crossing(step=40.0, before=20.0)
+    """
+    outside = np.flatnonzero(~(distance[: None if counts_last else -1] <= SETTLED * distance[0]))
+    if len(outside) == 0:
+        return NEVER
+    at = int(outside[-1])
+    is_open = at + (1 if counts_last else 2) == len(steps)
+    return Crossing(step=float("nan") if is_open else float(steps[at + 1]), before=float(max(steps[at], 1)))
+
+
+def times_later(later: Crossing, earlier: Crossing) -> tuple[float, float, float]:
+    """Return one step over the other, and the least and the most that the spacing of snapshots allows."""
+    return later.step / earlier.step, later.before / earlier.step, later.step / earlier.before

@@ -1,0 +1,49 @@
+"""One format of numbers: four significant digits, one minus sign, nothing that reads as 0 without being 0."""
+
+import math
+import re
+
+import numpy as np
+import pytest
+
+from bayesgeom.core.numbers import interval_text, number_text
+from bayesgeom.results.headline import Headline
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (0.0, "0"),
+        (-0.0, "0"),
+        (0.00009999, "<0.0001"),
+        (-1e-12, ">−0.0001"),
+        (0.0001, "0.0001"),
+        (-0.123449, "−0.1234"),
+        (1234.56, "1235"),
+        (-98765.4, "−98770"),
+        (2e7, "2e7"),
+        (math.inf, "∞"),
+        (-math.inf, "−∞"),
+        (math.nan, "–"),
+    ],
+)
+def test_numbers_have_one_format(value: float, text: str) -> None:
+    assert number_text(value) == text
+
+
+def test_texts_are_within_half_a_digit_of_their_numbers(rng: np.random.Generator) -> None:
+    for value in rng.normal(size=97) * 10.0 ** rng.integers(-9, 12, size=97):
+        text = number_text(float(value), is_exact=True)
+        assert "-" not in text and len(re.sub(r"e.*|[−.]", "", text).strip("0")) <= 4
+        assert float(text.replace("−", "-")) == pytest.approx(value, rel=5.1e-4)
+
+
+def test_small_numbers_that_are_compared_are_told_apart() -> None:
+    line = Headline(metric="x", label="x", value=2e-5, low=1e-5, high=3e-5, baseline=4e-5, baseline_name="flat")
+    assert str(line) == "x 2e−5 [1e−5 … 3e−5]; 4e−5 (flat)"
+    alone = Headline(metric="x", label="x", value=2e-5, low=1e-5, high=3e-5, baseline=0.5, baseline_name="flat")
+    assert str(alone) == "x <0.0001 [<0.0001 … <0.0001]; 0.5 (flat)"
+
+
+def test_an_interval_without_an_end_is_a_dash() -> None:
+    assert interval_text(math.nan, 1.0) == interval_text(1.0, math.nan) == "–"

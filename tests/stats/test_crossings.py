@@ -1,0 +1,38 @@
+import math
+
+import numpy as np
+import pytest
+
+from bayesgeom.stats.crossings import NEVER, Crossing, reached, settled, times_later
+
+STEPS = (0, 10, 20, 40, 80)
+
+
+@pytest.mark.parametrize("counts_last", [True, False])
+def test_settling_equals_a_search_over_snapshots(rng: np.random.Generator, counts_last: bool) -> None:
+    for _ in range(97):
+        distance = np.append(1.0, rng.choice([0.0, 0.05, 0.1, 0.3], size=4))
+        known = STEPS if counts_last else STEPS[:-1]
+        stays = [all(d <= 0.1 for d in distance[at : len(known)]) for at in range(len(known))]
+        found = settled(STEPS, distance, counts_last=counts_last)
+        if any(stays):
+            at = stays.index(True)
+            assert found == Crossing(STEPS[at], max(STEPS[at - 1], 1))
+        else:
+            assert math.isnan(found.step) and found.before == max(known[-1], 1)
+
+
+def test_reached_is_the_first_time_and_settled_the_last() -> None:
+    curve = np.array([1.0, 0.05, 0.5, 0.08, 0.0])
+    assert reached(STEPS, curve <= 0.1) == Crossing(10.0, 1.0)
+    assert settled(STEPS, curve, counts_last=True) == Crossing(40.0, 20.0)
+
+
+def test_what_holds_from_the_start_or_never_has_no_moment() -> None:
+    for holds in ([True] * 5, [False] * 5):
+        assert repr(reached(STEPS, np.array(holds))) == repr(NEVER)
+    assert repr(settled(STEPS, np.zeros(5), counts_last=False)) == repr(NEVER)
+
+
+def test_the_spacing_of_snapshots_bounds_the_ratio() -> None:
+    assert times_later(Crossing(40.0, 20.0), Crossing(10.0, 5.0)) == (4.0, 2.0, 8.0)

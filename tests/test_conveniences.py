@@ -1,0 +1,113 @@
+"""What the first users missed: the version, sizes on the command line, prompts in memory, a tokenizer by hand."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+import bayesgeom
+from bayesgeom.cli import main
+from bayesgeom.commands.train import assignments, resized
+from bayesgeom.core.errors import BayesGeomError, InvalidArgument
+from bayesgeom.generalization.stretch import stretch_of, with_room_for
+from bayesgeom.models.huggingface.model import HFModel
+from bayesgeom.tasks.bijection import Bijection
+from bayesgeom.training.recipe import Recipe
+from bayesgeom.training.recipes import recipe
+from tests.tasks.tokenizers import pair_tokenizer, word_tokenizer
+from tests.test_cli import folder
+
+__all__ = ["folder"]  # a fixture
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"bayesgeom {bayesgeom.__version__}\n"
+
+
+def test_help_of_diagnose_names_probes_tasks_and_times(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["diagnose", "--help"])
+    out = capsys.readouterr().out
+    for named in ("calibration ", "key_overlap ", "bijection, ", "Time: "):
+        assert named in out, named
+
+
+def test_sizes_on_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
+    given = ["--set", "n_layers=1", "--set", "n_values=7", "--set", "batch_size=3"]
+    assert main(["train", "tiny-recipe", *given]) == 0
+    model = bayesgeom.load("runs/train/tiny-recipe-n_layers1-n_values7-batch_size3/checkpoint")
+    assert model.spec.n_layers == 1 and model.task == Bijection(n_values=7, n_pairs=3)
+    assert model.spec.name == "tiny-recipe-n_layers1-n_values7-batch_size3"
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ("n_layer=2", r"recipe 'tiny-recipe' has no parameter 'n_layer'. It has: .*n_layers.*n_values"),
+        ("n_layers", r"--set takes KEY=VALUE, each key once.*got 'n_layers'"),
+        ("n_layers=0", r"every size of a transformer is at least 1"),
+        ("n_values=2", r"3 distinct keys asked of 2"),
+        ("d_vocab=3", r"has no parameter 'd_vocab'"),
+    ],
+)
+def test_unknown_or_impossible_sizes_are_refused(given: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", "tiny-recipe", "--set", given]) == 2
+    assert re.search(said, capsys.readouterr().err)
+    assert not Path("runs").exists()
+
+
+def test_every_stage_takes_the_sizes() -> None:
+    stage: Recipe | None = resized(recipe("bijection-v20"), {"n_layers": 2, "n_values": 8, "n_pairs": 7})
+    count = 0
+    while stage is not None:
+        assert stage.name.endswith("-n_layers2-n_values8-n_pairs7") and stage.sizes["n_layers"] == 2
+        assert stage.task == Bijection(n_values=8, n_pairs=7)
+        stage, count = stage.after, count + 1
+    assert count == 4 and resized(recipe("bijection-v20"), {}) is recipe("bijection-v20")
+    with pytest.raises(InvalidArgument, match=r"starts from trained weights"):
+        resized(recipe("bijection-v20-refined"), {"n_layers": 2})
+    with pytest.raises(InvalidArgument, match="each key once"):
+        assignments(["n_layers=2", "n_layers=3"])
+
+
+def hf(vocabulary: int = 257) -> object:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    sizes = {"hidden_size": 12, "intermediate_size": 14, "num_hidden_layers": 2, "num_attention_heads": 3}
+    return LlamaForCausalLM(LlamaConfig(vocab_size=vocabulary, num_key_value_heads=3, **sizes)).eval()
+
+
+def test_a_model_takes_its_tokenizer_and_texts_in_memory() -> None:
+    tokenizer, prompts = word_tokenizer(), ["apple river stone", "river apple", "stone river apple river"]
+    model = bayesgeom.as_model(hf(), tokenizer)  # type: ignore[arg-type]
+    assert isinstance(model, HFModel) and model.tokenizer is tokenizer
+    diagnosis = bayesgeom.diagnose(model, prompts, n=3, n_untrained=0)
+    assert diagnosis.provenance["task_label"].startswith("3 prompts") and "calibration" in diagnosis.inapplicable
+    assert "value_manifold" in diagnosis or "value_manifold" in diagnosis.skipped
+    with pytest.raises(InvalidArgument, match="has a tokenizer already"):
+        bayesgeom.as_model(model, pair_tokenizer())
+    assert bayesgeom.as_model(model, tokenizer) is model
+    loaded = bayesgeom.as_model("tiny", tokenizer)
+    assert loaded.tokenizer is tokenizer
+    with pytest.raises(InvalidArgument, match="a list of prompts; got"):
+        bayesgeom.diagnose("tiny", [])
+
+
+@pytest.mark.parametrize(
+    ("task", "n_ctx", "kept"),
+    [
+        (Bijection(n_values=20, n_pairs=9, repeats=True), 61, (9, 14, 22)),
+        (Bijection(n_values=20, n_pairs=9), None, (9, 14)),
+    ],
+)
+def test_default_lengths_are_those_with_room(task: Bijection, n_ctx: int | None, kept: tuple[int, ...]) -> None:
+    config = bayesgeom.TransformerConfig(d_vocab=40, n_ctx=n_ctx or 999, n_layers=1, n_heads=1, d_model=8, d_mlp=8)
+    spec = bayesgeom.as_model(config.build(seed=0)).spec
+    assert with_room_for([spec], task, stretch_of(task), 9, (9, 14, 22, 45)) == kept
+
+
+def test_without_any_room_the_error_is_immediate() -> None:
+    """`tiny` has positions for its training length alone."""
+    with pytest.raises(BayesGeomError, match=r"n_pairs=8 takes 15 tokens; tiny has positions for 9"):
+        bayesgeom.length_generalization("tiny", n=5)

@@ -1,0 +1,117 @@
+"""What is public is listed, documented in Google style, and shown by an example that runs."""
+
+import doctest
+import importlib
+import inspect
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+import bayesgeom
+from bayesgeom import ablations, subspaces, tasks
+from bayesgeom.models.resolve import of_module
+from bayesgeom.tasks.base import task_from_text
+from bayesgeom.tasks.bijection import Bijection
+from tests.structure.source import ROOT, package_sources
+from tests.tasks.tokenizers import word_tokenizer
+
+NAMES = [name for name in bayesgeom.__all__ if callable(getattr(bayesgeom, name))]
+OPTIONS = doctest.ELLIPSIS
+WITH_EXAMPLES = sorted(own.module for own in package_sources() if ">>> " in own.text)
+
+
+def sections(text: str) -> set[str]:
+    return set(re.findall(r"^(Args|Returns|Raises|Example|References):$", text, re.MULTILINE))
+
+
+def lacking(name: str, own: Any) -> Iterator[str]:
+    """What the docstring of a public function or class lacks."""
+    text = inspect.getdoc(own) or ""
+    found = sections(text)
+    if "Example" not in found:
+        yield f"{name}: no Example"
+    if inspect.isclass(own) and issubclass(own, Exception):
+        return
+    parameters = [p for p in inspect.signature(own).parameters if p != "self"]
+    for parameter in parameters:
+        if not re.search(rf"^    (?:\w+, )*\*{{0,2}}{parameter}(?:, \w+)*: \S", text, re.MULTILINE):
+            yield f"{name}: Args lacks {parameter}"
+    if inspect.isfunction(own):
+        yield from (f"{name}: no {part}" for part in ("Returns", "Raises") if part not in found)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_public_names_have_complete_docstrings(name: str) -> None:
+    assert list(lacking(name, getattr(bayesgeom, name))) == []
+
+
+def test_an_incomplete_docstring_is_found() -> None:
+    def planted(n: int) -> int:
+        """Return n."""
+        return n
+
+    assert list(lacking("planted", planted)) == [
+        "planted: no Example",
+        "planted: Args lacks n",
+        "planted: no Returns",
+        "planted: no Raises",
+    ]
+
+
+@pytest.mark.parametrize("module", WITH_EXAMPLES)
+def test_examples_run(module: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    own = importlib.import_module(module)
+    runner = doctest.DocTestRunner(optionflags=OPTIONS)
+    said: list[str] = []
+    for test in doctest.DocTestFinder(exclude_empty=True).find(own, module):
+        runner.run(test, out=said.append)
+    assert runner.tries > 0 and not runner.failures, "".join(said)
+
+
+def test_a_wrong_example_is_found() -> None:
+    test = doctest.DocTestParser().get_doctest(">>> 1 + 1\n3\n", {}, "planted", None, 0)
+    assert doctest.DocTestRunner().run(test, out=lambda text: None).failed == 1
+
+
+@pytest.mark.parametrize("module", [bayesgeom, tasks, ablations, subspaces], ids=lambda own: own.__name__)
+def test_dir_lists_what_is_public_and_nothing_else(module: ModuleType) -> None:
+    assert dir(module) == sorted(module.__all__)
+    assert all(getattr(module, name) is not None for name in module.__all__)
+    with pytest.raises(AttributeError, match="has no attribute 'nowhere'"):
+        module.nowhere  # noqa: B018
+
+
+def test_help_shows_the_public_functions() -> None:
+    code = "import bayesgeom, pydoc; print(pydoc.plain(pydoc.render_doc(bayesgeom)))"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    for name in ("diagnose(", "diff(", "ablate(", "class Diagnosis("):
+        assert name in done.stdout, name
+    assert "importlib" not in done.stdout and "TYPE_CHECKING" not in done.stdout
+
+
+def test_names_for_type_checkers_are_the_public_names() -> None:
+    text = (ROOT / "bayesgeom" / "__init__.py").read_text(encoding="utf-8")
+    known = set(re.findall(r"^    from [\w.]+ import \w+ as (\w+)", text, re.MULTILINE))
+    assert known == set(bayesgeom.__all__) - {"__version__"}
+
+
+def test_reprs_are_short() -> None:
+    task = Bijection(n_values=5, n_pairs=3)
+    config = bayesgeom.TransformerConfig(d_vocab=10, n_ctx=5, n_layers=2, n_heads=1, d_model=8, d_mlp=8)
+    model = of_module(config.build(seed=0), name="tiny", task=task)
+    assert repr(model).startswith("HookedModel(tiny, 2 layers, 1 heads, d_model 8, ") and str(task) in repr(model)
+    words = word_tokenizer()
+    kinds = [tasks.Prompts(texts=["a b"] * 99), tasks.Prompts(texts=["a b"] * 99).bind(words, d_vocab=257)]
+    process = tasks.Process(tasks.Mess3(x=0.05, a=0.85).labeled().numpy())
+    for own in (*kinds, process, task_from_text("evidence"), task):
+        assert len(repr(own)) < 160 and repr(own) == str(own), repr(own)
+    assert "99 texts" in repr(kinds[0]) and repr(tasks.Prompts(domain="code")) == "Prompts(domain='code')"
+    other = tasks.Process(tasks.Mess3(x=0.05, a=0.6).labeled().numpy())
+    assert repr(process) != repr(other), "matrices are told apart"

@@ -1,0 +1,1 @@
+"""One extension of every kind, as `docs/extending.md` shows them."""

@@ -1,0 +1,297 @@
+"""Extensions of another package work like the package's own: in contract tests, --help, diagnose, pages and files."""
+
+import importlib
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import bayesgeom
+from bayesgeom.ablations.component import Ablation, Component
+from bayesgeom.ablations.modes import mode_names
+from bayesgeom.cli import main
+from bayesgeom.core.errors import InvalidArgument, OutputFault, UnknownName
+from bayesgeom.core.sites import ATTN_OUT
+from bayesgeom.models.checkpoint import save_checkpoint
+from bayesgeom.models.config import ModelConfig, architectures, config_from_dict
+from bayesgeom.models.resolve import of_module
+from bayesgeom.probes.one_pass import all_probes
+from bayesgeom.results.diagnosis import Diagnosis
+from bayesgeom.results.page import page_of
+from bayesgeom.subspaces.fits import fit_from_text
+from bayesgeom.tasks.base import task_from_text
+from bayesgeom.tasks.bijection import Bijection
+from bayesgeom.training.recipes import plugin_recipes, recipe
+from tests.probes import test_contract as probe_contract
+from tests.tasks import test_contract as task_contract
+from tests.test_cli import save
+from tests.third_party.installed import PACKAGE, entry_points, install
+
+PROBE_CONTRACT = [
+    probe_contract.test_probe_and_report_share_their_name,
+    probe_contract.test_controls_hold,
+    probe_contract.test_controls_hold_only_the_declared_sites,
+    probe_contract.test_measuring_changes_nothing_and_repeats_itself,
+    probe_contract.test_headlines_are_numbers_with_labels,
+    probe_contract.test_headlines_say_what_is_stored,
+    probe_contract.test_the_figure_names_what_it_draws,
+    probe_contract.test_records_are_well_formed,
+    probe_contract.test_no_field_is_a_companion_of_another,
+    probe_contract.test_intervals_are_the_right_way_round,
+]
+TASK_CONTRACT = [
+    task_contract.test_tokens_and_answers_are_ids_of_the_vocabulary,
+    task_contract.test_posteriors_are_distributions_where_asked_and_nan_elsewhere,
+    task_contract.test_what_happens_was_possible_and_as_likely_as_said,
+    task_contract.test_nulls_are_finite_predictors_that_know_less,
+    task_contract.test_relations_look_back,
+    task_contract.test_a_seed_decides_the_trials,
+    task_contract.test_pairs_ask_the_same_of_two_worlds,
+    task_contract.test_cut_and_joined_trials_are_the_same_trials,
+    task_contract.test_a_task_comes_back_from_its_config,
+    task_contract.test_20_0_pairs_are_refused_when_the_task_is_made,
+    task_contract.test_a_task_goes_by_its_name_on_the_command_line,
+]
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty directory, one checkpoint named tiny, and the example package installed."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("BAYESGEOM_CHECKPOINTS", str(tmp_path / "shelf"))
+    save(tmp_path / "shelf" / "tiny")
+    install(tmp_path / "site", monkeypatch)
+    return tmp_path
+
+
+def example(module: str, name: str) -> Any:
+    return vars(importlib.import_module(f"{PACKAGE}.{module}"))[name]
+
+
+def test_there_is_one_extension_of_every_kind() -> None:
+    kinds = ("probes", "tasks", "ablations", "subspaces", "charts", "commands", "models", "recipes")
+    assert set(entry_points()) == {f"bayesgeom.{kind}" for kind in kinds}
+    assert all(len(offered) == 1 for offered in entry_points().values())
+
+
+@pytest.mark.parametrize("law", PROBE_CONTRACT, ids=lambda law: law.__name__)
+def test_the_probe_keeps_the_contract(law: Any) -> None:
+    law("attention_sink")
+
+
+def test_the_probes_figure_is_drawn_from_stored_numbers_alone(tmp_path: Path) -> None:
+    probe_contract.test_the_figure_is_drawn_from_stored_numbers_alone("attention_sink", tmp_path)
+
+
+@pytest.mark.parametrize("law", TASK_CONTRACT, ids=lambda law: law.__name__)
+def test_the_task_keeps_the_contract(law: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(task_contract.TASKS, "coins", task_from_text("coins"))
+    law("coins")
+
+
+def test_the_tasks_posterior_is_that_of_enumeration() -> None:
+    coins = example("coins", "Coins")
+    trials = coins(n_coins=3, n_flips=5).sample(7, seed=0)
+    for tokens, belief in zip(trials.tokens, trials.belief, strict=True):
+        weights = np.ones(3)
+        for position, token in enumerate(tokens):
+            weights *= 1 if position == 0 else [b if token == 2 else 1 - b for b in (0.25, 0.5, 0.75)]
+            np.testing.assert_allclose(belief[position], weights / weights.sum(), atol=1e-12)
+
+
+def test_help_names_every_extension(capsys: pytest.CaptureFixture[str]) -> None:
+    for asked, named in {
+        (): ["sinks", "Measure the attention sink"],
+        ("diagnose",): ["attention_sink", "coins"],
+        ("ablate",): ["halfway"],
+        ("intervene",): ["token_difference:FIRST,SECOND"],
+        ("train",): ["coins-small", "gru"],
+        ("sinks",): ["Number of sequences"],
+    }.items():
+        with pytest.raises(SystemExit) as stopped:
+            main([*asked, "--help"])
+        assert stopped.value.code in (None, 0)
+        out = " ".join(capsys.readouterr().out.replace("│", " ").split())
+        for text in named:
+            assert text in out, (asked, text)
+
+
+def test_diagnose_measures_saves_and_loads_the_probe_and_draws_the_chart(folder: Path) -> None:
+    diagnosis = bayesgeom.diagnose("tiny", n=11, n_untrained=1)
+    assert "attention_sink" in diagnosis
+    diagnosis.save(folder / "run")
+    restored = bayesgeom.load_report(folder / "run")
+    assert isinstance(restored, Diagnosis) and list(restored) == list(diagnosis)
+    probe_contract.assert_equal_reports(restored["attention_sink"], diagnosis["attention_sink"])
+    page = (folder / "run" / "report.html").read_text(encoding="utf-8")
+    assert 'id="figure-attention_sink"' in page and 'id="figure-attention_sink-sink_map"' in page
+    assert "Attention sink of every head" in page
+
+
+def test_without_the_package_the_rest_of_a_diagnosis_loads(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bayesgeom.diagnose("tiny", n=11, n_untrained=0, probes=["calibration", "attention_sink"]).save(folder / "run")
+    bayesgeom.diagnose("tiny", n=11, n_untrained=0, probes=["attention_sink"]).save(folder / "alone")
+    shutil.rmtree(next((folder / "site").glob("*.dist-info")))
+    importlib.invalidate_caches()
+    restored = bayesgeom.load_report(folder / "run")
+    assert list(restored) == ["calibration"]  # type: ignore[call-overload]
+    assert isinstance(restored, Diagnosis)
+    assert restored.skipped["attention_sink"] == "report of an unknown kind; install the package that made it"
+    with pytest.raises(UnknownName, match=r"install the package that made it"):
+        restored["attention_sink"]
+    for load in (bayesgeom.load_report, Diagnosis.load):
+        with pytest.raises(OutputFault, match=r"unknown kinds: attention_sink\. Install the package that made them"):
+            load(folder / "alone")
+
+
+def test_a_chart_that_fails_costs_its_own_figure(monkeypatch: pytest.MonkeyPatch) -> None:
+    report = bayesgeom.diagnose("tiny", n=7, n_untrained=0, probes=["attention_sink"])["attention_sink"]
+    monkeypatch.setattr(example("sink_map", "SinkMap"), "draw", lambda self, report: 1 / 0)
+    page = page_of("tiny", {report.name: report}, {}, {})
+    assert "Chart 'sink_map' cannot be drawn: ZeroDivisionError" in page.replace("\\u0027", "'")
+
+
+def test_the_command_runs_and_saves(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["sinks", "tiny", "--n", "9", "--out", "run"]) == 0
+    assert "first token, beyond uniform" in capsys.readouterr().out
+    assert list(Diagnosis.load(folder / "run")) == ["attention_sink"]
+
+
+def test_the_ablation_mode_lies_between_none_and_mean(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert mode_names() == ("zero", "mean", "resample", "halfway")
+    battery = [Ablation((Component(1, "attention"),)), Ablation((Component(0, "head", 1),))]
+    half, mean = (bayesgeom.ablate("tiny", battery=battery, mode=mode, n=23) for mode in ("halfway", "mean"))
+    assert half.mode == "halfway" and (half.kl_increase_bits.value != mean.kl_increase_bits.value).all()
+    named = bayesgeom.ablate("tiny", battery=[Ablation(own.components, mode="halfway") for own in battery], n=23)
+    np.testing.assert_array_equal(half.kl_increase_bits.value, named.kl_increase_bits.value)
+    half.save(folder / "half")
+    assert vars(bayesgeom.load_report(folder / "half"))["mode"] == "halfway"
+    assert main(["ablate", "tiny", "--battery", "heads", "--mode", "halfway", "--n", "9", "--out", "run"]) == 0
+    assert "halfway ablation" in capsys.readouterr().out
+
+
+def test_halfway_is_exact_in_a_replay() -> None:
+    """Replaying from the edited activation gives what hooks on the whole network give."""
+    model = bayesgeom.load("tiny")
+    trials = Bijection(n_values=11, n_pairs=5).sample(5, seed=1)
+    replayer, mode = model.replayer(), example("halfway", "Halfway")()
+    site = ATTN_OUT
+    mean = torch.randn(trials.tokens.shape[1], 21, generator=torch.Generator().manual_seed(0))
+
+    baseline = replayer.baseline(trials)
+    edits = Ablation((Component(0, "attention"),)).edits("halfway")
+    replayed = replayer.logits(baseline, [edits], _FixedMean(mean))[0]
+    point = model.point(site, 0)
+    handle = point.register_forward_hook(lambda module, inputs, out: mode.replacement(out, site, 0, _FixedMean(mean)))
+    try:
+        with torch.no_grad():
+            hooked = model.logits(trials)
+    finally:
+        handle.remove()
+    torch.testing.assert_close(replayed, hooked, atol=1e-5, rtol=0)
+
+
+class _FixedMean:
+    def __init__(self, mean: torch.Tensor) -> None:
+        self._mean = mean
+
+    def mean(self, site: Any, layer: int) -> torch.Tensor:
+        return self._mean
+
+    def donor(self, site: Any, layer: int) -> torch.Tensor:
+        raise AssertionError("halfway reads no donor")
+
+
+def test_an_unknown_mode_lists_those_of_other_packages() -> None:
+    with pytest.raises(InvalidArgument, match=r"mode is zero, mean, resample or halfway.*got 'void'"):
+        bayesgeom.ablate("tiny", mode="void")
+
+
+def test_the_subspace_is_intervened_on(folder: Path) -> None:
+    fit = fit_from_text("token_difference:3,5")
+    report = bayesgeom.intervene("tiny", subspace=fit, kind="remove", n=13)
+    report.save(folder / "run")
+    assert "token 3 − token 5" in str(bayesgeom.load_report(folder / "run").to_dict())
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("token_difference:3", r"is written token_difference:FIRST,SECOND: .*second"),
+        ("token_difference:3,5,7", r"is written token_difference:FIRST,SECOND; got '3,5,7'"),
+        ("token_difference:3,x", r"is written token_difference:FIRST,SECOND; got '3,x'"),
+    ],
+)
+def test_a_subspace_with_wrong_values_says_how_it_is_written(text: str, said: str) -> None:
+    with pytest.raises(InvalidArgument, match=said):
+        fit_from_text(text)
+
+
+def test_an_unknown_subspace_lists_those_of_other_packages() -> None:
+    with pytest.raises(UnknownName, match=r"token_difference:FIRST,SECOND"):
+        fit_from_text("nowhere")
+
+
+def test_the_model_is_built_saved_loaded_and_diagnosed(folder: Path) -> None:
+    assert "gru" in architectures()
+    task = Bijection(n_values=5, n_pairs=4)
+    sizes = {"architecture": "gru", "d_vocab": task.d_vocab, "n_ctx": task.n_pos, "d_model": 13}
+    config: ModelConfig = config_from_dict(sizes)
+    module, again = config.build(seed=3), config.build(seed=3)
+    assert all(
+        torch.equal(a, b) for a, b in zip(module.state_dict().values(), again.state_dict().values(), strict=True)
+    )
+    made = {"name": "guest", "task": task.config()}
+    save_checkpoint(folder / "guest", module, config, recipe=made, step=0, card="# guest\n")
+    model = bayesgeom.load(folder / "guest")
+    assert model.spec.weights_hash == of_module(module).spec.weights_hash
+    diagnosis = bayesgeom.diagnose(model, n=9, n_untrained=1)
+    assert "calibration" in diagnosis and "key_overlap" in diagnosis.skipped
+    direct = bayesgeom.diagnose(module, task, n=9, n_untrained=0, probes=["calibration"])
+    assert float(direct["calibration"].to_dict()["n"]) == 9
+
+
+def test_the_recipe_trains_and_its_checkpoint_is_diagnosed(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert recipe("coins-small").task == task_from_text("coins")
+    assert main(["train", "coins-small", "--steps", "3", "--out", "run"]) == 0
+    assert main(["diagnose", "run/checkpoint", "--n", "9", "--n-untrained", "0"]) == 0
+    out = capsys.readouterr().out
+    assert "run on Coins(n_coins=9, n_flips=16)" in out
+    assert json.loads((folder / "run" / "checkpoint" / "config.json").read_text())["task"]["name"] == "coins"
+
+
+def test_the_selftest_runs_the_probes_control() -> None:
+    probe = all_probes()["attention_sink"]
+    assert all(control.holds(probe.measure(control.run)) for control in probe.controls())
+
+
+OTHER = """
+from bayesgeom.training.recipes import RECIPES
+SHIPPED, ODD, NONE = RECIPES["mess3-small"], RECIPES["sticky-small"], 3
+"""
+
+
+def test_recipes_that_cannot_be_used_are_left_out_with_the_reason(folder: Path) -> None:
+    (folder / "site" / "guest_recipes.py").write_text(OTHER)
+    info = folder / "site" / "guest-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: guest\nVersion: 1.0\n")
+    offered = {"mess3-small": "SHIPPED", "other": "ODD", "none": "NONE", "absent": "ABSENT"}
+    lines = [f"{name} = guest_recipes:{target}" for name, target in offered.items()]
+    (info / "entry_points.txt").write_text("\n".join(["[bayesgeom.recipes]", *lines]))
+    importlib.invalidate_caches()
+    with pytest.warns(UserWarning, match="plug-in") as warned:
+        found = plugin_recipes()
+    assert list(found) == ["coins-small"]
+    said = " ".join(str(own.message) for own in warned)
+    for text in (
+        "a Recipe of this name exists",
+        "its Recipe is named 'sticky-small'",
+        "it must be a Recipe, got a int",
+        "AttributeError",
+    ):
+        assert text in said
