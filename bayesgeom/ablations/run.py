@@ -173,7 +173,11 @@ class AblationJob:
         return total / self.n
 
     def _tally(self, score: Callable[[Trials, Trials], TileScores], out: Path | None) -> Tally:
-        """Score the stream tile by tile; with `out`, skip what is already there and keep what is new."""
+        """Score the stream tile by tile; with `out`, skip what is already there and keep what is new.
+
+        Of weights without a hash nothing is kept and nothing skipped: it could be another model's.
+        """
+        out = out if self.model.spec.is_identified else None
         stream = self.task.stream(self.n, seed=derived_seed(self.seed, Branch.TRIALS), device=self.model.spec.device)
         tally = None if out is None else Tally.load(out, self.describe())
         label = f"{len(self.battery)} ablations"

@@ -16,7 +16,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
 from bayesgeom.core import sites as s
-from bayesgeom.core.run import ModelSpec
+from bayesgeom.core.run import ModelSpec, untrained
 from bayesgeom.core.threads import alone
 from bayesgeom.core.trials import Trials
 from bayesgeom.models.base import Model
@@ -76,7 +76,9 @@ class HFModel(Model):
     def fresh(self, seed: int) -> "HFModel":
         hf = untrained_copy(self._hf, seed, device=self.spec.device, rebuild=self._rebuild)
         name = f"{self.spec.name} at initialization {seed}"
-        return HFModel(hf, name=name, tokenizer=self.tokenizer, task=self.task, rebuild=self._rebuild)
+        return HFModel(
+            hf, name=name, tokenizer=self.tokenizer, task=self.task, digest=untrained(seed), rebuild=self._rebuild
+        )
 
     @alone()
     def replayer(self) -> Replayer:
