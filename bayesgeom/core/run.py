@@ -61,7 +61,7 @@ class ModelSpec:
 
 
 def untrained(seed: int) -> str:
-    """Return what stands for the hash of an untrained network: its weights follow from the architecture and the seed."""
+    """Return what stands for the hash of an untrained network: its weights follow from its seed."""
     return f"untrained, seed {seed}"
 
 

@@ -169,12 +169,15 @@ def _claims(at: _Layer, functions: Functions, layer: int, n_layers: int) -> Iter
 
 def _residual_claims(at: _Layer, functions: Functions, layer: int, n_layers: int) -> Iterator[_Claim]:
     if at.has(*_RESIDUAL):
-        middle = at.left(s.RESID_MID) if at.has(s.RESID_MID) else at.left(s.RESID_PRE) + at.left(s.ATTN_OUT)
+        attn_out, mlp_out = at.left(s.ATTN_OUT), at.left(s.MLP_OUT)
+        # What enters a block may still lie on the device of the block before.
+        summed = at.left(s.RESID_PRE).to(attn_out.device) + attn_out
+        middle = at.left(s.RESID_MID) if at.has(s.RESID_MID) else summed
         yield _Claim(
             equation="resid_pre + attn_out + mlp_out = resid_post",
             sites=_RESIDUAL,
             left=at.arrived(s.RESID_POST),
-            right=middle + at.left(s.MLP_OUT),
+            right=middle.to(mlp_out.device) + mlp_out,
         )
     if at.has(s.RESID_MID):
         given, mid = functions.mid_given(layer), at.left(s.RESID_MID)

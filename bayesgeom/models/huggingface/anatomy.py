@@ -188,12 +188,13 @@ def _writers(seen: Mapping[str, Seen], attention: str, output: str | None) -> tu
     """
     if "" not in seen or seen[""].given is None:
         return None, None
-    entered, leaves = seen[""].given, seen[""].gave
+    leaves = seen[""].gave
+    entered = seen[""].given.to(leaves.device)  # the block may move what it is given
     wide = [path for path in seen if path and seen[path].gave.numel() == entered.numel()]
     inside = [path for path in wide if path.startswith(f"{attention}.")]
     others = sorted((path for path in wide if path not in inside and path != attention), key=lambda p: p.count("."))
     firsts = [path for path in (attention, output, *others) if path in wide]
-    gave = {path: seen[path].gave.reshape(entered.shape) for path in wide}
+    gave = {path: seen[path].gave.reshape(entered.shape).to(leaves.device) for path in wide}
     errors = {(a, m): difference(entered + gave[a] + gave[m], leaves) for a in firsts for m in others if m != a}
     writers = _least(errors)
     if writers is None:

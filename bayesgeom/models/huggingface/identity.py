@@ -99,7 +99,7 @@ def _is_offloaded(module: nn.Module) -> bool:
 def _own_state(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """A module's parameters and persistent buffers, without those of its parts."""
     yield from module.named_parameters(recurse=False)
-    transient = module._non_persistent_buffers_set
+    transient = module._non_persistent_buffers_set  # noqa: SLF001  (torch has no public way to read it)
     yield from ((name, own) for name, own in module.named_buffers(recurse=False) if name not in transient)
 
 

@@ -144,10 +144,11 @@ class Plumbing:
             if not self.taps.is_watched(layer, s.RESID_MID):
                 return out
             assert self._entered is not None, "the block was entered before"
-            mid = self._entered + out
+            entered = self._entered.to(out.device)  # accelerate moves it inside the block, after our pre-hook
+            mid = entered + out
             passed = self.taps.through(s.RESID_MID, layer, mid)
             # The block adds what entered it once more: what it must be given to arrive at the edited middle.
-            return out if passed is mid and not mid.requires_grad else passed - self._entered
+            return out if passed is mid and not mid.requires_grad else passed - entered
 
         return self._output(write)
 

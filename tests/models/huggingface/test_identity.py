@@ -13,11 +13,11 @@ import torch
 
 from bayesgeom.ablations.batteries import every_head
 from bayesgeom.ablations.run import AblationJob
-from bayesgeom.results.folder import PROGRESS
 from bayesgeom.core.errors import OutputFault
 from bayesgeom.models.base import Model
 from bayesgeom.models.huggingface import identity
 from bayesgeom.models.resolve import as_model, load
+from bayesgeom.results.folder import PROGRESS
 from bayesgeom.tasks.bijection import Bijection
 from tests.families import lively
 
