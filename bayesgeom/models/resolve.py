@@ -15,6 +15,7 @@ from bayesgeom.core.reading import read_json
 from bayesgeom.models.adapters.hooked import HookedModel
 from bayesgeom.models.adapters.residual import ResidualModel
 from bayesgeom.models.base import Model
+from bayesgeom.models.budget import check_memory_gib
 from bayesgeom.models.checkpoint import CONFIG, OURS, WEIGHTS, Checkpoint, load_checkpoint
 from bayesgeom.models.native.llama import Llama
 from bayesgeom.models.native.lstm import LSTM
@@ -88,17 +89,20 @@ def load(
     dtype: str | torch.dtype | None = None,
     device_map: str | dict[str, Any] | None = None,
     trust_remote_code: bool = False,
+    memory_gib: float | None = None,
 ) -> Model:
     """The model of a shipped checkpoint's name, of a checkpoint directory, or any Hugging Face causal language model.
 
     Of Hugging Face: a directory, or a hub name of the form owner/name. `dtype` is the checkpoint's own unless given;
     `device_map="auto"` spreads whole layers over the devices that there are. Only safetensors are read, and no code
-    that comes with a model is run unless `trust_remote_code` says so.
+    that comes with a model is run unless `trust_remote_code` says so. `memory_gib` bounds what every run of the model
+    keeps of its activations; None is a share of the free memory (see `bayesgeom.models.budget`).
 
     **Raises** `UnknownName` where there is nothing of that name, `CheckpointFault` where it cannot be had or trusted,
     `InvalidArgument` for a device that is not there and for what is no causal language model.
     """
     check_device(device)
+    check_memory_gib(memory_gib)
     # A path needs no list of names, which may be unreadable.
     path = Path(name) if _has_separator(str(name)) else checkpoints().get(str(name), Path(name))
     options: dict[str, Any] = {"revision": revision, "dtype": dtype, "device_map": device_map}
@@ -110,7 +114,7 @@ def load(
     if is_there and not _is_foreign(path):
         if given := [option for option, value in options.items() if value is not None]:
             raise InvalidArgument(f"{', '.join(given)} is for Hugging Face models; {path.name} is bayesgeom's own.")
-        return from_checkpoint(load_checkpoint(path, device=device))
+        return _allowed(from_checkpoint(load_checkpoint(path, device=device)), memory_gib)
     if not is_there and (isinstance(name, Path) or _is_path(name)):
         raise UnknownName(
             f"there is no directory {str(name)!r} ({Path(name).absolute()}); `bayesgeom checkpoints` lists names."
@@ -123,9 +127,15 @@ def load(
         )
     from bayesgeom.models.huggingface.loading import load_huggingface
 
-    return load_huggingface(
+    model = load_huggingface(
         path if is_there else str(name), device=device, trust_remote_code=trust_remote_code, **options
     )
+    return _allowed(model, memory_gib)
+
+
+def _allowed(model: Model, memory_gib: float | None) -> Model:
+    model.memory_gib = memory_gib
+    return model
 
 
 def check_device(device: str | torch.device) -> None:

@@ -15,6 +15,7 @@ from bayesgeom.generalization.relabeling import RelabelingJob
 from bayesgeom.generalization.relabeling_report import RelabelingReport
 from bayesgeom.models.base import Model
 from bayesgeom.models.provenance import provenance
+from bayesgeom.models.recorder import bytes_per_sequence
 from bayesgeom.models.resolve import ModelLike, TaskLike, as_model, task_of
 from bayesgeom.probes.base import Needs, Probe
 from bayesgeom.results.diagnosis import Diagnosis
@@ -24,6 +25,7 @@ from bayesgeom.results.tidy import records_of
 from bayesgeom.tasks.base import Branch, FiniteTask, WindTunnel, derived_seed
 
 N_RECORDED = 192  # sequences whose activations are kept: enough for every interval, and independent of n
+LEAST_RECORDED = 16  # sequences: where the memory holds fewer, a probe of activations refuses
 N_RENAMED = 128  # sequences that are shown under two names: one block, drawn alike whatever n is
 _INITIALIZATION = "initialization"  # what is skipped where no copy can be built
 
@@ -42,7 +44,8 @@ def diagnose(
 ) -> Diagnosis:
     """Every probe that this model can serve, on `n` fresh sequences of the task it was trained on, or of `task`.
 
-    Behavioral numbers use all `n` sequences; activations are kept of the first 192 (each report says its own n).
+    Behavioral numbers use all `n` sequences; activations are kept of the first 192, or of as many as the model's
+    `memory_gib` holds. Provenance and summary say of how many; a probe for which that would be under 16 is skipped.
     `n_untrained` untrained networks of the same architecture get one pass each; where none can be built, as of a model
     that is partly on disk, `skipped` says so under "initialization". A probe that this model cannot serve is in
     `skipped` with the reason, and one that this task says nothing about in `inapplicable`; asked for by name, either
@@ -63,19 +66,20 @@ def diagnose(
     subject.check_fits(one := chosen.sample(1, seed=seed))
     stream = _Stream(task=chosen, seed=derived_seed(seed, Branch.TRIALS), device=subject.spec.device)
     blocks = stream.blocks(n)  # here, so that a bad n or task is refused before the copies run
-    plan = _plan(subject, chosen, one, probes, n=n, seed=seed)
+    budget = subject.recording_bytes()  # the same for the copies: they are compared with the model
+    plan = _affordable(_plan(subject, chosen, one, probes, n=n, seed=seed), subject, one, budget, min(n, N_RECORDED))
     fresh: dict[str, list[Report]] = {name: [] for name in plan.served}
     skipped = dict(plan.skipped)
     try:
         for own in (derived_seed(seed, Branch.FRESH, index) for index in range(n_untrained)):
             # No name holds a copy: it is gone before the next is made, and before the model itself is run.
-            found, faults = _untrained(subject.fresh(own), plan, stream, min(n, N_RECORDED), seed)
+            found, faults = _untrained(subject.fresh(own), plan, stream, min(n, N_RECORDED), seed, budget)
             skipped |= faults
             for name, report in found.items():
                 fresh[name].append(report)
     except NoCopy as reason:
         skipped[_INITIALIZATION] = str(reason)
-    run = _run(subject, chosen, blocks, plan.sites, seed, progress=-(-n // 128))
+    run = _run(subject, chosen, blocks, plan.sites, seed, budget, progress=-(-n // 128))
     reports, faults = _measured(plan, run, {name: own for name, own in fresh.items() if name not in skipped})
     skipped |= faults
     reports |= _further_passes(subject, chosen, run, plan.renaming, seed=seed, ablations=ablations)
@@ -210,6 +214,37 @@ def _plan(
     )
 
 
+def _affordable(plan: _Plan, model: Model, trials: Trials, budget: int, n: int) -> _Plan:
+    """The plan without the probes whose activations the memory holds for too few of `n` sequences.
+
+    The dearest goes first, as long as those that stay do not fit together.
+
+    **Raises** `InvalidArgument` where one of them was named.
+    """
+    least = min(n, LEAST_RECORDED)
+    served, skipped = dict(plan.served), dict(plan.skipped)
+
+    def sites(*probes: AnyProbe) -> tuple[Site, ...]:
+        reads = (site for probe in probes for site in (*probe.needs.sites, *probe.needs.optional))
+        return tuple(dict.fromkeys(site for site in reads if site in model.sites))
+
+    def cost(*probes: AnyProbe) -> int:
+        return bytes_per_sequence(model.spec, [site for site in sites(*probes) if not site.is_static], trials)
+
+    while cost(*served.values()) * least > budget:
+        name = max(served, key=lambda own: cost(served[own]))
+        gib, kept = cost(served.pop(name)) * least / 2**30, budget / 2**30
+        skipped[name] = (
+            f"probe {name!r} reads activations of at least {least} sequences, which take {gib:.3g} GiB; {kept:.3g} GiB "
+            f"are allowed together. Raise memory_gib of load (--memory-gib)."
+        )
+        if plan.is_named:
+            raise InvalidArgument(skipped[name])
+    if len(served) == len(plan.served):
+        return plan
+    return replace(plan, served=served, skipped=skipped, sites=sites(*served.values()))
+
+
 def _named(text: str, known: Mapping[str, AnyProbe]) -> AnyProbe:
     """The probe that NAME or NAME:option asks for; an option is a field that is switched on."""
     name, _, option = text.partition(":")
@@ -235,10 +270,10 @@ def _require_trials(needs: Needs, trials: Trials, by: str) -> None:
 
 
 def _untrained(
-    copy: Model, plan: _Plan, stream: _Stream, n: int, seed: int
+    copy: Model, plan: _Plan, stream: _Stream, n: int, seed: int, budget: int
 ) -> tuple[dict[str, Report], dict[str, str]]:
     """What every probe says of an untrained network, and which plug-ins failed."""
-    run = _run(copy, stream.task, stream.blocks(n), plan.sites, seed)
+    run = _run(copy, stream.task, stream.blocks(n), plan.sites, seed, budget)
     return _measured(plan, run, {name: [] for name in plan.served})
 
 
@@ -267,7 +302,14 @@ def _usable(report: object) -> Report:
 
 
 def _run(
-    model: Model, task: WindTunnel, blocks: Iterator[Trials], sites: tuple[Site, ...], seed: int, *, progress: int = 0
+    model: Model,
+    task: WindTunnel,
+    blocks: Iterator[Trials],
+    sites: tuple[Site, ...],
+    seed: int,
+    budget: int,
+    *,
+    progress: int = 0,
 ) -> Run:
     shown = bar(blocks, is_quiet=not progress, total=progress, desc=model.spec.name, leave=False)
     return model.run(
@@ -275,5 +317,6 @@ def _run(
         record=sites,
         n_recorded=N_RECORDED,
         baseline_predictives=task.baseline_predictives,
+        budget_bytes=budget,
         seed=derived_seed(seed, Branch.RESAMPLING),
     )

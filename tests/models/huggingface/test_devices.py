@@ -4,7 +4,7 @@ Accelerate moves what enters a block inside the block's `forward`, after its pre
 the device before, and what the block's parts give on the next.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -81,7 +81,7 @@ def spread(hf: Any) -> Any:
 
 
 @pytest.fixture
-def two(folder: Callable[[str], Path]) -> Iterator[Callable[[str], tuple[HFModel, HFModel]]]:
+def two(folder: Callable[[str], Path]) -> Callable[[str], tuple[HFModel, HFModel]]:
     """A family's model, whole and spread."""
 
     def made(name: str) -> tuple[HFModel, HFModel]:
@@ -92,7 +92,7 @@ def two(folder: Callable[[str], Path]) -> Iterator[Callable[[str], tuple[HFModel
         assert isinstance(whole, HFModel)
         return whole, HFModel(spread(hf))
 
-    yield made
+    return made
 
 
 def test_the_stand_in_refuses_two_places() -> None:
