@@ -20,7 +20,7 @@ from bayesgeom.core.allocator import keep_freed_memory
 from bayesgeom.core.edits import Mode
 from bayesgeom.core.errors import HookFault, InvalidArgument
 from bayesgeom.core.progress import bar, kept_in
-from bayesgeom.core.sites import Site
+from bayesgeom.core.sites import ATTN_OUT, MLP_OUT, Site
 from bayesgeom.core.trials import Trials, concatenate
 from bayesgeom.models.base import Model
 from bayesgeom.models.provenance import provenance
@@ -90,6 +90,8 @@ class AblationJob:
         """Check everything that can be checked before anything runs."""
         subject = as_model(model)
         chosen = everything(subject) if battery is None else list(battery)
+        if not chosen and battery is None:
+            subject.require((ATTN_OUT, MLP_OUT), by="every ablation of the default battery")
         if not chosen:
             raise InvalidArgument("the battery is empty: pass at least one ablation, or none for the default battery.")
         if mode not in ("zero", "mean", "resample") or method not in ("exact", "attribution", "both"):

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, final
 
+from bayesgeom.ablations.report import AblationReport
 from bayesgeom.ablations.run import ablate
 from bayesgeom.core.errors import InvalidArgument, MissingSite, NoCopy, TaskMismatch, unknown_name
 from bayesgeom.core.plugins import Contained, discovered, is_foreign
@@ -82,7 +83,8 @@ def diagnose(
     run = _run(subject, chosen, blocks, plan.sites, seed, budget, progress=-(-n // 128))
     reports, faults = _measured(plan, run, {name: own for name, own in fresh.items() if name not in skipped})
     skipped |= faults
-    reports |= _further_passes(subject, chosen, run, plan.renaming, seed=seed, ablations=ablations)
+    further, reasons = _further_passes(subject, chosen, run, plan.renaming, seed=seed, ablations=ablations)
+    reports, skipped = reports | further, skipped | reasons
     arguments = {"n": n, "seed": seed, "n_untrained": n_untrained, "probes": tuple(plan.served), "ablations": ablations}
     where = provenance(subject, chosen, arguments) | {"n_recorded": run.n_recorded}
     return Diagnosis(reports=reports, skipped=skipped, inapplicable=plan.inapplicable, provenance=where)
@@ -90,14 +92,20 @@ def diagnose(
 
 def _further_passes(
     model: Model, task: WindTunnel, run: Run, renaming: RelabelingJob | None, *, seed: int, ablations: bool
-) -> dict[str, Report]:
-    """What takes passes of its own: a renaming of hypotheses, and ablations."""
-    found = list[Report]()
+) -> tuple[dict[str, Report], dict[str, str]]:
+    """What takes passes of its own: a renaming of hypotheses, and ablations, or why there are none.
+
+    What was measured before is not lost to ablations that this model or task does not allow.
+    """
+    found, skipped = list[Report](), dict[str, str]()
     if renaming is not None:
         found.append(renaming.run(before=run))  # its first block is the same
     if ablations:
-        found.append(ablate(model, task, n=run.n, seed=seed))
-    return {report.name: report for report in found}
+        try:
+            found.append(ablate(model, task, n=run.n, seed=seed))
+        except (InvalidArgument, MissingSite, TaskMismatch) as reason:
+            skipped[AblationReport.name] = str(reason)
+    return {report.name: report for report in found}, skipped
 
 
 def all_probes() -> dict[str, AnyProbe]:

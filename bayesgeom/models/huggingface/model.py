@@ -62,6 +62,10 @@ class HFModel(Model):
         found = self._attached.plumbing.taps.sites() | self._attached.statics.sites()
         return found.difference(self.withheld)
 
+    def proof_errors(self) -> Mapping[s.Site, float]:
+        """Return for each site the largest error of the equations tried on it, as a share of the largest entry."""
+        return self._attached.errors
+
     def point(self, site: s.Site, layer: int) -> nn.Module:
         return self._attached.plumbing.taps.at(site, layer)
 
