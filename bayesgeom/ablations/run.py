@@ -21,7 +21,7 @@ from bayesgeom.ablations.tally import Tally
 from bayesgeom.core.edits import Mode
 from bayesgeom.core.errors import HookFault, InvalidArgument
 from bayesgeom.core.progress import bar, kept_in
-from bayesgeom.core.sites import Site
+from bayesgeom.core.sites import ATTN_OUT, MLP_OUT, Site
 from bayesgeom.core.trials import Trials, concatenate
 from bayesgeom.models.base import Model
 from bayesgeom.models.provenance import provenance
@@ -146,6 +146,8 @@ class BatteryRun:
     ) -> "BatteryRun":
         """Check everything that can be checked before anything runs."""
         chosen = named_battery(battery, model) if isinstance(battery, str) else list(battery)
+        if not chosen and battery == "all":
+            model.require((ATTN_OUT, MLP_OUT), by="every ablation of the default battery")
         if not chosen:
             raise InvalidArgument("the battery is empty: pass at least one ablation, or none for the default battery.")
         if mode not in (known := mode_names()):
@@ -235,7 +237,11 @@ class BatteryRun:
         return total / self.n
 
     def _tally(self, score: Callable[[Trials, Trials], TileScores], out: Path | None) -> Tally:
-        """Score the stream tile by tile; with `out`, skip what is already there and keep what is new."""
+        """Score the stream tile by tile; with `out`, skip what is already there and keep what is new.
+
+        Of weights without a hash nothing is kept and nothing skipped: it could be another model's.
+        """
+        out = out if self.model.spec.is_identified else None
         stream = self.task.stream(self.n, seed=derived_seed(self.seed, Branch.TRIALS), device=self.model.spec.device)
         tally = None if out is None else Tally.load(out, self.describe())
         label = f"{len(self.battery)} ablations"

@@ -26,6 +26,7 @@ from bayesgeom.models.replay.plain_loop import PlainLoop
 from bayesgeom.models.replay.replayer import Baseline, Variant, entry
 from bayesgeom.models.watching import hooked_sites
 
+Form = tuple[type[Any], int] | None  # tuple or list and its length; None is a bare tensor
 _CLOSE = 1e-5  # of the largest logit: what a replay without edits may differ by
 
 
@@ -36,7 +37,7 @@ class PrefixReplay:
     def __init__(self, model: Model, blocks: tuple[nn.Module, ...]) -> None:
         self.model, self.blocks = model, blocks
         self._loop = PlainLoop(model)
-        self._forms: list[int] | None = None
+        self._forms: list[Form] | None = None
 
     @alone("model.module")
     @torch.no_grad()
@@ -75,7 +76,7 @@ class PrefixReplay:
         self, baseline: Baseline, first: int, variants: Sequence[Variant], reference: Reference | None
     ) -> Float[Tensor, "variant batch query_pos d_vocab"]:
         trials, n = baseline.trials, len(variants)
-        self._n_given()  # a pass of its own: before any edit is hooked in
+        self._forms_given()  # a pass of its own: before any edit is hooked in
         rows = torch.arange(len(trials), device=trials.tokens.device).repeat(n)
         hooks: dict[Place, Change] = {}
         for place in dict.fromkeys((edit.site, edit.layer) for variant in variants for edit in variant):
@@ -100,14 +101,14 @@ class PrefixReplay:
             resid = entered.to(given).repeat(n, *([1] * (entered.ndim - 1)))
             return ((resid, *args[1:]), dict(kwargs)) if args else (args, {**kwargs, "hidden_states": resid})
 
-        forms = self._n_given()  # by a pass that nothing is swapped in
+        forms = self._forms_given()  # by a pass that nothing is swapped in
         hook = Hook(
             part=self.blocks[first], call=swap, label=f"block {first}", kind="pre", with_kwargs=True, is_first=True
         )
         with hooked(self.model.module, [hook], by=self.model.spec.name):
             try:
-                for block, n_given in zip(skipped, forms, strict=False):
-                    vars(block)["forward"] = _passing_on(n_given)
+                for block, form in zip(skipped, forms, strict=False):
+                    vars(block)["forward"] = _passing_on(form)
                 yield
             finally:
                 for block, former in zip(skipped, own, strict=True):
@@ -115,14 +116,14 @@ class PrefixReplay:
                     if former is not None:
                         vars(block)["forward"] = former
 
-    def _n_given(self) -> list[int]:
-        """For each block, how many things it gives: 0 for a bare tensor, else the length of the tuple."""
+    def _forms_given(self) -> list[Form]:
+        """For each block, the form in which it gives things."""
         if self._forms is None:
-            spec, forms = self.model.spec, [0] * len(self.blocks)
+            spec, forms = self.model.spec, list[Form]([None] * len(self.blocks))
 
             def keeping(layer: int) -> Callable[[nn.Module, object, object], None]:
                 def keep(_module: nn.Module, _inputs: object, output: object) -> None:
-                    forms[layer] = len(output) if isinstance(output, tuple) else 0
+                    forms[layer] = (type(output), len(output)) if isinstance(output, tuple | list) else None
 
                 return keep
 
@@ -133,12 +134,15 @@ class PrefixReplay:
         return self._forms
 
 
-def _passing_on(n_given: int) -> Callable[..., Any]:
+def _passing_on(form: Form) -> Callable[..., Any]:
     """A block's forward that changes nothing, in the block's own form."""
 
     def forward(*args: Any, **kwargs: Any) -> Any:
         given = first_input(args, kwargs)
-        return (given, *[None] * (n_given - 1)) if n_given else given
+        if form is None:
+            return given
+        kind, length = form
+        return kind([given, *[None] * (length - 1)])
 
     return forward
 
