@@ -21,7 +21,8 @@ class ModelSpec:
     """What a model is: sizes under the field's names, and what its numbers depend on.
 
     `score_scale` multiplies q·k; `weights_hash` identifies the weights as they were before anything wrapped them.
-    `d_state` is the width of one layer's recurrent state at one position, 0 where there is none.
+    `d_state` is the width of one layer's recurrent state at one position, 0 where there is none. `quantization` says
+    what the weights were dequantized from, and is empty for weights that never were quantized.
     """
 
     name: str
@@ -40,10 +41,11 @@ class ModelSpec:
     device: str
     weights_hash: str
     d_state: int = 0
+    quantization: str = ""
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON can hold it."""
-        return asdict(self)
+        """As JSON can hold it; without a quantization where there is none."""
+        return {name: value for name, value in asdict(self).items() if name != "quantization" or value}
 
 
 @final

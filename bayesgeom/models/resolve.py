@@ -16,6 +16,7 @@ from bayesgeom.models.adapters.hooked import HookedModel
 from bayesgeom.models.adapters.residual import ResidualModel
 from bayesgeom.models.base import Model
 from bayesgeom.models.checkpoint import CONFIG, OURS, WEIGHTS, Checkpoint, load_checkpoint
+from bayesgeom.models.huggingface.gguf_file import gguf_in
 from bayesgeom.models.native.llama import Llama
 from bayesgeom.models.native.lstm import LSTM
 from bayesgeom.models.native.mamba import Mamba
@@ -91,6 +92,9 @@ def load(
 ) -> Model:
     """The model of a shipped checkpoint's name, of a checkpoint directory, or any Hugging Face causal language model.
 
+    Also a GGUF file, or a directory that holds one: its weights are dequantized, to float32 unless `dtype` says
+    otherwise, and its tokenizer comes with it (`pip install 'bayesgeom[gguf]'`).
+
     Of Hugging Face: a directory, or a hub name of the form owner/name. `dtype` is the checkpoint's own unless given;
     `device_map="auto"` spreads whole layers over the devices that there are. Only safetensors are read, and no code
     that comes with a model is run unless `trust_remote_code` says so.
@@ -105,8 +109,16 @@ def load(
     if isinstance(name, Path) or not _is_hub_name(name):
         put_back(path)
     is_there = _exists(path)
+    if is_there and (file := gguf_in(path)) is not None:
+        from bayesgeom.models.huggingface.loading import load_gguf
+
+        if revision is not None:
+            raise InvalidArgument(f"revision is for models on the Hugging Face hub; {file.name} is one file.")
+        return load_gguf(file, dtype=dtype, device=device, device_map=device_map)
     if is_there and not path.is_dir():
-        raise CheckpointFault(f"{path} is a file; a checkpoint is a directory of {WEIGHTS} and {CONFIG}.")
+        raise CheckpointFault(
+            f"{path} is a file; a checkpoint is a directory of {WEIGHTS} and {CONFIG}, or a *.gguf file."
+        )
     if is_there and not _is_foreign(path):
         if given := [option for option, value in options.items() if value is not None]:
             raise InvalidArgument(f"{', '.join(given)} is for Hugging Face models; {path.name} is bayesgeom's own.")
