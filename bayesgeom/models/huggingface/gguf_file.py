@@ -121,7 +121,7 @@ def blocks_of(file: Path) -> Blocks:
 
 
 def digest_of(file: Path, dtype: torch.dtype) -> str:
-    """Return 16 hex digits that identify the file and the type of its dequantized weights: what decides every weight."""
+    """Return 16 hex digits of the hash of the file and of the type of its dequantized weights, which decide them."""
     digest = hashlib.sha256(f"gguf as {dtype}: ".encode())
     with file.open("rb") as opened:
         while part := opened.read(2**22):
@@ -184,7 +184,8 @@ def require_gguf(file: Path) -> None:
     """Check that the optional package is there. **Raises** `InvalidArgument`."""
     if importlib.util.find_spec("gguf") is None:
         raise InvalidArgument(
-            f"{file} is a GGUF file, and the package gguf that reads it is not installed: pip install 'bayesgeom[gguf]'."
+            f"{file} is a GGUF file, and the package gguf that reads it is not installed: "
+            f"pip install 'bayesgeom[gguf]'."
         )
 
 
