@@ -14,7 +14,7 @@ from torch import Tensor
 
 from bayesgeom.stats.bootstrap import shuffled_within_position
 from bayesgeom.stats.correlation import ranks
-from bayesgeom.stats.pca import cloud_axes, covariance, participation_ratio, principal_axes, variance_shares
+from bayesgeom.stats.pca import cloud_axes, covariance, leading_axes, principal_axes, variance_shares
 from bayesgeom.stats.regression import (
     RIDGE,
     SplitMoments,
@@ -27,6 +27,7 @@ from bayesgeom.stats.regression import (
 )
 
 N_KNOTS, N_AXES = 5, 3
+_MANY = 256  # dimensions of which no more axes are computed than are reported
 RELATIONS = ("spearman", "pearson", "partial_spearman", "entropy_r2", "curve_share")
 _COLLINEAR = 1e-9  # a spline of few distinct entropies has columns to spare
 
@@ -116,16 +117,16 @@ def cloud_statistics(
     """
     centered = points - points[: scale.n_fit].mean(dim=0)
     moments = split_moments(centered, scale.columns.flatten(1).to(points), scale.n_fit)
-    variances, axes = _axes(points, centered, moments)
+    variances, axes, total, power = _axes(points, centered, moments)
     first = (centered @ axes[:, 0].to(points.dtype)).cpu().numpy().astype(np.float64)[:, None]
     rank = ranks(first)
     at_level = unit_columns(without_level_means(rank, scale.level))
-    shares = variance_shares(variances)
+    shares = variances / total
     return CloudStatistics(
         shape={
             "pc1_share": float(shares[0]),
             "pc12_share": float(shares[:2].sum()),
-            "participation_ratio": float(participation_ratio(variances)),
+            "participation_ratio": float(total**2 / power),
         },
         relation={
             "spearman": np.abs(unit_columns(rank).T @ scale.unit_ranks)[0],
@@ -140,12 +141,20 @@ def cloud_statistics(
 
 def _axes(
     points: Float[Tensor, "point d"], centered: Float[Tensor, "point d"], moments: SplitMoments
-) -> tuple[Float64[Tensor, " axis"], Float64[Tensor, "d axis"]]:
-    """Principal axes; the second moments are at hand where there are as many points as dimensions."""
+) -> tuple[Float64[Tensor, " axis"], Float64[Tensor, "d axis"], Float64[Tensor, ""], Float64[Tensor, ""]]:
+    """Variances along the leading principal axes, the axes, the sum of all variances, and that of their squares.
+
+    The second moments are at hand where there are as many points as dimensions.
+    """
     if len(points) < points.shape[1]:
-        return cloud_axes(points)
+        variances, axes = cloud_axes(points)
+        return variances, axes, variances.sum(), (variances**2).sum()
     offset = centered.mean(dim=0).double()
-    return principal_axes((moments.fit_gram + moments.score_gram) / len(points) - torch.outer(offset, offset))
+    spread = (moments.fit_gram + moments.score_gram) / len(points) - torch.outer(offset, offset)
+    if len(spread) < _MANY:
+        variances, axes = principal_axes(spread)
+        return variances, axes, variances.sum(), (variances**2).sum()
+    return *leading_axes(spread, N_AXES), spread.trace(), (spread**2).sum()
 
 
 def head_statistics(

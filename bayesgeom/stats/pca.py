@@ -4,8 +4,10 @@ Centered; standardized only where that is asked for, as then a coordinate no lon
 Reference: Jolliffe 2002, chapters 1–3.
 """
 
+import numpy as np
 import torch
 from jaxtyping import Float, Float64
+from scipy.linalg import eigh
 from torch import Tensor
 
 _ROUNDING = 1e-6  # of a coordinate's size: a spread that is none
@@ -35,6 +37,22 @@ def principal_axes(
     """
     variances, axes = torch.linalg.eigh(covariances)
     return variances.flip(-1).clamp_min(0.0), _turned(axes.flip(-1))
+
+
+def leading_axes(
+    covariances: Float64[Tensor, "d d"], n: int
+) -> tuple[Float64[Tensor, " axis"], Float64[Tensor, "d axis"]]:
+    """Return the first `n` of `principal_axes`, at a fraction of the cost in many dimensions.
+
+    Example:
+        >>> variances, axes = leading_axes(torch.diag(torch.tensor([1.0, 4.0, 9.0]).double()), 2)
+        >>> variances.tolist(), axes.T.tolist()
+        ([9.0, 4.0], [[0.0, 0.0, 1.0], [0.0, 1.0, 0.0]])
+    """
+    d = len(covariances)
+    variances, axes = eigh(covariances.cpu().numpy(), subset_by_index=(max(0, d - n), d - 1))
+    found, columns = (torch.from_numpy(np.ascontiguousarray(own)).to(covariances.device) for own in (variances, axes))
+    return found.flip(-1).clamp_min(0.0), _turned(columns.flip(-1))
 
 
 def cloud_axes(

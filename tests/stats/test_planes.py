@@ -6,7 +6,16 @@ import numpy as np
 import pytest
 import torch
 
-from bayesgeom.stats.pca import cloud_axes, span_coordinates, standardized, variance_shares
+from bayesgeom.stats import manifold
+from bayesgeom.stats.pca import (
+    cloud_axes,
+    covariance,
+    leading_axes,
+    principal_axes,
+    span_coordinates,
+    standardized,
+    variance_shares,
+)
 from bayesgeom.stats.planes import planes_of_groups
 from bayesgeom.stats.subspace import principal_angles
 
@@ -62,3 +71,37 @@ def test_coordinates_of_the_span_keep_axes_and_signs(rng: np.random.Generator) -
     torch.testing.assert_close(own[:6], variances[:6])
     torch.testing.assert_close(turned[:, :6].abs(), torch.eye(7, 6, dtype=torch.float64), atol=1e-6, rtol=0)
     assert bool((turned[:, :6].sum(dim=0) > 0).all())
+
+
+def test_leading_axes_are_the_first_of_all(rng: np.random.Generator) -> None:
+    spread = covariance(torch.from_numpy(rng.normal(size=(37, 23)) * np.geomspace(1, 30, 23)))
+    variances, axes = principal_axes(spread)
+    own, turned = leading_axes(spread, 3)
+    torch.testing.assert_close(own, variances[:3])
+    torch.testing.assert_close(turned, axes[:, :3])
+
+
+def test_many_dimensions_give_the_same_statistics(rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
+    entropy, level = rng.uniform(size=(31, 3)), np.tile(np.arange(3), (31, 1))
+    scale = manifold.shuffled_scale(entropy, level, shuffles=2, seed=0)
+    points = torch.from_numpy(rng.normal(size=(93, 17)) * np.geomspace(1, 9, 17) + entropy.reshape(-1, 1))
+    whole = manifold.cloud_statistics(points, scale)
+    monkeypatch.setattr(manifold, "_MANY", 1)
+    leading = manifold.cloud_statistics(points, scale)
+    for name, value in whole.shape.items():
+        assert leading.shape[name] == pytest.approx(value, rel=1e-12)
+    for name, values in whole.relation.items():
+        np.testing.assert_allclose(leading.relation[name], values, rtol=1e-9)
+    torch.testing.assert_close(leading.axes, whole.axes)
+
+
+def test_coordinates_of_the_span_give_the_same_statistics(rng: np.random.Generator) -> None:
+    entropy, level = rng.uniform(size=(13, 2)), np.tile(np.arange(2), (13, 1))
+    scale = manifold.shuffled_scale(entropy, level, shuffles=2, seed=0)
+    points = torch.from_numpy(rng.normal(size=(26, 61)) * np.geomspace(1, 9, 61) + entropy.reshape(-1, 1))
+    whole = manifold.cloud_statistics(points, scale)
+    spanned = manifold.cloud_statistics(span_coordinates(points), scale, width=61)
+    for name, value in whole.shape.items():
+        assert spanned.shape[name] == pytest.approx(value, rel=1e-9)
+    for name, values in whole.relation.items():
+        np.testing.assert_allclose(spanned.relation[name], values, rtol=1e-6, err_msg=name)
