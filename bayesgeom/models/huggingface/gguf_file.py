@@ -155,7 +155,7 @@ def _read(file: Path, dtype: torch.dtype, device_map: str | dict[str, Any] | Non
     config = AutoConfig.from_pretrained(file.parent, **options)
     if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
         raise InvalidArgument(f"{file} is a {config.model_type}, which is no causal language model.")
-    hf, found = AutoModelForCausalLM.from_pretrained(
+    loaded: Any = AutoModelForCausalLM.from_pretrained(
         file.parent,
         config=config,
         dtype=dtype,
@@ -164,6 +164,7 @@ def _read(file: Path, dtype: torch.dtype, device_map: str | dict[str, Any] | Non
         output_loading_info=True,
         **options,
     )
+    hf, found = loaded
     if missing := sorted(found["missing_keys"]):
         raise CheckpointFault(
             f"{file} lacks {len(missing)} tensor(s) of {type(hf).__name__}: {', '.join(missing[:4])}. They would be "
