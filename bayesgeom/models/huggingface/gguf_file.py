@@ -195,7 +195,8 @@ class _Header:
     """The header of a GGUF file, read front to back."""
 
     def __init__(self, opened: BufferedReader) -> None:
-        self._opened = opened
+        self._opened, self._size = opened, opened.seek(0, io.SEEK_END)
+        opened.seek(0)
 
     def start(self) -> tuple[int, int]:
         """Numbers of tensors and of key-value pairs."""
@@ -236,5 +237,6 @@ class _Header:
             self._skip(_WIDTHS[kind])
 
     def _skip(self, n: int) -> None:
-        if n > 2**34 or len(self._opened.read(n)) < n:
+        if n > self._size - self._opened.tell():
             raise ValueError("it ends within its header")
+        self._opened.seek(n, io.SEEK_CUR)
