@@ -24,8 +24,9 @@ class ModelSpec:
     """What a model is: sizes under the field's names, and what its numbers depend on.
 
     `score_scale` multiplies q·k; `weights_hash` identifies the weights as they were before anything wrapped them. That
-    of an untrained network is what `untrained` says of its seed.
-    `d_state` is the width of one layer's recurrent state at one position, 0 where there is none.
+    of an untrained network is what `untrained` says of its seed. `d_state` is the width of one layer's recurrent state
+    at one position, 0 where there is none. `quantization` says what the weights were dequantized from, and is empty for
+    weights that never were quantized.
     """
 
     name: str
@@ -44,6 +45,7 @@ class ModelSpec:
     device: str
     weights_hash: str
     d_state: int = 0
+    quantization: str = ""
 
     @property
     def is_identified(self) -> bool:
@@ -56,8 +58,8 @@ class ModelSpec:
         return bool(_HASH.fullmatch(self.weights_hash))
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON can hold it."""
-        return asdict(self)
+        """As JSON can hold it; without a quantization where there is none."""
+        return {name: value for name, value in asdict(self).items() if name != "quantization" or value}
 
 
 def untrained(seed: int) -> str:

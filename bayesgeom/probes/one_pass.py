@@ -28,6 +28,7 @@ from bayesgeom.tasks.base import Branch, FiniteTask, WindTunnel, derived_seed
 N_RECORDED = 192  # sequences whose activations are kept: enough for every interval, and independent of n
 LEAST_RECORDED = 16  # sequences: where the memory holds fewer, a probe of activations refuses
 N_RENAMED = 128  # sequences that are shown under two names: one block, drawn alike whatever n is
+_LARGE, _PART = 50_000_000, 16  # parameters of a model whose blocks are run in parts of so many sequences
 _INITIALIZATION = "initialization"  # what is skipped where no copy can be built
 
 AnyProbe = Probe[Any]
@@ -86,7 +87,7 @@ def diagnose(
     plan = _affordable(_plan(subject, chosen, one, probes, n=n, seed=seed), subject, one, budget, min(n, N_RECORDED))
     fresh, faults = _on_untrained(subject, plan, stream, budget, n=n, n_untrained=n_untrained, seed=seed)
     skipped = plan.skipped | faults
-    run = _run(subject, chosen, blocks, plan.sites, seed, budget, progress=-(-n // 128))
+    run = _run(subject, chosen, blocks, plan, seed, budget, n=n)
     reports, faults = _measured(plan, run, {name: own for name, own in fresh.items() if name not in skipped})
     skipped |= faults
     further, reasons = _further_passes(subject, chosen, run, plan.renaming, seed=seed, ablations=ablations)
@@ -306,7 +307,7 @@ def _untrained(
     copy: Model, plan: _Plan, stream: _Stream, n: int, seed: int, budget: int
 ) -> tuple[dict[str, Report], dict[str, str]]:
     """What every probe says of an untrained network, and which plug-ins failed."""
-    run = _run(copy, stream.task, stream.blocks(n), plan.sites, seed, budget)
+    run = _run(copy, stream.task, stream.blocks(n), plan, seed, budget, n=n)
     return _measured(plan, run, {name: [] for name in plan.served})
 
 
@@ -315,7 +316,8 @@ def _measured(
 ) -> tuple[dict[str, Report], dict[str, str]]:
     """The reports on a run of the probes that `untrained` names, and why plug-ins failed."""
     reports, faults = dict[str, Report](), dict[str, str]()
-    for name, before in untrained.items():
+    shown = bar(untrained.items(), desc=f"{run.spec.name}: probes", unit="probe", leave=False)
+    for name, before in shown:
         with Contained(is_foreign=name in plan.contained) as measuring:
             report = plan.served[name].measure(run, before)
             reports[name] = _usable(report) if name in plan.contained else report
@@ -335,21 +337,28 @@ def _usable(report: object) -> Report:
 
 
 def _run(
-    model: Model,
-    task: WindTunnel,
-    blocks: Iterator[Trials],
-    sites: tuple[Site, ...],
-    seed: int,
-    budget: int,
-    *,
-    progress: int = 0,
+    model: Model, task: WindTunnel, blocks: Iterator[Trials], plan: _Plan, seed: int, budget: int, *, n: int
 ) -> Run:
-    shown = bar(blocks, is_quiet=not progress, total=progress, desc=model.spec.name, leave=False)
-    return model.run(
-        iter(shown),
-        record=sites,
-        n_recorded=N_RECORDED,
-        baseline_predictives=task.baseline_predictives,
-        budget_bytes=budget,
-        seed=derived_seed(seed, Branch.RESAMPLING),
-    )
+    with bar(total=n, desc=model.spec.name, unit="seq", leave=False) as shown:
+
+        def counted() -> Iterator[Trials]:
+            for part in _in_passes(model, blocks):
+                yield part
+                shown.update(len(part))  # asked for the next one: this one is done
+
+        return model.run(
+            counted(),
+            record=plan.sites,
+            n_recorded=N_RECORDED,
+            baseline_predictives=task.baseline_predictives,
+            budget_bytes=budget,
+            seed=derived_seed(seed, Branch.RESAMPLING),
+        )
+
+
+def _in_passes(model: Model, blocks: Iterator[Trials]) -> Iterator[Trials]:
+    """The blocks; of a large model in parts that take seconds rather than minutes, so that progress is seen."""
+    for block in blocks:
+        at_once = len(block) if model.spec.n_parameters < _LARGE else _PART
+        for start in range(0, len(block), at_once):
+            yield block.rows(slice(start, start + at_once))

@@ -97,8 +97,8 @@ class HFModel(Model):
         if layer is None:
             return replay
         warnings.warn(
-            f"{self.spec.name} cannot be replayed from block {layer} on with the same logits: every ablation takes a "
-            f"whole pass.",
+            f"{self.spec.name} cannot be replayed with the same logits, as block {layer} reads more than the residual "
+            f"stream: every ablation takes a whole pass.",
             stacklevel=3,
         )
         return PlainLoop(self)

@@ -27,7 +27,11 @@ from bayesgeom.models.replay.replayer import Baseline, Variant, entry
 from bayesgeom.models.watching import hooked_sites
 
 Form = tuple[type[Any], int] | None  # tuple or list and its length; None is a bare tensor
-_CLOSE = 1e-5  # of the largest logit: what a replay without edits may differ by
+_CLOSE = 1e-5  # of a number and of the mean size of all: what a replay without edits may differ by
+
+
+class _Reached(Exception):
+    """The block that a pass was to reach."""
 
 
 @final
@@ -61,16 +65,43 @@ class PrefixReplay:
     @alone("model.module")
     @torch.no_grad()
     def inexact_from(self) -> int | None:
-        """The first block from which a replay without edits gives other logits; None where there is none."""
+        """The first block that gives something else when the blocks before it are skipped; None where there is none.
+
+        Block by block: what a block gives depends on nothing in those before it but the residual stream if it gives the
+        same when they are skipped. The last block is tried with all that follows, the logits.
+        """
         spec = self.model.spec
         trials = sentinel_trials(spec.d_vocab, spec.n_ctx, spec.device)
         baseline = self.baseline(trials)
         for layer in range(1, spec.n_layers):
-            (found,) = self._replayed(baseline, layer, [()], None)
-            error = (found.double() - baseline.logits.double()).abs().max()
-            if not bool(error <= _CLOSE * baseline.logits.double().abs().max()):
+            if layer + 1 < spec.n_layers:
+                found, exact = self._entering(baseline, layer), baseline.held[RESID_PRE, layer + 1]
+            else:
+                found, exact = self._replayed(baseline, layer, [()], None)[0], baseline.logits
+            wide = exact.double()
+            # The largest entry alone would hide errors behind the massive activations of language models.
+            allowed = _CLOSE * (wide.abs() + wide.abs().mean())
+            if not bool(((found.double() - wide).abs() <= allowed).all()):
                 return layer
         return None
+
+    def _entering(self, baseline: Baseline, first: int) -> Float[Tensor, "batch pos d_model"]:
+        """What enters the block behind `first` where all blocks before `first` are skipped; the rest is not run."""
+        found: list[Tensor] = []
+        self._forms_given()
+
+        def stop(_module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+            given = first_input(args, kwargs)
+            assert given is not None, "the block ran, and was seen to, when the model was attached"
+            found.append(given)
+            raise _Reached
+
+        hook = Hook(part=self.blocks[first + 1], call=stop, kind="pre", with_kwargs=True, is_first=True)
+        skipping = self._from(first, baseline.held[RESID_PRE, first], 1)
+        with contextlib.suppress(_Reached), hooked(self.model.module, [hook], by=self.model.spec.name), skipping:
+            self.model.logits(baseline.trials)
+        (resid,) = found
+        return resid
 
     def _replayed(
         self, baseline: Baseline, first: int, variants: Sequence[Variant], reference: Reference | None
