@@ -183,7 +183,7 @@ class LengthReport(Report):
             f"{kl[~within].mean():.2e}",
             f"{self.predicted_kl_bits[index]:.1e} → {self.found_kl_bits[index]:.1e}",
             f"{_cell(jump, _signed)} ({largest:.1e})",
-            _cell(critical, _length),
+            _length(float(critical)),
             f"{_cell(ratio, _three_digits)} ({shortcut:.2f})",
             "–" if layer < 0 else f"{layer}",
         )
