@@ -41,7 +41,7 @@ from bayesgeom.core.memory import WindowScores, effective_memory
 from bayesgeom.generalization.convergence import tokens_to_converge
 from bayesgeom.generalization.curves import WHOLE, critical_length, mean_along
 from bayesgeom.models.resolve import as_model, task_of
-from bayesgeom.probes.qk_alignment import WHY_NO_ORDER
+from bayesgeom.probes.qk_alignment import WHY_NO_ORDER, trend_of
 from bayesgeom.results.estimate import Estimate
 from bayesgeom.stats.bootstrap import (
     bootstrap_weights,
@@ -418,7 +418,8 @@ def converged(n: int, m: int, rng: np.random.Generator) -> tuple[Ends, float]:
 
 def first_place_bounds(may_be: np.ndarray, is_certain: np.ndarray) -> tuple[float, float]:
     """From the first place that may qualify to the first that certainly does, counted from 1."""
-    return tuple(float(own.argmax() + 1) if own.any() else np.inf for own in (may_be, is_certain))  # type: ignore
+    low, high = (float(own.argmax() + 1) if own.any() else np.inf for own in (may_be, is_certain))
+    return low, high
 
 
 def bounds_above(n: int, m: int, rng: np.random.Generator) -> tuple[Ends, float]:
@@ -443,9 +444,10 @@ def bounds_converged(n: int, m: int, rng: np.random.Generator) -> tuple[Ends, fl
 
 
 def no_order(n: int, m: int, rng: np.random.Generator) -> tuple[Ends, float]:
-    """Spearman of layer with value has no interval, whatever the sequences."""
-    unknown = np.full(m, np.nan)
-    return (unknown, unknown, np.zeros(m, dtype=bool)), 1.0
+    """Spearman of layer with a mean per layer, as it is reported."""
+    profiles = (np.array([0.0, 0.6, 1.4, 2.1, 2.9, 3.6]) + rng.normal(size=(n, 1, 6)) for _ in range(m))
+    one = np.zeros(1, dtype=bool)
+    return as_reported([trend_of(values.mean(axis=0), one, n=n)[0] for values in profiles]), 1.0
 
 
 def memory(n: int, m: int, rng: np.random.Generator) -> tuple[Ends, float]:

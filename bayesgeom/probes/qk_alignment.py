@@ -224,7 +224,7 @@ class QKAlignment(Probe[QKAlignmentReport]):
                 *of_untrained([copy.mass_over_other.value.mean(axis=-1) for copy in copies]),
                 *([Baseline.of("baseline", STRONGEST, np.max(strongest, axis=0))] if strongest else []),
             ),
-            layer_trend=_trend(over[0, _MASS].mean(axis=-1), masks.is_constant, n=n),
+            layer_trend=trend_of(over[0, _MASS].mean(axis=-1), masks.is_constant, n=n),
             identified=np.where(masks.is_constant, 0.0, 1.0),
             mask_difference=masks.difference,
             uniform_mass=uniform_mass,
@@ -270,7 +270,7 @@ def _layer_sums(
     return torch.stack(sums).movedim(3, 4).double().numpy()
 
 
-def _trend(
+def trend_of(
     by_layer: Float[np.ndarray, "relation layer"], is_constant: Bool[np.ndarray, " relation"], *, n: int
 ) -> Estimate:
     """Return the Spearman correlation of layer with value; the level is 0 with the range of 95 % of random orders.
