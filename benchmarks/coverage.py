@@ -37,10 +37,12 @@ import numpy as np
 import torch
 from scipy.stats import binomtest
 
+from bayesgeom.core.memory import WindowScores, effective_memory
 from bayesgeom.generalization.convergence import tokens_to_converge
-from bayesgeom.generalization.curves import critical_length
+from bayesgeom.generalization.curves import WHOLE, critical_length, mean_along
 from bayesgeom.models.resolve import as_model, task_of
-from bayesgeom.probes.qk_alignment import MIN_FOR_ORDER
+from bayesgeom.probes.qk_alignment import WHY_NO_ORDER, trend_of
+from bayesgeom.results.estimate import Estimate
 from bayesgeom.stats.bootstrap import (
     bootstrap_weights,
     jackknife_weights,
@@ -91,6 +93,7 @@ class Row:
     measure: Callable[[int, int, np.random.Generator], tuple[Ends, float]]
     is_cheap: bool = False
     sizes: tuple[int, ...] = SIZES
+    why: str = "components are not told apart"  # where a row gives no code for showing no interval
 
 
 def shown(interval: Interval) -> Ends:
@@ -360,7 +363,7 @@ def reduction(n: int, m: int, rng: np.random.Generator) -> tuple[Ends, float]:
 
 
 def trend_row(name: str, profile: np.ndarray) -> Row:
-    """Spearman of layer with a mean per layer."""
+    """Interval of Spearman of layer with a mean per layer: for comparison, no longer reported."""
     layers = np.arange(len(profile))
     truth = float(np.corrcoef(layers, np.argsort(np.argsort(profile)))[0, 1])
 
@@ -374,33 +377,91 @@ def trend_row(name: str, profile: np.ndarray) -> Row:
             trend = order @ centered / np.sqrt((order @ order) * (centered**2).sum(axis=0))
             ends.append(percentile_interval(trend))
         lo, hi = np.array(ends).T
-        return (lo, hi, (lo == hi) | (n >= MIN_FOR_ORDER)), truth
+        return (lo, hi, np.ones(m, dtype=bool)), truth
 
-    return Row(f"Spearman of layer with value, {name}", "query–key alignment", measure)
+    return Row(f"before: Spearman of layer with value, {name}", "nothing any more", measure)
+
+
+THRESHOLD, NEAR = 0.1 * 1.1**14.5, 0.1
+
+
+def errors_that_grow(n: int, rng: np.random.Generator) -> np.ndarray:
+    """Errors at 30 positions; the mean of the 16th is the first above the threshold."""
+    return np.asarray(0.1 * 1.1 ** np.arange(30) * rng.gamma(0.5, 2.0, (n, 1)) * rng.gamma(2.0, 0.5, (n, 30)))
+
+
+def entropies_that_fall(n: int, rng: np.random.Generator) -> np.ndarray:
+    """Entropies at 40 positions."""
+    return np.asarray(_FALL * rng.gamma(9.0, 1 / 9, (n, 1)) + 0.3 * rng.normal(size=(n, 40)))
+
+
+_FALL = 0.5 + 1.5 * 0.85 ** np.arange(40)
+_NEAR_FLOOR = float(np.argmax(np.abs(_FALL - _FALL[-10:].mean()) <= NEAR) + 1)
+
+
+def as_reported(estimates: list[Estimate]) -> Ends:
+    """The intervals of reported estimates."""
+    lo, hi = np.array([own.ends for own in estimates]).T
+    return lo, hi, np.isfinite(lo)
 
 
 def first_above(n: int, m: int, rng: np.random.Generator) -> tuple[Ends, float]:
     """The first of 30 positions whose mean error exceeds a threshold: the 16th."""
-    mean, found = 0.1 * 1.1 ** np.arange(30), []
-    for _ in range(m):
-        errors = mean * rng.gamma(0.5, 2.0, (n, 1)) * rng.gamma(2.0, 0.5, (n, 30))
-        own = critical_length(errors, np.arange(1, 31), 0.1 * 1.1**14.5, seed=1)
-        found.append((own.lo, own.hi))
-    lo, hi = np.array(found).T
-    return (lo, hi, np.ones(m, dtype=bool)), 16.0
+    places = np.arange(1, 31)
+    return as_reported([critical_length(errors_that_grow(n, rng), places, THRESHOLD) for _ in range(m)]), 16.0
 
 
 def converged(n: int, m: int, rng: np.random.Generator) -> tuple[Ends, float]:
     """The first of 40 positions whose mean entropy is within 0.1 bits of its floor."""
-    mean, found = 0.5 + 1.5 * 0.85 ** np.arange(40), []
-    floor = mean[-10:].mean()
-    truth = float(np.argmax(np.abs(mean - floor) <= 0.1) + 1)
+    return as_reported([tokens_to_converge(entropies_that_fall(n, rng), NEAR) for _ in range(m)]), _NEAR_FLOOR
+
+
+def first_place_bounds(may_be: np.ndarray, is_certain: np.ndarray) -> tuple[float, float]:
+    """From the first place that may qualify to the first that certainly does, counted from 1."""
+    low, high = (float(own.argmax() + 1) if own.any() else np.inf for own in (may_be, is_certain))
+    return low, high
+
+
+def bounds_above(n: int, m: int, rng: np.random.Generator) -> tuple[Ends, float]:
+    """What bounds of the first position above a threshold would cover: for comparison, no longer reported."""
+    found = []
     for _ in range(m):
-        entropies = mean * rng.gamma(9.0, 1 / 9, (n, 1)) + 0.3 * rng.normal(size=(n, 40))
-        own = tokens_to_converge(entropies, 0.1, seed=1)
-        found.append((own.lo, own.hi))
+        low, high = mean_along(errors_that_grow(n, rng), seed=1).ends
+        found.append(first_place_bounds(~np.isfinite(low) | (high > THRESHOLD), low > THRESHOLD))
     lo, hi = np.array(found).T
-    return (lo, hi, np.ones(m, dtype=bool)), truth
+    return (lo, hi, np.ones(m, dtype=bool)), 16.0
+
+
+def bounds_converged(n: int, m: int, rng: np.random.Generator) -> tuple[Ends, float]:
+    """The same of tokens to converge."""
+    found = []
+    for _ in range(m):
+        values = entropies_that_fall(n, rng)
+        low, high = mean_along(values - values[:, -10:].mean(axis=1, keepdims=True), seed=1).ends
+        found.append(first_place_bounds((low <= NEAR) & (high >= -NEAR), (low >= -NEAR) & (high <= NEAR)))
+    lo, hi = np.array(found).T
+    return (lo, hi, np.ones(m, dtype=bool)), _NEAR_FLOOR
+
+
+def no_order(n: int, m: int, rng: np.random.Generator) -> tuple[Ends, float]:
+    """Spearman of layer with a mean per layer, as it is reported."""
+    profiles = (np.array([0.0, 0.6, 1.4, 2.1, 2.9, 3.6]) + rng.normal(size=(n, 1, 6)) for _ in range(m))
+    one = np.zeros(1, dtype=bool)
+    return as_reported([trend_of(values.mean(axis=0), one, n=n)[0] for values in profiles]), 1.0
+
+
+def memory(n: int, m: int, rng: np.random.Generator) -> tuple[Ends, float]:
+    """The effective memory of a planted predictor that is as good as the observer of three symbols on average."""
+    found = []
+    for _ in range(m):
+        levels = 0.3 * 4.0 ** -np.arange(8)
+        observers = levels[:, None] * rng.gamma(0.7, 1 / 0.7, n) * rng.gamma(4.0, 0.25, (8, n))
+        observers[-1] = 0.0
+        own = observers[3] + 0.5 * levels[3] * rng.normal(size=n)
+        scores = WindowScores(kl_bits=np.stack([2 * observers, observers]))
+        found.append(effective_memory(scores, own[:, None], seed=1).symbols_ends)
+    lo, hi = np.array(found).T
+    return (lo, hi, np.isfinite(lo) & np.isfinite(hi)), 3.0
 
 
 def all_rows(kept: Path | None, *, is_quick: bool) -> Iterator[Row]:
@@ -424,10 +485,14 @@ def all_rows(kept: Path | None, *, is_quick: bool) -> Iterator[Row]:
     yield Row("balanced accuracy", "belief read-out", accuracy_balanced)
     yield Row("adjusted Rand index, clusters fixed", "belief read-out", rand_index)
     yield Row("key overlap, mean |cos| of mean keys", "key overlap", key_overlap)
+    yield Row("effective memory", "calibration, length, comparison", memory, True, why="an observer's gain has none")
+    yield Row("Spearman of layer with value", "query–key alignment", no_order, why=WHY_NO_ORDER)
+    yield Row("first position above a threshold", "length", first_above, why=WHOLE)
+    yield Row("tokens to converge", "sweep", converged, why=WHOLE)
     yield trend_row("distinct layers", np.array([0.0, 0.6, 1.4, 2.1, 2.9, 3.6]))
     yield trend_row("two layers alike", np.array([0.0, 0.05, 0.3, 0.25, 0.6, 0.9]))
-    yield Row("first position above a threshold", "length", first_above)
-    yield Row("tokens to converge", "sweep", converged)
+    yield Row("before: bounds of the first position above a threshold", "nothing any more", bounds_above)
+    yield Row("before: bounds of tokens to converge", "nothing any more", bounds_converged)
     for name, draw, truth in named:
         if any(word in name for word in ("σ = 2.0", "failures in 1%", "failures in 5%")):
             yield percentile_row(name, draw, truth)
@@ -460,7 +525,7 @@ def measured(row: Row, n: int, m: int) -> str:
     slack = ROUNDING * abs(truth)
     holds = is_shown & (lo <= truth + slack) & (truth <= hi + slack)
     covered, n_shown = int(holds.sum()), int(is_shown.sum())
-    why = "components, or layers, are not told apart"
+    why = row.why
     if n_shown < m and code.dtype != bool:
         why = REASONS[int(np.bincount(code[~is_shown]).argmax())]
     cover = f"{covered / n_shown:.3f}" if n_shown else "–"

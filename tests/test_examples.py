@@ -13,10 +13,11 @@ from tests.tiny import tiny_checkpoints, tiny_folder
 __all__ = ["tiny_checkpoints", "tiny_folder"]  # fixtures
 
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+SMALL = [path for path in EXAMPLES if path.stem != "diagnose_a_language_model"]  # tests/real runs that one
 
 
 @pytest.mark.examples
-@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", SMALL, ids=lambda path: path.stem)
 @pytest.mark.parametrize("checkpoint", ["bijection-v20", "hmm-s5"])
 def test_example_runs(
     path: Path,

@@ -59,8 +59,9 @@ def cumulative(order: Sequence[Component]) -> Battery:
 
 
 def everything(model: Model) -> Battery:
-    """Heads, attention sublayers, MLPs and blocks, each alone: the default battery."""
-    return [*every_head(model), *every_attention(model), *every_mlp(model), *every_layer(model)]
+    """Return the default battery: each head, attention, MLP and block alone, where the model has their sites."""
+    kinds = (every_head, every_attention, every_mlp, every_layer)
+    return [own for kind in kinds for own in kind(model) if _fits(own, model)]
 
 
 BATTERIES: Mapping[str, Callable[[Model], Battery]] = {
@@ -78,6 +79,10 @@ def battery(name: str, model: Model) -> Battery:
     if name not in BATTERIES:
         raise unknown_name("battery", name, BATTERIES)
     return BATTERIES[name](model)
+
+
+def _fits(ablation: Ablation, model: Model) -> bool:
+    return all(edit.site in model.sites for edit in ablation.edits("zero"))
 
 
 def _heads(model: Model) -> list[Component]:

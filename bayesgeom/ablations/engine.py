@@ -19,10 +19,10 @@ from bayesgeom.core.edits import Replace
 from bayesgeom.core.run import ModelSpec
 from bayesgeom.core.sites import Site
 from bayesgeom.core.trials import Trials
-from bayesgeom.models.base import BUDGET_BYTES
 from bayesgeom.models.replay.replayer import STAGES, Baseline, Replayer, Variant, entry
 
 TARGET_ROWS = 2_400  # positions × sequences × variants computed at once: what stays in the processor's cache
+TILE_BYTES = 2**30  # activations and logits of a tile; smaller tiles of a language model multiply too few rows at once
 Means = dict[tuple[Site, int], Float[Tensor, "pos *rest"]]
 _COPIES = 4  # of a tile's logits: the baseline's, a variant's, and what comparing them takes
 _NEARLY = 1e-4  # logits closer than this are tried for bit-identity
@@ -65,7 +65,7 @@ def tiles(block: Trials, spec: ModelSpec) -> Iterator[Trials]:
     n_pos, n_asked = block.tokens.shape[1], int(block.scored.any(dim=0).sum())
     kept = spec.n_layers * n_pos * (5 * spec.d_model + spec.n_heads * spec.d_head)
     each = 4 * (kept + _COPIES * n_asked * spec.d_vocab)
-    size = max(2, min(TARGET_ROWS // n_pos, BUDGET_BYTES // (2 * each)))  # a tile may hold nearly twice as many
+    size = max(2, min(TARGET_ROWS // n_pos, TILE_BYTES // (2 * each)))  # a tile may hold nearly twice as many
     return block.batches(at_least=size)
 
 
@@ -74,7 +74,7 @@ def variants_at_once(trials: Trials, logits: Float[Tensor, "batch query_pos d_vo
 
     `logits` are the baseline's.
     """
-    in_budget = BUDGET_BYTES // (_COPIES * 4 * logits.numel())
+    in_budget = TILE_BYTES // (_COPIES * 4 * logits.numel())
     return max(1, min(TARGET_ROWS // trials.tokens.numel(), in_budget))
 
 

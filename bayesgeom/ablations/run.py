@@ -18,10 +18,10 @@ from bayesgeom.ablations.modes import mode_names, uses_donor
 from bayesgeom.ablations.report import AblationReport, Context, ablation_report, with_attribution
 from bayesgeom.ablations.scoring import scores_of
 from bayesgeom.ablations.tally import Tally
-from bayesgeom.core.edits import Mode
+from bayesgeom.core.edits import Mode, Replace
 from bayesgeom.core.errors import HookFault, InvalidArgument
 from bayesgeom.core.progress import bar, kept_in
-from bayesgeom.core.sites import Site
+from bayesgeom.core.sites import ATTN_OUT, MLP_OUT, Site
 from bayesgeom.core.trials import Trials, concatenate
 from bayesgeom.models.base import Model
 from bayesgeom.models.provenance import provenance
@@ -33,7 +33,7 @@ from bayesgeom.stats.information import entropy_bits
 from bayesgeom.tasks.base import Branch, WindTunnel, derived_seed
 
 N_REFERENCE = 256  # sequences behind the means that mean ablation puts in place
-N_KEYS = 64  # sequences behind the key overlap that is set beside the battery
+N_KEYS = 64  # sequences, at most, behind the key overlap that is set beside the battery
 _MEANS = 3  # branch of the seed
 
 
@@ -146,6 +146,8 @@ class BatteryRun:
     ) -> "BatteryRun":
         """Check everything that can be checked before anything runs."""
         chosen = named_battery(battery, model) if isinstance(battery, str) else list(battery)
+        if not chosen and battery == "all":
+            model.require((ATTN_OUT, MLP_OUT), by="every ablation of the default battery")
         if not chosen:
             raise InvalidArgument("the battery is empty: pass at least one ablation, or none for the default battery.")
         if mode not in (known := mode_names()):
@@ -235,7 +237,11 @@ class BatteryRun:
         return total / self.n
 
     def _tally(self, score: Callable[[Trials, Trials], TileScores], out: Path | None) -> Tally:
-        """Score the stream tile by tile; with `out`, skip what is already there and keep what is new."""
+        """Score the stream tile by tile; with `out`, skip what is already there and keep what is new.
+
+        Of weights without a hash nothing is kept and nothing skipped: it could be another model's.
+        """
+        out = out if self.model.spec.is_identified else None
         stream = self.task.stream(self.n, seed=derived_seed(self.seed, Branch.TRIALS), device=self.model.spec.device)
         tally = None if out is None else Tally.load(out, self.describe())
         label = f"{len(self.battery)} ablations"
@@ -262,8 +268,9 @@ class BatteryRun:
         if not set(KeyOverlap.needs.sites) <= self.model.sites:
             return ""
         wanted = (*KeyOverlap.needs.sites, *(site for site in KeyOverlap.needs.optional if site in self.model.sites))
-        blocks = self.task.stream(N_KEYS, seed=derived_seed(self.seed, Branch.TRIALS), device=self.model.spec.device)
-        found = overlap_by_view(self.model.run(blocks, record=wanted, n_recorded=N_KEYS))
+        n = min(N_KEYS, self.n)
+        blocks = self.task.stream(n, seed=derived_seed(self.seed, Branch.TRIALS), device=self.model.spec.device)
+        found = overlap_by_view(self.model.run(blocks, record=wanted, n_recorded=n))
         letter = "H" if self.model.spec.n_kv_heads == self.model.spec.n_heads else "K"
         return "; ".join(
             f"L0{letter}{np.nanargmin(overlap[0])} ({view}, mean |cos| {np.nanmin(overlap[0]):.3f})"
@@ -272,9 +279,16 @@ class BatteryRun:
         )
 
     def _means(self, variants: Sequence[Variant], replayer: Replayer) -> Means:
-        """The task's mean activation, per position, wherever a variant acts; over trials of their own."""
-        places = {(edit.site, edit.layer) for variant in variants for edit in variant}
+        """The task's mean activation, per position, wherever a variant puts it in place; over trials of their own."""
+        places = {
+            (edit.site, edit.layer)
+            for variant in variants
+            for edit in variant
+            if not isinstance(edit, Replace) or edit.mode == "mean"
+        }
         sums: dict[tuple[Site, int], Tensor] = {}
+        if not places:
+            return sums
         seed = derived_seed(self.seed, _MEANS)
         for block in self.task.stream(N_REFERENCE, seed=seed, device=self.model.spec.device):
             for tile in tiles(block, self.model.spec):

@@ -63,13 +63,20 @@ class Source:
     """For Hugging Face models: auto spreads whole layers over the devices that there are."""
     revision: str | None = None
     """For Hugging Face models: branch, tag or commit."""
+    memory_gib: float | None = None
+    """Memory for recorded activations, in GiB. Default: a share of the free memory."""
 
     def load(self) -> "Model":
         """The model."""
         from bayesgeom.models.resolve import load
 
         return load(
-            self.checkpoint, device=self.device, dtype=self.dtype, device_map=self.device_map, revision=self.revision
+            self.checkpoint,
+            device=self.device,
+            dtype=self.dtype,
+            device_map=self.device_map,
+            revision=self.revision,
+            memory_gib=self.memory_gib,
         )
 
 

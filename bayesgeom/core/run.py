@@ -1,5 +1,6 @@
 """What one pass of a model over trials leaves: behavior of every sequence, activations of the recorded ones."""
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, final
@@ -14,14 +15,18 @@ from bayesgeom.core.sites import Site
 from bayesgeom.core.trials import Trials
 from bayesgeom.stats.information import entropy_bits
 
+_HASH = re.compile(r"[0-9a-f]{16}")
+
 
 @final
 @dataclass(frozen=True, kw_only=True)
 class ModelSpec:
     """What a model is: sizes under the field's names, and what its numbers depend on.
 
-    `score_scale` multiplies q·k; `weights_hash` identifies the weights as they were before anything wrapped them.
-    `d_state` is the width of one layer's recurrent state at one position, 0 where there is none.
+    `score_scale` multiplies q·k; `weights_hash` identifies the weights as they were before anything wrapped them. That
+    of an untrained network is what `untrained` says of its seed. `d_state` is the width of one layer's recurrent state
+    at one position, 0 where there is none. `quantization` says what the weights were dequantized from, and is empty for
+    weights that never were quantized.
     """
 
     name: str
@@ -40,10 +45,26 @@ class ModelSpec:
     device: str
     weights_hash: str
     d_state: int = 0
+    quantization: str = ""
+
+    @property
+    def is_identified(self) -> bool:
+        """Whether the weights were hashed. Progress on disk is resumed only by a model with the hash it was made with.
+
+        Example:
+            >>> untrained(7)
+            'untrained, seed 7'
+        """
+        return bool(_HASH.fullmatch(self.weights_hash))
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON can hold it."""
-        return asdict(self)
+        """As JSON can hold it; without a quantization where there is none."""
+        return {name: value for name, value in asdict(self).items() if name != "quantization" or value}
+
+
+def untrained(seed: int) -> str:
+    """Return what stands for the hash of an untrained network: its weights follow from its seed."""
+    return f"untrained, seed {seed}"
 
 
 @final

@@ -69,7 +69,7 @@ def measured(model: Model, setting: Setting, errors: Errors, windows: tuple[Wind
         errors=errors,
         jump_kl=jump(kl, errors.at, trained, seed=setting.seed),
         jump_entropy=jump(errors.entropy_error_bits, errors.at, trained, seed=setting.seed),
-        critical=critical_length(kl, errors.at, setting.threshold_bits, seed=setting.seed),
+        critical=critical_length(kl, errors.at, setting.threshold_bits),
         ratio=extrapolation_ratio(kl, errors.at, trained, shortcut, seed=setting.seed),
         depth=None if windows is None else depth(model, windows),
     )

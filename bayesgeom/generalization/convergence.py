@@ -3,7 +3,7 @@
 import numpy as np
 from jaxtyping import Float
 
-from bayesgeom.generalization.curves import first_place, mean_along
+from bayesgeom.generalization.curves import first_place
 from bayesgeom.results.estimate import Estimate
 
 LAST_SHARE = 0.25  # of the positions, over which the level is taken that entropy settles at
@@ -14,23 +14,15 @@ def floor_bits(entropies_bits: Float[np.ndarray, "sequence position"]) -> float:
     return float(entropies_bits[:, -_n_last(entropies_bits.shape[1]) :].mean())
 
 
-def tokens_to_converge(
-    entropies_bits: Float[np.ndarray, "sequence position"], threshold_bits: float, *, seed: int
-) -> Estimate:
-    """The first scored position, counted from 1, at which mean entropy is within the threshold of its floor.
+def tokens_to_converge(entropies_bits: Float[np.ndarray, "sequence position"], threshold_bits: float) -> Estimate:
+    """Return the first scored position, counted from 1, at which mean entropy is within the threshold of its floor.
 
-    Infinite where no position is that near. The interval runs from the first position that may be near to the first
-    that certainly is, by the intervals of the mean differences from the floor.
+    Infinite where no position is that near. It has no interval: see `curves.first_place`.
     """
     n_positions = entropies_bits.shape[1]
-    values = entropies_bits.astype(np.float64)
-    away = values - values[:, -_n_last(n_positions) :].mean(axis=1, keepdims=True)
-    mean = mean_along(away, seed=seed)
-    low, high = mean.ends
-    may_be = np.isnan(low) | ((low <= threshold_bits) & (high >= -threshold_bits))
-    is_certain = (low >= -threshold_bits) & (high <= threshold_bits)
-    is_there = np.abs(mean.value) <= threshold_bits
-    return first_place(np.arange(1, n_positions + 1), is_there, may_be, is_certain, np.isfinite(low), n=len(values))
+    mean = entropies_bits.astype(np.float64).mean(axis=0)
+    is_there = np.abs(mean - mean[-_n_last(n_positions) :].mean()) <= threshold_bits
+    return first_place(np.arange(1, n_positions + 1), is_there, n=len(entropies_bits))
 
 
 def _n_last(n_positions: int) -> int:

@@ -205,7 +205,7 @@ class LengthReport(Report):
             number_text(kl[~within].mean(), is_exact=True),
             f"{_exact(self.predicted_kl_bits[index])} → {_exact(self.found_kl_bits[index])}",
             f"{_cell(jump, _exact)} ({_exact(float(largest))})",
-            _cell(critical, _length),
+            _length(float(critical)),
             f"{_cell(ratio, number_text)} ({number_text(float(shortcut))})",
             "–" if layer < 0 else f"{layer}",
         )

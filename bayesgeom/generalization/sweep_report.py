@@ -94,8 +94,8 @@ class SweepReport(Report):
         return (
             self.values[index] + trained,
             number_text(self.exact_floor_bits[index]),
-            _cell(self.exact_tokens[index], ".0f"),
-            _cell(self.model_tokens[index], ".0f"),
+            _whole(float(self.exact_tokens[index])),
+            _whole(float(self.model_tokens[index])),
             _cell(self.kl_bits[index], ".1e"),
             f"{number_text(kl, is_exact=True)} ({self.shortcuts[index]})",
             _cell(self.entropy_mae_bits[index], ".1e"),
@@ -113,6 +113,10 @@ _HEADER = (
     "entropy error (bits)",
     "of the shortcut",
 )
+
+
+def _whole(value: float) -> str:
+    return "–" if np.isnan(value) else f"{value:.0f}"
 
 
 def _cell(own: Estimate, form: str) -> str:
@@ -157,10 +161,8 @@ def sweep_report(
         model_entropy_bits=np.stack([_padded(of, n_positions) for of in own]),
         exact_floor_bits=np.array([floor_bits(of) for of in exact]),
         model_floor_bits=np.array([np.nan if of is None else floor_bits(of) for of in own]),
-        exact_tokens=stacked([tokens_to_converge(of, threshold_bits, seed=seed) for of in exact]),
-        model_tokens=stacked(
-            [_UNKNOWN if of is None else tokens_to_converge(of, threshold_bits, seed=seed) for of in own]
-        ),
+        exact_tokens=stacked([tokens_to_converge(of, threshold_bits) for of in exact]),
+        model_tokens=stacked([_UNKNOWN if of is None else tokens_to_converge(of, threshold_bits) for of in own]),
         kl_bits=_with_shortcut([_UNKNOWN if v.own is None else _mean(v.own.kl_bits, seed) for v in found], kls),
         entropy_mae_bits=_with_shortcut(
             [

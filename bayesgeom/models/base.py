@@ -15,12 +15,13 @@ from bayesgeom.core.run import ModelSpec, Run
 from bayesgeom.core.sites import W_K, W_K_GRAM, Site
 from bayesgeom.core.threads import alone
 from bayesgeom.core.trials import Trials, concatenate
+from bayesgeom.models.budget import PASS_BYTES, pass_bytes, recording_bytes
 from bayesgeom.models.recorder import Recorder, bytes_of_pass, bytes_per_sequence
 from bayesgeom.models.replay.replayer import Replayer
 from bayesgeom.tasks.base import WindTunnel
 from bayesgeom.tasks.text import Tokenizer
 
-BUDGET_BYTES = 256 * 2**20
+BUDGET_BYTES = PASS_BYTES
 NullPredictives = Callable[[Trials], Mapping[str, Float64[Tensor, "batch query_pos answer"]]]
 
 
@@ -32,6 +33,7 @@ class Model(ABC):
     task: WindTunnel | None
     tokenizer: Tokenizer | None = None  # what binds a text task
     withheld: Mapping[Site, str]
+    memory_gib: float | None = None  # for recorded activations; None is a share of the free memory
 
     @property
     @abstractmethod
@@ -117,20 +119,22 @@ class Model(ABC):
         record: Iterable[Site] = (),
         n_recorded: int = 0,
         baseline_predictives: NullPredictives | None = None,
-        budget_bytes: int = BUDGET_BYTES,
+        budget_bytes: int | None = None,
         seed: int = 0,
     ) -> Run:
         """One pass over a stream of trials: behavior of all, the recorded sites of the first `n_recorded`.
 
         In evaluation mode and without gradients; every submodule's former mode is restored, and only hooks set here are
         removed, also after an exception. Another thread that uses the same module waits. Fewer than `n_recorded` are
-        kept where the byte budget would be passed, and a block whose pass would need more than that is run in parts.
+        kept where `budget_bytes` would be passed: as the model's `memory_gib` says, unless given. A block whose pass
+        would need too much is run in parts.
 
         **Raises** `MissingSite`, `TaskMismatch`, `NonFinite`, `HookFault` when a site did not fire once per pass, and
         `InvalidArgument` under autocast.
         """
         self.check_surroundings()
         wanted = tuple(dict.fromkeys(record))
+        budget = self.recording_bytes() if budget_bytes is None else budget_bytes
         self.require(wanted, by="this run")
         training = {part: part.training for part in self.module.modules()}
         self.module.eval()
@@ -138,7 +142,7 @@ class Model(ABC):
         recorder = Recorder(self.module, self.spec, self.point, [s for s in wanted if not s.is_static])
         try:
             with torch.no_grad():
-                passes = self._cut(blocks, recorder, n_recorded, budget_bytes)
+                passes = self._cut(blocks, recorder, n_recorded, budget)
                 kept = self._pass_over(passes, recorder, log, baseline_predictives)
         finally:
             for part, was_training in training.items():
@@ -157,6 +161,11 @@ class Model(ABC):
             seed=seed,
             windows=log.windows(),
         )
+
+    @final
+    def recording_bytes(self) -> int:
+        """The bytes that recorded activations may take now. **Raises** `InvalidArgument` for a bad `memory_gib`."""
+        return recording_bytes(self.spec.device, self.memory_gib)
 
     @final
     def check_fits(self, trials: Trials) -> None:
@@ -191,6 +200,7 @@ class Model(ABC):
     ) -> Iterator[tuple[Trials, bool]]:
         """The trials of each pass, and whether its activations are kept."""
         room: int | None = None
+        most = pass_bytes(self.spec.device, budget_bytes)
         for block in blocks:
             self.check_fits(block)
             if room is None:
@@ -200,7 +210,7 @@ class Model(ABC):
             # A block that only begins within the room is cut there, so that the rest of it runs without hooks.
             cuts = (block.rows(slice(0, room)), block.rows(slice(room, None))) if 0 < room < len(block) else (block,)
             for cut in cuts:
-                at_once = max(1, budget_bytes // bytes_of_pass(self.spec, cut))
+                at_once = max(1, most // bytes_of_pass(self.spec, cut))
                 for part in cut.batches(at_most=at_once):
                     yield part, room > 0
                 room = max(0, room - len(cut))

@@ -17,8 +17,10 @@ from bayesgeom.core.reading import read_json
 from bayesgeom.models.adapters.hooked import HookedModel
 from bayesgeom.models.adapters.residual import ResidualModel
 from bayesgeom.models.base import Model
+from bayesgeom.models.budget import check_memory_gib
 from bayesgeom.models.checkpoint import CONFIG, OURS, WEIGHTS, Checkpoint, load_checkpoint
 from bayesgeom.models.config import architectures
+from bayesgeom.models.huggingface.gguf_file import gguf_in
 from bayesgeom.models.native.llama import Llama
 from bayesgeom.models.native.lstm import LSTM
 from bayesgeom.models.native.mamba import Mamba
@@ -99,16 +101,22 @@ def load(
     dtype: str | torch.dtype | None = None,
     device_map: str | dict[str, Any] | None = None,
     trust_remote_code: bool = False,
+    memory_gib: float | None = None,
 ) -> Model:
     """Load a shipped checkpoint, a checkpoint directory, or any Hugging Face causal language model.
 
+    A GGUF file, or a directory that holds one, is dequantized; its tokenizer comes with it (`pip install
+    'bayesgeom[gguf]'`).
+
     Args:
-        name: Name of a shipped checkpoint, a directory, or owner/name on the Hugging Face hub.
+        name: Name of a shipped checkpoint, a directory, a GGUF file, or owner/name on the Hugging Face hub.
         device: Where to run: "cpu", "cuda", …
         revision: Branch, tag or commit on the hub.
-        dtype: Precision of a Hugging Face model. Default: the checkpoint's own.
+        dtype: Precision of a Hugging Face model. Default: the checkpoint's own; float32 for GGUF.
         device_map: "auto" spreads the layers of a Hugging Face model over the available devices.
-        trust_remote_code: Whether to run code that comes with the model. Only safetensors are read in any case.
+        trust_remote_code: Whether to run code that comes with the model. Pickles are never read.
+        memory_gib: Memory for activations that one run may store. Default: a share of the free memory (see
+            `bayesgeom.models.budget`).
 
     Returns:
         The model, with its task where it is known.
@@ -124,18 +132,27 @@ def load(
         3
     """
     check_device(device)
+    check_memory_gib(memory_gib)
     # A path needs no list of names, which may be unreadable.
     path = Path(name) if _has_separator(str(name)) else checkpoints().get(str(name), Path(name))
     options: dict[str, Any] = {"revision": revision, "dtype": dtype, "device_map": device_map}
     if isinstance(name, Path) or not _is_hub_name(name):
         put_back(path)
     is_there = _exists(path)
+    if is_there and (file := gguf_in(path)) is not None:
+        from bayesgeom.models.huggingface.loading import load_gguf
+
+        if revision is not None:
+            raise InvalidArgument(f"revision is for models on the Hugging Face hub; {file.name} is one file.")
+        return load_gguf(file, dtype=dtype, device=device, device_map=device_map)
     if is_there and not path.is_dir():
-        raise CheckpointFault(f"{path} is a file; a checkpoint is a directory of {WEIGHTS} and {CONFIG}.")
+        raise CheckpointFault(
+            f"{path} is a file; a checkpoint is a directory of {WEIGHTS} and {CONFIG}, or a *.gguf file."
+        )
     if is_there and not _is_foreign(path):
         if given := [option for option, value in options.items() if value is not None]:
             raise InvalidArgument(f"{', '.join(given)} is for Hugging Face models; {path.name} is bayesgeom's own.")
-        return from_checkpoint(load_checkpoint(path, device=device))
+        return _allowed(from_checkpoint(load_checkpoint(path, device=device)), memory_gib)
     if not is_there and (isinstance(name, Path) or _is_path(name)):
         raise UnknownName(
             f"there is no directory {str(name)!r} ({Path(name).absolute()}); `bayesgeom checkpoints` lists names."
@@ -148,9 +165,15 @@ def load(
         )
     from bayesgeom.models.huggingface.loading import load_huggingface
 
-    return load_huggingface(
+    model = load_huggingface(
         path if is_there else str(name), device=device, trust_remote_code=trust_remote_code, **options
     )
+    return _allowed(model, memory_gib)
+
+
+def _allowed(model: Model, memory_gib: float | None) -> Model:
+    model.memory_gib = memory_gib
+    return model
 
 
 def check_device(device: str | torch.device) -> None:

@@ -10,7 +10,6 @@ References: Agarwal, Dalal & Misra 2025, Paper III of their trilogy, sections 4.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import combinations
 from typing import TYPE_CHECKING, Annotated, ClassVar, final
 
 import numpy as np
@@ -29,9 +28,9 @@ from bayesgeom.results.report import Report, headline_of
 from bayesgeom.stats.bootstrap import jackknife_weights, mean_interval, percentile_interval, statistic_interval
 from bayesgeom.stats.chance import gaussian_first_share
 from bayesgeom.stats.clusters import point_silhouettes
-from bayesgeom.stats.pca import cloud_axes, standardized, variance_shares
+from bayesgeom.stats.pca import cloud_axes, span_coordinates, standardized, variance_shares
+from bayesgeom.stats.planes import planes_of_groups
 from bayesgeom.stats.resampling import refitted_axis_shares
-from bayesgeom.stats.subspace import principal_angles
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
@@ -213,8 +212,8 @@ class _How:
     standardized: bool
     seed: int
 
-    def prepared(self, members: Float64[Tensor, "point d"]) -> Float64[Tensor, "point d"]:
-        return standardized(members) if self.standardized else members - members.mean(dim=0)
+    def prepared(self, members: Float64[Tensor, "*sample point d"]) -> Float64[Tensor, "*sample point d"]:
+        return standardized(members) if self.standardized else members - members.mean(dim=-2, keepdim=True)
 
 
 @final
@@ -233,16 +232,18 @@ class _Separation:
 def _separation(
     points: Float64[Tensor, "point d"], labels: Int64[Tensor, "labeling point"], n_groups: int, how: _How
 ) -> _Separation:
+    width = points.shape[1]
+    if len(points) < width and not how.standardized:
+        points = span_coordinates(points)
     distances = torch.cdist(points, points).expand(len(labels), -1, -1)
     silhouettes = point_silhouettes(distances, labels, n_groups)
-    found = [_planes(points, drawn, n_groups, how) for drawn in labels]
-    angles, shares = (np.stack(part) for part in zip(*found, strict=True))
+    angles, shares = planes_of_groups(points, labels, n_groups=n_groups, rank=RANK, prepared=how.prepared)
     return _Separation(
         per_sequence=silhouettes[0].numpy(),
         silhouettes=silhouettes.mean(dim=1).numpy(),
         angles=angles,
         shares=shares,
-        share_ends=np.array([_share_ends(points[labels[0] == group], how) for group in range(n_groups)]).T,
+        share_ends=np.array([_share_ends(points[labels[0] == group], how, width) for group in range(n_groups)]).T,
         gain_ends=np.stack(percentile_interval(shares[0] - shares[1:])),
     )
 
@@ -258,30 +259,19 @@ def _levels(own: Estimate) -> dict[str, Float64[np.ndarray, " layer"]]:
     return {level.name: level.value for level in own.baselines}
 
 
-def _planes(
-    points: Float64[Tensor, "point d"], labels: Int64[Tensor, " point"], n_groups: int, how: _How
-) -> tuple[Float64[np.ndarray, ""], Float64[np.ndarray, " group"]]:
-    """Mean angle between the groups' leading planes, and the share of variance in each; NaN for too small a group."""
-    bases, shares = [], []
-    for group in range(n_groups):
-        members = points[labels == group]
-        if len(members) <= RANK:
-            return np.array(np.nan), np.full(n_groups, np.nan)
-        variances, axes = cloud_axes(how.prepared(members))
-        bases.append(axes[:, :RANK])
-        shares.append(float(variance_shares(variances)[:RANK].sum()))
-    angles = [principal_angles(a, b).mean() for a, b in combinations(bases, 2)]
-    return np.array(float(torch.stack(angles).mean())), np.array(shares)
+def _share_ends(members: Float64[Tensor, "point d"], how: _How, width: int) -> tuple[float, float]:
+    """Interval of the share of a group's variance in its plane, which is fitted anew without each of its sequences.
 
-
-def _share_ends(members: Float64[Tensor, "point d"], how: _How) -> tuple[float, float]:
-    """Interval of the share of a group's variance in its plane, which is fitted anew without each of its sequences."""
+    `width`: of the vectors, which may be given in coordinates of their span.
+    """
     unknown = float("nan"), float("nan")
     if len(members) <= RANK:
         return unknown
     cloud = how.prepared(members)
+    if len(cloud) < cloud.shape[1]:
+        cloud = span_coordinates(cloud)
     variances, axes = cloud_axes(cloud)
-    if float(variance_shares(variances)[0]) <= ABOVE_GAUSSIAN * gaussian_first_share(*cloud.shape):
+    if float(variance_shares(variances)[0]) <= ABOVE_GAUSSIAN * gaussian_first_share(len(cloud), width):
         return unknown
     plane, weights = axes[:, :RANK].numpy(), jackknife_weights(len(cloud))
     rows = refitted_axis_shares(cloud[:, None].numpy(), plane, weights).sum(axis=1)

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, final
 
+from bayesgeom.ablations.report import AblationReport
 from bayesgeom.ablations.run import BatteryRun
 from bayesgeom.core.errors import InvalidArgument, MissingSite, NoCopy, TaskMismatch, unknown_name
 from bayesgeom.core.plugins import Contained, discovered, is_foreign
@@ -15,6 +16,7 @@ from bayesgeom.generalization.relabeling import Renaming
 from bayesgeom.generalization.relabeling_report import RelabelingReport
 from bayesgeom.models.base import Model
 from bayesgeom.models.provenance import provenance
+from bayesgeom.models.recorder import bytes_per_sequence
 from bayesgeom.models.resolve import ModelLike, TaskLike, as_model, require_posterior, task_of
 from bayesgeom.probes.base import Needs, Probe
 from bayesgeom.results.diagnosis import Diagnosis
@@ -24,7 +26,9 @@ from bayesgeom.results.tidy import records_of
 from bayesgeom.tasks.base import Branch, FiniteTask, WindTunnel, derived_seed
 
 N_RECORDED = 192  # sequences whose activations are kept: enough for every interval, and independent of n
+LEAST_RECORDED = 16  # sequences: where the memory holds fewer, a probe of activations refuses
 N_RENAMED = 128  # sequences that are shown under two names: one block, drawn alike whatever n is
+_LARGE, _PART = 50_000_000, 16  # parameters of a model whose blocks are run in parts of so many sequences
 _INITIALIZATION = "initialization"  # what is skipped where no copy can be built
 
 AnyProbe = Probe[Any]
@@ -42,9 +46,10 @@ def diagnose(
 ) -> Diagnosis:
     """Run every probe that the model can serve, in one pass over new sequences of its task.
 
-    Each report states its own n: behavioral numbers use all sequences, activations are kept of the first 192. If no
-    probes are named, a test of relabeling invariance is added, `skipped` states which probes this model cannot serve,
-    and `inapplicable` which ones do not apply to this task.
+    Behavioral numbers use all `n` sequences. Activations are stored for the first 192, or for as many as the model's
+    `memory_gib` holds; provenance and summary state how many, and a probe that would get fewer than 16 is skipped. If
+    no probes are named, a test of relabeling invariance is added. `skipped` states which probes this model cannot
+    serve, and `inapplicable` which ones do not apply to this task.
 
     Args:
         model: A model, or what `as_model` takes: a checkpoint's name or directory, a module, a Hugging Face model.
@@ -78,20 +83,22 @@ def diagnose(
     subject.check_fits(one := chosen.sample(1, seed=seed))
     stream = _Stream(task=chosen, seed=derived_seed(seed, Branch.TRIALS), device=subject.spec.device)
     blocks = stream.blocks(n)  # here, so that a bad n or task is refused before the copies run
-    plan = _plan(subject, chosen, one, probes, n=n, seed=seed)
-    fresh, faults = _on_untrained(subject, plan, stream, n=n, n_untrained=n_untrained, seed=seed)
+    budget = subject.recording_bytes()  # the same for the copies: they are compared with the model
+    plan = _affordable(_plan(subject, chosen, one, probes, n=n, seed=seed), subject, one, budget, min(n, N_RECORDED))
+    fresh, faults = _on_untrained(subject, plan, stream, budget, n=n, n_untrained=n_untrained, seed=seed)
     skipped = plan.skipped | faults
-    run = _run(subject, chosen, blocks, plan.sites, seed, progress=-(-n // 128))
+    run = _run(subject, chosen, blocks, plan, seed, budget, n=n)
     reports, faults = _measured(plan, run, {name: own for name, own in fresh.items() if name not in skipped})
     skipped |= faults
-    reports |= _further_passes(subject, chosen, run, plan.renaming, seed=seed, ablations=ablations)
+    further, reasons = _further_passes(subject, chosen, run, plan.renaming, seed=seed, ablations=ablations)
+    reports, skipped = reports | further, skipped | reasons
     arguments = {"n": n, "seed": seed, "n_untrained": n_untrained, "probes": tuple(plan.served), "ablations": ablations}
     where = provenance(subject, chosen, arguments) | {"n_recorded": run.n_recorded}
     return Diagnosis(reports=reports, skipped=skipped, inapplicable=plan.inapplicable, provenance=where)
 
 
 def _on_untrained(
-    model: Model, plan: "_Plan", stream: "_Stream", *, n: int, n_untrained: int, seed: int
+    model: Model, plan: "_Plan", stream: "_Stream", budget: int, *, n: int, n_untrained: int, seed: int
 ) -> tuple[dict[str, list[Report]], dict[str, str]]:
     """What every probe says of each untrained network, and why some were left out."""
     fresh: dict[str, list[Report]] = {name: [] for name in plan.served}
@@ -99,7 +106,7 @@ def _on_untrained(
     try:
         for own in (derived_seed(seed, Branch.FRESH, index) for index in range(n_untrained)):
             # No name holds a copy: it is gone before the next is made, and before the model itself is run.
-            found, faults = _untrained(model.fresh(own), plan, stream, min(n, N_RECORDED), seed)
+            found, faults = _untrained(model.fresh(own), plan, stream, min(n, N_RECORDED), seed, budget)
             skipped |= faults
             for name, report in found.items():
                 fresh[name].append(report)
@@ -110,15 +117,21 @@ def _on_untrained(
 
 def _further_passes(
     model: Model, task: WindTunnel, run: Run, renaming: Renaming | None, *, seed: int, ablations: bool
-) -> dict[str, Report]:
-    """What takes passes of its own: a renaming of hypotheses, and ablations."""
-    found = list[Report]()
+) -> tuple[dict[str, Report], dict[str, str]]:
+    """What takes passes of its own: a renaming of hypotheses, and ablations, or why there are none.
+
+    What was measured before is not lost to ablations that this model or task does not allow.
+    """
+    found, skipped = list[Report](), dict[str, str]()
     if renaming is not None:
         found.append(renaming.report(before=run))  # its first block is the same
     if ablations:
-        require_posterior(task)
-        found.append(BatteryRun.of(model, task, "all", n=run.n, seed=seed).exact())
-    return {report.name: report for report in found}
+        try:
+            require_posterior(task)
+            found.append(BatteryRun.of(model, task, "all", n=run.n, seed=seed).exact())
+        except (InvalidArgument, MissingSite, TaskMismatch) as reason:
+            skipped[AblationReport.name] = str(reason)
+    return {report.name: report for report in found}, skipped
 
 
 def all_probes() -> dict[str, AnyProbe]:
@@ -235,6 +248,37 @@ def _plan(
     )
 
 
+def _affordable(plan: _Plan, model: Model, trials: Trials, budget: int, n: int) -> _Plan:
+    """The plan without the probes whose activations the memory holds for too few of `n` sequences.
+
+    The dearest goes first, as long as those that stay do not fit together.
+
+    **Raises** `InvalidArgument` where one of them was named.
+    """
+    least = min(n, LEAST_RECORDED)
+    served, skipped = dict(plan.served), dict(plan.skipped)
+
+    def sites(*probes: AnyProbe) -> tuple[Site, ...]:
+        reads = (site for probe in probes for site in (*probe.needs.sites, *probe.needs.optional))
+        return tuple(dict.fromkeys(site for site in reads if site in model.sites))
+
+    def cost(*probes: AnyProbe) -> int:
+        return bytes_per_sequence(model.spec, [site for site in sites(*probes) if not site.is_static], trials)
+
+    while cost(*served.values()) * least > budget:
+        name = max(served, key=lambda own: cost(served[own]))
+        gib, kept = cost(served.pop(name)) * least / 2**30, budget / 2**30
+        skipped[name] = (
+            f"probe {name!r} reads activations of at least {least} sequences, which take {gib:.3g} GiB; {kept:.3g} GiB "
+            f"are allowed together. Raise memory_gib of load (--memory-gib)."
+        )
+        if plan.is_named:
+            raise InvalidArgument(skipped[name])
+    if len(served) == len(plan.served):
+        return plan
+    return replace(plan, served=served, skipped=skipped, sites=sites(*served.values()))
+
+
 def _named(text: str, known: Mapping[str, AnyProbe]) -> AnyProbe:
     """The probe that NAME or NAME:option asks for; an option is a field that is switched on."""
     name, _, option = text.partition(":")
@@ -260,10 +304,10 @@ def _require_task(needs: Needs, task: WindTunnel, trials: Trials, by: str) -> No
 
 
 def _untrained(
-    copy: Model, plan: _Plan, stream: _Stream, n: int, seed: int
+    copy: Model, plan: _Plan, stream: _Stream, n: int, seed: int, budget: int
 ) -> tuple[dict[str, Report], dict[str, str]]:
     """What every probe says of an untrained network, and which plug-ins failed."""
-    run = _run(copy, stream.task, stream.blocks(n), plan.sites, seed)
+    run = _run(copy, stream.task, stream.blocks(n), plan, seed, budget, n=n)
     return _measured(plan, run, {name: [] for name in plan.served})
 
 
@@ -272,7 +316,8 @@ def _measured(
 ) -> tuple[dict[str, Report], dict[str, str]]:
     """The reports on a run of the probes that `untrained` names, and why plug-ins failed."""
     reports, faults = dict[str, Report](), dict[str, str]()
-    for name, before in untrained.items():
+    shown = bar(untrained.items(), desc=f"{run.spec.name}: probes", unit="probe", leave=False)
+    for name, before in shown:
         with Contained(is_foreign=name in plan.contained) as measuring:
             report = plan.served[name].measure(run, before)
             reports[name] = _usable(report) if name in plan.contained else report
@@ -292,13 +337,28 @@ def _usable(report: object) -> Report:
 
 
 def _run(
-    model: Model, task: WindTunnel, blocks: Iterator[Trials], sites: tuple[Site, ...], seed: int, *, progress: int = 0
+    model: Model, task: WindTunnel, blocks: Iterator[Trials], plan: _Plan, seed: int, budget: int, *, n: int
 ) -> Run:
-    shown = bar(blocks, is_quiet=not progress, total=progress, desc=model.spec.name, leave=False)
-    return model.run(
-        iter(shown),
-        record=sites,
-        n_recorded=N_RECORDED,
-        baseline_predictives=task.baseline_predictives,
-        seed=derived_seed(seed, Branch.RESAMPLING),
-    )
+    with bar(total=n, desc=model.spec.name, unit="seq", leave=False) as shown:
+
+        def counted() -> Iterator[Trials]:
+            for part in _in_passes(model, blocks):
+                yield part
+                shown.update(len(part))  # asked for the next one: this one is done
+
+        return model.run(
+            counted(),
+            record=plan.sites,
+            n_recorded=N_RECORDED,
+            baseline_predictives=task.baseline_predictives,
+            budget_bytes=budget,
+            seed=derived_seed(seed, Branch.RESAMPLING),
+        )
+
+
+def _in_passes(model: Model, blocks: Iterator[Trials]) -> Iterator[Trials]:
+    """The blocks; of a large model in parts that take seconds rather than minutes, so that progress is seen."""
+    for block in blocks:
+        at_once = len(block) if model.spec.n_parameters < _LARGE else _PART
+        for start in range(0, len(block), at_once):
+            yield block.rows(slice(start, start + at_once))

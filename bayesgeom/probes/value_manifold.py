@@ -36,7 +36,7 @@ from bayesgeom.stats.manifold import (
     shuffled_scale,
     view,
 )
-from bayesgeom.stats.pca import standardized
+from bayesgeom.stats.pca import span_coordinates, standardized
 from bayesgeom.stats.resampling import order_under_permutation, resampled_cloud, resampled_order
 
 if TYPE_CHECKING:
@@ -200,14 +200,18 @@ class ValueManifold(Probe[ValueManifoldReport]):
         level = trials.scored_positions().cpu().numpy()
         scale = shuffled_scale(entropy, level, shuffles=SHUFFLES, seed=run.seed)
 
-        def points_of(site: Site, layer: int) -> Float[Tensor, "point d"]:
+        def recorded_points(site: Site, layer: int) -> Float[Tensor, "point d"]:
             points = run.vectors(site, layer)[:n].flatten(0, 1)
             return standardized(points) if self.standardized else points
 
+        points_of = _spanned(recorded_points)
         layers, sites = range(run.spec.n_layers), [site for site in _SITES if site in run.recorded]
-        clouds = {site: [cloud_statistics(points_of(site, i), scale) for i in layers] for site in sites}
-        head_share, head_related = _heads(run, scale, points_of)
-        pc1_share, pc12_share = _shares(run, clouds, points_of, untrained, n=n)
+        widths = {site: run.at(site)[0, 0, 0].numel() for site in sites}
+        clouds = {
+            site: [cloud_statistics(points_of(site, i), scale, width=widths[site]) for i in layers] for site in sites
+        }
+        head_share, head_related = _heads(run, scale, recorded_points)
+        pc1_share, pc12_share = _shares(clouds, points_of, untrained, n=n, widths=widths, seed=run.seed)
         spearman, signed_spearman, spearman_p = _ordered(run, clouds, entropy, points_of, untrained)
         of_ratio = of_untrained([copy.participation_ratio.value for copy in untrained])
         return ValueManifoldReport(
@@ -298,19 +302,42 @@ def _related(clouds: Clouds, name: str, found: Sequence[Float[np.ndarray, "site 
     return Estimate.of(values, n=n, baselines=known(shuffle, *of_untrained(found)))
 
 
+def _spanned(points_of: PointsOf) -> PointsOf:
+    """The same clouds; those with fewer points than dimensions in coordinates of their span, which are kept."""
+    kept: dict[tuple[Site, int], Float64[Tensor, "point axis"]] = {}
+
+    def spanned(site: Site, layer: int) -> Float[Tensor, "point d"]:
+        if (site, layer) in kept:
+            return kept[site, layer]
+        points = points_of(site, layer)
+        if len(points) >= points.shape[1]:
+            return points
+        kept[site, layer] = span_coordinates(points)
+        return kept[site, layer]
+
+    return spanned
+
+
 def _shares(
-    run: Run, clouds: Clouds, points_of: PointsOf, copies: Sequence[ValueManifoldReport], *, n: int
+    clouds: Clouds,
+    points_of: PointsOf,
+    copies: Sequence[ValueManifoldReport],
+    *,
+    n: int,
+    widths: Mapping[Site, int],
+    seed: int,
 ) -> tuple[Estimate, Estimate]:
     """Shares of PC1, and of PC1 and PC2; they have intervals where PC1 is told apart from the next component."""
-    few, shape = jackknife_weights(n, most=GROUPS), (len(clouds), run.spec.n_layers)
+    n_layers = len(next(iter(clouds.values())))
+    few, shape = jackknife_weights(n, most=GROUPS), (len(clouds), n_layers)
     gaussian, first, both = np.full(shape, np.nan), np.full((2, *shape), np.nan), np.full((2, *shape), np.nan)
-    for (row, (site, layers)), layer in product(enumerate(clouds.items()), range(run.spec.n_layers)):
-        points = points_of(site, layer).unflatten(0, (n, -1)).cpu().numpy()
-        gaussian[row, layer] = least = gaussian_first_share(n, points.shape[2])
+    for (row, (site, layers)), layer in product(enumerate(clouds.items()), range(n_layers)):
+        gaussian[row, layer] = least = gaussian_first_share(n, widths[site])
         if layers[layer].shape["pc1_share"] > _ABOVE_GAUSSIAN * least:
+            points = points_of(site, layer).unflatten(0, (n, -1)).cpu().numpy()
             shares = resampled_cloud(points, layers[layer].axes.cpu().numpy(), few, None)
             for ends, name in ((first, "pc1_share"), (both, "pc12_share")):
-                ends[:, row, layer] = tuple(statistic_interval(shares[name], seed=run.seed, scale="share"))
+                ends[:, row, layer] = tuple(statistic_interval(shares[name], seed=seed, scale="share"))
     alone = Baseline.of("chance", GAUSSIAN, gaussian)
     levels = known(*of_untrained([copy.pc1_share.value for copy in copies]), alone)
     of_both = of_untrained([copy.pc12_share.value for copy in copies])

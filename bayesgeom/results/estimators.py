@@ -86,10 +86,12 @@ def stacked(found: Sequence[Estimate], baselines: Sequence[Baseline] | None = No
         return Baseline.of(kinds[name], name, value, low=low, high=high)
 
     low, high = along([own.low for own in found]), along([own.high for own in found])
+    reasons = {own.why_not for own in found if own.why_not}
     return Estimate.of(
         np.stack([own.value for own in found]),
         None if low is None or high is None else (low, high),
         resampled=next((own.resampled for own in found if own.resampled), ""),
         n=max(own.n for own in found),
         baselines=[baseline(name) for name in kinds] if baselines is None else baselines,
+        why_not=reasons.pop() if len(reasons) == 1 else "",
     )

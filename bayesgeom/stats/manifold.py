@@ -14,8 +14,9 @@ from torch import Tensor
 
 from bayesgeom.stats.bootstrap import shuffled_within_position
 from bayesgeom.stats.correlation import ranks
-from bayesgeom.stats.pca import cloud_axes, covariance, participation_ratio, principal_axes, variance_shares
+from bayesgeom.stats.pca import cloud_axes, covariance, leading_axes, principal_axes, variance_shares
 from bayesgeom.stats.regression import (
+    RIDGE,
     SplitMoments,
     even_knots,
     natural_spline,
@@ -26,6 +27,7 @@ from bayesgeom.stats.regression import (
 )
 
 N_KNOTS, N_AXES = 5, 3
+_MANY = 256  # dimensions of which no more axes are computed than are reported
 _COLLINEAR = 1e-9  # a spline of few distinct entropies has columns to spare
 
 
@@ -104,29 +106,32 @@ def entropy_columns(
     return np.concatenate([rank, entropy[..., None], natural_spline(entropy, knots)], axis=-1)
 
 
-def cloud_statistics(points: Float[Tensor, "point d"], scale: EntropyScale) -> CloudStatistics:
+def cloud_statistics(
+    points: Float[Tensor, "point d"], scale: EntropyScale, *, width: int | None = None
+) -> CloudStatistics:
     """Shape of the cloud, and how its first axis, a linear read-out and a smooth curve relate to entropy.
 
     `entropy_r2` and `curve_share` are held out: 1 − Σ|error|² / Σ|deviation from the fitting half's mean|².
+    `width` is that of the vectors, where the points are given in coordinates of their span.
     """
     centered = points - points[: scale.n_fit].mean(dim=0)
     moments = split_moments(centered, scale.columns.flatten(1).to(points), scale.n_fit)
-    variances, axes = _axes(points, centered, moments)
+    variances, axes, total, power = _axes(points, centered, moments)
     first = (centered @ axes[:, 0].to(points.dtype)).cpu().numpy().astype(np.float64)[:, None]
     rank = ranks(first)
     at_level = unit_columns(without_level_means(rank, scale.level))
-    shares = variance_shares(variances)
+    shares = variances / total
     return CloudStatistics(
         shape={
             "pc1_share": float(shares[0]),
             "pc12_share": float(shares[:2].sum()),
-            "participation_ratio": float(participation_ratio(variances)),
+            "participation_ratio": float(total**2 / power),
         },
         relation={
             "spearman": np.abs(unit_columns(rank).T @ scale.unit_ranks)[0],
             "pearson": np.abs(unit_columns(first).T @ scale.unit_values)[0],
             "partial_spearman": np.abs(at_level.T @ scale.unit_ranks_at_level)[0],
-            "entropy_r2": _entropy_r2(moments, scale),
+            "entropy_r2": _entropy_r2(moments, scale, width or points.shape[1]),
             "curve_share": _curve_share(moments, scale),
         },
         axes=axes[:, :N_AXES].clone(),
@@ -135,12 +140,20 @@ def cloud_statistics(points: Float[Tensor, "point d"], scale: EntropyScale) -> C
 
 def _axes(
     points: Float[Tensor, "point d"], centered: Float[Tensor, "point d"], moments: SplitMoments
-) -> tuple[Float64[Tensor, " axis"], Float64[Tensor, "d axis"]]:
-    """Principal axes; the second moments are at hand where there are as many points as dimensions."""
+) -> tuple[Float64[Tensor, " axis"], Float64[Tensor, "d axis"], Float64[Tensor, ""], Float64[Tensor, ""]]:
+    """Variances along the leading principal axes, the axes, the sum of all variances, and that of their squares.
+
+    The second moments are at hand where there are as many points as dimensions.
+    """
     if len(points) < points.shape[1]:
-        return cloud_axes(points)
+        variances, axes = cloud_axes(points)
+        return variances, axes, variances.sum(), (variances**2).sum()
     offset = centered.mean(dim=0).double()
-    return principal_axes((moments.fit_gram + moments.score_gram) / len(points) - torch.outer(offset, offset))
+    spread = (moments.fit_gram + moments.score_gram) / len(points) - torch.outer(offset, offset)
+    if len(spread) < _MANY:
+        variances, axes = principal_axes(spread)
+        return variances, axes, variances.sum(), (variances**2).sum()
+    return *leading_axes(spread, N_AXES), spread.trace(), (spread**2).sum()
 
 
 def head_statistics(
@@ -184,12 +197,13 @@ def unit_columns(values: Float[np.ndarray, "point column"]) -> Float64[np.ndarra
     return np.asarray(centered / np.where(is_constant, np.nan, length))
 
 
-def _entropy_r2(moments: SplitMoments, scale: EntropyScale) -> Float64[np.ndarray, " draw"]:
+def _entropy_r2(moments: SplitMoments, scale: EntropyScale, width: int) -> Float64[np.ndarray, " draw"]:
     """Share of the held-out variance of entropy that a linear read-out of the points predicts; 0 is the mean."""
     shape = scale.columns.shape[1:]
     fit, held = (c.reshape(-1, *shape)[:, :, 0] for c in (moments.fit_cross, moments.score_cross))
     power = moments.score_power.reshape(shape)[:, 0]
-    error = squared_error(ridge(moments.fit_gram, fit), moments.score_gram, held, power)
+    strength = RIDGE * len(moments.fit_gram) / width  # the penalty of the whole space, in coordinates of a span
+    error = squared_error(ridge(moments.fit_gram, fit, strength=strength), moments.score_gram, held, power)
     return (1 - error / power).cpu().numpy()
 
 

@@ -25,6 +25,7 @@ from torch import Tensor
 from bayesgeom.core.errors import InvalidArgument, unknown_name
 from bayesgeom.core.trials import Trials
 from bayesgeom.models.base import Model
+from bayesgeom.models.replay.carried import CARRIED
 from bayesgeom.stats.regression import ridge
 from bayesgeom.stats.subspace import random_subspaces
 from bayesgeom.subspaces.anatomy import frame_sites, key_pullbacks, token_embeddings, written_values
@@ -283,12 +284,12 @@ class _Frame(Fit):
 
     def check(self, setting: Setting) -> None:
         spec, place = setting.model.spec, setting.place
-        if not place.is_residual:
-            raise InvalidArgument(
-                f"a frame lies in the residual stream; {place.site.name!r} has coordinates of its own."
-            )
         if self.kind not in FRAMES:
             raise InvalidArgument(f"a frame is one of {', '.join(FRAMES)}; got {self.kind!r}.")
+        if not place.is_residual and (self.kind != "embedding" or place.site != CARRIED):
+            raise InvalidArgument(
+                f"a frame ({self.kind}) lies in the residual stream; {place.site.name!r} has coordinates of its own."
+            )
         setting.model.require(frame_sites(self.kind), by=self.label)
         if (self.kind == "embedding") != (self.head is None):
             raise InvalidArgument(
@@ -302,7 +303,10 @@ class _Frame(Fit):
 
     def fitted(self, sample: Sample, layers: Sequence[int]) -> dict[int, Subspace]:
         tokens = self._tokens(sample.run.trials)
-        return {layer: span(self.label, self._vectors(sample.model, tokens, layer).T) for layer in layers}
+        found = {layer: self._vectors(sample.model, tokens, layer) for layer in layers}
+        if sample.place.site == CARRIED:  # (h, c): only h has the coordinates of the residual stream
+            found = {layer: torch.nn.functional.pad(own, (0, own.shape[1])) for layer, own in found.items()}
+        return {layer: span(self.label, own.T) for layer, own in found.items()}
 
     def _vectors(self, model: Model, tokens: Int64[Tensor, " token"], layer: int) -> Float[Tensor, "token d_model"]:
         if self.head is None:
@@ -333,7 +337,8 @@ class _TopJacobian(Fit):
         return About()
 
     def check(self, setting: Setting) -> None:
-        setting.model.require((setting.place.site,), by=self.label)
+        if setting.place.site != CARRIED:  # which `InterventionSite` checks
+            setting.model.require((setting.place.site,), by=self.label)
         _check_rank(self.r, setting)
 
     def fitted(self, sample: Sample, layers: Sequence[int]) -> dict[int, Subspace]:

@@ -11,8 +11,11 @@ from torch import Tensor
 
 from bayesgeom.core.hooks import Change
 from bayesgeom.core.sites import Site
+from bayesgeom.core.threads import lock_of
 from bayesgeom.core.trials import Trials
 from bayesgeom.models.base import Model
+from bayesgeom.models.native.lstm import LSTM
+from bayesgeom.models.replay.carried import CARRIED, logits_through_states
 from bayesgeom.models.watching import hooked_sites
 
 N_SEQUENCES, N_LOGITS = 32, 48  # each logit costs one backward pass of all these sequences
@@ -38,6 +41,9 @@ def answer_gradients(
     model: Model, trials: Trials, site: Site, layers: Sequence[int], *, seed: int
 ) -> Iterator[dict[int, Float[Tensor, "batch pos *rest"]]]:
     """Gradients by layer of one answer logit at one position after another, for every sequence of the trials."""
+    if site == CARRIED:
+        yield from _gradients_of_states(model, trials, layers, seed=seed)
+        return
     held: dict[int, Tensor] = {}
 
     def keeping(layer: int) -> Change:
@@ -55,6 +61,22 @@ def answer_gradients(
         # Sequences do not touch one another: the gradient of the sum holds each one's own.
         gradients = torch.autograd.grad(logits[:, position, answer].sum(), places, retain_graph=True)
         yield dict(zip(layers, gradients, strict=True))
+
+
+def _gradients_of_states(
+    model: Model, trials: Trials, layers: Sequence[int], *, seed: int
+) -> Iterator[dict[int, Float[Tensor, "batch pos state"]]]:
+    """The same for the states (h, c) that an LSTM carries, one after each position."""
+    assert isinstance(model.module, LSTM), "the site is checked before anything runs"
+    with lock_of(model.module), torch.enable_grad():
+        logits, states = logits_through_states(model.module, trials)
+    logits, n_pos = logits[..., trials.answers], len(states[0])
+    nodes = [state for layer in layers for state in states[layer]]
+    for position, answer in _chosen(logits.shape[1], logits.shape[2], seed):
+        # A state after the position is no part of its logits: its gradient is zero.
+        found = torch.autograd.grad(logits[:, position, answer].sum(), nodes, retain_graph=True, materialize_grads=True)
+        parts = (found[start : start + n_pos] for start in range(0, len(found), n_pos))
+        yield {layer: torch.stack(part, dim=1) for layer, part in zip(layers, parts, strict=True)}
 
 
 def _chosen(n_positions: int, n_answers: int, seed: int) -> list[tuple[int, int]]:

@@ -19,6 +19,7 @@ from bayesgeom.core.behavior import answer_log_probabilities
 from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.core.hooks import Change, Place, keeping
 from bayesgeom.core.trials import Trials
+from bayesgeom.models.replay.carried import CARRIED
 from bayesgeom.models.watching import hooked_sites
 from bayesgeom.subspaces.base import About, Fit, Sample, Setting
 from bayesgeom.subspaces.erasers import JointMoments
@@ -53,6 +54,11 @@ class TrainedSwap(Fit):
 
     def check(self, setting: Setting) -> None:
         self.quantity.check(setting.trials)
+        if setting.place.site == CARRIED:
+            raise InvalidArgument(
+                f"{self.label} trains through hook points, and {CARRIED.name!r} is none: use covariance, leace, frame "
+                "or top_jacobian there, or train at 'resid_pre' with score_after."
+            )
         setting.model.require((setting.place.site,), by=self.label)
         width, name = setting.place.width_in(setting.model.spec), setting.model.spec.name
         if not 1 <= self.rank <= width:

@@ -28,12 +28,30 @@ from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.core.trials import UNASKED, Trials
 from bayesgeom.tasks.base import TextTask, WindTunnel, check_parameters, random_order
 from bayesgeom.tasks.limits import check_affordable
-from bayesgeom.tasks.text import Tokenizer, candidates, check_ids, first_symbols, labeled, mark, opening
+from bayesgeom.tasks.text import (
+    Tokenizer,
+    asked_in_chat,
+    candidates,
+    check_ids,
+    first_symbols,
+    labeled,
+    mark,
+    opening,
+)
 
 Evidence = Literal["none", "filler", "shuffled", "masked", "remap"]
 Query = Literal["latent", "next"]
+Style = Literal["plain", "chat", "instruct"]
 FLAT = ("filler", "shuffled", "masked")  # controls under which nothing is learned about y
 _POSITION_BYTES = 64.0  # belief and predictive over two labels, and the counts behind them
+MESSAGES = {
+    "chat": "Continue the list.",
+    "instruct": (
+        "A hidden source prefers one of two labels, each with probability one half. After every word it shows a label: "
+        "the one that it prefers with probability {reliability:.0%}, the other one with probability {rest:.0%}. "
+        "Continue the list: write the most probable label after every word."
+    ),
+}
 LINE = 4  # tokens: word, colon, label, separator
 
 
@@ -50,6 +68,10 @@ class LabeledEvidence(TextTask):
 
     Words and labels are the first that the tokenizer writes as one token, of the project's candidates or of `words` and
     `labels`; `remap` takes the next ones. With `bos` a prompt opens as the tokenizer opens a text.
+
+    `style` opens it otherwise, for instruct models: in `chat` the lines are the assistant's answer, by the tokenizer's
+    chat template, to a user who asks to continue the list; in `instruct` the user also says how labels arise. Words,
+    labels and posterior are the same in every style.
     """
 
     name: ClassVar[str] = "evidence"
@@ -64,8 +86,11 @@ class LabeledEvidence(TextTask):
     colon: str = ":"
     separator: str = ","
     bos: bool = True
+    style: Style = "plain"
 
     def __post_init__(self) -> None:
+        if self.style not in get_args(Style):
+            raise InvalidArgument(f"style is one of {', '.join(get_args(Style))}, got {self.style!r}.")
         if self.query not in get_args(Query) or self.control not in get_args(Evidence):
             raise InvalidArgument(
                 f"query is one of {', '.join(get_args(Query))} and control one of {', '.join(get_args(Evidence))}, got "
@@ -97,7 +122,7 @@ class LabeledEvidence(TextTask):
             masks = first_symbols(tokenizer, free, 1, kind="masks", remedy="Use control='filler', which needs none.")
         bound = BoundEvidence(
             n_ids=d_vocab,
-            prefix=opening(tokenizer, some_word) if self.bos else (),
+            prefix=self._prefix(tokenizer, some_word),
             words=tuple(words),
             word_ids=tuple(words.values()),
             labels=tuple(labels),
@@ -109,11 +134,19 @@ class LabeledEvidence(TextTask):
             reliability=self.reliability,
             query=self.query,
             control=self.control,
+            style=self.style,
         )
         check_ids(bound.ids, d_vocab)
-        if len({*bound.ids}) < len(bound.ids):
+        own = bound.ids[len(bound.prefix) :]
+        if len({*own}) < len(own) or {*bound.prefix} & {*bound.label_ids, *bound.mask_ids}:
             raise InvalidArgument(f"words and labels must be distinct: {', '.join((*words, *labels))}.")
         return bound
+
+    def _prefix(self, tokenizer: Tokenizer, some_word: str) -> tuple[int, ...]:
+        if self.style == "plain":
+            return opening(tokenizer, some_word) if self.bos else ()
+        message = MESSAGES[self.style].format(reliability=self.reliability, rest=1 - self.reliability)
+        return asked_in_chat(tokenizer, message)
 
     def _chosen(self, tokenizer: Tokenizer, tried: Sequence[str], n: int, kind: str) -> dict[str, int]:
         """The first n that are one token each, or for `remap` the next n."""
@@ -143,13 +176,15 @@ class BoundEvidence(WindTunnel):
     reliability: float
     query: Query
     control: Evidence
+    style: Style = "plain"
 
     def __post_init__(self) -> None:
         check_affordable(self, _POSITION_BYTES * self.n_pos, on=("n_pos", "n_ids"))
 
     def __repr__(self) -> str:
-        ks = ", ".join(map(str, self.ks))
-        return f"evidence(control={self.control!r}, query={self.query!r}, reliability={self.reliability}, ks={ks})"
+        ks, style = ", ".join(map(str, self.ks)), "" if self.style == "plain" else f", style={self.style!r}"
+        query = f"query={self.query!r}, reliability={self.reliability}"
+        return f"evidence(control={self.control!r}, {query}, ks={ks}{style})"
 
     @property
     def ids(self) -> tuple[int, ...]:

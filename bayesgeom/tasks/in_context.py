@@ -18,8 +18,18 @@ from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.core.trials import UNASKED, Trials
 from bayesgeom.tasks.base import TextTask, WindTunnel
 from bayesgeom.tasks.limits import check_affordable
-from bayesgeom.tasks.text import Tokenizer, candidates, check_ids, first_symbols, labeled, mark, opening
+from bayesgeom.tasks.text import (
+    Tokenizer,
+    asked_in_chat,
+    candidates,
+    check_ids,
+    first_symbols,
+    labeled,
+    mark,
+    opening,
+)
 
+MESSAGE = "Continue the sequence."
 _MAP_BYTES = (
     8.0  # a pair of positions: relations, which are rendered at once, in the task's places and in their new ones
 )
@@ -33,7 +43,8 @@ class InContext(TextTask):
     Symbols are the first that the tokenizer writes as one token, of the project's words and capital letters or of
     `symbols`: id i gets the i-th. With `separator` that mark stands before every scored position but a first one, so
     that a bijection reads "k1 v1, k2 v2, k3"; the default has none. With `bos` a prompt opens as the tokenizer opens a
-    text.
+    text. With `chat` the symbols are the assistant's answer, by the tokenizer's chat template, to a user who asks to
+    continue the sequence.
     """
 
     name: ClassVar[str] = "in-context"
@@ -41,19 +52,24 @@ class InContext(TextTask):
     symbols: tuple[str, ...] = ()
     separator: str = ""
     bos: bool = True
+    chat: bool = False
 
     def bind(self, tokenizer: Tokenizer, *, d_vocab: int) -> "BoundInContext":
         tried = self.symbols or (*candidates("words"), *map(chr, range(ord("A"), ord("Z") + 1)))
         remedy = f"Pass symbols=(…) with enough that it does, or a task of fewer ids than this {self.task.name}."
         symbols = first_symbols(tokenizer, tried, self.task.d_vocab, kind="symbols", remedy=remedy)
         first = next(iter(symbols))
+        prefix = opening(tokenizer, first) if self.bos else ()
+        if self.chat:
+            prefix = asked_in_chat(tokenizer, MESSAGE)
         bound = BoundInContext(
             task=self.task,
             n_ids=d_vocab,
-            prefix=opening(tokenizer, first) if self.bos else (),
+            prefix=prefix,
             separator_ids=(mark(tokenizer, self.separator, after=first),) if self.separator else (),
             symbols=tuple(symbols),
             symbol_ids=tuple(symbols.values()),
+            chat=self.chat,
         )
         check_ids((*bound.prefix, *bound.separator_ids, *bound.symbol_ids), d_vocab)
         return bound
@@ -71,6 +87,7 @@ class BoundInContext(WindTunnel):
     separator_ids: tuple[int, ...]  # one or none
     symbols: tuple[str, ...]
     symbol_ids: tuple[int, ...]
+    chat: bool = False
 
     def __post_init__(self) -> None:
         ids, n = (*self.symbol_ids, *self.separator_ids), self.task.d_vocab
@@ -80,7 +97,7 @@ class BoundInContext(WindTunnel):
         check_affordable(self.task, _MAP_BYTES * length**2, on=("n_pos", "d_vocab"))
 
     def __repr__(self) -> str:
-        return f"{self.task} in context"
+        return f"{self.task} in context{', as a chat' if self.chat else ''}"
 
     @property
     def d_vocab(self) -> int:

@@ -25,6 +25,18 @@ class Tokenizer(Protocol):
         """The text of some ids."""
 
 
+@runtime_checkable
+class ChatTokenizer(Tokenizer, Protocol):
+    """A tokenizer that knows how a chat is written."""
+
+    chat_template: object
+
+    def apply_chat_template(
+        self, conversation: list[dict[str, str]], *, tokenize: bool, add_generation_prompt: bool
+    ) -> str:
+        """The text of a conversation, up to where the assistant's answer begins."""
+
+
 def candidates(kind: str) -> tuple[str, ...]:
     """The project's own candidates for `words`, `labels` or `masks`, in the order in which they are tried."""
     listed = tomllib.loads((files("bayesgeom.tasks") / "words.toml").read_text(encoding="utf-8"))
@@ -79,6 +91,28 @@ def opening(tokenizer: Tokenizer, text: str) -> tuple[int, ...]:
     raise InvalidArgument(
         f"this tokenizer writes {text!r} as {plain} without special tokens and as {special} with them."
     )
+
+
+def asked_in_chat(tokenizer: Tokenizer, message: str) -> tuple[int, ...]:
+    """Return the ids of a chat in which the user says this, up to where the assistant's answer begins.
+
+    Args:
+        tokenizer: The model's.
+        message: What the user says.
+
+    Returns:
+        The ids, special tokens included.
+
+    Raises:
+        InvalidArgument: the tokenizer has no chat template.
+    """
+    if not isinstance(tokenizer, ChatTokenizer) or not tokenizer.chat_template:
+        raise InvalidArgument(
+            "style asks for a chat, and this tokenizer has no chat template: use style='plain', or an instruct model."
+        )
+    turns = [{"role": "user", "content": message}]
+    text = tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
+    return tuple(tokenizer.encode(text, add_special_tokens=False))
 
 
 def check_ids(ids: Iterable[int], d_vocab: int) -> None:

@@ -1,7 +1,7 @@
 """The training queue: an ordered list of trainings with estimated times, and what a folder of runs holds of it.
 
-Minutes are for two cores without AVX-512 in float32, from the processor time of a step. One training at a time, in this
-order; a stopped one goes on with `--resume`. Stages of one recipe are trained by one command.
+Times are those of `duration.typical_seconds`. One training at a time, in this order; a stopped one goes on with
+`--resume`. Stages of one recipe are trained by one command.
 """
 
 import math
@@ -15,7 +15,7 @@ from bayesgeom.core.files import RUNS
 from bayesgeom.models.checkpoint import CONFIG, FINISHED, read_description
 from bayesgeom.models.resolve import checkpoints
 from bayesgeom.results.tables import aligned
-from bayesgeom.training.duration import as_duration
+from bayesgeom.training.duration import as_duration, typical_seconds
 from bayesgeom.training.loop import BEFORE, RECIPE
 from bayesgeom.training.rates import sweep
 from bayesgeom.training.recipe import Recipe
@@ -32,8 +32,12 @@ class Queued:
     """One training of the queue."""
 
     recipe: str
-    minutes: int
     seed: int = 0
+
+    @property
+    def minutes(self) -> float:
+        """Estimated minutes on two cores without AVX-512 in float32."""
+        return typical_seconds(self.reseeded) / 60
 
     @property
     def reseeded(self) -> Recipe:
@@ -72,7 +76,7 @@ def queue() -> tuple[Queued, ...]:
         >>> queue()[0].command
         'bayesgeom train slow-hmm-transformer'
     """
-    return tuple(Queued(recipe=name, seed=seed, minutes=minutes) for name, seed, minutes in _entries())
+    return tuple(Queued(recipe=name, seed=seed) for name, seed in _entries())
 
 
 def progress(runs: Path = RUNS, entries: Sequence[Queued] | None = None) -> list[Progress]:
@@ -146,61 +150,35 @@ def _steps_done(chosen: Recipe, folder: Path) -> int:
     return 0 if chosen.after is None else _steps_done(chosen.after, folder / BEFORE)
 
 
-_Entry = tuple[str, int, int]  # recipe, seed, minutes
-_QUICK = {  # at most a quarter of an hour with bfloat16, half an hour in float32: three seeds
-    "bijection-transformer": 21,
-    "bijection-lstm": 13,
-    "bijection-mlp": 14,
-    "repeats-transformer": 24,
-    "repeats-lstm": 18,
-    "repeats-mlp": 17,
-    "recall-transformer": 27,
-    "recall-lstm": 19,
-    "recall-mlp": 20,
-}
-_LONGER = {  # two seeds
-    "bijection-mamba": 30,
-    "repeats-mamba": 36,
-    "recall-mamba": 40,
-    "hmm-transformer": 110,
-    "hmm-lstm": 60,
-    "hmm-mamba": 110,
-    "hmm-mlp": 70,
-    "slow-hmm-transformer": 114,
-    "slow-hmm-lstm": 61,
-    "slow-hmm-mamba": 120,
-    "slow-hmm-mlp-prefix": 77,
-}
-_RECALL_MINUTES = {
-    "recall-transformer": 27,
-    "recall-mamba": 40,
-    "recall-lstm": 19,
-    "recall-mlp": 20,
-    "recall-mlp-prefix": 21,
-    "recall-mamba2": 72,
-    "recall-rwkv": 73,
-}
+_Entry = tuple[str, int]  # recipe, seed
+_QUICK = tuple(  # at most a quarter of an hour with bfloat16, half an hour in float32: three seeds
+    f"{task}-{own}" for task in ("bijection", "repeats", "recall") for own in ("transformer", "lstm", "mlp")
+)
+_SLOW = tuple(f"slow-hmm-{own}" for own in ("transformer", "lstm", "mamba", "mlp-prefix"))
+_LONGER = (  # two seeds
+    *(f"{task}-mamba" for task in ("bijection", "repeats", "recall")),
+    *(f"hmm-{own}" for own in ("transformer", "lstm", "mamba", "mlp")),
+    *_SLOW,
+)
+_ONCE = (
+    *(f"recall-{pairs}-{own}" for pairs in (16, 64) for own in ("transformer", "mamba2", "lstm")),
+    "hmm-sampled-transformer",
+    "hmm-sampled-lstm",
+    "bijection-v20-untied",
+    "bijection-v20-refined",
+    "bijection-v20-refined-sampled",
+    *(f"{task}-{own}" for task in ("bijection", "recall") for own in ("mamba2", "rwkv")),
+)
 
 
 def _entries() -> Iterator[_Entry]:
     """Slow chains, untied, seeds, the sweep, recall at published sizes, sampled targets, the flagship, the rest."""
-    yield from (
-        (f"slow-hmm-{own}", 0, _LONGER[f"slow-hmm-{own}"]) for own in ("transformer", "lstm", "mamba", "mlp-prefix")
-    )
-    yield from (("bijection-transformer-untied", seed, 21) for seed in (0, 1))
-    yield from ((name, seed, minutes) for name, minutes in _QUICK.items() for seed in (1, 2))
-    yield from ((_named(name), 1, minutes) for name, minutes in _LONGER.items())
-    yield from ((name, 0, max(1, _RECALL_MINUTES[name.split("-quarter")[0]] // 4)) for name in sweep())
-    yield from (("recall-16-transformer", 0, 68), ("recall-16-mamba2", 0, 140), ("recall-16-lstm", 0, 37))
-    yield from (("recall-64-transformer", 0, 160), ("recall-64-mamba2", 0, 225), ("recall-64-lstm", 0, 80))
-    yield from (("hmm-sampled-transformer", 0, 110), ("hmm-sampled-lstm", 0, 60))
-    yield from (("bijection-v20-refined", 0, 110), ("bijection-v20-refined-sampled", 0, 230))
-    yield from (
-        ("bijection-mamba2", 0, 51),
-        ("bijection-rwkv", 0, 48),
-        ("recall-mamba2", 0, 72),
-        ("recall-rwkv", 0, 73),
-    )
+    yield from ((name, 0) for name in _SLOW)
+    yield from (("bijection-transformer-untied", seed) for seed in (0, 1))
+    yield from ((name, seed) for name in _QUICK for seed in (1, 2))
+    yield from ((_named(name), 1) for name in _LONGER)
+    yield from ((name, 0) for name in sweep())
+    yield from ((name, 0) for name in _ONCE)
 
 
 def _named(name: str) -> str:

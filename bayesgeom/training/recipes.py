@@ -108,6 +108,14 @@ _REFINED_SAMPLED = replace(
     after=_REFINED_LARGER,
 )
 
+
+def _untied_flagship(flagship: Recipe) -> Recipe:
+    """Return every stage of a recipe with an unembedding of its own: a control for claim J1 at the same size."""
+    before = None if flagship.after is None else _untied_flagship(flagship.after)
+    name = flagship.name.replace("bijection-v20", "bijection-v20-untied")
+    return replace(flagship, name=name, sizes={**flagship.sizes, "tied": False}, after=before)
+
+
 _MESS3 = Recipe(
     name="mess3-small",
     task=Mess3(x=0.05, a=0.6, length=64),
@@ -171,7 +179,16 @@ RECIPES = {
         replace(_MESS3, name="sticky-small", task=StickyMarkov(length=40)),
     )
 }
-RECIPES |= {own.name: own for own in (*compared().values(), untied(), *sweep().values(), *all_arms().values())}
+RECIPES |= {
+    own.name: own
+    for own in (
+        _untied_flagship(RECIPES["bijection-v20"]),
+        *compared().values(),
+        untied(),
+        *sweep().values(),
+        *all_arms().values(),
+    )
+}
 
 
 def recipe(name: str) -> Recipe:

@@ -59,6 +59,24 @@ def effects(report: AblationReport) -> dict[str, np.ndarray]:
 # The numbers.
 
 
+class _NoPasses:
+    """A replayer that must not be asked for anything."""
+
+    def baseline(self, trials: Any) -> Any:
+        raise AssertionError("a reference pass whose means nothing uses")
+
+    logits = baseline
+
+
+@pytest.mark.parametrize("mode", ["zero", "resample"])
+def test_only_means_that_are_put_in_place_are_computed(mode: str) -> None:
+    battery = job(lively(), mode=mode)
+    assert battery._means([ablation.edits(mode) for ablation in SMALL], _NoPasses()) == {}
+    own = AblationJob.of(lively(), None, [*SMALL, Ablation(heads((1, 0)), mode="mean")], mode=mode, n=300, seed=0)
+    means = own._means([ablation.edits(mode) for ablation in own.battery], own.model.replayer())
+    assert [*means] == [(Z, 1)]
+
+
 @pytest.mark.parametrize("mode", ["zero", "mean"])
 def test_the_kl_increase_is_what_one_pass_per_ablation_gives(mode: str) -> None:
     """Two blocks of the stream, the task's own means, and nothing shared with the engine but the trials."""

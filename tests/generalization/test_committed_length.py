@@ -36,7 +36,7 @@ def test_the_rows_are_the_reports(report: LengthReport) -> None:
             [report.found_kl_bits[i]],
             with_ends(report.jump_kl_bits[i]),
             [float(report.jump_kl_bits[i].baseline(LARGEST_WITHIN).value)],
-            with_ends(report.critical_length[i]),
+            [float(report.critical_length[i])],
             list(report.whole_kl_bits.value[i]),
             [report.entry_layer[i]],
         ]

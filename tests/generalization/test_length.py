@@ -96,7 +96,7 @@ def test_a_planted_break_is_found_where_it_is_and_in_the_first_layer() -> None:
         table[TASK.n_pos :] = 20 * silent[:, 0] * (silent[:, 0] @ embed[answers[0]]).sign()
     found = length_generalization(model, lengths=[19], n=23, threshold_bits=2.0)
     assert found.jump_bits.ends[0][0, 0] > 1 > 0.5 > found.jump_bits.baseline(LARGEST_WITHIN).value[0, 0]
-    assert found.critical_length.value[0] == 8 == found.critical_length.ends[0][0] and found.entry_layer[0] == 0
+    assert found.critical_length.value[0] == 8 and found.entry_layer[0] == 0
     assert found.extrapolation_ratio.ends[0][0] > 3
     assert (found.layer_shift.value[0] > 3 * found.layer_shift.baseline(EARLIER).value[0]).all()
     assert found.untrained_positions[0] == f"tokens {TASK.n_pos + 1}–61 of its position table were never trained"

@@ -1,5 +1,6 @@
 """The state that an LSTM carries: against torch's own cells, and what a swap of it moves."""
 
+import itertools
 from dataclasses import replace
 
 import numpy as np
@@ -7,17 +8,18 @@ import pytest
 import torch
 
 from bayesgeom.core.edits import AtPositions, InSubspace, Replace
-from bayesgeom.core.errors import InvalidArgument, MissingSite
+from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.interventions.design import Design
 from bayesgeom.interventions.engine import PairReference
 from bayesgeom.interventions.report import REMOVAL
-from bayesgeom.interventions.run import intervene
+from bayesgeom.interventions.run import fit_subspace, intervene
 from bayesgeom.models.adapters.residual import ResidualModel
 from bayesgeom.models.native.lstm import LSTM, LSTMConfig
 from bayesgeom.models.native.mamba import Mamba, MambaConfig
 from bayesgeom.models.replay.carried import CARRIED, CarriedReplayer, states_of
 from bayesgeom.stats.subspace import random_subspaces
 from bayesgeom.subspaces import fits
+from bayesgeom.subspaces.jacobian import _chosen, answer_gradients
 from bayesgeom.subspaces.site import InterventionSite
 from tests.interventions.worlds import TASK, lively
 
@@ -88,6 +90,47 @@ def test_interventions_run_on_the_state() -> None:
     assert np.isfinite(removed.change_bits.value[REMOVAL, :, 0]).all()
 
 
+@torch.no_grad()
+def logits_after(model: ResidualModel, tokens: torch.Tensor, layer: int, at: int, added: torch.Tensor) -> torch.Tensor:
+    """Torch's own LSTM, stopped after one position, where something is added to the state (h, c)."""
+    resid = model.module.embed(tokens)
+    for number, block in enumerate(model.module.blocks):
+        first, state = block.lstm(block.ln(resid[:, : at + 1]))
+        if number == layer:
+            state = tuple(own + part for own, part in zip(state, added.split(17, dim=-1), strict=True))
+            first = torch.cat([first[:, :-1], state[0].transpose(0, 1)], dim=1)
+        if at + 1 < resid.shape[1]:
+            first = torch.cat([first, block.lstm(block.ln(resid[:, at + 1 :]), state)[0]], dim=1)
+        resid = resid + first
+    return model.module.ln_final(resid) @ model.module.embed.weight.T
+
+
+def test_the_jacobian_of_a_state_is_that_of_differences() -> None:
+    model = lstm()
+    model.module.double()
+    trials, step = TASK.sample(3, seed=5), 1e-5
+    rows, picked = trials.scored_positions()[0], answer_gradients(model, trials, CARRIED, (0, 1), seed=7)
+    places = itertools.islice(_chosen(len(rows), len(trials.answers), 7), 3)
+    for (query, answer), found in zip(places, picked, strict=False):
+        for layer, at in ((0, 2), (1, 4), (0, int(rows[query]))):
+            way = torch.randn(34, generator=torch.Generator().manual_seed(at), dtype=torch.float64)
+            up, down = (logits_after(model, trials.tokens, layer, at, sign * step * way) for sign in (1, -1))
+            slope = ((up - down) / (2 * step))[:, rows[query], trials.answers[answer]]
+            torch.testing.assert_close(found[layer][:, at] @ way, slope, atol=1e-7, rtol=1e-5)
+        assert not found[0][:, int(rows[query]) + 1 :].any(), "later states are no part of it"
+
+
+def test_frame_and_jacobian_of_the_state() -> None:
+    model = lstm()
+    report = intervene(model, subspace=fits.frame(), kind=FEW, sites=HERE, n=11)
+    fitted = fit_subspace(model, None, fits.frame(), sites=HERE)[1].basis
+    assert not fitted[17:].any() and fitted.shape == (34, int(report.rank[1])), "h alone has the stream's coordinates"
+    np.testing.assert_allclose(report.frame_overlap.value, 1, atol=1e-9)
+    jacobian = intervene(model, subspace=fits.top_jacobian(3), kind=FEW, sites=HERE, n=11)
+    assert jacobian.rank.tolist() == [3, 3] and np.isfinite(jacobian.movement.value[:, 0]).all()
+    assert (jacobian.frame_overlap.value > 0).all() and np.isfinite(jacobian.frame_overlap.ends).all()
+
+
 def test_what_has_no_such_state_is_refused() -> None:
     mamba = ResidualModel(Mamba(MambaConfig(d_vocab=22, n_ctx=13, n_layers=1, d_model=6), seed=0), task=TASK)
     with pytest.raises(InvalidArgument, match="state of a Mamba layer has 192 numbers, too many"):
@@ -96,7 +139,8 @@ def test_what_has_no_such_state_is_refused() -> None:
         intervene(lively(), subspace=fits.leace("belief"), sites=HERE)
     with pytest.raises(InvalidArgument, match="score_after=True"):
         intervene(lstm(), subspace=fits.leace("belief"), sites=InterventionSite(CARRIED))
-    with pytest.raises(MissingSite, match="'carried'"):
+    with pytest.raises(InvalidArgument, match="trains through hook points, and 'carried' is none"):
         intervene(lstm(), subspace=fits.trained_swap(3, "belief"), sites=HERE)
-    with pytest.raises(MissingSite, match="'carried'"):
-        intervene(lstm(), subspace=fits.top_jacobian(3), sites=HERE)
+    for kind in ("keys", "ov"):
+        with pytest.raises(InvalidArgument, match=rf"frame \({kind}\) lies in the residual stream; 'carried' has"):
+            intervene(lstm(), subspace=fits.frame(kind, head=0), sites=HERE)

@@ -1,6 +1,5 @@
 """Erasers by their defining properties and against the authors' package; controls by their share; R² by a slow twin."""
 
-import importlib.util
 import warnings
 
 import numpy as np
@@ -65,10 +64,6 @@ def test_leace_changes_least_of_all_projectors_that_erase() -> None:
 
 def test_leace_is_the_authors_own() -> None:
     """Against `concept-erasure` 0.2.4 without its shrinkage and truncation."""
-    if importlib.util.find_spec("concept_erasure") is None:
-        pytest.skip(
-            "the optional package concept-erasure is not installed: pip install --no-deps concept-erasure==0.2.4"
-        )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the package calls what torch deprecates
         from concept_erasure import LeaceFitter

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from bayesgeom.core.errors import InvalidArgument, MissingSite, NoCopy, TaskMismatch, UnknownName
+from bayesgeom.core.progress import bar
 from bayesgeom.core.run import Run
 from bayesgeom.core.sites import RESID_POST, STATE, Z
 from bayesgeom.models.adapters.hooked import HookedModel
@@ -337,3 +338,29 @@ def test_a_bare_module_needs_a_task() -> None:
     assert diagnose(module, TASK, n=3, n_untrained=0, probes=["calibration"]).title.startswith(
         "transformer on Bijection("
     )
+
+
+def test_progress_is_shown_from_the_first_network_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[dict[str, object]] = []
+
+    def watched(over: object = None, **options: object) -> object:
+        made.append(options)
+        return bar(over, is_quiet=True, **options)
+
+    monkeypatch.setattr(package, "bar", watched)
+    model = HookedModel(Transformer(SIZES), name="tiny", task=TASK, digest="x")
+    diagnose(model, probes=["calibration"], n=7, n_untrained=1)
+    stages = [str(options["desc"]) for options in made]
+    assert stages[0] != "tiny" and stages[1] == f"{stages[0]}: probes" and stages[2:] == ["tiny", "tiny: probes"]
+    assert [options["total"] for options in made if options.get("unit") == "seq"] == [7, 7]
+
+
+def test_a_large_model_is_run_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = HookedModel(Transformer(SIZES), name="tiny", task=TASK, digest="x")
+    whole = diagnose(model, probes=["calibration"], n=37, n_untrained=0)
+    monkeypatch.setattr(package, "_LARGE", 0)
+    parts = diagnose(model, probes=["calibration"], n=37, n_untrained=0)
+    found, expected = (own["calibration"].kl_bits.value for own in (parts, whole))
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+    sizes = [len(part) for part in package._in_passes(model, TASK.stream(37, seed=0))]
+    assert sizes == [16, 16, 5]

@@ -1,5 +1,6 @@
 """Labeled evidence against enumeration over the latent and every label, its controls, its nulls and its laws."""
 
+import copy
 import itertools
 from dataclasses import replace
 from typing import Any
@@ -12,7 +13,7 @@ from jaxtyping import TypeCheckError
 from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.core.trials import UNASKED, Trials
 from bayesgeom.stats.information import entropy_bits, kl_bits
-from bayesgeom.tasks.evidence import BoundEvidence, LabeledEvidence
+from bayesgeom.tasks.evidence import MESSAGES, BoundEvidence, LabeledEvidence
 from tests.tasks.tokenizers import pair_tokenizer, word_tokenizer
 
 K, R = 5, 0.8
@@ -261,3 +262,32 @@ def test_too_few_words_for_a_remap_are_counted() -> None:
         InvalidArgument, match=r"22 words are needed.*Pass words=\(…\) with at least 22 .*n_words below 11"
     ):
         replace(SPEC, control="remap").bind(word_tokenizer(n_words=20), d_vocab=997)
+
+
+def _chatting() -> Any:
+    tokenizer = copy.deepcopy(pair_tokenizer())
+    tokenizer.chat_template = "U {{ messages[0]['content'] }} A "
+    return tokenizer
+
+
+@pytest.mark.parametrize("style", ["chat", "instruct"])
+def test_a_style_changes_what_stands_before_and_nothing_else(style: str) -> None:
+    tokenizer = _chatting()
+    plain, styled = (replace(SPEC, style=own).bind(tokenizer, d_vocab=2_503) for own in ("plain", style))
+    before, after = plain.sample(7, seed=2), styled.sample(7, seed=2)
+    said = tokenizer.decode(list(styled.prefix))
+    message = MESSAGES[style].format(reliability=R, rest=1 - R)
+    assert said == f"U {message} A "
+    assert "80%" in said if style == "instruct" else "%" not in said
+    assert torch.equal(after.tokens[:, len(styled.prefix) :], before.tokens[:, len(plain.prefix) :])
+    assert torch.equal(after.at_scored(after.predictive), before.at_scored(before.predictive))
+    for name, level in plain.baseline_predictives(before).items():
+        assert torch.equal(styled.baseline_predictives(after)[name], level)
+    assert f"style='{style}'" in str(styled) and "style" not in str(plain)
+
+
+def test_a_chat_needs_a_template() -> None:
+    with pytest.raises(InvalidArgument, match="has no chat template: use style='plain'"):
+        bound(style="chat")
+    with pytest.raises((InvalidArgument, TypeCheckError), match="letter"):
+        bound(style="letter")

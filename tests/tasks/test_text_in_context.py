@@ -1,5 +1,6 @@
 """Wind tunnels in words: the same sequences, questions and answers as the bare ones, under other ids."""
 
+import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar, final
@@ -161,3 +162,16 @@ def test_a_separator_where_an_answer_belongs_is_refused() -> None:
     assert bound(Asking()).sample(2, seed=0).n_scored == 3
     with pytest.raises(InvalidArgument, match=r"asking asks at adjacent positions.*Leave separator out"):
         bound(Asking(), ",").sample(2, seed=0)
+
+
+def test_a_chat_stands_before_the_same_sequences() -> None:
+    tokenizer = copy.deepcopy(pair_tokenizer())
+    with pytest.raises(InvalidArgument, match="has no chat template"):
+        InContext(task=HMM(length=5), chat=True).bind(tokenizer, d_vocab=2_503)
+    tokenizer.chat_template = "U {{ messages[0]['content'] }} A "
+    plain, chat = (InContext(task=HMM(length=5), chat=own).bind(tokenizer, d_vocab=2_503) for own in (False, True))
+    before, after = plain.sample(3, seed=2), chat.sample(3, seed=2)
+    assert tokenizer.decode(list(chat.prefix)) == "U Continue the sequence. A "
+    assert torch.equal(after.tokens[:, len(chat.prefix) :], before.tokens[:, len(plain.prefix) :])
+    assert torch.equal(after.at_scored(after.predictive), before.at_scored(before.predictive))
+    assert str(chat) == f"{plain}, as a chat"

@@ -202,6 +202,8 @@ def test_texts_that_are_no_lists_of_prompts_are_refused() -> None:
 def test_a_prompt_shorter_than_what_is_asked_is_named() -> None:
     with pytest.raises(InvalidArgument, match=r"last=3 tokens are asked of each prompt; 'cherry' has 2\."):
         Prompts(texts=OWN, last=3).bind(word_tokenizer(), d_vocab=257)
+    with pytest.raises(InvalidArgument, match=r"last=1000000000000 tokens are asked of each prompt"):
+        Prompts(texts=OWN, last=10**12).bind(word_tokenizer(), d_vocab=257)
 
 
 def test_a_model_of_other_ids_is_refused() -> None:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from bayesgeom.core import sites as s
 from bayesgeom.core.errors import InvalidArgument
-from bayesgeom.core.run import ModelSpec
+from bayesgeom.core.run import ModelSpec, untrained
 from bayesgeom.core.threads import alone
 from bayesgeom.core.trials import Trials
 from bayesgeom.models.adapters.identities import broken_identities, capture, sentinel_trials
@@ -101,7 +101,9 @@ class HookedModel(Model):
     def fresh(self, seed: int) -> "HookedModel":
         module = self._transformer.config.build(seed=seed).to(self.spec.device)
         assert isinstance(module, Transformer)
-        return HookedModel(module, name=f"{self.spec.name} at initialization {seed}", task=self.task)
+        return HookedModel(
+            module, name=f"{self.spec.name} at initialization {seed}", task=self.task, digest=untrained(seed)
+        )
 
     @alone()
     def replayer(self) -> Replay:

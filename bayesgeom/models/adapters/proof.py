@@ -76,9 +76,24 @@ class _Claim:
         return float((left - right).abs().max() / right.abs().max().clamp_min(1e-12))
 
 
-@torch.no_grad()
+@final
+@dataclass(frozen=True, kw_only=True)
+class Examined:
+    """What a proof found: why some sites cannot be believed, and the largest error of an equation for each site."""
+
+    broken: Mapping[Site, str]
+    errors: Mapping[Site, float]
+
+
 def disproved(passages: Passages, functions: Functions, spec: ModelSpec, n_pos: int) -> dict[Site, str]:
     """The sites that cannot be believed, each with its reason."""
+    return dict(examined(passages, functions, spec, n_pos).broken)
+
+
+@torch.no_grad()
+def examined(passages: Passages, functions: Functions, spec: ModelSpec, n_pos: int) -> Examined:
+    """Try every equation in every layer."""
+    errors: dict[Site, float] = {}
     broken = dict(_misplaced(passages, spec, n_pos))
     held = {place: passage for place, passage in passages.items() if place[0] not in broken}
     vouched = {(site, layer) for site in (s.RESID_PRE, s.RESID_POST) for layer in range(spec.n_layers)}
@@ -86,6 +101,7 @@ def disproved(passages: Passages, functions: Functions, spec: ModelSpec, n_pos: 
         for claim in _claims(_Layer(held, layer), functions, layer, spec.n_layers):
             error = claim.error()
             vouched |= {(site, layer) for site in claim.sites}
+            errors |= {site: max(error, errors.get(site, 0.0)) for site in claim.sites}
             if not error <= tolerance_of(spec.dtype):  # NaN is broken too
                 reason = f"identity {claim.equation} fails by {error:.1e} in layer {layer}"
                 broken = dict.fromkeys(claim.sites, reason) | broken
@@ -94,7 +110,7 @@ def disproved(passages: Passages, functions: Functions, spec: ModelSpec, n_pos: 
     for site, source in _STANDS_WITH:
         if source in broken:  # what a projection gave is known by what the scores use
             broken.setdefault(site, broken[source])
-    return broken
+    return Examined(broken=broken, errors=errors)
 
 
 def _misplaced(passages: Passages, spec: ModelSpec, n_pos: int) -> Iterator[tuple[Site, str]]:
@@ -169,12 +185,15 @@ def _claims(at: _Layer, functions: Functions, layer: int, n_layers: int) -> Iter
 
 def _residual_claims(at: _Layer, functions: Functions, layer: int, n_layers: int) -> Iterator[_Claim]:
     if at.has(*_RESIDUAL):
-        middle = at.left(s.RESID_MID) if at.has(s.RESID_MID) else at.left(s.RESID_PRE) + at.left(s.ATTN_OUT)
+        attn_out, mlp_out = at.left(s.ATTN_OUT), at.left(s.MLP_OUT)
+        # What enters a block may still lie on the device of the block before.
+        summed = at.left(s.RESID_PRE).to(attn_out.device) + attn_out
+        middle = at.left(s.RESID_MID) if at.has(s.RESID_MID) else summed
         yield _Claim(
             equation="resid_pre + attn_out + mlp_out = resid_post",
             sites=_RESIDUAL,
             left=at.arrived(s.RESID_POST),
-            right=middle + at.left(s.MLP_OUT),
+            right=middle.to(mlp_out.device) + mlp_out,
         )
     if at.has(s.RESID_MID):
         given, mid = functions.mid_given(layer), at.left(s.RESID_MID)

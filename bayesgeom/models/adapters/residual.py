@@ -18,7 +18,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
 from bayesgeom.core import sites as s
-from bayesgeom.core.run import ModelSpec
+from bayesgeom.core.run import ModelSpec, untrained
 from bayesgeom.core.sites import Site
 from bayesgeom.core.threads import alone
 from bayesgeom.core.trials import Trials
@@ -82,7 +82,9 @@ class ResidualModel(Model):
     def fresh(self, seed: int) -> "ResidualModel":
         module = self._module.config.build(seed=seed).to(self.spec.device)
         assert isinstance(module, PositionwiseMLP | LSTM | Mamba)
-        return ResidualModel(module, name=f"{self.spec.name} at initialization {seed}", task=self.task)
+        return ResidualModel(
+            module, name=f"{self.spec.name} at initialization {seed}", task=self.task, digest=untrained(seed)
+        )
 
     def replayer(self) -> Replayer:
         return PrefixReplay(self, tuple(self._module.blocks))

@@ -89,8 +89,9 @@ def perturbed_pass(
         def perturb(output: Tensor) -> Tensor:
             noise = torch.randn(output.shape, generator=generator).to(output)
             left = output + amount * output.float().std().to(output) * noise
-            passage.arrived.append(output)
-            passage.left.append(left)
+            # Copies: a model may change what it is given in place (OLMo clips queries and keys like that).
+            passage.arrived.append(output.clone())
+            passage.left.append(left.clone())
             return left
 
         return perturb

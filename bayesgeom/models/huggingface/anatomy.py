@@ -1,13 +1,15 @@
 """Anatomy: where the parts of a Hugging Face model are, found by what they compute rather than by a table of families.
 
-One pass over a few tokens is watched inside the first block. The parts that write into the residual stream are those
-two whose outputs, added to what entered the block, give what leaves it. The part that reads the middle of the block is
-the one that is given exactly that; in a parallel block there is none. Names only say where to look first.
+One pass over a few tokens is watched inside the first block of every kind. The parts that write into the residual
+stream are those two whose outputs, added to what entered the block, give what leaves it. The part that reads the middle
+of the block is the one that is given exactly that; in a parallel block there is none. Names only say where to look
+first.
 """
 
+import contextlib
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeVar, final
 
 import torch
@@ -26,10 +28,11 @@ _CLOSE = 1e-3  # of the largest entry: parts that are not the same differ by its
 
 @final
 @dataclass(frozen=True, kw_only=True)
-class Anatomy:
-    """Paths inside every block; None where there is no such part.
+class Parts:
+    """Paths inside one block; None where there is no such part.
 
-    - `writers`: the two parts whose outputs are added to the residual stream, attention's first.
+    - `writers`: the two parts whose outputs are added to the residual stream, attention's first. `write_scale`
+      multiplies both on the way (1 in most families).
     - `mid_reader`: the part that is given the residual stream between the two.
     - `output`: W_O, whose input is z. `is_plain_write`: nothing stands between it and the residual stream.
     - `dropout`: the part that the pattern passes, where attention goes past the attention interface.
@@ -37,17 +40,40 @@ class Anatomy:
     - `norms`: norms of queries and keys, after the projection.
     """
 
-    blocks: tuple[nn.Module, ...]
-    sizes: Sizes
     attention: str | None = None
     writers: tuple[str, str] | None = None
+    write_scale: float = 1.0
     mid_reader: str | None = None
     output: str | None = None
     is_plain_write: bool = True
     dropout: str | None = None
     key_input: str | None = None
-    projections: Mapping[Site, Projection]
-    norms: Mapping[Site, str]
+    projections: Mapping[Site, Projection] = field(default_factory=dict)
+    norms: Mapping[Site, str] = field(default_factory=dict)
+
+    def without_heads(self) -> "Parts":
+        """Return what is known of a block that mixes positions otherwise than by attention heads."""
+        return Parts(
+            attention=self.attention,
+            writers=self.writers,
+            write_scale=self.write_scale,
+            mid_reader=self.mid_reader,
+        )
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Anatomy:
+    """The blocks and, for each, where its parts are: the same paths in every block of a kind."""
+
+    blocks: tuple[nn.Module, ...]
+    sizes: Sizes
+    parts: tuple[Parts, ...]
+
+    @property
+    def n_layers(self) -> int:
+        """How many blocks there are."""
+        return len(self.blocks)
 
     def part(self, layer: int, path: str) -> nn.Module:
         """The module at this path of this layer's block."""
@@ -78,65 +104,79 @@ def blocks_of(hf: nn.Module, n_layers: int) -> tuple[nn.Module, ...]:
 
 
 def anatomy_of(
-    blocks: tuple[nn.Module, ...], forward: Callable[[], object], sizes: Sizes, value: Callable[[], Tensor | None]
+    blocks: tuple[nn.Module, ...], forward: Callable[[], object], sizes: Sizes, value: Callable[[int], Tensor | None]
 ) -> Anatomy:
     """Watch one forward pass and say where everything is.
 
-    `value` gives, after that pass, the first block's values as the attention interface was handed them, or None.
+    Blocks of one kind, which have the same parts with weights of the same shapes, are watched at the first of them.
+    `value` gives, after that pass, a layer's values as the attention interface was handed them, or None.
     """
-    block = blocks[0]
-    seen = _watched(block, forward)
+    kinds = [_kind(block) for block in blocks]
+    first = {kind: kinds.index(kind) for kind in kinds}
+    with contextlib.ExitStack() as stack, torch.no_grad():
+        seen = {layer: stack.enter_context(_watching(blocks[layer])) for layer in first.values()}
+        forward()
+    found = {layer: _parts_of(blocks[layer], _once(own), sizes, value(layer)) for layer, own in seen.items()}
+    return Anatomy(blocks=blocks, sizes=sizes, parts=tuple(found[first[kind]] for kind in kinds))
+
+
+def _kind(block: nn.Module) -> tuple[object, ...]:
+    parts = ((path, type(part), *_shapes(part)) for path, part in block.named_modules())
+    return tuple(parts)
+
+
+def _shapes(part: nn.Module) -> Iterator[tuple[int, ...]]:
+    yield from (tuple(own.shape) for own in part.parameters(recurse=False))
+
+
+def _parts_of(block: nn.Module, seen: Mapping[str, Seen], sizes: Sizes, value: Tensor | None) -> Parts:
     attention = attention_of(block)
-    found: dict[str, Any] = {"attention": attention}
-    if attention is not None:
-        found["output"] = _output(block, attention, sizes)
-        found["writers"], found["mid_reader"] = _writers(seen, attention, found["output"])
-        writers, output = found["writers"], found["output"]
-        if writers is not None and output in seen:
-            found["is_plain_write"] = is_close(seen[writers[0]].gave, seen[output].gave)
-        found["dropout"] = next(
-            (
-                p
-                for p in seen
-                if p.startswith(f"{attention}.")
-                and seen[p].gave.ndim == 4
-                and isinstance(block.get_submodule(p), nn.Dropout)
-            ),
-            None,
-        )
-    if found.get("output") is None:
-        return Anatomy(blocks=blocks, sizes=sizes, projections={}, norms={}, **found)
-    outputs = {path: part.gave for path, part in seen.items() if path.startswith(f"{attention}.")}
-    projected = projections(outputs, str(attention), sizes, value())
-    entering = _entering(seen, projected)
-    return Anatomy(
-        blocks=blocks,
-        sizes=sizes,
+    if attention is None:
+        return Parts()
+    found: dict[str, Any] = {"attention": attention, "output": _output(block, attention, sizes, seen)}
+    writers, scale, found["mid_reader"] = _writers(seen, attention, found["output"])
+    found["writers"], found["write_scale"], output = writers, scale, found["output"]
+    if writers is not None and output in seen:
+        found["is_plain_write"] = is_close(seen[writers[0]].gave, seen[output].gave)
+    if output is None:
+        return Parts(**found)
+    inside = [path for path in seen if path.startswith(f"{attention}.")]
+    dropouts = (p for p in inside if seen[p].gave.ndim == 4 and isinstance(block.get_submodule(p), nn.Dropout))
+    projected = projections({path: seen[path].gave for path in inside}, attention, sizes, value)
+    return Parts(
+        dropout=next(dropouts, None),
         projections=projected,
         norms=dict(_norms(seen, projected)),
-        key_input=entering,
+        key_input=_entering(seen, projected),
         **found,
     )
 
 
-def _watched(block: nn.Module, forward: Callable[[], object]) -> dict[str, Seen]:
-    """Every part of the block that ran exactly once, in the order of their ends; the block itself is ""."""
-    seen: dict[str, Seen] = {}
+Watched = dict[str, list[Seen | None]]
+
+
+@contextlib.contextmanager
+def _watching(block: nn.Module) -> Iterator[Watched]:
+    """Record what every part of the block is given and gives inside the `with` block; the block itself is ""."""
+    seen: Watched = {}
 
     def keeping(path: str) -> Callable[..., None]:
         def keep(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: object) -> None:
             given, gave = first_input(args, kwargs), first_tensor(output)
-            if gave is not None:
-                seen[path] = Seen(given=given, gave=gave)
+            # Copies: Falcon adds what attention writes to the MLP's output in place.
+            own = None if gave is None else Seen(given=None if given is None else given.clone(), gave=gave.clone())
+            seen.setdefault(path, []).append(own)
 
         return keep
 
-    parts = dict(block.named_modules())
-    hooks = [Hook(part=part, call=keeping(path), with_kwargs=True) for path, part in parts.items()]
-    with hooked(block, hooks, by="this model", times=None) as fired, torch.no_grad():
-        forward()
-    times = dict(zip(parts, fired, strict=True))
-    return {path: part for path, part in seen.items() if times[path] == 1}
+    hooks = [Hook(part=part, call=keeping(path), with_kwargs=True) for path, part in block.named_modules()]
+    with hooked(block, hooks, by="this model", times=None):
+        yield seen
+
+
+def _once(seen: Watched) -> dict[str, Seen]:
+    """The parts that ran exactly once and gave a tensor, in the order of their ends."""
+    return {path: own[0] for path, own in seen.items() if len(own) == 1 and own[0] is not None}
 
 
 def first_input(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Shaped[Tensor, "..."] | None:
@@ -147,7 +187,7 @@ def first_input(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Shaped[Tens
 
 def first_tensor(output: object) -> Shaped[Tensor, "..."] | None:
     """A part's output, or the first of several."""
-    gave = output[0] if isinstance(output, tuple) and output else output
+    gave = output[0] if isinstance(output, tuple | list) and output else output
     return gave if isinstance(gave, Tensor) else None
 
 
@@ -158,7 +198,7 @@ def is_close(a: Float[Tensor, "..."] | None, b: Float[Tensor, "..."] | None) -> 
 
 def difference(a: Float[Tensor, "..."] | None, b: Float[Tensor, "..."] | None) -> float:
     """Largest difference as a share of b's largest entry and of what rounding may make of it: 1 is barely close."""
-    if a is None or b is None or a.numel() != b.numel():
+    if a is None or b is None or a.numel() != b.numel() or not a.numel():
         return math.inf
     tolerance = max(_CLOSE, *(8 * torch.finfo(x.dtype).eps for x in (a, b)))
     a, b = a.double().flatten(), b.to(a.device).double().flatten()
@@ -170,34 +210,58 @@ def attention_of(block: nn.Module) -> str | None:
     children = list(block.named_children())
     by_class = (name for name, part in children if "attention" in type(part).__name__.lower())
     by_name = (name for name, _ in children if "attn" in name.lower() and "norm" not in name.lower())
-    return next(by_class, next(by_name, None))
+    found = next(by_class, next(by_name, None))
+    while found is not None and len(inner := list(block.get_submodule(found).named_children())) == 1:
+        found = f"{found}.{inner[0][0]}"  # GPT-Neo wraps the attention that works
+    return found
 
 
-def _output(block: nn.Module, attention: str, sizes: Sizes) -> str | None:
+def _output(block: nn.Module, attention: str, sizes: Sizes, seen: Mapping[str, Seen]) -> str | None:
+    """W_O: the part with a name for it, if what it is given can be cut into heads."""
     known = {name for name, _ in block.get_submodule(attention).named_children()}
-    return next((f"{attention}.{name}" for name in _OUTPUTS if name in known and sizes.n_heads), None)
+    path = next((f"{attention}.{name}" for name in _OUTPUTS if name in known and sizes.n_heads), None)
+    given = seen[path].given if path is not None and path in seen else None
+    return path if given is None or given.shape[-1] % sizes.n_heads == 0 else None
 
 
-def _writers(seen: Mapping[str, Seen], attention: str, output: str | None) -> tuple[tuple[str, str] | None, str | None]:
-    """The two parts that write, and the one that reads in between.
+def _writers(
+    seen: Mapping[str, Seen], attention: str, output: str | None
+) -> tuple[tuple[str, str] | None, float, str | None]:
+    """The two parts that write, the factor on what they write, and the part that reads in between.
 
     Of several that are close the closest: in bfloat16 what is small may be close to anything small.
     """
     if "" not in seen or seen[""].given is None:
-        return None, None
-    entered, leaves = seen[""].given, seen[""].gave
+        return None, 1.0, None
+    leaves = seen[""].gave
+    entered = seen[""].given.to(leaves.device)  # the block may move what it is given
     wide = [path for path in seen if path and seen[path].gave.numel() == entered.numel()]
     inside = [path for path in wide if path.startswith(f"{attention}.")]
     others = sorted((path for path in wide if path not in inside and path != attention), key=lambda p: p.count("."))
     firsts = [path for path in (attention, output, *others) if path in wide]
-    gave = {path: seen[path].gave.reshape(entered.shape) for path in wide}
-    errors = {(a, m): difference(entered + gave[a] + gave[m], leaves) for a in firsts for m in others if m != a}
-    writers = _least(errors)
+    gave = {path: seen[path].gave.reshape(entered.shape).to(leaves.device) for path in wide}
+    pairs = [(a, m) for a in firsts for m in others if not _is_within(a, m) and not _is_within(m, a)]
+    writers, scale = _least({(a, m): difference(entered + gave[a] + gave[m], leaves) for a, m in pairs}), 1.0
     if writers is None:
-        return None, None
-    middle = entered + gave[writers[0]]
+        written = leaves - entered
+        scales = {(a, m): _factor(gave[a] + gave[m], written) for a, m in pairs}
+        writers = _least({(a, m): difference(scales[a, m] * (gave[a] + gave[m]), written) for a, m in pairs})
+        if writers is None:
+            return None, 1.0, None
+        scale = scales[writers]
+    middle = entered + scale * gave[writers[0]]
     readers = (path for path in seen if path and path not in inside and path != attention)
-    return writers, _least({path: difference(seen[path].given, middle) for path in readers})
+    return writers, scale, _least({path: difference(seen[path].given, middle) for path in readers})
+
+
+def _is_within(path: str, other: str) -> bool:
+    """Whether a part is another one, or inside of it."""
+    return path == other or path.startswith(f"{other}.")
+
+
+def _factor(a: Float[Tensor, "..."], b: Float[Tensor, "..."]) -> float:
+    """The c for which c · a is closest to b."""
+    return float((a.double() * b.double()).sum() / a.double().square().sum().clamp_min(1e-30))
 
 
 def _least(errors: Mapping[T, float]) -> T | None:
@@ -211,6 +275,8 @@ def _entering(seen: Mapping[str, Seen], projected: Mapping[Site, Projection]) ->
     if K not in projected:
         return None
     given = seen[projected[K].path].given
+    if "" not in seen:
+        return None
     if is_close(given, seen[""].given):
         return ""
     return next(

@@ -1,5 +1,6 @@
 """Attaching: from a Hugging Face model to its sites, each found and each proven on a few tokens."""
 
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -15,11 +16,12 @@ from bayesgeom.core.hooks import Hook, hooked, site_hook
 from bayesgeom.core.run import ModelSpec
 from bayesgeom.core.threads import lock_of
 from bayesgeom.models.adapters.identities import sentinel_trials
-from bayesgeom.models.adapters.proof import Functions, Passages, disproved, tolerance_of
+from bayesgeom.models.adapters.proof import Functions, Passages, examined, tolerance_of
 from bayesgeom.models.adapters.taps import Taps, perturbed_pass
 from bayesgeom.models.huggingface.anatomy import Anatomy, anatomy_of, attention_of, blocks_of, first_input, is_close
 from bayesgeom.models.huggingface.describe import refuse_sharded, sizes_of, spec_of
 from bayesgeom.models.huggingface.forward import Forward, evaluating
+from bayesgeom.models.huggingface.identity import unreachable
 from bayesgeom.models.huggingface.interface import Handed, Route, routed
 from bayesgeom.models.huggingface.plumbing import Plumbing
 from bayesgeom.models.huggingface.statics import Statics, call, embedded
@@ -27,6 +29,8 @@ from bayesgeom.models.huggingface.statics import Statics, call, embedded
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+_FUSED = "grouped_mm"
+_COARSE = 1e-4  # types whose rounding could pass for a factor near 1
 _AMOUNT = 0.3  # standard deviations of noise in the proof
 
 
@@ -40,6 +44,7 @@ class Attached:
     plumbing: Plumbing
     statics: Statics
     withheld: Mapping[s.Site, str]
+    errors: Mapping[s.Site, float]
 
 
 @torch.no_grad()
@@ -50,6 +55,16 @@ def attach(hf: "PreTrainedModel", name: str, digest: str | None) -> Attached:
     that are no numbers.
     """
     refuse_sharded(hf)
+    if hf.config.is_encoder_decoder:
+        raise InvalidArgument(
+            f"{type(hf).__name__} is an encoder with a decoder, not a causal language model. Pass a decoder such as "
+            f"GPT-2, Pythia or Llama."
+        )
+    if (missing := unreachable(hf)) is not None:
+        raise InvalidArgument(
+            f"{missing} of {type(hf).__name__} is on torch's meta device: the model has shapes but no weights. Load "
+            f"its weights, for example with from_pretrained."
+        )
     with lock_of(hf), evaluating(hf):
         return _Attaching(hf, name, digest).attached()
 
@@ -62,12 +77,15 @@ class _Attaching:
         self.hf, self.forward = hf, Forward(hf)
         self.spec = spec_of(hf, name, digest)
         self.tokens = sentinel_trials(self.spec.d_vocab, self.spec.n_ctx, self.spec.device).tokens
-        self.logits = self.forward.logits(self.tokens)
+        self.logits = self._first_logits()
+        self._check_language_model()
         self._check_finite(self.logits)
 
     def attached(self) -> Attached:
         anatomy, handed = self._anatomy()
-        is_interface = anatomy.output is not None and all(len(layer) == 1 for layer in handed)
+        is_interface = all(parts.output is not None for parts in anatomy.parts) and all(
+            len(layer) == 1 for layer in handed
+        )
         if is_interface:
             self.spec = replace(self.spec, score_scale=handed[0][0].scaling)
         plumbing = Plumbing(self.hf, anatomy, is_interface=is_interface)
@@ -75,7 +93,8 @@ class _Attaching:
         statics = Statics(self.hf, anatomy, self.spec.d_model, 1.0)
         if s.TOKEN_INPUTS in statics.sites():
             functions = replace(functions, projected=statics.projected)
-        withheld = disproved(passages, functions, self.spec, self.tokens.shape[1])
+        found = examined(passages, functions, self.spec, self.tokens.shape[1])
+        withheld = dict(found.broken)
         scale = self._embedding_scale(passages[s.RESID_PRE, 0].arrived[0])
         if scale is None:
             reason = "resid_pre of layer 0 is not the token's embedding and something that its position adds"
@@ -90,7 +109,36 @@ class _Attaching:
             plumbing=plumbing,
             statics=Statics(self.hf, anatomy, self.spec.d_model, scale or 1.0),
             withheld=absent | withheld,
+            errors=found.errors,
         )
+
+    def _first_logits(self) -> Float[Tensor, "..."]:
+        """The first pass; of a mixture of experts with the plain implementation where the fused one does not run.
+
+        **Raises** `InvalidArgument` where the model cannot be run at all.
+        """
+        try:
+            return self.forward.logits(self.tokens)
+        except RuntimeError as error:
+            reason = str(error).strip().splitlines()[0]
+        if self.hf.config._experts_implementation == _FUSED:  # noqa: SLF001  (no public way to read it)
+            warnings.warn(
+                f"{self.spec.name}: the fused experts ({_FUSED}) cannot run here ({reason}); they are run one by one.",
+                stacklevel=2,
+            )
+            self.hf.set_experts_implementation("eager")
+            return self._first_logits()
+        raise InvalidArgument(f"{self.spec.name} cannot be run on {self.tokens.shape[1]} random tokens: {reason}.")
+
+    def _check_language_model(self) -> None:
+        """**Raises** `InvalidArgument` unless there are logits of every id at every position."""
+        (n, n_pos), found = self.tokens.shape, tuple(self.logits.shape)
+        n_ids = min(self.spec.d_vocab, self.hf.config.get_text_config(decoder=True).vocab_size)
+        if len(found) != 3 or found[:2] != (n, n_pos) or found[2] < n_ids:
+            raise InvalidArgument(
+                f"{type(self.hf).__name__} is no causal language model: for {n} sequences of {n_pos} tokens and "
+                f"{n_ids} ids it gives logits of shape {found}. Load it with AutoModelForCausalLM."
+            )
 
     def _check_finite(self, logits: Float[Tensor, "batch pos d_vocab"]) -> None:
         if not bool(logits.isfinite().all()):
@@ -116,7 +164,12 @@ class _Attaching:
             with routed(self.hf, routes, is_eager=True):
                 eager.append(self.forward.logits(self.tokens))
 
-        anatomy = anatomy_of(blocks, watched, sizes_of(self.hf), lambda: handed[0][0].value if handed[0] else None)
+        anatomy = anatomy_of(
+            blocks, watched, sizes_of(self.hf), lambda layer: handed[layer][0].value if handed[layer] else None
+        )
+        if any(handed) and not all(handed):  # attention in some layers only: in the others there are no heads
+            known = zip(anatomy.parts, handed, strict=True)
+            anatomy = replace(anatomy, parts=tuple(p if own else p.without_heads() for p, own in known))
         self._check_finite(eager[0])  # fused attention can hide NaN
         error = float((eager[0].double() - self.logits.double()).abs().max() / self.logits.double().abs().max())
         if not error <= tolerance_of(self.spec.dtype):
@@ -139,12 +192,11 @@ class _Attaching:
             alibi[layer] = kwargs.get("alibi")
 
         def forward() -> None:
-            watched = ((anatomy.mid_reader, watch), (anatomy.attention, attend))
             hooks = [
                 Hook(part=anatomy.part(layer, path), call=partial(hook, layer), kind="pre", with_kwargs=True)
-                for path, hook in watched
+                for layer, parts in enumerate(anatomy.parts)
+                for path, hook in ((parts.mid_reader, watch), (parts.attention, attend))
                 if path is not None
-                for layer in range(n_layers)
             ]
             with hooked(self.hf, hooks, by=self.spec.name, times=None), plumbing.open(is_witnessed=True):
                 self.forward.logits(self.tokens)
@@ -152,7 +204,7 @@ class _Attaching:
         taps = plumbing.taps
         passages = perturbed_pass(self.hf, forward, taps.at, taps.sites(), n_layers, amount=_AMOUNT)
         return passages, Functions(
-            written=partial(_written, anatomy) if anatomy.writers is not None else None,
+            written=partial(_written, anatomy),
             projected=None,
             normed=partial(_normed, anatomy),
             pattern=partial(self._pattern, plumbing.handed, alibi),
@@ -176,6 +228,9 @@ class _Attaching:
                 scores = call_.softcap * (scores / call_.softcap).tanh()
             mask = call_.mask
             scores = scores if mask is None else scores + mask[..., : scores.shape[-1]].float()
+            if call_.sinks is not None:
+                sinks = call_.sinks.float().reshape(1, -1, 1, 1).expand(*scores.shape[:3], 1)
+                return torch.cat([scores, sinks], dim=-1).softmax(-1)[..., :-1]
         else:
             bias = alibi[layer]
             scores = scores if bias is None else scores + bias.reshape(*scores.shape[:2], 1, -1).float()
@@ -189,7 +244,10 @@ class _Attaching:
             return None
         between, inside = resid[0].double() - resid[1].double(), embedding[0] - embedding[1]
         scale = float((between * inside).sum() / inside.square().sum().clamp_min(1e-30))
-        return scale if is_close(scale * inside, between) else None
+        # Compared in the model's own type: a stream in bfloat16 is rounded after its position is added.
+        if is_close(inside.to(resid.dtype), between.to(resid.dtype)) and torch.finfo(resid.dtype).eps > _COARSE:
+            return 1.0
+        return scale if is_close((scale * inside).to(resid.dtype), between.to(resid.dtype)) else None
 
     def _check_causal(self, plumbing: Plumbing, withheld: dict[s.Site, str]) -> None:
         """One more pass: another last token, and the last resid_post of position 0 turned around."""
@@ -214,16 +272,18 @@ class _Attaching:
 
 def _written(anatomy: Anatomy, z: Float[Tensor, "batch pos head d_head"], layer: int) -> Float[Tensor, "..."]:
     """What attention writes for these head outputs: W_O, then the norm behind it where the writer is one."""
-    assert anatomy.output is not None and anatomy.writers is not None
-    out = call(anatomy.part(layer, anatomy.output), z.flatten(-2))
-    return out if anatomy.is_plain_write else call(anatomy.part(layer, anatomy.writers[0]), out)
+    parts = anatomy.parts[layer]
+    assert parts.output is not None and parts.writers is not None, "asked where there are z and attn_out"
+    out = call(anatomy.part(layer, parts.output), z.flatten(-2))
+    return parts.write_scale * (out if parts.is_plain_write else call(anatomy.part(layer, parts.writers[0]), out))
 
 
 def _normed(anatomy: Anatomy, site: s.Site, x: Float[Tensor, "batch pos head d"], layer: int) -> Float[Tensor, "..."]:
     """Queries or keys as their norm gives them, whether it takes a position's heads together or each alone."""
-    if site not in anatomy.norms:
+    norms = anatomy.parts[layer].norms
+    if site not in norms:
         return x
-    norm = anatomy.part(layer, anatomy.norms[site])
+    norm = anatomy.part(layer, norms[site])
     together = any(p.shape[-1:] == (x.shape[-1] * x.shape[-2],) for p in norm.parameters())
     return call(norm, x.flatten(-2)).reshape(x.shape) if together else call(norm, x)
 
@@ -231,15 +291,19 @@ def _normed(anatomy: Anatomy, site: s.Site, x: Float[Tensor, "batch pos head d"]
 def _absent(anatomy: Anatomy, plumbing: Plumbing, statics: Statics) -> dict[s.Site, str]:
     """Why a site that other models have is not met here."""
     reasons = statics.absent()
-    if s.K not in anatomy.projections:
+    heads = (s.Q, s.K, s.Q_ROT, s.K_ROT, s.V, s.Z, s.PATTERN)
+    if all(parts.output is None for parts in anatomy.parts):
+        reasons |= dict.fromkeys(heads, "it has no attention heads that are known here")
+    elif any(s.K not in parts.projections for parts in anatomy.parts):
         reasons |= dict.fromkeys((s.Q, s.K), "its queries and keys are projected in a way that is not known here")
-    if anatomy.output is None:
-        heads = "it has no attention heads that are known here"
-        reasons |= dict.fromkeys((s.Q, s.K, s.Q_ROT, s.K_ROT, s.V, s.Z, s.PATTERN), heads)
-    if anatomy.writers is None:
+    if any(parts.writers is None for parts in anatomy.parts):
         no_sum = "identity resid_pre + attn_out + mlp_out = resid_post holds for no two parts of a block"
         reasons |= dict.fromkeys((s.ATTN_OUT, s.MLP_OUT, s.RESID_MID), no_sum)
-    elif anatomy.mid_reader is None:
+    elif any(parts.mid_reader is None for parts in anatomy.parts):
         reasons[s.RESID_MID] = "attention and MLP work side by side: nothing reads the stream between them"
+    found = [frozenset(plumbing.possible(layer)) for layer in range(anatomy.n_layers)]
+    for site in frozenset[s.Site]().union(*found) - plumbing.taps.sites():
+        layers = ", ".join(str(layer) for layer, own in enumerate(found) if site in own)
+        reasons[site] = f"only layers {layers} have it: the others have no attention, or heads of another width"
     offered = plumbing.taps.sites() | statics.sites()
     return {site: reason for site, reason in reasons.items() if site not in offered}

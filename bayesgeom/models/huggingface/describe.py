@@ -7,7 +7,7 @@ from torch import Tensor
 
 from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.core.run import ModelSpec
-from bayesgeom.models.checkpoint import weights_hash
+from bayesgeom.models.huggingface.identity import weights_identity
 from bayesgeom.models.huggingface.projection import Sizes
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ def spec_of(hf: "PreTrainedModel", name: str, digest: str | None) -> ModelSpec:
         n_parameters=sum(parameter.numel() for parameter in hf.parameters()),
         dtype=str(hf.dtype).removeprefix("torch."),
         device="cpu" if weight.device.type == "meta" else str(weight.device),
-        weights_hash=digest or _digest(hf),
+        weights_hash=digest or weights_identity(hf),
     )
 
 
@@ -74,14 +74,6 @@ def refuse_sharded(hf: "PreTrainedModel") -> None:
             f"{type(hf).__name__} is loaded with a tensor-parallel plan, which spreads heads over processes. Load it "
             f"with device_map='auto', which keeps layers whole."
         )
-
-
-def _digest(hf: "PreTrainedModel") -> str:
-    """The hash of the weights; of those at hand alone, and saying so, where accelerate keeps some elsewhere."""
-    state: Mapping[str, Tensor] = hf.state_dict()
-    held = {name: tensor for name, tensor in state.items() if tensor.device.type != "meta"}
-    digest = weights_hash(held)
-    return digest if len(held) == len(state) else f"{digest} ({len(held)} of {len(state)} tensors)"
 
 
 def _config(hf: "PreTrainedModel") -> dict[str, Any]:

@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
+from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.core.trials import Trials
 
 if TYPE_CHECKING:
@@ -36,13 +37,21 @@ class Forward:
         self._hf = hf
         self._takes = frozenset(inspect.signature(hf.forward).parameters)
 
-    def logits(self, tokens: Int64[Tensor, "batch pos"], **options: Any) -> Float[Tensor, "batch kept d_vocab"]:
-        """Logits at every position, or at those that `logits_to_keep` names."""
+    def logits(self, tokens: Int64[Tensor, "batch pos"], **options: Any) -> Float[Tensor, "batch *kept_d_vocab"]:
+        """Logits at every position, or at those that `logits_to_keep` names.
+
+        **Raises** `InvalidArgument` for a model that gives none.
+        """
         known: Mapping[str, Any] = {"use_cache": False, "attention_mask": torch.ones_like(tokens), **options}
-        logits: Tensor = self._hf(
+        output: Mapping[str, Tensor] = self._hf(
             input_ids=tokens, return_dict=True, **{name: value for name, value in known.items() if name in self._takes}
-        ).logits
-        return logits
+        )
+        if "logits" not in output:
+            raise InvalidArgument(
+                f"{type(self._hf).__name__} gives no logits: it is no causal language model. Load it with "
+                f"AutoModelForCausalLM."
+            )
+        return output["logits"]
 
     def at_scored(self, trials: Trials) -> Float[Tensor, "batch query_pos d_vocab"]:
         """Logits at the scored positions; those elsewhere are never made where the model can leave them out."""

@@ -35,6 +35,7 @@ class Handed:
     mask: Shaped[Tensor, "..."] | None
     scaling: float
     softcap: float | None
+    sinks: Float[Tensor, " head"] | None = None  # one more score per head, which takes its share and has no value
 
 
 @final
@@ -114,9 +115,14 @@ def _register(kernel: str) -> bool:
         return False
 
     def attend(
-        module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **options: Any
+        module: nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attention_mask: Tensor | None = None,  # named as transformers names it: some families pass it by keyword
+        **options: Any,
     ) -> Any:
-        return _attend(kernel, module, (query, key, value), mask, options)
+        return _attend(kernel, module, (query, key, value), attention_mask, options)
 
     AttentionInterface.register(name, attend)
     AttentionMaskInterface.register(name, ALL_MASK_ATTENTION_FUNCTIONS[kernel])
@@ -142,6 +148,7 @@ def _attend(
                 mask=mask,
                 scaling=q.shape[-1] ** -0.5 if scaling is None else scaling,
                 softcap=options.get("softcap"),
+                sinks=options.get("s_aux"),
             )
         )
     output, pattern = forward(module, q, k, v, mask, **options)

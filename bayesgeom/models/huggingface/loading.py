@@ -7,6 +7,7 @@ the weights lack is an error: transformers would fill it with random numbers and
 import contextlib
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from safetensors import SafetensorError
 from bayesgeom.core.errors import BayesGeomError, CheckpointFault, InvalidArgument
 from bayesgeom.core.threads import PROCESS_STATE
 from bayesgeom.models.checkpoint import CONFIG, SOURCE
+from bayesgeom.models.huggingface.gguf_file import blocks_of, dequantized, digest_of, require_gguf
 from bayesgeom.models.huggingface.model import HFModel
 from bayesgeom.models.huggingface.quiet import without_bars, without_warnings
 from bayesgeom.models.huggingface.sizes import check_files, check_memory, check_sizes
@@ -51,6 +53,40 @@ def load_huggingface(
     if device_map is None:
         hf = hf.to(device)
     return HFModel(hf, name=Path(source).name or str(source), tokenizer=tokenizer, task=task)
+
+
+def load_gguf(
+    file: Path,
+    *,
+    dtype: str | torch.dtype | None = None,
+    device: str | torch.device = "cpu",
+    device_map: str | dict[str, Any] | None = None,
+) -> HFModel:
+    """Load the causal language model in a GGUF file, with its tokenizer; its weights are dequantized to `dtype`.
+
+    Args:
+        file: The file.
+        dtype: Type of the dequantized weights; float32 unless given.
+        device: Where they are put.
+        device_map: As for `from_pretrained`, in place of `device`.
+
+    Returns:
+        The model. Its `spec.quantization` says what the weights were dequantized from.
+
+    Raises:
+        InvalidArgument: the package gguf is not installed, or this is no causal language model.
+        CheckpointFault: the file is damaged, or of a kind that transformers cannot read.
+    """
+    require_gguf(file)
+    stored = blocks_of(file).described()
+    chosen = torch.float32 if dtype in (None, "auto") else getattr(torch, dtype) if isinstance(dtype, str) else dtype
+    with PROCESS_STATE, without_bars(), without_warnings(), _translated(file.parent), torch.random.fork_rng(devices=()):
+        hf, tokenizer = dequantized(file, dtype=chosen, device_map=device_map)
+    if device_map is None:
+        hf = hf.to(device)
+    model = HFModel(hf, name=file.stem, tokenizer=tokenizer, digest=digest_of(file, chosen))
+    model.spec = replace(model.spec, quantization=stored)
+    return model
 
 
 def _config(source: str | Path, options: dict[str, Any]) -> Any:

@@ -16,7 +16,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
 from bayesgeom.core import sites as s
-from bayesgeom.core.run import ModelSpec
+from bayesgeom.core.run import ModelSpec, untrained
 from bayesgeom.core.threads import alone
 from bayesgeom.core.trials import Trials
 from bayesgeom.models.base import Model
@@ -62,6 +62,10 @@ class HFModel(Model):
         found = self._attached.plumbing.taps.sites() | self._attached.statics.sites()
         return found.difference(self.withheld)
 
+    def proof_errors(self) -> Mapping[s.Site, float]:
+        """Return for each site the largest error of the equations tried on it, as a share of the largest entry."""
+        return self._attached.errors
+
     def point(self, site: s.Site, layer: int) -> nn.Module:
         return self._attached.plumbing.taps.at(site, layer)
 
@@ -76,7 +80,9 @@ class HFModel(Model):
     def fresh(self, seed: int) -> "HFModel":
         hf = untrained_copy(self._hf, seed, device=self.spec.device, rebuild=self._rebuild)
         name = f"{self.spec.name} at initialization {seed}"
-        return HFModel(hf, name=name, tokenizer=self.tokenizer, task=self.task, rebuild=self._rebuild)
+        return HFModel(
+            hf, name=name, tokenizer=self.tokenizer, task=self.task, digest=untrained(seed), rebuild=self._rebuild
+        )
 
     @alone()
     def replayer(self) -> Replayer:
@@ -91,8 +97,8 @@ class HFModel(Model):
         if layer is None:
             return replay
         warnings.warn(
-            f"{self.spec.name} cannot be replayed from block {layer} on with the same logits: every ablation takes a "
-            f"whole pass.",
+            f"{self.spec.name} cannot be replayed with the same logits, as block {layer} reads more than the residual "
+            f"stream: every ablation takes a whole pass.",
             stacklevel=3,
         )
         return PlainLoop(self)

@@ -34,30 +34,33 @@ class Plumbing:
 
     def __init__(self, hf: "PreTrainedModel", anatomy: Anatomy, *, is_interface: bool) -> None:
         self.anatomy, self.is_interface = anatomy, is_interface
-        attentions = (
-            []
-            if anatomy.attention is None
-            else [anatomy.part(i, anatomy.attention) for i in range(len(anatomy.blocks))]
-        )
-        self._attentions = attentions
-        self._is_inside = not is_interface and bool(attentions) and all(has_inside(part) for part in attentions)
+        self._attentions: dict[int, nn.Module] = {
+            layer: anatomy.part(layer, parts.attention)
+            for layer, parts in enumerate(anatomy.parts)
+            if parts.attention is not None
+        }
+        heads = self._attentions.values()
+        self._is_inside = not is_interface and bool(heads) and all(has_inside(part) for part in heads)
         self._hf = hf
-        self.taps = Taps(self._possible(), len(anatomy.blocks))
+        layers = [self.possible(layer) for layer in range(anatomy.n_layers)]
+        everywhere = frozenset(layers[0]).intersection(*layers)
+        self.taps = Taps([site for site in layers[0] if site in everywhere], anatomy.n_layers)
         self.handed: list[list[Handed]] = [[] for _ in anatomy.blocks]
         self._entered: Tensor | None = None  # what entered the block that is running
 
-    def _possible(self) -> list[s.Site]:
-        anatomy = self.anatomy
+    def possible(self, layer: int) -> list[s.Site]:
+        """The sites that this layer has. Only those of every layer have taps."""
+        parts = self.anatomy.parts[layer]
         found = [s.RESID_PRE, s.RESID_POST]
-        if anatomy.writers is not None:
-            found += [s.ATTN_OUT, s.MLP_OUT] + [s.RESID_MID] * (anatomy.mid_reader is not None)
-        if anatomy.output is None:
+        if parts.writers is not None:
+            found += [s.ATTN_OUT, s.MLP_OUT] + [s.RESID_MID] * (parts.mid_reader is not None)
+        if parts.output is None:
             return found
-        found += [s.Z, *(site for site in (s.Q, s.K) if site in anatomy.projections)]
+        found += [s.Z, *(site for site in (s.Q, s.K) if site in parts.projections)]
         if self.is_interface:
             return [*found, s.V, *_INTERFACE]
-        found += [s.PATTERN] * (anatomy.dropout is not None)
-        return [*found, *anatomy.projections.keys() & {s.V}, *({s.Q_ROT, s.K_ROT} if s.Q in found else ())]
+        found += [s.PATTERN] * (parts.dropout is not None)
+        return [*found, *parts.projections.keys() & {s.V}, *({s.Q_ROT, s.K_ROT} if s.Q in found else ())]
 
     @contextlib.contextmanager
     def open(self, *, is_witnessed: bool = False) -> Iterator[None]:
@@ -83,7 +86,7 @@ class Plumbing:
             return
         routes = {
             part: Route(taps=self.taps, layer=layer, handed=self.handed[layer] if is_witnessed else None)
-            for layer, part in enumerate(self._attentions)
+            for layer, part in self._attentions.items()
         }
         if self._is_inside:
             with inside(routes):
@@ -94,7 +97,7 @@ class Plumbing:
             yield
 
     def _on_block(self, layer: int) -> Iterator[Hook]:
-        taps, block, writers = self.taps, self.anatomy.blocks[layer], self.anatomy.writers
+        taps, block, writers = self.taps, self.anatomy.blocks[layer], self.anatomy.parts[layer].writers
         if taps.is_watched(layer, s.RESID_PRE, s.RESID_MID, s.MLP_OUT, s.ATTN_OUT):
             yield Hook(part=block, call=self._enter(layer), kind="pre", with_kwargs=True)
         if writers is not None and taps.is_watched(layer, s.ATTN_OUT, s.RESID_MID):
@@ -106,16 +109,16 @@ class Plumbing:
             yield Hook(part=block, call=self._output(lambda x: taps.through(s.RESID_POST, layer, x)))
 
     def _on_attention(self, layer: int) -> Iterator[Hook]:
-        taps, anatomy = self.taps, self.anatomy
-        if anatomy.output is not None and taps.is_watched(layer, s.Z):
-            yield Hook(part=anatomy.part(layer, anatomy.output), call=self._z(layer), kind="pre")
-        for site, projection in anatomy.projections.items():
+        taps, anatomy, parts = self.taps, self.anatomy, self.anatomy.parts[layer]
+        if parts.output is not None and taps.is_watched(layer, s.Z):
+            yield Hook(part=anatomy.part(layer, parts.output), call=self._z(layer), kind="pre")
+        for site, projection in parts.projections.items():
             through = self._projected_sites(site)
             if taps.is_watched(layer, *through):
                 part = anatomy.part(layer, projection.path)
                 yield Hook(part=part, call=self._projects(layer, site, through))
-        if not self.is_interface and anatomy.dropout is not None and taps.is_watched(layer, s.PATTERN):
-            part = anatomy.part(layer, anatomy.dropout)
+        if not self.is_interface and parts.dropout is not None and taps.is_watched(layer, s.PATTERN):
+            part = anatomy.part(layer, parts.dropout)
             yield Hook(part=part, call=self._output(lambda x: taps.through(s.PATTERN, layer, x)))
 
     def _projected_sites(self, site: s.Site) -> tuple[s.Site, ...]:
@@ -136,21 +139,37 @@ class Plumbing:
         return enter
 
     def _attention_writes(self, layer: int) -> Callable[[nn.Module, object, Any], Any]:
-        def write(written: Tensor) -> Tensor:
+        scale = self.anatomy.parts[layer].write_scale
+
+        def write(given: Tensor) -> Tensor:
+            written = _times(given, scale)
             out = self.taps.through(s.ATTN_OUT, layer, written)
             if not self.taps.is_watched(layer, s.RESID_MID):
-                return out
+                return self._given_back(given, written, out, scale)
             assert self._entered is not None, "the block was entered before"
-            mid = self._entered + out
+            entered = self._entered.to(out.device)  # accelerate moves it inside the block, after our pre-hook
+            mid = entered + out
             passed = self.taps.through(s.RESID_MID, layer, mid)
             # The block adds what entered it once more: what it must be given to arrive at the edited middle.
-            return out if passed is mid and not mid.requires_grad else passed - self._entered
+            if passed is mid and not mid.requires_grad:
+                return self._given_back(given, written, out, scale)
+            return _times(passed - entered, 1 / scale)
 
         return self._output(write)
 
-    def _mlp_writes(self, layer: int, written: Shaped[Tensor, "*flat d_model"]) -> Shaped[Tensor, "*flat d_model"]:
+    def _mlp_writes(self, layer: int, given: Shaped[Tensor, "*flat d_model"]) -> Shaped[Tensor, "*flat d_model"]:
         assert self._entered is not None, "the block was entered before"
-        return self.taps.through(s.MLP_OUT, layer, written.reshape(self._entered.shape)).reshape(written.shape)
+        scale = self.anatomy.parts[layer].write_scale
+        written = _times(given, scale).reshape(self._entered.shape)
+        passed = self.taps.through(s.MLP_OUT, layer, written)
+        return self._given_back(given, written, passed, scale).reshape(given.shape)
+
+    @staticmethod
+    def _given_back(
+        given: Shaped[Tensor, "..."], written: Shaped[Tensor, "..."], passed: Shaped[Tensor, "..."], scale: float
+    ) -> Shaped[Tensor, "..."]:
+        """What the part gives on: what it gave to the last bit, unless a hook changed it or a gradient is taken."""
+        return given if passed is written and not passed.requires_grad else _times(passed, 1 / scale)
 
     def _z(self, layer: int) -> Callable[[nn.Module, tuple[Any, ...]], tuple[Any, ...]]:
         n_heads = self.anatomy.sizes.n_heads
@@ -164,7 +183,7 @@ class Plumbing:
     def _projects(
         self, layer: int, site: s.Site, through: tuple[s.Site, ...]
     ) -> Callable[[nn.Module, object, Any], Any]:
-        projection = self.anatomy.projections[site]
+        projection = self.anatomy.parts[layer].projections[site]
 
         def pass_on(output: Tensor) -> Tensor:
             before = values = projection.take(output)
@@ -179,8 +198,17 @@ class Plumbing:
         """A forward hook that changes a part's output, or the first of several."""
 
         def hook(_module: nn.Module, _inputs: object, output: Any) -> Any:
-            if isinstance(output, tuple):
-                return (change(output[0]), *output[1:])
-            return change(output)
+            match output:
+                case tuple():
+                    return (change(output[0]), *output[1:])
+                case list():
+                    return [change(output[0]), *output[1:]]
+                case _:
+                    return change(output)
 
         return hook
+
+
+def _times(x: Shaped[Tensor, "..."], factor: float) -> Shaped[Tensor, "..."]:
+    """`x` itself where the factor is 1."""
+    return x if factor == 1 else x * factor

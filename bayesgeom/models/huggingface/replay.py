@@ -26,7 +26,12 @@ from bayesgeom.models.replay.plain_loop import PlainLoop
 from bayesgeom.models.replay.replayer import Baseline, Variant, entry
 from bayesgeom.models.watching import hooked_sites
 
-_CLOSE = 1e-5  # of the largest logit: what a replay without edits may differ by
+Form = tuple[type[Any], int] | None  # tuple or list and its length; None is a bare tensor
+_CLOSE = 1e-5  # of a number and of the mean size of all: what a replay without edits may differ by
+
+
+class _Reached(Exception):
+    """The block that a pass was to reach."""
 
 
 @final
@@ -36,7 +41,7 @@ class PrefixReplay:
     def __init__(self, model: Model, blocks: tuple[nn.Module, ...]) -> None:
         self.model, self.blocks = model, blocks
         self._loop = PlainLoop(model)
-        self._forms: list[int] | None = None
+        self._forms: list[Form] | None = None
 
     @alone("model.module")
     @torch.no_grad()
@@ -60,22 +65,49 @@ class PrefixReplay:
     @alone("model.module")
     @torch.no_grad()
     def inexact_from(self) -> int | None:
-        """The first block from which a replay without edits gives other logits; None where there is none."""
+        """The first block that gives something else when the blocks before it are skipped; None where there is none.
+
+        Block by block: what a block gives depends on nothing in those before it but the residual stream if it gives the
+        same when they are skipped. The last block is tried with all that follows, the logits.
+        """
         spec = self.model.spec
         trials = sentinel_trials(spec.d_vocab, spec.n_ctx, spec.device)
         baseline = self.baseline(trials)
         for layer in range(1, spec.n_layers):
-            (found,) = self._replayed(baseline, layer, [()], None)
-            error = (found.double() - baseline.logits.double()).abs().max()
-            if not bool(error <= _CLOSE * baseline.logits.double().abs().max()):
+            if layer + 1 < spec.n_layers:
+                found, exact = self._entering(baseline, layer), baseline.held[RESID_PRE, layer + 1]
+            else:
+                found, exact = self._replayed(baseline, layer, [()], None)[0], baseline.logits
+            wide = exact.double()
+            # The largest entry alone would hide errors behind the massive activations of language models.
+            allowed = _CLOSE * (wide.abs() + wide.abs().mean())
+            if not bool(((found.double() - wide).abs() <= allowed).all()):
                 return layer
         return None
+
+    def _entering(self, baseline: Baseline, first: int) -> Float[Tensor, "batch pos d_model"]:
+        """What enters the block behind `first` where all blocks before `first` are skipped; the rest is not run."""
+        found: list[Tensor] = []
+        self._forms_given()
+
+        def stop(_module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+            given = first_input(args, kwargs)
+            assert given is not None, "the block ran, and was seen to, when the model was attached"
+            found.append(given)
+            raise _Reached
+
+        hook = Hook(part=self.blocks[first + 1], call=stop, kind="pre", with_kwargs=True, is_first=True)
+        skipping = self._from(first, baseline.held[RESID_PRE, first], 1)
+        with contextlib.suppress(_Reached), hooked(self.model.module, [hook], by=self.model.spec.name), skipping:
+            self.model.logits(baseline.trials)
+        (resid,) = found
+        return resid
 
     def _replayed(
         self, baseline: Baseline, first: int, variants: Sequence[Variant], reference: Reference | None
     ) -> Float[Tensor, "variant batch query_pos d_vocab"]:
         trials, n = baseline.trials, len(variants)
-        self._n_given()  # a pass of its own: before any edit is hooked in
+        self._forms_given()  # a pass of its own: before any edit is hooked in
         rows = torch.arange(len(trials), device=trials.tokens.device).repeat(n)
         hooks: dict[Place, Change] = {}
         for place in dict.fromkeys((edit.site, edit.layer) for variant in variants for edit in variant):
@@ -100,14 +132,14 @@ class PrefixReplay:
             resid = entered.to(given).repeat(n, *([1] * (entered.ndim - 1)))
             return ((resid, *args[1:]), dict(kwargs)) if args else (args, {**kwargs, "hidden_states": resid})
 
-        forms = self._n_given()  # by a pass that nothing is swapped in
+        forms = self._forms_given()  # by a pass that nothing is swapped in
         hook = Hook(
             part=self.blocks[first], call=swap, label=f"block {first}", kind="pre", with_kwargs=True, is_first=True
         )
         with hooked(self.model.module, [hook], by=self.model.spec.name):
             try:
-                for block, n_given in zip(skipped, forms, strict=False):
-                    vars(block)["forward"] = _passing_on(n_given)
+                for block, form in zip(skipped, forms, strict=False):
+                    vars(block)["forward"] = _passing_on(form)
                 yield
             finally:
                 for block, former in zip(skipped, own, strict=True):
@@ -115,14 +147,14 @@ class PrefixReplay:
                     if former is not None:
                         vars(block)["forward"] = former
 
-    def _n_given(self) -> list[int]:
-        """For each block, how many things it gives: 0 for a bare tensor, else the length of the tuple."""
+    def _forms_given(self) -> list[Form]:
+        """For each block, the form in which it gives things."""
         if self._forms is None:
-            spec, forms = self.model.spec, [0] * len(self.blocks)
+            spec, forms = self.model.spec, list[Form]([None] * len(self.blocks))
 
             def keeping(layer: int) -> Callable[[nn.Module, object, object], None]:
                 def keep(_module: nn.Module, _inputs: object, output: object) -> None:
-                    forms[layer] = len(output) if isinstance(output, tuple) else 0
+                    forms[layer] = (type(output), len(output)) if isinstance(output, tuple | list) else None
 
                 return keep
 
@@ -133,12 +165,15 @@ class PrefixReplay:
         return self._forms
 
 
-def _passing_on(n_given: int) -> Callable[..., Any]:
+def _passing_on(form: Form) -> Callable[..., Any]:
     """A block's forward that changes nothing, in the block's own form."""
 
     def forward(*args: Any, **kwargs: Any) -> Any:
         given = first_input(args, kwargs)
-        return (given, *[None] * (n_given - 1)) if n_given else given
+        if form is None:
+            return given
+        kind, length = form
+        return kind([given, *[None] * (length - 1)])
 
     return forward
 

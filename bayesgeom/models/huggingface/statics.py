@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from bayesgeom.core import sites as s
 from bayesgeom.core.sites import K, Site, V
-from bayesgeom.models.huggingface.anatomy import Anatomy, is_close
+from bayesgeom.models.huggingface.anatomy import Anatomy, Parts, is_close
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -31,18 +31,10 @@ class Statics:
 
     def absent(self) -> dict[Site, str]:
         """The sites that the anatomy does not allow, each with the reason."""
-        anatomy, reasons = self._anatomy, dict[Site, str]()
-        if anatomy.key_input is None or K not in anatomy.projections:
-            read = (s.TOKEN_INPUTS, s.TOKEN_KEYS, s.NORM_WEIGHT, s.W_V)
-            reasons |= dict.fromkeys(read, "its key projection is not known here, or what enters it")
-        if K not in anatomy.projections:
-            reasons |= dict.fromkeys((s.W_K, s.W_K_GRAM), "its key projection is not known here")
-        if V not in anatomy.projections:
-            reasons.setdefault(s.W_V, "its value projection is not known here")
-        if anatomy.output is None or anatomy.writers is None:
-            reasons[s.W_O] = "no part is known to write what its heads give into the residual stream"
-        elif not anatomy.is_plain_write:
-            reasons[s.W_O] = "a norm stands between W_O and the residual stream: no matrix says what one head writes"
+        reasons = dict[Site, str]()
+        for layer, parts in enumerate(self._anatomy.parts):
+            for site, reason in _absent_in(parts).items():
+                reasons.setdefault(site, f"{reason}, in layer {layer}")
         return reasons
 
     def sites(self) -> frozenset[Site]:
@@ -52,16 +44,16 @@ class Statics:
     @torch.no_grad()
     def of(self, site: Site, tokens: Int64[Tensor, " token"], layer: int) -> Float[Tensor, "*axes"]:
         """A site of one layer, for these token ids."""
-        anatomy, d_model = self._anatomy, self._d_model
+        anatomy, d_model, parts = self._anatomy, self._d_model, self._anatomy.parts[layer]
         match site:
             case s.W_K | s.W_V:
                 kind = K if site == s.W_K else V
                 found = self._matrix(lambda x: self._projected(kind, x, layer), d_model).permute(1, 2, 0)
             case s.W_O:
-                assert anatomy.output is not None, "it is absent otherwise"
-                part, heads = anatomy.part(layer, anatomy.output), anatomy.sizes
+                assert parts.output is not None, "it is absent otherwise"
+                part, heads = anatomy.part(layer, parts.output), anatomy.sizes
                 wide = self._matrix(lambda x: call(part, x), heads.n_heads * heads.d_head)
-                found = wide.unflatten(0, (heads.n_heads, heads.d_head))
+                found = (parts.write_scale * wide).unflatten(0, (heads.n_heads, heads.d_head))
             case s.NORM_WEIGHT:
                 found = self._norm_weight(layer)
             case _:
@@ -70,7 +62,7 @@ class Statics:
 
     def inputs(self, resid: Float[Tensor, "batch pos d_model"], layer: int) -> Float[Tensor, "batch pos d_model"]:
         """A residual stream, normed as it enters W_K."""
-        path = self._anatomy.key_input
+        path = self._anatomy.parts[layer].key_input
         return call(self._anatomy.part(layer, path), resid) if path else resid
 
     def projected(
@@ -90,7 +82,7 @@ class Statics:
         for layer in range(len(self._anatomy.blocks)):
             odd = (self.inputs(x, layer) - self.inputs(-x, layer)).float() / 2
             weight = self._norm_weight(layer).to(odd.device)
-            expected = [weight * part.to(odd) for part in (normed if self._anatomy.key_input else [x])]
+            expected = [weight * part.to(odd) for part in (normed if self._anatomy.parts[layer].key_input else [x])]
             if not any(is_close(odd.to(x.dtype), part) for part in expected):  # to the model's own rounding
                 return layer
         return None
@@ -104,12 +96,12 @@ class Statics:
     def _projected(
         self, site: Site, x: Float[Tensor, "batch pos d"], layer: int
     ) -> Float[Tensor, "batch pos kv_head d_head"]:
-        projection = self._anatomy.projections[site]
+        projection = self._anatomy.parts[layer].projections[site]
         return projection.take(call(self._anatomy.part(layer, projection.path), x))
 
     def _norm_weight(self, layer: int) -> Float[Tensor, " d_model"]:
         """Half the difference between what the norm makes of x and of −x, per entry of x / rms: x has no mean."""
-        if not self._anatomy.key_input:
+        if not self._anatomy.parts[layer].key_input:
             return torch.ones(self._d_model)
         x = torch.ones(self._d_model, dtype=torch.float64)
         x[self._d_model // 2 :] = -1
@@ -122,6 +114,23 @@ class Statics:
         unit = torch.eye(width + 1, width)[None]  # the last row is zero
         rows = part(unit.to(self._hf.dtype))[0].float()
         return rows[:-1] - rows[-1]
+
+
+def _absent_in(parts: Parts) -> dict[Site, str]:
+    """The sites that the parts of one block do not allow, each with the reason."""
+    reasons = dict[Site, str]()
+    if parts.key_input is None or K not in parts.projections:
+        read = (s.TOKEN_INPUTS, s.TOKEN_KEYS, s.NORM_WEIGHT, s.W_V)
+        reasons |= dict.fromkeys(read, "its key projection is not known here, or what enters it")
+    if K not in parts.projections:
+        reasons |= dict.fromkeys((s.W_K, s.W_K_GRAM), "its key projection is not known here")
+    if V not in parts.projections:
+        reasons.setdefault(s.W_V, "its value projection is not known here")
+    if parts.output is None or parts.writers is None:
+        reasons[s.W_O] = "no part is known to write what its heads give into the residual stream"
+    elif not parts.is_plain_write:
+        reasons[s.W_O] = "a norm stands between W_O and the residual stream: no matrix says what one head writes"
+    return reasons
 
 
 def embedded(hf: "PreTrainedModel", tokens: Int64[Tensor, "batch pos"]) -> Float[Tensor, "batch pos d_embed"]:

@@ -90,13 +90,38 @@ class CarriedReplayer:
         return blocks  # type: ignore[return-value]
 
     def _logits(self, resid: Float[Tensor, "batch pos d_model"]) -> Float[Tensor, "batch pos d_vocab"]:
-        output = self.module.embed.weight if self.module.config.tied else self.module.unembed.weight
-        return torch.nn.functional.linear(self.module.ln_final(resid), output)
+        return _unembedded(self.module, resid)
 
 
 @torch.no_grad()
 def states_of(block: LSTMBlock, resid: Float[Tensor, "batch pos d_model"]) -> Float[Tensor, "batch pos state"]:
     """h and c side by side after every position: torch's own LSTM gives c after the last one alone."""
+    return torch.stack(_steps(block, resid), dim=1)
+
+
+def logits_through_states(
+    module: LSTM, trials: Trials
+) -> tuple[Float[Tensor, "batch query_pos d_vocab"], list[list[Float[Tensor, "batch state"]]]]:
+    """Return the logits at scored positions and, by layer and position, the states that their graph runs through.
+
+    A gradient with respect to a state counts what the same position reads out of h and what later positions carry on.
+    """
+    resid: Tensor = module.embed(trials.tokens)
+    states = []
+    for block in module.blocks:
+        assert isinstance(block, LSTMBlock), "an LSTM is made of them"
+        states.append(_steps(block, resid))
+        resid = resid + torch.stack(states[-1], dim=1)[..., : resid.shape[-1]]
+    return _unembedded(module, resid[:, trials.scored_positions()[0]]), states
+
+
+def _unembedded(module: LSTM, resid: Float[Tensor, "batch pos d_model"]) -> Float[Tensor, "batch pos d_vocab"]:
+    output = module.embed.weight if module.config.tied else module.unembed.weight
+    return torch.nn.functional.linear(module.ln_final(resid), output)
+
+
+def _steps(block: LSTMBlock, resid: Float[Tensor, "batch pos d_model"]) -> list[Float[Tensor, "batch state"]]:
+    """The state after each position; where gradients are wanted, each is a node that the rest depends on."""
     lstm, d = block.lstm, resid.shape[-1]
     weights = dict(lstm.named_parameters())
     recurrent = weights["weight_hh_l0"].T
@@ -107,5 +132,9 @@ def states_of(block: LSTMBlock, resid: Float[Tensor, "batch pos d_model"]) -> Fl
         i, f, g, o = (given[:, at] + h @ recurrent).split(d, dim=-1)
         c = f.sigmoid() * c + i.sigmoid() * g.tanh()
         h = o.sigmoid() * c.tanh()
-        states.append(torch.cat([h, c], dim=-1))
-    return torch.stack(states, dim=1)
+        state = torch.cat([h, c], dim=-1)
+        if torch.is_grad_enabled() and not state.requires_grad:
+            state.requires_grad_()  # where weights are frozen, the graph begins here
+        states.append(state)
+        h, c = state.split(d, dim=-1)
+    return states

@@ -111,10 +111,22 @@ def test_a_model_that_carries_more_than_the_stream_takes_whole_passes(folder: Ca
     third.register_forward_hook(lambda m, i, out: out + left.pop("value", torch.zeros(())))
     model = as_model(hf)
     with pytest.warns(
-        UserWarning, match=r"cannot be replayed from block 1 on with the same logits: every ablation takes"
+        UserWarning, match=r"cannot be replayed with the same logits, as block 2 reads more .*: every ablation takes"
     ):
         replayer = model.replayer()
     assert isinstance(replayer, PlainLoop)
+
+
+def test_a_middle_block_that_reads_more_than_the_stream_is_found(folder: Callable[[str], Path]) -> None:
+    import transformers
+
+    hf = transformers.AutoModelForCausalLM.from_pretrained(folder("llama"))
+    first, second = hf.model.layers[0].mlp, hf.model.layers[1].mlp
+    left: dict[str, Any] = {"value": torch.zeros(())}
+    first.register_forward_hook(lambda m, i, out: left.update(value=out))
+    second.register_forward_hook(lambda m, i, out: out + left.pop("value", torch.zeros(())))
+    with pytest.warns(UserWarning, match=r"as block 1 reads more than the residual stream"):
+        assert isinstance(as_model(hf).replayer(), PlainLoop)
 
 
 def test_dropout_stays_off(folder: Callable[[str], Path]) -> None:

@@ -1,0 +1,242 @@
+"""Language models in one GGUF file, the format of llama.cpp: found, described and dequantized.
+
+transformers reads such a file with the package `gguf`, an optional dependency, and turns its blocks of 4 or 8 bits
+into ordinary floating-point weights. What was lost when the file was made stays lost, so the description of the bits
+goes into every result's provenance.
+
+Reference: the GGUF specification, https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
+"""
+
+import contextlib
+import hashlib
+import importlib.util
+import io
+import struct
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from io import BufferedReader
+from math import prod
+from pathlib import Path
+from typing import Any, final
+
+import torch
+
+from bayesgeom.core.errors import CheckpointFault, InvalidArgument
+
+SUFFIX = ".gguf"
+_MAGIC, _MOST_TENSORS, _MOST_AXES, _MOST_VALUES = b"GGUF", 1_000_000, 8, 100_000_000
+_STRING, _ARRAY = 8, 9  # value types of the specification
+_WIDTHS = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}  # bytes of the others
+_PLAIN = ("F64", "F32", "F16", "BF16")
+
+
+def gguf_in(path: Path) -> Path | None:
+    """Find the GGUF file that a path names.
+
+    Args:
+        path: A file, or a directory that holds one GGUF file and no `config.json`.
+
+    Returns:
+        The file, or None where the path is something else.
+
+    Raises:
+        InvalidArgument: the directory holds several.
+    """
+    if path.is_file():
+        return path if path.suffix == SUFFIX else None
+    if not path.is_dir() or (path / "config.json").exists():
+        return None
+    found = sorted(path.glob(f"*{SUFFIX}"))
+    if len(found) > 1:
+        raise InvalidArgument(
+            f"{path} holds {len(found)} GGUF files ({', '.join(file.name for file in found[:4])}); name one of them."
+        )
+    return found[0] if found else None
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Blocks:
+    """How the weights of a GGUF file are stored: tensors and weights of each GGML type, by its number."""
+
+    tensors: Mapping[int, int]
+    weights: Mapping[int, int]
+
+    def described(self) -> str:
+        """Return the types and their bits, as provenance states them.
+
+        Example:
+            >>> Blocks(tensors={3: 2, 0: 1}, weights={3: 630, 0: 10}).described()
+            'dequantized from 4 bits (GGUF: Q4_1 in 2 tensors, F32 in 1; 5.42 bits a weight with scales)'
+        """
+        from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
+
+        kinds = {kind: GGMLQuantizationType(kind).name for kind in self.tensors}
+        by_size = sorted(kinds, key=lambda kind: -self.weights[kind])
+        stored = ", ".join(
+            f"{kinds[kind]} in {self.tensors[kind]}{' tensors' if i == 0 else ''}" for i, kind in enumerate(by_size)
+        )
+        total = sum(
+            self.weights[kind]
+            * 8
+            * GGML_QUANT_SIZES[GGMLQuantizationType(kind)][1]
+            / GGML_QUANT_SIZES[GGMLQuantizationType(kind)][0]
+            for kind in kinds
+        )
+        most = kinds[by_size[0]]
+        if most in _PLAIN:
+            return f"read from GGUF ({stored})"
+        bits = "".join(filter(str.isdigit, most.partition("_")[0]))
+        each = total / sum(self.weights.values())
+        return f"dequantized from {bits} bits (GGUF: {stored}; {each:.3g} bits a weight with scales)"
+
+
+def blocks_of(file: Path) -> Blocks:
+    """Read from the header of a GGUF file how its weights are stored; no weight is read.
+
+    Raises:
+        CheckpointFault: it is no whole GGUF file.
+    """
+    tensors, weights = Counter[int](), Counter[int]()
+    try:
+        with file.open("rb") as opened:
+            reader = _Header(opened)
+            n_tensors, n_values = reader.start()
+            for _ in range(n_values):
+                reader.skip_text()
+                reader.skip_value(reader.number("I"))
+            for _ in range(n_tensors):
+                reader.skip_text()
+                shape = [reader.number("Q") for _ in range(reader.count("I", _MOST_AXES))]
+                kind = reader.number("I")
+                reader.number("Q")
+                tensors[kind] += 1
+                weights[kind] += prod(shape)
+    except (struct.error, KeyError, ValueError, OSError) as error:
+        raise CheckpointFault(f"{file} is no whole GGUF file ({error}). Copy or download it again.") from error
+    if not tensors:
+        raise CheckpointFault(f"{file} holds no tensors. It is a vocabulary alone; use the file of a whole model.")
+    return Blocks(tensors=tensors, weights=weights)
+
+
+def digest_of(file: Path, dtype: torch.dtype) -> str:
+    """Return 16 hex digits of the hash of the file and of the type of its dequantized weights, which decide them."""
+    digest = hashlib.sha256(f"gguf as {dtype}: ".encode())
+    with file.open("rb") as opened:
+        while part := opened.read(2**22):
+            digest.update(part)
+    return digest.hexdigest()[:16]
+
+
+def dequantized(file: Path, *, dtype: torch.dtype, device_map: str | dict[str, Any] | None) -> tuple[Any, Any]:
+    """Read a GGUF file with transformers.
+
+    Args:
+        file: The file.
+        dtype: Type of the dequantized weights.
+        device_map: As for `from_pretrained`.
+
+    Returns:
+        The model, with ordinary weights that can be saved, and its tokenizer or None.
+
+    Raises:
+        InvalidArgument: the package `gguf` is not installed, or the file holds no causal language model.
+        CheckpointFault: the file lacks weights of the model.
+    """
+    with contextlib.redirect_stderr(io.StringIO()):  # its reader draws a progress bar of its own, which no option hides
+        return _read(file, dtype, device_map)
+
+
+def _read(file: Path, dtype: torch.dtype, device_map: str | dict[str, Any] | None) -> tuple[Any, Any]:
+    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, AutoModelForCausalLM, AutoTokenizer, GgufConfig
+
+    options: dict[str, Any] = {"gguf_file": file.name, "trust_remote_code": False}
+    config = AutoConfig.from_pretrained(file.parent, **options)
+    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+        raise InvalidArgument(f"{file} is a {config.model_type}, which is no causal language model.")
+    loaded: Any = AutoModelForCausalLM.from_pretrained(
+        file.parent,
+        config=config,
+        dtype=dtype,
+        device_map=device_map,
+        quantization_config=GgufConfig(dequantize=True),
+        output_loading_info=True,
+        **options,
+    )
+    hf, found = loaded
+    if missing := sorted(found["missing_keys"]):
+        raise CheckpointFault(
+            f"{file} lacks {len(missing)} tensor(s) of {type(hf).__name__}: {', '.join(missing[:4])}. They would be "
+            f"random numbers; this is no whole causal language model."
+        )
+    # The weights are ordinary now; with these marks transformers would refuse to save or to copy the model.
+    hf.hf_quantizer = None
+    for marked in (hf.config, hf):
+        vars(marked).pop("quantization_config", None)
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(file.parent, **options)
+    except (OSError, ValueError):  # as elsewhere: token ids are enough
+        tokenizer = None
+    return hf, tokenizer
+
+
+def require_gguf(file: Path) -> None:
+    """Check that the optional package is there. **Raises** `InvalidArgument`."""
+    if importlib.util.find_spec("gguf") is None:
+        raise InvalidArgument(
+            f"{file} is a GGUF file, and the package gguf that reads it is not installed: "
+            f"pip install 'bayesgeom[gguf]'."
+        )
+
+
+@final
+class _Header:
+    """The header of a GGUF file, read front to back."""
+
+    def __init__(self, opened: BufferedReader) -> None:
+        self._opened, self._size = opened, opened.seek(0, io.SEEK_END)
+        opened.seek(0)
+
+    def start(self) -> tuple[int, int]:
+        """Numbers of tensors and of key-value pairs."""
+        if self._opened.read(4) != _MAGIC:
+            raise ValueError("it does not begin with the letters GGUF")
+        version = self.number("I")
+        if version not in (2, 3):
+            raise ValueError(f"version {version} of the format, where 2 and 3 are known")
+        return self.count("Q", _MOST_TENSORS), self.count("Q", _MOST_TENSORS)
+
+    def number(self, form: str) -> int:
+        """The next little-endian integer."""
+        value: int = struct.unpack(f"<{form}", self._opened.read(struct.calcsize(form)))[0]
+        return value
+
+    def count(self, form: str, most: int) -> int:
+        """The next integer, which counts something."""
+        value = self.number(form)
+        if value > most:
+            raise ValueError(f"a count of {value:,}, where at most {most:,} make sense")
+        return value
+
+    def skip_text(self) -> None:
+        self._skip(self.number("Q"))
+
+    def skip_value(self, kind: int) -> None:
+        """Pass over a value of this type; arrays of texts one by one."""
+        if kind == _STRING:
+            self.skip_text()
+        elif kind == _ARRAY:
+            inner, n = self.number("I"), self.count("Q", _MOST_VALUES)
+            if inner in _WIDTHS:
+                self._skip(n * _WIDTHS[inner])
+            else:
+                for _ in range(n):
+                    self.skip_value(inner)
+        else:
+            self._skip(_WIDTHS[kind])
+
+    def _skip(self, n: int) -> None:
+        if n > self._size - self._opened.tell():
+            raise ValueError("it ends within its header")
+        self._opened.seek(n, io.SEEK_CUR)

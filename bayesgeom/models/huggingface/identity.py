@@ -1,0 +1,123 @@
+"""The hash that identifies a Hugging Face model: every weight, wherever it is kept, and the config that uses it.
+
+Weights that accelerate offloads are on the meta device between passes. They are read through accelerate, one module at
+a time, so that the hash never holds more than one module's. A hash of the files, or of their sizes and dates, would
+not do: weights can be changed in memory, and two files of one architecture have the same size and header.
+
+The hash is SHA-256 over pieces of every tensor, in as many threads as torch uses. It reads each weight once.
+"""
+
+import contextlib
+import hashlib
+import json
+from collections.abc import Iterator
+from concurrent.futures import Executor, ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+import torch
+from jaxtyping import Shaped
+from torch import Tensor, nn
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+from bayesgeom.core.errors import InvalidArgument
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+PIECE = 2**20  # bytes that one thread hashes at a time
+_NOT_THE_FUNCTION = ("_name_or_path", "transformers_version", "architectures", "dtype", "torch_dtype")
+_HOOK = "_hf_hook"  # where accelerate keeps its own
+
+
+@torch.no_grad()
+def weights_identity(hf: "PreTrainedModel") -> str:
+    """Return the first 16 hex digits of the SHA-256 over the config and every tensor of the state.
+
+    Two models share it only if they compute the same function with the same numbers. Where weights are kept (memory, an
+    accelerator, disk) does not matter, nor the directory they came from.
+
+    Raises:
+        InvalidArgument: Weights are on the meta device and nothing keeps their values.
+    """
+    digest = hashlib.sha256(json.dumps(described(hf), sort_keys=True).encode())
+    known: dict[tuple[Any, ...], bytes] = {}  # by storage: a matrix that is used twice is read once
+    entries: dict[str, bytes] = {}
+    with ThreadPoolExecutor(torch.get_num_threads()) as pool:
+        for path, module in hf.named_modules():
+            with at_hand(module):
+                for name, tensor in _own_state(module):
+                    entry = f"{path}.{name}" if path else name
+                    place = (tensor.device, _pointer(tensor), tuple(tensor.shape), tensor.stride(), tensor.dtype)
+                    if _is_offloaded(module) or place[1] == 0 or place not in known:
+                        known[place] = _hashed(entry, tensor, pool)
+                    entries[entry] = f"{entry} {tuple(tensor.shape)} {tensor.dtype}".encode() + known[place]
+    for entry in sorted(entries):
+        digest.update(entries[entry])
+    return digest.hexdigest()[:16]
+
+
+def described(hf: "PreTrainedModel") -> dict[str, Any]:
+    """Return the config as JSON holds it, without what says only where it came from or how it was saved."""
+    config: dict[str, Any] = json.loads(hf.config.to_json_string(use_diff=False))
+    return {key: value for key, value in config.items() if key not in _NOT_THE_FUNCTION}
+
+
+def unreachable(hf: nn.Module) -> str | None:
+    """Return the name of the first parameter on the meta device whose values nothing keeps; None where there is none.
+
+    A pass through such a model gives no numbers.
+    """
+    for path, module in hf.named_modules():
+        if _is_offloaded(module):
+            continue
+        for name, parameter in module.named_parameters(recurse=False):
+            if parameter.device.type == "meta":
+                return f"{path}.{name}" if path else name
+    return None
+
+
+@contextlib.contextmanager
+def at_hand(module: nn.Module) -> Iterator[None]:
+    """Inside the block, a module whose weights accelerate keeps elsewhere has them in the CPU's memory."""
+    if not _is_offloaded(module):
+        yield
+        return
+    from accelerate.utils import align_module_device
+
+    with align_module_device(module, torch.device("cpu")):
+        yield
+
+
+def _is_offloaded(module: nn.Module) -> bool:
+    if _HOOK not in vars(module):
+        return False
+    from accelerate.utils import has_offloaded_params
+
+    return bool(has_offloaded_params(module))
+
+
+def _own_state(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """A module's parameters and persistent buffers, without those of its parts."""
+    yield from module.named_parameters(recurse=False)
+    transient = module._non_persistent_buffers_set  # noqa: SLF001  (torch has no public way to read it)
+    yield from ((name, own) for name, own in module.named_buffers(recurse=False) if name not in transient)
+
+
+def _pointer(tensor: Shaped[Tensor, "..."]) -> int:
+    is_made_of_several = bool(is_traceable_wrapper_subclass(tensor))
+    return 0 if is_made_of_several else tensor.data_ptr()
+
+
+def _hashed(name: str, tensor: Shaped[Tensor, "..."], pool: Executor) -> bytes:
+    """The digests of a tensor's pieces; of a tensor made of several (quantized ones are), those of each."""
+    if is_traceable_wrapper_subclass(tensor):
+        inner, _ = tensor.__tensor_flatten__()
+        return b"".join(part.encode() + _hashed(name, getattr(tensor, part), pool) for part in inner)
+    if tensor.device.type == "meta":
+        raise InvalidArgument(
+            f"{name} is on torch's meta device: the model has shapes but no weights. Load its weights, for example "
+            f"with from_pretrained."
+        )
+    raw = tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data
+    pieces = (raw[start : start + PIECE] for start in range(0, len(raw), PIECE))
+    return b"".join(pool.map(lambda piece: hashlib.sha256(piece).digest(), pieces))

@@ -1,0 +1,144 @@
+"""GGUF files: what they say of their bits, what is loaded from them, and what is refused."""
+
+import importlib.util
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from gguf import GGMLQuantizationType as Kind
+from gguf import GGUFWriter, quants
+
+import bayesgeom
+from bayesgeom.core.errors import CheckpointFault, InvalidArgument
+from bayesgeom.core.trials import Trials
+from bayesgeom.models.base import Model
+from bayesgeom.models.huggingface.gguf_file import blocks_of, gguf_in
+
+D, D_MLP, N_VOCAB, N_LAYERS, N_HEADS = 64, 96, 37, 2, 2
+
+
+def write_tiny(file: Path, *, kind: Kind = Kind.Q4_0, seed: int = 0, without: str = "") -> dict[str, np.ndarray]:
+    """A Llama of random weights, its matrices in blocks of this kind; what they are after dequantization."""
+    rng, writer = np.random.default_rng(seed), GGUFWriter(file, "llama")
+    writer.add_name("tiny")
+    writer.add_block_count(N_LAYERS)
+    writer.add_context_length(41)
+    writer.add_embedding_length(D)
+    writer.add_feed_forward_length(D_MLP)
+    writer.add_head_count(N_HEADS)
+    writer.add_head_count_kv(N_HEADS)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_vocab_size(N_VOCAB)
+    shapes = {"token_embd": (N_VOCAB, D)}
+    for i in range(N_LAYERS):
+        shapes |= {f"blk.{i}.attn_{name}": (D, D) for name in ("q", "k", "v", "output")}
+        shapes |= {f"blk.{i}.ffn_gate": (D_MLP, D), f"blk.{i}.ffn_up": (D_MLP, D), f"blk.{i}.ffn_down": (D, D_MLP)}
+        shapes |= {f"blk.{i}.attn_norm": (D,), f"blk.{i}.ffn_norm": (D,)}
+    shapes |= {"output_norm": (D,), "output": (N_VOCAB, D)}
+    stored = {}
+    for name, shape in shapes.items():
+        if name == without:
+            continue
+        weights = rng.normal(scale=0.3, size=shape).astype(np.float32)
+        if len(shape) == 1:
+            writer.add_tensor(f"{name}.weight", np.ones(shape, dtype=np.float32))
+            continue
+        blocks = quants.quantize(weights, kind)
+        writer.add_tensor(f"{name}.weight", blocks, raw_dtype=kind)
+        stored[name] = quants.dequantize(blocks, kind)
+    for step in (writer.write_header_to_file, writer.write_kv_data_to_file, writer.write_tensors_to_file, writer.close):
+        step()
+    return stored
+
+
+@pytest.fixture
+def tiny(tmp_path: Path) -> tuple[Path, dict[str, np.ndarray]]:
+    return tmp_path / "tiny.gguf", write_tiny(tmp_path / "tiny.gguf")
+
+
+def test_weights_are_those_that_the_blocks_stand_for(tiny: tuple[Path, dict[str, np.ndarray]]) -> None:
+    file, stored = tiny
+    model = bayesgeom.load(file)
+    weights = model.module.state_dict()
+    for i in range(N_LAYERS):
+        for ours, theirs in (("down", "down_proj"), ("gate", "gate_proj"), ("up", "up_proj")):
+            found = weights[f"model.layers.{i}.mlp.{theirs}.weight"].numpy()
+            np.testing.assert_array_equal(found, stored[f"blk.{i}.ffn_{ours}"])
+    assert model.spec.quantization == (
+        "dequantized from 4 bits (GGUF: Q4_0 in 16 tensors, F32 in 5; 4.62 bits a weight with scales)"
+    )
+    assert model.spec.to_dict()["quantization"] == model.spec.quantization
+    assert model.spec.name == "tiny"
+
+
+def test_the_directory_of_a_file_is_the_file(tiny: tuple[Path, dict[str, np.ndarray]]) -> None:
+    file, _ = tiny
+    one, other = bayesgeom.load(file), bayesgeom.load(str(file.parent))
+    assert one.spec == other.spec
+    write_tiny(file.parent / "other.gguf", seed=1)
+    with pytest.raises(InvalidArgument, match=r"holds 2 GGUF files \(other.gguf, tiny.gguf\); name one of them"):
+        bayesgeom.load(file.parent)
+
+
+def test_it_can_be_saved_and_copied(tiny: tuple[Path, dict[str, np.ndarray]], tmp_path: Path) -> None:
+    file, _ = tiny
+    model = bayesgeom.load(file)
+    model.module.save_pretrained(tmp_path / "saved")
+    again = bayesgeom.load(tmp_path / "saved")
+    assert again.spec.quantization == "" and "quantization" not in again.spec.to_dict()
+    assert torch.equal(_logits(model), _logits(again))
+    fresh = model.fresh(3)
+    assert fresh.spec.quantization == ""
+    assert not torch.equal(_logits(model), _logits(fresh))
+
+
+def test_provenance_states_the_bits(tiny: tuple[Path, dict[str, np.ndarray]]) -> None:
+    model = bayesgeom.load(tiny[0])
+    report = bayesgeom.diagnose(
+        model, bayesgeom.tasks.Bijection(n_values=5, n_pairs=4), probes="calibration", n=3, n_untrained=1
+    )
+    assert report.provenance["model"]["quantization"].startswith("dequantized from 4 bits")
+
+
+def test_other_bits_or_another_type_are_another_model(tmp_path: Path) -> None:
+    write_tiny(tmp_path / "a.gguf")
+    write_tiny(tmp_path / "b.gguf", seed=1)
+    hashes = [bayesgeom.load(tmp_path / name).spec.weights_hash for name in ("a.gguf", "b.gguf")]
+    hashes.append(bayesgeom.load(tmp_path / "a.gguf", dtype="bfloat16").spec.weights_hash)
+    assert len({*hashes}) == 3
+    write_tiny(tmp_path / "c.gguf", kind=Kind.Q8_0)
+    assert blocks_of(tmp_path / "c.gguf").described().startswith("dequantized from 8 bits")
+
+
+def test_bad_files_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "no.gguf").write_bytes(b"not that")
+    with pytest.raises(CheckpointFault, match=r"no.gguf is no whole GGUF file \(it does not begin with"):
+        bayesgeom.load(tmp_path / "no.gguf")
+    write_tiny(tmp_path / "whole.gguf")
+    (tmp_path / "cut.gguf").write_bytes((tmp_path / "whole.gguf").read_bytes()[:300])
+    with pytest.raises(CheckpointFault, match=r"cut.gguf is no whole GGUF file"):
+        bayesgeom.load(tmp_path / "cut.gguf")
+    write_tiny(tmp_path / "lacking.gguf", without="blk.1.ffn_up")
+    with pytest.raises(CheckpointFault, match=r"lacking.gguf lacks 1 tensor\(s\) of LlamaForCausalLM: .*1.mlp.up_proj"):
+        bayesgeom.load(tmp_path / "lacking.gguf")
+    with pytest.raises(InvalidArgument, match="revision is for models on the Hugging Face hub"):
+        bayesgeom.load(tmp_path / "whole.gguf", revision="main")
+    known = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "gguf" else known(name))
+    with pytest.raises(InvalidArgument, match=r"not installed: pip install 'bayesgeom\[gguf\]'"):
+        bayesgeom.load(tmp_path / "whole.gguf")
+
+
+def test_a_directory_with_a_config_is_no_gguf(tmp_path: Path) -> None:
+    write_tiny(tmp_path / "a.gguf")
+    (tmp_path / "config.json").write_text("{}")
+    assert gguf_in(tmp_path) is None
+    assert gguf_in(tmp_path / "a.gguf") == tmp_path / "a.gguf"
+    assert gguf_in(tmp_path / "absent") is None
+
+
+def _logits(model: Model) -> torch.Tensor:
+    trials: Trials = bayesgeom.tasks.Bijection(n_values=5, n_pairs=4).sample(3, seed=1)
+    with torch.no_grad():
+        return model.logits(trials)

@@ -1,0 +1,224 @@
+"""Families whose blocks differ, give lists, clip in place or scale what they write; models that are refused."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import bayesgeom
+from bayesgeom.core import sites as s
+from bayesgeom.core.errors import InvalidArgument
+from bayesgeom.models.huggingface.model import HFModel
+from bayesgeom.models.resolve import load
+from bayesgeom.tasks.bijection import Bijection
+from tests.families import D_VOCAB, N_CTX, _sizes, lively
+from tests.models.huggingface.test_sites import first, text
+
+HEADS = {s.Q, s.K, s.Q_ROT, s.K_ROT, s.V, s.Z, s.PATTERN}
+SUMS = {s.RESID_PRE, s.ATTN_OUT, s.RESID_MID, s.MLP_OUT, s.RESID_POST}
+EVERY = frozenset(s.ALL_SITES) - {s.STATE}
+_HYBRID: dict[str, Any] = {
+    "linear_num_value_heads": 4,
+    "linear_num_key_heads": 2,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 8,
+    "head_dim": 16,
+    "layer_types": ["linear_attention", "linear_attention", "full_attention"],
+}
+
+
+def built(kind: str, **sizes: Any) -> Any:
+    import transformers
+
+    config = getattr(transformers, f"{kind}Config")(**_sizes(**sizes))
+    torch.manual_seed(0)
+    return lively(transformers.AutoModelForCausalLM.from_config(config)).eval()
+
+
+def small(kind: str, **sizes: Any) -> Any:
+    """A model with sizes of its own names."""
+    import transformers
+
+    torch.manual_seed(0)
+    return lively(getattr(transformers, kind)(getattr(transformers, sizes.pop("config"))(**sizes))).eval()
+
+
+def hidden_states(hf: Any, blocks: str) -> list[Tensor]:
+    """What entered and left every block, by plain hooks."""
+    found: list[Tensor] = []
+
+    def keep(_module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        found.extend(
+            (args[0] if args else kwargs["hidden_states"], output[0] if isinstance(output, list) else first(output))
+        )
+
+    handles = [block.register_forward_hook(keep, with_kwargs=True) for block in hf.get_submodule(blocks)]
+    with torch.no_grad():
+        hf(input_ids=text().tokens, use_cache=False)
+    for handle in handles:
+        handle.remove()
+    return [x.clone() for x in found]
+
+
+@pytest.mark.parametrize("kind", ["Qwen3_5Text", pytest.param("OlmoHybrid", marks=pytest.mark.families)])
+def test_attention_in_some_layers_only(kind: str) -> None:
+    sizes = (
+        _HYBRID
+        if kind == "Qwen3_5Text"
+        else {
+            "layer_types": _HYBRID["layer_types"],
+            "linear_num_key_heads": 6,
+            "linear_num_value_heads": 6,
+            "linear_key_head_dim": 8,
+            "linear_value_head_dim": 16,
+        }
+    )
+    hf = built(kind, **sizes)
+    model = HFModel(hf)
+    assert model.sites >= SUMS and not HEADS & model.sites, model.withheld
+    assert model.withheld[s.Z] == "only layers 2 have it: the others have no attention, or heads of another width"
+    run = model.run([text()], record=SUMS, n_recorded=5)
+    for layer in range(3):
+        entered, left = hidden_states(hf, "model.layers")[2 * layer : 2 * layer + 2]
+        torch.testing.assert_close(run.at(s.RESID_PRE)[layer], entered, atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(run.at(s.RESID_POST)[layer], left, atol=1e-5, rtol=1e-5)
+        both = run.at(s.RESID_PRE)[layer] + run.at(s.ATTN_OUT)[layer] + run.at(s.MLP_OUT)[layer]
+        torch.testing.assert_close(both, left, atol=1e-4, rtol=1e-4)
+
+
+def test_masks_by_keyword() -> None:
+    model = HFModel(built("Doge"))  # its residual stream is scaled entry by entry: no sum of two writes
+    assert HEADS | {s.RESID_PRE, s.RESID_POST} <= model.sites, model.withheld
+
+
+def test_blocks_that_give_lists() -> None:
+    hf = small(
+        "OpenAIGPTLMHeadModel",
+        config="OpenAIGPTConfig",
+        vocab_size=D_VOCAB,
+        n_positions=N_CTX,
+        n_embd=35,
+        n_layer=3,
+        n_head=5,
+    )
+    model = HFModel(hf)
+    assert {s.RESID_PRE, s.RESID_POST} <= model.sites, model.withheld
+    run = model.run([text()], record=(s.RESID_POST,), n_recorded=5)
+    torch.testing.assert_close(run.at(s.RESID_POST)[1], hidden_states(hf, "transformer.h")[3], atol=1e-5, rtol=1e-5)
+    intact = model.logits(text())
+    handle = model.point(s.RESID_POST, 1).register_forward_hook(lambda _m, _i, x: 0.5 * x)
+    assert (model.logits(text()) - intact).abs().max() > 0.1
+    handle.remove()
+    baseline = model.replayer().baseline(text())
+    assert torch.equal(baseline.logits, intact)
+
+
+def test_heads_of_several_widths_are_withheld() -> None:
+    sizes = {"head_dim": 10, "layer_types": ["sliding_attention"] * 2 + ["full_attention"], "sliding_window": 5}
+    model = HFModel(built("Gemma4UnifiedText", **sizes))
+    assert model.sites >= SUMS and s.Z not in model.sites and s.Z in model.withheld
+
+
+def test_queries_that_are_clipped_in_place_are_not_believed() -> None:
+    clipped, plain = (HFModel(built("Olmo", clip_qkv=clip)) for clip in (0.5, None))
+    assert {s.Q, s.K, s.W_K, s.TOKEN_KEYS} <= clipped.withheld.keys() and {s.Q, s.K} <= plain.sites
+    assert "|q| = |q_rot| fails" in clipped.withheld[s.Q] and {s.K_ROT, s.V, s.Z} <= clipped.sites
+
+
+def test_writes_that_are_scaled(folder: Callable[[str], Path]) -> None:
+    factors = {
+        "residual_multiplier": 0.22,
+        "attention_multiplier": 0.1,
+        "embedding_multiplier": 3.0,
+        "logits_scaling": 2.0,
+    }
+    hf = built("Granite", **factors)
+    model = HFModel(hf)
+    assert model.sites == EVERY, model.withheld
+    trials, run = text(), model.run([text()], record=SUMS, n_recorded=5)
+    found: list[Tensor] = []
+    part = hf.model.layers[1].self_attn
+    handle = part.register_forward_hook(lambda _m, _i, out: found.append(first(out)))
+    with torch.no_grad():
+        hf(input_ids=trials.tokens, use_cache=False)
+    handle.remove()
+    torch.testing.assert_close(run.at(s.ATTN_OUT)[1], 0.22 * found[0], atol=1e-5, rtol=1e-5)
+    handle = model.point(s.ATTN_OUT, 1).register_forward_hook(lambda _m, _i, x: 0 * x)
+    ablated = model.logits(trials)
+    handle.remove()
+    handle = part.register_forward_hook(lambda _m, _i, out: (0 * out[0], *out[1:]))
+    with torch.no_grad():
+        torch.testing.assert_close(ablated, hf(input_ids=trials.tokens, use_cache=False).logits, atol=1e-5, rtol=1e-5)
+    handle.remove()
+
+
+def test_attention_with_sinks_and_parallel_writes_in_place() -> None:
+    experts = {"head_dim": 10, "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 5}
+    types = ["sliding_attention", "full_attention", "sliding_attention"]
+    assert HFModel(built("GptOss", intermediate_size=28, layer_types=types, **experts)).sites == EVERY
+    falcon = small(
+        "FalconForCausalLM",
+        config="FalconConfig",
+        vocab_size=D_VOCAB,
+        hidden_size=60,
+        num_hidden_layers=3,
+        num_attention_heads=6,
+        alibi=False,
+    )
+    assert {s.RESID_PRE, s.ATTN_OUT, s.MLP_OUT, s.RESID_POST, s.Z, s.W_O} <= HFModel(falcon).sites
+
+
+@pytest.mark.parametrize("name", ["gpt2", pytest.param("opt", marks=pytest.mark.families)])
+def test_tokens_keep_their_sites_in_bfloat16(name: str, folder: Callable[[str], Path]) -> None:
+    half, whole = load(folder(name), dtype="bfloat16"), load(folder(name))
+    assert half.sites == whole.sites, half.withheld
+    tokens = torch.arange(7)
+    one, other = (m.static(s.TOKEN_EMBEDDINGS, tokens, 0) for m in (half, whole))
+    torch.testing.assert_close(one, other, atol=0.02, rtol=0.02)
+
+
+def test_experts_that_do_not_run_fused_run_one_by_one() -> None:
+    hf = built("Mixtral", intermediate_size=29, num_local_experts=3, num_experts_per_tok=2)
+    with pytest.warns(UserWarning, match=r"fused experts \(grouped_mm\) cannot run here \(strides should be"):
+        assert HFModel(hf).sites == EVERY
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        ("meta", r"model\.embed_tokens\.weight of LlamaForCausalLM is on torch's meta device: .* Load its weights"),
+        ("LlamaModel", r"LlamaModel gives no logits: it is no causal language model\. Load it with"),
+        ("LlamaForSequenceClassification", r"is no causal language model: for 2 sequences of 7 tokens and 97 ids it"),
+        ("LlamaForTokenClassification", r"gives logits of shape \(2, 7, 2\)"),
+        ("T5ForConditionalGeneration", r"is an encoder with a decoder, not a causal language model\. Pass a decoder"),
+        ("BertForMaskedLM", r"BertForMaskedLM is not causal"),
+    ],
+)
+def test_what_is_no_causal_language_model_is_refused(kind: str, message: str) -> None:
+    import transformers as t
+
+    sizes = _sizes(pad_token_id=0)
+    match kind:
+        case "meta":
+            with torch.device("meta"):
+                hf: Any = t.LlamaForCausalLM(t.LlamaConfig(**sizes))
+        case "T5ForConditionalGeneration":
+            hf = t.T5ForConditionalGeneration(
+                t.T5Config(vocab_size=D_VOCAB, d_model=60, num_layers=3, num_heads=6, d_kv=10, d_ff=53)
+            )
+        case "BertForMaskedLM":
+            hf = t.BertForMaskedLM(t.BertConfig(**sizes))
+        case _:
+            hf = getattr(t, kind)(t.LlamaConfig(**sizes))
+    with pytest.raises(InvalidArgument, match=message):
+        HFModel(hf.eval())
+
+
+def test_ablations_that_a_model_does_not_allow_cost_no_diagnosis(folder: Callable[[str], Path]) -> None:
+    task = Bijection(n_values=11, n_pairs=5)
+    found = bayesgeom.diagnose(load(folder("mamba")), task, n=5, n_untrained=0, ablations=True, probes="calibration")
+    assert set(found) == {"calibration"}
+    assert "every ablation of the default battery reads site 'attn_out'" in found.skipped["ablation"]

