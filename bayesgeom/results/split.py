@@ -52,7 +52,9 @@ class Panel:
 @final
 @dataclass(frozen=True, kw_only=True)
 class Drawing:
-    """The panels of one figure, and why others are not drawn. `is_wide`: panels use the page's whole width."""
+    """The panels of one figure, and why others are not drawn. `is_wide`: panels are as wide as the page."""
+
+    title: str
 
     panels: Sequence[Panel]
     notes: Sequence[str]
@@ -66,8 +68,11 @@ def split(figure: go.Figure, name: str) -> Drawing:
         figure: The figure.
         name: Start of the identifiers.
     """
+    heading = plain(figure.layout.title.text or "")
+    if not figure.data:
+        return Drawing(title=heading, panels=(), notes=(), is_wide=True)
     if not _is_grid(figure):
-        return Drawing(panels=[_whole(figure, f"{name}-1")], notes=(), is_wide=True)
+        return Drawing(title=heading, panels=[_whole(figure, f"{name}-1")], notes=(), is_wide=True)
     found, notes, listed = list[Panel](), list[str](), entries(figure)
     for number, x in enumerate(figure.select_xaxes(), start=1):
         axis = str(x.plotly_name).replace("axis", "")
@@ -80,7 +85,7 @@ def split(figure: go.Figure, name: str) -> Drawing:
         if traces:
             found.append(_panel(figure, axis, traces, listed.get(axis, {}), (f"{name}-{number}", title)))
     columns = {round((x.domain or (0, 1))[0], 2) for x in figure.select_xaxes()}
-    return Drawing(panels=found, notes=notes, is_wide=len(columns) == 1 or len(found) == 1)
+    return Drawing(title=heading, panels=found, notes=notes, is_wide=len(columns) == 1 or len(found) == 1)
 
 
 def _is_text(trace: Any) -> bool:
@@ -134,9 +139,7 @@ def _whole(figure: go.Figure, identifier: str) -> Panel:
         own["layout"] |= {"paper_bgcolor": _CLEAR, "plot_bgcolor": _CLEAR}
         own["layout"]["margin"] = {**layout["margin"], "t": 10}
         own["frames"] = [frame.to_plotly_json() for frame in figure.frames]
-    return Panel(
-        id=identifier, title="" if figure.frames else title, alt=title or "figure", height=height, keys=(), drawn=own
-    )
+    return Panel(id=identifier, title="", alt=title or "figure", height=height, keys=(), drawn=own)
 
 
 _CLEAR = "rgba(0,0,0,0)"
