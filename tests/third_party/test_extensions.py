@@ -152,7 +152,7 @@ def test_a_chart_that_fails_costs_its_own_figure(monkeypatch: pytest.MonkeyPatch
     report = bayesgeom.diagnose("tiny", n=7, n_untrained=0, probes=["attention_sink"])["attention_sink"]
     monkeypatch.setattr(example("sink_map", "SinkMap"), "draw", lambda self, report: 1 / 0)
     page = page_of("tiny", {report.name: report}, {}, {})
-    assert "Chart 'sink_map' cannot be drawn: ZeroDivisionError" in page.replace("\\u0027", "'")
+    assert "Chart 'sink_map' cannot be drawn: ZeroDivisionError" in page.replace("&#39;", "'")
 
 
 def test_the_command_runs_and_saves(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
