@@ -89,7 +89,7 @@ def split(figure: go.Figure, name: str) -> Drawing:
 
 
 def _is_text(trace: Any) -> bool:
-    return trace.type == "scatter" and trace.mode == "text"
+    return bool(trace.type == "scatter" and trace.mode == "text")
 
 
 def compact(value: Any) -> Any:
