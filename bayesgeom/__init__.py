@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from bayesgeom.comparison.replication import replicate as replicate
     from bayesgeom.comparison.run import compare as compare
     from bayesgeom.core.errors import BayesGeomError as BayesGeomError
+    from bayesgeom.diagnosis.run import diagnose as diagnose
     from bayesgeom.dynamics.run import training_dynamics as training_dynamics
     from bayesgeom.experiments.em.run import em_experiment as em_experiment
     from bayesgeom.generalization.length import length_generalization as length_generalization
@@ -40,7 +41,6 @@ if TYPE_CHECKING:
     from bayesgeom.models.resolve import as_model as as_model
     from bayesgeom.models.resolve import checkpoints as checkpoints
     from bayesgeom.models.resolve import load as load
-    from bayesgeom.probes.one_pass import diagnose as diagnose
     from bayesgeom.results.diagnosis import Diagnosis as Diagnosis
     from bayesgeom.results.diagnosis import load_report as load_report
     from bayesgeom.subspaces.site import InterventionSite as InterventionSite
@@ -62,7 +62,7 @@ _HOMES = {
     "capacity_matched": "bayesgeom.models.capacity",
     "checkpoints": "bayesgeom.models.resolve",
     "compare": "bayesgeom.comparison.run",
-    "diagnose": "bayesgeom.probes.one_pass",
+    "diagnose": "bayesgeom.diagnosis.run",
     "diff": "bayesgeom.comparison.difference",
     "training_dynamics": "bayesgeom.dynamics.run",
     "em_experiment": "bayesgeom.experiments.em.run",

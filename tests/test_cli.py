@@ -17,10 +17,10 @@ from bayesgeom.cli import main
 from bayesgeom.commands.base import Command
 from bayesgeom.core.numbers import number_text
 from bayesgeom.core.plugins import discover
+from bayesgeom.diagnosis.run import all_probes
 from bayesgeom.models import resolve
 from bayesgeom.models.checkpoint import hashed, load_checkpoint, save_checkpoint
 from bayesgeom.models.native.transformer import Transformer, TransformerConfig
-from bayesgeom.probes.one_pass import all_probes
 from bayesgeom.results.diagnosis import Diagnosis
 from bayesgeom.selftest import run as selftests
 from bayesgeom.selftest.controls import intervention_controls

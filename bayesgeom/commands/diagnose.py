@@ -40,7 +40,7 @@ class Diagnose(Command):
     """Run the default ablation battery as well."""
 
     def __call__(self) -> int:
-        from bayesgeom.probes.one_pass import diagnose
+        from bayesgeom.diagnosis.run import diagnose
 
         check_target(self.out)
         model, task = self.source.load(), self._task()
@@ -57,7 +57,7 @@ class Diagnose(Command):
 
     @classmethod
     def choices(cls) -> Mapping[str, Mapping[str, str]]:
-        from bayesgeom.probes.one_pass import all_probes
+        from bayesgeom.diagnosis.run import all_probes
         from bayesgeom.results.diagnosis import report_kinds
         from bayesgeom.tasks.base import task_kinds
 

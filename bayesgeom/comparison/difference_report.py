@@ -94,7 +94,7 @@ class DifferenceReport(Report):
             ends = "–" if np.isnan(low[row]) else interval_text(low[row], high[row])
             label = f"{self.rows[row]} ({self.units[row]})" if self.units[row] else self.rows[row]
             cells.append((label, *(number_text(float(own)) for own in numbers), ends, verdict))
-        return "\n".join(line for row in narrow(cells) for line in row)
+        return "\n".join(line for row in narrow(cells, room=4 * len(cells)) for line in row)
 
     def plot(self) -> "Figure":
         from bayesgeom.charts.forest import add_forest

@@ -4,7 +4,7 @@ import contextlib
 import os
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -138,42 +138,50 @@ def load(
     options: dict[str, Any] = {"revision": revision, "dtype": dtype, "device_map": device_map}
     if isinstance(name, Path) or not _is_hub_name(name):
         put_back(path)
-    is_there = _exists(path)
-    if is_there and (file := gguf_in(path)) is not None:
+    if _exists(path):
+        model = _from_path(path, options, device=device, trust_remote_code=trust_remote_code)
+    else:
+        _require_hub_name(name)
+        from bayesgeom.models.huggingface.loading import load_huggingface
+
+        model = load_huggingface(str(name), device=device, trust_remote_code=trust_remote_code, **options)
+    model.memory_gib = memory_gib
+    return model
+
+
+def _from_path(path: Path, options: Mapping[str, Any], *, device: str | torch.device, trust_remote_code: bool) -> Model:
+    """Load a GGUF file, one of bayesgeom's own checkpoints, or a directory of Hugging Face's form."""
+    if (file := gguf_in(path)) is not None:
         from bayesgeom.models.huggingface.loading import load_gguf
 
-        if revision is not None:
+        if options["revision"] is not None:
             raise InvalidArgument(f"revision is for models on the Hugging Face hub; {file.name} is one file.")
-        return load_gguf(file, dtype=dtype, device=device, device_map=device_map)
-    if is_there and not path.is_dir():
+        return load_gguf(file, dtype=options["dtype"], device=device, device_map=options["device_map"])
+    if not path.is_dir():
         raise CheckpointFault(
             f"{path} is a file; a checkpoint is a directory of {WEIGHTS} and {CONFIG}, or a *.gguf file."
         )
-    if is_there and not _is_foreign(path):
+    if not _is_foreign(path):
         if given := [option for option, value in options.items() if value is not None]:
             raise InvalidArgument(f"{', '.join(given)} is for Hugging Face models; {path.name} is bayesgeom's own.")
-        return _allowed(from_checkpoint(load_checkpoint(path, device=device)), memory_gib)
-    if not is_there and (isinstance(name, Path) or _is_path(name)):
+        return from_checkpoint(load_checkpoint(path, device=device))
+    from bayesgeom.models.huggingface.loading import load_huggingface
+
+    return load_huggingface(path, device=device, trust_remote_code=trust_remote_code, **options)
+
+
+def _require_hub_name(name: str | Path) -> None:
+    """Refuse the name of a path that does not exist, and a bare name that is no checkpoint's."""
+    if isinstance(name, Path) or _is_path(name):
         raise UnknownName(
             f"there is no directory {str(name)!r} ({Path(name).absolute()}); `bayesgeom checkpoints` lists names."
         )
-    if not is_there and not _is_hub_name(name):
+    if not _is_hub_name(name):
         listed = ", ".join(sorted(checkpoints())) or "(none)"
         raise UnknownName(
             f"there is no checkpoint named {str(name)!r}. There are: {listed}. A directory is named by its path, a "
             f"model on the Hugging Face hub as owner/name."
         )
-    from bayesgeom.models.huggingface.loading import load_huggingface
-
-    model = load_huggingface(
-        path if is_there else str(name), device=device, trust_remote_code=trust_remote_code, **options
-    )
-    return _allowed(model, memory_gib)
-
-
-def _allowed(model: Model, memory_gib: float | None) -> Model:
-    model.memory_gib = memory_gib
-    return model
 
 
 def check_device(device: str | torch.device) -> None:

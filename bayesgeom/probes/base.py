@@ -7,11 +7,11 @@ from typing import ClassVar, Generic, TypeVar, final
 
 import numpy as np
 
-from bayesgeom.core.planted import planted_chain, planted_run, planted_trials
 from bayesgeom.core.run import Run
 from bayesgeom.core.sites import Site
 from bayesgeom.results.estimate import Baseline
 from bayesgeom.results.report import Report
+from bayesgeom.tasks.planted import planted_chain, planted_run, planted_trials
 
 __all__ = ["Control", "Needs", "Probe", "known", "planted_chain", "planted_run", "planted_trials"]  # all a probe needs
 

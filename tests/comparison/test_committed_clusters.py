@@ -5,8 +5,8 @@ from collections.abc import Mapping
 import numpy as np
 import pytest
 
+from bayesgeom.diagnosis.run import diagnose
 from bayesgeom.probes.belief_report import CONSTANT, GAUSSIAN, SHUFFLE, SUBSPACES, BeliefReadoutReport
-from bayesgeom.probes.one_pass import diagnose
 from bayesgeom.results.diagnosis import Diagnosis
 from bayesgeom.results.estimate import Estimate
 from bayesgeom.results.estimators import UNTRAINED

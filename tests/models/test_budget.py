@@ -9,10 +9,10 @@ import pytest
 import bayesgeom
 from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.core.sites import PATTERN, K
+from bayesgeom.diagnosis.run import all_probes
 from bayesgeom.models import budget
 from bayesgeom.models.recorder import bytes_per_sequence
 from bayesgeom.models.resolve import load
-from bayesgeom.probes.one_pass import all_probes
 from tests.models.test_run import TASK, blocks, lively
 from tests.test_cli import save
 

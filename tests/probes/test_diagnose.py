@@ -15,12 +15,12 @@ from bayesgeom.core.errors import InvalidArgument, MissingSite, NoCopy, TaskMism
 from bayesgeom.core.progress import bar
 from bayesgeom.core.run import Run
 from bayesgeom.core.sites import RESID_POST, STATE, Z
+from bayesgeom.diagnosis.run import N_RECORDED, all_probes, diagnose
 from bayesgeom.models.adapters.hooked import HookedModel
 from bayesgeom.models.native.transformer import Transformer, TransformerConfig
 from bayesgeom.probes.base import Control, Needs, Probe
 from bayesgeom.probes.calibration import CalibrationReport
 from bayesgeom.probes.key_report import KeyOverlapReport
-from bayesgeom.probes.one_pass import N_RECORDED, all_probes, diagnose
 from bayesgeom.results.diagnosis import Diagnosis, left_out
 from bayesgeom.results.estimate import Estimate, Quantity
 from bayesgeom.results.estimators import UNTRAINED
@@ -32,7 +32,7 @@ from bayesgeom.tasks.bijection import Bijection
 from bayesgeom.tasks.hmm import HMM
 from bayesgeom.tasks.process import Mess3
 
-package = importlib.import_module("bayesgeom.probes.one_pass")  # its name in the package is the function's
+package = importlib.import_module("bayesgeom.diagnosis.run")  # its name in the package is the function's
 TASK = Bijection(n_values=11, n_pairs=5)  # 22 ids, 9 positions of which 5 are scored
 SIZES = TransformerConfig(d_vocab=22, n_ctx=9, n_layers=2, n_heads=3, d_model=21, d_mlp=13)
 

@@ -309,7 +309,7 @@ def test_more_keys_than_dimensions_have_a_welch_bound_in_the_headline(rng: np.ra
     sets = {"inputs": tuple(range(TOKENS))}
     report = KeyOverlap().measure(run_of(rng, sets=sets))
     bound = welch_bound(TOKENS, WIDTH)
-    assert bound > 0 and f"Welch bound of the largest |cos| {bound:.3f}: 0 is impossible" in str(report.headlines()[0])
+    assert bound > 0 and f"Welch bound of the largest |cos| {bound:.4g}: 0 is impossible" in str(report.headlines()[0])
 
 
 def test_rotated_keys_are_a_view_only_where_they_differ(rng: np.random.Generator) -> None:

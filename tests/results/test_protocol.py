@@ -264,7 +264,7 @@ def test_a_kind_that_is_not_known_is_refused(
 ) -> None:
     monkeypatch.setattr(module, "report_kinds", lambda: {"one": PlantedReport, "other": PlantedReport})
     report.save(tmp_path / "run")
-    with pytest.raises(OutputFault, match=r"reports of unknown kinds: planted\. Upgrade bayesgeom"):
+    with pytest.raises(OutputFault, match=r"reports of unknown kinds: planted\. Install the package"):
         load_report(tmp_path / "run")
     with pytest.raises(OutputFault, match=r"nowhere holds no readable report"):
         load_report(str(tmp_path / "nowhere"))

@@ -16,10 +16,10 @@ from bayesgeom.ablations.modes import mode_names
 from bayesgeom.cli import main
 from bayesgeom.core.errors import InvalidArgument, OutputFault, UnknownName
 from bayesgeom.core.sites import ATTN_OUT
+from bayesgeom.diagnosis.run import all_probes
 from bayesgeom.models.checkpoint import save_checkpoint
 from bayesgeom.models.config import ModelConfig, architectures, config_from_dict
 from bayesgeom.models.resolve import of_module
-from bayesgeom.probes.one_pass import all_probes
 from bayesgeom.results.diagnosis import Diagnosis
 from bayesgeom.results.page import page_of
 from bayesgeom.subspaces.fits import fit_from_text

@@ -46,10 +46,9 @@ def diagnose(
 ) -> Diagnosis:
     """Run every probe that the model can serve, in one pass over new sequences of its task.
 
-    Behavioral numbers use all `n` sequences. Activations are stored for the first 192, or for as many as the model's
-    `memory_gib` holds; provenance and summary state how many, and a probe that would get fewer than 16 is skipped. If
-    no probes are named, a test of relabeling invariance is added. `skipped` states which probes this model cannot
-    serve, and `inapplicable` which ones do not apply to this task.
+    Behavioral numbers use all `n` sequences, activations the first 192 or as many as the model's `memory_gib` holds; a
+    probe that would get fewer than 16 is skipped. If no probes are named, a test of relabeling invariance is added.
+    `skipped` states which probes this model cannot serve, `inapplicable` which do not apply to this task.
 
     Args:
         model: A model, or what `as_model` takes: a checkpoint's name or directory, a module, a Hugging Face model.
