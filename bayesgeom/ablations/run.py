@@ -284,7 +284,7 @@ class BatteryRun:
             (edit.site, edit.layer)
             for variant in variants
             for edit in variant
-            if not isinstance(edit, Replace) or edit.mode == "mean"
+            if not isinstance(edit, Replace) or edit.mode not in ("zero", "resample")  # a plug-in's mode may use them
         }
         sums: dict[tuple[Site, int], Tensor] = {}
         if not places:

@@ -127,7 +127,7 @@ class Diagnosis(Mapping[str, Report]):
                 0, f"forward hooks that bayesgeom did not set may have edited activations: {', '.join(foreign)}"
             )
         n, kept = self.provenance.get("arguments", {}).get("n"), self.provenance.get("n_recorded")
-        if n is not None and kept is not None and kept < n:
+        if isinstance(n, int) and isinstance(kept, int) and kept < n:
             notes.insert(0, f"activations were kept of {kept} of {n} sequences: what is read from them rests on those")
         if self.inapplicable:
             notes.append(f"not for this task: {', '.join(self.inapplicable)}")

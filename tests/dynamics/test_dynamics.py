@@ -10,6 +10,7 @@ import torch
 
 import bayesgeom
 from bayesgeom.core.errors import CheckpointFault, InvalidArgument, UnknownName
+from bayesgeom.core.numbers import number_text
 from bayesgeom.core.sites import PATTERN, RESID_PRE, K
 from bayesgeom.dynamics.frame import Frame
 from bayesgeom.dynamics.report import DIRECTIONS, SUBSPACES, DynamicsReport
@@ -236,9 +237,12 @@ def test_the_report_is_saved_and_read_back(whole: Diagnosis, report: DynamicsRep
     assert first.split()[0] == "0" and "answer shift (bits)" in head and "frame ratio" in head
     chance = next(line for line in report.table().splitlines() if line.startswith("chance: "))
     swapped, overlap = report.answer_shift_bits.baseline(SUBSPACES), report.key_overlap.baseline(DIRECTIONS)
-    assert f"answer shift {swapped.value[:, -1, 0].mean():.4g} (random subspaces)" in chance
-    assert f"key overlap {overlap.value[0, 0, 0]:.4g} (random directions)" in chance and "nan" not in chance
-    assert "frame ratio 1 " in chance and f"belief R² {report.belief_r2.baseline(SUBSPACES).value[0, -1]:.4g}" in chance
+    assert f"answer shift {number_text(swapped.value[:, -1, 0].mean())} (random subspaces)" in chance
+    assert f"key overlap {number_text(overlap.value[0, 0, 0])} (random directions)" in chance and "nan" not in chance
+    assert (
+        "frame ratio 1 " in chance
+        and f"belief R² {number_text(report.belief_r2.baseline(SUBSPACES).value[0, -1])}" in chance
+    )
 
 
 def test_the_settling_figure_has_a_row_for_every_pair_and_every_curve(settled: SettlingReport) -> None:

@@ -167,5 +167,5 @@ class Guest(Report):
 
 def test_a_figure_that_cannot_be_drawn_costs_no_page(site: Path) -> None:
     install(site, "bayesgeom.probes", {"undrawn": UNDRAWN})
-    text = _figure(importlib.import_module("guest_undrawn").Guest()).layout.title.text
+    text = _figure(importlib.import_module("guest_undrawn").Guest(n=1)).layout.title.text
     assert text == "This plug-in's figure cannot be drawn: RuntimeError: no ink"

@@ -38,16 +38,19 @@ def gguf_in(path: Path) -> Path | None:
         path: A file, or a directory that holds one GGUF file and no `config.json`.
 
     Returns:
-        The file, or None where the path is something else.
+        The file, or None where the path is something else or cannot be read.
 
     Raises:
         InvalidArgument: the directory holds several.
     """
     if path.is_file():
         return path if path.suffix == SUFFIX else None
-    if not path.is_dir() or (path / "config.json").exists():
+    try:
+        if not path.is_dir() or (path / "config.json").exists():
+            return None
+        found = sorted(path.glob(f"*{SUFFIX}"))
+    except OSError:  # a directory without permission: what reads it next names the reason
         return None
-    found = sorted(path.glob(f"*{SUFFIX}"))
     if len(found) > 1:
         raise InvalidArgument(
             f"{path} holds {len(found)} GGUF files ({', '.join(file.name for file in found[:4])}); name one of them."
