@@ -63,9 +63,9 @@ def strings(path: Path) -> Iterator[tuple[int, str]]:
     source = path.read_text(encoding="utf-8")
     lines = source.splitlines()
     for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.Constant) and isinstance(node.value, str) and " " in node.value.strip():
-            if EXEMPT not in lines[node.lineno - 1]:
-                yield node.lineno, node.value
+        is_text = isinstance(node, ast.Constant) and isinstance(node.value, str) and " " in node.value.strip()
+        if is_text and EXEMPT not in lines[node.lineno - 1]:
+            yield node.lineno, node.value
 
 
 def cells(path: Path) -> Iterator[tuple[int, str]]:
