@@ -1,4 +1,4 @@
-"""Reading the claims from the TOML files of the package, with every entry checked by name."""
+"""Reading the claims from the TOML files of the package; every entry is checked by name."""
 
 import functools
 import tomllib
