@@ -1,4 +1,4 @@
-"""The word list of the writing guide: private words do not appear in any text that users read.
+"""The word list: texts that users read have the standard words of the field, not private ones.
 
 The test is a backstop: it finds words, not clumsy sentences. A line that quotes such a word says so at its end, in an
 HTML comment or a code comment: `language: quoted`. The glossary and the committed readings are exempt.
