@@ -113,10 +113,13 @@ def test_texts_in_the_package_use_standard_words(folder: str) -> None:
     assert not found, f"{len(found)}:\n" + "\n".join(found)
 
 
-def test_the_template_of_the_report_page_uses_standard_words() -> None:
-    template = (ROOT / "bayesgeom" / "results" / "page.html.jinja").read_text(encoding="utf-8")
-    shown = re.sub(r"<style>.*?</style>|<script.*?</script>|\{[{%#].*?[}%#]\}", " ", template, flags=re.DOTALL)
-    assert not list(offences(shown, "page.html.jinja"))
+def test_templates_of_the_report_page_use_standard_words() -> None:
+    templates = sorted((ROOT / "bayesgeom").rglob("*.jinja"))
+    assert templates, "the report page has a template"
+    for path in templates:
+        source = path.read_text(encoding="utf-8")
+        shown = re.sub(r"<style>.*?</style>|<script.*?</script>|\{[{%#].*?[}%#]\}", " ", source, flags=re.DOTALL)
+        assert not list(offences(shown, path.name))
 
 
 @pytest.mark.parametrize(
