@@ -284,7 +284,7 @@ class BatteryRun:
             (edit.site, edit.layer)
             for variant in variants
             for edit in variant
-            if not isinstance(edit, Replace) or edit.mode not in ("zero", "resample")  # a plug-in's mode may use them
+            if not isinstance(edit, Replace) or edit.mode == "mean" or edit.by is not None
         }
         sums: dict[tuple[Site, int], Tensor] = {}
         if not places:

@@ -25,7 +25,7 @@ from bayesgeom.results.tables import aligned
 class Reproduction:
     """The numbers of a claim measured again, and whether they agree with the recorded ones.
 
-    `agrees` holds one entry per number that has a recorded value; `output` is what the commands printed.
+    `agrees` holds one entry per number that has a recorded value; `output` is the text that the commands printed.
     """
 
     claim: Claim
@@ -37,11 +37,11 @@ class Reproduction:
 
     @property
     def is_reproduced(self) -> bool:
-        """Whether every recorded number and the verdict came out again."""
+        """Whether every recorded number and the verdict were reproduced."""
         return all(self.agrees.values()) and self.verdict == self.recorded_verdict
 
     def table(self) -> str:
-        """Recorded and reproduced numbers side by side, then the verdicts."""
+        """Return recorded and reproduced numbers side by side, then the verdicts."""
         rows = [("number", "recorded", "reproduced", "agrees")]
         for name, value in self.found.items():
             number, recorded = self.claim.numbers[name], self._recorded(name)
@@ -63,15 +63,15 @@ def reproduce(claim: str | Claim, *, out: str | Path | None = None, runs: str | 
 
     Args:
         claim: The claim or its id.
-        out: Directory for the reports, one folder per run. Default: they are not kept.
-        runs: Folder of trainings, where checkpoints that are not shipped are looked for.
+        out: Directory for the reports, one folder per run. Default: they are not saved.
+        runs: Folder of training runs, searched for checkpoints that are not shipped.
 
     Returns:
         Recorded and reproduced numbers, and the verdicts that follow from them.
 
     Raises:
         UnknownName: If there is no claim with this id.
-        CheckpointFault: If a checkpoint is absent; the message says how to make it and how long that takes.
+        CheckpointFault: If a checkpoint is absent; the message states how to make it and how long that takes.
 
     Example:
         >>> import bayesgeom
@@ -92,7 +92,7 @@ def reproduce(claim: str | Claim, *, out: str | Path | None = None, runs: str | 
 
 
 def compared(claim: Claim, found: Mapping[str, Value], output: str = "") -> Reproduction:
-    """Set numbers beside the recorded ones."""
+    """Compare reproduced numbers with the recorded ones."""
     agrees = {}
     if claim.measured is not None:
         is_same = claim.measured.machine == machine()
@@ -111,7 +111,7 @@ def compared(claim: Claim, found: Mapping[str, Value], output: str = "") -> Repr
 
 
 def machine() -> str:
-    """Return the type of this machine: what decides the rounding of the numbers."""
+    """Return the type of this machine, which determines the rounding of the numbers."""
     import torch
 
     return f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}, torch {torch.__version__}"
@@ -126,5 +126,5 @@ def text(value: Value, unit: str = "") -> str:
 
 
 def short(number: float) -> str:
-    """Return a number as all tables print it; small ones as a power of ten, since a record is compared."""
+    """Return a number as all tables print it; small ones as a power of ten, because records are compared."""
     return number_text(number, is_exact=True)

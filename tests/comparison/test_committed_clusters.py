@@ -13,7 +13,7 @@ from bayesgeom.results.estimators import UNTRAINED
 from tests.pages import READINGS, named_rows, numbers, section
 
 CLUSTERS, READ = (
-    named_rows(section("comparison.md", "Are there five clusters?").split("What a linear map reads")[part])
+    named_rows(section("comparison.md", "Are there five clusters?").split("R² of a linear map")[part])
     for part in (0, 1)
 )
 
