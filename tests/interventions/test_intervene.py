@@ -321,7 +321,7 @@ REFUSED: dict[str, tuple[Callable[[], object], type[BayesGeomError], str]] = {
     "pairs": (
         lambda: intervene(planted_model(), Alone(), USED, kind=Design(donors="paired")),
         InvalidArgument,
-        "draws no pairs. Use donors='independent' or 'auto'",
+        "has no pairs. Use donors='independent' or 'auto'",
     ),
     "donors": (lambda: past_type_checks(Design(), donors="any").__post_init__(), InvalidArgument, "got 'any'"),
     "controls": (lambda: Design(n_random=0), InvalidArgument, "at least 1"),

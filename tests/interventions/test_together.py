@@ -222,15 +222,15 @@ def test_verdicts_follow_the_rule(value: float, beyond: float, most: float, said
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
-        ({"kind": "swap"}, InvalidArgument, r"kind is one of remove, keep, add; 'swap' is for one at a time"),
+        ({"kind": "swap"}, InvalidArgument, r"kind must be one of remove, keep, add; 'swap' edits one layer at a time"),
         ({"kind": "rotate"}, InvalidArgument, r"'rotate' is for one at a time"),
-        ({"kind": Design("remove")}, InvalidArgument, r"have a fixed design: pass kind='remove', 'keep' or 'add'"),
-        ({"n": 1}, InvalidArgument, r"at least 2 to correlate anything, got 1"),
-        ({"sites": []}, InvalidArgument, r"name one site or more, all at one hook point"),
+        ({"kind": Design("remove")}, InvalidArgument, r"accepts no Design: pass kind='remove', 'keep' or 'add'"),
+        ({"n": 1}, InvalidArgument, r"at least 2 for a correlation; got 1"),
+        ({"sites": []}, InvalidArgument, r"sites must hold at least one site, all at one hook point"),
         (
             {"sites": [BOTH, InterventionSite(V, (0,))]},
             InvalidArgument,
-            r"name one site or more, all at one hook point",
+            r"sites must hold at least one site, all at one hook point",
         ),
         ({"sites": [InterventionSite(RESID_PRE, (0, 2))]}, InvalidArgument, r"layers \[0, 2\]: name at least one of"),
     ],
