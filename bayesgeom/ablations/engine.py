@@ -41,7 +41,7 @@ class TileScores:
 @final
 @dataclass(frozen=True)
 class TileReference:
-    """Replacement activations for one tile: the task's means, and for each sequence the activations of the previous one."""
+    """Replacement activations for one tile: the task's means, and the activations of the previous sequence."""
 
     means: Means
     baseline: Baseline

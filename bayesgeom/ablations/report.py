@@ -162,9 +162,7 @@ class AblationReport(Report):
         if self.mode != MODE:
             return f"the criterion needs {MODE} ablation, this is {self.mode} ablation; run with --mode {MODE}"
         if self.n < LEAST_SEQUENCES:
-            return (
-                f"the criterion needs {LEAST_SEQUENCES} sequences, this has {self.n}; run with --n {LEAST_SEQUENCES}"
-            )
+            return f"the criterion needs {LEAST_SEQUENCES} sequences, this has {self.n}; run with --n {LEAST_SEQUENCES}"
         return ""
 
     def _heads(self) -> Effects:

@@ -1,4 +1,4 @@
-"""`replicate`: one recipe under several seeds, trained where it is missing and loaded where it is there."""
+"""`replicate`: one recipe with several seeds; existing trainings are loaded, missing ones are trained."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -28,17 +28,16 @@ def replicate(
 ) -> ReplicationReport:
     """Measure mean and spread of a recipe's scores over several trainings.
 
-    Seed 0 is the recipe itself; the others count from it. All are scored on the same sequences. A training that was
-    stopped continues.
+    Seed 0 is the recipe itself; the others count from it. All are scored on the same sequences. An interrupted training
+    continues.
 
     Args:
         recipe: Name of a recipe, or a recipe.
         seeds: Number of trainings.
-        runs: Directory where trainings are looked for and kept.
+        runs: Directory in which trainings are looked up and saved.
         n: Number of sequences that score each training.
         seed: Seed of the sequences and of the intervals.
-        train_missing: Whether models that do not exist yet are trained, which takes hours; else they are left out and
-            named.
+        train_missing: Whether to train missing models, which takes hours; else they are omitted and listed.
 
     Returns:
         Scores of every training, with mean and interval over seeds.
@@ -61,7 +60,7 @@ def replicate(
 
 
 def _replicated(recipe: Recipe, kept: Kept, *, seeds: int, n: int, seed: int) -> ReplicationReport:
-    """The report, with its provenance."""
+    """Return the report with its provenance."""
     recipes = _recipes(recipe, seeds)
     plan = kept.plan(recipes)
     wanted = [own for own in recipes if own not in plan.missing]
@@ -79,16 +78,21 @@ def _replicated(recipe: Recipe, kept: Kept, *, seeds: int, n: int, seed: int) ->
 
 
 def plan_replication(recipe: str | Recipe, *, seeds: int = N_SEEDS, runs: str | Path = RUNS) -> Plan:
-    """Which seeds are there, and which `replicate` would train, with the same arguments. **Raises** as it does."""
+    """Return which seeds exist, and which `replicate` would train, with the same arguments.
+
+    Raises:
+        UnknownName: As in `replicate`.
+        CheckpointFault: As in `replicate`.
+    """
     chosen = committed(recipe) if isinstance(recipe, str) else recipe
     return Kept(runs=Path(runs), train_missing=True, is_run_first=True).plan(_recipes(chosen, seeds))
 
 
 def _recipes(recipe: Recipe, seeds: int) -> list[Recipe]:
-    """The recipe under every seed."""
+    """Return the recipe with every seed."""
     return [recipe.reseeded(by) for by in range(seeds)]
 
 
 def _log(path: Path) -> Mapping[int, tuple[float, float]]:
-    """A run's log by step: KL in bits and loss in nats; empty where none was kept."""
+    """Return a run's log by step, KL in bits and loss in nats; empty without a log."""
     return {int(line["step"]): (float(line["kl_bits"]), float(line["loss_nats"])) for line in read_log(path)}

@@ -1,4 +1,4 @@
-"""`training_dynamics`: the diagnostics at every snapshot of one training or of several seeds, on the same sequences."""
+"""`training_dynamics`: run the diagnostics at every snapshot of one training or of several seeds."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -36,26 +36,26 @@ def training_dynamics(
     """Measure every diagnostic at every snapshot of a training, on the same new sequences.
 
     One model is in memory at a time. The measurement of each snapshot is saved, in `dynamics/` of a run's directory or
-    else in `parts/` of `out`, and not repeated: a stopped analysis continues.
+    else in `parts/` of `out`, and not repeated: an interrupted analysis continues.
 
     Args:
         *runs: Directories that `bayesgeom train` wrote or names of packed trainings, one per seed; or the checkpoints
             of one training.
         n: Number of sequences: at least 4.
         seed: Seed of the sequences and of the intervals.
-        device: Where to run: "cpu", "cuda", …
+        device: Device: "cpu", "cuda", …
         maps_at: Steps whose attention is drawn. Default: a few.
-        out: Directory that keeps progress and the report, so that a stopped measurement continues.
+        out: Directory for progress and the report, so that an interrupted analysis continues.
 
     Returns:
         The reports "dynamics", "settling" and, where the architecture has them, "manifold_film" and
         "attention_maps".
 
     Raises:
-        InvalidArgument: n is below 4, the device does not exist, there are fewer than two snapshots, or they are of
-            different architectures, tasks or recipes.
+        InvalidArgument: n is below 4, the device does not exist, there are fewer than two snapshots, or they differ in
+            architecture, task or recipe.
         UnknownName: There is no such training.
-        CheckpointFault: A training cannot be trusted.
+        CheckpointFault: A checkpoint is missing or altered.
 
     Example:
         >>> import bayesgeom
@@ -65,14 +65,14 @@ def training_dynamics(
     """
     if n < N_LEAST:
         raise InvalidArgument(
-            f"n is the number of sequences: at least {N_LEAST}, so that half can be held out; got {n}."
+            f"n, the number of sequences, must be at least {N_LEAST}, because half are held out; got {n}."
         )
     check_device(device)
     found = runs_of(runs)
     steps = found[0].steps
     if unknown := [step for step in maps_at or () if step not in steps]:
         listed = ", ".join(map(str, steps))
-        raise InvalidArgument(f"no snapshot was taken at step {unknown[0]}; there are {listed}.")
+        raise InvalidArgument(f"there is no snapshot at step {unknown[0]}; available: {listed}.")
     bench = Bench(task=found[0].wind_tunnel(), n=n, seed=checked_seed(seed))
     chosen = None if maps_at is None else tuple(sorted(set(maps_at)))
     progress = None if out is None else Path(out) / PARTS
@@ -82,7 +82,7 @@ def training_dynamics(
 @final
 @dataclass(frozen=True, kw_only=True)
 class _Analysis:
-    """A checked analysis: what every step of it needs, from what was measured before to the provenance."""
+    """A checked analysis of some trainings."""
 
     runs: tuple[TrainingRun, ...]
     bench: Bench
@@ -90,7 +90,7 @@ class _Analysis:
     progress: Path | None
 
     def diagnosis(self, maps_at: tuple[int, ...] | None) -> Diagnosis:
-        """Measure what is not measured yet; the curves, and film and attention maps of the first training."""
+        """Measure the missing snapshots and return all reports; the pictures are of the first training."""
         total = sum(len(run.steps) for run in self.runs)
         before = [self._held(run) for run in self.runs]
         n_before = sum(map(len, before))
@@ -107,12 +107,12 @@ class _Analysis:
         return Diagnosis(reports=reports, skipped=dict(found[0][0].missing), provenance=self._provenance())
 
     def _held(self, run: TrainingRun) -> dict[int, Measured]:
-        """The snapshots that were measured before, by index."""
+        """Return the saved measurements by index of the snapshot."""
         shelf, last = self._shelf(run), run.hashes[-1]
         return {index: held for index, digest in enumerate(run.hashes) if (held := shelf.find(digest, last))}
 
     def _measured(self, run: TrainingRun, found: dict[int, Measured], shown: Any) -> list[Measured]:
-        """Every snapshot of one training, the last one first, since distances are to it; `found` are there already."""
+        """Measure every snapshot of one training that is not in `found`, starting with the last, the reference."""
         shelf, last, end = self._shelf(run), run.hashes[-1], len(run.steps) - 1
         missing = [index for index in range(len(run.steps)) if index not in found]
         if not missing:
@@ -128,7 +128,7 @@ class _Analysis:
         return [found[index] for index in range(len(run.steps))]
 
     def _last(self, model: Model, *, is_wanted: bool) -> tuple[Reference, Measured | None]:
-        """What the others are compared with, and what the last snapshot's own numbers are."""
+        """Return the reference and, if wanted, the measurements of the last snapshot."""
         one = passed(model, self.bench)
         reference = reference_of(self.bench, one)
         return reference, self._at(model, one, reference) if is_wanted else None

@@ -82,7 +82,9 @@ class JointIntervention:
         """Check all arguments before anything runs."""
         if kind not in _WITHOUT_DONORS:
             allowed = ", ".join(_WITHOUT_DONORS)
-            raise InvalidArgument(f"in several layers at once kind must be one of {allowed}; {kind!r} edits one layer at a time.")
+            raise InvalidArgument(
+                f"in several layers at once kind must be one of {allowed}; {kind!r} edits one layer at a time."
+            )
         if n < 2:
             raise InvalidArgument(f"n, the number of sequences, must be at least 2 for a correlation; got {n}.")
         if not sites or len({place.site for place in sites}) > 1:
@@ -164,7 +166,7 @@ class JointIntervention:
             yield from tiles(block, spec)
 
     def _arms(self, sample: Sample, subspaces: dict[int, Subspace]) -> Iterator[Arm]:
-        """Yield own, ceiling, random and orthogonal arms of each set; draw i of a layer acts with draw i of the others."""
+        """Yield own, ceiling, random and orthogonal arms of each set; all layers use the same draw number."""
         label = f"{self.single.kind} {self.single.fit.label}"
         for layers in self.sets:
             by_layer = {layer: self._edits(sample, layer, subspaces[layer]) for layer in layers}

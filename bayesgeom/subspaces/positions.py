@@ -18,7 +18,7 @@ _QUARTERS = (1, 2, 3)
 @final
 @dataclass(frozen=True, kw_only=True)
 class Positions:
-    """Edited positions: all, or the scored ones; with `score_after` one scored position, and only later ones are scored.
+    """Edited positions: all or the scored ones; with `score_after` one, and only later positions are scored.
 
     With `score_after`, tiles take turns to edit the scored position at one, two and three quarters of the sequence.
     """

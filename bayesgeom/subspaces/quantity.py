@@ -34,7 +34,9 @@ class Quantity:
         if self.name not in ("entropy", "belief", "log_odds"):
             raise unknown_name("quantity", self.name, FORMS)
         if (self.name == "log_odds") != (self.hypothesis is not None):
-            raise InvalidArgument(f"log_odds requires a hypothesis, as in log_odds:3; entropy and belief accept none; got {self}.")
+            raise InvalidArgument(
+                f"log_odds requires a hypothesis, as in log_odds:3; entropy and belief accept none; got {self}."
+            )
 
     @classmethod
     def of(cls, text: "str | Quantity") -> "Quantity":

@@ -110,7 +110,9 @@ def checked_values(sample: Sample, quantity: Quantity) -> Float64[Tensor, "point
     """
     values = sample.values(quantity)
     if float((values - values.mean(dim=0)).abs().max()) < _CONSTANT:
-        raise InvalidArgument(f"the exact {quantity.label} is the same at every scored position, so it has no subspace.")
+        raise InvalidArgument(
+            f"the exact {quantity.label} is the same at every scored position, so it has no subspace."
+        )
     return values
 
 

@@ -278,19 +278,19 @@ def test_what_is_no_training_is_named(run: Path, tmp_path: Path) -> None:
         training_dynamics("chess")
     with pytest.raises(InvalidArgument, match=r"has 1 snapshot.*at least 2"):
         training_dynamics(one)
-    with pytest.raises(InvalidArgument, match=r"name at least one training"):
+    with pytest.raises(InvalidArgument, match=r"pass at least one training"):
         training_dynamics()
-    with pytest.raises(InvalidArgument, match=r"at least 4, so that half"):
+    with pytest.raises(InvalidArgument, match=r"at least 4, because half"):
         training_dynamics(run, n=3)
-    with pytest.raises(InvalidArgument, match=r"single checkpoint beside whole runs"):
+    with pytest.raises(InvalidArgument, match=r"single checkpoint, other arguments are runs"):
         training_dynamics(run, one / "snapshots" / "step-0000100")
     with pytest.raises(InvalidArgument, match=r"device 'foo' cannot be used here"):
         training_dynamics(run, device="foo")
     with pytest.raises(InvalidArgument, match=r"a seed is a whole number, at least 0, got -1"):
         training_dynamics(run, seed=-1)
-    with pytest.raises(InvalidArgument, match=r"as many arguments; got a list"):
+    with pytest.raises(InvalidArgument, match=r"one argument per training; got a list"):
         _place([run])  # `dynamics` itself has its types checked in tests
-    with pytest.raises(InvalidArgument, match=r"no snapshot was taken at step 7; there are 0, 10, 30, 100"):
+    with pytest.raises(InvalidArgument, match=r"there is no snapshot at step 7; available: 0, 10, 30, 100"):
         training_dynamics(run, maps_at=[7])
 
 

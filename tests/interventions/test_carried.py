@@ -139,7 +139,7 @@ def test_what_has_no_such_state_is_refused() -> None:
         intervene(lively(), subspace=fits.leace("belief"), sites=HERE)
     with pytest.raises(InvalidArgument, match="score_after=True"):
         intervene(lstm(), subspace=fits.leace("belief"), sites=InterventionSite(CARRIED))
-    with pytest.raises(InvalidArgument, match="trains through hook points, and 'carried' is none"):
+    with pytest.raises(InvalidArgument, match="trains through hook points; 'carried' has none"):
         intervene(lstm(), subspace=fits.trained_swap(3, "belief"), sites=HERE)
     for kind in ("keys", "ov"):
         with pytest.raises(InvalidArgument, match=rf"frame \({kind}\) lies in the residual stream; 'carried' has"):

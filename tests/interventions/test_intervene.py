@@ -220,7 +220,7 @@ def test_write_strength_is_a_loop_over_heads() -> None:
             expected = float(torch.stack([vector.norm() for vector in written]).mean())
             assert report.strength.value[layer, head] == pytest.approx(expected, rel=1e-4)
     assert -1 <= float(report.rank_correlation) <= 1 and "L0H0" in report.table() and len(report.plot().data) == 2
-    with pytest.raises(InvalidArgument, match="ablate with the battery of heads"):
+    with pytest.raises(InvalidArgument, match="ablate with the battery .heads."):
         from bayesgeom.ablations.batteries import every_mlp
         from bayesgeom.ablations.run import ablate
 
@@ -314,7 +314,7 @@ REFUSED: dict[str, tuple[Callable[[], object], type[BayesGeomError], str]] = {
     "no subspace": (
         lambda: inspect.unwrap(intervene)(lively(), subspace=5),
         InvalidArgument,
-        "a subspace is a name such as 'frame'.*got 5",
+        "subspace must be a name such as 'frame'.*got 5",
     ),
     "n": (lambda: intervene(lively(), n=0), InvalidArgument, "at least 1, got 0"),
     "kind": (unknown_kind, InvalidArgument, "swap, remove, .*got 'twist'"),
@@ -334,7 +334,7 @@ REFUSED: dict[str, tuple[Callable[[], object], type[BayesGeomError], str]] = {
     "score after": (
         lambda: intervene(planted_model(), subspace=USED, sites=InterventionSite(score_after=True)),
         InvalidArgument,
-        "at least 5 scored positions, this one has 3",
+        "at least 5 scored positions; this one has 3",
     ),
     "no entropy": (lambda: fits.covariance("entropy", given=("x",)), UnknownName, "named 'x'"),
     "frame at z": (lambda: intervene(lively(), sites=InterventionSite(Z)), InvalidArgument, "coordinates of its own"),

@@ -172,5 +172,5 @@ def test_interventions_act_on_the_stream_and_not_on_the_state(kind: str) -> None
     report = intervene(model, TASK, n=6, sites=InterventionSite(s.RESID_PRE, layers=(1,)))
     assert report.n == 6
     if kind in STATES:
-        with pytest.raises(InvalidArgument, match=r"an intervention acts at .*; not at 'state'"):
+        with pytest.raises(InvalidArgument, match=r"an intervention can edit .*; not 'state'"):
             intervene(model, TASK, n=6, sites=InterventionSite(s.STATE))
