@@ -1,7 +1,7 @@
 """The engine: record the unablated pass once per block of sequences, then replay each variant from its first edit.
 
-Memory does not grow with n: sequences are drawn in batches, the activations of a block are freed before the next one,
-and results are stored for at most `MAX_UNITS` units, each a run of consecutive sequences.
+Memory does not grow with n. Sequences are drawn in batches, and the activations of a block are freed before the next
+one. Results are stored for at most `MAX_UNITS` units, each a run of consecutive sequences.
 """
 
 from collections.abc import Iterator, Sequence

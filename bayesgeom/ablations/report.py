@@ -231,7 +231,7 @@ class AblationReport(Report):
     def table(self, *, most: int = N_SHOWN) -> str:
         """Return the ranked list that the command line prints."""
         rows: list[tuple[str, ...]] = [
-            ("ablation", "KL increase (bits)", "95 % interval", "KL ratio", "entropy error +", "")
+            ("ablation", "KL increase (bits)", "95 % interval", "KL ratio", "Δ entropy error", "")
         ]
         rows += [self._row(index) for index in self.ranked()[:most]]
         n_more = len(self.ablations) - most

@@ -42,7 +42,7 @@ class Exact:
     def scores(
         self, logits: Float[Tensor, "batch query_pos d_vocab"], variant: Variant = ()
     ) -> Float[np.ndarray, "metric sequence position"]:
-        """KL, entropy error and correctness, in float64, of probabilities renormalized over the answers.
+        """Return KL, entropy error and correctness, in float64, of probabilities renormalized over the answers.
 
         Raises:
             NonFinite: A logit is NaN or infinite; the error names the edits.

@@ -55,9 +55,9 @@ class ComparisonReport(Report):
     name: ClassVar[str] = "comparison"
     title: ClassVar[str] = "Which architectures accumulate, transport and bind?"
     about: ClassVar[str] = (
-        "Each row of the heat map is a task that tests one primitive, each column an architecture with as many "
-        "parameters, trained on the same sequences in the same order. The color is the share of the gap closed between "
-        "the best context-free predictor, at 0, and the exact posterior, at 1. Equal data, budget and parameters do "
+        "Each row of the heat map is a task that tests one primitive, each column an architecture. All have the same "
+        "number of parameters and see the same sequences in the same order. The color is the share of the gap between "
+        "the best context-free predictor (0) and the exact posterior (1) that is closed. Equal data, budget and parameters do "
         "not make the comparison fair if hyperparameters were tuned on one architecture: the table states the "
         f"search, the targets, the state size and the seeds of every cell. The rule of the verdicts: {RULE}."
     )
@@ -134,7 +134,7 @@ class ComparisonReport(Report):
             )
             for index, (name, said, published, stands) in enumerate(found)
         ]
-        first: dict[tuple[str, str], int] = {}  # a line for every verdict and what was published, with its checkpoints
+        first: dict[tuple[str, str], int] = {}  # one line per pair of verdict and published verdict
         for index, key in enumerate(zip(self.verdicts, self.standings, strict=True)):
             first.setdefault(key, index)
         for (said, stands), index in first.items():

@@ -43,10 +43,10 @@ class DynamicsReport(Report):
     name: ClassVar[str] = "dynamics"
     title: ClassVar[str] = "How the geometry forms over training"
     about: ClassVar[str] = (
-        "Every snapshot of a training is measured on the same sequences. Curves show the error of the answers, the "
-        "distance of attention patterns from the last snapshot, the geometry of keys and values, the R² of a linear "
-        "read-out of the belief, and how much the answer depends on the key frame. Baselines are the uniform "
-        "predictor, random directions and subspaces, and shuffled entropies; otherwise compare with the first "
+        "Every snapshot of a training is measured on the same sequences. Curves show the error of the answers and the "
+        "distance of attention patterns from the last snapshot. They also show the geometry of keys and values, the R² "
+        "of a linear read-out of the belief, and how much the answer depends on the key frame. Baselines are the "
+        "uniform predictor, random directions and subspaces, and shuffled entropies; otherwise compare with the first "
         "snapshot, before training."
     )
 
@@ -136,7 +136,7 @@ class DynamicsReport(Report):
         return curves_figure(self.title, self.steps, drawn)
 
     def _swapped(self) -> "Curves":
-        """The panel of the answer shift, by layer, under its ceiling."""
+        """Return the panel of the answer shift by layer, with its ceiling."""
         from bayesgeom.charts.curves import Curve
         from bayesgeom.dynamics.drawing import Curves, by_layer, of_baselines
         from bayesgeom.results.theme import EXACT

@@ -103,9 +103,9 @@ def critical_length(
 def first_place(at: Int[np.ndarray, " position"], is_there: Bool[np.ndarray, " position"], *, n: int) -> Estimate:
     """Return the first position where a condition holds, without an interval; infinite if it holds nowhere.
 
-    A position is a whole number. An interval from the first position that may qualify to the first that certainly does
-    covers the true one in 98 to 100 % of planted data sets (`benchmarks/coverage.py`), too often for a 95 % interval.
-    The intervals of the means show which positions are close to the threshold.
+    A position is a whole number. Intervals from the first possible to the first certain position cover the true one in
+    98 to 100 % of planted data sets (`benchmarks/coverage.py`), too often for a 95 % interval. The intervals of the
+    means show which positions are close to the threshold.
 
     Args:
         at: The positions, ascending.

@@ -65,7 +65,7 @@ class LengthReport(Report):
     jump_bits: Annotated[
         Estimate, Quantity("error arm", unit="bits", better="lower", label="the error's jump at the training length")
     ]
-    critical_length: Annotated[Estimate, Quantity("arm", better="higher", label="first place over the threshold")]
+    critical_length: Annotated[Estimate, Quantity("arm", better="higher", label="first position above the threshold")]
     extrapolation_ratio: Annotated[Estimate, Quantity("arm", better="lower", label="KL beyond / within")]
     layer_within_kl_bits: Float[np.ndarray, "arm layer"]
     layer_excess_bits: Annotated[
@@ -125,7 +125,7 @@ class LengthReport(Report):
         for index, arm in enumerate(self.arms):
             own = f"{arm}: " if len(self.arms) > 1 else ""
             jump = f"{own}KL jump at {self._first_beyond} over {self._trend}"
-            over = f"{own}first place with KL over {self.threshold_bits:g} bits"
+            over = f"{own}first position with KL above {self.threshold_bits:g} bits"
             lines += [
                 headline_of(self, "jump_bits", at=(KL, index), label=jump),
                 headline_of(self, "extrapolation_ratio", at=(index,), label=f"{own}KL beyond / within"),
@@ -137,7 +137,7 @@ class LengthReport(Report):
         return tuple(lines)
 
     def _reach(self, index: int) -> str:
-        """How far one condition holds, in a sentence."""
+        """Return a sentence on the first failed position and the error beyond the training length."""
         first, ratio = float(self.critical_length.value[index]), float(self.extrapolation_ratio.value[index])
         where = "never" if math.isinf(first) else f"first at {first:.0f}"
         name = f"{self.arms[index]}: " if len(self.arms) > 1 else ""
@@ -216,11 +216,11 @@ _HEADER = (
     "positions",
     "KL within",
     "KL beyond",
-    "predicted → found",
+    "predicted → measured",
     "jump (largest within)",
     "critical length",
     "beyond / within (shortcut)",
-    "enters at layer",
+    "first layer with excess",
 )
 
 

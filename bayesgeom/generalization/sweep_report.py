@@ -105,13 +105,13 @@ class SweepReport(Report):
 
 SHORTCUT = "strongest shortcut"
 _HEADER = (
-    "least entropy (bits)",
+    "entropy floor (bits)",
     "tokens, exact",
     "tokens, model",
     "KL (bits)",
-    "KL of the shortcut",
+    "KL, shortcut",
     "entropy error (bits)",
-    "of the shortcut",
+    "entropy error, shortcut",
 )
 
 

@@ -72,10 +72,10 @@ class GradientMovementReport(Report):
     title: ClassVar[str] = "Routing and values over training: which settles first?"
     about: ClassVar[str] = (
         "The gradient laws predict that attention settles early while values continue to change. The panels show the "
-        "gradient norms of scores and of values at each snapshot, and the distances of patterns and values from those "
-        "of the last snapshot, as a share of the first distance. Compare with 1, the start of training, and 0.1: a "
-        "curve counts as settled once it stays below 0.1 from a snapshot before the last, which has distance 0 by "
-        "definition. This is one run: another seed may differ."
+        "gradient norms of scores and of values at each snapshot. They also show the distances of patterns and values "
+        "from the last snapshot, as a share of the first distance: training starts at 1, and a curve has settled when "
+        "it stays below 0.1 from a snapshot before the last, which has distance 0 by definition. This is one run: "
+        "another seed may differ."
     )
 
     targets: Targets

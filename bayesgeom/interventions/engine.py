@@ -205,7 +205,7 @@ class _Scorer:
 
     @classmethod
     def of(cls, pair: Pair, plan: Plan, baseline: Baseline, reference: PairReference) -> "_Scorer":
-        """Of a tile whose passes have been made."""
+        """Return the scorer of a tile after its passes."""
         originals, donors = pair
         own = way = None
         if plan.movement is not None:

@@ -46,8 +46,8 @@ class JointInterventionReport(Report):
     name: ClassVar[str] = "joint_intervention"
     title: ClassVar[str] = "Joint intervention: what do cuts in several layers at once change?"
     about: ClassVar[str] = (
-        "One direction, such as the one from which uncertainty can be decoded, is edited in several layers in the same "
-        "pass, so that a later layer cannot recover what an earlier edit removed. There are two questions. Do answers "
+        "One direction, such as a decoder of uncertainty, is edited in several layers in the same pass, so that a "
+        "later layer cannot recover what an earlier edit removed. There are two questions. Do answers "
         "get worse, and by more than with random directions? Does the coordinate along the direction still follow "
         "uncertainty in later layers? If it does not, but the answers stay as good, then the direction was a read-out, "
         "not a bottleneck. The coordinate is read before a layer's own edit, because after the edit it is constant by "

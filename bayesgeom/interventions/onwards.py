@@ -310,7 +310,7 @@ def erase_onwards(
 def _erased(
     model: Model, task: WindTunnel, quantity: Quantity, *, place: InterventionSite, oblique: bool, n: int, seed: int
 ) -> OnwardsReport:
-    """Check, fit layer by layer on the edited stream, then score."""
+    """Return the report: check, fit layer by layer on the edited residual stream, then score."""
     check_count(n)
     place.check_in(model, editable=(RESID_PRE, RESID_POST))
     device, n_layers = model.spec.device, model.spec.n_layers

@@ -45,8 +45,8 @@ class OnwardsReport(Report):
     title: ClassVar[str] = "Erasure: is the quantity used from this layer on?"
     about: ClassVar[str] = (
         "A quantity is erased from the residual stream in one layer and all later layers, at all positions, in the "
-        "same pass. If no linear map can decode the quantity any more and the model still answers as well as before, "
-        "it does not use the quantity linearly from that layer on. " + RULE
+        "same pass. If no linear map can then decode the quantity and the answers stay as good, the model does not use "
+        "the quantity linearly from that layer on. " + RULE
     )
 
     site: str
@@ -108,7 +108,7 @@ class OnwardsReport(Report):
 
     def table(self) -> str:
         """Return the verdict, then one row per first layer."""
-        effect = ("from layer", "KL +", "95 % interval", "random, most", "matched, most", "ceiling")
+        effect = ("from layer", "ΔKL", "95 % interval", "random, max", "matched, max", "ceiling")
         rows: list[tuple[str, ...]] = [(*effect, "R² before", "after", "excess", "verdict")]
         for at in self.layers:
             increase = self.kl_increase_bits[at]

@@ -188,7 +188,7 @@ class InterventionReport(Report):
         )
 
     def _ruling(self, layer: int) -> Headline:
-        """The effect in one layer with the verdict on it, and the reason as its finding."""
+        """Return the headline of one layer: its effect, verdict and reason."""
         at, where = (layer, 0), f"layer {layer}, {self.subspace}"
         own = headline_of(self, "change_bits", (KL, *at), f"KL increase, {where}")
         if self.is_swap:
@@ -225,7 +225,7 @@ class InterventionReport(Report):
         if self.is_swap and np.isfinite(unedited := self.unedited_bits[SHIFT, 0]):
             level += f"; its own answer shift, unedited, {number_text(unedited)} bits"
         reasons = [f"layer {at}: {self.verdict_by_layer[at]}: {self.reason_by_layer[at]}" for at in self.layers]
-        holds = ("layer", "rank", "variance", "R² before", "after", "shuffled", "KL + on removal", "ceiling", "verdict")
+        holds = ("layer", "rank", "variance", "R² before", "after", "shuffled", "ΔKL on removal", "ceiling", "verdict")
         effects = aligned([self._head(), *map(self._effect, self.layers)])
         erased = aligned([holds, *map(self._erased, self.layers)])
         rest = [*self._overlaps(), "", *reasons, "", RULE]
@@ -233,7 +233,7 @@ class InterventionReport(Report):
 
     def _overlaps(self) -> list[str]:
         """Return the overlap with the hypothesis tokens' embeddings, in the layers where it has an interval."""
-        head = ("layer", "inside the span of hypothesis embeddings", "95 % interval", "random, mean", "most of 1,000")
+        head = ("layer", "inside the span of hypothesis embeddings", "95 % interval", "random, mean", "max of 1,000")
         rows, overlap = list[tuple[str, ...]](), self.share[INSIDE]
         low, high = overlap.ends
         for at in (at for at in self.layers if np.isfinite(low[at])):
@@ -244,9 +244,9 @@ class InterventionReport(Report):
         return ["", *aligned([head, *rows])] if rows else []
 
     def _head(self) -> tuple[str, ...]:
-        effect = ("movement",) if self.is_swap else ("KL +",)
-        last = ("answer shift", "its ceiling") if self.is_swap else ("entropy error +",)
-        return ("layer", *effect, "95 % interval", "ceiling", "random, most", "matched, most", "indirect", *last)
+        effect = ("movement",) if self.is_swap else ("ΔKL",)
+        last = ("answer shift", "its ceiling") if self.is_swap else ("Δ entropy error",)
+        return ("layer", *effect, "95 % interval", "ceiling", "random, max", "matched, max", "indirect", *last)
 
     def _effect(self, layer: int) -> tuple[str, ...]:
         own, indirect, ceiling = self.kl_increase_bits, self.effect(EFFECTS[INDIRECT_KL]), self.ceiling_bits[KL]

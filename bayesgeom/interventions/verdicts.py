@@ -16,15 +16,15 @@ IDENTITY = 1e-6  # share of the squared difference outside the subspace below wh
 LEAST_SEQUENCES = 16  # with fewer, intervals are unreliable
 SAME_AS_UNTRAINED = 0.99  # of the ceiling, reached by trained and untrained networks alike
 RULE = (
-    "Used: under a swap, the model's own value moves towards the donor's, and the 95 % interval of that movement (and, "
-    "for a belief or log-odds, of the answer shift) lies above zero, above every random subspace of the same rank and "
-    f"above every subspace with the same share of variance (at least {LEAST_CONTROLS} each). A subspace of a quantity "
+    "Used: a swap moves the model's own value towards the donor's. The 95 % interval of that movement (and, for a "
+    "belief or log-odds, of the answer shift) lies above zero and above every control: random subspaces of the same "
+    f"rank and subspaces with the same share of variance, at least {LEAST_CONTROLS} each. A subspace of a quantity "
     "must also meet three conditions: the quantity is decodable at the site; erasing the quantity there by LEACE costs "
     "more than the margin below; and the movement without the direct path from the site to the output lies above zero "
     "and above that of every control subspace without its direct path. Not used (linearly, at this site and these "
     f"positions): after removal, a linear map predicts at most {SLACK:.0%} more of the quantity's variance than of "
-    f"shuffled values, and the interval of the KL increase lies within ±{OWN_KL_SHARE:g} of the model's own KL and "
-    f"within ±{CEILING_SHARE:.0%} of the ceiling. By construction: donor and recipient differ only inside the "
+    f"shuffled values. In addition, the interval of the KL increase lies within ±{OWN_KL_SHARE:g} of the model's own "
+    f"KL and within ±{CEILING_SHARE:.0%} of the ceiling. By construction: donor and recipient differ only inside the "
     "subspace. Not identified: the quantity is a function of position. Undecided: everything else, or fewer than "
     f"{LEAST_SEQUENCES} sequences."
 )

@@ -100,7 +100,7 @@ class Fit(ABC):
 
     @abstractmethod
     def check(self, setting: Setting) -> None:
-        """Check, before anything runs, that the subspace can be fitted.
+        """Check that the subspace can be fitted, before anything runs.
 
         Raises:
             InvalidArgument: The subspace cannot be fitted in this setting.

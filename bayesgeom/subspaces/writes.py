@@ -76,7 +76,7 @@ class WriteReport(Report):
 
     def table(self) -> str:
         """Return the heads by strength, strongest first."""
-        rows: list[tuple[str, ...]] = [("head", "strength", "random", "KL + (bits)")]
+        rows: list[tuple[str, ...]] = [("head", "strength", "random", "ΔKL (bits)")]
         random = self.strength.baseline(RANDOM).value
         for layer, head in self._order():
             own = (values[layer, head] for values in (self.strength.value, random, self.kl_increase_bits.value))

@@ -70,11 +70,11 @@ class EMReport(Report):
     ]
     speedup: Annotated[
         Estimate,
-        Quantity(_ARMS, unit="times", better="higher", label="sooner at SGD's final loss on the same sequence"),
+        Quantity(_ARMS, unit="times", better="higher", label="speed-up to SGD's final loss on the same sequence"),
     ]
     reached: Int[np.ndarray, "sequence chain arm"]
     speedup_authors: Annotated[
-        Estimate, Quantity(_FEW, unit="times", better="higher", label="sooner at SGD's mean final loss")
+        Estimate, Quantity(_FEW, unit="times", better="higher", label="speed-up to SGD's mean final loss")
     ]
     recorded_steps: Int[np.ndarray, " record"]
     loss_bits_by_step: Float[np.ndarray, "sequence chain arm seed record"]
@@ -97,8 +97,8 @@ class EMReport(Report):
             return headline_of(self, metric, at=(sequence, 0, arm), label=f"{self.arms[arm]}: {label}")
 
         return (
-            line("speedup", TRAINED, _EM, "sooner at SGD's final loss"),
-            *(line("speedup", TRAINED, i, "sooner at SGD's final loss") for i in controls),
+            line("speedup", TRAINED, _EM, "speed-up to SGD's final loss"),
+            *(line("speedup", TRAINED, i, "speed-up to SGD's final loss") for i in controls),
             *(line("em_margin_bits", TRAINED, i, "final loss minus EM-like's") for i in controls),
             *(line("em_margin_bits", HELD_OUT, i, "held-out loss minus EM-like's") for i in controls),
         )
@@ -120,8 +120,8 @@ class EMReport(Report):
         return "\n\n".join(blocks)
 
     def _block(self, chain: int) -> str:
-        head = ("arm", "loss nats", "loss bits", "95 % interval", "held out bits", "sooner (times)", "reached by")
-        rows: list[tuple[str, ...]] = [(*head, "held out: sooner (times)", "reached by")]
+        head = ("arm", "loss (nats)", "loss (bits)", "95 % interval", "held out (bits)", "speed-up", "seeds")
+        rows: list[tuple[str, ...]] = [(*head, "held out: speed-up", "seeds")]
         rows += [self._row(chain, arm) for arm in range(len(self.arms))]
         floor = (
             f"{self.chains[chain]}: self-probability {number_text(self.self_probability[chain])}, floor "
@@ -148,7 +148,7 @@ class EMReport(Report):
         own, reached = self.speedup[at], int(self.reached[at])
         low, high = own.ends
         estimate = f"{number_text(float(own))} [{interval_text(float(low), float(high))}]"
-        never = "not in every seed" if reached else "in no seed"
+        never = "not in all seeds" if reached else "in no seed"
         return never if np.isnan(float(own)) else estimate, f"{reached}/{self.n}"
 
 
