@@ -57,9 +57,9 @@ class ComparisonReport(Report):
     about: ClassVar[str] = (
         "Each row of the heat map is a task that tests one primitive, each column an architecture. All have the same "
         "number of parameters and see the same sequences in the same order. The color is the share of the gap between "
-        "the best context-free predictor (0) and the exact posterior (1) that is closed. Equal data, budget and parameters do "
-        "not make the comparison fair if hyperparameters were tuned on one architecture: the table states the "
-        f"search, the targets, the state size and the seeds of every cell. The rule of the verdicts: {RULE}."
+        "the best context-free predictor (0) and the exact posterior (1) that is closed. Equal data, budget and "
+        "parameters do not make the comparison fair if hyperparameters were tuned on one architecture. The table "
+        f"states search, targets, state size and seeds of every cell. The rule of the verdicts: {RULE}."
     )
 
     checkpoints: tuple[str, ...]

@@ -170,7 +170,7 @@ class LengthReport(Report):
         if (n := self._n_trend) < N_TREND:
             is_known = "so no trend can be extrapolated" if n < 2 else f"so the trend is {self._trend}"
             unknown = ", without a baseline" if n == 2 else ""
-            notes.append(f"within the training length there are fewer than {N_TREND} places, {is_known}{unknown}")
+            notes.append(f"within the training length there are fewer than {N_TREND} positions, {is_known}{unknown}")
         return "\n".join([*aligned(rows), "", *aligned(means), *([""] if notes else []), *notes])
 
     @property
@@ -184,8 +184,8 @@ class LengthReport(Report):
 
     @property
     def _trend(self) -> str:
-        few = {N_TREND: "the trend before it", 1: "the one place before it, which is no trend"}
-        return few.get(self._n_trend, f"a line through the {self._n_trend} places before it")
+        few = {N_TREND: "the trend before it", 1: "the single position before it, which gives no trend"}
+        return few.get(self._n_trend, f"a line through the {self._n_trend} positions before it")
 
     def _memories(self) -> list[str]:
         found = zip(self.arms, *self.effective_memory_symbols.ends, strict=True)

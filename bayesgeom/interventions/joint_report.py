@@ -24,8 +24,9 @@ ORTHOGONAL, UNEDITED = "orthogonal random subspaces", "unedited model"
 METRICS = ("KL", "entropy error")
 TARGETS = ("exact entropy", "exact entropy within positions", "model's own entropy")
 RULE = (
-    "An edit costs more than chance where the paired difference to random directions has a 95 % interval above zero "
-    "and the cost exceeds every one of them; no more than chance where it lies within their range; else undecided."
+    "An edit costs more than chance if the 95 % interval of the paired difference to random directions lies above zero "
+    "and the cost exceeds that of every random direction. It costs no more than chance if it lies within their range. "
+    "Everything else is undecided."
 )
 
 

@@ -98,10 +98,10 @@ def verdict_of(evidence: Evidence) -> tuple[str, str]:
         return UNDECIDED, f"{evidence.n} sequences; a verdict needs at least {LEAST_SEQUENCES}"
     against_use, against_disuse = _against_use(evidence), _against_disuse(evidence)
     if not against_use:
-        return USED, "moves towards the donor's beyond all controls"
+        return USED, "the value moves towards the donor's, more than with any control"
     if not against_disuse:
-        return NOT_USED, "erased, at no cost"
-    return UNDECIDED, f"not shown used: {against_use[0]}; not shown unused: {against_disuse[0]}"
+        return NOT_USED, "the quantity is erased without a KL increase"
+    return UNDECIDED, f"use not shown: {against_use[0]}; disuse not shown: {against_disuse[0]}"
 
 
 def sentence(subspace: str, verdicts: Mapping[int, str]) -> str:
@@ -137,9 +137,9 @@ def _against_site(evidence: Evidence) -> list[str]:
     if evidence.erasing is not None and evidence.erasure is not None and not evidence.erasure.has_quantity:
         found.append(f"the quantity is not decodable here (R² {evidence.erasure.before:.3f})")
     if evidence.removal_ceiling <= OWN_KL_SHARE * evidence.own_kl:
-        found.append("even the whole activation costs less than half of the model's own KL, so little is read here")
+        found.append("ablating the whole activation costs less than half of the own KL, so this site matters little")
     if evidence.erasing is not None and not evidence.erasing.lo > _margin(evidence):
-        found.append("erasing the quantity costs nothing here, so the subspace steers the answer in another way")
+        found.append("erasing the quantity has no cost here, so the subspace affects the answer in another way")
     if evidence.indirect is not None:
         found += _against_later_use(*evidence.indirect, is_matched=evidence.is_matched)
     if not evidence.is_matched:
@@ -152,7 +152,7 @@ def _against_site(evidence: Evidence) -> list[str]:
 def _against_later_use(indirect: Effect, random: float, matched: float, *, is_matched: bool) -> list[str]:
     """Return the reasons against use by later blocks; a direct path shows only that the site holds the answer."""
     if not indirect.lo > 0:
-        return ["nothing moves without the direct path to the output, so the site may only hold the answer"]
+        return ["there is no movement without the direct path to the output, so the site may only hold the answer"]
     if not indirect.lo > random:
         return ["without the direct path a random subspace reaches the movement"]
     if is_matched and not indirect.lo > matched:
@@ -169,7 +169,7 @@ def _against_disuse(evidence: Evidence) -> list[str]:
     if evidence.kind not in ("swap", "remove"):
         return ["only removal can show that something is not used"]
     if evidence.is_readout:
-        return ["decoder weights only read the quantity out"]
+        return ["decoder weights are only a read-out"]
     if evidence.erasure is not None and not evidence.erasure.has_quantity:
         return [f"there is nothing to remove (R² {evidence.erasure.before:.3f})"]
     if evidence.erasure is None or not evidence.erasure.is_complete:

@@ -148,7 +148,7 @@ def test_the_break_at_a_distance_is_that_of_the_first_distance_beyond(
 @pytest.mark.parametrize(
     ("trained", "jump", "has_level", "said"),
     [
-        (2, True, True, "a line through the 3 places"),
+        (2, True, True, "a line through the 3 positions"),
         (1, True, False, "without a baseline"),
         (0, False, False, "no trend"),
     ],
