@@ -35,7 +35,7 @@ class Alike:
 def ablation_figure(
     title: str, groups: Sequence[Alike], by_head: Float[np.ndarray, "layer head"], *, heads_title: str
 ) -> go.Figure:
-    """The map of heads where any was ablated alone, a forest for each group, the first group along the sequence."""
+    """Draw the map of heads that were ablated alone, a forest for each group, and the first group by position."""
     maps = () if np.isnan(by_head).all() else (heads_title,)
     forests = (f"{_few(group, len(group.labels))}, largest first" for group in groups)
     titles = (*maps, *forests, f"{_few(groups[0], _N_LINES)}, along the sequence")
@@ -59,7 +59,7 @@ def ablation_figure(
 
 
 def _few(group: Alike, n: int) -> str:
-    """What a panel that shows `n` of a group is called."""
+    """Return the title of a panel that shows `n` of a group."""
     return group.title if group.n <= n else f"{group.title}, {n} of {group.n}"
 
 

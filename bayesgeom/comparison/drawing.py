@@ -17,7 +17,7 @@ def comparison_figure(
     architectures: Sequence[str],
     models: tuple[Sequence[str], Estimate],
 ) -> go.Figure:
-    """Draw tasks by architectures above, and below every trained model with its 95 % interval."""
+    """Draw a heat map of tasks by architectures, and below it every trained model with its 95 % interval."""
     names, closed = models
     baseline = "context-free predictor: 0"
     titles = (f"Share of the gap closed ({baseline})", f"Every trained model ({baseline})")

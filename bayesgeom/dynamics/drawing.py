@@ -20,7 +20,7 @@ _MAX_CURVES = 9  # colors
 @final
 @dataclass(frozen=True, kw_only=True)
 class Curves:
-    """One panel of curves over steps, with levels to compare them with."""
+    """One panel of curves over steps, with levels for comparison."""
 
     title: str
     unit: str
@@ -32,7 +32,7 @@ class Curves:
 @final
 @dataclass(frozen=True, kw_only=True)
 class Forest:
-    """One panel of estimates with intervals, a row each; `otherwise` says why there is none."""
+    """One panel of estimates with intervals, one row each; `otherwise` is shown if there are none."""
 
     title: str
     unit: str
@@ -74,7 +74,7 @@ def forests_figure(title: str, drawn: Sequence[Forest]) -> go.Figure:
 
 
 def by_run(runs: Sequence[str], own: Estimate, first: Float[np.ndarray, "run 1"] | float = 1.0) -> list[Curve]:
-    """Return a curve per training with its band, as a share of the first snapshot's value where that is given."""
+    """Return a curve per training with its band, divided by `first`."""
     rows = zip(runs, own.value / first, *(end / first for end in own.ends), strict=True)
     return [Curve(name=name, values=values, band=(low, high)) for name, values, low, high in rows]
 

@@ -1,4 +1,4 @@
-"""A parameter varied: entropies as evidence comes in, tokens until they settle, and errors with their baselines."""
+"""The figure of the sweep report: entropy by position, tokens to converge, and errors with their baselines."""
 
 from collections.abc import Sequence
 
@@ -28,11 +28,11 @@ def sweep_figure(
     tokens: tuple[Estimate, Estimate],
     errors: tuple[Estimate, Estimate],
 ) -> go.Figure:
-    """Four panels. Pairs are the exact posterior's and the model's; of `errors`, KL's and entropy's."""
+    """Draw four panels; pairs hold exact posterior and model, and `errors` holds KL and entropy error."""
     vary, labels = varied
     titles = (
-        "Entropy as evidence comes in (exact: wide and pale)",
-        "Observations until it settles",
+        "Entropy by position (exact: wide and pale)",
+        "Observations to converge",
         "KL to the exact posterior (log scale)",
         "Entropy error (log scale)",
     )
@@ -68,13 +68,13 @@ def sweep_figure(
 
 
 def _only_models_listed(trace: go.Scatter) -> None:
-    """The exact curve has the color of the model's, and no entry of its own beside it."""
+    """Hide the exact curves in the legend: they have the colors of the model's curves."""
     if (trace.name or "").endswith(", exact"):
         trace.showlegend = False
 
 
 def _places(labels: Sequence[str]) -> tuple[Float[np.ndarray, " value"], bool]:
-    """Values where an axis can hold them: numbers as they are, anything else in its order."""
+    """Return numeric values, or indices for other values, and whether they are indices."""
     try:
         return np.array([float(label) for label in labels]), False
     except ValueError:
@@ -84,7 +84,7 @@ def _places(labels: Sequence[str]) -> tuple[Float[np.ndarray, " value"], bool]:
 def _estimates(
     figure: go.Figure, panel: tuple[int, int], x: Float[np.ndarray, " value"], own: Estimate, name: str, color: str
 ) -> None:
-    """Points with whiskers, joined; a name that the legend has shown is not shown again."""
+    """Add connected points with whiskers; each name appears once in the legend."""
     if not np.isfinite(own.value).any():
         return
     low, high = own.ends

@@ -14,7 +14,7 @@ from bayesgeom.results.theme import SERIES, label_axes, log_axes, panels, with_r
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
-_FEWEST_PAIRS = 20  # in a bin, below which a mean is noise
+_FEWEST_PAIRS = 20  # minimum number of pairs in a bin for a meaningful mean
 
 
 @final
@@ -60,7 +60,7 @@ def gradients_figure(title: str, maps: tuple[HeadMap, ...], binned: Binned) -> "
 
 
 def _add_norms(figure: "Figure", panel: tuple[int, int], of: HeadMap) -> None:
-    """On a log scale; blank where a norm is zero."""
+    """Add norms on a log scale; zero norms are blank."""
     logs = np.log10(np.where(of.values > 0, of.values, np.nan))
     known = np.isfinite(logs).any()
     limits = (float(np.nanmin(logs)) - 0.01, float(np.nanmax(logs)) + 0.01) if known else None
@@ -68,7 +68,7 @@ def _add_norms(figure: "Figure", panel: tuple[int, int], of: HeadMap) -> None:
 
 
 def _add_layer(figure: "Figure", panel: tuple[int, int], binned: Binned, layer: int) -> None:
-    """Bins of few pairs are left out."""
+    """Add one panel; bins with few pairs are omitted."""
     x = 2.0 ** np.concatenate([binned.edges - 0.5, binned.edges[-1:] + 0.5])
     is_enough = binned.pairs[layer] >= _FEWEST_PAIRS
     if not is_enough.any():

@@ -28,7 +28,7 @@ class Profile:
 
 
 def intervention_figure(title: str, profiles: Sequence[Profile], bands: Sequence[str]) -> "Figure":
-    """The panels side by side. The line of all positions carries its 95 % interval."""
+    """Draw the panels in a row; only the line of all positions has a 95 % interval."""
     figure = panels(title, tuple(profile.title for profile in profiles))
     for column, profile in enumerate(profiles, start=1):
         before = len(figure.data)

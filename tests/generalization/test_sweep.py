@@ -143,7 +143,7 @@ def test_tasks_in_words_vary_by_their_own_and_the_inner_tasks_parameters() -> No
     assert varied_task(LabeledEvidence(), "reliability", 0.7) == LabeledEvidence(reliability=0.7)
     inner = varied_task(InContext(task=TASK), "floor", 0.1)
     assert inner == InContext(task=replace(TASK, floor=0.1))
-    with pytest.raises(InvalidArgument, match="name a model"):
+    with pytest.raises(InvalidArgument, match="pass a model"):
         sweep(LabeledEvidence(), "reliability", [0.7], n=5)
 
 
