@@ -220,7 +220,7 @@ def test_write_strength_is_a_loop_over_heads() -> None:
             expected = float(torch.stack([vector.norm() for vector in written]).mean())
             assert report.strength.value[layer, head] == pytest.approx(expected, rel=1e-4)
     assert -1 <= float(report.rank_correlation) <= 1 and "L0H0" in report.table() and len(report.plot().data) == 2
-    with pytest.raises(InvalidArgument, match="ablate with the battery .heads."):
+    with pytest.raises(InvalidArgument, match="ablate with the battery 'heads'"):
         from bayesgeom.ablations.batteries import every_mlp
         from bayesgeom.ablations.run import ablate
 
