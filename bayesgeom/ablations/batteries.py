@@ -5,38 +5,45 @@ from itertools import combinations
 from typing import Literal
 
 from bayesgeom.ablations.component import Ablation, Component
+from bayesgeom.core.arguments import checked
 from bayesgeom.core.errors import InvalidArgument, unknown_name
 from bayesgeom.models.base import Model
 
 Battery = list[Ablation]
 
 
+@checked()
 def every_head(model: Model) -> Battery:
     """Each head alone."""
     return [Ablation((component,)) for component in _heads(model)]
 
 
+@checked()
 def every_attention(model: Model) -> Battery:
     """Each attention sublayer alone."""
     return [Ablation((Component(layer, "attention"),)) for layer in range(model.spec.n_layers)]
 
 
+@checked()
 def every_mlp(model: Model) -> Battery:
     """Each MLP alone."""
     return [Ablation((Component(layer, "mlp"),)) for layer in range(model.spec.n_layers)]
 
 
+@checked()
 def every_layer(model: Model) -> Battery:
     """Each block bypassed alone."""
     return [Ablation((Component(layer, "block"),)) for layer in range(model.spec.n_layers)]
 
 
+@checked()
 def every_pair_of_heads(model: Model, *, scope: Literal["layer", "model"] = "layer") -> Battery:
     """Every two heads of a layer, or of the whole model: redundancy shows where each alone is harmless."""
     pairs = combinations(_heads(model), 2)
     return [Ablation(pair) for pair in pairs if scope == "model" or pair[0].layer == pair[1].layer]
 
 
+@checked()
 def top_attention_off(model: Model, m: int) -> Battery:
     """Attention zeroed in the top m layers at once. **Raises** `InvalidArgument` unless 1 ≤ m ≤ layers."""
     n_layers = model.spec.n_layers
@@ -50,6 +57,7 @@ def top_attention_off(model: Model, m: int) -> Battery:
     ]
 
 
+@checked()
 def cumulative(order: Sequence[Component]) -> Battery:
     """The first component, the first two, the first three, … of an order."""
     return [
@@ -58,6 +66,7 @@ def cumulative(order: Sequence[Component]) -> Battery:
     ]
 
 
+@checked()
 def everything(model: Model) -> Battery:
     """Return the default battery: each head, attention, MLP and block alone, where the model has their sites."""
     kinds = (every_head, every_attention, every_mlp, every_layer)

@@ -15,6 +15,7 @@ from bayesgeom.claims.needs import arguments_of, check_needs
 from bayesgeom.claims.reading import agree, values_of
 from bayesgeom.claims.verdicts import verdict
 from bayesgeom.cli import parsed
+from bayesgeom.core.arguments import checked
 from bayesgeom.core.files import RUNS
 from bayesgeom.core.numbers import number_text
 from bayesgeom.results.tables import aligned
@@ -58,6 +59,7 @@ class Reproduction:
         return {True: "yes", False: "no", None: "–"}[self.agrees.get(name)]
 
 
+@checked()
 def reproduce(claim: str | Claim, *, out: str | Path | None = None, runs: str | Path = RUNS) -> Reproduction:
     """Run a claim's commands and compare their numbers with the recorded ones.
 

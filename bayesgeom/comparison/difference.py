@@ -8,6 +8,7 @@ import numpy as np
 from jaxtyping import Float
 
 from bayesgeom.comparison.difference_report import CONSERVATIVE, PAIRED, DifferenceReport
+from bayesgeom.core.arguments import checked
 from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.core.run import Behavior
 from bayesgeom.models.base import Model
@@ -34,6 +35,7 @@ _BEHAVIOR = (
 )
 
 
+@checked("a", "b", "task")
 def diff(
     a: ModelLike | Diagnosis,
     b: ModelLike | Diagnosis,

@@ -6,6 +6,7 @@ from typing import Any
 
 from bayesgeom.comparison.cell import Cell, cell
 from bayesgeom.comparison.report import ComparisonReport, comparison_report
+from bayesgeom.core.arguments import checked
 from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.core.files import RUNS
 from bayesgeom.models.provenance import provenance
@@ -15,6 +16,7 @@ from bayesgeom.training.kept import Kept, Plan
 from bayesgeom.training.scores import N_SCORED, check_counts, scores_of
 
 
+@checked()
 def compare(
     architectures: str | Sequence[str] = ARCHITECTURES,
     tasks: str | Sequence[str] = tuple(TASKS),

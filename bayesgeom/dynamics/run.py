@@ -7,6 +7,7 @@ from typing import Any, final
 
 import torch
 
+from bayesgeom.core.arguments import checked
 from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.core.progress import bar, kept_in
 from bayesgeom.core.run import Run
@@ -25,6 +26,7 @@ from bayesgeom.tasks.base import checked_seed
 N_DEFAULT, N_LEAST = 256, 4
 
 
+@checked()
 def training_dynamics(
     *runs: Source,
     n: int = N_DEFAULT,

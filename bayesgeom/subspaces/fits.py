@@ -22,6 +22,7 @@ import torch
 from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 
+from bayesgeom.core.arguments import checked
 from bayesgeom.core.errors import InvalidArgument, unknown_name
 from bayesgeom.core.trials import Trials
 from bayesgeom.models.base import Model
@@ -59,6 +60,7 @@ FORMS = (
 )
 
 
+@checked()
 def covariance(quantity: str | Quantity = "entropy", *, given: Sequence[str] = ()) -> Fit:
     """The span of Cov(x, y), removed and swapped by its orthogonal projector.
 
@@ -69,11 +71,13 @@ def covariance(quantity: str | Quantity = "entropy", *, given: Sequence[str] = (
     return Eraser(Quantity.of(quantity), oblique=False, given=tuple(given))
 
 
+@checked()
 def leace(quantity: str | Quantity = "entropy", *, given: Sequence[str] = ()) -> Fit:
     """The least-change affine eraser of a quantity, and the component that it removes. Arguments as `covariance`."""
     return Eraser(Quantity.of(quantity), oblique=True, given=tuple(given))
 
 
+@checked()
 def trained_swap(rank: int, quantity: str | Quantity = "belief", *, steps: int = STEPS) -> Fit:
     """Directions trained so that swapping them moves the model's own quantity to the donor's.
 
@@ -83,11 +87,13 @@ def trained_swap(rank: int, quantity: str | Quantity = "belief", *, steps: int =
     return TrainedSwap(rank, Quantity.of(quantity), steps)
 
 
+@checked()
 def decoder(quantity: str | Quantity = "entropy") -> Fit:
     """The weights of a ridge map to the quantity. A read-out only: its removal can never show "not used"."""
     return Decoder(Quantity.of(quantity))
 
 
+@checked()
 def entropy_axis(by: AxisKind = "readout") -> Fit:
     """One direction, signed so that entropy grows along it.
 
@@ -97,6 +103,7 @@ def entropy_axis(by: AxisKind = "readout") -> Fit:
     return _EntropyAxis(by)
 
 
+@checked()
 def frame(
     kind: FrameKind = "embedding", *, head: int | None = None, layer: int | None = None, tokens: str | None = None
 ) -> Fit:
@@ -114,21 +121,25 @@ def belief_readout() -> Fit:
     return Decoder(Quantity("belief"))
 
 
+@checked()
 def top_jacobian(r: int) -> Fit:
     """The top-r eigenspace of Σ g gᵀ over gradients g of answer logits with respect to vectors at or before them."""
     return _TopJacobian(r)
 
 
+@checked()
 def random(r: int) -> Fit:
     """A subspace of r dimensions drawn uniformly, another one in each layer."""
     return _Random(r)
 
 
+@checked()
 def basis(vectors: Float[Tensor, "d r"], name: str = "own basis") -> Fit:
     """Your own columns, the same in every layer. **Raises** `InvalidArgument` unless they are orthonormal."""
     return fixed(Subspace(name, vectors))
 
 
+@checked()
 def fixed(subspace: Subspace) -> Fit:
     """The same subspace in every layer."""
     return _Fixed(subspace)
@@ -152,6 +163,7 @@ def as_fit(subspace: object) -> Fit:
     )
 
 
+@checked()
 def fit_from_text(text: str) -> Fit:
     """The fit that the command line writes as NAME or NAME:argument. **Raises** `UnknownName`, listing the forms."""
     name, _, listed = text.partition(":")
