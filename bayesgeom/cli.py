@@ -17,6 +17,7 @@ from bayesgeom.commands.base import Command, flush, note, tell
 from bayesgeom.core.allocator import is_requested, keep_freed_memory
 from bayesgeom.core.errors import BayesGeomError, InvalidArgument
 from bayesgeom.core.plugins import discover
+from bayesgeom.core.text import is_encodable, shown
 
 _PLAIN = "bayesgeom.plain"
 _ALIKE = {"─": "-", "–": "-", "—": "-", "−": "-", "→": ">", "‖": "|", "·": ".", "…": ".", "×": "x", "≤": "<", "≥": ">"}
@@ -38,6 +39,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     except BrokenPipeError:  # whoever read the output, `head` say, has seen enough
         return 0
+    except OSError as error:  # a name that is too long, a directory without permission
+        name = "" if error.filename is None else f"{shown(error.filename)} cannot be used: "
+        note(f"bayesgeom: {name}{error.strerror or error}.")
+        return 2
     except KeyboardInterrupt as stopped:
         note("; ".join(["bayesgeom: interrupted", *_notes(stopped)]))
         return 130
@@ -97,6 +102,9 @@ def _drop_unwritable() -> None:
 def parsed(arguments: Sequence[str] | None) -> Command:
     """The command that was asked for. **Raises** `InvalidArgument` with what tyro says of arguments, on one line."""
     given = sys.argv[1:] if arguments is None else arguments
+    for place, text in enumerate(given, 1):
+        if not is_encodable(text):
+            raise InvalidArgument(f"argument {place} holds characters that no command line can: {shown(text)}.")
     # mypy: an abstract class as a value is what discovery is about.
     commands = discover("bayesgeom.commands", Command)  # type: ignore[type-abstract]
     said = io.StringIO()

@@ -38,7 +38,7 @@ N_KEYS = 64  # sequences, at most, behind the key overlap that is set beside the
 _MEANS = 3  # branch of the seed
 
 
-@checked("model", "task", "battery")
+@checked("model", "task")
 def ablate(
     model: ModelLike,
     task: TaskLike | None = None,
@@ -85,7 +85,7 @@ def ablate(
     return run.exact(None if out is None else Path(out))
 
 
-@checked("model", "task", "battery")
+@checked("model", "task")
 def attribution_preview(
     model: ModelLike,
     task: TaskLike | None = None,

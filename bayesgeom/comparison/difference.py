@@ -87,10 +87,19 @@ def diff(
 
 
 def _side(value: ModelLike | Diagnosis) -> Model | Diagnosis:
-    if isinstance(value, str | Path) and (Path(value) / JSON).is_file():
+    if _is_report(value):
+        assert isinstance(value, str | Path), "checked"
         found = load_report(value)
         return found if isinstance(found, Diagnosis) else Diagnosis.of(found)
     return value if isinstance(value, Diagnosis) else as_model(value)
+
+
+def _is_report(value: object) -> bool:
+    """Whether this is the path of a saved report; text that can be no path is none."""
+    try:
+        return isinstance(value, str | Path) and (Path(value) / JSON).is_file()
+    except (OSError, ValueError):
+        return False
 
 
 def _of_models(a: Model, b: Model, task: TaskLike | None, *, n: int, seed: int) -> DifferenceReport:

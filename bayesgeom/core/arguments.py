@@ -20,10 +20,11 @@ import numpy as np
 from jaxtyping import AbstractArray
 
 from bayesgeom.core.errors import InvalidArgument
+from bayesgeom.core.text import is_encodable, shown
 
 P = ParamSpec("P")
 R = TypeVar("R")
-_LONGEST = 60  # characters of a value in a message
+_NAME_BYTES = 255  # of a file name on the systems in use
 _KINDS: dict[Any, tuple[str, str]] = {  # one, and several
     int: ("an integer", "integers"),
     float: ("a number", "numbers"),
@@ -75,8 +76,11 @@ def check_argument(name: str, value: object, hint: Any) -> None:
     Raises:
         InvalidArgument: It is not; integers of more than 63 bits, NaN and text that cannot be encoded never are.
     """
-    if not fits(value, hint):
-        raise InvalidArgument(f"{name} must be {described(hint)}, got {shown(value)}.")
+    if fits(value, hint):
+        return
+    is_path = isinstance(value, str | Path) and "a path" in described(hint)
+    allowed = "a path that the system can take" if is_path else described(hint)
+    raise InvalidArgument(f"{name} must be {allowed}, got {shown(value)}.")
 
 
 def check_types(instance: Any) -> None:
@@ -92,7 +96,8 @@ def fits(value: Any, hint: Any) -> bool:
     if hint in (Any, object) or isinstance(hint, TypeVar):
         return True
     if origin in (typing.Union, types.UnionType):
-        return any(fits(value, one) for one in inside)
+        names_path = isinstance(value, str) and any(_is_path_class(typing.get_origin(one) or one) for one in inside)
+        return _is_path(value) if names_path else any(fits(value, one) for one in inside)
     if origin is Annotated:
         return fits(value, inside[0])
     if origin is Literal:
@@ -102,16 +107,6 @@ def fits(value: Any, hint: Any) -> bool:
     if isinstance(hint, type) and issubclass(hint, AbstractArray):
         return isinstance(value, hint.array_type)
     return _fits_class(value, origin or hint)
-
-
-def shown(value: object) -> str:
-    """A value as a message shows it: short, and on one line; of an object of another library its class alone."""
-    if not isinstance(value, (str, int, float, complex, bytes, list, tuple, dict, set, Path, type(None))):
-        return f"the class {value.__name__}" if isinstance(value, type) else f"a {type(value).__name__}"
-    if isinstance(value, int) and value.bit_length() > 128:
-        return f"an integer of {value.bit_length()} bits"
-    text = " ".join(ascii(value).split())
-    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}…"
 
 
 def described(hint: Any) -> str:
@@ -147,24 +142,24 @@ def _fits_class(value: Any, kind: Any) -> bool:
     if kind is bool:
         return isinstance(value, bool | np.bool_)
     if kind is str:
-        return isinstance(value, str) and _is_encodable(value)
-    if isinstance(kind, type) and issubclass(kind, os.PathLike):
-        return isinstance(value, os.PathLike) and _is_encodable(os.fspath(value))
+        return isinstance(value, str) and is_encodable(value)
+    if _is_path_class(kind):
+        return isinstance(value, os.PathLike) and _is_path(os.fspath(value))
     try:
         return isinstance(value, kind)
     except TypeError:
         return True
 
 
-def _is_encodable(text: object) -> bool:
-    """Whether the system can take this text in a file name: no NUL, no half of a surrogate pair."""
-    if not isinstance(text, str) or "\0" in text:
+def _is_path_class(kind: Any) -> bool:
+    return isinstance(kind, type) and issubclass(kind, os.PathLike)
+
+
+def _is_path(text: object) -> bool:
+    """Whether the system can take this text as a path: encodable, and no part longer than names may be."""
+    if not isinstance(text, str) or not is_encodable(text):
         return False
-    try:
-        os.fsencode(text)
-    except UnicodeEncodeError:
-        return False
-    return True
+    return all(len(os.fsencode(part)) <= _NAME_BYTES for part in Path(text).parts)
 
 
 def _words(hint: Any, *, place: int) -> list[str]:

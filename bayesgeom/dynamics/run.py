@@ -72,6 +72,8 @@ def training_dynamics(
     check_device(device)
     found = runs_of(runs)
     steps = found[0].steps
+    if maps_at is not None and not len(maps_at):
+        raise InvalidArgument("maps_at names no step: leave it out for a few, or name snapshots.")
     if unknown := [step for step in maps_at or () if step not in steps]:
         listed = ", ".join(map(str, steps))
         raise InvalidArgument(f"no snapshot was taken at step {unknown[0]}; there are {listed}.")

@@ -49,7 +49,7 @@ class Unmade:
     make: Callable[[], Model]
 
 
-@checked("model", "task")
+@checked("task")
 def length_generalization(
     model: ModelLike | Unmade | Sequence[ModelLike | Unmade],
     task: TaskLike | None = None,

@@ -11,10 +11,11 @@ from typing import Any, cast
 import torch
 from torch import nn
 
-from bayesgeom.core.arguments import check_argument, checked, shown
+from bayesgeom.core.arguments import check_argument, checked
 from bayesgeom.core.errors import CheckpointFault, InvalidArgument, TaskMismatch, UnknownName
 from bayesgeom.core.files import is_temporary, put_all_back, put_back
 from bayesgeom.core.reading import read_json
+from bayesgeom.core.text import shown
 from bayesgeom.models.adapters.hooked import HookedModel
 from bayesgeom.models.adapters.residual import ResidualModel
 from bayesgeom.models.base import Model
@@ -94,7 +95,7 @@ def _holds_config(path: Path) -> bool:
     return True
 
 
-@checked()
+@checked("name")
 def load(
     name: str | Path,
     *,
@@ -133,6 +134,8 @@ def load(
         >>> bayesgeom.load("mess3-small").spec.n_layers
         3
     """
+    if not isinstance(name, str | Path):
+        raise InvalidArgument(f"name must be a checkpoint's name or a path, got {shown(name)}.")
     check_device(device)
     check_memory_gib(memory_gib)
     # A path needs no list of names, which may be unreadable.

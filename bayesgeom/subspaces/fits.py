@@ -24,6 +24,7 @@ from torch import Tensor
 
 from bayesgeom.core.arguments import checked
 from bayesgeom.core.errors import InvalidArgument, unknown_name
+from bayesgeom.core.text import shown
 from bayesgeom.core.trials import Trials
 from bayesgeom.models.base import Model
 from bayesgeom.models.replay.carried import CARRIED
@@ -159,7 +160,7 @@ def as_fit(subspace: object) -> Fit:
             return subspace
     raise InvalidArgument(
         f"a subspace is a name such as 'frame' or 'leace:belief', one of bayesgeom.subspaces or a Subspace; got "
-        f"{subspace!r}."
+        f"{shown(subspace)}."
     )
 
 

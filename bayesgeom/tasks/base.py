@@ -15,9 +15,10 @@ import torch
 from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 
-from bayesgeom.core.arguments import check_argument, fits, shown
+from bayesgeom.core.arguments import check_argument, fits
 from bayesgeom.core.errors import InvalidArgument, check_known, unknown_name
 from bayesgeom.core.plugins import discover, field_names, find
+from bayesgeom.core.text import shown
 from bayesgeom.core.trials import Trials, checked
 from bayesgeom.tasks import limits
 from bayesgeom.tasks.text import Tokenizer
@@ -219,8 +220,8 @@ def _check_types(kind: type, parameters: Mapping[str, Any]) -> None:
     for field in (own for own in fields(kind) if own.name in parameters):
         value, choices = parameters[field.name], get_args(field.type)
         if get_origin(field.type) is Literal:
-            if value not in choices:
-                raise TypeError(f"{field.name} takes {' or '.join(map(repr, choices))}, got {value!r}")
+            if not fits(value, field.type):
+                raise TypeError(f"{field.name} takes {' or '.join(map(repr, choices))}, got {shown(value)}")
             continue
         if get_origin(field.type) is UnionType and NoneType in choices:  # `float | None` and the like
             allowed: tuple[Any, ...] = (*choices, int) if float in choices else choices
@@ -230,7 +231,7 @@ def _check_types(kind: type, parameters: Mapping[str, Any]) -> None:
             allowed = (tuple, list) if get_origin(field.type) is tuple else (type(value),)
         limits.check_whole(field.name, value)
         if type(value) not in allowed:  # not isinstance: True is an int
-            raise TypeError(f"{field.name} takes {allowed[0].__name__}, got {value!r}")
+            raise TypeError(f"{field.name} takes {allowed[0].__name__}, got {shown(value)}")
 
 
 def check_count(n: Any) -> None:

@@ -105,7 +105,7 @@ class Monitor:
     `TaskMismatch` where ids or length do not fit, `OutputFault` where `out` cannot be written.
     """
 
-    @checked("model", "task")
+    @checked("task")
     def __init__(
         self,
         model: Model | nn.Module,
