@@ -7,6 +7,7 @@ import os
 import re
 import sys
 import textwrap
+import time
 from collections.abc import Iterator, Sequence
 from importlib.metadata import version
 from pathlib import Path
@@ -17,6 +18,7 @@ from bayesgeom.commands.base import Command, flush, note, tell
 from bayesgeom.core.allocator import is_requested, keep_freed_memory
 from bayesgeom.core.errors import BayesGeomError, InvalidArgument
 from bayesgeom.core.plugins import discover
+from bayesgeom.core.progress import elapsed_shown
 from bayesgeom.core.text import is_encodable, shown
 
 _PLAIN = "bayesgeom.plain"
@@ -32,7 +34,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             if (sys.argv[1:] if arguments is None else list(arguments)) == ["--version"]:
                 tell(f"bayesgeom {version('bayesgeom')}")
                 return 0
-            return int(parsed(arguments)())
+            command = parsed(arguments)
+            with _told(command.name, sys.argv[2:] if arguments is None else None):
+                return int(command())
     except BayesGeomError as error:
         notes = _notes(error)
         note("; ".join([f"bayesgeom: {error}".rstrip("." if notes else ""), *notes]))
@@ -48,6 +52,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 130
     finally:
         _drop_unwritable()
+
+
+@contextlib.contextmanager
+def _told(name: str, given: Sequence[str] | None) -> Iterator[None]:
+    """One line on standard error before a command of the shell and one after it; elapsed time on a terminal.
+
+    Heavy libraries load within the command, so the first line appears at once. An error is a last line, too. Where
+    `given` is None, the command was called from Python, and nothing is told.
+    """
+    if given is None:
+        yield
+        return
+    begun, what = time.monotonic(), f"bayesgeom {name}"
+    note(textwrap.shorten(f"{what}: {' '.join(given)}".rstrip(": "), 100, placeholder=" …") + " …")
+    with elapsed_shown(what):
+        yield
+    note(f"{what}: finished in {time.monotonic() - begun:.3g} s")
 
 
 def _notes(error: BaseException) -> list[str]:

@@ -11,6 +11,7 @@ import torch
 import transformers
 
 import bayesgeom
+from benchmarks.fault_files import TASK
 from benchmarks.faults import Case
 
 SMALL: dict[str, Any] = {
@@ -94,8 +95,7 @@ def saved(make: Callable[[], Any], path: Path) -> Path:
 def measured(path: Path) -> None:
     """Load and diagnose a directory."""
     model = bayesgeom.load(path)
-    task = bayesgeom.tasks.HMM(n_states=2, n_symbols=3, length=5)
-    bayesgeom.diagnose(model, task, n=2, n_untrained=0, probes=["calibration"])
+    bayesgeom.diagnose(model, TASK, n=2, n_untrained=0)
 
 
 def huggingface(folder: Path) -> Iterator[Case]:

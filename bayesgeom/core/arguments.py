@@ -10,7 +10,8 @@ import math
 import os
 import types
 import typing
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import fields
 from numbers import Integral, Real
 from pathlib import Path
@@ -60,8 +61,8 @@ def checked(*besides: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
         @functools.wraps(function)
         def call(*args: P.args, **kwargs: P.kwargs) -> R:
             hints = _hints(function)
-            for name, value in _given(signature, args, kwargs).items():
-                if name in hints and name not in besides:
+            for name, values in _given(signature, args, kwargs).items():
+                for value in values if name in hints and name not in besides else ():
                     check_argument(name, value, hints[name])
             return function(*args, **kwargs)
 
@@ -124,10 +125,12 @@ def _fits_collection(value: Any, origin: type, inside: tuple[Any, ...]) -> bool:
         value = value.tolist() if value.ndim == 1 else None
     if issubclass(origin, tuple) and inside and inside[-1] is not ...:
         return isinstance(value, tuple | list) and len(value) == len(inside) and all(map(fits, value, inside))
-    if not isinstance(value, Sequence | Collection if issubclass(origin, tuple) else origin):
+    if not isinstance(value, Sequence if issubclass(origin, tuple) else origin):
         return False
     item = inside[0] if inside else Any
-    return not isinstance(value, Collection) or all(fits(own, item) for own in value)
+    return not isinstance(value, Sequence | AbstractSet) or all(
+        fits(own, item) for own in value
+    )  # no iterator is used up
 
 
 def _fits_class(value: Any, kind: Any) -> bool:
@@ -190,13 +193,13 @@ def _hints(of: Any) -> Mapping[str, Any]:
     return typing.get_type_hints(of, include_extras=True)
 
 
-def _given(signature: inspect.Signature, args: Any, kwargs: Any) -> dict[str, Any]:
-    """The arguments by parameter; those of `*args` are one tuple. Python says what does not bind, in the call."""
+def _given(signature: inspect.Signature, args: Any, kwargs: Any) -> dict[str, tuple[Any, ...]]:
+    """The values of every parameter: one, but for `*args`. Python says what does not bind, in the call."""
     try:
-        bound = dict(signature.bind(*args, **kwargs).arguments)
+        bound = signature.bind(*args, **kwargs).arguments
     except TypeError:
         return {}
-    for name, parameter in signature.parameters.items():
-        if name in bound and parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
-            del bound[name]
-    return bound
+    kinds = {name: parameter.kind for name, parameter in signature.parameters.items()}
+    several = {name for name, kind in kinds.items() if kind is inspect.Parameter.VAR_POSITIONAL}
+    named = {name for name, kind in kinds.items() if kind is inspect.Parameter.VAR_KEYWORD}
+    return {name: value if name in several else (value,) for name, value in bound.items() if name not in named}
