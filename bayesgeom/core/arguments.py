@@ -184,7 +184,7 @@ def _words(hint: Any, *, place: int) -> list[str]:
         return [f"{'sequences' if place else 'a sequence'}{several}"]
     if isinstance(hint, type) and issubclass(hint, AbstractArray):
         return [f"a {hint.array_type.__name__}"]
-    known = _KINDS.get(origin or hint)
+    known = _KINDS.get(type(None) if hint is None else origin or hint)
     return [known[place] if known else getattr(origin or hint, "__name__")]  # noqa: B009  (any class, or a special form)
 
 

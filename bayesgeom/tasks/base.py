@@ -225,7 +225,7 @@ def _check_types(kind: type, parameters: Mapping[str, Any]) -> None:
             continue
         if get_origin(field.type) is UnionType and NoneType in choices:  # `float | None` and the like
             allowed: tuple[Any, ...] = (*choices, int) if float in choices else choices
-        elif field.type in (bool, int, float):
+        elif field.type in (bool, int, float, str):
             allowed = (float, int) if field.type is float else (field.type,)
         else:
             allowed = (tuple, list) if get_origin(field.type) is tuple else (type(value),)
