@@ -14,12 +14,12 @@ from pathlib import Path
 
 import tyro
 
+from bayesgeom.checks.text import is_encodable, shown
 from bayesgeom.commands.base import Command, flush, note, tell
 from bayesgeom.core.allocator import is_requested, keep_freed_memory
 from bayesgeom.core.errors import BayesGeomError, InvalidArgument
 from bayesgeom.core.plugins import discover
 from bayesgeom.core.progress import elapsed_shown
-from bayesgeom.core.text import is_encodable, shown
 
 _PLAIN = "bayesgeom.plain"
 _ALIKE = {"─": "-", "–": "-", "—": "-", "−": "-", "→": ">", "‖": "|", "·": ".", "…": ".", "×": "x", "≤": "<", "≥": ">"}

@@ -5,7 +5,7 @@ from itertools import combinations
 from typing import Literal
 
 from bayesgeom.ablations.component import Ablation, Component
-from bayesgeom.core.arguments import checked
+from bayesgeom.checks.arguments import checked
 from bayesgeom.core.errors import InvalidArgument, unknown_name
 from bayesgeom.models.base import Model
 

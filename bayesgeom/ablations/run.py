@@ -18,7 +18,7 @@ from bayesgeom.ablations.modes import mode_names, uses_donor
 from bayesgeom.ablations.report import AblationReport, Context, ablation_report, with_attribution
 from bayesgeom.ablations.scoring import scores_of
 from bayesgeom.ablations.tally import Tally
-from bayesgeom.core.arguments import checked
+from bayesgeom.checks.arguments import checked
 from bayesgeom.core.edits import Mode, Replace
 from bayesgeom.core.errors import HookFault, InvalidArgument
 from bayesgeom.core.progress import bar, kept_in

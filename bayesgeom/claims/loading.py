@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping
 from importlib import resources
 from typing import Any
 
+from bayesgeom.checks.arguments import checked
 from bayesgeom.claims.claim import Claim, Condition, Hold, Measurement, Number, Origin, Run, Value, Verdict
-from bayesgeom.core.arguments import checked
 from bayesgeom.core.errors import InvalidArgument, unknown_name
 
 FOLDER, MEASURED = "data", "measured.toml"

@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import final
 
+from bayesgeom.checks.arguments import checked
 from bayesgeom.claims.claim import Claim, Value, Verdict
 from bayesgeom.claims.loading import find
 from bayesgeom.claims.needs import arguments_of, check_needs
 from bayesgeom.claims.reading import agree, values_of
 from bayesgeom.claims.verdicts import verdict
 from bayesgeom.cli import parsed
-from bayesgeom.core.arguments import checked
 from bayesgeom.core.files import RUNS
 from bayesgeom.core.numbers import number_text
 from bayesgeom.results.tables import aligned

@@ -7,8 +7,8 @@ from typing import Any, NoReturn, final
 import numpy as np
 from jaxtyping import Float
 
+from bayesgeom.checks.arguments import checked
 from bayesgeom.comparison.difference_report import CONSERVATIVE, PAIRED, DifferenceReport
-from bayesgeom.core.arguments import checked
 from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.core.run import Behavior
 from bayesgeom.models.base import Model

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from pathlib import Path
 
-from bayesgeom.core.arguments import checked
+from bayesgeom.checks.arguments import checked
 from bayesgeom.core.files import RUNS
 from bayesgeom.dynamics.replication import Replica, ReplicationReport, replication_report
 from bayesgeom.models.provenance import provenance

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from bayesgeom.checks.arguments import checked
 from bayesgeom.comparison.cell import Cell, cell
 from bayesgeom.comparison.report import ComparisonReport, comparison_report
-from bayesgeom.core.arguments import checked
 from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.core.files import RUNS
 from bayesgeom.models.provenance import provenance

@@ -6,7 +6,7 @@ from typing import Any, final
 
 from bayesgeom.ablations.report import AblationReport
 from bayesgeom.ablations.run import BatteryRun
-from bayesgeom.core.arguments import checked
+from bayesgeom.checks.arguments import checked
 from bayesgeom.core.errors import InvalidArgument, MissingSite, NoCopy, TaskMismatch, unknown_name
 from bayesgeom.core.plugins import Contained, discovered, is_foreign
 from bayesgeom.core.progress import bar

@@ -7,7 +7,7 @@ from typing import Any, final
 
 import torch
 
-from bayesgeom.core.arguments import checked
+from bayesgeom.checks.arguments import checked
 from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.core.progress import bar, kept_in
 from bayesgeom.core.run import Run

@@ -7,7 +7,7 @@ from typing import Any, final
 
 from torch import nn
 
-from bayesgeom.core.arguments import checked
+from bayesgeom.checks.arguments import checked
 from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.core.run import ModelSpec, Run
 from bayesgeom.core.sites import RESID_POST

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from bayesgeom.core.arguments import checked
+from bayesgeom.checks.arguments import checked
 from bayesgeom.core.behavior import BehaviorLog
 from bayesgeom.core.errors import InvalidArgument, TaskMismatch
 from bayesgeom.core.run import Behavior

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import numpy as np
 import torch
 
-from bayesgeom.core.arguments import checked
+from bayesgeom.checks.arguments import checked
 from bayesgeom.core.errors import HookFault, InvalidArgument
 from bayesgeom.core.run import ModelSpec
 from bayesgeom.core.trials import Trials, concatenate

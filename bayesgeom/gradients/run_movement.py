@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from bayesgeom.core.arguments import checked
+from bayesgeom.checks.arguments import checked
 from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.core.progress import bar
 from bayesgeom.core.trials import Trials

@@ -17,7 +17,7 @@ from jaxtyping import Bool, Float, Float64, Int64, Shaped
 from torch import Tensor
 
 from bayesgeom.ablations.engine import tiles
-from bayesgeom.core.arguments import checked
+from bayesgeom.checks.arguments import checked
 from bayesgeom.core.edits import Edit, Reference
 from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.core.hooks import Change

@@ -5,7 +5,7 @@ from typing import overload
 
 from bayesgeom.ablations.report import AblationReport
 from bayesgeom.ablations.run import BatteryRun
-from bayesgeom.core.arguments import checked
+from bayesgeom.checks.arguments import checked
 from bayesgeom.core.edits import SubspaceKind
 from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.core.sites import ATTN_OUT, W_O, Z

@@ -14,7 +14,7 @@ from typing import Any, final
 import torch
 from torch import nn
 
-from bayesgeom.core.arguments import checked
+from bayesgeom.checks.arguments import checked
 from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.core.plugins import find
 from bayesgeom.models.base import Model

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from bayesgeom.core.arguments import checked
+from bayesgeom.checks.arguments import checked
 from bayesgeom.core.errors import InvalidArgument, check_known
 from bayesgeom.core.plugins import discover, field_names, find
 from bayesgeom.core.threads import PROCESS_STATE

@@ -11,11 +11,11 @@ from typing import Any, cast
 import torch
 from torch import nn
 
-from bayesgeom.core.arguments import check_argument, checked
+from bayesgeom.checks.arguments import check_argument, checked
+from bayesgeom.checks.text import shown
 from bayesgeom.core.errors import CheckpointFault, InvalidArgument, TaskMismatch, UnknownName
 from bayesgeom.core.files import is_temporary, put_all_back, put_back
 from bayesgeom.core.reading import read_json
-from bayesgeom.core.text import shown
 from bayesgeom.models.adapters.hooked import HookedModel
 from bayesgeom.models.adapters.residual import ResidualModel
 from bayesgeom.models.base import Model

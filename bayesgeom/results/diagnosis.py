@@ -6,7 +6,7 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, final, overload
 
-from bayesgeom.core.arguments import checked
+from bayesgeom.checks.arguments import checked
 from bayesgeom.core.errors import InvalidArgument, OutputFault, unknown_name
 from bayesgeom.core.plugins import discover
 from bayesgeom.results.folder import ALONE, read_known_parts, unknown_kinds, write_page, write_run

@@ -17,7 +17,7 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar, final
 
-from bayesgeom.core.arguments import checked
+from bayesgeom.checks.arguments import checked
 from bayesgeom.core.errors import InvalidArgument, OutputFault
 from bayesgeom.core.numbers import number_text
 from bayesgeom.results import storage

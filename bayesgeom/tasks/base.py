@@ -15,10 +15,10 @@ import torch
 from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 
-from bayesgeom.core.arguments import check_argument, fits
+from bayesgeom.checks.arguments import check_argument, fits
+from bayesgeom.checks.text import shown
 from bayesgeom.core.errors import InvalidArgument, check_known, unknown_name
 from bayesgeom.core.plugins import discover, field_names, find
-from bayesgeom.core.text import shown
 from bayesgeom.core.trials import Trials, checked
 from bayesgeom.tasks import limits
 from bayesgeom.tasks.text import Tokenizer

@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from bayesgeom.core.arguments import check_types, checked
+from bayesgeom.checks.arguments import check_types, checked
 from bayesgeom.core.behavior import predicted_behavior
 from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.core.files import check_directory, file_aside

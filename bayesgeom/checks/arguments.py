@@ -20,8 +20,8 @@ from typing import Annotated, Any, Literal, ParamSpec, TypeVar
 import numpy as np
 from jaxtyping import AbstractArray
 
+from bayesgeom.checks.text import is_encodable, shown
 from bayesgeom.core.errors import InvalidArgument
-from bayesgeom.core.text import is_encodable, shown
 
 P = ParamSpec("P")
 R = TypeVar("R")
