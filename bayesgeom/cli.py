@@ -7,16 +7,19 @@ import os
 import re
 import sys
 import textwrap
+import time
 from collections.abc import Iterator, Sequence
 from importlib.metadata import version
 from pathlib import Path
 
 import tyro
 
+from bayesgeom.checks.text import is_encodable, shown
 from bayesgeom.commands.base import Command, flush, note, tell
 from bayesgeom.core.allocator import is_requested, keep_freed_memory
 from bayesgeom.core.errors import BayesGeomError, InvalidArgument
 from bayesgeom.core.plugins import discover
+from bayesgeom.core.progress import elapsed_shown
 
 _PLAIN = "bayesgeom.plain"
 _ALIKE = {"─": "-", "–": "-", "—": "-", "−": "-", "→": ">", "‖": "|", "·": ".", "…": ".", "×": "x", "≤": "<", "≥": ">"}
@@ -31,18 +34,41 @@ def main(arguments: Sequence[str] | None = None) -> int:
             if (sys.argv[1:] if arguments is None else list(arguments)) == ["--version"]:
                 tell(f"bayesgeom {version('bayesgeom')}")
                 return 0
-            return int(parsed(arguments)())
+            command = parsed(arguments)
+            with _told(command.name, sys.argv[2:] if arguments is None else None):
+                return int(command())
     except BayesGeomError as error:
         notes = _notes(error)
         note("; ".join([f"bayesgeom: {error}".rstrip("." if notes else ""), *notes]))
         return 2
     except BrokenPipeError:  # whoever read the output, `head` say, has seen enough
         return 0
+    except OSError as error:  # a name that is too long, a directory without permission
+        name = "" if error.filename is None else f"{shown(error.filename)} cannot be used: "
+        note(f"bayesgeom: {name}{error.strerror or error}.")
+        return 2
     except KeyboardInterrupt as stopped:
         note("; ".join(["bayesgeom: interrupted", *_notes(stopped)]))
         return 130
     finally:
         _drop_unwritable()
+
+
+@contextlib.contextmanager
+def _told(name: str, given: Sequence[str] | None) -> Iterator[None]:
+    """One line on standard error before a command of the shell and one after it; elapsed time on a terminal.
+
+    Heavy libraries load within the command, so the first line appears at once. An error is a last line, too. Where
+    `given` is None, the command was called from Python, and nothing is told.
+    """
+    if given is None:
+        yield
+        return
+    begun, what = time.monotonic(), f"bayesgeom {name}"
+    note(textwrap.shorten(f"{what}: {' '.join(given)}".rstrip(": "), 100, placeholder=" …") + " …")
+    with elapsed_shown(what):
+        yield
+    note(f"{what}: finished in {time.monotonic() - begun:.3g} s")
 
 
 def _notes(error: BaseException) -> list[str]:
@@ -97,6 +123,9 @@ def _drop_unwritable() -> None:
 def parsed(arguments: Sequence[str] | None) -> Command:
     """The command that was asked for. **Raises** `InvalidArgument` with what tyro says of arguments, on one line."""
     given = sys.argv[1:] if arguments is None else arguments
+    for place, text in enumerate(given, 1):
+        if not is_encodable(text):
+            raise InvalidArgument(f"argument {place} holds characters that no command line can: {shown(text)}.")
     # mypy: an abstract class as a value is what discovery is about.
     commands = discover("bayesgeom.commands", Command)  # type: ignore[type-abstract]
     said = io.StringIO()

@@ -302,8 +302,27 @@ def test_outside_the_tests_there_is_no_traceback_either(folder: Path) -> None:
         text=True,
         check=False,
     )
-    assert (done.returncode, done.stdout) == (2, "") and done.stderr.count("\n") == 1
-    assert done.stderr.startswith("bayesgeom: ") and "2.5" in done.stderr
+    first, last = done.stderr.splitlines()
+    assert (done.returncode, done.stdout) == (2, "") and first.startswith("bayesgeom diagnose: tiny --n")
+    assert last.startswith("bayesgeom: ") and "2.5" in last
+
+
+def test_a_command_of_the_shell_says_when_it_begins_and_ends(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["bayesgeom", "diagnose", "tiny", *QUICK])
+    assert main() == 0
+    first, last = capsys.readouterr().err.splitlines()
+    assert first.startswith("bayesgeom diagnose: tiny --n") and re.fullmatch(
+        r"bayesgeom diagnose: finished in [\d.e-]+ s", last
+    )
+
+
+def test_an_unusable_path_is_one_line(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for text in ("x" * 300, "a\0b", "\ud800"):
+        assert main(["diagnose", "tiny", *QUICK, "--out", text]) == 2
+        captured = capsys.readouterr()
+        assert captured.out == "" and captured.err.startswith("bayesgeom: ") and captured.err.count("\n") == 1
 
 
 def test_an_interrupted_command_says_so(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

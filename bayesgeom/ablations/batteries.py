@@ -5,32 +5,38 @@ from itertools import combinations
 from typing import Literal
 
 from bayesgeom.ablations.component import Ablation, Component
+from bayesgeom.checks.arguments import checked
 from bayesgeom.core.errors import InvalidArgument, unknown_name
 from bayesgeom.models.base import Model
 
 Battery = list[Ablation]
 
 
+@checked()
 def every_head(model: Model) -> Battery:
     """Return one ablation per head."""
     return [Ablation((component,)) for component in _heads(model)]
 
 
+@checked()
 def every_attention(model: Model) -> Battery:
     """Return one ablation per attention sublayer."""
     return [Ablation((Component(layer, "attention"),)) for layer in range(model.spec.n_layers)]
 
 
+@checked()
 def every_mlp(model: Model) -> Battery:
     """Return one ablation per MLP."""
     return [Ablation((Component(layer, "mlp"),)) for layer in range(model.spec.n_layers)]
 
 
+@checked()
 def every_layer(model: Model) -> Battery:
     """Return one ablation per block, which bypasses the block."""
     return [Ablation((Component(layer, "block"),)) for layer in range(model.spec.n_layers)]
 
 
+@checked()
 def every_pair_of_heads(model: Model, *, scope: Literal["layer", "model"] = "layer") -> Battery:
     """Return one ablation per pair of heads: redundant heads have an effect together and none alone.
 
@@ -42,6 +48,7 @@ def every_pair_of_heads(model: Model, *, scope: Literal["layer", "model"] = "lay
     return [Ablation(pair) for pair in pairs if scope == "model" or pair[0].layer == pair[1].layer]
 
 
+@checked()
 def top_attention_off(model: Model, m: int) -> Battery:
     """Return one ablation that zeroes attention in the top m layers.
 
@@ -59,6 +66,7 @@ def top_attention_off(model: Model, m: int) -> Battery:
     ]
 
 
+@checked()
 def cumulative(order: Sequence[Component]) -> Battery:
     """Return ablations of the first component, the first two, the first three and so on, in the given order."""
     return [
@@ -67,6 +75,7 @@ def cumulative(order: Sequence[Component]) -> Battery:
     ]
 
 
+@checked()
 def everything(model: Model) -> Battery:
     """Return the default battery: one ablation per head, attention sublayer, MLP and block whose sites exist."""
     kinds = (every_head, every_attention, every_mlp, every_layer)

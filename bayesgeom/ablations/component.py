@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Literal, final
 
 from bayesgeom.ablations.modes import mode_named
+from bayesgeom.checks.arguments import check_types
 from bayesgeom.core.edits import Edit, Mode, Replace
 from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.core.run import ModelSpec
@@ -23,6 +24,7 @@ class Component:
     head: int | None = None
 
     def __post_init__(self) -> None:
+        check_types(self)
         if self.kind not in KINDS or (self.kind == "head") != (self.head is not None):
             raise InvalidArgument(
                 f"a component is a head with its number, or one of attention, mlp, block; got {self!r}."
@@ -58,6 +60,7 @@ class Ablation:
     name: str | None = None
 
     def __post_init__(self) -> None:
+        check_types(self)
         if not self.components:
             raise InvalidArgument("an ablation needs at least one component; got none.")
 

@@ -18,6 +18,7 @@ from bayesgeom.ablations.modes import mode_names, uses_donor
 from bayesgeom.ablations.report import AblationReport, Context, ablation_report, with_attribution
 from bayesgeom.ablations.scoring import scores_of
 from bayesgeom.ablations.tally import Tally
+from bayesgeom.checks.arguments import checked
 from bayesgeom.core.edits import Mode, Replace
 from bayesgeom.core.errors import HookFault, InvalidArgument
 from bayesgeom.core.progress import bar, kept_in
@@ -37,6 +38,7 @@ N_KEYS = 64  # sequences, at most, that give the key overlap reported with the b
 _MEANS = 3  # branch of the seed
 
 
+@checked("model", "task")
 def ablate(
     model: ModelLike,
     task: TaskLike | None = None,
@@ -83,6 +85,7 @@ def ablate(
     return run.exact(None if out is None else Path(out))
 
 
+@checked("model", "task")
 def attribution_preview(
     model: ModelLike,
     task: TaskLike | None = None,

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from importlib import resources
 from typing import Any
 
+from bayesgeom.checks.arguments import checked
 from bayesgeom.claims.claim import Claim, Condition, Hold, Measurement, Number, Origin, Run, Value, Verdict
 from bayesgeom.core.errors import InvalidArgument, unknown_name
 
@@ -77,6 +78,7 @@ def load() -> Mapping[str, Claim]:
     return parsed([texts[name] for name in sorted(texts)], measured)
 
 
+@checked()
 def find(claim_id: str) -> Claim:
     """Return the claim with this id.
 

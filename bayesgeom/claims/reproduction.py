@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import final
 
+from bayesgeom.checks.arguments import checked
 from bayesgeom.claims.claim import Claim, Value, Verdict
 from bayesgeom.claims.loading import find
 from bayesgeom.claims.needs import arguments_of, check_needs
@@ -58,6 +59,7 @@ class Reproduction:
         return {True: "yes", False: "no", None: "–"}[self.agrees.get(name)]
 
 
+@checked()
 def reproduce(claim: str | Claim, *, out: str | Path | None = None, runs: str | Path = RUNS) -> Reproduction:
     """Run a claim's commands and compare their numbers with the recorded ones.
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, final
 import tyro
 
 from bayesgeom.core.errors import OutputFault
+from bayesgeom.core.progress import bars_cleared
 
 if TYPE_CHECKING:
     from bayesgeom.models.base import Model
@@ -129,7 +130,7 @@ def tell(*lines: str) -> None:
         OutputFault: standard output cannot be written, for example because the disk is full.
         BrokenPipeError: whoever read it has stopped.
     """
-    with _writing_output():
+    with _writing_output(), bars_cleared():
         print("\n".join(lines), flush=True)
 
 
@@ -144,7 +145,7 @@ def note(text: str) -> None:
     """Print a line on standard error, if there is one that can be written: it costs no work."""
     if sys.stderr is None:
         return
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError), bars_cleared():
         print(text, file=sys.stderr, flush=True)
 
 

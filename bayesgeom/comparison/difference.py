@@ -7,6 +7,7 @@ from typing import Any, NoReturn, final
 import numpy as np
 from jaxtyping import Float
 
+from bayesgeom.checks.arguments import checked
 from bayesgeom.comparison.difference_report import CONSERVATIVE, PAIRED, DifferenceReport
 from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.core.run import Behavior
@@ -34,6 +35,7 @@ _BEHAVIOR = (
 )
 
 
+@checked("a", "b", "task")
 def diff(
     a: ModelLike | Diagnosis,
     b: ModelLike | Diagnosis,
@@ -83,10 +85,19 @@ def diff(
 
 
 def _side(value: ModelLike | Diagnosis) -> Model | Diagnosis:
-    if isinstance(value, str | Path) and (Path(value) / JSON).is_file():
+    if _is_report(value):
+        assert isinstance(value, str | Path), "checked"
         found = load_report(value)
         return found if isinstance(found, Diagnosis) else Diagnosis.of(found)
     return value if isinstance(value, Diagnosis) else as_model(value)
+
+
+def _is_report(value: object) -> bool:
+    """Whether this is the path of a saved report; text that can be no path is none."""
+    try:
+        return isinstance(value, str | Path) and (Path(value) / JSON).is_file()
+    except (OSError, ValueError):
+        return False
 
 
 def _of_models(a: Model, b: Model, task: TaskLike | None, *, n: int, seed: int) -> DifferenceReport:

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from pathlib import Path
 
+from bayesgeom.checks.arguments import checked
 from bayesgeom.core.files import RUNS
 from bayesgeom.dynamics.replication import Replica, ReplicationReport, replication_report
 from bayesgeom.models.provenance import provenance
@@ -17,6 +18,7 @@ from bayesgeom.training.state import LOG, read_log
 N_SEEDS = 5
 
 
+@checked()
 def replicate(
     recipe: str | Recipe,
     *,

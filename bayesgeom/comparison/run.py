@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from bayesgeom.checks.arguments import checked
 from bayesgeom.comparison.cell import Cell, cell
 from bayesgeom.comparison.report import ComparisonReport, comparison_report
 from bayesgeom.core.errors import InvalidArgument
@@ -15,6 +16,7 @@ from bayesgeom.training.kept import Kept, Plan
 from bayesgeom.training.scores import N_SCORED, check_counts, scores_of
 
 
+@checked()
 def compare(
     architectures: str | Sequence[str] = ARCHITECTURES,
     tasks: str | Sequence[str] = tuple(TASKS),

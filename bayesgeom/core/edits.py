@@ -269,6 +269,8 @@ def check_dual(basis: Float[Tensor, "d r"], dual: Float[Tensor, "d r"]) -> None:
 
 def check_orthonormal(basis: Float[Tensor, "d r"]) -> None:
     """**Raises** `InvalidArgument` unless there is a column and the columns are orthonormal to 1e-4."""
+    if basis.ndim != 2:
+        raise InvalidArgument(f"a basis is a matrix with a column for each dimension, got shape {tuple(basis.shape)}.")
     d, r = basis.shape
     if not 1 <= r <= d:
         raise InvalidArgument(f"a basis in {d} dimensions has 1 … {d} orthonormal columns, got {r}.")

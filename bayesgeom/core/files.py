@@ -40,6 +40,8 @@ def file_aside(path: Path) -> Iterator[Path]:
     from safetensors import SafetensorError
 
     target = _target(path)
+    if not target.name:
+        raise OutputFault(f"{path} names no file; name one, for example report.html.")
     _make_parent(target)
     _remove_remains(target)
     aside = target.with_name(f".{target.name}.{_owner()}-{secrets.token_hex(4)}{_ASIDE}")

@@ -3,6 +3,8 @@
 import contextlib
 import os
 import sys
+import threading
+import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,7 @@ from tqdm.auto import tqdm
 
 from bayesgeom.core.errors import OutputFault
 
+_SILENT_SECONDS = 1.0  # until the line of elapsed time appears, and between its updates
 _COLUMNS, _ROWS = 80, 24  # of a terminal that does not know its size
 
 
@@ -22,6 +25,41 @@ def bar(over: Iterable[Any] | None = None, *, is_quiet: bool = False, **options:
     is_hidden = is_quiet or sys.stderr is None  # None: the process was started without a standard error
     size = {} if is_hidden or _has_size() else {"ncols": _COLUMNS, "nrows": _ROWS}
     return tqdm(over, disable=True if is_hidden else None, **size, **options)
+
+
+@contextlib.contextmanager
+def elapsed_shown(what: str) -> Iterator[None]:
+    """Around work that may be silent for long: on a terminal, a line counts its seconds above all bars.
+
+    The line appears after a second and vanishes at the end. Elsewhere than on a terminal nothing is shown.
+    """
+    if sys.stderr is None or not sys.stderr.isatty():
+        yield
+        return
+    ended, begun = threading.Event(), time.monotonic()
+
+    def count() -> None:
+        if ended.wait(_SILENT_SECONDS):
+            return
+        with bar(bar_format="{desc}", leave=False) as line:
+            while not ended.is_set():
+                line.set_description_str(f"{what}: {time.monotonic() - begun:.0f} s")
+                ended.wait(_SILENT_SECONDS)
+
+    counting = threading.Thread(target=count, name="elapsed", daemon=True)
+    counting.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        counting.join()
+
+
+@contextlib.contextmanager
+def bars_cleared() -> Iterator[None]:
+    """Around printing: bars on the terminal are removed first and drawn again afterwards."""
+    with tqdm.external_write_mode():
+        yield
 
 
 @contextlib.contextmanager

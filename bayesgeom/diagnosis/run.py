@@ -6,6 +6,7 @@ from typing import Any, final
 
 from bayesgeom.ablations.report import AblationReport
 from bayesgeom.ablations.run import BatteryRun
+from bayesgeom.checks.arguments import checked
 from bayesgeom.core.errors import InvalidArgument, MissingSite, NoCopy, TaskMismatch, unknown_name
 from bayesgeom.core.plugins import Contained, discovered, is_foreign
 from bayesgeom.core.progress import bar
@@ -34,6 +35,7 @@ _INITIALIZATION = "initialization"  # what is skipped where no copy can be built
 AnyProbe = Probe[Any]
 
 
+@checked("model", "task")
 def diagnose(
     model: ModelLike,
     task: TaskLike | None = None,

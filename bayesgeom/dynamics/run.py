@@ -7,6 +7,7 @@ from typing import Any, final
 
 import torch
 
+from bayesgeom.checks.arguments import checked
 from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.core.progress import bar, kept_in
 from bayesgeom.core.run import Run
@@ -25,6 +26,7 @@ from bayesgeom.tasks.base import checked_seed
 N_DEFAULT, N_LEAST = 256, 4
 
 
+@checked()
 def training_dynamics(
     *runs: Source,
     n: int = N_DEFAULT,
@@ -70,6 +72,8 @@ def training_dynamics(
     check_device(device)
     found = runs_of(runs)
     steps = found[0].steps
+    if maps_at is not None and not len(maps_at):
+        raise InvalidArgument("maps_at names no step: leave it out for a few, or name snapshots.")
     if unknown := [step for step in maps_at or () if step not in steps]:
         listed = ", ".join(map(str, steps))
         raise InvalidArgument(f"there is no snapshot at step {unknown[0]}; available: {listed}.")

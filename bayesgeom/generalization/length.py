@@ -7,6 +7,7 @@ from typing import Any, final
 
 from torch import nn
 
+from bayesgeom.checks.arguments import checked
 from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.core.run import ModelSpec, Run
 from bayesgeom.core.sites import RESID_POST
@@ -48,6 +49,7 @@ class Unmade:
     make: Callable[[], Model]
 
 
+@checked("task")
 def length_generalization(
     model: ModelLike | Unmade | Sequence[ModelLike | Unmade],
     task: TaskLike | None = None,

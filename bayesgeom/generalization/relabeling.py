@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Int64
 from torch import Tensor
 
+from bayesgeom.checks.arguments import checked
 from bayesgeom.core.behavior import predicted_behavior
 from bayesgeom.core.errors import InvalidArgument, TaskMismatch
 from bayesgeom.core.run import Run
@@ -23,6 +24,7 @@ from bayesgeom.tasks.base import Branch, SymmetricTask, WindTunnel, derived_seed
 _NAMES = 5  # branch of the seed
 
 
+@checked("model", "task")
 def relabeling_invariance(
     model: ModelLike, task: TaskLike | None = None, *, n: int = 512, seed: int = 0
 ) -> RelabelingReport:

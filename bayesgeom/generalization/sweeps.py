@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from bayesgeom.checks.arguments import checked
 from bayesgeom.core.behavior import BehaviorLog
 from bayesgeom.core.errors import InvalidArgument, TaskMismatch
 from bayesgeom.core.run import Behavior
@@ -22,6 +23,7 @@ Task = WindTunnel | TextTask
 _INNER = "task"  # the field of a text task that holds the task it renders
 
 
+@checked("task", "model")
 def sweep(
     task: TaskLike,
     vary: str,

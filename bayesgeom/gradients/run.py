@@ -5,6 +5,7 @@ from collections.abc import Iterator
 import numpy as np
 import torch
 
+from bayesgeom.checks.arguments import checked
 from bayesgeom.core.errors import HookFault, InvalidArgument
 from bayesgeom.core.run import ModelSpec
 from bayesgeom.core.trials import Trials, concatenate
@@ -24,6 +25,7 @@ TOLERANCE = 1e-8  # relative error above which attention is not softmax(q·k) ap
 _COPIES = 12  # arrays of the size of one layer's attention in memory per layer and pass
 
 
+@checked("model", "trials_or_task")
 def gradient_laws(
     model: ModelLike,
     trials_or_task: Trials | TaskLike | None = None,

@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 
+from bayesgeom.checks.arguments import checked
 from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.core.progress import bar
 from bayesgeom.core.trials import Trials
@@ -29,6 +30,7 @@ from bayesgeom.results.report import with_provenance
 from bayesgeom.tasks.base import Branch, checked_seed, derived_seed
 
 
+@checked()
 def gradient_movement(
     run: Source | Sequence[Source], *, targets: Targets = "sampled", n: int = 32, seed: int = 0, device: str = "cpu"
 ) -> GradientMovementReport:

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal, final
 
+from bayesgeom.checks.arguments import check_types
 from bayesgeom.core.edits import SUBSPACE_KINDS, SubspaceKind
 from bayesgeom.core.errors import InvalidArgument
 
@@ -45,6 +46,7 @@ class Design:
     n_fit: int = 1_024
 
     def __post_init__(self) -> None:
+        check_types(self)
         if self.kind not in SUBSPACE_KINDS:
             raise InvalidArgument(f"kind must be one of {', '.join(SUBSPACE_KINDS)}; got {self.kind!r}.")
         if self.donors not in DONORS:

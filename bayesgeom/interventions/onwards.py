@@ -17,6 +17,7 @@ from jaxtyping import Bool, Float, Float64, Int64, Shaped
 from torch import Tensor
 
 from bayesgeom.ablations.engine import tiles
+from bayesgeom.checks.arguments import checked
 from bayesgeom.core.edits import Edit, Reference
 from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.core.hooks import Change
@@ -263,6 +264,7 @@ class _Nothing:
 _NOTHING = _Nothing()
 
 
+@checked("model", "task")
 def erase_onwards(
     model: ModelLike,
     task: TaskLike | None = None,

@@ -5,6 +5,7 @@ from typing import overload
 
 from bayesgeom.ablations.report import AblationReport
 from bayesgeom.ablations.run import BatteryRun
+from bayesgeom.checks.arguments import checked
 from bayesgeom.core.edits import SubspaceKind
 from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.core.sites import ATTN_OUT, W_O, Z
@@ -29,6 +30,7 @@ _HELD, _DRAWS = 6, 7  # branches of the seed
 
 
 @overload
+@checked("model", "task", "subspace")
 def intervene(
     model: ModelLike,
     task: TaskLike | None = None,
@@ -42,6 +44,7 @@ def intervene(
 
 
 @overload
+@checked("model", "task", "subspace")
 def intervene(
     model: ModelLike,
     task: TaskLike | None = None,
@@ -54,6 +57,7 @@ def intervene(
 ) -> JointInterventionReport: ...
 
 
+@checked("model", "task", "subspace")
 def intervene(
     model: ModelLike,
     task: TaskLike | None = None,
@@ -115,6 +119,7 @@ def intervene(
     return JointIntervention.of(subject, chosen, fit, sites=sites, kind=kind, n=n, seed=seed).report()
 
 
+@checked("model", "task", "subspace")
 def write_strength(
     model: ModelLike,
     task: TaskLike | None = None,
@@ -165,6 +170,7 @@ def write_strength(
     return with_provenance(report, provenance(subject, chosen, arguments))
 
 
+@checked("model", "task", "subspace")
 def fit_subspace(
     model: ModelLike,
     task: TaskLike | None,

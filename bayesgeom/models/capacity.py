@@ -14,6 +14,7 @@ from typing import Any, final
 import torch
 from torch import nn
 
+from bayesgeom.checks.arguments import checked
 from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.core.plugins import find
 from bayesgeom.models.base import Model
@@ -27,6 +28,7 @@ _WIDEST, _DEEPEST = 8192, 129
 _FIRST_GUESS, _GUESSES = 64, 4
 
 
+@checked()
 def capacity_matched(
     architecture: str, reference: ModelConfig | nn.Module | Model | str | Path, **sizes: Any
 ) -> ModelConfig:

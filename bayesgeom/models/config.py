@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from bayesgeom.checks.arguments import checked
 from bayesgeom.core.errors import InvalidArgument, check_known
 from bayesgeom.core.plugins import discover, field_names, find
 from bayesgeom.core.threads import PROCESS_STATE
@@ -26,6 +27,7 @@ class ModelConfig(ABC):
     n_ctx: int
 
     @final
+    @checked()
     def build(self, *, seed: int) -> nn.Module:
         """Make a new float32 module, tokens to logits, with weights drawn from this seed.
 

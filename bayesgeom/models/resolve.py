@@ -11,6 +11,8 @@ from typing import Any, cast
 import torch
 from torch import nn
 
+from bayesgeom.checks.arguments import check_argument, checked
+from bayesgeom.checks.text import shown
 from bayesgeom.core.errors import CheckpointFault, InvalidArgument, TaskMismatch, UnknownName
 from bayesgeom.core.files import is_temporary, put_all_back, put_back
 from bayesgeom.core.reading import read_json
@@ -93,6 +95,7 @@ def _holds_config(path: Path) -> bool:
     return True
 
 
+@checked("name")
 def load(
     name: str | Path,
     *,
@@ -131,6 +134,8 @@ def load(
         >>> bayesgeom.load("mess3-small").spec.n_layers
         3
     """
+    if not isinstance(name, str | Path):
+        raise InvalidArgument(f"name must be a checkpoint's name or a path, got {shown(name)}.")
     check_device(device)
     check_memory_gib(memory_gib)
     # A path needs no list of names, which may be unreadable.
@@ -186,13 +191,18 @@ def _require_hub_name(name: str | Path) -> None:
 
 def check_device(device: str | torch.device) -> None:
     """**Raises** `InvalidArgument` unless torch can put a tensor on this device."""
+    check_argument("device", device, str | torch.device)
     try:
         torch.empty(1, device=device)
-    except (RuntimeError, AssertionError) as error:
-        reason = str(error).splitlines()[0]
-        raise InvalidArgument(f"device {str(device)!r} cannot be used here ({reason}); use cpu.") from error
+        is_real = torch.device(device).type != "meta"
+    except (RuntimeError, AssertionError, ValueError, TypeError) as error:
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise InvalidArgument(f"device {shown(str(device))} cannot be used here ({reason}); use cpu.") from error
+    if not is_real:
+        raise InvalidArgument("device 'meta' holds no numbers, so nothing can be measured on it; use cpu.")
 
 
+@checked("model")
 def as_model(model: ModelLike, tokenizer: Tokenizer | None = None) -> Model:
     """Return the `Model` of whatever stands for one.
 
@@ -301,9 +311,9 @@ def as_task(task: object, *, trained: WindTunnel | None) -> WindTunnel | TextTas
         prompts: Any = task_kinds()["prompts"][0]
         return cast("TextTask", prompts(texts=tuple(task)))
     if not isinstance(task, WindTunnel | TextTask):
-        shown = f"the class {task.__name__}" if isinstance(task, type) else repr(task)
         raise InvalidArgument(
-            f"a task is an instance, tasks.HMM(length=20), text, 'hmm:length=20', or a list of prompts; got {shown}."
+            f"a task is an instance, tasks.HMM(length=20), text, 'hmm:length=20', or a list of prompts; got "
+            f"{shown(task)}."
         )
     return task
 

@@ -6,6 +6,7 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, final, overload
 
+from bayesgeom.checks.arguments import checked
 from bayesgeom.core.errors import InvalidArgument, OutputFault, unknown_name
 from bayesgeom.core.plugins import discover
 from bayesgeom.results.folder import ALONE, read_known_parts, unknown_kinds, write_page, write_run
@@ -169,6 +170,7 @@ class Diagnosis(Mapping[str, Report]):
         reports = {name: report.to_dict() for name, report in self.reports.items()}
         return {"reports": reports, "skipped": left_out(self), "provenance": dict(self.provenance)}
 
+    @checked()
     def to_html(self, path: str | PathLike[str] | None = None) -> str:
         """Return the page as one self-contained document that opens offline; with a path, also write it there.
 
@@ -178,6 +180,7 @@ class Diagnosis(Mapping[str, Report]):
         text = page_of(self.title, self.reports, left_out(self), self.provenance)
         return write_page(text, path)
 
+    @checked()
     def save(self, path: str | PathLike[str]) -> None:
         """Write the run directory: `report.json`, `arrays.safetensors`, `metrics.parquet`, `report.html`; all or none.
 
@@ -188,6 +191,7 @@ class Diagnosis(Mapping[str, Report]):
         write_run(Path(path), self.reports, extra, self.to_pandas(), self.to_html)
 
     @classmethod
+    @checked()
     def load(cls, path: str | PathLike[str]) -> "Diagnosis":
         """Return the diagnosis that `save` wrote, with equal values; a report that was saved alone is one of one.
 
@@ -226,6 +230,7 @@ def _is_provenance(held: object) -> bool:
     return False
 
 
+@checked()
 def load_report(path: str | PathLike[str]) -> Report | Diagnosis:
     """Return what a run directory holds: the report that was saved alone, or the diagnosis.
 

@@ -17,6 +17,7 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar, final
 
+from bayesgeom.checks.arguments import checked
 from bayesgeom.core.errors import InvalidArgument, OutputFault
 from bayesgeom.core.numbers import number_text
 from bayesgeom.results import storage
@@ -127,6 +128,7 @@ class Report(ABC):
         return {"report": self.name, **_plain(scalars), "arrays": lists, "provenance": dict(self.provenance)}
 
     @final
+    @checked()
     def to_html(self, path: str | PathLike[str] | None = None) -> str:
         """Return the page as one self-contained document that opens offline; with a path, also write it there.
 
@@ -137,6 +139,7 @@ class Report(ABC):
         return write_page(text, path)
 
     @final
+    @checked()
     def save(self, path: str | PathLike[str]) -> None:
         """Write a run directory: `report.json`, `arrays.safetensors`, `metrics.parquet`, `report.html`; all or none.
 
@@ -148,6 +151,7 @@ class Report(ABC):
 
     @final
     @classmethod
+    @checked()
     def load(cls, path: str | PathLike[str]) -> Self:
         """Return the report that `save` wrote.
 

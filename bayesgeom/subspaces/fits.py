@@ -22,6 +22,8 @@ import torch
 from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 
+from bayesgeom.checks.arguments import checked
+from bayesgeom.checks.text import shown
 from bayesgeom.core.errors import InvalidArgument, unknown_name
 from bayesgeom.core.trials import Trials
 from bayesgeom.models.base import Model
@@ -59,6 +61,7 @@ FORMS = (
 )
 
 
+@checked()
 def covariance(quantity: str | Quantity = "entropy", *, given: Sequence[str] = ()) -> Fit:
     """Return the span of Cov(x, y), removed and swapped by its orthogonal projector.
 
@@ -69,6 +72,7 @@ def covariance(quantity: str | Quantity = "entropy", *, given: Sequence[str] = (
     return Eraser(Quantity.of(quantity), oblique=False, given=tuple(given))
 
 
+@checked()
 def leace(quantity: str | Quantity = "entropy", *, given: Sequence[str] = ()) -> Fit:
     """Return the component that LEACE, the least-change affine eraser of a quantity, removes.
 
@@ -79,6 +83,7 @@ def leace(quantity: str | Quantity = "entropy", *, given: Sequence[str] = ()) ->
     return Eraser(Quantity.of(quantity), oblique=True, given=tuple(given))
 
 
+@checked()
 def trained_swap(rank: int, quantity: str | Quantity = "belief", *, steps: int = STEPS) -> Fit:
     """Return directions trained so that swapping them moves the model's own quantity to the donor's.
 
@@ -93,11 +98,13 @@ def trained_swap(rank: int, quantity: str | Quantity = "belief", *, steps: int =
     return TrainedSwap(rank, Quantity.of(quantity), steps)
 
 
+@checked()
 def decoder(quantity: str | Quantity = "entropy") -> Fit:
     """Return the weights of a ridge map to the quantity; a read-out, so its removal can never show "not used"."""
     return Decoder(Quantity.of(quantity))
 
 
+@checked()
 def entropy_axis(by: AxisKind = "readout") -> Fit:
     """Return one direction, signed so that entropy increases along it.
 
@@ -109,6 +116,7 @@ def entropy_axis(by: AxisKind = "readout") -> Fit:
     return _EntropyAxis(by)
 
 
+@checked()
 def frame(
     kind: FrameKind = "embedding", *, head: int | None = None, layer: int | None = None, tokens: str | None = None
 ) -> Fit:
@@ -128,16 +136,19 @@ def belief_readout() -> Fit:
     return Decoder(Quantity("belief"))
 
 
+@checked()
 def top_jacobian(r: int) -> Fit:
     """Return the top-r eigenspace of Σ g gᵀ, g the gradients of answer logits at the same or later positions."""
     return _TopJacobian(r)
 
 
+@checked()
 def random(r: int) -> Fit:
     """Return a uniformly drawn subspace of r dimensions, a different one in each layer."""
     return _Random(r)
 
 
+@checked()
 def basis(vectors: Float[Tensor, "d r"], name: str = "own basis") -> Fit:
     """Return a subspace with your own columns, the same in every layer.
 
@@ -151,6 +162,7 @@ def basis(vectors: Float[Tensor, "d r"], name: str = "own basis") -> Fit:
     return fixed(Subspace(name, vectors))
 
 
+@checked()
 def fixed(subspace: Subspace) -> Fit:
     """Return a fit that uses the same subspace in every layer."""
     return _Fixed(subspace)
@@ -172,10 +184,11 @@ def as_fit(subspace: object) -> Fit:
             return subspace
     raise InvalidArgument(
         f"subspace must be a name such as 'frame' or 'leace:belief', one of bayesgeom.subspaces or a Subspace; got "
-        f"{subspace!r}."
+        f"{shown(subspace)}."
     )
 
 
+@checked()
 def fit_from_text(text: str) -> Fit:
     """Return the fit that the command line writes as NAME or NAME:argument.
 

@@ -4,6 +4,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Literal, final
 
+from bayesgeom.checks.arguments import check_types
 from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.core.run import ModelSpec
 from bayesgeom.core.sites import RESID_PRE, Site, V, Z
@@ -35,6 +36,9 @@ class InterventionSite:
     layers: Sequence[int] | None = None
     positions: Literal["all", "scored"] | None = None
     score_after: bool = False
+
+    def __post_init__(self) -> None:
+        check_types(self)
 
     @property
     def is_residual(self) -> bool:

@@ -7,6 +7,7 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
+from bayesgeom.checks.arguments import check_types
 from bayesgeom.core.edits import check_dual, check_orthonormal
 from bayesgeom.core.errors import InvalidArgument
 
@@ -37,6 +38,7 @@ class Subspace:
     dual: Float[Tensor, "d r"] | None = None
 
     def __post_init__(self) -> None:
+        check_types(self)
         check_orthonormal(self.basis)
         if self.dual is not None:
             check_dual(self.basis, self.dual)

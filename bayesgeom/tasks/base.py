@@ -15,6 +15,8 @@ import torch
 from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 
+from bayesgeom.checks.arguments import check_argument, fits
+from bayesgeom.checks.text import shown
 from bayesgeom.core.errors import InvalidArgument, check_known, unknown_name
 from bayesgeom.core.plugins import discover, field_names, find
 from bayesgeom.core.trials import Trials, checked
@@ -72,7 +74,7 @@ class WindTunnel(ABC):
         0 on.
         """
         self._check_count(n)
-        drawn = checked(self.draw(n, torch.Generator(device).manual_seed(checked_seed(seed))), task=self.name)
+        drawn = checked(self.draw(n, _generator(device, seed)), task=self.name)
         if drawn.has_posterior != self.has_posterior:
             raise InvalidArgument(
                 f"task {self.name!r} states has_posterior = {self.has_posterior}, and its sequences have "
@@ -84,7 +86,7 @@ class WindTunnel(ABC):
     def sample_pair(self, n: int, *, seed: int, device: str | torch.device = "cpu") -> tuple[Trials, Trials]:
         """`n` originals and their donors: the same question asked of two worlds. **Raises** as `sample` does."""
         self._check_count(n)
-        original, donor = self.draw_pair(n, torch.Generator(device).manual_seed(checked_seed(seed)))
+        original, donor = self.draw_pair(n, _generator(device, seed))
         return checked(original, task=self.name), checked(donor, task=self.name)
 
     @final
@@ -218,24 +220,24 @@ def _check_types(kind: type, parameters: Mapping[str, Any]) -> None:
     for field in (own for own in fields(kind) if own.name in parameters):
         value, choices = parameters[field.name], get_args(field.type)
         if get_origin(field.type) is Literal:
-            if value not in choices:
-                raise TypeError(f"{field.name} takes {' or '.join(map(repr, choices))}, got {value!r}")
+            if not fits(value, field.type):
+                raise TypeError(f"{field.name} takes {' or '.join(map(repr, choices))}, got {shown(value)}")
             continue
         if get_origin(field.type) is UnionType and NoneType in choices:  # `float | None` and the like
             allowed: tuple[Any, ...] = (*choices, int) if float in choices else choices
-        elif field.type in (bool, int, float):
+        elif field.type in (bool, int, float, str):
             allowed = (float, int) if field.type is float else (field.type,)
         else:
             allowed = (tuple, list) if get_origin(field.type) is tuple else (type(value),)
         limits.check_whole(field.name, value)
         if type(value) not in allowed:  # not isinstance: True is an int
-            raise TypeError(f"{field.name} takes {allowed[0].__name__}, got {value!r}")
+            raise TypeError(f"{field.name} takes {allowed[0].__name__}, got {shown(value)}")
 
 
-def check_count(n: object) -> None:
+def check_count(n: Any) -> None:
     """**Raises** `InvalidArgument` for what is no number of sequences."""
-    if isinstance(n, bool) or not isinstance(n, (int, np.integer)) or n < 1:
-        raise InvalidArgument(f"n is the number of sequences to draw: a whole number, at least 1, got {n!r}.")
+    if not fits(n, int) or int(n) < 1:
+        raise InvalidArgument(f"n is the number of sequences to draw: a whole number, at least 1, got {shown(n)}.")
 
 
 def task_from_text(text: str, *, trained: WindTunnel | None = None) -> WindTunnel | TextTask:
@@ -305,11 +307,26 @@ def random_order(n: int, size: int, generator: torch.Generator) -> Int64[Tensor,
     return torch.rand(n, size, generator=generator, dtype=torch.float32, device=generator.device).argsort(dim=1)
 
 
-def checked_seed(seed: object) -> int:
-    """A seed as a plain int. **Raises** `InvalidArgument` for what is no whole number, or below 0."""
-    if isinstance(seed, bool) or not isinstance(seed, (int, np.integer)) or seed < 0:
-        raise InvalidArgument(f"a seed is a whole number, at least 0, got {seed!r}.")
+def checked_seed(seed: Any) -> int:
+    """A seed as a plain int. **Raises** `InvalidArgument` for what is no whole number, below 0, or 2^63 or more."""
+    if not fits(seed, int) or int(seed) < 0:
+        raise InvalidArgument(
+            f"a seed is a whole number, at least 0 and below 2^{limits.MOST_BITS}, got {shown(seed)}."
+        )
     return int(seed)
+
+
+def _generator(device: str | torch.device, seed: int) -> torch.Generator:
+    """torch's generator on a device. **Raises** `InvalidArgument` where there is none, or for a bad seed."""
+    start = checked_seed(seed)
+    check_argument("device", device, str | torch.device)
+    try:
+        return torch.Generator(device).manual_seed(start)
+    except (RuntimeError, TypeError, ValueError) as error:
+        reason = str(error).partition("\n")[0]
+        raise InvalidArgument(
+            f"device {shown(str(device))} draws no random numbers here ({reason}); use cpu."
+        ) from error
 
 
 @unique

@@ -8,6 +8,7 @@ import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Literal, final
 
@@ -34,7 +35,7 @@ class Queued:
     recipe: str
     seed: int = 0
 
-    @property
+    @cached_property
     def minutes(self) -> float:
         """Estimated minutes on two cores without AVX-512 in float32."""
         return typical_seconds(self.reseeded) / 60

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from bayesgeom.checks.arguments import checked
 from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.core.progress import bar
 from bayesgeom.experiments.em.arms import describe_arms, learned, recorded_steps
@@ -14,6 +15,7 @@ SEEDS = (42, 2024, 1337, 7777, 9999)
 CHAINS = (StickyChain(diagonal="counted twice"), StickyChain(diagonal="as stated"))
 
 
+@checked()
 def em_experiment(
     *, seeds: int | Sequence[int] = 5, steps: int = 1_000, length: int = 2_000, every: int = 10
 ) -> EMReport:

@@ -43,6 +43,8 @@ def spec_of(hf: "PreTrainedModel", name: str, digest: str | None) -> ModelSpec:
         raise InvalidArgument(
             f"the config of {name} names no number of layers or no width: its layout is not known here."
         )
+    if n_layers < 1:
+        raise InvalidArgument(f"{name} has {n_layers} layers; a model needs at least one to be measured.")
     weight = hf.get_input_embeddings().weight
     assert isinstance(weight, Tensor)
     return ModelSpec(

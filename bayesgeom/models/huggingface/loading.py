@@ -52,7 +52,8 @@ def load_huggingface(
         task = _task(config)
     if device_map is None:
         hf = hf.to(device)
-    return HFModel(hf, name=Path(source).name or str(source), tokenizer=tokenizer, task=task)
+    with _translated(source):
+        return HFModel(hf, name=Path(source).name or str(source), tokenizer=tokenizer, task=task)
 
 
 def load_gguf(
@@ -199,6 +200,11 @@ def _translated(source: str | Path) -> Iterator[None]:
         raise CheckpointFault(f"{source} cannot be loaded: {' '.join(str(error).split())}") from error
     except (ValueError, RuntimeError, TypeError, ArithmeticError) as error:
         raise CheckpointFault(f"{source} cannot be loaded: {_first_line(error)}") from error
+    except (AttributeError, LookupError, AssertionError) as error:  # a value of a kind that transformers never expects
+        raise CheckpointFault(
+            f"{source} cannot be loaded: transformers fails on a value in its JSON files ({type(error).__name__}: "
+            f"{_first_line(error)}). Put the {CONFIG} there that the weights were saved with."
+        ) from error
 
 
 def _first_line(error: Exception) -> str:

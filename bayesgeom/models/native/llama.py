@@ -15,6 +15,7 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
+from bayesgeom.checks.arguments import check_types
 from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.models.config import ModelConfig
 
@@ -40,6 +41,7 @@ class LlamaConfig(ModelConfig):
     d_mlp: int = 512
 
     def __post_init__(self) -> None:
+        check_types(self)
         sizes = (self.d_vocab, self.n_ctx, self.n_layers, self.n_heads, self.n_kv_heads, self.d_model, self.d_mlp)
         if min(sizes) < 1:
             raise InvalidArgument(f"every size of a Llama is at least 1, got {self}.")

@@ -26,6 +26,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from transformer_lens.hook_points import HookPoint
 
+from bayesgeom.checks.arguments import check_types
 from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.models.config import ModelConfig
 from bayesgeom.models.native.stack import ResidualStack
@@ -47,6 +48,7 @@ class LSTMConfig(ModelConfig):
     tied: bool = True
 
     def __post_init__(self) -> None:
+        check_types(self)
         if min(self.d_vocab, self.n_ctx, self.n_layers, self.d_model) < 1:
             raise InvalidArgument(f"every size of an LSTM is at least 1, got {self}.")
 

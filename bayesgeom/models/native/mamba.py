@@ -25,6 +25,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from transformer_lens.hook_points import HookPoint
 
+from bayesgeom.checks.arguments import check_types
 from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.models.config import ModelConfig
 from bayesgeom.models.native.causal_conv import causal_conv_silu
@@ -52,6 +53,7 @@ class MambaConfig(ModelConfig):
     tied: bool = True
 
     def __post_init__(self) -> None:
+        check_types(self)
         sizes = (self.d_vocab, self.n_ctx, self.n_layers, self.d_model, self.d_state, self.d_conv, self.expand)
         if min(sizes) < 1 or self.dt_rank < 0:
             raise InvalidArgument(f"every size of a Mamba is at least 1 (dt_rank: 0 or more), got {self}.")

@@ -20,6 +20,7 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
+from bayesgeom.checks.arguments import check_types
 from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.models.config import ModelConfig
 
@@ -47,6 +48,7 @@ class Mamba2Config(ModelConfig):
     chunk_size: int = 16
 
     def __post_init__(self) -> None:
+        check_types(self)
         sizes = (self.d_vocab, self.n_ctx, self.n_layers, self.d_model, self.d_head, self.d_state, self.d_conv)
         if min(*sizes, self.expand, self.chunk_size) < 1:
             raise InvalidArgument(f"every size of a Mamba-2 is at least 1, got {self}.")

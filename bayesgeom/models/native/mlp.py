@@ -27,6 +27,7 @@ from torch import Tensor, nn
 from transformer_lens import HookedRootModule
 from transformer_lens.hook_points import HookPoint
 
+from bayesgeom.checks.arguments import check_types
 from bayesgeom.core.errors import InvalidArgument, TaskMismatch
 from bayesgeom.models.config import ModelConfig
 
@@ -51,6 +52,7 @@ class MLPConfig(ModelConfig):
     tied: bool = True
 
     def __post_init__(self) -> None:
+        check_types(self)
         sizes = (self.d_vocab, self.n_ctx, self.n_layers, self.d_model, self.d_mlp)
         if min(sizes) < 1 or self.d_embed < 0:
             raise InvalidArgument(f"every size of an MLP is at least 1 (d_embed: 0 or more), got {self}.")

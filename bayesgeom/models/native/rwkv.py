@@ -21,6 +21,7 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
+from bayesgeom.checks.arguments import check_types
 from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.models.config import ModelConfig
 
@@ -43,6 +44,7 @@ class RWKVConfig(ModelConfig):
     d_mlp: int = 768
 
     def __post_init__(self) -> None:
+        check_types(self)
         if min(self.d_vocab, self.n_ctx, self.d_mlp) < 1:
             raise InvalidArgument(f"every size of an RWKV is at least 1, got {self}.")
         if min(self.n_layers, self.d_model) < 2:

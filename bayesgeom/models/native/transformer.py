@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from transformer_lens import HookedRootModule
 from transformer_lens.hook_points import HookPoint
 
+from bayesgeom.checks.arguments import check_types, checked
 from bayesgeom.core.errors import InvalidArgument, TaskMismatch
 from bayesgeom.models.config import ModelConfig
 from bayesgeom.models.native.positions import (
@@ -84,6 +85,7 @@ class TransformerConfig(ModelConfig):
     top_attention_off: int = 0
 
     def __post_init__(self) -> None:
+        check_types(self)
         sizes = (self.d_vocab, self.n_ctx, self.n_layers, self.n_heads, self.d_model, self.d_mlp)
         if min(sizes) < 1:
             raise InvalidArgument(f"every size of a transformer is at least 1, got {self}.")
@@ -147,6 +149,7 @@ class Transformer(HookedRootModule):
         torch.Size([2, 5, 10])
     """
 
+    @checked()
     def __init__(self, config: TransformerConfig, *, seed: int = 0, attention: Attention = "auto") -> None:
         super().__init__()
         self.config = config

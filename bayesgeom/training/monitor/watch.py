@@ -22,6 +22,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from bayesgeom.checks.arguments import check_types, checked
 from bayesgeom.core.behavior import predicted_behavior
 from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.core.files import check_directory, file_aside
@@ -60,6 +61,7 @@ class Response:
     most: int = 3
 
     def __post_init__(self) -> None:
+        check_types(self)
         known = {"kl_bits", "key_orthogonality"}
         if self.action not in ("warn", "stop", "roll_back") or not self.marks <= known or self.most < 1:
             raise InvalidArgument(
@@ -90,6 +92,9 @@ class Settings:
     untrained: bool = True
     out: str | Path | None = None
 
+    def __post_init__(self) -> None:
+        check_types(self)
+
 
 @final
 class Monitor:
@@ -100,6 +105,7 @@ class Monitor:
     `TaskMismatch` where ids or length do not fit, `OutputFault` where `out` cannot be written.
     """
 
+    @checked("task")
     def __init__(
         self,
         model: Model | nn.Module,
