@@ -325,7 +325,7 @@ def test_an_interrupted_command_that_keeps_its_progress_says_where(
     monkeypatch.setattr("bayesgeom.training.precision.is_bfloat16_fast", lambda kind: False)
     monkeypatch.setattr("bayesgeom.training.loop.training_step", interrupted)
     monkeypatch.setattr(importlib.import_module("bayesgeom.ablations.run"), "score_tile", interrupted)
-    kept = "bayesgeom: interrupted; what was done is kept in {}; to go on, repeat the {}.\n"
+    kept = "bayesgeom: interrupted; the progress is saved in {}; to continue, repeat the {}.\n"
     assert main(["train", TINY.name, "--out", "run"]) == 130
     estimate = "7 steps in float32, about 12 min 34 s\n"
     assert capsys.readouterr() == ("", estimate + kept.format("run", "command with --resume"))

@@ -228,9 +228,9 @@ def test_missing_sites_name_what_there_is() -> None:
         match=r"this run reads site 'state', which tiny has not\. It exposes: W_K, W_K_gram, W_O, W_V, attn",
     ):
         model.run(blocks(5), record=(s.Z, s.STATE))
-    with pytest.raises(MissingSite, match=r"site 'k' was not recorded in this run of tiny\. It holds: pattern, z\."):
+    with pytest.raises(MissingSite, match=r"site 'k' was not recorded in this run of tiny\. Recorded sites: pattern, z\."):
         model.run(blocks(5), record=(s.Z, s.PATTERN)).at(s.K)
-    with pytest.raises(MissingSite, match=r"It holds: \(none\)"):
+    with pytest.raises(MissingSite, match=r"Recorded sites: \(none\)"):
         model.run(blocks(5)).at(s.K)
 
 
