@@ -71,7 +71,7 @@ HOSTILE: dict[str, tuple[Callable[[Path], None], str]] = {
     "width": (asked(d_model=3 * 10**7), r"d_model is 30,000,000 in the config, .*weights"),
     "hidden layer": (asked(d_mlp=10**12), r"d_mlp is 1,000,000,000,000 in the config, .*weights"),
     "heads": (asked(n_heads=10**12, d_model=10**12), r"n_heads is 1,000,000,000,000 in the config, .*weights"),
-    "context": (asked(n_ctx=10**12), r"pos_embed.weight has shape \(5, 21\), the config asks for \(10{12}, 21\)"),
+    "context": (asked(n_ctx=10**12), r"pos_embed.weight has shape \(5, 21\), the config requires \(10{12}, 21\)"),
     "overflow": (asked(n_ctx=2**62), r"cannot be built.* Restore"),
     "another architecture": (named(model={**RWKV, "d_model": 10**8}), r"d_model is 100,000,000 in the config"),
     "a fraction": (asked(n_layers=2.5), r"n_layers must be a whole number, got 2.5"),

@@ -152,7 +152,7 @@ WEIGHT_FAULTS = {
     ),
     "shape": (
         lambda weights: weights.update({"pos_embed.weight": torch.ones(7, 21)}),
-        r"pos_embed\.weight has shape \(7, 21\), the config asks for \(5, 21\)\.",
+        r"pos_embed\.weight has shape \(7, 21\), the config requires \(5, 21\)\.",
     ),
     "nan": (fill_one(float("nan")), r"ln_final\.w has 2 NaN or infinite weight\(s\)"),
     "infinite": (fill_one(float("-inf")), r"ln_final\.w has 2 NaN or infinite weight\(s\)"),
@@ -263,7 +263,7 @@ def test_truncated_weights_are_refused(kept: float, tmp_path: Path) -> None:
     whole = weights.read_bytes()
     weights.write_bytes(whole[: int(kept * len(whole))])
     with pytest.raises(
-        CheckpointFault, match=r"model\.safetensors is truncated or no safetensors file .* Copy it again"
+        CheckpointFault, match=r"model\.safetensors is truncated or not a safetensors file .* Copy it again"
     ):
         load_checkpoint(tmp_path / "tiny")
 

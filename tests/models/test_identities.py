@@ -244,7 +244,7 @@ def test_withheld_sites_are_refused_with_the_reason() -> None:
     assert model.withheld[s.ATTN_OUT] == "no identity that vouches for it could be tried", "it fires, all alone"
     with pytest.raises(
         MissingSite,
-        match=r"probe 'p' reads site 'resid_post', which planted has not \(its hook does not fire once in every",
+        match=r"probe 'p' requires site 'resid_post', which planted does not provide \(its hook does not fire once in every",
     ):
         model.require((s.RESID_POST,), by="probe 'p'")
 
@@ -257,6 +257,6 @@ def test_a_module_that_breaks_an_identity_is_not_believed() -> None:
     model = HookedModel(module, name="planted")
     assert set(model.withheld) == {s.Z, s.ATTN_OUT} and model.sites == EXPOSED - {s.Z, s.ATTN_OUT}
     with pytest.raises(
-        MissingSite, match=r"'z', which planted has not \(identity W_O z \+ b = attn_out fails by \d\.\de"
+        MissingSite, match=r"'z', which planted does not provide \(identity W_O z \+ b = attn_out fails by \d\.\de"
     ):
         model.require((s.K, s.Z), by="this run")
