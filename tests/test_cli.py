@@ -174,7 +174,7 @@ def plant(folder: Path, what: str) -> None:
 
 
 MISTAKES = {
-    "no such checkpoint": ("tinny", (), "there is no checkpoint named 'tinny'. There are: tiny."),
+    "no such checkpoint": ("tinny", (), "there is no checkpoint named 'tinny'. Available: tiny."),
     "no such directory": ("./tinny", (), "there is no directory './tinny' ("),
     "missing tensor": ("missing", (), "model.safetensors lacks 1 tensor(s): ln_final.w."),
     "extra tensor": ("extra", (), "model.safetensors has unknown 1 tensor(s): bonus."),
@@ -203,7 +203,7 @@ MISTAKES = {
     "name too long": (
         "x" * 300,
         (),
-        f"named '{'x' * 300}'. There are: tiny.",
+        f"named '{'x' * 300}'. Available: tiny.",
     ),
     "no such probe": ("tiny", ("--probes", "calibraton"), "there is no probe named 'calibraton'. There are: "),
     "no such device": ("tiny", ("--device", "gpu"), "device 'gpu' cannot be used here"),

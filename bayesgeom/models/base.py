@@ -216,7 +216,7 @@ class Model(ABC):
 
     @final
     def _static_of(self, site: Site, tokens: Int64[Tensor, " token"], layer: int) -> Float[Tensor, "*axes"]:
-        """The static site of one layer. Products of W_K are computed here: one layer's matrix is in memory at a time."""
+        """The static site of one layer. Products of W_K are computed here, so only one layer's W_K is in memory."""
         if site != W_K_GRAM:
             return self.static(site, tokens, layer)
         exact = (columns.double() for columns in self.static(W_K, tokens, layer))

@@ -198,7 +198,7 @@ def hashed(whole: Mapping[str, Any]) -> dict[str, Any]:
         whole: Content of `config.json` or `formation.json`.
 
     Returns:
-        The same with `config_hash`, which `check_hashed` compares. In a Hugging Face config it is below bayesgeom's key.
+        The same with `config_hash`, which `check_hashed` compares; in a Hugging Face config, inside bayesgeom's entry.
     """
     plain: dict[str, Any] = json.loads(json.dumps(whole))  # as it is read back: tuples become lists
     _described(plain)[CONFIG_HASH] = config_hash(plain)

@@ -253,7 +253,7 @@ def _of_library(model: nn.Module, tokenizer: Tokenizer | None) -> Model:
             return of_module(model)
     raise InvalidArgument(
         f"cannot diagnose a {type(model).__name__}: pass a checkpoint's name or directory, bayesgeom.load(…), a "
-        f"module that a ModelConfig of bayesgeom built, a Hugging Face model, or one of transformer-lens."
+        f"module built from a bayesgeom ModelConfig, a Hugging Face model, or a model of transformer-lens."
     )
 
 

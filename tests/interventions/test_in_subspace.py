@@ -113,7 +113,10 @@ def test_heads_are_taken_together_at_z() -> None:
 @pytest.mark.parametrize(
     ("basis", "message"),
     [
-        (torch.ones(7, 2) / 7**0.5, r"not orthonormal: BᵀB differs from the identity by 1\.0e\+00\. Pass torch\.linalg\.qr"),
+        (
+            torch.ones(7, 2) / 7**0.5,
+            r"not orthonormal: BᵀB differs from the identity by 1\.0e\+00\. Pass torch\.linalg\.qr",
+        ),
         (torch.full((7, 2), torch.nan), "not orthonormal"),
         (torch.ones(2, 7), "a basis in 2 dimensions must have 1 to 2 orthonormal columns, got 7"),
         (torch.ones(7, 0), "got 0"),

@@ -115,8 +115,8 @@ def test_a_config_comes_back_from_json() -> None:
         ({"prior_exponents": (1.0, 0.0, 1.0)}, "exponent per head, above 0"),
         ({"prior_slopes": (0.5, 0.0, 1.0)}, "cannot be learned"),
         ({"top_attention_off": 4}, "0 … 3 layers"),
-        ({"positions": "learned", "prior_slopes": (0.5, 0.5, 0.5)}, "belong to positions 'prior'; .* 'learned'"),
-        ({"positions": "alibi", "prior_is_learned": False}, "belong to positions 'prior'; .* 'alibi'"),
+        ({"positions": "learned", "prior_slopes": (0.5, 0.5, 0.5)}, "require positions 'prior'; .* 'learned'"),
+        ({"positions": "alibi", "prior_is_learned": False}, "require positions 'prior'; .* 'alibi'"),
     ],
 )
 def test_what_no_prior_is(changes: dict[str, object], message: str) -> None:

@@ -228,7 +228,9 @@ def test_missing_sites_name_what_there_is() -> None:
         match=r"this run requires site 'state', which tiny does not provide. Available sites: W_K, W_K_gram, W_O, W_V, attn",
     ):
         model.run(blocks(5), record=(s.Z, s.STATE))
-    with pytest.raises(MissingSite, match=r"site 'k' was not recorded in this run of tiny\. Recorded sites: pattern, z\."):
+    with pytest.raises(
+        MissingSite, match=r"site 'k' was not recorded in this run of tiny\. Recorded sites: pattern, z\."
+    ):
         model.run(blocks(5), record=(s.Z, s.PATTERN)).at(s.K)
     with pytest.raises(MissingSite, match=r"Recorded sites: \(none\)"):
         model.run(blocks(5)).at(s.K)
@@ -253,7 +255,9 @@ def test_models_without_a_position_table_go_on() -> None:
 def test_logits_that_are_no_numbers_are_refused(value: float) -> None:
     model = lively()
     model.module.ln_final.register_forward_hook(lambda m, i, out: out.index_fill(0, torch.tensor([1, 4]), value))
-    with pytest.raises(NonFinite, match=r"tiny returned NaN or infinite logits in 4 of 12 sequences. Check its weights"):
+    with pytest.raises(
+        NonFinite, match=r"tiny returned NaN or infinite logits in 4 of 12 sequences. Check its weights"
+    ):
         model.run(blocks(5, 7), n_recorded=5)
 
 

@@ -294,7 +294,11 @@ def test_what_keeps_the_promises_passes_as_it_is() -> None:
 @pytest.mark.parametrize(
     ("name", "row", "message"),
     [
-        ("predictive", [0.6, 0.6], r"predictive of sequence 2 at position 4 is not a distribution: .* 0.6, its sum 1.2\."),
+        (
+            "predictive",
+            [0.6, 0.6],
+            r"predictive of sequence 2 at position 4 is not a distribution: .* 0.6, its sum 1.2\.",
+        ),
         ("predictive", [-0.2, 1.2], r"predictive of sequence 2 at position 4 .* least entry is -0.2, its sum 1\."),
         ("predictive", [torch.nan, 1.0], r"predictive of sequence 2 at position 4 .*nan"),
         ("predictive", [torch.inf, 1.0], r"predictive of sequence 2 at position 4 .*its sum inf"),

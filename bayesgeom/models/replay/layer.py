@@ -243,7 +243,7 @@ def norm_scale(
 def folded(
     norm: Norm, weight: Float[Tensor, "b a"], bias: Float[Tensor, " b"] | None
 ) -> tuple[Float[Tensor, "a b"], Float[Tensor, " b"] | None]:
-    """Fold an affine norm into the product that follows it; return transposed weights and bias for x @ weight + bias."""
+    """Return weights and bias with the preceding norm folded in, for x @ weight + bias with the bare normed x."""
     if not norm.is_layernorm:
         return (weight * norm.w).T.mul(math.sqrt(len(norm.w))).contiguous(), None if bias is None else bias.detach()
     offset = weight @ norm.b
