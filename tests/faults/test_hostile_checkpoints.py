@@ -87,7 +87,7 @@ HOSTILE: dict[str, tuple[Callable[[Path], None], str]] = {
         named(task={"name": "in-context", "task": {"name": "in-context", "task": {"name": "hmm"}}}),
         r"task 'in-context'",
     ),
-    "a step that is text": (named(step="x"), r"step must be a whole number, at least 0, got 'x'"),
+    "a step that is text": (named(step="x"), r"step must be a non-negative integer, got 'x'"),
     "a hash that is a list": (named(weights_hash=[1]), r"weights_hash must be text"),
     "a schema that is true": (named(schema=True), r"has no schema number"),
     "many digits": (replaced(CONFIG, lambda file: file.write_text('{"schema": ' + "1" * 5_000 + "}")), r"JSON"),

@@ -300,7 +300,7 @@ class Faulty(Model):
     [
         ([], r"'attn_out' of layer 1 of tiny fired 0 times in one pass"),
         ([(5, 13, 30)] * 2, r"'attn_out' of layer 1 of tiny fired 2 times in one pass"),
-        ([(5, 13, 31)], r"layer 1 of tiny has shape \(5, 13, 31\); its axes batch pos d_model say \(5, 13, 30\)"),
+        ([(5, 13, 31)], r"layer 1 of tiny has shape \(5, 13, 31\); its axes batch pos d_model require \(5, 13, 30\)"),
         ([(5, 7, 30)], r"has shape \(5, 7, 30\)"),
         ([(13, 5, 30)], r"has shape \(13, 5, 30\)"),
         ([(5, 13, 3, 10)], r"has shape \(5, 13, 3, 10\)"),
