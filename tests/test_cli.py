@@ -342,13 +342,13 @@ def test_a_training_is_estimated_and_records_its_precision(folder: Path, capsys:
     assert json.loads((made / "config.json").read_text())["precision"] == "float32"
     assert "; float32 products; seed" in (made / "card.md").read_text()
     assert main(["train", TINY.name, "--steps", "3", "--resume", "--precision", "bfloat16"]) == 2
-    assert "was begun in float32 and cannot go on in bfloat16" in capsys.readouterr().err
+    assert "was started in float32 and cannot continue in bfloat16" in capsys.readouterr().err
 
 
 def test_resuming_with_other_steps_names_them(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train", TINY.name, "--steps", "3"]) == 0
     assert main(["train", TINY.name, "--resume"]) == 2
-    assert "'tiny-recipe' (steps: 3 there, 7 asked). Ask for what is there" in capsys.readouterr().err
+    assert "'tiny-recipe' (steps: 3 there, 7 asked). Use the recipe and options" in capsys.readouterr().err
 
 
 def test_checkpoints_lists_task_scores_and_hash(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -415,11 +415,11 @@ def test_what_was_trained_can_be_diagnosed(folder: Path, capsys: pytest.CaptureF
     ("arguments", "message"),
     [
         (("bijection-v21",), "there is no recipe named 'bijection-v21'. There are: bijection-lstm, "),
-        (("tiny-recipe", "--steps", "0"), "steps and batch sizes are at least 1"),
-        (("tiny-recipe", "--seed", "-1"), "seeds are counted up from 0, the recipe's own; got seed -1."),
+        (("tiny-recipe", "--steps", "0"), "steps and batch sizes must be at least 1"),
+        (("tiny-recipe", "--seed", "-1"), "seed must be a non-negative integer (0 is the recipe's own), got -1."),
         (("tiny-recipe", "--device", "gpu"), "device 'gpu' cannot be used here"),
         (("tiny-recipe", "--out", "shelf/tiny/card.md"), "shelf/tiny/card.md is a file; name a directory."),
-        (("tiny-recipe", "--resume"), "nothing to resume: runs/train/tiny-recipe holds no run."),
+        (("tiny-recipe", "--resume"), "nothing to resume: runs/train/tiny-recipe contains no run."),
     ],
     ids=lambda value: value[-1] if isinstance(value, tuple) else "",
 )

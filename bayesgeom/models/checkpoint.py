@@ -1,7 +1,7 @@
 """Checkpoints: directories of `model.safetensors`, `config.json` and `card.md`, loaded strictly.
 
-Nothing in a checkpoint is executed: weights are safetensors, the rest is JSON and text. Every kind of damage has its
-own error message.
+Nothing in a checkpoint is executed: weights are safetensors, the rest is JSON and text. Every fault has its own error
+message.
 """
 
 import hashlib

@@ -123,7 +123,7 @@ def load(
 
     Raises:
         UnknownName: There is no checkpoint of this name, and no such directory.
-        CheckpointFault: The checkpoint cannot be read, or is damaged.
+        CheckpointFault: The checkpoint cannot be read, or is corrupt.
         InvalidArgument: The device does not exist, or it is not a causal language model.
 
     Example:

@@ -71,14 +71,14 @@ def test_missing_tensors_are_refused(run: Path, without: str) -> None:
 
 def test_a_state_without_its_metadata_is_refused(run: Path) -> None:
     save_file(load_file(run / "state.safetensors"), run / "state.safetensors")
-    with pytest.raises(CheckpointFault, match="says that an unknown number of steps are done"):
+    with pytest.raises(CheckpointFault, match="states that an unknown number of steps are done"):
         train(TINY, run, resume=True, pace=QUIET)
 
 
 @pytest.mark.parametrize("text", ["{", "[]", "null", '{"name": "tiny"}', "\x00"])
 def test_a_damaged_recipe_is_refused(run: Path, text: str) -> None:
     (run / "recipe.json").write_text(text)
-    with pytest.raises(CheckpointFault, match=r"recipe\.json is not a recipe that can be read"):
+    with pytest.raises(CheckpointFault, match=r"recipe\.json is not a readable recipe"):
         train(TINY, run, resume=True, pace=QUIET)
 
 
@@ -105,7 +105,7 @@ def test_a_changed_number_in_the_log_is_dropped(run: Path) -> None:
 
 
 def test_a_full_disk_under_the_log_is_one_sentence(tmp_path: Path) -> None:
-    with pytest.raises(OutputFault, match=r"cannot write .*Make room, then --resume"):
+    with pytest.raises(OutputFault, match=r"cannot write .*Free some space, then --resume"):
         append_log(Path("/dev/full"), {"step": 1})
 
 

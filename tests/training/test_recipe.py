@@ -85,7 +85,9 @@ def test_tasks_take_turns_and_those_without_others_read_as_ever() -> None:
 
 @pytest.mark.parametrize("other", [HMM(), Bijection(n_values=6, n_pairs=3), Bijection(n_values=5, n_pairs=4)])
 def test_what_takes_turns_is_of_the_tasks_kind(other: WindTunnel) -> None:
-    with pytest.raises(InvalidArgument, match=r"is of its kind, with its ids, and no longer.*tiny also has "):
+    with pytest.raises(
+        InvalidArgument, match=r"must be of the same kind as .*, with the same ids, and not longer.*tiny also has "
+    ):
         replace(TINY, also=(other,))
 
 

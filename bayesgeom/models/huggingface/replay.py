@@ -68,8 +68,8 @@ class PrefixReplay:
     def inexact_from(self) -> int | None:
         """Return the first block whose output changes when the blocks before it are skipped; None if there is none.
 
-        If the output of a block is unchanged, the block reads nothing of earlier ones except the residual stream. The
-        last block is checked by the logits.
+        If the output of a block is unchanged, it depends on earlier blocks only through the residual stream. The last
+        block is checked by the logits.
         """
         spec = self.model.spec
         trials = sentinel_trials(spec.d_vocab, spec.n_ctx, spec.device)
