@@ -244,7 +244,7 @@ def test_withheld_sites_are_refused_with_the_reason() -> None:
     assert model.withheld[s.ATTN_OUT] == "no identity that verifies it could be checked", "it fires, all alone"
     with pytest.raises(
         MissingSite,
-        match=r"probe 'p' requires site 'resid_post', which planted does not provide \(its hook does not fire once in every",
+        match=r"probe 'p' requires site 'resid_post', which planted does not provide \(its hook does not fire once",
     ):
         model.require((s.RESID_POST,), by="probe 'p'")
 

@@ -225,7 +225,7 @@ def test_missing_sites_name_what_there_is() -> None:
     model = lively()
     with pytest.raises(
         MissingSite,
-        match=r"this run requires site 'state', which tiny does not provide. Available sites: W_K, W_K_gram, W_O, W_V, attn",
+        match=r"this run requires site 'state', which tiny does not provide. Available sites: W_K, W_K_gram, W_O",
     ):
         model.run(blocks(5), record=(s.Z, s.STATE))
     with pytest.raises(
