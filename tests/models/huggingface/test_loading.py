@@ -301,9 +301,7 @@ def test_a_site_whose_identity_fails_is_withheld(llama: Path) -> None:
     model = as_model(hf)
     assert {s.K_ROT, s.PATTERN, s.V, s.MLP_OUT} < model.sites
     for site in (s.Z, s.ATTN_OUT, s.W_O):
-        reason = (
-            rf"'{site.name}', which Llama\S+ does not provide \(identity W_O z \+ b = attn_out fails by .* layer 2\)"
-        )
+        reason = rf"'{site.name}', which Llama\S+ does not provide \(identity W_O z \+ b = attn_out fails .* layer 2\)"
         with pytest.raises(MissingSite, match=reason):
             model.run([text()], record=(site,))
     other = transformers.AutoModelForCausalLM.from_pretrained(llama)
