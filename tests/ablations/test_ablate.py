@@ -229,7 +229,7 @@ def missing_z() -> HookedModel:
             missing_z,
             {"battery": "heads"},
             MissingSite,
-            r"ablation 'mean L0H0' reads site 'z', .*its identity broke",
+            r"ablation 'mean L0H0' requires site 'z', .*its identity broke",
         ),
         (lively, {"mode": "resample", "n": 1}, InvalidArgument, r"at least 1, and 2 to resample .*; got 1\."),
         (lively, {"battery": [Ablation(heads((0, 0)), mode="resample")], "n": 1}, InvalidArgument, r"2 to resample"),

@@ -272,7 +272,7 @@ def test_figures_hold_curves_frames_and_maps(run: Path, whole: Diagnosis, report
 def test_what_is_no_training_is_named(run: Path, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     one = a_run(tmp_path / "one", steps=(100,))
-    with pytest.raises(InvalidArgument, match=r"empty holds no snapshots: name a directory"):
+    with pytest.raises(InvalidArgument, match=r"empty contains no snapshots: pass a directory"):
         training_dynamics(tmp_path / "empty")
     with pytest.raises(UnknownName, match=r"no training named 'chess'. Packed trainings:"):
         training_dynamics("chess")

@@ -175,8 +175,8 @@ def test_a_battery_goes_on_once_there_is_room(
         assert main([*battery, "--out", "run"]) == 2
     out, err = capsys.readouterr()
     assert out == "" and err == (
-        f"bayesgeom: cannot write {Path('run/progress.safetensors')}: No space left on device; what was saved in run "
-        f"is whole: to go on, make room and repeat the same command.\n"
+        f"bayesgeom: cannot write {Path('run/progress.safetensors')}: No space left on device; the progress saved "
+        f"in run is intact; to continue, free some disk space and repeat the same command.\n"
     )
     assert names(Path("run")) == []
     assert main([*battery, "--out", "run"]) == 0

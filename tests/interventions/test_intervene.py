@@ -303,7 +303,7 @@ REFUSED: dict[str, tuple[Callable[[], object], type[BayesGeomError], str]] = {
     "site": (
         lambda: intervene(lively(), sites=InterventionSite(STATE)),
         MissingSite,
-        "site 'state', which tiny has not",
+        "site 'state', which tiny does not provide",
     ),
     "pattern": (lambda: intervene(lively(), sites=InterventionSite(PATTERN)), InvalidArgument, "not 'pattern'"),
     "width": (lambda: intervene(lively(), subspace=USED), InvalidArgument, "'used' is 13 wide; .* are 30 wide"),

@@ -294,17 +294,21 @@ def test_what_keeps_the_promises_passes_as_it_is() -> None:
 @pytest.mark.parametrize(
     ("name", "row", "message"),
     [
-        ("predictive", [0.6, 0.6], r"predictive of sequence 2 at position 4 is no distribution: .* 0.6, its sum 1.2\."),
+        (
+            "predictive",
+            [0.6, 0.6],
+            r"predictive of sequence 2 at position 4 is not a distribution: .* 0.6, its sum 1.2\.",
+        ),
         ("predictive", [-0.2, 1.2], r"predictive of sequence 2 at position 4 .* least entry is -0.2, its sum 1\."),
         ("predictive", [torch.nan, 1.0], r"predictive of sequence 2 at position 4 .*nan"),
         ("predictive", [torch.inf, 1.0], r"predictive of sequence 2 at position 4 .*its sum inf"),
         (
             "predictive",
             [0.5, 0.5 + 2e-6],
-            r"predictive .* its sum 1\.000002\. Where a position is scored, .* sum to 1 within 1e-06",
+            r"predictive .* its sum 1\.000002\. At scored positions, .* sum to 1 within 1e-06",
         ),
         ("belief", [1.0, 0.5, 0.5], r"belief of sequence 2 at position 4 .*its sum 2\."),
-        ("labels", 5, r"label of sequence 2 at position 4 is 5, which is none of the answers"),
+        ("labels", 5, r"label of sequence 2 at position 4 is 5, which is not one of the answers"),
     ],
 )
 def test_a_draw_that_breaks_a_promise_is_refused(name: str, row: object, message: str) -> None:
@@ -318,11 +322,11 @@ def test_a_draw_that_breaks_a_promise_is_refused(name: str, row: object, message
         (
             "predictive",
             torch.zeros(3, 5, 2),
-            r"predictive has to be torch.float64 of shape \(3, 5, 2\), .* torch.float32",
+            r"predictive must be torch.float64 of shape \(3, 5, 2\), .* torch.float32",
         ),
-        ("belief", torch.zeros(3, 2, 7).double(), r"belief has to be .* of shape \(3, 5, 7\), .* shape \(3, 2, 7\)\."),
-        ("labels", torch.zeros(3, 5), r"labels has to be torch.int64 of shape \(3, 5\), .* it is torch.float32"),
-        ("tokens", torch.zeros(2, 5, dtype=torch.int64), r"tokens has to be .* \(3, 5\), .* of shape \(2, 5\)"),
+        ("belief", torch.zeros(3, 2, 7).double(), r"belief must be .* of shape \(3, 5, 7\), .* shape \(3, 2, 7\)\."),
+        ("labels", torch.zeros(3, 5), r"labels must be torch.int64 of shape \(3, 5\), .* it is torch.float32"),
+        ("tokens", torch.zeros(2, 5, dtype=torch.int64), r"tokens must be .* \(3, 5\), .* of shape \(2, 5\)"),
     ],
 )
 def test_fields_of_another_type_or_shape_are_refused(name: str, value: torch.Tensor, message: str) -> None:
@@ -345,14 +349,14 @@ def test_every_way_to_draw_checks(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_relations_to_later_positions_are_refused_when_they_are_drawn() -> None:
     ahead = planted().relations["first"].clone()
     ahead[1, 0, 2] = True
-    message = r"relation 'first' of sequence 1 at position 1 takes position 2 for evidence, which comes later"
+    message = r"relation 'first' of sequence 1 at position 1 marks position 2 as evidence, which comes later"
     with pytest.raises(InvalidArgument, match=message):
         checked(replace(planted(), relations={"first": ahead}), task="coins")
     lazy = Relations(draw=lambda of: {"first": of}, of=ahead)
     drawn = checked(replace(planted(), relations=lazy), task="coins")
     with pytest.raises(InvalidArgument, match=message):
         _ = drawn.relations["first"]
-    with pytest.raises(InvalidArgument, match="of sequence 3 at position 1 takes position 2"):
+    with pytest.raises(InvalidArgument, match="of sequence 3 at position 1 marks position 2"):
         _ = concatenate([drawn.rows(slice(0, 1)), drawn.rows(torch.tensor([2, 0, 1]))]).relations["first"]
     assert "first" in concatenate([drawn.rows(slice(0, 1)), drawn.rows(slice(2, 3))]).relations
     with pytest.raises(InvalidArgument, match=r"a row for every scored position, of shape \(3, 2, 'positions'\)"):
