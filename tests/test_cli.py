@@ -246,7 +246,7 @@ BAD_ARGUMENTS = {
         "Unrecognized options: --sed, 3. Perhaps you meant --seed or --seeds or --set. See bayesgeom diagnose --help."
     ),
     "ablate tiny --mode void": "mode is zero, mean or resample; got 'void'.",
-    "train": "Missing from bayesgeom train: RECIPE",
+    "train": "Missing argument RECIPE of bayesgeom train",
 }
 
 

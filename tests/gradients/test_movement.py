@@ -211,7 +211,7 @@ def test_a_packed_training_is_followed_as_the_run_is(
 
 def test_options_that_have_no_say_are_refused(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     refused = {
-        ("--task", "hmm"): "--task has no say",
+        ("--task", "hmm"): "--task is not allowed with --over-training",
         ("--device", "foo"): "device 'foo' cannot be used here",
         ("--dtype", "float16"): "dtype is for Hugging Face models",
         ("--device-map", "auto"): "device_map is for Hugging Face models",
