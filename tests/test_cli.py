@@ -191,8 +191,8 @@ MISTAKES = {
         ("--task", "bijection:n_value=11"),
         "has no parameter 'n_value'. It has: n_pairs, n_values",
     ),
-    "no value": ("tiny", ("--task", "bijection:n_values"), "'n_values' in 'bijection:n_values' is no key=value"),
-    "no sequences": ("tiny", ("--n", "0"), "n is the number of sequences to draw: a whole number, at least 1, got 0."),
+    "no value": ("tiny", ("--task", "bijection:n_values"), "'n_values' in 'bijection:n_values' is not key=value"),
+    "no sequences": ("tiny", ("--n", "0"), "n, the number of sequences to draw, must be a positive integer, got 0."),
     "negative seed": ("tiny", ("--seed", "-1"), "seed"),
     "negative nulls": ("tiny", ("--n-untrained", "-1"), "at least 0, got -1."),
     "no probes": (
@@ -246,7 +246,7 @@ BAD_ARGUMENTS = {
         "Unrecognized options: --sed, 3. Perhaps you meant --seed or --seeds or --set. See bayesgeom diagnose --help."
     ),
     "ablate tiny --mode void": "mode is zero, mean or resample; got 'void'.",
-    "train": "Missing argument RECIPE of bayesgeom train",
+    "train": "Missing from bayesgeom train: RECIPE",
 }
 
 

@@ -85,7 +85,7 @@ class Length(Command):
         trained = report.provenance["trained_task"]
         lines = [f"{trained}, {report.n} sequences\n\n{report.table()}\n", *map(str, report.headlines())]
         if plan.missing:
-            lines.append(f"not there: {', '.join(recipe.name for recipe in plan.missing)}")
+            lines.append(f"missing: {', '.join(recipe.name for recipe in plan.missing)}")
         return conclude(Diagnosis.of(report), self.out, *lines)
 
     def _lengths(self) -> tuple[int, ...] | None:

@@ -52,6 +52,6 @@ class Replicate(Command):
         )
         lines = [f"{report.recipe}, {report.n} sequences\n\n{report.table()}\n", *map(str, report.headlines())]
         if report.missing:
-            lines.append(f"not there: {', '.join(report.missing)}")
-        absent = dict.fromkeys(report.missing, f"there is no checkpoint of it in {self.runs}")
+            lines.append(f"missing: {', '.join(report.missing)}")
+        absent = dict.fromkeys(report.missing, f"no checkpoint in {self.runs}")
         return conclude(Diagnosis.of(report, skipped=absent), self.out, *lines)

@@ -64,7 +64,7 @@ class Train(Command):
             return 0
         if not self.recipe:
             raise InvalidArgument(
-                "Missing argument RECIPE of bayesgeom train; `bayesgeom train --status` lists the queue."
+                "Missing from bayesgeom train: RECIPE; `bayesgeom train --status` lists the queue."
             )
         check_device(self.device)
         committed = resized(recipe(self.recipe), assignments(self.set)).reseeded(self.seed)

@@ -291,7 +291,7 @@ BAD: dict[str, tuple[dict[str, object], type[Exception], str]] = {
     "no sequences": (
         {"n": 0},
         InvalidArgument,
-        r"n is the number of sequences to draw: a whole .* 1, got 0",
+        r"n, the number of sequences to draw, must be a positive integer, got 0",
     ),
     "fewer": ({"n": -3}, InvalidArgument, r"at least 1, got -3"),
     "negative n": ({"n_untrained": -1}, InvalidArgument, r"untrained networks: at least 0, got -1"),

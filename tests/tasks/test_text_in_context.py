@@ -116,7 +116,7 @@ def test_wrong_numbers_of_symbols_and_shared_ones_are_refused() -> None:
     for ids in (world.symbol_ids[:-1], (*world.symbol_ids[:-1], world.symbol_ids[0])):
         with pytest.raises(InvalidArgument, match=r"has 10 ids: it needs as many distinct symbols"):
             replace(world, symbol_ids=ids)
-    with pytest.raises(InvalidArgument, match=r"and other separators"):
+    with pytest.raises(InvalidArgument, match=r"a separator that is not one of them"):
         replace(world, separator_ids=world.symbol_ids[:1])
 
 
@@ -160,7 +160,7 @@ class Asking(WindTunnel):
 
 def test_a_separator_where_an_answer_belongs_is_refused() -> None:
     assert bound(Asking()).sample(2, seed=0).n_scored == 3
-    with pytest.raises(InvalidArgument, match=r"asking asks at adjacent positions.*Leave separator out"):
+    with pytest.raises(InvalidArgument, match=r"asking has queries at adjacent positions.*Leave separator out"):
         bound(Asking(), ",").sample(2, seed=0)
 
 

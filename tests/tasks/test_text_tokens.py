@@ -71,7 +71,7 @@ def test_too_few_symbols_names_what_was_tried_and_what_there_is() -> None:
 
 
 def test_a_mark_of_several_tokens_is_refused() -> None:
-    with pytest.raises(InvalidArgument, match=r"'→→' is not one token for this tokenizer; choose another mark"):
+    with pytest.raises(InvalidArgument, match=r"'→→' is not a single token for this tokenizer; choose another mark"):
         mark(pair_tokenizer(), "→→", after="apple")
 
 
@@ -156,7 +156,7 @@ def test_a_model_with_fewer_ids_than_the_tokenizer_is_refused(task: TextTask) ->
 @pytest.mark.parametrize("task", [*TEXT_TASKS[:2], TEXT_TASKS[3]], ids=str)
 def test_a_tokenizer_that_splits_every_word_is_refused(task: TextTask) -> None:
     found = r"for (0 \(none\)|26 \(A, B, C, .*\))\. Pass"
-    with pytest.raises(InvalidArgument, match=rf"one token each; of the \d+ tried \(apple, river, .*{found}"):
+    with pytest.raises(InvalidArgument, match=rf"single tokens; of the \d+ candidates \(apple, river, .*{found}"):
         task.bind(byte_tokenizer(), d_vocab=256)
 
 
