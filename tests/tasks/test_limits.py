@@ -105,9 +105,7 @@ def test_sizes_beyond_the_papers_are_allowed(made: Callable[[], WindTunnel]) -> 
 
 @pytest.mark.parametrize("value", [10**30, -(10**5_000), 10**5_000], ids=["30", "-5000", "5000"])
 def test_whole_numbers_beyond_64_bits_are_refused_without_printing_them(value: int) -> None:
-    with pytest.raises(
-        InvalidArgument, match=r"length must be an integer below 2\^63, got one of \d+ bits"
-    ) as raised:
+    with pytest.raises(InvalidArgument, match=r"length must be an integer below 2\^63, got one of \d+ bits") as raised:
         tasks.HMM(length=value)
     assert len(str(raised.value)) < 200
 

@@ -258,9 +258,7 @@ def test_impossible_parameters_are_refused(changes: dict[str, Any], message: str
 
 
 def test_too_few_words_for_a_remap_are_counted() -> None:
-    with pytest.raises(
-        InvalidArgument, match=r"22 words are needed.*Pass words=\(…\) with at least 22 .*n_words below 11"
-    ):
+    with pytest.raises(InvalidArgument, match=r"needs 22 words.*Pass words=\(…\) with at least 22 .*n_words below 11"):
         replace(SPEC, control="remap").bind(word_tokenizer(n_words=20), d_vocab=997)
 
 

@@ -107,7 +107,7 @@ def test_labels_name_the_id_and_its_symbol() -> None:
 
 
 def test_too_few_symbols_count_the_tasks_ids() -> None:
-    with pytest.raises(InvalidArgument, match=r"10 symbols are needed.*of the 3 tried \(A, B, C\).*this bijection\."):
+    with pytest.raises(InvalidArgument, match=r"needs 10 symbols.*of the 3 candidates \(A, B, C\).*this bijection\."):
         InContext(task=INNER[1], symbols=("A", "B", "C")).bind(word_tokenizer(), d_vocab=257)
 
 

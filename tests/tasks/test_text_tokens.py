@@ -163,7 +163,7 @@ def test_a_tokenizer_that_splits_every_word_is_refused(task: TextTask) -> None:
 def test_a_tokenizer_that_splits_the_labels_is_told_which_were_tried() -> None:
     words = ("apple", "river", "table", "stone", "garden", "window", "paper")
     task = replace(TEXT_TASKS[0], words=words, labels=("glorp", "dax", "snarf"))
-    with pytest.raises(InvalidArgument, match=r"2 labels are needed.*\(glorp, dax, snarf\).*1 \(dax\)\. Pass labels="):
+    with pytest.raises(InvalidArgument, match=r"needs 2 labels.*\(glorp, dax, snarf\).*1 \(dax\)\. Pass labels="):
         task.bind(word_tokenizer(), d_vocab=997)
 
 

@@ -125,7 +125,9 @@ def test_the_blocks_of_a_stream_differ_and_follow_its_seed() -> None:
 
 def test_an_empty_stream_is_refused_before_anything_is_drawn() -> None:
     for draw in (TASKS[0].stream, TASKS[0].sample_pair):
-        with pytest.raises(InvalidArgument, match=r"the number of sequences to draw, must be a positive integer, got 0\."):
+        with pytest.raises(
+            InvalidArgument, match=r"the number of sequences to draw, must be a positive integer, got 0\."
+        ):
             draw(0, seed=0)
 
 
