@@ -192,8 +192,8 @@ def linearized_draws(
 ) -> Float[np.ndarray, "draw *rest"]:
     """Return bootstrap draws of a smooth statistic to first order, from its values under `jackknife_weights(n)`.
 
-    A draw is θ + Σ_g (w_g − 1/G) (G − 1) (θ − θ without g), over the G groups. Use it for functions of several statistics
-    that are not smooth, such as the order of layers.
+    A draw is θ + Σ_g (w_g − 1/G) (G − 1) (θ − θ without g), over the G groups. Use it for functions of several
+    statistics that are not smooth, such as the order of layers.
 
     References:
         Efron & Tibshirani 1993, chapter 20.

@@ -74,7 +74,7 @@ def overlap_below(n: int, d: int, *, frames: int, below: float) -> float:
 
 
 def at_least(share: float, of: int, each: float) -> float:
-    """Return the probability that at least this share of `of` independent events, each of probability `each`, occurs."""
+    """Return the probability that at least this share of `of` independent events of probability `each` occurs."""
     return float(binom.sf(math.ceil(share * of) - 1, of, each))
 
 

@@ -129,7 +129,7 @@ def resampled_spearman(
     y: Float[np.ndarray, "sequence position"],
     weights: Float64[np.ndarray, "draw sequence"],
 ) -> Float64[np.ndarray, " draw"]:
-    """Return Spearman's correlation in each resample, with new ranks; tied values get their mean rank. NaN if constant."""
+    """Return Spearman's correlation in each resample, with new ranks. Ties get their mean rank; NaN if constant."""
     owner, share = np.repeat(np.arange(len(x)), x.shape[1]), weights / x.shape[1]
     (rank_x, spread_x), (rank_y, spread_y) = (_weighted_ranks(v.ravel(), owner, share) for v in (x, y))
     together = (share[:, owner] * rank_x * rank_y).sum(axis=1)
