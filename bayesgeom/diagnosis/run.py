@@ -139,12 +139,12 @@ def all_probes() -> dict[str, AnyProbe]:
 
 
 def broken_probes() -> dict[str, str]:
-    """Why a plug-in of another package cannot be used as a probe, by the name of its entry point."""
+    """Return why plug-ins cannot be used as probes, by the name of their entry points."""
     return _probes()[1]
 
 
 def _probes() -> tuple[dict[str, AnyProbe], dict[str, str]]:
-    # mypy: an abstract class as a value is what discovery is about.
+    # mypy forbids an abstract class as a value, but discovery needs one.
     kinds, unusable = discovered("bayesgeom.probes", Probe)  # type: ignore[type-abstract]
     found: dict[str, AnyProbe] = {}
     broken = {own.name if own.name not in kinds else f"{own.name} (plug-in)": own.reason for own in unusable}
