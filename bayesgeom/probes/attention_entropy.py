@@ -253,7 +253,7 @@ def _agreement(
     n_layers, n, n_heads, n_queries, _ = pattern.shape
     hypotheses, n_beliefs = trials.token_sets.get(HYPOTHESES, trials.tokens[0, :0]), trials.belief.shape[2]
     if len(hypotheses) != n_beliefs or n_beliefs == 0:
-        note = f"undefined: {len(hypotheses)} tokens stand for hypotheses, but the belief is over {n_beliefs}"
+        note = f"{len(hypotheses)} tokens stand for hypotheses, and the belief is over {n_beliefs}: no consistency"
         nothing = np.full((n, n_layers, n_queries, n_heads), np.nan)
         return _Agreement(
             found=nothing, shuffled=nothing[:, :, 0], uniform=np.nan, ceiling=np.nan, is_identified=False, note=note

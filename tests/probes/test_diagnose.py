@@ -127,7 +127,7 @@ def test_it_is_a_mapping_of_every_probe_or_its_excuse(monkeypatch: pytest.Monkey
 def test_what_another_task_would_serve_is_one_short_line(tmp_path: Path) -> None:
     diagnosis = diagnose(lively(), probes=None, n=5, n_untrained=0)
     assert diagnosis.skipped == {} and list(diagnosis.inapplicable) == ["domain_separation"]
-    assert "\nnot for this task: domain_separation" in diagnosis.summary()
+    assert "\nnot applicable to this task: domain_separation" in diagnosis.summary()
     with pytest.raises(UnknownName, match=r"skipped: probe 'domain_separation' requires sequences of several kinds"):
         diagnosis["domain_separation"]
     diagnosis.save(tmp_path / "run")

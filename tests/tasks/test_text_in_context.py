@@ -166,7 +166,7 @@ def test_a_separator_where_an_answer_belongs_is_refused() -> None:
 
 def test_a_chat_stands_before_the_same_sequences() -> None:
     tokenizer = copy.deepcopy(pair_tokenizer())
-    with pytest.raises(InvalidArgument, match="has no chat template"):
+    with pytest.raises(InvalidArgument, match="requires a chat template"):
         InContext(task=HMM(length=5), chat=True).bind(tokenizer, d_vocab=2_503)
     tokenizer.chat_template = "U {{ messages[0]['content'] }} A "
     plain, chat = (InContext(task=HMM(length=5), chat=own).bind(tokenizer, d_vocab=2_503) for own in (False, True))
