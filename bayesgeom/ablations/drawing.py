@@ -1,4 +1,4 @@
-"""The figure of an ablation report: a map of heads, KL increases with intervals by kind, and by position."""
+"""The figure of an ablation report: a map of heads, and KL increases with intervals by kind and by position."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ _N_LINES = 5
 class Alike:
     """The largest of `n` KL increases of one kind, in bits, with their intervals, and by scored position.
 
-    A block costs ten times a sublayer and that ten times a head: on one axis the small ones would be dots at zero.
+    Each kind has its own axis, because a block costs ten times a sublayer and a sublayer ten times a head.
     """
 
     title: str
@@ -35,7 +35,7 @@ class Alike:
 def ablation_figure(
     title: str, groups: Sequence[Alike], by_head: Float[np.ndarray, "layer head"], *, heads_title: str
 ) -> go.Figure:
-    """The map of heads where any was ablated alone, a forest for each group, the first group along the sequence."""
+    """Draw the map of heads if any was ablated alone, a forest per group, and the first group along the sequence."""
     maps = () if np.isnan(by_head).all() else (heads_title,)
     forests = (f"{_few(group, len(group.labels))}, largest first" for group in groups)
     titles = (*maps, *forests, f"{_few(groups[0], _N_LINES)}, along the sequence")
@@ -59,7 +59,7 @@ def ablation_figure(
 
 
 def _few(group: Alike, n: int) -> str:
-    """What a panel that shows `n` of a group is called."""
+    """Return the title of a panel that shows `n` of a group."""
     return group.title if group.n <= n else f"{group.title}, {n} of {group.n}"
 
 

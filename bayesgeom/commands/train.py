@@ -63,9 +63,7 @@ class Train(Command):
             tell(status_table(progress(RUNS if self.out is None else self.out)))
             return 0
         if not self.recipe:
-            raise InvalidArgument(
-                "Missing from bayesgeom train: RECIPE; `bayesgeom train --status` lists the queue."
-            )
+            raise InvalidArgument("Missing from bayesgeom train: RECIPE; `bayesgeom train --status` lists the queue.")
         check_device(self.device)
         committed = resized(recipe(self.recipe), assignments(self.set)).reseeded(self.seed)
         steps = committed.steps if self.steps is None else self.steps

@@ -14,7 +14,7 @@ from bayesgeom.charts.heads import add_note
 from bayesgeom.results.estimate import Baseline, Estimate
 from bayesgeom.results.theme import LAYERS, label_axes, log_axes, name_once, panels, with_room_for_legend
 
-_MAX_CURVES = 9  # colors
+_MAX_CURVES = 9  # number of colors
 
 
 @final
@@ -32,7 +32,7 @@ class Curves:
 @final
 @dataclass(frozen=True, kw_only=True)
 class Forest:
-    """One panel of estimates with intervals, a row each; `otherwise` says why there is none."""
+    """One panel of estimates with intervals, one per row; `otherwise` is the reason if there are none."""
 
     title: str
     unit: str
@@ -51,7 +51,7 @@ def curves_figure(title: str, steps: Sequence[str], drawn: Sequence[Curves]) -> 
             shown = own.curves[:_MAX_CURVES]
             add_curves(figure, panel, at, shown, unit=own.unit, levels=own.levels, log_steps=True)
         else:
-            add_note(figure, panel, "not measured: this architecture has none")
+            add_note(figure, panel, "not measured: not available for this architecture")
         if own.is_log:
             log_axes(figure, panel)
     return with_room_for_legend(figure)
@@ -74,7 +74,7 @@ def forests_figure(title: str, drawn: Sequence[Forest]) -> go.Figure:
 
 
 def by_run(runs: Sequence[str], own: Estimate, first: Float[np.ndarray, "run 1"] | float = 1.0) -> list[Curve]:
-    """Return a curve per training with its band, as a share of the first snapshot's value where that is given."""
+    """Return a curve per training with its band, relative to the first snapshot's value `first`."""
     rows = zip(runs, own.value / first, *(end / first for end in own.ends), strict=True)
     return [Curve(name=name, values=values, band=(low, high)) for name, values, low, high in rows]
 

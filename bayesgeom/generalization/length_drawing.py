@@ -1,4 +1,4 @@
-"""Length: errors along positions with the training length marked, whole-sequence means, and where the excess enters."""
+"""Figure of length generalization: errors by position with the training length marked, means, and excess by layer."""
 
 from collections.abc import Sequence
 
@@ -10,8 +10,8 @@ from bayesgeom.charts.lines import LEAST_BITS, add_band, add_line, add_null
 from bayesgeom.results.estimate import Baseline, Estimate
 from bayesgeom.results.theme import DASHES, NULL, SERIES, at_least, label_axes, log_axes, panels, with_room_for_legend
 
-_N_BASELINES = 1  # the strongest stands for all: tables name the others
-_CROWDED = 30  # places beyond which markers hide the line
+_N_BASELINES = 1  # only the strongest is drawn: tables list the others
+_CROWDED = 30  # with more points, markers would hide the line
 
 
 def length_figure(
@@ -23,7 +23,7 @@ def length_figure(
     lengths: Int[np.ndarray, " length"],
     threshold_bits: float,
 ) -> go.Figure:
-    """Four panels: KL, entropy error, whole-sequence means, excess by layer. `at`: places, unit, the trained one."""
+    """Draw KL, entropy error, whole-sequence means and excess by layer. `at`: places, unit, the trained place."""
     places, unit, trained = at
     arms = _short(arms)
     kl, entropy, whole, layers = curves
@@ -59,7 +59,7 @@ def _add(
     *,
     is_log: bool,
 ) -> None:
-    """The arms' curves and the mean of each baseline over arms; a name in the legend is not shown again."""
+    """Add the curves of all models, and the mean of each baseline over models; legend names are listed once."""
     for index, arm in enumerate(arms):
         color, own = SERIES[index % len(SERIES)], curves[index]
         low, high = own.ends
@@ -82,7 +82,7 @@ def _add(
 
 
 def _short(arms: Sequence[str]) -> list[str]:
-    """Names without the words that all of them begin with."""
+    """Return the names without their common first words."""
     words = [arm.split("-") for arm in arms]
     n_shared = 0
     while len(arms) > 1 and all(len(own) > n_shared + 1 and own[n_shared] == words[0][n_shared] for own in words):
@@ -91,12 +91,12 @@ def _short(arms: Sequence[str]) -> list[str]:
 
 
 def _smallest(values: Float[np.ndarray, " x"]) -> float:
-    """The smallest positive value."""
+    """Return the smallest positive value."""
     return float(values[values > 0].min()) if (values > 0).any() else 1.0
 
 
 def _mean_over_arms(baseline: Baseline) -> Float[np.ndarray, " x"]:
-    """Return the level at each place, NaN where it is known of no arm; predictors have the same level for all."""
+    """Return the mean level at each place over the models, NaN where it is unknown for all."""
     known = np.isfinite(baseline.value)
     total = np.where(known, baseline.value, 0.0).sum(axis=0)
     return np.where(known.any(axis=0), total / known.sum(axis=0).clip(min=1), np.nan)

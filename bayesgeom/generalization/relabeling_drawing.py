@@ -1,4 +1,4 @@
-"""Relabeling: error per sequence before and after, with the diagonal, and the difference by position."""
+"""Figure of relabeling: error per sequence before and after, with the diagonal, and the difference by position."""
 
 import numpy as np
 import plotly.graph_objects as go
@@ -17,7 +17,7 @@ def relabeling_figure(
     difference: Estimate,
     bound: float,
 ) -> go.Figure:
-    """Left: one point per sequence on log axes, and y = x. Right: mean difference by position, and the bound."""
+    """Draw one point per sequence on log axes with y = x, and the mean difference by position with the bound."""
     figure = panels(title, ("One point per sequence (log scales)", "Difference along the sequence"))
     figure.add_trace(
         go.Scatter(

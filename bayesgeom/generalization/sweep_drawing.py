@@ -1,4 +1,4 @@
-"""A parameter varied: entropies as evidence comes in, tokens until they settle, and errors with their baselines."""
+"""Figure of a sweep: entropy against evidence, tokens until it settles, and errors with their baselines."""
 
 from collections.abc import Sequence
 
@@ -28,7 +28,7 @@ def sweep_figure(
     tokens: tuple[Estimate, Estimate],
     errors: tuple[Estimate, Estimate],
 ) -> go.Figure:
-    """Four panels. Pairs are the exact posterior's and the model's; of `errors`, KL's and entropy's."""
+    """Draw four panels. Pairs are (exact posterior, model); in `errors`, (KL, entropy error)."""
     vary, labels = varied
     titles = (
         "Entropy as evidence comes in (exact: wide and pale)",
@@ -68,13 +68,13 @@ def sweep_figure(
 
 
 def _only_models_listed(trace: go.Scatter) -> None:
-    """The exact curve has the color of the model's, and no entry of its own beside it."""
+    """Remove the exact curve from the legend; it has the color of the model's curve."""
     if (trace.name or "").endswith(", exact"):
         trace.showlegend = False
 
 
 def _places(labels: Sequence[str]) -> tuple[Float[np.ndarray, " value"], bool]:
-    """Values where an axis can hold them: numbers as they are, anything else in its order."""
+    """Return places on an axis: numbers as they are, other values by their order; and whether they are numbers."""
     try:
         return np.array([float(label) for label in labels]), False
     except ValueError:
@@ -84,7 +84,7 @@ def _places(labels: Sequence[str]) -> tuple[Float[np.ndarray, " value"], bool]:
 def _estimates(
     figure: go.Figure, panel: tuple[int, int], x: Float[np.ndarray, " value"], own: Estimate, name: str, color: str
 ) -> None:
-    """Points with whiskers, joined; a name that the legend has shown is not shown again."""
+    """Add connected points with whiskers; legend names are listed once."""
     if not np.isfinite(own.value).any():
         return
     low, high = own.ends

@@ -1,4 +1,4 @@
-"""The figure of the sticky-chain experiment: loss against step on both sequences, and how much sooner each arm is."""
+"""The figure of the sticky-chain experiment: loss against step on both sequences, and the speed of each condition."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -35,7 +35,7 @@ def em_figure(
     chains: Sequence[ChainCurves],
     speeds: tuple[Estimate, Estimate],
 ) -> "Figure":
-    """One row of curves per chain, then the speeds of all arms on both sequences of the first."""
+    """Draw one row of curves per chain, then the speeds of all conditions on both sequences of the first chain."""
     rows = [(f"{of.chain}: trained on", f"{of.chain}: held out") for of in chains]
     titles = (*(text for row in rows for text in row), "Sooner at SGD 0.01's final loss", "The same, held out")
     figure = panels(title, titles, row_height=380)
@@ -59,7 +59,7 @@ def _curve(name: str, losses: Float[np.ndarray, "seed record"]) -> Curve:
 def _show_the_middle(
     figure: "Figure", panel: tuple[int, int], losses: Float[np.ndarray, "arm seed record"], floor: float
 ) -> None:
-    """From just under what is lowest to just over where all arms start: an arm that overfits may leave upwards."""
+    """Limit the y axis from just below the lowest loss to just above the starting losses; overfitting may exceed it."""
     low, high = min(floor, float(losses.mean(axis=1).min())), float(losses[..., 0].max())
     room = 0.1 * (high - low)
     figure.update_yaxes(range=[low - room, high + 2 * room], row=panel[0], col=panel[1])
