@@ -65,7 +65,7 @@ def test_two_words_with_one_id_are_one_symbol() -> None:
 
 def test_too_few_symbols_names_what_was_tried_and_what_there_is() -> None:
     with pytest.raises(
-        InvalidArgument, match=r"3 pets are needed.*of the 3 tried \(apple, cat, zzz\).*2 \(apple, cat\)\. Buy"
+        InvalidArgument, match=r"needs 3 pets.*of the 3 candidates \(apple, cat, zzz\).*2 \(apple, cat\)\. Buy"
     ):
         first_symbols(word_tokenizer(), ["apple", "cat", "zzz"], 3, kind="pets", remedy="Buy some.")
 
