@@ -1,11 +1,11 @@
-"""bayesgeom: does a sequence model do Bayesian inference, and where in its weights?
+"""bayesgeom: measure whether a sequence model does Bayesian inference, and where in its weights.
 
     import bayesgeom
     model = bayesgeom.load("bijection-v20")
     diagnosis = bayesgeom.diagnose(model)
     print(diagnosis.summary())
 
-Names load what they need when they are first used: importing the package alone pulls in neither torch nor plotly.
+Names are imported on first use: `import bayesgeom` alone loads neither torch nor plotly.
 """
 
 import importlib
@@ -94,7 +94,9 @@ def __getattr__(name: str) -> object:
     if name in _MODULES:
         return importlib.import_module(_MODULES[name])
     if name not in _HOMES:
-        raise AttributeError(f"module 'bayesgeom' has no attribute {name!r}; it has {', '.join(sorted(__all__))}")
+        raise AttributeError(
+            f"module 'bayesgeom' has no attribute {name!r}. Public names: {', '.join(sorted(__all__))}."
+        )
     return getattr(importlib.import_module(_HOMES[name]), name)
 
 

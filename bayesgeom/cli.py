@@ -1,4 +1,7 @@
-"""The command line: arguments in, tables out. Exit status 0: done; 1: a selftest failed; 2: bad arguments or input."""
+"""Parse the command line and run a command.
+
+Exit status: 0 for success, 1 for a failed selftest or reproduction, 2 for invalid arguments or input.
+"""
 
 import codecs
 import contextlib
@@ -26,7 +29,7 @@ _ALIKE = {"─": "-", "–": "-", "—": "-", "−": "-", "→": ">", "‖": "|"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line and return its exit status; a user's mistake is one line on standard error."""
+    """Run the command line and return its exit status. An invalid input prints one line to standard error."""
     if is_requested():
         keep_freed_memory()
     try:
@@ -41,7 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         notes = _notes(error)
         note("; ".join([f"bayesgeom: {error}".rstrip("." if notes else ""), *notes]))
         return 2
-    except BrokenPipeError:  # whoever read the output, `head` say, has seen enough
+    except BrokenPipeError:  # the reader of the output, such as `head`, has closed the pipe
         return 0
     except OSError as error:  # a name that is too long, a directory without permission
         name = "" if error.filename is None else f"{shown(error.filename)} cannot be used: "
@@ -79,7 +82,7 @@ def _notes(error: BaseException) -> list[str]:
 def _any_encoding() -> Iterator[None]:
     """Let standard output replace characters that it cannot encode, instead of ending the command."""
     stream = sys.stdout
-    # The second is what Python chooses in the C locale; it helps file names, and no other character.
+    # Python chooses "surrogateescape" in the C locale, which handles file names but no other characters.
     if not isinstance(stream, io.TextIOWrapper) or (before := stream.errors) not in ("strict", "surrogateescape"):
         yield
         return
@@ -93,7 +96,7 @@ def _any_encoding() -> Iterator[None]:
 
 
 def _plain(error: UnicodeError) -> tuple[str, int]:
-    """What stands for characters that cannot be encoded: one each, so that tables stay aligned."""
+    """Return one plain character for each character that cannot be encoded, so that tables stay aligned."""
     if not isinstance(error, UnicodeEncodeError):
         raise error
     part = error.object[error.start : error.end]
@@ -102,7 +105,7 @@ def _plain(error: UnicodeError) -> tuple[str, int]:
 
 @contextlib.contextmanager
 def _flushed() -> Iterator[None]:
-    """Write what is buffered before the process ends, where a failure could not be told; help ends by SystemExit."""
+    """Flush standard output before the process ends, when a failure can still be reported. Help raises SystemExit."""
     try:
         yield
     except SystemExit:
@@ -112,7 +115,7 @@ def _flushed() -> Iterator[None]:
 
 
 def _drop_unwritable() -> None:
-    """Let what standard output did not take go: the interpreter would try again, and complain, when it ends."""
+    """Discard output that cannot be written; otherwise the interpreter would retry and complain at exit."""
     try:
         flush()
     except OSError:
@@ -121,12 +124,16 @@ def _drop_unwritable() -> None:
 
 
 def parsed(arguments: Sequence[str] | None) -> Command:
-    """The command that was asked for. **Raises** `InvalidArgument` with what tyro says of arguments, on one line."""
+    """Return the requested command.
+
+    Raises:
+        InvalidArgument: tyro rejects the arguments; its message is reduced to one line.
+    """
     given = sys.argv[1:] if arguments is None else arguments
     for place, text in enumerate(given, 1):
         if not is_encodable(text):
             raise InvalidArgument(f"argument {place} holds characters that no command line can: {shown(text)}.")
-    # mypy: an abstract class as a value is what discovery is about.
+    # mypy forbids an abstract class as a value, but discovery needs one.
     commands = discover("bayesgeom.commands", Command)  # type: ignore[type-abstract]
     said = io.StringIO()
     try:
@@ -149,7 +156,7 @@ def parsed(arguments: Sequence[str] | None) -> Command:
 
 
 def _tell_choices(command: type[Command]) -> None:
-    """Print what an option of this command can name, plug-ins included, below its help."""
+    """Print the allowed values of this command's options, plug-ins included, below its help."""
     for title, choices in command.choices().items():
         width = max(map(len, choices), default=0)
         rows = (f"  {name:{width}}  {text}".rstrip() for name, text in choices.items())
@@ -164,10 +171,10 @@ def _filled(text: str, indent: int) -> str:
 
 
 def _one_line(box: str) -> str:
-    """What tyro's box says, without its frame, its title and the help that it quotes."""
+    """Return the message in tyro's box, without frame, title and quoted help."""
     plain = re.sub(r"\x1b\[[0-9;]*m", "", box)
     inside = [line.strip("│╰╯ ") for line in plain.splitlines()[1:]]  # the first is the title
-    parts = [part.strip(" .") for part in re.split(r"[─-]{5,}", " ".join(filter(None, inside)))]  # where rules stood
+    parts = [part.strip(" .") for part in re.split(r"[─-]{5,}", " ".join(filter(None, inside)))]  # horizontal rules
     quoted = ("Argument helptext", "For full helptext", "Perhaps you meant")
     said = [part for part in parts if part and not part.startswith(quoted)]
     near = [o for part in parts if part.startswith(quoted[2:]) for o in re.findall(r"(?<!\S)--[a-z]+", part)]

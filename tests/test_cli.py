@@ -191,14 +191,14 @@ MISTAKES = {
         ("--task", "bijection:n_value=11"),
         "has no parameter 'n_value'. It has: n_pairs, n_values",
     ),
-    "no value": ("tiny", ("--task", "bijection:n_values"), "'n_values' in 'bijection:n_values' is no key=value"),
-    "no sequences": ("tiny", ("--n", "0"), "n is the number of sequences to draw: a whole number, at least 1, got 0."),
+    "no value": ("tiny", ("--task", "bijection:n_values"), "'n_values' in 'bijection:n_values' is not key=value"),
+    "no sequences": ("tiny", ("--n", "0"), "n, the number of sequences to draw, must be a positive integer, got 0."),
     "negative seed": ("tiny", ("--seed", "-1"), "seed"),
-    "negative nulls": ("tiny", ("--n-untrained", "-1"), "at least 0, got -1."),
+    "negative nulls": ("tiny", ("--n-untrained", "-1"), "must be at least 0, got -1."),
     "no probes": (
         "tiny",
         ("--probes",),
-        "probes names none: leave it out for all, or choose from: attention_entropy, ",
+        "probes is empty: leave it out for all, or choose from: attention_entropy, ",
     ),
     "name too long": (
         "x" * 300,

@@ -1,4 +1,4 @@
-"""The figure of an ablation report: a map of heads, KL increases with intervals by kind, and by position."""
+"""The figure of an ablation report: a map of heads, and KL increases with intervals by kind and by position."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ _N_LINES = 5
 class Alike:
     """The largest of `n` KL increases of one kind, in bits, with their intervals, and by scored position.
 
-    A block costs ten times a sublayer and that ten times a head: on one axis the small ones would be dots at zero.
+    Each kind has its own axis, because a block costs ten times a sublayer and a sublayer ten times a head.
     """
 
     title: str

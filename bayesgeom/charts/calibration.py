@@ -22,11 +22,11 @@ def calibration_figure(
     baselines: Mapping[str, Float[np.ndarray, " position"]],
     examples: tuple[Float[np.ndarray, "example position"], Float[np.ndarray, "example position"]],
 ) -> go.Figure:
-    """Four panels: mean entropies, error on a log scale, and the first two example sequences."""
+    """Draw four panels: mean entropies, error on a log scale, and the first two example sequences."""
     x = np.arange(1, len(exact) + 1)
     titles = (
         "Entropy, mean over sequences",
-        "Entropy error and its baselines (log scale; gaps are 0)",
+        "Entropy error and its baselines (log scale; zeros are not drawn)",
         "One sequence",
         "Another sequence",
     )
@@ -49,7 +49,7 @@ def calibration_figure(
 
 
 def _floor(error: Float[np.ndarray, " position"]) -> float:
-    """A baseline this far below the least error is zero: on a log scale it would run out of the panel."""
+    """Return the level below which a baseline counts as zero, because a log scale could not show it."""
     return 0.1 * float(error[error > 0].min(initial=np.inf)) if (error > 0).any() else 0.0
 
 

@@ -1,4 +1,4 @@
-"""The manifold chart: clouds along their principal axes, colored by entropy, with their curve; layers beside nulls."""
+"""The manifold chart: clouds along principal axes, colored by entropy, with a smooth curve; profiles with baselines."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from jaxtyping import Float
 from bayesgeom.charts.lines import add_line, add_null
 from bayesgeom.results.theme import EXACT, SEQUENTIAL, SERIES, label_axes, panels, with_room_for_legend
 
-LEAST_SHARE = 0.5  # of the variance, below which a smooth curve misleads
+LEAST_SHARE = 0.5  # a smooth curve that explains less of the variance would mislead
 _SHAPE_COLORS, _ORDER_COLORS = SERIES[:4], (*SERIES[4:7], SERIES[8])
 
 
@@ -20,7 +20,7 @@ _SHAPE_COLORS, _ORDER_COLORS = SERIES[:4], (*SERIES[4:7], SERIES[8])
 class Cloud:
     """Points of one site along their leading principal axes, and the fitted curve in the same coordinates.
 
-    `curve_share` is the share of the variance that the curve explains; a curve that explains too little is not drawn.
+    `curve_share` is the share of variance that the curve explains. Below `LEAST_SHARE` the curve is not drawn.
     """
 
     site: str
@@ -32,7 +32,7 @@ class Cloud:
 @final
 @dataclass(frozen=True, kw_only=True)
 class Profile:
-    """One number per layer beside its null."""
+    """One number per layer with its baseline."""
 
     name: str
     values: Float[np.ndarray, " layer"]
@@ -49,7 +49,7 @@ def manifold_figure(
     order: Sequence[Profile],
     null_labels: tuple[str, str],
 ) -> go.Figure:
-    """Each cloud along its first two axes, and its first axis against entropy; then `shape` and `order` by layer."""
+    """Draw each cloud along its first two axes, its first axis against entropy, then `shape` and `order` by layer."""
     rows = [(_cloud_title(c), f"{c.site}, last layer: PC1 against entropy") for c in clouds]
     titles = (*(text for row in rows for text in row), "Variance along PC1", "Order by entropy, resid_post")
     figure = panels(title, titles, row_height=390)
@@ -70,7 +70,7 @@ def manifold_figure(
 
 
 def _cloud_title(cloud: Cloud) -> str:
-    """The title of a cloud, which says where the curve explains too little to be drawn."""
+    """Return the title of a cloud, and the reason if its curve is not drawn."""
     if cloud.curve_share >= LEAST_SHARE:
         return f"{cloud.site}, last layer"
     return f"{cloud.site}, last layer (no curve: it explains {cloud.curve_share:.0%})"
@@ -117,12 +117,12 @@ def _curve(
 def _profiles(
     figure: go.Figure, panel: tuple[int, int], profiles: Sequence[Profile], colors: Sequence[str], null_label: str
 ) -> None:
-    """Measured lines in color, their nulls in grey under one entry of the legend; hovering names each."""
+    """Add measured lines in color, and their baselines in gray under one legend entry; hovering names each."""
     layers, is_named = range(len(profiles[0].values)), False
     for color, profile in zip(colors, profiles, strict=False):
         if np.isfinite(profile.values).any():
             add_line(figure, panel, layers, profile.values, name=profile.name, color=color)
-    # On top, so that a null which equals what was measured is seen to.
+    # On top, so that a baseline equal to the measured line stays visible.
     for profile in profiles:
         if not np.isnan(profile.null).all():
             add_null(figure, panel, layers, profile.null, name=f"baseline: {null_label}")
@@ -132,7 +132,7 @@ def _profiles(
 
 
 def _color_bars(figure: go.Figure, *, n_rows: int) -> None:
-    """One scale for entropy, one for position, right of the plots and one above the other."""
+    """Add one color scale for entropy and one for position, stacked to the right of the plots."""
     bar = {"len": 0.8 / n_rows, "thickness": 14, "yanchor": "top"}
     figure.update_layout(
         coloraxis={"colorscale": SEQUENTIAL, "colorbar": {**bar, "title": "entropy (bits)", "y": 1}},

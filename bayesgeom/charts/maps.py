@@ -1,4 +1,4 @@
-"""Attention maps side by side: a row per layer, a column per step, one scale for all."""
+"""Attention maps: a row per layer, a column per step, one color scale."""
 
 from collections.abc import Sequence
 
@@ -17,7 +17,7 @@ def maps_figure(
     columns: Sequence[str],
     rows: Sequence[str],
 ) -> go.Figure:
-    """Queries downward, keys to the right, counted from 1; what a query cannot see is 0 and looks it."""
+    """Draw queries downward and keys to the right, counted from 1; invisible positions are 0."""
     titles = tuple(f"layer {row}, step {column}" for row in rows for column in columns)
     figure = panels(title, titles, n_columns=len(columns), row_height=300)
     for row in range(len(rows)):

@@ -1,7 +1,7 @@
-"""The simplex of beliefs in the plane: a corner per hypothesis, a point per belief, colored by what it believes.
+"""The simplex of beliefs in the plane: a corner per hypothesis and a point per belief, with a color per belief.
 
-Three hypotheses make a triangle, up to six a regular polygon, more of them a heat map of sorted beliefs.
-The same color in two panels is the same exact belief: a read-out is right where it puts each color at the same place.
+Three hypotheses make a triangle, up to six a regular polygon, and more a heat map of sorted beliefs. A color is the
+same exact belief in all panels: a read-out is correct if each color lies at the same place as in the exact panel.
 """
 
 from collections.abc import Sequence
@@ -16,17 +16,17 @@ from bayesgeom.results.theme import EXACT, NULL, SERIES, SHADES
 from bayesgeom.stats.polygon import MAX_CORNERS as MOST_HYPOTHESES
 from bayesgeom.stats.polygon import corners, placed
 
-MAX_CORNERS = 6  # beyond these, points that differ lie on each other: a heat map of sorted beliefs is drawn
+MAX_CORNERS = 6  # with more corners, different beliefs overlap: a heat map of sorted beliefs is drawn instead
 MAX_COLUMNS = 200
-POINTS = "beliefs"  # the name of what is drawn here, which needs no legend
+POINTS = "beliefs"  # the name of these traces, which need no legend
 
 
 @final
 @dataclass(frozen=True, kw_only=True)
 class Simplex:
-    """One panel: where `placed` puts the points whose exact beliefs are `belief`; `note` is said where there are none.
+    """One panel: points at `placed`, colored by the exact beliefs `belief`; `note` is shown if there are none.
 
-    `placed` may stick out: a linear read-out knows nothing of 0 and 1.
+    `placed` may lie outside the simplex, because a linear read-out is not limited to 0 … 1.
     """
 
     title: str
@@ -36,7 +36,7 @@ class Simplex:
 
 
 def add_simplex(figure: go.Figure, panel: tuple[int, int], simplex: Simplex) -> None:
-    """Outline, corners and points in one panel of a grid; its axes mean nothing and are hidden."""
+    """Add outline, corners and points to one panel of a grid; its axes have no meaning and are hidden."""
     places = {"row": panel[0], "col": panel[1]}
     n = simplex.placed.shape[1]
     drawn = np.isfinite(simplex.placed).all(axis=1)
@@ -44,7 +44,7 @@ def add_simplex(figure: go.Figure, panel: tuple[int, int], simplex: Simplex) -> 
         _add_sorted(figure, places, simplex.placed[drawn], simplex.belief[drawn])
         return
     if n < 2 or not drawn.any():
-        text = f"{n} hypotheses are too many to draw" if n > MOST_HYPOTHESES else simplex.note
+        text = f"not drawn: {n} hypotheses are too many" if n > MOST_HYPOTHESES else simplex.note
         _add(figure, places, x=[0], y=[0], mode="text", text=[text], textfont={"color": NULL})
     else:
         edge = corners(n)
@@ -68,9 +68,9 @@ def _add_sorted(
     read: Float[np.ndarray, "point hypothesis"],
     belief: Float[np.ndarray, "point hypothesis"],
 ) -> None:
-    """A column per belief, from certain to uncertain; its hypotheses from the most to the least probable one.
+    """Add a column per belief, from certain to uncertain, with hypotheses from the most to the least probable.
 
-    Order and scale are those of the exact belief: a read-out is right where it looks like the panel of the exact one.
+    Order and scale are those of the exact belief: a correct read-out looks like the exact panel.
     """
     certain_first = np.argsort(-np.max(belief, axis=1), kind="stable")
     columns = certain_first[:: -(-len(certain_first) // MAX_COLUMNS)]
@@ -95,7 +95,7 @@ def _add_sorted(
 
 
 def belief_colors(belief: Float[np.ndarray, "point hypothesis"]) -> Sequence[str]:
-    """Each corner has its color; a belief mixes them by its shares, so that indifference is grey-brown."""
+    """Mix the colors of the corners in proportion to the belief; a uniform belief is gray-brown."""
     palette = np.array(
         [[int(SERIES[i % len(SERIES)][j : j + 2], 16) for j in (1, 3, 5)] for i in range(belief.shape[1])]
     )

@@ -10,7 +10,7 @@ import math
 import os
 import types
 import typing
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import fields
 from numbers import Integral, Real
@@ -86,7 +86,8 @@ def check_argument(name: str, value: object, hint: Any) -> None:
 
 def check_types(instance: Any) -> None:
     """Check every field of a dataclass against its annotation. **Raises** as `check_argument` does."""
-    hints = _hints(type(instance))
+
+    hints = _hints(type(instance))  # type: ignore[arg-type]
     for field in fields(instance):
         check_argument(field.name, getattr(instance, field.name), hints[field.name])
 
@@ -138,7 +139,7 @@ def _fits_class(value: Any, kind: Any) -> bool:
     if kind is None:
         return value is None
     if kind is int:
-        return isinstance(value, Integral) and not isinstance(value, bool) and abs(int(value)) < 2**63
+        return not isinstance(value, bool) and isinstance(value, Integral) and abs(int(value)) < 2**63
     if kind is float:
         is_number = isinstance(value, Real) and not isinstance(value, bool)
         return is_number and (fits(value, int) or (not isinstance(value, Integral) and not math.isnan(value)))
@@ -189,7 +190,7 @@ def _words(hint: Any, *, place: int) -> list[str]:
 
 
 @functools.cache
-def _hints(of: Any) -> Mapping[str, Any]:
+def _hints(of: Hashable) -> Mapping[str, Any]:
     return typing.get_type_hints(of, include_extras=True)
 
 

@@ -19,17 +19,17 @@ class Ablate(Command):
     battery: str = "all"
     """heads, attention, mlps, layers, pairs, or all (the first four)."""
     mode: str = "mean"
-    """What goes in place: zero; mean, the task's mean at each position; resample, another sequence's activation; or a
-    mode of another package."""
+    """Replacement for the ablated activation: zero; mean, the mean over sequences at each position; resample, the
+    activation of another sequence; or a mode of an installed plug-in."""
     method: Literal["exact", "attribution", "both"] = "exact"
     """exact replays every ablation; attribution is a first-order preview from one backward pass."""
     task: AskedTask = None
     n: int = 512
     """Sequences to draw."""
     seed: int = 0
-    """Seed of trials, means and intervals."""
+    """Seed of sequences, means and intervals."""
     out: Path | None = None
-    """Directory for the report; a stopped battery goes on from what is there."""
+    """Directory for the report. An interrupted run continues from the results in it."""
 
     def __call__(self) -> int:
         from bayesgeom.ablations.batteries import battery

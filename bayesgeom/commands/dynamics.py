@@ -14,24 +14,24 @@ Runs = Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="R
 @final
 @dataclass(frozen=True)
 class Dynamics(Command):
-    """Follow the geometry over a training's snapshots: what settles first, by how much, does anything fall again."""
+    """Measure the geometry over the snapshots of a training: what settles first, by how much, and what reverses."""
 
     name: ClassVar[str] = "dynamics"
 
     runs: Runs = ()
     """Directories of runs, or names of packed trainings, one per seed; or the checkpoints of a single training."""
     n: int = 256
-    """Sequences that every snapshot is measured on."""
+    """Number of sequences on which each snapshot is measured."""
     seed: int = 0
-    """Seed of trials and intervals."""
+    """Seed of sequences and intervals."""
     maps_at: tuple[int, ...] = ()
-    """Steps whose attention is drawn. Default: four, from first to last."""
+    """Steps whose attention is plotted. Default: four, from first to last."""
     device: str = "cpu"
     """Where to run: cpu, cuda, cuda:1, …"""
     from_report: Path | None = None
-    """A saved report instead of runs: decide the order again from the curves that it stores; nothing is measured."""
+    """A saved report instead of runs: recompute the order from its stored curves. Nothing is measured."""
     out: Path | None = None
-    """Directory for the report; of a run without a directory of its own, a stopped analysis goes on from there."""
+    """Directory for the report. If a training has no directory of its own, a stopped analysis continues from it."""
 
     def __call__(self) -> int:
         from bayesgeom.core.errors import InvalidArgument

@@ -11,22 +11,23 @@ from bayesgeom.core.files import RUNS
 @final
 @dataclass(frozen=True)
 class Replicate(Command):
-    """Train a recipe under several seeds, or load what is there: mean, spread, and every seed's curve."""
+    """Train a recipe with several seeds, or load existing runs, and report mean, spread and the curve of each seed."""
 
     name: ClassVar[str] = "replicate"
 
     recipe: RecipeName
-    """Name of the recipe; an unknown one lists those that exist."""
+    """Name of the recipe. An unknown name lists the available recipes."""
     seeds: int = 5
-    """How many; the first is the recipe's own."""
+    """Number of seeds; the first is the recipe's own."""
     only_existing: bool = False
-    """Train nothing: report what is there, shipped or in --runs, and name the rest; an error where nothing is."""
+    """Train nothing: report the runs that are shipped or in --runs, and list the missing ones. An error if none is
+    available."""
     runs: Path = RUNS
-    """Directory where trainings are looked for and kept."""
+    """Directory of the trainings: existing ones are loaded, new ones are saved."""
     n: int = 2000
-    """Sequences that score each of them."""
+    """Number of sequences on which each run is scored."""
     seed: int = 0
-    """Seed of these sequences and of intervals."""
+    """Seed of these sequences and of the intervals."""
     out: Path | None = None
     """Directory for the report."""
 
@@ -51,6 +52,6 @@ class Replicate(Command):
         )
         lines = [f"{report.recipe}, {report.n} sequences\n\n{report.table()}\n", *map(str, report.headlines())]
         if report.missing:
-            lines.append(f"not there: {', '.join(report.missing)}")
-        absent = dict.fromkeys(report.missing, f"there is no checkpoint of it in {self.runs}")
+            lines.append(f"missing: {', '.join(report.missing)}")
+        absent = dict.fromkeys(report.missing, f"no checkpoint in {self.runs}")
         return conclude(Diagnosis.of(report, skipped=absent), self.out, *lines)

@@ -31,14 +31,14 @@ class Reproduce(Command):
     run: bool = False
     """With --all: run every claim's commands. Takes hours."""
     out: Path | None = None
-    """Directory for the reports, one folder per claim and run. Default: they are not kept."""
+    """Directory for the reports, one folder per claim and run. Default: they are not saved."""
     runs: Path = RUNS
-    """Folder of trainings, where checkpoints that are not shipped are looked for."""
+    """Folder of trainings, searched for checkpoints that are not shipped."""
     record: bool = False
-    """For maintainers: write the numbers into the package, those that a run defines since the last time included; a
-    missing report is made under docs/."""
+    """For maintainers: write the measured numbers into the package, including newly defined ones. Missing reports are
+    created under docs/."""
     fresh: bool = False
-    """With --record: make the reports anew instead of reading those that are there."""
+    """With --record: recompute the reports instead of reading the existing ones."""
     write_docs: bool = False
     """For maintainers: write the generated parts of README.md and docs/claims.md."""
 
@@ -63,7 +63,7 @@ class Reproduce(Command):
         return status
 
     def _reproduce(self, claims: "Iterable[Claim]") -> int:
-        """Run each claim; what cannot be run is reported, and where one claim was named it is an error."""
+        """Run each claim. A claim that cannot be run is reported; if it was named in `ids`, it is an error."""
         from bayesgeom.claims.reproduction import reproduce
         from bayesgeom.core.errors import BayesGeomError
 

@@ -1,4 +1,4 @@
-"""`diagnose`: one pass of the model over fresh trials serves every probe; fresh copies of it give the n_untrained."""
+"""`diagnose`: run all probes on one pass of the model over new sequences, and on untrained networks."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
@@ -26,11 +26,11 @@ from bayesgeom.results.storage import parts_of
 from bayesgeom.results.tidy import records_of
 from bayesgeom.tasks.base import Branch, FiniteTask, WindTunnel, derived_seed
 
-N_RECORDED = 192  # sequences whose activations are kept: enough for every interval, and independent of n
-LEAST_RECORDED = 16  # sequences: where the memory holds fewer, a probe of activations refuses
-N_RENAMED = 128  # sequences that are shown under two names: one block, drawn alike whatever n is
-_LARGE, _PART = 50_000_000, 16  # parameters of a model whose blocks are run in parts of so many sequences
-_INITIALIZATION = "initialization"  # what is skipped where no copy can be built
+N_RECORDED = 192  # sequences whose activations are stored: enough for every interval, and independent of n
+LEAST_RECORDED = 16  # a probe of activations is skipped if the memory holds fewer sequences
+N_RENAMED = 128  # sequences of the renaming test: one block, the same for every n
+_LARGE, _PART = 50_000_000, 16  # models with more parameters run blocks in parts of this many sequences
+_INITIALIZATION = "initialization"  # key in `skipped` if no untrained network can be built
 
 AnyProbe = Probe[Any]
 
@@ -46,17 +46,17 @@ def diagnose(
     n_untrained: int = 3,
     ablations: bool = False,
 ) -> Diagnosis:
-    """Run every probe that the model can serve, in one pass over new sequences of its task.
+    """Run every probe that the model supports, in one pass over new sequences of its task.
 
-    Behavioral numbers use all `n` sequences, activations the first 192 or as many as the model's `memory_gib` holds; a
+    Behavioral numbers use all `n` sequences, activations the first 192 or as many as the model's `memory_gib` holds. A
     probe that would get fewer than 16 is skipped. If no probes are named, a test of relabeling invariance is added.
-    `skipped` states which probes this model cannot serve, `inapplicable` which do not apply to this task.
+    `skipped` states which probes this model does not support, `inapplicable` which ones do not apply to this task.
 
     Args:
-        model: A model, or what `as_model` takes: a checkpoint's name or directory, a module, a Hugging Face model.
-        task: A task, its text as on the command line, or a list of prompts. Default: the model's own.
+        model: A model, or any argument of `as_model`: a checkpoint's name or directory, a module, a Hugging Face model.
+        task: A task, its text as on the command line, or a list of prompts. Default: the model's own task.
         probes: Probes, or their names; "NAME:option" switches an option on. Default: all that apply.
-        n: Number of sequences; of a task with a fixed number of them at most all.
+        n: Number of sequences; at most all sequences of a task with a fixed number of them.
         seed: Seed of the sequences and of the intervals.
         n_untrained: Number of untrained networks to compare with; `skipped["initialization"]` if none can be built.
         ablations: Whether to run the default ablation battery as well.
@@ -76,15 +76,15 @@ def diagnose(
         ['calibration']
     """
     if n_untrained < 0:
-        raise InvalidArgument(f"n_untrained is the number of untrained networks: at least 0, got {n_untrained}.")
+        raise InvalidArgument(f"n_untrained, the number of untrained networks, must be at least 0, got {n_untrained}.")
     subject = as_model(model)
     chosen = task_of(subject, task)
     if isinstance(chosen, FiniteTask):
         n = min(n, chosen.n_sequences)
     subject.check_fits(one := chosen.sample(1, seed=seed))
     stream = _Stream(task=chosen, seed=derived_seed(seed, Branch.TRIALS), device=subject.spec.device)
-    blocks = stream.blocks(n)  # here, so that a bad n or task is refused before the copies run
-    budget = subject.recording_bytes()  # the same for the copies: they are compared with the model
+    blocks = stream.blocks(n)  # first, so that an invalid n or task is an error before untrained networks run
+    budget = subject.recording_bytes()  # the same for untrained networks: they are compared with the model
     plan = _affordable(_plan(subject, chosen, one, probes, n=n, seed=seed), subject, one, budget, min(n, N_RECORDED))
     fresh, faults = _on_untrained(subject, plan, stream, budget, n=n, n_untrained=n_untrained, seed=seed)
     skipped = plan.skipped | faults
@@ -101,12 +101,12 @@ def diagnose(
 def _on_untrained(
     model: Model, plan: "_Plan", stream: "_Stream", budget: int, *, n: int, n_untrained: int, seed: int
 ) -> tuple[dict[str, list[Report]], dict[str, str]]:
-    """What every probe says of each untrained network, and why some were left out."""
+    """Return every probe's reports on untrained networks, and why some are missing."""
     fresh: dict[str, list[Report]] = {name: [] for name in plan.served}
     skipped = dict[str, str]()
     try:
         for own in (derived_seed(seed, Branch.FRESH, index) for index in range(n_untrained)):
-            # No name holds a copy: it is gone before the next is made, and before the model itself is run.
+            # No variable holds a network: it is freed before the next one is built and before the model runs.
             found, faults = _untrained(model.fresh(own), plan, stream, min(n, N_RECORDED), seed, budget)
             skipped |= faults
             for name, report in found.items():
@@ -119,9 +119,9 @@ def _on_untrained(
 def _further_passes(
     model: Model, task: WindTunnel, run: Run, renaming: Renaming | None, *, seed: int, ablations: bool
 ) -> tuple[dict[str, Report], dict[str, str]]:
-    """What takes passes of its own: a renaming of hypotheses, and ablations, or why there are none.
+    """Run what needs its own passes: the renaming of hypotheses, and ablations, or the reasons why there are none.
 
-    What was measured before is not lost to ablations that this model or task does not allow.
+    Ablations that this model or task does not allow must not lose the earlier measurements.
     """
     found, skipped = list[Report](), dict[str, str]()
     if renaming is not None:
@@ -136,17 +136,17 @@ def _further_passes(
 
 
 def all_probes() -> dict[str, AnyProbe]:
-    """One of every probe that is installed and can be used, by name."""
+    """Return an instance of every installed, usable probe, by name."""
     return _probes()[0]
 
 
 def broken_probes() -> dict[str, str]:
-    """Why a plug-in of another package cannot be used as a probe, by the name of its entry point."""
+    """Return why plug-ins cannot be used as probes, by the name of their entry points."""
     return _probes()[1]
 
 
 def _probes() -> tuple[dict[str, AnyProbe], dict[str, str]]:
-    # mypy: an abstract class as a value is what discovery is about.
+    # mypy forbids an abstract class as a value, but discovery needs one.
     kinds, unusable = discovered("bayesgeom.probes", Probe)  # type: ignore[type-abstract]
     found: dict[str, AnyProbe] = {}
     broken = {own.name if own.name not in kinds else f"{own.name} (plug-in)": own.reason for own in unusable}
@@ -159,7 +159,7 @@ def _probes() -> tuple[dict[str, AnyProbe], dict[str, str]]:
 
 
 def _checked(probe: AnyProbe) -> AnyProbe:
-    """The probe. **Raises** `InvalidArgument` where it does not say what it reads."""
+    """Return the probe; one without valid `needs` raises `InvalidArgument`."""
     if not isinstance(probe.needs, Needs):
         raise InvalidArgument(f"its needs must be a Needs(…), got {probe.needs!r}")
     return probe
@@ -168,9 +168,9 @@ def _checked(probe: AnyProbe) -> AnyProbe:
 @final
 @dataclass(frozen=True, kw_only=True)
 class _Plan:
-    """Probes that will run, the sites that they read together, and why the others will not: model, or task.
+    """Probes that will run, the sites that they read, and why the others will not: because of the model, or the task.
 
-    `contained`: those of other packages, whose errors cost their own report alone unless they were named.
+    `contained`: probes of plug-ins; their errors lose only their own report, unless they were named.
     """
 
     served: dict[str, AnyProbe]
@@ -185,7 +185,7 @@ class _Plan:
 @final
 @dataclass(frozen=True, kw_only=True)
 class _Stream:
-    """The same trials for the model and for its fresh copies."""
+    """The same sequences for the model and for the untrained networks."""
 
     task: WindTunnel
     seed: int
@@ -207,7 +207,7 @@ def _plan(
     known = all_probes()
     probes = [probes] if isinstance(probes, str | Probe) else probes
     if probes is not None and not probes:
-        raise InvalidArgument(f"probes names none: leave it out for all, or choose from: {', '.join(sorted(known))}.")
+        raise InvalidArgument(f"probes is empty: leave it out for all, or choose from: {', '.join(sorted(known))}.")
     if probes is not None and (named := [own for own in broken_probes().items() if own[0] in probes]):
         raise InvalidArgument(named[0][1])
     asked: dict[str, AnyProbe] = {}
@@ -233,7 +233,7 @@ def _plan(
         renaming = Renaming.of(model, task, n=min(n, N_RENAMED), seed=seed) if probes is None else None
     except (InvalidArgument, TaskMismatch) as reason:
         (inapplicable if isinstance(reason, TaskMismatch) else skipped)[RelabelingReport.name] = str(reason)
-    # Calibration leads, as the question that the others explain.
+    # Calibration is first: the other probes explain it.
     first = sorted(served, key=lambda name: (name != "calibration", list(served).index(name)))
     chosen = {name: served[name] for name in first}
     by_name = set(known) if probes is None else {item.partition(":")[0] for item in probes if isinstance(item, str)}
@@ -250,11 +250,9 @@ def _plan(
 
 
 def _affordable(plan: _Plan, model: Model, trials: Trials, budget: int, n: int) -> _Plan:
-    """The plan without the probes whose activations the memory holds for too few of `n` sequences.
+    """Remove probes from the plan until the memory holds the activations of enough of `n` sequences.
 
-    The dearest goes first, as long as those that stay do not fit together.
-
-    **Raises** `InvalidArgument` where one of them was named.
+    The probe with the largest activations is removed first. A named probe raises `InvalidArgument` instead.
     """
     least = min(n, LEAST_RECORDED)
     served, skipped = dict(plan.served), dict(plan.skipped)
@@ -270,8 +268,8 @@ def _affordable(plan: _Plan, model: Model, trials: Trials, budget: int, n: int) 
         name = max(served, key=lambda own: cost(served[own]))
         gib, kept = cost(served.pop(name)) * least / 2**30, budget / 2**30
         skipped[name] = (
-            f"probe {name!r} reads activations of at least {least} sequences, which take {gib:.3g} GiB; {kept:.3g} GiB "
-            f"are allowed together. Raise memory_gib of load (--memory-gib)."
+            f"probe {name!r} reads activations of at least {least} sequences, which take {gib:.3g} GiB; the limit for "
+            f"all probes is {kept:.3g} GiB. Raise memory_gib of load (--memory-gib)."
         )
         if plan.is_named:
             raise InvalidArgument(skipped[name])
@@ -281,7 +279,7 @@ def _affordable(plan: _Plan, model: Model, trials: Trials, budget: int, n: int) 
 
 
 def _named(text: str, known: Mapping[str, AnyProbe]) -> AnyProbe:
-    """The probe that NAME or NAME:option asks for; an option is a field that is switched on."""
+    """Return the probe of NAME or NAME:option; an option is a field that is switched on."""
     name, _, option = text.partition(":")
     if name not in known:
         raise unknown_name("probe", name, known)
@@ -296,18 +294,18 @@ def _named(text: str, known: Mapping[str, AnyProbe]) -> AnyProbe:
 
 
 def _require_task(needs: Needs, task: WindTunnel, trials: Trials, by: str) -> None:
-    """**Raises** `TaskMismatch` unless the task has what the probe reads of its sequences."""
+    """Raise `TaskMismatch` if the task lacks a posterior or groups that the probe needs."""
     if needs.posterior and not task.has_posterior:
-        raise TaskMismatch(f"{by} compares with the exact posterior, which nobody knows of this task's text.")
+        raise TaskMismatch(f"{by} requires an exact posterior, which this task does not have.")
     if needs.groups and len(trials.group_names) < 2:
         kinds = ", ".join(trials.group_names) or "one kind"
-        raise TaskMismatch(f"{by} compares sequences of several kinds; this task has {kinds}.")
+        raise TaskMismatch(f"{by} requires sequences of several kinds; this task has {kinds}.")
 
 
 def _untrained(
     copy: Model, plan: _Plan, stream: _Stream, n: int, seed: int, budget: int
 ) -> tuple[dict[str, Report], dict[str, str]]:
-    """What every probe says of an untrained network, and which plug-ins failed."""
+    """Return every probe's report on an untrained network, and which plug-ins failed."""
     run = _run(copy, stream.task, stream.blocks(n), plan, seed, budget, n=n)
     return _measured(plan, run, {name: [] for name in plan.served})
 
@@ -315,7 +313,7 @@ def _untrained(
 def _measured(
     plan: _Plan, run: Run, untrained: Mapping[str, Sequence[Report]]
 ) -> tuple[dict[str, Report], dict[str, str]]:
-    """The reports on a run of the probes that `untrained` names, and why plug-ins failed."""
+    """Return the reports of the probes in `untrained` on a run, and why plug-ins failed."""
     reports, faults = dict[str, Report](), dict[str, str]()
     shown = bar(untrained.items(), desc=f"{run.spec.name}: probes", unit="probe", leave=False)
     for name, before in shown:
@@ -330,7 +328,7 @@ def _measured(
 
 
 def _usable(report: object) -> Report:
-    """The report of a plug-in. **Raises** whatever its parts raise that tables and files are made from."""
+    """Return the report of a plug-in, after checking that tables and files can be made from it."""
     if not isinstance(report, Report):
         raise InvalidArgument(f"its measure must return a Report, got {type(report).__name__} {report!r:.40}")
     report.headlines(), records_of(report), parts_of(report)[0], parts_of(report)[1]
@@ -345,7 +343,7 @@ def _run(
         def counted() -> Iterator[Trials]:
             for part in _in_passes(model, blocks):
                 yield part
-                shown.update(len(part))  # asked for the next one: this one is done
+                shown.update(len(part))  # the next part is requested, so this one is done
 
         return model.run(
             counted(),
@@ -358,7 +356,7 @@ def _run(
 
 
 def _in_passes(model: Model, blocks: Iterator[Trials]) -> Iterator[Trials]:
-    """The blocks; of a large model in parts that take seconds rather than minutes, so that progress is seen."""
+    """Yield the blocks, for a large model in parts that take seconds, so that progress is visible."""
     for block in blocks:
         at_once = len(block) if model.spec.n_parameters < _LARGE else _PART
         for start in range(0, len(block), at_once):

@@ -14,7 +14,7 @@ from bayesgeom.charts.heads import add_note
 from bayesgeom.results.estimate import Baseline, Estimate
 from bayesgeom.results.theme import LAYERS, label_axes, log_axes, name_once, panels, with_room_for_legend
 
-_MAX_CURVES = 9  # colors
+_MAX_CURVES = 9  # number of colors
 
 
 @final
@@ -51,7 +51,7 @@ def curves_figure(title: str, steps: Sequence[str], drawn: Sequence[Curves]) -> 
             shown = own.curves[:_MAX_CURVES]
             add_curves(figure, panel, at, shown, unit=own.unit, levels=own.levels, log_steps=True)
         else:
-            add_note(figure, panel, "not measured: this architecture has none")
+            add_note(figure, panel, "not measured: not available for this architecture")
         if own.is_log:
             log_axes(figure, panel)
     return with_room_for_legend(figure)

@@ -31,7 +31,7 @@ class HeadMap:
 @final
 @dataclass(frozen=True, kw_only=True)
 class Binned:
-    """Mean relative advantage by attention over uniform attention, own and of another sequence.
+    """Mean relative advantage, binned by attention relative to uniform attention, own and of another sequence.
 
     `edges` are log2 of attention over uniform attention; `pairs` is the number of pairs of positions in each bin.
     """
@@ -43,7 +43,7 @@ class Binned:
 
 
 def gradients_figure(title: str, maps: tuple[HeadMap, ...], binned: Binned) -> "Figure":
-    """Draw maps over heads, two in a row; then one panel per layer: a line per head, the baselines in gray."""
+    """Draw maps over heads, two per row, then one panel per layer: a line per head, the baselines in gray."""
     layers = range(len(binned.values))
     titles = (*(of.title for of in maps), *(f"Layer {layer}: advantage against attention" for layer in layers))
     figure = panels(title, titles, row_height=330)

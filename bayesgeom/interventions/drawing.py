@@ -1,4 +1,4 @@
-"""The figure of an intervention: effect by layer, bands of positions as lines, between ceiling and controls."""
+"""The figure of an intervention: effect by layer with ceiling and controls, one line per band of positions."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 @final
 @dataclass(frozen=True, kw_only=True)
 class Profile:
-    """One panel: an effect over layers and bands with its baselines, and the ceiling over all positions."""
+    """One panel: an effect over layers and bands with its baselines, and the ceiling at all positions."""
 
     title: str
     y: str

@@ -1,4 +1,4 @@
-"""What a page opens with: three to six findings, each a sentence with its number, interval and strongest baseline."""
+"""Findings at the top of a page: three to six sentences with number, interval and strongest baseline."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ _JUDGED = {
 @final
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """One sentence about one number of a section; `verdict` and `tone` are its word and the word's color."""
+    """One sentence about one number of a section, with the word of its verdict and the word's color (`tone`)."""
 
     section: Section
     line: Headline
@@ -34,7 +34,7 @@ class Finding:
 
     @property
     def verdict(self) -> str:
-        """The word in front of the sentence; "" where nothing was judged."""
+        """The word in front of the sentence; "" without a verdict."""
         return self.line.ruling if self.is_conclusion else verdict_word(self.line)
 
     @property
@@ -89,7 +89,7 @@ def numbers(line: Headline) -> str:
 
 
 def _of_section(section: Section) -> list[Finding]:
-    """The headlines that state a finding; where none does, those with a verdict, and others up to three."""
+    """Return the headlines that state a finding; without any, those with a verdict, then others, up to three."""
     known = [line for line in section.headlines if line.value_text != "–"] or list(section.headlines)
     lines = [line for line in section.headlines if line.finding]
     if not lines:
@@ -99,13 +99,15 @@ def _of_section(section: Section) -> list[Finding]:
     if section.verdict and lines:
         concluded = section.verdict.rstrip(".") + "."
         if lines[0].ruling:
-            concluded = concluded.removeprefix(f"{lines[0].ruling}:").strip()  # it stands before the sentence
+            concluded = concluded.removeprefix(
+                f"{lines[0].ruling}:"
+            ).strip()  # the verdict is already shown before the sentence
         concluded = _capital(concluded)
         found[0] = Finding(section=section, line=lines[0], sentence=concluded, is_conclusion=True)
     return found
 
 
 def _capital(text: str) -> str:
-    """The text with a capital first letter; names and symbols as they are."""
+    """Return the text with a capital first letter; names and symbols are not changed."""
     first = text.split(" ", maxsplit=1)[0].rstrip(":,")
     return text[:1].upper() + text[1:] if first.isalpha() and first.islower() and len(first) > 1 else text

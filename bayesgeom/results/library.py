@@ -1,4 +1,4 @@
-"""plotly.js as pages contain it: the part for plain axes, compressed; the whole where a figure needs more.
+"""plotly.js for pages: the compressed bundle for plain axes, or the whole library if a figure needs more.
 
 `assets/plotly-cartesian.min.js.gz` is the published bundle `plotly.js-cartesian-dist-min` 4.1.1, unchanged.
 """
@@ -26,7 +26,7 @@ def library(kinds: Iterable[str]) -> str:
 
 
 def packed(text: str) -> str:
-    """Return a text compressed by gzip, as base64; the same text has the same result."""
+    """Return a text compressed by gzip, as base64; the result is reproducible."""
     return base64.b64encode(gzip.compress(text.encode(), compresslevel=9, mtime=0)).decode("ascii")
 
 

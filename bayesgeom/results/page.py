@@ -29,7 +29,7 @@ _INTRODUCTION = (
 
 
 def page_of(title: str, reports: Mapping[str, Any], left_out: Mapping[str, str], provenance: Mapping[str, Any]) -> str:
-    """Return the page of some reports, each with its figure and its headlines."""
+    """Return the page of reports, each with its figure and headlines."""
     sections = [
         Section(
             name=name,
@@ -54,7 +54,7 @@ def page(
     skipped: Mapping[str, str],
     provenance: Mapping[str, Any],
 ) -> str:
-    """Return the whole document: findings, contents, a section per report, what was skipped and why, provenance.
+    """Return the whole document: findings, contents, a section per report, skipped probes with reasons, provenance.
 
     Args:
         title: Heading of the page.
@@ -89,9 +89,9 @@ def page(
 
 
 def notebook_html(summary: str, figure: go.Figure | None) -> str:
-    """Return what a notebook shows of a result: its short table and its main figure, where it has one.
+    """Return a result's notebook output: its short table and its main figure, if it has one.
 
-    A notebook's output fetches plotly once from the network; saved pages contain it.
+    Notebook output loads plotly from the network once; saved pages contain it.
     """
     if figure is None:
         return f"<pre>{html.escape(summary)}</pre>"
@@ -100,7 +100,7 @@ def notebook_html(summary: str, figure: go.Figure | None) -> str:
 
 
 def _figure(report: Any) -> go.Figure:
-    """The figure of a report; of a plug-in's that cannot be drawn, an empty one that says why."""
+    """Return the figure of a report, or an empty figure with the reason if a plug-in's figure cannot be drawn."""
     with Contained(is_foreign=is_foreign(type(report))) as drawing:
         return report.plot()
     return go.Figure(layout={"title": {"text": f"This plug-in's figure cannot be drawn: {drawing.fault}"}})
@@ -114,7 +114,7 @@ def _template() -> "Template":
 
 
 def _tested(sections: Sequence[Section], provenance: Mapping[str, Any]) -> str:
-    """What was tested, in a sentence; "" where it is not known."""
+    """Return a sentence on what was tested; "" if it is unknown."""
     model, task = provenance.get("model"), provenance.get("task_label")
     name = model.get("name") if isinstance(model, Mapping) else None
     if not (name and task and sections):
@@ -127,14 +127,14 @@ def _tested(sections: Sequence[Section], provenance: Mapping[str, Any]) -> str:
 
 
 def _drawings(section: Section) -> dict[str, Drawing]:
-    """The report's own figure and those of charts, by their place on the page."""
+    """Return the report's own figure and those of charts, by their place on the page."""
     own = f"figure-{section.name}"
     further = {f"{own}-{name}": figure for name, figure in section.further.items()}
     return {place: split(figure, place) for place, figure in ({own: section.figure} | further).items()}
 
 
 def _subtitle(section: Section) -> str:
-    """What the title of a figure says and the heading and the verdict do not."""
+    """Return the part of a figure's title that heading and verdict do not contain."""
     text = plain(section.figure.layout.title.text or "")
     for known in (section.title, section.verdict):
         text = text.removeprefix(plain(known)).lstrip(" —")
@@ -146,7 +146,7 @@ def _triple(color: str) -> str:
 
 
 def _color_rules() -> str:
-    """Colors of the figures as variables of the style sheet, for samples in legends."""
+    """Return the colors of the figures as CSS variables, for samples in legends."""
     light, dark = (
         " ".join(f"--c{name[1:]}: {color};" for name, color in colors)
         for colors in (((own, own) for own in DARK), DARK.items())

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 @final
 @dataclass(frozen=True, kw_only=True)
 class Section:
-    """One report on the page. `verdict` is its conclusion in a sentence, where it has one."""
+    """One report on the page. `verdict` is its conclusion in a sentence, if it has one."""
 
     name: str
     title: str
@@ -32,10 +32,10 @@ class Section:
 
     @property
     def is_ruled(self) -> bool:
-        """Whether some line states the report's own verdict."""
+        """Whether any line states the report's own verdict."""
         return any(line.ruling for line in self.headlines)
 
     @property
     def is_published(self) -> bool:
-        """Whether something was published about some line."""
+        """Whether any line has a published value."""
         return any(line.published for line in self.headlines)

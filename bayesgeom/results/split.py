@@ -1,4 +1,4 @@
-"""A figure as the page shows it: each panel a plot of its own, with a title, a legend and a text for screen readers."""
+"""Split a figure for the page: each panel becomes a plot with title, legend and a text for screen readers."""
 
 import html
 import json
@@ -12,7 +12,7 @@ import plotly.graph_objects as go
 
 from bayesgeom.results.theme import DARK, EXACT, entries
 
-DIGITS = 5  # significant digits of a drawn number
+DIGITS = 5  # significant digits of a plotted number
 _CARTESIAN = {"bar", "box", "contour", "heatmap", "histogram", "image", "scatter", "violin"}
 _DASHES = {
     "solid": "",
@@ -52,7 +52,7 @@ class Panel:
 @final
 @dataclass(frozen=True, kw_only=True)
 class Drawing:
-    """The panels of one figure, and why others are not drawn. `is_wide`: panels are as wide as the page."""
+    """The panels of one figure, and why others are missing. `is_wide`: panels are as wide as the page."""
 
     title: str
 
@@ -62,7 +62,7 @@ class Drawing:
 
 
 def split(figure: go.Figure, name: str) -> Drawing:
-    """Return the panels of a figure; one that is no grid of plain axes stays whole.
+    """Return the panels of a figure; a figure that is not a grid of plain axes becomes one panel.
 
     Args:
         figure: The figure.
@@ -93,7 +93,7 @@ def _is_text(trace: Any) -> bool:
 
 
 def compact(value: Any) -> Any:
-    """Return nested values as JSON can hold them, floats with `DIGITS` significant digits.
+    """Return nested values as JSON values, floats with `DIGITS` significant digits.
 
     Example:
         >>> compact({"x": [0.123456789, 2.0, float("nan")]})
@@ -119,7 +119,7 @@ def _short(value: float) -> float | int | None:
 
 
 def _is_grid(figure: go.Figure) -> bool:
-    """Whether every trace lies in one pair of axes of its own, and nothing else is drawn."""
+    """Return whether every trace lies in a single pair of axes, and there are no other elements."""
     if figure.frames or figure.layout.updatemenus or figure.layout.sliders or not figure.data:
         return False
     axes = {y.anchor or "x" for y in figure.select_yaxes()}
@@ -128,7 +128,7 @@ def _is_grid(figure: go.Figure) -> bool:
 
 
 def _whole(figure: go.Figure, identifier: str) -> Panel:
-    """A figure that is shown as it is."""
+    """Return a figure as a single panel."""
     drawn = figure.to_plotly_json()
     layout, title = drawn["layout"], plain((figure.layout.title.text or "").split("<br>")[0])
     height = int(layout.pop("height", None) or _HEIGHT)
@@ -146,7 +146,7 @@ _CLEAR = "rgba(0,0,0,0)"
 
 
 def _title(figure: go.Figure, x: "go.layout.XAxis") -> str:
-    """The title that stands over a panel."""
+    """Return the title above a panel."""
     (left, right), y = x.domain or (0, 1), figure.layout[_axis_name(x.anchor or "y")]
     top = (y.domain or (0, 1))[1]
     over = [
@@ -160,7 +160,7 @@ def _title(figure: go.Figure, x: "go.layout.XAxis") -> str:
 def _panel(
     figure: go.Figure, axis: str, traces: Sequence[int], names: Mapping[str, Sequence[int]], named: tuple[str, str]
 ) -> Panel:
-    """One pair of axes as a plot of its own."""
+    """Return one pair of axes as a separate plot."""
     identifier, title = named
     x = figure.layout[_axis_name(axis)]
     y = figure.layout[_axis_name(x.anchor or "y")]
@@ -193,7 +193,7 @@ def _panel(
 
 
 def _layout(figure: go.Figure, x: str, y: str) -> dict[str, Any]:
-    """Axes, lines and texts of one panel, under the names that the first panel has."""
+    """Return axes, lines and texts of one panel, under the names of the first panel's axes."""
     own: dict[str, Any] = {}
     for axis, name in ((x, "xaxis"), (y, "yaxis")):
         own[name] = figure.layout[_axis_name(axis)].to_plotly_json()
@@ -228,19 +228,19 @@ def _trace(trace: Any) -> dict[str, Any]:
 
 
 def _bar(bar: Mapping[str, Any]) -> dict[str, Any]:
-    """A color bar at the right edge, as high as its panel."""
+    """Return a color bar at the right edge, as high as its panel."""
     rest = {key: item for key, item in bar.items() if key not in ("x", "y", "len", "xanchor", "yanchor")}
     return {**rest, "thickness": 11, "outlinewidth": 0, "x": 1.01, "xanchor": "left"}
 
 
 def _coloraxis(trace: Any) -> str:
-    """The name of the shared color scale that a trace uses; "" for none."""
+    """Return the name of the shared color scale of a trace; "" for none."""
     holder = trace if trace.type == "heatmap" else trace.marker if trace.type == "scatter" else None
     return (holder.coloraxis or "") if holder is not None else ""
 
 
 def _swatch(trace: Any) -> str:
-    """What the trace looks like, as a small SVG; theme colors follow the page's light and dark."""
+    """Return a sample of the trace as a small SVG; theme colors follow the page's light or dark mode."""
     line, marker = trace.line, trace.marker
     color = line.color or (marker.color if isinstance(marker.color, str) else None) or EXACT
     paint = f"var(--c{color[1:]}, {color})" if color in DARK else color
@@ -258,7 +258,7 @@ def _swatch(trace: Any) -> str:
 
 
 def _symbol(symbol: str, paint: str) -> str:
-    """A marker in the middle of a sample."""
+    """Return a marker in the middle of a sample, as SVG."""
     shapes = {
         "diamond": "M13 1L17.5 5.5L13 10L8.5 5.5Z",
         "x": "M9 1.5L17 9.5M17 1.5L9 9.5",
@@ -273,7 +273,7 @@ def _symbol(symbol: str, paint: str) -> str:
 
 
 def plain(text: str) -> str:
-    """Text without tags and line breaks."""
+    """Return a text without tags and line breaks."""
     return html.unescape(re.sub(r"\s+", " ", re.sub(r"<[^>]*>", " ", text))).strip()
 
 
@@ -282,6 +282,6 @@ def _axis_name(axis: str) -> str:
 
 
 def as_json(drawings: Iterable[Drawing]) -> str:
-    """Return what plotly.js draws of all panels, by their identifiers."""
+    """Return the plotly.js input of all panels as JSON, by their identifiers."""
     panels = {panel.id: compact(panel.drawn) for drawing in drawings for panel in drawing.panels}
     return json.dumps(panels, separators=(",", ":"), ensure_ascii=False)

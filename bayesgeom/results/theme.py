@@ -1,4 +1,4 @@
-"""One look for every chart: measured numbers in color, baselines in gray, a legend per panel, units on the axes."""
+"""Common style of all charts: measured numbers in color, baselines in gray, a legend per panel, units on the axes."""
 
 import math
 from collections.abc import Mapping
@@ -11,9 +11,9 @@ from plotly.subplots import make_subplots
 MEASURED, SECOND, THIRD, NULL, EXACT = "#2563a8", "#c2571a", "#3f8f5b", "#6b7280", "#1d1f23"
 SERIES = (MEASURED, SECOND, THIRD, "#7d4fa1", "#b08900", "#0f8b8d", "#a8325e", "#5c6b7a", "#6b8e23")
 LAYERS = ("#c467a0", "#b05091", "#99367c", "#7a1f63", "#5b1149", "#430a38", "#b98267", "#a06a4c", "#855036")  # by layer
-QUANTITIES = ("#4b5d16", "#9a7d0a")  # of one number where colors stand for trainings elsewhere
+QUANTITIES = ("#4b5d16", "#9a7d0a")  # of one quantity, in figures where colors stand for trainings elsewhere
 DASHES = ("dash", "dot", "dashdot", "longdash", "longdashdot", "2px,6px", "9px,3px,2px,3px,2px,3px", "1px,3px")  # gray
-SEQUENTIAL = "Viridis"  # of points: every color is seen on white
+SEQUENTIAL = "Viridis"  # of points: every color is visible on white
 SHADES = ((0.0, "#f4f8fd"), (0.25, "#c6dbef"), (0.5, "#7fb2dd"), (0.75, "#2f74b5"), (1.0, "#0b2f5e"))  # of cells
 DIVERGING = "RdBu_r"
 GRID, AXIS = "#e7eaee", "#b9bfc7"
@@ -42,8 +42,8 @@ DARK: Mapping[str, str] = {
     GRID: "#2d3238",
     AXIS: "#59616c",
 }
-TOP, BETWEEN, BELOW, LEGEND_ROW = 84, 92, 52, 21  # pixels: over, between and under the panels; a line of the legend
-PAGE_WIDTH = 1080  # pixels that a figure has on the report page
+TOP, BETWEEN, BELOW, LEGEND_ROW = 84, 92, 52, 21  # pixels: above, between and below the panels; a line of the legend
+PAGE_WIDTH = 1080  # width of a figure on the report page, in pixels
 CONFIG = {"showSendToCloud": False, "displaylogo": False, "responsive": True}
 _LETTER, _SAMPLE = 7.4, 50  # pixels of a legend's entry: a letter, and the line before the name
 
@@ -60,7 +60,7 @@ def rgb(color: str) -> tuple[int, int, int]:
 
 
 def panels(title: str, subplot_titles: tuple[str, ...], *, n_columns: int = 2, row_height: int = 340) -> go.Figure:
-    """An empty grid of titled panels in the house look; a row's height holds the panel and what stands under it."""
+    """Return an empty grid of titled panels in the common style; `row_height` includes the axis texts below a panel."""
     n_rows = -(-len(subplot_titles) // n_columns)
     height = row_height * n_rows - BETWEEN
     figure = make_subplots(
@@ -90,9 +90,9 @@ def panels(title: str, subplot_titles: tuple[str, ...], *, n_columns: int = 2, r
 
 
 def log_axes(figure: go.Figure, panel: tuple[int, int], axes: str = "y") -> None:
-    """Make axes of a panel logarithmic over the numbers that its lines and points have, each decade labeled.
+    """Make axes of a panel logarithmic over the range of its lines and points, with each decade labeled.
 
-    Bands and zeros do not stretch the range: the lower end of an interval can be a millionth of its estimate.
+    Bands and zeros do not extend the range: the lower end of an interval can be a millionth of its estimate.
     """
     subplot = figure.get_subplot(*panel)
     name = str(subplot.xaxis.plotly_name).replace("axis", "")
@@ -110,7 +110,7 @@ def log_axes(figure: go.Figure, panel: tuple[int, int], axes: str = "y") -> None
 
 
 def at_least(figure: go.Figure, panel: tuple[int, int], span: float) -> None:
-    """Let the linear y axis of a panel cover at least `span`, so that rounding does not look like a trend."""
+    """Make the linear y axis of a panel cover at least `span`, so that rounding does not look like a trend."""
     name = str(figure.get_subplot(*panel).xaxis.plotly_name).replace("axis", "")
     own = [np.asarray(t.y, dtype=float) for t in figure.data if (t.xaxis or "x") == name and t.type == "scatter"]
     values = np.concatenate(own or [np.zeros(1)])
@@ -118,12 +118,12 @@ def at_least(figure: go.Figure, panel: tuple[int, int], span: float) -> None:
     if len(values) and values.max() - values.min() < span:
         middle = (values.max() + values.min()) / 2
         ends = [middle - span / 2, middle + span / 2]
-        shift = -ends[0] if ends[0] < 0 <= values.min() else 0.0  # nothing below zero where no number is
+        shift = -ends[0] if ends[0] < 0 <= values.min() else 0.0  # no negative axis without negative numbers
         figure.update_yaxes(range=[end + shift for end in ends], row=panel[0], col=panel[1])
 
 
 def name_once(figure: go.Figure) -> None:
-    """Let each name stand in the legend once; what has none, or was hidden before, is not listed."""
+    """List each name once in the legend; unnamed or already hidden traces are not listed."""
     seen: set[str | None] = {None}
     for trace in figure.data:
         if trace.type == "scatter" and trace.showlegend is not False:
@@ -132,9 +132,9 @@ def name_once(figure: go.Figure) -> None:
 
 
 def entries(figure: go.Figure) -> dict[str, dict[str, list[int]]]:
-    """Return what each panel's legend lists: indices of traces by name, by the panel's x axis.
+    """Return the legend entries of each panel: indices of traces by name, by the panel's x axis.
 
-    A name that the figure's legend lists anywhere is listed in every panel that draws it.
+    A name in the figure's legend is listed in every panel that has a trace of that name.
     """
     lines = [
         (index, trace)
@@ -150,7 +150,7 @@ def entries(figure: go.Figure) -> dict[str, dict[str, list[int]]]:
 
 
 def with_room_for_legend(figure: go.Figure) -> go.Figure:
-    """The figure with a legend under each panel, as much higher as these are, so that panels keep their size."""
+    """Return the figure with a legend below each panel, made higher so that panels keep their size."""
     listed, layout = entries(figure), figure.layout
     if layout.meta == _SPACED or not listed:
         return go.Figure(figure)
@@ -173,7 +173,7 @@ def with_room_for_legend(figure: go.Figure) -> go.Figure:
 
 
 def label_axes(figure: go.Figure, panel: tuple[int, int], x: str, y: str) -> None:
-    """Axis titles, units included, of the panel at (row, column) counted from 1."""
+    """Set axis titles, including units, of the panel at (row, column), counted from 1."""
     figure.update_xaxes(title_text=x, row=panel[0], col=panel[1])
     figure.update_yaxes(title_text=y, row=panel[0], col=panel[1])
 
@@ -183,7 +183,7 @@ _LEAST_DECADES = 0.5
 
 
 def _log_ticks(low: float, high: float) -> tuple[list[float], list[str]]:
-    """Powers of ten between two logarithms; 1, 2 and 5 of each where there are fewer than two."""
+    """Return ticks at powers of ten between two logarithms; with fewer than two, at 1, 2 and 5 of each."""
     decades = list(range(math.floor(low), math.ceil(high) + 1))
     powers = [10.0**k for k in decades if low <= k <= high]
     if len(powers) >= 2:
@@ -200,7 +200,7 @@ def _power(value: float) -> str:
 
 @final
 class _Stretch:
-    """Where heights in a figure lie once its rows have room for their legends, as shares of the new height."""
+    """Map heights in a figure to heights after its rows are extended for legends, as shares of the new height."""
 
     def __init__(self, rows: Mapping[float, int], height: float) -> None:
         self._tops = sorted(rows, reverse=True)
@@ -210,14 +210,14 @@ class _Stretch:
         self._old, self.height = height, height + self.added - self.last
 
     def __call__(self, y: float) -> float:
-        """The new place of a height between 0 and 1."""
+        """Return the new place of a height between 0 and 1."""
         below = [above for top, above in zip(self._tops, self._above, strict=True) if y <= top + 1e-9]
         from_top = (1 - y) * self._old + (below[-1] if below else 0)
         return 1 - from_top / self.height
 
 
 def _move(figure: go.Figure, moved: _Stretch) -> None:
-    """Axes, titles and color bars, to where their row is now."""
+    """Move axes, titles and color bars to the new place of their row."""
     for note in figure.select_annotations({"yref": "paper"}):
         note.y = moved(note.y)
     bars = [trace.colorbar for trace in figure.data if trace.type == "heatmap"]
@@ -232,7 +232,7 @@ def _move(figure: go.Figure, moved: _Stretch) -> None:
 def _place_legends(
     figure: go.Figure, names: Mapping[str, list[int]], place: tuple[float, float, float], width: float
 ) -> None:
-    """Under one panel, in as many columns as its width allows; `place` is its left, its right and the legend's top."""
+    """Place legends below a panel, in as many columns as fit; `place` is left, right and the legend's top."""
     left, right, top = place
     n_lines = _lines(list(names), width * (right - left))
     n_columns, legend = -(-len(names) // n_lines) if names else 1, ""
@@ -248,7 +248,7 @@ def _place_legends(
 
 
 def _lines(names: list[str], width: float) -> int:
-    """Lines of a legend of that many pixels, whose columns are as wide as its longest name."""
+    """Return the number of lines of a legend of this width in pixels, with columns as wide as its longest name."""
     if not names:
         return 0
     widest = max(_SAMPLE + _LETTER * len(name) for name in names)

@@ -352,7 +352,7 @@ def test_what_cannot_be_compared_is_named(tmp_path: Path, monkeypatch: pytest.Mo
     [
         ({"seeds": 0}, "seeds, the number of trainings, is a whole number, at least 1, got 0"),
         ({"n": 1}, "^n is a whole number, at least 2, got 1"),
-        ({"seed": -1}, "a seed is a whole number, at least 0, got -1"),
+        ({"seed": -1}, "seed must be a non-negative integer, got -1"),
     ],
 )
 def test_counts_that_are_none_are_named(asked: dict[str, Any], message: str) -> None:

@@ -273,7 +273,7 @@ def test_only_a_report_is_replaced(folder: Path, capsys: pytest.CaptureFixture[s
     with pytest.raises(OutputFault, match=r"thesis holds something else than a report \(chapter\.tex\)"):
         own.save(folder / "thesis")
     assert main(["pack", "run", "shelf"]) == 2
-    assert "shelf holds something else than a packed training (tiny)" in capsys.readouterr().err
+    assert "shelf holds files that are not a packed training (tiny)" in capsys.readouterr().err
     assert names(folder / "shelf") == ["tiny"] and names(folder / "thesis") == ["chapter.tex"]
 
 

@@ -447,4 +447,4 @@ def test_the_command_reports_the_arms_that_are_there(
     Kept(runs=tmp_path, train_missing=True).model(there)
     assert main(asked) == 0
     out, err = capsys.readouterr()
-    assert out.endswith("not there: none\n") and "rotary" in out and err == ""
+    assert out.endswith("missing: none\n") and "rotary" in out and err == ""

@@ -164,4 +164,4 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert main(["sweep", "hmm", "--vary", "floor=0.1", "--vary", "length=3"]) == 2
     assert "one parameter is varied at a time; got floor=0.1, length=3" in capsys.readouterr().err
     assert main(["sweep", "hmm", "--vary", "floor"]) == 2
-    assert "a parameter and its values" in capsys.readouterr().err
+    assert "--vary takes NAME=VALUE,VALUE" in capsys.readouterr().err

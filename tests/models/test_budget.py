@@ -79,7 +79,7 @@ def test_the_summary_says_on_how_many_sequences_activations_rest() -> None:
     model.memory_gib = 17.5 * cost(model, "value_manifold") / 2**30
     found = bayesgeom.diagnose(model, TASK, n=23, n_untrained=1, probes="value_manifold")
     assert found.provenance["n_recorded"] == 17
-    assert "activations were kept of 17 of 23 sequences" in found.summary()
+    assert "activations were stored for 17 of 23 sequences" in found.summary()
     model.memory_gib = None
     whole = bayesgeom.diagnose(model, TASK, n=23, n_untrained=0, probes="value_manifold")
-    assert whole.provenance["n_recorded"] == 23 and "activations were kept" not in whole.summary()
+    assert whole.provenance["n_recorded"] == 23 and "activations were stored" not in whole.summary()

@@ -187,7 +187,7 @@ CONFIG_FAULTS: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
     "unknown size": (lambda d: d["model"].update(width=3), r"'transformer' has no parameter 'width'"),
     "no sizes": (lambda d: d.update(model=3), r"config\.json.* model.* 3"),
     "task": (lambda d: d["task"].update(name="recal"), r"no WindTunnel named 'recal'\. There are: bijection, .*hmm"),
-    "task sizes": (lambda d: d["task"].update(n_pairs=7), r"config\.json: 7 distinct keys asked of 5"),
+    "task sizes": (lambda d: d["task"].update(n_pairs=7), r"config\.json: 7 distinct keys requested of 5"),
     "no task": (lambda d: d.update(task=[]), r"config\.json.* task.* \[\]"),
 }
 

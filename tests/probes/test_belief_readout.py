@@ -303,7 +303,7 @@ def test_the_simplex_shows_held_out_beliefs_as_they_are_and_as_they_are_read() -
 def test_too_many_hypotheses_are_measured_and_not_drawn() -> None:
     report = BeliefReadout().measure(planted(ModularRecurrence(modulus=5, length=5), n=23))
     assert report.drawn_belief.shape == (0, 26) and np.isfinite(report.r2.value).all()
-    assert "26 hypotheses are too many to draw" in [t.text[0] for t in report.plot().data if t.mode == "text"]
+    assert "not drawn: 26 hypotheses are too many" in [t.text[0] for t in report.plot().data if t.mode == "text"]
 
 
 def test_beliefs_of_window_observers_stand_beside_the_read_out() -> None:

@@ -127,12 +127,12 @@ def test_it_is_a_mapping_of_every_probe_or_its_excuse(monkeypatch: pytest.Monkey
 def test_what_another_task_would_serve_is_one_short_line(tmp_path: Path) -> None:
     diagnosis = diagnose(lively(), probes=None, n=5, n_untrained=0)
     assert diagnosis.skipped == {} and list(diagnosis.inapplicable) == ["domain_separation"]
-    assert "\nnot for this task: domain_separation" in diagnosis.summary()
-    with pytest.raises(UnknownName, match=r"skipped: probe 'domain_separation' compares sequences of several kinds"):
+    assert "\nnot applicable to this task: domain_separation" in diagnosis.summary()
+    with pytest.raises(UnknownName, match=r"skipped: probe 'domain_separation' requires sequences of several kinds"):
         diagnosis["domain_separation"]
     diagnosis.save(tmp_path / "run")
     assert Diagnosis.load(tmp_path / "run").inapplicable == diagnosis.inapplicable
-    assert "compares sequences of several kinds" in (tmp_path / "run" / "report.html").read_text()
+    assert "requires sequences of several kinds" in (tmp_path / "run" / "report.html").read_text()
 
 
 def test_without_a_renaming_the_reason_is_given() -> None:
@@ -291,12 +291,12 @@ BAD: dict[str, tuple[dict[str, object], type[Exception], str]] = {
     "no sequences": (
         {"n": 0},
         InvalidArgument,
-        r"n is the number of sequences to draw: a whole .* 1, got 0",
+        r"n, the number of sequences to draw, must be a positive integer, got 0",
     ),
     "fewer": ({"n": -3}, InvalidArgument, r"at least 1, got -3"),
-    "negative n": ({"n_untrained": -1}, InvalidArgument, r"untrained networks: at least 0, got -1"),
+    "negative n": ({"n_untrained": -1}, InvalidArgument, r"untrained networks, must be at least 0, got -1"),
     "negative seed": ({"seed": -1}, InvalidArgument, r"seed.* -1"),
-    "no probes": ({"probes": []}, InvalidArgument, r"^probes names none: leave it out for all, or choose from: atten"),
+    "no probes": ({"probes": []}, InvalidArgument, r"^probes is empty: leave it out for all, or choose from: atten"),
     "unknown probe": (
         {"probes": ["calibraton"]},
         UnknownName,

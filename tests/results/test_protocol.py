@@ -69,7 +69,7 @@ def test_what_is_printed_fits_the_terminal(n_lines: int, verdict: str, report: P
         inapplicable={LONG: LONG},
     )
     assert_fits_the_terminal(str(many))
-    assert ("more: to_pandas() holds all" in str(many)) == (n_lines > 1), "what is left out is counted"
+    assert ("more: see to_pandas()" in str(many)) == (n_lines > 1), "what is left out is counted"
 
 
 def test_a_report_prints_its_verdict_and_its_headlines(report: PlantedReport) -> None:
@@ -83,7 +83,7 @@ def test_a_report_prints_its_verdict_and_its_headlines(report: PlantedReport) ->
 def test_a_diagnosis_prints_what_was_skipped(diagnosis: Diagnosis) -> None:
     lines = str(diagnosis).splitlines()
     assert lines[0] == "tiny on Bijection(n=11)" and sum(line.startswith(("planted ", "other ")) for line in lines) == 2
-    assert lines[-2:] == ["skipped em: no <b>", "not for this task: groups"]
+    assert lines[-2:] == ["skipped em: no <b>", "not applicable to this task: groups"]
 
 
 def test_names_in_code_are_short(report: PlantedReport, diagnosis: Diagnosis) -> None:
@@ -110,8 +110,11 @@ def test_show_shows_the_figure(report: PlantedReport, diagnosis: Diagnosis, monk
 
 def test_a_diagnosis_without_reports_still_prints(diagnosis: Diagnosis) -> None:
     empty = replace(diagnosis, reports={})
-    assert empty._repr_html_().endswith("not for this task: groups</pre>") and strict(empty.to_dict())["reports"] == {}
-    with pytest.raises(InvalidArgument, match="holds no report that could be drawn"):
+    assert (
+        empty._repr_html_().endswith("not applicable to this task: groups</pre>")
+        and strict(empty.to_dict())["reports"] == {}
+    )
+    with pytest.raises(InvalidArgument, match="has no report to draw"):
         empty.plot()
 
 
@@ -255,7 +258,7 @@ def test_a_report_is_looked_up_by_its_class(report: PlantedReport, diagnosis: Di
     assert diagnosis[PlantedReport] is diagnosis["planted"] and diagnosis[PlantedReport].depth.n == 23
     with pytest.raises(UnknownName, match="no report in this diagnosis named 'calibration'"):
         diagnosis[CalibrationReport]
-    with pytest.raises(InvalidArgument, match="'calibration' is a PlantedReport here, not a CalibrationReport"):
+    with pytest.raises(InvalidArgument, match="report 'calibration' is a PlantedReport, not a CalibrationReport"):
         _ = replace(diagnosis, reports={"calibration": report})[CalibrationReport]
 
 

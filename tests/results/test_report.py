@@ -308,7 +308,7 @@ FAULTS: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "no table": (
         change_json(lambda held: held["reports"].update(planted=[])),
-        r"report 'planted' is no table of fields",
+        r"report 'planted' is not a table of fields",
     ),
     "no reports": (change_json(lambda held: held.pop("reports")), r"planted holds no readable report"),
     "a number": (change_json(lambda held: held.update(reports=3)), r"planted holds no readable report"),
@@ -359,5 +359,5 @@ def test_a_report_is_loaded_by_its_own_class_alone(tmp_path: Path, rng: np.rando
     planted(rng).save(tmp_path / "run")
     with pytest.raises(OutputFault, match=r"reports of unknown kinds: planted\. `load_report` reads every kind"):
         CalibrationReport.load(tmp_path / "run")
-    with pytest.raises(InvalidArgument, match=r"Report is of no one kind"):
+    with pytest.raises(InvalidArgument, match=r"Report is abstract"):
         Report.load(tmp_path / "run")

@@ -125,14 +125,16 @@ def test_the_blocks_of_a_stream_differ_and_follow_its_seed() -> None:
 
 def test_an_empty_stream_is_refused_before_anything_is_drawn() -> None:
     for draw in (TASKS[0].stream, TASKS[0].sample_pair):
-        with pytest.raises(InvalidArgument, match=r"number of sequences to draw: a whole number, at least 1, got 0\."):
+        with pytest.raises(
+            InvalidArgument, match=r"the number of sequences to draw, must be a positive integer, got 0\."
+        ):
             draw(0, seed=0)
 
 
 @pytest.mark.parametrize("n", [8.0, True, "8"])
 def test_a_number_of_sequences_is_whole(n: object) -> None:
     draw = inspect.unwrap(WindTunnel.stream)  # past the type checks that only the tests switch on
-    with pytest.raises(InvalidArgument, match=rf"a whole number, at least 1, got {re.escape(repr(n))}\."):
+    with pytest.raises(InvalidArgument, match=rf"must be a positive integer, got {re.escape(repr(n))}\."):
         draw(TASKS[0], n, seed=0)
 
 
@@ -206,7 +208,7 @@ def test_what_is_not_written_is_the_trained_tasks_own_where_the_names_agree() ->
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("hmm:length", r"'length' in 'hmm:length' is no key=value; write a task as NAME:key=value,key=value"),
+        ("hmm:length", r"'length' in 'hmm:length' is not key=value; write a task as NAME:key=value,key=value"),
         ("hmm:n_stats=3", r"task 'hmm' has no parameter 'n_stats'\. It has: floor, grid, length, "),
         ("hmm:length=0", r"length ≥ 1, got 5, 5, 0"),
     ],
@@ -218,13 +220,13 @@ def test_texts_that_are_no_task_are_refused(text: str, message: str) -> None:
 
 @pytest.mark.parametrize("seed", [-1, np.int64(-1), "a", 1.5, True, None])
 def test_what_is_no_seed_is_refused(seed: object) -> None:
-    with pytest.raises(InvalidArgument, match=rf"a seed is a whole number, at least 0, got {re.escape(repr(seed))}"):
+    with pytest.raises(InvalidArgument, match=rf"seed must be a non-negative integer, got {re.escape(repr(seed))}"):
         checked_seed(seed)
 
 
 def test_every_draw_checks_its_seed() -> None:
     for draw in (TASKS[0].sample, TASKS[0].sample_pair, TASKS[0].stream, lambda n, seed: derived_seed(seed, n)):
-        with pytest.raises(InvalidArgument, match=r"a seed is a whole number, at least 0, got -1"):
+        with pytest.raises(InvalidArgument, match=r"seed must be a non-negative integer, got -1"):
             list(draw(3, seed=-1))
     assert type(checked_seed(np.int64(5))) is int and checked_seed(np.uint8(5)) == 5
 
