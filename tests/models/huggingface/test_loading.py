@@ -316,7 +316,7 @@ def test_a_site_whose_identity_fails_is_withheld(llama: Path) -> None:
 
 def test_other_things_are_no_model() -> None:
     with pytest.raises(
-        InvalidArgument, match=r"cannot diagnose a Linear: .*a Hugging Face model, or one of transformer-lens"
+        InvalidArgument, match=r"cannot diagnose a Linear: .*a Hugging Face model, or a model of transformer-lens"
     ):
         as_model(nn.Linear(2, 3))
     assert issubclass(InvalidArgument, BayesGeomError)
