@@ -105,7 +105,7 @@ def test_text_needs_a_tokenizer() -> None:
 def test_what_is_counted_in_bits_to_the_posterior_needs_one(model: Model) -> None:
     with pytest.raises(TaskMismatch, match="the KL increase is relative to the exact posterior"):
         bayesgeom.ablate(model, Prompts(), n=3)
-    with pytest.raises(TaskMismatch, match="probe 'calibration' compares with the exact posterior"):
+    with pytest.raises(TaskMismatch, match="probe 'calibration' requires an exact posterior"):
         bayesgeom.diagnose(model, Prompts(), probes=["calibration"])
 
 

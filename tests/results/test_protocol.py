@@ -110,7 +110,10 @@ def test_show_shows_the_figure(report: PlantedReport, diagnosis: Diagnosis, monk
 
 def test_a_diagnosis_without_reports_still_prints(diagnosis: Diagnosis) -> None:
     empty = replace(diagnosis, reports={})
-    assert empty._repr_html_().endswith("not applicable to this task: groups</pre>") and strict(empty.to_dict())["reports"] == {}
+    assert (
+        empty._repr_html_().endswith("not applicable to this task: groups</pre>")
+        and strict(empty.to_dict())["reports"] == {}
+    )
     with pytest.raises(InvalidArgument, match="has no report to draw"):
         empty.plot()
 
