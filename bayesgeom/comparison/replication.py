@@ -5,6 +5,7 @@ from pathlib import Path
 
 from bayesgeom.core.files import RUNS
 from bayesgeom.dynamics.replication import Replica, ReplicationReport, replication_report
+from bayesgeom.engines.executor import Batch, Executor
 from bayesgeom.models.provenance import provenance
 from bayesgeom.results.report import with_provenance
 from bayesgeom.tasks.base import Branch, derived_seed
@@ -25,6 +26,7 @@ def replicate(
     n: int = N_SCORED,
     seed: int = 0,
     train_missing: bool = True,
+    executor: Executor | Batch | None = None,
 ) -> ReplicationReport:
     """Measure mean and spread of a recipe's scores over several trainings.
 
@@ -39,6 +41,8 @@ def replicate(
         seed: Seed of the sequences and of the intervals.
         train_missing: Whether models that do not exist yet are trained, which takes hours; else they are left out and
             named.
+        executor: Where trainings run, a job each (see `bayesgeom.engine`); `runs` is then a directory that all workers
+            see. Default: this process.
 
     Returns:
         Scores of every training, with mean and interval over seeds.
@@ -47,6 +51,7 @@ def replicate(
         UnknownName: The recipe does not exist, or nothing may be trained and nothing exists.
         InvalidArgument: There is less than one seed.
         CheckpointFault: A checkpoint or run was made by another recipe.
+        ExecutorFault: A job failed; the others' results are kept.
 
     Example:
         >>> import bayesgeom
@@ -57,15 +62,17 @@ def replicate(
     chosen = committed(recipe) if isinstance(recipe, str) else recipe
     check_counts(seeds=seeds, n=n, seed=seed)
     kept = Kept(runs=Path(runs), train_missing=train_missing, is_run_first=True)
-    return _replicated(chosen, kept, seeds=seeds, n=n, seed=seed)
+    return _replicated(chosen, kept, seeds=seeds, n=n, seed=seed, executor=executor)
 
 
-def _replicated(recipe: Recipe, kept: Kept, *, seeds: int, n: int, seed: int) -> ReplicationReport:
+def _replicated(
+    recipe: Recipe, kept: Kept, *, seeds: int, n: int, seed: int, executor: Executor | Batch | None
+) -> ReplicationReport:
     """The report, with its provenance."""
     recipes = _recipes(recipe, seeds)
     plan = kept.plan(recipes)
     wanted = [own for own in recipes if own not in plan.missing]
-    scores = scores_of(wanted, kept, n=n, seed=seed)
+    scores = scores_of(wanted, kept, n=n, seed=seed, executor=executor)
     replicas = [
         Replica(name=own.name, scores=found, log=_log(kept.path(own).parent / LOG))
         for own, found in zip(wanted, scores, strict=True)

@@ -57,6 +57,10 @@ class OutputFault(BayesGeomError, OSError):
     """A place that cannot be written to or read back as a report."""
 
 
+class ExecutorFault(BayesGeomError, RuntimeError):
+    """An engine that cannot be reached, a job whose worker died, a worker with other versions."""
+
+
 def unknown_name(kind: str, asked: str, known: Iterable[str]) -> UnknownName:
     """The one wording for a name that does not exist."""
     listed = ", ".join(sorted(known)) or "(none)"

@@ -1,0 +1,115 @@
+"""Every function with `executor=` gives the report that it gives without, to the last digit."""
+
+from collections.abc import Mapping
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import bayesgeom
+from bayesgeom.comparison.replication import replicate
+from bayesgeom.core.errors import CheckpointFault, ExecutorFault, InvalidArgument
+from bayesgeom.engines.executor import RESULT, Batch
+from bayesgeom.engines.parcels import read_parcel, write_parcel
+from bayesgeom.generalization.sweeps import sweep
+from bayesgeom.models.sendable import load_same, name_of
+from bayesgeom.results.report import Report
+from bayesgeom.results.storage import parts_of
+from bayesgeom.training import publish
+from tests.dynamics.trainings import a_recipe
+from tests.engines.stand_ins import AtOnce, Backward
+from tests.tiny import tiny_checkpoint
+
+RECIPE = a_recipe(steps=5, batch_size=4, warmup=1, snapshots=0)
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("model")
+    tiny_checkpoint(folder / "tiny", RECIPE)
+    return folder / "tiny"
+
+
+def assert_same(one: Report, other: Report, tolerance: float = 0.0) -> None:
+    """Fields, estimates and provenance agree."""
+    assert type(one) is type(other)
+    (scalars, arrays), (others, other_arrays) = parts_of(one), parts_of(other)
+    assert_near(scalars, others, tolerance)
+    assert arrays.keys() == other_arrays.keys()
+    for name, values in arrays.items():
+        np.testing.assert_allclose(values, other_arrays[name], rtol=0, atol=tolerance, err_msg=name)
+    assert one.provenance == other.provenance
+
+
+def assert_near(one: Any, other: Any, tolerance: float) -> None:
+    if isinstance(one, Mapping):
+        assert one.keys() == other.keys()
+        for key in one:
+            assert_near(one[key], other[key], tolerance)
+    elif isinstance(one, list | tuple):
+        assert len(one) == len(other)
+        for a, b in zip(one, other, strict=True):
+            assert_near(a, b, tolerance)
+    elif isinstance(one, float):
+        assert one == pytest.approx(other, rel=0, abs=tolerance, nan_ok=True)
+    else:
+        assert one == other
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(publish, "N_SCORED", 16)
+
+
+@pytest.mark.usefixtures("quick")
+def test_replicate(tmp_path: Path) -> None:
+    alone = replicate(RECIPE, seeds=3, runs=tmp_path / "alone", n=16)
+    batch = Batch(executor=Backward(3), folder=tmp_path / "jobs")
+    assert_same(replicate(RECIPE, seeds=3, runs=tmp_path / "sent", n=16, executor=batch), alone)
+    more = Batch(executor=(taker := AtOnce()), folder=tmp_path / "jobs")
+    four = replicate(RECIPE, seeds=4, runs=tmp_path / "sent", n=16, executor=more)
+    assert taker.n == 1 and np.array_equal(four.kl_bits.value[:3], alone.kl_bits.value)
+
+
+@pytest.mark.usefixtures("quick")
+def test_scores_of_other_weights_are_refused(tmp_path: Path) -> None:
+    batch = Batch(executor=AtOnce(), folder=tmp_path / "jobs")
+    replicate(RECIPE, seeds=1, runs=tmp_path / "runs", n=16, executor=batch)
+    path = next((tmp_path / "jobs").glob(f"*/{RESULT}"))
+    scores = read_parcel(path)
+    vars(scores)["weights_hash"] = "0" * 16
+    write_parcel(path, scores)
+    with pytest.raises(ExecutorFault, match=r"holds scores of small with weights 0{16}, but its checkpoint has"):
+        replicate(RECIPE, seeds=1, runs=tmp_path / "runs", n=16, executor=batch)
+
+
+def test_sweep(checkpoint: Path, tmp_path: Path) -> None:
+    asked: dict[str, Any] = {"task": "bijection:n_values=5,n_pairs=4", "vary": "n_pairs", "values": (2, 3, 4), "n": 32}
+    batch = Batch(executor=Backward(3), folder=tmp_path / "jobs")
+    assert_same(sweep(**asked, executor=batch), sweep(**asked))
+    assert_same(sweep(**asked, model=checkpoint, executor=batch_of(tmp_path)), sweep(**asked, model=checkpoint))
+
+
+def test_sweep_in_two_processes(checkpoint: Path, tmp_path: Path) -> None:
+    asked: dict[str, Any] = {"task": "bijection:n_values=5,n_pairs=4", "vary": "n_pairs", "values": (3, 4), "n": 32}
+    with ProcessPoolExecutor(2, mp_context=get_context("spawn")) as pool:
+        batch = Batch(executor=pool, folder=tmp_path)
+        assert_same(sweep(**asked, model=str(checkpoint), executor=batch), sweep(**asked, model=str(checkpoint)))
+
+
+def test_models_are_sent_by_name(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = bayesgeom.load(checkpoint)
+    with pytest.raises(InvalidArgument, match=r"needs a model that workers can load; got a HookedModel \(of tiny\)"):
+        sweep("bijection:n_values=5,n_pairs=4", "n_pairs", (3, 4), model, executor=AtOnce())
+    monkeypatch.chdir(checkpoint.parent)
+    assert name_of("tiny") == name_of(Path("tiny")) == str(checkpoint)
+    assert name_of("bijection-v20") == "bijection-v20"
+    with pytest.raises(CheckpointFault, match=r"has weights [0-9a-f]{16} on this worker, and 00 where the job"):
+        load_same(str(checkpoint), "00")
+
+
+def batch_of(folder: Path) -> Batch:
+    return Batch(executor=AtOnce(), folder=folder / "more jobs")
