@@ -30,9 +30,11 @@ def load_same(name: str, weights: str, *, device: str = "cpu") -> Model:
     """Return the model of this name.
 
     Raises:
-        CheckpointFault: Its weights are not those that the driver saw under this name.
+        CheckpointFault: Its weights are not those that the driver saw under this name, or have no hash.
     """
     model = load(name, device=device)
+    if not model.spec.is_identified:
+        raise CheckpointFault(f"the weights of {name} have no hash, so its results could be another model's.")
     if model.spec.weights_hash != weights:
         raise CheckpointFault(
             f"{name} has weights {model.spec.weights_hash} on this worker, and {weights} where the job was made: "

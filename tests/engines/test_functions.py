@@ -2,9 +2,10 @@
 
 from collections.abc import Mapping
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, final
 
 import numpy as np
 import pytest
@@ -12,10 +13,14 @@ import pytest
 import bayesgeom
 from bayesgeom.comparison.replication import replicate
 from bayesgeom.core.errors import CheckpointFault, ExecutorFault, InvalidArgument
+from bayesgeom.core.run import Run
 from bayesgeom.engines.executor import RESULT, Batch
 from bayesgeom.engines.parcels import read_parcel, write_parcel
 from bayesgeom.generalization.sweeps import sweep
 from bayesgeom.models.sendable import load_same, name_of
+from bayesgeom.probes.base import Needs, Probe
+from bayesgeom.probes.one_pass import diagnose
+from bayesgeom.probes.value_manifold import ValueManifold
 from bayesgeom.results.report import Report
 from bayesgeom.results.storage import parts_of
 from bayesgeom.training import publish
@@ -98,6 +103,39 @@ def test_sweep_in_two_processes(checkpoint: Path, tmp_path: Path) -> None:
     with ProcessPoolExecutor(2, mp_context=get_context("spawn")) as pool:
         batch = Batch(executor=pool, folder=tmp_path)
         assert_same(sweep(**asked, model=str(checkpoint), executor=batch), sweep(**asked, model=str(checkpoint)))
+
+
+def test_diagnose(checkpoint: Path, tmp_path: Path) -> None:
+    asked: dict[str, Any] = {"n": 32, "n_untrained": 2, "probes": ("key_overlap", "calibration", "belief_readout")}
+    alone = diagnose(checkpoint, **asked)
+    sent = diagnose(checkpoint, **asked, executor=Batch(executor=Backward(2), folder=tmp_path))
+    assert list(sent) == list(alone) == ["calibration", "key_overlap", "belief_readout"]
+    for name, report in alone.items():
+        assert_same(sent[name], report)
+    assert (sent.skipped, sent.inapplicable) == (alone.skipped, alone.inapplicable)
+    more = AtOnce()
+    diagnose(checkpoint, **asked | {"n_untrained": 3}, executor=Batch(executor=more, folder=tmp_path))
+    assert more.n == 1
+
+
+def test_probes_are_sent_by_name(checkpoint: Path, tmp_path: Path) -> None:
+    batch = Batch(executor=AtOnce(), folder=tmp_path)
+    named = diagnose(checkpoint, n=16, n_untrained=1, probes="value_manifold:standardized", executor=batch)
+    given = diagnose(checkpoint, n=16, n_untrained=1, probes=ValueManifold(standardized=True), executor=batch)
+    assert_same(given["value_manifold"], named["value_manifold"])
+
+    @final
+    @dataclass(frozen=True, kw_only=True)
+    class Own(Probe[Any]):
+        name: ClassVar[str] = "own"
+        needs: ClassVar[Needs] = Needs(sites=())
+
+        def measure(self, run: Run, untrained: Any) -> Any: ...
+
+        def controls(self) -> Any: ...
+
+    with pytest.raises(InvalidArgument, match=r"executor= takes probes by their names, .*Own\(\)"):
+        diagnose(checkpoint, n=16, n_untrained=1, probes=Own(), executor=batch)
 
 
 def test_models_are_sent_by_name(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
