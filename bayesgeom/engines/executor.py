@@ -104,6 +104,13 @@ class Batch:
     def results(self, jobs: Sequence[Job], *, desc: str = "jobs") -> list[Any]:
         """Run the jobs whose results are not there, and return all results in the order of `jobs`.
 
+        **Raises** as `run` does.
+        """
+        return [read_parcel(path) for path in self.run(jobs, desc=desc)]
+
+    def run(self, jobs: Sequence[Job], *, desc: str = "jobs") -> list[Path]:
+        """Run the jobs whose results are not there, and return the files of all results in the order of `jobs`.
+
         Every job is waited for before a failure is reported, so that a failed one costs itself alone.
 
         Raises:
@@ -125,7 +132,7 @@ class Batch:
                 shown.update(1)
         if faults:
             raise _failed([job.name for job in jobs], faults, folder)
-        return [read_parcel(place / RESULT) for place in places]
+        return [place / RESULT for place in places]
 
     def _text(self, job: Job, place: Path) -> str:
         own = {**json.loads(job.text()), "name": job.name, "place": str(place), "threads": self.threads}

@@ -33,6 +33,12 @@ def load_same(name: str, weights: str, *, device: str = "cpu") -> Model:
         CheckpointFault: Its weights are not those that the driver saw under this name, or have no hash.
     """
     model = load(name, device=device)
+    check_same(model, name, weights)
+    return model
+
+
+def check_same(model: Model, name: str, weights: str) -> None:
+    """**Raises** `CheckpointFault` unless a model has these weights, as the driver saw them."""
     if not model.spec.is_identified:
         raise CheckpointFault(f"the weights of {name} have no hash, so its results could be another model's.")
     if model.spec.weights_hash != weights:
@@ -40,4 +46,3 @@ def load_same(name: str, weights: str, *, device: str = "cpu") -> Model:
             f"{name} has weights {model.spec.weights_hash} on this worker, and {weights} where the job was made: "
             f"copy the same files, or name a directory that both see."
         )
-    return model

@@ -33,12 +33,12 @@ class Backward:
     """Runs `n` jobs in the reverse of the order of submission, when all are there."""
 
     def __init__(self, n: int) -> None:
-        self._n, self._waiting = n, list[tuple[Future[Any], Callable[..., Any], tuple[Any, ...]]]()
+        self.n, self._waiting = n, list[tuple[Future[Any], Callable[..., Any], tuple[Any, ...]]]()
 
     def submit(self, fn: Callable[..., Any], /, *args: Any) -> "Future[Any]":
         future: Future[Any] = Future()
         self._waiting.append((future, fn, args))
-        if len(self._waiting) == self._n:
+        if len(self._waiting) == self.n:
             for own, function, given in reversed(self._waiting):
                 own.set_result(function(*given))
         return future

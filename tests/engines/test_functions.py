@@ -1,8 +1,10 @@
 """Every function with `executor=` gives the report that it gives without, to the last digit."""
 
+import shutil
 from collections.abc import Mapping
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import pairwise
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, ClassVar, final
@@ -11,20 +13,31 @@ import numpy as np
 import pytest
 
 import bayesgeom
+from bayesgeom.ablations.batteries import every_mlp
+from bayesgeom.ablations.engine import TileScores
+from bayesgeom.ablations.run import ablate
+from bayesgeom.ablations.scoring import METRICS
+from bayesgeom.ablations.sent import Part, merged
+from bayesgeom.ablations.tally import Tally
 from bayesgeom.comparison.replication import replicate
 from bayesgeom.core.errors import CheckpointFault, ExecutorFault, InvalidArgument
 from bayesgeom.core.run import Run
+from bayesgeom.dynamics.run import training_dynamics
+from bayesgeom.dynamics.runs import KEPT
 from bayesgeom.engines.executor import RESULT, Batch
 from bayesgeom.engines.parcels import read_parcel, write_parcel
+from bayesgeom.generalization.length import length_generalization
 from bayesgeom.generalization.sweeps import sweep
+from bayesgeom.models.checkpoint import save_checkpoint
 from bayesgeom.models.sendable import load_same, name_of
 from bayesgeom.probes.base import Needs, Probe
 from bayesgeom.probes.one_pass import diagnose
 from bayesgeom.probes.value_manifold import ValueManifold
 from bayesgeom.results.report import Report
 from bayesgeom.results.storage import parts_of
+from bayesgeom.tasks.hmm import HMM
 from bayesgeom.training import publish
-from tests.dynamics.trainings import a_recipe
+from tests.dynamics.trainings import SIZES, STEPS, a_recipe, a_run
 from tests.engines.stand_ins import AtOnce, Backward
 from tests.tiny import tiny_checkpoint
 
@@ -136,6 +149,68 @@ def test_probes_are_sent_by_name(checkpoint: Path, tmp_path: Path) -> None:
 
     with pytest.raises(InvalidArgument, match=r"executor= takes probes by their names, .*Own\(\)"):
         diagnose(checkpoint, n=16, n_untrained=1, probes=Own(), executor=batch)
+
+
+def test_training_dynamics(tmp_path: Path) -> None:
+    seeds = [a_run(tmp_path / name, a_recipe(seed=seed)) for name, seed in (("one", 0), ("two", 7))]
+    asked: dict[str, Any] = {"n": 16, "maps_at": (0, 100)}
+    batch = Batch(executor=(first := AtOnce()), folder=tmp_path / "jobs")
+    sent = training_dynamics(*seeds, **asked, executor=batch)
+    assert first.n == 2 * (1 + len(STEPS))
+    for folder in seeds:
+        shutil.rmtree(folder / KEPT)
+    alone = training_dynamics(*seeds, **asked)
+    assert list(sent) == list(alone)
+    for name, report in alone.items():  # axes come back from the file in another memory order: products round elsewhere
+        assert_same(sent[name], report, tolerance=1e-12)
+    shutil.rmtree(seeds[0] / KEPT)
+    again = Batch(executor=(more := AtOnce()), folder=tmp_path / "jobs")
+    training_dynamics(*seeds, **asked, executor=again)
+    assert more.n == 0
+
+
+@pytest.mark.parametrize("mode", ["mean", "resample"])
+def test_ablate(checkpoint: Path, tmp_path: Path, mode: str) -> None:
+    asked: dict[str, Any] = {"battery": "heads", "mode": mode, "n": 3 * 128 + 1}  # the last joins the third block
+    sent = ablate(checkpoint, **asked, executor=Batch(executor=(taker := Backward(3)), folder=tmp_path))
+    assert_same(sent, ablate(checkpoint, **asked), tolerance=1e-12)
+    assert taker.n == 3
+    with pytest.raises(InvalidArgument, match=r"executor= takes a battery by its name"):
+        ablate(checkpoint, battery=every_mlp(bayesgeom.load(checkpoint)), n=8, executor=AtOnce())
+
+
+def test_parts_merge_in_any_order(rng: np.random.Generator) -> None:
+    n, n_variants, n_positions = 5_000, 3, 2  # more sequences than units: two of each unit, and parts that share one
+    scores = rng.normal(size=(1 + n_variants, len(METRICS), n, n_positions)) ** 3
+    inert = rng.random((7, n_variants)) > 0.2
+    cuts = np.linspace(0, n, 8).astype(int)
+    whole, parts = Tally.empty(n, n_variants, n_positions), []
+    for index, (start, stop) in enumerate(pairwise(cuts)):
+        own = scores[:, :, start:stop]
+        tile = TileScores(baseline=own[0], variants=own[1:], inert=inert[index])
+        whole = whole.plus(tile)
+        parts.append(Part.of(replace(Tally.empty(n, n_variants, n_positions), done=int(start)).plus(tile)))
+    assert any(cut % whole.per_unit for cut in cuts[1:-1])
+    for order in (range(7), range(6, -1, -1), rng.permutation(7)):
+        found = merged([parts[index] for index in order], n)
+        assert found.done == whole.done and np.array_equal(found.counts, whole.counts)
+        assert np.array_equal(found.inert, whole.inert)
+        for name in ("baseline", "sums", "profile"):
+            one, other = vars(found)[name], vars(whole)[name]
+            np.testing.assert_allclose(one, other, rtol=1e-12, atol=1e-12 * np.abs(other).max(), err_msg=name)
+
+
+def test_length(tmp_path: Path) -> None:
+    recipe = a_recipe(task=HMM(n_states=2, n_symbols=3, length=6), sizes={**SIZES, "d_model": 18, "positions": "rotary"})
+    for name, seed in (("one", 0), ("two", 1)):
+        tiny = recipe.model_config().build(seed=seed)
+        save_checkpoint(tmp_path / name, tiny, tiny.config, recipe=recipe.to_dict(), step=1, card="tiny")
+    models, asked = [tmp_path / "one", tmp_path / "two"], {"n": 16, "lengths": (9, 13)}
+    batch = Batch(executor=Backward(2), folder=tmp_path / "jobs")
+    assert_same(length_generalization(models, **asked, executor=batch), length_generalization(models, **asked))
+    silent = {**asked, "top_attention_off": 1}
+    more = Batch(executor=AtOnce(), folder=tmp_path / "jobs")
+    assert_same(length_generalization(models[0], **silent, executor=more), length_generalization(models[0], **silent))
 
 
 def test_models_are_sent_by_name(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
