@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from bayesgeom.core.errors import BayesGeomError as BayesGeomError
     from bayesgeom.diagnosis.run import diagnose as diagnose
     from bayesgeom.dynamics.run import training_dynamics as training_dynamics
+    from bayesgeom.engines.executor import Batch as Batch
+    from bayesgeom.engines.named import engine as engine
     from bayesgeom.experiments.em.run import em_experiment as em_experiment
     from bayesgeom.generalization.length import length_generalization as length_generalization
     from bayesgeom.generalization.relabeling import relabeling_invariance as relabeling_invariance
@@ -65,6 +67,8 @@ _HOMES = {
     "diagnose": "bayesgeom.diagnosis.run",
     "diff": "bayesgeom.comparison.difference",
     "training_dynamics": "bayesgeom.dynamics.run",
+    "Batch": "bayesgeom.engines.executor",
+    "engine": "bayesgeom.engines.named",
     "em_experiment": "bayesgeom.experiments.em.run",
     "erase_onwards": "bayesgeom.interventions.onwards",
     "fit_subspace": "bayesgeom.interventions.run",

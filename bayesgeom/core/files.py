@@ -22,6 +22,7 @@ from bayesgeom.core.errors import OutputFault
 
 _LONGEST = 40  # characters of a value that a message quotes
 RUNS = Path("runs/train")  # of trainings: what `train` made is found by whatever needs it, not made again
+JOBS = Path("runs/jobs")  # of jobs: their results
 _ASIDE, _FORMER = ".aside", ".former"
 _REMAINS = re.compile(
     r"\.(?P<of>.+)\.(?P<host>[0-9a-f]{8})-(?P<pid>[0-9]{1,9})-\w+\.aside(?P<former>\.former)?", re.ASCII

@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import Any, Protocol, final, runtime_checkable
 
 from bayesgeom.core.errors import BayesGeomError, ExecutorFault, InvalidArgument
+from bayesgeom.core.files import JOBS
 from bayesgeom.core.progress import bar, kept_in
 from bayesgeom.engines.parcels import read_parcel, write_parcel
 
-JOBS = Path("runs/jobs")
 RESULT = "result.safetensors"
 _PACKAGES = ("bayesgeom", "torch", "numpy")  # what decides a number: the driver and its workers have the same
 

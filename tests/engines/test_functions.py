@@ -201,7 +201,9 @@ def test_parts_merge_in_any_order(rng: np.random.Generator) -> None:
 
 
 def test_length(tmp_path: Path) -> None:
-    recipe = a_recipe(task=HMM(n_states=2, n_symbols=3, length=6), sizes={**SIZES, "d_model": 18, "positions": "rotary"})
+    recipe = a_recipe(
+        task=HMM(n_states=2, n_symbols=3, length=6), sizes={**SIZES, "d_model": 18, "positions": "rotary"}
+    )
     for name, seed in (("one", 0), ("two", 1)):
         tiny = recipe.model_config().build(seed=seed)
         save_checkpoint(tmp_path / name, tiny, tiny.config, recipe=recipe.to_dict(), step=1, card="tiny")
