@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Literal, final
 
-from bayesgeom.commands.base import AskedTask, Command, Of, On, check_target, conclude
+from bayesgeom.commands.base import HERE, AskedTask, Command, Of, On, check_target, conclude
 
 
 @final

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, final
 
-from bayesgeom.commands.base import AskedTask, Command, Of, On, check_target, conclude
+from bayesgeom.commands.base import HERE, AskedTask, Command, Of, On, check_target, conclude
 from bayesgeom.core.errors import InvalidArgument
 
 # Processor time of one core, on `bijection-v20`: 2.7 million parameters, sequences of 37 tokens.

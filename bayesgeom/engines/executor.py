@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Protocol, final, runtime_checkable
@@ -136,7 +137,7 @@ class Batch:
 
     def _text(self, job: Job, place: Path) -> str:
         own = {**json.loads(job.text()), "name": job.name, "place": str(place), "threads": self.threads}
-        return json.dumps({**own, "versions": _versions()})
+        return json.dumps({**own, "versions": dict(_versions())})
 
     def _submitted(self, texts: Sequence[str]) -> list[Any]:
         try:
@@ -208,7 +209,9 @@ def _check_versions(driver: Mapping[str, str]) -> None:
         )
 
 
-def _versions() -> dict[str, str]:
+@cache
+def _versions() -> Mapping[str, str]:
+    """Versions here; read once, since each comes from a file."""
     found = {"python": ".".join(map(str, sys.version_info[:2]))}
     for name in _PACKAGES:
         try:
