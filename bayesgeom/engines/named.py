@@ -2,7 +2,9 @@
 
 import contextlib
 import importlib
+import subprocess
 import tomllib
+import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -96,6 +98,12 @@ def _slurm(_: str, own: dict[str, Any]) -> Iterator[Executor]:
         executor = submitit.AutoExecutor(folder=folder, cluster=cluster)
     with _options_of("slurm", NameError, TypeError, ValueError):
         executor.update_parameters(**own)
+    if cluster == "slurm" and subprocess.run(["sacct", "-n"], check=False, capture_output=True).returncode:  # noqa: S607  (as submitit does)
+        warnings.warn(
+            "this SLURM keeps no accounts (sacct fails), from which submitit learns that a job died: it would wait for "
+            "such a job. Interrupt the command then, and repeat it.",
+            stacklevel=2,
+        )
     yield executor
 
 
