@@ -10,7 +10,11 @@ from tests.structure.source import Rule, Source, assert_none, findings, is_publi
 FILE_LINES = 600
 FUNCTION_LINES = 60
 PARAMETERS = 7
-NOT_COUNTED = {"self", "cls", "executor"}  # an executor says where work runs: every batch takes one, and no result has it
+NOT_COUNTED = {
+    "self",
+    "cls",
+    "executor",
+}  # an executor says where work runs: every batch takes one, and no result has it
 PUBLIC_METHODS = 12
 
 
