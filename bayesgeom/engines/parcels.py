@@ -50,13 +50,13 @@ def read_parcel(path: Path) -> Any:
 
 def _packed(value: Any, arrays: dict[str, np.ndarray]) -> Any:
     match value:
+        case np.generic():  # first: numpy's float64 is a float
+            return _packed(value.item(), arrays)
         case None | bool() | int() | float() | str():
-            return value.item() if isinstance(value, np.generic) else value
+            return value
         case np.ndarray() if value.dtype.kind in "biuf":
             arrays[name := f"{len(arrays):06d}"] = np.ascontiguousarray(value).reshape(value.shape)
             return {_ARRAY: name}
-        case np.generic():
-            return _packed(value.item(), arrays)
         case tuple() | list():
             held = [_packed(item, arrays) for item in value]
             return {_TUPLE: held} if isinstance(value, tuple) else held
