@@ -101,7 +101,7 @@ def ablate(
         "n": n,
         "seed": seed,
     }
-    return run.reported(sent_tally(batch, described, run.n_blocks()))
+    return run.reported(sent_tally(batch, block_at, described, run.n_blocks()))
 
 
 def block_at(*, model: str, weights: str, device: str, task: Mapping[str, Any], block: int, **named: Any) -> Part:

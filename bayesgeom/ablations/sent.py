@@ -1,6 +1,6 @@
 """Batteries on an executor: every block of sequences is a job, and its sums are added in the order of the blocks."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, final
 
@@ -8,7 +8,7 @@ import numpy as np
 
 from bayesgeom.ablations.tally import Tally
 from bayesgeom.core.errors import InvalidArgument
-from bayesgeom.engines.executor import Batch, Job
+from bayesgeom.engines.executor import Batch, Job, path_of
 
 
 @final
@@ -62,11 +62,12 @@ def merged(parts: Sequence[Part], n: int) -> Tally:
     )
 
 
-def sent_tally(batch: Batch, described: Mapping[str, Any], n_blocks: int) -> Tally:
+def sent_tally(batch: Batch, block_at: Callable[..., Part], described: Mapping[str, Any], n_blocks: int) -> Tally:
     """Return the tally of a battery whose blocks are jobs.
 
     Args:
         batch: Where jobs run.
+        block_at: The job of one block.
         described: Arguments of `block_at` that all blocks share.
         n_blocks: Number of blocks.
 
@@ -79,7 +80,7 @@ def sent_tally(batch: Batch, described: Mapping[str, Any], n_blocks: int) -> Tal
     jobs = [
         Job(
             name=f"{described['battery']} block {block}",
-            function="bayesgeom.ablations.run:block_at",
+            function=path_of(block_at),
             arguments={**described, "block": block},
         )
         for block in range(n_blocks)

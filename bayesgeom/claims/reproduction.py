@@ -18,7 +18,7 @@ from bayesgeom.cli import parsed
 from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.core.files import RUNS
 from bayesgeom.core.numbers import number_text
-from bayesgeom.engines.executor import Batch, Executor, Job
+from bayesgeom.engines.executor import Batch, Executor, Job, path_of
 from bayesgeom.results.tables import aligned
 
 
@@ -111,7 +111,7 @@ def _sent(claim: Claim, batch: Batch, out: str | Path | None, runs: Path) -> Rep
     jobs = [
         Job(
             name=f"{claim.id} {run.name}",
-            function="bayesgeom.claims.reproduction:run_at",
+            function=path_of(run_at),
             arguments={**shared, "run": run.name, "command": run.command},
         )
         for run in claim.runs

@@ -12,7 +12,7 @@ from bayesgeom.core.progress import bar
 from bayesgeom.core.run import Run
 from bayesgeom.core.sites import Site
 from bayesgeom.core.trials import Trials
-from bayesgeom.engines.executor import Batch, Executor, Job
+from bayesgeom.engines.executor import Batch, Executor, Job, path_of
 from bayesgeom.generalization.relabeling import Renaming
 from bayesgeom.generalization.relabeling_report import RelabelingReport
 from bayesgeom.models.base import Model
@@ -148,7 +148,7 @@ def _sent_untrained(
     jobs = [
         Job(
             name=f"{model.spec.name} untrained {index}",
-            function="bayesgeom.probes.one_pass:untrained_at",
+            function=path_of(untrained_at),
             arguments={**shared, "index": index},
         )
         for index in range(n_untrained if plan.served else 0)

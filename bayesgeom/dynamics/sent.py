@@ -1,6 +1,6 @@
 """Snapshots on an executor: one job gives what the last snapshot is the reference for, then each snapshot is a job."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +9,7 @@ import torch
 
 from bayesgeom.dynamics.measure import Bench, Measured, Reference, Setting, measured, passed, reference_of
 from bayesgeom.dynamics.runs import TrainingRun, model_at
-from bayesgeom.engines.executor import Batch, Job
+from bayesgeom.engines.executor import Batch, Job, path_of
 from bayesgeom.engines.parcels import read_parcel
 from bayesgeom.models.base import Model
 from bayesgeom.models.sendable import check_same
@@ -32,10 +32,10 @@ def measure_missing(batch: Batch, missing: Missing, bench: Bench, *, device: str
     """
     shared = {"task": bench.task.config(), "n": bench.n, "seed": bench.seed, "device": device}
     wanted = [(run, indices) for run, indices in missing if indices]
-    ends = [_job("reference_at", run, len(run.steps) - 1, shared) for run, _ in wanted]
+    ends = [_job(reference_at, run, len(run.steps) - 1, shared) for run, _ in wanted]
     references = dict(zip((run.name for run, _ in wanted), batch.run(ends, desc="references"), strict=True))
     jobs = [
-        _job("snapshot_at", run, index, {**shared, "reference": str(references[run.name])})
+        _job(snapshot_at, run, index, {**shared, "reference": str(references[run.name])})
         for run, indices in wanted
         for index in indices
     ]
@@ -43,10 +43,10 @@ def measure_missing(batch: Batch, missing: Missing, bench: Bench, *, device: str
     return [{index: next(found) for index in indices} for _, indices in missing]
 
 
-def _job(function: str, run: TrainingRun, index: int, shared: Mapping[str, Any]) -> Job:
+def _job(function: Callable[..., Any], run: TrainingRun, index: int, shared: Mapping[str, Any]) -> Job:
     own = {"path": str(run.paths[index].resolve()), "weights": run.hashes[index]}
-    name = f"{run.name} step {run.steps[index]}" + (" as reference" if function == "reference_at" else "")
-    return Job(name=name, function=f"bayesgeom.dynamics.sent:{function}", arguments={**shared, **own})
+    name = f"{run.name} step {run.steps[index]}" + (" as reference" if function is reference_at else "")
+    return Job(name=name, function=path_of(function), arguments={**shared, **own})
 
 
 def reference_at(

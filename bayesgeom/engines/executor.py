@@ -147,6 +147,11 @@ class Batch:
             raise ExecutorFault(f"{type(self.executor).__name__} accepts no jobs: {_line(error)}.") from error
 
 
+def path_of(function: Callable[..., Any]) -> str:
+    """Return "module:name", by which a worker finds a function of a module."""
+    return f"{function.__module__}:{function.__name__}"
+
+
 def perform(text: str) -> str:
     """Do a job where it was sent, unless its result is there. Returns "" or why it failed, as any engine carries it."""
     job = json.loads(text)

@@ -10,7 +10,7 @@ from torch import nn
 from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.core.run import ModelSpec, Run
 from bayesgeom.core.sites import RESID_POST
-from bayesgeom.engines.executor import Batch, Executor, Job
+from bayesgeom.engines.executor import Batch, Executor, Job, path_of
 from bayesgeom.generalization.arm import (
     Arm,
     Setting,
@@ -169,7 +169,7 @@ def _job(name: str, spec: ModelSpec, setting: Setting, *, n: int, top_attention_
             "threshold_bits": setting.threshold_bits,
         },
     }
-    return Job(name=spec.name, function="bayesgeom.generalization.length:arm_at", arguments=arguments)
+    return Job(name=spec.name, function=path_of(arm_at), arguments=arguments)
 
 
 def arm_at(

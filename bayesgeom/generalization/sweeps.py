@@ -10,7 +10,7 @@ import torch
 from bayesgeom.core.behavior import BehaviorLog
 from bayesgeom.core.errors import InvalidArgument, TaskMismatch
 from bayesgeom.core.run import Behavior
-from bayesgeom.engines.executor import Batch, Executor, Job
+from bayesgeom.engines.executor import Batch, Executor, Job, path_of
 from bayesgeom.generalization.sweep_report import SweepReport, Value, sweep_report
 from bayesgeom.generalization.vocabulary import Vocabulary
 from bayesgeom.models.base import Model
@@ -85,7 +85,7 @@ class _Sent:
         jobs = [
             Job(
                 name=label,
-                function="bayesgeom.generalization.sweeps:value_at",
+                function=path_of(value_at),
                 arguments={"label": label, "task": task.config(), **shared},
             )
             for label, task in zip(labels, tasks, strict=True)

@@ -17,7 +17,7 @@ from bayesgeom.core.memory import TRANSPORT_WINDOW, WindowScores, effective_memo
 from bayesgeom.core.observers import STARTS
 from bayesgeom.core.progress import bar
 from bayesgeom.core.trials import Trials
-from bayesgeom.engines.executor import Batch, Executor, Job
+from bayesgeom.engines.executor import Batch, Executor, Job, path_of
 from bayesgeom.models.base import Model
 from bayesgeom.models.checkpoint import read_description
 from bayesgeom.stats.information import kl_bits
@@ -92,7 +92,7 @@ def _job(recipe: Recipe, kept: Kept, *, n: int, seed: int) -> Job:
         "n": n,
         "seed": seed,
     }
-    return Job(name=recipe.name, function="bayesgeom.training.scores:scored", arguments=arguments)
+    return Job(name=recipe.name, function=path_of(scored), arguments=arguments)
 
 
 def scored(

@@ -22,6 +22,7 @@ from bayesgeom.ablations.tally import Tally
 from bayesgeom.comparison.replication import replicate
 from bayesgeom.core.errors import CheckpointFault, ExecutorFault, InvalidArgument
 from bayesgeom.core.run import Run
+from bayesgeom.diagnosis.run import diagnose
 from bayesgeom.dynamics.run import training_dynamics
 from bayesgeom.dynamics.runs import KEPT
 from bayesgeom.engines.executor import RESULT, Batch
@@ -31,7 +32,6 @@ from bayesgeom.generalization.sweeps import sweep
 from bayesgeom.models.checkpoint import save_checkpoint
 from bayesgeom.models.sendable import load_same, name_of
 from bayesgeom.probes.base import Needs, Probe
-from bayesgeom.probes.one_pass import diagnose
 from bayesgeom.probes.value_manifold import ValueManifold
 from bayesgeom.results.report import Report
 from bayesgeom.results.storage import parts_of
