@@ -90,16 +90,21 @@ def ablate(
     run = BatteryRun.of(subject, scored_task_of(subject, task), battery, mode=mode, n=n, seed=seed)
     if sent is None:
         return run.exact(None if out is None else Path(out))
-    batch, name = sent
+    return _sent(*sent, run, battery)
+
+
+def _sent(batch: Batch, name: str, run: "BatteryRun", battery: str | Sequence[Ablation]) -> AblationReport:
+    """The report of a battery whose blocks are jobs."""
+    spec = run.model.spec
     described = {
         "model": name,
-        "weights": subject.spec.weights_hash,
-        "device": subject.spec.device,
+        "weights": spec.weights_hash,
+        "device": spec.device,
         "task": run.task.config(),
         "battery": battery,
-        "mode": mode,
-        "n": n,
-        "seed": seed,
+        "mode": run.mode,
+        "n": run.n,
+        "seed": run.seed,
     }
     return run.reported(sent_tally(batch, block_at, described, run.n_blocks()))
 

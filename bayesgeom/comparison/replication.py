@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from pathlib import Path
 
+from bayesgeom.comparison.sent import scores_of
 from bayesgeom.core.files import RUNS
 from bayesgeom.dynamics.replication import Replica, ReplicationReport, replication_report
 from bayesgeom.engines.executor import Batch, Executor
@@ -12,7 +13,7 @@ from bayesgeom.tasks.base import Branch, derived_seed
 from bayesgeom.training.kept import Kept, Plan
 from bayesgeom.training.recipe import Recipe
 from bayesgeom.training.recipes import recipe as committed
-from bayesgeom.training.scores import N_SCORED, check_counts, scores_of
+from bayesgeom.training.scores import N_SCORED, check_counts
 from bayesgeom.training.state import LOG, read_log
 
 N_SEEDS = 5

@@ -6,6 +6,7 @@ from typing import Any
 
 from bayesgeom.comparison.cell import Cell, cell
 from bayesgeom.comparison.report import ComparisonReport, comparison_report
+from bayesgeom.comparison.sent import scores_of
 from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.core.files import RUNS
 from bayesgeom.engines.executor import Batch, Executor
@@ -13,7 +14,7 @@ from bayesgeom.models.provenance import provenance
 from bayesgeom.results.report import with_provenance
 from bayesgeom.training.compared import ALL_TASKS, ARCHITECTURES, TASKS, architectures_of
 from bayesgeom.training.kept import Kept, Plan
-from bayesgeom.training.scores import N_SCORED, check_counts, scores_of
+from bayesgeom.training.scores import N_SCORED, check_counts
 
 
 def compare(

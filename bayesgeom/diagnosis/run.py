@@ -96,7 +96,7 @@ def diagnose(
     else:
         per = max(1, _bytes_of_one(plan, subject, one))
         n_seen = min(n, N_RECORDED, max(2, budget // per))
-        fresh, faults = _sent_untrained(*sent, subject, plan, chosen, n=n_seen, n_untrained=n_untrained, seed=seed)
+        fresh, faults = _sent_untrained(sent, subject, plan, chosen, n=n_seen, n_untrained=n_untrained, seed=seed)
     skipped = plan.skipped | faults
     run = _run(subject, chosen, blocks, plan, seed, budget, n=n)
     reports, faults = _measured(plan, run, {name: own for name, own in fresh.items() if name not in skipped})
@@ -132,9 +132,10 @@ def _bytes_of_one(plan: "_Plan", model: Model, one: Trials) -> int:
 
 
 def _sent_untrained(
-    batch: Batch, name: str, model: Model, plan: "_Plan", task: WindTunnel, *, n: int, n_untrained: int, seed: int
+    executor: tuple[Batch, str], model: Model, plan: "_Plan", task: WindTunnel, *, n: int, n_untrained: int, seed: int
 ) -> tuple[dict[str, list[Report]], dict[str, str]]:
     """What `_on_untrained` returns, a job for each network."""
+    batch, name = executor
     shared = {
         "model": name,
         "weights": model.spec.weights_hash,

@@ -31,16 +31,19 @@ _PACKAGES = ("bayesgeom", "torch", "numpy")  # what decides a number: the driver
 class Future(Protocol):
     """What `submit` returns, as in `concurrent.futures`; both methods wait."""
 
-    def result(self) -> Any: ...
+    def result(self) -> Any:
+        """What the job returned."""
 
-    def exception(self) -> BaseException | None: ...
+    def exception(self) -> BaseException | None:
+        """What the job raised; None where it raised nothing."""
 
 
 @runtime_checkable
 class Executor(Protocol):
     """What runs jobs: a pool of `concurrent.futures` or loky, Dask's `get_executor()`, submitit's `AutoExecutor`."""
 
-    def submit(self, fn: Callable[..., Any], /, *args: Any) -> Any: ...
+    def submit(self, fn: Callable[..., Any], /, *args: Any) -> Any:
+        """Run `fn(*args)` somewhere, and return a future."""
 
 
 @final

@@ -1,30 +1,24 @@
 """Scores of trained models against the exact posterior, and of baselines, on the same sequences."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from numbers import Integral
-from pathlib import Path
-from typing import Any, final
+from typing import final
 
 import numpy as np
 import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
-from bayesgeom.core.errors import ExecutorFault, InvalidArgument
+from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.core.memory import TRANSPORT_WINDOW, WindowScores, effective_memory, joined, window_scores
 from bayesgeom.core.observers import STARTS
-from bayesgeom.core.progress import bar
 from bayesgeom.core.trials import Trials
-from bayesgeom.engines.executor import Batch, Executor, Job, path_of
 from bayesgeom.models.base import Model
-from bayesgeom.models.checkpoint import read_description
 from bayesgeom.stats.information import kl_bits
 from bayesgeom.tasks.base import Branch, WindTunnel, checked_seed, derived_seed
 from bayesgeom.training.baselines import context_aware
-from bayesgeom.training.kept import Kept
-from bayesgeom.training.recipe import Recipe, recipe_from_dict
 
 N_SCORED = 2_000
 N_REFERENCE = 1_024  # sequences behind the best context-free predictor
@@ -57,51 +51,6 @@ class Scores:
     memory_symbols: float = math.nan
     memory_symbols_hi: float = math.nan
     window_gap_bits: float = math.nan
-
-
-def scores_of(
-    recipes: Sequence[Recipe], kept: Kept, *, n: int, seed: int, executor: Executor | Batch | None = None
-) -> list[Scores]:
-    """Return each recipe's scores, trained first where it is missing. One model is in memory at a time.
-
-    With an executor each recipe is a job.
-
-    Raises:
-        ExecutorFault: A job failed, or a result that is there is of other weights than the checkpoint.
-    """
-    if executor is None:
-        shown = bar(recipes, desc="models", leave=False)
-        return [score(kept.model(recipe), recipe.task, n=n, seed=seed) for recipe in shown]
-    batch = Batch.of(executor)
-    found: list[Scores] = batch.results([_job(recipe, kept, n=n, seed=seed) for recipe in recipes], desc="models")
-    for recipe, own in zip(recipes, found, strict=True):
-        if own.weights_hash != (there := read_description(kept.path(recipe))["weights_hash"]):
-            raise ExecutorFault(
-                f"{batch.folder} holds scores of {recipe.name} with weights {own.weights_hash}, but its checkpoint has "
-                f"{there}. Delete them, or name another folder of jobs."
-            )
-    return found
-
-
-def _job(recipe: Recipe, kept: Kept, *, n: int, seed: int) -> Job:
-    arguments = {
-        "recipe": recipe.to_dict(),
-        "runs": str(kept.runs.resolve()),
-        "train_missing": kept.train_missing,
-        "is_run_first": kept.is_run_first,
-        "n": n,
-        "seed": seed,
-    }
-    return Job(name=recipe.name, function=path_of(scored), arguments=arguments)
-
-
-def scored(
-    *, recipe: Mapping[str, Any], runs: str, train_missing: bool, is_run_first: bool, n: int, seed: int
-) -> Scores:
-    """Do the job of one recipe: train it where it is missing, and score it."""
-    own = recipe_from_dict(recipe)
-    kept = Kept(runs=Path(runs), train_missing=train_missing, is_run_first=is_run_first)
-    return score(kept.model(own), own.task, n=n, seed=seed)
 
 
 def score(model: Model, task: WindTunnel, *, n: int, seed: int) -> Scores:
