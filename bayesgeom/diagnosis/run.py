@@ -82,7 +82,30 @@ def diagnose(
     if n_untrained < 0:
         raise InvalidArgument(f"n_untrained is the number of untrained networks: at least 0, got {n_untrained}.")
     sent = None if executor is None else (Batch.of(executor), name_of(model))
-    subject = as_model(model)
+    return _diagnosed(
+        as_model(model),
+        task,
+        probes,
+        n=n,
+        seed=seed,
+        n_untrained=n_untrained,
+        ablations=ablations,
+        executor=sent,
+    )
+
+
+def _diagnosed(
+    subject: Model,
+    task: TaskLike | None,
+    probes: str | AnyProbe | Sequence[str | AnyProbe] | None,
+    *,
+    n: int,
+    seed: int,
+    n_untrained: int,
+    ablations: bool,
+    executor: tuple[Batch, str] | None,
+) -> Diagnosis:
+    """The reports, with their provenance."""
     chosen = task_of(subject, task)
     if isinstance(chosen, FiniteTask):
         n = min(n, chosen.n_sequences)
@@ -91,12 +114,12 @@ def diagnose(
     blocks = stream.blocks(n)  # here, so that a bad n or task is refused before the copies run
     budget = subject.recording_bytes()  # the same for the copies: they are compared with the model
     plan = _affordable(_plan(subject, chosen, one, probes, n=n, seed=seed), subject, one, budget, min(n, N_RECORDED))
-    if sent is None:
+    if executor is None:
         fresh, faults = _on_untrained(subject, plan, stream, budget, n=n, n_untrained=n_untrained, seed=seed)
     else:
         per = max(1, _bytes_of_one(plan, subject, one))
         n_seen = min(n, N_RECORDED, max(2, budget // per))
-        fresh, faults = _sent_untrained(sent, subject, plan, chosen, n=n_seen, n_untrained=n_untrained, seed=seed)
+        fresh, faults = _sent_untrained(executor, subject, plan, chosen, n=n_seen, n_untrained=n_untrained, seed=seed)
     skipped = plan.skipped | faults
     run = _run(subject, chosen, blocks, plan, seed, budget, n=n)
     reports, faults = _measured(plan, run, {name: own for name, own in fresh.items() if name not in skipped})
