@@ -233,7 +233,7 @@ def _as_array(executor: object) -> AbstractContextManager[Any]:
     """Within it, submitit's executors collect jobs and submit them as one array; others submit at once."""
     submitit = sys.modules.get("submitit")
     batch: AbstractContextManager[Any] = (
-        executor.batch() if submitit is not None and isinstance(executor, submitit.Executor) else nullcontext()  # type: ignore[attr-defined]
+        executor.batch() if submitit is not None and isinstance(executor, submitit.Executor) else nullcontext()
     )
     return batch
 
