@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from bayesgeom.core.errors import BayesGeomError as BayesGeomError
     from bayesgeom.diagnosis.run import diagnose as diagnose
     from bayesgeom.dynamics.run import training_dynamics as training_dynamics
+    from bayesgeom.engines.executor import Batch as Batch
+    from bayesgeom.engines.named import engine as engine
     from bayesgeom.experiments.em.run import em_experiment as em_experiment
     from bayesgeom.generalization.length import length_generalization as length_generalization
     from bayesgeom.generalization.relabeling import relabeling_invariance as relabeling_invariance
@@ -41,11 +43,11 @@ if TYPE_CHECKING:
     from bayesgeom.models.resolve import as_model as as_model
     from bayesgeom.models.resolve import checkpoints as checkpoints
     from bayesgeom.models.resolve import load as load
+    from bayesgeom.monitor import watch as monitor  # noqa: F401  (re-exported under another name)
     from bayesgeom.results.diagnosis import Diagnosis as Diagnosis
     from bayesgeom.results.diagnosis import load_report as load_report
     from bayesgeom.subspaces.site import InterventionSite as InterventionSite
     from bayesgeom.subspaces.subspace import Subspace as Subspace
-    from bayesgeom.training.monitor import watch as monitor  # noqa: F401  (re-exported under another name)
 
 __version__ = "0.1.0"
 
@@ -65,6 +67,8 @@ _HOMES = {
     "diagnose": "bayesgeom.diagnosis.run",
     "diff": "bayesgeom.comparison.difference",
     "training_dynamics": "bayesgeom.dynamics.run",
+    "Batch": "bayesgeom.engines.executor",
+    "engine": "bayesgeom.engines.named",
     "em_experiment": "bayesgeom.experiments.em.run",
     "erase_onwards": "bayesgeom.interventions.onwards",
     "fit_subspace": "bayesgeom.interventions.run",
@@ -83,7 +87,7 @@ _HOMES = {
 _MODULES = {
     "ablations": "bayesgeom.ablations",
     "claims": "bayesgeom.claims",
-    "monitor": "bayesgeom.training.monitor.watch",
+    "monitor": "bayesgeom.monitor.watch",
     "subspaces": "bayesgeom.subspaces",
     "tasks": "bayesgeom.tasks",
 }

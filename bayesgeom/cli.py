@@ -19,10 +19,10 @@ import tyro
 
 from bayesgeom.checks.text import is_encodable, shown
 from bayesgeom.commands.base import Command, flush, note, tell
-from bayesgeom.core.allocator import is_requested, keep_freed_memory
 from bayesgeom.core.errors import BayesGeomError, InvalidArgument
 from bayesgeom.core.plugins import discover
 from bayesgeom.core.progress import elapsed_shown
+from bayesgeom.models.allocator import is_requested, keep_freed_memory
 
 _PLAIN = "bayesgeom.plain"
 _ALIKE = {"─": "-", "–": "-", "—": "-", "−": "-", "→": ">", "‖": "|", "·": ".", "…": ".", "×": "x", "≤": "<", "≥": ">"}

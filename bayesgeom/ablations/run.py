@@ -1,8 +1,8 @@
 """`ablate`: run a battery of ablations on new sequences and report the KL increase of each."""
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, final
 
@@ -17,6 +17,7 @@ from bayesgeom.ablations.engine import Means, TileScores, references, score_tile
 from bayesgeom.ablations.modes import mode_names, uses_donor
 from bayesgeom.ablations.report import AblationReport, Context, ablation_report, with_attribution
 from bayesgeom.ablations.scoring import scores_of
+from bayesgeom.ablations.sent import Part, sent_tally
 from bayesgeom.ablations.tally import Tally
 from bayesgeom.checks.arguments import checked
 from bayesgeom.core.edits import Mode, Replace
@@ -24,14 +25,16 @@ from bayesgeom.core.errors import HookFault, InvalidArgument
 from bayesgeom.core.progress import bar, kept_in
 from bayesgeom.core.sites import ATTN_OUT, MLP_OUT, Site
 from bayesgeom.core.trials import Trials, concatenate
+from bayesgeom.engines.executor import Batch, Executor
 from bayesgeom.models.base import Model
 from bayesgeom.models.provenance import provenance
 from bayesgeom.models.replay.replayer import Replayer, Variant
 from bayesgeom.models.resolve import ModelLike, TaskLike, as_model, scored_task_of
+from bayesgeom.models.sendable import load_same, name_of
 from bayesgeom.probes.key_overlap import KeyOverlap, overlap_by_view
 from bayesgeom.results.report import with_provenance
 from bayesgeom.stats.information import entropy_bits
-from bayesgeom.tasks.base import Branch, WindTunnel, derived_seed
+from bayesgeom.tasks.base import Branch, WindTunnel, derived_seed, task_from_config
 
 N_REFERENCE = 256  # sequences that give the means of mean ablation
 N_KEYS = 64  # sequences, at most, that give the key overlap reported with the battery
@@ -48,6 +51,7 @@ def ablate(
     n: int = 512,
     seed: int = 0,
     out: str | Path | None = None,
+    executor: Executor | Batch | None = None,
 ) -> AblationReport:
     """Measure the KL increase of each ablation of a battery, in bits of KL to the exact posterior.
 
@@ -62,6 +66,8 @@ def ablate(
         seed: Seed of the sequences, means and intervals.
         out: Directory where progress is saved after every block: an interrupted battery continues from there. Save
             the finished report there, which removes the progress.
+        executor: Where blocks of sequences are measured, one job each (see `bayesgeom.engine`); model and battery are
+            then given by their names, and progress is in the jobs' results. Default: this process.
 
     Returns:
         The KL increase of every ablation, with paired intervals over sequences.
@@ -71,6 +77,7 @@ def ablate(
         UnknownName: There is no battery of this name.
         HookFault: No ablation of the battery changed anything.
         OutputFault: `out` holds the progress of another battery.
+        ExecutorFault: A job failed; the others' results are kept.
 
     Example:
         >>> import bayesgeom
@@ -80,9 +87,36 @@ def ablate(
         >>> bayesgeom.ablate(module, task, n=8).kl_increase_bits.value.shape
         (4,)
     """
+    sent = None if executor is None else (Batch.of(executor), name_of(model))
     subject = as_model(model)
     run = BatteryRun.of(subject, scored_task_of(subject, task), battery, mode=mode, n=n, seed=seed)
-    return run.exact(None if out is None else Path(out))
+    if sent is None:
+        return run.exact(None if out is None else Path(out))
+    return _sent(*sent, run, battery)
+
+
+def _sent(batch: Batch, name: str, run: "BatteryRun", battery: str | Sequence[Ablation]) -> AblationReport:
+    """The report of a battery whose blocks are jobs."""
+    spec = run.model.spec
+    described = {
+        "model": name,
+        "weights": spec.weights_hash,
+        "device": spec.device,
+        "task": run.task.config(),
+        "battery": battery,
+        "mode": run.mode,
+        "n": run.n,
+        "seed": run.seed,
+    }
+    return run.reported(sent_tally(batch, block_at, described, run.n_blocks()))
+
+
+def block_at(*, model: str, weights: str, device: str, task: Mapping[str, Any], block: int, **named: Any) -> Part:
+    """Do the job of one block of sequences of a battery."""
+    subject = load_same(model, weights, device=device)
+    asked = {"mode": named["mode"], "n": int(named["n"]), "seed": int(named["seed"])}
+    run = BatteryRun.of(subject, task_from_config(task), str(named["battery"]), **asked)
+    return Part.of(run.block_tally(block))
 
 
 @checked("model", "task")
@@ -186,13 +220,36 @@ class BatteryRun:
         """Replay every ablation. With `out`, save progress there after every block."""
         variants, replayer = self._variants, self.model.replayer()
         means = self._means(variants, replayer)
-        tally = self._tally(lambda t, before: score_tile(replayer, t, before, variants, means), out)
+        return self.reported(self._tally(lambda t, before: score_tile(replayer, t, before, variants, means), out))
+
+    def reported(self, tally: Tally) -> AblationReport:
+        """The report on a finished tally. **Raises** `HookFault` where no ablation changed anything."""
         if bool(tally.inert.all()):
             raise HookFault(
-                f"none of {len(variants)} ablations changed a logit of {self.model.spec.name}: no edit took effect."
+                f"none of {len(self.battery)} ablations changed a logit of {self.model.spec.name}: no edit took effect."
             )
-        report = ablation_report(tally, self._context(np.full(len(variants), np.nan)))
+        report = ablation_report(tally, self._context(np.full(len(self.battery), np.nan)))
         return with_provenance(report, self._provenance("exact"))
+
+    def n_blocks(self) -> int:
+        """How many blocks the sequences come in."""
+        return sum(1 for _ in _without_loners(self._stream()))
+
+    def block_tally(self, index: int) -> Tally:
+        """The sums of one block alone, among the units of all `n` sequences."""
+        variants, replayer = self._variants, self.model.replayer()
+        means, seen = self._means(variants, replayer), 0
+        for at, block in enumerate(_without_loners(self._stream())):
+            if at == index:
+                tally = replace(Tally.empty(self.n, len(self.battery), block.n_scored), done=seen)
+                for tile, before in tiles_with_donors(block, self.model.spec):
+                    tally = tally.plus(score_tile(replayer, tile, before, variants, means))
+                return tally
+            seen += len(block)
+        raise InvalidArgument(f"{self.n} sequences of {self.task} have no block {index}.")
+
+    def _stream(self) -> Iterator[Trials]:
+        return self.task.stream(self.n, seed=derived_seed(self.seed, Branch.TRIALS), device=self.model.spec.device)
 
     def preview(self, exact: AblationReport | None) -> AblationReport:
         """Return the first-order estimate, added to the exact report if there is one."""
@@ -245,12 +302,11 @@ class BatteryRun:
         Weights without a hash save nothing and continue nothing: the progress could be that of another model.
         """
         out = out if self.model.spec.is_identified else None
-        stream = self.task.stream(self.n, seed=derived_seed(self.seed, Branch.TRIALS), device=self.model.spec.device)
         tally = None if out is None else Tally.load(out, self.describe())
         label = f"{len(self.battery)} ablations"
         with kept_in(out), bar(total=self.n, desc=label, unit="seq", leave=False) as progress:
             seen = 0
-            for block in _without_loners(stream):
+            for block in _without_loners(self._stream()):
                 seen += len(block)
                 if tally is None or seen > tally.done:
                     for tile, before in tiles_with_donors(block, self.model.spec):

@@ -86,7 +86,6 @@ def check_argument(name: str, value: object, hint: Any) -> None:
 
 def check_types(instance: Any) -> None:
     """Check every field of a dataclass against its annotation. **Raises** as `check_argument` does."""
-
     hints = _hints(type(instance))  # type: ignore[arg-type]
     for field in fields(instance):
         check_argument(field.name, getattr(instance, field.name), hints[field.name])

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Literal, final
 
-from bayesgeom.commands.base import AskedTask, Command, Of, check_target, conclude
+from bayesgeom.commands.base import HERE, AskedTask, Command, Of, On, check_target, conclude
 
 
 @final
@@ -30,6 +30,7 @@ class Ablate(Command):
     """Seed of sequences, means and intervals."""
     out: Path | None = None
     """Directory for the report. An interrupted run continues from the results in it."""
+    machines: On = HERE
 
     def __call__(self) -> int:
         from bayesgeom.ablations.batteries import battery
@@ -41,7 +42,17 @@ class Ablate(Command):
         chosen = battery(self.battery, model)
         report = None
         if self.method != "attribution":
-            report = ablate(model, self.task, chosen, mode=self.mode, n=self.n, seed=self.seed, out=self.out)
+            with self.machines.executor() as executor:
+                report = ablate(
+                    model if executor is None else self.source.name_alone(),
+                    self.task,
+                    chosen if executor is None else self.battery,
+                    mode=self.mode,
+                    n=self.n,
+                    seed=self.seed,
+                    out=self.out,
+                    executor=executor,
+                )
         if report is None or self.method == "both":
             report = attribution_preview(
                 model, self.task, chosen, mode=self.mode, n=self.n, seed=self.seed, exact=report

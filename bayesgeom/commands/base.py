@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, final
 
 import tyro
 
-from bayesgeom.core.errors import OutputFault
+from bayesgeom.core.errors import InvalidArgument, OutputFault
+from bayesgeom.core.files import JOBS
 from bayesgeom.core.progress import bars_cleared
 
 if TYPE_CHECKING:
+    from bayesgeom.engines.executor import Batch
     from bayesgeom.models.base import Model
     from bayesgeom.results.diagnosis import Diagnosis
 
@@ -80,8 +82,48 @@ class Source:
             memory_gib=self.memory_gib,
         )
 
+    def name_alone(self) -> str:
+        """The name by which workers load it. **Raises** `InvalidArgument` for options of loading, which jobs lack."""
+        default = Source(self.checkpoint)
+        if given := [
+            f"--{name.replace('_', '-')}" for name, value in vars(self).items() if value != vars(default)[name]
+        ]:
+            raise InvalidArgument(f"with --on, workers load a model as it was saved: leave out {', '.join(given)}.")
+        return self.checkpoint
+
 
 Of = Annotated[Source, tyro.conf.OmitArgPrefixes]
+
+
+@final
+@dataclass(frozen=True)
+class Machines:
+    """Where jobs run."""
+
+    on: str | None = None
+    """Run jobs on local:N (processes of this machine), slurm, ray://ADDRESS or dask://HOST:PORT. Default: no jobs."""
+    on_options: Path | None = None
+    """TOML file with the engine's own options, in a table of its name: [slurm], [ray] or [dask]."""
+    jobs: Path = JOBS
+    """With --on: directory of the jobs' results, which every worker sees. What is there is not computed again."""
+
+    @contextlib.contextmanager
+    def executor(self) -> "Iterator[Batch | None]":
+        """What `--on` names, for the length of a block; None without it."""
+        if self.on is None:
+            if self.on_options is not None:
+                raise InvalidArgument("--on-options are those of an engine: name it with --on.")
+            yield None
+            return
+        from bayesgeom.engines.executor import Batch
+        from bayesgeom.engines.named import engine
+
+        with engine(self.on, self.on_options) as executor:
+            yield Batch(executor=executor, folder=self.jobs)
+
+
+On = Annotated[Machines, tyro.conf.OmitArgPrefixes]
+HERE = Machines()
 
 
 def check_target(out: Path | None) -> None:

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, final
 
-from bayesgeom.commands.base import Command, check_target, conclude, note
+from bayesgeom.commands.base import HERE, Command, On, check_target, conclude, note
 from bayesgeom.core.files import RUNS
 
 
@@ -35,6 +35,7 @@ class Compare(Command):
     """A saved comparison: recompute its baselines and verdicts by the current rules. No model is scored."""
     out: Path | None = None
     """Directory for the report."""
+    machines: On = HERE
 
     def __call__(self) -> int:
         from bayesgeom.comparison.again import restated
@@ -50,13 +51,15 @@ class Compare(Command):
         check_counts(seeds=self.seeds, n=self.n, seed=self.seed)
         if not self.only_existing:
             note(str(plan_comparison(self.architectures, self.tasks, seeds=self.seeds, runs=self.runs)))
-        report = compare(
-            self.architectures,
-            self.tasks,
-            seeds=self.seeds,
-            n=self.n,
-            seed=self.seed,
-            runs=self.runs,
-            train_missing=not self.only_existing,
-        )
+        with self.machines.executor() as executor:
+            report = compare(
+                self.architectures,
+                self.tasks,
+                seeds=self.seeds,
+                n=self.n,
+                seed=self.seed,
+                runs=self.runs,
+                train_missing=not self.only_existing,
+                executor=executor,
+            )
         return conclude(Diagnosis.of(report), self.out, report.table())

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, final
 
-from bayesgeom.commands.base import AskedTask, Command, Of, check_target, conclude
+from bayesgeom.commands.base import HERE, AskedTask, Command, Of, On, check_target, conclude
 from bayesgeom.core.errors import InvalidArgument
 
 # CPU time of one core on `bijection-v20`: 2.7 million parameters, sequences of 37 tokens.
@@ -39,21 +39,24 @@ class Diagnose(Command):
     """Directory for report.html, report.json, arrays.safetensors and metrics.parquet."""
     ablations: bool = False
     """Also run the default ablation battery."""
+    machines: On = HERE
 
     def __call__(self) -> int:
         from bayesgeom.diagnosis.run import diagnose
 
         check_target(self.out)
-        model, task = self.source.load(), self._task()
-        diagnosis = diagnose(
-            model,
-            task,
-            probes=self.probes,
-            n=self.n,
-            seed=self.seed,
-            n_untrained=self.n_untrained,
-            ablations=self.ablations,
-        )
+        model = self.source.load() if self.machines.on is None else self.source.name_alone()
+        with self.machines.executor() as executor:
+            diagnosis = diagnose(
+                model,
+                self._task(),
+                probes=self.probes,
+                n=self.n,
+                seed=self.seed,
+                n_untrained=self.n_untrained,
+                ablations=self.ablations,
+                executor=executor,
+            )
         return conclude(diagnosis, self.out, diagnosis.summary())
 
     @classmethod

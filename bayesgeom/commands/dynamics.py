@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar, final
 
 import tyro
 
-from bayesgeom.commands.base import Command, check_target, conclude
+from bayesgeom.commands.base import HERE, Command, On, check_target, conclude
 
 Runs = Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="RUN|CHECKPOINTS…")]
 
@@ -32,6 +32,7 @@ class Dynamics(Command):
     """A saved report instead of runs: recompute the order from its stored curves. Nothing is measured."""
     out: Path | None = None
     """Directory for the report. If a training has no directory of its own, a stopped analysis continues from it."""
+    machines: On = HERE
 
     def __call__(self) -> int:
         from bayesgeom.core.errors import InvalidArgument
@@ -46,14 +47,16 @@ class Dynamics(Command):
         if self.from_report is not None:
             diagnosis = decided_again(self.from_report)
         else:
-            diagnosis = training_dynamics(
-                *self.runs,
-                n=self.n,
-                seed=self.seed,
-                device=self.device,
-                maps_at=self.maps_at or None,
-                out=self.out,
-            )
+            with self.machines.executor() as executor:
+                diagnosis = training_dynamics(
+                    *self.runs,
+                    n=self.n,
+                    seed=self.seed,
+                    device=self.device,
+                    maps_at=self.maps_at or None,
+                    out=self.out,
+                    executor=executor,
+                )
         report, settled = diagnosis[DynamicsReport], diagnosis[SettlingReport]
         title = f"{diagnosis.title}, {len(report.runs)} training(s), {report.n} sequences"
         tables = f"{title}\n\n{report.table()}\n\n{settled.table()}\n"

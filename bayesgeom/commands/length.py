@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, final
 
 import tyro
 
-from bayesgeom.commands.base import AskedTask, Command, check_target, conclude, note
+from bayesgeom.commands.base import HERE, AskedTask, Command, On, check_target, conclude, note
 from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.core.files import RUNS
 
@@ -56,6 +56,7 @@ class Length(Command):
     """Directory where missing variants are trained and saved."""
     out: Path | None = None
     """Directory for the report."""
+    machines: On = HERE
 
     def __call__(self) -> int:
         from bayesgeom.generalization.length import length_generalization
@@ -73,15 +74,17 @@ class Length(Command):
             models = [_with_room(model, self.task, lengths, self.seed) for model in models]
         if plan.to_train:
             note(str(plan))
-        report = length_generalization(
-            models,
-            self.task,
-            lengths,
-            n=self.n,
-            seed=self.seed,
-            threshold_bits=self.threshold,
-            top_attention_off=self.top_attention_off,
-        )
+        with self.machines.executor() as executor:
+            report = length_generalization(
+                models,
+                self.task,
+                lengths,
+                n=self.n,
+                seed=self.seed,
+                threshold_bits=self.threshold,
+                top_attention_off=self.top_attention_off,
+                executor=executor,
+            )
         trained = report.provenance["trained_task"]
         lines = [f"{trained}, {report.n} sequences\n\n{report.table()}\n", *map(str, report.headlines())]
         if plan.missing:

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, final
 
-from bayesgeom.commands.base import Command, RecipeName, check_target, conclude, note
+from bayesgeom.commands.base import HERE, Command, On, RecipeName, check_target, conclude, note
 from bayesgeom.core.files import RUNS
 
 
@@ -30,6 +30,7 @@ class Replicate(Command):
     """Seed of these sequences and of the intervals."""
     out: Path | None = None
     """Directory for the report."""
+    machines: On = HERE
 
     def __call__(self) -> int:
         from bayesgeom.comparison.replication import plan_replication, replicate
@@ -42,14 +43,16 @@ class Replicate(Command):
         check_counts(seeds=self.seeds, n=self.n, seed=self.seed)
         if not self.only_existing:
             note(str(plan_replication(chosen, seeds=self.seeds, runs=self.runs)))
-        report = replicate(
-            chosen,
-            seeds=self.seeds,
-            runs=self.runs,
-            n=self.n,
-            seed=self.seed,
-            train_missing=not self.only_existing,
-        )
+        with self.machines.executor() as executor:
+            report = replicate(
+                chosen,
+                seeds=self.seeds,
+                runs=self.runs,
+                n=self.n,
+                seed=self.seed,
+                train_missing=not self.only_existing,
+                executor=executor,
+            )
         lines = [f"{report.recipe}, {report.n} sequences\n\n{report.table()}\n", *map(str, report.headlines())]
         if report.missing:
             lines.append(f"missing: {', '.join(report.missing)}")

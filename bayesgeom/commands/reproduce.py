@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, final
 
 import tyro
 
-from bayesgeom.commands.base import Command, tell
+from bayesgeom.commands.base import HERE, Command, On, tell
 from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.core.files import RUNS
 
 if TYPE_CHECKING:
     from bayesgeom.claims.claim import Claim
+    from bayesgeom.engines.executor import Batch
 
 Ids = Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="ID …")]
 
@@ -34,6 +35,7 @@ class Reproduce(Command):
     """Directory for the reports, one folder per claim and run. Default: they are not saved."""
     runs: Path = RUNS
     """Folder of trainings, searched for checkpoints that are not shipped."""
+    machines: On = HERE
     record: bool = False
     """For maintainers: write the measured numbers into the package, including newly defined ones. Missing reports are
     created under docs/."""
@@ -54,7 +56,8 @@ class Reproduce(Command):
         if self.record:
             self._record(chosen)
         elif self.ids or self.run:
-            status = self._reproduce(chosen)
+            with self.machines.executor() as executor:
+                status = self._reproduce(chosen, executor)
         elif self.all:
             tell("\n".join(aligned(overview(chosen))))
         if self.write_docs:
@@ -62,7 +65,7 @@ class Reproduce(Command):
                 tell(f"written: {path}")
         return status
 
-    def _reproduce(self, claims: "Iterable[Claim]") -> int:
+    def _reproduce(self, claims: "Iterable[Claim]", executor: "Batch | None") -> int:
         """Run each claim. A claim that cannot be run is reported; if it was named in `ids`, it is an error."""
         from bayesgeom.claims.reproduction import reproduce
         from bayesgeom.core.errors import BayesGeomError
@@ -71,7 +74,8 @@ class Reproduce(Command):
         for claim in claims:
             tell(f"{claim.id}: {claim.claim}")
             try:
-                again = reproduce(claim, out=None if self.out is None else self.out / claim.id, runs=self.runs)
+                out = None if self.out is None else self.out / claim.id
+                again = reproduce(claim, out=out, runs=self.runs, executor=executor)
             except BayesGeomError as error:
                 if self.ids:
                     raise

@@ -6,7 +6,7 @@ from typing import Annotated, Any, ClassVar, final
 
 import tyro
 
-from bayesgeom.commands.base import Command, check_target, conclude
+from bayesgeom.commands.base import HERE, Command, On, check_target, conclude
 from bayesgeom.core.errors import InvalidArgument
 
 Varied = Annotated[tuple[str, ...], tyro.conf.UseAppendAction, tyro.conf.arg(metavar="NAME=VALUE,VALUE,…")]
@@ -35,6 +35,7 @@ class Sweep(Command):
     """Mean entropy counts as settled when it is within this many bits of its floor."""
     out: Path | None = None
     """Directory for the report."""
+    machines: On = HERE
 
     def __call__(self) -> int:
         from bayesgeom.generalization.sweeps import sweep
@@ -42,7 +43,17 @@ class Sweep(Command):
 
         check_target(self.out)
         key, values = self._varied()
-        report = sweep(self.task, key, values, self.checkpoint, n=self.n, seed=self.seed, threshold_bits=self.threshold)
+        with self.machines.executor() as executor:
+            report = sweep(
+                self.task,
+                key,
+                values,
+                self.checkpoint,
+                n=self.n,
+                seed=self.seed,
+                threshold_bits=self.threshold,
+                executor=executor,
+            )
         diagnosis = Diagnosis.of(report)
         title = f"{diagnosis.title}, {report.n} sequences at each value\n\n{report.table()}"
         return conclude(diagnosis, self.out, title)

@@ -7,13 +7,15 @@ from typing import Any
 from bayesgeom.checks.arguments import checked
 from bayesgeom.comparison.cell import Cell, cell
 from bayesgeom.comparison.report import ComparisonReport, comparison_report
+from bayesgeom.comparison.sent import scores_of
 from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.core.files import RUNS
+from bayesgeom.engines.executor import Batch, Executor
 from bayesgeom.models.provenance import provenance
 from bayesgeom.results.report import with_provenance
 from bayesgeom.training.compared import ALL_TASKS, ARCHITECTURES, TASKS, architectures_of
 from bayesgeom.training.kept import Kept, Plan
-from bayesgeom.training.scores import N_SCORED, check_counts, scores_of
+from bayesgeom.training.scores import N_SCORED, check_counts
 
 
 @checked()
@@ -26,6 +28,7 @@ def compare(
     seed: int = 0,
     runs: str | Path = RUNS,
     train_missing: bool = True,
+    executor: Executor | Batch | None = None,
 ) -> ComparisonReport:
     """Compare architectures on tasks: KL, entropy error, share of the gap closed, baselines, and a verdict per cell.
 
@@ -41,6 +44,8 @@ def compare(
         seed: Seed of the sequences and of the intervals.
         runs: Directory in which trainings are looked up and saved.
         train_missing: Whether to train missing models, which takes hours; else they are omitted and listed.
+        executor: Where models are trained and scored, one job each (see `bayesgeom.engine`); `runs` is then a
+            directory that all workers see. Default: this process.
 
     Returns:
         One cell for each architecture and task.
@@ -49,6 +54,7 @@ def compare(
         UnknownName: A task or architecture is not part of the comparison, or no model exists and none may be trained.
         InvalidArgument: There is less than one seed.
         CheckpointFault: A checkpoint or run of this name was made by another recipe.
+        ExecutorFault: A job failed; the others' results are kept.
 
     Example:
         >>> import bayesgeom
@@ -58,20 +64,22 @@ def compare(
     """
     check_counts(seeds=seeds, n=n, seed=seed)
     kept, wanted = Kept(runs=Path(runs), train_missing=train_missing), _cells(architectures, tasks, seeds)
-    report, trained = _compared(wanted, kept, n=n, seed=seed)
+    report, trained = _compared(wanted, kept, n=n, seed=seed, executor=executor)
     named = {"name": ", ".join(_names(architectures)), "architecture": "several"}
     where = provenance(named, ", ".join(_names(tasks)), {"seeds": seeds, "n": n, "seed": seed})
     return with_provenance(report, where | trained)
 
 
-def _compared(wanted: Sequence[Cell], kept: Kept, *, n: int, seed: int) -> tuple[ComparisonReport, dict[str, Any]]:
+def _compared(
+    wanted: Sequence[Cell], kept: Kept, *, n: int, seed: int, executor: Executor | Batch | None
+) -> tuple[ComparisonReport, dict[str, Any]]:
     """Return the report, and the tasks and weights for its provenance."""
     checks = _checks(wanted)
     plan = _planned(wanted, checks, kept)
     missing = [own.name for own in wanted if own.recipe in plan.missing]
     cells = [own for own in wanted if own.name not in missing]
     cells += [own for own in checks if kept.has(own.recipe)]
-    scores = scores_of([own.recipe for own in cells], kept, n=n, seed=seed)
+    scores = scores_of([own.recipe for own in cells], kept, n=n, seed=seed, executor=executor)
     report = comparison_report(cells, scores, seed=seed, missing=missing)
     weights = dict(zip(report.checkpoints, report.weights_hashes, strict=True))
     by_task = {own.task: own.recipe.task.config() for own in cells}

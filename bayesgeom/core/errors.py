@@ -57,6 +57,10 @@ class OutputFault(BayesGeomError, OSError):
     """A path that cannot be written, or cannot be read back as a report."""
 
 
+class ExecutorFault(BayesGeomError, RuntimeError):
+    """An engine that cannot be reached, a job whose worker died, a worker with other versions."""
+
+
 def unknown_name(kind: str, asked: str, known: Iterable[str]) -> UnknownName:
     """Return the error for a name that does not exist. It lists the known names."""
     listed = ", ".join(sorted(known)) or "(none)"

@@ -22,6 +22,7 @@ from bayesgeom.core.errors import OutputFault
 
 _LONGEST = 40  # characters of a quoted value in a message
 RUNS = Path("runs/train")  # default folder of training runs, where other commands look for finished ones
+JOBS = Path("runs/jobs")  # default folder of the results of jobs
 _ASIDE, _FORMER = ".aside", ".former"
 _REMAINS = re.compile(
     r"\.(?P<of>.+)\.(?P<host>[0-9a-f]{8})-(?P<pid>[0-9]{1,9})-\w+\.aside(?P<former>\.former)?", re.ASCII

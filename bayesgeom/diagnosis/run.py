@@ -13,18 +13,20 @@ from bayesgeom.core.progress import bar
 from bayesgeom.core.run import Run
 from bayesgeom.core.sites import Site
 from bayesgeom.core.trials import Trials
+from bayesgeom.engines.executor import Batch, Executor, Job, path_of
 from bayesgeom.generalization.relabeling import Renaming
 from bayesgeom.generalization.relabeling_report import RelabelingReport
 from bayesgeom.models.base import Model
 from bayesgeom.models.provenance import provenance
 from bayesgeom.models.recorder import bytes_per_sequence
 from bayesgeom.models.resolve import ModelLike, TaskLike, as_model, require_posterior, task_of
+from bayesgeom.models.sendable import load_same, name_of
 from bayesgeom.probes.base import Needs, Probe
 from bayesgeom.results.diagnosis import Diagnosis
 from bayesgeom.results.report import Report
 from bayesgeom.results.storage import parts_of
 from bayesgeom.results.tidy import records_of
-from bayesgeom.tasks.base import Branch, FiniteTask, WindTunnel, derived_seed
+from bayesgeom.tasks.base import Branch, FiniteTask, WindTunnel, derived_seed, task_from_config
 
 N_RECORDED = 192  # sequences whose activations are stored: enough for every interval, and independent of n
 LEAST_RECORDED = 16  # a probe of activations is skipped if the memory holds fewer sequences
@@ -45,6 +47,7 @@ def diagnose(
     seed: int = 0,
     n_untrained: int = 3,
     ablations: bool = False,
+    executor: Executor | Batch | None = None,
 ) -> Diagnosis:
     """Run every probe that the model supports, in one pass over new sequences of its task.
 
@@ -60,6 +63,8 @@ def diagnose(
         seed: Seed of the sequences and of the intervals.
         n_untrained: Number of untrained networks to compare with; `skipped["initialization"]` if none can be built.
         ablations: Whether to run the default ablation battery as well.
+        executor: Where untrained networks are measured, a job each (see `bayesgeom.engine`); the model is then given by
+            its name or directory, and probes by their names. Default: this process.
 
     Returns:
         The reports by the name of their probe.
@@ -69,6 +74,7 @@ def diagnose(
         UnknownName: A probe or checkpoint does not exist.
         TaskMismatch: Ids or length of the task do not fit the model, or a named probe needs another kind of task.
         MissingSite: A named probe reads a site that the model does not provide.
+        ExecutorFault: A job failed; the others' results are kept.
 
     Example:
         >>> import bayesgeom
@@ -77,7 +83,31 @@ def diagnose(
     """
     if n_untrained < 0:
         raise InvalidArgument(f"n_untrained, the number of untrained networks, must be at least 0, got {n_untrained}.")
-    subject = as_model(model)
+    sent = None if executor is None else (Batch.of(executor), name_of(model))
+    return _diagnosed(
+        as_model(model),
+        task,
+        probes,
+        n=n,
+        seed=seed,
+        n_untrained=n_untrained,
+        ablations=ablations,
+        executor=sent,
+    )
+
+
+def _diagnosed(
+    subject: Model,
+    task: TaskLike | None,
+    probes: str | AnyProbe | Sequence[str | AnyProbe] | None,
+    *,
+    n: int,
+    seed: int,
+    n_untrained: int,
+    ablations: bool,
+    executor: tuple[Batch, str] | None,
+) -> Diagnosis:
+    """Return the reports with their provenance."""
     chosen = task_of(subject, task)
     if isinstance(chosen, FiniteTask):
         n = min(n, chosen.n_sequences)
@@ -86,7 +116,12 @@ def diagnose(
     blocks = stream.blocks(n)  # first, so that an invalid n or task is an error before untrained networks run
     budget = subject.recording_bytes()  # the same for untrained networks: they are compared with the model
     plan = _affordable(_plan(subject, chosen, one, probes, n=n, seed=seed), subject, one, budget, min(n, N_RECORDED))
-    fresh, faults = _on_untrained(subject, plan, stream, budget, n=n, n_untrained=n_untrained, seed=seed)
+    if executor is None:
+        fresh, faults = _on_untrained(subject, plan, stream, budget, n=n, n_untrained=n_untrained, seed=seed)
+    else:
+        per = max(1, _bytes_of_one(plan, subject, one))
+        n_seen = min(n, N_RECORDED, max(2, budget // per))
+        fresh, faults = _sent_untrained(executor, subject, plan, chosen, n=n_seen, n_untrained=n_untrained, seed=seed)
     skipped = plan.skipped | faults
     run = _run(subject, chosen, blocks, plan, seed, budget, n=n)
     reports, faults = _measured(plan, run, {name: own for name, own in fresh.items() if name not in skipped})
@@ -114,6 +149,77 @@ def _on_untrained(
     except NoCopy as reason:
         skipped[_INITIALIZATION] = str(reason)
     return fresh, skipped
+
+
+def _bytes_of_one(plan: "_Plan", model: Model, one: Trials) -> int:
+    """What the activations of one sequence take that the probes of a plan read."""
+    return bytes_per_sequence(model.spec, [site for site in plan.sites if not site.is_static], one)
+
+
+def _sent_untrained(
+    executor: tuple[Batch, str], model: Model, plan: "_Plan", task: WindTunnel, *, n: int, n_untrained: int, seed: int
+) -> tuple[dict[str, list[Report]], dict[str, str]]:
+    """What `_on_untrained` returns, a job for each network."""
+    batch, name = executor
+    shared = {
+        "model": name,
+        "weights": model.spec.weights_hash,
+        "device": model.spec.device,
+        "task": task.config(),
+        "probes": [_spelled(own) for own in plan.served.values()],
+        "is_named": plan.is_named,
+        "n": n,
+        "seed": seed,
+    }
+    jobs = [
+        Job(
+            name=f"{model.spec.name} untrained {index}",
+            function=path_of(untrained_at),
+            arguments={**shared, "index": index},
+        )
+        for index in range(n_untrained if plan.served else 0)
+    ]
+    fresh: dict[str, list[Report]] = {own: [] for own in plan.served}
+    skipped = dict[str, str]()
+    for found, faults in batch.results(jobs, desc="untrained networks"):
+        skipped |= faults
+        for own, report in found.items():
+            fresh[own].append(report)
+    return fresh, skipped
+
+
+def untrained_at(
+    *,
+    model: str,
+    weights: str,
+    device: str,
+    task: Mapping[str, Any],
+    probes: Sequence[str],
+    index: int,
+    **counts: Any,
+) -> tuple[dict[str, Report], dict[str, str]]:
+    """Do the job of one untrained network: its reports, and why there are none."""
+    n, seed = int(counts["n"]), int(counts["seed"])
+    subject, chosen = load_same(model, weights, device=device), task_from_config(task)
+    one = chosen.sample(1, seed=seed)
+    plan = replace(_plan(subject, chosen, one, probes, n=n, seed=seed), is_named=bool(counts["is_named"]))
+    budget = max(subject.recording_bytes(), n * _bytes_of_one(plan, subject, one))
+    stream = _Stream(task=chosen, seed=derived_seed(seed, Branch.TRIALS), device=subject.spec.device)
+    try:
+        copy = subject.fresh(derived_seed(seed, Branch.FRESH, index))
+    except NoCopy as reason:
+        return {}, {_INITIALIZATION: str(reason)}
+    return _untrained(copy, plan, stream, n, seed, budget)
+
+
+def _spelled(probe: AnyProbe) -> str:
+    """The name by which a worker finds this probe. **Raises** `InvalidArgument` for one that no name gives."""
+    switched = [name for name, value in vars(probe).items() if value is True]
+    spelled = ":".join([probe.name, *switched])
+    known = all_probes()
+    if probe.name not in known or len(switched) > 1 or _named(spelled, known) != probe:
+        raise InvalidArgument(f"executor= takes probes by their names, which workers find; got the object {probe!r}.")
+    return spelled
 
 
 def _further_passes(

@@ -14,8 +14,10 @@ from bayesgeom.core.run import Run
 from bayesgeom.dynamics.measure import Bench, Measured, Reference, Setting, measured, passed, reference_of
 from bayesgeom.dynamics.pictures import attention_maps, film
 from bayesgeom.dynamics.runs import KEPT, Source, TrainingRun, runs_of
+from bayesgeom.dynamics.sent import measure_missing
 from bayesgeom.dynamics.shelf import Shelf
 from bayesgeom.dynamics.summary import dynamics_report, settling_report, stacked
+from bayesgeom.engines.executor import Batch, Executor
 from bayesgeom.models.base import Model
 from bayesgeom.models.provenance import provenance
 from bayesgeom.models.resolve import check_device
@@ -34,6 +36,7 @@ def training_dynamics(
     device: str = "cpu",
     maps_at: Sequence[int] | None = None,
     out: str | Path | None = None,
+    executor: Executor | Batch | None = None,
 ) -> Diagnosis:
     """Measure every diagnostic at every snapshot of a training, on the same new sequences.
 
@@ -48,6 +51,7 @@ def training_dynamics(
         device: Device: "cpu", "cuda", …
         maps_at: Steps whose attention is drawn. Default: a few.
         out: Directory for progress and the report, so that an interrupted analysis continues.
+        executor: Where snapshots are measured, one job each (see `bayesgeom.engine`). Default: this process.
 
     Returns:
         The reports "dynamics", "settling" and, where the architecture has them, "manifold_film" and
@@ -58,6 +62,7 @@ def training_dynamics(
             architecture, task or recipe.
         UnknownName: There is no such training.
         CheckpointFault: A checkpoint is missing or altered.
+        ExecutorFault: A job failed; the others' results are kept.
 
     Example:
         >>> import bayesgeom
@@ -69,7 +74,9 @@ def training_dynamics(
         raise InvalidArgument(
             f"n, the number of sequences, must be at least {N_LEAST}, because half are held out; got {n}."
         )
-    check_device(device)
+    batch = None if executor is None else Batch.of(executor)
+    if batch is None:
+        check_device(device)
     found = runs_of(runs)
     steps = found[0].steps
     if maps_at is not None and not len(maps_at):
@@ -80,7 +87,7 @@ def training_dynamics(
     bench = Bench(task=found[0].wind_tunnel(), n=n, seed=checked_seed(seed))
     chosen = None if maps_at is None else tuple(sorted(set(maps_at)))
     progress = None if out is None else Path(out) / PARTS
-    return _Analysis(runs=found, bench=bench, device=device, progress=progress).diagnosis(chosen)
+    return _Analysis(runs=found, bench=bench, device=device, progress=progress, batch=batch).diagnosis(chosen)
 
 
 @final
@@ -92,11 +99,14 @@ class _Analysis:
     bench: Bench
     device: str
     progress: Path | None
+    batch: Batch | None
 
     def diagnosis(self, maps_at: tuple[int, ...] | None) -> Diagnosis:
         """Measure the missing snapshots and return all reports; the pictures are of the first training."""
         total = sum(len(run.steps) for run in self.runs)
         before = [self._held(run) for run in self.runs]
+        if self.batch is not None:
+            before = self._sent(self.batch, before)
         n_before = sum(map(len, before))
         with bar(total=total, initial=n_before, desc="snapshots", unit="snapshot", leave=False) as shown:
             found = [self._measured(run, held, shown) for run, held in zip(self.runs, before, strict=True)]
@@ -114,6 +124,18 @@ class _Analysis:
         """Return the saved measurements by index of the snapshot."""
         shelf, last = self._shelf(run), run.hashes[-1]
         return {index: held for index, digest in enumerate(run.hashes) if (held := shelf.find(digest, last))}
+
+    def _sent(self, batch: Batch, before: list[dict[int, Measured]]) -> list[dict[int, Measured]]:
+        """All snapshots, those that were not measured before by jobs."""
+        missing = [
+            (run, [index for index in range(len(run.steps)) if index not in held])
+            for run, held in zip(self.runs, before, strict=True)
+        ]
+        found = measure_missing(batch, missing, self.bench, device=self.device)
+        for run, own in zip(self.runs, found, strict=True):
+            for index, held in own.items():
+                self._shelf(run).put(run.hashes[index], run.hashes[-1], held)
+        return [held | own for held, own in zip(before, found, strict=True)]
 
     def _measured(self, run: TrainingRun, found: dict[int, Measured], shown: Any) -> list[Measured]:
         """Measure every snapshot of one training that is not in `found`, starting with the last, the reference."""

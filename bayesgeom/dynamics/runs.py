@@ -41,9 +41,7 @@ class TrainingRun:
 
     def load(self, index: int, *, device: str | torch.device = "cpu") -> Model:
         """Return the model of one snapshot."""
-        path = self.paths[index]
-        found = load_packed(path, device=device) if path.is_file() else load_checkpoint(path, device=device)
-        return from_checkpoint(found)
+        return model_at(self.paths[index], device=device)
 
     def spec(self, *, device: str | torch.device = "cpu") -> ModelSpec:
         """Return the spec of the last snapshot, with the name of the training."""
@@ -52,6 +50,11 @@ class TrainingRun:
     def wind_tunnel(self) -> WindTunnel:
         """Return the task of the training."""
         return task_from_config(self.task)
+
+
+def model_at(path: Path, *, device: str | torch.device = "cpu") -> Model:
+    """The model of a checkpoint's directory, or of a packed training's file."""
+    return from_checkpoint(load_packed(path, device=device) if path.is_file() else load_checkpoint(path, device=device))
 
 
 def runs_of(sources: Sequence[Source]) -> tuple[TrainingRun, ...]:

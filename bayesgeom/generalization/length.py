@@ -11,6 +11,7 @@ from bayesgeom.checks.arguments import checked
 from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.core.run import ModelSpec, Run
 from bayesgeom.core.sites import RESID_POST
+from bayesgeom.engines.executor import Batch, Executor, Job, path_of
 from bayesgeom.generalization.arm import (
     Arm,
     Setting,
@@ -33,9 +34,10 @@ from bayesgeom.generalization.together import length_report
 from bayesgeom.models.base import Model
 from bayesgeom.models.checkpoint import Checkpoint
 from bayesgeom.models.provenance import provenance
-from bayesgeom.models.resolve import ModelLike, TaskLike, as_model, scored_task_of
+from bayesgeom.models.resolve import ModelLike, TaskLike, as_model, load, scored_task_of
+from bayesgeom.models.sendable import check_same, name_of
 from bayesgeom.results.report import with_provenance
-from bayesgeom.tasks.base import Branch, WindTunnel, checked_seed, derived_seed
+from bayesgeom.tasks.base import Branch, WindTunnel, checked_seed, derived_seed, task_from_config
 
 N_RECORDED = 128  # sequences whose residuals are read in every layer
 
@@ -59,6 +61,7 @@ def length_generalization(
     seed: int = 0,
     threshold_bits: float = 0.01,
     top_attention_off: int = 0,
+    executor: Executor | Batch | None = None,
 ) -> LengthReport:
     """Measure errors at and beyond the training length, for one model or several.
 
@@ -74,6 +77,8 @@ def length_generalization(
         seed: Seed of the sequences and of the intervals.
         threshold_bits: KL above which a position counts as failed.
         top_attention_off: Number of top layers without attention.
+        executor: Where models are measured, one job each (see `bayesgeom.engine`); they are then given by their names
+            or directories. Default: this process.
 
     Returns:
         Errors by position, and the discontinuity at the training length.
@@ -82,6 +87,7 @@ def length_generalization(
         InvalidArgument: No length is beyond the training length, the task has no length, or the models were trained
             at different lengths.
         TaskMismatch: A model has too few positions for a length.
+        ExecutorFault: A job failed; the others' results are kept.
 
     Example:
         >>> import bayesgeom
@@ -90,8 +96,16 @@ def length_generalization(
     """
     is_one = isinstance(model, Model | Checkpoint | nn.Module | str | Path | Unmade)
     models: list[ModelLike | Unmade] = [model] if is_one else list(model)  # type: ignore[arg-type, list-item]
+    batch = None if executor is None else Batch.of(executor)
     return _measured(
-        models, task, lengths, n=n, seed=seed, threshold_bits=threshold_bits, top_attention_off=top_attention_off
+        models,
+        task,
+        lengths,
+        n=n,
+        seed=seed,
+        threshold_bits=threshold_bits,
+        top_attention_off=top_attention_off,
+        executor=batch,
     )
 
 
@@ -104,8 +118,10 @@ def _measured(
     seed: int,
     threshold_bits: float,
     top_attention_off: int,
+    executor: Batch | None,
 ) -> LengthReport:
     """Return the report with its provenance; check everything before a model runs."""
+    names = [] if executor is None else [_sendable(own) for own in models]
     if not models:
         raise InvalidArgument("models must hold at least one model.")
     if n < 2 or not threshold_bits > 0:
@@ -115,7 +131,12 @@ def _measured(
     specs, setting = _checked(
         models, task, lengths, seed=seed, threshold_bits=threshold_bits, top_attention_off=top_attention_off
     )
-    arms = [_arm(_silenced(_made(own), top_attention_off), setting, n) for own in models]
+    if executor is None:
+        arms = [_arm(_silenced(_made(own), top_attention_off), setting, n) for own in models]
+    else:
+        found = zip(names, specs, strict=True)
+        jobs = [_job(name, spec, setting, n=n, top_attention_off=top_attention_off) for name, spec in found]
+        arms = executor.results(jobs, desc="models")
     report = length_report(arms, setting)
     arguments = {
         "lengths": setting.lengths,
@@ -127,6 +148,48 @@ def _measured(
     trained = setting.stretch.to(setting.task, setting.trained)
     where = _provenance(report, specs, setting.task, arguments)
     return with_provenance(report, where | {"trained_task": str(trained)})
+
+
+def _sendable(model: ModelLike | Unmade) -> str:
+    """The name by which a worker loads a model. **Raises** `InvalidArgument` for one that is not made yet."""
+    if isinstance(model, Unmade):
+        raise InvalidArgument("executor= needs models that exist: train them first, and pass names or directories.")
+    return name_of(model)
+
+
+def _job(name: str, spec: ModelSpec, setting: Setting, *, n: int, top_attention_off: int) -> Job:
+    arguments = {
+        "model": name,
+        "weights": spec.weights_hash,
+        "device": spec.device,
+        "task": setting.task.config(),
+        "n": n,
+        "top_attention_off": top_attention_off,
+        "setting": {
+            "trained": setting.trained,
+            "lengths": list(setting.lengths),
+            "seed": setting.seed,
+            "threshold_bits": setting.threshold_bits,
+        },
+    }
+    return Job(name=spec.name, function=path_of(arm_at), arguments=arguments)
+
+
+def arm_at(
+    *,
+    model: str,
+    weights: str,
+    device: str,
+    task: Mapping[str, Any],
+    n: int,
+    top_attention_off: int,
+    setting: Mapping[str, Any],
+) -> Arm:
+    """Do the job of one model."""
+    own, chosen = _silenced(load(model, device=device), top_attention_off), task_from_config(task)
+    check_same(own, model, weights)
+    lengths = tuple(setting["lengths"])
+    return _arm(own, Setting(task=chosen, stretch=stretch_of(chosen), **{**setting, "lengths": lengths}), n)
 
 
 def with_room(

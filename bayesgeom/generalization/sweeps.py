@@ -1,8 +1,8 @@
 """`sweep`: vary one parameter of a task and compare a model with the exact posterior at each value."""
 
-from collections.abc import Iterable
-from dataclasses import fields, is_dataclass, replace
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass, replace
+from typing import Any, final
 
 import numpy as np
 import torch
@@ -11,13 +11,15 @@ from bayesgeom.checks.arguments import checked
 from bayesgeom.core.behavior import BehaviorLog
 from bayesgeom.core.errors import InvalidArgument, TaskMismatch
 from bayesgeom.core.run import Behavior
+from bayesgeom.engines.executor import Batch, Executor, Job, path_of
 from bayesgeom.generalization.sweep_report import SweepReport, Value, sweep_report
 from bayesgeom.generalization.vocabulary import Vocabulary
 from bayesgeom.models.base import Model
 from bayesgeom.models.provenance import provenance
 from bayesgeom.models.resolve import ModelLike, TaskLike, as_model, as_task, task_of
+from bayesgeom.models.sendable import load_same, name_of
 from bayesgeom.results.report import with_provenance
-from bayesgeom.tasks.base import Branch, TextTask, WindTunnel, checked_seed, derived_seed
+from bayesgeom.tasks.base import Branch, TextTask, WindTunnel, checked_seed, derived_seed, task_from_config
 
 Task = WindTunnel | TextTask
 _INNER = "task"  # the field of a text task that holds the task it renders
@@ -33,6 +35,7 @@ def sweep(
     n: int = 512,
     seed: int = 0,
     threshold_bits: float = 0.05,
+    executor: Executor | Batch | None = None,
 ) -> SweepReport:
     """Measure how fast the exact posterior converges at each value of one parameter, and how far a model is from it.
 
@@ -44,6 +47,8 @@ def sweep(
         n: Number of sequences.
         seed: Seed of the sequences and of the intervals.
         threshold_bits: Distance of the mean entropy from its floor at which the posterior has converged.
+        executor: Where values are computed, a job each (see `bayesgeom.engine`); the model is then given by its name or
+            directory. Default: this process.
 
     Returns:
         Convergence and error at every value.
@@ -51,19 +56,61 @@ def sweep(
     Raises:
         InvalidArgument: The task has no such parameter, or it does not take a value.
         TaskMismatch: The model cannot be run at any value.
+        ExecutorFault: A job failed; the others' results are kept.
 
     Example:
         >>> import bayesgeom
         >>> bayesgeom.sweep(bayesgeom.tasks.Bijection(n_values=5, n_pairs=3), "n_pairs", [2, 3], n=8).n
         8
     """
+    sent = None
+    if executor is not None:
+        sent = _Sent(batch=Batch.of(executor), model=None if model is None else name_of(model))
     subject = None if model is None else as_model(model)
     chosen = as_task(task, trained=None if subject is None else subject.task)
-    return _swept(chosen, vary, _listed(values), subject, n=n, seed=seed, threshold_bits=threshold_bits)
+    return _swept(chosen, vary, _listed(values), subject, n=n, seed=seed, threshold_bits=threshold_bits, executor=sent)
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class _Sent:
+    """Where values are computed, and the name under which workers load the model."""
+
+    batch: Batch
+    model: str | None
+
+    def values(
+        self, labels: Sequence[str], tasks: Sequence[WindTunnel], weights: str, *, n: int, seed: int
+    ) -> list[Value]:
+        """Every value, a job each."""
+        shared = {"model": self.model, "weights": weights, "n": n, "seed": seed}
+        jobs = [
+            Job(
+                name=label,
+                function=path_of(value_at),
+                arguments={"label": label, "task": task.config(), **shared},
+            )
+            for label, task in zip(labels, tasks, strict=True)
+        ]
+        return self.batch.results(jobs, desc="values")
+
+
+def value_at(*, label: str, task: Mapping[str, Any], model: str | None, weights: str, n: int, seed: int) -> Value:
+    """Do the job of one value."""
+    subject = None if model is None else load_same(model, weights)
+    return _value(label, task_from_config(task), subject, n=n, seed=seed)
 
 
 def _swept(
-    task: Task, vary: str, values: list[Any], model: Model | None, *, n: int, seed: int, threshold_bits: float
+    task: Task,
+    vary: str,
+    values: list[Any],
+    model: Model | None,
+    *,
+    n: int,
+    seed: int,
+    threshold_bits: float,
+    executor: _Sent | None,
 ) -> SweepReport:
     """Return the report with its provenance; check everything before anything runs."""
     if n < 2 or not threshold_bits > 0:
@@ -71,7 +118,11 @@ def _swept(
     checked_seed(seed)
     tasks = [_bound(varied_task(task, vary, value), model) for value in values]
     labels = tuple(f"{value}" for value in values)
-    found = [_value(label, own, model, n=n, seed=seed) for label, own in zip(labels, tasks, strict=True)]
+    if executor is None:
+        found = [_value(label, own, model, n=n, seed=seed) for label, own in zip(labels, tasks, strict=True)]
+    else:
+        weights = "" if model is None else model.spec.weights_hash
+        found = executor.values(labels, tasks, weights, n=n, seed=seed)
     if model is not None and all(value.own is None for value in found):
         raise TaskMismatch(
             f"{model.spec.name} cannot be run at any value of {vary}; at {labels[0]}: {found[0].note} "

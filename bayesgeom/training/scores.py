@@ -1,7 +1,7 @@
 """Scores of trained models against the exact posterior, and of baselines, on the same sequences."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from numbers import Integral
 from typing import final
@@ -14,14 +14,11 @@ from torch import Tensor
 from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.core.memory import TRANSPORT_WINDOW, WindowScores, effective_memory, joined, window_scores
 from bayesgeom.core.observers import STARTS
-from bayesgeom.core.progress import bar
 from bayesgeom.core.trials import Trials
 from bayesgeom.models.base import Model
 from bayesgeom.stats.information import kl_bits
 from bayesgeom.tasks.base import Branch, WindTunnel, checked_seed, derived_seed
 from bayesgeom.training.baselines import context_aware
-from bayesgeom.training.kept import Kept
-from bayesgeom.training.recipe import Recipe
 
 N_SCORED = 2_000
 N_REFERENCE = 1_024  # sequences behind the best context-free predictor
@@ -57,12 +54,6 @@ class Scores:
     memory_symbols: float = math.nan
     memory_symbols_hi: float = math.nan
     window_gap_bits: float = math.nan
-
-
-def scores_of(recipes: Sequence[Recipe], kept: Kept, *, n: int, seed: int) -> list[Scores]:
-    """Return each recipe's scores; missing models are trained first. One model is in memory at a time."""
-    shown = bar(recipes, desc="models", leave=False)
-    return [score(kept.model(recipe), recipe.task, n=n, seed=seed) for recipe in shown]
 
 
 def score(model: Model, task: WindTunnel, *, n: int, seed: int) -> Scores:

@@ -29,14 +29,14 @@ from bayesgeom.core.files import check_directory, file_aside
 from bayesgeom.models.base import Model
 from bayesgeom.models.provenance import provenance
 from bayesgeom.models.resolve import TaskLike, as_model, task_of
+from bayesgeom.monitor.good_state import GoodState, non_finite
+from bayesgeom.monitor.measures import METRICS, Measures, chance_levels, measured, undisturbed
+from bayesgeom.monitor.report import MonitorReport, monitor_report
+from bayesgeom.monitor.rules import Event, Rules, Thresholds
 from bayesgeom.results.diagnosis import Diagnosis
 from bayesgeom.results.folder import METRICS as TABLE
 from bayesgeom.results.report import with_provenance
 from bayesgeom.tasks.base import Branch, derived_seed
-from bayesgeom.training.monitor.good_state import GoodState, non_finite
-from bayesgeom.training.monitor.measures import METRICS, Measures, chance_levels, measured, undisturbed
-from bayesgeom.training.monitor.report import MonitorReport, monitor_report
-from bayesgeom.training.monitor.rules import Event, Rules, Thresholds
 
 EVERY = 100
 THRESHOLDS = Thresholds()

@@ -16,12 +16,12 @@ import bayesgeom
 from bayesgeom.core.errors import InvalidArgument, OutputFault, TaskMismatch
 from bayesgeom.models.native.llama import LlamaConfig
 from bayesgeom.models.native.transformer import Transformer, TransformerConfig
+from bayesgeom.monitor.measures import measured
+from bayesgeom.monitor.report import ATTENTION, DIRECTIONS, OTHERS, UNIFORM, UNTRAINED, MonitorReport
+from bayesgeom.monitor.watch import Monitor, Response, Settings, trainer_callback
 from bayesgeom.results.diagnosis import Diagnosis
 from bayesgeom.results.tidy import Record
 from bayesgeom.tasks.bijection import Bijection
-from bayesgeom.training.monitor.measures import measured
-from bayesgeom.training.monitor.report import ATTENTION, DIRECTIONS, OTHERS, UNIFORM, UNTRAINED, MonitorReport
-from bayesgeom.training.monitor.watch import Monitor, Response, Settings, trainer_callback
 from tests.ablations.plain import n_hooks
 
 TASK = Bijection(n_values=5, n_pairs=3)

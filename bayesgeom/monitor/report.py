@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, final
 import numpy as np
 from jaxtyping import Float
 
+from bayesgeom.monitor.measures import Measures
+from bayesgeom.monitor.rules import Event, Thresholds
 from bayesgeom.results.estimate import Baseline, Estimate, Kind, Quantity
 from bayesgeom.results.estimators import mean_estimate
 from bayesgeom.results.headline import Headline
 from bayesgeom.results.report import Report, headline_of
 from bayesgeom.results.storage import quantities_of
-from bayesgeom.training.monitor.measures import Measures
-from bayesgeom.training.monitor.rules import Event, Thresholds
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure

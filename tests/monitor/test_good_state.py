@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from bayesgeom.core.errors import CheckpointFault, InvalidArgument
-from bayesgeom.training.monitor.good_state import FILE, GoodState
+from bayesgeom.monitor.good_state import FILE, GoodState
 
 OPTIMIZERS = {
     "adamw": lambda p: torch.optim.AdamW(p, lr=0.1),
