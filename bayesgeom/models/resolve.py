@@ -245,7 +245,7 @@ def as_model(model: ModelLike, tokenizer: Tokenizer | None = None) -> Model:
     return _of_library(model, tokenizer)
 
 
-def _of_library(model: nn.Module, tokenizer: Tokenizer | None) -> Model:
+def _of_library(model: Any, tokenizer: Tokenizer | None) -> Model:
     """The adapter of a module that Hugging Face, transformer-lens or a plug-in built."""
     if "transformers" in sys.modules:
         import transformers
