@@ -46,6 +46,11 @@ def spec_of(hf: "PreTrainedModel", name: str, digest: str | None) -> ModelSpec:
         )
     if n_layers < 1:
         raise InvalidArgument(f"{name} has {n_layers} layers; a model needs at least one to be measured.")
+    if min(sizes.n_heads, sizes.n_kv_heads, sizes.d_head) < 0:
+        raise InvalidArgument(
+            f"the config of {name} states {sizes.n_heads} heads, {sizes.n_kv_heads} key-value heads and a width of "
+            f"{sizes.d_head}; none can be negative."
+        )
     weight = hf.get_input_embeddings().weight
     assert isinstance(weight, Tensor)
     return ModelSpec(
