@@ -247,7 +247,7 @@ def test_a_recurrent_state_is_read_beside_the_stream() -> None:
     assert "silhouette of one cluster per hypothesis (k = 3) in state, last layer" in labels
     titles = [note.text for note in report.plot().layout.annotations]
     assert "Are there clusters? (state)" in titles
-    assert f"Read from state, last layer (R² {report.r2.value[1, -1]:.3f})" in titles
+    assert f"Read from state, last layer (R² {number_text(report.r2.value[1, -1])})" in titles
     assert {record.variant for record in records_of(report) if record.metric == "r2"} == {"resid_post", "state"}
 
 
@@ -294,7 +294,10 @@ def test_the_simplex_shows_held_out_beliefs_as_they_are_and_as_they_are_read() -
     assert report.stages == STAGES
     assert np.isnan(alone.drawn_readout[BEFORE]).all()
     titles = [note.text for note in report.plot().layout.annotations][:4]
-    assert titles[:2] == ["Exact belief", f"Read from resid_post, last layer (R² {report.r2.value[0, -1]:.3f})"]
+    assert titles[:2] == [
+        "Exact belief",
+        f"Read from resid_post, last layer (R² {number_text(report.r2.value[0, -1])})",
+    ]
     assert titles[2].startswith("Read from resid_post, layer 0")
     assert titles[3].startswith("Untrained network, last layer (R² ")
     assert "no untrained network was run" in [trace.text[0] for trace in alone.plot().data if trace.mode == "text"]
