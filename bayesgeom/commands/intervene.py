@@ -41,6 +41,10 @@ class Intervene(Command):
     """Erase the quantity of --subspace in every layer from each of --layers on, at all positions, in one pass."""
     controls: int = 20
     """Random subspaces, and as many with the same share of variance; fewer than 20 cannot show use."""
+    n_fit: int = 1_024
+    """Trials that subspaces are fitted on; fewer on a large model, and erasure is then less complete."""
+    n_untrained: int = 1
+    """Untrained networks in which a swap is repeated."""
     layers: str | None = None
     """Layers to act in, each alone: 1,3. Joined by + they are acted on at once: 1+3, or 1,1+3. Default: all, alone."""
     site: str = "resid_pre"
@@ -72,7 +76,8 @@ class Intervene(Command):
             report = intervene(model, self.task, fit, sites=places, kind=self.kind, **counts)
         else:
             at = replace(_alone(places), positions=self.positions, score_after=self.score_after)
-            design = Design(self.kind, donors=self.donors, n_random=self.controls, n_matched=self.controls)
+            controls = {"n_random": self.controls, "n_matched": self.controls, "n_untrained": self.n_untrained}
+            design = Design(self.kind, donors=self.donors, n_fit=self.n_fit, **controls)
             report = intervene(model, self.task, fit, sites=at, kind=design, **counts)
         diagnosis = Diagnosis.of(report)
         return conclude(diagnosis, self.out, f"{diagnosis.title}\n\n{report.table()}")
