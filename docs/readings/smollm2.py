@@ -32,6 +32,7 @@ PLACE, PREFIX, MODEL = ROOT / "docs" / "readings", "smollm2-", "models/smollm2"
 EVIDENCE = "calibration attention_entropy qk_alignment belief_readout key_overlap value_manifold:standardized"
 PROMPTS = "key_overlap pass_thresholds attention_entropy value_manifold:standardized domain_separation"
 IN_CONTEXT = "bijection-in-context:n_values=10,n_pairs=9"
+RECALL = "bijection-in-context:n_values=10,n_pairs=15,repeats=true"
 ALONE = "--n 96 --n-untrained 0 --seed 0"
 FEWER = "--n 48 --n-untrained 0 --seed 0"
 COMMANDS = {
@@ -41,6 +42,7 @@ COMMANDS = {
     "evidence-chat": f"diagnose {{m}} --task evidence:style=chat --probes calibration {ALONE}",
     "evidence-instruct": f"diagnose {{m}} --task evidence:style=instruct --probes calibration {ALONE}",
     "bijection-in-context": f"diagnose {{m}} --task {IN_CONTEXT} --probes calibration attention_entropy {FEWER}",
+    "recall-in-context": f"diagnose {{m}} --task {RECALL} --probes calibration attention_entropy qk_alignment {FEWER}",
     "hmm-in-context": f"diagnose {{m}} --task hmm-in-context --probes calibration attention_entropy {FEWER}",
     "onwards-entropy": "intervene {m} --task evidence --subspace leace:entropy --onwards --layers 20 --n 48 --seed 0",
     **{
