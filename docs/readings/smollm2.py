@@ -48,7 +48,7 @@ COMMANDS = {
     **{
         f"evidence-{control}": f"diagnose {{m}} --task evidence:control={control} "
         f"--probes calibration value_manifold:standardized {FEWER}"
-        for control in ("filler", "masked", "shuffled")
+        for control in ("none", "filler", "masked", "shuffled")
     },
     "ablation-attention": "ablate {m} --task evidence --battery attention --mode zero --n 24 --seed 0",
     **{
