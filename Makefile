@@ -11,7 +11,7 @@ WORKERS ?= 2
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
-NUMERICAL := $(addprefix tests/,stats probes models training ablations interventions tasks)
+NUMERICAL := $(addprefix tests/,stats probes models training monitor ablations interventions tasks)
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-all test-tiers test-avx2 test-slow test-hub real-model test-real lint format bench clean

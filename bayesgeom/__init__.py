@@ -1,11 +1,11 @@
-"""bayesgeom: does a sequence model do Bayesian inference, and where in its weights?
+"""bayesgeom: measure whether a sequence model does Bayesian inference, and where in its weights.
 
     import bayesgeom
     model = bayesgeom.load("bijection-v20")
     diagnosis = bayesgeom.diagnose(model)
     print(diagnosis.summary())
 
-Names load what they need when they are first used: importing the package alone pulls in neither torch nor plotly.
+Names are imported on first use: `import bayesgeom` alone loads neither torch nor plotly.
 """
 
 import importlib
@@ -22,7 +22,10 @@ if TYPE_CHECKING:
     from bayesgeom.comparison.replication import replicate as replicate
     from bayesgeom.comparison.run import compare as compare
     from bayesgeom.core.errors import BayesGeomError as BayesGeomError
+    from bayesgeom.diagnosis.run import diagnose as diagnose
     from bayesgeom.dynamics.run import training_dynamics as training_dynamics
+    from bayesgeom.engines.executor import Batch as Batch
+    from bayesgeom.engines.named import engine as engine
     from bayesgeom.experiments.em.run import em_experiment as em_experiment
     from bayesgeom.generalization.length import length_generalization as length_generalization
     from bayesgeom.generalization.relabeling import relabeling_invariance as relabeling_invariance
@@ -40,12 +43,11 @@ if TYPE_CHECKING:
     from bayesgeom.models.resolve import as_model as as_model
     from bayesgeom.models.resolve import checkpoints as checkpoints
     from bayesgeom.models.resolve import load as load
-    from bayesgeom.probes.one_pass import diagnose as diagnose
+    from bayesgeom.monitor import watch as monitor  # noqa: F401  (re-exported under another name)
     from bayesgeom.results.diagnosis import Diagnosis as Diagnosis
     from bayesgeom.results.diagnosis import load_report as load_report
     from bayesgeom.subspaces.site import InterventionSite as InterventionSite
     from bayesgeom.subspaces.subspace import Subspace as Subspace
-    from bayesgeom.training.monitor import watch as monitor  # noqa: F401  (re-exported under another name)
 
 __version__ = "0.1.0"
 
@@ -62,9 +64,11 @@ _HOMES = {
     "capacity_matched": "bayesgeom.models.capacity",
     "checkpoints": "bayesgeom.models.resolve",
     "compare": "bayesgeom.comparison.run",
-    "diagnose": "bayesgeom.probes.one_pass",
+    "diagnose": "bayesgeom.diagnosis.run",
     "diff": "bayesgeom.comparison.difference",
     "training_dynamics": "bayesgeom.dynamics.run",
+    "Batch": "bayesgeom.engines.executor",
+    "engine": "bayesgeom.engines.named",
     "em_experiment": "bayesgeom.experiments.em.run",
     "erase_onwards": "bayesgeom.interventions.onwards",
     "fit_subspace": "bayesgeom.interventions.run",
@@ -83,7 +87,7 @@ _HOMES = {
 _MODULES = {
     "ablations": "bayesgeom.ablations",
     "claims": "bayesgeom.claims",
-    "monitor": "bayesgeom.training.monitor.watch",
+    "monitor": "bayesgeom.monitor.watch",
     "subspaces": "bayesgeom.subspaces",
     "tasks": "bayesgeom.tasks",
 }
@@ -94,7 +98,9 @@ def __getattr__(name: str) -> object:
     if name in _MODULES:
         return importlib.import_module(_MODULES[name])
     if name not in _HOMES:
-        raise AttributeError(f"module 'bayesgeom' has no attribute {name!r}; it has {', '.join(sorted(__all__))}")
+        raise AttributeError(
+            f"module 'bayesgeom' has no attribute {name!r}. Public names: {', '.join(sorted(__all__))}."
+        )
     return getattr(importlib.import_module(_HOMES[name]), name)
 
 

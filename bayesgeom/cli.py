@@ -1,4 +1,7 @@
-"""The command line: arguments in, tables out. Exit status 0: done; 1: a selftest failed; 2: bad arguments or input."""
+"""Parse the command line and run a command.
+
+Exit status: 0 for success, 1 for a failed selftest or reproduction, 2 for invalid arguments or input.
+"""
 
 import codecs
 import contextlib
@@ -7,23 +10,26 @@ import os
 import re
 import sys
 import textwrap
+import time
 from collections.abc import Iterator, Sequence
 from importlib.metadata import version
 from pathlib import Path
 
 import tyro
 
+from bayesgeom.checks.text import is_encodable, shown
 from bayesgeom.commands.base import Command, flush, note, tell
-from bayesgeom.core.allocator import is_requested, keep_freed_memory
 from bayesgeom.core.errors import BayesGeomError, InvalidArgument
 from bayesgeom.core.plugins import discover
+from bayesgeom.core.progress import elapsed_shown
+from bayesgeom.models.allocator import is_requested, keep_freed_memory
 
 _PLAIN = "bayesgeom.plain"
 _ALIKE = {"─": "-", "–": "-", "—": "-", "−": "-", "→": ">", "‖": "|", "·": ".", "…": ".", "×": "x", "≤": "<", "≥": ">"}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line and return its exit status; a user's mistake is one line on standard error."""
+    """Run the command line and return its exit status. An invalid input prints one line to standard error."""
     if is_requested():
         keep_freed_memory()
     try:
@@ -31,18 +37,41 @@ def main(arguments: Sequence[str] | None = None) -> int:
             if (sys.argv[1:] if arguments is None else list(arguments)) == ["--version"]:
                 tell(f"bayesgeom {version('bayesgeom')}")
                 return 0
-            return int(parsed(arguments)())
+            command = parsed(arguments)
+            with _told(command.name, sys.argv[2:] if arguments is None else None):
+                return int(command())
     except BayesGeomError as error:
         notes = _notes(error)
         note("; ".join([f"bayesgeom: {error}".rstrip("." if notes else ""), *notes]))
         return 2
-    except BrokenPipeError:  # whoever read the output, `head` say, has seen enough
+    except BrokenPipeError:  # the reader of the output, such as `head`, has closed the pipe
         return 0
+    except OSError as error:  # a name that is too long, a directory without permission
+        name = "" if error.filename is None else f"{shown(error.filename)} cannot be used: "
+        note(f"bayesgeom: {name}{error.strerror or error}.")
+        return 2
     except KeyboardInterrupt as stopped:
         note("; ".join(["bayesgeom: interrupted", *_notes(stopped)]))
         return 130
     finally:
         _drop_unwritable()
+
+
+@contextlib.contextmanager
+def _told(name: str, given: Sequence[str] | None) -> Iterator[None]:
+    """One line on standard error before a command of the shell and one after it; elapsed time on a terminal.
+
+    Heavy libraries load within the command, so the first line appears at once. An error is a last line, too. Where
+    `given` is None, the command was called from Python, and nothing is told.
+    """
+    if given is None:
+        yield
+        return
+    begun, what = time.monotonic(), f"bayesgeom {name}"
+    note(textwrap.shorten(f"{what}: {' '.join(given)}".rstrip(": "), 100, placeholder=" …") + " …")
+    with elapsed_shown(what):
+        yield
+    note(f"{what}: finished in {time.monotonic() - begun:.3g} s")
 
 
 def _notes(error: BaseException) -> list[str]:
@@ -53,7 +82,7 @@ def _notes(error: BaseException) -> list[str]:
 def _any_encoding() -> Iterator[None]:
     """Let standard output replace characters that it cannot encode, instead of ending the command."""
     stream = sys.stdout
-    # The second is what Python chooses in the C locale; it helps file names, and no other character.
+    # Python chooses "surrogateescape" in the C locale, which handles file names but no other characters.
     if not isinstance(stream, io.TextIOWrapper) or (before := stream.errors) not in ("strict", "surrogateescape"):
         yield
         return
@@ -67,7 +96,7 @@ def _any_encoding() -> Iterator[None]:
 
 
 def _plain(error: UnicodeError) -> tuple[str, int]:
-    """What stands for characters that cannot be encoded: one each, so that tables stay aligned."""
+    """Return one plain character for each character that cannot be encoded, so that tables stay aligned."""
     if not isinstance(error, UnicodeEncodeError):
         raise error
     part = error.object[error.start : error.end]
@@ -76,7 +105,7 @@ def _plain(error: UnicodeError) -> tuple[str, int]:
 
 @contextlib.contextmanager
 def _flushed() -> Iterator[None]:
-    """Write what is buffered before the process ends, where a failure could not be told; help ends by SystemExit."""
+    """Flush standard output before the process ends, when a failure can still be reported. Help raises SystemExit."""
     try:
         yield
     except SystemExit:
@@ -86,7 +115,7 @@ def _flushed() -> Iterator[None]:
 
 
 def _drop_unwritable() -> None:
-    """Let what standard output did not take go: the interpreter would try again, and complain, when it ends."""
+    """Discard output that cannot be written; otherwise the interpreter would retry and complain at exit."""
     try:
         flush()
     except OSError:
@@ -95,9 +124,16 @@ def _drop_unwritable() -> None:
 
 
 def parsed(arguments: Sequence[str] | None) -> Command:
-    """The command that was asked for. **Raises** `InvalidArgument` with what tyro says of arguments, on one line."""
+    """Return the requested command.
+
+    Raises:
+        InvalidArgument: tyro rejects the arguments; its message is reduced to one line.
+    """
     given = sys.argv[1:] if arguments is None else arguments
-    # mypy: an abstract class as a value is what discovery is about.
+    for place, text in enumerate(given, 1):
+        if not is_encodable(text):
+            raise InvalidArgument(f"argument {place} holds characters that no command line can: {shown(text)}.")
+    # mypy forbids an abstract class as a value, but discovery needs one.
     commands = discover("bayesgeom.commands", Command)  # type: ignore[type-abstract]
     said = io.StringIO()
     try:
@@ -120,7 +156,7 @@ def parsed(arguments: Sequence[str] | None) -> Command:
 
 
 def _tell_choices(command: type[Command]) -> None:
-    """Print what an option of this command can name, plug-ins included, below its help."""
+    """Print the allowed values of this command's options, plug-ins included, below its help."""
     for title, choices in command.choices().items():
         width = max(map(len, choices), default=0)
         rows = (f"  {name:{width}}  {text}".rstrip() for name, text in choices.items())
@@ -135,10 +171,10 @@ def _filled(text: str, indent: int) -> str:
 
 
 def _one_line(box: str) -> str:
-    """What tyro's box says, without its frame, its title and the help that it quotes."""
+    """Return the message in tyro's box, without frame, title and quoted help."""
     plain = re.sub(r"\x1b\[[0-9;]*m", "", box)
     inside = [line.strip("│╰╯ ") for line in plain.splitlines()[1:]]  # the first is the title
-    parts = [part.strip(" .") for part in re.split(r"[─-]{5,}", " ".join(filter(None, inside)))]  # where rules stood
+    parts = [part.strip(" .") for part in re.split(r"[─-]{5,}", " ".join(filter(None, inside)))]  # horizontal rules
     quoted = ("Argument helptext", "For full helptext", "Perhaps you meant")
     said = [part for part in parts if part and not part.startswith(quoted)]
     near = [o for part in parts if part.startswith(quoted[2:]) for o in re.findall(r"(?<!\S)--[a-z]+", part)]

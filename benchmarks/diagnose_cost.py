@@ -25,8 +25,8 @@ import torch
 
 import bayesgeom
 from bayesgeom.core.trials import Trials
+from bayesgeom.diagnosis.run import N_RECORDED, all_probes
 from bayesgeom.models.base import Model
-from bayesgeom.probes.one_pass import N_RECORDED, all_probes
 
 GB = 2**30
 Clock = Callable[[], float]

@@ -26,10 +26,10 @@ from bayesgeom.ablations.batteries import battery
 from bayesgeom.core.run import Run
 from bayesgeom.core.sites import ATTN_OUT
 from bayesgeom.core.trials import Trials
+from bayesgeom.diagnosis.run import all_probes
 from bayesgeom.models.base import Model
 from bayesgeom.models.huggingface.gguf_file import dequantized, gguf_in
 from bayesgeom.models.resolve import task_of
-from bayesgeom.probes.one_pass import all_probes
 
 PART = 16  # sequences in a pass
 PARTS = ("load", "probes", "battery", "context")

@@ -16,7 +16,7 @@ from unittest.mock import patch
 import torch
 from torch import Tensor, nn
 
-from bayesgeom.core.allocator import keep_freed_memory
+from bayesgeom.models.allocator import keep_freed_memory
 from bayesgeom.models.native import compiled
 from bayesgeom.models.native.mamba import EPS, Mamba, MambaConfig
 

@@ -18,11 +18,11 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from bayesgeom.core.allocator import keep_freed_memory
+from bayesgeom.models.allocator import keep_freed_memory
 from bayesgeom.models.resolve import of_module
+from bayesgeom.monitor.good_state import GoodState
+from bayesgeom.monitor.watch import EVERY, Monitor, Settings
 from bayesgeom.training.loop import GRADIENT_CLIP, loss_nats
-from bayesgeom.training.monitor.good_state import GoodState
-from bayesgeom.training.monitor.watch import EVERY, Monitor, Settings
 from bayesgeom.training.optimizers import Optimizers
 from bayesgeom.training.recipe import Recipe
 from bayesgeom.training.recipes import recipe

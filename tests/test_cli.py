@@ -17,10 +17,10 @@ from bayesgeom.cli import main
 from bayesgeom.commands.base import Command
 from bayesgeom.core.numbers import number_text
 from bayesgeom.core.plugins import discover
+from bayesgeom.diagnosis.run import all_probes
 from bayesgeom.models import resolve
 from bayesgeom.models.checkpoint import hashed, load_checkpoint, save_checkpoint
 from bayesgeom.models.native.transformer import Transformer, TransformerConfig
-from bayesgeom.probes.one_pass import all_probes
 from bayesgeom.results.diagnosis import Diagnosis
 from bayesgeom.selftest import run as selftests
 from bayesgeom.selftest.controls import intervention_controls
@@ -174,15 +174,15 @@ def plant(folder: Path, what: str) -> None:
 
 
 MISTAKES = {
-    "no such checkpoint": ("tinny", (), "there is no checkpoint named 'tinny'. There are: tiny."),
+    "no such checkpoint": ("tinny", (), "there is no checkpoint named 'tinny'. Available: tiny."),
     "no such directory": ("./tinny", (), "there is no directory './tinny' ("),
     "missing tensor": ("missing", (), "model.safetensors lacks 1 tensor(s): ln_final.w."),
     "extra tensor": ("extra", (), "model.safetensors has unknown 1 tensor(s): bonus."),
     "wrong shape": ("shape", (), "ln_final.w has shape (5,), the config "),
     "NaN weights": ("nan", (), "ln_final.w has 21 NaN or infinite weight(s)"),
-    "truncated": ("truncated", (), "model.safetensors is truncated or no safetensors file"),
+    "truncated": ("truncated", (), "model.safetensors is truncated or not a safetensors file"),
     "newer schema": ("newer", (), "newer has schema 99; this bayesgeom reads up to 2."),
-    "NaN logits": ("loud", (), "loud gave NaN or infinite logits in 7 of 7 sequences"),
+    "NaN logits": ("loud", (), "loud returned NaN or infinite logits in 7 of 7 sequences"),
     "other ids": ("tiny", ("--task", "bijection:n_values=13,n_pairs=5"), "has 26 ids; tiny was trained on"),
     "too long": ("tiny", ("--task", "bijection:n_values=11,n_pairs=7"), "have 13 tokens; tiny has positions for 9."),
     "no such task": ("tiny", ("--task", "recal"), "named 'recal'. There are: bijection, "),
@@ -191,19 +191,19 @@ MISTAKES = {
         ("--task", "bijection:n_value=11"),
         "has no parameter 'n_value'. It has: n_pairs, n_values",
     ),
-    "no value": ("tiny", ("--task", "bijection:n_values"), "'n_values' in 'bijection:n_values' is no key=value"),
-    "no sequences": ("tiny", ("--n", "0"), "n is the number of sequences to draw: a whole number, at least 1, got 0."),
+    "no value": ("tiny", ("--task", "bijection:n_values"), "'n_values' in 'bijection:n_values' is not key=value"),
+    "no sequences": ("tiny", ("--n", "0"), "n, the number of sequences to draw, must be a positive integer, got 0."),
     "negative seed": ("tiny", ("--seed", "-1"), "seed"),
-    "negative nulls": ("tiny", ("--n-untrained", "-1"), "at least 0, got -1."),
+    "negative nulls": ("tiny", ("--n-untrained", "-1"), "must be at least 0, got -1."),
     "no probes": (
         "tiny",
         ("--probes",),
-        "probes names none: leave it out for all, or choose from: attention_entropy, ",
+        "probes is empty: leave it out for all, or choose from: attention_entropy, ",
     ),
     "name too long": (
         "x" * 300,
         (),
-        f"named '{'x' * 300}'. There are: tiny.",
+        f"named '{'x' * 300}'. Available: tiny.",
     ),
     "no such probe": ("tiny", ("--probes", "calibraton"), "there is no probe named 'calibraton'. There are: "),
     "no such device": ("tiny", ("--device", "gpu"), "device 'gpu' cannot be used here"),
@@ -302,8 +302,27 @@ def test_outside_the_tests_there_is_no_traceback_either(folder: Path) -> None:
         text=True,
         check=False,
     )
-    assert (done.returncode, done.stdout) == (2, "") and done.stderr.count("\n") == 1
-    assert done.stderr.startswith("bayesgeom: ") and "2.5" in done.stderr
+    first, last = done.stderr.splitlines()
+    assert (done.returncode, done.stdout) == (2, "") and first.startswith("bayesgeom diagnose: tiny --n")
+    assert last.startswith("bayesgeom: ") and "2.5" in last
+
+
+def test_a_command_of_the_shell_says_when_it_begins_and_ends(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["bayesgeom", "diagnose", "tiny", *QUICK])
+    assert main() == 0
+    first, last = capsys.readouterr().err.splitlines()
+    assert first.startswith("bayesgeom diagnose: tiny --n") and re.fullmatch(
+        r"bayesgeom diagnose: finished in [\d.e-]+ s", last
+    )
+
+
+def test_an_unusable_path_is_one_line(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for text in ("x" * 300, "a\0b", "\ud800"):
+        assert main(["diagnose", "tiny", *QUICK, "--out", text]) == 2
+        captured = capsys.readouterr()
+        assert captured.out == "" and captured.err.startswith("bayesgeom: ") and captured.err.count("\n") == 1
 
 
 def test_an_interrupted_command_says_so(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -325,7 +344,7 @@ def test_an_interrupted_command_that_keeps_its_progress_says_where(
     monkeypatch.setattr("bayesgeom.training.precision.is_bfloat16_fast", lambda kind: False)
     monkeypatch.setattr("bayesgeom.training.loop.training_step", interrupted)
     monkeypatch.setattr(importlib.import_module("bayesgeom.ablations.run"), "score_tile", interrupted)
-    kept = "bayesgeom: interrupted; what was done is kept in {}; to go on, repeat the {}.\n"
+    kept = "bayesgeom: interrupted; the progress is saved in {}; to continue, repeat the {}.\n"
     assert main(["train", TINY.name, "--out", "run"]) == 130
     estimate = "7 steps in float32, about 12 min 34 s\n"
     assert capsys.readouterr() == ("", estimate + kept.format("run", "command with --resume"))
@@ -342,13 +361,13 @@ def test_a_training_is_estimated_and_records_its_precision(folder: Path, capsys:
     assert json.loads((made / "config.json").read_text())["precision"] == "float32"
     assert "; float32 products; seed" in (made / "card.md").read_text()
     assert main(["train", TINY.name, "--steps", "3", "--resume", "--precision", "bfloat16"]) == 2
-    assert "was begun in float32 and cannot go on in bfloat16" in capsys.readouterr().err
+    assert "was started in float32 and cannot continue in bfloat16" in capsys.readouterr().err
 
 
 def test_resuming_with_other_steps_names_them(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train", TINY.name, "--steps", "3"]) == 0
     assert main(["train", TINY.name, "--resume"]) == 2
-    assert "'tiny-recipe' (steps: 3 there, 7 asked). Ask for what is there" in capsys.readouterr().err
+    assert "'tiny-recipe' (steps: 3 there, 7 asked). Use the recipe and options" in capsys.readouterr().err
 
 
 def test_checkpoints_lists_task_scores_and_hash(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -415,11 +434,11 @@ def test_what_was_trained_can_be_diagnosed(folder: Path, capsys: pytest.CaptureF
     ("arguments", "message"),
     [
         (("bijection-v21",), "there is no recipe named 'bijection-v21'. There are: bijection-lstm, "),
-        (("tiny-recipe", "--steps", "0"), "steps and batch sizes are at least 1"),
-        (("tiny-recipe", "--seed", "-1"), "seeds are counted up from 0, the recipe's own; got seed -1."),
+        (("tiny-recipe", "--steps", "0"), "steps and batch sizes must be at least 1"),
+        (("tiny-recipe", "--seed", "-1"), "seed must be a non-negative integer (0 is the recipe's own), got -1."),
         (("tiny-recipe", "--device", "gpu"), "device 'gpu' cannot be used here"),
         (("tiny-recipe", "--out", "shelf/tiny/card.md"), "shelf/tiny/card.md is a file; name a directory."),
-        (("tiny-recipe", "--resume"), "nothing to resume: runs/train/tiny-recipe holds no run."),
+        (("tiny-recipe", "--resume"), "nothing to resume: runs/train/tiny-recipe contains no run."),
     ],
     ids=lambda value: value[-1] if isinstance(value, tuple) else "",
 )

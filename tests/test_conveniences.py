@@ -46,8 +46,8 @@ def test_sizes_on_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
     [
         ("n_layer=2", r"recipe 'tiny-recipe' has no parameter 'n_layer'. It has: .*n_layers.*n_values"),
         ("n_layers", r"--set takes KEY=VALUE, each key once.*got 'n_layers'"),
-        ("n_layers=0", r"every size of a transformer is at least 1"),
-        ("n_values=2", r"3 distinct keys asked of 2"),
+        ("n_layers=0", r"every size of a transformer must be at least 1"),
+        ("n_values=2", r"3 distinct keys requested of 2"),
         ("d_vocab=3", r"has no parameter 'd_vocab'"),
     ],
 )
@@ -85,7 +85,7 @@ def test_a_model_takes_its_tokenizer_and_texts_in_memory() -> None:
     diagnosis = bayesgeom.diagnose(model, prompts, n=3, n_untrained=0)
     assert diagnosis.provenance["task_label"].startswith("3 prompts") and "calibration" in diagnosis.inapplicable
     assert "value_manifold" in diagnosis or "value_manifold" in diagnosis.skipped
-    with pytest.raises(InvalidArgument, match="has a tokenizer already"):
+    with pytest.raises(InvalidArgument, match="already has a tokenizer"):
         bayesgeom.as_model(model, pair_tokenizer())
     assert bayesgeom.as_model(model, tokenizer) is model
     loaded = bayesgeom.as_model("tiny", tokenizer)

@@ -26,7 +26,7 @@ from typing import final
 import pytest
 
 import bayesgeom
-from bayesgeom.commands.base import Command, Source
+from bayesgeom.commands.base import Command, Machines, Source
 from bayesgeom.comparison.report import ComparisonReport
 from bayesgeom.core.plugins import discover
 from bayesgeom.models.resolve import checkpoints
@@ -264,6 +264,7 @@ def unknown_commands(page: str) -> Iterator[str]:
             assert is_dataclass(command), "a command is a dataclass"
             own = {field.name for field in fields(command)}
             shared = {field.name for field in fields(Source)} if "source" in own else set()
+            shared |= {field.name for field in fields(Machines)} if "machines" in own else set()
             known = {name.replace("_", "-") for name in own | shared} | {"help"}
             yield from (f"{text}: no option --{o}" for o in re.findall(r"--([a-z-]+)", match[2]) if o not in known)
         elif (match := re.match(r"make ([a-z0-9-]+)", text)) and match[1] not in targets:

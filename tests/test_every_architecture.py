@@ -5,9 +5,9 @@ import math
 import pytest
 
 from bayesgeom.core.plugins import discover
+from bayesgeom.diagnosis.run import all_probes, diagnose
 from bayesgeom.models.config import ModelConfig, config_from_dict
 from bayesgeom.models.resolve import of_module
-from bayesgeom.probes.one_pass import all_probes, diagnose
 from bayesgeom.results.storage import parts_of
 from bayesgeom.tasks.bijection import Bijection
 

@@ -1,4 +1,4 @@
-"""Ablations: what breaks when a part is taken away, measured against the exact posterior."""
+"""Ablations: how much worse a model predicts without one of its components, measured against the exact posterior."""
 
 import importlib
 from typing import TYPE_CHECKING

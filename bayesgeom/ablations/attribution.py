@@ -1,7 +1,7 @@
 """Attribution: a first-order preview of every ablation from one forward and one backward pass.
 
 KL increase ≈ Σ (a′ − a) · ∂KL/∂a over the activations a that the ablation replaces by a′. It is exact where KL is
-linear in a, and no substitute for the battery: saturated heads have small gradients and large effects.
+linear in a. It does not replace the battery: saturated heads have small gradients and large effects.
 
 References: Nanda 2023 (attribution patching); Michel, Levy & Neubig 2019 (head importance).
 """
@@ -27,7 +27,7 @@ from bayesgeom.stats.information import kl_bits
 def attributed_kl_increase(
     model: Model, trials: Trials, variants: Sequence[Variant], reference: Reference
 ) -> Float[np.ndarray, "variant sequence"]:
-    """First-order increase in KL (bits, mean over scored positions) of every variant on every sequence."""
+    """Return the first-order increase in KL (bits, mean over scored positions) of every variant on every sequence."""
     places = sorted(
         {(edit.site, edit.layer) for variant in variants for edit in variant}, key=lambda p: (p[1], p[0].name)
     )
@@ -54,11 +54,11 @@ def _first_order(
 def _gradients(
     model: Model, trials: Trials, places: Sequence[tuple[Site, int]]
 ) -> tuple[dict[tuple[Site, int], Float[Tensor, "..."]], dict[tuple[Site, int], Float[Tensor, "..."]]]:
-    """The activations at these places and the gradient of each sequence's KL with respect to them."""
+    """Return the activations at these sites and the gradient of each sequence's KL with respect to them."""
     held: dict[Place, Tensor] = {}
     with hooked_sites(model, {place: keeping(held, place) for place in places}), torch.enable_grad():
         log_answers, _ = answer_log_probabilities(model.logits(trials), trials)
-    # Sequences do not touch one another, so the gradient of the sum holds each one's own.
+    # Sequences are independent, so the gradient of the sum holds each sequence's gradient.
     total = kl_bits(trials.at_scored(trials.predictive), log_answers).mean(dim=1).sum()
     gradients = torch.autograd.grad(total, [held[place] for place in places])
     return {p: held[p].detach() for p in places}, dict(zip(places, gradients, strict=True))

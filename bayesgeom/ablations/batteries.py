@@ -1,44 +1,60 @@
-"""Batteries: the lists of ablations that people run. A battery is a list, so any list of your own is one too."""
+"""Batteries: named lists of ablations. A battery is a plain list, so you can pass your own."""
 
 from collections.abc import Callable, Mapping, Sequence
 from itertools import combinations
 from typing import Literal
 
 from bayesgeom.ablations.component import Ablation, Component
+from bayesgeom.checks.arguments import checked
 from bayesgeom.core.errors import InvalidArgument, unknown_name
 from bayesgeom.models.base import Model
 
 Battery = list[Ablation]
 
 
+@checked()
 def every_head(model: Model) -> Battery:
-    """Each head alone."""
+    """Return one ablation per head."""
     return [Ablation((component,)) for component in _heads(model)]
 
 
+@checked()
 def every_attention(model: Model) -> Battery:
-    """Each attention sublayer alone."""
+    """Return one ablation per attention sublayer."""
     return [Ablation((Component(layer, "attention"),)) for layer in range(model.spec.n_layers)]
 
 
+@checked()
 def every_mlp(model: Model) -> Battery:
-    """Each MLP alone."""
+    """Return one ablation per MLP."""
     return [Ablation((Component(layer, "mlp"),)) for layer in range(model.spec.n_layers)]
 
 
+@checked()
 def every_layer(model: Model) -> Battery:
-    """Each block bypassed alone."""
+    """Return one ablation per block, which bypasses the block."""
     return [Ablation((Component(layer, "block"),)) for layer in range(model.spec.n_layers)]
 
 
+@checked()
 def every_pair_of_heads(model: Model, *, scope: Literal["layer", "model"] = "layer") -> Battery:
-    """Every two heads of a layer, or of the whole model: redundancy shows where each alone is harmless."""
+    """Return one ablation per pair of heads: redundant heads have an effect together and none alone.
+
+    Args:
+        model: The model.
+        scope: "layer" pairs heads of the same layer; "model" pairs heads of the whole model.
+    """
     pairs = combinations(_heads(model), 2)
     return [Ablation(pair) for pair in pairs if scope == "model" or pair[0].layer == pair[1].layer]
 
 
+@checked()
 def top_attention_off(model: Model, m: int) -> Battery:
-    """Attention zeroed in the top m layers at once. **Raises** `InvalidArgument` unless 1 ≤ m ≤ layers."""
+    """Return one ablation that zeroes attention in the top m layers.
+
+    Raises:
+        InvalidArgument: m is not between 1 and the number of layers.
+    """
     n_layers = model.spec.n_layers
     if not 1 <= m <= n_layers:
         raise InvalidArgument(
@@ -50,16 +66,18 @@ def top_attention_off(model: Model, m: int) -> Battery:
     ]
 
 
+@checked()
 def cumulative(order: Sequence[Component]) -> Battery:
-    """The first component, the first two, the first three, … of an order."""
+    """Return ablations of the first component, the first two, the first three and so on, in the given order."""
     return [
         Ablation(tuple(order[:count]), name=f"first {count}: + {order[count - 1].label}")
         for count in range(1, len(order) + 1)
     ]
 
 
+@checked()
 def everything(model: Model) -> Battery:
-    """Return the default battery: each head, attention, MLP and block alone, where the model has their sites."""
+    """Return the default battery: one ablation per head, attention sublayer, MLP and block whose sites exist."""
     kinds = (every_head, every_attention, every_mlp, every_layer)
     return [own for kind in kinds for own in kind(model) if _fits(own, model)]
 
@@ -75,7 +93,11 @@ BATTERIES: Mapping[str, Callable[[Model], Battery]] = {
 
 
 def battery(name: str, model: Model) -> Battery:
-    """The battery of this name. **Raises** `UnknownName`, listing those that exist."""
+    """Return the battery of this name.
+
+    Raises:
+        UnknownName: There is no such battery; the error lists those that exist.
+    """
     if name not in BATTERIES:
         raise unknown_name("battery", name, BATTERIES)
     return BATTERIES[name](model)

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Literal, final
 
 from bayesgeom.ablations.modes import mode_named
+from bayesgeom.checks.arguments import check_types
 from bayesgeom.core.edits import Edit, Mode, Replace
 from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.core.run import ModelSpec
@@ -23,6 +24,7 @@ class Component:
     head: int | None = None
 
     def __post_init__(self) -> None:
+        check_types(self)
         if self.kind not in KINDS or (self.kind == "head") != (self.head is not None):
             raise InvalidArgument(
                 f"a component is a head with its number, or one of attention, mlp, block; got {self!r}."
@@ -30,11 +32,15 @@ class Component:
 
     @property
     def label(self) -> str:
-        """What tables and plots call it: L2H3, L2 MLP."""
+        """The label in tables and plots: L2H3, L2 mlp."""
         return f"L{self.layer}H{self.head}" if self.kind == "head" else f"L{self.layer} {self.kind}"
 
     def check_in(self, spec: ModelSpec) -> None:
-        """**Raises** `InvalidArgument` where this model has no such layer or head."""
+        """Check that a model has this component.
+
+        Raises:
+            InvalidArgument: The model has no such layer or head.
+        """
         if not 0 <= self.layer < spec.n_layers:
             raise InvalidArgument(f"{self.label}: {spec.name} has layers 0 … {spec.n_layers - 1}.")
         if self.head is not None and not 0 <= self.head < spec.n_heads:
@@ -44,9 +50,9 @@ class Component:
 @final
 @dataclass(frozen=True)
 class Ablation:
-    """Components taken away together. `mode`, where given, overrides the battery's.
+    """Components that are ablated together; `mode`, if given, overrides the mode of the battery.
 
-    A block is always bypassed: what enters it leaves it.
+    A block is always bypassed: its output is its input.
     """
 
     components: tuple[Component, ...]
@@ -54,8 +60,9 @@ class Ablation:
     name: str | None = None
 
     def __post_init__(self) -> None:
+        check_types(self)
         if not self.components:
-            raise InvalidArgument("an ablation takes at least one component away; got none.")
+            raise InvalidArgument("an ablation needs at least one component; got none.")
 
     @property
     def label(self) -> str:
@@ -63,7 +70,7 @@ class Ablation:
         return self.name or " + ".join(component.label for component in self.components)
 
     def edits(self, mode: Mode) -> tuple[Edit, ...]:
-        """The edits that do it; heads of one layer go in one edit."""
+        """Return the edits of this ablation; heads of one layer share one edit."""
         chosen = self.mode or mode
         by = mode_named(chosen)
         heads: dict[int, list[int]] = {}

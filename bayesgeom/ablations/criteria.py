@@ -2,8 +2,8 @@
 
 The claims file states each criterion and decides the claim over several checkpoints (`bayesgeom reproduce A2`). This
 module applies the same rule to one checkpoint. The thresholds below are those of the claims file, and a test compares
-them. They were chosen when numbers of the shipped models were known, so they test a model only if it is measured for
-the first time. Where a report does not hold what a rule needs, there is no verdict; the reason says what to run.
+them. They were chosen when numbers of the shipped models were known, so they are a test only for models that are
+measured for the first time. If a report lacks what a rule needs, there is no verdict; the reason says what to run.
 
 References:
     Agarwal, Dalal & Misra 2025, arXiv:2512.22471 (layers, heads).
@@ -24,14 +24,14 @@ UNIQUE_RATIO = 3.0  # A2: the largest effect of layer 0 over the second largest 
 CATASTROPHIC_TIMES, LAYER_SHARE = 10.0, 0.5  # A2: in unablated KLs; in effects of all of layer 0's attention
 UNIFORM_SHARE = 0.01  # A3: of the uniform predictor's KL
 OVERLAP_SHARE = 0.5  # A5: of the largest effect of any head
-MODE, LEAST_SEQUENCES = "mean", 512  # how the criteria measure
+MODE, LEAST_SEQUENCES = "mean", 512  # the criteria hold for mean ablation of at least 512 sequences
 _Outcome = Literal["met", "failed", "open"]
 
 
 @final
 @dataclass(frozen=True, kw_only=True)
 class Criterion:
-    """One claim, the rule that decides it, what the rule says here, and the numbers behind it."""
+    """One claim, the rule that decides it, the verdict for this report, and the numbers behind the verdict."""
 
     id: str
     claim: str
@@ -78,7 +78,7 @@ class Effects:
         return [int(row) for row in np.argsort(-self.values, kind="stable")]
 
     def above(self, row: int, limit: float) -> _Outcome:
-        """Return whether the interval of a row lies above a threshold, below it, or has it inside or is missing."""
+        """Compare the interval of a row with a threshold: "met" above it, "failed" below it, else "open"."""
         return _above(float(self.low[row]), float(self.high[row]), limit)
 
     def cell(self, row: int) -> str:
@@ -123,7 +123,7 @@ def one_head_is_unique(
         heads: Single heads of all layers.
         own_kl_bits: KL without ablation.
         layer_attention_bits: KL increase when all of layer 0's attention is ablated.
-        is_layer_ablated: Whether it was ablated. Without it there is no support.
+        is_layer_ablated: Whether all of layer 0's attention was ablated; otherwise the verdict is never "supported".
     """
     first = np.flatnonzero(heads.layer == 0)
     verdict: Verdict
@@ -192,7 +192,7 @@ def key_overlap_finds_it(heads: Effects, picks: Sequence[str]) -> Criterion:
     Args:
         heads: Single heads of all layers.
         picks: Labels of the head with the least overlap, each followed by the token set and the site where the keys
-            were read. Token sets can choose different heads; the rule decides only where it says the same of all.
+            were read. Token sets can choose different heads; there is a verdict only if it is the same for all.
     """
     first = np.flatnonzero(heads.layer == 0)
     rows = [heads.labels.index(name) for name in _names(picks) if name in heads.labels]
@@ -244,7 +244,7 @@ def _verdict(outcomes: Sequence[_Outcome]) -> Verdict:
 
 
 def _stands_out(heads: Effects, top: int, second: int) -> _Outcome:
-    """Whether the top head is far enough above all others; thresholds that are effects count by their value."""
+    """Return whether the top head is far enough above all others; a threshold that is an effect has no interval."""
     limit = UNIQUE_RATIO * float(heads.values[second])
     others = np.delete(heads.high, top)
     if np.isfinite(others).all() and heads.low[top] > others.max() and heads.values[top] >= limit:

@@ -1,4 +1,4 @@
-"""The figure of an ablation report: a map of heads, KL increases with intervals by kind, and by position."""
+"""The figure of an ablation report: a map of heads, and KL increases with intervals by kind and by position."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,9 +10,9 @@ from jaxtyping import Float
 
 from bayesgeom.charts.forest import add_forest
 from bayesgeom.charts.heads import add_heads
-from bayesgeom.charts.lines import add_line, add_null
+from bayesgeom.charts.lines import LEAST_BITS, add_line, add_null
 from bayesgeom.results.estimate import Estimate
-from bayesgeom.results.theme import SERIES, label_axes, name_once, panels, with_room_for_legend
+from bayesgeom.results.theme import SERIES, at_least, label_axes, name_once, panels, with_room_for_legend
 
 _N_LINES = 5
 
@@ -22,7 +22,7 @@ _N_LINES = 5
 class Alike:
     """The largest of `n` KL increases of one kind, in bits, with their intervals, and by scored position.
 
-    A block costs ten times a sublayer and that ten times a head: on one axis the small ones would be dots at zero.
+    Each kind has its own axis, because a block costs ten times a sublayer and a sublayer ten times a head.
     """
 
     title: str
@@ -35,7 +35,7 @@ class Alike:
 def ablation_figure(
     title: str, groups: Sequence[Alike], by_head: Float[np.ndarray, "layer head"], *, heads_title: str
 ) -> go.Figure:
-    """The map of heads where any was ablated alone, a forest for each group, the first group along the sequence."""
+    """Draw the map of heads that were ablated alone, a forest for each group, and the first group by position."""
     maps = () if np.isnan(by_head).all() else (heads_title,)
     forests = (f"{_few(group, len(group.labels))}, largest first" for group in groups)
     titles = (*maps, *forests, f"{_few(groups[0], _N_LINES)}, along the sequence")
@@ -55,18 +55,18 @@ def ablation_figure(
         )
     _add_positions(figure, next(places), groups[0])
     name_once(figure)
-    figure.for_each_trace(lambda trace: trace.update(legendgroup=trace.name))  # an entry hides all that bear its name
     return with_room_for_legend(figure)
 
 
 def _few(group: Alike, n: int) -> str:
-    """What a panel that shows `n` of a group is called."""
+    """Return the title of a panel that shows `n` of a group."""
     return group.title if group.n <= n else f"{group.title}, {n} of {group.n}"
 
 
 def _add_positions(figure: go.Figure, panel: tuple[int, int], group: Alike) -> None:
-    scored = range(group.by_position.shape[1])
+    scored = range(1, group.by_position.shape[1] + 1)
     add_null(figure, panel, scored, 0.0, name="baseline: no effect")
     for label, increase, color in zip(group.labels[:_N_LINES], group.by_position, SERIES, strict=False):
         add_line(figure, panel, scored, increase, name=label, color=color)
-    label_axes(figure, panel, "scored position", "KL increase (bits)")
+    at_least(figure, panel, LEAST_BITS)
+    label_axes(figure, panel, "scored position (1 is the first)", "KL increase (bits)")

@@ -1,7 +1,7 @@
-"""The engine: one recorded baseline per tile of sequences, and each variant replayed only from where its edit acts.
+"""The engine: record the unablated pass once per block of sequences, then replay each variant from its first edit.
 
-Memory does not grow with n: sequences come as a stream, a tile's activations are freed before the next is drawn, and
-per-sequence results are kept for at most `MAX_UNITS` units, each a run of consecutive sequences.
+Memory does not grow with n. Sequences are drawn in batches, and the activations of a block are freed before the next
+one. Results are stored for at most `MAX_UNITS` units, each a run of consecutive sequences.
 """
 
 from collections.abc import Iterator, Sequence
@@ -22,16 +22,16 @@ from bayesgeom.core.trials import Trials
 from bayesgeom.models.replay.replayer import STAGES, Baseline, Replayer, Variant, entry
 
 TARGET_ROWS = 2_400  # positions × sequences × variants computed at once: what stays in the processor's cache
-TILE_BYTES = 2**30  # activations and logits of a tile; smaller tiles of a language model multiply too few rows at once
+TILE_BYTES = 2**30  # activations and logits of a tile; smaller tiles make the matrix products of large models slow
 Means = dict[tuple[Site, int], Float[Tensor, "pos *rest"]]
-_COPIES = 4  # of a tile's logits: the baseline's, a variant's, and what comparing them takes
-_NEARLY = 1e-4  # logits closer than this are tried for bit-identity
+_COPIES = 4  # copies of a tile's logits: unablated, one variant, and two to compare them
+_NEARLY = 1e-4  # only logits closer than this are tested for bit-identity
 
 
 @final
 @dataclass(frozen=True, kw_only=True)
 class TileScores:
-    """What one tile of sequences gave: metric by metric, the baseline's and every variant's."""
+    """Scores of one tile of sequences: without ablation (`baseline`) and with every variant."""
 
     baseline: Float[np.ndarray, "metric sequence position"]
     variants: Float[np.ndarray, "variant metric sequence position"]
@@ -41,26 +41,26 @@ class TileScores:
 @final
 @dataclass(frozen=True)
 class TileReference:
-    """Replacements for one tile: the task's means, and for each trial the one before it."""
+    """Replacement activations for one tile: the task's means, and the activations of the previous sequence."""
 
     means: Means
     baseline: Baseline
-    before: Baseline | None = None  # of the one trial before the tile; without it, the tile's last is before its first
+    before: Baseline | None = None  # of the sequence before the tile; None: the tile's last sequence precedes its first
 
     def mean(self, site: Site, layer: int) -> Float[Tensor, "pos *rest"]:
-        """The task's mean at each position."""
+        """Return the task's mean at each position."""
         return self.means[site, layer]
 
     def donor(self, site: Site, layer: int) -> Float[Tensor, "batch pos *rest"]:
-        """The activations of the trial before each."""
+        """Return the activations of the sequence before each sequence."""
         own = self.baseline.held[site, layer]
         return own.roll(1, dims=0) if self.before is None else torch.cat([self.before.held[site, layer], own[:-1]])
 
 
 def tiles(block: Trials, spec: ModelSpec) -> Iterator[Trials]:
-    """A block cut into tiles whose activations stay in the processor's cache; none has a single sequence alone.
+    """Cut a batch into tiles of at least two sequences whose activations fit the processor's cache.
 
-    What a baseline keeps of a tile, and the logits over a large vocabulary, stay within the byte budget.
+    The recorded activations of a tile and its logits stay within `TILE_BYTES`.
     """
     n_pos, n_asked = block.tokens.shape[1], int(block.scored.any(dim=0).sum())
     kept = spec.n_layers * n_pos * (5 * spec.d_model + spec.n_heads * spec.d_head)
@@ -70,16 +70,19 @@ def tiles(block: Trials, spec: ModelSpec) -> Iterator[Trials]:
 
 
 def variants_at_once(trials: Trials, logits: Float[Tensor, "batch query_pos d_vocab"]) -> int:
-    """How many variants of a tile are replayed together: as many as the cache and, with their logits, the budget hold.
+    """Return how many variants of a tile are replayed together, so that the cache and `TILE_BYTES` hold them.
 
-    `logits` are the baseline's.
+    `logits` are those without ablation.
     """
     in_budget = TILE_BYTES // (_COPIES * 4 * logits.numel())
     return max(1, min(TARGET_ROWS // trials.tokens.numel(), in_budget))
 
 
 def tiles_with_donors(block: Trials, spec: ModelSpec) -> Iterator[tuple[Trials, Trials]]:
-    """Each tile, and the trial before it in the block, where the last is before the first: donors know no tiles."""
+    """Yield each tile with the sequence before it in the block, so that donors do not depend on the tile size.
+
+    The last sequence of the block precedes its first.
+    """
     before = block.rows(slice(-1, None))
     for tile in tiles(block, spec):
         yield tile, before
@@ -89,7 +92,7 @@ def tiles_with_donors(block: Trials, spec: ModelSpec) -> Iterator[tuple[Trials, 
 def references(
     replayer: Replayer, trials: Trials, before: Trials, variants: Sequence[Variant], means: Means
 ) -> TileReference:
-    """One pass over a tile, and over the trial before it where a variant puts it in place."""
+    """Run a tile once without ablation, and the sequence before it if a variant needs a donor."""
     is_resampled = any(isinstance(edit, Replace) and edit.uses_donor for variant in variants for edit in variant)
     return TileReference(means, replayer.baseline(trials), replayer.baseline(before) if is_resampled else None)
 
@@ -97,9 +100,9 @@ def references(
 def score_tile(
     replayer: Replayer, trials: Trials, before: Trials, variants: Sequence[Variant], means: Means
 ) -> TileScores:
-    """Score every variant on one tile; `before` is the trial before it, from which the first is resampled.
+    """Score every variant on one tile; `before` is the sequence before it, the donor of its first sequence.
 
-    Variants that enter at the same places run together, as many as the cache holds.
+    Variants with the same entry point run together, as many as the cache holds.
     """
     reference = references(replayer, trials, before, variants, means)
     baseline, exact = reference.baseline, Exact.of(trials)
@@ -130,9 +133,9 @@ def _inert(
     variants: Sequence[Variant],
     reference: TileReference,
 ) -> Bool[np.ndarray, " variant"]:
-    """Which edits leave the logits bit-identical, against a replay from the same entry that changes nothing.
+    """Return which variants leave the logits bit-identical, compared with a replay that changes nothing.
 
-    The replay has the same variants beside it: the last bit of a product may depend on the size of the batch.
+    The replay has the same entry and batch size: the last bit of a matrix product can depend on the batch size.
     """
     near = [float((own - baseline.logits).abs().max()) <= _NEARLY for own in logits]
     if not any(near):
@@ -144,13 +147,13 @@ def _inert(
 
 
 def _places(variant: Variant) -> tuple[int, ...]:
-    """Entry, and the stages edited in that layer: variants that agree in them are computed in the same way there."""
+    """Return the entry and the stages edited in that layer; variants that agree in them can share a replay."""
     layer, stage = entry(variant)
     return (layer, stage, *sorted(STAGES[edit.site] for edit in variant if edit.layer == layer))
 
 
 def _unchanged(variant: Variant) -> Variant:
-    """The edits of a variant's first layer, each changing nothing."""
+    """Return the edits of a variant's first layer, each replaced by one that changes nothing."""
     layer, _ = entry(variant)
     return tuple(
         Replace(site=edit.site, layer=layer, mode="nothing", heads=edit.heads if isinstance(edit, Replace) else None)

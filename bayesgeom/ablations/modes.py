@@ -1,4 +1,4 @@
-"""Ablation modes: what goes in place of an ablated activation. Other packages add theirs by entry point."""
+"""Ablation modes: how to replace an ablated activation. Other packages register modes by entry point."""
 
 from bayesgeom.core.edits import AblationMode
 from bayesgeom.core.errors import InvalidArgument
@@ -36,5 +36,5 @@ def uses_donor(name: str) -> bool:
 
 
 def _added() -> dict[str, type[AblationMode]]:
-    # mypy: an abstract class as a value is what discovery is about.
+    # mypy rejects an abstract class as a value, which discovery needs.
     return discover("bayesgeom.ablations", AblationMode)  # type: ignore[type-abstract]

@@ -1,7 +1,7 @@
 """The ablation report: KL increase of each ablation, ranked, with paired intervals.
 
 The KL increase is KL(exact ‖ model) with the ablation minus KL without it; its baseline is 0. A component whose
-ablation leaves the logits bit-identical has no effect (`inert`, `no_effect`): an exact statement.
+ablation leaves the logits bit-identical has no effect (`inert`, `no_effect`); this is exact, not estimated.
 """
 
 import math
@@ -51,20 +51,21 @@ _ALIKE: Mapping[str, tuple[str, ...]] = {
 @final
 @dataclass(frozen=True, kw_only=True, repr=False)
 class AblationReport(Report):
-    """Per ablation: increase in KL and entropy error (bits), ratio of KL to that without it, change in accuracy.
+    """Increase in KL and entropy error (bits), ratio of KL and change in accuracy for every ablation.
 
-    Intervals are paired: the same sequences with and without the ablation, resampled together. `layer` and `head` are
-    −1 where an ablation is of several components, `attribution_bits` is NaN where it was not asked for.
-    `top_to_second_ratio` and `share_above_half_of_top` are of heads that were ablated alone.
+    Intervals are paired: the same sequences with and without the ablation are resampled together. `layer` and `head`
+    are −1 for an ablation of several components; `attribution_bits` is NaN if it was not requested.
+    `top_to_second_ratio` and `share_above_half_of_top` use only heads that were ablated alone.
     """
 
     name: ClassVar[str] = "ablation"
     title: ClassVar[str] = "Ablation: what breaks without it?"
     about: ClassVar[str] = (
         "Each component is ablated in turn and the model is scored again against the exact posterior on the same "
-        "sequences. The number is the KL increase in bits; the baseline is 0. What can be read out of an activation "
-        "need not matter to the answer, and this tests whether it does. Whiskers are 95 % paired intervals. The "
-        "criteria of the published claims on layers and heads are applied to this checkpoint (`criteria`)."
+        "sequences. The number is the KL increase in bits; the baseline is 0. A quantity that can be decoded from an "
+        "activation need not influence the answer; an ablation tests whether it does. Whiskers are 95 % paired "
+        "intervals. The criteria of the published claims on layers and heads are applied to this checkpoint "
+        "(`criteria`)."
     )
 
     mode: Mode
@@ -97,7 +98,7 @@ class AblationReport(Report):
     n: int
 
     def ranked(self) -> list[int]:
-        """Indices of the ablations, largest KL increase first."""
+        """Return the indices of the ablations, largest KL increase first."""
         return [int(index) for index in np.argsort(-self.kl_increase_bits.value, kind="stable")]
 
     @property
@@ -120,7 +121,7 @@ class AblationReport(Report):
 
     @property
     def uniform_kl_bits(self) -> float:
-        """KL of a uniform prediction on the same sequences; NaN in older reports, which do not hold it."""
+        """KL of a uniform prediction on the same sequences; NaN in older reports, which lack it."""
         known = [own for own in self.unablated_kl_bits.baselines if own.name == UNIFORM]
         return float(known[0].value) if known else math.nan
 
@@ -132,8 +133,8 @@ class AblationReport(Report):
     def criteria(self) -> tuple[Criterion, ...]:
         """Apply the criteria of claims A1, A2, A3 and A5 to this checkpoint.
 
-        The rules are those of the claims file, so they hold for mean ablation of at least 512 sequences; any other
-        report is told what to run.
+        The rules are those of the claims file, so they need mean ablation of at least 512 sequences; for any other
+        report there is no verdict and the reason says what to run.
         """
         heads, blocks = self._heads(), np.array([kind == "block" for kind in self.kinds])
         increases = self._exactly(self.entropy_mae_increase_bits)[blocks]
@@ -155,15 +156,13 @@ class AblationReport(Report):
         return tuple(untested(own, reason) for own in found) if reason else found
 
     def _other_measurement(self) -> str:
-        """Why the criteria of the claims file do not hold for this report; "" where they do."""
+        """Return why the criteria of the claims file do not apply to this report; "" if they do."""
         if np.isnan(self.entropy_mae_increase_bits.value).all():
-            return "attribution is a preview and no ablation; run with --method exact"
+            return "attribution is a preview, not an ablation; run with --method exact"
         if self.mode != MODE:
-            return f"the criterion is of {MODE} ablation, this is {self.mode} ablation; run with --mode {MODE}"
+            return f"the criterion needs {MODE} ablation, this is {self.mode} ablation; run with --mode {MODE}"
         if self.n < LEAST_SEQUENCES:
-            return (
-                f"the criterion asks for {LEAST_SEQUENCES} sequences, this has {self.n}; run with --n {LEAST_SEQUENCES}"
-            )
+            return f"the criterion needs {LEAST_SEQUENCES} sequences, this has {self.n}; run with --n {LEAST_SEQUENCES}"
         return ""
 
     def _heads(self) -> Effects:
@@ -173,7 +172,7 @@ class AblationReport(Report):
         return everything.where(np.array([kind == "head" for kind in self.kinds]))
 
     def _exactly(self, effect: Estimate) -> Estimate:
-        """Return an effect that is exactly 0, with that as its interval, where the ablation changes no logit."""
+        """Return the effect with value and interval set to exactly 0 where the ablation changes no logit."""
         value, *ends = (np.where(self.inert, 0.0, own) for own in (effect.value, *effect.ends))
         return Estimate.of(value, (ends[0], ends[1]), n=effect.n)
 
@@ -191,7 +190,7 @@ class AblationReport(Report):
         )
 
     def _key_overlap(self) -> Sequence[Headline]:
-        """KL increase of each head that key overlap would have chosen, and its rank among the heads ablated."""
+        """Return the KL increase of each head that key overlap would choose, and its rank among the ablated heads."""
         if not self.key_overlap_pick:
             return ()
         return tuple(self._picked(pick) for pick in self.key_overlap_pick.split("; "))
@@ -230,9 +229,9 @@ class AblationReport(Report):
         return ablation_figure(self.title, groups, self.kl_increase_bits_by_head, heads_title=heads_title)
 
     def table(self, *, most: int = N_SHOWN) -> str:
-        """The ranked list as the command line prints it."""
+        """Return the ranked list that the command line prints."""
         rows: list[tuple[str, ...]] = [
-            ("ablation", "KL increase (bits)", "95 % interval", "KL ratio", "entropy error +", "")
+            ("ablation", "KL increase (bits)", "95 % interval", "KL ratio", "Δ entropy error", "")
         ]
         rows += [self._row(index) for index in self.ranked()[:most]]
         n_more = len(self.ablations) - most
@@ -254,7 +253,7 @@ class AblationReport(Report):
 @final
 @dataclass(frozen=True, kw_only=True)
 class Context:
-    """What a report needs in addition to the tally."""
+    """The data that a report needs in addition to the tally."""
 
     battery: Sequence[Ablation]
     mode: Mode
@@ -267,7 +266,7 @@ class Context:
 
 
 def ablation_report(tally: Tally, context: Context) -> AblationReport:
-    """Return intervals, ranks and summaries of a finished tally."""
+    """Return the report of a finished tally."""
     singles = [a.components[0] if len(a.components) == 1 else None for a in context.battery]
     layer = np.array([-1 if c is None else c.layer for c in singles])
     head = np.array([-1 if c is None or c.head is None else c.head for c in singles])
@@ -305,7 +304,7 @@ def ablation_report(tally: Tally, context: Context) -> AblationReport:
 
 
 def with_attribution(report: AblationReport, bits: Float[np.ndarray, " ablation"]) -> AblationReport:
-    """Return the report with first-order estimates, and how well they rank its KL increases."""
+    """Return the report with first-order estimates and their rank correlation with the KL increases."""
     known = np.isfinite(bits)
     correlation = _rank_correlation(bits[known], report.kl_increase_bits.value[known])
     return replace(report, attribution_bits=bits, attribution_rank_correlation=Estimate.of(correlation))

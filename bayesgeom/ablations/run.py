@@ -1,8 +1,8 @@
-"""`ablate`: run a battery of ablations on new sequences and report what each costs."""
+"""`ablate`: run a battery of ablations on new sequences and report the KL increase of each."""
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, final
 
@@ -17,26 +17,31 @@ from bayesgeom.ablations.engine import Means, TileScores, references, score_tile
 from bayesgeom.ablations.modes import mode_names, uses_donor
 from bayesgeom.ablations.report import AblationReport, Context, ablation_report, with_attribution
 from bayesgeom.ablations.scoring import scores_of
+from bayesgeom.ablations.sent import Part, sent_tally
 from bayesgeom.ablations.tally import Tally
+from bayesgeom.checks.arguments import checked
 from bayesgeom.core.edits import Mode, Replace
 from bayesgeom.core.errors import HookFault, InvalidArgument
 from bayesgeom.core.progress import bar, kept_in
 from bayesgeom.core.sites import ATTN_OUT, MLP_OUT, Site
 from bayesgeom.core.trials import Trials, concatenate
+from bayesgeom.engines.executor import Batch, Executor
 from bayesgeom.models.base import Model
 from bayesgeom.models.provenance import provenance
 from bayesgeom.models.replay.replayer import Replayer, Variant
 from bayesgeom.models.resolve import ModelLike, TaskLike, as_model, scored_task_of
+from bayesgeom.models.sendable import load_same, name_of
 from bayesgeom.probes.key_overlap import KeyOverlap, overlap_by_view
 from bayesgeom.results.report import with_provenance
 from bayesgeom.stats.information import entropy_bits
-from bayesgeom.tasks.base import Branch, WindTunnel, derived_seed
+from bayesgeom.tasks.base import Branch, WindTunnel, derived_seed, task_from_config
 
-N_REFERENCE = 256  # sequences behind the means that mean ablation puts in place
-N_KEYS = 64  # sequences, at most, behind the key overlap that is set beside the battery
+N_REFERENCE = 256  # sequences that give the means of mean ablation
+N_KEYS = 64  # sequences, at most, that give the key overlap reported with the battery
 _MEANS = 3  # branch of the seed
 
 
+@checked("model", "task")
 def ablate(
     model: ModelLike,
     task: TaskLike | None = None,
@@ -46,8 +51,9 @@ def ablate(
     n: int = 512,
     seed: int = 0,
     out: str | Path | None = None,
+    executor: Executor | Batch | None = None,
 ) -> AblationReport:
-    """Measure what each ablation of a battery costs, in bits of KL to the exact posterior.
+    """Measure the KL increase of each ablation of a battery, in bits of KL to the exact posterior.
 
     Args:
         model: A model, its name or its directory.
@@ -57,18 +63,21 @@ def ablate(
         mode: "zero"; "mean", the task's mean at each position; "resample", the same position of another
             sequence; or a mode of another package.
         n: Sequences to draw.
-        seed: Of sequences, means and intervals.
-        out: Directory where progress is kept after every block: a stopped battery continues from there. Save the
-            finished report there, which removes the progress.
+        seed: Seed of the sequences, means and intervals.
+        out: Directory where progress is saved after every block: an interrupted battery continues from there. Save
+            the finished report there, which removes the progress.
+        executor: Where blocks of sequences are measured, one job each (see `bayesgeom.engine`); model and battery are
+            then given by their names, and progress is in the jobs' results. Default: this process.
 
     Returns:
         The KL increase of every ablation, with paired intervals over sequences.
 
     Raises:
-        InvalidArgument: n < 1, a layer or head that is not there, or resampling with one sequence.
+        InvalidArgument: n < 1, a layer or head that does not exist, or resampling with one sequence.
         UnknownName: There is no battery of this name.
         HookFault: No ablation of the battery changed anything.
         OutputFault: `out` holds the progress of another battery.
+        ExecutorFault: A job failed; the others' results are kept.
 
     Example:
         >>> import bayesgeom
@@ -78,11 +87,39 @@ def ablate(
         >>> bayesgeom.ablate(module, task, n=8).kl_increase_bits.value.shape
         (4,)
     """
+    sent = None if executor is None else (Batch.of(executor), name_of(model))
     subject = as_model(model)
     run = BatteryRun.of(subject, scored_task_of(subject, task), battery, mode=mode, n=n, seed=seed)
-    return run.exact(None if out is None else Path(out))
+    if sent is None:
+        return run.exact(None if out is None else Path(out))
+    return _sent(*sent, run, battery)
 
 
+def _sent(batch: Batch, name: str, run: "BatteryRun", battery: str | Sequence[Ablation]) -> AblationReport:
+    """The report of a battery whose blocks are jobs."""
+    spec = run.model.spec
+    described = {
+        "model": name,
+        "weights": spec.weights_hash,
+        "device": spec.device,
+        "task": run.task.config(),
+        "battery": battery,
+        "mode": run.mode,
+        "n": run.n,
+        "seed": run.seed,
+    }
+    return run.reported(sent_tally(batch, block_at, described, run.n_blocks()))
+
+
+def block_at(*, model: str, weights: str, device: str, task: Mapping[str, Any], block: int, **named: Any) -> Part:
+    """Do the job of one block of sequences of a battery."""
+    subject = load_same(model, weights, device=device)
+    asked = {"mode": named["mode"], "n": int(named["n"]), "seed": int(named["seed"])}
+    run = BatteryRun.of(subject, task_from_config(task), str(named["battery"]), **asked)
+    return Part.of(run.block_tally(block))
+
+
+@checked("model", "task")
 def attribution_preview(
     model: ModelLike,
     task: TaskLike | None = None,
@@ -102,14 +139,14 @@ def attribution_preview(
         mode: As in `ablate`.
         n: As in `ablate`.
         seed: As in `ablate`.
-        exact: What `ablate` returned for the same arguments.
+        exact: The report that `ablate` returned for the same arguments.
 
     Returns:
-        The report of `exact` with `attribution_bits` and their rank correlation with the KL increase. Without `exact`,
-        the preview alone, which `kl_increase_bits` then holds too.
+        `exact` with `attribution_bits` and their rank correlation with the KL increase. Without `exact`, a report in
+        which `kl_increase_bits`, too, holds the preview.
 
     Raises:
-        InvalidArgument: `exact` is of other ablations, sequences or another mode; and as in `ablate`.
+        InvalidArgument: `exact` has other ablations, another n or another mode; and as in `ablate`.
     """
     subject = as_model(model)
     run = BatteryRun.of(subject, scored_task_of(subject, task), battery, mode=mode, n=n, seed=seed)
@@ -124,7 +161,7 @@ def attribution_preview(
 @final
 @dataclass(frozen=True, kw_only=True)
 class BatteryRun:
-    """A checked battery: internal, what the exact replay and the first-order preview share."""
+    """A checked battery, shared by the exact replay and the first-order preview. Internal."""
 
     model: Model
     task: WindTunnel
@@ -144,7 +181,7 @@ class BatteryRun:
         n: int,
         seed: int,
     ) -> "BatteryRun":
-        """Check everything that can be checked before anything runs."""
+        """Check all arguments before anything runs."""
         chosen = named_battery(battery, model) if isinstance(battery, str) else list(battery)
         if not chosen and battery == "all":
             model.require((ATTN_OUT, MLP_OUT), by="every ablation of the default battery")
@@ -165,11 +202,11 @@ class BatteryRun:
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """What reports call the ablations."""
+        """Labels of the ablations in reports."""
         return tuple(ablation.label for ablation in self.battery)
 
     def describe(self) -> dict[str, Any]:
-        """What decides the numbers: progress on disk belongs to a job with the same description."""
+        """Return all inputs that determine the numbers; saved progress is used only if these are equal."""
         return {
             "weights": self.model.spec.weights_hash,
             "task": self.task.config(),
@@ -180,19 +217,42 @@ class BatteryRun:
         }
 
     def exact(self, out: Path | None = None) -> AblationReport:
-        """Replay every ablation. With `out`, progress is kept there after every block."""
+        """Replay every ablation. With `out`, save progress there after every block."""
         variants, replayer = self._variants, self.model.replayer()
         means = self._means(variants, replayer)
-        tally = self._tally(lambda t, before: score_tile(replayer, t, before, variants, means), out)
+        return self.reported(self._tally(lambda t, before: score_tile(replayer, t, before, variants, means), out))
+
+    def reported(self, tally: Tally) -> AblationReport:
+        """The report on a finished tally. **Raises** `HookFault` where no ablation changed anything."""
         if bool(tally.inert.all()):
             raise HookFault(
-                f"none of {len(variants)} ablations changed a logit of {self.model.spec.name}: no edit took effect."
+                f"none of {len(self.battery)} ablations changed a logit of {self.model.spec.name}: no edit took effect."
             )
-        report = ablation_report(tally, self._context(np.full(len(variants), np.nan)))
+        report = ablation_report(tally, self._context(np.full(len(self.battery), np.nan)))
         return with_provenance(report, self._provenance("exact"))
 
+    def n_blocks(self) -> int:
+        """How many blocks the sequences come in."""
+        return sum(1 for _ in _without_loners(self._stream()))
+
+    def block_tally(self, index: int) -> Tally:
+        """The sums of one block alone, among the units of all `n` sequences."""
+        variants, replayer = self._variants, self.model.replayer()
+        means, seen = self._means(variants, replayer), 0
+        for at, block in enumerate(_without_loners(self._stream())):
+            if at == index:
+                tally = replace(Tally.empty(self.n, len(self.battery), block.n_scored), done=seen)
+                for tile, before in tiles_with_donors(block, self.model.spec):
+                    tally = tally.plus(score_tile(replayer, tile, before, variants, means))
+                return tally
+            seen += len(block)
+        raise InvalidArgument(f"{self.n} sequences of {self.task} have no block {index}.")
+
+    def _stream(self) -> Iterator[Trials]:
+        return self.task.stream(self.n, seed=derived_seed(self.seed, Branch.TRIALS), device=self.model.spec.device)
+
     def preview(self, exact: AblationReport | None) -> AblationReport:
-        """The first-order estimate, beside the exact report where there is one."""
+        """Return the first-order estimate, added to the exact report if there is one."""
         variants, replayer = self._variants, self.model.replayer()
         means = self._means(variants, replayer)
         tally = self._tally(lambda *tile: self._attributed(tile, variants, means, replayer), None)
@@ -237,17 +297,16 @@ class BatteryRun:
         return total / self.n
 
     def _tally(self, score: Callable[[Trials, Trials], TileScores], out: Path | None) -> Tally:
-        """Score the stream tile by tile; with `out`, skip what is already there and keep what is new.
+        """Score the sequences tile by tile; with `out`, continue from saved progress and save new progress.
 
-        Of weights without a hash nothing is kept and nothing skipped: it could be another model's.
+        Weights without a hash save nothing and continue nothing: the progress could be that of another model.
         """
         out = out if self.model.spec.is_identified else None
-        stream = self.task.stream(self.n, seed=derived_seed(self.seed, Branch.TRIALS), device=self.model.spec.device)
         tally = None if out is None else Tally.load(out, self.describe())
         label = f"{len(self.battery)} ablations"
         with kept_in(out), bar(total=self.n, desc=label, unit="seq", leave=False) as progress:
             seen = 0
-            for block in _without_loners(stream):
+            for block in _without_loners(self._stream()):
                 seen += len(block)
                 if tally is None or seen > tally.done:
                     for tile, before in tiles_with_donors(block, self.model.spec):
@@ -260,10 +319,10 @@ class BatteryRun:
         return tally
 
     def _key_overlap_pick(self) -> str:
-        """The head of layer 0 with the least key overlap, for each token set and reading of the keys, joined by "; ".
+        """Return the head of layer 0 with the least key overlap, per token set and site of the keys, joined by "; ".
 
-        Where several heads share their keys it is a key head, L0K0 and not L0H0, and no single head is chosen. Empty
-        for a model without keys, and where no keys have an angle.
+        If several heads share their keys, the label is that of a key head (L0K0, not L0H0), and no single head is
+        chosen. Empty for a model without keys, and where the angle between keys is undefined.
         """
         if not set(KeyOverlap.needs.sites) <= self.model.sites:
             return ""
@@ -279,12 +338,12 @@ class BatteryRun:
         )
 
     def _means(self, variants: Sequence[Variant], replayer: Replayer) -> Means:
-        """The task's mean activation, per position, wherever a variant puts it in place; over trials of their own."""
+        """Return the task's mean activation per position at every site that needs it, from separate sequences."""
         places = {
             (edit.site, edit.layer)
             for variant in variants
             for edit in variant
-            if not isinstance(edit, Replace) or edit.mode == "mean"
+            if not isinstance(edit, Replace) or edit.mode == "mean" or edit.by is not None
         }
         sums: dict[tuple[Site, int], Tensor] = {}
         if not places:
@@ -300,7 +359,7 @@ class BatteryRun:
     def _attributed(
         self, tile: tuple[Trials, Trials], variants: Sequence[Variant], means: Means, replayer: Replayer
     ) -> TileScores:
-        """First-order scores in the battery's own form; metrics other than KL are not known to first order."""
+        """Return first-order scores in the form of `score_tile`; metrics other than KL are NaN."""
         trials, before = tile
         reference = references(replayer, trials, before, variants, means)
         increase = attributed_kl_increase(self.model, trials, variants, reference)
@@ -311,7 +370,7 @@ class BatteryRun:
 
 
 def _without_loners(stream: Iterator[Trials]) -> Iterator[Trials]:
-    """The stream with a last block of one sequence joined to the block before: resampling needs another trial."""
+    """Join a last block of one sequence to the block before it: resampling needs two sequences."""
     held = next(stream)
     for block in stream:
         if len(block) == 1:

@@ -1,4 +1,4 @@
-"""Scores of logits against the exact posterior, with all that does not depend on the logits computed once per tile."""
+"""Scores of logits against the exact posterior; what does not depend on the logits is computed once per tile."""
 
 import math
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ METRICS = ("kl_bits", "entropy_error_bits", "correct")
 @final
 @dataclass(frozen=True, kw_only=True)
 class Exact:
-    """What the exact observer says of one tile of trials, and what the world answered."""
+    """Exact predictive distribution, its entropy and the labels of one tile of sequences."""
 
     answers: Int64[Tensor, " answer"]
     predictive: Float64[Tensor, "batch query_pos answer"]
@@ -29,7 +29,7 @@ class Exact:
 
     @classmethod
     def of(cls, trials: Trials) -> Self:
-        """Read once, used for every variant."""
+        """Return the exact values of a tile, computed once for all variants."""
         predictive = trials.at_scored(trials.predictive)
         asked = trials.at_scored(trials.labels)[..., None]
         return cls(
@@ -42,15 +42,16 @@ class Exact:
     def scores(
         self, logits: Float[Tensor, "batch query_pos d_vocab"], variant: Variant = ()
     ) -> Float[np.ndarray, "metric sequence position"]:
-        """KL, entropy error and correctness, in float64, of probabilities renormalized over the answers.
+        """Return KL, entropy error and correctness, in float64, of probabilities renormalized over the answers.
 
-        **Raises** `NonFinite`, naming the edits.
+        Raises:
+            NonFinite: A logit is NaN or infinite; the error names the edits.
         """
         if not all(math.isfinite(end) for end in logits.aminmax()):  # NaN is both least and largest
             what = " and ".join(edit.label for edit in variant) or "no edit"
             raise NonFinite(f"the logits are NaN or infinite under: {what}.")
-        # A softmax over the answers alone is one over all ids, renormalized; finite logits keep 0 log q = 0. Both sums
-        # are taken below the largest logit, log Z less a mean, so that exponentials are taken once.
+        # A softmax over the answers is the softmax over all ids, renormalized; finite logits keep 0 log q = 0. Both
+        # sums subtract the largest logit first, so the exponentials are computed once.
         wide = logits.index_select(-1, self.answers).double()
         largest, first = wide.max(dim=-1, keepdim=True)
         below = wide.sub_(largest)
@@ -67,5 +68,5 @@ class Exact:
 def scores_of(
     logits: Float[Tensor, "batch query_pos d_vocab"], trials: Trials
 ) -> Float[np.ndarray, "metric sequence position"]:
-    """The scores of one batch of logits."""
+    """Return the scores of one batch of logits."""
     return Exact.of(trials).scores(logits)

@@ -1,8 +1,8 @@
-"""The tally: what a battery has measured so far, in memory that does not grow with n, and safe on disk.
+"""The tally: running sums of a battery, in memory that does not grow with n, saved atomically.
 
-Per-sequence results are kept for at most `MAX_UNITS` units; a unit is a run of consecutive sequences, independent of
-the others, so that resampling units is resampling sequences. With many variants units are fewer, so that all their sums
-fit `MAX_BYTES`; `MIN_UNITS` still are enough for a percentile interval.
+Results are stored for at most `MAX_UNITS` units. A unit is a run of consecutive sequences, independent of the other
+units, so resampling units is equivalent to resampling sequences. With many variants there are fewer units, so that
+all sums fit `MAX_BYTES`; `MIN_UNITS` are enough for a percentile interval.
 """
 
 import json
@@ -27,7 +27,7 @@ MAX_BYTES = 64 * 2**20
 @final
 @dataclass(frozen=True, kw_only=True)
 class Tally:
-    """Sums over sequences. `sums` adds each sequence's mean over positions; row 0 of `profile` is the baseline."""
+    """Sums over sequences; `sums` adds each sequence's mean over positions, row 0 of `profile` has no ablation."""
 
     per_unit: int
     counts: Int[np.ndarray, " unit"]
@@ -39,7 +39,7 @@ class Tally:
 
     @classmethod
     def empty(cls, n: int, n_variants: int, n_positions: int) -> Self:
-        """Nothing measured yet of n sequences."""
+        """Return a tally of n sequences, none of them measured yet."""
         metrics = len(METRICS)
         affordable = MAX_BYTES // (8 * metrics * n_variants)
         per_unit = -(-n // min(MAX_UNITS, max(MIN_UNITS, affordable)))
@@ -55,7 +55,7 @@ class Tally:
         )
 
     def plus(self, tile: TileScores) -> Self:
-        """The tally with the next sequences of the stream added."""
+        """Return the tally with the next sequences added."""
         n = tile.baseline.shape[1]
         unit = np.arange(self.done, self.done + n) // self.per_unit
         member = np.zeros((n, len(self.counts)))
@@ -72,7 +72,7 @@ class Tally:
         )
 
     def save(self, folder: Path, job: dict[str, Any]) -> None:
-        """Write what is done; `job` is what it belongs to."""
+        """Write the tally; `job` describes the battery that it belongs to."""
         arrays = {
             name: np.ascontiguousarray(value) for name, value in vars(self).items() if isinstance(value, np.ndarray)
         }
@@ -82,7 +82,11 @@ class Tally:
 
     @classmethod
     def load(cls, folder: Path, job: dict[str, Any]) -> "Tally | None":
-        """What `save` wrote for this job, or nothing. **Raises** `OutputFault` where it belongs to another job."""
+        """Return the tally that `save` wrote for this job, or None.
+
+        Raises:
+            OutputFault: The progress cannot be read, or belongs to another job.
+        """
         if not (folder / PROGRESS).exists():
             return None
         try:
@@ -94,7 +98,7 @@ class Tally:
             raise OutputFault(f"{folder / PROGRESS} cannot be read ({error}); delete it and start again.") from error
         if tally is None:
             raise OutputFault(
-                f"{folder} holds the progress of another battery ({found}): ask for what is there to go on with it, "
-                f"name another directory, or delete {PROGRESS} there."
+                f"{folder} holds the progress of another battery ({found}): repeat that battery to continue it, "
+                f"use another directory, or delete {PROGRESS} there."
             )
         return tally

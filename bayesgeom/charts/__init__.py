@@ -1,1 +1,1 @@
-"""Charts: forms that know axes and units and draw stored numbers; they know no probe."""
+"""Charts: generic figures of stored numbers with axes and units, independent of probes."""

@@ -6,8 +6,8 @@ import numpy as np
 import plotly.graph_objects as go
 from jaxtyping import Float
 
-from bayesgeom.charts.lines import add_band, add_line, add_null
-from bayesgeom.results.theme import DASHES, EXACT, MEASURED, label_axes, panels, with_room_for_legend
+from bayesgeom.charts.lines import LEAST_BITS, add_band, add_line, add_null, add_reference
+from bayesgeom.results.theme import DASHES, MEASURED, at_least, label_axes, log_axes, panels, with_room_for_legend
 
 _POSITION = "scored position (1 is the first)"
 
@@ -22,11 +22,11 @@ def calibration_figure(
     baselines: Mapping[str, Float[np.ndarray, " position"]],
     examples: tuple[Float[np.ndarray, "example position"], Float[np.ndarray, "example position"]],
 ) -> go.Figure:
-    """Four panels: mean entropies, error on a log scale, and the first two example sequences."""
+    """Draw four panels: mean entropies, error on a log scale, and the first two example sequences."""
     x = np.arange(1, len(exact) + 1)
     titles = (
         "Entropy, mean over sequences",
-        "Entropy error and its baselines (log scale; gaps are 0)",
+        "Entropy error and its baselines (log scale; zeros are not drawn)",
         "One sequence",
         "Another sequence",
     )
@@ -38,7 +38,7 @@ def calibration_figure(
     for index, (name, level) in enumerate(baselines.items()):
         add_null(figure, (1, 2), x, np.where(level > floor, level, np.nan), name=f"baseline: {name}")
         figure.data[-1].line.dash = DASHES[index % len(DASHES)]
-    figure.update_yaxes(type="log", exponentformat="power", dtick=1, row=1, col=2)
+    log_axes(figure, (1, 2))
     label_axes(figure, (1, 2), _POSITION, "|H model − H exact| (bits)")
     for column, sequence in enumerate(zip(*(values[:2] for values in examples), strict=True), start=1):
         _entropies(figure, (2, column), *sequence)
@@ -49,7 +49,7 @@ def calibration_figure(
 
 
 def _floor(error: Float[np.ndarray, " position"]) -> float:
-    """A baseline this far below the least error is zero: on a log scale it would run out of the panel."""
+    """Return the level below which a baseline counts as zero, because a log scale could not show it."""
     return 0.1 * float(error[error > 0].min(initial=np.inf)) if (error > 0).any() else 0.0
 
 
@@ -60,6 +60,7 @@ def _entropies(
     model: Float[np.ndarray, " position"],
 ) -> None:
     x = np.arange(1, len(exact) + 1)
-    add_line(figure, panel, x, exact, name="exact", color=EXACT)
-    add_line(figure, panel, x, model, name="model", color=MEASURED, dash="dot")
+    add_reference(figure, panel, x, exact, name="exact")
+    add_line(figure, panel, x, model, name="model", color=MEASURED)
+    at_least(figure, panel, LEAST_BITS)
     label_axes(figure, panel, _POSITION, "entropy (bits)")

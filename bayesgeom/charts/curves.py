@@ -1,4 +1,4 @@
-"""Curves over training: lines without markers, with interval bands, levels in grey, steps on a log axis where asked."""
+"""Curves over training: lines with interval bands, gray levels, and optionally a log axis of steps."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,17 +12,18 @@ from bayesgeom.charts.lines import add_band, add_line, add_null
 from bayesgeom.results.theme import DASHES, SERIES, label_axes
 
 Panel = tuple[int, int]
-_CROWDED = 30  # points beyond which markers hide the line
+_CROWDED = 30  # with more points, markers would hide the line
 
 
 @final
 @dataclass(frozen=True, kw_only=True)
 class Curve:
-    """One number over steps, with its band where there is one."""
+    """One number over steps, with an optional band. Without `color` it takes the next color of the series."""
 
     name: str
     values: Float[np.ndarray, " step"]
     band: tuple[Float[np.ndarray, " step"], Float[np.ndarray, " step"]] | None = None
+    color: str = ""
 
 
 def add_curves(
@@ -35,12 +36,13 @@ def add_curves(
     levels: Sequence[tuple[str, float | Float[np.ndarray, " step"]]] = (),
     log_steps: bool = False,
 ) -> None:
-    """Curves in the series' colors, levels in grey: constants or lines. The legend shows every name once.
+    """Add curves in the colors of the series, and constant or varying levels in gray.
 
-    On a log axis step 0 is drawn at half of the first step after it, and its tick says 0.
+    On a log axis step 0 is drawn at half of the next step, with the tick label 0.
     """
     x = _placed(steps) if log_steps else np.asarray(steps, dtype=float)
-    for color, curve in zip(SERIES, curves, strict=False):
+    for next_color, curve in zip(SERIES, curves, strict=False):
+        color = curve.color or next_color
         if curve.band is not None and np.isfinite(curve.band).all(axis=0).any():
             add_band(figure, panel, x, *curve.band, name=f"{curve.name}, 95 % interval", color=color)
             figure.data[-1].showlegend = False
@@ -64,13 +66,13 @@ def _names(figure: go.Figure) -> set[str | None]:
 
 
 def _placed(steps: Real[np.ndarray, " step"]) -> Float[np.ndarray, " step"]:
-    """Steps where a log axis can draw them."""
+    """Return steps with 0 replaced by a positive value, for a log axis."""
     x = np.asarray(steps, dtype=float)
     return np.where(x > 0, x, np.min(x[x > 0]) / 2) if (x > 0).any() else np.ones_like(x)
 
 
 def _ticks(steps: Real[np.ndarray, " step"], x: Float[np.ndarray, " step"]) -> dict[str, list[float] | list[str]]:
-    """Powers of ten inside the range, and 0 where it is drawn."""
+    """Return ticks at powers of ten in the range, and 0 at its drawn place."""
     powers = [10.0**k for k in range(13) if x.min() <= 10.0**k <= x.max()]
     start = [float(x[0])] if steps[0] == 0 else []
     labels = ["0"] * len(start) + [f"{int(p):,}" for p in powers]

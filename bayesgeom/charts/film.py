@@ -1,4 +1,4 @@
-"""A cloud as a film over training: one frame per step, a slider and a play button that need no network."""
+"""An animation of a cloud over training: one frame per step, with a slider and a play button that work offline."""
 
 from collections.abc import Sequence
 
@@ -9,7 +9,7 @@ from jaxtyping import Float
 from bayesgeom.results.theme import SEQUENTIAL, label_axes, panels
 
 _FRAME_MS = 350
-_DIGITS = 4  # of a coordinate: more would only make the page larger
+_DIGITS = 4  # decimals of a coordinate: more would only make the page larger
 
 
 def film_figure(
@@ -21,7 +21,7 @@ def film_figure(
     colored_by: str,
     axes: tuple[str, str],
 ) -> go.Figure:
-    """The last step is what stands still; axes hold every step's points, so that growth is seen as growth."""
+    """Draw the last step and an animation of all steps, with the same axes for every step."""
     figure = panels(title, ("",), n_columns=1, row_height=620)
     drawn = [np.round(own.astype(float), _DIGITS) for own in points]
     figure.add_trace(

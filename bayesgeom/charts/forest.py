@@ -1,4 +1,4 @@
-"""The forest plot: one row per thing, its estimate and interval, the null as a vertical line."""
+"""The forest plot: one row per estimate with its interval, and the baseline as a vertical line."""
 
 from collections.abc import Sequence
 
@@ -19,7 +19,7 @@ def add_forest(
     unit: str,
     null: float,
 ) -> None:
-    """Rows from top to bottom in the given order; whiskers reach to the interval's ends."""
+    """Add rows from top to bottom in the given order; whiskers show the intervals."""
     lo, hi = interval
     figure.add_trace(
         go.Scatter(
@@ -45,13 +45,14 @@ def add_forest(
             y=[labels[0], labels[0]],
             mode="lines",
             line={"color": NULL, "dash": "dash"},
-            name="null: no effect",
+            name=f"baseline: {null:g}",
         ),
         row=panel[0],
         col=panel[1],
     )
-    # The trace above is for the legend; the line itself goes from edge to edge, beyond the first row and the last.
+    # The trace above is for the legend; the line itself spans the whole height of the panel.
     figure.add_vline(x=null, line={"color": NULL, "dash": "dash"}, row=panel[0], col=panel[1])
     every = {"tickmode": "linear", "dtick": 1, "tickfont_size": 13 if len(labels) < 12 else 11}
-    figure.update_yaxes(autorange="reversed", type="category", row=panel[0], col=panel[1], **every)
+    every["range"] = [len(labels) - 0.5, -0.5]
+    figure.update_yaxes(type="category", row=panel[0], col=panel[1], **every)
     label_axes(figure, panel, unit, "")

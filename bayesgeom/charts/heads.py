@@ -1,4 +1,4 @@
-"""Numbers per layer and head: a heat map with its null marked on the color scale, and the profile over layers."""
+"""Numbers per layer and head: a heat map with its baseline marked on the color scale, and the profile over layers."""
 
 import textwrap
 from collections.abc import Mapping
@@ -9,15 +9,15 @@ import plotly.graph_objects as go
 from jaxtyping import Float
 
 from bayesgeom.charts.lines import add_band, add_line, add_null
-from bayesgeom.results.theme import DASHES, DIVERGING, MEASURED, NULL, SEQUENTIAL, label_axes
+from bayesgeom.results.theme import DASHES, DIVERGING, MEASURED, NULL, SHADES, label_axes
 
 Panel = tuple[int, int]
-_BAR_WIDTH = 0.055  # of the figure: what a color bar takes from its panel
+_BAR_WIDTH = 0.055  # width of a color bar, as a share of the figure
 _N_TICKS = 5
 
 
 def with_null(title: str, null: float, label: str) -> str:
-    """A panel's title with the null level in it; the title alone where the null is not known."""
+    """Return a panel's title with the baseline level appended, if it is known."""
     return title if np.isnan(null) else f"{title} ({label}: {null:.3g})"
 
 
@@ -31,10 +31,10 @@ def add_heads(
     limits: tuple[float, float] | None = None,
     head: Literal["head", "key head"] = "head",
 ) -> None:
-    """Layers upward, heads to the right, missing values blank; the tick "◂ null" is the level without the structure.
+    """Add a heat map: layers upward, heads to the right, missing values blank, "◂ baseline" at the baseline level.
 
-    Without `limits` the scale is symmetric about the null. Where the null is the middle of the scale it is pale: colder
-    colors are below it, warmer ones above.
+    Without `limits` the scale is symmetric about the baseline `null`. A baseline in the middle of the scale is pale,
+    with colder colors below and warmer colors above.
     """
     if not np.isfinite(values).any():
         add_note(figure, panel, "not defined here")
@@ -57,7 +57,7 @@ def add_heads(
             zmax=high,
             xgap=1,
             ygap=1,
-            colorscale=DIVERGING if is_middle else SEQUENTIAL,
+            colorscale=DIVERGING if is_middle else SHADES,
             name=unit,
             showscale=True,
             hoverongaps=False,
@@ -93,9 +93,9 @@ def add_profile(
     baselines: Mapping[str, Float[np.ndarray, " layer"]] | None = None,
     color: str = MEASURED,
 ) -> None:
-    """One number per layer with its 95 % band, and each known null as a grey line: dashed, then dotted.
+    """Add one number per layer with its 95 % band, and each known baseline as a gray line with its own dash.
 
-    A name that the figure has already shown in its legend is not shown again.
+    A name is listed only once in the legend.
     """
     layers, named = range(len(values)), {trace.name for trace in figure.data}
     if band is not None:
@@ -105,13 +105,13 @@ def add_profile(
     figure.data[-1].showlegend = name not in named
     known = {label: level for label, level in (baselines or {}).items() if np.isfinite(level).any()}
     for (label, level), dash in zip(known.items(), DASHES, strict=False):
-        add_null(figure, panel, layers, level, name=f"null: {label}")
-        figure.data[-1].update(line_dash=dash, showlegend=f"null: {label}" not in named)
+        add_null(figure, panel, layers, level, name=f"baseline: {label}")
+        figure.data[-1].update(line_dash=dash, showlegend=f"baseline: {label}" not in named)
     _whole_numbers(figure, panel, x=len(values))
 
 
 def add_note(figure: go.Figure, panel: Panel, text: str) -> None:
-    """A sentence in the middle of a panel that has nothing to draw; its axes go."""
+    """Add a sentence in the middle of an empty panel and hide its axes."""
     wrapped = "<br>".join(textwrap.wrap(text, 46))
     figure.add_trace(
         go.Scatter(
@@ -125,16 +125,16 @@ def add_note(figure: go.Figure, panel: Panel, text: str) -> None:
 
 
 def _ticks(low: float, high: float, null: float) -> tuple[list[float], list[str]]:
-    """Even ticks, and the null in place of those too near it to be read apart."""
+    """Return even ticks, with the baseline in place of ticks too close to it."""
     even = np.linspace(low, high, _N_TICKS)
     apart = even if np.isnan(null) else even[np.abs(even - null) > 0.09 * (high - low)]
     ticks = sorted([*map(float, apart), *([null] if low <= null <= high else [])])
     tiny = 1e-6 * (high - low)
-    return ticks, [f"{0 if abs(tick) < tiny else tick:.2g}" + " ◂ null" * (tick == null) for tick in ticks]
+    return ticks, [f"{0 if abs(tick) < tiny else tick:.2g}" + " ◂ baseline" * (tick == null) for tick in ticks]
 
 
 def _whole_numbers(figure: go.Figure, panel: Panel, *, x: int, y: int = 0) -> None:
-    """Ticks at whole layers and heads, about eight of them at most, on the axes whose size is given."""
+    """Set at most about eight ticks, at integer layers and heads, on the axes whose size is given."""
     for update, size in ((figure.update_xaxes, x), (figure.update_yaxes, y)):
         if size:
             update(tickmode="linear", tick0=0, dtick=-(-size // 8), row=panel[0], col=panel[1])

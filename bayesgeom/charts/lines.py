@@ -1,4 +1,4 @@
-"""Lines over layers or positions, with interval bands, and their null as a grey dashed line or band."""
+"""Lines over layers or positions, with interval bands, and their baseline as a gray dashed line or band."""
 
 from collections.abc import Sequence
 
@@ -6,9 +6,10 @@ import numpy as np
 import plotly.graph_objects as go
 from jaxtyping import Float, Real
 
-from bayesgeom.results.theme import MEASURED, NULL
+from bayesgeom.results.theme import EXACT, MEASURED, NULL
 
 Panel = tuple[int, int]
+LEAST_BITS = 0.01  # least range of an axis of entropies or differences
 
 
 def add_line(
@@ -21,13 +22,29 @@ def add_line(
     color: str = MEASURED,
     dash: str = "solid",
 ) -> None:
-    """A measured line with markers; missing values leave a gap."""
+    """Add a measured line with markers; missing values leave a gap."""
     figure.add_trace(
         go.Scatter(
             x=list(x), y=y, name=name, mode="lines+markers", line={"color": color, "dash": dash}, marker={"size": 5}
         ),
         row=panel[0],
         col=panel[1],
+    )
+
+
+def add_reference(
+    figure: go.Figure,
+    panel: Panel,
+    x: Sequence[float] | Real[np.ndarray, " x"],
+    y: Float[np.ndarray, " x"],
+    *,
+    name: str,
+    color: str = EXACT,
+) -> None:
+    """Add a wide pale line, which stays visible under a line that coincides with it."""
+    line = {"color": color, "width": 7}
+    figure.add_trace(
+        go.Scatter(x=list(x), y=y, name=name, mode="lines", line=line, opacity=0.3), row=panel[0], col=panel[1]
     )
 
 
@@ -41,7 +58,7 @@ def add_band(
     name: str,
     color: str = MEASURED,
 ) -> None:
-    """A shaded interval between `lo` and `hi`, where both are known."""
+    """Add a shaded interval between `lo` and `hi`, where both are known."""
     known = np.isfinite(lo) & np.isfinite(hi)
     lo, hi = lo[known], hi[known]
     red, green, blue = (int(color[i : i + 2], 16) for i in (1, 3, 5))
@@ -71,7 +88,7 @@ def add_null(
     *,
     name: str,
 ) -> None:
-    """The null level, grey and dashed: a constant, or a line of its own."""
+    """Add a baseline level as a gray dashed line, constant or varying."""
     levels = np.broadcast_to(np.asarray(y, dtype=float), (len(x),))
     figure.add_trace(
         go.Scatter(x=list(x), y=levels, name=name, mode="lines", line={"color": NULL, "dash": "dash"}),

@@ -1,4 +1,4 @@
-"""The manifold chart: clouds along their principal axes, colored by entropy, with their curve; layers beside nulls."""
+"""The manifold chart: clouds along principal axes, colored by entropy, with a smooth curve; profiles with baselines."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,23 +11,28 @@ from jaxtyping import Float
 from bayesgeom.charts.lines import add_line, add_null
 from bayesgeom.results.theme import EXACT, SEQUENTIAL, SERIES, label_axes, panels, with_room_for_legend
 
+LEAST_SHARE = 0.5  # a smooth curve that explains less of the variance would mislead
 _SHAPE_COLORS, _ORDER_COLORS = SERIES[:4], (*SERIES[4:7], SERIES[8])
 
 
 @final
 @dataclass(frozen=True, kw_only=True)
 class Cloud:
-    """Points of one site along their leading principal axes, and the fitted curve in the same coordinates."""
+    """Points of one site along their leading principal axes, and the fitted curve in the same coordinates.
+
+    `curve_share` is the share of variance that the curve explains. Below `LEAST_SHARE` the curve is not drawn.
+    """
 
     site: str
     points: Float[np.ndarray, "point component"]
     curve: Float[np.ndarray, "step component"]
+    curve_share: float = 1.0
 
 
 @final
 @dataclass(frozen=True, kw_only=True)
 class Profile:
-    """One number per layer beside its null."""
+    """One number per layer with its baseline."""
 
     name: str
     values: Float[np.ndarray, " layer"]
@@ -44,17 +49,17 @@ def manifold_figure(
     order: Sequence[Profile],
     null_labels: tuple[str, str],
 ) -> go.Figure:
-    """Each cloud along its first two axes, and its first axis against entropy; then `shape` and `order` by layer."""
-    rows = [(f"{c.site}, last layer", f"{c.site}, last layer: PC1 against entropy") for c in clouds]
+    """Draw each cloud along its first two axes, its first axis against entropy, then `shape` and `order` by layer."""
+    rows = [(_cloud_title(c), f"{c.site}, last layer: PC1 against entropy") for c in clouds]
     titles = (*(text for row in rows for text in row), "Variance along PC1", "Order by entropy, resid_post")
     figure = panels(title, titles, row_height=390)
     for row, cloud in enumerate(clouds, start=1):
         _scatter(figure, (row, 1), cloud.points[:, 0], cloud.points[:, 1], entropy, "coloraxis")
-        _curve(figure, (row, 1), cloud.curve[:, 0], cloud.curve[:, 1])
+        if cloud.curve_share >= LEAST_SHARE:
+            _curve(figure, (row, 1), cloud.curve[:, 0], cloud.curve[:, 1])
         label_axes(figure, (row, 1), "PC1 (activation units)", "PC2 (activation units)")
         _scatter(figure, (row, 2), entropy, cloud.points[:, 0], position, "coloraxis2")
         label_axes(figure, (row, 2), "exact entropy (bits)", "PC1 (activation units)")
-    figure.data[1].showlegend = True
     bottom = len(clouds) + 1
     _profiles(figure, (bottom, 1), shape, _SHAPE_COLORS, null_labels[0])
     label_axes(figure, (bottom, 1), "layer", "share of variance (0 to 1)")
@@ -62,6 +67,13 @@ def manifold_figure(
     label_axes(figure, (bottom, 2), "layer", "|correlation| or share (0 to 1)")
     _color_bars(figure, n_rows=bottom)
     return with_room_for_legend(figure)
+
+
+def _cloud_title(cloud: Cloud) -> str:
+    """Return the title of a cloud, and the reason if its curve is not drawn."""
+    if cloud.curve_share >= LEAST_SHARE:
+        return f"{cloud.site}, last layer"
+    return f"{cloud.site}, last layer (no curve: it explains {cloud.curve_share:.0%})"
 
 
 def _scatter(
@@ -95,7 +107,6 @@ def _curve(
             y=y,
             mode="lines",
             name="smooth curve in entropy",
-            showlegend=False,
             line={"color": EXACT, "width": 2.5},
         ),
         row=panel[0],
@@ -106,24 +117,24 @@ def _curve(
 def _profiles(
     figure: go.Figure, panel: tuple[int, int], profiles: Sequence[Profile], colors: Sequence[str], null_label: str
 ) -> None:
-    """Measured lines in color, their nulls in grey under one entry of the legend; hovering names each."""
+    """Add measured lines in color, and their baselines in gray under one legend entry; hovering names each."""
     layers, is_named = range(len(profiles[0].values)), False
     for color, profile in zip(colors, profiles, strict=False):
         if np.isfinite(profile.values).any():
             add_line(figure, panel, layers, profile.values, name=profile.name, color=color)
-    # On top, so that a null which equals what was measured is seen to.
+    # On top, so that a baseline equal to the measured line stays visible.
     for profile in profiles:
         if not np.isnan(profile.null).all():
-            add_null(figure, panel, layers, profile.null, name=f"null: {null_label}")
+            add_null(figure, panel, layers, profile.null, name=f"baseline: {null_label}")
             figure.data[-1].update(showlegend=not is_named, hovertext=f"{profile.name}, {null_label}")
             is_named = True
     figure.update_xaxes(tickmode="linear", tick0=0, dtick=-(-len(layers) // 8), row=panel[0], col=panel[1])
 
 
 def _color_bars(figure: go.Figure, *, n_rows: int) -> None:
-    """One scale for entropy, one for position, right of the plots and one above the other."""
+    """Add one color scale for entropy and one for position, stacked to the right of the plots."""
     bar = {"len": 0.8 / n_rows, "thickness": 14, "yanchor": "top"}
     figure.update_layout(
         coloraxis={"colorscale": SEQUENTIAL, "colorbar": {**bar, "title": "entropy (bits)", "y": 1}},
-        coloraxis2={"colorscale": "Cividis", "colorbar": {**bar, "title": "token position", "y": 1 - 1 / n_rows}},
+        coloraxis2={"colorscale": "Plasma", "colorbar": {**bar, "title": "token position", "y": 1 - 1 / n_rows}},
     )

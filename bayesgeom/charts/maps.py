@@ -1,4 +1,4 @@
-"""Attention maps side by side: a row per layer, a column per step, one scale for all."""
+"""Attention maps: a row per layer, a column per step, one color scale."""
 
 from collections.abc import Sequence
 
@@ -6,7 +6,7 @@ import numpy as np
 import plotly.graph_objects as go
 from jaxtyping import Float
 
-from bayesgeom.results.theme import SEQUENTIAL, label_axes, panels
+from bayesgeom.results.theme import SHADES, label_axes, panels
 
 _DIGITS = 3
 
@@ -17,7 +17,7 @@ def maps_figure(
     columns: Sequence[str],
     rows: Sequence[str],
 ) -> go.Figure:
-    """Queries downward, keys to the right; what a query cannot see is 0 and looks it."""
+    """Draw queries downward and keys to the right, counted from 1; invisible positions are 0."""
     titles = tuple(f"layer {row}, step {column}" for row in rows for column in columns)
     figure = panels(title, titles, n_columns=len(columns), row_height=300)
     for row in range(len(rows)):
@@ -26,6 +26,8 @@ def maps_figure(
             figure.add_trace(
                 go.Heatmap(
                     z=np.round(maps[column, row], _DIGITS),
+                    x0=1,
+                    y0=1,
                     coloraxis="coloraxis",
                     name=titles[row * len(columns) + column],
                     hovertemplate="query %{y}, key %{x}: %{z:.3f}<extra></extra>",
@@ -34,11 +36,9 @@ def maps_figure(
                 col=panel[1],
             )
             figure.update_yaxes(autorange="reversed", row=panel[0], col=panel[1])
-            label_axes(
-                figure, panel, "key position" if row == len(rows) - 1 else "", "scored position" if column == 0 else ""
-            )
+            label_axes(figure, panel, "key position", "scored position")
     scale = {
-        "colorscale": SEQUENTIAL,
+        "colorscale": SHADES,
         "cmin": 0.0,
         "cmax": float(maps.max()),
         "colorbar": {"title": "weight", "thickness": 12},

@@ -1,4 +1,4 @@
-"""Marks to pass: one row per mark, what was measured with its interval, where the mark lies, and what nulls score."""
+"""Marks to pass: one row per mark, what was measured with its interval, where the mark lies, what baselines score."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -54,10 +54,11 @@ def add_marks(figure: go.Figure, panel: tuple[int, int], rows: Rows, *, unit: st
     traces = [measured, points(rows.marks, rows.mark, color=EXACT, symbol="line-ns-open", size=22, line_width=2)]
     for (name, level), symbol in zip(rows.baselines.items(), _SYMBOLS, strict=False):
         if np.isfinite(level).any():
-            traces.append(points(level, f"null: {name}", color=NULL, symbol=symbol, size=10, line_width=2))
+            traces.append(points(level, f"baseline: {name}", color=NULL, symbol=symbol, size=10, line_width=2))
     for trace in traces:
         trace.showlegend = trace.name not in {shown.name for shown in figure.data}
         figure.add_trace(trace, row=panel[0], col=panel[1])
     figure.update_xaxes(range=[limits[0], limits[1] + 0.04], row=panel[0], col=panel[1])
-    figure.update_yaxes(autorange="reversed", type="category", row=panel[0], col=panel[1])
+    rows_range = {"type": "category", "range": [len(rows.labels) - 0.5, -0.5]}
+    figure.update_yaxes(**rows_range, row=panel[0], col=panel[1])
     label_axes(figure, panel, unit, rows.what)

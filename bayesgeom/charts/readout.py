@@ -1,4 +1,4 @@
-"""Read-outs beside their nulls: beliefs in the plane, exact and as read, then lines with intervals and grey levels."""
+"""Read-outs with baselines: exact and decoded beliefs in the plane, then lines with intervals and gray levels."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,8 +18,8 @@ from bayesgeom.results.theme import DASHES, NULL, SECOND, label_axes, name_once,
 class Line:
     """One measured line of a panel.
 
-    `ticks` name its steps; `nulls` are grey levels by name; `before` is the value one step ahead of all, that of the
-    embedding; `note` is what the panel says where nothing was measured.
+    `ticks` name its steps; `nulls` are gray baseline levels by name; `before` is the value of the embedding, one step
+    before the first; `note` is shown in the panel if nothing was measured.
     """
 
     title: str
@@ -34,7 +34,7 @@ class Line:
 
 
 def readout_figure(title: str, lines: Sequence[Line], simplexes: Sequence[Simplex] = ()) -> go.Figure:
-    """One panel per simplex, then one per line; every null has one dash and one entry in the legend across panels."""
+    """Draw one panel per simplex, then one per line; each baseline has the same dash in all panels."""
     titles = (*(simplex.title for simplex in simplexes), *(line.title for line in lines))
     figure = panels(title, titles, row_height=360)
     for index, simplex in enumerate(simplexes):
@@ -60,7 +60,7 @@ def _draw(figure: go.Figure, panel: tuple[int, int], line: Line, dashes: Mapping
     add_line(figure, panel, steps, line.values, name="measured")
     for name, level in line.baselines.items():
         if np.isfinite(level).any():
-            add_null(figure, panel, steps, level, name=f"null: {name}")
+            add_null(figure, panel, steps, level, name=f"baseline: {name}")
             figure.data[-1].line.dash = dashes[name]
     places, texts = list(steps), list(line.ticks)
     if np.isfinite(line.before):
@@ -71,7 +71,7 @@ def _draw(figure: go.Figure, panel: tuple[int, int], line: Line, dashes: Mapping
 
 
 def _note(figure: go.Figure, panel: tuple[int, int], text: str) -> None:
-    """A sentence in the middle of a panel that has nothing to draw."""
+    """Add a sentence in the middle of an empty panel."""
     figure.add_trace(
         go.Scatter(x=[0], y=[0], mode="text", text=[text], textfont={"color": NULL}, hoverinfo="skip"),
         row=panel[0],

@@ -1,7 +1,7 @@
-"""The simplex of beliefs in the plane: a corner per hypothesis, a point per belief, colored by what it believes.
+"""The simplex of beliefs in the plane: a corner per hypothesis and a point per belief, with a color per belief.
 
-Three hypotheses make a triangle, more of them a regular polygon. The same color in two panels is the same exact
-belief, so that a read-out is right where it puts each color at the same place.
+Three hypotheses make a triangle, up to six a regular polygon, and more a heat map of sorted beliefs. A color is the
+same exact belief in all panels: a read-out is correct if each color lies at the same place as in the exact panel.
 """
 
 from collections.abc import Sequence
@@ -12,18 +12,21 @@ import numpy as np
 import plotly.graph_objects as go
 from jaxtyping import Float
 
-from bayesgeom.results.theme import EXACT, NULL, SERIES
-from bayesgeom.stats.polygon import MAX_CORNERS, corners, placed
+from bayesgeom.results.theme import EXACT, NULL, SERIES, SHADES
+from bayesgeom.stats.polygon import MAX_CORNERS as MOST_HYPOTHESES
+from bayesgeom.stats.polygon import corners, placed
 
-POINTS = "beliefs"  # the name of what is drawn here, which needs no legend
+MAX_CORNERS = 6  # with more corners, different beliefs overlap: a heat map of sorted beliefs is drawn instead
+MAX_COLUMNS = 200
+POINTS = "beliefs"  # the name of these traces, which need no legend
 
 
 @final
 @dataclass(frozen=True, kw_only=True)
 class Simplex:
-    """One panel: where `placed` puts the points whose exact beliefs are `belief`; `note` is said where there are none.
+    """One panel: points at `placed`, colored by the exact beliefs `belief`; `note` is shown if there are none.
 
-    `placed` may stick out: a linear read-out knows nothing of 0 and 1.
+    `placed` may lie outside the simplex, because a linear read-out is not limited to 0 … 1.
     """
 
     title: str
@@ -33,12 +36,15 @@ class Simplex:
 
 
 def add_simplex(figure: go.Figure, panel: tuple[int, int], simplex: Simplex) -> None:
-    """Outline, corners and points in one panel of a grid; its axes mean nothing and are hidden."""
+    """Add outline, corners and points to one panel of a grid; its axes have no meaning and are hidden."""
     places = {"row": panel[0], "col": panel[1]}
     n = simplex.placed.shape[1]
     drawn = np.isfinite(simplex.placed).all(axis=1)
-    if n < 2 or n > MAX_CORNERS or not drawn.any():
-        text = simplex.note if n <= MAX_CORNERS else f"{n} hypotheses are too many corners to draw"
+    if n > MAX_CORNERS and drawn.any():
+        _add_sorted(figure, places, simplex.placed[drawn], simplex.belief[drawn])
+        return
+    if n < 2 or not drawn.any():
+        text = f"not drawn: {n} hypotheses are too many" if n > MOST_HYPOTHESES else simplex.note
         _add(figure, places, x=[0], y=[0], mode="text", text=[text], textfont={"color": NULL})
     else:
         edge = corners(n)
@@ -56,8 +62,40 @@ def add_simplex(figure: go.Figure, panel: tuple[int, int], simplex: Simplex) -> 
     figure.update_yaxes(range=[lowest - 0.22, 1.22], scaleanchor=figure.data[-1].xaxis or "x", **hidden)
 
 
+def _add_sorted(
+    figure: go.Figure,
+    places: dict[str, int],
+    read: Float[np.ndarray, "point hypothesis"],
+    belief: Float[np.ndarray, "point hypothesis"],
+) -> None:
+    """Add a column per belief, from certain to uncertain, with hypotheses from the most to the least probable.
+
+    Order and scale are those of the exact belief: a correct read-out looks like the exact panel.
+    """
+    certain_first = np.argsort(-np.max(belief, axis=1), kind="stable")
+    columns = certain_first[:: -(-len(certain_first) // MAX_COLUMNS)]
+    order = np.argsort(-belief[columns], axis=1, kind="stable")
+    figure.add_trace(
+        go.Heatmap(
+            z=np.take_along_axis(read[columns], order, axis=1).T.round(3),
+            x0=1,
+            y0=1,
+            zmin=0,
+            zmax=1,
+            colorscale=SHADES,
+            name=POINTS,
+            colorbar={"title": {"text": "probability"}},
+            showscale=False,
+            hovertemplate="hypothesis of rank %{y}: %{z}<extra></extra>",
+        ),
+        **places,
+    )
+    figure.update_xaxes(title_text="sampled positions, most certain first", **places)
+    figure.update_yaxes(title_text="hypothesis, by exact rank", autorange="reversed", **places)
+
+
 def belief_colors(belief: Float[np.ndarray, "point hypothesis"]) -> Sequence[str]:
-    """Each corner has its color; a belief mixes them by its shares, so that indifference is grey-brown."""
+    """Mix the colors of the corners in proportion to the belief; a uniform belief is gray-brown."""
     palette = np.array(
         [[int(SERIES[i % len(SERIES)][j : j + 2], 16) for j in (1, 3, 5)] for i in range(belief.shape[1])]
     )

@@ -1,4 +1,4 @@
-"""A claim of the literature: what it says, when it counts as supported, which command measures it, what came out."""
+"""A claim of the literature: its text, its criterion, the command that measures it, and the result."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ from typing import Literal, final
 
 
 class Verdict(StrEnum):
-    """What the measurement says about a claim."""
+    """The result of a claim's criterion."""
 
     SUPPORTED = "supported"
     CONTRADICTED = "contradicted"
@@ -19,12 +19,12 @@ class Verdict(StrEnum):
 @final
 @dataclass(frozen=True, kw_only=True)
 class Number:
-    """Where a number stands in a report: the row of its table with these entries.
+    """The position of a number in a report: the row of its table with these entries.
 
-    Where several rows match, `reduce` chooses the one with the smallest or the largest value. `baseline` names a
-    baseline of the estimate whose level is the number instead, and `end` which one: its value, or an end of its range.
-    `is_point`: the number is judged by its value, because it has no interval by its nature. Without it, a missing
-    interval decides nothing.
+    If several rows match, `reduce` chooses the one with the smallest or the largest value. If `baseline` names a
+    baseline of the estimate, the number is the level of that baseline: its value, or the `end` of its range. If
+    `is_point` is true, the number never has an interval and is judged by its value. Otherwise a missing interval leaves
+    the condition open.
     """
 
     name: str
@@ -50,8 +50,8 @@ class Number:
 class Run:
     """A command line and the numbers that are read from its report.
 
-    `report` is the folder in the source repository that holds the report as it was recorded; `needs` names the
-    checkpoints and trainings that the command loads; `minutes` is how long it takes on two CPU cores.
+    `report` is the folder of the recorded report in the source repository. `needs` names the checkpoints and trainings
+    that the command loads. `minutes` is its duration on two CPU cores.
     """
 
     name: str
@@ -68,8 +68,8 @@ class Condition:
     """One decidable part of a criterion: the interval of `number` lies below (above) `times` · `than`.
 
     `than` is a constant, the name of another number, or "baseline", the strongest baseline of the number itself. The
-    condition fails where the interval lies on the other side of `fails_times` · `than`; by default that is the same
-    threshold. Between two thresholds it is open.
+    condition fails if the interval lies on the other side of `fails_times` · `than`, by default the same threshold.
+    Between the two thresholds it is open.
     """
 
     number: str
@@ -82,7 +82,7 @@ class Condition:
 @final
 @dataclass(frozen=True, kw_only=True)
 class Hold:
-    """Why a claim has a verdict that its numbers alone do not give."""
+    """A verdict that does not follow from the numbers alone, with its reason."""
 
     verdict: Verdict
     reason: str
@@ -91,7 +91,7 @@ class Hold:
 @final
 @dataclass(frozen=True, kw_only=True)
 class Value:
-    """A measured number: its 95 % interval and its strongest baseline are NaN where there is none."""
+    """A measured number with its 95 % interval and its strongest baseline; NaN for those that do not exist."""
 
     value: float
     lo: float
@@ -102,7 +102,7 @@ class Value:
 @final
 @dataclass(frozen=True, kw_only=True)
 class Origin:
-    """Where a run's numbers come from."""
+    """The model, sample size and seed behind a run's numbers."""
 
     model: str
     weights_hash: str
@@ -126,8 +126,8 @@ class Measurement:
 class Claim:
     """A claim, its criterion, the commands that measure it, and the recorded measurement if there is one.
 
-    `seeds` counts the trainings that the measurement covers, `seeds_required` those that the criterion asks for.
-    `is_criterion_later` is true where the claim had been measured before its criterion was written down.
+    `seeds` counts the trainings that the measurement covers, `seeds_required` those that the criterion requires.
+    `is_criterion_later` is true if the claim was measured before its criterion was written.
     """
 
     id: str
@@ -160,5 +160,5 @@ class Claim:
 
     @property
     def unrecorded(self) -> list[str]:
-        """Numbers that the runs define and the measurement lacks; empty where nothing was measured."""
+        """Numbers that the runs define and the measurement lacks; empty if nothing was measured."""
         return [] if self.measured is None else [name for name in self.numbers if name not in self.measured.numbers]

@@ -1,4 +1,4 @@
-"""Reading the claims from the TOML files of the package, with every entry checked by name."""
+"""Reading the claims from the TOML files of the package; every entry is checked by name."""
 
 import functools
 import tomllib
@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from importlib import resources
 from typing import Any
 
+from bayesgeom.checks.arguments import checked
 from bayesgeom.claims.claim import Claim, Condition, Hold, Measurement, Number, Origin, Run, Value, Verdict
 from bayesgeom.core.errors import InvalidArgument, unknown_name
 
@@ -77,6 +78,7 @@ def load() -> Mapping[str, Claim]:
     return parsed([texts[name] for name in sorted(texts)], measured)
 
 
+@checked()
 def find(claim_id: str) -> Claim:
     """Return the claim with this id.
 
@@ -137,9 +139,9 @@ def _claim(entry: Mapping[str, Any], measured: Mapping[str, Any] | None, where: 
 
 
 def _check_recorded(claim: Claim, where: str) -> None:
-    """**Raises** `InvalidArgument` where a number is recorded that no run defines.
+    """Refuse recorded numbers that no run defines.
 
-    A number that a run defines and nobody has recorded yet is allowed: conditions that need it are open until then.
+    A number that a run defines may be missing from the record: conditions that need it are open until then.
     """
     assert claim.measured is not None, "only of what was measured"
     if strangers := sorted(claim.measured.numbers.keys() - claim.numbers.keys()):
@@ -183,7 +185,7 @@ def _number(name: str, entry: Mapping[str, Any], where: str) -> Number:
         raise InvalidArgument(f"{place}: reduce must be one of only, min, max, got {entry['reduce']!r}.")
     if entry.get("end", "value") not in ("value", "low", "high") or ("end" in entry and "baseline" not in entry):
         raise InvalidArgument(
-            f"{place}: end must be one of value, low, high, beside the baseline that it is of; got {entry['end']!r}."
+            f"{place}: end must be one of value, low, high, and needs 'baseline'; got {entry['end']!r}."
         )
     return Number(name=name, **{"unit": "", **entry})
 
@@ -226,7 +228,7 @@ def _measurement(entry: Mapping[str, Any], where: str) -> Measurement:
 
 
 def _check(entry: Mapping[str, Any], known: Mapping[str, Any], required: tuple[str, ...], where: str) -> None:
-    """**Raises** `InvalidArgument` for an entry that is missing, unknown or of another type."""
+    """Refuse an entry that is missing, unknown or of another type."""
     for name in required:
         if name not in entry:
             raise InvalidArgument(f"{where} has no {name!r}: add it.")

@@ -1,4 +1,4 @@
-"""What a claim's commands need: checkpoints and trainings, where they lie, how to make them and how long that takes."""
+"""The checkpoints that a claim's commands need: where they are, how to train them and how long that takes."""
 
 import shlex
 from pathlib import Path
@@ -12,17 +12,17 @@ from bayesgeom.training.duration import as_duration, typical_seconds
 
 
 def arguments_of(run: Run, runs: Path = RUNS) -> list[str]:
-    """Return the arguments of a run's command line; a checkpoint that lies in `runs` is named by its path."""
+    """Return the arguments of a run's command line; a checkpoint in `runs` is named by its path."""
     shipped = checkpoints()
     words = shlex.split(run.command)[1:]
     return [_place(word, runs) if word in run.needs and word not in shipped else word for word in words]
 
 
 def check_needs(claim: Claim, runs: Path = RUNS) -> None:
-    """Check that every checkpoint that the claim's commands load is there.
+    """Check that every checkpoint that the claim's commands load exists.
 
     Raises:
-        CheckpointFault: If one is absent; the message says how to make it and how long that takes.
+        CheckpointFault: If one is absent; the message states how to make it and how long that takes.
     """
     shipped = checkpoints()
     absent = [name for run in claim.runs for name in run.needs if not _is_there(name, shipped, runs)]

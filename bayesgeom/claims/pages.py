@@ -55,7 +55,7 @@ def write(repository: Path) -> list[Path]:
 
 
 def refreshed(page: str, claims: Mapping[str, Claim]) -> str:
-    """Return a page with its generated parts as the claims state them now."""
+    """Return a page with its generated parts replaced by the current claims."""
     for name, made in (("findings", findings), ("open", still_open), ("summary", summary), ("claims", details)):
         start = START.format(name)
         if start in page:
@@ -68,7 +68,7 @@ def refreshed(page: str, claims: Mapping[str, Claim]) -> str:
 
 
 def findings(claims: Iterable[Claim]) -> str:
-    """Return the README's table: a row for every claim with a verdict that its numbers decide."""
+    """Return the README's table: one row for each claim that is supported or contradicted."""
     chosen = [c for c in claims if c.in_readme and verdict(c) in (Verdict.SUPPORTED, Verdict.CONTRADICTED)]
     rows = [
         (c.finding, f"{c.id}, {verdict(c)}", _measured(c), _baseline(c), c.does_not_show)

@@ -22,7 +22,7 @@ def values_of(run: Run, folder: Path) -> dict[str, Value]:
 
     Raises:
         OutputFault: If there is no report, or a damaged one.
-        InvalidArgument: If the report holds no such number, or several where one was meant.
+        InvalidArgument: If the report holds no such number, or several that match.
     """
     if not (folder / JSON).is_file():
         raise OutputFault(f"there is no report in {folder} ({JSON} is missing). Run: {run.command} --out {folder}")
@@ -34,8 +34,8 @@ def value_of(number: Number, reports: Iterable[Report]) -> Value:
     """Return one number from the reports of a diagnosis.
 
     Raises:
-        InvalidArgument: If no row matches, or several do and the number does not say which one counts; or if the
-            estimate has no such baseline, or that no such end.
+        InvalidArgument: If no row matches; if several match and the number does not state `reduce`; or if the estimate
+            lacks the baseline or its `end`.
     """
     found = [value for report in reports if report.name == number.probe for value in _matching(number, report)]
     if not found or (len(found) > 1 and number.reduce == "only"):
@@ -48,7 +48,7 @@ def value_of(number: Number, reports: Iterable[Report]) -> Value:
 
 
 def _matching(number: Number, report: Report) -> Iterator[Value]:
-    """Every row of the report's table that a number matches: its own numbers, or the level of the baseline it names."""
+    """The matching rows of the report's table: their own numbers, or the level of the named baseline."""
     rows = [row for row in records_of(report) if row.metric == number.metric]
     levels = _levels(number, report, len(rows)) if number.baseline and rows else None
     for index, row in enumerate(rows):
@@ -82,7 +82,7 @@ def _levels(number: Number, report: Report, n_rows: int) -> np.ndarray:
 
 
 def origin_of(folder: Path) -> Origin:
-    """Return which weights, how many sequences and which seed a report is about."""
+    """Return the model, its weights hash, the number of sequences and the seed of a report."""
     origin: Mapping[str, Any] = json.loads((folder / JSON).read_text(encoding="utf-8"))["provenance"]
     arguments, model = origin["arguments"], origin["model"]
     return Origin(
@@ -96,8 +96,8 @@ def origin_of(folder: Path) -> Origin:
 def agree(found: Value, recorded: Value, tolerance: float, *, is_same_machine: bool) -> bool:
     """Return whether a reproduced number agrees with the recorded one.
 
-    On the same type of machine they have to agree within the relative tolerance. On another one the reproduced value
-    may also lie anywhere in the recorded interval, since rounding differs.
+    On the same type of machine they must agree within the relative tolerance. On another type the reproduced value may
+    also lie anywhere in the recorded interval, because rounding differs.
     """
     if math.isnan(found.value) or math.isnan(recorded.value):
         return math.isnan(found.value) and math.isnan(recorded.value)

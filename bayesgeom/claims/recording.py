@@ -20,13 +20,13 @@ from bayesgeom.results.folder import HTML, METRICS
 def record(claim: Claim, repository: Path, *, stale: set[Path] | None = None) -> Measurement:
     """Record the numbers of a claim.
 
-    A report that is there already is read; one that is not is made by the claim's command. A number that a run defines
-    since the last recording is thus read from the report that is there.
+    An existing report is read; a missing one is made by the claim's command. A number that was added to a run after the
+    last recording is therefore read from the existing report.
 
     Args:
         claim: The claim.
-        repository: Root of the source checkout, under which the reports lie.
-        stale: Folders of reports, relative to `repository`, that are made anew; those that were made leave the set.
+        repository: Root of the source checkout, which contains the reports.
+        stale: Folders of reports, relative to `repository`, to make again. Each is removed from the set once made.
 
     Returns:
         The measurement, which is also written to the package's file.

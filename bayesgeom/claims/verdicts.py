@@ -10,10 +10,10 @@ Outcome = Literal["met", "failed", "open"]
 
 
 def outcome(condition: Condition, numbers: Mapping[str, Value], *, is_point: bool = False) -> Outcome:
-    """Return whether a condition is met, failed, or left open by the intervals.
+    """Return whether a condition is met, failed or left open by the intervals.
 
-    A number without an interval leaves the condition open, unless it is judged as a point. So does a missing number. A
-    threshold that is a number itself counts by its value.
+    A missing number leaves the condition open, and so does a number without an interval unless it is judged as a point.
+    If the threshold is itself a measured number, its value is used.
 
     Args:
         condition: The condition.
@@ -37,7 +37,7 @@ def outcome(condition: Condition, numbers: Mapping[str, Value], *, is_point: boo
 
 
 def threshold(condition: Condition, numbers: Mapping[str, Value], *, to_fail: bool = False) -> float:
-    """Return what the number of a condition is compared with; with `to_fail`, the threshold that fails it."""
+    """Return the threshold of a condition; with `to_fail`, the threshold beyond which it fails."""
     times = condition.fails_times if to_fail and condition.fails_times is not None else condition.times
     if not isinstance(condition.than, str):
         return times * condition.than
@@ -48,8 +48,8 @@ def threshold(condition: Condition, numbers: Mapping[str, Value], *, to_fail: bo
 def verdict(claim: Claim, numbers: Mapping[str, Value] | None = None) -> Verdict:
     """Return the verdict on a claim.
 
-    Every condition met: supported. One failed: contradicted. Otherwise, and with fewer trainings than the criterion
-    asks for: not decided. A claim on hold keeps the verdict that its hold states.
+    The claim is supported if every condition is met, and contradicted if one fails. Otherwise, or with fewer trainings
+    than the criterion requires, it is not decided. A claim on hold has the verdict that its hold states.
 
     Args:
         claim: The claim.

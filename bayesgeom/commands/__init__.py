@@ -1,1 +1,1 @@
-"""The commands, one file each: their arguments, and what they do. Parsing them is `cli`'s."""
+"""The commands, one file each: arguments and action. `bayesgeom.cli` parses them."""

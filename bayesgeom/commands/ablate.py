@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Literal, final
 
-from bayesgeom.commands.base import AskedTask, Command, Of, check_target, conclude
+from bayesgeom.commands.base import HERE, AskedTask, Command, Of, On, check_target, conclude
 
 
 @final
@@ -19,17 +19,18 @@ class Ablate(Command):
     battery: str = "all"
     """heads, attention, mlps, layers, pairs, or all (the first four)."""
     mode: str = "mean"
-    """What goes in place: zero; mean, the task's mean at each position; resample, another sequence's activation; or a
-    mode of another package."""
+    """Replacement for the ablated activation: zero; mean, the mean over sequences at each position; resample, the
+    activation of another sequence; or a mode of an installed plug-in."""
     method: Literal["exact", "attribution", "both"] = "exact"
     """exact replays every ablation; attribution is a first-order preview from one backward pass."""
     task: AskedTask = None
     n: int = 512
     """Sequences to draw."""
     seed: int = 0
-    """Seed of trials, means and intervals."""
+    """Seed of sequences, means and intervals."""
     out: Path | None = None
-    """Directory for the report; a stopped battery goes on from what is there."""
+    """Directory for the report. An interrupted run continues from the results in it."""
+    machines: On = HERE
 
     def __call__(self) -> int:
         from bayesgeom.ablations.batteries import battery
@@ -41,7 +42,17 @@ class Ablate(Command):
         chosen = battery(self.battery, model)
         report = None
         if self.method != "attribution":
-            report = ablate(model, self.task, chosen, mode=self.mode, n=self.n, seed=self.seed, out=self.out)
+            with self.machines.executor() as executor:
+                report = ablate(
+                    model if executor is None else self.source.name_alone(),
+                    self.task,
+                    chosen if executor is None else self.battery,
+                    mode=self.mode,
+                    n=self.n,
+                    seed=self.seed,
+                    out=self.out,
+                    executor=executor,
+                )
         if report is None or self.method == "both":
             report = attribution_preview(
                 model, self.task, chosen, mode=self.mode, n=self.n, seed=self.seed, exact=report

@@ -1,4 +1,4 @@
-"""What every command is, and the arguments that several share."""
+"""Base class of the commands, and the arguments that several commands share."""
 
 import contextlib
 import json
@@ -11,9 +11,12 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, final
 
 import tyro
 
-from bayesgeom.core.errors import OutputFault
+from bayesgeom.core.errors import InvalidArgument, OutputFault
+from bayesgeom.core.files import JOBS
+from bayesgeom.core.progress import bars_cleared
 
 if TYPE_CHECKING:
+    from bayesgeom.engines.executor import Batch
     from bayesgeom.models.base import Model
     from bayesgeom.results.diagnosis import Diagnosis
 
@@ -23,51 +26,51 @@ AskedTask = Annotated[
     tyro.conf.arg(
         metavar="NAME:KEY=VALUE,…",
         help="Another task, by NAME or NAME:key=value,key=value: hmm:length=10, prompts:domain=code, evidence, "
-        "bijection-in-context:n_values=5. Where NAME is that of the checkpoint's own task, what is not written stays "
-        "as it is there; else it is the default. Without --task: the checkpoint's own.",
+        "bijection-in-context:n_values=5. If NAME is the checkpoint's own task, other parameters keep the checkpoint's "
+        "values; otherwise they take their defaults. Default: the checkpoint's own task.",
     ),
 ]
 RecipeName = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RECIPE")]
 
 
 class Command(ABC):
-    """A subcommand: a frozen dataclass whose fields are its arguments, and whose docstrings are its help.
+    """A subcommand: a frozen dataclass whose fields are its arguments and whose docstrings are its help.
 
-    Heavy imports belong inside `__call__`: every command is imported to print any command's help.
+    Heavy imports belong inside `__call__`, because `--help` imports every command.
     """
 
     name: ClassVar[str]
 
     @abstractmethod
     def __call__(self) -> int:
-        """Do it, print what came of it, and return the exit status."""
+        """Run the command, print the result, and return the exit status."""
 
     @classmethod
     def choices(cls) -> Mapping[str, Mapping[str, str]]:
-        """Return what options can name, with a description each, by title: `--help` prints it, plug-ins included."""
+        """Return the allowed values of options with a description each, by title. `--help` prints them."""
         return {}
 
 
 @final
 @dataclass(frozen=True)
 class Source:
-    """Which model, and how it is loaded."""
+    """Which model to load, and how."""
 
     checkpoint: Name
     """Name of a shipped checkpoint (see `bayesgeom checkpoints`), a directory, or owner/name on Hugging Face's hub."""
     device: str = "cpu"
     """Where to run: cpu, cuda, cuda:1, …"""
     dtype: str | None = None
-    """For Hugging Face models: float32, bfloat16, … Default: as the model was saved."""
+    """For Hugging Face models: float32, bfloat16, … Default: the dtype in which the model was saved."""
     device_map: str | None = None
-    """For Hugging Face models: auto spreads whole layers over the devices that there are."""
+    """For Hugging Face models: auto distributes whole layers over the available devices."""
     revision: str | None = None
     """For Hugging Face models: branch, tag or commit."""
     memory_gib: float | None = None
     """Memory for recorded activations, in GiB. Default: a share of the free memory."""
 
     def load(self) -> "Model":
-        """The model."""
+        """Load the model."""
         from bayesgeom.models.resolve import load
 
         return load(
@@ -79,12 +82,52 @@ class Source:
             memory_gib=self.memory_gib,
         )
 
+    def name_alone(self) -> str:
+        """The name by which workers load it. **Raises** `InvalidArgument` for options of loading, which jobs lack."""
+        default = Source(self.checkpoint)
+        if given := [
+            f"--{name.replace('_', '-')}" for name, value in vars(self).items() if value != vars(default)[name]
+        ]:
+            raise InvalidArgument(f"with --on, workers load a model as it was saved: leave out {', '.join(given)}.")
+        return self.checkpoint
+
 
 Of = Annotated[Source, tyro.conf.OmitArgPrefixes]
 
 
+@final
+@dataclass(frozen=True)
+class Machines:
+    """Where jobs run."""
+
+    on: str | None = None
+    """Run jobs on local:N (processes of this machine), slurm, ray://ADDRESS or dask://HOST:PORT. Default: no jobs."""
+    on_options: Path | None = None
+    """TOML file with the engine's own options, in a table of its name: [slurm], [ray] or [dask]."""
+    jobs: Path = JOBS
+    """With --on: directory of the jobs' results, which every worker sees. What is there is not computed again."""
+
+    @contextlib.contextmanager
+    def executor(self) -> "Iterator[Batch | None]":
+        """What `--on` names, for the length of a block; None without it."""
+        if self.on is None:
+            if self.on_options is not None:
+                raise InvalidArgument("--on-options are those of an engine: name it with --on.")
+            yield None
+            return
+        from bayesgeom.engines.executor import Batch
+        from bayesgeom.engines.named import engine
+
+        with engine(self.on, self.on_options) as executor:
+            yield Batch(executor=executor, folder=self.jobs)
+
+
+On = Annotated[Machines, tyro.conf.OmitArgPrefixes]
+HERE = Machines()
+
+
 def check_target(out: Path | None) -> None:
-    """Refuse a directory that cannot be written before anything is measured for it."""
+    """Check that the output directory can be written, before anything is measured."""
     from bayesgeom.results import folder
 
     if out is not None:
@@ -92,15 +135,15 @@ def check_target(out: Path | None) -> None:
 
 
 def conclude(diagnosis: "Diagnosis", out: Path | None, *lines: str) -> int:
-    """Save the report where `--out` says, if it does; only then print the lines, and where the report's page lies.
+    """Save the report to `--out`, if given, then print the lines and the path of the report's page.
 
-    What cannot be saved is printed all the same.
+    The lines are printed even if the report cannot be saved.
 
     Returns:
         The exit status, 0.
 
     Raises:
-        OutputFault: the report cannot be saved, or standard output cannot be written.
+        OutputFault: The report cannot be saved, or standard output cannot be written.
     """
     from bayesgeom.results.folder import HTML
 
@@ -123,34 +166,34 @@ def conclude(diagnosis: "Diagnosis", out: Path | None, *lines: str) -> int:
 
 
 def tell(*lines: str) -> None:
-    """Print lines to standard output, now.
+    """Print lines to standard output and flush it.
 
     Raises:
-        OutputFault: standard output cannot be written, for example because the disk is full.
-        BrokenPipeError: whoever read it has stopped.
+        OutputFault: Standard output cannot be written, for example because the disk is full.
+        BrokenPipeError: The reader of the output has closed the pipe.
     """
-    with _writing_output():
+    with _writing_output(), bars_cleared():
         print("\n".join(lines), flush=True)
 
 
 def flush() -> None:
-    """Write what standard output has buffered. **Raises** as `tell` does."""
+    """Flush standard output. Raises the errors of `tell`."""
     with _writing_output():
         if sys.stdout is not None:
             sys.stdout.flush()
 
 
 def note(text: str) -> None:
-    """Print a line on standard error, if there is one that can be written: it costs no work."""
+    """Print a line to standard error. A standard error that cannot be written is ignored: no result is lost."""
     if sys.stderr is None:
         return
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError), bars_cleared():
         print(text, file=sys.stderr, flush=True)
 
 
 @contextlib.contextmanager
 def _writing_output() -> Iterator[None]:
-    """Around writing to standard output: says so where it cannot be written. **Raises** as `tell` does."""
+    """Turn failures to write standard output into the errors of `tell`."""
     try:
         yield
     except BrokenPipeError:
@@ -160,7 +203,7 @@ def _writing_output() -> Iterator[None]:
 
 
 def _title_at(out: Path) -> str:
-    """What a report that lies there is of; "" where there is none, or none that says so."""
+    """Return the title of the report in this directory, or "" if it holds none."""
     from bayesgeom.results.storage import JSON
 
     file = out / JSON

@@ -16,8 +16,8 @@ class Checkpoints(Command):
     name: ClassVar[str] = "checkpoints"
 
     seal: tuple[Path, ...] = ()
-    """Instead of listing: store the hash of the configs in these directories again, after a change that you made on
-    purpose, or for checkpoints of an earlier version. The weights' own hash must hold."""
+    """Instead of listing: recompute the stored config hashes of these directories, after an intended change or for
+    checkpoints of an earlier version. The hash of the weights must still match."""
 
     def __call__(self) -> int:
         if self.seal:
@@ -32,7 +32,7 @@ class Checkpoints(Command):
         from bayesgeom.training.formation import formations
 
         found, packed = checkpoints(), formations()
-        # Without a config it is found by no name, but somebody may look for it here.
+        # A directory without a config cannot be loaded by name, but listing it helps to find the fault.
         there = (path.parent for path in checkpoint_folder().glob(f"*/{WEIGHTS}"))
         halves = {path.name: path for path in there if not is_temporary(path.name)}
         for name, path in sorted({**halves, **found}.items()):
@@ -45,7 +45,7 @@ class Checkpoints(Command):
 
 
 def _lines(path: Path, told: Callable[[Path], list[str]]) -> list[str]:
-    """What is told of an entry, or why it cannot be used: one bad entry does not cost the list."""
+    """Return the lines that describe an entry, or why it cannot be read: one bad entry must not end the list."""
     from bayesgeom.core.errors import BayesGeomError
 
     try:
@@ -57,7 +57,7 @@ def _lines(path: Path, told: Callable[[Path], list[str]]) -> list[str]:
 
 
 def _checkpoint(path: Path) -> list[str]:
-    """Task, scores and hash of a checkpoint."""
+    """Describe a checkpoint: task, scores and hash."""
     from bayesgeom.models.checkpoint import read_description
 
     description = read_description(path)
@@ -69,7 +69,7 @@ def _checkpoint(path: Path) -> list[str]:
 
 
 def _formation(path: Path) -> list[str]:
-    """What a packed training is, and what it is for: it is no model, but dynamics and gradients read it."""
+    """Describe a packed training, which is not a model: `dynamics` and `gradients` read it."""
     from bayesgeom.training.formation import read_formation
 
     whole = read_formation(path)
@@ -87,7 +87,7 @@ def _listed(task: Mapping[str, Any]) -> str:
 
 
 def _quality(description: Mapping[str, Any]) -> str:
-    """Scores as they were published, each with the baseline that is hardest to beat."""
+    """Return the published scores, each with its strongest baseline."""
     scores = description.get("scores") or {}
     said = []
     for key in (key for key in scores if key.endswith("bits")):

@@ -5,72 +5,76 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, final
 
-from bayesgeom.commands.base import AskedTask, Command, Of, check_target, conclude
+from bayesgeom.commands.base import HERE, AskedTask, Command, Of, On, check_target, conclude
 from bayesgeom.core.errors import InvalidArgument
 
-# Processor time of one core, on `bijection-v20`: 2.7 million parameters, sequences of 37 tokens.
+# CPU time of one core on `bijection-v20`: 2.7 million parameters, sequences of 37 tokens.
 TIMES = (
-    "Time: bijection-v20 takes about 6 s with n = 512, plus 3 s for each untrained network, whatever n is. Time grows "
-    "in proportion to n and to the size of the network."
+    "Time: bijection-v20 takes about 6 s with n = 512, plus 3 s for each untrained network at any n. Time is "
+    "proportional to n and to the size of the network."
 )
 
 
 @final
 @dataclass(frozen=True)
 class Diagnose(Command):
-    """Compare a checkpoint with the exact posterior of its task, and look at its geometry."""
+    """Compare a checkpoint with the exact posterior of its task, and measure its geometry."""
 
     name: ClassVar[str] = "diagnose"
 
     source: Of
     task: AskedTask = None
     domain: str | None = None
-    """Of the task prompts, one domain: mixed, mathematics, code, philosophy, or two joined: mathematics+code."""
+    """Domain of the task prompts: mixed, mathematics, code, philosophy, or two joined by +: mathematics+code."""
     n: int = 512
-    """Sequences to draw; of prompts, at most all."""
+    """Sequences to draw; for prompts, at most the number of prompts."""
     seed: int = 0
-    """Seed of trials, n_untrained and intervals."""
+    """Seed of sequences, untrained networks and intervals."""
     n_untrained: int = 3
-    """Untrained networks of the same architecture to compare with."""
+    """Number of untrained networks of the same architecture to compare with."""
     probes: tuple[str, ...] | None = None
-    """Only these probes, as NAME or NAME:option (value_manifold:standardized). Default: all that can be served."""
+    """Run only these probes, as NAME or NAME:option (value_manifold:standardized). Default: all that the model and task
+    support."""
     out: Path | None = None
     """Directory for report.html, report.json, arrays.safetensors and metrics.parquet."""
     ablations: bool = False
-    """Run the default ablation battery as well."""
+    """Also run the default ablation battery."""
+    machines: On = HERE
 
     def __call__(self) -> int:
-        from bayesgeom.probes.one_pass import diagnose
+        from bayesgeom.diagnosis.run import diagnose
 
         check_target(self.out)
-        model, task = self.source.load(), self._task()
-        diagnosis = diagnose(
-            model,
-            task,
-            probes=self.probes,
-            n=self.n,
-            seed=self.seed,
-            n_untrained=self.n_untrained,
-            ablations=self.ablations,
-        )
+        model = self.source.load() if self.machines.on is None else self.source.name_alone()
+        with self.machines.executor() as executor:
+            diagnosis = diagnose(
+                model,
+                self._task(),
+                probes=self.probes,
+                n=self.n,
+                seed=self.seed,
+                n_untrained=self.n_untrained,
+                ablations=self.ablations,
+                executor=executor,
+            )
         return conclude(diagnosis, self.out, diagnosis.summary())
 
     @classmethod
     def choices(cls) -> Mapping[str, Mapping[str, str]]:
-        from bayesgeom.probes.one_pass import all_probes
+        from bayesgeom.diagnosis.run import all_probes
         from bayesgeom.results.diagnosis import report_kinds
         from bayesgeom.tasks.base import task_kinds
 
         titles = {name: kind.title for name, kind in report_kinds().items()}
         probes = {name: titles[name].partition(": ")[2] or titles[name] for name in all_probes()}
         return {
-            "Probes (--probes); together they take about as long as the forward passes:": probes,
+            "Probes (--probes); all together take about as long as the forward passes:": probes,
             f"Tasks (--task): {', '.join(sorted(task_kinds()))}": {},
             TIMES: {},
         }
 
     def _task(self) -> str | None:
-        """What `--task` and `--domain` ask for."""
+        """Combine `--task` and `--domain`."""
         if self.domain is None:
             return self.task
         name, _, given = (self.task or "prompts").partition(":")

@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar, final
 
 import tyro
 
-from bayesgeom.commands.base import Command, check_target, conclude
+from bayesgeom.commands.base import HERE, Command, On, check_target, conclude
 
 Runs = Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="RUN|CHECKPOINTS…")]
 
@@ -14,24 +14,25 @@ Runs = Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="R
 @final
 @dataclass(frozen=True)
 class Dynamics(Command):
-    """Follow the geometry over a training's snapshots: what settles first, by how much, does anything fall again."""
+    """Measure the geometry over the snapshots of a training: what settles first, by how much, and what reverses."""
 
     name: ClassVar[str] = "dynamics"
 
     runs: Runs = ()
     """Directories of runs, or names of packed trainings, one per seed; or the checkpoints of a single training."""
     n: int = 256
-    """Sequences that every snapshot is measured on."""
+    """Number of sequences on which each snapshot is measured."""
     seed: int = 0
-    """Seed of trials and intervals."""
+    """Seed of sequences and intervals."""
     maps_at: tuple[int, ...] = ()
-    """Steps whose attention is drawn. Default: four, from first to last."""
+    """Steps whose attention is plotted. Default: four, from first to last."""
     device: str = "cpu"
     """Where to run: cpu, cuda, cuda:1, …"""
     from_report: Path | None = None
-    """A saved report instead of runs: decide the order again from the curves that it stores; nothing is measured."""
+    """A saved report instead of runs: recompute the order from its stored curves. Nothing is measured."""
     out: Path | None = None
-    """Directory for the report; of a run without a directory of its own, a stopped analysis goes on from there."""
+    """Directory for the report. If a training has no directory of its own, a stopped analysis continues from it."""
+    machines: On = HERE
 
     def __call__(self) -> int:
         from bayesgeom.core.errors import InvalidArgument
@@ -46,14 +47,16 @@ class Dynamics(Command):
         if self.from_report is not None:
             diagnosis = decided_again(self.from_report)
         else:
-            diagnosis = training_dynamics(
-                *self.runs,
-                n=self.n,
-                seed=self.seed,
-                device=self.device,
-                maps_at=self.maps_at or None,
-                out=self.out,
-            )
+            with self.machines.executor() as executor:
+                diagnosis = training_dynamics(
+                    *self.runs,
+                    n=self.n,
+                    seed=self.seed,
+                    device=self.device,
+                    maps_at=self.maps_at or None,
+                    out=self.out,
+                    executor=executor,
+                )
         report, settled = diagnosis[DynamicsReport], diagnosis[SettlingReport]
         title = f"{diagnosis.title}, {len(report.runs)} training(s), {report.n} sequences"
         tables = f"{title}\n\n{report.table()}\n\n{settled.table()}\n"

@@ -10,16 +10,16 @@ from bayesgeom.commands.base import Command, check_target, conclude
 @final
 @dataclass(frozen=True)
 class EMExperiment(Command):
-    """Train one attention head on a sticky chain, EM-like and under the controls, and see who is faster."""
+    """Train one attention head on a sticky chain with the EM-like schedule and with controls, and compare speed."""
 
     name: ClassVar[str] = "em-experiment"
 
     seeds: int = 5
     """How many of the paper's seeds (42, 2024, 1337, 7777, 9999): 2 to 5."""
     steps: int = 1_000
-    """Full-batch steps."""
+    """Full-batch training steps."""
     length: int = 2_000
-    """Symbols in a sequence."""
+    """Symbols per sequence."""
     out: Path | None = None
     """Directory for the report."""
 

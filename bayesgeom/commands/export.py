@@ -10,7 +10,7 @@ from bayesgeom.commands.base import Command, Name, check_target, tell
 @final
 @dataclass(frozen=True)
 class Export(Command):
-    """Write a transformer of ours as a Hugging Face directory with the same logits, or read such a directory back."""
+    """Export a bayesgeom transformer as a Hugging Face directory with the same logits, or import such a directory."""
 
     name: ClassVar[str] = "export"
 
@@ -19,7 +19,7 @@ class Export(Command):
     out: Path
     """Directory to write."""
     to: Literal["hf", "bayesgeom"] = "hf"
-    """hf is what transformers reads; bayesgeom is our own form."""
+    """Target format: hf for the transformers library, or bayesgeom."""
 
     def __call__(self) -> int:
         from bayesgeom.models.conversion import export_checkpoint, import_checkpoint

@@ -11,7 +11,7 @@ from bayesgeom.core.errors import InvalidArgument
 @final
 @dataclass(frozen=True)
 class Gradients(Command):
-    """Measure what the loss would do to each head's attention and values, and check the gradient laws."""
+    """Measure the loss gradients at each head's attention and values, and check the gradient laws."""
 
     name: ClassVar[str] = "gradients"
 
@@ -20,11 +20,12 @@ class Gradients(Command):
     targets: Literal["sampled", "exact"] = "sampled"
     """The loss: hard labels, or the exact predictive as soft labels."""
     over_training: bool = False
-    """CHECKPOINT is a training run's directory, or a packed one's name: measure every snapshot, on its own task."""
+    """CHECKPOINT is the directory of a training run or the name of a packed training: measure every snapshot, on the
+    run's own task."""
     n: int | None = None
-    """Sequences to draw. Default: 64, and 32 of each snapshot."""
+    """Sequences to draw. Default: 64, or 32 per snapshot with --over-training."""
     seed: int = 0
-    """Seed of trials and intervals."""
+    """Seed of sequences and intervals."""
     out: Path | None = None
     """Directory for the report."""
 
@@ -47,7 +48,9 @@ class Gradients(Command):
         from bayesgeom.results.diagnosis import Diagnosis
 
         if self.task is not None:
-            raise InvalidArgument("--task has no say over training: a run's snapshots are measured on its own task.")
+            raise InvalidArgument(
+                "--task is not allowed with --over-training: snapshots are measured on their own task."
+            )
         source = self.source
         options = {"dtype": source.dtype, "device_map": source.device_map, "revision": source.revision}
         if given := [name for name, value in options.items() if value is not None]:

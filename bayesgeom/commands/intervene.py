@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 @final
 @dataclass(frozen=True)
 class Intervene(Command):
-    """Act on a subspace of the activations and report whether the model uses what lies there."""
+    """Intervene on a subspace of the activations and report whether the model uses it."""
 
     name: ClassVar[str] = "intervene"
 
@@ -30,31 +30,35 @@ class Intervene(Command):
     decoder:QUANTITY, entropy_axis, entropy_axis:pc1, entropy_axis:pc1_standardized, frame, frame:keys,HEAD,
     frame:ov,HEAD, belief_readout, top_jacobian:RANK, random:RANK. QUANTITY: entropy, belief or log_odds:HYPOTHESIS."""
     kind: Literal["swap", "remove", "keep", "rotate", "add"] = "swap"
-    """What is done to it; a swap takes it from another sequence. Only a swap can show that something is used."""
+    """What to do with the subspace. A swap takes it from another sequence; only a swap can show use."""
     donors: Literal["auto", "paired", "independent"] = "auto"
-    """Sequences to swap from: the task's pairs, independent ones, or pairs where they differ in the quantity."""
+    """Sequences to swap from: the task's pairs, independent sequences, or pairs that differ in the quantity."""
     positions: Literal["all", "scored"] | None = None
-    """Positions to act at. Default: scored for subspaces of a quantity, all for others."""
+    """Positions to intervene at. Default: scored for subspaces of a quantity, all for others."""
     score_after: bool = False
-    """Act at one scored position and score at later ones only."""
+    """Intervene at one scored position and score only later ones."""
     onwards: bool = False
-    """Erase the quantity of --subspace in every layer from each of --layers on, at all positions, in one pass."""
+    """Erase the quantity of --subspace in all layers from each of --layers to the last, at all positions, in one
+    pass."""
     controls: int = 20
-    """Random subspaces, and as many with the same share of variance; fewer than 20 cannot show use."""
+    """Number of random subspaces, and of random subspaces with the same share of variance. Fewer than 20 cannot show
+    use."""
     n_fit: int = 1_024
-    """Trials that subspaces are fitted on; fewer on a large model, and erasure is then less complete."""
+    """Number of sequences that subspaces are fitted on. Fewer save time on a large model; erasure is then less
+    complete."""
     n_untrained: int = 1
-    """Untrained networks in which a swap is repeated."""
+    """Number of untrained networks in which a swap is repeated."""
     layers: str | None = None
-    """Layers to act in, each alone: 1,3. Joined by + they are acted on at once: 1+3, or 1,1+3. Default: all, alone."""
+    """Layers to intervene in, one at a time: 1,3. Layers joined by + are intervened on together: 1+3, or 1,1+3.
+    Default: all layers, one at a time."""
     site: str = "resid_pre"
-    """Where: resid_pre, z, attn_out, resid_mid, mlp_out, resid_post; in several layers at once also v; with
+    """Site: resid_pre, z, attn_out, resid_mid, mlp_out or resid_post; for several layers together also v; with
     --score-after also carried, the state (h, c) of an LSTM."""
     task: AskedTask = None
     n: int = 256
-    """Trials, or pairs of them."""
+    """Number of sequences, or of pairs."""
     seed: int = 0
-    """Seed of trials, fits and intervals."""
+    """Seed of sequences, fits and intervals."""
     out: Path | None = None
     """Directory for the report."""
 
@@ -91,7 +95,7 @@ class Intervene(Command):
         return {"Subspaces (--subspace):": dict.fromkeys(forms, "")}
 
     def _places(self) -> "list[InterventionSite]":
-        """One place for every set of layers; one for all of them where none is named."""
+        """Return one site per set of layers, or one site for all layers if none is named."""
         from bayesgeom.interventions.joint import EDITABLE
         from bayesgeom.models.replay.carried import CARRIED
         from bayesgeom.subspaces.site import InterventionSite
@@ -110,18 +114,16 @@ class Intervene(Command):
 
 
 def _erased(fit: "Fit") -> "tuple[Quantity, bool]":
-    """The quantity that `--onwards` erases, and whether by LEACE. **Raises** for a fit that erases none."""
+    """Return the quantity that `--onwards` erases, and whether LEACE erases it; other fits raise `InvalidArgument`."""
     from bayesgeom.subspaces.quantity_fits import Eraser
 
     if not isinstance(fit, Eraser) or fit.given:
-        raise InvalidArgument(
-            f"only covariance:QUANTITY and leace:QUANTITY erase a quantity, and without given; got {fit.label}."
-        )
+        raise InvalidArgument(f"--onwards takes covariance:QUANTITY or leace:QUANTITY, without given; got {fit.label}.")
     return fit.quantity, fit.oblique
 
 
 def _alone(places: "list[InterventionSite]") -> "InterventionSite":
-    """One place with the layers of all, each of which is acted on alone. **Raises** where some are joined by +."""
+    """Return one site with the layers of all, one at a time; layers joined by + raise `InvalidArgument`."""
     from bayesgeom.subspaces.site import InterventionSite
 
     if any(len(place.layers or ()) > 1 for place in places):

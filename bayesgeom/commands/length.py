@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, final
 
 import tyro
 
-from bayesgeom.commands.base import AskedTask, Command, check_target, conclude, note
+from bayesgeom.commands.base import HERE, AskedTask, Command, On, check_target, conclude, note
 from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.core.files import RUNS
 
@@ -24,36 +24,39 @@ Names = Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="
 @final
 @dataclass(frozen=True)
 class Length(Command):
-    """Errors far beyond the training length, position by position: where they break, by how much, in which layer."""
+    """Measure errors beyond the training length: at which position they jump, by how much, and in which layer."""
 
     name: ClassVar[str] = "length"
 
     checkpoints: Names = ()
-    """Checkpoints, by name or directory: several are drawn in one chart, and see the same sequences."""
+    """Checkpoints, by name or directory. Several share one chart and the same sequences."""
     to: str | None = None
-    """Lengths to report on, joined by commas: 50,100. Default: 1, 1.5, 2.5 and 5 times the training length, as far
-    as models and task have room."""
+    """Lengths to report, joined by commas: 50,100. Default: 1, 1.5, 2.5 and 5 times the training length, up to what
+    models and task allow."""
     arms: str | None = None
-    """hmm, recall or recall-mixed: the arms that differ in positions alone, trained where they are missing."""
+    """hmm, recall or recall-mixed: compare networks that differ only in their positional encoding. Missing ones are
+    trained."""
     kinds: tuple[str, ...] | None = None
-    """Of the arms, only these: learned, sinusoidal, rotary, alibi, prior, gaussian, none, no-top-attention."""
+    """With --arms, only these variants: learned, sinusoidal, rotary, alibi, prior, gaussian, none, no-top-attention."""
     task: AskedTask = None
     n: int = 512
     """Sequences to draw, at least 2."""
     seed: int = 0
-    """Seed of trials and intervals."""
+    """Seed of sequences and intervals."""
     threshold: float = 0.01
-    """KL in bits beyond which a position counts as lost."""
+    """KL in bits above which a position counts as failed."""
     top_attention_off: int = 0
-    """Silence attention in so many top layers."""
+    """Number of top layers whose attention is ablated."""
     untrained_rows: bool = False
     """Extend learned position tables that are too short with randomly initialized rows, which are not trained."""
     only_existing: bool = False
-    """Train nothing: report what is there, shipped or in --runs, and name the rest; an error where nothing is."""
+    """Train nothing: report the checkpoints that are shipped or in --runs, and list the missing ones. An error if none
+    is available."""
     runs: Path = RUNS
-    """Directory where missing arms are trained and kept."""
+    """Directory where missing variants are trained and saved."""
     out: Path | None = None
     """Directory for the report."""
+    machines: On = HERE
 
     def __call__(self) -> int:
         from bayesgeom.generalization.length import length_generalization
@@ -71,19 +74,21 @@ class Length(Command):
             models = [_with_room(model, self.task, lengths, self.seed) for model in models]
         if plan.to_train:
             note(str(plan))
-        report = length_generalization(
-            models,
-            self.task,
-            lengths,
-            n=self.n,
-            seed=self.seed,
-            threshold_bits=self.threshold,
-            top_attention_off=self.top_attention_off,
-        )
+        with self.machines.executor() as executor:
+            report = length_generalization(
+                models,
+                self.task,
+                lengths,
+                n=self.n,
+                seed=self.seed,
+                threshold_bits=self.threshold,
+                top_attention_off=self.top_attention_off,
+                executor=executor,
+            )
         trained = report.provenance["trained_task"]
         lines = [f"{trained}, {report.n} sequences\n\n{report.table()}\n", *map(str, report.headlines())]
         if plan.missing:
-            lines.append(f"not there: {', '.join(recipe.name for recipe in plan.missing)}")
+            lines.append(f"missing: {', '.join(recipe.name for recipe in plan.missing)}")
         return conclude(Diagnosis.of(report), self.out, *lines)
 
     def _lengths(self) -> tuple[int, ...] | None:
@@ -101,7 +106,7 @@ class Length(Command):
 
 
 def _arm(kept: "Kept", recipe: "Recipe") -> "Unmade":
-    """An arm of the folder's, known by an untrained one until it is there."""
+    """Return a variant from the folder, described by an untrained network until it is trained."""
     from bayesgeom.generalization.length import Unmade
     from bayesgeom.models.resolve import of_module
 
@@ -112,7 +117,7 @@ def _arm(kept: "Kept", recipe: "Recipe") -> "Unmade":
 
 
 def _with_room(model: "ModelLike | Unmade", task: str | None, lengths: tuple[int, ...] | None, seed: int) -> "Unmade":
-    """The same with its table continued, where that is too short."""
+    """Extend the model's position table if it is too short."""
     from bayesgeom.generalization.length import Unmade, with_room
 
     def of(own: "ModelLike") -> "Model":

@@ -15,18 +15,18 @@ Target = Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="OUT")]
 @final
 @dataclass(frozen=True)
 class Pack(Command):
-    """Pack a run's snapshots to be shipped: weights alone, in half precision where scores do not change."""
+    """Pack the snapshots of a run for distribution: weights only, in half precision where scores do not change."""
 
     name: ClassVar[str] = "pack"
 
     run: RunName
     """Directory of the run."""
     out: Target
-    """Directory to write; in the folder of checkpoints, `bayesgeom dynamics` finds it by name."""
+    """Directory to write. `bayesgeom dynamics` finds it by name if it lies in the folder of checkpoints."""
     keep: int = 12
-    """Snapshots to keep at most; the first and the last are among them."""
+    """Maximum number of snapshots to keep, including the first and the last."""
     dtype: Literal["float16", "bfloat16", "float32"] = "float16"
-    """Precision to try; a snapshot whose KL changes in its first three digits is kept as it was."""
+    """Precision to try. A snapshot whose KL changes in its first three digits keeps its own precision."""
 
     def __call__(self) -> int:
         from bayesgeom.training.formation import pack
@@ -42,7 +42,7 @@ class Pack(Command):
         return 0
 
     def _check_target(self) -> None:
-        """Refuse a directory that holds anything else than a packed training: it would be replaced."""
+        """Check that the directory holds nothing but a packed training, because it is replaced."""
         from bayesgeom.core.errors import OutputFault
         from bayesgeom.models.checkpoint import CARD
         from bayesgeom.training.formation import FORMATION
@@ -52,5 +52,5 @@ class Pack(Command):
         if foreign := [own.name for own in entries if own.name not in known and own.suffix != ".safetensors"]:
             named = ", ".join(foreign[:3])
             raise OutputFault(
-                f"{self.out} holds something else than a packed training ({named}); name an empty or a new directory."
+                f"{self.out} holds files that are not a packed training ({named}); name an empty or a new directory."
             )

@@ -10,7 +10,7 @@ from bayesgeom.commands.base import AskedTask, Command, Of, check_target, conclu
 @final
 @dataclass(frozen=True)
 class Relabel(Command):
-    """Rename hypotheses consistently and see whether the answers follow: values of a map, hidden states of an HMM."""
+    """Test invariance to renaming the hypotheses: values of a map, or hidden states of an HMM."""
 
     name: ClassVar[str] = "relabel"
 
@@ -19,7 +19,7 @@ class Relabel(Command):
     n: int = 512
     """Sequences to draw."""
     seed: int = 0
-    """Seed of trials, names and intervals."""
+    """Seed of sequences, names and intervals."""
     out: Path | None = None
     """Directory for the report."""
 

@@ -4,31 +4,33 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, final
 
-from bayesgeom.commands.base import Command, RecipeName, check_target, conclude, note
+from bayesgeom.commands.base import HERE, Command, On, RecipeName, check_target, conclude, note
 from bayesgeom.core.files import RUNS
 
 
 @final
 @dataclass(frozen=True)
 class Replicate(Command):
-    """Train a recipe under several seeds, or load what is there: mean, spread, and every seed's curve."""
+    """Train a recipe with several seeds, or load existing runs, and report mean, spread and the curve of each seed."""
 
     name: ClassVar[str] = "replicate"
 
     recipe: RecipeName
-    """Name of the recipe; an unknown one lists those that exist."""
+    """Name of the recipe. An unknown name lists the available recipes."""
     seeds: int = 5
-    """How many; the first is the recipe's own."""
+    """Number of seeds; the first is the recipe's own."""
     only_existing: bool = False
-    """Train nothing: report what is there, shipped or in --runs, and name the rest; an error where nothing is."""
+    """Train nothing: report the runs that are shipped or in --runs, and list the missing ones. An error if none is
+    available."""
     runs: Path = RUNS
-    """Directory where trainings are looked for and kept."""
+    """Directory of the trainings: existing ones are loaded, new ones are saved."""
     n: int = 2000
-    """Sequences that score each of them."""
+    """Number of sequences on which each run is scored."""
     seed: int = 0
-    """Seed of these sequences and of intervals."""
+    """Seed of these sequences and of the intervals."""
     out: Path | None = None
     """Directory for the report."""
+    machines: On = HERE
 
     def __call__(self) -> int:
         from bayesgeom.comparison.replication import plan_replication, replicate
@@ -41,16 +43,18 @@ class Replicate(Command):
         check_counts(seeds=self.seeds, n=self.n, seed=self.seed)
         if not self.only_existing:
             note(str(plan_replication(chosen, seeds=self.seeds, runs=self.runs)))
-        report = replicate(
-            chosen,
-            seeds=self.seeds,
-            runs=self.runs,
-            n=self.n,
-            seed=self.seed,
-            train_missing=not self.only_existing,
-        )
+        with self.machines.executor() as executor:
+            report = replicate(
+                chosen,
+                seeds=self.seeds,
+                runs=self.runs,
+                n=self.n,
+                seed=self.seed,
+                train_missing=not self.only_existing,
+                executor=executor,
+            )
         lines = [f"{report.recipe}, {report.n} sequences\n\n{report.table()}\n", *map(str, report.headlines())]
         if report.missing:
-            lines.append(f"not there: {', '.join(report.missing)}")
-        absent = dict.fromkeys(report.missing, f"there is no checkpoint of it in {self.runs}")
+            lines.append(f"missing: {', '.join(report.missing)}")
+        absent = dict.fromkeys(report.missing, f"no checkpoint in {self.runs}")
         return conclude(Diagnosis.of(report, skipped=absent), self.out, *lines)

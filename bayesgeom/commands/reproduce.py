@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, final
 
 import tyro
 
-from bayesgeom.commands.base import Command, tell
+from bayesgeom.commands.base import HERE, Command, On, tell
 from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.core.files import RUNS
 
 if TYPE_CHECKING:
     from bayesgeom.claims.claim import Claim
+    from bayesgeom.engines.executor import Batch
 
 Ids = Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="ID …")]
 
@@ -31,14 +32,15 @@ class Reproduce(Command):
     run: bool = False
     """With --all: run every claim's commands. Takes hours."""
     out: Path | None = None
-    """Directory for the reports, one folder per claim and run. Default: they are not kept."""
+    """Directory for the reports, one folder per claim and run. Default: they are not saved."""
     runs: Path = RUNS
-    """Folder of trainings, where checkpoints that are not shipped are looked for."""
+    """Folder of trainings, searched for checkpoints that are not shipped."""
+    machines: On = HERE
     record: bool = False
-    """For maintainers: write the numbers into the package, those that a run defines since the last time included; a
-    missing report is made under docs/."""
+    """For maintainers: write the measured numbers into the package, including newly defined ones. Missing reports are
+    created under docs/."""
     fresh: bool = False
-    """With --record: make the reports anew instead of reading those that are there."""
+    """With --record: recompute the reports instead of reading the existing ones."""
     write_docs: bool = False
     """For maintainers: write the generated parts of README.md and docs/claims.md."""
 
@@ -54,7 +56,8 @@ class Reproduce(Command):
         if self.record:
             self._record(chosen)
         elif self.ids or self.run:
-            status = self._reproduce(chosen)
+            with self.machines.executor() as executor:
+                status = self._reproduce(chosen, executor)
         elif self.all:
             tell("\n".join(aligned(overview(chosen))))
         if self.write_docs:
@@ -62,8 +65,8 @@ class Reproduce(Command):
                 tell(f"written: {path}")
         return status
 
-    def _reproduce(self, claims: "Iterable[Claim]") -> int:
-        """Run each claim; what cannot be run is reported, and where one claim was named it is an error."""
+    def _reproduce(self, claims: "Iterable[Claim]", executor: "Batch | None") -> int:
+        """Run each claim. A claim that cannot be run is reported; if it was named in `ids`, it is an error."""
         from bayesgeom.claims.reproduction import reproduce
         from bayesgeom.core.errors import BayesGeomError
 
@@ -71,7 +74,8 @@ class Reproduce(Command):
         for claim in claims:
             tell(f"{claim.id}: {claim.claim}")
             try:
-                again = reproduce(claim, out=None if self.out is None else self.out / claim.id, runs=self.runs)
+                out = None if self.out is None else self.out / claim.id
+                again = reproduce(claim, out=out, runs=self.runs, executor=executor)
             except BayesGeomError as error:
                 if self.ids:
                     raise

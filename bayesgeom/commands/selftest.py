@@ -9,7 +9,7 @@ from bayesgeom.commands.base import Command, tell
 @final
 @dataclass(frozen=True)
 class Selftest(Command):
-    """Run every probe against planted data with known answers."""
+    """Run every probe on planted data with known answers."""
 
     name: ClassVar[str] = "selftest"
 

@@ -6,7 +6,7 @@ from typing import Annotated, Any, ClassVar, final
 
 import tyro
 
-from bayesgeom.commands.base import Command, check_target, conclude
+from bayesgeom.commands.base import HERE, Command, On, check_target, conclude
 from bayesgeom.core.errors import InvalidArgument
 
 Varied = Annotated[tuple[str, ...], tyro.conf.UseAppendAction, tyro.conf.arg(metavar="NAME=VALUE,VALUE,…")]
@@ -16,25 +16,26 @@ TaskText = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="TASK")]
 @final
 @dataclass(frozen=True)
 class Sweep(Command):
-    """Vary one parameter of a task: how fast the exact posterior converges, and how far a checkpoint is from it."""
+    """Vary one parameter of a task: speed of convergence of the exact posterior, and a checkpoint's distance to it."""
 
     name: ClassVar[str] = "sweep"
 
     task: TaskText
-    """The task, as NAME or NAME:key=value,key=value: hmm, sticky-markov:length=40, evidence. What is not written is as
-    in the checkpoint's own task where it has that NAME, else the default."""
+    """The task, as NAME or NAME:key=value,key=value: hmm, sticky-markov:length=40, evidence. If NAME is the
+    checkpoint's own task, other parameters keep the checkpoint's values; otherwise they take their defaults."""
     vary: Varied
-    """The parameter and its values: floor=0.05,0.1,0.2 or noise=0.01,0.1,0.5. One at a time."""
+    """The parameter and its values: floor=0.05,0.1,0.2 or noise=0.01,0.1,0.5. One parameter at a time."""
     checkpoint: str | None = None
-    """A checkpoint to set beside the exact posterior: a name, a directory, or owner/name on Hugging Face's hub."""
+    """A checkpoint to compare with the exact posterior: a name, a directory, or owner/name on Hugging Face's hub."""
     n: int = 512
     """Sequences to draw at each value."""
     seed: int = 0
-    """Seed of trials and intervals."""
+    """Seed of sequences and intervals."""
     threshold: float = 0.05
-    """Bits within which mean entropy must be of its floor to count as settled."""
+    """Mean entropy counts as settled when it is within this many bits of its floor."""
     out: Path | None = None
     """Directory for the report."""
+    machines: On = HERE
 
     def __call__(self) -> int:
         from bayesgeom.generalization.sweeps import sweep
@@ -42,7 +43,17 @@ class Sweep(Command):
 
         check_target(self.out)
         key, values = self._varied()
-        report = sweep(self.task, key, values, self.checkpoint, n=self.n, seed=self.seed, threshold_bits=self.threshold)
+        with self.machines.executor() as executor:
+            report = sweep(
+                self.task,
+                key,
+                values,
+                self.checkpoint,
+                n=self.n,
+                seed=self.seed,
+                threshold_bits=self.threshold,
+                executor=executor,
+            )
         diagnosis = Diagnosis.of(report)
         title = f"{diagnosis.title}, {report.n} sequences at each value\n\n{report.table()}"
         return conclude(diagnosis, self.out, title)
@@ -52,9 +63,9 @@ class Sweep(Command):
 
         if len(self.vary) != 1:
             named = ", ".join(self.vary) or "none"
-            raise InvalidArgument(f"--vary is given once: one parameter is varied at a time; got {named}.")
+            raise InvalidArgument(f"--vary must be given once, because one parameter is varied at a time; got {named}.")
         key, equals, listed = self.vary[0].partition("=")
         parts = [part.strip() for part in listed.split(",") if part.strip()]
         if not equals or not parts:
-            raise InvalidArgument(f"--vary takes a parameter and its values, floor=0.05,0.1; got {self.vary[0]!r}.")
+            raise InvalidArgument(f"--vary takes NAME=VALUE,VALUE, such as floor=0.05,0.1; got {self.vary[0]!r}.")
         return key.strip(), [literal(part) for part in parts]

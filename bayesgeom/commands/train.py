@@ -20,33 +20,33 @@ BATCHES = frozenset({"batch_size", "late_batch_size"})
 @final
 @dataclass(frozen=True)
 class Train(Command):
-    """Train a committed recipe; interrupted at any moment, it goes on with --resume to the same weights."""
+    """Train a recipe. An interrupted run continues with --resume and ends with the same weights."""
 
     name: ClassVar[str] = "train"
 
     recipe: RecipeName = ""
-    """Name of the recipe; an unknown one lists those that exist."""
+    """Name of the recipe. An unknown name lists the available recipes."""
     status: bool = False
-    """Train nothing: list what of the training queue is finished, running and next, with estimated times."""
+    """Train nothing: list the finished, running and waiting runs of the training queue, with estimated times."""
     out: Path | None = None
     """Directory of the run: state, log, snapshots and, at the end, the checkpoint. Default: runs/train/NAME[-seedK]."""
     resume: bool = False
-    """Go on with the run in that directory."""
+    """Continue the run in that directory."""
     set: Annotated[tuple[str, ...], tyro.conf.UseAppendAction] = ()
-    """Another size of the network, parameter of the task or batch size, as KEY=VALUE; may be given several times:
-    --set n_layers=2 --set n_values=8. Every stage of the recipe takes it, and its name says so."""
+    """Change a size of the network, a parameter of the task or the batch size, as KEY=VALUE. May be given several
+    times: --set n_layers=2 --set n_values=8. It applies to every stage and is added to the recipe's name."""
     steps: int | None = None
-    """Another number of steps than the recipe's, in its last stage."""
+    """Number of steps of the last stage. Default: the recipe's."""
     seed: int = 0
-    """Which of the recipe's seeds, counted as `replicate` counts them: 0 is the recipe itself."""
+    """Index of the recipe's seed, as in `replicate`: 0 is the recipe itself."""
     keep: int | None = None
-    """How many log-spaced snapshots to keep beside that of step 0, instead of the recipe's number; 0 keeps the last
-    step's alone. No weight depends on it."""
+    """Number of log-spaced snapshots to keep in addition to step 0. Default: the recipe's. 0 keeps only the last step.
+    The weights do not depend on it."""
     device: str = "cpu"
     """Where to train: cpu, cuda, …"""
     precision: Literal["auto", "bfloat16", "float32"] = "auto"
-    """Of matrix products. auto: bfloat16 where the processor computes it natively and the architecture has a kernel,
-    else float32. With --resume: that of the run."""
+    """Precision of matrix products. auto: bfloat16 if the processor supports it natively and the architecture has a
+    kernel, otherwise float32. With --resume: the precision of the run."""
 
     def __call__(self) -> int:
         from bayesgeom.core.progress import kept_in
@@ -93,10 +93,10 @@ class Train(Command):
 
 
 def assignments(listed: Sequence[str]) -> dict[str, Any]:
-    """Return the changes that KEY=VALUE texts state.
+    """Parse KEY=VALUE texts.
 
     Args:
-        listed: What `--set` was given.
+        listed: The values of `--set`.
 
     Returns:
         The values by key.
@@ -146,7 +146,9 @@ def resized(recipe: "Recipe", changes: Mapping[str, Any]) -> "Recipe":
     sizes, parameters = field_names(type(recipe.model_config())) - {"d_vocab"}, field_names(type(recipe.task))
     check_known(f"recipe {recipe.name!r}", changes, sizes | parameters | BATCHES)
     if recipe.warm_start is not None:
-        raise InvalidArgument(f"{recipe.name} starts from trained weights, {recipe.warm_start}: its sizes are theirs.")
+        raise InvalidArgument(
+            f"{recipe.name} starts from the trained weights {recipe.warm_start}, so its sizes cannot be changed."
+        )
     task, *also = (
         task_from_config({**own.config(), **{key: value for key, value in changes.items() if key in parameters}})
         for own in (recipe.task, *recipe.also)
@@ -160,5 +162,5 @@ def resized(recipe: "Recipe", changes: Mapping[str, Any]) -> "Recipe":
         after=None if recipe.after is None else resized(recipe.after, changes),
         **{key: value for key, value in changes.items() if key in BATCHES},
     )
-    found.model_config().build(seed=0)  # sizes that do not go together are refused now
+    found.model_config().build(seed=0)  # raises now if the sizes do not fit together
     return found

@@ -1,1 +1,1 @@
-"""Who can accumulate, transport and bind: architectures trained and scored alike, beside what was published."""
+"""Comparison of architectures on accumulation, transport and binding, with equal training, and published verdicts."""

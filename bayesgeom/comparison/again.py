@@ -1,4 +1,4 @@
-"""Restate a saved comparison by the present rules: its models are not needed, its tasks are."""
+"""Recompute the verdicts of a saved comparison by the current rules, from its tasks but without its models."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -15,15 +15,15 @@ from bayesgeom.training.scores import levels
 
 
 def restated(path: Path) -> Diagnosis:
-    """Read a saved comparison and state its terms, baselines and verdicts by the present rules.
+    """Read a saved comparison and recompute its terms, baselines and verdicts by the current rules.
 
-    Scores and effective memory stay as they were measured. Baselines are scored on the same sequences.
+    Scores and effective memory do not change. Baselines are scored on the same sequences.
 
     Args:
         path: Directory of the saved report.
 
     Raises:
-        OutputFault: There is no readable comparison.
+        OutputFault: The directory holds no readable comparison.
     """
     diagnosis = Diagnosis.load(path)
     old = diagnosis.reports.get(ComparisonReport.name)

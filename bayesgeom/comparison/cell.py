@@ -13,7 +13,7 @@ from bayesgeom.training.recipe import Recipe
 @final
 @dataclass(frozen=True, kw_only=True)
 class Cell:
-    """A task and an architecture, trained once. `is_check`: a second seed at twice the budget, no seed."""
+    """A task and an architecture, trained once; `is_check` marks a training at twice the budget, not a seed."""
 
     task: str
     architecture: str
@@ -27,17 +27,17 @@ class Cell:
 
     @property
     def place(self) -> tuple[str, str, bool]:
-        """Task, architecture and whether it is a check: the same for all trainings that a verdict is on."""
+        """Task, architecture and whether it is a check: equal for all trainings that share a verdict."""
         return self.task, self.architecture, self.is_check
 
     @property
     def rate_trials(self) -> int:
-        """Learning rates that were tried for this architecture; 0 where none was."""
+        """Number of learning rates tried for this architecture; 0 if none."""
         return len(MULTIPLES) if self.architecture in CHOSEN else 0
 
     @property
     def rate_search(self) -> str:
-        """How the hyperparameters of this row were found."""
+        """How the hyperparameters of this row were chosen."""
         return f"{self.rate_trials} rates each" if self.rate_trials else SEARCHED[self.task]
 
     @property
@@ -57,11 +57,11 @@ def cell(task: str, architecture: str, *, seed: int = 0, is_check: bool = False)
     Args:
         task: A task of the comparison.
         architecture: An architecture that has a recipe on it.
-        seed: 0 is the committed recipe's own; others are counted from it.
-        is_check: Twice the budget, as the second trainings of earlier versions had.
+        seed: 0 is the committed recipe's seed; others are counted from it.
+        is_check: Whether to train at twice the budget, as the second trainings of earlier versions.
 
     Raises:
-        UnknownName: The task is not compared, or the architecture is not on this task.
+        UnknownName: The task is not part of the comparison, or the architecture has no recipe on this task.
     """
     if task not in ALL_TASKS:
         raise unknown_name("compared task", task, ALL_TASKS)

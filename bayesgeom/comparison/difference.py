@@ -7,6 +7,7 @@ from typing import Any, NoReturn, final
 import numpy as np
 from jaxtyping import Float
 
+from bayesgeom.checks.arguments import checked
 from bayesgeom.comparison.difference_report import CONSERVATIVE, PAIRED, DifferenceReport
 from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.core.run import Behavior
@@ -34,6 +35,7 @@ _BEHAVIOR = (
 )
 
 
+@checked("a", "b", "task")
 def diff(
     a: ModelLike | Diagnosis,
     b: ModelLike | Diagnosis,
@@ -44,15 +46,15 @@ def diff(
 ) -> DifferenceReport:
     """Compare two models on the same sequences, or two diagnoses, with an interval for every difference B − A.
 
-    Two models are run on the same `n` sequences, and their predictions are compared sequence by sequence: intervals are
-    paired. Two diagnoses must be of the same task, n and seed. They hold no single sequences, so that their intervals
-    come from the ends of both: they cover, and are wider than paired ones. `bayesgeom.compare` compares
-    architectures on several tasks, trained at one budget.
+    Two models are run on the same `n` sequences and compared sequence by sequence: intervals are paired. Two diagnoses
+    must have the same task, n and seed. They store no single sequences, so the intervals are computed from the ends of
+    both: these are conservative, wider than paired intervals. `bayesgeom.compare` compares architectures on several
+    tasks, trained at the same budget.
 
     Args:
-        a: A model, or what `bayesgeom.as_model` takes; or a diagnosis, or the directory of a saved one.
-        b: The same kind of thing.
-        task: Task to measure models on. Default: the one that both were trained on.
+        a: A model, or anything that `bayesgeom.as_model` accepts; or a diagnosis, or the directory of a saved one.
+        b: Of the same kind as `a`.
+        task: Task on which models are measured. Default: the task on which both were trained.
         n: Number of sequences for models. Default: 512.
         seed: Seed of the sequences and of the intervals, for models. Default: 0.
 
@@ -75,25 +77,32 @@ def diff(
     first, second = (_side(own) for own in (a, b))
     if isinstance(first, Diagnosis) and isinstance(second, Diagnosis):
         if given := [name for name, own in (("task", task), ("n", n), ("seed", seed)) if own is not None]:
-            raise InvalidArgument(f"{', '.join(given)} cannot be chosen for diagnoses, which are measured already.")
+            raise InvalidArgument(f"{', '.join(given)} cannot be passed with diagnoses, which are already measured.")
         return _of_diagnoses(first, second)
     if isinstance(first, Diagnosis) or isinstance(second, Diagnosis):
-        raise InvalidArgument(
-            "one of the two is a diagnosis and the other a model: pass two models, or diagnose the other first."
-        )
+        raise InvalidArgument("one argument is a diagnosis and the other a model: pass two models, or two diagnoses.")
     return _of_models(first, second, task, n=N_SEQUENCES if n is None else n, seed=0 if seed is None else seed)
 
 
 def _side(value: ModelLike | Diagnosis) -> Model | Diagnosis:
-    if isinstance(value, str | Path) and (Path(value) / JSON).is_file():
+    if _is_report(value):
+        assert isinstance(value, str | Path), "checked"
         found = load_report(value)
         return found if isinstance(found, Diagnosis) else Diagnosis.of(found)
     return value if isinstance(value, Diagnosis) else as_model(value)
 
 
+def _is_report(value: object) -> bool:
+    """Whether this is the path of a saved report; text that can be no path is none."""
+    try:
+        return isinstance(value, str | Path) and (Path(value) / JSON).is_file()
+    except (OSError, ValueError):
+        return False
+
+
 def _of_models(a: Model, b: Model, task: TaskLike | None, *, n: int, seed: int) -> DifferenceReport:
     if n < 2:
-        raise InvalidArgument(f"n is the number of sequences, and an interval needs 2; got {n}.")
+        raise InvalidArgument(f"n, the number of sequences, must be at least 2 for an interval; got {n}.")
     tasks = [scored_task_of(model, task) for model in (a, b)]
     if tasks[0] != tasks[1]:
         _refuse("task", *map(str, tasks), advice="Pass task=… (--task), on which both are measured.")
@@ -118,7 +127,7 @@ def _of_models(a: Model, b: Model, task: TaskLike | None, *, n: int, seed: int) 
 
 
 def _per_sequence(model: Model, task: WindTunnel, n: int, seed: int) -> Float[np.ndarray, "sequence row"]:
-    """Means over the scored positions of each sequence, in the order of `_BEHAVIOR`."""
+    """Return means over the scored positions of each sequence, in the order of `_BEHAVIOR`."""
     blocks = task.stream(n, seed=derived_seed(seed, Branch.TRIALS), device=model.spec.device)
     own: Behavior = model.run(blocks, seed=derived_seed(seed, Branch.RESAMPLING)).behavior
     columns = (
@@ -135,7 +144,7 @@ def _per_sequence(model: Model, task: WindTunnel, n: int, seed: int) -> Float[np
 def _of_diagnoses(a: Diagnosis, b: Diagnosis) -> DifferenceReport:
     sources = [own.provenance for own in (a, b)]
     if not all(sources):
-        raise InvalidArgument("a diagnosis without provenance does not say what it was measured on: measure it again.")
+        raise InvalidArgument("a diagnosis without provenance does not state its task, n and seed: measure it again.")
     again = "Measure both with the same."
     if sources[0].get("task") != sources[1].get("task") or sources[0]["task_label"] != sources[1]["task_label"]:
         _refuse("task", *(own["task_label"] for own in sources), advice=again)
@@ -170,7 +179,7 @@ def _of_diagnoses(a: Diagnosis, b: Diagnosis) -> DifferenceReport:
 @final
 @dataclass(frozen=True, kw_only=True)
 class _Row:
-    """One estimate that both reports hold."""
+    """One estimate that both reports contain."""
 
     label: str
     a: Record
@@ -180,7 +189,7 @@ class _Row:
 
 
 def _shared_rows(a: Report, b: Report) -> list[_Row]:
-    """Estimates with intervals, single positions apart, that both reports hold; whether each is a headline."""
+    """Return the estimates with intervals in both reports, except single positions, and whether each is a headline."""
     leading = {line.metric for line in a.headlines()}
     declared, theirs = quantities_of(type(a)), {_key(own): own for own in records_of(b)}
     found: list[_Row] = []

@@ -17,26 +17,26 @@ if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
 PAIRED = "paired over the same sequences"
-CONSERVATIVE = "conservative: from the ends of both intervals, since saved diagnoses hold no single sequences"
+CONSERVATIVE = "conservative: from the ends of both intervals, because saved diagnoses store no single sequences"
 _DRAWN = 24  # rows in the figure
 
 
 @final
 @dataclass(frozen=True, kw_only=True, repr=False)
 class DifferenceReport(Report):
-    """B minus A, quantity by quantity. `names` are those of A and B; `pairing` says how the intervals were made.
+    """B minus A for every quantity; `names` are those of A and B, `pairing` states how intervals were computed.
 
-    `better` states for each row which direction is better: "higher", "lower" or "" where neither is. The first
-    `n_leading` rows are the headlines.
+    `better` states for each row which direction is better: "higher", "lower" or "" if neither is. The first `n_leading`
+    rows are the headlines.
     """
 
     name: ClassVar[str] = "difference"
     title: ClassVar[str] = "Difference: which of two models is better on the same sequences?"
     about: ClassVar[str] = (
         "Both models were scored on the same sequences. Each row is the value of B minus that of A. The baseline is "
-        "no difference, 0: where the interval contains it, the data do not decide between the two. Differences of "
-        "models are paired sequence by sequence, which removes what the sequences have in common. Saved diagnoses "
-        "hold no single sequences, so their intervals are conservative: they cover whatever the two have in common."
+        "no difference, 0: if the interval contains it, the data do not decide between the two. Differences of models "
+        "are paired sequence by sequence, which removes the variation between sequences. Saved diagnoses store no "
+        "single sequences, so their intervals are conservative: they hold for any correlation between the two."
     )
 
     rows: tuple[str, ...]
@@ -51,7 +51,7 @@ class DifferenceReport(Report):
     n: int
 
     def verdicts(self) -> list[str]:
-        """Return for each row which model is better, or higher where neither is better; "undecided" where open."""
+        """Return which model is better in each row (or higher, if no direction is better), or "undecided"."""
         low, high = self.difference.ends
         found = []
         for way, least, most in zip(self.better, low, high, strict=True):
@@ -94,7 +94,7 @@ class DifferenceReport(Report):
             ends = "–" if np.isnan(low[row]) else interval_text(low[row], high[row])
             label = f"{self.rows[row]} ({self.units[row]})" if self.units[row] else self.rows[row]
             cells.append((label, *(number_text(float(own)) for own in numbers), ends, verdict))
-        return "\n".join(line for row in narrow(cells) for line in row)
+        return "\n".join(line for row in narrow(cells, room=4 * len(cells)) for line in row)
 
     def plot(self) -> "Figure":
         from bayesgeom.charts.forest import add_forest

@@ -7,7 +7,7 @@ import plotly.graph_objects as go
 from jaxtyping import Float
 
 from bayesgeom.results.estimate import Estimate
-from bayesgeom.results.theme import MEASURED, NULL, SEQUENTIAL, label_axes, panels
+from bayesgeom.results.theme import MEASURED, NULL, SHADES, label_axes, panels
 
 
 def comparison_figure(
@@ -17,7 +17,7 @@ def comparison_figure(
     architectures: Sequence[str],
     models: tuple[Sequence[str], Estimate],
 ) -> go.Figure:
-    """Draw tasks by architectures above, and below every trained model with its 95 % interval."""
+    """Draw a heat map of tasks by architectures, and below it every trained model with its 95 % interval."""
     names, closed = models
     baseline = "context-free predictor: 0"
     titles = (f"Share of the gap closed ({baseline})", f"Every trained model ({baseline})")
@@ -29,7 +29,7 @@ def comparison_figure(
             y=list(tasks),
             zmin=0,
             zmax=1,
-            colorscale=SEQUENTIAL,
+            colorscale=SHADES,
             xgap=2,
             ygap=2,
             text=[[("" if np.isnan(v) else f"{v:.3f}") for v in row] for row in shares],
@@ -47,8 +47,8 @@ def comparison_figure(
     for level in (0.0, 0.5, 0.95):
         figure.add_vline(x=level, line={"color": NULL, "dash": "dot", "width": 1}, row=2, col=1)
     figure.update_xaxes(range=[-0.3, 1.05], row=2, col=1)
-    figure.update_yaxes(autorange="reversed", row=2, col=1)
-    label_axes(figure, (2, 1), "share closed; dotted: 0, 0.5, 0.95", "")
+    figure.update_yaxes(type="category", range=[len(names) - 0.5, -0.5], row=2, col=1)
+    label_axes(figure, (2, 1), "share closed", "")
     return figure
 
 

@@ -1,8 +1,8 @@
-"""The comparison report: per task and architecture, how far a model is from the exact posterior, and what follows."""
+"""The comparison report: distance from the exact posterior per task and architecture, and verdicts."""
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, final
 
 import numpy as np
@@ -44,21 +44,22 @@ class ComparisonReport(Report):
     """One entry per trained model, named by its checkpoint.
 
     `share_closed` is 1 − KL(model) / KL(best context-free predictor): 1 is the exact posterior, 0 no better than that
-    predictor. `accuracy_where_known` counts positions whose answer the posterior knows, NaN without any; `trained_on`
-    counts sequences, in all stages. `verdicts` are those of single trainings, `cell_verdicts` of all seeds of the
-    cell at the same budget. The baselines of `kl_bits` are the context-free predictor and those of the task, NaN on
-    other tasks, which see the context and lack what the row tests. `memory_symbols` is the effective memory, NaN
-    without latent dynamics, and `window_gap_bits` the KL of the stationary observer of the last ten symbols.
+    predictor. `accuracy_where_known` is over positions where the posterior is certain, NaN without any; `trained_on`
+    counts sequences, in all stages. `verdicts` are those of single trainings, `cell_verdicts` those of all seeds of the
+    cell at the same budget. The baselines of `kl_bits` are the context-free predictor and the task's baselines, which
+    see the context but lack the tested primitive; they are NaN on other tasks. `memory_symbols` is the effective
+    memory, NaN without latent dynamics, and `window_gap_bits` the KL of the stationary observer of the last ten
+    symbols.
     """
 
     name: ClassVar[str] = "comparison"
-    title: ClassVar[str] = "Who can accumulate, transport and bind"
+    title: ClassVar[str] = "Which architectures accumulate, transport and bind?"
     about: ClassVar[str] = (
-        "Each row of the heat map is a task that tests one primitive, each column an architecture with as many "
-        "parameters, trained on the same sequences in the same order. The color is the share of the gap closed between "
-        "the best context-free predictor, at 0, and the exact posterior, at 1. Equal data, budget and parameters "
-        "do not make the comparison fair where hyperparameters were found on one architecture: the table states the "
-        f"search, the targets, the state size and the seeds of every cell. The rule of the verdicts: {RULE}."
+        "Each row of the heat map is a task that tests one primitive, each column an architecture. All have the same "
+        "number of parameters and see the same sequences in the same order. The color is the share of the gap between "
+        "the best context-free predictor (0) and the exact posterior (1) that is closed. Equal data, budget and "
+        "parameters do not make the comparison fair if hyperparameters were tuned on one architecture. The table "
+        f"states search, targets, state size and seeds of every cell. The rule of the verdicts: {RULE}."
     )
 
     checkpoints: tuple[str, ...]
@@ -71,7 +72,7 @@ class ComparisonReport(Report):
     targets: tuple[str, ...]
     rate_search: tuple[str, ...]
     weights_hashes: tuple[str, ...]
-    missing: tuple[str, ...]  # requested, not there, and not to be trained
+    missing: tuple[str, ...]  # requested, but neither saved nor trained
     sizes: tuple[str, ...]
     size_of: Int[np.ndarray, "size checkpoint"]
     kl_bits: Annotated[Estimate, Quantity("checkpoint", unit="bits", better="lower", label="KL(exact ‖ model)")]
@@ -124,11 +125,23 @@ class ComparisonReport(Report):
         return np.where(count > 0, total / np.maximum(count, 1), np.nan)
 
     def headlines(self) -> Sequence[Headline]:
-        said = zip(self.checkpoints, self.verdicts, self.standings, strict=True)
-        return tuple(
-            headline_of(self, "share_closed", at=(index,), label=f"{name}: {found}, {_of_cell(stands)}; share closed")
-            for index, (name, found, stands) in enumerate(said)
-        )
+        found = zip(self.checkpoints, self.verdicts, self.published, self.standings, strict=True)
+        lines = [
+            replace(
+                headline_of(self, "share_closed", at=(index,), label=f"{name}, share closed"),
+                ruling=said,
+                published=f"{published}; {_of_cell(stands)}" if published else _of_cell(stands),
+            )
+            for index, (name, said, published, stands) in enumerate(found)
+        ]
+        first: dict[tuple[str, str], int] = {}  # one line per pair of verdict and published verdict
+        for index, key in enumerate(zip(self.verdicts, self.standings, strict=True)):
+            first.setdefault(key, index)
+        for (said, stands), index in first.items():
+            rows = zip(self.checkpoints, self.verdicts, self.standings, strict=True)
+            alike = [name for name, *key in rows if key == [said, stands]]
+            lines[index] = replace(lines[index], finding=f"{', '.join(alike)} ({_of_cell(stands)}).")
+        return tuple(lines)
 
     def plot(self) -> "Figure":
         from bayesgeom.comparison.drawing import comparison_figure
@@ -139,7 +152,7 @@ class ComparisonReport(Report):
         )
 
     def table(self, *, is_markdown: bool = False) -> str:
-        """Return two tables, as text or Markdown: what was measured, and on what terms. The rule stands below."""
+        """Return two tables, measurements and terms, and the rule, as text or Markdown."""
         indices = range(len(self.checkpoints))
         measured = _lines([_MEASURED, *(self._measured(index) for index in indices)], is_markdown)
         terms = _lines([_TERMS, *(self._terms(index) for index in indices)], is_markdown)
@@ -213,7 +226,7 @@ _BASELINES = (
 def comparison_report(
     cells: Sequence[Cell], scores: Sequence[Scores], *, seed: int, missing: Sequence[str] = ()
 ) -> ComparisonReport:
-    """Return intervals over sequences, verdicts on trainings, and the terms of every cell."""
+    """Return the report: intervals over sequences, verdicts on trainings, and the terms of every cell."""
     kl, free = _columns([own.kl_bits for own in scores]), _columns([own.context_free_kl_bits for own in scores])
     errors = _columns([own.entropy_error_bits for own in scores])
     free_errors = _columns([own.context_free_entropy_error_bits for own in scores])
@@ -256,7 +269,7 @@ def comparison_report(
 def kl_baselines(
     context_free: Float[np.ndarray, " checkpoint"], levels: Sequence[Mapping[str, float]]
 ) -> tuple[Baseline, ...]:
-    """Return the baselines of the KL of each checkpoint; NaN where its task has none of that name.
+    """Return the baselines of the KL of each checkpoint; NaN if its task has none of that name.
 
     Args:
         context_free: KL of the best context-free predictor.
@@ -305,7 +318,7 @@ def _lines(rows: list[tuple[str, ...]], is_markdown: bool) -> list[str]:
 
 
 def _cell(own: Estimate) -> str:
-    """Return a number with its interval, as the table prints it; a dash where it is not known."""
+    """Return a number with its interval, as the table prints it; a dash for NaN."""
     value, low, high = float(own), *map(float, own.ends)
     return number_text(value) + ("" if math.isnan(value) or math.isnan(low) else f" [{interval_text(low, high)}]")
 
@@ -315,7 +328,7 @@ def _verdict_published(cell: Cell) -> str | None:
 
 
 def _published(cell: Cell) -> str:
-    """The published verdict; for recall with the figure and the sizes that it holds at."""
+    """Return the published verdict, for recall with the published accuracy."""
     found = _verdict_published(cell) or ""
     if found and PRIMITIVE_OF[cell.task] == "binding" and cell.architecture in PUBLISHED_ACCURACY:
         return f"{found} ({PUBLISHED_ACCURACY[cell.architecture]:.1%} at 64 pairs)"
@@ -327,7 +340,7 @@ def _columns(rows: Sequence[Float[np.ndarray, " sequence"]]) -> Float[np.ndarray
 
 
 def _accuracy(scores: Sequence[Scores], seed: int) -> Estimate:
-    """Return the share of known answers that are named, over the same sequences; NaN where none is known."""
+    """Return the accuracy where the answer is known, over the same sequences; NaN if none is known."""
     known, correct = _columns([own.known for own in scores]), _columns([own.known_correct for own in scores])
     free = _columns([own.context_free_known_correct for own in scores])
     with np.errstate(divide="ignore", invalid="ignore"):

@@ -4,17 +4,21 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from bayesgeom.checks.arguments import checked
 from bayesgeom.comparison.cell import Cell, cell
 from bayesgeom.comparison.report import ComparisonReport, comparison_report
+from bayesgeom.comparison.sent import scores_of
 from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.core.files import RUNS
+from bayesgeom.engines.executor import Batch, Executor
 from bayesgeom.models.provenance import provenance
 from bayesgeom.results.report import with_provenance
 from bayesgeom.training.compared import ALL_TASKS, ARCHITECTURES, TASKS, architectures_of
 from bayesgeom.training.kept import Kept, Plan
-from bayesgeom.training.scores import N_SCORED, check_counts, scores_of
+from bayesgeom.training.scores import N_SCORED, check_counts
 
 
+@checked()
 def compare(
     architectures: str | Sequence[str] = ARCHITECTURES,
     tasks: str | Sequence[str] = tuple(TASKS),
@@ -24,12 +28,13 @@ def compare(
     seed: int = 0,
     runs: str | Path = RUNS,
     train_missing: bool = True,
+    executor: Executor | Batch | None = None,
 ) -> ComparisonReport:
     """Compare architectures on tasks: KL, entropy error, share of the gap closed, baselines, and a verdict per cell.
 
-    Models are taken from the named checkpoints, or from `runs`. A training that was stopped continues. Second seeds
-    with twice the budget that exist already are listed as checks and decide nothing. `bayesgeom.diff` compares two
-    models or diagnoses.
+    Models are loaded from the named checkpoints or from `runs`. An interrupted training continues. Existing second
+    seeds with twice the budget are listed as checks and do not count for verdicts. `bayesgeom.diff` compares two models
+    or diagnoses.
 
     Args:
         architectures: Name of an architecture, or several.
@@ -37,17 +42,19 @@ def compare(
         seeds: Number of trainings of each, at the same budget; one seed gives no verdict.
         n: Number of sequences that score each model.
         seed: Seed of the sequences and of the intervals.
-        runs: Directory where trainings are looked for and kept.
-        train_missing: Whether models that do not exist yet are trained, which takes hours; else they are left out and
-            named.
+        runs: Directory in which trainings are looked up and saved.
+        train_missing: Whether to train missing models, which takes hours; else they are omitted and listed.
+        executor: Where models are trained and scored, one job each (see `bayesgeom.engine`); `runs` is then a
+            directory that all workers see. Default: this process.
 
     Returns:
         One cell for each architecture and task.
 
     Raises:
-        UnknownName: A task or architecture is not compared, or nothing may be trained and nothing exists.
+        UnknownName: A task or architecture is not part of the comparison, or no model exists and none may be trained.
         InvalidArgument: There is less than one seed.
         CheckpointFault: A checkpoint or run of this name was made by another recipe.
+        ExecutorFault: A job failed; the others' results are kept.
 
     Example:
         >>> import bayesgeom
@@ -57,20 +64,22 @@ def compare(
     """
     check_counts(seeds=seeds, n=n, seed=seed)
     kept, wanted = Kept(runs=Path(runs), train_missing=train_missing), _cells(architectures, tasks, seeds)
-    report, trained = _compared(wanted, kept, n=n, seed=seed)
+    report, trained = _compared(wanted, kept, n=n, seed=seed, executor=executor)
     named = {"name": ", ".join(_names(architectures)), "architecture": "several"}
     where = provenance(named, ", ".join(_names(tasks)), {"seeds": seeds, "n": n, "seed": seed})
     return with_provenance(report, where | trained)
 
 
-def _compared(wanted: Sequence[Cell], kept: Kept, *, n: int, seed: int) -> tuple[ComparisonReport, dict[str, Any]]:
-    """The report, and the tasks and weights behind it."""
+def _compared(
+    wanted: Sequence[Cell], kept: Kept, *, n: int, seed: int, executor: Executor | Batch | None
+) -> tuple[ComparisonReport, dict[str, Any]]:
+    """Return the report, and the tasks and weights for its provenance."""
     checks = _checks(wanted)
     plan = _planned(wanted, checks, kept)
     missing = [own.name for own in wanted if own.recipe in plan.missing]
     cells = [own for own in wanted if own.name not in missing]
     cells += [own for own in checks if kept.has(own.recipe)]
-    scores = scores_of([own.recipe for own in cells], kept, n=n, seed=seed)
+    scores = scores_of([own.recipe for own in cells], kept, n=n, seed=seed, executor=executor)
     report = comparison_report(cells, scores, seed=seed, missing=missing)
     weights = dict(zip(report.checkpoints, report.weights_hashes, strict=True))
     by_task = {own.task: own.recipe.task.config() for own in cells}
@@ -80,33 +89,39 @@ def _compared(wanted: Sequence[Cell], kept: Kept, *, n: int, seed: int) -> tuple
 def plan_comparison(
     architectures: str | Sequence[str], tasks: str | Sequence[str], *, seeds: int = 1, runs: str | Path = RUNS
 ) -> Plan:
-    """What `compare` would find, and what it would train, with the same arguments. **Raises** as it does."""
+    """Return which models exist, and which `compare` would train, with the same arguments.
+
+    Raises:
+        UnknownName: As in `compare`.
+        InvalidArgument: As in `compare`.
+        CheckpointFault: As in `compare`.
+    """
     wanted = _cells(architectures, tasks, seeds)
     return _planned(wanted, _checks(wanted), Kept(runs=Path(runs), train_missing=True))
 
 
 def _planned(wanted: Sequence[Cell], checks: Sequence[Cell], kept: Kept) -> Plan:
-    """What is there and what is to be trained. **Raises** as `Kept.plan` does, for checks too."""
+    """Return which models exist and which must be trained; raise as `Kept.plan`, for checks, too."""
     kept.check(own.recipe for own in checks)
     return kept.plan(own.recipe for own in wanted)
 
 
 def _cells(architectures: str | Sequence[str], tasks: str | Sequence[str], seeds: int) -> list[Cell]:
-    """What is compared at the stated budget. **Raises** `UnknownName`, and `InvalidArgument` where nothing is named."""
+    """Return the cells to compare at the stated budget; raise for unknown names or empty lists."""
     if not architectures or not tasks:
-        raise InvalidArgument("name at least one architecture and one task to compare.")
+        raise InvalidArgument("pass at least one architecture and one task to compare.")
     names = _names(architectures)
     rows = [(task, architecture) for task in _names(tasks) for architecture in architectures_on(task, names)]
     return [cell(*row, seed=seed) for row in rows for seed in range(seeds)]
 
 
 def architectures_on(task: str, names: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the requested architectures that have a recipe on this task; all of them where none has."""
+    """Return the requested architectures that have a recipe on this task; all of them if none has."""
     return tuple(name for name in names if task in ALL_TASKS and name in architectures_of(task)) or names
 
 
 def _checks(wanted: Sequence[Cell]) -> list[Cell]:
-    """Second seeds with twice the budget: they are no seeds at equal budget, and none is trained."""
+    """Return the checks: second seeds with twice the budget, which are never trained here."""
     rows = dict.fromkeys((own.task, own.architecture) for own in wanted)
     return [cell(*row, seed=1, is_check=True) for row in rows]
 

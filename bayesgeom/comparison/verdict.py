@@ -1,4 +1,4 @@
-"""The rule that turns measurements into verdicts, and the published verdicts that they are compared with."""
+"""The rule that turns measurements into verdicts, and the published verdicts for comparison."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -19,7 +19,8 @@ RULE = (
     "the same budget agree. Verdicts hold at this training budget only; they do not show inability"
 )
 
-# What each task tests. On the bijection the bag of values is exact; where keys return, a value is found by its key.
+
+# The primitive that each task tests. On the bijection the bag of values suffices; repeated keys also need binding.
 PRIMITIVE_OF: Mapping[str, str] = {
     "bijection": "accumulation",
     "repeats": "accumulation and binding",
@@ -32,10 +33,10 @@ PRIMITIVE_OF: Mapping[str, str] = {
 }
 TRANSPORT_TASKS = tuple(task for task, primitive in PRIMITIVE_OF.items() if primitive == "transport")
 
-# Paper I, version 3 and later: three of three for transformers, two and a "limited" for Mamba (the figure for recall,
-# 97.8 %, is Mamba-2's), accumulation alone for LSTMs (0.5 % on recall), none for MLPs, of which it is not said whether
-# they see the prefix: both kinds are compared with it. Nothing was published for the bijection with returning keys as a
-# task of its own, for slow chains, or for RWKV.
+# Paper I, version 3 and later: three of three for transformers; two and a "limited" for Mamba (the 97.8 % on recall are
+# Mamba-2's); accumulation alone for LSTMs (0.5 % on recall); none for MLPs. The paper does not state whether its MLPs
+# see the prefix, so both kinds are compared with it. Nothing was published on the bijection with repeated keys as a
+# separate task, on slow chains, or on RWKV.
 _MLPS: Mapping[str, Verdict] = {"mlp": "not realized", "mlp-prefix": "not realized"}
 _RECALL: Mapping[str, Verdict] = {
     "transformer": "realized",
@@ -73,8 +74,8 @@ def transport_verdict(memory_symbols: float, window_gap_bits: float) -> str:
     """Return the verdict on one training of a task with latent dynamics.
 
     Args:
-        memory_symbols: The effective memory; NaN where it was not measured, or has no interval.
-        window_gap_bits: KL of the stationary observer of the last ten symbols; NaN likewise.
+        memory_symbols: The effective memory; NaN if it was not measured, or has no interval.
+        window_gap_bits: KL of the stationary observer of the last ten symbols; NaN if it was not measured.
 
     Example:
         >>> transport_verdict(20, 0.0), transport_verdict(31, 0.06), transport_verdict(4, 0.06)
@@ -124,8 +125,8 @@ def standing(published: str | None, found: str, *, is_published_size: bool) -> s
 
     Args:
         published: The published verdict, or None.
-        found: What `cell_verdict` returned.
-        is_published_size: Whether the task has the published sizes; only there can a verdict be contradicted.
+        found: The verdict from `cell_verdict`.
+        is_published_size: Whether the task has the published sizes; otherwise a verdict cannot contradict.
 
     Example:
         >>> standing("limited", "realized", is_published_size=False)
@@ -142,7 +143,7 @@ def standing(published: str | None, found: str, *, is_published_size: bool) -> s
 
 
 def has_published_sizes(task: WindTunnel) -> bool:
-    """Whether a task has the sizes at which the papers report it: recall has 64 pairs, 256 keys and 256 values."""
+    """Return whether a task has the published sizes: for recall 64 pairs, 256 keys and 256 values."""
     if not isinstance(task, AssociativeRecall):
         return True
     return (task.n_pairs, task.n_keys, task.n_values) == _PUBLISHED_RECALL

@@ -1,15 +1,16 @@
-"""How work is split into parts that fit a budget."""
+"""Splitting of work into parts that fit a budget."""
 
 from itertools import pairwise
 
 
 def even_slices(n: int, *, at_most: int | None = None, at_least: int = 1) -> list[slice]:
-    """Split `n` items into runs of consecutive ones whose sizes differ by one at most.
+    """Split `n` items into consecutive parts whose sizes differ by at most one.
 
     Args:
-        n: How many items there are.
-        at_most: The most items of a part. The parts are as few as that allows; None: as many as `at_least` allows.
-        at_least: The fewest items of a part, unless there are fewer in all. It wins over `at_most`.
+        n: Number of items.
+        at_most: Maximum size of a part; there are as few parts as possible. None: no maximum, and as many parts as
+            `at_least` allows.
+        at_least: Minimum size of a part, unless `n` is smaller. It takes precedence over `at_most`.
 
     Example:
         >>> [part.stop - part.start for part in even_slices(13, at_most=5)]

@@ -1,4 +1,4 @@
-"""From answer log-probabilities to `Behavior`: the one place where predictions are scored against the posterior."""
+"""Scoring of predictions against the exact posterior: from answer log-probabilities to `Behavior`."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
@@ -14,8 +14,8 @@ from bayesgeom.core.run import Behavior
 from bayesgeom.core.trials import Trials
 from bayesgeom.stats.information import NATS_PER_BIT, entropy_bits, kl_bits, total_variation
 
-_AT_ONCE = 2**15  # logits reduced together: what stays in the processor's cache
-_SHARED = ("exact_entropy_bits", "off_answer_prob")  # of a null predictor: the trials' own, and none
+_AT_ONCE = 2**15  # logits reduced together, so that they stay in the processor's cache
+_SHARED = ("exact_entropy_bits", "off_answer_prob")  # not stored per baseline: the entropy is the same, the other 0
 
 
 def behavior(
@@ -23,7 +23,13 @@ def behavior(
     log_answers: Float64[Tensor, "batch query_pos answer"],
     off_answer_prob: Float64[Tensor, "batch query_pos"],
 ) -> Behavior:
-    """Score natural-log answer probabilities, normalized over the answers, against the trials' exact predictive."""
+    """Score answer probabilities against the exact predictive.
+
+    Args:
+        trials: The sequences.
+        log_answers: Natural-log probabilities, normalized over the answers.
+        off_answer_prob: Probability that the model assigns to other ids.
+    """
     exact = trials.at_scored(trials.predictive)
     model = log_answers.exp()
     return Behavior(
@@ -37,7 +43,7 @@ def behavior(
 
 
 def open_ended_behavior(entropy_bits: Float64[Tensor, "batch query_pos"]) -> Behavior:
-    """Behavior on text whose posterior nobody knows: the entropy over the whole vocabulary, and NaN for the rest."""
+    """Return the behavior on text without a known posterior: entropy over the vocabulary, and NaN for the rest."""
     entropy = _array(entropy_bits)
     unknown = np.full_like(entropy, np.nan)
     return Behavior(
@@ -46,10 +52,10 @@ def open_ended_behavior(entropy_bits: Float64[Tensor, "batch query_pos"]) -> Beh
 
 
 def whole_entropy_bits(logits: Float[Tensor, "batch query_pos d_vocab"]) -> Float64[Tensor, "batch query_pos"]:
-    """Entropy over the vocabulary, log Z − Σ p l, a few positions at a time.
+    """Return the entropy over the vocabulary, log Z − Σ p l, in bits.
 
-    Exponentials are taken in the logits' own precision, or float32 where that is less: logits say no more. Not finite
-    where any logit is not.
+    Exponentials are computed in the dtype of the logits, but at least in float32. The result is not finite if any logit
+    is not finite.
     """
     found = []
     for rows in _rows(logits):
@@ -62,14 +68,14 @@ def whole_entropy_bits(logits: Float[Tensor, "batch query_pos d_vocab"]) -> Floa
 
 
 def are_finite(logits: Float[Tensor, "batch query_pos d_vocab"]) -> Bool[Tensor, " batch"]:
-    """Whether every logit of a sequence is a number: a sum over what is none is none."""
+    """Return whether all logits of a sequence are finite."""
     return logits.sum(-1, dtype=torch.promote_types(logits.dtype, torch.float32)).isfinite().all(-1)
 
 
 def answer_log_probabilities(
     logits: Float[Tensor, "batch query_pos d_vocab"], trials: Trials
 ) -> tuple[Float64[Tensor, "batch query_pos answer"], Float64[Tensor, "batch query_pos"]]:
-    """Natural-log probabilities renormalized over the answers, in float64, and the off-answer probability."""
+    """Return natural-log probabilities renormalized over the answers, in float64, and the off-answer probability."""
     total = torch.cat([rows.double().logsumexp(-1) for rows in _rows(logits)]).reshape(logits.shape[:2])
     log_answers = logits[..., trials.answers].double() - total[..., None]
     inside = log_answers.logsumexp(-1, keepdim=True)
@@ -77,22 +83,22 @@ def answer_log_probabilities(
 
 
 def _rows(logits: Float[Tensor, "batch query_pos d_vocab"]) -> Sequence[Float[Tensor, "row d_vocab"]]:
-    """Positions of all sequences, a few at a time: vocabularies are large, and float64 copies larger."""
+    """Positions of all sequences, a few at a time: float64 copies of a whole vocabulary are large."""
     rows: Sequence[Tensor] = logits.flatten(0, 1).split(max(1, _AT_ONCE // logits.shape[-1]))
     return rows
 
 
 def predicted_behavior(trials: Trials, probabilities: Float64[Tensor, "batch query_pos answer"]) -> Behavior:
-    """What a predictor with these answer probabilities, and 0 off the answers, is worth."""
+    """Return the behavior of a predictor with these answer probabilities and off-answer probability 0."""
     return behavior(trials, probabilities.log(), torch.zeros_like(probabilities[..., 0]))
 
 
 @final
 class BehaviorLog:
-    """Behavior of a model, of the exact predictive and of null predictors, written down block by block.
+    """Collects the behavior of a model, of the exact predictive and of baseline predictors, block by block.
 
-    Each number is held once, in float32, in one array that doubles when it is full: entropies of the exact predictive
-    are the same beside every predictor, and from itself it differs by nothing.
+    Each number is stored once, in float32, in one array that doubles when it is full. Entropies of the exact predictive
+    are shared by all predictors, and its KL to itself, which is 0, is not stored.
     """
 
     def __init__(self) -> None:
@@ -108,9 +114,9 @@ class BehaviorLog:
         off_answer_prob: Float64[Tensor, "batch query_pos"],
         baselines: Mapping[str, Float64[Tensor, "batch query_pos answer"]],
     ) -> None:
-        """Score the next block: what the model says, and what null predictors say, at the scored positions.
+        """Score the next block: predictions of the model and of the baselines at the scored positions.
 
-        With null predictors, window observers are scored too, where the task has latent dynamics.
+        With baselines, window observers are scored too if the task has latent dynamics.
         """
         if baselines and (windows := window_scores(trials)) is not None:
             self._windows.append(windows)
@@ -119,11 +125,11 @@ class BehaviorLog:
         scored |= {("exact", field): values for field, values in exact.items()}
         for name, probabilities in baselines.items():
             own = vars(predicted_behavior(trials, probabilities))
-            scored |= {(f"null {name}", field): own[field] for field in own if field not in _SHARED}
+            scored |= {(f"baseline {name}", field): own[field] for field in own if field not in _SHARED}
         self._write(scored)
 
     def add_open_ended(self, entropy_bits: Float64[Tensor, "batch query_pos"]) -> None:
-        """Write down the next block of text whose posterior nobody knows."""
+        """Add the next block of text without a known posterior."""
         own = open_ended_behavior(entropy_bits)
         unknown = {("exact", field): own.kl_bits for field in ("answer_log2", "correct")}
         self._write(_columns_of("model", own) | unknown)
@@ -137,7 +143,7 @@ class BehaviorLog:
         self.n += n_more
 
     def finished(self) -> tuple[Behavior, Behavior, dict[str, Behavior]]:
-        """Behavior of the model, of the exact predictive, and of each null predictor, over all blocks."""
+        """Return the behavior of the model, of the exact predictive and of each baseline, over all blocks."""
         held = dict(zip(self._columns, self._rows[: self.n].swapaxes(0, 1), strict=True))
         of: dict[str, dict[str, Float[np.ndarray, "sequence position"]]] = {}
         for (predictor, field), values in held.items():
@@ -154,13 +160,13 @@ class BehaviorLog:
         )
         model = Behavior(**of.pop("model"))
         baselines = {
-            name.removeprefix("null "): Behavior(exact_entropy_bits=entropy, off_answer_prob=none, **own)
+            name.removeprefix("baseline "): Behavior(exact_entropy_bits=entropy, off_answer_prob=none, **own)
             for name, own in of.items()
         }
         return model, exact, baselines
 
     def windows(self) -> WindowScores | None:
-        """Return the window observers' scores on all sequences; None where the task has no latent dynamics."""
+        """Return the window observers' scores on all sequences; None if the task has no latent dynamics."""
         return joined(self._windows)
 
     def _make_room(self, more: int, shape: tuple[int, int]) -> None:
@@ -179,7 +185,7 @@ def _columns_of(predictor: str, behavior: Behavior) -> dict[tuple[str, str], Flo
 def _at_realised(
     trials: Trials, log_answers: Float64[Tensor, "batch query_pos answer"]
 ) -> dict[str, Float[np.ndarray, "sequence position"]]:
-    """What the answers that the world gave were worth."""
+    """Log2 probability of the labels, and whether the most probable answer is the label."""
     asked = trials.at_scored(trials.labels)[..., None]
     labels = (trials.answers == asked).double().argmax(-1, keepdim=True)
     return {

@@ -1,7 +1,8 @@
-"""Edits: frozen values that change one activation of one layer. They compose as a set; order is the model's own.
+"""Edits: frozen values that change one activation of one layer.
 
-An edit says where it acts and what it makes of the activation there. What it puts in place may come from a reference:
-the task's mean at each position, or the same position of another trial.
+Several edits form a set; they apply in the order in which the model computes the activations. An edit states where it
+acts and how it changes the activation there. The replacement may come from a reference: the task's mean at each
+position, or the same position of another sequence.
 """
 
 from abc import ABC, abstractmethod
@@ -20,24 +21,24 @@ MODES = ("zero", "mean", "resample", "nothing")
 SubspaceKind = Literal["swap", "remove", "keep", "rotate", "add"]
 SUBSPACE_KINDS = ("swap", "remove", "keep", "rotate", "add")
 ORTHONORMAL = 1e-4
-DUAL = 1e-3  # looser: an oblique projector that reads directions of small variance has large entries
+DUAL = 1e-3  # looser: an oblique projector has large entries where it reads directions of small variance
 
 
 @runtime_checkable
 class Reference(Protocol):
-    """Where replacements come from; both broadcast against the activation."""
+    """The source of replacements. Both methods return tensors that broadcast against the activation."""
 
     def mean(self, site: Site, layer: int) -> Shaped[Tensor, "..."]:
-        """The task's mean activation at each position."""
+        """Return the task's mean activation at each position."""
 
     def donor(self, site: Site, layer: int) -> Shaped[Tensor, "..."]:
-        """The unedited activation of the paired trial."""
+        """Return the unedited activation of the paired sequence."""
 
 
 class AblationMode(ABC):
-    """Another replacement for an ablated activation. Concrete modes are frozen dataclasses that need no argument.
+    """A custom replacement for an ablated activation. Concrete modes are frozen dataclasses without required arguments.
 
-    `uses_donor` is true for a mode that reads `reference.donor`, the activation of another sequence.
+    `uses_donor` is true if the mode reads `reference.donor`, the activation of another sequence.
     """
 
     name: ClassVar[str]
@@ -47,7 +48,7 @@ class AblationMode(ABC):
     def replacement(
         self, values: Shaped[Tensor, "..."], site: Site, layer: int, reference: Reference
     ) -> Shaped[Tensor, "..."]:
-        """Return what goes in place of `values`; its shape broadcasts to theirs, which must not be changed."""
+        """Return the replacement for `values`; it must broadcast to their shape. Do not modify `values`."""
 
 
 class Edit(ABC):
@@ -59,26 +60,26 @@ class Edit(ABC):
     @property
     @abstractmethod
     def label(self) -> str:
-        """What tables and plots call it."""
+        """Name of the edit in tables and plots."""
 
     @abstractmethod
     def applied(self, values: Shaped[Tensor, "..."], reference: Reference) -> Shaped[Tensor, "..."]:
-        """The activation in place of `values`, which is left as it is."""
+        """Return the activation that replaces `values`. `values` is not modified."""
 
 
 @final
 @dataclass(frozen=True, kw_only=True)
 class Replace(Edit):
-    """Put zero, the mean or another trial's activation in place: of whole activations, or of some heads of `z`.
+    """Replace whole activations, or some heads of `z`, by zero, the mean or another sequence's activation.
 
-    The mode "nothing" puts the activation itself in place: the control that shows what replaying alone changes.
+    The mode "nothing" keeps the activation: a control that shows what replaying alone changes.
     """
 
     site: Site
     layer: int
     mode: Mode
     heads: tuple[int, ...] | None = None
-    by: AblationMode | None = None  # the mode of this name, where it is none of the four
+    by: AblationMode | None = None  # the custom mode of this name; None for the four built-in ones
 
     def __post_init__(self) -> None:
         if self.by is None and self.mode not in MODES:
@@ -88,12 +89,12 @@ class Replace(Edit):
 
     @property
     def uses_donor(self) -> bool:
-        """Whether it reads the activation of another sequence."""
+        """Whether the edit reads the activation of another sequence."""
         return self.mode == "resample" if self.by is None else self.by.uses_donor
 
     @property
     def is_constant(self) -> bool:
-        """Whether what goes in place is known not to depend on what is replaced."""
+        """Whether the replacement is known to be independent of the activation that it replaces."""
         return self.by is None and self.mode != "nothing"
 
     @property
@@ -115,12 +116,12 @@ class Replace(Edit):
         return edited
 
     def substitute(self, values: Shaped[Tensor, "..."], reference: Reference) -> Shaped[Tensor, "..."]:
-        """What goes in place of all of `values`, expanded to its shape."""
+        """Return the replacement for all of `values`, expanded to its shape."""
         if self.by is not None:
             return self.by.replacement(values, self.site, self.layer, reference).expand_as(values)
         match self.mode:
             case "zero":
-                return values.new_zeros(()).expand_as(values)  # a fresh tensor of them would cost page faults
+                return values.new_zeros(()).expand_as(values)  # a new full-size tensor would cost page faults
             case "mean":
                 return reference.mean(self.site, self.layer).expand_as(values)
             case "resample":
@@ -132,17 +133,17 @@ class Replace(Edit):
 @final
 @dataclass(frozen=True, kw_only=True, eq=False)
 class InSubspace(Edit):
-    """Act on the component of an activation in a subspace, given by orthonormal columns B. With P = B Bᵀ:
+    """Change the component of an activation in a subspace, given by orthonormal columns B. With P = B Bᵀ:
 
-    - "remove": x − P (x − mean), so that nothing in the subspace tells trials apart;
-    - "keep": mean + P (x − mean), so that nothing outside it does;
-    - "swap": x + P (donor − x);
-    - "rotate": x + B (R − 1) Bᵀ x with `turn` R orthogonal, which keeps every norm;
+    - "remove": x − P (x − mean). The component in the subspace is then the same for all sequences.
+    - "keep": mean + P (x − mean). The component outside the subspace is then the same for all sequences.
+    - "swap": x + P (donor − x).
+    - "rotate": x + B (R − 1) Bᵀ x with `turn` R orthogonal, which preserves every norm.
     - "add": x + B s with `shift` s, in coordinates of the basis.
 
     With `dual` columns D, DᵀB = 1, the projector is oblique: P = B Dᵀ, as in LEACE.
 
-    At z the heads' outputs are taken together, as one vector of heads × d_head.
+    At site z the heads' outputs are concatenated into one vector of size heads × d_head.
     """
 
     site: Site
@@ -161,7 +162,10 @@ class InSubspace(Edit):
         if self.dual is not None:
             check_dual(self.basis, self.dual)
         if (self.kind == "rotate") != (self.turn is not None) or (self.kind == "add") != (self.shift is not None):
-            raise InvalidArgument(f"`turn` goes with rotate and `shift` with add, and only there; got {self.kind!r}.")
+            raise InvalidArgument(
+                f"`turn` is required for 'rotate' and `shift` for 'add', and neither is allowed for other kinds; "
+                f"got {self.kind!r}."
+            )
         if self.turn is not None:
             check_orthonormal(self.turn)
 
@@ -173,7 +177,7 @@ class InSubspace(Edit):
         flat = self._flat(values)
         if flat.shape[-1] != len(self.basis):
             raise InvalidArgument(
-                f"{self.label}: the basis is {len(self.basis)} wide, the site {flat.shape[-1]}; they must agree."
+                f"{self.label}: the basis has {len(self.basis)} dimensions, the site {flat.shape[-1]}; they must agree."
             )
         return self._edited(flat, reference).reshape(values.shape).to(values)
 
@@ -203,16 +207,16 @@ class InSubspace(Edit):
         return self.basis if self.dual is None else self.dual
 
     def _flat(self, values: Shaped[Tensor, "..."]) -> Shaped[Tensor, "..."]:
-        """One vector a position, in the basis's own precision: heads side by side where the site has them."""
+        """One vector per position, in the basis's dtype; heads are concatenated."""
         return (values.flatten(-2) if self.site.axes[-1] == Z.axes[-1] else values).to(self.basis)
 
 
 @final
 @dataclass(frozen=True, kw_only=True, eq=False)
 class AtPositions(Edit):
-    """Apply an edit at the masked positions and leave the others as they are.
+    """Apply an edit at the masked positions only.
 
-    `rows` are the scored positions: a last layer may be computed there alone.
+    `rows` are the scored positions: the last layer may be computed at these positions only.
     """
 
     edit: Edit
@@ -223,7 +227,7 @@ class AtPositions(Edit):
 
     @classmethod
     def of(cls, edit: Edit, mask: Bool[Tensor, " pos"], rows: Int64[Tensor, " query_pos"]) -> "AtPositions":
-        """The edit, limited to these positions."""
+        """Return the edit, limited to these positions."""
         return cls(edit=edit, mask=mask, rows=rows, site=edit.site, layer=edit.layer)
 
     @property
@@ -256,7 +260,11 @@ class Subtract(Edit):
 
 
 def check_dual(basis: Float[Tensor, "d r"], dual: Float[Tensor, "d r"]) -> None:
-    """**Raises** `InvalidArgument` unless the dual columns read the basis's own coordinates, DᵀB = 1, to 1e-3."""
+    """Check that the dual columns read the coordinates of the basis: DᵀB = 1 to 1e-3.
+
+    Raises:
+        InvalidArgument: The shapes differ, or DᵀB differs from the identity by more.
+    """
     if dual.shape != basis.shape:
         raise InvalidArgument(
             f"the dual has shape {tuple(dual.shape)}, the basis {tuple(basis.shape)}; they must agree."
@@ -264,17 +272,24 @@ def check_dual(basis: Float[Tensor, "d r"], dual: Float[Tensor, "d r"]) -> None:
     gram = dual.T.double() @ basis.double()
     error = float((gram - torch.eye(len(gram), dtype=torch.float64, device=gram.device)).abs().max())
     if not error <= DUAL:
-        raise InvalidArgument(f"the dual does not read the basis: DᵀB is off the identity by {error:.1e}.")
+        raise InvalidArgument(f"the dual does not match the basis: DᵀB differs from the identity by {error:.1e}.")
 
 
 def check_orthonormal(basis: Float[Tensor, "d r"]) -> None:
-    """**Raises** `InvalidArgument` unless there is a column and the columns are orthonormal to 1e-4."""
+    """Check that there is at least one column and that the columns are orthonormal to 1e-4.
+
+    Raises:
+        InvalidArgument: There is no column, there are more columns than dimensions, or they are not orthonormal.
+    """
+    if basis.ndim != 2:
+        raise InvalidArgument(f"a basis is a matrix with a column for each dimension, got shape {tuple(basis.shape)}.")
     d, r = basis.shape
     if not 1 <= r <= d:
-        raise InvalidArgument(f"a basis in {d} dimensions has 1 … {d} orthonormal columns, got {r}.")
+        raise InvalidArgument(f"a basis in {d} dimensions must have 1 to {d} orthonormal columns, got {r}.")
     gram = basis.T.double() @ basis.double()
     error = float((gram - torch.eye(r, dtype=torch.float64, device=gram.device)).abs().max())
     if not error <= ORTHONORMAL:
         raise InvalidArgument(
-            f"the basis is not orthonormal: BᵀB is off the identity by {error:.1e}. Pass torch.linalg.qr(basis).Q."
+            f"the basis is not orthonormal: BᵀB differs from the identity by {error:.1e}. "
+            f"Pass torch.linalg.qr(basis).Q."
         )

@@ -1,13 +1,13 @@
-"""Everything that bayesgeom raises on purpose: one base and its few named children.
+"""The exceptions of bayesgeom: one base class and its subclasses.
 
-Each message says what was asked, what there is, and what to do.
+Each message states what was requested, what is available, and how to fix it.
 """
 
 from collections.abc import Collection, Iterable
 
 
 class BayesGeomError(Exception):
-    """Base of every error that bayesgeom raises on purpose; the command line prints it as one line.
+    """Base class of all bayesgeom errors; the command line prints them as one line.
 
     Example:
         >>> import bayesgeom
@@ -20,51 +20,59 @@ class BayesGeomError(Exception):
 
 
 class InvalidArgument(BayesGeomError, ValueError):
-    """A value outside what a function takes: n ≤ 0, odd `d_head` with rotary positions, …"""
+    """An argument with an invalid value, such as n ≤ 0 or an odd `d_head` with rotary positions."""
 
 
 class UnknownName(BayesGeomError, KeyError):
-    """A task, probe, checkpoint, recipe or architecture that does not exist; the message lists those that do."""
+    """An unknown name of a task, probe, checkpoint, recipe or architecture; the message lists the known names."""
 
     __str__ = Exception.__str__  # KeyError's own would put the message in quotes
 
 
 class CheckpointFault(BayesGeomError):
-    """A checkpoint that cannot be trusted: truncated, wrong tensors or shapes, NaN weights, newer schema."""
+    """An unusable checkpoint: truncated, wrong tensors or shapes, NaN weights, or a newer schema."""
 
 
 class TaskMismatch(BayesGeomError, ValueError):
-    """Tokens that do not fit the model: another vocabulary, too long a context, ids out of range."""
+    """Tokens that do not fit the model: a different vocabulary, a context that is too long, or ids out of range."""
 
 
 class MissingSite(BayesGeomError, LookupError):
-    """A site that the model does not expose, or whose attach-time identity failed."""
+    """A site that the model does not provide, or whose identity check failed when the model was attached."""
 
 
 class NoCopy(InvalidArgument):
-    """A model whose architecture cannot be built anew here, so that no untrained copy can be compared with."""
+    """A model whose architecture cannot be instantiated again, so that no untrained baseline is available."""
 
 
 class HookFault(BayesGeomError, RuntimeError):
-    """A hook that did not fire exactly once per pass, fired with another shape, or an edit without effect."""
+    """A hook that did not fire exactly once per pass or saw an unexpected shape, or an edit without effect."""
 
 
 class NonFinite(BayesGeomError, ArithmeticError):
-    """NaN or infinite numbers where the computation cannot go on: logits, losses."""
+    """NaN or infinite logits or losses, with which the computation cannot continue."""
 
 
 class OutputFault(BayesGeomError, OSError):
-    """A place that cannot be written to or read back as a report."""
+    """A path that cannot be written, or cannot be read back as a report."""
+
+
+class ExecutorFault(BayesGeomError, RuntimeError):
+    """An engine that cannot be reached, a job whose worker died, a worker with other versions."""
 
 
 def unknown_name(kind: str, asked: str, known: Iterable[str]) -> UnknownName:
-    """The one wording for a name that does not exist."""
+    """Return the error for a name that does not exist. It lists the known names."""
     listed = ", ".join(sorted(known)) or "(none)"
     return UnknownName(f"there is no {kind} named {asked!r}. There are: {listed}.")
 
 
 def check_known(of: str, given: Iterable[str], known: Collection[str]) -> None:
-    """**Raises** `InvalidArgument` for a parameter that `of` has not, with those that it has."""
+    """Check that every given parameter name is a parameter of `of`.
+
+    Raises:
+        InvalidArgument: A name is unknown. The message lists the known names.
+    """
     for name in given:
         if name not in known:
             listed = ", ".join(sorted(known)) or "(none)"

@@ -1,7 +1,7 @@
-"""Writing so that nothing is ever half-written: under a temporary name first, then renamed; and what lies there.
+"""Atomic writing of files and directories: write under a temporary name, then rename.
 
-Temporary names say which process writes: `.NAME.HOST-PID-RANDOM.aside`. What a killed process left is removed by the
-next run on that path, and a directory that it had moved away, to `….aside.former`, is put back.
+Temporary names identify the writing process: `.NAME.HOST-PID-RANDOM.aside`. The next run on the same path removes what
+a killed process left behind. If that process had already moved the old directory to `….aside.former`, it is restored.
 """
 
 import contextlib
@@ -20,8 +20,9 @@ from typing import Any, Literal, final
 
 from bayesgeom.core.errors import OutputFault
 
-_LONGEST = 40  # characters of a value that a message quotes
-RUNS = Path("runs/train")  # of trainings: what `train` made is found by whatever needs it, not made again
+_LONGEST = 40  # characters of a quoted value in a message
+RUNS = Path("runs/train")  # default folder of training runs, where other commands look for finished ones
+JOBS = Path("runs/jobs")  # default folder of the results of jobs
 _ASIDE, _FORMER = ".aside", ".former"
 _REMAINS = re.compile(
     r"\.(?P<of>.+)\.(?P<host>[0-9a-f]{8})-(?P<pid>[0-9]{1,9})-\w+\.aside(?P<former>\.former)?", re.ASCII
@@ -30,16 +31,18 @@ _REMAINS = re.compile(
 
 @contextlib.contextmanager
 def file_aside(path: Path) -> Iterator[Path]:
-    """Give a temporary path beside `path`; rename it onto `path` if the block ends well, else remove it.
+    """Write a file atomically: yield a temporary path, and rename it to `path` if the block succeeds.
 
-    Where `path` is a symbolic link, its target is written and the link stays.
+    The temporary file is removed after an exception. If `path` is a symbolic link, its target is written.
 
     Raises:
-        OutputFault: the file cannot be written, for example because the disk is full.
+        OutputFault: The file cannot be written, for example because the disk is full.
     """
     from safetensors import SafetensorError
 
     target = _target(path)
+    if not target.name:
+        raise OutputFault(f"{path} names no file; name one, for example report.html.")
     _make_parent(target)
     _remove_remains(target)
     aside = target.with_name(f".{target.name}.{_owner()}-{secrets.token_hex(4)}{_ASIDE}")
@@ -54,13 +57,12 @@ def file_aside(path: Path) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def directory_aside(path: Path) -> Iterator[Path]:
-    """Give a temporary directory beside `path`; it takes its place, whole, if the block ends well.
+    """Write a directory atomically: yield a temporary directory, and rename it to `path` if the block succeeds.
 
-    A directory that stood there before is replaced only then. Where `path` is a symbolic link, its target is written
-    and the link stays.
+    An existing directory is replaced only then. If `path` is a symbolic link, its target is written.
 
     Raises:
-        OutputFault: the directory cannot be written, for example because the disk is full.
+        OutputFault: The directory cannot be written, for example because the disk is full.
     """
     from safetensors import SafetensorError
 
@@ -78,10 +80,10 @@ def directory_aside(path: Path) -> Iterator[Path]:
 
 
 def check_directory(path: Path) -> None:
-    """Check that a directory can be written at `path`; put back or remove what a killed process left there.
+    """Check that a directory can be written at `path`, and clean up after killed processes.
 
     Raises:
-        OutputFault: it cannot be written.
+        OutputFault: It cannot be written.
     """
     target = _target(path)
     if target.exists() and not target.is_dir():
@@ -97,11 +99,11 @@ def check_directory(path: Path) -> None:
 
 
 def put_back(path: Path) -> None:
-    """Put a directory back that a process was killed over, after it had moved it away to replace it.
+    """Restore a directory that a killed process had moved away in order to replace it.
 
-    Where anything lies at `path` but an empty directory, nothing is done.
+    Do nothing if `path` is a file or a directory that is not empty.
     """
-    with contextlib.suppress(OSError):  # whoever reads or writes there says what is wrong
+    with contextlib.suppress(OSError):  # later reads or writes at this path report the error
         target = _target(path)
         if (target.is_dir() and any(target.iterdir())) or target.is_file():
             return
@@ -111,7 +113,7 @@ def put_back(path: Path) -> None:
 
 
 def put_all_back(folder: Path) -> None:
-    """Put back every directory in a folder that a process was killed over; see `put_back`."""
+    """Apply `put_back` to every directory in a folder that a killed process had moved away."""
     try:
         found = [_REMAINS.fullmatch(entry.name) for entry in folder.iterdir()]
     except OSError:
@@ -121,28 +123,28 @@ def put_all_back(folder: Path) -> None:
 
 
 def is_temporary(name: str) -> bool:
-    """Whether a file name is a temporary one of this module, of whatever path and process."""
+    """Return whether a file name is a temporary name of this module, for any path and process."""
     return _REMAINS.fullmatch(name) is not None
 
 
 def is_remains(name: str, of: set[str]) -> bool:
-    """Whether a file name is a temporary one of this module for one of the names `of`."""
+    """Return whether a file name is a temporary name of this module for one of the names `of`."""
     found = _REMAINS.fullmatch(name)
     return found is not None and found["of"] in of
 
 
 def write_arrays(arrays: Mapping[str, Any], path: Path, metadata: Mapping[str, str] | None = None) -> None:
-    """Write numpy arrays as a safetensors file that other users can read too.
+    """Write numpy arrays to a safetensors file that all users can read.
 
     Raises:
-        OutputFault: it cannot be written.
+        OutputFault: It cannot be written.
     """
     from safetensors import SafetensorError
     from safetensors.numpy import save_file
 
     try:
         save_file(dict(arrays), path, metadata=None if metadata is None else dict(metadata))
-        path.chmod(0o644)  # safetensors leaves it readable by its owner alone
+        path.chmod(0o644)  # safetensors makes the file readable by its owner only
     except (OSError, SafetensorError) as error:
         raise OutputFault(f"cannot write {path}: {_reason(error)}.") from error
 
@@ -150,14 +152,14 @@ def write_arrays(arrays: Mapping[str, Any], path: Path, metadata: Mapping[str, s
 @final
 @dataclass(frozen=True, kw_only=True)
 class _Remains:
-    """What a process that no longer lives left beside a path: a half-written one, or the former one."""
+    """A temporary of a dead process: a half-written file or directory, or the former directory."""
 
     path: Path
     is_former: bool
 
 
 def _remains(target: Path) -> list[_Remains]:
-    """What processes of this machine that no longer live left beside this path."""
+    """The temporaries that dead processes of this machine left for this path."""
     try:
         named = [(entry, _REMAINS.fullmatch(entry.name)) for entry in target.parent.iterdir()]
     except OSError:
@@ -170,7 +172,7 @@ def _remains(target: Path) -> list[_Remains]:
 
 
 def _remove_remains(target: Path) -> None:
-    """Remove them; a former directory only where the path is taken again."""
+    """Remove temporaries of dead processes; a former directory only if the path exists again."""
     for own in _remains(target):
         if own.is_former and not target.exists():
             continue
@@ -182,7 +184,7 @@ def _remove_remains(target: Path) -> None:
 
 
 def _take_place(aside: Path, target: Path) -> None:
-    """Rename a directory onto another one, or to where there is none."""
+    """Rename a directory to `target`, replacing a directory there."""
     if not target.exists():
         os.replace(aside, target)
         return
@@ -194,7 +196,7 @@ def _take_place(aside: Path, target: Path) -> None:
         if former.exists() and not target.exists():
             os.replace(former, target)
         raise
-    shutil.rmtree(former, ignore_errors=True)  # what cannot be removed now is tried again by the next run
+    shutil.rmtree(former, ignore_errors=True)  # the next run tries again if this fails
 
 
 def _new_directory(target: Path) -> Path:
@@ -209,17 +211,17 @@ def _owner() -> str:
 
 
 def _here() -> str:
-    """Eight hex digits of this machine, and in a container of its own process numbers: elsewhere they mean others."""
+    """Eight hex digits of the machine and its PID namespace: process numbers of others have another meaning."""
     try:
         numbering = str(Path("/proc/self/ns/pid").readlink())
-    except OSError:  # another system than Linux
+    except OSError:  # not Linux
         numbering = ""
     return f"{zlib.crc32(f'{platform.node()} {numbering}'.encode()):08x}"
 
 
 def _is_alive(pid: int) -> bool:
-    """Whether a process of this number runs; true where that cannot be known."""
-    if os.name != "posix":  # elsewhere signal 0 ends the process
+    """Whether a process of this number runs; true if that cannot be determined."""
+    if os.name != "posix":  # on Windows signal 0 ends the process
         return True
     try:
         os.kill(pid, 0)
@@ -231,10 +233,10 @@ def _is_alive(pid: int) -> bool:
 
 
 def _target(path: Path) -> Path:
-    """Where a path is written to: the end of a symbolic link, so that the link stays.
+    """The path that is written: the target of a symbolic link, so that the link is kept.
 
     Raises:
-        OutputFault: the link leads back to itself.
+        OutputFault: The link leads back to itself.
     """
     if not path.is_symlink():
         return path
@@ -261,13 +263,13 @@ def _make_parent(path: Path) -> None:
 
 
 def _unwritable(folder: Path, error: OSError) -> OutputFault:
-    # The kernel's own folders answer "No such file or directory" to whoever makes something in them.
-    reason = "nothing can be made in it" if error.errno == errno.ENOENT else _reason(error)
+    # Creating a file in /proc or /sys fails with "No such file or directory".
+    reason = "nothing can be created in it" if error.errno == errno.ENOENT else _reason(error)
     return OutputFault(f"cannot write to {folder}: {reason}. Name a directory that you can write to.")
 
 
 def _reason(error: BaseException) -> str:
-    """Why something could not be written, in the operating system's words where there are any."""
+    """The reason for a failed write, in the operating system's words if available."""
     if isinstance(error, OutputFault) and error.__cause__ is not None:
         return _reason(error.__cause__)
     if isinstance(error, OSError) and error.errno is not None:
@@ -277,7 +279,12 @@ def _reason(error: BaseException) -> str:
 
 
 def apart(there: Mapping[str, Any], asked: Mapping[str, Any]) -> str:
-    """Where what lies there and what is asked for differ, field by field; empty where they agree."""
+    """Return the differences between stored and requested fields as text; empty if there are none.
+
+    Args:
+        there: The stored fields. They may be nested.
+        asked: The requested fields.
+    """
     return "; ".join(_differences(there, asked))
 
 
@@ -299,9 +306,9 @@ def _short(value: Any) -> str:
 
 
 def read_safetensors(path: Path, *, framework: Literal["numpy", "pt"]) -> tuple[dict[str, Any], dict[str, str]]:
-    """A file's tensors by name, as numpy's arrays or as torch's, and its metadata.
+    """Return a file's tensors by name, as numpy arrays or torch tensors, and its metadata.
 
-    **Raises** what safetensors raises; who reads says what the file was for.
+    Exceptions of safetensors propagate: the caller knows what the file is for.
     """
     from safetensors import safe_open
 

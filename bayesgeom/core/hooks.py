@@ -1,4 +1,4 @@
-"""Hooks on modules: set together, counted, and removed on every exit while the module's lock is held."""
+"""Hooks on modules: set together, counted, and always removed again. The module's lock is held meanwhile."""
 
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -21,14 +21,15 @@ Change = Callable[[Tensor], Tensor | None]
 @final
 @dataclass(frozen=True, kw_only=True)
 class Hook:
-    """One function to call when a module runs.
+    """A function to call when a module runs.
 
     Attributes:
-        part: The module that is watched.
-        call: What PyTorch calls: `(module, inputs, output)`, `(module, inputs)` or `(module, gradients in, out)`.
-        label: What an error calls this hook.
-        kind: After the module's forward pass, before it, or after its backward pass.
-        with_kwargs: Whether `call` also gets keyword arguments; not for backward hooks.
+        part: The module.
+        call: The function, with the arguments of PyTorch hooks: `(module, inputs, output)`, `(module, inputs)` or
+            `(module, gradients in, out)`.
+        label: Name of this hook in error messages.
+        kind: "forward" and "backward" run after the module's pass, "pre" runs before its forward pass.
+        with_kwargs: Whether `call` also receives keyword arguments; not for backward hooks.
         is_first: Whether it runs before the hooks that are already set.
     """
 
@@ -42,23 +43,23 @@ class Hook:
 
 @contextmanager
 def hooked(owner: nn.Module, hooks: Iterable[Hook], *, by: str, times: int | None = 1) -> Iterator[Sequence[int]]:
-    """Set hooks for the length of a block.
+    """Set hooks for the duration of a block.
 
-    The block holds the lock of `owner`, so no other thread's pass through an adapter meets these hooks. A pass that
-    another thread runs without the lock does not call them. Backward passes are exempt: torch runs them in threads of
-    its own.
+    The block holds the lock of `owner`, so no other thread's pass through an adapter calls these hooks. A pass that
+    another thread runs without the lock does not call them either. Backward hooks are called from any thread, because
+    torch runs backward passes in its own threads.
 
     Args:
         owner: The whole model, whose lock is held.
-        hooks: What to set. Only these hooks are removed, on every exit.
-        by: The model's name in errors.
-        times: How often each hook must fire within the block. None: as often as it may.
+        hooks: The hooks to set. They are always removed, also after an exception; other hooks stay.
+        by: Name of the model in error messages.
+        times: Number of times that each hook must fire within the block. None: any number.
 
     Yields:
-        How often each hook has fired so far, in the order of `hooks`.
+        The number of times that each hook has fired so far, in the order of `hooks`.
 
     Raises:
-        HookFault: The block ended without an exception and a hook fired another number of times.
+        HookFault: The block ended without an exception, but a hook did not fire `times` times.
 
     Example:
         >>> part, seen = nn.Identity(), []
@@ -82,18 +83,18 @@ def hooked(owner: nn.Module, hooks: Iterable[Hook], *, by: str, times: int | Non
     for label, n in zip(labels, fired, strict=True):
         if times is not None and n != times:
             raise HookFault(
-                f"{label} of {by} fired {n} times in one pass instead of {times}, so what was measured or edited there "
-                f"is not valid. Remove code that skips or repeats this part of the model."
+                f"{label} of {by} fired {n} times in one pass instead of {times}, so measurements and edits there are "
+                f"invalid. Remove code that skips or repeats this part of the model."
             )
 
 
 def site_hook(place: Place, part: nn.Module, change: Change) -> Hook:
-    """Return the hook at one site and layer.
+    """Return a hook at one site and layer.
 
     Args:
-        place: The site and the layer, for errors.
+        place: The site and the layer, for error messages.
         part: The module whose output is the activation there.
-        change: A function of that activation. What it returns replaces the activation, unless that is None.
+        change: A function of that activation. Its return value replaces the activation unless it is None.
     """
     site, layer = place
 
@@ -113,7 +114,7 @@ def keeping(held: dict[Place, Tensor], place: Place) -> Change:
 
 
 def _counted(hook: Hook, fired: list[int], number: int) -> Callable[..., Any]:
-    """The hook's function, counting its calls and deaf to forward passes of other threads."""
+    """The hook's function, which counts its calls and ignores forward passes of other threads."""
     thread = threading.get_ident()
 
     def call(*given: Any) -> Any:

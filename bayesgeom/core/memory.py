@@ -1,8 +1,8 @@
-"""Effective memory: how many of the last symbols an observer must see to predict as well as a model does.
+"""Effective memory: how many of the last symbols an observer must see to predict as well as a model.
 
-The model is compared with the window observers of `bayesgeom.core.observers`, the stronger of the two starts at each
-width. They are nested: a predictor that uses only the last w symbols cannot beat the one of width w by more than its
-prior is off, while one that carries an exact belief beats all of them.
+The model is compared with the window observers of `bayesgeom.core.observers`, using the better of the two starts at
+each width. A predictor that uses only the last w symbols cannot beat the observer of width w, except by the error of
+that observer's prior. A predictor that carries an exact belief beats all of them.
 """
 
 import math
@@ -22,10 +22,10 @@ from bayesgeom.stats.bootstrap import mean_interval
 from bayesgeom.stats.information import NATS_PER_BIT
 from bayesgeom.stats.intervals import MIN_DIFFERENT
 
-WIDEST_BASELINE = 4  # symbols: wider windows are scored here, and are no baselines by name
+WIDEST_BASELINE = 4  # symbols: wider windows are scored here but are not listed as baselines
 RESOLUTION_BITS = 1e-6  # a window observer this close to the posterior counts as the posterior
 TRANSPORT_WINDOW = 10  # symbols
-TRANSPORT_BITS = 0.02  # what a window of that many symbols must cost, if a task is to show transport
+TRANSPORT_BITS = 0.02  # least KL of that window's observer on a task that can show transport
 _STOP_BITS = 1e-8  # wider windows are not computed
 _ROUNDING_BITS = 1e-9
 
@@ -35,7 +35,7 @@ _ROUNDING_BITS = 1e-9
 class WindowScores:
     """Mean KL(exact ‖ window observer) of every sequence, in bits.
 
-    The axis `start` is that of `bayesgeom.core.observers.STARTS`; `window` counts the symbols that are seen, from 0.
+    The axis `start` follows `bayesgeom.core.observers.STARTS`; `window` is the number of visible symbols, from 0.
     """
 
     kl_bits: Float64[np.ndarray, "start window sequence"]
@@ -44,16 +44,16 @@ class WindowScores:
 @final
 @dataclass(frozen=True, kw_only=True)
 class EffectiveMemory:
-    """A model beside the window observers of its task; see `effective_memory`.
+    """Comparison of a model with the window observers of its task; see `effective_memory`.
 
     Attributes:
         kl_bits: Mean KL of every window observer.
-        stronger: Which start is the stronger one at each width, as an index into `STARTS`.
-        gain_bits: KL of the stronger window observer minus KL of the model, at each width, with its paired interval.
-        gain_ends: Both ends of that interval.
-        symbols: The effective memory: the least number of symbols whose observer the model does not beat. NaN, which is
-            undecided, where the gain over that observer has no interval.
-        most_symbols: The least number whose observer is at least as good with the same confidence; NaN likewise.
+        stronger: The start with the lower KL at each width, as an index into `STARTS`.
+        gain_bits: KL of the stronger window observer minus KL of the model, at each width.
+        gain_ends: Both ends of the paired interval of `gain_bits`.
+        symbols: The effective memory: the smallest width whose observer the model does not beat. NaN (undecided) if the
+            gain over that observer has no interval.
+        most_symbols: The smallest width whose observer is at least as good with the same confidence, or NaN.
         transport_gap_bits: KL of the stationary observer of the last 10 symbols. 0 for shorter sequences.
     """
 
@@ -67,17 +67,17 @@ class EffectiveMemory:
 
     @property
     def symbols_ends(self) -> tuple[float, float]:
-        """Both ends of the interval of `symbols`, which is its own lower end."""
+        """Both ends of the interval of `symbols`; the lower end is `symbols` itself."""
         return self.symbols, self.most_symbols
 
     @property
     def length(self) -> int:
-        """Symbols in a sequence: the widest window, which is the exact filter."""
+        """Symbols in a sequence. A window of this width is the exact filter."""
         return int(self.kl_bits.shape[1]) - 1
 
     @property
     def can_show_transport(self) -> bool:
-        """Whether ten symbols are too few on this task, so that carrying the belief can be told from rereading."""
+        """Whether the last ten symbols lose enough bits to distinguish a carried belief from rereading."""
         return self.transport_gap_bits >= TRANSPORT_BITS
 
     @property
@@ -87,7 +87,7 @@ class EffectiveMemory:
 
     @property
     def verdict(self) -> str:
-        """`note`, and whether the model transports where the task can show it."""
+        """`note`, and whether the model transports the belief if the task can show it."""
         if not self.can_show_transport:
             return self.note
         if math.isnan(self.symbols):
@@ -100,7 +100,7 @@ class EffectiveMemory:
 
     @property
     def note(self) -> str:
-        """What the task allows to conclude, in one sentence."""
+        """Whether the task can show transport, in one sentence."""
         return transport_note(self.transport_gap_bits)
 
 
@@ -115,7 +115,10 @@ def window_name(width: int, start: str) -> str:
 
 
 def transport_note(gap_bits: float) -> str:
-    """Return whether a task on which the stationary window-10 observer costs so many bits can show transport.
+    """Return a sentence on whether a task can show transport.
+
+    Args:
+        gap_bits: KL of the stationary observer of the last 10 symbols.
 
     Example:
         >>> transport_note(0.0)
@@ -131,16 +134,16 @@ def transport_note(gap_bits: float) -> str:
 
 
 def window_predictives(trials: Trials, start: str) -> Iterator[Float64[Tensor, "batch query_pos answer"]]:
-    """Yield what the window observers of width 0, 1, 2, … say at the scored positions."""
-    assert trials.observers is not None, "asked of a task with a hidden state that moves"
+    """Yield the predictives of the window observers of width 0, 1, 2, … at the scored positions."""
+    assert trials.observers is not None, "the task must have latent dynamics"
     own = trials.observers.filter
     return (own.answers(belief) for belief in window_beliefs(own, trials.at_scored(trials.belief), start))
 
 
 def window_scores(trials: Trials) -> WindowScores | None:
-    """Score every window observer on these sequences; None for a task without latent dynamics.
+    """Score every window observer on these sequences; return None for a task without latent dynamics.
 
-    Wider windows are left out, and their KL set to 0, once the mean over these sequences is below 1e-8 bits.
+    Once the mean KL over these sequences is below 1e-8 bits, wider windows are skipped and their KL is set to 0.
     """
     if trials.observers is None:
         return None
@@ -150,7 +153,7 @@ def window_scores(trials: Trials) -> WindowScores | None:
     found = torch.zeros(len(STARTS), length + 1, len(trials), dtype=torch.float64, device=exact.device)
     for start, name in enumerate(STARTS):
         for width, said in enumerate(window_predictives(trials, name)):
-            short = slice(width, length)  # before, the window reaches the first symbol
+            short = slice(width, length)  # at earlier positions the window reaches the first symbol
             cross = torch.xlogy(exact[:, short], said[:, short]).sum(dim=2)
             found[start, width] = (own[:, short] - cross).sum(dim=1) / (length * NATS_PER_BIT)
             if float(found[start, width].mean()) < _STOP_BITS:
@@ -159,7 +162,7 @@ def window_scores(trials: Trials) -> WindowScores | None:
 
 
 def joined(parts: Sequence[WindowScores]) -> WindowScores | None:
-    """Return the scores of all sequences of several blocks; None where there is no block."""
+    """Return the scores of several blocks as one; None if there is no block."""
     return WindowScores(kl_bits=np.concatenate([part.kl_bits for part in parts], axis=2)) if parts else None
 
 
@@ -168,26 +171,26 @@ def effective_memory(
 ) -> EffectiveMemory:
     """Compare a model with every window observer of its task.
 
-    The effective memory is the least w whose stronger observer the model does not beat. It beats an observer if the
-    95 % interval of the paired difference in mean KL, observer minus model, lies above 0. So a predictor that is the
-    window observer of width w has effective memory w: it beats w − 1 and ties with w. Observers are tried in order of
-    their width, so that the chance to call the memory too long is at most 2.5 %. A model that beats every observer
-    which is at least 1e-6 bits from the posterior has the length of the sequence.
+    The effective memory is the smallest w whose stronger observer the model does not beat. It beats an observer if the
+    95 % interval of the paired difference in mean KL, observer minus model, lies above 0. So the window observer of
+    width w itself has effective memory w: it beats w − 1 and ties with w. Observers are tested in order of width, so
+    the probability of overestimating the memory is at most 2.5 %. If the model beats every observer that is at least
+    1e-6 bits from the posterior, its effective memory is the length of the sequence.
 
-    A gain that a few sequences carry has no interval. It counts all the same where no sequence contradicts it and 8 or
-    more show it (the sign test gives p = 0.004): wide windows fall short of the exact filter in few sequences. Else the
-    memory is NaN, undecided, from that width on.
+    Wide windows differ from the exact filter in few sequences. A gain in only a few sequences has no interval. It still
+    counts if no sequence contradicts it and at least 8 show it (sign test: p = 0.004). Otherwise the memory is NaN
+    (undecided) from that width on.
 
     Args:
         scores: The window observers' KL on the same sequences.
         kl_bits: The model's KL.
-        seed: Of the resampling.
+        seed: Seed of the bootstrap.
     """
     means = scores.kl_bits.mean(axis=2)
     stronger = means.argmin(axis=0)
     observer = np.take_along_axis(scores.kl_bits, stronger[None, :, None], axis=0)[0]
     gain = observer.T - kl_bits.mean(axis=1, dtype=np.float64)[:, None]
-    is_tied = np.abs(gain).max(axis=0) <= _ROUNDING_BITS  # in every sequence: needs no interval
+    is_tied = np.abs(gain).max(axis=0) <= _ROUNDING_BITS  # tied in every sequence: no interval needed
     lo, hi = (np.where(is_tied, 0.0, end) for end in mean_interval(gain, seed=seed))
     sure_lo, sure_hi = (_or_one_sided(end, gain) for end in (lo, hi))
     is_distinct = means.min(axis=0) >= RESOLUTION_BITS
@@ -206,16 +209,16 @@ def effective_memory(
 def _or_one_sided(
     end: Float[np.ndarray, " window"], gain: Float[np.ndarray, "sequence window"]
 ) -> Float[np.ndarray, " window"]:
-    """This end; where it is missing and all sequences agree which of the two is better, the mean gain instead."""
+    """Replace a missing end by the mean gain if all sequences agree which predictor is better."""
     agree = (gain >= -_ROUNDING_BITS).all(axis=0) | (gain <= _ROUNDING_BITS).all(axis=0)
     is_sure = agree & ((np.abs(gain) > _ROUNDING_BITS).sum(axis=0) >= MIN_DIFFERENT)
     return np.where(np.isnan(end) & is_sure, gain.mean(axis=0), end)
 
 
 def _first_without(end: Float[np.ndarray, " window"], is_distinct: Bool[np.ndarray, " window"]) -> float:
-    """The first width at which this end of the gain is not above 0; NaN where the first such end is missing.
+    """The first width at which this end of the gain is not above 0; NaN if that end is missing.
 
-    The widest where all that differ from the posterior are beaten.
+    The widest width if all observers that differ from the posterior are beaten.
     """
     differs = np.logical_and.accumulate(is_distinct)
     stands = differs & ~(end > _ROUNDING_BITS)

@@ -1,12 +1,12 @@
-"""The one form in which numbers are shown: terminal, tables, pages, cards, claims and generated documents."""
+"""The number format of all output: terminal, tables, pages, cards, claims and generated documents."""
 
 import math
 from typing import SupportsFloat
 
 MINUS = "−"
 DIGITS = 4
-_LEAST = 1e-4  # less is shown as that it is less
-_PLAIN, _LARGE = 1e4, 1e7  # from the first on no decimals, from the second on a power of ten
+_LEAST = 1e-4  # smaller numbers are shown as "<0.0001"
+_PLAIN, _LARGE = 1e4, 1e7  # no decimals from the first on, a power of ten from the second on
 
 
 def number_text(value: SupportsFloat, *, is_exact: bool = False) -> str:
@@ -14,8 +14,8 @@ def number_text(value: SupportsFloat, *, is_exact: bool = False) -> str:
 
     Args:
         value: The number. NaN is shown as a dash.
-        is_exact: Whether a size below 0.0001 is shown with a power of ten, as records and comparisons of such numbers
-            need it, and not as "<0.0001", or ">−0.0001" of a negative number.
+        is_exact: Whether to show a number of magnitude below 0.0001 with a power of ten instead of as "<0.0001" or, if
+            negative, ">−0.0001". Records and comparisons of such numbers need this.
 
     Example:
         >>> number_text(0.123456), number_text(-2.0), number_text(3e-7), number_text(-3e-7), number_text(0.0)
@@ -42,12 +42,12 @@ def number_text(value: SupportsFloat, *, is_exact: bool = False) -> str:
 
 
 def is_small(value: SupportsFloat) -> bool:
-    """Whether a number other than 0 is shown only as that it is less than 0.0001."""
+    """Return whether a nonzero number has magnitude below 0.0001, so that it is shown as "<0.0001"."""
     return 0 < abs(float(value)) < _LEAST
 
 
 def measured_text(value: SupportsFloat, unit: str = "", *, is_exact: bool = False) -> str:
-    """Return a number with its unit; a dash where it is not known.
+    """Return a number with its unit, or a dash if it is NaN.
 
     Example:
         >>> measured_text(-0.25, "bits"), measured_text(float("nan"), "bits")
@@ -58,7 +58,7 @@ def measured_text(value: SupportsFloat, unit: str = "", *, is_exact: bool = Fals
 
 
 def interval_text(low: SupportsFloat, high: SupportsFloat, *, is_exact: bool = False) -> str:
-    """Return both ends of an interval; a dash where there is none, as over a single sequence.
+    """Return both ends of an interval, or a dash if there is none, as for a single sequence.
 
     Example:
         >>> interval_text(-0.0123456, 0.5), interval_text(float("nan"), 0.5)

@@ -1,11 +1,11 @@
-"""Window observers: the exact filter of a process with a hidden state that sees only the last w symbols.
+"""Window observers: exact filters of a process with a hidden state that see only the last w symbols.
 
-A model that predicts well may carry a belief from step to step, or reread the last few symbols. A window observer does
-the second as well as it can be done. It starts from a prior over hidden states that says nothing about the sequence:
-uniform, or the stationary distribution of the sequence's own chain. What a model owes to anything before the last w
-symbols is its advantage over the window observer of width w.
+A model that predicts well may carry a belief from step to step, or reread the last few symbols. A window observer is
+the best predictor of the second kind. Its prior over hidden states is independent of the sequence: uniform, or the
+stationary distribution of the chain. The advantage of a model over the window observer of width w is what it gains from
+symbols before the last w.
 
-A window that reaches back to the first symbol knows that the sequence starts there, so it equals the exact filter.
+A window that reaches the first symbol uses the initial distribution there, so it equals the exact filter.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,7 +18,7 @@ from jaxtyping import Float64, Int64, Shaped
 from torch import Tensor
 
 STARTS = ("uniform", "stationary")
-_LEAST = 1e-9  # share of the uniform distribution in a prior that rules states out: a real window is then possible
+_LEAST = 1e-9  # share of the uniform distribution mixed into a prior with zeros, so that every window is possible
 
 Beliefs = Float64[Tensor, "batch query_pos state"]
 
@@ -26,16 +26,16 @@ Beliefs = Float64[Tensor, "batch query_pos state"]
 @final
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Filter:
-    """The exact filter of each sequence, in steps that can begin at any scored position.
+    """The exact filter of each sequence, as steps that can start at any scored position.
 
-    Beliefs stand at consecutive scored positions; the integer is the index of the first of them. Steps need not
-    normalize.
+    Beliefs are given at consecutive scored positions; the integer argument is the index of the first one. The returned
+    beliefs need not be normalized.
 
     Attributes:
         priors: By start, the distribution of the hidden state before the first symbol of a window, per sequence.
-        weighed: Beliefs after the first symbol of windows that begin at these positions.
-        moved: Beliefs after one more symbol, the one at these positions.
-        answers: The predictive over the task's answers that follows from a belief.
+        weighed: Returns the beliefs after the first symbol of windows that begin at these positions.
+        moved: Returns the beliefs after one more symbol, the one at these positions.
+        answers: Returns the predictive over the task's answers for a belief.
     """
 
     priors: Mapping[str, Float64[Tensor, "#batch state"]]
@@ -47,17 +47,17 @@ class Filter:
 @final
 @dataclass(frozen=True, kw_only=True, eq=False)
 class WindowObservers:
-    """The filter of a batch of sequences, made when first read; `draw` makes it of one tensor with a row each."""
+    """The filter of a batch of sequences, computed on first access: `draw(of)`, where `of` has one row per sequence."""
 
     draw: Callable[[Shaped[Tensor, "batch *rest"]], Filter]
     of: Shaped[Tensor, "batch *rest"]
 
     def rows(self, index: slice | Int64[Tensor, " row"]) -> "WindowObservers":
-        """Return those of the chosen sequences."""
+        """Return the observers of the chosen sequences."""
         return WindowObservers(draw=self.draw, of=self.of[index])
 
     def and_of(self, others: Sequence["WindowObservers"]) -> "WindowObservers":
-        """Return those of these sequences followed by others of the same task and length."""
+        """Return the observers of these sequences followed by others of the same task and length."""
         return WindowObservers(draw=self.draw, of=torch.cat([self.of, *(other.of for other in others)]))
 
     @cached_property
@@ -69,13 +69,13 @@ class WindowObservers:
 def window_beliefs(own: Filter, exact: Beliefs, start: str) -> Iterator[Beliefs]:
     """Yield the beliefs of the window observer of width w = 0, 1, 2, … up to the number of scored positions.
 
-    Width 0 is the prior alone. All windows of one width are advanced together, and each width from the one before, so
-    that all widths of a sequence of L symbols cost L filter steps over at most L positions.
+    Width 0 is the prior alone. Each width is computed from the previous one, for all positions at once. So all widths
+    of a sequence of L symbols cost L filter steps over at most L positions.
 
     Args:
         own: The filter of these sequences.
-        exact: The exact beliefs, which a window has that reaches the first symbol.
-        start: Where windows start: one of `STARTS`.
+        exact: The exact beliefs, used for windows that reach the first symbol.
+        start: Prior of the windows: one of `STARTS`.
 
     Yields:
         Beliefs at every scored position.
@@ -91,10 +91,9 @@ def window_beliefs(own: Filter, exact: Beliefs, start: str) -> Iterator[Beliefs]
 
 
 def full_support(prior: Float64[Tensor, "*batch state"]) -> Float64[Tensor, "*batch state"]:
-    """Return the prior, with a share of 1e-9 of the uniform one where it rules a state out.
+    """Return the prior mixed with a share of 1e-9 of the uniform distribution if it has zeros.
 
-    A chain that has not settled yet may be in a state that the stationary distribution rules out. What it shows there
-    must stay possible.
+    A chain that is not yet stationary may be in a state of stationary probability 0. Its symbols must remain possible.
     """
     rules_out = (prior <= 0).any(dim=-1, keepdim=True)
     return torch.where(rules_out, (1 - _LEAST) * prior + _LEAST / prior.shape[-1], prior)

@@ -1,8 +1,8 @@
-"""Discovery: the final subclasses found in a folder of the package, and those that other packages offer.
+"""Discovery of plug-ins: the concrete subclasses in a folder of the package and in other packages' entry points.
 
-Saving a file with a class in it is all it takes to add a task, a probe or a model. Another installed package adds
-its own through an entry point in the group `bayesgeom.<folder>`. Two classes with one name are an error. An entry point
-that cannot be used is left out with a warning: a broken package of somebody else's must not end a diagnosis.
+To add a task, a probe or a model, save a file with a class in it. Another installed package adds its own classes
+through an entry point in the group `bayesgeom.<folder>`. Two classes with the same name are an error. An unusable entry
+point is skipped with a warning: a broken third-party package must not end a diagnosis.
 """
 
 import importlib
@@ -26,7 +26,7 @@ T = TypeVar("T")
 @final
 @dataclass(frozen=True)
 class Broken:
-    """An entry point that cannot be used, and why."""
+    """An unusable entry point and the reason."""
 
     name: str
     reason: str
@@ -34,10 +34,10 @@ class Broken:
 
 @final
 class Contained:
-    """Runs code of another package: an exception in the block ends the block, and is described in `fault`.
+    """Context manager that catches exceptions of third-party code and describes them in `fault`.
 
-    This is the one place where any exception is caught: what somebody else's code raises has no name here. Code of
-    this package (`is_foreign` false) raises as ever.
+    This is the only place that catches all exceptions, because those of third-party code are not known here. With
+    `is_foreign` false, for code of this package, exceptions propagate.
     """
 
     def __init__(self, *, is_foreign: bool = True) -> None:
@@ -58,12 +58,17 @@ class Contained:
 
 
 def discover(package: str, base: type[T], *, group: str | None = None) -> dict[str, type[T]]:
-    """Every concrete subclass of `base` in `package`'s modules and in its entry points, by its `name`.
+    """Return the concrete subclasses of `base` in the modules and entry points of a package, by their `name`.
 
-    An entry point that cannot be used is left out, with a warning. The group of entry points has the package's name
-    unless `group` gives another.
+    An unusable entry point is skipped with a warning.
 
-    **Raises** `InvalidArgument` when two classes in the folder carry the same name.
+    Args:
+        package: Name of the package whose modules are searched.
+        base: Base class of the plug-ins.
+        group: Group of the entry points. None: the name of the package.
+
+    Raises:
+        InvalidArgument: Two classes in the folder have the same name.
     """
     found, broken = discovered(package, base, group=group)
     for own in broken:
@@ -74,9 +79,10 @@ def discover(package: str, base: type[T], *, group: str | None = None) -> dict[s
 def discovered(
     package: str, base: type[T], *, group: str | None = None
 ) -> tuple[dict[str, type[T]], tuple[Broken, ...]]:
-    """What `discover` finds, and the entry points that cannot be used, each with the reason, without a warning.
+    """Return the result of `discover` and the unusable entry points, without warnings.
 
-    **Raises** `InvalidArgument` when two classes in the folder carry the same name.
+    Raises:
+        InvalidArgument: Two classes in the folder have the same name.
     """
     found: dict[str, type[T]] = {}
     for plugin in _from_folder(package, base):
@@ -96,12 +102,12 @@ def discovered(
 
 
 def values(group: str, kind: type[T], *, taken: Collection[str]) -> dict[str, T]:
-    """Return the objects of a class that other packages offer as entry points; an unusable one is left out and warned.
+    """Return the objects of a class that other packages provide as entry points; skip unusable ones with a warning.
 
     Args:
         group: Group of the entry points, such as "bayesgeom.recipes".
-        kind: Class of the objects; each has an attribute `name`, which its entry point has too.
-        taken: Names that are in use already.
+        kind: Class of the objects. Each has an attribute `name` equal to the name of its entry point.
+        taken: Names that are already in use.
 
     Returns:
         The objects by name.
@@ -123,7 +129,11 @@ def values(group: str, kind: type[T], *, taken: Collection[str]) -> dict[str, T]
 
 
 def find(package: str, base: type[T], name: str, *, group: str | None = None) -> type[T]:
-    """The subclass of `base` with this name. **Raises** `UnknownName`, listing those that exist."""
+    """Return the subclass of `base` with this name.
+
+    Raises:
+        UnknownName: There is none. The message lists the known names.
+    """
     known = discover(package, base, group=group)
     if name not in known:
         raise unknown_name(base.__name__, name, known)
@@ -131,12 +141,12 @@ def find(package: str, base: type[T], name: str, *, group: str | None = None) ->
 
 
 def is_foreign(kind: type) -> bool:
-    """Whether a class comes from another package than this one."""
+    """Return whether a class is defined in another package."""
     return kind.__module__.partition(".")[0] != __name__.partition(".")[0]
 
 
 def field_names(plugin: type) -> set[str]:
-    """The parameters of a plug-in that is a dataclass."""
+    """Return the parameter names of a plug-in that is a dataclass."""
     assert is_dataclass(plugin), "what is built from parameters is a dataclass"
     return {field.name for field in fields(plugin)}
 
@@ -153,13 +163,13 @@ def _is_defined_in(member: object, module: str) -> bool:
 
 
 def _places() -> tuple[tuple[str, int], ...]:
-    """Every folder that may hold installed packages, and when something was last added to it or removed."""
+    """Every folder on `sys.path` and its time of modification, which changes when a package is installed."""
     return tuple((place, Path(place).stat().st_mtime_ns if Path(place).exists() else 0) for place in sys.path)
 
 
 @lru_cache(maxsize=64)
 def _entry_points(group: str, _places: tuple[tuple[str, int], ...]) -> EntryPoints:
-    """The entry points of a group, read once for the same places: reading opens a file of every installed package."""
+    """The entry points of a group, cached by `_places`: reading them opens a file of every installed package."""
     return entry_points(group=group)
 
 
@@ -190,10 +200,10 @@ def _loaded(entry: EntryPoint, package: str, base: type[T]) -> tuple[list[type[T
 
 
 def _fault(plugin: type, found: Mapping[str, type], base: type) -> str:
-    """Why a class cannot be known by its name; "" where it can."""
+    """The reason why a class cannot be registered under its name; "" if it can."""
     name = vars(plugin).get("name")
     if not isinstance(name, str) or not name:
-        return f"{plugin.__module__}.{plugin.__qualname__} states no name of its own: add `name = …`."
+        return f"{plugin.__module__}.{plugin.__qualname__} has no attribute `name` of its own: add `name = …`."
     if name in found and found[name] is not plugin:
         return f"two {base.__name__}s are named {name!r}: {found[name].__module__} and {plugin.__module__}. Rename one."
     return ""

@@ -1,7 +1,7 @@
-"""Reading files that somebody else wrote: regular ones only, and JSON of bounded size and depth.
+"""Safe reading of untrusted files: regular files only, and JSON of bounded size and depth.
 
-A named pipe never ends to open, a device never ends to read, and a file of a few bytes can ask a parser for more memory
-or recursion than there is. Each is refused by name before it is opened or used.
+Opening a named pipe or reading a device may never return, and a small file can make a parser exhaust memory or
+recursion. Each case raises an error that names it, before the file is opened or used.
 """
 
 import json
@@ -25,11 +25,11 @@ _KINDS = (
 
 
 def check_regular(path: Path) -> None:
-    """Check that a path leads to a regular file, through symbolic links or not.
+    """Check that a path is a regular file or a symbolic link to one.
 
     Raises:
-        FileNotFoundError: nothing is there.
-        CheckpointFault: it is something else, or cannot be looked at.
+        FileNotFoundError: Nothing is there.
+        CheckpointFault: It is something else, or cannot be accessed.
     """
     try:
         mode = path.stat().st_mode
@@ -38,7 +38,7 @@ def check_regular(path: Path) -> None:
     except OSError as error:
         raise CheckpointFault(f"{path} cannot be read: {error.strerror or error}.") from error
     if not stat.S_ISREG(mode):
-        kind = next((name for is_kind, name in _KINDS if is_kind(mode)), "no regular file")
+        kind = next((name for is_kind, name in _KINDS if is_kind(mode)), "not a regular file")
         raise CheckpointFault(f"{path} is {kind}; only regular files are read. Put the file itself there.")
 
 
@@ -49,11 +49,11 @@ def read_json(path: Path) -> Any:
         path: A regular file of at most 64 MiB, in UTF-8, with at most 64 levels of lists and objects.
 
     Returns:
-        What it holds.
+        The parsed content.
 
     Raises:
-        FileNotFoundError: nothing is there.
-        CheckpointFault: it is no such file.
+        FileNotFoundError: Nothing is there.
+        CheckpointFault: It is not such a file.
 
     Example:
         >>> import tempfile
@@ -74,7 +74,7 @@ def read_json(path: Path) -> Any:
         held = json.loads(path.read_text(encoding="utf-8"))
     except RecursionError as error:
         raise _too_deep(path) from error
-    except (OSError, ValueError) as error:  # among the latter: no JSON, no UTF-8, numbers of more than 4,300 digits
+    except (OSError, ValueError) as error:  # ValueError: invalid JSON or UTF-8, or more than 4,300 digits
         raise CheckpointFault(f"{path} cannot be read as JSON: {error}.") from error
     if _levels_exceed(held, LEVELS):
         raise _too_deep(path)
@@ -86,7 +86,7 @@ def _too_deep(path: Path) -> CheckpointFault:
 
 
 def _levels_exceed(held: Any, allowed: int) -> bool:
-    """Whether lists and objects lie in each other more than `allowed` deep."""
+    """Whether lists and objects are nested more than `allowed` deep."""
     level: list[Any] = [held]
     for _ in range(allowed + 1):
         level = [inner for inner in level if isinstance(inner, dict | list)]

@@ -1,4 +1,4 @@
-"""What one pass of a model over trials leaves: behavior of every sequence, activations of the recorded ones."""
+"""The result of one pass of a model: behavior on every sequence, and activations of the recorded sequences."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -21,12 +21,17 @@ _HASH = re.compile(r"[0-9a-f]{16}")
 @final
 @dataclass(frozen=True, kw_only=True)
 class ModelSpec:
-    """What a model is: sizes under the field's names, and what its numbers depend on.
+    """Sizes of a model, and what its numbers depend on.
 
-    `score_scale` multiplies q·k; `weights_hash` identifies the weights as they were before anything wrapped them. That
-    of an untrained network is what `untrained` says of its seed. `d_state` is the width of one layer's recurrent state
-    at one position, 0 where there is none. `quantization` says what the weights were dequantized from, and is empty for
-    weights that never were quantized.
+    Attributes:
+        name: Name of the checkpoint, or another name of the model.
+        architecture: Name of the architecture, such as "transformer" or "llama".
+        n_ctx: Longest sequence in tokens. None: any length.
+        score_scale: Factor that multiplies q·k.
+        weights_hash: Hash of the weights before they were wrapped. For an untrained network, the text of
+            `untrained(seed)`.
+        d_state: Width of one layer's recurrent state at one position; 0 if there is none.
+        quantization: Format from which the weights were dequantized; empty if they were not quantized.
     """
 
     name: str
@@ -49,7 +54,7 @@ class ModelSpec:
 
     @property
     def is_identified(self) -> bool:
-        """Whether the weights were hashed. Progress on disk is resumed only by a model with the hash it was made with.
+        """Whether the weights were hashed. Saved progress is resumed only by a model with the same hash.
 
         Example:
             >>> untrained(7)
@@ -58,25 +63,25 @@ class ModelSpec:
         return bool(_HASH.fullmatch(self.weights_hash))
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON can hold it; without a quantization where there is none."""
+        """Return the fields as JSON types, without `quantization` if it is empty."""
         return {name: value for name, value in asdict(self).items() if name != "quantization" or value}
 
 
 def untrained(seed: int) -> str:
-    """Return what stands for the hash of an untrained network: its weights follow from its seed."""
+    """Return the text that replaces the hash of an untrained network, whose weights follow from its seed."""
     return f"untrained, seed {seed}"
 
 
 @final
 @dataclass(frozen=True, kw_only=True)
 class Behavior:
-    """What predictions were worth, per sequence and scored position, in bits.
+    """Scores of predictions per sequence and scored position, in bits.
 
-    Entropy, KL and total variation use the model's distribution renormalized over the answers; `off_answer_prob` is the
-    probability that it put elsewhere. `answer_log2` is log2 of the probability of the label, and `correct`
-    is 1 where the most probable answer is the label. A run holds these in float32: sum them in float64.
+    Entropy, KL and total variation use the model's distribution renormalized over the answers. `off_answer_prob` is the
+    probability that the model assigns to other ids. `answer_log2` is log2 of the probability of the label, and
+    `correct` is 1 if the most probable answer is the label. Values are float32: sum them in float64.
 
-    Where no posterior is known, all are NaN but `model_entropy_bits`, which is then over the whole vocabulary.
+    If no posterior is known, all values are NaN except `model_entropy_bits`, which is then over the whole vocabulary.
     """
 
     exact_entropy_bits: Float[np.ndarray, "sequence position"]
@@ -94,11 +99,11 @@ def at_scored(
     """Return a site's activations at the scored positions.
 
     Args:
-        site: Names the axes of `values`.
+        site: The site, which names the axes of `values`.
         values: Activations of one layer at every position.
-        trials: The sequences that were read.
-        axes: Names of the axis to cut. `values` is returned as it is where the site has none of them: keys and values
-            keep every position, unless "key_pos" is named.
+        trials: The sequences.
+        axes: Names of axes; the first one that the site has is reduced to the scored positions. If it has none of them,
+            `values` is returned unchanged: keys and values keep every position unless "key_pos" is included.
     """
     for axis in axes:
         if axis in site.axes:
@@ -110,14 +115,18 @@ def at_scored(
 @final
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """One finished pass. Probes read it; nothing writes to it.
+    """A finished pass of a model, which probes read.
 
-    - `behavior`, `exact_behavior`, `baseline_behaviors`: all `n` sequences, scored for the model, for the exact
-      predictive itself, and for each baseline predictor.
-    - `trials`, `log_answers`, `recorded`: the sequences whose activations were kept, the first of the stream.
-    - `log_answers`: natural log of the model's probability of each answer, renormalized over the answers.
-    - `seed`: what a probe's own resampling starts from.
-    - `windows`: the window observers' scores on all `n` sequences, where the task has latent dynamics.
+    Attributes:
+        spec: The model.
+        behavior: Scores of the model on all `n` sequences.
+        exact_behavior: Scores of the exact predictive on the same sequences.
+        baseline_behaviors: Scores of each baseline predictor on the same sequences.
+        trials: The first `n_recorded` sequences, whose activations were recorded.
+        log_answers: Natural log of the model's answer probabilities, renormalized over the answers, on `trials`.
+        recorded: Activations of every layer, by site, on `trials`.
+        seed: Seed of a probe's own resampling.
+        windows: The window observers' scores on all `n` sequences. None if the task has no latent dynamics.
     """
 
     spec: ModelSpec
@@ -132,12 +141,12 @@ class Run:
 
     @property
     def n(self) -> int:
-        """Sequences behind the behavioral numbers."""
+        """Number of sequences in the behavioral scores."""
         return len(self.behavior.kl_bits)
 
     @property
     def n_recorded(self) -> int:
-        """Sequences whose activations were kept."""
+        """Number of sequences whose activations were recorded."""
         return len(self.trials)
 
     @property
@@ -146,9 +155,10 @@ class Run:
         return self.trials.has_posterior
 
     def reference_entropy_bits(self) -> Float[np.ndarray, "batch query_pos"]:
-        """What geometry is compared with, for the recorded sequences: entropy of the exact predictive.
+        """Return the entropy that geometry is compared with, for the recorded sequences.
 
-        Of text, whose posterior nobody knows, the model's own over its whole vocabulary.
+        This is the entropy of the exact predictive. On text without a known posterior, it is the entropy of the model's
+        own prediction over the whole vocabulary.
         """
         if self.has_posterior:
             exact: Tensor = entropy_bits(self.trials.at_scored(self.trials.predictive))
@@ -156,7 +166,7 @@ class Run:
         return self.behavior.model_entropy_bits[: self.n_recorded].astype(np.float64)
 
     def vectors(self, site: Site, layer: int) -> Float[Tensor, "batch query_pos d"]:
-        """Return the recorded activations of one layer at the scored positions, heads side by side.
+        """Return the recorded activations of one layer at the scored positions, with heads concatenated.
 
         Raises:
             MissingSite: The site was not recorded.
@@ -164,8 +174,14 @@ class Run:
         return at_scored(site, self.at(site)[layer], self.trials, axes=("key_pos",)).flatten(2)
 
     def at(self, site: Site) -> Shaped[Tensor, "layer *axes"]:
-        """The recorded activations of every layer. **Raises** `MissingSite` when the site was not recorded."""
+        """Return the recorded activations of every layer.
+
+        Raises:
+            MissingSite: The site was not recorded.
+        """
         if site not in self.recorded:
             held = ", ".join(sorted(s.name for s in self.recorded)) or "(none)"
-            raise MissingSite(f"site {site.name!r} was not recorded in this run of {self.spec.name}. It holds: {held}.")
+            raise MissingSite(
+                f"site {site.name!r} was not recorded in this run of {self.spec.name}. Recorded sites: {held}."
+            )
         return self.recorded[site]

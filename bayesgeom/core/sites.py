@@ -1,7 +1,7 @@
-"""Sites: the named places in a model where a probe can look, and what the axes of each mean.
+"""Sites: the named hook points of a model, and the meaning of their axes.
 
-The word chosen for an axis decides what is kept of it: `pos` and `query_pos` keep scored positions only, `key_pos` and
-`token` keep everything. Names are those of transformer-lens's hook points.
+The name of an axis decides which entries are recorded: scored positions only for `pos` and `query_pos`, all entries
+for `key_pos` and `token`. The names are those of transformer-lens's hook points.
 """
 
 from dataclasses import dataclass
@@ -11,9 +11,9 @@ from typing import final
 @final
 @dataclass(frozen=True)
 class Site:
-    """A place in every layer, with the axes of one layer's activation there.
+    """A hook point that exists in every layer, with the axes of one layer's activation there.
 
-    A site without a `batch` axis is read from the weights alone and costs no pass.
+    A site without a `batch` axis is read from the weights alone and needs no forward pass.
     """
 
     name: str
@@ -37,23 +37,23 @@ MLP_OUT = Site("mlp_out", _RESIDUAL)
 STATE = Site("state", ("batch", "pos", "d_state"))
 
 Q = Site("q", _QUERY)  # before rotation and norm
-Q_ROT = Site("q_rot", _QUERY)  # what the scores use
+Q_ROT = Site("q_rot", _QUERY)  # used in the attention scores
 K = Site("k", _KEY)  # before rotation and norm
-K_ROT = Site("k_rot", _KEY)  # what the scores use
+K_ROT = Site("k_rot", _KEY)  # used in the attention scores
 V = Site("v", _KEY)
 Z = Site("z", _QUERY)  # a head's output, before W_O
 PATTERN = Site("pattern", ("batch", "head", "query_pos", "key_pos"))
 
-TOKEN_EMBEDDINGS = Site("token_embeddings", ("token", "d_model"))  # a bare embedding, as it enters the first block
-TOKEN_INPUTS = Site("token_inputs", ("token", "d_model"))  # the same, normed as it would enter W_K
-TOKEN_KEYS = Site("token_keys", ("token", "kv_head", "d_head"))  # its key: W_K and bias applied
-NORM_WEIGHT = Site("norm_weight", ("d_model",))  # by what the norm before attention multiplies; ones without a norm
+TOKEN_EMBEDDINGS = Site("token_embeddings", ("token", "d_model"))  # the embedding alone, as it enters the first block
+TOKEN_INPUTS = Site("token_inputs", ("token", "d_model"))  # the same after the norm, as the input of W_K
+TOKEN_KEYS = Site("token_keys", ("token", "kv_head", "d_head"))  # the keys: W_K and bias applied
+NORM_WEIGHT = Site("norm_weight", ("d_model",))  # scale of the norm before attention; ones if there is no norm
 W_K = Site("W_K", ("kv_head", "d_head", "d_model"))
 W_K_GRAM = Site(
     "W_K_gram", ("kv_head", "d_head", "column")
-)  # inner products of a head's columns of W_K: bounded in size
+)  # inner products of a head's columns of W_K; of bounded size
 W_V = Site("W_V", ("kv_head", "d_head", "d_model"))
-W_O = Site("W_O", ("head", "d_head", "d_model"))  # from z to what is added to the residual stream
+W_O = Site("W_O", ("head", "d_head", "d_model"))  # maps z to the update of the residual stream
 
 ALL_SITES = (
     RESID_PRE,

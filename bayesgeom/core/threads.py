@@ -1,11 +1,11 @@
-"""Threads: one at a time uses a module, and one at a time uses what torch keeps for the whole process.
+"""Thread safety: one lock per module, and one lock for the state that torch keeps per process.
 
-Hooks, the training mode and the attention implementation belong to a module, not to a pass. Two passes at once would
-record each other's activations, or leave the module in the other's mode. So whatever sets one of them holds the
-module's lock, which every adapter of that module shares; the second thread waits.
+Hooks, the training mode and the attention implementation belong to a module, not to a pass. Two simultaneous passes
+would record each other's activations, or leave the module in the wrong mode. So code that sets one of them holds the
+module's lock, which all adapters of that module share. A second thread waits.
 
-The random state and the default dtype belong to the process. Whatever sets one to restore it holds `PROCESS_STATE`.
-Where both are held, the module's lock is taken first.
+The random state and the default dtype belong to the process. Code that changes one of them temporarily holds
+`PROCESS_STATE`. To hold both locks, take the module's lock first.
 """
 
 import threading
@@ -21,12 +21,12 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 PROCESS_STATE = threading.RLock()
-_LOCKS: "WeakKeyDictionary[nn.Module, Any]" = WeakKeyDictionary()  # RLock is no class that could be named
+_LOCKS: "WeakKeyDictionary[nn.Module, Any]" = WeakKeyDictionary()  # Any: RLock is a function, not a class
 _MAKING = threading.Lock()
 
 
 def lock_of(module: nn.Module) -> Any:
-    """Return the lock of a module: a context manager that the same thread may enter again.
+    """Return the reentrant lock of a module, a context manager.
 
     Example:
         >>> module = nn.Linear(2, 3)
@@ -39,10 +39,10 @@ def lock_of(module: nn.Module) -> Any:
 
 
 def alone(path: str = "module") -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Make a method hold the lock of a module while it runs.
+    """Decorate a method so that it holds the lock of a module while it runs.
 
     Args:
-        path: Where the method's object holds the module: an attribute, or attributes joined by dots.
+        path: Attribute of the method's object that is the module, or several attributes joined by dots.
     """
     module_of = attrgetter(path)
 

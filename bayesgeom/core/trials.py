@@ -1,4 +1,4 @@
-"""Trials: sequences drawn from a task, with the exact posterior at every scored position."""
+"""Batches of sequences drawn from a task, with the exact posterior at every scored position."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
@@ -13,19 +13,19 @@ from bayesgeom.core.batching import even_slices
 from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.core.observers import WindowObservers
 
-UNASKED = -100  # torch's own `ignore_index`: `labels` where nothing is asked
-SLACK = 1e-6  # by which the sum of probabilities may miss 1
+UNASKED = -100  # the label at positions that are not scored; torch's `ignore_index`
+SLACK = 1e-6  # tolerance for the sum of probabilities
 
 
 @final
 @dataclass(frozen=True, kw_only=True, eq=False)
-# No type parameters: shape checks would look into what has them, and so draw.
+# No type parameters: shape checks would iterate over the values and so compute them.
 class Relations(Mapping):  # type: ignore[type-arg]
-    """Named relations that are drawn when one is first read.
+    """Named relations, computed when the first one is read.
 
-    They grow with the square of the length, and what is scored alone never reads them. `draw` makes them of one tensor
-    with a row per sequence, so that sequences are chosen and joined before. Where `asked_at`, the scored positions, is
-    known, what is drawn must not reach beyond them.
+    Their size grows with the square of the length, and behavioral scores do not need them. `draw` computes them from
+    one tensor with a row per sequence, so sequences can be selected and concatenated first. If the scored positions
+    `asked_at` are known, relations to later positions are an error.
     """
 
     draw: Callable[[Shaped[Tensor, "batch *rest"]], Mapping[str, Bool[Tensor, "batch query_pos key_pos"]]]
@@ -42,12 +42,12 @@ class Relations(Mapping):  # type: ignore[type-arg]
         return len(self._drawn)
 
     def rows(self, index: slice | Int64[Tensor, " row"]) -> "Relations":
-        """Those of the chosen sequences."""
+        """Return the relations of the chosen sequences."""
         asked_at = None if self.asked_at is None else self.asked_at[index]
         return Relations(draw=self.draw, of=self.of[index], asked_at=asked_at)
 
     def and_of(self, others: Sequence["Relations"]) -> "Relations":
-        """Those of these sequences and of others of the same task and length."""
+        """Return the relations of these sequences followed by others of the same task and length."""
         parts = [self, *others]
         asked_at = [part.asked_at for part in parts if part.asked_at is not None]
         return Relations(
@@ -67,22 +67,27 @@ class Relations(Mapping):  # type: ignore[type-arg]
 @final
 @dataclass(frozen=True, kw_only=True)
 class Trials:
-    """A batch of sequences and what an exact Bayesian observer says at each scored position.
+    """A batch of sequences with the exact Bayesian predictive at each scored position.
 
-    Every sequence scores the same number of positions, so that whatever is read there is rectangular.
-    `predictive` and `belief` are NaN where nothing is asked. Text whose posterior nobody knows has no `answers`, and a
-    `predictive` and a `belief` of width 0: `has_posterior` is false, and entropy can only be the model's own.
+    Every sequence has the same number of scored positions. `predictive` and `belief` are NaN elsewhere. Text without a
+    known posterior has no `answers`, and a `predictive` and a `belief` of width 0; `has_posterior` is then false.
 
-    Sequences may differ in length: shorter ones are padded on the right, where a causal model's scored positions cannot
-    see, so that no mask is needed.
+    Sequences may differ in length. Shorter ones are padded on the right, which the scored positions of a causal model
+    do not see, so no mask is needed.
 
-    - `answers`: the ids on which `predictive` lives, in its order.
-    - `labels`: the id that the world answered with, `UNASKED` elsewhere.
-    - `token_sets`: named ids whose keys may form the hypothesis frame.
-    - `relations`: named boolean maps; true where an earlier position is evidence, in that sense, for the query.
-    - `groups`: where sequences are of several kinds, the kind of each, as an index into `group_names`.
-    - `observers`: the filter behind the posterior, where the hidden state moves from step to step: what window
-      observers are made of.
+    Attributes:
+        tokens: Token ids.
+        scored: True at the scored positions.
+        answers: Token ids of the answers, in the order of the last axis of `predictive`.
+        predictive: Exact predictive over the answers.
+        belief: Exact posterior over the hypotheses.
+        labels: Token id of the label at scored positions, `UNASKED` elsewhere.
+        token_sets: Named sets of ids whose keys may form the key frame.
+        relations: Named boolean maps; true if an earlier position is evidence, in that sense, for the query.
+        groups: Kind of each sequence, as an index into `group_names`, if there are several.
+        group_names: Names of the kinds.
+        observers: The filter behind the posterior, from which window observers are made, if the task has latent
+            dynamics.
     """
 
     tokens: Int64[Tensor, "batch pos"]
@@ -119,13 +124,13 @@ class Trials:
         return int(self.scored[0].sum())
 
     def at_scored(self, values: Shaped[Tensor, "batch pos *rest"]) -> Shaped[Tensor, "batch query_pos *rest"]:
-        """The rows of `values` at the scored positions of each sequence; a view of them where that can be."""
+        """Return `values` at the scored positions of each sequence, as a view if possible."""
         if (evenly := self._even_positions()) is not None:
             return values[:, evenly]
         return values[self.scored].reshape(len(self), self.n_scored, *values.shape[2:])
 
     def _even_positions(self) -> slice | None:
-        """The scored positions, where they are the same in every sequence and evenly spaced."""
+        """The scored positions as a slice if they are the same in every sequence and evenly spaced."""
         if not len(self) or not torch.equal(self.scored, self.scored[:1].expand_as(self.scored)):
             return None
         first, *rest = self.scored[0].nonzero()[:, 0].tolist() or [0]
@@ -134,18 +139,18 @@ class Trials:
         return slice(first, first + step * len(rest) + 1, step) if is_even and self.n_scored else None
 
     def scored_positions(self) -> Int64[Tensor, "batch query_pos"]:
-        """Index of each scored position in its sequence."""
+        """Return the index of each scored position in its sequence."""
         pos = torch.arange(self.tokens.shape[1], device=self.tokens.device)
         return self.at_scored(pos.expand(len(self), -1))
 
     def token_ids(self) -> Int64[Tensor, " token"]:
-        """The ids of all token sets together, sorted: the `token` axis of sites that are read from the weights."""
+        """Return the ids of all token sets, sorted: the `token` axis of sites that are read from the weights."""
         none = torch.zeros(0, dtype=torch.int64, device=self.tokens.device)
         ids: Tensor = torch.cat([none, *self.token_sets.values()]).unique()
         return ids
 
     def rows(self, index: slice | Int64[Tensor, " row"]) -> "Trials":
-        """The chosen sequences."""
+        """Return the chosen sequences."""
         cut = {f.name: getattr(self, f.name) for f in fields(self)}
         for name in ("tokens", "scored", "predictive", "belief", "labels"):
             cut[name] = cut[name][index]
@@ -159,13 +164,13 @@ class Trials:
         return Trials(**cut)
 
     def batches(self, *, at_most: int | None = None, at_least: int = 1) -> Iterator["Trials"]:
-        """Yield runs of consecutive sequences of even sizes; `at_most` and `at_least` as in `even_slices`."""
+        """Yield consecutive sequences in batches of even sizes; `at_most` and `at_least` as in `even_slices`."""
         for part in even_slices(len(self), at_most=at_most, at_least=at_least):
             yield self.rows(part)
 
 
 def concatenate(parts: list[Trials]) -> Trials:
-    """One batch out of several of the same task and length."""
+    """Return several batches of the same task and length as one batch."""
     first, groups = parts[0], [part.groups for part in parts if part.groups is not None]
     observers = [part.observers for part in parts if part.observers is not None]
     undrawn = [part.relations for part in parts if isinstance(part.relations, Relations)]
@@ -189,12 +194,19 @@ def concatenate(parts: list[Trials]) -> Trials:
 
 
 def renamed(trials: Trials, names: Int64[Tensor, "batch answer"]) -> Trials:
-    """The same trials with answer a of sequence b called `names[b, a]`, wherever it stands: a consistent renaming.
+    """Return the sequences with answers renamed consistently: answer a of sequence b becomes answer `names[b, a]`.
 
-    The exact posterior is carried along. For trials whose beliefs are over the answers.
+    The exact posterior is renamed, too.
+
+    Args:
+        trials: Sequences whose beliefs are over the answers.
+        names: A permutation of the answers for each sequence.
+
+    Raises:
+        InvalidArgument: Beliefs are not over the answers.
     """
     if trials.belief.shape[-1] != len(trials.answers):
-        raise InvalidArgument("only beliefs over the answers can be renamed with them.")
+        raise InvalidArgument("answers can be renamed only if the beliefs are over the answers.")
     largest = max(int(trials.tokens.max()), int(trials.answers.max()))
     called = torch.arange(largest + 1, device=trials.tokens.device).repeat(len(trials), 1)
     called[:, trials.answers] = trials.answers[names]
@@ -214,9 +226,12 @@ def renamed(trials: Trials, names: Int64[Tensor, "batch answer"]) -> Trials:
 
 
 def checked(trials: Trials, *, task: str) -> Trials:
-    """What a task drew, seen to be what tasks promise. Relations that are yet to be drawn are checked when they are.
+    """Return a task's sequences after checking shapes, dtypes, distributions, labels and relations.
 
-    **Raises** `InvalidArgument` with the field, and the first sequence and position at fault.
+    Relations that are not computed yet are checked when they are.
+
+    Raises:
+        InvalidArgument: A check failed. The message names the field, and the first invalid sequence and position.
     """
     _check_layout(trials, task)
     if trials.has_posterior:
@@ -228,8 +243,8 @@ def checked(trials: Trials, *, task: str) -> Trials:
         if bool(strange.any()):
             sequence, query, where = _first(strange, trials.scored_positions())
             raise InvalidArgument(
-                f"task {task!r}: label {where} is {int(asked[sequence, query])}, which is none of the answers. Give "
-                f"the id of the answer there, or UNASKED ({UNASKED})."
+                f"task {task!r}: label {where} is {int(asked[sequence, query])}, which is not one of the answers. "
+                f"Use the id of an answer, or UNASKED ({UNASKED})."
             )
     if isinstance(trials.relations, Relations):
         return replace(trials, relations=replace(trials.relations, asked_at=trials.scored_positions()))
@@ -252,7 +267,7 @@ def _check_layout(trials: Trials, task: str) -> None:
         found = vars(trials)[name]
         if found.dtype != dtype or found.shape != shape:
             raise InvalidArgument(
-                f"task {task!r}: {name} has to be {dtype} of shape {shape}, with the sequences, positions and "
+                f"task {task!r}: {name} must be {dtype} of shape {shape}, with the sequences, positions and "
                 f"answers of the other fields; it is {found.dtype} of shape {tuple(found.shape)}."
             )
 
@@ -264,8 +279,8 @@ def _check_rows(trials: Trials, name: str, task: str) -> None:
         sequence, query, where = _first(wrong, trials.scored_positions())
         row = rows[sequence, query]
         raise InvalidArgument(
-            f"task {task!r}: {name} {where} is no distribution: its least entry is {float(row.min()):.6g}, its sum "
-            f"{float(row.sum()):.8g}. Where a position is scored, entries are at least 0 and sum to 1 within {SLACK}."
+            f"task {task!r}: {name} {where} is not a distribution: its least entry is {float(row.min()):.6g}, its sum "
+            f"{float(row.sum()):.8g}. At scored positions, entries must be at least 0 and sum to 1 within {SLACK}."
         )
 
 
@@ -273,7 +288,7 @@ def _check_causal(relations: Mapping[str, Tensor], asked_at: Int64[Tensor, "batc
     for name, related in relations.items():
         if related.dtype != torch.bool or related.shape[:-1] != asked_at.shape:
             raise InvalidArgument(
-                f"relation {name!r} has to be boolean with a row for every scored position, of shape "
+                f"relation {name!r} must be boolean with a row for every scored position, of shape "
                 f"{(*asked_at.shape, 'positions')}; it is {related.dtype} of shape {tuple(related.shape)}."
             )
         later = torch.arange(related.shape[-1], device=asked_at.device) > asked_at[..., None]
@@ -282,12 +297,12 @@ def _check_causal(relations: Mapping[str, Tensor], asked_at: Int64[Tensor, "batc
             sequence, query, where = _first(ahead, asked_at)
             found = (related & later)[sequence, query].nonzero()[0].item()
             raise InvalidArgument(
-                f"relation {name!r} {where} takes position {found} for evidence, which comes later: no causal model "
-                f"sees it. Leave out positions after the one that is asked."
+                f"relation {name!r} {where} marks position {found} as evidence, which comes later: a causal model "
+                f"cannot see it. Remove positions after the scored one."
             )
 
 
 def _first(wrong: Bool[Tensor, "batch query_pos"], asked_at: Int64[Tensor, "batch query_pos"]) -> tuple[int, int, str]:
-    """The first sequence and query at fault, and where that is."""
+    """The first invalid sequence and query, and their description."""
     sequence, query = wrong.nonzero()[0].tolist()
     return sequence, query, f"of sequence {sequence} at position {int(asked_at[sequence, query])}"

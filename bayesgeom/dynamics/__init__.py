@@ -1,1 +1,1 @@
-"""How behavior and geometry change over training."""
+"""Changes of behavior and geometry over training."""

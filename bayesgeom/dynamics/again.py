@@ -1,4 +1,4 @@
-"""Decide the order of a saved dynamics report again, from the curves that it stores; no training is needed."""
+"""Recompute the order in a saved dynamics report from the curves that it stores; no training is needed."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -11,16 +11,16 @@ from bayesgeom.results.diagnosis import Diagnosis
 
 
 def decided_again(path: Path) -> Diagnosis:
-    """Read a report of `bayesgeom dynamics` and time its curves again, by the present rule.
+    """Read a report of `bayesgeom dynamics` and recompute when its curves settle, by the current rule.
 
     Args:
         path: Directory of the saved report.
 
     Returns:
-        The diagnosis with the fields of `dynamics.order`, everything else as it was saved.
+        The diagnosis with new values for the fields of `dynamics.order`; everything else is unchanged.
 
     Raises:
-        OutputFault: There is no readable dynamics report.
+        OutputFault: The directory holds no readable dynamics report.
     """
     diagnosis = Diagnosis.load(path)
     curves, settled = (diagnosis.reports.get(kind.name) for kind in (DynamicsReport, SettlingReport))

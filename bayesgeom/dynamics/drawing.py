@@ -12,27 +12,27 @@ from bayesgeom.charts.curves import Curve, add_curves
 from bayesgeom.charts.forest import add_forest
 from bayesgeom.charts.heads import add_note
 from bayesgeom.results.estimate import Baseline, Estimate
-from bayesgeom.results.theme import label_axes, name_once, panels, with_room_for_legend
+from bayesgeom.results.theme import LAYERS, label_axes, log_axes, name_once, panels, with_room_for_legend
 
-_MAX_CURVES = 9  # colors
+_MAX_CURVES = 9  # number of colors
 
 
 @final
 @dataclass(frozen=True, kw_only=True)
 class Curves:
-    """One panel of curves over steps, with levels to compare them with."""
+    """One panel of curves over steps, with levels for comparison."""
 
     title: str
     unit: str
     curves: Sequence[Curve]
-    levels: Sequence[tuple[str, float]] = ()
+    levels: Sequence[tuple[str, float | Float[np.ndarray, " step"]]] = ()
     is_log: bool = False
 
 
 @final
 @dataclass(frozen=True, kw_only=True)
 class Forest:
-    """One panel of estimates with intervals, a row each; `otherwise` says why there is none."""
+    """One panel of estimates with intervals, one row each; `otherwise` is shown if there are none."""
 
     title: str
     unit: str
@@ -51,9 +51,9 @@ def curves_figure(title: str, steps: Sequence[str], drawn: Sequence[Curves]) -> 
             shown = own.curves[:_MAX_CURVES]
             add_curves(figure, panel, at, shown, unit=own.unit, levels=own.levels, log_steps=True)
         else:
-            add_note(figure, panel, "not measured: this architecture has none")
+            add_note(figure, panel, "not measured: not available for this architecture")
         if own.is_log:
-            figure.update_yaxes(type="log", exponentformat="power", row=panel[0], col=panel[1])
+            log_axes(figure, panel)
     return with_room_for_legend(figure)
 
 
@@ -74,21 +74,22 @@ def forests_figure(title: str, drawn: Sequence[Forest]) -> go.Figure:
 
 
 def by_run(runs: Sequence[str], own: Estimate, first: Float[np.ndarray, "run 1"] | float = 1.0) -> list[Curve]:
-    """Return a curve per training with its band, as a share of the first snapshot's value where that is given."""
+    """Return a curve per training with its band, divided by `first`."""
     rows = zip(runs, own.value / first, *(end / first for end in own.ends), strict=True)
     return [Curve(name=name, values=values, band=(low, high)) for name, values, low, high in rows]
 
 
 def by_layer(values: Float[np.ndarray, "run step layer"]) -> list[Curve]:
     """Return a curve per layer, the mean over trainings."""
-    return [Curve(name=f"layer {layer}", values=own) for layer, own in enumerate(values.mean(axis=0).T)]
+    rows = zip(values.mean(axis=0).T, LAYERS, strict=False)
+    return [Curve(name=f"layer {layer}", values=own, color=color) for layer, (own, color) in enumerate(rows)]
 
 
-def of_baselines(name: str, baselines: Sequence[Baseline]) -> list[Curve]:
+def of_baselines(name: str, baselines: Sequence[Baseline]) -> list[tuple[str, Float[np.ndarray, " step"]]]:
     """Return baselines that change over steps, as means over trainings."""
-    return [Curve(name=f"{name}, {own.name}", values=own.value.mean(axis=0)) for own in baselines]
+    return [(f"baseline: {own.name} ({name})", own.value.mean(axis=0)) for own in baselines]
 
 
 def levels_of(own: Estimate) -> list[tuple[str, float]]:
     """Return baselines that are the same at every snapshot."""
-    return [(level.name, float(level.value.flat[0])) for level in own.baselines]
+    return [(f"baseline: {level.name}", float(level.value.flat[0])) for level in own.baselines]

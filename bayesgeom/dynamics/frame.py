@@ -1,7 +1,7 @@
-"""The key frame of a snapshot: what swapping it does to the answer, and whether the answer depends on it.
+"""The key frame of a snapshot: the effect of swapping it on the answer, and whether the answer depends on it.
 
-    answer shift = KL(original's exact ‖ model) − KL(donor's exact ‖ model), bits, with the donor's part in the frame
-    frame ratio = ‖P_J P_F‖² / min(r, rank F), over what a random J would give; J: the top-r Jacobian directions
+    answer shift = KL(original's exact ‖ model) − KL(donor's exact ‖ model), bits, with the donor's component swapped in
+    frame ratio = ‖P_J P_F‖² / min(r, rank F), divided by its value for a random J; J: the top-r Jacobian directions
 
 References: the J-lens note of Agarwal, Dalal & Misra's repository (both).
 """
@@ -28,16 +28,16 @@ from bayesgeom.subspaces.site import InterventionSite
 from bayesgeom.subspaces.subspace import Subspace
 from bayesgeom.tasks.base import WindTunnel, derived_seed
 
-N_RANDOM, N_RANDOM_PAIRS = 20, 16  # random subspaces of the same rank, and the pairs that they are scored on
-MAX_RANK = 8  # of the Jacobian's leading directions
-GROUPS, GROUP_SIZE = 8, 4  # of sequences behind the Jacobian
+N_RANDOM, N_RANDOM_PAIRS = 20, 16  # random subspaces of the same rank, and the pairs on which they are scored
+MAX_RANK = 8  # number of leading directions of the Jacobian
+GROUPS, GROUP_SIZE = 8, 4  # groups of sequences for the Jacobian
 _DRAWS, _JACOBIAN = 7, 8  # branches of the seed
 
 
 @final
 @dataclass(frozen=True, kw_only=True)
 class Frame:
-    """The frame in every layer, and the swap that acts on it. **Raises** as `intervene` does, before anything runs."""
+    """The frame in every layer, and the swap that edits it."""
 
     model: Model
     swap: Intervention
@@ -45,14 +45,18 @@ class Frame:
 
     @classmethod
     def of(cls, model: Model, task: WindTunnel, run: Run, *, n: int, seed: int) -> "Frame":
-        """The span of the hypothesis tokens' embeddings, at `resid_pre` of every layer."""
+        """Return the span of the hypothesis tokens' embeddings at `resid_pre` of every layer.
+
+        Raises:
+            InvalidArgument: As in `intervene`, before anything runs.
+        """
         place = InterventionSite(RESID_PRE)
         swap = Intervention.of(model, task, frame(), design=Design("swap"), place=place, n=n, seed=seed)
         sample = Sample(model=model, run=run, place=place, seed=seed)
         return cls(model=model, swap=swap, subspaces=swap.fit.fitted(sample, swap.layers))
 
     def answer_shifts(self) -> dict[str, Float64[np.ndarray, "..."]]:
-        """Return the answer shift per pair and layer, and per layer that of the ceiling and of random subspaces."""
+        """Return the answer shift per pair and layer, and per layer those of the ceiling and of random subspaces."""
         chosen = {layer: self._edits(layer) for layer in self.swap.layers}
         swapped = self._scored({layer: edits[:2] for layer, edits in chosen.items()}, self.swap.n)
         random = self._scored({layer: edits[2:] for layer, edits in chosen.items()}, min(self.swap.n, N_RANDOM_PAIRS))
@@ -63,9 +67,9 @@ class Frame:
         }
 
     def ratios(self, run: Run) -> Float64[np.ndarray, "left_out layer"]:
-        """How far the directions that the answers depend on lie in the frame, over chance; 1 is chance.
+        """Return the overlap of the directions on which answers depend with the frame, over chance; 1 is chance.
 
-        First from all groups of sequences together, then with each group left out.
+        The first row uses all groups of sequences; each other row leaves one group out.
         """
         layers, seed = self.swap.layers, derived_seed(self.swap.seed, _JACOBIAN)
         size = min(GROUP_SIZE, max(1, run.n_recorded // GROUPS))
@@ -78,7 +82,7 @@ class Frame:
         return np.stack([_left_out(grams[layer].cpu(), self.subspaces[layer].basis.cpu()) for layer in layers], axis=1)
 
     def _edits(self, layer: int) -> list[Edit]:
-        """The swap of the frame, of all, and of random subspaces."""
+        """Return the swaps of the frame, of the whole activation, and of random subspaces."""
         own = self.subspaces[layer]
         seed = derived_seed(self.swap.seed, _DRAWS, layer)
         random = random_subspaces(own.width, own.rank, draws=N_RANDOM, seed=seed)

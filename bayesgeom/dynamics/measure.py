@@ -1,8 +1,8 @@
-"""One snapshot on the fixed trials: every number as it is, and without some of the sequences that all snapshots share.
+"""Measurements of one snapshot on the fixed trials: estimates, and the same without groups of sequences.
 
-Row 0 of each array is the estimate; in the others one group of sequences is left out, and rows that are left over are
-NaN. The groups are the same at every snapshot, so that differences between snapshots are paired. `rows.interval_of`
-turns rows into an interval. What an architecture has not is NaN, with the reason.
+Row 0 of each array is the estimate; each other row leaves one group of sequences out, and unused rows are NaN. The
+groups are the same at every snapshot, so differences between snapshots are paired. `rows.interval_of` turns rows into
+an interval. Numbers that an architecture does not provide are NaN, with the reason in `missing`.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -33,8 +33,8 @@ from bayesgeom.tasks.base import Branch, WindTunnel, derived_seed
 
 ROWS, MAX_POINTS, MAX_PAIRS = 1 + MAX_GROUPS, 3_072, 128
 N_SHOWN, N_SUBSPACES, N_SHUFFLES = 240, 20, 5
-ABOVE_GAUSSIAN = 1.25  # a share of PC1 no larger than this, over that of Gaussian points, has no interval
-PATTERN_BYTES = 64 * 2**20  # what is kept of the last snapshot's attention
+ABOVE_GAUSSIAN = 1.25  # a share of PC1 below this multiple of that of Gaussian points has no interval
+PATTERN_BYTES = 64 * 2**20  # limit for the stored attention of the last snapshot
 MAX_MAP = 2**17  # entries of one snapshot's attention maps
 _SHOWN = 9  # branch of the seed
 Arrays = Mapping[str, np.ndarray]
@@ -64,21 +64,21 @@ SCALARS = (
 @final
 @dataclass(frozen=True, kw_only=True)
 class Bench:
-    """What every snapshot of every training is measured on."""
+    """The task, n and seed that every snapshot of every training shares."""
 
     task: WindTunnel
     n: int
     seed: int
 
     def stream(self, device: str) -> Iterator[Trials]:
-        """The fixed trials."""
+        """Return the fixed trials in blocks."""
         return self.task.stream(self.n, seed=derived_seed(self.seed, Branch.TRIALS), device=device)
 
 
 @final
 @dataclass(frozen=True, kw_only=True)
 class Reference:
-    """What is kept of the last snapshot: where its attention went, and the axes of its values."""
+    """Attention patterns and principal axes of the values of the last snapshot."""
 
     patterns: Float[Tensor, "layer batch head query_pos key_pos"] | None
     axes: Float64[Tensor, "d axis"]
@@ -87,27 +87,29 @@ class Reference:
 @final
 @dataclass(frozen=True, kw_only=True)
 class Measured:
-    """One snapshot. `numbers` by name; `missing` says of those that are NaN why."""
+    """Numbers of one snapshot by name; `missing` states why a number is NaN."""
 
     numbers: Arrays
     missing: Mapping[str, str]
 
 
 def sites_of(model: Model) -> tuple[Site, ...]:
-    """What is recorded."""
+    """Return the sites to record."""
     return tuple(site for site in (K, V, PATTERN, RESID_POST) if site in model.sites)
 
 
 def passed(model: Model, bench: Bench) -> Run:
-    """One pass over the fixed trials."""
+    """Run the model on the fixed trials."""
     run = model.run(bench.stream(model.spec.device), record=sites_of(model), n_recorded=bench.n)
     if run.n_recorded < 2:
-        raise InvalidArgument(f"one sequence of {bench.task} fills the budget: too long to be followed over training.")
+        raise InvalidArgument(
+            f"one sequence of {bench.task} fills the recording budget: it is too long for training dynamics."
+        )
     return run
 
 
 def reference_of(bench: Bench, run: Run) -> Reference:
-    """What the other snapshots are compared with, of the last one's pass."""
+    """Return the reference for the other snapshots from a pass of the last one."""
     patterns = None
     if PATTERN in run.recorded:
         held = run.at(PATTERN)
@@ -123,7 +125,7 @@ def reference_of(bench: Bench, run: Run) -> Reference:
 @final
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """A snapshot that has been run, and what it is compared with."""
+    """A snapshot with its pass, and the reference for comparison."""
 
     model: Model
     bench: Bench
@@ -132,7 +134,7 @@ class Setting:
 
 
 def measured(at: Setting) -> Measured:
-    """Everything that this architecture offers."""
+    """Return every measurement that this architecture supports."""
     n_layers = at.model.spec.n_layers
     numbers: dict[str, np.ndarray] = {name: np.full((ROWS, n_layers), np.nan) for name in BY_LAYER}
     numbers |= {name: np.full(ROWS, np.nan) for name in SCALARS}
@@ -173,17 +175,17 @@ def _maps(at: Setting) -> Arrays:
     at.model.require((PATTERN,), by="attention maps")
     maps = at.run.at(PATTERN)[:, 0].mean(dim=1)
     if maps.numel() > MAX_MAP:
-        raise InvalidArgument(f"attention maps of {tuple(maps.shape)} are too large to be drawn for every snapshot.")
+        raise InvalidArgument(f"attention maps of {tuple(maps.shape)} are too large to draw for every snapshot.")
     return {"maps": maps.double().cpu().numpy()}
 
 
 def _keys(at: Setting) -> Arrays:
-    """Mean |cosine| between the keys of hypothesis tokens, mean over key heads."""
+    """Return the mean |cosine| between the keys of hypothesis tokens, mean over key heads."""
     at.model.require((K,), by="key overlap")
     sets = at.run.trials.token_sets
     name = next((name for name in ("hypotheses", "inputs") if name in sets), None)
     if name is None:
-        raise InvalidArgument("key overlap needs a token set hypotheses or inputs, which this task does not name.")
+        raise InvalidArgument("key overlap needs a token set hypotheses or inputs; this task has neither.")
     shown, found = occurrences(at.run.trials.tokens, sets[name]), []
     for layer in at.run.at(K):
         parts = in_parts(jackknife_weights(at.run.n_recorded), layer[0, 0].numel() * len(sets[name]))
@@ -193,7 +195,7 @@ def _keys(at: Setting) -> Arrays:
 
 
 def _manifold(at: Setting) -> Arrays:
-    """Shape of the last layer's values, or of its stream where it has none, and its cloud on the last one's axes."""
+    """Return the shape of the last layer's values (or residual stream), and points on the last snapshot's axes."""
     points, entropy = _cloud(at.run)
     statistics = cloud_statistics(points.flatten(0, 1), _scale(at.run, at.bench, len(points)))
     flat = points.cpu().numpy()
@@ -217,7 +219,7 @@ def _first_share(
     axes: Float[np.ndarray, "d axis"],
     weights: Float64[np.ndarray, "row sequence"],
 ) -> Float64[np.ndarray, " _"]:
-    """Share of PC1, fitted anew in each row; the estimate alone where PC1 is not told apart from the next component."""
+    """Return the share of PC1, refitted in each row; the estimate alone if PC1 is not distinct from the next axis."""
     rows = refitted_axis_shares(points, axes, weights)[:, 0]
     least = ABOVE_GAUSSIAN * gaussian_first_share(len(points), points.shape[2])
     return rows if rows[0] > least else _alone(float(rows[0]))
@@ -226,7 +228,7 @@ def _first_share(
 def _curve_shares(
     at: Setting, points: Float[Tensor, "sequence position d"], whole: float
 ) -> Float64[np.ndarray, " left_out"]:
-    """Share on a smooth curve in entropy: of all sequences, then with each of some groups left out."""
+    """Return the share on a smooth curve in entropy, of all sequences, then with each group left out."""
     n, found = len(points), [whole]
     entropy = at.run.reference_entropy_bits()[:n].round(9)
     level = at.run.trials.scored_positions()[:n].cpu().numpy()
@@ -239,7 +241,7 @@ def _curve_shares(
 
 
 def _belief(at: Setting) -> Arrays:
-    """Held-out R² of a linear map from the last layer's stream to the exact belief."""
+    """Return held-out R² of a linear map from the last layer's residual stream to the exact belief."""
     at.model.require((RESID_POST,), by="the belief read-out")
     points = at.run.at(RESID_POST)[-1][: _n_points(at.run)]
     trials = at.run.trials.rows(slice(0, len(points)))
@@ -274,12 +276,12 @@ PARTS: Mapping[str, Callable[[Setting], Arrays]] = {
 
 
 def _alone(value: float | Float64[np.ndarray, " layer"]) -> Float64[np.ndarray, "row *layer"]:
-    """An estimate of which nothing is left out."""
+    """Return the rows of an estimate without left-out groups."""
     return np.asarray(value, dtype=np.float64)[None]
 
 
 def _padded(rows: Float64[np.ndarray, "row *layer"]) -> Float64[np.ndarray, "all_rows *layer"]:
-    """As many rows for every number, the last of them NaN."""
+    """Pad the rows with NaN to the same number for every measurement."""
     return np.pad(rows, ((0, ROWS - len(rows)), *((0, 0),) * (rows.ndim - 1)), constant_values=np.nan)
 
 
@@ -288,7 +290,7 @@ def _n_points(run: Run) -> int:
 
 
 def _cloud(run: Run) -> tuple[Float[Tensor, "sequence position d"], Float64[np.ndarray, "sequence position"]]:
-    """Vectors at scored positions of the last layer, and the exact entropy there."""
+    """Return vectors at scored positions of the last layer, and the exact entropy there."""
     n = _n_points(run)
     site = V if V in run.recorded else RESID_POST
     return run.vectors(site, -1)[:n], run.reference_entropy_bits()[:n].round(9)

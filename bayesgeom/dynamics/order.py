@@ -1,11 +1,11 @@
 """Does the key frame settle before the precision? The order on several scales and for several frame measures.
 
-Every curve is timed by one rule: the first snapshot from which on at most a tenth of the distance between the first
-and the last value is left. KL is timed on three scales, since KL, √KL and log KL have covered nine tenths of their way
-at different steps of one training. An order that changes with the scale or with the measure is "not decided".
+One rule decides when a curve has settled: at the first snapshot from which on at most a tenth of the distance between
+first and last value remains. KL is measured on three scales, because KL, √KL and log KL cover nine tenths of their
+distance at different steps of the same training. An order that depends on scale or measure is "not decided".
 
-The swap of the key frame at layer 0 is not a frame measure: where donor and recipient differ in the frame alone, it is
-the identity, and follows the answers.
+The swap of the key frame at layer 0 is not a frame measure: if donor and recipient differ only inside the frame, it
+exchanges the whole activation, and so follows the answers.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -33,14 +33,14 @@ ORDER_RULE = (
 
 
 def settled_moment(steps: Steps, curve: Float[np.ndarray, " step"]) -> Crossing:
-    """Return the first snapshot from which on at most a tenth of the way from first to last value is left.
+    """Return the first snapshot from which on at most a tenth of the distance from first to last value remains.
 
     Args:
         steps: Training step of every snapshot.
-        curve: Any number over these snapshots.
+        curve: A number at every snapshot.
 
     Returns:
-        That step and the one before; NaN for a curve that ends where it began, or was not measured.
+        That step and the previous one; NaN for a curve that ends at its first value, or was not measured.
 
     Example:
         >>> settled_moment((0, 10, 20, 40, 80), np.array([1.0, 0.05, 0.5, 0.08, 0.0])).step
@@ -55,7 +55,7 @@ def settled_moment(steps: Steps, curve: Float[np.ndarray, " step"]) -> Crossing:
 @final
 @dataclass(frozen=True, kw_only=True)
 class Order:
-    """When each scale of KL and each frame measure settled, per training, and how they compare."""
+    """Settling steps of each scale of KL and each frame measure, per training, and their comparison."""
 
     frame_measures: tuple[str, ...]
     precision_steps: Float[np.ndarray, "run scale"]
@@ -64,12 +64,12 @@ class Order:
 
     @property
     def verdicts(self) -> tuple[tuple[str, ...], ...]:
-        """What each pair alone would say."""
+        """The verdict of each pair alone."""
         return tuple(tuple(own.verdict(first=FRAME, second=PRECISION) for own in row) for row in self.pairs)
 
     @property
     def verdict(self) -> str:
-        """Which of the two settles first on all scales and measures, or that it is not decided and why."""
+        """The verdict on which settles first on all scales and measures, or "not decided" with the reason."""
         n_runs, n_measures = len(self.precision_steps), len(self.frame_measures)
         if n_measures < MIN_MEASURES:
             return f"not decided: {n_measures} frame measure(s), and at least {MIN_MEASURES} are needed"
@@ -118,15 +118,15 @@ _BOTH = (FRAME, PRECISION)
 
 
 def order_of(steps: Steps, curves: Mapping[str, np.ndarray]) -> Order:
-    """Time every scale and frame measure of some trainings.
+    """Compute when every scale and frame measure settles in some trainings.
 
     Args:
         steps: Training step of every snapshot, the same in all trainings.
         curves: `kl_bits`, `pattern_distance_bits`, `curve_share` by run and step, `key_overlap` by run, step and layer,
-            as a dynamics report stores them; what an architecture has not is NaN.
+            as a dynamics report stores them; NaN where an architecture lacks one.
 
     Returns:
-        Moments, log2 ratios with intervals, and the verdict.
+        Settling steps, log2 ratios with intervals, and the verdict.
     """
     kl = np.maximum(curves["kl_bits"], np.finfo(float).tiny)
     measures = {

@@ -1,4 +1,4 @@
-"""What one training looks like: its values as a film on the last snapshot's axes, and where its attention goes."""
+"""Pictures of one training: values at every snapshot on the last snapshot's axes, and attention maps."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,25 +19,25 @@ if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
 RANDOM_PLANE, FIRST = "random plane", "first snapshot"
-N_MAPS, MAX_ROWS = 4, 3  # steps that are drawn unless others are named; layers that are
+N_MAPS, MAX_ROWS = 4, 3  # steps drawn by default, and layers
 
 
 @final
 @dataclass(frozen=True, kw_only=True, repr=False)
 class ManifoldFilmReport(Report):
-    """Vectors of the last layer at some scored positions, each snapshot's centered, along the last one's PC1 and PC2.
+    """Centered vectors of the last layer at some scored positions, along PC1 and PC2 of the last snapshot.
 
-    `final_axes_share`: the share of a snapshot's variance along these two. Its baseline is a random plane.
+    `final_axes_share`: the share of a snapshot's variance along these axes. Its baseline is a random plane.
     """
 
     name: ClassVar[str] = "manifold_film"
     title: ClassVar[str] = "The value manifold over training"
     about: ClassVar[str] = (
-        "Each dot is the last layer's value vector at one scored position, always of the same sequences, seen "
-        "along the two directions in which these vectors vary most at the end of training; the color is the "
-        "exact entropy there. Press the button, or move the slider. Where entropy is a function of position, "
-        "as when no key returns, any code for position would order the colors too. The baseline of the share "
-        "along these axes is a random plane."
+        "Each dot is the last layer's value vector at one scored position; all snapshots use the same sequences. The "
+        "axes are the two directions in which these vectors vary most at the end of training; the color is the exact "
+        "entropy. Press the button, or move the slider. If entropy is a function of position, as when keys never "
+        "repeat, any code for position would order the colors, too. The baseline of the share along these axes is a "
+        "random plane."
     )
 
     run: str
@@ -81,9 +81,9 @@ class AttentionMapsReport(Report):
     name: ClassVar[str] = "attention_maps"
     title: ClassVar[str] = "Attention over training"
     about: ClassVar[str] = (
-        "Where the scored positions (down) of one sequence look (right), mean over heads, at a few steps of "
-        "training: a map that looks like the last one has settled. The number is the largest weight of a row, "
-        "mean over rows; the baseline is the first snapshot."
+        "Attention from the scored positions (rows) to all positions (columns) of one sequence, mean over heads, at a "
+        "few steps of training. A map that looks like the last one has settled. The number is the largest weight of a "
+        "row, mean over rows; the baseline is the first snapshot."
     )
 
     run: str
@@ -108,7 +108,7 @@ class AttentionMapsReport(Report):
 
 
 def film(run: TrainingRun, found: Sequence[Measured], *, n: int, seed: int) -> ManifoldFilmReport | None:
-    """The film of a training; None where its architecture gives no cloud."""
+    """Return the film of a training; None if its architecture provides no vectors."""
     if "points" not in found[-1].numbers:
         return None
     share = np.stack([own.numbers["final_axes_share"] for own in found])
@@ -127,7 +127,7 @@ def film(run: TrainingRun, found: Sequence[Measured], *, n: int, seed: int) -> M
 
 
 def attention_maps(run: TrainingRun, found: Sequence[Measured], at: Sequence[int] | None) -> AttentionMapsReport | None:
-    """Maps at the chosen steps, by default a few from first to last; None where there is no attention to draw."""
+    """Return attention maps at the chosen steps, by default a few from first to last; None without attention."""
     if "maps" not in found[-1].numbers:
         return None
     last = len(run.steps) - 1
@@ -148,5 +148,5 @@ def attention_maps(run: TrainingRun, found: Sequence[Measured], at: Sequence[int
 
 
 def focus_of(largest: Float[np.ndarray, "chosen shown_layer"]) -> Estimate:
-    """Return the mean largest weights of one sequence, with the first snapshot's as their baseline."""
+    """Return the mean largest weights of one sequence; the baseline is the first snapshot."""
     return Estimate.of(largest, n=1, baselines=[Baseline.of("baseline", FIRST, largest[0])])

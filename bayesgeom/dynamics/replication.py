@@ -1,4 +1,4 @@
-"""The replication report: one recipe under several seeds, its scores, their spread, and every seed's curve."""
+"""The replication report: scores of one recipe with several seeds, their spread, and every seed's curve."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -38,18 +38,18 @@ class Replica:
 @final
 @dataclass(frozen=True, kw_only=True, repr=False)
 class ReplicationReport(Report):
-    """One row per seed, all scored on the same sequences; intervals of rows are over sequences.
+    """Scores of every seed on the same sequences; intervals of single seeds are over sequences.
 
-    `mean_…` is over trainings with Student's interval, NaN for one; `spread_…` is their standard deviation.
-    `curve_kl_bits` is each training's own log, on 256 held-out sequences of its own; NaN where no log was kept.
+    `mean_…` is the mean over trainings with Student's interval, NaN for one; `spread_…` is the standard deviation.
+    `curve_kl_bits` is from each training's log, on its own 256 held-out sequences; NaN without a log.
     """
 
     name: ClassVar[str] = "replication"
     title: ClassVar[str] = "The same training under several seeds"
     about: ClassVar[str] = (
-        "Data and initialization are drawn anew; everything else is the same recipe. Dots are single trainings with "
-        "intervals over sequences, which say nothing about other seeds. The interval of the mean is over seeds "
-        "(Student's). The baseline is the best context-free predictor. The curves are the trainings' own logs."
+        "Data and initialization differ by seed; everything else is the same recipe. Dots are single trainings with "
+        "intervals over sequences, which do not cover other seeds. The interval of the mean is over seeds (Student's). "
+        "The baseline is the best context-free predictor. The curves are from the training logs."
     )
 
     recipe: str
@@ -93,7 +93,7 @@ class ReplicationReport(Report):
             else:
                 add_note(figure, (1, column), "no training kept its log")
         figure.update_yaxes(type="log", exponentformat="power", row=1, col=1)
-        # The title names the recipe; its name before every seed would reach into the panel to the left.
+        # The title names the recipe; repeated before every seed it would overlap the left panel.
         labels = [name.removeprefix(self.recipe).lstrip("-") or "seed0" for name in self.replicas]
         labels = [*labels, "mean over seeds"]
         scored = ((self.kl_bits, self.mean_kl_bits, _KL), (self.entropy_mae_bits, self.mean_entropy_mae_bits, _ERROR))
@@ -105,7 +105,7 @@ class ReplicationReport(Report):
         return with_room_for_legend(figure)
 
     def table(self) -> str:
-        """Return what the command line prints: one line per seed, then mean and spread."""
+        """Return one line per seed, then mean and spread."""
         rows: list[tuple[str, ...]] = [("seed", "KL (bits)", "entropy error (bits)", "weights")]
         for at, name in enumerate(self.replicas):
             rows.append((name, _cell(self.kl_bits[at]), _cell(self.entropy_mae_bits[at]), self.weights_hashes[at]))
@@ -119,7 +119,7 @@ class ReplicationReport(Report):
 def replication_report(
     recipe: str, replicas: Sequence[Replica], *, missing: Sequence[str], seed: int
 ) -> ReplicationReport:
-    """Return scores by seed with intervals over sequences, their mean with one over seeds, and the logs."""
+    """Return the report: scores by seed with intervals over sequences, their mean with an interval over seeds."""
     n = len(replicas[0].scores.kl_bits)
     steps = sorted({step for own in replicas for step in own.log})
     logs = np.array([[own.log.get(step, (np.nan, np.nan)) for step in steps] for own in replicas]).reshape(
@@ -151,24 +151,24 @@ def replication_report(
 def _by_seed(
     scores: Sequence[Float[np.ndarray, " sequence"]], free: Sequence[Float[np.ndarray, " sequence"]], seed: int
 ) -> Estimate:
-    """Mean over sequences of every training, with the context-free predictor's."""
+    """Return the mean over sequences of every training, with the context-free predictor as baseline."""
     level = np.stack(free).mean(axis=1)
     return mean_estimate(np.stack(scores, axis=1), seed=seed, baselines=[Baseline.of("baseline", CONTEXT_FREE, level)])
 
 
 def _mean(own: Estimate) -> Estimate:
-    """Mean over trainings with Student's interval."""
+    """Return the mean over trainings with Student's interval."""
     free = float(own.baseline(CONTEXT_FREE).value.mean())
     level = Baseline.of("baseline", CONTEXT_FREE, free)
     return over_trainings(own.value.mean(), seed_interval(own.value), n=len(own.value), baselines=[level])
 
 
 def _spread(own: Estimate) -> Estimate:
-    """Standard deviation over trainings; NaN for one."""
+    """Return the standard deviation over trainings; NaN for one."""
     return Estimate.of(own.value.std(ddof=1) if len(own.value) > 1 else np.nan, n=len(own.value))
 
 
 def _cell(own: Estimate) -> str:
-    """A number with its interval."""
+    """Return a number with its interval."""
     low, high = map(float, own.ends)
     return f"{number_text(float(own))} [{interval_text(low, high)}]"

@@ -1,4 +1,4 @@
-"""The dynamics report: every diagnostic over the snapshots of one training or several."""
+"""The dynamics report: every diagnostic at the snapshots of one training or several."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,6 +17,8 @@ from bayesgeom.stats.crossings import SETTLED
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
+    from bayesgeom.dynamics.drawing import Curves
+
 UNIFORM, DIRECTIONS, SUBSPACES = "uniform predictor", "random directions", "random subspaces"
 SHUFFLED = "shuffled entropies"
 _MAX_LAYERS = 7  # of the answer shift, whose ceiling and baseline are drawn too
@@ -25,26 +27,27 @@ _MAX_LAYERS = 7  # of the answer shift, whose ceiling and baseline are drawn too
 @final
 @dataclass(frozen=True, kw_only=True, repr=False)
 class DynamicsReport(Report):
-    """One row per training, one column per snapshot; all snapshots saw the same sequences.
+    """One row per training, one column per snapshot; all snapshots are measured on the same sequences.
 
-    Per training, intervals are over sequences. `kl_bits_mean` is the mean over trainings, with Student's interval.
+    Intervals of one training are over sequences. `kl_bits_mean` is the mean over trainings, with Student's interval.
 
     - `pattern_distance_bits`: Jensen–Shannon divergence of attention rows at scored positions from the last snapshot.
-    - `key_overlap`: mean |cosine| between hypothesis tokens' keys. `pc1_share`, `curve_share`: of the last layer's
-      values (of the stream where there are none). `belief_r2`: of the last layer's stream, held out.
+    - `key_overlap`: mean |cosine| between hypothesis tokens' keys. `pc1_share`, `curve_share`: for the last layer's
+      values (for its residual stream in models without values). `belief_r2`: held out, from the last layer's residual
+      stream.
     - `answer_shift_bits`: effect on the answer of swapping the frame at each layer's input;
-      `ceiling_answer_shift_bits`: that of swapping the whole stream. `frame_ratio`: overlap of the frame with the
-      directions on which the answers depend, divided by chance level.
+      `ceiling_answer_shift_bits`: that of swapping the whole residual stream. `frame_ratio`: overlap of the frame with
+      the directions on which the answers depend, divided by chance level.
     """
 
     name: ClassVar[str] = "dynamics"
     title: ClassVar[str] = "How the geometry forms over training"
     about: ClassVar[str] = (
-        "Every snapshot of a training is measured on the same sequences. Curves show the error of the answers, how far "
-        "attention patterns still are from the last snapshot, the geometry of keys and values, how well a linear map "
-        "reads the belief, and how much the answer depends on the key frame. Baselines are the uniform predictor, "
-        "random directions and subspaces, and shuffled entropies; otherwise compare with the first snapshot, before "
-        "anything was learned."
+        "Every snapshot of a training is measured on the same sequences. Curves show the error of the answers and the "
+        "distance of attention patterns from the last snapshot. They also show the geometry of keys and values, the R² "
+        "of a linear read-out of the belief, and how much the answer depends on the key frame. Baselines are the "
+        "uniform predictor, random directions and subspaces, and shuffled entropies; otherwise compare with the first "
+        "snapshot, before training."
     )
 
     runs: tuple[str, ...]
@@ -77,18 +80,16 @@ class DynamicsReport(Report):
     def plot(self) -> "Figure":
         from bayesgeom.charts.curves import Curve
         from bayesgeom.dynamics.drawing import Curves, by_layer, by_run, curves_figure, levels_of, of_baselines
+        from bayesgeom.results.theme import QUANTITIES
 
-        first, shift = self.pattern_distance_bits.value[:, :1], self.answer_shift_bits
+        first = self.pattern_distance_bits.value[:, :1]
         kl, errors = by_run(self.runs, self.kl_bits), by_run(self.runs, self.entropy_mae_bits)
         patterns = by_run(self.runs, self.pattern_distance_bits, first)
         shape = [
-            Curve(name="PC1 share", values=self.pc1_share.value.mean(axis=0)),
-            Curve(name="curve share", values=self.curve_share.value.mean(axis=0)),
-            *of_baselines("curve share", self.curve_share.baselines),
+            Curve(name="PC1 share", values=self.pc1_share.value.mean(axis=0), color=QUANTITIES[0]),
+            Curve(name="curve share", values=self.curve_share.value.mean(axis=0), color=QUANTITIES[1]),
         ]
-        read = [*by_run(self.runs, self.belief_r2), *of_baselines("belief R²", self.belief_r2.baselines)]
-        ceiling = Curve(name="ceiling, layer 0", values=self.ceiling_answer_shift_bits.value[..., 0].mean(axis=0))
-        swapped = [*by_layer(shift.value)[:_MAX_LAYERS], ceiling, *of_baselines("layer 0", shift[..., 0].baselines)]
+        read = by_run(self.runs, self.belief_r2)
         by_layers = by_layer(self.pattern_distance_bits_by_layer)
         drawn = (
             Curves(
@@ -112,11 +113,19 @@ class DynamicsReport(Report):
                 curves=by_layer(self.key_overlap.value),
                 levels=levels_of(self.key_overlap),
             ),
-            Curves(title="Shape of the last values", unit="share of variance", curves=shape),
-            Curves(title="Belief read-out, last layer", unit="held-out R²", curves=read),
             Curves(
-                title="Swapping the frame, by layer", unit="answer shift (bits)", curves=swapped, levels=(("0", 0.0),)
+                title="Shape of the last values",
+                unit="share of variance",
+                curves=shape,
+                levels=of_baselines("curve share", self.curve_share.baselines),
             ),
+            Curves(
+                title="Belief read-out, last layer",
+                unit="held-out R²",
+                curves=read,
+                levels=of_baselines("belief R²", self.belief_r2.baselines),
+            ),
+            self._swapped(),
             Curves(
                 title="Frame ratio, by layer",
                 unit="over chance",
@@ -126,8 +135,23 @@ class DynamicsReport(Report):
         )
         return curves_figure(self.title, self.steps, drawn)
 
+    def _swapped(self) -> "Curves":
+        """Return the panel of the answer shift by layer, with its ceiling."""
+        from bayesgeom.charts.curves import Curve
+        from bayesgeom.dynamics.drawing import Curves, by_layer, of_baselines
+        from bayesgeom.results.theme import EXACT
+
+        shift, highest = self.answer_shift_bits, self.ceiling_answer_shift_bits.value[..., 0].mean(axis=0)
+        ceiling = Curve(name="ceiling, layer 0", values=highest, color=EXACT)
+        return Curves(
+            title="Swapping the frame, by layer",
+            unit="answer shift (bits)",
+            curves=[*by_layer(shift.value)[:_MAX_LAYERS], ceiling],
+            levels=(*of_baselines("layer 0", shift[..., 0].baselines), ("no shift", 0.0)),
+        )
+
     def timed(self) -> Mapping[str, np.ndarray]:
-        """Return the curves whose settling decides the order, as `order_of` takes them."""
+        """Return the curves that decide the order, as arguments of `order_of`."""
         return {
             "kl_bits": self.kl_bits.value,
             "pattern_distance_bits": self.pattern_distance_bits.value,
@@ -136,7 +160,7 @@ class DynamicsReport(Report):
         }
 
     def table(self) -> str:
-        """Return means over trainings by snapshot, as the command line prints them, and the chance levels."""
+        """Return means over trainings by snapshot, and the chance levels."""
         rows: list[tuple[str, ...]] = [
             (
                 "step",
@@ -165,7 +189,7 @@ class DynamicsReport(Report):
         return "\n".join([*aligned(rows), self._chance()])
 
     def _chance(self) -> str:
-        """The level of each column without the structure, at the last snapshot."""
+        """Return the chance level of each column at the last snapshot."""
         last = (
             ("KL", self.kl_bits[:, -1]),
             ("key overlap", self.key_overlap[:, -1, 0]),

@@ -1,4 +1,4 @@
-"""Intervals of what is measured at a snapshot, over sequences, and estimates over trainings."""
+"""Intervals over sequences for the numbers of a snapshot, and estimates over trainings."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -14,11 +14,11 @@ ONE_TRAINING = "one training has no interval over trainings"
 
 
 def interval_of(rows: Float[np.ndarray, "row *rest"], *, seed: int, scale: Scale = "plain") -> Interval:
-    """Return the interval of a number, NaN for one that has an estimate alone.
+    """Return the interval of a number; NaN if only the estimate is known.
 
     Args:
         rows: As in `measure.Measured`: the estimate, then the same without each group of sequences, then NaN.
-        seed: Of the resamples.
+        seed: Seed of the resamples.
         scale: As in `statistic_interval`.
     """
     known = np.isfinite(rows).reshape(len(rows), -1).any(axis=1)
@@ -27,6 +27,6 @@ def interval_of(rows: Float[np.ndarray, "row *rest"], *, seed: int, scale: Scale
 
 
 def over_trainings(value: Any, ends: tuple[Any, Any], *, n: int, baselines: Sequence[Baseline] = ()) -> Estimate:
-    """Return an estimate over `n` trainings, whose interval is withheld for a single one."""
+    """Return an estimate over `n` trainings, without an interval for a single one."""
     why_not = ONE_TRAINING if n < 2 else ""
     return Estimate.of(value, ends, resampled="trainings", n=n, baselines=baselines, why_not=why_not)

@@ -1,4 +1,4 @@
-"""`training_dynamics`: the diagnostics at every snapshot of one training or of several seeds, on the same sequences."""
+"""`training_dynamics`: run the diagnostics at every snapshot of one training or of several seeds."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,14 +7,17 @@ from typing import Any, final
 
 import torch
 
+from bayesgeom.checks.arguments import checked
 from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.core.progress import bar, kept_in
 from bayesgeom.core.run import Run
 from bayesgeom.dynamics.measure import Bench, Measured, Reference, Setting, measured, passed, reference_of
 from bayesgeom.dynamics.pictures import attention_maps, film
 from bayesgeom.dynamics.runs import KEPT, Source, TrainingRun, runs_of
+from bayesgeom.dynamics.sent import measure_missing
 from bayesgeom.dynamics.shelf import Shelf
 from bayesgeom.dynamics.summary import dynamics_report, settling_report, stacked
+from bayesgeom.engines.executor import Batch, Executor
 from bayesgeom.models.base import Model
 from bayesgeom.models.provenance import provenance
 from bayesgeom.models.resolve import check_device
@@ -25,6 +28,7 @@ from bayesgeom.tasks.base import checked_seed
 N_DEFAULT, N_LEAST = 256, 4
 
 
+@checked()
 def training_dynamics(
     *runs: Source,
     n: int = N_DEFAULT,
@@ -32,30 +36,33 @@ def training_dynamics(
     device: str = "cpu",
     maps_at: Sequence[int] | None = None,
     out: str | Path | None = None,
+    executor: Executor | Batch | None = None,
 ) -> Diagnosis:
     """Measure every diagnostic at every snapshot of a training, on the same new sequences.
 
     One model is in memory at a time. The measurement of each snapshot is saved, in `dynamics/` of a run's directory or
-    else in `parts/` of `out`, and not repeated: a stopped analysis continues.
+    else in `parts/` of `out`, and not repeated: an interrupted analysis continues.
 
     Args:
         *runs: Directories that `bayesgeom train` wrote or names of packed trainings, one per seed; or the checkpoints
             of one training.
         n: Number of sequences: at least 4.
         seed: Seed of the sequences and of the intervals.
-        device: Where to run: "cpu", "cuda", …
+        device: Device: "cpu", "cuda", …
         maps_at: Steps whose attention is drawn. Default: a few.
-        out: Directory that keeps progress and the report, so that a stopped measurement continues.
+        out: Directory for progress and the report, so that an interrupted analysis continues.
+        executor: Where snapshots are measured, one job each (see `bayesgeom.engine`). Default: this process.
 
     Returns:
         The reports "dynamics", "settling" and, where the architecture has them, "manifold_film" and
         "attention_maps".
 
     Raises:
-        InvalidArgument: n is below 4, the device does not exist, there are fewer than two snapshots, or they are of
-            different architectures, tasks or recipes.
+        InvalidArgument: n is below 4, the device does not exist, there are fewer than two snapshots, or they differ in
+            architecture, task or recipe.
         UnknownName: There is no such training.
-        CheckpointFault: A training cannot be trusted.
+        CheckpointFault: A checkpoint is missing or altered.
+        ExecutorFault: A job failed; the others' results are kept.
 
     Example:
         >>> import bayesgeom
@@ -65,34 +72,41 @@ def training_dynamics(
     """
     if n < N_LEAST:
         raise InvalidArgument(
-            f"n is the number of sequences: at least {N_LEAST}, so that half can be held out; got {n}."
+            f"n, the number of sequences, must be at least {N_LEAST}, because half are held out; got {n}."
         )
-    check_device(device)
+    batch = None if executor is None else Batch.of(executor)
+    if batch is None:
+        check_device(device)
     found = runs_of(runs)
     steps = found[0].steps
+    if maps_at is not None and not len(maps_at):
+        raise InvalidArgument("maps_at names no step: leave it out for a few, or name snapshots.")
     if unknown := [step for step in maps_at or () if step not in steps]:
         listed = ", ".join(map(str, steps))
-        raise InvalidArgument(f"no snapshot was taken at step {unknown[0]}; there are {listed}.")
+        raise InvalidArgument(f"there is no snapshot at step {unknown[0]}; available: {listed}.")
     bench = Bench(task=found[0].wind_tunnel(), n=n, seed=checked_seed(seed))
     chosen = None if maps_at is None else tuple(sorted(set(maps_at)))
     progress = None if out is None else Path(out) / PARTS
-    return _Analysis(runs=found, bench=bench, device=device, progress=progress).diagnosis(chosen)
+    return _Analysis(runs=found, bench=bench, device=device, progress=progress, batch=batch).diagnosis(chosen)
 
 
 @final
 @dataclass(frozen=True, kw_only=True)
 class _Analysis:
-    """A checked analysis: what every step of it needs, from what was measured before to the provenance."""
+    """A checked analysis of some trainings."""
 
     runs: tuple[TrainingRun, ...]
     bench: Bench
     device: str
     progress: Path | None
+    batch: Batch | None
 
     def diagnosis(self, maps_at: tuple[int, ...] | None) -> Diagnosis:
-        """Measure what is not measured yet; the curves, and film and attention maps of the first training."""
+        """Measure the missing snapshots and return all reports; the pictures are of the first training."""
         total = sum(len(run.steps) for run in self.runs)
         before = [self._held(run) for run in self.runs]
+        if self.batch is not None:
+            before = self._sent(self.batch, before)
         n_before = sum(map(len, before))
         with bar(total=total, initial=n_before, desc="snapshots", unit="snapshot", leave=False) as shown:
             found = [self._measured(run, held, shown) for run, held in zip(self.runs, before, strict=True)]
@@ -107,12 +121,24 @@ class _Analysis:
         return Diagnosis(reports=reports, skipped=dict(found[0][0].missing), provenance=self._provenance())
 
     def _held(self, run: TrainingRun) -> dict[int, Measured]:
-        """The snapshots that were measured before, by index."""
+        """Return the saved measurements by index of the snapshot."""
         shelf, last = self._shelf(run), run.hashes[-1]
         return {index: held for index, digest in enumerate(run.hashes) if (held := shelf.find(digest, last))}
 
+    def _sent(self, batch: Batch, before: list[dict[int, Measured]]) -> list[dict[int, Measured]]:
+        """All snapshots, those that were not measured before by jobs."""
+        missing = [
+            (run, [index for index in range(len(run.steps)) if index not in held])
+            for run, held in zip(self.runs, before, strict=True)
+        ]
+        found = measure_missing(batch, missing, self.bench, device=self.device)
+        for run, own in zip(self.runs, found, strict=True):
+            for index, held in own.items():
+                self._shelf(run).put(run.hashes[index], run.hashes[-1], held)
+        return [held | own for held, own in zip(before, found, strict=True)]
+
     def _measured(self, run: TrainingRun, found: dict[int, Measured], shown: Any) -> list[Measured]:
-        """Every snapshot of one training, the last one first, since distances are to it; `found` are there already."""
+        """Measure every snapshot of one training that is not in `found`, starting with the last, the reference."""
         shelf, last, end = self._shelf(run), run.hashes[-1], len(run.steps) - 1
         missing = [index for index in range(len(run.steps)) if index not in found]
         if not missing:
@@ -128,7 +154,7 @@ class _Analysis:
         return [found[index] for index in range(len(run.steps))]
 
     def _last(self, model: Model, *, is_wanted: bool) -> tuple[Reference, Measured | None]:
-        """What the others are compared with, and what the last snapshot's own numbers are."""
+        """Return the reference and, if wanted, the measurements of the last snapshot."""
         one = passed(model, self.bench)
         reference = reference_of(self.bench, one)
         return reference, self._at(model, one, reference) if is_wanted else None

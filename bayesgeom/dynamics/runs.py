@@ -1,4 +1,4 @@
-"""Trainings: the snapshots of one in order of step, from a run's directory, a packed training, or checkpoints."""
+"""Training runs: snapshots in order of step, from a run's directory, a packed training, or checkpoints."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -18,16 +18,16 @@ from bayesgeom.training.formation import FORMATION, formations, load_packed, rea
 from bayesgeom.training.recipe import deciding
 
 Source = str | Path
-KEPT = "dynamics"  # the folder of a run in which results per snapshot are kept
+KEPT = "dynamics"  # the folder of a run for saved results of snapshots
 
 
 @final
 @dataclass(frozen=True, kw_only=True)
 class TrainingRun:
-    """One training: its snapshots in order of step, and what they are snapshots of.
+    """One training: its snapshots in order of step, with architecture, task and recipe.
 
-    `paths` are checkpoint directories, or the files of a packed training. `folder` is the run's own directory, where
-    results may be kept; None where there is none.
+    `paths` are checkpoint directories, or the files of a packed training. `folder` is the run's directory, where
+    results may be saved, or None.
     """
 
     name: str
@@ -40,48 +40,64 @@ class TrainingRun:
     folder: Path | None = None
 
     def load(self, index: int, *, device: str | torch.device = "cpu") -> Model:
-        """The model of one snapshot."""
-        path = self.paths[index]
-        found = load_packed(path, device=device) if path.is_file() else load_checkpoint(path, device=device)
-        return from_checkpoint(found)
+        """Return the model of one snapshot."""
+        return model_at(self.paths[index], device=device)
 
     def spec(self, *, device: str | torch.device = "cpu") -> ModelSpec:
-        """What the last snapshot is, under the training's name."""
+        """Return the spec of the last snapshot, with the name of the training."""
         return replace(self.load(len(self.steps) - 1, device=device).spec, name=self.name)
 
     def wind_tunnel(self) -> WindTunnel:
-        """The task that it was trained on."""
+        """Return the task of the training."""
         return task_from_config(self.task)
 
 
-def runs_of(sources: Sequence[Source]) -> tuple[TrainingRun, ...]:
-    """The trainings that these name: run directories, packed trainings, or the checkpoints of a single training.
+def model_at(path: Path, *, device: str | torch.device = "cpu") -> Model:
+    """The model of a checkpoint's directory, or of a packed training's file."""
+    return from_checkpoint(load_packed(path, device=device) if path.is_file() else load_checkpoint(path, device=device))
 
-    Several are seeds of one recipe. **Raises** `InvalidArgument` for fewer than two snapshots, snapshots of different
-    architectures or tasks, several recipes, or one training given twice; `UnknownName` for what is not there.
+
+def runs_of(sources: Sequence[Source]) -> tuple[TrainingRun, ...]:
+    """Return the trainings for run directories, packed trainings, or the checkpoints of a single training.
+
+    Several trainings must be seeds of the same recipe.
+
+    Raises:
+        InvalidArgument: There are fewer than two snapshots, architectures, tasks or recipes differ, or a training is
+            given twice.
+        UnknownName: There is no such training.
     """
     if not sources:
-        raise InvalidArgument("name at least one training: a run's directory, a packed one, or its checkpoints.")
+        raise InvalidArgument(
+            "pass at least one training: a run's directory, the name of a packed training, or its checkpoints."
+        )
     places = [_place(source) for source in sources]
     are_checkpoints = [(place / CONFIG).is_file() for place in places]
     if any(are_checkpoints) and not all(are_checkpoints):
         loner = places[are_checkpoints.index(True)]
-        raise InvalidArgument(f"{loner} is a single checkpoint beside whole runs: name either runs, or checkpoints.")
+        raise InvalidArgument(
+            f"{loner} is a single checkpoint, other arguments are runs: pass either runs or checkpoints."
+        )
     runs = (_of_checkpoints(places),) if all(are_checkpoints) else tuple(_of_run(place) for place in places)
     _check_seeds(runs)
     return _told_apart(runs)
 
 
 def run_of(source: Source | Sequence[Source]) -> TrainingRun:
-    """The single training that this names, as in `runs_of`. **Raises** as that does, and for several."""
+    """Return a single training.
+
+    Raises:
+        InvalidArgument: As in `runs_of`, or there are several trainings.
+        UnknownName: There is no such training.
+    """
     run, *others = runs_of([source] if isinstance(source, (str, Path)) else source)
     if others:
-        raise InvalidArgument(f"this takes a single training; got {' and '.join(own.name for own in (run, *others))}.")
+        raise InvalidArgument(f"a single training is required; got {' and '.join(own.name for own in (run, *others))}.")
     return run
 
 
 def _told_apart(runs: tuple[TrainingRun, ...]) -> tuple[TrainingRun, ...]:
-    """The same, with seeds in the names where names alone are alike."""
+    """Return the runs with seeds added to the names if names are equal."""
     if len({run.name for run in runs}) == len(runs):
         return runs
     return tuple(replace(run, name=f"{run.name}, seed {run.recipe['seed']}") for run in runs)
@@ -90,7 +106,7 @@ def _told_apart(runs: tuple[TrainingRun, ...]) -> tuple[TrainingRun, ...]:
 def _place(source: object) -> Path:
     if not isinstance(source, (str, Path)):
         raise InvalidArgument(
-            f"a training is named by a str or a Path, and several by as many arguments; got a {type(source).__name__}."
+            f"a training must be a str or a Path, one argument per training; got a {type(source).__name__}."
         )
     name, path = str(source), Path(source)
     named = {**checkpoints(), **formations()}
@@ -99,13 +115,13 @@ def _place(source: object) -> Path:
     if not path.is_dir():
         packed = ", ".join(formations()) or "(none)"
         raise UnknownName(
-            f"there is no training named {name!r}. Packed trainings: {packed}. A run is named by its directory."
+            f"there is no training named {name!r}. Packed trainings: {packed}. For a run, pass its directory."
         )
     return path
 
 
 def _of_run(folder: Path) -> TrainingRun:
-    """A run's directory, or a packed training's."""
+    """Return the training of a run's directory, or a packed training."""
     if not (folder / FORMATION).is_file():
         return _of_checkpoints(snapshot_paths(folder), folder)
     whole = read_formation(folder)
@@ -133,7 +149,7 @@ def _of_checkpoints(paths: Sequence[Path], folder: Path | None = None) -> Traini
         _check_alike(first, described[index], names, "snapshots of different {} are not one training")
         if deciding(described[index]["recipe"]) != deciding(first["recipe"]):
             raise InvalidArgument(
-                f"{names[0]} and {names[1]} are of different trainings; of several seeds name the run "
+                f"{names[0]} and {names[1]} are of different trainings; for several seeds, pass the run "
                 f"directories instead."
             )
     steps = tuple(int(described[index]["step"]) for index in order)
@@ -157,12 +173,12 @@ _PLURALS = {"model": "architectures", "task": "tasks"}
 
 
 def _model(described: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The architecture with every size named: a file written before there was one lacks it."""
+    """Return the architecture with every size; older files lack some."""
     return config_from_dict(described["model"]).to_dict()
 
 
 def _task(described: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The task with every parameter named, likewise."""
+    """Return the task with every parameter; older files lack some."""
     return task_from_config(described["task"]).config()
 
 
@@ -172,7 +188,7 @@ def _check_count(name: str, n: int) -> None:
 
 
 def _check_seeds(runs: Sequence[TrainingRun]) -> None:
-    """Several trainings must differ in their seed alone."""
+    """Check that several trainings differ only in their seed."""
     first = runs[0]
     for run in runs[1:]:
         _check_alike(
@@ -192,7 +208,7 @@ def _check_seeds(runs: Sequence[TrainingRun]) -> None:
             )
     for index, run in enumerate(runs):
         if any(run.hashes == other.hashes for other in runs[:index]):
-            raise InvalidArgument(f"{run.name} is given twice: the same training is no second seed.")
+            raise InvalidArgument(f"{run.name} is given twice: a second seed must be another training.")
 
 
 def _described(run: TrainingRun) -> Mapping[str, Any]:
@@ -200,13 +216,13 @@ def _described(run: TrainingRun) -> Mapping[str, Any]:
 
 
 def _seedless(recipe: Mapping[str, Any]) -> Any:
-    """A recipe less its seeds and names, in every stage."""
+    """Return a recipe without seeds and names, in every stage."""
     after = recipe.get("after")
     return {**deciding(recipe), "seed": 0, "name": "", "after": None if after is None else _seedless(after)}
 
 
 def _check_alike(one: Mapping[str, Any], other: Mapping[str, Any], names: tuple[str, str], fault: str) -> None:
-    """**Raises** `InvalidArgument` with the fields in which two architectures or tasks differ, or their kinds."""
+    """Raise `InvalidArgument` with the fields in which two architectures or tasks differ."""
     for what, plural in _PLURALS.items():
         apart = [key for key, value in one[what].items() if other[what].get(key) != value]
         if not apart:

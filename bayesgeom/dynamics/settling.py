@@ -1,11 +1,11 @@
-"""When something first reaches its level, which of two does first, and whether a curve falls again.
+"""When a curve first reaches its level, which of two curves does so first, and whether a curve falls again.
 
     frame_step       first snapshot whose pattern distance is at most 10 % of the first one's
     precision_step   first snapshot whose KL is at most twice the last one's
     dissociation     log2(precision_step / frame_step)
 
-The two thresholds are not alike: a tenth of the start against twice the end. So precision is also timed by the frame's
-own rule: first snapshot at which a tenth is left of the distance between the first KL and the last one.
+The two thresholds are not comparable: a tenth of the start against twice the end. So precision is also measured by the
+frame's rule: the first snapshot at which a tenth of the distance between first and last KL remains.
 """
 
 from collections.abc import Sequence
@@ -24,17 +24,17 @@ MIN_SEEDS = 3
 
 
 def frame_moment(steps: Steps, distance: Float[np.ndarray, " step"]) -> Crossing:
-    """Return when attention first reaches where it ends. NaN where it is there from the start."""
+    """Return when the attention distance first falls to a tenth of its first value; NaN if it starts at 0."""
     return reached(steps, distance <= SETTLED * distance[0]) if distance[0] > 0 else NEVER
 
 
 def precision_moment(steps: Steps, kl_bits: Float[np.ndarray, " step"]) -> Crossing:
-    """Return when the error first reaches twice the last one. NaN where it was never larger."""
+    """Return when the error first falls to twice its last value; NaN if it was never larger."""
     return reached(steps, kl_bits <= NEAR * kl_bits[-1])
 
 
 def precision_by_share(steps: Steps, kl_bits: Float[np.ndarray, " step"]) -> Crossing:
-    """Return when a tenth of the error's way down is first left: the frame's rule. NaN where it did not come down."""
+    """Return when a tenth of the error's decrease first remains (the frame's rule); NaN without a decrease."""
     way = kl_bits - kl_bits[-1]
     return reached(steps, way <= SETTLED * way[0]) if way[0] > 0 else NEVER
 
@@ -42,7 +42,7 @@ def precision_by_share(steps: Steps, kl_bits: Float[np.ndarray, " step"]) -> Cro
 @final
 @dataclass(frozen=True, kw_only=True)
 class Dissociation:
-    """log2 of one moment over another: per training, with the bounds that the spacing of snapshots leaves.
+    """log2 of the ratio of two settling steps per training, with bounds from the spacing of snapshots.
 
     `lo` and `hi` are Student's interval over trainings, widened by those bounds.
     """
@@ -55,7 +55,7 @@ class Dissociation:
     hi: float
 
     def verdict(self, *, first: str, second: str) -> str:
-        """Which of the two settles first, or that it cannot be decided and why."""
+        """Return which of the two settles first, or "cannot decide" with the reason."""
         known = np.isfinite(self.per_run)
         if not known.all():
             return f"cannot decide: in {int((~known).sum())} of {len(known)} training(s) one of the two has no moment"
@@ -69,7 +69,7 @@ class Dissociation:
 
 
 def dissociation(later: Sequence[Crossing], earlier: Sequence[Crossing]) -> Dissociation:
-    """How much later, in doublings of the step, one entry per training."""
+    """Return the log2 ratio of settling steps, one entry per training."""
     ratios = [times_later(own, other) for own, other in zip(later, earlier, strict=True)]
     per_run, least, most = np.log2(ratios).T
     lo, hi = seed_interval(least)[0], seed_interval(most)[1]
@@ -79,7 +79,7 @@ def dissociation(later: Sequence[Crossing], earlier: Sequence[Crossing]) -> Diss
 @final
 @dataclass(frozen=True, kw_only=True)
 class Fall:
-    """The largest fall of a curve after a maximum: between which steps, how far, and as a share of its rise."""
+    """The largest fall of a curve after a maximum: its steps, size, and the preceding rise."""
 
     start: int
     end: int
@@ -90,12 +90,12 @@ class Fall:
 
     @property
     def share(self) -> float:
-        """Of the rise from the first snapshot to the maximum; NaN for a curve that never rises."""
+        """The fall as a share of the rise from first snapshot to maximum; NaN for a curve that never rises."""
         return self.size / self.rise if self.rise > 0 else float("nan")
 
     @property
     def verdict(self) -> str:
-        """There, not there, or cannot decide."""
+        """The verdict: there, not there, or cannot decide."""
         if not self.rise > 0:
             return "no rise" if self.rise <= 0 else "not measured"
         if not np.isfinite([self.lo, self.hi]).all():
@@ -112,17 +112,17 @@ FALL_RULE = (
 
 
 def largest_fall(curve: Float[np.ndarray, " step"]) -> tuple[int, int]:
-    """Where the largest fall begins and ends; twice the same where the curve never falls."""
+    """Return start and end of the largest fall; they are equal if the curve never falls."""
     drop = np.maximum.accumulate(curve) - curve
     end = int(np.argmax(drop))
     return int(np.argmax(curve[: end + 1])), end
 
 
 def fall(curves: Float[np.ndarray, "run row step"], *, seed: int) -> Fall:
-    """The largest fall of the mean over trainings; row 0 is the estimate, in the others a group of sequences is absent.
+    """Return the largest fall of the mean over trainings; row 0 is the estimate, others leave a group out.
 
-    With enough trainings each is measured between steps that the others chose, and the interval is Student's; else it
-    is over the sequences, and speaks of these trainings alone.
+    With enough trainings, each is measured between steps chosen on the others, and the interval is Student's. With
+    fewer, the interval is over sequences and covers only these trainings.
     """
     estimates = curves[:, 0]
     mean = estimates.mean(axis=0)

@@ -1,4 +1,4 @@
-"""The report on what settles when over training, and whether anything falls again."""
+"""The settling report: when frame and precision settle over training, and whether curves fall again."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,23 +21,23 @@ if TYPE_CHECKING:
 
 RULES = ("stated thresholds", "nine tenths of the way")
 TOGETHER = "both settle together"  # a log2 ratio of 0
-SPACING = "spacing of snapshots"  # what the bounds of one training's log2 ratio are over
+SPACING = "spacing of snapshots"  # source of the bounds of one training's log2 ratio
 _RATIO = "log2(precision step / frame step)"
 
 
 @final
 @dataclass(frozen=True, kw_only=True, repr=False)
 class SettlingReport(Report):
-    """When frame and precision settle in each training, which is first, and the falls of every curve.
+    """Settling steps of frame and precision in each training, their order, and the falls of every curve.
 
-    - `frame_step`, `precision_step`: first snapshots that settle, as `dynamics.settling` says; precision by the stated
-      threshold, and by the frame's own rule. `dissociation`: log2 of their ratio, mean over trainings with Student's
-      interval, widened by the spacing of snapshots. `dissociation_by_run`: each training's, with the bounds that the
-      spacing leaves. `verdicts`: what each rule alone would say.
+    - `frame_step`, `precision_step`: settling steps as defined in `dynamics.settling`; precision by the stated
+      threshold and by the frame's rule. `dissociation`: log2 of their ratio, mean over trainings with Student's
+      interval, widened by the spacing of snapshots. `dissociation_by_run`: the ratio in each training, with the bounds
+      from the spacing. `verdicts`: the verdict by each rule alone.
     - `order`: the verdict on all scales and frame measures (`dynamics.order`). `precision_step_by_scale` and
-      `frame_step_by_measure`: when each had settled. `dissociation_by_scale`: log2 of their ratio, mean over trainings.
-      `order_by_scale`: what each pair alone would say, scale by scale.
-    - `fall`: per curve the largest fall after a maximum, between two `fall_steps`; `fall_share`: as a share of the
+      `frame_step_by_measure`: when each settled. `dissociation_by_scale`: log2 of their ratio, mean over trainings.
+      `order_by_scale`: the verdict of each pair alone, scale by scale.
+    - `fall`: largest fall of each curve after a maximum, between two `fall_steps`; `fall_share`: as a share of the
       curve's rise.
     """
 
@@ -45,11 +45,11 @@ class SettlingReport(Report):
     title: ClassVar[str] = "Does the frame settle before the precision?"
     about: ClassVar[str] = (
         "The claim is that the key frame (attention patterns, layer-0 keys) settles long before the answers are "
-        "precise. Which of the two is first depends on the scale of the error: KL, √KL and log KL have covered nine "
-        "tenths of their way at different steps. So all three are timed, each with every frame measure: "
+        "precise. The order depends on the scale of the error: KL, √KL and log KL cover nine tenths of their decrease "
+        "at different steps. So all three scales are compared with every frame measure: "
         f"{ORDER_RULE}. The stated thresholds, patterns within {SETTLED:.0%} of their first distance and KL at most "
-        f"{NEAR:g} times the last one, are reported too; they are not equally strict. A log2 ratio of 0 means that "
-        f"both settle together. Of falls: {FALL_RULE}."
+        f"{NEAR:g} times the last one, are reported, too; they are not equally strict. A log2 ratio of 0 means that "
+        f"both settle together. Rule for falls: {FALL_RULE}."
     )
 
     runs: tuple[str, ...]
@@ -111,7 +111,7 @@ class SettlingReport(Report):
         return forests_figure(self.title, (ratios, falls))
 
     def table(self) -> str:
-        """Return what the command line prints: when each training settled, then every scale and frame measure."""
+        """Return the settling steps of each training, then every scale and frame measure."""
         moments: list[tuple[str, ...]] = [
             ("training", "frame step", "precision step", "by the frame's rule", "log2 ratio", "spacing allows")
         ]
@@ -130,7 +130,7 @@ class SettlingReport(Report):
         return "\n".join([*aligned(moments), "", *self._orders()])
 
     def _orders(self) -> list[str]:
-        """Every scale with every frame measure, and the verdict on all of them."""
+        """Return every scale with every frame measure, and the verdict on all of them."""
         rows: list[tuple[str, ...]] = [
             ("scale", "settled at step", "frame measure", "settled at step", "log2 ratio", "")
         ]
@@ -150,5 +150,5 @@ class SettlingReport(Report):
 
 
 def _steps(of: Float[np.ndarray, " run"]) -> str:
-    """Steps over trainings: one where they agree, else the range."""
+    """Return the common step of all trainings, or the range of steps."""
     return f"{of.min():g}" if of.min() == of.max() else f"{of.min():g} … {of.max():g}"

@@ -1,4 +1,4 @@
-"""Results of snapshots that were measured before: a file each, written aside and renamed, so never half there."""
+"""Cache of snapshot measurements: one file per snapshot, written atomically."""
 
 import hashlib
 import json
@@ -14,29 +14,33 @@ from bayesgeom.core.errors import OutputFault
 from bayesgeom.core.files import file_aside, read_safetensors, write_arrays
 from bayesgeom.dynamics.measure import Measured
 
-_METHOD = 3  # counted up when what is measured, or its name, changes
+_METHOD = 3  # version of the measurements: increase it when they or their names change
 
 
 @final
 @dataclass(frozen=True, kw_only=True)
 class Shelf:
-    """A folder of results, found by what decides them; without a folder nothing is kept."""
+    """A cache folder whose file names are hashes of all inputs; without a folder nothing is saved."""
 
     folder: Path | None
     settings: Mapping[str, Any]
 
     def find(self, weights: str, last: str) -> Measured | None:
-        """What was found of the snapshot with these weights, beside a last one with those; None where nothing was."""
+        """Return the saved measurements of the snapshot with these weights and last snapshot, or None.
+
+        Raises:
+            OutputFault: The file cannot be read.
+        """
         if self.folder is None or not (file := self._file(weights, last)).exists():
             return None
         try:
             numbers, metadata = read_safetensors(file, framework="numpy")
             return Measured(numbers=numbers, missing=json.loads(metadata.get("missing", "{}")))
         except (SafetensorError, OSError, ValueError) as error:
-            raise OutputFault(f"{file} cannot be read ({error}); delete it to have it measured again.") from error
+            raise OutputFault(f"{file} cannot be read ({error}); delete it to repeat the measurement.") from error
 
     def put(self, weights: str, last: str, found: Measured) -> None:
-        """Keep what was found."""
+        """Save the measurements of a snapshot."""
         if self.folder is None:
             return
         arrays = {name: np.ascontiguousarray(values) for name, values in found.numbers.items()}
@@ -44,6 +48,6 @@ class Shelf:
             write_arrays(arrays, aside, {"missing": json.dumps(dict(found.missing))})
 
     def _file(self, weights: str, last: str) -> Path:
-        assert self.folder is not None, "asked for only where there is a folder"
+        assert self.folder is not None, "callers check that there is a folder"
         decides = json.dumps([_METHOD, weights, last, dict(self.settings)], sort_keys=True)
         return self.folder / f"{hashlib.sha256(decides.encode()).hexdigest()[:20]}.safetensors"

@@ -1,4 +1,4 @@
-"""From what was measured of every snapshot to the reports."""
+"""The reports from the measurements of every snapshot."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -34,13 +34,13 @@ def stacked(found: Sequence[Sequence[Measured]]) -> Stacked:
 
 
 def dynamics_report(runs: Sequence[TrainingRun], numbers: Stacked, *, n: int, seed: int) -> DynamicsReport:
-    """Return every diagnostic over snapshots, with intervals and baselines."""
+    """Return the report: every diagnostic over snapshots, with intervals and baselines."""
 
     def value(name: str) -> Float[np.ndarray, "run step *layer"]:
         return numbers[name][:, :, 0]
 
     def level(kind: Kind, name: str, of: Float[np.ndarray, "*axes"] | float) -> list[Baseline]:
-        """Return a baseline where it is known."""
+        """Return a list with the baseline, empty if it is NaN."""
         found = Baseline.of(kind, name, of)
         return [found] if np.isfinite(found.value).any() else []
 
@@ -73,7 +73,7 @@ def dynamics_report(runs: Sequence[TrainingRun], numbers: Stacked, *, n: int, se
 
 
 def settling_report(curves: DynamicsReport, numbers: Stacked, *, seed: int) -> SettlingReport:
-    """Return what settles when in each training, which is first, and what falls again."""
+    """Return the report on settling steps, their order, and falls."""
     steps = [int(step) for step in curves.steps]
     kl = curves.kl_bits.value
     frames = [frame_moment(steps, own) for own in curves.pattern_distance_bits.value]
@@ -103,14 +103,14 @@ def settling_report(curves: DynamicsReport, numbers: Stacked, *, seed: int) -> S
 
 
 def _distance(rows: Float[np.ndarray, "run step row"], n: int, seed: int) -> Estimate:
-    """Attention-pattern distance, which is exactly 0 at the last snapshot: it is the distance to that."""
+    """Return the attention-pattern distance to the last snapshot, exactly 0 at that snapshot."""
     (low, high), found = interval_of(np.moveaxis(rows, 2, 0), seed=seed), rows[:, :, 0]
     is_itself = (np.arange(found.shape[1]) == found.shape[1] - 1) & (found == 0)
     return Estimate.of(found, (np.where(is_itself, 0.0, low), np.where(is_itself, 0.0, high)), n=n)
 
 
 def _falls(numbers: Stacked, steps: Sequence[int], *, n: int, seed: int) -> dict[str, Any]:
-    """The largest fall of every curve that is said to rise."""
+    """Return the largest fall of every curve that is claimed to rise."""
     curves = {
         "PC1 share": numbers["pc1_share"],
         "curve share": numbers["curve_share"],

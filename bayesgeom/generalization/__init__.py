@@ -1,1 +1,1 @@
-"""Beyond the training distribution: other lengths, other names, sweeps over a parameter."""
+"""Generalization beyond the training distribution: other lengths, other names, other task parameters."""

@@ -1,4 +1,4 @@
-"""One model's part of the length report."""
+"""The measurements of one model in the length report."""
 
 from dataclasses import dataclass, replace
 from typing import final
@@ -27,7 +27,7 @@ _TABLE = "pos_embed.weight"
 @final
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """What all arms share."""
+    """Settings that all models share."""
 
     task: WindTunnel
     stretch: Stretch
@@ -40,7 +40,7 @@ class Setting:
 @final
 @dataclass(frozen=True, kw_only=True)
 class Arm:
-    """What was found of one model. `depth` is missing where its layers cannot be read."""
+    """The measurements of one model; `depth` is None if its layers cannot be read."""
 
     name: str
     position_kind: str
@@ -56,7 +56,7 @@ class Arm:
 
 
 def measured(model: Model, setting: Setting, errors: Errors, windows: tuple[Window, Window, Window] | None) -> Arm:
-    """Everything that one model's errors and residuals say."""
+    """Return all measurements of one model from its errors and residuals."""
     trained, kl = setting.trained, errors.kl_bits
     best = strongest(errors.predictor_kl_bits)
     shortcut = Baseline.of("baseline", best, errors.predictor_kl_bits[best])
@@ -76,16 +76,19 @@ def measured(model: Model, setting: Setting, errors: Errors, windows: tuple[Wind
 
 
 def with_untrained_positions(model: Model, n_ctx: int, *, seed: int = 0) -> Model:
-    """The same transformer with its learned table continued to `n_ctx` rows, drawn as at initialization.
+    """Return the transformer with its position table extended to `n_ctx` rows by randomly initialized rows.
 
-    That is what a longer table holds after training on the same sequences: no gradient reaches its last rows, and
-    weight decay, where there is some, shrinks them a little. **Raises** `InvalidArgument` for any other model.
+    A longer table would hold the same after training on these sequences: no gradient reaches its last rows, and weight
+    decay, if any, shrinks them slightly.
+
+    Raises:
+        InvalidArgument: The model is not a bayesgeom transformer with a learned position table.
     """
     module = model.module
     if not isinstance(module, Transformer) or module.config.positions != "learned":
         raise InvalidArgument(
-            f"{model.spec.name} has no table of learned positions to continue ({position_kind(model)}): only those of "
-            f"bayesgeom's own transformers can be."
+            f"{model.spec.name} has no table of learned positions to extend ({position_kind(model)}): this requires a "
+            f"bayesgeom transformer with learned positions."
         )
     longer = Transformer(replace(module.config, n_ctx=n_ctx), seed=seed).to(model.spec.device)
     weights, rows = dict(module.state_dict()), longer.state_dict()[_TABLE]
@@ -95,15 +98,16 @@ def with_untrained_positions(model: Model, n_ctx: int, *, seed: int = 0) -> Mode
 
 
 def without_top_attention(model: Model, n_layers: int) -> Model:
-    """The same transformer with attention silenced in so many top layers. Its own weights stay as they are.
+    """Return a copy of the transformer without attention in the top `n_layers` layers.
 
-    **Raises** `InvalidArgument` for any other model, or more layers than there are.
+    Raises:
+        InvalidArgument: The model is not a bayesgeom transformer, or has fewer layers.
     """
     module = model.module
     if not isinstance(module, Transformer):
         raise InvalidArgument(
             f"attention can be switched off in the top layers of bayesgeom's own transformers; {model.spec.name} is a "
-            f"{model.spec.architecture}: take its attention away with bayesgeom.ablate."
+            f"{model.spec.architecture}: ablate its attention with bayesgeom.ablate."
         )
     config = replace(module.config, top_attention_off=n_layers)
     silenced = Transformer(config, seed=0).to(model.spec.device)

@@ -1,4 +1,4 @@
-"""How fast a posterior converges: evidence read until its entropy has come down to where it stays."""
+"""Convergence of a posterior: the number of observations until its entropy reaches its floor."""
 
 import numpy as np
 from jaxtyping import Float
@@ -6,7 +6,7 @@ from jaxtyping import Float
 from bayesgeom.generalization.curves import first_place
 from bayesgeom.results.estimate import Estimate
 
-LAST_SHARE = 0.25  # of the positions, over which the level is taken that entropy settles at
+LAST_SHARE = 0.25  # share of the positions, at the end, over which the floor of the entropy is averaged
 
 
 def floor_bits(entropies_bits: Float[np.ndarray, "sequence position"]) -> float:
@@ -17,7 +17,7 @@ def floor_bits(entropies_bits: Float[np.ndarray, "sequence position"]) -> float:
 def tokens_to_converge(entropies_bits: Float[np.ndarray, "sequence position"], threshold_bits: float) -> Estimate:
     """Return the first scored position, counted from 1, at which mean entropy is within the threshold of its floor.
 
-    Infinite where no position is that near. It has no interval: see `curves.first_place`.
+    Infinite if there is no such position. It has no interval: see `curves.first_place`.
     """
     n_positions = entropies_bits.shape[1]
     mean = entropies_bits.astype(np.float64).mean(axis=0)

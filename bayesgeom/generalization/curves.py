@@ -1,6 +1,6 @@
-"""Errors position by position, and what they say of a break at the training length.
+"""Errors position by position, and the discontinuity at the training length.
 
-Everything is a function of per-sequence errors, so that sequences are resampled whole and intervals are paired.
+All functions take per-sequence errors, so whole sequences are resampled and intervals are paired.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,18 +17,18 @@ from bayesgeom.results.estimators import mean_estimate, with_interval
 from bayesgeom.stats.bootstrap import mean_interval, ratio_interval
 
 LARGEST_WITHIN = "largest within the training length"
-N_TREND = 5  # positions through which the trend before a break is drawn
+N_TREND = 5  # positions to which the trend before the discontinuity is fitted
 WHOLE = "a whole number: intervals of it held the true one in 98 to 100 % of data sets, and 97 % is allowed"
-_WORST = 1e6  # bits, in place of what is infinite
-_PLACES = 4_096  # resampled at once, so that memory does not grow with the length
+_WORST = 1e6  # bits, replaces infinite values
+_PLACES = 4_096  # positions resampled at once, so that memory does not grow with the length
 
 
 @final
 @dataclass(frozen=True, kw_only=True)
 class Errors:
-    """One model's errors at ascending places: positions, or distances. Those of predictors are means.
+    """One model's errors at ascending positions or distances (`at`); errors of predictors are means.
 
-    `memory` is the model's effective memory over the whole run, where the hidden state moves.
+    `memory` is the model's effective memory over the whole run, if the task's hidden state moves.
     """
 
     at: Int[np.ndarray, " position"]
@@ -40,7 +40,7 @@ class Errors:
 
 
 def errors_along(run: Run) -> Errors:
-    """The errors of one run, position by position."""
+    """Return the errors of one run, position by position."""
     own = run.behavior
     n_positions = own.kl_bits.shape[1]
     return Errors(
@@ -58,7 +58,7 @@ def errors_along(run: Run) -> Errors:
 
 
 def errors_across(runs: Mapping[int, Run]) -> Errors:
-    """The errors of one run per distance, each averaged over its positions."""
+    """Return the errors of one run per distance, each averaged over positions."""
     lengths = sorted(runs)
     parts = [errors_along(runs[length]) for length in lengths]
     return Errors(
@@ -78,11 +78,11 @@ def errors_across(runs: Mapping[int, Run]) -> Errors:
 def jump(
     errors: Float[np.ndarray, "sequence position"], at: Int[np.ndarray, " position"], trained: int, *, seed: int
 ) -> Estimate:
-    """What is found at the first place beyond the training length, less what the trend before it predicts there.
+    """Return the jump: the error at the first position beyond the training length minus its extrapolated trend.
 
-    The trend is a straight line through the last five places within, or as many as there are, at least two. Its
-    extrapolation is a weighted sum of errors, so the jump is a mean over sequences, and its interval a paired one. The
-    baseline is the largest jump that such a line makes at any of the last places within, where nothing happens.
+    The trend is a straight line fitted to the last five positions within the training length, or to all of them if
+    there are fewer, at least two. Its extrapolation is a weighted sum of errors, so the jump is a mean over sequences
+    with a paired interval. The baseline is the largest jump of the same kind at the last positions within.
     """
     last = int((at <= trained).sum()) - 1
     if last < 1 or last + 1 >= len(at):
@@ -96,20 +96,20 @@ def jump(
 def critical_length(
     errors: Float[np.ndarray, "sequence position"], at: Int[np.ndarray, " position"], threshold: float
 ) -> Estimate:
-    """Return the first place whose mean error exceeds the threshold; infinite where none does. See `first_place`."""
+    """Return the first position whose mean error exceeds the threshold; infinite if none does. See `first_place`."""
     return first_place(at, errors.mean(axis=0) > threshold, n=len(errors))
 
 
 def first_place(at: Int[np.ndarray, " position"], is_there: Bool[np.ndarray, " position"], *, n: int) -> Estimate:
-    """Return the first place where something is there, without an interval; infinite where it is nowhere.
+    """Return the first position where a condition holds, without an interval; infinite if it holds nowhere.
 
-    A place is a whole number. An interval from the first place that may qualify to the first that certainly does held
-    the true place in 98 to 100 % of planted data sets (`benchmarks/coverage.py`), more than a 95 % interval may. The
-    intervals of the means say which places are close to the threshold.
+    A position is a whole number. Intervals from the first possible to the first certain position cover the true one in
+    98 to 100 % of planted data sets (`benchmarks/coverage.py`), too often for a 95 % interval. The intervals of the
+    means show which positions are close to the threshold.
 
     Args:
-        at: The places, ascending.
-        is_there: Where it is there.
+        at: The positions, ascending.
+        is_there: Whether the condition holds at each position.
         n: Number of sequences.
     """
     value = float(at[is_there.argmax()]) if is_there.any() else np.inf
@@ -124,7 +124,7 @@ def extrapolation_ratio(
     *,
     seed: int,
 ) -> Estimate:
-    """Mean error beyond the training length over that within; the baseline is the same ratio of a shortcut's errors."""
+    """Return the mean error beyond the training length over that within; the baseline is a shortcut's ratio."""
     beyond, within = errors[:, at > trained].mean(axis=1), errors[:, at <= trained].mean(axis=1)
     interval, others = ratio_interval(beyond, within, seed=seed), shortcut.value
     with np.errstate(invalid="ignore", divide="ignore"):
@@ -141,7 +141,7 @@ def whole_means(
     is_prefix: bool,
     seed: int,
 ) -> Estimate:
-    """The mean over the whole sequence at each length, with its interval: what dilutes a break."""
+    """Return the mean over the whole sequence at each length, with its interval; it dilutes a discontinuity."""
     parts = [errors[:, at <= length].mean(axis=1) if is_prefix else errors[:, at == length][:, 0] for length in lengths]
     return mean_estimate(np.stack(parts, axis=1), seed=seed)
 
@@ -149,14 +149,14 @@ def whole_means(
 def mean_along(
     errors: Float[np.ndarray, "sequence position"], *, seed: int, baselines: Sequence[Baseline] = ()
 ) -> Estimate:
-    """The mean at each place, with its interval."""
+    """Return the mean at each position, with its interval."""
     bounds = [mean_interval(errors[:, some], seed=seed) for some in _some_places(errors.shape[1])]
     low, high = (np.concatenate(ends) for ends in zip(*bounds, strict=True))
     return Estimate.of(errors.mean(axis=0), (low, high), n=len(errors), baselines=baselines)
 
 
 def strongest(predictors: Mapping[str, Float[np.ndarray, " position"]]) -> str:
-    """The predictor with the least mean KL: the level to beat."""
+    """Return the predictor with the lowest mean KL."""
     return min(predictors, key=lambda name: float(np.nan_to_num(predictors[name], nan=_WORST, posinf=_WORST).mean()))
 
 
@@ -165,7 +165,7 @@ def _some_places(n: int) -> Iterator[slice]:
 
 
 def _line(at: Int[np.ndarray, " position"], target: int) -> Float[np.ndarray, " position"]:
-    """Weights that extrapolate the least-squares line through the places before `target` to it."""
+    """Return the weights that extrapolate the least-squares line through the positions before `target`."""
     chosen = slice(max(0, target - N_TREND), target)
     x = at[chosen] - at[chosen].mean()
     weights = np.zeros(len(at))

@@ -1,7 +1,7 @@
-"""Where an error first enters: what each layer would answer, read through the final norm and the output matrix.
+"""The layer where an error first appears: each layer's prediction, read through the final norm and output matrix.
 
 Two windows of positions are compared, the last within the training length and the first beyond it. The baseline is the
-same comparison one window earlier, where nothing happens.
+same comparison one window earlier, entirely within the training length.
 
 Reference: nostalgebraist 2020 (the logit lens).
 """
@@ -24,16 +24,16 @@ from bayesgeom.results.estimators import mean_estimate
 from bayesgeom.stats.information import kl_bits
 
 EARLIER = "the same, one window earlier"
-N_WINDOW = 5  # positions to either side of the training length
+N_WINDOW = 5  # positions on either side of the training length
 
 
 @final
 @dataclass(frozen=True, kw_only=True)
 class Depth:
-    """By layer: KL of the read-out within, its excess beyond, and how far means moved.
+    """KL of the read-out within the training length, its excess beyond, and the shift of means, by layer.
 
-    `shift` is |mean residual beyond − mean residual within| over the spread within. The baseline of both compares the
-    window within with the one before it.
+    `shift` is |mean residual beyond − mean residual within| over the spread within. The baseline of excess and shift
+    compares the window within with the one before it.
     """
 
     within_kl_bits: Float[np.ndarray, " layer"]
@@ -44,7 +44,7 @@ class Depth:
 @final
 @dataclass(frozen=True, kw_only=True)
 class Window:
-    """What was recorded at some positions: residuals after each layer, and the exact answer there."""
+    """Residuals after each layer and the exact predictive distribution at some positions."""
 
     resid: Float[Tensor, "layer batch query_pos d_model"]
     exact: Float64[Tensor, "batch query_pos answer"]
@@ -52,18 +52,18 @@ class Window:
 
     @classmethod
     def of(cls, run: Run, positions: Sequence[int] | slice) -> "Window":
-        """The window of these scored positions."""
+        """Return the window of these scored positions."""
         exact = run.trials.at_scored(run.trials.predictive)
         return cls(resid=run.at(RESID_POST)[:, :, positions], exact=exact[:, positions], run=run)
 
 
 def can_read_layers(model: Model) -> bool:
-    """Whether residuals of this model can be read through its own output: of our transformers."""
+    """Return whether residuals can be read through the model's output: bayesgeom's transformers only."""
     return isinstance(model.module, Transformer) and RESID_POST in model.sites
 
 
 def windows_around(run: Run, trained: int) -> tuple[Window, Window, Window]:
-    """Before, within and beyond: windows of one run, as wide as there is room for."""
+    """Return the windows before, within and beyond of one run, as wide as the run allows."""
     n_scored = run.trials.n_scored
     width = max(1, min(N_WINDOW, trained // 2, n_scored - trained))
     starts = (max(0, trained - 2 * width), trained - width, trained)
@@ -75,7 +75,7 @@ def windows_around(run: Run, trained: int) -> tuple[Window, Window, Window]:
 def depth(model: Model, windows: tuple[Window, Window, Window]) -> Depth:
     """Compare windows before, within and beyond, layer by layer."""
     module = model.module
-    assert isinstance(module, Transformer), "asked of `can_read_layers` before"
+    assert isinstance(module, Transformer), "`can_read_layers` is checked before"
     before, within, beyond = (_read(module, window) for window in windows)
     earlier = Baseline.of("baseline", EARLIER, np.abs((within - before).mean(axis=0)))
     usual = Baseline.of("baseline", EARLIER, _shift(windows[1].resid, windows[0].resid))
@@ -87,7 +87,7 @@ def depth(model: Model, windows: tuple[Window, Window, Window]) -> Depth:
 
 
 def _read(module: Transformer, window: Window) -> Float[np.ndarray, "sequence layer"]:
-    """KL of every layer's read-out to the exact answer, averaged over the window."""
+    """Return the KL of every layer's read-out to the exact answer, averaged over the window."""
     answers = window.run.trials.answers
     found = []
     for resid in window.resid:

@@ -7,9 +7,11 @@ from typing import Any, final
 
 from torch import nn
 
+from bayesgeom.checks.arguments import checked
 from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.core.run import ModelSpec, Run
 from bayesgeom.core.sites import RESID_POST
+from bayesgeom.engines.executor import Batch, Executor, Job, path_of
 from bayesgeom.generalization.arm import (
     Arm,
     Setting,
@@ -32,22 +34,24 @@ from bayesgeom.generalization.together import length_report
 from bayesgeom.models.base import Model
 from bayesgeom.models.checkpoint import Checkpoint
 from bayesgeom.models.provenance import provenance
-from bayesgeom.models.resolve import ModelLike, TaskLike, as_model, scored_task_of
+from bayesgeom.models.resolve import ModelLike, TaskLike, as_model, load, scored_task_of
+from bayesgeom.models.sendable import check_same, name_of
 from bayesgeom.results.report import with_provenance
-from bayesgeom.tasks.base import Branch, WindTunnel, checked_seed, derived_seed
+from bayesgeom.tasks.base import Branch, WindTunnel, checked_seed, derived_seed, task_from_config
 
-N_RECORDED = 128  # sequences whose residuals are read layer by layer
+N_RECORDED = 128  # sequences whose residuals are read in every layer
 
 
 @final
 @dataclass(frozen=True, kw_only=True)
 class Unmade:
-    """A model that is made when its turn comes, trained perhaps; `like` has its shape and its task, and may be it."""
+    """A model that is built or trained only when it is needed; `like` returns one of the same shape and task."""
 
     like: Callable[[], Model]
     make: Callable[[], Model]
 
 
+@checked("task")
 def length_generalization(
     model: ModelLike | Unmade | Sequence[ModelLike | Unmade],
     task: TaskLike | None = None,
@@ -57,6 +61,7 @@ def length_generalization(
     seed: int = 0,
     threshold_bits: float = 0.01,
     top_attention_off: int = 0,
+    executor: Executor | Batch | None = None,
 ) -> LengthReport:
     """Measure errors at and beyond the training length, for one model or several.
 
@@ -65,20 +70,24 @@ def length_generalization(
     Args:
         model: A model or several, as `as_model` takes them.
         task: A task, or its text as on the command line. Default: the task that the model was trained on.
-        lengths: Lengths at which means over whole sequences are given: steps of an HMM, pairs of a bijection with
-            repeats, filler of recall. Default: of 1, 1.5, 2.5 and 5 times the training length those that have room.
+        lengths: Lengths at which means over whole sequences are reported: steps of an HMM, pairs of a bijection with
+            repeats, filler tokens of recall. Default: 1, 1.5, 2.5 and 5 times the training length, as far as the model
+            has positions.
         n: Number of sequences.
         seed: Seed of the sequences and of the intervals.
-        threshold_bits: KL beyond which a position counts as lost.
-        top_attention_off: Number of top layers whose attention is silenced.
+        threshold_bits: KL above which a position counts as failed.
+        top_attention_off: Number of top layers without attention.
+        executor: Where models are measured, one job each (see `bayesgeom.engine`); they are then given by their names
+            or directories. Default: this process.
 
     Returns:
         Errors by position, and the discontinuity at the training length.
 
     Raises:
-        InvalidArgument: No length is beyond the training length, the task has no length, or models were trained at
-            different ones.
-        TaskMismatch: A model has fewer positions than a length needs.
+        InvalidArgument: No length is beyond the training length, the task has no length, or the models were trained
+            at different lengths.
+        TaskMismatch: A model has too few positions for a length.
+        ExecutorFault: A job failed; the others' results are kept.
 
     Example:
         >>> import bayesgeom
@@ -87,8 +96,16 @@ def length_generalization(
     """
     is_one = isinstance(model, Model | Checkpoint | nn.Module | str | Path | Unmade)
     models: list[ModelLike | Unmade] = [model] if is_one else list(model)  # type: ignore[arg-type, list-item]
+    batch = None if executor is None else Batch.of(executor)
     return _measured(
-        models, task, lengths, n=n, seed=seed, threshold_bits=threshold_bits, top_attention_off=top_attention_off
+        models,
+        task,
+        lengths,
+        n=n,
+        seed=seed,
+        threshold_bits=threshold_bits,
+        top_attention_off=top_attention_off,
+        executor=batch,
     )
 
 
@@ -101,18 +118,25 @@ def _measured(
     seed: int,
     threshold_bits: float,
     top_attention_off: int,
+    executor: Batch | None,
 ) -> LengthReport:
-    """The report, with its provenance; everything is checked before a model runs."""
+    """Return the report with its provenance; check everything before a model runs."""
+    names = [] if executor is None else [_sendable(own) for own in models]
     if not models:
-        raise InvalidArgument("name at least one model whose length is to be studied.")
+        raise InvalidArgument("models must hold at least one model.")
     if n < 2 or not threshold_bits > 0:
-        raise InvalidArgument(f"n is at least 2 and the threshold above 0 bits; got {n} and {threshold_bits}.")
+        raise InvalidArgument(f"n must be at least 2 and the threshold above 0 bits; got {n} and {threshold_bits}.")
     if len(models) == 1 and not isinstance(models[0], Unmade):
         models = [as_model(models[0])]
     specs, setting = _checked(
         models, task, lengths, seed=seed, threshold_bits=threshold_bits, top_attention_off=top_attention_off
     )
-    arms = [_arm(_silenced(_made(own), top_attention_off), setting, n) for own in models]
+    if executor is None:
+        arms = [_arm(_silenced(_made(own), top_attention_off), setting, n) for own in models]
+    else:
+        found = zip(names, specs, strict=True)
+        jobs = [_job(name, spec, setting, n=n, top_attention_off=top_attention_off) for name, spec in found]
+        arms = executor.results(jobs, desc="models")
     report = length_report(arms, setting)
     arguments = {
         "lengths": setting.lengths,
@@ -126,12 +150,61 @@ def _measured(
     return with_provenance(report, where | {"trained_task": str(trained)})
 
 
+def _sendable(model: ModelLike | Unmade) -> str:
+    """The name by which a worker loads a model. **Raises** `InvalidArgument` for one that is not made yet."""
+    if isinstance(model, Unmade):
+        raise InvalidArgument("executor= needs models that exist: train them first, and pass names or directories.")
+    return name_of(model)
+
+
+def _job(name: str, spec: ModelSpec, setting: Setting, *, n: int, top_attention_off: int) -> Job:
+    arguments = {
+        "model": name,
+        "weights": spec.weights_hash,
+        "device": spec.device,
+        "task": setting.task.config(),
+        "n": n,
+        "top_attention_off": top_attention_off,
+        "setting": {
+            "trained": setting.trained,
+            "lengths": list(setting.lengths),
+            "seed": setting.seed,
+            "threshold_bits": setting.threshold_bits,
+        },
+    }
+    return Job(name=spec.name, function=path_of(arm_at), arguments=arguments)
+
+
+def arm_at(
+    *,
+    model: str,
+    weights: str,
+    device: str,
+    task: Mapping[str, Any],
+    n: int,
+    top_attention_off: int,
+    setting: Mapping[str, Any],
+) -> Arm:
+    """Do the job of one model."""
+    own, chosen = _silenced(load(model, device=device), top_attention_off), task_from_config(task)
+    check_same(own, model, weights)
+    lengths = tuple(setting["lengths"])
+    return _arm(own, Setting(task=chosen, stretch=stretch_of(chosen), **{**setting, "lengths": lengths}), n)
+
+
 def with_room(
     model: ModelLike, task: TaskLike | None = None, lengths: Sequence[int] | None = None, *, seed: int = 0
 ) -> Model:
-    """The model itself where it has positions for these lengths, else its learned table continued by untrained rows.
+    """Return the model if it has positions for these lengths, else with its position table extended by untrained rows.
 
-    **Raises** `InvalidArgument` where it has no such table, or no length lies beyond the training length.
+    Args:
+        model: As in `length_generalization`.
+        task: As in `length_generalization`.
+        lengths: As in `length_generalization`.
+        seed: Seed of the added rows.
+
+    Raises:
+        InvalidArgument: The model has no learned position table, or no length is beyond the training length.
     """
     own = as_model(model)
     known = _Subject.of(own, task)
@@ -150,9 +223,9 @@ def _checked(
     threshold_bits: float,
     top_attention_off: int,
 ) -> tuple[list[ModelSpec], Setting]:
-    """The models' sizes, and what they are asked: everything that can be checked before anything is trained or runs.
+    """Return the models' sizes and the common setting; check everything before a model is trained or runs.
 
-    No model is kept: of several, each is made anew for its turn, so that one is held at a time.
+    No model is kept: each of several models is built again when needed, so only one is in memory at a time.
     """
     checked_seed(seed)
     found = [_Subject.of(model, task, top_attention_off) for model in models]
@@ -171,7 +244,7 @@ def _checked(
 def _provenance(
     report: LengthReport, specs: Sequence[ModelSpec], task: WindTunnel, arguments: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Of several models, their names and hashes; of one, its description, with the hash that it had when measured."""
+    """Return names and hashes of several models, or the description of one with the hash of its measured weights."""
     if len(specs) > 1:
         weights = dict(zip(report.arms, report.weights_hashes, strict=True))
         named = {"name": ", ".join(report.arms), "architecture": "several"}
@@ -180,7 +253,7 @@ def _provenance(
 
 
 def _arm(model: Model, setting: Setting, n: int) -> Arm:
-    """What one model's errors and residuals say, along one long run or across runs of every length."""
+    """Measure one model, along one long run or across runs of every length."""
 
     def run_at(length: int) -> Run:
         return run_on(model, setting.stretch.to(setting.task, length), n=n, seed=setting.seed)
@@ -199,7 +272,7 @@ def _arm(model: Model, setting: Setting, n: int) -> Arm:
 
 
 def run_on(model: Model, task: WindTunnel, *, n: int, seed: int) -> Run:
-    """One pass over `n` sequences of the task, with residuals of the first where layers can be read."""
+    """Run `n` sequences of the task, recording residuals of the first ones if layers can be read."""
     return model.run(
         task.stream(n, seed=derived_seed(seed, Branch.TRIALS), device=model.spec.device),
         record=(RESID_POST,) if can_read_layers(model) else (),
@@ -212,7 +285,7 @@ def run_on(model: Model, task: WindTunnel, *, n: int, seed: int) -> Run:
 @final
 @dataclass(frozen=True, kw_only=True)
 class _Subject:
-    """What is known of a model before its turn."""
+    """Size, task and training length of a model, known before it is measured."""
 
     spec: ModelSpec
     task: WindTunnel
@@ -221,7 +294,7 @@ class _Subject:
 
     @classmethod
     def of(cls, model: ModelLike | Unmade, task: TaskLike | None, top_attention_off: int = 0) -> "_Subject":
-        """What it is asked, how that is made longer, and the length that it was trained at. The model is not kept."""
+        """Return the task, how it is made longer, and the training length; the model is not kept."""
         own = _silenced(model.like() if isinstance(model, Unmade) else as_model(model), top_attention_off)
         chosen = scored_task_of(own, task)
         stretch = stretch_of(chosen)
@@ -235,12 +308,12 @@ class _Subject:
 
 
 def _shared(found: Sequence[_Subject]) -> tuple[WindTunnel, Stretch, int]:
-    """What all are asked, and the length that all were trained at. **Raises** `InvalidArgument` where they differ."""
+    """Return the common task and training length; raise if they differ."""
     if len({str(own.trained_on) for own in found}) > 1:
         named = "; ".join(sorted({f"{own.trained_on}" for own in found}))
         raise InvalidArgument(
-            f"models side by side must have been trained on one task at one length; these have: {named}. Run them "
-            f"one by one, or pass a task of the length that all of them share."
+            f"models must have been trained on the same task at the same length; these differ: {named}. Run them "
+            f"one by one, or pass a task with a length that all of them share."
         )
     return found[0].task, found[0].stretch, found[0].trained
 

@@ -1,4 +1,4 @@
-"""Length: errors along positions with the training length marked, whole-sequence means, and where the excess enters."""
+"""The figure of the length report: errors by position, whole-sequence means, and the excess error by layer."""
 
 from collections.abc import Sequence
 
@@ -6,11 +6,12 @@ import numpy as np
 import plotly.graph_objects as go
 from jaxtyping import Float, Int
 
-from bayesgeom.charts.lines import add_band, add_line, add_null
+from bayesgeom.charts.lines import LEAST_BITS, add_band, add_line, add_null
 from bayesgeom.results.estimate import Baseline, Estimate
-from bayesgeom.results.theme import DASHES, NULL, SERIES, label_axes, panels, with_room_for_legend
+from bayesgeom.results.theme import DASHES, NULL, SERIES, at_least, label_axes, log_axes, panels, with_room_for_legend
 
-_CROWDED = 30  # places beyond which markers hide the line
+_N_BASELINES = 1  # only the strongest is drawn: tables list the others
+_CROWDED = 30  # number of positions above which markers would hide the line
 
 
 def length_figure(
@@ -22,14 +23,15 @@ def length_figure(
     lengths: Int[np.ndarray, " length"],
     threshold_bits: float,
 ) -> go.Figure:
-    """Four panels: KL, entropy error, whole-sequence means, excess by layer. `at`: places, unit, the trained one."""
+    """Draw KL, entropy error, whole-sequence means and excess by layer; `at`: positions, unit, training length."""
     places, unit, trained = at
+    arms = _short(arms)
     kl, entropy, whole, layers = curves
     titles = (
-        "KL, place by place (log scale)",
-        "Entropy error, place by place (log scale)",
-        "The same, as means over whole sequences (log scale)",
-        "Excess beyond the training length, layer by layer",
+        "KL by position (log scale)",
+        "Entropy error by position (log scale)",
+        "KL, mean over whole sequences (log scale)",
+        "Excess beyond the training length, by layer",
     )
     figure = panels(title, titles)
     n_layers = layers.value.shape[1]
@@ -43,7 +45,7 @@ def length_figure(
     figure.data[-1].line.dash = "2px,6px"
     label_axes(figure, (1, 1), unit, "KL(exact ‖ model) (bits)")
     label_axes(figure, (1, 2), unit, "|H model − H exact| (bits)")
-    label_axes(figure, (2, 1), "length asked for", "mean KL (bits)")
+    label_axes(figure, (2, 1), "requested length", "mean KL (bits)")
     label_axes(figure, (2, 2), "layer", "KL beyond − KL within (bits)")
     return with_room_for_legend(figure)
 
@@ -57,28 +59,44 @@ def _add(
     *,
     is_log: bool,
 ) -> None:
-    """The arms' curves and the mean of each baseline over arms; a name in the legend is not shown again."""
+    """Add the arms' curves and the mean of each baseline over arms; each name appears once in the legend."""
     for index, arm in enumerate(arms):
         color, own = SERIES[index % len(SERIES)], curves[index]
         low, high = own.ends
         if np.isfinite(low).all() and np.isfinite(high).all():
-            above = np.maximum(low, 1e-9) if is_log else low
+            above = np.maximum(low, 0.1 * np.maximum(own.value, _smallest(own.value))) if is_log else low
             add_band(figure, panel, x, above, high, name=f"{arm}, 95 % interval", color=color)
             figure.data[-1].showlegend = False
         add_line(figure, panel, x, own.value, name=arm, color=color)
         mode = "lines" if len(x) > _CROWDED else "lines+markers"
-        figure.data[-1].update(mode=mode, showlegend=panel == (1, 1), legendgroup=arm)
-    for dash, baseline in zip(DASHES, curves.baselines, strict=False):
+        figure.data[-1].update(mode=mode, showlegend=panel == (1, 1))
+    for dash, baseline in zip(DASHES, curves.baselines[:_N_BASELINES], strict=False):
         seen = {trace.name for trace in figure.data if trace.showlegend is not False}
         label, level = f"baseline: {baseline.name.replace('_', ' ')}", _mean_over_arms(baseline)
         add_null(figure, panel, x, np.where(level > 0, level, np.nan) if is_log else level, name=label)
         figure.data[-1].update(line_dash=dash, showlegend=label not in seen)
     if is_log:
-        figure.update_yaxes(type="log", exponentformat="power", row=panel[0], col=panel[1])
+        log_axes(figure, panel)
+    else:
+        at_least(figure, panel, LEAST_BITS)
+
+
+def _short(arms: Sequence[str]) -> list[str]:
+    """Return the names without their common first words."""
+    words = [arm.split("-") for arm in arms]
+    n_shared = 0
+    while len(arms) > 1 and all(len(own) > n_shared + 1 and own[n_shared] == words[0][n_shared] for own in words):
+        n_shared += 1
+    return ["-".join(own[n_shared:]) for own in words]
+
+
+def _smallest(values: Float[np.ndarray, " x"]) -> float:
+    """Return the smallest positive value."""
+    return float(values[values > 0].min()) if (values > 0).any() else 1.0
 
 
 def _mean_over_arms(baseline: Baseline) -> Float[np.ndarray, " x"]:
-    """Return the level at each place, NaN where it is known of no arm; predictors have the same level for all."""
+    """Return the mean level over arms at each position, NaN where no arm has one."""
     known = np.isfinite(baseline.value)
     total = np.where(known, baseline.value, 0.0).sum(axis=0)
     return np.where(known.any(axis=0), total / known.sum(axis=0).clip(min=1), np.nan)

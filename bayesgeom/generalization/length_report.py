@@ -1,8 +1,8 @@
-"""What length costs: errors position by position, the break at the training length, and where it enters."""
+"""The length report: errors by position, the jump at the training length, and the layer where the error appears."""
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, ClassVar, final
 
 import numpy as np
@@ -27,26 +27,26 @@ KL, ENTROPY = range(2)  # entries of `errors`
 @final
 @dataclass(frozen=True, kw_only=True, repr=False)
 class LengthReport(Report):
-    """One row per model ("arm"), all on the same sequences; position i of a curve is the place `at[i]`.
+    """Errors of every model ("arm") on the same sequences; entry i of a curve belongs to `at[i]`.
 
-    Places are scored positions counted from 1, or, where length is distance, filler tokens (`unit` says which).
-    `position_kinds` says of each arm how it encodes positions, and which rows of a learned table training never
-    reached. `errors` are the KL and the entropy error: at every place (`error_bits`), as means over whole sequences of
-    each length (`whole_error_bits`), and their jump at the training length (`jump_bits`). `critical_length` is infinite
-    where no place exceeds `threshold_bits`. Layers that cannot be read are NaN. On tasks whose hidden state moves,
-    `effective_memory_symbols` is that of `bayesgeom.core.memory` over the longest sequences, and `transport` says
-    whether such sequences can show transport; on other tasks the one is NaN and the other empty.
+    `at` holds scored positions counted from 1 or, if length means distance, numbers of filler tokens (see `unit`).
+    `position_kinds` states how each arm encodes positions, and which rows of a learned table were never trained.
+    `errors` are the KL and the entropy error: at every position (`error_bits`), as means over whole sequences of each
+    length (`whole_error_bits`), and their jump at the training length (`jump_bits`). `critical_length` is infinite if
+    no position exceeds `threshold_bits`. Layers that cannot be read are NaN. If the task's hidden state moves,
+    `effective_memory_symbols` (see `bayesgeom.core.memory`) is measured over the longest sequences, and `transport`
+    states whether such sequences can show transport; on other tasks they are NaN and empty.
     """
 
     name: ClassVar[str] = "length"
-    title: ClassVar[str] = "Length: does it carry beyond what was trained?"
+    title: ClassVar[str] = "Length: does the model generalize beyond its training length?"
     about: ClassVar[str] = (
-        "Errors against the exact posterior at every position, up to many times the training length (dotted). Grey "
-        "lines are predictors that carry nothing. A recursion that was learned goes on as before; a table of positions "
-        "breaks at its edge. The break is what is found at the first position beyond, less what a line through the "
-        "last ones within predicts. The mean over whole sequences hides it: the positions within are still near zero. "
-        "The last panel reads every layer's residual through the output and shows where the excess beyond the training "
-        "length over that just within it first stands out."
+        "Errors against the exact posterior at every position, up to many times the training length (dotted). Gray "
+        "lines are shortcut predictors. A learned recursion continues beyond the training length; a table of learned "
+        "positions fails at its end. The jump is the error at the first position beyond the training length, minus the "
+        "value that a line through the last positions within predicts. The mean over whole sequences hides the jump, "
+        "because positions within are still near zero. The last panel reads every layer's residual through the output "
+        "and shows where the error beyond the training length first exceeds that just within it."
     )
 
     unit: str
@@ -65,7 +65,7 @@ class LengthReport(Report):
     jump_bits: Annotated[
         Estimate, Quantity("error arm", unit="bits", better="lower", label="the error's jump at the training length")
     ]
-    critical_length: Annotated[Estimate, Quantity("arm", better="higher", label="first place over the threshold")]
+    critical_length: Annotated[Estimate, Quantity("arm", better="higher", label="first position above the threshold")]
     extrapolation_ratio: Annotated[Estimate, Quantity("arm", better="lower", label="KL beyond / within")]
     layer_within_kl_bits: Float[np.ndarray, "arm layer"]
     layer_excess_bits: Annotated[
@@ -97,12 +97,12 @@ class LengthReport(Report):
 
     @property
     def untrained_positions(self) -> tuple[str, ...]:
-        """Which rows of each arm's learned table training never reached; "" where it reached all."""
+        """The rows of each arm's learned position table that were never trained; "" if all were."""
         return tuple(kind.partition(" (")[2].removesuffix(")") for kind in self.position_kinds)
 
     @property
     def found_kl_bits(self) -> Float[np.ndarray, " arm"]:
-        """KL at the first place beyond the training length; NaN where there is no jump."""
+        """KL at the first position beyond the training length; NaN where there is no jump."""
         found = self.kl_bits.value[:, int((self.at <= self.trained).sum())]
         return np.where(np.isnan(self.jump_bits.value[KL]), np.nan, found)
 
@@ -114,7 +114,7 @@ class LengthReport(Report):
 
     @property
     def entry_layer(self) -> Int[np.ndarray, " arm"]:
-        """The first layer whose excess has its whole interval above 0 and its baseline; −1 where there is none."""
+        """The first layer whose excess has its whole interval above 0 and its baseline; −1 if there is none."""
         level = np.maximum(0.0, np.nan_to_num(self.layer_excess_bits.baseline(EARLIER).value))
         is_clear = self.layer_excess_bits.ends[0] > level
         first: np.ndarray = np.where(is_clear.any(axis=1), is_clear.argmax(axis=1), -1)
@@ -125,16 +125,26 @@ class LengthReport(Report):
         for index, arm in enumerate(self.arms):
             own = f"{arm}: " if len(self.arms) > 1 else ""
             jump = f"{own}KL jump at {self._first_beyond} over {self._trend}"
-            over = f"{own}first place with KL over {self.threshold_bits:g} bits"
+            over = f"{own}first position with KL above {self.threshold_bits:g} bits"
             lines += [
                 headline_of(self, "jump_bits", at=(KL, index), label=jump),
                 headline_of(self, "extrapolation_ratio", at=(index,), label=f"{own}KL beyond / within"),
-                headline_of(self, "critical_length", at=(index,), label=over),
+                replace(headline_of(self, "critical_length", at=(index,), label=over), finding=self._reach(index)),
             ]
             if self.transport:
                 label = f"{own}effective memory, at length {self.lengths[-1]}"
                 lines.append(headline_of(self, "effective_memory_symbols", at=(index,), label=label))
         return tuple(lines)
+
+    def _reach(self, index: int) -> str:
+        """Return a sentence on the first failed position and the error beyond the training length."""
+        first, ratio = float(self.critical_length.value[index]), float(self.extrapolation_ratio.value[index])
+        where = "never" if math.isinf(first) else f"first at {first:.0f}"
+        name = f"{self.arms[index]}: " if len(self.arms) > 1 else ""
+        return (
+            f"{name}KL exceeds {self.threshold_bits:g} bits {where}; beyond the training length ({self.trained}) it is "
+            f"{number_text(ratio)} times as large as within."
+        )
 
     def plot(self) -> "Figure":
         from bayesgeom.generalization.length_drawing import length_figure
@@ -149,7 +159,7 @@ class LengthReport(Report):
         )
 
     def table(self) -> str:
-        """One row per arm, then whole-sequence means by length, as the command line prints them."""
+        """Return one row per arm, then whole-sequence means by length."""
         rows = [_HEADER, *(self._row(index) for index in range(len(self.arms)))]
         means = [("whole-sequence KL (bits) at", *self.lengths)]
         means += [
@@ -158,9 +168,9 @@ class LengthReport(Report):
         notes = self._memories() if self.transport else []
         notes += [f"{arm}: {note}" for arm, note in zip(self.arms, self.untrained_positions, strict=True) if note]
         if (n := self._n_trend) < N_TREND:
-            is_known = "so that no line says what to expect beyond" if n < 2 else f"so that the trend is {self._trend}"
-            unknown = ", and nothing is left to hold such a line to within" if n == 2 else ""
-            notes.append(f"within the training length there are fewer than {N_TREND} places, {is_known}{unknown}")
+            is_known = "so no trend can be extrapolated" if n < 2 else f"so the trend is {self._trend}"
+            unknown = ", without a baseline" if n == 2 else ""
+            notes.append(f"within the training length there are fewer than {N_TREND} positions, {is_known}{unknown}")
         return "\n".join([*aligned(rows), "", *aligned(means), *([""] if notes else []), *notes])
 
     @property
@@ -169,13 +179,13 @@ class LengthReport(Report):
 
     @property
     def _n_trend(self) -> int:
-        """Places within through which the trend is drawn."""
+        """Number of positions to which the trend is fitted."""
         return min(N_TREND, int((self.at <= self.trained).sum()))
 
     @property
     def _trend(self) -> str:
-        few = {N_TREND: "the trend before it", 1: "the one place before it, which is no trend"}
-        return few.get(self._n_trend, f"a line through the {self._n_trend} places before it")
+        few = {N_TREND: "the trend before it", 1: "the single position before it, which gives no trend"}
+        return few.get(self._n_trend, f"a line through the {self._n_trend} positions before it")
 
     def _memories(self) -> list[str]:
         found = zip(self.arms, *self.effective_memory_symbols.ends, strict=True)
@@ -206,16 +216,16 @@ _HEADER = (
     "positions",
     "KL within",
     "KL beyond",
-    "predicted → found",
+    "predicted → measured",
     "jump (largest within)",
     "critical length",
     "beyond / within (shortcut)",
-    "enters at layer",
+    "first layer with excess",
 )
 
 
 def positions_text(kind: str, untrained: str) -> str:
-    """How positions are encoded, and which rows of the table training never reached."""
+    """Return how positions are encoded, and which rows of the table were never trained."""
     return f"{kind} ({untrained})" if untrained else kind
 
 

@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Int64
 from torch import Tensor
 
+from bayesgeom.checks.arguments import checked
 from bayesgeom.core.behavior import predicted_behavior
 from bayesgeom.core.errors import InvalidArgument, TaskMismatch
 from bayesgeom.core.run import Run
@@ -23,12 +24,13 @@ from bayesgeom.tasks.base import Branch, SymmetricTask, WindTunnel, derived_seed
 _NAMES = 5  # branch of the seed
 
 
+@checked("model", "task")
 def relabeling_invariance(
     model: ModelLike, task: TaskLike | None = None, *, n: int = 512, seed: int = 0
 ) -> RelabelingReport:
     """Measure how the answers change when hypotheses are renamed: values of a bijection or recall, states of an HMM.
 
-    The model sees each sequence as drawn, and under a random renaming of its own.
+    The model sees each sequence as drawn, and again with its hypotheses renamed at random.
 
     Args:
         model: A model, or what `as_model` takes: a checkpoint's name or directory, a module, a Hugging Face model.
@@ -58,7 +60,7 @@ def relabeling_invariance(
 @final
 @dataclass(frozen=True, kw_only=True)
 class Renaming:
-    """A checked test, before it runs: internal, for `diagnose`, which has made the pass under the first names."""
+    """A checked test, before it runs; `diagnose` reuses its own pass under the first names. Internal."""
 
     model: Model
     task: SymmetricTask
@@ -67,21 +69,21 @@ class Renaming:
 
     @classmethod
     def of(cls, model: Model, task: WindTunnel, *, n: int, seed: int) -> "Renaming":
-        """Check everything that can be checked before anything runs."""
+        """Check all arguments before anything runs."""
         if n < 2:
-            raise InvalidArgument(f"n is the number of sequences, at least 2 for an interval; got {n}.")
+            raise InvalidArgument(f"n, the number of sequences, must be at least 2 for an interval; got {n}.")
         if not isinstance(task, SymmetricTask):
             raise TaskMismatch(
-                f"the hypotheses of {task} cannot be renamed without changing the task: relabeling is for tasks "
+                f"the hypotheses of {task} cannot be renamed without changing the task: relabeling requires a task "
                 f"whose answers have arbitrary names (bijection, hmm, recall)."
             )
         model.check_fits(task.sample(1, seed=0))
         return cls(model=model, task=task, n=n, seed=seed)
 
     def report(self, before: Run | None = None) -> RelabelingReport:
-        """Two passes over the same sequences, under the names that they have and under new ones.
+        """Run the same sequences with their names and with new ones, and return the report.
 
-        `before` stands for the first where there is one: a pass whose recorded sequences begin with these.
+        `before`, if given, replaces the first pass: a pass whose recorded sequences begin with these.
         """
         if before is None or before.n_recorded < self.n:
             before = self._pass(is_renamed=False)
@@ -103,7 +105,7 @@ class Renaming:
         return with_provenance(report, provenance(self.model, self.task, {"n": self.n, "seed": self.seed}))
 
     def _pass(self, *, is_renamed: bool) -> Run:
-        """Answers of every sequence are kept, and no activation."""
+        """Run one pass that keeps the answers of every sequence and no activations."""
         blocks = self._renamed() if is_renamed else self._blocks()
         return self.model.run(blocks, n_recorded=self.n, seed=derived_seed(self.seed, Branch.RESAMPLING))
 
@@ -115,7 +117,7 @@ class Renaming:
             yield self.task.relabeled(block, self._names(len(block), number))
 
     def _names(self, n: int, block: int) -> Int64[Tensor, "batch name"]:
-        """A renaming of its own for every sequence."""
+        """Return a different renaming for every sequence."""
         generator = torch.Generator().manual_seed(derived_seed(self.seed, _NAMES, block))
         drawn = torch.rand(n, self.task.n_names, generator=generator, dtype=torch.float64)
         return drawn.argsort(dim=1).to(self.model.spec.device)
@@ -131,10 +133,10 @@ def _scored(run: Run, answers: Tensor) -> Scored:
 
 
 def _uniform_kl_bits(run: Run, n_answers: int) -> float:
-    """KL of a uniform prediction: log2 of the number of answers minus the mean exact entropy."""
+    """Return the KL of a uniform prediction: log2 of the number of answers minus the mean exact entropy."""
     return float(np.log2(n_answers) - run.behavior.exact_entropy_bits.mean(dtype=np.float64))
 
 
 def _with_first_names(answers: Tensor, names: Int64[Tensor, "batch name"]) -> Tensor:
-    """Probabilities under new names, in the order of the old ones."""
+    """Return probabilities under new names, in the order of the old ones."""
     return answers.gather(2, names[:, None, :].expand_as(answers))

@@ -1,4 +1,4 @@
-"""Relabeling: error per sequence before and after, with the diagonal, and the difference by position."""
+"""The figure of the relabeling report: error per sequence before and after, and the difference by position."""
 
 import numpy as np
 import plotly.graph_objects as go
@@ -6,7 +6,7 @@ from jaxtyping import Float
 
 from bayesgeom.charts.lines import add_band, add_line, add_null
 from bayesgeom.results.estimate import Estimate
-from bayesgeom.results.theme import MEASURED, NULL, label_axes, panels, with_room_for_legend
+from bayesgeom.results.theme import MEASURED, NULL, label_axes, log_axes, panels, with_room_for_legend
 
 
 def relabeling_figure(
@@ -17,7 +17,7 @@ def relabeling_figure(
     difference: Estimate,
     bound: float,
 ) -> go.Figure:
-    """Left: one point per sequence on log axes, and y = x. Right: mean difference by position, and the bound."""
+    """Draw one point per sequence on log axes with y = x, and the mean difference by position with the bound."""
     figure = panels(title, ("One point per sequence (log scales)", "Difference along the sequence"))
     figure.add_trace(
         go.Scatter(
@@ -32,7 +32,8 @@ def relabeling_figure(
         col=1,
     )
     seen = np.concatenate([before, after])
-    ends = [float(seen[seen > 0].min(initial=1e-9)), float(seen.max(initial=1e-9))]
+    positive = seen[seen > 0] if (seen > 0).any() else np.ones(1)
+    ends = [float(positive.min()), float(positive.max())]
     figure.add_trace(
         go.Scatter(
             x=ends, y=ends, mode="lines", line={"color": NULL, "dash": "dash"}, name="y = x: names do not matter"
@@ -40,8 +41,7 @@ def relabeling_figure(
         row=1,
         col=1,
     )
-    figure.update_xaxes(type="log", exponentformat="power", row=1, col=1)
-    figure.update_yaxes(type="log", exponentformat="power", row=1, col=1)
+    log_axes(figure, (1, 1), "xy")
     label_axes(figure, (1, 1), "KL before (bits)", "KL after (bits)")
     x = np.arange(1, len(difference.value) + 1)
     add_band(figure, (1, 2), x, *difference.ends, name="95 % interval")

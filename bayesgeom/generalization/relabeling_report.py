@@ -1,7 +1,7 @@
 """The report of the relabeling test: the same latent problems with their hypotheses renamed, sequence by sequence."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, final
 
 import numpy as np
@@ -20,8 +20,8 @@ STUCK = "answers do not change"
 Verdict = Literal["invariant", "invariant on average only", "not invariant", "undecided"]
 SHARE, CEILING_SHARE, ROUNDING = 0.5, 0.01, 1e-3
 RULE = (
-    f"the bound is {SHARE:.0%} of the model's own KL, or {CEILING_SHARE:.0%} of the KL of a uniform prediction where "
-    f"that is less. invariant: the 95 % interval of the mean difference in KL lies within ± the bound and holds 0 (to "
+    f"the bound is {SHARE:.0%} of the model's own KL, or {CEILING_SHARE:.0%} of the KL of a uniform prediction if that "
+    f"is less. invariant: the 95 % interval of the mean difference in KL lies within ± the bound and contains 0 (up to "
     f"a thousandth of the bound), and the interval of the mean size of the difference per sequence lies below the "
     f"bound; invariant on average only: the mean difference as before, the size above the bound; not invariant: the "
     f"mean difference lies beyond the bound; undecided: an interval is missing or reaches across the bound, or the "
@@ -34,20 +34,20 @@ RULE = (
 class RelabelingReport(Report):
     """KL to the exact posterior before and after hypotheses are renamed, the posterior renamed with them.
 
-    `kl_difference_bits` is after − before. Where names are exchangeable in the task it is 0 in expectation for every
-    model, good or bad: a model that prefers some names gains as often as it loses. `kl_difference_size_bits` is the
-    mean of |after − before| over sequences, and `prediction_change` the total variation between the answers before
-    and the answers after, renamed back. The baseline is a model whose answers do not change. The bound of the
-    verdict is relative to the model's own KL (`RULE`), and `verdict_reason` states the numbers that decided.
+    `kl_difference_bits` is after − before. If names are exchangeable in the task, it is 0 in expectation for every
+    model: a model that prefers some names gains as often as it loses. `kl_difference_size_bits` is the mean of
+    |after − before| over sequences, and `prediction_change` the total variation between the answers before and the
+    answers after, renamed back. The baseline is a model whose answers do not change. The bound of the verdict is
+    relative to the model's own KL (`RULE`), and `verdict_reason` states the deciding numbers.
     """
 
     name: ClassVar[str] = "relabeling"
     title: ClassVar[str] = "Relabeling: do the names of the hypotheses matter?"
     about: ClassVar[str] = (
-        "The model sees every sequence twice, the second time with its hypotheses renamed at random wherever they "
-        "occur: values, or hidden states with their header rows and columns. The exact answer is the same up to names. "
-        "A point on the diagonal is a sequence on which the model is as wrong as before. The mean difference alone "
-        "cannot show a preference for names, since losses on some sequences cancel gains on others. The baseline is a "
+        "The model sees every sequence twice, the second time with its hypotheses renamed at random: values, or hidden "
+        "states with their header rows and columns. The exact answer is the same up to names. A point on the diagonal "
+        "is a sequence with the same error both times. The mean difference alone cannot show a preference for names, "
+        "because losses on some sequences cancel gains on others. The baseline is a "
         f"model whose answers do not change. Rule of the verdict: {RULE}."
     )
 
@@ -76,9 +76,12 @@ class RelabelingReport(Report):
     ]
     n: int
 
+    def conclusion(self) -> str:
+        return f"{self.verdict}: {self.verdict_reason}" if self.verdict_reason else self.verdict
+
     def headlines(self) -> Sequence[Headline]:
         return (
-            headline_of(self, "kl_difference_bits", label=f"{self.verdict}: KL after renaming − before"),
+            replace(headline_of(self, "kl_difference_bits"), ruling=self.verdict),
             headline_of(self, "kl_difference_size_bits"),
             headline_of(self, "prediction_change"),
             headline_of(self, "entropy_mae_difference_bits"),
@@ -109,7 +112,7 @@ class Scored:
 def relabeling_report(
     before: Scored, after: Scored, stuck: Scored, *, uniform_kl_bits: float, seed: int
 ) -> RelabelingReport:
-    """Compare two passes with each other, and with `stuck`: the answers of the first pass scored after renaming.
+    """Return the comparison of two passes with each other and with a model whose answers do not change.
 
     Args:
         before: The first pass.

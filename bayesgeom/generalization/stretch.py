@@ -1,4 +1,4 @@
-"""How a task is made longer, and whether a model has room for it."""
+"""Longer versions of a task, and whether a model has positions for them."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
@@ -12,8 +12,7 @@ from bayesgeom.models.base import Model
 from bayesgeom.models.native.transformer import Transformer
 from bayesgeom.tasks.base import WindTunnel
 
-# Of the training length, where none is asked for.
-TIMES = (1, 1.5, 2.5, 5)  # 20, 30, 50, 100, as in the papers and beyond
+TIMES = (1, 1.5, 2.5, 5)  # default lengths, in training lengths: 20, 30, 50 and 100 for the papers' HMM
 DISTANCES = (0, 0.5, 1, 2, 4, 8, 16, 32)
 
 
@@ -22,8 +21,8 @@ DISTANCES = (0, 0.5, 1, 2, 4, 8, 16, 32)
 class Stretch:
     """The field of a task that makes it longer. `is_prefix`: a longer task only adds scored positions at the end.
 
-    Where that is so, one run at the longest says all of the shorter ones, since no causal model's answer depends on
-    what comes after it.
+    If `is_prefix` is true, one run at the longest length contains all shorter ones, because the answers of a causal
+    model do not depend on later tokens.
     """
 
     field: str
@@ -31,12 +30,16 @@ class Stretch:
     is_prefix: bool
 
     def of(self, task: WindTunnel) -> int:
-        """How long this task is."""
+        """Return the length of a task."""
         length: int = getattr(task, self.field)
         return length
 
     def to(self, task: WindTunnel, length: int) -> WindTunnel:
-        """The same task at another length. **Raises** `InvalidArgument` where the task has none such."""
+        """Return the task at another length.
+
+        Raises:
+            InvalidArgument: The task does not allow this length.
+        """
         changes: dict[str, Any] = {self.field: length}
         assert is_dataclass(task), "a task is a dataclass"
         longer: WindTunnel = replace(task, **changes)
@@ -50,9 +53,10 @@ _BY_STEPS = tuple(
 
 
 def stretch_of(task: WindTunnel) -> Stretch:
-    """How this task is made longer: by distance where filler stands before what is asked, else by more steps.
+    """Return how a task is made longer: by more filler before the query if it has filler, else by more steps.
 
-    **Raises** `InvalidArgument` where a task has no length.
+    Raises:
+        InvalidArgument: The task has no length.
     """
     assert is_dataclass(task), "a task is a dataclass"
     known = {field.name for field in fields(task)}
@@ -60,13 +64,17 @@ def stretch_of(task: WindTunnel) -> Stretch:
         if stretch.field in known:
             return stretch
     raise InvalidArgument(
-        f"{task} has no length to vary: length is studied of tasks with a field length, n_pairs or n_filler (hmm, "
-        f"bijection, recall, …)."
+        f"{task} has no length to vary: use a task with a field length, n_pairs or n_filler (hmm, bijection, recall, "
+        f"…)."
     )
 
 
 def checked_lengths(stretch: Stretch, trained: int, lengths: Sequence[int] | None) -> tuple[int, ...]:
-    """The lengths to report on, ascending, the trained one among them. **Raises** where none is longer."""
+    """Return the lengths to report, ascending and including the training length.
+
+    Raises:
+        InvalidArgument: A length is not a whole number or too small, or none is beyond the training length.
+    """
     if lengths is None:
         times = TIMES if stretch.is_prefix else DISTANCES
         lengths = [*(round(share * trained) for share in times), *(() if trained else (1, 2, 4, 8, 16, 32))]
@@ -76,7 +84,7 @@ def checked_lengths(stretch: Stretch, trained: int, lengths: Sequence[int] | Non
     are_whole = all(isinstance(length, Integral) and not isinstance(length, bool) for length in listed)
     if not are_whole or not listed or min(listed) < least or max(listed) <= trained:
         raise InvalidArgument(
-            f"lengths are a list of whole numbers, at least {least}, and one of them beyond the training length "
+            f"lengths must be a list of whole numbers, at least {least}, with one beyond the training length "
             f"({stretch.field}={trained}); got {', '.join(map(str, listed)) or repr(given)}."
         )
     return tuple(sorted({*map(int, listed), trained}))
@@ -85,11 +93,11 @@ def checked_lengths(stretch: Stretch, trained: int, lengths: Sequence[int] | Non
 def with_room_for(
     specs: Sequence[ModelSpec], task: WindTunnel, stretch: Stretch, trained: int, lengths: Sequence[int]
 ) -> tuple[int, ...]:
-    """Return those of the default lengths for which the task and every model have room.
+    """Return the default lengths that the task allows and for which every model has positions.
 
     Raises:
         TaskMismatch: A model has no positions for the shortest length beyond the training length.
-        InvalidArgument: The task has no sequences of that length.
+        InvalidArgument: The task does not allow that length.
     """
     kept: list[int] = []
     for length in lengths:
@@ -105,38 +113,41 @@ def with_room_for(
 
 
 def distances_to_run(trained: int, lengths: Sequence[int]) -> tuple[int, ...]:
-    """These lengths, and those that say whether the training length is an edge, for each distance is a run of its own.
+    """Return these lengths and those that the jump at the training length needs; each distance is a separate run.
 
-    They are the first one beyond it, and of those within the last ten: a trend's five places before each of the five
-    at which its baseline is taken.
+    The latter are the first distance beyond the training length and the last ten within it: the trend uses five, and
+    its baseline repeats the trend at each of five.
     """
     return tuple(sorted({*lengths, *range(max(0, trained - 2 * N_TREND + 1), trained + 2)}))
 
 
 def check_room(spec: ModelSpec, task: WindTunnel, stretch: Stretch, longest: int) -> None:
-    """**Raises** `TaskMismatch` where a model has no positions for so long a sequence, with the kinds that have."""
+    """Check that a model has positions for this length.
+
+    Raises:
+        TaskMismatch: It has too few; the error lists the alternatives.
+    """
     n_ctx, n_pos = spec.n_ctx, stretch.to(task, longest).n_pos
     if n_ctx is not None and n_pos > n_ctx:
         raise TaskMismatch(
             f"{stretch.field}={longest} takes {n_pos} tokens; {spec.name} has positions for {n_ctx}. "
-            f"Transformers with sinusoidal, rotary, alibi, prior or no positions have no such end; a learned table is "
-            f"continued by rows that nothing trained with --untrained-rows (Python: "
-            f"bayesgeom.generalization.length.with_room), or made longer before training (n_ctx among a recipe's "
-            f"sizes)."
+            f"Transformers with sinusoidal, rotary, alibi, prior or no positions have no such limit. Extend a learned "
+            f"table with untrained rows by --untrained-rows (Python: bayesgeom.generalization.length.with_room), or "
+            f"train with a longer table (n_ctx among a recipe's sizes)."
         )
 
 
 def position_kind(model: Model) -> str:
-    """How a model knows positions: a transformer's kind; elsewhere the architecture, whose order is its own."""
+    """Return how a model encodes positions: the kind of a bayesgeom transformer, else the architecture."""
     module = model.module
     return module.config.positions if isinstance(module, Transformer) else model.spec.architecture
 
 
 def untrained_positions(model: Model, trained: WindTunnel) -> str:
-    """Which rows of a learned table no gradient reached; empty where there is none.
+    """Return the rows of a learned position table that no gradient reached; "" if there are none.
 
-    Those are the rows behind the last scored position: nothing reads what stands there, such as the last placeholder
-    of recall.
+    These are the rows after the last scored position, such as the last placeholder of recall: no scored position
+    attends to them.
     """
     n_ctx, n_reached = model.spec.n_ctx, int(trained.sample(1, seed=0).scored_positions().max()) + 1
     if position_kind(model) != "learned" or n_ctx is None or n_ctx <= n_reached:

@@ -1,4 +1,4 @@
-"""A parameter varied: entropies as evidence comes in, tokens until they settle, and errors with their baselines."""
+"""The figure of the sweep report: entropy by position, tokens to converge, and errors with their baselines."""
 
 from collections.abc import Sequence
 
@@ -6,9 +6,18 @@ import numpy as np
 import plotly.graph_objects as go
 from jaxtyping import Float
 
-from bayesgeom.charts.lines import add_line, add_null
+from bayesgeom.charts.lines import LEAST_BITS, add_line, add_null, add_reference
 from bayesgeom.results.estimate import Estimate
-from bayesgeom.results.theme import EXACT, MEASURED, SERIES, label_axes, panels, with_room_for_legend
+from bayesgeom.results.theme import (
+    EXACT,
+    MEASURED,
+    SERIES,
+    at_least,
+    label_axes,
+    log_axes,
+    panels,
+    with_room_for_legend,
+)
 
 
 def sweep_figure(
@@ -19,11 +28,11 @@ def sweep_figure(
     tokens: tuple[Estimate, Estimate],
     errors: tuple[Estimate, Estimate],
 ) -> go.Figure:
-    """Four panels. Pairs are the exact posterior's and the model's; of `errors`, KL's and entropy's."""
+    """Draw four panels; pairs hold exact posterior and model, and `errors` holds KL and entropy error."""
     vary, labels = varied
     titles = (
-        "Entropy as evidence comes in (model: dotted)",
-        "Observations until it settles",
+        "Entropy by position (exact: wide and pale)",
+        "Observations to converge",
         "KL to the exact posterior (log scale)",
         "Entropy error (log scale)",
     )
@@ -32,20 +41,24 @@ def sweep_figure(
     steps = np.arange(1, exact.shape[1] + 1)
     for index, label in enumerate(labels):
         color = SERIES[index % len(SERIES)]
-        add_line(figure, (1, 1), steps, exact[index], name=f"{vary}={label}", color=color)
+        add_reference(figure, (1, 1), steps, exact[index], name=f"{vary}={label}, exact", color=color)
         if np.isfinite(model[index]).any():
-            add_line(figure, (1, 1), steps, model[index], name=f"{vary}={label}, model", color=color, dash="dot")
-            figure.data[-1].showlegend = False
+            add_line(figure, (1, 1), steps, model[index], name=f"{vary}={label}", color=color)
     label_axes(figure, (1, 1), "scored position (1 is the first)", "entropy (bits)")
+    figure.for_each_trace(_only_models_listed)
+    at_least(figure, (1, 1), LEAST_BITS)
     x, is_ordinal = _places(labels)
     for own, name, color in ((tokens[0], "exact", EXACT), (tokens[1], "model", MEASURED)):
         _estimates(figure, (1, 2), x, own, name, color)
+        if name == "exact" and np.isfinite(own.value).any():
+            figure.data[-1].update(opacity=0.3, line_width=7)
+    figure.update_yaxes(rangemode="tozero", row=1, col=2)
     for column, own in enumerate(errors, start=1):
         _estimates(figure, (2, column), x, own, "model", MEASURED)
         for baseline in own.baselines:
             add_null(figure, (2, column), x, baseline.value, name=f"baseline: {baseline.name}")
             figure.data[-1].showlegend = column == 1
-        figure.update_yaxes(type="log", exponentformat="power", row=2, col=column)
+        log_axes(figure, (2, column))
     units = ("observations", "KL(exact ‖ model) (bits)", "|H model − H exact| (bits)")
     for panel, unit in zip(((1, 2), (2, 1), (2, 2)), units, strict=True):
         label_axes(figure, panel, vary, unit)
@@ -54,8 +67,14 @@ def sweep_figure(
     return with_room_for_legend(figure)
 
 
+def _only_models_listed(trace: go.Scatter) -> None:
+    """Hide the exact curves in the legend: they have the colors of the model's curves."""
+    if (trace.name or "").endswith(", exact"):
+        trace.showlegend = False
+
+
 def _places(labels: Sequence[str]) -> tuple[Float[np.ndarray, " value"], bool]:
-    """Values where an axis can hold them: numbers as they are, anything else in its order."""
+    """Return numeric values, or indices for other values, and whether they are indices."""
     try:
         return np.array([float(label) for label in labels]), False
     except ValueError:
@@ -65,7 +84,7 @@ def _places(labels: Sequence[str]) -> tuple[Float[np.ndarray, " value"], bool]:
 def _estimates(
     figure: go.Figure, panel: tuple[int, int], x: Float[np.ndarray, " value"], own: Estimate, name: str, color: str
 ) -> None:
-    """Points with whiskers, joined; a name that the legend has shown is not shown again."""
+    """Add connected points with whiskers; each name appears once in the legend."""
     if not np.isfinite(own.value).any():
         return
     low, high = own.ends

@@ -1,4 +1,4 @@
-"""Noise and evidence: how fast the posterior converges, and how far the model is off, as a task's parameter varies."""
+"""The sweep report: convergence of the posterior, and the model's error, at each value of a task parameter."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -24,27 +24,27 @@ if TYPE_CHECKING:
 @final
 @dataclass(frozen=True, kw_only=True, repr=False)
 class SweepReport(Report):
-    """One row per value of the parameter; the model's numbers are NaN where there is no model, or it cannot be run.
+    """One row per value of the parameter; the model's numbers are NaN without a model, or if it cannot be run.
 
-    `notes` says of each value why it could not, and is empty where it could. `…_tokens` count scored positions until
-    mean entropy is within `threshold_bits` of its floor, which is its mean over the last quarter of the positions; the
-    model's has a floor of its own. The baseline is the task's strongest shortcut at that value (`shortcuts`).
+    `notes` states for each value why the model could not be run, else it is empty. `…_tokens` count scored positions
+    until mean entropy is within `threshold_bits` of its floor, the mean over the last quarter of the positions; exact
+    posterior and model have separate floors. The baseline is the task's strongest shortcut (`shortcuts`).
     """
 
     name: ClassVar[str] = "sweep"
     title: ClassVar[str] = "Noise and evidence: how fast does the posterior converge?"
     about: ClassVar[str] = (
-        "One parameter of the task is varied and everything else kept, seeds too. The first panel shows the "
-        "uncertainty of the exact posterior (solid) and of the model (dotted) as evidence comes in; the second, how "
-        "many observations either takes to settle. The others show the model's error at each value, and the error of "
-        "the task's strongest shortcut. A model that infers follows the exact posterior to values that it was "
-        "not trained on; one that learned the speed of convergence by heart does not."
+        "One parameter of the task varies; everything else, including seeds, is the same. The first panel shows the "
+        "entropy of the exact posterior (solid) and of the model (dotted) at each position. The second shows how many "
+        "observations each needs to converge. The others show the model's error at each value, and the error of the "
+        "task's strongest shortcut. A model that infers follows the exact posterior at values on which it was not "
+        "trained; a model that memorized the speed of convergence does not."
     )
 
     task: str
     vary: str
     values: tuple[str, ...]
-    trained_value: str  # empty where there is no model
+    trained_value: str  # "" without a model
     notes: tuple[str, ...]
     shortcuts: tuple[str, ...]  # the strongest at each value
     threshold_bits: float
@@ -83,7 +83,7 @@ class SweepReport(Report):
         )
 
     def table(self) -> str:
-        """One row per value, errors with their 95 % intervals, and below why a model was not asked."""
+        """Return one row per value, then the reasons why the model could not be run."""
         rows = [(self.vary, *_HEADER), *(self._row(index) for index in range(len(self.values)))]
         notes = [f"{self.vary}={v}: {note}" for v, note in zip(self.values, self.notes, strict=True) if note]
         return "\n".join([*aligned(rows), *([""] if notes else []), *notes])
@@ -105,13 +105,13 @@ class SweepReport(Report):
 
 SHORTCUT = "strongest shortcut"
 _HEADER = (
-    "least entropy (bits)",
+    "entropy floor (bits)",
     "tokens, exact",
     "tokens, model",
     "KL (bits)",
-    "KL of the shortcut",
+    "KL, shortcut",
     "entropy error (bits)",
-    "of the shortcut",
+    "entropy error, shortcut",
 )
 
 
@@ -127,7 +127,7 @@ def _cell(own: Estimate, form: str) -> str:
 @final
 @dataclass(frozen=True, kw_only=True)
 class Value:
-    """What was found at one value of the parameter. Without a model, `own` is missing, and `note` may say why."""
+    """The measurements at one value of the parameter; without a model `own` is None, and `note` may state why."""
 
     label: str
     note: str
@@ -139,7 +139,7 @@ class Value:
 def sweep_report(
     found: Sequence[Value], *, task: str, vary: str, trained_value: str, threshold_bits: float, seed: int
 ) -> SweepReport:
-    """Return every value's numbers, in the given order."""
+    """Return the report on all values, in the given order."""
     best = [
         strongest({k: b.kl_bits.mean(axis=0, dtype=np.float64) for k, b in value.predictors.items()}) for value in found
     ]
@@ -194,7 +194,7 @@ def _entropy_error(
 
 
 def _padded(values: Float[np.ndarray, "sequence position"] | None, n_positions: int) -> Float[np.ndarray, " longest"]:
-    """The mean along the sequence, NaN beyond its end; where the length varies, ends do."""
+    """Return the mean at each position, padded with NaN to the longest sequence."""
     padded = np.full(n_positions, np.nan)
     if values is not None:
         padded[: values.shape[1]] = values.mean(axis=0, dtype=np.float64)

@@ -1,27 +1,31 @@
-"""`sweep`: one parameter of a task varied, the exact posterior and a model beside it."""
+"""`sweep`: vary one parameter of a task and compare a model with the exact posterior at each value."""
 
-from collections.abc import Iterable
-from dataclasses import fields, is_dataclass, replace
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass, replace
+from typing import Any, final
 
 import numpy as np
 import torch
 
+from bayesgeom.checks.arguments import checked
 from bayesgeom.core.behavior import BehaviorLog
 from bayesgeom.core.errors import InvalidArgument, TaskMismatch
 from bayesgeom.core.run import Behavior
+from bayesgeom.engines.executor import Batch, Executor, Job, path_of
 from bayesgeom.generalization.sweep_report import SweepReport, Value, sweep_report
 from bayesgeom.generalization.vocabulary import Vocabulary
 from bayesgeom.models.base import Model
 from bayesgeom.models.provenance import provenance
 from bayesgeom.models.resolve import ModelLike, TaskLike, as_model, as_task, task_of
+from bayesgeom.models.sendable import load_same, name_of
 from bayesgeom.results.report import with_provenance
-from bayesgeom.tasks.base import Branch, TextTask, WindTunnel, checked_seed, derived_seed
+from bayesgeom.tasks.base import Branch, TextTask, WindTunnel, checked_seed, derived_seed, task_from_config
 
 Task = WindTunnel | TextTask
-_INNER = "task"  # the field in which a task holds the one that it renders
+_INNER = "task"  # the field of a text task that holds the task it renders
 
 
+@checked("task", "model")
 def sweep(
     task: TaskLike,
     vary: str,
@@ -31,6 +35,7 @@ def sweep(
     n: int = 512,
     seed: int = 0,
     threshold_bits: float = 0.05,
+    executor: Executor | Batch | None = None,
 ) -> SweepReport:
     """Measure how fast the exact posterior converges at each value of one parameter, and how far a model is from it.
 
@@ -42,6 +47,8 @@ def sweep(
         n: Number of sequences.
         seed: Seed of the sequences and of the intervals.
         threshold_bits: Distance of the mean entropy from its floor at which the posterior has converged.
+        executor: Where values are computed, a job each (see `bayesgeom.engine`); the model is then given by its name or
+            directory. Default: this process.
 
     Returns:
         Convergence and error at every value.
@@ -49,31 +56,77 @@ def sweep(
     Raises:
         InvalidArgument: The task has no such parameter, or it does not take a value.
         TaskMismatch: The model cannot be run at any value.
+        ExecutorFault: A job failed; the others' results are kept.
 
     Example:
         >>> import bayesgeom
         >>> bayesgeom.sweep(bayesgeom.tasks.Bijection(n_values=5, n_pairs=3), "n_pairs", [2, 3], n=8).n
         8
     """
+    sent = None
+    if executor is not None:
+        sent = _Sent(batch=Batch.of(executor), model=None if model is None else name_of(model))
     subject = None if model is None else as_model(model)
     chosen = as_task(task, trained=None if subject is None else subject.task)
-    return _swept(chosen, vary, _listed(values), subject, n=n, seed=seed, threshold_bits=threshold_bits)
+    return _swept(chosen, vary, _listed(values), subject, n=n, seed=seed, threshold_bits=threshold_bits, executor=sent)
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class _Sent:
+    """Where values are computed, and the name under which workers load the model."""
+
+    batch: Batch
+    model: str | None
+
+    def values(
+        self, labels: Sequence[str], tasks: Sequence[WindTunnel], weights: str, *, n: int, seed: int
+    ) -> list[Value]:
+        """Every value, a job each."""
+        shared = {"model": self.model, "weights": weights, "n": n, "seed": seed}
+        jobs = [
+            Job(
+                name=label,
+                function=path_of(value_at),
+                arguments={"label": label, "task": task.config(), **shared},
+            )
+            for label, task in zip(labels, tasks, strict=True)
+        ]
+        return self.batch.results(jobs, desc="values")
+
+
+def value_at(*, label: str, task: Mapping[str, Any], model: str | None, weights: str, n: int, seed: int) -> Value:
+    """Do the job of one value."""
+    subject = None if model is None else load_same(model, weights)
+    return _value(label, task_from_config(task), subject, n=n, seed=seed)
 
 
 def _swept(
-    task: Task, vary: str, values: list[Any], model: Model | None, *, n: int, seed: int, threshold_bits: float
+    task: Task,
+    vary: str,
+    values: list[Any],
+    model: Model | None,
+    *,
+    n: int,
+    seed: int,
+    threshold_bits: float,
+    executor: _Sent | None,
 ) -> SweepReport:
-    """The report, with its provenance; everything is checked before anything runs."""
+    """Return the report with its provenance; check everything before anything runs."""
     if n < 2 or not threshold_bits > 0:
-        raise InvalidArgument(f"a sweep takes n ≥ 2 and a threshold above 0 bits; got {n} and {threshold_bits}.")
+        raise InvalidArgument(f"a sweep needs n ≥ 2 and a threshold above 0 bits; got {n} and {threshold_bits}.")
     checked_seed(seed)
     tasks = [_bound(varied_task(task, vary, value), model) for value in values]
     labels = tuple(f"{value}" for value in values)
-    found = [_value(label, own, model, n=n, seed=seed) for label, own in zip(labels, tasks, strict=True)]
+    if executor is None:
+        found = [_value(label, own, model, n=n, seed=seed) for label, own in zip(labels, tasks, strict=True)]
+    else:
+        weights = "" if model is None else model.spec.weights_hash
+        found = executor.values(labels, tasks, weights, n=n, seed=seed)
     if model is not None and all(value.own is None for value in found):
         raise TaskMismatch(
-            f"{model.spec.name} can be asked at no value of {vary}; at {labels[0]}: {found[0].note} "
-            f"Leave the model out to see the exact posterior alone."
+            f"{model.spec.name} cannot be run at any value of {vary}; at {labels[0]}: {found[0].note} "
+            f"Omit the model to see the exact posterior alone."
         )
     report = sweep_report(
         found,
@@ -90,7 +143,7 @@ def _swept(
 
 
 def _value(label: str, task: WindTunnel, model: Model | None, *, n: int, seed: int) -> Value:
-    """One value of the parameter; `note` says why a model was not asked."""
+    """Measure one value of the parameter; `note` states why a model could not be run."""
     if model is None:
         return _exact(label, task, n=n, seed=seed)
     try:
@@ -100,7 +153,7 @@ def _value(label: str, task: WindTunnel, model: Model | None, *, n: int, seed: i
 
 
 def _asked(label: str, task: WindTunnel, model: Model, *, n: int, seed: int) -> Value:
-    """The model's answers. **Raises** `TaskMismatch` where it has no ids or no room for this value."""
+    """Measure the model; raise `TaskMismatch` if it lacks ids or positions for this value."""
     vocabulary = Vocabulary.between(task, model.task if model.task is not None else task)
     stream = task.stream(n, seed=derived_seed(seed, Branch.TRIALS), device=model.spec.device)
     run = model.run(
@@ -118,7 +171,7 @@ def _asked(label: str, task: WindTunnel, model: Model, *, n: int, seed: int) -> 
 
 
 def _exact(label: str, task: WindTunnel, *, n: int, seed: int, note: str = "") -> Value:
-    """The exact posterior and the shortcut predictors alone."""
+    """Measure the exact posterior and the shortcut predictors alone."""
     log = BehaviorLog()
     for block in task.stream(n, seed=derived_seed(seed, Branch.TRIALS), device="cpu"):
         exact = block.at_scored(block.predictive)
@@ -129,7 +182,7 @@ def _exact(label: str, task: WindTunnel, *, n: int, seed: int, note: str = "") -
 
 
 def _trained_value(model: Model | None, vary: str) -> str:
-    """The value of the parameter that the model was trained at, as it is labeled."""
+    """Return the label of the value at which the model was trained."""
     trained = None if model is None else model.task
     if trained is None or not is_dataclass(trained) or vary not in {field.name for field in fields(trained)}:
         return ""
@@ -137,9 +190,10 @@ def _trained_value(model: Model | None, vary: str) -> str:
 
 
 def varied_task(task: Task, vary: str, value: Any) -> Task:
-    """The task with one parameter changed; of a task in words, that of the task it renders too.
+    """Return the task with one parameter changed; for a text task, also a parameter of the task that it renders.
 
-    **Raises** `InvalidArgument` for a parameter that there is not, or a value of another type or out of range.
+    Raises:
+        InvalidArgument: There is no such parameter, or the value has the wrong type or is out of range.
     """
     assert is_dataclass(task), "a task is a dataclass"
     own = {field.name: getattr(task, field.name) for field in fields(task)}
@@ -157,27 +211,27 @@ def varied_task(task: Task, vary: str, value: Any) -> Task:
 
 
 def _listed(values: Any) -> list[Any]:
-    """The values of a list or an array, those of numpy as Python's own. **Raises** `InvalidArgument` for none."""
+    """Return the values of a list or an array as Python values; raise if there are none."""
     listed = list(values) if isinstance(values, Iterable) and not isinstance(values, str) else []
     if not listed:
-        raise InvalidArgument(f"a sweep takes a list of values, at least one; got {values!r}.")
+        raise InvalidArgument(f"values must be a list with at least one value; got {values!r}.")
     return [value.item() if isinstance(value, np.generic) else value for value in listed]
 
 
 def _checked(vary: str, default: Any, value: Any) -> Any:
-    """A value of the parameter's type: a whole number may stand for any number."""
+    """Return the value if it has the parameter's type; an int is accepted for a float."""
     allowed = (int, float) if type(default) is float else (type(default),)
     if type(value) not in allowed:
-        raise InvalidArgument(f"{vary} takes values of type {type(default).__name__}, got {value!r}.")
+        raise InvalidArgument(f"{vary} must have type {type(default).__name__}, got {value!r}.")
     return value
 
 
 def _bound(task: Task, model: Model | None) -> WindTunnel:
-    """A wind tunnel as it is; a task in words in the model's ids. **Raises** where its posterior is unknown."""
+    """Return a text task in the model's ids, another task unchanged; raise if its posterior is unknown."""
     if isinstance(task, TextTask):
         if model is None:
-            raise InvalidArgument(f"{task} is text: it gets its ids from a model's tokenizer, so name a model.")
+            raise InvalidArgument(f"{task} is text and needs the ids of a model's tokenizer: pass a model.")
         task = task_of(model, task)
     if not task.has_posterior:
-        raise TaskMismatch(f"a sweep compares with the exact posterior, which nobody knows of {task}.")
+        raise TaskMismatch(f"a sweep requires a task with an exact posterior; {task} has none.")
     return task

@@ -1,4 +1,4 @@
-"""Arms into one length report."""
+"""The length report from the measurements of all models."""
 
 from collections.abc import Mapping, Sequence
 
@@ -15,7 +15,7 @@ from bayesgeom.results.estimators import stacked
 
 
 def length_report(arms: Sequence[Arm], setting: Setting) -> LengthReport:
-    """Return one report on arms that saw the same sequences."""
+    """Return the report on arms that were measured on the same sequences."""
     first = arms[0].errors
     best = strongest(first.predictor_kl_bits)
     predictors = (best, *(name for name in first.predictor_kl_bits if name != best))
@@ -56,7 +56,7 @@ def length_report(arms: Sequence[Arm], setting: Setting) -> LengthReport:
 
 
 def _by_layer(found: Sequence[Estimate | None], n_layers: int, *, has_interval: bool = True) -> Estimate:
-    """Return what depth found, padded with NaN to the layers of the deepest arm."""
+    """Return estimates by layer, padded with NaN to the layers of the deepest arm."""
 
     def level(parts: Sequence[Float[np.ndarray, " layer"] | None]) -> Float[np.ndarray, "arm padded"]:
         return np.stack([_padded(part, n_layers) for part in parts])
@@ -79,7 +79,7 @@ def _padded(values: Float[np.ndarray, " layer"] | None, n_layers: int) -> Float[
 
 
 def _memories(found: Sequence[EffectiveMemory | None]) -> Estimate:
-    """Return effective memories of all arms; NaN where the hidden state does not move."""
+    """Return effective memories of all arms; NaN if the hidden state does not move."""
     known = [memory for memory in found if memory is not None]
     if len(known) < len(found):
         return Estimate.of(np.full(len(found), np.nan))
@@ -88,7 +88,7 @@ def _memories(found: Sequence[EffectiveMemory | None]) -> Estimate:
 
 
 def _distinct(names: Sequence[str]) -> tuple[str, ...]:
-    """Names that occur before get a number: directories of runs are all called checkpoint."""
+    """Number repeated names: the directories of all runs are called checkpoint."""
     return tuple(
         f"{name} ({names[: index + 1].count(name)})" if name in names[:index] else name
         for index, name in enumerate(names)

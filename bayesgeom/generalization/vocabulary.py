@@ -1,7 +1,7 @@
-"""One task in the ids of another: the same tokens under other numbers.
+"""The sequences of one task in the token ids of another.
 
-An HMM with a higher floor has fewer probability tokens, and so other ids for the same symbols. What an id means is its
-label, and labels are unique in a task, so that trials can be put into the vocabulary that a model was trained on.
+An HMM with a higher floor has fewer probability tokens, and so other ids for the same symbols. Token labels are unique
+in a task, so ids can be mapped by label to the vocabulary on which a model was trained.
 """
 
 from collections.abc import Callable, Mapping
@@ -16,40 +16,44 @@ from bayesgeom.core.errors import TaskMismatch
 from bayesgeom.core.trials import UNASKED, Trials
 from bayesgeom.tasks.base import WindTunnel
 
-_NAMED = 6  # missing tokens that an error names
+_NAMED = 6  # missing tokens that an error lists
 
 
 @final
 @dataclass(frozen=True, kw_only=True)
 class Vocabulary:
-    """Ids of one task in another's: `there` maps to the known ids, `back` the other way, −1 where there is none."""
+    """Map between the ids of two tasks: `there` to the known ids, `back` from them; −1 where there is none."""
 
     there: Int64[Tensor, " id"]
     back: Int64[Tensor, " known"]
 
     @classmethod
     def between(cls, task: WindTunnel, known: WindTunnel) -> "Vocabulary":
-        """The ids of `task` among those of `known`. **Raises** `TaskMismatch` for tokens that are not among them."""
+        """Return the map from the ids of `task` to those of `known`.
+
+        Raises:
+            TaskMismatch: `known` lacks tokens of `task`.
+        """
         own, places = task.token_labels(), {label: index for index, label in enumerate(known.token_labels())}
         if missing := [label for label in own if label not in places]:
             shown = ", ".join(missing[:_NAMED]) + (", …" if len(missing) > _NAMED else "")
-            raise TaskMismatch(f"{task} uses tokens that {known} has not: {shown}.")
+            raise TaskMismatch(f"{task} uses tokens that {known} lacks: {shown}.")
         there = torch.tensor([places[label] for label in own])
         back = torch.full((len(places),), -1).scatter_(0, there, torch.arange(len(own)))
         return cls(there=there, back=back)
 
     def rendered(self, trials: Trials) -> Trials:
-        """Trials of the task in known ids."""
+        """Return trials of the task in known ids."""
         return _mapped(trials, self.there)
 
     def read(self, trials: Trials) -> Trials:
-        """The inverse of `rendered`."""
+        """Return trials in known ids in the ids of the task, the inverse of `rendered`."""
         return _mapped(trials, self.back)
 
     def baselines(
         self, task: WindTunnel
     ) -> Callable[[Trials], Mapping[str, Float64[Tensor, "batch query_pos answer"]]]:
-        """The task's shortcut predictors, for trials in known ids."""
+        """Return the task's shortcut predictors, for trials in known ids."""
         return lambda trials: task.baseline_predictives(self.read(trials))
 
 

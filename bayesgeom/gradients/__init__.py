@@ -1,1 +1,1 @@
-"""The published laws of attention gradients, and what gradient steps move."""
+"""The published laws of attention gradients, and the movement of attention and values over training."""

@@ -1,4 +1,4 @@
-"""One forward and one backward pass: everything in every layer that the gradient laws speak of."""
+"""One forward and one backward pass: all activations and gradients that the gradient laws relate, in every layer."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -27,12 +27,12 @@ KeyVectors = Float[Tensor, "batch kv_head pos d_head"]
 @final
 @dataclass(frozen=True, kw_only=True)
 class LayerGradients:
-    """Activations and gradients of one layer's attention, one row per sequence, of that sequence's own loss in nats.
+    """Activations of one layer's attention and the gradients of each sequence's own loss (nats).
 
     - `pattern` α and `agreement` b of every query head; `upstream` u = ∂L/∂c.
-    - `by_*`: what autograd gave, keys and values per key-value head. `by_score` and `by_value_matrix` are None where
-      the model has no point for the scores, or no value matrix that is known here.
-    - `value_inputs`: what W_V was applied to.
+    - `by_*`: gradients from autograd, keys and values per key-value head. `by_score` and `by_value_matrix` are None if
+      the model has no hook point for the scores, or no known value matrix.
+    - `value_inputs`: the input of W_V.
     """
 
     queries: Vectors
@@ -55,22 +55,22 @@ class LayerGradients:
         return self.pattern.shape[1]
 
     def of_query_heads(self, x: KeyVectors) -> Vectors:
-        """Keys or values, repeated for the query heads that share them."""
+        """Return keys or values, repeated for the query heads that share them."""
         return per_query_head(x, self.n_heads)
 
     def of_kv_heads(self, x: Vectors) -> KeyVectors:
-        """What each query head does to keys or values, added up over those that share one."""
+        """Return a quantity of query heads, summed over the heads that share a key-value head."""
         return reduce(x, "b (kv group) p d -> b kv p d", "sum", kv=self.values.shape[1])
 
     def value_update(self) -> KeyVectors:
-        """Σ_i α_ij u_i per key-value head: the value law's own ∂L/∂v."""
+        """Return Σ_i α_ij u_i per key-value head: ∂L/∂v by the value law."""
         return self.of_kv_heads(value_gradient(self.pattern, self.upstream))
 
 
 def loss_nats(
     logits: Float[Tensor, "batch query_pos d_vocab"], trials: Trials, targets: Targets
 ) -> Float[Tensor, " batch"]:
-    """Cross-entropy over all ids, mean over a sequence's scored positions: what training minimised, per sequence."""
+    """Return the training loss per sequence: cross-entropy over all ids, mean over scored positions."""
     log_said = logits.log_softmax(dim=-1)
     if targets == "sampled":
         labels = trials.at_scored(trials.labels)
@@ -80,7 +80,7 @@ def loss_nats(
 
 
 def captured(model: Model, trials: Trials, targets: Targets) -> tuple[Float[Tensor, " batch"], list[LayerGradients]]:
-    """The loss of every sequence, and every layer's gradients. The model is in float64 and wants gradients."""
+    """Return the loss of every sequence and the gradients of every layer; the model must be in float64."""
     held: dict[tuple[str, int], Tensor] = {}
     hooks = [
         _keeping(held, name, layer, part)
@@ -92,7 +92,7 @@ def captured(model: Model, trials: Trials, targets: Targets) -> tuple[Float[Tens
     layers = range(model.spec.n_layers)
     matrices = {layer: part.weight for layer in layers if (part := _value_matrix(model, layer)) is not None}
     wanted = [place for place in held if place[0] not in ("pattern", "value_inputs")]
-    # Sequences do not touch one another, so the gradient of the sum holds each one's own.
+    # Sequences are independent, so the gradient of the sum holds each sequence's gradient.
     found = torch.autograd.grad(loss.sum(), [*(held[place] for place in wanted), *matrices.values()])
     by = dict(zip(wanted, found[: len(wanted)], strict=True))
     by_matrix = dict(zip(matrices, found[len(wanted) :], strict=True))
@@ -147,7 +147,7 @@ def _points(model: Model, layer: int) -> Iterator[tuple[str, nn.Module]]:
 
 
 def _value_matrix(model: Model, layer: int) -> nn.Linear | None:
-    """The linear part that makes this layer's values alone, where there is one under a name known here."""
+    """Return the linear module that computes only this layer's values, if it has a known name."""
     ends = (f".{layer}.attn.W_V", f".{layer}.self_attn.v_proj", f".{layer}.attention.v_proj")
     named = ((f".{name}", part) for name, part in model.module.named_modules())
     return next((part for name, part in named if name.endswith(ends) and isinstance(part, nn.Linear)), None)

@@ -9,12 +9,12 @@ from jaxtyping import Float
 from bayesgeom.charts.heads import add_heads, add_note
 from bayesgeom.charts.lines import add_line, add_null
 from bayesgeom.gradients.tally import OTHER
-from bayesgeom.results.theme import SERIES, label_axes, panels, with_room_for_legend
+from bayesgeom.results.theme import SERIES, label_axes, log_axes, panels, with_room_for_legend
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
-_FEWEST_PAIRS = 20  # in a bin, below which a mean is noise
+_FEWEST_PAIRS = 20  # minimum number of pairs in a bin for a meaningful mean
 
 
 @final
@@ -31,7 +31,7 @@ class HeadMap:
 @final
 @dataclass(frozen=True, kw_only=True)
 class Binned:
-    """Mean relative advantage by attention over uniform attention, own and of another sequence.
+    """Mean relative advantage, binned by attention relative to uniform attention, own and of another sequence.
 
     `edges` are log2 of attention over uniform attention; `pairs` is the number of pairs of positions in each bin.
     """
@@ -43,7 +43,7 @@ class Binned:
 
 
 def gradients_figure(title: str, maps: tuple[HeadMap, ...], binned: Binned) -> "Figure":
-    """Draw maps over heads, two in a row; then one panel per layer: a line per head, the baselines in gray."""
+    """Draw maps over heads, two per row, then one panel per layer: a line per head, the baselines in gray."""
     layers = range(len(binned.values))
     titles = (*(of.title for of in maps), *(f"Layer {layer}: advantage against attention" for layer in layers))
     figure = panels(title, titles, row_height=330)
@@ -60,7 +60,7 @@ def gradients_figure(title: str, maps: tuple[HeadMap, ...], binned: Binned) -> "
 
 
 def _add_norms(figure: "Figure", panel: tuple[int, int], of: HeadMap) -> None:
-    """On a log scale; blank where a norm is zero."""
+    """Add norms on a log scale; zero norms are blank."""
     logs = np.log10(np.where(of.values > 0, of.values, np.nan))
     known = np.isfinite(logs).any()
     limits = (float(np.nanmin(logs)) - 0.01, float(np.nanmax(logs)) + 0.01) if known else None
@@ -68,7 +68,7 @@ def _add_norms(figure: "Figure", panel: tuple[int, int], of: HeadMap) -> None:
 
 
 def _add_layer(figure: "Figure", panel: tuple[int, int], binned: Binned, layer: int) -> None:
-    """Bins of few pairs are left out."""
+    """Add one panel; bins with few pairs are omitted."""
     x = 2.0 ** np.concatenate([binned.edges - 0.5, binned.edges[-1:] + 0.5])
     is_enough = binned.pairs[layer] >= _FEWEST_PAIRS
     if not is_enough.any():
@@ -83,5 +83,5 @@ def _add_layer(figure: "Figure", panel: tuple[int, int], binned: Binned, layer: 
         name = f"head {head}"
         add_line(figure, panel, x, np.where(count, values, np.nan), name=name, color=SERIES[head % len(SERIES)])
         figure.data[-1].showlegend = name not in named
-    figure.update_xaxes(type="log", row=panel[0], col=panel[1])
+    log_axes(figure, panel, "x")
     label_axes(figure, panel, "attention / uniform attention", "advantage (row's rms)")

@@ -1,4 +1,4 @@
-"""The gradient laws against autograd: how far each is off, in every layer."""
+"""The deviation of each gradient law from autograd, in every layer."""
 
 import torch
 from einops import einsum, rearrange
@@ -12,10 +12,10 @@ IDENTITIES = ("mixing", "scores", "values", "queries", "keys", "value matrix")
 
 
 def identity_errors(layer: LayerGradients, score_scale: float) -> Float64[Tensor, "identity 2"]:
-    """Per identity, the largest difference and the largest entry of what autograd gave; NaN where it cannot be asked.
+    """Return the largest difference and the largest autograd entry per identity; NaN if it cannot be tested.
 
-    "mixing" is pattern · values = z, the premise; "scores" and "values" are the two laws; the others are their chain to
-    queries, keys and W_V.
+    "mixing" is the premise, pattern · values = z; "scores" and "values" are the two laws; the others apply the chain
+    rule to queries, keys and W_V.
     """
     by_score = routing_gradient(layer.pattern, layer.agreement)
     keys = layer.of_query_heads(layer.keys)
@@ -31,7 +31,7 @@ def identity_errors(layer: LayerGradients, score_scale: float) -> Float64[Tensor
 
 
 def _by_value_matrix(layer: LayerGradients) -> Float[Tensor, "kd d_model"]:
-    """∂L/∂W_V = Σ_j (∂L/∂v_j) x_jᵀ, over all sequences."""
+    """Return ∂L/∂W_V = Σ_j (∂L/∂v_j) x_jᵀ, over all sequences."""
     if layer.value_inputs is None:
         return layer.values.new_zeros(1, 1)
     pulled = rearrange(layer.value_update(), "b kv p d -> b p (kv d)")

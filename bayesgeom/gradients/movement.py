@@ -1,7 +1,7 @@
-"""How routing and values move over training: gradients, and distances to where they end, snapshot by snapshot."""
+"""Movement of routing and values over training: gradients, and distances to the last snapshot."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, ClassVar, final
 
 import numpy as np
@@ -36,7 +36,7 @@ _WITHIN = "within a tenth of their first distance"
 @final
 @dataclass(frozen=True, kw_only=True)
 class Frame:
-    """Where a snapshot's attention goes and what its values are, on fixed trials."""
+    """Attention patterns and values of a snapshot, on fixed trials."""
 
     patterns: Float[Tensor, "layer batch head query_pos key_pos"]
     values: Float[Tensor, "layer batch kv_head pos d_head"]
@@ -51,31 +51,31 @@ class Moment:
     per_sequence: Mapping[str, Float64[np.ndarray, " sequence"]]
     pattern_by_layer: Float64[np.ndarray, " layer"]
     values_by_layer: Float64[np.ndarray, " layer"]
-    moved: tuple[float, float]  # since the snapshot before: patterns (bits), values (relative)
+    moved: tuple[float, float]  # since the previous snapshot: patterns (bits), values (relative)
 
 
 @final
 @dataclass(frozen=True, kw_only=True, repr=False)
 class GradientMovementReport(Report):
-    """One training run, one number per snapshot. Intervals are over sequences and say nothing about other runs.
+    """Gradients and distances at every snapshot of one training run; intervals are over sequences, not over runs.
 
     - `routing_norm`, `value_norm`, `value_elasticity`: as in the report on the gradient laws, mean over heads.
     - `pattern_distance_bits`: mean Jensen–Shannon divergence of attention rows, at scored positions, to the last
-      snapshot. `value_distance`: ‖v − v_last‖ / ‖v_last‖. `pattern_moved_bits`, `value_moved`: the same to the snapshot
-      before (NaN at the first).
+      snapshot. `value_distance`: ‖v − v_last‖ / ‖v_last‖. `pattern_moved_bits`, `value_moved`: the same to the previous
+      snapshot (NaN at the first).
     - `routing_settled_step`, `values_settled_step`: first snapshot from which on the distance is at most a tenth of the
-      first one; NaN if only the last snapshot is, whose distance is always 0. `settled_ratio` is values over routing:
-      above 1, routing settles first.
+      first one; NaN if only the last snapshot qualifies, whose distance is always 0. `settled_ratio` is values over
+      routing: above 1, routing settles first.
     """
 
     name: ClassVar[str] = "gradient_movement"
     title: ClassVar[str] = "Routing and values over training: which settles first?"
     about: ClassVar[str] = (
-        "The gradient laws predict that attention settles early while values go on refining. Two sides of it: how "
-        "large the gradients of scores and of values are at each snapshot, and how far patterns and values still are "
-        "from where they end. Each distance is shown as a share of its first. The levels to compare with are 1, where "
-        "training began, and a tenth, where a curve counts as settled that stays there from a snapshot before the "
-        "last, which is at distance 0 whatever happened. This is one run: another seed may differ."
+        "The gradient laws predict that attention settles early while values continue to change. The panels show the "
+        "gradient norms of scores and of values at each snapshot. They also show the distances of patterns and values "
+        "from the last snapshot, as a share of the first distance: training starts at 1, and a curve has settled when "
+        "it stays below 0.1 from a snapshot before the last, which has distance 0 by definition. This is one run: "
+        "another seed may differ."
     )
 
     targets: Targets
@@ -99,16 +99,16 @@ class GradientMovementReport(Report):
     def headlines(self) -> Sequence[Headline]:
         routing, values = self._settled()
         found = lag(values, routing)
-        ratio = f"{found.verdict} (spacing of snapshots allows {found.reach}): values' settled step over routing's"
+        ratio = f"values' settled step over routing's (spacing of snapshots allows {found.reach})"
         return (
-            headline_of(self, "settled_ratio", label=ratio),
+            replace(headline_of(self, "settled_ratio", label=ratio), ruling=found.verdict),
             headline_of(self, "routing_settled_step", label=f"patterns {_WITHIN}{self._censored(routing)}"),
             headline_of(self, "values_settled_step", label=f"values {_WITHIN}{self._censored(values)}"),
         )
 
     def plot(self) -> "Figure":
         from bayesgeom.charts.curves import Curve, add_curves
-        from bayesgeom.results.theme import panels, with_room_for_legend
+        from bayesgeom.results.theme import log_axes, panels, with_room_for_legend
 
         titles = (
             "Distance to the last snapshot, share of the first",
@@ -126,7 +126,7 @@ class GradientMovementReport(Report):
             _curve(self.value_norm, "values: ‖∂L/∂v‖"),
         )
         add_curves(figure, (1, 2), at, norms, unit="nats (log)", log_steps=True)
-        figure.update_yaxes(type="log", exponentformat="power", row=1, col=2)
+        log_axes(figure, (1, 2))
         moved = (
             Curve(name="patterns (bits)", values=self.pattern_moved_bits),
             Curve(name="values (relative)", values=self.value_moved),
@@ -148,7 +148,7 @@ class GradientMovementReport(Report):
         return f": not settled before the last snapshot, at step {self.steps[-1]}" if np.isnan(found.step) else ""
 
     def table(self) -> str:
-        """What the command line prints: one line per snapshot."""
+        """Return one line per snapshot."""
         rows: list[tuple[str, ...]] = [
             ("step", "loss (nats)", "pattern distance (bits)", "value distance", "‖∂L/∂s‖", "‖∂L/∂v‖·‖v‖")
         ]
@@ -161,7 +161,7 @@ class GradientMovementReport(Report):
 
 
 def _curve(own: Estimate, name: str, first: float = 1.0) -> "Curve":
-    """Return a curve over snapshots with its band, as a share of its first value where that is given."""
+    """Return a curve over snapshots with its band, divided by `first`."""
     from bayesgeom.charts.curves import Curve
 
     low, high = own.ends
@@ -169,13 +169,13 @@ def _curve(own: Estimate, name: str, first: float = 1.0) -> "Curve":
 
 
 def frame_of(layers: Sequence[LayerGradients], trials: Trials) -> Frame:
-    """Patterns at scored positions and values, in float32, on the CPU."""
+    """Return patterns at scored positions and values, in float32, on the CPU."""
     scored = [at_scored(PATTERN, layer.pattern, trials).float().cpu() for layer in layers]
     return Frame(patterns=torch.stack(scored), values=torch.stack([layer.values.float().cpu() for layer in layers]))
 
 
 def joined(frames: Sequence[Frame]) -> Frame:
-    """The frame of several tiles."""
+    """Return the frame of several tiles."""
     return Frame(
         patterns=torch.cat([frame.patterns for frame in frames], dim=1),
         values=torch.cat([frame.values for frame in frames], dim=1),
@@ -183,7 +183,7 @@ def joined(frames: Sequence[Frame]) -> Frame:
 
 
 def gradient_norms(layers: Sequence[LayerGradients], trials: Trials) -> dict[str, Float64[Tensor, " batch"]]:
-    """Norms and correlation of a tile, mean over layers and heads."""
+    """Return norms and correlation of a tile, mean over layers and heads."""
     tallies = [layer_tally(layer, trials) for layer in layers]
     by_layer = {
         "routing_norm": [tally.routing_norm for tally in tallies],
@@ -202,7 +202,7 @@ def moment_of(
     last: Frame,
     before: Frame | None,
 ) -> Moment:
-    """What a snapshot says, beside the last one's frame and the one before."""
+    """Return the numbers of a snapshot, compared with the last one and the previous one."""
     pattern, values = _distances(now, last)
     moved = (float("nan"), float("nan"))
     if before is not None:
@@ -219,7 +219,7 @@ def moment_of(
 
 
 def movement_report(moments: Sequence[Moment], *, targets: Targets, seed: int) -> GradientMovementReport:
-    """Return means over sequences with intervals, and when each distance settled at a tenth of its first."""
+    """Return the report: means over sequences with intervals, and the step at which each distance settled."""
     n = len(moments[0].per_sequence["loss_nats"])
 
     def over_steps(name: str, *baselines: Baseline) -> Estimate:
@@ -255,7 +255,7 @@ def movement_report(moments: Sequence[Moment], *, targets: Targets, seed: int) -
 
 
 def _distances(a: Frame, b: Frame) -> tuple[Float64[Tensor, "layer batch"], Float64[Tensor, "layer batch"]]:
-    """Divergence of patterns in bits, and relative distance of values, per layer and sequence."""
+    """Return the divergence of patterns in bits and the relative distance of values, per layer and sequence."""
     patterns = torch.stack(
         [
             jensen_shannon_bits(p.double(), q.double()).mean(dim=(1, 2))

@@ -1,4 +1,4 @@
-"""A copy of a model in float64, in which an exact identity can be told from one that nearly holds."""
+"""A copy of a model in float64, in which an exact identity can be distinguished from an approximate one."""
 
 import copy
 
@@ -11,19 +11,22 @@ from bayesgeom.models.native.transformer import Transformer
 
 
 def in_float64(model: Model) -> Model:
-    """The same weights in float64, gradients wanted, in evaluation mode; the model itself is left alone.
+    """Return a copy of the model in float64 and evaluation mode, with gradients enabled.
 
-    A Hugging Face model's eager attention takes its softmax in float32 whatever the weights are, so the copy uses the
-    fused kernel, which does not. **Raises** `InvalidArgument` for a model of transformer-lens.
+    A Hugging Face model's eager attention always computes its softmax in float32, so the copy uses the fused kernel,
+    which does not.
+
+    Raises:
+        InvalidArgument: The model is a transformer-lens model.
     """
     if isinstance(model, HookedModel):
         module = copy.deepcopy(model.module)
-        assert isinstance(module, Transformer), "that is what this adapter is of"
+        assert isinstance(module, Transformer), "HookedModel wraps a Transformer"
         return HookedModel(_wide(module), name=model.spec.name, task=model.task, digest=model.spec.weights_hash)
     if type(model).__name__ == "HFModel":
         return _huggingface(model)
     raise InvalidArgument(
-        f"the gradient laws are checked on a copy in float64, which cannot be made of {model.spec.name} "
+        f"the gradient laws are checked on a copy in float64, which is not supported for {model.spec.name} "
         f"({model.spec.architecture}): load it as a Hugging Face model instead."
     )
 
@@ -38,7 +41,7 @@ def _huggingface(model: Model) -> Model:
     from bayesgeom.models.huggingface.model import HFModel
 
     hf = copy.deepcopy(model.module)
-    assert isinstance(hf, PreTrainedModel), "that is what this adapter is of"
+    assert isinstance(hf, PreTrainedModel), "HFModel wraps a PreTrainedModel"
     wide: nn.Module = hf
     wide.double().requires_grad_(True).eval()
     hf.set_attn_implementation("sdpa")

@@ -1,4 +1,4 @@
-"""The report on the gradient laws: do they hold, and does attention already go where it would lower the loss?"""
+"""The report on the gradient laws: do they hold, and does attention correlate with its advantage for the loss?"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -25,14 +25,14 @@ if TYPE_CHECKING:
 @final
 @dataclass(frozen=True, kw_only=True, repr=False)
 class GradientReport(Report):
-    """Gradients of one sequence's loss (nats, mean over its scored positions) at every head's attention.
+    """Gradients of each sequence's loss (nats, mean over scored positions) at every head's attention.
 
     - `identity_error`: largest difference between a law and autograd, relative to the layer's largest gradient of that
-      kind; `identity_error_nats` is the difference itself. NaN where a model has no such point.
+      kind; `identity_error_nats` is the difference itself. NaN if the model has no such hook point.
     - `correlation`: Spearman of attention with advantage within one query's row, mean over scored rows of at least
       three visible keys. The baseline pairs the attention with another sequence's advantage. Shuffled keys give 0.
-    - `routing_norm`, `value_norm`: root mean square of ∂L/∂s over visible pairs, of ‖∂L/∂v‖ over positions;
-      `value_elasticity`, of ‖∂L/∂v‖·‖v‖: nats per relative change of a value, as ∂L/∂s is nats per e-fold of the odds.
+    - `routing_norm`: root mean square of ∂L/∂s over visible pairs (nats per e-fold change of the odds). `value_norm`:
+      that of ‖∂L/∂v‖ over positions. `value_elasticity`: that of ‖∂L/∂v‖·‖v‖ (nats per relative change of a value).
     - `advantage_by_attention`: mean advantage, in units of its row's root mean square, by `attention_bin`: log2 of
       attention over uniform attention, lower edges after the first.
     - `mean_advantage_nats`, `mean_attention`: mean maps at scored positions; the second is the responsibility matrix.
@@ -41,12 +41,12 @@ class GradientReport(Report):
     name: ClassVar[str] = "gradients"
     title: ClassVar[str] = "Gradient laws: does attention go where it lowers the loss?"
     about: ClassVar[str] = (
-        "Descent raises the score of a key where its advantage is positive: attending to it would lower the loss, "
-        "compared with attending as now. It moves each value along the gradients of the queries that attend to it. "
-        "Both laws are exact; their largest deviation from automatic differentiation is given. A head whose attention "
-        "goes where its advantage is has a positive correlation. The baseline pairs it with another sequence's "
+        "Gradient descent raises the score of a key if its advantage is positive, that is, if more attention to it "
+        "would lower the loss. It moves each value along the gradients of the queries that attend to it. Both laws are "
+        "exact; their largest deviation from automatic differentiation is reported. The correlation is positive for a "
+        "head that attends to keys with high advantage. The baseline pairs its attention with another sequence's "
         "advantage at the same position, which shows what position alone explains. A trained head has little left to "
-        "gain, so a correlation near zero is no sign of bad attention."
+        "gain, so a correlation near zero does not indicate poor attention."
     )
 
     targets: Targets
@@ -107,7 +107,7 @@ class GradientReport(Report):
         return gradients_figure(self.title, maps, binned)
 
     def table(self) -> str:
-        """What the command line prints: the laws, then every layer's heads."""
+        """Return the errors of the laws, then every layer's heads."""
         worst = [
             f"{name}: {number_text(np.nanmax(row), is_exact=True)}"
             if np.isfinite(row).any()
@@ -135,7 +135,7 @@ def gradient_report(
     targets: Targets,
     seed: int,
 ) -> GradientReport:
-    """Means and intervals over sequences of the tallies of all layers. `errors` are differences and their scales."""
+    """Return the report: means and intervals over sequences; `errors` are differences and their scales."""
     n = len(loss)
     by_head = np.stack([tally.correlation.cpu().numpy() for tally in tallies], axis=1)
     by_other = np.stack([tally.other_correlation.cpu().numpy() for tally in tallies], axis=1)
@@ -175,7 +175,7 @@ def gradient_report(
 
 
 def _largest(values: Float[np.ndarray, "row column"]) -> tuple[int, int]:
-    """Return where the largest known value is; the first entry where none is known."""
+    """Return the index of the largest value, ignoring NaN; the first entry if all are NaN."""
     if not np.isfinite(values).any():
         return 0, 0
     row, column = np.unravel_index(int(np.nanargmax(values)), values.shape)

@@ -1,10 +1,11 @@
-"""`gradient_laws`: measure the gradient laws of every head on fresh sequences, and check them against autograd."""
+"""`gradient_laws`: measure the gradient laws of every head on new sequences, and check them against autograd."""
 
 from collections.abc import Iterator
 
 import numpy as np
 import torch
 
+from bayesgeom.checks.arguments import checked
 from bayesgeom.core.errors import HookFault, InvalidArgument
 from bayesgeom.core.run import ModelSpec
 from bayesgeom.core.trials import Trials, concatenate
@@ -20,10 +21,11 @@ from bayesgeom.results.report import with_provenance
 from bayesgeom.tasks.base import Branch, WindTunnel, checked_seed, derived_seed
 
 BUDGET_BYTES = 256 * 2**20
-TOLERANCE = 1e-8  # relative: beyond it attention is no softmax of q·k, or its values are not what is mixed
-_COPIES = 12  # arrays of the size of one layer's attention that are held per layer and pass
+TOLERANCE = 1e-8  # relative error above which attention is not softmax(q·k) applied to its values
+_COPIES = 12  # arrays of the size of one layer's attention in memory per layer and pass
 
 
+@checked("model", "trials_or_task")
 def gradient_laws(
     model: ModelLike,
     trials_or_task: Trials | TaskLike | None = None,
@@ -47,10 +49,10 @@ def gradient_laws(
         Gradients of every head, and the relative error of each law.
 
     Raises:
-        InvalidArgument: There are fewer than two sequences, or other targets.
+        InvalidArgument: There are fewer than two sequences, or the targets are unknown.
         MissingSite: The model does not provide the sites.
         TaskMismatch: The task does not fit the model.
-        HookFault: The laws do not hold: the attention is no plain softmax of q·k.
+        HookFault: The laws do not hold: the attention is not a plain softmax of q·k.
 
     Example:
         >>> import bayesgeom
@@ -69,12 +71,12 @@ def gradient_laws(
 def _checked(
     model: Model, task: WindTunnel, trials: Trials | None, *, targets: Targets, n: int, seed: int
 ) -> GradientReport:
-    """Check everything before anything runs, then measure. With `trials`, `task` only names them."""
+    """Check all arguments before anything runs, then measure; with `trials`, `task` is only their label."""
     if targets not in ("sampled", "exact"):
-        raise InvalidArgument(f"targets is 'sampled' or 'exact', as in training; got {targets!r}.")
+        raise InvalidArgument(f"targets must be 'sampled' or 'exact', as in training; got {targets!r}.")
     n = n if trials is None else len(trials)
     if n < 2:
-        raise InvalidArgument(f"n is the number of sequences: at least 2, so that one can stand in; got {n}.")
+        raise InvalidArgument(f"n, the number of sequences, must be at least 2 for the baseline; got {n}.")
     model.require(SITES, by="gradients")
     model.check_fits(trials if trials is not None else task.sample(1, seed=seed))
     seed, wide = checked_seed(seed), in_float64(model)
@@ -86,7 +88,7 @@ def _checked(
 
 
 def _measured(model: Model, trials: Trials, targets: Targets, *, seed: int) -> GradientReport:
-    """The report on a model in float64, a tile of sequences at a time."""
+    """Return the report on a model in float64, measured one tile of sequences at a time."""
     losses, tallies, errors = list[torch.Tensor](), list[list[LayerTally]](), list[np.ndarray]()
     for tile in tiles(trials, model.spec):
         loss, layers = captured(model, tile, targets)
@@ -101,17 +103,17 @@ def _measured(model: Model, trials: Trials, targets: Targets, *, seed: int) -> G
 
 
 def _check_laws(errors: np.ndarray, name: str) -> None:
-    """**Raises** `HookFault` where the laws do not hold."""
+    """Raise `HookFault` if the laws do not hold."""
     with np.errstate(invalid="ignore", divide="ignore"):
         relative = np.nan_to_num(errors[..., 0] / errors[..., 1])
     if not relative.max() <= TOLERANCE:
         raise HookFault(
-            f"the gradient laws are off by {relative.max():.1e} of the gradient on {name}: its attention is no plain "
-            f"causal softmax of q·k that mixes its values."
+            f"the gradient laws are off by {relative.max():.1e} of the gradient on {name}: its attention is not a "
+            f"plain causal softmax of q·k applied to its values."
         )
 
 
 def tiles(trials: Trials, spec: ModelSpec) -> Iterator[Trials]:
-    """Sequences in even tiles whose gradients fit the budget, none of them of a single sequence."""
+    """Yield tiles of at least two sequences whose gradients fit the budget."""
     each = 8 * _COPIES * spec.n_layers * spec.n_heads * trials.tokens.shape[1] ** 2
     return trials.batches(at_most=max(2, BUDGET_BYTES // each), at_least=2)

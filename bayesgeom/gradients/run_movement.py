@@ -1,10 +1,11 @@
-"""`gradient_movement`: the gradient laws over a run's snapshots, one model in memory at a time."""
+"""`gradient_movement`: the gradient laws at every snapshot of a run, with one model in memory at a time."""
 
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 
+from bayesgeom.checks.arguments import checked
 from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.core.progress import bar
 from bayesgeom.core.trials import Trials
@@ -29,12 +30,13 @@ from bayesgeom.results.report import with_provenance
 from bayesgeom.tasks.base import Branch, checked_seed, derived_seed
 
 
+@checked()
 def gradient_movement(
     run: Source | Sequence[Source], *, targets: Targets = "sampled", n: int = 32, seed: int = 0, device: str = "cpu"
 ) -> GradientMovementReport:
-    """Measure gradients of scores and values, and the distance of both from their end, at every snapshot of a training.
+    """Measure gradients of scores and values, and the distance of both from the last snapshot, at every snapshot.
 
-    The same sequences are used throughout. The provenance names the last snapshot.
+    All snapshots use the same sequences. The provenance names the last snapshot.
 
     Args:
         run: Directory that `bayesgeom train` wrote, name of a packed training, or checkpoint directories of one
@@ -42,7 +44,7 @@ def gradient_movement(
         targets: "sampled": hard labels; "exact": the posterior as soft labels.
         n: Number of sequences.
         seed: Seed of the sequences and of the intervals.
-        device: Where to run: "cpu", "cuda", …
+        device: Device: "cpu", "cuda", …
 
     Returns:
         Gradients and distances at every snapshot.
@@ -58,16 +60,16 @@ def gradient_movement(
         bayesgeom.core.errors.UnknownName: there is no training named 'no-such-run'.
     """
     if targets not in ("sampled", "exact") or n < 2:
-        raise InvalidArgument(f"targets is 'sampled' or 'exact' and n at least 2; got {targets!r}, {n}.")
+        raise InvalidArgument(f"targets must be 'sampled' or 'exact' and n at least 2; got {targets!r}, {n}.")
     check_device(device)
     return _followed(run_of(run), targets=targets, n=n, seed=checked_seed(seed), device=device)
 
 
 def _followed(training: TrainingRun, *, targets: Targets, n: int, seed: int, device: str) -> GradientMovementReport:
-    """The report, with its provenance."""
+    """Return the report with its provenance."""
     task, steps = training.wind_tunnel(), training.steps
     trials = task.sample(n, seed=derived_seed(seed, Branch.TRIALS), device=device)
-    # The last snapshot first, since distances are to it.
+    # The last snapshot comes first, because distances refer to it.
     last, measured_last = _measured(training.load(len(steps) - 1, device=device), trials, targets)
     moments, before = list[Moment](), None
     for index, step in enumerate(bar(steps[:-1], desc="snapshots", leave=False)):
@@ -81,7 +83,7 @@ def _followed(training: TrainingRun, *, targets: Targets, n: int, seed: int, dev
 
 
 def _measured(model: Model, trials: Trials, targets: Targets) -> tuple[Frame, dict[str, Any]]:
-    """A snapshot's frame and per-sequence numbers; its model is gone when this returns."""
+    """Return a snapshot's frame and per-sequence numbers; the model is freed on return."""
     model.require(SITES, by="gradient movement")
     wide, frames, found = in_float64(model), list[Frame](), list[dict[str, torch.Tensor]]()
     for tile in tiles(trials, wide.spec):

@@ -1,4 +1,4 @@
-"""How much later one distance settles than another."""
+"""The delay between the settling of two distances."""
 
 from dataclasses import dataclass
 from typing import final
@@ -11,9 +11,9 @@ from bayesgeom.stats.crossings import Crossing, times_later
 @final
 @dataclass(frozen=True)
 class Lag:
-    """How many times later values settle than routing; `least` and `most` are what the spacing of snapshots allows.
+    """Ratio of the settling steps of values and routing, with the bounds set by the spacing of snapshots.
 
-    NaN: the ratio where either has not settled, and the bound that is then unknown.
+    The ratio and unknown bounds are NaN if either has not settled.
     """
 
     ratio: float
@@ -22,7 +22,7 @@ class Lag:
 
     @property
     def verdict(self) -> str:
-        """Which of the two settles later, or that it cannot be said. Each settles after the snapshot before."""
+        """The verdict on which settles later; each settles between its snapshot and the previous one."""
         if np.isnan(self.ratio):
             return "cannot say which settles later, as not both settled before the last snapshot"
         if self.least >= 1:
@@ -38,5 +38,5 @@ class Lag:
 
 
 def lag(values: Crossing, routing: Crossing) -> Lag:
-    """How much later the first settles than the second."""
+    """Return how much later the first settles than the second."""
     return Lag(*times_later(values, routing))

@@ -1,7 +1,7 @@
-"""Per-head statistics of attention and advantage, added up tile by tile, one row per sequence.
+"""Per-head statistics of attention and advantage, summed tile by tile, one row per sequence.
 
-Correlations are taken within one query's row: rows differ in how large their gradients are, and within a row the mean
-advantage under the attention is zero by construction.
+Correlations are computed within one query's row: rows differ in the size of their gradients, and within a row the
+attention-weighted mean advantage is zero by construction.
 """
 
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ from bayesgeom.gradients.capture import LayerGradients
 from bayesgeom.stats.attention_laws import advantage, routing_gradient
 
 OTHER = "another sequence's advantage"  # the baseline of every correlation
-FEWEST = 3  # visible keys below which a row's correlation says nothing
+FEWEST = 3  # visible keys below which a row's correlation is meaningless
 BIN_EDGES = tuple(float(k) for k in range(-7, 5))  # log2 of attention over uniform attention
 N_BINS = len(BIN_EDGES) + 1
 PerSequence = Float64[Tensor, "batch head"]
@@ -46,7 +46,7 @@ class LayerTally:
 
 
 def layer_tally(layer: LayerGradients, trials: Trials) -> LayerTally:
-    """Return what the report needs of a layer, for at least two sequences, so that each has another one.
+    """Return the statistics of a layer, for at least two sequences, so that each has another one as its baseline.
 
     Norms are root mean squares over a sequence: ∂L/∂s over visible pairs, ‖∂L/∂v‖ over positions, and ‖∂L/∂v‖·‖v‖.
     """
@@ -69,7 +69,7 @@ def layer_tally(layer: LayerGradients, trials: Trials) -> LayerTally:
 
 
 def together(tiles: Sequence[LayerTally]) -> LayerTally:
-    """The tally of several tiles of one layer."""
+    """Return the tally of several tiles of one layer."""
     return LayerTally(
         correlation=torch.cat([tile.correlation for tile in tiles]),
         other_correlation=torch.cat([tile.other_correlation for tile in tiles]),
@@ -87,7 +87,7 @@ def _visible(trials: Trials) -> Bool[Tensor, "batch 1 query_pos key_pos"]:
 
 
 def _row_correlation(x: AtScored, y: AtScored, visible: Bool[Tensor, "batch 1 query_pos key_pos"]) -> PerSequence:
-    """Spearman within every scored row of enough visible keys, mean over a sequence's rows; NaN without such a row."""
+    """Return Spearman within every scored row with enough visible keys, mean over rows; NaN without such a row."""
     a, b = (_centered_ranks(values, visible) for values in (x, y))
     rows = (a * b).sum(-1) / (a.square().sum(-1) * b.square().sum(-1)).sqrt()
     is_enough = (visible.sum(-1) >= FEWEST).expand_as(rows)
@@ -95,7 +95,7 @@ def _row_correlation(x: AtScored, y: AtScored, visible: Bool[Tensor, "batch 1 qu
 
 
 def _centered_ranks(x: AtScored, visible: Bool[Tensor, "batch 1 query_pos key_pos"]) -> AtScored:
-    """Rank among the visible keys of the row, less its mean; 0 for hidden ones, which come last in the order."""
+    """Return centered ranks among the visible keys of the row; 0 for hidden keys."""
     order = x.masked_fill(~visible, torch.inf).argsort(dim=-1).argsort(dim=-1).to(x)
     middle = (visible.sum(-1, keepdim=True) - 1) / 2
     return torch.where(visible, order - middle, 0.0)
@@ -104,7 +104,7 @@ def _centered_ranks(x: AtScored, visible: Bool[Tensor, "batch 1 query_pos key_po
 def _binned(
     attention: AtScored, saved: AtScored, visible: Bool[Tensor, "batch 1 query_pos key_pos"]
 ) -> Float64[Tensor, "2 head bin"]:
-    """Sum of advantages, in units of the row's root mean square, and their number, by attention over uniform."""
+    """Return sum and number of advantages, in units of the row's root mean square, by attention over uniform."""
     count = visible.sum(-1, keepdim=True)
     is_counted = visible & (count >= FEWEST)
     size = (saved.square().masked_fill(~visible, 0).sum(-1, keepdim=True) / count).sqrt()

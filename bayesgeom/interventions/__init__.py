@@ -1,1 +1,1 @@
-"""Interventions: is what can be read from a subspace also used? Swap it and see whether the answer follows."""
+"""Interventions: does the model use what can be decoded from a subspace? Swap it and test whether the answer moves."""

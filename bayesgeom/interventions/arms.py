@@ -18,7 +18,7 @@ RANDOM = "a random subspace"
 @final
 @dataclass(frozen=True, kw_only=True)
 class Arms:
-    """Makes the edits of one kind in one layer. `like` gives device and precision, `points` what coordinates span."""
+    """The edits of one kind in one layer; `like` gives device and precision, `points` the spread of coordinates."""
 
     site: Site
     layer: int
@@ -28,15 +28,15 @@ class Arms:
     seed: int
 
     def own(self, subspace: Subspace) -> Edit:
-        """The edit of the subspace itself; "add" shifts each coordinate by one standard deviation."""
+        """Return the edit of the subspace; "add" shifts each coordinate by one standard deviation."""
         return self._edit(subspace, self._spread(subspace.reads))
 
     def ceiling(self) -> Edit:
-        """The whole activation: the donor's under a swap, else its mean."""
+        """Return the edit of the whole activation: replaced by the donor's under a swap, else by its mean."""
         return Replace(site=self.site, layer=self.layer, mode="resample" if self.kind == "swap" else "mean")
 
     def controls(self, bases: Float64[Tensor, "draw d rank"], like_own: Subspace | None = None) -> list[Edit]:
-        """The edits of control subspaces; "add" shifts them as it does `like_own`, else by their own spread."""
+        """Return the edits of control subspaces; "add" shifts them as `like_own` if given, else by their own spread."""
         of_own = None if like_own is None else like_own.reads
         return [
             self._edit(Subspace(RANDOM, basis), self._spread(basis if of_own is None else of_own)) for basis in bases
@@ -55,12 +55,12 @@ class Arms:
         )
 
     def _spread(self, reads: Float[Tensor, "d r"]) -> Float[Tensor, " r"] | None:
-        """One standard deviation of each coordinate, where coordinates are shifted."""
+        """Return one standard deviation of each coordinate for "add", else None."""
         if self.kind != "add":
             return None
         return (self.points @ reads.to(self.points)).std(dim=0).to(self.like)
 
 
 def turn(rank: int, seed: int) -> Float64[Tensor, "rank rank"]:
-    """A random rotation of the coordinates; one coordinate is negated."""
+    """Return a random rotation of the coordinates; a single coordinate is negated."""
     return -torch.ones(1, 1, dtype=torch.float64) if rank == 1 else random_subspaces(rank, rank, draws=1, seed=seed)[0]

@@ -1,34 +1,35 @@
-"""The design of an intervention: what is done, whom donors are, and how many controls stand beside it."""
+"""The design of an intervention: the kind of edit, the donors, and the number of controls."""
 
 from dataclasses import dataclass
 from typing import Literal, final
 
+from bayesgeom.checks.arguments import check_types
 from bayesgeom.core.edits import SUBSPACE_KINDS, SubspaceKind
 from bayesgeom.core.errors import InvalidArgument
 
 Donors = Literal["auto", "paired", "independent"]
 DONORS = ("auto", "paired", "independent")
 RANDOM, MATCHED = "random subspaces", "variance-matched subspaces"
-RANDOM_MOST, MATCHED_MOST = f"{RANDOM}, most", f"{MATCHED}, most"  # where only the largest effect is kept
+RANDOM_MOST, MATCHED_MOST = f"{RANDOM}, most", f"{MATCHED}, most"  # where only the largest effect is stored
 LEAST_CONTROLS = 20  # fewer random or matched subspaces cannot support "used"
 
 
 @final
 @dataclass(frozen=True)
 class Design:
-    """What is done to the subspace, and the controls.
+    """The edit of the subspace, and the controls.
 
     Args:
         kind: "swap", "remove", "keep", "rotate" or "add".
-        donors: "paired": the task's pairs, which share what is given; "independent": other sequences at the same
-            positions; "auto": pairs where the quantity differs within them, else independent sequences.
+        donors: "paired": pairs of the task, which share their prompts; "independent": other sequences at the same
+            positions; "auto": pairs if the quantity differs within them, else independent sequences.
         n_random, n_matched: random subspaces of the same rank, and subspaces with the same share of variance.
-        n_control: pairs that controls are scored on.
-        n_untrained: untrained networks in which the swap is repeated.
-        n_fit: sequences that subspaces are fitted on.
+        n_control: number of pairs on which controls are scored.
+        n_untrained: number of untrained networks in which the swap is repeated.
+        n_fit: number of sequences on which subspaces are fitted.
 
     Raises:
-        InvalidArgument: A kind or kind of donors is unknown, or a number is too small.
+        InvalidArgument: The kind or the donors are unknown, or a number is too small.
 
     Example:
         >>> import bayesgeom
@@ -45,6 +46,7 @@ class Design:
     n_fit: int = 1_024
 
     def __post_init__(self) -> None:
+        check_types(self)
         if self.kind not in SUBSPACE_KINDS:
             raise InvalidArgument(f"kind must be one of {', '.join(SUBSPACE_KINDS)}; got {self.kind!r}.")
         if self.donors not in DONORS:
@@ -57,5 +59,5 @@ class Design:
 
     @classmethod
     def of(cls, kind: "SubspaceKind | Design") -> "Design":
-        """A design of this kind, all else as by default."""
+        """Return a design of this kind with all other values at their defaults."""
         return kind if isinstance(kind, Design) else cls(kind)

@@ -1,4 +1,4 @@
-"""The figure of an intervention: effect by layer, bands of positions as lines, between ceiling and controls."""
+"""The figure of an intervention: effect by layer with ceiling and controls, one line per band of positions."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, final
 import numpy as np
 from jaxtyping import Float
 
-from bayesgeom.charts.lines import add_band, add_line, add_null
+from bayesgeom.charts.lines import add_band, add_line
 from bayesgeom.interventions.design import MATCHED, RANDOM
 from bayesgeom.results.estimate import Estimate
-from bayesgeom.results.theme import EXACT, NULL, SERIES, label_axes, panels
+from bayesgeom.results.theme import EXACT, NULL, SERIES, label_axes, panels, with_room_for_legend
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 @final
 @dataclass(frozen=True, kw_only=True)
 class Profile:
-    """One panel: an effect over layers and bands with its baselines, and the ceiling over all positions."""
+    """One panel: an effect over layers and bands with its baselines, and the ceiling at all positions."""
 
     title: str
     y: str
@@ -28,16 +28,16 @@ class Profile:
 
 
 def intervention_figure(title: str, profiles: Sequence[Profile], bands: Sequence[str]) -> "Figure":
-    """The panels side by side. The line of all positions carries its 95 % interval."""
+    """Draw the panels in a row; only the line of all positions has a 95 % interval."""
     figure = panels(title, tuple(profile.title for profile in profiles))
     for column, profile in enumerate(profiles, start=1):
         before = len(figure.data)
         _draw(figure, (1, column), profile, bands)
         figure.update_xaxes(tickmode="linear", tick0=0, dtick=1, row=1, col=column)
         label_axes(figure, (1, column), "layer", profile.y)
-        for trace in figure.data[before:]:  # one legend serves both panels
-            trace.update(legendgroup=trace.name, showlegend=column == 1)
-    return figure
+        for trace in figure.data[before:]:
+            trace.showlegend = trace.fill is None or trace.name.startswith("baseline")
+    return with_room_for_legend(figure)
 
 
 def _draw(figure: "Figure", panel: tuple[int, int], profile: Profile, bands: Sequence[str]) -> None:
@@ -45,15 +45,12 @@ def _draw(figure: "Figure", panel: tuple[int, int], profile: Profile, bands: Seq
     layers = np.flatnonzero(np.isfinite(effect.value[:, 0]))
     random, matched = (effect.baseline(name) for name in (RANDOM, MATCHED))
     least, most = (random.value if end is None else end for end in (random.low, random.high))
-    add_band(figure, panel, layers, least[layers, 0], most[layers, 0], name=f"{RANDOM}, range", color=NULL)
-    add_null(figure, panel, layers, random.value[layers, 0], name=f"{RANDOM}, mean")
+    add_band(figure, panel, layers, least[layers, 0], most[layers, 0], name=f"baseline: {RANDOM} (range)", color=NULL)
     most = matched.bar("higher")[layers, 0]
-    add_line(figure, panel, layers, most, name=f"{MATCHED}, most", color=NULL, dash="dash")
-    add_null(figure, panel, layers, 0.0, name="unedited")
-    figure.data[-1].line.dash = "dot"
+    add_line(figure, panel, layers, most, name=f"baseline: {MATCHED} (most)", color=NULL, dash="dash")
     add_line(figure, panel, layers, profile.ceiling[layers], name="ceiling: whole activation", color=EXACT, dash="dot")
     low, high = (end[layers, 0] for end in effect.ends)
     add_band(figure, panel, layers, low, high, name=f"{bands[0]}, 95 % interval", color=SERIES[0])
-    for band, name in enumerate(bands):
-        dash = "solid" if band == 0 else "dash"
-        add_line(figure, panel, layers, effect.value[layers, band], name=name, color=SERIES[band], dash=dash)
+    for band, name in reversed(list(enumerate(bands))):
+        dash, label = ("solid", f"{name} positions, 95 % interval") if band == 0 else ("dash", f"{name} of positions")
+        add_line(figure, panel, layers, effect.value[layers, band], name=label, color=SERIES[band], dash=dash)

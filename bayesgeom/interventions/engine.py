@@ -1,9 +1,9 @@
-"""The engine: every pair of sequences scored under every condition, streamed in tiles; what stays is sums per unit.
+"""The engine: score every pair of sequences under every condition, tile by tile, and store sums per unit.
 
 A condition ("arm") is one edit of one layer: the subspace, the ceiling (the whole activation), or a control subspace.
-It may be scored a second time without its direct path: what the edit added to the residual stream is subtracted again
-before the final norm, so that only what later blocks computed from it is left. A unit is a run of consecutive pairs;
-units are independent, so that resampling them is resampling pairs.
+It may be scored a second time without its direct path: the change that the edit made to the residual stream is
+subtracted before the final norm, so only the effect through later blocks remains. A unit is a run of consecutive
+pairs; units are independent, so resampling units is equivalent to resampling pairs.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -38,18 +38,18 @@ Arms = Mapping[int, Sequence[Edit]]
 @final
 @dataclass(frozen=True)
 class PairReference:
-    """Replacements for one tile of pairs: the task's means, and the donors' own activations."""
+    """Replacement activations for one tile of pairs: the task's means, and the donors' activations."""
 
     means: Means
     donors: Baseline | None
 
     def mean(self, site: Site, layer: int) -> Float[Tensor, "pos *rest"]:
-        """The task's mean at each position."""
+        """Return the task's mean at each position."""
         return self.means[site, layer]
 
     def donor(self, site: Site, layer: int) -> Float[Tensor, "batch pos *rest"]:
-        """The donor's unedited activation."""
-        assert self.donors is not None, "only swaps ask for donors, and swaps have them"
+        """Return the donor's unedited activation."""
+        assert self.donors is not None, "only swaps need donors, and swaps have them"
         return self.donors.held[site, layer]
 
 
@@ -66,12 +66,12 @@ class Totals:
 @final
 @dataclass(frozen=True, kw_only=True)
 class Movement:
-    """How the model's own value of a quantity is followed: towards the donor's, or towards what one arm makes of it.
+    """Movement of the model's own value y of a quantity towards the donor's value, or towards its value under one arm.
 
-    MOVED sums (y − y_own) · w and DISTANCE w · w. Towards the donor's, w is what of y_donor the tile's y_own does not
-    predict, both taken from `center`: the ratio is the slope of y on y_donor at a given y_own, 1 for a complete
-    transfer and 0 for an edit that does not look at the donor. (With w = y_donor − y_own the mean in place of
-    everything would score 1/2.) Towards an arm, w = y_arm − y_own: the ratio is the share of the way.
+    MOVED sums (y − y_own) · w and DISTANCE sums w · w. For the donor, w is the residual of y_donor after regression on
+    y_own within the tile, both centered at `center`: MOVED / DISTANCE is the slope of y on y_donor at a given y_own,
+    1 for a complete transfer and 0 for an edit that ignores the donor. (With w = y_donor − y_own, mean ablation would
+    score 1/2.) For an arm, w = y_arm − y_own: the ratio is the share of the distance covered.
 
     Args:
         center: the model's own mean value at each scored position.
@@ -83,16 +83,16 @@ class Movement:
     towards_arm: int | None = None
 
     def value(self, log_answers: Float64[Tensor, "batch query_pos answer"]) -> Float64[Tensor, "batch query_pos part"]:
-        """The model's own value."""
+        """Return the model's own value."""
         return self.quantity.own(log_answers, are_hypotheses=self.are_hypotheses)
 
 
 @final
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What to run on every tile: the same number of arms in each layer.
+    """The conditions to run on every tile: the same number of arms in each layer.
 
-    Arms in `without_direct` are scored again without their direct path, after all others.
+    Arms in `without_direct` are scored a second time without their direct path, after all others.
     """
 
     replayer: Replayer
@@ -106,13 +106,13 @@ class Plan:
 
 
 def bands_of(n_scored: int) -> tuple[tuple[str, ...], Float64[np.ndarray, "position band"]]:
-    """All scored positions and their thirds, where there are three: names, and weights that average over each."""
+    """Return names and averaging weights of the bands: all scored positions, and thirds if there are three."""
     everywhere = Positions(are_scored=False)
     return everywhere.bands(n_scored), everywhere.weights(n_scored, 0)
 
 
 def score_pairs(pairs: Iterator[Pair], plan: Plan, n: int) -> Totals:
-    """Score every arm on `n` pairs that come in blocks."""
+    """Score every arm on `n` pairs, which are drawn in blocks."""
     per_unit = -(-n // MAX_UNITS)
     units, n_bands = -(-n // per_unit), _weights(plan, 0).shape[1]
     n_arms = len(next(iter(plan.arms.values()))) + len(plan.without_direct)
@@ -131,7 +131,7 @@ def score_pairs(pairs: Iterator[Pair], plan: Plan, n: int) -> Totals:
 
 
 def _tiled(pairs: Iterator[Pair], spec: ModelSpec) -> Iterator[Pair]:
-    for originals, donors in pairs:  # blocks of one size are cut alike
+    for originals, donors in pairs:  # blocks of the same size give the same tiles
         yield from zip(tiles(originals, spec), repeat(None) if donors is None else tiles(donors, spec))  # noqa: B905
 
 
@@ -168,14 +168,14 @@ def _score_tile(
 
 
 def _weights(plan: Plan, number: int) -> Float64[np.ndarray, "position band"]:
-    """What averages over positions in this tile."""
+    """Return the weights that average over positions in this tile."""
     return plan.bands if plan.positions is None else plan.positions.weights(len(plan.bands), number)
 
 
 def _variants(
     edits: Sequence[Edit], plan: Plan, passes: tuple[Baseline, PairReference], number: int
 ) -> list[tuple[Edit, ...]]:
-    """The arms of one layer in this tile, then those without their direct path."""
+    """Return the arms of one layer in this tile, then those without their direct path."""
     baseline, reference = passes
     mask = None if plan.positions is None else plan.positions.mask(baseline.trials, number)
     limited = [edit if mask is None else AtPositions.of(edit, mask, baseline.rows) for edit in edits]
@@ -186,7 +186,7 @@ def _variants(
 
 
 def _direct_path(edit: Edit, last: int, baseline: Baseline, reference: PairReference) -> Subtract:
-    """What the edit adds to the residual stream, to be subtracted from it before the final norm."""
+    """Return the edit that subtracts, before the final norm, what `edit` added to the residual stream."""
     own = baseline.held[edit.site, edit.layer]
     added = edit.applied(own, reference) - own
     return Subtract(site=RESID_POST, layer=last, amount=added, rows=baseline.rows)
@@ -205,7 +205,7 @@ class _Scorer:
 
     @classmethod
     def of(cls, pair: Pair, plan: Plan, baseline: Baseline, reference: PairReference) -> "_Scorer":
-        """Of a tile whose passes have been made."""
+        """Return the scorer of a tile after its passes."""
         originals, donors = pair
         own = way = None
         if plan.movement is not None:
@@ -223,7 +223,7 @@ class _Scorer:
         way: Float64[Tensor, "batch query_pos part"] | None,
         what: str,
     ) -> Float[np.ndarray, "sequence metric position"]:
-        """The metrics of `scored`, then MOVED and DISTANCE; NaN where there is nothing to move towards."""
+        """Return the metrics of `scored`, then MOVED and DISTANCE; NaN without a target of the movement."""
         originals, donors = self.pair
         log_answers = _log_answers(logits, originals, what)
         first = _bits(log_answers, originals, donors if self.has_donor_answer else None)
@@ -237,7 +237,7 @@ class _Scorer:
 def _unpredicted(
     donor: Float64[Tensor, "batch query_pos part"], own: Float64[Tensor, "batch query_pos part"]
 ) -> Float64[Tensor, "batch query_pos part"]:
-    """What is left of the donors' values after one regression, through zero, on the recipients' own."""
+    """Return the residual of the donors' values after a regression through zero on the recipients' values."""
     power = own.square().sum()
     return donor - own * ((donor * own).sum() / power) if bool(power > 0) else donor
 
@@ -245,7 +245,7 @@ def _unpredicted(
 def scored(
     logits: Float[Tensor, "batch query_pos d_vocab"], pair: Pair, what: str
 ) -> Float[np.ndarray, "sequence metric position"]:
-    """KL to the original's exact posterior, KL to the donor's (NaN without one), and entropy error."""
+    """Return KL to the original's exact posterior, KL to the donor's (NaN without one), and entropy error."""
     originals, donors = pair
     return torch.stack(_bits(_log_answers(logits, originals, what), originals, donors), dim=1).cpu().numpy()
 
@@ -270,7 +270,7 @@ def _bits(
 
 
 def pooled_by_role(mean: Float[Tensor, "pos *rest"], is_scored: Bool[Tensor, " pos"]) -> Float[Tensor, "pos *rest"]:
-    """At scored positions the mean over scored positions, at the others the mean over those."""
+    """Return the mean over scored positions at scored positions, and the mean over the others at the others."""
     pooled = torch.empty_like(mean)
     for role in (is_scored, ~is_scored):
         if bool(role.any()):

@@ -1,4 +1,4 @@
-"""A checked intervention: it fits subspaces, draws controls, runs every condition and hands the sums to the summary."""
+"""A checked intervention: fits subspaces, draws controls, runs every condition and passes the sums to the summary."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -49,8 +49,8 @@ from bayesgeom.subspaces.subspace import Subspace
 from bayesgeom.subspaces.trained import TrainedSwap
 from bayesgeom.tasks.base import BLOCK, Branch, WindTunnel, check_count, derived_seed
 
-N_READ, N_HELD = 256, 128  # sequences that read-outs are fitted on, and that they are scored on
-N_MEAN, N_COMPARED = 256, 32  # sequences behind the mean activation, and pairs behind the share outside a subspace
+N_READ, N_HELD = 256, 128  # sequences on which read-outs are fitted, and on which they are scored
+N_MEAN, N_COMPARED = 256, 32  # sequences for the mean activation, and pairs for the share outside a subspace
 _PAIRS, _FIT, _HELD, _DRAWS, _DONORS, _UNTRAINED, _TRAIN, _SHUFFLE = 4, 5, 6, 7, 8, 9, 10, 11  # branches of the seed
 _BUDGET = 2**30  # bytes of activations that fits may record
 _SAME = 1e-6  # share of a quantity's variance below which pairs do not differ in it
@@ -59,7 +59,7 @@ _SAME = 1e-6  # share of a quantity's variance below which pairs do not differ i
 @final
 @dataclass(frozen=True, kw_only=True)
 class Intervention:
-    """A checked intervention in each layer of a site alone: internal, what `intervene` and the dynamics share."""
+    """A checked intervention in each layer of a site alone, shared by `intervene` and the dynamics. Internal."""
 
     model: Model
     task: WindTunnel
@@ -82,7 +82,7 @@ class Intervention:
         n: int,
         seed: int,
     ) -> "Intervention":
-        """Check everything that can be checked before anything runs."""
+        """Check all arguments before anything runs."""
         check_count(n)
         place.check_in(model)
         one = task.sample(1, seed=seed, device=model.spec.device)
@@ -96,22 +96,22 @@ class Intervention:
 
     @property
     def layers(self) -> tuple[int, ...]:
-        """The layers that are acted on."""
+        """The layers that are edited."""
         return self.place.layers_of(self.model.spec)
 
     @property
     def kind(self) -> SubspaceKind:
-        """What is done to the subspace."""
+        """The kind of edit."""
         return self.design.kind
 
     @property
     def positions(self) -> Positions:
-        """Where it acts in a sequence."""
+        """The positions of a sequence that are edited."""
         by_fit = "scored" if self.fit.about.at_scored else "all"
         return Positions(are_scored=(self.place.positions or by_fit) == "scored", score_after=self.place.score_after)
 
     def pairs(self, n: int) -> Iterator[Pair]:
-        """The sequences that are scored, in blocks; donors only where they are swapped in."""
+        """Yield the scored sequences in blocks, with donors under a swap and None otherwise."""
         if self.kind != "swap":
             stream = self.task.stream(n, seed=derived_seed(self.seed, _PAIRS), device=self.model.spec.device)
             yield from ((trials, None) for trials in stream)
@@ -122,11 +122,11 @@ class Intervention:
             yield originals, donors
 
     def sample(self) -> Sample:
-        """The sequences that subspaces are fitted on, and the model's activations there."""
+        """Return the sequences on which subspaces are fitted, with the model's activations."""
         return self._sample(self.design.n_fit, _FIT)
 
     def report(self) -> InterventionReport:
-        """Fit, act, score."""
+        """Fit the subspaces, edit, score and return the report."""
         sample, layers = self.sample(), self.layers
         subspaces = self.fit.fitted(sample, layers)
         moments = {at: covariance(sample.points(at)) for at in layers}
@@ -188,18 +188,18 @@ class Intervention:
         return provenance(self.model, self.task, arguments)
 
     def _overlaps(self, sample: Sample, subspaces: Mapping[int, Subspace]) -> dict[int, Overlap]:
-        """How much of each subspace lies in the span of the hypothesis tokens' embeddings."""
+        """Return how much of each subspace lies in the span of the hypothesis tokens' embeddings."""
         setting = Setting(model=self.model, place=self.place, trials=sample.run.trials.rows(slice(0, 1)))
         return overlaps(self.fit, setting, sample, subspaces, seed=derived_seed(self.seed, _DRAWS, 2))
 
     def random_of(self, layer: int, rank: int) -> Float64[Tensor, "draw d rank"]:
-        """Random subspaces of this rank in one layer."""
+        """Return random subspaces of this rank in one layer."""
         width = self.place.width_in(self.model.spec)
         seed = derived_seed(self.seed, _DRAWS, layer)
         return random_subspaces(width, rank, draws=self.design.n_random, seed=seed)
 
     def arms(self, sample: Sample, layer: int, kind: SubspaceKind | None = None) -> Arms:
-        """What makes the edits of one layer."""
+        """Return the factory of the edits of one layer."""
         like = sample.run.at(self.place.site)
         return Arms(
             site=self.place.site,
@@ -211,7 +211,7 @@ class Intervention:
         )
 
     def _main_arms(self, sample: Sample, subspaces: Mapping[int, Subspace]) -> dict[int, list[Edit]]:
-        """The subspace and the ceiling; under a swap also their removal, and the erasure of the quantity."""
+        """Return subspace and ceiling; under a swap also their removal, and the erasure of the quantity."""
         found = {}
         erasers = subspaces if isinstance(self.fit, Eraser) or not self._claims_the_quantity else self._erasers(sample)
         for layer, own in subspaces.items():
@@ -224,7 +224,7 @@ class Intervention:
 
     @property
     def _claims_the_quantity(self) -> bool:
-        """Whether the subspace is said to hold the quantity, so that erasing the quantity is a test of it."""
+        """Whether the subspace claims to hold the quantity, so that erasing the quantity tests the claim."""
         return self.kind == "swap" and self.fit.about.at_scored
 
     def _erasers(self, sample: Sample) -> Mapping[int, Subspace]:
@@ -238,10 +238,10 @@ class Intervention:
         matched: Float64[Tensor, "matched d rank"],
         layer: int,
     ) -> list[Edit]:
-        """The ceiling, then random subspaces, then those with the same share of variance."""
+        """Return the ceiling, then random subspaces, then those with the same share of variance."""
         arms = self.arms(sample, layer)
         controls = arms.controls(matched)
-        controls *= -(-self.design.n_matched // len(controls))  # where the whole complement is the only one
+        controls *= -(-self.design.n_matched // len(controls))  # the whole complement may be the only control
         return [arms.ceiling(), *arms.controls(random, own), *controls]
 
     def _controls(self, own: Subspace, covariance: Float64[Tensor, "d d"], layer: int) -> Matched:
@@ -249,7 +249,7 @@ class Intervention:
         return matched_subspaces(own, covariance, draws=self.design.n_matched, seed=seed)
 
     def _scored(self, n: int, arms: Mapping[int, list[Edit]], fitted: tuple[Means, Sample], *, is_main: bool) -> Totals:
-        """Every arm on `n` pairs; the subspace's own and its controls also without their direct paths."""
+        """Score every arm on `n` pairs; the subspace and its controls also without their direct paths."""
         (means, sample), trials = fitted, self.task.sample(1, seed=self.seed)
         towards = (1 if is_main else 0) if self.place.score_after else None
         quantity, are_hypotheses = self.fit.about.quantity, answers_are_hypotheses(trials)
@@ -291,7 +291,7 @@ class Intervention:
         return CarriedReplayer(self.model) if self.place.site == CARRIED else self.model.replayer()
 
     def _recorded(self, blocks: list[Trials]) -> Run:
-        """A run with the carried states of every layer at the scored positions, which no module of the model gives."""
+        """Return a run with the carried states of every layer at scored positions, which no module outputs."""
         run = self.model.run(blocks, record=(), n_recorded=sum(map(len, blocks)), budget_bytes=_BUDGET)
         replayer, found = self._replayer(), list[Tensor]()
         for block in blocks:
@@ -302,18 +302,18 @@ class Intervention:
         return replace(run, recorded={CARRIED: torch.cat(found, dim=1)}, trials=concatenate(blocks))
 
     def _pairs_to_train(self, n: int, seed: int) -> tuple[Trials, Trials]:
-        """Recipients and donors of a branch of their own."""
+        """Return recipients and donors from a separate branch of the seed."""
         return self._drawn(n, derived_seed(self.seed, _TRAIN, seed))
 
     def _drawn(self, n: int, seed: int) -> tuple[Trials, Trials]:
-        """Recipients and donors: the task's pairs, or sequences that have nothing to do with one another."""
+        """Return recipients and donors: pairs of the task, or independent sequences."""
         device = self.model.spec.device
         if self.donors == "independent":
             return _independent(self.task, n, seed, device)
         return self.task.sample_pair(n, seed=seed, device=device)
 
     def _means(self, sample: Sample) -> Means:
-        """Mean activation of each layer: one vector for scored positions, one for the others."""
+        """Return the mean activation of each layer: one vector for scored positions, one for the others."""
         site, like = self.place.site, sample.run.at(self.place.site)
         if self.positions.are_scored or self.positions.score_after:
             n_pos = sample.run.trials.tokens.shape[1]
@@ -333,7 +333,7 @@ class Intervention:
 
     @torch.no_grad()
     def _outside(self, subspaces: Mapping[int, Subspace]) -> dict[int, float]:
-        """Share of Σ |donor − recipient|² outside each subspace, where it acts; NaN without donors or difference."""
+        """Return the share of Σ |donor − recipient|² outside each subspace; NaN without donors or difference."""
         if self.kind != "swap":
             return dict.fromkeys(subspaces, float("nan"))
         replayer, site = self._replayer(), self.place.site
@@ -345,7 +345,7 @@ class Intervention:
         }
 
     def _untrained(self) -> dict[int, float]:
-        """Movement as a share of the ceiling's in untrained networks, the least of them; NaN where nothing fits."""
+        """Return the least movement among untrained networks, as a share of their ceiling; NaN if the fit fails."""
         shares = list[dict[int, float]]()
         for number in range(self.design.n_untrained if self.kind == "swap" else 0):
             model = self.model.fresh(derived_seed(self.seed, _UNTRAINED, number) % 2**31)
@@ -354,7 +354,7 @@ class Intervention:
         return {at: min(share[at] for share in shares) for at in self.layers} if shares else {}
 
     def share_of_ceiling(self) -> dict[int, float]:
-        """Movement as a share of the ceiling's in each layer, on as many pairs as controls; NaN where nothing fits."""
+        """Return movement as a share of the ceiling in each layer, on the control pairs; NaN where the fit fails."""
         sample, found = self.sample(), dict.fromkeys(self.layers, float("nan"))
         subspaces: dict[int, Subspace] = {}
         for layer in self.layers:
@@ -388,7 +388,11 @@ def _outside_share(original: Tensor, donor: Tensor, mask: Bool[Tensor, " pos"] |
 
 
 def _donors_of(task: WindTunnel, fit: Fit, design: Design, seed: int) -> str:
-    """Whose activations are swapped in. **Raises** `InvalidArgument` where pairs cannot be swapped."""
+    """Return "paired" or "independent".
+
+    Raises:
+        InvalidArgument: The task draws no pairs, or its pairs cannot be swapped.
+    """
     if design.donors == "independent":
         _check_pairs(task, *_independent(task, 2, seed, "cpu"))
         return "independent"
@@ -397,7 +401,7 @@ def _donors_of(task: WindTunnel, fit: Fit, design: Design, seed: int) -> str:
     except NotImplementedError as error:
         if design.donors == "paired":
             raise InvalidArgument(
-                f"{task} draws no pairs. Use donors='independent' or 'auto', or kind 'remove' or 'keep'."
+                f"{task} has no pairs. Use donors='independent' or 'auto', or kind 'remove' or 'keep'."
             ) from error
         _check_pairs(task, *_independent(task, 2, seed, "cpu"))
         return "independent"
@@ -418,5 +422,5 @@ def _check_pairs(task: WindTunnel, originals: Trials, donors: Trials) -> None:
     same = [torch.equal(vars(originals)[name], vars(donors)[name]) for name in ("scored", "answers")]
     if originals.tokens.shape != donors.tokens.shape or not all(same):
         raise InvalidArgument(
-            f"the pairs of {task} do not score the same positions and answers: they cannot be swapped."
+            f"the pairs of {task} do not score the same positions and answers, so they cannot be swapped."
         )

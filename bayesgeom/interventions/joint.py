@@ -1,8 +1,8 @@
-"""Edits in several layers at once, for `intervene(sites=[…])`: whole passes, and what arrives at each layer's axis.
+"""Edits in several layers at once, for `intervene(sites=[…])`: whole passes, with each layer's input coordinate read.
 
-The coordinate along a layer's axis is read as it arrives, before that layer's own edit: after a cut it is constant by
-construction, and that its correlation with entropy vanishes there says nothing. What earlier cuts left of it, or what
-the layers between have put back, does.
+The coordinate along a layer's axis is read before that layer's own edit. After the edit it is constant by
+construction, so its correlation with entropy would be zero whatever the model does. Before the edit, the correlation
+shows what earlier edits left and what the layers in between restored.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -40,7 +40,7 @@ from bayesgeom.subspaces.site import InterventionSite
 from bayesgeom.subspaces.subspace import Subspace
 from bayesgeom.tasks.base import WindTunnel, derived_seed
 
-N_FIT, N_RANDOM = 256, 20  # sequences behind the mean activation, and random subspaces of the same rank
+N_FIT, N_RANDOM = 256, 20  # sequences for the mean activation, and random subspaces of the same rank
 N_KEPT = 256  # sequences whose coordinates are correlated with entropy
 EDITABLE = (*STAGES, V)
 _TRIALS, _RESAMPLING, _FIT, _ORTHOGONAL = 8, 9, 10, 11  # branches of the seed
@@ -53,7 +53,7 @@ Watch = Callable[[int, Tensor], None]
 @final
 @dataclass(frozen=True, kw_only=True)
 class Arm:
-    """Edits that act together, by layer; none is the model as it is."""
+    """Edits that act together, by layer; without edits it is the unedited model."""
 
     label: str
     edits: Edits
@@ -62,7 +62,7 @@ class Arm:
 @final
 @dataclass(frozen=True, kw_only=True)
 class JointIntervention:
-    """A checked intervention in several layers at once: internal, of `intervene(sites=[…])`. `single` acts at one."""
+    """A checked intervention in several layers at once, for `intervene(sites=[…])`; `single` edits one. Internal."""
 
     single: Intervention
     sets: tuple[tuple[int, ...], ...]
@@ -79,15 +79,17 @@ class JointIntervention:
         n: int,
         seed: int,
     ) -> "JointIntervention":
-        """Check everything that can be checked before anything runs."""
+        """Check all arguments before anything runs."""
         if kind not in _WITHOUT_DONORS:
             allowed = ", ".join(_WITHOUT_DONORS)
-            raise InvalidArgument(f"in several layers at once kind is one of {allowed}; {kind!r} is for one at a time.")
+            raise InvalidArgument(
+                f"in several layers at once kind must be one of {allowed}; {kind!r} edits one layer at a time."
+            )
         if n < 2:
-            raise InvalidArgument(f"n is the number of sequences: at least 2 to correlate anything, got {n}.")
+            raise InvalidArgument(f"n, the number of sequences, must be at least 2 for a correlation; got {n}.")
         if not sites or len({place.site for place in sites}) > 1:
             raise InvalidArgument(
-                "name one site or more, all at one hook point: sites=[InterventionSite(RESID_PRE, (1, 3))]."
+                "sites must hold at least one site, all at one hook point: sites=[InterventionSite(RESID_PRE, (1, 3))]."
             )
         for place in sites:
             place.check_in(model, editable=EDITABLE)
@@ -109,16 +111,16 @@ class JointIntervention:
 
     @property
     def model(self) -> Model:
-        """What is acted on."""
+        """The edited model."""
         return self.single.model
 
     @property
     def task(self) -> WindTunnel:
-        """What it is asked."""
+        """The task."""
         return self.single.task
 
     def report(self) -> JointInterventionReport:
-        """Fit, act, score."""
+        """Fit the subspaces, edit, score and return the report."""
         single, sample = self.single, self.single.sample()
         edited = sorted({layer for layers in self.sets for layer in layers})
         subspaces = single.fit.fitted(sample, edited) | self._elsewhere(sample, edited)
@@ -149,12 +151,12 @@ class JointIntervention:
         return provenance(self.model, self.task, arguments)
 
     def _elsewhere(self, sample: Sample, edited: Sequence[int]) -> dict[int, Subspace]:
-        """The subspaces of the other layers, where there are any: their coordinates are watched alone."""
+        """Return the subspaces of the other layers, where only the coordinates are read."""
         found: dict[int, Subspace] = {}
         for layer in set(range(self.model.spec.n_layers)).difference(edited):
             try:
                 found |= self.single.fit.fitted(sample, (layer,))
-            except InvalidArgument:  # such as layer 0 where one and the same token is asked about
+            except InvalidArgument:  # such as layer 0 if every query is the same token
                 continue
         return found
 
@@ -164,7 +166,7 @@ class JointIntervention:
             yield from tiles(block, spec)
 
     def _arms(self, sample: Sample, subspaces: dict[int, Subspace]) -> Iterator[Arm]:
-        """Of each set: own, ceiling, random ones, orthogonal ones; draw i of every layer acts with draw i of others."""
+        """Yield own, ceiling, random and orthogonal arms of each set; all layers use the same draw number."""
         label = f"{self.single.kind} {self.single.fit.label}"
         for layers in self.sets:
             by_layer = {layer: self._edits(sample, layer, subspaces[layer]) for layer in layers}
@@ -173,7 +175,11 @@ class JointIntervention:
                 yield Arm(label=f"{label} in layers {layers}", edits=edits)
 
     def _edits(self, sample: Sample, layer: int, subspace: Subspace) -> list[Edit]:
-        """**Raises** `InvalidArgument` where the complement has no room for a subspace of the same rank."""
+        """Return the edits of one layer, own and controls.
+
+        Raises:
+            InvalidArgument: The complement is too small for a subspace of the same rank.
+        """
         width, rank = subspace.width, subspace.rank
         if 2 * rank > width:
             raise InvalidArgument(
@@ -200,7 +206,7 @@ class JointIntervention:
 
 
 def orthogonal_to(basis: Float[Tensor, "d rank"], *, draws: int, seed: int) -> Float64[Tensor, "draw d rank"]:
-    """Random subspaces of the same rank within the complement of a subspace; less than the rank where that is full."""
+    """Return random subspaces of the same rank orthogonal to a subspace; of lower rank if the complement is smaller."""
     d, rank = basis.shape
     own = basis.double()
     drawn = random_subspaces(d, min(rank, d - rank), draws=draws, seed=seed).to(own)
@@ -220,9 +226,10 @@ class Passes:
     def logits(
         self, trials: Trials, watch: Watch, edits: Edits, reference: Reference | None
     ) -> Float[Tensor, "batch query_pos d_vocab"]:
-        """One pass; `watch` is given every layer's activation as it arrives, before the edit of that layer.
+        """Run one pass; `watch` receives every layer's activation before the edit of that layer.
 
-        **Raises** `HookFault` where a layer's activation did not pass by exactly once.
+        Raises:
+            HookFault: A layer's hook did not run exactly once.
         """
 
         def hook(layer: int) -> Change:
@@ -240,7 +247,7 @@ class Passes:
             return self.model.logits(trials)
 
     def means(self, blocks: Iterator[Trials], layers: Sequence[int]) -> Means:
-        """Mean activation of each layer: one vector for scored positions, one for the others."""
+        """Return the mean activation of each layer: one vector for scored positions, one for the others."""
         sums, n, is_scored = dict[int, Tensor](), 0, torch.zeros(0, dtype=torch.bool)
         for block in blocks:
 
@@ -263,7 +270,7 @@ def score_arms(
     n: int,
     n_kept: int,
 ) -> Scores:
-    """Every arm on every block of `n` sequences in all; coordinates and entropies of the first `n_kept`."""
+    """Score every arm on `n` sequences in blocks; keep coordinates and entropies of the first `n_kept`."""
     per_unit, reference, done = -(-n // MAX_UNITS), PairReference(means, None), 0
     counts, bits = np.zeros(-(-n // per_unit), dtype=np.int64), np.zeros((len(arms), -(-n // per_unit), 2))
     entropies, coordinates, exact = list[np.ndarray](), list[np.ndarray](), list[np.ndarray]()

@@ -1,4 +1,4 @@
-"""The report on edits in several layers at once: what they cost beside random directions, and what the axis keeps.
+"""The report on edits in several layers at once: their cost compared with random directions, and the axis after them.
 
 Reference: Agarwal, Dalal & Misra 2025, Paper III of their trilogy, sections 4.5, 4.6 and 6.2 (cuts at one layer and at
 five; "a privileged read-out, not a bottleneck").
@@ -24,33 +24,34 @@ ORTHOGONAL, UNEDITED = "orthogonal random subspaces", "unedited model"
 METRICS = ("KL", "entropy error")
 TARGETS = ("exact entropy", "exact entropy within positions", "model's own entropy")
 RULE = (
-    "An edit costs more than chance where the paired difference to random directions has a 95 % interval above zero "
-    "and the cost exceeds every one of them; no more than chance where it lies within their range; else undecided."
+    "An edit costs more than chance if the 95 % interval of the paired difference to random directions lies above zero "
+    "and the cost exceeds that of every random direction. It costs no more than chance if it lies within their range. "
+    "Everything else is undecided."
 )
 
 
 @final
 @dataclass(frozen=True, kw_only=True, repr=False)
 class JointInterventionReport(Report):
-    """Edits of one subspace in sets of layers, each set at once; bits, and rank correlations along each layer's axis.
+    """Effects of editing one subspace in several layers in the same pass, for every set of layers.
 
-    - `unedited_bits`: KL to the exact posterior and entropy error of the model as it is.
-    - `increase_bits`: of both, from the unedited model on the same sequences. Baselines: mean and range over `n_random`
-      random subspaces of that rank, and over as many that are orthogonal to the own.
-    - `ceiling_increase_bits`: the whole activation replaced by its mean in those layers.
+    - `unedited_bits`: KL to the exact posterior and entropy error of the unedited model.
+    - `increase_bits`: the increase of both over the unedited model on the same sequences. Baselines: mean and range
+      over `n_random` random subspaces of that rank, and over as many that are orthogonal to the edited subspace.
+    - `ceiling_increase_bits`: the same with the whole activation replaced by its mean in those layers.
     - `beyond_random_bits`: the paired difference to the mean over random subspaces.
-    - `axis_correlation`: |Spearman| of entropy and the coordinate along a layer's axis as it arrives there, before the
-      edit of that layer; baselines: random subspaces cut, and the unedited model. NaN beyond rank 1.
+    - `axis_correlation`: |Spearman| of entropy and the coordinate along a layer's axis, read before the edit of that
+      layer; baselines: edits of random subspaces, and the unedited model. NaN for ranks above 1.
     """
 
     name: ClassVar[str] = "joint_intervention"
     title: ClassVar[str] = "Joint intervention: what do cuts in several layers at once change?"
     about: ClassVar[str] = (
-        "One direction, such as the one along which uncertainty can be read, is acted on in several layers in the same "
-        "pass, so that what one layer loses a later one cannot simply read again. Two things are asked. Do answers get "
-        "worse, and more so than under random directions? And is the direction still ordered by uncertainty when "
-        "it arrives at the layers further on? A direction that loses its order while the answers stay as good was a "
-        "read-out and no bottleneck. The coordinate is taken before a layer's own edit: after it, it is constant by "
+        "One direction, such as a decoder of uncertainty, is edited in several layers in the same pass, so that a "
+        "later layer cannot recover what an earlier edit removed. There are two questions. Do answers "
+        "get worse, and by more than with random directions? Does the coordinate along the direction still follow "
+        "uncertainty in later layers? If it does not, but the answers stay as good, then the direction was a read-out, "
+        "not a bottleneck. The coordinate is read before a layer's own edit, because after the edit it is constant by "
         "construction. " + RULE
     )
 
@@ -121,11 +122,12 @@ class JointInterventionReport(Report):
         for i, name in enumerate(self.sets):
             color = SERIES[i % len(SERIES)]
             add_line(figure, (2, 1), layers, order.value[i, :, 0], name=f"layers {name}", color=color)
-        label_axes(figure, (2, 1), "layer", "|ρ| with the exact entropy, as it arrives")
+        figure.update_yaxes(range=[0, 1.03], row=2, col=1)
+        label_axes(figure, (2, 1), "layer", "|ρ| with the exact entropy")
         return with_room_for_legend(figure)
 
     def table(self) -> str:
-        """One row a set of layers and metric, then the order along the axis, as the command line prints it."""
+        """Return one row per set of layers and metric, then the correlations along the axis."""
         head = ("layers", "metric", "increase", "95 % interval", "random (range)", "orthogonal (range)", "ceiling")
         rows: list[tuple[str, ...]] = [(*head, "beyond random")]
         for i, name in enumerate(self.sets):
@@ -152,7 +154,7 @@ class JointInterventionReport(Report):
         return "\n".join([title, *aligned(rows), "", *aligned(self._order()), "", *said, RULE])
 
     def _order(self) -> list[tuple[str, ...]]:
-        """|ρ| of the axis with entropy where it arrives last: unedited, edited, and under random directions."""
+        """Return |ρ| of the axis with entropy in the last layer: unedited, edited, and with random directions."""
         rows: list[tuple[str, ...]] = [("layers", "|ρ|, last layer, with", "unedited", "edited", "random (range)")]
         for i, name in enumerate(self.sets):
             for j, target in enumerate(self.targets):
@@ -179,7 +181,7 @@ def _with_range(level: Baseline, form: str) -> str:
 
 
 def verdict_of(value: float, beyond_lo: float, most: float) -> str:
-    """By `RULE`, from a cost, the lower end of its paired difference to random directions, and the most of them."""
+    """Return the verdict by `RULE` from an increase, the lower end beyond random directions, and their maximum."""
     if np.isnan(beyond_lo):
         return "undecided"
     if beyond_lo > 0 and value > most:

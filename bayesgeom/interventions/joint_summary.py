@@ -1,4 +1,4 @@
-"""From scores under every arm to the joint report: paired intervals over sequences, floors, correlations, verdicts."""
+"""The joint report from the scores of every arm: paired intervals, chance levels, correlations and verdicts."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,16 +23,17 @@ from bayesgeom.stats.regression import without_level_means
 from bayesgeom.stats.resampling import resampled_correlation_at_position, resampled_spearman
 
 DRAWS = 200
-OWN, CEILING, FIRST_RANDOM = range(3)  # arms of a set; arm 0 of all is the model as it is
+OWN, CEILING, FIRST_RANDOM = range(3)  # arms of a set; the very first arm is the unedited model
 
 
 @final
 @dataclass(frozen=True, kw_only=True)
 class Scores:
-    """Per arm, sums over the sequences of a unit, averaged over positions; of the first sequences also what arrives.
+    """Sums over the sequences of a unit for every arm, and coordinates and entropies of the first sequences.
 
-    - `bits`: KL to the exact posterior and entropy error. `own_entropy`: the model's own, over the answers.
-    - `coordinates`: along each layer's axis at scored positions; NaN where the subspace is no single direction.
+    - `bits`: KL to the exact posterior and entropy error, averaged over positions.
+    - `own_entropy`: entropy of the model's prediction over the answers.
+    - `coordinates`: along each layer's axis at scored positions; NaN if the subspace has more than one dimension.
     """
 
     counts: Int[np.ndarray, " unit"]
@@ -45,7 +46,7 @@ class Scores:
 @final
 @dataclass(frozen=True, kw_only=True)
 class JointContext:
-    """What the report needs beside the scores."""
+    """The data that the report needs in addition to the scores."""
 
     kind: str
     site: str
@@ -57,7 +58,7 @@ class JointContext:
 
 
 def joint_report(scores: Scores, context: JointContext) -> JointInterventionReport:
-    """The report; arms come as the model itself, then of each set: own, ceiling, random ones, orthogonal ones."""
+    """Return the report; arms are the unedited model, then own, ceiling, random and orthogonal ones of each set."""
     n, per_set = int(scores.counts.sum()), FIRST_RANDOM + 2 * context.n_random
     firsts = [1 + i * per_set for i in range(len(context.sets))]
     paired = [scores.bits[first : first + per_set] - scores.bits[0] for first in firsts]
@@ -90,7 +91,7 @@ def joint_report(scores: Scores, context: JointContext) -> JointInterventionRepo
 
 
 def _level(name: str, drawn: Sequence[Float[np.ndarray, "draw *axes"]]) -> Baseline:
-    """Mean and range over the random subspaces of each set."""
+    """Return mean and range over the random subspaces of each set."""
     by_set = np.stack(drawn, axis=1)
     return Baseline.of("chance", name, by_set.mean(axis=0), low=by_set.min(axis=0), high=by_set.max(axis=0))
 
@@ -101,14 +102,14 @@ def _estimate(
     context: JointContext,
     baselines: Sequence[Baseline] = (),
 ) -> Estimate:
-    """Means over sequences with their intervals, set by set."""
+    """Return means over sequences with their intervals for every set."""
     counts, n = scores.counts[:, None].astype(float), int(scores.counts.sum())
     ends = np.array([tuple(ratio_interval(own, counts, seed=context.seed)) for own in sums])
     return Estimate.of([own.sum(axis=0) / n for own in sums], (ends[:, 0], ends[:, 1]), n=n, baselines=baselines)
 
 
 def _order(scores: Scores, firsts: Sequence[int], context: JointContext) -> Estimate:
-    """|ρ| along the axes under each set's own edits, beside its random ones and the unedited model."""
+    """Return |ρ| along the axes with each set's edits; baselines are random edits and the unedited model."""
     n_kept = scores.own_entropy.shape[1]
     even = np.full((1, n_kept), 1 / n_kept)
     drawn = [
@@ -135,7 +136,7 @@ def _bounded(scores: Scores, arm: int, seed: int) -> tuple[Float64[np.ndarray, "
 def _correlations(
     scores: Scores, arm: int, weights: Float[np.ndarray, "draw kept"]
 ) -> Float64[np.ndarray, "draw layer target"]:
-    """|ρ| with the exact entropy, with it within positions, and with the model's own, in each resample."""
+    """Return |ρ| with the exact entropy, overall and within positions, and with the model's own, per resample."""
     exact, own = scores.exact_entropy.round(9), scores.own_entropy[arm].round(9)
     level = np.tile(np.arange(exact.shape[1]), (len(exact), 1))
     layers = []
@@ -143,7 +144,7 @@ def _correlations(
         if np.isnan(along).any():
             layers.append(np.full((len(weights), len(TARGETS)), np.nan))
             continue
-        along = (along / max(np.abs(along).max(), 1e-30)).round(6)  # what differs by rounding is equal in rank
+        along = (along / max(np.abs(along).max(), 1e-30)).round(6)  # rounding errors must not change ranks
         x, y = (without_level_means(ranks(v.ravel())[:, None], level.ravel()).reshape(v.shape) for v in (along, exact))
         by_target = (
             resampled_spearman(along, exact, weights),

@@ -1,8 +1,8 @@
-"""`erase_onwards`: is a quantity used from a layer on? Erased in every later layer and at all positions in one pass.
+"""`erase_onwards`: is a quantity used from a layer on? Erase it there and in all later layers, at all positions.
 
-A later layer may compute the quantity again from what an earlier edit left. So erasers are fitted one layer after
-another on the stream that has been edited so far. At scored positions the quantity is that of the position; at the
-others both that of the next scored position and that of the last one, as either may be kept there.
+A later layer may recompute the quantity from what an earlier edit left. So erasers are fitted one layer after another,
+on the residual stream with all earlier edits. At a scored position the erased quantity is that of the position; at
+other positions it is that of the next and of the previous scored position, because either may be stored there.
 
 Reference: Belrose et al. 2023, arXiv:2306.03819, section 5 (concept scrubbing).
 """
@@ -17,6 +17,7 @@ from jaxtyping import Bool, Float, Float64, Int64, Shaped
 from torch import Tensor
 
 from bayesgeom.ablations.engine import tiles
+from bayesgeom.checks.arguments import checked
 from bayesgeom.core.edits import Edit, Reference
 from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.core.hooks import Change
@@ -43,15 +44,15 @@ from bayesgeom.subspaces.site import InterventionSite
 from bayesgeom.subspaces.subspace import Subspace
 from bayesgeom.tasks.base import Branch, WindTunnel, check_count, derived_seed
 
-N_FIT, N_READ, N_HELD = 768, 256, 128  # sequences that erasers and read-outs are fitted on, and read-outs scored on
-N_RANDOM, N_CONTROL = 20, 16  # random subspaces, and as many matched ones; the sequences that they are scored on
+N_FIT, N_READ, N_HELD = 768, 256, 128  # sequences to fit erasers, to fit read-outs and to score read-outs
+N_RANDOM, N_CONTROL = 20, 16  # random (and matched) subspaces, and the sequences on which they are scored
 _TRIALS, _FIT, _DRAWS, _SHUFFLE, _MATCHED = 12, 13, 14, 15, 16  # branches of the seed
 
 
 @final
 @dataclass(frozen=True, kw_only=True, eq=False)
 class EraseByRole(Edit):
-    """x − P (x − mean), with one eraser and mean for scored positions and another for the rest, where there is one."""
+    """x − P (x − mean), with one eraser P and mean for scored positions and, optionally, another for the rest."""
 
     site: Site
     layer: int
@@ -66,7 +67,7 @@ class EraseByRole(Edit):
 
     def applied(self, values: Shaped[Tensor, "..."], reference: Reference) -> Shaped[Tensor, "..."]:
         edited, mask = values.clone(), self.mask.to(values.device)
-        if values.shape[1] != len(mask):  # computed at the scored positions alone
+        if values.shape[1] != len(mask):  # values hold the scored positions only
             mask = mask[mask]
         for role, eraser in ((mask, self.scored), (~mask, self.others)):
             if eraser is not None and bool(role.any()):
@@ -80,14 +81,14 @@ class EraseByRole(Edit):
 @final
 @dataclass(frozen=True, kw_only=True)
 class Targets:
-    """The quantity for each role: at scored positions its own, at the others the next and the last one."""
+    """The quantity for each role: at scored positions its value, at the others the next and the previous value."""
 
     scored: Float64[Tensor, "point component"]
     others: Float64[Tensor, "other_point both"]
 
     @classmethod
     def of(cls, trials: Trials, quantity: Quantity) -> "Targets":
-        """Of every position; before the first scored position and after the last one, the mean stands in."""
+        """Return the targets; before the first and after the last scored position, missing values are the mean."""
         exact, positions = quantity.exact(trials), trials.scored_positions()[0].contiguous()
         elsewhere = (~trials.scored[0]).nonzero()[:, 0].contiguous()
         upcoming = torch.searchsorted(positions, elsewhere)
@@ -106,10 +107,10 @@ def _taken(
 @final
 @dataclass(frozen=True, kw_only=True)
 class Scrubbed:
-    """Erasers by layer, what a linear map finds of the quantity in each edited layer, and each role's covariance.
+    """Erasers by layer, the R² of a linear read-out before and after each, and covariances.
 
     Args:
-        covariances: by layer, of the stream as it arrives there: at scored positions and at the others.
+        covariances: by layer, of the layer's input: at scored positions and at the others.
     """
 
     edits: Mapping[int, EraseByRole]
@@ -120,9 +121,9 @@ class Scrubbed:
 @final
 @dataclass(frozen=True, kw_only=True)
 class Scrubber:
-    """Fits the erasers of a quantity in one pass: each layer's on the stream as the earlier ones left it.
+    """Fits the erasers of a quantity in one pass, each on the residual stream with all earlier edits.
 
-    The first `n_fit` sequences fit the erasers, the next `n_read` the read-out, and the others score it.
+    The first `n_fit` sequences fit the erasers, the next `n_read` fit the read-out, and the rest score it.
     """
 
     model: Model
@@ -134,13 +135,17 @@ class Scrubber:
 
     @property
     def name(self) -> str:
-        """What reports call it."""
+        """Label of the eraser in reports."""
         return f"{'LEACE' if self.oblique else 'covariance'} ({self.quantity.label})"
 
     @alone("model.module")
     @torch.no_grad()
     def from_layer(self, trials: Trials, first: int, *, seed: int) -> Scrubbed:
-        """Erase in every layer from `first` on. **Raises** `InvalidArgument` where the first holds nothing to erase."""
+        """Erase in every layer from `first` on.
+
+        Raises:
+            InvalidArgument: The activations of a layer do not vary with the quantity.
+        """
         edits, erasures = dict[int, EraseByRole](), dict[int, Erasure]()
         covariances = dict[int, tuple[Tensor, Tensor | None]]()
         values = self.quantity.exact(trials)
@@ -171,7 +176,7 @@ class Scrubber:
         own = self._one(values[:, mask], targets.scored)
         if own is None:
             raise InvalidArgument(
-                f"layer {layer} holds nothing that varies with the {self.quantity.label}. Start from a later layer."
+                f"nothing in layer {layer} varies with the {self.quantity.label}. Start from a later layer."
             )
         others = self._one(values[:, ~mask], targets.others)
         return EraseByRole(site=self.site, layer=layer, scored=own, others=others, mask=mask, name=self.name)
@@ -179,7 +184,7 @@ class Scrubber:
     def _one(
         self, values: Float[Tensor, "batch pos d"], target: Float64[Tensor, "point component"]
     ) -> tuple[Subspace, Float64[Tensor, " d"]] | None:
-        """The eraser and the mean of one role; None where there is nothing to erase."""
+        """Return the eraser and the mean of one role; None if there is nothing to erase."""
         points = values.flatten(0, 1).double()
         if not len(points) or float((points - points.mean(dim=0)).abs().max()) < 1e-6 * float(points.abs().max()):
             return None
@@ -190,7 +195,7 @@ class Scrubber:
 
 
 def like_erasers(scrubbed: Scrubbed, *, seed: int) -> list[EraseByRole]:
-    """Random subspaces of the same ranks, at the same layers and about the same means."""
+    """Return erasers of random subspaces of the same ranks, at the same layers and about the same means."""
     found = []
     for layer, edit in scrubbed.edits.items():
         roles = [
@@ -203,11 +208,11 @@ def like_erasers(scrubbed: Scrubbed, *, seed: int) -> list[EraseByRole]:
 
 
 def matched_erasers(scrubbed: Scrubbed, *, draws: int, seed: int) -> tuple[list[list[EraseByRole]], bool]:
-    """Subspaces with the same share of variance, at the same layers and about the same means: `draws` sets of edits.
+    """Return `draws` sets of erasers of subspaces with the same share of variance, with the same layers and means.
 
     Returns:
-        The sets, and whether the shares agree in every layer at scored positions. Where the whole complement holds
-        less variance than the eraser's own subspace, every set has that complement there.
+        The sets, and whether the shares agree in every layer at scored positions. If the whole complement holds less
+        variance than the eraser's own subspace, every set uses that complement.
     """
     sets: list[list[EraseByRole]] = [[] for _ in range(draws)]
     is_matched = True
@@ -234,7 +239,7 @@ def _spread(values: Float[Tensor, "batch pos d"]) -> Float64[Tensor, "d d"]:
 
 
 def replaced_by_mean(edit: EraseByRole) -> EraseByRole:
-    """The whole activation replaced by its mean in each role: the ceiling of what erasure can cost."""
+    """Return the edit that replaces the whole activation by its mean in each role: the ceiling of erasure."""
     d = edit.scored[0].width
     whole = Subspace("whole activation", torch.eye(d, dtype=torch.float64, device=edit.scored[1].device))
     others = None if edit.others is None else (whole, edit.others[1])
@@ -259,6 +264,7 @@ class _Nothing:
 _NOTHING = _Nothing()
 
 
+@checked("model", "task")
 def erase_onwards(
     model: ModelLike,
     task: TaskLike | None = None,
@@ -269,23 +275,23 @@ def erase_onwards(
     n: int = 256,
     seed: int = 0,
 ) -> OnwardsReport:
-    """Erase a quantity in every layer from one on, at all positions, in a single pass, and report what it costs.
+    """Erase a quantity from one layer on, at all positions, in a single pass, and report the KL increase.
 
     Args:
         model: a model, its name or its directory.
-        task: a task or its name; by default the one that the model was trained on.
+        task: a task or its name; by default the task that the model was trained on.
         quantity: "entropy", "belief" or "log_odds:H".
-        sites: `resid_pre` or `resid_post`, and the first layers to try; by default `resid_pre` and every layer but 0,
-            whose scored positions may all hold the same vector.
+        sites: `resid_pre` or `resid_post`, and the first layers to try; by default `resid_pre` and every layer except
+            0, where the vectors at all scored positions may be equal.
         oblique: erase by LEACE, else by the orthogonal projector onto Cov(x, y).
-        n: sequences that are scored.
-        seed: of sequences, fits and intervals.
+        n: number of scored sequences.
+        seed: seed of the sequences, fits and intervals.
 
     Returns:
         KL increase and entropy error for every first layer.
 
     Raises:
-        InvalidArgument: for another site, a layer that is not there, n < 2, or a first layer with nothing to erase.
+        InvalidArgument: another site, a layer that does not exist, n < 2, or a first layer with nothing to erase.
 
     References:
         Belrose et al. 2023, arXiv:2306.03819, section 5.
@@ -306,7 +312,7 @@ def erase_onwards(
 def _erased(
     model: Model, task: WindTunnel, quantity: Quantity, *, place: InterventionSite, oblique: bool, n: int, seed: int
 ) -> OnwardsReport:
-    """Check, fit layer by layer on the edited stream, then score."""
+    """Return the report: check, fit layer by layer on the edited residual stream, then score."""
     check_count(n)
     place.check_in(model, editable=(RESID_PRE, RESID_POST))
     device, n_layers = model.spec.device, model.spec.n_layers
@@ -377,7 +383,7 @@ def _stream(model: Model, task: WindTunnel, n: int, seed: int) -> Iterator[Trial
 
 
 def _kl(model: Model, blocks: Iterator[Trials], arms: Sequence[Sequence[Edit]]) -> np.ndarray:
-    """KL of each sequence, averaged over scored positions: as it is, then under each set of edits."""
+    """Return KL per sequence, averaged over scored positions: unedited, then with each set of edits."""
     replayer, rows = model.replayer(), list[np.ndarray]()
     for block in blocks:
         baseline = replayer.baseline(block)

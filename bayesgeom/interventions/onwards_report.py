@@ -1,7 +1,7 @@
-"""The report of erasing a quantity from one layer on: is it used anywhere from there on?"""
+"""The report of erasing a quantity from one layer on: does the model use it in that layer or later?"""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, ClassVar, final
 
 import numpy as np
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 STAGES = ("before", "after")
 RULE = (
-    f"Not used (linearly) from a layer on: in every layer from there on a linear map predicts at most {SLACK:.0%} more "
-    f"of the quantity's variance than of shuffled values, and the 95 % interval of the KL increase lies within "
+    f"Not used (linearly) from a layer on: in every layer from there on, a linear map predicts at most {SLACK:.0%} "
+    f"more of the quantity's variance than of shuffled values, and the 95 % interval of the KL increase lies within "
     f"±{OWN_KL_SHARE:g} of the model's own KL and within ±{CEILING_SHARE:.0%} of the ceiling. Removal alone never "
     "shows use."
 )
@@ -31,22 +31,22 @@ RULE = (
 @final
 @dataclass(frozen=True, kw_only=True, repr=False)
 class OnwardsReport(Report):
-    """Per first layer, with all positions and later layers erased in one pass; NaN where it was not tried.
+    """KL increase and R² for every first layer, with all positions and later layers erased; NaN where not tried.
 
-    - `kl_increase_bits` with a paired interval. Baselines: the most of 20 random subspaces of the same ranks, with
-      their range, and the most of as many with the same share of variance in every layer, where `is_matched_by_layer`
-      says that there are such subspaces; else the cost of everything outside the erased subspace.
+    - `kl_increase_bits` with a paired interval. Baselines: the largest KL increase of 20 random subspaces of the same
+      ranks, with their range, and the largest of 20 subspaces with the same share of variance in every layer. Where
+      `is_matched_by_layer` is false there are no such subspaces, and everything outside the erased subspace is erased.
     - `ceiling_kl_increase_bits`: the whole activation replaced by its mean.
-    - `r2`, before and after: the most over the erased layers of the held-out R² of the quantity at scored positions.
-    - `r2_excess`: the most by which R² exceeds the 97.5 % quantile of shuffled values, and 0.
+    - `r2`: held-out R² of the quantity at scored positions, before and after; the largest over the erased layers.
+    - `r2_excess`: the largest amount by which R² exceeds both the 97.5 % quantile of shuffled values and 0.
     """
 
     name: ClassVar[str] = "erasure_onwards"
     title: ClassVar[str] = "Erasure: is the quantity used from this layer on?"
     about: ClassVar[str] = (
-        "A quantity is erased from the residual stream in every layer from one on, at all positions, in the same pass. "
-        "If the model answers as well as before although no linear map finds the quantity any more, it does not use "
-        "it linearly from that layer on. " + RULE
+        "A quantity is erased from the residual stream in one layer and all later layers, at all positions, in the "
+        "same pass. If no linear map can then decode the quantity and the answers stay as good, the model does not use "
+        "the quantity linearly from that layer on. " + RULE
     )
 
     site: str
@@ -64,7 +64,7 @@ class OnwardsReport(Report):
 
     @property
     def verdict(self) -> str:
-        """The verdict from each layer on, and of what."""
+        """The verdict from each layer on, and the erased subspace."""
         said = "; ".join(
             f"from layer {at} on: {verdict}" for at, verdict in enumerate(self.verdict_by_layer) if verdict
         )
@@ -80,19 +80,22 @@ class OnwardsReport(Report):
 
     def headlines(self) -> Sequence[Headline]:
         return [
-            headline_of(self, "kl_increase_bits", (at,), f"KL increase, {self.subspace} from layer {at} on")
+            replace(
+                headline_of(self, "kl_increase_bits", (at,), f"KL increase, {self.subspace} from layer {at} on"),
+                ruling=self.verdict_by_layer[at],
+            )
             for at in self.layers
         ]
 
     def plot(self) -> "Figure":
         from bayesgeom.charts.lines import add_band, add_line
-        from bayesgeom.results.theme import EXACT, NULL, SERIES, label_axes, panels
+        from bayesgeom.results.theme import EXACT, NULL, SERIES, label_axes, panels, with_room_for_legend
 
         figure = panels(self.verdict, ("KL increase", "R² of the quantity"))
         at, increase = self.layers, self.kl_increase_bits
         random, ceiling = increase.baseline(RANDOM_MOST), self.ceiling_kl_increase_bits.value[at]
         least, most = (random.value if end is None else end for end in (random.low, random.high))
-        add_band(figure, (1, 1), at, least[at], most[at], name="random subspaces, range", color=NULL)
+        add_band(figure, (1, 1), at, least[at], most[at], name="baseline: random subspaces (range)", color=NULL)
         add_line(figure, (1, 1), at, ceiling, name="ceiling", color=EXACT, dash="dot")
         low, high = (end[at] for end in increase.ends)
         add_band(figure, (1, 1), at, low, high, name="95 % interval", color=SERIES[0])
@@ -101,11 +104,11 @@ class OnwardsReport(Report):
         for name, values, color in zip(self.stages, self.r2.value, (EXACT, SERIES[0]), strict=True):
             add_line(figure, (1, 2), at, values[at], name=f"{name}, most over layers", color=color)
         label_axes(figure, (1, 2), "first erased layer", "held-out R²")
-        return figure
+        return with_room_for_legend(figure)
 
     def table(self) -> str:
-        """The verdict, then one row per first layer."""
-        effect = ("from layer", "KL +", "95 % interval", "random, most", "matched, most", "ceiling")
+        """Return the verdict, then one row per first layer."""
+        effect = ("from layer", "ΔKL", "95 % interval", "random, max", "matched, max", "ceiling")
         rows: list[tuple[str, ...]] = [(*effect, "R² before", "after", "excess", "verdict")]
         for at in self.layers:
             increase = self.kl_increase_bits[at]
@@ -126,7 +129,7 @@ class OnwardsReport(Report):
 def verdict_onwards(
     increase: tuple[float, float], ceiling: float, own_kl: float, *, excess: float, is_identified: bool
 ) -> str:
-    """By `RULE`, from the ends of the interval of the KL increase."""
+    """Return the verdict by `RULE` from the ends of the interval of the KL increase."""
     if not is_identified:
         return NOT_IDENTIFIED
     reach = max(abs(end) for end in increase)

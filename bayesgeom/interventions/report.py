@@ -1,11 +1,11 @@
-"""The intervention report: does the model use what lies in a subspace?
+"""The intervention report: does the model use the content of a subspace?
 
     movement      Σ (y' − y)(y_donor − y) / Σ (y_donor − y)²      y: the model's own value of the quantity
     answer shift  KL(original's exact ‖ model) − KL(donor's exact ‖ model), bits, as a change from the unedited model
 
-Movement is 1 where a swap gives the model the donor's value, 0 where it changes nothing. Every effect has its ceiling,
-the same done to the whole activation, and its controls: random subspaces of the same rank, and subspaces with the same
-share of variance.
+Movement is 1 if a swap gives the model the donor's value and 0 if it changes nothing. Every effect has a ceiling, the
+same edit of the whole activation, and controls: random subspaces of the same rank, and subspaces with the same share
+of variance.
 """
 
 import math
@@ -57,34 +57,35 @@ VARIANCE, OUTSIDE, INSIDE = range(3)  # entries of `share`
 @final
 @dataclass(frozen=True, kw_only=True, repr=False)
 class InterventionReport(Report):
-    """Effects per layer and band of scored positions; NaN in layers where nothing was done.
+    """Effects per layer and band of scored positions; NaN in layers that were not edited.
 
-    - `movement`, under a swap; `indirect_movement`: without the direct path to the output; `ceiling_movement`: of the
-      whole activation.
-    - `change_bits`: the changes from the unedited model that `effects` names, and `ceiling_bits`: the same of the whole
+    - `movement`: towards the donor's value, for swaps only. `indirect_movement`: without the direct path to the
+      output. `ceiling_movement`: when the whole activation is swapped.
+    - `change_bits`: the changes from the unedited model that `effects` lists. `ceiling_bits`: the same for the whole
       activation, swapped or, for every other kind, replaced by its mean. `effect(name)` returns one of them. The answer
-      shift is defined under a swap. On removal: the subspace is removed (for the kind `remove`, the KL increase).
-    - `unedited_bits`: the level from which a change is counted: the unedited model's answer shift and KL.
+      shift is defined for swaps only. "On removal" means that the subspace is removed.
+    - `unedited_bits`: the reference level of each change: the unedited model's answer shift and KL.
     - Baselines of an effect: mean and range over `random subspaces` of the same rank and over `variance-matched
-      subspaces`; of movement also `untrained networks`, over all positions, scaled to the ceiling here. Of an effect
-      without the direct path: the most of each family of subspaces without their direct paths.
-    - `r2`: held-out R² of the quantity from the whole site before and after removal, by a map fitted on sequences of
-      its own; then of entropy and belief from the subspace's coordinates alone.
-    - `share`: of the site's variance; of the squared difference of donor and recipient outside the subspace; and of the
-      subspace inside the span of the hypothesis tokens' embeddings: NaN away from the residual stream, beside the mean
-      and the most of 1,000 random subspaces, with an interval for `top_jacobian` only.
-    - `where`: site, positions, donors, and how many control subspaces there are. `reason_by_layer` also says how
-      controls with the same share of variance were drawn.
+      subspaces`; for movement also `untrained networks`, over all positions, scaled to this model's ceiling. For an
+      effect without the direct path: the largest effect of each family of subspaces without their direct paths.
+    - `r2`: held-out R² of the quantity from the whole site before and after removal, by a map fitted on separate
+      sequences; then R² of entropy and belief from the subspace's coordinates alone.
+    - `share`: share of the site's variance; share of the squared difference of donor and recipient outside the
+      subspace; and share of the subspace inside the span of the hypothesis tokens' embeddings. The last is NaN outside
+      the residual stream; its baseline is mean and maximum of 1,000 random subspaces, and only `top_jacobian` has an
+      interval.
+    - `where`: site, positions, donors, and the number of control subspaces. `reason_by_layer` also states how controls
+      with the same share of variance were drawn.
     """
 
     name: ClassVar[str] = "intervention"
-    title: ClassVar[str] = "Intervention: does the model use what lies in the subspace?"
+    title: ClassVar[str] = "Intervention: does the model use the content of the subspace?"
     about: ClassVar[str] = (
-        "One component of an activation is swapped with that of another sequence or removed, and everything after it "
-        "is computed again. If the model uses the quantity that lies there, a swap moves the model's own value of it "
-        "towards the donor's (movement 0: not at all, 1: all the way). The ceiling is the whole activation. Controls "
-        "are random subspaces of the same rank and subspaces with the same share of variance. That removal costs "
-        "nothing shows something only if it is complete: the quantity can then no longer be decoded. " + RULE
+        "One component of an activation is swapped with that of another sequence or removed, and the later layers are "
+        "computed again. If the model uses the quantity in that component, a swap moves the model's own value of it "
+        "towards the donor's (movement 0: not at all, 1: completely). The ceiling edits the whole activation. "
+        "Controls are random subspaces of the same rank and subspaces with the same share of variance. A removal "
+        "without a KL increase is evidence only if it is complete: the quantity can no longer be decoded. " + RULE
     )
 
     kind: str
@@ -111,16 +112,16 @@ class InterventionReport(Report):
     n: int
 
     def effect(self, name: str) -> Estimate:
-        """Return one of the changes in bits, per layer and band, with the baselines that are known of it.
+        """Return one of the changes in bits, per layer and band, with its baselines.
 
         Args:
             name: One of `effects`, such as "answer shift".
 
         Raises:
-            InvalidArgument: If there is none of that name.
+            InvalidArgument: There is no effect of that name.
         """
         if name not in self.effects:
-            raise InvalidArgument(f"no effect is named {name!r}; there are: {', '.join(self.effects)}.")
+            raise InvalidArgument(f"no effect is named {name!r}; available: {', '.join(self.effects)}.")
         return _known(self.change_bits[self.effects.index(name)])
 
     @property
@@ -140,7 +141,7 @@ class InterventionReport(Report):
 
     @property
     def layers(self) -> list[int]:
-        """The layers in which something was done."""
+        """The layers that were edited."""
         return [int(layer) for layer in np.flatnonzero(np.isfinite(self.change_bits.value[KL, :, 0]))]
 
     @property
@@ -150,7 +151,7 @@ class InterventionReport(Report):
 
     @property
     def share_of_ceiling(self) -> Float[np.ndarray, "layer band"]:
-        """The effect as a share of the whole activation's: movement under a swap, else the KL increase."""
+        """The effect as a share of the ceiling: movement for a swap, else the KL increase."""
         effect, ceiling = self.kl_increase_bits.value, self.ceiling_bits.value[KL]
         if self.is_swap:
             effect, ceiling = self.movement.value, self.ceiling_movement.value
@@ -160,8 +161,7 @@ class InterventionReport(Report):
     def strongest(self) -> int:
         """Return the layer with the largest share of the ceiling's effect, over all positions.
 
-        Layers with the verdict "used" come first. One whose effect holds by construction is chosen only where there
-        is no other.
+        Layers with the verdict "used" come first; layers with the verdict "by construction" come last.
         """
         shares = np.nan_to_num(self.share_of_ceiling[:, 0], nan=-math.inf)
         ranks = [(own == USED) - (own == BY_CONSTRUCTION) for own in self.verdict_by_layer]
@@ -175,16 +175,26 @@ class InterventionReport(Report):
         where = f"layer {at}, {self.subspace}"
         increase = headline_of(self, "change_bits", (KL, at, 0), f"KL increase, {where}")
         read = headline_of(self, "r2", (AFTER, at), f"R² of the {self.quantity} after removal, {where}")
+        rulings = [self._ruling(layer) for layer in sorted(self.layers, key=lambda layer: layer != at)]
         if not self.is_swap:
-            return increase, headline_of(self, "ceiling_bits", (KL, at, 0), f"ceiling, layer {at}"), read
+            return *rulings, headline_of(self, "ceiling_bits", (KL, at, 0), f"ceiling, layer {at}"), read
         return (
-            headline_of(self, "movement", (at, 0), f"movement towards the donor's {self.quantity}, {where}"),
+            *rulings,
             headline_of(self, "change_bits", (SHIFT, at, 0), f"answer shift, {where}"),
             headline_of(self, "ceiling_bits", (SHIFT, at, 0), f"answer shift, ceiling, layer {at}"),
             increase,
             headline_of(self, "change_bits", (REMOVAL, at, 0), f"KL increase on removal, {where}"),
             read,
         )
+
+    def _ruling(self, layer: int) -> Headline:
+        """Return the headline of one layer: its effect, verdict and reason."""
+        at, where = (layer, 0), f"layer {layer}, {self.subspace}"
+        own = headline_of(self, "change_bits", (KL, *at), f"KL increase, {where}")
+        if self.is_swap:
+            own = headline_of(self, "movement", at, f"movement towards the donor's {self.quantity}, {where}")
+        said = self.verdict_by_layer[layer]
+        return replace(own, ruling=said, finding=f"Layer {layer}: {self.reason_by_layer[layer]}.")
 
     def plot(self) -> "Figure":
         from bayesgeom.interventions.drawing import Profile, intervention_figure
@@ -209,21 +219,21 @@ class InterventionReport(Report):
         return intervention_figure(f"{self.verdict}<br>{self.kind} {self.subspace} at {self.where}", chosen, self.bands)
 
     def table(self) -> str:
-        """The verdict, then one row per layer over all scored positions, as the command line prints it."""
+        """Return the verdict, then one row per layer over all scored positions."""
         title = f"{self.kind} {self.subspace} at {self.where}; n = {self.n}"
         level = f"model's own KL {number_text(self.baseline_kl_bits)} bits"
         if self.is_swap and np.isfinite(unedited := self.unedited_bits[SHIFT, 0]):
             level += f"; its own answer shift, unedited, {number_text(unedited)} bits"
         reasons = [f"layer {at}: {self.verdict_by_layer[at]}: {self.reason_by_layer[at]}" for at in self.layers]
-        holds = ("layer", "rank", "variance", "R² before", "after", "shuffled", "KL + on removal", "ceiling", "verdict")
+        holds = ("layer", "rank", "variance", "R² before", "after", "shuffled", "ΔKL on removal", "ceiling", "verdict")
         effects = aligned([self._head(), *map(self._effect, self.layers)])
         erased = aligned([holds, *map(self._erased, self.layers)])
         rest = [*self._overlaps(), "", *reasons, "", RULE]
         return "\n".join([self.verdict, "", title, level, *effects, "", *erased, "", *rest])
 
     def _overlaps(self) -> list[str]:
-        """Overlap with the hypothesis tokens' embeddings, in the layers where it has an interval."""
-        head = ("layer", "inside the span of hypothesis embeddings", "95 % interval", "random, mean", "most of 1,000")
+        """Return the overlap with the hypothesis tokens' embeddings, in the layers where it has an interval."""
+        head = ("layer", "inside the span of hypothesis embeddings", "95 % interval", "random, mean", "max of 1,000")
         rows, overlap = list[tuple[str, ...]](), self.share[INSIDE]
         low, high = overlap.ends
         for at in (at for at in self.layers if np.isfinite(low[at])):
@@ -234,9 +244,9 @@ class InterventionReport(Report):
         return ["", *aligned([head, *rows])] if rows else []
 
     def _head(self) -> tuple[str, ...]:
-        effect = ("movement",) if self.is_swap else ("KL +",)
-        last = ("answer shift", "its ceiling") if self.is_swap else ("entropy error +",)
-        return ("layer", *effect, "95 % interval", "ceiling", "random, most", "matched, most", "indirect", *last)
+        effect = ("movement",) if self.is_swap else ("ΔKL",)
+        last = ("answer shift", "its ceiling") if self.is_swap else ("Δ entropy error",)
+        return ("layer", *effect, "95 % interval", "ceiling", "random, max", "matched, max", "indirect", *last)
 
     def _effect(self, layer: int) -> tuple[str, ...]:
         own, indirect, ceiling = self.kl_increase_bits, self.effect(EFFECTS[INDIRECT_KL]), self.ceiling_bits[KL]
@@ -269,23 +279,23 @@ class InterventionReport(Report):
 
 
 def largest_control(effect: Estimate) -> Float[np.ndarray, "*axes"]:
-    """Return the most of all control subspaces, random and variance-matched; NaN where there are none."""
+    """Return the largest effect of all control subspaces, random and variance-matched; NaN without controls."""
     found = [_most(effect, own.name) for own in effect.baselines if own.name in _CONTROLS]
     return np.max(found, axis=0) if found else np.full(effect.value.shape, np.nan)
 
 
 def _known(effect: Estimate) -> Estimate:
-    """Return the same estimate without the baselines that are known nowhere."""
+    """Return the estimate without baselines that are NaN everywhere."""
     return replace(effect, baselines=tuple(own for own in effect.baselines if np.isfinite(own.value).any()))
 
 
 def _mean(effect: Estimate, name: str) -> Float[np.ndarray, "*axes"]:
-    """The value of a baseline; NaN where an estimate has none of that name, since it is known nowhere."""
+    """Return the value of a baseline; NaN if the estimate has none of that name."""
     return next((own.value for own in effect.baselines if own.name == name), np.full(effect.value.shape, np.nan))
 
 
 def _most(effect: Estimate, name: str) -> Float[np.ndarray, "*axes"]:
-    """The upper end of a baseline; NaN where an estimate has none of that name."""
+    """Return the upper end of a baseline; NaN if the estimate has none of that name."""
     return next(
         (own.bar("higher") for own in effect.baselines if own.name == name), np.full(effect.value.shape, np.nan)
     )

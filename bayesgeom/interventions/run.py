@@ -1,10 +1,11 @@
-"""`intervene`: act on a subspace and report whether the model uses it. `write_strength`: which heads write there."""
+"""`intervene`: edit a subspace and report whether the model uses it. `write_strength`: which heads write there."""
 
 from collections.abc import Sequence
 from typing import overload
 
 from bayesgeom.ablations.report import AblationReport
 from bayesgeom.ablations.run import BatteryRun
+from bayesgeom.checks.arguments import checked
 from bayesgeom.core.edits import SubspaceKind
 from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.core.sites import ATTN_OUT, W_O, Z
@@ -24,11 +25,12 @@ from bayesgeom.subspaces.writes import WriteReport, write_report
 from bayesgeom.tasks.base import derived_seed
 
 SubspaceLike = str | Subspace | Fit
-N_WRITTEN = 128  # sequences that write strength is averaged over
+N_WRITTEN = 128  # sequences over which write strength is averaged
 _HELD, _DRAWS = 6, 7  # branches of the seed
 
 
 @overload
+@checked("model", "task", "subspace")
 def intervene(
     model: ModelLike,
     task: TaskLike | None = None,
@@ -42,6 +44,7 @@ def intervene(
 
 
 @overload
+@checked("model", "task", "subspace")
 def intervene(
     model: ModelLike,
     task: TaskLike | None = None,
@@ -54,6 +57,7 @@ def intervene(
 ) -> JointInterventionReport: ...
 
 
+@checked("model", "task", "subspace")
 def intervene(
     model: ModelLike,
     task: TaskLike | None = None,
@@ -64,36 +68,36 @@ def intervene(
     n: int = 256,
     seed: int = 0,
 ) -> InterventionReport | JointInterventionReport:
-    """Act on one subspace, in each layer alone or in several at once, and report whether the model uses it.
+    """Edit one subspace, in each layer alone or in several at once, and report whether the model uses it.
 
-    The subspace is fitted on sequences that are not scored. Under a swap every layer gets a verdict (see
+    The subspace is fitted on sequences that are not scored. A swap gives every layer a verdict (see
     `interventions.verdicts.RULE`): used, not used, by construction, not identified or undecided. For a list of sites
-    the report compares each entry with 20 random subspaces of the same rank and 20 that are orthogonal to the own, and
-    says how the subspace is ordered by entropy where it arrives at each layer; every condition is a whole pass.
+    the report compares each entry with 20 random subspaces of the same rank and 20 that are orthogonal to the edited
+    subspace. It also gives the correlation of the subspace's coordinate with entropy at the input of each layer.
 
     Args:
         model: A model, its name or its directory.
-        task: A task or its name; by default the one that the model was trained on.
+        task: A task or its name; by default the task that the model was trained on.
         subspace: A name as on the command line ("frame", "leace:belief", "random:3"), one of `bayesgeom.subspaces`, or
             a `Subspace`. The default is the span of the hypothesis tokens' embeddings.
-        kind: What is done, or a `Design` with donors and numbers of controls. "swap": the component becomes that of
-            another sequence; "remove": the task's mean; "keep": everything else becomes the mean; "rotate": its
-            coordinates are turned at random, or negated where there is one; "add": each coordinate grows by one
-            standard deviation. The mean is over all scored positions at those and over all others at the others. A
-            list of sites takes "remove", "keep" or "add".
-        sites: One site: each of its layers is acted on alone; by default `resid_pre` of every layer. A list, all at one
-            hook point: each entry is one edit of all its layers in the same pass, so that no layer reads what another
-            lost.
-        n: Sequences, or pairs of them, that are scored.
-        seed: Of sequences, fits, controls and intervals.
+        kind: Kind of edit, or a `Design` with donors and numbers of controls. "swap": replace the component by that of
+            another sequence; "remove": replace it by the task's mean; "keep": replace everything else by the mean;
+            "rotate": rotate its coordinates at random, or negate a single one; "add": add one standard deviation to
+            each coordinate. Scored positions and other positions have separate means. A list of sites accepts
+            "remove", "keep" or "add".
+        sites: One site: each of its layers is edited alone; by default `resid_pre` of every layer. A list of sites at
+            one hook point: each entry edits all its layers in the same pass, so that no layer can recover what another
+            edit removed.
+        n: Number of scored sequences, or of pairs for a swap.
+        seed: Seed of the sequences, fits, controls and intervals.
 
     Returns:
-        Effect of the edit in every layer, with controls and a verdict.
+        The effect of the edit in every layer, with controls and a verdict.
 
     Raises:
-        InvalidArgument: Before anything runs, for an unknown kind, n < 1, a layer that is not there, a basis of the
-            wrong width or a rank beyond it, paired donors in a task without pairs.
-        UnknownName: The name of the subspace is none.
+        InvalidArgument: Before anything runs: unknown kind, n < 1, a layer that does not exist, a basis of the wrong
+            width, a rank above the width, or paired donors for a task without pairs.
+        UnknownName: There is no subspace of this name.
         MissingSite: The model lacks the site.
 
     References:
@@ -111,10 +115,11 @@ def intervene(
         place, design = sites or InterventionSite(), Design.of(kind)
         return Intervention.of(subject, chosen, fit, design=design, place=place, n=n, seed=seed).report()
     if isinstance(kind, Design):
-        raise InvalidArgument("several layers at once have a fixed design: pass kind='remove', 'keep' or 'add'.")
+        raise InvalidArgument("a list of sites accepts no Design: pass kind='remove', 'keep' or 'add'.")
     return JointIntervention.of(subject, chosen, fit, sites=sites, kind=kind, n=n, seed=seed).report()
 
 
+@checked("model", "task", "subspace")
 def write_strength(
     model: ModelLike,
     task: TaskLike | None = None,
@@ -165,6 +170,7 @@ def write_strength(
     return with_provenance(report, provenance(subject, chosen, arguments))
 
 
+@checked("model", "task", "subspace")
 def fit_subspace(
     model: ModelLike,
     task: TaskLike | None,
@@ -173,7 +179,7 @@ def fit_subspace(
     sites: InterventionSite | None = None,
     seed: int = 0,
 ) -> dict[int, Subspace]:
-    """Fit the subspaces that `intervene` would act on with the same arguments.
+    """Fit the subspaces that `intervene` would edit with the same arguments.
 
     Args:
         model: A model, or what `as_model` takes: a checkpoint's name or directory, a module, a Hugging Face model.

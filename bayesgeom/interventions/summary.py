@@ -1,4 +1,4 @@
-"""From totals to the report: paired intervals over pairs, ceilings, controls and verdicts."""
+"""The report from the totals: paired intervals over pairs, ceilings, controls and verdicts."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -30,9 +30,9 @@ Sums = Float[np.ndarray, "*axes metric band"]
 @final
 @dataclass(frozen=True, kw_only=True)
 class Controls:
-    """Which arms of the control totals are what, and the matched subspaces themselves.
+    """The slices of the control totals that hold random and matched subspaces, and the matched subspaces.
 
-    After all of them come the same subspaces in the same order without their direct paths, where a site has one.
+    If the site has a direct path, the same subspaces follow in the same order without it.
     """
 
     random: slice
@@ -41,14 +41,14 @@ class Controls:
 
     @property
     def n(self) -> int:
-        """How many control subspaces there are."""
+        """Number of control subspaces."""
         return int(self.matched.stop) - int(self.random.start)
 
 
 @final
 @dataclass(frozen=True, kw_only=True)
 class Context:
-    """What a report needs beside the totals. R² per layer: the subspace's own coordinates, then random ones'."""
+    """The data that a report needs in addition to the totals; `r2` is of the subspace, then of random subspaces."""
 
     kind: str
     where: str
@@ -72,13 +72,13 @@ class Context:
     seed: int
 
     def placed(self, values: Float[np.ndarray, "chosen *rest"]) -> Float[np.ndarray, "layer *rest"]:
-        """Rows of the layers that were acted on, in their places; NaN elsewhere."""
+        """Return an array over all layers with the rows of the edited layers; NaN elsewhere."""
         spread = np.full((self.n_layers, *values.shape[1:]), np.nan)
         spread[list(self.subspaces)] = values
         return spread
 
     def columns(self, rows: Mapping[int, Sequence[float]], width: int) -> Float[np.ndarray, "column layer"]:
-        """One row of numbers a layer, as columns over layers; NaN where there is none."""
+        """Return one row of numbers per layer as columns over layers; NaN for missing layers."""
         found = np.full((width, self.n_layers), np.nan)
         for layer, row in rows.items():
             found[:, layer] = row
@@ -88,7 +88,7 @@ class Context:
 @final
 @dataclass(frozen=True, kw_only=True)
 class Measured:
-    """An effect with its interval and controls, the same without the direct path, and that of the whole activation."""
+    """An effect with its interval and controls, the effect without the direct path, and the ceiling."""
 
     own: Estimate
     indirect: Estimate
@@ -96,7 +96,7 @@ class Measured:
 
 
 def intervention_report(main: Totals, control: Totals, context: Context) -> InterventionReport:
-    """Intervals, ceilings, controls and verdicts; layers where nothing was done are NaN."""
+    """Return the report with intervals, ceilings, controls and verdicts; layers that were not edited are NaN."""
     scores = _Scores(main=main, control=control, context=context)
     movement, shift, kl = scores.movement, scores.shift, scores.changes(_kl)
     error, (removal, removal_ceiling) = scores.changes(_entropy_error), scores.removal
@@ -131,36 +131,36 @@ def intervention_report(main: Totals, control: Totals, context: Context) -> Inte
 
 
 def without_direct_path(kind: str) -> int:
-    """Where the arm without the direct path stands: after all others."""
+    """Return the index of the arm without the direct path, which follows all others."""
     return 5 if kind == "swap" else 2
 
 
 def where_text(site: str, positions: str, donors: str) -> str:
-    """Site, positions and, under a swap, whom the donors are."""
+    """Return site, positions and, for a swap, the donors."""
     return f"{site}, {positions}" + ("" if donors == "none" else f"; donors: {donors}")
 
 
 def drawn_text(matched: Matched) -> str:
-    """Where controls with the same share of variance were drawn from, and their rank."""
+    """Return how controls with the same share of variance were drawn, and their rank."""
     return matched.by if "rank" in matched.by else f"{matched.by}, rank {matched.rank}"
 
 
 def reason_text(reason: str, drawn: str) -> str:
-    """Why a verdict is what it is, and where controls with the same share of variance were drawn from."""
+    """Return the reason of a verdict and how controls with the same share of variance were drawn."""
     return f"{reason} (variance-matched controls: {drawn})"
 
 
 @final
 @dataclass(frozen=True, kw_only=True)
 class _Scores:
-    """Totals under every arm as estimates."""
+    """The totals of every arm as estimates."""
 
     main: Totals
     control: Totals
     context: Context
 
     def changes(self, of: Callable[[Sums], Float[np.ndarray, "..."]]) -> Measured:
-        """A metric's change from the unedited model on the same pairs."""
+        """Return a metric's change from the unedited model on the same pairs."""
         control, paired = self.control, of(self.main.arms) - of(self.main.baseline)[:, None, None]
         drawn = (of(control.arms) - of(control.baseline)[:, None, None]).sum(axis=0) / control.counts.sum()
         mean = paired.sum(axis=0) / self.main.counts.sum()
@@ -173,7 +173,7 @@ class _Scores:
 
     @cached_property
     def movement(self) -> Measured:
-        """Share of the way to the target, of all pairs together: Σ moved / Σ distance."""
+        """Share of the distance to the target that is covered, over all pairs: Σ moved / Σ distance."""
 
         def interval(arm: int) -> tuple[np.ndarray, np.ndarray]:
             moved, distance = (self.main.arms[:, :, arm, metric] for metric in (MOVED, DISTANCE))
@@ -193,7 +193,7 @@ class _Scores:
 
     @cached_property
     def removal(self) -> tuple[Estimate, Values]:
-        """KL increase where the subspace is removed, and its ceiling; NaN for kinds without removal."""
+        """KL increase when the subspace is removed, and its ceiling; NaN for kinds without removal."""
         if self.context.kind not in _REMOVAL:
             unknown = np.full((self.context.n_layers, len(self.context.bands)), np.nan)
             return Estimate.of(unknown, n=self.context.n), unknown
@@ -201,19 +201,19 @@ class _Scores:
 
     @cached_property
     def erasing(self) -> Estimate | None:
-        """KL increase where all linear trace of the quantity is removed, for subspaces that are said to hold it."""
+        """KL increase when the quantity is erased linearly, for subspaces that claim to hold it."""
         return self._kl_increase(_ERASURE, CEILING)[0] if self.context.claims_the_quantity else None
 
     @property
     def unedited(self) -> Float[np.ndarray, "effect band"]:
-        """The levels from which `EFFECTS` are counted: answer shift, KL and entropy error without an edit."""
+        """The reference levels of `EFFECTS`: answer shift, KL and entropy error without an edit."""
         base, counts = self.main.baseline, self.main.counts.sum()
         shift, kl, error = (of(base).sum(axis=0) / counts for of in (_answer_shift, _kl, _entropy_error))
         return np.stack([shift, kl, error, kl, shift, kl])
 
     @property
     def controls_text(self) -> str:
-        """How many control subspaces there are, and what they are scored on."""
+        """Number of control subspaces, and of the sequences or pairs on which they are scored."""
         n_random, n_matched = _count(self.context.controls.random), _count(self.context.controls.matched)
         scored_on = "pairs" if self.context.kind == "swap" else "sequences"
         n = int(self.control.counts.sum())
@@ -231,7 +231,7 @@ class _Scores:
         return own, self.context.placed(mean[:, ceiling])
 
     def evidence(self, layer: int) -> Evidence:
-        """What the verdict on one layer rests on."""
+        """Return the evidence for the verdict on one layer."""
         context, controls, movement = self.context, self.context.controls, self.movement
 
         def effect(own: Estimate) -> Effect:
@@ -278,7 +278,7 @@ class _Scores:
         interval: Callable[[int], tuple[np.ndarray, np.ndarray]],
         more: Sequence[Baseline] = (),
     ) -> Measured:
-        """The effect beside its controls; without the direct path beside the most of controls without theirs."""
+        """Return the effect with its controls, also without the direct path of effect and controls."""
         context, levels, most = self.context, list[Baseline](), list[Baseline]()
         for name, name_most, arms in (
             (RANDOM, RANDOM_MOST, context.controls.random),
@@ -333,10 +333,10 @@ def _entropy_error(sums: Sums) -> Float[np.ndarray, "*axes band"]:
 
 
 def _r2(context: Context) -> Estimate:
-    """Held-out R² as `SOURCES` names them.
+    """Return held-out R² in the order of `SOURCES`.
 
-    Of the quantity before and after removal, the latter beside that of shuffled values; of the subspace's own
-    coordinates, beside the mean over random subspaces.
+    The baseline after removal is the R² of shuffled values; that of the subspace's coordinates is the mean over random
+    subspaces.
     """
     rows = {at: (own.before, own.after, own.permuted) for at, own in context.erasures.items()}
     before, after, shuffled = context.columns(rows, 3)
@@ -353,7 +353,7 @@ def _r2(context: Context) -> Estimate:
 
 
 def _share(context: Context) -> Estimate:
-    """Shares as `PARTS` names them: of the variance beside matched subspaces, inside the frame beside random ones."""
+    """Return the shares in the order of `PARTS`; baselines are matched subspaces for variance, random ones inside."""
     found = {
         at: (context.variance_share[at], context.outside_share[at], context.controls.found[at].share)
         for at in context.subspaces

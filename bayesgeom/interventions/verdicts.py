@@ -1,4 +1,4 @@
-"""Verdicts on one site, one layer and its positions: from the evidence to one of a few words, with the reason."""
+"""Verdicts on one site, layer and set of positions: the rule, the evidence, and the reason of each verdict."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -13,19 +13,19 @@ NOT_IDENTIFIED, BY_CONSTRUCTION = "not identified", "by construction"
 VERDICTS = (USED, BY_CONSTRUCTION, NOT_USED, UNDECIDED, NOT_IDENTIFIED)
 OWN_KL_SHARE, CEILING_SHARE = 0.5, 0.01  # margins of "not used"
 IDENTITY = 1e-6  # share of the squared difference outside the subspace below which there is none
-LEAST_SEQUENCES = 16  # fewer have no interval worth the name
+LEAST_SEQUENCES = 16  # with fewer, intervals are unreliable
 SAME_AS_UNTRAINED = 0.99  # of the ceiling, reached by trained and untrained networks alike
 RULE = (
-    "Used: under a swap, the model's own value moves towards the donor's, and the 95 % interval of that movement (and, "
-    "for a belief or log-odds, of the answer shift) lies above zero, above every random subspace of the same rank and "
-    f"above every subspace with the same share of variance (at least {LEAST_CONTROLS} each). A subspace of a quantity "
-    "is used only if, besides, the quantity is decodable at the site, erasing the quantity there by LEACE costs more "
-    "than the margin below, and the movement without the direct path from the site to the output lies above zero and "
-    "above that of every control subspace without its own. Not used (linearly, at this site and these "
-    f"positions): after removal a linear map predicts at most {SLACK:.0%} more of the quantity's variance than of "
-    f"shuffled values, and the interval of the KL increase lies within ±{OWN_KL_SHARE:g} of the model's own KL and "
-    f"within ±{CEILING_SHARE:.0%} of the ceiling. By construction: donor and recipient differ only inside the "
-    "subspace. Not identified: the quantity is a function of position. Undecided: everything else, and fewer than "
+    "Used: a swap moves the model's own value towards the donor's. The 95 % interval of that movement (and, for a "
+    "belief or log-odds, of the answer shift) lies above zero and above every control: random subspaces of the same "
+    f"rank and subspaces with the same share of variance, at least {LEAST_CONTROLS} each. A subspace of a quantity "
+    "must also meet three conditions: the quantity is decodable at the site; erasing the quantity there by LEACE costs "
+    "more than the margin below; and the movement without the direct path from the site to the output lies above zero "
+    "and above that of every control subspace without its direct path. Not used (linearly, at this site and these "
+    f"positions): after removal, a linear map predicts at most {SLACK:.0%} more of the quantity's variance than of "
+    f"shuffled values. In addition, the interval of the KL increase lies within ±{OWN_KL_SHARE:g} of the model's own "
+    f"KL and within ±{CEILING_SHARE:.0%} of the ceiling. By construction: donor and recipient differ only inside the "
+    "subspace. Not identified: the quantity is a function of position. Undecided: everything else, or fewer than "
     f"{LEAST_SEQUENCES} sequences."
 )
 
@@ -40,31 +40,31 @@ class Effect:
     hi: float
 
     def lies_within(self, reach: float) -> bool:
-        """Whether the whole interval lies within `reach` on either side of zero; no where an end is not known."""
+        """Return whether the whole interval lies within ±`reach`; False if an end is NaN."""
         return max(abs(self.lo), abs(self.hi)) <= reach
 
 
 @final
 @dataclass(frozen=True, kw_only=True)
 class Evidence:
-    """What a verdict on one layer rests on.
+    """The evidence for a verdict on one layer.
 
     Args:
-        kind: what was done.
-        effects: by name, under a swap: the effect, and the most of random and of matched subspaces.
+        kind: kind of edit.
+        effects: by name, for a swap: the effect, and the largest of random and of matched subspaces.
         is_matched: whether control subspaces with the same share of variance exist.
-        n: sequences behind the intervals.
-        n_controls: the lesser of the numbers of random and of matched subspaces.
+        n: number of sequences.
+        n_controls: number of random or of matched subspaces, whichever is smaller.
         erasure: R² before and after removal; None where the quantity never varies.
         removal: KL increase on removal, with its `removal_ceiling` and the model's `own_kl`.
         is_identified: whether the quantity varies between sequences at the same position.
-        is_readout: whether the subspace is made of decoder weights.
+        is_readout: whether the subspace consists of decoder weights.
         outside_share: share of donor − recipient outside the subspace.
-        erasing: KL increase where LEACE erases the quantity; None for subspaces that are not said to hold it.
-        indirect: movement without the direct path to the output, and the most of random and of matched subspaces
-            without theirs; None where it does not count.
-        share_of_ceiling, untrained_share: movement as a share of the ceiling's, here and in untrained networks.
-        share_of_ceiling_lo: lower end of the first; NaN where the movement has no interval.
+        erasing: KL increase when LEACE erases the quantity; None for subspaces that do not claim to hold it.
+        indirect: movement without the direct path to the output, and the largest of random and of matched subspaces
+            without theirs; None if the verdict does not need it.
+        share_of_ceiling, untrained_share: movement as a share of the ceiling, in this model and in untrained networks.
+        share_of_ceiling_lo: lower end of the former; NaN if the movement has no interval.
     """
 
     kind: str
@@ -87,7 +87,7 @@ class Evidence:
 
 
 def verdict_of(evidence: Evidence) -> tuple[str, str]:
-    """One of `VERDICTS` by `RULE`, and why."""
+    """Return one of `VERDICTS` by `RULE`, and the reason."""
     if not evidence.is_identified:
         return NOT_IDENTIFIED, "the quantity is a function of position"
     if evidence.kind == "swap" and evidence.outside_share <= IDENTITY:
@@ -95,17 +95,17 @@ def verdict_of(evidence: Evidence) -> tuple[str, str]:
     if evidence.share_of_ceiling >= SAME_AS_UNTRAINED and evidence.untrained_share >= SAME_AS_UNTRAINED:
         return BY_CONSTRUCTION, "untrained networks reach the ceiling, too"
     if evidence.n < LEAST_SEQUENCES:
-        return UNDECIDED, f"{evidence.n} sequences; a verdict takes at least {LEAST_SEQUENCES}"
+        return UNDECIDED, f"{evidence.n} sequences; a verdict needs at least {LEAST_SEQUENCES}"
     against_use, against_disuse = _against_use(evidence), _against_disuse(evidence)
     if not against_use:
-        return USED, "moves towards the donor's beyond all controls"
+        return USED, "the value moves towards the donor's, more than with any control"
     if not against_disuse:
-        return NOT_USED, "erased, at no cost"
-    return UNDECIDED, f"not shown used: {against_use[0]}; not shown unused: {against_disuse[0]}"
+        return NOT_USED, "the quantity is erased without a KL increase"
+    return UNDECIDED, f"use not shown: {against_use[0]}; disuse not shown: {against_disuse[0]}"
 
 
 def sentence(subspace: str, verdicts: Mapping[int, str]) -> str:
-    """The strongest verdict first, with its layers; then the others."""
+    """Return every verdict with its layers, the strongest first."""
     groups = {verdict: [at for at, own in verdicts.items() if own == verdict] for verdict in VERDICTS}
     said = [f"{verdict} {_layers(layers)}" for verdict, layers in groups.items() if layers]
     return f"{'; '.join(said)}: {subspace}"
@@ -132,14 +132,14 @@ def _against_use(evidence: Evidence) -> list[str]:
 
 
 def _against_site(evidence: Evidence) -> list[str]:
-    """What makes an effect no sign of use, however large it is."""
+    """Return the reasons why an effect, however large, is no evidence of use."""
     found = []
     if evidence.erasing is not None and evidence.erasure is not None and not evidence.erasure.has_quantity:
         found.append(f"the quantity is not decodable here (R² {evidence.erasure.before:.3f})")
     if evidence.removal_ceiling <= OWN_KL_SHARE * evidence.own_kl:
-        found.append("even the whole activation costs less than half of the model's own KL, so little is read here")
+        found.append("ablating the whole activation costs less than half of the own KL, so this site matters little")
     if evidence.erasing is not None and not evidence.erasing.lo > _margin(evidence):
-        found.append("erasing the quantity costs nothing here, so the subspace steers the answer in another way")
+        found.append("erasing the quantity has no cost here, so the subspace affects the answer in another way")
     if evidence.indirect is not None:
         found += _against_later_use(*evidence.indirect, is_matched=evidence.is_matched)
     if not evidence.is_matched:
@@ -150,9 +150,9 @@ def _against_site(evidence: Evidence) -> list[str]:
 
 
 def _against_later_use(indirect: Effect, random: float, matched: float, *, is_matched: bool) -> list[str]:
-    """What speaks against use by later blocks; the direct path alone shows only that the site holds the answer."""
+    """Return the reasons against use by later blocks; a direct path shows only that the site holds the answer."""
     if not indirect.lo > 0:
-        return ["nothing moves without the direct path to the output, so the site may only hold the answer"]
+        return ["there is no movement without the direct path to the output, so the site may only hold the answer"]
     if not indirect.lo > random:
         return ["without the direct path a random subspace reaches the movement"]
     if is_matched and not indirect.lo > matched:
@@ -161,7 +161,7 @@ def _against_later_use(indirect: Effect, random: float, matched: float, *, is_ma
 
 
 def _margin(evidence: Evidence) -> float:
-    """The KL increase up to which an erased quantity is not used."""
+    """Return the KL increase up to which an erased quantity counts as not used."""
     return min(OWN_KL_SHARE * evidence.own_kl, CEILING_SHARE * evidence.removal_ceiling)
 
 
@@ -169,14 +169,14 @@ def _against_disuse(evidence: Evidence) -> list[str]:
     if evidence.kind not in ("swap", "remove"):
         return ["only removal can show that something is not used"]
     if evidence.is_readout:
-        return ["decoder weights only read the quantity out"]
+        return ["decoder weights are only a read-out"]
     if evidence.erasure is not None and not evidence.erasure.has_quantity:
         return [f"there is nothing to remove (R² {evidence.erasure.before:.3f})"]
     if evidence.erasure is None or not evidence.erasure.is_complete:
         after = math.nan if evidence.erasure is None else evidence.erasure.after
         return [f"still decodable after removal (R² {after:.3f})"]
     if evidence.removal == Effect(0.0, 0.0, 0.0):
-        return []  # not a bit of the answers changes
+        return []  # the logits are bit-identical
     if not evidence.removal.lies_within(OWN_KL_SHARE * evidence.own_kl):
         return [f"KL increase beyond half of the model's own KL ({evidence.own_kl:.2g} bits)"]
     if not evidence.removal.lies_within(CEILING_SHARE * evidence.removal_ceiling):

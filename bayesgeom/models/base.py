@@ -1,4 +1,4 @@
-"""What a model is to probes: sites, a spec, and one `run` that keeps its promises whatever the architecture."""
+"""The model interface: sites, a spec, and one `run` with the same guarantees for every architecture."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -26,42 +26,42 @@ NullPredictives = Callable[[Trials], Mapping[str, Float64[Tensor, "batch query_p
 
 
 class Model(ABC):
-    """A sequence model behind one interface. An adapter says where things are; `run` does everything else."""
+    """A sequence model behind one interface. Adapters locate the hook points; `run` does everything else."""
 
     spec: ModelSpec
     module: nn.Module
     task: WindTunnel | None
-    tokenizer: Tokenizer | None = None  # what binds a text task
+    tokenizer: Tokenizer | None = None  # required by text tasks
     withheld: Mapping[Site, str]
     memory_gib: float | None = None  # for recorded activations; None is a share of the free memory
 
     @property
     @abstractmethod
     def sites(self) -> frozenset[Site]:
-        """The sites on offer: those that exist and whose identities held when the model was attached.
+        """The available sites: those whose identity checks passed when the model was attached.
 
-        `withheld` says of the others which identity broke.
+        `withheld` gives the reason for each other site.
         """
 
     @abstractmethod
     def point(self, site: Site, layer: int) -> nn.Module:
-        """The submodule whose output is this site's activation in this layer."""
+        """Return the submodule whose output is this site's activation in this layer."""
 
     @abstractmethod
     def static(self, site: Site, tokens: Int64[Tensor, " token"], layer: int) -> Float[Tensor, "*axes"]:
-        """A site of one layer that is read from the weights, for these token ids."""
+        """Return a site of one layer that is read from the weights, for these token ids."""
 
     @abstractmethod
     def logits(self, trials: Trials) -> Float[Tensor, "batch query_pos d_vocab"]:
-        """One forward pass: logits at the scored positions."""
+        """Run one forward pass and return the logits at the scored positions."""
 
     @abstractmethod
     def fresh(self, seed: int) -> "Model":
-        """The same architecture at initialization."""
+        """Return an untrained network of the same architecture."""
 
     @abstractmethod
     def replayer(self) -> Replayer:
-        """What ablations run on: replays from the edited activation on, or whole passes where that is not exact."""
+        """Return the engine of ablations: it replays from the edited activation on, or runs whole passes."""
 
     @final
     def __repr__(self) -> str:
@@ -73,18 +73,27 @@ class Model(ABC):
 
     @final
     def require(self, sites: Iterable[Site], by: str) -> None:
-        """**Raises** `MissingSite` unless every site is on offer; `by` says who asks."""
+        """Check that every site is available.
+
+        Args:
+            sites: The required sites.
+            by: What requires them, for the error message.
+
+        Raises:
+            MissingSite: A site is not available. The message gives the reason and the available sites.
+        """
         for site in sites:
             if site not in self.sites:
                 offered = ", ".join(sorted(s.name for s in self.sites)) or "(none)"
                 reason = f" ({self.withheld[site]})" if site in self.withheld else ""
                 raise MissingSite(
-                    f"{by} reads site {site.name!r}, which {self.spec.name} has not{reason}. It exposes: {offered}."
+                    f"{by} requires site {site.name!r}, which {self.spec.name} does not provide{reason}. "
+                    f"Available sites: {offered}."
                 )
 
     @final
     def check_surroundings(self) -> None:
-        """Refuse to measure where autocast would change the numbers unseen.
+        """Check that autocast, which would change the numbers, is off.
 
         Raises:
             InvalidArgument: `torch.autocast` is on for this model's device.
@@ -99,7 +108,7 @@ class Model(ABC):
     @final
     @alone()
     def foreign_hooks(self) -> tuple[str, ...]:
-        """Names of submodules with forward hooks that bayesgeom did not set. Call it outside of a run.
+        """Return the names of submodules with forward hooks that bayesgeom did not set. Call it outside of a run.
 
         Such hooks may edit activations, so every report's provenance lists them.
         """
@@ -122,15 +131,26 @@ class Model(ABC):
         budget_bytes: int | None = None,
         seed: int = 0,
     ) -> Run:
-        """One pass over a stream of trials: behavior of all, the recorded sites of the first `n_recorded`.
+        """Run the model once over batches of sequences: score all, and record sites of the first `n_recorded`.
 
-        In evaluation mode and without gradients; every submodule's former mode is restored, and only hooks set here are
-        removed, also after an exception. Another thread that uses the same module waits. Fewer than `n_recorded` are
-        kept where `budget_bytes` would be passed: as the model's `memory_gib` says, unless given. A block whose pass
-        would need too much is run in parts.
+        The module runs in evaluation mode and without gradients. Afterwards, also after an exception, every submodule
+        is back in its former mode and only the hooks set here are removed. Another thread that uses the same module
+        waits.
 
-        **Raises** `MissingSite`, `TaskMismatch`, `NonFinite`, `HookFault` when a site did not fire once per pass, and
-        `InvalidArgument` under autocast.
+        Args:
+            blocks: Batches of sequences. A batch that needs too much memory is run in parts.
+            record: Sites to record.
+            n_recorded: Number of sequences whose activations are recorded; fewer if `budget_bytes` is not enough.
+            baseline_predictives: Returns the predictives of the baselines, by name, for a batch.
+            budget_bytes: Memory for recorded activations. None: according to the model's `memory_gib`.
+            seed: Seed of a probe's own resampling.
+
+        Raises:
+            MissingSite: A site is not available.
+            TaskMismatch: The sequences do not fit the model.
+            NonFinite: Logits are NaN or infinite.
+            HookFault: A site did not fire exactly once per pass.
+            InvalidArgument: Autocast is on, or there are no sequences.
         """
         self.check_surroundings()
         wanted = tuple(dict.fromkeys(record))
@@ -164,12 +184,20 @@ class Model(ABC):
 
     @final
     def recording_bytes(self) -> int:
-        """The bytes that recorded activations may take now. **Raises** `InvalidArgument` for a bad `memory_gib`."""
+        """Return the bytes that recorded activations may take now.
+
+        Raises:
+            InvalidArgument: `memory_gib` is not a positive number.
+        """
         return recording_bytes(self.spec.device, self.memory_gib)
 
     @final
     def check_fits(self, trials: Trials) -> None:
-        """**Raises** `TaskMismatch` where ids or length of these trials do not fit this model."""
+        """Check that the ids and the length of these sequences fit the model.
+
+        Raises:
+            TaskMismatch: They do not.
+        """
         n_pos, d_vocab, n_ctx = trials.tokens.shape[1], self.spec.d_vocab, self.spec.n_ctx
         if n_ctx is not None and n_pos > n_ctx:
             raise TaskMismatch(f"the task's sequences have {n_pos} tokens; {self.spec.name} has positions for {n_ctx}.")
@@ -188,7 +216,7 @@ class Model(ABC):
 
     @final
     def _static_of(self, site: Site, tokens: Int64[Tensor, " token"], layer: int) -> Float[Tensor, "*axes"]:
-        """One layer's; products of W_K are made here, so that the matrices of all layers are never held at once."""
+        """The static site of one layer. Products of W_K are computed here, so only one layer's W_K is in memory."""
         if site != W_K_GRAM:
             return self.static(site, tokens, layer)
         exact = (columns.double() for columns in self.static(W_K, tokens, layer))
@@ -198,7 +226,7 @@ class Model(ABC):
     def _cut(
         self, blocks: Iterable[Trials], recorder: Recorder, n_recorded: int, budget_bytes: int
     ) -> Iterator[tuple[Trials, bool]]:
-        """The trials of each pass, and whether its activations are kept."""
+        """Yield the sequences of each pass, and whether its activations are recorded."""
         room: int | None = None
         most = pass_bytes(self.spec.device, budget_bytes)
         for block in blocks:
@@ -207,7 +235,7 @@ class Model(ABC):
                 each = bytes_per_sequence(self.spec, recorder.sites, block)
                 room = max(1, min(n_recorded, budget_bytes // max(1, each)))
                 recorder.make_room(room)
-            # A block that only begins within the room is cut there, so that the rest of it runs without hooks.
+            # Split a block at the end of the storage, so that the rest of it runs without hooks.
             cuts = (block.rows(slice(0, room)), block.rows(slice(room, None))) if 0 < room < len(block) else (block,)
             for cut in cuts:
                 at_once = max(1, most // bytes_of_pass(self.spec, cut))
@@ -223,7 +251,7 @@ class Model(ABC):
         log: BehaviorLog,
         baseline_predictives: NullPredictives | None,
     ) -> "list[_Kept]":
-        """Every pass, scored into the log; what is kept of the recorded ones."""
+        """Run every pass, score it into the log, and return what is kept of the recorded ones."""
         kept, n_bad = list[_Kept](), 0
         for trials, is_kept in passes:
             with recorder.recording(trials, is_on=is_kept):
@@ -236,10 +264,10 @@ class Model(ABC):
                 )
             else:
                 entropy = whole_entropy_bits(logits)
-                is_sound = entropy.isfinite().all(-1)  # no logit goes unseen
+                is_sound = entropy.isfinite().all(-1)  # finite only if every logit is
                 log_answers = entropy.new_zeros(*entropy.shape, 0)
                 log.add_open_ended(entropy)
-            del logits  # before the next ones are made
+            del logits  # before the next pass allocates its own
             n_bad += int((~is_sound).sum())
             if is_kept:
                 kept.append(_Kept(trials=trials, log_answers=log_answers))
@@ -247,8 +275,8 @@ class Model(ABC):
             raise InvalidArgument("a run needs at least one block of trials; the stream was empty.")
         if n_bad:
             raise NonFinite(
-                f"{self.spec.name} gave NaN or infinite logits in {n_bad} of {log.n} sequences; its weights or an edit "
-                f"are broken."
+                f"{self.spec.name} returned NaN or infinite logits in {n_bad} of {log.n} sequences. Check its weights "
+                f"and edits."
             )
         return kept
 
@@ -256,7 +284,7 @@ class Model(ABC):
 @final
 @dataclass(frozen=True, kw_only=True)
 class _Kept:
-    """What stays of one recorded pass."""
+    """The sequences of one recorded pass and their answer log-probabilities."""
 
     trials: Trials
     log_answers: Float64[Tensor, "batch query_pos answer"]

@@ -1,7 +1,7 @@
 """Models of other architectures with as many parameters as a given one, to within 1 %.
 
-Comparisons of architectures mean little where one of them is twice as large. What is compared here is parameters,
-embeddings included; not time, which differs more.
+Comparisons of architectures of very different sizes mean little. Capacity is the number of parameters, including
+embeddings. Compute is not matched.
 """
 
 import math
@@ -14,6 +14,7 @@ from typing import Any, final
 import torch
 from torch import nn
 
+from bayesgeom.checks.arguments import checked
 from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.core.plugins import find
 from bayesgeom.models.base import Model
@@ -21,34 +22,34 @@ from bayesgeom.models.config import ModelConfig, config_from_dict
 from bayesgeom.models.resolve import load
 
 TOLERANCE = 0.01
-# Widths are multiples of one of these, and what an odd one costs, in doublings of the depth.
+# Widths are multiples of one of these; the value is the penalty, in doublings of the depth.
 _STEPS = {8: 0.0, 4: 0.15, 2: 0.3, 1: 0.5}
 _WIDEST, _DEEPEST = 8192, 129
 _FIRST_GUESS, _GUESSES = 64, 4
 
 
+@checked()
 def capacity_matched(
     architecture: str, reference: ModelConfig | nn.Module | Model | str | Path, **sizes: Any
 ) -> ModelConfig:
     """Return the config of this architecture whose number of parameters is within 1 % of the reference's.
 
-    Ids, context and whether output and embedding are tied carry over from the reference, unless `sizes` says
-    otherwise. Of all pairs of a depth, between half and twice the reference's, and a width, the one with the nearest
-    depth is taken; a width that is no multiple of 8 counts against it. Other sizes follow the width by the
-    architecture's `proportions`.
+    Number of ids, context length and weight tying are those of the reference, unless `sizes` gives others. The search
+    covers depths between half and twice the reference's, and all widths. It prefers the nearest depth, and widths that
+    are multiples of 8. Other sizes follow from the width by the architecture's `proportions`.
 
     Args:
         architecture: Name of the architecture, such as "lstm".
-        reference: A config, a module that a config built, a model, or a name that `load` takes.
-        **sizes: Sizes that are fixed, by name.
+        reference: A config, a module built from a config, a model, or a name for `load`.
+        **sizes: Fixed sizes, by name.
 
     Returns:
         The config; its `build(seed=…)` makes the module.
 
     Raises:
         UnknownName: The architecture does not exist.
-        InvalidArgument: The reference does not state its context, a size is not one of the architecture's, or no size
-            comes within 1 %.
+        InvalidArgument: The reference does not state its context, the architecture does not have one of the sizes, or
+            no config is within 1 %.
 
     Example:
         >>> import bayesgeom
@@ -61,36 +62,36 @@ def capacity_matched(
     target = _target(load(reference) if isinstance(reference, str | Path) else reference)
     taken = {field.name for field in fields(kind)}  # type: ignore[arg-type]  # every config is a dataclass
     if unknown := sizes.keys() - taken:
-        raise InvalidArgument(f"architecture {architecture!r} takes no {', '.join(sorted(unknown))}.")
+        raise InvalidArgument(f"architecture {architecture!r} has no parameter {', '.join(sorted(unknown))}.")
     carried = {name: value for name, value in target.carried.items() if name in taken}
     if missing := {"d_vocab", "n_ctx"} - (carried | sizes).keys():
-        raise InvalidArgument(f"the reference does not say its {' and '.join(sorted(missing))}: pass them by name.")
+        raise InvalidArgument(f"the reference does not state {' and '.join(sorted(missing))}: pass them by name.")
     family = _Family(kind, carried | sizes)
     candidates = sorted(family.candidates(target), key=lambda candidate: (candidate.cost, candidate.error))
     for candidate in candidates:
         if candidate.error <= TOLERANCE:
             return family.config(candidate.n_layers, candidate.d_model)
     nearest = min(candidates, key=lambda candidate: candidate.error, default=None)
-    found = "there is no such model at all"
+    found = "there is no valid config"
     if nearest is not None:
         found = f"the nearest, {family.config(nearest.n_layers, nearest.d_model)}, is {nearest.error:.1%} off"
     given = "".join(f", {name} = {value!r}" for name, value in sizes.items())
     raise InvalidArgument(
-        f"no {architecture} with {target.carried.get('d_vocab')} ids{given} comes within {TOLERANCE:.0%} of the "
-        f"reference's {target.n_parameters:,} parameters: {found}. Leave more sizes free, or take another reference."
+        f"no {architecture} with {target.carried.get('d_vocab')} ids{given} is within {TOLERANCE:.0%} of the "
+        f"reference's {target.n_parameters:,} parameters: {found}. Fix fewer sizes, or use another reference."
     )
 
 
 def n_parameters(config: ModelConfig) -> int:
-    """Parameters of the module that the config builds; one that is used twice counts once."""
-    with torch.device("meta"):  # shapes alone: neither memory nor draws
+    """Return the number of parameters of the module that the config builds; shared parameters count once."""
+    with torch.device("meta"):  # shapes only: no memory, no random draws
         return sum(parameter.numel() for parameter in config.build(seed=0).parameters())
 
 
 @final
 @dataclass(frozen=True, kw_only=True)
 class _Target:
-    """What a reference asks of its match."""
+    """The sizes of the reference that its match must have."""
 
     n_parameters: int
     n_layers: int
@@ -100,7 +101,7 @@ class _Target:
 @final
 @dataclass(frozen=True, kw_only=True)
 class _Candidate:
-    """A depth and a width, how unlike the reference's shape they are, and how far its capacity is missed."""
+    """A depth and a width, with a penalty for their shape and the relative error of the capacity."""
 
     n_layers: int
     d_model: int
@@ -110,14 +111,14 @@ class _Candidate:
 
 @final
 class _Family:
-    """An architecture's sizes, with some of them given."""
+    """The configs of an architecture with some sizes fixed."""
 
     def __init__(self, kind: type[ModelConfig], given: Mapping[str, Any]) -> None:
         self.kind, self.given = kind, given
         self._count = cache(self._counted)
 
     def candidates(self, target: _Target) -> Iterator[_Candidate]:
-        """Depths and widths: at each depth, for every step, the two widths around the target."""
+        """Yield, for each depth and each step, the two widths around the target."""
         n_layers, width = self.given.get("n_layers"), self.given.get("d_model")
         near = range(-(-target.n_layers // 2), 2 * target.n_layers + 1)
         for depth in [n_layers] if n_layers else range(1, _DEEPEST) if width else near:
@@ -131,12 +132,12 @@ class _Family:
                         yield _Candidate(n_layers=depth, d_model=d_model, cost=cost + cost_of_depth, error=error)
 
     def config(self, n_layers: int, d_model: int) -> ModelConfig:
-        """The member of this depth and width."""
+        """Return the config of this depth and width."""
         conventional = self.kind.proportions(d_model)
         return config_from_dict({"architecture": self.kind.name, "n_layers": n_layers, **conventional, **self.given})
 
     def n_parameters(self, n_layers: int, d_model: int) -> int | None:
-        """Exact, without building deep models: each block adds as many. None where there is no such member."""
+        """Return the exact number of parameters, extrapolated from depths 2 and 3; None if the config is invalid."""
         two, three = (self._count(depth, d_model) for depth in (2, 3))
         return None if two is None or three is None else two + (n_layers - 2) * (three - two)
 
@@ -148,9 +149,9 @@ class _Family:
         return n_parameters(config)
 
     def _widest(self, n_layers: int, n: int) -> int:
-        """The width of the widest member of this depth with at most n parameters; 0 where there is none."""
+        """The largest width at this depth with at most n parameters; 0 if there is none."""
         width = _FIRST_GUESS
-        for _ in range(_GUESSES):  # parameters grow with the square of the width, or nearly
+        for _ in range(_GUESSES):  # the number of parameters grows about with the square of the width
             n_here = max(1, self._or_narrower(n_layers, width))
             width = max(1, min(_WIDEST, round(width * math.sqrt(n / n_here))))
         while width and self._or_narrower(n_layers, width) > n:
@@ -160,7 +161,7 @@ class _Family:
         return width
 
     def _or_narrower(self, n_layers: int, d_model: int) -> int:
-        """Parameters at this width; where it makes no model, at the next narrower one that does."""
+        """Number of parameters at this width, or at the next smaller valid one."""
         for width in range(d_model, 0, -1):
             if (n := self.n_parameters(n_layers, width)) is not None:
                 return n
@@ -168,7 +169,7 @@ class _Family:
 
 
 def _target(reference: ModelConfig | nn.Module | Model) -> _Target:
-    """**Raises** `InvalidArgument` for what is no reference, and for one whose context nobody knows."""
+    """The sizes of a reference; raises `InvalidArgument` for an object of another type."""
     sizes: Mapping[str, Any]
     if isinstance(reference, Model):
         config, n = _config_of(reference.module), reference.spec.n_parameters
@@ -179,7 +180,7 @@ def _target(reference: ModelConfig | nn.Module | Model) -> _Target:
         n, sizes = sum(parameter.numel() for parameter in reference.parameters()), vars(config)
     else:
         raise InvalidArgument(
-            f"capacity is matched to a ModelConfig, to a module that one built, or to a Model; got a "
+            f"the reference must be a ModelConfig, a module built from one, or a Model; got a "
             f"{type(reference).__name__}. Wrap other models with bayesgeom.as_model(…)."
         )
     carried = {name: sizes[name] for name in ("d_vocab", "n_ctx", "tied") if sizes.get(name) is not None}
@@ -187,6 +188,6 @@ def _target(reference: ModelConfig | nn.Module | Model) -> _Target:
 
 
 def _config_of(module: nn.Module) -> ModelConfig | None:
-    """The config that built a module, where one of ours did."""
+    """The `ModelConfig` that built a module, or None."""
     config = vars(module).get("config")
     return config if isinstance(config, ModelConfig) else None

@@ -1,7 +1,7 @@
 """Checkpoints: directories of `model.safetensors`, `config.json` and `card.md`, loaded strictly.
 
-Nothing in a checkpoint is ever executed: weights are safetensors, the rest is JSON and text. Each way of being wrong
-has its own sentence.
+Nothing in a checkpoint is executed: weights are safetensors, the rest is JSON and text. Every fault has its own error
+message.
 """
 
 import hashlib
@@ -27,18 +27,18 @@ from bayesgeom.models.declared import check_declared, tensor_shapes
 from bayesgeom.tasks.base import WindTunnel, task_from_config
 
 SCHEMA = 2  # 2: a hash ties model, task, recipe and scores to the weights
-OURS = "bayesgeom"  # the key that holds our description in a `config.json` which is Hugging Face's too
-CONFIG_HASH = "config_hash"  # the key of the hash over everything else in the file
-SOURCE = "exported_from"  # the key that says of what transformer, and of what task, a Hugging Face directory is made
+OURS = "bayesgeom"  # key of bayesgeom's description in a `config.json` that Hugging Face reads, too
+CONFIG_HASH = "config_hash"  # key of the hash over everything else in the file
+SOURCE = "exported_from"  # key of the transformer config and the task in an exported Hugging Face directory
 WEIGHTS, CONFIG, CARD = "model.safetensors", "config.json", "card.md"
-FINISHED = "checkpoint"  # the folder of a run in which its finished checkpoint lies
+FINISHED = "checkpoint"  # folder of a run's finished checkpoint
 VERSIONED = ("torch", "transformer-lens", "numpy", "safetensors")
 
 
 @final
 @dataclass(frozen=True, kw_only=True)
 class Checkpoint:
-    """A loaded checkpoint: the module in evaluation mode, its shape, its task, and where it came from."""
+    """A loaded checkpoint: the module in evaluation mode, its config, its task, and its recipe."""
 
     name: str
     module: nn.Module
@@ -59,11 +59,20 @@ def save_checkpoint(
     card: str,
     entries: Mapping[str, Any] | None = None,
 ) -> str:
-    """Write a checkpoint directory, whole or not at all, and return the hash of its weights.
+    """Write a checkpoint directory atomically.
 
-    `recipe` is what `Recipe.to_dict` gives; its task is what the checkpoint is said to be trained on. `entries` are
-    further entries of the config: `scores`, which `bayesgeom checkpoints` reads, and `precision`, that of the
-    training's matrix products. `{weights_hash}` in the card is filled in.
+    Args:
+        path: Directory to write.
+        module: The trained module.
+        config: Its config.
+        recipe: Output of `Recipe.to_dict`. Its task is stored as the task of the checkpoint.
+        step: Training step.
+        card: Text of `card.md`; `{weights_hash}` is replaced by the hash.
+        entries: Further entries of the config: `scores`, which `bayesgeom checkpoints` reads, and `precision` of the
+            matrix products in training.
+
+    Returns:
+        Hash of the weights.
     """
     weights = {name: tensor.detach().cpu().contiguous() for name, tensor in module.state_dict().items()}
     digest = weights_hash(weights)
@@ -79,7 +88,7 @@ def save_checkpoint(
         **(entries or {}),
     }
     foreign = config.hf_config()
-    # Hugging Face reads the top level, and lets be what it does not know.
+    # Hugging Face reads the top level and ignores unknown keys.
     whole = hashed({**foreign, OURS: description} if foreign else description)
     with directory_aside(path) as aside:
         write_tensors(weights, aside / WEIGHTS, metadata={"format": "pt"} if foreign else None)
@@ -91,19 +100,26 @@ def save_checkpoint(
 def write_tensors(
     tensors: Mapping[str, Shaped[Tensor, "..."]], path: Path, metadata: Mapping[str, str] | None = None
 ) -> None:
-    """Write a safetensors file. **Raises** `OutputFault` where it cannot be written."""
+    """Write a safetensors file.
+
+    Raises:
+        OutputFault: It cannot be written.
+    """
     try:
         save_file(dict(tensors), path, metadata=None if metadata is None else dict(metadata))
-        path.chmod(0o644)  # safetensors leaves it readable by its owner alone
+        path.chmod(0o644)  # safetensors makes the file readable by its owner only
     except (SafetensorError, OSError) as error:
         raise OutputFault(f"cannot write {path.name} to {path.parent}: {error}.") from error
 
 
 def load_checkpoint(path: Path, *, device: str | torch.device = "cpu") -> Checkpoint:
-    """Load a checkpoint directory strictly. **Raises** `CheckpointFault` with the one thing that is wrong.
+    """Load a checkpoint directory strictly.
 
-    A directory that a killed process had moved away, to replace it, is put back first. The checkpoint bears its
-    folder's name, or its run's where it is a run's finished one: several are told apart by them.
+    A directory that a killed process had moved away is restored first. The checkpoint is named after its folder, or
+    after the run if it is the finished checkpoint of a run.
+
+    Raises:
+        CheckpointFault: The checkpoint cannot be used. The message states why.
     """
     put_back(path)
     folder = path.absolute()
@@ -114,9 +130,10 @@ def load_checkpoint(path: Path, *, device: str | torch.device = "cpu") -> Checkp
 def assembled(
     name: str, description: Mapping[str, Any], file: Path, *, device: str | torch.device = "cpu"
 ) -> Checkpoint:
-    """The checkpoint of a description and a file of weights; weights in half precision give a float32 module.
+    """Return the checkpoint of a description and a file of weights. The module is float32, also for half precision.
 
-    **Raises** `CheckpointFault` where they do not fit each other.
+    Raises:
+        CheckpointFault: The two do not fit each other.
     """
     path = file.parent
     try:
@@ -135,7 +152,7 @@ def assembled(
     if digest != description["weights_hash"]:
         raise CheckpointFault(
             f"the weights in {path} have hash {digest}, their config says {description['weights_hash']}: one of the "
-            f"two files was replaced or edited. Restore the pair."
+            f"two files was replaced or edited. Restore both files."
         )
     module.load_state_dict(weights, strict=True)
     return Checkpoint(
@@ -150,18 +167,22 @@ def assembled(
 
 
 def read_weights(path: Path) -> dict[str, Tensor]:
-    """The tensors of a safetensors file. **Raises** `CheckpointFault` when it is missing or not whole."""
+    """Return the tensors of a safetensors file.
+
+    Raises:
+        CheckpointFault: It is missing or truncated.
+    """
     try:
         check_regular(path)
         return load_file(path)
     except FileNotFoundError as error:
         raise _missing(path) from error
     except (SafetensorError, OSError) as error:
-        raise CheckpointFault(f"{path} is truncated or no safetensors file ({error}). Copy it again.") from error
+        raise CheckpointFault(f"{path} is truncated or not a safetensors file ({error}). Copy it again.") from error
 
 
 def weights_hash(weights: Mapping[str, Float[Tensor, "..."]]) -> str:
-    """First 16 hex digits of the SHA-256 over names, shapes, dtypes and bytes, in order of name."""
+    """Return the first 16 hex digits of the SHA-256 over names, shapes, dtypes and bytes, in order of name."""
     digest = hashlib.sha256()
     for name in sorted(weights):
         tensor = weights[name].detach().cpu().contiguous()
@@ -171,21 +192,21 @@ def weights_hash(weights: Mapping[str, Float[Tensor, "..."]]) -> str:
 
 
 def hashed(whole: Mapping[str, Any]) -> dict[str, Any]:
-    """Add to a description the hash of everything that it says.
+    """Add to a description the hash of its content.
 
     Args:
-        whole: What `config.json` or `formation.json` will hold.
+        whole: Content of `config.json` or `formation.json`.
 
     Returns:
-        The same with `config_hash`, which `check_hashed` compares; in a Hugging Face config, below our own key.
+        The same with `config_hash`, which `check_hashed` compares; in a Hugging Face config, inside bayesgeom's entry.
     """
-    plain: dict[str, Any] = json.loads(json.dumps(whole))  # as it will be read back: tuples are lists
+    plain: dict[str, Any] = json.loads(json.dumps(whole))  # as it is read back: tuples become lists
     _described(plain)[CONFIG_HASH] = config_hash(plain)
     return plain
 
 
 def config_hash(whole: Mapping[str, Any]) -> str:
-    """First 16 hex digits of the SHA-256 over a description as JSON with sorted keys, without the hash itself."""
+    """Return the first 16 hex digits of the SHA-256 over a description as sorted JSON, without the hash itself."""
     own = _described(whole)
     rest = {key: value for key, value in own.items() if key != CONFIG_HASH}
     content = {**whole, OURS: rest} if OURS in whole else rest
@@ -193,33 +214,33 @@ def config_hash(whole: Mapping[str, Any]) -> str:
 
 
 def check_hashed(whole: Mapping[str, Any], file: Path) -> None:
-    """Check that nothing in a description was changed after it was written.
+    """Check that a description was not changed after it was written.
 
     Raises:
-        CheckpointFault: it was, or it comes from a version that did not store the hash.
+        CheckpointFault: It was changed, or it comes from a version that did not store the hash.
     """
     stored, found = _described(whole).get(CONFIG_HASH), config_hash(whole)
     if stored is None:
         raise CheckpointFault(
-            f"{file} has no {CONFIG_HASH}: it was written by an earlier bayesgeom, or edited. Where you trust it, run "
+            f"{file} has no {CONFIG_HASH}: it was written by an earlier bayesgeom, or edited. If you trust it, run "
             f"`bayesgeom checkpoints --seal {file.parent}` once."
         )
     if stored != found:
         raise CheckpointFault(
-            f"{file} was edited after it was written: its contents have hash {found}, it says {stored}. Model, task "
-            f"and recipe belong to the weights; restore the file. To change something on purpose, run `bayesgeom "
-            f"checkpoints --seal {file.parent}` afterwards."
+            f"{file} was edited after it was written: its contents have hash {found}, it states {stored}. Model, task "
+            f"and recipe belong to the weights; restore the file. After an intended change, run `bayesgeom "
+            f"checkpoints --seal {file.parent}`."
         )
 
 
 def _described(whole: Mapping[str, Any]) -> dict[str, Any]:
-    """Our part of a description: all of it, or what lies below our key in a Hugging Face config."""
+    """bayesgeom's part of a description: all of it, or the value of its key in a Hugging Face config."""
     own: dict[str, Any] = whole.get(OURS, whole)
     return own
 
 
 def versions() -> dict[str, str]:
-    """Python, and the libraries that decide numbers, as installed."""
+    """Return the versions of Python and of the libraries that affect results."""
     return {"python": platform.python_version()} | {name: importlib.metadata.version(name) for name in VERSIONED}
 
 
@@ -227,7 +248,7 @@ def read_description(path: Path) -> dict[str, Any]:
     """Read a checkpoint's `config.json`.
 
     Raises:
-        CheckpointFault: it is missing, unreadable, too new, incomplete, or was edited after it was written.
+        CheckpointFault: It is missing, unreadable, too new, incomplete, or was edited after it was written.
     """
     try:
         whole = read_json(path / CONFIG)
@@ -236,7 +257,7 @@ def read_description(path: Path) -> dict[str, Any]:
     description = whole[OURS] if isinstance(whole, dict) and OURS in whole else whole
     schema = description.get("schema") if isinstance(description, dict) else None
     if type(schema) is not int:  # True is an int
-        raise CheckpointFault(f"{path / CONFIG} is no bayesgeom config: it has no schema number.")
+        raise CheckpointFault(f"{path / CONFIG} is not a bayesgeom config: it has no schema number.")
     if schema > SCHEMA:
         raise CheckpointFault(f"{path} has schema {schema}; this bayesgeom reads up to {SCHEMA}. Upgrade bayesgeom.")
     missing = {"model", "task", "recipe", "step", "weights_hash"} - description.keys()
@@ -252,10 +273,14 @@ def read_description(path: Path) -> dict[str, Any]:
 
 
 def check_numbered(description: Mapping[str, Any], file: Path) -> None:
-    """Check the step and the hash of the weights that a description states. **Raises** `CheckpointFault`."""
+    """Check the types of the step and of the weights' hash in a description.
+
+    Raises:
+        CheckpointFault: One of them is invalid.
+    """
     step, digest = description["step"], description["weights_hash"]
     if type(step) is not int or step < 0:
-        raise CheckpointFault(f"{file}: step must be a whole number, at least 0, got {step!r:.40}.")
+        raise CheckpointFault(f"{file}: step must be a non-negative integer, got {step!r:.40}.")
     if not isinstance(digest, str):
         raise CheckpointFault(f"{file}: weights_hash must be text, got {digest!r:.40}.")
 

@@ -1,4 +1,4 @@
-"""What every architecture of ours shares: a frozen config that names it, sizes it and builds it."""
+"""Model configs: frozen dataclasses that hold the sizes of bayesgeom's own architectures and build them."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from bayesgeom.checks.arguments import checked
 from bayesgeom.core.errors import InvalidArgument, check_known
 from bayesgeom.core.plugins import discover, field_names, find
 from bayesgeom.core.threads import PROCESS_STATE
@@ -19,17 +20,18 @@ if TYPE_CHECKING:
 
 
 class ModelConfig(ABC):
-    """A frozen dataclass that holds an architecture's sizes, ids and context included."""
+    """Base class of configs: a frozen dataclass with an architecture's sizes, including vocabulary and context."""
 
     name: ClassVar[str]
     d_vocab: int
     n_ctx: int
 
     @final
+    @checked()
     def build(self, *, seed: int) -> nn.Module:
-        """Make a new float32 module, tokens to logits, with weights drawn from this seed.
+        """Build a float32 module that maps tokens to logits, with weights drawn from this seed.
 
-        The global random state and the default dtype neither matter nor change.
+        The result does not depend on the global random state or the default dtype, and neither is changed.
         """
         with PROCESS_STATE:
             former = torch.get_default_dtype()
@@ -42,12 +44,12 @@ class ModelConfig(ABC):
 
     @abstractmethod
     def _build(self, *, seed: int) -> nn.Module:
-        """Make the module. Called by `build`, with float32 as the default dtype."""
+        """Build the module. Called by `build`, with float32 as the default dtype."""
 
     @classmethod
     @abstractmethod
     def proportions(cls, d_model: int) -> Mapping[str, int]:
-        """A width and the sizes that conventionally go with it: what `capacity_matched` makes models of."""
+        """Return the conventional sizes for a width, for `capacity_matched`."""
 
     @classmethod
     def adapter(
@@ -60,37 +62,39 @@ class ModelConfig(ABC):
     ) -> "Model | None":
         """Return the `Model` of a module that such a config built, or None for any other module.
 
-        Architectures of other packages implement it; `bayesgeom.models.resolve` knows the package's own.
+        Architectures of other packages implement this method; `bayesgeom.models.resolve` handles bayesgeom's own.
 
         Args:
             module: Any module.
-            name: Name of the checkpoint, if it has one.
-            task: Task that it was trained on, if known.
+            name: Name of the checkpoint, if any.
+            task: Task on which it was trained, if known.
             digest: Hash of the weights, if known.
         """
         return None
 
     def hf_config(self) -> Mapping[str, Any]:
-        """What `config.json` says besides where Hugging Face can read the weights as they are; empty elsewhere."""
+        """Return further entries of `config.json` if Hugging Face can read the weights unchanged; else nothing."""
         return {}
 
     @final
     def to_dict(self) -> dict[str, Any]:
-        """Architecture and sizes, as JSON can hold them; `config_from_dict` is the inverse."""
+        """Return architecture and sizes as JSON types; `config_from_dict` is the inverse."""
         assert is_dataclass(self) and not isinstance(self, type), "a model config is a dataclass"
         return {"architecture": self.name, **asdict(self)}
 
 
 def architectures() -> dict[str, type[ModelConfig]]:
-    """Return every architecture by name, those of other packages included."""
+    """Return every architecture by name, including those of other packages."""
     # mypy: an abstract class as a value is what discovery is about.
     return discover("bayesgeom.models.native", ModelConfig, group="bayesgeom.models")  # type: ignore[type-abstract]
 
 
 def config_from_dict(values: Mapping[str, Any]) -> ModelConfig:
-    """The config that `ModelConfig.to_dict` wrote.
+    """Return the config that `ModelConfig.to_dict` wrote.
 
-    **Raises** `UnknownName` for an architecture that does not exist, `InvalidArgument` for sizes that it does not take.
+    Raises:
+        UnknownName: The architecture does not exist.
+        InvalidArgument: A size is unknown or invalid.
     """
     sizes = {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
     architecture = sizes.pop("architecture", None)
@@ -105,12 +109,12 @@ def config_from_dict(values: Mapping[str, Any]) -> ModelConfig:
 
 
 def _check_types(kind: type[ModelConfig], sizes: Mapping[str, Any]) -> None:
-    """**Raises** `InvalidArgument` for a whole number or a truth value of another type: 2.5 layers, tied=3."""
+    """Raise `InvalidArgument` for an integer or boolean field with a value of another type, such as 2.5 layers."""
     assert is_dataclass(kind), "a model config is a dataclass"
     for field in (own for own in fields(kind) if own.name in sizes):
         value = sizes[field.name]
         is_whole = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
         if field.type is int and not is_whole:
-            raise InvalidArgument(f"architecture {kind.name!r}: {field.name} must be a whole number, got {value!r}.")
+            raise InvalidArgument(f"architecture {kind.name!r}: {field.name} must be an integer, got {value!r}.")
         if field.type is bool and not isinstance(value, bool):
             raise InvalidArgument(f"architecture {kind.name!r}: {field.name} must be true or false, got {value!r}.")

@@ -1,4 +1,4 @@
-"""Conversion of checkpoints: ours as a Hugging Face directory, and such a directory back, from path to path."""
+"""Conversion of bayesgeom checkpoints to Hugging Face directories and back."""
 
 from pathlib import Path
 
@@ -11,30 +11,44 @@ from bayesgeom.tasks.base import task_from_config
 
 
 def export_checkpoint(name: str | Path, out: Path) -> str:
-    """Write the named checkpoint for Hugging Face; gives the name of the architecture that holds it.
+    """Export a checkpoint as a Hugging Face directory.
 
-    **Raises** as `load` and `export_huggingface` do, and `InvalidArgument` for a checkpoint that is none of ours.
+    Args:
+        name: Name or directory of a bayesgeom checkpoint.
+        out: Directory to write.
+
+    Returns:
+        Name of the Hugging Face architecture.
+
+    Raises:
+        InvalidArgument: It is not a bayesgeom checkpoint. Errors of `load` and `export_huggingface` propagate.
     """
     model = load(name)
     if not isinstance(model.module, Transformer):
         raise InvalidArgument(
-            f"{model.spec.name} is a {type(model.module).__name__} of Hugging Face already: it needs no export."
+            f"{model.spec.name} is already a {type(model.module).__name__} of Hugging Face: it needs no export."
         )
     return export_huggingface(model.module, out, task=model.task)
 
 
 def import_checkpoint(name: str | Path, out: Path) -> str:
-    """Write what `export_checkpoint` wrote as a checkpoint of ours again; gives the name of its architecture.
+    """Convert the output of `export_checkpoint` back to a bayesgeom checkpoint.
 
-    **Raises** `CheckpointFault` where the directory holds no export.
+    Args:
+        name: Directory that `export_checkpoint` wrote.
+        out: Directory to write.
+
+    Returns:
+        Name of the architecture.
+
+    Raises:
+        CheckpointFault: The directory is not such an export.
     """
     path = Path(name)
     module = import_huggingface(path)
     task = (exported_from(path) or {}).get("task")
     if task is None:
-        raise CheckpointFault(
-            f"{path} does not say on what task its transformer was trained: it cannot be a checkpoint."
-        )
+        raise CheckpointFault(f"{path} does not state the task of its transformer, which a checkpoint needs.")
     save_checkpoint(
         out,
         module,

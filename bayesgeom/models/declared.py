@@ -1,7 +1,7 @@
-"""What a config claims, compared with what a file of weights holds, before anything is built or read.
+"""Checks that a config matches a file of weights, before the model is built or the weights are read.
 
-A config is a few bytes that can ask for any number of layers or any width. The header of a safetensors file states
-every tensor's shape, and the file is as long as the header says, so it bounds what the config may ask for.
+A small config can declare any number of layers or any width. The header of a safetensors file states every tensor's
+shape and must match the length of the file, so it bounds the sizes in the config.
 """
 
 import math
@@ -17,26 +17,27 @@ from bayesgeom.core.reading import check_regular
 from bayesgeom.models.config import ModelConfig
 
 Shapes = Mapping[str, tuple[int, ...]]
-_NO_SHAPE = {"n_ctx"}  # many architectures run on any length: where it is the size of a tensor, shapes tell
+_NO_SHAPE = {"n_ctx"}  # often not the size of any tensor; where it is, the comparison of shapes covers it
 _FLOATING = {"F64", "F32", "F16", "BF16"}
 
 
 def tensor_shapes(file: Path) -> dict[str, tuple[int, ...]]:
-    """Read the shape of every tensor from a safetensors header; no weight is read.
+    """Read the shape of every tensor from a safetensors header, without reading weights.
 
     Raises:
-        FileNotFoundError: there is no such file.
-        CheckpointFault: it is no regular file, not whole, or holds what is no floating-point number.
+        FileNotFoundError: There is no such file.
+        CheckpointFault: It is not a regular file, is truncated, or has tensors that are not floating-point.
     """
     try:
         shapes, types = read_header(file)
     except FileNotFoundError:
         raise
     except (SafetensorError, OSError) as error:
-        raise CheckpointFault(f"{file} is truncated or no safetensors file ({error}). Copy it again.") from error
+        raise CheckpointFault(f"{file} is truncated or not a safetensors file ({error}). Copy it again.") from error
     if wrong := [name for name, kind in types.items() if kind not in _FLOATING]:
         raise CheckpointFault(
-            f"{file}: {wrong[0]} has type {types[wrong[0]]}; weights are {', '.join(sorted(_FLOATING))}. Save it again."
+            f"{file}: {wrong[0]} has type {types[wrong[0]]}; weights must be {', '.join(sorted(_FLOATING))}. "
+            f"Save it again."
         )
     return shapes
 
@@ -45,9 +46,9 @@ def read_header(file: Path) -> tuple[dict[str, tuple[int, ...]], dict[str, str]]
     """Read the shape and the type of every tensor in a safetensors file.
 
     Raises:
-        FileNotFoundError: there is no such file.
-        CheckpointFault: it is no regular file.
-        SafetensorError: it is not whole.
+        FileNotFoundError: There is no such file.
+        CheckpointFault: It is not a regular file.
+        SafetensorError: It is truncated.
     """
     check_regular(file)
     with safe_open(file, framework="pt") as opened:
@@ -58,18 +59,17 @@ def read_header(file: Path) -> tuple[dict[str, tuple[int, ...]], dict[str, str]]
 
 
 def check_declared(config: ModelConfig, found: Shapes, file: Path) -> None:
-    """Check that a config asks for exactly the tensors that a file holds.
+    """Check that a config describes exactly the tensors in a file.
 
-    Sizes are bounded by the header first, so that a model of the right order of magnitude is laid out, on torch's meta
-    device: shapes alone, without memory for weights.
+    Sizes are first bounded by the header. Then the model is built on torch's meta device, without memory for weights.
 
     Args:
-        config: What is to be built.
-        found: The file's shapes, as `tensor_shapes` returns them.
-        file: The file, for the message.
+        config: The config.
+        found: The file's shapes, from `tensor_shapes`.
+        file: The file, for the error message.
 
     Raises:
-        CheckpointFault: it asks for others.
+        CheckpointFault: It describes other tensors.
     """
     _check_bounds(config, found, file)
     try:
@@ -80,18 +80,18 @@ def check_declared(config: ModelConfig, found: Shapes, file: Path) -> None:
     except (RuntimeError, ValueError, TypeError, ArithmeticError, LookupError) as error:
         reason = next(iter(str(error).splitlines()), type(error).__name__)
         raise CheckpointFault(
-            f"{config} cannot be built ({reason}), so it is not the config of {file}. Restore the pair."
+            f"{config} cannot be built ({reason}), so it is not the config of {file}. Restore both files."
         ) from error
     for what, names in (("lacks", expected.keys() - found.keys()), ("has unknown", found.keys() - expected.keys())):
         if names:
             raise CheckpointFault(f"{file} {what} {len(names)} tensor(s): {', '.join(sorted(names)[:6])}.")
     for name, shape in found.items():
         if shape != expected[name]:
-            raise CheckpointFault(f"{file}: {name} has shape {shape}, the config asks for {expected[name]}.")
+            raise CheckpointFault(f"{file}: {name} has shape {shape}, the config requires {expected[name]}.")
 
 
 def _check_bounds(config: ModelConfig, found: Shapes, file: Path) -> None:
-    """Every layer has a tensor, and every other size is the length of some row of weights."""
+    """Check that there is a tensor per layer, and that no other size exceeds the number of weights."""
     assert is_dataclass(config), "a model config is a dataclass"
     n_weights = sum(map(math.prod, found.values()))
     for field in fields(config):
@@ -102,5 +102,5 @@ def _check_bounds(config: ModelConfig, found: Shapes, file: Path) -> None:
         if size > most:
             raise CheckpointFault(
                 f"{field.name} is {size:,} in the config, but {file} holds {most:,} {there}: the two do not belong "
-                f"together. Restore the pair."
+                f"together. Restore both files."
             )

@@ -1,11 +1,11 @@
-"""Export: our transformer as a Hugging Face directory with the same logits, and back to the last bit.
+"""Export of a `Transformer` to a Hugging Face directory with the same logits, and bit-exact import.
 
-    rotary, RMSNorm                          Llama     its gated MLP with a gate that is always open: up(x) = 0·x + 1
-    learned, sinusoidal or none, LayerNorm   GPT-2     sinusoids written out as a table, no positions as zeros
+    rotary, RMSNorm                          Llama     its MLP gate is kept open: up(x) = 0·x + 1
+    learned, sinusoidal or none, LayerNorm   GPT-2     sinusoids are stored as a table, no positions as zeros
     rotary, LayerNorm                        GPT-NeoX  in its sequential form
-    none, RMSNorm                            SmolLM3   with its rotations switched off
+    none, RMSNorm                            SmolLM3   with rotations switched off
 
-Nothing holds learned positions with RMSNorm, ALiBi with our slopes, or another positional prior.
+No architecture supports learned positions with RMSNorm, ALiBi with these slopes, or another positional prior.
 """
 
 from collections.abc import Callable, Mapping
@@ -40,7 +40,7 @@ Weights = dict[str, Tensor]
 @final
 @dataclass(frozen=True)
 class Target:
-    """A Hugging Face architecture that holds a transformer, and how the weights lie in it."""
+    """A Hugging Face architecture that can represent a transformer, and the mapping of the weights."""
 
     name: str
     build: "Callable[[TransformerConfig], PreTrainedModel]"
@@ -49,23 +49,32 @@ class Target:
 
 
 def export_huggingface(module: Transformer, path: Path, *, task: WindTunnel | None = None) -> str:
-    """Write a directory that `AutoModelForCausalLM.from_pretrained` reads; gives the architecture's name.
+    """Write a directory that `AutoModelForCausalLM.from_pretrained` reads.
 
-    **Raises** `InvalidArgument` where no Hugging Face architecture holds this transformer, `OutputFault` where the
-    directory cannot be written.
+    Args:
+        module: The transformer.
+        path: Directory to write.
+        task: Task on which it was trained, stored in the config.
+
+    Returns:
+        Name of the Hugging Face architecture.
+
+    Raises:
+        InvalidArgument: No Hugging Face architecture can represent this transformer.
+        OutputFault: The directory cannot be written.
     """
     config = module.config
     target = target_of(config)
     own = {name: tensor.detach().float().cpu() for name, tensor in module.state_dict().items()}
-    with torch.random.fork_rng(devices=()):  # transformers initializes from the global generator alone
+    with torch.random.fork_rng(devices=()):  # transformers initializes from the global generator
         hf = target.build(config)
     weights = {name: tensor.contiguous().clone() for name, tensor in target.weights(config, own).items()}
     if config.tied:
         hf.tie_weights()
     missing, unknown = hf.load_state_dict(weights, strict=False)
-    assert not unknown and set(missing) <= {"lm_head.weight"}, "only the output matrix can be another's"
+    assert not unknown and set(missing) <= {"lm_head.weight"}, "only the output matrix can be shared"
     _check_equal(module, hf)
-    # An attribute of the config is written with it, and read back.
+    # Extra attributes of the config are saved and loaded with it.
     hf.config.update({SOURCE: {"model": config.to_dict(), "task": None if task is None else task.config()}})
     with directory_aside(path) as aside, without_bars():
         hf.save_pretrained(aside)
@@ -73,10 +82,14 @@ def export_huggingface(module: Transformer, path: Path, *, task: WindTunnel | No
 
 
 def import_huggingface(path: Path) -> Transformer:
-    """The transformer of which this directory is the export. **Raises** `CheckpointFault` where it is none."""
+    """Return the transformer that was exported to this directory.
+
+    Raises:
+        CheckpointFault: It is not such an export, or it is broken.
+    """
     source = exported_from(path)
     if source is None:
-        raise CheckpointFault(f"{path} is no export of a bayesgeom transformer: its {CONFIG} has no {SOURCE!r}.")
+        raise CheckpointFault(f"{path} is not an export of a bayesgeom transformer: its {CONFIG} has no {SOURCE!r}.")
     config = config_from_dict(source["model"])
     assert isinstance(config, TransformerConfig), "only transformers are exported"
     module, target = config.build(seed=0), target_of(config)
@@ -91,7 +104,7 @@ def import_huggingface(path: Path) -> Transformer:
 
 
 def exported_from(path: Path) -> Mapping[str, Any] | None:
-    """What a directory's config says of the transformer and the task behind it; None for any other model."""
+    """Return the config of the transformer and of its task from an exported directory; None for any other model."""
     try:
         config = read_json(path / CONFIG)
     except (OSError, CheckpointFault):
@@ -101,7 +114,11 @@ def exported_from(path: Path) -> Mapping[str, Any] | None:
 
 
 def target_of(config: TransformerConfig) -> Target:
-    """The architecture that holds a transformer of this shape. **Raises** `InvalidArgument` where there is none."""
+    """Return the Hugging Face architecture that can represent a transformer of this shape.
+
+    Raises:
+        InvalidArgument: There is none.
+    """
     match config.norm, config.positions:
         case "rmsnorm", "rotary":
             return Target("llama", _llama, _llama_weights, _from_llama)
@@ -112,8 +129,8 @@ def target_of(config: TransformerConfig) -> Target:
         case "layernorm", "rotary":
             return Target("gpt_neox", _gpt_neox, _gpt_neox_weights, _from_gpt_neox)
     raise InvalidArgument(
-        f"no Hugging Face architecture holds {config.positions} positions with {config.norm}. There is one for rotary "
-        f"positions or none with either norm, and for learned or sinusoidal ones with layernorm."
+        f"no Hugging Face architecture supports {config.positions} positions with {config.norm}. Supported: rotary "
+        f"or no positions with either norm, and learned or sinusoidal positions with layernorm."
     )
 
 
@@ -173,7 +190,7 @@ _LLAMA = {
 
 
 def _llama_names(config: TransformerConfig) -> dict[str, str]:
-    """Our names to Llama's."""
+    """Map bayesgeom's parameter names to Llama's."""
     names = {"embed.weight": "model.embed_tokens.weight", "ln_final.w": "model.norm.weight"}
     for layer in range(config.n_layers):
         names |= {f"blocks.{layer}.{a}": f"model.layers.{layer}.{b}" for a, b in _LLAMA.items()}

@@ -1,4 +1,4 @@
-"""Where numbers come from: what every result carries beside its values."""
+"""Provenance: the origin of the numbers, which every result stores."""
 
 import importlib.metadata
 from collections.abc import Mapping
@@ -15,10 +15,15 @@ from bayesgeom.tasks.base import WindTunnel
 def provenance(
     model: Model | ModelSpec | Mapping[str, Any], task: WindTunnel | str, arguments: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Where numbers come from: model, weights, task, arguments, versions. No clock: same seed, same file.
+    """Return the origin of a result: model, weights, task, arguments and versions.
 
-    Of several models or tasks, their name and architecture, and what they are called together. `foreign_hooks` names
-    the submodules whose forward hooks bayesgeom did not set, where there are any: they may have edited activations.
+    There is no time stamp, so the same seed gives the same file. `foreign_hooks` lists submodules whose forward hooks
+    bayesgeom did not set, if there are any: they may have edited activations.
+
+    Args:
+        model: The model. For several models, a mapping with their name and architecture.
+        task: The task. For several tasks, their common name.
+        arguments: Arguments of the measurement.
     """
     foreign = model.foreign_hooks() if isinstance(model, Model) else ()
     spec = model.spec if isinstance(model, Model) else model
@@ -34,7 +39,7 @@ def provenance(
 
 
 def _own_version() -> str:
-    """Of bayesgeom as installed; "unknown" in a copy of the source that is not."""
+    """The version of the installed bayesgeom, or "unknown" if it is not installed."""
     try:
         return importlib.metadata.version("bayesgeom")
     except importlib.metadata.PackageNotFoundError:

@@ -1,4 +1,4 @@
-"""Recording: hooks that prove they fired, and storage that was sized before the first pass."""
+"""Recording of activations: checked hooks, and storage that is allocated once in its final size."""
 
 import contextlib
 import math
@@ -20,10 +20,10 @@ Point = Callable[[Site, int], nn.Module]
 
 @final
 class Recorder:
-    """Keeps every layer of the chosen sites, pass by pass.
+    """Records every layer of the chosen sites, pass by pass.
 
-    Each activation is cut to what its axes keep and copied into storage of its final size. In each pass every hook
-    must fire exactly once, with the shape that the site's axes and the model's spec say.
+    Each activation is reduced to the positions that its axes keep, and copied into storage of the final size. In each
+    pass every hook must fire exactly once, with the shape given by the site's axes and the model's spec.
     """
 
     def __init__(self, module: nn.Module, spec: ModelSpec, point: Point, sites: Sequence[Site]) -> None:
@@ -33,15 +33,15 @@ class Recorder:
         self._room = self._filled = 0
 
     def make_room(self, n_sequences: int) -> None:
-        """Say how many sequences will be kept; storage is made at the first pass, when shapes are known."""
+        """Set the number of sequences to record. Storage is allocated at the first pass, when shapes are known."""
         self._room = n_sequences
 
     @contextlib.contextmanager
     def recording(self, trials: Trials, *, is_on: bool) -> Iterator[None]:
-        """Record the pass inside the block; without `is_on`, set no hook.
+        """Record the pass inside the block; set no hooks if `is_on` is false.
 
         Raises:
-            HookFault: A hook did not fire exactly once, or its activation has another shape.
+            HookFault: A hook did not fire exactly once, or its activation has an unexpected shape.
         """
         if not is_on:
             yield
@@ -53,7 +53,7 @@ class Recorder:
         self._filled += len(trials)
 
     def finished(self) -> dict[Site, Shaped[Tensor, "layer *axes"]]:
-        """What was recorded, layers first."""
+        """Return the recorded activations by site, with the layer as the first axis."""
         return {site: stored[:, : self._filled] for site, stored in self._storage.items()}
 
     def _storing(self, site: Site, layer: int, trials: Trials) -> Change:
@@ -77,22 +77,22 @@ class Recorder:
         if not fits:
             raise HookFault(
                 f"site {site.name!r} of layer {layer} of {self.spec.name} has shape {tuple(output.shape)}; its axes "
-                f"{' '.join(site.axes)} say {expected}."
+                f"{' '.join(site.axes)} require {expected}."
             )
 
 
 def bytes_per_sequence(spec: ModelSpec, sites: Sequence[Site], trials: Trials) -> int:
-    """What one recorded sequence takes, all layers and sites together, in float32."""
+    """Return the bytes of one recorded sequence, over all layers and sites, in float32."""
     n_pos = trials.tokens.shape[1]
     sizes = {"batch": 1, "pos": trials.n_scored, "query_pos": trials.n_scored, "key_pos": n_pos} | _widths(spec)
-    # A width that the spec does not know counts as the residual stream's.
+    # Use the width of the residual stream for an axis that the spec does not know.
     return 4 * spec.n_layers * sum(math.prod(sizes.get(axis, spec.d_model) for axis in site.axes) for site in sites)
 
 
 def bytes_of_pass(spec: ModelSpec, trials: Trials) -> int:
-    """What one sequence of these takes while it is run, in float32: the widest layer's, patterns, and logits.
+    """Return the bytes of one sequence's forward pass in float32: the widest layer, the patterns, and the logits.
 
-    Logits are made at every position that is scored in any of the sequences.
+    Logits are computed at every position that is scored in any of the sequences.
     """
     n_pos, n_asked = trials.tokens.shape[1], int(trials.scored.any(dim=0).sum())
     stream = n_pos * (4 * spec.d_model + 3 * spec.d_mlp + 4 * spec.d_state)

@@ -1,16 +1,18 @@
-"""From what users have in hand (a name, a path, a module) to a `Model`; and where shipped checkpoints lie."""
+"""Conversion of names, paths and modules to a `Model`, and of text to a task; the folder of shipped checkpoints."""
 
 import contextlib
 import os
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
 import torch
 from torch import nn
 
+from bayesgeom.checks.arguments import check_argument, checked
+from bayesgeom.checks.text import shown
 from bayesgeom.core.errors import CheckpointFault, InvalidArgument, TaskMismatch, UnknownName
 from bayesgeom.core.files import is_temporary, put_all_back, put_back
 from bayesgeom.core.reading import read_json
@@ -34,16 +36,16 @@ from bayesgeom.tasks.text import Tokenizer
 ModelLike = Model | Checkpoint | nn.Module | str | Path
 TaskLike = WindTunnel | TextTask | str | Sequence[str]  # the last: prompts
 FOLDER_VARIABLE = "BAYESGEOM_CHECKPOINTS"
-_AT_A_TIME = 32  # prompts whose logits are held at once
+_AT_A_TIME = 32  # prompts per forward pass
 _HUB_NAME, _LONGEST = re.compile(r"\w[\w.-]*/\w[\w.-]*", re.ASCII), 96
 _PACKAGE = Path(__file__).resolve().parents[1]
 
 
 def checkpoint_folder() -> Path:
-    """Where named checkpoints lie: the folder that $BAYESGEOM_CHECKPOINTS names, else the shipped ones.
+    """Return the folder of named checkpoints: $BAYESGEOM_CHECKPOINTS, or the folder of the shipped ones.
 
-    Shipped ones lie beside the package in a source checkout, which has a pyproject.toml, and inside it once installed
-    from a wheel.
+    In a source checkout, which has a pyproject.toml, the shipped checkpoints are next to the package. In a package
+    installed from a wheel they are inside it.
     """
     if FOLDER_VARIABLE in os.environ:
         return Path(os.environ[FOLDER_VARIABLE])
@@ -52,16 +54,16 @@ def checkpoint_folder() -> Path:
 
 
 def checkpoints() -> dict[str, Path]:
-    """Every named checkpoint's directory, by name.
+    """Return the directories of all named checkpoints.
 
-    One that cannot be looked into is among them: reading it says why. A directory that a killed process had moved away,
-    to replace it, is put back first.
+    Unreadable directories are included; loading one reports the error. A directory that a killed process had moved away
+    is restored first.
 
     Returns:
         Directory of each checkpoint, by name.
 
     Raises:
-        CheckpointFault: the folder itself cannot be listed.
+        CheckpointFault: The folder itself cannot be listed.
 
     Example:
         >>> import bayesgeom
@@ -74,14 +76,14 @@ def checkpoints() -> dict[str, Path]:
         found = sorted(folder.iterdir()) if folder.is_dir() else []
     except OSError as error:
         raise CheckpointFault(
-            f"the folder of checkpoints {folder} cannot be listed: {error.strerror or error}. Make it readable, or set "
+            f"the checkpoint folder {folder} cannot be listed: {error.strerror or error}. Make it readable, or set "
             f"${FOLDER_VARIABLE} to another one."
         ) from error
     return {path.name: path for path in found if not is_temporary(path.name) and _holds_config(path)}
 
 
 def _holds_config(path: Path) -> bool:
-    """Whether there is a config, whatever it is; true where that cannot be known."""
+    """Whether there is a config, of any kind; true if that cannot be determined."""
     try:
         if not path.is_dir():
             return False
@@ -93,6 +95,7 @@ def _holds_config(path: Path) -> bool:
     return True
 
 
+@checked("name")
 def load(
     name: str | Path,
     *,
@@ -115,15 +118,15 @@ def load(
         dtype: Precision of a Hugging Face model. Default: the checkpoint's own; float32 for GGUF.
         device_map: "auto" spreads the layers of a Hugging Face model over the available devices.
         trust_remote_code: Whether to run code that comes with the model. Pickles are never read.
-        memory_gib: Memory for activations that one run may store. Default: a share of the free memory (see
+        memory_gib: Memory in GiB for activations that one run may store. Default: a share of the free memory (see
             `bayesgeom.models.budget`).
 
     Returns:
-        The model, with its task where it is known.
+        The model, with its task if known.
 
     Raises:
         UnknownName: There is no checkpoint of this name, and no such directory.
-        CheckpointFault: The checkpoint cannot be read or cannot be trusted.
+        CheckpointFault: The checkpoint cannot be read, or is corrupt.
         InvalidArgument: The device does not exist, or it is not a causal language model.
 
     Example:
@@ -131,6 +134,8 @@ def load(
         >>> bayesgeom.load("mess3-small").spec.n_layers
         3
     """
+    if not isinstance(name, str | Path):
+        raise InvalidArgument(f"name must be a checkpoint's name or a path, got {shown(name)}.")
     check_device(device)
     check_memory_gib(memory_gib)
     # A path needs no list of names, which may be unreadable.
@@ -138,66 +143,83 @@ def load(
     options: dict[str, Any] = {"revision": revision, "dtype": dtype, "device_map": device_map}
     if isinstance(name, Path) or not _is_hub_name(name):
         put_back(path)
-    is_there = _exists(path)
-    if is_there and (file := gguf_in(path)) is not None:
-        from bayesgeom.models.huggingface.loading import load_gguf
+    if _exists(path):
+        model = _from_path(path, options, device=device, trust_remote_code=trust_remote_code)
+    else:
+        _require_hub_name(name)
+        from bayesgeom.models.huggingface.loading import load_huggingface
 
-        if revision is not None:
-            raise InvalidArgument(f"revision is for models on the Hugging Face hub; {file.name} is one file.")
-        return load_gguf(file, dtype=dtype, device=device, device_map=device_map)
-    if is_there and not path.is_dir():
-        raise CheckpointFault(
-            f"{path} is a file; a checkpoint is a directory of {WEIGHTS} and {CONFIG}, or a *.gguf file."
-        )
-    if is_there and not _is_foreign(path):
-        if given := [option for option, value in options.items() if value is not None]:
-            raise InvalidArgument(f"{', '.join(given)} is for Hugging Face models; {path.name} is bayesgeom's own.")
-        return _allowed(from_checkpoint(load_checkpoint(path, device=device)), memory_gib)
-    if not is_there and (isinstance(name, Path) or _is_path(name)):
-        raise UnknownName(
-            f"there is no directory {str(name)!r} ({Path(name).absolute()}); `bayesgeom checkpoints` lists names."
-        )
-    if not is_there and not _is_hub_name(name):
-        listed = ", ".join(sorted(checkpoints())) or "(none)"
-        raise UnknownName(
-            f"there is no checkpoint named {str(name)!r}. There are: {listed}. A directory is named by its path, a "
-            f"model on the Hugging Face hub as owner/name."
-        )
-    from bayesgeom.models.huggingface.loading import load_huggingface
-
-    model = load_huggingface(
-        path if is_there else str(name), device=device, trust_remote_code=trust_remote_code, **options
-    )
-    return _allowed(model, memory_gib)
-
-
-def _allowed(model: Model, memory_gib: float | None) -> Model:
+        model = load_huggingface(str(name), device=device, trust_remote_code=trust_remote_code, **options)
     model.memory_gib = memory_gib
     return model
 
 
+def _from_path(path: Path, options: Mapping[str, Any], *, device: str | torch.device, trust_remote_code: bool) -> Model:
+    """Load a GGUF file, one of bayesgeom's own checkpoints, or a directory of Hugging Face's form."""
+    if (file := gguf_in(path)) is not None:
+        from bayesgeom.models.huggingface.loading import load_gguf
+
+        if options["revision"] is not None:
+            raise InvalidArgument(f"revision is for models on the Hugging Face hub; {file.name} is one file.")
+        return load_gguf(file, dtype=options["dtype"], device=device, device_map=options["device_map"])
+    if not path.is_dir():
+        raise CheckpointFault(
+            f"{path} is a file; a checkpoint is a directory of {WEIGHTS} and {CONFIG}, or a *.gguf file."
+        )
+    if not _is_foreign(path):
+        if given := [option for option, value in options.items() if value is not None]:
+            raise InvalidArgument(f"{', '.join(given)} is for Hugging Face models; {path.name} is bayesgeom's own.")
+        return from_checkpoint(load_checkpoint(path, device=device))
+    from bayesgeom.models.huggingface.loading import load_huggingface
+
+    return load_huggingface(path, device=device, trust_remote_code=trust_remote_code, **options)
+
+
+def _require_hub_name(name: str | Path) -> None:
+    """Refuse the name of a path that does not exist, and a bare name that is no checkpoint's."""
+    if isinstance(name, Path) or _is_path(name):
+        raise UnknownName(
+            f"there is no directory {str(name)!r} ({Path(name).absolute()}); `bayesgeom checkpoints` lists names."
+        )
+    if not _is_hub_name(name):
+        listed = ", ".join(sorted(checkpoints())) or "(none)"
+        raise UnknownName(
+            f"there is no checkpoint named {str(name)!r}. Available: {listed}. Specify a directory by its path, and a "
+            f"model on the Hugging Face hub as owner/name."
+        )
+
+
 def check_device(device: str | torch.device) -> None:
-    """**Raises** `InvalidArgument` unless torch can put a tensor on this device."""
+    """Check that torch can put a tensor on this device.
+
+    Raises:
+        InvalidArgument: It cannot.
+    """
+    check_argument("device", device, str | torch.device)
     try:
         torch.empty(1, device=device)
-    except (RuntimeError, AssertionError) as error:
-        reason = str(error).splitlines()[0]
-        raise InvalidArgument(f"device {str(device)!r} cannot be used here ({reason}); use cpu.") from error
+        is_real = torch.device(device).type != "meta"
+    except (RuntimeError, AssertionError, ValueError, TypeError) as error:
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise InvalidArgument(f"device {shown(str(device))} cannot be used here ({reason}); use cpu.") from error
+    if not is_real:
+        raise InvalidArgument("device 'meta' holds no numbers, so nothing can be measured on it; use cpu.")
 
 
+@checked("model")
 def as_model(model: ModelLike, tokenizer: Tokenizer | None = None) -> Model:
-    """Return the `Model` of whatever stands for one.
+    """Return the `Model` of a name, a path or a module.
 
     Args:
-        model: A `Model`, a checkpoint's name or directory, a module that a `ModelConfig` built, a Hugging Face causal
-            language model, or one of transformer-lens.
+        model: A `Model`, a checkpoint's name or directory, a module built from a `ModelConfig`, a Hugging Face causal
+            language model, or a model of transformer-lens.
         tokenizer: The model's tokenizer, which text tasks and prompts need.
 
     Returns:
         The model, ready to be measured.
 
     Raises:
-        InvalidArgument: It is anything else, or it has a tokenizer already.
+        InvalidArgument: It is something else, or it already has a tokenizer.
 
     Example:
         >>> import bayesgeom
@@ -209,7 +231,7 @@ def as_model(model: ModelLike, tokenizer: Tokenizer | None = None) -> Model:
         case Model() | str() | Path() | Checkpoint() if tokenizer is not None:
             own = as_model(model)
             if own.tokenizer is not None and own.tokenizer is not tokenizer:
-                raise InvalidArgument(f"{own.spec.name} has a tokenizer already: leave tokenizer out.")
+                raise InvalidArgument(f"{own.spec.name} already has a tokenizer: omit `tokenizer`.")
             own.tokenizer = tokenizer
             return own
         case Model():
@@ -241,19 +263,23 @@ def _of_library(model: nn.Module, tokenizer: Tokenizer | None) -> Model:
             return of_module(model)
     raise InvalidArgument(
         f"cannot diagnose a {type(model).__name__}: pass a checkpoint's name or directory, bayesgeom.load(…), a "
-        f"module that a ModelConfig of bayesgeom built, a Hugging Face model, or one of transformer-lens."
+        f"module built from a bayesgeom ModelConfig, a Hugging Face model, or a model of transformer-lens."
     )
 
 
 def from_checkpoint(checkpoint: Checkpoint) -> Model:
-    """The adapter of a loaded checkpoint, with its name, task and hash."""
+    """Return the model of a loaded checkpoint, with its name, task and hash."""
     return of_module(checkpoint.module, name=checkpoint.name, task=checkpoint.task, digest=checkpoint.weights_hash)
 
 
 def of_module(
     module: nn.Module, *, name: str | None = None, task: WindTunnel | None = None, digest: str | None = None
 ) -> Model:
-    """The adapter of a module that a config of ours built."""
+    """Return the model of a module built from a `ModelConfig`.
+
+    Raises:
+        InvalidArgument: No adapter supports this module.
+    """
     match module:
         case Transformer():
             return HookedModel(module, name=name or "transformer", task=task, digest=digest)
@@ -277,15 +303,20 @@ def of_module(
 
 
 def _whole(module: nn.Module) -> Any:
-    """The Hugging Face model inside a module of ours that wraps one."""
+    """The Hugging Face model inside a bayesgeom module that wraps one."""
     assert isinstance(module, Llama | Mamba2 | RWKV)
     return module.whole
 
 
 def as_task(task: object, *, trained: WindTunnel | None) -> WindTunnel | TextTask:
-    """A task as it is, or the one that text asks for as on the command line, beside the model's own task.
+    """Return the task of a task-like value.
 
-    **Raises** `InvalidArgument` for anything else.
+    Args:
+        task: A task, a task as text as on the command line ("hmm:length=20"), or a list of prompts.
+        trained: The model's own task, which supplies parameters that the text omits.
+
+    Raises:
+        InvalidArgument: It is something else.
     """
     if isinstance(task, str):
         return task_from_text(task, trained=trained)
@@ -293,26 +324,32 @@ def as_task(task: object, *, trained: WindTunnel | None) -> WindTunnel | TextTas
         prompts: Any = task_kinds()["prompts"][0]
         return cast("TextTask", prompts(texts=tuple(task)))
     if not isinstance(task, WindTunnel | TextTask):
-        shown = f"the class {task.__name__}" if isinstance(task, type) else repr(task)
         raise InvalidArgument(
-            f"a task is an instance, tasks.HMM(length=20), text, 'hmm:length=20', or a list of prompts; got {shown}."
+            f"task must be an instance such as tasks.HMM(length=20), text such as 'hmm:length=20', or a list of "
+            f"prompts; got {shown(task)}."
         )
     return task
 
 
 def task_of(model: Model, task: TaskLike | None) -> WindTunnel:
-    """The task to measure on: the given one, else the one that the model was trained on.
+    """Return the task to measure on: the given one, or else the task of the model.
 
-    A text task is bound to the model's tokenizer. Where the model decides which sequences count, it is run on all.
+    A text task is bound to the model's tokenizer. For a task that selects sequences by the model's predictions, the
+    model is run on all sequences first.
 
-    **Raises** `InvalidArgument` where there is neither, or no tokenizer for a text task, or under autocast,
-    `TaskMismatch` where the two have different vocabularies.
+    Args:
+        model: The model.
+        task: A task-like value. None: the task on which the model was trained.
+
+    Raises:
+        InvalidArgument: No task is known, a text task has no tokenizer, or autocast is on.
+        TaskMismatch: Task and model have different vocabularies.
     """
     model.check_surroundings()
     given = model.task if task is None else as_task(task, trained=model.task)
     if given is None:
         raise InvalidArgument(
-            f"{model.spec.name} does not say what it was trained on: pass task=… (--task), one of "
+            f"{model.spec.name} does not state its training task: pass task=… (--task), one of "
             f"{', '.join(sorted(task_kinds()))}."
         )
     chosen = _bound(model, given) if isinstance(given, TextTask) else given
@@ -323,23 +360,31 @@ def task_of(model: Model, task: TaskLike | None) -> WindTunnel:
     if model.task is not None and chosen.d_vocab != model.task.d_vocab:
         raise TaskMismatch(
             f"{chosen} has {chosen.d_vocab} ids; {model.spec.name} was trained on {model.task}, which has "
-            f"{model.task.d_vocab}: the same id would mean different things. Use parameters that keep the vocabulary."
+            f"{model.task.d_vocab}: ids would have different meanings. Use parameters that keep the vocabulary."
         )
     return chosen
 
 
 def scored_task_of(model: Model, task: TaskLike | None) -> WindTunnel:
-    """`task_of`, for what is measured in bits to the exact posterior. **Raises** `TaskMismatch` where none is known."""
+    """Return `task_of`, for measurements that need an exact posterior.
+
+    Raises:
+        TaskMismatch: The task has no exact posterior. Errors of `task_of` propagate.
+    """
     chosen = task_of(model, task)
     require_posterior(chosen)
     return chosen
 
 
 def require_posterior(task: WindTunnel) -> None:
-    """**Raises** `TaskMismatch` for a task without an exact posterior."""
+    """Check that a task has an exact posterior.
+
+    Raises:
+        TaskMismatch: It does not.
+    """
     if not task.has_posterior:
         raise TaskMismatch(
-            f"the KL increase is relative to the exact posterior, and {task} has none: use evidence, a wind tunnel, "
+            f"this measurement requires a task with an exact posterior; {task} has none. Use evidence, a wind tunnel, "
             f"or a wind tunnel in context."
         )
 
@@ -347,23 +392,23 @@ def require_posterior(task: WindTunnel) -> None:
 def _bound(model: Model, task: TextTask) -> WindTunnel:
     if model.tokenizer is None:
         raise InvalidArgument(
-            f"task {task.name!r} is text, and {model.spec.name} came without a tokenizer: load a directory that holds "
+            f"task {task.name!r} is text, and {model.spec.name} has no tokenizer: load a directory that contains "
             f"one, or pass as_model(model, tokenizer=…)."
         )
     return task.bind(model.tokenizer, d_vocab=model.spec.d_vocab)
 
 
 def _is_foreign(path: Path) -> bool:
-    """Whether a directory's config is Hugging Face's alone."""
+    """Whether a directory's config is Hugging Face's and not bayesgeom's."""
     try:
         config = read_json(path / CONFIG)
     except (OSError, CheckpointFault):
-        return False  # `load_checkpoint` says what is wrong
+        return False  # `load_checkpoint` reports the error
     return isinstance(config, dict) and "model_type" in config and OURS not in config
 
 
 def _exists(path: Path) -> bool:
-    """Whether there is such a file; a name that is longer than names may be is none."""
+    """Whether the path exists; false for a name that is too long for the file system."""
     try:
         return path.exists()
     except OSError:
@@ -371,7 +416,7 @@ def _exists(path: Path) -> bool:
 
 
 def _is_path(name: str) -> bool:
-    """Whether this can only be a path: it has a separator, and is not owner/name."""
+    """Whether a name can only be a path: it has a separator and is not owner/name."""
     return len(name) <= _LONGEST and _has_separator(name) and not _is_hub_name(name)
 
 
@@ -380,5 +425,5 @@ def _has_separator(name: str) -> bool:
 
 
 def _is_hub_name(name: str | Path) -> bool:
-    """Whether this can be owner/name on the hub."""
+    """Whether a name can be owner/name on the hub."""
     return isinstance(name, str) and len(name) <= _LONGEST and bool(_HUB_NAME.fullmatch(name))

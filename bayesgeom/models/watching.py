@@ -1,4 +1,4 @@
-"""Hooks at a model's sites: `core.hooks` with sites and layers in place of modules."""
+"""Hooks at a model's sites: `core.hooks` for sites and layers instead of modules."""
 
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -12,8 +12,8 @@ def hooked_sites(model: Model, hooks: Mapping[Place, Change]) -> AbstractContext
 
     Args:
         model: The model, whose lock is held.
-        hooks: By site and layer: a function of the activation there. What it returns replaces the activation, unless
-            that is None.
+        hooks: By site and layer: a function of the activation there. Its return value replaces the activation unless it
+            is None.
 
     Raises:
         HookFault: A hook did not fire exactly once.

@@ -1,1 +1,1 @@
-"""Probes: one file per diagnostic, each with its report, its null levels and its planted controls."""
+"""Probes: one file per diagnostic, each with its report, its baselines and its planted controls."""

@@ -1,14 +1,15 @@
-"""Attention entropy and consistency: how narrow attention is, and whether it is spread as the posterior is.
+"""Attention entropy and attention–posterior consistency: how narrow attention is, and whether it follows the posterior.
 
 Entropy of each attention row at scored positions, in bits and as a share of log2(visible positions). Consistency is
-1 − total variation between the attention that reaches each hypothesis' token and the exact posterior over hypotheses:
+1 − total variation between the attention on each hypothesis' token and the exact posterior over hypotheses:
 
-    Σ_h min(attention on token h, belief in h), attention on other tokens matching no hypothesis.
+    Σ_h min(attention on token h, belief in h). Attention on other tokens matches no hypothesis.
 
-Its baselines are uniform attention and attention of another sequence at the same position. Where the posterior over the
-visible positions is the same in every sequence, the two cannot be told apart and consistency is not identified.
+Its baselines are uniform attention and attention of another sequence at the same position. If the posterior over the
+visible positions is the same in every sequence, the two coincide and consistency is not identified.
 
-References: Agarwal, Dalal & Misra, Paper III (85–90 % entropy reduction in wind tunnels, definition not given there).
+References:
+    Agarwal, Dalal & Misra, Paper III (85–90 % entropy reduction in wind tunnels, definition not given there).
 """
 
 from collections.abc import Iterator, Sequence
@@ -34,7 +35,7 @@ from bayesgeom.stats.information import entropy_bits
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
-MAX_WEIGHTS, MIN_SEQUENCES = 4_000_000, 32  # attention weights read, and sequences kept where those are too many
+MAX_WEIGHTS, MIN_SEQUENCES = 4_000_000, 32  # most attention weights read; least sequences read
 HYPOTHESES = "hypotheses"
 UNIFORM, OTHER = "uniform attention", "another sequence's attention"
 UNDEFINED = "undefined: consistency is 0 for any attention, since no consistent hypothesis appears in the context"
@@ -47,21 +48,21 @@ _QUANTILES = {"5 %": 0.05, "25 %": 0.25, "50 %": 0.5, "75 %": 0.75, "95 %": 0.95
 class AttentionEntropyReport(Report):
     """Width of attention, and its agreement with the posterior.
 
-    `reduction` is 1 − last/first layer's entropy, heads averaged. `consistency_over_other` is consistency minus that of
-    the attention row of another sequence at the same position, with a paired interval. `most_possible_consistency` is
-    the most that attention could reach with the visible tokens. `note` says why consistency is undefined, or not
-    identified (`identified`), where that is so.
+    `reduction` is 1 − last/first layer's entropy, averaged over heads. `consistency_over_other` is consistency minus
+    that of another sequence's attention at the same position, with a paired interval. `most_possible_consistency` is
+    the maximum possible with the visible tokens. `note` gives the reason if consistency is undefined or not identified
+    (`identified`).
     """
 
     name: ClassVar[str] = "attention_entropy"
     title: ClassVar[str] = "Attention entropy: does attention narrow, and does it follow the posterior?"
     about: ClassVar[str] = (
-        "Entropy says over how many positions a head spreads its attention: as a share of the maximum, 1 is uniform "
-        "and 0 is a single position. The papers report that it falls by 85–90 % from first to last layer. Consistency "
-        "asks whether attention is divided among the hypotheses as the exact posterior is: 1 means equal shares, 0 "
-        "that attention goes only where the posterior is 0. A model that eliminates hypotheses may attend to those "
-        "already excluded, and then lies below uniform attention. The baselines are uniform attention, attention of "
-        "another sequence at the same position, which shows what position alone explains, and untrained networks."
+        "Entropy measures over how many positions a head spreads its attention: as a share of the maximum, 1 is "
+        "uniform and 0 is a single position. The papers report that it falls by 85–90 % from first to last layer. "
+        "Consistency compares attention on the hypotheses with the exact posterior: 1 means equal shares, 0 means "
+        "attention only where the posterior is 0. A model that eliminates hypotheses may attend to the excluded ones, "
+        "and then lies below uniform attention. The baselines are uniform attention, attention of another sequence at "
+        "the same position (the effect of position alone), and untrained networks."
     )
 
     entropy_bits: Annotated[Estimate, Quantity("layer head", unit="bits", better="lower", label="attention entropy")]
@@ -138,7 +139,7 @@ class AttentionEntropyReport(Report):
 @final
 @dataclass(frozen=True)
 class AttentionEntropy(Probe[AttentionEntropyReport]):
-    """Reads the first recorded sequences, as many as it takes for a few million attention weights."""
+    """Measure attention entropy and consistency on the first recorded sequences, up to a few million weights."""
 
     name: ClassVar[str] = "attention_entropy"
     needs: ClassVar[Needs] = Needs(sites=(PATTERN,))
@@ -221,7 +222,7 @@ class AttentionEntropy(Probe[AttentionEntropyReport]):
 def _widths(
     pattern: Float[Tensor, "layer batch head query_pos key_pos"], visible: Bool[Tensor, "batch query_pos key_pos"]
 ) -> tuple[Float[np.ndarray, "batch layer head"], Float[np.ndarray, "batch layer head"], Float[np.ndarray, " batch"]]:
-    """Entropy in bits, mean over rows; as a share of the possible, summed over rows with a choice; their number."""
+    """Return mean entropy in bits, the sum of its share of the maximum over rows with a choice, and their number."""
     most = visible.sum(dim=-1).float().log2()
     share_of = torch.where(most > 0, 1 / most, 0.0)[:, None]
     entropies = [entropy_bits(layer.float()) for layer in pattern]
@@ -234,7 +235,7 @@ def _widths(
 @final
 @dataclass(frozen=True, kw_only=True)
 class _Agreement:
-    """Σ_h min(attention, belief) per row; its mean for exchanged and uniform attention, and the most there can be."""
+    """Σ_h min(attention, belief) per row; its mean for exchanged and uniform attention, and its maximum."""
 
     found: Float[np.ndarray, "batch layer query_pos head"]
     shuffled: Float[np.ndarray, "batch layer head"]
@@ -259,7 +260,7 @@ def _agreement(
         )
     is_token = (trials.tokens[..., None] == hypotheses).to(pattern.dtype)
     belief = trials.at_scored(trials.belief).to(pattern.dtype)
-    # Exchanging what attention is compared with, not attention itself, moves far less. No sequence is its own other.
+    # Exchanging the belief instead of the attention moves far less data. No sequence is its own other.
     others_tokens, others_belief = (of.roll(-1, dims=0) for of in (is_token, belief))
     seen = visible.to(pattern.dtype) @ is_token
     wanted = torch.where(visible, belief @ is_token.mT, 0)  # the posterior of the token at each visible position
@@ -292,7 +293,7 @@ def _drawn(
 def _scalars(
     by_layer: Float[np.ndarray, "draw layer"], consistency: Float[np.ndarray, "draw layer head"]
 ) -> dict[str, Float[np.ndarray, " draw"]]:
-    """Draws of the scalars; the reduction of a single layer, or from zero entropy, is NaN."""
+    """Return draws of the scalars; the reduction of a single layer, or from zero entropy, is NaN."""
     first, last = by_layer[:, 0], by_layer[:, -1]
     has_reduction = (first > 0) & (by_layer.shape[1] > 1)
     greatest = int(np.nan_to_num(consistency[0]).argmax())
@@ -304,7 +305,7 @@ def _scalars(
 
 
 def _planted_trials(*, is_constant: bool = False) -> Trials:
-    """Five hypothesis tokens in a row, then three scored positions that are none of them."""
+    """Plant five hypothesis tokens in a row, then three scored positions with other tokens."""
     rng = np.random.default_rng(0)
     exact = rng.dirichlet(np.ones(5), size=(11, 3))
     tokens = np.concatenate([np.tile(np.arange(5), (11, 1)), rng.integers(5, 7, size=(11, 3))], axis=1)
@@ -314,7 +315,7 @@ def _planted_trials(*, is_constant: bool = False) -> Trials:
 
 
 def _is_not_identified(report: AttentionEntropyReport) -> bool:
-    """Attention equals the posterior, and so does that of any other sequence."""
+    """Check that attention equal to the posterior is not identified if all sequences have the same attention."""
     return bool(
         not report.identified
         and report.note == NOT_IDENTIFIED

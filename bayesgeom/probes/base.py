@@ -1,4 +1,4 @@
-"""What a probe is: a pure function from a finished `Run` to a typed report, with controls that it must pass."""
+"""Base class of probes: a pure function from a finished `Run` to a typed report, with controls that it must pass."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
@@ -7,13 +7,21 @@ from typing import ClassVar, Generic, TypeVar, final
 
 import numpy as np
 
-from bayesgeom.core.planted import planted_chain, planted_run, planted_trials
 from bayesgeom.core.run import Run
 from bayesgeom.core.sites import Site
 from bayesgeom.results.estimate import Baseline
 from bayesgeom.results.report import Report
+from bayesgeom.tasks.planted import planted_chain, planted_run, planted_trials
 
-__all__ = ["Control", "Needs", "Probe", "known", "planted_chain", "planted_run", "planted_trials"]  # all a probe needs
+__all__ = [
+    "Control",
+    "Needs",
+    "Probe",
+    "known",
+    "planted_chain",
+    "planted_run",
+    "planted_trials",
+]  # for authors of probes
 
 R = TypeVar("R", bound=Report)
 
@@ -21,7 +29,7 @@ R = TypeVar("R", bound=Report)
 @final
 @dataclass(frozen=True, kw_only=True)
 class Needs:
-    """What a probe reads: `sites` it cannot do without, and `optional` ones that it uses where the model has them.
+    """Requirements of a probe: `sites` that it requires, and `optional` ones that it uses if the model has them.
 
     `posterior`: the exact posterior must be known. `groups`: sequences must be of several kinds.
     """
@@ -44,23 +52,24 @@ class Control(Generic[R]):
 
 
 class Probe(ABC, Generic[R]):
-    """One diagnostic. Never touches a model: everything it reads was declared in `needs` and is in the run."""
+    """One diagnostic. It never accesses a model: all its inputs are declared in `needs` and are in the run."""
 
     name: ClassVar[str]
     needs: ClassVar[Needs]
 
     @abstractmethod
     def measure(self, run: Run, untrained: Sequence[R] = ()) -> R:
-        """The report on this run; `untrained` holds this probe's reports on untrained networks of the architecture.
+        """Return the report on this run.
 
-        The baseline of untrained networks comes from those, so that only one run is ever in memory.
+        `untrained` holds this probe's reports on untrained networks of the same architecture, as a baseline. Only one
+        run is in memory at a time.
         """
 
     @abstractmethod
     def controls(self) -> Iterator[Control[R]]:
-        """Planted runs holding only the declared sites, with what the report must say of each."""
+        """Yield planted runs with only the declared sites, each with a check of its report."""
 
 
 def known(*levels: Baseline) -> tuple[Baseline, ...]:
-    """Return the baselines whose level is known somewhere."""
+    """Return the baselines with at least one known level."""
     return tuple(level for level in levels if np.isfinite(level.value).any())

@@ -1,10 +1,11 @@
-"""Belief read-out: do the activations hold the exact belief, in a form that a linear map finds?
+"""Belief read-out: can a linear map decode the exact belief from the activations?
 
-That something can be decoded does not say that it is used, and a wide enough cloud gives away a lot by chance. So every
-number stands beside the shuffle within position, random subspaces of the same rank, and the untrained architecture.
+A decodable belief need not be used, and vectors with many dimensions allow much decoding by chance. Each number is
+therefore compared with a shuffle within position, random subspaces of the same rank, and untrained networks.
 
-References: Shai et al. 2024, arXiv:2405.15943 (linear maps from residuals to beliefs; the simplex of Mess3);
-Agarwal, Dalal & Misra 2025, arXiv:2512.22471 (clusters by hidden state).
+References:
+    Shai et al. 2024, arXiv:2405.15943 (linear maps from residuals to beliefs; the simplex of Mess3).
+    Agarwal, Dalal & Misra 2025, arXiv:2512.22471 (clusters by hidden state).
 """
 
 from collections.abc import Iterator, Sequence
@@ -71,9 +72,9 @@ _BANDS = {"all": (0, 2), "below 0.5": (0, 0.5), "0.5–0.75": (0.5, 0.75), "0.75
 @final
 @dataclass(frozen=True)
 class BeliefReadout(Probe[BeliefReadoutReport]):
-    """Fitted on the first half of the sequences, scored on the rest; those beyond `MAX_POINTS` points are left out.
+    """Fit on the first half of the sequences and score on the rest; sequences beyond `MAX_POINTS` points are left out.
 
-    A site wider than `MAX_WIDTH`, as the state of a Mamba is, is read along so many of its leading principal axes.
+    A site wider than `MAX_WIDTH`, such as the state of a Mamba, is reduced to that many leading principal axes.
     """
 
     name: ClassVar[str] = "belief_readout"
@@ -123,7 +124,7 @@ class BeliefReadout(Probe[BeliefReadoutReport]):
 
     def controls(self) -> Iterator[Control[BeliefReadoutReport]]:
         rng = np.random.default_rng(0)
-        # One hypothesis is dead at each point and one of the rest is a little favoured.
+        # At each point one hypothesis is excluded and one of the others is slightly more probable.
         weights = rng.uniform(0.6, 1.4, size=(83, 5, 3))
         weights[rng.permuted(np.tile(np.arange(3), (83, 5, 1)), axis=2) == 0] = 0
         belief = weights / weights.sum(axis=2, keepdims=True)
@@ -143,7 +144,7 @@ class BeliefReadout(Probe[BeliefReadoutReport]):
                 and r.balanced_accuracy.baseline(EMBEDDING).value[0, 0] > 0.9
             ),
         )
-        # A high R² with nothing carried: the vectors hold no more than the current symbol.
+        # A high R² without a carried belief: the vectors encode only the current symbol.
         chain = planted_chain(stay=0.9, seed=0)
         assert chain.observers is not None
         after = [*islice(window_beliefs(chain.observers.filter, chain.at_scored(chain.belief), "stationary"), 2)][1]
@@ -175,7 +176,7 @@ def _tells_layers_apart(report: BeliefReadoutReport) -> bool:
 
 
 def _targets(trials: Trials, seed: int) -> BeliefTargets:
-    """The belief as it is, and shuffled within position; the first half of the sequences fits, the second scores."""
+    """Return true and shuffled beliefs; the first half of the sequences fits, the second scores."""
     rows = belief_rows(trials.at_scored(trials.belief).cpu())
     rng = np.random.default_rng(seed)
     shuffles = [torch.from_numpy(shuffled_within_position(rows.numpy(), rng)) for _ in range(SHUFFLES)]
@@ -183,7 +184,7 @@ def _targets(trials: Trials, seed: int) -> BeliefTargets:
 
 
 def _tokens(trials: Trials, seed: int) -> Float[Tensor, "point shuffle token"]:
-    """The token just read at every point, a row with a single 1, as it is and shuffled within position."""
+    """Return the token just read at every point, one-hot, true and shuffled within position."""
     read = trials.at_scored(trials.tokens).cpu()
     rows = torch.nn.functional.one_hot(torch.unique(read, return_inverse=True)[1]).double()
     rng = np.random.default_rng(seed)
@@ -198,7 +199,7 @@ def _points(
 
 
 def _read(points: Float[Tensor, "layer point d"], targets: BeliefTargets, rank: int, seed: int) -> list[Readout]:
-    """What every layer gives away, as a whole and in random subspaces."""
+    """Read every layer, in full and in random subspaces."""
     bases = random_subspaces(points.shape[2], rank, draws=N_SUBSPACES, seed=seed).to(points.device)
     return [read_out(layer, targets, bases) for layer in points]
 
@@ -206,7 +207,7 @@ def _read(points: Float[Tensor, "layer point d"], targets: BeliefTargets, rank: 
 def _estimate(
     parts: Sequence[Scored], level: tuple[Kind, str], copies: Sequence[Values], *others: Baseline, n: int
 ) -> Estimate:
-    """One metric of all sites, whose level has this kind and name, with untrained networks and other baselines."""
+    """Build one metric's estimate: its level has this kind and name, then untrained networks and other baselines."""
     value, low, high, found = _stacked(parts)
     return Estimate.of(
         value, (low, high), n=n, baselines=known(Baseline.of(*level, found), *of_untrained(copies), *others)
@@ -219,7 +220,7 @@ def _stacked(parts: Sequence[Scored]) -> list[Values]:
 
 
 def _embedding(run: Run, trials: Trials, targets: BeliefTargets, rank: int, shape: tuple[int, ...]) -> list[Baseline]:
-    """What is read before the first layer, for `resid_post`, the first site; NaN where that was not recorded."""
+    """Return the read-out before the first layer as a baseline of `resid_post`, the first site; NaN if not recorded."""
     levels = np.full((3, *shape), np.nan)
     if RESID_PRE in run.recorded:
         before = _points(run.at(RESID_PRE)[:1, : len(trials)].flatten(1, 2), targets, run.seed)
@@ -236,7 +237,7 @@ def _linear(
     *,
     n: int,
 ) -> dict[str, Any]:
-    """What linear maps read, by field."""
+    """Return the fields of the linear read-out."""
 
     def within(found: Sequence[Float64[np.ndarray, "3 layer"]]) -> Baseline:
         mean, low, high = np.stack(found, axis=1)
@@ -260,7 +261,7 @@ def _linear(
 
 
 def _clusters(sites: Sequence[ClusterScores], copies: Sequence[BeliefReadoutReport], *, n: int) -> dict[str, Any]:
-    """Scores of clusters, by field."""
+    """Return the fields of the clusters."""
     silhouettes, guesses = [site.silhouette for site in sites], [site.rand_index for site in sites]
     tokens = [site.token_rand_index for site in sites]
     return {
@@ -273,7 +274,7 @@ def _clusters(sites: Sequence[ClusterScores], copies: Sequence[BeliefReadoutRepo
 @final
 @dataclass(frozen=True, kw_only=True)
 class _Windows:
-    """How much of the belief window observers have: as it is, and through the best linear map; their widths."""
+    """R² of the window observers' beliefs, as they are and through a linear map, and the window widths."""
 
     r2: Estimate
     map_r2: Estimate
@@ -285,7 +286,7 @@ class _Windows:
 
 
 def _windows(trials: Trials, targets: BeliefTargets, seed: int) -> _Windows:
-    """Measure window observers; there are none without dynamics."""
+    """Measure window observers; empty without latent dynamics."""
     widths = [width for width in WIDTHS if width < trials.n_scored]
     if trials.observers is None or not widths:
         nothing = Estimate.of(np.zeros((0, 0)), (0.0, 0.0), n=len(trials))
@@ -314,9 +315,9 @@ def _drawn(
     untrained: Sequence[BeliefReadoutReport],
     seed: int,
 ) -> tuple[Float64[np.ndarray, "point hypothesis"], Float64[np.ndarray, "stage site point hypothesis"]]:
-    """Some held-out beliefs, and how they are read at each of the stages.
+    """Return some held-out beliefs, and their read-outs at each of the stages.
 
-    The last stage is the first untrained network, which read the same sequences; NaN without one.
+    The last stage is the first untrained network, on the same sequences; NaN without one.
     """
     belief = targets.held[:, :, 0, BELIEF].flatten(0, 1).double().numpy()
     n_drawn = min(N_DRAWN, len(belief)) if belief.shape[1] <= MAX_CORNERS else 0

@@ -1,4 +1,4 @@
-"""The report of the belief read-out: what is stored, which numbers lead, and how they are drawn."""
+"""The report of the belief read-out: stored fields, headlines and figures."""
 
 import math
 from collections.abc import Sequence
@@ -32,7 +32,7 @@ _LAYER, _COUNT, _CONFIDENCE = "layer", "number of clusters k, last layer", "conf
 @final
 @dataclass(frozen=True, kw_only=True)
 class _Panel:
-    """A metric with what its panel asks, its axes, and why it may be missing."""
+    """A metric with the title and axes of its panel, and the note shown if it is missing."""
 
     metric: Estimate
     title: str
@@ -44,40 +44,39 @@ class _Panel:
 @final
 @dataclass(frozen=True, kw_only=True, repr=False)
 class BeliefReadoutReport(Report):
-    """What a linear map reads of the exact belief, by site and layer, and the clusters of the same vectors.
+    """Linear read-out of the exact belief, by site and layer, and clusters of the same vectors.
 
-    `sites` are `resid_post`, and `state` where the model is recurrent and has one. `drawn_belief` are exact beliefs at
-    held-out points, and `drawn_readout` is what is read there at each of the `stages`; linear predictions, neither
-    clipped nor renormalized. There are none where hypotheses are too many to draw.
+    `sites` are `resid_post`, and `state` for recurrent models. `drawn_belief` are exact beliefs at held-out points, and
+    `drawn_readout` their linear predictions at each of the `stages`, neither clipped nor renormalized. Both are empty
+    if there are too many hypotheses to plot.
 
-    Held out by sequence. `r2` is at most 1 and 0 for the mean belief; `total_variation` (0 to 1) compares the
-    prediction, clipped at 0 and renormalized, with the belief; `balanced_accuracy` (½ at chance) is that of deciding
-    which hypotheses survive, NaN where all do. `silhouette` (−1 to 1) and `rand_index` (0 at chance, 1 for one cluster
-    per best guess) are of k-means on `n_clustered` points; `token_rand_index` compares the same clusters with the token
-    just read. `rand_index` and `nearest_centroid_accuracy` leave out points without a single most probable hypothesis.
+    Scores are on held-out sequences. `r2` is at most 1, and 0 for the mean belief. `total_variation` (0 to 1) compares
+    the prediction, clipped at 0 and renormalized, with the belief. `balanced_accuracy` (½ at chance) is for predicting
+    which hypotheses are still possible, NaN if all are. `silhouette` (−1 to 1) and `rand_index` (0 at chance, 1 for one
+    cluster per best guess) are of k-means on `n_clustered` points; `token_rand_index` compares the same clusters with
+    the token just read. `rand_index` and `nearest_centroid_accuracy` leave out points with tied hypotheses.
 
-    Random subspaces have `subspace_rank` dimensions and the 95 % range over their draws. The Gaussian cloud has the
-    covariance of the vectors. "One constant answer" always names the commonest best guess.
+    Random subspaces have `subspace_rank` dimensions and a 95 % range over draws. The Gaussian cloud has the covariance
+    of the vectors. "One constant answer" always predicts the most common best guess.
 
-    On tasks whose hidden state moves, `window_r2` is the R² of the belief of an observer that sees only the last w
-    symbols, taken as it is, and `window_map_r2` that of a linear map from it, fitted and scored as for the vectors.
+    On tasks with latent dynamics, `window_r2` is the R² of the belief of an observer that sees only the last w symbols,
+    without a map, and `window_map_r2` that of a linear map from it, fitted and scored as for the vectors.
     """
 
     name: ClassVar[str] = "belief_readout"
-    title: ClassVar[str] = "Belief read-out: is the exact posterior written in the activations?"
+    title: ClassVar[str] = "Belief read-out: is the exact posterior linearly decodable from the activations?"
     about: ClassVar[str] = (
-        "A linear map is fitted from the model's vectors to the exact belief on half of the sequences and tested on "
-        "the other half: R² is 1 when the belief can be read off exactly and 0 when the map does no better than the "
-        "average belief. Being readable is not being used, and much is readable by accident, so compare with the grey "
-        "lines: beliefs exchanged between sequences at the same position (what position alone explains), random "
-        "subspaces with as many dimensions as there are hypotheses, and untrained networks. Where the hidden state "
-        "moves, the belief of an observer of the last few symbols is a grey line too. 'Surviving' asks "
-        "which hypotheses are still possible. The other panels ask whether the vectors fall into clusters, and "
-        "whether these are the best guesses, the most probable hypotheses, or merely the token just read; k-means "
-        "finds clusters in anything, hence the Gaussian cloud beside it. Any accurate model clusters by best guess to "
-        "some degree: alone that proves little. First the beliefs themselves: a corner is certainty, and a color is "
-        "the same exact belief in every panel, so that a read-out is right where it puts each color where the exact "
-        "posterior does."
+        "A linear map from the model's vectors to the exact belief is fitted on half of the sequences and tested on "
+        "the other half. R² is 1 if the belief is decoded exactly, and 0 if the map is no better than the average "
+        "belief. A decodable belief need not be used, and some decoding is possible by chance. Compare with the gray "
+        "lines: beliefs exchanged between sequences at the same position (the effect of position alone), random "
+        "subspaces with as many dimensions as there are hypotheses, and untrained networks. On tasks with latent "
+        "dynamics, the belief of an observer of the last few symbols is also a gray line. 'Surviving hypotheses' are "
+        "those still possible. The other panels show whether the vectors form clusters, and whether the clusters are "
+        "the best guesses (the most probable hypotheses) or only the token just read. k-means finds clusters in any "
+        "data, so compare with the Gaussian cloud. Any accurate model clusters by best guess to some degree. The first "
+        "panels plot the beliefs: a corner is certainty, and a color is the same exact belief in every panel. A "
+        "read-out is correct if each color lies at the same place as in the panel of the exact belief."
     )
 
     r2: Annotated[Estimate, Quantity("site layer", better="higher", label="R² of the belief")]
@@ -113,7 +112,7 @@ class BeliefReadoutReport(Report):
 
     @property
     def n_held_out(self) -> int:
-        """The sequences that score; the others fit."""
+        """Number of held-out sequences, on which the maps are scored."""
         return self.n // 2
 
     def headlines(self) -> Sequence[Headline]:
@@ -170,7 +169,7 @@ class BeliefReadoutReport(Report):
             _Panel(metric=self.r2, title="Linear read-out of the belief", x=_LAYER, y="held-out R² (1 is exact)"),
             _Panel(
                 metric=self.total_variation,
-                title="What is read, against the belief",
+                title="Distance of the read-out from the belief",
                 x=_LAYER,
                 y="total variation (0 is exact)",
             ),
@@ -194,7 +193,7 @@ class BeliefReadoutReport(Report):
         )
 
     def _simplexes(self) -> "list[Simplex]":
-        """The beliefs as they are, as they are read, and as untrained networks have them; the same points in each."""
+        """Return simplexes of exact beliefs, read-outs, and read-outs of an untrained network, at the same points."""
         from bayesgeom.charts.simplex import Simplex
 
         read = [("Exact belief", self.drawn_belief)]
@@ -214,7 +213,7 @@ def window_levels(
     window_map_r2: Float[np.ndarray, "window_start window"],
     windows: Sequence[str],
 ) -> tuple[Baseline, ...]:
-    """R² of the narrowest window observer and of the one of up to four symbols, the stronger start of each."""
+    """Return R² of the observers of one and of up to four symbols as baselines, with the better start of each."""
     best = np.maximum(window_r2, window_map_r2).max(axis=0, initial=-np.inf)
     levels = {int(width): float(r2) for width, r2 in zip(windows, best, strict=True)}
     shown = {1, max((width for width in levels if width <= WIDEST_BASELINE), default=1)}

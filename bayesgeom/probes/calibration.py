@@ -1,12 +1,13 @@
-"""Calibration: does the model say what an exact Bayesian observer would say?
+"""Calibration: do the model's predictions agree with the exact Bayesian predictive?
 
-On tasks whose hidden state moves, the report also states the model's *effective memory*: how many of the last symbols
-an observer must see to predict as well (`bayesgeom.core.memory`).
+On tasks with latent dynamics, the report also states the model's *effective memory*: the number of last symbols that an
+observer must see to predict as well (`bayesgeom.core.memory`).
 
-Entropy error is averaged over sequences and positions, |H_model − H_exact|; the order that averages entropies over
-sequences first, which hides errors of opposite sign, is given beside it. KL is KL(exact ‖ model).
+Entropy error is |H_model − H_exact|, averaged over sequences and positions. A second number averages the entropies over
+sequences first, which hides errors of opposite sign. KL is KL(exact ‖ model).
 
-References: Agarwal, Dalal & Misra 2025, arXiv:2512.22471 (entropy error); the authors' code averages sequences first.
+References:
+    Agarwal, Dalal & Misra 2025, arXiv:2512.22471 (entropy error); the authors' code averages sequences first.
 """
 
 import math
@@ -50,28 +51,27 @@ class CalibrationReport(Report):
     """Distance between the model's predictions and the exact posterior predictive; all in bits, 0 is perfect.
 
     `entropy_mae_of_means_bits` ≤ `entropy_mae_bits` always. `log_loss_gap_bits` is the model's cross-entropy on the
-    labels minus the exact predictive's. Of the exact predictive and of the model (`sources`), `accuracy` is how often
-    the most probable answer is the label; `entropy_bits_by_position` and `example_entropy_bits`, of single sequences,
-    hold their entropy.
+    labels minus the exact predictive's. `sources` are the exact predictive and the model: `accuracy` is how often their
+    most probable answer is the label; `entropy_bits_by_position` and `example_entropy_bits` (single sequences) hold
+    their entropy.
 
     On tasks with latent dynamics, `window_kl_bits` is the KL of the exact filter that sees only the last w symbols,
-    w = 0, 1, …, and `window_gain_bits` that of the stronger start minus the model's. `effective_memory_symbols` is the
-    least w whose observer the model does not beat; its interval ends at the least w that is at least as good with the
-    same confidence. `transport` says in words whether the task can show transport and whether the model does. Elsewhere
-    these are NaN, or empty.
+    w = 0, 1, …; `window_gain_bits` is the KL with the better start minus the model's. `effective_memory_symbols` is the
+    smallest w whose observer the model does not beat; its interval ends at the smallest w that is at least as good with
+    the same confidence. `transport` states whether the task can show transport and whether the model does. On other
+    tasks these are NaN or empty.
     """
 
     name: ClassVar[str] = "calibration"
-    title: ClassVar[str] = "Calibration: does it say what Bayes says?"
+    title: ClassVar[str] = "Calibration: do predictions agree with the exact Bayesian predictive?"
     about: ClassVar[str] = (
-        "At every scored position the task knows the exact probability of each answer. The curves show how uncertain "
-        "the exact posterior is and how uncertain the model is; the error panel shows the gap. Gray lines are what "
-        "predictors without the computation would get: uniform over the answers, the best single constant entropy, "
-        "and the task's own shortcuts. A model that only learned those shortcuts lies on a gray line. The baseline in "
-        "the table is the one that is hardest to beat, with the others after it. Where the hidden state moves, window "
-        "observers are among them: the exact filter of the last few symbols, which carries nothing. The effective "
-        "memory is the number of symbols that such an observer needs to do as well as the model. Carrying the belief "
-        "can be told from rereading the last symbols only where ten symbols are too few."
+        "At every scored position the task gives the exact probability of each answer. The curves show the entropy of "
+        "the exact posterior and of the model; the error panel shows the gap. Gray lines are baselines: the uniform "
+        "predictor, the best single constant entropy, and the task's own shortcuts. A model that only learned a "
+        "shortcut lies on its gray line. The table lists the strongest baseline first, then the others. On tasks with "
+        "latent dynamics, window observers are among them: exact filters of the last few symbols, which carry no "
+        "belief. The effective memory is the number of symbols that such an observer needs to predict as well as the "
+        "model. Carrying the belief differs from rereading the last symbols only where ten symbols are too few."
     )
 
     entropy_mae_bits: Annotated[Estimate, Quantity(unit="bits", better="lower", label="entropy error")]
@@ -107,13 +107,13 @@ class CalibrationReport(Report):
 
     @property
     def entropy_mae_of_means_bits(self) -> float:
-        """The entropy error with entropies averaged over sequences first."""
+        """Return the entropy error with entropies averaged over sequences first."""
         exact, model = self.entropy_bits_by_position
         return float(np.abs(model - exact).mean())
 
     @property
     def transport_gap_bits(self) -> float:
-        """KL of the stationary observer of the last ten symbols; 0 for shorter sequences, NaN without observers."""
+        """Return the KL of the stationary observer of the last ten symbols; 0 for shorter sequences, or NaN."""
         if not self.windows:
             return math.nan
         own = self.window_kl_bits.value[self.window_starts.index("stationary")]
@@ -151,12 +151,12 @@ class CalibrationReport(Report):
         )
 
     def _weaker(self) -> set[str]:
-        """Window observers whose other start is stronger: not drawn."""
+        """Return the window observers whose other start is better; these are not plotted."""
         weaker = self.window_kl_bits.value.argmax(axis=0) if self.windows else ()
         return {_shown(window_name(width, self.window_starts[start])) for width, start in enumerate(weaker) if width}
 
     def _with_best_window(self) -> "CalibrationReport":
-        """Return the same report; of the window observers only the best one stays among the baselines."""
+        """Return the report with only the best window observer among its baselines."""
         windows = {_shown(window_name(width, start)) for width in range(1, WIDEST_BASELINE + 1) for start in STARTS}
 
         def listed(own: Estimate) -> Estimate:
@@ -169,7 +169,7 @@ class CalibrationReport(Report):
 @final
 @dataclass(frozen=True)
 class Calibration(Probe[CalibrationReport]):
-    """Behavior alone: every sequence counts, no activation is read."""
+    """Compare predictions with the exact predictive on all sequences; activations are not read."""
 
     name: ClassVar[str] = "calibration"
     needs: ClassVar[Needs] = Needs(posterior=True)
@@ -178,7 +178,7 @@ class Calibration(Probe[CalibrationReport]):
         seen, errors = _scored(run.behavior), _entropy_errors(run.behavior)
         exact, model = seen["exact_entropy_bits"], seen["model_entropy_bits"]
         predicted = {name: _entropy_errors(b) for name, b in run.baseline_behaviors.items()}
-        # The median is the constant with the least mean absolute error.
+        # The median is the constant with the smallest mean absolute error.
         predicted[CONSTANT] = np.abs(np.median(exact) - exact)
         kl = {name: b.kl_bits.mean(dtype=np.float64) for name, b in run.baseline_behaviors.items()}
         error_of = {name: values.mean() for name, values in predicted.items()}
@@ -224,7 +224,7 @@ class Calibration(Probe[CalibrationReport]):
             run=planted_run(slow, {}),
             holds=lambda r: float(r.effective_memory_symbols) == 43 and "the model transports" in r.transport,
         )
-        # Its entropy and KL are good, and it carries nothing.
+        # Its entropy and KL are good, but it carries no belief.
         window = next(islice(window_predictives(slow, "stationary"), 3, None))
         yield Control(
             label="an observer of the last three symbols remembers three",
@@ -244,7 +244,7 @@ class Calibration(Probe[CalibrationReport]):
 
 
 def _scored(seen: Behavior) -> dict[str, Float64[np.ndarray, "sequence position"]]:
-    """Every number in float64: a run holds them in float32, whose sums would be rounded."""
+    """Convert every number to float64: sums of the run's float32 would be rounded."""
     return {name: np.asarray(values, dtype=np.float64) for name, values in vars(seen).items()}
 
 
@@ -257,7 +257,7 @@ def _estimates(
     errors: Float64[np.ndarray, "sequence position"],
     seed: int,
 ) -> tuple[Estimate, Estimate, dict[str, Estimate]]:
-    """Entropy error and KL by position, and the scalars by name; all intervals are from one set of resamples."""
+    """Return entropy error and KL by position, and the scalars by name, with intervals from one set of resamples."""
     scalars = {"entropy_mae_bits": errors, "accuracy": seen["correct"]}
     scalars |= {name: seen[name] for name in ("kl_bits", "total_variation", "off_answer_prob")}
     means = [values.mean(axis=1)[:, None] for values in scalars.values()]
@@ -275,7 +275,7 @@ def _estimates(
 
 
 def _memory_fields(run: Run) -> dict[str, Any]:
-    """The fields on effective memory; without latent dynamics NaN, or empty."""
+    """Return the fields on effective memory; NaN or empty without latent dynamics."""
     if run.windows is None:
         none = np.zeros(0)
         return {
@@ -299,7 +299,7 @@ def _memory_fields(run: Run) -> dict[str, Any]:
 
 
 def _baselines(levels: Mapping[str, Float64[np.ndarray, "*axes"] | np.float64]) -> tuple[Baseline, ...]:
-    """Return what predictors without the computation reach; first the uniform one, which reads nothing."""
+    """Return the levels of the baseline predictors; the uniform one is first."""
     order = sorted(levels, key=lambda name: (name != "uniform", name))
     return tuple(Baseline.of("baseline", _shown(name), levels[name]) for name in order)
 

@@ -1,11 +1,12 @@
-"""Domain separation: do prompts of different domains lie on manifolds of their own?
+"""Domain separation: do prompts of different domains lie on separate manifolds?
 
-The claim is that text of one domain collapses to fewer dimensions than mixed text does, each domain to its own. A
-cloud of few points always has few dimensions, and any two small samples differ; so every number is compared with the
-same prompts with domains exchanged, and with untrained networks.
+The claim is that text of one domain has fewer dimensions than mixed text, and each domain its own. Few points always
+span few dimensions, and any two small samples differ. Each number is therefore compared with the same prompts with
+domains exchanged, and with untrained networks.
 
-References: Agarwal, Dalal & Misra 2025, Paper III of their trilogy, sections 4.2 and 5; Björck & Golub 1973
-(principal angles); Rousseeuw 1987 (silhouette).
+References:
+    Agarwal, Dalal & Misra 2025, Paper III of their trilogy, sections 4.2 and 5.
+    Björck & Golub 1973 (principal angles); Rousseeuw 1987 (silhouette).
 """
 
 from collections.abc import Iterator, Sequence
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
 RANK, SHUFFLES = 2, 50
-ABOVE_GAUSSIAN = 1.25  # a share of PC1 no larger than this, over that of Gaussian points, has no interval
+ABOVE_GAUSSIAN = 1.25  # a PC1 share below this multiple of that of Gaussian points has no interval
 _PANELS = (
     "Do domains cluster?",
     "Angle between their planes",
@@ -49,27 +50,27 @@ EXCHANGED, MIXED = "domains exchanged", "mixed samples of the same size"
 @final
 @dataclass(frozen=True, kw_only=True, repr=False)
 class DomainSeparationReport(Report):
-    """Vectors at the last scored position of each sequence, by the group that the sequence belongs to; per layer.
+    """Geometry of the vectors at the last scored position of each sequence, by group of sequences and layer.
 
-    `silhouette` (−1 to 1) of the groups as clusters; `angle_degrees` (0 to 90) is the mean principal angle between the
-    leading planes of two groups, over all pairs. `pc12_share` is the share of a group's variance in its own leading
-    plane, compared with mixed samples of the same size. Its interval is of the share less its jackknife bias; there is
-    none where PC1 is not told apart from the next component. `pc12_gain` is the difference, and its range that of the
-    group against single mixed samples: it excludes 0 where a permutation test of size 5 % rejects.
+    `silhouette` (−1 to 1) is of the groups as clusters. `angle_degrees` (0 to 90) is the mean principal angle between
+    the leading planes of two groups, over all pairs. `pc12_share` is the share of a group's variance in its own leading
+    plane, compared with mixed samples of the same size. Its interval is corrected for the jackknife bias, and withheld
+    if PC1 cannot be distinguished from the next component. `pc12_gain` is the difference from mixed samples; its range
+    is over single mixed samples and excludes 0 if a permutation test of size 5 % rejects.
 
     Baselines are random exchanges of the groups, with the range from the 2.5th to the 97.5th percentile, and untrained
-    networks. `standardized`: every coordinate had variance 1 within each sample whose plane is sought, as in Paper III.
+    networks. `standardized`: every coordinate had variance 1 within each sample, as in Paper III.
     """
 
     name: ClassVar[str] = "domain_separation"
-    title: ClassVar[str] = "Domain separation: does each kind of text have a manifold of its own?"
+    title: ClassVar[str] = "Domain separation: does each kind of text have its own manifold?"
     about: ClassVar[str] = (
-        "Each prompt leaves one vector, at its last token. If prompts of a domain lie together, and apart from those "
-        "of other domains, the silhouette is above zero; if they vary along directions of their own, the angle between "
-        "the planes in which they vary most is large. The share of variance in the leading plane says how flat a "
-        "domain's cloud is; the claim is that one domain is flatter than a mixture. Compare with the gray lines: the "
-        "same prompts with domains exchanged at random, and untrained networks. In many dimensions two planes "
-        "fitted to different handfuls of points are always nearly orthogonal: a large angle alone proves nothing."
+        "Each prompt gives one vector, at its last token. If domains form clusters, the silhouette is above zero. "
+        "If domains vary along different directions, the angle between their leading planes is large. The share of "
+        "variance in the leading plane says how flat a domain's cloud is; the claim is that one domain is flatter than "
+        "a mixture. Compare with the gray lines: the same prompts with domains exchanged at random, and untrained "
+        "networks. In many dimensions, two planes fitted to different small samples are always nearly orthogonal, so a "
+        "large angle alone proves nothing."
     )
 
     silhouette: Annotated[Estimate, Quantity("layer", better="higher", label="silhouette of the domains")]
@@ -121,9 +122,9 @@ class DomainSeparationReport(Report):
 @final
 @dataclass(frozen=True)
 class DomainSeparation(Probe[DomainSeparationReport]):
-    """Value vectors where they are recorded, else the residual stream; the last scored position of each sequence.
+    """Measure value vectors if they are recorded, else the residual stream, at each sequence's last scored position.
 
-    `standardized` gives every coordinate of a sample variance 1 before its plane is sought.
+    `standardized` scales every coordinate of a sample to variance 1 before its plane is fitted.
     """
 
     name: ClassVar[str] = "domain_separation"
@@ -196,7 +197,7 @@ class DomainSeparation(Probe[DomainSeparationReport]):
 
 
 def _points(run: Run, layer: int) -> Float64[Tensor, "point d"]:
-    """One vector a sequence: at its last scored position, heads side by side."""
+    """Return one vector per sequence, at its last scored position, with heads concatenated."""
     if V in run.recorded:
         values = run.at(V)[layer]
         last = run.trials.scored_positions()[:, -1]
@@ -207,7 +208,7 @@ def _points(run: Run, layer: int) -> Float64[Tensor, "point d"]:
 @final
 @dataclass(frozen=True, kw_only=True)
 class _How:
-    """What is done to a sample before its plane is sought, and what resampling starts from."""
+    """Preparation of a sample before its plane is fitted, and the inputs of resampling."""
 
     standardized: bool
     seed: int
@@ -260,9 +261,9 @@ def _levels(own: Estimate) -> dict[str, Float64[np.ndarray, " layer"]]:
 
 
 def _share_ends(members: Float64[Tensor, "point d"], how: _How, width: int) -> tuple[float, float]:
-    """Interval of the share of a group's variance in its plane, which is fitted anew without each of its sequences.
+    """Return the interval of a group's share of variance in its plane, which is refitted without each sequence.
 
-    `width`: of the vectors, which may be given in coordinates of their span.
+    `width` is the dimension of the vectors, which may be given in coordinates of their span.
     """
     unknown = float("nan"), float("nan")
     if len(members) <= RANK:

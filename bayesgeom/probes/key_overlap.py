@@ -1,10 +1,12 @@
 """Key overlap: how far the keys of a named token set are from orthogonal, per layer and key head.
 
-A shared offset alone drives cosines up, so every overlap is given raw and with the mean key removed. Keys are read from
-activations (mean recorded key per token), from weights (bare normed embedding through W_K), and as columns of W_K.
-Each head is compared with three levels: the same embeddings through random W_K, random directions, untrained networks.
+A shared offset alone increases cosines, so every overlap is given raw and with the mean key removed. Keys come from
+activations (mean recorded key per token), from weights (normed embedding through W_K), and as columns of W_K. Each head
+is compared with three levels: the same embeddings through random W_K, random directions, and untrained networks.
 
-References: Agarwal, Dalal & Misra 2025, arXiv:2512.22471 (orthogonal keys); their Paper III (columns); Welch 1974.
+References:
+    Agarwal, Dalal & Misra 2025, arXiv:2512.22471 (orthogonal keys); their Paper III (columns).
+    Welch 1974.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -42,16 +44,16 @@ from bayesgeom.stats.cosine import (
 from bayesgeom.stats.tokens import in_parts, occurrences, token_means
 
 MAX_SEQUENCES, N_PROJECTIONS = 256, 40
-N_SPLITS = 8  # into halves of the sequences, for cross-fitting
-MAX_RANDOM = 2**26  # numbers drawn for the level of random directions
-ROUNDING = 1e-6  # overlaps that leaving out any one sequence changes by less are the same in all of them
+N_SPLITS = 8  # random halvings of the sequences, for cross-fitting
+MAX_RANDOM = 2**26  # random numbers for the level of random directions
+ROUNDING = 1e-6  # an overlap is exact if leaving out any one sequence changes it by less
 _ORDER = {"inputs": 0, "hypotheses": 1}
 
 
 @final
 @dataclass(frozen=True)
 class KeyOverlap(Probe[KeyOverlapReport]):
-    """Means over the recorded sequences; a token that none of them shows is left out and counted."""
+    """Measure mean keys over the recorded sequences; tokens that do not occur are left out and counted."""
 
     name: ClassVar[str] = "key_overlap"
     needs: ClassVar[Needs] = Needs(sites=(K,), optional=(K_ROT, TOKEN_KEYS, TOKEN_INPUTS, W_K_GRAM))
@@ -74,7 +76,7 @@ class KeyOverlap(Probe[KeyOverlapReport]):
             )
 
         def with_levels(values: Float[np.ndarray, "view layer kv_head"], i: int) -> tuple[Estimate, Estimate]:
-            """Head by head, then the mean over heads; raw, or centered."""
+            """Return the estimate per head and its mean over heads; raw (0) or centered (1)."""
             levels_of_untrained = _untrained(views, untrained)[i]
             found = Estimate.of(
                 values, _bounds(rows[:, i], run.seed), n=n, baselines=_of_heads(levels[:, i], levels_of_untrained)
@@ -112,7 +114,7 @@ class KeyOverlap(Probe[KeyOverlapReport]):
 
 
 def overlap_by_view(run: Run) -> dict[str, Float[np.ndarray, "layer kv_head"]]:
-    """The overlap of each view, by its name, without intervals."""
+    """Return the overlap of each view, by its name, without intervals."""
     alike = jackknife_weights(min(run.n_recorded, MAX_SEQUENCES))[:1]
     views = _views(run, alike)
     return {view.name: frame_statistics(view.vectors.double())["overlap"].cpu().numpy() for view in views}
@@ -121,26 +123,26 @@ def overlap_by_view(run: Run) -> dict[str, Float[np.ndarray, "layer kv_head"]]:
 @final
 @dataclass(frozen=True, kw_only=True)
 class _View:
-    """The vectors compared; overlap under each row of weights, raw and centered; what W_K was applied to; width."""
+    """The compared vectors; overlap under each row of weights, raw and centered; the inputs of W_K; the width."""
 
     name: str
     vectors: Float[Tensor, "layer kv_head item d"]
     rows: Float[np.ndarray, "row 2 layer kv_head"]
     crossfit: Float[np.ndarray, "layer kv_head"]
     n_unseen: int = 0
-    inputs: Float[Tensor, "known_layer named_item d_model"] | None = None  # of the first layers
-    width: int | None = None  # where the vectors are given in coordinates of their span
+    inputs: Float[Tensor, "known_layer named_item d_model"] | None = None  # for the first layers only
+    width: int | None = None  # if the vectors are given in coordinates of their span
 
 
 def _views(run: Run, weights: Float[np.ndarray, "row batch"]) -> list[_View]:
-    """Every token set in every variant recorded, inputs first; then the columns of W_K. Never empty."""
+    """Return every token set in every recorded variant, inputs first, then the columns of W_K. Never empty."""
     ids, sets, k, rotated = run.trials.token_ids(), run.trials.token_sets, run.at(K), run.recorded.get(K_ROT)
     members = {name: torch.searchsorted(ids, sets[name]) for name in sorted(sets, key=lambda x: (_ORDER.get(x, 2), x))}
     unknown = np.full((len(weights), 2, run.spec.n_layers, run.spec.n_kv_heads), np.nan)
     inputs = run.recorded.get(TOKEN_INPUTS)
     of = {name: None if inputs is None else inputs[:, at] for name, at in members.items()}
     variants = [_from_activations(run, k, members, of, "activation", weights)]
-    if rotated is not None and not torch.equal(rotated[:, :1], k[:, :1]):  # a rotation shows in any one sequence
+    if rotated is not None and not torch.equal(rotated[:, :1], k[:, :1]):  # one sequence suffices to detect a rotation
         variants.append(_from_activations(run, rotated, members, of, "activation rotated", weights))
     if TOKEN_KEYS in run.recorded:
         keys = run.at(TOKEN_KEYS).movedim(2, 1)
@@ -172,7 +174,7 @@ def _from_activations(
     variant: str,
     weights: Float[np.ndarray, "row batch"],
 ) -> dict[str, _View]:
-    """Mean key of each token over the sequences; its overlap under each row of weights, and between halves of them."""
+    """Return the view of mean keys per token: overlap under each row of weights, and between random halves."""
     n = weights.shape[1]
     shown = occurrences(run.trials.tokens[:n], run.trials.token_ids())
     halves = random_halves(n, N_SPLITS, seed=run.seed)
@@ -195,7 +197,9 @@ def _from_activations(
             rows=torch.cat(rows[name]).unflatten(0, (-1, len(weights))).movedim(0, 2).double().cpu().numpy(),
             crossfit=torch.stack(between[name]).double().cpu().numpy(),
             n_unseen=len(members[name]) - len(kept[name]),
-            inputs=None if (bare := inputs[name]) is None else bare[:1],  # deeper keys are not of bare embeddings
+            inputs=None
+            if (bare := inputs[name]) is None
+            else bare[:1],  # keys of deeper layers are not computed from embeddings
         )
         for name in members
     }
@@ -204,7 +208,7 @@ def _from_activations(
 def _bounds(
     rows: Float[np.ndarray, "row *rest"], seed: int
 ) -> tuple[Float[np.ndarray, "*rest"], Float[np.ndarray, "*rest"]]:
-    """Interval of the overlap less its jackknife bias; the overlap itself where it is the same without any sequence."""
+    """Return the interval of the overlap, corrected for jackknife bias; the overlap itself if it is exact."""
     lo, hi = statistic_interval(rows, seed=seed, scale="share")
     is_same = (np.abs(rows - rows[0]).max(axis=0) < ROUNDING) & (len(rows) > 2)
     return np.where(is_same, rows[0], lo), np.where(is_same, rows[0], hi)
@@ -213,7 +217,7 @@ def _bounds(
 def _levels(
     view: _View, size: tuple[int, int], copies: Sequence[KeyOverlapReport], seed: int
 ) -> Float[np.ndarray, "2 3 level layer"]:
-    """Raw and centered; expectation and 95 % range of one head's overlap at each level, in the order of `LEVELS`."""
+    """Return expectation and 95 % range of one head's overlap at each of `LEVELS`, raw and centered."""
     n_layers = len(view.vectors)
     draws = int(np.clip(MAX_RANDOM // max(1, size[0] * size[1]), 40, 400))
     directions = random_overlaps(*size, draws=draws, seed=0)[..., None].repeat(n_layers, axis=2)
@@ -230,13 +234,13 @@ def _levels(
 
 
 def _of_view(report: KeyOverlapReport, view: str) -> Float[np.ndarray, "2 layer kv_head"]:
-    """Overlap of one view, raw and centered."""
+    """Return the overlap of one view, raw and centered."""
     at = report.views.index(view)
     return np.stack([report.overlap.value[at], report.centered_overlap.value[at]])
 
 
 def _untrained(views: Sequence[_View], copies: Sequence[KeyOverlapReport]) -> Float[np.ndarray, "2 view layer kv_head"]:
-    """Mean over untrained networks, raw and centered, view by view; NaN where there are none."""
+    """Return the mean over untrained networks, raw and centered, by view; NaN without any."""
     means = []
     for view in views:
         found = [_of_view(copy, view.name) for copy in copies if view.name in copy.views]
@@ -247,7 +251,7 @@ def _untrained(views: Sequence[_View], copies: Sequence[KeyOverlapReport]) -> Fl
 def _of_heads(
     levels: Float[np.ndarray, "view 3 level layer"], untrained: Float[np.ndarray, "view layer kv_head"]
 ) -> tuple[Baseline, ...]:
-    """The levels of a head, with the range of a single head."""
+    """Return the levels of a head, with the range of a single head."""
     projected, directions, trained_not = (levels[:, :, i, :, None] for i in range(len(LEVELS)))
     return known(
         Baseline.of("chance", RANDOM_W_K, projected[:, 0], low=projected[:, 1], high=projected[:, 2]),
@@ -257,7 +261,7 @@ def _of_heads(
 
 
 def _of_means(levels: Float[np.ndarray, "view 3 level layer"]) -> tuple[Baseline, ...]:
-    """The levels of a mean over heads; the ranges are those of one head and do not apply."""
+    """Return the levels of a mean over heads, without ranges: those of a single head do not apply."""
     projected, directions, untrained = (levels[:, 0, i] for i in range(len(LEVELS)))
     return known(
         Baseline.of("chance", RANDOM_W_K, projected),
@@ -267,7 +271,7 @@ def _of_means(levels: Float[np.ndarray, "view 3 level layer"]) -> tuple[Baseline
 
 
 def _planted(frames: Float[Tensor, "layer item d"]) -> Run:
-    """One sequence that shows each token once; each layer's keys are its frame, in one head."""
+    """Plant one sequence with each token once; the keys of each layer are its frame, in one head."""
     n_items = frames.shape[1]
     trials = planted_trials(np.ones((1, 1, 1)), np.arange(n_items)[None], token_sets={"hypotheses": range(n_items)})
     return planted_run(trials, {K: frames[:, None, :, None, :]})
@@ -285,7 +289,7 @@ def _is_at_chance(report: KeyOverlapReport) -> bool:
 
 
 def _noisy() -> Run:
-    """Parallel keys with independent noise as long as they are, in eight sequences: plainly averaged, they part."""
+    """Plant parallel keys with independent noise of the same length, in eight sequences: plain means diverge."""
     n, n_items = 8, 31
     generator = torch.Generator().manual_seed(1)
     trials = planted_trials(

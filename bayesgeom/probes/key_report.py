@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 RANDOM_W_K, RANDOM_DIRECTIONS = "random W_K", "random directions"
 LEVELS = (RANDOM_W_K, RANDOM_DIRECTIONS, UNTRAINED)
-WEIGHTS, COLUMNS = "weights", "columns"  # keys computed from the weights alone, by token set and over dimensions
+WEIGHTS, COLUMNS = "weights", "columns"  # keys from the weights alone: by token set, and columns of W_K
 NO_SAMPLING = "the value is exact, since keys from the weights involve no sampling of sequences"
 _SAID = {-1.0: "below", 0.0: "at", 1.0: "above"}
 
@@ -27,29 +27,29 @@ _SAID = {-1.0: "below", 0.0: "at", 1.0: "above"}
 @final
 @dataclass(frozen=True, kw_only=True, repr=False)
 class KeyOverlapReport(Report):
-    """|cosine| between distinct keys (0 orthogonal, 1 parallel), by view: a token set and where its keys were read.
+    """|cosine| between distinct keys (0 orthogonal, 1 parallel), by view: a token set and the source of its keys.
 
     - `overlap` has up to three levels to compare with: the same embeddings through random W_K, as many random
-      directions, and untrained networks. `low` and `high` of a level are the 95 % range of a single head; of untrained
-      networks, the least and the most of all their heads. `centered_overlap` is the same with the mean key removed.
+      directions, and untrained networks. `low` and `high` of a level are the 95 % range of a single head; for untrained
+      networks, the minimum and maximum over all heads. `centered_overlap` is the same with the mean key removed.
     - `mean_overlap` and `mean_centered_overlap` are means over heads.
     - `verdict` says which heads lie below, at and above a level, by `stats.cosine.verdicts`.
-    - `cross_fitted_overlap` is the overlap from two halves of the sequences. It is free of the noise in mean keys,
-      which turns keys apart. Keys of activations are means over `n` sequences: `overlap_bias` is about how far that
-      number alone moves the overlap. "Below" is said only where the cross-fitted overlap lies below too.
-    - With more vectors than dimensions, `largest_overlap` cannot be smaller than `welch`, the Welch bound.
+    - `cross_fitted_overlap` is the overlap from two halves of the sequences. Noise in mean keys lowers the plain
+      overlap, but not this one. Keys of activations are means over `n` sequences; `overlap_bias` estimates the effect
+      of finite n on the overlap. A verdict "below" requires that the cross-fitted overlap lies below too.
+    - With more vectors than dimensions, `largest_overlap` is at least `welch`, the Welch bound.
     """
 
     name: ClassVar[str] = "key_overlap"
     title: ClassVar[str] = "Key overlap: are the keys of different tokens orthogonal?"
     about: ClassVar[str] = (
-        "Attention finds a token by its key. Where the keys of different tokens point in unrelated directions, a query "
-        "can address one without the others. The number is the mean |cosine| between keys of different tokens, 0 "
-        "orthogonal and 1 parallel. Every token set that the task names is shown, inputs first, since the papers do "
-        "not say which they used. Random directions do not score 0: their level depends on the width of the head. "
-        "The same embeddings through random W_K show what the embedding alone gives, and untrained networks what the "
-        "architecture gives. Each head is reported as below, at or above each of these levels. “Mean key removed” "
-        "subtracts what all keys share: that adds the same to every score, and softmax ignores it."
+        "Attention selects a token by its key. If the keys of different tokens have unrelated directions, a query can "
+        "select one token without the others. The number is the mean |cosine| between keys of different tokens: 0 is "
+        "orthogonal, 1 is parallel. Every token set of the task is shown, inputs first, because the papers do not say "
+        "which they used. Random directions do not score 0: their level depends on the width of the head. The same "
+        "embeddings through random W_K show the effect of the embedding, and untrained networks that of the "
+        "architecture. Each head is reported as below, at or above each of these levels. “Mean key removed” subtracts "
+        "the part shared by all keys, which adds the same to every score and does not change the softmax."
     )
 
     views: tuple[str, ...]
@@ -76,7 +76,7 @@ class KeyOverlapReport(Report):
     n: int
 
     def headlines(self) -> Sequence[Headline]:
-        """Layer 0 of every view, raw, then with the mean key removed; the label says how many heads lie where."""
+        """Return layer 0 of every view, raw and with the mean key removed; labels count heads below, at and above."""
         views = range(len(self.views))
         plain = [self._headline("mean_overlap", view, is_centered=False) for view in views]
         centered = [self._headline("mean_centered_overlap", view, is_centered=True) for view in views]
@@ -98,9 +98,9 @@ class KeyOverlapReport(Report):
             is_centered: Whether the mean key is removed.
 
         Returns:
-            −1 for heads whose interval lies below the range of the level, 1 above, 0 where they meet. NaN where the
-            level is not known, or the overlap has no interval and is not that of weights, which are exact. Noise in
-            mean keys must not make an overlap "below": the cross-fitted overlap has to lie below too.
+            −1 for heads whose interval lies below the range of the level, 1 above, 0 where they intersect. NaN where
+            the level is unknown, or where an overlap of activations has no interval. −1 also requires that the
+            cross-fitted overlap lies below, because noise in mean keys lowers the overlap.
         """
         own = self.centered_overlap if is_centered else self.overlap
         is_exact = np.array([self.is_exact(view) for view in range(len(self.views))])[:, None, None]
@@ -111,12 +111,12 @@ class KeyOverlapReport(Report):
         return verdicts(low, high, least, most)
 
     def said(self, view: int, layer: int = 0, *, is_centered: bool = False) -> str:
-        """Verdicts of one view and layer in words: for each known level, how many heads are below, at or above it."""
+        """Return the verdicts of one view and layer in words: heads below, at or above each known level."""
         found = {name: self.verdict(name, is_centered=is_centered)[view, layer] for name in LEVELS}
         is_known = {name: np.isfinite(self.level(name)[view, layer]).any() for name in LEVELS}
         has_ends = any(np.isfinite(found[name]).any() for name in LEVELS if is_known[name])
         if np.isfinite(self.overlap.value[view, layer]).all() and any(is_known.values()) and not has_ends:
-            return f"undecided: too few of {self.n} sequences differ, or a few carry the overlap, for an interval"
+            return f"undecided: too few of {self.n} sequences differ, or a few dominate the overlap, for an interval"
         parts = []
         for name, heads in found.items():
             counts = [f"{int((heads == sign).sum())} {word}" for sign, word in _SAID.items() if (heads == sign).any()]
@@ -125,7 +125,7 @@ class KeyOverlapReport(Report):
         return "; ".join(parts) or "no level known"
 
     def _range(self, name: str, *, is_centered: bool) -> tuple[Float[np.ndarray, "view layer kv_head"], ...]:
-        """Expectation, least and most of a level."""
+        """Return expectation, minimum and maximum of a level."""
         own = self.centered_overlap if is_centered else self.overlap
         unknown = np.full(own.value.shape, np.nan)
         found = next((level for level in own.baselines if level.name == name), None)

@@ -1,10 +1,11 @@
-"""Pass thresholds: those that Paper III sets for language models, and what chance gives at the same sizes.
+"""Pass thresholds of Paper III for language models, and their chance levels at the same sizes.
 
-A model passes where its last layer's values lie mostly along one or two directions, where the keys of at least half of
-its layers are nearly orthogonal, and where attention narrows from first to last layer. Whether that says anything
-depends on who else passes: Gaussian data of the same sizes, and untrained networks.
+A model passes if the values of its last layer lie mostly along one or two directions, if the keys of at least half of
+its layers are nearly orthogonal, and if attention narrows from first to last layer. A threshold is informative only if
+Gaussian data of the same sizes and untrained networks fail it.
 
-References: Agarwal, Dalal & Misra 2025, Paper III of their trilogy, sections 4.2, 4.4 and 4.5.
+References:
+    Agarwal, Dalal & Misra 2025, Paper III of their trilogy, sections 4.2, 4.4 and 4.5.
 """
 
 import textwrap
@@ -38,10 +39,10 @@ from bayesgeom.stats.tokens import in_parts, occurrences, token_means
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
-SHARE, OVERLAP, LAYERS, REDUCTION = 0.3, 0.2, 0.5, 0.3  # what the paper asks for
-UNINFORMATIVE = 0.05  # a threshold that chance passes more often than this tells nothing
+SHARE, OVERLAP, LAYERS, REDUCTION = 0.3, 0.2, 0.5, 0.3  # the published thresholds
+UNINFORMATIVE = 0.05  # a threshold that chance passes more often than this is uninformative
 MAX_SEQUENCES, GAUSSIAN_DRAWS, MIN_DRAWN = 256, 60, 9
-ABOVE_GAUSSIAN = 1.25  # a share of PC1 no larger than this, over that of Gaussian points, has no interval
+ABOVE_GAUSSIAN = 1.25  # a PC1 share below this multiple of that of Gaussian points has no interval
 CHANCE = "random data of the same sizes"
 MEASURES = (
     "PC1 of values",
@@ -58,28 +59,28 @@ _THRESHOLDS = (SHARE, SHARE, LAYERS, LAYERS, REDUCTION)
 @final
 @dataclass(frozen=True, kw_only=True, repr=False)
 class PassThresholdsReport(Report):
-    """What the paper measures, its threshold, and who passes; one entry per measure.
+    """The paper's measures, their thresholds, and which data pass; one entry per measure.
 
     - `PC1 of values`, `PC1 + PC2 of values`: share of the variance of the last layer's value vectors at the last
       scored position, heads concatenated, every coordinate standardized over the sequences. Passed above 0.3.
     - `layers with W_K columns apart`, `layers with keys apart`: share of layers whose mean |cosine| lies below 0.2, of
       the columns of a head's W_K, or of the mean recorded keys of tokens; averaged over heads. Passed from 0.5 on.
-    - `fall of attention entropy`: 1 − last / first layer's, of the last scored query, heads averaged. Passed above 0.3.
+    - `fall of attention entropy`: 1 − last / first layer's, of the last scored query, averaged over heads. Passed above
+      0.3.
 
     The chance level of `measured` is its expectation for random data of these `sizes`, which pass with probability
-    `chance_passes`; `untrained_passes` is the share of untrained networks that pass. What was not recorded is NaN.
+    `chance_passes`; `untrained_passes` is the share of untrained networks that pass. Unrecorded measures are NaN.
     """
 
     name: ClassVar[str] = "pass_thresholds"
     title: ClassVar[str] = "Pass thresholds: does the model pass, and would chance?"
     about: ClassVar[str] = (
-        "The papers say that a language model has the geometry of Bayesian inference where it passes three thresholds: "
-        "one or two directions hold more than 30 % of the variance of its last values, the mean |cosine| of its keys "
-        "is below 0.20 in at least half of its layers, and attention entropy falls by more than 30 % from first to "
-        "last layer. A threshold tells something only if data without structure fail it. Each is compared with "
-        "Gaussian data of the same number and width, and with untrained networks. Random directions in more than "
-        "sixteen dimensions are below 0.20 by themselves, and few points are always flat. A model that passes on PC1 "
-        "passes on both."
+        "The papers attribute the geometry of Bayesian inference to a language model that passes three thresholds. One "
+        "or two directions have more than 30 % of the variance of its last values. The mean |cosine| of its keys is "
+        "below 0.20 in at least half of its layers. Attention entropy falls by more than 30 % from first to last "
+        "layer. A threshold is informative only if data without structure fail it. Each is compared with Gaussian data "
+        "of the same number and width, and with untrained networks. Random directions in more than sixteen dimensions "
+        "are below 0.20, and a cloud of few points is always flat. A model that passes on PC1 passes on both."
     )
 
     measures: tuple[str, ...]
@@ -151,7 +152,7 @@ class PassThresholdsReport(Report):
         return "\n".join(aligned(rows))
 
     def _label(self, i: int) -> str:
-        """Name, threshold, and how often random data and untrained networks pass it."""
+        """Return name, threshold, and how often random data and untrained networks pass it."""
         rate = self.untrained_passes[i]
         others = "" if np.isnan(rate) else f", untrained {rate:.0%}"
         passes = f"chance passes {self.chance_passes[i]:.0%}{others}"
@@ -161,7 +162,7 @@ class PassThresholdsReport(Report):
 @final
 @dataclass(frozen=True)
 class PassThresholds(Probe[PassThresholdsReport]):
-    """The first recorded sequences; a measure whose site the model lacks is NaN."""
+    """Measure the first recorded sequences; a measure whose site the model lacks is NaN."""
 
     name: ClassVar[str] = "pass_thresholds"
     needs: ClassVar[Needs] = Needs(sites=(V,), optional=(K, W_K_GRAM, PATTERN))
@@ -173,7 +174,7 @@ class PassThresholds(Probe[PassThresholdsReport]):
         found = [*_shares(run, weights), _apart(columns), _apart(keys), _fall(entropy)]
         measured = np.array([rows[0] for rows in found])
         low, high = _ends(found, keys, run.seed)
-        # Weights are no sample; and what no sequence changes is decided, even where an exception may exist (0 or 1).
+        # Weights are not a sample; and a value that no sequence changes is decided, even if it is 0 or 1.
         is_exact = [
             measure == _COLUMNS or (len(of) > MIN_DRAWN and np.ptp(of) < 1e-9)
             for measure, of in zip(MEASURES, found, strict=True)
@@ -188,8 +189,8 @@ class PassThresholds(Probe[PassThresholdsReport]):
                 measured, is_exact, low, high, _THRESHOLDS, zip(rates, by_copies, strict=True), strict=True
             )
         ]
-        # Where PC1 is not told apart from the next component the sample's share is too large, and by an unknown amount:
-        # it may fail a threshold, and has no interval.
+        # If PC1 cannot be distinguished from the next component, the sample's share is biased upward by an unknown
+        # amount: it may fail a threshold, but has no interval.
         is_flat = (expected * ABOVE_GAUSSIAN >= measured) & np.isin(MEASURES, MEASURES[:2])
         low, high = (np.where(is_flat, np.nan, end) for end in (low, high))
         baselines = (
@@ -230,10 +231,10 @@ class PassThresholds(Probe[PassThresholdsReport]):
 def _ends(
     found: Sequence[Float64[np.ndarray, " _"]], keys: Float64[np.ndarray, "row layer"], seed: int
 ) -> Float64[np.ndarray, "2 measure"]:
-    """Ends of the intervals, NaN where there is none.
+    """Return the ends of the intervals, NaN where there is none.
 
-    Shares of layers below a threshold jump, so theirs is the range of draws, to first order, of all layers' overlaps.
-    Layers whose overlap no sequence changes stay where they are in every draw.
+    The share of layers below a threshold is discontinuous, so its interval is the range over first-order draws of all
+    layers' overlaps. An overlap that no sequence changes is the same in every draw.
     """
     own = [statistic_interval(rows, seed=seed, scale=scale) for rows, scale in zip(found, _SCALES, strict=True)]
     ends = np.array([[float(interval.lo), float(interval.hi)] for interval in own]).T
@@ -245,7 +246,7 @@ def _ends(
 
 
 def _shares(run: Run, weights: Float64[np.ndarray, "row sequence"]) -> Float64[np.ndarray, "2 row"]:
-    """Of PC1, and of PC1 and PC2 together; the axes are fitted anew in each row."""
+    """Return the shares of PC1 and of PC1 + PC2, with axes refitted in each row."""
     n = weights.shape[1]
     values, last = run.at(V)[-1][:n], run.trials.scored_positions()[:n, -1]
     points = standardized(values[torch.arange(n, device=values.device), last].flatten(1))
@@ -255,7 +256,7 @@ def _shares(run: Run, weights: Float64[np.ndarray, "row sequence"]) -> Float64[n
 
 
 def _columns(run: Run) -> Float64[np.ndarray, "1 layer"]:
-    """Mean |cosine| of the columns of W_K, heads averaged."""
+    """Return the mean |cosine| of the columns of W_K, averaged over heads."""
     if W_K_GRAM not in run.recorded:
         return np.full((1, run.spec.n_layers), np.nan)
     grams = run.at(W_K_GRAM)
@@ -264,7 +265,7 @@ def _columns(run: Run) -> Float64[np.ndarray, "1 layer"]:
 
 
 def _keys(run: Run, weights: Float64[np.ndarray, "row sequence"]) -> Float64[np.ndarray, "row layer"]:
-    """Mean |cosine| of the mean keys of tokens, heads averaged, under each row of weights."""
+    """Return the mean |cosine| of the mean keys of tokens, averaged over heads, under each row of weights."""
     n, ids = weights.shape[1], _tokens(run)
     if K not in run.recorded or len(ids) < 2:
         return np.full((len(weights), run.spec.n_layers), np.nan)
@@ -276,7 +277,7 @@ def _keys(run: Run, weights: Float64[np.ndarray, "row sequence"]) -> Float64[np.
 
 
 def _entropies(run: Run, weights: Float64[np.ndarray, "row sequence"]) -> Float64[np.ndarray, "row layer"]:
-    """Attention entropy of the last scored query, heads averaged."""
+    """Return the attention entropy of the last scored query, averaged over heads."""
     if PATTERN not in run.recorded:
         return np.full((len(weights), run.spec.n_layers), np.nan)
     rows = run.at(PATTERN)[:, : weights.shape[1], :, -1]
@@ -285,7 +286,7 @@ def _entropies(run: Run, weights: Float64[np.ndarray, "row sequence"]) -> Float6
 
 
 def _tokens(run: Run) -> Int64[Tensor, " token"]:
-    """Tokens that the recorded sequences show, of the hypotheses where they are named, else of the first set."""
+    """Return the tokens in the recorded sequences that are hypotheses, or in the first token set without these."""
     sets = run.trials.token_sets
     name = "hypotheses" if "hypotheses" in sets else next(iter(sorted(sets)), "")
     ids = sets.get(name, run.trials.tokens[0, :0])
@@ -293,25 +294,25 @@ def _tokens(run: Run) -> Int64[Tensor, " token"]:
 
 
 def _apart(overlaps: Float64[np.ndarray, "row layer"]) -> Float64[np.ndarray, " row"]:
-    """Share of the layers below the threshold."""
+    """Return the share of layers below the threshold."""
     return np.where(np.isnan(overlaps).any(axis=1), np.nan, (overlaps < OVERLAP).mean(axis=1))
 
 
 def _fall(entropy: Float64[np.ndarray, "row layer"]) -> Float64[np.ndarray, " row"]:
-    """1 − last / first; NaN in a single layer, and where the first has no entropy to lose."""
+    """Return 1 − last / first; NaN for a single layer, and if the first has zero entropy."""
     first, last = entropy[:, 0], entropy[:, -1]
     has_fall = (first > 0) & (entropy.shape[1] > 1)
     return np.where(has_fall, 1 - last / np.where(has_fall, first, 1), np.nan)
 
 
 def _passes(measured: Float[np.ndarray, "*copy measure"]) -> Bool[np.ndarray, "*copy measure"]:
-    """Above the threshold; shares of layers also at it. NaN does not pass."""
+    """Return which measures are above the threshold, or at it for shares of layers. NaN does not pass."""
     thresholds = np.array(_THRESHOLDS)
     return np.where(np.isin(MEASURES, _OF_LAYERS), measured >= thresholds, measured > thresholds)
 
 
 def _chance(measure: str, run: Run, n: int) -> Chance:
-    """Gaussian data of the sizes that this was measured on."""
+    """Return the chance level: Gaussian data of the same sizes."""
     spec, n_tokens = run.spec, len(_tokens(run))
     if measure in _OF_LAYERS:
         vectors, d = (spec.d_head, spec.d_model) if measure == _COLUMNS else (n_tokens, spec.d_head)
@@ -329,7 +330,7 @@ def _chance(measure: str, run: Run, n: int) -> Chance:
 
 
 def _verdict(value: float, low: float, high: float, threshold: float, others: Sequence[float]) -> str:
-    """Passed, failed or undecided; and who else passes, too often for that to say anything."""
+    """Return passed, failed or undecided, and which baselines pass so often that a pass is uninformative."""
     if np.isnan(value):
         return "not measured"
     if np.isnan(low):
@@ -349,7 +350,7 @@ def _planted(
     keys: Sequence[Float64[np.ndarray, "token d"]],
     pattern: Sequence[Float64[np.ndarray, " key_pos"]],
 ) -> Run:
-    """Two layers of one head; five tokens, then one of them and a scored position; only the last value counts."""
+    """Plant two layers of one head: five tokens, then one of them and a scored position. Only the last value counts."""
     n = len(values[0])
     tokens = np.tile([0, 1, 2, 3, 4, 0, 1], (n, 1))
     trials = planted_trials(np.full((n, 1, 2), 0.5), tokens, token_sets={"hypotheses": range(5)})

@@ -2,10 +2,12 @@
 
 The task names evidence relations between a query and earlier positions. Per relation, layer and head: attention mass on
 related positions minus that of uniform attention; difference of cos(q, k) between related and unrelated positions; and
-AUC of q·k. The baseline is the same relation taken from another sequence at the same position: what a head that only
-knows positions would score. A relation that is the same mask in every sequence is not identified as evidence-following.
+AUC of q·k. The baseline is the relation of another sequence at the same position: the score of a head that uses only
+positions. A relation with the same mask in every sequence is not identified as evidence-following.
 
-References: Agarwal, Dalal & Misra 2025, arXiv:2512.22471 (Fig. 15, a heat map without a number); Hanley & McNeil 1982.
+References:
+    Agarwal, Dalal & Misra 2025, arXiv:2512.22471 (Fig. 15, a heat map without a number).
+    Hanley & McNeil 1982.
 """
 
 from collections.abc import Iterator, Sequence
@@ -33,8 +35,8 @@ from bayesgeom.stats.relations import Evidence, Masks, compared_evidence, eviden
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
-ROUNDING = 1e-6  # of a share of attention: a layer this close to the baseline is at it, with an interval or without
-MAX_SCORES, MIN_SEQUENCES = 4_000_000, 32  # scores ranked, and sequences kept where those are too many
+ROUNDING = 1e-6  # of a share of attention: a layer this close to the baseline is at it, with or without interval
+MAX_SCORES, MIN_SEQUENCES = 4_000_000, 32  # most scores ranked; least sequences read
 POSITIONAL = "the same positions in every sequence"
 WHY_NO_ORDER = "takes few values: intervals of it held the true one in 98 to 100 % of data sets, and 97 % is allowed"
 UNIFORM, ALIKE, OTHER = "uniform attention", "no difference", "another sequence's relation"
@@ -47,30 +49,29 @@ _MASS, _CONTRAST, _AUC = range(3)  # the metrics, in the order of `evidence_of`
 class QKAlignmentReport(Report):
     """Alignment of attention with each evidence relation, by layer and head.
 
-    - `mass_excess`: share of attention on related positions minus `uniform_mass`, that under uniform attention.
+    - `mass_excess`: share of attention on related positions minus `uniform_mass`, its value for uniform attention.
     - `contrast`: mean cos(q, k) over related minus unrelated visible positions, row by row.
-    - `auc`: chance that a related position has the greater q·k than an unrelated one. Ties count half;
-      scores that differ by no more than rounding are ties.
-    - `…_over_other`: each of these minus its value for the same relation of another sequence at the same position, with
-      a paired interval. It is 0 for attention that depends on positions alone.
+    - `auc`: probability that a related position has a greater q·k than an unrelated one. Ties count half; scores that
+      differ only by rounding are ties.
+    - `…_over_other`: each of these minus its value for the relation of another sequence at the same position, with a
+      paired interval. It is 0 for attention that depends on positions alone.
     - `identified`: 1 where the relation differs between sequences, else 0. `mask_difference`: share of the visible
       positions at which the relation of another sequence differs, over rows that count.
-    - `layer_trend`: Spearman of layer with the head-mean `mass_over_other_by_layer`; NaN where it is not identified.
-    - `rows`: query positions behind the numbers; a row counts where it sees related and unrelated positions.
+    - `layer_trend`: Spearman of layer with the head-mean `mass_over_other_by_layer`; NaN if not identified.
+    - `rows`: number of query positions used, which see both related and unrelated positions.
     """
 
     name: ClassVar[str] = "qk_alignment"
     title: ClassVar[str] = "Query–key alignment: does attention go to the evidence?"
     about: ClassVar[str] = (
-        "For each prediction the task names the earlier positions that are evidence: the pair stored under the same "
-        "key, the header cells of the current symbol. The number is the share of attention that a head puts on those "
-        "positions, minus the share that it puts on the positions that are evidence for another sequence at the same "
-        "place. It is 0 for a head that only looks at certain positions, for instance at itself. Where the related "
-        "positions are the same in every sequence, attention to evidence and attention to positions cannot be told "
-        "apart, and the relation is reported as not identified. The contrast of cosines and the AUC say the same of "
-        "the angle between query and key and of the order of scores. The papers claim that alignment sharpens with "
-        "depth: the profile over layers and its rank correlation with depth test that. Untrained networks are shown "
-        "for comparison."
+        "For each prediction the task names the earlier positions that are evidence, such as the pair stored under the "
+        "same key. The number is a head's share of attention on those positions, minus its share on the positions that "
+        "are evidence for another sequence at the same position. It is 0 for a head that attends by position alone, "
+        "for instance to itself. If the related positions are the same in every sequence, attention to evidence cannot "
+        "be distinguished from attention to positions, and the relation is reported as not identified. The contrast of "
+        "cosines and the AUC measure the same for the angle between query and key and for the order of scores. The "
+        "papers claim that alignment sharpens with depth: the profile over layers and its rank correlation with depth "
+        "test that. Untrained networks are shown for comparison."
     )
 
     relations: tuple[str, ...]
@@ -98,7 +99,7 @@ class QKAlignmentReport(Report):
     n: int
 
     def headlines(self) -> Sequence[Headline]:
-        """Per identified relation the strongest layer, heads averaged; the strongest relation's trend; the rest."""
+        """Return the strongest layer of each identified relation, the strongest relation's trend, then the rest."""
         if not self.relations:
             return (Headline(metric="layer_trend", label="the task names no evidence relations", value=np.nan),)
         strength = np.nan_to_num(np.abs(self.mass_over_other_by_layer.value))
@@ -123,8 +124,8 @@ class QKAlignmentReport(Report):
             relation: Index of the relation.
 
         Returns:
-            "above" or "below" where the interval of that layer excludes 0 and everything between ± the strongest layer
-            of untrained networks, "at baseline" where it does not, else why there is no verdict.
+            "above" or "below" if the interval of that layer excludes 0 and the range ± the strongest layer of untrained
+            networks, "at baseline" if it does not, otherwise the reason why there is no verdict.
         """
         own = self.mass_over_other_by_layer[relation]
         if self.rows[relation] == 0:
@@ -145,7 +146,7 @@ class QKAlignmentReport(Report):
         from bayesgeom.results.theme import SERIES, label_axes, panels, with_room_for_legend
 
         over, auc = self.mass_over_other.value, self.auc.value
-        # One scale for all relations, and none so fine that rounding looks like structure.
+        # One scale for all relations, coarse enough that rounding does not look like structure.
         reach = float(np.nan_to_num(np.abs(over)).max(initial=0.1))
         maps = (
             ("attention above another sequence's relation", over, 0.0, (-reach, reach)),
@@ -167,7 +168,10 @@ class QKAlignmentReport(Report):
             contrast = self.contrast_over_other.value[i].mean(axis=1)
             add_profile(figure, (1, 2), contrast, name=name, baselines={OTHER: np.zeros(len(contrast))}, color=color)
             for column, (label, values, at, limits) in enumerate(maps, start=1):
-                add_heads(figure, (i + 2, column), values[i], unit=label, null=at, limits=limits)
+                if self.identified[i]:
+                    add_heads(figure, (i + 2, column), values[i], unit=label, null=at, limits=limits)
+                else:
+                    add_note(figure, (i + 2, column), "the same positions in every sequence")
         label_axes(figure, (1, 1), "layer", "share of attention")
         label_axes(figure, (1, 2), "layer", "difference of cosines")
         return with_room_for_legend(figure)
@@ -176,7 +180,7 @@ class QKAlignmentReport(Report):
 @final
 @dataclass(frozen=True)
 class QKAlignment(Probe[QKAlignmentReport]):
-    """Reads the first recorded sequences, as many as it takes for a few million scores."""
+    """Measure alignment on the first recorded sequences, up to a few million scores."""
 
     name: ClassVar[str] = "qk_alignment"
     needs: ClassVar[Needs] = Needs(sites=(Q_ROT, K_ROT, PATTERN))
@@ -255,7 +259,7 @@ def _masks(run: Run, relations: Sequence[str], n: int) -> Masks:
 def _layer_sums(
     run: Run, layer: int, evidences: Sequence[Evidence]
 ) -> Float[np.ndarray, "evidence batch 3 relation head"]:
-    """Weighted sums of pattern, cosines and ranks over the rows of each sequence."""
+    """Return weighted sums of pattern, cosines and ranks over the rows of each sequence."""
     visible = evidences[0].visible
     q, k, pattern = (run.at(site)[layer, : len(visible)].float().cpu() for site in (Q_ROT, K_ROT, PATTERN))
     k = k.repeat_interleave(q.shape[2] // k.shape[2], dim=2)
@@ -275,7 +279,7 @@ def trend_of(
 ) -> Estimate:
     """Return the Spearman correlation of layer with value; the level is 0 with the range of 95 % of random orders.
 
-    The order of a few layers takes few values, so that no interval of it covers 92–97 % of data sets.
+    The order of a few layers takes few values, so no interval of it has a coverage of 92–97 %.
     """
     value = np.where(is_constant, np.nan, layer_order(by_layer))
     levels = (random_orders(by_layer.shape[1]),)
@@ -300,7 +304,7 @@ def _words(relation: str) -> str:
 
 
 def _planted_trials(n: int) -> Trials:
-    """Seven positions, the last three scored; the first is always evidence, the second never."""
+    """Plant seven positions, the last three scored; the first is always evidence, the second never."""
     rng = np.random.default_rng(0)
     related = rng.random((n, 3, 7)) < 0.4
     related[..., 0], related[..., 1] = True, False
@@ -309,12 +313,12 @@ def _planted_trials(n: int) -> Trials:
 
 
 def _preference(trials: Trials) -> Float[Tensor, "batch query_pos key_pos"]:
-    """1 at evidence, −1 elsewhere."""
+    """Return 1 at evidence, −1 elsewhere."""
     return trials.relations["evidence"].float() * 2 - 1
 
 
 def _planted_run(trials: Trials, scores: Float[Tensor, "layer batch query_pos key_pos"]) -> Run:
-    """One head whose q·k is ten times `scores`: keys are a basis of positions, and no query is zero."""
+    """Plant one head whose q·k is ten times `scores`: keys are a basis of positions, and no query is zero."""
     n_pos = scores.shape[-1]
     visible = torch.arange(n_pos) <= trials.scored_positions()[..., None]
     q = torch.nn.functional.pad(10 * scores * visible, (0, 1), value=1.0)[:, :, :, None, :]
@@ -324,7 +328,7 @@ def _planted_run(trials: Trials, scores: Float[Tensor, "layer batch query_pos ke
 
 
 def _attends_to_itself() -> Run:
-    """Two relations that avoid the query's own position: one fixed by position, one that differs by sequence."""
+    """Plant two relations without the query's own position: one fixed by position, one that differs by sequence."""
     rng = np.random.default_rng(1)
     n, tokens = 61, np.tile(np.arange(7), (61, 1))
     differing = rng.random((n, 3, 7)) < 0.5
@@ -337,7 +341,7 @@ def _attends_to_itself() -> Run:
 
 
 def _is_positional(report: QKAlignmentReport) -> bool:
-    """Uniform attention alone is beaten by far in both; against another sequence's relation nothing is left."""
+    """Check that both relations are far above uniform attention, but not above another sequence's relation."""
     return bool(
         (report.mass_excess.value[:, 0, 0] < -0.3).all()
         and report.identified.tolist() == [0.0, 1.0]

@@ -1,10 +1,11 @@
 """Value manifold: do the vectors at scored positions lie on a curve that is ordered by the exact entropy?
 
-Sites keep their own names: "values" are the value vectors `v` and nothing else. Entropy follows position in many tasks,
-so any code for position passes a naive test; what remains within a position decides.
+Here "values" are only the value vectors `v`; other sites have their own names. In many tasks entropy depends on
+position, so any code for position passes a naive test. The test is therefore made within positions.
 
-References: Agarwal, Dalal & Misra 2025, arXiv:2512.22471 (the claim; their scripts read the residual stream);
-Hastie, Tibshirani & Friedman 2009, section 5.2.1 (the curve).
+References:
+    Agarwal, Dalal & Misra 2025, arXiv:2512.22471 (the claim; their scripts read the residual stream).
+    Hastie, Tibshirani & Friedman 2009, section 5.2.1 (the curve).
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -44,9 +45,9 @@ if TYPE_CHECKING:
 
 PointsOf = Callable[[Site, int], Float[Tensor, "point d"]]
 Clouds = Mapping[Site, Sequence[CloudStatistics]]
-MAX_POINTS = 3_072  # some 150 sequences: correlations are then known to a few hundredths
+MAX_POINTS = 3_072  # about 150 sequences, which give correlations to a few hundredths
 SHUFFLES, PERMUTATIONS, GROUPS, N_SHOWN, N_STEPS = 10, 199, 20, 600, 60
-_ABOVE_GAUSSIAN = 1.25  # a share that is no larger is not told apart from the next component's
+_ABOVE_GAUSSIAN = 1.25  # a PC1 share below this multiple cannot be distinguished from the next component's
 _SITES, _SHOWN = (V, Z, ATTN_OUT, RESID_POST), (V, RESID_POST)
 UNIDENTIFIED, OWN_ENTROPY, STANDARDIZED = "not identified", "the model's own", "standardized"
 _UNIDENTIFIED = f"{UNIDENTIFIED}: entropy is a function of position"
@@ -64,30 +65,29 @@ _ORDERED = ("|Spearman| of PC1 with entropy", "|Spearman| of PC1 with entropy wi
 class ValueManifoldReport(Report):
     """Clouds of vectors at scored positions, one per site and layer, against the exact entropy of the predictive.
 
-    Shares are of the variance, 0 to 1; `entropy_r2` and `curve_share` are held out by sequence, at most 1, and 0 for
-    the mean. `conditions` says where entropy is not identified, where it is the model's own, since the posterior of the
-    text is not known, and where every coordinate had variance 1 first (`STANDARDIZED`).
-    `spearman` is |Spearman| of PC1 with entropy, over all points and within positions; the latter compares points of
-    the same position only, and is NaN unless `identified`. `pearson` is an absolute value too, since the sign of a
-    principal axis means nothing.
+    Shares are of the variance, 0 to 1. `entropy_r2` and `curve_share` are on held-out sequences: at most 1, and 0 for
+    the mean. `conditions` states whether entropy is not identified, is the model's own (text without a known
+    posterior), and whether every coordinate was scaled to variance 1 (`STANDARDIZED`).
+    `spearman` is |Spearman| of PC1 with entropy, over all points and within positions. The latter compares points of
+    the same position only, and is NaN unless `identified`. `pearson` is an absolute value too, because the sign of a
+    principal axis is arbitrary.
 
-    Intervals of shares are corrected for the bias of fitted axes. Shares of PC1 below 1.25 times that of as many
-    Gaussian points as there are sequences have none. `signed_spearman` is the correlation along PC1, whose largest
-    entry is positive, with intervals in the last layer of the `shown_sites`. The absolute value has an interval only
-    where the signed one excludes 0. `spearman_p` are two-sided p-values of permuting the entropies of whole sequences,
-    which leaves what position explains. `shown_*` are points to plot, NaN for sites that are not shown.
+    Intervals of shares are corrected for the bias of fitted axes. They are withheld for shares of PC1 below 1.25 times
+    that of as many Gaussian points as sequences. `signed_spearman` is the correlation along PC1, whose largest entry is
+    positive, with intervals in the last layer of the `shown_sites`. The absolute value has an interval only if the
+    signed one excludes 0. `spearman_p` are two-sided p-values of permuting the entropies of whole sequences, which
+    preserves effects of position. `shown_*` are points to plot, NaN for sites that are not shown.
     """
 
     name: ClassVar[str] = "value_manifold"
     title: ClassVar[str] = "Value manifold: a curve ordered by uncertainty?"
     about: ClassVar[str] = (
-        "Each dot is the vector that the model holds at one scored position, seen along the directions in which such "
-        "vectors vary most (principal components, PC), and colored by how uncertain the exact posterior is there. The "
-        "claim is that training bends these vectors onto one curve along which the uncertainty grows. Two levels to "
-        "beat: untrained networks, and the same vectors with entropies exchanged between sequences at "
-        "the same position, which keeps all that a code for position explains. Where entropy is a function of "
-        "position, as when no key ever returns, the two cannot be told apart and the report says 'not identified': "
-        "then only the shape counts, not the order."
+        "Each dot is the model's vector at one scored position, plotted along the directions of largest variance "
+        "(principal components, PC) and colored by the entropy of the exact posterior. The claim is that training "
+        "moves these vectors onto one curve, ordered by entropy. The baselines are untrained networks, and the same "
+        "vectors with entropies exchanged between sequences at the same position, which preserves the effect of a code "
+        "for position. If entropy is a function of position, as when keys never return, the two cannot be "
+        "distinguished and the report says 'not identified': then only the shape counts, not the order."
     )
 
     pc1_share: Annotated[Estimate, Quantity("site layer", better="higher", label="PC1 share of variance")]
@@ -115,16 +115,16 @@ class ValueManifoldReport(Report):
 
     @property
     def identified(self) -> bool:
-        """Whether entropy varies between sequences at the same position."""
+        """Return whether entropy varies between sequences at the same position."""
         return UNIDENTIFIED not in self.conditions
 
     @property
     def shown_sites(self) -> tuple[str, ...]:
-        """The sites of which points are stored."""
+        """Return the sites whose points are stored."""
         return tuple(site for site, own in zip(self.sites, self.shown_points, strict=True) if np.isfinite(own).any())
 
     def headlines(self) -> Sequence[Headline]:
-        # Without repeated evidence nothing tells entropy from position: that holds for every relation to entropy.
+        # If entropy is a function of position, no relation to entropy is identified.
         unless = "".join(f" ({said})" for said in self.conditions if said != STANDARDIZED)
         how = f", {STANDARDIZED}" if STANDARDIZED in self.conditions else ""
         shares = [
@@ -154,7 +154,15 @@ class ValueManifoldReport(Report):
         }
         return manifold_figure(
             title=self.title if self.identified else f"{self.title} — {_UNIDENTIFIED}",
-            clouds=[Cloud(site=site, points=self.shown_points[at], curve=self.shown_curve[at]) for site, at in shown],
+            clouds=[
+                Cloud(
+                    site=site,
+                    points=self.shown_points[at],
+                    curve=self.shown_curve[at],
+                    curve_share=float(self.curve_share.value[at, -1]),
+                )
+                for site, at in shown
+            ],
             entropy=self.shown_entropy_bits,
             position=self.shown_position,
             shape=[
@@ -167,7 +175,7 @@ class ValueManifoldReport(Report):
 
 
 def _level(own: Estimate, name: str) -> Float[np.ndarray, " layer"]:
-    """The level of a baseline; NaN where it is not known."""
+    """Return the level of a baseline; NaN where it is unknown."""
     found = [level.value for level in own.baselines if level.name == name]
     return found[0] if found else np.full(own.value.shape, np.nan)
 
@@ -175,9 +183,9 @@ def _level(own: Estimate, name: str) -> Float[np.ndarray, " layer"]:
 @final
 @dataclass(frozen=True)
 class ValueManifold(Probe[ValueManifoldReport]):
-    """Every recorded site and layer; sequences beyond `MAX_POINTS` points are left out, and `n` says how many count.
+    """Measure every recorded site and layer on at most `MAX_POINTS` points; `n` is the number of sequences used.
 
-    `standardized` gives every coordinate the same variance first, as Paper III does.
+    `standardized` first scales every coordinate to the same variance, as in Paper III.
     """
 
     name: ClassVar[str] = "value_manifold"
@@ -187,7 +195,7 @@ class ValueManifold(Probe[ValueManifoldReport]):
     def measure(self, run: Run, untrained: Sequence[ValueManifoldReport] = ()) -> ValueManifoldReport:
         n = min(run.n_recorded, max(2, MAX_POINTS // run.trials.n_scored))
         trials = run.trials.rows(slice(0, n))
-        # Entropies that differ by rounding are equal: they are compared by rank.
+        # Entropies are compared by rank, so those that differ only by rounding must be equal.
         entropy = run.reference_entropy_bits()[:n].round(9)
         level = trials.scored_positions().cpu().numpy()
         scale = shuffled_scale(entropy, level, shuffles=SHUFFLES, seed=run.seed)
@@ -269,7 +277,7 @@ class ValueManifold(Probe[ValueManifoldReport]):
 def _heads(
     run: Run, scale: EntropyScale, points_of: PointsOf
 ) -> tuple[Float[np.ndarray, "layer kv_head"], Float[np.ndarray, "layer kv_head"]]:
-    """Share of PC1, and its order, for the value vectors of each head; NaN where values were not recorded."""
+    """Return the share of PC1, and its |Spearman|, for the value vectors of each head; NaN if not recorded."""
     n_heads, n_layers = run.spec.n_kv_heads, run.spec.n_layers
     layers: list[tuple[np.ndarray, np.ndarray]] = [(np.full(n_heads, np.nan), np.full(n_heads, np.nan))] * n_layers
     if V in run.recorded:
@@ -283,19 +291,19 @@ def _shape(clouds: Clouds, name: str) -> Float64[np.ndarray, "site layer"]:
 
 
 def _relation(clouds: Clouds, name: str) -> tuple[Float64[np.ndarray, "site layer"], Baseline]:
-    """A relation to entropy, and its mean over the shuffles."""
+    """Return a relation to entropy, and its mean over the shuffles."""
     found = np.array([[cloud.relation[name] for cloud in layers] for layers in clouds.values()])
     return found[:, :, 0], Baseline.of("permutation", SHUFFLE, found[:, :, 1:].mean(axis=-1))
 
 
 def _related(clouds: Clouds, name: str, found: Sequence[Float[np.ndarray, "site layer"]], *, n: int) -> Estimate:
-    """A relation to entropy that has no interval, with what untrained networks have."""
+    """Return the estimate of a relation to entropy without interval, with the level of untrained networks."""
     values, shuffle = _relation(clouds, name)
     return Estimate.of(values, n=n, baselines=known(shuffle, *of_untrained(found)))
 
 
 def _spanned(points_of: PointsOf) -> PointsOf:
-    """The same clouds; those with fewer points than dimensions in coordinates of their span, which are kept."""
+    """Return the same clouds; those with fewer points than dimensions in cached coordinates of their span."""
     kept: dict[tuple[Site, int], Float64[Tensor, "point axis"]] = {}
 
     def spanned(site: Site, layer: int) -> Float[Tensor, "point d"]:
@@ -319,7 +327,7 @@ def _shares(
     widths: Mapping[Site, int],
     seed: int,
 ) -> tuple[Estimate, Estimate]:
-    """Shares of PC1, and of PC1 and PC2; they have intervals where PC1 is told apart from the next component."""
+    """Return shares of PC1 and of PC1 + PC2, with intervals where PC1 is distinguishable from the next component."""
     n_layers = len(next(iter(clouds.values())))
     few, shape = jackknife_weights(n, most=GROUPS), (len(clouds), n_layers)
     gaussian, first, both = np.full(shape, np.nan), np.full((2, *shape), np.nan), np.full((2, *shape), np.nan)
@@ -346,7 +354,7 @@ def _ordered(
     points_of: PointsOf,
     copies: Sequence[ValueManifoldReport],
 ) -> tuple[Estimate, Estimate, Float64[np.ndarray, "ordering site layer"]]:
-    """|Spearman|, signed Spearman and p-values; intervals in the last layer of what is shown."""
+    """Return |Spearman|, signed Spearman and p-values; intervals in the last layer of the shown sites."""
     n, n_layers = len(entropy), run.spec.n_layers
     level = run.trials.scored_positions()[:n].cpu().numpy()
     rng = np.random.default_rng(run.seed)
@@ -383,7 +391,7 @@ def _shown(
     entropy: Float64[np.ndarray, "sequence position"],
     points_of: PointsOf,
 ) -> dict[str, Any]:
-    """A sample of the last layer's points, and the curve through all of them."""
+    """Return a sample of the last layer's points, and the curve through all of them."""
     flat = entropy.ravel()
     chosen = np.sort(np.random.default_rng(run.seed).permutation(len(flat))[:N_SHOWN])
     grid = np.linspace(flat.min(), flat.max(), N_STEPS)
@@ -398,7 +406,7 @@ def _shown(
 
 
 def conditions(*is_so: bool) -> tuple[str, ...]:
-    """Return what holds of a measurement: whether entropy is identified, is the model's own, is of unit variances."""
+    """Return the conditions of a measurement: entropy not identified, the model's own, unit variances."""
     holds = (not is_so[0], *is_so[1:])
     return tuple(said for said, own in zip((UNIDENTIFIED, OWN_ENTROPY, STANDARDIZED), holds, strict=True) if own)
 
@@ -414,7 +422,7 @@ def placed(found: Mapping[int, Float[np.ndarray, "..."]], n: int) -> Float[np.nd
 def _planted(
     certainty: Float64[np.ndarray, "sequence position"], rng: np.random.Generator
 ) -> tuple[Trials, Float64[np.ndarray, "sequence position d"]]:
-    """Five hypotheses, one favoured by `certainty`, over eleven tokens; a bent line in certainty, with little noise."""
+    """Plant five hypotheses, one more probable by `certainty`, over eleven tokens: a noisy bent line in certainty."""
     favoured = np.eye(5)[rng.integers(5, size=certainty.shape)]
     exact = (1 - certainty[..., None]) / 5 + certainty[..., None] * favoured
     curve = np.stack([3 * certainty, certainty**2, np.sin(3 * certainty)], axis=-1) @ rng.normal(size=(3, 7))

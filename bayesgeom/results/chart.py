@@ -1,4 +1,4 @@
-"""Charts of other packages: a further figure of a report, which its page shows below the report's own.
+"""Charts of plug-ins: additional figures of a report, which its page shows below the report's own figure.
 
 A chart is found in a file of `bayesgeom/charts/`, or by an entry point in the group `bayesgeom.charts`.
 """
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class Chart(ABC):
-    """A further figure of a report. Concrete charts are final and need no argument.
+    """An additional figure of a report. Concrete charts are final and have no required argument.
 
     `reports` lists the names of the reports that it can draw.
     """
@@ -23,17 +23,17 @@ class Chart(ABC):
 
     @abstractmethod
     def draw(self, report: Any) -> "Figure":
-        """Return a plotly figure drawn from the stored numbers of the report alone, baselines included."""
+        """Return a plotly figure of the report's stored numbers, including baselines."""
 
 
 def further_figures(report: Any) -> dict[str, "Figure"]:
     """Return the figures of all charts that draw this report, by the name of the chart.
 
-    A chart of another package that fails gives an empty figure whose title says why.
+    A chart that fails gives an empty figure whose title states the reason.
     """
     from plotly.graph_objects import Figure
 
-    # mypy: an abstract class as a value is what discovery is about.
+    # mypy forbids an abstract class as a value, but discovery needs one.
     kinds = discover("bayesgeom.charts", Chart)  # type: ignore[type-abstract]
     found = dict[str, Figure]()
     for name, kind in kinds.items():

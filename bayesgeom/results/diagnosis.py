@@ -1,4 +1,4 @@
-"""A diagnosis: every report on one model and task, what was skipped and why, and where the numbers come from."""
+"""A diagnosis: all reports on one model and task, the skipped probes with reasons, and the provenance."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -6,6 +6,7 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, final, overload
 
+from bayesgeom.checks.arguments import checked
 from bayesgeom.core.errors import InvalidArgument, OutputFault, unknown_name
 from bayesgeom.core.plugins import discover
 from bayesgeom.results.folder import ALONE, read_known_parts, unknown_kinds, write_page, write_run
@@ -40,13 +41,13 @@ _WITH_REPORTS = (
 @final
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Diagnosis(Mapping[str, Report]):
-    """Reports by probe name, or by their class: `diagnosis[CalibrationReport]` is typed as that report.
+    """Reports by probe name or by class: `diagnosis[CalibrationReport]` is typed as that report.
 
     Args:
         reports: Reports by the name of their probe.
-        skipped: Reason for every probe that this model could not serve.
+        skipped: Reason for every probe that this model does not support.
         provenance: Model, weights, task, arguments and versions.
-        inapplicable: Reason for every probe that asks for another kind of task.
+        inapplicable: Reason for every probe that needs another kind of task.
 
     Example:
         >>> import bayesgeom
@@ -64,14 +65,14 @@ class Diagnosis(Mapping[str, Report]):
     inapplicable: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Let every report say itself where its numbers come from."""
+        """Copy the provenance to every report."""
         if self.provenance:
             owned = {name: with_provenance(report, self.provenance) for name, report in self.reports.items()}
             vars(self)["reports"] = owned
 
     @classmethod
     def of(cls, report: Report, *, skipped: Mapping[str, str] | None = None) -> "Diagnosis":
-        """Return one report under its own name, with its provenance."""
+        """Return a diagnosis with one report under its own name, with its provenance."""
         return cls(reports={report.name: report}, skipped=skipped or {}, provenance=report.provenance)
 
     @overload
@@ -83,9 +84,9 @@ class Diagnosis(Mapping[str, Report]):
         if not isinstance(name, str):
             report = self[name.name]
             if not isinstance(report, name):
-                raise InvalidArgument(f"{name.name!r} is a {type(report).__name__} here, not a {name.__name__}.")
+                raise InvalidArgument(f"report {name.name!r} is a {type(report).__name__}, not a {name.__name__}.")
             return report
-        # Not `left_out(self)`: a checked call would look entries up here, without end.
+        # Not `left_out(self)`: a type-checked call would look entries up here, in an endless recursion.
         if reason := self.skipped.get(name) or self.inapplicable.get(name):
             raise unknown_name(f"report in this diagnosis (skipped: {reason})", name, self.reports)
         if name not in self.reports:
@@ -109,13 +110,13 @@ class Diagnosis(Mapping[str, Report]):
 
     @property
     def title(self) -> str:
-        """Model and task, as tables and pages are headed; of reports without provenance, what was measured."""
+        """Return model and task as a heading, or the measured quantity for reports without provenance."""
         if not self.provenance:
             return ", ".join(report.title for report in self.reports.values())
         return f"{self.provenance['model']['name']} on {self.provenance['task_label']}"
 
     def headlines(self) -> list[tuple[str, Headline]]:
-        """Return the first headlines of every report, with its name: what the summary and the page show."""
+        """Return the first headlines of every report, with its name, for the summary and the page."""
         return [(name, line) for name, report in self.reports.items() for line in report.headlines()[:HEADLINES_SHOWN]]
 
     def summary(self) -> str:
@@ -127,10 +128,10 @@ class Diagnosis(Mapping[str, Report]):
                 0, f"forward hooks that bayesgeom did not set may have edited activations: {', '.join(foreign)}"
             )
         n, kept = self.provenance.get("arguments", {}).get("n"), self.provenance.get("n_recorded")
-        if n is not None and kept is not None and kept < n:
-            notes.insert(0, f"activations were kept of {kept} of {n} sequences: what is read from them rests on those")
+        if isinstance(n, int) and isinstance(kept, int) and kept < n:
+            notes.insert(0, f"activations were stored for {kept} of {n} sequences; results from activations use these")
         if self.inapplicable:
-            notes.append(f"not for this task: {', '.join(self.inapplicable)}")
+            notes.append(f"not applicable to this task: {', '.join(self.inapplicable)}")
         notes += [f"no interval, {name}, {own.label}: {own.no_interval}" for name, own in lines if own.no_interval]
         said = [f"{name}: {text}" for name, report in self.reports.items() if (text := report.conclusion())]
         return summary(self.title, said, lines, notes)
@@ -139,21 +140,21 @@ class Diagnosis(Mapping[str, Report]):
         """Return the figure of the first report; `diagnosis[name].plot()` draws the others.
 
         Raises:
-            InvalidArgument: If there is no report.
+            InvalidArgument: There is no report.
         """
         if not self.reports:
-            raise InvalidArgument("this diagnosis holds no report that could be drawn; `skipped` says why.")
+            raise InvalidArgument("this diagnosis has no report to draw; `skipped` gives the reasons.")
         return next(iter(self.reports.values())).plot()
 
     def show(self) -> None:
-        """Show the figure of the first report, as plotly does."""
+        """Show the figure of the first report with plotly."""
         self.plot().show()
 
     def to_pandas(self, *, baselines: bool = False) -> "pd.DataFrame":
         """Return one tidy row per entry: model, checkpoint, task, then the columns of `Record`.
 
         Args:
-            baselines: Whether every baseline has a row of its own, named by `role` and `baseline_name`.
+            baselines: Whether to add a row per baseline, identified by `role` and `baseline_name`.
         """
         rows = [row for report in self.reports.values() for row in records_of(report, baselines=baselines)]
         return frame(rows, self.provenance)
@@ -165,37 +166,40 @@ class Diagnosis(Mapping[str, Report]):
         return xr.DataTree.from_dict({name: report.to_xarray() for name, report in self.reports.items()})
 
     def to_dict(self) -> dict[str, Any]:
-        """Return every report as JSON can hold it, by name, with what was skipped and the provenance."""
+        """Return every report as JSON values, by name, with the skipped probes and the provenance."""
         reports = {name: report.to_dict() for name, report in self.reports.items()}
         return {"reports": reports, "skipped": left_out(self), "provenance": dict(self.provenance)}
 
+    @checked()
     def to_html(self, path: str | PathLike[str] | None = None) -> str:
         """Return the page as one self-contained document that opens offline; with a path, also write it there.
 
         Raises:
-            OutputFault: If the file cannot be written.
+            OutputFault: The file cannot be written.
         """
         text = page_of(self.title, self.reports, left_out(self), self.provenance)
         return write_page(text, path)
 
+    @checked()
     def save(self, path: str | PathLike[str]) -> None:
         """Write the run directory: `report.json`, `arrays.safetensors`, `metrics.parquet`, `report.html`; all or none.
 
         Raises:
-            OutputFault: It cannot be written, or another kind of directory stands in the way.
+            OutputFault: It cannot be written, or the directory holds other files.
         """
         extra = {"skipped": self.skipped, "inapplicable": self.inapplicable, "provenance": self.provenance}
         write_run(Path(path), self.reports, extra, self.to_pandas(), self.to_html)
 
     @classmethod
+    @checked()
     def load(cls, path: str | PathLike[str]) -> "Diagnosis":
-        """Return the diagnosis that `save` wrote, with equal values; a report that was saved alone is one of one.
+        """Return the diagnosis that `save` wrote, with equal values, or a single saved report as a diagnosis.
 
-        A report whose class is missing, such as that of a plug-in that is not installed, is left out; `skipped` names
-        it.
+        A report of an unknown class, such as that of a plug-in that is not installed, is left out and listed in
+        `skipped`.
 
         Raises:
-            OutputFault: There is none, it is damaged, or all of its reports are of unknown kinds.
+            OutputFault: There is no diagnosis, it is corrupt, or all of its reports are of unknown kinds.
         """
         reports, extra, unknown = read_known_parts(Path(path), report_kinds())
         if unknown and not reports:
@@ -206,18 +210,18 @@ class Diagnosis(Mapping[str, Report]):
         if not _is_provenance(source):
             raise OutputFault(f"{path} does not say of what model and task its reports are: run it again.")
         if not fits((extra["skipped"], of_task), tuple[Mapping[str, str], ...]):
-            raise OutputFault(f"{path} lists what was skipped in an unknown form: run it again.")
+            raise OutputFault(f"{path} lists the skipped probes in an unknown form: run it again.")
         missing = dict.fromkeys(unknown, "report of an unknown kind; install the package that made it")
         return cls(reports=reports, skipped={**extra["skipped"], **missing}, provenance=source, inapplicable=of_task)
 
 
 def left_out(diagnosis: Diagnosis) -> dict[str, str]:
-    """Return every probe without a report, and why: `skipped` and `inapplicable` together."""
+    """Return every probe without a report and the reason: `skipped` and `inapplicable` together."""
     return {**diagnosis.skipped, **diagnosis.inapplicable}
 
 
 def _is_provenance(held: object) -> bool:
-    """Whether it names model and task; nothing at all is the provenance of reports made by hand."""
+    """Return whether it names model and task; an empty provenance is that of reports made by hand."""
     match held:
         case {"model": {"name": str(), "architecture": str()}, "task_label": str()}:
             return True
@@ -226,17 +230,18 @@ def _is_provenance(held: object) -> bool:
     return False
 
 
+@checked()
 def load_report(path: str | PathLike[str]) -> Report | Diagnosis:
-    """Return what a run directory holds: the report that was saved alone, or the diagnosis.
+    """Load a run directory: a single saved report, or a diagnosis.
 
     Args:
         path: Directory that `save` wrote.
 
     Returns:
-        A report that was saved alone, or a diagnosis.
+        The report or the diagnosis.
 
     Raises:
-        OutputFault: There is no whole report, it is damaged, or it is of a kind that this bayesgeom does not know.
+        OutputFault: There is no complete report, it is corrupt, or it is of a kind unknown to this bayesgeom.
 
     Example:
         >>> import bayesgeom
@@ -261,6 +266,6 @@ def load_report(path: str | PathLike[str]) -> Report | Diagnosis:
 
 def report_kinds() -> dict[str, type[Report]]:
     """Return every class of report, by the name of its probe."""
-    # mypy: an abstract class as a value is what discovery is about.
+    # mypy forbids an abstract class as a value, but discovery needs one.
     found = [discover(f"bayesgeom.{folder}", Report) for folder in _WITH_REPORTS]  # type: ignore[type-abstract]
     return {name: kind for kinds in found for name, kind in kinds.items()}

@@ -1,12 +1,12 @@
-"""An estimate is one value: a number or an array with its interval, and with the baselines that it is to beat.
+"""An estimate is one value: a number or an array with its interval and its baselines.
 
     report.kl_bits.value                  # array; of a scalar, float(report.kl_bits)
     report.kl_bits.low, report.kl_bits.high
     report.kl_bits.baselines              # predictors, untrained networks, random directions, permutations
     report.kl_bits.clears("lower")        # does the interval lie beyond every baseline?
 
-`Quantity` says once, in the annotation of a report's field, along which axes the estimate runs, in which unit, and
-which direction is better. Tables, figures, files and checks follow from it.
+`Quantity`, in the annotation of a report's field, states the axes of the estimate, its unit, and which direction is
+better. Tables, figures, files and checks follow from it.
 """
 
 import math
@@ -31,14 +31,14 @@ Values = Float[np.ndarray, "..."]
 @final
 @dataclass(frozen=True)
 class Quantity:
-    """What an estimate in a report's field is.
+    """Axes, unit, direction and label of an estimate in a report's field.
 
     Args:
-        axes: Names of the axes, in order, with spaces between them; "" for a scalar. An axis `thing` whose entries
+        axes: Names of the axes, in order, separated by spaces; "" for a scalar. An axis `thing` whose entries
             have names is labeled by the report's field `things`.
         unit: Unit of the value, such as "bits"; "" for none.
-        better: Which direction is better than a baseline; "" where neither is.
-        label: What tables and figures call it.
+        better: Which direction is better than a baseline; "" if neither is.
+        label: Label in tables and figures.
     """
 
     axes: str = ""
@@ -48,22 +48,22 @@ class Quantity:
 
     @property
     def dims(self) -> tuple[str, ...]:
-        """The names of the axes, in order."""
+        """Names of the axes, in order."""
         return tuple(self.axes.split())
 
 
 @final
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Baseline:
-    """What the value would be without the claimed structure.
+    """The level of a value without the claimed structure.
 
     Args:
         kind: "baseline" for a predictor or an untrained network, "chance" for random directions or subspaces,
             "permutation" for shuffled values.
-        name: What tables call it.
+        name: Name in tables.
         value: The level, broadcast to the axes of its estimate.
-        low: Lower end of its interval, or the least of several draws; None for neither.
-        high: Upper end of its interval, or the most of several draws.
+        low: Lower end of its interval, or the minimum of several draws; None without either.
+        high: Upper end of its interval, or the maximum of several draws.
     """
 
     kind: Kind
@@ -74,11 +74,11 @@ class Baseline:
 
     @classmethod
     def of(cls, kind: Kind, name: str, value: Shaped[Any, "..."] | float, *, low: Any = None, high: Any = None) -> Self:
-        """Return a baseline of numbers or arrays of one shape, or of shapes that broadcast to that of the estimate."""
+        """Return a baseline of numbers or arrays that broadcast to the shape of the estimate."""
         return cls(kind=kind, name=name, value=_array(value), low=_optional(low), high=_optional(high))
 
     def bar(self, better: Better) -> Values:
-        """Return what has to be exceeded: the far end of the range where there is one, else the value."""
+        """Return the level that has to be exceeded: the far end of the range if there is one, else the value."""
         end = {"higher": self.high, "lower": self.low, "": None}[better]
         return self.value if end is None else np.where(np.isnan(end), self.value, end)
 
@@ -104,11 +104,11 @@ class Estimate:
         value: The estimate; an array without axes for a scalar.
         low: Lower end of the 95 % interval, NaN where it is withheld; None for a number that is not estimated.
         high: Upper end.
-        resampled: What the interval is over: "sequences", "trainings", …; "" without one.
-        n: How many of these there are; 0 where that does not apply.
-        baselines: What the value is compared with.
-        why_not: Why intervals are withheld: one reason for all entries whose ends are NaN although their value is known
-            (`is_withheld` says which); "" where there are none, or for the usual reason (`TOO_FEW`).
+        resampled: The resampled units: "sequences", "trainings", …; "" without an interval.
+        n: Number of these units; 0 if that does not apply.
+        baselines: Levels that the value is compared with.
+        why_not: Why intervals are withheld: one reason for all entries with a known value but NaN ends (see
+            `is_withheld`); "" if there are none, or for the usual reason (`TOO_FEW`).
     """
 
     value: Values
@@ -133,7 +133,7 @@ class Estimate:
         """Return an estimate of numbers or arrays; interval ends and baselines are broadcast to the value's shape.
 
         Raises:
-            InvalidArgument: If shapes do not broadcast to that of the value.
+            InvalidArgument: The shapes do not broadcast to that of the value.
         """
         own = _array(value)
         low, high = (None, None) if interval is None else (_to_shape(end, own.shape, "interval") for end in interval)
@@ -151,10 +151,10 @@ class Estimate:
         """Return the value of a scalar.
 
         Raises:
-            InvalidArgument: If the estimate has axes.
+            InvalidArgument: The estimate has axes.
         """
         if self.value.ndim:
-            raise InvalidArgument(f"an estimate of shape {self.value.shape} is no single number: index it first.")
+            raise InvalidArgument(f"an estimate of shape {self.value.shape} is not a single number: index it first.")
         return float(self.value)
 
     def __getitem__(self, index: Any) -> Self:
@@ -181,13 +181,13 @@ class Estimate:
 
     @property
     def ends(self) -> tuple[Values, Values]:
-        """Both ends of the interval; NaN where there is none."""
+        """Return both ends of the interval; NaN where there is none."""
         unknown = np.full(self.value.shape, np.nan)
         return unknown if self.low is None else self.low, unknown if self.high is None else self.high
 
     @property
     def is_withheld(self) -> Shaped[np.ndarray, "..."]:
-        """Where an estimate that is known has no interval although it should have one."""
+        """Return where a known estimate has no interval although it should have one."""
         if self.low is None:
             return np.zeros(self.value.shape, dtype=bool)
         return np.asarray(np.isnan(self.low) & ~np.isnan(self.value))
@@ -196,7 +196,7 @@ class Estimate:
         """Return one of the baselines by name.
 
         Raises:
-            InvalidArgument: If there is none of that name.
+            InvalidArgument: No baseline has that name.
         """
         for own in self.baselines:
             if own.name == name:
@@ -205,9 +205,9 @@ class Estimate:
         raise InvalidArgument(f"no baseline is named {name!r}; there are: {known}.")
 
     def hardest_baseline(self, better: Better) -> Baseline | None:
-        """Return the baseline of a scalar that is hardest to beat; None without one. Unknown levels are left out.
+        """Return the strongest baseline of a scalar, or None. Unknown levels are left out.
 
-        What has to be exceeded decides (`Baseline.bar`): the far end of a range, else the value.
+        Baselines are compared by `Baseline.bar`: the far end of the range, or else the value.
         """
         known = [own for own in self.baselines if not math.isnan(float(own.value))]
         if not known or not better:
@@ -216,11 +216,11 @@ class Estimate:
         return max(known, key=lambda own: sign * float(own.bar(better)))
 
     def clears(self, better: Better) -> Shaped[np.ndarray, "..."]:
-        """Say whether the interval lies beyond every baseline: "yes", "no" or "undecided", entry by entry.
+        """Return whether the interval lies beyond every baseline: "yes", "no" or "undecided", by entry.
 
         "no" means that the whole interval lies on the other side of at least one of them. Without an interval the
-        value itself is compared. Undecided: an interval that is withheld or reaches a baseline, no baseline, no known
-        value, or a quantity of which neither direction is better.
+        value itself is compared. Undecided: the interval is withheld or includes a baseline, there is no baseline, the
+        value is unknown, or neither direction is better.
         """
         found = np.full(self.value.shape, UNDECIDED, dtype="<U9")
         bars = [np.where(np.isnan(own.value), np.nan, own.bar(better)) for own in self.baselines]

@@ -47,14 +47,14 @@ def with_interval(
     baselines: Sequence[Baseline] = (),
     resampled: str = "sequences",
 ) -> Estimate:
-    """Return an estimate whose interval says itself why it is withheld; the reason is kept of scalars."""
+    """Return an estimate with this interval; for scalars it stores the reason why an interval is withheld."""
     low, high = interval
     why_not = interval.why_not() if np.ndim(value) == 0 else ""
     return Estimate.of(value, (low, high), n=n, baselines=baselines, resampled=resampled, why_not=why_not)
 
 
 def of_untrained(found: Sequence[Float[np.ndarray, "*axes"] | float], name: str = UNTRAINED) -> tuple[Baseline, ...]:
-    """Return the mean over untrained networks, with the least and the most; nothing where there are none."""
+    """Return the mean over untrained networks, with minimum and maximum, as a baseline; empty without any."""
     if not len(found):
         return ()
     stacked = np.asarray(found, dtype=np.float64)
@@ -62,13 +62,13 @@ def of_untrained(found: Sequence[Float[np.ndarray, "*axes"] | float], name: str 
 
 
 def stacked(found: Sequence[Estimate], baselines: Sequence[Baseline] | None = None) -> Estimate:
-    """Return estimates of one shape as one along a new first axis.
+    """Stack estimates of one shape along a new first axis.
 
-    A baseline that only some of them have is NaN for the others, and so are the ends of an interval.
+    Baselines and interval ends that only some of them have are NaN for the others.
 
     Args:
         found: The estimates.
-        baselines: Those of the whole, instead of the estimates' own.
+        baselines: Baselines of the result, instead of the estimates' own.
     """
     unknown = np.full(found[0].value.shape, np.nan)
     kinds = {own.name: own.kind for part in found for own in part.baselines}

@@ -1,4 +1,4 @@
-"""A run directory: written whole or not at all, and read back checked."""
+"""A run directory: written atomically, and checked when it is read."""
 
 from collections.abc import Callable, Mapping, Sequence
 from os import PathLike
@@ -15,11 +15,11 @@ if TYPE_CHECKING:
 
 R = TypeVar("R")  # a report
 
-PROGRESS = "progress.safetensors"  # of a battery that was stopped
-PARTS = "parts"  # the folder of results per snapshot of an analysis that was stopped
+PROGRESS = "progress.safetensors"  # of an interrupted battery
+PARTS = "parts"  # results per snapshot of an interrupted analysis
 METRICS, HTML = "metrics.parquet", "report.html"
 ALONE = "alone"  # whether a folder holds one report, not a diagnosis
-_OURS = {JSON, ARRAYS, METRICS, HTML, PROGRESS, PARTS, ".DS_Store"}  # the last: macOS leaves it in every folder seen
+_OURS = {JSON, ARRAYS, METRICS, HTML, PROGRESS, PARTS, ".DS_Store"}  # macOS creates .DS_Store
 
 
 def write_run(
@@ -29,10 +29,10 @@ def write_run(
     table: "pd.DataFrame",
     page: Callable[[], str],
 ) -> None:
-    """Write reports, what else the JSON file holds, the tidy table and the page into a folder; all or none.
+    """Write reports, other JSON content, the tidy table and the page into a folder; all or none.
 
     Raises:
-        OutputFault: The folder cannot be written, or holds something else than a report.
+        OutputFault: The folder cannot be written, or holds other files than a report.
     """
     check_target(path)
     with directory_aside(path) as aside:
@@ -42,7 +42,7 @@ def write_run(
 
 
 def write_page(text: str, path: str | PathLike[str] | None) -> str:
-    """Return a page as it is; with a path, also write it there, atomically.
+    """Return the page unchanged; with a path, also write it there atomically.
 
     Raises:
         OutputFault: The file cannot be written.
@@ -54,16 +54,15 @@ def write_page(text: str, path: str | PathLike[str] | None) -> str:
 
 
 def write_parts(path: Path, reports: Mapping[str, object], extra: Mapping[str, Any]) -> None:
-    """Write reports, and whatever else JSON can hold, as `report.json` and `arrays.safetensors` into a folder."""
+    """Write reports and other JSON content as `report.json` and `arrays.safetensors` into a folder."""
     storage.write(path, {key: storage.parts_of(report) for key, report in reports.items()}, extra)
 
 
 def read_parts(path: Path, kinds: Mapping[str, type[R]]) -> tuple[dict[str, R], dict[str, Any]]:
-    """Return the reports of these kinds in a folder, and what else its JSON holds.
+    """Return the reports of these kinds in a folder, and the other JSON content.
 
     Raises:
-        OutputFault: The folder holds no whole report, one of no known kind, or one whose fields are not those of its
-            kind.
+        OutputFault: The folder has no complete report, one of an unknown kind, or one with wrong fields.
     """
     reports, extra, unknown = read_known_parts(path, kinds)
     if unknown:
@@ -82,10 +81,10 @@ def unknown_kinds(path: Path, names: Sequence[str], *, is_of_one_kind: bool = Fa
 
 
 def read_known_parts(path: Path, kinds: Mapping[str, type[R]]) -> tuple[dict[str, R], dict[str, Any], tuple[str, ...]]:
-    """Return the reports of these kinds in a folder, what else its JSON holds, and the names of unknown kinds.
+    """Return the reports of these kinds in a folder, the other JSON content, and the names of unknown kinds.
 
     Raises:
-        OutputFault: The folder holds no whole report, or one whose fields are not those of its kind.
+        OutputFault: The folder has no complete report, or one with wrong fields.
     """
     parts, extra = storage.read(path)
     unknown = tuple(sorted(parts.keys() - kinds.keys()))
@@ -101,20 +100,20 @@ def read_known_parts(path: Path, kinds: Mapping[str, type[R]]) -> tuple[dict[str
 
 
 def check_target(path: Path) -> None:
-    """Check that a run directory can be written here; asked before any work is done.
+    """Check that a run directory can be written here, before any work is done.
 
     Raises:
-        OutputFault: It cannot, or something else than a report stands in the way.
+        OutputFault: It cannot be written, or the directory holds other files than a report.
     """
     check_holds_report_alone(path)
     check_directory(path)
 
 
 def check_holds_report_alone(path: Path) -> None:
-    """Check that a directory, where there is one, holds nothing but a report, so that it may be replaced.
+    """Check that a directory, if it exists, holds nothing but a report, so that it can be replaced.
 
     Raises:
-        OutputFault: It holds something else, or cannot be looked into.
+        OutputFault: It holds other files, or cannot be read.
     """
     try:
         entries = sorted(entry.name for entry in path.iterdir()) if path.is_dir() else []

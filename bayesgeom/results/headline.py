@@ -1,4 +1,4 @@
-"""A headline: one number as tables print it, in one format everywhere."""
+"""A headline: one number as printed in tables, with one format everywhere."""
 
 import math
 from dataclasses import dataclass
@@ -10,20 +10,23 @@ from bayesgeom.core.numbers import interval_text, is_small, measured_text, numbe
 @final
 @dataclass(frozen=True, kw_only=True)
 class Headline:
-    """One number with its 95 % interval and its hardest baseline.
+    """One number with its 95 % interval and its strongest baseline.
 
     Args:
         metric: Field of the report, or property that computes it from others.
-        label: What tables call it.
+        label: Label in tables.
         value: The number.
         unit: Its unit, "" for none.
         low: Lower end of the interval, NaN without one.
         high: Upper end.
-        baseline: Level that has to be exceeded: the far end of the range of the baseline that is hardest to beat where
-            it has a range, else its value; NaN without one.
+        baseline: Level that has to be exceeded: the far end of the strongest baseline's range if it has one, else its
+            value; NaN without a baseline.
         baseline_name: Its name, and the other baselines with their levels.
         no_interval: Why the interval is withheld; "" where it is not.
         verdict: Whether the interval lies beyond every baseline: "yes", "no", "undecided", or "" without baselines.
+        finding: What the number shows, in a sentence; pages open with the headlines that have one.
+        ruling: The report's own verdict, such as "used"; pages show it instead of `verdict`.
+        published: What was published about it.
     """
 
     metric: str
@@ -36,6 +39,9 @@ class Headline:
     baseline_name: str = ""
     no_interval: str = ""
     verdict: str = ""
+    finding: str = ""
+    ruling: str = ""
+    published: str = ""
 
     @classmethod
     def computed(cls, metric: str, label: str, value: float, unit: str = "") -> Self:
@@ -52,11 +58,12 @@ class Headline:
         )
         baseline = f"; {self.baseline_text}" if self.has_baseline else ""
         verdict = f"; beats every baseline: {self.verdict}" if self.verdict else ""
-        return f"{self.label} {self.value_text}{why}{baseline}{verdict}"
+        ruling = f"; verdict: {self.ruling}" if self.ruling else ""
+        return f"{self.label} {self.value_text}{why}{baseline}{verdict}{ruling}"
 
     @property
     def value_text(self) -> str:
-        """The number with its unit; a dash where there is none."""
+        """The number with its unit; a dash if it is missing."""
         return measured_text(self.value, self.unit, is_exact=self._is_exact)
 
     @property
@@ -66,26 +73,26 @@ class Headline:
 
     @property
     def has_baseline(self) -> bool:
-        """Whether the level of a baseline is known."""
+        """Whether a baseline with a known level exists."""
         return not math.isnan(self.baseline)
 
     @property
     def level_text(self) -> str:
-        """The level of the hardest baseline; a dash without one."""
+        """The level of the strongest baseline; a dash without one."""
         return number_text(self.baseline, is_exact=self._is_exact)
 
     @property
     def _is_exact(self) -> bool:
-        """Whether number and baseline could otherwise not be told apart: both would be shown as "<0.0001"."""
+        """Whether more digits are needed, because number and baseline would both be shown as "<0.0001"."""
         return is_small(self.value) and is_small(self.baseline)
 
     @property
     def baseline_text(self) -> str:
-        """The hardest baseline and its level, then the others; "" without one."""
+        """The strongest baseline and its level, then the others; "" without one."""
         return f"{self.level_text} ({self.baseline_name})" if self.has_baseline else ""
 
     @property
     def baselines(self) -> list[str]:
-        """The same, one by one."""
+        """The parts of `baseline_text`, one per baseline."""
         first, *others = self.baseline_name.split("; ")
         return [f"{self.level_text} ({first})", *others] if self.has_baseline else []

@@ -1,4 +1,4 @@
-"""A report as an xarray dataset: named axes, coordinates where entries have names, units in the attributes."""
+"""A report as an xarray dataset: named axes, coordinates for named entries, units in the attributes."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -28,7 +28,7 @@ def dataset(name: str, report: object) -> "xr.Dataset":
     coordinates |= {dim: list(held[f"{dim}s"]) for dim in used if isinstance(held.get(f"{dim}s"), tuple)}
     clash = sorted(used & variables.keys())
     if clash:
-        raise InvalidArgument(f"{type(report).__name__} names both an axis and a field {', '.join(clash)}.")
+        raise InvalidArgument(f"{type(report).__name__} has an axis and a field of the same name: {', '.join(clash)}.")
     plain = {field: value for field, value in held.items() if isinstance(value, str | int | float)}
     return xr.Dataset(variables, coords=coordinates, attrs={"report": name, **plain})
 

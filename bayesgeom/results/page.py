@@ -3,52 +3,33 @@
 import html
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import cache
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, Any
 
 import plotly.graph_objects as go
 
 from bayesgeom.core.plugins import Contained, is_foreign
 from bayesgeom.results.chart import further_figures
-from bayesgeom.results.headline import Headline
-from bayesgeom.results.theme import CONFIG, FONT, MEASURED, with_room_for_legend
+from bayesgeom.results.findings import caption, findings, tone
+from bayesgeom.results.library import asset, library, packed
+from bayesgeom.results.section import Section
+from bayesgeom.results.split import Drawing, as_json, plain, split
+from bayesgeom.results.theme import CONFIG, DARK, FONT, rgb
 
 if TYPE_CHECKING:
     from jinja2 import Template
 
 TEMPLATE = "page.html.jinja"
-HEADLINES_SHOWN = 2  # of each report, in the summary and at the top of the page
-_UNDER_TOOLS = 56  # pixels over the panels of a figure without a title: plotly's tools, and the panels' titles
+HEADLINES_SHOWN = 2  # of each report, in the summary
 _INTRODUCTION = (
     "Each number stands next to its baseline: the value without the claimed structure. A number that does not beat its "
-    "baseline is no evidence. Intervals are 95 %, over sequences unless a section says otherwise."
+    "baseline is no evidence. Intervals are 95 %, over sequences unless a section says otherwise. Layers and heads are "
+    "counted from 0, positions from 1."
 )
 
 
-@final
-@dataclass(frozen=True, kw_only=True)
-class Section:
-    """One report on the page. `verdict` is its conclusion in a sentence, where it has one."""
-
-    name: str
-    title: str
-    about: str
-    headlines: Sequence[Headline]
-    figure: go.Figure
-    n: int
-    counts: str = "sequence"
-    verdict: str = ""
-    further: Mapping[str, go.Figure] = field(default_factory=dict)  # of charts, by name
-
-    @property
-    def short_title(self) -> str:
-        """The title up to its colon."""
-        return self.title.split(":", maxsplit=1)[0]
-
-
 def page_of(title: str, reports: Mapping[str, Any], left_out: Mapping[str, str], provenance: Mapping[str, Any]) -> str:
-    """Return the page of some reports, each with its figure and its headlines."""
+    """Return the page of reports, each with its figure and headlines."""
     sections = [
         Section(
             name=name,
@@ -63,69 +44,54 @@ def page_of(title: str, reports: Mapping[str, Any], left_out: Mapping[str, str],
         )
         for name, report in reports.items()
     ]
-    return page(title, sections, n_leading=HEADLINES_SHOWN, skipped=left_out, provenance=provenance)
+    return page(title, sections, skipped=left_out, provenance=provenance)
 
 
 def page(
     title: str,
     sections: Sequence[Section],
     *,
-    n_leading: int,
     skipped: Mapping[str, str],
     provenance: Mapping[str, Any],
 ) -> str:
-    """Return the whole document: verdicts, summary, a section per report, what was skipped and why, provenance.
+    """Return the whole document: findings, contents, a section per report, skipped probes with reasons, provenance.
 
     Args:
         title: Heading of the page.
         sections: The reports, in the order in which they appear.
-        n_leading: How many headlines of each report the summary shows.
         skipped: Reason by name of each diagnostic without a report.
         provenance: Model, weights, versions and arguments, as JSON values.
     """
-    import plotly.io as pio
-    from plotly.offline import get_plotlyjs
-
-    drawn = {
-        section.name: pio.to_html(
-            _without_title(section),
-            full_html=False,
-            include_plotlyjs=False,
-            config=CONFIG,
-            auto_play=False,
-            div_id=f"figure-{section.name}",
-        )
-        for section in sections
-    }
-    for section in sections:
-        for name, figure in section.further.items():
-            drawn[section.name] += pio.to_html(
-                figure,
-                full_html=False,
-                include_plotlyjs=False,
-                config=CONFIG,
-                auto_play=False,
-                div_id=f"figure-{section.name}-{name}",
-            )
+    drawn = {section.name: _drawings(section) for section in sections}
+    figures = [figure for section in sections for figure in (section.figure, *section.further.values())]
+    bands = [(f"rgba({_triple(light)},", f"rgba({_triple(dark)},") for light, dark in DARK.items()]
     return _template().render(
         title=title,
+        heading=sections[0].title if len(sections) == 1 else title,
         sections=sections,
-        verdicts=[section for section in sections if section.verdict],
-        leading=[(section, line) for section in sections for line in section.headlines[:n_leading]],
+        tested=_tested(sections, provenance),
+        findings=findings(sections),
+        subtitles={section.name: _subtitle(section) for section in sections},
+        captions={section.name: caption(section) for section in sections},
+        tone=tone,
         drawn=drawn,
         skipped=skipped,
         provenance=json.dumps(dict(provenance), indent=1, default=str),
         introduction=_INTRODUCTION,
-        plotly_js=get_plotlyjs(),
+        css=asset("page.css").decode(),
+        js=asset("page.js").decode(),
+        colors=_color_rules(),
+        library=library({trace.type for figure in figures for trace in figure.data}),
+        figures=packed(as_json(drawing for drawings in drawn.values() for drawing in drawings.values())),
+        settings=json.dumps({"colors": [*DARK.items(), *bands], "config": CONFIG}),
         font=FONT,
-        link=MEASURED,
     )
 
 
 def notebook_html(summary: str, figure: go.Figure | None) -> str:
-    """Return what a notebook shows of a result: its short table and its main figure, where it has one.
+    """Return a result's notebook output: its short table and its main figure, if it has one.
 
-    A notebook's output fetches plotly once from the network; saved pages contain it.
+    Notebook output loads plotly from the network once; saved pages contain it.
     """
     if figure is None:
         return f"<pre>{html.escape(summary)}</pre>"
@@ -134,7 +100,7 @@ def notebook_html(summary: str, figure: go.Figure | None) -> str:
 
 
 def _figure(report: Any) -> go.Figure:
-    """The figure of a report; of a plug-in's that cannot be drawn, an empty one that says why."""
+    """Return the figure of a report, or an empty figure with the reason if a plug-in's figure cannot be drawn."""
     with Contained(is_foreign=is_foreign(type(report))) as drawing:
         return report.plot()
     return go.Figure(layout={"title": {"text": f"This plug-in's figure cannot be drawn: {drawing.fault}"}})
@@ -144,17 +110,45 @@ def _figure(report: Any) -> go.Figure:
 def _template() -> "Template":
     from jinja2 import Environment, PackageLoader
 
-    return Environment(loader=PackageLoader("bayesgeom.results", "."), autoescape=True).get_template(TEMPLATE)
+    return Environment(loader=PackageLoader("bayesgeom.results", "assets"), autoescape=True).get_template(TEMPLATE)
 
 
-def _without_title(section: Section) -> go.Figure:
-    """The figure with room for its legend, less what the heading over it says already; a plug-in's own as it is."""
-    layout = section.figure.layout
-    if None in (layout.height, layout.margin.l, layout.margin.r, layout.margin.t, layout.margin.b):
-        return section.figure
-    figure = with_room_for_legend(section.figure)
-    text = (figure.layout.title.text or "").removeprefix(section.title).removeprefix("<br>").lstrip(" —")
-    if text:
-        return figure.update_layout(title_text=text)
-    saved = figure.layout.margin.t - _UNDER_TOOLS
-    return figure.update_layout(title_text="", margin_t=_UNDER_TOOLS, height=figure.layout.height - saved)
+def _tested(sections: Sequence[Section], provenance: Mapping[str, Any]) -> str:
+    """Return a sentence on what was tested; "" if it is unknown."""
+    model, task = provenance.get("model"), provenance.get("task_label")
+    name = model.get("name") if isinstance(model, Mapping) else None
+    if not (name and task and sections):
+        return ""
+    counts = {(section.n, section.counts) for section in sections}
+    of = " or ".join(sorted(f"{n:,} {what}{'s' * (n != 1)}" for n, what in counts)) if len(counts) < 3 else ""
+    kind = model.get("architecture") if isinstance(model, Mapping) else None
+    about = f" ({kind})" if kind and kind != "several" else ""
+    return f"Tested: {name}{about} on {task}{f', {of}' if of else ''}."
+
+
+def _drawings(section: Section) -> dict[str, Drawing]:
+    """Return the report's own figure and those of charts, by their place on the page."""
+    own = f"figure-{section.name}"
+    further = {f"{own}-{name}": figure for name, figure in section.further.items()}
+    return {place: split(figure, place) for place, figure in ({own: section.figure} | further).items()}
+
+
+def _subtitle(section: Section) -> str:
+    """Return the part of a figure's title that heading and verdict do not contain."""
+    text = plain(section.figure.layout.title.text or "")
+    for known in (section.title, section.verdict):
+        text = text.removeprefix(plain(known)).lstrip(" —")
+    return text
+
+
+def _triple(color: str) -> str:
+    return ",".join(map(str, rgb(color)))
+
+
+def _color_rules() -> str:
+    """Return the colors of the figures as CSS variables, for samples in legends."""
+    light, dark = (
+        " ".join(f"--c{name[1:]}: {color};" for name, color in colors)
+        for colors in (((own, own) for own in DARK), DARK.items())
+    )
+    return f":root {{ {light} }} @media screen and (prefers-color-scheme: dark) {{ :root {{ {dark} }} }}"

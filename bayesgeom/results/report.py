@@ -5,7 +5,7 @@ A report is a dataclass. A number with an interval or with baselines is one fiel
     kl_bits: Annotated[Estimate, Quantity("layer", unit="bits", better="lower", label="KL(exact ‖ model)")]
 
 Other numbers, such as masks and indices, are arrays with jaxtyping annotations. Tables, files, shape checks and xarray
-follow from the annotations. An axis `thing` whose entries have names is labeled by the field `things`.
+datasets follow from the annotations. An axis `thing` whose entries have names is labeled by the field `things`.
 """
 
 import copy
@@ -17,6 +17,7 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar, final
 
+from bayesgeom.checks.arguments import checked
 from bayesgeom.core.errors import InvalidArgument, OutputFault
 from bayesgeom.core.numbers import number_text
 from bayesgeom.results import storage
@@ -38,12 +39,12 @@ R = TypeVar("R", bound="Report")
 
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)
 class Report(ABC):
-    """What was measured. Concrete reports are frozen, keyword-only dataclasses.
+    """The result of a measurement. Concrete reports are frozen, keyword-only dataclasses.
 
-    `name` is that of the probe or the function, `title` heads its section, and `about` tells a reader who has not read
-    the papers what was measured, what to look for, and what the baselines are. `n` is the number of sequences behind
-    the numbers, or of whatever else `counts` names. `provenance` holds model, weights, task, arguments and versions;
-    it is empty for a report made by hand.
+    `name` is that of the probe or function, and `title` the heading of its section. `about` explains what was measured,
+    how to read it, and what the baselines are, to a reader who does not know the papers. `n` is the number of sequences
+    measured, or of the units that `counts` names. `provenance` holds model, weights, task, arguments and versions; it
+    is empty for a report made by hand.
     """
 
     name: ClassVar[str]
@@ -54,10 +55,10 @@ class Report(ABC):
     provenance: Mapping[str, Any] = field(default_factory=dict, compare=False)
 
     def __post_init__(self) -> None:
-        """Check that axes of one name have one length.
+        """Check that axes of the same name have the same length.
 
         Raises:
-            ValueError: If they do not, or if an estimate has another number of axes than its annotation says.
+            ValueError: They do not, or an estimate has another number of axes than its annotation.
         """
         storage.check_axes(type(self), vars(self), f"{type(self).__name__}")
 
@@ -67,10 +68,10 @@ class Report(ABC):
 
     @abstractmethod
     def plot(self) -> "Figure":
-        """Return a plotly figure drawn from the stored numbers alone, baselines included."""
+        """Return a plotly figure of the stored numbers, including baselines."""
 
     def conclusion(self) -> str:
-        """Return the verdict in a sentence, which pages show first; "" for a report that states none."""
+        """Return the verdict as a sentence, which pages show first; "" for a report without one."""
         return ""
 
     @final
@@ -94,7 +95,7 @@ class Report(ABC):
 
     @final
     def show(self) -> None:
-        """Show the figure, as plotly does: in a notebook below the cell, elsewhere in a browser."""
+        """Show the figure with plotly: in a notebook below the cell, otherwise in a browser."""
         self.plot().show()
 
     @final
@@ -102,8 +103,8 @@ class Report(ABC):
         """Return one tidy row per entry: model, checkpoint, task, then the columns of `Record`.
 
         Args:
-            baselines: Whether every baseline has a row of its own, named by `role` and `baseline_name`. Without, each
-                entry has one row, beside the baseline that is hardest to beat.
+            baselines: Whether to add a row per baseline, identified by `role` and `baseline_name`. Otherwise each entry
+                has one row, which includes its strongest baseline.
         """
         return frame(records_of(self, baselines=baselines), self.provenance)
 
@@ -111,9 +112,9 @@ class Report(ABC):
     def to_xarray(self) -> "xr.Dataset":
         """Return all estimates and arrays as a labeled dataset.
 
-        Variable `x` has companions `x_low` and `x_high` where it has an interval, and `x_baseline` along an axis
-        `x_baselines` that names its baselines, with `x_baseline_low` and `x_baseline_high` where these have ranges.
-        Attributes say unit, label and which direction is better.
+        Variable `x` has companions `x_low` and `x_high` if it has an interval. `x_baseline` has an axis `x_baselines`
+        with the names of its baselines, and companions `x_baseline_low` and `x_baseline_high` if these have ranges.
+        Attributes hold unit, label and which direction is better.
         """
         from bayesgeom.results.labeled import dataset
 
@@ -121,42 +122,45 @@ class Report(ABC):
 
     @final
     def to_dict(self) -> dict[str, Any]:
-        """Return all fields as JSON can hold them; arrays are nested lists, NaN is None."""
+        """Return all fields as JSON values: arrays are nested lists, NaN is None."""
         scalars, arrays = parts_of(self)
         lists = {name: _plain(array.tolist()) for name, array in arrays.items()}
         return {"report": self.name, **_plain(scalars), "arrays": lists, "provenance": dict(self.provenance)}
 
     @final
+    @checked()
     def to_html(self, path: str | PathLike[str] | None = None) -> str:
         """Return the page as one self-contained document that opens offline; with a path, also write it there.
 
         Raises:
-            OutputFault: If the file cannot be written.
+            OutputFault: The file cannot be written.
         """
         text = page_of(self._subject().removesuffix(": ") or self.title, {self.name: self}, {}, self.provenance)
         return write_page(text, path)
 
     @final
+    @checked()
     def save(self, path: str | PathLike[str]) -> None:
         """Write a run directory: `report.json`, `arrays.safetensors`, `metrics.parquet`, `report.html`; all or none.
 
         Raises:
-            OutputFault: The directory cannot be written, or holds something else than a report.
+            OutputFault: The directory cannot be written, or holds other files than a report.
         """
         extra = {"skipped": {}, "inapplicable": {}, "provenance": self.provenance, ALONE: True}
         write_run(Path(path), {self.name: self}, extra, self.to_pandas(), self.to_html)
 
     @final
     @classmethod
+    @checked()
     def load(cls, path: str | PathLike[str]) -> Self:
         """Return the report that `save` wrote.
 
         Raises:
             OutputFault: The directory holds no report of this kind.
-            InvalidArgument: If this class is not of one kind.
+            InvalidArgument: This class is abstract.
         """
         if cls is Report:
-            raise InvalidArgument(f"{cls.__name__} is of no one kind: use the class of the report, or `load_report`.")
+            raise InvalidArgument(f"{cls.__name__} is abstract: use the class of the report, or `load_report`.")
         reports, extra = read_parts(Path(path), {cls.name: cls})
         report = reports.get(cls.name)
         if not isinstance(report, cls):
@@ -165,13 +169,13 @@ class Report(ABC):
 
     @final
     def _subject(self) -> str:
-        """Model and task with a colon; "" where they are not known."""
+        """Return model and task with a colon; "" if they are unknown."""
         model, task = self.provenance.get("model", {}).get("name"), self.provenance.get("task_label")
         return f"{model} on {task}: " if model and task else ""
 
 
 def with_provenance(report: R, provenance: Mapping[str, Any]) -> R:
-    """Return the same report with what is known of its origin."""
+    """Return the same report with this provenance."""
     found = copy.copy(report)
     vars(found)["provenance"] = dict(provenance)
     return found
@@ -183,8 +187,8 @@ def headline_of(report: Report, metric: str, at: tuple[int, ...] = (), label: st
     Args:
         report: The report.
         metric: Name of a field that is an estimate.
-        at: Index of the entry along every axis; nothing for a scalar.
-        label: What tables call it; by default the label of its quantity.
+        at: Index of the entry along every axis; empty for a scalar.
+        label: Label in tables. Default: the label of its quantity.
     """
     quantity = quantities_of(type(report))[metric]
     own: Estimate = vars(report)[metric][at]
@@ -205,7 +209,7 @@ def headline_of(report: Report, metric: str, at: tuple[int, ...] = (), label: st
 
 
 def _names(own: Estimate, hardest: Baseline | None, better: Better) -> str:
-    """The name of the hardest baseline, with its mean where the end of its range decides; then the others' levels."""
+    """Return the strongest baseline's name, with its mean if the end of its range is the bar; then other levels."""
     if hardest is None:
         return ""
     others = [each for each in own.baselines if each is not hardest and not math.isnan(float(each.value))]
@@ -216,13 +220,13 @@ def _names(own: Estimate, hardest: Baseline | None, better: Better) -> str:
 
 
 def _name(own: Baseline, better: Better) -> str:
-    """The name of a baseline, and which end of its range has to be exceeded where that is not its value."""
+    """Return a baseline's name, and which end of its range has to be exceeded if it has a range."""
     end = {"higher": ", most", "lower": ", least", "": ""}[better]
     return own.name if float(own.bar(better)) == float(own.value) else f"{own.name}{end}"
 
 
 def _plain(value: Any) -> Any:
-    """Nested lists and dictionaries with None in place of what JSON cannot hold."""
+    """Return nested lists and dictionaries, with None for values that JSON does not support."""
     match value:
         case float() if not math.isfinite(value):
             return None

@@ -1,7 +1,7 @@
-"""Reports as files: `report.json` and `arrays.safetensors`, tied together by a hash, and checked when they are read.
+"""Reports as files: `report.json` and `arrays.safetensors`, with a common hash that is checked when they are read.
 
-The hash covers every value in the JSON file and every array with its name, type and shape. So a report that was edited,
-cut off or mixed with another one is refused by name. Fields are then checked against the annotations of the report.
+The hash covers every value in the JSON file and every array with its name, type and shape. An edited, truncated or
+mixed-up report is therefore an error. Fields are then checked against the annotations of the report.
 """
 
 import hashlib
@@ -32,16 +32,16 @@ Parts = Mapping[str, tuple[Mapping[str, Any], Mapping[str, np.ndarray]]]  # scal
 
 
 def write(path: Path, parts: Parts, extra: Mapping[str, Any]) -> None:
-    """Write the fields of reports, and whatever else JSON can hold, into a folder.
+    """Write the fields of reports, and other JSON content, into a folder.
 
     Args:
-        path: The folder, which exists.
+        path: An existing folder.
         parts: Scalar fields and array fields by the name of their report.
-        extra: What the JSON file holds besides.
+        extra: Other content of the JSON file.
 
     Raises:
         OutputFault: The files cannot be written.
-        InvalidArgument: A field holds something that JSON cannot.
+        InvalidArgument: A field has a value that JSON does not support.
     """
     arrays = {f"{key}/{name}": array for key, (_, own) in parts.items() for name, array in own.items()}
     write_arrays(arrays, path / ARRAYS)
@@ -51,12 +51,12 @@ def write(path: Path, parts: Parts, extra: Mapping[str, Any]) -> None:
 
 
 def read(path: Path) -> tuple[dict[str, tuple[dict[str, Any], dict[str, np.ndarray]]], dict[str, Any]]:
-    """Return scalar and array fields by report, and what else the JSON file holds.
+    """Return scalar and array fields by report, and the other content of the JSON file.
 
-    A report that a killed process had moved away, to replace it, is put back first.
+    If a process was killed while it replaced a report, the old report is restored first.
 
     Raises:
-        OutputFault: There is no whole report, it was changed after it was written, or its schema is another.
+        OutputFault: There is no complete report, it was changed after it was written, or it has another schema.
     """
     put_back(path)
     unreadable = f"{path} holds no readable report ({JSON} and {ARRAYS})"
@@ -83,14 +83,14 @@ def read(path: Path) -> tuple[dict[str, tuple[dict[str, Any], dict[str, np.ndarr
     parts = {}
     for key, values in scalars.items():
         if not isinstance(values, dict):
-            raise OutputFault(f"{path}: report {key!r} is no table of fields.")
+            raise OutputFault(f"{path}: report {key!r} is not a table of fields.")
         own = {name.split("/", 1)[1]: array for name, array in arrays.items() if name.startswith(f"{key}/")}
         parts[key] = ({name: decoded(value) for name, value in values.items()}, own)
     return parts, decoded(held)
 
 
 def estimate_parts(name: str, estimate: Estimate) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    """Return an estimate as JSON values, in which scalars stand themselves, and the arrays of all others by key."""
+    """Return an estimate as JSON values, with scalars inline, and its arrays by key."""
     arrays: dict[str, np.ndarray] = {}
 
     def held(own: Estimate | Baseline, key: str) -> dict[str, Any]:
@@ -116,10 +116,10 @@ def estimate_parts(name: str, estimate: Estimate) -> tuple[dict[str, Any], dict[
 
 
 def estimate_of(name: str, held: Any, arrays: Mapping[str, np.ndarray], where: str) -> Estimate:
-    """Return the estimate that `estimate_parts` took apart.
+    """Return the estimate from the result of `estimate_parts`.
 
     Raises:
-        OutputFault: If a part is missing, unknown or of another form.
+        OutputFault: A part is missing, unknown or of another form.
     """
     form = f"{where}: field {name!r} holds no estimate"
     wanted = {*_LEVELS, "resampled", "n", "why_not", "baselines"}
@@ -165,26 +165,26 @@ def estimate_of(name: str, held: Any, arrays: Mapping[str, np.ndarray], where: s
 
 
 def quantity_of(hint: Any) -> Quantity | None:
-    """Return the quantity that an annotation declares; None for fields that are no estimates."""
+    """Return the quantity that an annotation declares; None for fields that are not estimates."""
     if typing.get_origin(hint) is not Annotated:
         return None
     return next((own for own in hint.__metadata__ if isinstance(own, Quantity)), None)
 
 
 def quantities_of(kind: type) -> dict[str, Quantity]:
-    """Return the fields of a report class that are estimates, and what each is."""
+    """Return the quantity of each field of a report class that is an estimate."""
     found = {field.name: quantity_of(field.type) for field in fields(kind)}
     return {name: quantity for name, quantity in found.items() if quantity is not None}
 
 
 def axes_of(kind: type) -> dict[str, tuple[str, ...]]:
-    """Return the axes of every array and every estimate with axes, in order, as its annotation says."""
+    """Return the axes of every array and every estimate with axes, in order, from its annotation."""
     hints = {own.name: own.type for own in fields(kind)}
     return {name: _axes(hint) for name, hint in hints.items() if _axes(hint) or _is_array_hint(hint)}
 
 
 def parts_of(report: object) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    """Return all fields of a report as files hold them: JSON values by field, and arrays by field or part of one."""
+    """Return all fields of a report in file form: JSON values by field, and arrays by field or part of one."""
     scalars, arrays = dict[str, Any](), dict[str, np.ndarray]()
     for own in _stored(type(report)):
         value = vars(report)[own.name]
@@ -199,7 +199,7 @@ def parts_of(report: object) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
 
 
 def _stored(kind: type) -> list[Field[Any]]:
-    """The fields of a report class but its provenance, which files hold once for all reports of a folder."""
+    """Return the fields of a report class without its provenance, which is stored once per folder."""
     return [own for own in fields(kind) if own.name != ORIGIN]
 
 
@@ -208,10 +208,10 @@ def _is_array_hint(hint: object) -> bool:
 
 
 def fields_of(kind: type, scalars: Mapping[str, Any], arrays: Mapping[str, np.ndarray], where: str) -> dict[str, Any]:
-    """Return the field values of a report: its estimates put together, everything else as it was read.
+    """Return the field values of a report: rebuilt estimates, and other values as read.
 
     Raises:
-        OutputFault: If an estimate is damaged.
+        OutputFault: An estimate is corrupt.
     """
     names = {field.name for field in fields(kind) if quantity_of(field.type) is not None}
     found: dict[str, Any] = {name: value for name, value in scalars.items() if name not in names}
@@ -231,7 +231,7 @@ def check_fields(kind: type, values: Mapping[str, Any], where: str) -> None:
         where: How messages begin.
 
     Raises:
-        OutputFault: A field is missing, unknown, or holds something else than its annotation says.
+        OutputFault: A field is missing, unknown, or has another type than its annotation.
     """
     hints = {own.name: own.type for own in _stored(kind)}
     optional = {own.name for own in _stored(kind) if own.default is not MISSING}
@@ -249,10 +249,10 @@ def check_fields(kind: type, values: Mapping[str, Any], where: str) -> None:
 
 
 def check_axes(kind: type, values: Mapping[str, Any], where: str) -> None:
-    """Check that axes of one name have one length in all fields, and a name for every entry where they have names.
+    """Check that axes of the same name have the same length in all fields, and that named axes name every entry.
 
     Raises:
-        ValueError: If they do not, or if an estimate has another number of axes than its annotation says.
+        ValueError: They do not, or an estimate has another number of axes than its annotation.
     """
     sizes: dict[str, int] = {}
     for name, hint in ((field.name, field.type) for field in fields(kind)):
@@ -271,7 +271,7 @@ def check_axes(kind: type, values: Mapping[str, Any], where: str) -> None:
 
 
 def fits(value: object, hint: Any) -> bool:
-    """Whether a value is of a type that reports use; an integer is a float too."""
+    """Return whether a value has the annotated type; an integer also counts as a float."""
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if hint in (Any, None, type(None)):
         return hint is Any or value is None
@@ -297,10 +297,10 @@ def fits(value: object, hint: Any) -> bool:
 
 
 def encoded(value: Any) -> Any:
-    """Return a value as strict JSON: NaN and infinities, which it lacks, become {"float": "nan"}.
+    """Return a value as strict JSON, with NaN and infinities as {"float": "nan"}.
 
     Raises:
-        InvalidArgument: JSON cannot hold it.
+        InvalidArgument: JSON does not support the value.
     """
     match value:
         case float() if not math.isfinite(value):
@@ -318,7 +318,7 @@ def encoded(value: Any) -> Any:
 
 
 def decoded(value: Any) -> Any:
-    """Return the inverse of `encoded`; lists become tuples, as reports hold them."""
+    """Return the inverse of `encoded`; lists become tuples, as in reports."""
     match value:
         case {"float": str(text)} if text in ("nan", "inf", "-inf"):
             return float(text)
@@ -345,11 +345,11 @@ def _is_estimate(value: object, quantity: Quantity | None) -> bool:
 
 
 def _is_array(value: object, hint: type[AbstractArray]) -> bool:
-    """Kind and number of axes. `isinstance` would compare axes with those of what is being checked around this call."""
+    """Check dtype and number of axes. `isinstance` would compare axes with those of the surrounding checked call."""
     if not isinstance(value, np.ndarray) or value.ndim != len(_axes(hint)):
         return False
     dtypes: Any = hint.dtypes
-    return value.dtype.name in dtypes if isinstance(dtypes, list | tuple) else True  # of Shaped any will do
+    return value.dtype.name in dtypes if isinstance(dtypes, list | tuple) else True  # Shaped allows any dtype
 
 
 def _items_fit(values: Sequence[object], arguments: tuple[Any, ...]) -> bool:
@@ -359,7 +359,7 @@ def _items_fit(values: Sequence[object], arguments: tuple[Any, ...]) -> bool:
 
 
 def _axes(hint: object) -> tuple[str, ...]:
-    """The axes of a jaxtyping annotation, or of an estimate; none for other types."""
+    """Return the axes of a jaxtyping annotation or of an estimate; empty for other types."""
     if (quantity := quantity_of(hint)) is not None:
         return quantity.dims
     return tuple(hint.dim_str.split()) if isinstance(hint, type) and issubclass(hint, AbstractArray) else ()

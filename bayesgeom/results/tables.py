@@ -1,4 +1,4 @@
-"""Tables of text: Markdown, and lines whose columns are aligned."""
+"""Text tables: Markdown, and lines with aligned columns."""
 
 from collections.abc import Iterable, Sequence
 
@@ -10,6 +10,6 @@ def markdown(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Return rows of text as lines whose columns are aligned; nothing trails."""
+    """Return rows of text as lines with aligned columns, without trailing spaces."""
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]

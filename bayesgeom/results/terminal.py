@@ -1,4 +1,4 @@
-"""Tables for the terminal: at most 100 columns wide; text that is too long goes on below, and ends at a whole word."""
+"""Tables for the terminal, at most 100 columns wide; long text wraps at whole words."""
 
 import re
 import textwrap
@@ -9,23 +9,26 @@ from bayesgeom.results.headline import Headline
 
 WIDTH, LINES = 100, 24  # of what `print(result)` shows
 _HEAD = ("measured", "value", "95 % interval", "baseline", "beats")
-_LEAST = {"baseline": 16, "report": 12, "measured": 22}  # columns of text, in the order in which they give way
+_LEAST = {
+    "baseline": 16,
+    "report": 12,
+    "measured": 22,
+}  # least width of text columns, in the order in which they are narrowed
 _NOTED = 4  # lines of notes below the table
-_SAID = 9  # lines of verdicts over the table
-_DEEPEST = 3  # lines of one row
+_SAID = 9  # lines of verdicts above the table
+_DEEPEST = 3  # most lines of one row
 _SHORT = {UNDECIDED: "?"}
 _LAYER = re.compile(r"\blayers? \d|\bL\d+\b")
 _COUNTED = "layers are counted from 0, as in TransformerLens; positions from 1"
 
 
 def narrow(rows: Sequence[Sequence[str]], *, width: int = WIDTH, room: int = 0) -> list[list[str]]:
-    """Return each row as aligned lines of at most `width` columns; text gives way, numbers do not.
+    """Return each row as aligned lines of at most `width` columns; text is narrowed, numbers are not.
 
     Args:
-        rows: The first row is the head, whose names say which columns hold text.
-        width: Columns in all.
-        room: Lines in all. Rows whose text does not fit go on below while there is room, the first ones first; 0 for
-            one line each.
+        rows: The first row is the header, whose names determine which columns hold text.
+        width: Total number of columns.
+        room: Total number of lines. Long rows wrap while there is room, the first rows first; 0 for one line each.
     """
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     excess = sum(widths) + 2 * (len(widths) - 1) - width
@@ -37,7 +40,7 @@ def narrow(rows: Sequence[Sequence[str]], *, width: int = WIDTH, room: int = 0) 
             excess -= given
     spare, found = max(0, room - len(rows)), list[list[str]]()
     for at, row in enumerate(rows):
-        depth = min(_DEEPEST, 1 - -spare // (len(rows) - at))  # what is left is shared among the rows that are left
+        depth = min(_DEEPEST, 1 - -spare // (len(rows) - at))  # the remaining lines are shared among the remaining rows
         cells = [_wrapped(_breakable(cell, size), depth, size) or [""] for cell, size in zip(row, widths, strict=True)]
         spare -= (height := max(map(len, cells))) - 1
         lines = ([cell[line] if line < len(cell) else "" for cell in cells] for line in range(height))
@@ -47,13 +50,13 @@ def narrow(rows: Sequence[Sequence[str]], *, width: int = WIDTH, room: int = 0) 
 
 
 def summary(title: str, said: Sequence[str], lines: Sequence[tuple[str, Headline]], notes: Sequence[str] = ()) -> str:
-    """Return what a result prints: title, verdicts, a table of headlines, notes; at most 24 lines of 100 columns.
+    """Return the printed form of a result: title, verdicts, headlines, notes; at most 24 lines of 100 columns.
 
     Args:
         title: First line.
         said: Sentences, such as verdicts.
-        lines: Headlines with the name of their report, "" where there is only one report; most important first.
-        notes: What was not measured, and why.
+        lines: Headlines with the name of their report, or "" for a single report; most important first.
+        notes: Notes, such as what was not measured and why.
     """
     has_names = len({name for name, _ in lines}) > 1
     rows = [((("report",) if has_names else ()) + _HEAD)]
@@ -62,16 +65,16 @@ def summary(title: str, said: Sequence[str], lines: Sequence[tuple[str, Headline
         rows.append((("" if name == before else name,) if has_names else ()) + _cells(line))
     verdicts = [part for own in said for part in _wrapped(own, 3 if 3 * len(said) <= _SAID else 1)]
     if len(verdicts) > _SAID:
-        verdicts = [*verdicts[: _SAID - 1], f"… and {len(verdicts) - _SAID + 1} more verdicts: conclusion() of each"]
+        verdicts = [*verdicts[: _SAID - 1], f"… and {len(verdicts) - _SAID + 1} more verdicts: see conclusion()"]
     if any(line.verdict == UNDECIDED for _, line in lines):
-        notes = [*notes, "?: undecided, since the interval reaches a baseline or is missing"]
+        notes = [*notes, "?: undecided, because the interval includes a baseline or is missing"]
     if any(_LAYER.search(text) for text in (*said, *(line.label for _, line in lines))):
         notes = [*notes, _COUNTED]
     above = [*_wrapped(title, 1), *verdicts]
     below = _noted(notes)
     room = LINES - len(above) - len(below) - 3 - bool(below)
     kept = rows if len(rows) <= room else rows[: room - 1]
-    more = [] if kept is rows else [f"… and {len(rows) - len(kept)} more: to_pandas() holds all"]
+    more = [] if kept is rows else [f"… and {len(rows) - len(kept)} more: see to_pandas()"]
     head, *table = narrow(kept, room=room - len(more))
     body = [*(part for row in table for part in row), *more]
     rule = "─" * max(map(len, [*head, *body]))
@@ -91,23 +94,23 @@ def _cells(line: Headline) -> tuple[str, ...]:
 
 
 def _noted(notes: Sequence[str]) -> list[str]:
-    """Notes of at most two lines each, most important first, as many as fit; then how many are left out."""
+    """Return as many notes as fit, of at most two lines each, then the number of omitted notes."""
     found: list[str] = []
     for number, note in enumerate(notes):
         lines = _wrapped(note, 2)
         if len(found) + len(lines) > _NOTED - (number < len(notes) - 1):
-            return [*found, f"… and {len(notes) - number} more notes: skipped, inapplicable"]
+            return [*found, f"… and {len(notes) - number} more notes: see skipped, inapplicable"]
         found += lines
     return found
 
 
 def _breakable(text: str, width: int) -> str:
-    """A name that is too long, with room for a break after each underscore."""
+    """Allow line breaks after the underscores of a long name."""
     return text.replace("_", "_ ") if len(text) > width and " " not in text else text
 
 
 def _wrapped(text: str, most: int, width: int = WIDTH) -> list[str]:
-    """Lines of whole words, at most so many; what is left out ends in an ellipsis."""
+    """Wrap text to at most `most` lines of whole words; omitted text ends in an ellipsis."""
     lines = textwrap.wrap(text, width, subsequent_indent="  " if width < WIDTH else "")
     if len(lines) <= most:
         return lines

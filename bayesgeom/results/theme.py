@@ -1,21 +1,66 @@
-"""One look for every chart: measured numbers in color, chance in grey, titles and units always on the axes."""
+"""Common style of all charts: measured numbers in color, baselines in gray, a legend per panel, units on the axes."""
 
+import math
+from collections.abc import Mapping
+from typing import final
+
+import numpy as np
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-MEASURED, SECOND, THIRD, NULL, EXACT = "#2563a8", "#c2571a", "#3f8f5b", "#8a8f98", "#1d1f23"
+MEASURED, SECOND, THIRD, NULL, EXACT = "#2563a8", "#c2571a", "#3f8f5b", "#6b7280", "#1d1f23"
 SERIES = (MEASURED, SECOND, THIRD, "#7d4fa1", "#b08900", "#0f8b8d", "#a8325e", "#5c6b7a", "#6b8e23")
-DASHES = ("dash", "dot", "dashdot", "longdash", "longdashdot", "2px,6px", "9px,3px,2px,3px,2px,3px", "1px,3px")  # grey
-SEQUENTIAL = "Viridis"
+LAYERS = ("#c467a0", "#b05091", "#99367c", "#7a1f63", "#5b1149", "#430a38", "#b98267", "#a06a4c", "#855036")  # by layer
+QUANTITIES = ("#4b5d16", "#9a7d0a")  # of one quantity, in figures where colors stand for trainings elsewhere
+DASHES = ("dash", "dot", "dashdot", "longdash", "longdashdot", "2px,6px", "9px,3px,2px,3px,2px,3px", "1px,3px")  # gray
+SEQUENTIAL = "Viridis"  # of points: every color is visible on white
+SHADES = ((0.0, "#f4f8fd"), (0.25, "#c6dbef"), (0.5, "#7fb2dd"), (0.75, "#2f74b5"), (1.0, "#0b2f5e"))  # of cells
 DIVERGING = "RdBu_r"
+GRID, AXIS = "#e7eaee", "#b9bfc7"
 FONT = "system-ui, -apple-system, 'Segoe UI', Helvetica, Arial, sans-serif"
-TOP, BETWEEN, BELOW, LEGEND_ROW = 84, 92, 52, 21  # pixels: over, between and under the panels; a line of the legend
-PAGE_WIDTH = 1080  # pixels that a figure has on the report page
+BACKGROUNDS = ("#ffffff", "#16181c")  # of the page: light, dark
+DARK: Mapping[str, str] = {
+    MEASURED: "#6aa9ee",
+    SECOND: "#f0935a",
+    THIRD: "#6cc48a",
+    "#7d4fa1": "#bd93e0",
+    "#b08900": "#d9b23c",
+    "#0f8b8d": "#4cc3c5",
+    "#a8325e": "#ec7fa6",
+    "#5c6b7a": "#a3b1c0",
+    "#6b8e23": "#a8cc5c",
+    **dict(
+        zip(
+            LAYERS,
+            ("#8a5a80", "#9d6090", "#b56fa6", "#cf79b8", "#e394cd", "#f3b4e0", "#8f6b5a", "#a87d69", "#d3a48f"),
+            strict=True,
+        )
+    ),
+    **dict(zip(QUANTITIES, ("#b7cf6f", "#e6c85a"), strict=True)),
+    NULL: "#9aa3af",
+    EXACT: "#e8eaed",
+    GRID: "#2d3238",
+    AXIS: "#59616c",
+}
+TOP, BETWEEN, BELOW, LEGEND_ROW = 84, 92, 52, 21  # pixels: above, between and below the panels; a line of the legend
+PAGE_WIDTH = 1080  # width of a figure on the report page, in pixels
 CONFIG = {"showSendToCloud": False, "displaylogo": False, "responsive": True}
+_LETTER, _SAMPLE = 7.4, 50  # pixels of a legend's entry: a letter, and the line before the name
+
+
+def rgb(color: str) -> tuple[int, int, int]:
+    """Return red, green and blue of "#rrggbb".
+
+    Example:
+        >>> rgb("#0f8b8d")
+        (15, 139, 141)
+    """
+    red, green, blue = (int(color[i : i + 2], 16) for i in (1, 3, 5))
+    return red, green, blue
 
 
 def panels(title: str, subplot_titles: tuple[str, ...], *, n_columns: int = 2, row_height: int = 340) -> go.Figure:
-    """An empty grid of titled panels in the house look; a row's height holds the panel and what stands under it."""
+    """Return an empty grid of titled panels in the common style; `row_height` includes the axis texts below a panel."""
     n_rows = -(-len(subplot_titles) // n_columns)
     height = row_height * n_rows - BETWEEN
     figure = make_subplots(
@@ -37,14 +82,48 @@ def panels(title: str, subplot_titles: tuple[str, ...], *, n_columns: int = 2, r
         hovermode="closest",
         legend={"orientation": "h", "y": -BELOW / height, "yanchor": "top"},
     )
-    axis = {"showgrid": True, "gridcolor": "#eceef1", "zeroline": False, "linecolor": "#c9cdd3", "ticks": "outside"}
+    axis = {"showgrid": True, "gridcolor": GRID, "zeroline": False, "linecolor": AXIS, "ticks": "outside"}
+    axis |= {"tickcolor": AXIS, "exponentformat": "power"}
     figure.update_xaxes(title_standoff=4, **axis)
     figure.update_yaxes(**axis)
     return figure
 
 
+def log_axes(figure: go.Figure, panel: tuple[int, int], axes: str = "y") -> None:
+    """Make axes of a panel logarithmic over the range of its lines and points, with each decade labeled.
+
+    Bands and zeros do not extend the range: the lower end of an interval can be a millionth of its estimate.
+    """
+    subplot = figure.get_subplot(*panel)
+    name = str(subplot.xaxis.plotly_name).replace("axis", "")
+    drawn = [
+        trace for trace in figure.data if trace.type == "scatter" and (trace.xaxis or "x") == name and not trace.fill
+    ]
+    for axis in axes:
+        values = np.concatenate([np.asarray(trace[axis], dtype=float).ravel() for trace in drawn] or [np.ones(1)])
+        values = values[np.isfinite(values) & (values > 0)]
+        low, high = (np.log10(values.min()), np.log10(values.max())) if len(values) else (0.0, 1.0)
+        low, high = (low - 0.1, high + 0.1) if high - low > _LEAST_DECADES else (low - 0.2, high + 0.2)
+        ticks, labels = _log_ticks(low, high)
+        update = figure.update_xaxes if axis == "x" else figure.update_yaxes
+        update(type="log", range=[low, high], tickvals=ticks, ticktext=labels, row=panel[0], col=panel[1])
+
+
+def at_least(figure: go.Figure, panel: tuple[int, int], span: float) -> None:
+    """Make the linear y axis of a panel cover at least `span`, so that rounding does not look like a trend."""
+    name = str(figure.get_subplot(*panel).xaxis.plotly_name).replace("axis", "")
+    own = [np.asarray(t.y, dtype=float) for t in figure.data if (t.xaxis or "x") == name and t.type == "scatter"]
+    values = np.concatenate(own or [np.zeros(1)])
+    values = values[np.isfinite(values)]
+    if len(values) and values.max() - values.min() < span:
+        middle = (values.max() + values.min()) / 2
+        ends = [middle - span / 2, middle + span / 2]
+        shift = -ends[0] if ends[0] < 0 <= values.min() else 0.0  # no negative axis without negative numbers
+        figure.update_yaxes(range=[end + shift for end in ends], row=panel[0], col=panel[1])
+
+
 def name_once(figure: go.Figure) -> None:
-    """Let each name stand in the legend once; what has none, or was hidden before, is not listed."""
+    """List each name once in the legend; unnamed or already hidden traces are not listed."""
     seen: set[str | None] = {None}
     for trace in figure.data:
         if trace.type == "scatter" and trace.showlegend is not False:
@@ -52,27 +131,133 @@ def name_once(figure: go.Figure) -> None:
             seen.add(trace.name)
 
 
+def entries(figure: go.Figure) -> dict[str, dict[str, list[int]]]:
+    """Return the legend entries of each panel: indices of traces by name, by the panel's x axis.
+
+    A name in the figure's legend is listed in every panel that has a trace of that name.
+    """
+    lines = [
+        (index, trace)
+        for index, trace in enumerate(figure.data)
+        if trace.type == "scatter" and trace.name and trace.mode != "text"
+    ]
+    listed = {trace.name for _, trace in lines if trace.showlegend is not False}
+    found: dict[str, dict[str, list[int]]] = {}
+    for index, trace in lines:
+        if trace.name in listed:
+            found.setdefault(trace.xaxis or "x", {}).setdefault(trace.name, []).append(index)
+    return found
+
+
 def with_room_for_legend(figure: go.Figure) -> go.Figure:
-    """The figure, as much higher as the lines of its legend are, so that they take nothing from the panels."""
-    layout = figure.layout
-    lines = _legend_lines(figure, PAGE_WIDTH - layout.margin.l - layout.margin.r)
-    below = BELOW + LEGEND_ROW * lines + 8
-    content = layout.height - layout.margin.t - layout.margin.b
-    return go.Figure(figure).update_layout(
-        height=layout.height + below - layout.margin.b, margin_b=below, legend_y=-BELOW / content
+    """Return the figure with a legend below each panel, made higher so that panels keep their size."""
+    listed, layout = entries(figure), figure.layout
+    if layout.meta == _SPACED or not listed:
+        return go.Figure(figure)
+    spaced = go.Figure(figure)
+    width = PAGE_WIDTH - layout.margin.l - layout.margin.r
+    rows: dict[float, int] = {}  # lines of the highest legend, by the upper edge of the row
+    for x in spaced.select_xaxes():
+        names = listed.get(_axis_id(x), {})
+        top = spaced.layout[_axis_name(x.anchor or "y")].domain[1]
+        rows[top] = max(rows.get(top, 0), _lines(list(names), width * (x.domain[1] - x.domain[0])))
+    moved = _Stretch(rows, layout.height - layout.margin.t - layout.margin.b)
+    for x in spaced.select_xaxes():
+        y = spaced.layout[_axis_name(x.anchor or "y")]
+        below = moved(y.domain[0]) - BELOW / moved.height
+        _place_legends(spaced, listed.get(_axis_id(x), {}), (x.domain[0], x.domain[1], below), width)
+    _move(spaced, moved)
+    return spaced.update_layout(
+        height=layout.height + moved.added, margin_b=layout.margin.b + moved.last, meta=_SPACED, showlegend=True
     )
 
 
-def _legend_lines(figure: go.Figure, width: float) -> int:
-    """Lines of a horizontal legend: plotly gives every entry the width of the longest once one line is too short."""
-    named = [trace for trace in figure.data if trace.name and trace.type.startswith("scatter")]
-    widths = [50 + 7.4 * len(trace.name) for trace in named if trace.showlegend is not False]
-    if sum(widths) <= width:
-        return int(bool(widths))
-    return -(-len(widths) // max(1, int(width // max(widths))))
-
-
 def label_axes(figure: go.Figure, panel: tuple[int, int], x: str, y: str) -> None:
-    """Axis titles, units included, of the panel at (row, column) counted from 1."""
+    """Set axis titles, including units, of the panel at (row, column), counted from 1."""
     figure.update_xaxes(title_text=x, row=panel[0], col=panel[1])
     figure.update_yaxes(title_text=y, row=panel[0], col=panel[1])
+
+
+_SPACED = "a legend under each panel"
+_LEAST_DECADES = 0.5
+
+
+def _log_ticks(low: float, high: float) -> tuple[list[float], list[str]]:
+    """Return ticks at powers of ten between two logarithms; with fewer than two, at 1, 2 and 5 of each."""
+    decades = list(range(math.floor(low), math.ceil(high) + 1))
+    powers = [10.0**k for k in decades if low <= k <= high]
+    if len(powers) >= 2:
+        powers = powers[:: -(-len(powers) // 6)]
+        return powers, [_power(value) for value in powers]
+    finer = [digit * 10.0**k for k in decades for digit in (1, 2, 5) if low <= math.log10(digit * 10.0**k) <= high]
+    return finer, [f"{value:.3g}" for value in finer]
+
+
+def _power(value: float) -> str:
+    exponent = round(math.log10(value))
+    return f"{value:g}" if -3 <= exponent <= 4 else f"10<sup>{exponent}</sup>"
+
+
+@final
+class _Stretch:
+    """Map heights in a figure to heights after its rows are extended for legends, as shares of the new height."""
+
+    def __init__(self, rows: Mapping[float, int], height: float) -> None:
+        self._tops = sorted(rows, reverse=True)
+        room = [LEGEND_ROW * rows[top] + 8 * bool(rows[top]) for top in self._tops]
+        self._above = [sum(room[:index]) for index in range(len(room))]
+        self.last, self.added = room[-1], sum(room)
+        self._old, self.height = height, height + self.added - self.last
+
+    def __call__(self, y: float) -> float:
+        """Return the new place of a height between 0 and 1."""
+        below = [above for top, above in zip(self._tops, self._above, strict=True) if y <= top + 1e-9]
+        from_top = (1 - y) * self._old + (below[-1] if below else 0)
+        return 1 - from_top / self.height
+
+
+def _move(figure: go.Figure, moved: _Stretch) -> None:
+    """Move axes, titles and color bars to the new place of their row."""
+    for note in figure.select_annotations({"yref": "paper"}):
+        note.y = moved(note.y)
+    bars = [trace.colorbar for trace in figure.data if trace.type == "heatmap"]
+    bars += [axis.colorbar for axis in figure.select_coloraxes()]
+    for bar in (bar for bar in bars if bar.y is not None and bar.len is not None):
+        bar.len *= (moved.height - moved.added + moved.last) / moved.height
+        bar.y = moved(bar.y)
+    for y in figure.select_yaxes():
+        y.domain = tuple(moved(end) for end in y.domain)
+
+
+def _place_legends(
+    figure: go.Figure, names: Mapping[str, list[int]], place: tuple[float, float, float], width: float
+) -> None:
+    """Place legends below a panel, in as many columns as fit; `place` is left, right and the legend's top."""
+    left, right, top = place
+    n_lines = _lines(list(names), width * (right - left))
+    n_columns, legend = -(-len(names) // n_lines) if names else 1, ""
+    for number, indices in enumerate(names.values()):
+        column, first = divmod(number, n_lines)
+        if first == 0:
+            n_legends = sum(1 for key in figure.layout if str(key).startswith("legend") and str(key) != "legend")
+            legend = f"legend{n_legends + 2}"
+            x = left + (right - left) * column / n_columns
+            figure.update_layout({legend: {"x": x, "y": top, "yanchor": "top", "font": {"size": 12}}})
+        for index in indices:
+            figure.data[index].update(legend=legend, showlegend=index == indices[0], legendgroup=None)
+
+
+def _lines(names: list[str], width: float) -> int:
+    """Return the number of lines of a legend of this width in pixels, with columns as wide as its longest name."""
+    if not names:
+        return 0
+    widest = max(_SAMPLE + _LETTER * len(name) for name in names)
+    return -(-len(names) // max(1, int(width // widest)))
+
+
+def _axis_name(axis: str) -> str:
+    return f"{axis[0]}axis{axis[1:]}"
+
+
+def _axis_id(axis: "go.layout.XAxis") -> str:
+    return str(axis.plotly_name).replace("axis", "")

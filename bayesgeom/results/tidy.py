@@ -1,4 +1,4 @@
-"""The tidy table: one row per entry of every number in a report, and on request one per baseline of each."""
+"""The tidy table: one row per entry of every number in a report, and optionally one per baseline."""
 
 import dataclasses
 import itertools
@@ -26,9 +26,9 @@ _COLUMN_OF_AXIS = {"layer": "layer", "head": "head", "kv_head": "head", "positio
 class Record:
     """One row. Layers, heads and positions count from 0; `variant` names the entry along all other axes.
 
-    `baseline` is the value of the baseline that is hardest to beat, `baseline_low` and `baseline_high` are the ends of
-    its range where it has one, and `baseline_kind` is "baseline", "chance" or "permutation". `role` is "estimate"; in
-    rows of a table with all baselines it is the kind of the baseline, which then stands in `value`, `low` and `high`.
+    `baseline` is the value of the strongest baseline, `baseline_low` and `baseline_high` are the ends of its range if
+    it has one, and `baseline_kind` is "baseline", "chance" or "permutation". `role` is "estimate". In rows of baselines
+    it is the kind of the baseline, whose level is in `value`, `low` and `high`.
     """
 
     probe: str
@@ -51,11 +51,11 @@ class Record:
 
 
 def records_of(report: Any, *, baselines: bool = False) -> list[Record]:
-    """Return the rows of a report; what has axes without names is left out.
+    """Return the rows of a report; fields with unnamed axes are left out.
 
     Args:
         report: Any `Report`.
-        baselines: Whether every baseline of every entry has a row of its own, after that of the entry.
+        baselines: Whether to add a row per baseline after each entry.
     """
     held, declared = vars(report), quantities_of(type(report))
     rows = [_row(report, name, value=value) for name, value in held.items() if isinstance(value, float)]
@@ -73,7 +73,7 @@ def records_of(report: Any, *, baselines: bool = False) -> list[Record]:
 
 
 def frame(records: Sequence[Record], provenance: Mapping[str, Any]) -> "pd.DataFrame":
-    """Return rows as a table, with model, checkpoint and task in front where they are known."""
+    """Return rows as a table, with model, checkpoint and task as first columns if they are known."""
     import pandas as pd
 
     columns = [field.name for field in dataclasses.fields(Record)]
@@ -92,7 +92,7 @@ def frame(records: Sequence[Record], provenance: Mapping[str, Any]) -> "pd.DataF
 
 
 def _is_labeled(held: Mapping[str, Any], axes: Sequence[str]) -> bool:
-    """Whether every axis is a column of the table, or has names for its entries."""
+    """Return whether every axis is a column of the table, or has names for its entries."""
     return all(axis in _COLUMN_OF_AXIS or f"{axis}s" in held for axis in axes)
 
 
@@ -112,7 +112,7 @@ def _of_estimate(report: Any, metric: str, quantity: Quantity) -> Iterator[Recor
 
 
 def _levels(own: Baseline) -> dict[str, Any]:
-    """Value and ends of a baseline of a scalar, its name and its kind."""
+    """Return value, ends, name and kind of a scalar's baseline."""
     ends = (math.nan if end is None else float(end) for end in (own.value, own.low, own.high))
     return {**dict(zip(_ENDS, ends, strict=True)), "name": own.name, "kind": own.kind}
 
@@ -138,7 +138,7 @@ def _row(report: Any, metric: str, **known: Any) -> Record:
 
 
 def _place(held: Mapping[str, Any], axes: Sequence[str], index: Sequence[int]) -> dict[str, Any]:
-    """Where an entry is: layer, head and position, and the names along all other axes."""
+    """Return layer, head and position of an entry, and its names along all other axes."""
     place = dict(zip(axes, index, strict=True))
     labels = [held[f"{axis}s"][i] for axis, i in place.items() if axis not in _COLUMN_OF_AXIS]
     columns = {_COLUMN_OF_AXIS[axis]: i for axis, i in place.items() if axis in _COLUMN_OF_AXIS}

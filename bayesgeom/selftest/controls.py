@@ -1,8 +1,8 @@
-"""Controls of the interventions: planted networks whose use of a quantity is known, and what must be said of each.
+"""Controls of the interventions: planted networks whose use of a quantity is known, and the verdict expected of each.
 
-`bayesgeom selftest` runs them. Two of them are ones that a naive instrument gets wrong: a margin without a test of
-erasure calls the decoder direction of `uses_entropy` not used, and an answer shift without a direction calls the
-decoder direction of `ignores_belief` used.
+`bayesgeom selftest` runs them. A naive test gets two of them wrong: a margin without a test of erasure calls the
+decoder direction of `uses_entropy` not used, and an answer shift without movement calls the decoder direction of
+`ignores_belief` used.
 """
 
 from collections.abc import Callable, Iterator
@@ -19,14 +19,14 @@ from bayesgeom.subspaces.fits import covariance, decoder, leace, trained_swap
 from bayesgeom.subspaces.site import InterventionSite
 
 N = 48  # pairs
-_STEPS = 12  # of a trained swap: enough to steer, in seconds
+_STEPS = 12  # training steps of a trained swap: enough to steer the answer, in seconds
 _DESIGN = Design(kind="swap", n_random=20, n_matched=20, n_control=16, n_untrained=0, n_fit=512)
 
 
 @final
 @dataclass(frozen=True, kw_only=True)
 class InterventionControl:
-    """One subspace of one planted network, and what the report on it must satisfy."""
+    """One subspace of one planted network, and the condition that its report must satisfy."""
 
     label: str
     build: Callable[[], PlantedModel]
@@ -34,14 +34,14 @@ class InterventionControl:
     holds: Callable[[InterventionReport], bool]
 
     def report(self, *, seed: int = 0) -> InterventionReport:
-        """The report on a swap at the site that holds the planted features."""
+        """Return the report on a swap at the site that holds the planted features."""
         return intervene(
             self.build(), None, self.fit, kind=_DESIGN, sites=InterventionSite(SITE, (LAYER,)), n=N, seed=seed
         )
 
 
 def intervention_controls() -> Iterator[InterventionControl]:
-    """Used and ignored, each by both erasers; then what decoders and trained subspaces must not claim."""
+    """Yield controls for used and ignored quantities with both erasers, then for decoders and trained subspaces."""
     for quantity, uses, ignores in (
         ("entropy", uses_entropy, ignores_entropy),
         ("belief", uses_belief, ignores_belief),
@@ -69,7 +69,7 @@ def _is_not_used(report: InterventionReport) -> bool:
 
 
 def _is_missed(report: InterventionReport) -> bool:
-    """Little variance, still decodable after removal, and therefore undecided."""
+    """Return whether the subspace has little variance, leaves the quantity decodable, and is undecided."""
     is_small = bool(report.share.value[VARIANCE, LAYER] < 0.02 and report.r2.value[AFTER, LAYER] > 0.9)
     return is_small and report.verdict_by_layer[LAYER] == "undecided"
 

@@ -1,4 +1,4 @@
-"""The module of a planted network, and the module behind the `Model` interface."""
+"""A planted network as a module, and as a `Model`."""
 
 from collections.abc import Mapping
 from typing import final
@@ -42,7 +42,7 @@ class PlantedBlock(nn.Module):
 
 @final
 class PlantedNetwork(HookedRootModule):
-    """Tokens in, logits over all ids out, each position by itself. Weights are drawn from the seed until planted."""
+    """Tokens in, logits over all ids out, each position alone; weights are random until they are planted."""
 
     def __init__(self, d_vocab: int, d_model: int, d_hidden: tuple[int, int], *, seed: int = 0) -> None:
         super().__init__()

@@ -1,12 +1,12 @@
-"""The task of the planted networks: the exact posterior at each position follows from that position's token alone.
+"""The task of the planted networks: the exact posterior at each position depends only on that position's token.
 
-A token names an answer, how certain it is, and two things that have nothing to do with the posterior:
+A token encodes an answer, its probability, and two nuisance values that do not affect the posterior:
 
     token = (answer a, level l, nuisance g, nuisance k), uniform over all combinations,
-    P(a | token) = LEVELS[l], the other answers share the rest evenly.
+    P(a | token) = LEVELS[l], the other answers share the rest equally.
 
-So the exact moments of anything that a network does at a position are finite sums over `n_tokens` tokens. Entropy
-depends on the level alone; averaged over answers, belief and entropy are uncorrelated.
+So all moments at a position are finite sums over `n_tokens` tokens and can be computed exactly. Entropy depends on the
+level alone; averaged over answers, belief and entropy are uncorrelated.
 """
 
 from collections.abc import Mapping, Sequence
@@ -29,9 +29,9 @@ N_ANSWERS, N_G, N_K = 3, 5, 3
 @final
 @dataclass(frozen=True, kw_only=True)
 class PlantedTask(WindTunnel):
-    """Independent tokens. Pairs share the nuisance at every position and differ in answer and level.
+    """Independent tokens; the two sequences of a pair share the nuisance and differ in answer and level.
 
-    With `shares_nuisance=False` donors have nuisance of their own, so that a swap can carry it over.
+    With `shares_nuisance=False` donors draw their own nuisance, so a swap can transfer it.
     """
 
     name: ClassVar[str] = "planted"
@@ -65,7 +65,7 @@ class PlantedTask(WindTunnel):
         return original, self.trials(self._parts(n, N_ANSWERS * len(LEVELS), generator), others)
 
     def trials(self, posterior: Int64[Tensor, "batch pos"], nuisance: Int64[Tensor, "batch pos"]) -> Trials:
-        """The sequences of given (answer, level) and (g, k) pairs, each pair counted as one number."""
+        """Return the sequences of given (answer, level) and (g, k) pairs, each pair encoded as one number."""
         tokens = posterior * (N_G * N_K) + nuisance
         predictive = beliefs()[tokens.cpu()].to(tokens.device)
         first = self.n_tokens
@@ -81,7 +81,7 @@ class PlantedTask(WindTunnel):
         )
 
     def baseline_predictives(self, trials: Trials) -> Mapping[str, Float64[Tensor, "batch query_pos answer"]]:
-        """`uniform` over the answers."""
+        """Return `uniform` over the answers."""
         return {"uniform": torch.full_like(trials.at_scored(trials.predictive), 1 / N_ANSWERS)}
 
     def token_labels(self) -> Sequence[str]:
@@ -89,7 +89,7 @@ class PlantedTask(WindTunnel):
         return [*named, *(f"answer {answer}" for answer in range(N_ANSWERS))]
 
     def every_token(self) -> Trials:
-        """Every token once, a sequence of one position each: the exact distribution of a position."""
+        """Return every token once, as sequences of one position: the exact distribution of a position."""
         tokens = torch.arange(self.n_tokens)[:, None]
         return self.trials(tokens // (N_G * N_K), tokens % (N_G * N_K))
 
@@ -101,12 +101,12 @@ class PlantedTask(WindTunnel):
 
 
 def factors() -> Int64[Tensor, "token 4"]:
-    """Answer, level, g and k of every token."""
+    """Return answer, level, g and k of every token."""
     return torch.cartesian_prod(*(torch.arange(size) for size in (N_ANSWERS, len(LEVELS), N_G, N_K)))
 
 
 def beliefs() -> Float64[Tensor, "token answer"]:
-    """The exact posterior at every token."""
+    """Return the exact posterior at every token."""
     answer, level = factors()[:, 0], factors()[:, 1]
     named = torch.tensor(LEVELS, dtype=torch.float64)[level, None]
     is_named = torch.nn.functional.one_hot(answer, N_ANSWERS).double()
@@ -114,5 +114,5 @@ def beliefs() -> Float64[Tensor, "token answer"]:
 
 
 def entropies() -> Float64[Tensor, " token"]:
-    """Exact entropy at every token, bits."""
+    """Return the exact entropy at every token, in bits."""
     return entropy_bits(beliefs())

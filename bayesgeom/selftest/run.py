@@ -1,11 +1,11 @@
-"""Selftest: every installed probe, and the interventions, against planted controls, on this machine."""
+"""Selftest: check every installed probe and the interventions against planted controls on this machine."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import final
 
 from bayesgeom.core.plugins import Contained, is_foreign
-from bayesgeom.probes.one_pass import AnyProbe, all_probes, broken_probes
+from bayesgeom.diagnosis.run import AnyProbe, all_probes, broken_probes
 from bayesgeom.selftest.controls import intervention_controls
 
 INTERVENTION = "intervention"
@@ -14,7 +14,7 @@ INTERVENTION = "intervention"
 @final
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """One control of one probe, or of the interventions, and whether it gave the known answer."""
+    """One control of one probe or of the interventions, and whether the result was correct."""
 
     probe: str
     control: str
@@ -24,7 +24,7 @@ class Verdict:
 def selftest() -> list[Verdict]:
     """Run every control of every installed probe, then those of the interventions.
 
-    A plug-in of another package that cannot be used, or fails, has a verdict of its own that says why; the rest runs.
+    A plug-in of another package that cannot be loaded, or fails, gets a failed verdict with the reason; the rest runs.
 
     Returns:
         One verdict per control.

@@ -1,7 +1,8 @@
-"""Do vectors fall into clusters, and are these the best guesses, the most probable hypotheses, or what was just read?
+"""Measure whether vectors form clusters, and whether the clusters are the best guesses or the token just read.
 
-Any accurate model clusters by best guess to some degree, so every score here comes with what structureless clouds or
-shuffled beliefs give, and with an interval over sequences: points of one sequence are not independent.
+The best guess is the most probable hypothesis. Any accurate model clusters by best guess to some degree, so each score
+has a chance level from Gaussian clouds or shuffled beliefs. Intervals are over sequences, because points of one
+sequence are not independent.
 """
 
 from collections.abc import Sequence
@@ -22,7 +23,7 @@ from bayesgeom.stats.readout import LABEL, BeliefTargets, Readout, Scored, commo
 @final
 @dataclass(frozen=True, kw_only=True)
 class ClusterScores:
-    """Scores of k-means by cloud and number of clusters; the level of `silhouette` is a Gaussian cloud."""
+    """Scores of k-means by cloud and number of clusters; the chance level of `silhouette` is a Gaussian cloud."""
 
     silhouette: Scored
     rand_index: Scored
@@ -39,11 +40,12 @@ def cluster_scores(
     n_clustered: int,
     seed: int,
 ) -> ClusterScores:
-    """k-means on a sample of the points: `silhouette`, `rand_index` against the best guesses, `token_rand_index`.
+    """Run k-means on a sample of the points and score the clusters.
 
-    The last is against the token just read, a row with a single 1, shuffled after the first. The level of silhouettes
-    are those of Gaussian clouds, of adjusted Rand indices those against shuffled beliefs or tokens. Intervals are over
-    all sequences, at the clusters found; `weights` are the `jackknife_weights` of all sequences.
+    `silhouette` measures separation. `rand_index` and `token_rand_index` compare the clusters with the best guesses and
+    with the token just read. The chance level of silhouettes is a Gaussian cloud; that of adjusted Rand indices is
+    shuffled beliefs or tokens. Intervals are over all sequences with the clusters fixed; `weights` are the
+    `jackknife_weights` of all sequences. Tokens are one-hot rows: the first draw is the true one, others are shuffled.
     """
     generator = torch.Generator().manual_seed(seed)
     chosen = torch.randperm(clouds.shape[1], generator=generator)[:n_clustered].sort().values
@@ -72,10 +74,11 @@ def guess_scores(
     *,
     seed: int = 0,
 ) -> tuple[Scored, Float64[np.ndarray, " band"]]:
-    """How often the nearest of the best guesses' mean vectors is the right one, by cloud and band of confidence.
+    """Return the accuracy of predicting the best guess by the nearest centroid, by cloud and band of confidence.
 
     Returns:
-        That accuracy, whose level is the same after a shuffle, and the accuracy of always naming the commonest guess.
+        The accuracy, with the accuracy after a shuffle as its chance level, and the accuracy of always predicting the
+        most common guess.
     """
     is_counted = in_bands(targets, bands)
     n_points = is_counted.sum(axis=2, dtype=np.float64)  # band, sequence, draw
@@ -97,7 +100,7 @@ def _scored(value: Float64[np.ndarray, "*cloud"], interval: Interval, level: Flo
 def _resampled_silhouettes(
     found: Clusters, owner: Int64[Tensor, " point"], weights: Float64[np.ndarray, "draw sequence"]
 ) -> Float64[np.ndarray, "draw cloud count"]:
-    """Means over points, each counted as often as its sequence."""
+    """Return means over points, each counted as often as its sequence."""
     counted = weights[:, owner.numpy()]
     total = np.tensordot(counted, found.point_scores.movedim(2, 0).cpu().numpy(), axes=1)
     n_points = counted.sum(axis=1)[:, None, None]
@@ -110,7 +113,7 @@ def _resampled_agreement(
     owner: Int64[Tensor, " point"],
     weights: Float64[np.ndarray, "draw sequence"],
 ) -> Float64[np.ndarray, "draw cloud count"]:
-    """Adjusted Rand indices of tables in which each point counts as often as its sequence."""
+    """Return adjusted Rand indices of tables in which each point counts as often as its sequence."""
     occurring = labels[:, labels.any(dim=0)]  # a hypothesis that is never the best guess has empty columns
     times = torch.from_numpy(weights * weights.shape[1])[:, owner]
     drawn = [resampled_agreement(of_count, occurring, times) for of_count in found.labels]
@@ -118,5 +121,5 @@ def _resampled_agreement(
 
 
 def _ratio(above: Float64[np.ndarray, "*axes"], below: Float64[np.ndarray, "*axes"]) -> Float64[np.ndarray, "*axes"]:
-    """NaN where nothing is counted."""
+    """Divide; NaN where the denominator is 0."""
     return np.asarray(above / np.where(below > 0, below, np.nan))

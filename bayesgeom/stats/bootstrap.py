@@ -1,9 +1,9 @@
 """Uncertainty: intervals over sequences, and permutation within a position.
 
-Positions of one sequence are not independent, so they are never resampled on their own. `mean_interval`,
+Positions of one sequence are not independent, so sequences are resampled, never single positions. `mean_interval`,
 `ratio_interval` and `statistic_interval` cover 95 %, or give no interval and the reason: see
-`bayesgeom.stats.intervals`.
-`percentile_interval` of a bootstrap distribution does not cover for skewed values and is kept for ranges of draws.
+`bayesgeom.stats.intervals`. `percentile_interval` of a bootstrap distribution covers less for skewed values and is used
+only for ranges of draws.
 
 References:
     Efron & Tibshirani 1993, chapters 11 to 13.
@@ -20,18 +20,16 @@ from bayesgeom.stats.intervals import Interval, Scale, bootstrap_t, jackknife_in
 
 LEVEL = 0.95
 DRAWS = 1_000
-_MOST_KEPT = 256  # sequences whose weights are kept between calls: 2 MB a table
-_FEWEST_SPLIT = 4  # sequences that can be halved
-MAX_GROUPS = 256  # left out in turn; of more sequences, runs of consecutive ones
-MAX_UNITS = (
-    2_048  # resampled at once; more sequences are resampled in runs of consecutive ones, so that memory is bounded
-)
+_MOST_KEPT = 256  # weights of up to this many sequences are cached: 2 MB a table
+_FEWEST_SPLIT = 4  # least number of sequences that can be halved
+MAX_GROUPS = 256  # jackknife groups; with more sequences, a group is a run of consecutive ones
+MAX_UNITS = 2_048  # units resampled at once; more sequences are grouped into runs of consecutive ones, to bound memory
 
 
 def bootstrap_weights(n: int, *, seed: int, draws: int = DRAWS) -> Float[np.ndarray, "draw sequence"]:
-    """Share of each of n sequences in each resample; rows sum to one. NaN for fewer than two: nothing can be resampled.
+    """Return the share of each of n sequences in each resample; rows sum to one.
 
-    So every interval over fewer than two sequences is NaN, wherever it is made.
+    NaN for fewer than two sequences, so that every interval over them is NaN.
     """
     if n < 2:
         return np.full((draws, n), np.nan)
@@ -44,16 +42,16 @@ def _drawn_weights(n: int, seed: int, draws: int) -> Float[np.ndarray, "draw seq
 
 @lru_cache(maxsize=4)
 def _kept_weights(n: int, seed: int, draws: int) -> Float[np.ndarray, "draw sequence"]:
-    """Draw once for the many intervals of one report, which share sequences and seed; read-only."""
+    """Draw and cache weights: the intervals of one report share sequences and seed. Read-only."""
     weights = _drawn_weights(n, seed, draws)
     weights.flags.writeable = False
     return weights
 
 
 def jackknife_weights(n: int, *, most: int = MAX_GROUPS) -> Float64[np.ndarray, "replicate sequence"]:
-    """Return the weights whose statistics `statistic_interval` takes: all sequences alike, then each group left out.
+    """Return the weights for `statistic_interval`: first all sequences equally, then with each group left out.
 
-    A group is one sequence; of more than `most` sequences, a run of consecutive ones.
+    A group is one sequence, or a run of consecutive ones if there are more than `most` sequences.
 
     Example:
         >>> jackknife_weights(3)
@@ -88,7 +86,7 @@ def jackknife_bias(replicates: Float[np.ndarray, "replicate *rest"]) -> Float[np
 def percentile_interval(
     resampled: Float[np.ndarray, "draw *rest"], *, level: float = LEVEL
 ) -> tuple[Float[np.ndarray, "*rest"], Float[np.ndarray, "*rest"]]:
-    """The central `level` of the resampled statistic; NaN where any resample is NaN."""
+    """Return the central `level` of the resampled statistic; NaN where any resample is NaN."""
     tail = (1 - level) / 2
     lo, hi = np.quantile(resampled, [tail, 1 - tail], axis=0)
     return np.asarray(lo), np.asarray(hi)
@@ -97,7 +95,8 @@ def percentile_interval(
 def mean_interval(per_sequence: Float[np.ndarray, "sequence *rest"], *, seed: int, draws: int = DRAWS) -> Interval:
     """Return the 95 % bootstrap-t interval of the mean over sequences; iterating gives both ends.
 
-    Where the sample is too small or too skewed for an interval that covers, the ends are NaN and `why_not` says why.
+    If the sample is too small or too skewed for an interval that covers, the ends are NaN and `why_not` gives the
+    reason.
 
     Args:
         per_sequence: One value per sequence; paired differences for a paired interval.
@@ -116,7 +115,7 @@ def mean_interval(per_sequence: Float[np.ndarray, "sequence *rest"], *, seed: in
 def seed_interval(
     per_seed: Float[np.ndarray, "seed *rest"], *, level: float = LEVEL
 ) -> tuple[Float[np.ndarray, "*rest"], Float[np.ndarray, "*rest"]]:
-    """Student's interval of the mean over a handful of trainings, too few to be resampled; NaN for fewer than two.
+    """Return Student's interval of the mean over a few training seeds, too few to resample; NaN for fewer than two.
 
     Pass paired differences for a paired interval.
     """
@@ -136,7 +135,7 @@ def ratio_interval(
     seed: int,
     draws: int = DRAWS,
 ) -> Interval:
-    """Return the 95 % bootstrap-t interval of Σ numerator / Σ denominator, whose sequences are resampled together.
+    """Return the 95 % bootstrap-t interval of Σ numerator / Σ denominator; both are resampled together.
 
     An R² on held-out sequences with the map fixed is 1 minus such a ratio: see `r2_interval`.
     """
@@ -153,8 +152,8 @@ def r2_interval(
 ) -> Interval:
     """Return the 95 % interval of 1 − Σ squared_error / Σ squared_deviation over held-out sequences.
 
-    The map is fixed, so this is the R² *of this map* on new sequences. It says nothing of the best linear map, whose
-    R² is larger and which no interval over held-out sequences covers.
+    The map is fixed, so this is the R² *of this map* on new sequences. The best linear map has a larger R², which an
+    interval over held-out sequences does not cover.
     """
     found = ratio_interval(squared_error, squared_deviation, seed=seed, draws=draws)
     return replace(found, lo=np.asarray(1 - found.hi), hi=np.asarray(1 - found.lo))
@@ -165,12 +164,13 @@ def statistic_interval(
 ) -> Interval:
     """Return the 95 % interval of a smooth nonlinear statistic, from its values under `jackknife_weights(n)`.
 
-    For any number that is no mean and no ratio of sums: correlations, shares of variance, silhouettes.
+    Use it for statistics that are neither a mean nor a ratio of sums: correlations, shares of variance, silhouettes.
 
     Args:
-        replicates: The statistic of all sequences, then without each group of sequences.
+        replicates: The statistic of all sequences, then with each group left out.
         seed: Seed of the resamples.
-        scale: "plain", or the scale on which the statistic is nearer to normal: "share" (0 to 1), "correlation".
+        scale: "plain", or the range of the statistic, to work on a more normal scale: "share" (0 to 1) or
+            "correlation" (−1 to 1).
         draws: Number of resamples.
 
     Example:
@@ -192,10 +192,11 @@ def linearized_draws(
 ) -> Float[np.ndarray, "draw *rest"]:
     """Return bootstrap draws of a smooth statistic to first order, from its values under `jackknife_weights(n)`.
 
-    θ + Σ_g (w_g − 1/G) (G − 1) (θ − θ without g) of the G groups. For what is then computed from several statistics
-    and is not smooth itself, such as the order of layers.
+    A draw is θ + Σ_g (w_g − 1/G) (G − 1) (θ − θ without g), over the G groups. Use it for functions of several
+    statistics that are not smooth, such as the order of layers.
 
-    Reference: Efron & Tibshirani 1993, chapter 20.
+    References:
+        Efron & Tibshirani 1993, chapter 20.
     """
     n = len(replicates) - 1
     influence = (n - 1) * (replicates[0] - replicates[1:])
@@ -208,7 +209,8 @@ def permutation_p(
 ) -> Float[np.ndarray, "*rest"]:
     """Return the two-sided p-value (1 + #{|permuted| ≥ |found|}) / (1 + #permutations); NaN where `found` is.
 
-    Reference: Phipson & Smyth 2010 (why the found value is counted among the permutations).
+    References:
+        Phipson & Smyth 2010 (why the found value is counted among the permutations).
 
     Example:
         >>> float(permutation_p(np.array(0.9), np.linspace(-0.5, 0.5, 19)))
@@ -220,7 +222,7 @@ def permutation_p(
 
 
 def _in_units(values: Float[np.ndarray, "sequence *rest"]) -> Float[np.ndarray, "unit *rest"]:
-    """Sums over runs of consecutive sequences, which are as independent as the sequences are."""
+    """Sum over runs of consecutive sequences, which are as independent as the sequences."""
     per_unit = -(-len(values) // MAX_UNITS)
     return values if per_unit <= 1 else np.add.reduceat(values, np.arange(0, len(values), per_unit), axis=0)
 
@@ -228,6 +230,6 @@ def _in_units(values: Float[np.ndarray, "sequence *rest"]) -> Float[np.ndarray, 
 def shuffled_within_position(
     values: Shaped[np.ndarray, "sequence position *rest"], rng: np.random.Generator
 ) -> Shaped[np.ndarray, "sequence position *rest"]:
-    """Sequences exchanged at random, separately at each position: what position alone explains survives."""
+    """Permute the sequences at random, separately at each position: effects of position alone are preserved."""
     order = rng.random(values.shape[:2]).argsort(axis=0)
     return np.take_along_axis(values, order.reshape(*order.shape, *(1,) * (values.ndim - 2)), axis=0)

@@ -1,6 +1,7 @@
-"""Markov chains: where they settle, and how fast they forget where they started.
+"""Markov chains: stationary distributions and mixing times.
 
-Reference: Levin & Peres 2017, Markov Chains and Mixing Times, chapters 1 and 12.
+References:
+    Levin & Peres 2017, Markov Chains and Mixing Times, chapters 1 and 12.
 """
 
 import math
@@ -13,16 +14,18 @@ _TOLERANCE = 1e-9
 
 
 def stationary(transition: Float64[Tensor, "state state"]) -> Float64[Tensor, " state"] | None:
-    """The one distribution that a step leaves as it is; None where there are several: the chain falls apart.
+    """Return the stationary distribution of a chain; None if it is reducible and has several.
 
-    States are left out one by one, their probability handed to where they lead, and weighed on the way back: no
-    differences are taken, and the same chain gives the same bits, which solvers of linear equations do not promise.
-    Reference: Grassmann, Taksar & Heyman 1985.
+    States are eliminated one by one, and their probabilities follow by back substitution. No differences are taken, and
+    the result is bitwise reproducible, which linear solvers do not guarantee.
+
+    References:
+        Grassmann, Taksar & Heyman 1985.
     """
     reaches = (transition > 0) | torch.eye(len(transition), dtype=torch.bool, device=transition.device)
     for _ in range(len(transition).bit_length()):
         reaches = (reaches.double() @ reaches.double()) > 0
-    comes_back = (~reaches | reaches.mT).all(dim=1)  # from wherever it leads
+    comes_back = (~reaches | reaches.mT).all(dim=1)  # every reachable state leads back
     inside = comes_back.nonzero()[:, 0]
     if not bool(reaches[inside[0], inside].all()):
         return None
@@ -41,9 +44,9 @@ def stationary(transition: Float64[Tensor, "state state"]) -> Float64[Tensor, " 
 def stationary_rows(
     transition: Float64[Tensor, "batch state state"], otherwise: Float64[Tensor, " state"]
 ) -> Float64[Tensor, "batch state"]:
-    """Return the stationary distribution of every chain, and `otherwise` for a chain that has several.
+    """Return the stationary distribution of each chain, and `otherwise` for a chain that has several.
 
-    Chains whose entries are all positive are solved together, by the elimination of `stationary`.
+    Chains with only positive entries are solved together, by the elimination of `stationary`.
     """
     is_positive = (transition > 0).flatten(1).all(dim=1)
     found = torch.empty(transition.shape[:2], dtype=torch.float64, device=transition.device)
@@ -62,9 +65,9 @@ def stationary_rows(
 
 
 def mixing_times(transition: Float64[Tensor, "*batch state state"]) -> Float64[Tensor, "*batch"]:
-    """Steps in which what is remembered of the start falls to 1/e: −1 / ln |λ₂|, with λ₂ the second largest eigenvalue.
+    """Return the steps until the dependence on the start falls to 1/e: −1 / ln |λ₂|, λ₂ the second largest eigenvalue.
 
-    0 for a chain that forgets at once, infinite for one that never does (periodic, or in parts that do not meet).
+    0 for a chain that forgets in one step; infinite for one that never forgets (periodic or reducible).
     """
     sizes = torch.linalg.eigvals(transition.cpu()).abs().sort(dim=-1, descending=True).values
     second = sizes[..., 1] if sizes.shape[-1] > 1 else torch.zeros_like(sizes[..., 0])

@@ -1,6 +1,6 @@
-"""What data without structure score: Gaussian clouds, random directions, attention by random scores.
+"""Chance levels: scores of Gaussian clouds, random directions, and attention from random scores.
 
-Closed forms where there are any, else a seeded Monte Carlo of the same sizes.
+Closed forms where they exist, otherwise a seeded Monte Carlo estimate at the same sizes.
 """
 
 import math
@@ -25,7 +25,7 @@ _ROWS = 2_048  # attention rows drawn
 @final
 @dataclass(frozen=True, kw_only=True)
 class Chance:
-    """What data without structure score, how often they pass a mark, and of which sizes they are."""
+    """Expected score of data without structure, how often they pass a threshold, and their sizes."""
 
     expected: float
     passes: float
@@ -34,9 +34,9 @@ class Chance:
 
 @cache
 def gaussian_shares(n: int, d: int, *, rank: int, draws: int, seed: int) -> Float64[np.ndarray, "draw component"]:
-    """Share of the variance in the first 1 … `rank` principal components of n standardized Gaussian points in R^d.
+    """Draw shares of variance in the first 1 … `rank` principal components of n standardized Gaussian points in R^d.
 
-    About (1 + √(n/d))² / n for the first, where n < d; fewer points lie flatter, whatever they are.
+    For the first component about (1 + √(n/d))² / n, where n < d: fewer points have a larger share.
     """
     generator = torch.Generator().manual_seed(seed)
     found = np.empty((draws, rank))
@@ -61,9 +61,10 @@ def gaussian_first_share(n: int, d: int) -> float:
 
 
 def overlap_below(n: int, d: int, *, frames: int, below: float) -> float:
-    """Probability that the mean |cosine| of random directions lies below a mark: n in R^d, averaged over `frames`.
+    """Return the probability that the mean |cosine| of random directions is less than `below`.
 
-    Pairs are independent two by two, E|c| is `chance_overlap` and E c² = 1/d: the mean over all pairs is nearly normal.
+    The mean is over the pairs of n directions in R^d and over `frames` sets of directions. Pairs are pairwise
+    independent, with E|c| = `chance_overlap` and E c² = 1/d, so the mean is nearly normal.
     """
     mean, pairs = chance_overlap(d), n * (n - 1) / 2 * frames
     if pairs == 0:
@@ -73,15 +74,15 @@ def overlap_below(n: int, d: int, *, frames: int, below: float) -> float:
 
 
 def at_least(share: float, of: int, each: float) -> float:
-    """Probability that at least this share of so many independent events happen, each with probability `each`."""
+    """Return the probability that at least this share of `of` independent events of probability `each` occurs."""
     return float(binom.sf(math.ceil(share * of) - 1, of, each))
 
 
 def falls_by_more(visible: Sequence[int], *, rows: int, share: float, seed: int) -> float:
-    """Probability that attention entropy falls by more than this share between two layers of standard Gaussian scores.
+    """Return the probability that entropy falls by more than this share between two layers of standard Gaussian scores.
 
-    `visible` are the positions that queries see, `rows` the attention rows averaged over in a layer. Both layers have
-    the same expectation; their difference is nearly normal, with a spread that is estimated from some rows.
+    `visible` are the numbers of positions that queries see, `rows` the number of attention rows averaged in a layer.
+    Both layers have the same expectation. Their difference is nearly normal, with a spread estimated from some rows.
     """
     rng = np.random.default_rng(seed)
     lengths = rng.choice(np.asarray(visible), size=_ROWS)

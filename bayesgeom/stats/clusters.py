@@ -1,9 +1,10 @@
-"""Clusters: k-means for a range of k, how well separated they are, and whether they are those of a given labelling.
+"""Clusters: k-means for a range of k, separation by silhouettes, and agreement with given labels.
 
-k-means finds clusters in anything; silhouettes mean something beside those of a Gaussian cloud of the same covariance.
+k-means finds clusters in any data, so silhouettes are compared with those of a Gaussian cloud of the same covariance.
 
-References: Arthur & Vassilvitskii 2007 (k-means++); Rousseeuw 1987 (silhouette); Hubert & Arabie 1985 (adjusted Rand);
-Tibshirani, Walther & Hastie 2001 (comparison with structureless clouds).
+References:
+    Arthur & Vassilvitskii 2007 (k-means++); Rousseeuw 1987 (silhouette); Hubert & Arabie 1985 (adjusted Rand);
+    Tibshirani, Walther & Hastie 2001 (comparison with structureless clouds).
 """
 
 from collections.abc import Sequence
@@ -22,10 +23,10 @@ MAX_STEPS, N_STARTS, N_AXES = 30, 2, 10
 @final
 @dataclass(frozen=True, kw_only=True)
 class Clusters:
-    """k-means in several clouds: whose point is whose, how well it fits there, and how well a structureless one does.
+    """k-means in several clouds: labels of the points, their silhouettes, and silhouettes of Gaussian clouds.
 
-    `point_scores` are silhouettes, whose mean over points is the cloud's; `gaussian_scores` are the means over Gaussian
-    clouds of the same covariances.
+    The mean of `point_scores` over points is the cloud's silhouette. `gaussian_scores` are means over Gaussian clouds
+    of the same covariances.
     """
 
     labels: Int64[Tensor, "count cloud point"]
@@ -36,7 +37,7 @@ class Clusters:
 def cluster_clouds(
     points: Float[Tensor, "cloud point d"], counts: Sequence[int], generator: torch.Generator
 ) -> Clusters:
-    """k-means on the leading principal axes of each cloud, for every number of clusters in `counts`."""
+    """Run k-means on the leading principal axes of each cloud, for every number of clusters in `counts`."""
     leading, deviations = (torch.stack(parts) for parts in zip(*map(_leading, points), strict=True))
     noise = torch.randn(leading.shape, generator=generator, dtype=points.dtype).to(points)
     clouds = torch.cat([leading, noise * deviations[:, None]])
@@ -51,7 +52,7 @@ def cluster_clouds(
 
 
 def _leading(points: Float[Tensor, "point d"]) -> tuple[Float[Tensor, "point axis"], Float[Tensor, " axis"]]:
-    """A cloud along its leading principal axes, and its standard deviation there."""
+    """Project a cloud on its leading principal axes; return it with its standard deviations."""
     variances, axes = cloud_axes(points)
     along = (points - points.mean(dim=0)) @ axes[:, :N_AXES].to(points)
     return along, variances[:N_AXES].sqrt().to(points)
@@ -60,9 +61,9 @@ def _leading(points: Float[Tensor, "point d"]) -> tuple[Float[Tensor, "point axi
 def k_means(
     points: Float[Tensor, "cloud point d"], counts: Sequence[int], *, n_starts: int, generator: torch.Generator
 ) -> Int64[Tensor, "count cloud point"]:
-    """Labels for each number of clusters in `counts`, the best of `n_starts` runs from k-means++ seeds.
+    """Return labels for each number of clusters in `counts`, the best of `n_starts` runs from k-means++ seeds.
 
-    Least sum of squared distances to the own centre; a cluster that loses all its points keeps its place.
+    The best run has the smallest sum of squared distances to the own center. An emptied cluster keeps its center.
     """
     n_clouds = len(points)
     repeated = points.repeat(n_starts, 1, 1)
@@ -78,16 +79,16 @@ def k_means(
 def silhouette(
     distances: Float[Tensor, "cloud point point"], labels: Int64[Tensor, "cloud point"], n_labels: int
 ) -> Float64[Tensor, " cloud"]:
-    """Mean over the points of their `point_silhouettes`."""
+    """Return the mean of `point_silhouettes` over the points."""
     return point_silhouettes(distances, labels, n_labels).mean(dim=1)
 
 
 def point_silhouettes(
     distances: Float[Tensor, "cloud point point"], labels: Int64[Tensor, "cloud point"], n_labels: int
 ) -> Float64[Tensor, "cloud point"]:
-    """(b − a) / max(a, b): a the mean distance to the own cluster, b to the nearest other one; −1 to 1.
+    """Return (b − a) / max(a, b), −1 to 1: a is the mean distance to the own cluster, b to the nearest other one.
 
-    Points alone in their cluster count 0; NaN where there is only one cluster.
+    0 for points alone in their cluster; NaN with only one cluster.
     """
     member = torch.nn.functional.one_hot(labels, n_labels).to(distances.dtype)
     size = member.sum(dim=1, keepdim=True)
@@ -103,7 +104,7 @@ def point_silhouettes(
 def meetings(
     labels: Int64[Tensor, "count cloud point"], others: Float[Tensor, "point draw other"]
 ) -> Float64[Tensor, "cloud draw count label other"]:
-    """How often each label meets each other label; those come as rows with a single 1, or empty where left out."""
+    """Return the contingency table of labels and one-hot rows; an all-zero row leaves its point out."""
     member = torch.nn.functional.one_hot(labels.cpu()).double()
     return torch.einsum("klpc,pdh->ldkch", member, others.double())
 
@@ -111,11 +112,11 @@ def meetings(
 def adjusted_rand(
     table: Float64[Tensor, "*batch label other"], squares: Float64[Tensor, "*batch label other"] | None = None
 ) -> Float64[Tensor, "*batch"]:
-    """Agreement of two labellings, from how often each pair of labels meets: 1 for one partition, 0 expected by chance.
+    """Return the adjusted Rand index of a contingency table: 1 for equal partitions, 0 expected by chance.
 
     (Σ C(n_ij, 2) − E) / (½ [Σ C(a_i, 2) + Σ C(b_j, 2)] − E) with E = Σ C(a_i, 2) Σ C(b_j, 2) / C(n, 2). NaN for fewer
-    than two points, and where both labellings are trivial. Where points count several times, `squares` sums the squares
-    of these times, so that no point is paired with its own copies, which always agree.
+    than two points, and if both partitions are trivial. If points have multiplicities, `squares` is the sum of their
+    squares: a point is then not paired with its own copies, which always agree.
     """
     own = table if squares is None else squares
     together = _pairs(table, own).sum(dim=(-2, -1))
@@ -127,7 +128,7 @@ def adjusted_rand(
 def resampled_agreement(
     labels: Int64[Tensor, "cloud point"], others: Float[Tensor, "point other"], times: Float64[Tensor, "draw point"]
 ) -> Float64[Tensor, "draw cloud"]:
-    """`adjusted_rand` of one clustering in resamples that hold each point so many times."""
+    """Return `adjusted_rand` of one clustering in resamples, given the multiplicity of each point."""
     member = torch.nn.functional.one_hot(labels.cpu()).double()
     together = torch.einsum("lpc,ph->plch", member, others.double())
     return adjusted_rand(*(torch.tensordot(power, together, dims=1) for power in (times, times**2)))
@@ -136,7 +137,7 @@ def resampled_agreement(
 def nearest_centroid_labels(
     points: Float[Tensor, "point d"], centroids: Float[Tensor, "d label"], is_known: Bool[Tensor, " label"]
 ) -> Int64[Tensor, " point"]:
-    """The label whose centroid is nearest (Euclidean) to each point, among the known ones."""
+    """Return the label whose centroid is nearest (Euclidean) to each point, among the known centroids."""
     score = points @ centroids - (centroids**2).sum(dim=0) / 2
     return torch.where(is_known, score, -torch.inf).argmax(dim=1)
 
@@ -144,12 +145,12 @@ def nearest_centroid_labels(
 def _spread_seeds(
     points: Float[Tensor, "cloud point d"], k: int, generator: torch.Generator
 ) -> Float[Tensor, "cloud k d"]:
-    """k-means++: each next seed is a point drawn in proportion to its squared distance from the nearest seed so far."""
+    """Draw k-means++ seeds: the next one with probability proportional to its squared distance from the nearest one."""
     clouds = torch.arange(len(points), device=points.device)
     weight = torch.ones_like(points[:, :, 0])
     chosen: list[Tensor] = []
     for _ in range(k):
-        # Where every point coincides with a seed, any will do.
+        # If every point coincides with a seed, any point is a valid next seed.
         weight = torch.where(weight.sum(dim=1, keepdim=True) > 0, weight, 1.0)
         drawn = torch.multinomial(weight.cpu(), 1, generator=generator)[:, 0].to(points.device)
         chosen.append(points[clouds, drawn])
@@ -161,9 +162,9 @@ def _spread_seeds(
 def _lloyd(
     points: Float[Tensor, "cloud point d"], seeds: Float[Tensor, "cloud k d"]
 ) -> tuple[Int64[Tensor, "cloud point"], Float[Tensor, " cloud"]]:
-    """Assign and average until nothing moves, `MAX_STEPS` times at most; labels, and Σ distance² less Σ|x|².
+    """Run Lloyd's iteration, at most `MAX_STEPS` times; return labels, and Σ distance² minus Σ|x|².
 
-    A point as near to two centres counts in both means: such centres coincide.
+    A point at equal distance of two centers counts in both means: such centers coincide.
     """
     centres, moving = seeds.clone(), torch.arange(len(points), device=points.device)
     own, members = points, torch.full_like(_distances(points, seeds), -1)
@@ -171,7 +172,7 @@ def _lloyd(
         distance = _distances(own, centres[moving])
         nearest = (distance == distance.amin(dim=1, keepdim=True)).to(points.dtype)
         has_moved = (nearest != members).flatten(1).any(dim=1)
-        if not bool(has_moved.all()):  # clouds whose points stay are done
+        if not bool(has_moved.all()):  # clouds whose labels do not change are finished
             moving, own, nearest = moving[has_moved], own[has_moved], nearest[has_moved]
         if not len(moving):
             break
@@ -185,10 +186,10 @@ def _lloyd(
 def _distances(
     points: Float[Tensor, "cloud point d"], centres: Float[Tensor, "cloud k d"]
 ) -> Float[Tensor, "cloud k point"]:
-    """Squared distances, less the |x|² that all centres share."""
+    """Return squared distances minus |x|², which is the same for all centers."""
     return (centres**2).sum(dim=2, keepdim=True) - 2 * centres @ points.mT
 
 
 def _pairs(n: Float64[Tensor, "..."], own: Float64[Tensor, "..."]) -> Float64[Tensor, "..."]:
-    """Pairs of different points among n, in which points with themselves would make up `own`."""
+    """Count pairs of different points among n; `own` is the number of pairs of a point with itself."""
     return (n**2 - own) / 2

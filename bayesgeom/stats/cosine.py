@@ -1,8 +1,10 @@
-"""How far a set of vectors is from orthogonal, and what random directions would give.
+"""Overlap of a set of vectors (how far they are from orthogonal), and its chance level for random directions.
 
-Vectors of length zero, and vectors that are NaN, have no direction: every pair with one of them is left out.
+Vectors that are zero or NaN have no direction: every pair with one of them is left out.
 
-References: Welch 1974 (the bound); Hotelling 1953 (density of a correlation, here about a known mean).
+References:
+    Welch 1974 (the bound).
+    Hotelling 1953 (density of a correlation, here about a known mean).
 """
 
 import math
@@ -16,42 +18,42 @@ from torch import Tensor
 
 from bayesgeom.core.batching import even_slices
 
-_NEGLIGIBLE = 1e-6  # of a vector's length: what float32 leaves of a vector that equals the mean
+_NEGLIGIBLE = 1e-6  # of a vector's length: rounding error of float32 for a vector that equals the mean
 _NODES = 2_000
-_AT_ONCE = 2**21  # numbers of random directions drawn together
+_AT_ONCE = 2**21  # random numbers drawn together
 
 
 def pairwise_cosine(vectors: Float[Tensor, "*batch item d"]) -> Float[Tensor, "*batch item item"]:
-    """Cosine of the angle between every two vectors; the diagonal is 1, NaN where a vector has no direction."""
+    """Return the cosine between every two vectors; the diagonal is 1, NaN where a vector has no direction."""
     unit: Tensor = vectors / vectors.norm(dim=-1, keepdim=True)
     return unit @ unit.mT
 
 
 def centered(vectors: Float[Tensor, "*batch item d"]) -> Float[Tensor, "*batch item d"]:
-    """Vectors minus their mean; NaN where nothing but rounding is left."""
+    """Subtract the mean vector; NaN where only rounding error is left."""
     length = vectors.norm(dim=-1, keepdim=True)
     is_defined = length.isfinite()
     rest = vectors - vectors.nan_to_num().sum(dim=-2, keepdim=True) / is_defined.sum(dim=-2, keepdim=True)
-    # Multiplied, not filled: three times faster on many small frames.
+    # Multiplying is three times faster than filling, on many small frames.
     known: Tensor = torch.where(rest.norm(dim=-1, keepdim=True) <= _NEGLIGIBLE * length, torch.nan, 1.0)
     directions: Tensor = rest * known
     return directions
 
 
 def coordinates_of(gram: Float[Tensor, "*batch item same_item"]) -> Float[Tensor, "*batch item coordinate"]:
-    """Vectors with these inner products, in as many dimensions as there are vectors: G = X Xᵀ."""
+    """Return vectors with these inner products, G = X Xᵀ, in as many dimensions as there are vectors."""
     values, axes = torch.linalg.eigh(gram.double())
     vectors: Tensor = axes * values.clamp_min(0).sqrt()[..., None, :]
     return vectors
 
 
 def overlap(cosine: Float[Tensor, "*batch item item"]) -> Float[Tensor, "*batch"]:
-    """Mean |cosine| over distinct pairs: 0 is orthogonal, 1 is parallel."""
+    """Return the mean |cosine| over distinct pairs: 0 is orthogonal, 1 is parallel."""
     return _mean_of_pairs(cosine.abs())
 
 
 def overlap_max(cosine: Float[Tensor, "*batch item item"]) -> Float[Tensor, "*batch"]:
-    """Largest |cosine| over distinct pairs; `welch_bound` is the least it can be."""
+    """Return the largest |cosine| over distinct pairs; `welch_bound` is its lower bound."""
     if cosine.shape[-1] == 0:
         return cosine.new_full(cosine.shape[:-2], torch.nan)
     is_itself = torch.eye(cosine.shape[-1], dtype=torch.bool, device=cosine.device)
@@ -60,12 +62,12 @@ def overlap_max(cosine: Float[Tensor, "*batch item item"]) -> Float[Tensor, "*ba
 
 
 def signed_mean(cosine: Float[Tensor, "*batch item item"]) -> Float[Tensor, "*batch"]:
-    """Mean cosine over distinct pairs, between −1/(n−1) and 1."""
+    """Return the mean cosine over distinct pairs, between −1/(n−1) and 1."""
     return _mean_of_pairs(cosine)
 
 
 def orthogonality(cosine: Float[Tensor, "*batch item item"]) -> Float[Tensor, "*batch"]:
-    """1 − ‖G − I‖ / ‖11ᵀ − I‖ for the Gram matrix G of unit vectors: 1 is orthonormal, 0 is parallel.
+    """Return 1 − ‖G − I‖ / ‖11ᵀ − I‖ for the Gram matrix G of unit vectors: 1 is orthonormal, 0 is parallel.
 
     The ratio of norms is the root mean square of the cosines of distinct pairs.
     """
@@ -73,7 +75,7 @@ def orthogonality(cosine: Float[Tensor, "*batch item item"]) -> Float[Tensor, "*
 
 
 def dimension_utilisation(cosine: Float[Tensor, "*batch item item"], d: int) -> Float[Tensor, "*batch"]:
-    """Participation ratio (Σλ)² / Σλ² of the Gram matrix over min(n, d): 1 where all directions are used alike.
+    """Return the participation ratio (Σλ)² / Σλ² of the Gram matrix over min(n, d): 1 if directions are used equally.
 
     Unit vectors have Σλ = n and Σλ² = ‖G‖², so no eigenvalue is needed.
     """
@@ -82,22 +84,22 @@ def dimension_utilisation(cosine: Float[Tensor, "*batch item item"], d: int) -> 
 
 
 def welch_bound(n: int, d: int) -> float:
-    """√((n − d) / (d (n − 1))): the least possible largest |cosine|, and root mean square, of n directions in R^d.
+    """Return √((n − d) / (d (n − 1))), a lower bound on the largest and on the RMS |cosine| of n directions in R^d.
 
-    0 where n ≤ d. The mean |cosine| is at least the square of it.
+    0 if n ≤ d. The mean |cosine| is at least its square.
     """
     return math.sqrt((n - d) / (d * (n - 1))) if n > max(d, 1) else 0.0
 
 
 def chance_overlap(d: int) -> float:
-    """Expected |cosine| of two random directions in `d` dimensions: Γ(d/2) / (√π Γ((d+1)/2))."""
+    """Return the expected |cosine| of two random directions in `d` dimensions: Γ(d/2) / (√π Γ((d+1)/2))."""
     return math.exp(math.lgamma(d / 2) - math.lgamma((d + 1) / 2)) / math.sqrt(math.pi)
 
 
 def chance_overlap_centered(n: int, d: int) -> float:
-    """Expected |cosine| of two of `n` random vectors in `d` dimensions once their mean is removed.
+    """Return the expected |cosine| of two of `n` random vectors in `d` dimensions after their mean is removed.
 
-    Removing the mean correlates any two by ρ = −1/(n−1), so few vectors overlap visibly whatever they encode. Exact
+    Removing the mean correlates any two by ρ = −1/(n−1), so a few vectors overlap visibly whatever they encode. Exact
     for Gaussian vectors, by quadrature over θ (r = sin θ) of the density of a correlation r with d degrees of freedom.
     """
     if n < 2:
@@ -113,9 +115,9 @@ def chance_overlap_centered(n: int, d: int) -> float:
 
 
 def chance_overlap_max(n: int, d: int) -> float:
-    """Expected largest |cosine| among `n` random directions in `d` dimensions: ∫ 1 − F(x)^pairs dx.
+    """Return the expected largest |cosine| among `n` random directions in `d` dimensions: ∫ 1 − F(x)^pairs dx.
 
-    F is the distribution of one |cosine|. Pairs are independent two by two, not altogether: right to 4 %.
+    F is the distribution of one |cosine|. Pairs are pairwise but not jointly independent: accurate to 4 %.
     """
     if n < 2:
         return math.nan
@@ -126,14 +128,14 @@ def chance_overlap_max(n: int, d: int) -> float:
 
 
 def overlaps(vectors: Float[Tensor, "draw *batch item d"]) -> Float[Tensor, "draw 2 *batch"]:
-    """Overlap as they are, and with their mean removed."""
+    """Return the overlap of the vectors, raw and with their mean removed."""
     return torch.stack([overlap(pairwise_cosine(x)) for x in (vectors, centered(vectors))], dim=1)
 
 
 def projected_overlaps(
     vectors: Float[Tensor, "*batch item width"], d: int, *, n: int, seed: int
 ) -> Float[Tensor, "draw 2 *batch"]:
-    """Overlap of the same vectors after each of `n` random Gaussian maps to `d` dimensions, raw and centered."""
+    """Return the overlap of the vectors after each of `n` random Gaussian maps to `d` dimensions, raw and centered."""
     shape = (n, *(1,) * (vectors.ndim - 2), vectors.shape[-1], d)
     matrices = torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float32).to(vectors)
     return overlaps(vectors @ matrices)
@@ -141,10 +143,10 @@ def projected_overlaps(
 
 @cache
 def random_overlaps(n: int, d: int, *, draws: int, seed: int) -> Float64[np.ndarray, "draw 2"]:
-    """Overlap of `n` random directions in R^d, raw and centered, in each of `draws` draws; NaN for fewer than two.
+    """Draw the overlap of `n` random directions in R^d, raw and centered; NaN for fewer than two.
 
-    Their mean is `chance_overlap` and `chance_overlap_centered`; one set of directions scatters about it. For 20
-    directions in 32 dimensions the central 95 % are 0.127 to 0.157.
+    The expectations are `chance_overlap` and `chance_overlap_centered`. For 20 directions in 32 dimensions the central
+    95 % of draws lie between 0.127 and 0.157.
     """
     if n < 2:
         return np.full((draws, 2), np.nan)
@@ -158,11 +160,11 @@ def random_overlaps(n: int, d: int, *, draws: int, seed: int) -> Float64[np.ndar
 def cross_fitted_overlap(
     one: Float[Tensor, "*batch item d"], other: Float[Tensor, "*batch item d"]
 ) -> Float[Tensor, "*batch"]:
-    """Mean |cosine| of noisy vectors, from two estimates of each with independent noise.
+    """Return the mean |cosine| of noisy vectors, from two estimates of each with independent noise.
 
-    cos_ij = (x_i·y_j + x_j·y_i) / (2 √(x_i·y_i x_j·y_j)): noise cancels in every product on average, where in the
-    plain cosine it lengthens the vectors and turns them apart. Absolute values of what noise is left are too large, so
-    the result errs upward where the plain overlap errs downward. Pairs with x_i·y_i ≤ 0 are left out.
+    cos_ij = (x_i·y_j + x_j·y_i) / (2 √(x_i·y_i x_j·y_j)). Noise cancels on average in each product. In the plain cosine
+    it lengthens the vectors and makes them less parallel. The absolute value of the remaining noise is positive, so
+    this estimate is biased upward where the plain overlap is biased downward. Pairs with x_i·y_i ≤ 0 are left out.
     """
     products = one @ other.mT
     power = products.diagonal(dim1=-2, dim2=-1)
@@ -177,16 +179,16 @@ def verdicts(
     level_lo: Float[np.ndarray, "*#axes"],
     level_hi: Float[np.ndarray, "*#axes"],
 ) -> Float[np.ndarray, "*axes"]:
-    """−1 where the interval of an overlap lies below that of its chance level, 1 above, 0 where they meet.
+    """Return −1 where the interval of an overlap lies below that of its chance level, 1 above, 0 where they intersect.
 
-    NaN where either is not known.
+    NaN where either is unknown.
     """
     found = np.where(hi < level_lo, -1.0, np.where(lo > level_hi, 1.0, 0.0))
     return np.where(np.isnan(lo + hi + level_lo + level_hi), np.nan, found)
 
 
 def frame_statistics(vectors: Float[Tensor, "*batch item d"]) -> dict[str, Float[Tensor, "*batch"]]:
-    """Everything above for one frame of vectors, by name; `_centered` with their mean removed."""
+    """Return all statistics above for each set of vectors, by name; `_centered` with the mean removed."""
     raw, mean_removed = pairwise_cosine(vectors), pairwise_cosine(centered(vectors))
     return {
         "overlap": overlap(raw),
@@ -200,7 +202,10 @@ def frame_statistics(vectors: Float[Tensor, "*batch item d"]) -> dict[str, Float
 
 
 def frame_chances(n: int, d: int) -> dict[str, float]:
-    """What `n` random directions in R^d score. Orthogonality and utilisation: at the expected squared cosine, 1/d."""
+    """Return the chance levels for `n` random directions in R^d.
+
+    Orthogonality and utilization are evaluated at the expected squared cosine, 1/d.
+    """
     return {
         "overlap": chance_overlap(d),
         "overlap_max": chance_overlap_max(n, d),
@@ -212,7 +217,7 @@ def frame_chances(n: int, d: int) -> dict[str, float]:
 
 
 def _mean_of_pairs(values: Float[Tensor, "*batch item item"]) -> Float[Tensor, "*batch"]:
-    """Mean off the diagonal, over what is not NaN: the whole sum less the diagonal's, which is faster than a choice."""
+    """Return the mean off the diagonal, ignoring NaN. Subtracting the diagonal's sum is faster than a mask."""
     diagonal = values.diagonal(dim1=-2, dim2=-1)
     n = (~diagonal.isnan()).sum(dim=-1)
     return (values.nansum(dim=(-2, -1)) - diagonal.nansum(dim=-1)) / (n * (n - 1))

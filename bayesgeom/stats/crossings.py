@@ -1,7 +1,7 @@
-"""When a curve over training snapshots first comes near to a level, and when it stays there.
+"""Find when a curve over training snapshots first reaches a level, and when it stays there.
 
-reached    the first snapshot at which a condition holds, whatever comes after
-settled    the first snapshot from which on at most a tenth of the first distance is left
+reached    the first snapshot at which a condition holds, even if it fails later
+settled    the first snapshot after which at most a tenth of the first distance is left
 """
 
 from collections.abc import Sequence
@@ -18,9 +18,9 @@ Steps = Sequence[int]
 @final
 @dataclass(frozen=True)
 class Crossing:
-    """The snapshot at which something first holds, and the one before it: it came to hold in between.
+    """The first snapshot at which a condition holds, and the one before: the change lies between them.
 
-    NaN: the step where it never did, and `before` where nothing is known of that either.
+    `step` is NaN if the condition never holds; `before` is NaN if it is unknown.
     """
 
     step: float
@@ -31,7 +31,7 @@ NEVER = Crossing(float("nan"), float("nan"))
 
 
 def reached(steps: Steps, holds: Bool[np.ndarray, " step"]) -> Crossing:
-    """Return the first snapshot at which a condition holds; `NEVER` where it never does, or does from the start.
+    """Return the first snapshot at which a condition holds; `NEVER` if it never holds, or holds from the start.
 
     Example:
         >>> reached((0, 10, 20, 40), np.array([False, False, True, False]))
@@ -44,16 +44,16 @@ def reached(steps: Steps, holds: Bool[np.ndarray, " step"]) -> Crossing:
 
 
 def settled(steps: Steps, distance: Float[np.ndarray, " step"], *, counts_last: bool) -> Crossing:
-    """Return the first snapshot from which on a distance is at most a tenth of its first value.
+    """Return the first snapshot after which a distance stays at most a tenth of its first value.
 
     Args:
         steps: Training step of every snapshot.
         distance: A distance over these snapshots, such as that to the last one. NaN counts as far.
         counts_last: Whether a distance may settle at the last snapshot. A distance *to* the last snapshot is 0 there
-            whatever came before. Without `counts_last` the step is then NaN and `before` the last snapshot but one.
+            by definition. Without `counts_last` the step is then NaN and `before` is the second-to-last snapshot.
 
     Returns:
-        That snapshot; `NEVER` where the distance is within a tenth from the start.
+        The snapshot; `NEVER` if the distance is within a tenth from the start.
 
     Example:
         >>> settled((0, 10, 20, 40, 80), np.array([1.0, 0.05, 0.5, 0.08, 0.0]), counts_last=True)
@@ -68,5 +68,5 @@ def settled(steps: Steps, distance: Float[np.ndarray, " step"], *, counts_last: 
 
 
 def times_later(later: Crossing, earlier: Crossing) -> tuple[float, float, float]:
-    """Return one step over the other, and the least and the most that the spacing of snapshots allows."""
+    """Return the ratio of two steps, with the bounds that the spacing of snapshots allows."""
     return later.step / earlier.step, later.before / earlier.step, later.step / earlier.before

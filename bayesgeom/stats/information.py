@@ -1,6 +1,9 @@
 """Entropy and divergence of discrete distributions along the last axis, in bits.
 
-Conventions: 0 log 0 = 0; KL is always KL(exact ‖ model). Reference: Cover & Thomas 2006, chapter 2.
+Conventions: 0 log 0 = 0; KL is always KL(exact ‖ model).
+
+References:
+    Cover & Thomas 2006, chapter 2.
 """
 
 import math
@@ -13,28 +16,28 @@ NATS_PER_BIT = math.log(2)
 
 
 def entropy_bits(p: Float[Tensor, "*batch outcome"]) -> Float[Tensor, "*batch"]:
-    """−Σ p log2 p, between 0 and log2(outcomes)."""
+    """Return the entropy −Σ p log2 p, between 0 and log2(outcomes)."""
     return -torch.xlogy(p, p).sum(-1) / NATS_PER_BIT
 
 
 def kl_bits(
     exact: Float[Tensor, "*batch outcome"], log_model: Float[Tensor, "*batch outcome"]
 ) -> Float[Tensor, "*batch"]:
-    """Σ p (log2 p − log2 q) for p = `exact` and natural log-probabilities log q = `log_model`; ≥ 0.
+    """Return Σ p (log2 p − log2 q) ≥ 0 for p = `exact` and natural log-probabilities log q = `log_model`.
 
-    Infinite where the model gives zero to what can happen; where p = 0 a term is zero whatever q says.
+    Infinite where q = 0 and p > 0. Terms with p = 0 are zero for any q.
     """
     cross = torch.where(exact > 0, exact * log_model, 0.0)
     return (torch.xlogy(exact, exact) - cross).sum(-1) / NATS_PER_BIT
 
 
 def total_variation(p: Float[Tensor, "*batch outcome"], q: Float[Tensor, "*batch outcome"]) -> Float[Tensor, "*batch"]:
-    """½ Σ |p − q|, between 0 (equal) and 1 (disjoint)."""
+    """Return the total variation ½ Σ |p − q|, between 0 (equal) and 1 (disjoint)."""
     return (p - q).abs().sum(-1) / 2
 
 
 def jensen_shannon_bits(
     p: Float[Tensor, "*batch outcome"], q: Float[Tensor, "*batch outcome"]
 ) -> Float[Tensor, "*batch"]:
-    """H((p + q)/2) − (H(p) + H(q))/2, between 0 and 1 bit."""
+    """Return the Jensen–Shannon divergence H((p + q)/2) − (H(p) + H(q))/2, between 0 and 1 bit."""
     return entropy_bits((p + q) / 2) - (entropy_bits(p) + entropy_bits(q)) / 2

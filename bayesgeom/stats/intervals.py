@@ -1,21 +1,21 @@
-"""Confidence intervals over sequences that cover as often as they say, and the rule that withholds them.
+"""Confidence intervals over sequences with 95 % coverage, and the rule that withholds them.
 
 The bootstrap-t interval of a ratio of sums, of which a mean is a special case. With sums over sequences A and B,
 R = A / B and standard error s(R) = sqrt(Σ (a_i − R b_i)²) / B,
 
     lo = R − t(1 − level) s(R),    hi = R − t(level) s(R),    t* = (R* − R) / s*(R*) over resamples of sequences.
 
-A sample of skewed values has usually missed the values that carry the mean, so the textbook interval (level = 0.025)
-is too short on the side of the long tail. Where the sample shows a heavy tail on a side, that end is taken at a lower
-level (`tail_level`) and moved further out (`tail_stretch`). The heaviness is measured by `tail_weight`, which depends
-on the bulk of the values and hardly on whether the largest one is in the sample. Values that take only two levels,
-such as correct and wrong, get Wilson's score interval, since resamples of them are too coarse.
+A sample of skewed values usually misses the rare large values that dominate the mean, so the textbook interval
+(level = 0.025) is too short on the side of the long tail. If the sample has a heavy tail on a side, that end is taken
+at a lower level (`tail_level`) and moved further out (`tail_stretch`). `tail_weight` measures the tail. It depends on
+the bulk of the values and hardly on whether the largest one is in the sample. Binary values, such as correct and wrong,
+get Wilson's score interval, because resamples of them are too coarse.
 
-An interval is withheld for one of two reasons, and each was chosen so that it does not spoil the intervals that are
-shown. (a) The tail is heavier than any on which coverage was measured. A stricter rule makes the shown intervals worse:
-of the samples of a heavy-tailed population it keeps those that look light-tailed, and these underestimate the mean.
-(b) Fewer than 8 sequences differ from the median. This rule keeps samples that overestimate the rate of rare errors,
-so just above the limit both ends are taken at a lower level, `FEW_LEVEL`.
+An interval is withheld for one of two reasons. Both rules were chosen to preserve the coverage of the intervals that
+are shown. (a) The tail is heavier than any on which coverage was measured. A stricter rule would lower coverage: it
+would select samples of a heavy-tailed population that look light-tailed, and these underestimate the mean. (b) Fewer
+than 8 sequences differ from the median. This rule selects samples that overestimate the rate of rare errors, so just
+above the limit both ends are taken at a lower level, `FEW_LEVEL`.
 
 The constants were set on lognormal, gamma, Weibull and Pareto values, on their differences and on the KL of shipped
 models, with other seeds than those of `benchmarks/coverage.py`, which measures the coverage.
@@ -35,15 +35,15 @@ from jaxtyping import Float, Float64, Int
 from scipy.special import expit, logit, ndtri
 
 LEVEL = 0.025  # in each tail
-MIN_DIFFERENT = 8  # sequences that must differ from the median: fewer say nothing of the spread
-ENOUGH_DIFFERENT = 13  # where fewer differ, and fewer than half of all, the ends are taken at one of the next levels
+MIN_DIFFERENT = 8  # sequences that must differ from the median: fewer do not determine the spread
+ENOUGH_DIFFERENT = 13  # if fewer differ, and fewer than half of all, the ends are taken at one of the next levels
 FEW_LEVEL, FEW_LEVEL_SCORE = 0.018, 0.003  # of bootstrap-t and of score intervals
 MAX_TAIL = 1.9  # tail weight of lognormal values with σ = 3, the heaviest on which coverage was measured
 MAX_SKEW = 0.25  # standardized skewness of the mean, |Σ d³| / (Σ d²)^1.5; less skewed samples keep their interval
 _TAIL_ERRORS = 8.8  # 2.6 standard errors of that tail weight, times √n
-_LIGHT, _RANGE, _SLOPE = 0.7, 0.55, 2.6  # tail weights up to the first keep the level; beyond, decades of it per unit
-_STRETCHED, _FURTHER, _STRETCH = 1.35, 1.0, 2.5  # beyond the first, up to the second, t grows by the third per unit
-_COLUMNS = 1_024  # handled at once
+_LIGHT, _RANGE, _SLOPE = 0.7, 0.55, 2.6  # tail weight where the level starts to fall, range, decades per unit
+_STRETCHED, _FURTHER, _STRETCH = 1.35, 1.0, 2.5  # tail weight where t starts to grow, range, growth per unit
+_COLUMNS = 1_024  # processed together
 _ROUNDING = 1e-12
 
 Scale = Literal["plain", "correlation", "share"]
@@ -74,7 +74,7 @@ class Interval:
         hi: Upper ends.
         code: Why an interval is withheld; `FINE` where it is not.
         n_different: Sequences (or groups of them) that differ from the median.
-        n: Sequences, or groups of them where there are many.
+        n: Number of sequences, or of groups of them if there are many.
     """
 
     lo: Float[np.ndarray, "*rest"]
@@ -87,7 +87,7 @@ class Interval:
         return iter((self.lo, self.hi))
 
     def why_not(self, at: tuple[int, ...] = ()) -> str:
-        """Return the reason why entry `at` has no interval, "" where it has one.
+        """Return the reason why entry `at` has no interval, or "" if it has one.
 
         Example:
             >>> from bayesgeom.stats.bootstrap import mean_interval
@@ -118,7 +118,7 @@ def no_interval(shape: tuple[int, ...], n: int, code: int = FEW) -> Interval:
 
 
 def withheld(intervals: Mapping[str, Interval]) -> dict[str, str]:
-    """Return why a metric has no interval, by its name; of an array, for how many entries and why the first has none.
+    """Return, by metric, why it has no interval; for an array, the number of entries and the first one's reason.
 
     Example:
         >>> withheld({"kl_bits": no_interval((), n=5)})
@@ -141,9 +141,9 @@ def bootstrap_t(
     """Return the 95 % interval of Σ above / Σ below, or the reason why there is none.
 
     Args:
-        above: Numerators; of a mean, the values.
-        below: Denominators; of a mean, ones.
-        weights: Share of each sequence in each resample, as `bootstrap_weights` gives them.
+        above: Numerators; for a mean, the values.
+        below: Denominators; for a mean, ones.
+        weights: Share of each sequence in each resample, from `bootstrap_weights`.
     """
     n, shape = len(above), above.shape[1:]
     if n < 2:
@@ -167,8 +167,8 @@ def jackknife_interval(
 ) -> Interval:
     """Return the 95 % interval of any smooth statistic of the sequences.
 
-    The pseudo-values G θ − (G − 1) θ₍₋g₎ of the G groups are treated as a sample whose mean is wanted. Their mean is θ
-    less its jackknife estimate of bias.
+    The pseudo-values G θ − (G − 1) θ₍₋g₎ of the G groups are treated as a sample. Their mean is θ minus its jackknife
+    estimate of bias.
 
     Args:
         replicates: The statistic under each row of `jackknife_weights`.
@@ -207,9 +207,9 @@ def tail_weight(
 def tail_level(
     tail: Float64[np.ndarray, "*rest"], other: Float64[np.ndarray, "*rest"], n: int
 ) -> Float64[np.ndarray, "*rest"]:
-    """Return the level at which the end on the side of this tail is taken: 0.025, and less for a heavy tail.
+    """Return the level of the end on the side of this tail: 0.025, or less for a heavy tail.
 
-    Where the other tail is as heavy, errors of the two partly cancel, and the level is lowered half as far.
+    If the other tail is equally heavy, errors of the two partly cancel, and the level is lowered half as far.
     """
     decades = _SLOPE * (64 / max(n, 64)) ** 0.15 * _excess(tail, other, _LIGHT, _RANGE)
     return np.asarray(LEVEL * 10**-decades)
@@ -218,14 +218,14 @@ def tail_level(
 def tail_stretch(
     tail: Float64[np.ndarray, "*rest"], other: Float64[np.ndarray, "*rest"], n: int
 ) -> Float64[np.ndarray, "*rest"]:
-    """Return the factor on t at the end on the side of this tail: 1, and more where no resample reaches far enough."""
+    """Return the factor on t at the end on the side of this tail: 1, or more if no resample reaches far enough."""
     return np.asarray(1 + _STRETCH * (64 / max(n, 64)) ** 0.3 * _excess(tail, other, _STRETCHED, _FURTHER))
 
 
 def heaviest_tail(n: int) -> float:
-    """Return the tail weight beyond which a skewed sample of n sequences has no interval.
+    """Return the largest tail weight with which a skewed sample of n sequences has an interval.
 
-    Hardly any sample of lognormal values with σ = 3 exceeds it.
+    Few samples of lognormal values with σ = 3 exceed it.
 
     Example:
         >>> heaviest_tail(64)
@@ -235,7 +235,7 @@ def heaviest_tail(n: int) -> float:
 
 
 def _excess(tail: np.ndarray, other: np.ndarray, start: float, most: float) -> np.ndarray:
-    """How far a tail is beyond `start`, up to `most`, less half of what the other one shares of it."""
+    """Return the excess of a tail over `start`, up to `most`, minus half of the excess that the other tail shares."""
     own, others = (np.clip(of - start, 0, most) for of in (tail, other))
     return np.asarray(own - np.minimum(own, others) / 2)
 
@@ -245,7 +245,7 @@ def _columns(
     b: Float64[np.ndarray, "sequence #column"],
     weights: Float64[np.ndarray, "draw sequence"],
 ) -> tuple[np.ndarray, ...]:
-    """Lower end, upper end, code and number of differing sequences of every column."""
+    """Return lower end, upper end, code and number of differing sequences of every column."""
     n = len(a)
     with np.errstate(divide="ignore", invalid="ignore"):
         ratio = a.sum(axis=0) / b.sum(axis=0)
@@ -270,7 +270,7 @@ def _columns(
         skew = np.abs((influence**3).sum(axis=0)) / (influence**2).sum(axis=0) ** 1.5
     code = np.where((np.maximum(upper, lower) > heaviest_tail(n)) & (skew > MAX_SKEW), HEAVY, FINE)
     code = np.where(~np.isfinite(lo) | ~np.isfinite(hi) | (different < MIN_DIFFERENT), FEW, code)
-    # All at 0 or 1 may hide a rare exception; any other constant is a property of the model.
+    # If all are 0 or all are 1, a rare exception may be missing; any other constant is a property of the model.
     is_edge = (np.abs(ratio) <= _ROUNDING) | (np.abs(ratio - 1) <= _ROUNDING)
     is_constant = different == 0
     lo, hi = (np.where(is_constant, ratio, end) for end in (lo, hi))
@@ -284,7 +284,7 @@ def _two_valued(
     b: Float64[np.ndarray, "sequence #column"],
     level: Float64[np.ndarray, " column"],
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Which columns are means of values at two levels, and Wilson's interval of those."""
+    """Return which columns are means of two-valued data, and Wilson's interval of these."""
     n, z = len(a), -ndtri(level)
     with np.errstate(divide="ignore", invalid="ignore"):
         values = a / b
@@ -305,8 +305,8 @@ def _studentized(
     ratio: Float64[np.ndarray, " column"],
     weights: Float64[np.ndarray, "draw sequence"],
 ) -> Float64[np.ndarray, "draw column"]:
-    """t* of every resample; 0 where a resample equals the sample and has no spread, infinite where it only has none."""
-    # Shifting the numerators leaves t* as it is and keeps the squares from cancelling.
+    """Return t* of every resample. Without spread it is 0 if the resample equals the sample, else infinite."""
+    # Shifting the numerators does not change t* and avoids cancellation of the squares.
     a = a - ratio * b
     total = weights @ b
     shift, power = weights @ a / total, weights @ a**2
@@ -322,7 +322,7 @@ def _studentized(
 def _at(
     ordered: Float64[np.ndarray, "draw column"], level: Float64[np.ndarray, " column"]
 ) -> Float64[np.ndarray, " column"]:
-    """The quantile of every column, linear between its neighbors."""
+    """Return the quantile of every column, by linear interpolation."""
     place = level * (len(ordered) - 1)
     low = np.floor(place).astype(np.int64)
     high = np.minimum(low + 1, len(ordered) - 1)

@@ -1,7 +1,7 @@
-"""A cloud of points against one number per point: is the cloud a curve, and does the number order the points along it?
+"""Compare a cloud of points with the exact entropy at each: is the cloud a curve, and does entropy order its points?
 
-The number is the exact entropy. Each statistic is computed for the entropies as they are and, in the same stroke, for
-entropies shuffled across sequences within each position, which keep whatever position alone explains.
+Each statistic is computed for the true entropies and for entropies shuffled across sequences within each position. The
+shuffle preserves effects of position alone.
 """
 
 from dataclasses import dataclass
@@ -27,17 +27,17 @@ from bayesgeom.stats.regression import (
 )
 
 N_KNOTS, N_AXES = 5, 3
-_MANY = 256  # dimensions of which no more axes are computed than are reported
-_COLLINEAR = 1e-9  # a spline of few distinct entropies has columns to spare
+_MANY = 256  # with more dimensions than this, only the reported axes are computed
+_COLLINEAR = 1e-9  # a spline of few distinct entropies has redundant columns
 
 
 @final
 @dataclass(frozen=True, kw_only=True)
 class EntropyScale:
-    """The entropies to compare clouds with: draw 0 as they are, the other draws shuffled within position.
+    """The entropies to compare clouds with: draw 0 is true, the other draws are shuffled within position.
 
     `unit_*` have mean 0 and length 1 over the points, NaN where constant; `columns` are the entropy and its spline
-    basis, centered at the mean of the first `n_fit` points. `identified` says that entropy is no function of position.
+    basis, centered at the mean of the first `n_fit` points. `identified`: entropy is not a function of position.
     """
 
     unit_values: Float64[np.ndarray, "point draw"]
@@ -52,9 +52,9 @@ class EntropyScale:
 @final
 @dataclass(frozen=True, kw_only=True)
 class CloudStatistics:
-    """What one cloud says. `relation` to entropy has one value per draw: true entropies first, then the shuffles.
+    """Statistics of one cloud. `relation` to entropy has one value per draw: true entropies first, then the shuffles.
 
-    `axes` are the first `N_AXES` principal ones.
+    `axes` are the first `N_AXES` principal axes.
     """
 
     shape: dict[str, float]
@@ -67,7 +67,7 @@ def entropy_scale(
     level: Int64[np.ndarray, "sequence position"],
     n_fit: int,
 ) -> EntropyScale:
-    """The scale of these draws of `entropy_columns`; the first `n_fit` sequences fit, the rest score."""
+    """Build the scale from draws of `entropy_columns`; the first `n_fit` sequences fit, the rest score."""
     n_draws, _, n_positions, _ = rows.shape
     flat = rows.reshape(n_draws, -1, rows.shape[-1])
     columns = torch.from_numpy(np.ascontiguousarray(flat.transpose(1, 0, 2)[:, :, 1:])).float()
@@ -91,7 +91,7 @@ def shuffled_scale(
     shuffles: int,
     seed: int,
 ) -> EntropyScale:
-    """Entropies as they are, and shuffled; the first half of the sequences fits, the second scores."""
+    """Build the scale of true and shuffled entropies; the first half of the sequences fits, the second scores."""
     columns = entropy_columns(entropy, even_knots(entropy.ravel(), N_KNOTS))
     rng = np.random.default_rng(seed)
     rows = np.stack([columns, *(shuffled_within_position(columns, rng) for _ in range(shuffles))])
@@ -101,7 +101,7 @@ def shuffled_scale(
 def entropy_columns(
     entropy: Float64[np.ndarray, "sequence position"], knots: Float64[np.ndarray, " knot"]
 ) -> Float64[np.ndarray, "sequence position column"]:
-    """Rank, value and spline basis of every entropy: what is shuffled together."""
+    """Return rank, value and spline basis of every entropy, which are shuffled together."""
     rank = ranks(entropy.ravel()).reshape(*entropy.shape, 1)
     return np.concatenate([rank, entropy[..., None], natural_spline(entropy, knots)], axis=-1)
 
@@ -109,10 +109,10 @@ def entropy_columns(
 def cloud_statistics(
     points: Float[Tensor, "point d"], scale: EntropyScale, *, width: int | None = None
 ) -> CloudStatistics:
-    """Shape of the cloud, and how its first axis, a linear read-out and a smooth curve relate to entropy.
+    """Compute the shape of the cloud, and how its first axis, a linear read-out and a smooth curve relate to entropy.
 
     `entropy_r2` and `curve_share` are held out: 1 − Σ|error|² / Σ|deviation from the fitting half's mean|².
-    `width` is that of the vectors, where the points are given in coordinates of their span.
+    `width` is the dimension of the vectors, if the points are given in coordinates of their span.
     """
     centered = points - points[: scale.n_fit].mean(dim=0)
     moments = split_moments(centered, scale.columns.flatten(1).to(points), scale.n_fit)
@@ -141,9 +141,9 @@ def cloud_statistics(
 def _axes(
     points: Float[Tensor, "point d"], centered: Float[Tensor, "point d"], moments: SplitMoments
 ) -> tuple[Float64[Tensor, " axis"], Float64[Tensor, "d axis"], Float64[Tensor, ""], Float64[Tensor, ""]]:
-    """Variances along the leading principal axes, the axes, the sum of all variances, and that of their squares.
+    """Return variances along the leading axes, the axes, the sum of all variances, and the sum of their squares.
 
-    The second moments are at hand where there are as many points as dimensions.
+    The second moments are given if there are at least as many points as dimensions.
     """
     if len(points) < points.shape[1]:
         variances, axes = cloud_axes(points)
@@ -159,7 +159,7 @@ def _axes(
 def head_statistics(
     points: Float[Tensor, "point head d_head"], scale: EntropyScale
 ) -> tuple[Float64[np.ndarray, " head"], Float64[np.ndarray, " head"]]:
-    """PC1 share of every head on its own, and |Spearman| of its PC1 with entropy."""
+    """Return the PC1 share of each head, and |Spearman| of its PC1 with entropy."""
     by_head = points.movedim(1, 0)
     variances, axes = principal_axes(covariance(by_head))
     first = (by_head @ axes[:, :, :1].to(points.dtype))[:, :, 0].T.cpu().numpy()
@@ -173,9 +173,10 @@ def view(
     entropy: Float64[np.ndarray, " point"],
     at: Float64[np.ndarray, " step"],
 ) -> tuple[Float64[np.ndarray, "point component"], Float64[np.ndarray, "step component"]]:
-    """The points along three of their axes, and the smooth curve through them at the entropies `at`.
+    """Return the points along three of their axes, and the smooth curve through them at the entropies `at`.
 
-    The first axis is turned to where entropy grows. `curve_share` scores curves of this form; all points fit this one.
+    The first axis points to increasing entropy. `curve_share` scores curves of this form; this one is fitted to all
+    points.
     """
     cloud = points.double().cpu()
     coordinates = (cloud - cloud.mean(dim=0)) @ torch.nn.functional.pad(axes.cpu(), (0, N_AXES - axes.shape[1]))
@@ -190,7 +191,7 @@ def view(
 
 
 def unit_columns(values: Float[np.ndarray, "point column"]) -> Float64[np.ndarray, "point column"]:
-    """Columns with mean 0 and length 1, so that products are correlations; NaN where a column is constant."""
+    """Scale columns to mean 0 and length 1, so that products are correlations; NaN where a column is constant."""
     centered = values - values.mean(axis=0, dtype=np.float64)
     length = np.sqrt((centered**2).sum(axis=0))
     is_constant = length <= 1e-12 * np.abs(values).max(axis=0) * np.sqrt(len(values))
@@ -198,17 +199,17 @@ def unit_columns(values: Float[np.ndarray, "point column"]) -> Float64[np.ndarra
 
 
 def _entropy_r2(moments: SplitMoments, scale: EntropyScale, width: int) -> Float64[np.ndarray, " draw"]:
-    """Share of the held-out variance of entropy that a linear read-out of the points predicts; 0 is the mean."""
+    """Return the share of the held-out variance of entropy that a linear read-out predicts; 0 for the mean."""
     shape = scale.columns.shape[1:]
     fit, held = (c.reshape(-1, *shape)[:, :, 0] for c in (moments.fit_cross, moments.score_cross))
     power = moments.score_power.reshape(shape)[:, 0]
-    strength = RIDGE * len(moments.fit_gram) / width  # the penalty of the whole space, in coordinates of a span
+    strength = RIDGE * len(moments.fit_gram) / width  # the penalty of the full space, in coordinates of the span
     error = squared_error(ridge(moments.fit_gram, fit, strength=strength), moments.score_gram, held, power)
     return (1 - error / power).cpu().numpy()
 
 
 def _curve_share(moments: SplitMoments, scale: EntropyScale) -> Float64[np.ndarray, " draw"]:
-    """Share of the held-out variance of the points that a smooth curve in entropy predicts; 0 is the mean."""
+    """Return the share of the held-out variance of the points that a smooth curve predicts; 0 for the mean."""
     basis = scale.columns[:, :, 1:].double().to(moments.fit_gram.device)
     fit, held = (torch.einsum("nda,ndb->dab", b, b) for b in (basis[: scale.n_fit], basis[scale.n_fit :]))
     shape = scale.columns.shape[1:]
@@ -217,6 +218,6 @@ def _curve_share(moments: SplitMoments, scale: EntropyScale) -> Float64[np.ndarr
     weights = ridge(fit, fit_cross, strength=_COLLINEAR)
     power = moments.score_gram.diagonal().expand(len(weights), -1)
     error = squared_error(weights, held, held_cross, power).sum(dim=-1)
-    # A curve in a constant is a point: no answer, rather than a share of 0.
+    # With constant entropy the curve is a point: NaN, rather than a share of 0.
     is_curve = fit.diagonal(dim1=-2, dim2=-1).sum(dim=-1) > 0
     return torch.where(is_curve, 1 - error / power.sum(dim=-1), torch.nan).cpu().numpy()

@@ -1,7 +1,9 @@
-"""Principal components, from covariances: how much of a cloud's spread lies along few directions.
+"""Principal components from covariances: the share of a cloud's variance along a few directions.
 
-Centered; standardized only where that is asked for, as then a coordinate no longer counts by how far it moves.
-Reference: Jolliffe 2002, chapters 1–3.
+Clouds are centered, and standardized only on request, because standardizing removes the scale of each coordinate.
+
+References:
+    Jolliffe 2002, chapters 1–3.
 """
 
 import numpy as np
@@ -10,11 +12,11 @@ from jaxtyping import Float, Float64
 from scipy.linalg import eigh
 from torch import Tensor
 
-_ROUNDING = 1e-6  # of a coordinate's size: a spread that is none
+_ROUNDING = 1e-6  # of a coordinate's size: a smaller spread is rounding error
 
 
 def standardized(points: Float[Tensor, "*batch point d"]) -> Float[Tensor, "*batch point d"]:
-    """Every coordinate with mean 0 and variance 1 over the points; one that is constant is 0."""
+    """Scale every coordinate to mean 0 and variance 1 over the points; a constant coordinate becomes 0."""
     centered = points - points.mean(dim=-2, keepdim=True)
     spread = centered.square().mean(dim=-2, keepdim=True).sqrt()
     is_constant = spread <= _ROUNDING * points.abs().amax(dim=-2, keepdim=True)
@@ -23,7 +25,7 @@ def standardized(points: Float[Tensor, "*batch point d"]) -> Float[Tensor, "*bat
 
 
 def covariance(points: Float[Tensor, "*batch point d"]) -> Float64[Tensor, "*batch d d"]:
-    """Σ (x − x̄)(x − x̄)ᵀ / n over the points; multiplied in their own precision."""
+    """Return Σ (x − x̄)(x − x̄)ᵀ / n over the points; products are in their own precision."""
     centered = points - points.mean(dim=-2, keepdim=True)
     return (centered.mT @ centered).double() / points.shape[-2]
 
@@ -31,9 +33,9 @@ def covariance(points: Float[Tensor, "*batch point d"]) -> Float64[Tensor, "*bat
 def principal_axes(
     covariances: Float64[Tensor, "*batch d d"],
 ) -> tuple[Float64[Tensor, "*batch d"], Float64[Tensor, "*batch d axis"]]:
-    """Variances along the principal axes, largest first, and the axes as columns of unit length.
+    """Return variances along the principal axes, largest first, and the axes as columns of unit length.
 
-    The sign of an axis means nothing; here its largest entry is positive, so that equal clouds give equal axes.
+    The sign of an axis is arbitrary; its largest entry is made positive, so that equal clouds give equal axes.
     """
     variances, axes = torch.linalg.eigh(covariances)
     return variances.flip(-1).clamp_min(0.0), _turned(axes.flip(-1))
@@ -58,9 +60,9 @@ def leading_axes(
 def cloud_axes(
     points: Float[Tensor, "point d"],
 ) -> tuple[Float64[Tensor, " axis"], Float64[Tensor, "d axis"]]:
-    """`principal_axes` of the points' covariance, no more of them than points.
+    """Return `principal_axes` of the points' covariance, at most as many as points.
 
-    Fewer points than dimensions have their axes in the span of the points: nothing d × d is made.
+    With fewer points than dimensions, the axes are computed in the span of the points, without a d × d matrix.
     """
     if len(points) >= points.shape[1]:
         return principal_axes(covariance(points))
@@ -70,13 +72,13 @@ def cloud_axes(
 
 
 def span_coordinates(points: Float[Tensor, "point d"]) -> Float64[Tensor, "point axis"]:
-    """Return the points along their own principal axes: as many numbers each as there are points, where d is larger.
+    """Return the coordinates of the points along their own principal axes.
 
-    Distances, variances, principal axes and linear read-outs are those of the points, at a fraction of the cost. Axes
-    have the signs of `principal_axes`.
+    With fewer points than dimensions, there are as many coordinates as points. Distances, variances, principal axes and
+    linear read-outs are preserved, at a fraction of the cost. Axes have the signs of `principal_axes`.
 
     Args:
-        points: Fewer points than dimensions, for this to pay.
+        points: The cloud; the function saves time with fewer points than dimensions.
 
     Example:
         >>> cloud = torch.randn(5, 7, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
@@ -98,10 +100,10 @@ def _turned(axes: Float64[Tensor, "*batch d axis"]) -> Float64[Tensor, "*batch d
 
 
 def variance_shares(variances: Float64[Tensor, "*batch d"]) -> Float64[Tensor, "*batch d"]:
-    """λ_i / Σ λ: between 0 and 1, summing to 1; NaN where nothing varies."""
+    """Return λ_i / Σ λ: between 0 and 1, summing to 1; NaN where nothing varies."""
     return variances / variances.sum(dim=-1, keepdim=True)
 
 
 def participation_ratio(variances: Float64[Tensor, "*batch d"]) -> Float64[Tensor, "*batch"]:
-    """(Σ λ)² / Σ λ²: the effective number of dimensions, from 1 (a line) to d (a ball); NaN where nothing varies."""
+    """Return (Σ λ)² / Σ λ², the effective number of dimensions: 1 (a line) to d (a ball); NaN where nothing varies."""
     return variances.sum(dim=-1) ** 2 / (variances**2).sum(dim=-1)

@@ -1,9 +1,9 @@
 """Leading planes of groups of points, for many labelings at once: how flat each group is, and the angles between them.
 
-Everything comes from inner products of the points, so that a group of a few points in many dimensions costs what few
-dimensions would.
+Everything is computed from inner products, so that few points in many dimensions are cheap.
 
-Reference: Björck & Golub 1973 (principal angles).
+References:
+    Björck & Golub 1973 (principal angles).
 """
 
 from collections.abc import Callable

@@ -1,17 +1,17 @@
-"""Distributions in the plane: a corner per outcome, and each distribution at the mean of the corners it weighs.
+"""Plot coordinates of distributions: a corner per outcome, and each distribution at its weighted mean of the corners.
 
-Three outcomes make a triangle, in which a distribution has exactly one place. More of them make a regular polygon, in
-which distributions that differ may share a place.
+Three outcomes make a triangle, in which each distribution has its own point. More outcomes make a regular polygon, in
+which different distributions may share a point.
 """
 
 import numpy as np
 from jaxtyping import Float
 
-MAX_CORNERS = 24  # beyond this, corners cannot be told apart
+MAX_CORNERS = 24  # more corners cannot be distinguished
 
 
 def corners(n: int) -> Float[np.ndarray, "corner xy"]:
-    """The corners of a regular polygon of radius 1, the first one on top, then clockwise; a segment for two."""
+    """Return the corners of a regular polygon of radius 1, the first one on top, then clockwise; a segment for two."""
     if n == 2:
         return np.array([[-1.0, 0.0], [1.0, 0.0]])
     angle = np.pi / 2 - 2 * np.pi * np.arange(n) / n
@@ -19,5 +19,5 @@ def corners(n: int) -> Float[np.ndarray, "corner xy"]:
 
 
 def placed(weights: Float[np.ndarray, "*batch outcome"]) -> Float[np.ndarray, "*batch xy"]:
-    """Σ_i w_i · corner_i; outside the polygon where a weight is negative."""
+    """Return Σ_i w_i · corner_i; it may lie outside the polygon if a weight is negative."""
     return np.asarray(weights @ corners(weights.shape[-1]))

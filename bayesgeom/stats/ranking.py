@@ -1,4 +1,4 @@
-"""Ranks within rows of which only a part may be seen, with scores that differ by rounding counted as ties."""
+"""Ranks among the visible items of each row; scores that differ only by rounding count as ties."""
 
 import torch
 from jaxtyping import Bool, Float
@@ -12,15 +12,14 @@ def visible_ranks(
 ) -> Float[Tensor, "*batch item"]:
     """Rank each visible score among the visible ones of its row, from 1; ties share their mean rank.
 
-    Two scores tie where they differ by at most the tolerance. This need not be transitive, so a rank is
-    (number below + number below or tied + 1) / 2, each pair judged by itself. That is the usual mean rank where ties
-    are transitive, and the Mann–Whitney identity holds for it as it stands, because every pair of items shares one
-    point between them.
+    Two scores are tied if they differ by at most the tolerance. This relation need not be transitive, so a rank is
+    (number below + number below or tied + 1) / 2, with each pair compared separately. If ties are transitive, this is
+    the usual mean rank. The Mann–Whitney identity holds in any case, because each pair of items contributes one point.
 
     Args:
         scores: On the CPU, where numpy sorts short rows several times faster than torch.
-        visible: What is ranked. The values at hidden items mean nothing.
-        tolerance: Of each row; see `rounding_of_products`.
+        visible: Items to rank. Values of hidden items are arbitrary.
+        tolerance: Tolerance of each row; see `rounding_of_products`.
 
     Example:
         >>> scores = torch.tensor([[3.0, 1.0, 1.001, 2.0]])
@@ -33,9 +32,9 @@ def visible_ranks(
     rank = torch.empty_like(shown).scatter_(-1, order, count.expand_as(shown))
     in_order = shown.gather(-1, order)
     within = torch.as_tensor(tolerance, dtype=torch.float64).expand(*shown.shape[:-1], 1)
-    # Close scores are rare in a trained model, and only their rows pay for a careful ranking. ∞ − ∞ is NaN: no tie.
+    # Close scores are rare in a trained model, so only their rows get the slow ranking. ∞ − ∞ is NaN: no tie.
     has_tie = (in_order.diff(dim=-1) <= within).any(dim=-1)
-    # In float64 adding the tolerance does not round, so that a is tied with b exactly where b is tied with a.
+    # In float64 adding the tolerance does not round, so ties are symmetric.
     value, sorted_value, within = shown[has_tie].double(), in_order[has_tie].double(), within[has_tie]
     below = torch.searchsorted(sorted_value, value - within, right=False)
     upto = torch.searchsorted(sorted_value, value + within, right=True)
@@ -46,17 +45,17 @@ def visible_ranks(
 def rounding_of_products(
     lengths: Float[Tensor, "*batch item"], visible: Bool[Tensor, "*#batch item"], *, d: int, dtype: torch.dtype
 ) -> Float[Tensor, "*batch 1"]:
-    """Bound how far two equal products q·k of one row may come out apart.
+    """Bound the rounding difference of two equal products q·k in one row.
 
-    A sum of d products in float32, in any order, is off by at most d u Σ|q_i k_i| ≤ d u |q| |k| with u = 2^−24
-    (Higham 2002, section 3.1). Entries that were themselves rounded, with the unit roundoff v of the dtype that they
-    were computed in, add v |q| |k| for q and v |q| |k| for k. Two products differ by at most twice the sum of these.
+    A sum of d products in float32, in any order, has an error of at most d u Σ|q_i k_i| ≤ d u |q| |k| with u = 2^−24
+    (Higham 2002, section 3.1). Entries rounded to a dtype with unit roundoff v add v |q| |k| for q and v |q| |k| for k.
+    Two products differ by at most twice the sum of these errors.
 
     Args:
         lengths: |q| |k| of each product, in float32.
-        visible: The products of a row that are compared. The largest of them decides.
-        d: Terms of a product.
-        dtype: In which q and k were computed.
+        visible: The products of a row that are compared. The largest of them determines the bound.
+        d: Number of terms of a product.
+        dtype: The dtype in which q and k were computed.
 
     Returns:
         2 (d u + 2 v) max |q| |k| for each row; 0 where nothing is visible.

@@ -1,7 +1,8 @@
-"""Reading a belief off a cloud of vectors: linear maps, fitted on one half of the sequences and scored on the other.
+"""Linear read-out of a belief from vectors: maps are fitted on one half of the sequences and scored on the other.
 
-One belief gives three kinds of target: its values, which hypotheses survive (belief > 0), and the most probable one.
-All are read as they are, and shuffled across sequences within each position, which keeps whatever position explains.
+A belief gives three kinds of target: its values, which hypotheses are possible (belief > 0), and the most probable one.
+Maps are fitted to the true targets and to targets shuffled across sequences within each position; the shuffle preserves
+effects of position.
 """
 
 from collections.abc import Sequence
@@ -19,16 +20,16 @@ from bayesgeom.stats.regression import SplitMoments, ridge, split_moments, squar
 from bayesgeom.stats.subspace import restricted
 
 BELIEF, ALIVE, LABEL = range(3)  # the kinds of target
-_TIE = 1e-9  # beliefs this close are equal: no hypothesis is the most probable one
+_TIE = 1e-9  # beliefs this close count as equal, so that no single hypothesis is most probable
 
 
 @final
 @dataclass(frozen=True, kw_only=True)
 class BeliefTargets:
-    """The targets at every point, draw 0 as they are and the others shuffled; the first `n_fit` points fit.
+    """The targets at every point, draw 0 true and the others shuffled; the first `n_fit` points fit.
 
-    A row of LABEL has a single 1 at the most probable hypothesis, and none where that is a tie. `centered` is `values`
-    less `means`, their mean over the points that fit.
+    A row of LABEL is one-hot at the most probable hypothesis, and all zero if there is a tie. `centered` is `values`
+    minus `means`, the mean over the fitting points.
     """
 
     values: Float32[Tensor, "point draw kind hypothesis"]
@@ -39,7 +40,7 @@ class BeliefTargets:
 
     @property
     def held(self) -> Float32[Tensor, "sequence position draw kind hypothesis"]:
-        """Values of the sequences that score."""
+        """Values of the held-out sequences."""
         values = self.values[self.n_fit :]
         return values.reshape(len(values) // self.n_positions, self.n_positions, *values.shape[1:])
 
@@ -47,9 +48,9 @@ class BeliefTargets:
 @final
 @dataclass(frozen=True, kw_only=True)
 class Readout:
-    """What one cloud gives away. The axis `map` runs over the draws of the targets, then over the subspaces.
+    """Read-outs from one cloud. The axis `map` runs over the draws of the targets, then over the subspaces.
 
-    `predicted_belief` and `decided_alive` are what the first map says of held-out points; `hits` says, per draw,
+    `predicted_belief` and `decided_alive` are the first map's predictions at held-out points. `hits` says, per draw,
     whether the nearest centroid is that of the most probable hypothesis.
     """
 
@@ -65,7 +66,7 @@ class Readout:
 class Scored:
     """One metric of several clouds: its value, its 95 % interval, and its level without the structure.
 
-    `level` is the mean over shuffles, unless the function that returns it says otherwise.
+    `level` is the mean over shuffles unless stated otherwise by the function that returns it.
     """
 
     value: Float64[np.ndarray, "*cloud"]
@@ -77,9 +78,9 @@ class Scored:
 @final
 @dataclass(frozen=True, kw_only=True)
 class Summary:
-    """What is read of several clouds; the level of `total_variation` is the mean belief.
+    """Scores of several clouds; the level of `total_variation` is that of the mean belief.
 
-    `r2_within` and `balanced_accuracy_within` are what random subspaces reach: mean, and both ends of the 95 % range.
+    `r2_within` and `balanced_accuracy_within` are scores of random subspaces: mean, and both ends of the 95 % range.
     """
 
     r2: Scored
@@ -92,7 +93,7 @@ class Summary:
 def belief_rows(
     belief: Float64[Tensor, "sequence position hypothesis"],
 ) -> Float64[Tensor, "sequence position kind hypothesis"]:
-    """The three kinds of target side by side: what is shuffled together."""
+    """Stack the three kinds of target, which are shuffled together."""
     n_hypotheses = belief.shape[-1]
     ordered = belief.sort(dim=-1, descending=True).values
     is_clear = ordered[..., 0] - ordered[..., 1:2].sum(dim=-1) > _TIE
@@ -101,7 +102,7 @@ def belief_rows(
 
 
 def belief_targets(rows: Float64[Tensor, "draw sequence position kind hypothesis"], n_fit: int) -> BeliefTargets:
-    """The targets of these draws of `belief_rows`; the first `n_fit` sequences fit, the rest score."""
+    """Build the targets from draws of `belief_rows`; the first `n_fit` sequences fit, the rest score."""
     values = rows.flatten(1, 2).transpose(0, 1)
     n_fit_points = n_fit * rows.shape[2]
     means = values[:n_fit_points].mean(dim=0)
@@ -119,8 +120,8 @@ def read_out(
 ) -> Readout:
     """Fit every map on the first half and score it on the second.
 
-    R² is 1 − Σ|b − b̂|² / Σ|b − b̄|², with b̄ the fitting half's mean. A hypothesis is decided alive where its linear
-    score is nearer to the mean score of living hypotheses in the fitting half than to that of dead ones.
+    R² is 1 − Σ|b − b̂|² / Σ|b − b̄|², with b̄ the fitting half's mean. A hypothesis is predicted to be possible if its
+    linear score is nearer to the fitting half's mean score of possible hypotheses than to that of excluded ones.
     """
     centered = points - points[: targets.n_fit].mean(dim=0)
     held = centered[targets.n_fit :]
@@ -149,9 +150,9 @@ def read_out(
 def held_out_scores(
     readout: Readout, targets: BeliefTargets, weights: Float64[np.ndarray, "draw sequence"]
 ) -> dict[str, Float64[np.ndarray, " draw"]]:
-    """`r2`, `total_variation` and `balanced_accuracy` of the first map, with the held-out sequences weighted.
+    """Return `r2`, `total_variation` and `balanced_accuracy` of the first map, with the held-out sequences weighted.
 
-    Total variation is that of the prediction made a distribution: negative entries to 0, then divided by the sum.
+    For total variation the prediction is renormalized: negative entries become 0, then it is divided by its sum.
     """
     truth = targets.held[:, :, 0].double().numpy()
     belief, mean = truth[:, :, BELIEF], targets.means[0, BELIEF].double().numpy()
@@ -166,7 +167,7 @@ def held_out_scores(
 
 
 def distance_of_mean(targets: BeliefTargets) -> float:
-    """Total variation of the fitting half's mean belief from held-out beliefs; NaN where none is held out."""
+    """Return the total variation between the fitting half's mean belief and held-out beliefs; NaN if there are none."""
     distance = (targets.held[:, :, 0, BELIEF] - targets.means[0, BELIEF]).abs().double().sum(dim=-1) / 2
     return float(distance.mean())
 
@@ -176,10 +177,10 @@ def balanced_accuracy(
     truth: Bool[np.ndarray, "sequence position *rest hypothesis"],
     weights: Float64[np.ndarray, "draw sequence"],
 ) -> Float64[np.ndarray, "draw *rest"]:
-    """½ (share of the true found + share of the false found), in each cell of position and hypothesis, then their mean.
+    """Return ½ (true positive rate + true negative rate), averaged over cells of position and hypothesis.
 
-    ½ at chance whatever the base rate, and for any rule that knows the position alone. Sequences count by their weight;
-    cells without both classes are left out; NaN where no cell is left.
+    ½ at chance for any base rate, and for any rule that uses position only. Sequences count by their weight. Cells
+    without both classes are left out; NaN if no cell is left.
     """
     true, yes, hit = (np.tensordot(weights, x.astype(np.float64), axes=1) for x in (truth, decided, decided & truth))
     false = weights.sum(axis=1).reshape(-1, *(1,) * (true.ndim - 1)) - true
@@ -196,10 +197,10 @@ def summary(
     *,
     seed: int = 0,
 ) -> Summary:
-    """Held-out scores of every cloud, their 95 % intervals, and what the shuffles and the subspaces reach.
+    """Return held-out scores of every cloud, their 95 % intervals, and the scores of shuffles and subspaces.
 
-    `weights` are `jackknife_weights` of the held-out sequences. The maps stay as fitted: an interval of R² is that of
-    the R² of this map on held-out sequences, and says nothing of the best linear map.
+    `weights` are `jackknife_weights` of the held-out sequences. The maps are fixed: an interval of R² is for the R² of
+    this map on held-out sequences, not for the best linear map.
     """
     n_held, n_draws = len(targets.held), len(targets.means)
     even = np.full((1, n_held), 1 / max(1, n_held))
@@ -235,7 +236,7 @@ def unfitted_r2(
     targets: BeliefTargets,
     seed: int,
 ) -> Scored:
-    """Return the R² of beliefs as they are, on held-out sequences, with its interval; the mean belief has 0."""
+    """Return the R² of given beliefs without a map, on held-out sequences, with its interval; 0 for the mean belief."""
     truth, mean = targets.held[:, :, 0, BELIEF].double().numpy(), targets.means[0, BELIEF].double().numpy()
     error, spread = ((beliefs - truth) ** 2).sum(axis=(2, 3)), ((truth - mean) ** 2).sum(axis=(1, 2))
     with np.errstate(invalid="ignore", divide="ignore"):
@@ -247,7 +248,7 @@ def unfitted_r2(
 def in_bands(
     targets: BeliefTargets, bands: Sequence[tuple[float, float]]
 ) -> Bool[np.ndarray, "band sequence position draw"]:
-    """Held-out points with a single most probable hypothesis, whose belief is from `low` up to below `high`."""
+    """Select held-out points with a single most probable hypothesis whose belief is in [`low`, `high`)."""
     held = targets.held.numpy()
     confidence, is_clear = held[:, :, :, BELIEF].max(axis=-1), held[:, :, :, LABEL].any(axis=-1)
     return np.stack([is_clear & (confidence >= low) & (confidence < high) for low, high in bands])
@@ -256,7 +257,7 @@ def in_bands(
 def commonest(
     targets: BeliefTargets, is_counted: Bool[np.ndarray, "band sequence position draw"]
 ) -> Float64[np.ndarray, " band"]:
-    """Accuracy of naming one hypothesis, the commonest, at every counted point; NaN where none counts."""
+    """Return the accuracy of always predicting the most common hypothesis; NaN if no point counts."""
     labels = targets.held[:, :, 0, LABEL].double().numpy()
     counts = np.einsum("bsp,sph->bh", is_counted[:, :, :, 0], labels)
     n_points = counts.sum(axis=1)
@@ -264,7 +265,7 @@ def commonest(
 
 
 def renormalized(predicted: Float64[np.ndarray, "*batch hypothesis"]) -> Float64[np.ndarray, "*batch hypothesis"]:
-    """A linear prediction made a distribution: negatives to 0, divided by the sum; uniform where nothing is left."""
+    """Turn a linear prediction into a distribution: clip at 0 and divide by the sum; uniform if all are clipped."""
     clipped = np.clip(predicted, 0, None)
     total = clipped.sum(axis=-1, keepdims=True)
     return np.asarray(np.where(total > 0, clipped / np.where(total > 0, total, 1), 1 / predicted.shape[-1]))
@@ -276,7 +277,7 @@ def _maps(
     n_draws: int,
     bases: Float64[Tensor, "subspace d rank"],
 ) -> Float64[Tensor, "d map kind hypothesis"]:
-    """Linear maps from all of the space to every draw, then from each subspace to the true targets."""
+    """Fit linear maps from the full space to every draw, then from each subspace to the true targets."""
     whole = ridge(moments.fit_gram, cross[:, :n_draws].flatten(1))
     within = ridge(restricted(moments.fit_gram, bases), bases.mT @ cross[:, 0].flatten(1))
     of_subspaces = (bases @ within).movedim(0, 1)
@@ -300,9 +301,9 @@ def _midpoints(
     targets: BeliefTargets,
     draws: Int64[Tensor, " map"],
 ) -> Float64[Tensor, "map hypothesis"]:
-    """½ (mean score of the living + mean score of the dead) over the fitting half; NaN where one class is missing.
+    """Return ½ (mean score of possible + of excluded hypotheses) over the fitting half; NaN if a class is missing.
 
-    With Σ x = 0, the living sum to Xᵀy and the dead to −Xᵀy.
+    With Σ x = 0, the points of possible hypotheses sum to Xᵀy and those of excluded ones to −Xᵀy.
     """
     share = targets.means[:, ALIVE].to(maps)[draws]
     return (maps * cross).sum(dim=0) / targets.n_fit * (1 / share - 1 / (1 - share)) / 2
@@ -311,7 +312,7 @@ def _midpoints(
 def _hits(
     held: Float[Tensor, "point d"], sums: Float64[Tensor, "d draw hypothesis"], targets: BeliefTargets
 ) -> Bool[Tensor, "point draw"]:
-    """Whether the nearest centroid is that of the most probable hypothesis; false where that is a tie."""
+    """Return whether the nearest centroid is that of the most probable hypothesis; False if that is a tie."""
     share = targets.means[:, LABEL].to(sums)
     centroids = (sums / (share * targets.n_fit).clamp_min(1)).to(held)
     truth = targets.values[targets.n_fit :, :, LABEL].to(held)

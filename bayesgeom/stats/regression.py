@@ -1,10 +1,11 @@
-"""Linear read-outs that are fitted on one half of the sequences and scored on the other, from second moments alone.
+"""Linear read-outs from second moments, fitted on one half of the sequences and scored on the other.
 
-Once Gram matrices are known, a fit costs one solve and its held-out error no further look at the points, so that
-shuffled targets and restricted features come nearly free. The caller centres features and targets at the means of the
-fitting half, which are then the prediction with R² = 0.
+Given the Gram matrices, a fit costs one solve, and its held-out error needs no further pass over the points. Shuffled
+targets and restricted features are therefore nearly free. The caller centers features and targets at the means of the
+fitting half; predicting these means gives R² = 0.
 
-Reference: Hastie, Tibshirani & Friedman 2009, sections 3.4.1 (ridge) and 5.2.1 (natural cubic splines).
+References:
+    Hastie, Tibshirani & Friedman 2009, sections 3.4.1 (ridge) and 5.2.1 (natural cubic splines).
 """
 
 from dataclasses import dataclass
@@ -22,7 +23,7 @@ _TINY = 1e-60  # keeps the solve defined where no feature varies; the weights ar
 @final
 @dataclass(frozen=True, kw_only=True)
 class SplitMoments:
-    """Second moments of features and targets, summed over the points that fit and over those that score."""
+    """Second moments of features and targets, summed over the fitting points and over the held-out points."""
 
     fit_gram: Float64[Tensor, "d d"]
     fit_cross: Float64[Tensor, "d target"]
@@ -34,7 +35,7 @@ class SplitMoments:
 def split_moments(
     features: Float[Tensor, "point d"], targets: Float[Tensor, "point target"], n_fit: int
 ) -> SplitMoments:
-    """Moments of the first `n_fit` points and of the rest; multiplied in the features' own precision."""
+    """Return the moments of the first `n_fit` points and of the rest, in the features' own precision."""
     (x, held_x), (y, held_y) = ((values[:n_fit], values[n_fit:]) for values in (features, targets))
     return SplitMoments(
         fit_gram=(x.T @ x).double(),
@@ -48,7 +49,7 @@ def split_moments(
 def ridge(
     gram: Float64[Tensor, "*batch d d"], cross: Float64[Tensor, "*batch d target"], *, strength: float = RIDGE
 ) -> Float64[Tensor, "*batch d target"]:
-    """(XᵀX + λ I)⁻¹ XᵀY with λ = `strength` times the mean eigenvalue of XᵀX, so that units do not matter."""
+    """Return (XᵀX + λ I)⁻¹ XᵀY with λ = `strength` times the mean eigenvalue of XᵀX, so that units do not matter."""
     d = gram.shape[-1]
     level = strength * gram.diagonal(dim1=-2, dim2=-1).sum(dim=-1) / d
     penalty = level.clamp_min(_TINY)[..., None, None] * torch.eye(d, dtype=gram.dtype, device=gram.device)
@@ -62,19 +63,19 @@ def squared_error(
     cross: Float64[Tensor, "*#batch d target"],
     power: Float64[Tensor, "*#batch target"],
 ) -> Float64[Tensor, "*batch target"]:
-    """Σ (y − x W)² = yᵀy − 2 wᵀXᵀy + wᵀXᵀX w of each target, at least 0."""
+    """Return Σ (y − x W)² = yᵀy − 2 wᵀXᵀy + wᵀXᵀX w of each target, at least 0."""
     return (power - 2 * (weights * cross).sum(dim=-2) + (weights * (gram @ weights)).sum(dim=-2)).clamp_min(0.0)
 
 
 def even_knots(x: Float[np.ndarray, " point"], n_knots: int) -> Float64[np.ndarray, " knot"]:
-    """Knots evenly spaced over the range of x: quantiles would coincide where many points share a value."""
+    """Return evenly spaced knots over the range of x; quantiles would coincide if many points share a value."""
     return np.linspace(float(x.min()), float(x.max()), n_knots)
 
 
 def natural_spline(
     x: Float[np.ndarray, "*batch"], knots: Float64[np.ndarray, " knot"]
 ) -> Float64[np.ndarray, "*batch basis"]:
-    """Basis of cubic splines that are straight beyond the outer knots, without the constant: knots − 1 columns.
+    """Return the basis of natural cubic splines without the constant: knots − 1 columns.
 
     N_1 = x, N_{k+1} = d_k − d_{K−1} with d_k = ((x − t_k)³₊ − (x − t_K)³₊) / (t_K − t_k), on the scale where the knots
     span 0 to 1. All zero where the knots coincide.
@@ -91,10 +92,10 @@ def natural_spline(
 def without_level_means(
     values: Float[np.ndarray, "point column"], level: Shaped[np.ndarray, " point"]
 ) -> Float64[np.ndarray, "point column"]:
-    """Values minus their mean among points of the same level; exactly 0 where a column is a function of the level."""
+    """Subtract the mean among points of the same level; exactly 0 where a column is a function of the level."""
     _, index, counts = np.unique(level, return_inverse=True, return_counts=True)
     sums = np.stack([np.bincount(index, weights=column) for column in values.T], axis=1)
     residual = values - (sums / counts[:, None])[index]
-    # What is left of a function of the level is rounding, not information.
+    # The remainder of a function of the level is rounding error.
     is_rounding = np.abs(residual).max(axis=0) <= 1e-9 * np.abs(values).max(axis=0)
     return np.where(is_rounding, 0.0, residual)

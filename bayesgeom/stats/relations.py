@@ -1,8 +1,8 @@
-"""Which positions stand in a relation to a query, and what to multiply attention with to score that.
+"""Masks of the positions related to a query, and the weights that score attention to them.
 
-Attention mass on related positions, the contrast of cosines, and the AUC of scores are sums over keys and rows of one
-array each (pattern, cosines, ranks) times weights, less offsets. So a score of one relation minus that of another is
-the score of the difference of weights and offsets.
+Attention mass on related positions, the contrast of cosines, and the AUC of scores are sums over keys and rows: an
+array (pattern, cosines or ranks) times weights, minus offsets. The difference of two relations' scores is therefore the
+score of the difference of their weights and offsets.
 
 References:
     Hanley & McNeil 1982 (AUC as a Mann–Whitney statistic).
@@ -16,36 +16,36 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-SHIFTS = (1, 2, 3)  # the other sequences: so many places further in the batch, around its end
+SHIFTS = (1, 2, 3)  # the other sequences: shifts along the batch, cyclic
 
 
 @final
 @dataclass(frozen=True, kw_only=True)
 class Masks:
-    """Which visible positions are related, by sequence, query, key and relation."""
+    """Visible and related positions, by sequence, query, key and relation."""
 
     related: Bool[Tensor, "batch query_pos key_pos relation"]
     visible: Bool[Tensor, "batch query_pos key_pos"]
 
     def of_another(self, shift: int) -> "Masks":
-        """The relation of the sequence `shift` places before, at the same query, where it is visible here."""
+        """Return the relation of the sequence `shift` places before, at the same query, where it is visible here."""
         return Masks(related=self.related.roll(shift, dims=0) & self.visible[..., None], visible=self.visible)
 
     @property
     def has_both(self) -> Bool[Tensor, "batch query_pos relation"]:
-        """Rows that see related and unrelated positions."""
+        """Return which rows see both related and unrelated positions."""
         unrelated = ~self.related & self.visible[..., None]
         return self.related.any(dim=2) & unrelated.any(dim=2)
 
     @property
     def is_constant(self) -> Bool[np.ndarray, " relation"]:
-        """Whether all sequences have the same related positions at the same query."""
+        """Return whether all sequences have the same related positions at the same query."""
         same: np.ndarray = (self.related == self.related[:1]).flatten(0, 2).all(dim=0).cpu().numpy()
         return same
 
     @property
     def difference(self) -> Float[np.ndarray, " relation"]:
-        """Share of the visible positions at which the relation of the sequence before differs."""
+        """Return the share of visible positions at which the relation of the previous sequence differs."""
         differs = (self.related != self.of_another(1).related).flatten(0, 2).sum(dim=0).double()
         share: np.ndarray = (differs / self.visible.sum()).cpu().numpy()
         return share
@@ -54,9 +54,9 @@ class Masks:
 @final
 @dataclass(frozen=True, kw_only=True)
 class Evidence:
-    """What to multiply pattern, cosines and ranks with, so that a sum over keys and rows is the metric's numerator.
+    """Weights of pattern, cosines and ranks whose sums over keys and rows are the numerators of the metrics.
 
-    `offsets` are taken from those sums; `rows` counts the query positions that see both kinds of position.
+    `offsets` are subtracted from those sums; `rows` counts the query positions that see both kinds of position.
     """
 
     weights: Float[Tensor, "3 batch query_key relation"]
@@ -84,7 +84,7 @@ def evidence_of(masks: Masks, counted: Bool[Tensor, "batch query_pos relation"])
 
 
 def compared_evidence(masks: Masks) -> Evidence:
-    """The relation minus that of another sequence, over rows that count for both; summed over several others.
+    """Return the evidence of the relation minus that of other sequences, over rows that count for both; summed.
 
     The metrics are linear in the weights and offsets, so their difference is the metric of the difference.
     """
@@ -104,7 +104,7 @@ def row_means(
     evidence: Evidence,
     weights: Float[np.ndarray, "draw batch"],
 ) -> Float[np.ndarray, "draw 3 relation layer head"]:
-    """The metrics in each resample: numerators and numbers of rows are resampled together."""
+    """Return the metrics in each resample: numerators and numbers of rows are resampled together."""
     with np.errstate(invalid="ignore", divide="ignore"):
         numerator = np.tensordot(weights, sums - evidence.offsets[..., None, None], axes=1)
         return np.asarray(numerator / np.tensordot(weights, evidence.rows, axes=1)[:, None, :, None, None])

@@ -1,7 +1,7 @@
-"""Statistics of a cloud when its sequences are reweighted: weights in, one value per row of them out.
+"""Statistics of a cloud with reweighted sequences: one value per row of weights.
 
-`weights` hold the share of each sequence in each row, as `jackknife_weights` or `bootstrap_weights` give them; every
-sequence has the same number of points, which share its weight. Correlations keep their sign.
+`weights` hold the share of each sequence in each row, from `jackknife_weights` or `bootstrap_weights`. Every sequence
+has the same number of points, which share its weight. Correlations are signed.
 """
 
 import numpy as np
@@ -10,7 +10,7 @@ from jaxtyping import Float, Float64, Int, Int64
 from bayesgeom.stats.correlation import ranks
 from bayesgeom.stats.regression import without_level_means
 
-_ROUNDING = 1e-6  # a share of the power below which a variance is rounding
+_ROUNDING = 1e-6  # a variance below this share of the power is rounding error
 
 
 def resampled_cloud(
@@ -19,7 +19,7 @@ def resampled_cloud(
     weights: Float64[np.ndarray, "draw sequence"],
     order: tuple[Float64[np.ndarray, "sequence position"], Int64[np.ndarray, "sequence position"]] | None,
 ) -> dict[str, Float64[np.ndarray, " draw"]]:
-    """Shares of PC1, and of PC1 and PC2; with entropy and level in `order`, also how the first axis follows entropy."""
+    """Return shares of PC1 and of PC1 + PC2; with entropy and level in `order`, also PC1's correlation with entropy."""
     shares = refitted_axis_shares(points, axes[:, :2], weights).cumsum(axis=1)
     found = {"pc1_share": shares[:, 0], "pc12_share": shares[:, -1]}
     if order is None:
@@ -33,10 +33,10 @@ def order_under_permutation(
     level: Int64[np.ndarray, "sequence position"],
     orders: Int64[np.ndarray, "permutation sequence"],
 ) -> dict[str, Float64[np.ndarray, "permutation *cloud"]]:
-    """Rank correlations as in `resampled_order`, with the entropies of whole sequences exchanged in each permutation.
+    """Return the rank correlations of `resampled_order` with the entropies of whole sequences permuted.
 
-    Positions keep their place, so that what position explains stays, and so does the dependence within a sequence.
-    Entropies are ranked and exchanged once for all clouds.
+    Positions are not permuted, so that effects of position and the dependence within a sequence are preserved.
+    Entropies are ranked and permuted once for all clouds.
     """
     x, y = ranks(first.reshape(-1, entropy.size).T), ranks(entropy.ravel())[:, None]
     inside = [without_level_means(v, level.ravel()) for v in (x, y)]
@@ -55,7 +55,7 @@ def resampled_order(
     level: Int64[np.ndarray, "sequence position"],
     weights: Float64[np.ndarray, "draw sequence"],
 ) -> dict[str, Float64[np.ndarray, " draw"]]:
-    """Rank correlation of a coordinate with entropy, over all points and within positions, in each row of weights."""
+    """Return the rank correlation of a coordinate with entropy, over all points and within positions, by row."""
     x, y = (without_level_means(ranks(v.ravel())[:, None], level.ravel()).reshape(v.shape) for v in (first, entropy))
     return {
         "spearman": resampled_spearman(first, entropy, weights),
@@ -68,9 +68,9 @@ def resampled_axis_shares(
     axes: Float[np.ndarray, "d axis"],
     weights: Float64[np.ndarray, "draw sequence"],
 ) -> Float64[np.ndarray, "axis draw"]:
-    """Variance along each direction as a share of all variance, in each resample; NaN where a resample has none.
+    """Return the share of variance along each direction, in each resample; NaN for a resample without variance.
 
-    Directions stay as given. Of axes that were fitted to the same points use `refitted_axis_shares`.
+    Directions are fixed. For axes fitted to the same points use `refitted_axis_shares`.
     """
     centered = points - points.mean(axis=(0, 1))
     along = np.asarray(centered @ axes, dtype=np.float64)
@@ -87,14 +87,14 @@ def refitted_axis_shares(
     *,
     steps: int = 2,
 ) -> Float64[np.ndarray, "row axis"]:
-    """Share of the variance along each principal axis, with the axes fitted anew under each row of weights.
+    """Return the share of variance along each principal axis, with the axes refitted under each row of weights.
 
-    The first principal axis of a sample always finds more variance than it has in the population. With
-    `jackknife_weights` the jackknife takes that bias off to first order, which it can only do if each row has its own
-    axes. They are found by block power iteration from the axes of all points, which are near. NaN where nothing varies.
+    The share of a sample's first principal axis is biased upward. With `jackknife_weights`, the jackknife removes that
+    bias to first order, which requires refitted axes. They are found by block power iteration from the axes of all
+    points, which are close. NaN where nothing varies.
 
-    A row's second moments are those of all points at the row's largest weight, less what its lighter sequences miss.
-    So a row costs as much as it leaves out.
+    A row's second moments are those of all points at the row's largest weight, minus the missing weight of its lighter
+    sequences. The cost of a row is therefore proportional to the sequences that it leaves out.
     """
     n_positions, (d, n_axes) = points.shape[1], axes.shape
     centered = points - points.mean(axis=(0, 1))
@@ -129,7 +129,7 @@ def resampled_spearman(
     y: Float[np.ndarray, "sequence position"],
     weights: Float64[np.ndarray, "draw sequence"],
 ) -> Float64[np.ndarray, " draw"]:
-    """Spearman's correlation in each resample, ranked anew in each; ties share their mean rank. NaN for constants."""
+    """Return Spearman's correlation in each resample, with new ranks. Ties get their mean rank; NaN if constant."""
     owner, share = np.repeat(np.arange(len(x)), x.shape[1]), weights / x.shape[1]
     (rank_x, spread_x), (rank_y, spread_y) = (_weighted_ranks(v.ravel(), owner, share) for v in (x, y))
     together = (share[:, owner] * rank_x * rank_y).sum(axis=1)
@@ -139,7 +139,7 @@ def resampled_spearman(
 def _weighted_ranks(
     values: Float[np.ndarray, " point"], owner: Int[np.ndarray, " point"], weights: Float64[np.ndarray, "draw sequence"]
 ) -> tuple[Float64[np.ndarray, "draw point"], Float64[np.ndarray, " draw"]]:
-    """Σ_{j below i} w_j + ½ Σ_{j tied with i} w_j − ½, which has weighted mean 0, and its weighted variance."""
+    """Return Σ_{j below i} w_j + ½ Σ_{j tied with i} w_j − ½, which has weighted mean 0, and its weighted variance."""
     levels, level = np.unique(values, return_inverse=True)
     order = level.argsort(kind="stable")
     sizes = np.bincount(level, minlength=len(levels))
@@ -154,9 +154,9 @@ def resampled_correlation_at_position(
     y: Float[np.ndarray, "sequence position"],
     weights: Float64[np.ndarray, "draw sequence"],
 ) -> Float64[np.ndarray, " draw"]:
-    """Pooled correlation within positions: Σ_p cov(x_p, y_p) / √(Σ_p var(x_p) Σ_p var(y_p)) of each resample.
+    """Return the pooled correlation within positions, Σ_p cov(x_p, y_p) / √(Σ_p var(x_p) Σ_p var(y_p)), per resample.
 
-    With ranks for x and y it resamples the partial rank correlation, at the ranks that all sequences together gave.
+    With ranks for x and y it resamples the partial rank correlation, with the ranks of the full sample.
     """
     mean_x, mean_y = weights @ x, weights @ y
     pairs = ((x, y, mean_x, mean_y), (x, x, mean_x, mean_x), (y, y, mean_y, mean_y))

@@ -1,6 +1,7 @@
-"""Clouds too wide for their covariance, on fewer coordinates.
+"""Reduce clouds with too many dimensions for a covariance matrix to fewer coordinates.
 
-Reference: Halko, Martinsson & Tropp 2011 (randomised range finding).
+References:
+    Halko, Martinsson & Tropp 2011 (randomized range finding).
 """
 
 import torch
@@ -11,10 +12,10 @@ from torch import Tensor
 def leading_coordinates(
     points: Float[Tensor, "point d"], n_axes: int, *, n_fit: int, seed: int
 ) -> Float[Tensor, "point axis"]:
-    """Coordinates along some `n_axes` leading principal axes of the first `n_fit` points; all of d where d is no more.
+    """Return coordinates along approximate leading principal axes of the first `n_fit` points.
 
-    For clouds too wide for their covariance: the axes are those of the fitting points' image of a random subspace,
-    sharpened by one power iteration.
+    There are `n_axes` axes, or all d if d is not larger. The axes come from a random projection of the fitting points,
+    improved by one power iteration.
     """
     if points.shape[1] <= n_axes:
         return points

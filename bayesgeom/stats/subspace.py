@@ -9,12 +9,13 @@ from bayesgeom.core.errors import InvalidArgument
 
 
 def random_subspaces(d: int, rank: int, *, draws: int, seed: int) -> Float64[Tensor, "draw d rank"]:
-    """Orthonormal bases of subspaces drawn uniformly (Haar): the column spaces of Gaussian matrices.
+    """Draw orthonormal bases of uniform (Haar) random subspaces: the column spaces of Gaussian matrices.
 
-    **Raises** `InvalidArgument` unless 1 ≤ rank ≤ d.
+    Raises:
+        InvalidArgument: `rank` is not between 1 and d.
     """
     if not 1 <= rank <= d:
-        raise InvalidArgument(f"a subspace of {d} dimensions has rank 1 … {d}, got {rank}.")
+        raise InvalidArgument(f"rank of a subspace of {d} dimensions must be 1 … {d}, got {rank}.")
     gaussian = np.random.default_rng(seed).normal(size=(draws, d, rank))
     basis: Tensor = torch.linalg.qr(torch.from_numpy(gaussian)).Q
     return basis
@@ -23,9 +24,12 @@ def random_subspaces(d: int, rank: int, *, draws: int, seed: int) -> Float64[Ten
 def principal_angles(
     first: Float[Tensor, "*batch d rank"], second: Float[Tensor, "*batch d rank"]
 ) -> Float[Tensor, "*batch rank"]:
-    """Angles between two subspaces given by orthonormal columns, in degrees, smallest first: 0 shared, 90 orthogonal.
+    """Return the principal angles of two subspaces given by orthonormal columns, in degrees, smallest first.
 
-    arccos of the singular values of B₁ᵀ B₂. Reference: Björck & Golub 1973.
+    0 is a shared direction, 90 an orthogonal one: arccos of the singular values of B₁ᵀ B₂.
+
+    References:
+        Björck & Golub 1973.
     """
     cosines: Tensor = torch.linalg.svdvals(first.mT @ second)
     return cosines.clamp(0.0, 1.0).arccos().rad2deg()
@@ -34,5 +38,5 @@ def principal_angles(
 def restricted(
     gram: Float64[Tensor, "d d"], bases: Float64[Tensor, "draw d rank"]
 ) -> Float64[Tensor, "draw rank rank"]:
-    """Bᵀ G B: second moments of the coordinates within each subspace."""
+    """Return Bᵀ G B, the second moments of the coordinates within each subspace."""
     return bases.mT @ (gram @ bases)

@@ -1,4 +1,4 @@
-"""Mean vector of each token over the places where it occurs, for one weighting of the sequences or for many."""
+"""Mean vector of each token over its occurrences, for one or many weightings of the sequences."""
 
 import numpy as np
 import torch
@@ -11,13 +11,13 @@ _AT_ONCE = 2**22
 
 
 def occurrences(tokens: Int[Tensor, "batch pos"], ids: Int[Tensor, " token"]) -> Bool[Tensor, "batch token pos"]:
-    """Where each of these ids stands."""
+    """Return the positions of each of these ids as a mask."""
     shown: Tensor = tokens[:, None, :] == ids[:, None]
     return shown
 
 
 def in_parts(weights: Float[np.ndarray, "draw batch"], each: int) -> list[Float[np.ndarray, "part batch"]]:
-    """Draws in parts of which no more than a few million numbers are made at once, where one draw makes `each`."""
+    """Split draws into parts of a few million numbers, given that one draw needs `each` numbers."""
     return [weights[part] for part in even_slices(len(weights), at_most=_AT_ONCE // max(1, each))]
 
 
@@ -26,7 +26,7 @@ def token_means(
     shown: Bool[Tensor, "batch token pos"],
     weights: Float[np.ndarray, "draw batch"],
 ) -> Float[Tensor, "draw token *rest"]:
-    """Σ over occurrences of w · x / Σ w, with the weight w of the occurrence's sequence; NaN for a token that weighs 0.
+    """Return Σ w · x / Σ w over the occurrences of each token, with w the weight of the sequence; NaN if Σ w = 0.
 
     `weights` are those of `bootstrap_weights`: positions of one sequence are resampled together.
     """

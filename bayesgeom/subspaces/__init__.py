@@ -1,4 +1,4 @@
-"""Which directions of an activation: fitted to a quantity, made from weights, trained, or random.
+"""Subspaces of an activation: fitted to a quantity, computed from weights, trained, or random.
 
 from bayesgeom import subspaces
 subspaces.covariance("entropy"), subspaces.leace("belief"), subspaces.top_jacobian(16)

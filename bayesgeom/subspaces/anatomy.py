@@ -1,6 +1,6 @@
-"""What a head reads from the residual stream and writes into it, in the stream's own coordinates.
+"""The directions that a head reads from the residual stream and writes into it, in residual-stream coordinates.
 
-Asked of the model's static sites, one layer at a time: of any model that offers them, whatever its architecture.
+They are computed from the model's static sites, one layer at a time, for any architecture that provides them.
 """
 
 import torch
@@ -18,7 +18,7 @@ WRITE_SITES = (TOKEN_INPUTS, W_V, W_O)
 
 @torch.no_grad()
 def token_embeddings(model: Model, tokens: Int64[Tensor, " token"]) -> Float[Tensor, "token d_model"]:
-    """Embeddings with unit mean square, as a norm without weights makes them; their span stays the same."""
+    """Return embeddings scaled to unit mean square, as by a norm without weights; their span does not change."""
     vectors = model.static(TOKEN_EMBEDDINGS, tokens, 0)
     return vectors / vectors.square().mean(dim=-1, keepdim=True).sqrt()
 
@@ -27,9 +27,9 @@ def token_embeddings(model: Model, tokens: Int64[Tensor, " token"]) -> Float[Ten
 def key_pullbacks(
     model: Model, tokens: Int64[Tensor, " token"], layer: int, head: int
 ) -> Float[Tensor, "token d_model"]:
-    """w ∘ W_Kᵀ W_K norm(e): along what a residual must move for the key that `head` sees of each token to grow.
+    """Return w ∘ W_Kᵀ W_K norm(e): the residual-stream direction that increases each token's key in `head`.
 
-    w is the weight of the norm before attention, which stands between the stream and W_K.
+    w is the weight of the norm before attention.
     """
     inputs, norm, keys = (model.static(site, tokens, layer) for site in PULLBACK_SITES)
     weight = keys[_group(model, head)]
@@ -41,7 +41,7 @@ def key_pullbacks(
 def written_values(
     model: Model, tokens: Int64[Tensor, " token"], layer: int, head: int
 ) -> Float[Tensor, "token d_model"]:
-    """W_O W_V norm(e): what the head writes where it attends to each token's bare embedding alone."""
+    """Return W_O W_V norm(e): the head's output when it attends only to the embedding of each token."""
     inputs, values, output = (model.static(site, tokens, layer) for site in WRITE_SITES)
     written: Tensor = einsum(inputs, values[_group(model, head)], output[head], "t m, d m, d n -> t n")
     return written
@@ -49,15 +49,15 @@ def written_values(
 
 @torch.no_grad()
 def output_weights(model: Model, layer: int) -> Float[Tensor, "head d_head d_model"]:
-    """W_O of every head, as it acts on a row vector z from the right."""
+    """Return W_O of every head, for multiplication with a row vector z from the right."""
     return model.static(W_O, torch.zeros(0, dtype=torch.int64, device=model.spec.device), layer)
 
 
 def frame_sites(kind: str) -> tuple[Site, ...]:
-    """What a frame of this kind is made from."""
+    """Return the static sites from which a frame of this kind is computed."""
     return {"keys": PULLBACK_SITES, "ov": WRITE_SITES}.get(kind, EMBEDDING_SITES)
 
 
 def _group(model: Model, head: int) -> int:
-    """Which key-value head a query head shares: neighbors do."""
+    """Return the key-value head of a query head; neighboring query heads share one."""
     return head // (model.spec.n_heads // model.spec.n_kv_heads)

@@ -1,4 +1,4 @@
-"""What a fit is: from sequences that are not scored to a subspace in each layer."""
+"""Fits: from sequences that are not scored to a subspace in each layer."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -25,12 +25,12 @@ DrawPairs = Callable[[int, int], tuple[Trials, Trials]]
 @final
 @dataclass(frozen=True, kw_only=True)
 class About:
-    """What a subspace is said to hold.
+    """What a subspace represents.
 
     Args:
-        quantity: what the verdict is about.
-        is_readout: whether it is made of read-out weights, which can never show that something is not used.
-        at_scored: whether it is fitted at scored positions, and so acts there alone unless a place says otherwise.
+        quantity: the quantity that the verdict concerns.
+        is_readout: whether it consists of read-out weights, which can never show that a quantity is not used.
+        at_scored: whether it is fitted at scored positions; then only these are edited, unless the site sets others.
     """
 
     quantity: Quantity = BELIEF
@@ -41,10 +41,10 @@ class About:
 @final
 @dataclass(frozen=True, kw_only=True)
 class Sample:
-    """Sequences to fit on, and the model's activations at a place there.
+    """Sequences to fit on, and the model's activations at an intervention site.
 
-    `draw_pairs(n, seed)` draws recipients and donors that are neither fitted on nor scored, for fits that train; `mask`
-    are the positions where the intervention will act, by default all.
+    `draw_pairs(n, seed)` draws recipients and donors for fits that train; they are used neither for fitting nor for
+    scoring. `mask` marks the positions that the intervention will edit; by default all.
     """
 
     model: Model
@@ -55,30 +55,30 @@ class Sample:
     mask: Bool[Tensor, " pos"] | None = None
 
     def points(self, layer: int) -> Float64[Tensor, "point d"]:
-        """Vectors at the scored positions, heads side by side at z and v."""
+        """Return vectors at the scored positions, with the heads concatenated for z and v."""
         return self.run.vectors(self.place.site, layer).flatten(0, 1).double()
 
     def values(self, quantity: Quantity) -> Float64[Tensor, "point component"]:
-        """The quantity at each point."""
+        """Return the quantity at each point."""
         return quantity.exact(self.run.trials).flatten(0, 1)
 
     def confounds(self, names: tuple[str, ...]) -> Float64[Tensor, "point column"]:
-        """The named confounds at each point."""
+        """Return the named confounds at each point."""
         return confounds(self.run.trials, names).flatten(0, 1)
 
     def entropies(self) -> Float64[Tensor, " point"]:
-        """Exact entropy at each point, bits."""
+        """Return the exact entropy at each point, in bits."""
         return entropy_bits(self.run.trials.at_scored(self.run.trials.predictive)).flatten()
 
     def beliefs(self) -> Float64[Tensor, "point hypothesis"]:
-        """Exact belief at each point."""
+        """Return the exact belief at each point."""
         return self.run.trials.at_scored(self.run.trials.belief).flatten(0, 1)
 
 
 @final
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """Where a fit is requested: known before anything runs. `trials` is a sample of the task."""
+    """The model, site and a sample of the task for which a fit is requested, known before anything runs."""
 
     model: Model
     place: InterventionSite
@@ -91,30 +91,35 @@ class Fit(ABC):
     @property
     @abstractmethod
     def label(self) -> str:
-        """What tables and plots call it."""
+        """Label in tables and plots."""
 
     @property
     @abstractmethod
     def about(self) -> About:
-        """What it is said to hold."""
+        """What the subspace represents."""
 
     @abstractmethod
     def check(self, setting: Setting) -> None:
-        """**Raises** `InvalidArgument` or `MissingSite` where this cannot be fitted there; nothing has run yet."""
+        """Check that the subspace can be fitted, before anything runs.
+
+        Raises:
+            InvalidArgument: The subspace cannot be fitted in this setting.
+            MissingSite: The model lacks a site.
+        """
 
     @abstractmethod
     def fitted(self, sample: Sample, layers: Sequence[int]) -> dict[int, Subspace]:
-        """The subspace of each layer."""
+        """Return the subspace of each layer."""
 
     def without_groups(self, sample: Sample, layers: Sequence[int]) -> dict[int, list[Subspace]]:
-        """The subspaces fitted without each group of its sequences in turn; none where a fit does not offer that."""
+        """Return the subspaces fitted without each group of sequences in turn; empty if not supported."""
         return {}
 
 
 class NamedFit(Fit, ABC):
-    """A fit that the command line knows by its name, as NAME:value,value: a frozen dataclass, its fields in order.
+    """A fit that the command line writes as NAME:value,value; a frozen dataclass whose fields are the values.
 
-    A file in this folder, or an entry point of another package in the group `bayesgeom.subspaces`, adds one.
+    Add one as a file in this folder, or as an entry point of another package in the group `bayesgeom.subspaces`.
     """
 
     name: ClassVar[str]
@@ -122,7 +127,7 @@ class NamedFit(Fit, ABC):
     @classmethod
     @final
     def form(cls) -> str:
-        """Return how it is written: the name, then the fields."""
+        """Return the form on the command line: the name, then the fields."""
         listed = ",".join(own.name.upper() for own in _fields(cls))
         return f"{cls.name}:{listed}" if listed else cls.name
 
@@ -150,6 +155,6 @@ def _fields(kind: Any) -> "tuple[Field[Any], ...]":
 
 
 def named_fits() -> dict[str, type[NamedFit]]:
-    """Return every fit that goes by a name of its own, those of other packages included."""
-    # mypy: an abstract class as a value is what discovery is about.
+    """Return every `NamedFit` by name, including those of other packages."""
+    # mypy rejects an abstract class as a value, which discovery needs.
     return discover("bayesgeom.subspaces", NamedFit)  # type: ignore[type-abstract]

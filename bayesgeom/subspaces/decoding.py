@@ -1,4 +1,4 @@
-"""How well a subspace's coordinates give away entropy and belief: fitted on one sample, scored on another."""
+"""Decoding of entropy and belief from a subspace's coordinates: fitted on one sample, scored on another."""
 
 import torch
 from jaxtyping import Float64
@@ -15,9 +15,9 @@ def decoded_r2(
     held: tuple[Float64[Tensor, "held_point d"], Float64[Tensor, "held_point target"]],
     bases: Float64[Tensor, "draw d rank"],
 ) -> Float64[Tensor, " draw"]:
-    """1 − Σ (y − ŷ)² / Σ (y − ȳ)² on the held points, with ŷ a ridge map of the coordinates in each basis.
+    """Return R² = 1 − Σ (y − ŷ)² / Σ (y − ȳ)² on the held-out points, with ŷ a ridge map of each basis's coordinates.
 
-    ȳ is the fitting points' mean, so 0 is what the mean alone reaches. NaN where the target does not vary.
+    ȳ is the mean of the fitting points, so predicting the mean scores 0. NaN if the target does not vary.
     """
     (points, targets), (held_points, held_targets) = fit, held
     moments = split_moments(

@@ -1,4 +1,4 @@
-"""What stands beside an effect: how decodable a quantity is, from the whole site and from a subspace's coordinates."""
+"""Decodability of a quantity, from the whole site and from a subspace's coordinates, reported with an effect."""
 
 from collections.abc import Mapping, Sequence
 
@@ -13,11 +13,11 @@ from bayesgeom.subspaces.quantity import Quantity
 from bayesgeom.subspaces.readout import Erasure, Read, erasure
 from bayesgeom.subspaces.subspace import Subspace
 
-_SCORED = 256  # sequences of the fitting sample that coordinates are read from
+_SCORED = 256  # sequences of the fitting sample used for the coordinates
 
 
 def reads(sample: Sample, quantity: Quantity, layers: Sequence[int]) -> dict[int, Read]:
-    """Activations and the quantity, sequence by sequence, in each layer."""
+    """Return activations and the quantity, sequence by sequence, in each layer."""
     values = quantity.exact(sample.run.trials)
     return {at: Read(points=sample.points(at).unflatten(0, tuple(values.shape[:2])), values=values) for at in layers}
 
@@ -25,7 +25,7 @@ def reads(sample: Sample, quantity: Quantity, layers: Sequence[int]) -> dict[int
 def erasures(
     read: Mapping[int, Read], subspaces: Mapping[int, Subspace], *, n_fit: int, seed: int
 ) -> dict[int, Erasure]:
-    """R² of the quantity before and after each subspace is removed; the first `n_fit` sequences fit the map."""
+    """Return R² of the quantity before and after each subspace is removed; the first `n_fit` sequences fit the map."""
     found = {}
     for layer, subspace in subspaces.items():
         points, values = read[layer].points, read[layer].values
@@ -42,7 +42,7 @@ def coordinate_r2(
     *,
     n_held: int,
 ) -> dict[str, dict[int, Float64[np.ndarray, " subspace"]]]:
-    """Held-out R² of entropy and belief from coordinates: in the subspace first, then in the random ones."""
+    """Return held-out R² of entropy and belief from coordinates, of the subspace first, then of the random ones."""
     found: dict[str, dict[int, Float64[np.ndarray, " subspace"]]] = {"entropy": {}, "belief": {}}
     n_scored = read.run.trials.n_scored
     first, last = slice(min(_SCORED, sample.run.n_recorded) * n_scored), slice(-n_held * n_scored, None)
@@ -52,7 +52,7 @@ def coordinate_r2(
     }
     for layer, subspace in subspaces.items():
         points, held = sample.points(layer)[first], read.points(layer)[last]
-        own = torch.linalg.qr(subspace.reads.to(random[layer])).Q  # what reads the coordinates, as orthonormal columns
+        own = torch.linalg.qr(subspace.reads.to(random[layer])).Q  # orthonormal
         bases = torch.cat([own[None], random[layer]])
         for what, (fit_target, held_target) in targets.items():
             found[what][layer] = decoded_r2((points, fit_target), (held, held_target), bases).numpy()

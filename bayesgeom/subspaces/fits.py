@@ -1,13 +1,13 @@
 """Subspaces to intervene on, public as `bayesgeom.subspaces`: fitted layer by layer on sequences that are not scored.
 
-    covariance("entropy")       the span of Cov(x, y): where a quantity lies
+    covariance("entropy")       the span of Cov(x, y), along which a quantity varies
     leace("entropy")            the least-change eraser of a quantity
     trained_swap(r, "belief")   the r directions whose swap moves the output to the donor's: an upper bound
-    decoder("entropy")          the weights of a linear read-out: what predicts y, and no more
+    decoder("entropy")          the weights of a linear read-out: they predict y, but need not represent it
     entropy_axis("pc1")         the first principal component, signed by entropy
     frame("embedding")          the span of the hypothesis tokens' embeddings, pulled back through keys or written by OV
-    top_jacobian(r)             the r directions in which answer logits, now and later, are most sensitive
-    random(r), basis(tensor)    chance, and your own
+    top_jacobian(r)             the r directions to which current and later answer logits are most sensitive
+    random(r), basis(tensor)    a random subspace (chance level), and your own basis
 
 References: Belrose et al. 2023, arXiv:2306.03819 (LEACE); Geiger et al. 2024, arXiv:2303.02536 (trained swap); Agarwal,
 Dalal & Misra, *Geometric Scaling*, section 4.5 (entropy axis), and the J-lens note (frame, Jacobian); Shai et al. 2024,
@@ -22,6 +22,8 @@ import torch
 from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 
+from bayesgeom.checks.arguments import checked
+from bayesgeom.checks.text import shown
 from bayesgeom.core.errors import InvalidArgument, unknown_name
 from bayesgeom.core.trials import Trials
 from bayesgeom.models.base import Model
@@ -41,7 +43,7 @@ FrameKind = Literal["embedding", "keys", "ov"]
 FRAMES = ("embedding", "keys", "ov")
 AxisKind = Literal["readout", "pc1", "pc1_standardized"]
 AXES = ("readout", "pc1", "pc1_standardized")
-_GRAM_BYTES = 2**30  # of second moments kept for every sequence by itself
+_GRAM_BYTES = 2**30  # limit for second moments stored per sequence
 FORMS = (
     "covariance:QUANTITY[,given=NAME+NAME]",
     "leace:QUANTITY[,given=NAME+NAME]",
@@ -59,85 +61,119 @@ FORMS = (
 )
 
 
+@checked()
 def covariance(quantity: str | Quantity = "entropy", *, given: Sequence[str] = ()) -> Fit:
-    """The span of Cov(x, y), removed and swapped by its orthogonal projector.
+    """Return the span of Cov(x, y), removed and swapped by its orthogonal projector.
 
     Args:
         quantity: "entropy", "belief" or "log_odds:H".
-        given: "position" and "answer" (log answer probabilities): correlated quantities that are erased first.
+        given: Correlated quantities to erase first: "position" and "answer" (log answer probabilities).
     """
     return Eraser(Quantity.of(quantity), oblique=False, given=tuple(given))
 
 
+@checked()
 def leace(quantity: str | Quantity = "entropy", *, given: Sequence[str] = ()) -> Fit:
-    """The least-change affine eraser of a quantity, and the component that it removes. Arguments as `covariance`."""
+    """Return the component that LEACE, the least-change affine eraser of a quantity, removes.
+
+    Args:
+        quantity: As in `covariance`.
+        given: As in `covariance`.
+    """
     return Eraser(Quantity.of(quantity), oblique=True, given=tuple(given))
 
 
+@checked()
 def trained_swap(rank: int, quantity: str | Quantity = "belief", *, steps: int = STEPS) -> Fit:
-    """Directions trained so that swapping them moves the model's own quantity to the donor's.
+    """Return directions trained so that swapping them moves the model's own quantity to the donor's.
 
-    An upper bound of what a subspace of this rank can do, trained on sequences of its own: it shows that the output can
-    be moved through this site, not that the site holds the quantity along these directions.
+    It is an upper bound for subspaces of this rank, trained on separate sequences. It shows that the output can be
+    moved through this site, not that the site holds the quantity along these directions.
+
+    Args:
+        rank: Dimensions of the subspace.
+        quantity: As in `covariance`.
+        steps: Training steps.
     """
     return TrainedSwap(rank, Quantity.of(quantity), steps)
 
 
+@checked()
 def decoder(quantity: str | Quantity = "entropy") -> Fit:
-    """The weights of a ridge map to the quantity. A read-out only: its removal can never show "not used"."""
+    """Return the weights of a ridge map to the quantity; a read-out, so its removal can never show "not used"."""
     return Decoder(Quantity.of(quantity))
 
 
+@checked()
 def entropy_axis(by: AxisKind = "readout") -> Fit:
-    """One direction, signed so that entropy grows along it.
+    """Return one direction, signed so that entropy increases along it.
 
-    `by` "readout": the ridge map from vectors to the exact entropy, as `decoder`; "pc1": first principal component;
-    "pc1_standardized": that of standardized vectors (Paper III), as the direction whose coordinate is its score.
+    Args:
+        by: "readout": the ridge map from vectors to the exact entropy, as in `decoder`; "pc1": the first principal
+            component; "pc1_standardized": the first principal component of standardized vectors (Paper III), scaled
+            back so that the coordinate along it is the component's score.
     """
     return _EntropyAxis(by)
 
 
+@checked()
 def frame(
     kind: FrameKind = "embedding", *, head: int | None = None, layer: int | None = None, tokens: str | None = None
 ) -> Fit:
-    """The span of hypothesis tokens, at places in the residual stream.
+    """Return the span of the hypothesis tokens in the residual stream.
 
-    `kind` "embedding": their embeddings; "keys": pulled back through W_K of `head`; "ov": as `head` writes them. The
-    head is that of the layer where the intervention acts, or of `layer`; where query heads share keys and values, those
-    are its group's. `tokens` names a token set of the task: by default `hypotheses`, else `inputs`.
+    Args:
+        kind: "embedding": their embeddings; "keys": pulled back through W_K of `head`; "ov": as written by `head`.
+        head: Query head; if heads share keys and values, those of its group are used. None for "embedding".
+        layer: Layer of the head; by default the edited layer.
+        tokens: A token set of the task; by default "hypotheses" or, if the task has none, "inputs".
     """
     return _Frame(kind, head, layer, tokens)
 
 
 def belief_readout() -> Fit:
-    """The row space of the ridge map from vectors to the exact belief, as `decoder("belief")`."""
+    """Return the row space of the ridge map from vectors to the exact belief, as `decoder("belief")`."""
     return Decoder(Quantity("belief"))
 
 
+@checked()
 def top_jacobian(r: int) -> Fit:
-    """The top-r eigenspace of Σ g gᵀ over gradients g of answer logits with respect to vectors at or before them."""
+    """Return the top-r eigenspace of Σ g gᵀ, g the gradients of answer logits at the same or later positions."""
     return _TopJacobian(r)
 
 
+@checked()
 def random(r: int) -> Fit:
-    """A subspace of r dimensions drawn uniformly, another one in each layer."""
+    """Return a uniformly drawn subspace of r dimensions, a different one in each layer."""
     return _Random(r)
 
 
+@checked()
 def basis(vectors: Float[Tensor, "d r"], name: str = "own basis") -> Fit:
-    """Your own columns, the same in every layer. **Raises** `InvalidArgument` unless they are orthonormal."""
+    """Return a subspace with your own columns, the same in every layer.
+
+    Args:
+        vectors: Orthonormal columns, shape (width of the site, r).
+        name: Label in tables and plots.
+
+    Raises:
+        InvalidArgument: The columns are not orthonormal.
+    """
     return fixed(Subspace(name, vectors))
 
 
+@checked()
 def fixed(subspace: Subspace) -> Fit:
-    """The same subspace in every layer."""
+    """Return a fit that uses the same subspace in every layer."""
     return _Fixed(subspace)
 
 
 def as_fit(subspace: object) -> Fit:
-    """The fit of a name as on the command line, of a `Subspace`, or a fit as it is.
+    """Return the fit for a name as on the command line or for a `Subspace`; return a fit unchanged.
 
-    **Raises** `UnknownName` for a name that is none, `InvalidArgument` for anything else.
+    Raises:
+        UnknownName: There is no subspace of this name.
+        InvalidArgument: `subspace` has another type.
     """
     match subspace:
         case str():
@@ -147,13 +183,18 @@ def as_fit(subspace: object) -> Fit:
         case Fit():
             return subspace
     raise InvalidArgument(
-        f"a subspace is a name such as 'frame' or 'leace:belief', one of bayesgeom.subspaces or a Subspace; got "
-        f"{subspace!r}."
+        f"subspace must be a name such as 'frame' or 'leace:belief', one of bayesgeom.subspaces or a Subspace; got "
+        f"{shown(subspace)}."
     )
 
 
+@checked()
 def fit_from_text(text: str) -> Fit:
-    """The fit that the command line writes as NAME or NAME:argument. **Raises** `UnknownName`, listing the forms."""
+    """Return the fit that the command line writes as NAME or NAME:argument.
+
+    Raises:
+        UnknownName: There is no such subspace; the error lists the forms.
+    """
     name, _, listed = text.partition(":")
     parts = [part.strip() for part in listed.split(",") if part]
     fit = _of_quantity(name, parts) or _of_place(name, parts)
@@ -166,7 +207,7 @@ def fit_from_text(text: str) -> Fit:
 
 
 def _of_place(name: str, parts: Sequence[str]) -> Fit | None:
-    """The fits that name no quantity; None where this is none of them."""
+    """Return a fit without a quantity, or None if the text names none."""
     match name, parts:
         case "entropy_axis", [] | ["readout"]:
             return entropy_axis()
@@ -190,7 +231,7 @@ def _of_place(name: str, parts: Sequence[str]) -> Fit | None:
 
 
 def _of_quantity(name: str, parts: Sequence[str]) -> Fit | None:
-    """The fits that name a quantity; None where this is none of them."""
+    """Return a fit with a quantity, or None if the text names none."""
     match name, parts:
         case ("covariance" | "leace") as kind, [quantity, *rest] if (given := _given(rest)) is not None:
             return Eraser(Quantity.of(quantity), oblique=kind == "leace", given=given)
@@ -202,7 +243,7 @@ def _of_quantity(name: str, parts: Sequence[str]) -> Fit | None:
 
 
 def _given(rest: Sequence[str]) -> tuple[str, ...] | None:
-    """The names after given=, none where there is nothing, and None where something else is written."""
+    """Return the names after given=, () without arguments, and None for any other text."""
     match rest:
         case []:
             return ()
@@ -218,7 +259,7 @@ class _EntropyAxis(Fit):
 
     def __post_init__(self) -> None:
         if self.by not in AXES:
-            raise InvalidArgument(f"an entropy axis is fitted by {' or '.join(AXES)}; got {self.by!r}.")
+            raise InvalidArgument(f"the entropy axis must be one of {', '.join(AXES)}; got {self.by!r}.")
 
     @property
     def label(self) -> str:
@@ -231,14 +272,14 @@ class _EntropyAxis(Fit):
         return About(quantity=Quantity("entropy"), is_readout=self.by == "readout", at_scored=True)
 
     def check(self, setting: Setting) -> None:
-        """Nothing depends on the place."""
+        """Accept every setting."""
 
     def fitted(self, sample: Sample, layers: Sequence[int]) -> dict[int, Subspace]:
         entropies = sample.entropies()
         target = (entropies - entropies.mean())[:, None]
         if float(target.abs().max()) < 1e-9:
             raise InvalidArgument(
-                "the exact entropy is the same at every scored position: this task has no entropy axis."
+                "the exact entropy is the same at every scored position, so this task has no entropy axis."
             )
         return {layer: Subspace(self.label, self._axis(sample.points(layer), target, layer)) for layer in layers}
 
@@ -248,13 +289,13 @@ class _EntropyAxis(Fit):
         centered = points - points.mean(dim=0)
         if float(centered.abs().max()) <= RANK_TOLERANCE * float(points.abs().max()):
             raise InvalidArgument(
-                f"layer {layer} holds the same vector at every scored position, so that there is no {self.label}, as "
-                f"where one and the same token is asked about. Name the layers to act in, later ones."
+                f"layer {layer} holds the same vector at every scored position, so there is no {self.label}; this "
+                f"happens if every query is the same token. Choose later layers."
             )
         if self.by == "readout":
             axis: Tensor = ridge(centered.T @ centered, centered.T @ target)
             return axis.div(axis.norm())
-        # Of (x − x̄) / σ, the score on a is the projection of x − x̄ on a / σ: that is the direction to act on.
+        # The score of (x − x̄) / σ on a is the projection of x − x̄ on a / σ, so a / σ is the direction to edit.
         spread = centered.square().mean(dim=0).sqrt() if self.by == "pc1_standardized" else torch.ones_like(points[0])
         unit = torch.where(spread > 0, 1 / spread, 0.0)
         scaled = centered * unit
@@ -285,15 +326,15 @@ class _Frame(Fit):
     def check(self, setting: Setting) -> None:
         spec, place = setting.model.spec, setting.place
         if self.kind not in FRAMES:
-            raise InvalidArgument(f"a frame is one of {', '.join(FRAMES)}; got {self.kind!r}.")
+            raise InvalidArgument(f"the kind of a frame must be one of {', '.join(FRAMES)}; got {self.kind!r}.")
         if not place.is_residual and (self.kind != "embedding" or place.site != CARRIED):
             raise InvalidArgument(
-                f"a frame ({self.kind}) lies in the residual stream; {place.site.name!r} has coordinates of its own."
+                f"a frame ({self.kind}) lies in the residual stream; {place.site.name!r} has other coordinates."
             )
         setting.model.require(frame_sites(self.kind), by=self.label)
         if (self.kind == "embedding") != (self.head is None):
             raise InvalidArgument(
-                f"frame kind {self.kind!r}: keys and ov are those of one head=…, embedding of none; got {self.head}."
+                f"frame kind {self.kind!r}: keys and ov require head=…, embedding requires no head; got {self.head}."
             )
         if self.head is not None and not 0 <= self.head < spec.n_heads:
             raise InvalidArgument(f"head {self.head}: {spec.name} has heads 0 … {spec.n_heads - 1} in a layer.")
@@ -320,7 +361,7 @@ class _Frame(Fit):
             if name in trials.token_sets:
                 return trials.token_sets[name]
         named = ", ".join(trials.token_sets) or "(none)"
-        raise InvalidArgument(f"a frame needs a token set {' or '.join(wanted)}; this task names: {named}.")
+        raise InvalidArgument(f"a frame needs a token set {' or '.join(wanted)}; this task has: {named}.")
 
 
 @final
@@ -337,7 +378,7 @@ class _TopJacobian(Fit):
         return About()
 
     def check(self, setting: Setting) -> None:
-        if setting.place.site != CARRIED:  # which `InterventionSite` checks
+        if setting.place.site != CARRIED:  # `InterventionSite` checks CARRIED
             setting.model.require((setting.place.site,), by=self.label)
         _check_rank(self.r, setting)
 
@@ -357,7 +398,7 @@ class _TopJacobian(Fit):
         return jacobian_grams(sample.model, trials, site, layers, n_groups=n_groups, seed=sample.seed)
 
     def _top(self, gram: Float64[Tensor, "d d"]) -> Subspace:
-        # Eigenvalues ascend: the last columns are the directions that matter most.
+        # eigh sorts eigenvalues in ascending order.
         return Subspace(self.label, torch.linalg.eigh(gram).eigenvectors[:, -self.r :])
 
 

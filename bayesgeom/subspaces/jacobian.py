@@ -1,4 +1,4 @@
-"""Which directions of an activation the answers depend on: second moments of gradients of answer logits.
+"""The directions of an activation on which the answers depend: second moments of gradients of answer logits.
 
 Reference: the J-lens note of Agarwal, Dalal & Misra's repository (J-space at a layer and position).
 """
@@ -18,16 +18,16 @@ from bayesgeom.models.native.lstm import LSTM
 from bayesgeom.models.replay.carried import CARRIED, logits_through_states
 from bayesgeom.models.watching import hooked_sites
 
-N_SEQUENCES, N_LOGITS = 32, 48  # each logit costs one backward pass of all these sequences
+N_SEQUENCES, N_LOGITS = 32, 48  # each logit costs one backward pass over all sequences
 
 
 def jacobian_grams(
     model: Model, trials: Trials, site: Site, layers: Sequence[int], *, n_groups: int = 1, seed: int
 ) -> dict[int, Float64[Tensor, "group d d"]]:
-    """Per layer Σ g gᵀ, g = ∂ logit[p, answer] / ∂ x[i], over sequences, positions i ≤ p, and sampled (p, answer).
+    """Return Σ g gᵀ per layer, g = ∂ logit[p, answer] / ∂ x[i], over sequences, positions i ≤ p, and (p, answer).
 
-    The first `N_SEQUENCES` sequences in `n_groups` runs of consecutive ones, and `N_LOGITS` pairs of scored position
-    and answer drawn without replacement.
+    It uses the first `N_SEQUENCES` sequences, in `n_groups` groups of consecutive sequences, and `N_LOGITS` pairs of
+    scored position and answer drawn without replacement.
     """
     sums: dict[int, Tensor] = {}
     for gradients in answer_gradients(model, trials.rows(slice(0, N_SEQUENCES)), site, layers, seed=seed):
@@ -40,7 +40,7 @@ def jacobian_grams(
 def answer_gradients(
     model: Model, trials: Trials, site: Site, layers: Sequence[int], *, seed: int
 ) -> Iterator[dict[int, Float[Tensor, "batch pos *rest"]]]:
-    """Gradients by layer of one answer logit at one position after another, for every sequence of the trials."""
+    """Yield the gradients, by layer, of one answer logit at one position at a time, for every sequence."""
     if site == CARRIED:
         yield from _gradients_of_states(model, trials, layers, seed=seed)
         return
@@ -48,7 +48,7 @@ def answer_gradients(
 
     def keeping(layer: int) -> Change:
         def keep(output: Tensor) -> Tensor:
-            # Where weights are frozen, or nothing before has any, the graph begins here.
+            # Without trainable weights before this layer, the graph begins here.
             held[layer] = output if output.requires_grad else output.detach().requires_grad_()
             return held[layer]
 
@@ -58,7 +58,7 @@ def answer_gradients(
         logits = model.logits(trials)[:, :, trials.answers]
     places = [held[layer] for layer in layers]
     for position, answer in _chosen(logits.shape[1], logits.shape[2], seed):
-        # Sequences do not touch one another: the gradient of the sum holds each one's own.
+        # Sequences are independent, so the gradient of the sum holds each sequence's gradient.
         gradients = torch.autograd.grad(logits[:, position, answer].sum(), places, retain_graph=True)
         yield dict(zip(layers, gradients, strict=True))
 
@@ -66,14 +66,14 @@ def answer_gradients(
 def _gradients_of_states(
     model: Model, trials: Trials, layers: Sequence[int], *, seed: int
 ) -> Iterator[dict[int, Float[Tensor, "batch pos state"]]]:
-    """The same for the states (h, c) that an LSTM carries, one after each position."""
+    """Yield the same for the states (h, c) that an LSTM carries after each position."""
     assert isinstance(model.module, LSTM), "the site is checked before anything runs"
     with lock_of(model.module), torch.enable_grad():
         logits, states = logits_through_states(model.module, trials)
     logits, n_pos = logits[..., trials.answers], len(states[0])
     nodes = [state for layer in layers for state in states[layer]]
     for position, answer in _chosen(logits.shape[1], logits.shape[2], seed):
-        # A state after the position is no part of its logits: its gradient is zero.
+        # States after the position do not influence its logits: their gradient is zero.
         found = torch.autograd.grad(logits[:, position, answer].sum(), nodes, retain_graph=True, materialize_grads=True)
         parts = (found[start : start + n_pos] for start in range(0, len(found), n_pos))
         yield {layer: torch.stack(part, dim=1) for layer, part in zip(layers, parts, strict=True)}

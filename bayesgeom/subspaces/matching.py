@@ -1,10 +1,10 @@
-"""Control subspaces that carry as much of a site's variance as a given one.
+"""Control subspaces with the same share of a site's variance as a given subspace.
 
-A draw is B = qr(Λ^τ G), Λ the eigenvalues of the site's covariance in the eigenbasis and G Gaussian. τ = 0 is a uniform
-subspace, a large τ the leading principal components, a large negative τ the trailing ones; bisection over τ finds the
-wanted share. Draws come from the orthogonal complement of the given subspace, at its rank where enough variance is left
-there, else at the least higher rank that reaches the share. Where all other directions together carry less than that,
-no control has as much variance: the whole complement is measured instead, and it is not called matched.
+A draw is B = qr(Λ^τ G), Λ the eigenvalues of the site's covariance in the eigenbasis and G Gaussian. τ = 0 gives a
+uniform subspace, a large τ the leading principal components, a large negative τ the trailing ones. Bisection over τ
+finds the target share. Draws come from the orthogonal complement of the given subspace, at the same rank if the
+complement has enough variance, else at the lowest higher rank that reaches the share. If all other directions together
+have less variance, no control can match: the whole complement is used instead and is not called matched.
 """
 
 from dataclasses import dataclass
@@ -17,8 +17,8 @@ from torch import Tensor
 
 from bayesgeom.subspaces.subspace import Subspace
 
-TOLERANCE = 0.05  # of the wanted share, by which a draw's own may differ
-HEADROOM = 1.1  # leading components must reach this multiple of the share, or all draws would be the same
+TOLERANCE = 0.05  # relative difference to the target share that a draw may have
+HEADROOM = 1.1  # leading components must reach this multiple of the share, or all draws would be equal
 WHOLE, NONE = "whole complement", "not matched"
 _STEPS, _STEEPEST = 40, 8.0
 
@@ -26,7 +26,7 @@ _STEPS, _STEEPEST = 40, 8.0
 @final
 @dataclass(frozen=True, kw_only=True)
 class Matched:
-    """Control subspaces of one layer. `by` says where they were drawn from; `is_matched` whether shares agree."""
+    """Control subspaces of one layer; `by` is how they were drawn, `is_matched` whether the shares agree."""
 
     bases: Float64[Tensor, "draw d rank"]
     share: float
@@ -35,12 +35,12 @@ class Matched:
 
     @property
     def rank(self) -> int:
-        """Dimensions of each."""
+        """Dimensions of each subspace."""
         return self.bases.shape[2]
 
 
 def matched_subspaces(own: Subspace, covariance: Float64[Tensor, "d d"], *, draws: int, seed: int) -> Matched:
-    """Subspaces with the same share of variance as `own`, within `TOLERANCE` of it."""
+    """Return subspaces with the same share of variance as `own`, within `TOLERANCE`."""
     wanted, total = own.variance_share(covariance), float(covariance.diagonal().sum())
     rest = torch.linalg.qr(own.basis.to(covariance), mode="complete").Q[:, own.rank :]
     if rest.shape[1] == 0:
@@ -60,7 +60,7 @@ def matched_subspaces(own: Subspace, covariance: Float64[Tensor, "d d"], *, draw
 
 
 def _least_rank(values: Float64[Tensor, " d"], share: float, rank: int) -> int | None:
-    """The least rank from `rank` on whose leading components reach the share; None where all together do not."""
+    """Return the lowest rank ≥ `rank` whose leading components reach the share, or None."""
     reached = values.cumsum(dim=0)
     for candidate in range(rank, len(values) + 1):
         if float(reached[candidate - 1]) >= share:
@@ -71,7 +71,7 @@ def _least_rank(values: Float64[Tensor, " d"], share: float, rank: int) -> int |
 def _tilted(
     values: Float64[Tensor, " d"], wanted: float, rank: int, *, draws: int, seed: int
 ) -> Float64[Tensor, "draw d rank"]:
-    """Orthonormal columns in the eigenbasis, each draw tilted until its share is the wanted one."""
+    """Return orthonormal columns in the eigenbasis, with τ of each draw chosen to reach the target share."""
     gaussian = torch.from_numpy(np.random.default_rng(seed).normal(size=(draws, len(values), rank))).to(values)
     logs = (values / values[0]).clamp_min(1e-12).log()
     low, high = (torch.full((draws, 1, 1), end).to(values) for end in (-_STEEPEST, _STEEPEST))
@@ -85,5 +85,5 @@ def _tilted(
 
 
 def _scaled(logs: Float64[Tensor, "draw d 1"]) -> Float64[Tensor, "draw d 1"]:
-    """exp, with the largest factor of each draw one and none so small that columns vanish."""
+    """Return exp with the largest factor of each draw 1 and a lower limit, so that no column vanishes."""
     return (logs - logs.amax(dim=1, keepdim=True)).clamp_min(-60.0).exp()

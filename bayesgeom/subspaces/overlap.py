@@ -1,10 +1,10 @@
-"""How much of a subspace lies in the span of the hypothesis tokens' embeddings.
+"""The share of a subspace that lies in the span of the hypothesis tokens' embeddings.
 
     overlap = ‖Fᵀ B‖² / r        B, F: orthonormal bases of the subspace (rank r) and of the span
 
-The mean squared cosine of the principal angles: 1 inside the span, k / d on average for a random subspace, where the
-span has k of d dimensions. Where embeddings are tied to the output, logits are products with them, so that a late
-layer's sensitive directions lie in their span by construction.
+This is the mean squared cosine of the principal angles: 1 inside the span, and k / d on average for a random subspace
+if the span has k of d dimensions. If embeddings are tied to the output, logits are products with them, so the sensitive
+directions of a late layer lie in their span by construction.
 
 Reference: the J-lens note of Agarwal, Dalal & Misra's repository (overlap of J-space and embeddings).
 """
@@ -30,9 +30,9 @@ DRAWS = 1_000
 @final
 @dataclass(frozen=True, kw_only=True)
 class Overlap:
-    """Overlap in one layer: interval over the groups of sequences that the fit left out in turn, and chance.
+    """Overlap in one layer, with an interval from leaving out groups of sequences, and the chance level.
 
-    `random` and `most` are mean and largest over `DRAWS` random subspaces of the same rank.
+    `random` and `most` are mean and maximum over `DRAWS` random subspaces of the same rank.
     """
 
     value: float
@@ -45,7 +45,7 @@ class Overlap:
 def overlaps(
     fit: Fit, setting: Setting, sample: Sample, subspaces: Mapping[int, Subspace], *, seed: int
 ) -> dict[int, Overlap]:
-    """The overlap in each layer; empty where the site or the task has no such span."""
+    """Return the overlap in each layer; empty if the site or the task has no such span."""
     embedding = frame()
     try:
         embedding.check(setting)

@@ -1,4 +1,4 @@
-"""At which positions an intervention acts, and at which it is scored."""
+"""The positions that an intervention edits, and the positions that are scored."""
 
 from dataclasses import dataclass
 from typing import final
@@ -18,9 +18,9 @@ _QUARTERS = (1, 2, 3)
 @final
 @dataclass(frozen=True, kw_only=True)
 class Positions:
-    """Acts at all positions or at the scored ones; with `score_after` at one scored position, scored at later ones.
+    """Edited positions: all or the scored ones; with `score_after` one, and only later positions are scored.
 
-    Tiles of sequences take the scored positions at one, two and three quarters of the sequence in turn.
+    With `score_after`, tiles take turns to edit the scored position at one, two and three quarters of the sequence.
     """
 
     are_scored: bool
@@ -28,27 +28,31 @@ class Positions:
 
     @property
     def label(self) -> str:
-        """What reports call it."""
+        """Label in reports."""
         if self.score_after:
             return "one scored position, scored at later ones"
         return "scored positions" if self.are_scored else "all positions"
 
     def check(self, trials: Trials) -> None:
-        """**Raises** `InvalidArgument` where too few positions are scored for an edit at one and scores after it."""
+        """Check that enough positions are scored.
+
+        Raises:
+            InvalidArgument: `score_after` is set and fewer than `LEAST_SCORED` positions are scored.
+        """
         if self.score_after and trials.n_scored < LEAST_SCORED:
             raise InvalidArgument(
-                f"score_after edits one scored position and scores later ones: it takes a task with at least "
-                f"{LEAST_SCORED} scored positions, this one has {trials.n_scored}."
+                f"score_after edits one scored position and scores later ones, so the task must have at least "
+                f"{LEAST_SCORED} scored positions; this one has {trials.n_scored}."
             )
 
     def bands(self, n_scored: int) -> tuple[str, ...]:
-        """Names of the bands of positions that scores are averaged over, all first."""
+        """Return the names of the bands of positions over which scores are averaged, all positions first."""
         if self.score_after:
             return ("all later", "next scored", "second next")
         return ("all", "first third", "middle third", "last third")[: 4 if n_scored >= 3 else 1]
 
     def mask(self, trials: Trials, tile: int) -> Bool[Tensor, " pos"] | None:
-        """Where to act in this tile; None is everywhere."""
+        """Return the positions to edit in this tile; None means all."""
         if not self.are_scored and not self.score_after:
             return None
         mask: Tensor = trials.scored[0].clone()
@@ -59,7 +63,7 @@ class Positions:
         return mask
 
     def weights(self, n_scored: int, tile: int) -> Float64[np.ndarray, "position band"]:
-        """Weights that average over each band."""
+        """Return the weights that average over each band."""
         if self.score_after:
             at = _index(n_scored, tile)
             members = [np.arange(at + 1, n_scored), np.array([at + 1]), np.array([at + 2])]
@@ -73,6 +77,6 @@ class Positions:
 
 
 def _index(n_scored: int, tile: int) -> int:
-    """Which scored position is edited in this tile; at least two are scored after it."""
+    """Return the index of the scored position to edit in this tile; at least two scored positions follow it."""
     quarter = _QUARTERS[tile % len(_QUARTERS)]
     return min(quarter * (n_scored - 1) // 4, n_scored - 3)

@@ -1,7 +1,7 @@
-"""What an intervention is about: posterior entropy, the belief, or one hypothesis' log-odds.
+"""Quantities that an intervention tests: posterior entropy, the belief, or the log-odds of one hypothesis.
 
-Each has an exact value at every scored position, from the task's posterior, and a value of the model's own, from its
-predictions. The model has no visible belief over hidden states; there its answer distribution stands for it.
+Each has an exact value at every scored position, from the task's posterior, and the model's own value, from its
+predictions. A model has no visible belief over hidden states; its answer distribution is used instead.
 """
 
 from dataclasses import dataclass
@@ -17,15 +17,15 @@ from bayesgeom.stats.information import NATS_PER_BIT, entropy_bits
 
 QuantityName = Literal["entropy", "belief", "log_odds"]
 FORMS = ("entropy", "belief", "log_odds:HYPOTHESIS")
-CLIP_BITS = 10.0  # log-odds and log probabilities of what is excluded would be infinite
+CLIP_BITS = 10.0  # log-odds and log probabilities of excluded hypotheses would be infinite
 CONFOUNDS = ("position", "answer")
-_CONSTANT = 1e-9  # a share of the variance below which it is rounding
+_CONSTANT = 1e-9  # share of the variance below which a difference is rounding error
 
 
 @final
 @dataclass(frozen=True)
 class Quantity:
-    """A quantity of the exact posterior. `hypothesis` is an index into the belief, for log-odds alone."""
+    """A quantity of the exact posterior; `hypothesis` is an index into the belief, for log-odds only."""
 
     name: QuantityName
     hypothesis: int | None = None
@@ -34,11 +34,17 @@ class Quantity:
         if self.name not in ("entropy", "belief", "log_odds"):
             raise unknown_name("quantity", self.name, FORMS)
         if (self.name == "log_odds") != (self.hypothesis is not None):
-            raise InvalidArgument(f"log_odds takes one hypothesis, as log_odds:3, and nothing else does; got {self}.")
+            raise InvalidArgument(
+                f"log_odds requires a hypothesis, as in log_odds:3; entropy and belief accept none; got {self}."
+            )
 
     @classmethod
     def of(cls, text: "str | Quantity") -> "Quantity":
-        """The quantity written as `entropy`, `belief` or `log_odds:3`. **Raises** `UnknownName`, listing the forms."""
+        """Return the quantity written as `entropy`, `belief` or `log_odds:3`.
+
+        Raises:
+            UnknownName: There is no such quantity; the error lists the forms.
+        """
         if isinstance(text, Quantity):
             return text
         match text.split(":"):
@@ -52,17 +58,21 @@ class Quantity:
 
     @property
     def label(self) -> str:
-        """What tables and sentences call it."""
+        """Label in tables and sentences."""
         return f"log-odds of hypothesis {self.hypothesis}" if self.name == "log_odds" else self.name
 
     def check(self, trials: Trials) -> None:
-        """**Raises** `InvalidArgument` for a hypothesis that the task does not have."""
+        """Check that the task has this hypothesis.
+
+        Raises:
+            InvalidArgument: The task has no such hypothesis.
+        """
         n = trials.belief.shape[-1]
         if self.hypothesis is not None and not 0 <= self.hypothesis < n:
             raise InvalidArgument(f"log_odds:{self.hypothesis}: the task's belief has hypotheses 0 … {n - 1}.")
 
     def exact(self, trials: Trials) -> Float64[Tensor, "batch query_pos component"]:
-        """Its value in the exact posterior at each scored position."""
+        """Return the value under the exact posterior at each scored position."""
         if self.name == "entropy":
             return entropy_bits(trials.at_scored(trials.predictive))[..., None]
         belief = trials.at_scored(trials.belief)
@@ -71,9 +81,9 @@ class Quantity:
     def own(
         self, log_answers: Float64[Tensor, "batch query_pos answer"], *, are_hypotheses: bool
     ) -> Float64[Tensor, "batch query_pos component"]:
-        """The model's own value at each scored position, from natural-log answer probabilities.
+        """Return the model's own value at each scored position, from natural-log answer probabilities.
 
-        For the belief, and where the answers are not the hypotheses, it is the whole answer distribution.
+        For the belief, and if the answers are not the hypotheses, it is the whole answer distribution.
         """
         probabilities = log_answers.exp()
         if self.name == "entropy":
@@ -92,21 +102,21 @@ BELIEF = Quantity("belief")
 
 
 def answers_are_hypotheses(trials: Trials) -> bool:
-    """Whether the belief is the predictive itself, hypothesis by answer."""
+    """Return whether the belief equals the predictive distribution over the answers."""
     predictive, belief = (trials.at_scored(values) for values in (trials.predictive, trials.belief))
     return predictive.shape == belief.shape and bool((predictive - belief).abs().max() < 1e-9)
 
 
 def is_function_of_position(values: Float64[Tensor, "batch query_pos component"]) -> bool:
-    """Whether all sequences share the same value at each position, to rounding."""
+    """Return whether all sequences have the same value at each position, up to rounding."""
     spread = (values - values.mean(dim=0)).square().sum()
     return bool(spread <= _CONSTANT * (values.square().sum() + 1e-30))
 
 
 def confounds(trials: Trials, names: tuple[str, ...]) -> Float64[Tensor, "batch query_pos column"]:
-    """What a quantity is to be told apart from: dummies of the position, log-odds of the answers.
+    """Return the confounds of a quantity: dummies of the position, or relative log probabilities of the answers.
 
-    Log-odds are clipped log2 probabilities minus their mean over the answers: the mean itself is nearly the entropy.
+    The latter are clipped log2 probabilities minus their mean over the answers, because the mean is nearly the entropy.
     """
     n, p = len(trials), trials.n_scored
     columns = []

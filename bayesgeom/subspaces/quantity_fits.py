@@ -1,7 +1,7 @@
 """Fits for a quantity: its covariance directions, the LEACE eraser, and the weights of a linear decoder.
 
-References: Belrose et al. 2023, arXiv:2306.03819 (LEACE); Haufe et al. 2014, NeuroImage 87 (decoder weights are not
-where a quantity lies).
+References: Belrose et al. 2023, arXiv:2306.03819 (LEACE); Haufe et al. 2014, NeuroImage 87 (decoder weights do not
+show where a quantity is represented).
 """
 
 from collections.abc import Sequence
@@ -27,8 +27,8 @@ _CONSTANT = 1e-9
 class Eraser(Fit):
     """The subspace whose removal leaves no linear trace of the quantity at the scored positions.
 
-    `oblique` takes LEACE's projector, else the orthogonal one onto Cov(x, y). What is `given` is erased from the
-    activations, and regressed out of the quantity, before the subspace is fitted.
+    `oblique` uses LEACE's projector, otherwise the orthogonal projector onto Cov(x, y). The `given` quantities are
+    erased from the activations and regressed out of the quantity before the subspace is fitted.
     """
 
     quantity: Quantity
@@ -64,7 +64,7 @@ class Eraser(Fit):
         held = sample.confounds(self.given)
         other = leace_subspace(f"{' and '.join(self.given)}", JointMoments.of(points, held))
         own = self._of(without(points, other), _residual(self.label, values, held))
-        # What is swapped or removed is read after the confounds are erased: D ← (1 − P)ᵀ D.
+        # Coordinates are read after the confounds are erased: D ← (1 − P)ᵀ D.
         dual = own.reads - other.reads @ (other.basis.T @ own.reads)
         return Subspace(self.label, own.basis, dual)
 
@@ -76,7 +76,7 @@ class Eraser(Fit):
 @final
 @dataclass(frozen=True)
 class Decoder(Fit):
-    """The row space of the ridge map from vectors to the quantity: it reads the quantity out, no more."""
+    """The row space of the ridge map from vectors to the quantity: a read-out only."""
 
     quantity: Quantity
 
@@ -103,20 +103,30 @@ class Decoder(Fit):
 
 
 def checked_values(sample: Sample, quantity: Quantity) -> Float64[Tensor, "point component"]:
-    """The quantity at each point. **Raises** `InvalidArgument` where it never varies."""
+    """Return the quantity at each point.
+
+    Raises:
+        InvalidArgument: The quantity never varies.
+    """
     values = sample.values(quantity)
     if float((values - values.mean(dim=0)).abs().max()) < _CONSTANT:
-        raise InvalidArgument(f"the exact {quantity.label} is the same at every scored position: it has no subspace.")
+        raise InvalidArgument(
+            f"the exact {quantity.label} is the same at every scored position, so it has no subspace."
+        )
     return values
 
 
 def checked_points(sample: Sample, layer: int, label: str) -> Float64[Tensor, "point d"]:
-    """The vectors of one layer. **Raises** `InvalidArgument` where they are all the same."""
+    """Return the vectors of one layer.
+
+    Raises:
+        InvalidArgument: All vectors are equal.
+    """
     points = sample.points(layer)
     if float((points - points.mean(dim=0)).abs().max()) <= RANK_TOLERANCE * float(points.abs().max()):
         raise InvalidArgument(
-            f"layer {layer} holds the same vector at every scored position, so {label} has no subspace there. Name the "
-            f"layers to act in, later ones."
+            f"layer {layer} holds the same vector at every scored position, so {label} has no subspace there. Choose "
+            f"later layers."
         )
     return points
 
@@ -124,11 +134,11 @@ def checked_points(sample: Sample, layer: int, label: str) -> Float64[Tensor, "p
 def _residual(
     label: str, values: Float64[Tensor, "point component"], held: Float64[Tensor, "point column"]
 ) -> Float64[Tensor, "point component"]:
-    """The quantity minus its best linear prediction. **Raises** `InvalidArgument` where nothing is left."""
+    """Return the quantity minus its best linear prediction; raise if nothing is left."""
     y, x = values - values.mean(dim=0), held - held.mean(dim=0)
     left: Tensor = y - x @ (torch.linalg.pinv(x.T @ x, rtol=1e-9) @ (x.T @ y))
     if float(left.square().sum()) <= 1e-6 * float(y.square().sum()):
         raise InvalidArgument(
-            f"{label}: what is held fixed predicts the quantity exactly, so that nothing is left of it."
+            f"{label}: the quantities held fixed predict this quantity exactly, so nothing is left of it."
         )
     return left

@@ -1,7 +1,7 @@
-"""How well a linear map predicts a quantity from a site before and after an edit, with the level of shuffled values.
+"""R² of a linear map from a site to a quantity before and after an edit, with the level of shuffled values.
 
-The map is fitted on one set of sequences and scored on another; the subspace was fitted on a third. Fitting the map on
-the sequences that the eraser was fitted on would find exactly nothing there, whatever the eraser leaves elsewhere.
+The map is fitted on one set of sequences and scored on another; the subspace was fitted on a third. On the sequences
+that fitted the eraser, a map would find exactly nothing, whatever the eraser leaves on others.
 """
 
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from torch import Tensor
 from bayesgeom.stats.regression import ridge
 from bayesgeom.subspaces.subspace import Subspace
 
-STRENGTH = 1e-9  # of the ridge: directions of small variance must be read, too
+STRENGTH = 1e-9  # ridge penalty: small, so that directions of small variance are read, too
 PERMUTATIONS, LEVEL = 40, 0.975
 SLACK = 0.01  # share of the variance: the eraser is itself estimated, and leaves about 1 / n of it
 
@@ -22,7 +22,7 @@ SLACK = 0.01  # share of the variance: the eraser is itself estimated, and leave
 @final
 @dataclass(frozen=True, kw_only=True)
 class Erasure:
-    """Held-out R² of the quantity from the whole site: as it is, edited, and edited with shuffled values."""
+    """Held-out R² of the quantity from the whole site: unedited, edited, and edited with shuffled values."""
 
     before: float
     after: float
@@ -30,12 +30,12 @@ class Erasure:
 
     @property
     def is_complete(self) -> bool:
-        """Whether a linear map predicts at most 1 % more of the variance than it does of shuffled values, or than 0."""
+        """Whether R² after the edit is at most 0.01 above that of shuffled values (or above 0)."""
         return self.after <= max(self.permuted, 0.0) + SLACK
 
     @property
     def has_quantity(self) -> bool:
-        """Whether the site holds anything of the quantity before the edit: otherwise there is nothing to erase."""
+        """Whether the quantity is decodable before the edit; otherwise there is nothing to erase."""
         return self.before > max(self.permuted, 0.0) + SLACK
 
 
@@ -49,7 +49,7 @@ class Read:
 
 
 def erasure(fit: Read, held: Read, eraser: Subspace, *, seed: int) -> Erasure:
-    """R² before and after x − P (x − mean), and the 97.5 % level over `PERMUTATIONS` shuffles after it."""
+    """Return R² before and after x − P (x − mean), and the 97.5 % quantile over `PERMUTATIONS` shuffles after it."""
     generator = torch.Generator().manual_seed(seed)
     before = _r2(fit, held, None, [(fit.values, held.values)])
     shuffles = [(_shuffled(fit.values, generator), _shuffled(held.values, generator)) for _ in range(PERMUTATIONS)]
@@ -60,7 +60,7 @@ def erasure(fit: Read, held: Read, eraser: Subspace, *, seed: int) -> Erasure:
 def _r2(
     fit: Read, held: Read, eraser: Subspace | None, targets: list[tuple[Tensor, Tensor]]
 ) -> Float64[Tensor, " target"]:
-    """Held-out R² for each pair of values; 0 is the fitting mean. NaN where the held values never vary."""
+    """Return held-out R² for each pair of values; predicting the mean scores 0. NaN if held-out values never vary."""
     mean = fit.points.mean(dim=(0, 1))
     x, held_x = (read.points.flatten(0, 1) - mean for read in (fit, held))
     if eraser is not None:
@@ -79,7 +79,7 @@ def _r2(
 def _shuffled(
     values: Float64[Tensor, "sequence position component"], generator: torch.Generator
 ) -> Float64[Tensor, "sequence position component"]:
-    """Whole sequences exchanged, and each turned by a random number of positions, so that position tells nothing."""
+    """Permute whole sequences and rotate each by a random number of positions, so that position is no cue."""
     n, p, _ = values.shape
     turned = (torch.arange(p) + torch.randint(p, (n, 1), generator=generator)) % p
     order = torch.randperm(n, generator=generator)

@@ -1,9 +1,10 @@
-"""Places: the site, its layers and positions at which a subspace is acted on; each layer alone."""
+"""`InterventionSite`: the hook point, layers and positions where a subspace is edited."""
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Literal, final
 
+from bayesgeom.checks.arguments import check_types
 from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.core.run import ModelSpec
 from bayesgeom.core.sites import RESID_PRE, Site, V, Z
@@ -15,15 +16,15 @@ from bayesgeom.models.replay.replayer import STAGES
 @final
 @dataclass(frozen=True)
 class InterventionSite:
-    """Where to act.
+    """Hook point, layers and positions of an intervention.
 
     Args:
         site: the hook point.
-        layers: layers to act in, one at a time; with none, all.
-        positions: "all" or "scored"; with none, "scored" for subspaces that are fitted there (those of a quantity),
-            "all" for others.
-        score_after: act at one scored position and score at later ones only, so that what is carried on is told from
-            what is read out at once.
+        layers: layers to edit, one at a time; None means all.
+        positions: "all" or "scored"; None means "scored" for subspaces that are fitted at scored positions (those of a
+            quantity) and "all" for others.
+        score_after: edit one scored position and score only later ones. This separates information that is passed on
+            to later positions from information that is read out at once.
 
     Example:
         >>> import bayesgeom
@@ -36,22 +37,26 @@ class InterventionSite:
     positions: Literal["all", "scored"] | None = None
     score_after: bool = False
 
+    def __post_init__(self) -> None:
+        check_types(self)
+
     @property
     def is_residual(self) -> bool:
-        """Whether vectors there are written in the residual stream's own coordinates."""
+        """Whether vectors at this site are in residual-stream coordinates."""
         return self.site not in (Z, V, CARRIED)
 
     def check_in(self, model: Model, *, editable: Collection[Site] = (*STAGES, CARRIED)) -> None:
         """Check site and layers.
 
-        **Raises** `MissingSite` for a site that the model lacks, `InvalidArgument` for one that cannot be edited or a
-        layer that is not there.
+        Raises:
+            MissingSite: The model lacks the site.
+            InvalidArgument: The site cannot be edited, or a layer does not exist.
         """
         if self.site != CARRIED:
             model.require((self.site,), by="an intervention")
         if self.site not in editable:
             allowed = ", ".join(site.name for site in editable)
-            raise InvalidArgument(f"an intervention acts at {allowed}; not at {self.site.name!r}.")
+            raise InvalidArgument(f"an intervention can edit {allowed}; not {self.site.name!r}.")
         if self.site == CARRIED:
             check_carries(model)
             if not self.score_after:
@@ -64,15 +69,15 @@ class InterventionSite:
         chosen = self.layers_of(model.spec)
         if not chosen or len(set(chosen)) < len(chosen) or not all(0 <= layer < n_layers for layer in chosen):
             raise InvalidArgument(
-                f"layers {list(chosen)}: name at least one of {model.spec.name}'s 0 … {n_layers - 1}, each once."
+                f"layers {list(chosen)}: choose at least one of 0 … {n_layers - 1} of {model.spec.name}, each once."
             )
 
     def layers_of(self, spec: ModelSpec) -> tuple[int, ...]:
-        """The layers that are meant."""
+        """Return the chosen layers; all by default."""
         return tuple(range(spec.n_layers)) if self.layers is None else tuple(self.layers)
 
     def width_in(self, spec: ModelSpec) -> int:
-        """Coordinates of one position there; at z and v all heads' together."""
+        """Return the number of coordinates at one position, over all heads for z and v."""
         if self.is_residual:
             return spec.d_model
         if self.site == CARRIED:

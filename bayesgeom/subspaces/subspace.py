@@ -1,4 +1,4 @@
-"""A named subspace: orthonormal columns in the coordinates of one site, and how its coordinates are read."""
+"""A named subspace: orthonormal columns in the coordinates of one site, and the columns that read its coordinates."""
 
 from dataclasses import dataclass
 from typing import final
@@ -7,10 +7,11 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
+from bayesgeom.checks.arguments import check_types
 from bayesgeom.core.edits import check_dual, check_orthonormal
 from bayesgeom.core.errors import InvalidArgument
 
-RANK_TOLERANCE = 1e-6  # of the largest singular value: below it a direction is rounding
+RANK_TOLERANCE = 1e-6  # share of the largest singular value below which a direction is rounding error
 
 
 @final
@@ -19,7 +20,7 @@ class Subspace:
     """A named subspace, and the projector onto it: orthogonal, P = B Bᵀ, or with a `dual` oblique, P = B Dᵀ.
 
     Args:
-        name: What tables and figures call it.
+        name: Label in tables and figures.
         basis: Orthonormal columns B, one per dimension of the subspace.
         dual: Columns D that read the coordinates, DᵀB = 1. Default: the basis itself.
 
@@ -37,6 +38,7 @@ class Subspace:
     dual: Float[Tensor, "d r"] | None = None
 
     def __post_init__(self) -> None:
+        check_types(self)
         check_orthonormal(self.basis)
         if self.dual is not None:
             check_dual(self.basis, self.dual)
@@ -47,17 +49,17 @@ class Subspace:
         return self.basis if self.dual is None else self.dual
 
     def projector(self) -> Float64[Tensor, "d d"]:
-        """P, as it acts on a column vector."""
+        """Return P, which acts on column vectors."""
         return self.basis.double() @ self.reads.double().T
 
     def variance_share(self, covariance: Float64[Tensor, "d d"]) -> float:
-        """tr(P Σ Pᵀ) / tr Σ: the share of the site's variance that removal takes away."""
+        """Return tr(P Σ Pᵀ) / tr Σ: the share of the site's variance that removal deletes."""
         reads = self.reads.to(covariance)
         return float((reads * (covariance @ reads)).sum() / covariance.diagonal().sum())
 
     @property
     def width(self) -> int:
-        """Dimensions of the space around it."""
+        """Dimensions of the ambient space."""
         return len(self.basis)
 
     @property
@@ -66,7 +68,11 @@ class Subspace:
         return self.basis.shape[1]
 
     def check_width(self, width: int, where: str) -> None:
-        """**Raises** `InvalidArgument` where vectors at the named place have another width."""
+        """Check the width against that of the vectors at a site.
+
+        Raises:
+            InvalidArgument: The widths differ.
+        """
         if self.width != width:
             raise InvalidArgument(
                 f"the basis of {self.name!r} is {self.width} wide; vectors at {where} are {width} wide."
@@ -74,13 +80,12 @@ class Subspace:
 
 
 def span(name: str, columns: Float[Tensor, "d n"]) -> Subspace:
-    """The span of some vectors: left singular vectors whose singular value exceeds a millionth of the largest.
+    """Return the span of some vectors: left singular vectors with singular values above 1e-6 of the largest.
 
-    **Raises** `InvalidArgument` where all vectors are zero or one is not finite.
+    Raises:
+        InvalidArgument: All vectors are zero, or one is not finite.
     """
     if not bool(columns.isfinite().all()) or not bool(columns.any()):
-        raise InvalidArgument(
-            f"{name}: the vectors to span are all zero, or not finite; there is no such subspace here."
-        )
+        raise InvalidArgument(f"{name}: the vectors are all zero, or not finite, so they span no subspace here.")
     left, singular, _ = torch.linalg.svd(columns.double(), full_matrices=False)
     return Subspace(name, left[:, singular > RANK_TOLERANCE * singular[0]])

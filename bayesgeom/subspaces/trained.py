@@ -1,10 +1,10 @@
-"""A trained swap subspace: distributed alignment search with one orthonormal basis a layer.
+"""A trained swap subspace: distributed alignment search with one orthonormal basis per layer.
 
-The basis B is the Q of a matrix that starts from the covariance directions. It is trained so that the swap
-x + B Bᵀ (donor − x) moves the model's own quantity to what it is in the donor. The model's weights stay as they are.
+The basis B is the Q factor of a matrix that is initialized with the covariance directions. It is trained so that the
+swap x + B Bᵀ (donor − x) moves the model's own quantity to its value in the donor. The model's weights are frozen.
 
 References: Geiger et al. 2024, arXiv:2303.02536 (distributed alignment search); Makelov et al. 2023, arXiv:2311.17030
-(such a subspace may act through directions that the model does not use otherwise).
+(such a subspace can act through directions that the model does not use otherwise).
 """
 
 from collections.abc import Sequence
@@ -34,7 +34,7 @@ _TRAIN = 1  # branch of the sample's seed
 @final
 @dataclass(frozen=True)
 class TrainedSwap(Fit):
-    """The subspace of this rank whose swap was trained to move the quantity, on sequences of its own."""
+    """A subspace of this rank, trained on separate sequences so that its swap moves the quantity."""
 
     rank: int
     quantity: Quantity
@@ -56,7 +56,7 @@ class TrainedSwap(Fit):
         self.quantity.check(setting.trials)
         if setting.place.site == CARRIED:
             raise InvalidArgument(
-                f"{self.label} trains through hook points, and {CARRIED.name!r} is none: use covariance, leace, frame "
+                f"{self.label} trains through hook points; {CARRIED.name!r} has none: use covariance, leace, frame "
                 "or top_jacobian there, or train at 'resid_pre' with score_after."
             )
         setting.model.require((setting.place.site,), by=self.label)
@@ -70,7 +70,7 @@ class TrainedSwap(Fit):
         return {layer: Subspace(self.label, self._trained(sample, layer)) for layer in layers}
 
     def _trained(self, sample: Sample, layer: int) -> Float64[Tensor, "d rank"]:
-        assert sample.draw_pairs is not None, "interventions hand pairs to the fits that train"
+        assert sample.draw_pairs is not None, "interventions pass pairs to the fits that train"
         width, seed = sample.place.width_in(sample.model.spec), derived_seed(sample.seed, _TRAIN, layer)
         like = next(sample.model.module.parameters())
         generator = torch.Generator().manual_seed(seed)
@@ -92,7 +92,7 @@ class TrainedSwap(Fit):
     def _loss(
         self, sample: Sample, layer: int, basis: Float[Tensor, "d rank"], pair: tuple[Trials, Trials]
     ) -> Float[Tensor, ""]:
-        """Mean squared distance to the donor's own value; for whole distributions, KL(donor's own ‖ edited)."""
+        """Return the mean squared distance to the donor's value; for whole distributions KL(donor ‖ edited)."""
         originals, donors = pair
         own, held = _held(sample, layer, donors)
         edited = _swapped(sample, layer, basis, originals, held)
@@ -107,7 +107,7 @@ class TrainedSwap(Fit):
 def _from_covariance(
     sample: Sample, layer: int, quantity: Quantity, start: Float64[Tensor, "d rank"]
 ) -> Float64[Tensor, "d rank"]:
-    """The leading directions of Cov(x, y), then random ones: training starts from where the quantity lies."""
+    """Return the initial basis: the leading directions of Cov(x, y), then random ones."""
     moments = JointMoments.of(sample.points(layer), sample.values(quantity))
     left, singular, _ = torch.linalg.svd(moments.cross.cpu(), full_matrices=False)
     kept = left[:, singular > 1e-6 * singular[0]][:, : start.shape[1]]
@@ -117,7 +117,7 @@ def _from_covariance(
 
 @torch.no_grad()
 def _held(sample: Sample, layer: int, donors: Trials) -> tuple[Tensor, Tensor]:
-    """The donors' logits, and their activations at the place."""
+    """Return the donors' logits and their activations at the site."""
     held: dict[Place, Tensor] = {}
     place = (sample.place.site, layer)
     logits = _hooked(sample, layer, keeping(held, place), donors)

@@ -1,6 +1,6 @@
-"""Write strength: how much each head puts into a subspace, in absolute norm, against what its ablation costs.
+"""Write strength: the norm of what each head writes into a subspace, compared with the effect of ablating the head.
 
-The absolute norm, not its share of all that the head writes: a share ranks idle heads first (the J-lens note's lesson).
+The norm is absolute, not a share of the head's output, because a share ranks idle heads first (J-lens note).
 """
 
 from collections.abc import Mapping, Sequence
@@ -36,18 +36,18 @@ RANDOM, SHEER = "random subspaces", "strength in random subspaces"
 @final
 @dataclass(frozen=True, kw_only=True, repr=False)
 class WriteReport(Report):
-    """Mean over sequences and scored positions of ‖P W_O z‖ for every head, beside the KL increase of ablating it.
+    """Mean over sequences and scored positions of ‖P W_O z‖ for every head, and the KL increase of ablating the head.
 
-    The baseline of `strength` is the mean over random subspaces of the same rank. That of `rank_correlation` is what
-    strength in those gives: how well the sheer size of what a head writes ranks the KL increase.
+    The baseline of `strength` is the mean over random subspaces of the same rank. The baseline of `rank_correlation`
+    is the rank correlation of that mean, which reflects the overall size of a head's output.
     """
 
     name: ClassVar[str] = "write_strength"
     title: ClassVar[str] = "Write strength: which heads write into the subspace?"
     about: ClassVar[str] = (
-        "The length of what each head adds to the residual stream within the subspace, averaged over scored positions, "
-        "and the KL increase of taking the head away. If writing there is what matters, the two rank heads alike: "
-        "rank correlation near 1, and above what random subspaces of the same size give."
+        "The norm of each head's output within the subspace, averaged over scored positions, and the KL increase of "
+        "ablating the head. If a head matters because it writes into this subspace, both rank the heads alike: the "
+        "rank correlation is near 1 and above that of random subspaces of the same rank."
     )
 
     subspace: str
@@ -75,8 +75,8 @@ class WriteReport(Report):
         return figure
 
     def table(self) -> str:
-        """Heads by strength, strongest first, as the command line prints them."""
-        rows: list[tuple[str, ...]] = [("head", "strength", "random", "KL + (bits)")]
+        """Return the heads by strength, strongest first."""
+        rows: list[tuple[str, ...]] = [("head", "strength", "random", "ΔKL (bits)")]
         random = self.strength.baseline(RANDOM).value
         for layer, head in self._order():
             own = (values[layer, head] for values in (self.strength.value, random, self.kl_increase_bits.value))
@@ -84,7 +84,7 @@ class WriteReport(Report):
         return "\n".join([*aligned(rows), str(self.headlines()[0])])
 
     def _order(self) -> list[tuple[int, int]]:
-        """Layer and head, the strongest writer first."""
+        """Return layer and head, the strongest writer first."""
         order = np.argsort(-self.strength.value, axis=None, kind="stable")
         layers, heads = np.unravel_index(order, self.strength.value.shape)
         return [(int(layer), int(head)) for layer, head in zip(layers, heads, strict=True)]
@@ -98,10 +98,14 @@ def write_report(
     *,
     seed: int,
 ) -> WriteReport:
-    """Strengths from a run that recorded z. **Raises** `InvalidArgument` where that of a head is not known."""
+    """Return the report from a run that recorded z.
+
+    Raises:
+        InvalidArgument: The KL increase of a head is missing.
+    """
     if not np.isfinite(kl_increase_bits).all():
         raise InvalidArgument(
-            "write strength is compared with the KL increase of every head alone: ablate with the battery of heads."
+            "write strength needs the KL increase of every head alone: ablate with the battery 'heads'."
         )
     strength, random = np.empty_like(kl_increase_bits), np.empty_like(kl_increase_bits)
     for layer, subspace in subspaces.items():
@@ -126,7 +130,7 @@ def _strengths(
     weights: Float[Tensor, "head d_head d_model"],
     bases: Float[Tensor, "draw d_model rank"],
 ) -> Float[np.ndarray, "draw head"]:
-    """Mean of ‖Bᵀ W_O z‖ over sequences and positions; columns are orthonormal, so it is the projection's norm."""
+    """Return the mean of ‖Bᵀ W_O z‖ over sequences and positions: the norm of the projection on B."""
     through = einsum(weights, bases.to(weights), "h e m, k m r -> k h e r")
     norms = [einsum(z, each, "b p h e, h e r -> b p h r").norm(dim=-1).mean(dim=(0, 1)) for each in through]
     return torch.stack(norms).double().cpu().numpy()

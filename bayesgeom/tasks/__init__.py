@@ -1,4 +1,4 @@
-"""Wind tunnels: tasks whose exact posterior is known at every step; text tasks for language models. One file each."""
+"""Tasks, one file each: wind tunnels with an exact posterior at every step, and text tasks for language models."""
 
 import importlib
 from typing import TYPE_CHECKING
@@ -49,7 +49,7 @@ __all__ = [
 
 def __getattr__(name: str) -> object:
     if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}; it has {', '.join(__all__)}")
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}. Public names: {', '.join(__all__)}.")
     return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
 
 

@@ -1,15 +1,17 @@
-"""Associative recall: read pairs of a hidden one-to-one map, then name the value of a key that is asked much later.
+"""Associative recall: read pairs of a hidden one-to-one map, then predict the value of a key that is queried later.
 
-Layout: STORE key SEP value for each pair, filler, then QUERY key placeholder for each query with half as much filler
-between two of them. The answer is asked at the query's key and never shown, so every query is answered from what was
-stored alone: the value of a stored key is known; that of any other key is one of the values that no stored key has, all
-alike. Binding is therefore scored in bits: a model that remembers which values were stored, and not for which key, is
-told apart from one that remembers nothing.
+Layout: STORE key SEP value for each pair, then filler, then QUERY key placeholder for each query. Half as much filler
+stands between two queries. The label belongs to the query's key and is never shown, so each query depends on the
+stored pairs only. The value of a stored key is known. The value of any other key is uniform over the values that were
+not stored. Binding is therefore measured in bits: the score separates a model that remembers which values were stored,
+but not for which key, from a model that remembers nothing.
 
-The difficulty axis is `n_pairs`, the pairs to store: what a state of fixed size must hold grows with it.
+The difficulty axis is `n_pairs`, the number of stored pairs: the memory that a model needs grows with it.
 
-References: Agarwal, Dalal & Misra 2025, arXiv:2512.22471 (the task; the released generator asks for stored keys alone,
-each once, and puts the label on the placeholder); Arora et al. 2023, arXiv:2312.04927 (many queries in a sequence).
+References:
+    Agarwal, Dalal & Misra 2025, arXiv:2512.22471 (the task; the released generator queries stored keys only, each once,
+    and puts the label on the placeholder).
+    Arora et al. 2023, arXiv:2312.04927 (many queries in a sequence).
 """
 
 from collections.abc import Mapping, Sequence
@@ -26,25 +28,25 @@ from bayesgeom.tasks.base import SymmetricTask, check_parameters
 from bayesgeom.tasks.limits import check_affordable
 
 SPECIALS = ("STORE", "SEP", "QUERY", "FILL", "_")
-N_SPECIALS = 10  # five more ids that nothing uses, as in the paper's generator, so that vocabularies agree
+N_SPECIALS = 10  # five ids are unused, as in the paper's generator, so that vocabularies agree
 STORE, SEP, QUERY, FILL, PLACEHOLDER = range(5)
 
 
 @final
 @dataclass(frozen=True, kw_only=True)
 class AssociativeRecall(SymmetricTask):
-    """A fresh one-to-one map from keys to values per sequence, `n_pairs` of whose pairs are stored and then asked for.
+    """A new one-to-one map from keys to values in each sequence: `n_pairs` of its pairs are stored, then queried.
 
-    Ids: keys, values, ten specials. Every query asks, independently of the others, for a key that was not stored with
-    probability `unstored_share`, and for a stored one otherwise. `n_filler` tokens stand between the pairs and the
-    first query, and ⌊n_filler / 2⌋ between queries. The paper's sizes are n_pairs=64, n_keys=256, n_values=256,
-    n_queries=3, n_filler=32: 329 tokens, 522 ids.
+    Ids: keys, values, ten special tokens. Each query independently uses a key that was not stored with probability
+    `unstored_share`, and a stored key otherwise. `n_filler` tokens stand between the pairs and the first query, and
+    ⌊n_filler / 2⌋ between queries. The paper's sizes are n_pairs=64, n_keys=256, n_values=256, n_queries=3,
+    n_filler=32: 329 tokens, 522 ids.
 
-    With `pooled_pairs` a sequence stores only some pairs, of a number uniform on 1 … `n_pairs`, each about as often as
-    the others. What is known of a key given what was stored is the same function as without: only which sequences are
-    common changes. It is there to be learned on. To bind, two things must be learned that gain nothing alone (which key
-    stands before a value; that the key asked for is that key), and with many pairs training sits on the bag of stored
-    values; with two pairs in the bag there is more to gain from either.
+    With `pooled_pairs`, a sequence stores m distinct pairs, with m uniform on 1 … `n_pairs`, each about equally often.
+    The posterior given the stored pairs is the same function; only the distribution of sequences changes. Use it for
+    training. Binding requires two steps that have no benefit alone: which key stands before a value, and which stored
+    key equals the query. With many pairs, training therefore stays at the bag of stored values. With two pairs each
+    step alone reduces the loss more.
     """
 
     name: ClassVar[str] = "recall"
@@ -65,12 +67,12 @@ class AssociativeRecall(SymmetricTask):
             )
         if not self.n_pairs <= self.n_keys <= self.n_values:
             raise InvalidArgument(
-                f"{self.n_pairs} pairs asked of {self.n_keys} keys and {self.n_values} values: keys and values are "
-                f"distinct, so choose n_pairs ≤ n_keys ≤ n_values."
+                f"{self.n_pairs} pairs need distinct keys and values, got {self.n_keys} and {self.n_values}: "
+                f"choose n_pairs ≤ n_keys ≤ n_values."
             )
         if self.unstored_share and self.n_pairs == self.n_keys:
             raise InvalidArgument(
-                f"all {self.n_keys} keys are stored, so none is left to ask for with unstored_share="
+                f"all {self.n_keys} keys are stored, so no unstored key is left for unstored_share="
                 f"{self.unstored_share}: use more keys, or unstored_share=0."
             )
         n_queries, per_value = float(self.n_queries), 8 * self.n_pos + 96 * self.n_queries + 24 * self.n_pairs + 12
@@ -98,7 +100,7 @@ class AssociativeRecall(SymmetricTask):
         return self.trials(order, _permutations(n, self.n_values, generator)[:, : self.n_keys], asked)
 
     def draw_pair(self, n: int, generator: torch.Generator) -> tuple[Trials, Trials]:
-        """The same keys stored and asked for, under two independent maps."""
+        """Draw pairs of sequences with the same stored and queried keys, under two independent maps."""
         order, asked = self._questions(n, generator)
         maps = (_permutations(n, self.n_values, generator)[:, : self.n_keys] for _ in range(2))
         original, donor = (self.trials(order, value_of_key, asked) for value_of_key in maps)
@@ -110,7 +112,7 @@ class AssociativeRecall(SymmetricTask):
         value_of_key: Int64[Tensor, "batch key"],
         asked: Int64[Tensor, "batch query"],
     ) -> Trials:
-        """The trials of given keys to store, of a given map, and of given keys to ask for, each counted from 0."""
+        """Build sequences from the keys to store, the map, and the keys to query, each counted from 0."""
         device, answers = order.device, torch.arange(self.n_values, device=order.device) + self.n_keys
         stored_values = value_of_key.gather(1, order)
         tokens = self._tokens(order, stored_values, asked)
@@ -133,12 +135,12 @@ class AssociativeRecall(SymmetricTask):
         )
 
     def baseline_predictives(self, trials: Trials) -> Mapping[str, Float64[Tensor, "batch query_pos answer"]]:
-        """Four predictors without binding, from less to more.
+        """Return four predictors without full binding, ordered by what they use.
 
-        - `uniform` over all values.
-        - `bag`: knows which values were stored, and reads no key; the best there is without looking at the query.
-        - `last_pair`: binds the pair stored last, and treats the others as a bag.
-        - `membership`: knows whether the key was stored, and not with which value.
+        - `uniform`: uniform over all values.
+        - `bag`: uses which values were stored, but no key; the best predictor that ignores the query.
+        - `last_pair`: binds the pair stored last and treats the others as a bag.
+        - `membership`: uses whether the key was stored, but not with which value.
         """
         order, values = (trials.tokens[:, first : 4 * self.n_pairs : 4] for first in (1, 3))
         is_key = trials.at_scored(trials.tokens)[:, :, None] == order[:, None, :]
@@ -147,7 +149,9 @@ class AssociativeRecall(SymmetricTask):
         stored = is_value.amax(1, keepdim=True).expand(-1, self.n_queries, -1)
         last = is_value[:, -1:].expand_as(stored)
         share = self.unstored_share
-        asks_other = (1 - share) * (1 - 1 / stored.sum(-1, keepdim=True))  # how often for a stored pair but the last
+        asks_other = (1 - share) * (
+            1 - 1 / stored.sum(-1, keepdim=True)
+        )  # share of queries of a stored pair other than the last
         others = _mixed(stored - last, 1 - stored, asks_other, share)
         return {
             "uniform": torch.full_like(stored, 1 / self.n_values),
@@ -161,7 +165,7 @@ class AssociativeRecall(SymmetricTask):
         return self.n_values
 
     def relabeled(self, trials: Trials, names: Int64[Tensor, "batch name"]) -> Trials:
-        """Values renamed, stored ones too."""
+        """Rename the values, including the stored ones."""
         return renamed(trials, names)
 
     def token_labels(self) -> Sequence[str]:
@@ -171,7 +175,7 @@ class AssociativeRecall(SymmetricTask):
     def _questions(
         self, n: int, generator: torch.Generator
     ) -> tuple[Int64[Tensor, "batch pair"], Int64[Tensor, "batch query"]]:
-        """Keys to store, in order; keys to ask for."""
+        """Draw the keys to store, in order, and the keys to query."""
         shuffled = _permutations(n, self.n_keys, generator)
         n_stored = torch.full((n, 1), self.n_pairs, device=generator.device)
         order = shuffled[:, : self.n_pairs]
@@ -208,7 +212,7 @@ class AssociativeRecall(SymmetricTask):
     def _relations(
         self, is_key: Bool[Tensor, "batch query pair"], n_pos: int
     ) -> dict[str, Bool[Tensor, "batch query_pos key_pos"]]:
-        """The value and the key of the pair asked for, all four of its tokens, and the values of other pairs."""
+        """Mark the value and the key of the queried pair, all four of its tokens, and the values of other pairs."""
 
         def placed(
             related: Bool[Tensor, "batch query pair"], offsets: Sequence[int]
@@ -233,7 +237,7 @@ def _permutations(n: int, size: int, generator: torch.Generator) -> Int64[Tensor
 def _posterior(
     is_key: Bool[Tensor, "batch query pair"], stored_values: Int64[Tensor, "batch pair"], n_values: int
 ) -> Float64[Tensor, "batch query value"]:
-    """A point mass on the value stored with the key; for a key never stored, uniform on the values never stored."""
+    """Return a point mass on the key's stored value; for an unstored key, uniform on the values not stored."""
     is_value = torch.nn.functional.one_hot(stored_values, n_values).double()
     known, free = is_key.double() @ is_value, 1 - is_value.amax(1, keepdim=True)
     is_stored = is_key.any(2, keepdim=True)
@@ -246,7 +250,7 @@ def _mixed(
     weight: float | Shaped[Tensor, "batch #query 1"],
     other_weight: float | Shaped[Tensor, "batch #query 1"],
 ) -> Float64[Tensor, "batch #query value"]:
-    """Uniform on each of two sets of values, mixed in proportion to the weights; an empty set has none."""
+    """Mix the uniform distributions on two sets of values by their weights; an empty set gets no weight."""
     spread = [
         share * (members / members.sum(-1, keepdim=True).clamp_min(1))
         for share, members in ((weight, one), (other_weight, other))

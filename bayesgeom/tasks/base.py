@@ -1,6 +1,6 @@
-"""What a wind tunnel is: a task that draws its own sequences and knows its posterior exactly.
+"""Base classes of tasks: a wind tunnel draws its own sequences and knows its exact posterior.
 
-A text task becomes one once it is bound to a tokenizer.
+A text task becomes a wind tunnel when it is bound to a tokenizer.
 """
 
 from abc import ABC, abstractmethod
@@ -15,6 +15,8 @@ import torch
 from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 
+from bayesgeom.checks.arguments import check_argument, fits
+from bayesgeom.checks.text import shown
 from bayesgeom.core.errors import InvalidArgument, check_known, unknown_name
 from bayesgeom.core.plugins import discover, field_names, find
 from bayesgeom.core.trials import Trials, checked
@@ -22,17 +24,17 @@ from bayesgeom.tasks import limits
 from bayesgeom.tasks.text import Tokenizer
 
 BLOCK = limits.BLOCK  # sequences drawn and run at a time
-_PEAK = 4  # times what trials hold is what drawing them takes
-_WRAPPED = "task"  # the field in which a text task that renders another one holds it
+_PEAK = 4  # peak memory of drawing sequences, as a multiple of their own size
+_WRAPPED = "task"  # the field in which a text task holds the task that it renders
 T = TypeVar("T")
 
 
 class WindTunnel(ABC):
-    """A task whose exact posterior is known at every scored position, or that has none and says so.
+    """A task whose exact posterior is known at every scored position.
 
     Concrete tasks are frozen dataclasses: their fields are their parameters, and equal fields mean equal tasks.
-    Ids 0 … `d_vocab` − 1 hold the input tokens and the answers, so that any causal language model serves any task.
-    `has_posterior` says whether the posterior is known; a task without one, such as plain text, sets it to False.
+    Ids 0 … `d_vocab` − 1 are the input tokens and the answers, so any causal language model can be used on any task.
+    A task without a known posterior, such as plain text, sets `has_posterior` to False.
     """
 
     name: ClassVar[str]
@@ -41,61 +43,70 @@ class WindTunnel(ABC):
     @property
     @abstractmethod
     def d_vocab(self) -> int:
-        """Number of ids, answers included."""
+        """Return the number of ids, answers included."""
 
     @property
     @abstractmethod
     def n_pos(self) -> int:
-        """Tokens in a sequence."""
+        """Return the number of tokens in a sequence."""
 
     @abstractmethod
     def draw(self, n: int, generator: torch.Generator) -> Trials:
-        """`n` sequences on the generator's device. Callers use `sample`."""
+        """Draw `n` sequences on the generator's device. Callers use `sample`."""
 
     @abstractmethod
     def draw_pair(self, n: int, generator: torch.Generator) -> tuple[Trials, Trials]:
-        """`n` pairs that share what is given (keys, matrices) and differ in the latent. Callers use `sample_pair`."""
+        """Draw `n` pairs that share the given inputs (keys, matrices) and differ in the latent.
+
+        Callers use `sample_pair`.
+        """
 
     @abstractmethod
     def baseline_predictives(self, trials: Trials) -> Mapping[str, Float64[Tensor, "batch query_pos answer"]]:
-        """What predictors without the claimed computation say at the scored positions, by name."""
+        """Return the predictions of baselines without the claimed computation, at the scored positions, by name."""
 
     @abstractmethod
     def token_labels(self) -> Sequence[str]:
-        """A short label for every id, for tables and plots."""
+        """Return a short label for each id, for tables and plots."""
 
     @final
     def sample(self, n: int, *, seed: int, device: str | torch.device = "cpu") -> Trials:
-        """`n` fresh sequences. The same seed on the same kind of device gives the same sequences.
+        """Draw `n` sequences. The same seed on the same kind of device gives the same sequences.
 
-        **Raises** `InvalidArgument` for n < 1, for more than the memory holds, or a seed that is no whole number from
-        0 on.
+        Raises:
+            InvalidArgument: `n` is below 1 or needs more memory than there is, or `seed` is not a non-negative integer.
         """
         self._check_count(n)
-        drawn = checked(self.draw(n, torch.Generator(device).manual_seed(checked_seed(seed))), task=self.name)
+        drawn = checked(self.draw(n, _generator(device, seed)), task=self.name)
         if drawn.has_posterior != self.has_posterior:
             raise InvalidArgument(
-                f"task {self.name!r} states has_posterior = {self.has_posterior}, and its sequences have "
-                f"{len(drawn.answers)} answers: a posterior is over at least one."
+                f"task {self.name!r} has has_posterior = {self.has_posterior}, but its sequences have "
+                f"{len(drawn.answers)} answers: a posterior needs at least one."
             )
         return drawn
 
     @final
     def sample_pair(self, n: int, *, seed: int, device: str | torch.device = "cpu") -> tuple[Trials, Trials]:
-        """`n` originals and their donors: the same question asked of two worlds. **Raises** as `sample` does."""
+        """Draw `n` originals and their donors, which share the query and differ in the latent.
+
+        Raises:
+            InvalidArgument: As in `sample`.
+        """
         self._check_count(n)
-        original, donor = self.draw_pair(n, torch.Generator(device).manual_seed(checked_seed(seed)))
+        original, donor = self.draw_pair(n, _generator(device, seed))
         return checked(original, task=self.name), checked(donor, task=self.name)
 
     @final
     def stream(self, n: int, *, seed: int, device: str | torch.device = "cpu") -> Iterator[Trials]:
-        """`n` fresh sequences in blocks, each drawn when it is asked for, so that memory does not grow with n.
+        """Draw `n` sequences in blocks, one block at a time, so that memory does not grow with n.
 
-        Blocks have a fixed size and seeds of their own: a longer stream begins with the sequences of a shorter one.
-        **Raises** `InvalidArgument` for n < 1, before anything is drawn.
+        Blocks have a fixed size and their own seeds: a longer stream begins with the sequences of a shorter one.
+
+        Raises:
+            InvalidArgument: `n` is below 1; raised before anything is drawn.
         """
         check_count(n)
-        if isinstance(self, FiniteTask):  # a sequence comes once, in whichever block
+        if isinstance(self, FiniteTask):  # each sequence occurs once, in one of the blocks
             whole = self.sample(n, seed=derived_seed(seed, 0), device=device)
             return (whole.rows(slice(start, start + BLOCK)) for start in range(0, n, BLOCK))
         size = limits.block_size(self.n_pos)
@@ -106,7 +117,7 @@ class WindTunnel(ABC):
 
     @final
     def config(self) -> dict[str, Any]:
-        """Name and parameters, as JSON can hold them; `task_from_config` is the inverse."""
+        """Return name and parameters in a form that JSON can store; `task_from_config` is the inverse."""
         assert is_dataclass(self) and not isinstance(self, type), "a task is a dataclass"
         held = {field.name: getattr(self, field.name) for field in fields(self)}
         inner = {name: value.config() for name, value in held.items() if isinstance(value, WindTunnel)}
@@ -114,7 +125,7 @@ class WindTunnel(ABC):
 
     @final
     def _check_count(self, n: object) -> None:
-        """**Raises** `InvalidArgument` for what is no number of sequences, or more of them than the memory holds."""
+        """Raise `InvalidArgument` if n is not a number of sequences, or if they exceed the memory."""
         check_count(n)
         assert isinstance(n, (int, np.integer)), "checked"
         if n > BLOCK and n * self.n_pos > limits.BLOCK_TOKENS and not isinstance(self, FiniteTask):
@@ -124,78 +135,85 @@ class WindTunnel(ABC):
 
 
 class FiniteTask(WindTunnel):
-    """A task with a fixed stock of sequences, drawn without replacement: the first n of a seeded order."""
+    """A task with a fixed set of sequences, drawn without replacement: the first n of a seeded order."""
 
     @property
     @abstractmethod
     def n_sequences(self) -> int:
-        """How many there are to draw."""
+        """Return the number of available sequences."""
 
     @property
     @abstractmethod
     def is_selective(self) -> bool:
-        """Whether the model at hand decides which sequences are drawn, by the entropy of what it says at their end."""
+        """Return whether sequences are selected by the entropy of the model's prediction at their end."""
 
     @abstractmethod
     def in_order(self, *, device: str | torch.device = "cpu") -> Trials:
-        """All sequences, as they are listed."""
+        """Return all sequences in listed order."""
 
     @abstractmethod
     def selected(self, entropies_bits: Float[np.ndarray, " sequence"], *, seed: int = 0) -> "FiniteTask":
-        """The chosen sequences alone, given an entropy for each in order; no longer selective."""
+        """Return a task with only the selected sequences, given an entropy for each in listed order."""
 
 
 class SymmetricTask(WindTunnel):
-    """A task whose answers have names that mean nothing: renamed consistently, the question is the same."""
+    """A task whose answers have arbitrary names: renaming them consistently does not change the problem."""
 
     @property
     @abstractmethod
     def n_names(self) -> int:
-        """How many answers there are to rename."""
+        """Return the number of answers to rename."""
 
     @abstractmethod
     def relabeled(self, trials: Trials, names: Int64[Tensor, "batch name"]) -> Trials:
-        """The same latent problems with answer a of sequence b called `names[b, a]`, in all that speaks of it."""
+        """Return the same problems with answer a of sequence b renamed to `names[b, a]` everywhere."""
 
 
 class TextTask(ABC):
-    """A task in words. Which ids it uses depends on the tokenizer, so it becomes a wind tunnel when bound to one.
+    """A task in words. Its ids depend on the tokenizer, so it becomes a wind tunnel when bound to one.
 
-    Concrete text tasks are frozen dataclasses. What `bind` returns holds ids and no tokenizer, and its config rebuilds
-    it: a report can be reproduced from its provenance alone.
+    Concrete text tasks are frozen dataclasses. The task that `bind` returns holds ids and no tokenizer. Its config
+    rebuilds it, so a report can be reproduced from its provenance.
     """
 
     name: ClassVar[str]
 
     @abstractmethod
     def bind(self, tokenizer: Tokenizer, *, d_vocab: int) -> WindTunnel:
-        """The task in this tokenizer's ids, for a model of `d_vocab` ids, which may be more than the tokenizer's.
+        """Return the task in this tokenizer's ids.
 
-        **Raises** `InvalidArgument` where the tokenizer has too few words of one token, `TaskMismatch` where it gives
-        ids that the model has not.
+        Args:
+            tokenizer: The model's tokenizer.
+            d_vocab: Number of ids of the model, which may exceed the tokenizer's.
+
+        Raises:
+            InvalidArgument: The tokenizer has too few single-token words.
+            TaskMismatch: The tokenizer gives ids that the model does not have.
         """
 
 
 def task_from_config(config: Mapping[str, Any]) -> WindTunnel:
-    """The task that `WindTunnel.config` described.
+    """Rebuild the task that `WindTunnel.config` described.
 
-    **Raises** `UnknownName` for a task that does not exist, `InvalidArgument` for parameters that it does not take.
+    Raises:
+        UnknownName: The task does not exist.
+        InvalidArgument: The task does not take these parameters.
     """
     parameters = {key: _revived(value) for key, value in config.items()}
     name = str(parameters.pop("name", None))
-    # mypy: an abstract class as a value is what discovery is about.
+    # mypy forbids an abstract class as a value, but discovery needs one.
     return _built(find("bayesgeom.tasks", WindTunnel, name), name, parameters)  # type: ignore[type-abstract]
 
 
 def _revived(value: Any) -> Any:
-    """What JSON made of a parameter, as it was: lists are tuples, and a mapping is the config of an inner task."""
+    """Restore a parameter from JSON: a list becomes a tuple, a mapping the inner task that it describes."""
     if isinstance(value, list):
         return tuple(map(_revived, value))
     return task_from_config(value) if isinstance(value, Mapping) else value
 
 
 def _built(kind: type[T], name: str, parameters: Mapping[str, Any]) -> T:
-    """**Raises** `InvalidArgument` for parameters that this kind of task does not take."""
+    """Build a task; parameters that its class does not take raise `InvalidArgument`."""
     check_known(f"task {name!r}", parameters, field_names(kind))
     try:
         _check_types(kind, parameters)
@@ -205,7 +223,11 @@ def _built(kind: type[T], name: str, parameters: Mapping[str, Any]) -> T:
 
 
 def check_parameters(task: WindTunnel | TextTask) -> None:
-    """What a task's constructor asks first. **Raises** `InvalidArgument` for a value of another type than its field."""
+    """Check the types of a task's parameters, at the start of its constructor.
+
+    Raises:
+        InvalidArgument: A value has another type than its field.
+    """
     try:
         _check_types(type(task), vars(task))
     except TypeError as error:
@@ -213,46 +235,48 @@ def check_parameters(task: WindTunnel | TextTask) -> None:
 
 
 def _check_types(kind: type, parameters: Mapping[str, Any]) -> None:
-    """**Raises** `TypeError` for a value of another type than its field's: 2.5 pairs, repeats="maybe", ks=3."""
+    """Raise `TypeError` for a value of another type than its field's: 2.5 pairs, repeats="maybe", ks=3."""
     assert is_dataclass(kind), "a task is a dataclass"
     for field in (own for own in fields(kind) if own.name in parameters):
         value, choices = parameters[field.name], get_args(field.type)
         if get_origin(field.type) is Literal:
-            if value not in choices:
-                raise TypeError(f"{field.name} takes {' or '.join(map(repr, choices))}, got {value!r}")
+            if not fits(value, field.type):
+                raise TypeError(f"{field.name} takes {' or '.join(map(repr, choices))}, got {shown(value)}")
             continue
         if get_origin(field.type) is UnionType and NoneType in choices:  # `float | None` and the like
             allowed: tuple[Any, ...] = (*choices, int) if float in choices else choices
-        elif field.type in (bool, int, float):
+        elif field.type in (bool, int, float, str):
             allowed = (float, int) if field.type is float else (field.type,)
         else:
             allowed = (tuple, list) if get_origin(field.type) is tuple else (type(value),)
         limits.check_whole(field.name, value)
         if type(value) not in allowed:  # not isinstance: True is an int
-            raise TypeError(f"{field.name} takes {allowed[0].__name__}, got {value!r}")
+            raise TypeError(f"{field.name} takes {allowed[0].__name__}, got {shown(value)}")
 
 
-def check_count(n: object) -> None:
-    """**Raises** `InvalidArgument` for what is no number of sequences."""
-    if isinstance(n, bool) or not isinstance(n, (int, np.integer)) or n < 1:
-        raise InvalidArgument(f"n is the number of sequences to draw: a whole number, at least 1, got {n!r}.")
+def check_count(n: Any) -> None:
+    """Raise `InvalidArgument` unless n is a positive integer."""
+    if not fits(n, int) or int(n) < 1:
+        raise InvalidArgument(f"n, the number of sequences to draw, must be a positive integer, got {shown(n)}.")
 
 
 def task_from_text(text: str, *, trained: WindTunnel | None = None) -> WindTunnel | TextTask:
-    """The task that NAME or NAME:key=value,key=value asks for, as the command line takes it.
+    """Build the task that a text such as NAME or NAME:key=value,key=value describes, as on the command line.
 
-    Text tasks go by their names, and one that renders another task (`in-context`) by both: `bijection-in-context`. Its
-    parameters and the other task's are written together. Whole numbers joined by + are a tuple: `ks=1+2+4`, `ks=8+`.
-    Where NAME is that of `trained`, the checkpoint's own task, what is not written is as there; else as by default.
+    A text task that renders another task (`in-context`) is named after both: `bijection-in-context`. The parameters of
+    both are listed together. Integers joined by + are a tuple: `ks=1+2+4`, `ks=8+`. If NAME is the name of `trained`,
+    the checkpoint's own task, other parameters are those of `trained`; otherwise they take their defaults.
 
-    **Raises** `UnknownName` and `InvalidArgument` as `task_from_config` does.
+    Raises:
+        UnknownName: The task does not exist.
+        InvalidArgument: The text is not of this form, or the task does not take these parameters.
     """
     name, _, listed = text.partition(":")
     parameters: dict[str, Any] = {}
     for pair in filter(None, listed.split(",")):
         key, equals, value = pair.partition("=")
         if not equals:
-            raise InvalidArgument(f"{pair!r} in {text!r} is no key=value; write a task as NAME:key=value,key=value.")
+            raise InvalidArgument(f"{pair!r} in {text!r} is not key=value; write a task as NAME:key=value,key=value.")
         parameters[key.strip()] = literal(value.strip())
     return _named(name.strip(), parameters, trained)
 
@@ -261,8 +285,8 @@ _Kinds = dict[str, tuple[type[WindTunnel | TextTask], type[TextTask] | None]]
 
 
 def task_kinds() -> _Kinds:
-    """By every name that there is the class of the task, and the class that renders it in words, if one does."""
-    # mypy: an abstract class as a value is what discovery is about.
+    """Return, by task name, the class of the task and the class that renders it in words, if any."""
+    # mypy forbids an abstract class as a value, but discovery needs one.
     texts = discover("bayesgeom.tasks", TextTask)  # type: ignore[type-abstract]
     tunnels = discover("bayesgeom.tasks", WindTunnel)  # type: ignore[type-abstract]
     wrappers = {name: kind for name, kind in texts.items() if _WRAPPED in field_names(kind)}
@@ -287,7 +311,7 @@ def _named(name: str, parameters: Mapping[str, Any], trained: WindTunnel | None)
 
 
 def literal(text: str) -> bool | int | float | str | tuple[int, ...]:
-    """What a value on the command line stands for."""
+    """Parse a value from the command line."""
     if text.lower() in ("true", "false"):
         return text.lower() == "true"
     if "+" in text and all(part.isdecimal() for part in text.removesuffix("+").split("+")):
@@ -301,22 +325,35 @@ def literal(text: str) -> bool | int | float | str | tuple[int, ...]:
 
 
 def random_order(n: int, size: int, generator: torch.Generator) -> Int64[Tensor, "batch place"]:
-    """`n` random orders of 0 … size − 1. Drawn in float32 whatever torch's default dtype is."""
+    """Draw `n` random orders of 0 … size − 1, in float32 whatever torch's default dtype is."""
     return torch.rand(n, size, generator=generator, dtype=torch.float32, device=generator.device).argsort(dim=1)
 
 
-def checked_seed(seed: object) -> int:
-    """A seed as a plain int. **Raises** `InvalidArgument` for what is no whole number, or below 0."""
-    if isinstance(seed, bool) or not isinstance(seed, (int, np.integer)) or seed < 0:
-        raise InvalidArgument(f"a seed is a whole number, at least 0, got {seed!r}.")
+def checked_seed(seed: Any) -> int:
+    """Return a seed as a plain int; anything but an integer from 0 to 2^63 - 1 raises `InvalidArgument`."""
+    if not fits(seed, int) or int(seed) < 0:
+        raise InvalidArgument(f"seed must be a non-negative integer below 2^{limits.MOST_BITS}, got {shown(seed)}.")
     return int(seed)
+
+
+def _generator(device: str | torch.device, seed: int) -> torch.Generator:
+    """torch's generator on a device. **Raises** `InvalidArgument` where there is none, or for a bad seed."""
+    start = checked_seed(seed)
+    check_argument("device", device, str | torch.device)
+    try:
+        return torch.Generator(device).manual_seed(start)
+    except (RuntimeError, TypeError, ValueError) as error:
+        reason = str(error).partition("\n")[0]
+        raise InvalidArgument(
+            f"device {shown(str(device))} draws no random numbers here ({reason}); use cpu."
+        ) from error
 
 
 @unique
 class Branch(IntEnum):
-    """Which part of a measurement a derived seed is for. Every report of one seed sees the same trials.
+    """The part of a measurement that a derived seed is for. All reports with one seed use the same sequences.
 
-    What one report alone draws has a branch of its own, from 3 on, in its file.
+    Draws of a single report have their own branch, from 3 on, defined in the report's file.
     """
 
     TRIALS = 0
@@ -325,5 +362,9 @@ class Branch(IntEnum):
 
 
 def derived_seed(seed: int, *path: int) -> int:
-    """A seed for one part of a computation, independent of its other parts'. **Raises** as `checked_seed` does."""
+    """Return a seed for one part of a computation, independent of the seeds of other parts.
+
+    Raises:
+        InvalidArgument: `seed` is not a non-negative integer.
+    """
     return int(np.random.SeedSequence(checked_seed(seed), spawn_key=path).generate_state(1, np.uint64)[0] >> 1)

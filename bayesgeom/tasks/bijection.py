@@ -1,10 +1,11 @@
-"""Bijection: read pairs of a hidden one-to-one map, predict the value of each key before it is shown.
+"""Bijection: read pairs of a hidden one-to-one map, and predict the value of each key before it is shown.
 
 An unseen key can only have a value that no earlier key had: after `s` distinct keys the posterior is uniform on the
-V − s unused values. A key seen before has its value known. Layout: k1 v1 k2 v2 … kL, and every key is a query.
+V − s unused values. The value of a key seen before is known. Layout: k1 v1 k2 v2 … kL, and every key is a query.
 
-Reference: Agarwal, Dalal & Misra 2025, arXiv:2512.22471 (the task); labels at key positions as in the authors'
-follow-up, since a label at a value's own position asks for a copy.
+References:
+    Agarwal, Dalal & Misra 2025, arXiv:2512.22471 (the task). Labels are at key positions, as in the authors' follow-up,
+    because a label at the value's own position only requires copying.
 """
 
 from collections.abc import Mapping, Sequence
@@ -26,16 +27,17 @@ _CELL_BYTES = 52.0  # a pair and a value: counts of both kinds of ids, masks and
 @final
 @dataclass(frozen=True, kw_only=True)
 class Bijection(SymmetricTask):
-    """A fresh uniform permutation of `n_values` values per sequence; `n_pairs` keys, the last without its value.
+    """A new uniform permutation of `n_values` values in each sequence; `n_pairs` keys, the last without its value.
 
-    Ids: keys 0 … V−1, values V … 2V−1. With `repeats` keys are drawn with replacement, so that entropy falls to zero
-    whenever a key returns and is no function of position; without, a key never returns (needs `n_pairs` ≤ V).
+    Ids: keys 0 … V−1, values V … 2V−1. With `repeats`, keys are drawn with replacement, so entropy falls to zero
+    whenever a key returns and is not a function of position. Without `repeats`, a key never returns (needs
+    `n_pairs` ≤ V).
 
-    With `pooled_keys` as well, a sequence draws its keys from a random subset of them, of a size uniform on 2 … V. The
-    keys say nothing of the permutation, so the posterior given a prefix is the same function as without: only which
-    prefixes are common changes. It is there to be learned on. With keys uniform over all V, every value that was shown
-    is as likely to be asked for as every other (|seen|/V · 1/|seen| = 1/V), so nothing is gained by attending to values
-    before keys can be matched, and training sits on the uniform predictor; where returns are common, it is gained.
+    With `pooled_keys` in addition, a sequence draws its keys from a random subset, whose size is uniform on 2 … V. The
+    keys carry no information about the permutation, so the posterior given a prefix is the same function; only the
+    distribution of prefixes changes. Use it for training. With keys uniform over all V, every value is equally likely
+    to be the answer, shown or not (|seen|/V · 1/|seen| = 1/V). Attending to values then has no benefit before keys are
+    matched, and training stays at the uniform predictor. With frequent returns it has a benefit.
     """
 
     name: ClassVar[str] = "bijection"
@@ -52,7 +54,7 @@ class Bijection(SymmetricTask):
             )
         if not self.repeats and self.n_pairs > self.n_values:
             raise InvalidArgument(
-                f"{self.n_pairs} distinct keys asked of {self.n_values}: use n_pairs ≤ n_values, or repeats=True."
+                f"{self.n_pairs} distinct keys requested of {self.n_values}: use n_pairs ≤ n_values, or repeats=True."
             )
         if self.pooled_keys and not self.repeats:
             raise InvalidArgument("pooled_keys draws keys with replacement from a subset: it needs repeats=True.")
@@ -72,13 +74,13 @@ class Bijection(SymmetricTask):
         return self.trials(keys, value_of_key.gather(1, keys))
 
     def draw_pair(self, n: int, generator: torch.Generator) -> tuple[Trials, Trials]:
-        """The same keys in the same order, under two independent permutations."""
+        """Draw pairs of sequences with the same keys in the same order, under two independent permutations."""
         keys = self._keys(n, generator)
         original, donor = (self.trials(keys, self._permutations(n, generator).gather(1, keys)) for _ in range(2))
         return original, donor
 
     def trials(self, keys: Int64[Tensor, "batch pair"], values: Int64[Tensor, "batch pair"]) -> Trials:
-        """The trials of given keys and values, each counted from 0; the last value is asked for and not shown."""
+        """Build sequences from keys and values, each counted from 0; the last value is the label and not shown."""
         n, n_pairs, v = len(keys), keys.shape[1], self.n_values
         tokens = torch.stack([keys, values + v], dim=2).reshape(n, 2 * n_pairs)[:, :-1].contiguous()
         scored = torch.zeros_like(tokens, dtype=torch.bool)
@@ -100,7 +102,7 @@ class Bijection(SymmetricTask):
         )
 
     def baseline_predictives(self, trials: Trials) -> Mapping[str, Float64[Tensor, "batch query_pos answer"]]:
-        """`uniform` over all values; with repeats also `elimination_only`, which never recalls a stored pair."""
+        """Return `uniform` over all values; with repeats also `elimination_only`, which never recalls a pair."""
         exact = trials.at_scored(trials.predictive)
         baselines = {"uniform": torch.full_like(exact, 1 / self.n_values)}
         if self.repeats:
@@ -115,7 +117,7 @@ class Bijection(SymmetricTask):
         return self.n_values
 
     def relabeled(self, trials: Trials, names: Int64[Tensor, "batch name"]) -> Trials:
-        """Values renamed, shown ones too."""
+        """Rename the values, including the shown ones."""
         return renamed(trials, names)
 
     def token_labels(self) -> Sequence[str]:
@@ -142,7 +144,7 @@ class Bijection(SymmetricTask):
         unused = (~_shown_before(values, self.n_values)).double()
         known = torch.nn.functional.one_hot(values, self.n_values).double()
         key_seen = _shown_before(keys, self.n_values).gather(2, keys[:, :, None])
-        # Where all values are used every key was seen, so the division by zero is never chosen.
+        # If all values are used, every key was seen, so the result of the division by zero is never selected.
         return torch.where(key_seen, known, unused / unused.sum(-1, keepdim=True))
 
     def _relations(self, keys: Int64[Tensor, "batch pair"]) -> dict[str, Bool[Tensor, "batch query_pos key_pos"]]:
@@ -157,7 +159,7 @@ class Bijection(SymmetricTask):
             return torch.stack([at_keys, at_values], dim=3).flatten(2)[:, :, :-1]
 
         relations = {"spent_value": over_tokens(nothing, earlier), "spent_key": over_tokens(earlier, nothing)}
-        if self.repeats:  # first, since they answer: the others only exclude
+        if self.repeats:  # first, because they give the answer: the others only exclude
             relations = {
                 "stored_value": over_tokens(nothing, same),
                 "same_key": over_tokens(same, nothing),
@@ -167,6 +169,6 @@ class Bijection(SymmetricTask):
 
 
 def _shown_before(ids: Int64[Tensor, "batch pair"], n_ids: int) -> Bool[Tensor, "batch pair id"]:
-    """Whether each id occurs among the pairs strictly before."""
+    """Return whether each id occurs among the strictly earlier pairs."""
     counts = torch.nn.functional.one_hot(ids, n_ids).cumsum(dim=1)
     return torch.nn.functional.pad(counts[:, :-1], (0, 0, 1, 0)) > 0

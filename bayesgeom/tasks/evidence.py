@@ -1,18 +1,19 @@
-"""Labeled evidence: nonsense labels beside decorative words, drawn from a noisy source of known rate.
+"""Labeled evidence: words with nonsense labels, which a noisy source of known rate produces.
 
     apple: dax, river: dax, table: wug, stone:
 
-Two labels, y uniform over them; a line shows y with probability r and the other label with 1 − r. After k labels, m of
-them the first one,
+There are two labels, and the latent y is uniform over them. A line shows y with probability r and the other label with
+probability 1 − r. After k labels, of which m are the first label,
 
     π = P(y = first | k labels) = r^m (1 − r)^(k − m) / (r^m (1 − r)^(k − m) + (1 − r)^m r^(k − m)),
     P(next label = first | k labels) = π r + (1 − π)(1 − r).
 
-The papers compare the model's two labels with π, as if the last line bore y itself. Who has learned how lines arise
-says the second instead, and is never surer than r: an exact observer would look underconfident beside π. So
-`query="next"` is the default, and `query="latent"` asks as the papers do.
+The papers compare the model's label probabilities with π, as if the last line showed y itself. The correct prediction
+of the next label is the second formula, which never exceeds r: compared with π, an exact observer would look
+underconfident. Therefore `query="next"` is the default, and `query="latent"` is the papers' comparison.
 
-Reference: Agarwal, Dalal & Misra 2025, Paper III of their trilogy, section 4.3 ("SULA"; no numbers for its controls).
+References:
+    Agarwal, Dalal & Misra 2025, Paper III of their trilogy, section 4.3 ("SULA"; no numbers for its controls).
 """
 
 import math
@@ -42,7 +43,7 @@ from bayesgeom.tasks.text import (
 Evidence = Literal["none", "filler", "shuffled", "masked", "remap"]
 Query = Literal["latent", "next"]
 Style = Literal["plain", "chat", "instruct"]
-FLAT = ("filler", "shuffled", "masked")  # controls under which nothing is learned about y
+FLAT = ("filler", "shuffled", "masked")  # controls whose labels carry no information about y
 _POSITION_BYTES = 64.0  # belief and predictive over two labels, and the counts behind them
 MESSAGES = {
     "chat": "Continue the list.",
@@ -58,20 +59,22 @@ LINE = 4  # tokens: word, colon, label, separator
 @final
 @dataclass(frozen=True, kw_only=True)
 class LabeledEvidence(TextTask):
-    """One prompt of `k_max` lines and a last word; every colon asks, after k = 0, 1, … labels; `ks` keeps some of them.
+    """A prompt of `k_max` lines and a last word. Every colon is a query, after k = 0, 1, … labels; `ks` selects some.
 
-    `control` takes the evidence away, at the same length, or changes what should not matter:
+    `control` removes the evidence at the same length, or changes what should not matter:
 
-    - `filler`: another word where each label was; `masked`: one and the same mark. The posterior is flat.
-    - `shuffled`: labels that are fair coins and know nothing of y. The truth is 1 bit at every k.
+    - `filler`: another word in place of each label; `masked`: the same mark in place of each label. The posterior is
+      flat.
+    - `shuffled`: labels are fair coin flips, independent of y. The exact entropy is 1 bit at every k.
     - `remap`: other words and other labels. The same seed draws the same evidence, so the posterior is unchanged.
 
-    Words and labels are the first that the tokenizer writes as one token, of the project's candidates or of `words` and
-    `labels`; `remap` takes the next ones. With `bos` a prompt opens as the tokenizer opens a text.
+    Words and labels are the first single-token ones among `words` and `labels`, or among the project's candidates;
+    `remap` takes the next ones. With `bos`, a prompt begins with the tokenizer's beginning-of-sequence token, if it has
+    one.
 
-    `style` opens it otherwise, for instruct models: in `chat` the lines are the assistant's answer, by the tokenizer's
-    chat template, to a user who asks to continue the list; in `instruct` the user also says how labels arise. Words,
-    labels and posterior are the same in every style.
+    `style` changes the beginning for instruct models. In `chat` the lines are the assistant's answer, in the
+    tokenizer's chat template, to a user who asks to continue the list. In `instruct` the user also explains how labels
+    are generated. Words, labels and posterior are the same in all styles.
     """
 
     name: ClassVar[str] = "evidence"
@@ -90,22 +93,22 @@ class LabeledEvidence(TextTask):
 
     def __post_init__(self) -> None:
         if self.style not in get_args(Style):
-            raise InvalidArgument(f"style is one of {', '.join(get_args(Style))}, got {self.style!r}.")
+            raise InvalidArgument(f"style must be one of {', '.join(get_args(Style))}, got {self.style!r}.")
         if self.query not in get_args(Query) or self.control not in get_args(Evidence):
             raise InvalidArgument(
-                f"query is one of {', '.join(get_args(Query))} and control one of {', '.join(get_args(Evidence))}, got "
-                f"{self.query!r} and {self.control!r}."
+                f"query takes {', '.join(get_args(Query))} and control takes {', '.join(get_args(Evidence))}, "
+                f"got {self.query!r} and {self.control!r}."
             )
         check_parameters(self)
         if not 0.5 < self.reliability < 1:
-            raise InvalidArgument(f"reliability lies between 0.5 and 1, both excluded, got {self.reliability}.")
+            raise InvalidArgument(f"reliability must lie between 0.5 and 1, both excluded, got {self.reliability}.")
         if self.k_max < 0 or any(not 0 <= k <= self.k_max for k in self.ks) or len({*self.ks}) < len(self.ks):
             raise InvalidArgument(
-                f"ks are distinct numbers of labels, each 0 … k_max = {self.k_max}; got {list(self.ks)}."
+                f"ks must be distinct numbers of labels, each 0 … k_max = {self.k_max}; got {list(self.ks)}."
             )
         if self.n_words < self._least_words:
             raise InvalidArgument(
-                f"{self.k_max} lines of control {self.control!r} hold {self._least_words} distinct words; n_words is "
+                f"{self.k_max} lines of control {self.control!r} need n_words of at least {self._least_words}, got "
                 f"{self.n_words}."
             )
 
@@ -119,7 +122,7 @@ class LabeledEvidence(TextTask):
         some_word, masks = next(iter(words)), dict[str, int]()
         if self.control == "masked":
             free = [text for text in candidates("masks") if text not in (self.colon, self.separator)]
-            masks = first_symbols(tokenizer, free, 1, kind="masks", remedy="Use control='filler', which needs none.")
+            masks = first_symbols(tokenizer, free, 1, kind="masks", remedy="Use control='filler', which needs no mask.")
         bound = BoundEvidence(
             n_ids=d_vocab,
             prefix=self._prefix(tokenizer, some_word),
@@ -149,10 +152,10 @@ class LabeledEvidence(TextTask):
         return asked_in_chat(tokenizer, message)
 
     def _chosen(self, tokenizer: Tokenizer, tried: Sequence[str], n: int, kind: str) -> dict[str, int]:
-        """The first n that are one token each, or for `remap` the next n."""
+        """Return the first n single-token candidates, or for `remap` the next n."""
         sets = 2 if self.control == "remap" else 1
         fewer = f", or n_words below {n}" if kind == "words" else ""
-        remedy = f"Pass {kind}=(…) with at least {n * sets} that it does{fewer}."
+        remedy = f"Pass {kind}=(…) with at least {n * sets} single-token ones{fewer}."
         found = first_symbols(tokenizer, tried, n * sets, kind=kind, remedy=remedy)
         return dict([*found.items()][-n:])
 
@@ -160,7 +163,7 @@ class LabeledEvidence(TextTask):
 @final
 @dataclass(frozen=True, kw_only=True, repr=False)
 class BoundEvidence(WindTunnel):
-    """`LabeledEvidence` in one tokenizer's ids. Answers are the two labels; the belief is over y, in their order."""
+    """`LabeledEvidence` in one tokenizer's ids. The answers are the two labels; the belief is over y, in that order."""
 
     name: ClassVar[str] = "evidence"
     n_ids: int
@@ -171,7 +174,7 @@ class BoundEvidence(WindTunnel):
     label_ids: tuple[int, ...]
     colon_id: int
     separator_id: int
-    mask_ids: tuple[int, ...]  # one with the control `masked`, else none
+    mask_ids: tuple[int, ...]  # one id for the control `masked`, else empty
     ks: tuple[int, ...]
     reliability: float
     query: Query
@@ -188,7 +191,7 @@ class BoundEvidence(WindTunnel):
 
     @property
     def ids(self) -> tuple[int, ...]:
-        """Every id in use."""
+        """All ids in use."""
         own = (*self.prefix, *self.word_ids, *self.label_ids, *self.mask_ids)
         return (*own, self.colon_id, self.separator_id)
 
@@ -205,7 +208,7 @@ class BoundEvidence(WindTunnel):
         return self.trials(self._words(n, generator), y, self._labels(y, generator))
 
     def draw_pair(self, n: int, generator: torch.Generator) -> tuple[Trials, Trials]:
-        """The same words; y and its opposite, each with labels of its own."""
+        """Draw pairs with the same words and opposite y, each with its own labels."""
         y = torch.randint(2, (n,), generator=generator, device=generator.device)
         words = self._words(n, generator)
         original, donor = (self.trials(words, latent, self._labels(latent, generator)) for latent in (y, 1 - y))
@@ -214,9 +217,9 @@ class BoundEvidence(WindTunnel):
     def trials(
         self, words: Int64[Tensor, "batch word"], y: Int64[Tensor, " batch"], labels: Int64[Tensor, "batch line"]
     ) -> Trials:
-        """The trials of given words, latents and labels, each counted from 0; the last label is not shown.
+        """Build sequences from words, latents and labels, each counted from 0; the last label is not shown.
 
-        The control `filler` takes the words that it shows as labels from behind those of the lines.
+        The control `filler` shows, in place of labels, the words that follow those of the lines.
         """
         n, lines, device = len(y), max(self.ks) + 1, y.device
         label_ids = torch.tensor(self.label_ids, device=device)
@@ -246,11 +249,12 @@ class BoundEvidence(WindTunnel):
         )
 
     def baseline_predictives(self, trials: Trials) -> Mapping[str, Float64[Tensor, "batch query_pos answer"]]:
-        """`uniform`; where labels tell something, also what can be said without reading all of them.
+        """Return `uniform`, and predictors that do not read all labels if labels carry information.
 
-        `position_only` has the best entropy that needs no label, the median of the exact ones at each k, and guesses
-        the first label, since which one leads cannot be known: of such predictors `uniform` has the least KL.
-        `last_label` forgets all labels but the latest. With shuffled labels `as_evidence` believes them.
+        - `position_only` has the median exact entropy at each k, and always prefers the first label. It does not read
+          which label leads; `uniform` has the smallest KL of such predictors.
+        - `last_label` uses only the latest label.
+        - `as_evidence`, with shuffled labels, treats them as evidence.
         """
         exact = trials.at_scored(trials.predictive)
         baselines = {"uniform": torch.full_like(exact, 0.5)}
@@ -293,17 +297,17 @@ class BoundEvidence(WindTunnel):
         return torch.cat([prefix, body], dim=1)
 
     def _belief(self, counts: Float64[Tensor, "batch query_pos label"]) -> Float64[Tensor, "batch query_pos label"]:
-        """P(y | this many of each label)."""
+        """Return P(y | counts of both labels)."""
         return (counts * math.log(self.reliability / (1 - self.reliability))).softmax(-1)
 
     def _answer(self, belief: Float64[Tensor, "*shape label"]) -> Float64[Tensor, "*shape label"]:
-        """What the query's own answer is worth under a belief: y itself, or the next label."""
+        """Return the predictive of the query under a belief: of y itself, or of the next label."""
         if self.query == "latent":
             return belief
         return belief * self.reliability + (1 - belief) * (1 - self.reliability)
 
     def _typical(self, k: int) -> float:
-        """The larger exact probability in the prompt of median certainty, over all draws of k labels."""
+        """Return the larger exact probability in the prompt of median certainty, over all draws of k labels."""
         r, weighted = self.reliability, list[tuple[float, float]]()
         for m in range(k + 1):
             weight = math.comb(k, m) * (r**m * (1 - r) ** (k - m) + (1 - r) ** m * r ** (k - m)) / 2
@@ -317,7 +321,7 @@ class BoundEvidence(WindTunnel):
         raise AssertionError("weights sum to one")
 
     def _relations(self, n: int, at: Int64[Tensor, " query_pos"]) -> dict[str, Bool[Tensor, "batch query_pos key_pos"]]:
-        """Earlier labels, or what stands in for them; the latest of these; the words before the query's."""
+        """Mark earlier labels (or their replacements), the latest of these, and the words before the query's."""
         offset = torch.arange(self.n_pos, device=at.device) - len(self.prefix)
         earlier = (offset >= 0) & (offset + len(self.prefix) < at[:, None] - 1)
         place = {"label": earlier & (offset % LINE == 2), "word": earlier & (offset % LINE == 0)}
@@ -326,7 +330,7 @@ class BoundEvidence(WindTunnel):
 
 
 def _no_prefixes(labels: Sequence[str]) -> list[str]:
-    """Labels of which none begins another one that was kept."""
+    """Drop labels that are a prefix of a kept label, or have one as a prefix."""
     kept: list[str] = []
     for label in labels:
         if not any(label.startswith(other) or other.startswith(label) for other in kept):

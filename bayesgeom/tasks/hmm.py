@@ -1,13 +1,15 @@
-"""HMM: read a hidden Markov model's own matrices, then its symbols, and name the hidden state.
+"""HMM: read the matrices of a hidden Markov model, then its symbols, and predict the hidden state.
 
 Layout: a header, marker + S² transition entries (row-major), marker + S·O emission entries (row-major), separator; then
-one (marker, symbol) pair per step. Entries are probabilities on a grid, each its own token, and the exact filter runs
-on those discretised matrices: it knows what the model can see. The first symbol is emitted from the uniform initial
-state, with no transition before it:
+one (marker, symbol) pair per step. Entries are probabilities on a grid, each its own token. The exact filter uses these
+rounded matrices, as the model does. The first symbol is emitted from the uniform initial state, with no transition
+before it:
 
     α_0(s) ∝ E[s, o_0] / S,    α_t(s) ∝ E[s, o_t] Σ_r α_{t−1}(r) T[r, s].
 
-References: Agarwal, Dalal & Misra 2025, arXiv:2512.22471 (the task); Rabiner 1989 (the filter).
+References:
+    Agarwal, Dalal & Misra 2025, arXiv:2512.22471 (the task).
+    Rabiner 1989 (the filter).
 """
 
 import math
@@ -27,21 +29,21 @@ from bayesgeom.tasks.base import SymmetricTask, check_parameters
 from bayesgeom.tasks.limits import check_affordable
 from bayesgeom.tasks.windows import DynamicTask
 
-_FINEST = 1e-12  # a grid below which steps cannot be told apart in float64
-_REPAIR_SECONDS = 1.5e-4  # to move one grid step of surplus that raising entries to the floor leaves
+_FINEST = 1e-12  # a finer grid has steps that float64 cannot distinguish
+_REPAIR_SECONDS = 1.5e-4  # time to move one grid step of the surplus left by raising entries to the floor
 N_SPECIALS = 4  # transition marker, emission marker, separator, step marker
 
 
 @final
 @dataclass(frozen=True, kw_only=True)
 class HMM(SymmetricTask, DynamicTask):
-    """A fresh HMM per sequence: Dirichlet(1) rows, raised to `floor`, renormalized, rounded to `grid`.
+    """A new HMM in each sequence: Dirichlet(1) rows, raised to `floor`, renormalized, rounded to `grid`.
 
-    With `stay`, every state keeps that probability at each step, and only the rest of its transition row is random. The
-    published task has none, and forgets its start within a step or two; a high `stay` makes a slow chain, on which
-    carrying the belief can be told from rereading the last symbols (`SLOW` is the shipped choice).
+    With `stay`, each state stays with that probability at each step, and only the rest of its transition row is random.
+    The published task has no `stay` and forgets its start within a step or two. A high `stay` makes a slow chain, on
+    which carrying the belief differs from rereading the last symbols (`SLOW` is the shipped choice).
 
-    Ids: probabilities `floor` … 1 in steps of `grid`, four specials, symbols, then the hidden states as answers.
+    Ids: probabilities `floor` … 1 in steps of `grid`, four special tokens, symbols, then the hidden states as answers.
     At the defaults: 96 + 4 + 5 input ids, 5 answer ids, a 53-token header, 93 tokens in all.
     """
 
@@ -73,7 +75,7 @@ class HMM(SymmetricTask, DynamicTask):
         self._check_cost()
 
     def _check_cost(self) -> None:
-        """**Raises** `InvalidArgument` where a block would fill the memory or take very long."""
+        """Raise `InvalidArgument` if a block would fill the memory or take very long."""
         n_states, raised = float(self.n_states), self.floor * max(self.n_states, self.n_symbols)
         check_affordable(
             self,
@@ -90,8 +92,8 @@ class HMM(SymmetricTask, DynamicTask):
             )
         if round(stay / self.grid) < self._floor_steps:
             raise InvalidArgument(
-                f"stay={stay} lies below floor={self.floor}, the least probability that the header can state; raise "
-                f"stay or lower floor."
+                f"stay={stay} lies below floor={self.floor}, the smallest probability that the header can represent; "
+                f"raise stay or lower floor."
             )
         if self._left_steps < self._floor_steps * (self.n_states - 1):
             most = 1 - self.floor * (self.n_states - 1)
@@ -99,8 +101,8 @@ class HMM(SymmetricTask, DynamicTask):
             longest = -1 / math.log(kept) if kept > 1e-9 else 0.0
             raise InvalidArgument(
                 f"stay={stay} leaves {1 - stay:.3g} for {self.n_states - 1} transitions of at least floor={self.floor} "
-                f"each: such a mixing time cannot be reached. With this floor and {self.n_states} states, stay is at "
-                f"most {most:.3g} (mixing time {longest:.3g} steps); lower floor."
+                f"each, which is too little. With this floor and {self.n_states} states, stay is at most {most:.3g} "
+                f"(mixing time {longest:.3g} steps); lower floor."
             )
 
     @property
@@ -113,7 +115,7 @@ class HMM(SymmetricTask, DynamicTask):
 
     @property
     def _left_steps(self) -> int:
-        """Whole grid steps of a transition row that do not stay."""
+        """Grid steps of a transition row that go to other states."""
         return self._steps - round((self.stay or 0) / self.grid)
 
     @property
@@ -146,7 +148,7 @@ class HMM(SymmetricTask, DynamicTask):
         return self.trials(transition, emission, *self._paths(transition, emission, generator))
 
     def draw_pair(self, n: int, generator: torch.Generator) -> tuple[Trials, Trials]:
-        """The same matrices, and so the same header, with two independent paths."""
+        """Draw pairs with the same matrices, and so the same header, and two independent paths."""
         matrices = self._matrices(n, generator)
         original, donor = (self.trials(*matrices, *self._paths(*matrices, generator)) for _ in range(2))
         return original, donor
@@ -158,7 +160,7 @@ class HMM(SymmetricTask, DynamicTask):
         states: Int64[Tensor, "batch step"],
         symbols: Int64[Tensor, "batch step"],
     ) -> Trials:
-        """The trials of given matrices, in whole grid steps, and given paths."""
+        """Build sequences from matrices, in whole grid steps, and paths."""
         n, device = len(symbols), symbols.device
         special = torch.arange(N_SPECIALS, device=device).expand(n, -1) + self._first_special
         step_marker = special[:, 3:].expand(-1, symbols.shape[1])
@@ -189,12 +191,12 @@ class HMM(SymmetricTask, DynamicTask):
         emission: Int64[Tensor, "batch state symbol"],
         symbols: Int64[Tensor, "batch step"],
     ) -> Float64[Tensor, "batch_step state"]:
-        # In float64 before the division: integers would divide into float32.
+        # Integers would divide into float32.
         beliefs = forward_filter(transition.double() / self._steps, emission.double() / self._steps, symbols)
         return beliefs.flatten(0, 1)
 
     def filter_of(self, tokens: Int64[Tensor, "batch pos"]) -> Filter:
-        """The filter of `forward_filter`; a window's first symbol is weighed with no transition before it."""
+        """Return the filter of `forward_filter`; a window's first symbol has no transition before it."""
         transition, emission, symbols = self._read(tokens)
         likelihood = _likelihoods(emission, symbols)
         uniform = torch.full((self.n_states,), 1 / self.n_states, dtype=torch.float64, device=tokens.device)
@@ -210,9 +212,9 @@ class HMM(SymmetricTask, DynamicTask):
         )
 
     def baseline_predictives(self, trials: Trials) -> Mapping[str, Float64[Tensor, "batch query_pos answer"]]:
-        """`uniform` over the states; `likelihood_only`, the posterior after the current symbol alone; windows.
+        """Return `uniform` over the states, `likelihood_only`, and the window observers.
 
-        `likelihood_only` is the window of one symbol from the uniform prior at every position.
+        `likelihood_only` is the posterior after the current symbol alone, from the uniform prior.
         """
         exact = trials.at_scored(trials.predictive)
         _, emission, symbols = self._read(trials.tokens)
@@ -228,7 +230,7 @@ class HMM(SymmetricTask, DynamicTask):
     ) -> tuple[
         Float64[Tensor, "batch state state"], Float64[Tensor, "batch state symbol"], Int64[Tensor, "batch step"]
     ]:
-        """Transitions, emissions and symbols, as the header and the body state them."""
+        """Return transitions, emissions and symbols, read from the tokens."""
         first, s = 2 + self.n_states**2, self.n_states
         cells = (tokens[:, : self.header_length] + self._floor_steps).double() / self._steps
         transition = cells[:, 1 : first - 1].reshape(-1, s, s)
@@ -240,9 +242,9 @@ class HMM(SymmetricTask, DynamicTask):
         return self.n_states
 
     def relabeled(self, trials: Trials, names: Int64[Tensor, "batch name"]) -> Trials:
-        """Hidden states renamed, and with them rows and columns of the transitions and rows of the emissions."""
+        """Rename the hidden states, with the rows and columns of the transitions and the rows of the emissions."""
         first, n = 2 + self.n_states**2, len(trials)
-        called = names.argsort(dim=1)[:, :, None]  # who stands in each row now
+        called = names.argsort(dim=1)[:, :, None]  # the old state of each new row
         tokens = trials.tokens.clone()
         transition = tokens[:, 1 : first - 1].reshape(n, self.n_states, self.n_states)
         transition = transition.gather(1, called.expand_as(transition))
@@ -253,7 +255,7 @@ class HMM(SymmetricTask, DynamicTask):
         return renamed(replace(trials, tokens=tokens, observers=self.observers(tokens)), names)
 
     def mixing_times(self, trials: Trials) -> Float64[Tensor, " batch"]:
-        """Steps in which each sequence's chain forgets all but 1/e of its start: how much there is to carry."""
+        """Return the mixing time of each sequence's chain: steps until its dependence on the start falls to 1/e."""
         return mixing_times(self._read(trials.tokens)[0])
 
     def token_labels(self) -> Sequence[str]:
@@ -271,7 +273,7 @@ class HMM(SymmetricTask, DynamicTask):
         return transition, self._rows((n, self.n_states, self.n_symbols), self._steps, generator)
 
     def _sticky_rows(self, n: int, generator: torch.Generator) -> Int64[Tensor, "batch state state"]:
-        """Transition rows with `stay` on the diagonal and random entries elsewhere."""
+        """Draw transition rows with `stay` on the diagonal and random entries elsewhere."""
         moves = self._rows((n, self.n_states, self.n_states - 1), self._left_steps, generator)
         rows = torch.full((n, self.n_states, self.n_states), self._steps - self._left_steps, device=generator.device)
         elsewhere = ~torch.eye(self.n_states, dtype=torch.bool, device=generator.device)
@@ -284,7 +286,7 @@ class HMM(SymmetricTask, DynamicTask):
         emission: Int64[Tensor, "batch state symbol"],
         generator: torch.Generator,
     ) -> tuple[Int64[Tensor, "batch step"], Int64[Tensor, "batch step"]]:
-        """Hidden states and symbols; the first state is uniform and emits with no transition before it."""
+        """Draw hidden states and symbols; the first state is uniform, with no transition before it."""
         n, device = len(transition), generator.device
         state = torch.randint(self.n_states, (n,), generator=generator, device=device)
         row, states, symbols = torch.arange(n, device=device), [], []
@@ -298,19 +300,19 @@ class HMM(SymmetricTask, DynamicTask):
     def _rows(
         self, shape: tuple[int, int, int], total: int, generator: torch.Generator
     ) -> Int64[Tensor, "batch row entry"]:
-        """Random rows of `total` grid steps each: Dirichlet(1), floored, renormalized, rounded, sum repaired."""
+        """Draw rows of `total` grid steps each: Dirichlet(1), floored, renormalized, rounded, sum corrected."""
         weights = torch.empty(shape, dtype=torch.float64, device=generator.device).exponential_(generator=generator)
         probabilities = (weights / weights.sum(-1, keepdim=True)).clamp_min(self._floor_steps / total)
         steps = (probabilities / probabilities.sum(-1, keepdim=True) * total).round().long()
         steps = steps.clamp_min(self._floor_steps)
-        # Rounding leaves a surplus or deficit of a few steps: take it from the largest entry, give it to the smallest.
+        # Rounding leaves a surplus or deficit: take steps from the largest entry, or add them to the smallest.
         while bool((excess := steps.sum(-1) - total).any()):
             at = torch.where(excess > 0, steps.argmax(-1), steps.argmin(-1))
             steps.scatter_add_(-1, at[..., None], -excess.sign()[..., None])
         return steps
 
     def _relations(self, symbols: Int64[Tensor, "batch step"]) -> dict[str, Bool[Tensor, "batch query_pos key_pos"]]:
-        """Header cells of the current symbol's likelihoods; all transition cells; this symbol; those before it."""
+        """Mark header cells of the current symbol's likelihoods, all transition cells, this symbol, earlier symbols."""
         n, length = symbols.shape
         none = torch.zeros(n, length, self.header_length + 2 * length, dtype=torch.bool, device=symbols.device)
         start, first_emission = self.header_length + 1, 2 + self.n_states**2
@@ -336,7 +338,7 @@ def forward_filter(
     emission: Float64[Tensor, "batch state symbol"],
     symbols: Int64[Tensor, "batch step"],
 ) -> Float64[Tensor, "batch step state"]:
-    """P(s_t | o_0 … o_t) for every t, from a uniform initial state."""
+    """Return P(s_t | o_0 … o_t) for every t, from a uniform initial state."""
     likelihood = _likelihoods(emission.double(), symbols)
     belief = likelihood[:, 0] / likelihood[:, 0].sum(-1, keepdim=True)
     beliefs = [belief]
@@ -350,5 +352,5 @@ def forward_filter(
 def _likelihoods(
     emission: Float64[Tensor, "batch state symbol"], symbols: Int64[Tensor, "batch step"]
 ) -> Float64[Tensor, "batch step state"]:
-    """P(o_t | s) for every state."""
+    """Return P(o_t | s) for every state."""
     return emission.transpose(1, 2).gather(1, symbols[:, :, None].expand(-1, -1, emission.shape[1]))

@@ -1,9 +1,10 @@
-"""In context: any wind tunnel in words, one single-token symbol for each of its ids, the exact posterior kept.
+"""In context: any wind tunnel in words, with one single-token symbol per id and the same exact posterior.
 
-A language model has never met the task; whether it infers from the prompt alone is the question. What is asked, what is
-known and what counts as evidence are the wind tunnel's own; only ids change, and places where something is inserted.
+It tests whether a language model that was not trained on the task infers from the prompt alone. Queries, posterior and
+evidence are those of the wind tunnel; only the ids change, and the positions if tokens are inserted.
 
-Reference: Agarwal, Dalal & Misra 2025, arXiv:2512.22471 (the wind tunnels, which there are trained on).
+References:
+    Agarwal, Dalal & Misra 2025, arXiv:2512.22471 (the wind tunnels, as training tasks).
 """
 
 from collections.abc import Mapping, Sequence
@@ -30,20 +31,18 @@ from bayesgeom.tasks.text import (
 )
 
 MESSAGE = "Continue the sequence."
-_MAP_BYTES = (
-    8.0  # a pair of positions: relations, which are rendered at once, in the task's places and in their new ones
-)
+_MAP_BYTES = 8.0  # per pair of positions: relations, at the task's positions and at the rendered ones
 
 
 @final
 @dataclass(frozen=True, kw_only=True)
 class InContext(TextTask):
-    """`task` in words; on a command line `bijection-in-context`, `hmm-in-context`, ….
+    """`task` in words; on the command line `bijection-in-context`, `hmm-in-context`, ….
 
-    Symbols are the first that the tokenizer writes as one token, of the project's words and capital letters or of
-    `symbols`: id i gets the i-th. With `separator` that mark stands before every scored position but a first one, so
-    that a bijection reads "k1 v1, k2 v2, k3"; the default has none. With `bos` a prompt opens as the tokenizer opens a
-    text. With `chat` the symbols are the assistant's answer, by the tokenizer's chat template, to a user who asks to
+    Id i gets the i-th single-token symbol among `symbols`, or among the project's words and capital letters. A
+    `separator` stands before every scored position except one at the start: a bijection reads "k1 v1, k2 v2, k3". The
+    default has no separator. With `bos`, a prompt begins with the tokenizer's beginning-of-sequence token, if it has
+    one. With `chat`, the symbols are the assistant's answer, in the tokenizer's chat template, to a user who asks to
     continue the sequence.
     """
 
@@ -56,7 +55,7 @@ class InContext(TextTask):
 
     def bind(self, tokenizer: Tokenizer, *, d_vocab: int) -> "BoundInContext":
         tried = self.symbols or (*candidates("words"), *map(chr, range(ord("A"), ord("Z") + 1)))
-        remedy = f"Pass symbols=(…) with enough that it does, or a task of fewer ids than this {self.task.name}."
+        remedy = f"Pass symbols=(…) with enough single-token ones, or a task with fewer ids than this {self.task.name}."
         symbols = first_symbols(tokenizer, tried, self.task.d_vocab, kind="symbols", remedy=remedy)
         first = next(iter(symbols))
         prefix = opening(tokenizer, first) if self.bos else ()
@@ -84,7 +83,7 @@ class BoundInContext(WindTunnel):
     task: WindTunnel
     n_ids: int
     prefix: tuple[int, ...]
-    separator_ids: tuple[int, ...]  # one or none
+    separator_ids: tuple[int, ...]  # at most one
     symbols: tuple[str, ...]
     symbol_ids: tuple[int, ...]
     chat: bool = False
@@ -92,7 +91,9 @@ class BoundInContext(WindTunnel):
     def __post_init__(self) -> None:
         ids, n = (*self.symbol_ids, *self.separator_ids), self.task.d_vocab
         if len(self.symbol_ids) != n or len({*ids}) < len(ids):
-            raise InvalidArgument(f"{self.task} has {n} ids: it needs as many distinct symbols, and other separators.")
+            raise InvalidArgument(
+                f"{self.task} has {n} ids: it needs as many distinct symbols, and a separator that is not one of them."
+            )
         length = float(self.task.n_pos)
         check_affordable(self.task, _MAP_BYTES * length**2, on=("n_pos", "d_vocab"))
 
@@ -115,12 +116,12 @@ class BoundInContext(WindTunnel):
         return self.rendered(original), self.rendered(donor)
 
     def rendered(self, trials: Trials) -> Trials:
-        """Trials of the wind tunnel in symbols. What is inserted is not scored and no evidence."""
+        """Render sequences of the wind tunnel in symbols. Inserted tokens are neither scored nor evidence."""
         places = self._places(trials)
         width, ids = self._length(places), torch.tensor(self.symbol_ids, device=trials.tokens.device)
 
         def spread(values: Tensor, fill: float | bool, *, last: bool = False) -> Tensor:
-            """`values` with their position axis, the second or the last, in its new places."""
+            """Move the position axis of `values`, the second or the last, to the rendered positions."""
             axis = values.ndim - 1 if last else 1
             wide = values.new_full((*values.shape[:axis], width, *values.shape[axis + 1 :]), fill)
             return wide.index_copy(axis, places, values)
@@ -141,7 +142,7 @@ class BoundInContext(WindTunnel):
         )
 
     def unrendered(self, trials: Trials) -> Trials:
-        """The wind tunnel's own trials: the inverse of `rendered`."""
+        """Return the wind tunnel's own sequences: the inverse of `rendered`."""
         places = self._places_in(trials)
         known, order = torch.tensor(self.symbol_ids, device=trials.tokens.device).sort()
 
@@ -163,7 +164,7 @@ class BoundInContext(WindTunnel):
         )
 
     def baseline_predictives(self, trials: Trials) -> Mapping[str, Float64[Tensor, "batch query_pos answer"]]:
-        """The wind tunnel's own."""
+        """Return the baselines of the wind tunnel."""
         return self.task.baseline_predictives(self.unrendered(trials))
 
     def token_labels(self) -> Sequence[str]:
@@ -172,12 +173,12 @@ class BoundInContext(WindTunnel):
         return labeled(names, self.n_ids)
 
     def _places(self, trials: Trials) -> Int64[Tensor, " pos"]:
-        """Where each position of the wind tunnel comes to stand. **Raises** `InvalidArgument` where that varies."""
+        """Return the rendered position of each position; raise `InvalidArgument` if it varies over sequences."""
         scored = trials.scored[0]
         if self.separator_ids and (bool((trials.scored != scored).any()) or bool((scored[1:] & scored[:-1]).any())):
             raise InvalidArgument(
-                f"{self.task.name} asks at adjacent positions, or not at the same ones in every sequence: a separator "
-                f"would stand where an answer belongs. Leave separator out."
+                f"{self.task.name} has queries at adjacent positions, or at positions that vary over sequences: a "
+                f"separator would stand in place of an answer. Leave separator out."
             )
         before = scored.clone()
         before[0] = False
@@ -185,7 +186,7 @@ class BoundInContext(WindTunnel):
         return torch.arange(len(scored), device=scored.device) + inserted + len(self.prefix)
 
     def _places_in(self, trials: Trials) -> Int64[Tensor, " pos"]:
-        """The same, read back from rendered trials."""
+        """Return the rendered positions, read from rendered sequences."""
         is_separator = torch.zeros_like(trials.scored[0])
         if self.separator_ids:
             is_separator[:-1] = trials.scored[0, 1:]

@@ -1,14 +1,15 @@
-"""What next-symbol prediction from a hidden Markov process is, whatever the process.
+"""Base class of next-symbol prediction from a hidden Markov process.
 
 A process is given by labeled transition matrices T^(x), whose entry (i, j) is the probability to go from state i to
-state j and to show symbol x on the way. The exact observer keeps a belief over states and pushes it through:
+state j and to emit symbol x. The exact observer updates a belief over states:
 
     b_t ∝ b_{t−1} T^(x_t),    P(x_{t+1} = x | x_0 … x_t) = b_t T^(x) 1.
 
-Belief and predictive differ here: one is over hidden states, the other over symbols. Layout: the symbols, and at each
-the next one is asked for; the last answer is not shown.
+The belief is over hidden states, the predictive over symbols. Layout: the symbols. The label at each symbol is the next
+one; the last label is not shown.
 
-Reference: Shai et al. 2024, arXiv:2405.15943 (labeled matrices; beliefs as points of the simplex of states).
+References:
+    Shai et al. 2024, arXiv:2405.15943 (labeled matrices; beliefs as points of the simplex of states).
 """
 
 from abc import abstractmethod
@@ -25,24 +26,24 @@ from bayesgeom.stats.chains import mixing_times, stationary
 from bayesgeom.tasks.limits import check_affordable
 from bayesgeom.tasks.windows import DynamicTask
 
-_PRODUCT_SECONDS = 3e-9  # one product of a belief's entry with a matrix's, on one core
+_PRODUCT_SECONDS = 3e-9  # one product of an entry of the belief and one of a matrix, on one core
 
 
 class MarkovProcess(DynamicTask):
-    """A stationary generator of symbols, fixed for all sequences: what is hidden is its state."""
+    """A stationary generator of symbols, the same for all sequences, with a hidden state."""
 
     @abstractmethod
     def labeled(self) -> Float64[Tensor, "symbol state state"]:
-        """T^(x): rows of their sum over x add to one."""
+        """Return T^(x); the rows of its sum over x add to one."""
 
     @abstractmethod
     def start(self) -> Float64[Tensor, " state"]:
-        """The distribution of the state before the first symbol."""
+        """Return the distribution of the state before the first symbol."""
 
     @property
     @final
     def mixing_time(self) -> float:
-        """Steps in which the chain of hidden states forgets all but 1/e of its start: the task's difficulty."""
+        """Return the steps until the hidden chain's dependence on its start falls to 1/e: the task's difficulty."""
         return float(mixing_times(self.labeled().sum(dim=0)))
 
     @final
@@ -51,13 +52,13 @@ class MarkovProcess(DynamicTask):
 
     @final
     def draw_pair(self, n: int, generator: torch.Generator) -> tuple[Trials, Trials]:
-        """Two independent paths: what is given, the process itself, is the same in all sequences."""
+        """Draw pairs of independent paths; the process is the same in all sequences."""
         original, donor = (self.trials(self._symbols(n, generator)) for _ in range(2))
         return original, donor
 
     @final
     def trials(self, symbols: Int64[Tensor, "batch pos_and_one"]) -> Trials:
-        """The trials of given symbols; the last one is asked for and not shown."""
+        """Build sequences from symbols; the last symbol is the label and not shown."""
         labeled, start = self.labeled().to(symbols.device), self.start().to(symbols.device)
         tokens, ids = symbols[:, :-1].contiguous(), torch.arange(len(labeled), device=symbols.device)
         belief = filtered(labeled, start, tokens)
@@ -75,7 +76,7 @@ class MarkovProcess(DynamicTask):
 
     @final
     def filter_of(self, tokens: Int64[Tensor, "batch pos"]) -> Filter:
-        """The filter of `filtered`; a prior is that of the state before the window's first symbol."""
+        """Return the filter of `filtered`; a prior is over the state before the window's first symbol."""
         labeled, start = self.labeled().to(tokens.device), self.start().to(tokens.device)
         settled = stationary(labeled.sum(dim=0))
 
@@ -94,13 +95,14 @@ class MarkovProcess(DynamicTask):
 
     @final
     def baseline_predictives(self, trials: Trials) -> Mapping[str, Float64[Tensor, "batch query_pos answer"]]:
-        """`context_free` knows the position alone; `last_symbol` and `last_two` forget all that came earlier; windows.
+        """Return `context_free`, `last_symbol`, `last_two` and the window observers.
 
-        `last_symbol` and `last_two` know the position, and so where the chain is expected to be; windows do not.
+        `context_free` uses the position only; `last_symbol` and `last_two` use the position and the last one or two
+        symbols. Window observers do not use the position.
         """
         labeled, start = self.labeled().to(trials.tokens.device), self.start().to(trials.tokens.device)
         step = labeled.sum(dim=0)
-        before = [start]  # the state ahead of each symbol, none of them seen
+        before = [start]  # distribution of the state before each symbol, with no symbol seen
         for _ in range(trials.tokens.shape[1]):
             before.append(before[-1] @ step)
         unseen = torch.stack(before).expand(len(trials), -1, -1)
@@ -108,7 +110,7 @@ class MarkovProcess(DynamicTask):
         for name, n_kept in (("last_symbol", 1), ("last_two", 2)):
             belief = unseen
             for back in reversed(range(n_kept)):
-                # Where fewer symbols have been read, those are kept and nothing is forgotten.
+                # Early positions have fewer symbols and use all of them.
                 seen = trials.tokens[:, : trials.tokens.shape[1] - back]
                 moved = _updated(labeled, belief[:, : seen.shape[1]], seen)
                 belief = torch.cat([unseen[:, :1], moved], dim=1)
@@ -122,7 +124,7 @@ class MarkovProcess(DynamicTask):
     def _symbols(self, n: int, generator: torch.Generator) -> Int64[Tensor, "batch pos_and_one"]:
         labeled, start = self.labeled().to(generator.device), self.start().to(generator.device)
         n_states = labeled.shape[1]
-        ways = labeled.movedim(0, 1).flatten(1)  # from each state: every symbol with every next state
+        ways = labeled.movedim(0, 1).flatten(1)  # per state: all combinations of symbol and next state
         state = torch.multinomial(start.expand(n, -1), 1, generator=generator)[:, 0]
         symbols = []
         for _ in range(self.n_pos + 1):
@@ -133,9 +135,12 @@ class MarkovProcess(DynamicTask):
 
 
 def check_process(task: MarkovProcess, *, n_states: int, on: Sequence[str]) -> None:
-    """Check that one block of a process can be drawn. **Raises** `InvalidArgument` where it is too large.
+    """Check that one block of a process can be drawn.
 
-    All ways from a state are laid out at every position: each symbol with each next state.
+    The cost includes every combination of symbol and next state at each position.
+
+    Raises:
+        InvalidArgument: The block is too large.
     """
     ways = float(task.d_vocab) * n_states
     check_affordable(
@@ -153,7 +158,7 @@ def filtered(
     start: Float64[Tensor, " state"],
     symbols: Int64[Tensor, "batch pos"],
 ) -> Float64[Tensor, "batch pos state"]:
-    """P(state after x_t | x_0 … x_t) for every t."""
+    """Return P(state after x_t | x_0 … x_t) for every t."""
     belief, beliefs = start.expand(len(symbols), 1, -1), []
     for pos in range(symbols.shape[1]):
         belief = _updated(labeled, belief, symbols[:, pos : pos + 1])
@@ -166,7 +171,7 @@ def _updated(
     belief: Float64[Tensor, "batch pos state"],
     symbols: Int64[Tensor, "batch pos"],
 ) -> Float64[Tensor, "batch pos state"]:
-    """One step of the observer at each position, from the belief before it."""
+    """Update the belief at each position by one symbol."""
     ways = torch.einsum("bpi,xij->bpxj", belief, labeled)
     joint = ways.gather(2, symbols[:, :, None, None].expand(-1, -1, 1, ways.shape[3]))[:, :, 0]
     return joint / joint.sum(dim=-1, keepdim=True)
@@ -179,7 +184,7 @@ def _shown_next(
 
 
 def _relations(tokens: Int64[Tensor, "batch pos"]) -> dict[str, Bool[Tensor, "batch query_pos key_pos"]]:
-    """The symbol just read, the one before it, and all that came earlier still."""
+    """Mark the current symbol, the previous one, and all earlier ones."""
     n, n_pos = tokens.shape
     pos = torch.arange(n_pos, device=tokens.device)
     back = (pos[:, None] - pos[None, :]).expand(n, -1, -1)

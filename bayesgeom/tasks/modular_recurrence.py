@@ -1,12 +1,13 @@
-"""Modular recurrence: is this a rule or noise, and if a rule, which? Predict the next number.
+"""Modular recurrence: predict the next number of a sequence that is noise or follows an unknown linear rule.
 
-Half of the sequences follow x_{t+1} = a·x_t + b mod p with a and b uniform, from a uniform start; the others are
-independent and uniform. After k numbers the odds for a rule have been multiplied by (how many rules fit) · p^(k−3),
-which is 1, 1, 1, then p, p², … as long as one fits; a single misfit rules all of them out. The difficulty axis is
-`n_hypotheses`, p² rules and the noise.
+Half of the sequences follow x_{t+1} = a·x_t + b mod p with a and b uniform, from a uniform start. The others are
+independent and uniform. After k numbers the odds for a rule have been multiplied by (number of rules that fit) ·
+p^(k−3), which is 1, 1, 1, then p, p², … as long as a rule fits. If no rule fits, the sequence is noise. The difficulty
+axis is `n_hypotheses`: p² rules and the noise.
 
-Reference: the follow-up of Agarwal, Dalal & Misra 2025 (arXiv:2512.22471) on the boundary of their construction, in
-their public code: p = 17, length 16.
+References:
+    The follow-up of Agarwal, Dalal & Misra 2025 (arXiv:2512.22471) on the limits of their construction, in their public
+    code: p = 17, length 16.
 """
 
 from collections.abc import Mapping, Sequence
@@ -28,9 +29,9 @@ _CELL_BYTES = 36.0  # a position and a hypothesis: successors, whether it fits, 
 @final
 @dataclass(frozen=True, kw_only=True)
 class ModularRecurrence(WindTunnel):
-    """`length` numbers below `modulus`, each asking for the next one; the last answer is not shown.
+    """`length` numbers below `modulus`; the label at each is the next one, and the last label is not shown.
 
-    `belief` is over the noise, first, and then every rule (a, b) in the order of a·p + b.
+    `belief` is over the noise, then over all rules (a, b) in the order of a·p + b.
     """
 
     name: ClassVar[str] = "modular-recurrence"
@@ -50,7 +51,7 @@ class ModularRecurrence(WindTunnel):
 
     @property
     def n_hypotheses(self) -> int:
-        """Rules, and the noise."""
+        """Number of rules plus one for the noise."""
         return self.modulus**2 + 1
 
     @property
@@ -66,14 +67,14 @@ class ModularRecurrence(WindTunnel):
         return self.trials(self._numbers(kind < self.rule_share, self._below((n, 1), generator), generator))
 
     def draw_pair(self, n: int, generator: torch.Generator) -> tuple[Trials, Trials]:
-        """The same start, of the same kind; another rule, or other noise."""
+        """Draw pairs with the same start and kind, and another rule or other noise."""
         kind = torch.rand(n, generator=generator, dtype=torch.float64, device=generator.device)
         start = self._below((n, 1), generator)
         original, donor = (self.trials(self._numbers(kind < self.rule_share, start, generator)) for _ in range(2))
         return original, donor
 
     def trials(self, numbers: Int64[Tensor, "batch pos_and_one"]) -> Trials:
-        """The trials of given numbers; the last one is asked for and not shown."""
+        """Build sequences from numbers; the last number is the label and not shown."""
         tokens, ids = numbers[:, :-1].contiguous(), torch.arange(self.modulus, device=numbers.device)
         belief = self._belief(tokens)
         return Trials(
@@ -88,7 +89,7 @@ class ModularRecurrence(WindTunnel):
         )
 
     def baseline_predictives(self, trials: Trials) -> Mapping[str, Float64[Tensor, "batch query_pos answer"]]:
-        """`uniform`; `prior_odds`, which finds the rules that fit and never weighs them against the noise."""
+        """Return `uniform`, and `prior_odds`: the rules that fit, at their prior odds against the noise."""
         rules = trials.belief[:, :, 1:]
         fits = rules > 0
         n_fitting = fits.sum(dim=2, keepdim=True)
@@ -118,17 +119,17 @@ class ModularRecurrence(WindTunnel):
         return torch.cat(numbers, dim=1)
 
     def _successors(self, tokens: Int64[Tensor, "batch pos"]) -> Int64[Tensor, "batch pos rule"]:
-        """What every rule says comes after each number."""
+        """Return the successor of each number under every rule."""
         rule = torch.arange(self.modulus**2, device=tokens.device)
         slope, offset = rule // self.modulus, rule % self.modulus
         return (slope * tokens[:, :, None] + offset) % self.modulus
 
     def _belief(self, tokens: Int64[Tensor, "batch pos"]) -> Float64[Tensor, "batch pos hypothesis"]:
-        """In units of what a rule gives k numbers that it fits, 1/p; the noise gives them 1/p^k."""
+        """Return the belief. Likelihoods are relative to that of a fitting rule, 1/p, against the noise's 1/p^k."""
         fits = torch.ones(*tokens.shape, self.modulus**2, dtype=torch.bool, device=tokens.device)
         fits[:, 1:] = (self._successors(tokens[:, :-1]) == tokens[:, 1:, None]).cummin(dim=1).values
         n_steps = torch.arange(tokens.shape[1], device=tokens.device, dtype=torch.float64)
-        # In long sequences the noise's share underflows, which is right as long as a rule fits.
+        # In long sequences the probability of noise underflows to 0, which is correct while a rule fits.
         noise = torch.where(fits.any(dim=2), (1 - self.rule_share) * float(self.modulus) ** -n_steps, 1.0)
         joint = torch.cat([noise[:, :, None], fits.double() * (self.rule_share / self.modulus**2)], dim=2)
         return joint / joint.sum(dim=2, keepdim=True)
@@ -141,7 +142,7 @@ class ModularRecurrence(WindTunnel):
 
 
 def _relations(tokens: Int64[Tensor, "batch pos"]) -> dict[str, Bool[Tensor, "batch query_pos key_pos"]]:
-    """What followed this number when it came before; where that was; the number just read, the one before, earlier."""
+    """Mark earlier occurrences of this number, their successors, and the current, previous and earlier numbers."""
     n, n_pos = tokens.shape
     pos = torch.arange(n_pos, device=tokens.device)
     back = (pos[:, None] - pos[None, :]).expand(n, -1, -1)

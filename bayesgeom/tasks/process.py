@@ -1,9 +1,11 @@
-"""Processes: next-symbol prediction from any finite hidden Markov generator, and the literature's reference case.
+"""Processes: next-symbol prediction from any finite hidden Markov generator, and Mess3, the literature's standard case.
 
-The difficulty axis is `mixing_time`, the steps for which the hidden state remembers where it was.
+The difficulty axis is `mixing_time`, the steps until the hidden state's dependence on its start falls to 1/e.
 
-References: Marzen & Crutchfield 2017, arXiv:1702.08565 (Mess3); Shai et al. 2024, arXiv:2405.15943 (its beliefs are a
-fractal in the triangle, which a linear map finds in a transformer's residual stream).
+References:
+    Marzen & Crutchfield 2017, arXiv:1702.08565 (Mess3).
+    Shai et al. 2024, arXiv:2405.15943 (beliefs form a fractal in the triangle, which a linear map finds in a
+    transformer's residual stream).
 """
 
 import hashlib
@@ -33,10 +35,11 @@ _ROUNDING = 1e-6
 @final
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Process(MarkovProcess):
-    """`length` symbols of the generator with these labeled matrices: entry [x][i][j] goes from i to j and shows x.
+    """`length` symbols of a generator: entry [x][i][j] is the probability to go from i to j and emit x.
 
-    Entries are at least 0, and for each i they add to one over x and j. The state before the first symbol has the
-    distribution `initial`; empty, it is the stationary one. Arrays, tensors and lists are kept as nested tuples.
+    Entries are at least 0 and sum to one over x and j for each i. The state before the first symbol has the
+    distribution `initial`, or the stationary distribution if `initial` is empty. Arrays, tensors and lists are stored
+    as nested tuples.
     """
 
     name: ClassVar[str] = "process"
@@ -56,19 +59,19 @@ class Process(MarkovProcess):
         entries = [entry for matrix in tensors for row in matrix for entry in row]
         wrong = [entry for entry in entries if not (math.isfinite(entry) and entry >= 0)]
         if wrong:
-            raise InvalidArgument(f"transition_tensors hold {wrong[0]}: probabilities are finite and at least 0.")
+            raise InvalidArgument(f"transition_tensors must be finite and at least 0, got {wrong[0]}.")
         worst = int((rows - 1).abs().argmax())
         if abs(float(rows[worst]) - 1) > _ROUNDING:
             raise InvalidArgument(
-                f"from state {worst} the transition tensors sum to {float(rows[worst]):.6g} over symbols and next "
-                f"states: each state's must sum to 1. Entry [x][i][j] is P(show x and go to j | in i)."
+                f"transition_tensors must sum to 1 over symbols and next states for each state; state {worst} sums to "
+                f"{float(rows[worst]):.6g}. Entry [x][i][j] is P(emit x and go to j | in i)."
             )
         if self.initial:
             self._check_initial(len(rows))
         elif stationary(self.labeled().sum(dim=0)) is None:
             raise InvalidArgument(
-                "this chain falls into parts and has several stationary distributions: pass initial, one probability "
-                "per state."
+                "this chain is reducible and has several stationary distributions: pass initial, one probability per "
+                "state."
             )
 
     def __repr__(self) -> str:
@@ -102,12 +105,12 @@ class Process(MarkovProcess):
 @final
 @dataclass(frozen=True, kw_only=True)
 class Mess3(MarkovProcess):
-    """Three states and three symbols in a ring: a state is kept with probability 1 − 2x, and mostly shows its symbol.
+    """Three states and three symbols in a ring: a state stays with probability 1 − 2x and mostly emits its own symbol.
 
     T^(k)_{ij} = e_{jk} m_{ij} with m_{ii} = 1 − 2x, m_{ij} = x, and e_{jj} = a, e_{jk} = (1 − a)/2: the next state is
-    seen through noise. The defaults are those of the reference's released code; its figures have x = 0.05, a = 0.85.
-    Here the predictive is a linear image of the belief, and an invertible one, so that whoever predicts exactly has
-    the belief up to a linear map of probabilities; whether it stands so in the residual stream is what is measured.
+    observed with noise. The defaults are those of the reference's released code; its figures use x = 0.05, a = 0.85.
+    The predictive is an invertible linear map of the belief. An exact predictor therefore determines the belief;
+    whether the residual stream represents it linearly is what is measured.
     """
 
     name: ClassVar[str] = "mess3"
@@ -142,7 +145,7 @@ class Mess3(MarkovProcess):
 
 
 def _nested(name: str, values: Any, *, n_axes: int) -> Any:
-    """Numbers nested so deep, as tuples. **Raises** `InvalidArgument` for anything else."""
+    """Return nested numbers as tuples of depth `n_axes`; anything else raises `InvalidArgument`."""
 
     def tupled(inner: Any, axes: int) -> Any:
         return tuple(tupled(each, axes - 1) for each in inner) if axes else float(inner)
@@ -151,8 +154,8 @@ def _nested(name: str, values: Any, *, n_axes: int) -> Any:
         return tupled(values, n_axes)
     except (TypeError, ValueError) as error:
         raise InvalidArgument(
-            f"{name} takes numbers nested {n_axes} deep, or an array or tensor of as many axes; got a "
-            f"{type(values).__name__} of something else."
+            f"{name} must be numbers nested {n_axes} deep, or an array or tensor with {n_axes} axes; got another "
+            f"{type(values).__name__}."
         ) from error
 
 
@@ -164,7 +167,7 @@ def _long_run(labeled: Float64[Tensor, "symbol state state"]) -> Float64[Tensor,
 
 def _check_length(length: int) -> None:
     if length < 1:
-        raise InvalidArgument(f"length is the number of symbols read: at least 1, got {length}.")
+        raise InvalidArgument(f"length, the number of symbols, must be at least 1, got {length}.")
 
 
 def _check_shape(tensors: Labeled) -> None:

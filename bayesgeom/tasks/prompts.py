@@ -1,11 +1,12 @@
-"""Prompts: ordinary text, of which nobody knows the exact posterior; uncertainty is the model's own next-token entropy.
+"""Prompts: ordinary text without an exact posterior; uncertainty is the model's own next-token entropy.
 
-For the geometry of pretrained models: prompts of four domains that break off in mid-sentence, read at their last token,
-and selected into quintiles of entropy by the model at hand. The shipped ones (`prompts.toml`) were written for this
+They serve the geometry of pretrained models. Prompts of four domains stop in mid-sentence. The last token is measured,
+and prompts are selected into quintiles of the model's entropy. The shipped ones (`prompts.toml`) were written for this
 project.
 
-Reference: Agarwal, Dalal & Misra 2025, Paper III of their trilogy, section 4.2 (the selection; their prompts are not
-released).
+References:
+    Agarwal, Dalal & Misra 2025, Paper III of their trilogy, section 4.2 (the selection; their prompts are not
+    released).
 """
 
 import tomllib
@@ -26,19 +27,19 @@ from bayesgeom.tasks.base import FiniteTask, TextTask
 from bayesgeom.tasks.text import Tokenizer, check_ids, labeled, opening
 
 QUINTILES = 5
-MAX_INPUTS = 64  # ids whose keys are compared: enough to be many, few enough to recur
+MAX_INPUTS = 64  # ids whose keys are compared: the most frequent ones, which recur often enough
 JOINT, BETWEEN = "+", "\n\n"
 
 
 @final
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Prompts(TextTask):
-    """`texts`, in groups by domain or in one, or else the shipped ones; `domain` keeps one group of them.
+    """Your `texts`, optionally grouped by domain, or the shipped prompts; `domain` selects one group.
 
-    `domain="mathematics+code"` joins prompts of two groups, one of each, half of them in either order: two groups,
-    named by the order. The last `last` tokens of a prompt are scored. With `bos` a prompt opens as the tokenizer opens
-    a text. `per_quintile` prompts are taken of every quintile of the entropy that the model at hand has at their end,
-    in each group; 0 takes all prompts, whatever their entropy.
+    `domain="mathematics+code"` joins one prompt of each of two domains, half of the pairs in each order; the two orders
+    are two groups. The last `last` tokens of a prompt are scored. With `bos`, a prompt begins with the tokenizer's
+    beginning-of-sequence token, if it has one. `per_quintile` prompts of each group are selected from each quintile of
+    the model's entropy at their end; 0 takes all prompts.
     """
 
     name: ClassVar[str] = "prompts"
@@ -51,13 +52,15 @@ class Prompts(TextTask):
     def __post_init__(self) -> None:
         if self.last < 1:
             raise InvalidArgument(
-                f"last is the number of tokens to score at the end of a prompt: at least 1, got {self.last}."
+                f"last, the number of tokens scored at the end of a prompt, must be at least 1, got {self.last}."
             )
         if isinstance(self.texts, str):
-            raise InvalidArgument("texts is a list of prompts, or lists by domain: put a single prompt into a list.")
+            raise InvalidArgument(
+                "texts must be a list of prompts, or lists by domain: put a single prompt into a list."
+            )
         for name, texts in self.groups().items():
             if not texts or any(not text.strip() for text in texts):
-                raise InvalidArgument(f"the prompts of {name!r} are none, or one of them is empty.")
+                raise InvalidArgument(f"group {name!r} has no prompts, or an empty one.")
 
     def __repr__(self) -> str:
         shown = {
@@ -67,7 +70,7 @@ class Prompts(TextTask):
         return f"Prompts({', '.join([*held, *(f'{name}={value!r}' for name, value in shown.items())])})"
 
     def groups(self) -> dict[str, tuple[str, ...]]:
-        """The prompts by domain. **Raises** `UnknownName` for a domain that there is not."""
+        """Return the prompts by domain; an unknown domain raises `UnknownName`."""
         known = _grouped(self.texts)
         if not self.domain:
             return known
@@ -85,7 +88,7 @@ class Prompts(TextTask):
                     f"{b}, then {a}": tuple(f"{y}{BETWEEN}{x}" for x, y in pairs[1::2]),
                 }
             case _:
-                raise InvalidArgument(f"domain joins two different domains with {JOINT}, got {self.domain!r}.")
+                raise InvalidArgument(f"domain must join two different domains with {JOINT}, got {self.domain!r}.")
 
     def bind(self, tokenizer: Tokenizer, *, d_vocab: int) -> "BoundPrompts":
         groups = self.groups()

@@ -1,16 +1,18 @@
-"""Sticky Markov: a walk on a ring that likes to stay, seen through noise; predict the next symbol.
+"""Sticky Markov: predict the next symbol of a noisy walk on a ring that stays in place with high probability.
 
-From each of `n_states` places the chain stays with probability `self_probability` and otherwise moves to another place,
-in inverse proportion to its distance on the ring. What is shown is the place, or with probability `noise` any symbol,
-all alike. The place is hidden, so the observer must carry its belief through the chain: transport. The difficulty axis
-is `mixing_time`, which grows with `self_probability`.
+In each of `n_states` states the chain stays with probability `self_probability`. Otherwise it moves to another state,
+with probability inversely proportional to the distance on the ring. The symbol is the state, or with probability
+`noise` uniform over all symbols. The state is hidden, so the observer must carry its belief through the chain (belief
+transport). The difficulty axis is `mixing_time`, which grows with `self_probability`.
 
-The paper's chain has 8 places and, without hiding, self_probability 0.35: its nominal 0.3 is 0.350 in effect, since the
-diagonal takes part in the normalization before 0.3 is added. Here the number is what it says. That chain forgets in 1.3
-steps, so that a predictor of the last two symbols is within 0.0005 bits of the exact one at any noise: nothing is
-carried. Hence the stickier default. Without noise the predictive is the last symbol's row, and nothing is inferred.
+The paper's chain has 8 states, no noise and a self-probability of 0.35: its nominal 0.3 becomes 0.350 because the
+diagonal takes part in the normalization before 0.3 is added. Here `self_probability` is the effective value. The
+paper's chain forgets in 1.3 steps, so a predictor from the last two symbols is within 0.0005 bits of the exact one at
+any noise, and no belief needs to be carried. The default is therefore stickier. Without noise the predictive is the row
+of the last symbol, and nothing is inferred.
 
-Reference: Aggarwal, Dalal & Misra 2025, the second paper of the trilogy, section 5.2 (the chain).
+References:
+    Aggarwal, Dalal & Misra 2025, the second paper of the trilogy, section 5.2 (the chain).
 """
 
 from dataclasses import dataclass
@@ -28,7 +30,7 @@ from bayesgeom.tasks.markov import MarkovProcess, check_process
 @final
 @dataclass(frozen=True, kw_only=True)
 class StickyMarkov(MarkovProcess):
-    """`length` symbols of one fixed ring; its belief is over places, its predictive over symbols."""
+    """`length` symbols of one fixed ring; the belief is over states, the predictive over symbols."""
 
     name: ClassVar[str] = "sticky-markov"
     n_states: int = 8
@@ -44,7 +46,7 @@ class StickyMarkov(MarkovProcess):
             )
         if not (0 <= self.self_probability <= 1 and 0 <= self.noise <= 1):
             raise InvalidArgument(
-                f"self_probability and noise are probabilities, got {self.self_probability} and {self.noise}."
+                f"self_probability and noise must be probabilities, got {self.self_probability} and {self.noise}."
             )
         check_process(self, n_states=self.n_states, on=("n_states", "length"))
 
@@ -57,7 +59,7 @@ class StickyMarkov(MarkovProcess):
         return self.length
 
     def chain(self) -> Float64[Tensor, "state state"]:
-        """Where the chain goes from each place."""
+        """Return the transition matrix."""
         place = torch.arange(self.n_states)
         apart = (place[:, None] - place[None, :]).abs()
         distance = torch.minimum(apart, self.n_states - apart).double()
@@ -70,5 +72,5 @@ class StickyMarkov(MarkovProcess):
         return torch.einsum("ij,jx->xij", self.chain(), shows)
 
     def start(self) -> Float64[Tensor, " state"]:
-        """Uniform, which is stationary on a ring."""
+        """Return the uniform distribution, which is stationary on a ring."""
         return torch.full((self.n_states,), 1 / self.n_states, dtype=torch.float64)

@@ -1,7 +1,7 @@
-"""Text: what is asked of a tokenizer, and symbols that it writes as one token each.
+"""Text: the interface of a tokenizer, and single-token symbols.
 
-A text task is bound to a tokenizer once and holds token ids from then on. Symbols are found among candidates that ship
-with the project (`words.toml`), since which words are one token is a matter of the vocabulary at hand.
+A text task is bound to a tokenizer once and then holds token ids. Symbols are chosen among the candidates in
+`words.toml`, because the tokenizer's vocabulary decides which words are single tokens.
 """
 
 import tomllib
@@ -11,40 +11,40 @@ from typing import Protocol, runtime_checkable
 
 from bayesgeom.core.errors import InvalidArgument, TaskMismatch
 
-N_LISTED = 40  # candidates that an error names
+N_LISTED = 40  # candidates listed in an error
 
 
 @runtime_checkable
 class Tokenizer(Protocol):
-    """What is asked of a tokenizer; every Hugging Face `PreTrainedTokenizerBase` has it."""
+    """The interface that text tasks need; every Hugging Face `PreTrainedTokenizerBase` has it."""
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        """The ids of a text."""
+        """Return the ids of a text."""
 
     def decode(self, token_ids: list[int]) -> str | list[str]:
-        """The text of some ids."""
+        """Return the text of some ids."""
 
 
 @runtime_checkable
 class ChatTokenizer(Tokenizer, Protocol):
-    """A tokenizer that knows how a chat is written."""
+    """A tokenizer with a chat template."""
 
     chat_template: object
 
     def apply_chat_template(
         self, conversation: list[dict[str, str]], *, tokenize: bool, add_generation_prompt: bool
     ) -> str:
-        """The text of a conversation, up to where the assistant's answer begins."""
+        """Return the text of a conversation, up to the start of the assistant's answer."""
 
 
 def candidates(kind: str) -> tuple[str, ...]:
-    """The project's own candidates for `words`, `labels` or `masks`, in the order in which they are tried."""
+    """Return the shipped candidates for `words`, `labels` or `masks`, in the order in which they are tried."""
     listed = tomllib.loads((files("bayesgeom.tasks") / "words.toml").read_text(encoding="utf-8"))
     return tuple(listed[kind])
 
 
 def single_tokens(tokenizer: Tokenizer, words: Iterable[str]) -> dict[str, int]:
-    """The id of each word that is one token and no other word's, in order; after a space wherever that is one token."""
+    """Return the id of each word that is one token of its own, in order; the form after a space is preferred."""
     found: dict[str, int] = {}
     for word in words:
         spellings = [tokenizer.encode(text, add_special_tokens=False) for text in (f" {word}", word)]
@@ -55,60 +55,69 @@ def single_tokens(tokenizer: Tokenizer, words: Iterable[str]) -> dict[str, int]:
 
 
 def first_symbols(tokenizer: Tokenizer, words: Sequence[str], n: int, *, kind: str, remedy: str) -> dict[str, int]:
-    """The first `n` of these words that are one token each. **Raises** `InvalidArgument` where there are fewer.
+    """Return the ids of the first `n` words that are single tokens.
 
-    `kind` names in the error what was looked for, and `remedy` says what to do.
+    Args:
+        tokenizer: The model's tokenizer.
+        words: Candidates, in the order in which they are tried.
+        n: Number of words needed.
+        kind: What the words are, for the error message.
+        remedy: What the user can do, for the error message.
+
+    Raises:
+        InvalidArgument: Fewer than `n` candidates are single tokens.
     """
     found = single_tokens(tokenizer, words)
     if len(found) < n:
         listed = ", ".join(words[:N_LISTED]) + (", …" if len(words) > N_LISTED else "")
         kept = ", ".join([*found][:N_LISTED]) or "none"
         raise InvalidArgument(
-            f"{n} {kind} are needed that this tokenizer writes as one token each; of the {len(words)} tried ({listed}) "
-            f"it does so for {len(found)} ({kept}). {remedy}"
+            f"the task needs {n} {kind} that are single tokens; of the {len(words)} candidates ({listed}) this "
+            f"tokenizer has {len(found)} ({kept}). {remedy}"
         )
     return dict([*found.items()][:n])
 
 
 def mark(tokenizer: Tokenizer, text: str, *, after: str) -> int:
-    """The id of a punctuation mark as this tokenizer writes it right after a word.
+    """Return the id of a punctuation mark directly after a word.
 
-    **Raises** `InvalidArgument` where it is not one token.
+    Raises:
+        InvalidArgument: The mark is not a single token.
     """
     for before in (f" {after}", after, ""):
         ids = tokenizer.encode(before + text, add_special_tokens=False)
         if len(ids) == (2 if before else 1) and _says(tokenizer, ids[-1], text):
             return ids[-1]
-    raise InvalidArgument(f"{text!r} is not one token for this tokenizer; choose another mark.")
+    raise InvalidArgument(f"{text!r} is not a single token for this tokenizer; choose another mark.")
 
 
 def opening(tokenizer: Tokenizer, text: str) -> tuple[int, ...]:
-    """What this tokenizer itself puts before a text: a beginning-of-sequence token for some, nothing for others."""
+    """Return the ids that this tokenizer puts before a text: a beginning-of-sequence token, or nothing."""
     plain, special = (tokenizer.encode(text, add_special_tokens=added) for added in (False, True))
     for start in range(len(special) - len(plain) + 1):
         if special[start : start + len(plain)] == plain:
             return tuple(special[:start])
     raise InvalidArgument(
-        f"this tokenizer writes {text!r} as {plain} without special tokens and as {special} with them."
+        f"this tokenizer encodes {text!r} as {plain} without special tokens and as {special} with them."
     )
 
 
 def asked_in_chat(tokenizer: Tokenizer, message: str) -> tuple[int, ...]:
-    """Return the ids of a chat in which the user says this, up to where the assistant's answer begins.
+    """Return the ids of a chat with this user message, up to the start of the assistant's answer.
 
     Args:
-        tokenizer: The model's.
-        message: What the user says.
+        tokenizer: The model's tokenizer.
+        message: The user's message.
 
     Returns:
         The ids, special tokens included.
 
     Raises:
-        InvalidArgument: the tokenizer has no chat template.
+        InvalidArgument: The tokenizer has no chat template.
     """
     if not isinstance(tokenizer, ChatTokenizer) or not tokenizer.chat_template:
         raise InvalidArgument(
-            "style asks for a chat, and this tokenizer has no chat template: use style='plain', or an instruct model."
+            "style requires a chat template, and this tokenizer has none: use style='plain' or an instruct model."
         )
     turns = [{"role": "user", "content": message}]
     text = tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
@@ -116,7 +125,7 @@ def asked_in_chat(tokenizer: Tokenizer, message: str) -> tuple[int, ...]:
 
 
 def check_ids(ids: Iterable[int], d_vocab: int) -> None:
-    """**Raises** `TaskMismatch` for an id that a model of this vocabulary has not."""
+    """Raise `TaskMismatch` for an id outside the model's vocabulary."""
     outside = sorted({i for i in ids if not 0 <= i < d_vocab})
     if outside:
         raise TaskMismatch(
@@ -126,11 +135,11 @@ def check_ids(ids: Iterable[int], d_vocab: int) -> None:
 
 
 def labeled(names: Mapping[int, str], n_ids: int) -> list[str]:
-    """A label for every id: its name, or its number."""
+    """Return a label for every id: its name, or its number."""
     return [names.get(i, f"#{i}") for i in range(n_ids)]
 
 
 def _says(tokenizer: Tokenizer, token_id: int, text: str) -> bool:
-    """Whether an id stands for this text, spaces apart; that of an unknown word does not."""
+    """Return whether an id decodes to this text, ignoring spaces; the id of unknown words does not."""
     said = tokenizer.decode([token_id])
     return isinstance(said, str) and (said == text or said.strip() == text.strip() != "")

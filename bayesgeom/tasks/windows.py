@@ -1,8 +1,8 @@
 """Tasks with latent dynamics, and the window observers that are their baselines.
 
-A task has latent dynamics if what is hidden moves from step to step. Its exact observer must push the belief through
-the chain, which is belief transport. A predictor of the last few symbols carries nothing, yet on a chain that forgets
-fast it is nearly exact. So every such task offers its window observers as baselines.
+A task has latent dynamics if its hidden state changes from step to step. Its exact observer must carry the belief
+through the chain (belief transport). A predictor from the last few symbols carries no belief, yet it is nearly exact on
+a chain that forgets fast. Every such task therefore has its window observers as baselines.
 """
 
 from abc import abstractmethod
@@ -20,35 +20,35 @@ from bayesgeom.tasks.base import WindTunnel
 
 
 class DynamicTask(WindTunnel):
-    """A task whose hidden state moves at every step.
+    """A task whose hidden state changes at every step.
 
-    Its trials carry `observers`, and its baselines hold the stationary distribution and the windows of 1 to 4 symbols.
+    Its sequences have `observers`. Its baselines include the stationary distribution and windows of 1 to 4 symbols.
     """
 
     @abstractmethod
     def filter_of(self, tokens: Int64[Tensor, "batch pos"]) -> Filter:
-        """Return the exact filter of these sequences, in steps that can begin anywhere."""
+        """Return the exact filter of these sequences, which can start at any step."""
 
     @final
     def observers(self, tokens: Int64[Tensor, "batch pos"]) -> WindowObservers:
-        """Return the window observers of these sequences, which are made when first read."""
+        """Return the window observers of these sequences, computed on first use."""
         return WindowObservers(draw=self.filter_of, of=tokens)
 
     @final
     def window_predictives(
         self, trials: Trials, w: int, start: str = "stationary"
     ) -> Float64[Tensor, "batch query_pos answer"]:
-        """Return what the exact filter says that sees only the last `w` symbols.
+        """Return the predictive of an exact filter that sees only the last `w` symbols.
 
         Args:
             trials: Sequences of this task.
-            w: Width of the window. 0 is the prior alone; the number of scored positions is the exact filter.
-            start: The prior over hidden states: "uniform", or "stationary" for that of each sequence's own chain.
-                A chain with several stationary distributions gets the one that the task starts from.
+            w: Width of the window. 0 gives the prior; the number of scored positions gives the exact filter.
+            start: The prior over hidden states: "uniform", or "stationary" for the stationary distribution of each
+                sequence's chain. A chain with several stationary distributions uses the task's initial one.
 
         Raises:
-            InvalidArgument: For a width outside 0 … the number of scored positions.
-            UnknownName: For another start.
+            InvalidArgument: `w` is not between 0 and the number of scored positions.
+            UnknownName: `start` is neither "uniform" nor "stationary".
 
         Example:
             >>> from bayesgeom.tasks.process import Mess3
@@ -59,14 +59,14 @@ class DynamicTask(WindTunnel):
         if start not in STARTS:
             raise unknown_name("start of a window", start, STARTS)
         if not 0 <= w <= trials.n_scored:
-            raise InvalidArgument(f"w must be between 0 and {trials.n_scored}, the symbols of a sequence, got {w}.")
+            raise InvalidArgument(f"w must be between 0 and {trials.n_scored}, the number of symbols, got {w}.")
         return next(islice(window_predictives(trials, start), w, None))
 
     @final
     def window_baselines(self, trials: Trials) -> dict[str, Float64[Tensor, "batch query_pos answer"]]:
-        """Return the stationary distribution's predictive, and those of the windows of 1 to 4 symbols, by name.
+        """Return the predictives of the stationary distribution and of windows of 1 to 4 symbols, by name.
 
-        Windows as long as the sequence are exact, and left out.
+        Windows as long as the sequence are exact and therefore left out.
         """
         widest = min(WIDEST_BASELINE, trials.n_scored - 1)
         by_start = {start: [*islice(window_predictives(trials, start), widest + 1)] for start in STARTS}

@@ -1,14 +1,13 @@
-"""Arms: recipes that differ in positions alone, to see what each kind does beyond the length that it was trained on.
+"""Variants of a task's recipe that differ only in positional encoding, to compare them beyond the training length.
 
-`<task>-arm-<kind>` sees the same sequences in the same order as every other arm of its task, from the same seed.
-`learned` has a table longer than its training sequences, whose last rows no gradient reaches: in training they only
-keep where they were drawn, or decay. `prior` starts as ALiBi and learns slope and exponent of every head; `gaussian` is
-the fixed prior of exponent 2 at ALiBi's slopes. `no-top-attention` is the learned arm with attention off in its top two
-layers from the start.
+All variants `<task>-arm-<kind>` of a task see the same sequences in the same order. `learned` has a table longer than
+the training sequences; its last rows get no gradient and keep their random initialization, or decay. `prior` starts as
+ALiBi and learns slope and exponent of every head; `gaussian` is the fixed prior of exponent 2 with ALiBi's slopes.
+`no-top-attention` is `learned` without attention in the top two layers.
 
-Tasks are small so that an arm trains in minutes: three hidden states over ten steps; four pairs, asked for over eight
-filler tokens, learned in two stages as every recall is (see `training.compared`). In `recall-mixed` batches take turns
-at every distance from none to eight: whoever saw one distance alone has no reason to know that there are others.
+Tasks are small, so a variant trains in minutes. `hmm` has three hidden states and ten steps. `recall` has four pairs
+and eight filler tokens, learned in two stages as in `training.compared`. In `recall-mixed`, batches alternate between
+all distances from zero to eight filler tokens, because a network that saw one distance has no reason to generalize.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,7 +21,7 @@ from bayesgeom.training.recipe import Recipe, staged
 
 _HEADS = 4
 _RECALL_SHAPE = {"n_layers": 3, "n_heads": _HEADS, "d_model": 96, "d_mlp": 384, "n_ctx": 1_024}
-_SHAPES: Mapping[str, Mapping[str, Any]] = {  # n_ctx is the rows of the learned tables
+_SHAPES: Mapping[str, Mapping[str, Any]] = {  # n_ctx is the number of rows of the learned tables
     "hmm": {
         "n_layers": 6,
         "n_heads": _HEADS,
@@ -81,7 +80,7 @@ _RECALL_POOLED = replace(
 
 
 def _mixed(stage: Recipe, steps: int) -> Recipe:
-    """The same stage at every distance from none to the task's."""
+    """The same stage at every distance from zero to the task's."""
     task = stage.task
     assert isinstance(task, AssociativeRecall)
     nearer = tuple(replace(task, n_filler=distance) for distance in range(task.n_filler))
@@ -96,7 +95,11 @@ TASKS: Mapping[str, tuple[Recipe, ...]] = {
 
 
 def arms(task: str) -> dict[str, Recipe]:
-    """The recipes of one task, by name. **Raises** `UnknownName` for a task without arms."""
+    """Return the variants of one task, by name.
+
+    Raises:
+        UnknownName: The task has no variants.
+    """
     if task not in TASKS:
         raise unknown_name("task with arms", task, TASKS)
     made = (_arm(task, kind) for kind in KINDS if task == "hmm" or kind != "no-top-attention")
@@ -104,7 +107,11 @@ def arms(task: str) -> dict[str, Recipe]:
 
 
 def arms_of_kinds(task: str, kinds: Sequence[str] | None) -> list[Recipe]:
-    """Arms of one task, of these kinds or all. **Raises** `UnknownName` for a kind that the task's arms have not."""
+    """Return the variants of one task, of these kinds or of all.
+
+    Raises:
+        UnknownName: The task has no variant of a kind.
+    """
     known = {name.removeprefix(f"{task}-arm-"): recipe for name, recipe in arms(task).items()}
     for kind in kinds or ():
         if kind not in known:
@@ -113,11 +120,11 @@ def arms_of_kinds(task: str, kinds: Sequence[str] | None) -> list[Recipe]:
 
 
 def all_arms() -> dict[str, Recipe]:
-    """Every arm of every task, by name."""
+    """Return every variant of every task, by name."""
     return {name: recipe for task in TASKS for name, recipe in arms(task).items()}
 
 
 def _arm(task: str, kind: str) -> Recipe:
-    """A task's stages with this kind of positions, the last one's name the arm's."""
+    """A task's stages with this kind of positions; the last one has the name of the variant."""
     sizes = {"architecture": "transformer", **_SHAPES[task], **KINDS[kind]}
     return staged(TASKS[task], f"arm-{kind}", sizes)

@@ -1,4 +1,4 @@
-"""Baselines of the comparison that see the context and still lack what a row tests."""
+"""Context-aware baselines of the comparison, which lack the ability that a row tests."""
 
 from collections.abc import Mapping
 
@@ -14,12 +14,11 @@ Predictives = Mapping[str, Float64[Tensor, "batch query_pos answer"]]
 
 
 def context_aware(task: WindTunnel, trials: Trials) -> Predictives:
-    """Return the task's own baselines and, for bijections, two that know which values were shown, in no order.
+    """Return the task's own baselines and, for bijections, one that knows which values were shown.
 
-    - `bag_of_values`: uniform on the values not shown yet, where keys never return. It is exact there: that row tests
-      accumulation and nothing beyond it. Where keys return, such a predictor is the uniform one, since a shown value is
-      as likely to be asked for as any other, and is left out.
-    - `key_membership`, where keys return: also knows whether the key was shown, but not with which value.
+    - `bag_of_values`, if keys never return: uniform on the values not shown yet. It is exact there, because that row
+      tests accumulation only. If keys return, this predictor is the uniform one and is omitted.
+    - `key_membership`, if keys return: also knows whether the key was shown, but not with which value.
 
     Args:
         task: The task of the row.
@@ -43,12 +42,12 @@ def context_aware(task: WindTunnel, trials: Trials) -> Predictives:
 
 
 def _before(ids: Tensor, n: int) -> Tensor:
-    """Which of n ids stood at an earlier scored position: batch, query_pos, id."""
+    """Whether each of n ids occurred at an earlier scored position: batch, query_pos, id."""
     seen = torch.nn.functional.one_hot(ids, n).cumsum(dim=1) > 0
     return torch.cat([torch.zeros_like(seen[:, :1]), seen[:, :-1]], dim=1)
 
 
 def _uniform_on(members: Tensor) -> Float64[Tensor, "batch query_pos answer"]:
-    """Uniform on a set, and on everything where it is empty."""
+    """Uniform on a set, or on everything if the set is empty."""
     own = torch.where(members.any(-1, keepdim=True), members, True).double()
     return own / own.sum(-1, keepdim=True)

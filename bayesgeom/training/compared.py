@@ -1,14 +1,13 @@
-"""Recipes for the comparison of architectures: per task the same sequences in the same order, and equal parameters.
+"""Recipes for the comparison of architectures: same data and equal parameter counts per task.
 
-`<task>-<architecture>` is trained on batches whose seeds depend on the task alone, so every architecture of a row sees
-the same data. Parameter counts agree within 1 % of the row's transformer (`models.capacity` finds the sizes, a test
-checks them). `mlp` sees its own position only; `mlp-prefix` sees the whole prefix without a recurrent state.
-`ARCHITECTURES` of `TASKS` are shipped; those of `ON_REQUEST` and the rows of `FURTHER_TASKS` have recipes and are
-trained on request.
+The seeds of the batches of `<task>-<architecture>` depend on the task only, so every architecture of a row sees the
+same sequences in the same order. Parameter counts are within 1 % of the row's transformer (see `models.capacity`).
+`mlp` sees its own position only; `mlp-prefix` sees the whole prefix without a recurrent state. `ARCHITECTURES` of
+`TASKS` are shipped. `ON_REQUEST` and the rows of `FURTHER_TASKS` have recipes only.
 
-`repeats` and `recall` are learned in stages, by every architecture alike. With all keys equally likely there is no
-gradient toward attending to values before keys can be matched (see `tasks.bijection` and `tasks.associative_recall`);
-on sequences with returning keys, or with few stored pairs, there is.
+`repeats` and `recall` are learned in stages by every architecture. With all keys equally likely there is no gradient
+toward attending to values before keys can be matched (see `tasks.bijection` and `tasks.associative_recall`). On
+sequences with returning keys, or with few stored pairs, there is.
 """
 
 from collections.abc import Mapping
@@ -67,7 +66,7 @@ _SLOW: Mapping[str, Sizes] = {  # about 1.23 M parameters: a belief carried over
     "rwkv": {"architecture": "rwkv", "n_layers": 6, "d_model": 124, "d_mlp": 496},
 }
 _LONG = _SMALL | {"mlp-prefix": {**_PREFIX, "n_layers": 3, "d_model": 120, "d_mlp": 480}}  # its window costs weights
-# Rotary positions: a learned table would have to learn "the token before" again at each of 329 positions.
+# Rotary positions: a learned table would have to learn "the previous token" separately at each of 329 positions.
 _ROTARY: Sizes = {**_SMALL["transformer"], "positions": "rotary"}
 _LSTM, _MAMBA2 = _SMALL["lstm"], _SMALL["mamba2"]
 _RECALL_16: Mapping[str, Sizes] = {  # about 0.60 M parameters
@@ -205,7 +204,7 @@ FURTHER_TASKS: Mapping[str, tuple[Recipe, ...]] = {
 ALL_TASKS = {**TASKS, **FURTHER_TASKS}
 ARCHITECTURES = ("transformer", "mamba", "lstm", "mlp")
 ON_REQUEST = ("mlp-prefix", "mamba2", "rwkv")
-_SHIPPED_AS = {"hmm-transformer": "hmm-s5"}  # it was there before there was anything to compare it with
+_SHIPPED_AS = {"hmm-transformer": "hmm-s5"}  # shipped before the comparison existed
 
 
 def sizes_of(task: str, architecture: str) -> Sizes:
@@ -237,10 +236,7 @@ def untied() -> Recipe:
 
 
 def _with_sizes(task: str, architecture: str) -> Recipe:
-    """Return a task's stages with these sizes; the last one bears the row's name.
-
-    Stages may have sequences of several lengths: the model has room for the last one's.
-    """
+    """A task's stages with these sizes; the last one has the row's name, and `n_ctx` is the longest stage's."""
     stages = ALL_TASKS[task]
     sizes = dict(sizes_of(task, architecture))
     if len({stage.task.n_pos for stage in stages}) > 1:

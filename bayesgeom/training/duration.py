@@ -1,8 +1,7 @@
-"""How long a training will take: on the reference machine, from its size, and on this machine, from a few timed steps.
+"""Estimates of training time: on a reference machine from the size, and on this machine from a few timed steps.
 
-`typical_seconds` is the only source of times that are printed without measuring: in the training queue, and where a
-claim needs a checkpoint that is absent. `estimated_seconds` times steps when a training starts, because
-machines differ.
+`typical_seconds` gives the times that are printed without measuring: in the training queue, and if a claim needs a
+missing checkpoint. `estimated_seconds` times a few steps when a training starts, because machines differ.
 """
 
 import itertools
@@ -29,15 +28,15 @@ _RATES = {
     "rwkv": 1.7e10,
 }
 _SLOWEST, _RATED_PARAMETERS, _GROWTH = 1.7e10, 6e5, 0.25
-_GROWTHS = {"mamba": 0.45}  # of architectures whose rate grows more with their size
+_GROWTHS = {"mamba": 0.45}  # architectures whose rate grows faster with size
 TIMED_STEPS, SECONDS = 3, 3.0  # for each batch size and precision, after one step of the stage that warms up
 
 
 def typical_seconds(recipe: Recipe) -> float:
-    """Return how long a recipe trains on two cores without AVX-512 in float32, earlier stages included.
+    """Return the typical training time in seconds on two cores without AVX-512 in float32, including earlier stages.
 
-    Nothing is timed, so that it is quick and the same everywhere: six operations per parameter and token, at the
-    architecture's rate. It is within a factor of 1.4 of the times measured for the training queue.
+    Nothing is timed: the estimate counts six operations per parameter and token, at the architecture's rate. It is
+    within a factor of 1.4 of the times measured for the training queue.
 
     Example:
         >>> from bayesgeom.training.recipes import recipe
@@ -61,19 +60,19 @@ def estimated_seconds(
     precision: Precision,
     log_every: int = Pace.log_every,
 ) -> float:
-    """Estimate how long it takes to train these stages on this machine, as busy as it is now.
+    """Estimate the training time of these stages on this machine under its current load.
 
-    Each stage's steps fall into segments of one batch size and one precision. In each segment a few steps of a
-    throwaway network are timed, on real batches. The run's own network and the global random state are not touched.
+    Each stage is divided into segments of one batch size and one precision. In each segment a few steps of a temporary
+    network are timed on real batches. The run's network and the global random state are not changed.
 
     Args:
-        stages: Recipes with the step that each one starts at (`loop.remaining_stages`).
-        device: Where they are trained.
-        precision: Of the run's matrix products.
-        log_every: After how many steps the held-out KL is measured, which is timed too.
+        stages: Recipes with the step at which each one starts (`loop.remaining_stages`).
+        device: Device of the training.
+        precision: Precision of the run's matrix products.
+        log_every: Steps between measurements of the held-out KL, which are timed, too.
 
     Returns:
-        Seconds. Saving states and snapshots is not counted.
+        Seconds, without the time to save states and snapshots.
     """
     devices = [torch.device(device)] if torch.device(device).type == "cuda" else []
     with torch.random.fork_rng(devices):
@@ -81,7 +80,7 @@ def estimated_seconds(
 
 
 def as_duration(seconds: float) -> str:
-    """Return a duration in the two largest of its units.
+    """Return a duration as text, in its two largest units.
 
     Example:
         >>> as_duration(41.3), as_duration(754), as_duration(5_500), as_duration(100_000)
@@ -104,7 +103,7 @@ def _stage_seconds(
         training_step(recipe, module, optimizers, segments[0][0], device, precision)  # warms up
     seconds = 0.0
     for first, end in segments:
-        kinds = 1 + len(recipe.also)  # every task that takes turns is timed
+        kinds = 1 + len(recipe.also)  # every alternating task is timed
         n_timed, began = 0, time.perf_counter()
         while n_timed < kinds or (n_timed < TIMED_STEPS and time.perf_counter() - began < SECONDS):
             training_step(recipe, module, optimizers, first + n_timed % kinds, device, precision)

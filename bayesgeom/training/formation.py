@@ -1,7 +1,7 @@
-"""A training packed to be shipped: some of its snapshots, one description for all, half precision where that is free.
+"""Packed trainings for shipping: some snapshots with one description, in half precision if that loses nothing.
 
-`formation.json` says what the run was; beside it lies one safetensors file per snapshot. A snapshot is stored in half
-precision where its KL on held-out sequences keeps its first three digits, else as it was. What is read back is float32.
+`formation.json` describes the run; its folder has one safetensors file per snapshot. A snapshot is stored in half
+precision if its KL on held-out sequences keeps its first three digits. Weights are loaded as float32.
 """
 
 import json
@@ -51,7 +51,7 @@ _DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torc
 @final
 @dataclass(frozen=True, kw_only=True)
 class Packed:
-    """One snapshot as it is stored: its file, its precision, and its KL on held-out sequences before and after."""
+    """One stored snapshot: its file, its precision, and its KL on held-out sequences before and after conversion."""
 
     step: int
     file: str
@@ -62,13 +62,22 @@ class Packed:
 
 
 def pack(run: str | Path, out: str | Path, *, keep: int = KEEP, dtype: Half = "float16") -> tuple[Packed, ...]:
-    """Write `keep` of a run's snapshots, the first and the last among them, into the directory `out`.
+    """Write some of a run's snapshots, including the first and the last, into a directory.
 
-    **Raises** `InvalidArgument` for a run without two snapshots, keep < 2, or a dtype that is none of the three.
+    Args:
+        run: Directory of the run.
+        out: Directory to write.
+        keep: Number of snapshots, at least 2.
+        dtype: Half precision to use where it loses nothing, or "float32".
+
+    Raises:
+        InvalidArgument: The run has fewer than two snapshots, or `keep` or `dtype` is invalid.
     """
     source, target = Path(run), Path(out)
     if keep < 2 or dtype not in _DTYPES:
-        raise InvalidArgument(f"keep is at least 2 and dtype one of {', '.join(_DTYPES)}; got {keep} and {dtype!r}.")
+        raise InvalidArgument(
+            f"keep must be at least 2 and dtype one of {', '.join(_DTYPES)}; got {keep} and {dtype!r}."
+        )
     paths = snapshot_paths(source)
     if len(paths) < 2:
         raise InvalidArgument(f"{source} has {len(paths)} snapshot(s); at least 2 are needed to show a training.")
@@ -84,16 +93,18 @@ def pack(run: str | Path, out: str | Path, *, keep: int = KEEP, dtype: Half = "f
 
 
 def chosen_among(n: int, keep: int) -> list[int]:
-    """Indices of at most `keep` of n snapshots: the first, the last, and the others evenly between."""
+    """Return the indices of at most `keep` of n snapshots: the first, the last, and evenly spaced ones."""
     return sorted({int(index) for index in np.linspace(0, n - 1, min(n, keep)).round()})
 
 
 def snapshot_paths(run: Path) -> list[Path]:
-    """A run's snapshots in order of step.
+    """Return a run's snapshots in order of step.
 
-    A snapshot is written aside, under a name with a dot before it, and renamed once it is whole: what an interruption
-    leaves has such a name, and is none. **Raises** `InvalidArgument` where there are no snapshots, `CheckpointFault`
-    for one that lacks a file, which no interruption leaves.
+    Snapshots are written atomically, under a temporary name that starts with a dot. Such remains are skipped.
+
+    Raises:
+        InvalidArgument: There are no snapshots.
+        CheckpointFault: A snapshot lacks a file.
     """
     folder = run / SNAPSHOTS
     named = sorted(folder.iterdir()) if folder.is_dir() else []
@@ -101,19 +112,19 @@ def snapshot_paths(run: Path) -> list[Path]:
     for path in found:
         if missing := [name for name in (CONFIG, WEIGHTS) if not (path / name).is_file()]:
             raise CheckpointFault(
-                f"{path} holds no {' and no '.join(missing)}: it was damaged after it was written. Restore it, or "
-                f"delete the directory to go on without this snapshot."
+                f"{path} lacks {' and '.join(missing)}: files were removed after it was written. Restore it, or "
+                f"delete the directory to continue without this snapshot."
             )
     if not found:
         raise InvalidArgument(
-            f"{run} holds no {SNAPSHOTS}: name a directory that bayesgeom train wrote (with --keep above 0), a packed "
-            f"training, or checkpoint directories."
+            f"{run} contains no {SNAPSHOTS}: pass a directory that bayesgeom train wrote (with --keep above 0), a "
+            f"packed training, or checkpoint directories."
         )
     return found
 
 
 def formations() -> dict[str, Path]:
-    """Every packed training's directory among the named checkpoints, by name."""
+    """Return the directories of all packed trainings among the named checkpoints, by name."""
     folder = checkpoint_folder()
     put_all_back(folder)
     found = sorted(file.parent for file in folder.glob(f"*/{FORMATION}"))
@@ -121,10 +132,12 @@ def formations() -> dict[str, Path]:
 
 
 def read_formation(folder: Path) -> dict[str, Any]:
-    """The description that `pack` wrote.
+    """Return the description that `pack` wrote.
 
-    A directory that a killed process had moved away, to replace it, is put back first. **Raises** `CheckpointFault`
-    where it is unreadable or too new.
+    A directory that a killed process had moved away is restored first.
+
+    Raises:
+        CheckpointFault: The description is unreadable or too new.
     """
     put_back(folder)
     file = folder / FORMATION
@@ -142,25 +155,31 @@ def read_formation(folder: Path) -> dict[str, Any]:
 
 
 def load_packed(file: Path, *, device: str | torch.device = "cpu") -> Checkpoint:
-    """The snapshot in this file of a packed training, in float32. **Raises** `CheckpointFault` as a checkpoint does."""
+    """Load one snapshot of a packed training, in float32.
+
+    Raises:
+        CheckpointFault: It cannot be used.
+    """
     description = read_formation(file.parent)
     own = next((entry for entry in description["snapshots"] if entry["file"] == file.name), None)
     if own is None:
-        raise CheckpointFault(f"{file.parent / FORMATION} knows no snapshot {file.name}.")
+        raise CheckpointFault(f"{file.parent / FORMATION} does not list the snapshot {file.name}.")
     return assembled(file.stem, {**description, **own}, file, device=device)
 
 
 def seal(folder: str | Path) -> str:
-    """Store the hash of a checkpoint's or a packed training's description again, as of now.
+    """Update the stored hash of the description of a checkpoint or a packed training.
+
+    Weights are checked against their own hashes first.
 
     Args:
         folder: Directory of the checkpoint or of the packed training.
 
     Returns:
-        The hash. Weights are checked against their own hashes first.
+        The hash.
 
     Raises:
-        CheckpointFault: the description cannot be read, or the weights do not fit it.
+        CheckpointFault: The description cannot be read, or the weights do not fit it.
     """
     path = Path(folder)
     file = path / (FORMATION if (path / FORMATION).is_file() else CONFIG)
@@ -171,7 +190,7 @@ def seal(folder: str | Path) -> str:
     own["schema"] = SCHEMA
     sealed = hashed(whole)
     text = json.dumps(sealed, indent=1 if file.name == FORMATION else 2) + "\n"
-    with tempfile.TemporaryDirectory() as scratch:  # nothing is replaced unless the whole loads
+    with tempfile.TemporaryDirectory() as scratch:  # replace nothing unless everything loads
         trial = Path(scratch) / path.absolute().name
         trial.mkdir()
         for part in path.glob("*.safetensors"):
@@ -188,7 +207,7 @@ def seal(folder: str | Path) -> str:
 
 
 def is_unchanged(before: float, after: float, *, digits: int = DIGITS) -> bool:
-    """Whether two numbers agree to half a unit in the last of so many significant digits of the first."""
+    """Return whether two numbers agree to `digits` significant digits of the first."""
     if before == after:
         return True
     return abs(before - after) <= 0.5 * 10.0 ** (math.floor(math.log10(abs(before))) - digits + 1) if before else False
@@ -202,25 +221,25 @@ def _read(file: Path) -> Any:
 
 
 def _check_snapshots(entries: Any, file: Path) -> None:
-    """**Raises** `CheckpointFault` unless every snapshot has a step, a hash and the name of a file in this folder."""
+    """Raise `CheckpointFault` unless every snapshot has a step, a hash and the name of a file in this folder."""
     needed = {"step", "file", "weights_hash"}
     if not isinstance(entries, list) or not entries:
         raise CheckpointFault(f"{file} lists no snapshots. Pack the training again.")
     for entry in entries:
         if not isinstance(entry, dict) or (missing := needed - entry.keys()):
-            lacks = "is no object" if not isinstance(entry, dict) else f"lacks {', '.join(sorted(missing))}"
+            lacks = "is not an object" if not isinstance(entry, dict) else f"lacks {', '.join(sorted(missing))}"
             raise CheckpointFault(f"{file}: a snapshot {lacks}. Pack the training again.")
         check_numbered(entry, file)
         name = entry["file"]
         if not isinstance(name, str) or not name.endswith(".safetensors") or Path(name).name != name:
             raise CheckpointFault(
-                f"{file} names {name!r:.80} as the file of a snapshot; only *.safetensors files beside it are read. "
-                f"Pack the training again."
+                f"{file} names {name!r:.80} as the file of a snapshot; only *.safetensors files in the same directory "
+                f"are read. Pack the training again."
             )
 
 
 def _packed(path: Path, folder: Path, dtype: torch.dtype) -> Packed:
-    """Write one snapshot in the smallest precision of the two that keeps its score."""
+    """Write one snapshot in `dtype` if that keeps its score, else in float32."""
     checkpoint = load_checkpoint(path)
     module, seed = checkpoint.module, derived_seed(int(checkpoint.recipe["seed"]), _HELD_OUT_BRANCH)
     whole = {name: tensor.detach().clone() for name, tensor in module.state_dict().items()}

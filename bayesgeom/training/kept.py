@@ -1,4 +1,4 @@
-"""Models of recipes: of the named checkpoints, or of a folder of runs, where what is missing can be trained."""
+"""Models of recipes, from named checkpoints or a folder of runs; missing ones can be trained."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -19,7 +19,7 @@ from bayesgeom.training.recipe import Recipe, deciding
 @final
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What becomes of the recipes that were asked for: those that are there, to be trained in `runs`, and missing."""
+    """The requested recipes: those with a model, those to be trained in `runs`, and missing ones."""
 
     there: tuple[Recipe, ...]
     to_train: tuple[Recipe, ...]
@@ -33,7 +33,7 @@ class Plan:
         if self.to_train:
             lines.append(f"to be trained, in {str(self.runs)!r}:")
             for own in self.to_train:
-                begun = ", goes on where it stopped" if (self.runs / own.name / RECIPE).exists() else ""
+                begun = ", continues where it stopped" if (self.runs / own.name / RECIPE).exists() else ""
                 lines.append(f"  {own.name}: {own.n_sequences:,} sequences in {_n_steps(own):,} steps{begun}")
         return "\n".join(lines)
 
@@ -41,9 +41,9 @@ class Plan:
 @final
 @dataclass(frozen=True, kw_only=True)
 class Kept:
-    """A folder of runs, in which missing models are trained unless `train_missing` is false.
+    """A folder of runs, in which missing models are trained if `train_missing`.
 
-    A named checkpoint is taken before a run of that name, or after it with `is_run_first`: a run has a log.
+    A named checkpoint is preferred to a run of that name, unless `is_run_first`, for callers that need the run's log.
     """
 
     runs: Path
@@ -51,9 +51,11 @@ class Kept:
     is_run_first: bool = False
 
     def plan(self, recipes: Iterable[Recipe]) -> Plan:
-        """What is there of these recipes and what is not, each checked: what must fail fails before hours of training.
+        """Check these recipes before any training, and return which ones have a model.
 
-        **Raises** `UnknownName` where nothing of them is there and nothing may be trained, and as `check` does.
+        Raises:
+            UnknownName: None of them has a model and `train_missing` is false.
+            CheckpointFault: As `check`.
         """
         wanted = tuple(recipes)
         self.check(wanted)
@@ -62,26 +64,30 @@ class Kept:
         if absent and not there and not self.train_missing:
             raise UnknownName(
                 f"there is no checkpoint named {' or '.join(repr(own.name) for own in absent)}, neither shipped nor in "
-                f"{str(self.runs)!r}: leave out --only-existing (Python: train_missing=True) to have what is missing "
-                f"trained there, or ask for others."
+                f"{str(self.runs)!r}: omit --only-existing (Python: train_missing=True) to train missing ones there, "
+                f"or request others."
             )
         to_train, missing = (absent, ()) if self.train_missing else ((), absent)
         return Plan(there=there, to_train=to_train, missing=missing, runs=self.runs)
 
     def check(self, recipes: Iterable[Recipe]) -> None:
-        """**Raises** `CheckpointFault` where what bears a recipe's name, a stopped run too, was made by another."""
+        """Check that checkpoints and runs with the recipes' names were made by these recipes.
+
+        Raises:
+            CheckpointFault: One was made by another recipe.
+        """
         for recipe in recipes:
             path = self.path(recipe)
             if not self.has(recipe):
                 check_run(recipe, self.runs / recipe.name)
             elif found := apart(deciding(read_description(path)["recipe"]), deciding(recipe.to_dict())):
                 raise CheckpointFault(
-                    f"{path} was made by another recipe than {recipe.name} is now ({found}); move it away to have it "
-                    f"trained again."
+                    f"{path} was made by a different recipe than the current {recipe.name} ({found}); move it away to "
+                    f"train it again."
                 )
 
     def model(self, recipe: Recipe) -> Model:
-        """The model that this recipe makes, trained where it is missing. **Raises** as `plan` does."""
+        """Return the model of this recipe, trained first if it is missing. Errors are those of `plan`."""
         if recipe in self.plan([recipe]).to_train:
             out = self.runs / recipe.name
             with kept_in(out):
@@ -90,14 +96,14 @@ class Kept:
         return from_checkpoint(replace(load_checkpoint(self.path(recipe)), name=recipe.name))
 
     def path(self, recipe: Recipe) -> Path:
-        """Where the recipe's checkpoint lies, or will."""
+        """Return the path of the recipe's checkpoint, which may not exist yet."""
         run = self.runs / recipe.name / FINISHED
         if self.is_run_first and (run / CONFIG).exists():
             return run
         return checkpoints().get(recipe.name, run)
 
     def has(self, recipe: Recipe) -> bool:
-        """Whether it is there already."""
+        """Return whether the recipe's checkpoint exists."""
         return (self.path(recipe) / CONFIG).exists()
 
 

@@ -1,7 +1,7 @@
-"""The training loop: fresh data every step, atomic state, and resumption to the same weights.
+"""The training loop: new data every step, atomic state, and resumption to the same weights.
 
-Step s draws its batch from a seed derived from (recipe seed, s) alone, so a run that was stopped anywhere, also by
-SIGKILL, repeats at most the steps since its last state and ends at the weights of an uninterrupted one.
+The seed of a step's batch depends only on the recipe's seed and the step. So a run that was stopped, even by SIGKILL,
+repeats at most the steps since its last state, and ends with the weights of an uninterrupted run.
 """
 
 import contextlib
@@ -47,7 +47,7 @@ DATA, VALIDATION = 0, 1  # branches of the recipe's seed
 @final
 @dataclass(frozen=True, kw_only=True)
 class Pace:
-    """How often a run reports and saves; none of it changes the weights."""
+    """How often a run reports and saves. This does not affect the weights."""
 
     log_every: int = 100
     save_seconds: float = 60.0
@@ -63,23 +63,23 @@ def train(
     precision: RequestedPrecision = "auto",
     pace: Pace = Pace(),
 ) -> nn.Module:
-    """Train `recipe` in the directory `out` and return the module; its state, log and snapshots stay there.
+    """Train a recipe in a directory, which then contains state, log and snapshots, and return the module.
 
     Args:
-        recipe: What is trained.
-        out: The run's directory.
-        resume: Go on with the run in `out`.
-        device: Where to train.
-        precision: Of matrix products. "auto" is bfloat16 where `device` computes it natively, else float32. A resumed
-            run keeps the precision that it was begun with.
+        recipe: The recipe.
+        out: Directory of the run.
+        resume: Whether to continue the run in `out`.
+        device: Device of the training.
+        precision: Precision of matrix products. "auto": bfloat16 if `device` computes it natively, else float32. A
+            resumed run keeps its precision.
         pace: How often the run reports and saves.
 
     Raises:
-        InvalidArgument: When `out` already holds a run and `resume` is not set, when `precision` is not that of the
-            run, when the architecture has no kernel for it, or when another process trains in `out`.
-        CheckpointFault: When `out` holds another recipe's run, or a state that is damaged.
-        NonFinite: When the loss stops being a number.
-        OutputFault: When something could not be written; with room, `resume` goes on.
+        InvalidArgument: `out` already contains a run and `resume` is false, `precision` differs from that of the run
+            or has no kernel for the architecture, or another process trains in `out`.
+        CheckpointFault: `out` contains a run of another recipe, or a corrupt state.
+        NonFinite: The loss is NaN or infinite.
+        OutputFault: A file could not be written. Free some space and continue with `resume`.
     """
     check_startable(recipe, out, resume=resume)
     precision = run_precision(recipe, out, precision, device)
@@ -138,23 +138,25 @@ def _trained(
 
 
 def check_startable(recipe: Recipe, out: Path, *, resume: bool) -> None:
-    """**Raises** as `train` does where `out` holds what must not be touched, or not what is to be resumed."""
+    """Check that a run can be started or resumed in a directory. Errors are those of `train`."""
     if (out / RECIPE).exists():
         if not resume:
             raise InvalidArgument(
-                f"{out} already holds a run: go on by --resume (Python: resume=True), or name another directory."
+                f"{out} already contains a run: continue it with --resume (Python: resume=True), or use another "
+                f"directory."
             )
         check_run(recipe, out)
     elif resume:
-        raise InvalidArgument(f"nothing to resume: {out} holds no run.")
+        raise InvalidArgument(f"nothing to resume: {out} contains no run.")
 
 
 def run_precision(
     recipe: Recipe, out: Path, requested: RequestedPrecision, device: str | torch.device = "cpu"
 ) -> Precision:
-    """Return the precision of the run in `out`: the one it was begun with, or, where none was begun, the resolved one.
+    """Return the precision of the run in `out`; for a new run, the resolved one.
 
-    **Raises** `InvalidArgument` where another one is requested of a run that was begun.
+    Raises:
+        InvalidArgument: Another precision is requested for an existing run.
     """
     if not (out / RECIPE).exists():
         return resolve_precision(requested, recipe.model_config(), device)
@@ -164,7 +166,7 @@ def run_precision(
 
 
 def remaining_stages(recipe: Recipe, out: Path) -> list[tuple[Recipe, int]]:
-    """Return the stages that the run in `out` has still to train, each with the step that it starts at."""
+    """Return the remaining stages of the run in `out`, each with the step at which it starts."""
     if (out / STATE).exists():
         return [(recipe, steps_done(out / STATE, recipe))]
     earlier = [] if recipe.after is None else remaining_stages(recipe.after, out / BEFORE)
@@ -172,25 +174,29 @@ def remaining_stages(recipe: Recipe, out: Path) -> list[tuple[Recipe, int]]:
 
 
 def check_run(recipe: Recipe, out: Path) -> None:
-    """**Raises** `CheckpointFault` where `out` holds a run of another recipe; where it holds none, all is well."""
+    """Check that a run in `out`, if there is one, is of this recipe.
+
+    Raises:
+        CheckpointFault: It is of another recipe.
+    """
     file = out / RECIPE
     if file.exists() and (found := apart(_recipe_in(file), deciding(recipe.to_dict()))):
         raise CheckpointFault(
-            f"{out} holds a run of another recipe than {recipe.name!r} ({found}). Ask for what is there, with the "
-            f"options that it was begun with; else name another directory, or move that one away."
+            f"{out} contains a run of a different recipe than {recipe.name!r} ({found}). Use the recipe and options "
+            f"of that run, use another directory, or move that one away."
         )
 
 
 def _recipe_in(file: Path) -> Any:
-    """What decides the weights, of the recipe in this file. **Raises** `CheckpointFault` where it cannot be read."""
+    """The part of the recipe in this file that determines the weights."""
     try:
         return deciding(read_json(file))
     except (OSError, ValueError, TypeError, AttributeError, KeyError, BayesGeomError) as error:
-        raise CheckpointFault(f"{file} is not a recipe that can be read ({error}). Restore it from a copy.") from error
+        raise CheckpointFault(f"{file} is not a readable recipe ({error}). Restore it from a copy.") from error
 
 
 def snapshot_steps(recipe: Recipe) -> frozenset[int]:
-    """Steps before which a snapshot is taken: 0, then log-spaced from 10; the final step is always added."""
+    """Return the steps before which a snapshot is taken: 0, then log-spaced from 10, without the final step."""
     if recipe.snapshots == 0:
         return frozenset()
     spaced = np.geomspace(min(10, recipe.steps), recipe.steps, recipe.snapshots).round().astype(int)
@@ -198,20 +204,20 @@ def snapshot_steps(recipe: Recipe) -> frozenset[int]:
 
 
 def batch_seed(recipe: Recipe, step: int) -> int:
-    """The seed of one step's batch: a function of the recipe's seed and the step alone.
+    """Return the seed of one step's batch, which depends only on the recipe's seed and the step.
 
-    The formula stays as it is: every shipped checkpoint's training data follow from it.
+    Do not change the formula: the training data of every shipped checkpoint follow from it.
     """
     return int(np.random.SeedSequence([recipe.seed, DATA, step]).generate_state(1, np.uint64)[0] >> 1)
 
 
 def held_out_seed(recipe: Recipe) -> int:
-    """The seed of the trials whose KL a run reports: no batch's, and no block's of any stream."""
+    """Return the seed of the held-out sequences, which no batch or stream uses."""
     return derived_seed(recipe.seed, VALIDATION, 0)
 
 
 def loss_nats(recipe: Recipe, logits: Float[Tensor, "batch pos d_vocab"], trials: Trials) -> Float[Tensor, ""]:
-    """Cross-entropy over all ids at the scored positions, against the labels or the exact predictive."""
+    """Return the cross-entropy over all ids at the scored positions, for the labels or the exact predictive."""
     if recipe.targets == "sampled":
         return nn.functional.cross_entropy(logits.flatten(0, 1), trials.labels.flatten())
     log_probabilities = logits[trials.scored].log_softmax(-1)[:, trials.answers]
@@ -227,13 +233,22 @@ def training_step(
     device: str | torch.device,
     precision: Precision,
 ) -> float:
-    """Train the module on this step's batch and return the loss in nats; `device` is where the module is.
+    """Train the module on this step's batch and return the loss in nats.
 
-    **Raises** `NonFinite` when the loss is not a number.
+    Args:
+        recipe: The recipe.
+        module: The module, on `device`.
+        optimizers: Its optimizers.
+        step: The step.
+        device: Device of the module.
+        precision: Precision of matrix products.
+
+    Raises:
+        NonFinite: The loss is NaN or infinite.
     """
     trials = recipe.task_at(step).sample(recipe.batch_size_at(step), seed=batch_seed(recipe, step), device=device)
     is_half = precision == "bfloat16" and not recipe.is_float32_at(step)
-    # On a device without autocast, float32 does not ask for any.
+    # float32 sets no autocast, so it also works on devices without it.
     with torch.autocast(torch.device(device).type, torch.bfloat16) if is_half else contextlib.nullcontext():
         logits = module(trials.tokens)
     loss = loss_nats(recipe, logits.float(), trials)
@@ -259,7 +274,7 @@ def held_out_kl(module: nn.Module, trials: Trials) -> float:
 
 
 def _record(recipe: Recipe, out: Path, precision: Precision) -> None:
-    """Write what a new run is made by; the recipe comes last, because it says that there is a run."""
+    """Write precision and recipe of a new run. The recipe comes last, because its file marks a run."""
     if not (out / RECIPE).exists():
         record_precision(out, precision)
         with file_aside(out / RECIPE) as aside:

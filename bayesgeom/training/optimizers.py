@@ -1,4 +1,4 @@
-"""The optimizers of a recipe, and their state as plain tensors so that it can be stored without pickles."""
+"""The optimizers of a recipe, with their state as plain tensors that can be stored without pickles."""
 
 import math
 import re
@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from bayesgeom.training.recipe import Recipe
 
 _IN_A_BLOCK = re.compile(r"(^|\.)\d+\.")  # blocks.0.attn.W_Q.weight, model.layers.0.self_attn.q_proj.weight
-# Two axes, and yet no map from one space to another: a Mamba's decay rates. Or a narrow map whose size at
-# initialization means something: what makes its step sizes.
+# Parameters with two axes that Muon does not train: a Mamba's decay rates are not a linear map, and the projection of
+# its step sizes depends on its initial scale.
 _NOT_BY_MUON = ("A_log", "dt_proj.weight")
 
 
@@ -42,7 +42,7 @@ class Optimizers:
         self.peaks = [part.param_groups[0]["lr"] for part in self.parts]
 
     def step(self, step: int) -> None:
-        """One update at this step's learning rates, and gradients cleared."""
+        """Update the parameters at this step's learning rates, and clear the gradients."""
         for part, peak in zip(self.parts, self.peaks, strict=True):
             part.param_groups[0]["lr"] = peak * schedule(self.recipe, step)
             if self.recipe.decay_steps is not None and step >= self.recipe.decay_steps:
@@ -51,7 +51,7 @@ class Optimizers:
             part.zero_grad(set_to_none=True)
 
     def state(self) -> dict[str, Shaped[Tensor, "..."]]:
-        """Every tensor that the next step depends on."""
+        """Return every tensor on which the next step depends."""
         return {
             f"optimizer.{which}.{index}.{key}": value
             for which, part in enumerate(self.parts)
@@ -60,7 +60,7 @@ class Optimizers:
         }
 
     def restore(self, state: dict[str, Shaped[Tensor, "..."]]) -> None:
-        """Put back what `state` gave."""
+        """Restore the output of `state`."""
         for which, part in enumerate(self.parts):
             entries: dict[int, dict[str, Tensor]] = {}
             for name, value in state.items():
@@ -71,7 +71,7 @@ class Optimizers:
 
 
 def schedule(recipe: Recipe, step: int) -> float:
-    """Share of the peak learning rate: linear warm-up, then a half cosine that reaches zero after the last step."""
+    """Return the share of the peak learning rate: linear warm-up, then a half cosine to zero after the last step."""
     if step < recipe.warmup:
         return (step + 1) / recipe.warmup
     progress = (step - recipe.warmup) / max(1, recipe.steps - recipe.warmup)
@@ -79,5 +79,5 @@ def schedule(recipe: Recipe, step: int) -> float:
 
 
 def _is_matrix_of_a_block(name: str, parameter: nn.Parameter) -> bool:
-    """Whether Muon may take it: a linear map inside a block. An LSTM's four gates are taken as the one map they are."""
+    """Whether Muon trains the parameter: a linear map inside a block. An LSTM's four gates are one map."""
     return bool(_IN_A_BLOCK.search(name)) and parameter.ndim == 2 and not name.endswith(_NOT_BY_MUON)

@@ -1,8 +1,8 @@
-"""Which precision the matrix products of a training run in: bfloat16 where the processor is fast at it, else float32.
+"""Precision of the matrix products in training: bfloat16 if the processor computes it fast, else float32.
 
-A processor without bfloat16 instructions emulates them: 20 to 200 times slower than float32, and without an LSTM. The
-names of instruction sets do not decide it, because a virtual machine, an environment variable or another library can
-disable them. A timed product does.
+A processor without bfloat16 instructions emulates them 20 to 200 times slower than float32, and not for LSTMs. The
+decision is made by a timed product instead of by instruction set names, because a virtual machine, an environment
+variable or another library can disable instructions.
 """
 
 import functools
@@ -22,23 +22,23 @@ Precision = Literal["bfloat16", "float32"]
 RequestedPrecision = Literal["auto", "bfloat16", "float32"]
 REQUESTS = ("auto", "bfloat16", "float32")
 PRECISION = "precision.json"
-BEFORE_RECORDS: Precision = "bfloat16"  # every run that has no record was made so
-# At this size a native bfloat16 product takes half the time of float32 and an emulated one 20 to 200 times as long.
+BEFORE_RECORDS: Precision = "bfloat16"  # the precision of all runs without a record
+# At this size a native bfloat16 product takes half the time of float32, and an emulated one 20 to 200 times the time.
 _PROBE_SIZE, _PROBE_ROUNDS, _HOPELESS = 256, 16, 8.0
 _NO_KERNEL = ("could not create a primitive", "not implemented for 'BFloat16'", "Unsupported dtype")
 
 
 def resolve_precision(requested: RequestedPrecision, config: ModelConfig, device: str | torch.device) -> Precision:
-    """Return the precision that a training of this architecture on this device runs in.
+    """Return the precision of a training of this architecture on this device.
 
     Args:
-        requested: "auto" is bfloat16 where the device computes it at least as fast as float32 and has a kernel for
-            every layer of the architecture, else float32.
-        config: The architecture.
-        device: Where the training runs.
+        requested: "auto": bfloat16 if the device computes it at least as fast as float32 and has a kernel for every
+            layer of the architecture, else float32.
+        config: Config of the model.
+        device: Device of the training.
 
     Raises:
-        InvalidArgument: For an unknown precision, or for bfloat16 where the architecture has no kernel for it.
+        InvalidArgument: The precision is unknown, or bfloat16 has no kernel for the architecture.
     """
     if requested not in REQUESTS:
         raise InvalidArgument(f"precision must be one of {', '.join(REQUESTS)}, got {requested!r}.")
@@ -56,10 +56,10 @@ def resolve_precision(requested: RequestedPrecision, config: ModelConfig, device
 
 @functools.cache
 def is_bfloat16_fast(kind: str) -> bool:
-    """Whether products in bfloat16 take no longer than in float32 on this kind of device.
+    """Return whether bfloat16 products take no longer than float32 products on this kind of device.
 
-    On a CPU it is measured once per process. Products of both kinds alternate, and the least processor time of each
-    counts, so that other programs on the machine do not decide it. A GPU says so itself. False for all other devices.
+    On a CPU this is measured once per process. Products of both kinds alternate and the least processor time of each
+    counts, so that other programs do not affect the result. For a GPU, torch reports it. False for other devices.
 
     Example:
         >>> is_bfloat16_fast("meta")
@@ -71,7 +71,7 @@ def is_bfloat16_fast(kind: str) -> bool:
 
 
 def missing_kernel(config: ModelConfig, device: str | torch.device) -> str:
-    """Return what torch reports when one sequence is trained on in bfloat16 and a kernel is missing, else ""."""
+    """Return torch's message if a kernel is missing to train on one sequence in bfloat16, else ""."""
     devices = [torch.device(device)] if torch.device(device).type == "cuda" else []
     with torch.random.fork_rng(devices):
         module = config.build(seed=0).to(device)
@@ -89,10 +89,10 @@ def missing_kernel(config: ModelConfig, device: str | torch.device) -> str:
 
 
 def recorded_precision(out: Path) -> Precision | None:
-    """Return the precision that the run in `out` was begun with, or None where no run was begun.
+    """Return the precision of the run in `out`, or None if there is no record.
 
     Raises:
-        CheckpointFault: Where the record cannot be read.
+        CheckpointFault: The record cannot be read.
     """
     try:
         found = read_json(out / PRECISION)["precision"]
@@ -107,17 +107,21 @@ def recorded_precision(out: Path) -> Precision | None:
 
 
 def record_precision(out: Path, precision: Precision) -> None:
-    """Write the precision of the run in `out`, where `recorded_precision` finds it."""
+    """Write the precision of the run in `out`, for `recorded_precision`."""
     with file_aside(out / PRECISION) as aside:
         aside.write_text(json.dumps({"precision": precision}) + "\n", encoding="utf-8")
 
 
 def check_precision(out: Path, begun: Precision, requested: RequestedPrecision) -> None:
-    """**Raises** `InvalidArgument` where a run would go on in another precision than it was begun with."""
+    """Check that a run continues in the precision with which it started.
+
+    Raises:
+        InvalidArgument: Another precision is requested.
+    """
     if requested not in ("auto", begun):
         raise InvalidArgument(
-            f"the run in {out} was begun in {begun} and cannot go on in {requested}: its weights would be those of "
-            f"neither. Leave the precision out, or train in another directory."
+            f"the run in {out} was started in {begun} and cannot continue in {requested}: its weights would be those "
+            f"of neither. Omit the precision, or train in another directory."
         )
 
 
@@ -128,7 +132,7 @@ def _is_measured_fast() -> bool:
     own, other = float("inf"), float("inf")
     for index in range(_PROBE_ROUNDS):
         other, own = min(other, _product_seconds(whole)), min(own, _product_seconds(half))
-        if index >= 2 and own > _HOPELESS * other:  # the first ones allocate
+        if index >= 2 and own > _HOPELESS * other:  # the first ones include allocation
             return False
     return own <= other
 

@@ -1,4 +1,4 @@
-"""From a trained module to a checkpoint that says how it was made and how it scores."""
+"""Publishing of a trained module as a checkpoint with its recipe and scores."""
 
 from pathlib import Path
 from typing import Any
@@ -20,10 +20,16 @@ _SCORING = 2  # branch of the recipe's seed; 0 and 1 are its training and valida
 
 
 def publish(recipe: Recipe, module: nn.Module, path: Path, *, precision: Precision | None = None) -> CalibrationReport:
-    """Score the module on 2,000 fresh sequences and write it as a checkpoint with its card. Returns the scores.
+    """Score a module on 2,000 new sequences and write it as a checkpoint with its card.
 
-    `precision` is that of its training; `training.precision.recorded_precision` reads it in a run's directory. Without
-    it the card says that it is not known.
+    Args:
+        recipe: The recipe of the module.
+        module: The trained module.
+        path: Directory of the checkpoint.
+        precision: Precision of the training, from `training.precision.recorded_precision`. None: not recorded.
+
+    Returns:
+        The scores.
     """
     model = of_module(module, name=recipe.name, task=recipe.task)
     seed = derived_seed(recipe.seed, _SCORING)
@@ -42,9 +48,9 @@ def publish(recipe: Recipe, module: nn.Module, path: Path, *, precision: Precisi
 
 
 def kept_scores(scores: CalibrationReport, *, seed: int) -> dict[str, Any]:
-    """What a checkpoint's config says of its quality, and what those who read nothing reach on the same sequences.
+    """Return the scores for a checkpoint's config, with those of context-free baselines on the same sequences.
 
-    Levels that are infinite or not known are left out.
+    Baselines that are infinite or unknown are omitted.
     """
     held = {"entropy_mae_bits": scores.entropy_mae_bits, "kl_bits": scores.kl_bits}
     baselines = {
@@ -56,13 +62,13 @@ def kept_scores(scores: CalibrationReport, *, seed: int) -> dict[str, Any]:
 
 
 def _bold(own: Estimate) -> str:
-    """A number with its interval, small ones as a power of ten: a card is a record."""
+    """A number in bold with its interval; small numbers have a power of ten."""
     low, high = map(float, own.ends)
     return f"**{number_text(float(own), is_exact=True)}** ({interval_text(low, high, is_exact=True)})"
 
 
 def card(recipe: Recipe, n_parameters: int, scores: CalibrationReport, precision: Precision | None = None) -> str:
-    """The card's text; `{weights_hash}` is filled in by `save_checkpoint`."""
+    """Return the card's text; `save_checkpoint` replaces `{weights_hash}`."""
     kl_of = {own.name: number_text(float(own.value), is_exact=True) for own in scores.kl_bits.baselines}
     levels = "\n".join(
         f"| {own.name} | {number_text(float(own.value))} | {kl_of.get(own.name, '–')} |"
@@ -98,7 +104,7 @@ outside the answers: {number_text(elsewhere, is_exact=True)}.
 
 
 def _story(recipe: Recipe, precision: Precision | None) -> str:
-    """What was done, stage by stage, one line each."""
+    """One line per training stage."""
     first = "" if recipe.after is None else _story(recipe.after, precision) + "\n"
     if recipe.warm_start is not None:
         name, digest = recipe.warm_start.split("@")

@@ -1,13 +1,14 @@
-"""The training queue: an ordered list of trainings with estimated times, and what a folder of runs holds of it.
+"""The training queue: an ordered list of trainings with estimated times, and its progress in a folder of runs.
 
-Times are those of `duration.typical_seconds`. One training at a time, in this order; a stopped one goes on with
-`--resume`. Stages of one recipe are trained by one command.
+Times are from `duration.typical_seconds`. Run one training at a time, in this order; continue a stopped one with
+`--resume`. One command trains all stages of a recipe.
 """
 
 import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Literal, final
 
@@ -34,7 +35,7 @@ class Queued:
     recipe: str
     seed: int = 0
 
-    @property
+    @cached_property
     def minutes(self) -> float:
         """Estimated minutes on two cores without AVX-512 in float32."""
         return typical_seconds(self.reseeded) / 60
@@ -46,31 +47,31 @@ class Queued:
 
     @property
     def command(self) -> str:
-        """What trains it."""
+        """Command that runs this training."""
         return f"bayesgeom train {self.recipe}" + (f" --seed {self.seed}" if self.seed else "")
 
 
 @final
 @dataclass(frozen=True, kw_only=True)
 class Progress:
-    """What a folder of runs holds of one training of the queue."""
+    """Progress of one training of the queue in a folder of runs."""
 
     queued: Queued
     state: State
     steps_done: int
     steps: int
-    kl_bits: float = math.nan  # of the finished checkpoint
+    kl_bits: float = math.nan  # KL of the finished checkpoint
 
     @property
     def minutes_left(self) -> float:
-        """Estimated minutes that remain."""
+        """Estimated remaining minutes."""
         return (
             0.0 if self.state in ("finished", "shipped") else self.queued.minutes * (1 - self.steps_done / self.steps)
         )
 
 
 def queue() -> tuple[Queued, ...]:
-    """Return the trainings in their order.
+    """Return the trainings in order.
 
     Example:
         >>> queue()[0].command
@@ -80,7 +81,7 @@ def queue() -> tuple[Queued, ...]:
 
 
 def progress(runs: Path = RUNS, entries: Sequence[Queued] | None = None) -> list[Progress]:
-    """Read what is finished, running and waiting.
+    """Return the state of each training: finished, running, stopped or waiting.
 
     Args:
         runs: The folder in which `bayesgeom train` writes.
@@ -94,7 +95,7 @@ def progress(runs: Path = RUNS, entries: Sequence[Queued] | None = None) -> list
 
 
 def status_table(found: Sequence[Progress]) -> str:
-    """Return one line per training, then what is next and how long the rest takes."""
+    """Return a table with one line per training, then the next training and the remaining time."""
     rows: list[tuple[str, ...]] = [("training", "state", "steps", "time left", "KL (bits)")]
     for own in found:
         steps = f"{own.steps_done:,} of {own.steps:,}"
@@ -144,7 +145,7 @@ def _stages(chosen: Recipe | None) -> Iterator[Recipe]:
 
 
 def _steps_done(chosen: Recipe, folder: Path) -> int:
-    """Logged steps of this stage and the earlier ones; an earlier stage is done once a later one has a log."""
+    """Logged steps of this stage and the earlier ones; earlier stages are finished if a later one has a log."""
     if lines := read_log(folder / LOG):
         return int(lines[-1]["step"]) + sum(stage.steps for stage in _stages(chosen.after))
     return 0 if chosen.after is None else _steps_done(chosen.after, folder / BEFORE)
@@ -172,7 +173,7 @@ _ONCE = (
 
 
 def _entries() -> Iterator[_Entry]:
-    """Slow chains, untied, seeds, the sweep, recall at published sizes, sampled targets, the flagship, the rest."""
+    """Slow chains, untied models, further seeds, the sweep, then recipes that are trained once."""
     yield from ((name, 0) for name in _SLOW)
     yield from (("bijection-transformer-untied", seed) for seed in (0, 1))
     yield from ((name, seed) for name in _QUICK for seed in (1, 2))

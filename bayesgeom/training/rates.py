@@ -1,7 +1,7 @@
-"""The learning-rate sweep: one row, a quarter of its budget, three multiples of the committed rates per architecture.
+"""The learning-rate sweep: one row at a quarter of its budget, with three multiples of the rates per architecture.
 
-`<row>-<architecture>-quarter-lr<multiple>` is one trial. `<recipe>-lr<multiple>` is any recipe of the comparison at its
-whole budget with rates multiplied, for the rows that use what the sweep found.
+`<row>-<architecture>-quarter-lr<multiple>` is one run of the sweep. `<recipe>-lr<multiple>` is a recipe of the
+comparison at its full budget with multiplied rates, for rows that use the result of the sweep.
 """
 
 from collections.abc import Mapping
@@ -11,7 +11,7 @@ from bayesgeom.training.compared import ARCHITECTURES, ON_REQUEST, compared
 from bayesgeom.training.recipe import Recipe
 
 MULTIPLES = (0.3, 1.0, 3.0)
-# The best multiple per architecture, once all three trials on the swept row are there; the comparison then uses it.
+# The best multiple per architecture, once all three runs of the sweep are done; the comparison then uses it.
 CHOSEN: Mapping[str, float] = {}
 _COMMON = "none: one setting for all, chosen on the transformer"
 _STAGED = "none: rates and the pooled first stage were tuned on the transformer"

@@ -1,4 +1,4 @@
-"""The committed recipes: what made the shipped checkpoints, by name."""
+"""The committed recipes of the shipped checkpoints and of the comparison, by name."""
 
 from dataclasses import replace
 
@@ -16,9 +16,9 @@ _TRANSFORMER = {"architecture": "transformer"}
 
 _BIJECTION_SIZES = {**_TRANSFORMER, "n_layers": 6, "n_heads": 6, "d_model": 192, "d_mlp": 768}
 
-# Four stages, and why: weight decay kept the logits too small, so that used values kept 0.5 % of the probability and
-# entropies came out 0.03 bits too high; without decay, matrices annealed but the final norm's scale moved too slowly;
-# the last two give norms and embeddings a larger learning rate and the matrices a smaller one.
+# Four stages: weight decay kept the logits too small, so used values kept 0.5 % of the probability and entropies were
+# 0.03 bits too high. Without decay, matrices annealed, but the scale of the final norm changed too slowly. The last two
+# stages use a larger learning rate for norms and embeddings and a smaller one for matrices.
 _BIJECTION_DECAYED = Recipe(
     name="bijection-v20-decayed",
     task=Bijection(),
@@ -55,8 +55,8 @@ _BIJECTION_SHARPENED = Recipe(
     after=_BIJECTION_ANNEALED,
 )
 
-# Keys uniform over all V give no gradient until keys are matched (see the task): 3,300 steps stayed on the uniform
-# predictor. Sequences with many returning keys break that plateau within some hundred steps; the posterior is the same.
+# Keys uniform over all V give no gradient until keys are matched (see the task): after 3,300 steps the model was still
+# uniform. Sequences with many returning keys end that plateau within some hundred steps; the posterior is the same.
 _REPEATS_POOLED = Recipe(
     name="bijection-v20-repeats-pooled",
     task=Bijection(repeats=True, pooled_keys=True),
@@ -110,7 +110,7 @@ _REFINED_SAMPLED = replace(
 
 
 def _untied_flagship(flagship: Recipe) -> Recipe:
-    """Return every stage of a recipe with an unembedding of its own: a control for claim J1 at the same size."""
+    """The recipe with untied unembedding in every stage: a control for claim J1 at the same size."""
     before = None if flagship.after is None else _untied_flagship(flagship.after)
     name = flagship.name.replace("bijection-v20", "bijection-v20-untied")
     return replace(flagship, name=name, sizes={**flagship.sizes, "tied": False}, after=before)
@@ -192,10 +192,10 @@ RECIPES |= {
 
 
 def recipe(name: str) -> Recipe:
-    """Return the committed recipe of this name, or one at other rates: `<name>-lr0.3`, `<name>-lr3`.
+    """Return the committed recipe of this name, or one with multiplied rates: `<name>-lr0.3`, `<name>-lr3`.
 
     Raises:
-        UnknownName: There is no such recipe; the error lists those that exist.
+        UnknownName: There is no such recipe. The message lists the known names.
     """
     if name in RECIPES:
         return RECIPES[name]

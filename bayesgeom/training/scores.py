@@ -1,7 +1,7 @@
 """Scores of trained models against the exact posterior, and of baselines, on the same sequences."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from numbers import Integral
 from typing import final
@@ -14,18 +14,15 @@ from torch import Tensor
 from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.core.memory import TRANSPORT_WINDOW, WindowScores, effective_memory, joined, window_scores
 from bayesgeom.core.observers import STARTS
-from bayesgeom.core.progress import bar
 from bayesgeom.core.trials import Trials
 from bayesgeom.models.base import Model
 from bayesgeom.stats.information import kl_bits
 from bayesgeom.tasks.base import Branch, WindTunnel, checked_seed, derived_seed
 from bayesgeom.training.baselines import context_aware
-from bayesgeom.training.kept import Kept
-from bayesgeom.training.recipe import Recipe
 
 N_SCORED = 2_000
 N_REFERENCE = 1_024  # sequences behind the best context-free predictor
-KNOWN_BITS = 1e-6  # an answer is known where the exact posterior is this certain
+KNOWN_BITS = 1e-6  # an answer is known if the entropy of the exact posterior is below this
 _REFERENCE = 1  # branch of the seed
 
 
@@ -34,11 +31,14 @@ _REFERENCE = 1  # branch of the seed
 class Scores:
     """Scores of one model per sequence, averaged over scored positions.
 
-    `context_free_…` are those of the best context-free predictor: the exact predictive averaged over sequences, by
-    position. `known` is the share of positions whose answer the posterior knows, and `known_correct` the share where
-    it is known and the most probable answer is correct. `baseline_kl_bits` holds every baseline of the task, mean over
-    sequences; one that excludes the truth is infinite. `memory_symbols` is the effective memory and `window_gap_bits`
-    the KL of the stationary observer of the last ten symbols; NaN on tasks without latent dynamics.
+    Attributes:
+        context_free_kl_bits: KL of the best context-free predictor: the exact predictive averaged over sequences, by
+            position. `context_free_…` fields are scores of this predictor.
+        known: Share of positions whose answer is certain under the posterior.
+        known_correct: Share of positions where it is certain and the most probable answer is correct.
+        baseline_kl_bits: Mean KL of every baseline of the task; infinite for one that excludes the truth.
+        memory_symbols: The effective memory. NaN on tasks without latent dynamics.
+        window_gap_bits: KL of the stationary observer of the last ten symbols. NaN on tasks without latent dynamics.
     """
 
     kl_bits: Float[np.ndarray, " sequence"]
@@ -56,14 +56,8 @@ class Scores:
     window_gap_bits: float = math.nan
 
 
-def scores_of(recipes: Sequence[Recipe], kept: Kept, *, n: int, seed: int) -> list[Scores]:
-    """Return each recipe's scores, trained first where it is missing. One model is in memory at a time."""
-    shown = bar(recipes, desc="models", leave=False)
-    return [score(kept.model(recipe), recipe.task, n=n, seed=seed) for recipe in shown]
-
-
 def score(model: Model, task: WindTunnel, *, n: int, seed: int) -> Scores:
-    """Score a model on `n` fresh sequences: the same ones for every model of the task."""
+    """Score a model on `n` new sequences, which are the same for every model of the task."""
     marginal = context_free(task, seed=seed)
 
     def baselines(trials: Trials) -> dict[str, Float64[Tensor, "batch query_pos answer"]]:
@@ -95,14 +89,14 @@ def score(model: Model, task: WindTunnel, *, n: int, seed: int) -> Scores:
 @final
 @dataclass(frozen=True, kw_only=True)
 class Levels:
-    """What baselines score on a task: mean KL in bits, and that of the stationary observer of the last ten symbols."""
+    """Mean KL of the baselines of a task in bits, and of the stationary observer of the last ten symbols."""
 
     kl_bits: Mapping[str, float]
     window_gap_bits: float
 
 
 def levels(task: WindTunnel, *, n: int, seed: int) -> Levels:
-    """Score the baselines alone, on the sequences that `score` takes for the same `n` and `seed`."""
+    """Score the baselines only, on the sequences that `score` uses for the same `n` and `seed`."""
     marginal = context_free(task, seed=seed)
     total, windows = dict[str, float](), list[WindowScores]()
     for block in task.stream(n, seed=derived_seed(seed, Branch.TRIALS)):
@@ -119,7 +113,7 @@ def levels(task: WindTunnel, *, n: int, seed: int) -> Levels:
 
 
 def context_free(task: WindTunnel, *, seed: int) -> Float64[Tensor, "query_pos answer"]:
-    """Return the predictive averaged over sequences: the context-free predictor with the least mean KL."""
+    """Return the predictive averaged over sequences, which is the context-free predictor with the least mean KL."""
     total, n = torch.zeros(1, dtype=torch.float64), 0
     for block in task.stream(N_REFERENCE, seed=derived_seed(seed, _REFERENCE)):
         total, n = total + block.at_scored(block.predictive).sum(dim=0), n + len(block)
@@ -127,10 +121,14 @@ def context_free(task: WindTunnel, *, seed: int) -> Float64[Tensor, "query_pos a
 
 
 def check_counts(*, seeds: object, n: object, seed: int) -> None:
-    """**Raises** `InvalidArgument`, naming what is wrong, unless trainings and sequences can be counted so."""
+    """Check the numbers of trainings and sequences, and the seed.
+
+    Raises:
+        InvalidArgument: One of them is invalid.
+    """
     for name, value, least in (("seeds, the number of trainings,", seeds, 1), ("n", n, 2)):
         if not isinstance(value, Integral) or value < least:
-            raise InvalidArgument(f"{name} is a whole number, at least {least}, got {value!r}.")
+            raise InvalidArgument(f"{name} must be an integer of at least {least}, got {value!r}.")
     checked_seed(seed)
 
 

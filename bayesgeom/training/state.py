@@ -1,6 +1,6 @@
-"""What a stopped training goes on from: its state, its log, and a lock against a second process.
+"""Resumable state of a training: saved state, log, and a lock against a second process.
 
-Nothing here is believed unread: the state carries a hash over tensors, step and run, every log line a checksum.
+The state has a hash over tensors, step and run, and every log line has a checksum; both are verified.
 """
 
 import contextlib
@@ -29,12 +29,12 @@ _OWN, _WEIGHTS, _OPTIMIZER = "state", "weights.", "optimizer."
 
 @contextlib.contextmanager
 def locked(out: Path) -> Iterator[None]:
-    """Hold the run's directory, so that no second process trains in it.
+    """Lock the run's directory, so that no second process trains in it.
 
-    The operating system releases the lock of a process that was killed.
+    The operating system releases the lock of a killed process.
 
     Raises:
-        InvalidArgument: another process holds it.
+        InvalidArgument: Another process holds the lock.
     """
     from filelock import FileLock, Timeout
 
@@ -43,7 +43,7 @@ def locked(out: Path) -> Iterator[None]:
         lock.acquire(timeout=0)
     except Timeout as error:
         raise InvalidArgument(
-            f"another process is training in {out}: wait for it to end, or name another directory."
+            f"another process is training in {out}: wait for it to end, or use another directory."
         ) from error
     except OSError as error:
         raise OutputFault(f"cannot write {out / LOCK}: {error.strerror or error}.") from error
@@ -54,19 +54,25 @@ def locked(out: Path) -> Iterator[None]:
 
 
 def save_state(path: Path, recipe: Recipe, module: nn.Module, optimizers: Optimizers, step: int) -> None:
-    """Write weights, optimizer state and step, atomically. Raises `OutputFault` where it cannot be written."""
+    """Write weights, optimizer state and step atomically.
+
+    Raises:
+        OutputFault: The file cannot be written.
+    """
     weights = {_WEIGHTS + name: tensor for name, tensor in module.state_dict().items()}
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in (weights | optimizers.state()).items()}
     with file_aside(path) as aside:
         own = {"step": step, "hash": _state_hash(tensors, recipe, step)}
-        write_tensors(tensors, aside, metadata={_OWN: json.dumps(own)})  # one entry: several have no fixed order
+        write_tensors(
+            tensors, aside, metadata={_OWN: json.dumps(own)}
+        )  # one entry, because several have no fixed order
 
 
 def steps_done(path: Path, recipe: Recipe) -> int:
-    """Read how many steps a saved state has behind it, without its tensors.
+    """Read the number of finished steps of a saved state, without its tensors.
 
     Raises:
-        CheckpointFault: the file is damaged, or says a step that the recipe does not have.
+        CheckpointFault: The file is corrupt, or its step is not one of the recipe.
     """
     from safetensors import safe_open
 
@@ -74,29 +80,29 @@ def steps_done(path: Path, recipe: Recipe) -> int:
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
     except (SafetensorError, OSError) as error:
-        raise CheckpointFault(f"{path} is truncated or damaged ({error}). {_REMEDY}") from error
+        raise CheckpointFault(f"{path} is truncated or corrupt ({error}). {_REMEDY}") from error
     return _step(_own(metadata), path, recipe)
 
 
 def restore_state(path: Path, recipe: Recipe, module: nn.Module, optimizers: Optimizers) -> int:
-    """Load what `save_state` wrote into the module and its optimizers.
+    """Load a saved state into the module and its optimizers.
 
     Returns:
-        The number of steps done.
+        Number of finished steps.
 
     Raises:
-        CheckpointFault: the file is damaged, of another run, or says a step that the recipe does not have.
+        CheckpointFault: The file is corrupt, of another run, or its step is not one of the recipe.
     """
     try:
         tensors, metadata = read_safetensors(path, framework="pt")
     except (SafetensorError, OSError) as error:
-        raise CheckpointFault(f"{path} is truncated or damaged ({error}). {_REMEDY}") from error
+        raise CheckpointFault(f"{path} is truncated or corrupt ({error}). {_REMEDY}") from error
     own = _own(metadata)
     step = _step(own, path, recipe)
     if own.get("hash") != _state_hash(tensors, recipe, step):
         raise CheckpointFault(
             f"{path} was changed after it was written, or belongs to another run than {recipe.name}, seed "
-            f"{recipe.seed}: its contents do not have the hash that it stores. {_REMEDY}"
+            f"{recipe.seed}: its contents do not match the stored hash. {_REMEDY}"
         )
     weights = {name.removeprefix(_WEIGHTS): t for name, t in tensors.items() if name.startswith(_WEIGHTS)}
     try:
@@ -108,18 +114,22 @@ def restore_state(path: Path, recipe: Recipe, module: nn.Module, optimizers: Opt
 
 
 def append_log(path: Path, line: Mapping[str, Any]) -> None:
-    """Append a line with its checksum. Raises `OutputFault` where it cannot be written; the run can be resumed."""
+    """Append a line with its checksum.
+
+    Raises:
+        OutputFault: The line cannot be written. The run can be resumed.
+    """
     try:
         with path.open("a", encoding="utf-8") as file:
             file.write(json.dumps({**line, _CHECK: _checksum(line)}) + "\n")
     except OSError as error:
-        raise OutputFault(f"cannot write {path}: {error.strerror or error}. Make room, then --resume.") from error
+        raise OutputFault(f"cannot write {path}: {error.strerror or error}. Free some space, then --resume.") from error
 
 
 def read_log(path: Path) -> list[dict[str, Any]]:
-    """The lines of a run's log, without their checksums; none where there is no log.
+    """Return the lines of a run's log without their checksums; none if there is no log.
 
-    Lines that cannot be read are dropped with a warning: a process that is killed, or a full disk, leaves half a line.
+    Unreadable lines are skipped with a warning: a killed process or a full disk may leave an incomplete line.
     """
     if not path.exists():
         return []
@@ -127,15 +137,15 @@ def read_log(path: Path) -> list[dict[str, Any]]:
     read = [_line(text) for text in texts]
     if dropped := [number for number, line in enumerate(read, start=1) if line is None]:
         warnings.warn(
-            f"{path}: dropped {len(dropped)} line(s) that are damaged or half-written (line {dropped[0]}, …); the log "
-            f"has a gap there, the weights do not depend on it.",
+            f"{path}: skipped {len(dropped)} corrupt or incomplete line(s) (line {dropped[0]}, …). The log has a gap "
+            f"there; the weights are not affected.",
             stacklevel=2,
         )
     return [line for line in read if line is not None]
 
 
 def cut_log(path: Path, step: int) -> None:
-    """Drop the lines of steps that will be run again, and those that cannot be read."""
+    """Remove the lines of steps that will be run again, and unreadable lines."""
     if path.exists():
         lines = [line for line in read_log(path) if line["step"] <= step]
         with file_aside(path) as aside:
@@ -147,7 +157,7 @@ _REMEDY = "Delete it to train from the start, or restore it from a copy."
 
 
 def _own(metadata: Mapping[str, str]) -> dict[str, Any]:
-    """What `save_state` stored beside the tensors; empty where it is not there or cannot be read."""
+    """The metadata that `save_state` stored with the tensors; empty if missing or unreadable."""
     try:
         held = json.loads(metadata.get(_OWN, "{}"))
     except (ValueError, RecursionError):
@@ -159,12 +169,12 @@ def _step(own: Mapping[str, Any], path: Path, recipe: Recipe) -> int:
     step = own.get("step")
     if type(step) is not int or not 0 < step <= recipe.steps:
         said = "an unknown number of" if step is None else f"{step!r:.20}"
-        raise CheckpointFault(f"{path} says that {said} steps are done; {recipe.name} has {recipe.steps}. {_REMEDY}")
+        raise CheckpointFault(f"{path} states that {said} steps are done; {recipe.name} has {recipe.steps}. {_REMEDY}")
     return step
 
 
 def _state_hash(tensors: Mapping[str, Shaped[Tensor, "..."]], recipe: Recipe, step: int) -> str:
-    """16 hex digits over all tensors, the step, and which run it is."""
+    """16 hex digits of a hash over all tensors, the step, and the name and seed of the run."""
     content = f"{weights_hash(tensors)} {step} {recipe.name} {recipe.seed}"
     return hashlib.sha256(content.encode()).hexdigest()[:16]
 
@@ -174,7 +184,7 @@ def _checksum(line: Mapping[str, Any]) -> str:
 
 
 def _line(text: str) -> dict[str, Any] | None:
-    """A log line without its checksum; None where it is damaged."""
+    """A log line without its checksum; None if it is corrupt."""
     try:
         held = json.loads(text)
     except (ValueError, RecursionError):

@@ -13,7 +13,7 @@ def start_from_shipped(recipe: Recipe, module: nn.Module) -> None:
 
     Args:
         recipe: A recipe with `warm_start` = "checkpoint@hash".
-        module: The module that the recipe builds; its weights are replaced.
+        module: The recipe's module, whose weights are replaced.
 
     Raises:
         UnknownName: There is no shipped checkpoint of that name.

@@ -134,5 +134,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    torch.set_num_threads(2)
+    torch.set_num_threads(1)  # on a busy machine two take longer than one
     main()

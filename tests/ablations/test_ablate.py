@@ -14,7 +14,7 @@ import bayesgeom
 from bayesgeom import ablations, cli
 from bayesgeom.ablations import Ablation, Component
 from bayesgeom.ablations.report import AblationReport
-from bayesgeom.ablations.run import N_REFERENCE, ablate
+from bayesgeom.ablations.run import N_REFERENCE, BatteryRun, ablate
 from bayesgeom.core.errors import InvalidArgument, MissingSite, OutputFault, TaskMismatch, UnknownName
 from bayesgeom.core.sites import Z
 from bayesgeom.core.trials import concatenate
@@ -70,9 +70,9 @@ class _NoPasses:
 
 @pytest.mark.parametrize("mode", ["zero", "resample"])
 def test_only_means_that_are_put_in_place_are_computed(mode: str) -> None:
-    battery = job(lively(), mode=mode)
+    battery = BatteryRun.of(lively(), TASK, SMALL, mode=mode, n=5, seed=0)
     assert battery._means([ablation.edits(mode) for ablation in SMALL], _NoPasses()) == {}
-    own = AblationJob.of(lively(), None, [*SMALL, Ablation(heads((1, 0)), mode="mean")], mode=mode, n=300, seed=0)
+    own = BatteryRun.of(lively(), TASK, [*SMALL, Ablation(heads((1, 0)), mode="mean")], mode=mode, n=300, seed=0)
     means = own._means([ablation.edits(mode) for ablation in own.battery], own.model.replayer())
     assert [*means] == [(Z, 1)]
 
@@ -225,7 +225,12 @@ def missing_z() -> HookedModel:
         (lively, {"battery": [Ablation((Component(-1, "block"),))]}, InvalidArgument, r"tiny has layers 0 … 2\."),
         (lively, {"battery": [Ablation(heads((0, 0), (1, 5)))]}, InvalidArgument, r"L1H5: tiny has heads 0 … 4 in a"),
         (lively, {"battery": [Ablation(heads((1, -1)))]}, InvalidArgument, r"L1H-1: tiny has heads 0 … 4 in a layer"),
-        (missing_z, {}, MissingSite, r"ablation 'mean L0H0' reads site 'z', which tiny has not \(its identity broke\)"),
+        (
+            missing_z,
+            {"battery": "heads"},
+            MissingSite,
+            r"ablation 'mean L0H0' requires site 'z', .*its identity broke",
+        ),
         (lively, {"mode": "resample", "n": 1}, InvalidArgument, r"at least 1, and 2 to resample .*; got 1\."),
         (lively, {"battery": [Ablation(heads((0, 0)), mode="resample")], "n": 1}, InvalidArgument, r"2 to resample"),
         (lively, {"battery": []}, InvalidArgument, r"the battery is empty: pass at least one ablation"),
@@ -260,7 +265,7 @@ def test_components_and_sets_check_themselves() -> None:
     for build in (lambda: Component(0, "head"), lambda: Component(0, "mlp", 1), lambda: Component(0, "neuron")):
         with pytest.raises((InvalidArgument, TypeError), match=r"component|neuron"):
             build()
-    with pytest.raises(InvalidArgument, match="takes at least one component away"):
+    with pytest.raises(InvalidArgument, match="needs at least one component"):
         Ablation(())
 
 
@@ -275,7 +280,7 @@ def test_attention_off_in_layers_that_are_not_there(m: int) -> None:
 
 def test_functions_keep_their_names_beside_modules_of_the_same_name() -> None:
     assert MODULE.ablate is bayesgeom.ablate
-    diagnose = importlib.import_module("bayesgeom.probes.one_pass").diagnose
+    diagnose = importlib.import_module("bayesgeom.diagnosis.run").diagnose
     assert [bayesgeom.diagnose, bayesgeom.diagnose] == [diagnose, diagnose]
 
 

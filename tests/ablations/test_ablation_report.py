@@ -234,7 +234,7 @@ def test_the_figure_shows_heads_intervals_and_the_null(rng: np.random.Generator)
     figure = report.plot()
     heat = next(trace for trace in figure.data if trace.type == "heatmap")
     np.testing.assert_array_equal(np.array(heat.z, dtype=float), report.kl_increase_bits_by_head)
-    assert any("null" in text for text in heat.colorbar.ticktext)
+    assert any("baseline" in text for text in heat.colorbar.ticktext)
     forests = [trace for trace in figure.data if trace.type == "scatter" and trace.mode == "markers"]
     assert [label for forest in forests for label in forest.y if label in report.ablations] == [
         report.ablations[i]

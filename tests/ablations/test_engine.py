@@ -15,7 +15,7 @@ from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.core.sites import ATTN_OUT, MLP_OUT, RESID_MID, RESID_POST, RESID_PRE, Site, Z
 from bayesgeom.core.trials import Trials
 from bayesgeom.models.adapters.hooked import HookedModel
-from bayesgeom.models.base import BUDGET_BYTES
+from bayesgeom.models.base import TILE_BYTES
 from bayesgeom.models.native.transformer import NORMS, POSITIONS
 from bayesgeom.models.replay import layer as replay_layer
 from bayesgeom.models.replay.layer import ReplayLayer
@@ -297,14 +297,14 @@ def test_a_tile_stays_within_the_budget_whatever_the_vocabulary(d_vocab: int) ->
     for tile in cut:
         logits = torch.empty(len(tile), tile.n_scored, d_vocab, device="meta")
         variants = variants_at_once(tile, logits)
-        assert variants >= 1 and (len(tile) == 2 or 4 * logits.numel() * (2 + variants) <= BUDGET_BYTES)
+        assert variants >= 1 and (len(tile) == 2 or 4 * logits.numel() * (2 + variants) <= TILE_BYTES)
 
 
 def test_a_tile_stays_within_the_budget_whatever_the_depth() -> None:
     block, spec = TASK.sample(128, seed=0), replace(SPEC, n_layers=80, d_model=8_192, n_heads=64, d_head=128)
     (stream, heads), n_pos = (80 * 8_192, 80 * 64 * 128), block.tokens.shape[1]
     longest = max(map(len, tiles(block, spec)))
-    assert longest <= 3 or 4 * longest * n_pos * (5 * stream + heads) <= BUDGET_BYTES
+    assert longest <= 3 or 4 * longest * n_pos * (5 * stream + heads) <= TILE_BYTES
     assert len(list(tiles(block, SPEC))) == 1, "small models are cut as before"
 
 
@@ -312,8 +312,8 @@ def test_results_do_not_depend_on_the_budget(monkeypatch: pytest.MonkeyPatch) ->
     model, means = lively(), means_of(Plain.of(lively().module, TRIALS, OTHERS))
     variants = [ablation.edits("zero") for ablation in ablations.every_head(model)]
     found = []
-    for budget in (BUDGET_BYTES, 200_000):
-        monkeypatch.setattr(engine, "BUDGET_BYTES", budget)
+    for budget in (TILE_BYTES, 200_000):
+        monkeypatch.setattr(engine, "TILE_BYTES", budget)
         parts = [score_tile(model.replayer(), *tile, variants, means) for tile in tiles_with_donors(TRIALS, SPEC)]
         found.append(np.concatenate([part.variants for part in parts], axis=2))
     assert len(parts) > 1

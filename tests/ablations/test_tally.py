@@ -82,7 +82,7 @@ def test_no_progress_is_nothing(tmp_path: Path) -> None:
 
 def test_progress_of_another_job_is_refused(tmp_path: Path, rng: np.random.Generator) -> None:
     Tally.empty(23, VARIANTS, POSITIONS).plus(scores(3, rng)).save(tmp_path, JOB)
-    with pytest.raises(OutputFault, match=r"of another battery \(n: 23 there, 29 asked\): ask for what is there"):
+    with pytest.raises(OutputFault, match=r"of another battery \(n: 23 there, 29 asked\): repeat that battery"):
         Tally.load(tmp_path, JOB | {"n": 29})
 
 

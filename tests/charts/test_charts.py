@@ -12,7 +12,7 @@ from bayesgeom.charts.heads import add_heads, add_profile, with_null
 from bayesgeom.charts.lines import add_band, add_line, add_null
 from bayesgeom.charts.manifold import Cloud, Profile, manifold_figure
 from bayesgeom.charts.readout import Line, readout_figure
-from bayesgeom.results.theme import BELOW, BETWEEN, LEGEND_ROW, MEASURED, NULL, label_axes, panels, with_room_for_legend
+from bayesgeom.results.theme import BETWEEN, MEASURED, NULL, label_axes, panels
 
 
 def test_panels_hold_their_titles_in_order() -> None:
@@ -50,35 +50,6 @@ def test_between_rows_there_is_room_for_two_titles(n_rows: int) -> None:
         assert panel_pixels(figure, row)[0] - panel_pixels(figure, row + 1)[1] == pytest.approx(BETWEEN)
 
 
-def legend(figure: go.Figure) -> tuple[float, float]:
-    """Pixels between the panels and the legend, and under its upper edge."""
-    layout = figure.layout
-    top = layout.margin.b + layout.legend.y * (layout.height - layout.margin.t - layout.margin.b)
-    return layout.margin.b - top, top
-
-
-@pytest.mark.parametrize(
-    ("names", "lines"),
-    [([], 0), (["measured"], 1), (["measured"] * 7, 1), (["measured"] * 11, 2), (["a long name, " * 5] * 5, 5)],
-)
-def test_legends_take_no_room_from_panels(names: list[str], lines: int) -> None:
-    plain = panels("Whole", ("a", "b", "c"))
-    for name in names:
-        add_line(plain, (2, 1), [1], np.array([2.0]), name=name)
-    add_line(plain, (1, 1), [1], np.array([2.0]), name="not shown")
-    plain.data[-1].showlegend = False
-    figure = with_room_for_legend(plain)
-    gap, room = legend(figure)
-    assert gap == pytest.approx(BELOW) and LEGEND_ROW * lines <= room < LEGEND_ROW * (lines + 1)
-    for row in (1, 2):
-        bottom, top = panel_pixels(figure, row)
-        assert top - bottom == pytest.approx(340 - BETWEEN)
-    again = with_room_for_legend(figure)
-    assert again.layout == figure.layout and plain.layout.margin.b == BELOW, (
-        "once is enough, and the first is as it was"
-    )
-
-
 def test_axes_are_labeled_in_their_own_panel() -> None:
     figure = panels("Whole", ("a", "b", "c", "d"))
     label_axes(figure, (2, 1), "layer", "overlap (cosine)")
@@ -110,7 +81,7 @@ def test_bands_go_up_one_side_and_down_the_other() -> None:
 @pytest.mark.parametrize(("level", "drawn"), [(0.25, [0.25] * 3), (np.array([0.1, 0.2, 0.3]), [0.1, 0.2, 0.3])])
 def test_nulls_are_grey_and_dashed(level: float | np.ndarray, drawn: list[float]) -> None:
     figure = panels("Whole", ("a",), n_columns=1)
-    add_null(figure, (1, 1), [2, 3, 5], level, name="null: chance")
+    add_null(figure, (1, 1), [2, 3, 5], level, name="baseline: chance")
     (line,) = figure.data
     assert (list(line.x), list(line.y)) == ([2, 3, 5], drawn)
     assert (line.mode, line.line.color, line.line.dash) == ("lines", NULL, "dash")
@@ -161,9 +132,12 @@ def test_baselines_of_zero_are_gaps_and_none_looks_like_another() -> None:
         np.testing.assert_array_equal(trace.y, [1.0, np.nan, np.nan])
 
 
-def test_the_legend_names_everything_once(calibration: go.Figure) -> None:
-    shown = [trace.name for trace in calibration.data if trace.showlegend]
-    assert shown == ["exact", "model", "baseline: uniform", "baseline: likelihood only"]
+def test_each_panels_legend_names_what_it_draws_once(calibration: go.Figure) -> None:
+    by_panel = {
+        axis: [t.name for t in calibration.data if t.showlegend and t.yaxis == axis] for axis in ("y", "y2", "y3")
+    }
+    both = ["exact", "model"]
+    assert by_panel == {"y": both, "y2": ["model", "baseline: uniform", "baseline: likelihood only"], "y3": both}
 
 
 def test_one_example_is_enough(rng: np.random.Generator) -> None:
@@ -204,7 +178,7 @@ def test_heads_hold_their_numbers_layers_upward(rng: np.random.Generator) -> Non
 @pytest.mark.parametrize(("null", "n_marked"), [(0.25, 1), (0.0, 1), (1.0, 1), (-0.5, 0), (float("nan"), 0)])
 def test_the_null_of_heads_is_marked_on_the_color_scale(null: float, n_marked: int, rng: np.random.Generator) -> None:
     bar = heat_map(rng.random((2, 3)), null=null, limits=(0.0, 1.0)).data[0].colorbar
-    marked = [value for value, text in zip(bar.tickvals, bar.ticktext, strict=True) if text.endswith("◂ null")]
+    marked = [value for value, text in zip(bar.tickvals, bar.ticktext, strict=True) if text.endswith("◂ baseline")]
     assert marked == [null] * n_marked and list(bar.tickvals) == sorted(bar.tickvals)
 
 
@@ -226,9 +200,11 @@ def test_profiles_draw_the_nulls_that_are_known(rng: np.random.Generator) -> Non
         figure, (1, 1), values, name="measured", band=(values - 1, values + 1), baselines={"a": level, "b": unknown}
     )
     drawn = {trace.name: trace for trace in figure.data}
-    assert set(drawn) == {"measured, 95 % interval", "measured", "null: a"} and drawn["null: a"].line.color == NULL
+    assert (
+        set(drawn) == {"measured, 95 % interval", "measured", "baseline: a"} and drawn["baseline: a"].line.color == NULL
+    )
     np.testing.assert_array_equal(drawn["measured"].y, values)
-    np.testing.assert_array_equal(drawn["null: a"].y, level)
+    np.testing.assert_array_equal(drawn["baseline: a"].y, level)
     assert list(drawn["measured"].x) == [0, 1, 2, 3, 4]
 
 
@@ -242,10 +218,10 @@ def test_forests_reach_to_their_intervals() -> None:
     values = np.array([0.5, 0.25, -0.125])
     add_forest(figure, (1, 1), ["one", "two", "three"], values, (values - 0.1, values + 0.3), unit="bits", null=0.0)
     rows, null = figure.data
-    assert list(rows.y) == ["one", "two", "three"] and figure.layout.yaxis.autorange == "reversed"
+    assert list(rows.y) == ["one", "two", "three"] and list(figure.layout.yaxis.range) == [2.5, -0.5]
     np.testing.assert_array_equal(rows.x, values)
     np.testing.assert_allclose((rows.error_x.arrayminus, rows.error_x.array), [[0.1] * 3, [0.3] * 3])
-    assert list(null.x) == [0, 0] and "null" in null.name and null.line.color == NULL
+    assert list(null.x) == [0, 0] and null.name == "baseline: 0" and null.line.color == NULL
     assert figure.layout.xaxis.title.text == "bits"
 
 
@@ -279,7 +255,7 @@ def test_clouds_lie_along_their_axes_in_the_color_of_entropy(rng: np.random.Gene
     for axis, row, label in (("y3", 0, "shuffled"), ("y4", 2, "untrained")):
         measured, null = panels_of[axis]
         np.testing.assert_array_equal((measured.y, null.y), layers[row : row + 2])
-        assert null.name == f"null: {label}"
+        assert null.name == f"baseline: {label}"
     titles = [figure.layout[f"{axis}axis{i}"].title.text for axis in "xy" for i in ("", 2, 3, 4)]
     assert all(titles) and "exact entropy (bits)" in titles
 
@@ -296,7 +272,7 @@ def test_readouts_stand_beside_their_nulls(rng: np.random.Generator) -> None:
     figure = readout_figure("Read-outs", [line, empty])
     drawn = {trace.name: trace for trace in figure.data if trace.yaxis == "y"}
     np.testing.assert_array_equal(drawn["measured"].y, values)
-    np.testing.assert_array_equal(drawn["null: shuffled"].y, level)
+    np.testing.assert_array_equal(drawn["baseline: shuffled"].y, level)
     assert (list(drawn["embedding"].x), list(drawn["embedding"].y)) == ([-1], [0.125])
     assert figure.layout.xaxis.ticktext == ("embedding", "L0", "L1", "L2", "L3", "L4")
     (note,) = [trace for trace in figure.data if trace.yaxis == "y2"]

@@ -1,18 +1,27 @@
-"""The report page: whole, escaped, and never fetching anything."""
+"""The report page: findings first, light, escaped, and never fetching anything."""
 
+import base64
+import gzip
 import json
+import re
 from dataclasses import replace
 from html.parser import HTMLParser
+from typing import Any
 
 import numpy as np
 import plotly.graph_objects as go
 import pytest
 
+from bayesgeom import load_report
+from bayesgeom.charts.film import film_figure
 from bayesgeom.charts.lines import add_line
 from bayesgeom.core.numbers import number_text
 from bayesgeom.results.headline import Headline
-from bayesgeom.results.page import Section, _without_title, page
-from bayesgeom.results.theme import panels
+from bayesgeom.results.library import asset
+from bayesgeom.results.page import page
+from bayesgeom.results.section import Section
+from bayesgeom.results.theme import label_axes, panels
+from tests.pages import READINGS
 from tests.results.planted import PlantedReport, planted
 
 VOID = {"meta", "br", "hr", "img", "link", "input"}
@@ -76,7 +85,6 @@ def document() -> str:
     return page(
         "tiny <i>model</i> on a & b",
         [section("first_probe", "First: is it <so>?"), section("second_probe", "Second: is it?", 0.75)],
-        n_leading=2,
         skipped={"third_probe": "reads site 'state' & <script>alert(1)</script>", "fourth": "no time"},
         provenance={"model": {"name": "<u>tiny</u>"}, "seed": 3},
     )
@@ -106,8 +114,9 @@ def test_every_section_is_there_with_title_text_and_figure(document: str) -> Non
     ids = [attributes["id"] for _, attributes in read.tags if "id" in attributes]
     assert len(ids) == len(set(ids)) and {"first_probe", "second_probe"} <= set(ids)
     links = [attributes["href"] for tag, attributes in read.tags if tag == "a"]
-    assert set(links) == {"#first_probe", "#second_probe"}, "the summary leads to the sections"
-    assert document.count('class="plotly-graph-div"') == 2 and document.count("Plotly.newPlot(") >= 2
+    assert {"#findings", "#first_probe", "#second_probe", "#not-measured", "#provenance"} == set(links)
+    assert {link.removeprefix("#") for link in links if link} <= set(ids), "every link leads somewhere"
+    assert set(figures_of(document)) == {"figure-first_probe-1", "figure-second_probe-1"}
     assert text.count("17 sequences.") == 2
 
 
@@ -122,35 +131,70 @@ def test_every_headline_stands_beside_its_baselines_and_its_verdict(document: st
         "undecided",
     ]
     counts = {which: read.text.count(f"{which} of first_probe") for which in ("first", "second", "third")}
-    assert counts == {"first": 2, "second": 2, "third": 1}, "two lead the page, all are in their section"
+    assert counts == {"first": 1, "second": 1, "third": 1}, "the table of a section holds them all"
     assert read.row("third of second_probe")[1] == "–"
 
 
 def test_each_baseline_has_a_line_and_each_verdict_its_color(document: str) -> None:
-    assert document.count("<div>2 (flat)</div><div>&lt;random&gt; 0.01</div>") == 4, "twice of either section"
-    assert document.count('<td class="beats undecided">undecided</td>') == 4
-    assert Reader(document).text.count("beats all") == 3, "in the summary and in either section"
-    assert "td.undecided {" in document and "td.yes {" in document and "td.no {" in document
+    assert document.count("<div>2 (flat)</div><div>&lt;random&gt; 0.01</div>") == 2
+    assert document.count('<td><span class="chip open">undecided</span></td>') == 2
+    assert Reader(document).text.count("beats all") == 2
 
 
 def test_a_withheld_interval_is_a_dash_that_says_why() -> None:
     line = Headline(metric="x", label="x", value=0.5, no_interval='"one" sequence')
-    text = page("t", [replace(section("one", "One"), headlines=(line,))], n_leading=1, skipped={}, provenance={})
-    assert text.count('title="&#34;one&#34; sequence">–</td>') == 2
+    text = page("t", [replace(section("one", "One"), headlines=(line,))], skipped={}, provenance={})
+    assert text.count('title="&#34;one&#34; sequence">–</td>') == 1
 
 
-def test_verdicts_stand_first_and_lead_to_their_section(document: str) -> None:
+def found_in(text: str) -> list[str]:
+    """The findings that a page opens with."""
+    inside = text.split('<ul class="findings"')[1].split("</ul>", maxsplit=1)[0]
+    items = [
+        " ".join(Reader(f"<p>{part.split('>', 1)[1].split('</li>')[0]}</p>").text) for part in inside.split("<li")[1:]
+    ]
+    return [re.sub(r"\s+", " ", item).strip() for item in items]
+
+
+def test_the_page_opens_with_what_was_found() -> None:
     told = replace(section("one", "One: is it?"), verdict="It is <so>.")
-    whole = page("t", [told, section("two", "Two")], n_leading=1, skipped={}, provenance={})
-    assert whole.count('<p><a href="#one">One</a>: <b>It is &lt;so&gt;.</b></p>') == 1
-    assert whole.index("It is &lt;so&gt;.") < whole.index("<table>") and whole.count("It is &lt;so&gt;.") == 2
-    assert 'class="verdicts"' not in document
+    whole = page("t", [told, section("two", "Two")], skipped={}, provenance={})
+    first, second, *rest = found_in(whole)
+    assert first.startswith("One : It is <so>. First of one: 0.25 bits (95 % interval 0.125 … 0.5).")
+    assert second == (
+        "undecided Two : First of two: 0.25 bits (95 % interval 0.125 … 0.5). "
+        "Not separated from the strongest baseline, 2 (flat)."
+    )
+    assert len(rest) == 2, "what is not a number is no finding"
+    assert whole.index("It is &lt;so&gt;.") < whole.index("<nav") < whole.index("<table>")
+
+
+def test_a_page_has_three_to_six_findings() -> None:
+    many = page("t", [section(f"probe{i}", f"Probe {i}") for i in range(7)], skipped={}, provenance={})
+    assert len(found_in(many)) == 6 and len(set(found_in(many))) == 6
+
+
+def test_a_report_states_its_own_findings_and_verdicts() -> None:
+    lines = (
+        Headline(metric="x", label="shift", value=0.5, finding="Layer 2: it moves.", ruling="used", published="unused"),
+        Headline(metric="y", label="other", value=0.25, verdict="yes"),
+    )
+    text = page("t", [replace(section("one", "One"), headlines=lines)], skipped={}, provenance={})
+    assert found_in(text) == ["used Layer 2: it moves. Shift: 0.5."]
+    assert '<li class="good">' in text and "<th>verdict</th><th>published</th>" in text and "<td>unused</td>" in text
+
+
+def test_what_was_tested_is_said_before_the_findings() -> None:
+    source = {"model": {"name": "tiny", "architecture": "lstm"}, "task_label": "HMM()"}
+    text = page("t", [section("one", "One")], skipped={}, provenance=source)
+    assert "Tested: tiny (lstm) on HMM(), 17 sequences." in text
+    assert text.index("Tested: ") < text.index('class="findings"')
 
 
 @pytest.mark.parametrize(("n", "counts", "said"), [(1, "sequence", "1 sequence."), (2_000, "seed", "2,000 seeds.")])
 def test_a_section_says_what_it_counted(n: int, counts: str, said: str) -> None:
     whole = replace(section("one", "One"), n=n, counts=counts)
-    assert f">{said}</p>" in page("", [whole], n_leading=1, skipped={}, provenance={})
+    assert f">{said}</p>" in page("", [whole], skipped={}, provenance={})
 
 
 def test_what_was_skipped_is_escaped(document: str) -> None:
@@ -160,10 +204,8 @@ def test_what_was_skipped_is_escaped(document: str) -> None:
 
 
 def test_without_skipped_probes_there_is_no_such_heading() -> None:
-    whole = page("t", [section("one", "One")], n_leading=1, skipped={}, provenance={})
-    assert "Not measured" not in whole and "Not measured" in page(
-        "t", [], n_leading=1, skipped={"a": "b"}, provenance={}
-    )
+    whole = page("t", [section("one", "One")], skipped={}, provenance={})
+    assert "Not measured" not in whole and "Not measured" in page("t", [], skipped={"a": "b"}, provenance={})
 
 
 def test_provenance_can_be_read_back(document: str) -> None:
@@ -178,7 +220,7 @@ def test_page_and_terminal_print_the_same_numbers(rng: np.random.Generator) -> N
     for line in report.headlines()[:2]:
         assert read.row(line.label)[1] == line.value_text
         assert number_text(line.value) in next(row for row in printed if row.startswith(line.label))
-    assert read.row("how deep")[2:] == ["0.25 … 0.5", "0.2 (random, 0.1 to 0.21)", "uniform 0.125", "yes"]
+    assert read.row("how deep")[2:] == ["0.25 … 0.5", "0.21 (random, most (mean 0.2))", "uniform 0.125", "yes"]
     assert {report.title, report.about, "19 sequences."} <= set(read.text)
 
 
@@ -203,16 +245,76 @@ def test_a_plug_ins_figure_costs_no_page(rng: np.random.Generator) -> None:
         ("First: is it?", ""),
         ("First: is it? — not identified", "not identified"),
         ("Other", "Other"),
-        ("First: is it?<br><sub>a note</sub>", "<sub>a note</sub>"),
+        ("First: is it?<br><sub>a note</sub>", "a note"),
     ],
 )
 def test_a_figure_does_not_say_its_heading_again(title: str, shown: str) -> None:
     figure = panels(title, ("a",), n_columns=1)
     add_line(figure, (1, 1), [2, 3], np.array([0.5, 0.25]), name="measured")
-    whole = Section(name="first", title="First: is it?", about="", headlines=(), figure=figure, n=17)
-    drawn = _without_title(whole)
-    assert drawn.layout.title.text == shown and figure.layout.title.text == title
-    saved = figure.layout.margin.t - drawn.layout.margin.t
-    assert (saved > 0) == (shown == "")
-    panel = drawn.layout.height - drawn.layout.margin.t - drawn.layout.margin.b
-    assert panel == figure.layout.height - figure.layout.margin.t - figure.layout.margin.b
+    text = page("t", [replace(section("first", "First: is it?"), figure=figure)], skipped={}, provenance={})
+    under = text.split("</figcaption>")[1].split('<div id="figure-first"')[0].strip()
+    assert under == (f'<p class="note">{shown}</p>' if shown else "")
+
+
+def figures_of(document: str) -> dict[str, Any]:
+    """What plotly.js is given to draw, by the place on the page."""
+    packed = document.split('id="figures">')[1].split("</script>", maxsplit=1)[0]
+    found: dict[str, Any] = json.loads(gzip.decompress(base64.b64decode(packed)))
+    return found
+
+
+def test_each_panel_is_a_plot_with_title_legend_and_text_for_the_blind() -> None:
+    figure = panels("Whole", ("left", "right", "not drawn"))
+    add_line(figure, (1, 1), [2, 3, 5], np.array([0.123456789, np.nan, 7.0]), name="model")
+    add_line(figure, (1, 2), [2, 3], np.array([1.0, 2.0]), name="model")
+    figure.data[-1].showlegend = False
+    figure.add_trace(go.Scatter(x=[0], y=[0], mode="text", text=["too few<br>sequences"]), row=2, col=1)
+    label_axes(figure, (1, 1), "layer", "KL (bits)")
+    text = page("t", [replace(section("one", "One"), figure=figure)], skipped={}, provenance={})
+    drawn = figures_of(text)
+    assert list(drawn) == ["figure-one-1", "figure-one-2"]
+    assert drawn["figure-one-1"]["data"][0]["y"] == [0.12346, None, 7]
+    assert {"xaxis", "yaxis"} <= drawn["figure-one-2"]["layout"].keys() and "xaxis2" not in drawn["figure-one-2"][
+        "layout"
+    ]
+    assert "xaxis" not in drawn["figure-one-2"]["data"][0], "the only axes that there are"
+    assert 'role="img" aria-label="left. KL (bits) against layer. Shown: model"' in text
+    assert text.count('<ul class="legend">') == 2 and "<h3>right</h3>" in text
+    assert "Not drawn: not drawn (too few sequences)." in text
+
+
+def test_a_film_stays_whole(rng: np.random.Generator) -> None:
+    film = film_figure("Film", ("0", "9"), rng.random((2, 5, 2)), rng.random(5), colored_by="bits", axes=("x", "y"))
+    drawn = figures_of(page("t", [replace(section("one", "One"), figure=film)], skipped={}, provenance={}))
+    (own,) = drawn.values()
+    assert [frame["name"] for frame in own["frames"]] == ["0", "9"] and own["layout"]["sliders"]
+
+
+def test_a_page_weighs_at_most_a_megabyte_and_a_half(document: str) -> None:
+    assert len(document.encode()) < 1.5e6
+    heavy = go.Figure(go.Scatter3d(x=[1], y=[2], z=[3]))
+    whole = page("t", [replace(section("one", "One"), figure=heavy)], skipped={}, provenance={})
+    assert len(whole.encode()) > len(document.encode()), "a plug-in's figure in space needs all of plotly.js"
+
+
+@pytest.mark.parametrize("reading", ["dynamics-bijection", "em-experiment", "claims/belief-readout-mess3-small"])
+def test_pages_of_committed_readings_are_light_and_fetch_nothing(reading: str) -> None:
+    text = load_report(READINGS / reading).to_html()
+    assert len(text.encode()) < 1.0e6
+    for tag, attributes in Reader(text).tags:
+        assert tag not in {"link", "iframe", "object", "embed", "base", "img"} and not FETCHING & attributes.keys(), tag
+    assert "http" not in json.dumps(figures_of(text))
+
+
+def test_small_screens_have_one_column_and_paper_no_cuts() -> None:
+    css = asset("page.css").decode()
+    narrow, paper = css.split("@media (max-width: 700px)")[1], css.split("@media print")[1]
+    assert ".panels { grid-template-columns: minmax(0, 1fr); }" in narrow
+    assert "break-inside: avoid" in paper and ".scroll { overflow-x: auto;" in css
+    assert css.count("prefers-color-scheme: dark") == 1
+
+
+def test_the_bundled_library_is_whole() -> None:
+    text = gzip.decompress(asset("plotly-cartesian.min.js.gz")).decode()
+    assert text.startswith("/**\n* plotly.js (cartesian - minified) v4.1.1") and "</script" not in text
+    assert "Permission is hereby granted" in asset("plotly-cartesian.LICENSE").decode()

@@ -5,9 +5,9 @@ import plotly.graph_objects as go
 import pytest
 
 from bayesgeom.charts.readout import readout_figure
-from bayesgeom.charts.simplex import Simplex, add_simplex, belief_colors
+from bayesgeom.charts.simplex import MAX_CORNERS, Simplex, add_simplex, belief_colors
 from bayesgeom.results.theme import SERIES, panels
-from bayesgeom.stats.polygon import MAX_CORNERS, corners, placed
+from bayesgeom.stats.polygon import corners, placed
 
 
 def drawn(simplex: Simplex) -> go.Figure:
@@ -42,8 +42,18 @@ def test_what_cannot_be_drawn_is_said() -> None:
     assert drawn(Simplex(title="", placed=missing, belief=np.eye(3)[[0] * 5], note="none was run")).data[0].text == (
         "none was run",
     )
-    many = np.full((5, MAX_CORNERS + 1), 1 / (MAX_CORNERS + 1))
-    assert "25 hypotheses are too many" in drawn(Simplex(title="", placed=many, belief=many)).data[0].text[0]
+
+
+def test_many_hypotheses_are_sorted_in_a_heat_map(rng: np.random.Generator) -> None:
+    belief = rng.dirichlet(np.full(MAX_CORNERS + 1, 0.3), size=17)
+    read = belief[:, ::-1]
+    (exact,), (other,) = (drawn(Simplex(title="", placed=placed, belief=belief)).data for placed in (belief, read))
+    columns = sorted(range(17), key=lambda point: -max(belief[point]))
+    for at, point in enumerate(columns):
+        ranks = sorted(range(MAX_CORNERS + 1), key=lambda own: -belief[point, own])
+        np.testing.assert_allclose(exact.z[:, at], [belief[point, own] for own in ranks], atol=1e-3)
+        np.testing.assert_allclose(other.z[:, at], [read[point, own] for own in ranks], atol=1e-3)
+    assert exact.type == "heatmap" and (exact.zmin, exact.zmax) == (0, 1)
 
 
 def test_simplexes_come_first_and_need_no_legend(rng: np.random.Generator) -> None:

@@ -77,7 +77,7 @@ def test_a_claim_can_be_decided(claim_id: str) -> None:
             ('metric = "kl_bits"', 'metric = "kl_bits", baseline = "x", end = "top"'),
             r"end must be one of value, low, high",
         ),
-        (('metric = "kl_bits"', 'metric = "kl_bits", end = "high"'), r"beside the baseline that it is of; got 'high'"),
+        (('metric = "kl_bits"', 'metric = "kl_bits", end = "high"'), r"needs 'baseline'; got 'high'"),
         (
             ("[[claim.run]]", 'conditions = [{ number = "kl", is = "near", than = 1 }]\n[[claim.run]]'),
             r"'is' must be below or above, got 'near'",

@@ -92,10 +92,10 @@ def test_every_claim_is_in_the_summary_and_every_row_has_a_reason() -> None:
 
 def test_numbers_are_short() -> None:
     assert [short(x) for x in (0.0021638, 3.187e-5, 1.10733, -16.648, 618.0, math.nan)] == [
-        "0.00216",
-        "3.19e-5",
+        "0.002164",
+        "3.187e−5",
         "1.107",
-        "-16.65",
+        "−16.65",
         "618",
         "–",
     ]

@@ -9,18 +9,21 @@ import numpy as np
 import pytest
 
 import bayesgeom
+from bayesgeom.claims import reproduction
 from bayesgeom.claims.claim import Claim, Measurement, Number, Value, Verdict
 from bayesgeom.claims.loading import load
 from bayesgeom.claims.needs import arguments_of, check_needs
 from bayesgeom.claims.reading import agree, value_of, values_of
 from bayesgeom.claims.reproduction import compared, machine, reproduce
 from bayesgeom.cli import main
-from bayesgeom.core.errors import CheckpointFault, InvalidArgument, OutputFault
+from bayesgeom.core.errors import CheckpointFault, ExecutorFault, InvalidArgument, OutputFault
+from bayesgeom.engines.executor import Batch
 from bayesgeom.results.estimate import Baseline, Estimate, Quantity
 from bayesgeom.results.headline import Headline
 from bayesgeom.results.report import Report
 from bayesgeom.training.duration import typical_seconds
 from bayesgeom.training.recipes import RECIPES
+from tests.engines.stand_ins import AtOnce
 from tests.tiny import tiny_checkpoints, tiny_folder
 
 __all__ = ["tiny_checkpoints", "tiny_folder"]  # fixtures
@@ -44,6 +47,22 @@ def test_what_is_recorded_is_reproduced(small: Claim, tiny_checkpoints: Path, tm
     again = reproduce(replace(small, measured=known))
     assert again.agrees == {"kl": True, "error": True} and again.is_reproduced
     assert "verdict: recorded contradicted, reproduced contradicted" in again.table()
+
+
+def test_commands_run_on_an_executor(
+    small: Claim, tiny_checkpoints: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reproduction, "find", lambda claim_id: {"B1": small}[claim_id])
+    batch = Batch(executor=(taker := AtOnce()), folder=tmp_path / "jobs")
+    sent, alone = reproduce("B1", executor=batch), reproduce("B1")
+    assert (sent.found, sent.verdict, taker.n) == (alone.found, alone.verdict, 1)
+    assert "bijection-v20 on Bijection" in sent.output
+    assert values_of(small.runs[0], tmp_path / "jobs/claims/B1/calibration") == alone.found
+    changed = replace(small, runs=(replace(small.runs[0], command="bayesgeom diagnose x"),))
+    with pytest.raises(
+        ExecutorFault, match=r"claim B1 has no run 'calibration' with the command 'bayesgeom diagnose x'"
+    ):
+        reproduce(changed, executor=batch)
 
 
 def test_another_number_is_noticed(small: Claim, tiny_checkpoints: Path) -> None:

@@ -5,15 +5,15 @@ from collections.abc import Mapping
 import numpy as np
 import pytest
 
+from bayesgeom.diagnosis.run import diagnose
 from bayesgeom.probes.belief_report import CONSTANT, GAUSSIAN, SHUFFLE, SUBSPACES, BeliefReadoutReport
-from bayesgeom.probes.one_pass import diagnose
 from bayesgeom.results.diagnosis import Diagnosis
 from bayesgeom.results.estimate import Estimate
 from bayesgeom.results.estimators import UNTRAINED
 from tests.pages import READINGS, named_rows, numbers, section
 
 CLUSTERS, READ = (
-    named_rows(section("comparison.md", "Are there five clusters?").split("What a linear map reads")[part])
+    named_rows(section("comparison.md", "Are there five clusters?").split("R² of a linear map")[part])
     for part in (0, 1)
 )
 

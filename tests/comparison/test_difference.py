@@ -106,11 +106,11 @@ def test_other_tasks_and_mixtures_are_refused() -> None:
     one, other = (bayesgeom.diagnose(a, task, n=5, n_untrained=0, probes=["calibration"]) for task in (TASK, shorter))
     with pytest.raises(InvalidArgument, match=r"differ in task"):
         bayesgeom.diff(one, other)
-    with pytest.raises(InvalidArgument, match=r"one of the two is a diagnosis and the other a model"):
+    with pytest.raises(InvalidArgument, match=r"one argument is a diagnosis and the other a model"):
         bayesgeom.diff(one, a)
-    with pytest.raises(InvalidArgument, match=r"n, seed cannot be chosen for diagnoses"):
+    with pytest.raises(InvalidArgument, match=r"n, seed cannot be passed with diagnoses"):
         bayesgeom.diff(one, one, n=3, seed=2)
-    with pytest.raises(InvalidArgument, match=r"an interval needs 2; got 1"):
+    with pytest.raises(InvalidArgument, match=r"at least 2 for an interval; got 1"):
         bayesgeom.diff(a, a, n=1)
 
 

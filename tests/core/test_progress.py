@@ -46,7 +46,7 @@ def test_nothing_is_drawn_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_an_interruption_says_where_progress_lies_and_how_to_go_on(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt) as stopped, kept_in(tmp_path, "repeat the command with --resume"):
         raise KeyboardInterrupt
-    said = f"what was done is kept in {tmp_path}; to go on, repeat the command with --resume."
+    said = f"the progress is saved in {tmp_path}; to continue, repeat the command with --resume."
     assert stopped.value.__notes__ == [said]
     with pytest.raises(KeyboardInterrupt) as stopped, kept_in(None):
         raise KeyboardInterrupt

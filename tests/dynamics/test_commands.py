@@ -40,7 +40,7 @@ def test_seeds_are_trained_and_reported(
     assert "small-seed1" in out and "  small-seed1: 6 sequences in 3 steps\n" in err
     assert main([*shared, "--seeds", "3", "--only-existing"]) == 0
     out, err = capsys.readouterr()
-    assert "not there: small-seed2" in out and err == ""
+    assert "missing: small-seed2" in out and err == ""
     (tmp_path / "small-seed1").rename(tmp_path / "elsewhere")
     assert main([*shared, "--seeds", "2", "--only-existing"]) == 0
     (spread,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("spread"))

@@ -10,6 +10,7 @@ import torch
 
 import bayesgeom
 from bayesgeom.core.errors import CheckpointFault, InvalidArgument, UnknownName
+from bayesgeom.core.numbers import number_text
 from bayesgeom.core.sites import PATTERN, RESID_PRE, K
 from bayesgeom.dynamics.frame import Frame
 from bayesgeom.dynamics.report import DIRECTIONS, SUBSPACES, DynamicsReport
@@ -236,9 +237,12 @@ def test_the_report_is_saved_and_read_back(whole: Diagnosis, report: DynamicsRep
     assert first.split()[0] == "0" and "answer shift (bits)" in head and "frame ratio" in head
     chance = next(line for line in report.table().splitlines() if line.startswith("chance: "))
     swapped, overlap = report.answer_shift_bits.baseline(SUBSPACES), report.key_overlap.baseline(DIRECTIONS)
-    assert f"answer shift {swapped.value[:, -1, 0].mean():.4g} (random subspaces)" in chance
-    assert f"key overlap {overlap.value[0, 0, 0]:.4g} (random directions)" in chance and "nan" not in chance
-    assert "frame ratio 1 " in chance and f"belief R² {report.belief_r2.baseline(SUBSPACES).value[0, -1]:.4g}" in chance
+    assert f"answer shift {number_text(swapped.value[:, -1, 0].mean())} (random subspaces)" in chance
+    assert f"key overlap {number_text(overlap.value[0, 0, 0])} (random directions)" in chance and "nan" not in chance
+    assert (
+        "frame ratio 1 " in chance
+        and f"belief R² {number_text(report.belief_r2.baseline(SUBSPACES).value[0, -1])}" in chance
+    )
 
 
 def test_the_settling_figure_has_a_row_for_every_pair_and_every_curve(settled: SettlingReport) -> None:
@@ -250,7 +254,9 @@ def test_the_settling_figure_has_a_row_for_every_pair_and_every_curve(settled: S
 
 
 def test_figures_hold_curves_frames_and_maps(run: Path, whole: Diagnosis, report: DynamicsReport) -> None:
-    assert {"small", "layer 0", "layer 1", "random directions"} <= {trace.name for trace in report.plot().data}
+    assert {"small", "layer 0", "layer 1", "baseline: random directions"} <= {
+        trace.name for trace in report.plot().data
+    }
     film = whole["manifold_film"].plot()
     assert [frame.name for frame in film.frames] == [str(step) for step in STEPS]
     assert [step.label for step in film.layout.sliders[0].steps] == [str(step) for step in STEPS]
@@ -266,25 +272,25 @@ def test_figures_hold_curves_frames_and_maps(run: Path, whole: Diagnosis, report
 def test_what_is_no_training_is_named(run: Path, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     one = a_run(tmp_path / "one", steps=(100,))
-    with pytest.raises(InvalidArgument, match=r"empty holds no snapshots: name a directory"):
+    with pytest.raises(InvalidArgument, match=r"empty contains no snapshots: pass a directory"):
         training_dynamics(tmp_path / "empty")
     with pytest.raises(UnknownName, match=r"no training named 'chess'. Packed trainings:"):
         training_dynamics("chess")
     with pytest.raises(InvalidArgument, match=r"has 1 snapshot.*at least 2"):
         training_dynamics(one)
-    with pytest.raises(InvalidArgument, match=r"name at least one training"):
+    with pytest.raises(InvalidArgument, match=r"pass at least one training"):
         training_dynamics()
-    with pytest.raises(InvalidArgument, match=r"at least 4, so that half"):
+    with pytest.raises(InvalidArgument, match=r"at least 4, because half"):
         training_dynamics(run, n=3)
-    with pytest.raises(InvalidArgument, match=r"single checkpoint beside whole runs"):
+    with pytest.raises(InvalidArgument, match=r"single checkpoint, other arguments are runs"):
         training_dynamics(run, one / "snapshots" / "step-0000100")
     with pytest.raises(InvalidArgument, match=r"device 'foo' cannot be used here"):
         training_dynamics(run, device="foo")
-    with pytest.raises(InvalidArgument, match=r"a seed is a whole number, at least 0, got -1"):
+    with pytest.raises(InvalidArgument, match=r"seed must be a non-negative integer, got -1"):
         training_dynamics(run, seed=-1)
-    with pytest.raises(InvalidArgument, match=r"as many arguments; got a list"):
+    with pytest.raises(InvalidArgument, match=r"one argument per training; got a list"):
         _place([run])  # `dynamics` itself has its types checked in tests
-    with pytest.raises(InvalidArgument, match=r"no snapshot was taken at step 7; there are 0, 10, 30, 100"):
+    with pytest.raises(InvalidArgument, match=r"there is no snapshot at step 7; available: 0, 10, 30, 100"):
         training_dynamics(run, maps_at=[7])
 
 

@@ -73,13 +73,13 @@ def test_what_is_not_there_is_named(trained: tuple[Path, ReplicationReport], tmp
         bayesgeom.replicate("chess")
     with pytest.raises(InvalidArgument, match=r"seeds, the number of trainings, is a whole number, at least 1"):
         replicate(RECIPE, seeds=0)
-    with pytest.raises(CheckpointFault, match=r"made by another recipe than small"):
+    with pytest.raises(CheckpointFault, match=r"made by a different recipe than the current small"):
         replicate(a_recipe(steps=5, batch_size=4, warmup=1, lr=0.5), seeds=1, runs=runs, n=16)
 
 
 def test_a_seed_that_another_recipe_made_is_refused_before_anything_is_trained(tmp_path: Path) -> None:
     other = a_recipe(steps=5, batch_size=4, warmup=1, snapshots=0, lr=0.5).reseeded(2)
     Kept(runs=tmp_path, train_missing=True).model(other)
-    with pytest.raises(CheckpointFault, match=r"made by another recipe than small-seed2"):
+    with pytest.raises(CheckpointFault, match=r"made by a different recipe than the current small-seed2"):
         three(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["small-seed2"]

@@ -77,5 +77,5 @@ def test_sequences_follow_their_seed_and_embeddings_the_chains() -> None:
 
 @pytest.mark.parametrize("changes", [{"n_symbols": 1}, {"self_probability": 1.0}, {"d_input": 0}])
 def test_impossible_chains_are_refused(changes: dict[str, float]) -> None:
-    with pytest.raises(InvalidArgument, match="a chain has 2 symbols"):
+    with pytest.raises(InvalidArgument, match="a chain needs at least 2 symbols"):
         StickyChain(diagonal="as stated", **changes)  # type: ignore[arg-type]

@@ -9,8 +9,8 @@ import pytest
 
 import bayesgeom
 from bayesgeom.cli import main
+from bayesgeom.diagnosis.run import all_probes
 from bayesgeom.models.checkpoint import hashed
-from bayesgeom.probes.one_pass import all_probes
 from bayesgeom.results.page import _figure
 from tests.test_cli import QUICK, save
 
@@ -80,8 +80,8 @@ BROKEN = {
     "number": ("Guest = 3", "it offers no Probe"),
     "stranger": ("class Guest: name = 'stranger'", "it offers no Probe"),
     "abstract": (PROBE.replace("def controls", "def other"), "leaves controls undefined"),
-    "nameless": (PROBE.replace('name = "{name}"', ""), "states no name of its own"),
-    "misnamed": (PROBE.replace('"{name}"', "3"), "states no name of its own"),
+    "nameless": (PROBE.replace('name = "{name}"', ""), "has no attribute `name` of its own"),
+    "misnamed": (PROBE.replace('"{name}"', "3"), "has no attribute `name` of its own"),
     "twin": (PROBE.replace("{name}", "calibration"), "are named 'calibration'"),
     "needless": (PROBE.replace("needs = Needs()", ""), "needs"),
     "needy": (PROBE.replace("Needs()", "3"), "needs"),
@@ -167,5 +167,5 @@ class Guest(Report):
 
 def test_a_figure_that_cannot_be_drawn_costs_no_page(site: Path) -> None:
     install(site, "bayesgeom.probes", {"undrawn": UNDRAWN})
-    text = _figure(importlib.import_module("guest_undrawn").Guest()).layout.title.text
+    text = _figure(importlib.import_module("guest_undrawn").Guest(n=1)).layout.title.text
     assert text == "This plug-in's figure cannot be drawn: RuntimeError: no ink"

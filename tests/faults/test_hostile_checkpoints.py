@@ -71,12 +71,12 @@ HOSTILE: dict[str, tuple[Callable[[Path], None], str]] = {
     "width": (asked(d_model=3 * 10**7), r"d_model is 30,000,000 in the config, .*weights"),
     "hidden layer": (asked(d_mlp=10**12), r"d_mlp is 1,000,000,000,000 in the config, .*weights"),
     "heads": (asked(n_heads=10**12, d_model=10**12), r"n_heads is 1,000,000,000,000 in the config, .*weights"),
-    "context": (asked(n_ctx=10**12), r"pos_embed.weight has shape \(5, 21\), the config asks for \(10{12}, 21\)"),
+    "context": (asked(n_ctx=10**12), r"pos_embed.weight has shape \(5, 21\), the config requires \(10{12}, 21\)"),
     "overflow": (asked(n_ctx=2**62), r"cannot be built.* Restore"),
     "another architecture": (named(model={**RWKV, "d_model": 10**8}), r"d_model is 100,000,000 in the config"),
-    "a fraction": (asked(n_layers=2.5), r"n_layers must be a whole number, got 2.5"),
-    "a truth value": (asked(n_layers=True), r"n_layers must be a whole number, got True"),
-    "text": (asked(d_mlp="13"), r"d_mlp must be a whole number, got '13'"),
+    "a fraction": (asked(n_layers=2.5), r"n_layers must be an integer, got 2.5"),
+    "a truth value": (asked(n_layers=True), r"n_layers must be an integer, got True"),
+    "text": (asked(d_mlp="13"), r"d_mlp must be an integer, got '13'"),
     "nested sizes": (asked(prior_slopes=[["x"]]), r"prior_slopes"),
     "a number for a truth value": (asked(tied=3), r"tied must be true or false, got 3"),
     "a task that fills the memory": (
@@ -87,7 +87,7 @@ HOSTILE: dict[str, tuple[Callable[[Path], None], str]] = {
         named(task={"name": "in-context", "task": {"name": "in-context", "task": {"name": "hmm"}}}),
         r"task 'in-context'",
     ),
-    "a step that is text": (named(step="x"), r"step must be a whole number, at least 0, got 'x'"),
+    "a step that is text": (named(step="x"), r"step must be a non-negative integer, got 'x'"),
     "a hash that is a list": (named(weights_hash=[1]), r"weights_hash must be text"),
     "a schema that is true": (named(schema=True), r"has no schema number"),
     "many digits": (replaced(CONFIG, lambda file: file.write_text('{"schema": ' + "1" * 5_000 + "}")), r"JSON"),
@@ -170,7 +170,7 @@ def _change_pack(path: Path, change: Callable[[dict[str, Any]], object]) -> None
 
 
 def test_sizes_of_another_type_are_refused_without_a_checkpoint() -> None:
-    with pytest.raises(InvalidArgument, match=r"architecture 'lstm': n_layers must be a whole number, got 1.0"):
+    with pytest.raises(InvalidArgument, match=r"architecture 'lstm': n_layers must be an integer, got 1.0"):
         config_from_dict({"architecture": "lstm", "d_vocab": 5, "n_ctx": 3, "n_layers": 1.0})
 
 

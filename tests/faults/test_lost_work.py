@@ -175,8 +175,8 @@ def test_a_battery_goes_on_once_there_is_room(
         assert main([*battery, "--out", "run"]) == 2
     out, err = capsys.readouterr()
     assert out == "" and err == (
-        f"bayesgeom: cannot write {Path('run/progress.safetensors')}: No space left on device; what was saved in run "
-        f"is whole: to go on, make room and repeat the same command.\n"
+        f"bayesgeom: cannot write {Path('run/progress.safetensors')}: No space left on device; the progress saved "
+        f"in run is intact; to continue, free some disk space and repeat the same command.\n"
     )
     assert names(Path("run")) == []
     assert main([*battery, "--out", "run"]) == 0
@@ -273,7 +273,7 @@ def test_only_a_report_is_replaced(folder: Path, capsys: pytest.CaptureFixture[s
     with pytest.raises(OutputFault, match=r"thesis holds something else than a report \(chapter\.tex\)"):
         own.save(folder / "thesis")
     assert main(["pack", "run", "shelf"]) == 2
-    assert "shelf holds something else than a packed training (tiny)" in capsys.readouterr().err
+    assert "shelf holds files that are not a packed training (tiny)" in capsys.readouterr().err
     assert names(folder / "shelf") == ["tiny"] and names(folder / "thesis") == ["chapter.tex"]
 
 

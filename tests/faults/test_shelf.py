@@ -79,7 +79,7 @@ def test_a_shelf_that_cannot_be_listed_is_one_sentence(
     lock_listing(shelf, monkeypatch)
     assert main(["checkpoints"]) == 2
     said = capsys.readouterr().err
-    assert said.startswith("bayesgeom: the folder of checkpoints ") and "cannot be listed: Permission denied" in said
+    assert said.startswith("bayesgeom: the checkpoint folder ") and "cannot be listed: Permission denied" in said
     assert bayesgeom.load(shelf / "z-last").spec.name == "z-last"
 
 

@@ -71,14 +71,14 @@ def test_missing_tensors_are_refused(run: Path, without: str) -> None:
 
 def test_a_state_without_its_metadata_is_refused(run: Path) -> None:
     save_file(load_file(run / "state.safetensors"), run / "state.safetensors")
-    with pytest.raises(CheckpointFault, match="says that an unknown number of steps are done"):
+    with pytest.raises(CheckpointFault, match="states that an unknown number of steps are done"):
         train(TINY, run, resume=True, pace=QUIET)
 
 
 @pytest.mark.parametrize("text", ["{", "[]", "null", '{"name": "tiny"}', "\x00"])
 def test_a_damaged_recipe_is_refused(run: Path, text: str) -> None:
     (run / "recipe.json").write_text(text)
-    with pytest.raises(CheckpointFault, match=r"recipe\.json is not a recipe that can be read"):
+    with pytest.raises(CheckpointFault, match=r"recipe\.json is not a readable recipe"):
         train(TINY, run, resume=True, pace=QUIET)
 
 
@@ -87,9 +87,9 @@ def test_a_half_written_log_line_is_dropped_with_a_warning(run: Path) -> None:
     before = read_log(log)
     with log.open("a") as file:
         file.write('{"step": 12, "loss_na')
-    with pytest.warns(UserWarning, match=r"log\.jsonl: dropped 1 line"):
+    with pytest.warns(UserWarning, match=r"log\.jsonl: skipped 1 corrupt or incomplete line"):
         assert read_log(log) == before
-    with pytest.warns(UserWarning, match="dropped 1 line"):
+    with pytest.warns(UserWarning, match="skipped 1 corrupt or incomplete line"):
         module = train(TINY, run, resume=True, pace=QUIET)
     assert_same_weights(module, train(TINY, run, resume=True, pace=QUIET))
     assert read_log(log) == before
@@ -100,12 +100,12 @@ def test_a_changed_number_in_the_log_is_dropped(run: Path) -> None:
     held = json.loads(lines[1])
     lines[1] = json.dumps(held | {"kl_bits": 0.0})
     (run / "log.jsonl").write_text("\n".join(lines) + "\n")
-    with pytest.warns(UserWarning, match=r"dropped 1 line\(s\).*line 2"):
+    with pytest.warns(UserWarning, match=r"skipped 1 corrupt or incomplete line\(s\) \(line 2"):
         assert [line["step"] for line in read_log(run / "log.jsonl")] == [4, 11]
 
 
 def test_a_full_disk_under_the_log_is_one_sentence(tmp_path: Path) -> None:
-    with pytest.raises(OutputFault, match=r"cannot write .*Make room, then --resume"):
+    with pytest.raises(OutputFault, match=r"cannot write .*Free some space, then --resume"):
         append_log(Path("/dev/full"), {"step": 1})
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from bayesgeom.generalization.curves import LARGEST_WITHIN
-from bayesgeom.generalization.length_report import LengthReport
+from bayesgeom.generalization.length_report import KL, LengthReport
 from bayesgeom.results.diagnosis import Diagnosis
 from bayesgeom.results.estimate import Estimate
 from bayesgeom.training.arms import arms
@@ -34,10 +34,10 @@ def test_the_rows_are_the_reports(report: LengthReport) -> None:
             [float(report.kl_bits[i, 9])],
             [report.predicted_kl_bits[i]],
             [report.found_kl_bits[i]],
-            with_ends(report.jump_kl_bits[i]),
-            [float(report.jump_kl_bits[i].baseline(LARGEST_WITHIN).value)],
+            with_ends(report.jump_bits[KL, i]),
+            [float(report.jump_bits[KL, i].baseline(LARGEST_WITHIN).value)],
             [float(report.critical_length[i])],
-            list(report.whole_kl_bits.value[i]),
+            list(report.whole_error_bits.value[KL, i]),
             [report.entry_layer[i]],
         ]
         for cell, values in zip(cells, known, strict=True):
@@ -56,7 +56,7 @@ def test_the_shipped_model_breaks_as_the_page_says() -> None:
     found = Diagnosis.load(READINGS / "length-s5")["length"]
     assert isinstance(found, LengthReport) and (found.n, found.trained) == (128, 20)
     said = section("length.md", "Which models can").replace("\n", " ")
-    jump, low, high = with_ends(found.jump_kl_bits[0])
+    jump, low, high = with_ends(found.jump_bits[KL, 0])
     assert f"a jump of {jump:.3f} [{low:.3f} … {high:.3f}]" in said and found.entry_layer[0] == 4
 
 
@@ -82,7 +82,7 @@ def test_the_rows_by_distance_are_their_reports(name: str) -> None:
     for i, cells in enumerate(said.values()):
         shown = [j for j, length in enumerate(found.lengths) if "mixed" not in name or length != "4"]
         for j, cell in zip(shown, cells, strict=False):
-            held = with_ends(found.whole_kl_bits[i, j])
+            held = with_ends(found.whole_error_bits[KL, i, j])
             np.testing.assert_allclose(numbers(cell), held, rtol=0.01, atol=6e-5 if held[0] < 0.01 else 6e-4)
         assert len(cells) == len(shown) + (2 if "mixed" in name else 0)
 
@@ -92,7 +92,7 @@ def test_the_jumps_at_the_edge_are_their_reports(name: str) -> None:
     found, said = by_distance(name)
     assert found.trained == 8 and found.n == 512
     for i, cells in enumerate(said.values()):
-        jump = found.jump_kl_bits[i]
+        jump = found.jump_bits[KL, i]
         held = [*with_ends(jump), float(jump.baseline(LARGEST_WITHIN).value)]
         np.testing.assert_allclose(numbers(cells[-2]), held, rtol=0.06, atol=6e-8)
         assert numbers(cells[-1]) == [float(found.critical_length[i])]

@@ -21,7 +21,7 @@ def shortcut(own: Estimate, at: int) -> float:
     return float(own.baseline(SHORTCUT).value[at])
 
 
-NAMED = named_rows(section("readings.md", "Names exchanged"))
+NAMED = named_rows(section("readings.md", "Relabeling"))
 
 
 @pytest.mark.parametrize("name", NAMED)
@@ -51,7 +51,7 @@ def test_relabeling_is_of_the_shipped_weights() -> None:
 def test_the_rows_of_the_sweep_are_its_report() -> None:
     report = Diagnosis.load(READINGS / "sweep" / "hmm")["sweep"]
     assert isinstance(report, SweepReport)
-    said = rows(section("readings.md", "Less and less to infer"))[2:]
+    said = rows(section("readings.md", "Sweep: the floor of the HMM"))[2:]
     assert tuple(cells[0] for cells in said) == report.values
     for i, (_, tokens, kl, null, error, error_null) in enumerate(said):
         assert numbers(tokens) == [float(report.exact_tokens[i]), float(report.model_tokens[i])]
@@ -72,7 +72,7 @@ def of_sweep(name: str) -> SweepReport:
 
 def test_the_rows_of_untrained_noise_are_their_report() -> None:
     report = of_sweep("sticky")
-    said = rows(section("readings.md", "Noise that it was not trained on"))[2:]
+    said = rows(section("readings.md", "Sweep: noise outside training"))[2:]
     assert tuple(cells[0] for cells in said) == report.values and report.trained_value == "0.3"
     for i, (_, tokens, kl, null, error, error_null) in enumerate(said):
         assert numbers(tokens) == [float(report.exact_tokens[i]), float(report.model_tokens[i])]
@@ -87,7 +87,7 @@ def test_the_rows_of_untrained_noise_are_their_report() -> None:
 
 def test_the_rows_of_pairs_are_their_reports() -> None:
     reports = [of_sweep(f"recall-{architecture}") for architecture in ("transformer", "mamba", "lstm")]
-    said = rows(section("readings.md", "More pairs, and fewer"))[2:]
+    said = rows(section("readings.md", "Sweep: number of pairs"))[2:]
     assert tuple(cells[0] for cells in said) == reports[1].values
     for pairs, *cells, null in said:
         for cell, report in zip(cells, reports, strict=True):

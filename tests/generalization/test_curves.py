@@ -9,11 +9,11 @@ from bayesgeom.generalization.curves import (
     critical_length,
     extrapolation_ratio,
     jump,
-    stacked,
     strongest,
     whole_means,
 )
 from bayesgeom.results.estimate import Baseline, Estimate
+from bayesgeom.results.estimators import stacked
 
 AT = np.arange(1, 32)
 TRAINED = 13

@@ -148,9 +148,9 @@ def test_the_break_at_a_distance_is_that_of_the_first_distance_beyond(
 @pytest.mark.parametrize(
     ("trained", "jump", "has_level", "said"),
     [
-        (2, True, True, "a line through the 3 places"),
-        (1, True, False, "nothing is left to"),
-        (0, False, False, "no line"),
+        (2, True, True, "a line through the 3 positions"),
+        (1, True, False, "without a baseline"),
+        (0, False, False, "no trend"),
     ],
 )
 def test_few_distances_within_are_said_to_be_few(trained: int, jump: bool, has_level: bool, said: str) -> None:
@@ -205,7 +205,8 @@ def test_a_report_is_saved_drawn_and_tabled(two_arms: LengthReport, tmp_path: Pa
     assert again.arms == ("learned 0", "rotary 0")
     np.testing.assert_array_equal(again.kl_bits.value, two_arms.kl_bits.value)
     names = {trace.name for trace in two_arms.plot().data}
-    assert {"learned 0", "rotary 0", "baseline: likelihood only", "threshold 0.01 bits"} <= names
+    assert {"learned 0", "rotary 0", f"baseline: {two_arms.predictors[0].replace('_', ' ')}"} <= names
+    assert "threshold 0.01 bits" in names
     assert length_generalization([small(), small()], lengths=[11], n=5).arms == ("rotary 0", "rotary 0 (2)")
     assert len(two_arms.headlines()) == 8 and len(two_arms.table().splitlines()) == 12
 
@@ -266,17 +267,17 @@ def test_a_table_is_continued_by_rows_that_no_gradient_reached() -> None:
     assert "never trained" in length_generalization(longer, lengths=[19], n=5).untrained_positions[0]
     roomy = small("learned")
     assert with_room(roomy, lengths=[19]) is roomy, "it had room"
-    with pytest.raises(InvalidArgument, match="no table of learned positions to continue \\(rotary\\)"):
+    with pytest.raises(InvalidArgument, match="no table of learned positions to extend \\(rotary\\)"):
         with_untrained_positions(small(), 99)
 
 
 def test_other_refusals() -> None:
     other = replace(TASK, length=9)
-    with pytest.raises(InvalidArgument, match=r"one task at one length.*length=7.*length=9"):
+    with pytest.raises(InvalidArgument, match=r"the same task at the same length.*length=7.*length=9"):
         length_generalization([small(), small(task=other)], lengths=[19], n=5)
-    with pytest.raises(InvalidArgument, match=r"one task at one length.*Bijection.*HMM"):
+    with pytest.raises(InvalidArgument, match=r"the same task at the same length.*Bijection.*HMM"):
         length_generalization([small(), small(task=Bijection(n_values=5, n_pairs=5))], lengths=[19], n=5)
-    with pytest.raises(InvalidArgument, match="n is at least 2"):
+    with pytest.raises(InvalidArgument, match="n must be at least 2"):
         length_generalization(small(), lengths=[19], n=1)
     with pytest.raises(InvalidArgument, match=r"use n_pairs ≤ n_values"):
         length_generalization(small(task=Bijection(n_values=5, n_pairs=5)), n=5)
@@ -446,4 +447,4 @@ def test_the_command_reports_the_arms_that_are_there(
     Kept(runs=tmp_path, train_missing=True).model(there)
     assert main(asked) == 0
     out, err = capsys.readouterr()
-    assert out.endswith("not there: none\n") and "rotary" in out and err == ""
+    assert out.endswith("missing: none\n") and "rotary" in out and err == ""

@@ -15,11 +15,11 @@ from bayesgeom.core.errors import InvalidArgument, TaskMismatch
 from bayesgeom.core.numbers import number_text
 from bayesgeom.core.run import Run
 from bayesgeom.core.trials import UNASKED, Trials
+from bayesgeom.diagnosis.run import N_RENAMED, diagnose
 from bayesgeom.generalization.relabeling import Renaming, relabeling_invariance
 from bayesgeom.generalization.relabeling_report import STUCK, RelabelingReport, Scored, relabeling_report, verdict
 from bayesgeom.models.adapters.hooked import HookedModel
 from bayesgeom.models.native.transformer import Transformer, TransformerConfig
-from bayesgeom.probes.one_pass import N_RENAMED, diagnose
 from bayesgeom.results.diagnosis import Diagnosis
 from bayesgeom.tasks.associative_recall import AssociativeRecall
 from bayesgeom.tasks.base import SymmetricTask

@@ -122,7 +122,7 @@ def test_bad_input_is_refused(tiny_checkpoints: Path, capsys: pytest.CaptureFixt
     with pytest.raises(InvalidArgument, match="at least 2"):
         gradient_laws(lively(), n=1)
     assert cli.main(["gradients", "hmm-s5", "--n", "0"]) == 2
-    assert "at least 2, so that one can stand in; got 0" in capsys.readouterr().err
+    assert "at least 2 for the baseline; got 0" in capsys.readouterr().err
     with pytest.raises((InvalidArgument, TypeCheckError), match="'sampled'"):
         gradient_laws(lively(), targets="soft")  # type: ignore[arg-type]
     with pytest.raises(TaskMismatch):

@@ -211,12 +211,12 @@ def test_a_packed_training_is_followed_as_the_run_is(
 
 def test_options_that_have_no_say_are_refused(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     refused = {
-        ("--task", "hmm"): "--task has no say",
+        ("--task", "hmm"): "--task is not allowed with --over-training",
         ("--device", "foo"): "device 'foo' cannot be used here",
         ("--dtype", "float16"): "dtype is for Hugging Face models",
         ("--device-map", "auto"): "device_map is for Hugging Face models",
         ("--n", "0"): "n at least 2; got 'sampled', 0",
-        ("--seed", "-1"): "a seed is a whole number, at least 0, got -1",
+        ("--seed", "-1"): "seed must be a non-negative integer, got -1",
     }
     for arguments, message in refused.items():
         assert cli.main(["gradients", str(run), "--over-training", *arguments]) == 2

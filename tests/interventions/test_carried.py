@@ -11,7 +11,7 @@ from bayesgeom.core.edits import AtPositions, InSubspace, Replace
 from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.interventions.design import Design
 from bayesgeom.interventions.engine import PairReference
-from bayesgeom.interventions.report import REMOVAL
+from bayesgeom.interventions.report import INSIDE, REMOVAL
 from bayesgeom.interventions.run import fit_subspace, intervene
 from bayesgeom.models.adapters.residual import ResidualModel
 from bayesgeom.models.native.lstm import LSTM, LSTMConfig
@@ -125,10 +125,10 @@ def test_frame_and_jacobian_of_the_state() -> None:
     report = intervene(model, subspace=fits.frame(), kind=FEW, sites=HERE, n=11)
     fitted = fit_subspace(model, None, fits.frame(), sites=HERE)[1].basis
     assert not fitted[17:].any() and fitted.shape == (34, int(report.rank[1])), "h alone has the stream's coordinates"
-    np.testing.assert_allclose(report.frame_overlap.value, 1, atol=1e-9)
+    np.testing.assert_allclose(report.share.value[INSIDE], 1, atol=1e-9)
     jacobian = intervene(model, subspace=fits.top_jacobian(3), kind=FEW, sites=HERE, n=11)
     assert jacobian.rank.tolist() == [3, 3] and np.isfinite(jacobian.movement.value[:, 0]).all()
-    assert (jacobian.frame_overlap.value > 0).all() and np.isfinite(jacobian.frame_overlap.ends).all()
+    assert (jacobian.share.value[INSIDE] > 0).all() and np.isfinite(jacobian.share[INSIDE].ends).all()
 
 
 def test_what_has_no_such_state_is_refused() -> None:
@@ -139,7 +139,7 @@ def test_what_has_no_such_state_is_refused() -> None:
         intervene(lively(), subspace=fits.leace("belief"), sites=HERE)
     with pytest.raises(InvalidArgument, match="score_after=True"):
         intervene(lstm(), subspace=fits.leace("belief"), sites=InterventionSite(CARRIED))
-    with pytest.raises(InvalidArgument, match="trains through hook points, and 'carried' is none"):
+    with pytest.raises(InvalidArgument, match="trains through hook points; 'carried' has none"):
         intervene(lstm(), subspace=fits.trained_swap(3, "belief"), sites=HERE)
     for kind in ("keys", "ov"):
         with pytest.raises(InvalidArgument, match=rf"frame \({kind}\) lies in the residual stream; 'carried' has"):

@@ -225,9 +225,17 @@ def attached(name: str) -> Model:
 @pytest.mark.parametrize(
     ("name", "fit", "message"),
     [
-        ("gemma2", fits.frame("ov", head=1), r"frame \(ov of H1\) reads site 'W_O', .* \(a norm stands between W_O"),
-        ("bloom", fits.frame(), r"frame \(embedding\) reads site 'token_embeddings', .* is not the token's embedding"),
-        ("bloom", fits.frame("keys", head=1), r"reads site 'token_inputs', which BloomForCausalLM has not \(resid_pre"),
+        ("gemma2", fits.frame("ov", head=1), r"frame \(ov of H1\) requires site 'W_O', .* \(a norm stands between W_O"),
+        (
+            "bloom",
+            fits.frame(),
+            r"frame \(embedding\) requires site 'token_embeddings', .* is not the token's embedding",
+        ),
+        (
+            "bloom",
+            fits.frame("keys", head=1),
+            r"requires site 'token_inputs', which BloomForCausalLM does not provide \(resid_pre",
+        ),
     ],
 )
 def test_a_family_without_the_part_says_which(name: str, fit: Fit, message: str) -> None:
@@ -236,5 +244,7 @@ def test_a_family_without_the_part_says_which(name: str, fit: Fit, message: str)
 
 
 def test_write_strength_needs_a_plain_write() -> None:
-    with pytest.raises(MissingSite, match=r"write strength reads site 'W_O', which Olmo2ForCausalLM has not \(a norm"):
+    with pytest.raises(
+        MissingSite, match=r"write strength requires site 'W_O', which Olmo2ForCausalLM does not provide \(a norm"
+    ):
         write_strength(attached("olmo2"), TASK, fits.random(2), n=5)

@@ -113,9 +113,12 @@ def test_heads_are_taken_together_at_z() -> None:
 @pytest.mark.parametrize(
     ("basis", "message"),
     [
-        (torch.ones(7, 2) / 7**0.5, r"not orthonormal: BᵀB is off the identity by 1\.0e\+00\. Pass torch\.linalg\.qr"),
+        (
+            torch.ones(7, 2) / 7**0.5,
+            r"not orthonormal: BᵀB differs from the identity by 1\.0e\+00\. Pass torch\.linalg\.qr",
+        ),
         (torch.full((7, 2), torch.nan), "not orthonormal"),
-        (torch.ones(2, 7), "a basis in 2 dimensions has 1 … 2 orthonormal columns, got 7"),
+        (torch.ones(2, 7), "a basis in 2 dimensions must have 1 to 2 orthonormal columns, got 7"),
         (torch.ones(7, 0), "got 0"),
     ],
 )
@@ -126,11 +129,11 @@ def test_bases_that_are_none(basis: Tensor, message: str) -> None:
 
 def test_what_goes_with_which_kind() -> None:
     for wrong in ({"kind": "rotate"}, {"kind": "add", "turn": TURN}, {"kind": "swap", "shift": drawn(R, seed=0)}):
-        with pytest.raises(InvalidArgument, match="`turn` goes with rotate and `shift` with add"):
+        with pytest.raises(InvalidArgument, match="`turn` is required for 'rotate' and `shift` for 'add'"):
             InSubspace(site=RESID_PRE, layer=0, basis=BASIS, **wrong)
     with pytest.raises(InvalidArgument, match="kind must be one of swap, remove, keep, rotate, add; got 'twist'"):
         past_type_checks(edit("remove"), kind="twist").__post_init__()
-    with pytest.raises(InvalidArgument, match="the basis is 5 wide, the site 7"):
+    with pytest.raises(InvalidArgument, match="the basis has 5 dimensions, the site 7"):
         edit("remove", random_subspaces(5, 2, draws=1, seed=0)[0]).applied(VALUES, REFERENCE)
 
 

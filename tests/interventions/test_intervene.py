@@ -220,7 +220,7 @@ def test_write_strength_is_a_loop_over_heads() -> None:
             expected = float(torch.stack([vector.norm() for vector in written]).mean())
             assert report.strength.value[layer, head] == pytest.approx(expected, rel=1e-4)
     assert -1 <= float(report.rank_correlation) <= 1 and "L0H0" in report.table() and len(report.plot().data) == 2
-    with pytest.raises(InvalidArgument, match="ablate with the battery of heads"):
+    with pytest.raises(InvalidArgument, match="ablate with the battery 'heads'"):
         from bayesgeom.ablations.batteries import every_mlp
         from bayesgeom.ablations.run import ablate
 
@@ -229,7 +229,7 @@ def test_write_strength_is_a_loop_over_heads() -> None:
 
 def test_the_report_draws_prints_and_keeps(swapped: InterventionReport, tmp_path: Path) -> None:
     names = [trace.name for trace in swapped.plot().data]
-    for name in ("ceiling: whole activation", "random subspaces, mean", *swapped.bands):
+    for name in ("ceiling: whole activation", "baseline: random subspaces (range)", "all positions, 95 % interval"):
         assert names.count(name) == 2
     assert swapped.bands == ("all", "first third", "middle third", "last third")
     text = swapped.table()
@@ -303,9 +303,9 @@ REFUSED: dict[str, tuple[Callable[[], object], type[BayesGeomError], str]] = {
     "site": (
         lambda: intervene(lively(), sites=InterventionSite(STATE)),
         MissingSite,
-        "site 'state', which tiny has not",
+        "site 'state', which tiny does not provide",
     ),
-    "pattern": (lambda: intervene(lively(), sites=InterventionSite(PATTERN)), InvalidArgument, "not at 'pattern'"),
+    "pattern": (lambda: intervene(lively(), sites=InterventionSite(PATTERN)), InvalidArgument, "not 'pattern'"),
     "width": (lambda: intervene(lively(), subspace=USED), InvalidArgument, "'used' is 13 wide; .* are 30 wide"),
     "orthonormal": (lambda: fits.basis(torch.ones(30, 2)), InvalidArgument, "not orthonormal"),
     "rank": (lambda: intervene(lively(), subspace=fits.top_jacobian(31)), InvalidArgument, "r = 31: .* 1 … 30"),
@@ -314,14 +314,14 @@ REFUSED: dict[str, tuple[Callable[[], object], type[BayesGeomError], str]] = {
     "no subspace": (
         lambda: inspect.unwrap(intervene)(lively(), subspace=5),
         InvalidArgument,
-        "a subspace is a name such as 'frame'.*got 5",
+        "subspace must be a name such as 'frame'.*got 5",
     ),
     "n": (lambda: intervene(lively(), n=0), InvalidArgument, "at least 1, got 0"),
     "kind": (unknown_kind, InvalidArgument, "swap, remove, .*got 'twist'"),
     "pairs": (
         lambda: intervene(planted_model(), Alone(), USED, kind=Design(donors="paired")),
         InvalidArgument,
-        "draws no pairs. Use donors='independent' or 'auto'",
+        "has no pairs. Use donors='independent' or 'auto'",
     ),
     "donors": (lambda: past_type_checks(Design(), donors="any").__post_init__(), InvalidArgument, "got 'any'"),
     "controls": (lambda: Design(n_random=0), InvalidArgument, "at least 1"),
@@ -334,18 +334,18 @@ REFUSED: dict[str, tuple[Callable[[], object], type[BayesGeomError], str]] = {
     "score after": (
         lambda: intervene(planted_model(), subspace=USED, sites=InterventionSite(score_after=True)),
         InvalidArgument,
-        "at least 5 scored positions, this one has 3",
+        "at least 5 scored positions; this one has 3",
     ),
     "no entropy": (lambda: fits.covariance("entropy", given=("x",)), UnknownName, "named 'x'"),
-    "frame at z": (lambda: intervene(lively(), sites=InterventionSite(Z)), InvalidArgument, "coordinates of its own"),
+    "frame at z": (lambda: intervene(lively(), sites=InterventionSite(Z)), InvalidArgument, "other coordinates"),
     "frame kind": (
         lambda: intervene(lively(), subspace=past_type_checks(FRAME, kind="qk")),
         InvalidArgument,
         "got 'qk'",
     ),
     "frame head": (lambda: intervene(lively(), subspace=fits.frame("keys", head=3)), InvalidArgument, "heads 0 … 2"),
-    "no head": (lambda: intervene(lively(), subspace=fits.frame("ov")), InvalidArgument, "one head"),
-    "tokens": (lambda: intervene(lively(), subspace=fits.frame(tokens="x")), InvalidArgument, "names: hypotheses, "),
+    "no head": (lambda: intervene(lively(), subspace=fits.frame("ov")), InvalidArgument, "require head"),
+    "tokens": (lambda: intervene(lively(), subspace=fits.frame(tokens="x")), InvalidArgument, "has: hypotheses, "),
     "axis": (lambda: past_type_checks(AXIS, by="pc2").__post_init__(), InvalidArgument, "got 'pc2'"),
     "zero span": (lambda: span("none", torch.zeros(7, 3)), InvalidArgument, "all zero"),
 }

@@ -70,7 +70,7 @@ def test_movement_without_erasure_would_say_used_of_what_is_not(label: str) -> N
     low = report.movement.ends[0][LAYER, 0]
     assert low > largest_control(report.movement)[LAYER, 0] and low > 0.1
     assert report.movement.clears("higher")[LAYER, 0] == "yes"
-    assert "erasing the quantity costs nothing" in report.reason_by_layer[LAYER]
+    assert "erasing the quantity has no cost" in report.reason_by_layer[LAYER]
 
 
 def test_a_used_quantity_moves_all_the_way_and_a_copy_not_at_all() -> None:

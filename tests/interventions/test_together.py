@@ -222,17 +222,17 @@ def test_verdicts_follow_the_rule(value: float, beyond: float, most: float, said
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
-        ({"kind": "swap"}, InvalidArgument, r"kind is one of remove, keep, add; 'swap' is for one at a time"),
-        ({"kind": "rotate"}, InvalidArgument, r"'rotate' is for one at a time"),
-        ({"kind": Design("remove")}, InvalidArgument, r"have a fixed design: pass kind='remove', 'keep' or 'add'"),
-        ({"n": 1}, InvalidArgument, r"at least 2 to correlate anything, got 1"),
-        ({"sites": []}, InvalidArgument, r"name one site or more, all at one hook point"),
+        ({"kind": "swap"}, InvalidArgument, r"kind must be one of remove, keep, add; 'swap' edits one layer at a time"),
+        ({"kind": "rotate"}, InvalidArgument, r"'rotate' edits one layer at a time"),
+        ({"kind": Design("remove")}, InvalidArgument, r"accepts no Design: pass kind='remove', 'keep' or 'add'"),
+        ({"n": 1}, InvalidArgument, r"at least 2 for a correlation; got 1"),
+        ({"sites": []}, InvalidArgument, r"sites must hold at least one site, all at one hook point"),
         (
             {"sites": [BOTH, InterventionSite(V, (0,))]},
             InvalidArgument,
-            r"name one site or more, all at one hook point",
+            r"sites must hold at least one site, all at one hook point",
         ),
-        ({"sites": [InterventionSite(RESID_PRE, (0, 2))]}, InvalidArgument, r"layers \[0, 2\]: name at least one of"),
+        ({"sites": [InterventionSite(RESID_PRE, (0, 2))]}, InvalidArgument, r"layers \[0, 2\]: choose at least one of"),
     ],
 )
 def test_mistakes_are_named(model: Model, arguments: dict[str, Any], error: type, message: str) -> None:
@@ -291,11 +291,11 @@ def test_layers_with_commas_are_edited_each_alone(directory: str, capsys: pytest
     ("more", "message"),
     [
         (("--layers", "1-2"), "--layers takes whole numbers joined by , or +"),
-        (("--layers", "1+7"), "layers [1, 7]: name at least one of"),
+        (("--layers", "1+7"), "layers [1, 7]: choose at least one of"),
         (("--site", "nowhere"), "there is no site to act at named 'nowhere'"),
         (
             ("--site", "v", "--layers", "1"),
-            "an intervention acts at resid_pre, z, attn_out, resid_mid, mlp_out, resid_post",
+            "an intervention can edit resid_pre, z, attn_out, resid_mid, mlp_out, resid_post",
         ),
         (("--layers", "0"), "layer 0 holds the same vector at every scored position"),
     ],

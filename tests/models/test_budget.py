@@ -9,10 +9,10 @@ import pytest
 import bayesgeom
 from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.core.sites import PATTERN, K
+from bayesgeom.diagnosis.run import all_probes
 from bayesgeom.models import budget
 from bayesgeom.models.recorder import bytes_per_sequence
 from bayesgeom.models.resolve import load
-from bayesgeom.probes.one_pass import all_probes
 from tests.models.test_run import TASK, blocks, lively
 from tests.test_cli import save
 
@@ -79,7 +79,7 @@ def test_the_summary_says_on_how_many_sequences_activations_rest() -> None:
     model.memory_gib = 17.5 * cost(model, "value_manifold") / 2**30
     found = bayesgeom.diagnose(model, TASK, n=23, n_untrained=1, probes="value_manifold")
     assert found.provenance["n_recorded"] == 17
-    assert "activations were kept of 17 of 23 sequences" in found.summary()
+    assert "activations were stored for 17 of 23 sequences" in found.summary()
     model.memory_gib = None
     whole = bayesgeom.diagnose(model, TASK, n=23, n_untrained=0, probes="value_manifold")
-    assert whole.provenance["n_recorded"] == 23 and "activations were kept" not in whole.summary()
+    assert whole.provenance["n_recorded"] == 23 and "activations were stored" not in whole.summary()

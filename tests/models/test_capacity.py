@@ -63,20 +63,20 @@ def test_sizes_that_are_given_stay() -> None:
 
 def test_a_reference_that_nothing_matches_is_refused() -> None:
     tiny = TransformerConfig(d_vocab=40, n_ctx=37, n_layers=1, n_heads=1, d_model=2, d_mlp=1)
-    expected = r"no lstm with 40 ids, d_model = 64 comes within 1% of the reference's \d+ parameters: the nearest, LSTM"
+    expected = r"no lstm with 40 ids, d_model = 64 is within 1% of the reference's \d+ parameters: the nearest, LSTM"
     with pytest.raises(InvalidArgument, match=expected):
         capacity_matched("lstm", tiny, d_model=64)
-    with pytest.raises(InvalidArgument, match=r"no mamba with 40 ids comes within 1% .*: the nearest, .* is .*% off"):
+    with pytest.raises(InvalidArgument, match=r"no mamba with 40 ids is within 1% .*: the nearest, .* is .*% off"):
         capacity_matched("mamba", tiny)
 
 
 def test_what_does_not_fit_is_refused() -> None:
     with pytest.raises(UnknownName, match="no ModelConfig named 'gru'"):
         capacity_matched("gru", REFERENCE)
-    with pytest.raises(InvalidArgument, match="architecture 'lstm' takes no d_mlp"):
+    with pytest.raises(InvalidArgument, match="architecture 'lstm' has no parameter d_mlp"):
         capacity_matched("lstm", REFERENCE, d_mlp=3)
     with pytest.raises(
-        InvalidArgument, match=r"to a ModelConfig, to a module that one built, or to a Model; got a Linear"
+        InvalidArgument, match=r"must be a ModelConfig, a module built from one, or a Model; got a Linear"
     ):
         capacity_matched("lstm", nn.Linear(3, 5))
     with pytest.raises(UnknownName, match="no checkpoint named 'bijection-20'"):
@@ -88,7 +88,7 @@ def test_a_reference_without_a_context_is_asked_for_it() -> None:
 
     sizes = {"vocab_size": 11, "hidden_size": 40, "state_size": 3, "num_hidden_layers": 2, "intermediate_size": 80}
     model = as_model(transformers.MambaForCausalLM(transformers.MambaConfig(**sizes)))
-    with pytest.raises(InvalidArgument, match="the reference does not say its n_ctx: pass them by name"):
+    with pytest.raises(InvalidArgument, match="the reference does not state n_ctx: pass them by name"):
         capacity_matched("lstm", model)
     config = capacity_matched("lstm", model, n_ctx=7)
     assert abs(built(config) / model.spec.n_parameters - 1) <= 0.01

@@ -67,8 +67,8 @@ def test_a_config_survives_json(kind: tuple[str, str, bool]) -> None:
 @pytest.mark.parametrize(
     ("sizes", "message"),
     [
-        ({"n_layers": 0}, r"every size of a transformer is at least 1, got .*n_layers=0"),
-        ({"d_model": 31}, r"d_model = 31 is no multiple of n_heads = 3"),
+        ({"n_layers": 0}, r"every size of a transformer must be at least 1, got .*n_layers=0"),
+        ({"d_model": 31}, r"d_model = 31 must be a multiple of n_heads = 3"),
         ({"positions": "rotary"}, r"d_head = 7 must be even"),
         ({"n_head": 3}, r"architecture 'transformer' has no parameter 'n_head'. It has: .*n_heads"),
     ],
@@ -152,7 +152,7 @@ WEIGHT_FAULTS = {
     ),
     "shape": (
         lambda weights: weights.update({"pos_embed.weight": torch.ones(7, 21)}),
-        r"pos_embed\.weight has shape \(7, 21\), the config asks for \(5, 21\)\.",
+        r"pos_embed\.weight has shape \(7, 21\), the config requires \(5, 21\)\.",
     ),
     "nan": (fill_one(float("nan")), r"ln_final\.w has 2 NaN or infinite weight\(s\)"),
     "infinite": (fill_one(float("-inf")), r"ln_final\.w has 2 NaN or infinite weight\(s\)"),
@@ -177,17 +177,17 @@ def test_edited_weights_no_longer_match_their_hash(tmp_path: Path) -> None:
 
 CONFIG_FAULTS: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
     "newer": (lambda d: d.update(schema=3), r"has schema 3; this bayesgeom reads up to 2\. Upgrade"),
-    "no schema": (lambda d: d.pop("schema"), r"no bayesgeom config: it has no schema number"),
+    "no schema": (lambda d: d.pop("schema"), r"not a bayesgeom config: it has no schema number"),
     "no model": (lambda d: (d.pop("model"), d.pop("step")), r"config\.json lacks model, step\."),
     "architecture": (
         lambda d: d["model"].update(architecture="oracle"),
         r"config\.json: there is no ModelConfig named 'oracle'\. There are: .*transformer",
     ),
-    "size": (lambda d: d["model"].update(d_model=22), r"config\.json: d_model = 22 is no multiple of n_heads = 3"),
+    "size": (lambda d: d["model"].update(d_model=22), r"config\.json: d_model = 22 must be a multiple of n_heads = 3"),
     "unknown size": (lambda d: d["model"].update(width=3), r"'transformer' has no parameter 'width'"),
     "no sizes": (lambda d: d.update(model=3), r"config\.json.* model.* 3"),
     "task": (lambda d: d["task"].update(name="recal"), r"no WindTunnel named 'recal'\. There are: bijection, .*hmm"),
-    "task sizes": (lambda d: d["task"].update(n_pairs=7), r"config\.json: 7 distinct keys asked of 5"),
+    "task sizes": (lambda d: d["task"].update(n_pairs=7), r"config\.json: 7 distinct keys requested of 5"),
     "no task": (lambda d: d.update(task=[]), r"config\.json.* task.* \[\]"),
 }
 
@@ -244,7 +244,7 @@ def test_configs_that_are_no_json_are_refused(text: str, tmp_path: Path) -> None
 def test_json_that_is_no_config_is_refused(text: str, tmp_path: Path) -> None:
     saved(tmp_path / "tiny")
     (tmp_path / "tiny" / "config.json").write_text(text)
-    with pytest.raises(CheckpointFault, match=r"is no bayesgeom config"):
+    with pytest.raises(CheckpointFault, match=r"is not a bayesgeom config"):
         load_checkpoint(tmp_path / "tiny")
 
 
@@ -263,7 +263,7 @@ def test_truncated_weights_are_refused(kept: float, tmp_path: Path) -> None:
     whole = weights.read_bytes()
     weights.write_bytes(whole[: int(kept * len(whole))])
     with pytest.raises(
-        CheckpointFault, match=r"model\.safetensors is truncated or no safetensors file .* Copy it again"
+        CheckpointFault, match=r"model\.safetensors is truncated or not a safetensors file .* Copy it again"
     ):
         load_checkpoint(tmp_path / "tiny")
 

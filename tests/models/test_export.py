@@ -70,7 +70,7 @@ def test_the_export_has_the_same_anatomy(kind: tuple[str, str], tmp_path: Path) 
 @pytest.mark.parametrize("kind", sorted(set(itertools.product(NORMS, POSITIONS)) - HELD.keys()))
 def test_what_no_architecture_holds_is_refused(kind: tuple[str, str], tmp_path: Path) -> None:
     with pytest.raises(
-        InvalidArgument, match=rf"no Hugging Face architecture holds {kind[1]} positions with {kind[0]}"
+        InvalidArgument, match=rf"no Hugging Face architecture supports {kind[1]} positions with {kind[0]}"
     ):
         export_huggingface(lively(*kind), tmp_path / "out")
     assert not (tmp_path / "out").exists()
@@ -83,7 +83,7 @@ def test_other_directories_are_no_exports(tmp_path: Path) -> None:
     source = config.pop("exported_from")
     (tmp_path / "out" / "config.json").write_text(json.dumps(config))
     for path in (tmp_path / "out", tmp_path / "nowhere"):
-        with pytest.raises(CheckpointFault, match=r"is no export of a bayesgeom transformer"):
+        with pytest.raises(CheckpointFault, match=r"is not an export of a bayesgeom transformer"):
             import_huggingface(path)
     source["model"]["d_mlp"] = 19
     (tmp_path / "out" / "config.json").write_text(json.dumps(config | {"exported_from": source}))

@@ -175,7 +175,7 @@ def test_what_no_identity_vouches_for_is_not_believed(missing: Site) -> None:
     del held[missing]
     found = broken(held)
     assert set(found) == alone.get(missing, set()) - {missing}
-    assert set(found.values()) <= {"no identity that vouches for it could be tried"}
+    assert set(found.values()) <= {"no identity that verifies it could be checked"}
 
 
 def test_without_rotation_q_and_k_fall_with_the_scores() -> None:
@@ -241,10 +241,10 @@ def test_withheld_sites_are_refused_with_the_reason() -> None:
     module.blocks[0].forward = lambda resid: resid + module.blocks[0].hook_attn_out(resid)
     model = HookedModel(module, name="planted")
     assert s.RESID_POST not in model.sites
-    assert model.withheld[s.ATTN_OUT] == "no identity that vouches for it could be tried", "it fires, all alone"
+    assert model.withheld[s.ATTN_OUT] == "no identity that verifies it could be checked", "it fires, all alone"
     with pytest.raises(
         MissingSite,
-        match=r"probe 'p' reads site 'resid_post', which planted has not \(its hook does not fire once in every",
+        match=r"probe 'p' requires site 'resid_post', which planted does not provide \(its hook does not fire once",
     ):
         model.require((s.RESID_POST,), by="probe 'p'")
 
@@ -257,6 +257,6 @@ def test_a_module_that_breaks_an_identity_is_not_believed() -> None:
     model = HookedModel(module, name="planted")
     assert set(model.withheld) == {s.Z, s.ATTN_OUT} and model.sites == EXPOSED - {s.Z, s.ATTN_OUT}
     with pytest.raises(
-        MissingSite, match=r"'z', which planted has not \(identity W_O z \+ b = attn_out fails by \d\.\de"
+        MissingSite, match=r"'z', which planted does not provide \(identity W_O z \+ b = attn_out fails by \d\.\de"
     ):
         model.require((s.K, s.Z), by="this run")

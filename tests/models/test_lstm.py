@@ -79,5 +79,5 @@ def test_forget_gates_start_open() -> None:
 
 
 def test_sizes_that_cannot_be_are_refused() -> None:
-    with pytest.raises(InvalidArgument, match="every size of an LSTM is at least 1"):
+    with pytest.raises(InvalidArgument, match="every size of an LSTM must be at least 1"):
         LSTMConfig(d_vocab=11, n_ctx=7, n_layers=0)

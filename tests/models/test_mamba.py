@@ -168,7 +168,7 @@ def test_an_edited_state_changes_what_is_read_there_and_later_layers_but_nothing
 
 
 def test_sizes_that_cannot_be_are_refused() -> None:
-    with pytest.raises(InvalidArgument, match="every size of a Mamba is at least 1"):
+    with pytest.raises(InvalidArgument, match="every size of a Mamba must be at least 1"):
         MambaConfig(d_vocab=11, n_ctx=7, d_state=0)
 
 

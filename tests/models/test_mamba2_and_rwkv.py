@@ -103,9 +103,9 @@ def test_matrices_of_the_blocks_are_muons(kind: str) -> None:
 def test_sizes_that_cannot_be_are_refused() -> None:
     with pytest.raises(InvalidArgument, match=r"expand · d_model = 44 must be a multiple of d_head = 13"):
         Mamba2Config(d_vocab=11, n_ctx=7, d_model=22, d_head=13)
-    with pytest.raises(InvalidArgument, match="every size of a Mamba-2 is at least 1"):
+    with pytest.raises(InvalidArgument, match="every size of a Mamba-2 must be at least 1"):
         Mamba2Config(d_vocab=11, n_ctx=7, d_state=0)
-    with pytest.raises(InvalidArgument, match="2 of each at least"):
+    with pytest.raises(InvalidArgument, match="at least 2 of each"):
         RWKVConfig(d_vocab=11, n_ctx=7, n_layers=1)
-    with pytest.raises(InvalidArgument, match="every size of an RWKV is at least 1"):
+    with pytest.raises(InvalidArgument, match="every size of an RWKV must be at least 1"):
         RWKVConfig(d_vocab=11, n_ctx=7, d_mlp=0)

@@ -102,13 +102,15 @@ def test_every_hook_has_its_name_and_the_stream_is_a_sum(config: MLPConfig) -> N
 
 
 def test_a_table_of_positions_ends() -> None:
-    with pytest.raises(TaskMismatch, match=r"13 tokens asked of a model with learned positions for 7; shorten"):
+    with pytest.raises(TaskMismatch, match=r"the sequence has 13 tokens, the model learned positions for 7; shorten"):
         POSITION.build(seed=0)(some_tokens(13))
 
 
 def test_what_cannot_be_is_refused() -> None:
-    with pytest.raises(InvalidArgument, match="every size of an MLP is at least 1"):
+    with pytest.raises(InvalidArgument, match="every size of an MLP must be at least 1"):
         replace(POSITION, n_layers=0)
     for broken in ({"context": "position"}, {"tied": True}):
-        with pytest.raises(InvalidArgument, match="takes context='prefix', which projects it, and tied=False"):
+        with pytest.raises(
+            InvalidArgument, match="requires context='prefix', which projects embeddings, and tied=False"
+        ):
             replace(PREFIX, **broken)

@@ -114,9 +114,9 @@ def test_a_config_comes_back_from_json() -> None:
         ({"prior_slopes": (0.5, -0.1, 1.0), "prior_is_learned": False}, "at least 0"),
         ({"prior_exponents": (1.0, 0.0, 1.0)}, "exponent per head, above 0"),
         ({"prior_slopes": (0.5, 0.0, 1.0)}, "cannot be learned"),
-        ({"top_attention_off": 4}, "0 … 3 layers"),
-        ({"positions": "learned", "prior_slopes": (0.5, 0.5, 0.5)}, "belong to positions 'prior'; .* 'learned'"),
-        ({"positions": "alibi", "prior_is_learned": False}, "belong to positions 'prior'; .* 'alibi'"),
+        ({"top_attention_off": 4}, "must be 0 to 3 layers"),
+        ({"positions": "learned", "prior_slopes": (0.5, 0.5, 0.5)}, "require positions 'prior'; .* 'learned'"),
+        ({"positions": "alibi", "prior_is_learned": False}, "require positions 'prior'; .* 'alibi'"),
     ],
 )
 def test_what_no_prior_is(changes: dict[str, object], message: str) -> None:

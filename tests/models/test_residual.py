@@ -97,9 +97,11 @@ def test_a_site_that_is_not_what_it_says_is_withheld(kind: str) -> None:
 
 
 def test_what_is_not_there_is_said_why() -> None:
-    with pytest.raises(MissingSite, match=r"reads site 'k', which lstm has not \(it has no attention heads\)"):
+    with pytest.raises(
+        MissingSite, match=r"requires site 'k', which lstm does not provide \(it has no attention heads\)"
+    ):
         attached("lstm").require((s.K,), by="a probe")
-    with pytest.raises(MissingSite, match=r"'state', which mlp has not \(an MLP carries nothing"):
+    with pytest.raises(MissingSite, match=r"'state', which mlp does not provide \(an MLP carries nothing"):
         attached("mlp").require((s.STATE,), by="a probe")
 
 
@@ -162,7 +164,9 @@ def test_mlps_are_ablated_and_what_a_block_has_not_is_refused() -> None:
     assert len(report.kl_increase_bits.value) == 3
     for battery in (every_layer, every_mlp):
         lstm = attached("lstm")
-        with pytest.raises(MissingSite, match=r"which lstm has not \(a block of it writes into the stream once"):
+        with pytest.raises(
+            MissingSite, match=r"which lstm does not provide \(a block of it writes into the stream once"
+        ):
             ablate(lstm, TASK, battery(lstm), n=6)
 
 
@@ -172,5 +176,5 @@ def test_interventions_act_on_the_stream_and_not_on_the_state(kind: str) -> None
     report = intervene(model, TASK, n=6, sites=InterventionSite(s.RESID_PRE, layers=(1,)))
     assert report.n == 6
     if kind in STATES:
-        with pytest.raises(InvalidArgument, match=r"an intervention acts at .*; not at 'state'"):
+        with pytest.raises(InvalidArgument, match=r"an intervention can edit .*; not 'state'"):
             intervene(model, TASK, n=6, sites=InterventionSite(s.STATE))

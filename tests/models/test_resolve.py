@@ -43,7 +43,7 @@ def test_named_checkpoints_are_the_folders_own(folder: Path) -> None:
 def test_a_folder_that_is_not_there_holds_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BAYESGEOM_CHECKPOINTS", str(tmp_path / "nowhere"))
     assert checkpoints() == {}
-    with pytest.raises(UnknownName, match=r"no checkpoint named 'tiny'\. There are: \(none\)"):
+    with pytest.raises(UnknownName, match=r"no checkpoint named 'tiny'\. Available: \(none\)"):
         load("tiny")
 
 
@@ -68,7 +68,7 @@ def test_a_folder_beside_an_installed_package_is_somebody_elses(
 
 @pytest.mark.parametrize("name", ["x" * 300, "x" * 5_000, "a/" + "x" * 300])
 def test_a_name_longer_than_names_may_be_is_unknown(folder: Path, name: str) -> None:
-    with pytest.raises(UnknownName, match=r"no checkpoint.* named '.*x'\. There are: small, tiny\."):
+    with pytest.raises(UnknownName, match=r"no checkpoint.* named '.*x'\. Available: small, tiny\."):
         load(name)
 
 
@@ -111,7 +111,7 @@ def test_fresh_copies_are_new_and_of_the_same_shape(folder: Path) -> None:
 
 
 def test_unknown_names_list_those_that_exist(folder: Path) -> None:
-    with pytest.raises(UnknownName, match=r"no checkpoint named 'tinny'\. There are: small, tiny\."):
+    with pytest.raises(UnknownName, match=r"no checkpoint named 'tinny'\. Available: small, tiny\."):
         load("tinny")
 
 
@@ -159,7 +159,9 @@ def test_a_task_may_be_text(folder: Path) -> None:
 
 def test_other_things_are_no_task() -> None:
     for thing, shown in ((Bijection, "the class Bijection"), (7, "7")):
-        with pytest.raises(InvalidArgument, match=rf"a task is an instance, .* or text, .*; got {shown}\."):
+        with pytest.raises(
+            InvalidArgument, match=rf"task must be an instance such as .*, text such as .*; got {shown}\."
+        ):
             inspect.unwrap(as_task)(thing, trained=None)
 
 

@@ -225,12 +225,14 @@ def test_missing_sites_name_what_there_is() -> None:
     model = lively()
     with pytest.raises(
         MissingSite,
-        match=r"this run reads site 'state', which tiny has not\. It exposes: W_K, W_K_gram, W_O, W_V, attn",
+        match=r"this run requires site 'state', which tiny does not provide. Available sites: W_K, W_K_gram, W_O",
     ):
         model.run(blocks(5), record=(s.Z, s.STATE))
-    with pytest.raises(MissingSite, match=r"site 'k' was not recorded in this run of tiny\. It holds: pattern, z\."):
+    with pytest.raises(
+        MissingSite, match=r"site 'k' was not recorded in this run of tiny\. Recorded sites: pattern, z\."
+    ):
         model.run(blocks(5), record=(s.Z, s.PATTERN)).at(s.K)
-    with pytest.raises(MissingSite, match=r"It holds: \(none\)"):
+    with pytest.raises(MissingSite, match=r"Recorded sites: \(none\)"):
         model.run(blocks(5)).at(s.K)
 
 
@@ -253,7 +255,9 @@ def test_models_without_a_position_table_go_on() -> None:
 def test_logits_that_are_no_numbers_are_refused(value: float) -> None:
     model = lively()
     model.module.ln_final.register_forward_hook(lambda m, i, out: out.index_fill(0, torch.tensor([1, 4]), value))
-    with pytest.raises(NonFinite, match=r"tiny gave NaN or infinite logits in 4 of 12 sequences; its weights or an"):
+    with pytest.raises(
+        NonFinite, match=r"tiny returned NaN or infinite logits in 4 of 12 sequences. Check its weights"
+    ):
         model.run(blocks(5, 7), n_recorded=5)
 
 
@@ -296,7 +300,7 @@ class Faulty(Model):
     [
         ([], r"'attn_out' of layer 1 of tiny fired 0 times in one pass"),
         ([(5, 13, 30)] * 2, r"'attn_out' of layer 1 of tiny fired 2 times in one pass"),
-        ([(5, 13, 31)], r"layer 1 of tiny has shape \(5, 13, 31\); its axes batch pos d_model say \(5, 13, 30\)"),
+        ([(5, 13, 31)], r"layer 1 of tiny has shape \(5, 13, 31\); its axes batch pos d_model require \(5, 13, 30\)"),
         ([(5, 7, 30)], r"has shape \(5, 7, 30\)"),
         ([(13, 5, 30)], r"has shape \(13, 5, 30\)"),
         ([(5, 13, 3, 10)], r"has shape \(5, 13, 3, 10\)"),

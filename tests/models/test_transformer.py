@@ -256,7 +256,7 @@ def test_auto_attention_is_fused_unless_watched_or_trained(monkeypatch: pytest.M
 
 
 def test_learned_positions_end_where_their_table_ends() -> None:
-    with pytest.raises(TaskMismatch, match=r"13 tokens asked of a model with learned positions for 7; shorten"):
+    with pytest.raises(TaskMismatch, match=r"the sequence has 13 tokens, the model learned positions for 7; shorten"):
         SMALL.build(seed=0)(some_tokens(13))
 
 

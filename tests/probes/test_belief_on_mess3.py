@@ -5,10 +5,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from bayesgeom.diagnosis.run import diagnose
 from bayesgeom.models.resolve import as_model
 from bayesgeom.probes.belief_readout import BeliefReadout
 from bayesgeom.probes.belief_report import EMBEDDING, BeliefReadoutReport
-from bayesgeom.probes.one_pass import diagnose
 from bayesgeom.results.estimators import UNTRAINED
 from bayesgeom.tasks.process import Mess3
 from bayesgeom.training.loop import Pace, train

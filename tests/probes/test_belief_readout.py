@@ -214,11 +214,11 @@ def test_the_figure_draws_every_baseline() -> None:
         "mean belief",
         "Gaussian cloud",
     ):
-        assert f"null: {null}" in names, null
-    assert "null: one constant answer" in names
-    shown = [trace.name for trace in figure.data if trace.showlegend]
-    assert len(shown) == len(set(shown))
-    dashes = {trace.name: trace.line.dash for trace in figure.data if (trace.name or "").startswith("null")}
+        assert f"baseline: {null}" in names, null
+    assert "baseline: one constant answer" in names
+    shown = [(trace.xaxis, trace.name) for trace in figure.data if trace.showlegend]
+    assert len(shown) == len(set(shown)), "once in each panel"
+    dashes = {trace.name: trace.line.dash for trace in figure.data if (trace.name or "").startswith("baseline")}
     assert len(set(dashes.values())) == len(dashes)
     panels = ["5", "6", "7", "8", "9", "10"]  # after four of beliefs in the plane, whose axes mean nothing
     titles = [figure.layout[f"{axis}{panel}"].title.text for axis in ("xaxis", "yaxis") for panel in panels]
@@ -303,7 +303,7 @@ def test_the_simplex_shows_held_out_beliefs_as_they_are_and_as_they_are_read() -
 def test_too_many_hypotheses_are_measured_and_not_drawn() -> None:
     report = BeliefReadout().measure(planted(ModularRecurrence(modulus=5, length=5), n=23))
     assert report.drawn_belief.shape == (0, 26) and np.isfinite(report.r2.value).all()
-    assert "26 hypotheses are too many corners to draw" in [t.text[0] for t in report.plot().data if t.mode == "text"]
+    assert "not drawn: 26 hypotheses are too many" in [t.text[0] for t in report.plot().data if t.mode == "text"]
 
 
 def test_beliefs_of_window_observers_stand_beside_the_read_out() -> None:

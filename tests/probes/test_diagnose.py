@@ -15,12 +15,12 @@ from bayesgeom.core.errors import InvalidArgument, MissingSite, NoCopy, TaskMism
 from bayesgeom.core.progress import bar
 from bayesgeom.core.run import Run
 from bayesgeom.core.sites import RESID_POST, STATE, Z
+from bayesgeom.diagnosis.run import N_RECORDED, all_probes, diagnose
 from bayesgeom.models.adapters.hooked import HookedModel
 from bayesgeom.models.native.transformer import Transformer, TransformerConfig
 from bayesgeom.probes.base import Control, Needs, Probe
 from bayesgeom.probes.calibration import CalibrationReport
 from bayesgeom.probes.key_report import KeyOverlapReport
-from bayesgeom.probes.one_pass import N_RECORDED, all_probes, diagnose
 from bayesgeom.results.diagnosis import Diagnosis, left_out
 from bayesgeom.results.estimate import Estimate, Quantity
 from bayesgeom.results.estimators import UNTRAINED
@@ -32,7 +32,7 @@ from bayesgeom.tasks.bijection import Bijection
 from bayesgeom.tasks.hmm import HMM
 from bayesgeom.tasks.process import Mess3
 
-package = importlib.import_module("bayesgeom.probes.one_pass")  # its name in the package is the function's
+package = importlib.import_module("bayesgeom.diagnosis.run")  # its name in the package is the function's
 TASK = Bijection(n_values=11, n_pairs=5)  # 22 ids, 9 positions of which 5 are scored
 SIZES = TransformerConfig(d_vocab=22, n_ctx=9, n_layers=2, n_heads=3, d_model=21, d_mlp=13)
 
@@ -119,7 +119,7 @@ def test_it_is_a_mapping_of_every_probe_or_its_excuse(monkeypatch: pytest.Monkey
     assert len(diagnosis) == len(list(diagnosis)) and next(iter(diagnosis)) == "calibration"
     assert {type(report).name for report in diagnosis.values()} == set(diagnosis)
     assert diagnosis.skipped["recurrent"].startswith(
-        "probe 'recurrent' reads site 'state', which tiny has not. It exposes: "
+        "probe 'recurrent' requires site 'state', which tiny does not provide. Available sites: "
     )
     assert all(diagnosis.skipped.values())
 
@@ -127,12 +127,12 @@ def test_it_is_a_mapping_of_every_probe_or_its_excuse(monkeypatch: pytest.Monkey
 def test_what_another_task_would_serve_is_one_short_line(tmp_path: Path) -> None:
     diagnosis = diagnose(lively(), probes=None, n=5, n_untrained=0)
     assert diagnosis.skipped == {} and list(diagnosis.inapplicable) == ["domain_separation"]
-    assert "\nnot for this task: domain_separation" in diagnosis.summary()
-    with pytest.raises(UnknownName, match=r"skipped: probe 'domain_separation' compares sequences of several kinds"):
+    assert "\nnot applicable to this task: domain_separation" in diagnosis.summary()
+    with pytest.raises(UnknownName, match=r"skipped: probe 'domain_separation' requires sequences of several kinds"):
         diagnosis["domain_separation"]
     diagnosis.save(tmp_path / "run")
     assert Diagnosis.load(tmp_path / "run").inapplicable == diagnosis.inapplicable
-    assert "compares sequences of several kinds" in (tmp_path / "run" / "report.html").read_text()
+    assert "requires sequences of several kinds" in (tmp_path / "run" / "report.html").read_text()
 
 
 def test_without_a_renaming_the_reason_is_given() -> None:
@@ -170,7 +170,7 @@ def test_missing_reports_say_why(monkeypatch: pytest.MonkeyPatch) -> None:
     diagnosis = diagnose(lively(), n=5, n_untrained=0)
     with pytest.raises(
         UnknownName,
-        match=r"skipped: probe 'recurrent' reads site 'state'.*'recurrent'\. There are: relabeling, seen\.",
+        match=r"skipped: probe 'recurrent' requires site 'state'.*'recurrent'\. There are: relabeling, seen\.",
     ):
         diagnosis["recurrent"]
     with pytest.raises(UnknownName, match=r"no report in this diagnosis named 'sen'\. There are: relabeling, seen\."):
@@ -181,7 +181,7 @@ def test_missing_reports_say_why(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_named_probe_that_cannot_be_served_raises(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(package, "all_probes", lambda: {"seen": Seen(), "recurrent": Recurrent()})
     for asked in ("recurrent", Recurrent()):
-        with pytest.raises(MissingSite, match=r"probe 'recurrent' reads site 'state', which tiny has not"):
+        with pytest.raises(MissingSite, match=r"probe 'recurrent' requires site 'state', which tiny does not provide"):
             diagnose(lively(), probes=["seen", asked], n=5)
 
 
@@ -291,12 +291,12 @@ BAD: dict[str, tuple[dict[str, object], type[Exception], str]] = {
     "no sequences": (
         {"n": 0},
         InvalidArgument,
-        r"n is the number of sequences to draw: a whole .* 1, got 0",
+        r"n, the number of sequences to draw, must be a positive integer, got 0",
     ),
     "fewer": ({"n": -3}, InvalidArgument, r"at least 1, got -3"),
-    "negative n": ({"n_untrained": -1}, InvalidArgument, r"untrained networks: at least 0, got -1"),
+    "negative n": ({"n_untrained": -1}, InvalidArgument, r"untrained networks, must be at least 0, got -1"),
     "negative seed": ({"seed": -1}, InvalidArgument, r"seed.* -1"),
-    "no probes": ({"probes": []}, InvalidArgument, r"^probes names none: leave it out for all, or choose from: atten"),
+    "no probes": ({"probes": []}, InvalidArgument, r"^probes is empty: leave it out for all, or choose from: atten"),
     "unknown probe": (
         {"probes": ["calibraton"]},
         UnknownName,
@@ -305,7 +305,7 @@ BAD: dict[str, tuple[dict[str, object], type[Exception], str]] = {
     "other ids": (
         {"task": Bijection(n_values=12, n_pairs=5)},
         TaskMismatch,
-        r"n_values=12.* has 24 ids; tiny was trained on Bijection\(n_values=11.*, which has 22: the same id",
+        r"n_values=12.* has 24 ids; tiny was trained on Bijection\(n_values=11.*, which has 22: ids would",
     ),
     "another kind": (
         {"task": HMM(n_states=3, n_symbols=2)},
@@ -329,7 +329,7 @@ def test_mistakes_are_named(mistake: str) -> None:
 
 def test_a_bare_module_needs_a_task() -> None:
     module = lively().module
-    with pytest.raises(InvalidArgument, match=r"transformer does not say what it was trained on: pass task=…"):
+    with pytest.raises(InvalidArgument, match=r"transformer does not state its training task: pass task=…"):
         diagnose(module, n=3)
     with pytest.raises(
         TaskMismatch, match=r"uses ids 0 … \d+; transformer has 22 ids|uses ids \d+ … 2\d; transformer has 22"

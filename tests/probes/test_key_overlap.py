@@ -309,7 +309,7 @@ def test_more_keys_than_dimensions_have_a_welch_bound_in_the_headline(rng: np.ra
     sets = {"inputs": tuple(range(TOKENS))}
     report = KeyOverlap().measure(run_of(rng, sets=sets))
     bound = welch_bound(TOKENS, WIDTH)
-    assert bound > 0 and f"Welch bound of the largest |cos| {bound:.3f}: 0 is impossible" in str(report.headlines()[0])
+    assert bound > 0 and f"Welch bound of the largest |cos| {bound:.4g}: 0 is impossible" in str(report.headlines()[0])
 
 
 def test_rotated_keys_are_a_view_only_where_they_differ(rng: np.random.Generator) -> None:
@@ -357,9 +357,9 @@ def test_figure_shows_every_view_its_chance_and_the_untrained(everything: tuple[
     titles = [note.text for note in figure.layout.annotations]
     assert any(title.startswith("hypotheses / weights (random W_K: ") and "(chance: " in title for title in titles)
     names = {trace.name for trace in figure.data}
-    assert {"null: random directions", "null: untrained networks", "mean |cosine|", "mean key removed"} <= names
+    assert {"baseline: random directions", "baseline: untrained networks", "mean |cosine|", "mean key removed"} <= names
     maps = [trace for trace in figure.data if isinstance(trace, go.Heatmap)]
     assert len(maps) == 7, "the three views of the empty set have no map"
-    assert all(any("null" in tick for tick in trace.colorbar.ticktext) for trace in maps)
+    assert all(any("baseline" in tick for tick in trace.colorbar.ticktext) for trace in maps)
     np.testing.assert_array_equal(maps[0].z, report.overlap.value[0])
     assert titles[0].startswith("inputs / activation")

@@ -224,7 +224,7 @@ def test_untrained_networks_are_a_baseline(rng: np.random.Generator) -> None:
     most = np.max([np.abs(copy.mass_over_other_by_layer.value).max(axis=1) for copy in copies], axis=0)
     np.testing.assert_array_equal(by_layer.baseline(STRONGEST).value, np.repeat(most[:, None], LAYERS, axis=1))
     first = report.headlines()[0]
-    assert first.baseline == most[0] and first.baseline_name.startswith(f"{STRONGEST}; {OTHER} 0; {UNTRAINED} ")
+    assert first.baseline == most[0] and first.baseline_name.startswith(f"{STRONGEST}; {OTHER} 0; {UNTRAINED}, most ")
     assert [own.name for own in copies[0].auc.baselines] == ["no difference"]
     assert [own.name for own in copies[0].mass_over_other_by_layer.baselines] == [OTHER]
 
@@ -243,10 +243,10 @@ def test_figure_holds_a_map_per_relation_and_its_null(rng: np.random.Generator) 
     report = QKAlignment().measure(run_of(rng), [QKAlignment().measure(run_of(rng))])
     figure = report.plot()
     names = {trace.name for trace in figure.data}
-    assert {"random", "once", "null: another sequence's relation", "null: untrained networks"} <= names
+    assert {"random", "once", "baseline: another sequence's relation", "baseline: untrained networks"} <= names
     maps = [trace for trace in figure.data if isinstance(trace, go.Heatmap)]
     assert len(maps) == 3, "relations without rows have no map, and one that holds in one sequence has no baseline"
-    assert all(any("null" in tick for tick in trace.colorbar.ticktext) for trace in maps)
+    assert all(any("baseline" in tick for tick in trace.colorbar.ticktext) for trace in maps)
     titles = [note.text for note in figure.layout.annotations]
     assert "random: attention above another sequence's relation (baseline: 0)" in titles
     assert "all (not identified): AUC of q·k (baseline: 0.5)" in titles

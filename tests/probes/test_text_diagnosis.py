@@ -49,7 +49,7 @@ def test_prompts_are_diagnosed_with_the_models_own_entropy(model: Model, tmp_pat
     diagnosis = bayesgeom.diagnose(model, Prompts(), n_untrained=1)
     assert diagnosis.provenance["arguments"]["n"] == 160, "of a fixed stock no more than all"
     assert {"calibration", "belief_readout"} <= diagnosis.inapplicable.keys()
-    assert "exact posterior, which nobody knows" in diagnosis.inapplicable["calibration"]
+    assert "requires an exact posterior, which this task does not have" in diagnosis.inapplicable["calibration"]
     assert {"value_manifold", "key_overlap", "attention_entropy", "domain_separation"} <= diagnosis.keys()
     assert "the model's own" in vars(diagnosis["value_manifold"])["conditions"]
     assert any("(the model's own)" in line.label for _, line in diagnosis.headlines())
@@ -98,14 +98,14 @@ def test_text_needs_a_tokenizer() -> None:
     bare = as_model(
         transformers.GPT2LMHeadModel(transformers.GPT2Config(vocab_size=31, n_embd=12, n_head=2, n_layer=1))
     )
-    with pytest.raises(InvalidArgument, match=r"'prompts' is text, and .* came without a tokenizer"):
+    with pytest.raises(InvalidArgument, match=r"'prompts' is text, and .* has no tokenizer"):
         bayesgeom.diagnose(bare, Prompts())
 
 
 def test_what_is_counted_in_bits_to_the_posterior_needs_one(model: Model) -> None:
-    with pytest.raises(TaskMismatch, match="the KL increase is relative to the exact posterior"):
+    with pytest.raises(TaskMismatch, match="this measurement requires a task with an exact posterior"):
         bayesgeom.ablate(model, Prompts(), n=3)
-    with pytest.raises(TaskMismatch, match="probe 'calibration' compares with the exact posterior"):
+    with pytest.raises(TaskMismatch, match="probe 'calibration' requires an exact posterior"):
         bayesgeom.diagnose(model, Prompts(), probes=["calibration"])
 
 

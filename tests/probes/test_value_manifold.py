@@ -9,6 +9,7 @@ import plotly.graph_objects as go
 import pytest
 import torch
 
+from bayesgeom.charts.manifold import LEAST_SHARE
 from bayesgeom.core.run import Run
 from bayesgeom.core.sites import ATTN_OUT, RESID_POST, V, Z
 from bayesgeom.probes import value_manifold
@@ -255,8 +256,10 @@ def test_the_figure_draws_clouds_curves_and_baselines() -> None:
     figure = report.plot()
     assert isinstance(figure, go.Figure) and figure.layout.title.text == report.title
     names = [trace.name for trace in figure.data]
-    assert names.count("scored position") == 4 and names.count("smooth curve in entropy") == 2
-    assert names.count("null: untrained networks") == 4 and names.count("null: shuffle within position") == 4
+    shares = [report.curve_share.value[report.sites.index(site), -1] for site in report.shown_sites]
+    n_curves = sum(share >= LEAST_SHARE for share in shares)
+    assert names.count("scored position") == 4 and names.count("smooth curve in entropy") == n_curves
+    assert names.count("baseline: untrained networks") == 4 and names.count("baseline: shuffle within position") == 4
     colors = [trace.marker.color for trace in figure.data if trace.name == "scored position"]
     np.testing.assert_array_equal(colors[0], report.shown_entropy_bits)
     np.testing.assert_array_equal(colors[1], report.shown_position)

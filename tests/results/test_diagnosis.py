@@ -13,10 +13,10 @@ import safetensors.numpy
 from safetensors import SafetensorError
 
 from bayesgeom.core.errors import OutputFault
+from bayesgeom.diagnosis.run import diagnose
 from bayesgeom.models.adapters.hooked import HookedModel
 from bayesgeom.models.native.transformer import TransformerConfig
 from bayesgeom.probes.calibration import CalibrationReport
-from bayesgeom.probes.one_pass import diagnose
 from bayesgeom.results import diagnosis as module
 from bayesgeom.results.diagnosis import Diagnosis, load_report, report_kinds
 from bayesgeom.results.estimate import Baseline, Estimate
@@ -117,9 +117,10 @@ def test_the_summary_prints_every_headline_and_excuse(whole: Diagnosis) -> None:
     text = whole.summary()
     assert text == str(whole) and text.startswith("tiny <b> on Bijection(n_values=11, n_pairs=5")
     rows = text.splitlines()[4:]
-    for (name, line), row in zip(whole.headlines(), rows, strict=False):
-        assert row.startswith((f"{name} ", "  ")) and f"  {line.label[:15]}" in row
-        assert f"  {line.value_text}  " in row
+    first = [row for row in rows if row[30:].strip() and "  " in row.strip()]
+    for name, line in whole.headlines()[:3]:
+        assert any(row.startswith((f"{name} ", "  ")) and f"  {line.value_text}  " in row for row in first), line
+        assert set(line.label.split()) <= set(text.split()), "a label goes on below, word by word"
     assert any(row.startswith("skipped recurrent: reads site 'state' & <that> is not there") for row in rows)
 
 
@@ -210,8 +211,8 @@ def test_what_is_no_diagnosis_is_refused(whole: Diagnosis, tmp_path: Path) -> No
     whole.save(tmp_path / "run")
     held = json.loads((tmp_path / "run" / "report.json").read_text())
     write_resealed(tmp_path / "run", held | {"reports": held["reports"] | {"oracle": {}}})
-    with pytest.raises(OutputFault, match=r"run holds reports of unknown kinds: oracle\. Upgrade bayesgeom"):
-        Diagnosis.load(tmp_path / "run")
+    loaded = Diagnosis.load(tmp_path / "run")
+    assert [*loaded] == [*whole] and loaded.skipped["oracle"].startswith("report of an unknown kind; install")
 
 
 def test_reports_know_where_they_come_from(whole: Diagnosis, tmp_path: Path) -> None:

@@ -69,7 +69,7 @@ def test_what_is_printed_fits_the_terminal(n_lines: int, verdict: str, report: P
         inapplicable={LONG: LONG},
     )
     assert_fits_the_terminal(str(many))
-    assert ("more: to_pandas() holds all" in str(many)) == (n_lines > 1), "what is left out is counted"
+    assert ("more: see to_pandas()" in str(many)) == (n_lines > 1), "what is left out is counted"
 
 
 def test_a_report_prints_its_verdict_and_its_headlines(report: PlantedReport) -> None:
@@ -83,7 +83,7 @@ def test_a_report_prints_its_verdict_and_its_headlines(report: PlantedReport) ->
 def test_a_diagnosis_prints_what_was_skipped(diagnosis: Diagnosis) -> None:
     lines = str(diagnosis).splitlines()
     assert lines[0] == "tiny on Bijection(n=11)" and sum(line.startswith(("planted ", "other ")) for line in lines) == 2
-    assert lines[-2:] == ["skipped em: no <b>", "not for this task: groups"]
+    assert lines[-2:] == ["skipped em: no <b>", "not applicable to this task: groups"]
 
 
 def test_names_in_code_are_short(report: PlantedReport, diagnosis: Diagnosis) -> None:
@@ -110,8 +110,11 @@ def test_show_shows_the_figure(report: PlantedReport, diagnosis: Diagnosis, monk
 
 def test_a_diagnosis_without_reports_still_prints(diagnosis: Diagnosis) -> None:
     empty = replace(diagnosis, reports={})
-    assert empty._repr_html_().endswith("not for this task: groups</pre>") and strict(empty.to_dict())["reports"] == {}
-    with pytest.raises(InvalidArgument, match="holds no report that could be drawn"):
+    assert (
+        empty._repr_html_().endswith("not applicable to this task: groups</pre>")
+        and strict(empty.to_dict())["reports"] == {}
+    )
+    with pytest.raises(InvalidArgument, match="has no report to draw"):
         empty.plot()
 
 
@@ -175,7 +178,7 @@ def test_a_table_of_a_diagnosis_holds_the_rows_of_its_reports(diagnosis: Diagnos
 @pytest.mark.parametrize("as_path", [str, Path])
 def test_a_page_is_returned_and_written_where_asked(as_path: Any, report: PlantedReport, tmp_path: Path) -> None:
     text = report.to_html()
-    assert text.startswith("<!doctype html>") and "<h1>tiny on Bijection(n=11)</h1>" in text
+    assert text.startswith("<!doctype html>") and "<title>tiny on Bijection(n=11)</title>" in text
     assert list(tmp_path.iterdir()) == []
     returned = report.to_html(as_path(tmp_path / "page.html"))
     assert (tmp_path / "page.html").read_text(encoding="utf-8") == returned
@@ -255,7 +258,7 @@ def test_a_report_is_looked_up_by_its_class(report: PlantedReport, diagnosis: Di
     assert diagnosis[PlantedReport] is diagnosis["planted"] and diagnosis[PlantedReport].depth.n == 23
     with pytest.raises(UnknownName, match="no report in this diagnosis named 'calibration'"):
         diagnosis[CalibrationReport]
-    with pytest.raises(InvalidArgument, match="'calibration' is a PlantedReport here, not a CalibrationReport"):
+    with pytest.raises(InvalidArgument, match="report 'calibration' is a PlantedReport, not a CalibrationReport"):
         _ = replace(diagnosis, reports={"calibration": report})[CalibrationReport]
 
 
@@ -264,7 +267,7 @@ def test_a_kind_that_is_not_known_is_refused(
 ) -> None:
     monkeypatch.setattr(module, "report_kinds", lambda: {"one": PlantedReport, "other": PlantedReport})
     report.save(tmp_path / "run")
-    with pytest.raises(OutputFault, match=r"reports of unknown kinds: planted\. Upgrade bayesgeom"):
+    with pytest.raises(OutputFault, match=r"reports of unknown kinds: planted\. Install the package"):
         load_report(tmp_path / "run")
     with pytest.raises(OutputFault, match=r"nowhere holds no readable report"):
         load_report(str(tmp_path / "nowhere"))

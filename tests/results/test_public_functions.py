@@ -52,6 +52,7 @@ CALLS: dict[str, Callable[[Path], Result]] = {
     "length_generalization": lambda _: bayesgeom.length_generalization([hmm_model(0), hmm_model(1)], lengths=[7], n=5),
     "sweep": lambda _: bayesgeom.sweep(TASK, "n_pairs", [2, 3], lively(), n=5),
     "compare": lambda folder: bayesgeom.compare(("transformer", "mlp"), "bijection", runs=folder, n=5),
+    "diff": lambda _: bayesgeom.diff(lively(), lively(n_layers=1), n=5),
     "replicate": lambda folder: bayesgeom.replicate(RECIPE, seeds=2, runs=folder, n=5),
     "em_experiment": lambda _: bayesgeom.em_experiment(seeds=2, steps=3, length=31, every=1),
 }

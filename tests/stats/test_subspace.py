@@ -35,5 +35,5 @@ def test_restricted_moments_are_those_of_the_coordinates(rng: np.random.Generato
 
 @pytest.mark.parametrize("rank", [0, D + 1])
 def test_impossible_ranks_are_refused(rank: int) -> None:
-    with pytest.raises(InvalidArgument, match=rf"a subspace of 7 dimensions has rank 1 … 7, got {rank}\."):
+    with pytest.raises(InvalidArgument, match=rf"rank of a subspace of 7 dimensions must be 1 … 7, got {rank}\."):
         random_subspaces(D, rank, draws=1, seed=0)

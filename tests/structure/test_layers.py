@@ -19,13 +19,11 @@ UNIT_LINES, CORE_LINES = 3_500, 2_500
 EXEMPT = {"models"}
 # Folders of plug-ins, and in each the modules that every plug-in may import.
 SHARED = {
-    "tasks": {"base", "limits", "text", "windows", "markov"},
+    "tasks": {"base", "limits", "planted", "text", "windows", "markov"},
     "charts": {"lines", "simplex"},
     "probes": {"base", "belief_report", "key_report"},
     "commands": {"base"},
 }
-# What chooses among the plug-ins of a folder, and so knows them.
-FRONTS = {"probes.one_pass"}
 # A probe receives a finished run: it never touches a model, and what takes a second pass is no probe.
 UNSEEN = {
     "probes": ("models", "ablations", "interventions"),
@@ -126,8 +124,6 @@ def _is_in(module: str, folder: str) -> bool:
 
 def _blind_to(short: str, target: str) -> str:
     """The folder that keeps this module from seeing the target; "" where none does."""
-    if short in FRONTS:
-        return ""
     kept = [own for own, unseen in UNSEEN.items() if _is_in(short, own) and any(_is_in(target, u) for u in unseen)]
     return kept[0] if kept else ""
 
@@ -140,9 +136,9 @@ def _may_stand_on(module: str, target: str) -> bool:
     if target_short == plugin or target_short.startswith(f"{plugin}."):
         return True  # a plug-in may be a package: its files are its own
     if _unit(module) == folder:
-        return short == folder or short in FRONTS
-    # Beyond their own folder, plug-ins of one layer are as foreign to one another; topics may use a folder's front.
-    return _unit(module) not in SHARED or target_short in FRONTS
+        return short == folder
+    # Beyond their own folder, plug-ins of one layer are as foreign to one another.
+    return _unit(module) not in SHARED
 
 
 def test_imports_point_down() -> None:
@@ -174,7 +170,7 @@ NAMES = (
     "models.native.lstm",
     "models.native.rnn.gates",
     "probes.base",
-    "probes.one_pass",
+    "diagnosis.run",
     "probes.key_overlap",
 )
 MODULES = frozenset({PACKAGE, *(f"{PACKAGE}.{name}" for name in NAMES)})
@@ -213,7 +209,7 @@ def test_a_wrong_import_is_found(module: str, text: str, finding: str) -> None:
         ("core.trials", "from bayesgeom.core import errors\nimport torch"),
         ("models.resolve", "from bayesgeom.models.native.lstm import LSTM\nfrom bayesgeom.tasks.hmm import HMM"),
         ("models.native.rnn.model", "from bayesgeom.models.native.rnn.gates import Gate"),
-        ("probes.one_pass", "from bayesgeom.models.base import Model\nfrom bayesgeom.probes.key_overlap import K"),
+        ("diagnosis.run", "from bayesgeom.models.base import Model\nfrom bayesgeom.probes.key_overlap import K"),
         ("cli", "from bayesgeom.tasks.hmm import HMM"),
         ("__main__", "from bayesgeom.cli import main"),
     ],

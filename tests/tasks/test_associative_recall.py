@@ -189,8 +189,8 @@ def test_labels_name_every_id() -> None:
 @pytest.mark.parametrize(
     ("parameters", "message"),
     [
-        ({"n_pairs": 17}, r"17 pairs asked of 16 keys and 16 values.*choose n_pairs ≤ n_keys ≤ n_values"),
-        ({"n_keys": 17}, r"8 pairs asked of 17 keys and 16 values"),
+        ({"n_pairs": 17}, r"17 pairs need distinct keys and values, got 16 and 16.*choose n_pairs ≤ n_keys ≤ n_values"),
+        ({"n_keys": 17}, r"8 pairs need distinct keys and values, got 17 and 16"),
         ({"n_pairs": 16}, r"all 16 keys are stored.*unstored_share=0\.25: use more keys, or unstored_share=0"),
         ({"n_queries": 0}, r"n_queries ≥ 1.*got 8, 0, 2, 0\.25"),
         ({"n_filler": -1}, r"n_filler ≥ 0.*got 8, 8, -1"),

@@ -214,7 +214,7 @@ def test_no_sequences_are_refused(n: int) -> None:
     [
         ({"n_values": 1}, r"n_values ≥ 2 and n_pairs ≥ 1, got 1 and 19"),
         ({"n_pairs": 0}, r"n_values ≥ 2 and n_pairs ≥ 1, got 20 and 0"),
-        ({"n_values": 5, "n_pairs": 7}, r"7 distinct keys asked of 5: use n_pairs ≤ n_values, or repeats=True"),
+        ({"n_values": 5, "n_pairs": 7}, r"7 distinct keys requested of 5: use n_pairs ≤ n_values, or repeats=True"),
     ],
 )
 def test_impossible_parameters_are_refused(parameters: dict[str, int], message: str) -> None:

@@ -53,7 +53,7 @@ def test_a_task_says_whether_it_has_a_posterior(name: str) -> None:
 
 def test_a_task_whose_sequences_say_otherwise_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Bijection, "has_posterior", False)
-    with pytest.raises(InvalidArgument, match="has_posterior = False, and its sequences have 3 answers"):
+    with pytest.raises(InvalidArgument, match="has_posterior = False, but its sequences have 3 answers"):
         Bijection(n_values=3, n_pairs=2).sample(1, seed=0)
 
 

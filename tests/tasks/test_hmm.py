@@ -237,11 +237,11 @@ def test_a_sticky_chain_stays_as_often_as_it_says() -> None:
 
 
 def test_an_unreachable_mixing_time_is_refused_by_name() -> None:
-    with pytest.raises(InvalidArgument, match=r"stay=0\.95 leaves 0\.05 for 4 .*cannot be reached.*at most 0\.8"):
+    with pytest.raises(InvalidArgument, match=r"stay=0\.95 leaves 0\.05 for 4 .*too little.*at most 0\.8"):
         HMM(stay=0.95)
     with pytest.raises(InvalidArgument, match=r"stay=0\.5 leaves 0\.5 .*at most 0\.2 \(mixing time 0 steps\)"):
         HMM(floor=0.2, stay=0.5)
-    with pytest.raises(InvalidArgument, match=r"stay=0\.02 lies below floor=0\.05, the least probability"):
+    with pytest.raises(InvalidArgument, match=r"stay=0\.02 lies below floor=0\.05, the smallest probability"):
         HMM(stay=0.02)  # an entry below the floor has no token
     for wrong in (0.0, 1.0, 0.955, float("nan")):
         with pytest.raises(InvalidArgument, match="stay must be a probability"):

@@ -169,11 +169,11 @@ def test_a_process_survives_json(task: MarkovProcess) -> None:
         ((((1.0, 0.0),),), r"one square matrix per symbol, all of one size, got 1×2"),
         ((((0.5, 0.5), (1.0,)),), r"got 2×1/2"),
         ((((0.5,),), ((0.25, 0.25), (0.5, 0.5))), r"got 1×1, 2×2"),
-        ((((0.5, 0.2), (0.0, 1.0)),), r"from state 0 the transition tensors sum to 0\.7 .*must sum to 1"),
-        ((((0.5, 0.5), (0.5, 0.5)), ((0.0, 0.0), (0.0, 0.25))), r"from state 1 the transition tensors sum to 1\.25"),
-        ((((1.5, -0.5), (0.0, 1.0)),), r"hold -0\.5: probabilities are finite and at least 0"),
-        ((((float("nan"), 1.0), (0.0, 1.0)),), r"hold nan: probabilities are finite"),
-        ((((1.0, 0.0), (0.0, 1.0)),), r"falls into parts.*pass initial"),
+        ((((0.5, 0.2), (0.0, 1.0)),), r"must sum to 1 .*state 0 sums to 0\.7"),
+        ((((0.5, 0.5), (0.5, 0.5)), ((0.0, 0.0), (0.0, 0.25))), r"state 1 sums to 1\.25"),
+        ((((1.5, -0.5), (0.0, 1.0)),), r"must be finite and at least 0, got -0\.5"),
+        ((((float("nan"), 1.0), (0.0, 1.0)),), r"must be finite and at least 0, got nan"),
+        ((((1.0, 0.0), (0.0, 1.0)),), r"is reducible.*pass initial"),
     ],
 )
 def test_impossible_tensors_are_refused(tensors: tuple[tuple[tuple[float, ...], ...], ...], message: str) -> None:
@@ -192,7 +192,7 @@ def test_matrices_come_in_any_form_and_are_kept_as_tuples() -> None:
 
 @pytest.mark.parametrize("wrong", [Mess3().labeled()[0], Mess3().labeled()[None], "abc", 3])
 def test_what_is_no_stack_of_matrices_is_refused(wrong: Any) -> None:
-    with pytest.raises(InvalidArgument, match=r"transition_tensors takes numbers nested 3 deep"):
+    with pytest.raises(InvalidArgument, match=r"transition_tensors must be numbers nested 3 deep"):
         _nested("transition_tensors", wrong, n_axes=3)
 
 

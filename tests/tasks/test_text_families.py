@@ -96,5 +96,5 @@ def test_what_is_split_is_no_symbol(family: str) -> None:
 @pytest.mark.parametrize("task", [LabeledEvidence(labels=("antidisestablishmentarianism", "zxqvkj"))], ids=["labels"])
 def test_labels_that_the_tokenizer_splits_are_named(family: str, task: TextTask) -> None:
     tokenizer = FAMILIES[family]()
-    with pytest.raises(ValueError, match=r"2 labels are needed that this tokenizer writes as one token each; of the 2"):
+    with pytest.raises(ValueError, match=r"the task needs 2 labels that are single tokens; of the 2"):
         task.bind(tokenizer, d_vocab=len(tokenizer))

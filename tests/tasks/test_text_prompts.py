@@ -186,16 +186,16 @@ def test_an_unknown_domain_lists_those_that_there_are(domain: str) -> None:
 
 @pytest.mark.parametrize("domain", ["code+code", "code+mixed+philosophy"])
 def test_only_two_different_domains_can_be_joined(domain: str) -> None:
-    with pytest.raises(InvalidArgument, match=r"joins two different domains with \+, got"):
+    with pytest.raises(InvalidArgument, match=r"must join two different domains with \+, got"):
         Prompts(domain=domain)
 
 
 def test_texts_that_are_no_lists_of_prompts_are_refused() -> None:
     with pytest.raises(InvalidArgument, match=r"put a single prompt into a list"):
         Prompts(texts="apple river")
-    with pytest.raises(InvalidArgument, match=r"the prompts of 'a' are none, or one of them is empty"):
+    with pytest.raises(InvalidArgument, match=r"group 'a' has no prompts, or an empty one"):
         Prompts(texts={"a": []})
-    with pytest.raises(InvalidArgument, match=r"one of them is empty"):
+    with pytest.raises(InvalidArgument, match=r"has no prompts, or an empty one"):
         Prompts(texts=["apple", " "])
 
 

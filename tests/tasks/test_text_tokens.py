@@ -65,13 +65,13 @@ def test_two_words_with_one_id_are_one_symbol() -> None:
 
 def test_too_few_symbols_names_what_was_tried_and_what_there_is() -> None:
     with pytest.raises(
-        InvalidArgument, match=r"3 pets are needed.*of the 3 tried \(apple, cat, zzz\).*2 \(apple, cat\)\. Buy"
+        InvalidArgument, match=r"needs 3 pets.*of the 3 candidates \(apple, cat, zzz\).*2 \(apple, cat\)\. Buy"
     ):
         first_symbols(word_tokenizer(), ["apple", "cat", "zzz"], 3, kind="pets", remedy="Buy some.")
 
 
 def test_a_mark_of_several_tokens_is_refused() -> None:
-    with pytest.raises(InvalidArgument, match=r"'→→' is not one token for this tokenizer; choose another mark"):
+    with pytest.raises(InvalidArgument, match=r"'→→' is not a single token for this tokenizer; choose another mark"):
         mark(pair_tokenizer(), "→→", after="apple")
 
 
@@ -155,15 +155,15 @@ def test_a_model_with_fewer_ids_than_the_tokenizer_is_refused(task: TextTask) ->
 
 @pytest.mark.parametrize("task", [*TEXT_TASKS[:2], TEXT_TASKS[3]], ids=str)
 def test_a_tokenizer_that_splits_every_word_is_refused(task: TextTask) -> None:
-    found = r"for (0 \(none\)|26 \(A, B, C, .*\))\. Pass"
-    with pytest.raises(InvalidArgument, match=rf"one token each; of the \d+ tried \(apple, river, .*{found}"):
+    found = r"has (0 \(none\)|26 \(A, B, C, .*\))\. Pass"
+    with pytest.raises(InvalidArgument, match=rf"single tokens; of the \d+ candidates \(apple, river, .*{found}"):
         task.bind(byte_tokenizer(), d_vocab=256)
 
 
 def test_a_tokenizer_that_splits_the_labels_is_told_which_were_tried() -> None:
     words = ("apple", "river", "table", "stone", "garden", "window", "paper")
     task = replace(TEXT_TASKS[0], words=words, labels=("glorp", "dax", "snarf"))
-    with pytest.raises(InvalidArgument, match=r"2 labels are needed.*\(glorp, dax, snarf\).*1 \(dax\)\. Pass labels="):
+    with pytest.raises(InvalidArgument, match=r"needs 2 labels.*\(glorp, dax, snarf\).*1 \(dax\)\. Pass labels="):
         task.bind(word_tokenizer(), d_vocab=997)
 
 

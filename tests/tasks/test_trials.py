@@ -125,14 +125,16 @@ def test_the_blocks_of_a_stream_differ_and_follow_its_seed() -> None:
 
 def test_an_empty_stream_is_refused_before_anything_is_drawn() -> None:
     for draw in (TASKS[0].stream, TASKS[0].sample_pair):
-        with pytest.raises(InvalidArgument, match=r"number of sequences to draw: a whole number, at least 1, got 0\."):
+        with pytest.raises(
+            InvalidArgument, match=r"the number of sequences to draw, must be a positive integer, got 0\."
+        ):
             draw(0, seed=0)
 
 
 @pytest.mark.parametrize("n", [8.0, True, "8"])
 def test_a_number_of_sequences_is_whole(n: object) -> None:
     draw = inspect.unwrap(WindTunnel.stream)  # past the type checks that only the tests switch on
-    with pytest.raises(InvalidArgument, match=rf"a whole number, at least 1, got {re.escape(repr(n))}\."):
+    with pytest.raises(InvalidArgument, match=rf"must be a positive integer, got {re.escape(repr(n))}\."):
         draw(TASKS[0], n, seed=0)
 
 
@@ -206,7 +208,7 @@ def test_what_is_not_written_is_the_trained_tasks_own_where_the_names_agree() ->
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("hmm:length", r"'length' in 'hmm:length' is no key=value; write a task as NAME:key=value,key=value"),
+        ("hmm:length", r"'length' in 'hmm:length' is not key=value; write a task as NAME:key=value,key=value"),
         ("hmm:n_stats=3", r"task 'hmm' has no parameter 'n_stats'\. It has: floor, grid, length, "),
         ("hmm:length=0", r"length ≥ 1, got 5, 5, 0"),
     ],
@@ -218,13 +220,13 @@ def test_texts_that_are_no_task_are_refused(text: str, message: str) -> None:
 
 @pytest.mark.parametrize("seed", [-1, np.int64(-1), "a", 1.5, True, None])
 def test_what_is_no_seed_is_refused(seed: object) -> None:
-    with pytest.raises(InvalidArgument, match=rf"a seed is a whole number, at least 0, got {re.escape(repr(seed))}"):
+    with pytest.raises(InvalidArgument, match=rf"seed must be a non-negative integer, got {re.escape(repr(seed))}"):
         checked_seed(seed)
 
 
 def test_every_draw_checks_its_seed() -> None:
     for draw in (TASKS[0].sample, TASKS[0].sample_pair, TASKS[0].stream, lambda n, seed: derived_seed(seed, n)):
-        with pytest.raises(InvalidArgument, match=r"a seed is a whole number, at least 0, got -1"):
+        with pytest.raises(InvalidArgument, match=r"seed must be a non-negative integer, got -1"):
             list(draw(3, seed=-1))
     assert type(checked_seed(np.int64(5))) is int and checked_seed(np.uint8(5)) == 5
 
@@ -294,17 +296,21 @@ def test_what_keeps_the_promises_passes_as_it_is() -> None:
 @pytest.mark.parametrize(
     ("name", "row", "message"),
     [
-        ("predictive", [0.6, 0.6], r"predictive of sequence 2 at position 4 is no distribution: .* 0.6, its sum 1.2\."),
+        (
+            "predictive",
+            [0.6, 0.6],
+            r"predictive of sequence 2 at position 4 is not a distribution: .* 0.6, its sum 1.2\.",
+        ),
         ("predictive", [-0.2, 1.2], r"predictive of sequence 2 at position 4 .* least entry is -0.2, its sum 1\."),
         ("predictive", [torch.nan, 1.0], r"predictive of sequence 2 at position 4 .*nan"),
         ("predictive", [torch.inf, 1.0], r"predictive of sequence 2 at position 4 .*its sum inf"),
         (
             "predictive",
             [0.5, 0.5 + 2e-6],
-            r"predictive .* its sum 1\.000002\. Where a position is scored, .* sum to 1 within 1e-06",
+            r"predictive .* its sum 1\.000002\. At scored positions, .* sum to 1 within 1e-06",
         ),
         ("belief", [1.0, 0.5, 0.5], r"belief of sequence 2 at position 4 .*its sum 2\."),
-        ("labels", 5, r"label of sequence 2 at position 4 is 5, which is none of the answers"),
+        ("labels", 5, r"label of sequence 2 at position 4 is 5, which is not one of the answers"),
     ],
 )
 def test_a_draw_that_breaks_a_promise_is_refused(name: str, row: object, message: str) -> None:
@@ -318,11 +324,11 @@ def test_a_draw_that_breaks_a_promise_is_refused(name: str, row: object, message
         (
             "predictive",
             torch.zeros(3, 5, 2),
-            r"predictive has to be torch.float64 of shape \(3, 5, 2\), .* torch.float32",
+            r"predictive must be torch.float64 of shape \(3, 5, 2\), .* torch.float32",
         ),
-        ("belief", torch.zeros(3, 2, 7).double(), r"belief has to be .* of shape \(3, 5, 7\), .* shape \(3, 2, 7\)\."),
-        ("labels", torch.zeros(3, 5), r"labels has to be torch.int64 of shape \(3, 5\), .* it is torch.float32"),
-        ("tokens", torch.zeros(2, 5, dtype=torch.int64), r"tokens has to be .* \(3, 5\), .* of shape \(2, 5\)"),
+        ("belief", torch.zeros(3, 2, 7).double(), r"belief must be .* of shape \(3, 5, 7\), .* shape \(3, 2, 7\)\."),
+        ("labels", torch.zeros(3, 5), r"labels must be torch.int64 of shape \(3, 5\), .* it is torch.float32"),
+        ("tokens", torch.zeros(2, 5, dtype=torch.int64), r"tokens must be .* \(3, 5\), .* of shape \(2, 5\)"),
     ],
 )
 def test_fields_of_another_type_or_shape_are_refused(name: str, value: torch.Tensor, message: str) -> None:
@@ -345,14 +351,14 @@ def test_every_way_to_draw_checks(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_relations_to_later_positions_are_refused_when_they_are_drawn() -> None:
     ahead = planted().relations["first"].clone()
     ahead[1, 0, 2] = True
-    message = r"relation 'first' of sequence 1 at position 1 takes position 2 for evidence, which comes later"
+    message = r"relation 'first' of sequence 1 at position 1 marks position 2 as evidence, which comes later"
     with pytest.raises(InvalidArgument, match=message):
         checked(replace(planted(), relations={"first": ahead}), task="coins")
     lazy = Relations(draw=lambda of: {"first": of}, of=ahead)
     drawn = checked(replace(planted(), relations=lazy), task="coins")
     with pytest.raises(InvalidArgument, match=message):
         _ = drawn.relations["first"]
-    with pytest.raises(InvalidArgument, match="of sequence 3 at position 1 takes position 2"):
+    with pytest.raises(InvalidArgument, match="of sequence 3 at position 1 marks position 2"):
         _ = concatenate([drawn.rows(slice(0, 1)), drawn.rows(torch.tensor([2, 0, 1]))]).relations["first"]
     assert "first" in concatenate([drawn.rows(slice(0, 1)), drawn.rows(slice(2, 3))]).relations
     with pytest.raises(InvalidArgument, match=r"a row for every scored position, of shape \(3, 2, 'positions'\)"):

@@ -197,7 +197,7 @@ def test_impossible_windows_are_refused() -> None:
     task = HMMS[0]
     trials = task.sample(2, seed=0)
     for w in (-1, 6):
-        with pytest.raises(InvalidArgument, match=rf"w must be between 0 and 5, the symbols of a sequence, got {w}"):
+        with pytest.raises(InvalidArgument, match=rf"w must be between 0 and 5, the number of symbols, got {w}"):
             task.window_predictives(trials, w)
     with pytest.raises(UnknownName, match=r"start of a window.*'fresh'.*stationary"):
         task.window_predictives(trials, 1, "fresh")

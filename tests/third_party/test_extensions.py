@@ -16,10 +16,10 @@ from bayesgeom.ablations.modes import mode_names
 from bayesgeom.cli import main
 from bayesgeom.core.errors import InvalidArgument, OutputFault, UnknownName
 from bayesgeom.core.sites import ATTN_OUT
+from bayesgeom.diagnosis.run import all_probes
 from bayesgeom.models.checkpoint import save_checkpoint
 from bayesgeom.models.config import ModelConfig, architectures, config_from_dict
 from bayesgeom.models.resolve import of_module
-from bayesgeom.probes.one_pass import all_probes
 from bayesgeom.results.diagnosis import Diagnosis
 from bayesgeom.results.page import page_of
 from bayesgeom.subspaces.fits import fit_from_text
@@ -152,7 +152,7 @@ def test_a_chart_that_fails_costs_its_own_figure(monkeypatch: pytest.MonkeyPatch
     report = bayesgeom.diagnose("tiny", n=7, n_untrained=0, probes=["attention_sink"])["attention_sink"]
     monkeypatch.setattr(example("sink_map", "SinkMap"), "draw", lambda self, report: 1 / 0)
     page = page_of("tiny", {report.name: report}, {}, {})
-    assert "Chart 'sink_map' cannot be drawn: ZeroDivisionError" in page.replace("\\u0027", "'")
+    assert "Chart 'sink_map' cannot be drawn: ZeroDivisionError" in page.replace("&#39;", "'")
 
 
 def test_the_command_runs_and_saves(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

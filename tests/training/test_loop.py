@@ -270,9 +270,13 @@ def test_pace_does_not_change_the_weights_and_the_seed_does(finished: Path, tmp_
 
 def test_a_directory_with_a_run_is_refused_and_kept(finished: Path) -> None:
     before = tree(finished)
-    with pytest.raises(InvalidArgument, match=r"already holds a run: go on by --resume \(Python: resume=True\), or"):
+    with pytest.raises(
+        InvalidArgument, match=r"already contains a run: continue it with --resume \(Python: resume=True\), or"
+    ):
         train(TINY, finished, pace=QUIET)
-    with pytest.raises(CheckpointFault, match=r"than 'tiny' \(lr: \S+ there, 0\.5 asked\)\. Ask for what is there"):
+    with pytest.raises(
+        CheckpointFault, match=r"than 'tiny' \(lr: \S+ there, 0\.5 asked\)\. Use the recipe and options"
+    ):
         train(replace(TINY, lr=0.5), finished, resume=True, pace=QUIET)
     assert tree(finished) == before
 
@@ -285,7 +289,7 @@ def test_streams_share_no_draw_with_training(seed: int) -> None:
 
 
 def test_nothing_cannot_be_resumed(tmp_path: Path) -> None:
-    with pytest.raises(InvalidArgument, match=r"nothing to resume: .*none holds no run"):
+    with pytest.raises(InvalidArgument, match=r"nothing to resume: .*none contains no run"):
         train(TINY, tmp_path / "none", resume=True, pace=QUIET)
     assert tree(tmp_path) == {}
 

@@ -126,7 +126,7 @@ def test_a_run_keeps_the_precision_it_was_begun_with(is_fast: bool, tmp_path: Pa
     assert run_precision(own, out, "auto") == begun
     assert remaining_stages(own, out) == [(own, 4)]
     for other in {"bfloat16", "float32"} - {begun}:
-        with pytest.raises(InvalidArgument, match=rf"was begun in {begun} and cannot go on in {other}"):
+        with pytest.raises(InvalidArgument, match=rf"was started in {begun} and cannot continue in {other}"):
             train(own, out, resume=True, precision=other, pace=QUIET)
     resumed = train(own, out, resume=True, pace=QUIET).state_dict()
     assert all(torch.equal(resumed[name], tensor) for name, tensor in whole.state_dict().items())

@@ -93,7 +93,7 @@ def test_half_a_log_line_does_not_cost_the_status(tmp_path: Path) -> None:
     begun(tmp_path, "recall-mlp-seed7", 1_000)
     with (tmp_path / "recall-mlp-seed7" / LOG).open("a") as file:
         file.write('{"step": 11')
-    with pytest.warns(UserWarning, match="dropped 1 line"):
+    with pytest.warns(UserWarning, match="skipped 1 corrupt or incomplete line"):
         found = progress(tmp_path, ENTRIES)[2]
     assert found.steps_done == 1_000 + recipe("recall-mlp").after.steps  # type: ignore[union-attr]
 

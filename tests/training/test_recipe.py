@@ -85,7 +85,9 @@ def test_tasks_take_turns_and_those_without_others_read_as_ever() -> None:
 
 @pytest.mark.parametrize("other", [HMM(), Bijection(n_values=6, n_pairs=3), Bijection(n_values=5, n_pairs=4)])
 def test_what_takes_turns_is_of_the_tasks_kind(other: WindTunnel) -> None:
-    with pytest.raises(InvalidArgument, match=r"is of its kind, with its ids, and no longer.*tiny also has "):
+    with pytest.raises(
+        InvalidArgument, match=r"must be of the same kind as .*, with the same ids, and not longer.*tiny also has "
+    ):
         replace(TINY, also=(other,))
 
 
@@ -121,8 +123,8 @@ def test_shipped_compared_models_fit_into_eighty_megabytes() -> None:
         ({"late_batch_size": -1}, r"tiny has 20, 7, -1, 5, 20"),
         ({"warmup": -1}, r"warmup and snapshots at least 0: tiny has 20, 7, 11, -1, 20"),
         ({"snapshots": -1}, r"tiny has 20, 7, 11, 5, -1"),
-        ({"late_from": 1.5}, r"shares of the steps, between 0 and 1"),
-        ({"float32_share": -0.1}, r"shares of the steps, between 0 and 1"),
+        ({"late_from": 1.5}, r"late_from and float32_share must be between 0 and 1"),
+        ({"float32_share": -0.1}, r"late_from and float32_share must be between 0 and 1"),
     ],
 )
 def test_impossible_recipes_are_refused(change: dict[str, int], message: str) -> None:

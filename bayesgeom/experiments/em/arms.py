@@ -1,7 +1,7 @@
-"""The arms of the comparison: the same gradient, the same start, other step sizes; and one run of all of them.
+"""The arms of the comparison, which differ only in step sizes, and one training of all of them.
 
-An arm that gives the values a tenfold step is compared with arms that give it to everything, to the output alone or to
-the routing alone: what holds for all of them is no merit of values.
+The EM-like arm uses a tenfold step for the values. Its controls use the tenfold step for everything, for the output
+alone or for the routing alone: an effect that they share is not due to the values.
 """
 
 from collections.abc import Callable, Mapping
@@ -30,7 +30,7 @@ class Arm:
     larger: frozenset[str]
 
     def rate(self, matrix: str) -> float:
-        """The step size of one matrix."""
+        """Return the step size of one matrix."""
         return LARGE if matrix in self.larger else SMALL
 
 
@@ -47,27 +47,32 @@ ARMS = (
 @final
 @dataclass(frozen=True, kw_only=True)
 class Curves:
-    """One seed's losses (nats), before every update and after the last; held-out ones at `held_out_steps` alone."""
+    """Losses of one seed (nats), before every update and after the last; held-out losses at recorded steps only."""
 
     loss: Float[np.ndarray, "arm step"]
     held_out: Float[np.ndarray, "arm record"]
     entropy: Float[np.ndarray, " arm"]
     accuracy: Float[np.ndarray, " arm"]
     held_out_accuracy: Float[np.ndarray, " arm"]
-    floors: tuple[float, float]  # what the exact filter scores on the two sequences
+    floors: tuple[float, float]  # loss of the exact filter on the two sequences
 
 
 def recorded_steps(steps: int, every: int) -> list[int]:
-    """Steps at which the held-out sequence is scored: every so many, and the last."""
+    """Return the steps at which the held-out sequence is scored: every `every` steps, and the last."""
     return [*range(0, steps, every), steps]
 
 
 def learned(
     chain: StickyChain, *, seed: int, steps: int, length: int, every: int, tick: Callable[[], object]
 ) -> Curves:
-    """Train all arms side by side from one start on one sequence; `tick` is called after every step."""
+    """Train all arms from the same initial weights on one sequence; `tick` is called after every step.
+
+    Raises:
+        InvalidArgument: `steps` or `every` is below 1.
+        NonFinite: A loss is not finite.
+    """
     if steps < 1 or every < 1:
-        raise InvalidArgument(f"steps and the distance between records are at least 1, got {steps} and {every}.")
+        raise InvalidArgument(f"steps and every must be at least 1; got {steps} and {every}.")
     data, held = (chain.sequence(length - 1, seed=derived_seed(seed, branch)) for branch in (_DATA, _HELD_OUT))
     start = initial_weights(chain.d_input, chain.n_symbols, seed=derived_seed(seed, _INIT))
     weights = {name: matrix.expand(len(ARMS), -1, -1).clone() for name, matrix in start.items()}
@@ -83,7 +88,7 @@ def learned(
     last, elsewhere = _scored(weights, data), _scored(weights, held)
     loss = torch.stack([*losses, last.loss_nats], dim=1).double().numpy()
     if not np.isfinite(loss).all():
-        raise NonFinite(f"an arm's loss is no longer a number with seed {seed}; use fewer steps.")
+        raise NonFinite(f"the loss of an arm is not finite with seed {seed}; use fewer steps.")
     return Curves(
         loss=loss,
         held_out=torch.stack([*(o.loss_nats for o in held_out), elsewhere.loss_nats], dim=1).double().numpy(),
@@ -95,9 +100,9 @@ def learned(
 
 
 def steps_to(losses: Float[np.ndarray, " record"], at: Float[np.ndarray, " record"], threshold: float) -> float:
-    """The first step, between records by a straight line, at which the loss is as low as `threshold`.
+    """Return the first step at which the loss is at most `threshold`, interpolated linearly between records.
 
-    NaN if never, and where the loss is that low from the start, so that there is nothing to reach.
+    NaN if it never is, or if it is at the first record.
     """
     reached = np.flatnonzero(losses <= threshold)
     if not len(reached) or reached[0] == 0:
@@ -112,5 +117,5 @@ def _scored(weights: Weights, on: Sequence) -> Outcome:
 
 
 def describe_arms() -> Mapping[str, Mapping[str, float]]:
-    """Step sizes of every arm, by matrix, for the report's provenance."""
+    """Return the step sizes of every arm by matrix, for the report's provenance."""
     return {arm.name: {name: arm.rate(name) for name in MATRICES} for arm in ARMS}

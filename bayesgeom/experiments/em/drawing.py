@@ -1,4 +1,4 @@
-"""The figure of the sticky-chain experiment: loss against step on both sequences, and how much sooner each arm is."""
+"""The figure of the sticky-chain experiment: loss by step on both sequences, and the speed-up of each arm."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -35,9 +35,9 @@ def em_figure(
     chains: Sequence[ChainCurves],
     speeds: tuple[Estimate, Estimate],
 ) -> "Figure":
-    """One row of curves per chain, then the speeds of all arms on both sequences of the first."""
+    """Draw one row of curves per chain, then the speed-ups of all arms on both sequences of the first chain."""
     rows = [(f"{of.chain}: trained on", f"{of.chain}: held out") for of in chains]
-    titles = (*(text for row in rows for text in row), "Sooner at SGD 0.01's final loss", "The same, held out")
+    titles = (*(text for row in rows for text in row), "Speed-up to SGD 0.01's final loss", "The same, held out")
     figure = panels(title, titles, row_height=380)
     for row, of in enumerate(chains, start=1):
         for column, losses in enumerate((of.trained_on, of.held_out), start=1):
@@ -47,7 +47,7 @@ def em_figure(
             _show_the_middle(figure, (row, column), losses, of.floor)
     bottom = len(chains) + 1
     for column, speed in enumerate(speeds, start=1):
-        add_forest(figure, (bottom, column), arms, speed.value, speed.ends, unit="times sooner", null=1.0)
+        add_forest(figure, (bottom, column), arms, speed.value, speed.ends, unit="speed-up (times)", null=1.0)
         figure.update_traces(showlegend=False, row=bottom, col=column)
     return with_room_for_legend(figure)
 
@@ -59,7 +59,7 @@ def _curve(name: str, losses: Float[np.ndarray, "seed record"]) -> Curve:
 def _show_the_middle(
     figure: "Figure", panel: tuple[int, int], losses: Float[np.ndarray, "arm seed record"], floor: float
 ) -> None:
-    """From just under what is lowest to just over where all arms start: an arm that overfits may leave upwards."""
+    """Limit the axis to the range from the lowest loss to the start: an overfitting arm may exceed it."""
     low, high = min(floor, float(losses.mean(axis=1).min())), float(losses[..., 0].max())
     room = 0.1 * (high - low)
     figure.update_yaxes(range=[low - room, high + 2 * room], row=panel[0], col=panel[1])

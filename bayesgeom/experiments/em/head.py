@@ -1,7 +1,7 @@
-"""One attention head without anything around it, and its gradient written out by the gradient laws.
+"""One isolated causal attention head, and its gradient computed by the gradient laws.
 
-No bias, residual, norm or positions; causal. Rows of the attention are computed a few at a time and never kept, so that
-a sequence of two thousand stays in the processor's cache. A leading axis `run` holds independent runs side by side.
+It has no bias, residual, norm or positions. Rows of the attention are computed a few at a time and not stored, so a
+sequence of two thousand fits the processor's cache. A leading axis `run` holds independent runs.
 """
 
 import math
@@ -30,7 +30,7 @@ Weights = dict[str, Float[Tensor, "run d_in d_out"]]
 @final
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """What a pass gives: the mean cross-entropy, the predictions' mean entropy (nats), and how often they are right."""
+    """Mean cross-entropy and mean entropy of the predictions (nats), and accuracy."""
 
     loss_nats: Float[Tensor, " run"]
     entropy_nats: Float[Tensor, " run"]
@@ -38,21 +38,21 @@ class Outcome:
 
 
 def initial_weights(d_input: int, n_symbols: int, *, seed: int, dtype: torch.dtype = torch.float32) -> Weights:
-    """One run's matrices, drawn from 0.1 · N(0, 1)."""
+    """Return one run's matrices, drawn from 0.1 · N(0, 1)."""
     generator = torch.Generator().manual_seed(seed)
     shapes = {"W_Q": (d_input, D_KEY), "W_K": (d_input, D_KEY), "W_V": (d_input, D_VALUE), "W_O": (D_VALUE, n_symbols)}
     return {name: INIT_STD * torch.randn(1, *shapes[name], generator=generator).to(dtype) for name in MATRICES}
 
 
 def outcome(weights: Weights, inputs: Float[Tensor, "pos d_input"], symbols: Int64[Tensor, " pos"]) -> Outcome:
-    """The head's predictions on one sequence, scored."""
+    """Return the scores of the head's predictions on one sequence."""
     return _pass(weights, inputs, symbols, gradients=None)
 
 
 def outcome_and_gradients(
     weights: Weights, inputs: Float[Tensor, "pos d_input"], symbols: Int64[Tensor, " pos"]
 ) -> tuple[Outcome, Weights]:
-    """The same, and the gradient of the loss with respect to every matrix."""
+    """Return the scores, and the gradient of the loss with respect to every matrix."""
     gradients = {name: torch.zeros_like(matrix) for name, matrix in weights.items()}
     return _pass(weights, inputs, symbols, gradients=gradients), gradients
 
@@ -96,7 +96,7 @@ def _pass(
 def _pattern(
     q: Float[Tensor, "run query_pos d_key"], k: Float[Tensor, "run key_pos d_key"], start: int
 ) -> Float[Tensor, "run query_pos key_pos"]:
-    """Causal attention of queries that begin at position `start`."""
+    """Return the causal attention of queries from position `start` on."""
     scores = q @ k.mT
     own = scores[..., start:]
     own.masked_fill_(torch.ones(own.shape[-2:], dtype=torch.bool).triu(1), -torch.inf)

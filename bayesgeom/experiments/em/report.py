@@ -1,7 +1,7 @@
 """The report of the sticky-chain experiment: final losses, paired differences and speeds of every arm, with intervals.
 
-Intervals are Student's over seeds, paired wherever arms are compared: every arm of a seed has the same start and the
-same sequences. Losses are computed in nats and given in bits; `final_loss_nats` is for comparison with the paper.
+Intervals are Student's over seeds. Comparisons of arms are paired: all arms of a seed have the same initial weights and
+sequences. Losses are computed in nats and reported in bits; `final_loss_nats` is for comparison with the paper.
 """
 
 from collections.abc import Callable, Sequence
@@ -32,25 +32,26 @@ _ARMS, _FEW = "sequence chain arm", "chain arm"
 @final
 @dataclass(frozen=True, kw_only=True, repr=False)
 class EMReport(Report):
-    """Per sequence (the one trained on, a held-out one), chain and arm: loss, and how much sooner than small steps.
+    """Loss and speed-up of every arm, for each chain and sequence (training and held-out).
 
-    - `floor_bits`: entropy rate of the chain; `filter_bits`: what the exact filter scores on the two sequences.
-    - `speedup`: steps that the baseline took, over the steps to its final loss on the same sequence, seed by seed;
-      geometric mean over seeds. NaN where a seed never got there; `reached` counts those that did.
-    - `speedup_authors`: the same to the *mean* final loss of the baseline, as in the authors' code; trained on only.
+    - `floor_bits`: entropy rate of the chain; `filter_bits`: loss of the exact filter on the two sequences.
+    - `speedup`: steps of the baseline, divided by the steps that the arm needs to reach the baseline's final loss on
+      the same sequence; geometric mean over seeds. NaN if a seed never reaches it; `reached` counts those that do.
+    - `speedup_authors`: the same with the *mean* final loss of the baseline, as in the authors' code; training sequence
+      only.
     - `em_margin_bits`: final loss of the arm minus that of the EM-like arm, paired. Above 0, EM-like is better.
-    - `best_held_out_bits`: the least held-out loss at any recorded step, mean over seeds.
+    - `best_held_out_bits`: the lowest held-out loss at any recorded step, mean over seeds.
     """
 
     name: ClassVar[str] = "em_experiment"
     counts: ClassVar[str] = "seed"
     title: ClassVar[str] = "Sticky chain: EM-like schedule against its controls"
     about: ClassVar[str] = (
-        "One attention head learns to name the next symbol of a Markov chain. The EM-like arm gives the value matrix a "
-        "tenfold step and leaves the rest at 0.01. It must not only beat 0.01 everywhere, which takes smaller steps in "
-        "all, but the controls: 0.1 everywhere, 0.1 on the output matrix alone, 0.1 on the routing alone. The grey "
-        "lines are the entropy rate of the chain, which no predictor beats on fresh data; on the sequence trained on, "
-        "a loss below it is memory. Bands and whiskers are Student's 95 % intervals over seeds."
+        "One attention head learns to predict the next symbol of a Markov chain. The EM-like arm uses a step of 0.1 "
+        "for the value matrix and 0.01 for the rest. It must beat not only 0.01 everywhere, which takes smaller steps "
+        "overall, but also the controls: 0.1 everywhere, 0.1 on the output matrix alone, 0.1 on the routing alone. The "
+        "gray lines are the entropy rate of the chain, which no predictor beats on new data; a loss below it on the "
+        "training sequence is memorization. Bands and whiskers are Student's 95 % intervals over seeds."
     )
 
     chains: tuple[str, ...]
@@ -69,11 +70,11 @@ class EMReport(Report):
     ]
     speedup: Annotated[
         Estimate,
-        Quantity(_ARMS, unit="times", better="higher", label="sooner at SGD's final loss on the same sequence"),
+        Quantity(_ARMS, unit="times", better="higher", label="speed-up to SGD's final loss on the same sequence"),
     ]
     reached: Int[np.ndarray, "sequence chain arm"]
     speedup_authors: Annotated[
-        Estimate, Quantity(_FEW, unit="times", better="higher", label="sooner at SGD's mean final loss")
+        Estimate, Quantity(_FEW, unit="times", better="higher", label="speed-up to SGD's mean final loss")
     ]
     recorded_steps: Int[np.ndarray, " record"]
     loss_bits_by_step: Float[np.ndarray, "sequence chain arm seed record"]
@@ -81,7 +82,7 @@ class EMReport(Report):
 
     @property
     def final_loss_nats(self) -> Float[np.ndarray, "sequence chain arm"]:
-        """Mean final loss in nats, as the paper gives it."""
+        """Mean final loss in nats, as in the paper."""
         return self.final_loss_bits.value * NATS_PER_BIT
 
     @property
@@ -96,8 +97,8 @@ class EMReport(Report):
             return headline_of(self, metric, at=(sequence, 0, arm), label=f"{self.arms[arm]}: {label}")
 
         return (
-            line("speedup", TRAINED, _EM, "sooner at SGD's final loss"),
-            *(line("speedup", TRAINED, i, "sooner at SGD's final loss") for i in controls),
+            line("speedup", TRAINED, _EM, "speed-up to SGD's final loss"),
+            *(line("speedup", TRAINED, i, "speed-up to SGD's final loss") for i in controls),
             *(line("em_margin_bits", TRAINED, i, "final loss minus EM-like's") for i in controls),
             *(line("em_margin_bits", HELD_OUT, i, "held-out loss minus EM-like's") for i in controls),
         )
@@ -114,13 +115,13 @@ class EMReport(Report):
         return em_figure(self.title, self.arms, self.recorded_steps, chains, speeds)
 
     def table(self) -> str:
-        """What the command line prints, one block per chain."""
+        """Return one block per chain."""
         blocks = [self._block(i) for i in range(len(self.chains))]
         return "\n\n".join(blocks)
 
     def _block(self, chain: int) -> str:
-        head = ("arm", "loss nats", "loss bits", "95 % interval", "held out bits", "sooner (times)", "reached by")
-        rows: list[tuple[str, ...]] = [(*head, "held out: sooner (times)", "reached by")]
+        head = ("arm", "loss (nats)", "loss (bits)", "95 % interval", "held out (bits)", "speed-up", "seeds")
+        rows: list[tuple[str, ...]] = [(*head, "held out: speed-up", "seeds")]
         rows += [self._row(chain, arm) for arm in range(len(self.arms))]
         floor = (
             f"{self.chains[chain]}: self-probability {number_text(self.self_probability[chain])}, floor "
@@ -147,14 +148,14 @@ class EMReport(Report):
         own, reached = self.speedup[at], int(self.reached[at])
         low, high = own.ends
         estimate = f"{number_text(float(own))} [{interval_text(float(low), float(high))}]"
-        never = "not in every seed" if reached else "in no seed"
+        never = "not in all seeds" if reached else "in no seed"
         return never if np.isnan(float(own)) else estimate, f"{reached}/{self.n}"
 
 
 def em_report(
     chains: Sequence[StickyChain], seeds: Sequence[int], curves: Sequence[Sequence[Curves]], recorded: Sequence[int]
 ) -> EMReport:
-    """Return summaries of the curves of every chain and seed; `recorded` are the steps of the held-out losses."""
+    """Return the report on the curves of every chain and seed; `recorded` are the steps of held-out losses."""
     at = np.asarray(recorded)
     loss, held = (_stacked(curves, lambda c: c.loss), _stacked(curves, lambda c: c.held_out))
     loss, held = loss / NATS_PER_BIT, held / NATS_PER_BIT  # chain seed arm step
@@ -199,7 +200,7 @@ def _mean(values: Float[np.ndarray, "*rest seed arm"], *baselines: Baseline) -> 
 
 
 def _speedup(times: Float[np.ndarray, "*rest seed arm"]) -> Estimate:
-    """Return the geometric mean over seeds with its interval; the baseline's own speed is 1."""
+    """Return the geometric mean over seeds with its interval; the baseline has speed 1."""
     with np.errstate(divide="ignore"):
         logs = _mean(np.log(times))
     low, high = logs.ends
@@ -212,7 +213,7 @@ def _steps_to(
     at: Int[np.ndarray, " record"],
     threshold: Float[np.ndarray, "chain seed"],
 ) -> Float[np.ndarray, "chain seed arm"]:
-    """Return the step at which each arm is as low as the threshold."""
+    """Return the step at which each arm reaches the threshold."""
     took = np.empty(losses.shape[:3])
     for place in np.ndindex(*took.shape):
         took[place] = steps_to(losses[place], at.astype(np.float64), float(threshold[place[:2]]))

@@ -1,7 +1,8 @@
-"""`em_experiment`: train every arm of the sticky-chain comparison on every seed, and report who is faster."""
+"""`em_experiment`: train every arm of the sticky-chain comparison on every seed, and report the speed-ups."""
 
 from collections.abc import Sequence
 
+from bayesgeom.checks.arguments import checked
 from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.core.progress import bar
 from bayesgeom.experiments.em.arms import describe_arms, learned, recorded_steps
@@ -14,17 +15,18 @@ SEEDS = (42, 2024, 1337, 7777, 9999)
 CHAINS = (StickyChain(diagonal="counted twice"), StickyChain(diagonal="as stated"))
 
 
+@checked()
 def em_experiment(
     *, seeds: int | Sequence[int] = 5, steps: int = 1_000, length: int = 2_000, every: int = 10
 ) -> EMReport:
-    """Repeat the comparison of an EM-like schedule with small steps, with the controls that it lacked.
+    """Repeat Paper II's comparison of an EM-like schedule with small steps, and add the missing controls.
 
-    It is the experiment of Paper II, in both readings of the chain's self-probability.
+    The chain's self-probability is tested in both readings of the paper.
 
     Args:
-        seeds: How many of the paper's five seeds, or the seeds themselves.
+        seeds: Number of the paper's five seeds to use, or a list of seeds.
         steps: Number of training steps.
-        length: Symbols in a sequence.
+        length: Number of symbols in a sequence.
         every: Steps between records of the held-out loss.
 
     Returns:
@@ -57,16 +59,16 @@ def em_experiment(
 
 
 def _checked(seeds: int | Sequence[int], *, steps: int, length: int, every: int) -> tuple[int, ...]:
-    """The seeds to train. **Raises** `InvalidArgument` as `em_experiment` does."""
+    """Return the seeds to train; raise as `em_experiment`."""
     if isinstance(seeds, int) and not 2 <= seeds <= len(SEEDS):
         raise InvalidArgument(
             f"seeds is how many of the paper's five to train, 2 … 5, or a list of your own; got {seeds}."
         )
     chosen = SEEDS[:seeds] if isinstance(seeds, int) else tuple(seeds)
     if len(set(chosen)) < max(2, len(chosen)):
-        raise InvalidArgument(f"an interval takes at least two different seeds, each given once; got {chosen}.")
+        raise InvalidArgument(f"an interval needs at least two different seeds, each given once; got {chosen}.")
     if min(steps, every) < 1 or length < 3:
         raise InvalidArgument(
-            f"steps and every are at least 1 and a sequence has at least 3 symbols; got {steps}, {every}, {length}."
+            f"steps and every must be at least 1 and length at least 3; got {steps}, {every}, {length}."
         )
     return chosen

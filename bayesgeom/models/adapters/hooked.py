@@ -1,6 +1,6 @@
-"""Adapter for modules with transformer-lens hook points: our own architectures.
+"""Adapter for bayesgeom's `Transformer`, whose modules have transformer-lens hook points.
 
-On attachment every site proves itself on a small input; a site whose identity fails is withheld, with the reason.
+When a model is attached, every site is checked on a small input. A site whose identity fails is withheld.
 """
 
 import math
@@ -52,7 +52,7 @@ _STATIC = (
 
 @final
 class HookedModel(Model):
-    """Our transformer behind the `Model` interface."""
+    """The `Model` of a bayesgeom `Transformer`."""
 
     def __init__(
         self,
@@ -110,13 +110,13 @@ class HookedModel(Model):
         if (foreign := self.foreign_hooks()) and not self._is_unedited():
             raise InvalidArgument(
                 f"{', '.join(foreign[:4])} of {self.spec.name} hold(s) forward hooks that bayesgeom did not set and "
-                f"that change the logits. Ablations and interventions compute layers themselves and would not see "
+                f"that change the logits. Ablations and interventions compute layers themselves and would ignore "
                 f"them: remove the hooks."
             )
         return Replay(self._transformer)
 
     def _is_unedited(self) -> bool:
-        """Whether the module gives the same logits as its weights do without anybody's hooks."""
+        """Whether the module returns the same logits as a copy without hooks."""
         tokens = sentinel_trials(self.spec.d_vocab, self.spec.n_ctx, self.spec.device).tokens
         bare = self._transformer.config.build(seed=0).to(self.spec.device)
         bare.load_state_dict(self._transformer.state_dict())

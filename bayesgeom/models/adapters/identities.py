@@ -1,11 +1,11 @@
-"""Attach-time identities: what must hold between sites before any of them is believed.
+"""Identities between sites, which are checked when a model is attached.
 
     softmax(scale · q_rot·k_rot + bias, over k ≤ q) = pattern    pattern · v = z
     |q_rot| = |q|, |k_rot| = |k|                                 W_O z + b = attn_out
     resid_pre + attn_out = resid_mid                             resid_pre + attn_out + mlp_out = resid_post
 
-A site whose identity fails is withheld, with the sentence that says which one broke and by how much; so is a site that
-enters no identity which could be tried. q and k stand or fall with what the scores use.
+A site whose identity fails is withheld with the equation and its error. A site without an identity that could be
+checked is withheld, too. q and k are withheld together with q_rot and k_rot.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -21,7 +21,7 @@ from bayesgeom.core import sites as s
 from bayesgeom.core.hooks import hooked, site_hook
 from bayesgeom.core.trials import Trials
 
-TOLERANCE = 1e-4  # of the largest entry; float32 rounding is a hundred times smaller
+TOLERANCE = 1e-4  # relative to the largest entry; float32 rounding is a hundred times smaller
 N_SEQUENCES, N_POSITIONS = 2, 7
 
 Captured = Mapping[s.Site, Shaped[Tensor, "layer *axes"]]
@@ -31,7 +31,7 @@ AttnOut = Callable[[Float[Tensor, "batch pos head d_head"], int], Float[Tensor, 
 @final
 @dataclass(frozen=True, kw_only=True)
 class _Identity:
-    """An equation, the sites that it vouches for, and its two sides."""
+    """An equation, the sites that it verifies, and its two sides."""
 
     equation: str
     sites: tuple[s.Site, ...]
@@ -39,12 +39,12 @@ class _Identity:
     right: Float[Tensor, "..."]
 
     def error(self) -> float:
-        """Largest difference as a share of the right side's largest entry."""
+        """Return the largest difference relative to the right side's largest entry."""
         return float((self.left - self.right).abs().max() / self.right.abs().max().clamp_min(1e-12))
 
 
 def sentinel_trials(d_vocab: int, n_ctx: int | None, device: str) -> Trials:
-    """A few random tokens, every position scored: what identities are tried on."""
+    """Return a few random tokens with every position scored, on which identities are checked."""
     n_pos = min(N_POSITIONS, n_ctx or N_POSITIONS)
     tokens = torch.randint(d_vocab, (N_SEQUENCES, n_pos), generator=torch.Generator().manual_seed(0)).to(device)
     certain = torch.ones(N_SEQUENCES, n_pos, 1, dtype=torch.float64, device=device)
@@ -67,7 +67,7 @@ def capture(
     sites: Mapping[s.Site, object],
     n_layers: int,
 ) -> dict[s.Site, Shaped[Tensor, "layer *axes"]]:
-    """Every position of every site over one forward pass; a site that does not fire once in every layer is left out."""
+    """Return the activations of every site in one forward pass, without sites that do not fire once in every layer."""
     caught: dict[s.Site, list[list[Tensor]]] = {site: [[] for _ in range(n_layers)] for site in sites}
     hooks = [
         site_hook((site, layer), point(site, layer), outputs.append)
@@ -88,7 +88,7 @@ def broken_identities(
     bias: Float[Tensor, "*layer_and_batch head query_pos key_pos"] | None,
     attn_out: AttnOut,
 ) -> dict[s.Site, str]:
-    """The sites that cannot be believed, each with the reason. Identities whose sites are absent are not tried."""
+    """Return the sites that failed, each with the reason. Identities with absent sites are not checked."""
     broken: dict[s.Site, str] = {}
     vouched: set[s.Site] = set()
     for identity in (*_attention(held, scale, bias), *_writes(held, attn_out)):
@@ -98,7 +98,7 @@ def broken_identities(
             for site in identity.sites:
                 broken.setdefault(site, f"identity {identity.equation} fails by {error:.1e}")
     alone = (site for site in held if site not in vouched)
-    return broken | dict.fromkeys(alone, "no identity that vouches for it could be tried")
+    return broken | dict.fromkeys(alone, "no identity that verifies it could be checked")
 
 
 def _attention(
@@ -128,7 +128,7 @@ def _attention(
 
 
 def _writes(held: Captured, attn_out: AttnOut) -> Iterator[_Identity]:
-    """What the sublayers add to the residual stream."""
+    """Identities of the updates to the residual stream."""
     n_layers = max(map(len, held.values()), default=0)
     if {s.Z, s.ATTN_OUT} <= held.keys():
         written = torch.stack([attn_out(held[s.Z][layer], layer) for layer in range(n_layers)])
@@ -144,12 +144,12 @@ def _writes(held: Captured, attn_out: AttnOut) -> Iterator[_Identity]:
     if {s.RESID_PRE, s.ATTN_OUT, s.RESID_MID} <= held.keys():
         yield _Identity(
             equation="resid_pre + attn_out = resid_mid",
-            sites=(s.RESID_MID,),  # the two others answer for themselves at the end of the block
+            sites=(s.RESID_MID,),  # the other two are checked at the end of the block
             left=held[s.RESID_PRE] + held[s.ATTN_OUT],
             right=held[s.RESID_MID],
         )
 
 
 def _per_query_head(x: Float[Tensor, "l b k kv d"], n_heads: int) -> Float[Tensor, "l b k h d"]:
-    """Grouped keys and values, repeated for the query heads that share them."""
+    """Grouped keys or values, repeated for the query heads that share them."""
     return repeat(x, "l b k kv d -> l b k (kv group) d", group=n_heads // x.shape[3])

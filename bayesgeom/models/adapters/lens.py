@@ -1,8 +1,8 @@
-"""Adapter for models that transformer-lens made: a `TransformerBridge`, or a `HookedTransformer` of version 3.
+"""Adapter for models of transformer-lens: a `TransformerBridge`, or a `HookedTransformer` of version 3.
 
-Activations are met at transformer-lens's own hook points, so a user's hooks there act on what is measured. A name in
-its table is no promise: on some families hooks of rotated keys never fire, or edits of patterns do nothing. What cannot
-be proven is withheld. The Hugging Face model itself, passed as it was before it was booted, offers more.
+Activations are read at transformer-lens's own hook points, so a user's hooks there affect the measurements. A listed
+hook point need not work: for some families hooks of rotated keys never fire, or edits of patterns have no effect. Sites
+that cannot be verified are withheld. The Hugging Face model itself, passed before it is booted, provides more sites.
 """
 
 import contextlib
@@ -46,12 +46,12 @@ _POINTS: Mapping[s.Site, str] = {
     s.PATTERN: "attn.hook_pattern",
 }
 _UNTURNED = ((s.Q_ROT, s.Q), (s.K_ROT, s.K))
-_AMOUNT = 0.3  # standard deviations of noise in the proof
+_AMOUNT = 0.3  # standard deviations of the noise in the verification
 
 
 @final
 class LensModel(Model):
-    """A model with transformer-lens's hook points, named as there, behind the `Model` interface."""
+    """The `Model` of a transformer-lens model."""
 
     def __init__(self, module: nn.Module, *, name: str | None = None, tokenizer: Tokenizer | None = None) -> None:
         self.module, self.task = module, None
@@ -71,7 +71,7 @@ class LensModel(Model):
         return self._taps.at(site, layer)
 
     def static(self, site: s.Site, tokens: Int64[Tensor, " token"], layer: int) -> Float[Tensor, "*axes"]:
-        raise MissingSite(f"{self.spec.name} offers no site that is read from weights; {site.name!r} is one.")
+        raise MissingSite(f"{self.spec.name} provides no site that is read from weights, such as {site.name!r}.")
 
     @alone()
     def logits(self, trials: Trials) -> Float[Tensor, "batch query_pos d_vocab"]:
@@ -81,8 +81,8 @@ class LensModel(Model):
     def fresh(self, seed: int) -> "LensModel":
         if self._lens.__class__.__name__ != "HookedTransformer":
             raise NoCopy(
-                f"{self.spec.name} is a bridge, which cannot be built anew: pass the Hugging Face model itself where "
-                f"copies at initialization are asked for."
+                f"{self.spec.name} is a bridge, which cannot be instantiated again: for untrained baselines, pass the "
+                f"Hugging Face model itself."
             )
         with PROCESS_STATE, torch.random.fork_rng():
             torch.manual_seed(seed)
@@ -92,7 +92,7 @@ class LensModel(Model):
         return PlainLoop(self)
 
     def _found(self) -> Iterator[tuple[s.Site, str]]:
-        """Names of hook points that every block has; without rotation the scores use q and k themselves."""
+        """Yield the hook points that every block has; without rotation the scores use q and k themselves."""
         known = self._lens.hook_dict
         names = dict(_POINTS)
         if self._lens.cfg.positional_embedding_type != "rotary":
@@ -103,7 +103,7 @@ class LensModel(Model):
 
     @contextlib.contextmanager
     def _open(self) -> Iterator[None]:
-        """Lead activations at watched hook points through their taps; our hooks, and only they, are removed again."""
+        """Route activations at watched hook points through their taps; afterwards remove only the hooks set here."""
         ours = []
         try:
             for layer in range(self.spec.n_layers):
@@ -118,10 +118,10 @@ class LensModel(Model):
                 point.fwd_hooks.remove(handle)
 
     def _changes(self, layer: int) -> Iterator[tuple[s.Site, Callable[..., Tensor]]]:
-        """What to do at which hook points of this layer.
+        """Yield the hook points of this layer and the functions to set there.
 
-        A bridge's `hook_resid_mid` is what the MLP's norm is given, so that an edit there would leave the stream as it
-        is. The middle is edited where attention writes: by what makes the stream arrive there.
+        A bridge's `hook_resid_mid` is the input of the MLP's norm, so an edit there would not change the stream.
+        Therefore resid_mid is edited at the attention output, by the update that leads to the edited value.
         """
         entered: list[Tensor] = []
         has_middle = self._taps.is_watched(layer, s.RESID_MID)
@@ -163,7 +163,7 @@ class LensModel(Model):
                 self._lens(tokens)
 
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # a bridge warns of edits without effect; they are found out here
+            warnings.simplefilter("ignore")  # a bridge warns of edits without effect, which are detected here
             passages = perturbed_pass(
                 self.module, forward, self._taps.at, self._names, self.spec.n_layers, amount=_AMOUNT
             )
@@ -177,7 +177,7 @@ class LensModel(Model):
         return disproved(passages, functions, self.spec, tokens.shape[1])
 
     def _parts(self, layer: int, names: Sequence[str], within: str = "") -> list[Any]:
-        """The parts of a block that exist among these."""
+        """The parts of a block with these names, if they exist."""
         block = self._lens.blocks[layer]
         home = block.get_submodule(within) if within else block
         children = dict(home.named_children())
@@ -205,7 +205,7 @@ class LensModel(Model):
         k: Float[Tensor, "batch pos kv_head d_head"],
         layer: int,
     ) -> Float[Tensor, "batch head query_pos key_pos"]:
-        """The pattern that the spec's scale makes of rotated queries and keys, over the keys that are visible."""
+        """The pattern of rotated queries and keys with the spec's scale, over the visible keys."""
         scores = torch.einsum("b q h d, b h k d -> b h q k", q, per_query_head(k.transpose(1, 2), q.shape[2]))
         scores = self.spec.score_scale * scores.float()
         cap = self._lens.cfg.attn_scores_soft_cap
@@ -245,7 +245,7 @@ def _spec(lens: Any, name: str) -> ModelSpec:
 
 
 def _scale(lens: Any) -> float:
-    """What multiplies q·k: the wrapped attention's own, else what the config says, else 1 / √d_head."""
+    """The factor of q·k: from the wrapped attention, else from the config, else 1 / √d_head."""
     attentions: Sequence[nn.Module] = [part for name, part in lens.blocks[0].named_children() if name == "attn"]
     for part in (inner for attention in attentions for inner in attention.modules()):
         if isinstance(scaling := vars(part).get("scaling"), float):

@@ -1,12 +1,12 @@
-"""Proof: which sites of an attached model can be believed, and which equation broke where one cannot.
+"""Verification of the sites of an attached model: which sites satisfy their equations, and which equation failed.
 
-Every tap adds noise to what it gives on. What arrives further down must then be what the equations make of what *left*:
+Every tap adds noise to its activation. The inputs of later taps must then follow from the *outputs* of earlier ones:
 
     W_K norm(resid_pre) + b = k, and so for v     q, k → q_rot, k_rot keeps every norm, and turns nothing at position 0
     softmax(scale · q_rot·k_rot + mask) = pattern        pattern · v = z        W_O z + b = attn_out
     resid_pre + attn_out = resid_mid              resid_pre + attn_out + mlp_out = resid_post → the next resid_pre
 
-so that one pass shows both that a site holds what its name says and that an edit there takes effect.
+So one pass verifies both that a site contains what its name says and that an edit there takes effect.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -23,7 +23,7 @@ from bayesgeom.core.run import ModelSpec
 from bayesgeom.core.sites import Site
 from bayesgeom.models.adapters.taps import Passage, per_query_head
 
-TOLERANCE = 1e-4  # of the largest entry, in float32
+TOLERANCE = 1e-4  # relative to the largest entry, in float32
 _RESIDUAL = (s.RESID_PRE, s.ATTN_OUT, s.MLP_OUT, s.RESID_POST)
 
 _STANDS_WITH = (
@@ -43,12 +43,14 @@ Norm = Callable[[Site, Tensor, int], Tensor]
 @final
 @dataclass(frozen=True, kw_only=True)
 class Functions:
-    """What the model itself computes between sites, for a layer. None where there is no such part.
+    """The model's own functions between sites of a layer. None if the model has no such part.
 
-    - `written`: z to what attention writes. `projected`: the residual stream to k or v.
-    - `normed`: q or k to their norms' output.
-    - `pattern`: rotated q and k to the pattern, mask and bias included.
-    - `mid_given`: what the part that reads resid_mid was given.
+    Attributes:
+        written: Maps z to the attention output.
+        projected: Maps the residual stream to k or v.
+        normed: Maps q or k to the output of its norm.
+        pattern: Maps rotated q and k to the pattern, including mask and bias.
+        mid_given: Returns the input of the part that reads resid_mid.
     """
 
     written: Callable[[Tensor, int], Tensor] | None
@@ -61,7 +63,7 @@ class Functions:
 @final
 @dataclass(frozen=True, kw_only=True)
 class _Claim:
-    """An equation in one layer, the sites that it vouches for, and its two sides."""
+    """An equation in one layer, the sites that it verifies, and its two sides."""
 
     equation: str
     sites: tuple[Site, ...]
@@ -69,7 +71,7 @@ class _Claim:
     right: Float[Tensor, "..."]
 
     def error(self) -> float:
-        """Largest difference as a share of the right side's largest entry."""
+        """Return the largest difference relative to the right side's largest entry."""
         left, right = self.left.double(), self.right.to(self.left.device).double()
         if left.shape != right.shape:
             return float("inf")
@@ -79,20 +81,20 @@ class _Claim:
 @final
 @dataclass(frozen=True, kw_only=True)
 class Examined:
-    """What a proof found: why some sites cannot be believed, and the largest error of an equation for each site."""
+    """Result of a verification: the reason for each site that failed, and the largest equation error of each site."""
 
     broken: Mapping[Site, str]
     errors: Mapping[Site, float]
 
 
 def disproved(passages: Passages, functions: Functions, spec: ModelSpec, n_pos: int) -> dict[Site, str]:
-    """The sites that cannot be believed, each with its reason."""
+    """Return the sites that failed, each with the reason."""
     return dict(examined(passages, functions, spec, n_pos).broken)
 
 
 @torch.no_grad()
 def examined(passages: Passages, functions: Functions, spec: ModelSpec, n_pos: int) -> Examined:
-    """Try every equation in every layer."""
+    """Check every equation in every layer."""
     errors: dict[Site, float] = {}
     broken = dict(_misplaced(passages, spec, n_pos))
     held = {place: passage for place, passage in passages.items() if place[0] not in broken}
@@ -108,13 +110,13 @@ def examined(passages: Passages, functions: Functions, spec: ModelSpec, n_pos: i
     for site, layer in held.keys() - vouched:
         broken.setdefault(site, f"no identity ties it to other sites in layer {layer}")
     for site, source in _STANDS_WITH:
-        if source in broken:  # what a projection gave is known by what the scores use
+        if source in broken:  # these sites are verified only through `source`
             broken.setdefault(site, broken[source])
     return Examined(broken=broken, errors=errors)
 
 
 def _misplaced(passages: Passages, spec: ModelSpec, n_pos: int) -> Iterator[tuple[Site, str]]:
-    """Sites that are not met once in every layer, in their own shape."""
+    """Sites that do not occur exactly once in every layer with their expected shape."""
     for (site, layer), passage in passages.items():
         if len(passage.arrived) != 1:
             yield site, f"it is met {len(passage.arrived)} times in layer {layer}, not once"
@@ -123,7 +125,7 @@ def _misplaced(passages: Passages, spec: ModelSpec, n_pos: int) -> Iterator[tupl
 
 
 def tolerance_of(dtype: str) -> float:
-    """What rounding may make of an equation, as a share of its largest entry."""
+    """Return the tolerance of an equation for a dtype, relative to the largest entry."""
     return max(TOLERANCE, 8 * torch.finfo(getattr(torch, dtype)).eps)
 
 
@@ -176,7 +178,7 @@ def _claims(at: _Layer, functions: Functions, layer: int, n_layers: int) -> Iter
         claim = _Claim(equation="pattern · v = z", sites=(s.PATTERN,), left=at.arrived(s.Z), right=z)
         yield claim
         unchanged = einsum(at.arrived(s.PATTERN), v, "b h q k, b h k d -> b q h d")
-        twin = replace(claim, right=unchanged)  # where an edited pattern has no effect, v and z may still be right
+        twin = replace(claim, right=unchanged)  # v and z may be right even if an edited pattern has no effect
         yield replace(min(claim, twin, key=_Claim.error), sites=(s.V, s.Z))
     if at.has(s.Z, s.ATTN_OUT) and functions.written is not None:
         right = functions.written(at.left(s.Z), layer)
@@ -186,7 +188,7 @@ def _claims(at: _Layer, functions: Functions, layer: int, n_layers: int) -> Iter
 def _residual_claims(at: _Layer, functions: Functions, layer: int, n_layers: int) -> Iterator[_Claim]:
     if at.has(*_RESIDUAL):
         attn_out, mlp_out = at.left(s.ATTN_OUT), at.left(s.MLP_OUT)
-        # What enters a block may still lie on the device of the block before.
+        # The input of a block may still be on the device of the previous block.
         summed = at.left(s.RESID_PRE).to(attn_out.device) + attn_out
         middle = at.left(s.RESID_MID) if at.has(s.RESID_MID) else summed
         yield _Claim(
@@ -201,7 +203,7 @@ def _residual_claims(at: _Layer, functions: Functions, layer: int, n_layers: int
         yield _Claim(equation="the MLP reads resid_mid", sites=(s.RESID_MID,), left=mid, right=right)
     if layer + 1 < n_layers and at.has(s.RESID_PRE, s.RESID_POST):
         left, arrived = at.left(s.RESID_POST), at.arrived(s.RESID_PRE, ahead=1)
-        # RWKV halves the stream every few layers: the same up to one factor.
+        # RWKV halves the stream every few layers: compare up to one factor.
         factor = (arrived.double().to(left.device) * left.double()).sum() / left.double().square().sum()
         sites = (s.RESID_PRE, s.RESID_POST)
         yield _Claim(equation="resid_post is the next resid_pre", sites=sites, left=arrived, right=factor * left)
@@ -210,7 +212,7 @@ def _residual_claims(at: _Layer, functions: Functions, layer: int, n_layers: int
 def _rotation_claims(
     normed: Float[Tensor, "batch pos head d"], turned: Float[Tensor, "batch pos head d"], plain: Site
 ) -> Iterator[_Claim]:
-    """A rotation may carry one factor along (OPT scales its queries, YaRN both): the same at every position."""
+    """A rotation may include one factor, equal at every position (OPT scales its queries, YaRN both)."""
     before, after = normed.double().norm(dim=-1), turned.double().norm(dim=-1)
     factor = after.norm() / before.norm().clamp_min(1e-12)
     name = f"{plain.name}_rot"

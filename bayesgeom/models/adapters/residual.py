@@ -1,13 +1,14 @@
-"""Adapter for our modules that have a residual stream but no attention: MLP, LSTM and Mamba.
+"""Adapter for bayesgeom's modules without attention: MLP, LSTM and Mamba.
 
-Every block reads the stream and writes once into it. What must hold before a site is believed is the block's own form:
+Every block reads the residual stream and writes once into it. Sites are verified by the block's equation:
 
     MLP    resid_pre + mlp_out = resid_post
     LSTM   resid_pre + state = resid_post
     Mamba  resid_pre + W_out ((C · state + D ∘ x) ∘ SiLU(z)) = resid_post
 
-It is tried with noise added at every point, so that one pass shows that a site holds what its name says and that an
-edit there takes effect. An edit of `state` changes what is read and not what is carried on: that has been computed.
+The equation is checked with noise added at every hook point. So one pass verifies that a site contains what its name
+says and that an edit there takes effect. An edit of `state` changes what is read at that position, but not the state
+that is carried on, because the recurrence has already run.
 """
 
 from collections.abc import Mapping
@@ -36,7 +37,7 @@ from bayesgeom.tasks.base import WindTunnel
 ResidualModule = PositionwiseMLP | LSTM | Mamba
 
 _STREAM = (s.RESID_PRE, s.RESID_POST)
-_AMOUNT = 0.3  # standard deviations of noise in the proof
+_AMOUNT = 0.3  # standard deviations of the noise in the verification
 _HEADS = (s.Q, s.K, s.Q_ROT, s.K_ROT, s.V, s.Z, s.PATTERN, s.TOKEN_INPUTS, s.TOKEN_KEYS, s.W_K, s.W_V, s.W_O)
 _NO_HEADS = "it has no attention heads"
 _ONE_WRITE = "a block of it writes into the stream once, and not by attention"
@@ -45,7 +46,7 @@ _NO_STATE = "an MLP carries nothing from one position to the next"
 
 @final
 class ResidualModel(Model):
-    """An MLP, an LSTM or a Mamba of ours behind the `Model` interface."""
+    """The `Model` of a bayesgeom MLP, LSTM or Mamba."""
 
     def __init__(
         self,
@@ -70,7 +71,7 @@ class ResidualModel(Model):
 
     @torch.no_grad()
     def static(self, site: Site, tokens: Int64[Tensor, " token"], layer: int) -> Float[Tensor, "*axes"]:
-        assert site == s.TOKEN_EMBEDDINGS, "nothing else is on offer"
+        assert site == s.TOKEN_EMBEDDINGS, "no other static site exists"
         module = self._module
         embedded: Tensor = module.entering(tokens) if isinstance(module, PositionwiseMLP) else module.embed(tokens)
         return embedded
@@ -97,7 +98,7 @@ class ResidualModel(Model):
     @alone()
     @torch.no_grad()
     def _broken(self) -> dict[Site, str]:
-        """The sites that a noisy pass disproves, each with the reason."""
+        """The sites that fail the check, each with the reason."""
         trials = sentinel_trials(self.spec.d_vocab, self.spec.n_ctx, self.spec.device)
         n_layers, broken = self.spec.n_layers, dict[Site, str]()
         module = self._module
@@ -120,7 +121,7 @@ class ResidualModel(Model):
 def _written(
     block: nn.Module, resid: Float[Tensor, "batch pos d_model"], site: Float[Tensor, "batch pos width"]
 ) -> Float[Tensor, "batch pos d_model"]:
-    """What a block writes, given what enters it and what its own site holds."""
+    """The block's update of the stream, given its input and the value of its site."""
     match block:
         case MLPBlock() | LSTMBlock():
             return site
@@ -159,7 +160,7 @@ def _spec(module: ResidualModule, name: str, digest: str | None) -> ModelSpec:
 
 
 def _widths(module: ResidualModule) -> tuple[int, int]:
-    """The widest thing that a block makes of one position, and its state."""
+    """The width of a block's widest activation at one position, and that of its state."""
     match module:
         case PositionwiseMLP(config=config):
             return config.d_mlp, 0

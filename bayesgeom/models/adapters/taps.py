@@ -1,7 +1,7 @@
-"""Taps: one small module per site and layer, through which an activation passes while somebody watches it.
+"""Taps: one identity module per site and layer, through which an activation passes if it is hooked.
 
-A tap gives on what it is given. Whoever sets a forward hook on it sees the activation in the site's own shape, and what
-the hook returns goes on through the model.
+A tap returns its input. A forward hook on it receives the activation in the site's shape, and the hook's return value
+replaces the activation in the model.
 """
 
 from collections.abc import Callable, Iterable
@@ -18,14 +18,14 @@ from bayesgeom.core.sites import Site
 
 @final
 class Tap(nn.Module):
-    """The identity, for hooks to sit on."""
+    """An identity module that holds hooks."""
 
     def forward(self, x: Shaped[Tensor, "..."]) -> Shaped[Tensor, "..."]:
         return x
 
     @property
     def is_watched(self) -> bool:
-        """Whether anybody's hook is set."""
+        """Whether a hook is set."""
         return bool(self._forward_hooks)
 
 
@@ -38,29 +38,29 @@ class Taps:
         self._taps = {site: [Tap() for _ in range(n_layers)] for site in sites}
 
     def at(self, site: Site, layer: int) -> Tap:
-        """The tap of a site in a layer."""
+        """Return the tap of a site in a layer."""
         return self._taps[site][layer]
 
     def sites(self) -> frozenset[Site]:
-        """Every site that has taps."""
+        """Return the sites that have taps."""
         return frozenset(self._taps)
 
     def is_watched(self, layer: int, *sites: Site) -> bool:
-        """Whether anybody watches one of these sites in this layer."""
+        """Return whether a hook is set on one of these sites in this layer."""
         return any(site in self._taps and self._taps[site][layer].is_watched for site in sites)
 
     def through(self, site: Site, layer: int, x: Shaped[Tensor, "*axes"]) -> Shaped[Tensor, "*axes"]:
-        """`x` as it comes out of the tap; `x` itself where there is none, or nobody watches."""
+        """Return `x` after its tap, or `x` itself if there is no tap or no hook."""
         if not self.is_watched(layer, site):
             return x
         passed: Tensor = self._taps[site][layer](x)
-        # An edit may give a mean, expanded: parts that take views of what they are given need it laid out.
+        # An edit may return an expanded mean; modules that take views of their input need it contiguous.
         return passed if passed is x else passed.to(x.dtype).contiguous()
 
 
 @final
 class Passage:
-    """What arrived at a tap and what left it, in one pass."""
+    """Inputs (`arrived`) and outputs (`left`) of a tap in one pass."""
 
     def __init__(self) -> None:
         self.arrived: list[Tensor] = []
@@ -77,10 +77,18 @@ def perturbed_pass(
     *,
     amount: float,
 ) -> dict[tuple[Site, int], Passage]:
-    """One pass in which every point adds noise to what it gives on: `amount` standard deviations, seeded.
+    """Run one pass in which every hook point adds seeded noise to its activation, and record inputs and outputs.
 
-    If what arrives further down is what the equations make of what *left* here, then the points are where they are said
-    to be, and edits there take effect.
+    If the inputs of later points satisfy the model's equations given the *outputs* of earlier ones, then the points are
+    where their names say, and edits there take effect.
+
+    Args:
+        owner: The whole model, whose lock is held.
+        forward: Runs the pass.
+        point: Returns the module of a site and layer.
+        sites: The sites.
+        n_layers: Number of layers.
+        amount: Standard deviation of the noise, relative to that of the activation.
     """
     passages = {(site, layer): Passage() for site in sites for layer in range(n_layers)}
     generator = torch.Generator().manual_seed(0)
@@ -89,7 +97,7 @@ def perturbed_pass(
         def perturb(output: Tensor) -> Tensor:
             noise = torch.randn(output.shape, generator=generator).to(output)
             left = output + amount * output.float().std().to(output) * noise
-            # Copies: a model may change what it is given in place (OLMo clips queries and keys like that).
+            # Copies: a model may modify its activations in place (OLMo clips queries and keys).
             passage.arrived.append(output.clone())
             passage.left.append(left.clone())
             return left
@@ -97,11 +105,11 @@ def perturbed_pass(
         return perturb
 
     hooks = [site_hook(place, point(*place), perturbing(passage)) for place, passage in passages.items()]
-    with hooked(owner, hooks, by="this model", times=None):  # the caller withholds what does not fire once
+    with hooked(owner, hooks, by="this model", times=None):  # the caller withholds sites that do not fire once
         forward()
     return passages
 
 
 def per_query_head(x: Float[Tensor, "b kv p d"], n_heads: int) -> Float[Tensor, "b h p d"]:
-    """Grouped keys or values, repeated for the query heads that share them."""
+    """Return grouped keys or values, repeated for the query heads that share them."""
     return x if x.shape[1] == n_heads else repeat(x, "b kv p d -> b (kv group) p d", group=n_heads // x.shape[1])

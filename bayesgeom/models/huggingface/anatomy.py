@@ -1,9 +1,8 @@
-"""Anatomy: where the parts of a Hugging Face model are, found by what they compute rather than by a table of families.
+"""Anatomy: locates the parts of a Hugging Face model by what they compute, without a table of families.
 
-One pass over a few tokens is watched inside the first block of every kind. The parts that write into the residual
-stream are those two whose outputs, added to what entered the block, give what leaves it. The part that reads the middle
-of the block is the one that is given exactly that; in a parallel block there is none. Names only say where to look
-first.
+One pass over a few tokens is recorded inside the first block of every kind. The two parts that write into the residual
+stream are those whose outputs, added to the block's input, give its output. The part that reads resid_mid is the one
+with exactly that input; a parallel block has none. Module names only determine the order of the search.
 """
 
 import contextlib
@@ -23,21 +22,25 @@ from bayesgeom.models.huggingface.projection import Projection, Sizes, projectio
 
 T = TypeVar("T")
 _OUTPUTS = ("o_proj", "out_proj", "c_proj", "dense", "wo", "out")
-_CLOSE = 1e-3  # of the largest entry: parts that are not the same differ by its size
+_CLOSE = 1e-3  # relative to the largest entry; different parts differ by about that entry
 
 
 @final
 @dataclass(frozen=True, kw_only=True)
 class Parts:
-    """Paths inside one block; None where there is no such part.
+    """Paths of parts inside one block; None if there is no such part.
 
-    - `writers`: the two parts whose outputs are added to the residual stream, attention's first. `write_scale`
-      multiplies both on the way (1 in most families).
-    - `mid_reader`: the part that is given the residual stream between the two.
-    - `output`: W_O, whose input is z. `is_plain_write`: nothing stands between it and the residual stream.
-    - `dropout`: the part that the pattern passes, where attention goes past the attention interface.
-    - `key_input`: the norm whose output enters W_K; "" where the bare residual stream does.
-    - `norms`: norms of queries and keys, after the projection.
+    Attributes:
+        attention: The attention module.
+        writers: The two parts whose outputs are added to the residual stream, attention first.
+        write_scale: Factor of both updates (1 in most families).
+        mid_reader: The part whose input is the residual stream between the two updates.
+        output: W_O, whose input is z.
+        is_plain_write: Whether the output of W_O is added to the residual stream directly.
+        dropout: The dropout of the pattern, for models without the attention interface.
+        key_input: The norm whose output enters W_K; "" for the residual stream itself.
+        projections: Projections of queries, keys and values.
+        norms: Norms of queries and keys after the projection.
     """
 
     attention: str | None = None
@@ -52,7 +55,7 @@ class Parts:
     norms: Mapping[Site, str] = field(default_factory=dict)
 
     def without_heads(self) -> "Parts":
-        """Return what is known of a block that mixes positions otherwise than by attention heads."""
+        """Return the parts of a block that mixes positions without attention heads."""
         return Parts(
             attention=self.attention,
             writers=self.writers,
@@ -64,7 +67,7 @@ class Parts:
 @final
 @dataclass(frozen=True, kw_only=True)
 class Anatomy:
-    """The blocks and, for each, where its parts are: the same paths in every block of a kind."""
+    """The blocks and the paths of their parts, which are the same in every block of a kind."""
 
     blocks: tuple[nn.Module, ...]
     sizes: Sizes
@@ -72,11 +75,11 @@ class Anatomy:
 
     @property
     def n_layers(self) -> int:
-        """How many blocks there are."""
+        """Number of blocks."""
         return len(self.blocks)
 
     def part(self, layer: int, path: str) -> nn.Module:
-        """The module at this path of this layer's block."""
+        """Return the module at this path of this layer's block."""
         return self.blocks[layer].get_submodule(path)
 
 
@@ -90,13 +93,17 @@ class Seen:
 
 
 def blocks_of(hf: nn.Module, n_layers: int) -> tuple[nn.Module, ...]:
-    """The decoder's blocks: the outermost list of `n_layers` modules. **Raises** `InvalidArgument` without one."""
+    """Return the decoder's blocks: the outermost list of `n_layers` modules.
+
+    Raises:
+        InvalidArgument: There is no such list.
+    """
     lists = [(name, part) for name, part in hf.named_modules() if isinstance(part, nn.ModuleList)]
     fitting = sorted((name.count("."), name) for name, part in lists if len(part) == n_layers)
     if not fitting:
         raise InvalidArgument(
-            f"{type(hf).__name__} has no list of {n_layers} blocks, as many as its config has layers; its layout "
-            f"is not known here."
+            f"{type(hf).__name__} has no list of {n_layers} blocks, the number of layers in its config; its layout "
+            f"is not supported."
         )
     found = hf.get_submodule(fitting[0][1])
     assert isinstance(found, nn.ModuleList), "it was one above"
@@ -106,10 +113,15 @@ def blocks_of(hf: nn.Module, n_layers: int) -> tuple[nn.Module, ...]:
 def anatomy_of(
     blocks: tuple[nn.Module, ...], forward: Callable[[], object], sizes: Sizes, value: Callable[[int], Tensor | None]
 ) -> Anatomy:
-    """Watch one forward pass and say where everything is.
+    """Record one forward pass and locate the parts.
 
-    Blocks of one kind, which have the same parts with weights of the same shapes, are watched at the first of them.
-    `value` gives, after that pass, a layer's values as the attention interface was handed them, or None.
+    Blocks of one kind have the same parts with weights of the same shapes; only the first of each kind is recorded.
+
+    Args:
+        blocks: The blocks.
+        forward: Runs the pass.
+        sizes: Heads and widths.
+        value: Returns, after the pass, the values that a layer passed to the attention interface, or None.
     """
     kinds = [_kind(block) for block in blocks]
     first = {kind: kinds.index(kind) for kind in kinds}
@@ -157,13 +169,13 @@ Watched = dict[str, list[Seen | None]]
 
 @contextlib.contextmanager
 def _watching(block: nn.Module) -> Iterator[Watched]:
-    """Record what every part of the block is given and gives inside the `with` block; the block itself is ""."""
+    """Record input and output of every part of the block inside the `with` block; "" is the block itself."""
     seen: Watched = {}
 
     def keeping(path: str) -> Callable[..., None]:
         def keep(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: object) -> None:
             given, gave = first_input(args, kwargs), first_tensor(output)
-            # Copies: Falcon adds what attention writes to the MLP's output in place.
+            # Copies: Falcon adds the attention output to the MLP's output in place.
             own = None if gave is None else Seen(given=None if given is None else given.clone(), gave=gave.clone())
             seen.setdefault(path, []).append(own)
 
@@ -175,29 +187,29 @@ def _watching(block: nn.Module) -> Iterator[Watched]:
 
 
 def _once(seen: Watched) -> dict[str, Seen]:
-    """The parts that ran exactly once and gave a tensor, in the order of their ends."""
+    """The parts that ran exactly once and returned a tensor, in order of completion."""
     return {path: own[0] for path, own in seen.items() if len(own) == 1 and own[0] is not None}
 
 
 def first_input(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Shaped[Tensor, "..."] | None:
-    """The tensor that a part works on: its first argument, or `hidden_states`."""
+    """Return the input of a part: its first argument, or `hidden_states`."""
     given = args[0] if args else kwargs.get("hidden_states")
     return given if isinstance(given, Tensor) else None
 
 
 def first_tensor(output: object) -> Shaped[Tensor, "..."] | None:
-    """A part's output, or the first of several."""
+    """Return a part's output, or the first of several outputs."""
     gave = output[0] if isinstance(output, tuple | list) and output else output
     return gave if isinstance(gave, Tensor) else None
 
 
 def is_close(a: Float[Tensor, "..."] | None, b: Float[Tensor, "..."] | None) -> bool:
-    """Whether two activations hold the same numbers to their type's rounding, whatever their shapes."""
+    """Return whether two activations have the same numbers up to rounding, ignoring their shapes."""
     return difference(a, b) <= 1
 
 
 def difference(a: Float[Tensor, "..."] | None, b: Float[Tensor, "..."] | None) -> float:
-    """Largest difference as a share of b's largest entry and of what rounding may make of it: 1 is barely close."""
+    """Return the largest difference divided by b's largest entry and the tolerance: at most 1 is close."""
     if a is None or b is None or a.numel() != b.numel() or not a.numel():
         return math.inf
     tolerance = max(_CLOSE, *(8 * torch.finfo(x.dtype).eps for x in (a, b)))
@@ -206,18 +218,18 @@ def difference(a: Float[Tensor, "..."] | None, b: Float[Tensor, "..."] | None) -
 
 
 def attention_of(block: nn.Module) -> str | None:
-    """The block's attention, by its class or its own name."""
+    """Return the path of the block's attention, found by class name or module name."""
     children = list(block.named_children())
     by_class = (name for name, part in children if "attention" in type(part).__name__.lower())
     by_name = (name for name, _ in children if "attn" in name.lower() and "norm" not in name.lower())
     found = next(by_class, next(by_name, None))
     while found is not None and len(inner := list(block.get_submodule(found).named_children())) == 1:
-        found = f"{found}.{inner[0][0]}"  # GPT-Neo wraps the attention that works
+        found = f"{found}.{inner[0][0]}"  # GPT-Neo wraps its attention
     return found
 
 
 def _output(block: nn.Module, attention: str, sizes: Sizes, seen: Mapping[str, Seen]) -> str | None:
-    """W_O: the part with a name for it, if what it is given can be cut into heads."""
+    """The path of W_O: the part with a known name whose input can be split into heads."""
     known = {name for name, _ in block.get_submodule(attention).named_children()}
     path = next((f"{attention}.{name}" for name in _OUTPUTS if name in known and sizes.n_heads), None)
     given = seen[path].given if path is not None and path in seen else None
@@ -227,14 +239,14 @@ def _output(block: nn.Module, attention: str, sizes: Sizes, seen: Mapping[str, S
 def _writers(
     seen: Mapping[str, Seen], attention: str, output: str | None
 ) -> tuple[tuple[str, str] | None, float, str | None]:
-    """The two parts that write, the factor on what they write, and the part that reads in between.
+    """The two parts that write, the factor of their updates, and the part that reads in between.
 
-    Of several that are close the closest: in bfloat16 what is small may be close to anything small.
+    The closest candidates are chosen: in bfloat16, small activations may be close to any small sum.
     """
     if "" not in seen or seen[""].given is None:
         return None, 1.0, None
     leaves = seen[""].gave
-    entered = seen[""].given.to(leaves.device)  # the block may move what it is given
+    entered = seen[""].given.to(leaves.device)  # the block may move its input to another device
     wide = [path for path in seen if path and seen[path].gave.numel() == entered.numel()]
     inside = [path for path in wide if path.startswith(f"{attention}.")]
     others = sorted((path for path in wide if path not in inside and path != attention), key=lambda p: p.count("."))
@@ -255,7 +267,7 @@ def _writers(
 
 
 def _is_within(path: str, other: str) -> bool:
-    """Whether a part is another one, or inside of it."""
+    """Whether a part is another part or inside it."""
     return path == other or path.startswith(f"{other}.")
 
 
@@ -265,13 +277,13 @@ def _factor(a: Float[Tensor, "..."], b: Float[Tensor, "..."]) -> float:
 
 
 def _least(errors: Mapping[T, float]) -> T | None:
-    """The first of those with the least error, if that is close."""
+    """The first candidate with the least error, if it is close."""
     close = {candidate: error for candidate, error in errors.items() if error <= 1}
     return min(close, key=close.__getitem__, default=None)
 
 
 def _entering(seen: Mapping[str, Seen], projected: Mapping[Site, Projection]) -> str | None:
-    """The part whose output enters the key projection: "" for the block's own input."""
+    """The part whose output is the input of the key projection; "" for the block's input."""
     if K not in projected:
         return None
     given = seen[projected[K].path].given
@@ -285,7 +297,7 @@ def _entering(seen: Mapping[str, Seen], projected: Mapping[Site, Projection]) ->
 
 
 def _norms(seen: Mapping[str, Seen], projected: Mapping[Site, Projection]) -> Iterator[tuple[Site, str]]:
-    """Parts that are given exactly what a projection gave, heads apart or together."""
+    """Parts whose input is exactly a projection's output, with heads separate or concatenated."""
     for site, projection in projected.items():
         values = projection.take(seen[projection.path].gave)
         for path, part in seen.items():

@@ -1,4 +1,4 @@
-"""Attaching: from a Hugging Face model to its sites, each found and each proven on a few tokens."""
+"""Attaching a Hugging Face model: its sites are located and verified on a few tokens."""
 
 import warnings
 from collections.abc import Mapping
@@ -30,14 +30,14 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 _FUSED = "grouped_mm"
-_COARSE = 1e-4  # types whose rounding could pass for a factor near 1
-_AMOUNT = 0.3  # standard deviations of noise in the proof
+_COARSE = 1e-4  # eps above which rounding could be mistaken for a factor near 1
+_AMOUNT = 0.3  # standard deviations of the noise in the verification
 
 
 @final
 @dataclass(frozen=True, kw_only=True)
 class Attached:
-    """What the adapter stands on."""
+    """The result of attaching a model, which the adapter uses."""
 
     spec: ModelSpec
     forward: Forward
@@ -49,10 +49,16 @@ class Attached:
 
 @torch.no_grad()
 def attach(hf: "PreTrainedModel", name: str, digest: str | None) -> Attached:
-    """Find the sites of a model and prove them; its training mode is restored.
+    """Locate and verify the sites of a model; its training mode is restored.
 
-    **Raises** `InvalidArgument` for sharded heads, unknown blocks or a model that is not causal, `NonFinite` for logits
-    that are no numbers.
+    Args:
+        hf: The model.
+        name: Its name.
+        digest: Hash of the weights, if known.
+
+    Raises:
+        InvalidArgument: Heads are sharded, blocks are not recognized, or the model is not causal.
+        NonFinite: Logits are NaN or infinite.
     """
     refuse_sharded(hf)
     if hf.config.is_encoder_decoder:
@@ -71,7 +77,7 @@ def attach(hf: "PreTrainedModel", name: str, digest: str | None) -> Attached:
 
 @final
 class _Attaching:
-    """The passes that it takes."""
+    """The forward passes for attaching a model."""
 
     def __init__(self, hf: "PreTrainedModel", name: str, digest: str | None) -> None:
         self.hf, self.forward = hf, Forward(hf)
@@ -97,10 +103,10 @@ class _Attaching:
         withheld = dict(found.broken)
         scale = self._embedding_scale(passages[s.RESID_PRE, 0].arrived[0])
         if scale is None:
-            reason = "resid_pre of layer 0 is not the token's embedding and something that its position adds"
+            reason = "resid_pre of layer 0 is not the token's embedding plus a function of the position"
             withheld |= dict.fromkeys((s.TOKEN_EMBEDDINGS, s.TOKEN_INPUTS, s.TOKEN_KEYS), reason)
         if s.NORM_WEIGHT in statics.sites() and (layer := statics.misnormed()) is not None:
-            withheld[s.NORM_WEIGHT] = f"what enters W_K in layer {layer} is no norm of the residual stream"
+            withheld[s.NORM_WEIGHT] = f"the input of W_K in layer {layer} is not a norm of the residual stream"
         self._check_causal(plumbing, withheld)
         absent = _absent(anatomy, plumbing, statics)
         return Attached(
@@ -113,17 +119,14 @@ class _Attaching:
         )
 
     def _first_logits(self) -> Float[Tensor, "..."]:
-        """The first pass; of a mixture of experts with the plain implementation where the fused one does not run.
-
-        **Raises** `InvalidArgument` where the model cannot be run at all.
-        """
+        """Logits of the first pass; a mixture of experts falls back to eager experts if the fused ones fail."""
         try:
             return self.forward.logits(self.tokens)
         except RuntimeError as error:
             reason = str(error).strip().splitlines()[0]
         if self.hf.config._experts_implementation == _FUSED:  # noqa: SLF001  (no public way to read it)
             warnings.warn(
-                f"{self.spec.name}: the fused experts ({_FUSED}) cannot run here ({reason}); they are run one by one.",
+                f"{self.spec.name}: the fused experts ({_FUSED}) cannot run here ({reason}); experts run one by one.",
                 stacklevel=2,
             )
             self.hf.set_experts_implementation("eager")
@@ -131,24 +134,24 @@ class _Attaching:
         raise InvalidArgument(f"{self.spec.name} cannot be run on {self.tokens.shape[1]} random tokens: {reason}.")
 
     def _check_language_model(self) -> None:
-        """**Raises** `InvalidArgument` unless there are logits of every id at every position."""
+        """Raise `InvalidArgument` unless there are logits of every id at every position."""
         (n, n_pos), found = self.tokens.shape, tuple(self.logits.shape)
         n_ids = min(self.spec.d_vocab, self.hf.config.get_text_config(decoder=True).vocab_size)
         if len(found) != 3 or found[:2] != (n, n_pos) or found[2] < n_ids:
             raise InvalidArgument(
-                f"{type(self.hf).__name__} is no causal language model: for {n} sequences of {n_pos} tokens and "
-                f"{n_ids} ids it gives logits of shape {found}. Load it with AutoModelForCausalLM."
+                f"{type(self.hf).__name__} is not a causal language model: for {n} sequences of {n_pos} tokens and "
+                f"{n_ids} ids it returns logits of shape {found}. Load it with AutoModelForCausalLM."
             )
 
     def _check_finite(self, logits: Float[Tensor, "batch pos d_vocab"]) -> None:
         if not bool(logits.isfinite().all()):
             name = self.spec.name
-            raise NonFinite(f"{name} gives NaN or infinite logits on a few random tokens; its weights are broken.")
+            raise NonFinite(f"{name} returns NaN or infinite logits on a few random tokens. Check its weights.")
 
     def _anatomy(self) -> tuple[Anatomy, list[list[Handed]]]:
-        """The anatomy, and what the attention interface was handed in each layer.
+        """The anatomy, and the arguments of the attention interface in each layer.
 
-        **Raises** `InvalidArgument` where eager attention gives other logits: patterns would not be the model's.
+        Raises `InvalidArgument` if eager attention returns other logits, because patterns would then be wrong.
         """
         blocks = blocks_of(self.hf, self.spec.n_layers)
         handed: list[list[Handed]] = [[] for _ in blocks]
@@ -167,20 +170,20 @@ class _Attaching:
         anatomy = anatomy_of(
             blocks, watched, sizes_of(self.hf), lambda layer: handed[layer][0].value if handed[layer] else None
         )
-        if any(handed) and not all(handed):  # attention in some layers only: in the others there are no heads
+        if any(handed) and not all(handed):  # attention in some layers only: the others have no heads
             known = zip(anatomy.parts, handed, strict=True)
             anatomy = replace(anatomy, parts=tuple(p if own else p.without_heads() for p, own in known))
         self._check_finite(eager[0])  # fused attention can hide NaN
         error = float((eager[0].double() - self.logits.double()).abs().max() / self.logits.double().abs().max())
         if not error <= tolerance_of(self.spec.dtype):
             raise InvalidArgument(
-                f"{self.spec.name} gives other logits with eager attention (by {error:.1e}): patterns would not be "
-                f"those of the model as it runs. Load it with attn_implementation='eager'."
+                f"{self.spec.name} returns other logits with eager attention (by {error:.1e}), so patterns would not "
+                f"be those of the model. Load it with attn_implementation='eager'."
             )
         return anatomy, handed
 
     def _perturbed(self, plumbing: Plumbing) -> tuple[Passages, Functions]:
-        """One pass with noise at every tap, and the model's own functions as that pass had them."""
+        """Inputs and outputs of the taps in one pass with noise, and the model's functions in that pass."""
         anatomy, n_layers = plumbing.anatomy, self.spec.n_layers
         given: list[Tensor | None] = [None] * n_layers
         alibi: list[Tensor | None] = [None] * n_layers
@@ -219,7 +222,7 @@ class _Attaching:
         k: Float[Tensor, "batch pos kv_head d_head"],
         layer: int,
     ) -> Float[Tensor, "batch head query_pos key_pos"]:
-        """The pattern that the spec's scale and the pass's own mask make of rotated queries and keys."""
+        """The pattern of rotated queries and keys, with the spec's scale and the mask of the pass."""
         k = k.repeat_interleave(q.shape[2] // k.shape[2], dim=2)
         scores = self.spec.score_scale * torch.einsum("b q h d, b k h d -> b h q k", q.float(), k.float())
         if handed[layer]:
@@ -238,19 +241,19 @@ class _Attaching:
         return scores.softmax(-1)
 
     def _embedding_scale(self, resid: Float[Tensor, "batch pos d_model"]) -> float | None:
-        """The factor c with resid = c · embedding + what depends on the position alone; None where there is none."""
+        """The factor c with resid = c · embedding + a function of the position; None if there is none."""
         embedding = embedded(self.hf, self.tokens).to(resid.device).double()
         if embedding.shape != resid.shape:
             return None
         between, inside = resid[0].double() - resid[1].double(), embedding[0] - embedding[1]
         scale = float((between * inside).sum() / inside.square().sum().clamp_min(1e-30))
-        # Compared in the model's own type: a stream in bfloat16 is rounded after its position is added.
+        # Compared in the model's dtype: a bfloat16 stream is rounded after the position is added.
         if is_close(inside.to(resid.dtype), between.to(resid.dtype)) and torch.finfo(resid.dtype).eps > _COARSE:
             return 1.0
         return scale if is_close((scale * inside).to(resid.dtype), between.to(resid.dtype)) else None
 
     def _check_causal(self, plumbing: Plumbing, withheld: dict[s.Site, str]) -> None:
-        """One more pass: another last token, and the last resid_post of position 0 turned around."""
+        """Check causality and the last resid_post: change the last token and negate resid_post of position 0."""
         last = self.spec.n_layers - 1
         tokens = self.tokens.clone()
         tokens[:, -1] = (tokens[:, -1] + 1) % self.spec.d_vocab
@@ -263,23 +266,23 @@ class _Attaching:
             logits = self.forward.logits(tokens)
         if tokens.shape[1] > 2 and not is_close(logits[:, 1:-1], self.logits[:, 1:-1]):
             raise InvalidArgument(
-                f"{self.spec.name} is not causal: another last token changes what is predicted before it. Encoder-only "
-                f"models predict no next token; pass a causal language model."
+                f"{self.spec.name} is not causal: changing the last token changes earlier predictions. Pass a causal "
+                f"language model, not an encoder."
             )
         if is_close(logits[:, 0], self.logits[:, 0]):
             withheld.setdefault(s.RESID_POST, f"an edit in the last layer, {last}, has no effect on the logits")
 
 
 def _written(anatomy: Anatomy, z: Float[Tensor, "batch pos head d_head"], layer: int) -> Float[Tensor, "..."]:
-    """What attention writes for these head outputs: W_O, then the norm behind it where the writer is one."""
+    """The attention output for these head outputs: W_O, then the norm after it if there is one."""
     parts = anatomy.parts[layer]
-    assert parts.output is not None and parts.writers is not None, "asked where there are z and attn_out"
+    assert parts.output is not None and parts.writers is not None, "z and attn_out exist"
     out = call(anatomy.part(layer, parts.output), z.flatten(-2))
     return parts.write_scale * (out if parts.is_plain_write else call(anatomy.part(layer, parts.writers[0]), out))
 
 
 def _normed(anatomy: Anatomy, site: s.Site, x: Float[Tensor, "batch pos head d"], layer: int) -> Float[Tensor, "..."]:
-    """Queries or keys as their norm gives them, whether it takes a position's heads together or each alone."""
+    """Queries or keys after their norm, which acts per head or on all heads of a position together."""
     norms = anatomy.parts[layer].norms
     if site not in norms:
         return x
@@ -289,7 +292,7 @@ def _normed(anatomy: Anatomy, site: s.Site, x: Float[Tensor, "batch pos head d"]
 
 
 def _absent(anatomy: Anatomy, plumbing: Plumbing, statics: Statics) -> dict[s.Site, str]:
-    """Why a site that other models have is not met here."""
+    """The reasons for sites that this model does not have."""
     reasons = statics.absent()
     heads = (s.Q, s.K, s.Q_ROT, s.K_ROT, s.V, s.Z, s.PATTERN)
     if all(parts.output is None for parts in anatomy.parts):

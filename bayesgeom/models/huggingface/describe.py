@@ -1,4 +1,4 @@
-"""What a Hugging Face model says of itself: sizes under the field's names, and whether it can be attached at all."""
+"""Sizes of a Hugging Face model from its config, and a check that it can be attached."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -22,7 +22,7 @@ _CONTEXTS = ("max_position_embeddings", "n_positions", "context_length", "max_se
 
 
 def sizes_of(hf: "PreTrainedModel") -> Sizes:
-    """Heads and their width; zeros where the config knows none."""
+    """Return the numbers of heads and their width; zeros if there are no heads."""
     config = _config(hf)
     n_heads = _first(config, _HEADS) or 0
     is_attention = bool(n_heads) and config.get("model_type") not in ("mamba", "mamba2")
@@ -33,16 +33,19 @@ def sizes_of(hf: "PreTrainedModel") -> Sizes:
 
 
 def spec_of(hf: "PreTrainedModel", name: str, digest: str | None) -> ModelSpec:
-    """The spec; `score_scale` is 1 / √d_head until the attention says otherwise.
+    """Return the spec; `score_scale` is 1 / √d_head until it is read from the attention.
 
-    **Raises** `InvalidArgument` where the config does not say how many layers or how wide the model is.
+    Raises:
+        InvalidArgument: The config does not state the number of layers or the width.
     """
     config, sizes = _config(hf), sizes_of(hf)
     n_layers, d_model = _first(config, _LAYERS), _first(config, _WIDTHS)
     if n_layers is None or d_model is None:
         raise InvalidArgument(
-            f"the config of {name} names no number of layers or no width: its layout is not known here."
+            f"the config of {name} does not state the number of layers or the width: its layout is not supported."
         )
+    if n_layers < 1:
+        raise InvalidArgument(f"{name} has {n_layers} layers; a model needs at least one to be measured.")
     weight = hf.get_input_embeddings().weight
     assert isinstance(weight, Tensor)
     return ModelSpec(
@@ -65,7 +68,11 @@ def spec_of(hf: "PreTrainedModel", name: str, digest: str | None) -> ModelSpec:
 
 
 def refuse_sharded(hf: "PreTrainedModel") -> None:
-    """**Raises** `InvalidArgument` where heads are spread over processes: every site would hold a part of itself."""
+    """Check that heads are not spread over processes, so that every site is complete.
+
+    Raises:
+        InvalidArgument: They are.
+    """
     from torch.distributed.tensor import DTensor
 
     is_sharded = any(isinstance(parameter, DTensor) for parameter in hf.parameters())
@@ -82,5 +89,5 @@ def _config(hf: "PreTrainedModel") -> dict[str, Any]:
 
 
 def _first(config: Mapping[str, Any], names: tuple[str, ...], otherwise: int | None = None) -> Any:
-    """The first of these names that the config gives a number to."""
+    """The first integer in the config under one of these names."""
     return next((config[name] for name in names if isinstance(config.get(name), int)), otherwise)

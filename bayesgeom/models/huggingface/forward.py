@@ -1,4 +1,4 @@
-"""The forward pass of a Hugging Face model: without a cache, and with logits at the asked positions alone."""
+"""The forward pass of a Hugging Face model, without a cache and with logits at the scored positions only."""
 
 import contextlib
 import inspect
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @contextlib.contextmanager
 def evaluating(hf: nn.Module) -> Iterator[None]:
-    """Every part in evaluation mode inside the block; those that trained before train after."""
+    """Set evaluation mode inside the block; each part's training mode is restored."""
     training = [part for part in hf.modules() if part.training]
     for part in training:
         part.training = False
@@ -31,16 +31,17 @@ def evaluating(hf: nn.Module) -> Iterator[None]:
 
 @final
 class Forward:
-    """Tokens to logits. Every token counts as one: padding belongs behind the sequence, where nothing sees it."""
+    """Maps tokens to logits, without a padding mask: pad on the right, which causal models do not see."""
 
     def __init__(self, hf: "PreTrainedModel") -> None:
         self._hf = hf
         self._takes = frozenset(inspect.signature(hf.forward).parameters)
 
     def logits(self, tokens: Int64[Tensor, "batch pos"], **options: Any) -> Float[Tensor, "batch *kept_d_vocab"]:
-        """Logits at every position, or at those that `logits_to_keep` names.
+        """Return the logits at every position, or at those in the option `logits_to_keep`.
 
-        **Raises** `InvalidArgument` for a model that gives none.
+        Raises:
+            InvalidArgument: The model returns no logits.
         """
         known: Mapping[str, Any] = {"use_cache": False, "attention_mask": torch.ones_like(tokens), **options}
         output: Mapping[str, Tensor] = self._hf(
@@ -48,13 +49,13 @@ class Forward:
         )
         if "logits" not in output:
             raise InvalidArgument(
-                f"{type(self._hf).__name__} gives no logits: it is no causal language model. Load it with "
+                f"{type(self._hf).__name__} returns no logits: it is not a causal language model. Load it with "
                 f"AutoModelForCausalLM."
             )
         return output["logits"]
 
     def at_scored(self, trials: Trials) -> Float[Tensor, "batch query_pos d_vocab"]:
-        """Logits at the scored positions; those elsewhere are never made where the model can leave them out."""
+        """Return the logits at the scored positions; others are not computed if the model supports it."""
         if "logits_to_keep" not in self._takes:
             return trials.at_scored(self.logits(trials.tokens))
         kept, place = trials.scored_positions().unique(return_inverse=True)

@@ -1,8 +1,7 @@
 """Language models in one GGUF file, the format of llama.cpp: found, described and dequantized.
 
-transformers reads such a file with the package `gguf`, an optional dependency, and turns its blocks of 4 or 8 bits
-into ordinary floating-point weights. What was lost when the file was made stays lost, so the description of the bits
-goes into every result's provenance.
+transformers reads such a file with the optional package `gguf` and converts its blocks of 4 or 8 bits to ordinary
+floating-point weights. The quantization error remains, so every result's provenance describes the format.
 
 Reference: the GGUF specification, https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
 """
@@ -38,16 +37,19 @@ def gguf_in(path: Path) -> Path | None:
         path: A file, or a directory that holds one GGUF file and no `config.json`.
 
     Returns:
-        The file, or None where the path is something else.
+        The file, or None if the path is something else or cannot be read.
 
     Raises:
-        InvalidArgument: the directory holds several.
+        InvalidArgument: The directory contains several.
     """
     if path.is_file():
         return path if path.suffix == SUFFIX else None
-    if not path.is_dir() or (path / "config.json").exists():
+    try:
+        if not path.is_dir() or (path / "config.json").exists():
+            return None
+        found = sorted(path.glob(f"*{SUFFIX}"))
+    except OSError:  # a directory without permission: what reads it next names the reason
         return None
-    found = sorted(path.glob(f"*{SUFFIX}"))
     if len(found) > 1:
         raise InvalidArgument(
             f"{path} holds {len(found)} GGUF files ({', '.join(file.name for file in found[:4])}); name one of them."
@@ -58,13 +60,13 @@ def gguf_in(path: Path) -> Path | None:
 @final
 @dataclass(frozen=True, kw_only=True)
 class Blocks:
-    """How the weights of a GGUF file are stored: tensors and weights of each GGML type, by its number."""
+    """Storage of the weights of a GGUF file: number of tensors and of weights, by the number of the GGML type."""
 
     tensors: Mapping[int, int]
     weights: Mapping[int, int]
 
     def described(self) -> str:
-        """Return the types and their bits, as provenance states them.
+        """Return a description of the types and their bits, for provenance.
 
         Example:
             >>> Blocks(tensors={3: 2, 0: 1}, weights={3: 630, 0: 10}).described()
@@ -93,10 +95,10 @@ class Blocks:
 
 
 def blocks_of(file: Path) -> Blocks:
-    """Read from the header of a GGUF file how its weights are stored; no weight is read.
+    """Read from the header of a GGUF file how its weights are stored, without reading weights.
 
     Raises:
-        CheckpointFault: it is no whole GGUF file.
+        CheckpointFault: It is not a complete GGUF file.
     """
     tensors, weights = Counter[int](), Counter[int]()
     try:
@@ -114,14 +116,14 @@ def blocks_of(file: Path) -> Blocks:
                 tensors[kind] += 1
                 weights[kind] += prod(shape)
     except (struct.error, KeyError, ValueError, OSError) as error:
-        raise CheckpointFault(f"{file} is no whole GGUF file ({error}). Copy or download it again.") from error
+        raise CheckpointFault(f"{file} is not a complete GGUF file ({error}). Copy or download it again.") from error
     if not tensors:
-        raise CheckpointFault(f"{file} holds no tensors. It is a vocabulary alone; use the file of a whole model.")
+        raise CheckpointFault(f"{file} contains no tensors. It is a vocabulary only; use the file of a complete model.")
     return Blocks(tensors=tensors, weights=weights)
 
 
 def digest_of(file: Path, dtype: torch.dtype) -> str:
-    """Return 16 hex digits of the hash of the file and of the type of its dequantized weights, which decide them."""
+    """Return 16 hex digits of a hash over the file and the dtype of its dequantized weights."""
     digest = hashlib.sha256(f"gguf as {dtype}: ".encode())
     with file.open("rb") as opened:
         while part := opened.read(2**22):
@@ -141,10 +143,10 @@ def dequantized(file: Path, *, dtype: torch.dtype, device_map: str | dict[str, A
         The model, with ordinary weights that can be saved, and its tokenizer or None.
 
     Raises:
-        InvalidArgument: the package `gguf` is not installed, or the file holds no causal language model.
-        CheckpointFault: the file lacks weights of the model.
+        InvalidArgument: The package `gguf` is not installed, or it is not a causal language model.
+        CheckpointFault: The file lacks weights of the model.
     """
-    with contextlib.redirect_stderr(io.StringIO()):  # its reader draws a progress bar of its own, which no option hides
+    with contextlib.redirect_stderr(io.StringIO()):  # the reader draws a progress bar that no option hides
         return _read(file, dtype, device_map)
 
 
@@ -154,7 +156,7 @@ def _read(file: Path, dtype: torch.dtype, device_map: str | dict[str, Any] | Non
     options: dict[str, Any] = {"gguf_file": file.name, "trust_remote_code": False}
     config = AutoConfig.from_pretrained(file.parent, **options)
     if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
-        raise InvalidArgument(f"{file} is a {config.model_type}, which is no causal language model.")
+        raise InvalidArgument(f"{file} is a {config.model_type}, which is not a causal language model.")
     loaded: Any = AutoModelForCausalLM.from_pretrained(
         file.parent,
         config=config,
@@ -168,9 +170,9 @@ def _read(file: Path, dtype: torch.dtype, device_map: str | dict[str, Any] | Non
     if missing := sorted(found["missing_keys"]):
         raise CheckpointFault(
             f"{file} lacks {len(missing)} tensor(s) of {type(hf).__name__}: {', '.join(missing[:4])}. They would be "
-            f"random numbers; this is no whole causal language model."
+            f"random numbers; this is not a complete causal language model."
         )
-    # The weights are ordinary now; with these marks transformers would refuse to save or to copy the model.
+    # The weights are dequantized. With these attributes transformers would refuse to save or copy the model.
     hf.hf_quantizer = None
     for marked in (hf.config, hf):
         vars(marked).pop("quantization_config", None)
@@ -182,7 +184,11 @@ def _read(file: Path, dtype: torch.dtype, device_map: str | dict[str, Any] | Non
 
 
 def require_gguf(file: Path) -> None:
-    """Check that the optional package is there. **Raises** `InvalidArgument`."""
+    """Check that the optional package is installed.
+
+    Raises:
+        InvalidArgument: It is not.
+    """
     if importlib.util.find_spec("gguf") is None:
         raise InvalidArgument(
             f"{file} is a GGUF file, and the package gguf that reads it is not installed: "
@@ -199,7 +205,7 @@ class _Header:
         opened.seek(0)
 
     def start(self) -> tuple[int, int]:
-        """Numbers of tensors and of key-value pairs."""
+        """Return the numbers of tensors and of key-value pairs."""
         if self._opened.read(4) != _MAGIC:
             raise ValueError("it does not begin with the letters GGUF")
         version = self.number("I")
@@ -208,12 +214,12 @@ class _Header:
         return self.count("Q", _MOST_TENSORS), self.count("Q", _MOST_TENSORS)
 
     def number(self, form: str) -> int:
-        """The next little-endian integer."""
+        """Read the next little-endian integer."""
         value: int = struct.unpack(f"<{form}", self._opened.read(struct.calcsize(form)))[0]
         return value
 
     def count(self, form: str, most: int) -> int:
-        """The next integer, which counts something."""
+        """Read the next integer, a count of at most `most`."""
         value = self.number(form)
         if value > most:
             raise ValueError(f"a count of {value:,}, where at most {most:,} make sense")
@@ -223,7 +229,7 @@ class _Header:
         self._skip(self.number("Q"))
 
     def skip_value(self, kind: int) -> None:
-        """Pass over a value of this type; arrays of texts one by one."""
+        """Skip a value of this type; arrays of strings are skipped one by one."""
         if kind == _STRING:
             self.skip_text()
         elif kind == _ARRAY:

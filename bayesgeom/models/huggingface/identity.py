@@ -1,8 +1,8 @@
-"""The hash that identifies a Hugging Face model: every weight, wherever it is kept, and the config that uses it.
+"""The hash that identifies a Hugging Face model, computed from all weights and the config.
 
 Weights that accelerate offloads are on the meta device between passes. They are read through accelerate, one module at
-a time, so that the hash never holds more than one module's. A hash of the files, or of their sizes and dates, would
-not do: weights can be changed in memory, and two files of one architecture have the same size and header.
+a time. A hash of the files, or of their sizes and dates, would not suffice: weights can be changed in memory, and two
+files of one architecture have the same size and header.
 
 The hash is SHA-256 over pieces of every tensor, in as many threads as torch uses. It reads each weight once.
 """
@@ -33,11 +33,11 @@ _HOOK = "_hf_hook"  # where accelerate keeps its own
 def weights_identity(hf: "PreTrainedModel") -> str:
     """Return the first 16 hex digits of the SHA-256 over the config and every tensor of the state.
 
-    Two models share it only if they compute the same function with the same numbers. Where weights are kept (memory, an
-    accelerator, disk) does not matter, nor the directory they came from.
+    Two models have the same hash only if they compute the same function with the same numbers. It does not depend on
+    the device of the weights or on the directory they came from.
 
     Raises:
-        InvalidArgument: Weights are on the meta device and nothing keeps their values.
+        InvalidArgument: Weights are on the meta device and have no values.
     """
     digest = hashlib.sha256(json.dumps(described(hf), sort_keys=True).encode())
     known: dict[tuple[Any, ...], bytes] = {}  # by storage: a matrix that is used twice is read once
@@ -57,15 +57,15 @@ def weights_identity(hf: "PreTrainedModel") -> str:
 
 
 def described(hf: "PreTrainedModel") -> dict[str, Any]:
-    """Return the config as JSON holds it, without what says only where it came from or how it was saved."""
+    """Return the config as JSON types, without entries about its origin or its file format."""
     config: dict[str, Any] = json.loads(hf.config.to_json_string(use_diff=False))
     return {key: value for key, value in config.items() if key not in _NOT_THE_FUNCTION}
 
 
 def unreachable(hf: nn.Module) -> str | None:
-    """Return the name of the first parameter on the meta device whose values nothing keeps; None where there is none.
+    """Return the name of the first parameter on the meta device without values, or None.
 
-    A pass through such a model gives no numbers.
+    A forward pass of such a model returns no numbers.
     """
     for path, module in hf.named_modules():
         if _is_offloaded(module):
@@ -78,7 +78,7 @@ def unreachable(hf: nn.Module) -> str | None:
 
 @contextlib.contextmanager
 def at_hand(module: nn.Module) -> Iterator[None]:
-    """Inside the block, a module whose weights accelerate keeps elsewhere has them in the CPU's memory."""
+    """Load a module's offloaded weights into CPU memory inside the block."""
     if not _is_offloaded(module):
         yield
         return
@@ -109,7 +109,7 @@ def _pointer(tensor: Shaped[Tensor, "..."]) -> int:
 
 
 def _hashed(name: str, tensor: Shaped[Tensor, "..."], pool: Executor) -> bytes:
-    """The digests of a tensor's pieces; of a tensor made of several (quantized ones are), those of each."""
+    """The digests of a tensor's pieces; for a tensor subclass with several tensors (quantized), those of each."""
     if is_traceable_wrapper_subclass(tensor):
         inner, _ = tensor.__tensor_flatten__()
         return b"".join(part.encode() + _hashed(name, getattr(tensor, part), pool) for part in inner)

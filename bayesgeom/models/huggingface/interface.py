@@ -1,8 +1,8 @@
-"""The attention interface: where Hugging Face hands over rotated queries and keys, and where the pattern is made.
+"""Access to rotated queries and keys, and to the pattern, through Hugging Face's attention interface.
 
-A function registered under a name of ours stands in for the model's own attention while somebody watches; it does the
-same with the model's own arithmetic. Where the pattern is watched that is the model's `eager_attention_forward` (which
-knows a soft cap, a sink, a scaling of its own), elsewhere whatever implementation the model had.
+While a site is hooked, a function registered under a bayesgeom name replaces the model's attention and calls the
+model's own implementation. If the pattern is hooked, this is the model's `eager_attention_forward`, which handles soft
+caps, sinks and scaling. Otherwise it is the implementation that the model uses.
 """
 
 import contextlib
@@ -29,19 +29,19 @@ _PREFIX = "bayesgeom-"
 @final
 @dataclass(frozen=True, kw_only=True)
 class Handed:
-    """What the interface was handed in one call, besides q and k: what the pattern depends on."""
+    """Arguments of one call of the interface, besides q and k, that determine the pattern."""
 
     value: Float[Tensor, "batch kv_head pos d_head"]
     mask: Shaped[Tensor, "..."] | None
     scaling: float
     softcap: float | None
-    sinks: Float[Tensor, " head"] | None = None  # one more score per head, which takes its share and has no value
+    sinks: Float[Tensor, " head"] | None = None  # one additional score per head, without a value
 
 
 @final
 @dataclass(frozen=True, kw_only=True)
 class Route:
-    """One layer's way through the interface; `handed` is kept only where a list is given."""
+    """The taps for one layer's calls of the interface. Arguments are appended to `handed` if it is a list."""
 
     taps: Taps
     layer: int
@@ -53,7 +53,7 @@ _ROUTES: "WeakKeyDictionary[nn.Module, Route]" = WeakKeyDictionary()
 
 @contextlib.contextmanager
 def routed(hf: "PreTrainedModel", routes: Mapping[nn.Module, Route], *, is_eager: bool) -> Iterator[None]:
-    """Send the attention of these modules through their taps; the model's own implementation is put back afterwards."""
+    """Route the attention of these modules through their taps; afterwards restore the model's implementation."""
     former = hf.config._attn_implementation  # noqa: SLF001  (transformers has no public way to read it)
     kernel = "eager" if is_eager else former
     if kernel is None or not _register(kernel):
@@ -73,7 +73,7 @@ def routed(hf: "PreTrainedModel", routes: Mapping[nn.Module, Route], *, is_eager
 
 @contextlib.contextmanager
 def inside(routes: Mapping[nn.Module, Route]) -> Iterator[None]:
-    """Where attention has a method of its own instead (GPT-J, CodeGen): rotated queries and keys on their way to it."""
+    """Route rotated queries and keys through taps for attention with its own `_attn` method (GPT-J, CodeGen)."""
     method = "_attn"
 
     def wrapped(module: nn.Module, route: Route) -> Callable[..., Any]:
@@ -98,12 +98,12 @@ def inside(routes: Mapping[nn.Module, Route]) -> Iterator[None]:
 
 
 def has_inside(module: nn.Module) -> bool:
-    """Whether attention has such a method."""
+    """Return whether an attention module has its own `_attn` method."""
     return "_attn" in dir(type(module))
 
 
 def _register(kernel: str) -> bool:
-    """Make our name for a kernel known to transformers; False where there is no such kernel."""
+    """Register bayesgeom's name for a kernel in transformers; false if there is no such kernel."""
     from transformers import AttentionInterface, AttentionMaskInterface
     from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
@@ -119,7 +119,7 @@ def _register(kernel: str) -> bool:
         query: Tensor,
         key: Tensor,
         value: Tensor,
-        attention_mask: Tensor | None = None,  # named as transformers names it: some families pass it by keyword
+        attention_mask: Tensor | None = None,  # transformers' name, because some families pass it by keyword
         **options: Any,
     ) -> Any:
         return _attend(kernel, module, (query, key, value), attention_mask, options)
@@ -160,7 +160,7 @@ def _attend(
 
 
 def _kernel(kernel: str, module: nn.Module) -> Callable[..., Any]:
-    """The function itself; eager attention is the model's own where its file has one."""
+    """The attention function; eager attention is the one in the model's own file, if any."""
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
     from transformers.models.llama.modeling_llama import eager_attention_forward
 

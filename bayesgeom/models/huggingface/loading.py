@@ -1,7 +1,7 @@
-"""From a directory or a hub name to a Hugging Face model: safetensors alone, and no code that comes with it.
+"""Loading of Hugging Face models from a directory or the hub: safetensors only, and no code from the repository.
 
-Nothing in a directory is executed unless the caller says `trust_remote_code=True`, and no pickle is opened at all. What
-the weights lack is an error: transformers would fill it with random numbers and go on.
+Nothing in a directory is executed unless the caller passes `trust_remote_code=True`, and pickles are never opened.
+Missing weights are an error, while transformers would fill them with random numbers.
 """
 
 import contextlib
@@ -36,13 +36,22 @@ def load_huggingface(
     device_map: str | dict[str, Any] | None = None,
     trust_remote_code: bool = False,
 ) -> HFModel:
-    """The causal language model in a directory, or of a hub name. `dtype` is the checkpoint's own unless given.
+    """Load a causal language model from a directory or the hub.
 
-    **Raises** `CheckpointFault` where the hub cannot be reached, there are no safetensors or they do not fit, and
-    `InvalidArgument` for what is no causal language model, or needs code that comes with it.
+    Args:
+        source: Directory, or owner/name on the hub.
+        revision: Branch, tag or commit on the hub.
+        dtype: Dtype of the weights. None: the checkpoint's own.
+        device: Device of the model, unless `device_map` is given.
+        device_map: As for `from_pretrained`.
+        trust_remote_code: Whether to run code from the repository.
+
+    Raises:
+        CheckpointFault: The hub cannot be reached, or safetensors are missing or do not fit.
+        InvalidArgument: It is not a causal language model, or needs code from the repository.
     """
     options: dict[str, Any] = {"revision": revision, "trust_remote_code": trust_remote_code}
-    # What transformers draws for weights that it then replaces must not move the caller's random state.
+    # transformers draws weights before it replaces them; this must not change the caller's random state.
     if Path(source).is_dir():
         check_files(Path(source))
     with PROCESS_STATE, without_bars(), without_warnings(), _translated(source), torch.random.fork_rng(devices=()):
@@ -52,7 +61,8 @@ def load_huggingface(
         task = _task(config)
     if device_map is None:
         hf = hf.to(device)
-    return HFModel(hf, name=Path(source).name or str(source), tokenizer=tokenizer, task=task)
+    with _translated(source):
+        return HFModel(hf, name=Path(source).name or str(source), tokenizer=tokenizer, task=task)
 
 
 def load_gguf(
@@ -66,16 +76,16 @@ def load_gguf(
 
     Args:
         file: The file.
-        dtype: Type of the dequantized weights; float32 unless given.
-        device: Where they are put.
-        device_map: As for `from_pretrained`, in place of `device`.
+        dtype: Dtype of the dequantized weights. Default: float32.
+        device: Device of the model, unless `device_map` is given.
+        device_map: As for `from_pretrained`.
 
     Returns:
-        The model. Its `spec.quantization` says what the weights were dequantized from.
+        The model. Its `spec.quantization` describes the quantized format.
 
     Raises:
-        InvalidArgument: the package gguf is not installed, or this is no causal language model.
-        CheckpointFault: the file is damaged, or of a kind that transformers cannot read.
+        InvalidArgument: The package gguf is not installed, or this is not a causal language model.
+        CheckpointFault: The file is corrupt, or of a kind that transformers cannot read.
     """
     require_gguf(file)
     stored = blocks_of(file).described()
@@ -90,7 +100,7 @@ def load_gguf(
 
 
 def _config(source: str | Path, options: dict[str, Any]) -> Any:
-    """The config, once it is clear that reading it runs nothing. **Raises** `InvalidArgument`."""
+    """The config, after checking that reading it runs no code."""
     from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, PreTrainedConfig
 
     raw, _ = PreTrainedConfig.get_config_dict(source, revision=options["revision"])
@@ -109,8 +119,8 @@ def _config(source: str | Path, options: dict[str, Any]) -> Any:
     is_known = type(config) in MODEL_FOR_CAUSAL_LM_MAPPING or "AutoModelForCausalLM" in raw.get("auto_map", {})
     if config.is_encoder_decoder or not is_known:
         raise InvalidArgument(
-            f"{source} is a {kind}, which is no causal language model: it cannot be asked for the next token. Pass a "
-            f"decoder such as GPT-2, Pythia or Llama."
+            f"{source} is a {kind}, which is not a causal language model. Pass a decoder such as GPT-2, Pythia or "
+            f"Llama."
         )
     return config
 
@@ -134,26 +144,26 @@ def _model(
         device_map=device_map,
         use_safetensors=True,
         output_loading_info=True,
-        ignore_mismatched_sizes=True,  # refused below, by name
+        ignore_mismatched_sizes=True,  # raised below, by name
         **options,
     )
     hf, found = loaded
     if wrong := sorted(found["mismatched_keys"]):
         listed = "; ".join(f"{name} is {tuple(there)}, not {tuple(asked)}" for name, there, asked in wrong[:4])
         raise CheckpointFault(
-            f"the weights of {source} do not have the shapes that its {CONFIG} asks for in {len(wrong)} tensor(s): "
-            f"{listed}. Put the {CONFIG} beside them that they were saved with."
+            f"the weights of {source} do not have the shapes that its {CONFIG} requires in {len(wrong)} tensor(s): "
+            f"{listed}. Restore the {CONFIG} that was saved with the weights."
         )
     if missing := sorted(found["missing_keys"]):
         raise CheckpointFault(
             f"the weights of {source} lack {len(missing)} tensor(s) of {type(hf).__name__}: {', '.join(missing[:4])}. "
-            f"They would be random numbers; this is no whole causal language model."
+            f"They would be random numbers; this is not a complete causal language model."
         )
     return hf
 
 
 def _task(config: Any) -> WindTunnel | None:
-    """The task of a model that is the export of one of ours."""
+    """The task of an exported bayesgeom transformer, or None."""
     source = config.to_dict().get(SOURCE)
     described = source.get("task") if isinstance(source, dict) else None
     return None if described is None else task_from_config(described)
@@ -167,13 +177,13 @@ def _tokenizer(source: str | Path, options: dict[str, Any]) -> Any:
         return None
     try:
         return AutoTokenizer.from_pretrained(source, **options)
-    except (OSError, ValueError):  # tokens are enough: a tokenizer is asked for by the tasks that need one
+    except (OSError, ValueError):  # a tokenizer is optional: tasks that need one report it
         return None
 
 
 @contextlib.contextmanager
 def _translated(source: str | Path) -> Iterator[None]:
-    """Errors of the libraries below, as one sentence."""
+    """Convert exceptions of the libraries to bayesgeom errors of one sentence."""
     from huggingface_hub.errors import StrictDataclassError
 
     try:
@@ -182,7 +192,7 @@ def _translated(source: str | Path) -> Iterator[None]:
         raise
     except SafetensorError as error:
         raise CheckpointFault(
-            f"the safetensors in {source} are truncated or damaged ({error}). Copy them again."
+            f"the safetensors in {source} are truncated or corrupt ({error}). Copy them again."
         ) from error
     except json.JSONDecodeError as error:
         raise CheckpointFault(f"{source}: {CONFIG} cannot be read as JSON: {error}.") from error
@@ -192,13 +202,18 @@ def _translated(source: str | Path) -> Iterator[None]:
         if Path(source).is_dir():
             raise CheckpointFault(f"{source} cannot be loaded: {_first_line(error)}") from error
         raise CheckpointFault(
-            f"{str(source)!r} is neither a checkpoint's name nor a directory, and the Hugging Face hub did not give "
-            f"it: {_first_line(error)} Check the name, or pass a directory that was saved before."
+            f"{str(source)!r} is neither a checkpoint's name nor a directory, and it could not be loaded from the "
+            f"Hugging Face hub: {_first_line(error)} Check the name, or pass a saved directory."
         ) from error
     except StrictDataclassError as error:  # its first line names a function
         raise CheckpointFault(f"{source} cannot be loaded: {' '.join(str(error).split())}") from error
     except (ValueError, RuntimeError, TypeError, ArithmeticError) as error:
         raise CheckpointFault(f"{source} cannot be loaded: {_first_line(error)}") from error
+    except (AttributeError, LookupError, AssertionError) as error:  # a value of a kind that transformers never expects
+        raise CheckpointFault(
+            f"{source} cannot be loaded: transformers fails on a value in its JSON files ({type(error).__name__}: "
+            f"{_first_line(error)}). Put the {CONFIG} there that the weights were saved with."
+        ) from error
 
 
 def _first_line(error: Exception) -> str:

@@ -1,11 +1,12 @@
-"""Adapter for any Hugging Face causal language model: plain PyTorch hooks, and the attention interface.
+"""Adapter for Hugging Face causal language models: PyTorch hooks and the attention interface.
 
-Not over `TransformerBridge`: booting one rewrites the model in place (its state dict, its `save_pretrained`), its
-rotated keys never fire on GPT-NeoX, Phi-3 and GPT-J, and edits of its patterns do nothing on OPT. Hooks on the model
-as it is see every site of every family here, leave the weights alone, and work under `device_map`.
+It does not use `TransformerBridge`. Booting a bridge modifies the model in place (its state dict, its
+`save_pretrained`), its rotated keys never fire on GPT-NeoX, Phi-3 and GPT-J, and edits of its patterns have no effect
+on OPT. Hooks on the unmodified model reach every site of every tested family, keep the weights, and work with
+`device_map`.
 
-Nothing is looked up by family. `anatomy` finds the parts by what they compute, `proof` checks every site in every layer
-against the equations that tie it to the others, edits included; a site that fails is withheld, with the reason.
+There is no table of families. `anatomy` finds the parts by what they compute. `proof` checks every site in every layer,
+including edits, against the equations that relate sites. A site that fails is withheld, with the reason.
 """
 
 import warnings
@@ -35,9 +36,10 @@ if TYPE_CHECKING:
 
 @final
 class HFModel(Model):
-    """A Hugging Face causal language model behind the `Model` interface. `tokenizer` is there for text tasks, or None.
+    """The `Model` of a Hugging Face causal language model. Text tasks need `tokenizer`.
 
-    **Raises** `InvalidArgument` for a model that is not causal, has no recognizable blocks, or whose heads are sharded.
+    Raises:
+        InvalidArgument: The model is not causal, has no recognizable blocks, or has sharded heads.
     """
 
     def __init__(
@@ -63,7 +65,7 @@ class HFModel(Model):
         return found.difference(self.withheld)
 
     def proof_errors(self) -> Mapping[s.Site, float]:
-        """Return for each site the largest error of the equations tried on it, as a share of the largest entry."""
+        """Return the largest equation error of each site, relative to the largest entry."""
         return self._attached.errors
 
     def point(self, site: s.Site, layer: int) -> nn.Module:
@@ -91,14 +93,14 @@ class HFModel(Model):
         return self._replayer
 
     def _made_replayer(self) -> Replayer:
-        """Prefix reuse where it is exact; whole passes, and a warning that says so, elsewhere."""
+        """Prefix reuse if it is exact; otherwise full passes, with a warning."""
         replay = PrefixReplay(self, self._attached.plumbing.anatomy.blocks)
         layer = replay.inexact_from()
         if layer is None:
             return replay
         warnings.warn(
-            f"{self.spec.name} cannot be replayed with the same logits, as block {layer} reads more than the residual "
-            f"stream: every ablation takes a whole pass.",
+            f"{self.spec.name} cannot be replayed with the same logits, because block {layer} reads more than the "
+            f"residual stream: every ablation runs a full forward pass.",
             stacklevel=3,
         )
         return PlainLoop(self)

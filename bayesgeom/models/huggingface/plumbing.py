@@ -1,7 +1,7 @@
-"""Plumbing: leads the activations of a Hugging Face model through taps, for the length of a pass.
+"""Routes the activations of a Hugging Face model through taps, for the duration of a pass.
 
-Ordinary PyTorch hooks, set on entry where somebody watches and removed, they alone, on exit. No weight is read and
-none is changed: it works as well where accelerate keeps weights on another device or on disk.
+PyTorch hooks are set on entry for hooked sites, and only these are removed on exit. Weights are not accessed, so this
+works with weights that accelerate keeps on another device or on disk.
 """
 
 import contextlib
@@ -26,10 +26,10 @@ _INTERFACE = (s.Q_ROT, s.K_ROT, s.PATTERN)
 
 @final
 class Plumbing:
-    """The taps of one model and the ways to them.
+    """The taps of one model and the hooks that route activations through them.
 
-    `is_interface`: attention goes through Hugging Face's interface. Elsewhere the pattern is met at the attention's
-    dropout, and what the scores use is what was projected.
+    With `is_interface`, attention uses Hugging Face's interface. Otherwise the pattern is read at the attention's
+    dropout, and the scores use the projected queries and keys.
     """
 
     def __init__(self, hf: "PreTrainedModel", anatomy: Anatomy, *, is_interface: bool) -> None:
@@ -46,10 +46,10 @@ class Plumbing:
         everywhere = frozenset(layers[0]).intersection(*layers)
         self.taps = Taps([site for site in layers[0] if site in everywhere], anatomy.n_layers)
         self.handed: list[list[Handed]] = [[] for _ in anatomy.blocks]
-        self._entered: Tensor | None = None  # what entered the block that is running
+        self._entered: Tensor | None = None  # input of the running block
 
     def possible(self, layer: int) -> list[s.Site]:
-        """The sites that this layer has. Only those of every layer have taps."""
+        """Return the sites that this layer has. Only sites of every layer have taps."""
         parts = self.anatomy.parts[layer]
         found = [s.RESID_PRE, s.RESID_POST]
         if parts.writers is not None:
@@ -64,11 +64,11 @@ class Plumbing:
 
     @contextlib.contextmanager
     def open(self, *, is_witnessed: bool = False) -> Iterator[None]:
-        """Lead activations through every watched tap inside the block; `is_witnessed` fills `handed`."""
+        """Route activations through every hooked tap inside the block; `is_witnessed` fills `handed`."""
         self.handed = [[] for _ in self.anatomy.blocks]
         layers = range(self.taps.n_layers)
         hooks = [hook for layer in layers for hook in (*self._on_block(layer), *self._on_attention(layer))]
-        # What passes through the taps is counted there: these hooks only lead to them.
+        # Calls are counted at the taps; these hooks only lead to them.
         with hooked(self._hf, hooks, by="this model", times=None), self._interface(is_witnessed):
             try:
                 yield
@@ -122,7 +122,7 @@ class Plumbing:
             yield Hook(part=part, call=self._output(lambda x: taps.through(s.PATTERN, layer, x)))
 
     def _projected_sites(self, site: s.Site) -> tuple[s.Site, ...]:
-        """The sites that are met where this one is projected."""
+        """The sites that are read at the projection of this one."""
         if self.is_interface or self._is_inside:
             return () if site == s.V and self.is_interface else (site,)
         return {s.Q: (s.Q, s.Q_ROT), s.K: (s.K, s.K_ROT)}.get(site, (site,))
@@ -147,10 +147,10 @@ class Plumbing:
             if not self.taps.is_watched(layer, s.RESID_MID):
                 return self._given_back(given, written, out, scale)
             assert self._entered is not None, "the block was entered before"
-            entered = self._entered.to(out.device)  # accelerate moves it inside the block, after our pre-hook
+            entered = self._entered.to(out.device)  # accelerate moves it inside the block, after the pre-hook
             mid = entered + out
             passed = self.taps.through(s.RESID_MID, layer, mid)
-            # The block adds what entered it once more: what it must be given to arrive at the edited middle.
+            # The block adds its input again, so subtract it to arrive at the edited resid_mid.
             if passed is mid and not mid.requires_grad:
                 return self._given_back(given, written, out, scale)
             return _times(passed - entered, 1 / scale)
@@ -168,7 +168,7 @@ class Plumbing:
     def _given_back(
         given: Shaped[Tensor, "..."], written: Shaped[Tensor, "..."], passed: Shaped[Tensor, "..."], scale: float
     ) -> Shaped[Tensor, "..."]:
-        """What the part gives on: what it gave to the last bit, unless a hook changed it or a gradient is taken."""
+        """The output of the part: bit-identical unless a hook changed it or a gradient is taken."""
         return given if passed is written and not passed.requires_grad else _times(passed, 1 / scale)
 
     def _z(self, layer: int) -> Callable[[nn.Module, tuple[Any, ...]], tuple[Any, ...]]:
@@ -195,7 +195,7 @@ class Plumbing:
 
     @staticmethod
     def _output(change: Callable[[Tensor], Tensor]) -> Callable[[nn.Module, object, Any], Any]:
-        """A forward hook that changes a part's output, or the first of several."""
+        """A forward hook that changes a part's output, or the first of several outputs."""
 
         def hook(_module: nn.Module, _inputs: object, output: Any) -> Any:
             match output:
@@ -210,5 +210,5 @@ class Plumbing:
 
 
 def _times(x: Shaped[Tensor, "..."], factor: float) -> Shaped[Tensor, "..."]:
-    """`x` itself where the factor is 1."""
+    """x times the factor; `x` itself if the factor is 1."""
     return x if factor == 1 else x * factor

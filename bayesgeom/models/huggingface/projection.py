@@ -1,4 +1,4 @@
-"""Projections: how queries, keys and values lie in what a linear part gives, alone or several in one matrix."""
+"""Projections: the layout of queries, keys and values in the output of a linear part, separate or fused."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -19,7 +19,7 @@ _FUSED = ("c_attn", "query_key_value", "qkv_proj", "Wqkv", "qkv")
 @final
 @dataclass(frozen=True, kw_only=True)
 class Sizes:
-    """Heads and widths, as the config says."""
+    """Numbers of heads and their width, from the config."""
 
     n_heads: int
     n_kv_heads: int
@@ -41,7 +41,7 @@ class Projection:
     sizes: Sizes
 
     def take(self, output: Float[Tensor, "batch pos width"]) -> Float[Tensor, "batch pos head d_head"]:
-        """The part of the output that is this projection's, heads apart."""
+        """Return this projection's part of the output, with heads as an axis."""
         s = self.sizes
         if self.layout == "grouped":
             return self._of_group(output.unflatten(-1, (s.n_kv_heads, -1, s.d_head))).flatten(2, 3)
@@ -54,7 +54,7 @@ class Projection:
     def put(
         self, output: Float[Tensor, "batch pos width"], values: Float[Tensor, "batch pos head d_head"]
     ) -> Float[Tensor, "batch pos width"]:
-        """The output with this projection's part replaced."""
+        """Return the output with this projection's part replaced."""
         s = self.sizes
         if self.layout == "own":
             return values.flatten(2)
@@ -76,7 +76,14 @@ _ORDER = (Q, K, V)
 def projections(
     outputs: Mapping[str, Tensor], attention: str, sizes: Sizes, value: Float[Tensor, "batch kv_head pos d"] | None
 ) -> dict[Site, Projection]:
-    """Where q, k and v are projected; `value` is what the first block's values are known to be, if they are."""
+    """Locate the projections of q, k and v.
+
+    Args:
+        outputs: Outputs of the parts inside attention, by path.
+        attention: Path of the attention.
+        sizes: Heads and their width.
+        value: The block's values, if known, to distinguish layouts.
+    """
     for names in _SEPARATE:
         paths = [f"{attention}.{name}" for name in names]
         if all(path in outputs for path in paths):

@@ -1,4 +1,4 @@
-"""transformers without its own words and bars: what it would say is found out and said by us, as errors."""
+"""Suppression of transformers' log messages and progress bars; bayesgeom reports problems as errors."""
 
 import contextlib
 from collections.abc import Iterator
@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def without_warnings() -> Iterator[None]:
-    """Without its log messages below errors."""
+    """Suppress transformers' log messages below errors inside the block."""
     from transformers.utils import logging
 
     former = logging.get_verbosity()
@@ -19,7 +19,7 @@ def without_warnings() -> Iterator[None]:
 
 @contextlib.contextmanager
 def without_bars() -> Iterator[None]:
-    """Without its progress bars: nothing prints outside the command line."""
+    """Suppress transformers' progress bars inside the block."""
     from transformers.utils import logging
 
     was_on = logging.is_progress_bar_enabled()

@@ -1,9 +1,9 @@
-"""Prefix reuse: variants of a Hugging Face model run again from the edited block on, many stacked along the batch.
+"""Prefix reuse: variants of a Hugging Face model are recomputed from the edited block on, stacked along the batch.
 
-A baseline keeps what entered each block. To replay from block k, the blocks before it get a forward that gives back
-what it is given, and the kept residual stream is swapped in where block k is entered. The rest is the model's own code.
-Where a model carries more than the residual stream from block to block (shared keys, say), that is not the same; it is
-tried when a replayer is made, and such a model is run in whole passes.
+A baseline keeps the input of each block. To replay from block k, the forward of earlier blocks is replaced by the
+identity, and the stored residual stream becomes the input of block k. The rest is the model's own code. This is not
+exact if blocks share more than the residual stream, such as keys. It is checked when a replayer is created, and such a
+model runs full passes.
 """
 
 import contextlib
@@ -27,11 +27,11 @@ from bayesgeom.models.replay.replayer import Baseline, Variant, entry
 from bayesgeom.models.watching import hooked_sites
 
 Form = tuple[type[Any], int] | None  # tuple or list and its length; None is a bare tensor
-_CLOSE = 1e-5  # of a number and of the mean size of all: what a replay without edits may differ by
+_CLOSE = 1e-5  # tolerance of a replay without edits, relative to each number and to the mean magnitude
 
 
 class _Reached(Exception):
-    """The block that a pass was to reach."""
+    """Raised to stop a pass at a block."""
 
 
 @final
@@ -46,7 +46,7 @@ class PrefixReplay:
     @alone("model.module")
     @torch.no_grad()
     def baseline(self, trials: Trials) -> Baseline:
-        """One pass over trials, every replayable site kept at all positions."""
+        """Run one pass and keep every replayable site at all positions."""
         return self._loop.baseline(trials)
 
     @alone("model.module")
@@ -54,9 +54,10 @@ class PrefixReplay:
     def logits(
         self, baseline: Baseline, variants: Sequence[Variant], reference: Reference
     ) -> Float[Tensor, "variant batch query_pos d_vocab"]:
-        """Logits at the scored rows under each variant. All variants must have the same `entry`.
+        """Return the logits at the scored rows under each variant. All variants must have the same `entry`.
 
-        **Raises** `HookFault` when an edit's hook did not fire exactly once.
+        Raises:
+            HookFault: The hook of an edit did not fire exactly once.
         """
         first, stage = entry(variants[0])
         assert all(entry(variant) == (first, stage) for variant in variants), "variants of one batch share their entry"
@@ -65,10 +66,10 @@ class PrefixReplay:
     @alone("model.module")
     @torch.no_grad()
     def inexact_from(self) -> int | None:
-        """The first block that gives something else when the blocks before it are skipped; None where there is none.
+        """Return the first block whose output changes when the blocks before it are skipped; None if there is none.
 
-        Block by block: what a block gives depends on nothing in those before it but the residual stream if it gives the
-        same when they are skipped. The last block is tried with all that follows, the logits.
+        If the output of a block is unchanged, it depends on earlier blocks only through the residual stream. The last
+        block is checked by the logits.
         """
         spec = self.model.spec
         trials = sentinel_trials(spec.d_vocab, spec.n_ctx, spec.device)
@@ -79,14 +80,14 @@ class PrefixReplay:
             else:
                 found, exact = self._replayed(baseline, layer, [()], None)[0], baseline.logits
             wide = exact.double()
-            # The largest entry alone would hide errors behind the massive activations of language models.
+            # Relative to the largest entry, massive activations of language models would hide errors.
             allowed = _CLOSE * (wide.abs() + wide.abs().mean())
             if not bool(((found.double() - wide).abs() <= allowed).all()):
                 return layer
         return None
 
     def _entering(self, baseline: Baseline, first: int) -> Float[Tensor, "batch pos d_model"]:
-        """What enters the block behind `first` where all blocks before `first` are skipped; the rest is not run."""
+        """The input of the block after `first` with all blocks before `first` skipped; later blocks do not run."""
         found: list[Tensor] = []
         self._forms_given()
 
@@ -107,7 +108,7 @@ class PrefixReplay:
         self, baseline: Baseline, first: int, variants: Sequence[Variant], reference: Reference | None
     ) -> Float[Tensor, "variant batch query_pos d_vocab"]:
         trials, n = baseline.trials, len(variants)
-        self._forms_given()  # a pass of its own: before any edit is hooked in
+        self._forms_given()  # runs a pass, so call it before edits are set
         rows = torch.arange(len(trials), device=trials.tokens.device).repeat(n)
         hooks: dict[Place, Change] = {}
         for place in dict.fromkeys((edit.site, edit.layer) for variant in variants for edit in variant):
@@ -120,7 +121,7 @@ class PrefixReplay:
 
     @contextlib.contextmanager
     def _from(self, first: int, entered: Float[Tensor, "batch pos d_model"], n: int) -> Iterator[None]:
-        """Skip the blocks before `first`, and enter that one with this residual stream, once per variant."""
+        """Skip the blocks before `first` and use this residual stream as its input, repeated per variant."""
         skipped = self.blocks[:first]
         own = [vars(block).get("forward") for block in skipped]
 
@@ -132,7 +133,7 @@ class PrefixReplay:
             resid = entered.to(given).repeat(n, *([1] * (entered.ndim - 1)))
             return ((resid, *args[1:]), dict(kwargs)) if args else (args, {**kwargs, "hidden_states": resid})
 
-        forms = self._forms_given()  # by a pass that nothing is swapped in
+        forms = self._forms_given()  # runs an unmodified pass
         hook = Hook(
             part=self.blocks[first], call=swap, label=f"block {first}", kind="pre", with_kwargs=True, is_first=True
         )
@@ -148,7 +149,7 @@ class PrefixReplay:
                         vars(block)["forward"] = former
 
     def _forms_given(self) -> list[Form]:
-        """For each block, the form in which it gives things."""
+        """The type and length of each block's output."""
         if self._forms is None:
             spec, forms = self.model.spec, list[Form]([None] * len(self.blocks))
 
@@ -166,7 +167,7 @@ class PrefixReplay:
 
 
 def _passing_on(form: Form) -> Callable[..., Any]:
-    """A block's forward that changes nothing, in the block's own form."""
+    """An identity forward that returns the same type as the block."""
 
     def forward(*args: Any, **kwargs: Any) -> Any:
         given = first_input(args, kwargs)
@@ -179,7 +180,7 @@ def _passing_on(form: Form) -> Callable[..., Any]:
 
 
 def _editing(edits: Sequence[Sequence[Edit]], reference: Reference | None) -> Change:
-    """A hook that gives each variant's part of the stacked batch its own edits."""
+    """A hook that applies each variant's edits to its part of the stacked batch."""
 
     def edit_parts(output: Tensor) -> Tensor:
         assert reference is not None, "edits come with a reference"

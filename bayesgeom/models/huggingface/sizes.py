@@ -1,7 +1,7 @@
-"""What a Hugging Face config asks for, compared with the files beside it, before transformers builds anything.
+"""Checks of a Hugging Face config against the files in its directory, before transformers builds the model.
 
-A config of a few bytes can ask for a thousand million layers, or for tables that fill the memory before the first
-weight is read. Files cannot lie like that: a safetensors file is as long as its header says.
+A small config can declare a billion layers, or tables that fill the memory before the first weight is read. The size of
+a safetensors file, in contrast, must match its header.
 """
 
 import contextlib
@@ -36,16 +36,16 @@ _WIDTHS = {
     "state_size",
     "attention_hidden_size",
 }
-_OPENED_BY_OTHERS = ("tokenizer.json", "vocab.json", ".index.json")  # large, or read elsewhere
+_OPENED_BY_OTHERS = ("tokenizer.json", "vocab.json", ".index.json")  # large, or checked elsewhere
 _QUANTIZED = "quantization_config"
 _TIMES, _SMALL = 32, 2 * 2**30  # float32 of 1-bit weights; buffers of small models
 
 
 def check_files(path: Path) -> None:
-    """Check that a directory holds nothing that would never end to be read, and no JSON that overflows a parser.
+    """Check that a directory contains no pipes or devices, and no JSON that overflows a parser.
 
     Raises:
-        CheckpointFault: it holds a pipe, a device or a socket, or JSON that is damaged or nested too deep.
+        CheckpointFault: It contains a pipe, a device or a socket, or JSON that is invalid or nested too deep.
     """
     for entry in sorted(path.iterdir()):
         if entry.is_dir():
@@ -66,12 +66,12 @@ def check_sizes(raw: Mapping[str, Any], path: Path) -> None:
         path: The directory.
 
     Raises:
-        CheckpointFault: the config asks for more than the files hold.
-        SafetensorError: a file is not whole.
+        CheckpointFault: The config declares more than the files contain.
+        SafetensorError: A file is truncated.
     """
     shapes = _shapes(path)
     if not shapes:
-        return  # `check_weight_files` says what is there instead
+        return  # `check_weight_files` reports this
     n_weights = sum(map(math.prod, shapes.values()))
     longest = max((size for shape in shapes.values() for size in shape), default=0)
     bounds = (
@@ -83,29 +83,29 @@ def check_sizes(raw: Mapping[str, Any], path: Path) -> None:
         for keys, most, what in bounds:
             if key in keys and value > most:
                 raise CheckpointFault(
-                    f"{path / CONFIG} sets {key} to {value:,}, but the safetensors beside it hold {most:,} {what}: "
-                    f"they do not belong together. Put the {CONFIG} there that they were saved with."
+                    f"{path / CONFIG} sets {key} to {value:,}, but the safetensors in its directory hold {most:,} "
+                    f"{what}: they do not belong together. Restore the {CONFIG} that was saved with them."
                 )
 
 
 def check_memory(config: Any, path: Path) -> None:
-    """Check that the model of a config is not far larger than the files that are to fill it.
+    """Check that the model of a config is not much larger than its files.
 
-    It is laid out on torch's meta device: shapes alone, without memory for weights.
+    It is built on torch's meta device, without memory for weights.
 
     Args:
-        config: What transformers made of `config.json`.
+        config: The config, as loaded by transformers.
         path: The directory.
 
     Raises:
-        CheckpointFault: it needs more than 32 times the memory of the files, and more than 2 GB.
+        CheckpointFault: It needs more than 32 times the memory of the files, and more than 2 GB.
     """
     from transformers import AutoModelForCausalLM
 
     plain = deepcopy(config)
     vars(plain).pop(_QUANTIZED, None)
     needed = 0
-    # What cannot be laid out is refused by transformers in its own words, a moment later and in the same place.
+    # If the model cannot be built, transformers reports it when it loads the model.
     with (
         contextlib.suppress(RuntimeError, ValueError, TypeError, ArithmeticError, LookupError, AttributeError),
         torch.device("meta"),
@@ -115,8 +115,8 @@ def check_memory(config: Any, path: Path) -> None:
     there = sum(file.stat().st_size for file in path.glob("*.safetensors"))
     if needed > _TIMES * there + _SMALL:
         raise CheckpointFault(
-            f"{path / CONFIG} asks for a model of {needed / 1e9:,.1f} GB, but the safetensors beside it hold "
-            f"{there / 1e9:,.3g} GB: they do not belong together. Put the {CONFIG} there that they were saved with."
+            f"{path / CONFIG} declares a model of {needed / 1e9:,.1f} GB, but the safetensors in its directory hold "
+            f"{there / 1e9:,.3g} GB: they do not belong together. Restore the {CONFIG} that was saved with them."
         )
 
 
@@ -129,7 +129,7 @@ def _shapes(path: Path) -> Shapes:
 
 
 def _numbers(raw: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
-    """The whole numbers of a config, and of its part on text where it has one."""
+    """The integers of a config, and of its `text_config` if there is one."""
     for part in (raw, raw.get("text_config")):
         if isinstance(part, Mapping):
             yield from ((key, value) for key, value in part.items() if type(value) is int)

@@ -1,7 +1,7 @@
-"""What a Hugging Face directory may name: safetensors beside it, and attention that transformers itself has.
+"""Checks of the files and implementations that a Hugging Face config names, before transformers is called.
 
-transformers follows every file name in an index, pickles and paths outside of the directory among them, and takes an
-attention implementation that looks like a hub name as one to download and run. Both are checked before it is called.
+transformers opens every file that an index names, including pickles and paths outside the directory. It downloads and
+runs an attention implementation that looks like a hub name. Both are checked first.
 """
 
 from collections.abc import Iterator, Mapping
@@ -11,7 +11,7 @@ from typing import Any
 from bayesgeom.core.errors import CheckpointFault, InvalidArgument
 from bayesgeom.core.reading import read_json
 
-# Of transformers' own. Not its flash attention: where that is not installed, it is fetched from the hub.
+# transformers' own implementations, without flash attention: if not installed, it is downloaded from the hub.
 IMPLEMENTATIONS = ("eager", "sdpa", "flex_attention", "grouped_mm", "batched_mm")
 _WEIGHTS, _INDEX = ".safetensors", "model.safetensors.index.json"
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
@@ -19,15 +19,15 @@ _NAMES_A_FILE = "transformers_weights"  # a key of config.json that replaces the
 
 
 def check_config(raw: Mapping[str, Any], source: str | Path) -> None:
-    """Check the parts of a config that could make transformers run or read what does not belong to it.
+    """Check the entries of a config that could make transformers run foreign code or read other files.
 
     Args:
         raw: The parsed `config.json`.
         source: Directory or hub name, for the message.
 
     Raises:
-        InvalidArgument: an attention or experts implementation is not one of transformers' own, or the config names
-            a file of weights that is not a bare safetensors name.
+        InvalidArgument: An attention or experts implementation is not one of transformers' own, or the config names
+            a weights file other than a safetensors file in the same directory.
     """
     for key, value in _implementations(raw):
         if value not in IMPLEMENTATIONS:
@@ -52,7 +52,7 @@ def check_weight_files(source: str | Path, *, revision: str | None = None) -> No
         revision: Branch, tag or commit of a hub name.
 
     Raises:
-        CheckpointFault: there are no safetensors, or an index names another kind of file or one somewhere else.
+        CheckpointFault: There are no safetensors, or an index names another kind of file or a file elsewhere.
     """
     path = Path(source)
     if not path.is_dir():
@@ -64,11 +64,11 @@ def check_weight_files(source: str | Path, *, revision: str | None = None) -> No
             f"there is {', '.join(pickles[:3])}, and opening a pickle can run any code" if pickles else "it has none"
         )
         raise CheckpointFault(
-            f"{path} holds no safetensors ({there}). Where you trust it, load it with transformers once and "
-            f"save_pretrained it to another directory."
+            f"{path} contains no safetensors ({there}). If you trust it, load it with transformers once and "
+            f"save it to another directory with save_pretrained."
         )
     for index in sorted(path.glob("*.index.json")):
-        if _WEIGHTS in index.name:  # transformers reads no other while use_safetensors is set
+        if _WEIGHTS in index.name:  # with use_safetensors transformers reads no other index
             _check_index(index, path)
 
 
@@ -90,7 +90,7 @@ def _check_index(index: Path, folder: Path | None) -> None:
 
 
 def _check_hub_index(name: str, revision: str | None) -> None:
-    """Check the index of a hub repository, where it has one and the hub can be reached."""
+    """Check the index of a hub repository, if it has one and the hub can be reached."""
     from transformers.utils.hub import cached_file
 
     found = cached_file(
@@ -106,7 +106,7 @@ def _check_hub_index(name: str, revision: str | None) -> None:
 
 
 def _is_bare(name: object) -> bool:
-    """Whether this is the name of a safetensors file, without a folder."""
+    """Whether a name is that of a safetensors file without a folder."""
     return (
         isinstance(name, str)
         and name.endswith(_WEIGHTS)

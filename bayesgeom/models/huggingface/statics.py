@@ -1,8 +1,8 @@
-"""Sites that are read from the weights, by asking the model's own parts: no weight is touched.
+"""Static sites, computed with the model's own modules instead of reading parameters.
 
-A matrix is what a part makes of the unit vectors, less what it makes of zero; a norm's weight is half of what it makes
-of x, less what it makes of −x. So they are right for any layout, for quantised parts, for norms that multiply by one
-more than their parameter, and for weights that accelerate keeps elsewhere.
+A matrix is a module's output for the unit vectors minus its output for zero. A norm's weight is half the difference of
+its outputs for x and −x. This is correct for any layout, for quantized modules, for norms that multiply by one plus
+their parameter, and for weights that accelerate keeps elsewhere.
 """
 
 from collections.abc import Callable
@@ -19,18 +19,18 @@ from bayesgeom.models.huggingface.anatomy import Anatomy, Parts, is_close
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-_LARGE = 64.0  # root mean square at which the ε inside a norm's root no longer shows
+_LARGE = 64.0  # root mean square at which the ε of a norm is negligible
 
 
 @final
 class Statics:
-    """Embeddings, what a norm makes of them, and matrices. `scale` multiplies embeddings before the first block."""
+    """Embeddings, normed embeddings, and matrices. `scale` multiplies embeddings before the first block."""
 
     def __init__(self, hf: "PreTrainedModel", anatomy: Anatomy, d_model: int, scale: float) -> None:
         self._hf, self._anatomy, self._d_model, self._scale = hf, anatomy, d_model, scale
 
     def absent(self) -> dict[Site, str]:
-        """The sites that the anatomy does not allow, each with the reason."""
+        """Return the static sites that are not available, each with the reason."""
         reasons = dict[Site, str]()
         for layer, parts in enumerate(self._anatomy.parts):
             for site, reason in _absent_in(parts).items():
@@ -38,12 +38,12 @@ class Statics:
         return reasons
 
     def sites(self) -> frozenset[Site]:
-        """Those that the anatomy allows."""
+        """Return the available static sites."""
         return frozenset(site for site in s.ALL_SITES if site.is_static).difference(self.absent())
 
     @torch.no_grad()
     def of(self, site: Site, tokens: Int64[Tensor, " token"], layer: int) -> Float[Tensor, "*axes"]:
-        """A site of one layer, for these token ids."""
+        """Return a site of one layer, for these token ids."""
         anatomy, d_model, parts = self._anatomy, self._d_model, self._anatomy.parts[layer]
         match site:
             case s.W_K | s.W_V:
@@ -61,19 +61,19 @@ class Statics:
         return found.to(tokens.device).float()
 
     def inputs(self, resid: Float[Tensor, "batch pos d_model"], layer: int) -> Float[Tensor, "batch pos d_model"]:
-        """A residual stream, normed as it enters W_K."""
+        """Return the residual stream after the norm, as the input of W_K."""
         path = self._anatomy.parts[layer].key_input
         return call(self._anatomy.part(layer, path), resid) if path else resid
 
     def projected(
         self, site: Site, resid: Float[Tensor, "batch pos d_model"], layer: int
     ) -> Float[Tensor, "batch pos kv_head d_head"]:
-        """The keys or values of a residual stream, before rotation and norm."""
+        """Return the keys or values of a residual stream, before rotation and norm."""
         return self._projected(site, self.inputs(resid, layer), layer)
 
     @torch.no_grad()
     def misnormed(self) -> int | None:
-        """The first layer where what enters W_K is no norm of the stream, times a weight, plus a bias."""
+        """Return the first layer where the input of W_K is not a norm of the stream times a weight plus a bias."""
         x = 3 * torch.randn(1, 5, self._d_model, generator=torch.Generator().manual_seed(0), dtype=torch.float32).to(
             self._hf.dtype
         )
@@ -100,7 +100,7 @@ class Statics:
         return projection.take(call(self._anatomy.part(layer, projection.path), x))
 
     def _norm_weight(self, layer: int) -> Float[Tensor, " d_model"]:
-        """Half the difference between what the norm makes of x and of −x, per entry of x / rms: x has no mean."""
+        """Half the difference of the norm's outputs for x and −x, divided by x / rms, for an x of mean zero."""
         if not self._anatomy.parts[layer].key_input:
             return torch.ones(self._d_model)
         x = torch.ones(self._d_model, dtype=torch.float64)
@@ -117,29 +117,29 @@ class Statics:
 
 
 def _absent_in(parts: Parts) -> dict[Site, str]:
-    """The sites that the parts of one block do not allow, each with the reason."""
+    """The static sites that one block does not provide, each with the reason."""
     reasons = dict[Site, str]()
     if parts.key_input is None or K not in parts.projections:
         read = (s.TOKEN_INPUTS, s.TOKEN_KEYS, s.NORM_WEIGHT, s.W_V)
-        reasons |= dict.fromkeys(read, "its key projection is not known here, or what enters it")
+        reasons |= dict.fromkeys(read, "its key projection or the input of that projection was not found")
     if K not in parts.projections:
-        reasons |= dict.fromkeys((s.W_K, s.W_K_GRAM), "its key projection is not known here")
+        reasons |= dict.fromkeys((s.W_K, s.W_K_GRAM), "its key projection was not found")
     if V not in parts.projections:
-        reasons.setdefault(s.W_V, "its value projection is not known here")
+        reasons.setdefault(s.W_V, "its value projection was not found")
     if parts.output is None or parts.writers is None:
-        reasons[s.W_O] = "no part is known to write what its heads give into the residual stream"
+        reasons[s.W_O] = "the part that adds its heads' outputs to the residual stream was not found"
     elif not parts.is_plain_write:
-        reasons[s.W_O] = "a norm stands between W_O and the residual stream: no matrix says what one head writes"
+        reasons[s.W_O] = "a norm stands between W_O and the residual stream: a head's update is not linear in z"
     return reasons
 
 
 def embedded(hf: "PreTrainedModel", tokens: Int64[Tensor, "batch pos"]) -> Float[Tensor, "batch pos d_embed"]:
-    """Bare token embeddings."""
+    """Return the token embeddings alone."""
     return call(hf.get_input_embeddings(), tokens)
 
 
 def call(part: nn.Module, x: Tensor) -> Float[Tensor, "..."]:
-    """What a part makes of `x`, on the part's own device."""
+    """Return the output of a part for `x`, on the part's device."""
     device = next((p.device for p in part.parameters() if p.device.type != "meta"), x.device)
     output: Tensor = part(x.to(device))
     return output

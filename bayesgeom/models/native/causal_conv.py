@@ -1,9 +1,9 @@
-"""SiLU of a causal depthwise convolution, a few sequences at a time and with a backward pass by hand.
+"""SiLU of a causal depthwise convolution, computed a few sequences at a time, with an explicit backward pass.
 
     c_t = b + Σ_k w_k x_{t − K + 1 + k}, k = 0 … K − 1, each channel for itself      out = c σ(c)
 
-Torch's grouped convolution spends most of a small Mamba's step here on a CPU; shifts and sums in the cache do not. Sums
-are in float32, or wider, whatever comes in.
+On a CPU, torch's grouped convolution takes most of the time of a small Mamba's step; shifts and sums in the cache are
+faster. Sums are in float32 or wider for any input dtype.
 """
 
 from collections.abc import Iterator
@@ -16,14 +16,14 @@ from torch import Tensor
 from bayesgeom.core.batching import even_slices
 from bayesgeom.models.native.compiled import as_array, refuse_second_derivatives, serves
 
-# What one buffer of a chunk may take: a share of a CPU's second-level cache. A GPU takes the whole batch at once.
+# Size of one buffer of a chunk: a share of a CPU's second-level cache. A GPU processes the whole batch at once.
 _CPU_BYTES, _GPU_BYTES = 2**18, 2**30
 
 
 def causal_conv_silu(
     x: Float[Tensor, "batch pos channel"], weight: Float[Tensor, "channel tap"], bias: Float[Tensor, " channel"]
 ) -> Float[Tensor, "batch pos channel"]:
-    """Each channel's last inputs, weighed and activated; the last tap is the position's own. The type is x's."""
+    """Return SiLU of the causal convolution of each channel, in x's dtype. The last tap is the current position."""
     suits_loops = serves((x, weight, bias)) and x.shape[-1:] == weight.shape[:1] == bias.shape
     convolution = _CompiledConvolution if suits_loops else _Convolution
     out: Tensor = convolution.apply(x, weight, bias)  # type: ignore[no-untyped-call]
@@ -65,7 +65,7 @@ class _Convolution(torch.autograd.Function):
 
 @final
 class _CompiledConvolution(torch.autograd.Function):
-    """`causal_conv_silu` in float32 on a CPU, by the loops that numba compiles."""
+    """`causal_conv_silu` in float32 on a CPU, with loops compiled by numba."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
@@ -98,13 +98,13 @@ def _convolved(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 
 
 def _taps(weight: Tensor) -> list[tuple[int, int]]:
-    """Each tap, and how many positions back it looks."""
+    """Each tap and its offset: the number of positions that it looks back."""
     n = weight.shape[1]
     return [(tap, n - 1 - tap) for tap in range(n)]
 
 
 def _chunks(x: Tensor) -> Iterator[tuple[slice, Tensor]]:
-    """Slices of the batch, and what is there, widened."""
+    """Slices of the batch and their values, in float32 or wider."""
     dtype = torch.promote_types(x.dtype, torch.float32)
     room = _CPU_BYTES if x.device.type == "cpu" else _GPU_BYTES
     at_once = max(1, room // (x.shape[1] * x.shape[2] * dtype.itemsize))

@@ -1,7 +1,7 @@
-"""A small Llama trained on a wind tunnel: our ground truth in Hugging Face's own format.
+"""A small Llama for wind tunnels: a model with known ground truth in Hugging Face format.
 
-The module *is* a `transformers.LlamaForCausalLM`, weights, names and all: rotary positions, grouped keys, RMSNorm and a
-gated MLP. A checkpoint of it is read by plain `AutoModelForCausalLM.from_pretrained` as it lies.
+The module has the parts, weights and parameter names of a `transformers.LlamaForCausalLM`: rotary positions, grouped
+keys, RMSNorm and a gated MLP. Plain `AutoModelForCausalLM.from_pretrained` loads its checkpoints.
 
 References: Touvron et al. 2023; Ainslie et al. 2023 (grouped keys); Shazeer 2020 (gated MLP).
 """
@@ -15,6 +15,7 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
+from bayesgeom.checks.arguments import check_types
 from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.models.config import ModelConfig
 
@@ -28,7 +29,7 @@ EPS = 1e-5
 @final
 @dataclass(frozen=True, kw_only=True)
 class LlamaConfig(ModelConfig):
-    """Shape of a Llama. Each of `n_kv_heads` keys and values serves n_heads / n_kv_heads query heads."""
+    """Sizes of a Llama. Each of the `n_kv_heads` keys and values is shared by n_heads / n_kv_heads query heads."""
 
     name: ClassVar[str] = "llama"
     d_vocab: int
@@ -40,9 +41,10 @@ class LlamaConfig(ModelConfig):
     d_mlp: int = 512
 
     def __post_init__(self) -> None:
+        check_types(self)
         sizes = (self.d_vocab, self.n_ctx, self.n_layers, self.n_heads, self.n_kv_heads, self.d_model, self.d_mlp)
         if min(sizes) < 1:
-            raise InvalidArgument(f"every size of a Llama is at least 1, got {self}.")
+            raise InvalidArgument(f"every size of a Llama must be at least 1, got {self}.")
         if self.d_model % self.n_heads or self.n_heads % self.n_kv_heads:
             raise InvalidArgument(
                 f"d_model = {self.d_model} must be a multiple of n_heads = {self.n_heads}, and n_heads of n_kv_heads = "
@@ -50,7 +52,7 @@ class LlamaConfig(ModelConfig):
             )
         if self.d_model // self.n_heads % 2:
             raise InvalidArgument(
-                f"rotary positions turn pairs of coordinates: d_head = {self.d_model // self.n_heads} must be even."
+                f"rotary positions rotate pairs of coordinates: d_head = {self.d_model // self.n_heads} must be even."
             )
 
     def _build(self, *, seed: int) -> "Llama":
@@ -58,7 +60,7 @@ class LlamaConfig(ModelConfig):
 
     @classmethod
     def proportions(cls, d_model: int) -> Mapping[str, int]:
-        """Heads of about 32 coordinates, an even number of them, two heads to a key; a gated MLP 8/3 as wide."""
+        """Return heads of about 32 coordinates, two query heads per key, and a gated MLP 8/3 as wide."""
         pairs = [n for n in range(1, d_model // 2 + 1) if d_model % (2 * n) == 0 and d_model // n % 2 == 0]
         n_heads = min(pairs, key=lambda n: abs(math.log(d_model / n / 32))) if pairs else 1
         return {
@@ -74,9 +76,9 @@ class LlamaConfig(ModelConfig):
 
 @final
 class Llama(nn.Module):
-    """Tokens in, logits out; `whole` is the Hugging Face model, whose parts and parameter names this module has.
+    """A Llama that maps tokens to logits; `whole` is the Hugging Face model with the same parts.
 
-    Weights are float32, drawn from N(0, 0.02²) with the given seed, smaller where they write into the residual stream.
+    Weights are float32, drawn from N(0, 0.02²) with the given seed, with a smaller scale for output projections.
     """
 
     def __init__(self, config: LlamaConfig, *, seed: int = 0) -> None:
@@ -86,7 +88,7 @@ class Llama(nn.Module):
         self.config = config
         whole = transformers.LlamaForCausalLM(_hf_config(config))
         whole.set_attn_implementation("eager")  # the fused backward pass is several times slower on a CPU
-        self._whole = (whole,)  # in a tuple: its parts are registered below, under its own names
+        self._whole = (whole,)  # in a tuple, so that it is not registered: its parts are, below
         self.model, self.lm_head = whole.model, whole.lm_head
         self._initialize(seed)
 

@@ -1,20 +1,22 @@
-"""A stacked LSTM in residual form: torch's own cell, one `nn.LSTM` a layer, transformer-lens's names for the stream.
+"""A stacked LSTM in residual form: one `nn.LSTM` per layer, with transformer-lens's names for the residual stream.
 
     resid_post = resid_pre + h          h = LSTM(LayerNorm(resid_pre))
 
-In this form, and not as a bare stack, for two reasons. `resid_pre` and `resid_post` mean what they mean elsewhere, a
-sum of what the layers wrote, so that the same probe asks the same question; and deep stacks train. Without the sum a
-layer's input would be the hidden state of the layer below, and there would be no stream to look at.
+The residual form has two advantages over a plain stack. `resid_pre` and `resid_post` are sums of the layers' updates as
+in other architectures, so probes have the same meaning; and deep stacks train. In a plain stack, a layer's input would
+be the hidden state of the previous layer, and there would be no residual stream.
 
-`hook_state` is h_t, the hidden state, at every position. It is what the layer writes, and what it hands to its own next
-step, along with the cell c_t, which torch's LSTM gives at the last position alone: c is carried too, and not seen here.
-h_t = o_t ∘ tanh(c_t), so what the output gate closes off is in c_t only. An edit of `hook_state` changes what is
-written at that position and not what is carried on: the recurrence has run by then.
+`hook_state` is the hidden state h_t at every position: the layer's update of the stream. The layer passes h_t and the
+cell c_t on to its next step. torch's LSTM returns c_t at the last position only, so c_t is not available here.
+h_t = o_t ∘ tanh(c_t), so information behind a closed output gate is in c_t only. An edit of `hook_state` changes the
+update at that position, but not the carried state, because the recurrence has already run.
 
-Glossary, names of Hochreiter & Schmidhuber 1997 and Gers et al. 2000 to torch's: i, f, o the gates, g the candidate,
+Notation of Hochreiter & Schmidhuber 1997 and Gers et al. 2000 in torch's names: i, f, o are the gates, g the candidate,
 c = f ∘ c_{−1} + i ∘ g the cell, h = o ∘ tanh(c). `weight_ih_l0` and `weight_hh_l0` hold the rows of i, f, g, o.
 
-References: Hochreiter & Schmidhuber 1997; Gers et al. 2000 (forget gate). No positions: the recurrence has an order.
+There is no positional encoding: the recurrence is ordered.
+
+References: Hochreiter & Schmidhuber 1997; Gers et al. 2000 (forget gate).
 """
 
 from collections.abc import Mapping
@@ -26,18 +28,19 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from transformer_lens.hook_points import HookPoint
 
+from bayesgeom.checks.arguments import check_types
 from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.models.config import ModelConfig
 from bayesgeom.models.native.stack import ResidualStack
 
 EPS = 1e-5
-FORGET_BIAS = 1.0  # Jozefowicz et al. 2015: a forget gate that starts half closed forgets before it can learn
+FORGET_BIAS = 1.0  # Jozefowicz et al. 2015: a forget gate that starts half closed loses information before it learns
 
 
 @final
 @dataclass(frozen=True, kw_only=True)
 class LSTMConfig(ModelConfig):
-    """Shape of an LSTM. `n_ctx` is the length that it is trained on; it runs on any."""
+    """Sizes of an LSTM. `n_ctx` is the training length; the model runs at any length."""
 
     name: ClassVar[str] = "lstm"
     d_vocab: int
@@ -47,21 +50,22 @@ class LSTMConfig(ModelConfig):
     tied: bool = True
 
     def __post_init__(self) -> None:
+        check_types(self)
         if min(self.d_vocab, self.n_ctx, self.n_layers, self.d_model) < 1:
-            raise InvalidArgument(f"every size of an LSTM is at least 1, got {self}.")
+            raise InvalidArgument(f"every size of an LSTM must be at least 1, got {self}.")
 
     def _build(self, *, seed: int) -> "LSTM":
         return LSTM(self, seed=seed)
 
     @classmethod
     def proportions(cls, d_model: int) -> Mapping[str, int]:
-        """All else follows from the width."""
+        """Return the width; there are no other sizes."""
         return {"d_model": d_model}
 
 
 @final
 class LSTM(ResidualStack):
-    """Tokens in, logits over all ids out. Weights are float32, drawn from the given seed."""
+    """An LSTM that maps tokens to logits over all ids. Weights are float32, drawn from the given seed."""
 
     config: LSTMConfig
 
@@ -73,7 +77,7 @@ class LSTM(ResidualStack):
         assert isinstance(block, LSTMBlock)
         width = block.lstm.hidden_size
         for name, parameter in block.lstm.named_parameters():
-            nn.init.uniform_(parameter, -(width**-0.5), width**-0.5, generator=generator)  # torch's own bound
+            nn.init.uniform_(parameter, -(width**-0.5), width**-0.5, generator=generator)  # torch's default bound
             if name == "bias_ih_l0":
                 parameter[width : 2 * width] = FORGET_BIAS
 

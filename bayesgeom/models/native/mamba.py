@@ -4,15 +4,16 @@
     (δ, B, C) = W_x x      Δ = softplus(W_Δ δ + b_Δ)      h_t = exp(Δ_t A) ∘ h_{t−1} + Δ_t B_t x_t
     y_t = C_t h_t + D ∘ x_t      out = W_out (y ∘ SiLU(z))
 
-Every Δ, B and C depends on the token: that is the selection. `hook_state` of a block is h_t, all d_inner × d_state
-numbers at every position; they are made only where somebody hooks them. An edit there changes what is read at that
-position and not what is carried on. Besides h, the last d_conv − 1 inputs of the convolution are carried.
+Δ, B and C depend on the token: this is the selection. `hook_state` of a block is h_t, d_inner × d_state numbers at
+every position, which are computed only if hooked. An edit there changes what is read at that position, but not the
+carried state. Besides h, the last d_conv − 1 inputs of the convolution are carried.
 
-Glossary, names of Gu & Dao 2023 (algorithm 2) to ours: D (channels) d_inner = expand · d_model, N d_state, R dt_rank,
-A = −exp(A_log), Δ delta, s_B(x), s_C(x) and s_Δ(x) the three parts of x_proj, τ_Δ softplus, x̄ and B̄ in `scan`. Parts
-carry the names of the released models (in_proj, x_proj, dt_proj, …), so that weights can be copied by name.
+Notation of Gu & Dao 2023 (algorithm 2) in the names used here: D (channels) is d_inner = expand · d_model, N d_state,
+R dt_rank, A = −exp(A_log), Δ delta. s_B(x), s_C(x) and s_Δ(x) are the parts of x_proj, τ_Δ is softplus, and x̄ and B̄
+are in `scan`. Parts are named as in the released models (in_proj, x_proj, dt_proj, …), so weights can be copied by
+name. There is no positional encoding: the recurrence is ordered.
 
-Reference: Gu & Dao 2023, arXiv:2312.00752. No positions: the recurrence has an order.
+Reference: Gu & Dao 2023, arXiv:2312.00752.
 """
 
 import math
@@ -25,6 +26,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from transformer_lens.hook_points import HookPoint
 
+from bayesgeom.checks.arguments import check_types
 from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.models.config import ModelConfig
 from bayesgeom.models.native.causal_conv import causal_conv_silu
@@ -38,7 +40,7 @@ DELTA_RANGE = 1e-3, 0.1  # Δ at initialization, log-uniform
 @final
 @dataclass(frozen=True, kw_only=True)
 class MambaConfig(ModelConfig):
-    """Shape of a Mamba. `n_ctx` is the length that it is trained on; it runs on any. `dt_rank` 0 is ⌈d_model / 16⌉."""
+    """Sizes of a Mamba. `n_ctx` is the training length; it runs at any length. `dt_rank` 0 means ⌈d_model / 16⌉."""
 
     name: ClassVar[str] = "mamba"
     d_vocab: int
@@ -52,18 +54,19 @@ class MambaConfig(ModelConfig):
     tied: bool = True
 
     def __post_init__(self) -> None:
+        check_types(self)
         sizes = (self.d_vocab, self.n_ctx, self.n_layers, self.d_model, self.d_state, self.d_conv, self.expand)
         if min(sizes) < 1 or self.dt_rank < 0:
-            raise InvalidArgument(f"every size of a Mamba is at least 1 (dt_rank: 0 or more), got {self}.")
+            raise InvalidArgument(f"every size of a Mamba must be at least 1 (dt_rank: at least 0), got {self}.")
 
     @property
     def d_inner(self) -> int:
-        """Channels of the scan."""
+        """Number of channels of the scan."""
         return self.expand * self.d_model
 
     @property
     def rank(self) -> int:
-        """Width of what Δ is made from."""
+        """Width of the input of Δ's projection."""
         return self.dt_rank or -(-self.d_model // 16)
 
     def _build(self, *, seed: int) -> "Mamba":
@@ -71,13 +74,13 @@ class MambaConfig(ModelConfig):
 
     @classmethod
     def proportions(cls, d_model: int) -> Mapping[str, int]:
-        """All else follows from the width."""
+        """Return the width; other sizes keep their defaults."""
         return {"d_model": d_model}
 
 
 @final
 class Mamba(ResidualStack):
-    """Tokens in, logits over all ids out. Weights are float32, drawn as the released models' were, from this seed."""
+    """A Mamba that maps tokens to logits. Weights are float32, drawn from this seed as in the released models."""
 
     config: MambaConfig
 
@@ -108,7 +111,7 @@ class MambaBlock(nn.Module):
 
 @final
 class MambaMixer(nn.Module):
-    """What a block writes: gated read-out of a selective scan."""
+    """The update of a block: gated read-out of a selective scan."""
 
     def __init__(self, config: MambaConfig) -> None:
         super().__init__()
@@ -138,19 +141,19 @@ class MambaMixer(nn.Module):
     def written(
         self, resid: Float[Tensor, "batch pos d_model"], states: Float[Tensor, "batch pos d_inner_times_d_state"]
     ) -> Float[Tensor, "batch pos d_model"]:
-        """What the mixer writes where these are its states, instead of those that the recurrence makes."""
+        """Return the mixer's update for given states, instead of those of the recurrence."""
         x, z = self._entering(resid)
         C = self._selected(x)[2]
         out: Tensor = self.out_proj(read_states(states.unflatten(2, self.A_log.shape), x, C, self.D, z))
         return out
 
     def _entering(self, resid: Float[Tensor, "batch pos d_model"]) -> tuple[Tensor, Tensor]:
-        """What enters the scan, and the gate."""
+        """The input of the scan, and the gate."""
         x, z = self.in_proj(resid).chunk(2, dim=-1)
         return self.conv1d(x), z
 
     def _selected(self, x: Float[Tensor, "batch pos d_inner"]) -> tuple[Tensor, Tensor, Tensor]:
-        """What Δ, B and C are at each token; Δ before its softplus, and in full precision: small steps add up."""
+        """Δ, B and C at each token; Δ is before its softplus, and in full precision because small steps add up."""
         n = self.config.d_state
         delta, B, C = self.x_proj(x).split((self.config.rank, n, n), dim=-1)
         with torch.autocast(x.device.type, enabled=False):
@@ -158,7 +161,7 @@ class MambaMixer(nn.Module):
 
     @torch.no_grad()
     def initialize(self, generator: torch.Generator) -> None:
-        """A is −1 … −N in every channel, Δ log-uniform, D one; what writes into the residual is smaller when deep."""
+        """Draw the weights: A is −1 … −N in every channel, Δ log-uniform, D one; out_proj is divided by √n_layers."""
         for linear in (self.in_proj, self.x_proj, self.out_proj):
             nn.init.kaiming_uniform_(linear.weight, a=math.sqrt(5), generator=generator)
         self.out_proj.weight /= math.sqrt(self.config.n_layers)
@@ -167,13 +170,13 @@ class MambaMixer(nn.Module):
         nn.init.uniform_(self.dt_proj.weight, -bound, bound, generator=generator)
         low, high = (math.log(end) for end in DELTA_RANGE)
         delta = (low + (high - low) * torch.rand(self.config.d_inner, generator=generator)).exp()
-        self.dt_proj.bias.copy_(delta + (-(-delta).expm1()).log())  # softplus of it is Δ
+        self.dt_proj.bias.copy_(delta + (-(-delta).expm1()).log())  # inverse softplus
         self.A_log.copy_(torch.arange(1, self.config.d_state + 1).log().expand_as(self.A_log))
 
 
 @final
 class DepthwiseConv(nn.Module):
-    """SiLU of each channel's last inputs, weighed. Parameters lie as in torch's grouped convolution."""
+    """Causal depthwise convolution with SiLU. Parameters have the layout of torch's grouped convolution."""
 
     def __init__(self, n_channels: int, n_taps: int) -> None:
         super().__init__()

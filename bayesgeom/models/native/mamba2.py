@@ -1,14 +1,15 @@
-"""A small Mamba-2 trained on a wind tunnel: a selective state space model with one decay per head, Hugging Face's own.
+"""A small Mamba-2 for wind tunnels: a selective state space model with one decay per head, in Hugging Face format.
 
-The module *is* a `transformers.Mamba2ForCausalLM`, weights, names and all. A checkpoint of it is read by plain
-`AutoModelForCausalLM.from_pretrained` as it lies, and attached like any Hugging Face model.
+The module has the parts, weights and parameter names of a `transformers.Mamba2ForCausalLM`. Plain
+`AutoModelForCausalLM.from_pretrained` loads its checkpoints, and it is attached like any Hugging Face model.
 
     h_t = exp(Δ_t A) h_{t−1} + Δ_t B_t x_tᵀ      y_t = C_t h_t + D x_t      for each head, A one number
 
-Glossary, names of Dao & Gu 2024 to ours: P (head dimension) d_head, N d_state, expand · d_model / d_head heads, Q (a
-chunk's length) chunk_size. Within a chunk the recurrence is computed as products of matrices.
+Notation of Dao & Gu 2024 in the names used here: P (head dimension) is d_head, N is d_state, Q (chunk length) is
+chunk_size; there are expand · d_model / d_head heads. Within a chunk the recurrence is computed as matrix products.
+There is no positional encoding: the recurrence is ordered.
 
-Reference: Dao & Gu 2024, arXiv:2405.21060. No positions: the recurrence has an order.
+Reference: Dao & Gu 2024, arXiv:2405.21060.
 """
 
 import math
@@ -20,6 +21,7 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
+from bayesgeom.checks.arguments import check_types
 from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.models.config import ModelConfig
 
@@ -33,7 +35,7 @@ EPS = 1e-5
 @final
 @dataclass(frozen=True, kw_only=True)
 class Mamba2Config(ModelConfig):
-    """Shape of a Mamba-2. `n_ctx` is the length that it is trained on; it runs on any."""
+    """Sizes of a Mamba-2. `n_ctx` is the training length; the model runs at any length."""
 
     name: ClassVar[str] = "mamba2"
     d_vocab: int
@@ -47,9 +49,10 @@ class Mamba2Config(ModelConfig):
     chunk_size: int = 16
 
     def __post_init__(self) -> None:
+        check_types(self)
         sizes = (self.d_vocab, self.n_ctx, self.n_layers, self.d_model, self.d_head, self.d_state, self.d_conv)
         if min(*sizes, self.expand, self.chunk_size) < 1:
-            raise InvalidArgument(f"every size of a Mamba-2 is at least 1, got {self}.")
+            raise InvalidArgument(f"every size of a Mamba-2 must be at least 1, got {self}.")
         if self.expand * self.d_model % self.d_head:
             raise InvalidArgument(
                 f"expand · d_model = {self.expand * self.d_model} must be a multiple of d_head = {self.d_head}."
@@ -60,21 +63,20 @@ class Mamba2Config(ModelConfig):
 
     @classmethod
     def proportions(cls, d_model: int) -> Mapping[str, int]:
-        """Four heads, or two where the width is odd."""
+        """Return four heads, or two if the width is odd."""
         return {"d_model": d_model, "d_head": d_model // 2 if d_model % 2 == 0 else d_model}
 
     def hf_config(self) -> Mapping[str, Any]:
         ours = _hf_config(self).to_diff_dict()
-        del ours["time_step_limit"]  # no limit, its default: JSON has no infinity
+        del ours["time_step_limit"]  # the default is no limit, but JSON has no infinity
         return {**ours, "architectures": ["Mamba2ForCausalLM"], "dtype": "float32"}
 
 
 @final
 class Mamba2(nn.Module):
-    """Tokens in, logits out; `whole` is the Hugging Face model, whose parts and parameter names this module has.
+    """A Mamba-2 that maps tokens to logits; `whole` is the Hugging Face model with the same parts.
 
-    Weights are float32 and drawn as transformers draws them, from this seed; what writes into the residual stream is
-    smaller when deep.
+    Weights are float32, drawn from this seed as transformers does. Output projections are divided by √n_layers.
     """
 
     def __init__(self, config: Mamba2Config, *, seed: int = 0) -> None:
@@ -83,9 +85,9 @@ class Mamba2(nn.Module):
         super().__init__()
         self.config = config
         with torch.random.fork_rng(devices=()):
-            torch.manual_seed(seed)  # transformers initializes from the global generator alone
+            torch.manual_seed(seed)  # transformers initializes from the global generator
             whole = transformers.Mamba2ForCausalLM(_hf_config(config))
-        self._whole = (whole,)  # in a tuple: its parts are registered below, under its own names
+        self._whole = (whole,)  # in a tuple, so that it is not registered: its parts are, below
         self.backbone, self.lm_head = whole.backbone, whole.lm_head
         with torch.no_grad():
             for name, parameter in self.named_parameters():
@@ -118,7 +120,7 @@ def _hf_config(config: Mamba2Config) -> "transformers.Mamba2Config":
         n_groups=1,
         layer_norm_epsilon=EPS,
         initializer_range=INIT_STD,
-        rescale_prenorm_residual=False,  # transformers 5.23 would rescale the weights of a checkpoint that it loads too
+        rescale_prenorm_residual=False,  # transformers 5.23 would also rescale the weights of a loaded checkpoint
         residual_in_fp32=False,
         tie_word_embeddings=False,
         pad_token_id=None,

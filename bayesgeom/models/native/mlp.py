@@ -1,17 +1,16 @@
-"""The MLP that has no mixer: what can be had without carrying anything from one position to another.
+"""An MLP without a sequence mixer: a baseline that carries nothing from one position to another.
 
     resid_post = resid_pre + W_out GELU(W_in LayerNorm(resid_pre) + b_in) + b_out
 
-`context` says what a position is given. "position": its own token and its place, nothing else, the strict control.
-"prefix": the embeddings of its last `n_ctx` tokens, left-padded with zeros to that length, side by side and projected
-into the residual stream: everything before it, without attention or recurrence. Each place in the window, counted from
-the position itself, has its own slice of the projection, so that a causal convolution as long as the context does it,
-and the windows themselves (batch × pos × n_ctx × d_embed numbers) are never laid out.
+`context` selects the input of a position. "position" is the strict control: the position's own token and index only.
+"prefix" is the last `n_ctx` tokens, without attention or recurrence. Their embeddings, left-padded with zeros, are
+concatenated and projected into the residual stream. Each offset in the window has its own slice of the projection, so
+a causal convolution as long as the context computes it without materializing the windows.
 
-An MLP has no state: nothing is carried from position to position.
+An MLP has no state.
 
-Glossary, of Agarwal, Dalal & Misra 2025 to ours: width d_model, hidden layer d_mlp, "residual blocks" `blocks`. The
-paper does not say how the sequence enters; the follow-up's control is per position, with nine blocks at d_model 192.
+Names in Agarwal, Dalal & Misra 2025: width is d_model, hidden layer d_mlp, "residual blocks" `blocks`. The paper does
+not state how the sequence enters. The control of the follow-up is per position, with nine blocks at d_model 192.
 
 References: Agarwal, Dalal & Misra 2025, arXiv:2512.22471 (the MLP baseline).
 """
@@ -27,6 +26,7 @@ from torch import Tensor, nn
 from transformer_lens import HookedRootModule
 from transformer_lens.hook_points import HookPoint
 
+from bayesgeom.checks.arguments import check_types
 from bayesgeom.core.errors import InvalidArgument, TaskMismatch
 from bayesgeom.models.config import ModelConfig
 
@@ -38,7 +38,7 @@ CONTEXTS = ("position", "prefix")
 @final
 @dataclass(frozen=True, kw_only=True)
 class MLPConfig(ModelConfig):
-    """Shape of an MLP. `d_embed` is an embedding's width where the prefix is projected; 0 is d_model's."""
+    """Sizes of an MLP. `d_embed` is the width of embeddings with context "prefix"; 0 means d_model."""
 
     name: ClassVar[str] = "mlp"
     d_vocab: int
@@ -51,15 +51,16 @@ class MLPConfig(ModelConfig):
     tied: bool = True
 
     def __post_init__(self) -> None:
+        check_types(self)
         sizes = (self.d_vocab, self.n_ctx, self.n_layers, self.d_model, self.d_mlp)
         if min(sizes) < 1 or self.d_embed < 0:
-            raise InvalidArgument(f"every size of an MLP is at least 1 (d_embed: 0 or more), got {self}.")
+            raise InvalidArgument(f"every size of an MLP must be at least 1 (d_embed: at least 0), got {self}.")
         if self.context not in CONTEXTS:
             raise InvalidArgument(f"context must be one of {', '.join(CONTEXTS)}; got {self.context!r}.")
         if self.width != self.d_model and (self.context == "position" or self.tied):
             raise InvalidArgument(
-                f"d_embed = {self.d_embed} differs from d_model = {self.d_model}: that takes context='prefix', which "
-                f"projects it, and tied=False, as the output reads d_model."
+                f"d_embed = {self.d_embed} differs from d_model = {self.d_model}: this requires context='prefix', "
+                f"which projects embeddings, and tied=False, because the output reads d_model."
             )
 
     @property
@@ -72,16 +73,16 @@ class MLPConfig(ModelConfig):
 
     @classmethod
     def proportions(cls, d_model: int) -> Mapping[str, int]:
-        """A hidden layer four times as wide."""
+        """Return a hidden layer four times as wide."""
         return {"d_model": d_model, "d_mlp": 4 * d_model}
 
 
 @final
 class PositionwiseMLP(HookedRootModule):
-    """Tokens in, logits over all ids out. Weights are float32, drawn from N(0, 0.02²) with the given seed.
+    """An MLP that maps tokens to logits over all ids. Weights are float32, drawn from N(0, 0.02²) with this seed.
 
-    Per position, places come from a learned table. The prefix needs none: its padding shows how long it is, and its
-    projection is drawn from N(0, 1 / (n_ctx · width)), so that a full window enters at the embeddings' size.
+    With context "position" there is a learned position table. With "prefix" there is none, because the padding encodes
+    the position. Its projection is drawn from N(0, 1 / (n_ctx · width)), which preserves the embeddings' scale.
     """
 
     def __init__(self, config: MLPConfig, *, seed: int = 0) -> None:
@@ -102,7 +103,11 @@ class PositionwiseMLP(HookedRootModule):
         self.setup()  # type: ignore[no-untyped-call]  # transformer-lens does not annotate it
 
     def forward(self, tokens: Int64[Tensor, "batch pos"]) -> Float[Tensor, "batch pos d_vocab"]:
-        """**Raises** `TaskMismatch` where the table of positions is shorter than the sequence."""
+        """Return the logits at every position.
+
+        Raises:
+            TaskMismatch: The position table is shorter than the sequence.
+        """
         resid: Tensor = self.hook_embed(self.embed(tokens))
         resid = self._windows(resid) if self.config.context == "prefix" else self._placed(resid)
         for block in self.blocks:
@@ -111,7 +116,7 @@ class PositionwiseMLP(HookedRootModule):
         return nn.functional.linear(self.ln_final(resid), output)
 
     def entering(self, tokens: Int64[Tensor, " token"]) -> Float[Tensor, "token d_model"]:
-        """What each token adds to the residual stream of its own position."""
+        """Return the update of each token to the residual stream of its own position."""
         embedded: Tensor = self.embed(tokens)
         return embedded @ self.window.weight[:, :, -1].T if self.config.context == "prefix" else embedded
 
@@ -119,14 +124,14 @@ class PositionwiseMLP(HookedRootModule):
         n_pos = embedded.shape[1]
         if n_pos > self.config.n_ctx:
             raise TaskMismatch(
-                f"{n_pos} tokens asked of a model with learned positions for {self.config.n_ctx}; shorten the "
+                f"the sequence has {n_pos} tokens, the model learned positions for {self.config.n_ctx}; shorten the "
                 f"sequence, or train with context='prefix', which looks back {self.config.n_ctx} tokens."
             )
         placed: Tensor = embedded + self.hook_pos_embed(self.pos_embed.weight[:n_pos].expand_as(embedded))
         return placed
 
     def _windows(self, embedded: Float[Tensor, "batch pos width"]) -> Float[Tensor, "batch pos d_model"]:
-        """Each position's last n_ctx embeddings, projected."""
+        """The projection of each position's last n_ctx embeddings."""
         padded = nn.functional.pad(embedded.transpose(1, 2), (self.config.n_ctx - 1, 0))
         projected: Tensor = self.window(padded).transpose(1, 2)
         return projected

@@ -1,7 +1,7 @@
-"""Positions: what tells a transformer where a token stands. Sinusoids, rotations, and decays of the attention scores.
+"""Positional encodings of transformers: sinusoids, rotations, and decays of the attention scores.
 
-A decay adds −(slope · distance)^exponent to the scores of a head. Slope 0 is no position at all, exponent 1 is ALiBi's
-(a Laplace prior over distance), exponent 2 a Gaussian one. The slope is one over the prior's scale.
+A decay adds −(slope · distance)^exponent to the scores of a head. Slope 0 encodes no position, exponent 1 is ALiBi (a
+Laplace prior over distance), exponent 2 is a Gaussian prior. The slope is the reciprocal of the prior's scale.
 
 References: Vaswani et al. 2017 (sinusoids); Su et al. 2021 (rotary); Press et al. 2022 (ALiBi).
 """
@@ -17,15 +17,15 @@ from torch import Tensor, nn
 
 from bayesgeom.core.errors import InvalidArgument
 
-INIT_STD = 0.02  # of embeddings, which sinusoids must not drown
-_FARTHEST = 60.0  # the logarithm of a decay that is as good as infinite, and still a number in float32
+INIT_STD = 0.02  # standard deviation of embeddings, to which sinusoids are scaled
+_FARTHEST = 60.0  # logarithm of a decay that is practically infinite, but finite in float32
 
 
 @final
 class PositionalPrior(nn.Module):
-    """−(slope · distance)^exponent, head by head; learned ones move in the logarithms of both, from where they start.
+    """Adds −(slope · distance)^exponent to the scores of each head; logarithms of slopes and exponents may be learned.
 
-    Not given, slopes are ALiBi's and exponents 1: until it has learned something else, the prior is ALiBi.
+    By default slopes are ALiBi's and exponents are 1, so the initial prior is ALiBi.
     """
 
     slopes: Tensor
@@ -45,7 +45,7 @@ class PositionalPrior(nn.Module):
             self.log_exponent_shift = nn.Parameter(torch.zeros(n_heads))
 
     def forward(self, n_pos: int, like: Tensor) -> Float[Tensor, "head query_pos key_pos"]:
-        """What is added to the scores, before the causal mask."""
+        """Return the bias that is added to the scores before the causal mask."""
         log_slope, exponent = self.slopes.log(), self.exponents
         if self.is_learned:
             log_slope = log_slope + self.log_slope_shift
@@ -56,36 +56,36 @@ class PositionalPrior(nn.Module):
 def decay(
     log_slopes: Float[Tensor, " head"], exponents: Float[Tensor, " head"], n_pos: int
 ) -> Float[Tensor, "head query_pos key_pos"]:
-    """−(slope · |query − key|)^exponent; at distance 0 it is 0, and so is its gradient, which log 0 would spoil."""
+    """Return −(slope · |query − key|)^exponent. At distance 0 the value and its gradient are 0, which avoids log 0."""
     apart = distances(n_pos, log_slopes).abs().to(log_slopes.dtype)
     reach = exponents[:, None, None] * (log_slopes[:, None, None] + apart.clamp_min(1).log())
     return torch.where(apart > 0, -reach.clamp_max(_FARTHEST).exp(), 0.0)
 
 
 def alibi_slopes(n_heads: int) -> Float[Tensor, " head"]:
-    """2^(−8h/n_heads) for h = 1 … n_heads."""
+    """Return ALiBi's slopes, 2^(−8h/n_heads) for h = 1 … n_heads."""
     return 2.0 ** (-8.0 * torch.arange(1, n_heads + 1) / n_heads)
 
 
 def alibi_bias(n_heads: int, n_pos: int, like: Tensor) -> Float[Tensor, "head query_pos key_pos"]:
-    """−slope · (query − key)."""
+    """Return ALiBi's bias, −slope · (query − key)."""
     slopes = alibi_slopes(n_heads).to(like.device)
     return (-slopes[:, None, None] * distances(n_pos, like)).to(like.dtype)
 
 
 def distances(n_pos: int, like: Tensor) -> Float[Tensor, "query_pos key_pos"]:
-    """How far each key lies before each query."""
+    """Return query position minus key position."""
     pos = torch.arange(n_pos, device=like.device, dtype=torch.float32)
     return pos[:, None] - pos[None, :]
 
 
 def causal_mask(n_pos: int, like: Tensor) -> Bool[Tensor, "query_pos key_pos"]:
-    """True where a key may be seen: not later than the query."""
+    """Return the causal mask: true if the key is not later than the query."""
     return torch.ones(n_pos, n_pos, dtype=torch.bool, device=like.device).tril()
 
 
 def sinusoids(n_pos: int, d_model: int, like: Tensor) -> Float[Tensor, "pos d_model"]:
-    """sin and cos of pos / 10000^(2i/d_model), scaled to the embeddings' initial size: unscaled they drown them."""
+    """Return sin and cos of pos / 10000^(2i/d_model), scaled to the initial size of the embeddings."""
     angles = _angles(n_pos, d_model, like)
     waves = torch.stack([angles.sin(), angles.cos()], dim=-1).flatten(1)[:, :d_model]
     return (waves * (INIT_STD * math.sqrt(2))).to(like.dtype)
@@ -94,9 +94,11 @@ def sinusoids(n_pos: int, d_model: int, like: Tensor) -> Float[Tensor, "pos d_mo
 def rotated(
     x: Float[Tensor, "batch pos head d_head"], at: Int64[Tensor, " pos"] | None = None
 ) -> Float[Tensor, "batch pos head d_head"]:
-    """Coordinates i and i + d/2 turned by pos / 10000^(2i/d): the layout of Llama's checkpoints.
+    """Return `x` with coordinates i and i + d/2 rotated by pos / 10000^(2i/d), the layout of Llama's checkpoints.
 
-    `at` gives the positions where they are not 0, 1, 2, …
+    Args:
+        x: Queries or keys.
+        at: Position of each row. None: 0, 1, 2, …
     """
     angles = _angles(x.shape[1] if at is None else int(at.max()) + 1, x.shape[3], x)
     angles = angles if at is None else angles[at]
@@ -106,15 +108,19 @@ def rotated(
 
 
 def check_prior(n_heads: int, slopes: Sequence[float], exponents: Sequence[float], is_learned: bool) -> None:
-    """**Raises** `InvalidArgument` unless there is one finite slope ≥ 0 and one exponent > 0 per head, or none given.
+    """Check that there is one finite slope ≥ 0 and one exponent > 0 per head, or none.
 
-    A slope of 0 cannot be learned: its logarithm has nowhere to start.
+    A slope of 0 cannot be learned, because it is learned by its logarithm.
+
+    Raises:
+        InvalidArgument: The check failed.
     """
     for what, given, least in (("slope", slopes, 0.0), ("exponent", exponents, math.ulp(0.0))):
         if given and (len(given) != n_heads or not all(math.isfinite(x) and x >= least for x in given)):
             raise InvalidArgument(
-                f"a positional prior takes one finite {what} per head, {'at least' if what == 'slope' else 'above'} 0: "
-                f"{n_heads} of them, or none for ALiBi's; got {tuple(given)}."
+                f"a positional prior requires one finite {what} per head, "
+                f"{'at least' if what == 'slope' else 'above'} 0: {n_heads} of them, "
+                f"or none for ALiBi's; got {tuple(given)}."
             )
     if is_learned and 0.0 in slopes:
         raise InvalidArgument("a slope of 0 cannot be learned: start from a small one, or fix the prior.")

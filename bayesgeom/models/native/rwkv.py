@@ -1,16 +1,17 @@
-"""A small RWKV-4 trained on a wind tunnel: attention without queries, run as a recurrence, Hugging Face's own.
+"""A small RWKV-4 for wind tunnels: attention without queries, run as a recurrence, in Hugging Face format.
 
-The module *is* a `transformers.RwkvForCausalLM`, weights, names and all. A checkpoint of it is read by plain
-`AutoModelForCausalLM.from_pretrained` as it lies, and attached like any Hugging Face model.
+The module has the parts, weights and parameter names of a `transformers.RwkvForCausalLM`. Plain
+`AutoModelForCausalLM.from_pretrained` loads its checkpoints, and it is attached like any Hugging Face model.
 
     wkv_t = (Σ_{i<t} e^{−(t−1−i)w + k_i} v_i + e^{u + k_t} v_t) / (Σ_{i<t} e^{−(t−1−i)w + k_i} + e^{u + k_t})
 
-for every channel; a block is time mixing, W_o (σ(r) ∘ wkv), then channel mixing, σ(r') ∘ W_v max(k', 0)².
+for every channel. A block is time mixing, W_o (σ(r) ∘ wkv), then channel mixing, σ(r') ∘ W_v max(k', 0)².
 
-Glossary, names of Peng et al. 2023 to the parts': w time_decay (as its logarithm), u time_first, μ time_mix_…, R, K, V
-receptance, key, value. Token shift mixes each input with the one before it by μ.
+Notation of Peng et al. 2023 in the names of the parts: w is time_decay (its logarithm), u time_first, μ time_mix_…, and
+R, K, V are receptance, key, value. Token shift mixes each input with the previous one by μ. There is no positional
+encoding: the recurrence is ordered.
 
-Reference: Peng et al. 2023, arXiv:2305.13048. No positions: the recurrence has an order.
+Reference: Peng et al. 2023, arXiv:2305.13048.
 """
 
 from collections.abc import Mapping
@@ -21,6 +22,7 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
+from bayesgeom.checks.arguments import check_types
 from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.models.config import ModelConfig
 
@@ -33,7 +35,7 @@ EPS = 1e-5
 @final
 @dataclass(frozen=True, kw_only=True)
 class RWKVConfig(ModelConfig):
-    """Shape of an RWKV-4. `n_ctx` is the length that it is trained on."""
+    """Sizes of an RWKV-4. `n_ctx` is the training length."""
 
     name: ClassVar[str] = "rwkv"
     d_vocab: int
@@ -43,11 +45,12 @@ class RWKVConfig(ModelConfig):
     d_mlp: int = 768
 
     def __post_init__(self) -> None:
+        check_types(self)
         if min(self.d_vocab, self.n_ctx, self.d_mlp) < 1:
-            raise InvalidArgument(f"every size of an RWKV is at least 1, got {self}.")
+            raise InvalidArgument(f"every size of an RWKV must be at least 1, got {self}.")
         if min(self.n_layers, self.d_model) < 2:
             raise InvalidArgument(
-                f"an RWKV starts from ramps over layers and channels: 2 of each at least, got {self}."
+                f"an RWKV is initialized with ramps over layers and channels and needs at least 2 of each, got {self}."
             )
 
     def _build(self, *, seed: int) -> "RWKV":
@@ -55,7 +58,7 @@ class RWKVConfig(ModelConfig):
 
     @classmethod
     def proportions(cls, d_model: int) -> Mapping[str, int]:
-        """Channel mixing four times as wide."""
+        """Return a channel mixing four times as wide."""
         return {"d_model": d_model, "d_mlp": 4 * d_model}
 
     def hf_config(self) -> Mapping[str, Any]:
@@ -64,9 +67,9 @@ class RWKVConfig(ModelConfig):
 
 @final
 class RWKV(nn.Module):
-    """Tokens in, logits out; `whole` is the Hugging Face model, whose parts and parameter names this module has.
+    """An RWKV-4 that maps tokens to logits; `whole` is the Hugging Face model with the same parts.
 
-    Weights are float32 and drawn as transformers draws them, from this seed.
+    Weights are float32, drawn from this seed as transformers does.
     """
 
     def __init__(self, config: RWKVConfig, *, seed: int = 0) -> None:
@@ -75,9 +78,9 @@ class RWKV(nn.Module):
         super().__init__()
         self.config = config
         with torch.random.fork_rng(devices=()):
-            torch.manual_seed(seed)  # transformers initializes from the global generator alone
+            torch.manual_seed(seed)  # transformers initializes from the global generator
             whole = transformers.RwkvForCausalLM(_hf_config(config))
-        self._whole = (whole,)  # in a tuple: its parts are registered below, under its own names
+        self._whole = (whole,)  # in a tuple, so that it is not registered: its parts are, below
         self.rwkv, self.head = whole.rwkv, whole.head
 
     @property
@@ -101,7 +104,7 @@ def _hf_config(config: RWKVConfig) -> "transformers.RwkvConfig":
         intermediate_size=config.d_mlp,
         num_hidden_layers=config.n_layers,
         layer_norm_epsilon=EPS,
-        rescale_every=0,  # else weights are halved in place every few layers when it is set to evaluation
+        rescale_every=0,  # otherwise eval() halves weights in place every few layers
         tie_word_embeddings=False,
         bos_token_id=None,
         eos_token_id=None,

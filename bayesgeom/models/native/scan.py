@@ -1,17 +1,17 @@
-"""The selective scan of Mamba-1, fast where plain autograd is slow: on a CPU, one position after the other.
+"""The selective scan of Mamba-1, faster on a CPU than plain autograd over positions.
 
     h_t = exp(Δ_t A) ∘ h_{t−1} + (Δ_t x_t) B_t   out_t = (C_t h_t + D ∘ x_t) ∘ SiLU(z_t)   Δ = softplus(δ)   h_{−1} = 0
 
-for every channel d of the d_inner and every coordinate n of its state. `plain_states` and `read_states` say it as it is
-written; `selective_scan` gives the same outputs with a backward pass by hand. With g_t = ∂L/∂h_t, which runs from the
-end, and y_t = C_t h_t,
+for every channel d of d_inner and every coordinate n of its state. `plain_states` and `read_states` implement these
+equations literally; `selective_scan` returns the same outputs and has an explicit backward pass. With g_t = ∂L/∂h_t,
+which runs from the end, and y_t = C_t h_t,
 
     g_t = ∂L/∂y_t C_t + exp(Δ_{t+1} A) ∘ g_{t+1}      p_t = g_t ∘ exp(Δ_t A) ∘ h_{t−1} = ∂L/∂(Δ_t A)
     ∂L/∂C_t = Σ_d ∂L/∂y_t h_t     ∂L/∂B_t = Σ_d g_t Δ_t x_t     ∂L/∂(Δ_t x_t) = Σ_n g_t B_t     ∂L/∂A = Σ_t p_t Δ_t
 
-Why it is fast: a few sequences and one position at a time, so that what is made of them stays in the processor's cache;
-channels last, so that every product runs along whole rows; states are made again on the way back and not kept; no node
-per position. Sums are in float32, or wider, whatever comes in.
+It is fast because it processes a few sequences and one position at a time, which fit in the processor's cache; has
+channels last, so every product runs along whole rows; recomputes states in the backward pass instead of storing them;
+and has no autograd node per position. Sums are in float32 or wider for any input dtype.
 
 Reference: Gu & Dao 2023, arXiv:2312.00752, algorithm 2 and section 3.3.
 """
@@ -30,9 +30,9 @@ from torch.nn.functional import silu, softplus
 from bayesgeom.core.batching import even_slices
 from bayesgeom.models.native.compiled import as_array, refuse_second_derivatives, serves
 
-# What the states of a chunk may take at one position: a share of a CPU's second-level cache. A GPU takes all at once.
+# Size of a chunk's states at one position: a share of a CPU's second-level cache. A GPU processes all at once.
 _CPU_BYTES, _GPU_BYTES = 2**18, 2**30
-_SEGMENT = 4  # positions between the states that are kept; the states between are made again on the way back
+_SEGMENT = 4  # positions between stored states; those in between are recomputed in the backward pass
 _N_GIVEN = 7
 
 
@@ -45,7 +45,7 @@ def selective_scan(
     D: Float[Tensor, " d_inner"],
     z: Float[Tensor, "batch pos d_inner"],
 ) -> Float[Tensor, "batch pos d_inner"]:
-    """(C h + D ∘ x) ∘ SiLU(z) at every position; `delta` is given before its softplus. The result has x's type."""
+    """Return (C h + D ∘ x) ∘ SiLU(z) at every position, in x's dtype. `delta` is Δ before its softplus."""
     given = (x, delta, A, B, C, D, z)
     scan = _CompiledScan if _suit_loops(given) else _Scan
     out: Tensor = scan.apply(*given)  # type: ignore[no-untyped-call]
@@ -58,7 +58,7 @@ def plain_states(
     A: Float[Tensor, "d_inner d_state"],
     B: Float[Tensor, "batch pos d_state"],
 ) -> Float[Tensor, "batch pos d_inner d_state"]:
-    """Every state, one position after the other; for whoever wants to see them."""
+    """Return the states h at every position, computed by the plain recurrence."""
     x, delta, A, B = (_wide(part) for part in (x, delta, A, B))
     delta = softplus(delta)
     decay = (delta[..., None] * A).exp().unbind(1)
@@ -76,7 +76,7 @@ def read_states(
     D: Float[Tensor, " d_inner"],
     z: Float[Tensor, "batch pos d_inner"],
 ) -> Float[Tensor, "batch pos d_inner"]:
-    """(C h + D ∘ x) ∘ SiLU(z) for given states."""
+    """Return (C h + D ∘ x) ∘ SiLU(z) for given states."""
     with torch.autocast(states.device.type, enabled=False):
         y = einsum(states, _wide(C), "b p d n, b p n -> b p d")
         return ((y + D * _wide(x)) * silu(_wide(z))).to(x.dtype)
@@ -84,7 +84,7 @@ def read_states(
 
 @final
 class _Scan(torch.autograd.Function):
-    """`selective_scan`. Within, positions come first, then sequences, states and channels; A has its states first."""
+    """`selective_scan`. Internal axes are position, sequence, state, channel; A has its states first."""
 
     @staticmethod
     def forward(ctx: Any, *given: Tensor) -> Tensor:
@@ -113,7 +113,7 @@ class _Scan(torch.autograd.Function):
 
 @final
 class _CompiledScan(torch.autograd.Function):
-    """`selective_scan` in float32 on a CPU, by the loops that numba compiles, for an A that lets nothing grow."""
+    """`selective_scan` in float32 on a CPU, with loops compiled by numba, for A ≤ 0."""
 
     @staticmethod
     def forward(ctx: Any, *given: Tensor) -> Tensor:
@@ -142,7 +142,7 @@ class _CompiledScan(torch.autograd.Function):
 
 @final
 class _Part:
-    """Some sequences' inputs, widened, with views of each position ready."""
+    """Inputs of some sequences in float32 or wider, with views of each position."""
 
     def __init__(self, x: Tensor, delta: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor, z: Tensor) -> None:
         self.x, self.raw, self.B, self.C, self.z = (_by_position(tensor) for tensor in (x, delta, B, C, z))
@@ -159,7 +159,7 @@ class _Part:
         return self.A.new_empty(n, self.x.shape[1], *self.A.shape)
 
     def forwards(self) -> tuple[Tensor, Tensor]:
-        """What is read at every position, and the state before each segment but the first."""
+        """Return the output at every position, and the state before each segment except the first."""
         (decay, h), starts = self.room(2).unbind(0), self.room((self.n_pos - 1) // _SEGMENT)
         y = torch.empty_like(self.x)
         y_row = y.unsqueeze(2).unbind(0)
@@ -171,7 +171,7 @@ class _Part:
         return y.addcmul_(self.D, self.x).mul_(silu(self.z)), starts
 
     def gradients(self, grad: Tensor, starts: Tensor) -> tuple[Tensor, ...]:
-        """Of x, δ, A, B, C, D and z, in this order."""
+        """Return the gradients of x, δ, A, B, C, D and z, in this order."""
         gate = self.z.sigmoid()  # SiLU is z σ(z), and its derivative σ(z) (1 + z (1 − σ(z)))
         of_y = grad * gate * self.z
         y, of_written, of_delta, of_A, of_B, of_C = self._backwards(of_y, starts)
@@ -181,7 +181,7 @@ class _Part:
         return of_x, of_delta, of_A, of_B, of_C, of_y.mul_(self.x).sum((0, 1)), of_z
 
     def _step(self, t: int, before: Tensor | None, decay: Tensor, h: Tensor) -> None:
-        """exp(Δ_t A) into `decay` and h_t into `h`, which may be where h_{t−1} lies."""
+        """Write exp(Δ_t A) into `decay` and h_t into `h`, which may share memory with h_{t−1}."""
         if before is None:
             torch.mul(self.written_row[t], self.B_column[t], out=h)
             return
@@ -189,7 +189,7 @@ class _Part:
         torch.mul(before, decay, out=h).addcmul_(self.written_row[t], self.B_column[t])
 
     def _backwards(self, of_y: Tensor, starts: Tensor) -> tuple[Tensor, ...]:
-        """C h, and gradients of Δ x, of Δ by way of the decay, of A, B and C; the last segment comes first."""
+        """C h, and the gradients of Δ x, of Δ through the decay, of A, B and C. The last segment comes first."""
         y, of_written, of_delta = (torch.zeros_like(self.x) for _ in range(3))
         of_B, of_C = torch.empty_like(self.B), torch.empty_like(self.C)
         y_row, of_y_row, of_written_row, of_delta_row, of_B_row, of_C_row = (
@@ -200,7 +200,7 @@ class _Part:
         for first in reversed(range(0, self.n_pos, _SEGMENT)):
             at_start = starts[first // _SEGMENT - 1] if first else None
             segment = range(first, min(first + _SEGMENT, self.n_pos))
-            before = (at_start, *h)  # of the segment's positions
+            before = (at_start, *h)  # the state before each position of the segment
             for i, t in enumerate(segment):
                 self._step(t, before[i], decay[i], h[i])
                 torch.bmm(self.C_row[t], h[i], out=y_row[t])
@@ -217,7 +217,7 @@ class _Part:
 
 
 def _parts(given: tuple[Tensor, ...]) -> Iterator[tuple[slice, _Part]]:
-    """Slices of the batch, and their inputs."""
+    """Slices of the batch and their inputs."""
     x, delta, A, B, C, D, z = given
     A, D = _wide(A.T).contiguous(), _wide(D)
     room = _CPU_BYTES if x.device.type == "cpu" else _GPU_BYTES
@@ -227,7 +227,7 @@ def _parts(given: tuple[Tensor, ...]) -> Iterator[tuple[slice, _Part]]:
 
 
 def _suit_loops(given: tuple[Tensor, ...]) -> bool:
-    """Whether the compiled loops can take these: they check no shape, and know no state that grows."""
+    """Whether the compiled loops support these inputs: they do not check shapes, and require A ≤ 0."""
     x, _, A, B, _, _, _ = given
     expected = (
         x.shape,
@@ -246,15 +246,15 @@ def _suit_loops(given: tuple[Tensor, ...]) -> bool:
 
 
 def _as_arrays(given: Sequence[Tensor]) -> tuple[NDArray[np.float32], ...]:
-    """The inputs as the compiled loops take them: A has its states first."""
+    """The inputs as arrays for the compiled loops; A has its states first."""
     return tuple(as_array(tensor.T if tensor is given[2] else tensor) for tensor in given)
 
 
 def _by_position(x: Tensor) -> Tensor:
-    """Positions first, widened and laid out in that order."""
+    """Positions first, contiguous, in float32 or wider."""
     return _wide(x).transpose(0, 1).contiguous()
 
 
 def _wide(x: Tensor) -> Tensor:
-    """float32, or what is wider."""
+    """Convert to float32 unless the dtype is wider."""
     return x.to(torch.promote_types(x.dtype, torch.float32))

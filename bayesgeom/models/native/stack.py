@@ -1,4 +1,4 @@
-"""The shell of a recurrent model: an embedding, blocks on a residual stream, a last norm, an output."""
+"""The common part of recurrent models: an embedding, blocks on a residual stream, a final norm, and an output."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
@@ -15,11 +15,11 @@ INIT_STD = 0.02
 
 @runtime_checkable
 class Sizes(Protocol):
-    """What the shell needs to know of a config."""
+    """The fields of a config that `ResidualStack` needs."""
 
     @property
     def d_vocab(self) -> int:
-        """Ids."""
+        """Number of token ids."""
 
     @property
     def d_model(self) -> int:
@@ -27,11 +27,11 @@ class Sizes(Protocol):
 
     @property
     def tied(self) -> bool:
-        """Whether the output reads the embedding's table."""
+        """Whether output and embedding share their weights."""
 
 
 class ResidualStack(HookedRootModule, ABC):
-    """Tokens in, logits over all ids out. Weights are float32, drawn from a seed: tables first, then blocks."""
+    """Base class that maps tokens to logits. Weights are float32, drawn from a seed: tables first, then blocks."""
 
     def __init__(self, config: Sizes, blocks: Iterable[nn.Module], ln_final: nn.Module, *, seed: int) -> None:
         super().__init__()
@@ -54,7 +54,7 @@ class ResidualStack(HookedRootModule, ABC):
 
     @abstractmethod
     def _initialize_block(self, block: nn.Module, generator: torch.Generator) -> None:
-        """Draw a block's weights."""
+        """Initialize a block's weights."""
 
     @torch.no_grad()
     def _initialize(self, generator: torch.Generator) -> None:

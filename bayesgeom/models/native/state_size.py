@@ -1,4 +1,4 @@
-"""How many floats an architecture carries from one position to the next, beside its parameters."""
+"""The number of floats that an architecture carries from one position to the next."""
 
 from bayesgeom.core.errors import unknown_name
 from bayesgeom.models.config import ModelConfig
@@ -7,17 +7,17 @@ KNOWN = ("transformer", "llama", "lstm", "mamba", "mamba2", "rwkv", "mlp")
 
 
 def state_floats(config: ModelConfig, n_pos: int) -> int:
-    """Count the floats that a model keeps after reading a sequence.
+    """Count the floats that a model stores after reading a sequence, in addition to its parameters.
 
     Args:
-        config: Its architecture.
-        n_pos: Tokens read. Only the cache of keys and values of a transformer, and the prefix of an MLP, grow with it.
+        config: Config of the model.
+        n_pos: Number of tokens read. Only a transformer's cache of keys and values and an MLP's prefix grow with it.
 
     Returns:
-        Keys and values of all layers; or states, and the inputs that convolutions and token shifts remember.
+        Number of floats: keys and values of all layers, or states and the inputs kept by convolutions and token shifts.
 
     Raises:
-        UnknownName: The architecture's state is not known here.
+        UnknownName: The state size of this architecture is not known.
 
     Example:
         >>> from bayesgeom.models.native.lstm import LSTMConfig
@@ -40,7 +40,7 @@ def state_floats(config: ModelConfig, n_pos: int) -> int:
             return depth * (d_inner * d_state + (int(sizes["d_conv"]) - 1) * (d_inner + 2 * d_state))
         case "rwkv":  # numerator, denominator and exponent of the average, and the last input of both mixes
             return 5 * width * depth
-        case "mlp":  # one position has no state; over the prefix, its ids are the state
+        case "mlp":  # per position: no state; prefix: its ids are the state
             return n_pos if sizes["context"] == "prefix" else 0
         case _:
             raise unknown_name("architecture with a known state size", name, KNOWN)

@@ -1,11 +1,12 @@
-"""The transformer of the wind tunnels: one file, read top to bottom, with transformer-lens's hook names.
+"""A causal pre-norm transformer with transformer-lens's hook names.
 
-Pre-norm and causal. `HookedRootModule` gives `run_with_cache` and `run_with_hooks`; every activation that the field has
-a name for passes a `HookPoint` of that name (`blocks.2.attn.hook_pattern`, …).
+`HookedRootModule` provides `run_with_cache` and `run_with_hooks`. Every activation with a standard name passes a
+`HookPoint` of that name (`blocks.2.attn.hook_pattern`, …). Positional encodings are in `models.native.positions`.
 
-Glossary: p, q and k index positions, h heads, d the head's width. Attention is softmax(q·k / √d + bias) over k ≤ q.
+In einsums, p, q and k index positions, h heads, and d the width of a head. Attention is softmax(q·k / √d + bias) over
+k ≤ q.
 
-References: Zhang & Sennrich 2019 (RMSNorm); Agarwal, Dalal & Misra 2025 (sizes). `models.positions` has the positions.
+References: Zhang & Sennrich 2019 (RMSNorm); Agarwal, Dalal & Misra 2025 (sizes).
 """
 
 import math
@@ -20,6 +21,7 @@ from torch import Tensor, nn
 from transformer_lens import HookedRootModule
 from transformer_lens.hook_points import HookPoint
 
+from bayesgeom.checks.arguments import check_types, checked
 from bayesgeom.core.errors import InvalidArgument, TaskMismatch
 from bayesgeom.models.config import ModelConfig
 from bayesgeom.models.native.positions import (
@@ -39,10 +41,7 @@ EPS = 1e-5
 @final
 @dataclass(frozen=True, kw_only=True)
 class TransformerConfig(ModelConfig):
-    """Shape of a transformer; what its `config.json` holds. `d_head` is d_model / n_heads.
-
-    `prior_…` belong to positions "prior" (see `PositionalPrior`): slope and exponent per head, or none for ALiBi's.
-    In the top `top_attention_off` layers attention writes nothing: its W_O is zero there, and stays so in training.
+    """Sizes of a transformer, as stored in `config.json`. `d_head` is d_model / n_heads.
 
     Args:
         d_vocab: Number of token ids.
@@ -52,15 +51,15 @@ class TransformerConfig(ModelConfig):
         d_model: Width of the residual stream.
         d_mlp: Width of the MLPs' hidden layer.
         norm: Kind of normalization.
-        positions: How positions are known.
+        positions: Kind of positional encoding.
         tied: Whether output and embedding share their weights.
-        prior_slopes: Slope of each head's positional prior.
-        prior_exponents: Exponent of each head's positional prior.
+        prior_slopes: Slope of each head, for positions "prior" (see `PositionalPrior`). Empty: ALiBi's.
+        prior_exponents: Exponent of each head, for positions "prior". Empty: 1.
         prior_is_learned: Whether slopes and exponents are trained.
-        top_attention_off: Number of top layers whose attention writes nothing.
+        top_attention_off: Number of top layers without attention: their W_O is zero and is not trained.
 
     Raises:
-        InvalidArgument: A size is below 1, sizes do not go together, or a kind is unknown.
+        InvalidArgument: A size is below 1, sizes are inconsistent, or a kind is unknown.
 
     Example:
         >>> import bayesgeom
@@ -84,22 +83,25 @@ class TransformerConfig(ModelConfig):
     top_attention_off: int = 0
 
     def __post_init__(self) -> None:
+        check_types(self)
         sizes = (self.d_vocab, self.n_ctx, self.n_layers, self.n_heads, self.d_model, self.d_mlp)
         if min(sizes) < 1:
-            raise InvalidArgument(f"every size of a transformer is at least 1, got {self}.")
+            raise InvalidArgument(f"every size of a transformer must be at least 1, got {self}.")
         if self.d_model % self.n_heads:
-            raise InvalidArgument(f"d_model = {self.d_model} is no multiple of n_heads = {self.n_heads}.")
+            raise InvalidArgument(f"d_model = {self.d_model} must be a multiple of n_heads = {self.n_heads}.")
         for field, allowed in (("norm", NORMS), ("positions", POSITIONS)):
             if getattr(self, field) not in allowed:
                 raise InvalidArgument(f"{field} must be one of {', '.join(allowed)}; got {getattr(self, field)!r}.")
         if self.positions == "rotary" and self.d_head % 2:
-            raise InvalidArgument(f"rotary positions turn pairs of coordinates: d_head = {self.d_head} must be even.")
+            raise InvalidArgument(f"rotary positions rotate pairs of coordinates: d_head = {self.d_head} must be even.")
         if self.positions == "prior":
             check_prior(self.n_heads, self.prior_slopes, self.prior_exponents, self.prior_is_learned)
         elif self.prior_slopes or self.prior_exponents or not self.prior_is_learned:
-            raise InvalidArgument(f"prior_… belong to positions 'prior'; positions are {self.positions!r}.")
+            raise InvalidArgument(f"prior_… options require positions 'prior'; positions are {self.positions!r}.")
         if not 0 <= self.top_attention_off <= self.n_layers:
-            raise InvalidArgument(f"top_attention_off is 0 … {self.n_layers} layers, got {self.top_attention_off}.")
+            raise InvalidArgument(
+                f"top_attention_off must be 0 to {self.n_layers} layers, got {self.top_attention_off}."
+            )
 
     @property
     def d_head(self) -> int:
@@ -111,7 +113,7 @@ class TransformerConfig(ModelConfig):
 
     @classmethod
     def proportions(cls, d_model: int) -> Mapping[str, int]:
-        """Heads of about 32 coordinates, an MLP four times as wide."""
+        """Return heads of about 32 coordinates and an MLP four times as wide."""
         divisors = (n for n in range(1, d_model + 1) if d_model % n == 0)
         return {
             "d_model": d_model,
@@ -126,16 +128,16 @@ POSITIONS = ("learned", "sinusoidal", "rotary", "alibi", "prior", "none")
 
 @final
 class Transformer(HookedRootModule):
-    """Tokens in, logits over all ids out. Weights are float32, drawn from N(0, 0.02²) with the given seed.
+    """A transformer that maps tokens to logits over all ids.
 
-    `attention`: "eager" computes scores and pattern, "sdpa" lets torch fuse them (equal to rounding). "auto" is "eager"
-    where somebody hooks the scores or the pattern, which only exist when computed, and where gradients are taken on a
-    CPU, whose fused backward pass is several times slower; "sdpa" everywhere else.
+    Weights are float32, drawn from N(0, 0.02²). With attention "eager", scores and pattern are computed; with "sdpa",
+    torch fuses them (equal up to rounding). "auto" is "eager" if a hook is set on the scores or the pattern, and for
+    gradients on a CPU, where the fused backward pass is several times slower. Otherwise it is "sdpa".
 
     Args:
         config: Sizes and kinds of the parts.
         seed: Seed of the weights.
-        attention: Kernel of the attention: "auto", "eager" or "sdpa".
+        attention: Implementation of attention: "auto", "eager" or "sdpa".
 
     Example:
         >>> import bayesgeom
@@ -147,6 +149,7 @@ class Transformer(HookedRootModule):
         torch.Size([2, 5, 10])
     """
 
+    @checked()
     def __init__(self, config: TransformerConfig, *, seed: int = 0, attention: Attention = "auto") -> None:
         super().__init__()
         self.config = config
@@ -164,21 +167,25 @@ class Transformer(HookedRootModule):
         self.setup()  # type: ignore[no-untyped-call]  # transformer-lens does not annotate it
 
     def forward(self, tokens: Int64[Tensor, "batch pos"]) -> Float[Tensor, "batch pos d_vocab"]:
-        """**Raises** `TaskMismatch` where a learned position table is shorter than the sequence."""
+        """Return the logits at every position.
+
+        Raises:
+            TaskMismatch: A learned position table is shorter than the sequence.
+        """
         resid = self.embedded(tokens)
         for block in self.blocks:
             resid = block(resid)
         return self.logits(resid)
 
     def embedded(self, tokens: Int64[Tensor, "batch pos"]) -> Float[Tensor, "batch pos d_model"]:
-        """What enters block 0."""
+        """Return the input of block 0."""
         resid: Tensor = self.hook_embed(self.embed(tokens))
         n_pos = tokens.shape[1]
         if self.config.positions == "learned":
             if n_pos > self.config.n_ctx:
                 raise TaskMismatch(
-                    f"{n_pos} tokens asked of a model with learned positions for {self.config.n_ctx}; shorten the "
-                    f"sequence or use a model with sinusoidal, rotary, alibi, prior or no positions."
+                    f"the sequence has {n_pos} tokens, the model learned positions for {self.config.n_ctx}; shorten "
+                    f"the sequence or use a model with sinusoidal, rotary, alibi, prior or no positions."
                 )
             resid = resid + self.hook_pos_embed(self.pos_embed.weight[:n_pos].expand_as(resid))
         if self.config.positions == "sinusoidal":
@@ -186,7 +193,7 @@ class Transformer(HookedRootModule):
         return resid
 
     def logits(self, resid: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch d_vocab"]:
-        """What a final residual says: final norm, then the output (or transposed embedding) matrix."""
+        """Return the logits of a final residual: final norm, then the output (or transposed embedding) matrix."""
         output = self.embed.weight if self.config.tied else self.unembed.weight
         return nn.functional.linear(self.ln_final(resid), output)
 
@@ -200,7 +207,7 @@ class Transformer(HookedRootModule):
             nn.init.normal_(parameter, std=std, generator=generator)
         for block in list(self.blocks)[self.config.n_layers - self.config.top_attention_off :]:
             output = block.get_submodule("attn.W_O")
-            assert isinstance(output, nn.Linear), "what heads write goes through one matrix"
+            assert isinstance(output, nn.Linear), "W_O is one linear layer"
             nn.init.zeros_(output.weight).requires_grad_(False)
 
 
@@ -257,7 +264,7 @@ class MultiHeadAttention(nn.Module):
         return out
 
     def score_bias(self, n_pos: int, like: Tensor) -> Float[Tensor, "head query_pos key_pos"] | None:
-        """What positions add to the scores, where they do."""
+        """Return the positional bias of the scores, or None if there is none."""
         match self.config.positions:
             case "alibi":
                 return alibi_bias(self.config.n_heads, n_pos, like)

@@ -1,8 +1,8 @@
-"""What a replayed layer works with: buffers that are used again, and attention in few passes over memory.
+"""Reused buffers of a replayed layer, and attention in few passes over memory.
 
-At some forty positions torch's fused attention spends most of its time outside the products: here all heads are
-multiplied at once, and the softmax is exp, mask, and one product with the result. Buffers and the views of them are
-made once for each shape: a dozen views take as long as a small product.
+At about forty positions torch's fused attention spends most of its time outside the products. Here all heads are
+multiplied at once, and the softmax is an exp, a mask, and one product with the result. Buffers and their views are
+created once per shape, because a dozen views take as long as a small product.
 """
 
 import math
@@ -21,25 +21,25 @@ from bayesgeom.models.native.transformer import MultiHeadAttention
 
 Made = TypeVar("Made")
 
-LONGEST = 128  # positions; beyond, the fused kernel is faster
-MOST_MADE = 1_000  # views and what is made of them; a battery has about a hundred
+LONGEST = 128  # positions; the fused kernel is faster for longer sequences
+MOST_MADE = 1_000  # cached views; a battery needs about a hundred
 _SMALLEST, _LARGEST = 1e-25, 1e25  # sums of exponentials that need no shift by the maximum
 
 
 @final
 class Scratch:
-    """Named buffers, grown to the largest shape asked for: fresh large ones cost a page fault per 4 KiB."""
+    """Named buffers that grow to the largest requested shape: a new large buffer costs a page fault per 4 KiB."""
 
     def __init__(self) -> None:
         self._held: dict[str, Tensor] = {}
         self._made: dict[Hashable, Any] = {}
 
     def take(self, name: str, shape: tuple[int, ...], like: Tensor) -> Float[Tensor, "*shape"]:
-        """An uninitialized buffer; the next `take` of this name gives the same memory."""
+        """Return an uninitialized buffer. The next `take` of the same name returns the same memory."""
         return self.once((name, shape), lambda: self._grown(name, math.prod(shape), like).view(shape))
 
     def once(self, key: Hashable, make: Callable[[], Made]) -> Made:
-        """What `make` gives, made when first asked for by this key: buffers of this scratch, and views of them."""
+        """Return the result of `make`, cached by key: buffers of this object and views of them."""
         found: Made | None = self._made.get(key)
         if found is not None:
             return found
@@ -53,16 +53,16 @@ class Scratch:
         held = self._held.get(name)
         if held is None or held.numel() < size:
             held = self._held[name] = like.new_empty(size)
-            self._made.clear()  # whatever is made of a smaller buffer would keep it
+            self._made.clear()  # views would keep the smaller buffer alive
         return held[:size]
 
 
 @final
 @dataclass(frozen=True, kw_only=True)
 class HeadBuffers:
-    """Queries (over √d_head), keys and values of some sequences, where what the heads write goes, and room between.
+    """Queries (divided by √d_head), keys, values and outputs of some sequences, and buffers for intermediates.
 
-    The room is taken when it is first needed: attention of long sequences has no use for one of query × position.
+    Intermediate buffers are allocated on first use: long sequences do not need one of size query × position.
     """
 
     q: Float[Tensor, "head batch query_pos d_head"]
@@ -78,7 +78,7 @@ class HeadBuffers:
 
     @cached_property
     def total(self) -> Float[Tensor, "head batch query_pos"]:
-        """Sums of weights, then one over them."""
+        """Sums of weights, then their reciprocals."""
         return self.scratch.take("total", tuple(self.q.shape[:3]), self.q)
 
     @cached_property
@@ -88,7 +88,7 @@ class HeadBuffers:
 
     @cached_property
     def score_product(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries, keys the other way round and scores, one matrix per head and sequence."""
+        """Queries, transposed keys and scores, one matrix per head and sequence."""
         return self.q.flatten(0, 1), self.k.flatten(0, 1).transpose(1, 2), self.scores.flatten(0, 1)
 
     @cached_property
@@ -98,20 +98,20 @@ class HeadBuffers:
 
     @cached_property
     def normalized(self) -> tuple[Tensor, Tensor]:
-        """The factors of `out`, laid out like it: weighted sums, and what stands in `total`."""
+        """The factors of `out` in its layout: weighted sums, and `total`."""
         return self.summed.permute(1, 2, 0, 3), self.total.permute(1, 2, 0)[..., None]
 
 
 @final
 class ReplayAttention:
-    """Causal attention of one layer, at all positions or at some rows. Masks and biases are made once per length."""
+    """Causal attention of one layer, at all positions or at some rows. Masks and biases are cached per length."""
 
     def __init__(self, module: MultiHeadAttention) -> None:
         self.module, self.config = module, module.config
         self._masks: dict[tuple[int, tuple[int, ...] | None], tuple[Tensor, Tensor | None]] = {}
 
     def z(self, heads: HeadBuffers, rows: Int64[Tensor, " query_pos"] | None) -> None:
-        """What the heads write before W_O, into their `out`: softmax(q·k + bias) v over visible keys."""
+        """Compute the heads' outputs before W_O into `heads.out`: softmax(q·k + bias) v over visible keys."""
         if self.config.positions == "rotary":
             heads = replace(heads, q=self._rotated(heads.q, rows), k=self._rotated(heads.k))
         visible, bias = self._mask(heads.k, rows)
@@ -147,7 +147,7 @@ class ReplayAttention:
     def _mask(
         self, like: Float[Tensor, "head batch pos d_head"], rows: Int64[Tensor, " query_pos"] | None
     ) -> tuple[Float[Tensor, "query_pos pos"], Float[Tensor, "head query_pos pos"] | None]:
-        """1 where a key may be seen, 0 elsewhere; what is added to the scores."""
+        """The mask (1 for a visible key, 0 otherwise) and the bias that is added to the scores."""
         n_pos = like.shape[2]
         key = (n_pos, None if rows is None else tuple(rows.tolist()))
         if key not in self._masks:

@@ -1,7 +1,7 @@
-"""The state that an LSTM carries from one position to the next, (h, c), as a site to intervene on.
+"""Interventions on the state (h, c) that an LSTM carries from one position to the next.
 
-An edit of `hook_state` comes after the recurrence has run, so nothing that follows sees it. Here the recurrence of a
-layer is run up to a position, its state is edited there, and the rest of the sequence is run from the edited state.
+An edit at `hook_state` is applied after the recurrence has run, so it does not affect later positions of the layer.
+Here the recurrence is run up to a position, its state is edited, and the rest of the sequence is run from that state.
 """
 
 from collections.abc import Sequence
@@ -24,12 +24,16 @@ CARRIED = Site("carried", ("batch", "pos", "d_state"))
 
 
 def check_carries(model: Model) -> None:
-    """**Raises** `InvalidArgument` where no state of this model can be edited on its way."""
+    """Check that the carried state of this model can be edited.
+
+    Raises:
+        InvalidArgument: The model is not an LSTM.
+    """
     match model.module:
         case LSTM():
             return
         case Mamba():
-            reason = f"the state of a Mamba layer has {model.spec.d_state} numbers, too many to fit a subspace in"
+            reason = f"the state of a Mamba layer has {model.spec.d_state} numbers, too many to fit a subspace"
         case _:
             reason = "it carries no recurrent state"
     raise InvalidArgument(
@@ -40,7 +44,7 @@ def check_carries(model: Model) -> None:
 
 @final
 class CarriedReplayer:
-    """A `Replayer` of an LSTM, for variants that each edit the state of one layer after one position."""
+    """A `Replayer` of an LSTM. Each variant edits the state of one layer after one position."""
 
     def __init__(self, model: Model) -> None:
         check_carries(model)
@@ -49,7 +53,7 @@ class CarriedReplayer:
 
     @torch.no_grad()
     def baseline(self, trials: Trials) -> Baseline:
-        """One pass, with what enters each layer and the state after each position."""
+        """Run one pass and keep the input of each layer and its state after each position."""
         held: dict[tuple[Site, int], Tensor] = {}
         resid: Tensor = self.module.embed(trials.tokens)
         for layer, block in enumerate(self._blocks()):
@@ -63,7 +67,7 @@ class CarriedReplayer:
     def logits(
         self, baseline: Baseline, variants: Sequence[Variant], reference: Reference
     ) -> Float[Tensor, "variant batch query_pos d_vocab"]:
-        """Logits at the scored rows under each variant."""
+        """Return the logits at the scored rows under each variant."""
         return torch.stack([self._one(baseline, variant, reference) for variant in variants])
 
     def _one(
@@ -86,7 +90,7 @@ class CarriedReplayer:
 
     def _blocks(self) -> list[LSTMBlock]:
         blocks = list(self.module.blocks)
-        assert all(isinstance(block, LSTMBlock) for block in blocks), "an LSTM is made of them"
+        assert all(isinstance(block, LSTMBlock) for block in blocks), "an LSTM consists of LSTM blocks"
         return blocks  # type: ignore[return-value]
 
     def _logits(self, resid: Float[Tensor, "batch pos d_model"]) -> Float[Tensor, "batch pos d_vocab"]:
@@ -95,21 +99,21 @@ class CarriedReplayer:
 
 @torch.no_grad()
 def states_of(block: LSTMBlock, resid: Float[Tensor, "batch pos d_model"]) -> Float[Tensor, "batch pos state"]:
-    """h and c side by side after every position: torch's own LSTM gives c after the last one alone."""
+    """Return h and c, concatenated, after every position. torch's LSTM returns c after the last position only."""
     return torch.stack(_steps(block, resid), dim=1)
 
 
 def logits_through_states(
     module: LSTM, trials: Trials
 ) -> tuple[Float[Tensor, "batch query_pos d_vocab"], list[list[Float[Tensor, "batch state"]]]]:
-    """Return the logits at scored positions and, by layer and position, the states that their graph runs through.
+    """Return the logits at scored positions and, by layer and position, the states in their autograd graph.
 
-    A gradient with respect to a state counts what the same position reads out of h and what later positions carry on.
+    A gradient with respect to a state includes the read-out of h at the same position and the effect on later ones.
     """
     resid: Tensor = module.embed(trials.tokens)
     states = []
     for block in module.blocks:
-        assert isinstance(block, LSTMBlock), "an LSTM is made of them"
+        assert isinstance(block, LSTMBlock), "an LSTM consists of LSTM blocks"
         states.append(_steps(block, resid))
         resid = resid + torch.stack(states[-1], dim=1)[..., : resid.shape[-1]]
     return _unembedded(module, resid[:, trials.scored_positions()[0]]), states
@@ -121,7 +125,7 @@ def _unembedded(module: LSTM, resid: Float[Tensor, "batch pos d_model"]) -> Floa
 
 
 def _steps(block: LSTMBlock, resid: Float[Tensor, "batch pos d_model"]) -> list[Float[Tensor, "batch state"]]:
-    """The state after each position; where gradients are wanted, each is a node that the rest depends on."""
+    """The state after each position; with gradients enabled, each one is a node of the graph."""
     lstm, d = block.lstm, resid.shape[-1]
     weights = dict(lstm.named_parameters())
     recurrent = weights["weight_hh_l0"].T
@@ -134,7 +138,7 @@ def _steps(block: LSTMBlock, resid: Float[Tensor, "batch pos d_model"]) -> list[
         h = o.sigmoid() * c.tanh()
         state = torch.cat([h, c], dim=-1)
         if torch.is_grad_enabled() and not state.requires_grad:
-            state.requires_grad_()  # where weights are frozen, the graph begins here
+            state.requires_grad_()  # with frozen weights, the graph starts here
         states.append(state)
         h, c = state.split(d, dim=-1)
     return states

@@ -1,4 +1,4 @@
-"""One layer of a transformer as the replay computes it: few passes over memory, buffers that are used again."""
+"""One layer of a transformer for the replay: few passes over memory, and reused buffers."""
 
 import math
 from dataclasses import dataclass
@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from bayesgeom.models.native.transformer import EPS, MLP, MultiHeadAttention, Norm, Transformer, TransformerConfig
 from bayesgeom.models.replay.attention import HeadBuffers, ReplayAttention, Scratch
 
-ATTENTION_ROWS = 500  # a thread's, whose queries, keys, values and scores stay in its cache: 3 % of a replay, measured
-_LINE = 16  # numbers to a line of the cache: rows that start on one are written faster
+ATTENTION_ROWS = 500  # rows per thread, so that q, k, v and scores stay in its cache: saves 3 % of a replay
+_LINE = 16  # float32 numbers per cache line: rows that start on a line are written faster
 
 
 @final
@@ -33,7 +33,7 @@ class ReplayLayer:
             )
             weight, bias = self._by_head(*folded(ln1, stacked, None))
             parts = [slice(None)], [slice(attention.config.n_heads), slice(attention.config.n_heads, None)]
-            # Of all positions: q, k and v by one product; of some rows: q there, k and v everywhere.
+            # All positions: q, k and v in one product. Some rows: q at these rows, k and v at all positions.
             self._projections = {
                 whole: [(weight[part], None if bias is None else bias[part]) for part in of]
                 for whole, of in zip((True, False), parts, strict=True)
@@ -43,14 +43,14 @@ class ReplayLayer:
             self._o = attention.W_O.weight.T.contiguous()
             assert in_bias is not None, "the MLP has biases"
             self._in_bias, self._in_with_bias = in_bias, torch.cat([into_mlp, in_bias[None]])
-            # A LayerNorm's mean is linear in its input, so that centring goes into the weights.
+            # A LayerNorm's mean is linear in its input, so centering can be folded into the weights.
             self._mid_in = into_mlp - into_mlp.mean(dim=0) if ln2.is_layernorm else into_mlp
             self._heads_in_with_bias = torch.cat([self._o @ self._mid_in, in_bias[None]])
 
     def z(
         self, resid: Float[Tensor, "batch pos d_model"], rows: Int64[Tensor, " query_pos"] | None, scratch: Scratch
     ) -> Float[Tensor, "batch query_pos head d_head"]:
-        """Head outputs at all positions, or at `rows` alone; a few sequences at a time."""
+        """Return the head outputs at all positions, or at `rows` only; a few sequences at a time."""
         n_query = resid.shape[1] if rows is None else len(rows)
         n_parts = 1
         if resid.device.type == "cpu":
@@ -72,25 +72,25 @@ class ReplayLayer:
     def attn_out(
         self, z: Float[Tensor, "batch pos head d_head"], scratch: Scratch
     ) -> Float[Tensor, "batch pos d_model"]:
-        """What the heads write together."""
+        """Return the sum of the heads' updates to the residual stream."""
         return self._product("attn_out", z.flatten(2), self._o, None, scratch)
 
     def mlp_out(self, mid: Float[Tensor, "batch pos d_model"], scratch: Scratch) -> Float[Tensor, "batch pos d_model"]:
-        """What the MLP writes."""
+        """Return the MLP's update to the residual stream."""
         hidden = torch.ops.aten.gelu_(self._pre(mid, scratch))
         return self._product("mlp_out", hidden, self._out, self._out_bias, scratch)
 
     def mid_in(
         self, mid: Float[Tensor, "batch pos d_model"], out: Float[Tensor, "batch pos d_mlp"]
     ) -> Float[Tensor, "batch pos d_mlp"]:
-        """What enters the MLP before the norm's scale and the bias, into `out`: linear in `mid`."""
+        """Compute the MLP's input before the norm's scale and the bias, into `out`. It is linear in `mid`."""
         torch.mm(mid.reshape(-1, self.config.d_model), self._mid_in, out=out.view(-1, self.config.d_mlp))
         return out
 
     def mlp_out_of(
         self, mid: Float[Tensor, "batch pos d_model"], mid_in: Float[Tensor, "batch pos d_mlp"], scratch: Scratch
     ) -> Float[Tensor, "batch pos d_model"]:
-        """What the MLP writes where the product with `mid` is known; `mid_in` stays as it is."""
+        """Return the MLP's update given the precomputed product `mid_in`, which is not modified."""
         hidden = scratch.take("hidden", tuple(mid_in.shape), mid)
         torch.addcmul(self._in_bias, mid_in, norm_scale(mid, self.config, scratch), out=hidden)
         return self._product("mlp_out", torch.ops.aten.gelu_(hidden), self._out, self._out_bias, scratch)
@@ -98,11 +98,11 @@ class ReplayLayer:
     def add_attn_out(
         self, resid: Float[Tensor, "batch pos d_model"], z: Float[Tensor, "batch pos head d_head"]
     ) -> None:
-        """Add what the heads write together to `resid`, in place."""
+        """Add the heads' updates to `resid`, in place."""
         resid.view(-1, self.config.d_model).addmm_(z.reshape(-1, self.config.d_model), self._o)
 
     def add_mlp_out(self, mid: Float[Tensor, "batch pos d_model"], scratch: Scratch) -> None:
-        """Add what the MLP writes to `mid`, in place."""
+        """Add the MLP's update to `mid`, in place."""
         self._add_activated(mid, self._pre(mid, scratch))
 
     def add_heads(
@@ -113,8 +113,8 @@ class ReplayLayer:
         heads: tuple[int, ...],
         scratch: Scratch,
     ) -> Float[Tensor, "row heads_times_d_head"]:
-        """Add what (substitute − z) of these heads writes to `resid`, in place, and return that difference."""
-        if len(heads) == 1:  # views, which a list of heads would copy
+        """Add the update of (substitute − z) of these heads to `resid`, in place, and return the difference."""
+        if len(heads) == 1:  # a slice is a view; indexing by a list would copy
             substitute, z = (x[:, :, heads[0] : heads[0] + 1] for x in (substitute, z))
         else:
             substitute, z = (x[:, :, list(heads)] for x in (substitute, z))
@@ -131,10 +131,10 @@ class ReplayLayer:
         heads: tuple[int, ...],
         scratch: Scratch,
     ) -> None:
-        """`add_heads`, and what the MLP then writes; `mid_in` is that of `mid` before and stays as it is.
+        """Apply `add_heads`, then add the MLP's update. `mid_in` belongs to the old `mid` and is not modified.
 
-        With W the MLP's first matrix and s the norm's scale afterwards, s (mid + change) W + b is s mid_in and the
-        product of (s change, 1) with (W_O W, b): as wide as the heads.
+        With W the MLP's first matrix and s the norm's new scale, s (mid + change) W + b is the sum of s mid_in and the
+        product of (s change, 1) with (W_O W, b). That product is only as wide as the heads.
         """
         change = self.add_heads(mid, substitute, z, heads, scratch)
         scale = norm_scale(mid, self.config, scratch)
@@ -147,7 +147,7 @@ class ReplayLayer:
         self._add_activated(mid, hidden.addcmul_(mid_in, scale))
 
     def _columns(self, heads: tuple[int, ...]) -> list[int]:
-        """Where these heads lie in the concatenated z."""
+        """Columns of these heads in the concatenated z."""
         width = self.config.d_head
         return [head * width + column for head in heads for column in range(width)]
 
@@ -158,14 +158,14 @@ class ReplayLayer:
     def _rooms(
         self, resid: Float[Tensor, "batch pos d_model"], n_query: int, is_whole: bool, n_parts: int, scratch: Scratch
     ) -> list["_Room"]:
-        """Where the heads' outputs of a batch of this shape are computed, a few sequences at a time."""
+        """Buffers for the heads' outputs of a batch of this shape, a few sequences at a time."""
         n_pos, n_heads, width = resid.shape[1], self.config.n_heads, self.config.d_head
         out, rooms, start = scratch.take("z", (len(resid), n_query, n_heads, width), resid), [], 0
         for own in out.tensor_split(n_parts):
             n = len(own)
             x = scratch.take("normed", (n, n_pos, resid.shape[2]), resid)
             asked = x if is_whole else scratch.take("asked", (n, n_query, resid.shape[2]), resid)
-            # Head by head, each contiguous: what products of attention are fastest on.
+            # Contiguous per head, which is fastest for the products of attention.
             if is_whole:
                 every = scratch.take("qkv", (3 * n_heads, n, n_pos, width), resid)
                 q, k, v = every.chunk(3)
@@ -189,7 +189,7 @@ class ReplayLayer:
         return parted, None if bias is None else rearrange(bias, "(part d) -> part 1 d", d=width)
 
     def _pre(self, mid: Float[Tensor, "batch pos d_model"], scratch: Scratch) -> Float[Tensor, "batch pos d_mlp"]:
-        # The bias is a row of the weights, met by a column of ones: added apart, it takes one more pass over memory.
+        # The bias is a row of the weights times a column of ones, which saves one pass over memory.
         d_model = self.config.d_model
         wide = scratch.take("normed and one", (*mid.shape[:-1], _LINE * (d_model // _LINE + 1)), mid)
         normed(mid, self.config, scratch, out=wide[..., :d_model])
@@ -220,7 +220,7 @@ def normed(
     *,
     out: Float[Tensor, "batch pos d_model"] | None = None,
 ) -> Float[Tensor, "batch pos d_model"]:
-    """The norm without what `folded` puts into the weights, into `out` where given."""
+    """Return the norm without the parts that `folded` puts into the weights; written into `out` if given."""
     if config.norm == "layernorm":
         found = nn.functional.layer_norm(x, x.shape[-1:], eps=EPS)
         return found if out is None else out.copy_(found)
@@ -231,10 +231,10 @@ def normed(
 def norm_scale(
     x: Float[Tensor, "batch pos d_model"], config: TransformerConfig, scratch: Scratch
 ) -> Float[Tensor, "batch pos 1"]:
-    """What the norm multiplies by; an RMSNorm's without √d_model, which `folded` puts into the weights."""
+    """Return the norm's factor; without √d_model for an RMSNorm, which `folded` puts into the weights."""
     if config.norm == "layernorm":
         return x.var(dim=-1, keepdim=True, correction=0).add_(EPS).rsqrt_()
-    # Σx² from the 2-norm: one pass to read.
+    # Σx² from the 2-norm reads memory once.
     scale = scratch.take("scale", (*x.shape[:-1], 1), x)
     torch.linalg.vector_norm(x, dim=-1, keepdim=True, out=scale)
     return scale.square_().add_(EPS * x.shape[-1]).rsqrt_()
@@ -243,7 +243,7 @@ def norm_scale(
 def folded(
     norm: Norm, weight: Float[Tensor, "b a"], bias: Float[Tensor, " b"] | None
 ) -> tuple[Float[Tensor, "a b"], Float[Tensor, " b"] | None]:
-    """Weights of the product that follows an affine norm, as seen from the bare normed input, ready for x @ weight."""
+    """Return weights and bias with the preceding norm folded in, for x @ weight + bias with the bare normed x."""
     if not norm.is_layernorm:
         return (weight * norm.w).T.mul(math.sqrt(len(norm.w))).contiguous(), None if bias is None else bias.detach()
     offset = weight @ norm.b
@@ -253,10 +253,10 @@ def folded(
 @final
 @dataclass(frozen=True, kw_only=True)
 class _Room:
-    """Where the heads of some sequences of a batch are computed."""
+    """Buffers for the heads of some sequences of a batch."""
 
-    where: slice  # of the batch
+    where: slice  # rows of the batch
     x: Float[Tensor, "batch pos d_model"]  # normed
-    asked: Float[Tensor, "batch query_pos d_model"]  # of x, the rows that ask
-    products: list[tuple[Tensor, Tensor]]  # input and output of each product that makes queries, keys and values
+    asked: Float[Tensor, "batch query_pos d_model"]  # the rows of x at query positions
+    products: list[tuple[Tensor, Tensor]]  # input and output of each product for q, k and v
     heads: HeadBuffers

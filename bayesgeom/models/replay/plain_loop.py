@@ -1,6 +1,6 @@
-"""The plain loop: every variant a whole forward pass with ordinary PyTorch hooks.
+"""The plain loop: a full forward pass with PyTorch hooks for every variant.
 
-The obvious way, and slow: what replays are compared with, and what serves architectures that cannot be replayed.
+It is slow and simple. Faster replays are tested against it, and architectures that cannot be replayed use it.
 """
 
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ from bayesgeom.models.watching import hooked_sites
 
 @final
 class PlainLoop:
-    """A `Replayer` that replays nothing."""
+    """A `Replayer` that runs the full model for every variant."""
 
     def __init__(self, model: Model) -> None:
         self.model = model
@@ -29,7 +29,7 @@ class PlainLoop:
     @alone("model.module")
     @torch.no_grad()
     def baseline(self, trials: Trials) -> Baseline:
-        """One pass over trials, every replayable site kept at all positions."""
+        """Run one pass and keep every replayable site at all positions."""
         held: dict[Place, Tensor] = {}
         layers = range(self.model.spec.n_layers)
         places = [(site, layer) for site in STAGES if site in self.model.sites for layer in layers]
@@ -42,7 +42,11 @@ class PlainLoop:
     def logits(
         self, baseline: Baseline, variants: Sequence[Variant], reference: Reference
     ) -> Float[Tensor, "variant batch query_pos d_vocab"]:
-        """One whole pass per variant. **Raises** `HookFault` when an edit's hook did not fire exactly once."""
+        """Run one full pass per variant.
+
+        Raises:
+            HookFault: The hook of an edit did not fire exactly once.
+        """
         return torch.stack([self._one(baseline.trials, variant, reference) for variant in variants])
 
     def _one(self, trials: Trials, variant: Variant, reference: Reference) -> Float[Tensor, "batch query_pos d_vocab"]:

@@ -1,4 +1,4 @@
-"""What ablations and interventions ask of a model: a baseline pass, and logits under variants of it."""
+"""The interface of ablations and interventions to a model: a baseline pass, and logits under variants of it."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ Variant = Sequence[Edit]
 @final
 @dataclass(frozen=True, kw_only=True)
 class Baseline:
-    """What one unedited pass left: activations by site and layer at all positions, and logits at the scored rows."""
+    """The result of one unedited pass: activations by site and layer at all positions, and logits at scored rows."""
 
     trials: Trials
     rows: Int64[Tensor, " query_pos"]
@@ -28,17 +28,17 @@ class Baseline:
 
 @runtime_checkable
 class Replayer(Protocol):
-    """What the ablation engine asks of a model: a baseline, and logits under variants of it."""
+    """Computes a baseline pass of a model, and logits under variants of it."""
 
     def baseline(self, trials: Trials) -> Baseline:
-        """One pass over trials, everything kept."""
+        """Run one unedited pass and keep its activations."""
 
     def logits(
         self, baseline: Baseline, variants: Sequence[Variant], reference: Reference
     ) -> Float[Tensor, "variant batch query_pos d_vocab"]:
-        """Logits at the scored rows under each variant; all have the same `entry`."""
+        """Return the logits at the scored rows under each variant. All variants must have the same `entry`."""
 
 
 def entry(variant: Variant) -> tuple[int, int]:
-    """Layer and stage at which a variant first differs from the baseline."""
+    """Return the layer and stage at which a variant first differs from the baseline."""
     return min((edit.layer, STAGES[edit.site]) for edit in variant)

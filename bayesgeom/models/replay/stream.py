@@ -1,11 +1,11 @@
-"""Replay: run a transformer again from an edited activation on, reusing everything that the edit cannot change.
+"""Replay: recompute a transformer from an edited activation on, and reuse everything that the edit cannot change.
 
-A baseline pass keeps what enters each layer and what each part wrote. An edit of a head's z at layer l changes the
-residual by (z′ − z) W_O of that head; an edit of an MLP's output starts after the MLP. From there on layers are
-computed as usual, except that the last one and the output need the scored rows alone.
+A baseline pass keeps the input of each layer and the update of each part. An edit of a head's z at layer l changes the
+residual by (z′ − z) W_O of that head; an edit of an MLP's output starts after the MLP. Later layers are computed in
+full, except that the last one and the output are computed at the scored rows only.
 
-Norm weights are folded into the matrices that follow and q, k, v share one product: the same numbers to rounding in
-fewer passes over memory. The module itself is never touched.
+Norm weights are folded into the matrices that follow, and q, k and v share one product. This gives the same numbers up
+to rounding with fewer passes over memory. The module itself is not modified.
 """
 
 import weakref
@@ -30,7 +30,7 @@ from bayesgeom.models.replay.replayer import STAGES, Baseline, Variant, entry
 
 @final
 class Replay:
-    """Replays variants of one transformer. Its weights are read once, at construction."""
+    """Replays variants of one transformer. Weights are read once, at construction."""
 
     def __init__(self, module: Transformer) -> None:
         self.module, self.n_layers = module, module.config.n_layers
@@ -44,9 +44,10 @@ class Replay:
 
     @torch.no_grad()
     def baseline(self, trials: Trials) -> Baseline:
-        """One pass over trials, everything kept.
+        """Run one unedited pass and keep its activations.
 
-        **Raises** `InvalidArgument` where sequences score different positions.
+        Raises:
+            InvalidArgument: Sequences have different scored positions.
         """
         tokens, positions = trials.tokens, trials.scored_positions()
         rows = positions[0]
@@ -60,7 +61,7 @@ class Replay:
             held[Z, index] = layer.z(resid, None, self._scratch).clone()
             held[ATTN_OUT, index] = layer.attn_out(held[Z, index], self._scratch).clone()
             held[RESID_MID, index] = resid + held[ATTN_OUT, index]
-            # By the product that heads' edits start from, so that one without effect leaves every bit as it is.
+            # Use the product from which edits of heads start, so that an edit without effect is bit-exact.
             mid_ins[index] = layer.mid_in(held[RESID_MID, index], self._wide_buffer(f"mid_in {index}", resid))
             held[MLP_OUT, index] = layer.mlp_out_of(held[RESID_MID, index], mid_ins[index], self._scratch).clone()
             held[RESID_POST, index] = resid = held[RESID_MID, index] + held[MLP_OUT, index]
@@ -73,7 +74,7 @@ class Replay:
     def logits(
         self, baseline: Baseline, variants: Sequence[Variant], reference: Reference
     ) -> Float[Tensor, "variant batch query_pos d_vocab"]:
-        """Logits at the scored rows under each variant. All variants must have the same `entry`."""
+        """Return the logits at the scored rows under each variant. All variants must have the same `entry`."""
         first, stage = entry(variants[0])
         assert all(entry(variant) == (first, stage) for variant in variants), "variants of one batch share their entry"
         places = frozenset((edit.site, edit.layer) for variant in variants for edit in variant)
@@ -89,9 +90,9 @@ class Replay:
         return x @ self._output if self._output_bias is None else x @ self._output + self._output_bias
 
     def mid_in(self, baseline: Baseline, index: int) -> Float[Tensor, "batch pos d_mlp"]:
-        """A baseline's MLP input before the norm's scale and the bias; of the last layer, at the scored rows alone.
+        """Return a baseline's MLP input before the norm's scale and the bias; in the last layer at scored rows only.
 
-        Held for one baseline, the latest made or asked for, in buffers that stay: it is the largest activation.
+        It is cached for the most recent baseline only, in reused buffers, because it is the largest activation.
         """
         if self._mid_in_of is None or self._mid_in_of() is not baseline:
             self._mid_in_of, self._mid_in = weakref.ref(baseline), {}
@@ -106,19 +107,19 @@ class Replay:
         return self._scratch.take(name, (len(resid), resid.shape[1], self.module.config.d_mlp), resid)
 
     def layer(self, index: int) -> ReplayLayer:
-        """The arithmetic of one layer."""
+        """Return the arithmetic of one layer."""
         return self._layers[index]
 
     @property
     def scratch(self) -> Scratch:
-        """Buffers that all replays share."""
+        """Buffers shared by all replays."""
         return self._scratch
 
 
 @final
 @dataclass(frozen=True, kw_only=True)
 class _Batch:
-    """Variants of one entry, stacked along the batch axis, on their way through the layers."""
+    """Variants with the same entry, stacked along the batch axis."""
 
     replay: Replay
     baseline: Baseline
@@ -127,7 +128,7 @@ class _Batch:
     places: frozenset[tuple[Site, int]]
 
     def first_layer(self, index: int, stage: int) -> Float[Tensor, "stacked pos d_model"]:
-        """The entry layer's output: parts before the entry come from the baseline."""
+        """Return the output of the entry layer; parts before the entry come from the baseline."""
         if stage == STAGES[RESID_PRE]:
             return self.whole_layer(index, self._stacked(RESID_PRE, index, cut=False))
         if stage == STAGES[RESID_POST]:
@@ -142,7 +143,7 @@ class _Batch:
     def whole_layer(
         self, index: int, resid: Float[Tensor, "stacked pos d_model"]
     ) -> Float[Tensor, "stacked query_pos d_model"]:
-        """One layer in full; of the last, only the scored rows. Overwrites `resid`."""
+        """Compute one full layer; the last one at scored rows only. Overwrites `resid`."""
         layer, scratch, rows = self.replay.layer(index), self.replay.scratch, self._rows(index)
         resid = self._edited(RESID_PRE, index, resid, is_whole=True)
         mid = self._at(rows, "asked of resid", resid)
@@ -157,7 +158,7 @@ class _Batch:
         return self._after_mid(index, self._edited(RESID_MID, index, mid))
 
     def _after_mid(self, index: int, mid: Float[Tensor, "stacked pos d_model"]) -> Float[Tensor, "stacked pos d_model"]:
-        """The MLP's part of a layer, in place."""
+        """Apply the MLP's part of a layer, in place."""
         layer, scratch = self.replay.layer(index), self.replay.scratch
         if self._is_replaced(MLP_OUT, index):
             mid.add_(self._edited(MLP_OUT, index, scratch.take("mlp_out", tuple(mid.shape), mid)))
@@ -168,7 +169,7 @@ class _Batch:
         return self._edited(RESID_POST, index, mid)
 
     def _after_heads(self, index: int) -> Float[Tensor, "stacked pos d_model"]:
-        """The layer's output where heads' z is replaced: d_head wide changes of the residual and the MLP's input."""
+        """The layer's output with some heads' z replaced, by updates of rank d_head to the residual and MLP input."""
         layer, reference = self.replay.layer(index), _Cut(self.reference, self._rows(index))
         z, mid = self._base(Z, index), self._stacked(RESID_MID, index)
         mid_in, scratch = self.replay.mid_in(self.baseline, index), self.replay.scratch
@@ -196,7 +197,7 @@ class _Batch:
             for edit in at_z:
                 edited = edit.applied(edited, reference)
             if is_whole:
-                # Taken out of a sum that they dominate, heads leave its rounding behind: start from what was before.
+                # Subtracting heads that dominate the sum would leave its rounding error: start from resid_pre.
                 layer.add_attn_out(own.copy_(base(RESID_PRE, index)), edited)
             else:
                 layer.add_attn_out(own, edited - z)
@@ -205,14 +206,14 @@ class _Batch:
     def _edited_attn_out(
         self, index: int, mid: Float[Tensor, "stacked pos d_model"]
     ) -> Float[Tensor, "stacked pos d_model"]:
-        """Put edits of attn_out into the residual that already holds it: resid_pre + edited."""
+        """Apply edits of attn_out to the residual, which already contains it: resid_pre + edited."""
         reference = _Cut(self.reference, self._rows(index))
         before, written = self._base(RESID_PRE, index), self._base(ATTN_OUT, index)
         for variant, own in zip(self.variants, mid.chunk(len(self.variants)), strict=True):
             edits = [edit for edit in variant if (edit.site, edit.layer) == (ATTN_OUT, index)]
             has_z = any((edit.site, edit.layer) == (Z, index) for edit in variant)
             for number, edit in enumerate(edits):
-                # The baseline's own attn_out where nothing changed it yet: an edit without effect is then exact.
+                # Use the baseline's attn_out if it is unchanged, so that an edit without effect is exact.
                 current = own - before if has_z or number else written
                 torch.add(before, edit.applied(current, reference), out=own)
         return mid
@@ -220,7 +221,7 @@ class _Batch:
     def _edited(
         self, site: Site, index: int, values: Float[Tensor, "stacked pos *rest"], *, is_whole: bool = False
     ) -> Float[Tensor, "stacked pos *rest"]:
-        """Apply each variant's edits of this site to its own part, in place."""
+        """Apply each variant's edits of this site to its part of the stack, in place."""
         if (site, index) not in self.places:
             return values
         reference = _Cut(self.reference, None if is_whole else self._rows(index))
@@ -231,7 +232,7 @@ class _Batch:
         return values
 
     def _has_heads_alone(self, index: int) -> bool:
-        """Every variant's only edit of this layer, before its output, is one replacement of some heads, not of all."""
+        """Whether each variant's only edit before this layer's output replaces some, but not all, heads."""
         for variant in self.variants:
             own = [edit for edit in variant if edit.layer == index and edit.site != RESID_POST]
             if len(own) != 1 or not isinstance(own[0], Replace) or own[0].heads is None or self._is_every_head(own[0]):
@@ -239,12 +240,12 @@ class _Batch:
         return True
 
     def _is_every_head(self, edit: Edit) -> bool:
-        """Named one by one: "nothing" of whole activations, the control of any edit, stays a change of zero."""
+        """Whether the edit names every head. An edit of the whole activation does not count: "nothing" is exact."""
         heads = edit.heads if isinstance(edit, Replace) else None
         return heads is not None and len(set(heads)) == self.replay.module.config.n_heads
 
     def _is_replaced(self, site: Site, index: int) -> bool:
-        """Every variant puts something else in place of all that is written here: no need to compute it."""
+        """Whether every variant replaces the whole output of this site, so that it need not be computed."""
         return (site, index) in self.places and all(
             any((edit.site, edit.layer) == (site, index) and is_outright(edit) for edit in variant)
             for variant in self.variants
@@ -268,7 +269,7 @@ class _Batch:
         return self._repeated(site.name, self._base(site, index) if cut else self.baseline.held[site, index])
 
     def _repeated(self, name: str, values: Float[Tensor, "batch pos *rest"]) -> Float[Tensor, "stacked pos *rest"]:
-        """One copy for each variant."""
+        """One copy per variant."""
         stacked = self.replay.scratch.take(
             f"stacked {name}", (len(self.variants) * len(values), *values.shape[1:]), values
         )
@@ -277,14 +278,14 @@ class _Batch:
 
 
 def is_outright(edit: Edit) -> bool:
-    """Whether what the edit puts in place does not depend on what it replaces."""
+    """Return whether the replacement is independent of the activation that it replaces."""
     return isinstance(edit, Replace) and edit.heads is None and edit.is_constant
 
 
 @final
 @dataclass(frozen=True)
 class _Cut:
-    """A reference cut to the rows that a layer computes."""
+    """A reference, reduced to the rows that a layer computes."""
 
     whole: Reference
     rows: Int64[Tensor, " query_pos"] | None

@@ -16,9 +16,9 @@ from bayesgeom.gradients.movement import TOGETHER as BOTH
 from bayesgeom.gradients.movement import GradientMovementReport
 from bayesgeom.gradients.report import GradientReport
 from bayesgeom.gradients.tally import OTHER
+from bayesgeom.monitor.report import ATTENTION, OTHERS, UNTRAINED, MonitorReport
 from bayesgeom.results.estimate import Baseline, Estimate, Kind
 from bayesgeom.results.report import Report
-from bayesgeom.training.monitor.report import ATTENTION, OTHERS, UNTRAINED, MonitorReport
 from conversions import merged
 from conversions.old import Old
 

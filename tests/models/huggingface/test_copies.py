@@ -56,12 +56,12 @@ def test_a_model_that_is_partly_on_disk_has_none_and_the_report_says_so(
 ) -> None:
     model = spread(folder("llama"), ON_CPU | {"model.layers.1": "disk"}, tmp_path / "offload")
     with pytest.raises(
-        NoCopy, match=r"part of LlamaForCausalLM is kept on disk, and an untrained copy would have to fit"
+        NoCopy, match=r"part of LlamaForCausalLM is on disk, and an untrained network would have to fit"
     ):
         model.fresh(0)
     task = Bijection(n_values=7, n_pairs=5)
     found = bayesgeom.diagnose(model, task, n=5, n_untrained=2)
     whole = bayesgeom.diagnose(load(folder("llama")), task, n=5, n_untrained=0)
     assert "device_map that needs no disk" in found.skipped["initialization"] and set(found) == set(whole)
-    assert "skipped initialization: part of LlamaForCausalLM is kept on disk" in " ".join(found.summary().split())
+    assert "skipped initialization: part of LlamaForCausalLM is on disk" in " ".join(found.summary().split())
     torch.testing.assert_close(vars(found["key_overlap"])["overlap"].value, vars(whole["key_overlap"])["overlap"].value)

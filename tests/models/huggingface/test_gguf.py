@@ -113,11 +113,11 @@ def test_other_bits_or_another_type_are_another_model(tmp_path: Path) -> None:
 
 def test_bad_files_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "no.gguf").write_bytes(b"not that")
-    with pytest.raises(CheckpointFault, match=r"no.gguf is no whole GGUF file \(it does not begin with"):
+    with pytest.raises(CheckpointFault, match=r"no.gguf is not a complete GGUF file \(it does not begin with"):
         bayesgeom.load(tmp_path / "no.gguf")
     write_tiny(tmp_path / "whole.gguf")
     (tmp_path / "cut.gguf").write_bytes((tmp_path / "whole.gguf").read_bytes()[:300])
-    with pytest.raises(CheckpointFault, match=r"cut.gguf is no whole GGUF file"):
+    with pytest.raises(CheckpointFault, match=r"cut.gguf is not a complete GGUF file"):
         bayesgeom.load(tmp_path / "cut.gguf")
     write_tiny(tmp_path / "lacking.gguf", without="blk.1.ffn_up")
     with pytest.raises(CheckpointFault, match=r"lacking.gguf lacks 1 tensor\(s\) of LlamaForCausalLM: .*1.mlp.up_proj"):

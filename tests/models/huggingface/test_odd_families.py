@@ -190,9 +190,12 @@ def test_experts_that_do_not_run_fused_run_one_by_one() -> None:
     ("kind", "message"),
     [
         ("meta", r"model\.embed_tokens\.weight of LlamaForCausalLM is on torch's meta device: .* Load its weights"),
-        ("LlamaModel", r"LlamaModel gives no logits: it is no causal language model\. Load it with"),
-        ("LlamaForSequenceClassification", r"is no causal language model: for 2 sequences of 7 tokens and 97 ids it"),
-        ("LlamaForTokenClassification", r"gives logits of shape \(2, 7, 2\)"),
+        ("LlamaModel", r"LlamaModel returns no logits: it is not a causal language model\. Load it with"),
+        (
+            "LlamaForSequenceClassification",
+            r"is not a causal language model: for 2 sequences of 7 tokens and 97 ids it",
+        ),
+        ("LlamaForTokenClassification", r"returns logits of shape \(2, 7, 2\)"),
         ("T5ForConditionalGeneration", r"is an encoder with a decoder, not a causal language model\. Pass a decoder"),
         ("BertForMaskedLM", r"BertForMaskedLM is not causal"),
     ],
@@ -221,4 +224,4 @@ def test_ablations_that_a_model_does_not_allow_cost_no_diagnosis(folder: Callabl
     task = Bijection(n_values=11, n_pairs=5)
     found = bayesgeom.diagnose(load(folder("mamba")), task, n=5, n_untrained=0, ablations=True, probes="calibration")
     assert set(found) == {"calibration"}
-    assert "every ablation of the default battery reads site 'attn_out'" in found.skipped["ablation"]
+    assert "every ablation of the default battery requires site 'attn_out'" in found.skipped["ablation"]

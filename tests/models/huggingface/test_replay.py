@@ -111,7 +111,8 @@ def test_a_model_that_carries_more_than_the_stream_takes_whole_passes(folder: Ca
     third.register_forward_hook(lambda m, i, out: out + left.pop("value", torch.zeros(())))
     model = as_model(hf)
     with pytest.warns(
-        UserWarning, match=r"cannot be replayed with the same logits, as block 2 reads more .*: every ablation takes"
+        UserWarning,
+        match=r"cannot be replayed with the same logits, because block 2 reads more .*: every ablation runs",
     ):
         replayer = model.replayer()
     assert isinstance(replayer, PlainLoop)

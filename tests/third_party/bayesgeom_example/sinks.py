@@ -24,7 +24,7 @@ class Sinks(Command):
     """Directory for the report."""
 
     def __call__(self) -> int:
-        from bayesgeom.probes.one_pass import diagnose
+        from bayesgeom.diagnosis.run import diagnose
 
         check_target(self.out)
         diagnosis = diagnose(self.source.load(), self.task, probes=["attention_sink"], n=self.n, seed=self.seed)

@@ -1,6 +1,6 @@
-"""Loops that numba compiles, where it is installed (the extra `fast`): who calls them has the same in torch, slower.
+"""Loops compiled by numba, if it is installed (extra `fast`). Callers fall back to slower torch code.
 
-Nothing here is a plug-in, and `loops` is imported by who has asked `serves` only: it imports numba.
+Call `serves` before you import `loops`, which imports numba. Nothing here is a plug-in.
 """
 
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ from bayesgeom.core.errors import InvalidArgument
 
 
 def serves(tensors: Sequence[Tensor]) -> bool:
-    """Whether the compiled loops can take these: on a CPU, in float32 or what widens to it, with numba there."""
+    """Return whether the compiled loops support these tensors: on a CPU, in float32 or narrower, with numba."""
     return has_numba() and all(
         tensor.device.type == "cpu" and torch.promote_types(tensor.dtype, torch.float32) == torch.float32
         for tensor in tensors
@@ -25,20 +25,24 @@ def serves(tensors: Sequence[Tensor]) -> bool:
 
 @cache
 def has_numba() -> bool:
-    """Whether numba is installed."""
+    """Return whether numba is installed."""
     return find_spec("numba") is not None
 
 
 def refuse_second_derivatives() -> None:
-    """Called in a backward pass. **Raises** `InvalidArgument` if that pass is to be differentiated in its turn."""
+    """Check, in a backward pass, that this pass is not differentiated itself.
+
+    Raises:
+        InvalidArgument: It is (`create_graph=True`).
+    """
     if torch.is_grad_enabled():
         raise InvalidArgument(
-            "the compiled loops of Mamba have first derivatives only, and create_graph=True asks for more: "
-            "watch hook_state, so that every state goes through autograd, and give float64."
+            "the compiled loops of Mamba have first derivatives only, but create_graph=True needs more. "
+            "Use float64 and set a hook on hook_state, so that every state goes through autograd."
         )
 
 
 def as_array(tensor: Tensor) -> NDArray[np.float32]:
-    """A tensor as the loops take it: float32, laid out in order; not copied where it is so already."""
+    """Return a tensor as a contiguous float32 array, without a copy if possible."""
     array: NDArray[np.float32] = tensor.detach().float().contiguous().numpy()
     return array

@@ -1,9 +1,9 @@
-"""The selective scan of `scan` and the convolution of `causal_conv`, each in one pass on a CPU, in float32, by numba.
+"""The selective scan of `scan` and the convolution of `causal_conv` on a CPU, in float32, compiled by numba.
 
-A sequence's channels go through in blocks, all positions of one block before the next block, so that a block's states
-stay in the processor's first cache. Every innermost loop runs over a block's channels and is what the compiler turns
-into vector instructions: a short body, few arrays, and an exponential that is arithmetic alone. All of it is one file:
-numba's cache on disk notices a changed file, not a change in a file that it imports.
+Channels of a sequence are processed in blocks, all positions of one block first, so that a block's states stay in the
+first-level cache. Innermost loops run over the channels of a block and are vectorized by the compiler: they have a
+short body, few arrays, and a purely arithmetic exponential. All loops are in one file, because numba's disk cache
+detects a changed file, but not a change in an imported one.
 """
 
 import inspect
@@ -19,7 +19,7 @@ Many = tuple[Rows, ...]
 Kernel = TypeVar("Kernel", bound=Callable[..., Any])
 
 BLOCK = 128  # channels
-SEGMENT = 16  # positions between the states that are kept; the states between are made again on the way back
+SEGMENT = 16  # positions between stored states; those in between are recomputed in the backward pass
 
 _LOWEST = np.float32(-87)  # below, exp leaves the normal numbers of float32
 _LOG2_E, _LN_2 = np.float32(np.log2(np.e)), np.float32(np.log(2))
@@ -29,14 +29,14 @@ _P0, _P1, _P2, _P3, _P4 = (
 )
 _A3, _A5, _A7, _A9, _A11, _A13 = (np.float32(1 / n) for n in range(3, 14, 2))
 _ZERO, _HALF, _ONE, _TWO = (np.float32(c) for c in (0, 0.5, 1, 2))
-# Rows of what one position of a block holds.
+# Rows of the array for one position of a block.
 _DELTA, _SLOPE, _X, _Z, _D, _WRITTEN, _Y, _OUT, _OF_WRITTEN, _OF_DELTA, _P = range(11)
 _N_ROWS = 11
 
 
 def _compiled(kernel: Kernel) -> Kernel:
-    """`kernel` for the machine it runs on; kept on disk where there is a place for it."""
-    plain = inspect.unwrap(kernel)  # shape checks wrap what they check
+    """Compile a kernel for this machine; cached on disk if a cache folder is writable."""
+    plain = inspect.unwrap(kernel)  # shape checks wrap functions
     options: dict[str, Any] = {
         "fastmath": {"contract", "reassoc", "nsz", "arcp"},
         "error_model": "numpy",
@@ -44,14 +44,14 @@ def _compiled(kernel: Kernel) -> Kernel:
     }
     try:
         ready: Kernel = numba.njit(cache=True, **options)(plain)
-    except RuntimeError:  # numba finds no folder that it may write to
+    except RuntimeError:  # numba finds no writable folder
         ready = numba.njit(**options)(plain)
     return ready
 
 
 @_compiled
 def _exp(x: Any) -> Any:
-    """exp of x ≤ 0: 2^k exp(r), the power put together from its bits."""
+    """exp of x ≤ 0 as 2^k exp(r), with the power built from its bits."""
     x = max(x, _LOWEST)
     k = np.int32(x * _LOG2_E - _HALF)
     r = x - np.float32(k) * _LN_2
@@ -77,7 +77,7 @@ def _logistic(x: Any) -> Any:
 
 @_compiled
 def scan(given: Many, out: Rows, starts: Rows) -> None:
-    """The scan's result into `out`, and into `starts` the state before each segment.
+    """Write the scan's result into `out`, and the state before each segment into `starts`.
 
     `given` are x, δ, A, B, C, D and z, of which A has its states first; `starts` has sequence, segment, state, channel.
     """
@@ -119,7 +119,7 @@ def _take(block: Rows, whole: Rows, first: int, width: int) -> None:
 
 @_compiled
 def _enter(own_A: Rows, row: Rows, A: Rows, D: Rows, first: int, width: int) -> None:
-    """A block's own A and D; channels beyond the last are zero throughout."""
+    """A and D of a block; channels beyond the last one are zero."""
     _clear(own_A)
     _clear(row)
     _take(own_A, A, first, width)
@@ -129,7 +129,7 @@ def _enter(own_A: Rows, row: Rows, A: Rows, D: Rows, first: int, width: int) -> 
 
 @_compiled
 def _widen(row: Rows) -> None:
-    """Δ = softplus(δ) in δ's place, its slope σ(δ), and Δ x."""
+    """Replace δ by Δ = softplus(δ); compute its slope σ(δ), and Δ x."""
     for c in range(BLOCK):
         raw = row[_DELTA, c]
         small = _exp(-abs(raw))
@@ -142,7 +142,7 @@ def _widen(row: Rows) -> None:
 
 @_compiled
 def _advance(h: Rows, A: Rows, row: Rows, B: Rows, C: Rows) -> None:
-    """One position: the state after it, and what C reads of it on top of D ∘ x."""
+    """Compute one position: the next state, and D ∘ x plus the read-out by C."""
     for n in range(len(A)):
         b, r = B[n], C[n]
         for c in range(BLOCK):
@@ -153,7 +153,7 @@ def _advance(h: Rows, A: Rows, row: Rows, B: Rows, C: Rows) -> None:
 
 @_compiled
 def scan_backward(given: Many, starts: Rows, grad: Rows, found: Many) -> None:
-    """Gradients of `given` into `found`, which lie as `given` do and come as zeros."""
+    """Write the gradients of `given` into `found`, arrays of the same layout filled with zeros."""
     A, D = given[2], given[5]
     n_pos, shape = grad.shape[1], (len(A), BLOCK)
     own_A, g, sum_A = np.empty(shape, np.float32), np.empty(shape, np.float32), np.empty(shape, np.float32)
@@ -179,7 +179,7 @@ def scan_backward(given: Many, starts: Rows, grad: Rows, found: Many) -> None:
 
 @_compiled
 def _again(given: Many, grad: Rows, here: tuple[int, ...], A: Rows, made: Many) -> None:
-    """Rows, decays and states of a segment, made once more."""
+    """Recompute rows, decays and states of a segment."""
     rows, decay, h = made
     x, delta, B, C, z = given[0], given[1], given[3], given[4], given[6]
     sequence, start, length, first, width = here
@@ -201,7 +201,7 @@ def _again(given: Many, grad: Rows, here: tuple[int, ...], A: Rows, made: Many) 
 
 @_compiled
 def _back(given: Many, found: Many, here: tuple[int, ...], own: Many, made: Many) -> None:
-    """A segment's gradients, its last position first."""
+    """Compute a segment's gradients, from its last position."""
     rows, decay, h = made
     B, C = given[3], given[4]
     of_x, of_delta, of_B, of_C, of_z = found[0], found[1], found[3], found[4], found[6]
@@ -237,7 +237,7 @@ def _back(given: Many, found: Many, here: tuple[int, ...], own: Many, made: Many
 
 @_compiled
 def _ungate(row: Rows, sum_D: Rows) -> None:
-    """∂L/∂y in the place of ∂L/∂out, ∂L/∂z in z's; SiLU is z σ(z), and its derivative σ(z) (1 + z (1 − σ(z)))."""
+    """Replace ∂L/∂out by ∂L/∂y and z by ∂L/∂z; SiLU is z σ(z), its derivative σ(z) (1 + z (1 − σ(z)))."""
     for c in range(BLOCK):
         z, grad = row[_Z, c], row[_OUT, c]
         gate = _logistic(z)
@@ -250,7 +250,7 @@ def _ungate(row: Rows, sum_D: Rows) -> None:
 
 @_compiled
 def _leave(row: Rows) -> None:
-    """From gradients of Δ x, and of Δ by way of the decay, those of x and δ."""
+    """Compute gradients of x and δ from those of Δ x, and of Δ through the decay."""
     for c in range(BLOCK):
         of_written = row[_OF_WRITTEN, c]
         row[_OF_DELTA, c] = (row[_OF_DELTA, c] + of_written * row[_X, c]) * row[_SLOPE, c]
@@ -259,7 +259,7 @@ def _leave(row: Rows) -> None:
 
 @_compiled
 def convolve(x: Rows, weight: Rows, bias: Rows, out: Rows) -> None:
-    """SiLU of the causal convolution into `out`; `weight` has its taps first, the position's own last."""
+    """Write SiLU of the causal convolution into `out`; `weight` has its taps first, the current position last."""
     for sequence in range(len(x)):
         for t in range(x.shape[1]):
             own = out[sequence, t]
@@ -270,7 +270,7 @@ def convolve(x: Rows, weight: Rows, bias: Rows, out: Rows) -> None:
 
 @_compiled
 def convolve_backward(x: Rows, weight: Rows, bias: Rows, grad: Rows, found: Many) -> None:
-    """Gradients of x, weight and bias into `found`, which lie as these do and come as zeros."""
+    """Write the gradients of x, weight and bias into `found`, arrays of the same layout filled with zeros."""
     of_x, of_weight, of_bias = found
     own, n_tap = np.empty(len(bias), np.float32), len(weight)
     for sequence in range(len(x)):
@@ -291,7 +291,7 @@ def convolve_backward(x: Rows, weight: Rows, bias: Rows, grad: Rows, found: Many
 
 @_compiled
 def _weigh(x: Rows, weight: Rows, bias: Rows, t: int, own: Rows) -> None:
-    """b + Σ_k w_k x_{t − K + 1 + k} of every channel."""
+    """Compute b + Σ_k w_k x_{t − K + 1 + k} for every channel."""
     n_tap = len(weight)
     for c in range(len(bias)):
         own[c] = bias[c]

@@ -1,4 +1,4 @@
-"""What a monitor makes of its measurements: thresholds crossed, and degeneration, by rules that noise does not trip."""
+"""Rules of a monitor: crossed thresholds and degeneration, robust to noise."""
 
 import math
 from collections import deque
@@ -12,8 +12,8 @@ from jaxtyping import Float64
 from bayesgeom.core.errors import InvalidArgument
 
 Kind = Literal["reached", "lost", "degenerated", "not finite", "rolled back", "stopped"]
-CONFIRMED = 2  # measurements in a row on the other side of a threshold before it counts as crossed
-BLOCK = 5  # measurements whose median stands for where KL is
+CONFIRMED = 2  # consecutive measurements on the other side before a threshold counts as crossed
+BLOCK = 5  # measurements whose median is the level of KL
 LEAST_RISE, NOISES, ERRORS = 1.5, 5.0, 3.0
 _JUMPS = 200
 _MAD = 1.4826  # from the median of |x| to the standard deviation of a Gaussian
@@ -22,9 +22,9 @@ _MAD = 1.4826  # from the median of |x| to the standard deviation of a Gaussian
 @final
 @dataclass(frozen=True, kw_only=True)
 class Thresholds:
-    """What counts as good: at least so much orthogonality, coverage and separation, at most so much KL.
+    """Thresholds: minimal orthogonality, coverage and separation, and maximal KL.
 
-    Orthogonality below `degenerate_orthogonality`, after having been above it, marks degeneration.
+    Orthogonality that falls below `degenerate_orthogonality` is a sign of degeneration.
     """
 
     key_orthogonality: float = 0.9
@@ -35,13 +35,13 @@ class Thresholds:
 
     def __post_init__(self) -> None:
         if self.kl_bits <= 0 or not all(math.isfinite(value) for value in asdict(self).values()):
-            raise InvalidArgument(f"thresholds are finite numbers, that of KL above 0; got {self}.")
+            raise InvalidArgument(f"thresholds must be finite numbers, and that of KL above 0; got {self}.")
 
 
 @final
 @dataclass(frozen=True, kw_only=True)
 class Event:
-    """Something that a monitor noticed or did. Of a rollback, `value` is the step whose weights were put back."""
+    """A finding or an action of a monitor. For a rollback, `value` is the step whose weights were restored."""
 
     step: int
     kind: Kind
@@ -60,20 +60,20 @@ class Event:
 
     @property
     def is_warning(self) -> bool:
-        """Whether somebody should look."""
+        """Whether the event is a problem."""
         return self.kind != "reached"
 
 
 @final
 class Side:
-    """On which side of a threshold a number is; it changes after `CONFIRMED` measurements in a row on the other."""
+    """The side of a threshold; it changes after `CONFIRMED` consecutive measurements on the other side."""
 
     def __init__(self) -> None:
         self.is_good = False
         self._against = 0
 
     def moved(self, is_good: bool) -> bool:
-        """Whether this measurement settles that the side has changed."""
+        """Add a measurement and return whether the side has changed."""
         self._against = self._against + 1 if is_good != self.is_good else 0
         if self._against < CONFIRMED:
             return False
@@ -83,12 +83,11 @@ class Side:
 
 @final
 class RisingKL:
-    """Whether KL has risen for good, told from the jitter of training.
+    """Detects a lasting rise of KL.
 
-    Where KL is, is the median of its last five measurements (in log); where it was at its best, the least median of any
-    five. It has risen if it is higher by a factor of 1.5, by five times the standard deviation that its own jumps from
-    one measurement to the next show, by more than three standard errors over the sequences (paired, since they are
-    always the same), and by `least_bits`.
+    The current level is the median of the last five measurements (in log), the best level the least median of any five.
+    KL has risen if the level is higher by a factor of 1.5, by five standard deviations of the noise between successive
+    measurements, by more than three paired standard errors over the sequences, and by `least_bits`.
     """
 
     def __init__(self, least_bits: float) -> None:
@@ -99,7 +98,7 @@ class RisingKL:
         self._n = 0
 
     def update(self, kl_bits: Float64[np.ndarray, " sequence"]) -> bool:
-        """Take the next measurement in; whether KL has risen."""
+        """Add the next measurement and return whether KL has risen."""
         if self._recent:
             self._jumps.append(_level(kl_bits[None]) - _level(self._recent[-1][None]))
         self._recent.append(kl_bits)
@@ -113,11 +112,11 @@ class RisingKL:
         return has_risen
 
     def is_near_best(self, kl_bits: Float64[np.ndarray, " sequence"]) -> bool:
-        """Whether one measurement is no worse than the best five by the least factor that counts."""
+        """Return whether one measurement is within a factor of 1.5 of the best level."""
         return self._best is None or _level(kl_bits[None]) <= _level(self._best) + math.log(LEAST_RISE)
 
     def forget_recent(self) -> None:
-        """Begin to look again, beside the same best: the weights were put back."""
+        """Discard recent measurements, but keep the best level, after a rollback."""
         self._recent.clear()
         self._n = 0
 
@@ -134,13 +133,13 @@ class RisingKL:
 
 
 def _level(kl_bits: Float64[np.ndarray, "measurement sequence"]) -> float:
-    """Median over measurements of the log of the mean KL; nearly exact predictions may give a negative zero."""
+    """Median over measurements of the log mean KL, which is clipped because rounding may make it negative."""
     return float(np.median(np.log(np.maximum(kl_bits.mean(axis=1), 1e-12))))
 
 
 @final
 class Rules:
-    """The state of every rule. `update` gives what a measurement makes happen."""
+    """The state of all rules. `update` returns the events of a measurement."""
 
     def __init__(self, thresholds: Thresholds) -> None:
         self.thresholds = thresholds
@@ -162,9 +161,13 @@ class Rules:
         kl_bits: Float64[np.ndarray, " sequence"],
         chance: Mapping[str, float],
     ) -> list[Event]:
-        """Thresholds crossed either way, then marks of degeneration; each mark once, until it is lifted.
+        """Return events for crossed thresholds and for degeneration; each kind of degeneration once until it ends.
 
-        `chance` is told with every event.
+        Args:
+            step: The training step.
+            summary: The measurements.
+            kl_bits: KL of every sequence.
+            chance: Chance levels, which events quote.
         """
         self._chance, events = chance, []
         for name, side in self._sides.items():
@@ -176,11 +179,11 @@ class Rules:
         return events + self._degeneration(step, summary, kl_bits)
 
     def is_healthy(self, kl_bits: Float64[np.ndarray, " sequence"], on: frozenset[str]) -> bool:
-        """Whether none of the numbers `on` is marked and KL is near its best: a state worth going back to."""
+        """Return whether the state is good: no measurement in `on` is degenerate and KL is near its best."""
         return not self._marked & on and self.rising.is_near_best(kl_bits)
 
     def lift_marks(self) -> None:
-        """Forget what led to a rollback; the best that was seen is kept."""
+        """Clear the marks of degeneration after a rollback, but keep the best level."""
         self._marked.clear()
         self.rising.forget_recent()
 

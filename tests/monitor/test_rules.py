@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from bayesgeom.core.errors import InvalidArgument
-from bayesgeom.training.monitor.rules import BLOCK, Event, RisingKL, Rules, Side, Thresholds
+from bayesgeom.monitor.rules import BLOCK, Event, RisingKL, Rules, Side, Thresholds
 
 GOOD = {"key_orthogonality": 0.95, "coverage": 0.9, "separation": 0.8, "kl_bits": 0.001, "attention_entropy_bits": 1.0}
 CHANCE = {"key_orthogonality": 0.82, "coverage": 0.98, "kl_bits": 1.1}

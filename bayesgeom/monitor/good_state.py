@@ -1,6 +1,6 @@
-"""The last good state of a training: weights, and the optimizer's where one is given; in memory or on disk.
+"""The last good state of a training: weights and optional optimizer state, in memory or on disk.
 
-On disk it is one safetensors file, written aside and then renamed, so that a state is there whole or not at all.
+On disk it is one safetensors file, written atomically.
 """
 
 from collections.abc import Iterable
@@ -24,9 +24,9 @@ Tensors = dict[str, Shaped[Tensor, "..."]]
 
 @final
 class GoodState:
-    """Keeps one state and puts it back. `folder` None keeps it in memory.
+    """Stores one state and restores it; in memory if `folder` is None.
 
-    Learning rates and other settings of an optimizer are not put back: they follow their schedule.
+    Learning rates and other optimizer settings are not restored: they follow their schedule.
     """
 
     def __init__(self, module: nn.Module, optimizer: torch.optim.Optimizer | None, folder: str | Path | None) -> None:
@@ -35,15 +35,15 @@ class GoodState:
         self._held: Tensors = {}
 
     def keep(self, step: int) -> None:
-        """Keep the state as it is now, in place of the one before; a state that is not finite is never kept.
+        """Store the current state and replace the previous one. A state with NaN or infinite entries is not stored.
 
         Raises:
-            OutputFault: the folder cannot be written to.
+            OutputFault: The folder cannot be written.
         """
         tensors = {_WEIGHTS + name: value for name, value in self._module.state_dict().items()}
         if self._optimizer is not None:
             tensors |= _flat(self._optimizer)
-        # Copies: training goes on in place, and weights may share memory, which a file cannot.
+        # Copies: training modifies weights in place, and safetensors does not support shared memory.
         if non_finite(tensors.values()):
             return
         copies = {name: value.detach().clone(memory_format=torch.contiguous_format) for name, value in tensors.items()}
@@ -57,12 +57,14 @@ class GoodState:
 
     @torch.no_grad()
     def put_back(self) -> int:
-        """Put the kept state back, in place, and return its step.
+        """Restore the stored state in place and return its step.
 
-        **Raises** `InvalidArgument` where none was kept, `CheckpointFault` where its file cannot be read.
+        Raises:
+            InvalidArgument: No state was stored.
+            CheckpointFault: Its file cannot be read.
         """
         if self.step is None:
-            raise InvalidArgument("no good state has been kept yet: there is nothing to go back to.")
+            raise InvalidArgument("no good state has been stored yet, so there is nothing to restore.")
         tensors = self._held if self._folder is None else self._read(self._folder / FILE)
         weights = {name.removeprefix(_WEIGHTS): t for name, t in tensors.items() if name.startswith(_WEIGHTS)}
         self._module.load_state_dict(weights, strict=True)
@@ -79,13 +81,13 @@ class GoodState:
 
 
 def non_finite(tensors: Iterable[Shaped[Tensor, "..."]]) -> int:
-    """How many entries of these tensors are NaN or infinite."""
+    """Return the number of NaN or infinite entries of these tensors."""
     floating = (tensor.detach() for tensor in tensors if tensor.is_floating_point())
     return sum(tensor.numel() - int(tensor.isfinite().sum()) for tensor in floating)
 
 
 def _flat(optimizer: torch.optim.Optimizer) -> Tensors:
-    """The tensors of an optimizer's state, by parameter and key; numbers become tensors of no axes."""
+    """The tensors of an optimizer's state, by parameter and key; numbers become scalar tensors."""
     return {
         f"{_OPTIMIZER}{index}.{key}": value if isinstance(value, Tensor) else torch.tensor(value)
         for index, entries in optimizer.state_dict()["state"].items()

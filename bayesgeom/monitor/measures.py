@@ -1,7 +1,6 @@
-"""What a monitor measures: one forward pass over a few fixed sequences, and the hypotheses' keys from the weights.
+"""Measurements of a monitor: one forward pass over a few fixed sequences, and the hypotheses' keys from the weights.
 
-Nothing of the model is changed: every submodule's mode, the random state and everybody's hooks are as before, also
-after an exception.
+The model is not changed: submodule modes, the random state and existing hooks are restored, also after an exception.
 """
 
 import math
@@ -27,7 +26,7 @@ from bayesgeom.stats.correlation import ranks
 from bayesgeom.stats.cosine import centered, orthogonality, pairwise_cosine
 from bayesgeom.stats.information import entropy_bits, kl_bits, total_variation
 
-APART = 0.5  # cosine, 60 degrees: hypotheses whose keys are closer than that share a direction
+APART = 0.5  # cosine of 60 degrees: hypotheses whose keys are closer share a direction
 MAX_POINTS = 256  # scored positions compared in pairs
 DRAWS = 200
 METRICS = ("key_orthogonality", "coverage", "separation", "kl_bits", "attention_entropy_bits")
@@ -36,14 +35,16 @@ METRICS = ("key_orthogonality", "coverage", "separation", "kl_bits", "attention_
 @final
 @dataclass(frozen=True, kw_only=True)
 class Measures:
-    """One measurement; NaN where the model has no such site or the task no posterior.
+    """One measurement; NaN if the model lacks the site or the task has no posterior.
 
-    - `key_orthogonality`: 1 − the root mean square cosine of distinct hypotheses' keys, per layer and key head.
-    - `coverage`: share of hypotheses whose key, the mean key removed, is more than 60° from every other's.
-    - `separation`: rank correlation, over pairs of scored positions, of the distance between their last-layer values
-      with the total variation between their exact posteriors. `shuffled_separation`: posteriors of other sequences at
-      the same position.
-    - `kl_bits`: KL(exact ‖ model) of every sequence. `attention_entropy_bits`: mean over scored rows.
+    Attributes:
+        key_orthogonality: 1 − the root mean square cosine of distinct hypotheses' keys, per layer and key head.
+        coverage: Share of hypotheses whose centered key is more than 60° from every other.
+        attention_entropy_bits: Mean over scored rows.
+        kl_bits: KL(exact ‖ model) of every sequence.
+        separation: Rank correlation, over pairs of scored positions, of the distance between their last-layer values
+            with the total variation between their exact posteriors.
+        shuffled_separation: The same with posteriors of other sequences at the same position.
     """
 
     key_orthogonality: Float64[np.ndarray, "layer kv_head"]
@@ -54,7 +55,7 @@ class Measures:
     shuffled_separation: float
 
     def summary(self) -> dict[str, float]:
-        """The numbers that thresholds are set on: frames of the first layer, everything else over all there is."""
+        """Return the numbers that thresholds apply to: key frames of the first layer, means over all for the rest."""
         return {
             "key_orthogonality": float(self.key_orthogonality[0].mean()),
             "coverage": float(self.coverage[0].mean()),
@@ -65,12 +66,12 @@ class Measures:
 
 
 def measured(model: Model, trials: Trials, *, seed: int) -> Measures:
-    """Return every number, from one pass over these trials.
+    """Return all measurements, from one pass over these sequences.
 
     Args:
-        model: The model, which is left as it was.
+        model: The model, which is not changed.
         trials: Fixed sequences.
-        seed: Chooses the points that are compared, and the exchange of posteriors between sequences.
+        seed: Seed of the choice of positions and of the permutation of posteriors between sequences.
     """
     held: dict[Place, Tensor] = {}
     with undisturbed(model.module), torch.no_grad(), hooked_sites(model, _watched(model, trials, held)):
@@ -95,9 +96,10 @@ def measured(model: Model, trials: Trials, *, seed: int) -> Measures:
 
 
 def chance_levels(model: Model, trials: Trials, uniform_kl_bits: float, *, seed: int) -> dict[str, float]:
-    """Return the chance level of each number: random directions of that width and count, uniform attention and answers.
+    """Return the chance level of each measurement.
 
-    NaN for separation, whose baseline is measured at every step.
+    These are random directions of the same width and number, uniform attention, and uniform answers. It is NaN for
+    separation, whose baseline is measured at every step.
     """
     generator = torch.Generator().manual_seed(seed)
     n = len(_hypotheses(trials))
@@ -115,7 +117,7 @@ def chance_levels(model: Model, trials: Trials, uniform_kl_bits: float, *, seed:
 
 @contextmanager
 def undisturbed(module: nn.Module) -> Iterator[None]:
-    """Evaluation mode and no autocast inside; every submodule's mode and the random state as before afterwards."""
+    """Set evaluation mode and disable autocast inside the block; restore modes and the random state afterwards."""
     training = {part: part.training for part in module.modules()}
     module.eval()
     device = next((p.device.type for p in module.parameters()), "cpu")
@@ -128,7 +130,7 @@ def undisturbed(module: nn.Module) -> Iterator[None]:
 
 
 def _watched(model: Model, trials: Trials, held: dict[Place, Tensor]) -> dict[Place, Change]:
-    """Hooks on every layer's pattern, of which only the entropy is kept, and on the last layer's values."""
+    """Hooks that keep the entropy of every layer's pattern, and the last layer's values."""
 
     def attention(layer: int) -> Change:
         def keep(pattern: Tensor) -> None:
@@ -143,7 +145,7 @@ def _watched(model: Model, trials: Trials, held: dict[Place, Tensor]) -> dict[Pl
 
 
 def _hypotheses(trials: Trials) -> Int64[Tensor, " token"]:
-    """The ids whose keys form the frame: the hypotheses, or the first set that the task names."""
+    """The ids whose keys form the key frame: the hypotheses, or the task's first token set."""
     sets = trials.token_sets
     return sets.get("hypotheses", next(iter(sets.values()), trials.answers[:0]))
 
@@ -161,7 +163,7 @@ def _frame_statistics(model: Model, trials: Trials) -> tuple[np.ndarray, np.ndar
 def _of_frames(
     keys: Float64[Tensor, "*frame item d"],
 ) -> tuple[Float64[Tensor, "*frame"], Float64[Tensor, "*frame"]]:
-    """Orthogonality of raw keys; coverage of keys less their mean, which softmax does not see."""
+    """Orthogonality of the keys, and coverage of the centered keys, because softmax ignores the mean key."""
     apart = pairwise_cosine(centered(keys))
     itself = torch.eye(apart.shape[-1], dtype=torch.bool, device=apart.device)
     nearest = apart.masked_fill(itself, -1).nan_to_num(nan=1.0).amax(dim=-1)
@@ -169,7 +171,7 @@ def _of_frames(
 
 
 def _separation(values: Float[Tensor, "batch pos kv_head d_head"], trials: Trials, seed: int) -> tuple[float, float]:
-    """The correlation, and the same with posteriors exchanged between sequences within each position."""
+    """The correlation, and the same with posteriors permuted between sequences within each position."""
     rng = np.random.default_rng(seed)
     exact = trials.at_scored(trials.predictive).cpu().numpy()
     exchanged = shuffled_within_position(exact, rng)
@@ -185,7 +187,7 @@ def _separation(values: Float[Tensor, "batch pos kv_head d_head"], trials: Trial
 
 
 def _unit_ranks(x: Float64[Tensor, " pair"]) -> Float64[np.ndarray, " pair"]:
-    """Ranks with mean 0 and length 1; NaN where all are equal. Differences of rounding are ties."""
+    """Ranks with mean 0 and norm 1; NaN if all are equal. Differences by rounding are ties."""
     r = ranks(x.numpy().round(9))
     r = r - r.mean()
     length = float(np.linalg.norm(r))

@@ -1,4 +1,4 @@
-"""`Monitor`: watch a training run from inside any loop, and `trainer_callback`: from inside `transformers.Trainer`.
+"""`Monitor` for any training loop, and `trainer_callback` for `transformers.Trainer`.
 
 watch = bayesgeom.monitor.Monitor(module, task, every=100)
 for step in range(steps):
@@ -22,20 +22,21 @@ import numpy as np
 import torch
 from torch import nn
 
+from bayesgeom.checks.arguments import check_types, checked
 from bayesgeom.core.behavior import predicted_behavior
 from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.core.files import check_directory, file_aside
 from bayesgeom.models.base import Model
 from bayesgeom.models.provenance import provenance
 from bayesgeom.models.resolve import TaskLike, as_model, task_of
+from bayesgeom.monitor.good_state import GoodState, non_finite
+from bayesgeom.monitor.measures import METRICS, Measures, chance_levels, measured, undisturbed
+from bayesgeom.monitor.report import MonitorReport, monitor_report
+from bayesgeom.monitor.rules import Event, Rules, Thresholds
 from bayesgeom.results.diagnosis import Diagnosis
 from bayesgeom.results.folder import METRICS as TABLE
 from bayesgeom.results.report import with_provenance
 from bayesgeom.tasks.base import Branch, derived_seed
-from bayesgeom.training.monitor.good_state import GoodState, non_finite
-from bayesgeom.training.monitor.measures import METRICS, Measures, chance_levels, measured, undisturbed
-from bayesgeom.training.monitor.report import MonitorReport, monitor_report
-from bayesgeom.training.monitor.rules import Event, Rules, Thresholds
 
 EVERY = 100
 THRESHOLDS = Thresholds()
@@ -45,12 +46,18 @@ _LOG = logging.getLogger("bayesgeom.monitor")
 @final
 @dataclass(frozen=True, kw_only=True)
 class Response:
-    """What to do about degeneration, and about which. Weights or KL that are not finite always call for the action.
+    """The response to degeneration. Weights or KL that are not finite always trigger the action.
 
-    `action`: "warn" says so; "stop" also sets `should_stop`; "roll_back" puts the last good state back, `most` times,
-    and then stops. `optimizer`'s state is kept and put back with the weights. `folder` keeps the state there instead of
-    in memory. `on`: the marks that are acted on, one or several; orthogonality alone is no evidence that anything is
-    wrong.
+    Args:
+        action: "warn" logs a warning; "stop" also sets `should_stop`; "roll_back" restores the last good state, up to
+            `most` times, and then stops.
+        on: The measurements whose degeneration triggers the action. Low orthogonality alone is not a problem.
+        optimizer: Optimizer whose state is stored and restored with the weights.
+        folder: Folder for the stored state. None: memory.
+        most: Maximum number of rollbacks.
+
+    Raises:
+        InvalidArgument: An argument is invalid.
     """
 
     action: Literal["warn", "stop", "roll_back"] = "warn"
@@ -60,29 +67,30 @@ class Response:
     most: int = 3
 
     def __post_init__(self) -> None:
+        check_types(self)
         known = {"kl_bits", "key_orthogonality"}
         if self.action not in ("warn", "stop", "roll_back") or not self.marks <= known or self.most < 1:
             raise InvalidArgument(
-                f"action is warn, stop or roll_back, `on` is of {', '.join(sorted(known))}, and `most` at least 1; got "
-                f"{self.action!r}, {self.on!r}, {self.most}."
+                f"action must be warn, stop or roll_back, `on` one or more of {', '.join(sorted(known))}, and `most` "
+                f"at least 1; got {self.action!r}, {self.on!r}, {self.most}."
             )
 
     @property
     def marks(self) -> frozenset[str]:
-        """The marks that are acted on."""
+        """The measurements whose degeneration triggers the action, as a set."""
         return frozenset({self.on} if isinstance(self.on, str) else self.on)
 
 
 @final
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """What a monitor measures on.
+    """Settings of a monitor.
 
     Args:
         n: Number of fixed sequences.
         seed: Seed of the sequences and intervals.
         untrained: Also measure an untrained network of the same architecture, as a baseline.
-        out: A directory whose metrics.parquet is rewritten at every measurement.
+        out: Directory whose metrics.parquet is updated at every measurement.
     """
 
     n: int = 32
@@ -90,16 +98,31 @@ class Settings:
     untrained: bool = True
     out: str | Path | None = None
 
+    def __post_init__(self) -> None:
+        check_types(self)
+
 
 @final
 class Monitor:
-    """Call it with the step, after the optimizer's; every `every` steps it measures the model.
+    """Measures a model in training: call it with the step after the optimizer's step.
 
-    What it notices goes to the log "bayesgeom.monitor" and to `events`. The model is left as it was, but for a
-    rollback. **Raises** `InvalidArgument` for `every` or n < 1 or a task without sequences for this model,
-    `TaskMismatch` where ids or length do not fit, `OutputFault` where `out` cannot be written.
+    Events are logged to "bayesgeom.monitor" and appended to `events`. The model is not changed, except by a rollback.
+
+    Args:
+        model: The model or module in training.
+        task: The task. None: the model's own.
+        every: Steps between measurements.
+        settings: Sequences, seed and output.
+        thresholds: Thresholds of the measurements.
+        response: Response to degeneration.
+
+    Raises:
+        InvalidArgument: `every` or n is below 1, or the task is not known.
+        TaskMismatch: Ids or length do not fit the model.
+        OutputFault: `settings.out` cannot be written.
     """
 
+    @checked("task")
     def __init__(
         self,
         model: Model | nn.Module,
@@ -111,7 +134,7 @@ class Monitor:
         response: Response = Response(),
     ) -> None:
         if every < 1 or settings.n < 1:
-            raise InvalidArgument(f"every and n are at least 1; got {every} and {settings.n}.")
+            raise InvalidArgument(f"every and n must be at least 1; got {every} and {settings.n}.")
         if settings.out is not None:
             check_directory(Path(settings.out))
         self.every, self.settings, self.response = every, settings, response
@@ -132,11 +155,11 @@ class Monitor:
         self._rollbacks, self._was_broken = 0, False
 
     def __call__(self, step: int) -> tuple[Event, ...]:
-        """Measure if it is time; what was noticed and done."""
+        """Measure if `step` is a multiple of `every`, and return the events."""
         return self.measure(step) if step % self.every == 0 else ()
 
     def measure(self, step: int) -> tuple[Event, ...]:
-        """Measure now."""
+        """Measure now and return the events."""
         found = measured(self.model, self._trials, seed=self.settings.seed)
         self._steps.append(step)
         self._measures.append(found)
@@ -144,7 +167,7 @@ class Monitor:
         broken = self._broken(step, found)
         if broken is None:
             noticed = self._rules.update(step, found.summary(), found.kl_bits, chance)
-        else:  # no other rule can be judged; said once, until the numbers are finite again
+        else:  # other rules do not apply; report once until the numbers are finite again
             noticed = [] if self._was_broken else [broken]
         events = (*noticed, *self._responded(step, noticed if broken is None else [broken], found))
         self._was_broken = broken is not None
@@ -157,11 +180,15 @@ class Monitor:
 
     @property
     def has_measured(self) -> bool:
-        """Whether there is anything to report."""
+        """Whether there is a measurement."""
         return bool(self._steps)
 
     def report(self) -> MonitorReport:
-        """Everything measured so far. **Raises** `InvalidArgument` before the first measurement."""
+        """Return the report of all measurements so far.
+
+        Raises:
+            InvalidArgument: There is no measurement yet.
+        """
         if not self._steps:
             raise InvalidArgument("nothing has been measured yet: call the monitor with a step first.")
         return monitor_report(
@@ -175,7 +202,7 @@ class Monitor:
         )
 
     def diagnosis(self) -> Diagnosis:
-        """The report as a diagnosis of its own; the provenance's weights are those at the start."""
+        """Return the report as a diagnosis. Its provenance has the hash of the weights at the start."""
         report = self.report()
         arguments = {"n": self.settings.n, "seed": self.settings.seed, "every": self.every}
         where = provenance(self.model, self.task, arguments)
@@ -186,7 +213,7 @@ class Monitor:
         self.diagnosis().save(path)
 
     def _responded(self, step: int, noticed: list[Event], found: Measures) -> list[Event]:
-        """Keep a good state, or act on a bad one."""
+        """Store a good state, or respond to a bad one."""
         response = self.response
         bad = [event for event in noticed if _calls_for_action(event, response.marks)]
         if response.action == "roll_back" and not bad and self._rules.is_healthy(found.kl_bits, response.marks):
@@ -203,7 +230,7 @@ class Monitor:
         return [self._done(step, "stopped", cause, cause.value)]
 
     def _broken(self, step: int, found: Measures) -> Event | None:
-        """The event of weights or KL that are not finite: the first rule, whatever the response acts on."""
+        """The event for weights or KL that are not finite, or None."""
         bad = {
             "weights": non_finite(self.model.module.state_dict().values()),
             "kl_bits": int((~np.isfinite(found.kl_bits)).sum()) if self._trials.has_posterior else 0,
@@ -249,16 +276,16 @@ def trainer_callback(
     thresholds: Thresholds = THRESHOLDS,
     response: Response = Response(),
 ) -> Watching:
-    """A callback for `transformers.Trainer(callbacks=[…])`, which watches its model on this task.
+    """Return a callback for `transformers.Trainer(callbacks=[…])` that monitors its model on this task.
 
-    The monitor is made when training begins, where the trainer's model then lies, and is `callback.monitor`. On a
-    rollback the trainer's optimizer is put back as well; with `settings.out` the whole report is written at the end.
+    The monitor, `callback.monitor`, is created when training begins. A rollback also restores the trainer's optimizer.
+    With `settings.out` the full report is written at the end. The arguments are those of `Monitor`.
     """
     from transformers import TrainerCallback
 
     @final
     class Watch(TrainerCallback):
-        """Measures on time, and passes on that training should stop."""
+        """Calls the monitor after each step, and stops the training if requested."""
 
         def __init__(self) -> None:
             self.monitor: Monitor | None = None
@@ -291,13 +318,13 @@ def _calls_for_action(event: Event, marks: frozenset[str]) -> bool:
 
 
 def _unwrapped(model: Model | nn.Module) -> Model | nn.Module:
-    """What torch's parallel wrappers hold."""
+    """The model inside torch's parallel wrappers."""
     wrappers = (nn.DataParallel, nn.parallel.DistributedDataParallel)
     return model.module if isinstance(model, wrappers) else model
 
 
 @contextmanager
 def _as_found(model: Model | nn.Module) -> Iterator[None]:
-    """Modes of all submodules and the random state as before afterwards."""
+    """Restore the modes of all submodules and the random state after the block."""
     with undisturbed(model if isinstance(model, nn.Module) else model.module):
         yield

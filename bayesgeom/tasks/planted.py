@@ -1,4 +1,4 @@
-"""Planted runs for controls: sequences with a known posterior, and activations as if a model had left them."""
+"""Planted runs for controls: sequences with a known posterior, and synthetic activations."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -24,7 +24,15 @@ def planted_run(
     n_heads: int = 1,
     seed: int = 0,
 ) -> Run:
-    """A run as if a model had left these activations; its predictions are `model`, or exact where none is given."""
+    """Return a run with these activations, as if a model had produced them.
+
+    Args:
+        trials: The sequences.
+        recorded: Activations of every layer, by site.
+        model: Answer probabilities of the model. None: the exact predictive.
+        n_heads: Number of heads, unless a site has a `head` axis.
+        seed: Seed of the run.
+    """
     exact = trials.at_scored(trials.predictive)
     predicted = exact if model is None else model
     widths = {
@@ -68,7 +76,7 @@ def planted_trials(
     relations: Mapping[str, Shaped[np.ndarray, "batch query_pos key_pos"]] | None = None,
     token_sets: Mapping[str, Sequence[int]] | None = None,
 ) -> Trials:
-    """Trials with this exact posterior at the last positions of these tokens; ids of answers follow the tokens'."""
+    """Return sequences with this exact posterior at their last positions. Answer ids follow the largest token id."""
     ids = torch.as_tensor(tokens, dtype=torch.int64)
     posterior = torch.as_tensor(exact, dtype=torch.float64)
     n_scored, first_answer = posterior.shape[1], int(ids.max()) + 1
@@ -91,9 +99,10 @@ def planted_trials(
 
 
 def planted_chain(*, stay: float, seed: int, n: int = 83, length: int = 43) -> Trials:
-    """Trials whose answer is one of two hidden states, seen through noise, and kept with probability `stay`.
+    """Return sequences of a two-state hidden Markov chain; the answer is the hidden state.
 
-    From the second state the chain moves twice as often. It starts from its stationary distribution, (2/3, 1/3).
+    The chain stays in the first state with probability `stay` and leaves the second state twice as often. It starts
+    from its stationary distribution, (2/3, 1/3).
     """
     rng = np.random.default_rng(seed)
     moves = torch.tensor([[stay, 1 - stay], [2 - 2 * stay, 2 * stay - 1]], dtype=torch.float64)

@@ -1,4 +1,4 @@
-"""The report of a monitored training: every number over steps with its baselines, and what happened when."""
+"""The report of a monitored training: measurements over steps with their baselines, and events."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, final
 import numpy as np
 from jaxtyping import Float
 
+from bayesgeom.monitor.measures import Measures
+from bayesgeom.monitor.rules import Event, Thresholds
 from bayesgeom.results.estimate import Baseline, Estimate, Kind, Quantity
 from bayesgeom.results.estimators import mean_estimate
 from bayesgeom.results.headline import Headline
 from bayesgeom.results.report import Report, headline_of
 from bayesgeom.results.storage import quantities_of
-from bayesgeom.training.monitor.measures import Measures
-from bayesgeom.training.monitor.rules import Event, Thresholds
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
@@ -25,10 +25,10 @@ OTHERS, UNTRAINED = "other sequences' posteriors", "untrained network"
 @final
 @dataclass(frozen=True, kw_only=True, repr=False)
 class MonitorReport(Report):
-    """Numbers by step, on the same sequences throughout; the interval of KL is over these sequences.
+    """Measurements by step, always on the same sequences; the interval of KL is over these sequences.
 
-    Baselines are random directions of that width and count, uniform attention, the uniform predictor, posteriors
-    exchanged within positions, and an untrained network of the same architecture where one was measured.
+    Baselines are random directions of the same width and number, uniform attention, the uniform predictor, posteriors
+    permuted within positions, and an untrained network of the same architecture if it was measured.
     """
 
     name: ClassVar[str] = "monitor"
@@ -88,7 +88,7 @@ class MonitorReport(Report):
 
     @property
     def _measured(self) -> dict[str, Estimate]:
-        """The numbers over steps, in the order in which they are shown."""
+        """The measurements over steps, in display order."""
         return {
             "kl_bits": self.kl_bits,
             "key_orthogonality": self.key_orthogonality,
@@ -108,13 +108,13 @@ def monitor_report(
     events: Sequence[Event],
     seed: int,
 ) -> MonitorReport:
-    """Return the report of what was measured so far."""
+    """Return the report of all measurements so far."""
     kl = np.stack([own.kl_bits for own in measures], axis=1)
     n, summaries = len(kl), [own.summary() for own in measures]
     shuffled = np.array([own.shuffled_separation for own in measures])
 
     def levels(metric: str, kind: Kind, name: str, level: float | Float[np.ndarray, " step"]) -> list[Baseline]:
-        """Return the chance level and the untrained network's, those that are known."""
+        """The known levels among chance and the untrained network."""
         both = [Baseline.of(kind, name, level), Baseline.of("baseline", UNTRAINED, untrained[metric])]
         return [own for own in both if np.isfinite(own.value).any()]
 

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from bayesgeom.core.errors import CheckpointFault, InvalidArgument
-from bayesgeom.training.monitor.good_state import FILE, GoodState
+from bayesgeom.monitor.good_state import FILE, GoodState
 
 OPTIMIZERS = {
     "adamw": lambda p: torch.optim.AdamW(p, lr=0.1),
@@ -79,7 +79,7 @@ def test_a_later_state_takes_the_place_of_an_earlier(tmp_path: Path) -> None:
 
 def test_nothing_kept_and_a_broken_file_are_errors(tmp_path: Path) -> None:
     good = GoodState(model(), None, tmp_path)
-    with pytest.raises(InvalidArgument, match="nothing to go back to"):
+    with pytest.raises(InvalidArgument, match="nothing to restore"):
         good.put_back()
     good.keep(1)
     (tmp_path / FILE).write_bytes(b"half")

@@ -8,11 +8,11 @@ import torch
 from scipy.stats import spearmanr
 
 from bayesgeom.models.adapters.hooked import HookedModel
+from bayesgeom.monitor import measures
+from bayesgeom.monitor.measures import APART, chance_levels, measured, undisturbed
 from bayesgeom.probes.calibration import Calibration
 from bayesgeom.stats.cosine import chance_overlap
 from bayesgeom.stats.information import total_variation
-from bayesgeom.training.monitor import measures
-from bayesgeom.training.monitor.measures import APART, chance_levels, measured, undisturbed
 from tests.ablations.plain import TASK, lively, n_hooks
 
 TRIALS = TASK.sample(9, seed=0)

@@ -1,7 +1,7 @@
-"""Keep freed memory, on request: glibc returns large buffers to the system and faults them in again at every step.
+"""An option to keep freed memory: by default glibc returns large buffers to the system and faults them in again.
 
-The setting changes the whole process and cannot be taken back. So no function of the package asks for it: the command
-line does where the environment variable `BAYESGEOM_KEEP_FREED_MEMORY` is 1, and your program may.
+The setting affects the whole process and cannot be undone. So no function of the package sets it. The command line sets
+it if the environment variable `BAYESGEOM_KEEP_FREED_MEMORY` is 1; your program can call `keep_freed_memory`.
 """
 
 import ctypes
@@ -15,13 +15,13 @@ _KEEP, _LARGEST_HEAP_BLOCK = 2**31 - 1, 32 * 2**20
 
 
 def keep_freed_memory() -> bool:
-    """Ask the C library to keep freed memory for the rest of the process.
+    """Make the C library keep freed memory for the rest of the process.
 
-    Training steps and ablations allocate buffers of the same sizes again and again. `benchmarks/training_step.py`
+    Training steps and ablations repeatedly allocate buffers of the same sizes. `benchmarks/training_step.py`
     measures the effect on your machine.
 
     Returns:
-        Whether the C library accepted: only glibc has the setting.
+        Whether the setting was applied. Only glibc supports it.
     """
     if not sys.platform.startswith("linux"):
         return False
@@ -34,5 +34,5 @@ def keep_freed_memory() -> bool:
 
 
 def is_requested() -> bool:
-    """Return whether the environment asks the command line to keep freed memory."""
+    """Return whether the environment variable is set."""
     return os.environ.get(VARIABLE) == "1"

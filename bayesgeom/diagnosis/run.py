@@ -1,4 +1,4 @@
-"""`diagnose`: one pass of the model over fresh trials serves every probe; fresh copies of it give the n_untrained."""
+"""`diagnose`: run all probes on one pass of the model over new sequences, and on untrained networks."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
@@ -6,34 +6,38 @@ from typing import Any, final
 
 from bayesgeom.ablations.report import AblationReport
 from bayesgeom.ablations.run import BatteryRun
+from bayesgeom.checks.arguments import checked
 from bayesgeom.core.errors import InvalidArgument, MissingSite, NoCopy, TaskMismatch, unknown_name
 from bayesgeom.core.plugins import Contained, discovered, is_foreign
 from bayesgeom.core.progress import bar
 from bayesgeom.core.run import Run
 from bayesgeom.core.sites import Site
 from bayesgeom.core.trials import Trials
+from bayesgeom.engines.executor import Batch, Executor, Job, path_of
 from bayesgeom.generalization.relabeling import Renaming
 from bayesgeom.generalization.relabeling_report import RelabelingReport
 from bayesgeom.models.base import Model
 from bayesgeom.models.provenance import provenance
 from bayesgeom.models.recorder import bytes_per_sequence
 from bayesgeom.models.resolve import ModelLike, TaskLike, as_model, require_posterior, task_of
+from bayesgeom.models.sendable import load_same, name_of
 from bayesgeom.probes.base import Needs, Probe
 from bayesgeom.results.diagnosis import Diagnosis
 from bayesgeom.results.report import Report
 from bayesgeom.results.storage import parts_of
 from bayesgeom.results.tidy import records_of
-from bayesgeom.tasks.base import Branch, FiniteTask, WindTunnel, derived_seed
+from bayesgeom.tasks.base import Branch, FiniteTask, WindTunnel, derived_seed, task_from_config
 
-N_RECORDED = 192  # sequences whose activations are kept: enough for every interval, and independent of n
-LEAST_RECORDED = 16  # sequences: where the memory holds fewer, a probe of activations refuses
-N_RENAMED = 128  # sequences that are shown under two names: one block, drawn alike whatever n is
-_LARGE, _PART = 50_000_000, 16  # parameters of a model whose blocks are run in parts of so many sequences
-_INITIALIZATION = "initialization"  # what is skipped where no copy can be built
+N_RECORDED = 192  # sequences whose activations are stored: enough for every interval, and independent of n
+LEAST_RECORDED = 16  # a probe of activations is skipped if the memory holds fewer sequences
+N_RENAMED = 128  # sequences of the renaming test: one block, the same for every n
+_LARGE, _PART = 50_000_000, 16  # models with more parameters run blocks in parts of this many sequences
+_INITIALIZATION = "initialization"  # key in `skipped` if no untrained network can be built
 
 AnyProbe = Probe[Any]
 
 
+@checked("model", "task")
 def diagnose(
     model: ModelLike,
     task: TaskLike | None = None,
@@ -43,22 +47,24 @@ def diagnose(
     seed: int = 0,
     n_untrained: int = 3,
     ablations: bool = False,
+    executor: Executor | Batch | None = None,
 ) -> Diagnosis:
-    """Run every probe that the model can serve, in one pass over new sequences of its task.
+    """Run every probe that the model supports, in one pass over new sequences of its task.
 
-    Behavioral numbers use all `n` sequences. Activations are stored for the first 192, or for as many as the model's
-    `memory_gib` holds; provenance and summary state how many, and a probe that would get fewer than 16 is skipped. If
-    no probes are named, a test of relabeling invariance is added. `skipped` states which probes this model cannot
-    serve, and `inapplicable` which ones do not apply to this task.
+    Behavioral numbers use all `n` sequences, activations the first 192 or as many as the model's `memory_gib` holds. A
+    probe that would get fewer than 16 is skipped. If no probes are named, a test of relabeling invariance is added.
+    `skipped` states which probes this model does not support, `inapplicable` which ones do not apply to this task.
 
     Args:
-        model: A model, or what `as_model` takes: a checkpoint's name or directory, a module, a Hugging Face model.
-        task: A task, its text as on the command line, or a list of prompts. Default: the model's own.
+        model: A model, or any argument of `as_model`: a checkpoint's name or directory, a module, a Hugging Face model.
+        task: A task, its text as on the command line, or a list of prompts. Default: the model's own task.
         probes: Probes, or their names; "NAME:option" switches an option on. Default: all that apply.
-        n: Number of sequences; of a task with a fixed number of them at most all.
+        n: Number of sequences; at most all sequences of a task with a fixed number of them.
         seed: Seed of the sequences and of the intervals.
         n_untrained: Number of untrained networks to compare with; `skipped["initialization"]` if none can be built.
         ablations: Whether to run the default ablation battery as well.
+        executor: Where untrained networks are measured, a job each (see `bayesgeom.engine`); the model is then given by
+            its name or directory, and probes by their names. Default: this process.
 
     Returns:
         The reports by the name of their probe.
@@ -68,6 +74,7 @@ def diagnose(
         UnknownName: A probe or checkpoint does not exist.
         TaskMismatch: Ids or length of the task do not fit the model, or a named probe needs another kind of task.
         MissingSite: A named probe reads a site that the model does not provide.
+        ExecutorFault: A job failed; the others' results are kept.
 
     Example:
         >>> import bayesgeom
@@ -75,17 +82,46 @@ def diagnose(
         ['calibration']
     """
     if n_untrained < 0:
-        raise InvalidArgument(f"n_untrained is the number of untrained networks: at least 0, got {n_untrained}.")
-    subject = as_model(model)
+        raise InvalidArgument(f"n_untrained, the number of untrained networks, must be at least 0, got {n_untrained}.")
+    sent = None if executor is None else (Batch.of(executor), name_of(model))
+    return _diagnosed(
+        as_model(model),
+        task,
+        probes,
+        n=n,
+        seed=seed,
+        n_untrained=n_untrained,
+        ablations=ablations,
+        executor=sent,
+    )
+
+
+def _diagnosed(
+    subject: Model,
+    task: TaskLike | None,
+    probes: str | AnyProbe | Sequence[str | AnyProbe] | None,
+    *,
+    n: int,
+    seed: int,
+    n_untrained: int,
+    ablations: bool,
+    executor: tuple[Batch, str] | None,
+) -> Diagnosis:
+    """Return the reports with their provenance."""
     chosen = task_of(subject, task)
     if isinstance(chosen, FiniteTask):
         n = min(n, chosen.n_sequences)
     subject.check_fits(one := chosen.sample(1, seed=seed))
     stream = _Stream(task=chosen, seed=derived_seed(seed, Branch.TRIALS), device=subject.spec.device)
-    blocks = stream.blocks(n)  # here, so that a bad n or task is refused before the copies run
-    budget = subject.recording_bytes()  # the same for the copies: they are compared with the model
+    blocks = stream.blocks(n)  # first, so that an invalid n or task is an error before untrained networks run
+    budget = subject.recording_bytes()  # the same for untrained networks: they are compared with the model
     plan = _affordable(_plan(subject, chosen, one, probes, n=n, seed=seed), subject, one, budget, min(n, N_RECORDED))
-    fresh, faults = _on_untrained(subject, plan, stream, budget, n=n, n_untrained=n_untrained, seed=seed)
+    if executor is None:
+        fresh, faults = _on_untrained(subject, plan, stream, budget, n=n, n_untrained=n_untrained, seed=seed)
+    else:
+        per = max(1, _bytes_of_one(plan, subject, one))
+        n_seen = min(n, N_RECORDED, max(2, budget // per))
+        fresh, faults = _sent_untrained(executor, subject, plan, chosen, n=n_seen, n_untrained=n_untrained, seed=seed)
     skipped = plan.skipped | faults
     run = _run(subject, chosen, blocks, plan, seed, budget, n=n)
     reports, faults = _measured(plan, run, {name: own for name, own in fresh.items() if name not in skipped})
@@ -100,12 +136,12 @@ def diagnose(
 def _on_untrained(
     model: Model, plan: "_Plan", stream: "_Stream", budget: int, *, n: int, n_untrained: int, seed: int
 ) -> tuple[dict[str, list[Report]], dict[str, str]]:
-    """What every probe says of each untrained network, and why some were left out."""
+    """Return every probe's reports on untrained networks, and why some are missing."""
     fresh: dict[str, list[Report]] = {name: [] for name in plan.served}
     skipped = dict[str, str]()
     try:
         for own in (derived_seed(seed, Branch.FRESH, index) for index in range(n_untrained)):
-            # No name holds a copy: it is gone before the next is made, and before the model itself is run.
+            # No variable holds a network: it is freed before the next one is built and before the model runs.
             found, faults = _untrained(model.fresh(own), plan, stream, min(n, N_RECORDED), seed, budget)
             skipped |= faults
             for name, report in found.items():
@@ -115,12 +151,83 @@ def _on_untrained(
     return fresh, skipped
 
 
+def _bytes_of_one(plan: "_Plan", model: Model, one: Trials) -> int:
+    """What the activations of one sequence take that the probes of a plan read."""
+    return bytes_per_sequence(model.spec, [site for site in plan.sites if not site.is_static], one)
+
+
+def _sent_untrained(
+    executor: tuple[Batch, str], model: Model, plan: "_Plan", task: WindTunnel, *, n: int, n_untrained: int, seed: int
+) -> tuple[dict[str, list[Report]], dict[str, str]]:
+    """What `_on_untrained` returns, a job for each network."""
+    batch, name = executor
+    shared = {
+        "model": name,
+        "weights": model.spec.weights_hash,
+        "device": model.spec.device,
+        "task": task.config(),
+        "probes": [_spelled(own) for own in plan.served.values()],
+        "is_named": plan.is_named,
+        "n": n,
+        "seed": seed,
+    }
+    jobs = [
+        Job(
+            name=f"{model.spec.name} untrained {index}",
+            function=path_of(untrained_at),
+            arguments={**shared, "index": index},
+        )
+        for index in range(n_untrained if plan.served else 0)
+    ]
+    fresh: dict[str, list[Report]] = {own: [] for own in plan.served}
+    skipped = dict[str, str]()
+    for found, faults in batch.results(jobs, desc="untrained networks"):
+        skipped |= faults
+        for own, report in found.items():
+            fresh[own].append(report)
+    return fresh, skipped
+
+
+def untrained_at(
+    *,
+    model: str,
+    weights: str,
+    device: str,
+    task: Mapping[str, Any],
+    probes: Sequence[str],
+    index: int,
+    **counts: Any,
+) -> tuple[dict[str, Report], dict[str, str]]:
+    """Do the job of one untrained network: its reports, and why there are none."""
+    n, seed = int(counts["n"]), int(counts["seed"])
+    subject, chosen = load_same(model, weights, device=device), task_from_config(task)
+    one = chosen.sample(1, seed=seed)
+    plan = replace(_plan(subject, chosen, one, probes, n=n, seed=seed), is_named=bool(counts["is_named"]))
+    budget = max(subject.recording_bytes(), n * _bytes_of_one(plan, subject, one))
+    stream = _Stream(task=chosen, seed=derived_seed(seed, Branch.TRIALS), device=subject.spec.device)
+    try:
+        copy = subject.fresh(derived_seed(seed, Branch.FRESH, index))
+    except NoCopy as reason:
+        return {}, {_INITIALIZATION: str(reason)}
+    return _untrained(copy, plan, stream, n, seed, budget)
+
+
+def _spelled(probe: AnyProbe) -> str:
+    """The name by which a worker finds this probe. **Raises** `InvalidArgument` for one that no name gives."""
+    switched = [name for name, value in vars(probe).items() if value is True]
+    spelled = ":".join([probe.name, *switched])
+    known = all_probes()
+    if probe.name not in known or len(switched) > 1 or _named(spelled, known) != probe:
+        raise InvalidArgument(f"executor= takes probes by their names, which workers find; got the object {probe!r}.")
+    return spelled
+
+
 def _further_passes(
     model: Model, task: WindTunnel, run: Run, renaming: Renaming | None, *, seed: int, ablations: bool
 ) -> tuple[dict[str, Report], dict[str, str]]:
-    """What takes passes of its own: a renaming of hypotheses, and ablations, or why there are none.
+    """Run what needs its own passes: the renaming of hypotheses, and ablations, or the reasons why there are none.
 
-    What was measured before is not lost to ablations that this model or task does not allow.
+    Ablations that this model or task does not allow must not lose the earlier measurements.
     """
     found, skipped = list[Report](), dict[str, str]()
     if renaming is not None:
@@ -135,17 +242,17 @@ def _further_passes(
 
 
 def all_probes() -> dict[str, AnyProbe]:
-    """One of every probe that is installed and can be used, by name."""
+    """Return an instance of every installed, usable probe, by name."""
     return _probes()[0]
 
 
 def broken_probes() -> dict[str, str]:
-    """Why a plug-in of another package cannot be used as a probe, by the name of its entry point."""
+    """Return why plug-ins cannot be used as probes, by the name of their entry points."""
     return _probes()[1]
 
 
 def _probes() -> tuple[dict[str, AnyProbe], dict[str, str]]:
-    # mypy: an abstract class as a value is what discovery is about.
+    # mypy forbids an abstract class as a value, but discovery needs one.
     kinds, unusable = discovered("bayesgeom.probes", Probe)  # type: ignore[type-abstract]
     found: dict[str, AnyProbe] = {}
     broken = {own.name if own.name not in kinds else f"{own.name} (plug-in)": own.reason for own in unusable}
@@ -158,7 +265,7 @@ def _probes() -> tuple[dict[str, AnyProbe], dict[str, str]]:
 
 
 def _checked(probe: AnyProbe) -> AnyProbe:
-    """The probe. **Raises** `InvalidArgument` where it does not say what it reads."""
+    """Return the probe; one without valid `needs` raises `InvalidArgument`."""
     if not isinstance(probe.needs, Needs):
         raise InvalidArgument(f"its needs must be a Needs(…), got {probe.needs!r}")
     return probe
@@ -167,9 +274,9 @@ def _checked(probe: AnyProbe) -> AnyProbe:
 @final
 @dataclass(frozen=True, kw_only=True)
 class _Plan:
-    """Probes that will run, the sites that they read together, and why the others will not: model, or task.
+    """Probes that will run, the sites that they read, and why the others will not: because of the model, or the task.
 
-    `contained`: those of other packages, whose errors cost their own report alone unless they were named.
+    `contained`: probes of plug-ins; their errors lose only their own report, unless they were named.
     """
 
     served: dict[str, AnyProbe]
@@ -184,7 +291,7 @@ class _Plan:
 @final
 @dataclass(frozen=True, kw_only=True)
 class _Stream:
-    """The same trials for the model and for its fresh copies."""
+    """The same sequences for the model and for the untrained networks."""
 
     task: WindTunnel
     seed: int
@@ -206,7 +313,7 @@ def _plan(
     known = all_probes()
     probes = [probes] if isinstance(probes, str | Probe) else probes
     if probes is not None and not probes:
-        raise InvalidArgument(f"probes names none: leave it out for all, or choose from: {', '.join(sorted(known))}.")
+        raise InvalidArgument(f"probes is empty: leave it out for all, or choose from: {', '.join(sorted(known))}.")
     if probes is not None and (named := [own for own in broken_probes().items() if own[0] in probes]):
         raise InvalidArgument(named[0][1])
     asked: dict[str, AnyProbe] = {}
@@ -232,7 +339,7 @@ def _plan(
         renaming = Renaming.of(model, task, n=min(n, N_RENAMED), seed=seed) if probes is None else None
     except (InvalidArgument, TaskMismatch) as reason:
         (inapplicable if isinstance(reason, TaskMismatch) else skipped)[RelabelingReport.name] = str(reason)
-    # Calibration leads, as the question that the others explain.
+    # Calibration is first: the other probes explain it.
     first = sorted(served, key=lambda name: (name != "calibration", list(served).index(name)))
     chosen = {name: served[name] for name in first}
     by_name = set(known) if probes is None else {item.partition(":")[0] for item in probes if isinstance(item, str)}
@@ -249,11 +356,9 @@ def _plan(
 
 
 def _affordable(plan: _Plan, model: Model, trials: Trials, budget: int, n: int) -> _Plan:
-    """The plan without the probes whose activations the memory holds for too few of `n` sequences.
+    """Remove probes from the plan until the memory holds the activations of enough of `n` sequences.
 
-    The dearest goes first, as long as those that stay do not fit together.
-
-    **Raises** `InvalidArgument` where one of them was named.
+    The probe with the largest activations is removed first. A named probe raises `InvalidArgument` instead.
     """
     least = min(n, LEAST_RECORDED)
     served, skipped = dict(plan.served), dict(plan.skipped)
@@ -269,8 +374,8 @@ def _affordable(plan: _Plan, model: Model, trials: Trials, budget: int, n: int) 
         name = max(served, key=lambda own: cost(served[own]))
         gib, kept = cost(served.pop(name)) * least / 2**30, budget / 2**30
         skipped[name] = (
-            f"probe {name!r} reads activations of at least {least} sequences, which take {gib:.3g} GiB; {kept:.3g} GiB "
-            f"are allowed together. Raise memory_gib of load (--memory-gib)."
+            f"probe {name!r} reads activations of at least {least} sequences, which take {gib:.3g} GiB; the limit for "
+            f"all probes is {kept:.3g} GiB. Raise memory_gib of load (--memory-gib)."
         )
         if plan.is_named:
             raise InvalidArgument(skipped[name])
@@ -280,7 +385,7 @@ def _affordable(plan: _Plan, model: Model, trials: Trials, budget: int, n: int) 
 
 
 def _named(text: str, known: Mapping[str, AnyProbe]) -> AnyProbe:
-    """The probe that NAME or NAME:option asks for; an option is a field that is switched on."""
+    """Return the probe of NAME or NAME:option; an option is a field that is switched on."""
     name, _, option = text.partition(":")
     if name not in known:
         raise unknown_name("probe", name, known)
@@ -295,18 +400,18 @@ def _named(text: str, known: Mapping[str, AnyProbe]) -> AnyProbe:
 
 
 def _require_task(needs: Needs, task: WindTunnel, trials: Trials, by: str) -> None:
-    """**Raises** `TaskMismatch` unless the task has what the probe reads of its sequences."""
+    """Raise `TaskMismatch` if the task lacks a posterior or groups that the probe needs."""
     if needs.posterior and not task.has_posterior:
-        raise TaskMismatch(f"{by} compares with the exact posterior, which nobody knows of this task's text.")
+        raise TaskMismatch(f"{by} requires an exact posterior, which this task does not have.")
     if needs.groups and len(trials.group_names) < 2:
         kinds = ", ".join(trials.group_names) or "one kind"
-        raise TaskMismatch(f"{by} compares sequences of several kinds; this task has {kinds}.")
+        raise TaskMismatch(f"{by} requires sequences of several kinds; this task has {kinds}.")
 
 
 def _untrained(
     copy: Model, plan: _Plan, stream: _Stream, n: int, seed: int, budget: int
 ) -> tuple[dict[str, Report], dict[str, str]]:
-    """What every probe says of an untrained network, and which plug-ins failed."""
+    """Return every probe's report on an untrained network, and which plug-ins failed."""
     run = _run(copy, stream.task, stream.blocks(n), plan, seed, budget, n=n)
     return _measured(plan, run, {name: [] for name in plan.served})
 
@@ -314,7 +419,7 @@ def _untrained(
 def _measured(
     plan: _Plan, run: Run, untrained: Mapping[str, Sequence[Report]]
 ) -> tuple[dict[str, Report], dict[str, str]]:
-    """The reports on a run of the probes that `untrained` names, and why plug-ins failed."""
+    """Return the reports of the probes in `untrained` on a run, and why plug-ins failed."""
     reports, faults = dict[str, Report](), dict[str, str]()
     shown = bar(untrained.items(), desc=f"{run.spec.name}: probes", unit="probe", leave=False)
     for name, before in shown:
@@ -329,7 +434,7 @@ def _measured(
 
 
 def _usable(report: object) -> Report:
-    """The report of a plug-in. **Raises** whatever its parts raise that tables and files are made from."""
+    """Return the report of a plug-in, after checking that tables and files can be made from it."""
     if not isinstance(report, Report):
         raise InvalidArgument(f"its measure must return a Report, got {type(report).__name__} {report!r:.40}")
     report.headlines(), records_of(report), parts_of(report)[0], parts_of(report)[1]
@@ -344,7 +449,7 @@ def _run(
         def counted() -> Iterator[Trials]:
             for part in _in_passes(model, blocks):
                 yield part
-                shown.update(len(part))  # asked for the next one: this one is done
+                shown.update(len(part))  # the next part is requested, so this one is done
 
         return model.run(
             counted(),
@@ -357,7 +462,7 @@ def _run(
 
 
 def _in_passes(model: Model, blocks: Iterator[Trials]) -> Iterator[Trials]:
-    """The blocks; of a large model in parts that take seconds rather than minutes, so that progress is seen."""
+    """Yield the blocks, for a large model in parts that take seconds, so that progress is visible."""
     for block in blocks:
         at_once = len(block) if model.spec.n_parameters < _LARGE else _PART
         for start in range(0, len(block), at_once):

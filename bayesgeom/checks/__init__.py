@@ -1,0 +1,1 @@
+"""Arguments compared with annotations, and how messages show values."""

@@ -1,0 +1,1 @@
+"""Engines that run jobs, by name: processes of this machine, SLURM, Ray, Dask."""

@@ -1,0 +1,49 @@
+"""Processes of this machine, one job each at a time: a killed one costs its own job, and its place gets a new one."""
+
+import multiprocessing
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from typing import Any, Self, final
+
+from bayesgeom.core.errors import InvalidArgument
+
+
+@final
+class LocalExecutor:
+    """`n` worker processes. Unlike in one `ProcessPoolExecutor`, a worker that is killed breaks no other's job.
+
+    Raises:
+        InvalidArgument: n < 1.
+    """
+
+    def __init__(self, n: int) -> None:
+        if n < 1:
+            raise InvalidArgument(f"local takes a number of processes, at least 1: local:2; got {n}.")
+        self._threads = ThreadPoolExecutor(n, thread_name_prefix="job")
+        self._place = threading.local()
+        self._pools: list[ProcessPoolExecutor] = []
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any) -> "Future[Any]":
+        """Run a function of a module in the next process that is free."""
+        return self._threads.submit(self._run, fn, args)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._threads.shutdown(cancel_futures=True)
+        for pool in self._pools:
+            pool.shutdown()
+
+    def _run(self, fn: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+        held = vars(self._place)
+        if "pool" not in held:  # spawned: a fork of a process with torch's threads may hang
+            held["pool"] = ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn"))
+            self._pools.append(held["pool"])
+        try:
+            return held["pool"].submit(fn, *args).result()
+        except BrokenProcessPool:
+            del held["pool"]
+            raise

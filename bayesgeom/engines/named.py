@@ -1,0 +1,160 @@
+"""Engines by name, as `--on` takes them: local:4, slurm, ray://…, dask://…"""
+
+import contextlib
+import importlib
+import subprocess
+import tomllib
+import warnings
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from bayesgeom.core.errors import ExecutorFault, InvalidArgument
+from bayesgeom.engines.executor import Executor
+from bayesgeom.engines.local import LocalExecutor
+from bayesgeom.engines.ray import RayExecutor
+
+HERE = "local"  # ray://local, dask://local: a cluster of this machine that ends with the command
+FORMS = "local:N, slurm, ray://ADDRESS, ray://local, dask://HOST:PORT or dask://local"
+_KINDS = ("local", "slurm", "ray", "dask")
+
+
+@contextlib.contextmanager
+def engine(on: str, options: str | Path | Mapping[str, Any] | None = None) -> Iterator[Executor]:
+    """Connect to an engine for the length of a block, and disconnect after it.
+
+    Args:
+        on: `local:N`: N processes of this machine. `slurm`: jobs of SLURM, through submitit. `ray://ADDRESS` and
+            `dask://HOST:PORT`: a running cluster; `ray://auto` finds the one of this machine. `ray://local` and
+            `dask://local` start a cluster on this machine.
+        options: The engine's own options by engine, or the TOML file that holds them: `[slurm]` as
+            `submitit.AutoExecutor.update_parameters` takes them, and `folder`, `cluster`; `[ray]` as `ray.init`, and
+            `[ray.task]` as `ray.remote`; `[dask]` as `distributed.Client`, or `LocalCluster` for dask://local.
+
+    Yields:
+        An executor: pass it as `executor=`.
+
+    Raises:
+        InvalidArgument: There is no such engine, it is not installed, or an option is not one of its own.
+        ExecutorFault: The cluster cannot be reached.
+
+    Example:
+        >>> with engine("local:1") as executor:
+        ...     executor.submit(abs, -3).result()
+        3
+    """
+    kind, address = _parsed(on)
+    own = dict(_options(options).get(kind, {}))
+    opened = {"local": _local, "slurm": _slurm, "ray": _ray, "dask": _dask}[kind]
+    with opened(address, own) as executor:
+        yield executor
+
+
+def _parsed(on: str) -> tuple[str, str]:
+    kind, colon, address = on.partition(":")
+    is_whole = {"local": address.isdecimal(), "slurm": not colon}.get(kind, len(address) > 2 and address[:2] == "//")
+    if kind not in _KINDS or not is_whole:
+        raise InvalidArgument(f"there is no engine {on!r}. There are: {FORMS}.")
+    return kind, address.removeprefix("//")
+
+
+def _options(given: str | Path | Mapping[str, Any] | None) -> Mapping[str, Any]:
+    """The tables by engine. **Raises** `InvalidArgument` for a file that is none, or a table of no engine."""
+    if given is None:
+        return {}
+    if isinstance(given, Mapping):
+        found = given
+    else:
+        try:
+            found = tomllib.loads(Path(given).read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise InvalidArgument(f"the engine's options {given} cannot be read: {error}.") from error
+    if unknown := [name for name in found if name not in _KINDS or not isinstance(found[name], Mapping)]:
+        raise InvalidArgument(
+            f"options of an engine stand in a table of its name, [slurm], [ray] or [dask]; got {', '.join(unknown)}."
+        )
+    return found
+
+
+def _library(name: str, extra: str) -> Any:
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise InvalidArgument(f"{extra} needs {name}: pip install 'bayesgeom[{extra}]'.") from error
+
+
+@contextlib.contextmanager
+def _local(address: str, own: dict[str, Any]) -> Iterator[Executor]:
+    _refuse(own, "local")
+    with LocalExecutor(int(address)) as executor:
+        yield executor
+
+
+@contextlib.contextmanager
+def _slurm(_: str, own: dict[str, Any]) -> Iterator[Executor]:
+    submitit = _library("submitit", "slurm")
+    folder, cluster = own.pop("folder", "runs/slurm"), own.pop("cluster", "slurm")
+    with _named("slurm", RuntimeError, ValueError):
+        executor = submitit.AutoExecutor(folder=folder, cluster=cluster)
+    with _options_of("slurm", NameError, TypeError, ValueError):
+        executor.update_parameters(**own)
+    if cluster == "slurm" and subprocess.run(["sacct", "-n"], check=False, capture_output=True).returncode:  # noqa: S607  (as submitit does)
+        warnings.warn(
+            "this SLURM keeps no accounts (sacct fails), from which submitit learns that a job died: it would wait for "
+            "such a job. Interrupt the command then, and repeat it.",
+            stacklevel=2,
+        )
+    yield executor
+
+
+@contextlib.contextmanager
+def _ray(address: str, own: dict[str, Any]) -> Iterator[Executor]:
+    ray = _library("ray", "ray")
+    task = own.pop("task", {})
+    where = {} if address == HERE else {"address": address if address == "auto" else f"ray://{address}"}
+    with (
+        _named(f"ray://{address}", ConnectionError, RuntimeError, ValueError, ImportError),
+        _options_of("ray", TypeError),
+    ):
+        ray.init(**{"log_to_driver": False, **where, **own})
+    try:
+        yield RayExecutor(**task)
+    finally:
+        ray.shutdown()
+
+
+@contextlib.contextmanager
+def _dask(address: str, own: dict[str, Any]) -> Iterator[Executor]:
+    distributed = _library("distributed", "dask")
+    with contextlib.ExitStack() as stack:
+        with _named(f"dask://{address}", OSError, ValueError), _options_of("dask", TypeError):
+            if address == HERE:
+                cluster = stack.enter_context(distributed.LocalCluster(**{"dashboard_address": None, **own}))
+                client = stack.enter_context(distributed.Client(cluster))
+            else:
+                client = stack.enter_context(distributed.Client(f"tcp://{address}", **{"timeout": "20s", **own}))
+        yield client.get_executor()
+
+
+@contextlib.contextmanager
+def _named(engine: str, *kinds: type[Exception]) -> Iterator[None]:
+    """**Raises** `ExecutorFault` in place of what an engine raises that cannot be reached."""
+    try:
+        yield
+    except kinds as error:
+        said = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
+        raise ExecutorFault(f"engine {engine} cannot be reached: {said}.") from error
+
+
+@contextlib.contextmanager
+def _options_of(engine: str, *kinds: type[Exception]) -> Iterator[None]:
+    """**Raises** `InvalidArgument` in place of what an engine raises for options that it has not."""
+    try:
+        yield
+    except kinds as error:
+        raise InvalidArgument(f"options of {engine}: {' '.join(str(error).split()).rstrip('.')}.") from error
+
+
+def _refuse(own: Mapping[str, Any], engine: str) -> None:
+    if own:
+        raise InvalidArgument(f"{engine} takes no options; got {', '.join(own)}.")

@@ -1,0 +1,113 @@
+"""Findings at the top of a page: three to six sentences with number, interval and strongest baseline."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import chain, zip_longest
+from typing import final
+
+from bayesgeom.results.headline import Headline
+from bayesgeom.results.section import Section
+
+FEWEST, MOST = 3, 6
+GOOD = frozenset(
+    {"yes", "used", "invariant", "realized", "confirmed", "as published", "agrees", "values later", "learned"}
+)
+BAD = frozenset({"no", "not used", "not invariant", "not realized", "contradicted", "not as published", "not learned"})
+_WORDS = {"yes": "beats baselines", "no": "does not beat baselines", "undecided": "undecided"}
+_JUDGED = {
+    "yes": "Beats every baseline; the strongest is",
+    "no": "Does not beat the strongest baseline,",
+    "undecided": "Not separated from the strongest baseline,",
+    "": "For comparison:",
+}
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """One sentence about one number of a section, with the word of its verdict and the word's color (`tone`)."""
+
+    section: Section
+    line: Headline
+    sentence: str
+    is_conclusion: bool = False
+
+    @property
+    def verdict(self) -> str:
+        """The word in front of the sentence; "" without a verdict."""
+        return self.line.ruling if self.is_conclusion else verdict_word(self.line)
+
+    @property
+    def tone(self) -> str:
+        """The color of the verdict."""
+        return tone(self.line) if self.verdict else "open"
+
+    @property
+    def numbers(self) -> str:
+        """The number, its interval and its strongest baseline."""
+        return numbers(self.line)
+
+
+def findings(sections: Sequence[Section]) -> list[Finding]:
+    """Return at most six findings: the first of every section, then the second of every section, and so on."""
+    rounds = zip_longest(*(_of_section(section) for section in sections))
+    return [found for found in chain.from_iterable(rounds) if found is not None][:MOST]
+
+
+def caption(section: Section) -> str:
+    """Return the first finding of a section as the caption of its figure."""
+    first = next(iter(_of_section(section)), None)
+    if first is None:
+        return ""
+    word = f"{_capital(first.verdict)}: " if first.sentence and first.verdict else ""
+    return f"{word}{first.sentence or first.numbers}"
+
+
+def verdict_word(line: Headline) -> str:
+    """Return the report's own verdict, or whether the number beats its baselines; "" without either."""
+    return line.ruling or _WORDS.get(line.verdict, line.verdict)
+
+
+def tone(line: Headline) -> str:
+    """Return "good", "bad" or "open": the color of a verdict.
+
+    Example:
+        >>> tone(Headline(metric="x", label="x", value=1.0, ruling="used"))
+        'good'
+    """
+    said = line.ruling or line.verdict
+    return "good" if said in GOOD else "bad" if said in BAD else "open"
+
+
+def numbers(line: Headline) -> str:
+    """Return a number with its interval and its strongest baseline, as a sentence or two."""
+    if line.value_text == "–":
+        return ""
+    interval = f" (95 % interval {line.interval})" if line.interval and not line.no_interval else ""
+    judged = f" {_JUDGED[line.verdict]} {line.baselines[0]}." if line.has_baseline and line.verdict in _JUDGED else ""
+    return f"{_capital(line.label)}: {line.value_text}{interval}.{judged}"
+
+
+def _of_section(section: Section) -> list[Finding]:
+    """Return the headlines that state a finding; without any, those with a verdict, then others, up to three."""
+    known = [line for line in section.headlines if line.value_text != "–"] or list(section.headlines)
+    lines = [line for line in section.headlines if line.finding]
+    if not lines:
+        judged = [line for line in known if line.verdict]
+        lines = judged if len(judged) >= FEWEST else sorted(known, key=lambda line: not line.verdict)[:FEWEST]
+    found = [Finding(section=section, line=line, sentence=line.finding) for line in lines]
+    if section.verdict and lines:
+        concluded = section.verdict.rstrip(".") + "."
+        if lines[0].ruling:
+            concluded = concluded.removeprefix(
+                f"{lines[0].ruling}:"
+            ).strip()  # the verdict is already shown before the sentence
+        concluded = _capital(concluded)
+        found[0] = Finding(section=section, line=lines[0], sentence=concluded, is_conclusion=True)
+    return found
+
+
+def _capital(text: str) -> str:
+    """Return the text with a capital first letter; names and symbols are not changed."""
+    first = text.split(" ", maxsplit=1)[0].rstrip(":,")
+    return text[:1].upper() + text[1:] if first.isalpha() and first.islower() and len(first) > 1 else text

@@ -1,0 +1,41 @@
+"""A section of the report page."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, final
+
+from bayesgeom.results.headline import Headline
+
+if TYPE_CHECKING:
+    from plotly.graph_objects import Figure
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Section:
+    """One report on the page. `verdict` is its conclusion in a sentence, if it has one."""
+
+    name: str
+    title: str
+    about: str
+    headlines: Sequence[Headline]
+    figure: "Figure"
+    n: int
+    counts: str = "sequence"
+    verdict: str = ""
+    further: "Mapping[str, Figure]" = field(default_factory=dict)  # of charts, by name
+
+    @property
+    def short_title(self) -> str:
+        """The title up to its colon."""
+        return self.title.split(":", maxsplit=1)[0]
+
+    @property
+    def is_ruled(self) -> bool:
+        """Whether any line states the report's own verdict."""
+        return any(line.ruling for line in self.headlines)
+
+    @property
+    def is_published(self) -> bool:
+        """Whether any line has a published value."""
+        return any(line.published for line in self.headlines)

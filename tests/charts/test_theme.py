@@ -1,0 +1,147 @@
+"""The theme: contrast of text and lines on either background, legends under panels, honest axes."""
+
+import numpy as np
+import plotly.graph_objects as go
+import pytest
+
+from bayesgeom.charts.lines import add_band, add_line, add_reference
+from bayesgeom.results.library import asset
+from bayesgeom.results.theme import (
+    AXIS,
+    BACKGROUNDS,
+    DARK,
+    EXACT,
+    GRID,
+    LAYERS,
+    NULL,
+    QUANTITIES,
+    SERIES,
+    at_least,
+    entries,
+    log_axes,
+    panels,
+    rgb,
+    with_room_for_legend,
+)
+
+TEXT_CONTRAST, LINE_CONTRAST = 4.5, 3.0  # of the Web Content Accessibility Guidelines 2.1
+
+
+def luminance(color: str) -> float:
+    shares = [part / 255 for part in rgb(color)]
+    linear = [share / 12.92 if share <= 0.04045 else ((share + 0.055) / 1.055) ** 2.4 for share in shares]
+    return float(np.dot([0.2126, 0.7152, 0.0722], linear))
+
+
+def contrast(one: str, other: str) -> float:
+    light, dark = sorted((luminance(one), luminance(other)), reverse=True)
+    return (light + 0.05) / (dark + 0.05)
+
+
+def test_contrast_is_that_of_the_guidelines() -> None:
+    assert contrast("#ffffff", "#000000") == pytest.approx(21) and contrast("#777777", "#ffffff") == pytest.approx(
+        4.48, abs=0.01
+    )
+
+
+def style_colors(is_dark: bool) -> dict[str, str]:
+    """The variables of the style sheet, of the light or the dark page."""
+    css = asset("page.css").decode()
+    block = css.split(":root {")[2 if is_dark else 1].split("}")[0]
+    pairs = (part.split(":") for part in block.split(";") if "--" in part)
+    return {name.strip().removeprefix("--"): color.strip() for name, color in pairs}
+
+
+@pytest.mark.parametrize("is_dark", [False, True])
+def test_text_is_readable_on_its_background(is_dark: bool) -> None:
+    colors = style_colors(is_dark)
+    assert colors["back"] == BACKGROUNDS[is_dark]
+    for name in ("text", "soft", "link", "good", "bad", "open"):
+        for back in ("back", "block"):
+            assert contrast(colors[name], colors[back]) >= TEXT_CONTRAST, (name, back)
+
+
+@pytest.mark.parametrize("is_dark", [False, True])
+def test_lines_and_texts_of_figures_stand_out(is_dark: bool) -> None:
+    back = BACKGROUNDS[is_dark]
+    for color in (*SERIES, *LAYERS, *QUANTITIES, NULL, EXACT):
+        shown = DARK[color] if is_dark else color
+        assert contrast(shown, back) >= LINE_CONTRAST, color
+    for color in (NULL, EXACT):
+        assert contrast(DARK[color] if is_dark else color, back) >= TEXT_CONTRAST, color
+
+
+def test_no_color_means_two_things() -> None:
+    colors = [*SERIES, *LAYERS, *QUANTITIES, NULL, EXACT, GRID, AXIS]
+    assert len(set(colors)) == len(colors) == len(DARK) and len(set(DARK.values())) == len(DARK)
+    assert not set(DARK) & set(DARK.values()), "a color that was replaced is not replaced again"
+
+
+def two_panels() -> go.Figure:
+    figure = panels("Whole", ("a", "b", "c"))
+    add_line(figure, (1, 1), [1, 2], np.array([2.0, 3.0]), name="model")
+    add_line(figure, (1, 2), [1, 2], np.array([2.0, 3.0]), name="model")
+    figure.data[-1].showlegend = False
+    add_line(figure, (2, 1), [1, 2], np.array([2.0, 3.0]), name="other")
+    add_band(figure, (2, 1), [1, 2], np.zeros(2), np.ones(2), name="hidden")
+    figure.data[-1].showlegend = False
+    return figure
+
+
+def test_each_panel_lists_what_it_draws() -> None:
+    assert entries(two_panels()) == {"x": {"model": [0]}, "x2": {"model": [1]}, "x3": {"other": [2]}}
+    figure = with_room_for_legend(two_panels())
+    assert [trace.showlegend for trace in figure.data] == [True, True, True, False]
+    assert len({trace.legend for trace in figure.data[:3]}) == 3, "a legend of its own for each panel"
+
+
+def test_legends_lie_under_their_panel_and_panels_keep_their_height() -> None:
+    plain, figure = two_panels(), with_room_for_legend(two_panels())
+
+    def pixels(of: go.Figure, share: float) -> float:
+        margins = of.layout.margin
+        return float(share * (of.layout.height - margins.t - margins.b))
+
+    for name in ("yaxis", "yaxis2", "yaxis3"):
+        low, high = figure.layout[name].domain
+        before = plain.layout[name].domain
+        assert pixels(figure, high - low) == pytest.approx(pixels(plain, before[1] - before[0]))
+    tops = {trace.xaxis: figure.layout[trace.legend].y for trace in figure.data[:3]}
+    assert tops["x"] == tops["x2"] < figure.layout.yaxis.domain[0] and tops["x"] > figure.layout.yaxis3.domain[1]
+    assert [note.y for note in figure.layout.annotations] == [
+        pytest.approx(figure.layout[axis].domain[1]) for axis in ("yaxis", "yaxis2", "yaxis3")
+    ]
+    assert with_room_for_legend(figure) == figure, "once is enough"
+
+
+def test_a_log_axis_ends_where_the_lines_do() -> None:
+    figure = panels("Whole", ("a",), n_columns=1)
+    add_band(figure, (1, 1), [1, 2, 3], np.array([1e-12, 1e-9, 0.1]), np.ones(3), name="band")
+    add_line(figure, (1, 1), [1, 2, 3], np.array([0.0, 0.01, 5.0]), name="model")
+    log_axes(figure, (1, 1))
+    low, high = figure.layout.yaxis.range
+    assert figure.layout.yaxis.type == "log" and -2.2 < low < -2 and 0.69 < high < 0.9
+    assert list(figure.layout.yaxis.ticktext) == ["0.01", "0.1", "1"]
+
+
+def test_a_narrow_log_axis_has_ticks_between_decades() -> None:
+    figure = panels("Whole", ("a",), n_columns=1)
+    add_line(figure, (1, 1), [1, 2], np.array([2.0, 4.0]), name="model")
+    log_axes(figure, (1, 1))
+    assert list(figure.layout.yaxis.ticktext) == ["2", "5"]
+
+
+def test_rounding_is_no_trend() -> None:
+    figure = panels("Whole", ("a",), n_columns=1)
+    add_line(figure, (1, 1), [1, 2], np.array([1e-4, 2e-4]), name="model")
+    at_least(figure, (1, 1), 0.01)
+    low, high = figure.layout.yaxis.range
+    assert low == 0 and high == pytest.approx(0.01), "and nothing below zero where no number is"
+
+
+def test_the_exact_line_is_seen_around_the_models() -> None:
+    figure = panels("Whole", ("a",), n_columns=1)
+    add_reference(figure, (1, 1), [1, 2], np.ones(2), name="exact")
+    add_line(figure, (1, 1), [1, 2], np.ones(2), name="model")
+    exact, model = figure.data
+    assert exact.line.width >= 6 and exact.opacity < 0.5 and model.line.color != exact.line.color

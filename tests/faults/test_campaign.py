@@ -1,0 +1,69 @@
+"""A fast, seeded sample of the campaign of faults; `python -m benchmarks.faults` runs all of it."""
+
+from pathlib import Path
+
+import jaxtyping
+import pytest
+
+from bayesgeom.core.errors import BayesGeomError, InvalidArgument
+from benchmarks import fault_calls, faults
+from benchmarks.faults import Accepted, Case, campaign, judged, table
+
+SHARES = {
+    "checkpoint bytes": 0.004,
+    "checkpoint structure": 0.004,
+    "report bytes": 0.005,
+    "report structure": 0.004,
+    "calls": 0.02,
+    "cli": 0.003,
+    "huggingface": 0.002,
+}
+
+
+@pytest.mark.parametrize("group", SHARES)
+def test_nothing_in_a_sample_is_wrong(group: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # The tests' shape checks refuse some values of a dataclass before the package does.
+    monkeypatch.setattr(faults, "BayesGeomError", (BayesGeomError, jaxtyping.TypeCheckError))
+    found = campaign([group], tmp_path, share=SHARES[group])
+    assert found and not [own for own in found if own.kind == "wrong" and "TypeCheckError" not in own.detail]
+    assert any(own.kind == "refused" for own in found)
+
+
+def raising(error: BaseException) -> Case:
+    def act() -> None:
+        raise error
+
+    return Case("planted", act)
+
+
+def forever() -> None:
+    while True:
+        pass
+
+
+@pytest.mark.parametrize(
+    ("case", "kind"),
+    [
+        (raising(InvalidArgument("n must be an integer, got 'x'.")), "refused"),
+        (raising(InvalidArgument("two\nlines")), "wrong"),
+        (raising(TypeError("foreign")), "wrong"),
+        (raising(Accepted("damage")), "wrong"),
+        (Case("planted", forever), "wrong"),
+        (Case("planted", lambda: None), "survived"),
+    ],
+)
+def test_the_campaign_can_find_a_fault(case: Case, kind: str) -> None:
+    assert judged("planted", case, seconds=0.05).kind == kind
+
+
+def test_the_table_counts_every_case() -> None:
+    found = [judged("own", raising(TypeError())), judged("own", Case("planted", lambda: None))]
+    assert table(found).splitlines()[-1].split() == ["all", "2", "0", "1", "1"]
+
+
+@pytest.mark.exhaustive
+def test_every_sound_call_is_accepted(tmp_path: Path) -> None:
+    """Else a case would be refused for another reason than its odd value."""
+    for name, (function, given) in fault_calls.sound(tmp_path).items():
+        if name not in ("reproduce", "claims.find"):  # these have no small claim
+            function(**given)

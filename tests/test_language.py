@@ -1,0 +1,169 @@
+"""The word list: texts that users read have the standard words of the field, not private ones.
+
+The test is a backstop: it finds words, not clumsy sentences. A line that quotes such a word says so at its end, in an
+HTML comment or a code comment: `language: quoted`. The glossary and the committed readings are exempt.
+"""
+
+import ast
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+EXEMPT = "language: quoted"
+EFFECT = r"(?:heads?|layers?|sublayers?|blocks?|MLPs?|components?|ablat\w+|battery|batteries|bits|KL|sequence)"
+INSTEAD = {
+    r"nulls?\b(?! hypothesis| distribution| space|\.)": "baseline or chance level",
+    r"nulls?\.(?! ?json)": "baseline or chance level",
+    r"fresh cop(?:y|ies)|copies at initiali[sz]ation": "untrained network",
+    r"reali[sz]ed answers?": "label",
+    r"(?<!memory )leak(?:s|ed|age)?\b": "off-answer probability",
+    rf"damages?\b(?=.*\b{EFFECT}\b)|{EFFECT}(?:'s)? damages?\b|damaged? (?:head|layer|block)s?\b": "KL increase",
+    r"taken away|removed parts?\b": "ablated component",
+    r"spent values?|live hypothes[ei]s": "used value, consistent hypothesis",
+    r"(?<!output )(?<!is )redirect(?:s|ed|ion)?\b(?!.{0,20}\b(?:output|stdout|stderr|standard))": "answer shift",
+    r"loners?\b": "batch, block",
+    r"top to second": "ratio of the largest to the second-largest effect",
+    r"vouch(?:es|ed)? for|gives? away|found out": "verified by, reveals, detected",
+    r"of ours\b|reads nothing|whoever|nobody": "name the thing",
+    r"(?:optim|normal|general|real|organ|minim|maxim)is(?:e[sdr]?|ing|ation)\b|initialis|summaris|parameteris|recognis|"
+    r"behaviour|colour|favour|neighbour|centred?\b|label(?:ling|led)\b|modell(?:ed|ing|er)\b|travell|cancell(?:ed|ing)|"
+    r"analys(?:e|ed|ing)\b|artefact|grey\b": "American spelling",
+}
+PATTERNS = {re.compile(rf"\b(?:{words})", re.IGNORECASE): instead for words, instead in INSTEAD.items()}
+QUOTED = re.compile(r"`[^`]*`|\"[^\"\n]*_[^\"\n]*\"|https?://\S+|\{[^{}]*\}")  # code, identifiers, addresses
+
+
+def offences(text: str, where: str, first: int = 1) -> Iterator[str]:
+    """Every private word in a text, with its line and what to write instead."""
+    for number, line in enumerate(text.splitlines(), start=first):
+        if EXEMPT in line:
+            continue
+        plain = QUOTED.sub(" ", line)
+        for pattern, instead in PATTERNS.items():
+            for found in pattern.finditer(plain):
+                yield f"{where}:{number}: {found.group()!r}: write {instead}"
+
+
+def prose(path: Path) -> Iterator[tuple[int, str]]:
+    """The text of a page without its code blocks, by line."""
+    is_code = False
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+        if line.lstrip().startswith("```"):
+            is_code = not is_code
+        elif not is_code:
+            yield number, line
+
+
+def strings(path: Path) -> Iterator[tuple[int, str]]:
+    """Docstrings and other texts of a module: literals with a space in them, f-strings included."""
+    source = path.read_text(encoding="utf-8")
+    lines = source.splitlines()
+    for node in ast.walk(ast.parse(source)):
+        is_text = isinstance(node, ast.Constant) and isinstance(node.value, str) and " " in node.value.strip()
+        if is_text and EXEMPT not in lines[node.lineno - 1]:
+            yield node.lineno, node.value
+
+
+def cells(path: Path) -> Iterator[tuple[int, str]]:
+    """The Markdown cells of a notebook, with the number of the cell."""
+    for number, cell in enumerate(json.loads(path.read_text(encoding="utf-8"))["cells"], start=1):
+        if cell["cell_type"] == "markdown":
+            yield number, " ".join("".join(cell["source"]).splitlines())
+
+
+def texts(path: Path) -> Iterator[tuple[int, str]]:
+    readers = {".md": prose, ".py": strings, ".ipynb": cells}
+    return readers[path.suffix](path)
+
+
+def pages() -> list[str]:
+    roots = [ROOT / name for name in ("README.md", "AGENTS.md", "CHANGELOG.md", "benchmarks/README.md")]
+    found = [*roots, *sorted((ROOT / "docs").rglob("*.md")), *sorted((ROOT / "examples").glob("*.*"))]
+    names = [path.relative_to(ROOT).as_posix() for path in found if path.name != "glossary.md"]
+    return [name for name in names if not name.startswith("docs/readings/")]
+
+
+def folders() -> list[str]:
+    return sorted({path.relative_to(ROOT / "bayesgeom").parts[0] for path in (ROOT / "bayesgeom").rglob("*.py")})
+
+
+def faults(paths: list[Path]) -> list[str]:
+    return [
+        fault
+        for path in paths
+        for number, text in texts(path)
+        for fault in offences(text, path.relative_to(ROOT).as_posix(), number)
+    ]
+
+
+@pytest.mark.parametrize("page", pages())
+def test_pages_use_standard_words(page: str) -> None:
+    found = faults([ROOT / page])
+    assert not found, f"{len(found)}:\n" + "\n".join(found)
+
+
+@pytest.mark.parametrize("folder", folders())
+def test_texts_in_the_package_use_standard_words(folder: str) -> None:
+    where = ROOT / "bayesgeom" / folder
+    found = faults(sorted(where.rglob("*.py")) if where.is_dir() else [where])
+    assert not found, f"{len(found)}:\n" + "\n".join(found)
+
+
+def test_templates_of_the_report_page_use_standard_words() -> None:
+    templates = sorted((ROOT / "bayesgeom").rglob("*.jinja"))
+    assert templates, "the report page has a template"
+    for path in templates:
+        source = path.read_text(encoding="utf-8")
+        shown = re.sub(r"<style>.*?</style>|<script.*?</script>|\{[{%#].*?[}%#]\}", " ", source, flags=re.DOTALL)
+        assert not list(offences(shown, path.name))
+
+
+@pytest.mark.parametrize(
+    ("text", "word"),
+    [
+        ("The null is 0.3.", "null"),
+        ("It exceeds every null.", "null"),
+        ("Fresh copies get one pass.", "untrained"),
+        ("The behaviour of it", "American"),
+        ("normalised values that were analysed", "American"),
+        ("largest damage of a head", "KL increase"),
+        ("the head's damage", "KL increase"),
+        ("The swap redirects the answer.", "answer shift"),
+        ("whoever knows the last symbol", "name"),
+        ("The probability leaks.", "off-answer"),
+    ],
+)
+def test_private_words_are_found(text: str, word: str) -> None:
+    assert word in " ".join(offences(text, "page"))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "`nulls` was renamed",
+        "the null distribution of shuffled values",
+        "null <!-- language: quoted -->",
+        "annulled",
+        "A damaged file is refused.",
+        "standard output is redirected to a file",
+        "the redirected output",
+        "an object that is ModelLike",
+        "an optimistic, realistic organism",
+        "memory leaks",
+        "two analyses",
+    ],
+)
+def test_ordinary_english_is_not(text: str) -> None:
+    assert not list(offences(text, "page"))
+
+
+def test_code_blocks_are_skipped_and_strings_are_read(tmp_path: Path) -> None:
+    page, module = tmp_path / "page.md", tmp_path / "module.py"
+    page.write_text("the text\n```text\nnobody\n```\nwhoever\n")
+    module.write_text('"""The behaviour."""\nname = f"{3} of ours"\nquoted = "a null"  # language: quoted\n')
+    assert [number for number, line in texts(page) for _ in offences(line, "page")] == [5]
+    assert sorted(number for number, text in texts(module) for _ in offences(text, "module")) == [1, 2]
