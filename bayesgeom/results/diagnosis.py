@@ -34,7 +34,7 @@ _WITH_REPORTS = (
     "gradients",
     "experiments.em",
     "subspaces",
-    "training.monitor",
+    "monitor",
 )
 
 
