@@ -43,6 +43,11 @@ class Intervene(Command):
     controls: int = 20
     """Number of random subspaces, and of random subspaces with the same share of variance. Fewer than 20 cannot show
     use."""
+    n_fit: int = 1_024
+    """Number of sequences that subspaces are fitted on. Fewer save time on a large model; erasure is then less
+    complete."""
+    n_untrained: int = 1
+    """Number of untrained networks in which a swap is repeated."""
     layers: str | None = None
     """Layers to intervene in, one at a time: 1,3. Layers joined by + are intervened on together: 1+3, or 1,1+3.
     Default: all layers, one at a time."""
@@ -75,7 +80,8 @@ class Intervene(Command):
             report = intervene(model, self.task, fit, sites=places, kind=self.kind, **counts)
         else:
             at = replace(_alone(places), positions=self.positions, score_after=self.score_after)
-            design = Design(self.kind, donors=self.donors, n_random=self.controls, n_matched=self.controls)
+            controls = {"n_random": self.controls, "n_matched": self.controls, "n_untrained": self.n_untrained}
+            design = Design(self.kind, donors=self.donors, n_fit=self.n_fit, **controls)
             report = intervene(model, self.task, fit, sites=at, kind=design, **counts)
         diagnosis = Diagnosis.of(report)
         return conclude(diagnosis, self.out, f"{diagnosis.title}\n\n{report.table()}")

@@ -32,33 +32,34 @@ PLACE, PREFIX, MODEL = ROOT / "docs" / "readings", "smollm2-", "models/smollm2"
 EVIDENCE = "calibration attention_entropy qk_alignment belief_readout key_overlap value_manifold:standardized"
 PROMPTS = "key_overlap pass_thresholds attention_entropy value_manifold:standardized domain_separation"
 IN_CONTEXT = "bijection-in-context:n_values=10,n_pairs=9"
+RECALL = "bijection-in-context:n_values=10,n_pairs=15,repeats=true"
 ALONE = "--n 96 --n-untrained 0 --seed 0"
+FEWER = "--n 48 --n-untrained 0 --seed 0"
 COMMANDS = {
-    "evidence-256": "diagnose {m} --task evidence --probes calibration --n 256 --n-untrained 0 --seed 0",
-    "prompts": f"diagnose {{m}} --task prompts --probes {PROMPTS} --n 160 --n-untrained 1 --seed 0",
     "evidence": f"diagnose {{m}} --task evidence --probes {EVIDENCE} --n 96 --n-untrained 1 --seed 0",
+    "prompts": f"diagnose {{m}} --task prompts --probes {PROMPTS} --n 160 --n-untrained 1 --seed 0",
+    "evidence-256": "diagnose {m} --task evidence --probes calibration --n 256 --n-untrained 0 --seed 0",
     "evidence-chat": f"diagnose {{m}} --task evidence:style=chat --probes calibration {ALONE}",
     "evidence-instruct": f"diagnose {{m}} --task evidence:style=instruct --probes calibration {ALONE}",
-    "evidence-latent": f"diagnose {{m}} --task evidence:query=latent --probes calibration {ALONE}",
+    "bijection-in-context": f"diagnose {{m}} --task {IN_CONTEXT} --probes calibration attention_entropy {FEWER}",
+    "recall-in-context": f"diagnose {{m}} --task {RECALL} --probes calibration attention_entropy qk_alignment {FEWER}",
+    "hmm-in-context": f"diagnose {{m}} --task hmm-in-context --probes calibration attention_entropy {FEWER}",
+    "onwards-entropy": "intervene {m} --task evidence --subspace leace:entropy --onwards --layers 20 --n 48 --seed 0",
     **{
         f"evidence-{control}": f"diagnose {{m}} --task evidence:control={control} "
-        f"--probes calibration value_manifold:standardized {ALONE}"
-        for control in ("shuffled", "masked", "filler")
+        f"--probes calibration value_manifold:standardized {FEWER}"
+        for control in ("none", "filler", "masked", "shuffled")
     },
-    "bijection-in-context": f"diagnose {{m}} --task {IN_CONTEXT} --probes calibration attention_entropy qk_alignment "
-    "--n 96 --n-untrained 1 --seed 0",
-    "bijection-in-context-chat": f"diagnose {{m}} --task {IN_CONTEXT},chat=true --probes calibration {ALONE}",
-    "hmm-in-context": f"diagnose {{m}} --task hmm-in-context --probes calibration attention_entropy {ALONE}",
-    "hmm-in-context-chat": f"diagnose {{m}} --task hmm-in-context:chat=true --probes calibration {ALONE}",
     "ablation-attention": "ablate {m} --task evidence --battery attention --mode zero --n 24 --seed 0",
     **{
-        f"swap-{fit}-{quantity}": f"intervene {{m}} --task evidence --subspace {fit}:{quantity} --layers 10,20,29 "
-        "--n 48 --seed 0"
-        for fit, quantity in (("leace", "entropy"), ("covariance", "entropy"), ("leace", "belief"))
+        f"swap-{fit}-{quantity}": f"intervene {{m}} --task evidence --subspace {fit}:{quantity} --layers 20 "
+        "--n 24 --n-fit 256 --n-untrained 0 --seed 0"
+        for fit, quantity in (("leace", "belief"), ("covariance", "belief"), ("leace", "entropy"))
     },
-    "onwards-entropy": "intervene {m} --task evidence --subspace leace:entropy --onwards --layers 20,28 --n 48 "
-    "--seed 0",
-    "ablation-heads": "ablate {m} --task evidence --battery heads --mode zero --n 24 --seed 0",
+    "bijection-in-context-chat": f"diagnose {{m}} --task {IN_CONTEXT},chat=true --probes calibration {FEWER}",
+    "hmm-in-context-chat": f"diagnose {{m}} --task hmm-in-context:chat=true --probes calibration {FEWER}",
+    "evidence-latent": f"diagnose {{m}} --task evidence:query=latent --probes calibration {ALONE}",
+    "ablation-heads": "ablate {m} --task evidence --battery heads --mode zero --n 12 --seed 0",
 }
 TUNNELS, KINDS = ("bijection-v20", "bijection-v20-repeats", "hmm-s5"), ("float32", "Q4_0", "Q4_1")
 
@@ -98,7 +99,7 @@ def readings() -> dict[str, Callable[[Path], None]]:
         for tunnel in TUNNELS
         for kind in KINDS
     }
-    first = {name: commands.pop(name) for name in ("evidence-256", "prompts", "evidence")}
+    first = {name: commands.pop(name) for name in list(commands)[: list(commands).index("onwards-entropy")]}
     return {**first, **controls, **commands}
 
 
@@ -133,5 +134,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    torch.set_num_threads(2)
+    torch.set_num_threads(1)  # on a busy machine two take longer than one
     main()

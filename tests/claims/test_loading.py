@@ -140,6 +140,7 @@ def test_a_criterion_written_after_a_first_measurement_is_marked() -> None:
     measured = {claim.id for claim in load().values() if claim.measured is not None}
     earlier_readings = {"H4", "H5", "P1", "P2", "P3", "J5"}  # comparison and formation, one training each
     first = {"J1"}  # its criterion was committed before any report held the overlap
+    first |= {"L1", "L2", "L3", "L4", "L5", "L6", "L7", "L8"}  # committed before a language model had been read
     marked = {claim.id for claim in load().values() if claim.is_criterion_later}
     assert marked == (measured | earlier_readings) - first
 
