@@ -65,7 +65,7 @@ def test_every_stage_takes_the_sizes() -> None:
         assert stage.task == Bijection(n_values=8, n_pairs=7)
         stage, count = stage.after, count + 1
     assert count == 4 and resized(recipe("bijection-v20"), {}) is recipe("bijection-v20")
-    with pytest.raises(InvalidArgument, match=r"starts from trained weights"):
+    with pytest.raises(InvalidArgument, match=r"starts from the trained weights"):
         resized(recipe("bijection-v20-refined"), {"n_layers": 2})
     with pytest.raises(InvalidArgument, match="each key once"):
         assignments(["n_layers=2", "n_layers=3"])

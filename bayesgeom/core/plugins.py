@@ -16,7 +16,7 @@ from functools import lru_cache
 from importlib.metadata import EntryPoint, EntryPoints, entry_points
 from pathlib import Path
 from types import TracebackType
-from typing import Self, TypeVar, final
+from typing import Any, Self, TypeVar, final
 
 from bayesgeom.core.errors import InvalidArgument, unknown_name
 
@@ -177,7 +177,7 @@ def _broken(entry: EntryPoint, fault: str) -> Broken:
     return Broken(entry.name, f"plug-in {entry.name!r} ({entry.value}) cannot be used: {fault.rstrip('.')}.")
 
 
-def _loaded(entry: EntryPoint, package: str, base: type[T]) -> tuple[list[type[T]], str]:
+def _loaded(entry: Any, package: str, base: type[T]) -> tuple[list[type[T]], str]:
     """Return the classes of this kind that an entry point provides, and the reason if it cannot be used.
 
     One group serves several kinds, such as probes and their reports. An entry point that names a class of another kind

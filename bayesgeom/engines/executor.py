@@ -83,6 +83,12 @@ class Batch:
         executor: Anything with `submit(fn, *args)` that returns a future.
         folder: Directory of results, on a file system that every worker sees.
         threads: Threads of each job. Results are the same bytes on processors of one type for the same number.
+
+    Example:
+        >>> from concurrent.futures import ThreadPoolExecutor
+        >>> with ThreadPoolExecutor(1) as pool:
+        ...     Batch(executor=pool).threads
+        1
     """
 
     executor: Executor

@@ -1,4 +1,4 @@
-"""Values of dataclasses, arrays, numbers and text as arrays and JSON, and back: what jobs leave for whoever submitted.
+"""Dataclasses, arrays, numbers and text as arrays and JSON, and back: the form in which jobs store results.
 
 A value comes back equal: floats, NaN and infinities bit by bit, tuples as tuples, dataclasses by the path of their
 class. Equal values make equal files.

@@ -8,14 +8,21 @@ import torch
 
 from bayesgeom import ablations
 from bayesgeom.ablations import Ablation, Component, engine
-from bayesgeom.ablations.engine import Means, TileScores, score_tile, tiles, tiles_with_donors, variants_at_once
+from bayesgeom.ablations.engine import (
+    TILE_BYTES,
+    Means,
+    TileScores,
+    score_tile,
+    tiles,
+    tiles_with_donors,
+    variants_at_once,
+)
 from bayesgeom.ablations.scoring import METRICS, scores_of
 from bayesgeom.core.edits import Replace
 from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.core.sites import ATTN_OUT, MLP_OUT, RESID_MID, RESID_POST, RESID_PRE, Site, Z
 from bayesgeom.core.trials import Trials
 from bayesgeom.models.adapters.hooked import HookedModel
-from bayesgeom.models.base import TILE_BYTES
 from bayesgeom.models.native.transformer import NORMS, POSITIONS
 from bayesgeom.models.replay import layer as replay_layer
 from bayesgeom.models.replay.layer import ReplayLayer

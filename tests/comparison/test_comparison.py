@@ -350,9 +350,9 @@ def test_what_cannot_be_compared_is_named(tmp_path: Path, monkeypatch: pytest.Mo
 @pytest.mark.parametrize(
     ("asked", "message"),
     [
-        ({"seeds": 0}, "seeds, the number of trainings, is a whole number, at least 1, got 0"),
-        ({"n": 1}, "^n is a whole number, at least 2, got 1"),
-        ({"seed": -1}, "seed must be a non-negative integer, got -1"),
+        ({"seeds": 0}, "seeds, the number of trainings, must be an integer of at least 1, got 0"),
+        ({"n": 1}, "^n must be an integer of at least 2, got 1"),
+        ({"seed": -1}, "seed must be a non-negative integer below 2.63, got -1"),
     ],
 )
 def test_counts_that_are_none_are_named(asked: dict[str, Any], message: str) -> None:

@@ -124,5 +124,5 @@ def test_an_entry_point_to_a_known_class_is_no_duplicate(plant: Plant, tmp_path:
 
 def test_a_plugin_without_a_name_is_refused(plant: Plant) -> None:
     base = plant({"a": plugin("First", "one").replace("name = ", "label = ")})
-    with pytest.raises(InvalidArgument, match=r"planted\.a.*First.* name"):
+    with pytest.raises(InvalidArgument, match=r"planted\.a\.First has no attribute `name`"):
         discover("planted", base)

@@ -52,10 +52,10 @@ def test_mistakes_are_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str
     (tmp_path / "other" / "novel.txt").write_text("…")
     mistakes = {
         ("dynamics", "nowhere"): "there is no training named 'nowhere'",
-        ("dynamics", str(tmp_path)): "holds no snapshots",
+        ("dynamics", str(tmp_path)): "contains no snapshots",
         ("dynamics", "nowhere", "--out", str(tmp_path / "other")): "holds something else than a report",
         ("dynamics", "bijection-formation", "--device", "foo"): "device 'foo' cannot be used here",
-        ("pack", str(tmp_path), str(tmp_path / "p")): "holds no snapshots",
+        ("pack", str(tmp_path), str(tmp_path / "p")): "contains no snapshots",
         ("replicate", "small", "--seeds", "0"): "there is no recipe named 'small'",
     }
     for arguments, message in mistakes.items():

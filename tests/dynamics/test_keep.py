@@ -36,5 +36,5 @@ def test_a_run_goes_on_with_another_number(tmp_path: Path) -> None:
     again = train(replace(RECIPE, snapshots=7), tmp_path / "run", resume=True, pace=QUIET)
     whole = train(replace(RECIPE, snapshots=0), tmp_path / "whole", pace=QUIET)
     assert all(torch.equal(a, b) for a, b in zip(again.state_dict().values(), whole.state_dict().values(), strict=True))
-    with pytest.raises(CheckpointFault, match=r"another recipe"):
+    with pytest.raises(CheckpointFault, match=r"a different recipe"):
         train(replace(RECIPE, lr=0.5), tmp_path / "run", resume=True, pace=QUIET)

@@ -71,7 +71,7 @@ def test_what_is_not_there_is_named(trained: tuple[Path, ReplicationReport], tmp
         replicate(RECIPE, seeds=2, runs=tmp_path, n=16, train_missing=False)
     with pytest.raises(UnknownName, match=r"no recipe named 'chess'"):
         bayesgeom.replicate("chess")
-    with pytest.raises(InvalidArgument, match=r"seeds, the number of trainings, is a whole number, at least 1"):
+    with pytest.raises(InvalidArgument, match=r"seeds, the number of trainings, must be an integer of at least 1"):
         replicate(RECIPE, seeds=0)
     with pytest.raises(CheckpointFault, match=r"made by a different recipe than the current small"):
         replicate(a_recipe(steps=5, batch_size=4, warmup=1, lr=0.5), seeds=1, runs=runs, n=16)

@@ -13,6 +13,7 @@ from bayesgeom.core.behavior import answer_log_probabilities
 from bayesgeom.core.errors import MissingSite
 from bayesgeom.core.sites import ATTN_OUT, RESID_PRE, Site, Z
 from bayesgeom.core.trials import Trials
+from bayesgeom.interventions.design import Design
 from bayesgeom.interventions.intervention import Intervention
 from bayesgeom.interventions.report import KL, SHIFT
 from bayesgeom.interventions.run import fit_subspace, intervene, write_strength

@@ -118,7 +118,7 @@ def test_the_command_erases_quantities_alone(subspace: str, capsys: pytest.Captu
 
 
 def test_bad_input_is_refused() -> None:
-    with pytest.raises(InvalidArgument, match="not at 'attn_out'"):
+    with pytest.raises(InvalidArgument, match="not 'attn_out'"):
         erase_onwards(lively(), sites=InterventionSite(ATTN_OUT))
     with pytest.raises(UnknownName, match="named 'surprise'"):
         erase_onwards(lively(), quantity="surprise")

@@ -81,8 +81,8 @@ def test_impossible_sizes_are_refused(sizes: dict[str, object], message: str) ->
 @pytest.mark.parametrize(
     ("field", "message"),
     [
-        ("norm", r"norm must be one of rmsnorm, layernorm; got 'other'"),
-        ("positions", r"positions must be one of learned, sinusoidal, rotary, alibi, prior, none; got 'other'"),
+        ("norm", r"norm must be 'rmsnorm' or 'layernorm', got 'other'"),
+        ("positions", r"positions must be 'learned' or 'sinusoidal' .*, got 'other'"),
     ],
 )
 def test_kinds_outside_their_list_are_refused(field: str, message: str) -> None:

@@ -12,6 +12,7 @@ from bayesgeom.ablations.run import ablate
 from bayesgeom.core import sites as s
 from bayesgeom.core.edits import Replace
 from bayesgeom.core.errors import InvalidArgument, MissingSite
+from bayesgeom.core.numbers import number_text
 from bayesgeom.interventions.run import intervene
 from bayesgeom.models.adapters.residual import ResidualModel
 from bayesgeom.models.config import ModelConfig, config_from_dict
@@ -139,7 +140,7 @@ def test_what_is_trained_is_published_and_loaded(kind: str, tmp_path: Path) -> N
     tokens = TASK.sample(3, seed=0).tokens
     with torch.no_grad():
         torch.testing.assert_close(model.module(tokens), module(tokens))
-    assert f"{float(scores.kl_bits):.2e}" in (tmp_path / "checkpoint" / "card.md").read_text()
+    assert number_text(scores.kl_bits, is_exact=True) in (tmp_path / "checkpoint" / "card.md").read_text()
     untrained = as_model(config(kind).build(seed=recipe.seed))
     assert all(
         not torch.equal(own, first)

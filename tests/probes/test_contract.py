@@ -151,6 +151,9 @@ def test_headlines_say_what_is_stored(name: str) -> None:
         records = records_of(report)
         for line in report.headlines():
             stored = getattr(report, line.metric)
+            if isinstance(getattr(type(report), line.metric, None), property):  # computed from fields, in no table
+                assert line.value == stored
+                continue
             assert is_among(line.value, stored.value if isinstance(stored, Estimate) else stored), line
             assert is_among(line.value, np.array([r.value for r in records if r.metric == line.metric])), line
 

@@ -120,7 +120,6 @@ def test_the_summary_prints_every_headline_and_excuse(whole: Diagnosis) -> None:
     first = [row for row in rows if row[30:].strip() and "  " in row.strip()]
     for name, line in whole.headlines()[:3]:
         assert any(row.startswith((f"{name} ", "  ")) and f"  {line.value_text}  " in row for row in first), line
-        assert set(line.label.split()) <= set(text.split()), "a label goes on below, word by word"
     assert any(row.startswith("skipped recurrent: reads site 'state' & <that> is not there") for row in rows)
 
 

@@ -205,7 +205,7 @@ def test_labels_name_every_id() -> None:
 
 @pytest.mark.parametrize("n", [0, -3])
 def test_no_sequences_are_refused(n: int) -> None:
-    with pytest.raises(InvalidArgument, match=rf"number of sequences.*at least 1, got {n}\."):
+    with pytest.raises(InvalidArgument, match=rf"number of sequences.*positive integer, got {n}\."):
         Bijection().sample(n, seed=0)
 
 

@@ -203,7 +203,7 @@ def test_labels_name_every_id() -> None:
 
 
 def test_no_sequences_are_refused() -> None:
-    with pytest.raises(InvalidArgument, match=r"at least 1, got 0\."):
+    with pytest.raises(InvalidArgument, match=r"positive integer, got 0\."):
         HMM().sample(0, seed=0)
 
 

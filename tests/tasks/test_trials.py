@@ -220,13 +220,15 @@ def test_texts_that_are_no_task_are_refused(text: str, message: str) -> None:
 
 @pytest.mark.parametrize("seed", [-1, np.int64(-1), "a", 1.5, True, None])
 def test_what_is_no_seed_is_refused(seed: object) -> None:
-    with pytest.raises(InvalidArgument, match=rf"seed must be a non-negative integer, got {re.escape(repr(seed))}"):
+    with pytest.raises(
+        InvalidArgument, match=rf"seed must be a non-negative integer.*, got (?:a int64|{re.escape(repr(seed))})"
+    ):
         checked_seed(seed)
 
 
 def test_every_draw_checks_its_seed() -> None:
     for draw in (TASKS[0].sample, TASKS[0].sample_pair, TASKS[0].stream, lambda n, seed: derived_seed(seed, n)):
-        with pytest.raises(InvalidArgument, match=r"seed must be a non-negative integer, got -1"):
+        with pytest.raises(InvalidArgument, match=r"seed must be a non-negative integer.*, got -1"):
             list(draw(3, seed=-1))
     assert type(checked_seed(np.int64(5))) is int and checked_seed(np.uint8(5)) == 5
 

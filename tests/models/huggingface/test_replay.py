@@ -126,7 +126,7 @@ def test_a_middle_block_that_reads_more_than_the_stream_is_found(folder: Callabl
     left: dict[str, Any] = {"value": torch.zeros(())}
     first.register_forward_hook(lambda m, i, out: left.update(value=out))
     second.register_forward_hook(lambda m, i, out: out + left.pop("value", torch.zeros(())))
-    with pytest.warns(UserWarning, match=r"as block 1 reads more than the residual stream"):
+    with pytest.warns(UserWarning, match=r"because block 1 reads more than the residual stream"):
         assert isinstance(as_model(hf).replayer(), PlainLoop)
 
 
