@@ -333,7 +333,7 @@ def test_a_damaged_snapshot_is_named_and_an_unfinished_one_is_none(run: Path, tm
             bayesgeom.gradient_movement,
             lambda run: pack(run, tmp_path / "packed", keep=2),
         ):
-            with pytest.raises(CheckpointFault, match=rf"step-0000030 holds no .*{file}.*delete the directory"):
+            with pytest.raises(CheckpointFault, match=rf"step-0000030 lacks .*{file}.*delete the directory"):
                 read(copy)
 
 
