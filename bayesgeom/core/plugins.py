@@ -173,7 +173,7 @@ def _entry_points(group: str, _places: tuple[tuple[str, int], ...]) -> EntryPoin
     return entry_points(group=group)
 
 
-def _broken(entry: EntryPoint, fault: str) -> Broken:
+def _broken(entry: Any, fault: str) -> Broken:
     return Broken(entry.name, f"plug-in {entry.name!r} ({entry.value}) cannot be used: {fault.rstrip('.')}.")
 
 
