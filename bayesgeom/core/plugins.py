@@ -13,7 +13,7 @@ import warnings
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from functools import lru_cache
-from importlib.metadata import EntryPoint, EntryPoints, entry_points
+from importlib.metadata import EntryPoints, entry_points
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar, final
