@@ -111,6 +111,7 @@ def test_sweep(checkpoint: Path, tmp_path: Path) -> None:
     assert_same(sweep(**asked, model=checkpoint, executor=batch_of(tmp_path)), sweep(**asked, model=checkpoint))
 
 
+@pytest.mark.slow
 def test_sweep_in_two_processes(checkpoint: Path, tmp_path: Path) -> None:
     asked: dict[str, Any] = {"task": "bijection:n_values=5,n_pairs=4", "vary": "n_pairs", "values": (3, 4), "n": 32}
     with ProcessPoolExecutor(2, mp_context=get_context("spawn")) as pool:
@@ -151,6 +152,7 @@ def test_probes_are_sent_by_name(checkpoint: Path, tmp_path: Path) -> None:
         diagnose(checkpoint, n=16, n_untrained=1, probes=Own(), executor=batch)
 
 
+@pytest.mark.slow
 def test_training_dynamics(tmp_path: Path) -> None:
     seeds = [a_run(tmp_path / name, a_recipe(seed=seed)) for name, seed in (("one", 0), ("two", 7))]
     asked: dict[str, Any] = {"n": 16, "maps_at": (0, 100)}

@@ -23,6 +23,7 @@ def jobs(mark: Path) -> list[Job]:
     return [*plain[:2], deadly, *plain[3:]]
 
 
+@pytest.mark.slow
 def test_a_killed_worker_costs_its_own_job_and_the_next_call_does_it(tmp_path: Path) -> None:
     with LocalExecutor(2) as executor:
         batch = Batch(executor=executor, folder=tmp_path / "jobs")
@@ -71,6 +72,7 @@ def test_an_engine_that_is_not_installed_says_how_to_install_it(monkeypatch: pyt
             pass
 
 
+@pytest.mark.slow
 def test_the_command_line_gives_the_same_report_on_processes(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

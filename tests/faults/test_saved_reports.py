@@ -63,7 +63,7 @@ def test_structural_damage_is_refused_by_name_behind_a_right_hash(saved: Path, t
     text = (saved / JSON).read_text(encoding="utf-8")
     whole = Diagnosis.load(saved)
     n_refused = 0
-    for _ in range(150):
+    for _ in range(60):
         held = json.loads(text)
         damage(held, draw)
         write_resealed(path, held)
@@ -75,7 +75,7 @@ def test_structural_damage_is_refused_by_name_behind_a_right_hash(saved: Path, t
         # What may be changed without notice is what may hold anything: provenance, labels of the same kind.
         assert found.reports.keys() <= whole.reports.keys()
         assert found.summary() and found.to_pandas() is not None
-    assert n_refused > 50
+    assert n_refused > 20
 
 
 def damage(held: dict[str, Any], draw: random.Random) -> None:
