@@ -340,19 +340,22 @@ def rand_index(n: int, m: int, rng: np.random.Generator) -> tuple[Ends, float]:
     return stacked(found), truth
 
 
-def key_overlap(n: int, m: int, rng: np.random.Generator) -> tuple[Ends, float]:
+def key_overlap_row(label: str, noise: float) -> Row:
     """Mean |cosine| of 20 mean keys in 32 dimensions, as each sequence shows every token once with noise."""
-    means = rng.normal(size=(20, 32)) + 0.7
-    upper, weights, found = np.triu_indices(20, 1), jackknife_weights(n), []
+    upper = np.triu_indices(20, 1)
 
     def overlap(keys: np.ndarray) -> np.ndarray:
         unit = keys / np.linalg.norm(keys, axis=-1, keepdims=True)
         return np.asarray(np.abs(unit @ unit.swapaxes(-1, -2))[..., upper[0], upper[1]].mean(axis=-1))
 
-    for _ in range(m):
-        keys = means + rng.normal(size=(n, 20, 32)) + rng.normal(size=(n, 1, 32))
-        found.append(statistic_interval(overlap(np.tensordot(weights, keys, axes=1)), seed=1, scale="share"))
-    return stacked(found), float(overlap(means))
+    def measure(n: int, m: int, rng: np.random.Generator) -> tuple[Ends, float]:
+        means, weights, found = rng.normal(size=(20, 32)) + 0.7, jackknife_weights(n), []
+        for _ in range(m):
+            keys = means + noise * (rng.normal(size=(n, 20, 32)) + rng.normal(size=(n, 1, 32)))
+            found.append(statistic_interval(overlap(np.tensordot(weights, keys, axes=1)), seed=1, scale="share"))
+        return stacked(found), float(overlap(means))
+
+    return Row(f"key overlap, mean |cos| of mean keys{label}", "key overlap", measure)
 
 
 def reduction(n: int, m: int, rng: np.random.Generator) -> tuple[Ends, float]:
@@ -484,7 +487,8 @@ def all_rows(kept: Path | None, *, is_quick: bool) -> Iterator[Row]:
     yield axis_row("flat", np.ones(64))
     yield Row("balanced accuracy", "belief read-out", accuracy_balanced)
     yield Row("adjusted Rand index, clusters fixed", "belief read-out", rand_index)
-    yield Row("key overlap, mean |cos| of mean keys", "key overlap", key_overlap)
+    yield key_overlap_row("", 1.0)
+    yield key_overlap_row(", noise six times as large", 6.0)
     yield Row("effective memory", "calibration, length, comparison", memory, True, why="an observer's gain has none")
     yield Row("Spearman of layer with value", "query–key alignment", no_order, why=WHY_NO_ORDER)
     yield Row("first position above a threshold", "length", first_above, why=WHOLE)

@@ -17,12 +17,11 @@ from bayesgeom.interventions.joint_report import (
     verdict_of,
 )
 from bayesgeom.results.estimate import Baseline, Estimate
-from bayesgeom.stats.bootstrap import bootstrap_weights, percentile_interval, ratio_interval
-from bayesgeom.stats.correlation import ranks
+from bayesgeom.stats.bootstrap import jackknife_weights, ratio_interval, statistic_interval
+from bayesgeom.stats.correlation import absolute_ends, ranks
 from bayesgeom.stats.regression import without_level_means
 from bayesgeom.stats.resampling import resampled_correlation_at_position, resampled_spearman
 
-DRAWS = 200
 OWN, CEILING, FIRST_RANDOM = range(3)  # arms of a set; the very first arm is the unedited model
 
 
@@ -113,7 +112,7 @@ def _order(scores: Scores, firsts: Sequence[int], context: JointContext) -> Esti
     n_kept = scores.own_entropy.shape[1]
     even = np.full((1, n_kept), 1 / n_kept)
     drawn = [
-        np.stack([_correlations(scores, first + FIRST_RANDOM + i, even)[0] for i in range(context.n_random)])
+        np.abs([_correlations(scores, first + FIRST_RANDOM + i, even)[0] for i in range(context.n_random)])
         for first in firsts
     ]
     unedited, low, high = _bounded(scores, 0, context.seed)
@@ -127,16 +126,15 @@ def _order(scores: Scores, firsts: Sequence[int], context: JointContext) -> Esti
 
 
 def _bounded(scores: Scores, arm: int, seed: int) -> tuple[Float64[np.ndarray, "layer target"], ...]:
-    n = scores.own_entropy.shape[1]
-    weights = np.concatenate([np.full((1, n), 1 / n), bootstrap_weights(n, seed=seed, draws=DRAWS)])
-    drawn = _correlations(scores, arm, weights)
-    return drawn[0], *percentile_interval(drawn[1:])
+    """Return |ρ| with its interval, which is withheld where that of ρ contains zero."""
+    rows = _correlations(scores, arm, jackknife_weights(scores.own_entropy.shape[1]))
+    return np.abs(rows[0]), *absolute_ends(*statistic_interval(rows, seed=seed, scale="correlation"))
 
 
 def _correlations(
-    scores: Scores, arm: int, weights: Float[np.ndarray, "draw kept"]
-) -> Float64[np.ndarray, "draw layer target"]:
-    """Return |ρ| with the exact entropy, overall and within positions, and with the model's own, per resample."""
+    scores: Scores, arm: int, weights: Float[np.ndarray, "row kept"]
+) -> Float64[np.ndarray, "row layer target"]:
+    """Return ρ with the exact entropy, overall and within positions, and with the model's own, per row of weights."""
     exact, own = scores.exact_entropy.round(9), scores.own_entropy[arm].round(9)
     level = np.tile(np.arange(exact.shape[1]), (len(exact), 1))
     layers = []
@@ -151,5 +149,5 @@ def _correlations(
             resampled_correlation_at_position(x, y, weights),
             resampled_spearman(along, own, weights),
         )
-        layers.append(np.abs(np.stack(by_target, axis=1)))
+        layers.append(np.stack(by_target, axis=1))
     return np.stack(layers, axis=1)

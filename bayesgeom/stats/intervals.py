@@ -168,7 +168,8 @@ def jackknife_interval(
     """Return the 95 % interval of any smooth statistic of the sequences.
 
     The pseudo-values G θ − (G − 1) θ₍₋g₎ of the G groups are treated as a sample. Their mean is θ minus its jackknife
-    estimate of bias.
+    estimate of bias. If the bias is larger than the uncertainty, this interval would not contain θ, and the correction is
+    not reliable. Such an interval is extended to θ, so it then ends there.
 
     Args:
         replicates: The statistic under each row of `jackknife_weights`.
@@ -181,7 +182,8 @@ def jackknife_interval(
         on_scale = there(replicates.astype(np.float64))
         pseudo = n * on_scale[0] - (n - 1) * on_scale[1:]
     found = bootstrap_t(pseudo, np.ones((n, *(1,) * (pseudo.ndim - 1))), weights)
-    return replace(found, lo=np.asarray(back(found.lo)), hi=np.asarray(back(found.hi)))
+    lo, hi = np.minimum(back(found.lo), replicates[0]), np.maximum(back(found.hi), replicates[0])
+    return replace(found, lo=np.asarray(lo), hi=np.asarray(hi))
 
 
 def tail_weight(

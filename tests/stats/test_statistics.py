@@ -4,6 +4,7 @@ import tracemalloc
 
 import numpy as np
 import pytest
+from scipy.special import expit, logit
 from scipy.stats import binom, binomtest
 
 from bayesgeom.stats import bootstrap as statistics
@@ -226,6 +227,18 @@ def test_the_jackknife_of_a_mean_is_the_interval_of_the_mean(rng: np.random.Gene
     assert weights.shape == (32, 31) and np.allclose(weights.sum(axis=1), 1)
     found = statistic_interval(weights @ values, seed=3)
     np.testing.assert_allclose(tuple(found), tuple(mean_interval(values, seed=3)), atol=1e-9)
+
+
+def test_an_interval_reaches_the_estimate_where_its_bias_exceeds_its_uncertainty(rng: np.random.Generator) -> None:
+    weights, noise = jackknife_weights(31), rng.normal(size=(31, 2, 47))
+    one, other = (weights @ (0.3 + noise[:, i]) for i in (0, 1))  # noisy means of two equal directions
+    cosine = (one * other).sum(axis=1) / np.linalg.norm(one, axis=1) / np.linalg.norm(other, axis=1)
+    rows = np.stack([cosine, weights @ rng.uniform(size=31)], axis=1)
+    pseudo = 31 * logit(rows[0]) - 30 * logit(rows[1:])
+    found = statistic_interval(rows, seed=5, scale="share")
+    assert pseudo[:, 0].mean() - logit(cosine[0]) > 2 * pseudo[:, 0].std() / np.sqrt(31)
+    assert found.lo[0] == cosine[0] < expit(pseudo[:, 0].mean()) < found.hi[0]
+    assert found.lo[1] < rows[0, 1] < found.hi[1]
 
 
 def test_groups_are_left_out_where_sequences_are_many() -> None:
