@@ -245,7 +245,7 @@ BAD_ARGUMENTS = {
     "diagnose tiny --sed 3": (
         "Unrecognized options: --sed, 3. Perhaps you meant --seed or --seeds or --set. See bayesgeom diagnose --help."
     ),
-    "ablate tiny --mode void": "mode is zero, mean or resample; got 'void'.",
+    "ablate tiny --mode void": "mode must be zero, mean or resample, got 'void'.",
     "train": "Missing from bayesgeom train: RECIPE",
 }
 

@@ -30,7 +30,7 @@ from bayesgeom.models.base import Model
 from bayesgeom.models.provenance import provenance
 from bayesgeom.models.replay.replayer import Replayer, Variant
 from bayesgeom.models.resolve import ModelLike, TaskLike, as_model, scored_task_of
-from bayesgeom.models.sendable import load_same, name_of
+from bayesgeom.models.sendable import job_arguments, load_same, name_of
 from bayesgeom.probes.key_overlap import KeyOverlap, overlap_by_view
 from bayesgeom.results.report import with_provenance
 from bayesgeom.stats.information import entropy_bits
@@ -39,6 +39,7 @@ from bayesgeom.tasks.base import Branch, WindTunnel, derived_seed, task_from_con
 N_REFERENCE = 256  # sequences that give the means of mean ablation
 N_KEYS = 64  # sequences, at most, that give the key overlap reported with the battery
 _MEANS = 3  # branch of the seed
+TileScorer = Callable[[Trials, Trials], TileScores]  # of a tile and the sequence before it
 
 
 @checked("model", "task")
@@ -92,23 +93,9 @@ def ablate(
     run = BatteryRun.of(subject, scored_task_of(subject, task), battery, mode=mode, n=n, seed=seed)
     if sent is None:
         return run.exact(None if out is None else Path(out))
-    return _sent(*sent, run, battery)
-
-
-def _sent(batch: Batch, name: str, run: "BatteryRun", battery: str | Sequence[Ablation]) -> AblationReport:
-    """The report of a battery whose blocks are jobs."""
-    spec = run.model.spec
-    described = {
-        "model": name,
-        "weights": spec.weights_hash,
-        "device": spec.device,
-        "task": run.task.config(),
-        "battery": battery,
-        "mode": run.mode,
-        "n": run.n,
-        "seed": run.seed,
-    }
-    return run.reported(sent_tally(batch, block_at, described, run.n_blocks()))
+    batch, name = sent
+    shared = job_arguments(name, subject.spec, run.task, battery=battery, mode=mode, n=n, seed=seed)
+    return run.reported(sent_tally(batch, block_at, shared, run.n_blocks()))
 
 
 def block_at(*, model: str, weights: str, device: str, task: Mapping[str, Any], block: int, **named: Any) -> Part:
@@ -186,13 +173,13 @@ class BatteryRun:
         if not chosen and battery == "all":
             model.require((ATTN_OUT, MLP_OUT), by="every ablation of the default battery")
         if not chosen:
-            raise InvalidArgument("the battery is empty: pass at least one ablation, or none for the default battery.")
+            raise InvalidArgument("battery is empty: pass at least one ablation, or omit it for the default battery.")
         if mode not in (known := mode_names()):
-            raise InvalidArgument(f"mode is {', '.join(known[:-1])} or {known[-1]}; got {mode!r}.")
-        if n < 1 or (n < 2 and any(uses_donor(ablation.mode or mode) for ablation in chosen)):
-            raise InvalidArgument(
-                f"n is the number of sequences: at least 1, and 2 to resample from one another; got {n}."
-            )
+            raise InvalidArgument(f"mode must be {', '.join(known[:-1])} or {known[-1]}, got {mode!r}.")
+        least = 2 if any(uses_donor(ablation.mode or mode) for ablation in chosen) else 1
+        if n < least:
+            reason = " to resample from another sequence" if least == 2 else ""
+            raise InvalidArgument(f"n, the number of sequences, must be at least {least}{reason}, got {n}.")
         for ablation in chosen:
             for component in ablation.components:
                 component.check_in(model.spec)
@@ -218,12 +205,14 @@ class BatteryRun:
 
     def exact(self, out: Path | None = None) -> AblationReport:
         """Replay every ablation. With `out`, save progress there after every block."""
-        variants, replayer = self._variants, self.model.replayer()
-        means = self._means(variants, replayer)
-        return self.reported(self._tally(lambda t, before: score_tile(replayer, t, before, variants, means), out))
+        return self.reported(self._tally(self._replayed(), out))
 
     def reported(self, tally: Tally) -> AblationReport:
-        """The report on a finished tally. **Raises** `HookFault` where no ablation changed anything."""
+        """Return the report on a finished tally.
+
+        Raises:
+            HookFault: No ablation changed anything.
+        """
         if bool(tally.inert.all()):
             raise HookFault(
                 f"none of {len(self.battery)} ablations changed a logit of {self.model.spec.name}: no edit took effect."
@@ -232,24 +221,23 @@ class BatteryRun:
         return with_provenance(report, self._provenance("exact"))
 
     def n_blocks(self) -> int:
-        """How many blocks the sequences come in."""
-        return sum(1 for _ in _without_loners(self._stream()))
+        """Return the number of blocks of sequences."""
+        return sum(1 for _ in self._blocks())
 
     def block_tally(self, index: int) -> Tally:
-        """The sums of one block alone, among the units of all `n` sequences."""
-        variants, replayer = self._variants, self.model.replayer()
-        means, seen = self._means(variants, replayer), 0
-        for at, block in enumerate(_without_loners(self._stream())):
+        """Return the sums of one block alone, among the units of all `n` sequences."""
+        seen = 0
+        for at, block in enumerate(self._blocks()):
             if at == index:
-                tally = replace(Tally.empty(self.n, len(self.battery), block.n_scored), done=seen)
-                for tile, before in tiles_with_donors(block, self.model.spec):
-                    tally = tally.plus(score_tile(replayer, tile, before, variants, means))
-                return tally
+                return self._plus_block(replace(self._empty(block), done=seen), block, self._replayed())
             seen += len(block)
-        raise InvalidArgument(f"{self.n} sequences of {self.task} have no block {index}.")
+        raise InvalidArgument(f"block must be below {at + 1}, the number of blocks of {self.n} sequences; got {index}.")
 
-    def _stream(self) -> Iterator[Trials]:
-        return self.task.stream(self.n, seed=derived_seed(self.seed, Branch.TRIALS), device=self.model.spec.device)
+    def _blocks(self) -> Iterator[Trials]:
+        return _at_least_two(self._stream(self.n))
+
+    def _stream(self, n: int) -> Iterator[Trials]:
+        return self.task.stream(n, seed=derived_seed(self.seed, Branch.TRIALS), device=self.model.spec.device)
 
     def preview(self, exact: AblationReport | None) -> AblationReport:
         """Return the first-order estimate, added to the exact report if there is one."""
@@ -289,14 +277,26 @@ class BatteryRun:
 
     def uniform_kl_bits(self) -> float:
         """Return the KL of uniform predictions over the answers, on the sequences of the battery; needs no model."""
-        stream = self.task.stream(self.n, seed=derived_seed(self.seed, Branch.TRIALS), device=self.model.spec.device)
         total = 0.0
-        for block in stream:
+        for block in self._stream(self.n):
             exact = entropy_bits(block.at_scored(block.predictive))
             total += float((math.log2(len(block.answers)) - exact).mean(dim=1).sum())
         return total / self.n
 
-    def _tally(self, score: Callable[[Trials, Trials], TileScores], out: Path | None) -> Tally:
+    def _replayed(self) -> TileScorer:
+        variants, replayer = self._variants, self.model.replayer()
+        means = self._means(variants, replayer)
+        return lambda tile, before: score_tile(replayer, tile, before, variants, means)
+
+    def _empty(self, block: Trials) -> Tally:
+        return Tally.empty(self.n, len(self.battery), block.n_scored)
+
+    def _plus_block(self, tally: Tally, block: Trials, score: TileScorer) -> Tally:
+        for tile, before in tiles_with_donors(block, self.model.spec):
+            tally = tally.plus(score(tile, before))
+        return tally
+
+    def _tally(self, score: TileScorer, out: Path | None) -> Tally:
         """Score the sequences tile by tile; with `out`, continue from saved progress and save new progress.
 
         Weights without a hash save nothing and continue nothing: the progress could be that of another model.
@@ -306,13 +306,11 @@ class BatteryRun:
         label = f"{len(self.battery)} ablations"
         with kept_in(out), bar(total=self.n, desc=label, unit="seq", leave=False) as progress:
             seen = 0
-            for block in _without_loners(self._stream()):
+            for block in self._blocks():
                 seen += len(block)
                 if tally is None or seen > tally.done:
-                    for tile, before in tiles_with_donors(block, self.model.spec):
-                        scores = score(tile, before)
-                        tally = (tally or Tally.empty(self.n, len(self.battery), block.n_scored)).plus(scores)
-                    if out is not None and tally is not None:
+                    tally = self._plus_block(tally or self._empty(block), block, score)
+                    if out is not None:
                         tally.save(out, self.describe())
                 progress.update(len(block))
         assert tally is not None, "a stream has at least one block"
@@ -328,8 +326,7 @@ class BatteryRun:
             return ""
         wanted = (*KeyOverlap.needs.sites, *(site for site in KeyOverlap.needs.optional if site in self.model.sites))
         n = min(N_KEYS, self.n)
-        blocks = self.task.stream(n, seed=derived_seed(self.seed, Branch.TRIALS), device=self.model.spec.device)
-        found = overlap_by_view(self.model.run(blocks, record=wanted, n_recorded=n))
+        found = overlap_by_view(self.model.run(self._stream(n), record=wanted, n_recorded=n))
         letter = "H" if self.model.spec.n_kv_heads == self.model.spec.n_heads else "K"
         return "; ".join(
             f"L0{letter}{np.nanargmin(overlap[0])} ({view}, mean |cos| {np.nanmin(overlap[0]):.3f})"
@@ -369,7 +366,7 @@ class BatteryRun:
         return TileScores(baseline=untouched, variants=after, inert=np.zeros(len(variants), dtype=bool))
 
 
-def _without_loners(stream: Iterator[Trials]) -> Iterator[Trials]:
+def _at_least_two(stream: Iterator[Trials]) -> Iterator[Trials]:
     """Join a last block of one sequence to the block before it: resampling needs two sequences."""
     held = next(stream)
     for block in stream:

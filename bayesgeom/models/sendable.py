@@ -1,11 +1,14 @@
 """Models by name: what a job holds in place of a model, and the model that a worker loads for it."""
 
 from pathlib import Path
+from typing import Any
 
 from bayesgeom.core.errors import CheckpointFault, InvalidArgument
+from bayesgeom.core.run import ModelSpec
 from bayesgeom.models.base import Model
 from bayesgeom.models.checkpoint import Checkpoint
 from bayesgeom.models.resolve import ModelLike, checkpoints, load
+from bayesgeom.tasks.base import WindTunnel
 
 
 def name_of(model: ModelLike) -> str:
@@ -26,6 +29,18 @@ def name_of(model: ModelLike) -> str:
     return str(model) if is_name else str(path.expanduser().resolve())
 
 
+def job_arguments(name: str, spec: ModelSpec, task: WindTunnel, **others: Any) -> dict[str, Any]:
+    """Return the arguments of a job on one model and one task.
+
+    Args:
+        name: What `name_of` returned for the model.
+        spec: Of the model. A worker refuses other weights (`load_same`).
+        task: The task. A worker rebuilds it with `task_from_config`.
+        **others: Further arguments of the job.
+    """
+    return {"model": name, "weights": spec.weights_hash, "device": spec.device, "task": task.config(), **others}
+
+
 def load_same(name: str, weights: str, *, device: str = "cpu") -> Model:
     """Return the model of this name.
 
@@ -38,7 +53,11 @@ def load_same(name: str, weights: str, *, device: str = "cpu") -> Model:
 
 
 def check_same(model: Model, name: str, weights: str) -> None:
-    """**Raises** `CheckpointFault` unless a model has these weights, as the driver saw them."""
+    """Check that a model has the weights that the driver saw.
+
+    Raises:
+        CheckpointFault: It has others, or weights without a hash.
+    """
     if not model.spec.is_identified:
         raise CheckpointFault(f"the weights of {name} have no hash, so its results could be another model's.")
     if model.spec.weights_hash != weights:

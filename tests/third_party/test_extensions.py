@@ -207,7 +207,7 @@ class _FixedMean:
 
 
 def test_an_unknown_mode_lists_those_of_other_packages() -> None:
-    with pytest.raises(InvalidArgument, match=r"mode is zero, mean, resample or halfway.*got 'void'"):
+    with pytest.raises(InvalidArgument, match=r"mode must be zero, mean, resample or halfway.*got 'void'"):
         bayesgeom.ablate("tiny", mode="void")
 
 
