@@ -1,6 +1,6 @@
 """`diagnose`: run all probes on one pass of the model over new sequences, and on untrained networks."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, final
 
@@ -20,7 +20,7 @@ from bayesgeom.models.base import Model
 from bayesgeom.models.provenance import provenance
 from bayesgeom.models.recorder import bytes_per_sequence
 from bayesgeom.models.resolve import ModelLike, TaskLike, as_model, require_posterior, task_of
-from bayesgeom.models.sendable import load_same, name_of
+from bayesgeom.models.sendable import job_arguments, load_same, name_of
 from bayesgeom.probes.base import Needs, Probe
 from bayesgeom.results.diagnosis import Diagnosis
 from bayesgeom.results.report import Report
@@ -35,6 +35,7 @@ _LARGE, _PART = 50_000_000, 16  # models with more parameters run blocks in part
 _INITIALIZATION = "initialization"  # key in `skipped` if no untrained network can be built
 
 AnyProbe = Probe[Any]
+Found = tuple[dict[str, Report], dict[str, str]]  # reports by the name of their probe, and why others are missing
 
 
 @checked("model", "task")
@@ -116,15 +117,18 @@ def _diagnosed(
     blocks = stream.blocks(n)  # first, so that an invalid n or task is an error before untrained networks run
     budget = subject.recording_bytes()  # the same for untrained networks: they are compared with the model
     plan = _affordable(_plan(subject, chosen, one, probes, n=n, seed=seed), subject, one, budget, min(n, N_RECORDED))
+    n_seen = min(n, N_RECORDED)
+    found: Iterable[Found]
     if executor is None:
-        fresh, faults = _on_untrained(subject, plan, stream, budget, n=n, n_untrained=n_untrained, seed=seed)
+        indices = range(n_untrained)
+        found = (_untrained(subject, plan, stream, index, n=n_seen, seed=seed, budget=budget) for index in indices)
     else:
-        per = max(1, _bytes_of_one(plan, subject, one))
-        n_seen = min(n, N_RECORDED, max(2, budget // per))
-        fresh, faults = _sent_untrained(executor, subject, plan, chosen, n=n_seen, n_untrained=n_untrained, seed=seed)
+        n_seen = min(n_seen, max(2, budget // max(1, _bytes_of_one(subject, plan.sites, one))))
+        found = _sent_untrained(executor, subject, plan, chosen, n=n_seen, n_untrained=n_untrained, seed=seed)
+    untrained, faults = _collected(plan, found)
     skipped = plan.skipped | faults
     run = _run(subject, chosen, blocks, plan, seed, budget, n=n)
-    reports, faults = _measured(plan, run, {name: own for name, own in fresh.items() if name not in skipped})
+    reports, faults = _measured(plan, run, {name: own for name, own in untrained.items() if name not in skipped})
     skipped |= faults
     further, reasons = _further_passes(subject, chosen, run, plan.renaming, seed=seed, ablations=ablations)
     reports, skipped = reports | further, skipped | reasons
@@ -133,44 +137,24 @@ def _diagnosed(
     return Diagnosis(reports=reports, skipped=skipped, inapplicable=plan.inapplicable, provenance=where)
 
 
-def _on_untrained(
-    model: Model, plan: "_Plan", stream: "_Stream", budget: int, *, n: int, n_untrained: int, seed: int
-) -> tuple[dict[str, list[Report]], dict[str, str]]:
+def _collected(plan: "_Plan", found: Iterable[Found]) -> tuple[dict[str, list[Report]], dict[str, str]]:
     """Return every probe's reports on untrained networks, and why some are missing."""
-    fresh: dict[str, list[Report]] = {name: [] for name in plan.served}
+    reports: dict[str, list[Report]] = {name: [] for name in plan.served}
     skipped = dict[str, str]()
-    try:
-        for own in (derived_seed(seed, Branch.FRESH, index) for index in range(n_untrained)):
-            # No variable holds a network: it is freed before the next one is built and before the model runs.
-            found, faults = _untrained(model.fresh(own), plan, stream, min(n, N_RECORDED), seed, budget)
-            skipped |= faults
-            for name, report in found.items():
-                fresh[name].append(report)
-    except NoCopy as reason:
-        skipped[_INITIALIZATION] = str(reason)
-    return fresh, skipped
-
-
-def _bytes_of_one(plan: "_Plan", model: Model, one: Trials) -> int:
-    """What the activations of one sequence take that the probes of a plan read."""
-    return bytes_per_sequence(model.spec, [site for site in plan.sites if not site.is_static], one)
+    for own, faults in found:
+        skipped |= faults
+        for name, report in own.items():
+            reports[name].append(report)
+    return reports, skipped
 
 
 def _sent_untrained(
     executor: tuple[Batch, str], model: Model, plan: "_Plan", task: WindTunnel, *, n: int, n_untrained: int, seed: int
-) -> tuple[dict[str, list[Report]], dict[str, str]]:
-    """What `_on_untrained` returns, a job for each network."""
+) -> list[Found]:
+    """Return what `_untrained` returns for each network, each a job."""
     batch, name = executor
-    shared = {
-        "model": name,
-        "weights": model.spec.weights_hash,
-        "device": model.spec.device,
-        "task": task.config(),
-        "probes": [_spelled(own) for own in plan.served.values()],
-        "is_named": plan.is_named,
-        "n": n,
-        "seed": seed,
-    }
+    probes = [_spelled(own) for own in plan.served.values()]
+    shared = job_arguments(name, model.spec, task, probes=probes, is_named=plan.is_named, n=n, seed=seed)
     jobs = [
         Job(
             name=f"{model.spec.name} untrained {index}",
@@ -179,13 +163,7 @@ def _sent_untrained(
         )
         for index in range(n_untrained if plan.served else 0)
     ]
-    fresh: dict[str, list[Report]] = {own: [] for own in plan.served}
-    skipped = dict[str, str]()
-    for found, faults in batch.results(jobs, desc="untrained networks"):
-        skipped |= faults
-        for own, report in found.items():
-            fresh[own].append(report)
-    return fresh, skipped
+    return batch.results(jobs, desc="untrained networks")
 
 
 def untrained_at(
@@ -197,23 +175,23 @@ def untrained_at(
     probes: Sequence[str],
     index: int,
     **counts: Any,
-) -> tuple[dict[str, Report], dict[str, str]]:
-    """Do the job of one untrained network: its reports, and why there are none."""
+) -> Found:
+    """Do the job of one untrained network."""
     n, seed = int(counts["n"]), int(counts["seed"])
     subject, chosen = load_same(model, weights, device=device), task_from_config(task)
     one = chosen.sample(1, seed=seed)
     plan = replace(_plan(subject, chosen, one, probes, n=n, seed=seed), is_named=bool(counts["is_named"]))
-    budget = max(subject.recording_bytes(), n * _bytes_of_one(plan, subject, one))
+    budget = max(subject.recording_bytes(), n * _bytes_of_one(subject, plan.sites, one))
     stream = _Stream(task=chosen, seed=derived_seed(seed, Branch.TRIALS), device=subject.spec.device)
-    try:
-        copy = subject.fresh(derived_seed(seed, Branch.FRESH, index))
-    except NoCopy as reason:
-        return {}, {_INITIALIZATION: str(reason)}
-    return _untrained(copy, plan, stream, n, seed, budget)
+    return _untrained(subject, plan, stream, index, n=n, seed=seed, budget=budget)
 
 
 def _spelled(probe: AnyProbe) -> str:
-    """The name by which a worker finds this probe. **Raises** `InvalidArgument` for one that no name gives."""
+    """Return the name by which a worker finds this probe.
+
+    Raises:
+        InvalidArgument: No name gives it.
+    """
     switched = [name for name, value in vars(probe).items() if value is True]
     spelled = ":".join([probe.name, *switched])
     known = all_probes()
@@ -224,7 +202,7 @@ def _spelled(probe: AnyProbe) -> str:
 
 def _further_passes(
     model: Model, task: WindTunnel, run: Run, renaming: Renaming | None, *, seed: int, ablations: bool
-) -> tuple[dict[str, Report], dict[str, str]]:
+) -> Found:
     """Run what needs its own passes: the renaming of hypotheses, and ablations, or the reasons why there are none.
 
     Ablations that this model or task does not allow must not lose the earlier measurements.
@@ -320,7 +298,7 @@ def _plan(
     for item in known.values() if probes is None else probes:
         probe = _named(item, known) if isinstance(item, str) else item
         asked[probe.name] = probe
-    served, skipped, inapplicable, sites = {}, dict[str, str](), dict[str, str](), dict[Site, None]()
+    served, skipped, inapplicable = {}, dict[str, str](), dict[str, str]()
     if probes is None:
         skipped |= broken_probes()
     for name, probe in asked.items():
@@ -333,7 +311,6 @@ def _plan(
             (inapplicable if isinstance(reason, TaskMismatch) else skipped)[name] = str(reason)
             continue
         served[name] = probe
-        sites |= dict.fromkeys((*probe.needs.sites, *(site for site in probe.needs.optional if site in model.sites)))
     renaming = None
     try:
         renaming = Renaming.of(model, task, n=min(n, N_RENAMED), seed=seed) if probes is None else None
@@ -348,7 +325,7 @@ def _plan(
         served=chosen,
         contained=foreign,
         is_named=probes is not None,
-        sites=tuple(sites),
+        sites=_sites(model, chosen.values()),
         skipped=skipped,
         inapplicable=inapplicable,
         renaming=renaming,
@@ -363,16 +340,12 @@ def _affordable(plan: _Plan, model: Model, trials: Trials, budget: int, n: int) 
     least = min(n, LEAST_RECORDED)
     served, skipped = dict(plan.served), dict(plan.skipped)
 
-    def sites(*probes: AnyProbe) -> tuple[Site, ...]:
-        reads = (site for probe in probes for site in (*probe.needs.sites, *probe.needs.optional))
-        return tuple(dict.fromkeys(site for site in reads if site in model.sites))
+    def cost(probes: Iterable[AnyProbe]) -> int:
+        return _bytes_of_one(model, _sites(model, probes), trials)
 
-    def cost(*probes: AnyProbe) -> int:
-        return bytes_per_sequence(model.spec, [site for site in sites(*probes) if not site.is_static], trials)
-
-    while cost(*served.values()) * least > budget:
-        name = max(served, key=lambda own: cost(served[own]))
-        gib, kept = cost(served.pop(name)) * least / 2**30, budget / 2**30
+    while cost(served.values()) * least > budget:
+        name = max(served, key=lambda own: cost([served[own]]))
+        gib, kept = cost([served.pop(name)]) * least / 2**30, budget / 2**30
         skipped[name] = (
             f"probe {name!r} reads activations of at least {least} sequences, which take {gib:.3g} GiB; the limit for "
             f"all probes is {kept:.3g} GiB. Raise memory_gib of load (--memory-gib)."
@@ -381,7 +354,18 @@ def _affordable(plan: _Plan, model: Model, trials: Trials, budget: int, n: int) 
             raise InvalidArgument(skipped[name])
     if len(served) == len(plan.served):
         return plan
-    return replace(plan, served=served, skipped=skipped, sites=sites(*served.values()))
+    return replace(plan, served=served, skipped=skipped, sites=_sites(model, served.values()))
+
+
+def _sites(model: Model, probes: Iterable[AnyProbe]) -> tuple[Site, ...]:
+    """Return the sites of a model that probes read."""
+    reads = (site for probe in probes for site in (*probe.needs.sites, *probe.needs.optional))
+    return tuple(dict.fromkeys(site for site in reads if site in model.sites))
+
+
+def _bytes_of_one(model: Model, sites: Iterable[Site], one: Trials) -> int:
+    """Return the bytes that the activations of one sequence take at these sites."""
+    return bytes_per_sequence(model.spec, [site for site in sites if not site.is_static], one)
 
 
 def _named(text: str, known: Mapping[str, AnyProbe]) -> AnyProbe:
@@ -408,17 +392,19 @@ def _require_task(needs: Needs, task: WindTunnel, trials: Trials, by: str) -> No
         raise TaskMismatch(f"{by} requires sequences of several kinds; this task has {kinds}.")
 
 
-def _untrained(
-    copy: Model, plan: _Plan, stream: _Stream, n: int, seed: int, budget: int
-) -> tuple[dict[str, Report], dict[str, str]]:
-    """Return every probe's report on an untrained network, and which plug-ins failed."""
-    run = _run(copy, stream.task, stream.blocks(n), plan, seed, budget, n=n)
+def _untrained(model: Model, plan: _Plan, stream: _Stream, index: int, *, n: int, seed: int, budget: int) -> Found:
+    """Return every probe's report on an untrained network of the model's shape, and why some are missing."""
+    try:
+        # No variable holds the network: it is freed before the next one is built and before the model runs.
+        run = _run(
+            model.fresh(derived_seed(seed, Branch.FRESH, index)), stream.task, stream.blocks(n), plan, seed, budget, n=n
+        )
+    except NoCopy as reason:
+        return {}, {_INITIALIZATION: str(reason)}
     return _measured(plan, run, {name: [] for name in plan.served})
 
 
-def _measured(
-    plan: _Plan, run: Run, untrained: Mapping[str, Sequence[Report]]
-) -> tuple[dict[str, Report], dict[str, str]]:
+def _measured(plan: _Plan, run: Run, untrained: Mapping[str, Sequence[Report]]) -> Found:
     """Return the reports of the probes in `untrained` on a run, and why plug-ins failed."""
     reports, faults = dict[str, Report](), dict[str, str]()
     shown = bar(untrained.items(), desc=f"{run.spec.name}: probes", unit="probe", leave=False)
