@@ -91,7 +91,7 @@ def _any_encoding() -> Iterator[None]:
     try:
         yield
     finally:
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError):  # it flushes; a broken output is reported where it was written
             stream.reconfigure(errors=before)
 
 
@@ -119,6 +119,7 @@ def _drop_unwritable() -> None:
     try:
         flush()
     except OSError:
+        # Without /dev/null the interpreter complains once more about the fault that was reported.
         with contextlib.suppress(OSError), Path(os.devnull).open("w") as nowhere:
             os.dup2(nowhere.fileno(), sys.stdout.fileno())
 

@@ -83,7 +83,11 @@ class Source:
         )
 
     def name_alone(self) -> str:
-        """The name by which workers load it. **Raises** `InvalidArgument` for options of loading, which jobs lack."""
+        """Return the name by which workers load it.
+
+        Raises:
+            InvalidArgument: There are options of loading, which jobs do not support.
+        """
         default = Source(self.checkpoint)
         if given := [
             f"--{name.replace('_', '-')}" for name, value in vars(self).items() if value != vars(default)[name]
@@ -154,7 +158,7 @@ def conclude(diagnosis: "Diagnosis", out: Path | None, *lines: str) -> int:
     try:
         diagnosis.save(out)
     except OutputFault:
-        with contextlib.suppress(OutputFault):
+        with contextlib.suppress(OutputFault):  # the first fault is reported
             tell(*lines)
         raise
     gone = f", in place of that of {before}" if before not in ("", _title(diagnosis)) else ""

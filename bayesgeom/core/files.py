@@ -179,7 +179,7 @@ def _remove_remains(target: Path) -> None:
         if own.path.is_dir() and not own.path.is_symlink():
             shutil.rmtree(own.path, ignore_errors=True)
         else:
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError):  # as `ignore_errors` above: the next run tries again
                 own.path.unlink()
 
 

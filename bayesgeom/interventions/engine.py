@@ -8,7 +8,6 @@ pairs; units are independent, so resampling units is equivalent to resampling pa
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import repeat
 from typing import final
 
 import numpy as np
@@ -132,7 +131,8 @@ def score_pairs(pairs: Iterator[Pair], plan: Plan, n: int) -> Totals:
 
 def _tiled(pairs: Iterator[Pair], spec: ModelSpec) -> Iterator[Pair]:
     for originals, donors in pairs:  # blocks of the same size give the same tiles
-        yield from zip(tiles(originals, spec), repeat(None) if donors is None else tiles(donors, spec))  # noqa: B905
+        own = list(tiles(originals, spec))
+        yield from zip(own, [None] * len(own) if donors is None else tiles(donors, spec), strict=True)
 
 
 def _score_tile(

@@ -1,6 +1,5 @@
 """Conversion of names, paths and modules to a `Model`, and of text to a task; the folder of shipped checkpoints."""
 
-import contextlib
 import os
 import re
 import sys
@@ -258,9 +257,8 @@ def _of_library(model: Any, tokenizer: Tokenizer | None) -> Model:
         from bayesgeom.models.adapters.lens import LensModel
 
         return LensModel(model, tokenizer=tokenizer)
-    if isinstance(model, nn.Module):
-        with contextlib.suppress(InvalidArgument):
-            return of_module(model)
+    if isinstance(model, nn.Module) and (own := _adapted(model)) is not None:
+        return own
     raise InvalidArgument(
         f"cannot diagnose a {type(model).__name__}: pass a checkpoint's name or directory, bayesgeom.load(…), a "
         f"module built from a bayesgeom ModelConfig, a Hugging Face model, or a model of transformer-lens."
@@ -280,6 +278,16 @@ def of_module(
     Raises:
         InvalidArgument: No adapter supports this module.
     """
+    model = _adapted(module, name=name, task=task, digest=digest)
+    if model is None:
+        raise InvalidArgument(f"no adapter for a {type(module).__name__}.")
+    return model
+
+
+def _adapted(
+    module: nn.Module, *, name: str | None = None, task: WindTunnel | None = None, digest: str | None = None
+) -> Model | None:
+    """Return the model of a module built from a `ModelConfig`, None for other modules."""
     match module:
         case Transformer():
             return HookedModel(module, name=name or "transformer", task=task, digest=digest)
@@ -296,10 +304,8 @@ def of_module(
                 rebuild=lambda seed: _whole(config.build(seed=seed)),
             )
         case _:
-            for kind in architectures().values():
-                if (model := kind.adapter(module, name=name, task=task, digest=digest)) is not None:
-                    return model
-            raise InvalidArgument(f"no adapter for a {type(module).__name__}.")
+            made = (kind.adapter(module, name=name, task=task, digest=digest) for kind in architectures().values())
+            return next((model for model in made if model is not None), None)
 
 
 def _whole(module: nn.Module) -> Any:

@@ -174,8 +174,9 @@ class Estimate:
         if self.value.ndim:
             names = f", baselines: {', '.join(own.name for own in self.baselines)}" if self.baselines else ""
             return f"Estimate(shape {self.value.shape}{names})"
-        known = self.low is not None and self.high is not None
-        interval = f" [{interval_text(float(self.low), float(self.high))}]" if known else ""  # type: ignore[arg-type]
+        interval = ""
+        if self.low is not None and self.high is not None:
+            interval = f" [{interval_text(float(self.low), float(self.high))}]"
         levels = "".join(f", {own.name} {number_text(float(own.value))}" for own in self.baselines)
         return f"Estimate({number_text(float(self.value))}{interval}{levels})"
 

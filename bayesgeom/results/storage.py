@@ -19,6 +19,8 @@ from jaxtyping import AbstractArray
 from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
+from bayesgeom.checks.arguments import described
+from bayesgeom.checks.text import shown
 from bayesgeom.core.errors import InvalidArgument, OutputFault
 from bayesgeom.core.files import put_back, write_arrays
 from bayesgeom.results.estimate import KINDS, Baseline, Estimate, Quantity
@@ -129,34 +131,30 @@ def estimate_of(name: str, held: Any, arrays: Mapping[str, np.ndarray], where: s
     if not fits((held["resampled"], held["n"], held["why_not"]), tuple[str, int, str]):
         raise OutputFault(f"{form}: resampled, n or why_not is of another type.")
 
-    def level(own: Mapping[str, Any], key: str, part: str) -> np.ndarray | None:
+    def level(own: Mapping[str, Any], key: str, part: str) -> np.ndarray:
         value = own[part]
         if value == _IN_ARRAYS and (array := arrays.get(f"{key}.{part}")) is not None:
             return array
-        if value is None and part != "value":
-            return None
         if isinstance(value, str) or not fits(value, float):
             raise OutputFault(f"{form}: {key}.{part} is {_described(value)}, which is no number and no stored array.")
         return np.asarray(value, dtype=np.float64)
 
-    value, low, high = (level(held, name, part) for part in _LEVELS)
+    def levels(own: Mapping[str, Any], key: str) -> dict[str, Any]:
+        return {part: None if part != "value" and own[part] is None else level(own, key, part) for part in _LEVELS}
+
+    whole = levels(held, name)
     baselines = []
     for index, own in enumerate(held["baselines"]):
-        key = f"{name}.{index}"
         if own.keys() != {"kind", "name", *_LEVELS} or own["kind"] not in KINDS or not isinstance(own["name"], str):
             raise OutputFault(f"{form}: baseline {index} needs kind ({', '.join(KINDS)}), name, value, low and high.")
-        level_of = [level(own, key, part) for part in _LEVELS]
-        ends = {"low": level_of[1], "high": level_of[2]}
-        baselines.append(Baseline(kind=own["kind"], name=own["name"], value=level_of[0], **ends))  # type: ignore[arg-type]
-    shapes = {np.shape(part) for part in (value, low, high) if part is not None}
+        baselines.append(Baseline(kind=own["kind"], name=own["name"], **levels(own, f"{name}.{index}")))
+    shapes = {np.shape(part) for part in whole.values() if part is not None}
     shapes |= {part.shape for own in baselines for part in (own.value, own.low, own.high) if part is not None}
-    kinds = {part.dtype.kind for part in (value, low, high) if part is not None}
+    kinds = {part.dtype.kind for part in whole.values() if part is not None}
     if len(shapes) != 1 or kinds != {"f"}:
         raise OutputFault(f"{form}: value, ends and baselines have shapes {sorted(shapes)}.")
     return Estimate(
-        value=value,  # type: ignore[arg-type]
-        low=low,
-        high=high,
+        **whole,
         resampled=held["resampled"],
         n=held["n"],
         why_not=held["why_not"],
@@ -271,7 +269,11 @@ def check_axes(kind: type, values: Mapping[str, Any], where: str) -> None:
 
 
 def fits(value: object, hint: Any) -> bool:
-    """Return whether a value has the annotated type; an integer also counts as a float."""
+    """Return whether a value from a file has the annotated type; an integer also counts as a float.
+
+    `checks.arguments.fits` judges what a caller passes instead: it accepts numpy's integers and a list for a tuple, and
+    refuses NaN, which is a valid value of a report. This function also compares the type and the axes of arrays.
+    """
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if hint in (Any, None, type(None)):
         return hint is Any or value is None
@@ -370,11 +372,10 @@ def _described(value: object) -> str:
         return f"an estimate of shape {value.value.shape}"
     if isinstance(value, np.ndarray):
         return f"an array of {value.dtype} with shape {value.shape}"
-    text = repr(value)
-    return text if len(text) <= 40 else f"{text[:39]}…"
+    return shown(value)
 
 
 def _named(hint: Any) -> str:
     if (quantity := quantity_of(hint)) is not None:
         return f"an estimate along ({quantity.axes})"
-    return hint.__name__ if isinstance(hint, type) else str(hint).replace("typing.", "").replace("collections.abc.", "")
+    return hint.__name__ if _is_array_hint(hint) else described(hint)

@@ -288,7 +288,7 @@ FAULTS: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "a type": (
         change_json(lambda held: held["reports"]["planted"].update(share="deep")),
-        r"report 'planted': field 'share' holds 'deep', which is not float",
+        r"report 'planted': field 'share' holds 'deep', which is not a number",
     ),
     "no estimate": (
         change_json(lambda held: held["reports"]["planted"].update(depth=0.5)),

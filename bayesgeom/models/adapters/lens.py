@@ -130,7 +130,7 @@ class LensModel(Model):
             entered.append(self._taps.through(s.RESID_PRE, layer, value))
             return entered[-1]
 
-        def write(value: Tensor, hook: object) -> Tensor:  # noqa: ARG001
+        def write(value: Tensor, hook: object) -> Tensor:  # noqa: ARG001  (as above)
             out = self._taps.through(s.ATTN_OUT, layer, value)
             if not has_middle:
                 return out

@@ -89,9 +89,9 @@ class CarriedReplayer:
         return self._logits(resid[:, baseline.rows])
 
     def _blocks(self) -> list[LSTMBlock]:
-        blocks = list(self.module.blocks)
-        assert all(isinstance(block, LSTMBlock) for block in blocks), "an LSTM consists of LSTM blocks"
-        return blocks  # type: ignore[return-value]
+        blocks = [block for block in self.module.blocks if isinstance(block, LSTMBlock)]
+        assert len(blocks) == len(self.module.blocks), "an LSTM consists of LSTM blocks"
+        return blocks
 
     def _logits(self, resid: Float[Tensor, "batch pos d_model"]) -> Float[Tensor, "batch pos d_vocab"]:
         return _unembedded(self.module, resid)
