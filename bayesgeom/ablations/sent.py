@@ -1,4 +1,4 @@
-"""Batteries on an executor: every block of sequences is a job, and its sums are added in the order of the blocks."""
+"""Batteries on an executor: every block of sequences is a job, and their sums are added in the order of the blocks."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,14 +14,14 @@ from bayesgeom.engines.executor import Batch, Job, path_of
 @final
 @dataclass(frozen=True, kw_only=True)
 class Part:
-    """The tally of one block: sums of the units from `first` on, which no other unit has anything of."""
+    """The tally of one block: sums of consecutive units, the first of which is `first`."""
 
     first: int
     tally: Tally
 
     @classmethod
     def of(cls, tally: Tally) -> "Part":
-        """The units of a tally in which there are sequences."""
+        """Return the units of a tally that have sequences."""
         held = np.flatnonzero(tally.counts)
         units = slice(int(held[0]), int(held[-1]) + 1)
         return cls(first=units.start, tally=_cut(tally, units))
@@ -76,7 +76,7 @@ def sent_tally(batch: Batch, block_at: Callable[..., Part], described: Mapping[s
         ExecutorFault: A job failed.
     """
     if not isinstance(described["battery"], str):
-        raise InvalidArgument("executor= takes a battery by its name, which workers find: heads, layers, all, ….")
+        raise InvalidArgument("executor= requires a battery's name, which workers find: heads, layers, all, ….")
     jobs = [
         Job(
             name=f"{described['battery']} block {block}",

@@ -1,1 +1,1 @@
-"""Arguments compared with annotations, and how messages show values."""
+"""Checks of arguments against annotations, and the form of values in messages."""

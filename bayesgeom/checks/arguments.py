@@ -1,7 +1,7 @@
-"""Arguments of public functions, compared with their annotations before anything is computed from them.
+"""Compare the arguments of public functions with their annotations before anything is computed.
 
-The annotation is the only statement of what a parameter takes. Ranges that an annotation cannot state are checked by
-the function itself. Array shapes are not checked here.
+The annotation is the only definition of the allowed types. Each function checks ranges, which annotations cannot state,
+itself. Array shapes are not checked here.
 """
 
 import functools
@@ -41,7 +41,7 @@ def checked(*besides: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Return a decorator that compares the arguments of every call with the function's annotations.
 
     Args:
-        *besides: Parameters that the function checks itself, because it can say more.
+        *besides: Parameters that the function checks itself, with a more specific message.
 
     Returns:
         The decorator. The function then raises `InvalidArgument` for a value of another type than annotated.
@@ -75,7 +75,7 @@ def check_argument(name: str, value: object, hint: Any) -> None:
     """Check that a value is one that an annotation allows.
 
     Raises:
-        InvalidArgument: It is not; integers of more than 63 bits, NaN and text that cannot be encoded never are.
+        InvalidArgument: It is not. Integers of more than 63 bits, NaN and text that cannot be encoded are never allowed.
     """
     if fits(value, hint):
         return
@@ -85,14 +85,18 @@ def check_argument(name: str, value: object, hint: Any) -> None:
 
 
 def check_types(instance: Any) -> None:
-    """Check every field of a dataclass against its annotation. **Raises** as `check_argument` does."""
-    hints = _hints(type(instance))  # type: ignore[arg-type]
+    """Check every field of a dataclass against its annotation.
+
+    Raises:
+        InvalidArgument: As in `check_argument`.
+    """
+    hints = _hints(type(instance))  # type: ignore[arg-type]  # mypy: a class of unknown metaclass
     for field in fields(instance):
         check_argument(field.name, getattr(instance, field.name), hints[field.name])
 
 
 def fits(value: Any, hint: Any) -> bool:
-    """Whether a value is one that an annotation allows; True is no number, and text no sequence of texts."""
+    """Return whether an annotation allows a value; True is not a number, and text not a sequence of texts."""
     origin, inside = typing.get_origin(hint), typing.get_args(hint)
     if hint in (Any, object) or isinstance(hint, TypeVar):
         return True
@@ -111,7 +115,7 @@ def fits(value: Any, hint: Any) -> bool:
 
 
 def described(hint: Any) -> str:
-    """What an annotation allows, in words: an integer or None."""
+    """Return the values that an annotation allows, in words: "an integer or None"."""
     return " or ".join(dict.fromkeys(_words(hint, place=0)))
 
 
@@ -134,7 +138,7 @@ def _fits_collection(value: Any, origin: type, inside: tuple[Any, ...]) -> bool:
 
 
 def _fits_class(value: Any, kind: Any) -> bool:
-    """Whether a value is of a class that is no collection; a protocol that cannot be tested takes anything."""
+    """Return whether a value has a class that is not a collection; protocols without a runtime test allow anything."""
     if kind is None:
         return value is None
     if kind is int:
@@ -159,14 +163,14 @@ def _is_path_class(kind: Any) -> bool:
 
 
 def _is_path(text: object) -> bool:
-    """Whether the system can take this text as a path: encodable, and no part longer than names may be."""
+    """Return whether text can be a path: it is encodable and no part is longer than a file name may be."""
     if not isinstance(text, str) or not is_encodable(text):
         return False
     return all(len(os.fsencode(part)) <= _NAME_BYTES for part in Path(text).parts)
 
 
 def _words(hint: Any, *, place: int) -> list[str]:
-    """The alternatives of an annotation; `place` 0 for one value, 1 for several."""
+    """Return the alternatives of an annotation in words; `place` 0 is singular, 1 plural."""
     origin, inside = typing.get_origin(hint), typing.get_args(hint)
     if origin in (typing.Union, types.UnionType):
         return [word for one in inside for word in _words(one, place=place)]
@@ -194,7 +198,7 @@ def _hints(of: Hashable) -> Mapping[str, Any]:
 
 
 def _given(signature: inspect.Signature, args: Any, kwargs: Any) -> dict[str, tuple[Any, ...]]:
-    """The values of every parameter: one, but for `*args`. Python says what does not bind, in the call."""
+    """Return the values of every parameter, several for `*args`. Arguments that do not bind fail in the call itself."""
     try:
         bound = signature.bind(*args, **kwargs).arguments
     except TypeError:

@@ -1,4 +1,4 @@
-"""Values and names as messages show them, without a heavy import: the command line needs this before it begins."""
+"""Values and names in messages. Imports nothing heavy, because the command line needs this at its start."""
 
 import os
 from pathlib import Path
@@ -7,7 +7,7 @@ _LONGEST = 60  # characters of a value in a message
 
 
 def shown(value: object) -> str:
-    """A value as a message shows it: short, and on one line; of an object of another library its class alone."""
+    """Return a value for a message: short, on one line; for objects of other libraries only their class."""
     if not isinstance(value, (str, int, float, complex, bytes, list, tuple, dict, set, Path, type(None))):
         return f"the class {value.__name__}" if isinstance(value, type) else f"a {type(value).__name__}"
     if isinstance(value, int) and value.bit_length() > 128:
@@ -17,7 +17,7 @@ def shown(value: object) -> str:
 
 
 def is_encodable(text: str) -> bool:
-    """Whether the system can take this text: no NUL, no half of a surrogate pair."""
+    """Return whether the system can encode this text: it has no NUL and no half of a surrogate pair."""
     try:
         return b"\0" not in os.fsencode(text)
     except UnicodeEncodeError:

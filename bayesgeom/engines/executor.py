@@ -1,8 +1,8 @@
 """One executor for every batch of jobs: anything with `submit(fn, *args)` that returns a future.
 
 A job names a function and holds names, paths, numbers and seeds: never a model. A worker computes it with a stated
-number of threads and writes its result into a directory of its own, atomically. What is there already is not computed
-again, so a batch that was stopped continues. The engine schedules, retries and moves files; nothing here does.
+number of threads and writes its result into a directory of its own, atomically. A result that exists is not computed
+again, so a batch that was stopped continues. The engine schedules, retries and moves files; this module does not.
 """
 
 import hashlib
@@ -24,34 +24,37 @@ from bayesgeom.core.progress import bar, kept_in
 from bayesgeom.engines.parcels import read_parcel, write_parcel
 
 RESULT = "result.safetensors"
-_PACKAGES = ("bayesgeom", "torch", "numpy")  # what decides a number: the driver and its workers have the same
+_PACKAGES = ("bayesgeom", "torch", "numpy")  # they decide numbers: the driver and its workers need the same versions
 
 
 @runtime_checkable
 class Future(Protocol):
-    """What `submit` returns, as in `concurrent.futures`; both methods wait."""
+    """Result of `submit`, as in `concurrent.futures`; both methods wait."""
 
     def result(self) -> Any:
-        """What the job returned."""
+        """Return the value that the job returned."""
 
     def exception(self) -> BaseException | None:
-        """What the job raised; None where it raised nothing."""
+        """Return the exception that the job raised, or None."""
 
 
 @runtime_checkable
 class Executor(Protocol):
-    """What runs jobs: a pool of `concurrent.futures` or loky, Dask's `get_executor()`, submitit's `AutoExecutor`."""
+    """Runs jobs: a pool of `concurrent.futures` or loky, Dask's `get_executor()`, submitit's `AutoExecutor`."""
 
     def submit(self, fn: Callable[..., Any], /, *args: Any) -> Any:
-        """Run `fn(*args)` somewhere, and return a future."""
+        """Schedule `fn(*args)` and return a future."""
 
 
 @final
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """One piece of work: `function`, "module:name", is called with `arguments` by keyword.
+    """One piece of work for a worker.
 
-    `arguments` hold what JSON can hold. `name` is for people, and need not be unique.
+    Args:
+        name: Name in messages; need not be unique.
+        function: The function to call, as "module:name".
+        arguments: Its keyword arguments, of types that JSON supports.
     """
 
     name: str
@@ -59,13 +62,17 @@ class Job:
     arguments: Mapping[str, Any]
 
     def folder(self, threads: int) -> str:
-        """Name of the directory of its result: the same job, computed with as many threads, has the same one."""
+        """Return the name of the directory of its result, the same for equal jobs with equally many threads."""
         decides = f"{self.text()} {threads} {_versions()['bayesgeom']}"
         readable = re.sub(r"[^\w.-]+", "-", self.name)[:48].strip("-.")
         return f"{readable}-{hashlib.sha256(decides.encode()).hexdigest()[:16]}"
 
     def text(self) -> str:
-        """What workers get. **Raises** `InvalidArgument` for an argument that is no name, path, number or list."""
+        """Return the JSON text that workers receive.
+
+        Raises:
+            InvalidArgument: JSON does not support an argument.
+        """
         try:
             return json.dumps({"function": self.function, "arguments": dict(self.arguments)}, sort_keys=True)
         except (TypeError, ValueError) as error:
@@ -97,7 +104,7 @@ class Batch:
 
     @classmethod
     def of(cls, executor: object) -> "Batch":
-        """A batch as it is, or an executor with the default directory.
+        """Return a batch unchanged, and an executor as a batch with the default directory.
 
         Raises:
             InvalidArgument: It has no `submit`.
@@ -112,16 +119,18 @@ class Batch:
         return cls(executor=executor)
 
     def results(self, jobs: Sequence[Job], *, desc: str = "jobs") -> list[Any]:
-        """Run the jobs whose results are not there, and return all results in the order of `jobs`.
+        """Run the jobs without results and return all results in the order of `jobs`.
 
-        **Raises** as `run` does.
+        Raises:
+            ExecutorFault: As in `run`.
+            InvalidArgument: As in `run`.
         """
         return [read_parcel(path) for path in self.run(jobs, desc=desc)]
 
     def run(self, jobs: Sequence[Job], *, desc: str = "jobs") -> list[Path]:
-        """Run the jobs whose results are not there, and return the files of all results in the order of `jobs`.
+        """Run the jobs without results and return the files of all results in the order of `jobs`.
 
-        Every job is waited for before a failure is reported, so that a failed one costs itself alone.
+        Failures are reported after all jobs have ended, so that one failure does not cost the others' results.
 
         Raises:
             ExecutorFault: A job failed, or its worker died, or workers write where this process cannot read.
@@ -162,7 +171,11 @@ def path_of(function: Callable[..., Any]) -> str:
 
 
 def perform(text: str) -> str:
-    """Do a job where it was sent, unless its result is there. Returns "" or why it failed, as any engine carries it."""
+    """Do a job on a worker unless its result exists.
+
+    Returns:
+        "", or the reason of a failure: text, because some engines cannot transfer exceptions of this package.
+    """
     job = json.loads(text)
     place = Path(job["place"])
     if (place / RESULT).is_file():
@@ -180,7 +193,7 @@ def perform(text: str) -> str:
 
 @contextmanager
 def limited(threads: int) -> Iterator[None]:
-    """Compute with so many threads, in torch and in numpy's libraries; as many as before afterwards."""
+    """Set the number of threads of torch and of numpy's libraries inside the block; restore it afterwards."""
     import torch
     from threadpoolctl import threadpool_limits
 
@@ -194,7 +207,7 @@ def limited(threads: int) -> Iterator[None]:
 
 
 def _fault(future: Future) -> str:
-    """Why a job failed, in one line; "" where it did not. Waits for it."""
+    """Wait for a job and return the reason of its failure in one line, or ""."""
     if (error := future.exception()) is not None:
         return f"{type(error).__name__}: {_line(error)}"
     return str(future.result())
@@ -215,7 +228,7 @@ def _failed(names: Sequence[str], faults: Mapping[int, str], folder: Path) -> Ex
 
 
 def _check_versions(driver: Mapping[str, str]) -> None:
-    """**Raises** `ExecutorFault` unless this worker has the driver's versions."""
+    """Raise `ExecutorFault` unless this worker has the driver's versions."""
     own = _versions()
     if apart := [f"{name} {driver[name]} there, {own[name]} here" for name in driver if driver[name] != own.get(name)]:
         raise ExecutorFault(
@@ -225,7 +238,7 @@ def _check_versions(driver: Mapping[str, str]) -> None:
 
 @cache
 def _versions() -> Mapping[str, str]:
-    """Versions here; read once, since each comes from a file."""
+    """Return the versions of this process; cached, because each is read from a file."""
     found = {"python": ".".join(map(str, sys.version_info[:2]))}
     for name in _PACKAGES:
         try:
@@ -236,7 +249,7 @@ def _versions() -> Mapping[str, str]:
 
 
 def _as_array(executor: object) -> AbstractContextManager[Any]:
-    """Within it, submitit's executors collect jobs and submit them as one array; others submit at once."""
+    """Make submitit's executors submit all jobs of the block as one array; others submit each at once."""
     submitit = sys.modules.get("submitit")
     batch: AbstractContextManager[Any] = (
         executor.batch() if submitit is not None and isinstance(executor, submitit.Executor) else nullcontext()
@@ -245,6 +258,6 @@ def _as_array(executor: object) -> AbstractContextManager[Any]:
 
 
 def _line(error: BaseException) -> str:
-    """The last line of an error's text: engines put the worker's whole traceback before it."""
+    """Return the last line of an error's text, because engines put the worker's whole traceback before it."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip(" -|")]
     return lines[-1].rstrip(".") if lines else "no reason given"

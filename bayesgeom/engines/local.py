@@ -1,4 +1,4 @@
-"""Processes of this machine, one job each at a time: a killed one costs its own job, and its place gets a new one."""
+"""Worker processes of this machine, one job each at a time; a killed process loses only its own job and is replaced."""
 
 import multiprocessing
 import threading
@@ -12,21 +12,24 @@ from bayesgeom.core.errors import InvalidArgument
 
 @final
 class LocalExecutor:
-    """`n` worker processes. Unlike in one `ProcessPoolExecutor`, a worker that is killed breaks no other's job.
+    """Run jobs in `n` worker processes; unlike in a `ProcessPoolExecutor`, a killed worker does not fail other jobs.
+
+    Args:
+        n: Number of processes.
 
     Raises:
-        InvalidArgument: n < 1.
+        InvalidArgument: n is below 1.
     """
 
     def __init__(self, n: int) -> None:
         if n < 1:
-            raise InvalidArgument(f"local takes a number of processes, at least 1: local:2; got {n}.")
+            raise InvalidArgument(f"local:N requires at least 1 process, such as local:2, got {n}.")
         self._threads = ThreadPoolExecutor(n, thread_name_prefix="job")
         self._place = threading.local()
         self._pools: list[ProcessPoolExecutor] = []
 
     def submit(self, fn: Callable[..., Any], /, *args: Any) -> "Future[Any]":
-        """Run a function of a module in the next process that is free."""
+        """Run a function of a module in the next free process."""
         return self._threads.submit(self._run, fn, args)
 
     def __enter__(self) -> Self:

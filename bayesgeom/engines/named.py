@@ -59,7 +59,11 @@ def _parsed(on: str) -> tuple[str, str]:
 
 
 def _options(given: str | Path | Mapping[str, Any] | None) -> Mapping[str, Any]:
-    """The tables by engine. **Raises** `InvalidArgument` for a file that is none, or a table of no engine."""
+    """Return the tables of options by engine.
+
+    Raises:
+        InvalidArgument: The file cannot be read, or a table has another name than the engines.
+    """
     if given is None:
         return {}
     if isinstance(given, Mapping):
@@ -71,7 +75,7 @@ def _options(given: str | Path | Mapping[str, Any] | None) -> Mapping[str, Any]:
             raise InvalidArgument(f"the engine's options {given} cannot be read: {error}.") from error
     if unknown := [name for name in found if name not in _KINDS or not isinstance(found[name], Mapping)]:
         raise InvalidArgument(
-            f"options of an engine stand in a table of its name, [slurm], [ray] or [dask]; got {', '.join(unknown)}."
+            f"options of an engine must be in a table with its name, [slurm], [ray] or [dask], got {', '.join(unknown)}."
         )
     return found
 
@@ -138,7 +142,7 @@ def _dask(address: str, own: dict[str, Any]) -> Iterator[Executor]:
 
 @contextlib.contextmanager
 def _named(engine: str, *kinds: type[Exception]) -> Iterator[None]:
-    """**Raises** `ExecutorFault` in place of what an engine raises that cannot be reached."""
+    """Raise `ExecutorFault` in place of the exceptions of an engine that cannot be reached."""
     try:
         yield
     except kinds as error:
@@ -148,7 +152,7 @@ def _named(engine: str, *kinds: type[Exception]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _options_of(engine: str, *kinds: type[Exception]) -> Iterator[None]:
-    """**Raises** `InvalidArgument` in place of what an engine raises for options that it has not."""
+    """Raise `InvalidArgument` in place of the exceptions of an engine that rejects its options."""
     try:
         yield
     except kinds as error:

@@ -1,4 +1,4 @@
-"""Dataclasses, arrays, numbers and text as arrays and JSON, and back: the form in which jobs store results.
+"""Files of job results: dataclasses, arrays, numbers and text, stored as arrays and JSON.
 
 A value comes back equal: floats, NaN and infinities bit by bit, tuples as tuples, dataclasses by the path of their
 class. Equal values make equal files.
@@ -24,7 +24,7 @@ def write_parcel(path: Path, value: Any) -> None:
     """Write a value into one file, atomically.
 
     Raises:
-        InvalidArgument: It holds something else than dataclasses, arrays, mappings, sequences, numbers and text.
+        InvalidArgument: It holds anything but dataclasses, arrays, mappings, sequences, numbers and text.
         OutputFault: The file cannot be written, for example because the disk is full.
     """
     arrays: dict[str, np.ndarray] = {}
@@ -63,7 +63,7 @@ def _packed(value: Any, arrays: dict[str, np.ndarray]) -> Any:
         case Mapping():
             return {_MAP: [[_packed(key, arrays), _packed(item, arrays)] for key, item in value.items()]}
     if not dataclasses.is_dataclass(value) or isinstance(value, type):
-        raise InvalidArgument(f"a job returned {value!r:.60}, which no file of results holds.")
+        raise InvalidArgument(f"a job returned {value!r:.60}, which cannot be stored: return a dataclass of numbers.")
     kind = type(value)
     fields = {own.name: _packed(vars(value)[own.name], arrays) for own in dataclasses.fields(value)}
     return {_CLASS: f"{kind.__module__}:{kind.__qualname__}", "fields": fields}
@@ -85,7 +85,7 @@ def _unpacked(tree: Any, arrays: Mapping[str, np.ndarray]) -> Any:
 
 
 def _class_at(path: str) -> type:
-    """A dataclass of a module that is loaded: a file of results names classes, and imports nothing."""
+    """Return a dataclass of a loaded module; a file of results names classes but never imports a module."""
     module, _, name = path.partition(":")
     kind = vars(sys.modules[module])[name]
     if not dataclasses.is_dataclass(kind) or not isinstance(kind, type):

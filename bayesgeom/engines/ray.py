@@ -1,4 +1,4 @@
-"""Ray as an executor: it has tasks and references, and no `submit`."""
+"""Ray as an executor: Ray itself has tasks and references but no `submit`."""
 
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -10,7 +10,7 @@ class RayExecutor:
     """Submits to the Ray cluster that this process is connected to.
 
     Args:
-        options: Of every task, as `ray.remote` takes them: num_cpus, num_gpus, max_retries, …
+        **options: Options of every task, as in `ray.remote`: num_cpus, num_gpus, max_retries, …
     """
 
     def __init__(self, **options: Any) -> None:

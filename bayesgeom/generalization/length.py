@@ -151,7 +151,11 @@ def _measured(
 
 
 def _sendable(model: ModelLike | Unmade) -> str:
-    """The name by which a worker loads a model. **Raises** `InvalidArgument` for one that is not made yet."""
+    """Return the name by which a worker loads a model.
+
+    Raises:
+        InvalidArgument: It is not trained yet.
+    """
     if isinstance(model, Unmade):
         raise InvalidArgument("executor= needs models that exist: train them first, and pass names or directories.")
     return name_of(model)

@@ -337,7 +337,11 @@ def checked_seed(seed: Any) -> int:
 
 
 def _generator(device: str | torch.device, seed: int) -> torch.Generator:
-    """torch's generator on a device. **Raises** `InvalidArgument` where there is none, or for a bad seed."""
+    """Return torch's generator on a device.
+
+    Raises:
+        InvalidArgument: There is no such device, or the seed is not a non-negative integer.
+    """
     start = checked_seed(seed)
     check_argument("device", device, str | torch.device)
     try:

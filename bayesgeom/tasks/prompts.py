@@ -148,9 +148,13 @@ class BoundPrompts(FiniteTask):
         return self.trials(torch.randperm(self.n_sequences, generator=generator, device=generator.device)[:n])
 
     def draw_pair(self, n: int, generator: torch.Generator) -> tuple[Trials, Trials]:
-        """**Raises** `InvalidArgument`: of ordinary text there are no two versions that differ in a latent."""
+        """Refuse: ordinary text has no pairs that differ in a latent variable.
+
+        Raises:
+            InvalidArgument: Always.
+        """
         raise InvalidArgument(
-            "prompts come without pairs, since nothing latent is known of them: swap on evidence or on a wind tunnel "
+            "prompts have no pairs, because their latent variables are unknown: swap on evidence or on a wind tunnel "
             "in context (bijection-in-context)."
         )
 
@@ -163,15 +167,21 @@ class BoundPrompts(FiniteTask):
         return replace(chosen, per_quintile=0)
 
     def in_order(self, *, device: str | torch.device = "cpu") -> Trials:
-        """All prompts, as they are listed: the order in which `select` takes entropies."""
+        """Return all prompts in the order in which they are listed, the order of the entropies of `select`."""
         return self.trials(torch.arange(self.n_sequences, device=device))
 
     def select(
         self, entropies_bits: Float[np.ndarray, " prompt"], *, per_quintile: int, seed: int = 0
     ) -> "BoundPrompts":
-        """In each group, `per_quintile` prompts of every quintile of these entropies, one for each prompt in order.
+        """Return `per_quintile` prompts of every quintile of the entropies in each group.
 
-        **Raises** `InvalidArgument` where there are fewer, or an entropy is missing.
+        Args:
+            entropies_bits: Entropy of the model's prediction for each prompt, in their order.
+            per_quintile: Number of prompts of each quintile and group.
+            seed: Seed of the choice.
+
+        Raises:
+            InvalidArgument: A group has too few prompts, or an entropy is missing.
         """
         if len(entropies_bits) != self.n_sequences or not np.isfinite(entropies_bits).all():
             raise InvalidArgument(
