@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from bayesgeom import ablations as ablations
     from bayesgeom import claims as claims
+    from bayesgeom import monitor as monitor
     from bayesgeom import subspaces as subspaces
     from bayesgeom import tasks as tasks
     from bayesgeom.ablations.run import ablate as ablate
@@ -43,7 +44,6 @@ if TYPE_CHECKING:
     from bayesgeom.models.resolve import as_model as as_model
     from bayesgeom.models.resolve import checkpoints as checkpoints
     from bayesgeom.models.resolve import load as load
-    from bayesgeom.monitor import watch as monitor  # noqa: F401  (re-exported under another name)
     from bayesgeom.results.diagnosis import Diagnosis as Diagnosis
     from bayesgeom.results.diagnosis import load_report as load_report
     from bayesgeom.subspaces.site import InterventionSite as InterventionSite
@@ -84,19 +84,13 @@ _HOMES = {
     "reproduce": "bayesgeom.claims.reproduction",
     "write_strength": "bayesgeom.interventions.run",
 }
-_MODULES = {
-    "ablations": "bayesgeom.ablations",
-    "claims": "bayesgeom.claims",
-    "monitor": "bayesgeom.monitor.watch",
-    "subspaces": "bayesgeom.subspaces",
-    "tasks": "bayesgeom.tasks",
-}
+_MODULES = ("ablations", "claims", "monitor", "subspaces", "tasks")
 __all__ = [*_HOMES, *_MODULES, "__version__"]
 
 
 def __getattr__(name: str) -> object:
     if name in _MODULES:
-        return importlib.import_module(_MODULES[name])
+        return importlib.import_module(f"{__name__}.{name}")
     if name not in _HOMES:
         raise AttributeError(
             f"module 'bayesgeom' has no attribute {name!r}. Public names: {', '.join(sorted(__all__))}."

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import bayesgeom
-from bayesgeom import ablations, subspaces, tasks
+from bayesgeom import ablations, monitor, subspaces, tasks
 from bayesgeom.models.resolve import of_module
 from bayesgeom.tasks.base import task_from_text
 from bayesgeom.tasks.bijection import Bijection
@@ -81,12 +81,23 @@ def test_a_wrong_example_is_found() -> None:
     assert doctest.DocTestRunner().run(test, out=lambda text: None).failed == 1
 
 
-@pytest.mark.parametrize("module", [bayesgeom, tasks, ablations, subspaces], ids=lambda own: own.__name__)
+@pytest.mark.parametrize("module", [bayesgeom, tasks, ablations, subspaces, monitor], ids=lambda own: own.__name__)
 def test_dir_lists_what_is_public_and_nothing_else(module: ModuleType) -> None:
     assert dir(module) == sorted(module.__all__)
     assert all(getattr(module, name) is not None for name in module.__all__)
     with pytest.raises(AttributeError, match="has no attribute 'nowhere'"):
         module.nowhere  # noqa: B018
+
+
+@pytest.mark.parametrize("name", [name for name in bayesgeom.__all__ if not callable(getattr(bayesgeom, name))])
+def test_a_public_module_is_the_same_at_every_access(name: str) -> None:
+    """Importing a module below a package rebinds the package's name, so a name must not stand for another module."""
+    assert name.startswith("__") or importlib.import_module(f"bayesgeom.{name}") is getattr(bayesgeom, name)
+
+
+def test_no_public_function_has_the_name_of_a_package() -> None:
+    folders = {path.name for path in (ROOT / "bayesgeom").iterdir() if path.is_dir()}
+    assert not folders & set(NAMES)
 
 
 def test_help_shows_the_public_functions() -> None:

@@ -1,6 +1,6 @@
 """`Monitor` for any training loop, and `trainer_callback` for `transformers.Trainer`.
 
-watch = bayesgeom.monitor.Monitor(module, task, every=100)
+watch = Monitor(module, task, every=100)
 for step in range(steps):
     ...
     optimizer.step()
