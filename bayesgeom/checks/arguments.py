@@ -75,7 +75,7 @@ def check_argument(name: str, value: object, hint: Any) -> None:
     """Check that a value is one that an annotation allows.
 
     Raises:
-        InvalidArgument: It is not. Integers of more than 63 bits, NaN and text that cannot be encoded are never allowed.
+        InvalidArgument: It is not. Integers above 63 bits, NaN and text that cannot be encoded are never allowed.
     """
     if fits(value, hint):
         return

@@ -75,7 +75,7 @@ def _options(given: str | Path | Mapping[str, Any] | None) -> Mapping[str, Any]:
             raise InvalidArgument(f"the engine's options {given} cannot be read: {error}.") from error
     if unknown := [name for name in found if name not in _KINDS or not isinstance(found[name], Mapping)]:
         raise InvalidArgument(
-            f"options of an engine must be in a table with its name, [slurm], [ray] or [dask], got {', '.join(unknown)}."
+            f"options of an engine must be in a table of its name, [slurm], [ray] or [dask], got {', '.join(unknown)}."
         )
     return found
 

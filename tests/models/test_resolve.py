@@ -151,6 +151,17 @@ def test_other_things_are_no_model() -> None:
             inspect.unwrap(as_model)(thing)  # past the type checks that only the tests switch on
 
 
+def test_the_reason_of_an_adapter_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Refusing:
+        @staticmethod
+        def adapter(module: nn.Module, **_: object) -> None:
+            raise InvalidArgument(f"a {type(module).__name__} needs a bias")
+
+    monkeypatch.setattr(resolve, "architectures", lambda: {"own": Refusing})
+    with pytest.raises(InvalidArgument, match=r"a Linear needs a bias"):
+        as_model(nn.Linear(2, 3))
+
+
 def test_a_task_may_be_text(folder: Path) -> None:
     model = load("tiny")
     assert task_of(model, "bijection:repeats=true") == Bijection(n_values=11, n_pairs=5, repeats=True)

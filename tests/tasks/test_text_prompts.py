@@ -81,7 +81,7 @@ def test_there_is_no_posterior_and_nothing_is_made_up() -> None:
     assert trials.at_scored(trials.predictive).shape == (7, 1, 0)
     assert (trials.labels == UNASKED).all() and trials.relations == {}
     assert task.baseline_predictives(trials) == {}
-    with pytest.raises(InvalidArgument, match=r"prompts come without pairs.*bijection-in-context"):
+    with pytest.raises(InvalidArgument, match=r"prompts have no pairs.*bijection-in-context"):
         task.sample_pair(2, seed=0)
 
 
