@@ -194,7 +194,7 @@ MISTAKES = {
     "no value": ("tiny", ("--task", "bijection:n_values"), "'n_values' in 'bijection:n_values' is not key=value"),
     "no sequences": ("tiny", ("--n", "0"), "n, the number of sequences to draw, must be a positive integer, got 0."),
     "negative seed": ("tiny", ("--seed", "-1"), "seed"),
-    "negative nulls": ("tiny", ("--n-untrained", "-1"), "must be at least 0, got -1."),
+    "negative baselines": ("tiny", ("--n-untrained", "-1"), "must be at least 0, got -1."),
     "no probes": (
         "tiny",
         ("--probes",),

@@ -87,7 +87,7 @@ def words(text: str) -> list[str]:
 
 
 def _in_one_order(baselines: str) -> str:
-    return "; ".join(sorted(" ".join(null.split()) for null in baselines.split(";")))
+    return "; ".join(sorted(" ".join(baseline.split()) for baseline in baselines.split(";")))
 
 
 def outputs(page: str, name: str) -> Iterator[tuple[Block, str]]:

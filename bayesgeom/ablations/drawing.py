@@ -10,7 +10,7 @@ from jaxtyping import Float
 
 from bayesgeom.charts.forest import add_forest
 from bayesgeom.charts.heads import add_heads
-from bayesgeom.charts.lines import LEAST_BITS, add_line, add_null
+from bayesgeom.charts.lines import LEAST_BITS, add_baseline, add_line
 from bayesgeom.results.estimate import Estimate
 from bayesgeom.results.theme import SERIES, at_least, label_axes, name_once, panels, with_room_for_legend
 
@@ -42,7 +42,7 @@ def ablation_figure(
     figure = panels(title, titles, row_height=460)
     places = iter([(1 + index // 2, 1 + index % 2) for index in range(len(titles))])
     if maps:
-        add_heads(figure, next(places), by_head, unit="KL increase (bits)", null=0.0)
+        add_heads(figure, next(places), by_head, unit="KL increase (bits)", baseline=0.0)
     for group in groups:
         add_forest(
             figure,
@@ -51,7 +51,7 @@ def ablation_figure(
             group.kl_increase_bits.value,
             group.kl_increase_bits.ends,
             unit="KL increase (bits)",
-            null=0.0,
+            baseline=0.0,
         )
     _add_positions(figure, next(places), groups[0])
     name_once(figure)
@@ -65,7 +65,7 @@ def _few(group: Alike, n: int) -> str:
 
 def _add_positions(figure: go.Figure, panel: tuple[int, int], group: Alike) -> None:
     scored = range(1, group.by_position.shape[1] + 1)
-    add_null(figure, panel, scored, 0.0, name="baseline: no effect")
+    add_baseline(figure, panel, scored, 0.0, name="baseline: no effect")
     for label, increase, color in zip(group.labels[:_N_LINES], group.by_position, SERIES, strict=False):
         add_line(figure, panel, scored, increase, name=label, color=color)
     at_least(figure, panel, LEAST_BITS)

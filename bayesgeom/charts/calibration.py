@@ -6,7 +6,7 @@ import numpy as np
 import plotly.graph_objects as go
 from jaxtyping import Float
 
-from bayesgeom.charts.lines import LEAST_BITS, add_band, add_line, add_null, add_reference
+from bayesgeom.charts.lines import LEAST_BITS, add_band, add_baseline, add_line, add_reference
 from bayesgeom.results.theme import DASHES, MEASURED, at_least, label_axes, log_axes, panels, with_room_for_legend
 
 _POSITION = "scored position (1 is the first)"
@@ -36,7 +36,7 @@ def calibration_figure(
     add_line(figure, (1, 2), x, error, name="model")
     floor = _floor(error)
     for index, (name, level) in enumerate(baselines.items()):
-        add_null(figure, (1, 2), x, np.where(level > floor, level, np.nan), name=f"baseline: {name}")
+        add_baseline(figure, (1, 2), x, np.where(level > floor, level, np.nan), name=f"baseline: {name}")
         figure.data[-1].line.dash = DASHES[index % len(DASHES)]
     log_axes(figure, (1, 2))
     label_axes(figure, (1, 2), _POSITION, "|H model − H exact| (bits)")

@@ -8,7 +8,7 @@ import numpy as np
 import plotly.graph_objects as go
 from jaxtyping import Float, Real
 
-from bayesgeom.charts.lines import add_band, add_line, add_null
+from bayesgeom.charts.lines import add_band, add_baseline, add_line
 from bayesgeom.results.theme import DASHES, SERIES, label_axes
 
 Panel = tuple[int, int]
@@ -54,7 +54,7 @@ def add_curves(
     for dash, (label, level) in zip(DASHES, levels, strict=False):
         if np.isfinite(level).any():
             seen = _names(figure)
-            add_null(figure, panel, x, level, name=label)
+            add_baseline(figure, panel, x, level, name=label)
             figure.data[-1].update(line_dash=dash, showlegend=label not in seen)
     label_axes(figure, panel, "training step", unit)
     if log_steps:

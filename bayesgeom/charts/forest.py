@@ -6,7 +6,7 @@ import numpy as np
 import plotly.graph_objects as go
 from jaxtyping import Float
 
-from bayesgeom.results.theme import MEASURED, NULL, label_axes
+from bayesgeom.results.theme import BASELINE, MEASURED, label_axes
 
 
 def add_forest(
@@ -17,7 +17,7 @@ def add_forest(
     interval: tuple[Float[np.ndarray, " row"], Float[np.ndarray, " row"]],
     *,
     unit: str,
-    null: float,
+    baseline: float,
 ) -> None:
     """Add rows from top to bottom in the given order; whiskers show the intervals."""
     lo, hi = interval
@@ -41,17 +41,17 @@ def add_forest(
     )
     figure.add_trace(
         go.Scatter(
-            x=[null, null],
+            x=[baseline, baseline],
             y=[labels[0], labels[0]],
             mode="lines",
-            line={"color": NULL, "dash": "dash"},
-            name=f"baseline: {null:g}",
+            line={"color": BASELINE, "dash": "dash"},
+            name=f"baseline: {baseline:g}",
         ),
         row=panel[0],
         col=panel[1],
     )
     # The trace above is for the legend; the line itself spans the whole height of the panel.
-    figure.add_vline(x=null, line={"color": NULL, "dash": "dash"}, row=panel[0], col=panel[1])
+    figure.add_vline(x=baseline, line={"color": BASELINE, "dash": "dash"}, row=panel[0], col=panel[1])
     every = {"tickmode": "linear", "dtick": 1, "tickfont_size": 13 if len(labels) < 12 else 11}
     every["range"] = [len(labels) - 0.5, -0.5]
     figure.update_yaxes(type="category", row=panel[0], col=panel[1], **every)

@@ -8,17 +8,17 @@ import numpy as np
 import plotly.graph_objects as go
 from jaxtyping import Float
 
-from bayesgeom.charts.lines import add_band, add_line, add_null
-from bayesgeom.results.theme import DASHES, DIVERGING, MEASURED, NULL, SHADES, label_axes
+from bayesgeom.charts.lines import add_band, add_baseline, add_line
+from bayesgeom.results.theme import BASELINE, DASHES, DIVERGING, MEASURED, SHADES, label_axes
 
 Panel = tuple[int, int]
 _BAR_WIDTH = 0.055  # width of a color bar, as a share of the figure
 _N_TICKS = 5
 
 
-def with_null(title: str, null: float, label: str) -> str:
+def with_baseline(title: str, baseline: float, label: str) -> str:
     """Return a panel's title with the baseline level appended, if it is known."""
-    return title if np.isnan(null) else f"{title} ({label}: {null:.3g})"
+    return title if np.isnan(baseline) else f"{title} ({label}: {baseline:.3g})"
 
 
 def add_heads(
@@ -27,19 +27,19 @@ def add_heads(
     values: Float[np.ndarray, "layer head"],
     *,
     unit: str,
-    null: float,
+    baseline: float,
     limits: tuple[float, float] | None = None,
     head: Literal["head", "key head"] = "head",
 ) -> None:
     """Add a heat map: layers upward, heads to the right, missing values blank, "◂ baseline" at the baseline level.
 
-    Without `limits` the scale is symmetric about the baseline `null`. A baseline in the middle of the scale is pale,
+    Without `limits` the scale is symmetric about `baseline`. A baseline in the middle of the scale is pale,
     with colder colors below and warmer colors above.
     """
     if not np.isfinite(values).any():
         add_note(figure, panel, "not defined here")
         return
-    middle = 0.0 if np.isnan(null) else null
+    middle = 0.0 if np.isnan(baseline) else baseline
     reach = max(float(np.nanmax(np.abs(values - middle))), 1e-9)
     low, high = limits or (middle - reach, middle + reach)
     is_middle = np.isclose(middle, (low + high) / 2)
@@ -47,7 +47,7 @@ def add_heads(
     left, right = subplot.xaxis.domain
     bottom, top = subplot.yaxis.domain
     right -= _BAR_WIDTH
-    ticks, labels = _ticks(low, high, null)
+    ticks, labels = _ticks(low, high, baseline)
     figure.add_trace(
         go.Heatmap(
             z=values,
@@ -105,7 +105,7 @@ def add_profile(
     figure.data[-1].showlegend = name not in named
     known = {label: level for label, level in (baselines or {}).items() if np.isfinite(level).any()}
     for (label, level), dash in zip(known.items(), DASHES, strict=False):
-        add_null(figure, panel, layers, level, name=f"baseline: {label}")
+        add_baseline(figure, panel, layers, level, name=f"baseline: {label}")
         figure.data[-1].update(line_dash=dash, showlegend=f"baseline: {label}" not in named)
     _whole_numbers(figure, panel, x=len(values))
 
@@ -115,7 +115,7 @@ def add_note(figure: go.Figure, panel: Panel, text: str) -> None:
     wrapped = "<br>".join(textwrap.wrap(text, 46))
     figure.add_trace(
         go.Scatter(
-            x=[0], y=[0], mode="text", text=[wrapped], textfont={"color": NULL}, hoverinfo="skip", showlegend=False
+            x=[0], y=[0], mode="text", text=[wrapped], textfont={"color": BASELINE}, hoverinfo="skip", showlegend=False
         ),
         row=panel[0],
         col=panel[1],
@@ -124,13 +124,13 @@ def add_note(figure: go.Figure, panel: Panel, text: str) -> None:
     figure.update_yaxes(visible=False, row=panel[0], col=panel[1])
 
 
-def _ticks(low: float, high: float, null: float) -> tuple[list[float], list[str]]:
+def _ticks(low: float, high: float, baseline: float) -> tuple[list[float], list[str]]:
     """Return even ticks, with the baseline in place of ticks too close to it."""
     even = np.linspace(low, high, _N_TICKS)
-    apart = even if np.isnan(null) else even[np.abs(even - null) > 0.09 * (high - low)]
-    ticks = sorted([*map(float, apart), *([null] if low <= null <= high else [])])
+    apart = even if np.isnan(baseline) else even[np.abs(even - baseline) > 0.09 * (high - low)]
+    ticks = sorted([*map(float, apart), *([baseline] if low <= baseline <= high else [])])
     tiny = 1e-6 * (high - low)
-    return ticks, [f"{0 if abs(tick) < tiny else tick:.2g}" + " ◂ baseline" * (tick == null) for tick in ticks]
+    return ticks, [f"{0 if abs(tick) < tiny else tick:.2g}" + " ◂ baseline" * (tick == baseline) for tick in ticks]
 
 
 def _whole_numbers(figure: go.Figure, panel: Panel, *, x: int, y: int = 0) -> None:

@@ -6,7 +6,7 @@ import numpy as np
 import plotly.graph_objects as go
 from jaxtyping import Float, Real
 
-from bayesgeom.results.theme import EXACT, MEASURED, NULL
+from bayesgeom.results.theme import BASELINE, EXACT, MEASURED
 
 Panel = tuple[int, int]
 LEAST_BITS = 0.01  # least range of an axis of entropies or differences
@@ -80,7 +80,7 @@ def add_band(
     )
 
 
-def add_null(
+def add_baseline(
     figure: go.Figure,
     panel: Panel,
     x: Sequence[float] | Real[np.ndarray, " x"],
@@ -91,7 +91,7 @@ def add_null(
     """Add a baseline level as a gray dashed line, constant or varying."""
     levels = np.broadcast_to(np.asarray(y, dtype=float), (len(x),))
     figure.add_trace(
-        go.Scatter(x=list(x), y=levels, name=name, mode="lines", line={"color": NULL, "dash": "dash"}),
+        go.Scatter(x=list(x), y=levels, name=name, mode="lines", line={"color": BASELINE, "dash": "dash"}),
         row=panel[0],
         col=panel[1],
     )

@@ -8,7 +8,7 @@ import numpy as np
 import plotly.graph_objects as go
 from jaxtyping import Float
 
-from bayesgeom.charts.lines import add_line, add_null
+from bayesgeom.charts.lines import add_baseline, add_line
 from bayesgeom.results.theme import EXACT, SEQUENTIAL, SERIES, label_axes, panels, with_room_for_legend
 
 LEAST_SHARE = 0.5  # a smooth curve that explains less of the variance would mislead
@@ -36,7 +36,7 @@ class Profile:
 
     name: str
     values: Float[np.ndarray, " layer"]
-    null: Float[np.ndarray, " layer"]
+    baseline: Float[np.ndarray, " layer"]
 
 
 def manifold_figure(
@@ -47,7 +47,7 @@ def manifold_figure(
     position: Float[np.ndarray, " point"],
     shape: Sequence[Profile],
     order: Sequence[Profile],
-    null_labels: tuple[str, str],
+    baseline_labels: tuple[str, str],
 ) -> go.Figure:
     """Draw each cloud along its first two axes, its first axis against entropy, then `shape` and `order` by layer."""
     rows = [(_cloud_title(c), f"{c.site}, last layer: PC1 against entropy") for c in clouds]
@@ -61,9 +61,9 @@ def manifold_figure(
         _scatter(figure, (row, 2), entropy, cloud.points[:, 0], position, "coloraxis2")
         label_axes(figure, (row, 2), "exact entropy (bits)", "PC1 (activation units)")
     bottom = len(clouds) + 1
-    _profiles(figure, (bottom, 1), shape, _SHAPE_COLORS, null_labels[0])
+    _profiles(figure, (bottom, 1), shape, _SHAPE_COLORS, baseline_labels[0])
     label_axes(figure, (bottom, 1), "layer", "share of variance (0 to 1)")
-    _profiles(figure, (bottom, 2), order, _ORDER_COLORS, null_labels[1])
+    _profiles(figure, (bottom, 2), order, _ORDER_COLORS, baseline_labels[1])
     label_axes(figure, (bottom, 2), "layer", "|correlation| or share (0 to 1)")
     _color_bars(figure, n_rows=bottom)
     return with_room_for_legend(figure)
@@ -115,7 +115,7 @@ def _curve(
 
 
 def _profiles(
-    figure: go.Figure, panel: tuple[int, int], profiles: Sequence[Profile], colors: Sequence[str], null_label: str
+    figure: go.Figure, panel: tuple[int, int], profiles: Sequence[Profile], colors: Sequence[str], baseline_label: str
 ) -> None:
     """Add measured lines in color, and their baselines in gray under one legend entry; hovering names each."""
     layers, is_named = range(len(profiles[0].values)), False
@@ -124,9 +124,9 @@ def _profiles(
             add_line(figure, panel, layers, profile.values, name=profile.name, color=color)
     # On top, so that a baseline equal to the measured line stays visible.
     for profile in profiles:
-        if not np.isnan(profile.null).all():
-            add_null(figure, panel, layers, profile.null, name=f"baseline: {null_label}")
-            figure.data[-1].update(showlegend=not is_named, hovertext=f"{profile.name}, {null_label}")
+        if not np.isnan(profile.baseline).all():
+            add_baseline(figure, panel, layers, profile.baseline, name=f"baseline: {baseline_label}")
+            figure.data[-1].update(showlegend=not is_named, hovertext=f"{profile.name}, {baseline_label}")
             is_named = True
     figure.update_xaxes(tickmode="linear", tick0=0, dtick=-(-len(layers) // 8), row=panel[0], col=panel[1])
 

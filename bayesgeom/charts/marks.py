@@ -8,7 +8,7 @@ import numpy as np
 import plotly.graph_objects as go
 from jaxtyping import Float
 
-from bayesgeom.results.theme import EXACT, MEASURED, NULL, label_axes
+from bayesgeom.results.theme import BASELINE, EXACT, MEASURED, label_axes
 
 _SYMBOLS = ("diamond-open", "x-thin-open", "square-open")
 
@@ -54,7 +54,7 @@ def add_marks(figure: go.Figure, panel: tuple[int, int], rows: Rows, *, unit: st
     traces = [measured, points(rows.marks, rows.mark, color=EXACT, symbol="line-ns-open", size=22, line_width=2)]
     for (name, level), symbol in zip(rows.baselines.items(), _SYMBOLS, strict=False):
         if np.isfinite(level).any():
-            traces.append(points(level, f"baseline: {name}", color=NULL, symbol=symbol, size=10, line_width=2))
+            traces.append(points(level, f"baseline: {name}", color=BASELINE, symbol=symbol, size=10, line_width=2))
     for trace in traces:
         trace.showlegend = trace.name not in {shown.name for shown in figure.data}
         figure.add_trace(trace, row=panel[0], col=panel[1])

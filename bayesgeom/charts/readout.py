@@ -8,9 +8,9 @@ import numpy as np
 import plotly.graph_objects as go
 from jaxtyping import Float
 
-from bayesgeom.charts.lines import add_band, add_line, add_null
+from bayesgeom.charts.lines import add_band, add_baseline, add_line
 from bayesgeom.charts.simplex import Simplex, add_simplex
-from bayesgeom.results.theme import DASHES, NULL, SECOND, label_axes, name_once, panels, with_room_for_legend
+from bayesgeom.results.theme import BASELINE, DASHES, SECOND, label_axes, name_once, panels, with_room_for_legend
 
 
 @final
@@ -18,7 +18,7 @@ from bayesgeom.results.theme import DASHES, NULL, SECOND, label_axes, name_once,
 class Line:
     """One measured line of a panel.
 
-    `ticks` name its steps; `nulls` are gray baseline levels by name; `before` is the value of the embedding, one step
+    `ticks` name its steps; `baselines` are gray levels by name; `before` is the value of the embedding, one step
     before the first; `note` is shown in the panel if nothing was measured.
     """
 
@@ -60,7 +60,7 @@ def _draw(figure: go.Figure, panel: tuple[int, int], line: Line, dashes: Mapping
     add_line(figure, panel, steps, line.values, name="measured")
     for name, level in line.baselines.items():
         if np.isfinite(level).any():
-            add_null(figure, panel, steps, level, name=f"baseline: {name}")
+            add_baseline(figure, panel, steps, level, name=f"baseline: {name}")
             figure.data[-1].line.dash = dashes[name]
     places, texts = list(steps), list(line.ticks)
     if np.isfinite(line.before):
@@ -73,7 +73,7 @@ def _draw(figure: go.Figure, panel: tuple[int, int], line: Line, dashes: Mapping
 def _note(figure: go.Figure, panel: tuple[int, int], text: str) -> None:
     """Add a sentence in the middle of an empty panel."""
     figure.add_trace(
-        go.Scatter(x=[0], y=[0], mode="text", text=[text], textfont={"color": NULL}, hoverinfo="skip"),
+        go.Scatter(x=[0], y=[0], mode="text", text=[text], textfont={"color": BASELINE}, hoverinfo="skip"),
         row=panel[0],
         col=panel[1],
     )

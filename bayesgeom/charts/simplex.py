@@ -12,7 +12,7 @@ import numpy as np
 import plotly.graph_objects as go
 from jaxtyping import Float
 
-from bayesgeom.results.theme import EXACT, NULL, SERIES, SHADES
+from bayesgeom.results.theme import BASELINE, EXACT, SERIES, SHADES
 from bayesgeom.stats.polygon import MAX_CORNERS as MOST_HYPOTHESES
 from bayesgeom.stats.polygon import corners, placed
 
@@ -45,11 +45,11 @@ def add_simplex(figure: go.Figure, panel: tuple[int, int], simplex: Simplex) -> 
         return
     if n < 2 or not drawn.any():
         text = f"not drawn: {n} hypotheses are too many" if n > MOST_HYPOTHESES else simplex.note
-        _add(figure, places, x=[0], y=[0], mode="text", text=[text], textfont={"color": NULL})
+        _add(figure, places, x=[0], y=[0], mode="text", text=[text], textfont={"color": BASELINE})
     else:
         edge = corners(n)
         closed = np.concatenate([edge, edge[:1]])
-        _add(figure, places, x=closed[:, 0], y=closed[:, 1], mode="lines", line={"color": NULL, "width": 1})
+        _add(figure, places, x=closed[:, 0], y=closed[:, 1], mode="lines", line={"color": BASELINE, "width": 1})
         at = placed(simplex.placed[drawn])
         marker = {"size": 3.5, "opacity": 0.8, "color": belief_colors(simplex.belief[drawn])}
         _add(figure, places, x=at[:, 0], y=at[:, 1], mode="markers", marker=marker)

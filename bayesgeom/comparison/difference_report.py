@@ -110,5 +110,5 @@ class DifferenceReport(Report):
             if own:
                 values = (self.difference.value[own], (low[own], high[own]))
                 labels, where = [self.rows[row] for row in own], f"B − A ({unit})" if unit else "B − A"
-                add_forest(figure, (panel, 1), labels, *values, unit=where, null=0.0)
+                add_forest(figure, (panel, 1), labels, *values, unit=where, baseline=0.0)
         return figure

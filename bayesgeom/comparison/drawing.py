@@ -7,7 +7,7 @@ import plotly.graph_objects as go
 from jaxtyping import Float
 
 from bayesgeom.results.estimate import Estimate
-from bayesgeom.results.theme import MEASURED, NULL, SHADES, label_axes, panels
+from bayesgeom.results.theme import BASELINE, MEASURED, SHADES, label_axes, panels
 
 
 def comparison_figure(
@@ -45,7 +45,7 @@ def comparison_figure(
     label_axes(figure, (1, 1), "architecture", "task (primitive)")
     _add_models(figure, names, closed)
     for level in (0.0, 0.5, 0.95):
-        figure.add_vline(x=level, line={"color": NULL, "dash": "dot", "width": 1}, row=2, col=1)
+        figure.add_vline(x=level, line={"color": BASELINE, "dash": "dot", "width": 1}, row=2, col=1)
     figure.update_xaxes(range=[-0.3, 1.05], row=2, col=1)
     figure.update_yaxes(type="category", range=[len(names) - 0.5, -0.5], row=2, col=1)
     label_axes(figure, (2, 1), "share closed", "")

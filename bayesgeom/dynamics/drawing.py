@@ -65,7 +65,7 @@ def forests_figure(title: str, drawn: Sequence[Forest]) -> go.Figure:
         panel = (index // 2 + 1, index % 2 + 1)
         values, (low, high) = own.estimate.value.ravel(), own.estimate.ends
         if np.isfinite(values).any():
-            add_forest(figure, panel, own.labels, values, (low.ravel(), high.ravel()), unit=own.unit, null=0.0)
+            add_forest(figure, panel, own.labels, values, (low.ravel(), high.ravel()), unit=own.unit, baseline=0.0)
         else:
             add_note(figure, panel, own.otherwise)
             label_axes(figure, panel, "", "")

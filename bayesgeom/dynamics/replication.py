@@ -100,7 +100,7 @@ class ReplicationReport(Report):
         for column, (rows, mean, label) in enumerate(scored, start=1):
             low, high = (np.append(*ends) for ends in zip(rows.ends, mean.ends, strict=True))
             values = np.append(rows.value, mean.value)
-            add_forest(figure, (2, column), labels, values, (low, high), unit=f"{label} (bits)", null=0.0)
+            add_forest(figure, (2, column), labels, values, (low, high), unit=f"{label} (bits)", baseline=0.0)
         name_once(figure)
         return with_room_for_legend(figure)
 

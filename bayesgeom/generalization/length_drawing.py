@@ -6,9 +6,18 @@ import numpy as np
 import plotly.graph_objects as go
 from jaxtyping import Float, Int
 
-from bayesgeom.charts.lines import LEAST_BITS, add_band, add_line, add_null
+from bayesgeom.charts.lines import LEAST_BITS, add_band, add_baseline, add_line
 from bayesgeom.results.estimate import Baseline, Estimate
-from bayesgeom.results.theme import DASHES, NULL, SERIES, at_least, label_axes, log_axes, panels, with_room_for_legend
+from bayesgeom.results.theme import (
+    BASELINE,
+    DASHES,
+    SERIES,
+    at_least,
+    label_axes,
+    log_axes,
+    panels,
+    with_room_for_legend,
+)
 
 _N_BASELINES = 1  # only the strongest is drawn: tables list the others
 _CROWDED = 30  # number of positions above which markers would hide the line
@@ -39,9 +48,9 @@ def length_figure(
     for number, (own, x) in enumerate(drawn):
         _add(figure, (1 + number // 2, 1 + number % 2), x, own, arms, is_log=number < 3)
     for column in (1, 2):
-        figure.add_vline(x=trained, line={"color": NULL, "dash": "dot", "width": 1.5}, row=1, col=column)
-    figure.add_vline(x=trained, line={"color": NULL, "dash": "dot", "width": 1.5}, row=2, col=1)
-    add_null(figure, (1, 1), places, threshold_bits, name=f"threshold {threshold_bits:g} bits")
+        figure.add_vline(x=trained, line={"color": BASELINE, "dash": "dot", "width": 1.5}, row=1, col=column)
+    figure.add_vline(x=trained, line={"color": BASELINE, "dash": "dot", "width": 1.5}, row=2, col=1)
+    add_baseline(figure, (1, 1), places, threshold_bits, name=f"threshold {threshold_bits:g} bits")
     figure.data[-1].line.dash = "2px,6px"
     label_axes(figure, (1, 1), unit, "KL(exact ‖ model) (bits)")
     label_axes(figure, (1, 2), unit, "|H model − H exact| (bits)")
@@ -73,7 +82,7 @@ def _add(
     for dash, baseline in zip(DASHES, curves.baselines[:_N_BASELINES], strict=False):
         seen = {trace.name for trace in figure.data if trace.showlegend is not False}
         label, level = f"baseline: {baseline.name.replace('_', ' ')}", _mean_over_arms(baseline)
-        add_null(figure, panel, x, np.where(level > 0, level, np.nan) if is_log else level, name=label)
+        add_baseline(figure, panel, x, np.where(level > 0, level, np.nan) if is_log else level, name=label)
         figure.data[-1].update(line_dash=dash, showlegend=label not in seen)
     if is_log:
         log_axes(figure, panel)

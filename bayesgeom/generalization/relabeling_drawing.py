@@ -4,9 +4,9 @@ import numpy as np
 import plotly.graph_objects as go
 from jaxtyping import Float
 
-from bayesgeom.charts.lines import add_band, add_line, add_null
+from bayesgeom.charts.lines import add_band, add_baseline, add_line
 from bayesgeom.results.estimate import Estimate
-from bayesgeom.results.theme import MEASURED, NULL, label_axes, log_axes, panels, with_room_for_legend
+from bayesgeom.results.theme import BASELINE, MEASURED, label_axes, log_axes, panels, with_room_for_legend
 
 
 def relabeling_figure(
@@ -36,7 +36,7 @@ def relabeling_figure(
     ends = [float(positive.min()), float(positive.max())]
     figure.add_trace(
         go.Scatter(
-            x=ends, y=ends, mode="lines", line={"color": NULL, "dash": "dash"}, name="y = x: names do not matter"
+            x=ends, y=ends, mode="lines", line={"color": BASELINE, "dash": "dash"}, name="y = x: names do not matter"
         ),
         row=1,
         col=1,
@@ -47,7 +47,7 @@ def relabeling_figure(
     add_band(figure, (1, 2), x, *difference.ends, name="95 % interval")
     add_line(figure, (1, 2), x, difference.value, name="KL after − before")
     for level, name in ((bound, "bound of the verdict"), (-bound, "the bound below")):
-        add_null(figure, (1, 2), x, level, name=name)
+        add_baseline(figure, (1, 2), x, level, name=name)
     figure.data[-1].showlegend = False
     label_axes(figure, (1, 2), "scored position (1 is the first)", "KL after − before (bits)")
     return with_room_for_legend(figure)

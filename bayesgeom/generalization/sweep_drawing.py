@@ -6,7 +6,7 @@ import numpy as np
 import plotly.graph_objects as go
 from jaxtyping import Float
 
-from bayesgeom.charts.lines import LEAST_BITS, add_line, add_null, add_reference
+from bayesgeom.charts.lines import LEAST_BITS, add_baseline, add_line, add_reference
 from bayesgeom.results.estimate import Estimate
 from bayesgeom.results.theme import (
     EXACT,
@@ -56,7 +56,7 @@ def sweep_figure(
     for column, own in enumerate(errors, start=1):
         _estimates(figure, (2, column), x, own, "model", MEASURED)
         for baseline in own.baselines:
-            add_null(figure, (2, column), x, baseline.value, name=f"baseline: {baseline.name}")
+            add_baseline(figure, (2, column), x, baseline.value, name=f"baseline: {baseline.name}")
             figure.data[-1].showlegend = column == 1
         log_axes(figure, (2, column))
     units = ("observations", "KL(exact ‖ model) (bits)", "|H model − H exact| (bits)")

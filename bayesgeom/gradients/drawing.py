@@ -7,7 +7,7 @@ import numpy as np
 from jaxtyping import Float
 
 from bayesgeom.charts.heads import add_heads, add_note
-from bayesgeom.charts.lines import add_line, add_null
+from bayesgeom.charts.lines import add_baseline, add_line
 from bayesgeom.gradients.tally import OTHER
 from bayesgeom.results.theme import SERIES, label_axes, log_axes, panels, with_room_for_legend
 
@@ -52,7 +52,7 @@ def gradients_figure(title: str, maps: tuple[HeadMap, ...], binned: Binned) -> "
         if of.is_norm:
             _add_norms(figure, panel, of)
         else:
-            add_heads(figure, panel, of.values, unit="rank correlation", null=0.0, limits=(-1.0, 1.0), head=of.head)
+            add_heads(figure, panel, of.values, unit="rank correlation", baseline=0.0, limits=(-1.0, 1.0), head=of.head)
     for layer in layers:
         place = len(maps) + layer
         _add_layer(figure, (place // 2 + 1, place % 2 + 1), binned, layer)
@@ -64,7 +64,7 @@ def _add_norms(figure: "Figure", panel: tuple[int, int], of: HeadMap) -> None:
     logs = np.log10(np.where(of.values > 0, of.values, np.nan))
     known = np.isfinite(logs).any()
     limits = (float(np.nanmin(logs)) - 0.01, float(np.nanmax(logs)) + 0.01) if known else None
-    add_heads(figure, panel, logs, unit="log10 nats", null=float("nan"), limits=limits, head=of.head)
+    add_heads(figure, panel, logs, unit="log10 nats", baseline=float("nan"), limits=limits, head=of.head)
 
 
 def _add_layer(figure: "Figure", panel: tuple[int, int], binned: Binned, layer: int) -> None:
@@ -76,7 +76,7 @@ def _add_layer(figure: "Figure", panel: tuple[int, int], binned: Binned, layer: 
         return
     named = {trace.name for trace in figure.data if trace.showlegend}
     for values, count in zip(binned.other[layer], is_enough, strict=True):
-        add_null(figure, panel, x, np.where(count, values, np.nan), name=OTHER)
+        add_baseline(figure, panel, x, np.where(count, values, np.nan), name=OTHER)
         figure.data[-1].update(showlegend=OTHER not in named, line_width=1)
         named.add(OTHER)
     for head, (values, count) in enumerate(zip(binned.values[layer], is_enough, strict=True)):

@@ -10,7 +10,7 @@ from jaxtyping import Float
 from bayesgeom.charts.lines import add_band, add_line
 from bayesgeom.interventions.design import MATCHED, RANDOM
 from bayesgeom.results.estimate import Estimate
-from bayesgeom.results.theme import EXACT, NULL, SERIES, label_axes, panels, with_room_for_legend
+from bayesgeom.results.theme import BASELINE, EXACT, SERIES, label_axes, panels, with_room_for_legend
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
@@ -45,9 +45,11 @@ def _draw(figure: "Figure", panel: tuple[int, int], profile: Profile, bands: Seq
     layers = np.flatnonzero(np.isfinite(effect.value[:, 0]))
     random, matched = (effect.baseline(name) for name in (RANDOM, MATCHED))
     least, most = (random.value if end is None else end for end in (random.low, random.high))
-    add_band(figure, panel, layers, least[layers, 0], most[layers, 0], name=f"baseline: {RANDOM} (range)", color=NULL)
+    add_band(
+        figure, panel, layers, least[layers, 0], most[layers, 0], name=f"baseline: {RANDOM} (range)", color=BASELINE
+    )
     most = matched.bar("higher")[layers, 0]
-    add_line(figure, panel, layers, most, name=f"baseline: {MATCHED} (most)", color=NULL, dash="dash")
+    add_line(figure, panel, layers, most, name=f"baseline: {MATCHED} (most)", color=BASELINE, dash="dash")
     add_line(figure, panel, layers, profile.ceiling[layers], name="ceiling: whole activation", color=EXACT, dash="dot")
     low, high = (end[layers, 0] for end in effect.ends)
     add_band(figure, panel, layers, low, high, name=f"{bands[0]}, 95 % interval", color=SERIES[0])

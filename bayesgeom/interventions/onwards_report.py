@@ -89,13 +89,13 @@ class OnwardsReport(Report):
 
     def plot(self) -> "Figure":
         from bayesgeom.charts.lines import add_band, add_line
-        from bayesgeom.results.theme import EXACT, NULL, SERIES, label_axes, panels, with_room_for_legend
+        from bayesgeom.results.theme import BASELINE, EXACT, SERIES, label_axes, panels, with_room_for_legend
 
         figure = panels(self.verdict, ("KL increase", "R² of the quantity"))
         at, increase = self.layers, self.kl_increase_bits
         random, ceiling = increase.baseline(RANDOM_MOST), self.ceiling_kl_increase_bits.value[at]
         least, most = (random.value if end is None else end for end in (random.low, random.high))
-        add_band(figure, (1, 1), at, least[at], most[at], name="baseline: random subspaces (range)", color=NULL)
+        add_band(figure, (1, 1), at, least[at], most[at], name="baseline: random subspaces (range)", color=BASELINE)
         add_line(figure, (1, 1), at, ceiling, name="ceiling", color=EXACT, dash="dot")
         low, high = (end[at] for end in increase.ends)
         add_band(figure, (1, 1), at, low, high, name="95 % interval", color=SERIES[0])

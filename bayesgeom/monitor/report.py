@@ -70,7 +70,7 @@ class MonitorReport(Report):
 
     def plot(self) -> "Figure":
         from bayesgeom.charts.curves import Curve, add_curves
-        from bayesgeom.results.theme import NULL, panels, with_room_for_legend
+        from bayesgeom.results.theme import BASELINE, panels, with_room_for_legend
 
         quantities, at = quantities_of(type(self)), np.array([int(step) for step in self.steps])
         figure = panels(self.title, tuple(quantities[metric].label for metric in self._measured), row_height=330)
@@ -82,7 +82,7 @@ class MonitorReport(Report):
             curve = Curve(name="measured", values=own.value, band=own.ends)
             add_curves(figure, panel, at, [curve], unit=quantities[metric].unit or "0 … 1", levels=levels)
             for step in self.marked_steps:
-                figure.add_vline(x=step, line={"color": NULL, "width": 1}, row=panel[0], col=panel[1])
+                figure.add_vline(x=step, line={"color": BASELINE, "width": 1}, row=panel[0], col=panel[1])
         figure.update_yaxes(type="log", exponentformat="power", row=1, col=1)
         return with_room_for_legend(figure)
 

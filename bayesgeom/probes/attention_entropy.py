@@ -110,23 +110,28 @@ class AttentionEntropyReport(Report):
         return (reduction, last, over, greatest)
 
     def plot(self) -> "Figure":
-        from bayesgeom.charts.heads import add_heads, add_profile, with_null
+        from bayesgeom.charts.heads import add_heads, add_profile, with_baseline
         from bayesgeom.results.theme import SECOND, label_axes, panels, with_room_for_legend
 
         level = float(self.consistency.baseline(UNIFORM).value.max())
-        titles = ["Entropy, mean over heads", with_null("Entropy as a share of the possible", 1.0, "uniform")]
+        titles = ["Entropy, mean over heads", with_baseline("Entropy as a share of the possible", 1.0, "uniform")]
         if not self.note:
-            titles += [with_null("Consistency with the posterior", level, "uniform"), "Its median, middle 50 and 90 %"]
+            titles += [
+                with_baseline("Consistency with the posterior", level, "uniform"),
+                "Its median, middle 50 and 90 %",
+            ]
         figure = panels(f"{self.title}<br><sub>{self.note}</sub>" if self.note else self.title, tuple(titles))
         by_layer = self.entropy_bits_by_layer
         baselines = {own.name: own.value.mean(axis=1) for own in self.entropy_bits.baselines}
         add_profile(figure, (1, 1), by_layer.value, name="entropy", band=by_layer.ends, baselines=baselines)
         figure.update_yaxes(rangemode="tozero", row=1, col=1)
         label_axes(figure, (1, 1), "layer", "attention entropy (bits)")
-        add_heads(figure, (1, 2), self.entropy_share.value, unit="share of log2(visible)", null=1.0, limits=(0.0, 1.0))
+        add_heads(
+            figure, (1, 2), self.entropy_share.value, unit="share of log2(visible)", baseline=1.0, limits=(0.0, 1.0)
+        )
         if self.note:
             return with_room_for_legend(figure)
-        add_heads(figure, (2, 1), self.consistency.value, unit="1 − total variation", null=level, limits=(0.0, 1.0))
+        add_heads(figure, (2, 1), self.consistency.value, unit="1 − total variation", baseline=level, limits=(0.0, 1.0))
         least, low, middle, high, most = self.consistency_quantiles.mean(axis=2)
         baselines = {own.name: own.value.mean(axis=1) for own in self.consistency.baselines}
         add_profile(figure, (2, 2), middle, name="consistency", band=(low, high), baselines=baselines, color=SECOND)

@@ -142,12 +142,12 @@ class KeyOverlapReport(Report):
         return replace(found, no_interval=NO_SAMPLING) if found.no_interval and self.is_exact(view) else found
 
     def plot(self) -> "Figure":
-        from bayesgeom.charts.heads import add_heads, add_profile, with_null
+        from bayesgeom.charts.heads import add_heads, add_profile, with_baseline
         from bayesgeom.results.theme import SECOND, label_axes, panels, with_room_for_legend
 
         projected, chance = (self.level(name)[:, 0, 0] for name in (RANDOM_W_K, RANDOM_DIRECTIONS))
-        titles = [with_null(v, p, RANDOM_W_K) for v, p in zip(self.views, projected, strict=True)]
-        titles = [with_null(t, level, "chance") for t, level in zip(titles, chance, strict=True)]
+        titles = [with_baseline(v, p, RANDOM_W_K) for v, p in zip(self.views, projected, strict=True)]
+        titles = [with_baseline(t, level, "chance") for t, level in zip(titles, chance, strict=True)]
         figure = panels(self.title, (f"{self.views[0]}, mean over heads", *titles))
         raw, without_mean = self.mean_overlap[0], self.mean_centered_overlap[0]
         levels = {level.name: level.value for level in raw.baselines}
@@ -157,5 +157,5 @@ class KeyOverlapReport(Report):
         figure.update_yaxes(range=[0, 1], row=1, col=1)
         for i, (values, level) in enumerate(zip(self.overlap.value, chance, strict=True), start=1):
             panel = (i // 2 + 1, i % 2 + 1)
-            add_heads(figure, panel, values, unit="|cosine|", null=float(level), limits=(0.0, 1.0), head="key head")
+            add_heads(figure, panel, values, unit="|cosine|", baseline=float(level), limits=(0.0, 1.0), head="key head")
         return with_room_for_legend(figure)

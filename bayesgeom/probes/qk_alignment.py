@@ -142,7 +142,7 @@ class QKAlignmentReport(Report):
         return "above" if low > level else "below" if high < -level else "at baseline"
 
     def plot(self) -> "Figure":
-        from bayesgeom.charts.heads import add_heads, add_note, add_profile, with_null
+        from bayesgeom.charts.heads import add_heads, add_note, add_profile, with_baseline
         from bayesgeom.results.theme import SERIES, label_axes, panels, with_room_for_legend
 
         over, auc = self.mass_over_other.value, self.auc.value
@@ -155,7 +155,7 @@ class QKAlignmentReport(Report):
         titles = ["Attention above baseline, mean over heads", "cos(q, k) above baseline, mean over heads"]
         for relation, is_known in zip(self.relations, self.identified, strict=True):
             note = "" if is_known else " (not identified)"
-            titles += [with_null(f"{_words(relation)}{note}: {label}", at, "baseline") for label, _, at, _ in maps]
+            titles += [with_baseline(f"{_words(relation)}{note}: {label}", at, "baseline") for label, _, at, _ in maps]
         figure = panels(self.title, tuple(titles))
         if not self.relations:
             add_note(figure, (1, 1), "the task names no evidence relations")
@@ -169,7 +169,7 @@ class QKAlignmentReport(Report):
             add_profile(figure, (1, 2), contrast, name=name, baselines={OTHER: np.zeros(len(contrast))}, color=color)
             for column, (label, values, at, limits) in enumerate(maps, start=1):
                 if self.identified[i]:
-                    add_heads(figure, (i + 2, column), values[i], unit=label, null=at, limits=limits)
+                    add_heads(figure, (i + 2, column), values[i], unit=label, baseline=at, limits=limits)
                 else:
                     add_note(figure, (i + 2, column), "the same positions in every sequence")
         label_axes(figure, (1, 1), "layer", "share of attention")

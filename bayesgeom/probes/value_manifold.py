@@ -166,11 +166,11 @@ class ValueManifoldReport(Report):
             entropy=self.shown_entropy_bits,
             position=self.shown_position,
             shape=[
-                Profile(name=site, values=own.value, null=_level(own, UNTRAINED))
+                Profile(name=site, values=own.value, baseline=_level(own, UNTRAINED))
                 for site, own in ((site, self.pc1_share[at]) for at, site in enumerate(self.sites))
             ],
-            order=[Profile(name=name, values=own.value, null=_level(own, SHUFFLE)) for name, own in order.items()],
-            null_labels=(UNTRAINED, SHUFFLE),
+            order=[Profile(name=name, values=own.value, baseline=_level(own, SHUFFLE)) for name, own in order.items()],
+            baseline_labels=(UNTRAINED, SHUFFLE),
         )
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-MEASURED, SECOND, THIRD, NULL, EXACT = "#2563a8", "#c2571a", "#3f8f5b", "#6b7280", "#1d1f23"
+MEASURED, SECOND, THIRD, BASELINE, EXACT = "#2563a8", "#c2571a", "#3f8f5b", "#6b7280", "#1d1f23"
 SERIES = (MEASURED, SECOND, THIRD, "#7d4fa1", "#b08900", "#0f8b8d", "#a8325e", "#5c6b7a", "#6b8e23")
 LAYERS = ("#c467a0", "#b05091", "#99367c", "#7a1f63", "#5b1149", "#430a38", "#b98267", "#a06a4c", "#855036")  # by layer
 QUANTITIES = ("#4b5d16", "#9a7d0a")  # of one quantity, in figures where colors stand for trainings elsewhere
@@ -37,7 +37,7 @@ DARK: Mapping[str, str] = {
         )
     ),
     **dict(zip(QUANTITIES, ("#b7cf6f", "#e6c85a"), strict=True)),
-    NULL: "#9aa3af",
+    BASELINE: "#9aa3af",
     EXACT: "#e8eaed",
     GRID: "#2d3238",
     AXIS: "#59616c",

@@ -64,14 +64,17 @@ class WriteReport(Report):
         return headline_of(self, "rank_correlation"), most
 
     def plot(self) -> "Figure":
-        from bayesgeom.charts.heads import add_heads, with_null
+        from bayesgeom.charts.heads import add_heads, with_baseline
         from bayesgeom.results.theme import panels
 
         level = float(self.strength.baseline(RANDOM).value.mean())
-        titles = (with_null(f"Written into {self.subspace}", level, RANDOM), "KL increase of ablation (baseline: 0)")
+        titles = (
+            with_baseline(f"Written into {self.subspace}", level, RANDOM),
+            "KL increase of ablation (baseline: 0)",
+        )
         figure = panels(self.title, titles)
-        add_heads(figure, (1, 1), self.strength.value, unit="‖P W_O z‖", null=level)
-        add_heads(figure, (1, 2), self.kl_increase_bits.value, unit="KL increase (bits)", null=0.0)
+        add_heads(figure, (1, 1), self.strength.value, unit="‖P W_O z‖", baseline=level)
+        add_heads(figure, (1, 2), self.kl_increase_bits.value, unit="KL increase (bits)", baseline=0.0)
         return figure
 
     def table(self) -> str:

@@ -1,4 +1,4 @@
-"""The ablation report: paired intervals, summaries against slow twins, files, and a figure that shows the null."""
+"""The ablation report: paired intervals, summaries against slow twins, files, and a figure that shows the baseline."""
 
 import math
 from collections.abc import Sequence
@@ -229,7 +229,7 @@ def test_the_table_is_ranked_and_names_what_has_no_effect(rng: np.random.Generat
     assert number_text(report.kl_increase_bits.value[7]) in lines[1]
 
 
-def test_the_figure_shows_heads_intervals_and_the_null(rng: np.random.Generator) -> None:
+def test_the_figure_shows_heads_intervals_and_the_baseline(rng: np.random.Generator) -> None:
     report = reported(scores(rng))
     figure = report.plot()
     heat = next(trace for trace in figure.data if trace.type == "heatmap")
@@ -247,8 +247,8 @@ def test_the_figure_shows_heads_intervals_and_the_null(rng: np.random.Generator)
     np.testing.assert_array_equal(np.array(forests[0].x, dtype=float), report.kl_increase_bits.value[heads])
     np.testing.assert_allclose(forests[0].error_x.array, (high - report.kl_increase_bits.value)[heads])
     np.testing.assert_allclose(forests[0].error_x.arrayminus, (report.kl_increase_bits.value - low)[heads])
-    null = next(trace for trace in figure.data if trace.type == "scatter" and trace.mode == "lines")
-    assert list(null.x) == [0.0, 0.0]
+    baseline = next(trace for trace in figure.data if trace.type == "scatter" and trace.mode == "lines")
+    assert list(baseline.x) == [0.0, 0.0]
     along = {trace.name: trace.y for trace in figure.data if trace.type == "scatter" and trace.mode == "lines+markers"}
     assert list(along) == [report.ablations[i] for i in heads[:5]]
     np.testing.assert_array_equal(along[report.ablations[heads[0]]], report.kl_increase_bits_by_position[heads[0]])

@@ -1,4 +1,4 @@
-"""Charts hold the numbers that they were given, draw the null in grey, and name their axes with units."""
+"""Charts hold the numbers that they were given, draw the baseline in grey, and name their axes with units."""
 
 import json
 
@@ -8,11 +8,11 @@ import pytest
 
 from bayesgeom.charts.calibration import calibration_figure
 from bayesgeom.charts.forest import add_forest
-from bayesgeom.charts.heads import add_heads, add_profile, with_null
-from bayesgeom.charts.lines import add_band, add_line, add_null
+from bayesgeom.charts.heads import add_heads, add_profile, with_baseline
+from bayesgeom.charts.lines import add_band, add_baseline, add_line
 from bayesgeom.charts.manifold import Cloud, Profile, manifold_figure
 from bayesgeom.charts.readout import Line, readout_figure
-from bayesgeom.results.theme import BETWEEN, MEASURED, NULL, label_axes, panels
+from bayesgeom.results.theme import BASELINE, BETWEEN, MEASURED, label_axes, panels
 
 
 def test_panels_hold_their_titles_in_order() -> None:
@@ -79,12 +79,12 @@ def test_bands_go_up_one_side_and_down_the_other() -> None:
 
 
 @pytest.mark.parametrize(("level", "drawn"), [(0.25, [0.25] * 3), (np.array([0.1, 0.2, 0.3]), [0.1, 0.2, 0.3])])
-def test_nulls_are_grey_and_dashed(level: float | np.ndarray, drawn: list[float]) -> None:
+def test_baselines_are_gray_and_dashed(level: float | np.ndarray, drawn: list[float]) -> None:
     figure = panels("Whole", ("a",), n_columns=1)
-    add_null(figure, (1, 1), [2, 3, 5], level, name="baseline: chance")
+    add_baseline(figure, (1, 1), [2, 3, 5], level, name="baseline: chance")
     (line,) = figure.data
     assert (list(line.x), list(line.y)) == ([2, 3, 5], drawn)
-    assert (line.mode, line.line.color, line.line.dash) == ("lines", NULL, "dash")
+    assert (line.mode, line.line.color, line.line.dash) == ("lines", BASELINE, "dash")
 
 
 @pytest.fixture
@@ -168,32 +168,34 @@ def heat_map(values: np.ndarray, **named: object) -> go.Figure:
 def test_heads_hold_their_numbers_layers_upward(rng: np.random.Generator) -> None:
     values = rng.random((2, 3))
     values[1, 2] = np.nan
-    figure = heat_map(values, null=0.25, limits=(0.0, 1.0))
+    figure = heat_map(values, baseline=0.25, limits=(0.0, 1.0))
     (heads,) = figure.data
     np.testing.assert_array_equal(heads.z, values)
     assert (list(heads.x), list(heads.y)) == ([0, 1, 2], [0, 1]) and (heads.zmin, heads.zmax) == (0.0, 1.0)
     assert figure.layout.xaxis2.title.text == "head (color: |cosine|)" and figure.layout.yaxis2.title.text == "layer"
 
 
-@pytest.mark.parametrize(("null", "n_marked"), [(0.25, 1), (0.0, 1), (1.0, 1), (-0.5, 0), (float("nan"), 0)])
-def test_the_null_of_heads_is_marked_on_the_color_scale(null: float, n_marked: int, rng: np.random.Generator) -> None:
-    bar = heat_map(rng.random((2, 3)), null=null, limits=(0.0, 1.0)).data[0].colorbar
+@pytest.mark.parametrize(("baseline", "n_marked"), [(0.25, 1), (0.0, 1), (1.0, 1), (-0.5, 0), (float("nan"), 0)])
+def test_the_baseline_of_heads_is_marked_on_the_color_scale(
+    baseline: float, n_marked: int, rng: np.random.Generator
+) -> None:
+    bar = heat_map(rng.random((2, 3)), baseline=baseline, limits=(0.0, 1.0)).data[0].colorbar
     marked = [value for value, text in zip(bar.tickvals, bar.ticktext, strict=True) if text.endswith("◂ baseline")]
-    assert marked == [null] * n_marked and list(bar.tickvals) == sorted(bar.tickvals)
+    assert marked == [baseline] * n_marked and list(bar.tickvals) == sorted(bar.tickvals)
 
 
-def test_without_limits_the_null_is_the_pale_middle() -> None:
-    (heads,) = heat_map(np.array([[0.1, 0.2, 0.9]]), null=0.3).data
+def test_without_limits_the_baseline_is_the_pale_middle() -> None:
+    (heads,) = heat_map(np.array([[0.1, 0.2, 0.9]]), baseline=0.3).data
     assert (heads.zmin + heads.zmax) / 2 == pytest.approx(0.3) and heads.zmax == pytest.approx(0.9)
 
 
 def test_heads_that_are_not_defined_say_so() -> None:
-    figure = heat_map(np.full((2, 3), np.nan), null=0.25)
+    figure = heat_map(np.full((2, 3), np.nan), baseline=0.25)
     (note,) = figure.data
     assert note.mode == "text" and note.text == ("not defined here",)
 
 
-def test_profiles_draw_the_nulls_that_are_known(rng: np.random.Generator) -> None:
+def test_profiles_draw_the_baselines_that_are_known(rng: np.random.Generator) -> None:
     figure = panels("Whole", ("a",), n_columns=1)
     values, level, unknown = rng.random(5), rng.random(5), np.full(5, np.nan)
     add_profile(
@@ -201,42 +203,43 @@ def test_profiles_draw_the_nulls_that_are_known(rng: np.random.Generator) -> Non
     )
     drawn = {trace.name: trace for trace in figure.data}
     assert (
-        set(drawn) == {"measured, 95 % interval", "measured", "baseline: a"} and drawn["baseline: a"].line.color == NULL
+        set(drawn) == {"measured, 95 % interval", "measured", "baseline: a"}
+        and drawn["baseline: a"].line.color == BASELINE
     )
     np.testing.assert_array_equal(drawn["measured"].y, values)
     np.testing.assert_array_equal(drawn["baseline: a"].y, level)
     assert list(drawn["measured"].x) == [0, 1, 2, 3, 4]
 
 
-def test_a_known_null_stands_in_the_title() -> None:
-    assert with_null("hypotheses", 0.2503, "chance") == "hypotheses (chance: 0.25)"
-    assert with_null("hypotheses", float("nan"), "chance") == "hypotheses"
+def test_a_known_baseline_stands_in_the_title() -> None:
+    assert with_baseline("hypotheses", 0.2503, "chance") == "hypotheses (chance: 0.25)"
+    assert with_baseline("hypotheses", float("nan"), "chance") == "hypotheses"
 
 
 def test_forests_reach_to_their_intervals() -> None:
     figure = panels("Whole", ("a",), n_columns=1)
     values = np.array([0.5, 0.25, -0.125])
-    add_forest(figure, (1, 1), ["one", "two", "three"], values, (values - 0.1, values + 0.3), unit="bits", null=0.0)
-    rows, null = figure.data
+    add_forest(figure, (1, 1), ["one", "two", "three"], values, (values - 0.1, values + 0.3), unit="bits", baseline=0.0)
+    rows, baseline = figure.data
     assert list(rows.y) == ["one", "two", "three"] and list(figure.layout.yaxis.range) == [2.5, -0.5]
     np.testing.assert_array_equal(rows.x, values)
     np.testing.assert_allclose((rows.error_x.arrayminus, rows.error_x.array), [[0.1] * 3, [0.3] * 3])
-    assert list(null.x) == [0, 0] and null.name == "baseline: 0" and null.line.color == NULL
+    assert list(baseline.x) == [0, 0] and baseline.name == "baseline: 0" and baseline.line.color == BASELINE
     assert figure.layout.xaxis.title.text == "bits"
 
 
 @pytest.mark.parametrize("n", [1, 2, 5])
-def test_the_null_of_a_forest_goes_from_edge_to_edge(n: int) -> None:
+def test_the_baseline_of_a_forest_goes_from_edge_to_edge(n: int) -> None:
     figure = panels("Whole", ("a", "b"))
     values = np.linspace(0.5, 0.25, n)
-    add_forest(figure, (1, 2), list("abcde"[:n]), values, (values, values), unit="bits", null=0.125)
+    add_forest(figure, (1, 2), list("abcde"[:n]), values, (values, values), unit="bits", baseline=0.125)
     (line,) = figure.layout.shapes
     assert (line.x0, line.x1, line.y0, line.y1, line.yref) == (0.125, 0.125, 0, 1, "y2 domain")
 
 
 def test_clouds_lie_along_their_axes_in_the_color_of_entropy(rng: np.random.Generator) -> None:
     points, entropy, layers = rng.random((7, 3)), rng.random(7), rng.random((4, 5))
-    profile = [Profile(name=str(i), values=layers[i], null=layers[i + 1]) for i in (0, 2)]
+    profile = [Profile(name=str(i), values=layers[i], baseline=layers[i + 1]) for i in (0, 2)]
     cloud = Cloud(site="resid_post", points=points, curve=rng.random((11, 3)))
     figure = manifold_figure(
         title="Manifold",
@@ -245,7 +248,7 @@ def test_clouds_lie_along_their_axes_in_the_color_of_entropy(rng: np.random.Gene
         position=np.arange(7.0),
         shape=profile[:1],
         order=profile[1:],
-        null_labels=("shuffled", "untrained"),
+        baseline_labels=("shuffled", "untrained"),
     )
     panels_of = {axis: [t for t in figure.data if t.yaxis == axis] for axis in ("y", "y2", "y3", "y4")}
     np.testing.assert_array_equal(np.stack([panels_of["y"][0].x, panels_of["y"][0].y], axis=1), points[:, :2])
@@ -253,14 +256,14 @@ def test_clouds_lie_along_their_axes_in_the_color_of_entropy(rng: np.random.Gene
     np.testing.assert_array_equal(panels_of["y"][1].y, cloud.curve[:, 1])
     np.testing.assert_array_equal(np.stack([panels_of["y2"][0].x, panels_of["y2"][0].y]), [entropy, points[:, 0]])
     for axis, row, label in (("y3", 0, "shuffled"), ("y4", 2, "untrained")):
-        measured, null = panels_of[axis]
-        np.testing.assert_array_equal((measured.y, null.y), layers[row : row + 2])
-        assert null.name == f"baseline: {label}"
+        measured, baseline = panels_of[axis]
+        np.testing.assert_array_equal((measured.y, baseline.y), layers[row : row + 2])
+        assert baseline.name == f"baseline: {label}"
     titles = [figure.layout[f"{axis}axis{i}"].title.text for axis in "xy" for i in ("", 2, 3, 4)]
     assert all(titles) and "exact entropy (bits)" in titles
 
 
-def test_readouts_stand_beside_their_nulls(rng: np.random.Generator) -> None:
+def test_readouts_stand_next_to_their_baselines(rng: np.random.Generator) -> None:
     values, level = rng.random(5), rng.random(5)
     texts = {"x": "layer", "y": "R² (share)", "ticks": [f"L{i}" for i in range(5)]}
     line = Line(

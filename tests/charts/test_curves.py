@@ -3,7 +3,7 @@
 import numpy as np
 
 from bayesgeom.charts.curves import Curve, add_curves
-from bayesgeom.results.theme import NULL, SERIES, panels
+from bayesgeom.results.theme import BASELINE, SERIES, panels
 
 STEPS = np.array([0, 10, 100, 1_000])
 
@@ -18,14 +18,14 @@ def test_curves_bands_and_levels_are_drawn_in_their_colors() -> None:
             STEPS,
             [rising, Curve(name="flat", values=np.ones(4))],
             unit="bits",
-            levels=[("floor", 0.5), ("null", np.arange(4.0)), ("unknown", float("nan"))],
+            levels=[("floor", 0.5), ("varying", np.arange(4.0)), ("unknown", float("nan"))],
         )
     shown = [trace.name for trace in figure.data if trace.showlegend is not False]
-    assert sorted(shown) == ["flat", "floor", "null", "rising"]
+    assert sorted(shown) == ["flat", "floor", "varying", "rising"]
     lines = {trace.name: trace for trace in figure.data[:5]}
     assert lines["rising"].line.color == SERIES[0] and lines["flat"].line.color == SERIES[1]
-    assert lines["floor"].line.color == NULL and list(lines["floor"].y) == [0.5] * 4
-    assert list(lines["null"].y) == [0, 1, 2, 3] and lines["null"].line.dash != lines["floor"].line.dash
+    assert lines["floor"].line.color == BASELINE and list(lines["floor"].y) == [0.5] * 4
+    assert list(lines["varying"].y) == [0, 1, 2, 3] and lines["varying"].line.dash != lines["floor"].line.dash
     assert "rising, 95 % interval" in lines
     assert figure.layout.yaxis.title.text == "bits" and figure.layout.xaxis.title.text == "training step"
 

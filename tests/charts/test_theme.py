@@ -9,11 +9,11 @@ from bayesgeom.results.library import asset
 from bayesgeom.results.theme import (
     AXIS,
     BACKGROUNDS,
+    BASELINE,
     DARK,
     EXACT,
     GRID,
     LAYERS,
-    NULL,
     QUANTITIES,
     SERIES,
     at_least,
@@ -64,15 +64,15 @@ def test_text_is_readable_on_its_background(is_dark: bool) -> None:
 @pytest.mark.parametrize("is_dark", [False, True])
 def test_lines_and_texts_of_figures_stand_out(is_dark: bool) -> None:
     back = BACKGROUNDS[is_dark]
-    for color in (*SERIES, *LAYERS, *QUANTITIES, NULL, EXACT):
+    for color in (*SERIES, *LAYERS, *QUANTITIES, BASELINE, EXACT):
         shown = DARK[color] if is_dark else color
         assert contrast(shown, back) >= LINE_CONTRAST, color
-    for color in (NULL, EXACT):
+    for color in (BASELINE, EXACT):
         assert contrast(DARK[color] if is_dark else color, back) >= TEXT_CONTRAST, color
 
 
 def test_no_color_means_two_things() -> None:
-    colors = [*SERIES, *LAYERS, *QUANTITIES, NULL, EXACT, GRID, AXIS]
+    colors = [*SERIES, *LAYERS, *QUANTITIES, BASELINE, EXACT, GRID, AXIS]
     assert len(set(colors)) == len(colors) == len(DARK) and len(set(DARK.values())) == len(DARK)
     assert not set(DARK) & set(DARK.values()), "a color that was replaced is not replaced again"
 

@@ -53,13 +53,13 @@ def test_the_rows_of_the_sweep_are_its_report() -> None:
     assert isinstance(report, SweepReport)
     said = rows(section("readings.md", "Sweep: the floor of the HMM"))[2:]
     assert tuple(cells[0] for cells in said) == report.values
-    for i, (_, tokens, kl, null, error, error_null) in enumerate(said):
+    for i, (_, tokens, kl, baseline, error, error_baseline) in enumerate(said):
         assert numbers(tokens) == [float(report.exact_tokens[i]), float(report.model_tokens[i])]
         np.testing.assert_allclose(numbers(kl), with_ends(report.kl_bits[i]), rtol=0.04)
         for cell, known in (
-            (null, [shortcut(report.kl_bits, i)]),
+            (baseline, [shortcut(report.kl_bits, i)]),
             (error, with_ends(report.entropy_mae_bits[i])),
-            (error_null, [shortcut(report.entropy_mae_bits, i)]),
+            (error_baseline, [shortcut(report.entropy_mae_bits, i)]),
         ):
             np.testing.assert_allclose(numbers(cell), known, atol=6e-5)
 
@@ -74,13 +74,13 @@ def test_the_rows_of_untrained_noise_are_their_report() -> None:
     report = of_sweep("sticky")
     said = rows(section("readings.md", "Sweep: noise outside training"))[2:]
     assert tuple(cells[0] for cells in said) == report.values and report.trained_value == "0.3"
-    for i, (_, tokens, kl, null, error, error_null) in enumerate(said):
+    for i, (_, tokens, kl, baseline, error, error_baseline) in enumerate(said):
         assert numbers(tokens) == [float(report.exact_tokens[i]), float(report.model_tokens[i])]
         for cell, known in (
             (kl, with_ends(report.kl_bits[i])),
-            (null, [shortcut(report.kl_bits, i)]),
+            (baseline, [shortcut(report.kl_bits, i)]),
             (error, with_ends(report.entropy_mae_bits[i])),
-            (error_null, [shortcut(report.entropy_mae_bits, i)]),
+            (error_baseline, [shortcut(report.entropy_mae_bits, i)]),
         ):
             np.testing.assert_allclose(numbers(cell), known, rtol=0.01, atol=6e-5 if known[0] < 0.01 else 6e-4)
 
@@ -89,14 +89,14 @@ def test_the_rows_of_pairs_are_their_reports() -> None:
     reports = [of_sweep(f"recall-{architecture}") for architecture in ("transformer", "mamba", "lstm")]
     said = rows(section("readings.md", "Sweep: number of pairs"))[2:]
     assert tuple(cells[0] for cells in said) == reports[1].values
-    for pairs, *cells, null in said:
+    for pairs, *cells, baseline in said:
         for cell, report in zip(cells, reports, strict=True):
             assert (cell == "–") == (pairs not in report.values)
             if cell != "–":
                 known = with_ends(report.kl_bits[report.values.index(pairs)])
                 np.testing.assert_allclose(numbers(cell), known, rtol=0.01, atol=6e-5 if known[0] < 0.01 else 6e-4)
-        known_null = shortcut(reports[1].kl_bits, reports[1].values.index(pairs))
-        np.testing.assert_allclose(numbers(null), [known_null], atol=6e-4)
+        known_baseline = shortcut(reports[1].kl_bits, reports[1].values.index(pairs))
+        np.testing.assert_allclose(numbers(baseline), [known_baseline], atol=6e-4)
 
 
 @pytest.mark.parametrize("name", ["sticky", "recall-transformer", "recall-mamba", "recall-lstm", "hmm"])

@@ -150,7 +150,7 @@ def test_blocks_are_only_a_matter_of_memory() -> None:
         torch.testing.assert_close(streamed.at(site), whole.at(site), atol=1e-4, rtol=1e-5)
 
 
-def test_nulls_are_scored_on_every_sequence() -> None:
+def test_baselines_are_scored_on_every_sequence() -> None:
     task = replace(TASK, repeats=True)
     parts = [task.sample(size, seed=size) for size in (7, 5)]
     run = lively().run(parts, n_recorded=3, baseline_predictives=task.baseline_predictives)

@@ -88,9 +88,9 @@ def test_planted_values_separate_or_do_not(kind: str) -> None:
     exact = trials.predictive.nan_to_num()
     noise = torch.randn(exact.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     planted = (exact.sqrt() if kind == "posterior" else noise)[:, :, None]
-    value, null = measures._separation(planted, trials, 0)
+    value, baseline = measures._separation(planted, trials, 0)
     assert value > 0.9 if kind == "posterior" else abs(value) < 0.1
-    assert null < value - 0.2 if kind == "posterior" else abs(null) < 0.1  # position explains the rest
+    assert baseline < value - 0.2 if kind == "posterior" else abs(baseline) < 0.1  # position explains the rest
 
 
 def test_chance_is_random_directions_uniform_attention_and_what_is_given(model: HookedModel) -> None:

@@ -207,14 +207,14 @@ def test_the_figure_draws_every_baseline() -> None:
     figure = report.plot()
     assert figure.layout.title.text == report.title
     names = [trace.name or "" for trace in figure.data]
-    for null in (
+    for baseline in (
         "shuffle within position",
         "untrained networks",
         "random subspaces of that rank",
         "mean belief",
         "Gaussian cloud",
     ):
-        assert f"baseline: {null}" in names, null
+        assert f"baseline: {baseline}" in names, baseline
     assert "baseline: one constant answer" in names
     shown = [(trace.xaxis, trace.name) for trace in figure.data if trace.showlegend]
     assert len(shown) == len(set(shown)), "once in each panel"

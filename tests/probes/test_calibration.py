@@ -128,7 +128,7 @@ def test_bounds(noise: float, rng: np.random.Generator) -> None:
         assert not own.why_not or math.isnan(low)
 
 
-def null_run(task: WindTunnel, n: int) -> Run:
+def baseline_run(task: WindTunnel, n: int) -> Run:
     """The exact predictor itself on a task, with the task's predictors that compute nothing beside it."""
     trials = task.sample(n, seed=1)
     exact = predicted_behavior(trials, trials.at_scored(trials.predictive))
@@ -144,7 +144,7 @@ def levels(own: Estimate) -> dict[str, float]:
 
 
 def test_baselines_of_the_bijection_are_the_papers_own() -> None:
-    report = Calibration().measure(null_run(Bijection(), 11))
+    report = Calibration().measure(baseline_run(Bijection(), 11))
     expected = np.mean([math.log2(20) - math.log2(20 - s) for s in range(19)])
     assert levels(report.entropy_mae_bits)["uniform"] == pytest.approx(expected)
     assert round(levels(report.entropy_mae_bits)["uniform"], 4) == round(levels(report.kl_bits)["uniform"], 4) == 1.1073
@@ -156,7 +156,7 @@ def test_baselines_of_the_bijection_are_the_papers_own() -> None:
 
 
 def test_without_a_uniform_predictor_kl_has_a_baseline_too() -> None:
-    report = Calibration().measure(null_run(StickyMarkov(n_states=3, length=11), 101))
+    report = Calibration().measure(baseline_run(StickyMarkov(n_states=3, length=11), 101))
     hardest = report.kl_bits.hardest_baseline("lower")
     assert hardest is not None and float(hardest.value) == min(levels(report.kl_bits).values()) > 0
     assert hardest.name.startswith("window 4 "), "either start: the stationary distribution of this chain is uniform"
@@ -165,7 +165,7 @@ def test_without_a_uniform_predictor_kl_has_a_baseline_too() -> None:
 
 
 def test_the_leading_baseline_of_the_hmm_is_the_hardest_to_beat() -> None:
-    report = Calibration().measure(null_run(HMM(), 499))
+    report = Calibration().measure(baseline_run(HMM(), 499))
     for line, own in zip(report.headlines(), (report.entropy_mae_bits, report.kl_bits), strict=False):
         assert "(window 4 stationary; " in str(line) and str(line).count("window") == 1, "of windows the best one alone"
         assert min(levels(own).values()) == levels(own)["window 4 stationary"] < 0.005
@@ -175,7 +175,7 @@ def test_the_leading_baseline_of_the_hmm_is_the_hardest_to_beat() -> None:
 
 
 def test_baselines_of_the_hmm_are_the_papers_own() -> None:
-    found = levels(Calibration().measure(null_run(HMM(), 1_999)).entropy_mae_bits)
+    found = levels(Calibration().measure(baseline_run(HMM(), 1_999)).entropy_mae_bits)
     known = {"uniform": 0.41, "constant": 0.19, "likelihood only": 0.16}
     assert {name: found[name] for name in known} == {name: pytest.approx(v, abs=0.02) for name, v in known.items()}
 
@@ -201,7 +201,7 @@ def test_untrained_networks_are_a_baseline_with_their_range(rng: np.random.Gener
 
 
 def test_profiles_of_baselines_follow_their_names() -> None:
-    report = Calibration().measure(null_run(HMM(n_states=3, n_symbols=2, length=5), 101))
+    report = Calibration().measure(baseline_run(HMM(n_states=3, n_symbols=2, length=5), 101))
     windows = tuple(sorted(f"window {w} {start}" for w in range(1, 5) for start in ("uniform", "stationary")))
     baselines = report.entropy_mae_bits_by_position.baselines
     names = ("uniform", "constant", "likelihood only", "stationary", *windows)
@@ -212,7 +212,7 @@ def test_profiles_of_baselines_follow_their_names() -> None:
 
 
 def test_window_observers_stand_in_labeled_rows() -> None:
-    report = Calibration().measure(null_run(HMM(n_states=3, n_symbols=2, length=5), 101))
+    report = Calibration().measure(baseline_run(HMM(n_states=3, n_symbols=2, length=5), 101))
     rows = {row.variant: row.value for row in records_of(report) if row.metric == "window_kl_bits"}
     assert rows["stationary / 1"] == pytest.approx(levels(report.kl_bits)["window 1 stationary"], abs=1e-6)
     assert list(rows) == [f"{start} / {w}" for start in report.window_starts for w in report.windows]
@@ -226,7 +226,7 @@ def traces(figure: go.Figure, axis: str) -> dict[str, go.Scatter]:
 
 
 def test_the_figure_draws_the_stored_numbers() -> None:
-    report: CalibrationReport = Calibration().measure(null_run(HMM(n_states=3, n_symbols=2, length=5), 101))
+    report: CalibrationReport = Calibration().measure(baseline_run(HMM(n_states=3, n_symbols=2, length=5), 101))
     figure = report.plot()
     entropies, errors = traces(figure, "y"), traces(figure, "y2")
     assert list(entropies["exact"].x) == [1, 2, 3, 4, 5]

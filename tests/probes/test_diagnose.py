@@ -247,7 +247,7 @@ def test_a_seed_decides_every_number() -> None:
     assert tables(one)[0] != tables(other)[0]
 
 
-def test_fresh_copies_add_the_null_and_nothing_else() -> None:
+def test_fresh_copies_add_the_baseline_and_nothing_else() -> None:
     without, with_copies = (
         diagnose(lively(), probes=["calibration"], n=31, n_untrained=count)["calibration"] for count in (0, 2)
     )

@@ -239,7 +239,7 @@ def test_without_relations_there_is_no_number(rng: np.random.Generator, tmp_path
     np.testing.assert_equal(parts_of(QKAlignmentReport.load(tmp_path / "r"))[1], parts_of(report)[1])
 
 
-def test_figure_holds_a_map_per_relation_and_its_null(rng: np.random.Generator) -> None:
+def test_figure_holds_a_map_per_relation_and_its_baseline(rng: np.random.Generator) -> None:
     report = QKAlignment().measure(run_of(rng), [QKAlignment().measure(run_of(rng))])
     figure = report.plot()
     names = {trace.name for trace in figure.data}

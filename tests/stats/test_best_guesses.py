@@ -1,4 +1,4 @@
-"""Clusters and centroids against best guesses: intervals over sequences, nulls, and beliefs without a best guess."""
+"""Clusters and centroids against best guesses: intervals over sequences, baselines, beliefs without a best guess."""
 
 import numpy as np
 import pytest

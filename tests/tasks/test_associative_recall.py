@@ -1,4 +1,4 @@
-"""Associative recall against enumeration over every one-to-one map, its layout, its nulls and its laws."""
+"""Associative recall against enumeration over every one-to-one map, its layout, its baselines and its laws."""
 
 import itertools
 import math
@@ -99,8 +99,8 @@ def test_stored_keys_have_their_value_and_others_one_of_those_left() -> None:
 
 
 @pytest.mark.parametrize("task", SMALL, ids=str)
-def test_nulls_by_enumeration(task: AssociativeRecall) -> None:
-    """Each null is the average of the exact posterior over the maps and queries that it cannot tell apart."""
+def test_baselines_by_enumeration(task: AssociativeRecall) -> None:
+    """Each baseline is the average of the exact posterior over the maps and queries that it cannot tell apart."""
     trials = task.sample(5, seed=6)
     baselines = task.baseline_predictives(trials)
     assert list(baselines) == ["uniform", "bag", "last_pair", "membership"]
@@ -128,11 +128,14 @@ def test_nulls_by_enumeration(task: AssociativeRecall) -> None:
             np.testing.assert_allclose(baselines[name][row, i].numpy(), twin, atol=1e-15, err_msg=name)
 
 
-def test_nulls_are_ordered_by_what_they_know() -> None:
+def test_baselines_are_ordered_by_what_they_know() -> None:
     task = AssociativeRecall()
     trials = task.sample(500, seed=7)
     exact = trials.at_scored(trials.predictive)
-    cost = {name: float(kl_bits(exact, null.log()).mean()) for name, null in task.baseline_predictives(trials).items()}
+    cost = {
+        name: float(kl_bits(exact, baseline.log()).mean())
+        for name, baseline in task.baseline_predictives(trials).items()
+    }
     assert cost["uniform"] > cost["bag"] > cost["last_pair"] > cost["membership"] > 0
     assert cost["uniform"] == pytest.approx(0.75 * math.log2(16) + 0.25 * 1, abs=0.05)
     assert cost["membership"] == pytest.approx(0.75 * math.log2(8), abs=0.05)

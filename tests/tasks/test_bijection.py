@@ -1,4 +1,4 @@
-"""The bijection against enumeration over every permutation, its layout, its nulls and its laws."""
+"""The bijection against enumeration over every permutation, its layout, its baselines and its laws."""
 
 import itertools
 import math
@@ -154,17 +154,17 @@ def test_pooled_keys_need_repeats() -> None:
         Bijection(pooled_keys=True)
 
 
-def test_uniform_null_is_the_known_level() -> None:
+def test_uniform_baseline_is_the_known_level() -> None:
     task = Bijection()
     trials = task.sample(5, seed=0)
-    bayes, null = trials.at_scored(trials.predictive), task.baseline_predictives(trials)["uniform"]
-    error = (entropy_bits(bayes) - entropy_bits(null)).abs().mean()
+    bayes, baseline = trials.at_scored(trials.predictive), task.baseline_predictives(trials)["uniform"]
+    error = (entropy_bits(bayes) - entropy_bits(baseline)).abs().mean()
     closed_form = sum(math.log2(20) - math.log2(21 - k) for k in range(1, 20)) / 19
     assert float(error) == pytest.approx(closed_form, abs=1e-12)
     assert round(float(error), 4) == 1.1073
 
 
-def test_without_repeats_uniform_is_the_only_null() -> None:
+def test_without_repeats_uniform_is_the_only_baseline() -> None:
     task = Bijection(n_values=5, n_pairs=3)
     assert task.baseline_predictives(task.sample(2, seed=0)).keys() == {"uniform"}
 
@@ -172,14 +172,14 @@ def test_without_repeats_uniform_is_the_only_null() -> None:
 def test_elimination_only_treats_every_query_as_a_key_never_seen() -> None:
     task = Bijection(n_values=5, n_pairs=11, repeats=True)
     trials = task.sample(13, seed=6)
-    null = task.baseline_predictives(trials)["elimination_only"]
+    baseline = task.baseline_predictives(trials)["elimination_only"]
     for row, tokens in enumerate(trials.tokens.tolist()):
         for query, pos in enumerate(trials.scored_positions()[row].tolist()):
             pairs = shown_pairs(tokens[:pos], 5)
             unseen = set(range(5)) - {key for key, _ in pairs}
             posteriors = [enumerated_posterior(pairs, key, 5) for key in unseen]
             twin = np.mean(posteriors, axis=0) if unseen else np.full(5, 1 / 5)
-            np.testing.assert_allclose(null[row, query].numpy(), twin, atol=1e-15)
+            np.testing.assert_allclose(baseline[row, query].numpy(), twin, atol=1e-15)
 
 
 @pytest.mark.parametrize("repeats", [False, True])

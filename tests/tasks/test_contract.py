@@ -96,16 +96,18 @@ def test_what_happens_was_possible_and_as_likely_as_said(name: str) -> None:
 
 
 @every_task
-def test_nulls_are_finite_predictors_that_know_less(name: str) -> None:
+def test_baselines_are_finite_predictors_that_know_less(name: str) -> None:
     trials = drawn(name)
     exact, _ = at_scored(trials)
     baselines = TASKS[name].baseline_predictives(trials)
     assert baselines
-    for null_name, null in baselines.items():
-        assert null.shape == exact.shape and null.dtype == torch.float64, null_name
-        torch.testing.assert_close(null.sum(-1), torch.ones_like(null[..., 0]), atol=1e-12, rtol=0, msg=null_name)
-        cost = float(kl_bits(exact, null.log()).mean())
-        assert 1e-6 < cost < 20, f"{null_name} costs {cost} bits"
+    for baseline_name, baseline in baselines.items():
+        assert baseline.shape == exact.shape and baseline.dtype == torch.float64, baseline_name
+        torch.testing.assert_close(
+            baseline.sum(-1), torch.ones_like(baseline[..., 0]), atol=1e-12, rtol=0, msg=baseline_name
+        )
+        cost = float(kl_bits(exact, baseline.log()).mean())
+        assert 1e-6 < cost < 20, f"{baseline_name} costs {cost} bits"
 
 
 @every_task

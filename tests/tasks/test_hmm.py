@@ -1,4 +1,4 @@
-"""The HMM against a sum over every state path, its header token by token, its nulls and its laws."""
+"""The HMM against a sum over every state path, its header token by token, its baselines and its laws."""
 
 import dataclasses
 import itertools
@@ -132,11 +132,11 @@ def test_beliefs_sum_to_one_where_asked_and_are_nan_elsewhere(task: HMM) -> None
     assert (trials.labels[~trials.scored] == UNASKED).all()
 
 
-def test_null_levels_are_the_known_ones(paper_trials: Trials) -> None:
+def test_baseline_levels_are_the_known_ones(paper_trials: Trials) -> None:
     exact = paper_trials.at_scored(paper_trials.predictive)
     baselines = HMM().baseline_predictives(paper_trials)
     bayes = entropy_bits(exact)
-    error = {name: float((bayes - entropy_bits(null)).abs().mean()) for name, null in baselines.items()}
+    error = {name: float((bayes - entropy_bits(baseline)).abs().mean()) for name, baseline in baselines.items()}
     windows = {f"window_{w}_{start}" for w in range(1, 5) for start in ("uniform", "stationary")}
     assert error.keys() == {"uniform", "likelihood_only", "stationary"} | windows
     assert error["uniform"] == pytest.approx(0.41, abs=0.015)
@@ -148,12 +148,12 @@ def test_null_levels_are_the_known_ones(paper_trials: Trials) -> None:
 def test_likelihood_only_is_bayes_on_the_current_symbol() -> None:
     task = HMM(n_states=3, n_symbols=5, length=7)
     trials = task.sample(5, seed=8)
-    null = task.baseline_predictives(trials)["likelihood_only"]
+    baseline = task.baseline_predictives(trials)["likelihood_only"]
     for row, tokens in enumerate(trials.tokens.tolist()):
         hmm = decoded(task, tokens)
         for t, symbol in enumerate(hmm.symbols):
             column = hmm.emission[:, symbol]
-            np.testing.assert_allclose(null[row, t].numpy(), column / column.sum(), atol=1e-15)
+            np.testing.assert_allclose(baseline[row, t].numpy(), column / column.sum(), atol=1e-15)
 
 
 def test_states_come_true_as_often_as_the_posterior_says(paper_trials: Trials) -> None:

@@ -1,4 +1,4 @@
-"""Modular recurrence against enumeration over every rule, its Bayes factor, its nulls and its laws."""
+"""Modular recurrence against enumeration over every rule, its Bayes factor, its baselines and its laws."""
 
 import numpy as np
 import pytest
@@ -74,7 +74,7 @@ def test_layout_and_laws(task: ModularRecurrence) -> None:
             assert float(said[chosen].mean()) == pytest.approx(float(came[chosen].mean()), abs=0.025)
 
 
-def test_nulls_by_enumeration() -> None:
+def test_baselines_by_enumeration() -> None:
     task = SMALL[0]
     trials = task.sample(11, seed=4)
     baselines = task.baseline_predictives(trials)
@@ -88,7 +88,7 @@ def test_nulls_by_enumeration() -> None:
             twin = 0.5 / 5 + 0.5 * fits / fits.sum() if fits.sum() else np.full(5, 1 / 5)
             np.testing.assert_allclose(baselines["prior_odds"][row, t].numpy(), twin, atol=1e-14)
     exact = trials.predictive
-    cost = {name: float(kl_bits(exact, null.log()).mean()) for name, null in baselines.items()}
+    cost = {name: float(kl_bits(exact, baseline.log()).mean()) for name, baseline in baselines.items()}
     assert cost["uniform"] > cost["prior_odds"] > 0
 
 

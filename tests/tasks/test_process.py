@@ -56,7 +56,7 @@ def test_belief_and_predictive_are_sums_over_all_paths(task: MarkovProcess) -> N
 
 
 @pytest.mark.parametrize("task", SMALL, ids=lambda task: type(task).__name__)
-def test_nulls_are_what_is_left_when_earlier_symbols_are_summed_out(task: MarkovProcess) -> None:
+def test_baselines_are_what_is_left_when_earlier_symbols_are_summed_out(task: MarkovProcess) -> None:
     trials, start = task.sample(2, seed=3), task.start().numpy()
     baselines, step = task.baseline_predictives(trials), task.labeled().sum(0).numpy()
     for row, symbols in enumerate(trials.tokens.tolist()):

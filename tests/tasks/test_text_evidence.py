@@ -1,4 +1,4 @@
-"""Labeled evidence against enumeration over the latent and every label, its controls, its nulls and its laws."""
+"""Labeled evidence against enumeration over the latent and every label, its controls, its baselines and its laws."""
 
 import copy
 import itertools
@@ -176,8 +176,8 @@ def test_relations_match_a_loop_over_tokens() -> None:
                     assert bool(trials.relations[name][row, query, earlier]) == related, (name, pos, earlier)
 
 
-def entropy_errors(trials: Trials, null: torch.Tensor) -> torch.Tensor:
-    return (entropy_bits(trials.at_scored(trials.predictive)) - entropy_bits(null)).abs()
+def entropy_errors(trials: Trials, baseline: torch.Tensor) -> torch.Tensor:
+    return (entropy_bits(trials.at_scored(trials.predictive)) - entropy_bits(baseline)).abs()
 
 
 @pytest.mark.parametrize("query", QUERIES)
@@ -200,14 +200,16 @@ def test_position_only_has_the_best_entropies_that_need_no_label(query: str) -> 
 def test_last_label_forgets_all_but_the_latest(query: str) -> None:
     task = bound(query=query)
     trials = task.sample(7, seed=11)
-    null = task.baseline_predictives(trials)["last_label"]
+    baseline = task.baseline_predictives(trials)["last_label"]
     for row, tokens in enumerate(trials.tokens.tolist()):
         shown = shown_labels(task, tokens)
         for k in range(K + 1):
-            np.testing.assert_allclose(null[row, k].numpy(), enumerated(shown[max(0, k - 1) : k], query)[1], atol=1e-14)
+            np.testing.assert_allclose(
+                baseline[row, k].numpy(), enumerated(shown[max(0, k - 1) : k], query)[1], atol=1e-14
+            )
 
 
-def test_shuffled_labels_have_a_null_that_believes_them() -> None:
+def test_shuffled_labels_have_a_baseline_that_believes_them() -> None:
     task = bound(control="shuffled")
     trials = task.sample(7, seed=12)
     baselines = task.baseline_predictives(trials)

@@ -70,7 +70,9 @@ def test_relations_point_at_the_same_tokens_and_at_nothing_inserted(
 
 
 @pytest.mark.parametrize(("task", "separator", "bos"), SETTINGS, ids=str)
-def test_unrendering_gives_the_bare_trials_back_and_so_their_nulls(task: WindTunnel, separator: str, bos: bool) -> None:
+def test_unrendering_gives_the_bare_trials_back_and_so_their_baselines(
+    task: WindTunnel, separator: str, bos: bool
+) -> None:
     world = bound(task, separator, bos=bos)
     bare, trials = task.sample(7, seed=5), world.sample(7, seed=5)
     assert_equal(world.unrendered(trials), bare)

@@ -47,7 +47,7 @@ TASK_CONTRACT = [
     task_contract.test_tokens_and_answers_are_ids_of_the_vocabulary,
     task_contract.test_posteriors_are_distributions_where_asked_and_nan_elsewhere,
     task_contract.test_what_happens_was_possible_and_as_likely_as_said,
-    task_contract.test_nulls_are_finite_predictors_that_know_less,
+    task_contract.test_baselines_are_finite_predictors_that_know_less,
     task_contract.test_relations_look_back,
     task_contract.test_a_seed_decides_the_trials,
     task_contract.test_pairs_ask_the_same_of_two_worlds,

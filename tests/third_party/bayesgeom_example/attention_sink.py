@@ -44,13 +44,13 @@ class AttentionSinkReport(Report):
         return (headline_of(self, "mean_excess"),)
 
     def plot(self) -> "Figure":
-        from bayesgeom.charts.lines import add_line, add_null
+        from bayesgeom.charts.lines import add_baseline, add_line
         from bayesgeom.results.theme import label_axes, panels
 
         figure, layers = panels(self.title, ("Mean over heads",), n_columns=1), range(len(self.excess.value))
         add_line(figure, (1, 1), layers, self.excess.value.mean(axis=1), name="measured")
         for own in self.excess.baselines:
-            add_null(figure, (1, 1), layers, own.value.mean(axis=1), name=own.name)
+            add_baseline(figure, (1, 1), layers, own.value.mean(axis=1), name=own.name)
         label_axes(figure, (1, 1), "layer", "attention on the first token − uniform")
         return figure
 
