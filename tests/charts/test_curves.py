@@ -21,7 +21,7 @@ def test_curves_bands_and_levels_are_drawn_in_their_colors() -> None:
             levels=[("floor", 0.5), ("varying", np.arange(4.0)), ("unknown", float("nan"))],
         )
     shown = [trace.name for trace in figure.data if trace.showlegend is not False]
-    assert sorted(shown) == ["flat", "floor", "varying", "rising"]
+    assert sorted(shown) == ["flat", "floor", "rising", "varying"]
     lines = {trace.name: trace for trace in figure.data[:5]}
     assert lines["rising"].line.color == SERIES[0] and lines["flat"].line.color == SERIES[1]
     assert lines["floor"].line.color == BASELINE and list(lines["floor"].y) == [0.5] * 4

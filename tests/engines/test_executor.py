@@ -130,7 +130,7 @@ def test_parcels_come_back_equal(tmp_path: Path, rng: np.random.Generator) -> No
 
 
 def test_a_parcel_that_cannot_be_read_or_written_is_named(tmp_path: Path) -> None:
-    with pytest.raises(InvalidArgument, match=r"a job returned <object object .*, which no file"):
+    with pytest.raises(InvalidArgument, match=r"a job returned <object object .*, which cannot be stored"):
         write_parcel(tmp_path / "parcel", [object()])
     write_parcel(tmp_path / "parcel", replace(_Kept(n=3), n=5))
     assert read_parcel(tmp_path / "parcel") == _Kept(n=5)

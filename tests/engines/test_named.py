@@ -42,8 +42,8 @@ def test_bad_options_are_refused(tmp_path: Path) -> None:
     options = tmp_path / "options.toml"
     for text, reason in (
         ("[local]\nfast = true", "local takes no options; got fast"),
-        ("[kubernetes]\n", r"in a table of its name, .*; got kubernetes"),
-        ("partition = 'gpu'", r"in a table of its name, .*; got partition"),
+        ("[kubernetes]\n", r"in a table of its name, .*, got kubernetes"),
+        ("partition = 'gpu'", r"in a table of its name, .*, got partition"),
         ("[slurm", r"options\.toml cannot be read: "),
     ):
         options.write_text(text)
@@ -54,7 +54,7 @@ def test_bad_options_are_refused(tmp_path: Path) -> None:
         engine("local:1", "absent.toml"),
     ):
         pass
-    with pytest.raises(InvalidArgument, match=r"at least 1: local:2; got 0"), engine("local:0"):
+    with pytest.raises(InvalidArgument, match=r"at least 1 process, such as local:2, got 0"), engine("local:0"):
         pass
 
 
