@@ -1,4 +1,4 @@
-"""A training step of our Mamba beside Hugging Face's slow path, same sizes, same weights, same batch; as a ratio.
+"""A training step of our Mamba and of Hugging Face's slow path, same sizes, same weights, same batch; as a ratio.
 
 A step is forward, cross-entropy, backward and AdamW. Without compiled kernels transformers runs Mamba through autograd,
 one slice of the sequence at a time; ours runs the same recurrence with a backward pass by hand, in loops that numba
@@ -28,36 +28,44 @@ class Slow(nn.Module):
     """Hugging Face's Mamba of these sizes with these weights."""
 
     def __init__(self, ours: Mamba) -> None:
-        import transformers
-
         super().__init__()
-        config = ours.config
-        self.whole = transformers.MambaForCausalLM(
-            transformers.MambaConfig(
-                vocab_size=config.d_vocab,
-                hidden_size=config.d_model,
-                state_size=config.d_state,
-                num_hidden_layers=config.n_layers,
-                expand=config.expand,
-                conv_kernel=config.d_conv,
-                time_step_rank=config.rank,
-                layer_norm_epsilon=EPS,
-                residual_in_fp32=False,
-                use_cache=False,
-                tie_word_embeddings=True,
-            )
-        )
-        theirs = {
-            name.replace("embed.", "backbone.embeddings.")
-            .replace("blocks.", "backbone.layers.")
-            .replace("ln_final.", "backbone.norm_f."): tensor
-            for name, tensor in ours.state_dict().items()
-        }
-        self.whole.load_state_dict(theirs | {"lm_head.weight": theirs["backbone.embeddings.weight"]})
+        self.whole = huggingface_twin(ours)
 
     def forward(self, tokens: Tensor) -> Tensor:
         logits: Tensor = self.whole(input_ids=tokens).logits
         return logits
+
+
+def huggingface_twin(ours: Mamba) -> nn.Module:
+    """Return Hugging Face's Mamba of these sizes with these weights; tests compare with it, too."""
+    import transformers
+
+    config = ours.config
+    twin: nn.Module = transformers.MambaForCausalLM(
+        transformers.MambaConfig(
+            vocab_size=config.d_vocab,
+            hidden_size=config.d_model,
+            state_size=config.d_state,
+            num_hidden_layers=config.n_layers,
+            expand=config.expand,
+            conv_kernel=config.d_conv,
+            time_step_rank=config.rank,
+            layer_norm_epsilon=EPS,
+            residual_in_fp32=False,
+            use_cache=False,
+            tie_word_embeddings=True,
+        )
+    )
+    weights = {their_name(name): tensor for name, tensor in ours.state_dict().items()}
+    twin.load_state_dict(weights | {"lm_head.weight": weights["backbone.embeddings.weight"]})
+    return twin
+
+
+def their_name(name: str) -> str:
+    """Return the name of a parameter in Hugging Face's Mamba."""
+    for ours, theirs in (("embed.", "embeddings."), ("blocks.", "layers."), ("ln_final.", "norm_f.")):
+        name = name.replace(ours, theirs)
+    return f"backbone.{name}"
 
 
 def loss_of(module: nn.Module, tokens: Tensor, products: str) -> Tensor:
@@ -82,10 +90,9 @@ def disagreement(ours: Mamba, theirs: Slow, tokens: Tensor) -> float:
     for loss in losses:
         loss.backward()
     largest = abs(float((losses[0] - losses[1]).detach()))
-    own = dict(ours.named_parameters())
+    own = {their_name(name): parameter for name, parameter in ours.named_parameters()}
     for name, parameter in theirs.whole.named_parameters():
-        ended = name.removeprefix("backbone.").replace("embeddings.", "embed.").replace("layers.", "blocks.")
-        grad = own[ended.replace("norm_f.", "ln_final.")].grad
+        grad = own[name].grad
         assert grad is not None and parameter.grad is not None
         largest = max(largest, float((grad - parameter.grad).abs().max() / parameter.grad.abs().max()))
         grad.zero_()

@@ -8,8 +8,9 @@ from torch import Tensor, nn
 from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.models.native import causal_conv, scan
 from bayesgeom.models.native.causal_conv import causal_conv_silu
-from bayesgeom.models.native.mamba import EPS, Mamba, MambaConfig
+from bayesgeom.models.native.mamba import Mamba, MambaConfig
 from bayesgeom.models.native.scan import plain_states, read_states, selective_scan
+from benchmarks.mamba_step import huggingface_twin, their_name
 
 SMALL = MambaConfig(d_vocab=11, n_ctx=7, n_layers=2, d_model=10, d_state=3, d_conv=4, expand=2, dt_rank=5)
 
@@ -27,39 +28,10 @@ def some_tokens(n_pos: int = 7) -> Tensor:
     return torch.randint(11, (5, n_pos), generator=torch.Generator().manual_seed(2))
 
 
-def huggingface_twin(module: Mamba) -> nn.Module:
-    import transformers
-
-    config = module.config
-    twin = transformers.MambaForCausalLM(
-        transformers.MambaConfig(
-            vocab_size=config.d_vocab,
-            hidden_size=config.d_model,
-            state_size=config.d_state,
-            num_hidden_layers=config.n_layers,
-            expand=config.expand,
-            conv_kernel=config.d_conv,
-            time_step_rank=config.rank,
-            layer_norm_epsilon=EPS,
-            residual_in_fp32=False,
-            tie_word_embeddings=True,
-        )
-    )
-    weights = {their_name(name): tensor for name, tensor in module.state_dict().items()}
-    twin.load_state_dict(weights | {"lm_head.weight": weights["backbone.embeddings.weight"]})
-    return twin.eval()
-
-
-def their_name(name: str) -> str:
-    for ours, theirs in (("embed.", "embeddings."), ("blocks.", "layers."), ("ln_final.", "norm_f.")):
-        name = name.replace(ours, theirs)
-    return f"backbone.{name}"
-
-
 @pytest.mark.parametrize("n_pos", [1, 3, 7, 13])
 def test_outputs_and_gradients_are_those_of_huggingface(n_pos: int) -> None:
     module = lively()
-    twin, tokens = huggingface_twin(module), some_tokens(n_pos)
+    twin, tokens = huggingface_twin(module).eval(), some_tokens(n_pos)
     ours, theirs = module(tokens), twin(input_ids=tokens).logits
     torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-5)
     weights = torch.randn(ours.shape, generator=torch.Generator().manual_seed(3))
