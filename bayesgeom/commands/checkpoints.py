@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, ClassVar, final
 
 from bayesgeom.commands.base import Command, tell
+from bayesgeom.core.numbers import number_text
 
 
 @final
@@ -93,6 +94,6 @@ def _quality(description: Mapping[str, Any]) -> str:
     for key in (key for key in scores if key.endswith("bits")):
         baselines = scores.get("baselines", {}).get(key, {})
         hardest = min(baselines, key=baselines.__getitem__, default=None)
-        beside = "" if hardest is None else f" (baseline {baselines[hardest]:.3g}, {hardest})"
-        said.append(f"{key} {scores[key]:.3g}{beside}")
+        level = "" if hardest is None else f" (baseline {number_text(baselines[hardest], is_exact=True)}, {hardest})"
+        said.append(f"{key} {number_text(scores[key], is_exact=True)}{level}")
     return ", ".join(said) or "not scored"

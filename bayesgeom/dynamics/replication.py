@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, final
 import numpy as np
 from jaxtyping import Float
 
-from bayesgeom.core.numbers import interval_text, number_text
+from bayesgeom.core.numbers import number_text
 from bayesgeom.dynamics.rows import over_trainings
 from bayesgeom.results.estimate import Baseline, Estimate, Quantity
 from bayesgeom.results.estimators import mean_estimate
@@ -108,7 +108,7 @@ class ReplicationReport(Report):
         """Return one line per seed, then mean and spread."""
         rows: list[tuple[str, ...]] = [("seed", "KL (bits)", "entropy error (bits)", "weights")]
         for at, name in enumerate(self.replicas):
-            rows.append((name, _cell(self.kl_bits[at]), _cell(self.entropy_mae_bits[at]), self.weights_hashes[at]))
+            rows.append((name, self.kl_bits[at].text(), self.entropy_mae_bits[at].text(), self.weights_hashes[at]))
         means = (self.mean_kl_bits, self.mean_entropy_mae_bits)
         spreads = (self.spread_kl_bits, self.spread_entropy_mae_bits)
         for what, both in (("mean", means), ("spread", spreads)):
@@ -166,9 +166,3 @@ def _mean(own: Estimate) -> Estimate:
 def _spread(own: Estimate) -> Estimate:
     """Return the standard deviation over trainings; NaN for one."""
     return Estimate.of(own.value.std(ddof=1) if len(own.value) > 1 else np.nan, n=len(own.value))
-
-
-def _cell(own: Estimate) -> str:
-    """Return a number with its interval."""
-    low, high = map(float, own.ends)
-    return f"{number_text(float(own))} [{interval_text(low, high)}]"

@@ -185,7 +185,7 @@ class DynamicsReport(Report):
             self.frame_ratio.value[..., 0],
         )
         for at, step in enumerate(self.steps):
-            rows.append((step, *(f"{column[:, at].mean():.4g}" for column in columns)))
+            rows.append((step, *(number_text(column[:, at].mean()) for column in columns)))
         return "\n".join([*aligned(rows), self._chance()])
 
     def _chance(self) -> str:

@@ -1,7 +1,7 @@
 """The length report: errors by position, the jump at the training length, and the layer where the error appears."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, ClassVar, final
 
@@ -139,7 +139,7 @@ class LengthReport(Report):
     def _reach(self, index: int) -> str:
         """Return a sentence on the first failed position and the error beyond the training length."""
         first, ratio = float(self.critical_length.value[index]), float(self.extrapolation_ratio.value[index])
-        where = "never" if math.isinf(first) else f"first at {first:.0f}"
+        where = "never" if math.isinf(first) else f"first at {number_text(first)}"
         name = f"{self.arms[index]}: " if len(self.arms) > 1 else ""
         return (
             f"{name}KL exceeds {self.threshold_bits:g} bits {where}; beyond the training length ({self.trained}) it is "
@@ -189,7 +189,9 @@ class LengthReport(Report):
 
     def _memories(self) -> list[str]:
         found = zip(self.arms, *self.effective_memory_symbols.ends, strict=True)
-        notes = [f"{arm}: effective memory {_whole(low)} … {_whole(high)} symbols" for arm, low, high in found]
+        notes = [
+            f"{arm}: effective memory {number_text(low)} … {number_text(high)} symbols" for arm, low, high in found
+        ]
         return [*notes, self.transport]
 
     def _row(self, index: int) -> tuple[str, ...]:
@@ -204,9 +206,9 @@ class LengthReport(Report):
             number_text(kl[within].mean(), is_exact=True),
             number_text(kl[~within].mean(), is_exact=True),
             f"{_exact(self.predicted_kl_bits[index])} → {_exact(self.found_kl_bits[index])}",
-            f"{_cell(jump, _exact)} ({_exact(float(largest))})",
+            f"{jump.text(is_exact=True)} ({_exact(float(largest))})",
             _length(float(critical)),
-            f"{_cell(ratio, number_text)} ({number_text(float(shortcut))})",
+            f"{ratio.text()} ({number_text(float(shortcut))})",
             "–" if layer < 0 else f"{layer}",
         )
 
@@ -229,17 +231,8 @@ def positions_text(kind: str, untrained: str) -> str:
     return f"{kind} ({untrained})" if untrained else kind
 
 
-def _cell(own: Estimate, form: Callable[[float], str]) -> str:
-    low, high = own.ends
-    return f"{form(float(own))} [{form(float(low))}, {form(float(high))}]"
-
-
 def _exact(value: float) -> str:
     return number_text(value, is_exact=True)
-
-
-def _whole(value: float) -> str:
-    return "–" if math.isnan(value) else number_text(value)
 
 
 def _length(value: float) -> str:

@@ -94,11 +94,11 @@ class SweepReport(Report):
         return (
             self.values[index] + trained,
             number_text(self.exact_floor_bits[index]),
-            _whole(float(self.exact_tokens[index])),
-            _whole(float(self.model_tokens[index])),
-            _cell(self.kl_bits[index], ".1e"),
+            number_text(self.exact_tokens.value[index]),
+            number_text(self.model_tokens.value[index]),
+            self.kl_bits[index].text(is_exact=True),
             f"{number_text(kl, is_exact=True)} ({self.shortcuts[index]})",
-            _cell(self.entropy_mae_bits[index], ".1e"),
+            self.entropy_mae_bits[index].text(is_exact=True),
             number_text(error, is_exact=True),
         )
 
@@ -113,15 +113,6 @@ _HEADER = (
     "entropy error (bits)",
     "entropy error, shortcut",
 )
-
-
-def _whole(value: float) -> str:
-    return "–" if np.isnan(value) else f"{value:.0f}"
-
-
-def _cell(own: Estimate, form: str) -> str:
-    low, high = own.ends
-    return "–" if np.isnan(own.value) else f"{float(own):{form}} [{float(low):{form}}, {float(high):{form}}]"
 
 
 @final

@@ -10,6 +10,7 @@ from einops import reduce
 from jaxtyping import Float, Float64
 from torch import Tensor
 
+from bayesgeom.core.numbers import number_text
 from bayesgeom.core.run import at_scored
 from bayesgeom.core.sites import PATTERN
 from bayesgeom.core.trials import Trials
@@ -155,8 +156,8 @@ class GradientMovementReport(Report):
         columns = (self.loss_nats, self.pattern_distance_bits, self.value_distance)
         gradients = (self.routing_norm, self.value_elasticity)
         for i, step in enumerate(self.steps):
-            distances = (f"{own.value[i]:.4f}" for own in columns)
-            rows.append((step, *distances, *(f"{own.value[i]:.2e}" for own in gradients)))
+            distances = (number_text(own.value[i]) for own in columns)
+            rows.append((step, *distances, *(number_text(own.value[i], is_exact=True) for own in gradients)))
         return "\n".join(aligned(rows))
 
 

@@ -5,6 +5,7 @@ from typing import final
 
 import numpy as np
 
+from bayesgeom.core.numbers import number_text
 from bayesgeom.stats.crossings import Crossing, times_later
 
 
@@ -33,8 +34,9 @@ class Lag:
     def reach(self) -> str:
         """The bounds in words."""
         if np.isfinite(self.least):
-            return f"{self.least:.2f} … {self.most:.2f}" if np.isfinite(self.most) else f"{self.least:.2f} or more"
-        return f"{self.most:.2f} or less" if np.isfinite(self.most) else "anything"
+            least = number_text(self.least)
+            return f"{least} … {number_text(self.most)}" if np.isfinite(self.most) else f"{least} or more"
+        return f"{number_text(self.most)} or less" if np.isfinite(self.most) else "anything"
 
 
 def lag(values: Crossing, routing: Crossing) -> Lag:

@@ -174,11 +174,18 @@ class Estimate:
         if self.value.ndim:
             names = f", baselines: {', '.join(own.name for own in self.baselines)}" if self.baselines else ""
             return f"Estimate(shape {self.value.shape}{names})"
-        interval = ""
-        if self.low is not None and self.high is not None:
-            interval = f" [{interval_text(float(self.low), float(self.high))}]"
         levels = "".join(f", {own.name} {number_text(float(own.value))}" for own in self.baselines)
-        return f"Estimate({number_text(float(self.value))}{interval}{levels})"
+        return f"Estimate({self.text()}{levels})"
+
+    def text(self, *, is_exact: bool = False) -> str:
+        """Return a scalar with its interval, as in the cells of tables.
+
+        Args:
+            is_exact: As in `number_text`.
+        """
+        low, high = map(float, self.ends)
+        interval = "" if np.isnan(low) else f" [{interval_text(low, high, is_exact=is_exact)}]"
+        return f"{number_text(float(self), is_exact=is_exact)}{interval}"
 
     @property
     def ends(self) -> tuple[Values, Values]:

@@ -14,6 +14,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from bayesgeom.core.errors import InvalidArgument
+from bayesgeom.core.numbers import number_text
 from bayesgeom.core.run import Run
 from bayesgeom.core.sites import Z
 from bayesgeom.models.base import Model
@@ -83,7 +84,7 @@ class WriteReport(Report):
         random = self.strength.baseline(RANDOM).value
         for layer, head in self._order():
             own = (values[layer, head] for values in (self.strength.value, random, self.kl_increase_bits.value))
-            rows.append((f"L{layer}H{head}", *(f"{value:.4f}" for value in own)))
+            rows.append((f"L{layer}H{head}", *map(number_text, own)))
         return "\n".join([*aligned(rows), str(self.headlines()[0])])
 
     def _order(self) -> list[tuple[int, int]]:

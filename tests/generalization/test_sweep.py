@@ -11,6 +11,7 @@ import torch
 
 from bayesgeom.cli import main
 from bayesgeom.core.errors import InvalidArgument, TaskMismatch, UnknownName
+from bayesgeom.core.numbers import number_text
 from bayesgeom.generalization.sweep_report import SHORTCUT, SweepReport
 from bayesgeom.generalization.sweeps import sweep, varied_task
 from bayesgeom.generalization.vocabulary import Vocabulary
@@ -68,8 +69,8 @@ def test_the_model_is_scored_as_it_is_on_its_own_task() -> None:
     assert (low <= found.kl_bits.value).all() and (found.kl_bits.value <= high).all() and found.kl_bits.n == 17
     assert found.notes == ("", "") and "0.05 (trained)" in found.table()
     for own in (found.kl_bits, found.entropy_mae_bits):
-        value, lo, hi = float(own[1]), *map(float, own[1].ends)
-        assert f"{value:.1e} [{lo:.1e}, {hi:.1e}]" in found.table()
+        value, lo, hi = (number_text(one, is_exact=True) for one in (own[1], *own[1].ends))
+        assert f"{value} [{lo} … {hi}]" in found.table()
 
 
 def test_a_value_without_tokens_has_the_exact_posterior_alone_and_says_why() -> None:
