@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import ClassVar, final
 
 from bayesgeom.commands.base import AskedTask, Command, Of, check_target, conclude
+from bayesgeom.core.numbers import number_text
 
 
 @final
@@ -25,17 +26,18 @@ class Relabel(Command):
 
     def __call__(self) -> int:
         from bayesgeom.generalization.relabeling import relabeling_invariance
-        from bayesgeom.generalization.relabeling_report import RULE
         from bayesgeom.results.diagnosis import Diagnosis
 
         check_target(self.out)
         report = relabeling_invariance(self.source.load(), self.task, n=self.n, seed=self.seed)
         diagnosis = Diagnosis.of(report)
+        before, after, bound = (
+            number_text(own, is_exact=True) for own in (report.kl_before_bits, report.kl_after_bits, report.bound_bits)
+        )
         measured = (
             f"{diagnosis.title}, {report.n} sequences: {report.verdict}\n"
             f"({report.verdict_reason})\n\n"
-            f"KL before {float(report.kl_before_bits):.3e}, after {float(report.kl_after_bits):.3e} bits; bound "
-            f"{report.bound_bits:.1e} bits; correlation over sequences {float(report.sequence_correlation):.3f}"
+            f"KL before {before}, after {after} bits; bound {bound} bits; correlation over sequences "
+            f"{number_text(report.sequence_correlation)}"
         )
-        rule = f"\n{RULE[0].upper()}{RULE[1:]}."
-        return conclude(diagnosis, self.out, measured, *map(str, report.headlines()), rule)
+        return conclude(diagnosis, self.out, measured, *map(str, report.headlines()), f"\n{report.rule}")

@@ -59,8 +59,9 @@ class ComparisonReport(Report):
         "number of parameters and see the same sequences in the same order. The color is the share of the gap between "
         "the best context-free predictor (0) and the exact posterior (1) that is closed. Equal data, budget and "
         "parameters do not make the comparison fair if hyperparameters were tuned on one architecture. The table "
-        f"states search, targets, state size and seeds of every cell. The rule of the verdicts: {RULE}."
+        "states search, targets, state size and seeds of every cell."
     )
+    rule: ClassVar[str] = f"{RULE[0].upper()}{RULE[1:]}."
 
     checkpoints: tuple[str, ...]
     task_of: tuple[str, ...]
@@ -157,7 +158,7 @@ class ComparisonReport(Report):
         measured = _lines([_MEASURED, *(self._measured(index) for index in indices)], is_markdown)
         terms = _lines([_TERMS, *(self._terms(index) for index in indices)], is_markdown)
         missing = [f"Not trained: {', '.join(self.missing)}."] if self.missing else []
-        rule = f"{_BASELINES} {RULE[0].upper()}{RULE[1:]}."
+        rule = f"{_BASELINES} {self.rule}"
         return "\n".join([*measured, "", *terms, "", rule, *missing])
 
     def _measured(self, index: int) -> tuple[str, ...]:

@@ -46,11 +46,12 @@ class SettlingReport(Report):
     about: ClassVar[str] = (
         "The claim is that the key frame (attention patterns, layer-0 keys) settles long before the answers are "
         "precise. The order depends on the scale of the error: KL, √KL and log KL cover nine tenths of their decrease "
-        "at different steps. So all three scales are compared with every frame measure: "
-        f"{ORDER_RULE}. The stated thresholds, patterns within {SETTLED:.0%} of their first distance and KL at most "
+        "at different steps. So all three scales are compared with every frame measure. "
+        f"The stated thresholds, patterns within {SETTLED:.0%} of their first distance and KL at most "
         f"{NEAR:g} times the last one, are reported, too; they are not equally strict. A log2 ratio of 0 means that "
-        f"both settle together. Rule for falls: {FALL_RULE}."
+        "both settle together."
     )
+    rule: ClassVar[str] = f"{ORDER_RULE[0].upper()}{ORDER_RULE[1:]}. Falls: {FALL_RULE}."
 
     runs: tuple[str, ...]
     rules: tuple[str, ...]
@@ -124,7 +125,7 @@ class SettlingReport(Report):
                     name,
                     *(f"{step:g}" for step in steps),
                     number_text(float(own)),
-                    f"{number_text(low)} … {number_text(high)}",
+                    interval_text(low, high),
                 )
             )
         return "\n".join([*aligned(moments), "", *self._orders()])
@@ -137,10 +138,8 @@ class SettlingReport(Report):
         for at, said in enumerate(self.order_by_scale):
             one, other = divmod(at, len(self.frame_measures))
             own = self.dissociation_by_scale[one, other]
-            low, high = map(float, own.ends)
             moments = _steps(self.precision_step_by_scale[:, one]), _steps(self.frame_step_by_measure[:, other])
-            ratio = f"{number_text(float(own))} [{interval_text(low, high)}]"
-            rows.append((self.scales[one], moments[0], self.frame_measures[other], moments[1], ratio, said))
+            rows.append((self.scales[one], moments[0], self.frame_measures[other], moments[1], own.text(), said))
         return [*aligned(rows), f"frame or precision first: {self.order}"]
 
     def _fall_text(self, at: int) -> str:

@@ -48,8 +48,9 @@ class RelabelingReport(Report):
         "states with their header rows and columns. The exact answer is the same up to names. A point on the diagonal "
         "is a sequence with the same error both times. The mean difference alone cannot show a preference for names, "
         "because losses on some sequences cancel gains on others. The baseline is a "
-        f"model whose answers do not change. Rule of the verdict: {RULE}."
+        "model whose answers do not change."
     )
+    rule: ClassVar[str] = f"{RULE[0].upper()}{RULE[1:]}."
 
     verdict: str
     verdict_reason: str = ""

@@ -51,9 +51,9 @@ class JointInterventionReport(Report):
         "later layer cannot recover what an earlier edit removed. There are two questions. Do answers "
         "get worse, and by more than with random directions? Does the coordinate along the direction still follow "
         "uncertainty in later layers? If it does not, but the answers stay as good, then the direction was a read-out, "
-        "not a bottleneck. The coordinate is read before a layer's own edit, because after the edit it is constant by "
-        "construction. " + RULE
+        "not a bottleneck."
     )
+    rule: ClassVar[str] = RULE
 
     kind: str
     site: str

@@ -46,8 +46,9 @@ class OnwardsReport(Report):
     about: ClassVar[str] = (
         "A quantity is erased from the residual stream in one layer and all later layers, at all positions, in the "
         "same pass. If no linear map can then decode the quantity and the answers stay as good, the model does not use "
-        "the quantity linearly from that layer on. " + RULE
+        "the quantity linearly from that layer on."
     )
+    rule: ClassVar[str] = RULE
 
     site: str
     subspace: str

@@ -81,12 +81,12 @@ class InterventionReport(Report):
     name: ClassVar[str] = "intervention"
     title: ClassVar[str] = "Intervention: does the model use the content of the subspace?"
     about: ClassVar[str] = (
-        "One component of an activation is swapped with that of another sequence or removed, and the later layers are "
-        "computed again. If the model uses the quantity in that component, a swap moves the model's own value of it "
-        "towards the donor's (movement 0: not at all, 1: completely). The ceiling edits the whole activation. "
-        "Controls are random subspaces of the same rank and subspaces with the same share of variance. A removal "
-        "without a KL increase is evidence only if it is complete: the quantity can no longer be decoded. " + RULE
+        "One component of an activation is swapped with that of another sequence or removed. If the model uses the "
+        "quantity in that component, a swap moves the model's own value of it towards the donor's (movement 0: not at "
+        "all, 1: completely). The ceiling edits the whole activation. Controls are random subspaces of the same rank "
+        "and subspaces with the same share of variance."
     )
+    rule: ClassVar[str] = RULE
 
     kind: str
     subspace: str
@@ -266,13 +266,12 @@ class InterventionReport(Report):
     def _erased(self, layer: int) -> tuple[str, ...]:
         reads = (*self.r2.value[[BEFORE, AFTER], layer], _mean(self.r2, SHUFFLED)[AFTER, layer])
         removal = self.change_bits[REMOVAL, layer, 0]
-        low, high = map(float, removal.ends)
         return (
             str(layer),
             str(self.rank[layer]),
             f"{self.share.value[VARIANCE, layer]:.2%}",
             *map(number_text, reads),
-            f"{number_text(float(removal))} [{interval_text(low, high)}]",
+            removal.text(),
             number_text(self.ceiling_bits.value[REMOVAL, layer, 0]),
             self.verdict_by_layer[layer],
         )

@@ -40,6 +40,7 @@ def page_of(title: str, reports: Mapping[str, Any], left_out: Mapping[str, str],
             n=report.n,
             counts=report.counts,
             verdict=report.conclusion(),
+            rule=report.rule,
             further=further_figures(report),
         )
         for name, report in reports.items()

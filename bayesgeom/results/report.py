@@ -42,15 +42,16 @@ class Report(ABC):
     """The result of a measurement. Concrete reports are frozen, keyword-only dataclasses.
 
     `name` is that of the probe or function, and `title` the heading of its section. `about` explains what was measured,
-    how to read it, and what the baselines are, to a reader who does not know the papers. `n` is the number of sequences
-    measured, or of the units that `counts` names. `provenance` holds model, weights, task, arguments and versions; it
-    is empty for a report made by hand.
+    how to read it, and what the baselines are, to a reader who does not know the papers. `rule` states how verdicts are
+    reached; pages show it on request. `n` is the number of sequences measured, or of the units that `counts` names.
+    `provenance` holds model, weights, task, arguments and versions; it is empty for a report made by hand.
     """
 
     name: ClassVar[str]
     counts: ClassVar[str] = "sequence"
     title: ClassVar[str]
     about: ClassVar[str]
+    rule: ClassVar[str] = ""
     n: int
     provenance: Mapping[str, Any] = field(default_factory=dict, compare=False)
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 @final
 @dataclass(frozen=True, kw_only=True)
 class Section:
-    """One report on the page. `verdict` is its conclusion in a sentence, if it has one."""
+    """One report on the page; `verdict` is its conclusion in a sentence, and `rule` how it is reached."""
 
     name: str
     title: str
@@ -23,6 +23,7 @@ class Section:
     n: int
     counts: str = "sequence"
     verdict: str = ""
+    rule: str = ""
     further: "Mapping[str, Figure]" = field(default_factory=dict)  # of charts, by name
 
     @property

@@ -224,6 +224,13 @@ def test_page_and_terminal_print_the_same_numbers(rng: np.random.Generator) -> N
     assert {report.title, report.about, "19 sequences."} <= set(read.text)
 
 
+def test_the_rule_of_verdicts_is_folded() -> None:
+    own = section("one", "One")
+    whole = page("t", [replace(own, rule="Used: <1> & above.")], skipped={}, provenance={})
+    assert "<summary>How the verdict is reached</summary><p>Used: &lt;1&gt; &amp; above.</p></details>" in whole
+    assert "How the verdict" not in page("t", [own], skipped={}, provenance={})
+
+
 class UndrawnReport(PlantedReport):
     """A plug-in's, whose figure is in another look, or cannot be drawn."""
 
