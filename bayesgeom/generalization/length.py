@@ -35,7 +35,7 @@ from bayesgeom.models.base import Model
 from bayesgeom.models.checkpoint import Checkpoint
 from bayesgeom.models.provenance import provenance
 from bayesgeom.models.resolve import ModelLike, TaskLike, as_model, load, scored_task_of
-from bayesgeom.models.sendable import check_same, name_of
+from bayesgeom.models.sendable import check_same, job_arguments, name_of
 from bayesgeom.results.report import with_provenance
 from bayesgeom.tasks.base import Branch, WindTunnel, checked_seed, derived_seed, task_from_config
 
@@ -162,20 +162,13 @@ def _sendable(model: ModelLike | Unmade) -> str:
 
 
 def _job(name: str, spec: ModelSpec, setting: Setting, *, n: int, top_attention_off: int) -> Job:
-    arguments = {
-        "model": name,
-        "weights": spec.weights_hash,
-        "device": spec.device,
-        "task": setting.task.config(),
-        "n": n,
-        "top_attention_off": top_attention_off,
-        "setting": {
-            "trained": setting.trained,
-            "lengths": list(setting.lengths),
-            "seed": setting.seed,
-            "threshold_bits": setting.threshold_bits,
-        },
+    own = {
+        "trained": setting.trained,
+        "lengths": list(setting.lengths),
+        "seed": setting.seed,
+        "threshold_bits": setting.threshold_bits,
     }
+    arguments = job_arguments(name, spec, setting.task, n=n, top_attention_off=top_attention_off, setting=own)
     return Job(name=spec.name, function=path_of(arm_at), arguments=arguments)
 
 

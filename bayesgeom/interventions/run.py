@@ -30,7 +30,6 @@ _HELD, _DRAWS = 6, 7  # branches of the seed
 
 
 @overload
-@checked("model", "task", "subspace")
 def intervene(
     model: ModelLike,
     task: TaskLike | None = None,
@@ -44,7 +43,6 @@ def intervene(
 
 
 @overload
-@checked("model", "task", "subspace")
 def intervene(
     model: ModelLike,
     task: TaskLike | None = None,
