@@ -154,6 +154,11 @@ class Claim:
         return [run.command for run in self.runs]
 
     @property
+    def decisive(self) -> list[Run]:
+        """The runs from which numbers are read; all runs if no numbers are defined yet."""
+        return [run for run in self.runs if run.numbers] or list(self.runs)
+
+    @property
     def numbers(self) -> dict[str, Number]:
         """Every number of every run, by its name."""
         return {name: number for run in self.runs for name, number in run.numbers.items()}

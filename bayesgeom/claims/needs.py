@@ -10,6 +10,8 @@ from bayesgeom.models.checkpoint import FINISHED
 from bayesgeom.models.resolve import checkpoints
 from bayesgeom.training.duration import as_duration, typical_seconds
 
+_INSTALLED = {"models/smollm2": "make real-model"}  # models that a command installs
+
 
 def arguments_of(run: Run, runs: Path = RUNS) -> list[str]:
     """Return the arguments of a run's command line; a checkpoint in `runs` is named by its path."""
@@ -19,13 +21,13 @@ def arguments_of(run: Run, runs: Path = RUNS) -> list[str]:
 
 
 def check_needs(claim: Claim, runs: Path = RUNS) -> None:
-    """Check that every checkpoint that the claim's commands load exists.
+    """Check that every checkpoint exists that the claim's `decisive` commands load.
 
     Raises:
         CheckpointFault: If one is absent; the message states how to make it and how long that takes.
     """
     shipped = checkpoints()
-    absent = [name for run in claim.runs for name in run.needs if not _is_there(name, shipped, runs)]
+    absent = [name for run in claim.decisive for name in run.needs if not _is_there(name, shipped, runs)]
     if absent:
         ways = "; ".join(_way(name) for name in dict.fromkeys(absent))
         raise CheckpointFault(
@@ -35,6 +37,8 @@ def check_needs(claim: Claim, runs: Path = RUNS) -> None:
 
 
 def _is_there(name: str, shipped: dict[str, Path], runs: Path) -> bool:
+    if name in _INSTALLED:
+        return Path(name).exists()
     if "/" in name:  # on the Hugging Face hub: loading it says what is wrong
         return True
     return name in shipped or (runs / name / FINISHED).is_dir()
@@ -48,6 +52,8 @@ def _place(name: str, runs: Path) -> str:
 def _way(name: str) -> str:
     from bayesgeom.training.recipes import recipe
 
+    if name in _INSTALLED:
+        return f"Install {name!r} with `{_INSTALLED[name]}` in a source checkout, and run the command there"
     base, _, seed = name.partition("-seed")
     try:
         found = recipe(name if not seed.isdecimal() else base)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from bayesgeom.claims.claim import Claim, Value, Verdict
 from bayesgeom.claims.loading import load
-from bayesgeom.claims.reproduction import short, text
+from bayesgeom.claims.reproduction_report import short, text
 from bayesgeom.claims.subspace_page import FOLDER
 from bayesgeom.claims.subspace_page import page as subspace_page
 from bayesgeom.claims.verdicts import verdict

@@ -81,9 +81,15 @@ def _levels(number: Number, report: Report, n_rows: int) -> np.ndarray:
     return level.ravel()
 
 
+def provenance_of(folder: Path) -> Mapping[str, Any]:
+    """Return the provenance of a report."""
+    found: Mapping[str, Any] = json.loads((folder / JSON).read_text(encoding="utf-8"))["provenance"]
+    return found
+
+
 def origin_of(folder: Path) -> Origin:
     """Return the model, its weights hash, the number of sequences and the seed of a report."""
-    origin: Mapping[str, Any] = json.loads((folder / JSON).read_text(encoding="utf-8"))["provenance"]
+    origin = provenance_of(folder)
     arguments, model = origin["arguments"], origin["model"]
     return Origin(
         model=str(model.get("name", "")),

@@ -11,7 +11,6 @@ from bayesgeom.claims.loading import FOLDER, MEASURED, load
 from bayesgeom.claims.needs import arguments_of, check_needs
 from bayesgeom.claims.reading import origin_of, values_of
 from bayesgeom.claims.reproduction import machine
-from bayesgeom.cli import parsed
 from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.core.files import file_aside
 from bayesgeom.results.folder import HTML, METRICS
@@ -57,6 +56,8 @@ def record(claim: Claim, repository: Path, *, stale: set[Path] | None = None) ->
 
 
 def _make(claim: Claim, run: Run, folder: Path) -> None:
+    from bayesgeom.cli import parsed
+
     check_needs(claim)
     parsed([*arguments_of(run), "--out", str(folder)])()
     (folder / HTML).unlink()  # the repository keeps numbers; the page can be made from them

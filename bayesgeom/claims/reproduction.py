@@ -4,61 +4,21 @@ import contextlib
 import io
 import platform
 import tempfile
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import final
+from typing import Any
 
 from bayesgeom.checks.arguments import checked
-from bayesgeom.claims.claim import Claim, Run, Value, Verdict
+from bayesgeom.claims.claim import Claim, Run, Value
 from bayesgeom.claims.loading import find
 from bayesgeom.claims.needs import arguments_of, check_needs
-from bayesgeom.claims.reading import agree, values_of
+from bayesgeom.claims.reading import agree, provenance_of, values_of
+from bayesgeom.claims.reproduction_report import ReproductionReport, reproduction_report
 from bayesgeom.claims.verdicts import verdict
-from bayesgeom.cli import parsed
 from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.core.files import RUNS
-from bayesgeom.core.numbers import number_text
 from bayesgeom.engines.executor import Batch, Executor, Job, path_of
-from bayesgeom.results.tables import aligned
-
-
-@final
-@dataclass(frozen=True, kw_only=True)
-class Reproduction:
-    """The numbers of a claim measured again, and whether they agree with the recorded ones.
-
-    `agrees` holds one entry per number that has a recorded value; `output` is the text that the commands printed.
-    """
-
-    claim: Claim
-    found: Mapping[str, Value]
-    agrees: Mapping[str, bool]
-    verdict: Verdict
-    recorded_verdict: Verdict
-    output: str
-
-    @property
-    def is_reproduced(self) -> bool:
-        """Whether every recorded number and the verdict were reproduced."""
-        return all(self.agrees.values()) and self.verdict == self.recorded_verdict
-
-    def table(self) -> str:
-        """Return recorded and reproduced numbers side by side, then the verdicts."""
-        rows = [("number", "recorded", "reproduced", "agrees")]
-        for name, value in self.found.items():
-            number, recorded = self.claim.numbers[name], self._recorded(name)
-            told = "–" if recorded is None else text(recorded, number.unit)
-            rows.append((number.label, told, text(value, number.unit), self._agreement(name)))
-        verdicts = f"verdict: recorded {self.recorded_verdict}, reproduced {self.verdict}"
-        reason = [f"on hold: {self.claim.hold.reason}"] if self.claim.hold is not None else []
-        return "\n".join([*(aligned(rows) if self.found else ["no numbers are defined yet"]), "", verdicts, *reason])
-
-    def _recorded(self, name: str) -> Value | None:
-        return None if self.claim.measured is None else self.claim.measured.numbers.get(name)
-
-    def _agreement(self, name: str) -> str:
-        return {True: "yes", False: "no", None: "–"}[self.agrees.get(name)]
+from bayesgeom.results.report import with_provenance
 
 
 @checked()
@@ -68,8 +28,11 @@ def reproduce(
     out: str | Path | None = None,
     runs: str | Path = RUNS,
     executor: Executor | Batch | None = None,
-) -> Reproduction:
+) -> ReproductionReport:
     """Run a claim's commands and compare their numbers with the recorded ones.
+
+    Only commands from which the claim reads numbers are run; `not_run` of the report lists the others. If it reads none
+    yet, all are run, and `output` holds what they printed.
 
     Args:
         claim: The claim or its id.
@@ -98,15 +61,41 @@ def reproduce(
         return _sent(own, Batch.of(executor), out, Path(runs))
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory())) if out is None else Path(out)
-        output, found = io.StringIO(), {}
-        for run in own.runs:
+        output = io.StringIO()
+        for run in own.decisive:
             with contextlib.redirect_stdout(output):
                 _command(run, folder, Path(runs))
-            found.update(values_of(run, folder / run.name))
-    return compared(own, found, output.getvalue())
+        return _read(own, folder, output.getvalue())
 
 
-def _sent(claim: Claim, batch: Batch, out: str | Path | None, runs: Path) -> Reproduction:
+def _read(claim: Claim, folder: Path, output: str) -> ReproductionReport:
+    """The report from what the commands saved in the folder."""
+    found: dict[str, Value] = {}
+    for run in claim.decisive:
+        found.update(values_of(run, folder / run.name))
+    sources = [provenance_of(folder / run.name) for run in claim.decisive]
+    return with_provenance(compared(claim, found, output), _source(claim, sources))
+
+
+def _source(claim: Claim, sources: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The provenance of the first report, with the models, weights and tasks of all, the claim and its commands."""
+    if not sources:
+        return {}
+    models = {str(own["model"].get("name", "")): own["model"] for own in sources}
+    several = {"name": ", ".join(models), "architecture": "several"}
+    weights = {name: str(model.get("weights_hash") or "") for name, model in models.items()}
+    tasks = dict.fromkeys(str(own["task_label"]) for own in sources)
+    return {
+        **sources[0],
+        "model": several if len(models) > 1 else sources[0]["model"],
+        "weights": {name: value for name, value in weights.items() if value},
+        "task_label": "; ".join(tasks),
+        "claim": claim.id,
+        "commands": [run.command for run in claim.decisive],
+    }
+
+
+def _sent(claim: Claim, batch: Batch, out: str | Path | None, runs: Path) -> ReproductionReport:
     """The claim, a job for each of its commands."""
     folder = (batch.folder / "claims" / claim.id if out is None else Path(out)).resolve()
     shared = {"claim": claim.id, "out": str(folder), "runs": str(runs.resolve())}
@@ -116,13 +105,9 @@ def _sent(claim: Claim, batch: Batch, out: str | Path | None, runs: Path) -> Rep
             function=path_of(run_at),
             arguments={**shared, "run": run.name, "command": run.command},
         )
-        for run in claim.runs
+        for run in claim.decisive
     ]
-    output = "".join(batch.results(jobs, desc=claim.id))
-    found: dict[str, Value] = {}
-    for run in claim.runs:
-        found.update(values_of(run, folder / run.name))
-    return compared(claim, found, output)
+    return _read(claim, folder, "".join(batch.results(jobs, desc=claim.id)))
 
 
 def run_at(*, claim: str, run: str, command: str, out: str, runs: str) -> str:
@@ -138,10 +123,12 @@ def run_at(*, claim: str, run: str, command: str, out: str, runs: str) -> str:
 
 def _command(run: Run, folder: Path, runs: Path) -> None:
     """Run one command of a claim; its report is written into its own folder."""
+    from bayesgeom.cli import parsed
+
     parsed([*arguments_of(run, runs), "--out", str(folder / run.name)])()
 
 
-def compared(claim: Claim, found: Mapping[str, Value], output: str = "") -> Reproduction:
+def compared(claim: Claim, found: Mapping[str, Value], output: str = "") -> ReproductionReport:
     """Compare reproduced numbers with the recorded ones."""
     agrees = {}
     if claim.measured is not None:
@@ -150,14 +137,9 @@ def compared(claim: Claim, found: Mapping[str, Value], output: str = "") -> Repr
             number, recorded = claim.numbers[name], claim.measured.numbers.get(name)
             if recorded is not None:
                 agrees[name] = agree(value, recorded, number.tolerance, is_same_machine=is_same)
-    return Reproduction(
-        claim=claim,
-        found=found,
-        agrees=agrees,
-        verdict=verdict(claim, found or None),
-        recorded_verdict=verdict(claim),
-        output=output,
-    )
+    verdicts = verdict(claim, found or None), verdict(claim)
+    left_out = [run.command for run in claim.runs if run not in claim.decisive]
+    return reproduction_report(claim, found, agrees, verdicts=verdicts, not_run=left_out, output=output)
 
 
 def machine() -> str:
@@ -165,16 +147,3 @@ def machine() -> str:
     import torch
 
     return f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}, torch {torch.__version__}"
-
-
-def text(value: Value, unit: str = "") -> str:
-    """Return a number with its interval and unit."""
-    told = short(value.value)
-    if value.lo == value.lo and (value.lo, value.hi) != (value.value, value.value):
-        told += f" [{short(value.lo)}, {short(value.hi)}]"
-    return f"{told} {unit}".strip()
-
-
-def short(number: float) -> str:
-    """Return a number as all tables print it; small ones as a power of ten, because records are compared."""
-    return number_text(number, is_exact=True)

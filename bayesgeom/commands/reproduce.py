@@ -32,7 +32,8 @@ class Reproduce(Command):
     run: bool = False
     """With --all: run every claim's commands. Takes hours."""
     out: Path | None = None
-    """Directory for the reports, one folder per claim and run. Default: they are not saved."""
+    """Directory for the reports, a folder per claim: one folder per run, and the comparison in `reproduction`. Default:
+    they are not saved."""
     runs: Path = RUNS
     """Folder of trainings, searched for checkpoints that are not shipped."""
     machines: On = HERE
@@ -81,7 +82,9 @@ class Reproduce(Command):
                     raise
                 tell(f"not run: {error}\n")
                 continue
-            tell(f"{again.output if not again.found else ''}\n{again.table()}\n")
+            if out is not None:
+                again.save(out / "reproduction")
+            tell(f"{again.output if not again.numbers else ''}\n{again.table()}\n")
             are_same &= again.is_reproduced
         return 0 if are_same else 1
 

@@ -28,7 +28,7 @@ from bayesgeom.stats.manifold import EntropyScale, cloud_statistics, shuffled_sc
 from bayesgeom.stats.readout import belief_rows, belief_targets, held_out_scores, read_out
 from bayesgeom.stats.resampling import refitted_axis_shares, resampled_axis_shares
 from bayesgeom.stats.subspace import random_subspaces
-from bayesgeom.stats.tokens import in_parts, occurrences, token_means
+from bayesgeom.stats.tokens import TokenSums, in_parts, occurrences
 from bayesgeom.tasks.base import Branch, WindTunnel, derived_seed
 
 ROWS, MAX_POINTS, MAX_PAIRS = 1 + MAX_GROUPS, 3_072, 128
@@ -189,7 +189,8 @@ def _keys(at: Setting) -> Arrays:
     shown, found = occurrences(at.run.trials.tokens, sets[name]), []
     for layer in at.run.at(K):
         parts = in_parts(jackknife_weights(at.run.n_recorded), layer[0, 0].numel() * len(sets[name]))
-        drawn = torch.cat([overlap(pairwise_cosine(token_means(layer, shown, part).transpose(1, 2))) for part in parts])
+        of_tokens = TokenSums.of(layer, shown)
+        drawn = torch.cat([overlap(pairwise_cosine(of_tokens.means(part).transpose(1, 2))) for part in parts])
         found.append(drawn.mean(dim=1).double().cpu().numpy())
     return {"key_overlap": np.stack(found, axis=1), "chance_key_overlap": _alone(chance_overlap(at.model.spec.d_head))}
 

@@ -41,7 +41,7 @@ from bayesgeom.stats.cosine import (
     random_overlaps,
     welch_bound,
 )
-from bayesgeom.stats.tokens import in_parts, occurrences, token_means
+from bayesgeom.stats.tokens import TokenSums, in_parts, occurrences
 
 MAX_SEQUENCES, N_PROJECTIONS = 256, 40
 N_SPLITS = 8  # random halvings of the sequences, for cross-fitting
@@ -181,13 +181,14 @@ def _from_activations(
     kept = {name: at[shown.any(dim=2).any(dim=0)[at]] for name, at in members.items()}
     vectors, rows, between = ({name: list[Tensor]() for name in members} for _ in range(3))
     for layer in keys[:, :n]:
-        means = token_means(layer, shown, np.full((1, n), 1 / n))[0]
-        one, other = (token_means(layer, shown, half).transpose(1, 2) for half in halves)
+        of_tokens = TokenSums.of(layer, shown)
+        means = of_tokens.means(np.full((1, n), 1 / n))[0]
+        one, other = (of_tokens.means(half).transpose(1, 2) for half in halves)
         for name, at in kept.items():
             vectors[name].append(means[at].transpose(0, 1))
             between[name].append(cross_fitted_overlap(one[:, :, at], other[:, :, at]).nanmean(dim=0))
         for part in in_parts(weights, means.numel()):
-            drawn = token_means(layer, shown, part)
+            drawn = of_tokens.means(part)
             for name, at in kept.items():
                 rows[name].append(overlaps(drawn[:, at].transpose(1, 2).contiguous()))
     return {

@@ -34,7 +34,7 @@ from bayesgeom.stats.information import entropy_bits
 from bayesgeom.stats.intervals import Scale
 from bayesgeom.stats.pca import cloud_axes, standardized
 from bayesgeom.stats.resampling import refitted_axis_shares
-from bayesgeom.stats.tokens import in_parts, occurrences, token_means
+from bayesgeom.stats.tokens import TokenSums, in_parts, occurrences
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
@@ -271,7 +271,8 @@ def _keys(run: Run, weights: Float64[np.ndarray, "row sequence"]) -> Float64[np.
         return np.full((len(weights), run.spec.n_layers), np.nan)
     shown, layers = occurrences(run.trials.tokens[:n], ids), list[Tensor]()
     for layer in run.at(K)[:, :n]:
-        parts = (token_means(layer, shown, part) for part in in_parts(weights, len(ids) * layer[0, 0].numel()))
+        of_tokens = TokenSums.of(layer, shown)
+        parts = (of_tokens.means(part) for part in in_parts(weights, len(ids) * layer[0, 0].numel()))
         layers.append(torch.cat([overlap(pairwise_cosine(keys.transpose(1, 2))).mean(dim=1) for keys in parts]))
     return torch.stack(layers, dim=1).double().cpu().numpy()
 

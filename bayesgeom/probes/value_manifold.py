@@ -38,7 +38,7 @@ from bayesgeom.stats.manifold import (
     view,
 )
 from bayesgeom.stats.pca import span_coordinates, standardized
-from bayesgeom.stats.resampling import order_under_permutation, resampled_cloud, resampled_order
+from bayesgeom.stats.resampling import order_under_permutation, refitted_axis_shares, resampled_order
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
@@ -330,14 +330,15 @@ def _shares(
     """Return shares of PC1 and of PC1 + PC2, with intervals where PC1 is distinguishable from the next component."""
     n_layers = len(next(iter(clouds.values())))
     few, shape = jackknife_weights(n, most=GROUPS), (len(clouds), n_layers)
-    gaussian, first, both = np.full(shape, np.nan), np.full((2, *shape), np.nan), np.full((2, *shape), np.nan)
+    gaussian, shares = np.full(shape, np.nan), np.full((len(few), 2, *shape), np.nan)
     for (row, (site, layers)), layer in product(enumerate(clouds.items()), range(n_layers)):
         gaussian[row, layer] = least = gaussian_first_share(n, widths[site])
         if layers[layer].shape["pc1_share"] > _ABOVE_GAUSSIAN * least:
             points = points_of(site, layer).unflatten(0, (n, -1)).cpu().numpy()
-            shares = resampled_cloud(points, layers[layer].axes.cpu().numpy(), few, None)
-            for ends, name in ((first, "pc1_share"), (both, "pc12_share")):
-                ends[:, row, layer] = tuple(statistic_interval(shares[name], seed=seed, scale="share"))
+            axes = layers[layer].axes.cpu().numpy()[:, :2]
+            cumulated = refitted_axis_shares(points, axes, few).cumsum(axis=1)
+            shares[:, :, row, layer] = cumulated[:, [0, -1]]
+    first, both = np.moveaxis([*statistic_interval(shares, seed=seed, scale="share")], 1, 0)
     alone = Baseline.of("chance", GAUSSIAN, gaussian)
     levels = known(*of_untrained([copy.pc1_share.value for copy in copies]), alone)
     of_both = of_untrained([copy.pc12_share.value for copy in copies])
@@ -358,8 +359,8 @@ def _ordered(
     n, n_layers = len(entropy), run.spec.n_layers
     level = run.trials.scored_positions()[:n].cpu().numpy()
     rng = np.random.default_rng(run.seed)
-    orders = np.stack([rng.permutation(n) for _ in range(PERMUTATIONS)])
-    each, even = jackknife_weights(n), np.full((1, n), 1 / n)
+    as_found = np.arange(n)
+    orders = np.stack([as_found, *(rng.permutation(n) for _ in range(PERMUTATIONS))])
     signed, p = (np.full((len(ORDERINGS), len(clouds), n_layers), np.nan) for _ in range(2))
     low, high = np.full_like(signed, np.nan), np.full_like(signed, np.nan)
 
@@ -368,16 +369,15 @@ def _ordered(
         return np.asarray(points @ clouds[site][layer].axes.cpu().numpy()[:, 0], dtype=np.float64)
 
     firsts = np.stack([[along_first(site, layer) for layer in range(n_layers)] for site in clouds])
-    permuted = order_under_permutation(firsts, entropy, level, orders)
-    for (row, site), layer in product(enumerate(clouds), range(n_layers)):
-        is_bounded = site in _SHOWN and layer == n_layers - 1
-        drawn = resampled_order(firsts[row, layer], entropy, level, each if is_bounded else even)
+    found = order_under_permutation(firsts, entropy, level, orders)
+    for ordering, name in enumerate(_RELATIONS):
+        signed[ordering], permuted = found[name][0], found[name][1:]
+        p[ordering] = permutation_p(signed[ordering], permuted)
+    for row in (row for row, site in enumerate(clouds) if site in _SHOWN):
+        drawn = resampled_order(firsts[row, -1], entropy, level, jackknife_weights(n))
         for ordering, name in enumerate(_RELATIONS):
-            at = (ordering, row, layer)
-            signed[at] = drawn[name][0]
-            p[at] = permutation_p(np.asarray(signed[at]), permuted[name][:, row, layer])
-            if is_bounded:
-                low[at], high[at] = statistic_interval(drawn[name], seed=run.seed, scale="correlation")
+            ends = statistic_interval(drawn[name], seed=run.seed, scale="correlation")
+            low[ordering, row, -1], high[ordering, row, -1] = ends
     size, shuffles = zip(*(_relation(clouds, name) for name in _RELATIONS), strict=True)
     shuffle = Baseline.of("permutation", SHUFFLE, np.stack([own.value for own in shuffles]))
     levels = known(shuffle, *of_untrained([copy.spearman.value for copy in copies]))

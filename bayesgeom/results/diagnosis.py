@@ -35,6 +35,7 @@ _WITH_REPORTS = (
     "experiments.em",
     "subspaces",
     "monitor",
+    "claims",
 )
 
 

@@ -12,7 +12,7 @@ FEWEST, MOST = 3, 6
 GOOD = frozenset(
     {"yes", "used", "invariant", "realized", "confirmed", "as published", "agrees", "values later", "learned"}
 )
-BAD = frozenset({"no", "not used", "not invariant", "not realized", "contradicted", "not as published", "not learned"})
+BAD = frozenset({"no", "not used", "not invariant", "not realized", "contradicted", "not as published", "not learned", "differs"})
 _WORDS = {"yes": "beats baselines", "no": "does not beat baselines", "undecided": "undecided"}
 _JUDGED = {
     "yes": "Beats every baseline; the strongest is",

@@ -115,8 +115,8 @@ def _resampled_agreement(
 ) -> Float64[np.ndarray, "draw cloud count"]:
     """Return adjusted Rand indices of tables in which each point counts as often as its sequence."""
     occurring = labels[:, labels.any(dim=0)]  # a hypothesis that is never the best guess has empty columns
-    times = torch.from_numpy(weights * weights.shape[1])[:, owner]
-    drawn = [resampled_agreement(of_count, occurring, times) for of_count in found.labels]
+    times = torch.from_numpy(weights * weights.shape[1])
+    drawn = [resampled_agreement(of_count, occurring, owner, times) for of_count in found.labels]
     return torch.stack(drawn, dim=2).numpy()
 
 

@@ -126,11 +126,22 @@ def adjusted_rand(
 
 
 def resampled_agreement(
-    labels: Int64[Tensor, "cloud point"], others: Float[Tensor, "point other"], times: Float64[Tensor, "draw point"]
+    labels: Int64[Tensor, "cloud point"],
+    others: Float[Tensor, "point other"],
+    owner: Int64[Tensor, " point"],
+    times: Float64[Tensor, "draw sequence"],
 ) -> Float64[Tensor, "draw cloud"]:
-    """Return `adjusted_rand` of one clustering in resamples, given the multiplicity of each point."""
+    """Return `adjusted_rand` of one clustering in resamples, given the multiplicity of each sequence.
+
+    Args:
+        labels: Cluster of each point.
+        others: One-hot rows to compare with.
+        owner: Sequence of each point.
+        times: Multiplicity of each sequence, and so of its points, in each resample.
+    """
     member = torch.nn.functional.one_hot(labels.cpu()).double()
-    together = torch.einsum("lpc,ph->plch", member, others.double())
+    of_points = torch.einsum("lpc,ph->plch", member, others.double())
+    together = of_points.new_zeros(times.shape[1], *of_points.shape[1:]).index_add_(0, owner, of_points)
     return adjusted_rand(*(torch.tensordot(power, together, dims=1) for power in (times, times**2)))
 
 

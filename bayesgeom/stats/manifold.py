@@ -5,6 +5,7 @@ shuffle preserves effects of position alone.
 """
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import final
 
 import numpy as np
@@ -47,6 +48,13 @@ class EntropyScale:
     level: Int64[np.ndarray, " point"]
     n_fit: int
     identified: bool
+
+    @cached_property
+    def basis_grams(self) -> tuple[Float64[Tensor, "draw basis basis"], Float64[Tensor, "draw basis basis"]]:
+        """Second moments of the spline basis over the fitting points and over the others: the same for all clouds."""
+        basis = self.columns[:, :, 1:].double().transpose(0, 1)
+        fit, held = basis[:, : self.n_fit], basis[:, self.n_fit :]
+        return fit.mT @ fit, held.mT @ held
 
 
 @final
@@ -210,8 +218,7 @@ def _entropy_r2(moments: SplitMoments, scale: EntropyScale, width: int) -> Float
 
 def _curve_share(moments: SplitMoments, scale: EntropyScale) -> Float64[np.ndarray, " draw"]:
     """Return the share of the held-out variance of the points that a smooth curve predicts; 0 for the mean."""
-    basis = scale.columns[:, :, 1:].double().to(moments.fit_gram.device)
-    fit, held = (torch.einsum("nda,ndb->dab", b, b) for b in (basis[: scale.n_fit], basis[scale.n_fit :]))
+    fit, held = (own.to(moments.fit_gram.device) for own in scale.basis_grams)
     shape = scale.columns.shape[1:]
     crosses = (c.reshape(-1, *shape)[:, :, 1:].permute(1, 2, 0) for c in (moments.fit_cross, moments.score_cross))
     fit_cross, held_cross = crosses

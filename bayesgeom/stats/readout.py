@@ -202,19 +202,16 @@ def summary(
     `weights` are `jackknife_weights` of the held-out sequences. The maps are fixed: an interval of R² is for the R² of
     this map on held-out sequences, not for the best linear map.
     """
-    n_held, n_draws = len(targets.held), len(targets.means)
-    even = np.full((1, n_held), 1 / max(1, n_held))
-    single = [held_out_scores(readout, targets, even) for readout in readouts]
+    n_draws = len(targets.means)
     drawn = [held_out_scores(readout, targets, weights) for readout in readouts]
+    metrics = tuple(drawn[0])
+    replicates = np.stack([np.stack([of[metric] for metric in metrics], axis=1) for of in drawn], axis=2)
+    lows, highs = statistic_interval(replicates, seed=seed)  # of all metrics and clouds at once
 
     def scored(metric: str, levels: Sequence[float]) -> Scored:
-        ends = [statistic_interval(replicates[metric], seed=seed) for replicates in drawn]
-        return Scored(
-            value=np.array([scores[metric][0] for scores in single]),
-            low=np.array([low for low, _ in ends], dtype=np.float64),
-            high=np.array([high for _, high in ends], dtype=np.float64),
-            level=np.array(levels, dtype=np.float64),
-        )
+        at = metrics.index(metric)
+        value = replicates[0, at]
+        return Scored(value=value, low=lows[at], high=highs[at], level=np.array(levels, dtype=np.float64))
 
     def within(maps: Float64[np.ndarray, " map"]) -> list[float]:
         low, high = percentile_interval(maps[n_draws:])

@@ -13,20 +13,6 @@ from bayesgeom.stats.regression import without_level_means
 _ROUNDING = 1e-6  # a variance below this share of the power is rounding error
 
 
-def resampled_cloud(
-    points: Float[np.ndarray, "sequence position d"],
-    axes: Float[np.ndarray, "d axis"],
-    weights: Float64[np.ndarray, "draw sequence"],
-    order: tuple[Float64[np.ndarray, "sequence position"], Int64[np.ndarray, "sequence position"]] | None,
-) -> dict[str, Float64[np.ndarray, " draw"]]:
-    """Return shares of PC1 and of PC1 + PC2; with entropy and level in `order`, also PC1's correlation with entropy."""
-    shares = refitted_axis_shares(points, axes[:, :2], weights).cumsum(axis=1)
-    found = {"pc1_share": shares[:, 0], "pc12_share": shares[:, -1]}
-    if order is None:
-        return found
-    return found | resampled_order((points @ axes[:, 0]).astype(np.float64), *order, weights)
-
-
 def order_under_permutation(
     first: Float64[np.ndarray, "*cloud sequence position"],
     entropy: Float64[np.ndarray, "sequence position"],

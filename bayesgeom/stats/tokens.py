@@ -1,5 +1,8 @@
 """Mean vector of each token over its occurrences, for one or many weightings of the sequences."""
 
+from dataclasses import dataclass
+from typing import final
+
 import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
@@ -21,18 +24,30 @@ def in_parts(weights: Float[np.ndarray, "draw batch"], each: int) -> list[Float[
     return [weights[part] for part in even_slices(len(weights), at_most=_AT_ONCE // max(1, each))]
 
 
-def token_means(
-    vectors: Float[Tensor, "batch pos *rest"],
-    shown: Bool[Tensor, "batch token pos"],
-    weights: Float[np.ndarray, "draw batch"],
-) -> Float[Tensor, "draw token *rest"]:
-    """Return Σ w · x / Σ w over the occurrences of each token, with w the weight of the sequence; NaN if Σ w = 0.
+@final
+@dataclass(frozen=True, kw_only=True)
+class TokenSums:
+    """Sums of vectors over the occurrences of each token in each sequence, and the numbers of occurrences.
 
-    `weights` are those of `bootstrap_weights`: positions of one sequence are resampled together.
+    They are computed once and then averaged under many weights.
     """
-    share = torch.as_tensor(weights, dtype=vectors.dtype, device=vectors.device)
-    at = shown.to(vectors.dtype)
-    sums = (share @ (at @ vectors.flatten(2)).flatten(1)).unflatten(1, (at.shape[1], *vectors.shape[2:]))
-    counts = (share @ at.sum(dim=2)).reshape(len(share), at.shape[1], *([1] * (vectors.ndim - 2)))
-    means: Tensor = sums / counts
-    return means
+
+    sums: Float[Tensor, "batch token *rest"]
+    counts: Float[Tensor, "batch token"]
+
+    @classmethod
+    def of(cls, vectors: Float[Tensor, "batch pos *rest"], shown: Bool[Tensor, "batch token pos"]) -> "TokenSums":
+        """Sum the vectors at the positions that `occurrences` returns."""
+        at = shown.to(vectors.dtype)
+        return cls(sums=(at @ vectors.flatten(2)).unflatten(2, vectors.shape[2:]), counts=at.sum(dim=2))
+
+    def means(self, weights: Float[np.ndarray, "draw batch"]) -> Float[Tensor, "draw token *rest"]:
+        """Return Σ w · x / Σ w for each token, with w the weight of the sequence; NaN if Σ w = 0.
+
+        `weights` are those of `bootstrap_weights`: positions of one sequence are resampled together.
+        """
+        share = torch.as_tensor(weights, dtype=self.sums.dtype, device=self.sums.device)
+        sums = (share @ self.sums.flatten(1)).unflatten(1, self.sums.shape[1:])
+        counts = (share @ self.counts).reshape(*sums.shape[:2], *([1] * (sums.ndim - 2)))
+        found: Tensor = sums / counts
+        return found

@@ -39,13 +39,14 @@ def small() -> Claim:
 
 def test_what_is_recorded_is_reproduced(small: Claim, tiny_checkpoints: Path, tmp_path: Path) -> None:
     first = reproduce(small, out=tmp_path / "first")
-    assert first.agrees == {} and first.recorded_verdict == Verdict.NOT_TESTED
+    assert np.isnan(first.agrees).all() and first.recorded_verdict == Verdict.NOT_TESTED
     assert first.verdict == Verdict.CONTRADICTED, "an untrained network does not match the posterior"
     assert "bijection-v20 on Bijection" in first.output
     assert values_of(small.runs[0], tmp_path / "first/calibration") == first.found
     known = Measurement(date="2026-01-01", machine=machine(), numbers=first.found, origins={})
     again = reproduce(replace(small, measured=known))
-    assert again.agrees == {"kl": True, "error": True} and again.is_reproduced
+    assert (again.numbers, again.agrees.tolist()) == (("kl", "error"), [1, 1]) and again.is_reproduced
+    assert again.conclusion().startswith("agrees: claim B1") and "2 of 2 recorded numbers agree" in again.conclusion()
     assert "verdict: recorded contradicted, reproduced contradicted" in again.table()
 
 
@@ -70,8 +71,8 @@ def test_another_number_is_noticed(small: Claim, tiny_checkpoints: Path) -> None
     moved = {name: replace(x, value=1.1 * x.value) for name, x in found.items()}
     known = Measurement(date="2026-01-01", machine=machine(), numbers=moved, origins={})
     again = compared(replace(small, measured=known), found)
-    assert again.agrees == {"kl": False, "error": False} and not again.is_reproduced
-    assert again.table().count(" no") == 2
+    assert again.agrees.tolist() == [0, 0] and not again.is_reproduced
+    assert again.table().count(" no") == 2 and again.headlines()[0].ruling == "differs"
 
 
 def test_another_machine_may_move_a_number_within_its_interval() -> None:
@@ -81,6 +82,26 @@ def test_another_machine_may_move_a_number_within_its_interval() -> None:
     assert not agree(far, recorded, 1e-3, is_same_machine=False)
     exact = replace(recorded, lo=math.nan, hi=math.nan)
     assert agree(exact, exact, 0.0, is_same_machine=True) and not agree(near, exact, 1e-3, is_same_machine=False)
+
+
+def test_only_commands_that_define_numbers_are_run(small: Claim, tiny_checkpoints: Path) -> None:
+    elsewhere = replace(small.runs[0], name="hub", command="bayesgeom diagnose owner/name", needs=("absent",), numbers={})
+    both = replace(small, runs=(elsewhere, *small.runs))
+    again = reproduce(both)
+    assert set(again.found) == {"kl", "error"} and again.not_run == ("bayesgeom diagnose owner/name",)
+    assert "not run, as the claim reads no number from it: bayesgeom diagnose owner/name" in again.table()
+    with pytest.raises(CheckpointFault, match="claim B1 needs 'absent'"):
+        reproduce(replace(small, runs=(elsewhere,)))  # without any numbers, every command is run
+
+
+def test_a_claim_on_the_installed_model_needs_no_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    claim = load()["L1"]
+    assert [run.name for run in claim.decisive] == ["smollm2"] and len(claim.runs) == 2
+    with pytest.raises(CheckpointFault, match=r"claim L1 needs 'models/smollm2'.*`make real-model`"):
+        reproduce(claim)
+    (tmp_path / "models/smollm2").mkdir(parents=True)
+    check_needs(claim)
 
 
 def test_an_absent_checkpoint_is_refused_with_the_way_to_make_it(tmp_path: Path) -> None:

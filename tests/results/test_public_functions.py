@@ -16,6 +16,8 @@ import pytest
 import xarray as xr
 
 import bayesgeom
+from bayesgeom.claims.claim import Claim
+from bayesgeom.claims.loading import load as load_claims
 from bayesgeom.comparison import cell as cells
 from bayesgeom.core.sites import RESID_PRE
 from bayesgeom.interventions.design import Design
@@ -55,6 +57,7 @@ CALLS: dict[str, Callable[[Path], Result]] = {
     "diff": lambda _: bayesgeom.diff(lively(), lively(n_layers=1), n=5),
     "replicate": lambda folder: bayesgeom.replicate(RECIPE, seeds=2, runs=folder, n=5),
     "em_experiment": lambda _: bayesgeom.em_experiment(seeds=2, steps=3, length=31, every=1),
+    "reproduce": lambda _: bayesgeom.reproduce(measured_shortly()),
 }
 WITHOUT_MODEL = {"em_experiment"}  # it trains its own heads, by seed
 
@@ -63,6 +66,13 @@ def hmm_model(seed: int) -> HookedModel:
     task = HMM(n_states=2, n_symbols=3, length=5)
     sizes = TransformerConfig(d_vocab=task.d_vocab, n_ctx=41, n_layers=1, n_heads=3, d_model=15, d_mlp=7)
     return HookedModel(sizes.build(seed=seed), name=f"hmm-{seed}", task=task)
+
+
+def measured_shortly() -> Claim:
+    """B1 on few sequences of a small checkpoint."""
+    claim = load_claims()["B1"]
+    command = "bayesgeom diagnose mess3-small --probes calibration --n 5 --n-untrained 0"
+    return replace(claim, runs=(replace(claim.runs[0], command=command),))
 
 
 @pytest.fixture(autouse=True)

@@ -103,8 +103,10 @@ def test_meetings_are_counted_and_empty_rows_left_out(rng: np.random.Generator) 
 def test_resampled_agreement_counts_pairs_of_different_points_alone(rng: np.random.Generator) -> None:
     labels, truth = torch.from_numpy(rng.integers(3, size=(CLOUDS, 13))), rng.integers(5, size=13)
     others = torch.nn.functional.one_hot(torch.from_numpy(truth), 5).double()
-    times = torch.from_numpy(rng.integers(0, 4, size=(7, 13))).double()
-    found = resampled_agreement(labels, others, torch.cat([torch.ones(1, 13, dtype=torch.float64), times]))
+    owner = torch.from_numpy(np.sort(rng.integers(11, size=13)))  # some sequences have several points, some none
+    of_sequences = torch.from_numpy(rng.integers(0, 4, size=(7, 11))).double()
+    draws = torch.cat([torch.ones(1, 11, dtype=torch.float64), of_sequences])
+    found, times = resampled_agreement(labels, others, owner, draws), of_sequences[:, owner]
     for cloud in range(CLOUDS):
         assert float(found[0, cloud]) == pytest.approx(adjusted_rand_score(truth, labels[cloud]), abs=1e-12)
         for draw in range(7):
@@ -119,7 +121,7 @@ def test_resampled_agreement_counts_pairs_of_different_points_alone(rng: np.rand
 def test_resampling_labels_that_agree_by_chance_stays_around_chance(rng: np.random.Generator) -> None:
     labels, truth = torch.from_numpy(rng.integers(5, size=(1, 200))), torch.from_numpy(rng.integers(5, size=200))
     times = torch.from_numpy(rng.multinomial(200, np.full(200, 1 / 200), size=300)).double()
-    found = resampled_agreement(labels, torch.nn.functional.one_hot(truth).double(), times)
+    found = resampled_agreement(labels, torch.nn.functional.one_hot(truth).double(), torch.arange(200), times)
     assert abs(float(found.mean())) < 0.01
 
 

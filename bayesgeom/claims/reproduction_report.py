@@ -1,0 +1,190 @@
+"""The report of `reproduce`: a claim's numbers measured again, next to the recorded ones."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, ClassVar, final
+
+import numpy as np
+from jaxtyping import Float
+
+from bayesgeom.claims.claim import Claim, Value, Verdict
+from bayesgeom.core.numbers import number_text
+from bayesgeom.results.estimate import Estimate, Quantity
+from bayesgeom.results.headline import Headline
+from bayesgeom.results.report import Report
+from bayesgeom.results.tables import aligned
+
+if TYPE_CHECKING:
+    from plotly.graph_objects import Figure
+
+RECORDED = "the recorded value"
+_NOTHING = Value(value=math.nan, lo=math.nan, hi=math.nan, baseline=math.nan)
+
+
+@final
+@dataclass(frozen=True, kw_only=True, repr=False)
+class ReproductionReport(Report):
+    """The numbers of a claim measured again, the recorded ones, and both verdicts.
+
+    `agrees` is 1 for a number that agrees with the recorded one, 0 for one that differs, and NaN without a recorded
+    value. `not_run` lists the commands that were left out because no number of the claim is read from them. `output` is
+    the text that the others printed. `hold` is the reason if the verdict does not follow from the numbers.
+    """
+
+    name: ClassVar[str] = "reproduction"
+    counts: ClassVar[str] = "number"
+    title: ClassVar[str] = "Reproduction: do a claim's numbers come out again?"
+    about: ClassVar[str] = (
+        "The commands of the claim were run again, and its numbers were read from their reports. On the type of machine "
+        "on which they were recorded they must agree within the claim's relative tolerance. On another type they may "
+        "lie anywhere in the recorded interval, because rounding differs. The verdict follows from the numbers by the "
+        "criterion of the claim. Agreement shows that the measurement is reproducible, not that the claim is true."
+    )
+
+    claim_id: str
+    claim: str
+    criterion: str
+    numbers: tuple[str, ...]
+    labels: tuple[str, ...]
+    units: tuple[str, ...]
+    reproduced: Annotated[Estimate, Quantity("number", label="reproduced")]
+    recorded: Annotated[Estimate, Quantity("number", label="recorded")]
+    strongest_baseline: Float[np.ndarray, " number"]
+    agrees: Float[np.ndarray, " number"]
+    verdict: str
+    recorded_verdict: str
+    hold: str
+    not_run: tuple[str, ...]
+    output: str
+
+    @property
+    def is_reproduced(self) -> bool:
+        """Whether every recorded number and the verdict were reproduced."""
+        return bool((self.agrees != 0).all()) and self.verdict == self.recorded_verdict
+
+    @property
+    def found(self) -> dict[str, Value]:
+        """The reproduced numbers by name."""
+        ends = self.reproduced.ends
+        rows = zip(self.reproduced.value, *ends, self.strongest_baseline, strict=True)
+        values = (Value(value=float(v), lo=float(lo), hi=float(hi), baseline=float(b)) for v, lo, hi, b in rows)
+        return dict(zip(self.numbers, values, strict=True))
+
+    def conclusion(self) -> str:
+        known = ~np.isnan(self.agrees)
+        if not len(self.numbers):
+            return f"{self.claim_id} defines no numbers yet; its recorded verdict is {self.recorded_verdict}."
+        agreeing = f"{int(self.agrees[known].sum())} of {int(known.sum())} recorded numbers agree"
+        same = "again" if self.verdict == self.recorded_verdict else f"recorded: {self.recorded_verdict}"
+        how = f"{self._ruling()}: claim {self.claim_id} ({self.claim.rstrip('.')})"
+        return f"{how}. {agreeing[0].upper()}{agreeing[1:]}, and the verdict is {self.verdict} ({same})."
+
+    def headlines(self) -> Sequence[Headline]:
+        low, high = self.reproduced.ends
+        return [
+            Headline(
+                metric="reproduced",
+                label=label,
+                value=float(self.reproduced.value[row]),
+                unit=self.units[row],
+                low=float(low[row]),
+                high=float(high[row]),
+                baseline=float(self.recorded.value[row]),
+                baseline_name=RECORDED,
+                ruling=self._ruling() if row == 0 else "",
+            )
+            for row, label in enumerate(self.labels)
+        ]
+
+    def table(self) -> str:
+        """Return recorded and reproduced numbers side by side, then the verdicts and the commands that were not run."""
+        rows = [("number", "recorded", "reproduced", "agrees")]
+        for row, label in enumerate(self.labels):
+            recorded, own = (_text(of, row, self.units[row]) for of in (self.recorded, self.reproduced))
+            rows.append((label, recorded, own, {1.0: "yes", 0.0: "no"}.get(float(self.agrees[row]), "–")))
+        verdicts = f"verdict: recorded {self.recorded_verdict}, reproduced {self.verdict}"
+        reason = [f"on hold: {self.hold}"] if self.hold else []
+        left_out = [f"not run, as the claim reads no number from it: {command}" for command in self.not_run]
+        numbers = aligned(rows) if self.numbers else ["no numbers are defined yet"]
+        return "\n".join([*numbers, "", verdicts, *reason, *left_out])
+
+    def plot(self) -> "Figure":
+        from bayesgeom.charts.forest import add_again
+        from bayesgeom.results.theme import panels
+
+        units = list(dict.fromkeys(self.units)) or [""]
+        titles = tuple(f"in {unit}" if unit else "without unit" for unit in units)
+        figure = panels(f"{self.title} — {self.claim_id}", titles, n_columns=1, row_height=300)
+        for panel, unit in enumerate(units, start=1):
+            rows = [row for row, own in enumerate(self.units) if own == unit]
+            labels = [self.labels[row] for row in rows]
+            add_again(figure, (panel, 1), labels, self.reproduced[rows], self.recorded[rows], unit=unit)
+        return figure
+
+    def _ruling(self) -> str:
+        return "agrees" if self.is_reproduced else "differs"
+
+
+def reproduction_report(
+    claim: Claim,
+    found: Mapping[str, Value],
+    agrees: Mapping[str, bool],
+    *,
+    verdicts: tuple[Verdict, Verdict],
+    not_run: Sequence[str] = (),
+    output: str = "",
+) -> ReproductionReport:
+    """Build the report.
+
+    Args:
+        claim: The claim.
+        found: The reproduced numbers by name.
+        agrees: Whether each number with a recorded value agrees with it.
+        verdicts: The verdict on the reproduced numbers, and the recorded one.
+        not_run: Commands that were not run.
+        output: Text that the commands printed.
+    """
+    recorded = {} if claim.measured is None else claim.measured.numbers
+    names = tuple(found)
+    return ReproductionReport(
+        claim_id=claim.id,
+        claim=claim.claim,
+        criterion=claim.criterion,
+        numbers=names,
+        labels=tuple(claim.numbers[name].label for name in names),
+        units=tuple(claim.numbers[name].unit for name in names),
+        reproduced=_estimate([found[name] for name in names]),
+        recorded=_estimate([recorded.get(name, _NOTHING) for name in names]),
+        strongest_baseline=np.array([found[name].baseline for name in names], dtype=np.float64),
+        agrees=np.array([float(agrees.get(name, math.nan)) for name in names], dtype=np.float64),
+        verdict=str(verdicts[0]),
+        recorded_verdict=str(verdicts[1]),
+        hold="" if claim.hold is None else claim.hold.reason,
+        not_run=tuple(not_run),
+        output=output,
+        n=len(names),
+    )
+
+
+def text(value: Value, unit: str = "") -> str:
+    """Return a number with its interval and unit."""
+    told = short(value.value)
+    if value.lo == value.lo and (value.lo, value.hi) != (value.value, value.value):
+        told += f" [{short(value.lo)}, {short(value.hi)}]"
+    return f"{told} {unit}".strip()
+
+
+def short(number: float) -> str:
+    """Return a number as all tables print it; small ones as a power of ten, because records are compared."""
+    return number_text(number, is_exact=True)
+
+
+def _text(of: Estimate, row: int, unit: str) -> str:
+    value, (low, high) = float(of.value[row]), (float(end[row]) for end in of.ends)
+    return "–" if math.isnan(value) else text(Value(value=value, lo=low, hi=high, baseline=math.nan), unit)
+
+
+def _estimate(values: Sequence[Value]) -> Estimate:
+    value, low, high = (np.array([getattr(own, end) for own in values], dtype=float) for end in ("value", "lo", "hi"))
+    return Estimate.of(value, (low, high))
